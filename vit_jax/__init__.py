@@ -1,0 +1,1 @@
+"""Vision Transformers in JAX: from a config file to a trained, evaluated, restartable model."""

@@ -1,0 +1,374 @@
+"""Configs: a recipe in plain Python, editable as a ConfigDict, frozen into a checked `Run`.
+
+A config file defines `get_config(argument)` and returns `recipe(...)`. Flags edit that ConfigDict, `resolve` checks it.
+Wherever a config makes a choice, it gives a name and arguments: `dict(name="adamw", lr=1e-3)`. The name stands in a
+table, and the keyword-only parameters of the function found there are the schema: which arguments exist, their types,
+ranges and defaults. Positional parameters are what the run itself supplies. So there is no second list of keys to keep.
+"""
+
+import ast
+import collections.abc
+import dataclasses
+import difflib
+import importlib.util
+import inspect
+import json
+import math
+import pathlib
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+import ml_collections
+
+
+class ConfigError(ValueError):
+  """A mistake in a config, a flag or the environment that the user can mend: says what, value, allowed, what to do."""
+
+
+# Types that a signature may use.
+
+
+class Range(NamedTuple):
+  """Closed interval, or open at an end: annotation for numbers, `Annotated[float, Range(0, 1)]`."""
+
+  low: float = -math.inf
+  high: float = math.inf
+  open_low: bool = False
+  open_high: bool = False
+
+  def __contains__(self, value):
+    above = value > self.low if self.open_low else value >= self.low
+    return above and (value < self.high if self.open_high else value <= self.high)
+
+  def __str__(self):
+    return f"{'(' if self.open_low else '['}{self.low}, {self.high}{')' if self.open_high else ']'}"
+
+
+Count = Annotated[int, Range(1, 2**40)]
+Positive = Annotated[float, Range(0, math.inf, open_low=True, open_high=True)]
+NonNegative = Annotated[float, Range(0, math.inf, open_high=True)]
+Fraction = Annotated[float, Range(0, 1)]
+Rate = Annotated[float, Range(0, 1, open_high=True)]  # of dropping: 1 would drop everything
+Pattern = typing.NewType("Pattern", str)  # a regular expression over a whole parameter path
+
+
+class Text(str):
+  """A value as typed in a flag; the schema decides what it is."""
+
+
+class Duration(str):
+  """A length of training: steps ("500", "10k"), epochs ("90ep"), examples ("2Mex") or a share of the run ("5%")."""
+
+  _FORM = re.compile(r"(\d+\.?\d*|\.\d+)([kM]?)(st|ep|ex|%)?")
+
+  def __new__(cls, value):
+    match = cls._FORM.fullmatch(str(value).strip())
+    if isinstance(value, bool) or not match:
+      raise ConfigError(f"{value!r} is not a duration; write steps as 500 or '10k', else '90ep', '2Mex' or '5%'")
+    self = super().__new__(cls, str(value).strip())
+    number, scale, unit = match.groups()
+    self.amount = float(number) * {"": 1, "k": 1_000, "M": 1_000_000}[scale]
+    self.unit = unit or "st"
+    return self
+
+  def steps(self, batch: int, examples: int, total: int | None = None) -> int:
+    """Nearest number of steps of `batch` examples, at least one unless the duration is zero.
+
+    `examples` is the size of one epoch, `total` the steps of the whole run (needed for a percentage).
+    """
+    if self.unit == "%" and total is None:
+      raise ConfigError(f"{self!s} of what? The length of the run itself takes steps, 'ep' or 'ex'")
+    scale = {"st": 1, "ep": examples / batch, "ex": 1 / batch, "%": (total or 0) / 100}[self.unit]
+    return max(round(self.amount * scale), 1) if self.amount else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """A name from a table, and keyword arguments for the function it names."""
+
+  name: str
+  args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+# The run.
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+  """Sizes of the device mesh: batch over `data` and `fsdp`, parameters over `fsdp` and `tensor`; -1 takes the rest."""
+
+  data: Annotated[int, Range(-1, 2**20)] = -1
+  fsdp: Annotated[int, Range(-1, 2**20)] = 1
+  tensor: Annotated[int, Range(-1, 2**20)] = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """Save `every` so often and at the end; keep the newest `keep`, and one at every multiple of `keep_every`."""
+
+  every: Duration = Duration("10%")
+  keep: Count = 2
+  keep_every: Duration | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+  """Write training metrics `every` so often."""
+
+  every: Duration = Duration("2%")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """Everything that decides a training run. Together with the code it determines every bit of the result."""
+
+  model: Choice
+  data: Choice
+  optim: Choice
+  total: Duration
+  batch: Count
+  seed: Annotated[int, Range(0, 2**31 - 1)] = 0
+  task: Choice = Choice("classify")
+  evals: Mapping[str, Choice] = dataclasses.field(default_factory=lambda: {"test": Choice("accuracy")})
+  mesh: Mesh = Mesh()
+  checkpoint: Checkpoint = Checkpoint()
+  log: Log = Log()
+
+
+MAY_CHANGE = ("total", "log")  # what a restart in the same workdir may change
+
+
+def recipe(**fields) -> ml_collections.ConfigDict:
+  """The editable view of a run: what a config file returns. Nothing is checked before `resolve`."""
+  config = ml_collections.ConfigDict(type_safe=False, convert_dict=True)
+  defaults = {f.name: plain(_default(f)) for f in dataclasses.fields(Run) if _default(f) is not dataclasses.MISSING}
+  for name, value in (defaults | fields).items():
+    config[name] = {**defaults[name], **value} if name in ("mesh", "checkpoint", "log") and isinstance(value, dict) else value
+  return config
+
+
+def resolve(config: Mapping) -> Run:
+  """Checked, frozen `Run` of an editable config. Raises ConfigError for unknown keys, wrong types and bad ranges."""
+  return _convert(config, Run, "config")
+
+
+def plain(value):
+  """Dicts, lists and scalars of a Run or a part of it, ready for JSON and for comparison."""
+  match value:
+    case Choice():
+      return {"name": value.name} | {k: plain(v) for k, v in value.args.items()}
+    case _ if dataclasses.is_dataclass(value):
+      return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    case Mapping():
+      return {k: plain(v) for k, v in value.items()}
+    case tuple() | list():
+      return [plain(v) for v in value]
+    case str():
+      return str(value)
+  return value
+
+
+def dumps(run: Run) -> str:
+  """The resolved config as JSON text with sorted keys; its hash names the run."""
+  return json.dumps(plain(run), indent=2, sort_keys=True) + "\n"
+
+
+# Names and arguments, checked against tables and signatures.
+
+
+def nearest(word: str, allowed) -> str:
+  """' Did you mean ...?' or nothing, and what is allowed: the end of every error about a name."""
+  allowed = [str(a) for a in allowed]
+  close = difflib.get_close_matches(str(word), allowed, n=1, cutoff=0.5)
+  some = ", ".join(allowed[:40]) + (f", ... ({len(allowed)} in all)" if len(allowed) > 40 else "")
+  return (f" Did you mean {close[0]!r}?" if close else "") + f" Allowed: {some or 'nothing'}."
+
+
+def lookup(table: Mapping[str, Callable], name: str, where: str) -> Callable:
+  """The function that `name` stands for, or an error with the nearest spelling."""
+  if name not in table:
+    raise ConfigError(f"{where}.name: unknown name {name!r}.{nearest(name, table)}")
+  return table[name]
+
+
+def bind(choice: Choice, functions: tuple[Callable, ...], where: str) -> Choice:
+  """The choice with every argument checked and every default filled in, by the keyword-only parameters of `functions`."""
+  schema = {}
+  for function in functions:
+    hints = typing.get_type_hints(function, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+      if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+        schema[name] = (hints[name], parameter.default)
+  return Choice(choice.name, _fields(choice.args, schema, where, f"{choice.name!r}", inspect.Parameter.empty))
+
+
+def arguments(choice: Choice, function: Callable) -> dict[str, Any]:
+  """The arguments of a bound choice that belong to `function`."""
+  parameters = inspect.signature(function).parameters.values()
+  return {p.name: choice.args[p.name] for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def _fields(given: Mapping, schema: Mapping, where: str, owner: str, no_default) -> dict[str, Any]:
+  """Values of all schema entries, converted; `given` may name nothing else."""
+  for key in given:
+    if key not in schema:
+      raise ConfigError(f"{where}.{key}: unknown key for {owner}, value {given[key]!s}.{nearest(key, schema)}")
+  result = {}
+  for key, (kind, default) in schema.items():
+    if key not in given and default is no_default:
+      raise ConfigError(f"{where}.{key}: missing; {owner} needs it. Add it to the config or as --{where}.{key}=...")
+    result[key] = _convert(given.get(key, default), kind, f"{where}.{key}")
+  return result
+
+
+def _default(field):
+  return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _convert(value, kind, where):
+  """The value as the annotated type `kind`, or a ConfigError that names the place, the value and what is allowed."""
+  origin, args = typing.get_origin(kind), typing.get_args(kind)
+  if origin is Annotated:
+    result = _convert(value, args[0], where)
+    if result is not None and result not in args[1]:
+      raise ConfigError(f"{where}: {result!r} is out of range; allowed: {args[1]}")
+    return result
+  if origin in (types.UnionType, typing.Union):
+    if value is None or (isinstance(value, Text) and value.lower() == "none"):
+      if type(None) in args:
+        return None
+    return _convert(value, next(a for a in args if a is not type(None)), where)
+  if origin is Literal:
+    if value not in args:
+      raise ConfigError(f"{where}: {value!r} is not a choice.{nearest(value, args)}")
+    return str(value) if isinstance(value, str) else value
+  if kind is Choice:
+    return _choice(value, where)
+  if kind is Duration:
+    try:
+      return Duration(value)
+    except ConfigError as error:
+      raise ConfigError(f"{where}: {error}") from None
+  if dataclasses.is_dataclass(kind):
+    return _dataclass(value, kind, where)
+  if origin is collections.abc.Mapping:
+    if not isinstance(value, Mapping | ml_collections.ConfigDict):
+      raise ConfigError(f"{where}: {value!r} is not a set of named entries; write dict(...)")
+    return {str(k): _convert(v, args[1], f"{where}.{k}") for k, v in value.items()}
+  if origin is tuple:
+    return _tuple(_literal(value, where), args, where)
+  return _scalar(value, kind, where)
+
+
+def _choice(value, where):
+  if isinstance(value, Choice):
+    return value
+  if not isinstance(value, Mapping | ml_collections.ConfigDict) or not isinstance(value.get("name"), str):
+    raise ConfigError(f"{where}: {value!s} is not a choice; write dict(name='...', ...), or --{where}.name=...")
+  # Nested choices keep their own form until their table is known.
+  return Choice(str(value["name"]), {k: v for k, v in value.items() if k != "name"})
+
+
+def _dataclass(value, kind, where):
+  if isinstance(value, kind):
+    return value
+  if not isinstance(value, Mapping | ml_collections.ConfigDict):
+    raise ConfigError(f"{where}: {value!r} is not a set of named values; keys: {[f.name for f in dataclasses.fields(kind)]}")
+  hints = typing.get_type_hints(kind, include_extras=True)
+  schema = {f.name: (hints[f.name], _default(f)) for f in dataclasses.fields(kind)}
+  return kind(**_fields(value, schema, where, f"a {kind.__name__}", dataclasses.MISSING))
+
+
+def _tuple(value, args, where):
+  if not isinstance(value, tuple | list):
+    raise ConfigError(f"{where}: {value!r} is not a list of values")
+  if args[-1] is Ellipsis:
+    args = (args[0],) * len(value)
+  if len(args) != len(value):
+    raise ConfigError(f"{where}: {value!r} has {len(value)} values; it takes {len(args)}")
+  return tuple(_convert(v, a, f"{where}[{i}]") for i, (v, a) in enumerate(zip(value, args, strict=True)))
+
+
+def _literal(value, where):
+  if not isinstance(value, Text):
+    return value
+  try:
+    return ast.literal_eval({"true": "True", "false": "False"}.get(value.lower(), str(value)))
+  except (ValueError, SyntaxError):
+    raise ConfigError(f"{where}: cannot read {str(value)!r} as a number or a list") from None
+
+
+def _scalar(value, kind, where):
+  if kind in (str, Pattern) and isinstance(value, str):
+    if kind is Pattern:
+      try:
+        re.compile(value)
+      except re.error as error:
+        raise ConfigError(f"{where}: {str(value)!r} is not a regular expression: {error}") from None
+    return str(value)
+  value = _literal(value, where)
+  fits = {
+      bool: isinstance(value, bool),
+      int: isinstance(value, int) and not isinstance(value, bool),
+      float: isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value),
+  }.get(kind, False)
+  if not fits:
+    raise ConfigError(f"{where}: {value!r} is a {type(value).__name__}; it takes a {getattr(kind, '__name__', kind)}")
+  return kind(value)
+
+
+# From the command line.
+
+_FILE_ERRORS = (ArithmeticError, AttributeError, ImportError, LookupError, NameError, OSError, SyntaxError, TypeError, ValueError)
+
+
+def module(path: str) -> tuple[types.ModuleType, str]:
+  """The module of a config file given as `path` or `path:argument`, and the argument ("" where there is none)."""
+  path, _, argument = path.partition(":")
+  file = pathlib.Path(path)
+  if not file.is_file():
+    raise ConfigError(f"--config: no file {path!r}.{nearest(path, sorted(map(str, file.parent.glob('*.py'))))}")
+  spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
+  if spec is None:
+    raise ConfigError(f"--config: {path!r} is not a Python file")
+  loaded = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(loaded)
+  except _FILE_ERRORS as error:
+    raise ConfigError(f"--config: {path} does not run: {type(error).__name__}: {error}") from error
+  if not callable(getattr(loaded, "get_config", None)):
+    raise ConfigError(f"--config: {path} defines no get_config(); see configs/digits.py")
+  return loaded, argument
+
+
+def load(path: str) -> ml_collections.ConfigDict:
+  """The editable config of a file, `configs/digits.py` or `configs/folder.py:ViT-S/16`."""
+  loaded, argument = module(path)
+  try:
+    config = loaded.get_config(argument) if argument else loaded.get_config()
+  except _FILE_ERRORS as error:
+    raise ConfigError(f"--config: {path}: {type(error).__name__}: {error}") from error
+  if not isinstance(config, ml_collections.ConfigDict):
+    raise ConfigError(f"--config: get_config() of {path} returned a {type(config).__name__}, not recipe(...)")
+  return config
+
+
+def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
+  """Sets `--config.optim.lr=1e-3` (key "optim.lr") in place; the text `default` removes a value that the file gives."""
+  *parents, last = key.split(".")
+  for depth, name in enumerate(parents):
+    part = config.get(name) if name in config else None
+    if not isinstance(part, ml_collections.ConfigDict):
+      place = ".".join(["config", *parents[:depth]])
+      groups = [k for k, v in config.items() if isinstance(v, ml_collections.ConfigDict)]
+      raise ConfigError(f"--config.{key}: {place} has no group {name!r}.{nearest(name, groups)}")
+    config = part
+  if not last:
+    raise ConfigError(f"--config.{key}: the key ends in a dot")
+  if text != "default":
+    config[last] = Text(text)
+  elif last in config:
+    del config[last]
