@@ -10,11 +10,9 @@ import ast
 import collections.abc
 import dataclasses
 import difflib
-import importlib.util
 import inspect
 import json
 import math
-import pathlib
 import re
 import types
 import typing
@@ -72,6 +70,8 @@ class Duration(str):
     number, scale, unit = match.groups()
     self.amount = float(number) * {"": 1, "k": 1_000, "M": 1_000_000}[scale]
     self.unit = unit or "st"
+    if self.amount > 2**53:
+      raise ConfigError(f"{str(value)[:40]} is longer than any run; allowed: up to 2**53 of a unit")
     return self
 
   def steps(self, batch: int, examples: int, total: int | None = None) -> int:
@@ -107,7 +107,7 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """Save `every` so often and at the end; keep the newest `keep`, and one at every multiple of `keep_every`."""
+  """Save `every` so often and at the end; keep the newest `keep`, and those at about every `keep_every`."""
 
   every: Duration = Duration("10%")
   keep: Count = 2
@@ -123,7 +123,7 @@ class Log:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """Everything that decides a training run. Together with the code it determines every bit of the result."""
+  """Everything that decides a training run. With the code and the devices it determines every bit of the result."""
 
   model: Choice
   data: Choice
@@ -146,13 +146,18 @@ def recipe(**fields) -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict(type_safe=False, convert_dict=True)
   defaults = {f.name: plain(_default(f)) for f in dataclasses.fields(Run) if _default(f) is not dataclasses.MISSING}
   for name, value in (defaults | fields).items():
-    config[name] = {**defaults[name], **value} if name in ("mesh", "checkpoint", "log") and isinstance(value, dict) else value
+    config[name] = (
+      {**defaults[name], **value} if name in ("mesh", "checkpoint", "log") and isinstance(value, dict) else value
+    )
   return config
 
 
 def resolve(config: Mapping) -> Run:
   """Checked, frozen `Run` of an editable config. Raises ConfigError for unknown keys, wrong types and bad ranges."""
-  return _convert(config, Run, "config")
+  try:
+    return _convert(config, Run, "config")
+  except ml_collections.config_dict.RequiredValueError as error:
+    raise ConfigError(f"config: a placeholder has no value: {error}") from error
 
 
 def plain(value):
@@ -162,7 +167,7 @@ def plain(value):
       return {"name": value.name} | {k: plain(v) for k, v in value.args.items()}
     case _ if dataclasses.is_dataclass(value):
       return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    case Mapping():
+    case Mapping() | ml_collections.ConfigDict():
       return {k: plain(v) for k, v in value.items()}
     case tuple() | list():
       return [plain(v) for v in value]
@@ -195,7 +200,7 @@ def lookup(table: Mapping[str, Callable], name: str, where: str) -> Callable:
 
 
 def bind(choice: Choice, functions: tuple[Callable, ...], where: str) -> Choice:
-  """The choice with every argument checked and every default filled in, by the keyword-only parameters of `functions`."""
+  """The choice with all arguments checked and all defaults filled in, by the keyword-only parameters of `functions`."""
   schema = {}
   for function in functions:
     hints = typing.get_type_hints(function, include_extras=True)
@@ -215,7 +220,7 @@ def _fields(given: Mapping, schema: Mapping, where: str, owner: str, no_default)
   """Values of all schema entries, converted; `given` may name nothing else."""
   for key in given:
     if key not in schema:
-      raise ConfigError(f"{where}.{key}: unknown key for {owner}, value {given[key]!s}.{nearest(key, schema)}")
+      raise ConfigError(f"{where}.{key}: unknown key for {owner}, value {plain(given[key])!r}.{nearest(key, schema)}")
   result = {}
   for key, (kind, default) in schema.items():
     if key not in given and default is no_default:
@@ -237,9 +242,9 @@ def _convert(value, kind, where):
       raise ConfigError(f"{where}: {result!r} is out of range; allowed: {args[1]}")
     return result
   if origin in (types.UnionType, typing.Union):
-    if value is None or (isinstance(value, Text) and value.lower() == "none"):
-      if type(None) in args:
-        return None
+    said_none = value is None or (isinstance(value, Text) and value.lower() == "none")
+    if said_none and type(None) in args:
+      return None
     return _convert(value, next(a for a in args if a is not type(None)), where)
   if origin is Literal:
     if value not in args:
@@ -267,7 +272,7 @@ def _choice(value, where):
   if isinstance(value, Choice):
     return value
   if not isinstance(value, Mapping | ml_collections.ConfigDict) or not isinstance(value.get("name"), str):
-    raise ConfigError(f"{where}: {value!s} is not a choice; write dict(name='...', ...), or --{where}.name=...")
+    raise ConfigError(f"{where}: {plain(value)!r} is not a choice; write dict(name='...', ...), or --{where}.name=...")
   # Nested choices keep their own form until their table is known.
   return Choice(str(value["name"]), {k: v for k, v in value.items() if k != "name"})
 
@@ -276,7 +281,9 @@ def _dataclass(value, kind, where):
   if isinstance(value, kind):
     return value
   if not isinstance(value, Mapping | ml_collections.ConfigDict):
-    raise ConfigError(f"{where}: {value!r} is not a set of named values; keys: {[f.name for f in dataclasses.fields(kind)]}")
+    raise ConfigError(
+      f"{where}: {value!r} is not a set of named values; keys: {[f.name for f in dataclasses.fields(kind)]}"
+    )
   hints = typing.get_type_hints(kind, include_extras=True)
   schema = {f.name: (hints[f.name], _default(f)) for f in dataclasses.fields(kind)}
   return kind(**_fields(value, schema, where, f"a {kind.__name__}", dataclasses.MISSING))
@@ -297,7 +304,7 @@ def _literal(value, where):
     return value
   try:
     return ast.literal_eval({"true": "True", "false": "False"}.get(value.lower(), str(value)))
-  except (ValueError, SyntaxError):
+  except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
     raise ConfigError(f"{where}: cannot read {str(value)!r} as a number or a list") from None
 
 
@@ -311,64 +318,12 @@ def _scalar(value, kind, where):
     return str(value)
   value = _literal(value, where)
   fits = {
-      bool: isinstance(value, bool),
-      int: isinstance(value, int) and not isinstance(value, bool),
-      float: isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value),
+    bool: isinstance(value, bool),
+    int: isinstance(value, int) and not isinstance(value, bool),
+    float: isinstance(value, int | float) and not isinstance(value, bool),
   }.get(kind, False)
+  if kind is float and fits and not abs(value) < 2**1023:
+    raise ConfigError(f"{where}: {value!r} is not a finite number")
   if not fits:
     raise ConfigError(f"{where}: {value!r} is a {type(value).__name__}; it takes a {getattr(kind, '__name__', kind)}")
   return kind(value)
-
-
-# From the command line.
-
-_FILE_ERRORS = (ArithmeticError, AttributeError, ImportError, LookupError, NameError, OSError, SyntaxError, TypeError, ValueError)
-
-
-def module(path: str) -> tuple[types.ModuleType, str]:
-  """The module of a config file given as `path` or `path:argument`, and the argument ("" where there is none)."""
-  path, _, argument = path.partition(":")
-  file = pathlib.Path(path)
-  if not file.is_file():
-    raise ConfigError(f"--config: no file {path!r}.{nearest(path, sorted(map(str, file.parent.glob('*.py'))))}")
-  spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
-  if spec is None:
-    raise ConfigError(f"--config: {path!r} is not a Python file")
-  loaded = importlib.util.module_from_spec(spec)
-  try:
-    spec.loader.exec_module(loaded)
-  except _FILE_ERRORS as error:
-    raise ConfigError(f"--config: {path} does not run: {type(error).__name__}: {error}") from error
-  if not callable(getattr(loaded, "get_config", None)):
-    raise ConfigError(f"--config: {path} defines no get_config(); see configs/digits.py")
-  return loaded, argument
-
-
-def load(path: str) -> ml_collections.ConfigDict:
-  """The editable config of a file, `configs/digits.py` or `configs/folder.py:ViT-S/16`."""
-  loaded, argument = module(path)
-  try:
-    config = loaded.get_config(argument) if argument else loaded.get_config()
-  except _FILE_ERRORS as error:
-    raise ConfigError(f"--config: {path}: {type(error).__name__}: {error}") from error
-  if not isinstance(config, ml_collections.ConfigDict):
-    raise ConfigError(f"--config: get_config() of {path} returned a {type(config).__name__}, not recipe(...)")
-  return config
-
-
-def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
-  """Sets `--config.optim.lr=1e-3` (key "optim.lr") in place; the text `default` removes a value that the file gives."""
-  *parents, last = key.split(".")
-  for depth, name in enumerate(parents):
-    part = config.get(name) if name in config else None
-    if not isinstance(part, ml_collections.ConfigDict):
-      place = ".".join(["config", *parents[:depth]])
-      groups = [k for k, v in config.items() if isinstance(v, ml_collections.ConfigDict)]
-      raise ConfigError(f"--config.{key}: {place} has no group {name!r}.{nearest(name, groups)}")
-    config = part
-  if not last:
-    raise ConfigError(f"--config.{key}: the key ends in a dot")
-  if text != "default":
-    config[last] = Text(text)
-  elif last in config:
-    del config[last]

@@ -1,0 +1,21 @@
+"""Every test runs on 8 fake CPU devices, with data of its own: nothing is read from or written to the home folder."""
+
+import atexit
+import os
+import shutil
+import tempfile
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder of the process that started them
+  shared = tempfile.mkdtemp(prefix="vit_jax_tests_")
+  atexit.register(shutil.rmtree, shared, ignore_errors=True)
+  os.environ["TFDS_DATA_DIR"] = os.path.join(shared, "data")
+  # A program that several tests or processes run is compiled once.
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(shared, "programs")
+  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
+
+from vit_jax import runtime
+
+runtime.start()  # before any array exists, as every verb does

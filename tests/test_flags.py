@@ -1,0 +1,50 @@
+"""Config files and flags: what is read, and that what is wrong with them is said in one line."""
+
+import pytest
+
+from vit_jax import flags
+from vit_jax.config import ConfigError
+
+
+def test_flags_are_read_in_both_forms():
+  words = ["--config.optim.lr=1e-3", "--config.data.path", "/my photos/a=b", "--config.seed=-1"]
+  assert flags.overrides(words) == {"optim.lr": "1e-3", "data.path": "/my photos/a=b", "seed": "-1"}
+
+
+@pytest.mark.parametrize(
+  ("words", "says"),
+  [(["--workdri=x"], "Did you mean '--workdir'"), (["--config.seed"], "no value"), (["stray"], "unknown flag 'stray'")],
+)
+def test_unknown_flags_are_refused(words, says):
+  with pytest.raises(ConfigError, match=says):
+    flags.overrides(words, ("--config", "--workdir"))
+
+
+@pytest.mark.parametrize(
+  ("body", "says"),
+  [
+    ("def get_config(): return 3", "returned a int"),
+    ("def get_config(): return undefined", "NameError"),
+    ("def get_config(", "SyntaxError"),
+    ("x = 1", "defines no get_config"),
+    ("import nothing_of_that_name", "ModuleNotFoundError"),
+  ],
+)
+def test_a_broken_config_file_is_named(tmp_path, body, says):
+  file = tmp_path / "c.py"
+  file.write_text(body)
+  with pytest.raises(ConfigError, match=says):
+    flags.load(str(file))
+
+
+def test_a_missing_config_file_shows_its_neighbours(tmp_path):
+  (tmp_path / "digits.py").write_text("")
+  with pytest.raises(ConfigError, match=r"no file.*Did you mean '.*digits.py'"):
+    flags.load(str(tmp_path / "digit.py"))
+
+
+def test_a_config_file_gets_its_argument(tmp_path):
+  file = tmp_path / "c.py"
+  file.write_text("from vit_jax.config import recipe\ndef get_config(arg='none'): return recipe(model=dict(name=arg))")
+  assert flags.load(f"{file}:ViT-S/16").model.name == "ViT-S/16"
+  assert flags.load(str(file)).model.name == "none"

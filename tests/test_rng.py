@@ -1,0 +1,23 @@
+"""Random streams: equal for equal names and numbers, different for any other."""
+
+import itertools
+
+import jax
+import numpy as np
+
+from vit_jax import rng
+
+
+def test_streams_follow_from_seed_step_and_name_alone():
+  cases = list(itertools.product((0, 1), (0, 1, 1000), ("dropout", "augment")))
+  keys = [tuple(np.asarray(jax.random.key_data(rng.stream(*case)))) for case in cases]
+  again = [tuple(np.asarray(jax.random.key_data(jax.jit(rng.stream, static_argnums=(0, 2))(*case)))) for case in cases]
+  assert keys == again
+  assert len(set(keys)) == len(cases)
+
+
+def test_generators_follow_from_seed_name_and_numbers_alone():
+  cases = list(itertools.product((0, 1), ("crop", "flip"), (0, 5), (0, 7)))
+  draws = [rng.generator(*case).random() for case in cases]
+  assert draws == [rng.generator(*case).random() for case in cases]
+  assert len(set(draws)) == len(cases)

@@ -1,0 +1,79 @@
+"""Exit codes, the lock, atomic files, and how processes find each other."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from vit_jax import runtime
+from vit_jax.config import ConfigError
+
+
+def test_a_file_is_replaced_at_once(tmp_path):
+  file = tmp_path / "result.json"
+  runtime.write_text(file, "old")
+  runtime.write_text(file, '{"a": 1}')
+  assert runtime.read_json(file) == {"a": 1}
+  assert [f.name for f in tmp_path.iterdir()] == ["result.json"]
+  assert runtime.read_json(tmp_path / "none.json") is None
+  file.write_text('{"a"')
+  with pytest.raises(ConfigError, match="cannot be read as JSON"):
+    runtime.read_json(file)
+
+
+def test_a_claimed_workdir_is_refused_to_another_process_and_free_after_a_kill(tmp_path):
+  program = (
+    "import sys, time, pathlib, jax\njax.config.update('jax_platforms', 'cpu')\nfrom vit_jax import runtime\n"
+    "def verb():\n  with runtime.claim(pathlib.Path(sys.argv[1])):\n    print('mine', flush=True)\n    time.sleep(60)\n"
+    "runtime.main(verb)"
+  )
+  start = [sys.executable, "-c", program, str(tmp_path / "new")]
+  first = subprocess.Popen(start, stdout=subprocess.PIPE, text=True)
+  assert first.stdout.readline() == "mine\n"
+  second = subprocess.run(start, capture_output=True, text=True, timeout=60)
+  assert second.returncode == 2
+  assert f"in use by process {first.pid} on" in second.stderr
+  first.kill()
+  first.wait()
+  with runtime.claim(tmp_path / "new"):
+    assert (tmp_path / "new/lock").read_text().startswith(f"{os.getpid()} on")
+
+
+@pytest.mark.parametrize(
+  ("body", "code", "says"),
+  [
+    ("raise ConfigError('batch: 3')", 2, "error: batch: 3"),
+    ("raise runtime.Stop(44, 'not finite')", 44, "not finite"),
+    ("raise KeyboardInterrupt", 130, "continues"),
+    ("raise ZeroDivisionError", 1, "Traceback"),
+    ("pass", 0, ""),
+  ],
+)
+def test_exit_codes(body, code, says):
+  program = (
+    f"from vit_jax import runtime\nfrom vit_jax.config import ConfigError\ndef verb():\n  {body}\nruntime.main(verb)"
+  )
+  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+  assert done.returncode == code
+  assert says in done.stderr
+  assert ("Traceback" in done.stderr) == (code == 1)
+
+
+@pytest.mark.parametrize("value", ["2", "x", "-1", None])
+def test_half_a_placement_is_refused(monkeypatch, value):
+  monkeypatch.setattr(runtime.jax.distributed, "is_initialized", lambda: False)
+  monkeypatch.setenv("VITJAX_COORDINATOR", "127.0.0.1:1")
+  monkeypatch.setenv("VITJAX_PROCESSES", "2")
+  if value:
+    monkeypatch.setenv("VITJAX_PROCESS", value)
+  with pytest.raises(ConfigError, match="VITJAX_PROCESS"):
+    runtime.start()
+
+
+def test_nothing_is_imported_that_a_run_does_not_use():
+  program = "import json, sys, vit_jax.train, vit_jax.evaluate; print(json.dumps(sorted(sys.modules)))"
+  loaded = json.loads(subprocess.check_output([sys.executable, "-c", program], text=True))
+  assert "jax" in loaded
+  assert not {"tensorflow", "torch", "sklearn", "matplotlib", "tensorflow_datasets"} & set(loaded)
