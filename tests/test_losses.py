@@ -1,0 +1,87 @@
+"""Losses against their definitions in NumPy, float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import losses
+
+
+def softmax(logits, targets):
+  shifted = logits - logits.max(-1, keepdims=True)
+  return -(targets * (shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))).sum(-1)
+
+
+def sigmoid(logits, targets):
+  # -log s(z) = log(1 + exp(-z)), and 1 - s(z) = s(-z).
+  return (targets * np.logaddexp(0, -logits) + (1 - targets) * np.logaddexp(0, logits)).sum(-1)
+
+
+ORACLES = {"softmax": softmax, "sigmoid": sigmoid}
+
+
+def batch(scale=5.0, rows=16, classes=11):
+  rng = np.random.default_rng(0)
+  return scale * rng.standard_normal((rows, classes)), rng.dirichlet(np.ones(classes), rows)
+
+
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_a_loss_equals_its_definition_on_soft_targets(name):
+  logits, targets = batch()
+  loss = losses.LOSSES[name](jnp.asarray(logits, jnp.float32), jnp.asarray(targets, jnp.float32))
+  assert loss.shape == (16,) and loss.dtype == jnp.float32
+  np.testing.assert_allclose(loss, ORACLES[name](logits, targets), rtol=2e-6)
+
+
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_loss_and_gradient_are_finite_at_extreme_logits(name):
+  logits = np.array([[1e4, -1e4, 0], [-1e30, 1e30, 0], [1e30, 0, -1e30]], np.float32)
+  targets = np.eye(3, dtype=np.float32)
+  loss, gradient = jax.vmap(jax.value_and_grad(losses.LOSSES[name]))(logits, targets)
+  assert np.isfinite(gradient).all() and np.abs(gradient).max() <= 1 + 1e-6
+  np.testing.assert_allclose(loss, ORACLES[name](logits.astype(np.float64), targets), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_logits_in_bfloat16_are_widened_before_anything_is_computed(name):
+  logits, targets = batch()
+  short = jnp.asarray(logits, jnp.bfloat16)
+  loss = losses.LOSSES[name](short, jnp.asarray(targets, jnp.bfloat16))
+  assert loss.dtype == jnp.float32
+  exact = ORACLES[name](np.asarray(short, np.float64), np.asarray(jnp.asarray(targets, jnp.bfloat16), np.float64))
+  np.testing.assert_allclose(loss, exact, rtol=2e-6)
+
+
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_the_gradient_is_the_error_of_the_prediction(name):
+  logits, targets = batch()
+  gradient = jax.vmap(jax.grad(losses.LOSSES[name]))(*(jnp.asarray(x, jnp.float32) for x in (logits, targets)))
+  odds = np.exp(logits)
+  predicted = {"softmax": odds / odds.sum(-1, keepdims=True), "sigmoid": odds / (1 + odds)}[name]
+  np.testing.assert_allclose(gradient, predicted - targets, atol=1e-6)
+
+
+@pytest.mark.parametrize(("amount", "classes"), [(0.1, 10), (0.0, 5), (0.3, 2)])
+def test_smoothing_gives_timms_on_and_off_values(amount, classes):
+  smoothed = np.asarray(losses.smooth(losses.one_hot(jnp.array([0, classes - 1]), classes), amount))
+  off, on = amount / classes, 1 - amount + amount / classes
+  np.testing.assert_allclose(smoothed[0], [on] + [off] * (classes - 1), rtol=1e-6)
+  np.testing.assert_allclose(smoothed[1], [off] * (classes - 1) + [on], rtol=1e-6)
+  np.testing.assert_allclose(smoothed.sum(-1), 1, rtol=1e-6)
+
+
+def test_one_hot_of_a_label_outside_is_a_row_of_zeros_and_stays_so():
+  hot = losses.one_hot(jnp.array([2, -1, 3], jnp.int32), 3)
+  assert hot.dtype == jnp.float32
+  np.testing.assert_array_equal(hot, [[0, 0, 1], [0, 0, 0], [0, 0, 0]])
+  np.testing.assert_array_equal(losses.smooth(hot, 0.1)[1:], 0)
+
+
+def test_a_masked_mean_leaves_out_what_is_masked_even_if_it_is_not_a_number():
+  values = jnp.array([1.0, 2.0, jnp.nan, jnp.inf])
+  assert losses.masked_mean(values, jnp.array([1, 1, 0, 0])) == 1.5
+  assert losses.masked_mean(values[:2], jnp.array([3.0, 1.0])) == 1.25
+  assert losses.masked_mean(values, jnp.zeros(4)) == 0
+  gradient = jax.grad(losses.masked_mean)(values, jnp.array([1.0, 1.0, 0.0, 0.0]))
+  np.testing.assert_array_equal(gradient, [0.5, 0.5, 0, 0])

@@ -1,0 +1,43 @@
+"""Losses on soft labels, and means over the rows that count. Everything is computed in float32."""
+
+import jax
+import jax.numpy as jnp
+
+
+def softmax_cross_entropy(logits, targets):
+  """[B, V], [B, V] -> [B]: -sum_v t_v log softmax(z)_v. The targets of a row sum to one."""
+  logits, targets = _float32(logits, targets)
+  return -(targets * jax.nn.log_softmax(logits)).sum(-1)
+
+
+def sigmoid_cross_entropy(logits, targets):
+  """[B, V], [B, V] -> [B]: one binary decision per class, summed: -sum_v t_v log s(z_v) + (1 - t_v) log s(-z_v)."""
+  logits, targets = _float32(logits, targets)
+  return -(targets * jax.nn.log_sigmoid(logits) + (1 - targets) * jax.nn.log_sigmoid(-logits)).sum(-1)
+
+
+def one_hot(labels, classes):
+  """[B] -> [B, V]. A label outside of 0 ... V - 1 gives a row of zeros."""
+  return jax.nn.one_hot(labels, classes, dtype=jnp.float32)
+
+
+def smooth(targets, amount):
+  """[B, V] -> [B, V]: a share `amount` of every row's mass is spread evenly over all classes, its own included.
+
+  So a hard label becomes 1 - a + a / V, and the others a / V (Szegedy et al. 2016; the same in timm).
+  """
+  (targets,) = _float32(targets)
+  return (1 - amount) * targets + amount / targets.shape[-1] * targets.sum(-1, keepdims=True)
+
+
+def masked_mean(values, mask):
+  """[B], [B] -> []: mean weighted by the mask; zero where the mask is. A masked value may be anything, NaN included."""
+  values, mask = _float32(values, mask)
+  return jnp.where(mask > 0, values * mask, 0).sum() / jnp.maximum(mask.sum(), jnp.finfo(jnp.float32).tiny)
+
+
+def _float32(*arrays):
+  return tuple(jnp.asarray(array, jnp.float32) for array in arrays)
+
+
+LOSSES = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}

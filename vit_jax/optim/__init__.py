@@ -1,0 +1,216 @@
+"""Optimizers and schedules: an update rule by name, and around it clipping, decay, frozen parts and layer-wise rates.
+
+`RULES` and `schedules.SCHEDULES` are the choices; their keyword-only parameters and those of `optimizer` are the config
+schema. Parts of the network are named by patterns on whole parameter paths (see `trees`); a pattern without effect is
+an error.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from vit_jax import config, trees
+from vit_jax.config import Choice, ConfigError, Count, Duration, NonNegative, Pattern, Positive, Range, Rate
+from vit_jax.optim import schedules
+
+Precision = Literal["float32", "bfloat16"]
+
+
+def bind(choice: Choice, where: str = "config.optim") -> Choice:
+  """The choice with all arguments of its rule, of `optimizer` and of its schedule checked, or filled in."""
+  bound = config.bind(choice, (config.lookup(RULES, choice.name, where), optimizer), where)
+  schedule = bound.args["schedule"]
+  shape = config.lookup(schedules.SCHEDULES, schedule.name, f"{where}.schedule")
+  return Choice(bound.name, {**bound.args, "schedule": config.bind(schedule, (shape,), f"{where}.schedule")})
+
+
+def create(choice: Choice, params, total: int, steps: Callable[[Duration], int]):
+  """The `optimizer` of a bound choice for parameters (arrays or shapes) and a run of `total` steps."""
+  rule = RULES[choice.name]
+  return optimizer(rule(**config.arguments(choice, rule)), params, total, steps, **config.arguments(choice, optimizer))
+
+
+def optimizer(
+  rule: optax.GradientTransformation,
+  params,
+  total: int,
+  steps: Callable[[Duration], int],
+  *,
+  lr: Positive,
+  schedule: Choice = Choice("cosine"),
+  warmup: Duration = Duration("0"),
+  weight_decay: NonNegative = 0.0,
+  decay: Literal["adamw", "decoupled"] = "adamw",
+  decay_on: tuple[tuple[Pattern, NonNegative], ...] = ((".*kernel", 1.0),),
+  frozen: tuple[Pattern, ...] = (),
+  lr_multipliers: tuple[tuple[Pattern, NonNegative], ...] = (),
+  layer_decay: Annotated[float, Range(0, 1, open_low=True)] | None = None,
+  clip: Positive | None = None,
+  ema: Rate | None = None,
+  accumulate: Count = 1,
+) -> tuple[optax.GradientTransformation, schedules.Schedule]:
+  """The whole transformation of gradients to updates, and the schedule (step -> learning rate) to log beside it.
+
+  With u what the rule makes of the clipped gradient, p the parameter, r(t) the schedule, m the multiplier of its path:
+
+    adamw:     update = -r(t) m (u + weight_decay p)          (torch; Loshchilov & Hutter 2019 with the rate inside)
+    decoupled: update = -r(t) m u - r(t) / lr weight_decay p  (big_vision: here decay is independent of lr)
+
+  `decay_on` and `lr_multipliers` are pairs of pattern and multiplier: the first that matches a whole path counts; what
+  none matches has 0 and 1. `layer_decay` multiplies the rates by layer_decay ** (layers above). Frozen parameters have
+  no state, update zero, and no part in the norm that `clip` limits. `ema` and `accumulate` are the train step's.
+  """
+  del ema, accumulate
+  rate = schedules.create(schedule, lr, total, steps(warmup), steps)
+  paths = trees.flatten(params)
+  scales = _by_pattern("lr_multipliers", lr_multipliers, paths, 1.0)
+  if layer_decay is not None:
+    depth = _layer_decay(layer_decay, paths)
+    scales = {path: scale * depth[path] for path, scale in scales.items()}
+  decays = {}
+  if weight_decay:
+    decays = {k: weight_decay * v for k, v in _by_pattern("decay_on", decay_on, paths, 0.0).items() if v}
+
+  clipping = [optax.clip_by_global_norm(clip)] if clip is not None else []
+  if decay == "adamw":
+    after = [_add_decayed(decays), _scale(scales), optax.scale_by_schedule(lambda step: -rate(step))]
+  else:
+    scales = {path: lr * scale for path, scale in scales.items()}
+    after = [_scale(scales), _add_decayed(decays), optax.scale_by_schedule(lambda step: -rate(step) / lr)]
+  chain = optax.chain(*clipping, rule, *after)
+
+  if not frozen:
+    return chain, rate
+  held = frozen_paths(frozen, params)
+  labels = trees.map_named(lambda path, _: "frozen" if path in held else "trained", params)
+  return optax.partition({"trained": chain, "frozen": optax.set_to_zero()}, labels), rate
+
+
+def frozen_paths(frozen: Sequence[str], params) -> frozenset[str]:
+  """The parameters that the patterns hold."""
+  paths = trees.flatten(params)
+  held = _by_pattern("frozen", [(pattern, True) for pattern in frozen], paths, False)
+  if all(held.values()):
+    raise ConfigError(f"config.optim.frozen: {frozen} matches every parameter; nothing is left to train")
+  return frozenset(path for path in paths if held[path])
+
+
+# Update rules: gradients to directions, without learning rate.
+
+
+def adamw(*, b1: Rate = 0.9, b2: Rate = 0.999, eps: Positive = 1e-8, mu_dtype: Precision = "float32"):
+  """Adam (Kingma & Ba 2015); the W is `weight_decay`. `mu_dtype` stores the first moment."""
+  return optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
+
+
+def sgd(*, momentum: Rate = 0.9, nesterov: bool = False, accumulator_dtype: Precision = "float32"):
+  """Stochastic gradient descent: v = momentum v + g, direction v, or g + momentum v (Nesterov)."""
+  return optax.trace(momentum, nesterov, accumulator_dtype) if momentum else optax.identity()
+
+
+def adafactor(
+  *,
+  b2_exponent: Positive = 0.8,
+  b2_cap: Rate = 0.999,
+  momentum: Rate = 0.9,
+  momentum_dtype: Precision = "bfloat16",
+  factored_from: Count = 32,
+  clipping: Positive | None = None,
+):
+  """Adafactor as ViT-G's (Zhai et al. 2022, section 3.4), so without rescaling by the size of the parameters.
+
+  Second moments decay by min(b2_cap, 1 - t ** -b2_exponent), t = 1, 2, ..., and are factored over the two largest axes
+  where both have at least `factored_from` entries. Then each array is limited to the root mean square `clipping`, then
+  averaged: momentum m + (1 - momentum) u, without bias correction.
+  """
+  return optax.chain(
+    optax.scale_by_factored_rms(
+      decay_rate=b2_exponent,
+      min_dim_size_to_factor=factored_from,
+      decay_rate_fn=lambda step, exponent: jnp.minimum(b2_cap, 1 - (step + 1.0) ** -exponent),
+    ),
+    *([optax.clip_by_block_rms(clipping)] if clipping is not None else []),
+    *([optax.ema(momentum, debias=False, accumulator_dtype=momentum_dtype)] if momentum else []),
+  )
+
+
+def lion(*, b1: Rate = 0.9, b2: Rate = 0.99, mu_dtype: Precision = "float32"):
+  """Lion (Chen et al. 2023): the sign of b1 m + (1 - b1) g; then m = b2 m + (1 - b2) g. Wants 3-10 times smaller lr."""
+  return optax.scale_by_lion(b1, b2, mu_dtype=mu_dtype)
+
+
+RULES = {"adamw": adamw, "sgd": sgd, "adafactor": adafactor, "lion": lion}
+
+
+# Multipliers by path.
+
+
+def _by_pattern(key: str, rows: Sequence[tuple[str, object]], paths, default) -> dict[str, object]:
+  """Value of every path by its first matching pattern. Every pattern must be the first for some path."""
+  patterns = [pattern for pattern, _ in rows]
+  first = {path: trees.first_match(patterns, path) for path in paths}
+  for i, pattern in enumerate(patterns):
+    if i in first.values():
+      continue
+    if any(re.fullmatch(pattern, path) for path in paths):
+      raise ConfigError(
+        f"config.optim.{key}[{i}]: {pattern!r} has no effect: earlier patterns take all that it matches; put it first"
+      )
+    raise ConfigError(
+      f"config.optim.{key}[{i}]: {pattern!r} matches no parameter. A pattern is a regular expression for the whole "
+      f"path; nearest: {', '.join(trees.nearest(pattern, paths))}"
+    )
+  return {path: default if i is None else rows[i][1] for path, i in first.items()}
+
+
+def _scale(scales):
+  """Updates times the multiplier of their path: a number, or one for each layer of a stack."""
+  # By path, not by a tree of numbers: frozen parts are missing in the tree that arrives here.
+  scales = {path: scale for path, scale in scales.items() if np.any(scale != 1)}
+  return optax.stateless(
+    lambda updates, _: trees.map_named(lambda path, u: u * scales[path] if path in scales else u, updates)
+  )
+
+
+def _add_decayed(decays):
+  """Updates plus the decay of their path times the parameter."""
+  return optax.stateless(
+    lambda updates, params: trees.map_named(
+      lambda path, u, p: u + decays[path] * p if path in decays else u, updates, params
+    )
+  )
+
+
+# Names of what the input passes on its way to the blocks, and after them.
+_BEFORE = re.compile(r"(embedding|position|cls)(/.*)?")
+_AFTER = re.compile(r"(norm|pool|pre_logits|head)(/.*)?")
+_BLOCK = re.compile(r"blocks/(?:(\d+)/)?.*")
+
+
+def _layer_decay(decay, paths) -> dict[str, float | np.ndarray]:
+  """decay ** (layers above): 1 for the head, decay for the last of L blocks, decay ** (L + 1) for the embedding."""
+  blocks = {path: match[1] for path in paths if (match := _BLOCK.fullmatch(path))}
+  if not blocks:
+    raise ConfigError("config.optim.layer_decay: this model has no 'blocks/...' to count; use lr_multipliers")
+  layers = max(paths[path].shape[0] if index is None else int(index) + 1 for path, index in blocks.items())
+
+  def scale(path):
+    if path in blocks:
+      if blocks[path] is not None:
+        return decay ** (layers - int(blocks[path]))
+      # Scanned: one array holds all layers, along its first axis.
+      below = np.arange(layers, dtype=np.float32).reshape(-1, *[1] * (len(paths[path].shape) - 1))
+      return np.float32(decay) ** (layers - below)
+    if _BEFORE.fullmatch(path):
+      return decay ** (layers + 1)
+    if _AFTER.fullmatch(path):
+      return 1.0
+    raise ConfigError(
+      f"config.optim.layer_decay: cannot tell whether {path!r} comes before the blocks or after; use lr_multipliers"
+    )
+
+  return {path: scale(path) for path in paths}
