@@ -1,0 +1,59 @@
+"""Small models with noise in every parameter: zero-initialised parts count, and nothing is compiled to initialise."""
+
+import jax
+import numpy as np
+from flax import nnx
+
+from vit_jax import models
+
+SIZE = {"image_size": 16, "classes": 5, "width": 16, "depth": 3, "heads": 2, "hidden": 24}
+
+
+def filled(module, seed=0, std=0.3):
+  """The module, given by its shapes, with normal parameters; the scales of norms are around 1."""
+  rng = np.random.default_rng(seed)
+  graph, state = nnx.split(module)
+  values = []
+  for path, variable in nnx.to_flat_state(state):
+    value = std * rng.standard_normal(variable.shape) + (path[-1] == "scale")
+    values.append((path, variable.replace(jax.numpy.asarray(value, np.float32))))
+  return nnx.merge(graph, nnx.from_flat_state(values))
+
+
+def layer(build, seed=0, std=0.3):
+  """The module that `build(rngs)` makes, filled."""
+  return filled(nnx.eval_shape(lambda: build(nnx.Rngs(0))), seed, std)
+
+
+def model(name="ViT-S/4", seed=0, **arguments):
+  """A filled model of a few thousand parameters."""
+  return filled(nnx.eval_shape(lambda: models.create(name, **(SIZE | arguments))), seed)
+
+
+def images(size=16, batch=3, seed=0):
+  return np.random.default_rng(seed).standard_normal((batch, size, size, 3), dtype=np.float32)
+
+
+def compiled(module):
+  """The module as a compiled function of its arguments."""
+  graph, params = nnx.split(module)
+  function = jax.jit(lambda params, *arguments: nnx.merge(graph, params)(*arguments))
+  return lambda *arguments: np.asarray(function(params, *arguments))
+
+
+def run(module, *arguments):
+  """One compiled call."""
+  return compiled(module)(*arguments)
+
+
+def stacked(unrolled, scanned):
+  """The model `scanned` with the parameters of `unrolled`."""
+  layers = {}
+  flat = dict(nnx.to_flat_state(nnx.state(unrolled)))
+  for path in flat:
+    if path[0] == "blocks":
+      layers.setdefault(path[2:], []).append(flat[path])
+  values = [(path, variable) for path, variable in flat.items() if path[0] != "blocks"]
+  for path, variables in layers.items():
+    values.append((("blocks", *path), variables[0].replace(np.stack([v[...] for v in variables]))))
+  return nnx.merge(nnx.graphdef(scanned), nnx.from_flat_state(values))

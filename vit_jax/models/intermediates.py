@@ -1,0 +1,128 @@
+"""Intermediates by name: the model announces them with `record`, whoever wants some of them wraps a call in `capture`.
+
+`record` also gives the value its name for rematerialisation policies, so one name serves both. Inside a stack of layers
+names are local ("attention/weights"); outside they are "blocks/3/attention/weights", scanned or not.
+"""
+
+import contextlib
+import contextvars
+import re
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.extend.core
+from jax.ad_checkpoint import checkpoint_name
+
+from vit_jax import config
+
+
+class Recorder:
+  """Collects the values whose names are wanted, and all names."""
+
+  def __init__(self, wanted: Callable[[str], bool]):
+    self.wanted, self.names, self.values = wanted, [], {}
+    self.trace = jax.extend.core.get_opaque_trace_state()
+
+  def add(self, name, x):
+    if name in self.names:
+      raise config.ConfigError(f"capture: {name!r} is recorded twice; capture a function that calls the model once")
+    # A value from an inner jit, grad or vmap would leak out of it; JAX itself notices much later, with a riddle.
+    if self.trace != jax.extend.core.get_opaque_trace_state():
+      raise config.ConfigError(
+        f"capture: {name!r} is computed inside a jit, grad or vmap inside the captured function; "
+        "apply the transformation outside: jax.jit(capture(function, ...))"
+      )
+    self.names.append(name)
+    if self.wanted(name):
+      self.values[name] = x
+
+
+_recorder: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar("recorder", default=None)
+
+
+def record(name: str, x: jax.Array) -> jax.Array:
+  """The value itself, announced under `name` to captures and to rematerialisation policies."""
+  x = checkpoint_name(x, name)
+  if recorder := _recorder.get():
+    recorder.add(name, x)
+  return x
+
+
+@contextlib.contextmanager
+def _recording(recorder):
+  token = _recorder.set(recorder)
+  try:
+    yield recorder
+  finally:
+    _recorder.reset(token)
+
+
+@contextlib.contextmanager
+def layer(prefixes: Iterable[str]):
+  """Recorder of one layer's local names, which are wanted if any prefix makes them so.
+
+  The caller returns its `values` out of the scan or checkpoint that runs the layer, and hands them to `publish`.
+  """
+  outer = _recorder.get()
+  if outer is None:
+    yield Recorder(lambda name: False)
+    return
+  prefixes = tuple(prefixes)
+  with _recording(Recorder(lambda name: any(outer.wanted(prefix + name) for prefix in prefixes))) as recorder:
+    yield recorder
+
+
+def publish(prefix: str, names: Iterable[str], values: dict[str, jax.Array]) -> None:
+  """Announces what a `layer` recorded, under global names."""
+  if recorder := _recorder.get():
+    for name in names:
+      recorder.add(prefix + name, values.get(name))
+
+
+@contextlib.contextmanager
+def scope(prefix: str):
+  """Puts `prefix` in front of every name recorded inside."""
+  with layer([prefix]) as recorder:
+    yield
+  publish(prefix, recorder.names, recorder.values)
+
+
+def capture(function: Callable, *patterns: str) -> Callable:
+  """`function`, returning (output, {name: value}) for the intermediates whose whole name matches a pattern.
+
+  A pattern is a regular expression or a glob, whose * stays between slashes: "blocks/*/attention/weights".
+  The function is a model or anything that calls one model once; transformations go outside, jax.jit(capture(...)).
+  Raises ConfigError for a pattern that matches nothing.
+  """
+  expressions = {pattern: [_glob(pattern), *_regular(pattern)] for pattern in patterns}
+
+  def matches(pattern, name):
+    return any(expression.fullmatch(name) for expression in expressions[pattern])
+
+  def captured(*args, **kwargs):
+    with _recording(Recorder(lambda name: any(matches(p, name) for p in patterns))) as recorder:
+      output = function(*args, **kwargs)
+    if not recorder.names:
+      raise config.ConfigError(
+        "capture: the function announced no intermediates; if it is compiled already, "
+        "write jax.jit(capture(function, ...))"
+      )
+    for pattern in patterns:
+      if not any(matches(pattern, name) for name in recorder.names):
+        raise config.ConfigError(
+          f"capture: no intermediate is called {pattern!r}.{config.nearest(pattern, recorder.names)}"
+        )
+    return output, recorder.values
+
+  return captured
+
+
+def _glob(pattern):
+  return re.compile(re.escape(pattern).replace(r"\*", "[^/]*"))
+
+
+def _regular(pattern):
+  try:
+    return [re.compile(pattern)]
+  except re.error:  # only a glob, such as "*/weights"
+    return []

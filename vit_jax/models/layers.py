@@ -1,0 +1,310 @@
+"""Parts that every Vision Transformer is made of: functions without parameters, then modules.
+
+Parameters are float32; `dtype` is what is computed in. A random key of None means evaluation: nothing is dropped.
+"""
+
+import functools
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from flax import nnx
+
+from vit_jax.models.intermediates import record
+
+GELU = {"tanh": True, "erf": False}  # name -> is approximate
+xavier = nnx.initializers.xavier_uniform()
+zeros = nnx.initializers.zeros_init()
+
+# Rows shared by the tables of all families: whole parameter path -> mesh axis of each dimension.
+SHARDING = (
+  (r".*attention/(query|key|value)/kernel", ("fsdp", "tensor", None)),
+  (r".*attention/(query|key|value)/bias", ("tensor", None)),
+  (r".*attention/out/kernel", ("tensor", None, "fsdp")),
+  (r".*attention/offsets", (None, None)),
+  (r".*mlp/up/kernel", ("fsdp", "tensor")),
+  (r".*mlp/up/bias", ("tensor",)),
+  (r".*mlp/down/kernel", ("tensor", "fsdp")),
+  (r".*(attention/out|mlp/down)/bias", (None,)),
+  (r".*norm[12]?/(scale|bias)", (None,)),
+  (r".*layer_scale[12]", (None,)),
+  (r"cls|pool/probe", (None,)),
+  (r"position/(table|rows|columns)", (None, None)),
+  (r"pool/score/kernel", (None, None)),
+  (r"(pool/score|pre_logits|head)/bias", (None,)),
+  (r"(pre_logits|head)/kernel", ("fsdp", None)),
+)
+
+
+def conv(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+  """Convolution [B, H, W, C] -> [B, H', W', D] with symmetric zero padding; kernel [P, P, C, D]."""
+  # XLA's CPU convolutions are slow in the backward pass, and 8 times slower still inside a loop.
+  return jax.lax.platform_dependent(
+    x,
+    kernel,
+    cpu=functools.partial(_conv_as_product, stride=stride, padding=padding),
+    default=functools.partial(_conv, stride=stride, padding=padding),
+  )
+
+
+def _conv(x, kernel, *, stride, padding):
+  return jax.lax.conv_general_dilated(
+    x, kernel, (stride, stride), [(padding, padding)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
+  )
+
+
+def _conv_as_product(x, kernel, *, stride, padding):
+  """The same as one matrix product of shifted copies of the image, side by side, with the flattened kernel."""
+  size = kernel.shape[0]
+  x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+  rows, columns = ((side - size) // stride + 1 for side in x.shape[1:3])
+  shifted = [
+    x[:, i : i + stride * (rows - 1) + 1 : stride, j : j + stride * (columns - 1) + 1 : stride]
+    for i in range(size)
+    for j in range(size)
+  ]
+  patches = jnp.concatenate(shifted, -1)
+  product = rearrange(patches, "b h w p -> (b h w) p") @ rearrange(kernel, "i j c d -> (i j c) d")
+  return product.reshape(*patches.shape[:3], -1)
+
+
+@jax.custom_vjp
+def max_pool(x: jax.Array) -> jax.Array:
+  """Maximum over 3x3 with stride 2, [B, H, W, C] -> [B, ceil(H/2), ceil(W/2), C]; the border is -infinity.
+
+  The gradient goes to the first maximum of a window in row-major order, as in PyTorch. XLA's own backward pass
+  (select-and-scatter) takes over a third of a CCT's step on a CPU; this one takes a few additions of shifted arrays.
+  """
+  border = ((0, 0), (1, 1), (1, 1), (0, 0))
+  return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), border)
+
+
+def _max_pool_forward(x):
+  _, height, width, _ = x.shape
+  rows, columns = (height + 1) // 2, (width + 1) // 2
+  x = jnp.pad(x, ((0, 0), (1, 1 + height % 2), (1, 1 + width % 2), (0, 0)), constant_values=-jnp.inf)
+  views = [x[:, i : i + 2 * rows : 2, j : j + 2 * columns : 2] for i in range(3) for j in range(3)]
+  best, place = views[0], jnp.zeros(views[0].shape, jnp.uint8)
+  for i, view in enumerate(views[1:], 1):
+    place = jnp.where(view > best, jnp.uint8(i), place)
+    best = jnp.maximum(best, view)
+  size = jnp.zeros((0, height, width))  # an empty array brings the static shape to the backward pass
+  return best, (place, size)
+
+
+def _max_pool_backward(saved, gradient):
+  place, (height, width) = saved[0], saved[1].shape[1:]
+  rows, columns = place.shape[1:3]
+  after = ((0, 0), (0, 1), (0, 1), (0, 0))
+  place, gradient = jnp.pad(place, after, constant_values=9), jnp.pad(gradient, after)
+
+  def share(i, j, down=0, right=0):
+    """Gradient of the windows `down`, `right` of here whose maximum stands at their row i, column j."""
+    part = (slice(None), slice(down, down + rows), slice(right, right + columns))
+    return jnp.where(place[part] == 3 * i + j, gradient[part], 0)
+
+  # A pixel lies in one window, two or four, by the parity of its row and column; window and image start one apart.
+  even_even = share(1, 1)
+  even_odd = share(1, 2) + share(1, 0, right=1)
+  odd_even = share(2, 1) + share(0, 1, down=1)
+  odd_odd = share(2, 2) + share(2, 0, right=1) + share(0, 2, down=1) + share(0, 0, down=1, right=1)
+  # Interleaved by stacking on the axes where they end up: XLA's CPU then needs no transposition.
+  pixels = jnp.stack([jnp.stack([even_even, even_odd], 3), jnp.stack([odd_even, odd_odd], 3)], 2)
+  return (rearrange(pixels, "b h i w j c -> b (h i) (w j) c")[:, :height, :width],)
+
+
+max_pool.defvjp(_max_pool_forward, _max_pool_backward)
+
+
+def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+  """Zeroes each element with probability `rate`, to 1/65536, and scales the others to keep the mean."""
+  keep = max(round((1 - rate) * 65536), 1)
+  if key is None or keep == 65536:
+    return x
+  # Drawing is what dropout costs: 16 bits an element, two from each word, last axis first so that batches stay split.
+  words = jax.random.bits(key, (*x.shape[:-1], (x.shape[-1] + 1) // 2), jnp.uint32)
+  bits = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
+  return jnp.where(bits < keep, x * (65536 / keep), 0)
+
+
+def drop_path(x: jax.Array, rate, key: jax.Array | None) -> jax.Array:
+  """Stochastic depth: as `dropout`, but whole examples [B, ...]; `rate` may be traced (Huang et al. 2016)."""
+  if key is None or (not isinstance(rate, jax.Array) and rate == 0):
+    return x
+  keep = 1 - rate
+  mask = jax.random.bernoulli(key, keep, (x.shape[0],) + (1,) * (x.ndim - 1))
+  return x * (mask / keep).astype(x.dtype)
+
+
+def fold(key: jax.Array | None, number: int) -> jax.Array | None:
+  """Key number `number` derived from `key`; None stays None."""
+  return None if key is None else jax.random.fold_in(key, number)
+
+
+class Linear(nnx.Module):
+  """[..., *inputs] -> [..., *outputs]; the initialiser sees the kernel as a matrix.
+
+  `softmax` says that the output feeds a softmax which a bias shifts as a whole. The bias then changes nothing, and the
+  rounding noise that would be its gradient, which Adam scales up to full steps, is cut off.
+  """
+
+  def __init__(self, inputs, outputs, *, bias=True, softmax=False, kernel_init=xavier, bias_init=zeros, dtype, rngs):
+    self.dtype, self.rank, self.softmax = dtype, len(inputs), softmax
+    kernel = kernel_init(rngs.params(), (math.prod(inputs), math.prod(outputs)), jnp.float32)
+    self.kernel = nnx.Param(kernel.reshape(*inputs, *outputs))
+    self.bias = nnx.Param(bias_init(rngs.params(), tuple(outputs), jnp.float32)) if bias else None
+
+  def __call__(self, x):
+    y = jnp.tensordot(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.rank)
+    if self.bias is None:
+      return y
+    bias = self.bias[...].astype(self.dtype)
+    return y + (jax.lax.stop_gradient(bias) if self.softmax else bias)
+
+
+class Conv(nnx.Module):
+  """[B, H, W, C] -> [B, H', W', D], symmetric padding."""
+
+  def __init__(self, channels, width, size, stride, padding, *, bias, kernel_init, bias_init=zeros, dtype, rngs):
+    self.stride, self.padding, self.dtype = stride, padding, dtype
+    self.kernel = nnx.Param(kernel_init(rngs.params(), (size, size, channels, width), jnp.float32))
+    self.bias = nnx.Param(bias_init(rngs.params(), (width,), jnp.float32)) if bias else None
+
+  def __call__(self, x):
+    y = conv(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.stride, self.padding)
+    return y if self.bias is None else y + self.bias[...].astype(self.dtype)
+
+
+class LayerNorm(nnx.Module):
+  """Normalises the last axis with the biased variance; statistics in float32 whatever `dtype` is."""
+
+  def __init__(self, width, *, eps, dtype):
+    self.eps, self.dtype = eps, dtype
+    self.scale = nnx.Param(jnp.ones(width, jnp.float32))
+    self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
+
+  def __call__(self, x):
+    x = x.astype(jnp.float32)
+    x = x - x.mean(-1, keepdims=True)
+    x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
+    return (x * self.scale[...] + self.bias[...]).astype(self.dtype)
+
+
+class Attention(nnx.Module):
+  """[B, M, D], [B, N, D] -> [B, M, D]: multi-head attention of the first to the second, by default to itself.
+
+  out(softmax((q k^T + q r^T) / sqrt(K)) v). With `relative` = N the r are learned vectors of the offsets between
+  query and key (Shaw et al. 2018), one set for all heads; row j is the offset p_q - p_k = N - 1 - j.
+  """
+
+  def __init__(
+    self, width, heads, *, dropout=0.0, bias=True, kernel_init=xavier, relative: int | None = None, dtype, rngs
+  ):
+    size = width // heads
+    linear = {"kernel_init": kernel_init, "dtype": dtype, "rngs": rngs}
+    self.query = Linear((width,), (heads, size), bias=bias, **linear)
+    self.key = Linear((width,), (heads, size), bias=bias, softmax=True, **linear)
+    self.value = Linear((width,), (heads, size), bias=bias, **linear)
+    self.out = Linear((heads, size), (width,), **linear)
+    draw = nnx.initializers.normal(0.02)
+    self.offsets = nnx.Param(draw(rngs.params(), (2 * relative - 1, size), jnp.float32)) if relative else None
+    self.dropout, self.scale = dropout, size**-0.5
+
+  def __call__(self, x, memory=None, key=None):
+    memory = x if memory is None else memory
+    query = record("attention/query", self.query(x)) * self.scale
+    keys = record("attention/key", self.key(memory))
+    values = record("attention/value", self.value(memory))
+    logits = jnp.einsum("bqhk,bnhk->bhqn", query, keys)
+    if self.offsets is not None:
+      logits = logits + relative_logits(query, self.offsets[...].astype(query.dtype))
+    logits = record("attention/logits", logits)
+    weights = record("attention/weights", jax.nn.softmax(logits, axis=-1))
+    context = jnp.einsum("bhqn,bnhk->bqhk", dropout(weights, self.dropout, key), values)
+    return record("attention/out", self.out(record("attention/context", context)))
+
+
+def relative_logits(query: jax.Array, offsets: jax.Array) -> jax.Array:
+  """[B, N, H, K], [2N-1, K] -> [B, H, N, N]: query p times the vector of its offset to key n, row N - 1 - p + n."""
+  n = query.shape[1]
+  scores = jnp.einsum("bqhk,ok->bhqo", query, offsets)
+  # Row p must move left by p. One column of padding, read with one column less per row, does just that.
+  flat = jnp.pad(scores, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(*scores.shape[:2], 2 * n * n)
+  return flat[..., : n * (2 * n - 1)].reshape(*scores.shape[:2], n, 2 * n - 1)[..., n - 1 :]
+
+
+class Mlp(nnx.Module):
+  """[..., D] -> [..., D] through GELU of width F."""
+
+  def __init__(
+    self, width, hidden, *, dropout=0.0, gelu: Literal["tanh", "erf"], kernel_init=xavier, bias_init=zeros, dtype, rngs
+  ):
+    linear = {"kernel_init": kernel_init, "bias_init": bias_init, "dtype": dtype, "rngs": rngs}
+    self.up = Linear((width,), (hidden,), **linear)
+    self.down = Linear((hidden,), (width,), **linear)
+    self.gelu, self.dropout = gelu, dropout
+
+  def __call__(self, x, key=None):
+    x = jax.nn.gelu(record("mlp/hidden", self.up(x)), approximate=GELU[self.gelu])
+    return record("mlp/out", self.down(dropout(x, self.dropout, key)))
+
+
+class Block(nnx.Module):
+  """[B, N, D] -> [B, N, D]: attention, then MLP, each added to the stream.
+
+  order "pre" normalises the input of each branch (Dosovitskiy et al. 2021, eq. 2-3). order "official" is that of the
+  published compact transformers, where the second norm overwrites the stream itself:
+  s = s + attention(norm1(s)); s = norm2(s); s = s + mlp(s).
+  """
+
+  def __init__(
+    self,
+    width,
+    heads,
+    hidden,
+    *,
+    order: Literal["pre", "official"] = "pre",
+    eps,
+    gelu,
+    dropout,
+    attention_dropout,
+    layer_scale=None,
+    relative=None,
+    attention_bias=True,
+    kernel_init=xavier,
+    bias_init=zeros,
+    dtype,
+    rngs,
+  ):
+    self.norm1 = LayerNorm(width, eps=eps, dtype=dtype)
+    self.attention = Attention(
+      width,
+      heads,
+      dropout=attention_dropout,
+      bias=attention_bias,
+      kernel_init=kernel_init,
+      relative=relative,
+      dtype=dtype,
+      rngs=rngs,
+    )
+    self.norm2 = LayerNorm(width, eps=eps, dtype=dtype)
+    self.mlp = Mlp(
+      width, hidden, dropout=dropout, gelu=gelu, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs
+    )
+    self.layer_scale1 = None if layer_scale is None else nnx.Param(jnp.full(width, layer_scale, jnp.float32))
+    self.layer_scale2 = None if layer_scale is None else nnx.Param(jnp.full(width, layer_scale, jnp.float32))
+    self.order, self.dropout = order, dropout
+
+  def __call__(self, x, key=None, path_rate=np.float32(0)):
+    def add(stream, branch, scale, number):
+      if scale is not None:
+        branch = branch * scale[...].astype(branch.dtype)
+      return stream + drop_path(dropout(branch, self.dropout, fold(key, number)), path_rate, fold(key, number + 1))
+
+    x = add(x, self.attention(self.norm1(x), key=fold(key, 0)), self.layer_scale1, 1)
+    normed = self.norm2(x)
+    x = add(normed if self.order == "official" else x, self.mlp(normed, key=fold(key, 3)), self.layer_scale2, 4)
+    return record("out", x)

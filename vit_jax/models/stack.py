@@ -1,0 +1,107 @@
+"""A stack of equal layers, unrolled or scanned, rematerialised by a named policy. All ways give the same numbers."""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import numpy as np
+from flax import nnx
+
+from vit_jax.models import intermediates
+
+_policies = jax.checkpoint_policies
+_projections = ("attention/query", "attention/key", "attention/value", "attention/context", "attention/out")
+
+# What is kept from the forward pass of a layer for its backward pass; everything else is computed again.
+POLICIES = {
+  "none": None,  # no rematerialisation: whatever the backward pass reads is kept
+  "full": _policies.nothing_saveable,  # only the layer's input
+  "dots": _policies.dots_saveable,  # every matrix product, attention scores too
+  "projections": _policies.dots_with_no_batch_dims_saveable,  # products with parameters, not attention scores
+  "attention": _policies.save_only_these_names(*_projections, "attention/logits"),  # the MLP is computed again
+  "mlp": _policies.save_only_these_names("attention/out", "mlp/hidden", "mlp/out"),  # the attention is computed again
+}
+Remat = Literal["none", "full", "dots", "projections", "attention", "mlp"]
+
+_stream: contextvars.ContextVar[jax.sharding.Sharding | None] = contextvars.ContextVar("stream", default=None)
+
+
+@contextlib.contextmanager
+def pinned(sharding: jax.sharding.Sharding):
+  """While tracing inside, the stream [B, N, D] is pinned to `sharding` after every layer.
+
+  XLA does not carry the batch axis into a scanned layer whose parameters are split: ViT-L/16 doubled its FLOPs.
+  """
+  token = _stream.set(sharding)
+  try:
+    yield
+  finally:
+    _stream.reset(token)
+
+
+def build(layer: Callable[[nnx.Rngs], nnx.Module], depth: int, *, scan: bool, rngs: nnx.Rngs) -> nnx.Module:
+  """`depth` layers with the same initial numbers: a list, or for `scan` one layer with a leading axis of layers."""
+  keys = jax.random.split(rngs.params(), depth)
+  if not scan:
+    return nnx.List([layer(nnx.Rngs(key)) for key in keys])
+  graph = nnx.graphdef(nnx.eval_shape(lambda: layer(nnx.Rngs(0))))
+  return nnx.merge(graph, jax.vmap(lambda key: nnx.state(layer(nnx.Rngs(key))))(keys))
+
+
+def run(
+  layers: nnx.Module, x: jax.Array, key: jax.Array | None, *, depth: int, remat: str, stochastic_depth: float, name: str
+) -> jax.Array:
+  """[B, N, D] -> [B, N, D] through all layers, each layer(x, key, rate).
+
+  Layer l gets the key number l, and its branches are dropped at a rate that grows linearly from 0 at the first layer.
+  """
+  rates = np.linspace(0, stochastic_depth, depth).astype(np.float32)
+  keys = None if key is None else jax.vmap(functools.partial(jax.random.fold_in, key))(np.arange(depth))
+  if isinstance(layers, nnx.List):
+    return _unrolled(layers, x, keys, rates, remat, name)
+  return _scanned(layers, x, keys, rates, remat, name)
+
+
+def _unrolled(layers, x, keys, rates, remat, name):
+  for i, layer in enumerate(layers):
+    graph, params = nnx.split(layer)
+    # The rate stays a constant, so that a layer of rate 0 draws nothing.
+    call, names = _layer(graph, [f"{name}/{i}/"], rate=rates[i])
+    # Without a loop between forward and backward pass XLA would merge the second computation with the first.
+    x, values = _checkpointed(call, remat, prevent_cse=True)(params, x, None if keys is None else keys[i])
+    intermediates.publish(f"{name}/{i}/", names, values)
+  return x
+
+
+def _scanned(layers, x, keys, rates, remat, name):
+  graph, params = nnx.split(layers)
+  prefixes = [f"{name}/{i}/" for i in range(len(rates))]
+  call, names = _layer(graph, prefixes, **({} if rates.any() else {"rate": rates[0]}))
+  call = _checkpointed(call, remat, prevent_cse=False)
+  rows = {"params": params} | ({} if keys is None else {"key": keys}) | ({"rate": rates} if rates.any() else {})
+  x, values = jax.lax.scan(lambda x, row: call(x=x, **({"key": None} | row)), x, rows)
+  for i, prefix in enumerate(prefixes):
+    intermediates.publish(prefix, names, {local: value[i] for local, value in values.items()})
+  return x
+
+
+def _layer(graph, prefixes, **constants):
+  """The layer as a function (params, x, key, rate) -> (x, recorded values), and the list of names that a call fills."""
+  names = []
+
+  def call(params, x, key, rate):
+    with intermediates.layer(prefixes) as recorder:
+      x = nnx.merge(graph, params)(x, key, rate)
+      if sharding := _stream.get():
+        x = jax.lax.with_sharding_constraint(x, sharding)
+    names[:] = recorder.names
+    return x, recorder.values
+
+  return functools.partial(call, **constants), names
+
+
+def _checkpointed(function, remat, prevent_cse):
+  return function if remat == "none" else jax.checkpoint(function, policy=POLICIES[remat], prevent_cse=prevent_cse)
