@@ -1,0 +1,95 @@
+"""Writing datasets to disk, once and whole or not at all."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from sklearn import datasets
+
+from vit_jax import config, prepare
+from vit_jax.data import catalog, digits
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+  root = tmp_path_factory.mktemp("data")
+  assert prepare.prepare("digits", str(root)) == f"digits is prepared at {root}/digits/1.0.0"
+  return root
+
+
+def all_records(source):
+  return [source.read(i) for i in range(len(source))]
+
+
+def test_the_digits_are_all_there_once(data_dir):
+  train, test = (catalog.open_source("digits", split, path=str(data_dir)) for split in ("train", "test"))
+  assert (len(train), len(test), train.classes) == (1437, 360, test.classes)
+  original = datasets.load_digits()
+  expected = sorted((digits.png(ink), int(label)) for ink, label in zip(original.images, original.target, strict=True))
+  assert sorted(all_records(train) + all_records(test)) == expected
+  # A permutation, not the order of writers: each class in both splits, as often as a fair draw gives.
+  counts = np.bincount([label for _, label in all_records(test)], minlength=10)
+  assert counts.sum() == 360 and counts.min() > 20 and counts.max() < 55
+
+
+def test_preparing_again_does_nothing_and_says_so(data_dir):
+  before = {file: file.stat().st_mtime_ns for file in data_dir.rglob("*")}
+  assert prepare.prepare("digits", str(data_dir)) == f"digits is already prepared at {data_dir}/digits/1.0.0"
+  assert {file: file.stat().st_mtime_ns for file in data_dir.rglob("*")} == before
+
+
+def test_the_same_bytes_are_written_every_time(data_dir, tmp_path):
+  prepare.prepare("digits", str(tmp_path))
+  for file in (data_dir / "digits/1.0.0").glob("*array_record*"):
+    assert (tmp_path / "digits/1.0.0" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_killed_halfway_it_leaves_nothing_that_looks_complete(tmp_path):
+  # Stops between the first and the second split, in the middle of the writing, and waits to be killed.
+  code = f"""
+import pathlib, time
+from vit_jax import prepare
+from vit_jax.data import digits
+from vit_jax.data import digits
+whole = digits.examples()
+def slow():
+  yield from whole["test"][:100]
+  pathlib.Path({str(tmp_path / "reached")!r}).touch()
+  time.sleep(600)
+digits.examples = lambda: {{"train": whole["train"], "test": slow()}}
+prepare.prepare("digits", {str(tmp_path / "data")!r})
+"""
+  process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+  try:
+    for _ in range(600):
+      if (tmp_path / "reached").exists():
+        break
+      assert process.poll() is None
+      time.sleep(0.1)
+  finally:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+  assert (tmp_path / "data/digits").is_dir()
+  assert not (tmp_path / "data/digits/1.0.0").exists()
+  with pytest.raises(config.ConfigError, match=r"python -m vit_jax\.prepare digits"):
+    catalog.open_source("digits", "train", path=str(tmp_path / "data"))
+  assert prepare.prepare("digits", str(tmp_path / "data")).startswith("digits is prepared at")
+  assert len(catalog.open_source("digits", "train", path=str(tmp_path / "data"))) == 1437
+
+
+def test_an_unknown_name_ends_with_code_two_and_one_line(tmp_path):
+  command = [sys.executable, "-m", "vit_jax.prepare", "digitz", f"--data_dir={tmp_path}"]
+  result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+  assert result.returncode == 2
+  assert result.stderr.startswith("prepare: unknown dataset 'digitz'. Did you mean 'digits'?")
+  assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["folder", "tfds"])
+def test_what_needs_no_preparing_says_so(name):
+  with pytest.raises(config.ConfigError, match="nothing to prepare"):
+    prepare.prepare(name)

@@ -1,0 +1,1 @@
+"""Images in, batches out: the catalog of datasets, sources, the stream of batches, augmentation on the device."""

@@ -1,0 +1,128 @@
+"""From an image file to a square of the wanted size, on the host: decoding and crops, in uint8 RGB.
+
+A crop is `(image [H, W, 3], draw) -> [S, S, 3]`; `draw()` gives a NumPy generator and is called only for
+chance. The table's functions take the size S and the arguments of the config, and return the crop.
+"""
+
+from typing import Annotated
+
+import cv2
+import numpy as np
+
+from vit_jax.config import ConfigError, Fraction, Range
+
+# One thread per image: the stream already decodes many at once.
+cv2.setNumThreads(1)
+
+Size = Annotated[int, Range(1, 4096)]
+Aspect = Annotated[float, Range(1e-3, 1e3)]
+
+
+class DecodeError(ValueError):
+  """Bytes that are not one whole image."""
+
+
+def decode(data: bytes) -> np.ndarray:
+  """RGB image [H, W, 3], uint8, of a JPEG or PNG file; gray, palette and CMYK are converted, alpha and EXIF ignored.
+
+  Raises DecodeError with the reason. A truncated file is an error: OpenCV 4.10 painted the rest gray, 5 refuses it.
+  """
+  if not data:
+    raise DecodeError("the file is empty")
+  try:
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+  except cv2.error as error:
+    raise DecodeError(f"OpenCV cannot decode it: {error.err}") from error
+  if image is None:
+    raise DecodeError(f"not a complete image; {len(data)} bytes that begin with {data[:8]!r}")
+  return image
+
+
+def scale(image: np.ndarray, height: int, width: int) -> np.ndarray:
+  """[H, W, C] -> [height, width, C]: averages where it shrinks (pixel area), bilinear where it grows."""
+  low = (min(height, image.shape[0]), min(width, image.shape[1]))
+  if low != image.shape[:2]:
+    image = cv2.resize(image, low[::-1], interpolation=cv2.INTER_AREA)
+  if (height, width) != image.shape[:2]:
+    image = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
+  return image
+
+
+def inception(
+  size: int,
+  *,
+  area: tuple[Annotated[float, Range(0, 1, open_low=True)], Fraction] = (0.05, 1.0),
+  ratio: tuple[Aspect, Aspect] = (3 / 4, 4 / 3),
+):
+  """A random box, squashed to the square: uniform share of the image's area, log-uniform width / height.
+
+  Ten tries to fit the box into the image, then the largest central box of an allowed ratio. Bilinear without
+  antialiasing, as in the published ViT recipes (Szegedy et al. 2014; torchvision's form of the box).
+  """
+  _ordered("area", area)
+  _ordered("ratio", ratio)
+
+  def crop(image, draw):
+    top, left, height, width = inception_box(draw().random((10, 4)), *image.shape[:2], area, ratio)
+    box = image[top : top + height, left : left + width]
+    return cv2.resize(box, (size, size), interpolation=cv2.INTER_LINEAR)
+
+  return crop
+
+
+def inception_box(numbers, height, width, area, ratio) -> tuple[int, int, int, int]:
+  """Top, left, height and width of the box, from uniform numbers [tries, 4]: area, ratio, top, left."""
+  for share, aspect, top, left in numbers:
+    target = height * width * (area[0] + share * (area[1] - area[0]))
+    aspect = ratio[0] * (ratio[1] / ratio[0]) ** aspect
+    w, h = round((target * aspect) ** 0.5), round((target / aspect) ** 0.5)
+    if 0 < w <= width and 0 < h <= height:
+      return int(top * (height - h + 1)), int(left * (width - w + 1)), h, w
+  aspect = min(max(width / height, ratio[0]), ratio[1])
+  w, h = max(min(width, round(height * aspect)), 1), max(min(height, round(width / aspect)), 1)
+  return (height - h) // 2, (width - w) // 2, h, w
+
+
+def resize(size: int):
+  """The whole image squashed to the square, whatever its shape."""
+  return lambda image, draw: scale(image, size, size)
+
+
+def centre(size: int, *, resize: Size | None = None):
+  """The smaller side scaled to `resize` (S / 0.875 unless given: 256 for 224), then the central square."""
+  small = resize or round(size / 0.875)
+  if small < size:
+    raise ConfigError(f"crop.resize: {small} is smaller than image_size {size}; the smaller side must cover the crop")
+
+  def crop(image, draw):
+    image = _small_side(image, small)
+    top, left = (image.shape[0] - size) // 2, (image.shape[1] - size) // 2
+    return image[top : top + size, left : left + size]
+
+  return crop
+
+
+def random_crop(size: int, *, padding: Annotated[int, Range(0, 4096)] = 4):
+  """The smaller side scaled to S, black `padding` on all sides, then a square at a uniformly random place."""
+
+  def crop(image, draw):
+    image = np.pad(_small_side(image, size), ((padding, padding), (padding, padding), (0, 0)))
+    top, left = draw().integers(0, np.array(image.shape[:2]) - size + 1)
+    return image[top : top + size, left : left + size]
+
+  return crop
+
+
+def _small_side(image, size):
+  height, width = image.shape[:2]
+  small = min(height, width)
+  return scale(image, max(size, round(height * size / small)), max(size, round(width * size / small)))
+
+
+def _ordered(name, pair):
+  if pair[0] > pair[1]:
+    raise ConfigError(f"crop.{name}: {pair} goes from high to low; write (low, high)")
+
+
+TEST_CROPS = {"resize": resize, "centre": centre}
+CROPS = {"inception": inception, "random_crop": random_crop, **TEST_CROPS}

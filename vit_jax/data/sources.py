@@ -1,0 +1,264 @@
+"""Sources: labelled image files by record number, from a TFDS dataset or an image folder, undecoded."""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+
+from vit_jax import config
+
+EXTENSIONS = (".jpg", ".jpeg", ".png")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """Records of one split: `read(i)` gives (image file, label) and may be called from many threads at once."""
+
+  name: str
+  split: str
+  classes: tuple[str, ...]
+  length: int
+  read: Callable[[int], tuple[bytes, int]]
+  place: Callable[[int], str]  # where record i comes from, in words, for errors
+
+  def __len__(self):
+    return self.length
+
+
+# Split strings.
+
+_PART = re.compile(r"([\w.-]+)(?:\[(-?[\d_.]*)(%?):(-?[\d_.]*)(%?)\])?")
+
+
+def select(spec: str, sizes: Mapping[str, int], where: str) -> list[tuple[str, range]]:
+  """Parts of a split string, in order: "train", "train[:99%]", "train[10:-20]", "train+test[50%:]", "all".
+
+  Percentages round to the nearest record, as in TFDS, so that `[:99%]` and `[99%:]` never overlap and lose nothing.
+  """
+  parts = []
+  for text in spec.split("+") if spec.strip() != "all" else sizes:
+    match = _PART.fullmatch(text.strip())
+    if not match:
+      raise config.ConfigError(
+        f"{where}: {text.strip()!r} is not a split; write 'train', 'train[:99%]' or 'train[10:20]'"
+      )
+    name, low, low_unit, high, high_unit = match.groups()
+    if name not in sizes:
+      raise config.ConfigError(f"{where}: no split {name!r}.{config.nearest(name, sizes)}")
+    if low and high and low_unit != high_unit and float(low) and float(high):
+      raise config.ConfigError(f"{where}: {text.strip()!r} mixes records and percent; use one unit on both sides")
+    ends = [_end(value, low_unit or high_unit, sizes[name], f"{where}: {text.strip()!r}") for value in (low, high)]
+    parts.append((name, range(ends[0] or 0, sizes[name] if ends[1] is None else ends[1])))
+  if not sum(len(r) for _, r in parts):
+    raise config.ConfigError(f"{where}: {spec!r} holds no record; the splits are {dict(sizes)}")
+  return parts
+
+
+def _end(value, unit, size, what):
+  if not value:
+    return None
+  try:
+    end = round(float(value) * size / 100) if unit else int(value)
+  except (ValueError, OverflowError):
+    raise config.ConfigError(f"{what} has no number before or after the colon: {value!r}") from None
+  if abs(end) > size:
+    raise config.ConfigError(f"{what} reaches outside of the split, which has {size} records")
+  return end + size if value.startswith("-") else end
+
+
+def assemble(name, spec, classes, parts, read, place) -> Source:
+  """One source over parts of splits; `read(split, i)` and `place(split, i)` take record numbers of the whole split."""
+
+  def locate(i):
+    for split, numbers in parts:
+      if i < len(numbers):
+        return split, numbers[i]
+      i -= len(numbers)
+    raise IndexError(f"record {i} is past the end of {name} {spec!r}")
+
+  def describe(i):
+    split, number = locate(i)
+    return f"{name}, split {split!r}, record {number}{place(split, number)}"
+
+  length = sum(len(r) for _, r in parts)
+  return Source(name, spec, tuple(classes), length, lambda i: read(*locate(i)), describe)
+
+
+# TFDS.
+
+
+def data_dir(path: str | None):
+  """The TFDS data directory: `path`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets. Knows gs:// too."""
+  import tensorflow_datasets as tfds  # 0.3 s, only for runs that read TFDS; it does not import TensorFlow
+
+  return tfds.core.Path(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+
+
+def open_tfds(
+  name: str, builder: str | None, path: str | None, counts: Mapping[str, int], spec: str, where: str
+) -> Source:
+  """A split of the prepared dataset `builder` ("cifar10:3.0.2"); `path` is a data directory or the builder directory.
+
+  Only `array_record` files give records by number. `counts` are the sizes that the catalog states, if any.
+  """
+  import tensorflow_datasets as tfds
+
+  folder = builder_dir(builder, path, where)
+  remedy = f"prepare it with: python -m vit_jax.prepare {name if name != 'tfds' else builder}" + (
+    f" --data_dir={path}" if path else ""
+  )
+  if folder is None:
+    raise config.ConfigError(f"{where}: dataset {builder!r} is not in {data_dir(path)}; {remedy}")
+  try:
+    opened = tfds.builder_from_directory(folder)
+  except (tfds.core.registered.DatasetNotFoundError, ValueError, OSError) as error:
+    raise config.ConfigError(f"config.data.path: {folder} is not a TFDS dataset: {error}; {remedy}") from error
+  info = opened.info
+  if builder and info.name != re.split("[:/]", builder)[0]:
+    raise config.ConfigError(f"config.data.path: {folder} holds the dataset {info.name!r}, not {builder!r}")
+  if info.file_format is not tfds.core.FileFormat.ARRAY_RECORD:
+    form = info.file_format.value
+    raise config.ConfigError(f"{where}: {folder} is in {form} format, not array_record; remove it and {remedy}")
+  sizes = {split: opened.info.splits[split].num_examples for split in opened.info.splits}
+  for split, count in counts.items():
+    if sizes.get(split) != count:
+      raise config.ConfigError(
+        f"{where}: {folder} has {sizes.get(split, 'no')} records in {split!r}, not {count}; remove it and {remedy}"
+      )
+  image, label = (_key(info.features, kind, where) for kind in (tfds.features.Image, tfds.features.ClassLabel))
+  parts = select(spec, sizes, where)
+  # Other features (a mask, a file name) are neither parsed nor decoded.
+  features = tfds.features.FeaturesDict({key: info.features[key] for key in (image, label)})
+  undecoded = {image: tfds.decode.SkipDecoding()}
+  raw = tfds.decode.DeserializeMethod.RAW_BYTES
+  records = {split: opened.as_data_source(split=split, deserialize_method=raw) for split in {s for s, _ in parts}}
+
+  def read(split, i):
+    record = features.deserialize_example_np(records[split][i], decoders=undecoded)
+    return record[image], int(record[label])
+
+  return assemble(info.name, spec, info.features[label].names, parts, read, lambda *_: "")
+
+
+def builder_dir(builder, path, where):
+  """Directory with dataset_info.json: `path` itself, or the highest version of `builder` in the data directory."""
+  import tensorflow_datasets as tfds
+
+  root = data_dir(path)
+  if path and (root / "dataset_info.json").exists():
+    return root
+  if not builder:
+    raise config.ConfigError(f"{where}: no dataset_info.json in {root}; give builder='name' or path='.../name/1.0.0'")
+  name, _, version = builder.partition(":")
+  if version:
+    found = [root / name / version]
+  else:
+    folders = (root / name).iterdir() if (root / name).is_dir() else ()
+    found = sorted((f for f in folders if tfds.core.Version.is_valid(f.name)), key=lambda f: tfds.core.Version(f.name))
+  found = [f for f in found if (f / "dataset_info.json").exists()]
+  return found[-1] if found else None
+
+
+def _key(features, kind, where):
+  keys = [key for key, feature in features.items() if isinstance(feature, kind)]
+  preferred = {"Image": "image", "ClassLabel": "label"}[kind.__name__]
+  if preferred not in keys and len(keys) != 1:
+    raise config.ConfigError(f"{where}: the dataset needs one {kind.__name__} feature; it has {keys or 'none'}")
+  return preferred if preferred in keys else keys[0]
+
+
+# Image folders.
+
+
+def open_folder(
+  path: str | None, spec: str, peers: tuple[str, ...], holdout: float, split_seed: int, where: str
+) -> Source:
+  """A split of an image folder, `<split>/<class>/*.jpg` or `<class>/*.jpg`; classes are numbered in order of name.
+
+  Without split folders, each class gives the share `holdout` of its files to "test": those with the smallest hashes of
+  (split_seed, class, file), in whatever order the file system lists them. `peers` are splits with the same classes.
+  """
+  if not path:
+    raise config.ConfigError("config.data.path: missing; a folder with <split>/<class>/*.jpg or <class>/*.jpg")
+  root = pathlib.Path(path).expanduser()
+  if not root.is_dir():
+    raise config.ConfigError(f"config.data.path: no folder {str(root)!r}")
+  top = _folders(root)
+  holding = [f for f in top if _images(root / f)]
+  nested = [f for f in top if _folders(root / f)]
+  if not nested and not holding:
+    raise config.ConfigError(
+      f"config.data.path: no images ({', '.join(EXTENSIONS)}) in {str(root)!r}/<class> or /<split>/<class>"
+    )
+  if nested and holding:
+    raise config.ConfigError(
+      f"config.data.path: {str(root)!r} mixes layouts: {holding[0]!r} holds images, {nested[0]!r} holds folders; "
+      "use <split>/<class>/*.jpg or <class>/*.jpg"
+    )
+  if holding:
+    classes = top
+    listed = {name: _images(root / name) for name in classes}
+    files = {"train": [], "test": []}
+    for label, name in enumerate(classes):
+      _require(listed[name], root / name, where)
+      held = set(_held_out(name, listed[name], holdout, split_seed))
+      for file in listed[name]:
+        files["test" if file in held else "train"].append((root / name / file, label))
+  else:
+    files, classes = _split_folders(root, top, (spec, *peers), where)
+  parts = select(spec, {split: len(records) for split, records in files.items()}, where)
+  return assemble(
+    "folder",
+    spec,
+    classes,
+    parts,
+    lambda split, i: (files[split][i][0].read_bytes(), files[split][i][1]),
+    lambda split, i: f" (file {str(files[split][i][0])!r})",
+  )
+
+
+def _split_folders(root, splits, specs, where):
+  """Files and labels of the splits that `specs` name, and the classes, which all of these splits must share."""
+  names = {match[1] for spec in specs for text in spec.split("+") if (match := _PART.fullmatch(text.strip()))}
+  used = [split for split in splits if split in names or "all" in names]
+  classes = {split: _folders(root / split) for split in used}
+  for split in used[1:]:
+    if classes[split] != classes[used[0]]:
+      odd = sorted(set(classes[split]) ^ set(classes[used[0]]))
+      raise config.ConfigError(
+        f"config.data.path: splits {used[0]!r} and {split!r} of {str(root)!r} differ in classes {odd[:5]}"
+      )
+  files = {split: [] for split in splits}
+  for split in used:
+    for label, name in enumerate(classes[split]):
+      images = _require(_images(root / split / name), root / split / name, where)
+      files[split] += [(root / split / name / image, label) for image in images]
+  return files, classes[used[0]] if used else []
+
+
+def _held_out(name, files, holdout, seed):
+  def draw(file):
+    return hashlib.blake2b(f"{seed}/{name}/{file}".encode("utf-8", "surrogateescape")).digest()
+
+  return sorted(files, key=draw)[: round(len(files) * holdout)]
+
+
+def _require(files, folder, where):
+  if not files:
+    raise config.ConfigError(f"config.data.path: class folder {str(folder)!r} holds no image ({', '.join(EXTENSIONS)})")
+  return files
+
+
+def _folders(folder):
+  with os.scandir(folder) as entries:
+    return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+
+
+def _images(folder):
+  # Anything that is called an image is one: a dangling link or an unreadable file is an error when it is read.
+  with os.scandir(folder) as entries:
+    return sorted(
+      e.name for e in entries if e.name.lower().endswith(EXTENSIONS) and not e.name.startswith(".") and not e.is_dir()
+    )

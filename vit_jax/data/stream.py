@@ -1,0 +1,189 @@
+"""Batches as a pure function of (seed, step): shuffled without end for training, once in order for evaluation.
+
+A batch is a dict: image uint8 [b, S, S, 3], label int32 [b], mask float32 [b]. The global stream has one position per
+example, step * batch + row. A process asks for the rows it needs, so the stream is the same for any number of them.
+"""
+
+import functools
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+import grain
+import numpy as np
+from grain.experimental import index_shuffle
+
+from vit_jax import config, rng
+from vit_jax.data import crops
+from vit_jax.data.sources import Source
+
+Threads = Annotated[int, config.Range(1, 256)]
+OnError = Literal["raise", "skip"]
+
+# Rows that one task of the pool makes: many enough to drown Grain's 40 us per element, few enough to share a batch.
+CHUNK = 32
+BAD_SHARE = 0.001  # of a split's records; more of them stop the run
+# Bytes of decoded images a split may take to be kept in memory: CIFAR's 150 MB are, so that they are decoded only once.
+KEEP = 2**28
+
+
+class ImageError(ValueError):
+  """An image of a dataset that cannot be decoded, or too many of them: says which."""
+
+
+def train_batches(
+  source: Source,
+  seed: int,
+  batch: int,
+  rows: Sequence[int],
+  start: int = 0,
+  *,
+  image_size: crops.Size = 224,
+  crop: config.Choice = config.Choice("inception"),
+  flip: bool = True,
+  on_error: OnError = "raise",
+  threads: Threads = 8,
+) -> "Batches":
+  """Endless batches from step `start` on: the given rows of each global batch of `batch` examples.
+
+  Each epoch is a new permutation of the records, and an example may be a horizontal mirror image with `flip`. With
+  on_error="skip" a record that cannot be decoded is replaced by one drawn from (seed, epoch, record).
+  """
+  cut = build_crop(crop, crops.CROPS, image_size, "config.data.crop")
+  decoder = _Decoder(source, on_error)
+
+  def example(position):
+    epoch, place = divmod(position, len(source))
+    record = index_shuffle(place, max_index=len(source) - 1, seed=_epoch_seed(seed, epoch), rounds=4)
+    decoded = decoder.decode(record)
+    if decoded is None:
+      others = rng.generator(seed, "replace", epoch, record)
+      while decoded is None:
+        decoded = decoder.decode(int(others.integers(len(source))))
+    image = cut(decoded[0], functools.partial(rng.generator, seed, "crop", epoch, record))
+    if flip and rng.generator(seed, "flip", epoch, record).random() < 0.5:
+      image = image[:, ::-1]
+    return image, decoded[1], 1.0
+
+  return Batches(example, image_size, batch, rows, start, None, decoder, threads)
+
+
+def eval_batches(
+  source: Source,
+  batch: int,
+  rows: Sequence[int],
+  *,
+  image_size: crops.Size = 224,
+  test_crop: config.Choice = config.Choice("resize"),
+  on_error: OnError = "raise",
+  threads: Threads = 8,
+) -> "Batches":
+  """Each record once, in order; the last batch is filled up with mask 0, so all processes see equally many batches.
+
+  With on_error="skip" a record that cannot be decoded has mask 0: it counts as neither right nor wrong, and `skipped`
+  counts it. Nothing can stand in for a test image.
+  """
+  cut = build_crop(test_crop, crops.TEST_CROPS, image_size, "config.data.test_crop")
+  decoder = _Decoder(source, on_error)
+  nothing = np.zeros((image_size, image_size, 3), np.uint8), 0, 0.0
+
+  def example(position):
+    if position >= len(source):
+      return nothing
+    decoded = decoder.decode(position)
+    return nothing if decoded is None else (cut(decoded[0], None), decoded[1], 1.0)
+
+  return Batches(example, image_size, batch, rows, 0, -(-len(source) // batch), decoder, threads)
+
+
+def build_crop(choice: config.Choice, table, size: int, where: str):
+  """The crop that a choice stands for."""
+  function = config.lookup(table, choice.name, where)
+  return function(size, **config.bind(choice, (function,), where).args)
+
+
+@functools.lru_cache(maxsize=16)
+def _epoch_seed(seed, epoch):
+  return int(rng.generator(seed, "order", epoch).integers(2**32))
+
+
+class Batches(Iterator):
+  """Batches made ahead by a pool of threads, which `close` ends; `skipped` counts the bad records met so far."""
+
+  def __init__(self, example, size, batch, rows, start, stop, decoder, threads):
+    rows = np.asarray(rows, np.int64)
+    chunks = np.array_split(rows, max(1, -(-len(rows) // CHUNK)))
+
+    def work(index):
+      step, chunk = divmod(index, len(chunks))
+      filled = {
+        "image": np.empty((len(chunks[chunk]), size, size, 3), np.uint8),
+        "label": np.empty(len(chunks[chunk]), np.int32),
+        "mask": np.empty(len(chunks[chunk]), np.float32),
+      }
+      for i, row in enumerate(chunks[chunk]):
+        filled["image"][i], filled["label"][i], filled["mask"][i] = example(step * batch + int(row))
+      return filled
+
+    tasks = grain.MapDataset.range(start * len(chunks), 2**62 if stop is None else stop * len(chunks)).map(work)
+    ahead = max(2 * len(chunks), min(threads, 4 * len(chunks)))
+    self._tasks = iter(
+      tasks.to_iter_dataset(grain.ReadOptions(num_threads=min(threads, ahead), prefetch_buffer_size=ahead))
+    )
+    self._chunks = len(chunks)
+    self._decoder = decoder
+
+  def __next__(self) -> dict[str, np.ndarray]:
+    parts = [next(self._tasks) for _ in range(self._chunks)]
+    if len(parts) == 1:
+      return parts[0]
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+  @property
+  def skipped(self) -> int:
+    """Different records that could not be decoded, among those that this process has read ahead so far."""
+    return len(self._decoder.reasons)
+
+  def close(self):
+    """Ends the threads; the iterator cannot be used afterwards."""
+    self._tasks.close()
+
+
+class _Decoder:
+  """Decodes records, keeps small ones, and keeps account of those that cannot be decoded; for many threads at once."""
+
+  def __init__(self, source, on_error):
+    self.source, self.on_error = source, on_error
+    self.reasons, self.lock = {}, threading.Lock()
+    self.kept = {}
+
+  def decode(self, record):
+    """(image, label), or None for a bad record where these are skipped. Raises ImageError."""
+    if record in self.kept:
+      return self.kept[record]
+    try:
+      data, label = self.source.read(record)
+      image = crops.decode(data)
+    except (crops.DecodeError, OSError) as error:
+      reason = f"{self.source.place(record)}: {error}"
+      if self.on_error == "raise":
+        raise ImageError(f"{reason}. Mend or remove it, or set data.on_error='skip'") from error
+      self._count(record, reason)
+      return None
+    if not 0 <= label < len(self.source.classes):
+      raise ImageError(f"{self.source.place(record)}: label {label} is not one of {len(self.source.classes)} classes")
+    if image.nbytes * len(self.source) <= KEEP:
+      self.kept[record] = image, label
+    return image, label
+
+  def _count(self, record, reason):
+    with self.lock:
+      if record not in self.reasons:
+        logging.warning("skipped: %s", reason)
+      self.reasons[record] = reason
+      if len(self.reasons) > BAD_SHARE * len(self.source):
+        some = "; ".join(list(self.reasons.values())[:5])
+        raise ImageError(
+          f"{len(self.reasons)} of {len(self.source)} records are bad, over the limit of {BAD_SHARE:.1%}: {some}"
+        )

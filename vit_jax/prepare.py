@@ -1,0 +1,59 @@
+"""Writes a dataset of the catalog to disk, once: `python -m vit_jax.prepare digits [--data_dir=DIR]`."""
+
+import argparse
+import os
+import sys
+
+from vit_jax import config
+from vit_jax.data import catalog, digits, sources
+
+
+def prepare(name: str, data_dir: str | None = None) -> str:
+  """Makes sure that dataset `name` stands in the TFDS data directory as array_record; says where, in one sentence.
+
+  A name of the catalog, or any TFDS builder ("mnist:3.0.1"). Killed halfway, it leaves nothing that looks complete.
+  """
+  import tensorflow_datasets as tfds
+
+  row = catalog.CATALOG.get(name, catalog.Row("tfds", name))
+  if row.reader == "folder" or not row.builder:
+    raise config.ConfigError(f"{name!r} is read as it is; there is nothing to prepare")
+  root = sources.data_dir(data_dir)
+  place = sources.builder_dir(row.builder, data_dir, "prepare")
+  if place is not None:
+    sources.open_tfds(name, row.builder, data_dir, row.splits, "all", "prepare")
+    return f"{name} is already prepared at {place}"
+  if name == "digits":
+    digits.write(root)
+  else:
+    try:
+      tfds.builder(row.builder, data_dir=root, file_format="array_record", try_gcs=False).download_and_prepare()
+    except tfds.core.registered.DatasetNotFoundError:
+      known = [
+        *(n for n, r in catalog.CATALOG.items() if r.builder),
+        *tfds.list_builders(with_community_datasets=False),
+      ]
+      raise config.ConfigError(f"unknown dataset {name!r}.{config.nearest(name, known)}") from None
+    except (AssertionError, OSError) as error:  # files to be fetched by hand, as for ImageNet; no network, no space
+      raise config.ConfigError(f"{name} cannot be prepared in {root}: {error}") from error
+  return f"{name} is prepared at {sources.builder_dir(row.builder, data_dir, 'prepare')}"
+
+
+def main(arguments=None):
+  """The command; exit code 2 with one line for what the user can mend."""
+  parser = argparse.ArgumentParser(prog="python -m vit_jax.prepare", description=__doc__)
+  parser.add_argument("name", help="a dataset of the catalog, or any TFDS builder: digits, cifar10, mnist:3.0.1")
+  parser.add_argument("--data_dir", help="TFDS data directory; default $TFDS_DATA_DIR, else ~/tensorflow_datasets")
+  options = parser.parse_args(arguments)
+  # TFDS encodes with TensorFlow, which must neither see the accelerator nor fill the screen.
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+  try:
+    print(prepare(options.name, options.data_dir))
+  except config.ConfigError as error:
+    print(f"prepare: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+  main()
