@@ -1,0 +1,169 @@
+"""Checkpoints by Orbax: saved asynchronously and atomically, verified when read, never deleted because unreadable."""
+
+import contextlib
+import gc
+import hashlib
+import logging
+import pathlib
+import sys
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from vit_jax import runtime, trees
+
+
+def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  """Path -> uint32: the array's words, each mixed with its place, summed modulo 2**32.
+
+  Integer sums do not depend on order, so the same values give the same fingerprint on every mesh. The mixing is that of
+  MurmurHash3's finalizer (Appleby 2011), so that any changed bit changes the sum.
+  """
+
+  def mixed(x):
+    width = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+    words = jax.lax.bitcast_convert_type(x, width).astype(jnp.uint32).ravel()
+    h = words ^ (jax.lax.iota(jnp.uint32, words.size) * jnp.uint32(0x9E3779B1))
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+      h = (h ^ (h >> shift)) * jnp.uint32(factor)
+    return jnp.sum(h ^ (h >> 16), dtype=jnp.uint32)
+
+  return {path: mixed(x) for path, x in arrays.items()}
+
+
+class _Manager(ocp.CheckpointManager):
+  """Orbax's, which asks JAX about preemption by step; `runtime.Preemption` counts ticks on the same service."""
+
+  def reached_preemption(self, step):
+    return False
+
+
+class Checkpoints:
+  """The checkpoints of one workdir, `checkpoints/<step>`: a resource, closed when the run ends."""
+
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    replicated: jax.sharding.Sharding,
+    keep: int = 2,
+    keep_every: int | None = None,
+    read_only: bool = False,
+  ):
+    self.directory = workdir / "checkpoints"
+    options = ocp.CheckpointManagerOptions(
+      max_to_keep=keep, keep_period=keep_every, create=not read_only, read_only=read_only, cleanup_tmp_directories=True
+    )
+    if not read_only:
+      self.directory.mkdir(parents=True, exist_ok=True)
+    self._read_only = read_only
+    self._fingerprint = jax.jit(fingerprint, out_shardings=replicated)
+    self._manager = _Manager(self.directory.absolute(), options=options, item_names=("state", "about"))
+
+  def steps(self) -> list[int]:
+    """Steps that have a complete checkpoint, oldest first."""
+    return sorted(self._manager.all_steps())
+
+  def save(self, step: int, state: Any, about: dict) -> None:
+    """Starts to save `state` and the JSON values `about`; returns once the arrays are copied off the devices."""
+    arrays = trees.flatten(state)
+    digest = self._digest(arrays)
+    self._manager.save(
+      step,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave({"run": about, "fingerprint": digest})
+      ),
+    )
+
+  def read(self, step: int, state: Any) -> tuple[Any, dict]:
+    """(state, about) of one step, onto the shapes and shardings of the abstract `state`.
+
+    Raises whatever Orbax does where a file is missing, short or changed, and ValueError where a value is.
+    """
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(trees.flatten(state)), about=ocp.args.JsonRestore())
+    found = self._manager.restore(step, args=args)
+    expected = dict(found.about["fingerprint"])
+    actual = self._digest(found.state)
+    changed = sorted(path for path in actual if actual[path] != expected.get(path))
+    if changed or not isinstance(found.about["run"], dict):
+      raise ValueError(f"the bytes of {', '.join(changed[:3])} are not those that were saved")
+    return trees.unflatten(state, found.state), found.about["run"]
+
+  def restore(self, state: Any) -> tuple[Any, dict] | None:
+    """The newest readable (state, about), None where there is no checkpoint yet.
+
+    Newer ones that cannot be read are renamed to `<step>.unreadable` and named in a warning. Where none can be read
+    everything stays as it is, and the program ends.
+    """
+    bad = []
+    for step in reversed(self.steps()):
+      try:
+        with _quiet_threads():
+          found = self.read(step, state)
+      except Exception as error:  # Orbax raises plain Exception too, and any of them means the same here
+        bad.append((step, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"))
+        continue
+      for unreadable, why in bad:
+        self._set_aside(unreadable, why, step)
+      return found
+    if not bad:
+      return None
+    reasons = "".join(f"\n  {self.directory / str(step)}: {why}" for step, why in bad)
+    raise runtime.Stop(
+      runtime.EXIT_NO_CHECKPOINT,
+      f"none of the checkpoints can be read; nothing was changed:{reasons}\n"
+      "Bring back a good copy, or take another --workdir to start anew.",
+    )
+
+  def _set_aside(self, step, why, used):
+    if self._read_only:
+      logging.warning("checkpoint %d cannot be read (%s); reading step %d", step, why, used)
+      return
+    target = self.directory / f"{step}.unreadable"
+    number = 1
+    while target.exists():
+      number += 1
+      target = self.directory / f"{step}.unreadable-{number}"
+    if jax.process_index() == 0:
+      (self.directory / str(step)).rename(target)
+    logging.warning(
+      "checkpoint %d cannot be read (%s); set aside as %s, continuing from step %d", step, why, target, used
+    )
+    runtime.barrier("set aside")
+    self._manager.reload()
+
+  def _digest(self, arrays):
+    return {path: int(value) for path, value in jax.device_get(self._fingerprint(arrays)).items()}
+
+  def wait(self) -> None:
+    """Returns when the last save is on disk; raises what went wrong there."""
+    self._manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Waits and frees the background threads."""
+    self._manager.close()
+
+
+@contextlib.contextmanager
+def _quiet_threads():
+  """Drops what Orbax's background threads print when a read fails: pages, beside the one error that is raised."""
+  hooks = sys.unraisablehook, threading.excepthook
+  sys.unraisablehook = threading.excepthook = lambda _: None
+  try:
+    yield
+  finally:
+    gc.collect()  # coroutines that were never finished complain when they are collected
+    sys.unraisablehook, threading.excepthook = hooks
+
+
+def weights_digest(params: dict[str, jax.Array], replicated: jax.sharding.Sharding) -> str:
+  """SHA-256 over the parameters' little-endian bytes in path order; gathers one parameter at a time."""
+  gather = jax.jit(lambda x: x, out_shardings=replicated)
+  digest = hashlib.sha256()
+  for _, value in sorted(params.items()):
+    value = np.asarray(gather(value))
+    digest.update(value.astype(value.dtype.newbyteorder("<")).tobytes())
+  return digest.hexdigest()

@@ -1,0 +1,82 @@
+"""State, the train step and what it is made of: pure functions over flat dicts of parameters, `{path: array}`."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from einops import rearrange
+
+from vit_jax import rng
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+  """All that a checkpoint holds. Data order and random keys follow from `step`."""
+
+  step: jax.Array  # int32 scalar: steps done
+  params: dict[str, jax.Array]
+  ema: dict[str, jax.Array]  # moving average of params; empty where the run keeps none
+  optimizer: optax.OptState
+
+
+def init(seed: int, parameters: Callable, transformation: optax.GradientTransformation, averaged: bool) -> State:
+  """State before the first step. `parameters(key)` draws the parameters."""
+  params = parameters(rng.stream(seed, 0, "init"))
+  ema = {path: value.copy() for path, value in params.items()} if averaged else {}
+  return State(jnp.zeros((), jnp.int32), params, ema, transformation.init(params))
+
+
+def gradient(loss: Callable, frozen: frozenset[str]) -> Callable:
+  """(params, examples, key) -> (gradients, metrics); frozen parameters get zeros and cost no backward pass."""
+
+  def function(params, examples, key):
+    held = {path: value for path, value in params.items() if path in frozen}
+    moving = {path: value for path, value in params.items() if path not in frozen}
+    differentiate = jax.value_and_grad(lambda moving: loss(held | moving, examples, key), has_aux=True)
+    (value, metrics), gradients = differentiate(moving)
+    return gradients | jax.tree.map(jnp.zeros_like, held), {"loss": value, **metrics}
+
+  return function
+
+
+def accumulated(gradient: Callable, count: int, sharding: jax.sharding.Sharding) -> Callable:
+  """Mean gradients and metrics over `count` micro-batches, one after another, each with a dropout key of its own.
+
+  Micro-batch i is every `count`-th row from row i on, so each device cuts its own rows and none move.
+  """
+
+  def function(params, examples, key):
+    def cut(x):
+      return jax.lax.with_sharding_constraint(rearrange(x, "(b n) ... -> n b ...", n=count), sharding)
+
+    def add(total, index_and_examples):
+      index, micro = index_and_examples
+      return jax.tree.map(jnp.add, total, gradient(params, micro, jax.random.fold_in(key, index))), None
+
+    micro = jax.tree.map(cut, examples)
+    first = jax.tree.map(lambda x: x[0], micro)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, params, first, key))
+    total, _ = jax.lax.scan(add, zeros, (jnp.arange(count), micro))
+    return jax.tree.map(lambda x: x / count, total)
+
+  return function
+
+
+def train_step(
+  seed: int, examples: Callable, gradient: Callable, transformation: optax.GradientTransformation, ema_decay: float
+) -> Callable:
+  """(state, batch) -> (state, metrics): one optimizer step, a function of the state and the batch alone."""
+
+  def step(state: State, batch: dict[str, jax.Array]) -> tuple[State, dict[str, jax.Array]]:
+    drawn = examples(batch, rng.stream(seed, state.step, "augment"))
+    gradients, metrics = gradient(state.params, drawn, rng.stream(seed, state.step, "dropout"))
+    updates, optimizer = transformation.update(gradients, state.optimizer, state.params)
+    params = optax.apply_updates(state.params, updates)
+    ema = {path: ema_decay * mean + (1 - ema_decay) * params[path] for path, mean in state.ema.items()}
+    metrics |= {"gradient_norm": optax.tree.norm(gradients), "update_norm": optax.tree.norm(updates)}
+    return State(state.step + 1, params, ema, optimizer), metrics
+
+  return step

@@ -1,0 +1,53 @@
+"""Stages as values: what is drawn from a batch, what is minimised, what is predicted.
+
+A model enters as `apply(params, images, key) -> logits`; key None means evaluation.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax import losses
+from vit_jax.config import Rate
+
+
+class Task(NamedTuple):
+  """Three pure functions. Arrays of `examples` and of a batch have the batch axis in front."""
+
+  examples: Callable  # (batch, key) -> examples, from which micro-batches are cut
+  loss: Callable  # (params, examples, key) -> (scalar, {name: scalar})
+  predict: Callable  # (params, batch) -> {name: one row for each image}
+
+
+def classify(
+  apply: Callable,
+  normalise: Callable,
+  augment: Callable,
+  classes: int,
+  *,
+  loss: Literal["softmax", "sigmoid"] = "softmax",
+  label_smoothing: Rate = 0.0,
+) -> Task:
+  """Classification: cross-entropy to soft targets [B, V]; predictions are the best five classes and the loss."""
+  cross_entropy = losses.LOSSES[loss]
+
+  def examples(batch, key):
+    images, targets = augment(key, batch["image"], batch["label"])
+    return {"image": images, "target": losses.smooth(targets, label_smoothing)}
+
+  def objective(params, examples, key):
+    logits = apply(params, examples["image"], key)
+    hits = jnp.argmax(logits, -1) == jnp.argmax(examples["target"], -1)
+    return jnp.mean(cross_entropy(logits, examples["target"])), {"top1": jnp.mean(hits)}
+
+  def predict(params, batch):
+    logits = apply(params, normalise(batch["image"]), None)
+    _, best = jax.lax.top_k(logits, min(5, classes))
+    return {"loss": cross_entropy(logits, losses.one_hot(batch["label"], classes)), "best": best}
+
+  return Task(examples, objective, predict)
+
+
+TASKS = {"classify": classify}
