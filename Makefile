@@ -1,0 +1,35 @@
+# make digits: train on real images and see the result.  make test: format, lint and every test.
+# SEED=1 and WORKDIR=... choose another run.
+
+PYTHON ?= python3
+VENV ?= .venv
+SEED ?= 0
+WORKDIR ?= runs/digits$(if $(filter-out 0,$(SEED)),-seed$(SEED))
+BIN := $(VENV)/bin
+
+.PHONY: digits test bench clean
+
+digits: $(VENV)/installed
+	$(BIN)/python -m vit_jax.prepare digits
+	$(BIN)/python -m vit_jax.train --config=configs/digits.py --workdir=$(WORKDIR) --config.seed=$(SEED)
+
+test: $(VENV)/installed-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -v
+
+bench: $(VENV)/installed-torch
+	$(BIN)/python -m benchmarks.digits_step
+
+# pip's time stamp: an extra is installed again when setup.py changes.
+$(VENV)/installed: setup.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/installed-%: setup.py $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) *.egg-info

@@ -1,0 +1,82 @@
+"""Draws a finished digits run: python -m benchmarks.digits_picture --workdir=runs/digits --out=docs/digits.png
+
+Left: accuracy over the run, from metrics.jsonl. Right: test images with label and prediction, mistakes first.
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+
+from vit_jax import build, checkpoints, config, mesh, runtime
+from vit_jax.data import augment, stream
+
+
+def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """(images, labels, predicted classes) of the test split, from the run's last checkpoint."""
+  run = build.complete(config.resolve(runtime.read_json(workdir / "config.json")))
+  parts = build.build(run, jax.devices())
+  with contextlib.closing(checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)) as store:
+    state, _ = store.restore(parts.state_shapes)
+  source = build.open_split(run.data, "test")
+  options = config.arguments(run.data, stream.eval_batches)
+  with contextlib.closing(stream.eval_batches(source, len(source), range(len(source)), **options)) as batches:
+    batch = next(batches)
+  _, apply = build.functional(run.model, run.data.args["image_size"], len(source.classes))
+  images = augment.normalise(batch["image"], **config.arguments(run.data, augment.normalise))
+  logits = jax.jit(lambda params, images: apply(params, images, None))(state.params, images)
+  return batch["image"], batch["label"], np.asarray(logits.argmax(-1))
+
+
+def curves(axes, workdir: pathlib.Path) -> None:
+  """Top-1 against epochs."""
+  lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+  train = [line for line in lines if "train/loss" in line]
+  test = [line for line in lines if "test/top1" in line]
+  epoch_of = {line["step"]: line["train/epoch"] for line in train}
+  last = train[-1]["train/epoch"] / train[-1]["step"]
+  axes.plot([line["train/epoch"] for line in train], [line["train/top1"] for line in train], label="train, augmented")
+  test_epochs = [epoch_of.get(line["step"], line["step"] * last) for line in test]
+  axes.plot(test_epochs, [line["test/top1"] for line in test], "o-", label="test")
+  axes.set(xlabel="epoch", ylabel="top-1", title=f"test top-1 {test[-1]['test/top1']:.2%}", ylim=(0, 1.02))
+  axes.legend(loc="lower right")
+
+
+def gallery(axes, images, labels, guesses, count: int = 32, columns: int = 8) -> None:
+  """A grid of images, mistakes first; each says what it shows and, where wrong, what was predicted."""
+  order = np.argsort(labels == guesses, kind="stable")[:count]
+  tile = images.shape[1]
+  canvas = np.full((count // columns * (tile + 14), columns * (tile + 4)), 255, np.uint8)
+  for place, i in enumerate(order):
+    top, left = place // columns * (tile + 14), place % columns * (tile + 4)
+    canvas[top : top + tile, left : left + tile] = 255 - images[i, :, :, 0]
+    wrong = labels[i] != guesses[i]
+    text = f"{labels[i]}, not {guesses[i]}" if wrong else str(labels[i])
+    axes.text(
+      left + tile / 2, top + tile + 5, text, ha="center", va="center", fontsize=7, color="crimson" if wrong else "black"
+    )
+  axes.imshow(canvas, cmap="gray", vmin=0, vmax=255)
+  axes.set_title(f"{(labels != guesses).sum()} mistakes of {len(labels)}, and some that are right")
+  axes.axis("off")
+
+
+def main() -> None:
+  """Writes the picture."""
+  parser = argparse.ArgumentParser("python -m benchmarks.digits_picture", description=__doc__)
+  parser.add_argument("--workdir", required=True, type=pathlib.Path)
+  parser.add_argument("--out", required=True, type=pathlib.Path)
+  given = parser.parse_args()
+  runtime.start()
+  figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), width_ratios=(1, 1.5), layout="constrained")
+  curves(left, given.workdir)
+  gallery(right, *predictions(given.workdir))
+  given.out.parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(given.out, dpi=110)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,37 @@
+"""CCT-2/3x2 from scratch on scikit-learn's handwritten digits: 1,437 images to train on, 360 to test.
+
+Command:   make digits, or once that has prepared the data
+           python -m vit_jax.train --config=configs/digits.py --workdir=runs/digits
+Hardware:  two CPU cores, 98 to 115 s of training
+Result:    99.17 % top-1 on the test images, mean of seeds 0, 1, 2 (98.89, 99.17, 99.44)
+"""
+
+from vit_jax.config import recipe
+
+
+def get_config():
+  """The run; its seed is 0."""
+  return recipe(
+    model=dict(name="cct_2_3x2_32"),
+    data=dict(
+      name="digits",
+      image_size=32,
+      crop=dict(name="resize"),
+      test_crop=dict(name="resize"),
+      flip=False,
+      warp=dict(name="affine", degrees=15.0, translate=0.1, scale=(0.75, 1.25), shear=15.0),
+    ),
+    task=dict(name="classify", label_smoothing=0.1),
+    # Micro-batches of eight images stay in a CPU's cache: a third more images a second than the batch at once.
+    optim=dict(
+      name="adamw", accumulate=8, lr=3e-3, weight_decay=0.05, warmup="10%", schedule=dict(name="cosine"), clip=1.0
+    ),
+    total="30ep",
+    batch=64,
+    evals=dict(test=dict(name="accuracy", every="50%")),
+  )
+
+
+def sweep():
+  """Three seeds, for a mean and its spread."""
+  return [dict(seed=seed) for seed in range(3)]

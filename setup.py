@@ -1,0 +1,37 @@
+"""Packaging. Bounds are the versions that the test suite has run with, up to the next one that may break."""
+
+from setuptools import find_packages, setup
+
+setup(
+  name="vit_jax",
+  version="0.1.0",
+  description="Vision Transformers in JAX: configs, exact restarts, any number of devices",
+  packages=find_packages(include=["vit_jax", "vit_jax.*"]),
+  python_requires=">=3.11,<3.14",
+  install_requires=[
+    "jax>=0.10.2,<0.12",
+    "flax>=0.12.8,<0.13",
+    "optax>=0.2.8,<0.3",
+    "orbax-checkpoint>=0.12.8,<0.13",
+    "grain>=0.2.18,<0.3",
+    "array_record>=0.8.1,<0.9",
+    "tensorflow-datasets>=4.9.10,<4.10",
+    "importlib_resources>=6.4,<8",  # tensorflow-datasets imports it and does not ask for it
+    "ml-collections>=1.1.0,<2",
+    "clu>=0.0.12,<0.1",
+    # clu writes TensorBoard files with TensorFlow; it never touches the accelerator.
+    "tensorflow-cpu>=2.20,<2.22; sys_platform == 'linux' and platform_machine == 'x86_64'",
+    "tensorflow>=2.20,<2.22; sys_platform != 'linux' or platform_machine != 'x86_64'",
+    "tensorboard>=2.20,<2.22",
+    "einops>=0.8.1,<0.9",
+    "numpy>=2.0,<3",
+    "opencv-python-headless>=5,<6",  # older ones pass truncated JPEGs without a word
+    "scikit-learn>=1.5,<2",  # the bundled digits
+  ],
+  extras_require={
+    "test": ["pytest>=8.3,<10", "pytest-xdist>=3.6,<4", "ruff>=0.17,<0.18", "pillow>=11,<14"],
+    "tpu": ["jax[tpu]>=0.10.2,<0.12"],
+    "gpu": ["jax[cuda12]>=0.10.2,<0.12"],
+    "torch": ["torch>=2.13,<2.14"],  # the peer in benchmarks/
+  },
+)

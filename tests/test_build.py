@@ -1,0 +1,88 @@
+"""Assembly: nothing is allocated before it is asked for, and state is born where it lives."""
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import build, trees
+
+
+def test_parameters_and_optimizer_state_are_born_sharded():
+  parts = tiny.parts(8, **{"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.heads": 2})
+  state = parts.init()
+  for name, leaf in trees.flatten(state).items():
+    assert leaf.sharding == trees.flatten(parts.state_shapes)[name].sharding, name
+  query = state.params["blocks/0/attention/query/kernel"]
+  assert query.sharding.spec == P("fsdp", "tensor", None)
+  adam = [
+    leaf for name, leaf in trees.flatten(state.optimizer).items() if name.endswith("blocks/0/attention/query/kernel")
+  ]
+  assert len(adam) == 2
+  assert all(leaf.sharding == query.sharding for leaf in adam)
+
+
+def test_the_step_keeps_every_array_where_it_was():
+  parts = tiny.parts(8, **{"mesh.data": 2, "mesh.fsdp": 4})
+  batches = parts.batches(0)
+  state, _ = parts.step(parts.init(), next(batches))
+  batches.close()
+  expected = trees.flatten(parts.state_shapes)
+  assert all(leaf.sharding == expected[name].sharding for name, leaf in trees.flatten(state).items())
+
+
+def test_all_devices_start_with_the_same_numbers():
+  one, eight = tiny.parts(1).init(), tiny.parts(8, **{"mesh.data": 1, "mesh.fsdp": 8}).init()
+  for path, value in one.params.items():
+    np.testing.assert_array_equal(value, eight.params[path], err_msg=path)
+
+
+def test_the_stream_begins_at_any_step():
+  parts = tiny.parts(2)
+  stream = parts.batches(0)
+  expected = [jax.device_get(next(stream)) for _ in range(4)][3]
+  stream.close()
+  stream = parts.batches(3)
+  found = jax.device_get(next(stream))
+  stream.close()
+  assert found.keys() == parts.batch_shapes.keys()
+  for name, value in expected.items():
+    np.testing.assert_array_equal(found[name], value)
+    assert (found[name].shape, found[name].dtype) == (parts.batch_shapes[name].shape, parts.batch_shapes[name].dtype)
+
+
+def test_flops_are_those_of_the_published_model():
+  run = tiny.run(model__depth="default", model__width="default", model__heads="default", model__hidden="default")
+  parts = build.build(run, jax.devices())
+  assert parts.flops_per_image / 3 / 2 == pytest.approx(0.035e9, rel=0.02)  # 0.035 G multiply-adds, with attention
+
+
+@pytest.mark.parametrize("frozen", ["['blocks/.*']", "['embedding/.*', 'position/table']"])
+def test_frozen_parameters_hold_no_optimizer_state_and_stay(frozen):
+  parts = tiny.parts(8, optim__frozen=frozen, **{"mesh.fsdp": 2})
+  batches = parts.batches(0)
+  state = parts.init()
+  before = jax.device_get(state.params)
+  state, _ = parts.step(state, next(batches))
+  state, _ = parts.step(state, next(batches))
+  batches.close()
+  held = [
+    path for path in before if path.startswith(("blocks/",) if "blocks" in frozen else ("embedding/", "position/"))
+  ]
+  assert held
+  for path in before:
+    same = np.array_equal(before[path], state.params[path])
+    assert same == (path in held or path == "pool/score/bias"), path
+    assert (path in held) != any(path in name for name in trees.flatten(state.optimizer)), path
+
+
+@pytest.mark.parametrize("changes", [{"model.scan": "true"}, {"model.remat": "full"}, {"model.dtype": "bfloat16"}])
+def test_the_models_switches_reach_it_from_the_config(changes):
+  parts = tiny.parts(8, **changes)
+  batches = parts.batches(0)
+  state, metrics = parts.step(parts.init(), next(batches))
+  batches.close()
+  assert np.isfinite(metrics["loss"])
+  assert all(value.dtype == np.float32 for value in state.params.values())
+  assert any("blocks/attention" in path for path in state.params) == ("model.scan" in changes)

@@ -1,0 +1,70 @@
+"""Two processes with two devices each train what one process with four devices trains."""
+
+import contextlib
+import json
+import signal
+import socket
+
+import jax
+import numpy as np
+import tiny
+
+from vit_jax import checkpoints, mesh
+from vit_jax.prepare import prepare
+
+
+def pair(workdir, **changes):
+  """Two processes of one run, over loopback."""
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+  return [
+      tiny.command(
+          "train", *tiny.words(workdir, **changes), devices=2,
+          VITJAX_COORDINATOR=f"127.0.0.1:{port}", VITJAX_PROCESSES="2", VITJAX_PROCESS=str(i),
+      )
+      for i in range(2)
+  ]  # fmt: skip
+
+
+def weights(workdir, **changes):
+  """Parameters of the last checkpoint, read onto four devices."""
+  parts = tiny.parts(4, **changes)
+  with contextlib.closing(checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)) as store:
+    return jax.device_get(store.restore(parts.state_shapes)[0].params)
+
+
+def result(workdir):
+  return json.loads((workdir / "result.json").read_text())
+
+
+def test_two_processes_equal_one_and_stop_together(tmp_path):
+  prepare("digits")
+  axes = {"mesh.data": 2, "mesh.fsdp": 2}
+  tiny.finish(tiny.command("train", *tiny.words(tmp_path / "one", **axes), devices=4))
+  # Asked to stop by a signal to one of them, both save and go; the same commands finish.
+  first, second = pair(tmp_path / "two", total="4000", **axes)
+  for line in first.stdout:
+    if line.lstrip().startswith("2/"):
+      break
+  second.send_signal(signal.SIGTERM)
+  tiny.finish(first, 42)
+  tiny.finish(second, 42)
+  printed = [tiny.finish(process) for process in pair(tmp_path / "three", **axes)]
+  one, three = result(tmp_path / "one"), result(tmp_path / "three")
+  # Sums over the network are taken in another order than inside a process: the last bit may differ.
+  for path, value in weights(tmp_path / "one", **axes).items():
+    np.testing.assert_allclose(weights(tmp_path / "three", **axes)[path], value, atol=1e-6, err_msg=path)
+  assert three["images"] == 360
+  assert {k: v for k, v in three.items() if k.startswith(("top", "prec", "rec", "f1"))} == {
+    k: v for k, v in one.items() if k.startswith(("top", "prec", "rec", "f1"))
+  }
+  assert "12/12" in printed[0]
+  assert "12/12" not in printed[1]
+
+
+def test_a_mistake_ends_all_processes_with_2(tmp_path):
+  prepare("digits")
+  for process in pair(tmp_path / "bad", batch="6"):
+    assert "6 does not divide over 4 devices" in tiny.finish(process, 2)
+  assert not (tmp_path / "bad").exists()

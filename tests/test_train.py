@@ -1,0 +1,204 @@
+"""Whole runs: results, restarts bit for bit after any death, refusals, other meshes."""
+
+import contextlib
+import dataclasses
+import json
+import random
+import shutil
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import build, checkpoints, mesh, train
+from vit_jax.prepare import prepare
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared():
+  prepare("digits")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  """An uninterrupted run of 12 steps on one device, as a user starts it."""
+  workdir = tmp_path_factory.mktemp("whole")
+  printed = tiny.finish(tiny.command("train", *tiny.words(workdir)))
+  return workdir, printed, json.loads((workdir / "result.json").read_text())
+
+
+def weights(workdir):
+  return json.loads((workdir / "result.json").read_text())["weights_sha256"]
+
+
+def test_a_run_says_what_it_does_and_leaves_its_figures(whole):
+  workdir, printed, result = whole
+  for words in ("parameters", "12/12  100%", "images/s", "left", "f1 macro", "tensorboard --logdir"):
+    assert words in printed, words
+  figures = {f"{metric}_{average}" for metric in ("precision", "recall", "f1") for average in ("weighted", "macro")}
+  assert figures | {
+      "top1", "top5", "loss", "seed", "steps", "train_seconds", "images_per_second", "config_sha256", "weights_sha256",
+      "packages", "images", "skipped_images",
+  } == result.keys()  # fmt: skip
+  assert (result["steps"], result["seed"], result["images"]) == (12, 0, 360)
+  assert result["recall_weighted"] == pytest.approx(result["top1"], abs=1e-12)
+  lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+  logged = [line for line in lines if "train/loss" in line]
+  assert [line["step"] for line in logged] == [2, 4, 6, 8, 10, 12]
+  assert {
+    "train/learning_rate",
+    "train/gradient_norm",
+    "train/update_norm",
+    "data_wait",
+    "images_per_second_per_chip",
+  } <= (logged[-1].keys())
+  assert [line["step"] for line in lines if "test/top1" in line] == [6, 12]
+
+
+def test_a_finished_run_does_nothing_and_says_so(whole):
+  workdir = whole[0]
+  before = {file: file.stat().st_mtime_ns for file in workdir.rglob("*") if file.is_file() and file.name != "lock"}
+  printed = tiny.finish(tiny.command("train", *tiny.words(workdir)))
+  assert "nothing to do" in printed
+  assert before == {
+    file: file.stat().st_mtime_ns for file in workdir.rglob("*") if file.is_file() and file.name != "lock"
+  }
+
+
+def test_evaluate_gives_the_figures_of_the_end_of_training(whole):
+  workdir, _, result = whole
+  printed = tiny.finish(tiny.command("evaluate", f"--workdir={workdir}"))
+  for name in ("top1", "top5", "f1_macro"):
+    assert f"{result[name]:.2%}" in next(line for line in printed.splitlines() if name.replace("_", " ") in line)
+  assert f"{result['loss']:.4f}" in printed
+  assert "1,437" in tiny.finish(tiny.command("evaluate", f"--workdir={workdir}", "--split=train"))
+
+
+def test_killed_at_random_moments_a_run_ends_with_the_same_bits(whole, tmp_path):
+  draw = random.Random(0)
+  deaths = 0
+  for _ in range(40):
+    process = tiny.command("train", *tiny.words(tmp_path, checkpoint__every=1))
+    with contextlib.suppress(Exception):
+      process.wait(timeout=draw.uniform(3.0, 9.0))
+    if process.poll() is not None:
+      break
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    deaths += 1
+    if deaths == 4:
+      break
+  tiny.finish(tiny.command("train", *tiny.words(tmp_path, checkpoint__every=1)))
+  assert deaths
+  assert weights(tmp_path) == whole[2]["weights_sha256"]
+  steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+  assert steps == sorted(steps)
+
+
+def test_sigterm_finishes_the_step_saves_and_exits_42(whole, tmp_path):
+  process = tiny.command("train", *tiny.words(tmp_path, total=4000, checkpoint__every=100000, log__every=1))
+  for line in process.stdout:
+    if line.lstrip().startswith("2/"):
+      break
+  process.send_signal(signal.SIGTERM)
+  printed = tiny.finish(process, 42)
+  step = int(printed.split("stopped at step ")[1].split()[0])
+  assert (tmp_path / "checkpoints" / str(step)).is_dir()
+  assert step >= 2
+
+
+def test_a_shorter_total_than_what_is_done_is_refused(whole, tmp_path):
+  shutil.copytree(whole[0], tmp_path / "copy")
+  message = tiny.finish(tiny.command("train", *tiny.words(tmp_path / "copy", total=5)), 2)
+  assert "12 already" in message
+
+
+def test_another_config_in_the_same_workdir_is_refused_with_the_differences(whole):
+  workdir = whole[0]
+  message = tiny.finish(tiny.command("train", *tiny.words(workdir, **{"optim.lr": "0.5", "batch": 32})), 2)
+  assert "optim.lr: 0.003 -> 0.5" in message
+  assert "batch: 16 -> 32" in message
+  assert "model" not in message.split("undo:")[1]
+
+
+def test_a_second_process_in_the_workdir_is_refused(tmp_path):
+  first = tiny.command("train", *tiny.words(tmp_path, total=4000))
+  while not (tmp_path / "lock").exists() and first.poll() is None:
+    time.sleep(0.1)
+  time.sleep(0.3)
+  message = tiny.finish(tiny.command("train", *tiny.words(tmp_path, total=4000)), 2)
+  first.kill()
+  first.communicate()
+  assert f"in use by process {first.pid}" in message
+
+
+def test_a_loss_that_is_not_finite_ends_with_44_and_keeps_the_last_good_checkpoint(tmp_path):
+  changes = {"optim.lr": "1e30", "optim.clip": "none", "optim.warmup": "6", "checkpoint__every": 1}
+  message = tiny.finish(tiny.command("train", *tiny.words(tmp_path, **changes)), 44)
+  assert "not finite" in message
+  kept = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
+  assert kept
+  parts = tiny.parts(1, **changes)
+  state, _ = checkpoints.Checkpoints(tmp_path, mesh.replicated(parts.mesh)).restore(parts.state_shapes)
+  assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(state))
+
+
+MESHES = {
+    "8 data": (8, {}), "4 data": (4, {}), "fsdp": (8, {"mesh.data": 2, "mesh.fsdp": 4}),
+    "tensor": (8, {"mesh.data": 4, "mesh.tensor": 2}), "all": (8, {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}),
+    "accumulated": (8, {"optim.accumulate": 2, "model.attention_dropout": 0, "model.stochastic_depth": 0}),
+}  # fmt: skip
+
+
+def trained(workdir, devices=8, **changes):
+  parts = tiny.parts(devices, **({"model.heads": 2, "optim.clip": "none"} | changes))
+  train.train(parts, workdir)
+  state, _ = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh)).restore(parts.state_shapes)
+  return jax.device_get(state.params)
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+  return {
+    plain: trained(tmp_path_factory.mktemp("single"), 1, **changes)
+    for plain, changes in ((False, {}), (True, {"model.attention_dropout": 0, "model.stochastic_depth": 0}))
+  }
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_every_mesh_trains_the_same_model(single, tmp_path, name):
+  devices, changes = MESHES[name]
+  found, expected = trained(tmp_path, devices, **changes), single["accumulate" in str(changes)]
+  for path, value in expected.items():
+    np.testing.assert_allclose(found[path], value, atol=1e-5, err_msg=path)
+
+
+@pytest.mark.parametrize("after", [4, 1])
+def test_eight_devices_become_four_or_one(single, tmp_path, after):
+  parts = tiny.parts(8, **{"model.heads": 2, "optim.clip": "none"})
+  batches, steps = parts.batches, iter(range(7))
+
+  class Dying(build.Feed):
+    def __next__(self):
+      if next(steps, None) is None:
+        raise InterruptedError
+      return super().__next__()
+
+  def dying(start):
+    feed = batches(start)
+    feed.__class__ = Dying
+    return feed
+
+  with pytest.raises(InterruptedError):
+    train.train(dataclasses.replace(parts, batches=dying), tmp_path)
+  found = trained(tmp_path, after)
+  for path, value in single[False].items():
+    np.testing.assert_allclose(found[path], value, atol=1e-5, err_msg=path)
+
+
+def test_a_trace_is_written_that_tensorboard_finds(tmp_path):
+  tiny.finish(tiny.command("train", *tiny.words(tmp_path), "--profile=2"))
+  assert list((tmp_path / "tensorboard").glob("plugins/profile/*/*.xplane.pb"))

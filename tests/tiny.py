@@ -1,0 +1,60 @@
+"""A run small enough for a test: digits, a CCT of one narrow block, a few steps."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+
+from vit_jax import build, config, flags
+from vit_jax.prepare import prepare
+
+ROOT = pathlib.Path(__file__).parent.parent
+SMALL = {
+    "model.depth": "1", "model.width": "16", "model.heads": "1", "model.hidden": "16",
+    "optim.accumulate": "1", "batch": "16", "total": "12", "checkpoint.every": "3", "log.every": "2",
+    "evals.test.every": "6",
+}  # fmt: skip
+
+
+def run(file="configs/digits.py", **changes) -> config.Run:
+  """The shipped digits recipe, shrunk; changes name keys with __ for dots."""
+  edited = flags.load(str(ROOT / file))
+  for key, text in (SMALL | {k.replace("__", "."): str(v) for k, v in changes.items()}).items():
+    flags.edit(edited, key, text)
+  return build.complete(config.resolve(edited))
+
+
+def parts(devices=8, **changes) -> build.Parts:
+  """The shrunk run on so many of the fake devices."""
+  prepare("digits")
+  return build.build(run(**changes), jax.devices()[:devices])
+
+
+def command(verb: str, *given: str, devices: int = 1, **environment) -> subprocess.Popen:
+  """A verb as a user starts it, on so many fake devices."""
+  environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"} | environment
+  return subprocess.Popen(
+      [sys.executable, "-m", f"vit_jax.{verb}", *given],
+      cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+  )  # fmt: skip
+
+
+def words(workdir, **changes) -> list[str]:
+  """Flags of `train` for the shrunk run."""
+  keys = SMALL | {k.replace("__", "."): str(v) for k, v in changes.items()}
+  return ["--config=configs/digits.py", f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in keys.items())]
+
+
+def finish(process: subprocess.Popen, code: int = 0) -> str:
+  """Waits; everything it printed. Fails unless it exits with `code`."""
+  out, err = process.communicate(timeout=300)
+  assert process.returncode == code, f"exit {process.returncode}, expected {code}\n{out[-3000:]}\n{err[-5000:]}"
+  return out + err
+
+
+def changed(run: config.Run, **fields) -> config.Run:
+  """The run with other fields."""
+  return dataclasses.replace(run, **fields)

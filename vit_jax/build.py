@@ -1,0 +1,277 @@
+"""Assembly: a run and devices to everything that a verb needs. The one place that knows all parts.
+
+`complete` checks names and arguments without touching a device; `build` checks what depends on data and devices. Both
+raise ConfigError, before anything is written.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from clu import parameter_overview
+from flax import nnx
+
+from vit_jax import evals, hardware, mesh, metrics, models, optim, rng, steps, tasks, trees
+from vit_jax.config import Choice, ConfigError, Duration, Run, arguments, bind, lookup
+from vit_jax.data import augment, catalog, stream
+
+
+class Eval(NamedTuple):
+  """An evaluation and how often it is due."""
+
+  every: int  # steps
+  measure: Callable  # (params, poll) -> {name: figure}
+
+
+class Feed:
+  """Batches as global arrays: an iterator over a stream's rows of this process; `close` ends its threads."""
+
+  def __init__(self, stream: stream.Batches, rows: np.ndarray, size: int, sharding: jax.sharding.Sharding):
+    self._stream, self._rows, self._size, self._sharding = stream, rows, size, sharding
+
+  def __iter__(self):
+    return self
+
+  def __next__(self) -> dict[str, jax.Array]:
+    local = next(self._stream)
+    return {name: mesh.global_array(value, self._rows, self._size, self._sharding) for name, value in local.items()}
+
+  @property
+  def skipped(self) -> int:
+    """Images that could not be decoded, so far, in this process."""
+    return self._stream.skipped
+
+  def close(self) -> None:
+    """Ends the threads that read ahead."""
+    self._stream.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """What a run is made of, on given devices."""
+
+  run: Run
+  mesh: jax.sharding.Mesh
+  total: int  # steps of the run
+  examples: int  # images of an epoch
+  save_every: int
+  log_every: int
+  keep: int
+  keep_every: int | None
+  schedule: Callable  # step -> learning rate
+  init: Callable  # () -> State, born sharded
+  step: Callable  # (state, batch) -> (state, metrics), jitted
+  state_shapes: steps.State  # with shardings
+  batch_shapes: dict[str, jax.ShapeDtypeStruct]
+  batches: Callable[[int], Feed]  # from a step on
+  evals: dict[str, Eval]
+  flops_per_image: int  # forward and backward, of the model
+
+  def compile(self):
+    """The train step for these shapes, compiled."""
+    return self.step.lower(self.state_shapes, self.batch_shapes).compile()
+
+  def overview(self) -> str:
+    """Table of the parameters, and how large the run is."""
+    return "\n".join(
+      (
+        parameter_overview.get_parameter_overview(self.state_shapes.params, include_stats=False),
+        f"{self.run.model.name}: {trees.count(self.state_shapes.params):,} parameters, "
+        f"{self.flops_per_image / 1e9:.3g} GFLOP an image; {self.examples:,} images, batch {self.run.batch}, "
+        f"{self.total:,} steps on {_device_text(self.mesh)}",
+      )
+    )
+
+
+def complete(run: Run) -> Run:
+  """The run with every name looked up and every argument checked and filled in."""
+  return dataclasses.replace(
+    run,
+    model=bind(run.model, (models.lookup(run.model.name, "config.model"),), "config.model"),
+    data=catalog.bind(run.data),
+    optim=optim.bind(run.optim),
+    task=bind(run.task, (lookup(tasks.TASKS, run.task.name, "config.task"),), "config.task"),
+    evals={
+      name: bind(choice, (lookup(evals.EVALS, choice.name, f"config.evals.{name}"),), f"config.evals.{name}")
+      for name, choice in run.evals.items()
+    },
+  )
+
+
+def build(run: Run, devices) -> Parts:
+  """Everything for a completed run on `devices`, which may be those of a TPU topology that is not there."""
+  grid = mesh.make(run.mesh, devices)
+  source = open_split(run.data, "train")
+  size, classes = run.data.args["image_size"], len(source.classes)
+  _check_batch(run, grid, len(source))
+  total = run.total.steps(run.batch, len(source))
+  if not 0 < total < 2**31:
+    raise ConfigError(f"config.total: {run.total!s} is {total:,} steps of {run.batch} images; allowed: 1 to 2**31 - 1")
+
+  def steps_of(duration: Duration) -> int:
+    return duration.steps(run.batch, len(source), total)
+
+  # The model as pure functions of flat parameters.
+  parameters, apply = functional(run.model, size, classes)
+  shapes = jax.eval_shape(parameters, rng.stream(run.seed, 0, "init"))
+
+  # Where XLA would guess wrong: it does not carry the batch axis into a scanned layer whose parameters are split.
+  def placed(params, images, key):
+    with models.pinned(mesh.batch(grid)):
+      return apply(params, images, key)
+
+  transformation, schedule = optim.create(run.optim, shapes, total, steps_of)
+  frozen = optim.frozen_paths(run.optim.args["frozen"], shapes)
+
+  # The task and the step.
+  dtype = np.dtype(run.model.args["dtype"])
+  normalise = functools.partial(augment.normalise, dtype=dtype, **arguments(run.data, augment.normalise))
+  augmented = augment.build(classes, dtype, **arguments(run.data, augment.build))
+  task = tasks.TASKS[run.task.name](placed, normalise, augmented, classes, **run.task.args)
+  gradient = steps.gradient(task.loss, frozen)
+  micro_batches = run.optim.args["accumulate"]
+  if micro_batches > 1:
+    gradient = steps.accumulated(gradient, micro_batches, mesh.micro_batches(grid))
+  averaged = run.optim.args["ema"]
+  step = steps.train_step(run.seed, task.examples, gradient, transformation, averaged or 0.0)
+  init = functools.partial(steps.init, run.seed, parameters, transformation, averaged is not None)
+
+  # Where everything lives.
+  state_shapes = jax.eval_shape(init)
+  shardings = _shardings(run, grid, transformation, state_shapes)
+  _check_memory(run, grid, state_shapes, shardings)
+  whole, split = mesh.replicated(grid), mesh.batch(grid)
+  batch_shapes = {
+    "image": jax.ShapeDtypeStruct((run.batch, size, size, 3), np.uint8, sharding=split),
+    "label": jax.ShapeDtypeStruct((run.batch,), np.int32, sharding=split),
+    "mask": jax.ShapeDtypeStruct((run.batch,), np.float32, sharding=split),
+  }
+  jax.eval_shape(step, state_shapes, batch_shapes)  # a mistake in the step shows here, not on the devices
+
+  def predict(params, batch):
+    return {**task.predict(params, batch), "label": batch["label"], "mask": batch["mask"]}
+
+  save_every, keep_every = max(1, steps_of(run.checkpoint.every)), run.checkpoint.keep_every
+  return Parts(
+    run=run,
+    mesh=grid,
+    total=total,
+    examples=len(source),
+    save_every=save_every,
+    log_every=max(1, steps_of(run.log.every)),
+    keep=run.checkpoint.keep,
+    # In whole saves: only a step that is saved can be kept.
+    keep_every=keep_every and save_every * max(1, round(steps_of(keep_every) / save_every)),
+    schedule=schedule,
+    init=jax.jit(init, out_shardings=shardings),
+    step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, whole)),
+    state_shapes=jax.tree.map(
+      lambda shape, where: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=where), state_shapes, shardings
+    ),
+    batch_shapes=batch_shapes,
+    batches=functools.partial(_train_batches, run, source, split),
+    evals=_evals(run, grid, jax.jit(predict, out_shardings=whole), classes, steps_of),
+    flops_per_image=3 * metrics.flops(lambda p, x: apply(p, x, None), shapes, _image(size)),
+  )
+
+
+def functional(model: Choice, image_size: int, classes: int) -> tuple[Callable, Callable]:
+  """A model as (key -> {path: parameter}) and (parameters, images [B, H, W, C], key or None) -> logits [B, V]."""
+  make = models.lookup(model.name)
+
+  def create(key):
+    return make(image_size, 3, classes, nnx.Rngs(params=key), **model.args)
+
+  graph, state = nnx.split(nnx.eval_shape(lambda: create(jax.random.key(0))))
+  paths = list(trees.flatten(state))
+  leaves, structure = jax.tree.flatten(trees.map_named(lambda name, _: name, state))
+  assert sorted(leaves) == sorted(paths)
+
+  def parameters(key):
+    return trees.flatten(nnx.state(create(key)))
+
+  def apply(params, images, key):
+    module = nnx.merge(graph, jax.tree.unflatten(structure, [params[path] for path in leaves]))
+    return module(images, key)
+
+  return parameters, apply
+
+
+def _shardings(run, grid, transformation, shapes):
+  """Shardings of the whole State."""
+  params = mesh.parameters(models.sharding(run.model.name), shapes.params, grid)
+  return steps.State(
+    step=mesh.replicated(grid),
+    params=params,
+    ema={path: params[path] for path in shapes.ema},
+    optimizer=mesh.optimizer(transformation, shapes.params, params, grid),
+  )
+
+
+def open_split(choice: Choice, split: str):
+  """The source of a bound data choice; "train" and "test" are what the data names so."""
+  return catalog.open_source(choice.name, split, **arguments(choice, catalog.open_source))
+
+
+def _train_batches(run, source, sharding, start) -> Feed:
+  rows = mesh.local_rows(sharding, run.batch)
+  options = arguments(run.data, stream.train_batches)
+  return Feed(stream.train_batches(source, run.seed, run.batch, rows, start, **options), rows, run.batch, sharding)
+
+
+def _evals(run, grid, predict, classes, steps_of):
+  sharding, shards = mesh.batch(grid), mesh.batch_shards(grid)
+  options = arguments(run.data, stream.eval_batches)
+
+  def batches(split, size):
+    rows = mesh.local_rows(sharding, size)
+    found = stream.eval_batches(open_split(run.data, split), size, rows, **options)
+    return Feed(found, rows, size, sharding)
+
+  result = {}
+  for name, choice in run.evals.items():
+    size, split = choice.args["batch"] or run.batch, choice.args["split"]
+    if size % shards:
+      raise ConfigError(f"config.evals.{name}.batch: {size} does not divide over {shards} devices")
+    if len(open_split(run.data, split).classes) != classes:
+      raise ConfigError(f"config.evals.{name}.split: {split!r} has other classes than the training split")
+    measure = evals.EVALS[choice.name](predict, batches, classes, run.batch, **choice.args)
+    result[name] = Eval(max(1, steps_of(choice.args["every"])), measure)
+  return result
+
+
+def _check_batch(run, grid, examples):
+  shards, micro = mesh.batch_shards(grid), run.optim.args["accumulate"]
+  if run.batch > examples:
+    raise ConfigError(f"config.batch: {run.batch} is more than the {examples} images of {run.data.args['train']!r}")
+  if run.batch % (shards * micro):
+    unit = shards * micro
+    near = sorted({max(unit, run.batch // unit * unit), -(-run.batch // unit) * unit})
+    parts = f"{shards} devices (mesh axes data and fsdp)" + (f" and {micro} micro-batches" if micro > 1 else "")
+    raise ConfigError(f"config.batch: {run.batch} does not divide over {parts}; nearest that do: {near}")
+
+
+def _check_memory(run, grid, shapes, shardings):
+  """A state that cannot fit is an error before anything is allocated; activations come on top."""
+  device = grid.devices.flat[0]
+  limit = hardware.memory(device)
+  gradients = mesh.bytes_per_device(shapes.params, shardings.params)
+  needed = mesh.bytes_per_device(shapes, shardings) + gradients
+  if limit and needed > limit:
+    raise ConfigError(
+      f"config.model: {run.model.name} needs {needed / 2**30:.1f} GiB on each of {grid.devices.size} devices for "
+      f"parameters, gradients and optimizer alone; a {device.device_kind} has {limit / 2**30:.1f} GiB. Spread it with "
+      "config.mesh.fsdp, or take a smaller model"
+    )
+
+
+def _image(size):
+  return jax.ShapeDtypeStruct((1, size, size, 3), np.float32)
+
+
+def _device_text(grid):
+  axes = ", ".join(f"{axis}={size}" for axis, size in grid.shape.items() if size > 1) or "no axis split"
+  return f"{grid.devices.size} x {grid.devices.flat[0].device_kind} ({axes})"
