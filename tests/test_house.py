@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: floors, sizes, tests for every module, links of the README."""
+"""The house rules that a machine can check: floors, tests for every module, links of the README."""
 
 import ast
 import pathlib
@@ -15,7 +15,7 @@ FLOORS = (
     {"train", "evaluate", "prepare"},
 )  # fmt: skip
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
-# Not by floor alone: verbs share the training loop's words, assembly holds the evaluations, everyone may end a run.
+# Not by floor alone: verbs share the training loop's words, assembly holds the evaluations.
 ALSO = {("evaluate", "train"), ("build", "evals")}
 FILES = sorted((ROOT / "vit_jax").rglob("*.py"))
 

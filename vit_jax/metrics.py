@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import logging
 import math
 import os
 import pathlib
@@ -10,6 +11,8 @@ import time
 import jax
 import jax.extend.core
 import numpy as np
+
+from vit_jax import runtime
 
 
 class Writer:
@@ -31,7 +34,7 @@ class Writer:
     """One line and one point per scalar; returns at once."""
     if self._active:
       self._lines.write(json.dumps({"step": step, **scalars}) + "\n")
-      self._pool.submit(lambda: self._tensorboard.result().write_scalars(step, scalars)).add_done_callback(_check)
+      self._pool.submit(lambda: self._tensorboard.result().write_scalars(step, scalars)).add_done_callback(_warn)
 
   def close(self) -> None:
     """Flushes both."""
@@ -51,8 +54,9 @@ def _tensorboard(directory):
   return metric_writers.SummaryWriter(str(directory))
 
 
-def _check(future):
-  future.result()
+def _warn(future):
+  if error := future.exception():
+    logging.warning("TensorBoard: %s; metrics.jsonl has the figures all the same", error)
 
 
 def _drop_after(path, start):
@@ -66,15 +70,13 @@ def _drop_after(path, start):
         kept.append(line + "\n")
     except (json.JSONDecodeError, KeyError, TypeError):
       continue  # torn by a kill
-  from vit_jax import runtime
-
   runtime.write_text(path, "".join(kept))
 
 
 class Clock:
   """Images a second over steady steps: compilation, evaluations and saves are taken out.
 
-  `seen` is (images, seconds) of earlier sessions of the same run.
+  It begins with the images and seconds of earlier sessions of the same run.
   """
 
   def __init__(self, images: int = 0, seconds: float = 0.0):

@@ -155,6 +155,7 @@ class Session:
     self._preemption = preemption
     self._pending = collections.deque()  # (step, metrics on the devices) not fetched yet
     self._batches = parts.batches(start)
+    self._tracing = False
     self._rows = []  # fetched and not written yet
     self._lapped = 0  # step of the last lap of the clock
 
@@ -305,7 +306,7 @@ class Session:
     if self.profile and done == warm:
       jax.profiler.start_trace(str(self.workdir / "tensorboard"))
       self._tracing = True
-    elif getattr(self, "_tracing", False) and (done is None or done == warm + self.profile):
+    elif self._tracing and (done is None or done == warm + self.profile):
       jax.profiler.stop_trace()
       self._tracing = False
       say(f"wrote a trace; look at it with: tensorboard --logdir={self.workdir}/tensorboard")
