@@ -25,13 +25,15 @@ setup(
     "tensorboard>=2.20,<2.22",
     "einops>=0.8.1,<0.9",
     "numpy>=2.0,<3",
+    "ml_dtypes>=0.5,<0.7",  # bfloat16 in files
+    "safetensors>=0.6,<0.9",
     "opencv-python-headless>=5,<6",  # older ones pass truncated JPEGs without a word
     "scikit-learn>=1.5,<2",  # the bundled digits
   ],
   extras_require={
-    "test": ["pytest>=8.3,<10", "pytest-xdist>=3.6,<4", "ruff>=0.17,<0.18", "pillow>=11,<14"],
+    "test": ["pytest>=8.3,<10", "pytest-xdist>=3.6,<4", "ruff>=0.17,<0.18", "pillow>=11,<14", "scipy>=1.14,<2"],
     "tpu": ["jax[tpu]>=0.10.2,<0.12"],
     "gpu": ["jax[cuda12]>=0.10.2,<0.12"],
-    "torch": ["torch>=2.13,<2.14"],  # the peer in benchmarks/
+    "torch": ["torch>=2.13,<2.14"],  # .pth and .bin files; the peer in benchmarks/
   },
 )

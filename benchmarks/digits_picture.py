@@ -26,9 +26,9 @@ def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarr
   options = config.arguments(run.data, stream.eval_batches)
   with contextlib.closing(stream.eval_batches(source, len(source), range(len(source)), **options)) as batches:
     batch = next(batches)
-  _, apply = build.functional(run.model, run.data.args["image_size"], len(source.classes))
+  _, apply, _ = build.functional(run.model, run.data.args["image_size"], len(source.classes))
   images = augment.normalise(batch["image"], **config.arguments(run.data, augment.normalise))
-  logits = jax.jit(lambda params, images: apply(params, images, None))(state.params, images)
+  logits, _ = jax.jit(lambda params, images: apply(params, images, None))(state.params, images)
   return batch["image"], batch["label"], np.asarray(logits.argmax(-1))
 
 

@@ -150,3 +150,66 @@ def test_the_digest_of_weights_is_that_of_their_bytes_in_path_order():
   params = state(3, g).params
   expected = hashlib.sha256(b"".join(np.asarray(params[path]).tobytes() for path in sorted(params))).hexdigest()
   assert checkpoints.weights_digest(params, mesh.replicated(g)) == expected
+
+
+# Parameters alone.
+
+
+def numbers(params):
+  return {path: np.asarray(value) for path, value in params.items()}
+
+
+def test_parameters_alone_are_read_on_the_host_from_the_newest(tmp_path):
+  g = grid()
+  saved(tmp_path, (10, 20), g).close()
+  arrays, about = checkpoints.read_weights(tmp_path)
+  expected = numbers(state(20, g).params)
+  assert arrays.keys() == expected.keys() and about == {"seconds": 20.0}
+  for path, array in arrays.items():
+    assert type(array) is np.ndarray
+    np.testing.assert_array_equal(array, expected[path])
+
+
+def test_a_damaged_newest_leaves_the_one_before_and_changes_nothing(tmp_path):
+  g = grid()
+  saved(tmp_path, (10, 20), g).close()
+  for file in (tmp_path / "checkpoints/20/state").rglob("*"):
+    if file.is_file() and file.stat().st_size > 20:
+      file.write_bytes(file.read_bytes()[:10])
+  before = sorted(tmp_path.rglob("*"))
+  arrays, _ = checkpoints.read_weights(tmp_path)
+  np.testing.assert_array_equal(arrays["head/bias"], numbers(state(10, g).params)["head/bias"])
+  assert sorted(tmp_path.rglob("*")) == before
+  for file in (tmp_path / "checkpoints/10/state").rglob("*"):
+    if file.is_file():
+      file.write_bytes(b"")
+  with pytest.raises(config.ConfigError, match=r"no checkpoint that can be read\n  .*/20: .*\n  .*/10: "):
+    checkpoints.read_weights(tmp_path)
+
+
+def test_changed_bytes_of_parameters_are_noticed(tmp_path):
+  saved(tmp_path, (10,), grid()).close()
+  arrays, about = checkpoints.read_weights(tmp_path)
+  checkpoints.write_weights(tmp_path / "b", arrays, about)
+  again, _ = checkpoints.read_weights(tmp_path / "b")
+  assert all(np.array_equal(again[path], arrays[path]) for path in arrays)
+  kept = tmp_path / "b/checkpoints/0/about/metadata"
+  text = kept.read_text()
+  digits = text.split('"params/head/bias":')[1].split("}")[0].split(",")[0].strip()
+  kept.write_text(text.replace(digits, str(int(digits) ^ 1)))
+  with pytest.raises(config.ConfigError, match="bytes of params/head/bias are not those that were saved"):
+    checkpoints.read_weights(tmp_path / "b")
+
+
+def test_an_average_that_was_not_kept_is_an_error(tmp_path):
+  saved(tmp_path, (10,), grid()).close()
+  with pytest.raises(
+    config.ConfigError, match=r"step 10 holds no ema; the run keeps an average with config\.optim\.ema"
+  ):
+    checkpoints.read_weights(tmp_path, averaged=True)
+
+
+def test_a_workdir_has_checkpoints_or_not(tmp_path):
+  assert not checkpoints.exist(tmp_path)
+  saved(tmp_path, (10,), grid()).close()
+  assert checkpoints.exist(tmp_path)

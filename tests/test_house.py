@@ -11,8 +11,10 @@ FLOORS = (
     {"config", "trees", "rng", "hardware"},
     {"losses", "optim", "mesh", "models", "data", "flags", "runtime"},
     {"tasks", "steps", "checkpoints", "metrics"},
+    {"importers"},
     {"build", "evals"},
-    {"train", "evaluate", "prepare"},
+    {"session"},
+    {"train", "evaluate", "prepare", "convert"},
 )  # fmt: skip
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
 # Not by floor alone: verbs share the training loop's words, assembly holds the evaluations.
@@ -76,7 +78,7 @@ def test_what_is_imported_is_what_setup_asks_for():
       "jax": "jax", "flax": "flax", "optax": "optax", "orbax": "orbax-checkpoint", "grain": "grain",
       "tensorflow_datasets": "tensorflow-datasets", "ml_collections": "ml-collections", "clu": "clu",
       "einops": "einops", "numpy": "numpy", "cv2": "opencv-python-headless", "sklearn": "scikit-learn",
-      "tensorflow": "tensorflow-cpu",
+      "tensorflow": "tensorflow-cpu", "safetensors": "safetensors", "ml_dtypes": "ml_dtypes", "torch": "torch",
   }  # fmt: skip
   standard = __import__("sys").stdlib_module_names
   for file in FILES:

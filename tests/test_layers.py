@@ -72,21 +72,51 @@ def test_max_pool_has_xlas_own_gradient_where_maxima_tie(shape):
   np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("side", [8, 9])
+def test_max_pool_same_is_that_of_xla_in_value_and_gradient(side):
+  def own(x):
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+
+  x = jnp.asarray(normal(2, side, 7, 3))
+  weight = jnp.asarray(normal(*own(x).shape))
+  for f, g in ((own, layers.max_pool_same), (jax.grad(lambda x: (own(x) * weight).sum()), None)):
+    found = (g or jax.grad(lambda x: (layers.max_pool_same(x) * weight).sum()))(x)
+    np.testing.assert_allclose(found, f(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize(
-  ("size", "stride", "padding", "side"), [(3, 1, 1, 8), (7, 2, 3, 9), (4, 4, 0, 8), (3, 2, 1, 8)]
+  ("size", "stride", "padding", "side"),
+  [
+    (3, 1, 1, 8),
+    (7, 2, 3, 9),
+    (4, 4, 0, 8),
+    (3, 2, 1, 8),
+    (3, 2, "same", 8),
+    (3, 2, "same", 9),
+    (5, 1, "same", 8),
+    (1, 2, "same", 8),
+    (4, 4, 0, 10),
+    (5, 3, "same", 7),
+  ],
 )
-def test_both_ways_to_convolve_agree_in_value_and_gradient(size, stride, padding, side):
-  x, kernel = normal(2, side, side, 3), normal(size, size, 3, 4)
+def test_both_ways_to_convolve_agree_in_value_and_gradient(size, stride, padding, side, groups):
+  x, kernel = normal(2, side, side, 4), normal(size, size, 4 // groups, 4)
 
   def native(x, kernel):
     return jax.lax.conv_general_dilated(
-      x, kernel, (stride, stride), [(padding, padding)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
+      x,
+      kernel,
+      (stride, stride),
+      "SAME" if padding == "same" else [(padding, padding)] * 2,
+      dimension_numbers=("NHWC", "HWIO", "NHWC"),
+      feature_group_count=groups,
     )
 
   weight = normal(*native(x, kernel).shape)
   found, expected = (
     jax.jit(jax.value_and_grad(lambda x, kernel, f=f: (f(x, kernel) * weight).sum(), (0, 1)))(x, kernel)
-    for f in (lambda x, kernel: layers.conv(x, kernel, stride, padding), native)
+    for f in (lambda x, kernel: layers.conv(x, kernel, stride, padding, groups), native)
   )
   for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-3)

@@ -10,7 +10,14 @@ from flax import nnx
 from vit_jax import config, models
 from vit_jax.models import compact, vit
 
-ONE = {"depth": 1}
+ONE = {  # family -> what makes a model of it small
+  "vit": {"depth": 1},
+  "compact": {"depth": 1},
+  "mixer": {"depth": 1},
+  "bit": {"stages": (1, 1)},
+  "swin": {"depths": (1, 1, 1, 1)},
+  "efficientnet": {"stages": (1, 1, 1)},
+}
 ANY = ("fsdp", "tensor", None)
 
 
@@ -21,14 +28,41 @@ def test_all_registered_names_are_listed():
 
 @pytest.mark.parametrize("name", models.names())
 def test_every_name_binds_and_builds_with_what_a_run_supplies(name):
-  function = models.lookup(name)
+  function, row = models.lookup(name), models.find(name)
   positional = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
   assert positional == ["image_size", "channels", "classes", "rngs"]
-  choice = config.bind(config.Choice(name, ONE), (function,), "config.model")
-  image_size = 112 if name.startswith("ViT") and not name.endswith("32") else 64
-  model = nnx.eval_shape(lambda: function(image_size, 1, 7, nnx.Rngs(0), **config.arguments(choice, function)))
-  assert model.head.kernel.shape[-1] == 7
+  choice = config.bind(config.Choice(name, ONE[row.family]), (function,), "config.model")
+  assert {"dtype"} <= choice.args.keys()  # what every run asks of a model
+  args = config.arguments(choice, function)
+  model, headless = (
+    nnx.eval_shape(lambda classes=classes: function(row.image_size, 1, classes, nnx.Rngs(0), **args))
+    for classes in (7, 0)
+  )
+  assert model.head.kernel.shape[-1] == 7 and headless.head is None
+  assert model.shape == (row.image_size, row.image_size, 1)
   check_sharding(name, model, scan=False)
+
+
+@pytest.mark.parametrize(
+  ("spelling", "name"),
+  [
+    ("ViT-B_16", "ViT-B/16"),
+    ("B_16", "ViT-B/16"),
+    ("R50+ViT-B_16", "R50+B/16"),
+    ("R_Ti_16", "R+Ti/16"),
+    ("R26_S_32", "R26+S/32"),
+    ("Mixer-L_16", "Mixer-L/16"),
+    ("BiT-M-R101x3", "R101x3"),
+    ("BiT-M-R50x1-ILSVRC2012", "R50x1"),
+    ("BiT-R152x4", "R152x4"),
+    ("EfficientNet-B7", "tf_efficientnet_b7"),
+    ("timm/vit_small_patch16_224.augreg_in21k", "vit_small_patch16_224"),
+    ("deit_tiny_patch16_224.fb_in1k", "deit_tiny_patch16_224"),
+    ("timm/swin_tiny_patch4_window7_224", "swin_tiny_patch4_window7_224"),
+  ],
+)
+def test_published_spellings_are_other_names_of_the_same_models(spelling, name):
+  assert models.find(spelling) is models.find(name)
 
 
 def check_sharding(name, model, scan):
@@ -40,7 +74,7 @@ def check_sharding(name, model, scan):
     assert all(axis in ANY for axis in rows[0])
     named = [axis for axis in rows[0] if axis]
     assert len(named) == len(set(named)), path  # one dimension an axis
-    assert variable.dtype == np.float32 and isinstance(variable, nnx.Param), path
+    assert variable.dtype == np.float32 and isinstance(variable, nnx.Param | nnx.BatchStat), path
 
 
 @pytest.mark.parametrize("scan", [False, True])
@@ -77,7 +111,10 @@ def test_any_patch_size_works():
 @pytest.mark.parametrize(
   ("name", "message"),
   [
-    ("ViT-Q/16", r"config\.model\.name: 'ViT-Q/16' has unknown size 'Q'.* Allowed: Ti, S, B, L, H, g, G\."),
+    (
+      "ViT-Q/16",
+      r"config\.model\.name: 'ViT-Q/16' has unknown size 'Q'.* Allowed: mu, Ti, S, M, B, L, So400m, H, g,",
+    ),
     ("ViT-b/16", r"unknown size 'b'"),
     ("ViT-S/0", r"patch '0'; allowed: a whole number from 1"),
     ("ViT-S/-4", r"patch '-4'"),
@@ -98,7 +135,7 @@ def test_unknown_names_say_what_there_is(name, message):
 
 def test_published_sizes_are_the_defaults_of_create():
   shapes = {
-    name: nnx.eval_shape(lambda name=name: models.create(name, **ONE)) for name in ("cct_14_7x2_384_fl", "ViT-B/32")
+    name: nnx.eval_shape(lambda name=name: models.create(name, depth=1)) for name in ("cct_14_7x2_384_fl", "ViT-B/32")
   }
   assert shapes["cct_14_7x2_384_fl"].shape == (384, 384, 3)
   assert shapes["cct_14_7x2_384_fl"].head.kernel.shape == (384, 102)

@@ -1,23 +1,27 @@
 """vit_jax/models/positions.py against the tables of the original codes."""
 
 import numpy as np
-import parity
-import pytest
 import small
 
 from vit_jax.models import positions
 
 
-@pytest.mark.parametrize(("tokens", "width"), [(64, 256), (65, 128)])
-def test_sine_is_the_table_of_the_compact_transformers(tokens, width):
-  stored = parity.array_file("posemb/posemb_compact_transformers.npz")[f"sine_1d_{tokens}x{width}"]
-  np.testing.assert_allclose(positions.sine(tokens, width), stored[0], atol=2e-6)
+def test_sine_is_the_formula():
+  table = positions.sine(5, 6)
+  for p in range(5):
+    for i in range(6):
+      angle = p / 10000 ** (2 * (i // 2) / 6)
+      np.testing.assert_allclose(table[p, i], np.cos(angle) if i % 2 else np.sin(angle), atol=1e-6)
 
 
-@pytest.mark.parametrize(("rows", "columns", "width"), [(14, 14, 64), (3, 5, 16), (7, 7, 384)])
-def test_sincos2d_is_the_table_of_big_vision(rows, columns, width):
-  stored = parity.array_file("posemb/posemb_resize_zoom.npz")[f"sincos2d_{rows}x{columns}x{width}"]
-  np.testing.assert_allclose(positions.sincos2d(rows, columns, width), stored[0], atol=1e-5)
+def test_sincos2d_is_the_formula():
+  table = positions.sincos2d(2, 3, 12).reshape(2, 3, 4, 3)
+  for y in range(2):
+    for x in range(3):
+      for i in range(3):
+        frequency = 10000 ** (-i / 2)
+        angles = [np.sin(x * frequency), np.cos(x * frequency), np.sin(y * frequency), np.cos(y * frequency)]
+        np.testing.assert_allclose(table[y, x, :, i], angles, atol=1e-6)
 
 
 def test_fixed_tables_are_no_parameters_and_may_have_rows_in_front():

@@ -53,8 +53,9 @@ def test_two_processes_equal_one_and_stop_together(tmp_path):
   printed = [tiny.finish(process) for process in pair(tmp_path / "three", **axes)]
   one, three = result(tmp_path / "one"), result(tmp_path / "three")
   # Sums over the network are taken in another order than inside a process: the last bit may differ.
-  for path, value in weights(tmp_path / "one", **axes).items():
-    np.testing.assert_allclose(weights(tmp_path / "three", **axes)[path], value, atol=1e-6, err_msg=path)
+  expected, found = (weights(tmp_path / name, **axes) for name in ("one", "three"))
+  for path, value in expected.items():
+    np.testing.assert_allclose(found[path], value, atol=1e-6, err_msg=path)
   assert three["images"] == 360
   assert {k: v for k, v in three.items() if k.startswith(("top", "prec", "rec", "f1"))} == {
     k: v for k, v in one.items() if k.startswith(("top", "prec", "rec", "f1"))

@@ -4,6 +4,7 @@ import itertools
 
 import jax
 import numpy as np
+from flax import nnx
 
 from vit_jax import rng
 
@@ -21,3 +22,9 @@ def test_generators_follow_from_seed_name_and_numbers_alone():
   draws = [rng.generator(*case).random() for case in cases]
   assert draws == [rng.generator(*case).random() for case in cases]
   assert len(set(draws)) == len(cases)
+
+
+def test_keys_are_those_of_flax():
+  ours, theirs = rng.Keys(jax.random.key(7)), nnx.Rngs(params=jax.random.key(7))
+  for _ in range(3):
+    np.testing.assert_array_equal(jax.random.key_data(ours.params()), jax.random.key_data(theirs.params()))

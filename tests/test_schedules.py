@@ -1,8 +1,5 @@
 """Learning rates against the curves of big_vision, vision_transformer and timm, and against their definitions."""
 
-import json
-import pathlib
-
 import jax
 import numpy as np
 import pytest
@@ -11,7 +8,6 @@ from vit_jax import config
 from vit_jax.config import Choice, ConfigError, Duration
 from vit_jax.optim import schedules
 
-FIXTURES = pathlib.Path(__file__).parents[2] / "shared" / "parity" / "schedules"
 pytestmark = pytest.mark.filterwarnings("error")
 
 
@@ -27,65 +23,6 @@ def make(name, peak, total, warmup="0", batch=1, examples=1, **args):
 
 def at(schedule, steps):
   return np.asarray(jax.jit(jax.vmap(schedule))(np.asarray(steps, np.int32)))
-
-
-def curves(file):
-  path = FIXTURES / file
-  if not path.is_file():
-    return [pytest.param(None, marks=pytest.mark.skip(reason=f"no fixtures at {path}"))]
-  return [pytest.param(curve, id=curve["name"]) for curve in json.loads(path.read_text())["curves"]]
-
-
-@pytest.mark.parametrize("curve", curves("lr_curves.json"))
-def test_a_curve_per_step_equals_that_of_its_origin(curve):
-  given = dict(curve["arguments"])
-  kind, total, peak = given.pop("decay_type"), given.pop("total_steps"), given.pop("base", 1.0)
-  batch, examples = given.pop("batch_size", 1), given.pop("data_size", 1)
-  peak *= batch / 256 if given.pop("scale_with_batchsize", False) else 1
-  warmup = given.pop("warmup_steps", 0)
-  if "warmup_percent" in given:
-    warmup = f"{100 * given.pop('warmup_percent')}%"
-  if "warmup_epochs" in given:
-    warmup = f"{given.pop('warmup_epochs')}ep"
-  if kind == "rsqrt":
-    args = {
-      "timescale": given.pop("timescale"),
-      "shift": given.pop("shift", 0),
-      "cooldown": given.pop("cooldown_steps", 0),
-    }
-  elif kind == "stair":
-    args = {"at": given.pop("steps"), "factors": given.pop("mults")}
-  elif kind == "polynomial":
-    args = {"power": float(given.pop("power")), "end": given.pop("end")}
-  else:
-    end = given.pop("linear_end", 0.0)  # The original's cosine has no use for it.
-    args = {"end": end if kind == "linear" else 0.0}
-  assert not given
-  rates = at(make(kind, peak, total, warmup, batch, examples, **args), curve["steps"])
-  expected = np.array(curve["values"])
-  np.testing.assert_allclose(rates, expected, rtol=0, atol=5e-7 * expected.max())
-
-
-@pytest.mark.parametrize("curve", curves("epoch_curves.json"))
-@pytest.mark.parametrize(("batch", "examples"), [(1, 1), (128, 1437), (128, 50_000)])
-def test_a_curve_per_epoch_equals_timms_at_the_first_and_the_last_step_of_each_epoch(curve, batch, examples):
-  given = dict(curve["arguments"])
-  warmup, start = given["warmup_t"], given["warmup_lr_init"]
-  if "t_initial" in given:
-    cooldown = 10
-    epochs = given["t_initial"] + cooldown + (warmup if given["warmup_prefix"] else 0)
-    args = {"end": given["lr_min"], "cooldown": f"{cooldown}ep", "after_warmup": given["warmup_prefix"]}
-    name = "epoch_cosine"
-  else:
-    epochs, name, args = 300, "epoch_step", {"every": f"{given['decay_t']}ep", "factor": given["decay_rate"]}
-  total = Duration(f"{epochs}ep").steps(batch, examples)
-  schedule = make(name, given["lr"], total, f"{warmup}ep", batch, examples, start=start, **args)
-  expected = np.array(curve["values"])
-  first = np.array([-(-e * examples // batch) for e in curve["epochs"]])
-  last = np.array([-(-(e + 1) * examples // batch) - 1 for e in curve["epochs"]])
-  for steps in first, last:
-    # float32 holds 24 bits; the table itself is computed in float64.
-    np.testing.assert_allclose(at(schedule, steps), expected, rtol=0, atol=1e-7 * expected.max())
 
 
 @pytest.mark.parametrize("name", schedules.SCHEDULES)

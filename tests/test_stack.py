@@ -103,13 +103,22 @@ def test_initial_numbers_do_not_depend_on_scanning():
 
 
 def test_stochastic_depth_grows_linearly_from_zero():
-  class Layer(nnx.Module):
-    def __call__(self, x, key, rate):
-      return x + jnp.float32(rate) * 10.0 ** jnp.arange(3)
+  np.testing.assert_allclose(stack.growing(0.4, 3), [0, 0.2, 0.4])
+  assert not np.any(stack.growing(0.4, 1)) and not np.any(stack.growing(0.0, 5))
 
-  listed = nnx.List([Layer() for _ in range(3)])
-  x = stack.run(listed, jnp.zeros(3), None, depth=3, remat="none", stochastic_depth=0.4, name="blocks")
-  np.testing.assert_allclose(x, (0 + 0.2 + 0.4) * 10.0 ** np.arange(3), rtol=1e-6)
+
+def test_every_layer_gets_its_rate():
+  class Layer(nnx.Module):
+    def __init__(self, place):
+      self.place = place
+
+    def __call__(self, x, key, rate):
+      return x.at[self.place].add(rate)
+
+  listed = nnx.List([Layer(place) for place in range(3)])
+  rates = np.float32([0.3, 0.0, 0.1])
+  x = stack.run(listed, jnp.zeros(3), None, rates=rates, remat="none", name="blocks")
+  np.testing.assert_array_equal(x, rates)
 
 
 def test_every_layer_draws_from_a_key_of_its_own():
@@ -119,9 +128,7 @@ def test_every_layer_draws_from_a_key_of_its_own():
 
   listed = nnx.List([Layer() for _ in range(3)])
   key = jax.random.key(5)
-  keys = stack.run(
-    listed, jnp.zeros((0, 2), jnp.uint32), key, depth=3, remat="none", stochastic_depth=0.0, name="blocks"
-  )
+  keys = stack.run(listed, jnp.zeros((0, 2), jnp.uint32), key, rates=stack.growing(0.0, 3), remat="none", name="blocks")
   expected = [jax.random.key_data(jax.random.fold_in(key, i)) for i in range(3)]
   np.testing.assert_array_equal(keys, expected)
 

@@ -23,7 +23,7 @@ def examples(batch, key):
 def loss(params, examples, key):
   """Least squares, with a noise that tells which dropout key arrived."""
   error = examples["x"] @ params["a/kernel"] + params["head/bias"] - examples["y"]
-  return jnp.mean(error**2), {"noise": jax.random.normal(key)}
+  return jnp.mean(error**2), ({"noise": jax.random.normal(key)}, {})
 
 
 def one_step(gradient, transformation, ema_decay=0.0, averaged=False, number=1):
@@ -80,12 +80,42 @@ def test_frozen_parameters_stay_and_are_not_in_the_norm():
 
 def test_frozen_parameters_cost_no_backward_pass():
   def flops(frozen):
-    gradient = steps.gradient(lambda p, e, k: ((e["x"] @ p["a"] @ p["b"]).sum(), {}), frozen)
+    gradient = steps.gradient(lambda p, e, k: ((e["x"] @ p["a"] @ p["b"]).sum(), ({}, {})), frozen)
     shapes = {"a": jax.ShapeDtypeStruct((64, 64), jnp.float32), "b": jax.ShapeDtypeStruct((64, 64), jnp.float32)}
     lowered = jax.jit(gradient).lower(shapes, {"x": jax.ShapeDtypeStruct((64, 64), jnp.float32)}, jax.random.key(0))
     return lowered.compile().cost_analysis()["flops"]
 
   assert flops(frozenset({"a"})) < 0.9 * flops(frozenset())
+
+
+def with_statistics(params, examples, key):
+  """The least squares of `loss`, and a running mean of the targets, as a batch norm would have it."""
+  value, (metrics, _) = loss(params, examples, key)
+  return value, (metrics, {"norm/mean": 0.9 * params["norm/mean"] + 0.1 * examples["y"].mean()})
+
+
+def with_mean(key):
+  return parameters(key) | {"norm/mean": jnp.ones(())}
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("frozen", [frozenset(), frozenset({"a/kernel"})])
+def test_statistics_are_what_the_forward_pass_says_and_no_gradients(count, frozen):
+  grid = mesh.make(config.Mesh(), jax.devices()[:2])
+  gradient = steps.gradient(with_statistics, frozen | {"norm/mean"})
+  if count > 1:
+    gradient = steps.accumulated(gradient, count, mesh.micro_batches(grid))
+  state = steps.init(7, with_mean, optax.sgd(0.1), averaged=True)
+  after, metrics = jax.jit(steps.train_step(7, examples, gradient, optax.sgd(0.1), 0.75))(state, BATCH)
+  mean = 0.9 + 0.1 * BATCH["y"].mean()
+  np.testing.assert_allclose(after.params["norm/mean"], mean, rtol=1e-6)
+  np.testing.assert_allclose(after.ema["norm/mean"], 0.75 + 0.25 * mean, rtol=1e-6)
+  # All else is as if there were none.
+  plain, expected = one_step(steps.gradient(loss, frozen), optax.sgd(0.1))
+  for path, value in plain[1].params.items():
+    np.testing.assert_allclose(after.params[path], value, rtol=1e-5, atol=1e-6)
+  for name in ("gradient_norm", "update_norm"):
+    np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-5)
 
 
 def test_the_average_follows_the_weights():

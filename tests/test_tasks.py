@@ -13,7 +13,7 @@ PARAMS = {"w": DRAW.normal(size=(48, 7)).astype(np.float32)}
 
 
 def apply(params, images, key):
-  return images.reshape(len(images), -1) @ params["w"]
+  return images.reshape(len(images), -1) @ params["w"], {"mean": images.mean()}
 
 
 def normalise(images):
@@ -38,12 +38,13 @@ def log_softmax(z):
 def test_the_loss_is_cross_entropy_to_mixed_and_smoothed_targets(smoothing):
   t = task(label_smoothing=smoothing)
   examples = t.examples({"image": IMAGES, "label": LABELS}, None)
-  loss, metrics = t.loss(PARAMS, examples, None)
+  loss, (metrics, statistics) = t.loss(PARAMS, examples, None)
   mixed = (IMAGES / 255.0 + IMAGES[::-1] / 255.0) / 2
   targets = (np.eye(7)[LABELS] + np.eye(7)[LABELS][::-1]) / 2 * (1 - smoothing) + smoothing / 7
   logits = mixed.reshape(6, -1) @ PARAMS["w"].astype(np.float64)
   np.testing.assert_allclose(loss, -(targets * log_softmax(logits)).sum(1).mean(), rtol=1e-5)
   assert metrics["top1"] == (logits.argmax(1) == targets.argmax(1)).mean()
+  np.testing.assert_allclose(statistics["mean"], mixed.mean(), rtol=1e-5)
 
 
 def test_the_sigmoid_loss_asks_every_class_by_itself():
@@ -62,5 +63,5 @@ def test_predictions_are_the_five_best_classes_without_augmentation_or_smoothing
 
 
 def test_fewer_than_five_classes_are_all_predicted():
-  t = tasks.classify(lambda p, x, k: x[:, 0, 0, :], normalise, augment, 3)
+  t = tasks.classify(lambda p, x, k: (x[:, 0, 0, :], {}), normalise, augment, 3)
   assert t.predict({}, {"image": IMAGES, "label": LABELS % 3})["best"].shape == (6, 3)

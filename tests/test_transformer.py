@@ -63,6 +63,6 @@ def test_sizes_and_grids_say_what_is_allowed():
   assert transformer.size((8, 2, 2, 16), width=None, depth=4, heads=None, hidden=None) == (8, 4, 2, 16)
   with pytest.raises(config.ConfigError, match="width 9 is not a multiple of heads 2; allowed heads: 1, 3, 9"):
     transformer.size((8, 2, 2, 16), width=9, depth=None, heads=None, hidden=None)
-  assert transformer.grid(32, 8) == 4
+  assert transformer.grid(32, 8) == (4, 4)
   with pytest.raises(config.ConfigError, match="nearest image sizes: 24, 32"):
     transformer.grid(30, 8)

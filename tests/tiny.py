@@ -35,7 +35,11 @@ def parts(devices=8, **changes) -> build.Parts:
 
 def command(verb: str, *given: str, devices: int = 1, **environment) -> subprocess.Popen:
   """A verb as a user starts it, on so many fake devices."""
-  environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"} | environment
+  environment = (
+    os.environ
+    | {"XLA_FLAGS": f"--xla_backend_optimization_level=0 --xla_force_host_platform_device_count={devices}"}
+    | environment
+  )
   return subprocess.Popen(
       [sys.executable, "-m", f"vit_jax.{verb}", *given],
       cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

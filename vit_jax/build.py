@@ -65,6 +65,7 @@ class Parts:
   init: Callable  # () -> State, born sharded
   step: Callable  # (state, batch) -> (state, metrics), jitted
   state_shapes: steps.State  # with shardings
+  statistics: frozenset[str]  # paths in params that the model moves itself
   batch_shapes: dict[str, jax.ShapeDtypeStruct]
   batches: Callable[[int], Feed]  # from a step on
   evals: dict[str, Eval]
@@ -76,10 +77,11 @@ class Parts:
 
   def overview(self) -> str:
     """Table of the parameters, and how large the run is."""
+    params = {path: leaf for path, leaf in self.state_shapes.params.items() if path not in self.statistics}
     return "\n".join(
       (
-        parameter_overview.get_parameter_overview(self.state_shapes.params, include_stats=False),
-        f"{self.run.model.name}: {trees.count(self.state_shapes.params):,} parameters, "
+        parameter_overview.get_parameter_overview(params, include_stats=False),
+        f"{self.run.model.name}: {trees.count(params):,} parameters, "
         f"{self.flops_per_image / 1e9:.3g} GFLOP an image; {self.examples:,} images, batch {self.run.batch}, "
         f"{self.total:,} steps on {_device_text(self.mesh)}",
       )
@@ -115,7 +117,7 @@ def build(run: Run, devices) -> Parts:
     return duration.steps(run.batch, len(source), total)
 
   # The model as pure functions of flat parameters.
-  parameters, apply = functional(run.model, size, classes)
+  parameters, apply, statistics = functional(run.model, size, classes)
   shapes = jax.eval_shape(parameters, rng.stream(run.seed, 0, "init"))
 
   # Where XLA would guess wrong: it does not carry the batch axis into a scanned layer whose parameters are split.
@@ -123,8 +125,8 @@ def build(run: Run, devices) -> Parts:
     with models.pinned(mesh.batch(grid)):
       return apply(params, images, key)
 
-  transformation, schedule = optim.create(run.optim, shapes, total, steps_of)
-  frozen = optim.frozen_paths(run.optim.args["frozen"], shapes)
+  transformation, schedule = optim.create(run.optim, shapes, total, steps_of, statistics)
+  frozen = optim.frozen_paths(run.optim.args["frozen"], shapes, statistics)
 
   # The task and the step.
   dtype = np.dtype(run.model.args["dtype"])
@@ -171,6 +173,7 @@ def build(run: Run, devices) -> Parts:
     state_shapes=jax.tree.map(
       lambda shape, where: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=where), state_shapes, shardings
     ),
+    statistics=statistics,
     batch_shapes=batch_shapes,
     batches=functools.partial(_train_batches, run, source, split),
     evals=_evals(run, grid, jax.jit(predict, out_shardings=whole), classes, steps_of),
@@ -178,26 +181,31 @@ def build(run: Run, devices) -> Parts:
   )
 
 
-def functional(model: Choice, image_size: int, classes: int) -> tuple[Callable, Callable]:
-  """A model as (key -> {path: parameter}) and (parameters, images [B, H, W, C], key or None) -> logits [B, V]."""
+def functional(model: Choice, image_size: int, classes: int) -> tuple[Callable, Callable, frozenset[str]]:
+  """A model as two pure functions, and the paths of its statistics, which stand among the parameters.
+
+  key -> {path: parameter}
+  (parameters, images [B, H, W, C], key or None) -> (logits [B, V], {path: statistic after these images})
+  """
   make = models.lookup(model.name)
 
   def create(key):
-    return make(image_size, 3, classes, nnx.Rngs(params=key), **model.args)
+    return make(image_size, 3, classes, rng.Keys(key), **model.args)
 
   graph, state = nnx.split(nnx.eval_shape(lambda: create(jax.random.key(0))))
   paths = list(trees.flatten(state))
   leaves, structure = jax.tree.flatten(trees.map_named(lambda name, _: name, state))
   assert sorted(leaves) == sorted(paths)
+  statistics = frozenset(trees.flatten(nnx.filter_state(state, nnx.BatchStat)))
 
   def parameters(key):
     return trees.flatten(nnx.state(create(key)))
 
   def apply(params, images, key):
     module = nnx.merge(graph, jax.tree.unflatten(structure, [params[path] for path in leaves]))
-    return module(images, key)
+    return module(images, key), trees.flatten(nnx.state(module, nnx.BatchStat))
 
-  return parameters, apply
+  return parameters, apply, statistics
 
 
 def _shardings(run, grid, transformation, shapes):
@@ -250,7 +258,9 @@ def _check_batch(run, grid, examples):
   if run.batch % (shards * micro):
     unit = shards * micro
     near = sorted({max(unit, run.batch // unit * unit), -(-run.batch // unit) * unit})
-    parts = f"{shards} devices (mesh axes data and fsdp)" + (f" and {micro} micro-batches" if micro > 1 else "")
+    parts = f"{shards} devices (mesh axes data and fsdp)" + (
+      f" and {micro} micro-batches (config.optim.accumulate)" if micro > 1 else ""
+    )
     raise ConfigError(f"config.batch: {run.batch} does not divide over {parts}; nearest that do: {near}")
 
 

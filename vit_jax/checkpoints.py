@@ -15,6 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from vit_jax import runtime, trees
+from vit_jax.config import ConfigError
 
 
 def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -85,11 +86,7 @@ class Checkpoints:
     """
     args = ocp.args.Composite(state=ocp.args.StandardRestore(trees.flatten(state)), about=ocp.args.JsonRestore())
     found = self._manager.restore(step, args=args)
-    expected = dict(found.about["fingerprint"])
-    actual = self._digest(found.state)
-    changed = sorted(path for path in actual if actual[path] != expected.get(path))
-    if changed or not isinstance(found.about["run"], dict):
-      raise ValueError(f"the bytes of {', '.join(changed[:3])} are not those that were saved")
+    _verify(self._digest(found.state), found.about)
     return trees.unflatten(state, found.state), found.about["run"]
 
   def restore(self, state: Any) -> tuple[Any, dict] | None:
@@ -136,7 +133,7 @@ class Checkpoints:
     self._manager.reload()
 
   def _digest(self, arrays):
-    return {path: int(value) for path, value in jax.device_get(self._fingerprint(arrays)).items()}
+    return _digest(self._fingerprint, arrays)
 
   def wait(self) -> None:
     """Returns when the last save is on disk; raises what went wrong there."""
@@ -145,6 +142,71 @@ class Checkpoints:
   def close(self) -> None:
     """Waits and frees the background threads."""
     self._manager.close()
+
+
+def _digest(function, arrays):
+  return {path: int(value) for path, value in jax.device_get(function(arrays)).items()}
+
+
+def _verify(actual, about):
+  """ValueError unless the fingerprints are those that were saved."""
+  expected = dict(about["fingerprint"])
+  changed = sorted(path for path in actual if actual[path] != expected.get(path))
+  if changed or not isinstance(about["run"], dict):
+    raise ValueError(f"the bytes of {', '.join(changed[:3])} are not those that were saved")
+
+
+def exist(workdir: pathlib.Path) -> bool:
+  """Whether a workdir holds checkpoints; an empty folder is a start that was killed."""
+  return any((workdir / "checkpoints").glob("[0-9]*"))
+
+
+def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[str, np.ndarray], dict]:
+  """(parameters by path, about) of the newest readable checkpoint, on the host and without its optimizer.
+
+  `averaged` takes the moving average instead. ConfigError where there is none, or none that can be read.
+  """
+  directory, part = workdir / "checkpoints", "ema/" if averaged else "params/"
+  handlers = {"state": ocp.PyTreeCheckpointHandler(), "about": ocp.JsonCheckpointHandler()}
+  with contextlib.closing(
+    ocp.CheckpointManager(
+      directory.absolute(), options=ocp.CheckpointManagerOptions(read_only=True), item_handlers=handlers
+    )
+  ) as manager:
+    bad = []
+    for step in sorted(manager.all_steps(), reverse=True):
+      try:
+        with _quiet_threads():
+          return _read_part(manager, step, part)
+      except ConfigError:
+        raise
+      except Exception as error:  # as in `restore`
+        bad.append(f"\n  {directory / str(step)}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        logging.warning("checkpoint %d of %s cannot be read", step, workdir)
+  raise ConfigError(f"{workdir} has no checkpoint that can be read{''.join(bad)}")
+
+
+def _read_part(manager, step, part):
+  """Arrays whose path begins with `part`, verified, and what is said about them."""
+  tree = manager.item_metadata(step)["state"]
+  wanted = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in tree.items() if path.startswith(part)}
+  if not wanted:
+    raise ConfigError(f"step {step} holds no {part.rstrip('/')}; the run keeps an average with config.optim.ema")
+  on_host = {path: ocp.RestoreArgs(restore_type=np.ndarray) for path in wanted}
+  args = ocp.args.Composite(
+    state=ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True),
+    about=ocp.args.JsonRestore(),
+  )
+  found = manager.restore(step, args=args)
+  _verify(_digest(jax.jit(fingerprint), found.state), found.about)
+  return {path.removeprefix(part): array for path, array in found.state.items()}, found.about["run"]
+
+
+def write_weights(workdir: pathlib.Path, params: dict[str, np.ndarray], about: dict) -> None:
+  """A checkpoint of parameters alone, as step 0 of a workdir."""
+  whole = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  with contextlib.closing(Checkpoints(workdir, whole)) as store:
+    store.save(0, {"step": jnp.zeros((), jnp.int32), "params": jax.device_put(params, whole)}, about)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ class State:
   """All that a checkpoint holds. Data order and random keys follow from `step`."""
 
   step: jax.Array  # int32 scalar: steps done
-  params: dict[str, jax.Array]
+  params: dict[str, jax.Array]  # with the statistics of batch norms, which no gradient moves
   ema: dict[str, jax.Array]  # moving average of params; empty where the run keeps none
   optimizer: optax.OptState
 
@@ -30,20 +30,23 @@ def init(seed: int, parameters: Callable, transformation: optax.GradientTransfor
 
 
 def gradient(loss: Callable, frozen: frozenset[str]) -> Callable:
-  """(params, examples, key) -> (gradients, metrics); frozen parameters get zeros and cost no backward pass."""
+  """(params, examples, key) -> (gradients, metrics, statistics), of a task's loss.
+
+  Frozen parameters get zeros and cost no backward pass.
+  """
 
   def function(params, examples, key):
     held = {path: value for path, value in params.items() if path in frozen}
     moving = {path: value for path, value in params.items() if path not in frozen}
     differentiate = jax.value_and_grad(lambda moving: loss(held | moving, examples, key), has_aux=True)
-    (value, metrics), gradients = differentiate(moving)
-    return gradients | jax.tree.map(jnp.zeros_like, held), {"loss": value, **metrics}
+    (value, (metrics, statistics)), gradients = differentiate(moving)
+    return gradients | jax.tree.map(jnp.zeros_like, held), {"loss": value, **metrics}, statistics
 
   return function
 
 
 def accumulated(gradient: Callable, count: int, sharding: jax.sharding.Sharding) -> Callable:
-  """Mean gradients and metrics over `count` micro-batches, one after another, each with a dropout key of its own.
+  """Mean of all that `gradient` gives over `count` micro-batches, one after another, each with its own dropout key.
 
   Micro-batch i is every `count`-th row from row i on, so each device cuts its own rows and none move.
   """
@@ -72,9 +75,9 @@ def train_step(
 
   def step(state: State, batch: dict[str, jax.Array]) -> tuple[State, dict[str, jax.Array]]:
     drawn = examples(batch, rng.stream(seed, state.step, "augment"))
-    gradients, metrics = gradient(state.params, drawn, rng.stream(seed, state.step, "dropout"))
+    gradients, metrics, statistics = gradient(state.params, drawn, rng.stream(seed, state.step, "dropout"))
     updates, optimizer = transformation.update(gradients, state.optimizer, state.params)
-    params = optax.apply_updates(state.params, updates)
+    params = optax.apply_updates(state.params, updates) | statistics
     ema = {path: ema_decay * mean + (1 - ema_decay) * params[path] for path, mean in state.ema.items()}
     metrics |= {"gradient_norm": optax.tree.norm(gradients), "update_norm": optax.tree.norm(updates)}
     return State(state.step + 1, params, ema, optimizer), metrics

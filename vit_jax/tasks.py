@@ -1,6 +1,7 @@
 """Stages as values: what is drawn from a batch, what is minimised, what is predicted.
 
-A model enters as `apply(params, images, key) -> logits`; key None means evaluation.
+A model enters as `apply(params, images, key) -> (logits, statistics)`. Key None means evaluation; in training the
+statistics {path: array} are those entries of params that the forward pass moves, the running ones of batch norms.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ class Task(NamedTuple):
   """Three pure functions. Arrays of `examples` and of a batch have the batch axis in front."""
 
   examples: Callable  # (batch, key) -> examples, from which micro-batches are cut
-  loss: Callable  # (params, examples, key) -> (scalar, {name: scalar})
+  loss: Callable  # (params, examples, key) -> (scalar, ({name: scalar}, statistics))
   predict: Callable  # (params, batch) -> {name: one row for each image}
 
 
@@ -38,12 +39,12 @@ def classify(
     return {"image": images, "target": losses.smooth(targets, label_smoothing)}
 
   def objective(params, examples, key):
-    logits = apply(params, examples["image"], key)
+    logits, statistics = apply(params, examples["image"], key)
     hits = jnp.argmax(logits, -1) == jnp.argmax(examples["target"], -1)
-    return jnp.mean(cross_entropy(logits, examples["target"])), {"top1": jnp.mean(hits)}
+    return jnp.mean(cross_entropy(logits, examples["target"])), ({"top1": jnp.mean(hits)}, statistics)
 
   def predict(params, batch):
-    logits = apply(params, normalise(batch["image"]), None)
+    logits, _ = apply(params, normalise(batch["image"]), None)
     _, best = jax.lax.top_k(logits, min(5, classes))
     return {"loss": cross_entropy(logits, losses.one_hot(batch["label"], classes)), "best": best}
 

@@ -5,16 +5,18 @@ Its block order differs from the paper's and every published checkpoint needs it
 
 import itertools
 import math
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.config import Rate
+from vit_jax import rng
+from vit_jax.config import Count, Range, Rate
 from vit_jax.models import layers, positions, stack
 from vit_jax.models.heads import SeqPool
-from vit_jax.models.transformer import Depth, Dtype, Hidden, Transformer, Width, grid, size
+from vit_jax.models.published import model
+from vit_jax.models.transformer import Depth, Dtype, Hidden, Transformer, Width, grid, sides, size
 
 SIZES = {  # width, depth, heads, hidden
   2: (128, 2, 2, 128),
@@ -104,13 +106,16 @@ def side(image_size: int, kernel: int, convolutions: int) -> int:
 
 def compact(
   variant: Variant,
-  image_size: int,
+  image_size: int | tuple[int, int],
   channels: int,
   classes: int,
-  rngs: nnx.Rngs,
+  rngs: rng.Keys,
   *,
   position: Literal["learned", "sine", "none"] = "learned",
   norm_order: Literal["official", "pre"] = "official",
+  kernel: Count | None = None,
+  convolutions: Annotated[int, Range(0, 8)] | None = None,
+  pool: Literal["cls", "seqpool"] | None = None,
   dropout: Rate = 0.0,
   attention_dropout: Rate = 0.1,
   stochastic_depth: Rate = 0.1,
@@ -122,17 +127,19 @@ def compact(
   scan: bool = False,
   remat: stack.Remat = "none",
 ) -> Transformer:
-  """[B, H, W, C] -> [B, V]. Width, depth, heads and hidden, where given, replace those of the variant."""
+  """[B, H, W, C] -> [B, V]. Kernel, convolutions, pool and sizes, where given, replace those of the variant."""
+  replaced = {"kernel": kernel, "convolutions": convolutions, "pool": pool}
+  variant = variant._replace(**{key: value for key, value in replaced.items() if value is not None})
   width, depth, heads, hidden = size(SIZES[variant.size], width=width, depth=depth, heads=heads, hidden=hidden)
   compute = jnp.dtype(dtype)
   common = {"dtype": compute, "rngs": rngs}
 
   if variant.convolutions:
-    tokens = side(image_size, variant.kernel, variant.convolutions) ** 2
+    tokens = math.prod(side(n, variant.kernel, variant.convolutions) for n in sides(image_size))
     embedding = Convolutions(channels, width, variant.kernel, variant.convolutions, **common)
   else:
     patch = variant.kernel
-    tokens = grid(image_size, patch) ** 2
+    tokens = math.prod(grid(image_size, patch))
     # PyTorch's default for a convolution's bias, which the official code leaves in place.
     bound = 1 / math.sqrt(channels * patch * patch)
     embedding = layers.Conv(
@@ -173,7 +180,7 @@ def compact(
     )
 
   return Transformer(
-    (image_size, image_size, channels),
+    (*sides(image_size), channels),
     embedding=embedding,
     token=nnx.Param(jnp.zeros(width)) if has_cls else None,
     position=table,
@@ -183,8 +190,21 @@ def compact(
     remat=remat,
     norm=layers.LayerNorm(width, eps=1e-5, dtype=compute),
     pool="cls" if has_cls else SeqPool(width, kernel_init=_normal, **common),
-    head=layers.Linear((width,), (classes,), kernel_init=_normal, **common),
+    head=layers.Linear((width,), (classes,), kernel_init=_normal, **common) if classes else None,
     dropout=dropout,
     stochastic_depth=stochastic_depth,
     rngs=rngs,
   )
+
+
+PUBLISHED = {
+  name: model(
+    compact,
+    variant,
+    position=table,
+    sharding=SHARDING,
+    image_size=variant.image_size,
+    classes=variant.classes,
+  )
+  for name, (variant, table) in VARIANTS.items()
+}

@@ -31,44 +31,74 @@ SHARDING = (
   (r".*(attention/out|mlp/down)/bias", (None,)),
   (r".*norm[12]?/(scale|bias)", (None,)),
   (r".*layer_scale[12]", (None,)),
-  (r"cls|pool/probe", (None,)),
+  (r"cls|distillation|pool/probe", (None,)),
   (r"position/(table|rows|columns)", (None, None)),
   (r"pool/score/kernel", (None, None)),
-  (r"(pool/score|pre_logits|head)/bias", (None,)),
-  (r"(pre_logits|head)/kernel", ("fsdp", None)),
+  (r"(pool/score|pre_logits|head|head_distillation)/bias", (None,)),
+  (r"(pre_logits|head|head_distillation)/kernel", ("fsdp", None)),
 )
 
 
-def conv(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-  """Convolution [B, H, W, C] -> [B, H', W', D] with symmetric zero padding; kernel [P, P, C, D]."""
+def conv(x: jax.Array, kernel: jax.Array, stride: int, padding: int | Literal["same"], groups: int = 1) -> jax.Array:
+  """Convolution [B, H, W, C] -> [B, H', W', D] with zero padding; kernel [P, P, C / groups, D].
+
+  Padding is symmetric by a number of pixels, or "same" as TensorFlow has it: as much as makes H' = ceil(H / stride),
+  the odd pixel below and to the right. Groups are 1 or, for a convolution of each channel by itself, C = D.
+  """
+  borders = [(padding, padding)] * 2
+  if padding == "same":
+    borders = [same(side, kernel.shape[0], stride) for side in x.shape[1:3]]
   # XLA's CPU convolutions are slow in the backward pass, and 8 times slower still inside a loop.
   return jax.lax.platform_dependent(
     x,
     kernel,
-    cpu=functools.partial(_conv_as_product, stride=stride, padding=padding),
-    default=functools.partial(_conv, stride=stride, padding=padding),
+    cpu=functools.partial(_conv_as_product if groups == 1 else _conv_as_sum, stride=stride, borders=borders),
+    default=functools.partial(_conv, stride=stride, borders=borders, groups=groups),
   )
 
 
-def _conv(x, kernel, *, stride, padding):
+def same(side: int, size: int, stride: int) -> tuple[int, int]:
+  """Pixels of padding before and after a side for "same"."""
+  total = max((-(-side // stride) - 1) * stride + size - side, 0)
+  return total // 2, total - total // 2
+
+
+def _conv(x, kernel, *, stride, borders, groups):
   return jax.lax.conv_general_dilated(
-    x, kernel, (stride, stride), [(padding, padding)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    x,
+    kernel,
+    (stride, stride),
+    borders,
+    dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    feature_group_count=groups,
   )
 
 
-def _conv_as_product(x, kernel, *, stride, padding):
-  """The same as one matrix product of shifted copies of the image, side by side, with the flattened kernel."""
-  size = kernel.shape[0]
-  x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+def _shifted(x, size, stride, borders):
+  """The padded image as each place of a kernel sees it, place after place: size * size times [B, H', W', C]."""
+  x = jnp.pad(x, ((0, 0), *borders, (0, 0)))
   rows, columns = ((side - size) // stride + 1 for side in x.shape[1:3])
-  shifted = [
-    x[:, i : i + stride * (rows - 1) + 1 : stride, j : j + stride * (columns - 1) + 1 : stride]
-    for i in range(size)
-    for j in range(size)
-  ]
-  patches = jnp.concatenate(shifted, -1)
+  for i in range(size):
+    for j in range(size):
+      yield x[:, i : i + stride * (rows - 1) + 1 : stride, j : j + stride * (columns - 1) + 1 : stride]
+
+
+def _conv_as_product(x, kernel, *, stride, borders):
+  """The same as one matrix product of shifted copies of the image, side by side, with the flattened kernel."""
+  size, (_, height, width, _) = kernel.shape[0], x.shape
+  if size == stride and borders == [(0, 0)] * 2 and not (height % size or width % size):
+    # Patches beside each other are a reshape; as so many shifted copies they take seconds to compile.
+    patches = rearrange(x, "b (h i) (w j) c -> b h w (i j c)", i=size, j=size)
+    return patches @ rearrange(kernel, "i j c d -> (i j c) d")
+  patches = jnp.concatenate(list(_shifted(x, kernel.shape[0], stride, borders)), -1)
   product = rearrange(patches, "b h w p -> (b h w) p") @ rearrange(kernel, "i j c d -> (i j c) d")
   return product.reshape(*patches.shape[:3], -1)
+
+
+def _conv_as_sum(x, kernel, *, stride, borders):
+  """The same for a kernel [P, P, 1, C] on each channel by itself: a sum of shifted copies."""
+  places = rearrange(kernel, "i j 1 c -> (i j) c")
+  return sum(view * place for view, place in zip(_shifted(x, kernel.shape[0], stride, borders), places, strict=True))
 
 
 @jax.custom_vjp
@@ -119,6 +149,14 @@ def _max_pool_backward(saved, gradient):
 max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
+def max_pool_same(x: jax.Array) -> jax.Array:
+  """As `max_pool` with TensorFlow's padding "same": on an even side windows begin at the first pixel, not before it."""
+  before = [1 - side % 2 for side in x.shape[1:3]]
+  # One pixel more in front moves the windows of an even side by one; the first window is then one too many.
+  x = jnp.pad(x, ((0, 0), *((n, 0) for n in before), (0, 0)), constant_values=-jnp.inf)
+  return max_pool(x)[:, before[0] :, before[1] :]
+
+
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
   """Zeroes each element with probability `rate`, to 1/65536, and scales the others to keep the mean."""
   keep = max(round((1 - rate) * 65536), 1)
@@ -166,15 +204,17 @@ class Linear(nnx.Module):
 
 
 class Conv(nnx.Module):
-  """[B, H, W, C] -> [B, H', W', D], symmetric padding."""
+  """[B, H, W, C] -> [B, H', W', D]; padding and groups as in `conv`."""
 
-  def __init__(self, channels, width, size, stride, padding, *, bias, kernel_init, bias_init=zeros, dtype, rngs):
-    self.stride, self.padding, self.dtype = stride, padding, dtype
-    self.kernel = nnx.Param(kernel_init(rngs.params(), (size, size, channels, width), jnp.float32))
+  def __init__(
+    self, channels, width, size, stride, padding, *, groups=1, bias, kernel_init, bias_init=zeros, dtype, rngs
+  ):
+    self.stride, self.padding, self.groups, self.dtype = stride, padding, groups, dtype
+    self.kernel = nnx.Param(kernel_init(rngs.params(), (size, size, channels // groups, width), jnp.float32))
     self.bias = nnx.Param(bias_init(rngs.params(), (width,), jnp.float32)) if bias else None
 
   def __call__(self, x):
-    y = conv(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.stride, self.padding)
+    y = conv(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.stride, self.padding, self.groups)
     return y if self.bias is None else y + self.bias[...].astype(self.dtype)
 
 
@@ -197,7 +237,8 @@ class Attention(nnx.Module):
   """[B, M, D], [B, N, D] -> [B, M, D]: multi-head attention of the first to the second, by default to itself.
 
   out(softmax((q k^T + q r^T) / sqrt(K)) v). With `relative` = N the r are learned vectors of the offsets between
-  query and key (Shaw et al. 2018), one set for all heads; row j is the offset p_q - p_k = N - 1 - j.
+  query and key (Shaw et al. 2018), one set for all heads; row j is the offset p_q - p_k = N - 1 - j. A `bias` that
+  broadcasts to [B, H, M, N] is added to what goes into the softmax.
   """
 
   def __init__(
@@ -213,7 +254,7 @@ class Attention(nnx.Module):
     self.offsets = nnx.Param(draw(rngs.params(), (2 * relative - 1, size), jnp.float32)) if relative else None
     self.dropout, self.scale = dropout, size**-0.5
 
-  def __call__(self, x, memory=None, key=None):
+  def __call__(self, x, memory=None, key=None, bias: jax.Array | None = None):
     memory = x if memory is None else memory
     query = record("attention/query", self.query(x)) * self.scale
     keys = record("attention/key", self.key(memory))
@@ -221,6 +262,8 @@ class Attention(nnx.Module):
     logits = jnp.einsum("bqhk,bnhk->bhqn", query, keys)
     if self.offsets is not None:
       logits = logits + relative_logits(query, self.offsets[...].astype(query.dtype))
+    if bias is not None:
+      logits = logits + bias.astype(logits.dtype)
     logits = record("attention/logits", logits)
     weights = record("attention/weights", jax.nn.softmax(logits, axis=-1))
     context = jnp.einsum("bhqn,bnhk->bqhk", dropout(weights, self.dropout, key), values)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from vit_jax import rng
 from vit_jax.models import intermediates
 
 _policies = jax.checkpoint_policies
@@ -31,7 +32,7 @@ _stream: contextvars.ContextVar[jax.sharding.Sharding | None] = contextvars.Cont
 
 @contextlib.contextmanager
 def pinned(sharding: jax.sharding.Sharding):
-  """While tracing inside, the stream [B, N, D] is pinned to `sharding` after every layer.
+  """While tracing inside, the stream [B, ...] is pinned to `sharding` after every layer.
 
   XLA does not carry the batch axis into a scanned layer whose parameters are split: ViT-L/16 doubled its FLOPs.
   """
@@ -42,24 +43,25 @@ def pinned(sharding: jax.sharding.Sharding):
     _stream.reset(token)
 
 
-def build(layer: Callable[[nnx.Rngs], nnx.Module], depth: int, *, scan: bool, rngs: nnx.Rngs) -> nnx.Module:
+def build(layer: Callable[[rng.Keys], nnx.Module], depth: int, *, scan: bool, rngs: rng.Keys) -> nnx.Module:
   """`depth` layers with the same initial numbers: a list, or for `scan` one layer with a leading axis of layers."""
   keys = jax.random.split(rngs.params(), depth)
   if not scan:
-    return nnx.List([layer(nnx.Rngs(key)) for key in keys])
-  graph = nnx.graphdef(nnx.eval_shape(lambda: layer(nnx.Rngs(0))))
-  return nnx.merge(graph, jax.vmap(lambda key: nnx.state(layer(nnx.Rngs(key))))(keys))
+    return nnx.List([layer(rng.Keys(key)) for key in keys])
+  graph = nnx.graphdef(nnx.eval_shape(lambda: layer(rng.Keys(keys[0]))))
+  return nnx.merge(graph, jax.vmap(lambda key: nnx.state(layer(rng.Keys(key))))(keys))
+
+
+def growing(stochastic_depth: float, depth: int) -> np.ndarray:
+  """[depth] rates of dropping a layer's branches, from 0 at the first layer linearly to `stochastic_depth`."""
+  return np.linspace(0, stochastic_depth, depth).astype(np.float32)
 
 
 def run(
-  layers: nnx.Module, x: jax.Array, key: jax.Array | None, *, depth: int, remat: str, stochastic_depth: float, name: str
+  layers: nnx.Module, x: jax.Array, key: jax.Array | None, *, rates: np.ndarray, remat: str, name: str
 ) -> jax.Array:
-  """[B, N, D] -> [B, N, D] through all layers, each layer(x, key, rate).
-
-  Layer l gets the key number l, and its branches are dropped at a rate that grows linearly from 0 at the first layer.
-  """
-  rates = np.linspace(0, stochastic_depth, depth).astype(np.float32)
-  keys = None if key is None else jax.vmap(functools.partial(jax.random.fold_in, key))(np.arange(depth))
+  """[B, ...] -> [B, ...], the stream, through all layers: layer(x, key, rate) with key number l and rates[l]."""
+  keys = None if key is None else jax.vmap(functools.partial(jax.random.fold_in, key))(np.arange(len(rates)))
   if isinstance(layers, nnx.List):
     return _unrolled(layers, x, keys, rates, remat, name)
   return _scanned(layers, x, keys, rates, remat, name)

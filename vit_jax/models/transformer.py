@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax import config
+from vit_jax import config, rng
 from vit_jax.models import stack
 from vit_jax.models.intermediates import record
 from vit_jax.models.layers import dropout, fold
@@ -21,7 +21,9 @@ Hidden = Annotated[int, config.Range(1, 2**17)]
 class Transformer(nnx.Module):
   """Images [B, H, W, C] -> logits [B, V], float32.
 
-  Tokens of the embedding, row by row; a class token in front if there is one; plus positions; blocks; norm; pool; head.
+  Tokens of the embedding of the image, or of what a stem makes of it, row by row; a class token in front if there is
+  one, and a distillation token (Touvron et al. 2021), whose head's logits are averaged with the other's; plus
+  positions; blocks; norm; pool; head. Without a head the result is the features.
   `key` is the key of all dropout; None means evaluation.
   """
 
@@ -29,37 +31,42 @@ class Transformer(nnx.Module):
     self,
     shape: tuple[int, int, int],
     *,
+    stem: nnx.Module | None = None,
     embedding: nnx.Module,
     token: nnx.Param | None,
+    distillation: nnx.Param | None = None,
     position: nnx.Module | None,
-    block: Callable[[nnx.Rngs], nnx.Module],
+    block: Callable[[rng.Keys], nnx.Module],
     depth: int,
     scan: bool,
     remat: str,
     norm: nnx.Module,
     pool: nnx.Module | str,
     pre_logits: nnx.Module | None = None,
-    head: nnx.Module,
+    head: nnx.Module | None,
+    head_distillation: nnx.Module | None = None,
     dropout: float,
     stochastic_depth: float,
-    rngs: nnx.Rngs,
+    rngs: rng.Keys,
   ):
     self.shape, self.depth, self.remat = shape, depth, remat
     self.dropout, self.stochastic_depth = dropout, stochastic_depth
-    self.embedding, self.cls, self.position = embedding, token, position
+    self.stem = stem
+    self.embedding, self.cls, self.distillation, self.position = embedding, token, distillation, position
     self.blocks = stack.build(block, depth, scan=scan, rngs=rngs)
-    self.norm, self.pool, self.pre_logits, self.head = norm, pool, pre_logits, head
+    self.norm, self.pool, self.pre_logits = norm, pool, pre_logits
+    self.head, self.head_distillation = head, head_distillation
 
   def __call__(self, images, key=None):
     if images.shape[1:] != self.shape:
       raise ValueError(f"images are {images.shape[1:]} (height, width, channels); the model was built for {self.shape}")
 
     # Tokens.
-    x = self.embedding(images)
+    x = self.embedding(images if self.stem is None else self.stem(images))
     x = record("embedding", x.reshape(x.shape[0], -1, x.shape[-1]))
-    if self.cls is not None:
-      cls = jnp.broadcast_to(self.cls[...].astype(x.dtype), (x.shape[0], 1, x.shape[2]))
-      x = jnp.concatenate([cls, x], axis=1)
+    tokens = [token[...].astype(x.dtype) for token in (self.cls, self.distillation) if token is not None]
+    if tokens:
+      x = jnp.concatenate([*(jnp.broadcast_to(token, (x.shape[0], 1, x.shape[2])) for token in tokens), x], axis=1)
     if self.position is not None:
       x = x + jnp.asarray(self.position(), x.dtype)
     x = record("tokens", dropout(x, self.dropout, fold(key, 0)))
@@ -69,19 +76,24 @@ class Transformer(nnx.Module):
       self.blocks,
       x,
       fold(key, 1),
-      depth=self.depth,
+      rates=stack.growing(self.stochastic_depth, self.depth),
       remat=self.remat,
-      stochastic_depth=self.stochastic_depth,
       name="blocks",
     )
     x = record("encoded", self.norm(x))
+    distilled = None if self.distillation is None else x[:, 1]
     x = record("features", self._pool(x))
 
     # Logits.
     if self.pre_logits is not None:
       x = jnp.tanh(self.pre_logits(x))
-    x = record("pre_logits", x)
-    return record("logits", self.head(x).astype(jnp.float32))
+    features = record("pre_logits", x if distilled is None else (x + distilled) / 2)
+    if self.head is None:
+      return record("logits", features.astype(jnp.float32))
+    x = self.head(x).astype(jnp.float32)
+    if distilled is not None:
+      x = (x + self.head_distillation(distilled).astype(jnp.float32)) / 2
+    return record("logits", x)
 
   def _pool(self, x):
     match self.pool:
@@ -106,12 +118,19 @@ def size(row: tuple[int, int, int, int], **overrides: int | None) -> tuple[int, 
   return width, depth, heads, hidden
 
 
-def grid(image_size: int, patch: int) -> int:
-  """Patches along one side; ConfigError if the patch does not divide the image."""
-  if image_size % patch:
-    below = image_size // patch * patch
-    allowed = [str(side) for side in (below, below + patch) if side]
-    raise config.ConfigError(
-      f"model: image size {image_size} is not a multiple of patch {patch}; nearest image sizes: {', '.join(allowed)}"
-    )
-  return image_size // patch
+def sides(image_size: int | tuple[int, int]) -> tuple[int, int]:
+  """(height, width) of images given by one side, or by both."""
+  return (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+
+
+def grid(image_size: int | tuple[int, int], patch: int) -> tuple[int, int]:
+  """(rows, columns) of patches; ConfigError if the patch does not divide the image."""
+  for side in sides(image_size):
+    if side % patch:
+      below = side // patch * patch
+      allowed = [str(near) for near in (below, below + patch) if near]
+      raise config.ConfigError(
+        f"model: image size {side} is not a multiple of patch {patch}; nearest image sizes: {', '.join(allowed)}"
+      )
+  height, width = sides(image_size)
+  return height // patch, width // patch

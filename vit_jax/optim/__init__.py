@@ -28,10 +28,12 @@ def bind(choice: Choice, where: str = "config.optim") -> Choice:
   return Choice(bound.name, {**bound.args, "schedule": config.bind(schedule, (shape,), f"{where}.schedule")})
 
 
-def create(choice: Choice, params, total: int, steps: Callable[[Duration], int]):
+def create(
+  choice: Choice, params, total: int, steps: Callable[[Duration], int], statistics: frozenset[str] = frozenset()
+):
   """The `optimizer` of a bound choice for parameters (arrays or shapes) and a run of `total` steps."""
-  rule = RULES[choice.name]
-  return optimizer(rule(**config.arguments(choice, rule)), params, total, steps, **config.arguments(choice, optimizer))
+  rule = RULES[choice.name](**config.arguments(choice, RULES[choice.name]))
+  return optimizer(rule, params, total, steps, statistics, **config.arguments(choice, optimizer))
 
 
 def optimizer(
@@ -39,6 +41,7 @@ def optimizer(
   params,
   total: int,
   steps: Callable[[Duration], int],
+  statistics: frozenset[str] = frozenset(),
   *,
   lr: Positive,
   schedule: Choice = Choice("cosine"),
@@ -62,11 +65,12 @@ def optimizer(
 
   `decay_on` and `lr_multipliers` are pairs of pattern and multiplier: the first that matches a whole path counts; what
   none matches has 0 and 1. `layer_decay` multiplies the rates by layer_decay ** (layers above). Frozen parameters have
-  no state, update zero, and no part in the norm that `clip` limits. `ema` and `accumulate` are the train step's.
+  no state, update zero, and no part in the norm that `clip` limits. Neither have `statistics`, the paths that the model
+  moves itself; patterns do not see them. `ema` and `accumulate` are the train step's.
   """
   del ema, accumulate
   rate = schedules.create(schedule, lr, total, steps(warmup), steps)
-  paths = trees.flatten(params)
+  paths = _trainable(params, statistics)
   scales = _by_pattern("lr_multipliers", lr_multipliers, paths, 1.0)
   if layer_decay is not None:
     depth = _layer_decay(layer_decay, paths)
@@ -83,20 +87,24 @@ def optimizer(
     after = [_scale(scales), _add_decayed(decays), optax.scale_by_schedule(lambda step: -rate(step) / lr)]
   chain = optax.chain(*clipping, rule, *after)
 
-  if not frozen:
+  held = frozen_paths(frozen, params, statistics)
+  if not held:
     return chain, rate
-  held = frozen_paths(frozen, params)
   labels = trees.map_named(lambda path, _: "frozen" if path in held else "trained", params)
   return optax.partition({"trained": chain, "frozen": optax.set_to_zero()}, labels), rate
 
 
-def frozen_paths(frozen: Sequence[str], params) -> frozenset[str]:
-  """The parameters that the patterns hold."""
-  paths = trees.flatten(params)
+def frozen_paths(frozen: Sequence[str], params, statistics: frozenset[str] = frozenset()) -> frozenset[str]:
+  """The paths that no gradient moves: the parameters that the patterns hold, and all statistics."""
+  paths = _trainable(params, statistics)
   held = _by_pattern("frozen", [(pattern, True) for pattern in frozen], paths, False)
   if all(held.values()):
     raise ConfigError(f"config.optim.frozen: {frozen} matches every parameter; nothing is left to train")
-  return frozenset(path for path in paths if held[path])
+  return statistics | {path for path in paths if held[path]}
+
+
+def _trainable(params, statistics):
+  return {path: leaf for path, leaf in trees.flatten(params).items() if path not in statistics}
 
 
 # Update rules: gradients to directions, without learning rate.
@@ -186,8 +194,8 @@ def _add_decayed(decays):
 
 
 # Names of what the input passes on its way to the blocks, and after them.
-_BEFORE = re.compile(r"(embedding|position|cls)(/.*)?")
-_AFTER = re.compile(r"(norm|pool|pre_logits|head)(/.*)?")
+_BEFORE = re.compile(r"(stem|embedding|position|cls|distillation)(/.*)?")
+_AFTER = re.compile(r"(norm|pool|pre_logits|head|head_distillation)(/.*)?")
 _BLOCK = re.compile(r"blocks/(?:(\d+)/)?.*")
 
 

@@ -1,0 +1,140 @@
+"""Every fixture of the parity folder, and what the command says of good and bad ones."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import parity
+import pytest
+import tiny
+
+FIXTURES = parity.found(parity.FOLDER) if parity.FOLDER.is_dir() else []
+SKIP = pytest.mark.skip(reason=f"no parity fixtures at {parity.FOLDER}")
+
+
+@pytest.mark.parametrize(
+  ("kind", "file"),
+  [pytest.param(kind, file, id=f"{kind}-{file.stem}") for kind, file in FIXTURES]
+  or [pytest.param("models", None, marks=SKIP)],
+)
+def test_the_numbers_are_those_of_the_original_code(kind, file):
+  results = list(parity.check(kind, file))
+  assert results
+  assert not [result for result in results if result.wrong]
+
+
+def described():
+  """A fixture of a small timm ViT without any expected number that could be right."""
+  width, hidden = 8, 12
+  shapes = {
+    "cls_token": [1, 1, width],
+    "pos_embed": [1, 5, width],
+    "patch_embed.proj.weight": [width, 3, 4, 4],
+    "patch_embed.proj.bias": [width],
+    "norm.weight": [width],
+    "norm.bias": [width],
+    "head.weight": [3, width],
+    "head.bias": [3],
+    "blocks.0.norm1.weight": [width],
+    "blocks.0.norm1.bias": [width],
+    "blocks.0.attn.qkv.weight": [3 * width, width],
+    "blocks.0.attn.qkv.bias": [3 * width],
+    "blocks.0.attn.proj.weight": [width, width],
+    "blocks.0.attn.proj.bias": [width],
+    "blocks.0.norm2.weight": [width],
+    "blocks.0.norm2.bias": [width],
+    "blocks.0.mlp.fc1.weight": [hidden, width],
+    "blocks.0.mlp.fc1.bias": [hidden],
+    "blocks.0.mlp.fc2.weight": [width, hidden],
+    "blocks.0.mlp.fc2.bias": [width],
+  }
+  return {
+    "name": "small",
+    "format": "timm_state_dict",
+    "image_size": 8,
+    "num_classes": 3,
+    "config": {"heads": 2},
+    "tensors": [{"name": name, "shape": shape, "mean": 0.1, "std": 0.3} for name, shape in shapes.items()],
+    "input": {"shape": [2, 3, 8, 8], "layout": "NCHW", "seed": 1},
+    "output": {"logits": [[0.0] * 3] * 2, "pre_logits": [[0.0] * width] * 2},
+    "tolerance": 1e-5,
+  }
+
+
+def command(folder):
+  return subprocess.run(
+    [sys.executable, "-m", "tests.parity", str(folder)], cwd=tiny.ROOT, capture_output=True, text=True, timeout=300
+  )
+
+
+def test_the_command_prints_a_line_for_each_and_fails_where_a_number_is_wrong(tmp_path):
+  torch = pytest.importorskip("torch")
+  given = described()
+  right = tmp_path / "models"
+  right.mkdir()
+  given["output"] = torch_forward(torch, given)
+  (right / "right.json").write_text(json.dumps(given))
+  finished = command(tmp_path)
+  assert finished.returncode == 0, finished.stdout + finished.stderr
+  assert finished.stdout.splitlines()[-1] == "1 passed, 0 failed"
+
+  given["output"]["logits"][1][2] += 1e-4
+  (right / "wrong.json").write_text(json.dumps(given))
+  given["tensors"].pop()
+  (right / "lacking.json").write_text(json.dumps(given))
+  (right / "zzz.json").write_text("{")
+  finished = command(right)  # the folder itself will do
+  lines = {line.split()[0]: line for line in finished.stdout.splitlines()[1:]}
+  assert finished.returncode == 1
+  assert lines["models/right"].endswith("pass")
+  assert re.search("FAIL  logits: difference (0.0001|9.99?e-05), tolerance 1e-05", lines["models/wrong"])
+  assert "FAIL" in lines["models/lacking"] and "missing (1): blocks.0.mlp.fc2.bias" in finished.stdout
+  assert "FAIL  JSONDecodeError" in lines["models/zzz"]
+  assert finished.stdout.splitlines()[-1] == "1 passed, 3 failed"
+
+
+def torch_forward(torch, given):
+  """A ViT of one block in PyTorch, from the tensors of the fixture."""
+  t = {name: torch.tensor(array) for name, array in parity.tensors(given).items()}
+  functional = torch.nn.functional
+
+  def norm(x, name):
+    return functional.layer_norm(x, (x.shape[-1],), t[f"{name}.weight"], t[f"{name}.bias"], 1e-6)
+
+  def linear(x, name):
+    return functional.linear(x, t[f"{name}.weight"], t[f"{name}.bias"])
+
+  images = torch.tensor(parity.images(given)).permute(0, 3, 1, 2)
+  x = functional.conv2d(images, t["patch_embed.proj.weight"], t["patch_embed.proj.bias"], 4)
+  x = torch.cat([t["cls_token"].expand(2, 1, 8), x.flatten(2).transpose(1, 2)], 1) + t["pos_embed"]
+  query, key, value = (
+    linear(norm(x, "blocks.0.norm1"), "blocks.0.attn.qkv").reshape(2, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
+  )
+  context = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(2, 5, 8)
+  x = x + linear(context, "blocks.0.attn.proj")
+  x = x + linear(functional.gelu(linear(norm(x, "blocks.0.norm2"), "blocks.0.mlp.fc1")), "blocks.0.mlp.fc2")
+  features = norm(x, "norm")[:, 0]
+  return {"logits": linear(features, "head").tolist(), "pre_logits": features.tolist()}
+
+
+def test_a_folder_without_fixtures_is_said(tmp_path):
+  finished = command(tmp_path)
+  assert finished.returncode == 2 and "no fixtures in" in finished.stderr
+
+
+def test_the_rule_of_the_fixtures_is_the_documented_one():
+  z = np.random.default_rng(122658370).standard_normal(4, dtype=np.float32)
+  np.testing.assert_allclose(z, [0.7288672, 1.3773246, 0.22950989, -0.31442502], rtol=1e-6)
+  tensor = {"name": "head/bias", "shape": [4], "mean": 1.0, "std": 2.0}
+  np.testing.assert_allclose(parity.tensors({"tensors": [tensor]})["head/bias"], 1 + 2 * z, rtol=1e-6)
+  drawn = parity.images({"input": {"shape": [2, 3], "layout": "NHWC", "seed": 1234}})
+  np.testing.assert_allclose(drawn[0, :2], [-1.9305829, 2.7258918], rtol=1e-6)
+
+
+def test_a_comparison_is_absolute_and_fails_for_nan_and_other_shapes():
+  assert parity.compare("x", [1.0], [1.0 + 1e-6], 1e-5).wrong == ""
+  assert "tolerance" in parity.compare("x", [1.0], [1.1], 1e-5).wrong
+  assert parity.compare("x", [np.nan], [1.0], 1e-5).wrong
+  assert "shape" in parity.compare("x", [[1.0]], [1.0], 1e-5).wrong

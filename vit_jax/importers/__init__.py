@@ -1,0 +1,173 @@
+"""Published weights in, weights out: files of other codes to parameters by our paths, and back.
+
+`recognise` tells what a file's tensors are, `load` reads all of them or none, `export` names them for another code.
+"""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax import nnx
+
+from vit_jax import checkpoints, config, models, trees
+from vit_jax.config import Choice, ConfigError
+from vit_jax.importers import bit, compact, efficientnet, files, layout, mixer, surgery, swin, vit_google, vit_torch
+from vit_jax.importers.layout import Description, Layout, Tensors
+
+LAYOUTS: tuple[Layout, ...] = (
+  *vit_google.LAYOUTS,
+  *vit_torch.LAYOUTS,
+  *compact.LAYOUTS,
+  *mixer.LAYOUTS,
+  *bit.LAYOUTS,
+  *swin.LAYOUTS,
+  *efficientnet.LAYOUTS,
+)
+
+
+class Found(NamedTuple):
+  """What was recognised: tensors under the names of `layout`'s rows, and what they describe."""
+
+  layout: Layout
+  description: Description
+  tensors: Tensors
+
+  def read(self) -> dict[str, np.ndarray]:
+    """All parameters by our paths, float32, layer by layer; ConfigError for a tensor too few, too many or misshapen."""
+    return layout.read(self.layout, self.tensors, self.description)
+
+  def check(self) -> None:
+    """ConfigError where `read` would raise one, by names and shapes alone."""
+    layout.match(self.layout, self.tensors, self.description)
+
+
+def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Found:
+  """The layout of the tensors and the model they are of; ConfigError for tensors of no known model.
+
+  `hints` say what tensors cannot: heads, norm_eps, gelu ("tanh", "erf"), padding, image_size, name.
+  """
+  hints = dict(hints or {})
+  if isinstance(hints.get("image_size"), list):
+    hints["image_size"] = tuple(hints["image_size"])
+  said = described(hints["description"]) if "description" in hints else None  # by the file's own header
+  if said:
+    hints["image_size"] = said.image_size
+  tensors = files.without_prefix(dict(tensors))
+  for candidate in LAYOUTS:
+    if not candidate.recognises(tensors):
+      continue
+    try:
+      named = candidate.canonical(tensors, hints)
+      return Found(candidate, said or candidate.describe(named, hints), named)
+    except ConfigError:
+      raise
+    except (KeyError, StopIteration) as error:
+      raise ConfigError(f"the tensors look like a {candidate.family} of {candidate.name}, but lack {error}") from error
+    except (ArithmeticError, IndexError, TypeError, ValueError) as error:
+      raise ConfigError(
+        f"the tensors look like a {candidate.family} of {candidate.name}, but their shapes do not: {error}"
+      ) from error
+  raise ConfigError(
+    f"the tensors are those of no known model: {len(tensors)} of them, such as {', '.join(sorted(tensors)[:4])}. "
+    "Known: " + ", ".join(sorted({f"{known.family} ({known.name})" for known in LAYOUTS}))
+  )
+
+
+def load(
+  path: str | pathlib.Path, hints: Mapping[str, Any] | None = None, ema: bool = False
+) -> tuple[Description, dict[str, np.ndarray]]:
+  """What a file of weights holds, or the newest checkpoint of a workdir, and its parameters by our paths.
+
+  `ema` takes the moving average that a workdir may hold beside the parameters.
+  """
+  path = pathlib.Path(path)
+  if is_workdir(path):
+    arrays, said = checkpoints.read_weights(path, ema)
+    description = described(said.get("model"))
+    return description, surgery.unstack(arrays, layout.shapes(description))
+  if ema:
+    raise ConfigError(f"{path}: a moving average is in workdirs only; a file has one set of weights")
+  found = inspect(path, hints)
+  try:
+    return found.description, found.read()
+  except ConfigError as error:
+    raise ConfigError(f"{path}: {error}") from error
+
+
+def is_workdir(path: pathlib.Path) -> bool:
+  """Whether a path is a workdir of this project, with checkpoints."""
+  return (path / "checkpoints").is_dir()
+
+
+def fitted(
+  path: str, want: Description, head: str = "auto", ema: bool = False
+) -> tuple[dict[str, np.ndarray], list[str]]:
+  """A file's parameters made to fit the model `want`, layer by layer, and what was done; see `surgery.fit`."""
+  shapes = layout.shapes(want)
+  heads = next((shape[1] for name, shape in shapes.items() if name.endswith("blocks/0/attention/query/kernel")), None)
+  # What the file itself does not say is most likely as in the model that is wanted.
+  hints = {"heads": heads} | ({} if isinstance(want.image_size, int) else {"image_size": want.image_size})
+  have, arrays = load(path, {key: value for key, value in hints.items() if value is not None}, ema)
+  try:
+    return surgery.fit(arrays, have, want, head)
+  except ConfigError as error:
+    raise ConfigError(f"{path}: {error}") from error
+
+
+def inspect(path: str | pathlib.Path, hints: Mapping[str, Any] | None = None) -> Found:
+  """As `recognise`, of a file; its tensors are not read yet."""
+  tensors, beside = files.read(pathlib.Path(path))
+  try:
+    return recognise(tensors, beside | dict(hints or {}))
+  except ConfigError as error:
+    raise ConfigError(f"{path}: {error}") from error
+
+
+def export(arrays: Mapping[str, np.ndarray], description: Description, name: str) -> dict[str, np.ndarray]:
+  """The tensors of a file in the layout of that name."""
+  return layout.write(layout_of(description, name), arrays, description)
+
+
+def layout_of(description: Description, name: str) -> Layout:
+  """The layout of that name for the described model's family, or a ConfigError that says which there are."""
+  known = {one.name: one for one in layouts_of(description)}
+  if name not in known:
+    raise ConfigError(f"layout {name!r} is not known for {description.model.name}.{config.nearest(name, known)}")
+  return known[name]
+
+
+def layouts_of(description: Description) -> list[Layout]:
+  """The layouts in which models of this family are published."""
+  return [one for one in LAYOUTS if one.family == family(description)]
+
+
+def family(description: Description) -> str:
+  """The file of `vit_jax/models/` that makes the described model."""
+  return models.find(description.model.name, "model").family
+
+
+def create(description: Description, arrays: Mapping[str, np.ndarray]) -> nnx.Module:
+  """The described model with these parameters, layer by layer."""
+  graph, state = nnx.split(layout.abstract(description))
+  return nnx.merge(graph, trees.unflatten(state, arrays))
+
+
+def about(description: Description) -> dict:
+  """The description as JSON values."""
+  return {key: config.plain(value) for key, value in description._asdict().items()}
+
+
+def described(values: Any) -> Description:
+  """The description of JSON values; ConfigError for other values."""
+  try:
+    model, size = dict(values["model"]), values["image_size"]
+    sides = [size] if isinstance(size, int) else list(map(int, size))
+    classes, channels = int(values["classes"]), int(values["channels"])
+    if not (0 < min(sides) <= max(sides) < 2**16 and 0 <= classes < 2**31 and 0 < channels < 2**16 and len(sides) < 3):
+      raise ValueError("a size is out of range")
+    return Description(
+      Choice(str(model.pop("name")), model), size if len(sides) == 1 else tuple(sides), classes, channels
+    )
+  except (KeyError, TypeError, ValueError) as error:
+    raise ConfigError(f"{values!r} does not describe a model: {error!r}") from error

@@ -1,0 +1,89 @@
+"""BiT in the names of big_vision and in those of the first published files, BiT-*.npz."""
+
+import re
+
+from vit_jax.config import Choice
+from vit_jax.importers.layout import Description, Layout, Row, flax_linear, named
+from vit_jax.models import bit, resnet
+
+_KERNEL = "p q i o -> p q i o"
+
+# big_vision/models/bit_paper.py.
+
+
+def _big_vision_norm(theirs, ours):
+  return tuple(Row(f"{theirs}/{word}", f"{ours}/{word}", "1 1 1 c -> c") for word in ("scale", "bias"))
+
+
+_UNIT = "block{i1}/unit{j1:02}"
+_BIG_VISION = (
+  Row("root_block/conv_root/kernel", "root/kernel", _KERNEL),
+  *(Row(f"{_UNIT}/conv{n}/kernel", f"stages/{{i}}/{{j}}/conv{n}/kernel", _KERNEL) for n in (1, 2, 3)),
+  *(row for n in (1, 2, 3) for row in _big_vision_norm(f"{_UNIT}/gn{n}", f"stages/{{i}}/{{j}}/norm{n}")),
+  Row(f"{_UNIT}/conv_proj/kernel", "stages/{i}/{j}/projection/kernel", _KERNEL),
+  *_big_vision_norm("norm-pre-head", "norm"),
+  *flax_linear("head", "head"),
+)
+
+# The published files. Letters are the three convolutions of a unit, each with the norm before it.
+
+
+def _bit_norm(theirs, ours):
+  return (
+    Row(f"{theirs}/group_norm/gamma", f"{ours}/scale", "c -> c"),
+    Row(f"{theirs}/group_norm/beta", f"{ours}/bias", "c -> c"),
+  )
+
+
+_LETTERS = tuple(enumerate("abc", 1))
+_BIT = (
+  Row("resnet/root_block/standardized_conv2d/kernel", "root/kernel", _KERNEL),
+  *(
+    Row(f"resnet/{_UNIT}/{letter}/standardized_conv2d/kernel", f"stages/{{i}}/{{j}}/conv{n}/kernel", _KERNEL)
+    for n, letter in _LETTERS
+  ),
+  *(row for n, letter in _LETTERS for row in _bit_norm(f"resnet/{_UNIT}/{letter}", f"stages/{{i}}/{{j}}/norm{n}")),
+  Row(f"resnet/{_UNIT}/a/proj/standardized_conv2d/kernel", "stages/{i}/{j}/projection/kernel", _KERNEL),
+  *_bit_norm("resnet", "norm"),
+  Row("resnet/head/conv2d/kernel", "head/kernel", "1 1 d v -> d v"),
+  Row("resnet/head/conv2d/bias", "head/bias", "v -> v"),
+)
+
+
+def _without_numbers(tensors):
+  """Some files number the convolutions through: standardized_conv2d_17."""
+  return {re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", name): t for name, t in tensors.items()}
+
+
+def _describe(tensors, hints, root, head):
+  """What the shapes of the tensors called `root` and `head` say, and the units that there are."""
+  channels, width = tensors[root].shape[2:]
+  places = {
+    match.groups() for match in map(re.compile(r"(?:resnet/)?block(\d+)/unit(\d+)/.*").fullmatch, tensors) if match
+  }
+  units = [int(block) for block, _ in places]
+  stages = tuple(units.count(block) for block in range(1, max(units, default=0) + 1))
+  name, sizes = named(bit.SIZES, (width / resnet.WIDTH, stages), ("width_factor", "stages"))
+  classes = tensors[head].shape[-1] if head in tensors else 0
+  return Description(Choice(name, sizes), hints.get("image_size", 224), classes, channels)
+
+
+LAYOUTS = (
+  Layout(
+    name="big_vision",
+    family="bit",
+    rows=_BIG_VISION,
+    recognises=lambda tensors: "root_block/conv_root/kernel" in tensors,
+    describe=lambda tensors, hints: _describe(tensors, hints, "root_block/conv_root/kernel", "head/kernel"),
+  ),
+  Layout(
+    name="bit",
+    family="bit",
+    rows=_BIT,
+    recognises=lambda tensors: "resnet/root_block/standardized_conv2d/kernel" in _without_numbers(tensors),
+    describe=lambda tensors, hints: _describe(
+      _without_numbers(tensors), hints, "resnet/root_block/standardized_conv2d/kernel", "resnet/head/conv2d/kernel"
+    ),
+    canonical=lambda tensors, hints: _without_numbers(tensors),
+  ),
+)

@@ -1,0 +1,120 @@
+"""EfficientNet in timm's names, which are the same for both ways of computing: hints tell them apart."""
+
+import re
+from collections.abc import Mapping
+
+from vit_jax.config import Choice, ConfigError
+from vit_jax.importers.layout import Description, Layout, Row, Tensors, torch_linear, torch_norm
+from vit_jax.models.efficientnet import PUBLISHED, SIZES, STAGES, STEM, TOP, blocks_of, channels_of
+
+_BLOCK = ("blocks.{i}.{j}", "stages/{i}/{j}")
+_FIRST = ("blocks.0.{j}", "stages/0/{j}")  # blocks without expansion, whose parts have other names
+
+
+def _norm(theirs, ours):
+  return (
+    *torch_norm(theirs, ours),
+    Row(f"{theirs}.running_mean", f"{ours}/mean", "d -> d"),
+    Row(f"{theirs}.running_var", f"{ours}/var", "d -> d"),
+  )
+
+
+def _convolution(theirs, ours):
+  return Row(f"{theirs}.weight", f"{ours}/kernel", "o i p q -> p q i o")
+
+
+def _pointwise(theirs, ours):
+  return Row(f"{theirs}.weight", f"{ours}/kernel", "o i 1 1 -> i o")
+
+
+def _block(theirs, ours, expand, depthwise_norm, project, project_norm):
+  return (
+    *(
+      (_pointwise(f"{theirs}.{expand}", f"{ours}/expand"), *_norm(f"{theirs}.bn1", f"{ours}/expand_norm"))
+      if expand
+      else ()
+    ),
+    _convolution(f"{theirs}.conv_dw", f"{ours}/depthwise"),
+    *_norm(f"{theirs}.{depthwise_norm}", f"{ours}/depthwise_norm"),
+    _pointwise(f"{theirs}.se.conv_reduce", f"{ours}/squeeze"),
+    Row(f"{theirs}.se.conv_reduce.bias", f"{ours}/squeeze/bias", "o -> o"),
+    _pointwise(f"{theirs}.se.conv_expand", f"{ours}/excite"),
+    Row(f"{theirs}.se.conv_expand.bias", f"{ours}/excite/bias", "o -> o"),
+    _pointwise(f"{theirs}.{project}", f"{ours}/project"),
+    *_norm(f"{theirs}.{project_norm}", f"{ours}/project_norm"),
+  )
+
+
+ROWS = (
+  _convolution("conv_stem", "stem"),
+  *_norm("bn1", "stem_norm"),
+  *_block(*_FIRST, None, "bn1", "conv_pw", "bn2"),
+  *_block(*_BLOCK, "conv_pw", "bn2", "conv_pwl", "bn3"),
+  _pointwise("conv_head", "top"),
+  *_norm("bn2", "top_norm"),
+  *torch_linear("classifier", "head"),
+)
+
+# What relatives have differently: MobileNets no norm after the last convolution, "lite" no gates, version 2 other
+# blocks in stage 0.
+_MARKS = {
+  "conv_stem.weight",
+  "conv_head.weight",
+  "bn2.weight",
+  "blocks.0.0.conv_dw.weight",
+  "blocks.0.0.se.conv_reduce.weight",
+}
+
+
+def _describe(tensors: Tensors, hints: Mapping) -> Description:
+  places = [
+    (int(match[1]), int(match[2])) for match in map(re.compile(r"blocks\.(\d+)\.(\d+)\..*").fullmatch, tensors) if match
+  ]
+  count = 1 + max(i for i, _ in places)
+  stages = tuple(1 + max((j for i, j in places if i == stage), default=-1) for stage in range(count))
+  ends = [tensors[f"blocks.{i}.0.{'conv_pwl' if i else 'conv_pw'}.weight"].shape[0] for i in range(count)]
+  widths = (tensors["conv_stem.weight"].shape[0], *ends, tensors["conv_head.weight"].shape[0])
+
+  # The size, or what it takes to make one.
+  published = [
+    name for name, size in SIZES.items() if (_widths(size.width, 7), blocks_of(size.depth)) == (widths, stages)
+  ]
+  arguments = {} if published else {"width_factor": _width_factor(widths), "stages": stages}
+
+  # How it computes.
+  named_tf = re.search(r"(^|/)tf_|tf_efficientnet", str(hints.get("name", "")))
+  same = str(hints["padding"]).lower().startswith("same") if "padding" in hints else bool(named_tf)
+  name = f"{'tf_' if same else ''}efficientnet_{published[0] if published else 'b0'}"
+  standard = PUBLISHED[name].make.keywords["eps"]
+  if (eps := float(hints.get("norm_eps", standard))) != standard:
+    arguments["eps"] = eps
+
+  classes = tensors["classifier.weight"].shape[0] if "classifier.weight" in tensors else 0
+  image_size = hints.get("image_size") or PUBLISHED[name].image_size
+  return Description(Choice(name, arguments), image_size, classes, tensors["conv_stem.weight"].shape[1])
+
+
+def _widths(factor, stages):
+  """Channels of the stem, of every stage and of the top."""
+  return tuple(channels_of(base, factor) for base in (STEM, *(stage.width for stage in STAGES[:stages]), TOP))
+
+
+def _width_factor(widths):
+  """The roundest factor that gives these widths."""
+  low, high = ((widths[-1] + change) * 1000 // TOP for change in (-16, 16))  # in thousandths, around the top's
+  fitting = [n for n in range(max(low, 50), high + 1) if _widths(n / 1000, len(widths) - 2) == widths]
+  if not fitting:
+    raise ConfigError(f"widths {list(widths)} of stem, stages and top are those of no EfficientNet")
+  return min(fitting, key=lambda n: (n % 10 > 0, n % 100 > 0, n)) / 1000
+
+
+LAYOUTS = (
+  Layout(
+    name="timm",
+    family="efficientnet",
+    rows=ROWS,
+    recognises=lambda tensors: tensors.keys() >= _MARKS,
+    describe=_describe,
+    ignored=r"(.*\.)?num_batches_tracked",
+  ),
+)

@@ -1,0 +1,299 @@
+"""Layouts: which tensor of a published file is which parameter here, as tables that are read in both directions.
+
+A row names their tensor, our parameter (or the several that one tensor packs) and, in einops' words, how the axes of
+one become those of the other. Reading applies the patterns, writing applies them reversed: nothing is said twice.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from einops import rearrange
+from flax import nnx
+
+from vit_jax import config, models, rng, trees
+from vit_jax.config import Choice, ConfigError
+from vit_jax.models import positions
+
+LISTED = 12  # tensors of each kind that an error names
+TABLE = "position/table"
+
+
+class Tensor:
+  """A tensor of a file that is read when its values are needed."""
+
+  def __init__(self, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[], np.ndarray]):
+    self.shape, self.dtype, self.read = tuple(shape), np.dtype(dtype), read
+
+  def __array__(self, dtype=None, copy=None):
+    return np.asarray(self.read(), dtype)
+
+
+Tensors = Mapping[str, Any]  # name -> np.ndarray or Tensor
+
+
+class Description(NamedTuple):
+  """What a file holds: a model by name and arguments, and the sizes it was made for. No classes means no head."""
+
+  model: Choice
+  image_size: int | tuple[int, int]
+  classes: int
+  channels: int = 3
+
+
+class Row(NamedTuple):
+  """One tensor, or one for each value of the placeholders.
+
+  `ours` is a parameter path in which {i}, {j}, {l} stand for numbers; `theirs` is the name in the file, where {i1} is
+  the number counted from 1. Where `ours` is a tuple, the first axis to the right of the arrow runs over it.
+  """
+
+  theirs: str
+  ours: str | tuple[str, ...]
+  pattern: str
+
+  @property
+  def paths(self) -> tuple[str, ...]:
+    """Our paths, as a tuple in any case."""
+    return (self.ours,) if isinstance(self.ours, str) else self.ours
+
+
+class Layout(NamedTuple):
+  """The names and shapes in which one code publishes one family of models."""
+
+  name: str  # of the code: vit_jax, big_vision, timm, hf, compact
+  family: str  # of the models, as in `models.find`
+  rows: tuple[Row, ...]
+  recognises: Callable[[Tensors], bool]
+  describe: Callable[[Tensors, Mapping[str, Any]], Description]  # from names, shapes and hints
+  # Other generations of names, and of what their tensors hold -> those of the rows.
+  canonical: Callable[[Tensors, Mapping[str, Any]], Tensors] = lambda tensors, hints: tensors
+  finish: Callable[[dict], dict] = lambda arrays: arrays  # the last touch before writing
+  stores_tables: bool = True  # also those that are computed, not learned
+  beside: Callable[[Description], dict] | None = None  # JSON that stands beside the file, as config.json
+  computes: Mapping[str, Any] = {}  # arguments without which a code that reads this layout computes another model
+  ignored: str = r"(?!)"  # names that carry no parameters
+
+
+class Entry(NamedTuple):
+  """One expected tensor: its name and shape in the file, our paths, and the pattern with its lengths."""
+
+  name: str
+  shape: tuple[int, ...]
+  paths: tuple[str, ...]
+  pattern: str
+  lengths: dict[str, int]
+
+
+def abstract(description: Description) -> nnx.Module:
+  """The described model with shapes for parameters, layer by layer (unscanned)."""
+  row = models.find(description.model.name, "model")
+  choice = config.bind(description.model, (row.make,), "model")
+  arguments = choice.args | ({"scan": False} if "scan" in choice.args else {})
+  sizes = (description.image_size, description.channels, description.classes)
+  return nnx.eval_shape(lambda: row.make(*sizes, rng.Keys(jax.random.key(0)), **arguments))
+
+
+def shapes(description: Description) -> dict[str, tuple[int, ...]]:
+  """Our paths and shapes of the described model, layer by layer (unscanned)."""
+  return {path: tuple(leaf.shape) for path, leaf in trees.flatten(nnx.state(abstract(description))).items()}
+
+
+def entries(layout: Layout, ours: Mapping[str, tuple[int, ...]]) -> list[Entry]:
+  """What a file of this layout holds for parameters of these shapes, or a ConfigError where it has no place for one."""
+  compiled = [(row, [_expression(path) for path in row.paths]) for row in layout.rows]
+  result, taken, homeless = [], set(), []
+  for path, shape in ours.items():
+    if path in taken:
+      continue
+    entry = next(filter(None, (_entry(row, expressions, path, shape, ours) for row, expressions in compiled)), None)
+    if entry is None:
+      homeless.append(path)
+    else:
+      result.append(entry)
+      taken.update(entry.paths)
+  if homeless:
+    raise ConfigError(f"layout {layout.name!r} has no place for {_some(homeless)}; choose another layout")
+  return result
+
+
+def _expression(template):
+  return re.compile(re.sub(r"\\\{(\w+)\\\}", lambda m: rf"(?P<{m[1]}>\d+)", re.escape(template)))
+
+
+def _entry(row, expressions, path, shape, ours):
+  """The row's tensor for a parameter; None where the row is about another, or packs one that the model has not."""
+  match = next(filter(None, (expression.fullmatch(path) for expression in expressions)), None)
+  if match is None:
+    return None
+  numbers = {key: int(value) for key, value in match.groupdict().items()}
+  paths = tuple(template.format(**numbers) for template in row.paths)
+  if any(p not in ours for p in paths):
+    return None
+  name = row.theirs.format(**numbers, **{f"{key}1": value + 1 for key, value in numbers.items()})
+  theirs, here = (side.strip() for side in row.pattern.split("->"))
+  shape = shape if len(paths) == 1 else (len(paths), *shape)
+  axes = here.split()
+  assert len(axes) == len(shape), (row, shape)
+  lengths = {axis: length for axis, length in zip(axes, shape, strict=True) if not axis.isdecimal()}
+  groups = [group.strip("()").split() for group in re.findall(r"\([^)]*\)|\S+", theirs)]
+  outside = tuple(math.prod(1 if axis == "1" else lengths[axis] for axis in group) for group in groups)
+  return Entry(name, outside, paths, row.pattern, lengths)
+
+
+def read(layout: Layout, tensors: Tensors, description: Description) -> dict[str, np.ndarray]:
+  """All parameters of the described model by our paths; ConfigError as `match`, before any tensor is read."""
+  expected = match(layout, tensors, description)
+  result = {}
+  for entry in expected:
+    array = rearrange(_numbers(entry.name, tensors[entry.name]), entry.pattern, **entry.lengths)
+    if len(entry.paths) > 1:
+      result |= zip(entry.paths, array, strict=True)
+    else:
+      result[entry.paths[0]] = array
+  return result
+
+
+def match(layout: Layout, tensors: Tensors, description: Description) -> list[Entry]:
+  """The tensors that the described model needs. Those that are missing, left over or of another shape are a ConfigError
+  that lists them."""
+  expected = {entry.name: entry for entry in entries(layout, shapes(description))}
+  # A table that the model computes may be stored: of another length in one published file, so it is not compared.
+  computed = _computed(layout, description)
+  known = {*expected, *(row.theirs for row in layout.rows if computed and row.ours == TABLE)}
+  surplus = [name for name in tensors if name not in known and not re.fullmatch(layout.ignored, name)]
+  missing = [name for name in expected if name not in tensors]
+  misshapen = [
+    f"{name} {tuple(tensors[name].shape)} instead of {entry.shape}"
+    for name, entry in expected.items()
+    if name in tensors and tuple(tensors[name].shape) != entry.shape
+  ]
+  if surplus or missing or misshapen:
+    raise ConfigError(
+      f"the tensors are not those of {say(description)} as {layout.name} names them:"
+      + "".join(
+        f"\n  {kind} ({len(names)}): {_some(names)}"
+        for kind, names in (("missing", missing), ("left over", surplus), ("of another shape", misshapen))
+        if names
+      )
+    )
+  return list(expected.values())
+
+
+def _numbers(name, tensor):
+  array = np.asarray(tensor)
+  if array.dtype.kind not in "fV" or array.dtype.itemsize > 8:
+    raise ConfigError(f"tensor {name} holds {array.dtype}; allowed: floating-point numbers")
+  return array.astype(np.float32, copy=False)
+
+
+def write(layout: Layout, arrays: Mapping[str, np.ndarray], description: Description) -> dict[str, np.ndarray]:
+  """The tensors of a file of this layout, from all parameters by our paths.
+
+  ConfigError where a code that reads this layout computes something else, or has no place for a parameter.
+  """
+  bound = arguments(description)
+  for key, value in layout.computes.items():
+    if bound[key] != value:
+      raise ConfigError(
+        f"layout {layout.name!r} means {key}={value}; this model has {bound[key]}: its numbers would differ"
+      )
+  ours = shapes(description)
+  computed = _computed(layout, description)
+  if computed:
+    arrays = {**arrays, TABLE: computed()}
+    ours = {**ours, TABLE: arrays[TABLE].shape}
+  result = {}
+  for entry in entries(layout, ours):
+    parts = [arrays[path] for path in entry.paths]
+    theirs, here = entry.pattern.split("->")
+    array = rearrange(parts[0] if len(parts) == 1 else np.stack(parts), f"{here} -> {theirs}", **entry.lengths)
+    result[entry.name] = np.ascontiguousarray(array)
+  return layout.finish(result)
+
+
+def _computed(layout, description):
+  """The model's fixed position table, () -> [N, D], where the layout stores such tables; else None."""
+  position = getattr(abstract(description), "position", None)
+  return position if layout.stores_tables and isinstance(position, positions.Fixed) else None
+
+
+def arguments(description: Description) -> dict[str, Any]:
+  """All arguments of the described model, with defaults filled in."""
+  make = models.find(description.model.name, "model").make
+  return dict(config.bind(description.model, (make,), "model").args)
+
+
+def essential(description: Description) -> dict[str, Any]:
+  """The arguments that make another model than the name alone."""
+  default = arguments(description._replace(model=Choice(description.model.name)))
+  # How a model is computed and regularised is not what it is.
+  beside = ("scan", "remat", "dtype", "dropout", "attention_dropout", "stochastic_depth", "head_bias", "momentum")
+  return {k: v for k, v in arguments(description).items() if k not in beside and v != default[k]}
+
+
+def say(description: Description) -> str:
+  """One line: model, arguments, sizes."""
+  size = description.image_size
+  said = "".join(f", {key}={value}" for key, value in essential(description).items())
+  side = f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"
+  return f"{description.model.name}{said} ({side}, {description.classes or 'no'} classes)"
+
+
+def flags(description: Description) -> str:
+  """The flags that select the described model in a config."""
+  chosen = {"name": description.model.name} | essential(description)
+  # A list in a flag takes no spaces, so that no shell cuts it.
+  return " ".join(f"--config.model.{key}={str(value).replace(' ', '')}" for key, value in chosen.items())
+
+
+def _some(names):
+  names = list(map(str, names))
+  return ", ".join(names[:LISTED]) + (f", and {len(names) - LISTED} more" if len(names) > LISTED else "")
+
+
+def named(sizes: Mapping, found: tuple[int, ...], words: tuple[str, ...]) -> tuple[Any, dict[str, int]]:
+  """(key, overrides): the row of `sizes` that equals what was found, else the nearest and what replaces its values."""
+  distance = {key: sum(a != b for a, b in zip(row, found, strict=True)) for key, row in sizes.items()}
+  key = min(sizes, key=lambda k: (distance[k], abs(sizes[k][0] - found[0])))
+  return key, {word: b for word, a, b in zip(words, sizes[key], found, strict=True) if a != b}
+
+
+# Rows that come in pairs.
+
+
+def torch_linear(theirs: str, ours: str) -> tuple[Row, Row]:
+  """Weight [out, in] and bias of torch.nn.Linear."""
+  return Row(f"{theirs}.weight", f"{ours}/kernel", "o i -> i o"), Row(f"{theirs}.bias", f"{ours}/bias", "o -> o")
+
+
+def torch_conv(theirs: str, ours: str) -> tuple[Row, Row]:
+  """Weight [out, in, height, width] and bias of torch.nn.Conv2d."""
+  return Row(f"{theirs}.weight", f"{ours}/kernel", "o i p q -> p q i o"), Row(
+    f"{theirs}.bias", f"{ours}/bias", "o -> o"
+  )
+
+
+def torch_norm(theirs: str, ours: str) -> tuple[Row, Row]:
+  """Weight and bias of a norm of torch."""
+  return Row(f"{theirs}.weight", f"{ours}/scale", "d -> d"), Row(f"{theirs}.bias", f"{ours}/bias", "d -> d")
+
+
+def flax_linear(theirs: str, ours: str) -> tuple[Row, Row]:
+  """Kernel [in, out] and bias of a dense layer of Flax."""
+  return Row(f"{theirs}/kernel", f"{ours}/kernel", "i o -> i o"), Row(f"{theirs}/bias", f"{ours}/bias", "o -> o")
+
+
+def flax_conv(theirs: str, ours: str) -> tuple[Row, Row]:
+  """Kernel [height, width, in, out] and bias of a convolution of Flax."""
+  return Row(f"{theirs}/kernel", f"{ours}/kernel", "p q i o -> p q i o"), Row(
+    f"{theirs}/bias", f"{ours}/bias", "o -> o"
+  )
+
+
+def flax_norm(theirs: str, ours: str) -> tuple[Row, Row]:
+  """Scale and bias of a norm of Flax."""
+  return Row(f"{theirs}/scale", f"{ours}/scale", "d -> d"), Row(f"{theirs}/bias", f"{ours}/bias", "d -> d")

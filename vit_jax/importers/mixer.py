@@ -1,0 +1,101 @@
+"""MLP-Mixer's weights: Google's arrays, and timm's state dicts of the same weights."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.config import Choice, ConfigError
+from vit_jax.importers import layout
+from vit_jax.importers.layout import Description, Layout, Tensors
+from vit_jax.models import mixer
+
+GOOGLE = (
+  *layout.flax_conv("stem", "embedding"),
+  *layout.flax_norm("MixerBlock_{l}/LayerNorm_0", "blocks/{l}/norm1"),
+  *layout.flax_linear("MixerBlock_{l}/token_mixing/Dense_0", "blocks/{l}/tokens/up"),
+  *layout.flax_linear("MixerBlock_{l}/token_mixing/Dense_1", "blocks/{l}/tokens/down"),
+  *layout.flax_norm("MixerBlock_{l}/LayerNorm_1", "blocks/{l}/norm2"),
+  *layout.flax_linear("MixerBlock_{l}/channel_mixing/Dense_0", "blocks/{l}/mlp/up"),
+  *layout.flax_linear("MixerBlock_{l}/channel_mixing/Dense_1", "blocks/{l}/mlp/down"),
+  *layout.flax_norm("pre_head_layer_norm", "norm"),
+  *layout.flax_linear("head", "head"),
+)
+TIMM = (
+  *layout.torch_conv("stem.proj", "embedding"),
+  *layout.torch_norm("blocks.{l}.norm1", "blocks/{l}/norm1"),
+  *layout.torch_linear("blocks.{l}.mlp_tokens.fc1", "blocks/{l}/tokens/up"),
+  *layout.torch_linear("blocks.{l}.mlp_tokens.fc2", "blocks/{l}/tokens/down"),
+  *layout.torch_norm("blocks.{l}.norm2", "blocks/{l}/norm2"),
+  *layout.torch_linear("blocks.{l}.mlp_channels.fc1", "blocks/{l}/mlp/up"),
+  *layout.torch_linear("blocks.{l}.mlp_channels.fc2", "blocks/{l}/mlp/down"),
+  *layout.torch_norm("norm", "norm"),
+  *layout.torch_linear("head", "head"),
+)
+
+
+def _google(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+  patch, _, channels, width = tensors["stem/kernel"].shape
+  places, token_hidden = tensors["MixerBlock_0/token_mixing/Dense_0/kernel"].shape
+  hidden = tensors["MixerBlock_0/channel_mixing/Dense_0/kernel"].shape[1]
+  depth = _count(r"MixerBlock_\d+/LayerNorm_0/scale", tensors)
+  classes = tensors["head/bias"].shape[0] if "head/bias" in tensors else 0
+  return _described((width, depth, token_hidden, hidden), patch, places, channels, classes, {"gelu": "tanh"} | hints)
+
+
+def _timm(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+  width, channels, patch, _ = tensors["stem.proj.weight"].shape
+  token_hidden, places = tensors["blocks.0.mlp_tokens.fc1.weight"].shape
+  hidden = tensors["blocks.0.mlp_channels.fc1.weight"].shape[0]
+  depth = _count(r"blocks\.\d+\.norm1\.weight", tensors)
+  classes = tensors["head.bias"].shape[0] if "head.bias" in tensors else 0
+  return _described((width, depth, token_hidden, hidden), patch, places, channels, classes, {"gelu": "erf"} | hints)
+
+
+def _count(pattern, tensors):
+  return sum(re.fullmatch(pattern, name) is not None for name in tensors)
+
+
+def _described(found, patch, places, channels, classes, hints):
+  # A published name with this patch, if possible with this GELU, and what is not as published.
+  rows = {name: (size, gelu) for name, (size, other, gelu) in mixer.VARIANTS.items() if other == patch}
+  if not rows:
+    known = sorted({other for _, other, _ in mixer.VARIANTS.values()})
+    raise ConfigError(f"the file holds a Mixer with patch {patch}; allowed: {', '.join(map(str, known))}")
+  near = {name: mixer.SIZES[size] for name, (size, gelu) in rows.items() if gelu == hints["gelu"]}
+  near = near or {name: mixer.SIZES[size] for name, (size, _) in rows.items()}
+  name, arguments = layout.named(near, found, ("width", "depth", "token_hidden", "hidden"))
+  if rows[name][1] != hints["gelu"]:
+    arguments["gelu"] = hints["gelu"]
+  if hints.get("norm_eps", 1e-6) != 1e-6:
+    arguments["eps"] = hints["norm_eps"]
+
+  return Description(Choice(name, arguments), _image_size(patch, places, hints.get("image_size")), classes, channels)
+
+
+def _image_size(patch, places, hint):
+  """The hint if it has so many patches, else the side of a square."""
+  rows, columns = (side // patch for side in (hint if isinstance(hint, tuple | list) else (hint or 0,) * 2))
+  if rows * columns == places:
+    return hint
+  if math.isqrt(places) ** 2 != places:
+    raise ConfigError(f"the token MLP is made for {places} patches, which are no square; give the image size")
+  return patch * math.isqrt(places)
+
+
+LAYOUTS = (
+  Layout(
+    name="vit_jax",
+    family="mixer",
+    rows=GOOGLE,
+    recognises=lambda tensors: {"stem/kernel", "MixerBlock_0/token_mixing/Dense_0/kernel"} <= set(tensors),
+    describe=_google,
+  ),
+  Layout(
+    name="timm",
+    family="mixer",
+    rows=TIMM,
+    recognises=lambda tensors: {"stem.proj.weight", "blocks.0.mlp_tokens.fc1.weight"} <= set(tensors),
+    describe=_timm,
+  ),
+)

@@ -1,0 +1,169 @@
+"""Weights of one model made to fit another: resolution, head, layers in a stack. Pure functions on arrays by path."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from vit_jax import models
+from vit_jax.config import ConfigError
+from vit_jax.importers import layout
+from vit_jax.importers.layout import Description
+
+Method = Literal["zoom", "bilinear", "bicubic"]
+_HEAD = re.compile(r"(head|head_distillation)/.*")
+_TOKENS = ("cls", "distillation")  # they stand in front of the patches, in the position table too
+
+
+def resample(table: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: Method = "zoom") -> np.ndarray:
+  """[rows * columns, D] on the grid `old` -> the same on the grid `new`.
+
+  zoom: linear, corners stay corners, as scipy.ndimage.zoom of order 1 (vit_jax, big_vision). bilinear: linear between
+  centres of pixels, without smoothing when it gets smaller (compact transformers). bicubic: cubic convolution with
+  a = -0.75 between centres of pixels (Swin).
+  """
+  if table.shape[0] != old[0] * old[1]:
+    raise ValueError(f"a table of {table.shape[0]} rows is no grid of {old[0]} x {old[1]}")
+  down, right = (_weights(a, b, method) for a, b in zip(old, new, strict=True))
+  grid = table.reshape(*old, -1).astype(np.float64)
+  return np.einsum("ra,sb,abd->rsd", down, right, grid, optimize=True).reshape(-1, table.shape[1]).astype(np.float32)
+
+
+def _weights(old: int, new: int, method: Method) -> np.ndarray:
+  """[new, old]: how much of each old place is in each new one."""
+  if method == "zoom":
+    place = np.arange(new) * ((old - 1) / max(new - 1, 1))
+  else:
+    # Rounded to float32 as PyTorch does, once after the product: a place of 20 is then off by a millionth.
+    place = np.float32(np.float64(np.float32(old / new)) * (np.arange(new) + 0.5) - 0.5).astype(np.float64)
+  if method != "bicubic":
+    place = np.clip(place, 0, old - 1)
+  first = np.floor(place).astype(int)
+  taps = (-1, 0, 1, 2) if method == "bicubic" else (0, 1)
+  result = np.zeros((new, old))
+  for tap in taps:
+    distance = np.abs(place - (first + tap))
+    share = _cubic(distance) if method == "bicubic" else 1 - distance
+    np.add.at(result, (np.arange(new), np.clip(first + tap, 0, old - 1)), share)
+  return result
+
+
+def _cubic(x, a=-0.75):
+  near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
+  return np.where(x <= 1, near, np.where(x < 2, far, 0))
+
+
+def grid(tokens: int, image_size: int | tuple[int, int]) -> tuple[int, int]:
+  """(rows, columns) of so many patches of an image of these proportions."""
+  height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+  rows = max(round(math.sqrt(tokens * height / width)), 1)
+  if tokens % rows:
+    raise ConfigError(f"{tokens} patches do not fill a grid for images of {height} x {width} pixels")
+  return rows, tokens // rows
+
+
+def stack(arrays: Mapping[str, np.ndarray], paths) -> dict[str, np.ndarray]:
+  """The arrays under `paths`, those of a model that may be scanned: blocks/0/x, blocks/1/x, ... become blocks/x."""
+  result = {}
+  for path in paths:
+    if path in arrays:
+      result[path] = arrays[path]
+      continue
+    stem, _, rest = path.partition("/")
+    layers = sum(re.fullmatch(rf"{stem}/\d+/{re.escape(rest)}", name) is not None for name in arrays)
+    if layers:
+      result[path] = np.stack([arrays[f"{stem}/{i}/{rest}"] for i in range(layers)])
+  return result
+
+
+def unstack(arrays: Mapping[str, np.ndarray], paths) -> dict[str, np.ndarray]:
+  """What `stack` does, backwards: `paths` are those of the unscanned model."""
+  result = {}
+  for path in paths:
+    match = re.fullmatch(r"(\w+)/(\d+)/(.*)", path)
+    if path in arrays:
+      result[path] = arrays[path]
+    elif match and f"{match[1]}/{match[3]}" in arrays:
+      result[path] = arrays[f"{match[1]}/{match[3]}"][int(match[2])]
+  return result
+
+
+def fit(
+  arrays: Mapping[str, np.ndarray], have: Description, want: Description, head: Literal["auto", "keep", "new"] = "auto"
+) -> tuple[dict[str, np.ndarray], list[str]]:
+  """(parameters of `want` made of those of `have`, what was done in words). Parameters that start anew are left out.
+
+  The head is kept or left out; "auto" keeps it where the number of classes is the same. Tables that belong to a grid
+  are resampled. Whatever else differs is a ConfigError that lists it. Arrays are by path, layer by layer.
+  """
+  arrays, shapes, notes = dict(arrays), layout.shapes(want), []
+
+  # Head.
+  same = have.classes == want.classes
+  if head == "keep" and not same:
+    raise ConfigError(
+      f"the file's head has {have.classes} classes, this model {want.classes}; training with init.head=new replaces it"
+    )
+  if want.classes and (head == "new" or not same):
+    anew = {path for path in shapes if _HEAD.fullmatch(path)}
+    if have.classes:
+      notes.append(f"head: {want.classes} classes start anew; the file's {have.classes} are left out")
+  else:
+    anew = set()
+  if anew or not want.classes:
+    arrays = {path: array for path, array in arrays.items() if not _HEAD.fullmatch(path)}
+    if "pre_logits/kernel" not in shapes and arrays.pop("pre_logits/kernel", None) is not None:
+      del arrays["pre_logits/bias"]
+      notes.append("pre_logits: left out with the head it fed")
+    if "pre_logits/kernel" not in arrays:
+      anew |= {path for path in shapes if path.startswith("pre_logits/")}
+
+  # Grids.
+  family = models.find(want.model.name, "model").family
+  for path, array in arrays.items():
+    if path not in shapes or array.shape == shapes[path]:
+      continue
+    if path == "position/table" and array.shape[1] == shapes[path][1]:
+      leading = sum(token in arrays for token in _TOKENS)
+      if leading != sum(token in shapes for token in _TOKENS):
+        continue
+      old = grid(array.shape[0] - leading, have.image_size)
+      new = grid(shapes[path][0] - leading, want.image_size)
+      rest = resample(array[leading:], old, new, "bilinear" if family == "compact" else "zoom")
+      arrays[path] = np.concatenate([array[:leading], rest])
+      notes.append(f"position/table: {old[0]} x {old[1]} resampled to {new[0]} x {new[1]}")
+    elif path.endswith("attention/table"):
+      old, new = (2 * (math.isqrt(rows[0]),) for rows in (array.shape, shapes[path]))
+      arrays[path] = resample(array, old, new, "bicubic")
+      notes.append(f"{path}: {old[0]} x {old[1]} resampled to {new[0]} x {new[1]}")
+
+  # Everything else is equal, or it is another model.
+  differences = [f"missing: {path}" for path in shapes if path not in arrays and path not in anew]
+  differences += [f"left over: {path}" for path in arrays if path not in shapes]
+  differences += [
+    f"{path} is {arrays[path].shape} in the file, {shape} in the model"
+    for path, shape in shapes.items()
+    if path in arrays and arrays[path].shape != shape
+  ]
+  if differences:
+    more = len(differences) - layout.LISTED
+    raise ConfigError(
+      f"the file holds {layout.say(have)}; this model is {layout.say(want)}. They differ in {len(differences)}:\n  "
+      + "\n  ".join(differences[: layout.LISTED])
+      + (f"\n  and {more} more" if more > 0 else "")
+      + f"\nTo take the file's model: {layout.flags(have)}"
+    )
+  return arrays, notes + _computed_otherwise(have, want)
+
+
+def _computed_otherwise(have, want):
+  """Notes on arguments that change the numbers and no shape."""
+  theirs, ours = (layout.arguments(description) for description in (have, want))
+  words = ("gelu", "eps", "norm_order", "padding", "position")
+  return [
+    f"model.{key}: the file's model has {theirs[key]}, this one {ours[key]}"
+    for key in words
+    if key in theirs and key in ours and theirs[key] != ours[key]
+  ]

@@ -1,0 +1,215 @@
+"""Names of Vision Transformers and their hybrids in Google's files: vit_jax, AugReg, and big_vision."""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from vit_jax.importers.layout import Description, Layout, Row, Tensor, Tensors, flax_conv, flax_linear, flax_norm
+from vit_jax.importers.vit import ATTENTION, count, counting_tokens, describe, reduction
+
+# Rows.
+
+
+def _flax_attention(theirs, ours):
+  kernels = [Row(f"{theirs}/{part}/kernel", f"{ours}/{part}/kernel", "d h k -> d h k") for part in ATTENTION]
+  biases = [Row(f"{theirs}/{part}/bias", f"{ours}/{part}/bias", "h k -> h k") for part in ATTENTION]
+  return (
+    *kernels,
+    *biases,
+    Row(f"{theirs}/out/kernel", f"{ours}/out/kernel", "h k d -> h k d"),
+    *_out_bias(theirs, ours),
+  )
+
+
+def _out_bias(theirs, ours):
+  return (Row(f"{theirs}/out/bias", f"{ours}/out/bias", "d -> d"),)
+
+
+def _flax_mlp(theirs, ours):
+  return (*flax_linear(f"{theirs}/Dense_0", f"{ours}/up"), *flax_linear(f"{theirs}/Dense_1", f"{ours}/down"))
+
+
+def _flax(position: str, norm1: int, attention: int, norm2: int, mlp: int) -> tuple[Row, ...]:
+  """Rows of Google's codes: where the position table stands, and the numbers that a block's children carry."""
+  block = "Transformer/encoderblock_{l}"
+  return (
+    Row("cls", "cls", "1 1 d -> d"),
+    *flax_conv("embedding", "embedding"),
+    Row(position, "position/table", "1 n d -> n d"),
+    *flax_norm(f"{block}/LayerNorm_{norm1}", "blocks/{l}/norm1"),
+    *_flax_attention(f"{block}/MultiHeadDotProductAttention_{attention}", "blocks/{l}/attention"),
+    *flax_norm(f"{block}/LayerNorm_{norm2}", "blocks/{l}/norm2"),
+    *_flax_mlp(f"{block}/MlpBlock_{mlp}", "blocks/{l}/mlp"),
+    *flax_norm("Transformer/encoder_norm", "norm"),
+    Row("MAPHead_0/probe", "pool/probe", "1 1 d -> d"),
+    *_flax_attention("MAPHead_0/MultiHeadDotProductAttention_0", "pool/attention"),
+    *flax_norm("MAPHead_0/LayerNorm_0", "pool/norm"),
+    *_flax_mlp("MAPHead_0/MlpBlock_0", "pool/mlp"),
+    *flax_linear("pre_logits", "pre_logits"),
+    *flax_linear("head", "head"),
+    Row("conv_root/kernel", "stem/root/kernel", "p q i o -> p q i o"),
+    *_group_norm("gn_root", "stem/root_norm"),
+    *(
+      Row(f"block{{i1}}/unit{{j1}}/{theirs}/kernel", f"stem/stages/{{i}}/{{j}}/{ours}/kernel", "p q i o -> p q i o")
+      for theirs, ours in (("conv1", "conv1"), ("conv2", "conv2"), ("conv3", "conv3"), ("conv_proj", "projection"))
+    ),
+    *(
+      row
+      for theirs, ours in (("gn1", "norm1"), ("gn2", "norm2"), ("gn3", "norm3"), ("gn_proj", "projection_norm"))
+      for row in _group_norm(f"block{{i1}}/unit{{j1}}/{theirs}", f"stem/stages/{{i}}/{{j}}/{ours}")
+    ),
+  )
+
+
+def _group_norm(theirs, ours):
+  return tuple(Row(f"{theirs}/{part}", f"{ours}/{part}", "1 1 1 c -> c") for part in ("scale", "bias"))
+
+
+# Generations of names in Google's files.
+
+_TABLE = "Transformer/posembed_input/pos_embedding"
+
+
+def _recounted(numbers: dict[str, int]):
+  """Renames a block's children to the given numbers, whichever of the two ways of counting a file has."""
+  other = {
+    "LayerNorm_0": f"LayerNorm_{numbers['norm1']}",
+    "LayerNorm_1": f"LayerNorm_{numbers['norm2']}",
+    "LayerNorm_2": f"LayerNorm_{numbers['norm2']}",
+    "MultiHeadDotProductAttention_0": f"MultiHeadDotProductAttention_{numbers['attention']}",
+    "MultiHeadDotProductAttention_1": f"MultiHeadDotProductAttention_{numbers['attention']}",
+    "MlpBlock_0": f"MlpBlock_{numbers['mlp']}",
+    "MlpBlock_3": f"MlpBlock_{numbers['mlp']}",
+  }
+
+  def rename(name):
+    match = re.fullmatch(r"(Transformer/encoderblock_\d+/)([^/]+)(/.*)", name)
+    return f"{match[1]}{other.get(match[2], match[2])}{match[3]}" if match else name
+
+  return rename
+
+
+_PUBLISHED = {"norm1": 0, "attention": 1, "norm2": 2, "mlp": 3}  # one counter for all children
+_PER_CLASS = {"norm1": 0, "attention": 0, "norm2": 1, "mlp": 0}
+
+
+def _vit_jax_names(tensors: Tensors, hints: Mapping) -> Tensors:
+  rename = _recounted(_PUBLISHED)
+  result = {rename(name): tensor for name, tensor in _inlined_map(_unstacked(tensors)).items()}
+  result = {_TABLE if name == "Transformer/pos_embedding" else name: tensor for name, tensor in result.items()}
+  return counting_tokens(result, _TABLE, ("cls",), _pixels(result), hints, usually=True)
+
+
+def _big_vision_names(tensors: Tensors, hints: Mapping) -> Tensors:
+  rename = _recounted(_PER_CLASS)
+  result = {rename(name): tensor for name, tensor in _inlined_map(_unstacked(tensors)).items()}
+  return counting_tokens(result, "pos_embedding", ("cls",), _pixels(result), hints, usually=False)
+
+
+def _pixels(tensors):
+  """Side of the square of pixels that a place of the position table stands for."""
+  return tensors["embedding/kernel"].shape[0] * reduction(_stages(tensors))
+
+
+def _unstacked(tensors: Tensors) -> Tensors:
+  """Tensors of scanned layers, Transformer/encoderblock/..., one by one; each stack is read once."""
+  result = {}
+  for name, tensor in tensors.items():
+    match = re.fullmatch(r"Transformer/encoderblock/(.*)", name)
+    if not match:
+      result[name] = tensor
+      continue
+    stack = []
+
+    def layer(i, tensor=tensor, stack=stack):
+      if not stack:
+        stack.append(np.asarray(tensor))
+      return stack[0][i]
+
+    for i in range(tensor.shape[0]):
+      one = Tensor(tensor.shape[1:], tensor.dtype, lambda i=i, layer=layer: layer(i))
+      result[f"Transformer/encoderblock_{i}/{match[1]}"] = one
+  return result
+
+
+def _inlined_map(tensors: Tensors) -> Tensors:
+  """Very old files have the attention pooling at the top level."""
+  if "probe" not in tensors:
+    return tensors
+  parts = r"(probe|(MultiHeadDotProductAttention_0|LayerNorm_0|MlpBlock_0)/.*)"
+  return {f"MAPHead_0/{name}" if re.fullmatch(parts, name) else name: tensor for name, tensor in tensors.items()}
+
+
+def _big_vision_finish(arrays: dict) -> dict:
+  """What `_big_vision_names` does, backwards: the class token's own position goes into the token."""
+  if "cls" in arrays and "pos_embedding" in arrays:
+    arrays["cls"], arrays["pos_embedding"] = fold_class_token(arrays["cls"], arrays["pos_embedding"])
+  return arrays
+
+
+def fold_class_token(cls: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """(cls [1, 1, D], table [1, 1 + N, D]) -> (cls with its position added, table [1, N, D]), as big_vision does."""
+  position, rest = table[:, :1], table[:, 1:]
+  return (cls + position if np.any(position) else cls), rest
+
+
+# What a file holds.
+
+
+def _describe_flax(tensors: Tensors, hints: Mapping) -> Description:
+  block = r"Transformer/encoderblock_(\d+)/"
+  query = next(t for name, t in tensors.items() if re.fullmatch(block + r"[^/]+/query/kernel", name))
+  hidden = next(t for name, t in tensors.items() if re.fullmatch(block + r"MlpBlock_\d/Dense_0/kernel", name))
+  table = tensors.get(_TABLE, tensors.get("pos_embedding"))
+  return describe(
+    tensors["embedding/kernel"].shape,
+    (query.shape[0], count(block, tensors), query.shape[1], hidden.shape[1]),
+    table,
+    tensors.get("head/bias"),
+    hints,
+    leading=int("cls" in tensors),
+    stages=_stages(tensors),
+    channels=tensors["conv_root/kernel"].shape[2] if "conv_root/kernel" in tensors else None,
+    head="map" if "MAPHead_0/probe" in tensors else None,
+    pre_logits=tensors["pre_logits/bias"].shape[0] if "pre_logits/bias" in tensors else None,
+  )
+
+
+def _stages(tensors):
+  """Units in each stage of the ResNet in front; None without one."""
+  if "conv_root/kernel" not in tensors:
+    return None
+  units = re.compile(r"block(\d+)/unit(\d+)/conv1/kernel")
+  found = [(int(m[1]), int(m[2])) for name in tensors if (m := units.fullmatch(name))]
+  return tuple(max(unit for stage, unit in found if stage == i) for i in range(1, 1 + max(found, default=(0, 0))[0]))
+
+
+def _google(tensors):
+  return "embedding/kernel" in tensors and any(re.match(r"Transformer/encoderblock", name) for name in tensors)
+
+
+def _old_table(tensors):
+  return _TABLE in tensors or "Transformer/pos_embedding" in tensors
+
+
+LAYOUTS = (
+  Layout(
+    name="vit_jax",
+    family="vit",
+    rows=_flax(_TABLE, **_PUBLISHED),
+    recognises=lambda tensors: _google(tensors) and _old_table(tensors),
+    describe=_describe_flax,
+    canonical=_vit_jax_names,
+  ),
+  Layout(
+    name="big_vision",
+    family="vit",
+    rows=_flax("pos_embedding", **_PER_CLASS),
+    recognises=_google,
+    describe=_describe_flax,
+    canonical=_big_vision_names,
+    finish=_big_vision_finish,
+    stores_tables=False,
+  ),
+)

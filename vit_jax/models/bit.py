@@ -1,0 +1,113 @@
+"""BiT: ResNet version 2 with group norm and standardised weights (Kolesnikov et al. 2020; units: He et al. 2016b).
+
+As published there is no dropout and no stochastic depth. Padding is symmetric, unlike in the hybrids' version 1.
+"""
+
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax import config, rng
+from vit_jax.config import Count
+from vit_jax.models import layers, resnet
+from vit_jax.models.intermediates import record
+from vit_jax.models.published import model
+from vit_jax.models.resnet import GroupNorm, StandardisedConv
+from vit_jax.models.transformer import Dtype, sides
+
+SIZES = {  # factor of all widths, units of each stage
+  "R26x1": (1, (2, 2, 2, 2)),
+  "R50x1": (1, (3, 4, 6, 3)),
+  "R50x3": (3, (3, 4, 6, 3)),
+  "R101x1": (1, (3, 4, 23, 3)),
+  "R101x3": (3, (3, 4, 23, 3)),
+  "R152x2": (2, (3, 8, 36, 3)),
+  "R152x4": (4, (3, 8, 36, 3)),
+}
+
+SHARDING = (
+  *layers.SHARDING,
+  (r"(root|stages/.*)/kernel", (None, None, None, "fsdp")),
+  (r"stages/.*/norm3/(scale|bias)", (None,)),
+)
+
+_EPS = 1e-5
+_DIVISOR = "sqrt(var + 1e-10)"
+
+
+class Unit(nnx.Module):
+  """[B, H, W, C] -> [B, H / stride, W / stride, 4 D]: bottleneck, each convolution after its norm and ReLU."""
+
+  def __init__(self, channels, width, stride, *, dtype, rngs):
+    make = {"divisor": _DIVISOR, "dtype": dtype, "rngs": rngs}
+    self.norm1 = GroupNorm(channels, eps=_EPS, dtype=dtype)
+    self.conv1 = StandardisedConv(channels, width, 1, 1, 0, **make)
+    self.norm2 = GroupNorm(width, eps=_EPS, dtype=dtype)
+    self.conv2 = StandardisedConv(width, width, 3, stride, 1, **make)
+    self.norm3 = GroupNorm(width, eps=_EPS, dtype=dtype)
+    self.conv3 = StandardisedConv(width, 4 * width, 1, 1, 0, **make)
+    changes = stride > 1 or channels != 4 * width
+    self.projection = StandardisedConv(channels, 4 * width, 1, stride, 0, **make) if changes else None
+
+  def __call__(self, x):
+    active = jax.nn.relu(self.norm1(x))
+    shortcut = x if self.projection is None else self.projection(active)
+    x = self.conv1(active)
+    x = self.conv2(jax.nn.relu(self.norm2(x)))
+    return shortcut + self.conv3(jax.nn.relu(self.norm3(x)))
+
+
+class ResNet(nnx.Module):
+  """Images [B, H, W, C] -> logits [B, V], float32: root, stages, norm, ReLU, mean over space, head.
+
+  Without a head the result is the features. Nothing is random: `key` is there as in other models and not read.
+  """
+
+  def __init__(self, shape: tuple[int, int, int], width: int, stages: tuple[int, ...], classes: int, *, dtype, rngs):
+    self.shape = shape
+    self.root = StandardisedConv(shape[-1], width, 7, 2, 3, divisor=_DIVISOR, dtype=dtype, rngs=rngs)
+    self.stages = resnet.build(lambda *sizes: Unit(*sizes, dtype=dtype, rngs=rngs), width, stages)
+    channels = resnet.out_channels(width, stages)
+    self.norm = GroupNorm(channels, eps=_EPS, dtype=dtype)
+    head = {"kernel_init": layers.zeros, "dtype": dtype, "rngs": rngs}
+    self.head = layers.Linear((channels,), (classes,), **head) if classes else None
+
+  def __call__(self, images, key=None):
+    if images.shape[1:] != self.shape:
+      raise ValueError(f"images are {images.shape[1:]} (height, width, channels); the model was built for {self.shape}")
+    # No norm and no ReLU here: the pool sees negative numbers. The first BiT code and timm surround them by zeros,
+    # big_vision by -infinity, as here; it moves logits by 1e-3.
+    x = record("root", layers.max_pool(self.root(images)))
+    x = resnet.run(self.stages, x, "stages")
+    x = jax.nn.relu(self.norm(x)).mean((1, 2))
+    x = record("pre_logits", record("features", x))
+    return record("logits", (x if self.head is None else self.head(x)).astype(jnp.float32))
+
+
+def bit(
+  row: tuple[int, tuple[int, ...]],
+  image_size: int | tuple[int, int],
+  channels: int,
+  classes: int,
+  rngs: rng.Keys,
+  *,
+  stages: tuple[Count, ...] | None = None,
+  width_factor: Annotated[float, config.Range(0.5, 64)] | None = None,
+  dtype: Dtype = "float32",
+) -> ResNet:
+  """[B, H, W, C] -> [B, V]. Units of each stage and factor of all widths, where given, replace those of the size."""
+  factor = row[0] if width_factor is None else width_factor
+  width = round(resnet.WIDTH * factor)
+  if width != resnet.WIDTH * factor or width % resnet.GROUPS:
+    step = resnet.GROUPS / resnet.WIDTH
+    raise config.ConfigError(
+      f"model: width_factor {factor} gives {resnet.WIDTH * factor:g} channels, which are not {resnet.GROUPS} equal "
+      f"groups; allowed: multiples of {step}, such as {factor // step * step:g}"
+    )
+  stages = row[1] if stages is None else stages
+  return ResNet((*sides(image_size), channels), width, stages, classes, dtype=jnp.dtype(dtype), rngs=rngs)
+
+
+PUBLISHED = {name: model(bit, row, sharding=SHARDING) for name, row in SIZES.items()}

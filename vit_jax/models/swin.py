@@ -1,0 +1,272 @@
+"""Swin Transformer (Liu et al. 2021): attention inside windows that shift from block to block, on maps that shrink."""
+
+import itertools
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from flax import nnx
+
+from vit_jax import config, rng
+from vit_jax.config import Count, Rate
+from vit_jax.models import layers, stack
+from vit_jax.models.intermediates import record
+from vit_jax.models.published import model
+from vit_jax.models.transformer import Dtype, Width, sides
+
+PATCH = 4
+EPS = 1e-5
+
+
+class Size(NamedTuple):
+  """Channels of the first stage, which double from stage to stage, and blocks and heads of each stage."""
+
+  width: int
+  depths: tuple[int, ...]
+  heads: tuple[int, ...]
+
+
+SIZES = {
+  "tiny": Size(96, (2, 2, 6, 2), (3, 6, 12, 24)),
+  "small": Size(96, (2, 2, 18, 2), (3, 6, 12, 24)),
+  "base": Size(128, (2, 2, 18, 2), (4, 8, 16, 32)),
+  "large": Size(192, (2, 2, 18, 2), (6, 12, 24, 48)),
+}
+VARIANTS = {  # name -> size, window, image size
+  f"swin_{size}_patch{PATCH}_window{window}_{image_size}": (size, window, image_size)
+  for size, window, image_size in (
+    ("tiny", 7, 224),
+    ("small", 7, 224),
+    ("base", 7, 224),
+    ("base", 12, 384),
+    ("large", 7, 224),
+    ("large", 12, 384),
+  )
+}
+
+SHARDING = (
+  *layers.SHARDING,
+  (r"embedding/kernel", (None, None, None, "fsdp")),
+  (r"embedding/bias", (None,)),
+  (r".*attention/table", (None, None)),
+  (r".*downsample/reduction/kernel", ("fsdp", None)),
+)
+
+_normal = nnx.initializers.normal(0.02)  # published as truncated, at a hundred deviations
+
+
+class Merge(nnx.Module):
+  """[B, 2H, 2W, D] -> [B, H, W, 2D]: four neighbours side by side, column by column, then norm and a linear map."""
+
+  def __init__(self, width, *, dtype, rngs):
+    self.norm = layers.LayerNorm(4 * width, eps=EPS, dtype=dtype)
+    self.reduction = layers.Linear((4 * width,), (2 * width,), bias=False, kernel_init=_normal, dtype=dtype, rngs=rngs)
+
+  def __call__(self, x):
+    return self.reduction(self.norm(rearrange(x, "b (h i) (w j) d -> b h w (j i d)", i=2, j=2)))
+
+
+class Block(nnx.Module):
+  """[B, H, W, D] -> [B, H, W, D]: attention in windows, then MLP, both pre-norm (eq. 3). Called as `layers.Block`.
+
+  Windows begin at row and column 0, or at `shift`; at the border they are then cut, and places do not see across it.
+  For every head, `attention/table` holds a bias for each offset of query to key, (rows, columns) from (1 - window) on.
+  What attention records has the windows of an image in the place of the image: [B * windows, N, ...].
+  """
+
+  def __init__(self, width, heads, window, shift, *, dropout, attention_dropout, dtype, rngs):
+    common = {"kernel_init": _normal, "dtype": dtype, "rngs": rngs}
+    self.norm1 = layers.LayerNorm(width, eps=EPS, dtype=dtype)
+    self.attention = layers.Attention(width, heads, dropout=attention_dropout, **common)
+    rows, columns = window
+    table = _normal(rngs.params(), ((2 * rows - 1) * (2 * columns - 1), heads), jnp.float32)
+    self.attention.table = nnx.Param(table)  # beside the other weights of attention, which only adds the bias
+    self.norm2 = layers.LayerNorm(width, eps=EPS, dtype=dtype)
+    self.mlp = layers.Mlp(width, 4 * width, dropout=dropout, gelu="erf", **common)
+    self.window, self.shift, self.dropout = window, shift, dropout
+
+  def __call__(self, x, key=None, path_rate=np.float32(0)):
+    def add(stream, branch, number):
+      branch = layers.dropout(branch, self.dropout, layers.fold(key, number))
+      return stream + layers.drop_path(branch, path_rate, layers.fold(key, number + 1))
+
+    x = add(x, self._attend(self.norm1(x), layers.fold(key, 0)), 1)
+    x = add(x, self.mlp(self.norm2(x), key=layers.fold(key, 3)), 4)
+    return record("out", x)
+
+  def _attend(self, x, key):
+    batch, height, width, _ = x.shape
+    p, q = self.window
+    # The cut windows of both ends of the map share one full window, in which a mask keeps them apart.
+    x = jnp.roll(x, [-step for step in self.shift], axis=(1, 2)) if any(self.shift) else x
+    x = rearrange(x, "b (h p) (w q) d -> (b h w) (p q) d", p=p, q=q)
+    bias = rearrange(self.attention.table[...][offsets(self.window)], "m n h -> h m n")
+    if any(self.shift):
+      # The published code takes 100 away where a place is not seen.
+      mask = jnp.where(seen((height, width), self.window, self.shift), 0, -100)
+      bias = bias + mask[:, None]
+      bias = jnp.broadcast_to(bias, (batch, *bias.shape)).reshape(-1, *bias.shape[1:])
+    x = self.attention(x, key=key, bias=bias)
+    x = rearrange(x, "(b h w) (p q) d -> b (h p) (w q) d", h=height // p, w=width // q, p=p)
+    return jnp.roll(x, self.shift, axis=(1, 2)) if any(self.shift) else x
+
+
+def offsets(window: tuple[int, int]) -> np.ndarray:
+  """[N, N]: the row of a table of positions for each query and key of a window with N = rows * columns places."""
+  rows, columns = window
+  row, column = np.mgrid[:rows, :columns].reshape(2, -1)
+  down, right = row[:, None] - row, column[:, None] - column
+  return (down + rows - 1) * (2 * columns - 1) + right + columns - 1
+
+
+def seen(extent: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> np.ndarray:
+  """[windows, N, N]: whether query and key of a window on the rolled map come from the same side of both its seams."""
+  # 1 for rows and columns that were rolled around.
+  rows, columns = ((np.arange(side) + step) // side for side, step in zip(extent, shift, strict=True))
+  numbers = rearrange(2 * rows[:, None] + columns, "(h p) (w q) -> (h w) (p q)", p=window[0], q=window[1])
+  return numbers[:, :, None] == numbers[:, None, :]
+
+
+class Stage(nnx.Module):
+  """[B, H, W, D] -> the same after all blocks, or [B, H/2, W/2, 2D] where neighbours are merged first."""
+
+  def __init__(self, downsample, blocks):
+    self.downsample, self.blocks = downsample, nnx.List(blocks)
+
+  def __call__(self, x, key, rates, remat, name):
+    if self.downsample is not None:
+      x = record(f"{name}/downsample", self.downsample(x))
+    return stack.run(self.blocks, x, key, rates=rates, remat=remat, name=f"{name}/blocks")
+
+
+class Swin(nnx.Module):
+  """Images [B, H, W, C] -> logits [B, V], float32: patches, stages, norm, mean, head. Without a head, the features.
+
+  `key` is the key of all dropout; None means evaluation.
+  """
+
+  def __init__(self, shape, *, embedding, embedding_norm, stages, norm, head, dropout, stochastic_depth, remat):
+    self.shape, self.dropout, self.stochastic_depth, self.remat = shape, dropout, stochastic_depth, remat
+    self.embedding, self.embedding_norm = embedding, embedding_norm
+    self.stages = nnx.List(stages)
+    self.norm, self.head = norm, head
+
+  def __call__(self, images, key=None):
+    if images.shape[1:] != self.shape:
+      raise ValueError(f"images are {images.shape[1:]} (height, width, channels); the model was built for {self.shape}")
+
+    x = record("embedding", self.embedding_norm(self.embedding(images)))
+    x = record("tokens", layers.dropout(x, self.dropout, layers.fold(key, 0)))
+
+    # One law of rates over the blocks of all stages.
+    ends = list(itertools.accumulate(len(stage.blocks) for stage in self.stages))
+    rates = np.split(stack.growing(self.stochastic_depth, ends[-1]), ends[:-1])
+    for i, (stage, rate) in enumerate(zip(self.stages, rates, strict=True)):
+      x = stage(x, layers.fold(key, 1 + i), rate, self.remat, f"stages/{i}")
+    x = record("encoded", self.norm(x))
+
+    x = record("pre_logits", record("features", x.mean(axis=(1, 2))))
+    if self.head is not None:
+      x = self.head(x)
+    return record("logits", x.astype(jnp.float32))
+
+
+def swin(
+  row: Size,
+  published_window: int,
+  image_size: int | tuple[int, int],
+  channels: int,
+  classes: int,
+  rngs: rng.Keys,
+  *,
+  dropout: Rate = 0.0,
+  attention_dropout: Rate = 0.0,
+  stochastic_depth: Rate = 0.0,
+  width: Width | None = None,
+  depths: tuple[Count, ...] | None = None,
+  heads: tuple[Width, ...] | None = None,
+  window: Annotated[int, config.Range(2, 2**10)] | None = None,
+  dtype: Dtype = "float32",
+  remat: stack.Remat = "none",
+) -> Swin:
+  """[B, H, W, C] -> [B, V]. Width, blocks and heads of the stages and the window, where given, replace the published.
+
+  The published models were trained on ImageNet with `stochastic_depth` 0.2 (tiny), 0.3 (small) and 0.5 (base). It grows
+  linearly from the first block to the last. Every second block shifts its windows by half a window. A side of a map
+  that is not longer than the window is one window, and not shifted.
+  """
+  row = Size(width or row.width, depths or row.depths, heads or row.heads)
+  window = window or published_window
+  maps = _maps(sides(image_size), window, row)
+  common = {"dtype": jnp.dtype(dtype), "rngs": rngs}
+  drop = {"dropout": dropout, "attention_dropout": attention_dropout}
+
+  def stage(number, depth, heads, width):
+    windows = tuple(min(side, window) for side in maps[number])
+    shift = tuple(window // 2 if side > window else 0 for side in maps[number])
+    return Stage(
+      Merge(width // 2, **common) if number else None,
+      [Block(width, heads, windows, shift if i % 2 else (0, 0), **drop, **common) for i in range(depth)],
+    )
+
+  def uniform(key, shape, dtype):
+    # PyTorch's default for kernel and bias of a convolution, which the published code leaves in place.
+    bound = (channels * PATCH**2) ** -0.5
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+  widths = [row.width * 2**i for i in range(len(row.depths))]
+  return Swin(
+    (*sides(image_size), channels),
+    embedding=layers.Conv(
+      channels, row.width, PATCH, PATCH, 0, bias=True, kernel_init=uniform, bias_init=uniform, **common
+    ),
+    embedding_norm=layers.LayerNorm(row.width, eps=EPS, dtype=common["dtype"]),
+    stages=[stage(*numbers) for numbers in zip(itertools.count(), row.depths, row.heads, widths)],
+    norm=layers.LayerNorm(widths[-1], eps=EPS, dtype=common["dtype"]),
+    head=layers.Linear((widths[-1],), (classes,), kernel_init=_normal, **common) if classes else None,
+    dropout=dropout,
+    stochastic_depth=stochastic_depth,
+    remat=remat,
+  )
+
+
+def _maps(image_sides, window, row):
+  """(rows, columns) of the map of each stage; ConfigError where stages, heads or image do not fit."""
+  if len(row.depths) != len(row.heads):
+    raise config.ConfigError(
+      f"model: depths {row.depths} are {len(row.depths)} stages, heads {row.heads} are {len(row.heads)}; "
+      "give one number for each stage to both"
+    )
+  for i, heads in enumerate(row.heads):
+    if row.width * 2**i % heads:
+      raise config.ConfigError(
+        f"model: stage {i} has width {row.width * 2**i}, which is not a multiple of its heads {heads}; "
+        "change heads or width"
+      )
+  stages = len(row.depths)
+  found = [_map_sides(side, window, stages) for side in image_sides]
+  for side, maps in zip(image_sides, found, strict=True):
+    if maps is None:
+      step = PATCH * 2 ** (stages - 1)
+      below = next((n for n in range(side // step * step, 0, -step) if _map_sides(n, window, stages)), None)
+      above = next(n for n in itertools.count((side // step + 1) * step, step) if _map_sides(n, window, stages))
+      raise config.ConfigError(
+        f"model: image size {side} does not divide into windows of {window} x {window} patches of {PATCH} in every "
+        f"stage; nearest image sizes: {', '.join(str(n) for n in (below, above) if n)}"
+      )
+  return list(zip(*found, strict=True))
+
+
+def _map_sides(side, window, stages):
+  """Length of a side of each stage's map, or None if it cannot be halved, or divided into windows, without rest."""
+  maps = [side // (PATCH * 2**i) for i in range(stages)]
+  even = side and side % (PATCH * 2 ** (stages - 1)) == 0
+  return maps if even and all(n <= window or n % window == 0 for n in maps) else None
+
+
+PUBLISHED = {
+  name: model(swin, SIZES[size], window, sharding=SHARDING, image_size=image_size)
+  for name, (size, window, image_size) in VARIANTS.items()
+}
