@@ -35,6 +35,17 @@ def test_the_length_of_the_run_cannot_be_a_share_of_itself():
     Duration("5%").steps(64, 640)
 
 
+def test_a_run_starts_from_weights_by_a_word_that_python_keeps_for_itself():
+  c = recipe(model=dict(name="m"), data=dict(name="d"), optim=dict(name="o"), total=1, batch=1, init={"from": "x.npz"})
+  flags.edit(c, "init.head", "new")
+  run = resolve(c)
+  assert (run.init.from_, run.init.head, run.init.ema) == ("x.npz", "new", False)
+  assert config.plain(run)["init"] == {"from": "x.npz", "head": "new", "ema": False}
+  assert resolve(json.loads(config.dumps(run))) == run
+  flags.edit(c, "init.from", "default")
+  assert resolve(c).init.from_ is None
+
+
 def test_flags_are_read_by_the_schema():
   c = small()
   for key, text in {"seed": "3", "mesh.fsdp": "2", "log.every": "5%", "checkpoint.keep_every": "none"}.items():

@@ -67,3 +67,11 @@ def test_global_arrays_hold_the_rows_of_the_batch(sizes):
   made = mesh.global_array(values, rows, 16, sharding)
   np.testing.assert_array_equal(made, values)
   assert made.sharding == sharding
+
+
+def test_a_host_array_is_placed_as_its_sharding_says():
+  g = grid(data=2, fsdp=4)
+  array = np.arange(32, dtype=np.float32).reshape(8, 4)
+  placed = mesh.place(array, jax.sharding.NamedSharding(g, P("fsdp")))
+  np.testing.assert_array_equal(placed, array)
+  assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 4)}

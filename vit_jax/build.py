@@ -10,13 +10,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from clu import parameter_overview
 from flax import nnx
 
-from vit_jax import evals, hardware, mesh, metrics, models, optim, rng, steps, tasks, trees
+from vit_jax import evals, hardware, importers, mesh, metrics, models, optim, rng, steps, tasks, trees
 from vit_jax.config import Choice, ConfigError, Duration, Run, arguments, bind, lookup
 from vit_jax.data import augment, catalog, stream
+from vit_jax.importers import surgery
 
 
 class Eval(NamedTuple):
@@ -62,6 +64,8 @@ class Parts:
   keep: int
   keep_every: int | None
   schedule: Callable  # step -> learning rate
+  description: importers.Description  # of the model
+  weights: Callable  # () -> ({path: host array} of `config.init`, what was done to make them fit in words)
   init: Callable  # () -> State, born sharded
   step: Callable  # (state, batch) -> (state, metrics), jitted
   state_shapes: steps.State  # with shardings
@@ -74,6 +78,13 @@ class Parts:
   def compile(self):
     """The train step for these shapes, compiled."""
     return self.step.lower(self.state_shapes, self.batch_shapes).compile()
+
+  def start(self, weights: dict[str, np.ndarray]) -> steps.State:
+    """The state before the first step: drawn, with `weights` in the place of the parameters that they name."""
+    state = self.init()
+    placed = {path: mesh.place(array, self.state_shapes.params[path].sharding) for path, array in weights.items()}
+    ema = {path: jnp.copy(placed[path]) if path in placed else value for path, value in state.ema.items()}
+    return dataclasses.replace(state, params=state.params | placed, ema=ema)
 
   def overview(self) -> str:
     """Table of the parameters, and how large the run is."""
@@ -156,6 +167,7 @@ def build(run: Run, devices) -> Parts:
   def predict(params, batch):
     return {**task.predict(params, batch), "label": batch["label"], "mask": batch["mask"]}
 
+  description = importers.Description(run.model, size, classes)
   save_every, keep_every = max(1, steps_of(run.checkpoint.every)), run.checkpoint.keep_every
   return Parts(
     run=run,
@@ -168,6 +180,8 @@ def build(run: Run, devices) -> Parts:
     # In whole saves: only a step that is saved can be kept.
     keep_every=keep_every and save_every * max(1, round(steps_of(keep_every) / save_every)),
     schedule=schedule,
+    description=description,
+    weights=functools.partial(_weights, run.init, description, tuple(shapes)),
     init=jax.jit(init, out_shardings=shardings),
     step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, whole)),
     state_shapes=jax.tree.map(
@@ -206,6 +220,17 @@ def functional(model: Choice, image_size: int, classes: int) -> tuple[Callable, 
     return module(images, key), trees.flatten(nnx.state(module, nnx.BatchStat))
 
   return parameters, apply, statistics
+
+
+def _weights(init, description, paths):
+  """What `config.init` names, as host arrays under the paths of the model, which may be scanned."""
+  if init.from_ is None:
+    return {}, []
+  try:
+    arrays, notes = importers.fitted(init.from_, description, init.head, init.ema)
+  except ConfigError as error:
+    raise ConfigError(f"config.init.from: {error}") from error
+  return surgery.stack(arrays, paths), [f"weights of {init.from_}", *notes]
 
 
 def _shardings(run, grid, transformation, shapes):

@@ -122,6 +122,15 @@ class Log:
 
 
 @dataclasses.dataclass(frozen=True)
+class Init:
+  """Start from the weights of a file or workdir; `auto` keeps a head of as many classes; `ema` takes the average."""
+
+  from_: str | None = None
+  head: Literal["auto", "keep", "new"] = "auto"
+  ema: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
   """Everything that decides a training run. With the code and the devices it determines every bit of the result."""
 
@@ -131,6 +140,7 @@ class Run:
   total: Duration
   batch: Count
   seed: Annotated[int, Range(0, 2**31 - 1)] = 0
+  init: Init = Init()
   task: Choice = Choice("classify")
   evals: Mapping[str, Choice] = dataclasses.field(default_factory=lambda: {"test": Choice("accuracy")})
   mesh: Mesh = Mesh()
@@ -147,7 +157,9 @@ def recipe(**fields) -> ml_collections.ConfigDict:
   defaults = {f.name: plain(_default(f)) for f in dataclasses.fields(Run) if _default(f) is not dataclasses.MISSING}
   for name, value in (defaults | fields).items():
     config[name] = (
-      {**defaults[name], **value} if name in ("mesh", "checkpoint", "log") and isinstance(value, dict) else value
+      {**defaults[name], **value}
+      if name in ("init", "mesh", "checkpoint", "log") and isinstance(value, dict)
+      else value
     )
   return config
 
@@ -160,13 +172,18 @@ def resolve(config: Mapping) -> Run:
     raise ConfigError(f"config: a placeholder has no value: {error}") from error
 
 
+def word(field: dataclasses.Field) -> str:
+  """The word for a field in a config: `from_` is `from`, which Python keeps for itself."""
+  return field.name.rstrip("_")
+
+
 def plain(value):
   """Dicts, lists and scalars of a Run or a part of it, ready for JSON and for comparison."""
   match value:
     case Choice():
       return {"name": value.name} | {k: plain(v) for k, v in value.args.items()}
     case _ if dataclasses.is_dataclass(value):
-      return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+      return {word(f): plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     case Mapping() | ml_collections.ConfigDict():
       return {k: plain(v) for k, v in value.items()}
     case tuple() | list():
@@ -282,11 +299,12 @@ def _dataclass(value, kind, where):
     return value
   if not isinstance(value, Mapping | ml_collections.ConfigDict):
     raise ConfigError(
-      f"{where}: {value!r} is not a set of named values; keys: {[f.name for f in dataclasses.fields(kind)]}"
+      f"{where}: {value!r} is not a set of named values; keys: {[word(f) for f in dataclasses.fields(kind)]}"
     )
   hints = typing.get_type_hints(kind, include_extras=True)
-  schema = {f.name: (hints[f.name], _default(f)) for f in dataclasses.fields(kind)}
-  return kind(**_fields(value, schema, where, f"a {kind.__name__}", dataclasses.MISSING))
+  schema = {word(f): (hints[f.name], _default(f)) for f in dataclasses.fields(kind)}
+  found = _fields(value, schema, where, f"a {kind.__name__}", dataclasses.MISSING)
+  return kind(**{f.name: found[word(f)] for f in dataclasses.fields(kind)})
 
 
 def _tuple(value, args, where):

@@ -118,6 +118,11 @@ def global_array(local: np.ndarray, rows: np.ndarray, total: int, sharding: Name
   return jax.make_array_from_callback((total, *local.shape[1:]), sharding, piece)
 
 
+def place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+  """The global array of a host array that every process holds whole; each device takes its part."""
+  return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
 def bytes_per_device(shapes, shardings) -> int:
   """Bytes that a pytree of shapes takes on one device under its shardings."""
   sizes = jax.tree.map(lambda s, where: math.prod(where.shard_shape(s.shape)) * s.dtype.itemsize, shapes, shardings)

@@ -1,0 +1,271 @@
+"""The convert verb: ways between codes, what inspection says, refusals; and weights in training and evaluation."""
+
+import json
+
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import checkpoints, convert, importers
+from vit_jax.config import Choice, ConfigError
+from vit_jax.importers import files, layout
+from vit_jax.importers.layout import Description
+
+SMALL = {"width": 64, "depth": 2, "heads": 2, "hidden": 96}
+VIT = Description(Choice("ViT-S/8", SMALL), 32, 3)
+
+
+def written(path, name="vit_jax", description=VIT, seed=0):
+  """A file of random weights, and these by our paths."""
+  rng = np.random.default_rng(seed)
+  arrays = {p: rng.standard_normal(shape).astype(np.float32) for p, shape in layout.shapes(description).items()}
+  files.write(path, importers.export(arrays, description, name), importers.about(description))
+  return arrays
+
+
+def test_a_way_through_every_layout_and_a_checkpoint_changes_no_bit(tmp_path):
+  source = tmp_path / "0.npz"
+  written(source)
+  (tmp_path / "hub").mkdir()
+  way = [
+    ("1.safetensors", "timm"),
+    ("hub/model.safetensors", "hf"),
+    ("2.npz", "big_vision"),
+    ("3", None),
+    ("4.npz", None),
+  ]
+  last = source
+  for target, name in way:
+    convert.convert(last, tmp_path / target, name, {"heads": 2})
+    last = tmp_path / target
+  # big_vision's class token has no place of its own: token and place are added there.
+  first, end = np.load(source), np.load(last)
+  assert sorted(first) == sorted(end)
+  table, token = "Transformer/posembed_input/pos_embedding", "cls"
+  np.testing.assert_array_equal(first[token] + first[table][:, :1], end[token])
+  np.testing.assert_array_equal(first[table][:, 1:], end[table][:, 1:])
+  assert all(np.array_equal(first[name], end[name]) for name in first if name not in (table, token))
+
+
+@pytest.mark.parametrize("name", ["timm", "hf", "vit_jax"])
+def test_there_and_back_is_the_same_file(tmp_path, name):
+  source = tmp_path / "a.npz"
+  written(source)
+  convert.convert(source, tmp_path / "b.safetensors", name, {})
+  convert.convert(tmp_path / "b.safetensors", tmp_path / "c.npz", "vit_jax", {})
+  first, end = np.load(source), np.load(tmp_path / "c.npz")
+  assert sorted(first) == sorted(end)
+  assert all(np.array_equal(first[key], end[key]) for key in first)
+  # The header of .safetensors keeps what tensors do not say.
+  described = importers.load(tmp_path / "b.safetensors")[0]
+  assert layout.shapes(described) == layout.shapes(VIT)
+  assert layout.arguments(described)["gelu"] == "tanh"
+
+
+def test_a_notice_where_the_other_code_computes_a_little_differently(tmp_path):
+  written(tmp_path / "a.npz")
+  said = convert.convert(tmp_path / "a.npz", tmp_path / "b.safetensors", "timm", {})
+  assert "note: gelu=tanh is not in the tensors; who has nothing else takes erf" in said
+  assert "note: heads=2 is not in the tensors; who has nothing else takes 1" in said
+  assert "note" not in convert.convert(tmp_path / "a.npz", tmp_path / "b.npz", "vit_jax", {})
+
+
+def test_padding_of_an_efficientnet_is_in_its_name_only(tmp_path):
+  described = Description(Choice("tf_efficientnet_b0"), 224, 1000)
+  written(tmp_path / "a.safetensors", "timm", described)
+  said = convert.convert(tmp_path / "a.safetensors", tmp_path / "weights.npz", None, {})
+  assert "eps=0.001 is not in the tensors" in said and "padding=same is not in the tensors" in said
+  assert "note" not in convert.convert(tmp_path / "a.safetensors", tmp_path / "tf_efficientnet_b0.npz", None, {})
+
+
+def test_hugging_face_gets_the_config_that_its_library_reads(tmp_path):
+  written(tmp_path / "a.npz")
+  (tmp_path / "out").mkdir()
+  convert.convert(tmp_path / "a.npz", tmp_path / "out/model.safetensors", "hf", {})
+  found = json.loads((tmp_path / "out/config.json").read_text())
+  assert (found["hidden_size"], found["num_attention_heads"], found["hidden_act"]) == (64, 2, "gelu_pytorch_tanh")
+  assert (found["layer_norm_eps"], found["num_hidden_layers"], len(found["id2label"])) == (1e-6, 2, 3)
+  with pytest.raises(ConfigError, match=r"config\.json is there already"):
+    convert.convert(tmp_path / "a.npz", tmp_path / "out/other.safetensors", "hf", {})
+  assert not (tmp_path / "out/other.safetensors").exists()
+
+
+@pytest.mark.parametrize("arguments", [{"gelu": "erf"}, {"position": "sincos2d", "head": "gap"}])
+@pytest.mark.parametrize("size", [32, (24, 40)])
+def test_what_convert_writes_it_reads_by_its_own_header(tmp_path, arguments, size):
+  described = Description(Choice("ViT-S/8", SMALL | arguments), size, 3)
+  arrays = written(tmp_path / "a.safetensors", "timm", described)
+  description, back = importers.load(tmp_path / "a.safetensors")
+  assert description.image_size == size and back.keys() == arrays.keys()
+  assert all(np.array_equal(back[path], arrays[path]) for path in arrays)
+
+
+def test_inspection_says_what_a_user_needs(tmp_path):
+  written(tmp_path / "a.npz")
+  said = convert.inspect(tmp_path / "a.npz", {})
+  rows = dict(line.split(maxsplit=1) for line in said.splitlines())
+  assert rows["layout"].startswith("vit_jax names (.npz), 40 tensors")
+  assert (rows["family"], rows["patch"], rows["head"], rows["classes"]) == ("vit", "8", "cls", "3")
+  assert rows["size"] == "width 64, depth 2, heads 2, hidden 96"
+  assert rows["resolution"] == "32 px, 3 channels"
+  assert rows["config"].startswith("--config.model.name=ViT-")
+  assert int(rows["parameters"].replace(",", "")) == sum(np.prod(s) for s in layout.shapes(VIT).values())
+
+
+def test_the_flags_of_an_inspection_make_the_model(tmp_path):
+  described = Description(Choice("R26+S/32", SMALL | {"stages": (1, 2), "pre_logits": 6}), 64, 3)
+  written(tmp_path / "a.npz", "vit_jax", described)
+  words = dict(line.split(maxsplit=1) for line in convert.inspect(tmp_path / "a.npz", {}).splitlines())[
+    "config"
+  ].split()
+  arguments = {word.split("=")[0].rpartition(".")[2]: word.split("=")[1] for word in words}
+  name = arguments.pop("name")
+  from vit_jax.config import Text
+
+  again = Description(Choice(name, {k: Text(v) for k, v in arguments.items()}), 64, 3)
+  assert layout.shapes(again) == layout.shapes(described)
+
+
+@pytest.mark.parametrize(
+  ("given", "says"),
+  [
+    (["{}/a.npz", "{}/a.npz"], "is there already"),
+    (["{}/a.npz", "{}/b.pth"], r"cannot write '\.pth'; allowed: \.npz, \.safetensors, or a directory"),
+    (["{}/a.npz", "{}/none/b.npz"], "there is no directory"),
+    (["{}/a.npz", "{}/b.npz", "--layout=compact"], "'compact' is not known for ViT-"),
+    (["{}/a.npz", "{}/b", "--layout=timm"], "a directory holds a checkpoint of ours, which has no layout"),
+    (["{}/a.npz", "{}/b.npz", "--ema"], "a moving average is in workdirs only"),
+    (["{}/a.npz"], "1 paths; write `IN OUT`"),
+    (["--inspect", "{}/a.npz", "{}/a.npz"], "2 paths"),
+    (["--inspect", "{}/c.npz"], "no file"),
+    (["--inspect", "{}"], "no file"),
+    (["--inspect", "{}/run"], "has no checkpoint that can be read"),
+  ],
+)
+def test_a_mistake_is_an_error_and_writes_nothing(tmp_path, given, says, monkeypatch):
+  written(tmp_path / "a.npz")
+  (tmp_path / "run/checkpoints").mkdir(parents=True)
+  before = sorted(tmp_path.rglob("*"))
+  monkeypatch.setattr("sys.argv", ["convert", *(word.format(tmp_path) for word in given)])
+  with pytest.raises(ConfigError, match=says):
+    convert.main()
+  assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_size_is_one_number_or_two(capsys, monkeypatch):
+  monkeypatch.setattr("sys.argv", ["convert", "--inspect", "x.npz", "--image-size=a"])
+  with pytest.raises(SystemExit):
+    convert.main()
+  assert "224,160 for height and width" in capsys.readouterr().err
+
+
+def test_a_table_that_is_no_square_asks_for_the_image_size(tmp_path):
+  wide = Description(Choice("ViT-S/8", SMALL), (16, 40), 3)
+  written(tmp_path / "a.npz", description=wide)
+  with pytest.raises(ConfigError, match="10 patches, which are no square; give the image size"):
+    importers.inspect(tmp_path / "a.npz")
+  assert importers.inspect(tmp_path / "a.npz", {"image_size": (16, 40)}).description.image_size == (16, 40)
+
+
+# Weights in a run.
+
+RUN = {"model.depth": "2", "model.width": "64", "model.heads": "1", "model.hidden": "64", "total": "2"}
+CCT = Description(
+  Choice("cct_2_3x2_32", {"width": 64, "depth": 2, "heads": 1, "hidden": 64, "attention_dropout": 0.1}), 32, 10
+)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+  """A file of weights that fits the digits run, and the arrays in it."""
+  path = tmp_path_factory.mktemp("start") / "weights.safetensors"
+  return path, written(path, "compact", CCT)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_training_starts_from_a_file_on_any_mesh(start, scan):
+  path, arrays = start
+  keys = {key.replace(".", "__"): value for key, value in RUN.items()} | {"model__scan": scan, "optim__ema": 0.9}
+  parts = tiny.parts(mesh__fsdp="2", init__from=str(path), **keys)
+  weights, notes = parts.weights()
+  assert notes == [f"weights of {path}"]
+  state = parts.start(weights)
+  layers = [f"blocks/{i}/mlp/up/kernel" for i in range(2)]
+  stacked = {"blocks/mlp/up/kernel": np.stack([arrays[layer] for layer in layers])}
+  expected = stacked if scan else {layer: arrays[layer] for layer in layers}
+  for name, array in (expected | {"head/kernel": arrays["head/kernel"]}).items():
+    np.testing.assert_array_equal(state.params[name], array)
+    np.testing.assert_array_equal(state.ema[name], array)
+    assert state.params[name].sharding == parts.state_shapes.params[name].sharding
+  parts.compile()(state, next(parts.batches(0)))
+
+
+def test_a_new_head_is_drawn_and_the_rest_is_the_files(start):
+  path, arrays = start
+  keys = {key.replace(".", "__"): value for key, value in RUN.items()}
+  parts = tiny.parts(init__from=str(path), init__head="new", **keys)
+  state = parts.start(parts.weights()[0])
+  fresh = parts.init()
+  np.testing.assert_array_equal(state.params["head/kernel"], fresh.params["head/kernel"])
+  np.testing.assert_array_equal(state.params["norm/scale"], arrays["norm/scale"])
+
+
+def test_a_run_starts_from_another_runs_workdir_and_its_average(tmp_path):
+  first = tiny.command("train", *tiny.words(tmp_path / "a", optim__ema=0.5))
+  tiny.finish(first)
+  arrays, about = checkpoints.read_weights(tmp_path / "a")
+  averaged, _ = checkpoints.read_weights(tmp_path / "a", averaged=True)
+  assert about["model"]["model"]["name"] == "cct_2_3x2_32" and about["model"]["classes"] == 10
+  assert np.abs(arrays["head/kernel"] - averaged["head/kernel"]).max() > 0
+  for ema, expected in ((False, arrays), (True, averaged)):
+    parts = tiny.parts(init__from=str(tmp_path / "a"), init__ema=ema)
+    for path, array in parts.weights()[0].items():
+      np.testing.assert_array_equal(array, expected[path])
+  said = convert.inspect(tmp_path / "a", {})
+  assert "checkpoint of vit_jax" in said and "--config.model.depth=1" in said and "dtype" not in said
+
+  # Measured from outside, the weights give the figures of the run.
+  flags = [word for word in tiny.words(tmp_path) if not word.startswith("--workdir")]
+  out = tiny.finish(tiny.command("evaluate", f"--weights={tmp_path / 'a'}", *flags))
+  result = json.loads((tmp_path / "a/result.json").read_text())
+  assert f"{result['top1']:.2%}" in out and f"{result['loss']:.4f}" in out
+
+  # And through another code's file.
+  tiny.finish(tiny.command("convert", str(tmp_path / "a"), str(tmp_path / "b.npz")))
+  assert f"{result['loss']:.4f}" in tiny.finish(tiny.command("evaluate", f"--weights={tmp_path / 'b.npz'}", *flags))
+  with pytest.raises(ConfigError, match=r"holds no ema; the run keeps an average with config.optim.ema"):
+    checkpoints.write_weights(tmp_path / "c", arrays, about)
+    checkpoints.read_weights(tmp_path / "c", averaged=True)
+
+
+@pytest.mark.parametrize(
+  ("flags", "says"),
+  [
+    (["--config.init.from=nowhere.npz"], "config.init.from: no file 'nowhere.npz'"),
+    (["--config.init.form=x"], "config.init.form: unknown key for a Init, value 'x'. Did you mean 'from'"),
+    (["--config.init.head=old"], "config.init.head: 'old' is not a choice"),
+    (["--config.init.from={}", "--config.model.depth=3"], "missing: blocks/2/"),
+    (["--config.init.from={}", "--config.init.ema=true"], "a moving average is in workdirs only"),
+  ],
+)
+def test_weights_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, start, flags, says):
+  words = [*tiny.words(tmp_path / "w", **{k.replace(".", "__"): v for k, v in RUN.items()})]
+  words += [flag.format(start[0]) for flag in flags]
+  message = tiny.finish(tiny.command("train", *words), 2)
+  assert says in message and "Traceback" not in message
+  assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.parametrize(
+  ("flags", "says"),
+  [
+    ([], "give either --workdir"),
+    (["--weights=x"], "give either --workdir"),
+    (["--weights=x", "--workdir=y", "--config=configs/digits.py"], "give either --workdir"),
+    (["--weights=x.npz", "--config=configs/digits.py"], "no file 'x.npz'"),
+    (["--workdir=x", "--config.batch=3"], "--config.batch: a workdir has its own config"),
+  ],
+)
+def test_evaluate_says_what_it_needs(flags, says):
+  message = tiny.finish(tiny.command("evaluate", *flags), 2)
+  assert says in message and "Traceback" not in message

@@ -1,0 +1,42 @@
+"""vit_jax/session.py: what ends a loop early, and what it leaves; whole restarts are in test_train."""
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import checkpoints, mesh, session
+from vit_jax.prepare import prepare
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared():
+  prepare("digits")
+
+
+def test_a_loss_that_is_not_finite_ends_with_44_and_keeps_the_last_good_checkpoint(tmp_path):
+  changes = {"optim.lr": "1e30", "optim.clip": "none", "optim.warmup": "6", "checkpoint__every": 1}
+  message = tiny.finish(tiny.command("train", *tiny.words(tmp_path, **changes)), 44)
+  assert "not finite" in message
+  kept = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
+  assert kept
+  parts = tiny.parts(1, **changes)
+  state, _ = checkpoints.Checkpoints(tmp_path, mesh.replicated(parts.mesh)).restore(parts.state_shapes)
+  assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(state))
+
+
+def test_a_trace_is_written_that_tensorboard_finds(tmp_path):
+  tiny.finish(tiny.command("train", *tiny.words(tmp_path), "--profile=2"))
+  assert list((tmp_path / "tensorboard").glob("plugins/profile/*/*.xplane.pb"))
+
+
+def test_figures_of_the_evaluation_called_test_have_plain_names_and_averages_a_prefix():
+  class Evaluation:
+    def __init__(self, figure):
+      self.measure = lambda weights, poll: {"top1": figure + weights["x"]}
+
+  class State:
+    params, ema = {"x": 1.0}, {"x": 2.0}
+
+  figures = session.figures_of({"test": Evaluation(10), "other": Evaluation(20)}, State, None)
+  assert figures == {"top1": 11.0, "ema_top1": 12.0, "other/top1": 21.0, "other/ema_top1": 22.0}

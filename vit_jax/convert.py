@@ -1,0 +1,172 @@
+"""Weights from one code to another, and what a file holds.
+
+    python -m vit_jax.convert IN OUT [--layout=timm]
+    python -m vit_jax.convert --inspect FILE
+
+IN is a workdir of ours, or a file as vit_jax, big_vision, BiT, timm, Hugging Face or Compact-Transformers have them:
+.npz, .safetensors, and with the extra torch .pth, .pt and .bin, of which nothing but tensors is unpickled. OUT is
+.npz, .safetensors, or a directory: a workdir with one checkpoint, which `--weights` and `init.from` take. A tensor that
+has no place in OUT is an error; nothing is written then, and nothing is ever overwritten.
+"""
+
+import argparse
+import json
+import pathlib
+
+import numpy as np
+
+from vit_jax import checkpoints, importers, runtime
+from vit_jax.config import ConfigError
+from vit_jax.importers import files, layout
+
+# Which layout a file gets that is not told: of those that the family knows, the first.
+PREFERRED = {".npz": ("vit_jax", "big_vision", "compact", "timm"), ".safetensors": ("timm", "compact", "big_vision")}
+
+
+def main() -> None:
+  """Reads flags; converts or inspects."""
+  parser = argparse.ArgumentParser(
+    "python -m vit_jax.convert",
+    allow_abbrev=False,
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument("paths", nargs="+", metavar="PATH", type=pathlib.Path, help="IN and OUT, or FILE")
+  parser.add_argument("--inspect", action="store_true", help="say what a file holds, and the config that selects it")
+  parser.add_argument("--layout", help="names and shapes of OUT: vit_jax, big_vision, bit, timm, hf, compact")
+  parser.add_argument("--ema", action="store_true", help="take the moving average of a workdir")
+  parser.add_argument("--heads", type=int, help="attention heads, where IN packs them and has an unusual number")
+  parser.add_argument("--image-size", type=_size, help="pixels, or HEIGHT,WIDTH, where IN does not say it")
+  given = parser.parse_args()
+  if len(given.paths) != (1 if given.inspect else 2):
+    raise ConfigError(f"{len(given.paths)} paths; write `IN OUT`, or `--inspect FILE`")
+  runtime.quiet()
+  said = {"heads": given.heads, "image_size": given.image_size}
+  hints = {key: value for key, value in said.items() if value is not None}
+  if given.inspect:
+    print(inspect(given.paths[0], hints, given.ema))
+  else:
+    print(convert(*given.paths, given.layout, hints, given.ema))
+
+
+def _size(text):
+  try:
+    sides = tuple(map(int, text.split(",")))
+  except ValueError:
+    sides = ()
+  if len(sides) not in (1, 2) or min(sides) < 1:
+    raise argparse.ArgumentTypeError(f"{text!r} is no size; write 224, or 224,160 for height and width")
+  return sides[0] if len(sides) == 1 else sides
+
+
+def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints: dict, ema: bool = False) -> str:
+  """Writes the weights of `source` to `target` in the layout `name`; a line that says what was done."""
+  suffix = target.suffix.lower()
+  if suffix not in ("", *files.WRITTEN):
+    raise ConfigError(f"{target}: cannot write {suffix!r}; allowed: {', '.join(files.WRITTEN)}, or a directory")
+  if suffix == "" and name:
+    raise ConfigError(f"--layout={name}: a directory holds a checkpoint of ours, which has no layout; name a file")
+  if target.exists() and (target.is_file() or any(target.iterdir())):
+    raise ConfigError(f"{target} is there already; name another, or remove it")
+  if not target.absolute().parent.is_dir():
+    raise ConfigError(f"{target}: there is no directory {target.absolute().parent}")
+  description, arrays = importers.load(source, hints, ema)
+  about = importers.about(description)
+  if suffix == "":
+    checkpoints.write_weights(target, arrays, {"model": about})
+    return f"{target}: checkpoint of {layout.say(description)}, {count(arrays):,} parameters"
+  chosen = importers.layout_of(description, name) if name else preferred(description, suffix)
+  tensors = layout.write(chosen, arrays, description)
+  if chosen.beside:
+    config_file = target.with_name("config.json")
+    if config_file.exists():
+      raise ConfigError(
+        f"{config_file} is there already, and layout {chosen.name!r} writes one; take an empty directory"
+      )
+    runtime.write_text(config_file, json.dumps(chosen.beside(description), indent=2) + "\n")
+  files.write(target, tensors, about)
+  notes = [] if chosen.beside else unsaid(tensors, description, target.name)
+  named = f"{target}: {layout.say(description)} as {chosen.name} names it"
+  return "\n".join(
+    [f"{named}, {len(tensors)} tensors, {count(arrays):,} parameters"] + [f"note: {note}" for note in notes]
+  )
+
+
+def unsaid(tensors: dict, description: importers.Description, name: str) -> list[str]:
+  """What a reader takes for something else that has only the tensors, and the file's name."""
+  try:
+    found = importers.recognise(tensors, {"name": name}).description
+  except ConfigError as error:
+    return [f"the tensors alone do not say it all: {error}"]
+  taken, ours = ({**layout.arguments(one), "heads": _heads(one)} for one in (found, description))
+  return [
+    f"{key}={ours[key]} is not in the tensors; who has nothing else takes {taken[key]}"
+    for key in ("heads", "gelu", "eps", "padding")
+    if key in ours and ours[key] != taken.get(key)
+  ]
+
+
+def _heads(description):
+  return next(
+    (s[1] for path, s in layout.shapes(description).items() if path.endswith("/0/attention/query/kernel")), None
+  )
+
+
+def preferred(description: importers.Description, suffix: str) -> layout.Layout:
+  """The layout that a file of this ending is expected to have."""
+  known = {one.name: one for one in importers.layouts_of(description)}
+  return known[next((name for name in PREFERRED[suffix] if name in known), next(iter(known)))]
+
+
+def inspect(path: pathlib.Path, hints: dict, ema: bool = False) -> str:
+  """A table: layout, family, model, sizes, head, resolution, classes, parameters, and the flags for a config."""
+  if importers.is_workdir(path):
+    description, arrays = importers.load(path, hints, ema)
+    kind, stored = "checkpoint of vit_jax", f"{len(arrays)} arrays"
+  else:
+    found = importers.inspect(path, hints)
+    description, kind = found.description, f"{found.layout.name} names ({path.suffix})"
+    stored = f"{len(found.tensors)} tensors"
+    found.check()
+  shapes, bound = layout.shapes(description), layout.arguments(description)
+  rows = {
+    "layout": f"{kind}, {stored}",
+    "family": importers.family(description),
+    "model": description.model.name,
+    **facts(shapes, bound),
+    "resolution": _pixels(description.image_size) + f", {description.channels} channels",
+    "classes": str(description.classes or "none: no head"),
+    "parameters": f"{sum(int(np.prod(shape)) for shape in shapes.values()):,}",
+    "config": layout.flags(description),
+  }
+  return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
+
+
+def facts(shapes: dict, bound: dict) -> dict[str, str]:
+  """What shapes and arguments say of a transformer: patch, size, pooling, positions. Nothing of other models."""
+  result = {}
+  if "embedding/kernel" in shapes:
+    result["patch"] = str(shapes["embedding/kernel"][0])
+  query = next((shape for path, shape in shapes.items() if path.endswith("blocks/0/attention/query/kernel")), None)
+  depth = len({path.split("/")[1] for path in shapes if path.startswith("blocks/")})
+  if query and depth:
+    hidden = shapes["blocks/0/mlp/up/kernel"][1]
+    result["size"] = f"width {query[0]}, depth {depth}, heads {query[1]}, hidden {hidden}"
+  tokens = {"pool/score/kernel": "seqpool", "pool/probe": "map", "distillation": "distilled", "cls": "cls"}
+  result["head"] = next((word for path, word in tokens.items() if path in shapes), "gap")
+  words = ("position", "pre_logits", "gelu", "eps", "norm_order", "stages", "padding")
+  result |= {word: str(bound[word]) for word in words if bound.get(word) is not None}
+  return result
+
+
+def _pixels(size):
+  return f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"
+
+
+def count(arrays: dict[str, np.ndarray]) -> int:
+  """Values in all arrays."""
+  return sum(array.size for array in arrays.values())
+
+
+if __name__ == "__main__":
+  runtime.main(main)
