@@ -20,6 +20,7 @@ test: $(VENV)/installed-test
 
 bench: $(VENV)/installed-torch
 	$(BIN)/python -m benchmarks.digits_step
+	$(BIN)/python -m benchmarks.weights
 
 # pip's time stamp: an extra is installed again when setup.py changes.
 $(VENV)/installed: setup.py

@@ -1,0 +1,133 @@
+"""docs/models.md: every row of its tables against the model that it names, and the fixtures that it names."""
+
+import gc
+import inspect
+import math
+import pathlib
+import re
+from typing import NamedTuple
+
+import jax
+import parity
+import pytest
+from flax import nnx
+
+from vit_jax import metrics, models
+
+TEXT = (pathlib.Path(__file__).parent.parent / "docs" / "models.md").read_text()
+COLUMNS = ["Name", "Arguments", "Size", "Parameters", "GFLOPs", "Published as", "Accuracy, %", "Fixtures"]
+FIXTURES = parity.FOLDER / "models"
+
+
+class Row(NamedTuple):
+  """One row; several names share all but their parameters."""
+
+  names: tuple[str, ...]
+  arguments: dict
+  size: int
+  parameters: tuple[str, ...]  # one for each name, or one for all; "trained" or "trained + averages"
+  gflops: str
+  published: str
+  accuracy: str
+  fixtures: tuple[str, ...]
+  exact: bool  # whether the fixtures are of this size, not only of its family
+
+
+def tables():
+  """The cells of every row, below each head row of a table."""
+  cells = None
+  for line in TEXT.splitlines():
+    if not line.startswith("|"):
+      cells = None
+    elif cells is None:
+      cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+      assert cells == COLUMNS, line
+    elif not set(line) <= set("|-:"):
+      yield read([cell.strip() for cell in line.strip("|").split(" | ")])
+
+
+def read(cells):
+  names, arguments, size, parameters, gflops, published, accuracy, fixtures = cells
+  pairs = (pair.split("=") for pair in re.findall("`([^`]+)`", arguments))
+  return Row(
+    tuple(re.findall("`([^`]+)`", names)),
+    {key: int(value) if value.isdigit() else value for key, value in pairs},
+    int(size),
+    tuple(parameters.split(" / ")),
+    gflops,
+    published,
+    accuracy,
+    tuple(re.findall("`([^`]+)`", fixtures)),
+    not fixtures.startswith("none"),
+  )
+
+
+ROWS = list(tables())
+
+
+@pytest.fixture(autouse=True)
+def uncollected():
+  """No garbage collection while a model is traced: it would walk over everything that JAX holds, for half the time."""
+  gc.disable()
+  yield
+  gc.enable()
+
+
+def label(row):
+  return "-".join([*row.names[:1], *map(str, row.arguments.values()), str(row.size)])
+
+
+def counted(name, size, **arguments):
+  """Trained parameters, running averages, and FLOPs of one image, without a value or a compiled program."""
+  model = nnx.eval_shape(lambda: models.create(name, image_size=size, **arguments))
+  kinds = [
+    sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, kind)))
+    for kind in (nnx.Param, nnx.BatchStat)
+  ]
+  graph, state = nnx.split(model)
+  images = jax.ShapeDtypeStruct((1, *model.shape), "float32")
+  return *kinds, metrics.flops(lambda state, images: nnx.merge(graph, state)(images), state, images)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=label)
+def test_a_row_has_the_numbers_of_its_model(row):
+  printed = row.parameters * (len(row.names) if len(row.parameters) == 1 else 1)
+  for name, parameters in zip(row.names, printed, strict=True):
+    # A scanned stack is traced once for all blocks.
+    scan = {"scan": True} if "scan" in inspect.signature(models.lookup(name)).parameters else {}
+    trained, averages, flops = counted(name, row.size, **row.arguments, **scan)
+    assert parameters == f"{trained:,}" + (f" + {averages:,}" if averages else ""), name
+    decimals = len(row.gflops.partition(".")[2])
+    assert row.gflops == f"{flops / 1e9:,.{decimals}f}", name
+
+
+@pytest.mark.parametrize(("name", "size"), [("ViT-Ti/16", 224), ("cct_2_3x2_32", 32), ("Mixer-S/32", 224)])
+def test_scanned_and_unrolled_stacks_count_alike(name, size):
+  assert counted(name, size, scan=True) == counted(name, size, scan=False)
+
+
+def test_every_model_has_a_row_or_is_said_to_have_no_weights():
+  rows = {name for row in ROWS for name in row.names}
+  words = "".join(re.findall(r"No published weights were found for [^.]*", TEXT))
+  left_out = set(re.findall("`([^`]+)`", words))
+  assert not rows & left_out
+  # Sizes of ViT-<size>/<patch> without weights are left out in words.
+  plain = {name for name in models.names() if name.startswith("ViT-")}
+  assert set(models.names()) - plain - rows == left_out
+
+
+def test_every_row_names_fixtures_and_a_source_of_its_accuracy():
+  sources = set(re.findall(r"\[([^\]]+)\]", TEXT.partition("## Sources")[2]))
+  for row in ROWS:
+    assert row.fixtures, row
+    named = re.findall(r"\[([^\]]+)\]", row.accuracy)
+    assert set(named) <= sources, row
+    assert named or row.accuracy == "not found", row
+    assert row.published != "none found" or not named, row
+
+
+@pytest.mark.skipif(not FIXTURES.is_dir(), reason="no fixtures here")
+def test_fixtures_and_rows_name_each_other():
+  there = {file.stem for file in FIXTURES.glob("*.json")}
+  assert {name for row in ROWS for name in row.fixtures} <= there
+  assert {name for row in ROWS if row.exact for name in row.fixtures} == there
