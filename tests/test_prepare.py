@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import tiny
 from sklearn import datasets
 
 from vit_jax import config, prepare
@@ -93,3 +94,10 @@ def test_an_unknown_name_ends_with_code_two_and_one_line(tmp_path):
 def test_what_needs_no_preparing_says_so(name):
   with pytest.raises(config.ConfigError, match="nothing to prepare"):
     prepare.prepare(name)
+
+
+def test_two_at_once_are_both_served(tmp_path):
+  processes = [tiny.command("prepare", "digits", f"--data_dir={tmp_path}") for _ in range(2)]
+  printed = [tiny.finish(process) for process in processes]
+  assert sorted("digits is already prepared" in text for text in printed) == [False, True]
+  assert sum("digits is prepared" in text for text in printed) == 1

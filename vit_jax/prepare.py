@@ -1,6 +1,8 @@
 """Writes a dataset of the catalog to disk, once: `python -m vit_jax.prepare digits [--data_dir=DIR]`."""
 
 import argparse
+import contextlib
+import fcntl
 import os
 import sys
 
@@ -13,16 +15,39 @@ def prepare(name: str, data_dir: str | None = None) -> str:
 
   A name of the catalog, or any TFDS builder ("mnist:3.0.1"). Killed halfway, it leaves nothing that looks complete.
   """
-  import tensorflow_datasets as tfds
-
   row = catalog.CATALOG.get(name, catalog.Row("tfds", name))
   if row.reader == "folder" or not row.builder:
     raise config.ConfigError(f"{name!r} is read as it is; there is nothing to prepare")
   root = sources.data_dir(data_dir)
   place = sources.builder_dir(row.builder, data_dir, "prepare")
-  if place is not None:
-    sources.open_tfds(name, row.builder, data_dir, row.splits, "all", "prepare")
-    return f"{name} is already prepared at {place}"
+  if place is None:
+    with _alone(root):
+      place = sources.builder_dir(row.builder, data_dir, "prepare")
+      if place is None:  # else another process has just done it
+        return _write(name, row, root, data_dir)
+  sources.open_tfds(name, row.builder, data_dir, row.splits, "all", "prepare")
+  return f"{name} is already prepared at {place}"
+
+
+@contextlib.contextmanager
+def _alone(root):
+  """One process at a time prepares in a directory; others wait. The lock dies with the process."""
+  if "://" in str(root):  # a bucket has no locks
+    yield
+    return
+  try:
+    os.makedirs(root, exist_ok=True)
+    file = open(os.path.join(root, ".prepare.lock"), "a")
+  except OSError as error:
+    raise config.ConfigError(f"cannot write to {root}: {error}") from error
+  with file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    yield
+
+
+def _write(name, row, root, data_dir):
+  import tensorflow_datasets as tfds
+
   if name == "digits":
     digits.write(root)
   else:
