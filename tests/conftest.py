@@ -18,7 +18,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder of the p
   os.environ["TFDS_DATA_DIR"] = os.path.join(shared, "data")
   # A program that several tests or processes run is compiled once.
   os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(shared, "programs")
-  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
+  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 import jax
 import pytest

@@ -3,11 +3,12 @@
 import inspect
 import re
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax import config, models
+from vit_jax import config, models, rng
 from vit_jax.models import compact, vit
 
 ONE = {  # family -> what makes a model of it small
@@ -34,11 +35,8 @@ def test_every_name_binds_and_builds_with_what_a_run_supplies(name):
   choice = config.bind(config.Choice(name, ONE[row.family]), (function,), "config.model")
   assert {"dtype"} <= choice.args.keys()  # what every run asks of a model
   args = config.arguments(choice, function)
-  model, headless = (
-    nnx.eval_shape(lambda classes=classes: function(row.image_size, 1, classes, nnx.Rngs(0), **args))
-    for classes in (7, 0)
-  )
-  assert model.head.kernel.shape[-1] == 7 and headless.head is None
+  model = nnx.eval_shape(lambda: function(row.image_size, 1, 7, rng.Keys(jax.random.key(0)), **args))
+  assert model.head.kernel.shape[-1] == 7
   assert model.shape == (row.image_size, row.image_size, 1)
   check_sharding(name, model, scan=False)
 
@@ -63,6 +61,13 @@ def test_every_name_binds_and_builds_with_what_a_run_supplies(name):
 )
 def test_published_spellings_are_other_names_of_the_same_models(spelling, name):
   assert models.find(spelling) is models.find(name)
+
+
+@pytest.mark.parametrize(
+  "name", ["ViT-Ti/16", "cct_2_3x2_32", "Mixer-S/16", "R26x1", "swin_tiny_patch4_window7_224", "efficientnet_b0"]
+)
+def test_without_classes_there_is_no_head(name):
+  assert nnx.eval_shape(lambda: models.create(name, classes=0, **ONE[models.find(name).family])).head is None
 
 
 def check_sharding(name, model, scan):
