@@ -261,13 +261,23 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_written(tmp_path
   assert not (tmp_path / "w").exists()
 
 
+def test_heads_of_the_wanted_model_are_those_of_the_file_only_for_the_same_width(tmp_path):
+  arrays = written(tmp_path / "a.safetensors", "timm")  # 2 heads, where 1 would be guessed
+  files.write(tmp_path / "bare.npz", importers.export(arrays, VIT, "timm"), {})
+  fitted, _ = importers.fitted(str(tmp_path / "bare.npz"), VIT)
+  assert all(np.array_equal(fitted[path], arrays[path]) for path in arrays)
+  wider = VIT._replace(model=Choice("ViT-S/8", SMALL | {"width": 128, "heads": 16}))
+  with pytest.raises(ConfigError, match=r"holds ViT-[^(]*width=64(?!.*heads=16.*this model)"):
+    importers.fitted(str(tmp_path / "bare.npz"), wider)
+
+
 @pytest.mark.parametrize(
   ("flags", "says"),
   [
     ([], "give either --workdir"),
     (["--weights=x"], "give either --workdir"),
     (["--weights=x", "--workdir=y", "--config=configs/digits.py"], "give either --workdir"),
-    (["--weights=x.npz", "--config=configs/digits.py"], "no file 'x.npz'"),
+    (["--weights=x.npz", "--config=configs/digits.py"], "--weights: no file 'x.npz'"),
     (["--workdir=x", "--config.batch=3"], "--config.batch: a workdir has its own config"),
   ],
 )

@@ -45,7 +45,8 @@ class Found(NamedTuple):
 def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Found:
   """The layout of the tensors and the model they are of; ConfigError for tensors of no known model.
 
-  `hints` say what tensors cannot: heads, norm_eps, gelu ("tanh", "erf"), padding, image_size, name.
+  `hints` say what tensors cannot: heads (of models of the width `width`, if that is given), norm_eps, gelu ("tanh",
+  "erf"), padding, image_size, name.
   """
   hints = dict(hints or {})
   if isinstance(hints.get("image_size"), list):
@@ -105,10 +106,11 @@ def fitted(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """A file's parameters made to fit the model `want`, layer by layer, and what was done; see `surgery.fit`."""
   shapes = layout.shapes(want)
-  heads = next((shape[1] for name, shape in shapes.items() if name.endswith("blocks/0/attention/query/kernel")), None)
-  # What the file itself does not say is most likely as in the model that is wanted.
-  hints = {"heads": heads} | ({} if isinstance(want.image_size, int) else {"image_size": want.image_size})
-  have, arrays = load(path, {key: value for key, value in hints.items() if value is not None}, ema)
+  # What the file itself does not say is most likely as in the model that is wanted: heads for the same width.
+  hints = {} if isinstance(want.image_size, int) else {"image_size": want.image_size}
+  if query := shapes.get("blocks/0/attention/query/kernel"):
+    hints |= {"width": query[0], "heads": query[1]}
+  have, arrays = load(path, hints, ema)
   try:
     return surgery.fit(arrays, have, want, head)
   except ConfigError as error:

@@ -48,7 +48,8 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
   kernel, count = first[2], 0 if patches else len(convolutions)
 
   # Every variant has heads of width 64.
-  found = (width, depth, int(hints.get("heads") or max(width // 64, 1)), hidden)
+  heads = hints.get("heads") if hints.get("width", width) == width else None
+  found = (width, depth, int(heads or max(width // 64, 1)), hidden)
   size, overrides = named(SIZES, found, ("width", "depth", "heads", "hidden"))
   position, image_size = _positions(tensors.get(_TABLE), kernel, count, has_cls, hints)
 

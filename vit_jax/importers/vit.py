@@ -76,7 +76,7 @@ def reduction(stages):
 
 def heads_of(width, depth, hidden, hints):
   """The number of heads, which packed matrices do not show: of the hint, the published size, else of width 64."""
-  if hints.get("heads"):
+  if hints.get("heads") and hints.get("width", width) == width:
     return int(hints["heads"])
   near = [row for row in SIZES.values() if (row[0], row[1], row[3]) == (width, depth, hidden)]
   near += [row for row in SIZES.values() if row[0] == width]
