@@ -97,11 +97,9 @@ class Checkpoints:
     """
     bad = []
     for step in reversed(self.steps()):
-      try:
-        with _quiet_threads():
-          found = self.read(step, state)
-      except Exception as error:  # Orbax raises plain Exception too, and any of them means the same here
-        bad.append((step, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"))
+      found, problem = _attempt(self.read, step, state)
+      if problem:
+        bad.append((step, problem))
         continue
       for unreadable, why in bad:
         self._set_aside(unreadable, why, step)
@@ -144,6 +142,17 @@ class Checkpoints:
     self._manager.close()
 
 
+def _attempt(read, *arguments):
+  """(what `read` gives, None), or (None, why a checkpoint cannot be read). What the user can mend is raised."""
+  try:
+    with _quiet_threads():
+      return read(*arguments), None
+  except ConfigError:
+    raise
+  except Exception as error:  # Orbax raises plain Exception too, and any of them means the same here
+    return None, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
 def _digest(function, arrays):
   return {path: int(value) for path, value in jax.device_get(function(arrays)).items()}
 
@@ -175,14 +184,11 @@ def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[st
   ) as manager:
     bad = []
     for step in sorted(manager.all_steps(), reverse=True):
-      try:
-        with _quiet_threads():
-          return _read_part(manager, step, part)
-      except ConfigError:
-        raise
-      except Exception as error:  # as in `restore`
-        bad.append(f"\n  {directory / str(step)}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-        logging.warning("checkpoint %d of %s cannot be read", step, workdir)
+      found, problem = _attempt(_read_part, manager, step, part)
+      if not problem:
+        return found
+      bad.append(f"\n  {directory / str(step)}: {problem}")
+      logging.warning("checkpoint %d of %s cannot be read (%s)", step, workdir, problem)
   raise ConfigError(f"{workdir} has no checkpoint that can be read{''.join(bad)}")
 
 
