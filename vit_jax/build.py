@@ -226,10 +226,7 @@ def _weights(init, description, paths):
   """What `config.init` names, as host arrays under the paths of the model, which may be scanned."""
   if init.from_ is None:
     return {}, []
-  try:
-    arrays, notes = importers.fitted(init.from_, description, init.head, init.ema)
-  except ConfigError as error:
-    raise ConfigError(f"config.init.from: {error}") from error
+  arrays, notes = importers.fitted(init.from_, description, init.head, init.ema)
   return surgery.stack(arrays, paths), [f"weights of {init.from_}", *notes]
 
 

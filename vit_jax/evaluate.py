@@ -84,10 +84,7 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
 def imported(parts: build.Parts) -> steps.State:
   """The weights that the run starts from, without optimizer; every parameter comes from the file."""
   shapes = parts.state_shapes.params
-  try:
-    arrays = train.starting_weights(parts)
-  except config.ConfigError as error:
-    raise config.ConfigError(str(error).replace("config.init.from", "--weights", 1)) from error
+  arrays = train.starting_weights(parts, "--weights")
   params = {path: mesh.place(arrays[path], shape.sharding) for path, shape in shapes.items()}
   return steps.State(jnp.zeros((), jnp.int32), params, ema={}, optimizer=None)
 

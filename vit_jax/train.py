@@ -52,13 +52,13 @@ def main() -> None:
     train(parts, given.workdir, given.profile, preemption, weights)
 
 
-def starting_weights(parts: build.Parts) -> dict[str, np.ndarray]:
+def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict[str, np.ndarray]:
   """What `config.init` names, on the host; says what was done. ConfigError on every process if any has one."""
   weights, notes, problem = {}, [], None
   try:
     weights, notes = parts.weights()
   except config.ConfigError as error:
-    problem = str(error)
+    problem = f"{flag}: {error}"
   runtime.agree(problem)
   for note in notes:
     say(note)
