@@ -267,33 +267,35 @@ def named(sizes: Mapping, found: tuple[int, ...], words: tuple[str, ...]) -> tup
 
 def torch_linear(theirs: str, ours: str) -> tuple[Row, Row]:
   """Weight [out, in] and bias of torch.nn.Linear."""
-  return Row(f"{theirs}.weight", f"{ours}/kernel", "o i -> i o"), Row(f"{theirs}.bias", f"{ours}/bias", "o -> o")
+  return _with_bias(f"{theirs}.weight", f"{ours}/kernel", "o i -> i o")
 
 
 def torch_conv(theirs: str, ours: str) -> tuple[Row, Row]:
   """Weight [out, in, height, width] and bias of torch.nn.Conv2d."""
-  return Row(f"{theirs}.weight", f"{ours}/kernel", "o i p q -> p q i o"), Row(
-    f"{theirs}.bias", f"{ours}/bias", "o -> o"
-  )
+  return _with_bias(f"{theirs}.weight", f"{ours}/kernel", "o i p q -> p q i o")
 
 
 def torch_norm(theirs: str, ours: str) -> tuple[Row, Row]:
   """Weight and bias of a norm of torch."""
-  return Row(f"{theirs}.weight", f"{ours}/scale", "d -> d"), Row(f"{theirs}.bias", f"{ours}/bias", "d -> d")
+  return _with_bias(f"{theirs}.weight", f"{ours}/scale", "d -> d")
 
 
 def flax_linear(theirs: str, ours: str) -> tuple[Row, Row]:
   """Kernel [in, out] and bias of a dense layer of Flax."""
-  return Row(f"{theirs}/kernel", f"{ours}/kernel", "i o -> i o"), Row(f"{theirs}/bias", f"{ours}/bias", "o -> o")
+  return _with_bias(f"{theirs}/kernel", f"{ours}/kernel", "i o -> i o")
 
 
 def flax_conv(theirs: str, ours: str) -> tuple[Row, Row]:
   """Kernel [height, width, in, out] and bias of a convolution of Flax."""
-  return Row(f"{theirs}/kernel", f"{ours}/kernel", "p q i o -> p q i o"), Row(
-    f"{theirs}/bias", f"{ours}/bias", "o -> o"
-  )
+  return _with_bias(f"{theirs}/kernel", f"{ours}/kernel", "p q i o -> p q i o")
 
 
 def flax_norm(theirs: str, ours: str) -> tuple[Row, Row]:
   """Scale and bias of a norm of Flax."""
-  return Row(f"{theirs}/scale", f"{ours}/scale", "d -> d"), Row(f"{theirs}/bias", f"{ours}/bias", "d -> d")
+  return _with_bias(f"{theirs}/scale", f"{ours}/scale", "d -> d")
+
+
+def _with_bias(theirs, ours, pattern):
+  """The row of a parameter, and that of the bias which stands beside it."""
+  theirs_bias, ours_bias = (re.sub(r"\w+$", "bias", name) for name in (theirs, ours))
+  return Row(theirs, ours, pattern), Row(theirs_bias, ours_bias, "d -> d")
