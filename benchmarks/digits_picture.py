@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from vit_jax import build, checkpoints, config, mesh, runtime
-from vit_jax.data import augment, stream
+from vit_jax.data import augment, catalog, stream
 
 
 def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -22,11 +22,11 @@ def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarr
   parts = build.build(run, jax.devices())
   with contextlib.closing(checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)) as store:
     state, _ = store.restore(parts.state_shapes)
-  source = build.open_split(run.data, "test")
+  source = catalog.open_split(run.data, "test")
   options = config.arguments(run.data, stream.eval_batches)
   with contextlib.closing(stream.eval_batches(source, len(source), range(len(source)), **options)) as batches:
     batch = next(batches)
-  _, apply, _ = build.functional(run.model, run.data.args["image_size"], len(source.classes))
+  apply = build.functional(run.model, run.data.args["image_size"], len(source.classes)).apply
   images = augment.normalise(batch["image"], **config.arguments(run.data, augment.normalise))
   logits, _ = jax.jit(lambda params, images: apply(params, images, None))(state.params, images)
   return batch["image"], batch["label"], np.asarray(logits.argmax(-1))

@@ -23,7 +23,7 @@ from flax import nnx
 
 from vit_jax import config, importers, losses, models, optim
 from vit_jax.config import Choice, Duration
-from vit_jax.data import augment
+from vit_jax.data import augment, randaugment
 from vit_jax.importers import surgery, vit_google
 from vit_jax.models import positions
 from vit_jax.optim import schedules
@@ -268,6 +268,28 @@ def check_optimizer(file: pathlib.Path) -> Iterator[Result]:
 # Augmentation.
 
 
+def check_augmentation(file: pathlib.Path) -> Iterator[Result]:
+  """Operations of RandAugment where the file lists any, else mixing."""
+  yield from (check_operations if "ops" in np.load(file) else check_mixing)(file)
+
+
+def check_operations(file: pathlib.Path) -> Iterator[Result]:
+  """Arguments from magnitude and sign, and images: exactly, but for one gray level where pixels are interpolated."""
+  arrays = np.load(file)
+  fill = tuple(arrays["fill"].tolist())
+  for name in arrays["ops"]:
+    op = randaugment.INCREASING[name]
+    arguments = [[op.argument(m, s) for s in arrays["signs"]] for m in arrays["magnitudes"]]
+    # An operation without argument has None here and NaN in the file.
+    ours, theirs = (np.nan_to_num(np.asarray(x, float), nan=-1) for x in (arguments, arrays[f"{name}_argument"]))
+    yield compare(f"{file.stem}/{name}_argument", ours, theirs, 1e-12)
+    for key, interpolation in (("out", "bilinear"), ("out_bicubic", "bicubic")):
+      if f"{name}_{key}" in arrays:
+        outputs = [[[op.apply(i, a, fill, interpolation) for i in arrays["images"]] for a in row] for row in arguments]
+        tolerance = 1 if f"{name}_out_bicubic" in arrays else 0
+        yield compare(f"{file.stem}/{name}_{key}", outputs, arrays[f"{name}_{key}"], tolerance)
+
+
 def check_mixing(file: pathlib.Path) -> Iterator[Result]:
   """Mixup and CutMix with given weights and boxes; the partner is the batch in reverse order."""
   arrays = np.load(file)
@@ -293,7 +315,11 @@ def check_mixing(file: pathlib.Path) -> Iterator[Result]:
       yield compare(f"{file.stem}/mixup_targets", smooth(targets, 0.1), arrays["mixup_targets"], 1e-6)
     elif match := re.fullmatch(r"(cutmix\d+)_images", key):
       share, *centre = arrays[f"{match[1]}_lam_cy_cx"]
-      mask, kept = augment.cut_mask(*batch.shape[1:3], share, np.array(centre, int))
+      box, kept = augment.cut_box(*batch.shape[1:3], share, np.array(centre, int))
+      top, left, height, width = map(int, box)
+      expected = arrays[f"{match[1]}_box"]
+      yield compare(f"{file.stem}/{match[1]}_box", [top, top + height, left, left + width], expected, 0)
+      mask = 1 - augment.box_mask(augment.pixels(batch, None), box).astype(np.float32)
       yield compare(f"{file.stem}/{match[1]}_lam_after", kept, arrays[f"{match[1]}_lam_after"], 1e-6)
       mixed, targets = augment.blend(jnp.asarray(batch), labels("batch_labels", 10), mask, kept)
       yield compare(name, mixed.transpose(0, 3, 1, 2), arrays[key], 0)
@@ -307,7 +333,7 @@ KINDS = {  # folder -> which files, what checks them
   "posemb": ("*.npz", check_positions),
   "schedules": ("*.json", check_curves),
   "optimizers": ("*.npz", check_optimizer),
-  "augment": ("mixup_cutmix*.npz", check_mixing),
+  "augment": ("*.npz", check_augmentation),
 }
 
 

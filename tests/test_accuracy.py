@@ -33,6 +33,23 @@ def test_padding_does_not_count_and_every_batch_is_polled():
   assert len(polls) == 3
 
 
+def test_several_labels_may_be_right():
+  label = np.array([[0, 2, -1], [1, -1, -1], [3, 4, 5], [-1, -1, -1]])
+  best = np.array([[2, 1], [0, 1], [6, 0], [0, 1]])
+
+  def predict(params, batch):
+    return {"label": label, "best": best, "loss": np.zeros(4), "mask": np.array([1.0, 1, 1, 0])}
+
+  measure = accuracy(predict, lambda split, size: iter_once(), 7, 4, split="test")
+  found = measure({}, lambda: None)
+  assert (found["images"], found["top1"], found["top5"]) == (3, 1 / 3, 2 / 3)
+
+
+def iter_once():
+  """One batch, with a close."""
+  yield {}
+
+
 @pytest.fixture(scope="module")
 def reference():
   parts = tiny.parts(1)

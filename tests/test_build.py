@@ -1,5 +1,7 @@
 """Assembly: nothing is allocated before it is asked for, and state is born where it lives."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import tiny
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import build, trees
+from vit_jax.data import catalog
 
 
 def test_parameters_and_optimizer_state_are_born_sharded():
@@ -50,6 +53,30 @@ def test_the_stream_begins_at_any_step():
   for name, value in expected.items():
     np.testing.assert_array_equal(found[name], value)
     assert (found[name].shape, found[name].dtype) == (parts.batch_shapes[name].shape, parts.batch_shapes[name].dtype)
+
+
+def test_images_may_have_several_labels():
+  def listed(choice, split):
+    """The digits, each also said to be one more, modulo ten; even ones only that."""
+    source = catalog.open_split(choice, split)
+
+    def read(i):
+      image, label = source.read(i)
+      return image, ((label + 1) % 10,) if label % 2 == 0 else (label, (label + 1) % 10)
+
+    return dataclasses.replace(source, read=read, labels=3)
+
+  tiny.parts(1)  # the data are there
+  parts = build.build(tiny.run(task__loss="sigmoid"), jax.devices(), listed)
+  batches = parts.batches(0)
+  batch = next(batches)
+  batches.close()
+  assert batch["label"].shape == parts.batch_shapes["label"].shape == (16, 3)
+  state, metrics = parts.step(parts.init(), batch)
+  # Ten decisions at even odds for each image, before anything is learned: the head starts at zero.
+  assert float(metrics["loss"]) == pytest.approx(10 * np.log(2), rel=0.2)
+  figures = parts.evals["test"].measure(state.params, lambda: None)
+  assert figures["images"] == 360 and 0 <= figures["top1"] <= figures["top5"] <= 1
 
 
 def test_flops_are_those_of_the_published_model():

@@ -5,9 +5,10 @@ import inspect
 import pytest
 
 from vit_jax import config
-from vit_jax.data import augment, catalog, crops
+from vit_jax.data import augment, catalog, crops, randaugment
 
 KNOWN = [name for name, row in catalog.CATALOG.items() if row.splits]
+OWN = ("imagenet21k", "jft300m", "jft3b")  # TFDS makes none of these
 
 
 def choice(name, **args):
@@ -18,12 +19,49 @@ def choice(name, **args):
 def test_a_row_states_everything_that_a_plan_needs(name):
   row = catalog.CATALOG[name]
   assert row.reader == "tfds"
-  assert row.builder.startswith(f"{name}:")
+  assert row.builder is None if name in OWN else row.builder.startswith(f"{name}:")
   assert all(count > 0 for count in row.splits.values())
   assert row.classes > 1
+  assert 1 <= row.labels < row.classes
+  assert 1_000 < row.image_bytes < 200_000
 
 
-@pytest.mark.parametrize("name", [n for n in KNOWN if "test" in catalog.CATALOG[n].splits])
+@pytest.mark.parametrize(
+  ("name", "images", "classes", "train", "test"),
+  [
+    ("digits", 1797, 10, 1437, 360),
+    ("cifar10", 60_000, 10, 50_000, 10_000),
+    ("cifar100", 60_000, 100, 50_000, 10_000),
+    ("imagenet2012", 1_331_167, 1000, 1_281_167, 50_000),
+    ("oxford_iiit_pet", 7349, 37, 3680, 3669),
+    ("oxford_flowers102", 8189, 102, 1020, 6149),
+    ("imagenet21k", 14.2e6, 21_843, 14.2e6 - 51_200, 25_600),
+    ("jft300m", 303e6, 18_291, 303e6 - 50_000, 50_000),
+    ("jft3b", 3e9, 29_593, 3e9 - 50_000, 50_000),
+  ],
+)
+def test_what_is_published_of_a_set_is_known_without_its_data(tmp_path, name, images, classes, train, test):
+  data = catalog.bind(choice(name, path=str(tmp_path)))
+  known = {split: catalog.known_split(data, split) for split in ("all", "train", "test")}
+  assert [len(source) for source in known.values()] == [images, train, test]
+  assert all(len(source.classes) == classes for source in known.values())
+  assert known["train"].labels == (8 if name.startswith("jft") else 1)
+  # Both say the same when images are wanted after all.
+  for attempt in (lambda: known["train"].read(0), lambda: catalog.open_split(data, "train")):
+    with pytest.raises(config.ConfigError) as caught:
+      attempt()
+    own = f"give your own copy of {name}, which has no public builder: --config.data.path=DIR"
+    assert (own if name in OWN else f"python -m vit_jax.prepare {name} --data_dir={tmp_path}") in str(caught.value)
+
+
+@pytest.mark.parametrize("args", [{"name": "tfds", "builder": "mnist:3.0.1"}, {"name": "folder", "path": "/nowhere"}])
+def test_of_data_that_no_row_describes_nothing_is_known(args, tmp_path):
+  data = catalog.bind(choice(**{"path": str(tmp_path)} | args))
+  with pytest.raises(config.ConfigError, match=r"config\.data"):
+    catalog.known_split(data, "train")
+
+
+@pytest.mark.parametrize("name", KNOWN)
 def test_binding_fills_in_every_default(name):
   bound = catalog.bind(choice(name))
   assert bound.args["image_size"] == 224
@@ -32,10 +70,11 @@ def test_binding_fills_in_every_default(name):
   assert catalog.bind(bound) == bound
 
 
-def test_imagenet_has_no_test_split_and_says_so():
+def test_imagenet_is_tested_on_its_validation_split():
+  assert catalog.bind(choice("imagenet2012")).args["test"] == "validation"
   with pytest.raises(config.ConfigError, match=r"config.data.test: no split 'test'.*train, validation"):
-    catalog.bind(choice("imagenet2012"))
-  catalog.bind(choice("imagenet2012", train="train[:99%]", test="validation"))
+    catalog.bind(choice("imagenet2012", test="test"))
+  catalog.bind(choice("imagenet2012", train="train[:99%]", test="train[99%:]"))
 
 
 @pytest.mark.parametrize(
@@ -54,6 +93,12 @@ def test_imagenet_has_no_test_split_and_says_so():
     ("digits", {"test_crop": {"name": "centre", "resize": 100}}, "100 is smaller than image_size 224"),
     ("digits", {"warp": {"name": "affine", "scale": (1.2, 0.8)}}, "high to low"),
     ("digits", {"mixing": {"name": "mixup", "alpha": 0}}, "config.data.mixing.alpha: 0.0 is out of range"),
+    ("digits", {"mixing": {"name": "mixup", "mode": "pairs"}}, "config.data.mixing.mode: 'pairs' is not a choice"),
+    ("digits", {"mixing": {"name": "mixup", "mode": "pair", "partner": "rolled"}}, "which makes no pairs"),
+    ("digits", {"mixing": {"name": "cutmix", "off_after": "0"}}, "0 would never mix"),
+    ("digits", {"erasing": {"name": "randm"}}, "config.data.erasing.name: unknown name 'randm'. Did you mean 'random'"),
+    ("digits", {"erasing": {"name": "random", "area": (0.3, 0.1)}}, "erasing.area: (0.3, 0.1) goes from high to low"),
+    ("digits", {"policy": {"name": "randaug"}}, "config.data.policy.name: unknown name 'randaug'"),
     ("digits", {"image_size": 0}, "out of range"),
     ("digits", {"std": (0.5, 0.0, 0.5)}, "out of range"),
     ("digits", {"train": "tran"}, "config.data.train: no split 'tran'. Did you mean 'train'"),
@@ -71,7 +116,13 @@ def test_a_mistake_is_one_clear_error(name, args, message):
   assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("table", [crops.CROPS, crops.TEST_CROPS, augment.WARPS, augment.MIXINGS])
+@pytest.mark.parametrize(
+  "table",
+  [
+    *(crops.CROPS, crops.TEST_CROPS, randaugment.POLICIES),
+    *(augment.WARPS, augment.MIXINGS, augment.ERASINGS),
+  ],
+)
 def test_every_argument_of_every_table_has_a_default(table):
   for name, function in table.items():
     config.bind(choice(name), (function,), "config")

@@ -78,6 +78,26 @@ def test_one_hot_of_a_label_outside_is_a_row_of_zeros_and_stays_so():
   np.testing.assert_array_equal(losses.smooth(hot, 0.1)[1:], 0)
 
 
+def test_one_hot_of_several_labels_marks_each_once():
+  rows = np.array([[0, 2, -1, -1], [1, 1, 1, -1], [-1, -1, -1, -1], [3, 2, 1, 0]], np.int32)
+  hot = losses.one_hot(jnp.asarray(rows), 4)
+  assert hot.dtype == jnp.float32
+  np.testing.assert_array_equal(hot, [[v in row for v in range(4)] for row in rows.tolist()])
+  shared = losses.shared(hot)
+  np.testing.assert_allclose(shared, [[0.5, 0, 0.5, 0], [0, 1, 0, 0], [0] * 4, [0.25] * 4], rtol=1e-6)
+  np.testing.assert_array_equal(losses.shared(hot[1:2]), hot[1:2])
+
+
+def test_the_best_class_is_right_if_no_target_is_higher():
+  draw = np.random.default_rng(0)
+  logits = draw.normal(size=(400, 6))
+  one, other = (draw.integers(0, 2, (400, 6)) for _ in range(2))
+  share = draw.uniform(0.51, 1, (400, 1))
+  for targets in (one, share * one + (1 - share) * other, np.eye(6)[draw.integers(0, 6, 400)]):
+    expected = [t[z.argmax()] == t.max() > 0 for z, t in zip(logits, targets, strict=True)]
+    np.testing.assert_array_equal(losses.best_is_positive(jnp.asarray(logits), jnp.asarray(targets)), expected)
+
+
 def test_a_masked_mean_leaves_out_what_is_masked_even_if_it_is_not_a_number():
   values = jnp.array([1.0, 2.0, jnp.nan, jnp.inf])
   assert losses.masked_mean(values, jnp.array([1, 1, 0, 0])) == 1.5

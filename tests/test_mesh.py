@@ -17,7 +17,12 @@ def grid(**sizes):
 
 @pytest.mark.parametrize(
   ("wanted", "shape"),
-  [({}, (8, 1, 1)), ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 2, 2)), ({"data": 1, "fsdp": -1}, (1, 8, 1))],
+  [
+    ({}, (1, 8, 1, 1)),
+    ({"data": 2, "fsdp": 2, "tensor": 2}, (1, 2, 2, 2)),
+    ({"data": 1, "fsdp": -1}, (1, 1, 8, 1)),
+    ({"replica": 2}, (2, 4, 1, 1)),
+  ],
 )
 def test_sizes_multiply_to_the_devices(wanted, shape):
   assert tuple(grid(**wanted).shape.values()) == shape
@@ -25,7 +30,7 @@ def test_sizes_multiply_to_the_devices(wanted, shape):
 
 @pytest.mark.parametrize("wanted", [{"data": 3}, {"data": 0}, {"data": -1, "fsdp": -1}, {"tensor": 16}, {"fsdp": 3}])
 def test_sizes_that_do_not_fit_are_refused(wanted):
-  with pytest.raises(config.ConfigError, match=r"config.mesh: data="):
+  with pytest.raises(config.ConfigError, match=r"config.mesh: replica=1, data="):
     grid(**wanted)
 
 
@@ -75,3 +80,88 @@ def test_a_host_array_is_placed_as_its_sharding_says():
   placed = mesh.place(array, jax.sharding.NamedSharding(g, P("fsdp")))
   np.testing.assert_array_equal(placed, array)
   assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 4)}
+
+
+def test_an_average_is_split_where_nothing_else_is():
+  shapes = {
+    "mlp/kernel": (256, 512),
+    "query/kernel": (256, 3, 16),
+    "out/kernel": (3, 16, 256),
+    "stack/mlp/kernel": (5, 256, 512),
+    "odd/kernel": (9, 256),
+    "bias": (256,),
+    "scalar": (),
+  }
+  shapes = {path: jax.ShapeDtypeStruct(shape, np.float32) for path, shape in shapes.items()}
+  whole = dict.fromkeys(shapes, mesh.replicated(grid()))
+  found = {path: place.shard_shape(shapes[path].shape) for path, place in mesh.averages(shapes, whole, grid()).items()}
+  assert found == {
+    "mlp/kernel": (32, 512),
+    "query/kernel": (256, 3, 2),
+    "out/kernel": (3, 2, 256),
+    "stack/mlp/kernel": (5, 32, 512),
+    "odd/kernel": (9, 256),
+    "bias": (256,),
+    "scalar": (),
+  }
+  # What is split over fsdp is split over data beside it, never twice on one axis.
+  both = grid(data=2, fsdp=4)
+  table = ((".*kernel", ("fsdp", "tensor")),)
+  split = mesh.parameters(table, {"a/kernel": shapes["mlp/kernel"]}, both)
+  assert mesh.averages({"a/kernel": shapes["mlp/kernel"]}, split, both) == split
+
+
+@pytest.mark.parametrize(
+  ("path", "shape", "sizes"),
+  [
+    ("query/kernel", (16, 4, 6), {"data": 2, "fsdp": 2, "tensor": 2}),
+    ("out/kernel", (4, 6, 16), {"data": 1, "fsdp": 8}),
+    ("up/kernel", (8, 24), {"fsdp": 4}),
+  ],
+)
+def test_gathering_changes_no_number_and_leaves_tensor_axes_split(path, shape, sizes):
+  table = (
+    ("query/kernel", ("fsdp", "tensor", None)),
+    ("out/kernel", ("tensor", None, "fsdp")),
+    ("up/kernel", ("fsdp", "tensor")),
+  )
+  devices = grid(**sizes)
+  value = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+  place = mesh.parameters(table, {path: value}, devices)[path]
+  gather = mesh.gather(table, devices, np.dtype("float32"))
+  result = jax.jit(lambda x: gather(path, x), in_shardings=place)(value)
+  np.testing.assert_array_equal(result, value)
+  pieces = sizes.get("tensor", 1)
+  assert value.size // result.sharding.shard_shape(shape)[0] >= 1
+  assert np.prod(result.sharding.shard_shape(shape)) == value.size // pieces
+
+
+def test_what_is_not_split_for_storage_is_left_alone():
+  table = ((".*", (None,)),)
+  value = np.ones(8, np.float32)
+  assert mesh.gather(table, grid(data=1, fsdp=8), np.dtype("bfloat16"))("norm/scale", value) is value
+  table = ((".*", ("fsdp", None)),)
+  assert mesh.gather(table, grid(), np.dtype("bfloat16"))("a/kernel", np.ones((8, 8))).dtype == np.float64
+
+
+class Slice:
+  """A device of a multislice run, as far as a mesh asks."""
+
+  platform, device_kind = "tpu", "TPU v5 lite"
+
+  def __init__(self, number, slice_index):
+    self.id, self.slice_index, self.process_index = number, slice_index, slice_index
+    self.coords, self.core_on_chip = (number % 4 % 2, number % 4 // 2, 0), 0
+
+  def __repr__(self):
+    return f"{self.slice_index}/{self.id}"
+
+
+def test_slices_are_replicas():
+  devices = [Slice(i, i // 4) for i in range(8)]
+  made = mesh.make(config.Mesh(replica=2, fsdp=2), devices)
+  assert dict(made.shape) == {"replica": 2, "data": 2, "fsdp": 2, "tensor": 1}
+  for slice_, part in enumerate(made.devices):
+    assert {device.slice_index for device in part.flat} == {slice_}
+  with pytest.raises(config.ConfigError, match=r"config.mesh.replica: 1 over 2 slices.*set config.mesh.replica=2"):
+    mesh.make(config.Mesh(), devices)

@@ -40,6 +40,33 @@ def test_counts_equal_scikit_learn(images, classes, present):
     assert abs(found[name] - value) < 1e-12, name
 
 
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_counts_of_several_labels_equal_scikit_learn_on_indicators(most):
+  draw = np.random.default_rng(most)
+  images, classes = 400, 12
+  labels = np.full((images, most), -1, np.int32)
+  for row in labels:
+    count = draw.integers(most > 1 and 0, most + 1) if most > 1 else 1
+    row[:count] = draw.integers(0, 9, count)  # some twice; three classes never
+  best = np.argsort(-draw.normal(size=(images, classes)), axis=1)[:, :5].astype(np.int32)
+  counts = metrics.Counts(classes)
+  for part in np.array_split(np.arange(images), 3):
+    counts.add(labels[part], best[part], np.ones(len(part)))
+  found = counts.result()
+
+  sets = [set(row) - {-1} for row in labels.tolist()]
+  assert found["top1"] == np.mean([b[0] in s for b, s in zip(best, sets, strict=True)])
+  assert found["top5"] == np.mean([bool(s & set(b)) for b, s in zip(best.tolist(), sets, strict=True)])
+  true, guessed = (np.zeros((images, classes), int) for _ in range(2))
+  for i, s in enumerate(sets):
+    true[i, list(s)] = 1
+  guessed[np.arange(images), best[:, 0]] = 1
+  for average in ("weighted", "macro"):
+    values = precision_recall_fscore_support(true, guessed, average=average, zero_division=0)
+    for name, value in zip(("precision", "recall", "f1"), values, strict=False):
+      assert abs(found[f"{name}_{average}"] - value) < 1e-12, (name, average)
+
+
 def test_flops_equal_xlas_count_where_nothing_loops():
   def network(x, kernel, w):
     y = jax.lax.conv_general_dilated(x, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))

@@ -96,6 +96,19 @@ def test_what_needs_no_preparing_says_so(name):
     prepare.prepare(name)
 
 
+@pytest.mark.parametrize("name", ["imagenet21k", "jft300m", "jft3b"])
+def test_what_tfds_cannot_make_says_how_to_give_it(name, tmp_path):
+  with pytest.raises(config.ConfigError, match=f"your own copy of {name}, .*--config.data.path=DIR"):
+    prepare.prepare(name, str(tmp_path))
+
+
+def test_archives_to_be_fetched_by_hand_are_named_with_their_place(tmp_path):
+  with pytest.raises(config.ConfigError) as caught:
+    prepare.prepare("imagenet2012", str(tmp_path))
+  for part in (f"{tmp_path}/downloads/manual", "ILSVRC2012_img_train.tar", "https://image-net.org/download-images"):
+    assert part in str(caught.value)
+
+
 def test_two_at_once_are_both_served(tmp_path):
   processes = [tiny.command("prepare", "digits", f"--data_dir={tmp_path}") for _ in range(2)]
   printed = [tiny.finish(process) for process in processes]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import checkpoints, mesh, session
+from vit_jax import checkpoints, config, mesh, session
 from vit_jax.prepare import prepare
 
 
@@ -33,10 +33,18 @@ def test_a_trace_is_written_that_tensorboard_finds(tmp_path):
 def test_figures_of_the_evaluation_called_test_have_plain_names_and_averages_a_prefix():
   class Evaluation:
     def __init__(self, figure):
-      self.measure = lambda weights, poll: {"top1": figure + weights["x"]}
+      self.figure = figure
+
+    def measure(self, weights, poll):
+      # The average is spread over devices in the state, and whole where it is measured.
+      assert weights["x"].sharding.shard_shape((8,)) == (8,)
+      return {"top1": self.figure + float(weights["x"][0])}
+
+  grid = mesh.make(config.Mesh(), jax.devices())
+  whole, split = mesh.replicated(grid), mesh.batch(grid)
 
   class State:
-    params, ema = {"x": 1.0}, {"x": 2.0}
+    params, ema = {"x": jax.device_put(np.full(8, 1.0), whole)}, {"x": jax.device_put(np.full(8, 2.0), split)}
 
   figures = session.figures_of({"test": Evaluation(10), "other": Evaluation(20)}, State, None)
   assert figures == {"top1": 11.0, "ema_top1": 12.0, "other/top1": 21.0, "other/ema_top1": 22.0}

@@ -262,6 +262,60 @@ def test_a_dataset_that_cannot_be_read_says_what_to_do(data_dir, name, args, mes
   assert message in str(caught.value)
 
 
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory):
+  """A dataset whose images have lists of labels, beside a list of something else."""
+  import tensorflow_datasets as tfds
+
+  root = tmp_path_factory.mktemp("lists")
+  features = {
+    "image": tfds.features.Image(),
+    "classes": tfds.features.Sequence(tfds.features.ClassLabel(num_classes=7)),
+  }
+  features |= {"words": tfds.features.Sequence(tfds.features.Text())}
+  tfds.dataset_builders.store_as_tfds_dataset(
+    name="lists",
+    version="1.0.0",
+    features=tfds.features.FeaturesDict(features),
+    split_datasets={
+      "full": [(i, {"image": io.BytesIO(image(i)), "classes": [6, 2, 4][:i], "words": ["x"] * i}) for i in range(4)]
+    },
+    data_dir=root,
+    file_format="array_record",
+    disable_shuffling=True,
+  )
+  return root / "lists/1.0.0"
+
+
+def test_a_list_of_labels_is_a_tuple_of_numbers(lists):
+  source = catalog.open_source("tfds", "full[1:]", path=str(lists), labels=3)
+  assert [label for _, label in numbers(source)] == [(6,), (6, 2), (6, 2, 4)]
+  assert (source.labels, source.classes) == (3, tuple("0123456"))
+
+
+def test_of_a_set_without_public_builder_the_users_own_numbers_count(lists):
+  own = config.Choice("jft300m", {"path": str(lists), "train": "full[:75%]", "test": "full[75%:]"})
+  bound = catalog.bind(own)
+  for choice, split, length in ((bound, "train", 3), (bound, "test", 1), (bound, "full", 4)):
+    for opened in (catalog.open_split(choice, split), catalog.known_split(choice, split)):
+      assert (len(opened), len(opened.classes), opened.labels) == (length, 7, 8)
+  with pytest.raises(config.ConfigError, match=r"config\.data\.train: no split 'train'.*Allowed: full"):
+    catalog.known_split(catalog.bind(config.Choice("jft300m", {"path": str(lists)})), "train")
+
+
+def test_a_bucket_that_cannot_be_reached_is_absent_data(monkeypatch):
+  import tensorflow as tf
+
+  def unreachable(*arguments):
+    raise tf.errors.FailedPreconditionError(None, None, "Could not resolve host\nwhen reading metadata")
+
+  monkeypatch.setattr(sources, "_builder_dir", unreachable)
+  data = catalog.bind(config.Choice("jft300m", {"path": "gs://bucket/jft/1.0.0"}))
+  assert len(catalog.known_split(data, "test")) == 50_000
+  with pytest.raises(config.ConfigError, match=r"path: gs://bucket/jft/1\.0\.0 cannot be reached: Could not resolve"):
+    catalog.open_split(data, "train")
+
+
 def test_a_builder_directory_of_another_dataset_is_an_error(data_dir):
   with pytest.raises(config.ConfigError, match=r"holds the dataset 'shapes', not 'cifar10:3\.0\.2'"):
     catalog.open_source("cifar10", "train", path=str(data_dir / "shapes" / "1.0.0"))

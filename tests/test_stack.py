@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax import models
-from vit_jax.models import layers, stack
+from vit_jax.models import layers, placement, stack
 
 DROP = {"dropout": 0.2, "attention_dropout": 0.2, "stochastic_depth": 0.4}
 
@@ -134,12 +134,12 @@ def test_every_layer_draws_from_a_key_of_its_own():
 
 
 @pytest.mark.parametrize("scan", [False, True])
-def test_a_pinned_stream_is_constrained_in_every_layer(scan):
+def test_a_placed_stream_is_constrained_in_every_layer(scan):
   model = small.model(scan=scan)
   mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 
   def function(x):
-    with stack.pinned(NamedSharding(mesh, PartitionSpec("data"))):
+    with placement.placed(NamedSharding(mesh, PartitionSpec("data")), lambda path, value: value, None):
       return model(x)
 
   images = small.images(batch=len(jax.devices()))

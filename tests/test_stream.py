@@ -7,9 +7,10 @@ import sys
 import cv2
 import numpy as np
 import pytest
+from einops import rearrange
 
-from vit_jax import config
-from vit_jax.data import sources, stream
+from vit_jax import config, rng
+from vit_jax.data import randaugment, sources, stream
 
 PLAIN = {"image_size": 2, "crop": config.Choice("resize"), "flip": False}
 RANDOM = {"image_size": 4, "crop": config.Choice("inception"), "flip": True}
@@ -20,7 +21,7 @@ def file(i):
   return cv2.imencode(".png", np.full((6, 6, 3), (i % 256, i // 256, 7), np.uint8))[1].tobytes()
 
 
-def source(count, bad=(), gradient=False):
+def source(count, bad=(), gradient=False, labels=1, label=lambda i: i % 3):
   files = [b"not an image" if i in bad else file(i) for i in range(count)]
   if gradient:
     grid = np.stack([*np.meshgrid(np.arange(0, 240, 12), np.arange(0, 240, 12)), np.zeros((20, 20))], -1).astype(
@@ -28,7 +29,7 @@ def source(count, bad=(), gradient=False):
     )
     files = [cv2.imencode(".png", grid + i)[1].tobytes() for i in range(count)]
   return sources.Source(
-    "made", "train", ("a", "b", "c"), count, lambda i: (files[i], i % 3), lambda i: f"made, record {i}"
+    "made", "train", ("a", "b", "c"), count, lambda i: (files[i], label(i)), lambda i: f"made, record {i}", labels
   )
 
 
@@ -38,9 +39,9 @@ def take(batches, count):
   return result
 
 
-def train(source, batch, steps, seed=0, start=0, rows=None, **args):
+def train(source, batch, steps, seed=0, start=0, rows=None, patch=None, **args):
   rows = range(batch) if rows is None else rows
-  return take(stream.train_batches(source, seed, batch, rows, start, **(PLAIN | {"threads": 3} | args)), steps)
+  return take(stream.train_batches(source, seed, batch, rows, start, patch, **(PLAIN | {"threads": 3} | args)), steps)
 
 
 def records(batches):
@@ -66,7 +67,12 @@ def test_every_epoch_is_a_new_permutation(count, batch):
   if count > 1:
     assert len({tuple(epoch) for epoch in seen}) == 3
   np.testing.assert_array_equal(np.concatenate([b["label"] for b in batches])[: 3 * count], seen.ravel() % 3)
-  assert all((b["mask"] == 1).all() and b["mask"].dtype == np.float32 and b["label"].dtype == np.int32 for b in batches)
+  for b in batches:
+    assert {name: (array.dtype, array.shape[1:]) for name, array in b.items()} == {
+      "image": (np.uint8, (2, 2, 3)),
+      "label": (np.int32, ()),
+      "draw": (np.uint32, ()),
+    }
 
 
 def test_a_permutation_leaves_no_trace_of_the_order():
@@ -115,6 +121,99 @@ def test_an_example_is_drawn_anew_each_epoch_and_mirrored_half_of_the_time():
   assert 150 < rising.sum() < 250
   crops = train(source(1, gradient=True), 50, 1, **RANDOM)[0]["image"]
   assert len({crop.tobytes() for crop in crops}) > 45
+
+
+def test_a_draw_follows_from_seed_epoch_and_record():
+  count, batch = 50, 40
+  whole = train(source(count), batch, 5)
+  seen = records(whole)[: 4 * count].reshape(4, count)
+  draws = np.concatenate([b["draw"] for b in whole])[: 4 * count].reshape(4, count)
+  by_record = np.array([draw[np.argsort(record)] for draw, record in zip(draws, seen, strict=True)])
+  assert len(np.unique(by_record)) == 4 * count
+  expected = rng.generator(0, "device", 2, 17).integers(2**32, dtype=np.uint32)
+  assert by_record[2, 17] == expected
+  # The same whatever the batch, and for another crop; another for another seed.
+  other = train(source(count), 25, 8, image_size=4)
+  np.testing.assert_array_equal(np.concatenate([b["draw"] for b in other]), draws.ravel())
+  assert (train(source(count), batch, 1, seed=1)[0]["draw"] != whole[0]["draw"]).all()
+
+
+@pytest.mark.parametrize("patch", [1, 2, 4])
+def test_images_may_come_cut_into_patches(patch):
+  args = RANDOM | {"policy": config.Choice("randaugment")}
+  plain = train(source(30, gradient=True), 16, 3, **args)
+  found = train(source(30, gradient=True), 16, 3, patch=patch, **args)
+  for one, other in zip(plain, found, strict=True):
+    expected = rearrange(one["image"], "b (h i) (w j) c -> b (h w) (i j c)", i=patch, j=patch)
+    np.testing.assert_array_equal(other["image"], expected)
+    np.testing.assert_array_equal(other["label"], one["label"])
+  shapes = stream.train_shapes(source(30), 4, patch)
+  assert {name: (array.shape[1:], array.dtype) for name, array in found[0].items()} == shapes
+
+
+def test_a_patch_is_rows_of_columns_of_channels():
+  image = np.arange(4 * 4 * 3, dtype=np.uint8).reshape(4, 4, 3)
+  made = sources.Source(
+    "m", "t", ("a",), 1, lambda i: (cv2.imencode(".png", image[..., ::-1])[1].tobytes(), 0), lambda i: "m"
+  )
+  found = train(made, 1, 1, patch=2, image_size=4)[0]["image"][0]
+  np.testing.assert_array_equal(found[1], image[:2, 2:].ravel())
+  np.testing.assert_array_equal(found[2], image[2:, :2].ravel())
+
+
+def test_a_policy_changes_what_crop_and_mirror_leave_and_draws_by_record():
+  args = RANDOM | {"image_size": 16}
+  plain = train(source(20, gradient=True), 20, 2, **args)
+  found = train(source(20, gradient=True), 20, 2, **args, policy=config.Choice("randaugment", {"layers": 3}))
+  assert np.mean([(a["image"] != b["image"]).any((1, 2, 3)).mean() for a, b in zip(plain, found, strict=True)]) > 0.5
+  # The policy itself, on what came without it.
+  policy = randaugment.POLICIES["randaugment"](layers=3)
+  places = {draw: (e, r) for e in range(2) for r in range(20) for draw in [device_draw(0, e, r)]}
+  for one, other in zip(plain, found, strict=True):
+    for image, changed, draw in zip(one["image"], other["image"], one["draw"], strict=True):
+      epoch, record = places[int(draw)]
+      expected = policy(image, lambda e=epoch, r=record: rng.generator(0, "policy", e, r))
+      np.testing.assert_array_equal(changed, expected)
+
+
+def device_draw(seed, epoch, record):
+  return int(rng.generator(seed, "device", epoch, record).integers(2**32, dtype=np.uint32))
+
+
+# Labels.
+
+
+def test_lists_of_labels_are_padded_rows():
+  def label(i):
+    return tuple(range(i % 4))[::-1]
+
+  made = source(40, labels=3, label=label)
+  batches = train(made, 20, 2)
+  for number, row in zip(records(batches), np.concatenate([b["label"] for b in batches]), strict=True):
+    np.testing.assert_array_equal(row, [*label(number), *[-1] * (3 - number % 4)])
+  assert batches[0]["label"].dtype == np.int32
+  assert stream.train_shapes(made, 2, None)["label"] == ((3,), np.int32)
+  evaluated = list(stream.eval_batches(made, 16, range(16), image_size=2))
+  np.testing.assert_array_equal(evaluated[1]["label"][3], [2, 1, 0])  # record 19
+  np.testing.assert_array_equal(evaluated[2]["label"][8:], -1)  # past the end
+  # A list where there is one label for each is that label.
+  one = source(40, label=lambda i: (i % 3,))
+  same(train(source(40), 20, 2), train(one, 20, 2))
+
+
+@pytest.mark.parametrize(
+  ("labels", "label", "message"),
+  [
+    (2, (0, 1, 2), "record 0: 3 labels, allowed are 2; set data.labels to 3 or more"),
+    (1, (0, 1), "record 0: 2 labels, allowed are 1; set data.labels to 2 or more"),
+    (1, (), "record 0: no label; set data.labels above 1"),
+    (2, (0, 3), "record 0: label 3 is not one of 3 classes"),
+    (2, (-1,), "record 0: label -1 is not one of 3 classes"),
+  ],
+)
+def test_labels_that_do_not_fit_are_an_error_and_not_a_bad_image(labels, label, message):
+  with pytest.raises(stream.ImageError, match=message):
+    train(source(1, labels=labels, label=lambda i: label), 1, 1, on_error="skip")
 
 
 # Bad images.

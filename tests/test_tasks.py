@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import tasks
+from vit_jax import losses, tasks
 
 DRAW = np.random.default_rng(0)
 IMAGES = DRAW.integers(0, 255, (6, 4, 4, 3)).astype(np.uint8)
@@ -20,14 +20,22 @@ def normalise(images):
   return images.astype(jnp.float32) / 255
 
 
-def augment(key, images, labels):
+def augment(key, images, targets, draws, step):
   """Mixes each image with its neighbour, half and half."""
-  images, targets = normalise(images), jnp.eye(7)[labels]
+  images = normalise(images)
   return (images + images[::-1]) / 2, (targets + targets[::-1]) / 2
 
 
-def task(**arguments):
+def plain(key, images, targets, draws, step):
+  return normalise(images), targets
+
+
+def task(augment=augment, **arguments):
   return tasks.classify(apply, normalise, augment, 7, **arguments)
+
+
+def batch(labels=LABELS):
+  return {"image": IMAGES, "label": labels, "draw": np.arange(6, dtype=np.uint32)}
 
 
 def log_softmax(z):
@@ -37,7 +45,7 @@ def log_softmax(z):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_cross_entropy_to_mixed_and_smoothed_targets(smoothing):
   t = task(label_smoothing=smoothing)
-  examples = t.examples({"image": IMAGES, "label": LABELS}, None)
+  examples = t.examples(batch(), None, 0)
   loss, (metrics, statistics) = t.loss(PARAMS, examples, None)
   mixed = (IMAGES / 255.0 + IMAGES[::-1] / 255.0) / 2
   targets = (np.eye(7)[LABELS] + np.eye(7)[LABELS][::-1]) / 2 * (1 - smoothing) + smoothing / 7
@@ -65,3 +73,50 @@ def test_predictions_are_the_five_best_classes_without_augmentation_or_smoothing
 def test_fewer_than_five_classes_are_all_predicted():
   t = tasks.classify(lambda p, x, k: (x[:, 0, 0, :], {}), normalise, augment, 3)
   assert t.predict({}, {"image": IMAGES, "label": LABELS % 3})["best"].shape == (6, 3)
+
+
+def test_augmentation_gets_all_that_it_may_follow_from():
+  given = []
+  t = task(augment=lambda *arguments: given.append(arguments) or plain(*arguments))
+  t.examples(batch(), "key", 17)
+  key, images, targets, draws, step = given[0]
+  assert (key, step) == ("key", 17)
+  np.testing.assert_array_equal(images, IMAGES)
+  np.testing.assert_array_equal(targets, np.eye(7)[LABELS])
+  np.testing.assert_array_equal(draws, np.arange(6))
+
+
+# Several labels an image.
+
+LISTS = np.array([[0, 1, -1], [3, -1, -1], [6, 2, 0], [6, 6, -1], [-1, -1, -1], [2, 4, 5]], np.int32)
+HOT = np.array([[v in row for v in range(7)] for row in LISTS.tolist()], float)
+
+
+def test_a_sigmoid_has_a_target_of_one_for_each_label():
+  t = task(augment=plain, loss="sigmoid")
+  np.testing.assert_array_equal(t.examples(batch(LISTS), None, 0)["target"], HOT)
+  p = 1 / (1 + np.exp(-(IMAGES / 255.0).reshape(6, -1) @ PARAMS["w"].astype(np.float64)))
+  expected = -(HOT * np.log(p) + (1 - HOT) * np.log1p(-p)).sum(1)
+  np.testing.assert_allclose(t.predict(PARAMS, batch(LISTS))["loss"], expected, rtol=1e-4)
+
+
+def test_a_softmax_shares_one_among_the_labels():
+  t = task(augment=plain)
+  shares = HOT / np.maximum(HOT.sum(1, keepdims=True), 1)
+  np.testing.assert_allclose(t.examples(batch(LISTS), None, 0)["target"], shares, rtol=1e-6)
+  logits = (IMAGES / 255.0).reshape(6, -1) @ PARAMS["w"].astype(np.float64)
+  found = t.predict(PARAMS, batch(LISTS))["loss"]
+  np.testing.assert_allclose(found, -(shares * log_softmax(logits)).sum(1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", losses.LOSSES)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_top1_in_training_is_any_of_the_labels(loss, smoothing):
+  t = task(augment=plain, loss=loss, label_smoothing=smoothing)
+  best = [1, 3, 5, 6, 0, 4]  # right, right, wrong, right, no label, right
+  logits = np.eye(7)[best]
+  found = tasks.classify(
+    lambda p, x, k: (jnp.asarray(logits), {}), normalise, plain, 7, loss=loss, label_smoothing=smoothing
+  )
+  _, (metrics, _) = found.loss({}, t.examples(batch(LISTS), None, 0), None)
+  assert metrics["top1"] == pytest.approx(4 / 6)

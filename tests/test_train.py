@@ -51,7 +51,6 @@ def test_a_run_says_what_it_does_and_leaves_its_figures(whole):
   assert {
     "train/learning_rate",
     "train/gradient_norm",
-    "train/update_norm",
     "data_wait",
     "images_per_second_per_chip",
   } <= (logged[-1].keys())

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small
+from einops import rearrange
 from flax import nnx
 
 from vit_jax import config, models
@@ -66,3 +68,65 @@ def test_sizes_and_grids_say_what_is_allowed():
   assert transformer.grid(32, 8) == (4, 4)
   with pytest.raises(config.ConfigError, match="nearest image sizes: 24, 32"):
     transformer.grid(30, 8)
+
+
+F32 = jnp.dtype("float32")
+
+
+def normal(*shape):
+  return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+
+def block(**arguments):
+  common = {"eps": 1e-5, "gelu": "erf", "dropout": 0.0, "attention_dropout": 0.0, "dtype": F32}
+  return small.layer(lambda rngs: transformer.Block(12, 3, 20, rngs=rngs, **(common | arguments)))
+
+
+def test_a_block_is_pre_norm_and_scales_its_branches():
+  module = block(layer_scale=0.1)
+  x = normal(2, 5, 12)
+  s = x + module.attention(module.norm1(x)) * module.layer_scale1[...]
+  s = s + module.mlp(module.norm2(s)) * module.layer_scale2[...]
+  np.testing.assert_allclose(module(x), s, atol=1e-5)
+
+
+def test_the_official_order_overwrites_the_stream_with_its_norm():
+  module = block(order="official")
+  x = normal(2, 5, 12)
+  s = x + module.attention(module.norm1(x))
+  s = module.norm2(s)
+  s = s + module.mlp(s)
+  np.testing.assert_allclose(module(x), s, atol=1e-5)
+
+
+def test_both_branches_of_a_block_are_dropped_independently():
+  module = block()
+  x = normal(1, 1, 12)
+  batch = np.repeat(x, 400, axis=0)
+  y = np.asarray(jax.jit(lambda x, key: module(x, key, np.float32(0.5)))(batch, jax.random.key(0)))
+  attention = np.asarray(module.attention(module.norm1(x)))
+  kinds = []
+  for first in (0, 2):  # a kept branch counts double
+    s = x + first * attention
+    kinds += [s, s + 2 * np.asarray(module.mlp(module.norm2(s)))]
+  distance = np.abs(y[:, None] - np.stack(kinds, 1)[:, :, :]).max((2, 3))
+  assert distance.min(1).max() < 1e-4
+  np.testing.assert_allclose(np.bincount(distance.argmin(1), minlength=4) / 400, 0.25, atol=0.08)
+
+
+@pytest.mark.parametrize("name", ["ViT-Ti/8", "vit_7_4_32", "Mixer-S/16"])
+def test_patches_that_are_cut_already_give_the_same(name):
+  model = models.create(name, 32, classes=3, rngs=nnx.Rngs(0), depth=1)
+  patch = model.patch
+  whole = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
+  cut = rearrange(whole, "b (h i) (w j) c -> b (h w) (i j c)", i=patch, j=patch)
+  _, expected = models.capture(model, "tokens")(whole)
+  _, found = models.capture(model, "tokens")(cut)
+  np.testing.assert_allclose(found["tokens"], expected["tokens"], atol=1e-5)
+  with pytest.raises(ValueError, match="the model was built for"):
+    model(cut[:, 1:])
+
+
+def test_only_patches_may_come_cut():
+  assert models.create("cct_2_3x2_32", 32, classes=3).patch is None
+  assert models.create("R26+S/32", 32, classes=3).patch is None

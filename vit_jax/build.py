@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from clu import parameter_overview
 from flax import nnx
@@ -82,9 +81,12 @@ class Parts:
   def start(self, weights: dict[str, np.ndarray]) -> steps.State:
     """The state before the first step: drawn, with `weights` in the place of the parameters that they name."""
     state = self.init()
-    placed = {path: mesh.place(array, self.state_shapes.params[path].sharding) for path, array in weights.items()}
-    ema = {path: jnp.copy(placed[path]) if path in placed else value for path, value in state.ema.items()}
-    return dataclasses.replace(state, params=state.params | placed, ema=ema)
+
+    def put(shapes):
+      return {path: mesh.place(array, shapes[path].sharding) for path, array in weights.items() if path in shapes}
+
+    shapes = self.state_shapes
+    return dataclasses.replace(state, params=state.params | put(shapes.params), ema=state.ema | put(shapes.ema))
 
   def overview(self) -> str:
     """Table of the parameters, and how large the run is."""
@@ -114,8 +116,11 @@ def complete(run: Run) -> Run:
   )
 
 
-def build(run: Run, devices) -> Parts:
-  """Everything for a completed run on `devices`, which may be those of a TPU topology that is not there."""
+def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts:
+  """Everything for a completed run on `devices`, which may be those of a TPU topology that is not there.
+
+  `open_split` (data choice, split) gives the images; a plan takes `catalog.known_split`, which needs none.
+  """
   grid = mesh.make(run.mesh, devices)
   source = open_split(run.data, "train")
   size, classes = run.data.args["image_size"], len(source.classes)
@@ -128,39 +133,48 @@ def build(run: Run, devices) -> Parts:
     return duration.steps(run.batch, len(source), total)
 
   # The model as pure functions of flat parameters.
-  parameters, apply, statistics = functional(run.model, size, classes)
+  parameters, apply, statistics, patch = functional(run.model, size, classes)
   shapes = jax.eval_shape(parameters, rng.stream(run.seed, 0, "init"))
 
-  # Where XLA would guess wrong: it does not carry the batch axis into a scanned layer whose parameters are split.
+  # Where XLA would guess wrong.
+  dtype = np.dtype(run.model.args["dtype"])
+  gather = mesh.gather(models.sharding(run.model.name), grid, dtype)
+
   def placed(params, images, key):
-    with models.pinned(mesh.batch(grid)):
+    with models.placed(mesh.batch(grid), gather, functools.partial(mesh.per_device, grid)):
       return apply(params, images, key)
 
+  params = mesh.parameters(models.sharding(run.model.name), shapes, grid)
   transformation, schedule = optim.create(run.optim, shapes, total, steps_of, statistics)
   frozen = optim.frozen_paths(run.optim.args["frozen"], shapes, statistics)
 
   # The task and the step.
-  dtype = np.dtype(run.model.args["dtype"])
   normalise = functools.partial(augment.normalise, dtype=dtype, **arguments(run.data, augment.normalise))
-  augmented = augment.build(classes, dtype, **arguments(run.data, augment.build))
+  patch = patch if run.data.args["warp"].name == "none" else None  # a warp needs whole images
+  augmented = augment.build(dtype, run.seed, patch, steps_of, **arguments(run.data, augment.build))
   task = tasks.TASKS[run.task.name](placed, normalise, augmented, classes, **run.task.args)
   gradient = steps.gradient(task.loss, frozen)
   micro_batches = run.optim.args["accumulate"]
   if micro_batches > 1:
     gradient = steps.accumulated(gradient, micro_batches, mesh.micro_batches(grid))
   averaged = run.optim.args["ema"]
-  step = steps.train_step(run.seed, task.examples, gradient, transformation, averaged or 0.0)
   init = functools.partial(steps.init, run.seed, parameters, transformation, averaged is not None)
 
   # Where everything lives.
   state_shapes = jax.eval_shape(init)
-  shardings = _shardings(run, grid, transformation, state_shapes)
+  shardings = steps.State(
+    step=mesh.replicated(grid),
+    params=params,
+    ema=mesh.averages(state_shapes.ema, params, grid),
+    optimizer=mesh.optimizer(transformation, shapes, params, grid),
+  )
   _check_memory(run, grid, state_shapes, shardings)
+  hold = functools.partial(jax.lax.with_sharding_constraint, shardings=params)
+  step = steps.train_step(run.seed, task.examples, gradient, transformation, averaged or 0.0, hold)
   whole, split = mesh.replicated(grid), mesh.batch(grid)
   batch_shapes = {
-    "image": jax.ShapeDtypeStruct((run.batch, size, size, 3), np.uint8, sharding=split),
-    "label": jax.ShapeDtypeStruct((run.batch,), np.int32, sharding=split),
-    "mask": jax.ShapeDtypeStruct((run.batch,), np.float32, sharding=split),
+    name: jax.ShapeDtypeStruct((run.batch, *shape), kind, sharding=split)
+    for name, (shape, kind) in stream.train_shapes(source, size, patch).items()
   }
   jax.eval_shape(step, state_shapes, batch_shapes)  # a mistake in the step shows here, not on the devices
 
@@ -189,24 +203,30 @@ def build(run: Run, devices) -> Parts:
     ),
     statistics=statistics,
     batch_shapes=batch_shapes,
-    batches=functools.partial(_train_batches, run, source, split),
-    evals=_evals(run, grid, jax.jit(predict, out_shardings=whole), classes, steps_of),
+    batches=functools.partial(_train_batches, run, source, patch, split),
+    evals=_evals(run, open_split, grid, jax.jit(predict, out_shardings=whole), classes, steps_of),
     flops_per_image=3 * metrics.flops(lambda p, x: apply(p, x, None), shapes, _image(size)),
   )
 
 
-def functional(model: Choice, image_size: int, classes: int) -> tuple[Callable, Callable, frozenset[str]]:
-  """A model as two pure functions, and the paths of its statistics, which stand among the parameters.
+class Functional(NamedTuple):
+  """A model as pure functions of flat parameters."""
 
-  key -> {path: parameter}
-  (parameters, images [B, H, W, C], key or None) -> (logits [B, V], {path: statistic after these images})
-  """
+  parameters: Callable  # key -> {path: parameter}
+  apply: Callable  # (parameters, images [B, H, W, C], key or None) -> (logits [B, V], {path: statistic after these})
+  statistics: frozenset[str]  # paths that the model moves itself, among the parameters
+  patch: int | None  # images may come cut into patches of this side
+
+
+def functional(model: Choice, image_size: int, classes: int) -> Functional:
+  """The model of a bound choice."""
   make = models.lookup(model.name)
 
   def create(key):
     return make(image_size, 3, classes, rng.Keys(key), **model.args)
 
-  graph, state = nnx.split(nnx.eval_shape(lambda: create(jax.random.key(0))))
+  abstract = nnx.eval_shape(lambda: create(jax.random.key(0)))
+  graph, state = nnx.split(abstract)
   paths = list(trees.flatten(state))
   leaves, structure = jax.tree.flatten(trees.map_named(lambda name, _: name, state))
   assert sorted(leaves) == sorted(paths)
@@ -219,7 +239,7 @@ def functional(model: Choice, image_size: int, classes: int) -> tuple[Callable, 
     module = nnx.merge(graph, jax.tree.unflatten(structure, [params[path] for path in leaves]))
     return module(images, key), trees.flatten(nnx.state(module, nnx.BatchStat))
 
-  return parameters, apply, statistics
+  return Functional(parameters, apply, statistics, getattr(abstract, "patch", None))
 
 
 def _weights(init, description, paths):
@@ -230,29 +250,14 @@ def _weights(init, description, paths):
   return surgery.stack(arrays, paths), [f"weights of {init.from_}", *notes]
 
 
-def _shardings(run, grid, transformation, shapes):
-  """Shardings of the whole State."""
-  params = mesh.parameters(models.sharding(run.model.name), shapes.params, grid)
-  return steps.State(
-    step=mesh.replicated(grid),
-    params=params,
-    ema={path: params[path] for path in shapes.ema},
-    optimizer=mesh.optimizer(transformation, shapes.params, params, grid),
-  )
-
-
-def open_split(choice: Choice, split: str):
-  """The source of a bound data choice; "train" and "test" are what the data names so."""
-  return catalog.open_source(choice.name, split, **arguments(choice, catalog.open_source))
-
-
-def _train_batches(run, source, sharding, start) -> Feed:
+def _train_batches(run, source, patch, sharding, start) -> Feed:
   rows = mesh.local_rows(sharding, run.batch)
   options = arguments(run.data, stream.train_batches)
-  return Feed(stream.train_batches(source, run.seed, run.batch, rows, start, **options), rows, run.batch, sharding)
+  found = stream.train_batches(source, run.seed, run.batch, rows, start, patch, **options)
+  return Feed(found, rows, run.batch, sharding)
 
 
-def _evals(run, grid, predict, classes, steps_of):
+def _evals(run, open_split, grid, predict, classes, steps_of):
   sharding, shards = mesh.batch(grid), mesh.batch_shards(grid)
   options = arguments(run.data, stream.eval_batches)
 

@@ -98,8 +98,12 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-  """Sizes of the device mesh: batch over `data` and `fsdp`, parameters over `fsdp` and `tensor`; -1 takes the rest."""
+  """Sizes of the device mesh; -1 takes the rest.
 
+  The batch is split over `replica`, `data` and `fsdp`, parameters over `fsdp` and `tensor`; `replica` counts slices.
+  """
+
+  replica: Annotated[int, Range(-1, 2**20)] = 1
   data: Annotated[int, Range(-1, 2**20)] = -1
   fsdp: Annotated[int, Range(-1, 2**20)] = 1
   tensor: Annotated[int, Range(-1, 2**20)] = 1

@@ -17,8 +17,26 @@ def sigmoid_cross_entropy(logits, targets):
 
 
 def one_hot(labels, classes):
-  """[B] -> [B, V]. A label outside of 0 ... V - 1 gives a row of zeros."""
-  return jax.nn.one_hot(labels, classes, dtype=jnp.float32)
+  """[B] or [B, K] -> [B, V]: one at each of a row's labels. A label outside of 0 ... V - 1 counts as none."""
+  hot = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
+  return hot.max(1) if labels.ndim == 2 else hot
+
+
+def shared(targets):
+  """[B, V] -> [B, V]: rows divided by their sums; a row of zeros stays one."""
+  (targets,) = _float32(targets)
+  return targets / jnp.maximum(targets.sum(-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+
+
+def best_is_positive(logits, targets):
+  """[B, V], [B, V] -> [B]: whether the class of the highest logit is one of those with the highest target.
+
+  So any label counts where an image has several, and the larger part where two are mixed. False in a row of zeros.
+  """
+  best = jax.nn.one_hot(jnp.argmax(logits, -1), targets.shape[-1], dtype=targets.dtype)
+  highest = targets.max(-1)
+  # Equal targets that were computed twice may differ in the last bits.
+  return ((best * targets).sum(-1) >= (1 - 1e-5) * highest) & (highest > 0)
 
 
 def smooth(targets, amount):

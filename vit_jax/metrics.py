@@ -158,12 +158,17 @@ class Counts:
     self._loss = 0.0
 
   def add(self, label: np.ndarray, best: np.ndarray, loss: np.ndarray) -> None:
-    """Counts images with true class `label` [B], best classes in order `best` [B, k <= 5], and `loss` [B]."""
-    hit = best == label[:, None]
+    """Counts images with true class `label` [B], best classes in order `best` [B, k <= 5], and `loss` [B].
+
+    An image may have several labels, [B, K] padded with -1: finding any of them is a hit. Each counts in its class.
+    """
+    labels = np.sort(label if label.ndim == 2 else label[:, None], axis=1)
+    labels[:, 1:][labels[:, 1:] == labels[:, :-1]] = -1  # a label counts once
+    hit = (best[:, :, None] == labels[:, None, :]).any(2)
     classes = len(self._true)
-    self._right += np.bincount(label[hit[:, 0]], minlength=classes)
+    self._right += np.bincount(best[hit[:, 0], 0], minlength=classes)
     self._guessed += np.bincount(best[:, 0], minlength=classes)
-    self._true += np.bincount(label, minlength=classes)
+    self._true += np.bincount(labels[labels >= 0], minlength=classes)
     self._top1 += int(hit[:, 0].sum())
     self._top5 += int(hit.any(1).sum())
     self._images += len(label)
@@ -173,7 +178,7 @@ class Counts:
     """top1, top5, loss; precision, recall and F1 averaged over classes (macro) and by class size (weighted).
 
     As scikit-learn's `precision_recall_fscore_support(..., zero_division=0)`: classes that occur neither as a label
-    nor as a prediction are left out of the macro average.
+    nor as a prediction are left out of the macro average. With several labels an image, top1 is "precision at one".
     """
     present = (self._true + self._guessed) > 0
     right, guessed, true = (x[present].astype(np.float64) for x in (self._right, self._guessed, self._true))
@@ -185,6 +190,6 @@ class Counts:
     images = max(self._images, 1)
     result = {"top1": self._top1 / images, "top5": self._top5 / images, "loss": self._loss / images}
     for name, values in per_class.items():
-      result[f"{name}_weighted"] = float(np.sum(values * true) / images)
+      result[f"{name}_weighted"] = float(np.sum(values * true) / max(true.sum(), 1))
       result[f"{name}_macro"] = float(np.mean(values)) if len(values) else 0.0
     return result | {"images": self._images}

@@ -16,16 +16,17 @@ def prepare(name: str, data_dir: str | None = None) -> str:
   A name of the catalog, or any TFDS builder ("mnist:3.0.1"). Killed halfway, it leaves nothing that looks complete.
   """
   row = catalog.CATALOG.get(name, catalog.Row("tfds", name))
-  if row.reader == "folder" or not row.builder:
-    raise config.ConfigError(f"{name!r} is read as it is; there is nothing to prepare")
+  remedy = catalog.remedy(name, row.builder, data_dir)
+  if not row.builder:
+    raise config.ConfigError(remedy if row.classes else f"{name!r} is read as it is; there is nothing to prepare")
   root = sources.data_dir(data_dir)
-  place = sources.builder_dir(row.builder, data_dir, "prepare")
+  place = sources.builder_dir(row.builder, data_dir)
   if place is None:
     with _alone(root):
-      place = sources.builder_dir(row.builder, data_dir, "prepare")
+      place = sources.builder_dir(row.builder, data_dir)
       if place is None:  # else another process has just done it
         return _write(name, row, root, data_dir)
-  sources.open_tfds(name, row.builder, data_dir, row.splits, "all", "prepare")
+  sources.open_tfds(row.builder, data_dir, row.splits, row.labels, "all", "prepare", remedy)
   return f"{name} is already prepared at {place}"
 
 
@@ -61,7 +62,7 @@ def _write(name, row, root, data_dir):
       raise config.ConfigError(f"unknown dataset {name!r}.{config.nearest(name, known)}") from None
     except (AssertionError, OSError) as error:  # files to be fetched by hand, as for ImageNet; no network, no space
       raise config.ConfigError(f"{name} cannot be prepared in {root}: {error}") from error
-  return f"{name} is prepared at {sources.builder_dir(row.builder, data_dir, 'prepare')}"
+  return f"{name} is prepared at {sources.builder_dir(row.builder, data_dir)}"
 
 
 def main(arguments=None):

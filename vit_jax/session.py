@@ -192,8 +192,11 @@ class Session:
 def figures_of(evals: dict[str, build.Eval], state, poll) -> dict[str, float]:
   """Figures of all evaluations: plain names for the one called test, else `<name>/`; `ema_` for averaged weights."""
   figures = {}
+  # The average is spread over more devices than the parameters: gathered once, not by every batch.
+  places = {path: state.params[path].sharding for path in state.ema}
+  average = jax.jit(lambda ema: ema, out_shardings=places)(state.ema) if evals and state.ema else {}
   for name, evaluation in evals.items():
-    for prefix, weights in (("", state.params), ("ema_", state.ema)):
+    for prefix, weights in (("", state.params), ("ema_", average)):
       if weights:
         place = prefix if name == "test" else f"{name}/{prefix}"
         figures |= {place + key: value for key, value in evaluation.measure(weights, poll).items()}

@@ -69,17 +69,28 @@ def accumulated(gradient: Callable, count: int, sharding: jax.sharding.Sharding)
 
 
 def train_step(
-  seed: int, examples: Callable, gradient: Callable, transformation: optax.GradientTransformation, ema_decay: float
+  seed: int,
+  examples: Callable,
+  gradient: Callable,
+  transformation: optax.GradientTransformation,
+  ema_decay: float,
+  hold: Callable = lambda params: params,
 ) -> Callable:
-  """(state, batch) -> (state, metrics): one optimizer step, a function of the state and the batch alone."""
+  """(state, batch) -> (state, metrics): one optimizer step, a function of the state and the batch alone.
+
+  `hold` pins {path: parameter} where the parameters are.
+  """
 
   def step(state: State, batch: dict[str, jax.Array]) -> tuple[State, dict[str, jax.Array]]:
-    drawn = examples(batch, rng.stream(seed, state.step, "augment"))
+    drawn = examples(batch, rng.stream(seed, state.step, "augment"), state.step)
     gradients, metrics, statistics = gradient(state.params, drawn, rng.stream(seed, state.step, "dropout"))
     updates, optimizer = transformation.update(gradients, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates) | statistics
-    ema = {path: ema_decay * mean + (1 - ema_decay) * params[path] for path, mean in state.ema.items()}
-    metrics |= {"gradient_norm": optax.tree.norm(gradients), "update_norm": optax.tree.norm(updates)}
+    # Held: the average is split over more devices, and XLA would split the whole update with it and gather the result.
+    held = hold(params) if state.ema else {}
+    ema = {path: ema_decay * mean + (1 - ema_decay) * held[path] for path, mean in state.ema.items()}
+    # Not the norm of the updates: XLA would write them all to memory for it, which costs 2.5 % of a ViT-B/16's step.
+    metrics |= {"gradient_norm": optax.tree.norm(gradients)}
     return State(state.step + 1, params, ema, optimizer), metrics
 
   return step

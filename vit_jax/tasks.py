@@ -17,7 +17,7 @@ from vit_jax.config import Rate
 class Task(NamedTuple):
   """Three pure functions. Arrays of `examples` and of a batch have the batch axis in front."""
 
-  examples: Callable  # (batch, key) -> examples, from which micro-batches are cut
+  examples: Callable  # (batch, key, step) -> examples, from which micro-batches are cut
   loss: Callable  # (params, examples, key) -> (scalar, ({name: scalar}, statistics))
   predict: Callable  # (params, batch) -> {name: one row for each image}
 
@@ -31,22 +31,29 @@ def classify(
   loss: Literal["softmax", "sigmoid"] = "softmax",
   label_smoothing: Rate = 0.0,
 ) -> Task:
-  """Classification: cross-entropy to soft targets [B, V]; predictions are the best five classes and the loss."""
+  """Classification: cross-entropy to soft targets [B, V]; predictions are the best five classes and the loss.
+
+  An image with several labels has a target of one for each with the sigmoid loss, and equal shares of one with softmax.
+  """
   cross_entropy = losses.LOSSES[loss]
 
-  def examples(batch, key):
-    images, targets = augment(key, batch["image"], batch["label"])
+  def hard(labels):
+    targets = losses.one_hot(labels, classes)
+    return losses.shared(targets) if loss == "softmax" else targets
+
+  def examples(batch, key, step):
+    images, targets = augment(key, batch["image"], hard(batch["label"]), batch["draw"], step)
     return {"image": images, "target": losses.smooth(targets, label_smoothing)}
 
   def objective(params, examples, key):
     logits, statistics = apply(params, examples["image"], key)
-    hits = jnp.argmax(logits, -1) == jnp.argmax(examples["target"], -1)
+    hits = losses.best_is_positive(logits, examples["target"])
     return jnp.mean(cross_entropy(logits, examples["target"])), ({"top1": jnp.mean(hits)}, statistics)
 
   def predict(params, batch):
     logits, _ = apply(params, normalise(batch["image"]), None)
     _, best = jax.lax.top_k(logits, min(5, classes))
-    return {"loss": cross_entropy(logits, losses.one_hot(batch["label"], classes)), "best": best}
+    return {"loss": cross_entropy(logits, hard(batch["label"])), "best": best}
 
   return Task(examples, objective, predict)
 

@@ -12,16 +12,24 @@ from vit_jax import config
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 
 
+class AbsentError(config.ConfigError):
+  """The data are not there; says how to get them."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Records of one split: `read(i)` gives (image file, label) and may be called from many threads at once."""
+  """Records of one split: `read(i)` gives (image file, label) and may be called from many threads at once.
+
+  A label is a number, or a tuple of up to `labels` numbers where the dataset has lists of them.
+  """
 
   name: str
   split: str
   classes: tuple[str, ...]
   length: int
-  read: Callable[[int], tuple[bytes, int]]
+  read: Callable[[int], tuple[bytes, int | tuple[int, ...]]]
   place: Callable[[int], str]  # where record i comes from, in words, for errors
+  labels: int = 1  # the most that one image has
 
   def __len__(self):
     return self.length
@@ -68,7 +76,7 @@ def _end(value, unit, size, what):
   return end + size if value.startswith("-") else end
 
 
-def assemble(name, spec, classes, parts, read, place) -> Source:
+def assemble(name, spec, classes, parts, read, place, labels=1) -> Source:
   """One source over parts of splits; `read(split, i)` and `place(split, i)` take record numbers of the whole split."""
 
   def locate(i):
@@ -83,7 +91,7 @@ def assemble(name, spec, classes, parts, read, place) -> Source:
     return f"{name}, split {split!r}, record {number}{place(split, number)}"
 
   length = sum(len(r) for _, r in parts)
-  return Source(name, spec, tuple(classes), length, lambda i: read(*locate(i)), describe)
+  return Source(name, spec, tuple(classes), length, lambda i: read(*locate(i)), describe, labels)
 
 
 # TFDS.
@@ -97,35 +105,34 @@ def data_dir(path: str | None):
 
 
 def open_tfds(
-  name: str, builder: str | None, path: str | None, counts: Mapping[str, int], spec: str, where: str
+  builder: str | None, path: str | None, counts: Mapping[str, int], labels: int, spec: str, where: str, remedy: str
 ) -> Source:
   """A split of the prepared dataset `builder` ("cifar10:3.0.2"); `path` is a data directory or the builder directory.
 
-  Only `array_record` files give records by number. `counts` are the sizes that the catalog states, if any.
+  Only `array_record` files give records by number. `counts` are the sizes that the catalog states, if any; `labels` is
+  the most that an image has where they are lists. Errors end in `remedy`; AbsentError if there is no such dataset.
   """
   import tensorflow_datasets as tfds
 
-  folder = builder_dir(builder, path, where)
-  remedy = f"prepare it with: python -m vit_jax.prepare {name if name != 'tfds' else builder}" + (
-    f" --data_dir={path}" if path else ""
-  )
+  folder = builder_dir(builder, path)
   if folder is None:
-    raise config.ConfigError(f"{where}: dataset {builder!r} is not in {data_dir(path)}; {remedy}")
+    missing = f"dataset {builder!r} is not in {data_dir(path)}" if builder else f"no dataset_info.json in {path!r}"
+    raise AbsentError(f"{where}: {missing}; {remedy}")
   try:
     opened = tfds.builder_from_directory(folder)
   except (tfds.core.registered.DatasetNotFoundError, ValueError, OSError) as error:
     raise config.ConfigError(f"config.data.path: {folder} is not a TFDS dataset: {error}; {remedy}") from error
-  info = opened.info
+  info, again = opened.info, f"remove it and {remedy}" if builder else remedy
   if builder and info.name != re.split("[:/]", builder)[0]:
     raise config.ConfigError(f"config.data.path: {folder} holds the dataset {info.name!r}, not {builder!r}")
   if info.file_format is not tfds.core.FileFormat.ARRAY_RECORD:
     form = info.file_format.value
-    raise config.ConfigError(f"{where}: {folder} is in {form} format, not array_record; remove it and {remedy}")
+    raise config.ConfigError(f"{where}: {folder} is in {form} format, not array_record; {again}")
   sizes = {split: opened.info.splits[split].num_examples for split in opened.info.splits}
   for split, count in counts.items():
     if sizes.get(split) != count:
       raise config.ConfigError(
-        f"{where}: {folder} has {sizes.get(split, 'no')} records in {split!r}, not {count}; remove it and {remedy}"
+        f"{where}: {folder} has {sizes.get(split, 'no')} records in {split!r}, not {count}; {again}"
       )
   image, label = (_key(info.features, kind, where) for kind in (tfds.features.Image, tfds.features.ClassLabel))
   parts = select(spec, sizes, where)
@@ -137,20 +144,37 @@ def open_tfds(
 
   def read(split, i):
     record = features.deserialize_example_np(records[split][i], decoders=undecoded)
-    return record[image], int(record[label])
+    found = record[label]
+    return record[image], tuple(map(int, found)) if listed else int(found)
 
-  return assemble(info.name, spec, info.features[label].names, parts, read, lambda *_: "")
+  listed = isinstance(info.features[label], tfds.features.Sequence)
+  classes = (info.features[label].feature if listed else info.features[label]).names
+  return assemble(info.name, spec, classes, parts, read, lambda *_: "", labels if listed else 1)
 
 
-def builder_dir(builder, path, where):
-  """Directory with dataset_info.json: `path` itself, or the highest version of `builder` in the data directory."""
+def builder_dir(builder: str | None, path: str | None):
+  """Directory with dataset_info.json: `path` itself, or the highest version of `builder` in the data directory.
+
+  None if there is none; AbsentError for a bucket that cannot be reached.
+  """
+  root = data_dir(path)
+  if "://" not in str(root):
+    return _builder_dir(root, builder, path)
+  import tensorflow as tf  # TFDS reads buckets with it, and passes its errors on
+
+  try:
+    return _builder_dir(root, builder, path)
+  except (OSError, tf.errors.OpError) as error:
+    raise AbsentError(f"config.data.path: {root} cannot be reached: {str(error).splitlines()[0]}") from error
+
+
+def _builder_dir(root, builder, path):
   import tensorflow_datasets as tfds
 
-  root = data_dir(path)
   if path and (root / "dataset_info.json").exists():
     return root
   if not builder:
-    raise config.ConfigError(f"{where}: no dataset_info.json in {root}; give builder='name' or path='.../name/1.0.0'")
+    return None
   name, _, version = builder.partition(":")
   if version:
     found = [root / name / version]
@@ -162,8 +186,13 @@ def builder_dir(builder, path, where):
 
 
 def _key(features, kind, where):
-  keys = [key for key, feature in features.items() if isinstance(feature, kind)]
+  """The feature of a kind, or for labels the list of that kind; "image" and "label" before others."""
+
+  def fits(feature):
+    return isinstance(feature, kind) or (preferred == "label" and isinstance(getattr(feature, "feature", None), kind))
+
   preferred = {"Image": "image", "ClassLabel": "label"}[kind.__name__]
+  keys = [key for key, feature in features.items() if fits(feature)]
   if preferred not in keys and len(keys) != 1:
     raise config.ConfigError(f"{where}: the dataset needs one {kind.__name__} feature; it has {keys or 'none'}")
   return preferred if preferred in keys else keys[0]

@@ -1,7 +1,9 @@
 """Batches as a pure function of (seed, step): shuffled without end for training, once in order for evaluation.
 
-A batch is a dict: image uint8 [b, S, S, 3], label int32 [b], mask float32 [b]. The global stream has one position per
-example, step * batch + row. A process asks for the rows it needs, so the stream is the same for any number of them.
+A batch is a dict: image uint8 [b, S, S, 3] and label int32 [b], or [b, K] padded with -1 where an image has up to K
+labels. For training also draw uint32 [b], which augmentation on the device follows from; for evaluation mask float32
+[b]. The global stream has one position per example, step * batch + row. A process asks for the rows it needs, so the
+stream is the same for any number of them.
 """
 
 import functools
@@ -12,10 +14,11 @@ from typing import Annotated, Literal
 
 import grain
 import numpy as np
+from einops import rearrange
 from grain.experimental import index_shuffle
 
 from vit_jax import config, rng
-from vit_jax.data import crops
+from vit_jax.data import crops, randaugment
 from vit_jax.data.sources import Source
 
 Threads = Annotated[int, config.Range(1, 256)]
@@ -38,19 +41,23 @@ def train_batches(
   batch: int,
   rows: Sequence[int],
   start: int = 0,
+  patch: int | None = None,
   *,
   image_size: crops.Size = 224,
   crop: config.Choice = config.Choice("inception"),
   flip: bool = True,
+  policy: config.Choice = config.Choice("none"),
   on_error: OnError = "raise",
   threads: Threads = 8,
 ) -> "Batches":
   """Endless batches from step `start` on: the given rows of each global batch of `batch` examples.
 
-  Each epoch is a new permutation of the records, and an example may be a horizontal mirror image with `flip`. With
-  on_error="skip" a record that cannot be decoded is replaced by one drawn from (seed, epoch, record).
+  Each epoch is a new permutation of the records. An example is cropped, mirrored half of the time with `flip`, then
+  changed by the `policy`, and with `patch` cut into patches (see `train_shapes`). All of it, and `draw`, follows from
+  (seed, epoch, record). With on_error="skip" so does the record that replaces one that cannot be decoded.
   """
-  cut = build_crop(crop, crops.CROPS, image_size, "config.data.crop")
+  cut = build_part(crop, crops.CROPS, "config.data.crop", image_size)
+  change = build_part(policy, randaugment.POLICIES, "config.data.policy")
   decoder = _Decoder(source, on_error)
 
   def example(position):
@@ -64,9 +71,28 @@ def train_batches(
     image = cut(decoded[0], functools.partial(rng.generator, seed, "crop", epoch, record))
     if flip and rng.generator(seed, "flip", epoch, record).random() < 0.5:
       image = image[:, ::-1]
-    return image, decoded[1], 1.0
+    image = change(image, functools.partial(rng.generator, seed, "policy", epoch, record))
+    if patch is not None:
+      image = rearrange(image, "(h i) (w j) c -> (h w) (i j c)", i=patch, j=patch)
+    return image, decoded[1], rng.generator(seed, "device", epoch, record).integers(2**32, dtype=np.uint32)
 
-  return Batches(example, image_size, batch, rows, start, None, decoder, threads)
+  return Batches(example, train_shapes(source, image_size, patch), batch, rows, start, None, decoder, threads)
+
+
+def train_shapes(source: Source, image_size: int, patch: int | None) -> dict[str, tuple[tuple[int, ...], type]]:
+  """Shape and type of what a training batch holds of each example.
+
+  Images are [S, S, 3], or with `patch` P cut: [N, P*P*3], patches row by row, each as row, column, channel.
+  """
+  image = (image_size, image_size, 3)
+  if patch is not None:
+    assert image_size % patch == 0
+    image = ((image_size // patch) ** 2, patch**2 * 3)
+  return {"image": (image, np.uint8), "label": (_label_shape(source), np.int32), "draw": ((), np.uint32)}
+
+
+def _label_shape(source):
+  return () if source.labels == 1 else (source.labels,)
 
 
 def eval_batches(
@@ -84,9 +110,11 @@ def eval_batches(
   With on_error="skip" a record that cannot be decoded has mask 0: it counts as neither right nor wrong, and `skipped`
   counts it. Nothing can stand in for a test image.
   """
-  cut = build_crop(test_crop, crops.TEST_CROPS, image_size, "config.data.test_crop")
+  cut = build_part(test_crop, crops.TEST_CROPS, "config.data.test_crop", image_size)
   decoder = _Decoder(source, on_error)
-  nothing = np.zeros((image_size, image_size, 3), np.uint8), 0, 0.0
+  image, label = (image_size, image_size, 3), _label_shape(source)
+  shapes = {"image": (image, np.uint8), "label": (label, np.int32), "mask": ((), np.float32)}
+  nothing = np.zeros(image, np.uint8), np.full(label, -1 if label else 0), 0.0
 
   def example(position):
     if position >= len(source):
@@ -94,13 +122,13 @@ def eval_batches(
     decoded = decoder.decode(position)
     return nothing if decoded is None else (cut(decoded[0], None), decoded[1], 1.0)
 
-  return Batches(example, image_size, batch, rows, 0, -(-len(source) // batch), decoder, threads)
+  return Batches(example, shapes, batch, rows, 0, -(-len(source) // batch), decoder, threads)
 
 
-def build_crop(choice: config.Choice, table, size: int, where: str):
-  """The crop that a choice stands for."""
+def build_part(choice: config.Choice, table, where: str, *given):
+  """The function that a choice of a crop or a policy stands for; `given` is what the run supplies."""
   function = config.lookup(table, choice.name, where)
-  return function(size, **config.bind(choice, (function,), where).args)
+  return function(*given, **config.bind(choice, (function,), where).args)
 
 
 @functools.lru_cache(maxsize=16)
@@ -111,19 +139,17 @@ def _epoch_seed(seed, epoch):
 class Batches(Iterator):
   """Batches made ahead by a pool of threads, which `close` ends; `skipped` counts the bad records met so far."""
 
-  def __init__(self, example, size, batch, rows, start, stop, decoder, threads):
+  def __init__(self, example, shapes, batch, rows, start, stop, decoder, threads):
+    """`example(position)` gives the values of what `shapes` {name: (shape, type)} names, in its order."""
     rows = np.asarray(rows, np.int64)
     chunks = np.array_split(rows, max(1, -(-len(rows) // CHUNK)))
 
     def work(index):
       step, chunk = divmod(index, len(chunks))
-      filled = {
-        "image": np.empty((len(chunks[chunk]), size, size, 3), np.uint8),
-        "label": np.empty(len(chunks[chunk]), np.int32),
-        "mask": np.empty(len(chunks[chunk]), np.float32),
-      }
+      filled = {name: np.empty((len(chunks[chunk]), *shape), kind) for name, (shape, kind) in shapes.items()}
       for i, row in enumerate(chunks[chunk]):
-        filled["image"][i], filled["label"][i], filled["mask"][i] = example(step * batch + int(row))
+        for array, value in zip(filled.values(), example(step * batch + int(row)), strict=True):
+          array[i] = value
       return filled
 
     tasks = grain.MapDataset.range(start * len(chunks), 2**62 if stop is None else stop * len(chunks)).map(work)
@@ -159,7 +185,7 @@ class _Decoder:
     self.kept = {}
 
   def decode(self, record):
-    """(image, label), or None for a bad record where these are skipped. Raises ImageError."""
+    """(image, label or labels [K]), or None for a bad record where these are skipped. Raises ImageError."""
     if record in self.kept:
       return self.kept[record]
     try:
@@ -171,11 +197,27 @@ class _Decoder:
         raise ImageError(f"{reason}. Mend or remove it, or set data.on_error='skip'") from error
       self._count(record, reason)
       return None
-    if not 0 <= label < len(self.source.classes):
-      raise ImageError(f"{self.source.place(record)}: label {label} is not one of {len(self.source.classes)} classes")
+    label = self._label(record, label)
     if image.nbytes * len(self.source) <= KEEP:
       self.kept[record] = image, label
     return image, label
+
+  def _label(self, record, label):
+    """A label as it is, or where images may have several an array of them, padded with -1."""
+    most, classes = self.source.labels, len(self.source.classes)
+    found = label if isinstance(label, tuple) else (label,)
+    outside = [number for number in found if not 0 <= number < classes]
+    if outside:
+      raise ImageError(f"{self.source.place(record)}: label {outside[0]} is not one of {classes} classes")
+    if len(found) > most:
+      raise ImageError(
+        f"{self.source.place(record)}: {len(found)} labels, allowed are {most}; set data.labels to {len(found)} or more"
+      )
+    if most > 1:
+      return np.array(found + (-1,) * (most - len(found)), np.int32)
+    if not found:
+      raise ImageError(f"{self.source.place(record)}: no label; set data.labels above 1 to allow that")
+    return found[0]
 
   def _count(self, record, reason):
     with self.lock:

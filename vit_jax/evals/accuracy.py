@@ -22,7 +22,7 @@ def accuracy(
   """(params, poll) -> figures of `metrics.Counts`, over the images of a split.
 
   Args:
-    predict: (params, batch) -> label, mask, best, loss of the whole batch, on every process.
+    predict: (params, batch) -> label [B] or [B, K], mask, best, loss of the whole batch, on every process.
     batches: (split, size) -> iterator, with a close, over batches that cover the split, the last padded with mask 0.
     classes: number of classes.
     size: batch size where `batch` is None.

@@ -15,10 +15,10 @@ from flax import nnx
 from vit_jax import config, rng
 from vit_jax.models import bit, compact, efficientnet, mixer, swin, vit
 from vit_jax.models.intermediates import capture
+from vit_jax.models.placement import placed
 from vit_jax.models.published import Model, Rows
-from vit_jax.models.stack import pinned
 
-__all__ = ["capture", "create", "find", "lookup", "names", "pinned", "sharding"]
+__all__ = ["capture", "create", "find", "lookup", "names", "placed", "sharding"]
 
 TABLE: dict[str, Model] = {}
 for _family in (vit, compact, mixer, bit, swin, efficientnet):

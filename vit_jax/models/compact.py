@@ -16,7 +16,7 @@ from vit_jax.config import Count, Range, Rate
 from vit_jax.models import layers, positions, stack
 from vit_jax.models.heads import SeqPool
 from vit_jax.models.published import model
-from vit_jax.models.transformer import Depth, Dtype, Hidden, Transformer, Width, grid, sides, size
+from vit_jax.models.transformer import Block, Depth, Dtype, Hidden, Transformer, Width, grid, sides, size
 
 SIZES = {  # width, depth, heads, hidden
   2: (128, 2, 2, 128),
@@ -142,13 +142,10 @@ def compact(
     tokens = math.prod(grid(image_size, patch))
     # PyTorch's default for a convolution's bias, which the official code leaves in place.
     bound = 1 / math.sqrt(channels * patch * patch)
-    embedding = layers.Conv(
+    embedding = layers.PatchEmbedding(
       channels,
       width,
       patch,
-      patch,
-      0,
-      bias=True,
       kernel_init=nnx.initializers.variance_scaling(2.0, "fan_in", "normal"),
       bias_init=lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound),
       **common,
@@ -164,7 +161,7 @@ def compact(
       table = None
 
   def block(rngs):
-    return layers.Block(
+    return Block(
       width,
       heads,
       hidden,

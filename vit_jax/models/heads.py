@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.models.attention import Attention
 from vit_jax.models.intermediates import record, scope
-from vit_jax.models.layers import Attention, LayerNorm, Linear, Mlp, xavier
+from vit_jax.models.layers import LayerNorm, Linear, Mlp, xavier
 
 
 class Map(nnx.Module):

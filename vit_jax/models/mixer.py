@@ -41,7 +41,7 @@ _lecun = nnx.initializers.lecun_normal()
 
 
 class Block(nnx.Module):
-  """[B, N, D] -> [B, N, D]: x + tokens(norm1(x)^T)^T, then x + mlp(norm2(x)) (eq. 1), called as `layers.Block`.
+  """[B, N, D] -> [B, N, D]: x + tokens(norm1(x)^T)^T, then x + mlp(norm2(x)) (eq. 1), called as `transformer.Block`.
 
   The token MLP is the same for every channel; its weights are made for N places. What it records is "tokens/mlp/...",
   and rematerialisation treats both MLPs alike.
@@ -106,7 +106,7 @@ def mixer(
 
   return Transformer(
     (*sides(image_size), channels),
-    embedding=layers.Conv(channels, width, patch, patch, 0, bias=True, kernel_init=_lecun, **common),
+    embedding=layers.PatchEmbedding(channels, width, patch, kernel_init=_lecun, **common),
     token=None,
     position=None,
     block=block,

@@ -1,7 +1,5 @@
 """A stack of equal layers, unrolled or scanned, rematerialised by a named policy. All ways give the same numbers."""
 
-import contextlib
-import contextvars
 import functools
 from collections.abc import Callable
 from typing import Literal
@@ -11,10 +9,10 @@ import numpy as np
 from flax import nnx
 
 from vit_jax import rng
-from vit_jax.models import intermediates
+from vit_jax.models import intermediates, placement
 
 _policies = jax.checkpoint_policies
-_projections = ("attention/query", "attention/key", "attention/value", "attention/context", "attention/out")
+_projections = ("attention/query", "attention/key", "attention/value", "attention/averaged", "attention/out")
 
 # What is kept from the forward pass of a layer for its backward pass; everything else is computed again.
 POLICIES = {
@@ -26,21 +24,6 @@ POLICIES = {
   "mlp": _policies.save_only_these_names("attention/out", "mlp/hidden", "mlp/out"),  # the attention is computed again
 }
 Remat = Literal["none", "full", "dots", "projections", "attention", "mlp"]
-
-_stream: contextvars.ContextVar[jax.sharding.Sharding | None] = contextvars.ContextVar("stream", default=None)
-
-
-@contextlib.contextmanager
-def pinned(sharding: jax.sharding.Sharding):
-  """While tracing inside, the stream [B, ...] is pinned to `sharding` after every layer.
-
-  XLA does not carry the batch axis into a scanned layer whose parameters are split: ViT-L/16 doubled its FLOPs.
-  """
-  token = _stream.set(sharding)
-  try:
-    yield
-  finally:
-    _stream.reset(token)
 
 
 def build(layer: Callable[[rng.Keys], nnx.Module], depth: int, *, scan: bool, rngs: rng.Keys) -> nnx.Module:
@@ -96,9 +79,7 @@ def _layer(graph, prefixes, **constants):
 
   def call(params, x, key, rate):
     with intermediates.layer(prefixes) as recorder:
-      x = nnx.merge(graph, params)(x, key, rate)
-      if sharding := _stream.get():
-        x = jax.lax.with_sharding_constraint(x, sharding)
+      x = placement.pin(nnx.merge(graph, placement.gather(prefixes[0], params))(x, key, rate))
     names[:] = recorder.names
     return x, recorder.values
 

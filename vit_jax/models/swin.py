@@ -12,6 +12,7 @@ from flax import nnx
 from vit_jax import config, rng
 from vit_jax.config import Count, Rate
 from vit_jax.models import layers, stack
+from vit_jax.models.attention import Attention
 from vit_jax.models.intermediates import record
 from vit_jax.models.published import model
 from vit_jax.models.transformer import Dtype, Width, sides
@@ -69,7 +70,7 @@ class Merge(nnx.Module):
 
 
 class Block(nnx.Module):
-  """[B, H, W, D] -> [B, H, W, D]: attention in windows, then MLP, both pre-norm (eq. 3). Called as `layers.Block`.
+  """[B, H, W, D] -> [B, H, W, D]: attention in windows, then MLP, both pre-norm (eq. 3). Called as `transformer.Block`.
 
   Windows begin at row and column 0, or at `shift`; at the border they are then cut, and places do not see across it.
   For every head, `attention/table` holds a bias for each offset of query to key, (rows, columns) from (1 - window) on.
@@ -79,7 +80,7 @@ class Block(nnx.Module):
   def __init__(self, width, heads, window, shift, *, dropout, attention_dropout, dtype, rngs):
     common = {"kernel_init": _normal, "dtype": dtype, "rngs": rngs}
     self.norm1 = layers.LayerNorm(width, eps=EPS, dtype=dtype)
-    self.attention = layers.Attention(width, heads, dropout=attention_dropout, **common)
+    self.attention = Attention(width, heads, dropout=attention_dropout, **common)
     rows, columns = window
     table = _normal(rngs.params(), ((2 * rows - 1) * (2 * columns - 1), heads), jnp.float32)
     self.attention.table = nnx.Param(table)  # beside the other weights of attention, which only adds the bias

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from vit_jax import config, rng
 from vit_jax.models import stack
+from vit_jax.models.attention import Attention, Formulation
 from vit_jax.models.intermediates import record
-from vit_jax.models.layers import dropout, fold
+from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding, drop_path, dropout, fold, xavier, zeros
 
 Dtype = Literal["float32", "bfloat16"]
 # The bounds are far above any sensible model; they keep a slip of the finger from becoming an allocation error.
@@ -18,9 +20,70 @@ Depth = Annotated[int, config.Range(1, 1024)]
 Hidden = Annotated[int, config.Range(1, 2**17)]
 
 
+class Block(nnx.Module):
+  """[B, N, D] -> [B, N, D]: attention, then MLP, each added to the stream.
+
+  order "pre" normalises the input of each branch (Dosovitskiy et al. 2021, eq. 2-3). order "official" is that of the
+  published compact transformers, where the second norm overwrites the stream itself:
+  s = s + attention(norm1(s)); s = norm2(s); s = s + mlp(s).
+  """
+
+  def __init__(
+    self,
+    width,
+    heads,
+    hidden,
+    *,
+    order: Literal["pre", "official"] = "pre",
+    eps,
+    gelu,
+    dropout,
+    attention_dropout,
+    layer_scale=None,
+    relative=None,
+    formulation: Formulation = "xla",
+    attention_bias=True,
+    kernel_init=xavier,
+    bias_init=zeros,
+    dtype,
+    rngs,
+  ):
+    self.norm1 = LayerNorm(width, eps=eps, dtype=dtype)
+    self.attention = Attention(
+      width,
+      heads,
+      dropout=attention_dropout,
+      bias=attention_bias,
+      kernel_init=kernel_init,
+      relative=relative,
+      formulation=formulation,
+      dtype=dtype,
+      rngs=rngs,
+    )
+    self.norm2 = LayerNorm(width, eps=eps, dtype=dtype)
+    self.mlp = Mlp(
+      width, hidden, dropout=dropout, gelu=gelu, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs
+    )
+    self.layer_scale1 = None if layer_scale is None else nnx.Param(jnp.full(width, layer_scale, jnp.float32))
+    self.layer_scale2 = None if layer_scale is None else nnx.Param(jnp.full(width, layer_scale, jnp.float32))
+    self.order, self.dropout = order, dropout
+
+  def __call__(self, x, key=None, path_rate=np.float32(0)):
+    def add(stream, branch, scale, number):
+      if scale is not None:
+        branch = branch * scale[...].astype(branch.dtype)
+      return stream + drop_path(dropout(branch, self.dropout, fold(key, number)), path_rate, fold(key, number + 1))
+
+    x = add(x, self.attention(self.norm1(x), key=fold(key, 0)), self.layer_scale1, 1)
+    normed = self.norm2(x)
+    x = add(normed if self.order == "official" else x, self.mlp(normed, key=fold(key, 3)), self.layer_scale2, 4)
+    return record("out", x)
+
+
 class Transformer(nnx.Module):
   """Images [B, H, W, C] -> logits [B, V], float32.
 
+  Where `patch` is not None, images may also come cut into patches [B, N, P P C], as `layers.PatchEmbedding` has them.
   Tokens of the embedding of the image, or of what a stem makes of it, row by row; a class token in front if there is
   one, and a distillation token (Touvron et al. 2021), whose head's logits are averaged with the other's; plus
   positions; blocks; norm; pool; head. Without a head the result is the features.
@@ -52,13 +115,14 @@ class Transformer(nnx.Module):
     self.shape, self.depth, self.remat = shape, depth, remat
     self.dropout, self.stochastic_depth = dropout, stochastic_depth
     self.stem = stem
+    self.patch = embedding.patch if stem is None and isinstance(embedding, PatchEmbedding) else None
     self.embedding, self.cls, self.distillation, self.position = embedding, token, distillation, position
     self.blocks = stack.build(block, depth, scan=scan, rngs=rngs)
     self.norm, self.pool, self.pre_logits = norm, pool, pre_logits
     self.head, self.head_distillation = head, head_distillation
 
   def __call__(self, images, key=None):
-    if images.shape[1:] != self.shape:
+    if images.shape[1:] not in (self.shape, self._cut()):
       raise ValueError(f"images are {images.shape[1:]} (height, width, channels); the model was built for {self.shape}")
 
     # Tokens.
@@ -94,6 +158,13 @@ class Transformer(nnx.Module):
     if distilled is not None:
       x = (x + self.head_distillation(distilled).astype(jnp.float32)) / 2
     return record("logits", x)
+
+  def _cut(self):
+    """Shape of an image that is cut into patches, if it may be."""
+    if self.patch is None:
+      return None
+    height, width, channels = self.shape
+    return height * width // self.patch**2, self.patch**2 * channels
 
   def _pool(self, x):
     match self.pool:

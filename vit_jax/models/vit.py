@@ -13,8 +13,9 @@ from vit_jax import config, rng
 from vit_jax.config import Count, Positive, Rate
 from vit_jax.models import heads as pooling
 from vit_jax.models import layers, positions, resnet, stack
+from vit_jax.models.attention import Formulation
 from vit_jax.models.published import Model, model
-from vit_jax.models.transformer import Depth, Dtype, Hidden, Transformer, Width, grid, sides, size
+from vit_jax.models.transformer import Block, Depth, Dtype, Hidden, Transformer, Width, grid, sides, size
 
 SIZES = {  # width, depth, heads, hidden: one row is one model
   "mu": (32, 1, 2, 128),
@@ -59,6 +60,7 @@ def vit(
   head: Literal["cls", "gap", "map", "seqpool", "distilled"] = "cls",
   position: Literal["learned", "sincos2d", "factored", "relative", "none"] = "learned",
   stages: tuple[Count, ...] | None = None,
+  attention: Formulation = "xla",
   gelu: Literal["tanh", "erf"] = "tanh",
   eps: Positive = 1e-6,
   dropout: Rate = 0.0,
@@ -80,7 +82,8 @@ def vit(
   The class token exists for heads "cls" and "distilled" only; the latter has a distillation token beside it, and the
   logits are the mean of two heads. Learned positions include these tokens; "sincos2d" and "factored" belong to the
   patches; "relative" lives in the attention and counts every token as a place. `stages` puts a ResNet with so many
-  units in each stage in front of the patches. `eps` is that of the layer norms.
+  units in each stage in front of the patches. `eps` is that of the layer norms. `attention` "fused" is one kernel on
+  TPUs (see `fused_attention`), with the same weights.
   """
   width, depth, heads, hidden = size(row, width=width, depth=depth, heads=heads, hidden=hidden)
   rows, columns = grid(image_size if stages is None else resnet.stem_sides(sides(image_size), stages), patch)
@@ -91,7 +94,7 @@ def vit(
   lecun = nnx.initializers.lecun_normal()
 
   def block(rngs):
-    return layers.Block(
+    return Block(
       width,
       heads,
       hidden,
@@ -101,6 +104,7 @@ def vit(
       attention_dropout=attention_dropout,
       layer_scale=layer_scale,
       relative=rows * columns + leading if position == "relative" else None,
+      formulation=attention,
       bias_init=bias_init,
       dtype=compute,
       rngs=rngs,
@@ -128,7 +132,7 @@ def vit(
   return Transformer(
     (*sides(image_size), channels),
     stem=stem,
-    embedding=layers.Conv(inputs, width, patch, patch, 0, bias=True, kernel_init=lecun, **common),
+    embedding=layers.PatchEmbedding(inputs, width, patch, kernel_init=lecun, **common),
     token=nnx.Param(jnp.zeros(width)) if leading else None,
     distillation=nnx.Param(jnp.zeros(width)) if head == "distilled" else None,
     position=_positions(position, rows, columns, width, leading, rngs),
