@@ -1,8 +1,10 @@
 """Every shipped config: it resolves, it builds, and shrunk it trains two steps. Bad values end in one clear error."""
 
+import contextlib
 import inspect
 import itertools
 import json
+import math
 import random
 
 import cv2
@@ -11,10 +13,13 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import build, config, flags, train
+from vit_jax import build, config, flags, hardware, train
+from vit_jax.data import catalog, sources
 from vit_jax.prepare import prepare
 
 FILES = sorted((tiny.ROOT / "configs").glob("*.py"))
+DATA = [file for file in FILES if file.stem in ("digits", "folder")]  # whose data are here
+RECIPES = [file for file in FILES if file not in DATA]
 SHRUNK = {
   "optim.accumulate": "1",
   "batch": "8",
@@ -55,7 +60,35 @@ def shrunk(file, photos, **changes):
   return edited
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def narrow(file):
+  """A recipe with a few thousand parameters, for pictures of 32 px and two steps."""
+  edited = flags.load(str(file))
+  side = "28" if edited.model.name.endswith("/14") else "32"
+  small = {"model.width": "16", "model.heads": "2", "model.hidden": "16", "model.scan": "true"}
+  for key, text in (SHRUNK | small | {"data.image_size": side, "optim.warmup": "0"}).items():
+    flags.edit(edited, key, text)
+  for part, key, value in (
+    (edited.model, "pre_logits", 16),
+    (edited.data.get("test_crop", {}), "resize", 36),
+    (edited.optim.schedule, "cooldown", 0),
+  ):
+    if key in part:
+      part[key] = value
+  return build.complete(config.resolve(edited))
+
+
+def pictures(choice, split):
+  """In the place of a set's data: 16 photographs, with as many labels as its images have."""
+  row, draw = catalog.CATALOG[choice.name], np.random.default_rng(0)
+  files = [cv2.imencode(".jpg", draw.integers(0, 255, (40, 50, 3), np.uint8))[1].tobytes() for _ in range(16)]
+  labels = [tuple(map(int, draw.integers(row.classes, size=draw.integers(1, row.labels + 1)))) for _ in files]
+  if row.labels == 1:
+    labels = [label for (label,) in labels]
+  names = tuple(map(str, range(row.classes)))
+  return sources.Source("made", split, names, 16, lambda i: (files[i], labels[i]), str, row.labels)
+
+
+@pytest.mark.parametrize("file", DATA, ids=lambda f: f.stem)
 def test_a_config_trains_two_steps(file, photos, tmp_path):
   run = build.complete(config.resolve(shrunk(file, photos)))
   result = train.train(build.build(run, jax.devices()), tmp_path)
@@ -63,7 +96,21 @@ def test_a_config_trains_two_steps(file, photos, tmp_path):
   assert np.isfinite(result["loss"])
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+@pytest.mark.parametrize("file", RECIPES, ids=lambda f: f.stem)
+def test_a_recipe_takes_two_steps_and_measures_every_image(file):
+  parts = build.build(narrow(file), jax.devices(), pictures)
+  state = parts.init()
+  with contextlib.closing(parts.batches(0)) as batches:
+    for batch in itertools.islice(batches, 2):
+      state, metrics = parts.step(state, batch)
+      assert np.isfinite(metrics["loss"])
+  assert int(state.step) == 2
+  figures = list(parts.evals.values())[-1].measure(state.params, lambda: None)
+  assert figures["images"] == 16
+  assert np.isfinite(figures["loss"])
+
+
+@pytest.mark.parametrize("file", DATA, ids=lambda f: f.stem)
 def test_a_config_builds_as_it_is(file, photos):
   run = build.complete(config.resolve(load(file, photos)))
   if file.stem == "folder":
@@ -88,6 +135,157 @@ def test_a_config_says_how_to_start_it(file):
 def test_the_digits_sweep_names_three_seeds():
   module, _ = flags.module(str(tiny.ROOT / "configs/digits.py"))
   assert [changes["seed"] for changes in module.sweep()] == [0, 1, 2]
+
+
+# Recipes: what their papers and codes say, from other places than the recipes themselves.
+
+# Batch, steps, peak rate, its decay, weight decay times the rate (of the head, where it differs), dropout, and 10^9
+# FLOPs of a forward pass (Zhai et al. 2022, table 2: two for each multiply-add), where these are published.
+ADAM = ("adamw", "bfloat16", 1.0)  # rule, type of its first moment, clipping
+PAPER = ("adamw", "float32", None)
+PUBLISHED = {
+  "vit_s16_i1k": (1024, 111_477, 1e-3, "cosine", 0.1, 0.1, 0.0, 9.2, ADAM),
+  "vit_s16_i1k:150ep": (1024, 185_794, 1e-3, "cosine", 0.1, 0.1, 0.0, 9.2, ADAM),
+  "vit_s16_i1k:300ep": (1024, 371_588, 1e-3, "cosine", 0.1, 0.1, 0.0, 9.2, ADAM),
+  "vit_i1k": (4096, 92_897, 1e-3, "cosine", 0.1, 0.1, 0.0, 9.2, ADAM),
+  "vit_i1k:Ti/16": (4096, 92_897, 1e-3, "cosine", 0.1, 0.1, 0.0, 2.5, ADAM),
+  "vit_i1k:B/32,strong1": (4096, 92_897, 1e-3, "cosine", 0.1, 0.1, 0.0, 8.7, ADAM),
+  "vit_i21k": (4096, 310_887, 1e-3, "linear", 0.03, 0.03, 0.1, 122.9, PAPER),
+  "vit_i21k:B/32": (4096, 310_887, 1e-3, "linear", 0.03, 0.03, 0.1, 8.7, PAPER),
+  "vit_i21k:B/16,augreg": (4096, 1_036_289, 1e-3, "cosine", 0.1, 0.1, 0.0, 35.1, ADAM),
+  "vit_i21k:S/32,augreg": (4096, 1_036_289, 1e-3, "cosine", 0.1, 0.1, 0.0, None, ADAM),
+  "vit_jft": (4096, 1_035_474, 4e-4, "linear", 0.1, 0.1, 0.0, 122.9, PAPER),
+  "vit_jft:L/16,7ep": (4096, 517_737, 4e-4, "linear", 0.1, 0.1, 0.0, 122.9, PAPER),
+  "vit_jft:B/32": (4096, 517_737, 8e-4, "linear", 0.1, 0.1, 0.0, 8.7, PAPER),
+  "vit_jft:L/32": (4096, 517_737, 6e-4, "linear", 0.1, 0.1, 0.0, None, PAPER),
+  "vit_jft:H/14": (4096, 1_035_474, 3e-4, "linear", 0.1, 0.1, 0.0, None, PAPER),
+  "vit_g_jft": (16384, 1_000_000, 8e-4, "rsqrt", 0.03, 3.0, 0.0, 533.1, ("adafactor", None, 1.0)),
+  "vit_g_jft:G/14": (16384, 1_000_000, 8e-4, "rsqrt", 0.03, 3.0, 0.0, 965.3, ("adafactor", None, 1.0)),
+  "cct_cifar": (128, 121_094, 5.5e-4, "epoch_cosine", 0.06, 0.06, 0.0, 2 * 1.182, PAPER),
+  "cct_cifar:cct_7_3x1_32,cifar100": (128, 121_094, 6e-4, "epoch_cosine", 0.06, 0.06, 0.0, 2 * 1.182, PAPER),
+  "cct_cifar:cct_7_3x1_32_sine,cifar100,1500": (128, 589_844, 7e-4, "epoch_cosine", 0.05, 0.05, 0.0, 2.364, PAPER),
+  "cct_cifar:cvt_7_4_32,cifar10,5000": (128, 1_957_031, 5e-4, "epoch_cosine", 0.05, 0.05, 0.0, 2 * 0.250, PAPER),
+}
+
+
+def known(name, **changes):
+  """Parts of a recipe on 8 devices, with nothing but the catalog's facts for data."""
+  file, _, argument = name.partition(":")
+  edited = flags.load(str(tiny.ROOT / f"configs/{file}.py:{argument}"))
+  for key, text in changes.items():
+    flags.edit(edited, key.replace("__", "."), text)
+  return build.build(build.complete(config.resolve(edited)), jax.devices(), catalog.known_split)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_recipe_is_what_was_published_and_needs_neither_data_nor_memory_to_plan(name, monkeypatch):
+  batch, steps, lr, decay, weight_decay, on_head, dropout, gflops, (rule, moment, clip) = PUBLISHED[name]
+  monkeypatch.setattr(hardware, "memory", lambda device: None)  # that of this machine is not the point
+  monkeypatch.setenv("TFDS_DATA_DIR", "/nowhere")
+  before = sum(array.nbytes for array in jax.live_arrays())
+  parts = known(name) if ":" not in name else known(name, model__scan="true")  # the same in less time
+  assert sum(array.nbytes for array in jax.live_arrays()) - before < 1e6
+  optim, model = parts.run.optim, parts.run.model.args
+  assert (parts.run.batch, parts.total) == (batch, steps)
+  assert (optim.name, optim.args.get("mu_dtype"), optim.args["clip"]) == (rule, moment, clip)
+  assert (optim.args["schedule"].name, model["dropout"]) == (decay, dropout)
+  warm = {"cosine": 10_000, "linear": 10_000, "rsqrt": 10_000, "epoch_cosine": math.ceil(10 * 390.625)}[decay]
+  assert float(parts.schedule(warm)) == pytest.approx(lr, rel=3e-3)
+  assert float(parts.schedule(steps)) <= 1e-5
+  rate = 1.0 if optim.args["decay"] == "adamw" else 1 / lr
+  decays = [optim.args["weight_decay"] * rate * share for _, share in optim.args["decay_on"]]
+  assert (decays[-1], decays[0]) == pytest.approx((weight_decay, on_head))
+  assert model["dtype"] == "bfloat16"
+  if gflops:
+    assert parts.flops_per_image / 3e9 == pytest.approx(gflops, rel=0.02)  # theirs have no class token
+  if ":" not in name:
+    assert f"{steps:,} steps" in parts.overview()
+
+
+@pytest.mark.parametrize(
+  ("name", "layers", "magnitude", "alpha"),
+  [
+    ("vit_s16_i1k", 2, 10, 0.2),
+    ("vit_i1k:Ti/16", 2, 0, None),
+    ("vit_i1k:S/32", 2, 15, 0.2),
+    ("vit_i1k:S/16", 2, 15, 0.5),
+    ("vit_i1k:L/16", 2, 15, 0.5),
+    ("vit_i1k:B/16,strong2", 2, 20, 0.8),
+    ("vit_i1k:Ti/16,none", 0, 0, None),
+    ("vit_i21k:Ti/16,augreg", 0, 0, None),
+    ("vit_i21k:S/16,augreg", 2, 0, None),
+    ("vit_i21k:B/32,augreg", 2, 10, 0.2),
+    ("vit_i21k:L/16,augreg", 2, 15, 0.5),
+  ],
+)
+def test_a_size_has_the_augmentation_of_augreg(name, layers, magnitude, alpha):
+  file, _, argument = name.partition(":")
+  data = build.complete(config.resolve(flags.load(str(tiny.ROOT / f"configs/{file}.py:{argument}")))).data.args
+  assert (data["policy"].args["layers"], data["policy"].args["magnitude"]) == (layers, magnitude)
+  assert data["mixing"].args.get("alpha") == alpha
+  if alpha:
+    assert (data["mixing"].args["partner"], data["mixing"].args["share"]) == ("rolled", "larger")
+
+
+def test_the_plain_baseline_has_the_published_number_of_parameters():
+  parts = known("vit_s16_i1k", model__scan="true")
+  assert sum(math.prod(leaf.shape) for leaf in parts.state_shapes.params.values()) == 22_122_472
+
+
+def test_the_rates_of_cct_on_cifar_are_those_of_timm():
+  rate = known("cct_cifar").schedule
+  published = {0: 1e-5, 1: 6.4e-5, 9: 4.96e-4, 10: 5.485e-4, 150: 2.80e-4, 175: 2.10e-4, 299: 1.0015e-5, 309: 1e-5}
+  for epoch, expected in published.items():
+    assert float(rate(math.ceil(epoch * 50_000 / 128))) == pytest.approx(expected, rel=2e-3), epoch
+
+
+@pytest.mark.parametrize(
+  ("name", "message"),
+  [
+    ("vit_s16_i1k:60ep", "unknown length '60ep'; allowed: 90ep, 150ep, 300ep"),
+    ("vit_i1k:B/8", "unknown size 'B/8'; allowed: Ti/16, S/32, S/16, B/32, B/16, L/16"),
+    ("vit_i1k:B/16,strong3", "unknown augmentation 'strong3'; allowed: none, light1"),
+    ("vit_i1k:B/16,", "unknown augmentation ''; allowed: none, light1"),
+    ("vit_i21k:Ti/16", "unknown size 'Ti/16'; allowed: B/32, B/16, L/32, L/16"),
+    ("vit_i21k:L/32,augreg", "unknown size 'L/32'; allowed for augreg: Ti/16, S/32"),
+    ("vit_i21k:L/16,paper", "unknown form 'paper'; allowed: L/16,augreg, or L/16 alone"),
+    ("vit_jft:G/14", "unknown size 'G/14'; allowed: B/32, B/16, L/32, L/16, H/14"),
+    ("vit_jft:H/14,7ep", "unknown length '7ep' of H/14; allowed: 14ep"),
+    ("vit_g_jft:e/14", "unknown size 'e/14'; allowed: g/14, G/14"),
+    ("cct_cifar:cct_14_7x2_224", "unknown model 'cct_14_7x2_224'; allowed, each also with _sine: vit_2_4_32"),
+    ("cct_cifar:cct_7_3x1_32,mnist", "unknown set or length in 'cct_7_3x1_32,mnist'; after the model and a comma: "),
+    ("cct_cifar:cct_7_3x1_32,cifar10,200", "cifar10,300, cifar10,1500, cifar10,5000, cifar100,300"),
+    ("cct_cifar:cct_7_3x1_32,cifar10,300,1", "unknown set or length"),
+  ],
+)
+def test_an_argument_that_no_recipe_has_is_one_clear_error(name, message):
+  file, _, argument = name.partition(":")
+  with pytest.raises(config.ConfigError) as error:
+    flags.load(str(tiny.ROOT / f"configs/{file}.py:{argument}"))
+  assert message in str(error.value)
+
+
+def test_without_data_a_plan_stands_and_training_says_what_to_do(tmp_path, monkeypatch):
+  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+  run = narrow(tiny.ROOT / "configs/vit_jft.py")
+  parts = build.build(run, jax.devices(), catalog.known_split)
+  assert parts.examples == 302_950_000
+  assert parts.batch_shapes["label"].shape == (8, 8)
+  own = r"your own copy of jft300m.*--config\.data\.path=DIR"
+  with pytest.raises(config.ConfigError, match=own):
+    next(parts.batches(0))
+  with pytest.raises(config.ConfigError, match=own):
+    parts.evals["test"].measure(parts.init().params, lambda: None)
+  with pytest.raises(config.ConfigError, match=own):
+    build.build(run, jax.devices())
+
+
+def test_training_without_data_exits_with_2_and_one_error(tmp_path):
+  words = ["--config=configs/vit_s16_i1k.py", f"--workdir={tmp_path / 'run'}", f"--config.data.path={tmp_path}"]
+  message = tiny.finish(tiny.command("train", *words, devices=8), 2)
+  assert f"prepare it with: python -m vit_jax.prepare imagenet2012 --data_dir={tmp_path}" in message
+  assert "Traceback" not in message
+  assert not (tmp_path / "run").exists()
 
 
 # Mistakes. Values of every kind in every place: either the run builds, or there is one error that names the place.
