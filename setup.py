@@ -2,6 +2,7 @@
 
 from setuptools import find_packages, setup
 
+TPU = ["jax[tpu]>=0.10.2,<0.12"]  # with the compiler, which plans use and tests too; it needs no TPU
 TORCH = ["torch>=2.13,<2.14"]  # .pth and .bin files, a second formulation in tests, the peer in benchmarks/
 
 setup(
@@ -33,8 +34,16 @@ setup(
     "scikit-learn>=1.5,<2",  # the bundled digits
   ],
   extras_require={
-    "test": ["pytest>=8.3,<10", "pytest-xdist>=3.6,<4", "ruff>=0.17,<0.18", "pillow>=11,<14", "scipy>=1.14,<2", *TORCH],
-    "tpu": ["jax[tpu]>=0.10.2,<0.12"],
+    "test": [
+      "pytest>=8.3,<10",
+      "pytest-xdist>=3.6,<4",
+      "ruff>=0.17,<0.18",
+      "pillow>=11,<14",
+      "scipy>=1.14,<2",
+      *TORCH,
+      *TPU,
+    ],
+    "tpu": TPU,
     "gpu": ["jax[cuda12]>=0.10.2,<0.12"],
     "torch": TORCH,
   },

@@ -1,16 +1,17 @@
-"""Chips: memory and peak of a device by its kind."""
+"""Chips and slices: figures of a device by its kind, names of slices, and that the TPU's compiler knows them."""
 
 import types
 
 import jax
+import pytest
 
-from vit_jax import hardware
+from vit_jax import hardware, plan
 
 
 def test_the_table_is_per_jax_device():
   core = types.SimpleNamespace(device_kind="TPU v3", platform="tpu")
   assert hardware.peak(core) == 61.5e12
-  assert hardware.memory(core) == 16 * 2**30
+  assert hardware.memory(core) == int(15.48 * 2**30)
 
 
 def test_an_unknown_chip_has_no_peak():
@@ -24,3 +25,55 @@ def test_cpu_devices_share_the_machine():
   total = 8 * hardware.memory(cpu)
   with open("/proc/meminfo") as file:
     assert abs(total - int(file.readline().split()[1]) * 1024) < 2**24
+
+
+@pytest.mark.parametrize(
+  ("text", "name", "rented", "cores", "chips", "hosts"),
+  [
+    ("v3-8", "v3:2x2", "v3-8", 8, 4, 1),
+    ("v3-32", "v3:4x4", "v3-32", 32, 16, 4),
+    ("v3:4x8", "v3:4x8", "v3-64", 64, 32, 8),
+    ("v3-512", "v3:16x16", "v3-512", 512, 256, 64),
+    ("v4-16", "v4:2x2x2", "v4-16", 16, 8, 2),
+    ("v5litepod-16", "v5e:4x4", "v5litepod-16", 16, 16, 4),
+    ("v5e-8", "v5e:2x4", "v5litepod-8", 8, 8, 1),
+    ("v6e-16", "v6e:4x4", "v6e-16", 16, 16, 4),
+    ("2xv5e-256", "v5e:16x16", "2xv5litepod-256", 512, 512, 128),
+  ],
+)
+def test_a_slice_by_any_of_its_names(text, name, rented, cores, chips, hosts):
+  found = hardware.topology(text)
+  assert (found.name, found.rented, found.cores, found.chips, found.hosts) == (name, rented, cores, chips, hosts)
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("v3-33", "Did you mean 'v3-32'"),
+    ("v3:4y4", "Did you mean 'v3:4x4'"),
+    ("w3-32", "Did you mean 'v3-32'"),
+    ("v7-8", "Write one such as v3-32"),
+    ("", "is not a TPU slice"),
+    ("0xv3-32", "is not a TPU slice"),
+  ],
+)
+def test_a_typo_says_what_there_is(text, message):
+  with pytest.raises(ValueError, match=message):
+    hardware.topology(text)
+
+
+def test_the_compiler_knows_every_slice_that_can_be_rented():
+  """Number of devices, their kind, and so many hosts; of each generation the smallest, a middle one and the largest."""
+  with plan.compiler(kernels=False):
+    _compare()
+
+
+def _compare():
+  for generation, kind in hardware.GENERATIONS.items():
+    slices = hardware.rentable(generation)
+    for slice_ in (slices[0], slices[len(slices) // 2], slices[-1]):
+      devices = plan.devices(slice_)
+      assert {d.device_kind for d in devices} == {kind.kind}
+      assert len(devices) == slice_.chips * kind.devices
+      if slice_.chips > 8:  # smaller ones the compiler cuts otherwise than Cloud TPU
+        assert len({d.process_index for d in devices}) == slice_.hosts

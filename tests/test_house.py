@@ -9,12 +9,12 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
     {"config", "trees", "rng", "hardware"},
-    {"losses", "optim", "mesh", "models", "data", "flags", "runtime"},
+    {"losses", "optim", "mesh", "models", "data", "flags", "runtime", "hlo"},
     {"tasks", "steps", "checkpoints", "metrics"},
     {"importers"},
     {"build", "evals"},
     {"session"},
-    {"train", "evaluate", "prepare", "convert"},
+    {"train", "evaluate", "plan", "prepare", "convert"},
 )  # fmt: skip
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
 # Not by floor alone: verbs share the training loop's words, assembly holds the evaluations.

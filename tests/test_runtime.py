@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from vit_jax import runtime
@@ -77,3 +78,16 @@ def test_nothing_is_imported_that_a_run_does_not_use():
   loaded = json.loads(subprocess.check_output([sys.executable, "-c", program], text=True))
   assert "jax" in loaded
   assert not {"tensorflow", "torch", "sklearn", "matplotlib", "tensorflow_datasets"} & set(loaded)
+
+
+def test_compiled_programs_are_kept_where_the_user_or_the_system_says(monkeypatch, tmp_path):
+  kept = jax.config.jax_compilation_cache_dir
+  try:
+    runtime._keep_programs()
+    assert jax.config.jax_compilation_cache_dir == kept  # JAX_COMPILATION_CACHE_DIR of these tests goes first
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    runtime._keep_programs()
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "vit_jax" / "programs")
+  finally:
+    jax.config.update("jax_compilation_cache_dir", kept)

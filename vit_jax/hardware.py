@@ -1,29 +1,139 @@
-"""Chips: memory and peak arithmetic of one JAX device, by `device_kind`."""
+"""Chips and slices: what one JAX device can do, and the TPU slices that one can rent, by name.
 
+Figures of Google are per chip; a device is half a chip on TPU v2 and v3, a chip from v4 on.
+"""
+
+import difflib
+import math
 import os
+import re
 from typing import NamedTuple
+
+GIB = 2**30
 
 
 class Chip(NamedTuple):
-  """One JAX device: a core on TPU v2 and v3, a chip from v4 on, a GPU."""
+  """One JAX device. Rates are per second; a TPU's memory is what its compiler lets a program have."""
 
   memory: int  # bytes
-  peak: float  # bfloat16 FLOP/s, dense
+  peak: float  # bfloat16 FLOP, dense
+  bandwidth: float = math.nan  # bytes of memory
+  clock: float = math.nan  # cycles
+  links: float = math.nan  # bytes out to other chips of the slice, all links together
+  network: float = math.nan  # bytes out to other slices
 
 
-# Vendors' data sheets: cloud.google.com/tpu/docs/system-architecture (per chip, halved for v2 and v3), nvidia.com.
+# Memory: what libtpu 0.0.42 says that it can use. v2 and v3: Jouppi et al. 2020 (links of 496 and 656 Gbit/s, four a
+# chip); v4: Jouppi et al. 2023; later ones: docs.cloud.google.com/tpu/docs. Their clocks follow from the peak and the
+# number of multipliers. NVIDIA: data sheets.
 CHIPS = {
-  "TPU v2": Chip(8 * 2**30, 23e12),
-  "TPU v3": Chip(16 * 2**30, 61.5e12),
-  "TPU v4": Chip(32 * 2**30, 275e12),
-  "TPU v5 lite": Chip(16 * 2**30, 197e12),
-  "TPU v5": Chip(95 * 2**30, 459e12),
-  "TPU v6 lite": Chip(32 * 2**30, 918e12),
-  "NVIDIA A100-SXM4-40GB": Chip(40 * 2**30, 312e12),
-  "NVIDIA A100-SXM4-80GB": Chip(80 * 2**30, 312e12),
-  "NVIDIA H100 80GB HBM3": Chip(80 * 2**30, 989e12),
-  "NVIDIA H200": Chip(141 * 10**9, 989e12),
+  "TPU v2": Chip(int(7.48 * GIB), 23e12, 350e9, 700e6, 124e9),
+  "TPU v3": Chip(int(15.48 * GIB), 61.5e12, 450e9, 940e6, 164e9),
+  "TPU v4": Chip(int(30.75 * GIB), 275e12, 1228e9, 1050e6, 300e9, 6.25e9),
+  "TPU v5 lite": Chip(int(15.75 * GIB), 197e12, 819e9, 1500e6, 200e9, 3.1e9),
+  "TPU v5": Chip(int(95.74 * GIB), 459e12, 2765e9, 1750e6, 600e9, 6.25e9),
+  "TPU v6 lite": Chip(int(31.25 * GIB), 918e12, 1640e9, 1750e6, 400e9, 12.5e9),
+  "NVIDIA A100-SXM4-40GB": Chip(40 * GIB, 312e12, 1555e9),
+  "NVIDIA A100-SXM4-80GB": Chip(80 * GIB, 312e12, 2039e9),
+  "NVIDIA H100 80GB HBM3": Chip(80 * GIB, 989e12, 3352e9),
+  "NVIDIA H200": Chip(141 * 10**9, 989e12, 4800e9),
 }
+
+
+class Generation(NamedTuple):
+  """A TPU generation: its slices are grids of chips."""
+
+  kind: str  # device_kind of its devices
+  cores: int  # that Cloud TPU's name of a slice counts for one chip: v3-32 has 16 chips
+  devices: int  # JAX devices a chip
+  dimensions: int
+  sizes: tuple[int, ...]  # chips of the slices that are rented
+
+
+def _doubling(first, last):
+  return tuple(first * 2**i for i in range((last // first).bit_length()))
+
+
+# Facts of docs.cloud.google.com/tpu/docs; tested against libtpu, which knows all of these slices.
+GENERATIONS = {
+  "v2": Generation("TPU v2", 2, 2, 2, (4, 16, 64, 128, 256)),
+  "v3": Generation("TPU v3", 2, 2, 2, (4, *_doubling(16, 1024))),
+  "v4": Generation("TPU v4", 2, 1, 3, _doubling(4, 2048)),
+  "v5e": Generation("TPU v5 lite", 1, 1, 2, (1, *_doubling(4, 256))),
+  "v5p": Generation("TPU v5", 2, 1, 3, _doubling(4, 4096)),
+  "v6e": Generation("TPU v6 lite", 1, 1, 2, (1, *_doubling(4, 256))),
+}
+
+
+class Slice(NamedTuple):
+  """A TPU that one can rent: so many equal slices of a generation, each a grid of chips."""
+
+  name: str  # as libtpu has it: "v3:4x4"
+  generation: str
+  grid: tuple[int, ...]
+  slices: int = 1
+
+  @property
+  def rented(self) -> str:
+    """The name under which Cloud TPU rents it: v3-32."""
+    word = "v5litepod" if self.generation == "v5e" else self.generation
+    count = f"{word}-{math.prod(self.grid) * GENERATIONS[self.generation].cores}"
+    return f"{self.slices}x{count}" if self.slices > 1 else count
+
+  @property
+  def chip(self) -> Chip:
+    """One of its devices."""
+    return CHIPS[GENERATIONS[self.generation].kind]
+
+  @property
+  def chips(self) -> int:
+    """Of all slices."""
+    return math.prod(self.grid) * self.slices
+
+  @property
+  def cores(self) -> int:
+    """TensorCores, in which published costs of TPU v2, v3, v4 and v5p are counted."""
+    return self.chips * GENERATIONS[self.generation].cores
+
+  @property
+  def hosts(self) -> int:
+    """Machines, each of which feeds its own chips."""
+    whole = math.prod(self.grid)
+    # Hosts have four chips; but a slice of eight of an e generation is one host.
+    return self.slices * (1 if whole <= (8 if self.generation.endswith("e") else 4) else whole // 4)
+
+
+def rentable(generation: str) -> list[Slice]:
+  """The slices of a generation, small ones first: their sides are powers of two, as equal as can be."""
+  kind, result = GENERATIONS[generation], []
+  for chips in kind.sizes:
+    bits = chips.bit_length() - 1
+    grid = tuple(sorted(2 ** ((bits + i) // kind.dimensions) for i in range(kind.dimensions)))
+    if chips == 4 and kind.dimensions == 3:
+      grid = (2, 2, 1)  # a host, which is flat
+    result.append(Slice(f"{generation}:{'x'.join(map(str, grid))}", generation, grid))
+  return result
+
+
+_NAME = re.compile(r"(?:(\d+)x)?(v\d[a-z]*)([:-])(.+)")
+
+
+def topology(text: str) -> Slice:
+  """The slice of a name: "v3-32", "v3:4x4", "v5litepod-16"; "2xv5e-256" for two slices. ValueError for any other."""
+  match = _NAME.fullmatch(text.strip())
+  generation = match and match[2].replace("v5litepod", "v5e")
+  colon = bool(match) and match[3] == ":"
+  names = {}
+  for known in [generation] if generation in GENERATIONS else GENERATIONS:
+    names |= {s.name if colon else f"{known}-{s.rented.rpartition('-')[2]}": s for s in rentable(known)}
+  found = match and names.get(f"{generation}{match[3]}{match[4]}")
+  if not found or match[1] == "0":
+    near = difflib.get_close_matches(text, names, 1, 0.5)
+    raise ValueError(
+      f"{text!r} is not a TPU slice." + (f" Did you mean {near[0]!r}?" if near else "") + " Write one such as v3-32, "
+      f"v3:4x4, or 2xv5e-256 for two. Allowed: {', '.join(names)}"
+    )
+  return found._replace(slices=int(match[1] or 1))
 
 
 def peak(device) -> float | None:

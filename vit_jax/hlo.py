@@ -1,0 +1,233 @@
+"""What the TPU's compiler says of a program: cycles, traffic between chips and loops, read from its optimised HLO.
+
+The compiler writes its own estimate of cycles beside each operation. It prices neither collectives nor Pallas kernels,
+and `cost_analysis` takes the body of a loop once; here a body counts as often as it runs.
+"""
+
+import collections
+import math
+import pathlib
+import re
+from typing import NamedTuple
+
+# Bytes of an element; what is not listed (tokens, opaque handles) has none.
+_BITS = {"pred": 8, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64, "u64": 64}
+_BITS |= {"f8e4m3fn": 8, "f8e5m2": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64, "s4": 4, "u4": 4}
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
+_COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.-]+) \(.*\) -> .* \{$")
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.-]+) = (.*)$")
+_OPCODE = re.compile(r" ([a-z][\w-]*)\((.*)$")
+_CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_KERNEL = re.compile(r'custom_call_target="tpu_custom_call"')
+_BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\b[^{]*> *\{")
+_DELAY = re.compile(r"vdelay (\d+)")
+_EXIT = re.compile(r"totalorder %s\w+, (\d+) /\* loop exit")
+
+
+class Traffic(NamedTuple):
+  """Collectives of one kind, by one device in one run of the program."""
+
+  calls: int
+  payload: int  # bytes of their results
+  moved: float  # bytes that a device must send for them in a ring
+
+
+class Program(NamedTuple):
+  """One run of a compiled program on one device."""
+
+  cycles: int  # the compiler's estimates, without collectives and kernels
+  collectives: dict[str, Traffic]  # inside a slice
+  network: int  # bytes sent to other slices
+  kernels: dict[str, int]  # Pallas calls by name
+  loops: int  # loops with more than one turn
+  traffic: int  # bytes that operations read and write in memory
+
+
+class _Instruction(NamedTuple):
+  name: str
+  type: str
+  opcode: str
+  rest: str
+
+
+def read(text: str) -> Program:
+  """The account of an optimised HLO module (`compiled.as_text()`)."""
+  computations, entry = _computations(text)
+  turns = _turns(computations, entry)
+  fused = _fused(computations)
+  cycles = network = traffic = loops = 0
+  kernels, sums = collections.Counter(), {}
+  for name, instructions in computations.items():
+    times = turns[name]
+    types = {i.name: i.type for i in instructions}
+    for i in instructions:
+      cycles += times * sum(map(int, _CYCLES.findall(i.rest)))
+      kind = i.opcode.removesuffix("-start")
+      if kind in COLLECTIVES:
+        _add(sums, kind, i, times)
+      elif i.opcode == "send":
+        network += times * _bytes(i.type)
+      elif _KERNEL.search(i.rest):
+        kernels[re.sub(r"[.\d]+$", "", i.name)] += times
+      elif i.opcode == "while":
+        loops += times if _trips(i, computations) > 1 else 0
+      if times and name not in fused:
+        traffic += times * _touched(i, types, computations)
+  return Program(cycles, {k: Traffic(*v) for k, v in sums.items()}, network, dict(kernels), loops, traffic)
+
+
+def kernel_cycles(folder: pathlib.Path) -> dict[str, int]:
+  """Cycles of one call of each Pallas kernel, from the static schedules that libtpu dumped into a folder.
+
+  A schedule is a list of bundles, one a cycle, and of delays; those marked `>` are a turn of the grid's loop. It knows
+  how busy the units are, and nothing of waiting for memory. The text is libtpu 0.0.42's.
+  """
+  found = {}
+  for file in folder.glob("*-final_bundles.txt"):
+    if "schedule" in file.name:
+      continue
+    cycles, turns = 0, None
+    for line in file.read_text().splitlines():
+      if match := _EXIT.search(line):
+        turns = int(match[1]) - 2  # two turns more fill and empty the pipeline
+      if match := _BUNDLE.match(line):
+        cycles += 1 + sum(map(int, _DELAY.findall(line)))
+    name = re.sub(r"^\d+-(?:\d+-)*", "", file.name).split("-")[0]
+    if turns and cycles:
+      found[re.sub(r"[.\d]+$", "", name)] = cycles * turns
+  return found
+
+
+def _computations(text):
+  computations, entry, current = {}, None, None
+  for line in text.splitlines():
+    if match := _COMPUTATION.match(line):
+      current = computations.setdefault(match[1], [])
+      entry = match[1] if line.startswith("ENTRY") else entry
+    elif line.startswith("}"):
+      current = None
+    elif current is not None and (match := _INSTRUCTION.match(line)):
+      end = _type_end(match[2])
+      opcode = _OPCODE.match(match[2], end)
+      current.append(_Instruction(match[1], match[2][:end], *opcode.groups()))
+  return computations, entry
+
+
+def _type_end(text):
+  """Where the type ends that an instruction begins with: at a space outside of parentheses."""
+  depth = 0
+  for position, letter in enumerate(text):
+    if letter == " " and not depth:
+      return position
+    depth += {"(": 1, ")": -1}.get(letter, 0)
+  raise ValueError(f"not an HLO instruction: {text[:200]}")
+
+
+def _turns(computations, entry):
+  """How often each computation runs, from the entry on."""
+  turns = collections.Counter()
+  pending = [(entry, 1)]
+  while pending:
+    name, times = pending.pop()
+    turns[name] += times
+    for i in computations.get(name, ()):
+      inside = times * (_trips(i, computations) if i.opcode == "while" else 1)
+      pending += [(called, inside) for called in _called(i)]
+  return turns
+
+
+def _called(i):
+  branches = _BRANCHES.search(i.rest)
+  return _CALLED.findall(i.rest) + (re.findall(r"[\w.-]+", branches[1]) if branches else [])
+
+
+def _trips(i, computations):
+  """Turns of a loop: the constant that its condition compares the counter with; 1 if there is none."""
+  match = re.search(r"condition=%?([\w.-]+)", i.rest)
+  found = [int(c.rest.split(")")[0]) for c in computations.get(match[1], ()) if _counts(c)] if match else []
+  return found[0] if len(found) == 1 else 1
+
+
+def _counts(i):
+  return i.opcode == "constant" and re.match(r"[su]32\[\]", i.type) and re.match(r"\d+\)", i.rest)
+
+
+def _fused(computations):
+  """Computations inside a fusion or a reduction, whose values never reach memory."""
+  inner = set()
+  for instructions in computations.values():
+    for i in instructions:
+      if i.opcode not in ("while", "conditional", "call"):
+        inner.update(_called(i))
+  return inner
+
+
+def _bytes(kind: str) -> int:
+  """Of all arrays of a type."""
+  return sum(
+    math.prod(int(n) for n in dims.split(",") if n) * _BITS.get(element, 0) // 8
+    for element, dims in _ARRAY.findall(kind)
+  )
+
+
+def _add(sums, kind, i, times):
+  size = _group(i.rest)
+  payload = _bytes(i.type)
+  if i.opcode.endswith("-start") and kind == "all-gather":
+    payload -= min(payload, payload // (size + 1))  # its type holds the operand too
+  share = (size - 1) / size if size else 0
+  factor = {"all-reduce": 2 * share, "reduce-scatter": size * share, "collective-permute": 1.0}.get(kind, share)
+  calls, total, moved = sums.get(kind, (0, 0, 0.0))
+  sums[kind] = (calls + times, total + times * payload, moved + times * payload * factor)
+
+
+def _group(rest):
+  """Devices that a collective connects; it is written in one of three ways."""
+  if match := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
+    return len(match[1].split(","))
+  if match := re.search(r"replica_groups=\[\d+,(\d+)\]", rest):
+    return int(match[1])
+  if match := re.search(r"replica_groups=(?:@?\w*)mesh\[([^\]]*)\]\s*\{([^}]*)\}", rest):
+    sizes = dict(re.findall(r"'?([\w-]+)'?=(\d+)", match[1]))
+    return math.prod(int(sizes[axis]) for axis in re.findall(r"[\w-]+", match[2]))
+  return 0
+
+
+_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "after-all", "iota"}
+
+
+def _touched(i, types, computations):
+  """Bytes that an operation outside of fusions reads and writes.
+
+  Of an operand that a fusion only takes a slice of, as a loop's body does of what is stacked for all turns, the slice.
+  """
+  if i.opcode in _FREE or i.opcode.endswith("-done"):
+    return 0
+  operands = re.findall(r"%([\w.-]+)", i.rest.split("), ")[0])
+  fusion = computations.get((_called(i) or [""])[0], ()) if i.opcode == "fusion" else ()
+  slices = _slices(fusion)
+  read = sum(slices.get(n, _bytes(types.get(operand, ""))) for n, operand in enumerate(operands))
+  return read + min(_bytes(i.type), slices.get("result", _bytes(i.type)))
+
+
+def _slices(fusion):
+  """{operand number: bytes of the slice that is taken of it}, and the bytes of an update in place as "result"."""
+  numbers = {i.name: int(i.rest.split(")")[0]) for i in fusion if i.opcode == "parameter"}
+  users = collections.defaultdict(list)
+  for i in fusion:
+    for operand in re.findall(r"%([\w.-]+)", i.rest):
+      users[operand].append(i)
+  types, result = {i.name: i.type for i in fusion}, {}
+  for name, number in numbers.items():
+    kinds = {i.opcode for i in users[name]}
+    if kinds == {"dynamic-slice"}:
+      result[number] = sum(_bytes(i.type) for i in users[name])
+    elif kinds == {"dynamic-update-slice"}:
+      update = re.findall(r"%([\w.-]+)", users[name][0].rest)[1]
+      result[number] = 0
+      result["result"] = _bytes(types.get(update, ""))
+  return result
