@@ -123,6 +123,9 @@ def compiler(kernels: bool) -> Iterator[pathlib.Path]:
   if importlib.util.find_spec("libtpu") is None:
     raise config.ConfigError("the TPU's compiler is not installed; run: pip install -e '.[tpu]'")
   jax.config.update("jax_platforms", "cpu")
+  # A kept program cannot be read without its device, and says nothing of its kernels.
+  kept = jax.config.jax_enable_compilation_cache
+  jax.config.update("jax_enable_compilation_cache", False)
   with tempfile.TemporaryDirectory(prefix="vit_jax_plan_") as folder:
     for name, value in (
       ("TPU_SKIP_MDS_QUERY", "1"),  # it would ask the network what machine this is
@@ -136,7 +139,10 @@ def compiler(kernels: bool) -> Iterator[pathlib.Path]:
     if kernels:
       dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final"
       os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {dump}".strip()
-    yield pathlib.Path(folder)
+    try:
+      yield pathlib.Path(folder)
+    finally:
+      jax.config.update("jax_enable_compilation_cache", kept)
 
 
 def devices(slice_: hardware.Slice) -> list[jax.Device]:
