@@ -231,6 +231,12 @@ def bind(choice: Choice, functions: tuple[Callable, ...], where: str) -> Choice:
   return Choice(choice.name, _fields(choice.args, schema, where, f"{choice.name!r}", inspect.Parameter.empty))
 
 
+def make(choice: Choice, table: Mapping[str, Callable], where: str, *given):
+  """What the function that a choice names gives, for `given`, which the run supplies, and the choice's arguments."""
+  function = lookup(table, choice.name, where)
+  return function(*given, **bind(choice, (function,), where).args)
+
+
 def arguments(choice: Choice, function: Callable) -> dict[str, Any]:
   """The arguments of a bound choice that belong to `function`."""
   parameters = inspect.signature(function).parameters.values()

@@ -45,9 +45,9 @@ def build(
   the other order by rounding only, and devices that hold partners exchange bytes instead of floats.
   """
   assert patch is None or warp.name == "none", "a warp needs whole images"
-  bend = build_part(warp, WARPS, "config.data.warp")
-  mix = build_part(mixing, MIXINGS, "config.data.mixing", patch, steps_of)
-  erase = build_part(erasing, ERASINGS, "config.data.erasing", patch)
+  bend = config.make(warp, WARPS, "config.data.warp")
+  mix = config.make(mixing, MIXINGS, "config.data.mixing", patch, steps_of)
+  erase = config.make(erasing, ERASINGS, "config.data.erasing", patch)
 
   def augment(key, images, targets, draws, step):
     def keys(name):
@@ -57,12 +57,6 @@ def build(
     return erase(keys("erasing"), normalise(images, dtype, mean=mean, std=std)), targets
 
   return augment
-
-
-def build_part(choice: config.Choice, table, where: str, *given) -> Callable:
-  """The function that a choice of a warp, a mixing or an erasing stands for; `given` is what the run supplies."""
-  function = config.lookup(table, choice.name, where)
-  return function(*given, **config.bind(choice, (function,), where).args)
 
 
 def normalise(images, dtype=jnp.float32, *, mean: Channels = (0.5, 0.5, 0.5), std: Scales = (0.5, 0.5, 0.5)):

@@ -56,8 +56,8 @@ def train_batches(
   changed by the `policy`, and with `patch` cut into patches (see `train_shapes`). All of it, and `draw`, follows from
   (seed, epoch, record). With on_error="skip" so does the record that replaces one that cannot be decoded.
   """
-  cut = build_part(crop, crops.CROPS, "config.data.crop", image_size)
-  change = build_part(policy, randaugment.POLICIES, "config.data.policy")
+  cut = config.make(crop, crops.CROPS, "config.data.crop", image_size)
+  change = config.make(policy, randaugment.POLICIES, "config.data.policy")
   decoder = _Decoder(source, on_error)
 
   def example(position):
@@ -110,7 +110,7 @@ def eval_batches(
   With on_error="skip" a record that cannot be decoded has mask 0: it counts as neither right nor wrong, and `skipped`
   counts it. Nothing can stand in for a test image.
   """
-  cut = build_part(test_crop, crops.TEST_CROPS, "config.data.test_crop", image_size)
+  cut = config.make(test_crop, crops.TEST_CROPS, "config.data.test_crop", image_size)
   decoder = _Decoder(source, on_error)
   image, label = (image_size, image_size, 3), _label_shape(source)
   shapes = {"image": (image, np.uint8), "label": (label, np.int32), "mask": ((), np.float32)}
@@ -123,12 +123,6 @@ def eval_batches(
     return nothing if decoded is None else (cut(decoded[0], None), decoded[1], 1.0)
 
   return Batches(example, shapes, batch, rows, 0, -(-len(source) // batch), decoder, threads)
-
-
-def build_part(choice: config.Choice, table, where: str, *given):
-  """The function that a choice of a crop or a policy stands for; `given` is what the run supplies."""
-  function = config.lookup(table, choice.name, where)
-  return function(*given, **config.bind(choice, (function,), where).args)
 
 
 @functools.lru_cache(maxsize=16)
