@@ -1,4 +1,4 @@
-"""Small models with noise in every parameter: zero-initialised parts count, and nothing is compiled to initialise."""
+"""Small models and images, of noise throughout: zero-initialised parts count, nothing is compiled to initialise."""
 
 import jax
 import numpy as np
@@ -32,6 +32,16 @@ def model(name="ViT-S/4", seed=0, **arguments):
 
 def images(size=16, batch=3, seed=0):
   return np.random.default_rng(seed).standard_normal((batch, size, size, 3), dtype=np.float32)
+
+
+def keys(count, seed=0):
+  """One random key for each image."""
+  return jax.random.split(jax.random.key(seed), count)
+
+
+def pictures(batch=6, height=9, width=9, seed=0):
+  """Images as the host sends them, uint8."""
+  return np.random.default_rng(seed).integers(0, 256, (batch, height, width, 3), dtype=np.uint8)
 
 
 def compiled(module):

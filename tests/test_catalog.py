@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from vit_jax import config
-from vit_jax.data import augment, catalog, crops, randaugment
+from vit_jax.data import catalog, crops, erasing, mixing, randaugment, warping
 
 KNOWN = [name for name, row in catalog.CATALOG.items() if row.splits]
 OWN = ("imagenet21k", "jft300m", "jft3b")  # TFDS makes none of these
@@ -120,7 +120,7 @@ def test_a_mistake_is_one_clear_error(name, args, message):
   "table",
   [
     *(crops.CROPS, crops.TEST_CROPS, randaugment.POLICIES),
-    *(augment.WARPS, augment.MIXINGS, augment.ERASINGS),
+    *(warping.WARPS, mixing.MIXINGS, erasing.ERASINGS),
   ],
 )
 def test_every_argument_of_every_table_has_a_default(table):

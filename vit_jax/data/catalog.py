@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from vit_jax import config
-from vit_jax.data import augment, crops, randaugment, sources, stream
+from vit_jax.data import augment, crops, erasing, mixing, randaugment, sources, stream, warping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,9 +190,9 @@ def bind(choice: config.Choice, where: str = "config.data") -> config.Choice:
     ("crop", crops.CROPS, (args["image_size"],)),
     ("test_crop", crops.TEST_CROPS, (args["image_size"],)),
     ("policy", randaugment.POLICIES, ()),
-    ("warp", augment.WARPS, ()),
-    ("mixing", augment.MIXINGS, (None, lambda duration: 1)),  # no patches; a run of some length
-    ("erasing", augment.ERASINGS, (None,)),
+    ("warp", warping.WARPS, ()),
+    ("mixing", mixing.MIXINGS, (None, lambda duration: 1)),  # no patches; a run of some length
+    ("erasing", erasing.ERASINGS, (None,)),
   ):
     function = config.lookup(table, args[key].name, f"{where}.{key}")
     args[key] = config.bind(args[key], (function,), f"{where}.{key}")

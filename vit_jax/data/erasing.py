@@ -1,0 +1,86 @@
+"""Erasings: (keys [B], images normalised) -> images of the same form, each painted over by its own key."""
+
+from typing import Annotated, Literal
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+
+from vit_jax import config
+from vit_jax.config import Fraction, Positive
+from vit_jax.data import places
+
+ERASING_TRIES = 10
+
+
+def no_erasing(patch):
+  """Images as they are."""
+  return lambda keys, images: images
+
+
+def random_erasing(
+  patch: int | None,
+  *,
+  probability: Fraction = 0.25,
+  area: tuple[Positive, Fraction] = (0.02, 1 / 3),
+  aspect: tuple[Positive, Positive] = (0.3, 1 / 0.3),
+  fill: Literal["pixel", "colour", "zero"] = "pixel",
+  count: Annotated[int, config.Range(1, 16)] = 1,
+):
+  """With `probability`, `count` boxes of an image are painted over (Zhong et al. 2020, in timm's form).
+
+  A box has a uniform share of the image's area, divided by `count`, and a log-uniform height / width; it must be
+  smaller than the image on both sides, or after ten tries is left out. The paint is N(0, 1) in normalised values: for
+  each "pixel" and channel, or a "colour" for each box; or "zero".
+  """
+  for name, pair in (("area", area), ("aspect", aspect)):
+    if pair[0] > pair[1]:
+      raise config.ConfigError(f"erasing.{name}: {pair} goes from high to low; write (low, high)")
+
+  def erase(keys, images):
+    height, width = places.sides(images, patch)
+    place = places.pixels(images, patch)
+
+    def paint(key):
+      """What each box is painted with: `count` values that broadcast with one image."""
+      if fill == "zero":
+        return [0.0] * count
+      if fill == "colour":
+        return jnp.tile(jax.random.normal(key, (count, 3)), images.shape[-1] // 3)
+      # One field of noise serves all boxes: where they overlap, one of them is seen.
+      noise = jax.random.normal(key, (height, width, 3))
+      if patch is not None:
+        noise = rearrange(noise, "(h i) (w j) c -> (h w) (i j c)", i=patch, j=patch)
+      return [noise] * count
+
+    def erase_one(key, image):
+      chance_key, box_key, paint_key = jax.random.split(key, 3)
+      chosen = jax.random.uniform(chance_key) < probability
+      numbers = jax.random.uniform(box_key, (count, ERASING_TRIES, 4))
+      boxes, fits = erasing_boxes(numbers, height, width, (area[0] / count, area[1] / count), aspect)
+      for box, fit, colour in zip(boxes, fits, paint(paint_key), strict=True):
+        image = jnp.where(places.inside(place, box) & fit & chosen, colour, image)
+      return image.astype(images.dtype)
+
+    return jax.vmap(erase_one)(keys, images)
+
+  return erase
+
+
+def erasing_boxes(numbers, height: int, width: int, area, aspect):
+  """Uniform numbers [..., tries, 4] -> the first box that fits, (top, left, height, width) [..., 4]; whether any does.
+
+  The four numbers are area, height / width, top and left.
+  """
+  share, ratio, down, right = jnp.moveaxis(numbers, -1, 0)
+  target = height * width * (area[0] + share * (area[1] - area[0]))
+  ratio = aspect[0] * (aspect[1] / aspect[0]) ** ratio
+  rows, columns = jnp.round(jnp.sqrt(target * ratio)), jnp.round(jnp.sqrt(target / ratio))
+  fits = (rows < height) & (columns < width)
+  top, left = jnp.floor(down * (height - rows + 1)), jnp.floor(right * (width - columns + 1))
+  boxes = jnp.stack([top, left, rows, columns], axis=-1).astype(jnp.int32)
+  first = jnp.argmax(fits, axis=-1)[..., None, None]
+  return jnp.take_along_axis(boxes, first, axis=-2)[..., 0, :], fits.any(-1)
+
+
+ERASINGS = {"none": no_erasing, "random": random_erasing}
