@@ -13,7 +13,7 @@ FLOORS = (
     {"tasks", "steps", "checkpoints", "metrics"},
     {"importers"},
     {"build", "evals"},
-    {"session"},
+    {"session", "estimate"},
     {"train", "evaluate", "plan", "prepare", "convert"},
 )  # fmt: skip
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}

@@ -6,7 +6,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import config, mesh
+from vit_jax import config, estimate, hardware, mesh
 
 TABLE = (("(a|b)/kernel", ("fsdp", "tensor")), (".*bias", (None,)))
 
@@ -32,6 +32,20 @@ def test_sizes_multiply_to_the_devices(wanted, shape):
 def test_sizes_that_do_not_fit_are_refused(wanted):
   with pytest.raises(config.ConfigError, match=r"config.mesh: replica=1, data="):
     grid(**wanted)
+
+
+@pytest.mark.parametrize("name", ["v3-32", "v3-128", "v4-64", "v5e-16", "v5e-64", "v5p-32", "v6e-16", "2xv5e-16"])
+def test_powers_of_two_fit_the_chips_of_a_slice(name):
+  """A grid of 4 x 4 chips has no row of 8."""
+  slice_ = hardware.topology(name)
+  with estimate.compiler(kernels=True):
+    devices = estimate.devices(slice_)
+  for fsdp in (2, 8, len(devices) // slice_.slices // 2):
+    made = mesh.make(config.Mesh(replica=slice_.slices, fsdp=fsdp, tensor=2), devices)
+    assert {device.id for device in made.devices.flat} == {device.id for device in devices}
+    assert made.shape["fsdp"] == fsdp
+    for part in made.devices:
+      assert len({getattr(device, "slice_index", 0) for device in part.flat}) == 1
 
 
 def test_parameters_are_split_by_the_row_of_their_path():

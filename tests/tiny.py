@@ -19,12 +19,23 @@ SMALL = {
 }  # fmt: skip
 
 
-def run(file="configs/digits.py", **changes) -> config.Run:
+IMAGENET = {
+    "data.image_size": "32", "model.depth": "2", "model.width": "128", "model.hidden": "256", "model.heads": "2",
+    "batch": "64",
+}  # fmt: skip
+
+
+def run(file="configs/digits.py", small=SMALL, **changes) -> config.Run:
   """The shipped digits recipe, shrunk; changes name keys with __ for dots."""
   edited = flags.load(str(ROOT / file))
-  for key, text in (SMALL | {k.replace("__", "."): str(v) for k, v in changes.items()}).items():
+  for key, text in (small | {k.replace("__", "."): str(v) for k, v in changes.items()}).items():
     flags.edit(edited, key, text)
   return build.complete(config.resolve(edited))
+
+
+def imagenet(**changes) -> config.Run:
+  """The ImageNet baseline with two narrow blocks and small images; its data are not here."""
+  return run("configs/vit_s16_i1k.py", IMAGENET, **changes)
 
 
 def parts(devices=8, **changes) -> build.Parts:

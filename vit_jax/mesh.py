@@ -44,15 +44,17 @@ def make(wanted: config.Mesh, devices: Sequence[jax.Device]) -> Mesh:
   shape = sizes(wanted, len(devices))
   types = (AxisType.Auto,) * len(AXES)
   slices = len({getattr(device, "slice_index", 0) for device in devices})
-  if slices == 1:
-    return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
   if shape[0] % slices:
     raise config.ConfigError(
       f"config.mesh.replica: {shape[0]} over {slices} slices; the other axes must stay inside a slice, so it is a "
       f"multiple of {slices}: set config.mesh.replica={slices}"
     )
   within = (shape[0] // slices, *shape[1:])
-  return Mesh(mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1, 1), devices), AXES, axis_types=types)
+  # A row of chips may serve two axes: else a mesh of 2 x 8 does not fit 4 x 4 chips.
+  options = {"devices": devices, "allow_split_physical_axes": True}
+  if slices == 1:
+    return Mesh(mesh_utils.create_device_mesh(within, **options), AXES, axis_types=types)
+  return Mesh(mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1, 1), **options), AXES, axis_types=types)
 
 
 def replicated(mesh) -> NamedSharding:
