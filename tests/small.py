@@ -67,3 +67,9 @@ def stacked(unrolled, scanned):
   for path, variables in layers.items():
     values.append((("blocks", *path), variables[0].replace(np.stack([v[...] for v in variables]))))
   return nnx.merge(nnx.graphdef(scanned), nnx.from_flat_state(values))
+
+
+def softmax(x):
+  """Over the last axis."""
+  e = np.exp(x - x.max(-1, keepdims=True))
+  return e / e.sum(-1, keepdims=True)

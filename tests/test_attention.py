@@ -22,13 +22,8 @@ def normal(*shape):
   return rng.standard_normal(shape, dtype=np.float32)
 
 
-def softmax(x):
-  e = np.exp(x - x.max(-1, keepdims=True))
-  return e / e.sum(-1, keepdims=True)
-
-
 def attention(module, x, memory):
-  """softmax(q k / sqrt(K)) v, one query and one head at a time."""
+  """small.softmax(q k / sqrt(K)) v, one query and one head at a time."""
 
   def project(part, x):
     return np.einsum("bnd,dhk->bnhk", x, part.kernel[...]) + (0 if part.bias is None else part.bias[...])
@@ -41,7 +36,7 @@ def attention(module, x, memory):
       table = np.asarray(module.offsets[...])
       # Row j of the table is the offset p - n = N - 1 - j.
       logits = logits + [q[b, p, h] @ table[memory.shape[1] - 1 - (p - n)] for n in range(memory.shape[1])]
-    weights = softmax(logits / math.sqrt(size))
+    weights = small.softmax(logits / math.sqrt(size))
     out[b, p] += (weights @ v[b, :, h]) @ np.asarray(module.out.kernel[h])
   return out + module.out.bias[...]
 

@@ -18,11 +18,6 @@ def normal(*shape):
   return rng.standard_normal(shape, dtype=np.float32)
 
 
-def softmax(x):
-  e = np.exp(x - x.max(-1, keepdims=True))
-  return e / e.sum(-1, keepdims=True)
-
-
 def norm(x, scale, bias, eps):
   x = np.asarray(x, np.float64)
   return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps) * scale + bias

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import tiny
 
-from vit_jax import checkpoints, mesh
+from vit_jax import checkpoints, mesh, train
 from vit_jax.prepare import prepare
 
 
@@ -34,14 +34,9 @@ def weights(workdir, **changes):
     return jax.device_get(store.restore(parts.state_shapes)[0].params)
 
 
-def result(workdir):
-  return json.loads((workdir / "result.json").read_text())
-
-
 def test_two_processes_equal_one_and_stop_together(tmp_path):
-  prepare("digits")
   axes = {"mesh.data": 2, "mesh.fsdp": 2}
-  tiny.finish(tiny.command("train", *tiny.words(tmp_path / "one", **axes), devices=4))
+  one = train.train(tiny.parts(4, **axes), tmp_path / "one")
   # Asked to stop by a signal to one of them, both save and go; the same commands finish.
   first, second = pair(tmp_path / "two", total="4000", **axes)
   for line in first.stdout:
@@ -51,7 +46,7 @@ def test_two_processes_equal_one_and_stop_together(tmp_path):
   tiny.finish(first, 42)
   tiny.finish(second, 42)
   printed = [tiny.finish(process) for process in pair(tmp_path / "three", **axes)]
-  one, three = result(tmp_path / "one"), result(tmp_path / "three")
+  three = json.loads((tmp_path / "three" / "result.json").read_text())
   # Sums over the network are taken in another order than inside a process: the last bit may differ.
   expected, found = (weights(tmp_path / name, **axes) for name in ("one", "three"))
   for path, value in expected.items():

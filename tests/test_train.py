@@ -136,7 +136,9 @@ def test_a_second_process_in_the_workdir_is_refused(tmp_path):
 
 MESHES = {
     "8 data": (8, {}), "4 data": (4, {}), "fsdp": (8, {"mesh.data": 2, "mesh.fsdp": 4}),
-    "tensor": (8, {"mesh.data": 4, "mesh.tensor": 2}), "all": (8, {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}),
+    "tensor": (8, {"mesh.data": 4, "mesh.tensor": 2}),
+    "replicas": (8, {"mesh.replica": 2, "mesh.data": 2, "mesh.fsdp": 2}),
+    "all": (8, {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}),
     "accumulated": (8, {"optim.accumulate": 2, "model.attention_dropout": 0, "model.stochastic_depth": 0}),
 }  # fmt: skip
 

@@ -132,27 +132,16 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
   def steps_of(duration: Duration) -> int:
     return duration.steps(run.batch, len(source), total)
 
-  # The model as pure functions of flat parameters.
+  # Model, optimizer, task.
   parameters, apply, statistics, patch = functional(run.model, size, classes)
   shapes = jax.eval_shape(parameters, rng.stream(run.seed, 0, "init"))
-
-  # Where XLA would guess wrong.
-  dtype = np.dtype(run.model.args["dtype"])
-  gather = mesh.gather(models.sharding(run.model.name), grid, dtype)
-
-  def placed(params, images, key):
-    with models.placed(mesh.batch(grid), gather, functools.partial(mesh.per_device, grid)):
-      return apply(params, images, key)
-
   params = mesh.parameters(models.sharding(run.model.name), shapes, grid)
   transformation, schedule = optim.create(run.optim, shapes, total, steps_of, statistics)
   frozen = optim.frozen_paths(run.optim.args["frozen"], shapes, statistics)
-
-  # The task and the step.
-  normalise = functools.partial(augment.normalise, dtype=dtype, **arguments(run.data, augment.normalise))
   patch = patch if run.data.args["warp"].name == "none" else None  # a warp needs whole images
-  augmented = augment.build(dtype, run.seed, patch, steps_of, **arguments(run.data, augment.build))
-  task = tasks.TASKS[run.task.name](placed, normalise, augmented, classes, **run.task.args)
+  task = _task(run, grid, apply, patch, classes, steps_of)
+
+  # The step.
   gradient = steps.gradient(task.loss, frozen)
   micro_batches = run.optim.args["accumulate"]
   if micro_batches > 1:
@@ -240,6 +229,20 @@ def functional(model: Choice, image_size: int, classes: int) -> Functional:
     return module(images, key), trees.flatten(nnx.state(module, nnx.BatchStat))
 
   return Functional(parameters, apply, statistics, getattr(abstract, "patch", None))
+
+
+def _task(run, grid, apply, patch, classes, steps_of) -> tasks.Task:
+  """What the run learns from a batch, by a model that is told where XLA would guess wrong."""
+  dtype = np.dtype(run.model.args["dtype"])
+  gather = mesh.gather(models.sharding(run.model.name), grid, dtype)
+
+  def placed(params, images, key):
+    with models.placed(mesh.batch(grid), gather, functools.partial(mesh.per_device, grid)):
+      return apply(params, images, key)
+
+  normalise = functools.partial(augment.normalise, dtype=dtype, **arguments(run.data, augment.normalise))
+  augmented = augment.build(dtype, run.seed, patch, steps_of, **arguments(run.data, augment.build))
+  return tasks.TASKS[run.task.name](placed, normalise, augmented, classes, **run.task.args)
 
 
 def _weights(init, description, paths):
