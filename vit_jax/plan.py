@@ -9,6 +9,7 @@ rematerialisation and micro-batches that fit. Nothing here ran on a TPU: see `ME
 import argparse
 import dataclasses
 import json
+import math
 import pathlib
 
 from vit_jax import build, config, estimate, flags, hardware, runtime
@@ -34,6 +35,8 @@ def main() -> None:
   runtime.quiet()
   if given.price is not None and not given.price > 0:
     raise config.ConfigError(f"--price: {given.price} is not a price; write what a chip costs for an hour, as 1.2")
+  if given.json and not given.json.absolute().parent.is_dir():
+    raise config.ConfigError(f"--json: there is no folder {given.json.absolute().parent}; make it first")
   slices = [_slice(name) for name in given.topology.split(",")]
   edited = flags.load(given.config)
   for key, value in flags.overrides(rest, ("--config", "--topology", "--search", "--json", "--price")).items():
@@ -70,13 +73,15 @@ _REMATS = ((False, "none"), (True, "projections"), (True, "attention"), (True, "
 
 
 def search(run: config.Run, slice_: hardware.Slice, schedules: pathlib.Path, price: float | None) -> list[Plan]:
-  """Plans of all meshes that suit the slice, fastest first: for each, the first rematerialisation that fits.
+  """Plans of all meshes that suit the slice, fastest first. Each line is a compile.
 
-  Micro-batches are tried where none does. Each line is a compile.
+  For each mesh the first rematerialisation that fits; for it, twice as many micro-batches as long as that is faster.
   """
   tried = []
   for mesh in _meshes(slice_):
+    best = math.inf
     for accumulate in (1, 2, 4, 8):
+      plan = None
       for scan, remat in _REMATS:
         changed = _changed(run, mesh, scan, remat, accumulate)
         if changed is None:
@@ -87,8 +92,10 @@ def search(run: config.Run, slice_: hardware.Slice, schedules: pathlib.Path, pri
         print(line(tried[-1]), flush=True)
         if plan.fits or not plan.hbm_bytes:  # fits, or fails for a reason that rematerialisation does not mend
           break
-      if not tried or tried[-1].fits or not tried[-1].hbm_bytes:
+      better = plan.fits and plan.step_seconds < best
+      if not better and (best < math.inf or not plan.hbm_bytes):
         break
+      best = plan.step_seconds if better else best
   return sorted(tried, key=lambda plan: (not plan.fits, plan.step_seconds))
 
 
