@@ -1,11 +1,13 @@
 """Runs parity fixtures, numbers computed by the original codes: python -m tests.parity DIR
 
-DIR holds any of models/, posemb/, schedules/, optimizers/ and augment/, or is one of these folders itself. One line for
-each fixture: its name, the largest relative error (the largest difference over the largest expected value), pass or
-fail by the fixture's own absolute tolerance. The last line is `N passed, M failed`; exit code 1 if any failed.
+DIR holds any of models/, posemb/, fewshot/, schedules/, optimizers/ and augment/, or is one of these folders itself.
+One line for each fixture: its name, the largest relative error (the largest difference over the largest expected
+value), pass or fail by the fixture's own absolute tolerance. The last line is `N passed, M failed`; exit code 1 if any
+failed.
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import re
@@ -21,7 +23,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from vit_jax import config, importers, losses, models, optim
+from vit_jax import config, importers, losses, models, optim, probes
 from vit_jax.config import Choice, Duration
 from vit_jax.data import mixing, places, randaugment
 from vit_jax.importers import surgery, vit_google
@@ -328,9 +330,35 @@ def check_mixing(file: pathlib.Path) -> Iterator[Result]:
 
 # The command.
 
+# Few-shot probes.
+
+
+def check_fewshot(file: pathlib.Path) -> Iterator[Result]:
+  """Drawn rows, weights, predictions and accuracies, of every seed and number of shots."""
+  with np.load(file, allow_pickle=False) as stored:
+    given = {name: stored[name] for name in stored.files}
+  labels, classes = given["labels_train"], int(given["num_classes"])
+  if given["bias_constant"] != probes.BIAS:
+    raise ValueError(f"{file}: bias_constant {given['bias_constant']} is not {probes.BIAS}")
+  ours, theirs = {}, {}
+  for seed, shots in itertools.product(given["seeds"], given["shots"]):
+    rows = probes.draw(labels, classes, int(shots), int(seed))
+    (probe,) = probes.ridge(given["features_train"][rows], labels[rows], classes, (float(given["l2"]),))
+    predicted = probes.scores(probe, given["features_test"]).argmax(1)
+    accuracy = (predicted == given["labels_test"]).mean()
+    weights = {"weights": probe.weights, "weights_float64": probe.weights}
+    for name, value in {"index": rows, **weights, "predicted": predicted, "accuracy": accuracy}.items():
+      ours.setdefault(name, []).append(np.ravel(value))
+      theirs.setdefault(name, []).append(np.ravel(given[f"seed{seed}_shots{shots}_{name}"]))
+  tolerances = {"index": 0, "weights": 1e-4, "weights_float64": 1e-4, "predicted": 0, "accuracy": 1e-6}
+  for name, tolerance in tolerances.items():
+    yield compare(f"{file.stem}_{name}", *map(np.concatenate, (ours[name], theirs[name])), tolerance)
+
+
 KINDS = {  # folder -> which files, what checks them
   "models": ("*.json", check_model),
   "posemb": ("*.npz", check_positions),
+  "fewshot": ("*.npz", check_fewshot),
   "schedules": ("*.json", check_curves),
   "optimizers": ("*.npz", check_optimizer),
   "augment": ("*.npz", check_augmentation),

@@ -9,7 +9,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
     {"config", "trees", "rng", "hardware"},
-    {"losses", "optim", "mesh", "models", "data", "flags", "runtime", "hlo"},
+    {"losses", "probes", "optim", "mesh", "models", "data", "flags", "runtime", "hlo"},
     {"tasks", "steps", "checkpoints", "metrics"},
     {"importers"},
     {"build", "evals"},

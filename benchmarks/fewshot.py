@@ -1,0 +1,96 @@
+"""The few-shot probe of an ImageNet-sized problem beside scikit-learn's RidgeClassifier on the same arrays.
+
+    python -m benchmarks.fewshot [--json=FILE]
+
+10 images of each of 1,000 classes, 1,024 features; l2 1024. The peer gets the standardised features, and has an
+intercept without penalty. Both in double precision; medians of rounds in turn. Memory is that of a whole process.
+"""
+
+import argparse
+import json
+import multiprocessing
+import pathlib
+import resource
+import statistics
+import time
+
+import numpy as np
+from sklearn.linear_model import RidgeClassifier
+
+from vit_jax import probes, runtime
+
+CLASSES, SHOTS, WIDTH, TEST = 1000, 10, 1024, 20_000
+
+
+def problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Features and labels to learn from, and features to classify; about as separable as those of a good model."""
+  rng = np.random.default_rng(0)
+  centres = rng.standard_normal((CLASSES, WIDTH), dtype=np.float32)
+  labels = rng.permutation(np.repeat(np.arange(CLASSES), SHOTS))
+  features, test = (
+    0.25 * centres[of] + rng.standard_normal((len(of), WIDTH), dtype=np.float32)
+    for of in (labels, rng.integers(CLASSES, size=TEST))
+  )
+  return features, labels, test
+
+
+def ours(features, labels, test) -> np.ndarray:
+  """Predicted classes."""
+  (probe,) = probes.ridge(features, labels, CLASSES)
+  return probes.scores(probe, test).argmax(1)
+
+
+def theirs(features, labels, test) -> np.ndarray:
+  """The same of scikit-learn."""
+  mean, deviation = features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64) + 1e-5
+  fitted = RidgeClassifier(alpha=1024.0).fit((features - mean) / deviation, labels)
+  return fitted.predict((test - mean) / deviation)
+
+
+def memory(function, answer) -> None:
+  """Puts the most bytes that a process had which did nothing else, the arrays included."""
+  function(*problem())
+  answer.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def peak(function) -> int:
+  """The bytes, from a process of its own."""
+  context = multiprocessing.get_context("spawn")
+  answer = context.Queue()
+  process = context.Process(target=memory, args=(function, answer))
+  process.start()
+  found = answer.get()
+  process.join()
+  return found
+
+
+def main() -> None:
+  """Prints the comparison."""
+  parser = argparse.ArgumentParser("python -m benchmarks.fewshot", allow_abbrev=False)
+  parser.add_argument("--rounds", type=int, default=5)
+  parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
+  given = parser.parse_args()
+  arrays, seconds, predicted = problem(), {ours: [], theirs: []}, {}
+  for _ in range(given.rounds):
+    for function, taken in seconds.items():
+      began = time.perf_counter()
+      predicted[function] = function(*arrays)
+      taken.append(time.perf_counter() - began)
+  mine, peer = (statistics.median(taken) for taken in seconds.values())
+  row = {
+    "seconds": mine,
+    "ratio_to_sklearn": mine / peer,
+    "agreement": float((predicted[ours] == predicted[theirs]).mean()),
+    "bytes": peak(ours),
+  }
+  print(
+    f"{len(arrays[0]):,} x {WIDTH:,} features, {CLASSES:,} classes, {TEST:,} images classified: {mine:.2f} s and "
+    f"{row['bytes'] / 2**30:.2f} GiB, scikit-learn {peer:.2f} s; ratio {row['ratio_to_sklearn']:.2f}; "
+    f"{row['agreement']:.4%} of the predictions are the same"
+  )
+  if given.json:
+    runtime.write_text(given.json, json.dumps(row, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+  runtime.main(main)

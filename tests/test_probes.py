@@ -1,0 +1,107 @@
+"""vit_jax/probes.py against least squares of NumPy and scikit-learn, and draws counted by hand."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+
+from vit_jax import probes
+from vit_jax.config import ConfigError
+
+
+def problem(rows=40, width=7, classes=5, seed=0):
+  """Features of uneven scale and offset around a centre for each class, and labels in no order."""
+  rng = np.random.default_rng(seed)
+  labels = rng.permutation(np.arange(rows) % classes)
+  features = rng.standard_normal((classes, width))[labels] + rng.standard_normal((rows, width))
+  return (features * rng.uniform(0.1, 10, width) + rng.normal(0, 5, width)).astype(np.float32), labels
+
+
+def standardised(features):
+  x = features.astype(np.float64)
+  return (x - x.mean(0)) / (x.std(0) + 1e-5)
+
+
+def least_squares(features, labels, classes, l2):
+  """The penalty as rows of its own: |[X; sqrt(l2) I] W - [Y; 0]|^2, by singular values."""
+  x = np.concatenate([standardised(features), np.full((len(features), 1), 100.0)], 1)
+  y = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
+  width = x.shape[1]
+  rows = np.concatenate([x, np.sqrt(l2) * np.eye(width)])
+  return np.linalg.lstsq(rows, np.concatenate([y, np.zeros((width, classes))]), rcond=None)[0]
+
+
+@pytest.mark.parametrize(("rows", "width"), [(40, 7), (40, 39), (40, 40), (12, 30), (5, 3)])
+def test_weights_minimise_the_penalised_squares_whichever_side_is_longer(rows, width):
+  features, labels = problem(rows, width)
+  for l2, probe in zip((0.5, 1024.0), probes.ridge(features, labels, 5, (0.5, 1024.0)), strict=True):
+    np.testing.assert_allclose(probe.weights, least_squares(features, labels, 5, l2), atol=1e-6)
+
+
+def test_scores_are_those_of_a_regression_of_scikit_learn_with_a_free_intercept():
+  features, labels = problem(200, 6)
+  x = standardised(features)
+  theirs = Ridge(alpha=1024.0).fit(x, np.where(labels[:, None] == np.arange(5), 1.0, -1.0)).predict(x)
+  (probe,) = probes.ridge(features, labels, 5)
+  # The constant's weight is penalised too, by 1024 / 100^2 of one row: 0.05 % of a mean over 200.
+  np.testing.assert_allclose(probes.scores(probe, features), theirs, atol=1e-3)
+
+
+def test_pieces_give_what_the_whole_gives(monkeypatch):
+  features, labels = problem(50, 6)
+  (whole,) = probes.ridge(features, labels, 5)
+  expected = probes.scores(whole, features)
+  monkeypatch.setattr(probes, "ROWS", 7)
+  (parts,) = probes.ridge(features, labels, 5)
+  np.testing.assert_allclose(parts.weights, whole.weights, atol=1e-7)
+  np.testing.assert_allclose(probes.scores(parts, features), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_class_without_an_image_and_a_dead_feature_are_no_trouble():
+  features, labels = problem(40, 7)
+  features[:, 2] = 0
+  keep = labels != 3
+  (probe,) = probes.ridge(features[keep], labels[keep], 5)
+  assert np.isfinite(probe.weights).all() and (probes.scores(probe, features).argmax(1) != 3).all()
+  np.testing.assert_allclose(
+    probe.weights[:, 3], least_squares(features[keep], labels[keep], 5, 1024.0)[:, 3], atol=1e-6
+  )
+
+
+def test_a_large_offset_costs_no_accuracy():
+  features, labels = problem(60, 5)
+  (plain,) = probes.ridge(features.astype(np.float64), labels, 5)
+  (moved,) = probes.ridge(features.astype(np.float64) + 1e6, labels, 5)
+  np.testing.assert_allclose(moved.weights, plain.weights, atol=1e-6)
+
+
+def test_a_draw_is_a_random_order_of_each_class_cut_off():
+  labels = np.array([2, 0, 1, 0, 2, 2, 0, 1, 0])
+  generator = np.random.default_rng(7)
+  orders = [generator.permutation(rows) for rows in ([1, 3, 6, 8], [2, 7], [0, 4, 5])]
+  for shots in (1, 2, 3, 10):
+    expected = [row for order in orders for row in order[:shots]]
+    assert probes.draw(labels, 3, shots, 7).tolist() == expected
+  assert probes.draw(labels, 3, 3, 7).tolist() != probes.draw(labels, 3, 3, 8).tolist()
+
+
+def test_every_image_is_drawn_as_often_as_another():
+  labels = np.zeros(6, int)
+  counts = np.bincount(np.concatenate([probes.draw(labels, 1, 2, seed) for seed in range(3000)]), minlength=6)
+  assert np.abs(counts - 1000).max() < 4 * np.sqrt(3000 * (1 / 3) * (2 / 3))
+
+
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (lambda x, y: probes.draw(y, 5, 0, 0), "fewshot.shots: 0; allowed: 1 and more"),
+    (lambda x, y: probes.draw(y, 4, 1, 0), "labels are one of 0 to 3"),
+    (lambda x, y: probes.draw(np.stack([y, y], 1), 5, 1, 0), "labels are one of 0 to 4"),
+    (lambda x, y: probes.ridge(x, y[1:], 5), r"features have shape \(40, 7\), labels \(39,\)"),
+    (lambda x, y: probes.ridge(x[:0], y[:0], 5), "at least one image"),
+    (lambda x, y: probes.ridge(np.where(x == x[3, 2], np.nan, x), y, 5), "features are not finite"),
+    (lambda x, y: probes.ridge(x, y, 5, (1.0, 0.0)), "fewshot.l2: 0.0; allowed: above 0"),
+  ],
+)
+def test_what_cannot_be_is_an_error(call, message):
+  with pytest.raises(ConfigError, match=message):
+    call(*problem())

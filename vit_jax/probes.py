@@ -1,0 +1,104 @@
+"""Few-shot linear probes of frozen features: which images are drawn, and the closed-form regression (big_vision's).
+
+Features and labels are host arrays. Sums are float64: eigenvalues of a Gram matrix span more than float32 holds.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax import config
+
+BIAS = 100.0  # the appended constant: a penalty on its weight hardly matters
+ROWS = 8192  # standardised at a time, so that a million images need no second copy of their features
+
+
+class Probe(NamedTuple):
+  """A linear classifier of standardised features."""
+
+  mean: np.ndarray  # [D]
+  deviation: np.ndarray  # [D]
+  weights: np.ndarray  # [D + 1, V] float32; the last row belongs to the constant
+
+
+def draw(labels: np.ndarray, classes: int, shots: int, seed: int) -> np.ndarray:
+  """Rows of the first `shots` images of each class in a random order, class by class; fewer where there are fewer.
+
+  It follows from the labels in their order and the seed alone, and fewer shots are among more.
+  """
+  labels = _labels(labels, classes)
+  if shots < 1:
+    raise config.ConfigError(f"fewshot.shots: {shots}; allowed: 1 and more")
+  generator = np.random.default_rng(seed)
+  return np.concatenate([generator.permutation(np.flatnonzero(labels == label))[:shots] for label in range(classes)])
+
+
+def ridge(features: np.ndarray, labels: np.ndarray, classes: int, l2: Sequence[float] = (1024.0,)) -> list[Probe]:
+  """[N, D], [N] -> for each penalty the W that minimises |X W - Y|^2 + l2 |W|^2.
+
+  X are the features, less their mean and over their standard deviation + 1e-5, and a constant `BIAS`; Y is 1 for the
+  label and -1 elsewhere. The normal equations have as many unknowns as there are rows or columns, whichever are fewer.
+  """
+  labels = _labels(labels, classes)
+  if features.ndim != 2 or len(features) != len(labels):
+    raise config.ConfigError(f"features have shape {features.shape}, labels {labels.shape}; allowed: [N, D] and [N]")
+  if not len(labels):
+    raise config.ConfigError("a probe needs at least one image; there is none of any class")
+  if not np.isfinite(features).all():
+    raise config.ConfigError(
+      "features are not finite: the weights are damaged or the model overflows; try dtype=float32"
+    )
+  if min(l2) <= 0:
+    raise config.ConfigError(f"fewshot.l2: {min(l2)}; allowed: above 0")
+  mean = features.mean(0, dtype=np.float64)
+  deviation = np.sqrt(sum(np.square(part - mean).sum(0) for part in _parts(features)) / len(features)) + 1e-5
+  if len(features) > features.shape[1]:
+    found = _primal(features, labels, classes, mean, deviation, l2)
+  else:
+    found = _dual(features, labels, classes, mean, deviation, l2)
+  return [Probe(mean, deviation, weights.astype(np.float32)) for weights in found]
+
+
+def scores(probe: Probe, features: np.ndarray) -> np.ndarray:
+  """[M, D] -> [M, V], the largest for the predicted class."""
+  parts = (_standardised(part, probe.mean, probe.deviation).astype(np.float32) for part in _parts(features))
+  return np.concatenate([part @ probe.weights for part in parts])
+
+
+def _labels(labels, classes):
+  labels = np.asarray(labels)
+  if labels.ndim != 1 or (len(labels) and not 0 <= labels.min() <= labels.max() < classes):
+    raise config.ConfigError(f"few-shot labels are one of 0 to {classes - 1} for each image; these are not")
+  return labels
+
+
+def _parts(rows):
+  return (rows[first : first + ROWS] for first in range(0, len(rows), ROWS))
+
+
+def _standardised(features, mean, deviation):
+  """[N, D] -> [N, D + 1], with the constant."""
+  return np.concatenate([(features - mean) / deviation, np.full((len(features), 1), BIAS)], axis=1)
+
+
+def _primal(features, labels, classes, mean, deviation, l2):
+  """W = (X'X + l2)^-1 X'Y. Of Y only sums over classes are needed: X'Y = 2 (sum of the class) - (sum of all)."""
+  width = features.shape[1] + 1
+  gram, sums = np.zeros((width, width)), np.zeros((classes, width))
+  for part, of in zip(_parts(features), _parts(labels), strict=True):
+    x = _standardised(part, mean, deviation)
+    gram += x.T @ x
+    order = np.argsort(of, kind="stable")
+    present, first = np.unique(of[order], return_index=True)
+    sums[present] += np.add.reduceat(x[order], first)
+  targets = (2 * sums - sums.sum(0)).T
+  return [np.linalg.solve(gram + penalty * np.eye(width), targets) for penalty in l2]
+
+
+def _dual(features, labels, classes, mean, deviation, l2):
+  """W = X' (X X' + l2)^-1 Y: the same, where rows are fewer than columns."""
+  x = _standardised(features, mean, deviation)
+  targets = 2.0 * np.eye(classes)[labels] - 1
+  gram = x @ x.T
+  return [x.T @ np.linalg.solve(gram + penalty * np.eye(len(x)), targets) for penalty in l2]
