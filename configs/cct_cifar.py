@@ -3,7 +3,7 @@
 Command:   python -m vit_jax.train --config=configs/cct_cifar.py --workdir=runs/cct
            CCT-7/3x1 for 300 epochs on CIFAR-10; configs/cct_cifar.py:cct_7_3x1_32_sine,cifar100,1500 for another
            model, set and length (300, 1500 or 5000 epochs, each with its own rates)
-Hardware:  one GPU or TPU; no hours published
+Hardware:  one GPU or TPU; no hours published, planned 1.5 for 300 epochs on a TPU v5e (vit_jax.plan)
 Result:    published for CCT-7/3x1, each the best epoch by test images: CIFAR-10 96.53, 97.48, 98.00 % for 300, 1500,
            5000 epochs, CIFAR-100 80.92, 82.72, 82.87 %; the longer two with positions of sines (official README).
            Its authors once named their results the best of 4 runs (issue 3): expect less on average

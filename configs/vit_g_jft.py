@@ -3,7 +3,7 @@
 Command:   python -m vit_jax.train --config=configs/vit_g_jft.py --workdir=runs/g14_jft --config.data.path=DIR
            configs/vit_g_jft.py:G/14 for the larger of the two. JFT is Google's own: DIR is a TFDS directory of it
            whose label is a list of classes, or of any such set
-Hardware:  TPU v3-512, 32 images a core (big_vision); no hours published
+Hardware:  TPU v3-512, 32 images a core (big_vision); no hours published, planned 389 for g/14 (vit_jax.plan)
 Result:    published: 5 and 10 images a class of ImageNet give 82.7 and 84.5 % (g/14), 83.0 and 84.9 % (G/14);
            G/14 fine-tuned on ImageNet 90.45 %
 """

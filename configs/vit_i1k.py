@@ -2,7 +2,7 @@
 
 Command:   python -m vit_jax.train --config=configs/vit_i1k.py:S/16 --workdir=runs/augreg_s16
            for Ti/16, S/32, S/16, B/32, B/16, L/16; configs/vit_i1k.py:B/32,strong1 takes another augmentation
-Hardware:  TPU v3-128, 32 images a core; no hours published
+Hardware:  TPU v3-128, 32 images a core; no hours published, planned 1.0 for S/16 and 2.6 for B/16 (vit_jax.plan)
 Result:    published: 76 % (Ti/16), 76 % (S/32), 82 % (S/16), 76 % (B/32), 81 % (B/16), 78 % (L/16) top-1 on the last
            percent of the training images (arXiv:2106.10270, figure 4, no dropout), best of two weight decays;
            "around 79 %" on the validation images for B/16 (big_vision, issue 7)

@@ -3,7 +3,7 @@
 Command:   python -m vit_jax.train --config=configs/vit_i21k.py:L/16 --workdir=runs/l16_i21k --config.data.path=DIR
            for B/32, B/16, L/32, L/16; configs/vit_i21k.py:B/16,augreg trains AugReg's 300 epochs, for Ti/16, S/32,
            S/16, B/32, B/16, L/16. No public builder: DIR is your own TFDS directory of the set, with a split `full`
-Hardware:  TPU v3-128; L/16 takes 0.23k core-days (table 2), 43 hours of these 128 cores
+Hardware:  TPU v3-128; L/16 takes 0.23k core-days (table 2), 43 hours of these 128 cores; planned 36 (vit_jax.plan)
 Result:    published: B/32 44.0 %, B/16 47.9 %, L/32 45.4 %, L/16 49.9 % top-1 on held-out images (github.com/
            google-research/vision_transformer, issue 62); L/16 fine-tuned on ImageNet at 512 px 85.30 % (table 2);
            AugReg's six 41, 43, 47, 48, 50, 51 % (its figure 4, no dropout, best of two weight decays)

@@ -3,7 +3,8 @@
 Command:   python -m vit_jax.train --config=configs/vit_jft.py:H/14 --workdir=runs/h14_jft --config.data.path=DIR
            for B/32, B/16, L/32, L/16, H/14; configs/vit_jft.py:L/16,7ep for the shorter of L/16's two lengths.
            JFT is Google's own: DIR is a TFDS directory of it whose label is a list of classes, or of any such set
-Hardware:  TPU v3-512; L/16 takes 0.68k core-days and H/14 2.5k (table 2), 32 and 117 hours of these 512 cores
+Hardware:  TPU v3-512; L/16 takes 0.68k core-days and H/14 2.5k (table 2), 32 and 117 hours of these 512 cores; planned
+           27 and 70 (vit_jax.plan)
 Result:    published, after fine-tuning on ImageNet at 384 px (table 6): B/32 80.73 %, B/16 84.15 %, L/32 84.37 %,
            L/16 86.30 % for 7 epochs and 87.12 % for 14, H/14 88.08 %; at 512 px L/16 87.76 %, H/14 at 518 px 88.55 %
 """

@@ -127,22 +127,22 @@ def of(run: config.Run, slice_: hardware.Slice, schedules: pathlib.Path, price: 
   began = time.perf_counter()
   try:
     compiled = parts.compile()
+    seconds = time.perf_counter() - began
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    needed = _needed(str(error))
+    needed, limit = _needed(str(error)), slice_.chip.memory
+    problem = f"does not fit: {needed / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB; --search finds what does"
     return dataclasses.replace(
       plan,
-      problem=f"does not fit: {needed / 2**30:.1f} GiB of {slice_.chip.memory / 2**30:.1f} GiB"
-      if needed
-      else str(error),
+      problem=problem if needed else str(error),
       hbm_bytes=needed,
       compile_seconds=time.perf_counter() - began,
     )
-  seconds = time.perf_counter() - began
-  cycles = hlo.kernel_cycles(schedules)
-  for file in schedules.iterdir():  # hundreds of megabytes
-    file.unlink()
+  finally:
+    cycles = hlo.kernel_cycles(schedules)
+    for file in schedules.iterdir():  # hundreds of megabytes, and not of the next program
+      file.unlink()
   return _figures(plan, parts, compiled, slice_, cycles, price, seconds)
 
 
