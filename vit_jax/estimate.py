@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import jax
 from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 
 from vit_jax import build, config, hardware, hlo, metrics
 from vit_jax.data import catalog
@@ -93,11 +94,16 @@ def compiler(kernels: bool) -> Iterator[pathlib.Path]:
     os.environ["LIBTPU_INIT_ARGS"] = f"{flags} {dump}".strip()
   # A kept program cannot be read without its device, and says nothing of its kernels.
   kept = jax.config.jax_enable_compilation_cache
-  jax.config.update("jax_enable_compilation_cache", False)
+  _keep_programs(False)
   try:
     yield pathlib.Path(folder)
   finally:
-    jax.config.update("jax_enable_compilation_cache", kept)
+    _keep_programs(kept)
+
+
+def _keep_programs(keep):
+  jax.config.update("jax_enable_compilation_cache", keep)
+  compilation_cache.reset_cache()  # else the first compile of the process has decided
 
 
 def devices(slice_: hardware.Slice) -> list[jax.Device]:
