@@ -130,7 +130,7 @@ def _changed(run, mesh, scan, remat, accumulate):
 
 def line(plan: Plan) -> str:
   """One line that is printed as soon as a plan is there."""
-  head = f"{plan.rented:<14}{plan.mesh}: "
+  head = f"{plan.rented:<16} {plan.mesh}: "
   if plan.problem:
     return head + plan.problem
   return head + (
