@@ -19,7 +19,7 @@ POLICIES = {
   "none": None,  # no rematerialisation: whatever the backward pass reads is kept
   "full": _policies.nothing_saveable,  # only the layer's input
   "dots": _policies.dots_saveable,  # every matrix product, attention scores too
-  # Products with parameters, and what attention gives; its scores are computed again: 0.6 % of a ViT-L/16's FLOPs.
+  # Products with parameters, and what attention gives; its scores are computed again: 0.8 % of a ViT-B/16's FLOPs.
   "projections": _policies.save_only_these_names(*_projections, "mlp/hidden", "mlp/out"),
   "attention": _policies.save_only_these_names(*_projections, "attention/logits"),  # the MLP is computed again
   "mlp": _policies.save_only_these_names("attention/out", "mlp/hidden", "mlp/out"),  # the attention is computed again
