@@ -77,6 +77,22 @@ def test_imagenet_is_tested_on_its_validation_split():
   catalog.bind(choice("imagenet2012", train="train[:99%]", test="train[99%:]"))
 
 
+def test_val_is_what_the_config_says_or_a_split_of_that_name(tmp_path):
+  def known(name, **args):
+    return catalog.known_split(catalog.bind(choice(name, path=str(tmp_path), **args)), "val")
+
+  halves = {"train": "train[:98%]", "val": "train[98%:]"}
+  assert catalog.bind(choice("cifar10")).args["val"] is None
+  assert (known("cifar10", **halves).split, len(known("cifar10", **halves))) == ("train[98%:]", 1000)
+  assert len(known("oxford_flowers102", val="validation")) == 1020
+  with pytest.raises(
+    config.ConfigError, match=r"no split 'val'.*Allowed: train, test\. Set config\.data\.val, as 'train"
+  ):
+    known("cifar10")
+  with pytest.raises(config.ConfigError, match=r"config\.data\.val: no split 'val'.*Allowed: train, test\.$"):
+    known("cifar10", val="val")
+
+
 @pytest.mark.parametrize(
   ("name", "args", "message"),
   [
@@ -102,6 +118,7 @@ def test_imagenet_is_tested_on_its_validation_split():
     ("digits", {"image_size": 0}, "out of range"),
     ("digits", {"std": (0.5, 0.0, 0.5)}, "out of range"),
     ("digits", {"train": "tran"}, "config.data.train: no split 'tran'. Did you mean 'train'"),
+    ("digits", {"val": "tran[90%:]"}, "config.data.val: no split 'tran'. Did you mean 'train'"),
     ("digits", {"train": "train[:99"}, "is not a split"),
     ("digits", {"test": "test[:2000]"}, "which has 360 records"),
     ("digits", {"builder": "mnist"}, "use name='tfds'"),

@@ -1,38 +1,19 @@
-"""Sources of labelled image files: split strings, image folders, TFDS datasets."""
+"""Sources of labelled image files: split strings, subsets, TFDS datasets."""
 
+import dataclasses
 import io
 import os
+import shutil
+import types
 
 import numpy as np
 import pytest
-from PIL import Image
+from records import image, labels, names, numbers
 
 from vit_jax import config
 from vit_jax.data import catalog, sources
 
 SIZES = {"train": 1437, "test": 360, "odd": 1}
-
-
-def image(seed=0):
-  file = io.BytesIO()
-  Image.fromarray(np.random.default_rng(seed).integers(0, 256, (4, 5, 3), dtype=np.uint8)).save(file, "PNG")
-  return file.getvalue()
-
-
-def write(root, *files):
-  for i, name in enumerate(files):
-    path = root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(image(i))
-  return str(root)
-
-
-def folder(path, split="train", **args):
-  return catalog.open_source("folder", split, path=str(path), **args)
-
-
-def numbers(source):
-  return [source.read(i) for i in range(len(source))]
 
 
 # Split strings.
@@ -68,6 +49,20 @@ def test_split_strings_mean_what_they_mean_in_tfds(spec):
   assert sources.select(spec, SIZES, "here") == expected
 
 
+@pytest.mark.parametrize(
+  ("specs", "expected"),
+  [
+    (["train"], {"train"}),
+    (["train[:99%] + test", "dev[5:]"], {"train", "test", "dev"}),
+    (["all"], {"all"}),
+    (["train[:99", "test"], {"test"}),
+    ([], set()),
+  ],
+)
+def test_split_strings_name_splits(specs, expected):
+  assert sources.split_names(specs) == expected
+
+
 @pytest.mark.parametrize("share", range(0, 101, 7))
 def test_percentages_partition_a_split(share):
   if share in (0, 100):
@@ -101,100 +96,67 @@ def test_a_wrong_split_string_is_one_clear_error(spec, message):
   assert str(caught.value).startswith("config.data.train: ")
 
 
-# Image folders.
+# Labels and subsets.
 
 
-def test_split_folders_are_read_in_order_of_name(tmp_path):
-  path = write(tmp_path, "train/b/2.png", "train/b/10.JPG", "train/a/x.jpeg", "test/a/1.png", "test/b/1.png")
-  train, test = folder(path), folder(path, "test")
-  assert train.classes == test.classes == ("a", "b")
-  assert numbers(train) == [(image(2), 0), (image(1), 1), (image(0), 1)]
-  assert len(test) == 2
-  assert train.place(1) == f"folder, split 'train', record 1 (file '{tmp_path}/train/b/10.JPG')"
+LABELS = [4, 1, (), (2, 3), 0, 1]
 
 
-def test_other_split_names_and_slices(tmp_path):
-  path = write(
-    tmp_path, *(f"{split}/{label}/{i}.png" for split in ("train", "val") for label in "ab" for i in range(5))
+def made(read_label=None):
+  """Six records; a label is read with its image unless `read_label` says otherwise."""
+  return sources.Source(
+    "made",
+    "train",
+    tuple("abcde"),
+    len(LABELS),
+    lambda i: (bytes([i]), LABELS[i]),
+    lambda i: f"made, record {i}",
+    labels=2,
+    identify=lambda i: f"file {i}",
+    fingerprint=lambda: "print",
+    read_label=read_label,
   )
-  assert len(folder(path, "test", test="val")) == 10
-  part = folder(path, train="train[3:6]+val[:20%]", test="val")
-  assert [label for _, label in numbers(part)] == [0, 0, 1, 0, 0]
-  assert part.place(2) == f"folder, split 'train', record 5 (file '{tmp_path}/train/b/0.png')"
-  assert part.place(3) == f"folder, split 'val', record 0 (file '{tmp_path}/val/a/0.png')"
-  assert len(folder(path, "val[50%:]", test="val")) == 5
-  with pytest.raises(config.ConfigError, match=r"config.data.test: no split 'test'.*Allowed: train, val"):
-    folder(path, "test")
 
 
-def test_class_folders_are_split_by_seed_whatever_the_file_system_says(tmp_path, monkeypatch):
-  path = write(tmp_path, *(f"{label}/{i}.png" for label in ("cat", "dog") for i in range(10)))
-  train, test = folder(path), folder(path, "test")
-  assert (len(train), len(test)) == (16, 4)
-  files = {data for data, _ in numbers(train)} | {data for data, _ in numbers(test)}
-  assert len(files) == 20
-  assert sorted(label for _, label in numbers(test)) == [0, 0, 1, 1]
-  scandir = os.scandir
-
-  class Backwards:
-    def __init__(self, path):
-      self.entries = sorted(scandir(path), key=lambda e: e.name, reverse=True)
-
-    def __enter__(self):
-      return iter(self.entries)
-
-    def __exit__(self, *_):
-      pass
-
-  monkeypatch.setattr(os, "scandir", Backwards)
-  assert numbers(folder(path, "test")) == numbers(test)
-  assert numbers(folder(path, "test", split_seed=1)) != numbers(test)
-  assert len(folder(path, "test", holdout=0.5)) == 10
+def test_a_label_is_the_one_that_is_read_with_the_image():
+  assert labels(made()) == LABELS
 
 
-def test_the_same_images_are_held_out_when_a_class_is_added(tmp_path):
-  path = write(tmp_path, *(f"dog/{i}.png" for i in range(10)))
-  before = [data for data, _ in numbers(folder(path, "test"))]
-  (tmp_path / "cat").mkdir()
-  (tmp_path / "cat/0.png").write_bytes(image(99))
-  assert [data for data, label in numbers(folder(path, "test")) if label == 1] == before
+def unreadable(i):
+  raise AssertionError(f"record {i} is read")
 
 
-def test_strange_names_links_and_other_files(tmp_path):
-  names = ["train/a b/ü ñ.png", "train/a b/new\nline.png", "train/ç/1.JPEG", "train/ç/[x]*?.png", "train/ç/.hidden.png"]
-  write(tmp_path / "real", *names, "train/ç/notes.txt", "train/.git/x.png", "elsewhere/1.png")
-  (tmp_path / "real/train/ç/link.png").symlink_to(tmp_path / "real/elsewhere/1.png")
-  (tmp_path / "link").mkdir()
-  (tmp_path / "link/train").symlink_to(tmp_path / "real/train")
-  source = folder(tmp_path / "link", test="train")
-  assert source.classes == ("a b", "ç")
-  assert [label for _, label in numbers(source)] == [0, 0, 1, 1, 1]
-  assert "new\\nline.png" in source.place(0)
+def test_a_label_that_costs_less_is_asked_for_without_reading():
+  source = dataclasses.replace(made(LABELS.__getitem__), read=unreadable)
+  assert labels(source) == LABELS
+  assert labels(sources.subset(source, [3, 0])) == [(2, 3), 4]
 
 
-@pytest.mark.parametrize(
-  ("files", "message"),
-  [
-    ((), "no images"),
-    (("readme.txt",), "no images"),
-    (("train/a/1.png", "train/b/1.png", "test/a/1.png"), r"differ in classes \['b'\]"),
-    (("train/a/1.png", "train/b/1.txt", "test/a/1.png", "test/b/1.png"), "train/b' holds no image"),
-    (("a/1.png", "b/1.txt"), "b' holds no image"),
-    (("a/1.png", "b/c/1.png"), "mixes layouts"),
-    (("1.png", "2.png"), "no images"),
-    (("a/1.png", "b/1.png"), "holds no record"),
-  ],
-)
-def test_a_folder_of_another_shape_is_one_clear_error(tmp_path, files, message):
-  write(tmp_path, *files)
-  with pytest.raises(config.ConfigError, match=message) as caught:
-    folder(tmp_path, "test")
-  assert "config.data" in str(caught.value)
+@pytest.mark.parametrize("kind", [list, tuple, np.array], ids=["list", "tuple", "array"])
+@pytest.mark.parametrize("chosen", [[0, 1, 2, 3, 4, 5], [3, 0, 5], [5, 4, 4, 2], [1]], ids=str)
+@pytest.mark.parametrize("read_label", [None, LABELS.__getitem__], ids=["read", "asked"])
+def test_a_subset_has_the_given_records_in_the_given_order(kind, chosen, read_label):
+  part = sources.subset(made(read_label), kind(chosen))
+  assert len(part) == len(chosen)
+  assert numbers(part) == [(bytes([i]), LABELS[i]) for i in chosen]
+  assert labels(part) == [LABELS[i] for i in chosen]
+  assert names(part) == [f"file {i}" for i in chosen]
+  assert [part.place(i) for i in range(len(part))] == [f"made, record {i}" for i in chosen]
+  assert (part.name, part.split, part.classes, part.labels) == ("made", "train", tuple("abcde"), 2)
 
 
-def test_a_missing_folder_is_an_error(tmp_path):
-  with pytest.raises(config.ConfigError, match=r"config\.data\.path: no folder"):
-    folder(tmp_path / "nowhere")
+def test_a_subset_of_a_subset_counts_in_the_first():
+  part = sources.subset(sources.subset(made(), [5, 3, 1]), [2, 0])
+  assert names(part) == ["file 1", "file 5"]
+  assert numbers(part) == [(b"\1", 1), (b"\5", 1)]
+  assert labels(part) == [1, 1]
+
+
+def test_a_subset_has_no_record_past_its_end():
+  part = sources.subset(made(), [5, 3])
+  for ask in (part.read, part.label, part.place, part.identify):
+    with pytest.raises(IndexError):
+      ask(2)
 
 
 # TFDS.
@@ -238,7 +200,47 @@ def test_a_tfds_dataset_gives_raw_bytes_by_number(data_dir, builder):
   assert numbers(train) == [(image(i), i % 2) for i in range(12)]
   part = catalog.open_source("tfds", "test", path=str(data_dir), builder=builder, test="test[60%:]+train[1:2]")
   assert numbers(part) == [(image(3), 1), (image(4), 0), (image(1), 1)]
+  assert labels(part) == [1, 0, 1]
   assert part.place(2) == "shapes, split 'train', record 1"
+  assert names(part) == ["test/3", "test/4", "train/1"]
+
+
+def test_the_fingerprint_of_a_tfds_dataset_follows_its_files(data_dir, tmp_path):
+  root = tmp_path / "shapes/1.0.0"
+  shutil.copytree(data_dir / "shapes/1.0.0", root)
+
+  def fingerprint(split="train", **args):
+    return catalog.open_source("tfds", split, path=str(tmp_path), builder="shapes", **args).fingerprint()
+
+  seen = {fingerprint(), fingerprint("test")}
+  assert len(seen) == 2
+  assert fingerprint(train="train[:100%]") in seen
+  file = sorted(root.iterdir())[-1]
+  changes = (
+    lambda: os.utime(file, ns=(0, file.stat().st_mtime_ns + 1)),
+    lambda: (root / "notes.txt").write_text("x"),
+    lambda: (root / "notes.txt").rename(root / "other.txt"),
+    lambda: root.rename(root.with_name("1.1.0")),
+  )
+  for change in changes:
+    change()
+    found = fingerprint()
+    assert found == fingerprint()
+    assert found not in seen
+    seen.add(found)
+
+
+def test_of_a_bucket_names_sizes_and_seconds_are_known():
+  class Bucket:
+    def iterdir(self):
+      for name, length in (("b", 1), ("a", 2)):
+        found = types.SimpleNamespace(length=length, mtime=10 * length)
+        yield types.SimpleNamespace(name=name, stat=lambda found=found: found)
+
+    def __str__(self):
+      return "gs://bucket/shapes/1.0.0"
+
+  assert [*sources._stamps(Bucket())] == [("a", 2, 20), ("b", 1, 10)]
 
 
 def test_a_builder_directory_needs_no_name(data_dir):
@@ -289,7 +291,7 @@ def lists(tmp_path_factory):
 
 def test_a_list_of_labels_is_a_tuple_of_numbers(lists):
   source = catalog.open_source("tfds", "full[1:]", path=str(lists), labels=3)
-  assert [label for _, label in numbers(source)] == [(6,), (6, 2), (6, 2, 4)]
+  assert labels(source) == [label for _, label in numbers(source)] == [(6,), (6, 2), (6, 2, 4)]
   assert (source.labels, source.classes) == (3, tuple("0123456"))
 
 

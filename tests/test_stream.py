@@ -10,7 +10,7 @@ import pytest
 from einops import rearrange
 
 from vit_jax import config, rng
-from vit_jax.data import randaugment, sources, stream
+from vit_jax.data import folders, randaugment, sources, stream
 
 PLAIN = {"image_size": 2, "crop": config.Choice("resize"), "flip": False}
 RANDOM = {"image_size": 4, "crop": config.Choice("inception"), "flip": True}
@@ -233,9 +233,11 @@ def test_a_bad_file_of_a_folder_is_named(tmp_path):
   (tmp_path / "train/a/3.png").write_bytes(file(3)[:-20])
   (tmp_path / "train/a/4.png").unlink()
   (tmp_path / "train/a/4.png").symlink_to(tmp_path / "nowhere")
-  folder = sources.open_folder(str(tmp_path), "train", ("train",), 0.2, 0, "config.data")
-  for record in (3, 4):
-    with pytest.raises(stream.ImageError, match=rf"split 'train', record {record} \(file '.*/train/a/{record}.png'\)"):
+  folder = folders.open_folder(str(tmp_path), "train", ("train",), 0.2, 0, "config.data")
+  names = [folder.identify(i) for i in range(len(folder))]
+  for name in ("train/a/3.png", "train/a/4.png"):
+    record = names.index(name)
+    with pytest.raises(stream.ImageError, match=rf"split 'train', record {record} \(file '.*/{name}'\)"):
       bad = sources.Source("x", "x", ("a",), 1, lambda i, r=record: folder.read(r), lambda i, r=record: folder.place(r))
       train(bad, 1, 1)
 

@@ -1,11 +1,12 @@
 """The datasets: one row each. A row names the reader and states what is known before any file is opened."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from vit_jax import config
-from vit_jax.data import augment, crops, erasing, mixing, randaugment, sources, stream, warping
+from vit_jax.data import augment, crops, erasing, folders, mixing, randaugment, sources, stream, warping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,29 +111,32 @@ def open_source(
   path: str | None = None,
   builder: str | None = None,
   train: str | None = None,
+  val: str | None = None,
   test: str | None = None,
   labels: config.Count | None = None,
   holdout: config.Fraction = 0.2,
   split_seed: Annotated[int, config.Range(0, 2**31 - 1)] = 0,
 ) -> sources.Source:
-  """The source of a catalog name; `split` is "train" or "test", which `train` and `test` spell out, or a split string.
+  """The source of a catalog name; `split` is "train", "val" or "test", as the arguments spell them, or a split string.
 
+  `val` decides between settings, so that test images need not; without it, "val" is the dataset's split of that name.
   `path` is an image folder, a TFDS builder directory, or a TFDS data directory ($TFDS_DATA_DIR, ~/tensorflow_datasets).
   `labels` is the most labels that an image has, where the dataset has lists of them; the catalog knows it for its own.
   `holdout` and `split_seed` split a folder that has no split folders; the run's own seed must not move its test images.
   """
   row = config.lookup(CATALOG, name, "config.data")
   train, test = train or row.train, test or row.test
-  spec, where = _spec(split, train, test)
-  if row.reader == "folder":
-    return sources.open_folder(path, spec, (train, test), holdout, split_seed, where)
-  builder = row.builder or builder
-  counts = row.splits if row.builder else {}  # what the user's own copy says goes first
-  return sources.open_tfds(builder, path, counts, labels or row.labels, spec, where, remedy(name, builder, path))
+  with _spelled(split, train, val, test) as (spec, where):
+    if row.reader == "folder":
+      peers = tuple(other for other in (train, val, test) if other)
+      return folders.open_folder(path, spec, peers, holdout, split_seed, where)
+    builder = row.builder or builder
+    counts = row.splits if row.builder else {}  # what the user's own copy says goes first
+    return sources.open_tfds(builder, path, counts, labels or row.labels, spec, where, remedy(name, builder, path))
 
 
 def open_split(choice: config.Choice, split: str) -> sources.Source:
-  """The source of a bound data choice; "train" and "test" are what the data names so."""
+  """The source of a bound data choice; "train", "val" and "test" are what the data names so."""
   return open_source(choice.name, split, **config.arguments(choice, open_source))
 
 
@@ -152,8 +156,8 @@ def known_split(choice: config.Choice, split: str) -> sources.Source:
   def read(i):
     raise absent
 
-  spec, where = _spec(split, choice.args["train"], choice.args["test"])
-  length = sum(len(numbers) for _, numbers in sources.select(spec, row.splits, where))
+  with _spelled(split, *(choice.args[key] for key in ("train", "val", "test"))) as (spec, where):
+    length = sum(len(numbers) for _, numbers in sources.select(spec, row.splits, where))
   classes = tuple(map(str, range(row.classes)))
   labels = choice.args["labels"] or row.labels
   return sources.Source(choice.name, spec, classes, length, read, lambda i: f"{choice.name}, record {i}", labels)
@@ -174,10 +178,17 @@ def remedy(name: str, builder: str | None, path: str | None) -> str:
   )
 
 
-def _spec(split, train, test):
-  """The split string that "train", "test" or a split string stands for, and where a config has it."""
-  spelled = {"train": train, "test": test}
-  return spelled.get(split, split), f"config.data.{split}" if split in spelled else "split"
+@contextlib.contextmanager
+def _spelled(split, train, val, test):
+  """The split string that "train", "val", "test" or a split string stands for, and where a config has it."""
+  words = {"train": train, "val": val or "val", "test": test}
+  try:
+    yield words.get(split, split), f"config.data.{split}" if split in words else "split"
+  except sources.SplitError as error:
+    if split != "val" or val:
+      raise
+    advice = "Set config.data.val, as 'train[90%:]' with config.data.train='train[:90%]'"
+    raise config.ConfigError(f"{error} {advice}") from None
 
 
 def bind(choice: config.Choice, where: str = "config.data") -> config.Choice:
@@ -199,8 +210,9 @@ def bind(choice: config.Choice, where: str = "config.data") -> config.Choice:
     # Building says what types cannot: a range upside down, a crop larger than the image.
     function(*given, **args[key].args)
   if row.builder:
-    for key in ("train", "test"):
-      sources.select(args[key], row.splits, f"{where}.{key}")
+    for key in ("train", "val", "test"):
+      if args[key]:
+        sources.select(args[key], row.splits, f"{where}.{key}")
   if row.builder and args["builder"]:
     raise config.ConfigError(
       f"{where}.builder: {args['builder']!r} given, but {choice.name!r} is {row.builder}; use name='tfds'"

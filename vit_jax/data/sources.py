@@ -1,26 +1,28 @@
-"""Sources: labelled image files by record number, from a TFDS dataset or an image folder, undecoded."""
+"""Sources: labelled image files by record number, undecoded; their split strings; those that TFDS prepared."""
 
 import dataclasses
 import hashlib
 import os
-import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from vit_jax import config
-
-EXTENSIONS = (".jpg", ".jpeg", ".png")
 
 
 class AbsentError(config.ConfigError):
   """The data are not there; says how to get them."""
 
 
+class SplitError(config.ConfigError):
+  """The dataset has no split of that name."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
   """Records of one split: `read(i)` gives (image file, label) and may be called from many threads at once.
 
-  A label is a number, or a tuple of up to `labels` numbers where the dataset has lists of them.
+  A label is a number, or a tuple of up to `labels` numbers where the dataset has lists of them. `identify(i)` names
+  record i in files of predictions; `fingerprint()` changes when the data do, which it does not read.
   """
 
   name: str
@@ -30,9 +32,32 @@ class Source:
   read: Callable[[int], tuple[bytes, int | tuple[int, ...]]]
   place: Callable[[int], str]  # where record i comes from, in words, for errors
   labels: int = 1  # the most that one image has
+  identify: Callable[[int], str] = str
+  fingerprint: Callable[[], str] = str  # "": nothing is known
+  read_label: Callable[[int], int | tuple[int, ...]] | None = None  # where it costs less than `read`
 
   def __len__(self):
     return self.length
+
+  def label(self, i: int) -> int | tuple[int, ...]:
+    """The label of record i; its image is not decoded, and if possible not read."""
+    return self.read_label(i) if self.read_label else self.read(i)[1]
+
+
+def subset(source: Source, records: Sequence[int]) -> Source:
+  """The given records of a source, in the given order."""
+
+  def at(function):
+    return lambda i: function(int(records[i]))
+
+  return dataclasses.replace(
+    source,
+    length=len(records),
+    read=at(source.read),
+    place=at(source.place),
+    identify=at(source.identify),
+    read_label=at(source.label),
+  )
 
 
 # Split strings.
@@ -54,7 +79,7 @@ def select(spec: str, sizes: Mapping[str, int], where: str) -> list[tuple[str, r
       )
     name, low, low_unit, high, high_unit = match.groups()
     if name not in sizes:
-      raise config.ConfigError(f"{where}: no split {name!r}.{config.nearest(name, sizes)}")
+      raise SplitError(f"{where}: no split {name!r}.{config.nearest(name, sizes)}")
     if low and high and low_unit != high_unit and float(low) and float(high):
       raise config.ConfigError(f"{where}: {text.strip()!r} mixes records and percent; use one unit on both sides")
     ends = [_end(value, low_unit or high_unit, sizes[name], f"{where}: {text.strip()!r}") for value in (low, high)]
@@ -62,6 +87,11 @@ def select(spec: str, sizes: Mapping[str, int], where: str) -> list[tuple[str, r
   if not sum(len(r) for _, r in parts):
     raise config.ConfigError(f"{where}: {spec!r} holds no record; the splits are {dict(sizes)}")
   return parts
+
+
+def split_names(specs: Iterable[str]) -> set[str]:
+  """The names in split strings, whether or not there are such splits: "train[:99%]+test" has train and test."""
+  return {match[1] for spec in specs for text in spec.split("+") if (match := _PART.fullmatch(text.strip()))}
 
 
 def _end(value, unit, size, what):
@@ -76,8 +106,8 @@ def _end(value, unit, size, what):
   return end + size if value.startswith("-") else end
 
 
-def assemble(name, spec, classes, parts, read, place, labels=1) -> Source:
-  """One source over parts of splits; `read(split, i)` and `place(split, i)` take record numbers of the whole split."""
+def assemble(name, spec, classes, parts, read, place, identify, fingerprint, labels=1, read_label=None) -> Source:
+  """One source over parts of splits; all but `fingerprint` take a split and a record number of all of it."""
 
   def locate(i):
     for split, numbers in parts:
@@ -91,7 +121,35 @@ def assemble(name, spec, classes, parts, read, place, labels=1) -> Source:
     return f"{name}, split {split!r}, record {number}{place(split, number)}"
 
   length = sum(len(r) for _, r in parts)
-  return Source(name, spec, tuple(classes), length, lambda i: read(*locate(i)), describe, labels)
+  return Source(
+    name,
+    spec,
+    tuple(classes),
+    length,
+    lambda i: read(*locate(i)),
+    describe,
+    labels,
+    lambda i: identify(*locate(i)),
+    fingerprint,
+    (lambda i: read_label(*locate(i))) if read_label else None,
+  )
+
+
+# Fingerprints.
+
+
+def stamp(file: str | os.PathLike) -> tuple[int, int]:
+  """(size in bytes, time of last change in ns) of a local file."""
+  found = os.stat(file)
+  return found.st_size, found.st_mtime_ns
+
+
+def digest(about, stamps: Iterable) -> str:
+  """SHA-256 of the representations: those of strings show every character, also of names that are no Unicode."""
+  hashed = hashlib.sha256(repr(about).encode())
+  for found in stamps:
+    hashed.update(repr(found).encode())
+  return hashed.hexdigest()
 
 
 # TFDS.
@@ -149,7 +207,27 @@ def open_tfds(
 
   listed = isinstance(info.features[label], tfds.features.Sequence)
   classes = (info.features[label].feature if listed else info.features[label]).names
-  return assemble(info.name, spec, classes, parts, read, lambda *_: "", labels if listed else 1)
+  return assemble(
+    info.name,
+    spec,
+    classes,
+    parts,
+    read,
+    lambda *_: "",
+    lambda split, i: f"{split}/{i}",
+    lambda: _reach(folder, lambda: digest((folder.parts[-2:], parts), _stamps(folder))),
+    labels if listed else 1,
+  )
+
+
+def _stamps(folder):
+  """(name, size, time of last change) of the files of a TFDS directory."""
+  for file in sorted(folder.iterdir(), key=lambda f: f.name):
+    if "://" in str(folder):
+      found = file.stat()
+      yield file.name, found.length, found.mtime  # whole seconds: buckets tell no more
+    else:
+      yield file.name, *stamp(file)
 
 
 def builder_dir(builder: str | None, path: str | None):
@@ -158,12 +236,17 @@ def builder_dir(builder: str | None, path: str | None):
   None if there is none; AbsentError for a bucket that cannot be reached.
   """
   root = data_dir(path)
+  return _reach(root, lambda: _builder_dir(root, builder, path))
+
+
+def _reach(root, ask):
+  """What `ask()` says of a directory; AbsentError if it is in a bucket and does not answer."""
   if "://" not in str(root):
-    return _builder_dir(root, builder, path)
+    return ask()
   import tensorflow as tf  # TFDS reads buckets with it, and passes its errors on
 
   try:
-    return _builder_dir(root, builder, path)
+    return ask()
   except (OSError, tf.errors.OpError) as error:
     raise AbsentError(f"config.data.path: {root} cannot be reached: {str(error).splitlines()[0]}") from error
 
@@ -196,98 +279,3 @@ def _key(features, kind, where):
   if preferred not in keys and len(keys) != 1:
     raise config.ConfigError(f"{where}: the dataset needs one {kind.__name__} feature; it has {keys or 'none'}")
   return preferred if preferred in keys else keys[0]
-
-
-# Image folders.
-
-
-def open_folder(
-  path: str | None, spec: str, peers: tuple[str, ...], holdout: float, split_seed: int, where: str
-) -> Source:
-  """A split of an image folder, `<split>/<class>/*.jpg` or `<class>/*.jpg`; classes are numbered in order of name.
-
-  Without split folders, each class gives the share `holdout` of its files to "test": those with the smallest hashes of
-  (split_seed, class, file), in whatever order the file system lists them. `peers` are splits with the same classes.
-  """
-  if not path:
-    raise config.ConfigError("config.data.path: missing; a folder with <split>/<class>/*.jpg or <class>/*.jpg")
-  root = pathlib.Path(path).expanduser()
-  if not root.is_dir():
-    raise config.ConfigError(f"config.data.path: no folder {str(root)!r}")
-  top = _folders(root)
-  holding = [f for f in top if _images(root / f)]
-  nested = [f for f in top if _folders(root / f)]
-  if not nested and not holding:
-    raise config.ConfigError(
-      f"config.data.path: no images ({', '.join(EXTENSIONS)}) in {str(root)!r}/<class> or /<split>/<class>"
-    )
-  if nested and holding:
-    raise config.ConfigError(
-      f"config.data.path: {str(root)!r} mixes layouts: {holding[0]!r} holds images, {nested[0]!r} holds folders; "
-      "use <split>/<class>/*.jpg or <class>/*.jpg"
-    )
-  if holding:
-    classes = top
-    listed = {name: _images(root / name) for name in classes}
-    files = {"train": [], "test": []}
-    for label, name in enumerate(classes):
-      _require(listed[name], root / name, where)
-      held = set(_held_out(name, listed[name], holdout, split_seed))
-      for file in listed[name]:
-        files["test" if file in held else "train"].append((root / name / file, label))
-  else:
-    files, classes = _split_folders(root, top, (spec, *peers), where)
-  parts = select(spec, {split: len(records) for split, records in files.items()}, where)
-  return assemble(
-    "folder",
-    spec,
-    classes,
-    parts,
-    lambda split, i: (files[split][i][0].read_bytes(), files[split][i][1]),
-    lambda split, i: f" (file {str(files[split][i][0])!r})",
-  )
-
-
-def _split_folders(root, splits, specs, where):
-  """Files and labels of the splits that `specs` name, and the classes, which all of these splits must share."""
-  names = {match[1] for spec in specs for text in spec.split("+") if (match := _PART.fullmatch(text.strip()))}
-  used = [split for split in splits if split in names or "all" in names]
-  classes = {split: _folders(root / split) for split in used}
-  for split in used[1:]:
-    if classes[split] != classes[used[0]]:
-      odd = sorted(set(classes[split]) ^ set(classes[used[0]]))
-      raise config.ConfigError(
-        f"config.data.path: splits {used[0]!r} and {split!r} of {str(root)!r} differ in classes {odd[:5]}"
-      )
-  files = {split: [] for split in splits}
-  for split in used:
-    for label, name in enumerate(classes[split]):
-      images = _require(_images(root / split / name), root / split / name, where)
-      files[split] += [(root / split / name / image, label) for image in images]
-  return files, classes[used[0]] if used else []
-
-
-def _held_out(name, files, holdout, seed):
-  def draw(file):
-    return hashlib.blake2b(f"{seed}/{name}/{file}".encode("utf-8", "surrogateescape")).digest()
-
-  return sorted(files, key=draw)[: round(len(files) * holdout)]
-
-
-def _require(files, folder, where):
-  if not files:
-    raise config.ConfigError(f"config.data.path: class folder {str(folder)!r} holds no image ({', '.join(EXTENSIONS)})")
-  return files
-
-
-def _folders(folder):
-  with os.scandir(folder) as entries:
-    return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
-
-
-def _images(folder):
-  # Anything that is called an image is one: a dangling link or an unreadable file is an error when it is read.
-  with os.scandir(folder) as entries:
-    return sorted(
-      e.name for e in entries if e.name.lower().endswith(EXTENSIONS) and not e.name.startswith(".") and not e.is_dir()
-    )
