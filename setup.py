@@ -31,7 +31,9 @@ setup(
     "ml_dtypes>=0.5,<0.7",  # bfloat16 in files
     "safetensors>=0.6,<0.9",
     "opencv-python-headless>=5,<6",  # older ones pass truncated JPEGs without a word
-    "scikit-learn>=1.5,<2",  # the bundled digits
+    "scikit-learn>=1.5,<2",  # the bundled digits; probes by neighbours and logistic regression
+    "matplotlib>=3.9,<4",
+    "rich>=13,<16",
   ],
   extras_require={
     "test": [

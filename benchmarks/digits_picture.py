@@ -12,7 +12,7 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-from vit_jax import build, checkpoints, config, mesh, runtime
+from vit_jax import build, checkpoints, config, measure, mesh, runtime
 from vit_jax.data import augment, catalog, stream
 
 
@@ -26,7 +26,7 @@ def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarr
   options = config.arguments(run.data, stream.eval_batches)
   with contextlib.closing(stream.eval_batches(source, len(source), range(len(source)), **options)) as batches:
     batch = next(batches)
-  apply = build.functional(run.model, run.data.args["image_size"], len(source.classes)).apply
+  apply = measure.functional(run.model, run.data.args["image_size"], len(source.classes)).apply
   images = augment.normalise(batch["image"], **config.arguments(run.data, augment.normalise))
   logits, _ = jax.jit(lambda params, images: apply(params, images, None))(state.params, images)
   return batch["image"], batch["label"], np.asarray(logits.argmax(-1))

@@ -16,6 +16,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder of the p
   shared = tempfile.mkdtemp(prefix="vit_jax_tests_")
   atexit.register(shutil.rmtree, shared, ignore_errors=True)
   os.environ["TFDS_DATA_DIR"] = os.path.join(shared, "data")
+  os.environ["MPLCONFIGDIR"] = os.path.join(shared, "matplotlib")
+  os.environ["XDG_CACHE_HOME"] = os.path.join(shared, "cache")
   # A program that several tests or processes run is compiled once.
   os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(shared, "programs")
   os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"

@@ -6,8 +6,28 @@ import pytest
 import tiny
 from sklearn.metrics import precision_recall_fscore_support
 
-from vit_jax import build
-from vit_jax.evals.accuracy import accuracy
+from vit_jax import build, config, evals
+from vit_jax.data import catalog, sources
+
+
+def source(length, classes, labels=1):
+  """A split without images."""
+  names = tuple(map(str, range(classes)))
+  return sources.Source("made", "test", names, length, lambda i: (b"", 0), str, labels)
+
+
+def subject(found, classes, batches):
+  """A model that says what `found` {name: rows} holds, over batches of row numbers."""
+  return evals.Subject(
+    predict=lambda data, logits: lambda params, batch: {name: rows[batch["row"]] for name, rows in found.items()},
+    features=None,
+    open=lambda data, split: source(10, classes, found["label"].ndim),
+    data=None,
+    batches=lambda data, source, size: (batch for batch in batches),
+    size=lambda given, where: given or 4,
+    identity=None,
+    classes=classes,
+  )
 
 
 def test_padding_does_not_count_and_every_batch_is_polled():
@@ -16,38 +36,29 @@ def test_padding_does_not_count_and_every_batch_is_polled():
   best = np.stack([label % 3, (label + 1) % 3], 1)
   best[[1, 5]] = [[2, 0], [0, 1]]
   mask = (np.arange(12) < 10).astype(np.float32)
-
-  def predict(params, batch):
-    rows = batch["row"]
-    return {"label": label[rows], "best": best[rows], "loss": rows.astype(np.float32), "mask": mask[rows]}
-
+  mask[3] = 0  # could not be decoded
+  real = mask > 0
+  rows = {"label": label, "best": best, "loss": np.arange(12, dtype=np.float32), "mask": mask}
   polls = []
-  measure = accuracy(predict, lambda split, size: (batch for batch in batches), 3, 4, split="test")
-  found = measure({}, lambda: polls.append(1))
-  assert found["images"] == 10
-  assert found["top1"] == 0.8
-  assert found["loss"] == np.arange(10).mean()
-  assert found["f1_macro"] == pytest.approx(
-    precision_recall_fscore_support(label[:10], best[:10, 0], average="macro", zero_division=0)[2], abs=1e-12
-  )
+  measure = evals.accuracy(subject(rows | {"confidence": np.ones(12)}, 3, batches), "config.evals.test")
+  figures, (_, predictions) = measure({}, lambda: polls.append(1))
+  assert figures["images"] == 9
+  assert figures["top1"] == 7 / 9
+  assert figures["loss"] == np.arange(12)[real].mean()
+  np.testing.assert_array_equal(predictions.position, [0, 1, 2, 4, 5, 6, 7, 8, 9])
+  expected = precision_recall_fscore_support(label[real], best[real, 0], average="macro", zero_division=0)[2]
+  assert figures["f1_macro"] == pytest.approx(expected, abs=1e-12)
   assert len(polls) == 3
 
 
 def test_several_labels_may_be_right():
   label = np.array([[0, 2, -1], [1, -1, -1], [3, 4, 5], [-1, -1, -1]])
   best = np.array([[2, 1], [0, 1], [6, 0], [0, 1]])
-
-  def predict(params, batch):
-    return {"label": label, "best": best, "loss": np.zeros(4), "mask": np.array([1.0, 1, 1, 0])}
-
-  measure = accuracy(predict, lambda split, size: iter_once(), 7, 4, split="test")
-  found = measure({}, lambda: None)
+  mask = np.array([1.0, 1, 1, 0])
+  rows = {"label": label, "best": best, "loss": np.zeros(4), "confidence": np.ones(4), "mask": mask}
+  measure = evals.accuracy(subject(rows, 7, [{"row": np.arange(4)}]), "config.evals.test")
+  found = measure({}, lambda: None).figures
   assert (found["images"], found["top1"], found["top5"]) == (3, 1 / 3, 2 / 3)
-
-
-def iter_once():
-  """One batch, with a close."""
-  yield {}
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +72,68 @@ def test_batch_size_and_devices_change_no_figure(reference, devices, batch):
   params, seen = reference
   parts = tiny.parts(devices, evals__test__batch=batch)
   shardings = jax.tree.map(lambda s: s.sharding, parts.state_shapes.params)
-  found = parts.evals["test"].measure(jax.device_put(params, shardings), lambda: None)
+  found = dict(parts.evals["test"].measure(jax.device_put(params, shardings), lambda: None).figures)
   assert found["images"] == 360
-  loss = found.pop("loss")
-  first = seen.setdefault("loss", loss), seen.setdefault("figures", found)
-  assert loss == pytest.approx(first[0], abs=1e-6)
+  # What is computed in float32 may differ in the last bits; what is counted may not.
+  rounded = np.array([found.pop("loss"), found.pop("calibration_error")])
+  first = seen.setdefault("rounded", rounded), seen.setdefault("figures", found)
+  np.testing.assert_allclose(rounded, first[0], atol=1e-6)
   assert found == first[1]
 
 
-def test_any_split_of_the_data_can_be_measured(reference):
-  run = tiny.run(evals__test__split="train[:100]")
+def test_any_split_of_the_data_can_be_measured_and_logits_are_kept_when_asked_for(reference):
+  run = tiny.run(evals__test__split="train[:100]", evals__test__logits="true")
   parts = build.build(run, jax.devices()[:1])
-  assert parts.evals["test"].measure(reference[0], lambda: None)["images"] == 100
+  figures, (images, predictions) = parts.evals["test"].measure(reference[0], lambda: None)
+  assert figures["images"] == 100
+  assert images.split == "train[:100]"
+  np.testing.assert_array_equal(predictions.logits.argsort(1)[:, ::-1][:, 0], predictions.best[:, 0])
+  odds = np.exp(predictions.logits.astype(np.float64))
+  np.testing.assert_allclose(predictions.confidence, odds.max(1) / odds.sum(1), rtol=1e-5)
+
+
+def test_images_of_several_labels_get_average_precision(reference):
+  """The digits, each also said to be one more, modulo ten."""
+
+  def listed(choice, split):
+    found = catalog.open_split(choice, split)
+
+    def read(i):
+      data, label = found.read(i)
+      return data, (label, (label + 1) % 10)
+
+    return sources.Source("listed", split, found.classes, len(found), read, found.place, 2)
+
+  parts = build.build(tiny.run(task__loss="sigmoid"), jax.devices()[:1], listed)
+  figures = parts.evals["test"].measure(reference[0], lambda: None).figures
+  assert 0 < figures["average_precision"] < 1
+  assert figures["recall_macro"] == figures["mean_per_class"]
+
+
+def test_another_dataset_with_the_same_classes_is_measured_beside_the_runs_own():
+  other = {"name": "digits", "test": "train[:50]"}
+  run = tiny.run()
+  choice = config.Choice("accuracy", {"data": config.Choice("digits", {"test": "train[:50]"})})
+  parts = build.build(
+    build.complete(tiny.changed(run, evals={"other": choice})),
+    jax.devices()[:1],
+  )
+  figures = parts.evals["other"].measure(parts.init().params, lambda: None).figures
+  assert figures["images"] == 50
+  assert parts.run.evals["other"].args["data"].args["image_size"] == 32
+  assert parts.run.evals["other"].args["data"].args["test"] == other["test"]
+
+
+def test_other_classes_and_other_sizes_are_refused():
+  def built(**data):
+    choice = config.Choice("accuracy", {"data": config.Choice("digits", data)})
+    return build.build(
+      build.complete(tiny.changed(tiny.run(), evals={"other": choice})),
+      jax.devices()[:1],
+      lambda data, split: source(1437, 10 if split == "train" else 11),
+    )
+
+  with pytest.raises(config.ConfigError, match=r"config.evals.other.split: 'test' has 11 classes, the model 10"):
+    built()
+  with pytest.raises(config.ConfigError, match=r"config.evals.other.data.image_size: 48, but the model takes 32 px"):
+    built(image_size=48)

@@ -11,7 +11,7 @@ import small
 import tiny
 from flax import nnx
 
-from vit_jax import build, checkpoints, config, mesh, rng, train, trees
+from vit_jax import build, checkpoints, config, measure, mesh, rng, train, trees
 from vit_jax.config import Choice, ConfigError
 from vit_jax.data import augment
 from vit_jax.models.batchnorm import BatchNorm
@@ -207,7 +207,7 @@ def test_eight_devices_have_the_losses_and_averages_of_one(accumulate, axes):
 def test_a_step_leaves_the_mean_of_what_the_micro_batches_gave(accumulate):
   made = parts(1, optim__accumulate=accumulate)
   before = jax.device_get(made.init().params)
-  apply = build.functional(made.run.model, 32, 10).apply
+  apply = measure.functional(made.run.model, 32, 10).apply
   with contextlib.closing(made.batches(0)) as batches:
     images = next(batches)["image"]
   images = augment.normalise(images, **config.arguments(made.run.data, augment.normalise))

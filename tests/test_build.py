@@ -75,7 +75,7 @@ def test_images_may_have_several_labels():
   state, metrics = parts.step(parts.init(), batch)
   # Ten decisions at even odds for each image, before anything is learned: the head starts at zero.
   assert float(metrics["loss"]) == pytest.approx(10 * np.log(2), rel=0.2)
-  figures = parts.evals["test"].measure(state.params, lambda: None)
+  figures = parts.evals["test"].measure(state.params, lambda: None).figures
   assert figures["images"] == 360 and 0 <= figures["top1"] <= figures["top5"] <= 1
 
 

@@ -1,12 +1,13 @@
 """Configs: what is accepted, how flags are read, and that every mistake names place, value and what is allowed."""
 
+import copy
 import json
 from typing import Annotated, Literal
 
 import pytest
 
 from vit_jax import config, flags
-from vit_jax.config import Choice, ConfigError, Count, Duration, Pattern, Range, Rate, recipe, resolve
+from vit_jax.config import Choice, ConfigError, Count, Duration, Pattern, Range, Rate, recipe, required, resolve
 
 
 def small():
@@ -88,6 +89,33 @@ def test_a_mistake_names_the_place_the_value_and_what_is_allowed(key, text, says
 def test_a_missing_field_is_named():
   with pytest.raises(ConfigError, match=r"config.batch: missing; a Run needs it"):
     resolve(recipe(model=dict(name="m"), data=dict(name="d"), optim=dict(name="o"), total="1ep"))
+
+
+def test_what_a_recipe_leaves_to_its_user_must_be_given():
+  def file():
+    given = dict(model=dict(name="m"), data=dict(name="d"), optim=dict(name="o"), total=1, batch=1)
+    return recipe(**given, init={"from": required, "head": "new"})
+
+  edited = file()
+  assert str(edited.init["from"]) == config.plain(edited)["init"]["from"] == str(required)
+  assert edited.init.ema is False
+  with pytest.raises(ConfigError) as error:
+    resolve(edited)
+  missing = "config.init.from: missing; an Init needs it. Add it to the config or as --config.init.from=..."
+  assert str(error.value) == missing
+  for copied in (copy.deepcopy(edited), edited.copy_and_resolve_references(), edited.to_dict()):
+    with pytest.raises(ConfigError, match=r"config\.init\.from: missing"):
+      resolve(copied)
+  flags.edit(edited, "init.from", "x.npz")
+  run = resolve(edited)
+  assert (run.init.from_, run.init.head) == ("x.npz", "new")
+  assert type(run.init.from_) is str
+  with pytest.raises(ConfigError, match=r"config\.model\.width: missing; 'm' needs it\."):
+    config.bind(Choice("m", {"width": required}), (sample,), "config.model")
+  flags.edit(edited, "init.from", "none")  # said, so meant
+  assert resolve(edited).init.from_ is None
+  with pytest.raises(ConfigError, match=r"config\.init\.from: missing"):
+    resolve(file())
 
 
 def sample(

@@ -1,12 +1,16 @@
-"""The evaluate verb: refusals; its figures are compared with training's in test_train."""
+"""The evaluate verb: what it refuses, and files from which its figures are found again; test_train has training's."""
 
+import csv
 import json
+import re
 
+import numpy as np
 import pytest
 import tiny
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_matrix, f1_score
 
-from vit_jax import evaluate
-from vit_jax.config import Choice
+from vit_jax import evaluate, train
+from vit_jax.config import Choice, ConfigError
 
 
 @pytest.mark.parametrize(
@@ -35,6 +39,74 @@ def test_a_split_that_is_not_there_is_refused(tmp_path):
   assert json.loads((tmp_path / "config.json").read_text())
 
 
-def test_another_split_changes_nothing_else():
-  choice = Choice("accuracy", {"split": "test", "batch": 8})
-  assert evaluate.on_split(choice, "train") == Choice("accuracy", {"split": "train", "batch": 8})
+def test_another_split_is_measured_once_and_alone():
+  val, test = (Choice("accuracy", {"split": split, "batch": 8}) for split in ("val", "test"))
+  shots = Choice("fewshot", {"train": "train"})
+  assert evaluate.chosen({"shots": shots, "val": val, "test": test}, "train", False) == {
+    "test": Choice("accuracy", {"split": "train", "batch": 8})
+  }
+  assert evaluate.chosen({"shots": shots, "val": val}, None, True) == {
+    "shots": shots,
+    "val": Choice("accuracy", {"split": "val", "batch": 8, "logits": True}),
+  }
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+  """A short run that is evaluated on two splits, with an average of its weights."""
+  workdir = tmp_path_factory.mktemp("run") / "run"
+  changes = {"evals.val.name": "accuracy", "evals.val.split": "test[:100]", "optim.ema": "0.5", "total": "4"}
+  train.train(tiny.parts(1, **{key.replace(".", "__"): text for key, text in changes.items()}), workdir)
+  return workdir
+
+
+def test_every_printed_figure_can_be_found_again_from_the_predictions(trained, tmp_path):
+  report, file = tmp_path / "report", tmp_path / "p.csv"
+  words = [f"--workdir={trained}", f"--write-predictions={file}", "--logits", f"--report={report}"]
+  said = tiny.finish(tiny.command("evaluate", *words, devices=2))
+  told = json.loads((report / "figures.json").read_text())
+  names = {"": "p.csv", "ema_": "p-ema.csv", "val/": "p-val.csv", "val/ema_": "p-val-ema.csv"}
+  assert {path.name for path in tmp_path.iterdir()} == {*names.values(), "report"}
+  for place, name in names.items():
+    rows = list(csv.DictReader((tmp_path / name).open()))
+    found = {key.removeprefix(place): value for key, value in told["figures"].items() if key.startswith(place)}
+    label, best = (np.array([int(row[key]) for row in rows]) for key in ("label", "top1"))
+    five = np.array([[int(row[f"top{i}"]) for i in range(1, 6)] for row in rows])
+    logits = np.array([[float(row[f"logit_{i}"]) for i in range(10)] for row in rows])
+    assert len({row["id"] for row in rows}) == len(rows) == found["images"] == (100 if "val" in place else 360)
+    np.testing.assert_array_equal(logits.argmax(1), best)
+    assert found["top1"] == pytest.approx(accuracy_score(label, best), abs=1e-12)
+    assert found["top5"] == pytest.approx((five == label[:, None]).any(1).mean(), abs=1e-12)
+    assert found["mean_per_class"] == pytest.approx(balanced_accuracy_score(label, best), abs=1e-12)
+    assert found["f1_macro"] == pytest.approx(f1_score(label, best, average="macro", zero_division=0), abs=1e-12)
+    assert found["loss"] == pytest.approx(np.mean([float(row["loss"]) for row in rows]), abs=1e-6)
+    odds = np.exp(logits - logits.max(1, keepdims=True))
+    assert found["loss"] == pytest.approx(-np.log((odds / odds.sum(1, keepdims=True))[range(len(label)), label]).mean())
+    low, high = told["intervals"][f"{place}top1"]
+    assert low <= found["top1"] <= high
+    assert f"{found['top1']:.2%}   95 % [{low:.2%}, {high:.2%}]" in said
+    mark = name.removeprefix("p").removesuffix(".csv")
+    matrix = list(csv.reader((report / f"confusion{mark}.csv").open()))
+    np.testing.assert_array_equal(np.array(matrix)[1:, 1:].astype(int), confusion_matrix(label, best, labels=range(10)))
+    assert (report / f"confusion{mark}.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+  ("words", "says"),
+  [
+    (["--write-predictions=p.txt"], "p.txt: .txt is not a format"),
+    (["--write-predictions=/nowhere/p.csv"], "there is no folder /nowhere"),
+    (["--logits"], "--logits: write them where?"),
+  ],
+)
+def test_files_that_cannot_be_written_are_refused_before_the_work(words, says, monkeypatch):
+  monkeypatch.setattr("sys.argv", ["evaluate", "--workdir=runs/none", *words])
+  with pytest.raises(ConfigError, match=re.escape(says)):
+    evaluate.main()
+
+
+def test_weights_are_measured_with_a_recipe_that_asks_for_weights(trained):
+  words = ["--config=configs/finetune.py:digits", f"--weights={trained}", "--split=test[:64]"]
+  changes = ["--config.model.depth=1", "--config.model.width=16", "--config.model.heads=1", "--config.model.hidden=16"]
+  said = tiny.finish(tiny.command("evaluate", *words, *changes, "--config.data.image_size=32"))
+  assert "images                          64" in said

@@ -36,6 +36,7 @@ def weights(workdir, **changes):
 
 def test_two_processes_equal_one_and_stop_together(tmp_path):
   axes = {"mesh.data": 2, "mesh.fsdp": 2}
+  axes |= {"evals.shots.name": "fewshot", "evals.shots.shots": "(1, 3)", "evals.shots.every": "100%"}
   one = train.train(tiny.parts(4, **axes), tmp_path / "one")
   # Asked to stop by a signal to one of them, both save and go; the same commands finish.
   first, second = pair(tmp_path / "two", total="4000", **axes)
@@ -55,6 +56,9 @@ def test_two_processes_equal_one_and_stop_together(tmp_path):
   assert {k: v for k, v in three.items() if k.startswith(("top", "prec", "rec", "f1"))} == {
     k: v for k, v in one.items() if k.startswith(("top", "prec", "rec", "f1"))
   }
+  for figure in ("shots/ridge_1shot", "shots/ridge_3shot", "shots/ridge_3shot_std"):
+    assert abs(three[figure] - one[figure]) < 0.01, figure  # the same draws; an image may be on the border
+  assert three["shots/images"] == 360
   assert "12/12" in printed[0]
   assert "12/12" not in printed[1]
 

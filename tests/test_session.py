@@ -6,6 +6,7 @@ import pytest
 import tiny
 
 from vit_jax import checkpoints, config, mesh, session
+from vit_jax.evals import Outcome
 from vit_jax.prepare import prepare
 
 
@@ -38,7 +39,7 @@ def test_figures_of_the_evaluation_called_test_have_plain_names_and_averages_a_p
     def measure(self, weights, poll):
       # The average is spread over devices in the state, and whole where it is measured.
       assert weights["x"].sharding.shard_shape((8,)) == (8,)
-      return {"top1": self.figure + float(weights["x"][0])}
+      return Outcome({"top1": self.figure + float(weights["x"][0])}, None)
 
   grid = mesh.make(config.Mesh(), jax.devices())
   whole, split = mesh.replicated(grid), mesh.batch(grid)
@@ -46,5 +47,5 @@ def test_figures_of_the_evaluation_called_test_have_plain_names_and_averages_a_p
   class State:
     params, ema = {"x": jax.device_put(np.full(8, 1.0), whole)}, {"x": jax.device_put(np.full(8, 2.0), split)}
 
-  figures = session.figures_of({"test": Evaluation(10), "other": Evaluation(20)}, State, None)
+  figures = session.figures_of(session.measured({"test": Evaluation(10), "other": Evaluation(20)}, State, None))
   assert figures == {"top1": 11.0, "ema_top1": 12.0, "other/top1": 21.0, "other/ema_top1": 22.0}

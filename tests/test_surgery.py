@@ -107,12 +107,16 @@ def test_compact_models_are_resampled_as_their_code_does():
   ("head", "classes", "kept"),
   [("auto", 3, True), ("auto", 5, False), ("new", 3, False), ("keep", 3, True), ("auto", 0, None)],
 )
-def test_a_head_is_kept_left_out_or_dropped(head, classes, kept):
+def test_a_head_is_kept_starts_at_zero_or_is_left_out(head, classes, kept):
   have, want = described(), described(classes=classes)
-  fitted, notes = surgery.fit(drawn(have), have, want, head)
-  assert ("head/kernel" in fitted) == bool(kept)
+  arrays = drawn(have)
+  fitted, notes = surgery.fit(arrays, have, want, head)
+  if kept is None:
+    assert "head/kernel" not in fitted
+  else:
+    np.testing.assert_array_equal(fitted["head/kernel"], arrays["head/kernel"] if kept else np.zeros((8, classes)))
   missing = layout.shapes(want).keys() - fitted.keys()
-  assert missing == ({"head/kernel", "head/bias"} if kept is False else set())
+  assert missing == ({"head/bias"} if kept is False else set())
   assert any("start anew" in note for note in notes) == (kept is False)
 
 

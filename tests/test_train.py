@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import build, checkpoints, mesh, train
+from vit_jax import checkpoints, measure, mesh, train
 from vit_jax.prepare import prepare
 
 
@@ -40,8 +40,8 @@ def test_a_run_says_what_it_does_and_leaves_its_figures(whole):
     assert words in printed, words
   figures = {f"{metric}_{average}" for metric in ("precision", "recall", "f1") for average in ("weighted", "macro")}
   assert figures | {
-      "top1", "top5", "loss", "seed", "steps", "train_seconds", "images_per_second", "config_sha256", "weights_sha256",
-      "packages", "images", "skipped_images",
+      "top1", "top5", "loss", "mean_per_class", "calibration_error", "seed", "steps", "train_seconds",
+      "images_per_second", "config_sha256", "weights_sha256", "packages", "images", "skipped_images",
   } == result.keys()  # fmt: skip
   assert (result["steps"], result["seed"], result["images"]) == (12, 0, 360)
   assert result["recall_weighted"] == pytest.approx(result["top1"], abs=1e-12)
@@ -171,7 +171,7 @@ def test_eight_devices_become_four_or_one(single, tmp_path, after):
   parts = tiny.parts(8, **{"model.heads": 2, "optim.clip": "none"})
   batches, steps = parts.batches, iter(range(7))
 
-  class Dying(build.Feed):
+  class Dying(measure.Feed):
     def __next__(self):
       if next(steps, None) is None:
         raise InterruptedError

@@ -12,10 +12,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from clu import parameter_overview
-from flax import nnx
 
-from vit_jax import evals, hardware, importers, mesh, metrics, models, optim, rng, steps, tasks, trees
-from vit_jax.config import Choice, ConfigError, Duration, Run, arguments, bind, lookup
+from vit_jax import evals, hardware, importers, measure, mesh, metrics, models, optim, rng, steps, tasks, trees
+from vit_jax.config import ConfigError, Duration, Run, arguments, bind, lookup
 from vit_jax.data import augment, catalog, stream
 from vit_jax.importers import surgery
 
@@ -24,30 +23,7 @@ class Eval(NamedTuple):
   """An evaluation and how often it is due."""
 
   every: int  # steps
-  measure: Callable  # (params, poll) -> {name: figure}
-
-
-class Feed:
-  """Batches as global arrays: an iterator over a stream's rows of this process; `close` ends its threads."""
-
-  def __init__(self, stream: stream.Batches, rows: np.ndarray, size: int, sharding: jax.sharding.Sharding):
-    self._stream, self._rows, self._size, self._sharding = stream, rows, size, sharding
-
-  def __iter__(self):
-    return self
-
-  def __next__(self) -> dict[str, jax.Array]:
-    local = next(self._stream)
-    return {name: mesh.global_array(value, self._rows, self._size, self._sharding) for name, value in local.items()}
-
-  @property
-  def skipped(self) -> int:
-    """Images that could not be decoded, so far, in this process."""
-    return self._stream.skipped
-
-  def close(self) -> None:
-    """Ends the threads that read ahead."""
-    self._stream.close()
+  measure: Callable  # (params, poll) -> evals.Outcome
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +46,7 @@ class Parts:
   state_shapes: steps.State  # with shardings
   statistics: frozenset[str]  # paths in params that the model moves itself
   batch_shapes: dict[str, jax.ShapeDtypeStruct]
-  batches: Callable[[int], Feed]  # from a step on
+  batches: Callable[[int], measure.Feed]  # from a step on
   evals: dict[str, Eval]
   flops_per_image: int  # forward and backward, of the model
 
@@ -103,16 +79,14 @@ class Parts:
 
 def complete(run: Run) -> Run:
   """The run with every name looked up and every argument checked and filled in."""
+  run = dataclasses.replace(run, data=catalog.bind(run.data))
+  prepared = {name: run.data.args[name] for name in evals.PREPARED}
   return dataclasses.replace(
     run,
     model=bind(run.model, (models.lookup(run.model.name, "config.model"),), "config.model"),
-    data=catalog.bind(run.data),
     optim=optim.bind(run.optim),
     task=bind(run.task, (lookup(tasks.TASKS, run.task.name, "config.task"),), "config.task"),
-    evals={
-      name: bind(choice, (lookup(evals.EVALS, choice.name, f"config.evals.{name}"),), f"config.evals.{name}")
-      for name, choice in run.evals.items()
-    },
+    evals={name: evals.bind(choice, prepared, f"config.evals.{name}") for name, choice in run.evals.items()},
   )
 
 
@@ -133,13 +107,14 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
     return duration.steps(run.batch, len(source), total)
 
   # Model, optimizer, task.
-  parameters, apply, statistics, patch = functional(run.model, size, classes)
+  parameters, apply, statistics, patch = measure.functional(run.model, size, classes)
   shapes = jax.eval_shape(parameters, rng.stream(run.seed, 0, "init"))
   params = mesh.parameters(models.sharding(run.model.name), shapes, grid)
   transformation, schedule = optim.create(run.optim, shapes, total, steps_of, statistics)
   frozen = optim.frozen_paths(run.optim.args["frozen"], shapes, statistics)
   patch = patch if run.data.args["warp"].name == "none" else None  # a warp needs whole images
-  task = _task(run, grid, apply, patch, classes, steps_of)
+  placed = measure.placed(run.model, grid)
+  task = _task(run, placed(apply), patch, classes, steps_of)
 
   # The step.
   gradient = steps.gradient(task.loss, frozen)
@@ -167,10 +142,12 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
   }
   jax.eval_shape(step, state_shapes, batch_shapes)  # a mistake in the step shows here, not on the devices
 
-  def predict(params, batch):
-    return {**task.predict(params, batch), "label": batch["label"], "mask": batch["mask"]}
-
   description = importers.Description(run.model, size, classes)
+
+  def predict(normalise):
+    return tasks.TASKS[run.task.name](placed(apply), normalise, None, classes, **run.task.args).predict
+
+  subject = measure.subject(description, grid, run.data, run.batch, open_split, predict)
   save_every, keep_every = max(1, steps_of(run.checkpoint.every)), run.checkpoint.keep_every
   return Parts(
     run=run,
@@ -193,56 +170,20 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
     statistics=statistics,
     batch_shapes=batch_shapes,
     batches=functools.partial(_train_batches, run, source, patch, split),
-    evals=_evals(run, open_split, grid, jax.jit(predict, out_shardings=whole), classes, steps_of),
+    evals={
+      name: Eval(max(1, steps_of(choice.args["every"])), evals.make(choice, subject, f"config.evals.{name}"))
+      for name, choice in run.evals.items()
+    },
     flops_per_image=3 * metrics.flops(lambda p, x: apply(p, x, None), shapes, _image(size)),
   )
 
 
-class Functional(NamedTuple):
-  """A model as pure functions of flat parameters."""
-
-  parameters: Callable  # key -> {path: parameter}
-  apply: Callable  # (parameters, images [B, H, W, C], key or None) -> (logits [B, V], {path: statistic after these})
-  statistics: frozenset[str]  # paths that the model moves itself, among the parameters
-  patch: int | None  # images may come cut into patches of this side
-
-
-def functional(model: Choice, image_size: int, classes: int) -> Functional:
-  """The model of a bound choice."""
-  make = models.lookup(model.name)
-
-  def create(key):
-    return make(image_size, 3, classes, rng.Keys(key), **model.args)
-
-  abstract = nnx.eval_shape(lambda: create(jax.random.key(0)))
-  graph, state = nnx.split(abstract)
-  paths = list(trees.flatten(state))
-  leaves, structure = jax.tree.flatten(trees.map_named(lambda name, _: name, state))
-  assert sorted(leaves) == sorted(paths)
-  statistics = frozenset(trees.flatten(nnx.filter_state(state, nnx.BatchStat)))
-
-  def parameters(key):
-    return trees.flatten(nnx.state(create(key)))
-
-  def apply(params, images, key):
-    module = nnx.merge(graph, jax.tree.unflatten(structure, [params[path] for path in leaves]))
-    return module(images, key), trees.flatten(nnx.state(module, nnx.BatchStat))
-
-  return Functional(parameters, apply, statistics, getattr(abstract, "patch", None))
-
-
-def _task(run, grid, apply, patch, classes, steps_of) -> tasks.Task:
-  """What the run learns from a batch, by a model that is told where XLA would guess wrong."""
+def _task(run, apply, patch, classes, steps_of) -> tasks.Task:
+  """What the run learns from a batch."""
   dtype = np.dtype(run.model.args["dtype"])
-  gather = mesh.gather(models.sharding(run.model.name), grid, dtype)
-
-  def placed(params, images, key):
-    with models.placed(mesh.batch(grid), gather, functools.partial(mesh.per_device, grid)):
-      return apply(params, images, key)
-
   normalise = functools.partial(augment.normalise, dtype=dtype, **arguments(run.data, augment.normalise))
   augmented = augment.build(dtype, run.seed, patch, steps_of, **arguments(run.data, augment.build))
-  return tasks.TASKS[run.task.name](placed, normalise, augmented, classes, **run.task.args)
+  return tasks.TASKS[run.task.name](apply, normalise, augmented, classes, **run.task.args)
 
 
 def _weights(init, description, paths):
@@ -253,32 +194,11 @@ def _weights(init, description, paths):
   return surgery.stack(arrays, paths), [f"weights of {init.from_}", *notes]
 
 
-def _train_batches(run, source, patch, sharding, start) -> Feed:
+def _train_batches(run, source, patch, sharding, start) -> measure.Feed:
   rows = mesh.local_rows(sharding, run.batch)
   options = arguments(run.data, stream.train_batches)
   found = stream.train_batches(source, run.seed, run.batch, rows, start, patch, **options)
-  return Feed(found, rows, run.batch, sharding)
-
-
-def _evals(run, open_split, grid, predict, classes, steps_of):
-  sharding, shards = mesh.batch(grid), mesh.batch_shards(grid)
-  options = arguments(run.data, stream.eval_batches)
-
-  def batches(split, size):
-    rows = mesh.local_rows(sharding, size)
-    found = stream.eval_batches(open_split(run.data, split), size, rows, **options)
-    return Feed(found, rows, size, sharding)
-
-  result = {}
-  for name, choice in run.evals.items():
-    size, split = choice.args["batch"] or run.batch, choice.args["split"]
-    if size % shards:
-      raise ConfigError(f"config.evals.{name}.batch: {size} does not divide over {shards} devices")
-    if len(open_split(run.data, split).classes) != classes:
-      raise ConfigError(f"config.evals.{name}.split: {split!r} has other classes than the training split")
-    measure = evals.EVALS[choice.name](predict, batches, classes, run.batch, **choice.args)
-    result[name] = Eval(max(1, steps_of(choice.args["every"])), measure)
-  return result
+  return measure.Feed(found, rows, run.batch, sharding)
 
 
 def _check_batch(run, grid, examples):

@@ -57,6 +57,13 @@ class Text(str):
   """A value as typed in a flag; the schema decides what it is."""
 
 
+class Required(str):
+  """The place of a value that a recipe leaves to its user; `resolve` asks for it by name."""
+
+
+required = Required("required: no value yet")
+
+
 class Duration(str):
   """A length of training: steps ("500", "10k"), epochs ("90ep"), examples ("2Mex") or a share of the run ("5%")."""
 
@@ -152,13 +159,33 @@ class Run:
   log: Log = Log()
 
 
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+  """What is measured of given weights: evaluations with data of their own, at `image_size` or that of the weights."""
+
+  evals: Mapping[str, Choice]
+  batch: Count = 128
+  image_size: Count | None = None
+  ema: bool = False
+  mesh: Mesh = Mesh()
+
+
 MAY_CHANGE = ("total", "log")  # what a restart in the same workdir may change
 
 
 def recipe(**fields) -> ml_collections.ConfigDict:
   """The editable view of a run: what a config file returns. Nothing is checked before `resolve`."""
+  return _editable(Run, fields)
+
+
+def measurement(**fields) -> ml_collections.ConfigDict:
+  """The editable view of a measurement of weights, for `vit_jax.fewshot`."""
+  return _editable(Measurement, fields)
+
+
+def _editable(kind, fields):
   config = ml_collections.ConfigDict(type_safe=False, convert_dict=True)
-  defaults = {f.name: plain(_default(f)) for f in dataclasses.fields(Run) if _default(f) is not dataclasses.MISSING}
+  defaults = {f.name: plain(_default(f)) for f in dataclasses.fields(kind) if _default(f) is not dataclasses.MISSING}
   for name, value in (defaults | fields).items():
     config[name] = (
       {**defaults[name], **value}
@@ -168,10 +195,10 @@ def recipe(**fields) -> ml_collections.ConfigDict:
   return config
 
 
-def resolve(config: Mapping) -> Run:
-  """Checked, frozen `Run` of an editable config. Raises ConfigError for unknown keys, wrong types and bad ranges."""
+def resolve(config: Mapping, kind: type = Run):
+  """Checked, frozen Run (or Measurement) of an editable config; ConfigError for unknown keys, types and ranges."""
   try:
-    return _convert(config, Run, "config")
+    return _convert(config, kind, "config")
   except ml_collections.config_dict.RequiredValueError as error:
     raise ConfigError(f"config: a placeholder has no value: {error}") from error
 
@@ -250,7 +277,8 @@ def _fields(given: Mapping, schema: Mapping, where: str, owner: str, no_default)
       raise ConfigError(f"{where}.{key}: unknown key for {owner}, value {plain(given[key])!r}.{nearest(key, schema)}")
   result = {}
   for key, (kind, default) in schema.items():
-    if key not in given and default is no_default:
+    absent = isinstance(given[key], Required) if key in given else default is no_default
+    if absent:
       raise ConfigError(f"{where}.{key}: missing; {owner} needs it. Add it to the config or as --{where}.{key}=...")
     result[key] = _convert(given.get(key, default), kind, f"{where}.{key}")
   return result
@@ -313,7 +341,8 @@ def _dataclass(value, kind, where):
     )
   hints = typing.get_type_hints(kind, include_extras=True)
   schema = {word(f): (hints[f.name], _default(f)) for f in dataclasses.fields(kind)}
-  found = _fields(value, schema, where, f"a {kind.__name__}", dataclasses.MISSING)
+  owner = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+  found = _fields(value, schema, where, owner, dataclasses.MISSING)
   return kind(**{f.name: found[word(f)] for f in dataclasses.fields(kind)})
 
 

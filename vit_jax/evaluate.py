@@ -1,7 +1,10 @@
-"""Measures weights, and writes nothing: a run's own, or any file's on the data of a config.
+"""Measures weights, with 95 % intervals: a run's own, or any file's on the data of a config.
 
     python -m vit_jax.evaluate --workdir=runs/digits [--split=test]
     python -m vit_jax.evaluate --weights=PATH --config=FILE [--config.KEY=VALUE] [--split=test]
+
+Nothing is written unless asked for: --write-predictions=FILE, .csv or .npz, has a row for each image, --logits the
+logits in it too; --report=DIR gets figures.json with the intervals, and confusion.png and confusion.csv.
 
 A run's newest checkpoint, on the split that the run was evaluated on and on the same devices, gives the figures of the
 end of training. PATH is any file that `vit_jax.convert` reads, or a workdir; its head is kept, so the config must have
@@ -11,15 +14,19 @@ as many classes, and its positions are resampled to the config's resolution.
 import argparse
 import contextlib
 import dataclasses
+import json
 import pathlib
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax import build, checkpoints, config, flags, mesh, runtime, session, steps, train
+from vit_jax import build, checkpoints, config, figures, flags, mesh, runtime, session, steps, train
 from vit_jax.data import stream
+from vit_jax.evals import Outcome
+from vit_jax.evals.accuracy import Details
 
-FLAGS = ("--workdir", "--weights", "--config", "--split")
+Intervals = dict[str, tuple[float, float]]  # figure -> (low, high)
+FLAGS = ("--workdir", "--weights", "--config", "--split", "--write-predictions", "--logits", "--report")
 
 
 def main() -> None:
@@ -34,14 +41,25 @@ def main() -> None:
   parser.add_argument("--weights", help="a file of weights or a workdir; needs --config")
   parser.add_argument("--config", help="file, or file:argument; --config.KEY=VALUE changes a value")
   parser.add_argument("--split", help="train, test, or a split of the dataset such as train[:10%%]")
+  parser.add_argument(
+    "--write-predictions", type=pathlib.Path, metavar="FILE", help="a row for each image: .csv or .npz"
+  )
+  parser.add_argument("--logits", action="store_true", help="logits of all classes in that file")
+  parser.add_argument("--report", type=train.directory, metavar="DIR", help="figures.json, confusion.png and .csv")
   given, rest = parser.parse_known_args()
   runtime.quiet()
+  if given.write_predictions:
+    figures.check_path(given.write_predictions)
+  elif given.logits:
+    raise config.ConfigError("--logits: write them where? Add --write-predictions=FILE")
   run = run_of(given, rest)
-  if given.split:
-    run = dataclasses.replace(run, evals={name: on_split(choice, given.split) for name, choice in run.evals.items()})
+  run = dataclasses.replace(run, evals=chosen(run.evals, given.split, given.logits))
   runtime.start()
   parts = build.build(run, jax.devices())
-  evaluate(parts, restored(parts, given.workdir) if given.workdir else imported(parts), given.workdir or given.weights)
+  state = restored(parts, given.workdir) if given.workdir else imported(parts)
+  outcomes, intervals = evaluate(parts, state, given.workdir or given.weights)
+  if jax.process_index() == 0:
+    write(outcomes, intervals, given.write_predictions, given.report)
 
 
 def run_of(given: argparse.Namespace, rest: list[str]) -> config.Run:
@@ -53,9 +71,9 @@ def run_of(given: argparse.Namespace, rest: list[str]) -> config.Run:
     edited = flags.load(given.config)
     for key, value in overrides.items():
       flags.edit(edited, key, value)
-    run = config.resolve(edited)
-    init = config.Init(given.weights, head="keep", ema=run.init.ema)
-    return build.complete(dataclasses.replace(run, init=init))
+    for key, value in (("from", given.weights), ("head", "keep")):
+      flags.edit(edited, f"init.{key}", value)
+    return build.complete(config.resolve(edited))
   if overrides:
     raise config.ConfigError(
       f"--config.{next(iter(overrides))}: a workdir has its own config; --split changes the split"
@@ -66,9 +84,17 @@ def run_of(given: argparse.Namespace, rest: list[str]) -> config.Run:
   return build.complete(config.resolve(found))
 
 
-def on_split(choice: config.Choice, split: str) -> config.Choice:
-  """The same evaluation on another split."""
-  return config.Choice(choice.name, {**choice.args, "split": split})
+def chosen(evals: dict[str, config.Choice], split: str | None, logits: bool) -> dict[str, config.Choice]:
+  """A run's evaluations, or with a split its first one by accuracy on that split, under the name test."""
+  kept = dict(evals)
+  if split:
+    first = next((choice for choice in evals.values() if choice.name == "accuracy"), config.Choice("accuracy"))
+    kept = {"test": config.Choice("accuracy", {**first.args, "split": split})}
+  changes = {"logits": True} if logits else {}
+  return {
+    name: config.Choice(choice.name, {**choice.args, **changes}) if choice.name == "accuracy" else choice
+    for name, choice in kept.items()
+  }
 
 
 def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
@@ -89,15 +115,50 @@ def imported(parts: build.Parts) -> steps.State:
   return steps.State(jnp.zeros((), jnp.int32), params, ema={}, optimizer=None)
 
 
-def evaluate(parts: build.Parts, state: steps.State, name) -> dict:
-  """Figures of a state's weights under the names of result.json."""
+def evaluate(parts: build.Parts, state: steps.State, name) -> tuple[dict[str, Outcome], dict[str, Intervals]]:
+  """Measures a state's weights and prints the figures: outcomes, and intervals of those by accuracy, by place."""
   try:
-    figures = session.figures_of(parts.evals, state, poll=lambda: None)
+    outcomes = session.measured(parts.evals, state, poll=lambda: None)
   except stream.ImageError as error:
     raise config.ConfigError(str(error)) from error
   session.say(f"{name}, step {int(state.step)} of {parts.total}" if state.step else str(name))
-  train.report(figures)
-  return figures
+  intervals = {
+    place: figures.intervals(outcome.details.predictions, len(outcome.details.source.classes))
+    for place, outcome in outcomes.items()
+    if isinstance(outcome.details, Details)
+  }
+  ends = {place + key: pair for place, found in intervals.items() for key, pair in found.items()}
+  train.report(session.figures_of(outcomes), ends)
+  return outcomes, intervals
+
+
+def write(
+  outcomes: dict[str, Outcome],
+  intervals: dict[str, Intervals],
+  predictions_file: pathlib.Path | None,
+  folder: pathlib.Path | None,
+) -> None:
+  """The files that were asked for; where several splits or weights were measured, names say which: FILE-val-ema.csv."""
+  for place in intervals:
+    source, predictions = outcomes[place].details
+    mark = "-" + place.strip("/_").replace("/", "-") if place and len(intervals) > 1 else ""
+    if predictions_file:
+      path = predictions_file.with_stem(predictions_file.stem + mark)
+      figures.write(predictions, [source.identify(i) for i in predictions.position.tolist()], path)
+      session.say(f"  predictions {path}")
+    if folder and source.labels == 1:
+      from vit_jax import pictures  # matplotlib takes a second
+
+      folder.mkdir(parents=True, exist_ok=True)
+      matrix = figures.confusion(predictions, len(source.classes))
+      figures.write_confusion(matrix, source.classes, folder / f"confusion{mark}.csv")
+      pictures.confusion(matrix, source.classes, folder / f"confusion{mark}.png")
+  if folder:
+    ends = {place + key: list(pair) for place, found in intervals.items() for key, pair in found.items()}
+    found = {"figures": session.figures_of(outcomes), "intervals": ends}
+    folder.mkdir(parents=True, exist_ok=True)
+    runtime.write_text(folder / "figures.json", json.dumps(found, indent=2) + "\n")
+    session.say(f"  report      {folder}")
 
 
 if __name__ == "__main__":

@@ -59,3 +59,5 @@ def _float32(*arrays):
 
 
 LOSSES = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}
+# By the same names, the probabilities that the logits [B, V] stand for.
+PROBABILITIES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}

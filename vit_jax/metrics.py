@@ -1,4 +1,4 @@
-"""What a run reports: TensorBoard and metrics.jsonl, rates of steady steps, FLOPs, exact classification figures."""
+"""What a run reports: TensorBoard and metrics.jsonl, rates of steady steps, FLOPs."""
 
 import concurrent.futures
 import json
@@ -10,7 +10,6 @@ import time
 
 import jax
 import jax.extend.core
-import numpy as np
 
 from vit_jax import runtime
 
@@ -147,49 +146,3 @@ def _count(jaxpr):
         per_output = math.prod(kernel) // kernel[numbers.rhs_spec[0]]
         total += 2 * math.prod(equation.outvars[0].aval.shape) * per_output
   return total
-
-
-class Counts:
-  """Classification figures from counts: each image once, finished in float64."""
-
-  def __init__(self, classes: int):
-    self._right, self._guessed, self._true = (np.zeros(classes, np.int64) for _ in range(3))
-    self._top1 = self._top5 = self._images = 0
-    self._loss = 0.0
-
-  def add(self, label: np.ndarray, best: np.ndarray, loss: np.ndarray) -> None:
-    """Counts images with true class `label` [B], best classes in order `best` [B, k <= 5], and `loss` [B].
-
-    An image may have several labels, [B, K] padded with -1: finding any of them is a hit. Each counts in its class.
-    """
-    labels = np.sort(label if label.ndim == 2 else label[:, None], axis=1)
-    labels[:, 1:][labels[:, 1:] == labels[:, :-1]] = -1  # a label counts once
-    hit = (best[:, :, None] == labels[:, None, :]).any(2)
-    classes = len(self._true)
-    self._right += np.bincount(best[hit[:, 0], 0], minlength=classes)
-    self._guessed += np.bincount(best[:, 0], minlength=classes)
-    self._true += np.bincount(labels[labels >= 0], minlength=classes)
-    self._top1 += int(hit[:, 0].sum())
-    self._top5 += int(hit.any(1).sum())
-    self._images += len(label)
-    self._loss += float(np.sum(loss, dtype=np.float64))
-
-  def result(self) -> dict[str, float]:
-    """top1, top5, loss; precision, recall and F1 averaged over classes (macro) and by class size (weighted).
-
-    As scikit-learn's `precision_recall_fscore_support(..., zero_division=0)`: classes that occur neither as a label
-    nor as a prediction are left out of the macro average. With several labels an image, top1 is "precision at one".
-    """
-    present = (self._true + self._guessed) > 0
-    right, guessed, true = (x[present].astype(np.float64) for x in (self._right, self._guessed, self._true))
-    per_class = {
-      "precision": right / np.maximum(guessed, 1),
-      "recall": right / np.maximum(true, 1),
-      "f1": 2 * right / (guessed + true),
-    }
-    images = max(self._images, 1)
-    result = {"top1": self._top1 / images, "top5": self._top5 / images, "loss": self._loss / images}
-    for name, values in per_class.items():
-      result[f"{name}_weighted"] = float(np.sum(values * true) / max(true.sum(), 1))
-      result[f"{name}_macro"] = float(np.mean(values)) if len(values) else 0.0
-    return result | {"images": self._images}

@@ -41,6 +41,7 @@ def main() -> None:
   edited = flags.load(given.config)
   for key, value in flags.overrides(rest, ("--config", "--topology", "--search", "--json", "--price")).items():
     flags.edit(edited, key, value)
+  flags.edit(edited, "init.from", "none")  # a plan reads no weights; a recipe may ask for some
   run = build.complete(config.resolve(edited))
 
   plans = []

@@ -1,14 +1,15 @@
-"""Few-shot linear probes of frozen features: which images are drawn, and the closed-form regression (big_vision's).
+"""Few-shot probes of frozen features: which images are drawn, the closed-form regression (big_vision's), and others.
 
 Features and labels are host arrays. Sums are float64: eigenvalues of a Gram matrix span more than float32 holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax import config
+from vit_jax.config import Count, Positive
 
 BIAS = 100.0  # the appended constant: a penalty on its weight hardly matters
 ROWS = 8192  # standardised at a time, so that a million images need no second copy of their features
@@ -102,3 +103,50 @@ def _dual(features, labels, classes, mean, deviation, l2):
   targets = 2.0 * np.eye(classes)[labels] - 1
   gram = x @ x.T
   return [x.T @ np.linalg.solve(gram + penalty * np.eye(len(x)), targets) for penalty in l2]
+
+
+# The choices of an evaluation: (features [N, D], labels [N], classes, *, a grid of one argument) -> for each value of
+# the grid what it is and the function features [M, D] -> class [M].
+
+Fitted = tuple[float, Callable[[np.ndarray], np.ndarray]]
+
+
+def ridge_probe(features, labels, classes, *, l2: tuple[Positive, ...] = (1024.0,)) -> list[Fitted]:
+  """Regularised least squares to {-1, +1}, in closed form: `ridge`; 1024 is big_vision's penalty for any shots."""
+  fitted = ridge(features, labels, classes, l2)
+  return [
+    (penalty, lambda x, probe=probe: scores(probe, x).argmax(1)) for penalty, probe in zip(l2, fitted, strict=True)
+  ]
+
+
+def nearest_neighbours(features, labels, classes, *, neighbours: tuple[Count, ...] = (5,)) -> list[Fitted]:
+  """The class with most weight among the nearest images by angle; each weighs one over its distance (scikit-learn)."""
+  from sklearn.neighbors import KNeighborsClassifier  # half a second, for those who probe
+
+  def unit(x):
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+
+  def fit(count):
+    found = KNeighborsClassifier(min(count, len(labels)), weights="distance", algorithm="brute")
+    found.fit(unit(features), labels)
+    return lambda x: np.concatenate([found.predict(unit(part)) for part in _parts(x)])
+
+  return [(count, fit(count)) for count in neighbours]
+
+
+def logistic(features, labels, classes, *, l2: tuple[Positive, ...] = (1.0,)) -> list[Fitted]:
+  """Logistic regression of standardised features, by L-BFGS to convergence; |W|^2 l2 / 2 is added (scikit-learn)."""
+  from sklearn.linear_model import LogisticRegression
+  from sklearn.pipeline import make_pipeline
+  from sklearn.preprocessing import StandardScaler
+
+  def fit(penalty):
+    found = make_pipeline(StandardScaler(), LogisticRegression(C=1 / penalty, max_iter=10_000))
+    return found.fit(features, labels).predict
+
+  if len(np.unique(labels)) < 2:
+    raise config.ConfigError("a logistic probe needs images of two classes or more; these are all of one")
+  return [(penalty, fit(penalty)) for penalty in l2]
+
+
+PROBES = {"ridge": ridge_probe, "knn": nearest_neighbours, "logistic": logistic}

@@ -122,6 +122,15 @@ def agree(problem: str | None) -> None:
     raise ConfigError(problem or "another process of this run found a mistake; it says which")
 
 
+def from_first(values: np.ndarray) -> np.ndarray:
+  """The first process's values, bit for bit, on all; every process gives an array of that shape and type."""
+  if jax.process_count() == 1:
+    return values
+  # As bytes: JAX would round float64.
+  found = multihost_utils.broadcast_one_to_all(np.frombuffer(values.tobytes(), np.uint8))
+  return np.frombuffer(np.asarray(found, np.uint8).tobytes(), values.dtype).reshape(values.shape)
+
+
 def barrier(name: str) -> None:
   """Returns when all processes are here."""
   if jax.process_count() > 1:
@@ -139,6 +148,28 @@ def claim(workdir: pathlib.Path) -> Iterator[None]:
   with open(workdir / "lock", "a+") as file:
     agree(_lock(file, workdir))
     yield
+
+
+@contextlib.contextmanager
+def locked(workdir: pathlib.Path) -> Iterator[None]:
+  """As `claim`, for a program of one process that touches no device; ConfigError if another holds the workdir."""
+  workdir.mkdir(parents=True, exist_ok=True)
+  with open(workdir / "lock", "a+") as file:
+    if problem := _lock(file, workdir):
+      raise ConfigError(problem)
+    yield
+
+
+def holder(workdir: pathlib.Path) -> str | None:
+  """The process that holds a workdir now, in words; None if it is free."""
+  try:
+    with open(workdir / "lock", "r+") as file:
+      fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except FileNotFoundError:
+    return None
+  except BlockingIOError:
+    return (workdir / "lock").read_text().strip() or "unknown"
+  return None
 
 
 def _lock(file, workdir):

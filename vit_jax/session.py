@@ -8,6 +8,7 @@ import numpy as np
 
 from vit_jax import build, config, hardware, importers, metrics, runtime
 from vit_jax.data import stream
+from vit_jax.evals import Outcome
 
 
 class _Preempted(Exception):
@@ -159,9 +160,9 @@ class Session:
     """Figures of the given evaluations at `step`, written and printed."""
     self._fetch(step)
     with self.clock.pause():
-      figures = figures_of(evals, state, self._poll)
+      figures = figures_of(measured(evals, state, self._poll))
       self.writer.write(step, {key if "/" in key else f"test/{key}": value for key, value in figures.items()})
-      heads = [key for key in figures if key.endswith(("top1", "loss"))]
+      heads = [key for key in figures if key.endswith(("top1", "loss", "shot"))]
       say(f"{step:>7}  evaluated: " + "  ".join(f"{key} {figures[key]:.4f}" for key in heads))
     return figures
 
@@ -189,15 +190,20 @@ class Session:
       say(f"wrote a trace; look at it with: tensorboard --logdir={self.workdir}/tensorboard")
 
 
-def figures_of(evals: dict[str, build.Eval], state, poll) -> dict[str, float]:
-  """Figures of all evaluations: plain names for the one called test, else `<name>/`; `ema_` for averaged weights."""
-  figures = {}
+def measured(evals: dict[str, build.Eval], state, poll) -> dict[str, Outcome]:
+  """Outcomes of all evaluations by what their figures begin with: nothing for the one called test, else `<name>/`; then
+  `ema_` for averaged weights."""
+  outcomes = {}
   # The average is spread over more devices than the parameters: gathered once, not by every batch.
   places = {path: state.params[path].sharding for path in state.ema}
   average = jax.jit(lambda ema: ema, out_shardings=places)(state.ema) if evals and state.ema else {}
   for name, evaluation in evals.items():
     for prefix, weights in (("", state.params), ("ema_", average)):
       if weights:
-        place = prefix if name == "test" else f"{name}/{prefix}"
-        figures |= {place + key: value for key, value in evaluation.measure(weights, poll).items()}
-  return figures
+        outcomes[prefix if name == "test" else f"{name}/{prefix}"] = evaluation.measure(weights, poll)
+  return outcomes
+
+
+def figures_of(outcomes: dict[str, Outcome]) -> dict[str, float]:
+  """All figures under the names of result.json."""
+  return {place + key: value for place, outcome in outcomes.items() for key, value in outcome.figures.items()}

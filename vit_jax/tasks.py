@@ -31,7 +31,7 @@ def classify(
   loss: Literal["softmax", "sigmoid"] = "softmax",
   label_smoothing: Rate = 0.0,
 ) -> Task:
-  """Classification: cross-entropy to soft targets [B, V]; predictions are the best five classes and the loss.
+  """Classification: cross-entropy to soft targets [B, V]; predicts the best five classes and more.
 
   An image with several labels has a target of one for each with the sigmoid loss, and equal shares of one with softmax.
   """
@@ -53,7 +53,13 @@ def classify(
   def predict(params, batch):
     logits, _ = apply(params, normalise(batch["image"]), None)
     _, best = jax.lax.top_k(logits, min(5, classes))
-    return {"loss": cross_entropy(logits, hard(batch["label"])), "best": best}
+    confidence = jnp.max(losses.PROBABILITIES[loss](logits), axis=-1)
+    return {
+      "loss": cross_entropy(logits, hard(batch["label"])),
+      "best": best,
+      "confidence": confidence,
+      "logits": logits,
+    }
 
   return Task(examples, objective, predict)
 

@@ -90,6 +90,8 @@ def objection(workdir: pathlib.Path, parts: build.Parts) -> str | None:
     if checkpoints.exist(workdir):
       return f"--workdir: {workdir} holds checkpoints and no config.json; take another directory"
     return None
+  with contextlib.suppress(config.ConfigError):  # keys that are new since then have their defaults
+    found = config.plain(build.complete(config.resolve(found)))
   strict = [{k: v for k, v in c.items() if k not in config.MAY_CHANGE} for c in (found, config.plain(parts.run))]
   differences = trees.diff(*strict)
   if not differences:
@@ -155,18 +157,17 @@ def train(
   return result
 
 
-def report(result: dict) -> None:
-  """The table of figures."""
+def report(result: dict, intervals: dict[str, tuple[float, float]] | None = None) -> None:
+  """The table of figures, with the intervals {figure: (low, high)} that are given."""
   say("")
   for key, value in result.items():
+    label = f"  {key.replace('_', ' '):<24}"
     if key.endswith("images"):
-      say(f"  {key.replace('_', ' '):<24}{value:>10,}")
+      say(f"{label}{value:>10,}")
     elif isinstance(value, float) and not key.endswith(("seconds", "per_second")):
-      say(
-        f"  {key.replace('_', ' '):<24}{value:>10.4f}"
-        if key.endswith("loss")
-        else f"  {key.replace('_', ' '):<24}{value:>10.2%}"
-      )
+      form = ".4f" if key.endswith("loss") else ".2%"
+      low, high = (intervals or {}).get(key, (None, None))
+      say(f"{label}{value:>10{form}}" + (f"   95 % [{low:{form}}, {high:{form}}]" if low is not None else ""))
 
 
 def close(result: dict, workdir: pathlib.Path) -> None:

@@ -88,14 +88,17 @@ def resize(size: int):
   return lambda image, draw: scale(image, size, size)
 
 
-def centre(size: int, *, resize: Size | None = None):
-  """The smaller side scaled to `resize` (S / 0.875 unless given: 256 for 224), then the central square."""
+def centre(size: int, *, resize: Size | None = None, squash: bool = False):
+  """The smaller side scaled to `resize` (S / 0.875 unless given: 256 for 224), then the central square.
+
+  With `squash` both sides are scaled to it, whatever the image's shape, as big_vision's few-shot evaluation does.
+  """
   small = resize or round(size / 0.875)
   if small < size:
     raise ConfigError(f"crop.resize: {small} is smaller than image_size {size}; the smaller side must cover the crop")
 
   def crop(image, draw):
-    image = _small_side(image, small)
+    image = scale(image, small, small) if squash else _small_side(image, small)
     top, left = (image.shape[0] - size) // 2, (image.shape[1] - size) // 2
     return image[top : top + size, left : left + size]
 

@@ -1,5 +1,46 @@
-"""Evaluations: each measures the weights every so often during a run, and at its end."""
+"""Evaluations: each measures the weights every so often during a run, and at its end.
 
+An evaluation is a function of (subject, where, *, ...) that gives (params, poll) -> Outcome.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vit_jax import config, probes
+from vit_jax.config import Choice
+from vit_jax.data import catalog
 from vit_jax.evals.accuracy import accuracy
+from vit_jax.evals.fewshot import fewshot
+from vit_jax.evals.subject import Outcome, Subject
 
-EVALS = {"accuracy": accuracy}
+__all__ = ["EVALS", "PREPARED", "Outcome", "Subject", "bind", "make"]
+
+EVALS = {"accuracy": accuracy, "fewshot": fewshot}
+# How images are prepared: for other data as for the run's own, unless an evaluation says otherwise.
+PREPARED = ("image_size", "test_crop", "mean", "std", "on_error", "threads")
+
+
+def make(choice: Choice, subject: Subject, where: str) -> Callable:
+  """The function (params, poll) -> Outcome of a bound choice."""
+  return EVALS[choice.name](subject, where, **choice.args)
+
+
+def bind(choice: Choice, prepared: Mapping[str, Any], where: str) -> Choice:
+  """The choice with every argument checked and filled in; other data are `prepared` as the {argument: value} say."""
+  bound = config.bind(choice, (config.lookup(EVALS, choice.name, where),), where)
+  args = dict(bound.args)
+  if data := args["data"]:
+    args["data"] = catalog.bind(Choice(data.name, {**prepared, **data.args}), f"{where}.data")
+    size = prepared.get("image_size", args["data"].args["image_size"])
+    if args["data"].args["image_size"] != size:
+      raise config.ConfigError(
+        f"{where}.data.image_size: {args['data'].args['image_size']}, but the model takes {size} px; leave it out"
+      )
+  if "probes" in args:
+    args["probes"] = {
+      name: config.bind(
+        probe, (config.lookup(probes.PROBES, probe.name, f"{where}.probes.{name}"),), f"{where}.probes.{name}"
+      )
+      for name, probe in args["probes"].items()
+    }
+  return Choice(choice.name, args)

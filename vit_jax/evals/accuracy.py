@@ -1,55 +1,55 @@
 """Classification figures over a split: every image once, on any number of devices and processes."""
 
-import contextlib
+import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 
-from vit_jax.config import Count, Duration
-from vit_jax.metrics import Counts
+from vit_jax import figures
+from vit_jax.config import Choice, ConfigError, Count, Duration
+from vit_jax.data import sources
+from vit_jax.evals.subject import Outcome, Subject, rows
+
+
+class Details(NamedTuple):
+  """What the figures are made of."""
+
+  source: sources.Source
+  predictions: figures.Predictions
 
 
 def accuracy(
-  predict: Callable,
-  batches: Callable,
-  classes: int,
-  size: int,
+  subject: Subject,
+  where: str,
   *,
+  data: Choice | None = None,
   split: str = "test",
   every: Duration = Duration("10%"),
   batch: Count | None = None,
+  logits: bool = False,
 ) -> Callable:
-  """(params, poll) -> figures of `metrics.Counts`, over the images of a split.
+  """(params, poll) -> figures of `figures.measure` over the images of a split, with their predictions as details.
 
   Args:
-    predict: (params, batch) -> label [B] or [B, K], mask, best, loss of the whole batch, on every process.
-    batches: (split, size) -> iterator, with a close, over batches that cover the split, the last padded with mask 0.
-    classes: number of classes.
-    size: batch size where `batch` is None.
-    split: "train" or "test" as the run's data names them, or a split of the dataset.
+    subject: the model and its data.
+    where: the evaluation's place in the config, for errors.
+    data: another dataset with the same classes; images are prepared as the run's own.
+    split: "train", "val" or "test" as the data name them, or a split of the dataset.
     every: how often it runs; it always runs at the end.
     batch: images at a time.
+    logits: keep the logits of all classes, 4 bytes each on the host; images with several labels always do, for their
+      average precision.
   """
   del every  # the training loop keeps time
+  source, size = subject.open(data, split), subject.size(batch, where)
+  if len(source.classes) != subject.classes:
+    raise ConfigError(f"{where}.split: {split!r} has {len(source.classes)} classes, the model {subject.classes}")
+  predict = subject.predict(data, logits or source.labels > 1)
 
-  def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> dict[str, float]:
-    counts = Counts(classes)
-
-    def count(rows):
-      rows = jax.device_get(rows)
-      real = rows["mask"] > 0
-      counts.add(rows["label"][real], rows["best"][real], rows["loss"][real])
-
-    running = None  # counting one batch while the devices work on the next
-    with contextlib.closing(batches(split, batch or size)) as feed:
-      for images in feed:
-        poll()
-        started = predict(params, images)
-        if running is not None:
-          count(running)
-        running = started
-    if running is not None:
-      count(running)
-    return counts.result()
+  def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
+    found = rows(functools.partial(predict, params), subject.batches(data, source, size), poll, size)
+    predictions = figures.Predictions(**found)
+    return Outcome(figures.measure(predictions, subject.classes), Details(source, predictions))
 
   return measure

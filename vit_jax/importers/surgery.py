@@ -95,8 +95,9 @@ def fit(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """(parameters of `want` made of those of `have`, what was done in words). Parameters that start anew are left out.
 
-  The head is kept or left out; "auto" keeps it where the number of classes is the same. Tables that belong to a grid
-  are resampled. Whatever else differs is a ConfigError that lists it. Arrays are by path, layer by layer.
+  The head is kept or starts anew, with kernels of zeros (Dosovitskiy et al. 2021, section 3.2); "auto" keeps it where
+  the number of classes is the same. Tables that belong to a grid are resampled. Whatever else differs is a ConfigError
+  that lists it. Arrays are by path, layer by layer.
   """
   arrays, shapes, notes = dict(arrays), layout.shapes(want), []
 
@@ -119,6 +120,8 @@ def fit(
       notes.append("pre_logits: left out with the head it fed")
     if "pre_logits/kernel" not in arrays:
       anew |= {path for path in shapes if path.startswith("pre_logits/")}
+    kernels = {path for path in anew if _HEAD.fullmatch(path) and path.endswith("kernel")}
+    arrays |= {path: np.zeros(shapes[path], np.float32) for path in kernels}
 
   # Grids.
   family = models.find(want.model.name, "model").family

@@ -1,0 +1,183 @@
+"""Few-shot probes, as an evaluation and as a command: against least squares on features of the model called by hand."""
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import build, config, flags, importers, measure, probes, train
+from vit_jax.config import Choice, ConfigError
+from vit_jax.data import catalog, crops
+from vit_jax.prepare import prepare
+
+SHOTS, SEEDS = (1, 4), (0, 1)
+
+
+def wanted(**changes):
+  args = {"shots": SHOTS, "seeds": SEEDS, "data": {"name": "digits", "train": "train[:300]", "test": "test[:96]"}}
+  edited = config.measurement(evals={"digits": {"name": "fewshot"} | args | changes}, batch=16)
+  return config.resolve(edited, config.Measurement)
+
+
+@pytest.fixture(scope="module")
+def weights():
+  """A narrow CCT with parameters as they are drawn."""
+  prepare("digits")
+  run = tiny.run()
+  parameters = measure.functional(run.model, 32, 10).parameters(jax.random.key(3))
+  return importers.Description(run.model, 32, 10), {path: np.asarray(value) for path, value in parameters.items()}
+
+
+@pytest.fixture(scope="module")
+def outcome(weights):
+  measured = measure.of_weights(wanted(), *weights, jax.devices()[:1])
+  return measured.evals["digits"](measured.params, lambda: None)
+
+
+def by_hand(weights, split):
+  """Features and labels of the digits of a split, image by image."""
+  description, arrays = weights
+  source = catalog.open_source("digits", split)
+  model = importers.create(description._replace(classes=0), {k: v for k, v in arrays.items() if "head" not in k})
+  images, labels = [], []
+  for i in range(len(source)):
+    data, label = source.read(i)
+    images.append(crops.resize(32)(crops.decode(data), None))
+    labels.append(label)
+  return np.asarray(model(np.stack(images) / 127.5 - 1, None)), np.array(labels)
+
+
+def test_figures_are_those_of_features_and_draws_made_by_hand(weights, outcome):
+  (x, labels), (test_x, truth) = (by_hand(weights, split) for split in ("train[:300]", "test[:96]"))
+  for k in SHOTS:
+    scores = []
+    for seed in SEEDS:
+      rng, rows = np.random.default_rng(seed), []
+      for label in range(10):
+        rows += rng.permutation(np.flatnonzero(labels == label))[:k].tolist()
+      (probe,) = probes.ridge(x[rows], labels[rows], 10)
+      scores.append(np.mean(probes.scores(probe, test_x).argmax(1) == truth))
+    # An image on the border between two classes may fall to either side.
+    assert outcome.figures[f"ridge_{k}shot"] == pytest.approx(np.mean(scores), abs=1.5 / 96)
+    if np.mean(scores) == outcome.figures[f"ridge_{k}shot"]:
+      assert outcome.figures[f"ridge_{k}shot_std"] == pytest.approx(np.std(scores, ddof=1))
+  np.testing.assert_array_equal(outcome.details.label, truth)
+
+
+@pytest.mark.parametrize(("devices", "batch"), [(8, 16), (4, 40), (2, 96)])
+def test_devices_and_batch_change_no_draw(weights, outcome, devices, batch):
+  given = wanted(batch=batch)
+  measured = measure.of_weights(given, *weights, jax.devices()[:devices])
+  polls = []
+  found = measured.evals["digits"](measured.params, lambda: polls.append(1))
+  for seed in SEEDS:
+    np.testing.assert_array_equal(found.details.drawn[seed], outcome.details.drawn[seed])
+  for one, other in zip(found.details.episodes, outcome.details.episodes, strict=True):
+    assert one[:5] == other[:5]
+    assert np.mean(one.predicted != other.predicted) < 0.02
+  # Only the drawn images of the 300 pass the model, once each, and every test image.
+  drawn = len(np.unique(np.concatenate(list(found.details.drawn.values()))))
+  assert len(polls) == -(-drawn // batch) + -(-96 // batch)
+
+
+def test_as_an_evaluation_of_a_run_it_gives_the_same(weights, outcome):
+  choice = Choice("fewshot", {"shots": SHOTS, "seeds": SEEDS, "train": "train[:300]", "test": "test[:96]"})
+  run = build.complete(tiny.changed(tiny.run(), evals={"shots": choice}))
+  parts = build.build(run, jax.devices()[:1])
+  params = {path: jax.device_put(weights[1][path]) for path in parts.state_shapes.params}
+  found = parts.evals["shots"].measure(params, lambda: None)
+  assert found.figures == outcome.figures
+
+
+@pytest.mark.parametrize("name", ["ridge", "knn", "logistic"])
+def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
+  grid = {"ridge": "l2", "knn": "neighbours", "logistic": "l2"}[name]
+  values = (1, 30) if name == "knn" else (1e9, 1.0)
+  settings = {}
+  for given in (values, values[:1], values[1:]):
+    probe = {"name": name, grid: given}
+    given_wanted = wanted(probes={"it": probe}, shots=(4,), seeds=(0,), held_out=6)
+    measured = measure.of_weights(given_wanted, *weights, jax.devices()[:1])
+    settings[given] = measured.evals["digits"](measured.params, lambda: None).details.episodes[0]
+  chosen = settings[values]
+  assert chosen.setting in values
+  np.testing.assert_array_equal(chosen.predicted, settings[(chosen.setting,)].predicted)
+  if name != "knn":
+    assert chosen.setting == 1.0  # the other penalty leaves nothing of the features
+
+
+@pytest.mark.parametrize(
+  ("changes", "says"),
+  [
+    ({"shots": ()}, r"config.evals.digits.shots: \(\); allowed: one or more, each once"),
+    ({"seeds": (1, 1)}, r"config.evals.digits.seeds: \(1, 1\)"),
+    ({"data": None}, r"config.evals.digits.data: missing"),
+    ({"probes": {"a": {"name": "rigde"}}}, r"probes.a.name: unknown name 'rigde'. Did you mean 'ridge'"),
+    ({"probes": {"a": {"name": "ridge", "l2": ()}}}, r"probes.a.l2: empty"),
+    ({"probes": {"a": {"name": "ridge", "l2": (0.0,)}}}, r"probes.a.l2\[0\]: 0.0 is out of range"),
+    ({"batch": 15}, r"config.evals.digits.batch: 15 does not divide over 2 devices"),
+  ],
+)
+def test_what_cannot_be_measured_is_refused(weights, changes, says):
+  with pytest.raises(ConfigError, match=says):
+    measure.of_weights(wanted(**changes), *weights, jax.devices()[:2])
+
+
+def test_nothing_left_to_choose_on_is_refused(weights):
+  given = wanted(shots=(300,), probes={"a": {"name": "ridge", "l2": (1.0, 2.0)}})
+  measured = measure.of_weights(given, *weights, jax.devices()[:1])
+  with pytest.raises(ConfigError, match=r"evals.digits: no class has an image beyond 300 shots"):
+    measured.evals["digits"](measured.params, lambda: None)
+
+
+def test_accuracy_is_for_another_verb(weights):
+  given = config.resolve(config.measurement(evals={"a": {"name": "accuracy"}}), config.Measurement)
+  with pytest.raises(ConfigError, match=r"'accuracy' needs the weights' own classes; use vit_jax.evaluate"):
+    measure.of_weights(given, *weights, jax.devices()[:1])
+
+
+def test_the_command_prints_writes_and_keeps_features(tmp_path):
+  train.train(tiny.parts(1, total=2), tmp_path / "run")
+  told = [
+    "--config=configs/fewshot.py:digits", f"--weights={tmp_path / 'run'}", "--config.evals.digits.shots=(1,2)",
+    "--config.evals.digits.data.train=train[:200]", f"--json={tmp_path / 'f.json'}",
+    f"--write-predictions={tmp_path / 'p.csv'}",
+  ]  # fmt: skip
+  said = tiny.finish(tiny.command("fewshot", *told, devices=2, XDG_CACHE_HOME=str(tmp_path / "cache")))
+  assert "1-shot" in said and "±" in said
+  found = json.loads((tmp_path / "f.json").read_text())["evals"]["digits"]
+  rows = list(csv.DictReader((tmp_path / "p.csv").open()))
+  assert len(rows) == found["figures"]["images"] == 360
+  assert len({row["id"] for row in rows}) == 360
+  for k in (1, 2):
+    top1 = [np.mean([row[f"ridge_{k}shot_seed{seed}"] == row["label"] for row in rows]) for seed in range(3)]
+    assert found["figures"][f"ridge_{k}shot"] == pytest.approx(np.mean(top1))
+    assert found["figures"][f"ridge_{k}shot_std"] == pytest.approx(np.std(top1, ddof=1))
+  assert [len(found["drawn"][str(seed)]) for seed in range(3)] == [20] * 3
+  assert len(list((tmp_path / "cache" / "vit_jax" / "features").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+  ("told", "says"),
+  [
+    (["--weights=/nowhere.npz"], "/nowhere.npz"),
+    (["--weights=x.npz", "--json=/nowhere/f.json"], "there is no folder /nowhere"),
+    (["--weights=x.npz", "--config.evals.digits.shot=3"], "Did you mean 'shots'"),
+  ],
+)
+def test_a_mistake_is_one_line(told, says):
+  message = tiny.finish(tiny.command("fewshot", "--config=configs/fewshot.py", *told), 2)
+  assert says in message
+  assert "Traceback" not in message
+
+
+def test_every_dataset_of_the_recipe_resolves():
+  module, _ = flags.module(str(tiny.ROOT / "configs/fewshot.py"))
+  for name in (*module.SETS, "suite"):
+    found = config.resolve(module.get_config(name), config.Measurement)
+    assert all(choice.name == "fewshot" for choice in found.evals.values())
+  with pytest.raises(ValueError, match=r"unknown dataset \['pet'\]"):
+    module.get_config("pet")

@@ -1,0 +1,136 @@
+"""Pictures are whole PNG files of the documented size that show what they should, whatever the classes are called."""
+
+import cv2
+import numpy as np
+import pytest
+
+from vit_jax import pictures
+from vit_jax.config import ConfigError
+
+
+def matrix_of(classes):
+  """A diagonal and some confusions; class 1 has no images."""
+  matrix = np.random.default_rng(classes).integers(0, 3, (classes, classes)) + 40 * np.eye(classes, dtype=np.int64)
+  matrix[1] = 0
+  return matrix
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+  ("classes", "width", "height"),
+  [(2, 7, 6), (10, 8, 7), (20, 13, 12), (50, 15.5, 14.5), (51, 15.5, 14.5), (1000, 15.5, 14.5)],
+)
+def test_a_picture_is_readable_for_few_and_many_classes(tmp_path, classes, width, height):
+  pictures.confusion(matrix_of(classes), [f"class {i}" for i in range(classes)], tmp_path / "a.png")
+  image = cv2.imread(str(tmp_path / "a.png"))
+  assert image.shape == (height * pictures.DPI, width * pictures.DPI, 3)
+  blue, _, red = np.moveaxis(image.astype(int), 2, 0)
+  assert (blue - red > 60).sum() > 1000  # the diagonal and the bar
+  assert (image == 255).mean() > 0.1
+  assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_the_row_is_the_label_and_its_sum_the_whole(tmp_path):
+  matrix = np.array([[0, 900, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
+  pictures.confusion(matrix, ["", "", "", ""], tmp_path / "a.png")
+  image = cv2.imread(str(tmp_path / "a.png")).astype(int)
+  # The frame of the matrix: the first black line across and down, and the last across; down, the bar's come later.
+  black = (image < 60).all(2)
+  down, across = (np.flatnonzero(black.sum(axis) > 500) for axis in (1, 0))
+  top, left, cell = down[0], across[0], (down[-1] - down[0]) / 4
+
+  def colour(row, column):
+    middle = image[int(top + (row + 0.2) * cell), int(left + (column + 0.2) * cell)]
+    return middle.tolist()
+
+  assert np.abs(across - left - 4 * cell).min() < 3  # a square
+  assert colour(0, 1) == colour(1, 1)  # all of the label's images, be they 900 or one
+  assert sum(colour(0, 1)) < sum(colour(3, 0)) < sum(colour(0, 0))
+  assert colour(0, 0) == colour(1, 0) == colour(2, 0) == colour(2, 3)
+  assert colour(3, 0) == colour(3, 3)
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_class_name_breaks_a_picture(tmp_path):
+  names = ["猫の名前", "naïve Straße", "x" * 500, "$x_{ $", "a\nb\tc", "", "caf\udce9", "\\frac", "🐈", "dog", "dog"]
+  pictures.confusion(matrix_of(11), names, tmp_path / "a.png")
+  assert cv2.imread(str(tmp_path / "a.png")).shape == (7.5 * pictures.DPI, 8.5 * pictures.DPI, 3)
+
+
+@pytest.mark.parametrize(
+  ("name", "short"),
+  [
+    ("x" * 24, "x" * 24),
+    ("x" * 25, "x" * 23 + "…"),
+    ("猫" * 30, "猫" * 23 + "…"),
+    ("two\n  lines", "two lines"),
+    ("caf\udce9", "caf?"),
+  ],
+)
+def test_names_are_cut_to_one_line_of_24_characters(name, short):
+  assert pictures._short(name) == short
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_images_make_an_empty_picture(tmp_path):
+  pictures.confusion(np.zeros((3, 3), np.int64), ["a", "b", "c"], tmp_path / "a.png")
+  assert cv2.imread(str(tmp_path / "a.png")) is not None
+
+
+@pytest.mark.parametrize(("share", "text"), [(1, "100"), (0.999, "99.9"), (0.5, "50"), (1 / 3, "33.3"), (0.001, "0.1")])
+def test_cells_say_per_cent(share, text):
+  axes = pictures.Figure().add_subplot()
+  pictures._number(axes, np.array([[share, 0.0]]))
+  assert [found.get_text() for found in axes.texts] == [text]
+
+
+def test_drawing_leaves_nothing_behind_and_needs_no_display(tmp_path, monkeypatch):
+  from matplotlib import pyplot, rcParams
+
+  monkeypatch.delenv("DISPLAY", raising=False)
+  before = dict(rcParams)
+  pictures.confusion(matrix_of(3), ["a", "b", "c"], tmp_path / "a.png")
+  assert pyplot.get_fignums() == []
+  assert dict(rcParams) == before
+
+
+def test_what_is_cut_short_leaves_the_old_picture(tmp_path, monkeypatch):
+  def half(self, path, **_):
+    path.write_bytes(b"half")
+    raise OSError("disk full")
+
+  (tmp_path / "a.png").write_bytes(b"old")
+  monkeypatch.setattr(pictures.Figure, "savefig", half)
+  with pytest.raises(OSError, match="disk full"):
+    pictures.confusion(matrix_of(3), ["a", "b", "c"], tmp_path / "a.png")
+  assert (tmp_path / "a.png").read_bytes() == b"old"
+  assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
+
+
+@pytest.mark.parametrize(
+  ("name", "message"), [("a.pdf", r"end the name in \.png$"), ("none/a.png", "there is no folder")]
+)
+def test_a_path_that_cannot_be_written_is_refused(tmp_path, name, message):
+  with pytest.raises(ConfigError, match=message):
+    pictures.confusion(matrix_of(3), ["a", "b", "c"], tmp_path / name)
+
+
+def test_effects_are_shares_of_the_variance_counted_by_hand(tmp_path, monkeypatch):
+  rows = [
+    ({"lr": lr, "model": model, "seed": seed}, lr + 0.01 * seed) for lr in (1, 2) for model in "ab" for seed in (0, 1)
+  ]
+  values = np.array([value for _, value in rows])
+  by_lr = [values[:4].mean(), values[4:].mean()]
+  expected = sum(4 * (mean - values.mean()) ** 2 for mean in by_lr) / np.sum((values - values.mean()) ** 2)
+  assert pictures._explained(rows, "lr") == pytest.approx(expected)
+  assert pictures._explained(rows, "model") == pytest.approx(0, abs=1e-12)
+  assert pictures._explained([({"lr": 1}, 0.5)], "lr") == 0
+
+
+@pytest.mark.parametrize("values", [(1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0, 1e3), ("a $x$", "é" * 60, None), (1,)])
+def test_effects_of_numbers_names_and_gaps_are_drawn(tmp_path, values):
+  rows = [({} if value is None else {"key": value, "seed": 0}, 0.1 * i) for i, value in enumerate(values)]
+  pictures.effects(rows, ["key", "seed"], "val/top1", tmp_path / "it.png")
+  drawn = cv2.imread(str(tmp_path / "it.png"))
+  assert drawn.shape[0] == 4 * pictures.DPI
+  assert drawn.std() > 5

@@ -1,0 +1,97 @@
+"""Frozen features of a dataset's images: each image once for given weights, kept on disk where that is asked for."""
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import pathlib
+import zipfile
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from vit_jax import figures, runtime
+from vit_jax.config import Choice
+from vit_jax.data import sources
+from vit_jax.evals.subject import Subject, rows
+
+
+def extract(
+  subject: Subject,
+  data: Choice | None,
+  source: sources.Source,
+  wanted: np.ndarray,
+  params: dict[str, jax.Array],
+  poll: Callable[[], None],
+  size: int,
+  file: pathlib.Path | None,
+) -> tuple[np.ndarray, np.ndarray]:
+  """(record numbers [N], features [N, D]) of the `wanted` records, without those that cannot be decoded.
+
+  What is in the cache `file` is not computed again; the rest is, by all processes, and added to it. Only the first
+  process returns all of them: the others need not see its file.
+  """
+  first = jax.process_index() == 0
+  known, kept = _read(file) if file and first else (np.zeros(0, np.int64), None)
+  missing = wanted[~runtime.from_first(np.isin(wanted, known))]
+  if len(missing):
+    batches = subject.batches(data, sources.subset(source, missing), size)
+    compute = subject.features(data)
+    found = rows(lambda batch: compute(params, batch), batches, poll, size)
+    position, features = missing[found["position"]], found["features"]
+    if kept is not None:
+      position, features = np.concatenate([known, position]), np.concatenate([kept, features])
+    order = np.argsort(position)
+    known, kept = position[order], features[order]
+    if file and first:
+      _write(file, known, kept)
+  if kept is None:  # nothing to compute, and another process has the file
+    return np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
+  use = np.isin(known, wanted)
+  return known[use], kept[use]
+
+
+def cache_file(identity: str, data: Choice, source: sources.Source) -> pathlib.Path:
+  """Where features are kept: a name that follows from the version of this code, model, weights, preparation, images.
+
+  In $XDG_CACHE_HOME/vit_jax/features, else ~/.cache/vit_jax/features; any of it may be removed at any time.
+  """
+  prepared = {name: data.args[name] for name in ("image_size", "test_crop", "mean", "std")}
+  told = {
+    "code": importlib.metadata.version("vit_jax"),
+    "model": identity,
+    "prepared": prepared,
+    "split": source.split,
+    "data": source.fingerprint(),
+  }
+  name = hashlib.sha256(json.dumps(told, sort_keys=True, default=repr).encode()).hexdigest()
+  folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+  return folder / "vit_jax" / "features" / f"{name}.npz"
+
+
+def _read(file):
+  """Record numbers and features in the cache; none where there is no file, or none that can be read."""
+  try:
+    with np.load(file, allow_pickle=False) as found:
+      position, features = found["position"], found["features"]
+    if features.ndim == 2 and position.shape == features.shape[:1] and np.isfinite(features).all():
+      return position, features
+    reason = "its arrays do not fit together"
+  except FileNotFoundError:
+    return np.zeros(0, np.int64), None
+  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    reason = str(error)
+  logging.warning("features in %s cannot be read (%s); they are computed again", file, reason)
+  return np.zeros(0, np.int64), None
+
+
+def _write(file, position, features):
+  """Replaces the file at once, so that a kill leaves the old one; a full disk costs the cache, not the figures."""
+  try:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with figures.whole(file) as partial, partial.open("wb") as opened:
+      np.savez(opened, position=position, features=features)
+  except OSError as error:
+    logging.warning("features are not kept in %s: %s", file, error)

@@ -1,0 +1,174 @@
+"""Few-shot probes: classifiers of frozen features, from a few images of a class (Dosovitskiy et al. 2021, section 4.1).
+
+big_vision's protocol: for each seed, k images of each class are drawn, 1 among 5 among 10 among 25; features are
+standardised by those images and classified by regularised least squares. The drawn images follow from (seed, labels of
+the split) alone, whatever the devices, processes and batches.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Annotated, NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax import probes as tables
+from vit_jax import runtime
+from vit_jax.config import Choice, ConfigError, Count, Duration, Range
+from vit_jax.data import sources
+from vit_jax.evals import features
+from vit_jax.evals.subject import Outcome, Subject
+
+Seed = Annotated[int, Range(0, 2**31 - 1)]
+
+
+class Episode(NamedTuple):
+  """One draw, and what a probe made of it."""
+
+  probe: str
+  shots: int
+  seed: int
+  images: int  # trained on
+  setting: float  # of the probe: the penalty, the number of neighbours
+  top1: float
+  predicted: np.ndarray  # class of each test image [M]
+
+  @property
+  def name(self) -> str:
+    """The figure that this is one of."""
+    return f"{self.probe}_{self.shots}shot"
+
+
+class Details(NamedTuple):
+  """What the figures are made of, on the first process."""
+
+  episodes: list[Episode]
+  train: sources.Source
+  test: sources.Source
+  drawn: dict[int, np.ndarray]  # seed -> record numbers of the most shots, class by class
+  label: np.ndarray  # of each test image [M]
+  position: np.ndarray  # record number of each test image [M]
+
+
+def fewshot(
+  subject: Subject,
+  where: str,
+  *,
+  data: Choice | None = None,
+  train: str = "train",
+  test: str = "test",
+  shots: tuple[Count, ...] = (1, 5, 10, 25),
+  seeds: tuple[Seed, ...] = (0, 1, 2),
+  probes: Mapping[str, Choice] = {"ridge": Choice("ridge")},
+  held_out: Count = 5,
+  cache: bool = False,
+  every: Duration = Duration("10%"),
+  batch: Count | None = None,
+) -> Callable:
+  """(params, poll) -> mean top-1 over seeds for each probe and number of shots, `_std` its standard deviation (n - 1).
+
+  Args:
+    subject: the model and its data.
+    where: the evaluation's place in the config, for errors.
+    data: a dataset, with any classes; images are prepared as the run's own unless it says otherwise.
+    train: the split that images are drawn from.
+    test: the split that probes are scored on, each image once.
+    shots: images of each class to train on; classes that have fewer give all of theirs.
+    seeds: one draw each.
+    probes: by name, choices of `probes.PROBES`. Of several penalties (or neighbours) the best on held-out shots is
+      taken, for each draw by itself.
+    held_out: images of each class to choose on, drawn after the most `shots` and never trained on.
+    cache: keep features on disk, under a hash of weights, preparation and images.
+    every: how often it runs; it always runs at the end.
+    batch: images at a time.
+  """
+  del every  # the training loop keeps time
+  size = subject.size(batch, where)
+  sides = {"train": subject.open(data, train), "test": subject.open(data, test)}
+  classes = len(sides["train"].classes)
+  _check(where, sides, shots, seeds, probes)
+  most = max(shots)
+  choosing = held_out if any(len(fitted) > 1 for probe in probes.values() for fitted in probe.args.values()) else 0
+  labels = {side: functools.cache(functools.partial(_labels, source)) for side, source in sides.items()}
+
+  def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
+    drawn = {seed: tables.draw(labels["train"](), classes, most + choosing, seed) for seed in seeds}
+    wanted = {"train": np.unique(np.concatenate([*drawn.values()])), "test": np.arange(len(sides["test"]))}
+    weights = subject.identity(params) if cache else None
+    found = {}
+    for side, source in sides.items():
+      file = features.cache_file(weights, subject.data(data), source) if cache else None
+      found[side] = features.extract(subject, data, source, wanted[side], params, poll, size, file)
+    outcome, problem = None, None
+    if jax.process_index() == 0:
+      try:
+        outcome = _solve(found, labels, classes, sides, shots, seeds, probes, choosing)
+      except ConfigError as error:
+        problem = f"{where}: {error}"
+    runtime.agree(problem)
+    names = [f"{name}_{k}shot" for name in probes for k in shots]
+    names = [name + end for name in names for end in (("", "_std") if len(seeds) > 1 else ("",))] + ["images"]
+    figures = np.array([outcome.figures[name] for name in names] if outcome else np.zeros(len(names)))
+    shared = dict(zip(names, runtime.from_first(figures).tolist(), strict=True))
+    return Outcome(shared | {"images": int(shared["images"])}, outcome.details if outcome else None)
+
+  return measure
+
+
+def _check(where, sides, shots, seeds, probes):
+  """Raises ConfigError for what cannot be measured."""
+  train, test = sides.values()
+  if train.classes != test.classes:
+    raise ConfigError(f"{where}.test: {test.split!r} has other classes than {train.split!r}")
+  if max(train.labels, test.labels) > 1:
+    raise ConfigError(f"{where}.data: images of {train.name} may have several labels; a probe needs one for each image")
+  for name, values in (("shots", shots), ("seeds", seeds), ("probes", probes)):
+    if not values or len(set(values)) != len(values):
+      raise ConfigError(f"{where}.{name}: {values!r}; allowed: one or more, each once")
+  for name, probe in probes.items():
+    for key, values in probe.args.items():
+      if not values:
+        raise ConfigError(f"{where}.probes.{name}.{key}: empty; give one value, or several to choose from")
+
+
+def _labels(source) -> np.ndarray:
+  """The label of every record; no image is decoded for it."""
+  return np.fromiter((source.label(i) for i in range(len(source))), np.int64, len(source))
+
+
+def _solve(found, labels, classes, sides, shots, seeds, probes, choosing) -> Outcome:
+  """The outcome, from (record numbers, features) of both sides."""
+  (position, x), (test_position, test_x) = found["train"], found["test"]
+  if not len(test_position):
+    raise ConfigError("there is no test image that can be decoded")
+  label, truth = labels["train"]()[position], labels["test"]()[test_position]
+  place = {int(number): row for row, number in enumerate(position)}
+
+  def rows_of(count, seed):
+    numbers = tables.draw(labels["train"](), classes, count, seed)
+    return np.array([place[number] for number in numbers.tolist() if number in place], np.int64)  # decodable ones
+
+  most, episodes, drawn = max(shots), [], {}
+  for seed in seeds:
+    drawn[seed] = tables.draw(labels["train"](), classes, most, seed)
+    held = np.setdiff1d(rows_of(most + choosing, seed), rows_of(most, seed)) if choosing else None
+    if held is not None and not len(held):
+      raise ConfigError(
+        f"no class has an image beyond {most} shots to choose a setting on; give each probe one setting, or fewer shots"
+      )
+    for k in shots:
+      rows = rows_of(k, seed)
+      for name, probe in probes.items():
+        fitted = tables.PROBES[probe.name](x[rows], label[rows], classes, **probe.args)
+        if len(fitted) > 1:
+          fitted.sort(key=lambda one: -np.mean(one[1](x[held]) == label[held]))  # stable: of equals the first
+        setting, predict = fitted[0]
+        predicted = predict(test_x)
+        episodes.append(Episode(name, k, seed, len(rows), setting, float(np.mean(predicted == truth)), predicted))
+  figures = {"images": len(truth)}
+  for name in dict.fromkeys(episode.name for episode in episodes):
+    values = [episode.top1 for episode in episodes if episode.name == name]
+    figures[name] = float(np.mean(values))
+    if len(values) > 1:
+      figures[f"{name}_std"] = float(np.std(values, ddof=1))
+  return Outcome(figures, Details(episodes, *sides.values(), drawn, truth, test_position))

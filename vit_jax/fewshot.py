@@ -1,0 +1,130 @@
+"""Few-shot probes of frozen features: python -m vit_jax.fewshot --config=configs/fewshot.py --weights=PATH
+
+PATH is any file of weights that `vit_jax.convert` reads, or a workdir. Nothing is trained but the probes: mean top-1
+and standard deviation over the seeds that draw the images. Features are kept under a hash of weights, preparation and
+images, so the next call with other shots, seeds or probes computes only what is new.
+
+--json=FILE gets every draw with its figure and the names of the drawn images; --write-predictions=FILE.csv a row for
+each test image: id, label, and the class that each probe predicts.
+"""
+
+import argparse
+import csv
+import json
+import pathlib
+
+import jax
+
+from vit_jax import config, figures, flags, importers, measure, runtime
+from vit_jax.data import stream
+from vit_jax.evals import Outcome
+from vit_jax.session import say
+
+FLAGS = ("--config", "--weights", "--json", "--write-predictions")
+
+
+def main() -> None:
+  """Reads flags and weights, measures, prints the table."""
+  parser = argparse.ArgumentParser(
+    "python -m vit_jax.fewshot",
+    allow_abbrev=False,
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument("--config", required=True, help="file, or file:argument; --config.KEY=VALUE changes a value")
+  parser.add_argument("--weights", required=True, help="a file of weights or a workdir")
+  parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="all figures and draws")
+  parser.add_argument("--write-predictions", type=pathlib.Path, metavar="FILE", help="a row for each test image")
+  given, rest = parser.parse_known_args()
+  runtime.quiet()
+  for path, suffix in ((given.json, ".json"), (given.write_predictions, ".csv")):
+    if path:
+      figures.check_path(path, (suffix,))
+  edited = flags.load(given.config)
+  for key, value in flags.overrides(rest, FLAGS).items():
+    flags.edit(edited, key, value)
+  wanted = config.resolve(edited, config.Measurement)
+  measure.bound(wanted, wanted.image_size or 1)  # a mistake shows before the weights are read; they give the size
+
+  runtime.start()
+  weights = loaded(given.weights, wanted)
+  found = measure.of_weights(wanted, *weights, jax.devices())
+  say(f"{given.weights}: {weights[0].model.name}")
+  for note in found.notes:
+    say(f"  {note}")
+  outcomes = {}
+  for name, evaluation in found.evals.items():
+    try:
+      outcomes[name] = evaluation(found.params, lambda: None)
+    except stream.ImageError as error:
+      raise config.ConfigError(str(error)) from error
+    if jax.process_index() == 0:
+      report(name, outcomes[name])
+  if jax.process_index() == 0:
+    write(outcomes, given.weights, given.json, given.write_predictions)
+
+
+def loaded(path: str, wanted: config.Measurement):
+  """What the file describes and its parameters; ConfigError on every process if any cannot read it."""
+  found, problem = None, None
+  try:
+    found = importers.load(path, ema=wanted.ema)
+  except config.ConfigError as error:
+    problem = f"--weights: {error}"
+  runtime.agree(problem)
+  return found
+
+
+def report(name: str, outcome: Outcome) -> None:
+  """One evaluation's table: a line for each probe, a column for each number of shots."""
+  episodes = outcome.details.episodes
+  train_split, test_split = outcome.details.train, outcome.details.test
+  seeds = len({episode.seed for episode in episodes})
+  say(f"\n{name}: {len(train_split.classes)} classes, drawn from {train_split.split!r} by {seeds} seeds, "
+      f"{outcome.figures['images']:,} images of {test_split.split!r}")  # fmt: skip
+  shots = list(dict.fromkeys(episode.shots for episode in episodes))
+  say(f"  {'':<12}" + "".join(f"{f'{k}-shot':>18}" for k in shots))
+  for probe in dict.fromkeys(episode.probe for episode in episodes):
+    cells = []
+    for k in shots:
+      figure = f"{probe}_{k}shot"
+      spread = outcome.figures.get(f"{figure}_std")
+      cells.append(f"{outcome.figures[figure]:.2%}" + ("" if spread is None else f" ± {100 * spread:.2f}"))
+    say(f"  {probe:<12}" + "".join(f"{cell:>18}" for cell in cells))
+
+
+def write(outcomes: dict[str, Outcome], weights: str, json_file: pathlib.Path | None, predictions: pathlib.Path | None):
+  """The files that were asked for; with several evaluations a predictions file for each, FILE-pets.csv."""
+  if json_file:
+    text = json.dumps({"weights": weights, "evals": {n: told(o) for n, o in outcomes.items()}}, indent=2)
+    runtime.write_text(json_file, text + "\n")
+    say(f"\n  figures     {json_file}")
+  for name, outcome in outcomes.items() if predictions else ():
+    path = predictions.with_stem(predictions.stem + (f"-{name}" if len(outcomes) > 1 else ""))
+    details = outcome.details
+    columns = [f"{episode.name}_seed{episode.seed}" for episode in details.episodes]
+    with figures.whole(path) as partial, partial.open("w", errors="surrogateescape", newline="") as file:
+      rows = csv.writer(file, lineterminator="\n")
+      rows.writerow(["id", "label", *columns])
+      for i, (position, label) in enumerate(zip(details.position.tolist(), details.label.tolist(), strict=True)):
+        rows.writerow([details.test.identify(position), label, *(int(e.predicted[i]) for e in details.episodes)])
+    say(f"  predictions {path}")
+
+
+def told(outcome: Outcome) -> dict:
+  """An outcome as JSON values: figures, each episode, and which images each seed drew, class by class."""
+  details = outcome.details
+  episodes = [
+    {key: value for key, value in episode._asdict().items() if key != "predicted"} for episode in details.episodes
+  ]
+  return {
+    "figures": outcome.figures,
+    "train": details.train.split,
+    "test": details.test.split,
+    "episodes": episodes,
+    "drawn": {str(seed): [details.train.identify(i) for i in rows.tolist()] for seed, rows in details.drawn.items()},
+  }
+
+
+if __name__ == "__main__":
+  runtime.main(main)
