@@ -1,4 +1,5 @@
 # make digits: train on real images and see the result.  make test: format, lint and every test.
+# make compare: three compact models, few-shot probes and fine-tuning.
 # SEED=1 and WORKDIR=... choose another run.
 
 PYTHON ?= python3
@@ -7,11 +8,15 @@ SEED ?= 0
 WORKDIR ?= runs/digits$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 BIN := $(VENV)/bin
 
-.PHONY: digits test bench clean
+.PHONY: digits compare test bench clean
 
 digits: $(VENV)/installed
 	$(BIN)/python -m vit_jax.prepare digits
 	$(BIN)/python -m vit_jax.train --config=configs/digits.py --workdir=$(WORKDIR) --config.seed=$(SEED)
+
+compare: $(VENV)/installed
+	$(BIN)/python -m vit_jax.prepare digits
+	$(BIN)/python -m benchmarks.compare --workdir=runs/compare
 
 test: $(VENV)/installed-test
 	$(BIN)/ruff format --check .

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import build, config, flags, hardware, train
+from vit_jax import build, config, convert, flags, hardware, importers, sweep, train, trees
 from vit_jax.data import catalog, sources
+from vit_jax.importers import files, layout
 from vit_jax.prepare import prepare
 
-FILES = sorted((tiny.ROOT / "configs").glob("*.py"))
+FILES = sorted(f for f in (tiny.ROOT / "configs").glob("*.py") if f.stem != "fewshot")  # no run; see test_fewshot
 DATA = [file for file in FILES if file.stem in ("digits", "folder")]  # whose data are here
 RECIPES = [file for file in FILES if file not in DATA]
 SHRUNK = {
@@ -65,6 +66,7 @@ def narrow(file):
   edited = flags.load(str(file))
   side = "28" if edited.model.name.endswith("/14") else "32"
   small = {"model.width": "16", "model.heads": "2", "model.hidden": "16", "model.scan": "true"}
+  small["init.from"] = "weights.npz"  # which a recipe may ask for, and nothing reads here
   for key, text in (SHRUNK | small | {"data.image_size": side, "optim.warmup": "0"}).items():
     flags.edit(edited, key, text)
   for part, key, value in (
@@ -105,7 +107,7 @@ def test_a_recipe_takes_two_steps_and_measures_every_image(file):
       state, metrics = parts.step(state, batch)
       assert np.isfinite(metrics["loss"])
   assert int(state.step) == 2
-  figures = list(parts.evals.values())[-1].measure(state.params, lambda: None)
+  figures = list(parts.evals.values())[-1].measure(state.params, lambda: None).figures
   assert figures["images"] == 16
   assert np.isfinite(figures["loss"])
 
@@ -125,16 +127,21 @@ def test_a_config_says_how_to_start_it(file):
   module, _ = flags.module(str(file))
   assert f"configs/{file.name}" in module.__doc__
   assert inspect.getdoc(module.get_config)
-  for changes in getattr(module, "sweep", list)():
-    edited = flags.load(str(file))
-    for key, value in changes.items():
-      flags.edit(edited, key, str(value))
-    config.resolve(edited)
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if hasattr(flags.module(str(f))[0], "sweep")], ids=lambda f: f.stem)
+def test_every_trial_of_a_sweep_is_possible(file, tmp_path):
+  given = sweep.of_config(str(file))
+  overrides = {"init.from": "weights.npz"} if file.stem == "finetune" else {}
+  listed = sweep.planned(str(file), given.trials, overrides, tmp_path, given.decide)
+  assert [trial.error for trial in listed if trial.config is None] == []
+  assert len(listed) == len(given.trials)
 
 
 def test_the_digits_sweep_names_three_seeds():
-  module, _ = flags.module(str(tiny.ROOT / "configs/digits.py"))
-  assert [changes["seed"] for changes in module.sweep()] == [0, 1, 2]
+  given = sweep.of_config(str(tiny.ROOT / "configs/digits.py"))
+  assert [changes["seed"] for changes in given.trials] == [0, 1, 2]
+  assert given.decide is None
 
 
 # Recipes: what their papers and codes say, from other places than the recipes themselves.
@@ -239,9 +246,135 @@ def test_the_rates_of_cct_on_cifar_are_those_of_timm():
     assert float(rate(math.ceil(epoch * 50_000 / 128))) == pytest.approx(expected, rel=2e-3), epoch
 
 
+# Fine-tuning: steps, warm-up, peak rate, images to train on, to decide by and to report, smaller side before a test's
+# central crop (None: squashed), as the papers and big_vision's transfer.py have them.
+PROTOCOL = {
+  "imagenet": (20_000, 500, 0.03, 1_268_355, 12_812, 50_000, 448),
+  "cifar10": (10_000, 500, 0.01, 49_000, 1_000, 10_000, None),
+  "cifar100": (10_000, 500, 0.01, 49_000, 1_000, 10_000, None),
+  "pets": (500, 100, 0.003, 3_312, 368, 3_669, 448),
+  "flowers": (500, 100, 0.003, 918, 102, 6_149, 448),
+  "digits": (202, 20, 0.01, 1_293, 144, 360, None),
+  "folder": (55, 6, 0.01, 22, 2, 6, 448),
+}
+THIN = {"model__depth": "1", "model__width": "16", "model__heads": "2", "model__hidden": "16"}
+
+
+@pytest.mark.parametrize("name", PROTOCOL)
+def test_fine_tuning_is_the_protocol_of_the_papers(name, photos, monkeypatch):
+  steps, warmup, lr, *images, resize = PROTOCOL[name]
+  own = {"folder": {"data__path": str(photos), "batch": "8"}, "digits": {}}.get(name)
+  if own is None:
+    monkeypatch.setenv("TFDS_DATA_DIR", "/nowhere")
+  parts = known(f"finetune:{name}", init__from="weights.npz", **THIN, **(own or {}))
+  run, data = parts.run, parts.run.data.args
+  assert (parts.total, run.batch) == (steps, {"digits": 64, "folder": 8}.get(name, 512))
+  assert [float(parts.schedule(step)) for step in (0, warmup, steps)] == pytest.approx([0, lr, 0], abs=1e-9)
+  assert [len(catalog.known_split(run.data, split)) for split in ("train", "val", "test")] == images
+  assert {key: (e.args["split"], e.args["every"]) for key, e in run.evals.items()} == {
+    "val": ("val", "10%"), "test": ("test", "100%")
+  }  # fmt: skip
+  assert [parts.evals[key].every for key in ("val", "test")] == [round(steps / 10), steps]
+  assert (run.optim.name, run.optim.args["momentum"], run.optim.args["accumulator_dtype"]) == ("sgd", 0.9, "bfloat16")
+  assert (run.optim.args["clip"], run.optim.args["weight_decay"], run.init.head) == (1.0, 0.0, "new")
+  assert (data["crop"].name, data["flip"]) == (("resize", False) if name == "digits" else ("inception", True))
+  assert (data["test_crop"].name, data["test_crop"].args.get("resize")) == (("centre" if resize else "resize"), resize)
+  small = name == "digits"
+  assert (run.model.name, data["image_size"]) == (("cct_2_3x2_32", 48) if small else ("ViT-B/16", 384))
+  assert run.model.args["dtype"] == ("bfloat16" if own is None else "float32")
+
+
+def test_fine_tuning_takes_a_model_and_pixels():
+  run = known("finetune:flowers,ViT-Ti/8,512", init__from="weights.npz", **THIN).run
+  assert (run.model.name, run.data.args["image_size"]) == ("ViT-Ti/8", 512)
+  assert run.data.args["test_crop"].args["resize"] == round(512 * 448 / 384)
+  assert flags.load(str(tiny.ROOT / "configs/finetune.py:pets,R50+B/16")).data.image_size == 384
+
+
+@pytest.mark.parametrize("name", PROTOCOL)
+def test_fine_tuning_from_scratch_is_a_mistake(name, photos):
+  file = flags.load(str(tiny.ROOT / f"configs/finetune.py:{name}"))
+  file.data.path = str(photos)
+  with pytest.raises(config.ConfigError, match=r"^config\.init\.from: missing; .*Add it .* as --config\.init\.from="):
+    config.resolve(file)
+  edited = flags.load(str(tiny.ROOT / f"configs/finetune.py:{name}"))
+  overrides = {"init.from": "weights.npz", "data.path": str(photos)}
+  for key, text in overrides.items():
+    flags.edit(edited, key, text)
+  run = build.complete(config.resolve(edited))
+  assert run.init == config.Init("weights.npz", "new")
+  assert train.changes_of(file, run, overrides) == ["init.from: weights.npz", f"data.path: {photos}"]
+
+
+def test_the_flags_that_fine_tuning_names_do_what_it_says():
+  flag = "--config.optim.frozen=\"['(?!head).*']\""
+  module, _ = flags.module(str(tiny.ROOT / "configs/finetune.py"))
+  assert flag in module.__doc__
+  key, text = flag.removeprefix("--config.").replace('"', "").split("=")
+  wanted = {key.replace(".", "__"): text, "optim__layer_decay": "0.75", "optim__ema": "0.9999"}
+  assert all(
+    f"--config.{name.replace('__', '.')}={value}" in module.__doc__.replace('"', "") for name, value in wanted.items()
+  )
+  parts = known("finetune:cifar10", init__from="weights.npz", **THIN, **wanted)
+  moved = {
+    path.split("head/")[-1]
+    for path in trees.flatten(parts.state_shapes.optimizer)
+    if "kernel" in path or "bias" in path
+  }
+  assert moved == {"kernel", "bias"}
+  assert set(parts.state_shapes.ema) == set(parts.state_shapes.params)
+
+
+@pytest.mark.parametrize(
+  ("argument", "model", "changes"),
+  [
+    ("digits", "cct_2_3x2_32", {"depth": 1, "width": 16, "heads": 1, "hidden": 16}),
+    ("folder,ViT-S/16,48", "ViT-S/16", {"depth": 2, "width": 16, "heads": 2, "hidden": 16}),
+    ("cifar10,R+Ti/16,64", "R+Ti/16", {"depth": 1, "width": 16, "heads": 2, "hidden": 16}),
+  ],
+)
+def test_fine_tuning_starts_with_the_weights_and_a_head_of_zeros(argument, model, changes, photos, tmp_path):
+  # Weights of another size, with another head.
+  before = importers.Description(config.Choice(model, changes), 32, 7)
+  draw = np.random.default_rng(0)
+  given = {path: draw.standard_normal(shape, np.float32) for path, shape in layout.shapes(before).items()}
+  about = importers.about(before)
+  files.write(tmp_path / "weights.npz", importers.export(given, before, importers.layouts_of(before)[0].name), about)
+  start = tmp_path / "weights.npz"
+  if model.startswith("cct"):
+    start = tmp_path / "first"
+    convert.convert(tmp_path / "weights.npz", start, None, {})
+
+  edited = flags.load(str(tiny.ROOT / f"configs/finetune.py:{argument}"))
+  words = {"init.from": start, "batch": "8", "total": "2", "optim.warmup": "1", "log.every": "1"}
+  words |= {"data.val": "train[:16]", "data.test": "test[:6]", "evals.val.every": "2"}  # there are many digits
+  words |= {"data.path": photos} if "folder" in argument else {}
+  for key, value in (words | {f"model.{key}": value for key, value in changes.items()}).items():
+    flags.edit(edited, key, str(value))
+  run = build.complete(config.resolve(edited))
+  hybrid = run.data.name == "cifar10"
+  parts = build.build(run, jax.devices()[:1], pictures if hybrid else catalog.open_split)
+  arrays, notes = parts.weights()
+  params = jax.device_get(parts.start(arrays).params)
+  assert any("resampled" in note for note in notes)
+  for path, value in params.items():
+    if path.startswith("head/"):
+      assert not value.any(), path
+    elif path != "position/table":
+      np.testing.assert_array_equal(value, given[path], err_msg=path)
+  if not hybrid:
+    result = train.train(parts, tmp_path / "run")
+    assert result["steps"] == 2
+    assert np.isfinite(result["loss"])
+    assert {"top1", "val/top1"} <= result.keys()
+
+
 @pytest.mark.parametrize(
   ("name", "message"),
   [
+    ("finetune:mnist", "unknown set 'mnist'; allowed: imagenet, cifar10, cifar100, pets, flowers, digits, folder"),
+    ("finetune:pets,ViT-B/16,384,1", "not a set, a model and pixels; allowed: pets,ViT-B/16,384 or less"),
+    ("finetune:digits,ViT-B/16,big", "not a set, a model and pixels; allowed: digits,cct_2_3x2_32,48 or less"),
     ("vit_s16_i1k:60ep", "unknown length '60ep'; allowed: 90ep, 150ep, 300ep"),
     ("vit_i1k:B/8", "unknown size 'B/8'; allowed: Ti/16, S/32, S/16, B/32, B/16, L/16"),
     ("vit_i1k:B/16,strong3", "unknown augmentation 'strong3'; allowed: none, light1"),

@@ -1,0 +1,90 @@
+"""Changes of a sweep: products, zips, samples counted by hand; as flags they make the config that they say."""
+
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import build, config, flags, trials
+from vit_jax.config import ConfigError
+
+
+def test_a_product_has_every_combination_once():
+  found = trials.product({"optim.lr": (0.1, 0.2), "seed": range(3)})
+  assert [(row["optim.lr"], row["seed"]) for row in found] == [
+    (0.1, 0),
+    (0.1, 1),
+    (0.1, 2),
+    (0.2, 0),
+    (0.2, 1),
+    (0.2, 2),
+  ]
+  assert trials.product({}) == [{}]
+
+
+def test_a_zip_goes_side_by_side_and_refuses_what_has_no_partner():
+  assert trials.zipped({"a": (1, 2), "b": "xy"}) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+  with pytest.raises(ConfigError, match=r"equally many values; they have \{'a': 2, 'b': 3\}"):
+    trials.zipped({"a": (1, 2), "b": (1, 2, 3)})
+
+
+def test_a_sample_follows_from_its_seed_and_fewer_are_among_more():
+  space = {"lr": trials.log_uniform(1e-4, 1e-1), "p": trials.uniform(0.2, 0.4), "model": ("a", "b")}
+  found = trials.sample(400, space, seed=3)
+  assert found == trials.sample(400, space, seed=3)
+  assert found[:7] == trials.sample(7, space, seed=3)
+  assert found[:7] != trials.sample(7, space, seed=4)
+  rates = np.array([row["lr"] for row in found])
+  assert 1e-4 <= rates.min() <= rates.max() <= 1e-1
+  # Of three decades each has a third.
+  assert np.abs(np.histogram(np.log10(rates), 3, (-4, -1))[0] / 400 - 1 / 3).max() < 0.08
+  shares = np.array([row["p"] for row in found])
+  assert 0.2 <= shares.min() <= shares.max() <= 0.4
+  assert abs(shares.mean() - 0.3) < 0.01
+  assert {row["model"] for row in found} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+  ("make", "says"),
+  [
+    (lambda: trials.log_uniform(0, 1), "0 to 1 is no range to draw from by logarithm"),
+    (lambda: trials.uniform(2, 1), "2 to 1 is no range"),
+    (lambda: trials.sample(1, {"a": "abc"}), "a is 'abc'; allowed: a list to choose from"),
+    (lambda: trials.sample(1, {"a": ()}), r"a is \(\)"),
+    (lambda: trials.Sweep([]), "there are no trials"),
+    (lambda: trials.Sweep({"seed": 1}), "trials is {'seed': 1}; allowed: a list of changes"),
+    (lambda: trials.Sweep([1]), r"trials is \[1\]"),
+    (lambda: trials.Sweep([{}], decide=None, final=[{}]), "nothing decides which that is"),
+    (lambda: trials.of(7, "x.py"), r"sweep\(\) of x.py returned a int"),
+  ],
+)
+def test_a_mistake_says_what_is_allowed(make, says):
+  with pytest.raises(ConfigError, match=says):
+    make()
+
+
+def test_a_list_of_changes_is_compared_and_nothing_chosen():
+  assert trials.of([{"seed": 1}], "x.py").decide is None
+
+
+@pytest.mark.parametrize(
+  ("changes", "expected"),
+  [
+    ({"optim.lr": 0.5, "seed": 7}, {"optim.lr": 0.5, "seed": 7}),
+    ({"optim.schedule": {"name": "linear"}}, {"optim.schedule.name": "linear", "optim.schedule.end": 0.0}),
+    ({"data.warp": {"name": "none"}}, {"data.warp.name": "none"}),
+    ({"optim.clip": None, "data.flip": True}, {"optim.clip": None, "data.flip": True}),
+    ({"data.mean": [0.1, 0.2, 0.3]}, {"data.mean": (0.1, 0.2, 0.3)}),
+    ({"total": "7ep"}, {"total": "7ep"}),
+    ({"model": {"name": "cct_4_3x2_32", "depth": 3}}, {"model.name": "cct_4_3x2_32", "model.depth": 3}),
+  ],
+)
+def test_changes_are_flags_that_make_that_config(changes, expected):
+  edited = flags.load(str(tiny.ROOT / "configs/digits.py"))
+  for key, text in trials.flags(changes, config.plain(edited)).items():
+    flags.edit(edited, key, text)
+  run = config.plain(build.complete(config.resolve(edited)))
+  for key, value in expected.items():
+    found = run
+    for name in key.split("."):
+      found = found[name]
+    assert config.plain(value) == found, key
