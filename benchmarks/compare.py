@@ -28,7 +28,7 @@ SCRATCH = SPLITS | {  # of configs/digits.py; a checkpoint and an evaluation cos
   "total": "20ep", "evals.val.name": "accuracy", "evals.val.split": "val", "evals.val.every": "10%",
   "evals.test.every": "100%", "checkpoint.every": "50%", "log.every": "10%",
 }  # fmt: skip
-FINETUNE = {"total": "5ep", "checkpoint.every": "100%", "log.every": "20%", "evals.val.every": "20%"}
+FINETUNE = {"total": "3ep", "checkpoint.every": "100%", "log.every": "20%", "evals.val.every": "100%"}
 
 
 def main() -> None:
@@ -40,7 +40,9 @@ def main() -> None:
   began, workdir = time.perf_counter(), given.workdir
   places = pool.groups(2)
 
-  scratch = trained("configs/digits.py", workdir / "scratch", SCRATCH, {"model.name": MODELS, "seed": SEEDS}, places)
+  # The slowest first, so that no core waits long at the end.
+  changes = trials.product({"model.name": list(MODELS)[::-1], "seed": SEEDS})
+  scratch = trained("configs/digits.py", workdir / "scratch", SCRATCH, changes, places)
   best = max(MODELS, key=lambda name: statistics.mean(t.figures["val/top1"] for t in of(scratch, name)))
   print(f"\nbest on val: {MODELS[best]}\n", flush=True)
   probed = probes(workdir, scratch, best, places)
@@ -71,9 +73,8 @@ def main() -> None:
   print(f"\n{text}\n\n{time.perf_counter() - began:.0f} s; {workdir}/compare.md, compare.json, compare.png", flush=True)
 
 
-def trained(file, workdir, overrides, changes, places) -> list[Trial]:
-  """All runs of a product, or of a list of changes, side by side; ends here if one of them fails."""
-  rows = trials.product(changes) if isinstance(changes, dict) else changes
+def trained(file, workdir, overrides, rows, places) -> list[Trial]:
+  """A run for each of the changes, side by side; ends here if one of them fails."""
   listed = sweep.planned(file, rows, overrides, workdir / "trials", None)
   with runtime.locked(workdir), sweep.stoppable():
     sweep.search(file, workdir, trials.Sweep(rows, decide=None), overrides, listed, places, retry=True)
