@@ -167,7 +167,7 @@ def picture(scratch, probed, tuned, best, images, path) -> None:
   dotted(right, [images * 1.15], [[t.figures["top1"] for t in tuned]], "C3", f"fine-tuned at {PIXELS[1]} px", "D")
   left.set(xlabel="training images seen", ylabel="top-1 on val", title="from scratch, mean ± std of 3 seeds")
   right.set(xlabel="different labelled images", ylabel="top-1 on test", xscale="log",
-            title="probes of frozen features; squares: from scratch")  # fmt: skip
+            title="probes of frozen features, which saw all labels; squares: from scratch")  # fmt: skip
   for axes in (left, right):
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower right")

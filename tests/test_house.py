@@ -12,7 +12,7 @@ FLOORS = (
     {"trials"},
     {"losses", "figures", "probes", "optim", "mesh", "models", "data", "flags", "runtime", "hlo", "pool"},
     {"tasks", "steps", "checkpoints", "metrics", "evals", "pictures", "results"},
-    {"importers"},
+    {"importers", "ledger"},
     {"measure"},
     {"build"},
     {"session", "estimate"},

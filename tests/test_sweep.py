@@ -10,7 +10,7 @@ import time
 import pytest
 import tiny
 
-from vit_jax import config, flags, pool, runtime, sweep
+from vit_jax import config, flags, ledger, pool, runtime, sweep
 from vit_jax.config import ConfigError
 from vit_jax.prepare import prepare
 from vit_jax.results import Trial
@@ -88,6 +88,7 @@ def test_the_last_runs_see_test_and_not_what_they_are_trained_on(file, tmp_path)
     4,
     0.1,
   )
+  assert run["evals"]["test"]["every"] == "100%"
   # Without `final` it is the best setting's own trials that are measured.
   (scored,) = sweep.last_runs(file, tmp_path, Sweep([{}]), {}, best)
   words = sweep.scored(scored)
@@ -99,6 +100,8 @@ def test_deciding_by_test_is_refused(file, tmp_path):
     ("test/top1", "decides by test images"),
     ("top1", "allowed: <evaluation>/<figure>"),
     ("vla/top1", "the evaluations being test, val"),
+    ("val/top_1", "'val' has no such figure. Did you mean 'top1'"),
+    ("val/ema_top1", "'val' has no such figure"),
   ):
     (trial,) = planned(file, tmp_path, [{}], decide)
     assert trial.status == "failed" and says in trial.error
@@ -143,7 +146,7 @@ def made(tmp_path, count=3):
 
 
 def record_of(tmp_path, listed, decide=None):
-  return sweep.Record(tmp_path, "it.py", {}, Sweep([{}], decide=decide), listed)
+  return ledger.Record(tmp_path, "it.py", {}, Sweep([{}], decide=decide), listed)
 
 
 def stand_in(trial, exits=0):
@@ -222,7 +225,7 @@ def test_a_trial_that_another_process_holds_is_waited_for(tmp_path, capsys):
 def test_a_workdir_of_another_sweep_is_refused(tmp_path):
   record_of(tmp_path, []).write()
   with pytest.raises(ConfigError, match=r"holds the sweep of it.py; take another"):
-    sweep.Record(tmp_path, "other.py", {}, Sweep([{}]), [])
+    ledger.Record(tmp_path, "other.py", {}, Sweep([{}]), [])
 
 
 def test_nothing_to_choose_from_is_said(tmp_path, file, monkeypatch, capsys):

@@ -17,17 +17,13 @@ import hashlib
 import inspect
 import json
 import pathlib
-import re
 import shlex
 import signal
 import sys
 import time
 
-import rich.console
-import rich.live
-import rich.table
-
-from vit_jax import build, config, flags, pool, results, runtime, train, trials
+from vit_jax import build, config, evals, flags, pool, results, runtime, train, trials
+from vit_jax.ledger import Record, Screen, say
 from vit_jax.results import Setting, Trial
 from vit_jax.trials import Sweep
 
@@ -90,6 +86,8 @@ def search(file, workdir, sweep: Sweep, overrides, listed: list[Trial], places, 
     again = (lambda trial: command(file, trial)) if sweep.final else scored
     work(record, finals, places, again)
   record.close(best, finals)
+  if any(trial.status != "done" for trial in finals):
+    raise config.ConfigError("the last runs are not all done; see the errors above, and --retry")
 
 
 # Which runs.
@@ -124,6 +122,7 @@ def trial_of(file, changes, overrides, folder, decide: str | None, last: bool = 
       on_test = [name for name, choice in run.evals.items() if reads_test(run, choice)]
       # The last runs may train on the images that decided.
       texts |= {f"evals.{name}": "default" for name in ([decide.partition("/")[0]] if last else on_test)}
+      texts |= {f"evals.{name}.every": "100%" for name in on_test if last}
       if last and not on_test:
         texts |= {"evals.test.name": "accuracy", "evals.test.split": "test"}
     text = config.dumps(resolved(file, texts))
@@ -149,13 +148,19 @@ def reads_test(run: config.Run, choice: config.Choice) -> bool:
 
 
 def _check_decides(run, decide):
-  name = decide.partition("/")[0]
-  if name not in run.evals or "/" not in decide:
+  name, _, figure = decide.partition("/")
+  if name not in run.evals or not figure:
     raise config.ConfigError(
       f"sweep: decide is {decide!r}; allowed: <evaluation>/<figure>, the evaluations being {', '.join(run.evals)}"
     )
   if reads_test(run, run.evals[name]):
     raise config.ConfigError(f"sweep: {decide!r} decides by test images; hold out a part of train: config.data.val")
+  known = evals.figure_names(run.evals[name])
+  known += [f"ema_{one}" for one in known] if run.optim.args["ema"] else []
+  if figure not in known:
+    raise config.ConfigError(
+      f"sweep: decide is {decide!r}, but {name!r} has no such figure.{config.nearest(figure, known)}"
+    )
 
 
 def last_runs(file, workdir, sweep, overrides, best: Setting) -> list[Trial]:
@@ -189,7 +194,7 @@ def scored(trial: Trial) -> list[str]:
   return ["python", "-m", "vit_jax.evaluate", f"--workdir={trained}", "--split=test", f"--report={trial.workdir}"]
 
 
-def work(record: "Record", listed: list[Trial], places, command_of) -> None:
+def work(record: Record, listed: list[Trial], places, command_of) -> None:
   """Runs what is waiting until nothing is, and writes down what comes of it."""
   names = {trial.name: trial for trial in listed}
   with contextlib.closing(pool.Pool(places)) as running, Screen(record, listed) as screen:
@@ -270,146 +275,6 @@ def stoppable():
     raise runtime.Stop(runtime.EXIT_PREEMPTED, "stopped as asked; the same command continues") from None
   finally:
     signal.signal(signal.SIGTERM, before)
-
-
-# Telling of them.
-
-
-def say(text: str) -> None:
-  """Prints a line at once."""
-  print(text, flush=True)
-
-
-class Record:
-  """What is known of a sweep, in sweep.json after each change; the table and the picture at its end."""
-
-  def __init__(self, workdir: pathlib.Path, file: str, overrides: dict[str, str], sweep: Sweep, listed: list[Trial]):
-    self.workdir, self.sweep, self.listed = workdir, sweep, listed
-    self.about = {"config": file, "flags": overrides, "decide": sweep.decide}
-    self.best, self.finals = None, []
-    self._before = runtime.read_json(workdir / "sweep.json") or self.about
-    if self._before["config"] != file:
-      raise config.ConfigError(f"--workdir: {workdir} holds the sweep of {self._before['config']}; take another")
-
-  def log(self, trial: Trial) -> pathlib.Path:
-    """Where a trial's output goes."""
-    return self.workdir / "logs" / f"{trial.workdir.parent.name}-{trial.name}.log"
-
-  def recall(self, some: list[Trial], retry: bool) -> None:
-    """Takes over what an earlier session found, by the trials' names."""
-    kind = "final" if some is self.finals else "trials"
-    known = {told["name"]: told for told in self._before.get(kind, ())}
-    for trial in some:
-      told = known.get(trial.name, {})
-      if told.get("status") == "done" or (told.get("status") in ("failed", "diverged") and not retry):
-        for key in ("status", "error", "figures", "seconds"):
-          setattr(trial, key, told[key])
-    self.write()
-
-  def write(self) -> None:
-    """Replaces sweep.json."""
-    places = {figure.rpartition("/")[0] for trial in self.listed for figure in trial.figures}
-    figures = [place + "/" * bool(place) + name for place in sorted(places) for name in ("top1", "loss")]
-    told = self.about | {
-      "trials": [trial.told() for trial in self.listed],
-      "settings": results.summary(results.settings(self.listed), figures),
-      "best": None if self.best is None else config.plain(dict(self.best.changes)),
-      "final": [trial.told() for trial in self.finals],
-    }
-    runtime.write_text(self.workdir / "sweep.json", json.dumps(told, indent=2, default=str) + "\n")
-
-  def close(self, best: Setting | None, finals: list[Trial]) -> None:
-    """Writes and prints the table, and draws the picture."""
-    self.write()
-    decide = self.sweep.decide
-    seen = dict.fromkeys(figure for trial in self.listed for figure in trial.figures)
-    shown = (
-      [decide, decide.rpartition("/")[0] + "/loss"] if decide else [f for f in seen if f.endswith(("top1", "loss"))]
-    )
-    parts = [results.table(self.listed, list(dict.fromkeys(shown)), best)]
-    if finals:
-      trained = (
-        "its own trials"
-        if not self.sweep.final
-        else "trained again: " + "; ".join(map(results.words, self.sweep.final))
-      )
-      parts.append(f"On test, the best setting ({results.words(best.changes)}), {trained}:")
-      parts.append(results.markdown([["figure", "mean ± standard deviation (runs)"], *last_figures(finals)]))
-    wrong = [f"- {t.status}: {t}: {t.error}" for t in [*self.listed, *finals] if t.status in ("failed", "diverged")]
-    text = "\n\n".join([*parts, *(["\n".join(wrong)] if wrong else [])])
-    runtime.write_text(self.workdir / "sweep.md", text + "\n")
-    say("\n" + text)
-    figure = decide or next((figure for figure in shown if figure.endswith("top1")), None)
-    done = [trial for trial in self.listed if figure in trial.figures]
-    rows, keys = [(trial.changes, trial.figures[figure]) for trial in done], results.varied(done)
-    say(f"\n  record    {self.workdir / 'sweep.json'}\n  table     {self.workdir / 'sweep.md'}")
-    if rows and keys:
-      from vit_jax import pictures  # matplotlib takes a second
-
-      pictures.effects(rows, keys, figure, self.workdir / "sweep.png")
-      say(f"  picture   {self.workdir / 'sweep.png'}")
-
-
-def last_figures(finals: list[Trial]) -> list[list[str]]:
-  """Rows of the table of figures on test."""
-  names = ("top1", "top5", "mean_per_class", "f1_macro", "loss", "ema_top1", "ema_loss")
-  values = {name: [trial.figures[name] for trial in finals if name in trial.figures] for name in names}
-  return [[name, results.mean_and_spread(found, results.is_share(name))] for name, found in values.items() if found]
-
-
-class Screen:
-  """A live table on a terminal; elsewhere a line for each change."""
-
-  def __init__(self, record: Record, listed: list[Trial]):
-    self._record, self._listed, self._began = record, listed, time.monotonic()
-    self._live = None
-
-  def __enter__(self):
-    if sys.stdout.isatty():
-      self._live = rich.live.Live(self._table(), refresh_per_second=2, transient=True)
-      self._live.__enter__()
-    return self
-
-  def __exit__(self, *error):
-    if self._live:
-      self._live.__exit__(*error)
-
-  def tell(self, trial: Trial) -> None:
-    """What became of a trial."""
-    if not self._live:
-      figure = trial.figures.get(self._record.sweep.decide or "top1")
-      more = trial.error if figure is None else f"{figure:.4f}"
-      place = f"{self._listed.index(trial) + 1}/{len(self._listed)}"
-      say(f"{time.strftime('%H:%M:%S')}  {trial.status:<9} {place}  {trial}  {more}".rstrip())
-
-  def refresh(self) -> None:
-    """Draws the table anew."""
-    if self._live:
-      self._live.update(self._table())
-
-  def _table(self):
-    count = {s: sum(t.status == s for t in self._listed) for s in ("done", "running", "waiting", "failed", "diverged")}
-    minutes = (time.monotonic() - self._began) / 60
-    table = rich.table.Table(
-      title=", ".join(f"{n} {status}" for status, n in count.items() if n) + f", {minutes:.0f} min", expand=True
-    )
-    for column in ("trial", "status", "figure", "last words"):
-      table.add_column(column, no_wrap=True)
-    order = ("running", "failed", "diverged", "done", "waiting")
-    for trial in sorted(self._listed, key=lambda t: order.index(t.status)):
-      figure = trial.figures.get(self._record.sweep.decide or "top1")
-      words = progress(self._record.log(trial)) if trial.status == "running" else trial.error
-      table.add_row(str(trial), trial.status, "" if figure is None else f"{figure:.4f}", words)
-    return table
-
-
-def progress(log: pathlib.Path) -> str:
-  """The last line of a log."""
-  with contextlib.suppress(OSError), log.open("rb") as file:
-    file.seek(max(0, log.stat().st_size - 2000))
-    lines = re.split(r"[\r\n]+", file.read().decode(errors="replace").rstrip())
-    return lines[-1].strip()
-  return ""
 
 
 if __name__ == "__main__":

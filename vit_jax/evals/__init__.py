@@ -6,14 +6,17 @@ An evaluation is a function of (subject, where, *, ...) that gives (params, poll
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vit_jax import config, probes
+import numpy as np
+
+from vit_jax import config, figures, probes
 from vit_jax.config import Choice
 from vit_jax.data import catalog
+from vit_jax.evals import fewshot as _fewshot
 from vit_jax.evals.accuracy import accuracy
 from vit_jax.evals.fewshot import fewshot
 from vit_jax.evals.subject import Outcome, Subject
 
-__all__ = ["EVALS", "PREPARED", "Outcome", "Subject", "bind", "make"]
+__all__ = ["EVALS", "PREPARED", "Outcome", "Subject", "bind", "figure_names", "make"]
 
 EVALS = {"accuracy": accuracy, "fewshot": fewshot}
 # How images are prepared: for other data as for the run's own, unless an evaluation says otherwise.
@@ -23,6 +26,14 @@ PREPARED = ("image_size", "test_crop", "mean", "std", "on_error", "threads")
 def make(choice: Choice, subject: Subject, where: str) -> Callable:
   """The function (params, poll) -> Outcome of a bound choice."""
   return EVALS[choice.name](subject, where, **choice.args)
+
+
+def figure_names(choice: Choice) -> list[str]:
+  """The figures that a bound choice gives."""
+  if choice.name == "fewshot":
+    return _fewshot.figure_names(*(choice.args[name] for name in ("shots", "seeds", "probes")))
+  nothing = figures.Predictions(*(np.zeros(shape, np.int64) for shape in (0, 0, (0, 1), 0, 0)))
+  return [*figures.measure(nothing, 1), "average_precision"]
 
 
 def bind(choice: Choice, prepared: Mapping[str, Any], where: str) -> Choice:

@@ -6,7 +6,7 @@ the split) alone, whatever the devices, processes and batches.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import jax
@@ -106,13 +106,18 @@ def fewshot(
       except ConfigError as error:
         problem = f"{where}: {error}"
     runtime.agree(problem)
-    names = [f"{name}_{k}shot" for name in probes for k in shots]
-    names = [name + end for name in names for end in (("", "_std") if len(seeds) > 1 else ("",))] + ["images"]
+    names = figure_names(shots, seeds, probes)
     figures = np.array([outcome.figures[name] for name in names] if outcome else np.zeros(len(names)))
     shared = dict(zip(names, runtime.from_first(figures).tolist(), strict=True))
     return Outcome(shared | {"images": int(shared["images"])}, outcome.details if outcome else None)
 
   return measure
+
+
+def figure_names(shots: Sequence[int], seeds: Sequence[int], probes: Iterable[str]) -> list[str]:
+  """The figures of `fewshot`, in order."""
+  means = [f"{name}_{k}shot" for name in probes for k in shots]
+  return [name + end for name in means for end in (("", "_std") if len(seeds) > 1 else ("",))] + ["images"]
 
 
 def _check(where, sides, shots, seeds, probes):
