@@ -27,7 +27,7 @@ def accuracy(
   split: str = "test",
   every: Duration = Duration("10%"),
   batch: Count | None = None,
-  logits: bool = False,
+  logits: bool | None = None,
 ) -> Callable:
   """(params, poll) -> figures of `figures.measure` over the images of a split, with their predictions as details.
 
@@ -38,14 +38,14 @@ def accuracy(
     split: "train", "val" or "test" as the data name them, or a split of the dataset.
     every: how often it runs; it always runs at the end.
     batch: images at a time.
-    logits: keep the logits of all classes, 4 bytes each on the host; images with several labels always do, for their
-      average precision.
+    logits: keep the logits of all classes, 4 bytes each on every host: for average precision, which images with several
+      labels have, and for files of predictions. None keeps them where images may have several labels.
   """
   del every  # the training loop keeps time
   source, size = subject.open(data, split), subject.size(batch, where)
   if len(source.classes) != subject.classes:
     raise ConfigError(f"{where}.split: {split!r} has {len(source.classes)} classes, the model {subject.classes}")
-  predict = subject.predict(data, logits or source.labels > 1)
+  predict = subject.predict(data, source.labels > 1 if logits is None else logits)
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
     found = rows(functools.partial(predict, params), subject.batches(data, source, size), poll, size)
