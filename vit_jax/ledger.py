@@ -117,7 +117,7 @@ class Screen:
   def tell(self, trial: Trial) -> None:
     """What became of a trial."""
     if not self._live:
-      figure = trial.figures.get(self._record.sweep.decide or "top1")
+      figure = self._headline(trial)
       more = trial.error if figure is None else f"{figure:.4f}"
       place = f"{self._listed.index(trial) + 1}/{len(self._listed)}"
       say(f"{time.strftime('%H:%M:%S')}  {trial.status:<9} {place}  {trial}  {more}".rstrip())
@@ -126,6 +126,10 @@ class Screen:
     """Draws the table anew."""
     if self._live:
       self._live.update(self._table())
+
+  def _headline(self, trial):
+    """The figure that decides; of the last runs top-1."""
+    return trial.figures.get(self._record.sweep.decide, trial.figures.get("top1"))
 
   def _table(self):
     count = {s: sum(t.status == s for t in self._listed) for s in ("done", "running", "waiting", "failed", "diverged")}
@@ -137,7 +141,7 @@ class Screen:
       table.add_column(column, no_wrap=True)
     order = ("running", "failed", "diverged", "done", "waiting")
     for trial in sorted(self._listed, key=lambda t: order.index(t.status)):
-      figure = trial.figures.get(self._record.sweep.decide or "top1")
+      figure = self._headline(trial)
       words = progress(self._record.log(trial)) if trial.status == "running" else trial.error
       table.add_row(str(trial), trial.status, "" if figure is None else f"{figure:.4f}", words)
     return table
