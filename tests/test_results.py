@@ -38,6 +38,10 @@ def test_the_best_has_the_best_mean_and_all_of_its_seeds():
   assert [setting.changes["optim.lr"] for setting in results.ranked(failing, "val/top1")] == [0.2]
   equal = results.settings(four((0.5, 0.5), (0.5, 0.5)))
   assert [setting.changes["optim.lr"] for setting in results.ranked(equal, "val/top1")] == [0.1, 0.2]
+  for setting, loss in zip(equal, (0.3, 0.2), strict=True):
+    for one in setting.trials:
+      one.figures["val/loss"] = loss
+  assert [setting.changes["optim.lr"] for setting in results.ranked(equal, "val/top1")] == [0.2, 0.1]
 
 
 def test_what_varies_is_what_the_table_has_columns_for():

@@ -327,3 +327,19 @@ def test_sizes_that_differ_from_the_catalog_are_an_error(data_dir, monkeypatch):
   monkeypatch.setitem(catalog.CATALOG, "shapes", catalog.Row("tfds", "shapes:1.0.0", {"train": 12, "test": 6}, 2))
   with pytest.raises(config.ConfigError, match="5 records in 'test', not 6"):
     catalog.open_source("shapes", "train", path=str(data_dir))
+
+
+def test_two_sources_share_records_or_not():
+  def made(*parts):
+    return sources.assemble("a", "b", ("c",), parts, None, None, None, str)
+
+  first = made(("train", range(10)), ("test", range(5)))
+  for other, expected in (
+    (made(("train", range(9, 12))), True),
+    (made(("train", range(10, 12))), False),
+    (made(("test", range(2))), True),
+    (made(("other", range(100))), False),
+    (made(("train", range(10, 10)), ("test", range(4, 6))), True),
+  ):
+    assert sources.share(first, other) is expected
+    assert sources.share(other, first) is expected

@@ -124,11 +124,24 @@ def test_a_command_is_what_a_shell_understands_and_makes_the_same_run(file, tmp_
   [
     ("", "defines no sweep()"),
     ("def sweep():\n  return 3", "sweep() of"),
-    ("def sweep():\n  return [dict(sead=1)]", "no trial is possible; the first: config.sead: unknown key"),
+    ("def sweep():\n  return 1 / 0", "ZeroDivisionError"),
+    ("def sweep(a):\n  return [{}]", "TypeError"),
+    ("def sweep():\n  return [dict(sead=1)]", "config.sead: unknown key"),
+    (
+      "def sweep():\n  return [dict(sead=1), dict(tead=1)]",
+      "no trial is possible; the first: config.sead: unknown key",
+    ),
+    ("def sweep():\n  return Sweep([{}], final=[dict(sead=1)])", "sweep: final: sead=1: config.sead: unknown key"),
+    ("def sweep():\n  return [{'init.from': '/nope'}]", "config.init.from: no file '/nope'"),
+    ("def sweep():\n  return Sweep([{'data.val': 'test'}])", "decides by images of the test split"),
+    ("def sweep():\n  return Sweep([{'evals.val.split': 'test[:50%]'}])", "decides by images of the test split"),
+    ("def sweep():\n  return Sweep([{'data.val': 'train[90:120]'}])", "decides by images of the train split"),
+    ("def sweep():\n  return [{'data.train': 'train[9000:]'}]", "reaches outside of the split"),
     ("def sweep():\n  return [dict(seed=1)]", "--config.seed: the sweep itself gives this value"),
   ],
 )
-def test_a_mistake_is_one_line(tmp_path, monkeypatch, capsys, body, says):
+def test_a_mistake_is_one_line_before_anything_is_started(tmp_path, monkeypatch, capsys, body, says):
+  prepare("digits")
   (tmp_path / "it.py").write_text(CONFIG.split("def sweep")[0] + body)
   flag = ["--config.seed=3"] if "itself" in says else []
   monkeypatch.setattr(sys, "argv", ["sweep", f"--config={tmp_path / 'it.py'}", f"--workdir={tmp_path / 'w'}", *flag])
@@ -216,16 +229,20 @@ def test_a_result_made_elsewhere_is_taken_and_one_of_another_config_is_not(tmp_p
 
 def test_a_trial_that_another_process_holds_is_waited_for(tmp_path, capsys):
   (trial,) = made(tmp_path, 1)
-  with runtime.locked(trial.workdir):
-    assert sweep.held(trial)
-    assert "held by process" in trial.error
-  assert not sweep.held(trial)
+  with ledger.Screen(record_of(tmp_path, [trial]), [trial]) as screen:
+    with runtime.locked(trial.workdir):
+      assert sweep.held(trial, screen)
+      assert sweep.held(trial, screen)
+      assert capsys.readouterr().out.count("held by process") == 1
+    assert not sweep.held(trial, screen)
+    assert trial.error == ""
 
 
 def test_a_workdir_of_another_sweep_is_refused(tmp_path):
   record_of(tmp_path, []).write()
-  with pytest.raises(ConfigError, match=r"holds the sweep of it.py; take another"):
-    ledger.Record(tmp_path, "other.py", {}, Sweep([{}]), [])
+  for file, texts in (("other.py", {}), ("it.py", {"batch": "9"})):
+    with pytest.raises(ConfigError, match=r"holds the sweep of .*it.py.*; take another, or the same flags"):
+      ledger.Record(tmp_path, file, texts, Sweep([{}]), [])
 
 
 def test_nothing_to_choose_from_is_said(tmp_path, file, monkeypatch, capsys):

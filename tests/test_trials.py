@@ -22,7 +22,7 @@ def test_a_product_has_every_combination_once():
 
 
 def test_a_zip_goes_side_by_side_and_refuses_what_has_no_partner():
-  assert trials.zipped({"a": (1, 2), "b": "xy"}) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+  assert trials.zipped({"a": (1, 2), "b": ["x", "y"]}) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
   with pytest.raises(ConfigError, match=r"equally many values; they have \{'a': 2, 'b': 3\}"):
     trials.zipped({"a": (1, 2), "b": (1, 2, 3)})
 
@@ -53,8 +53,12 @@ def test_a_sample_follows_from_its_seed_and_fewer_are_among_more():
     (lambda: trials.Sweep([]), "there are no trials"),
     (lambda: trials.Sweep({"seed": 1}), "trials is {'seed': 1}; allowed: a list of changes"),
     (lambda: trials.Sweep([1]), r"trials is \[1\]"),
+    (lambda: trials.Sweep([{1: 2}]), "trials has the key 1; allowed: keys of the config"),
+    (lambda: trials.Sweep([{}], decide=3), "decide is 3; allowed: a figure"),
+    (lambda: trials.product({"lr": 0.1}), "lr is 0.1; allowed: a list of values"),
+    (lambda: trials.sample(2, {"lr": 0.1}), "lr is 0.1; allowed: a list to choose from"),
     (lambda: trials.Sweep([{}], decide=None, final=[{}]), "nothing decides which that is"),
-    (lambda: trials.of(7, "x.py"), r"sweep\(\) of x.py returned a int"),
+    (lambda: trials.of(7, "x.py"), r"sweep\(\) of x.py returned 7; allowed: a Sweep"),
   ],
 )
 def test_a_mistake_says_what_is_allowed(make, says):

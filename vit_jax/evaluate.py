@@ -40,7 +40,7 @@ def main() -> None:
   parser.add_argument("--workdir", type=train.directory, help="where the run lives")
   parser.add_argument("--weights", help="a file of weights or a workdir; needs --config")
   parser.add_argument("--config", help="file, or file:argument; --config.KEY=VALUE changes a value")
-  parser.add_argument("--split", help="train, test, or a split of the dataset such as train[:10%%]")
+  parser.add_argument("--split", help="train, val, test, or a split of the dataset such as train[:10%%]")
   parser.add_argument(
     "--write-predictions", type=pathlib.Path, metavar="FILE", help="a row for each image: .csv or .npz"
   )
@@ -48,6 +48,8 @@ def main() -> None:
   parser.add_argument("--report", type=train.directory, metavar="DIR", help="figures.json, confusion.png and .csv")
   given, rest = parser.parse_known_args()
   runtime.quiet()
+  if given.report and given.report.exists() and not given.report.is_dir():
+    raise config.ConfigError(f"--report: {given.report} is a file; name a folder")
   if given.write_predictions:
     figures.check_path(given.write_predictions)
   elif given.logits:
@@ -155,7 +157,8 @@ def write(
       pictures.confusion(matrix, source.classes, folder / f"confusion{mark}.png")
   if folder:
     ends = {place + key: list(pair) for place, found in intervals.items() for key, pair in found.items()}
-    found = {"figures": session.figures_of(outcomes), "intervals": ends}
+    names = {place: list(outcomes[place].details.source.classes) for place in intervals}
+    found = {"figures": session.figures_of(outcomes), "intervals": ends, "classes": names}
     folder.mkdir(parents=True, exist_ok=True)
     runtime.write_text(folder / "figures.json", json.dumps(found, indent=2) + "\n")
     session.say(f"  report      {folder}")

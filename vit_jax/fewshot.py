@@ -44,7 +44,7 @@ def main() -> None:
   for key, value in flags.overrides(rest, FLAGS).items():
     flags.edit(edited, key, value)
   wanted = config.resolve(edited, config.Measurement)
-  measure.bound(wanted, wanted.image_size or 1)  # a mistake shows before the weights are read; they give the size
+  measure.bound(wanted, wanted.image_size)  # a mistake shows before the weights are read; they give the size
 
   runtime.start()
   weights = loaded(given.weights, wanted)
@@ -84,6 +84,10 @@ def report(name: str, outcome: Outcome) -> None:
       f"{outcome.figures['images']:,} images of {test_split.split!r}")  # fmt: skip
   shots = list(dict.fromkeys(episode.shots for episode in episodes))
   say(f"  {'':<12}" + "".join(f"{f'{k}-shot':>18}" for k in shots))
+  for k in shots:
+    images = max(episode.images for episode in episodes if episode.shots == k)
+    if images < k * len(train_split.classes):
+      say(f"  {k}-shot: some classes have fewer than {k} images; {images:,} are trained on")
   for probe in dict.fromkeys(episode.probe for episode in episodes):
     cells = []
     for k in shots:

@@ -3,7 +3,7 @@
 import importlib.util
 import pathlib
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import ml_collections
 
@@ -43,13 +43,20 @@ def module(path: str) -> tuple[types.ModuleType, str]:
   return loaded, argument
 
 
+def called(path: str, function: Callable, *arguments):
+  """What a function of a config file returns; ConfigError for what goes wrong in it."""
+  try:
+    return function(*arguments)
+  except ConfigError:
+    raise
+  except _FILE_ERRORS as error:
+    raise ConfigError(f"--config: {path}: {type(error).__name__}: {error}") from error
+
+
 def load(path: str) -> ml_collections.ConfigDict:
   """The editable config of a file, `configs/digits.py` or `configs/folder.py:ViT-S/16`."""
   loaded, argument = module(path)
-  try:
-    config = loaded.get_config(argument) if argument else loaded.get_config()
-  except _FILE_ERRORS as error:
-    raise ConfigError(f"--config: {path}: {type(error).__name__}: {error}") from error
+  config = called(path, loaded.get_config, *([argument] if argument else []))
   if not isinstance(config, ml_collections.ConfigDict):
     raise ConfigError(f"--config: get_config() of {path} returned a {type(config).__name__}, not recipe(...)")
   return config

@@ -25,11 +25,14 @@ class Record:
 
   def __init__(self, workdir: pathlib.Path, file: str, overrides: dict[str, str], sweep: Sweep, listed: list[Trial]):
     self.workdir, self.sweep, self.listed = workdir, sweep, listed
+    path, colon, argument = file.partition(":")
+    file = str(pathlib.Path(path).resolve()) + colon + argument
     self.about = {"config": file, "flags": overrides, "decide": sweep.decide}
     self.best, self.finals = None, []
     self._before = runtime.read_json(workdir / "sweep.json") or self.about
-    if self._before["config"] != file:
-      raise config.ConfigError(f"--workdir: {workdir} holds the sweep of {self._before['config']}; take another")
+    before = {key: self._before.get(key) for key in ("config", "flags")}
+    if before != {"config": self.about["config"], "flags": overrides}:
+      raise config.ConfigError(f"--workdir: {workdir} holds the sweep of {before}; take another, or the same flags")
 
   def log(self, trial: Trial) -> pathlib.Path:
     """Where a trial's output goes."""
@@ -38,12 +41,12 @@ class Record:
   def recall(self, some: list[Trial], retry: bool) -> None:
     """Takes over what an earlier session found, by the trials' names."""
     kind = "final" if some is self.finals else "trials"
-    known = {told["name"]: told for told in self._before.get(kind, ())}
+    known = {told.get("name"): told for told in self._before.get(kind, ())}
     for trial in some:
       told = known.get(trial.name, {})
       if told.get("status") == "done" or (told.get("status") in ("failed", "diverged") and not retry):
         for key in ("status", "error", "figures", "seconds"):
-          setattr(trial, key, told[key])
+          setattr(trial, key, told.get(key, getattr(trial, key)))
     self.write()
 
   def write(self) -> None:
@@ -76,6 +79,7 @@ class Record:
       parts.append(f"On test, the best setting ({results.words(best.changes)}), {trained}:")
       parts.append(results.markdown([["figure", "mean ± standard deviation (runs)"], *last_figures(finals)]))
     wrong = [f"- {t.status}: {t}: {t.error}" for t in [*self.listed, *finals] if t.status in ("failed", "diverged")]
+    wrong += ["- the same command with --retry tries these again"] if wrong else []
     text = "\n\n".join([*parts, *(["\n".join(wrong)] if wrong else [])])
     runtime.write_text(self.workdir / "sweep.md", text + "\n")
     say("\n" + text)
@@ -137,8 +141,10 @@ class Screen:
     table = rich.table.Table(
       title=", ".join(f"{n} {status}" for status, n in count.items() if n) + f", {minutes:.0f} min", expand=True
     )
-    for column in ("trial", "status", "figure", "last words"):
-      table.add_column(column, no_wrap=True)
+    table.add_column("trial", ratio=2, overflow="fold")
+    table.add_column("status", min_width=8, no_wrap=True)
+    table.add_column("figure", min_width=6, no_wrap=True)
+    table.add_column("last words", ratio=3, no_wrap=True)
     order = ("running", "failed", "diverged", "done", "waiting")
     for trial in sorted(self._listed, key=lambda t: order.index(t.status)):
       figure = self._headline(trial)

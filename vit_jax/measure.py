@@ -134,7 +134,8 @@ def subject(description, grid, data, batch, open_split, predict) -> evals.Subjec
   def images_at_once(given, where):
     chosen = given or batch
     if chosen % shards:
-      raise ConfigError(f"{where}.batch: {chosen} does not divide over {shards} devices")
+      source = f"{where}.batch" if given else "config.batch"
+      raise ConfigError(f"{source}: {chosen} does not divide over {shards} devices; take a multiple of {shards}")
     return chosen
 
   def identity(params):
@@ -161,14 +162,17 @@ class OfWeights(NamedTuple):
   notes: list[str]  # what was done to the weights
 
 
-def bound(given: Measurement, image_size: int) -> dict[str, Choice]:
-  """The evaluations with every argument checked, for a model of images of this size."""
+def bound(given: Measurement, image_size: int | None) -> dict[str, Choice]:
+  """The evaluations with every argument checked, for a model of images of this size; None: it is not known yet."""
   choices = {}
   for name, choice in given.evals.items():
     where = f"config.evals.{name}"
     if choice.name == "accuracy":
       raise ConfigError(f"{where}.name: 'accuracy' needs the weights' own classes; use vit_jax.evaluate")
-    choices[name] = evals.bind(choice, {"image_size": image_size}, where)
+    own = "image_size" in (choice.args.get("data") or ())
+    # Any test crop fits the smallest image.
+    prepared = {"image_size": image_size or 1} if image_size or not own else {}
+    choices[name] = evals.bind(choice, prepared, where)
     if choices[name].args["data"] is None:
       raise ConfigError(f"{where}.data: missing; name a dataset: dict(name='cifar100')")
   return choices

@@ -69,11 +69,15 @@ def settings(trials: Sequence[Trial]) -> list[Setting]:
 
 
 def ranked(found: Sequence[Setting], decide: str) -> list[Setting]:
-  """Settings whose trials are all done, the best by the mean of a figure first; of equals the first."""
+  """Settings whose trials are all done, the best by the mean of a figure first; of equals that with the lower loss."""
   sign = 1 if decide.endswith(FALLING) else -1
-  return sorted(
-    (setting for setting in found if setting.whole), key=lambda setting: sign * statistics.mean(setting.values(decide))
-  )
+  place, loss = decide.rpartition("/")[0], "ema_loss" if "/ema_" in decide else "loss"
+
+  def order(setting):
+    losses = setting.values(f"{place}/{loss}")
+    return sign * statistics.mean(setting.values(decide)), statistics.mean(losses) if losses else 0.0
+
+  return sorted((setting for setting in found if setting.whole), key=order)
 
 
 def varied(trials: Sequence[Trial]) -> list[str]:

@@ -221,7 +221,9 @@ def main(verb: Callable[[], None]) -> None:
     advice = "take a smaller config.batch, or a larger config.optim.accumulate, config.mesh.fsdp or config.model.remat"
     _end(EXIT_CONFIG, f"error: out of device memory; {advice}")
   except OSError as error:  # a full or read-only disk, a path that cannot be
-    _end(EXIT_CONFIG, f"error: {error}; mend it, and the same command continues from the last checkpoint")
+    _end(
+      EXIT_CONFIG, f"error: {error}; mend it and run the same command again: training goes on from its last checkpoint"
+    )
   except KeyboardInterrupt:
     _end(130, "interrupted; the same command continues from the last checkpoint")
 

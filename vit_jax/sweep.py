@@ -23,6 +23,7 @@ import sys
 import time
 
 from vit_jax import build, config, evals, flags, pool, results, runtime, train, trials
+from vit_jax.data import catalog, sources
 from vit_jax.ledger import Record, Screen, say
 from vit_jax.results import Setting, Trial
 from vit_jax.trials import Sweep
@@ -48,21 +49,30 @@ def main() -> None:
   parser.add_argument("--retry", action="store_true", help="try failed and diverged trials again")
   given, rest = parser.parse_known_args()
   runtime.quiet()
+  if given.parallel < 1:
+    raise config.ConfigError(f"--parallel: {given.parallel}; allowed: 1 and more")
+  if given.workdir.exists() and not given.workdir.is_dir():
+    raise config.ConfigError(f"--workdir: {given.workdir} is a file; name a directory")
   overrides = flags.overrides(rest, FLAGS)
   sweep = of_config(given.config)
   for key in overrides:
     if any(key == tried or key.startswith(f"{tried}.") for row in [*sweep.trials, *sweep.final] for tried in row):
       raise config.ConfigError(f"--config.{key}: the sweep itself gives this value; change sweep() in {given.config}")
   listed = planned(given.config, sweep.trials, overrides, given.workdir / "trials", sweep.decide)
+  check(listed, sweep, given.config, overrides, given.workdir)
   if given.render:
     for trial in listed:
       print(
         f"# impossible: {trial}: {trial.error}" if trial.config is None else shlex.join(command(given.config, trial))
       )
     return
-  if all(trial.config is None for trial in listed):
-    raise config.ConfigError(f"no trial is possible; the first: {listed[0].error}")
   places = pool.groups(given.parallel)
+  opened = {}
+  for trial in listed:
+    if trial.config is not None:
+      look(trial, sweep.decide, opened)
+  impossible(listed)
+  say(f"{len(listed)} different trials of the {len(sweep.trials)} listed")
   with runtime.locked(given.workdir), stoppable():
     search(given.config, given.workdir, sweep, overrides, listed, places, given.retry)
 
@@ -86,11 +96,62 @@ def search(file, workdir, sweep: Sweep, overrides, listed: list[Trial], places, 
     again = (lambda trial: command(file, trial)) if sweep.final else scored
     work(record, finals, places, again)
   record.close(best, finals)
+  if not any(trial.status == "done" for trial in listed):
+    raise config.ConfigError("no trial is done; see the errors above, and --retry")
   if any(trial.status != "done" for trial in finals):
     raise config.ConfigError("the last runs are not all done; see the errors above, and --retry")
 
 
 # Which runs.
+
+
+def check(listed: list[Trial], sweep: Sweep, file: str, overrides: dict[str, str], workdir: pathlib.Path) -> None:
+  """ConfigError if no trial is possible, or not what `final` makes of one."""
+  impossible(listed)
+  possible = next(trial for trial in listed if trial.config is not None)
+  for trial in last_runs(file, workdir, sweep, overrides, results.settings([possible])[0]):
+    if trial.config is None:
+      raise config.ConfigError(f"sweep: final: {trial}: {trial.error}")
+
+
+def impossible(listed: list[Trial]) -> None:
+  """ConfigError if all trials are."""
+  if all(trial.status == "failed" for trial in listed):
+    errors = list(dict.fromkeys(trial.error for trial in listed))
+    raise config.ConfigError(errors[0] if len(errors) == 1 else f"no trial is possible; the first: {errors[0]}")
+
+
+def look(trial: Trial, decide: str | None, opened: dict) -> None:
+  """Fails a trial whose data or weights are not there, or that decides by images of its test or training split.
+
+  `opened` keeps the sources that trials share.
+  """
+  run = config.resolve(json.loads(trial.config))
+  start = run.init.from_
+
+  def images_of(split):
+    key = json.dumps(config.plain(run.data)), split
+    if key not in opened:
+      opened[key] = catalog.open_split(run.data, split)
+    return opened[key]
+
+  try:
+    if start and "://" not in start and not pathlib.Path(start).exists():
+      raise config.ConfigError(f"config.init.from: no file {start!r}")
+    train_images = images_of("train")
+    if decide:
+      choice = run.evals[decide.partition("/")[0]]
+      if choice.args["data"] is None:
+        split = choice.args.get("split", choice.args.get("test"))
+        decides = images_of(split)
+        for name, images in (("test", images_of("test")), ("train", train_images)):
+          if sources.share(decides, images):
+            raise config.ConfigError(
+              f"{decide!r} decides by images of the {name} split: {decides.split!r} and {images.split!r} have some in "
+              "common; hold out a part of train: config.data.train, config.data.val"
+            )
+  except config.ConfigError as error:
+    trial.status, trial.error = "failed", str(error)
 
 
 def of_config(path: str) -> Sweep:
@@ -99,7 +160,7 @@ def of_config(path: str) -> Sweep:
   if not callable(getattr(module, "sweep", None)):
     raise config.ConfigError(f"--config: {path} defines no sweep(); see configs/finetune.py")
   takes = bool(inspect.signature(module.sweep).parameters)
-  return trials.of(module.sweep(argument) if argument and takes else module.sweep(), path)
+  return trials.of(flags.called(path, module.sweep, *([argument] if argument and takes else [])), path)
 
 
 def planned(file: str, rows, overrides: dict[str, str], folder: pathlib.Path, decide: str | None) -> list[Trial]:
@@ -197,14 +258,16 @@ def scored(trial: Trial) -> list[str]:
 def work(record: Record, listed: list[Trial], places, command_of) -> None:
   """Runs what is waiting until nothing is, and writes down what comes of it."""
   names = {trial.name: trial for trial in listed}
-  with contextlib.closing(pool.Pool(places)) as running, Screen(record, listed) as screen:
+  with contextlib.closing(pool.Pool(places)) as running, Screen(record, listed) as screen, asked(running):
     while any(trial.status in ("waiting", "running") for trial in listed):
       for name, code in running.finished().items():
         settle(names[name], code, record.log(names[name]))
         record.write()
         screen.tell(names[name])
-      for trial in [trial for trial in listed if trial.status == "waiting"]:
-        if not running.has_room or held(trial):
+      waiting = [trial for trial in listed if trial.status == "waiting"]
+      others = sum(held(trial, screen) for trial in waiting)  # on devices of ours
+      for trial in waiting:
+        if trial.error or len(running.names) + others >= len(places):
           continue
         if finished(trial):
           record.write()
@@ -216,11 +279,23 @@ def work(record: Record, listed: list[Trial], places, command_of) -> None:
       time.sleep(0.2)
 
 
-def held(trial: Trial) -> bool:
+def held(trial: Trial, screen: Screen) -> bool:
   """Whether another process trains it now: one of a killed sweep that is saving, or one that --render was used for."""
   holder = runtime.holder(trial.workdir)
-  trial.error = f"held by process {holder}" if holder else ""
+  before, trial.error = trial.error, f"held by process {holder}" if holder else ""
+  if holder and trial.error != before:
+    screen.tell(trial)
   return holder is not None
+
+
+@contextlib.contextmanager
+def asked(running: pool.Pool):
+  """Says what a stop waits for."""
+  try:
+    yield
+  except KeyboardInterrupt:
+    say(f"stopping: {len(running.names)} trials save their state, which may take up to {pool.PATIENCE:.0f} s")
+    raise
 
 
 def finished(trial: Trial) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config import ConfigError, nearest
+from vit_jax.config import ConfigError
 
 Changes = Mapping[str, Any]
 
@@ -38,6 +38,10 @@ class Sweep:
       rows = getattr(self, name)
       if isinstance(rows, str | Mapping) or not all(isinstance(row, Mapping) for row in rows):
         raise ConfigError(f"sweep: {name} is {rows!r}; allowed: a list of changes such as {{'optim.lr': 0.01}}")
+      if odd := [key for row in rows for key in row if not isinstance(key, str)]:
+        raise ConfigError(f"sweep: {name} has the key {odd[0]!r}; allowed: keys of the config such as 'optim.lr'")
+    if not isinstance(self.decide, str | None):
+      raise ConfigError(f"sweep: decide is {self.decide!r}; allowed: a figure such as 'val/top1', or None")
     if not self.trials:
       raise ConfigError("sweep: there are no trials")
     if self.final and not self.decide:
@@ -48,16 +52,23 @@ class Sweep:
 
 def product(values: Mapping[str, Iterable]) -> list[Changes]:
   """Every combination: product({"optim.lr": (0.01, 0.03), "seed": range(3)}) are six trials, seeds moving first."""
-  return [dict(zip(values, row, strict=True)) for row in itertools.product(*map(tuple, values.values()))]
+  columns = [_column(key, column) for key, column in values.items()]
+  return [dict(zip(values, row, strict=True)) for row in itertools.product(*columns)]
 
 
 def zipped(values: Mapping[str, Iterable]) -> list[Changes]:
   """The first of each, the second of each, ...: all keys have equally many values."""
-  columns = {key: tuple(column) for key, column in values.items()}
+  columns = {key: _column(key, column) for key, column in values.items()}
   lengths = {key: len(column) for key, column in columns.items()}
   if len(set(lengths.values())) > 1:
     raise ConfigError(f"sweep: zipped keys need equally many values; they have {lengths}")
   return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _column(key, values):
+  if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+    raise ConfigError(f"sweep: {key} is {values!r}; allowed: a list of values to try")
+  return tuple(values)
 
 
 def sample(count: int, values: Mapping[str, Any], seed: int = 0) -> list[Changes]:
@@ -99,7 +110,7 @@ def _drawn(generator, key, value):
     drawn = ends[0] + share * (ends[1] - ends[0])
     # Four digits: settings that are read, typed and compared.
     return float(f"{np.exp(drawn) if value.logarithmic else drawn:.4g}")
-  if isinstance(value, str | Mapping) or not len(value):
+  if not isinstance(value, Sequence) or isinstance(value, str) or not value:
     raise ConfigError(f"sweep: {key} is {value!r}; allowed: a list to choose from, uniform(...) or log_uniform(...)")
   return value[int(share * len(value))]
 
@@ -136,5 +147,5 @@ def of(found: Any, file: str) -> Sweep:
   if isinstance(found, list | tuple):
     return Sweep(found, decide=None)
   raise ConfigError(
-    f"--config: sweep() of {file} returned a {type(found).__name__}{nearest(type(found).__name__, ['Sweep', 'list'])}"
+    f"--config: sweep() of {file} returned {found!r}; allowed: a Sweep or a list of changes, see vit_jax/trials.py"
   )

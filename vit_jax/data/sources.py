@@ -35,6 +35,7 @@ class Source:
   identify: Callable[[int], str] = str
   fingerprint: Callable[[], str] = str  # "": nothing is known
   read_label: Callable[[int], int | tuple[int, ...]] | None = None  # where it costs less than `read`
+  parts: tuple[tuple[str, range], ...] = ()  # splits of the dataset and their records, where these are known
 
   def __len__(self):
     return self.length
@@ -57,6 +58,15 @@ def subset(source: Source, records: Sequence[int]) -> Source:
     place=at(source.place),
     identify=at(source.identify),
     read_label=at(source.label),
+  )
+
+
+def share(one: Source, other: Source) -> bool:
+  """Whether two sources of one dataset have a record in common."""
+  return any(
+    split == there and max(mine.start, theirs.start) < min(mine.stop, theirs.stop)
+    for split, mine in one.parts
+    for there, theirs in other.parts
   )
 
 
@@ -132,6 +142,7 @@ def assemble(name, spec, classes, parts, read, place, identify, fingerprint, lab
     lambda i: identify(*locate(i)),
     fingerprint,
     (lambda i: read_label(*locate(i))) if read_label else None,
+    tuple(parts),
   )
 
 

@@ -9,7 +9,7 @@ import jax
 from vit_jax import figures
 from vit_jax.config import Choice, ConfigError, Count, Duration
 from vit_jax.data import sources
-from vit_jax.evals.subject import Outcome, Subject, rows
+from vit_jax.evals.subject import Outcome, Subject, open_source, rows
 
 
 class Details(NamedTuple):
@@ -42,7 +42,7 @@ def accuracy(
       labels have, and for files of predictions. None keeps them where images may have several labels.
   """
   del every  # the training loop keeps time
-  source, size = subject.open(data, split), subject.size(batch, where)
+  source, size = open_source(subject, data, split, where, "split"), subject.size(batch, where)
   if len(source.classes) != subject.classes:
     raise ConfigError(f"{where}.split: {split!r} has {len(source.classes)} classes, the model {subject.classes}")
   predict = subject.predict(data, source.labels > 1 if logits is None else logits)

@@ -17,7 +17,7 @@ from vit_jax import runtime
 from vit_jax.config import Choice, ConfigError, Count, Duration, Range
 from vit_jax.data import sources
 from vit_jax.evals import features
-from vit_jax.evals.subject import Outcome, Subject
+from vit_jax.evals.subject import Outcome, Subject, open_source
 
 Seed = Annotated[int, Range(0, 2**31 - 1)]
 
@@ -84,7 +84,7 @@ def fewshot(
   """
   del every  # the training loop keeps time
   size = subject.size(batch, where)
-  sides = {"train": subject.open(data, train), "test": subject.open(data, test)}
+  sides = {key: open_source(subject, data, split, where, key) for key, split in (("train", train), ("test", test))}
   classes = len(sides["train"].classes)
   _check(where, sides, shots, seeds, probes)
   most = max(shots)

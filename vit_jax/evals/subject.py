@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from vit_jax.config import Choice
+from vit_jax.config import Choice, ConfigError
 from vit_jax.data import sources
 
 
@@ -22,6 +22,19 @@ class Subject(NamedTuple):
   size: Callable[[int | None, str], int]  # (images at a time or None, place in the config) -> images at a time
   identity: Callable[[dict[str, jax.Array]], str]  # of the model with these weights
   classes: int  # of the model's head
+
+
+def open_source(subject: Subject, data: Choice | None, split: str, where: str, key: str) -> sources.Source:
+  """The source of an evaluation's split; errors name the evaluation's own keys."""
+  try:
+    return subject.open(data, split)
+  except ConfigError as error:
+    text = str(error)
+    if text.startswith("split:"):
+      text = f"{where}.{key}:{text.removeprefix('split:')}"
+    elif data is not None:
+      text = text.replace("config.data.", f"{where}.data.")
+    raise type(error)(text) from error
 
 
 class Outcome(NamedTuple):
