@@ -20,7 +20,10 @@ def trials(folder):
       changes = {"optim.lr": lr, "seed": seed}
       figures = {"val/top1": value, "val/loss": 1 - value}
       found.append(Trial(f"{lr}-{seed}", changes, {}, folder / f"{lr}-{seed}", "{}", "done", "", figures, 3.0))
-  return [*found, Trial("bad", {"optim.lr": 9.0, "seed": 0}, {}, folder / "bad", "{}", "failed", "too | large")]
+  return [
+    *found,
+    Trial("bad", {"optim.lr": 9.0, "seed": 0}, {}, folder / "bad", "{}", "failed", "too | large", attempts=1),
+  ]
 
 
 def record(workdir, listed, decide="val/top1", **sweep):
@@ -60,6 +63,11 @@ def test_what_is_done_or_has_failed_is_recalled_and_what_was_running_is_not(tmp_
   assert [t.status for t in again] == ["done", "waiting", "done", "done", "failed"]
   assert again[0].figures == listed[0].figures
   assert again[4].error == "too | large"
+  listed[4].attempts = 0  # its data were not there
+  record(tmp_path, listed).write()
+  fresh = [Trial(t.name, t.changes, {}, t.workdir, "{}") for t in listed]
+  record(tmp_path, fresh).recall(fresh, retry=False)
+  assert fresh[4].status == "waiting"
   more = [Trial(t.name, t.changes, {}, t.workdir, "{}") for t in listed]
   record(tmp_path, more).recall(more, retry=True)
   assert [t.status for t in more] == ["done", "waiting", "done", "done", "waiting"]

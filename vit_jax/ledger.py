@@ -39,12 +39,13 @@ class Record:
     return self.workdir / "logs" / f"{trial.workdir.parent.name}-{trial.name}.log"
 
   def recall(self, some: list[Trial], retry: bool) -> None:
-    """Takes over what an earlier session found, by the trials' names."""
+    """Takes over what an earlier session found, by the trials' names; what was never started is judged anew."""
     kind = "final" if some is self.finals else "trials"
     known = {told.get("name"): told for told in self._before.get(kind, ())}
     for trial in some:
       told = known.get(trial.name, {})
-      if told.get("status") == "done" or (told.get("status") in ("failed", "diverged") and not retry):
+      ended = told.get("status") in ("failed", "diverged") and told.get("attempts", 0) > 0
+      if told.get("status") == "done" or (ended and not retry):
         for key in ("status", "error", "figures", "seconds"):
           setattr(trial, key, told.get(key, getattr(trial, key)))
     self.write()

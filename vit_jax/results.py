@@ -33,7 +33,7 @@ class Trial:
 
   def told(self) -> dict[str, Any]:
     """As JSON values."""
-    kept = ("name", "status", "error", "figures", "seconds")
+    kept = ("name", "status", "error", "figures", "seconds", "attempts")
     return {"changes": plain(dict(self.changes)), "workdir": str(self.workdir)} | {k: getattr(self, k) for k in kept}
 
 
