@@ -63,6 +63,10 @@ def test_what_is_done_or_has_failed_is_recalled_and_what_was_running_is_not(tmp_
   assert [t.status for t in again] == ["done", "waiting", "done", "done", "failed"]
   assert again[0].figures == listed[0].figures
   assert again[4].error == "too | large"
+  # And by the session after that.
+  third = [Trial(t.name, t.changes, {}, t.workdir, "{}") for t in listed]
+  record(tmp_path, third).recall(third, retry=False)
+  assert [t.status for t in third] == [t.status for t in again]
   listed[4].attempts = 0  # its data were not there
   record(tmp_path, listed).write()
   fresh = [Trial(t.name, t.changes, {}, t.workdir, "{}") for t in listed]

@@ -46,7 +46,7 @@ class Record:
       told = known.get(trial.name, {})
       ended = told.get("status") in ("failed", "diverged") and told.get("attempts", 0) > 0
       if told.get("status") == "done" or (ended and not retry):
-        for key in ("status", "error", "figures", "seconds"):
+        for key in ("status", "error", "figures", "seconds", "attempts"):
           setattr(trial, key, told.get(key, getattr(trial, key)))
     self.write()
 
