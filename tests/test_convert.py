@@ -213,8 +213,7 @@ def test_a_new_head_starts_at_zero_and_the_rest_is_the_files(start):
 
 
 def test_a_run_starts_from_another_runs_workdir_and_its_average(tmp_path):
-  first = tiny.command("train", *tiny.words(tmp_path / "a", optim__ema=0.5))
-  tiny.finish(first)
+  train.train(tiny.parts(1, optim__ema=0.5), tmp_path / "a")
   arrays, about = checkpoints.read_weights(tmp_path / "a")
   averaged, _ = checkpoints.read_weights(tmp_path / "a", averaged=True)
   assert about["model"]["model"]["name"] == "cct_2_3x2_32" and about["model"]["classes"] == 10
