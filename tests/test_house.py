@@ -20,7 +20,7 @@ FLOORS = (
 )  # fmt: skip
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
 # Not by floor alone: verbs that start from weights or a workdir say so in the training verb's words.
-ALSO = {("evaluate", "train"), ("fewshot", "train"), ("sweep", "train")}
+ALSO = {("evaluate", "train"), ("sweep", "train")}
 FILES = sorted((ROOT / "vit_jax").rglob("*.py"))
 
 

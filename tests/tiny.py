@@ -27,10 +27,8 @@ IMAGENET = {
 
 def run(file="configs/digits.py", small=SMALL, **changes) -> config.Run:
   """The shipped digits recipe, shrunk; changes name keys with __ for dots."""
-  edited = flags.load(str(ROOT / file))
-  for key, text in (small | {k.replace("__", "."): str(v) for k, v in changes.items()}).items():
-    flags.edit(edited, key, text)
-  return build.complete(config.resolve(edited))
+  overrides = small | {k.replace("__", "."): str(v) for k, v in changes.items()}
+  return build.complete(config.resolve(flags.load(str(ROOT / file), overrides)))
 
 
 def imagenet(**changes) -> config.Run:

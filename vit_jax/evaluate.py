@@ -70,12 +70,8 @@ def run_of(given: argparse.Namespace, rest: list[str]) -> config.Run:
     raise config.ConfigError("give either --workdir=DIR of a run, or --weights=PATH and --config=FILE")
   overrides = flags.overrides(rest, FLAGS)
   if given.weights:
-    edited = flags.load(given.config)
-    for key, value in overrides.items():
-      flags.edit(edited, key, value)
-    for key, value in (("from", given.weights), ("head", "keep")):
-      flags.edit(edited, f"init.{key}", value)
-    return build.complete(config.resolve(edited))
+    overrides |= {"init.from": given.weights, "init.head": "keep"}
+    return build.complete(config.resolve(flags.load(given.config, overrides)))
   if overrides:
     raise config.ConfigError(
       f"--config.{next(iter(overrides))}: a workdir has its own config; --split changes the split"

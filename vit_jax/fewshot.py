@@ -40,10 +40,7 @@ def main() -> None:
   for path, suffix in ((given.json, ".json"), (given.write_predictions, ".csv")):
     if path:
       figures.check_path(path, (suffix,))
-  edited = flags.load(given.config)
-  for key, value in flags.overrides(rest, FLAGS).items():
-    flags.edit(edited, key, value)
-  wanted = config.resolve(edited, config.Measurement)
+  wanted = config.resolve(flags.load(given.config, flags.overrides(rest, FLAGS)), config.Measurement)
   measure.bound(wanted, wanted.image_size)  # a mistake shows before the weights are read; they give the size
 
   runtime.start()

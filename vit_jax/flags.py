@@ -3,7 +3,7 @@
 import importlib.util
 import pathlib
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import ml_collections
 
@@ -53,12 +53,14 @@ def called(path: str, function: Callable, *arguments):
     raise ConfigError(f"--config: {path}: {type(error).__name__}: {error}") from error
 
 
-def load(path: str) -> ml_collections.ConfigDict:
-  """The editable config of a file, `configs/digits.py` or `configs/folder.py:ViT-S/16`."""
+def load(path: str, overrides: Mapping[str, str] | None = None) -> ml_collections.ConfigDict:
+  """The editable config of a file, `configs/digits.py` or `configs/folder.py:ViT-S/16`, edited by flags {key: text}."""
   loaded, argument = module(path)
   config = called(path, loaded.get_config, *([argument] if argument else []))
   if not isinstance(config, ml_collections.ConfigDict):
     raise ConfigError(f"--config: get_config() of {path} returned a {type(config).__name__}, not recipe(...)")
+  for key, text in (overrides or {}).items():
+    edit(config, key, text)
   return config
 
 

@@ -16,7 +16,7 @@ from vit_jax.trials import Sweep
 
 
 def say(text: str) -> None:
-  """Prints a line at once."""
+  """Prints a line at once. `session.say` would ask JAX which process this is, and so take the trials' devices."""
   print(text, flush=True)
 
 
@@ -52,8 +52,8 @@ class Record:
 
   def write(self) -> None:
     """Replaces sweep.json."""
-    places = {figure.rpartition("/")[0] for trial in self.listed for figure in trial.figures}
-    figures = [place + "/" * bool(place) + name for place in sorted(places) for name in ("top1", "loss")]
+    seen = dict.fromkeys(figure for trial in self.listed for figure in trial.figures)
+    figures = [figure for figure in seen if figure.endswith(("top1", "loss", "shot")) or figure == self.sweep.decide]
     told = self.about | {
       "trials": [trial.told() for trial in self.listed],
       "settings": results.summary(results.settings(self.listed), figures),

@@ -38,11 +38,9 @@ def main() -> None:
   if given.json and not given.json.absolute().parent.is_dir():
     raise config.ConfigError(f"--json: there is no folder {given.json.absolute().parent}; make it first")
   slices = [_slice(name) for name in given.topology.split(",")]
-  edited = flags.load(given.config)
-  for key, value in flags.overrides(rest, ("--config", "--topology", "--search", "--json", "--price")).items():
-    flags.edit(edited, key, value)
-  flags.edit(edited, "init.from", "none")  # a plan reads no weights; a recipe may ask for some
-  run = build.complete(config.resolve(edited))
+  overrides = flags.overrides(rest, ("--config", "--topology", "--search", "--json", "--price"))
+  overrides["init.from"] = "none"  # a plan reads no weights; a recipe may ask for some
+  run = build.complete(config.resolve(flags.load(given.config, overrides)))
 
   plans = []
   with estimate.compiler(kernels=run.model.args.get("attention") == "fused") as schedules:

@@ -89,8 +89,13 @@ def _keep_programs() -> None:
   A restart of a large model then takes seconds instead of minutes. The directory may be shared, also a bucket.
   """
   if jax.config.jax_compilation_cache_dir is None:
-    folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    jax.config.update("jax_compilation_cache_dir", str(folder / "vit_jax" / "programs"))
+    jax.config.update("jax_compilation_cache_dir", str(cache("programs")))
+
+
+def cache(kind: str) -> pathlib.Path:
+  """Where things are kept that can be computed again: $XDG_CACHE_HOME/vit_jax, else ~/.cache/vit_jax."""
+  folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+  return folder / "vit_jax" / kind
 
 
 class Preemption:

@@ -196,10 +196,7 @@ def trial_of(file, changes, overrides, folder, decide: str | None, last: bool = 
 
 def resolved(file: str, texts: dict[str, str]) -> config.Run:
   """The run of a config file and flags."""
-  edited = flags.load(file)
-  for key, text in texts.items():
-    flags.edit(edited, key, text)
-  return build.complete(config.resolve(edited))
+  return build.complete(config.resolve(flags.load(file, texts)))
 
 
 def reads_test(run: config.Run, choice: config.Choice) -> bool:

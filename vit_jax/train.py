@@ -31,12 +31,9 @@ def main() -> None:
   given, rest = parser.parse_known_args()
   runtime.quiet()
 
-  file, edited = flags.load(given.config), flags.load(given.config)
   overrides = flags.overrides(rest, ("--config", "--workdir", "--profile"))
-  for key, value in overrides.items():
-    flags.edit(edited, key, value)
-  run = build.complete(config.resolve(edited))
-  changes = changes_of(file, run, overrides)
+  run = build.complete(config.resolve(flags.load(given.config, overrides)))
+  changes = changes_of(flags.load(given.config), run, overrides)
   if given.profile < 0:
     raise config.ConfigError(f"--profile: {given.profile} is not a number of steps")
 

@@ -4,7 +4,6 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import pathlib
 import zipfile
 from collections.abc import Callable
@@ -56,7 +55,7 @@ def extract(
 def cache_file(identity: str, data: Choice, source: sources.Source) -> pathlib.Path:
   """Where features are kept: a name that follows from the version of this code, model, weights, preparation, images.
 
-  In $XDG_CACHE_HOME/vit_jax/features, else ~/.cache/vit_jax/features; any of it may be removed at any time.
+  Any of these files may be removed at any time.
   """
   prepared = {name: data.args[name] for name in ("image_size", "test_crop", "mean", "std")}
   told = {
@@ -67,8 +66,7 @@ def cache_file(identity: str, data: Choice, source: sources.Source) -> pathlib.P
     "data": source.fingerprint(),
   }
   name = hashlib.sha256(json.dumps(told, sort_keys=True, default=repr).encode()).hexdigest()
-  folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-  return folder / "vit_jax" / "features" / f"{name}.npz"
+  return runtime.cache("features") / f"{name}.npz"
 
 
 def _read(file):

@@ -102,7 +102,7 @@ def fewshot(
     outcome, problem = None, None
     if jax.process_index() == 0:
       try:
-        outcome = _solve(found, labels, classes, sides, shots, seeds, probes, choosing)
+        outcome = _solve(found, labels, classes, sides, shots, drawn, probes)
       except ConfigError as error:
         problem = f"{where}: {error}"
     runtime.agree(problem)
@@ -141,31 +141,28 @@ def _labels(source) -> np.ndarray:
   return np.fromiter((source.label(i) for i in range(len(source))), np.int64, len(source))
 
 
-def _solve(found, labels, classes, sides, shots, seeds, probes, choosing) -> Outcome:
-  """The outcome, from (record numbers, features) of both sides."""
+def _solve(found, labels, classes, sides, shots, drawn, probes) -> Outcome:
+  """The outcome, from (record numbers, features) of both sides; `drawn` holds out what is beyond the most shots."""
   (position, x), (test_position, test_x) = found["train"], found["test"]
   if not len(test_position):
     raise ConfigError("there is no test image that can be decoded")
   label, truth = labels["train"]()[position], labels["test"]()[test_position]
-  place = {int(number): row for row, number in enumerate(position)}
-
-  def rows_of(count, seed):
-    numbers = tables.draw(labels["train"](), classes, count, seed)
-    return np.array([place[number] for number in numbers.tolist() if number in place], np.int64)  # decodable ones
-
-  most, episodes, drawn = max(shots), [], {}
-  for seed in seeds:
-    drawn[seed] = tables.draw(labels["train"](), classes, most, seed)
-    held = np.setdiff1d(rows_of(most + choosing, seed), rows_of(most, seed)) if choosing else None
-    if held is not None and not len(held):
-      raise ConfigError(
-        f"no class has an image beyond {most} shots to choose a setting on; give each probe one setting, or fewer shots"
-      )
+  most, episodes, trained_on = max(shots), [], {}
+  for seed, numbers in drawn.items():
+    of_each = labels["train"]()[numbers]  # class by class
+    rank = np.arange(len(numbers)) - np.searchsorted(of_each, of_each)  # within its class
+    trained_on[seed] = numbers[rank < most]
+    held = np.flatnonzero(np.isin(position, numbers[rank >= most]))
     for k in shots:
-      rows = rows_of(k, seed)
+      rows = np.flatnonzero(np.isin(position, numbers[rank < k]))  # those that can be decoded
       for name, probe in probes.items():
         fitted = tables.PROBES[probe.name](x[rows], label[rows], classes, **probe.args)
         if len(fitted) > 1:
+          if not len(held):
+            raise ConfigError(
+              f"no class has an image beyond {most} shots to choose a setting on; give each probe one setting, or "
+              "fewer shots"
+            )
           fitted.sort(key=lambda one: -np.mean(one[1](x[held]) == label[held]))  # stable: of equals the first
         setting, predict = fitted[0]
         predicted = predict(test_x)
@@ -176,4 +173,4 @@ def _solve(found, labels, classes, sides, shots, seeds, probes, choosing) -> Out
     figures[name] = float(np.mean(values))
     if len(values) > 1:
       figures[f"{name}_std"] = float(np.std(values, ddof=1))
-  return Outcome(figures, Details(episodes, *sides.values(), drawn, truth, test_position))
+  return Outcome(figures, Details(episodes, *sides.values(), trained_on, truth, test_position))
