@@ -17,8 +17,9 @@ import time
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from vit_jax import figures, pool, results, runtime, sweep, trials
-from vit_jax.results import Trial
+from vit_jax import config, files, runtime, sweep
+from vit_jax.sweeps import pool, results
+from vit_jax.sweeps.results import Trial
 
 MODELS = {"vit_2_4_32": "ViT-Lite-2/4", "cvt_2_4_32": "CVT-2/4", "cct_2_3x2_32": "CCT-2/3x2"}
 SEEDS, SHOTS = (0, 1, 2), (1, 5, 10, 25)
@@ -41,7 +42,7 @@ def main() -> None:
   places = pool.groups(2)
 
   # The slowest first, so that no core waits long at the end.
-  changes = trials.product({"model.name": list(MODELS)[::-1], "seed": SEEDS})
+  changes = config.product({"model.name": list(MODELS)[::-1], "seed": SEEDS})
   scratch = trained("configs/digits.py", workdir / "scratch", SCRATCH, changes, places)
   best = max(MODELS, key=lambda name: statistics.mean(t.figures["val/top1"] for t in of(scratch, name)))
   print(f"\nbest on val: {MODELS[best]}\n", flush=True)
@@ -65,10 +66,10 @@ def main() -> None:
   rows.append([f"{MODELS[best]}, fine-tuned", str(PIXELS[1]), f"{images:,}", cell(tuned), f"{seconds:.0f}"])
 
   text = results.markdown(rows)
-  runtime.write_text(workdir / "compare.md", text + "\n")
+  files.write_text(workdir / "compare.md", text + "\n")
   told = {"best": best, "rows": rows, "trials": [trial.told() for trial in scratch + tuned]}
   told["fewshot"] = [{"model": name, "pixels": size, "figures": found} for (name, size), found in probed.items()]
-  runtime.write_text(workdir / "compare.json", json.dumps(told, indent=2, default=str) + "\n")
+  files.write_text(workdir / "compare.json", json.dumps(told, indent=2, default=str) + "\n")
   picture(scratch, probed, tuned, best, images, workdir / "compare.png")
   print(f"\n{text}\n\n{time.perf_counter() - began:.0f} s; {workdir}/compare.md, compare.json, compare.png", flush=True)
 
@@ -77,7 +78,7 @@ def trained(file, workdir, overrides, rows, places) -> list[Trial]:
   """A run for each of the changes, side by side; ends here if one of them fails."""
   listed = sweep.planned(file, rows, overrides, workdir / "trials", None)
   with runtime.locked(workdir), sweep.stoppable():
-    sweep.search(file, workdir, trials.Sweep(rows, decide=None), overrides, listed, places, retry=True)
+    sweep.search(file, workdir, config.Sweep(rows, decide=None), overrides, listed, places, retry=True)
   if bad := [f"{trial}: {trial.error}" for trial in listed if trial.status != "done"]:
     sys.exit("\n".join(bad))
   return listed
@@ -171,7 +172,7 @@ def picture(scratch, probed, tuned, best, images, path) -> None:
   for axes in (left, right):
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower right")
-  with figures.whole(path) as partial:
+  with files.replacing(path) as partial:
     drawn.savefig(partial, format="png", dpi=110)
 
 

@@ -12,22 +12,22 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-from vit_jax import build, checkpoints, config, measure, mesh, runtime
+from vit_jax import build, checkpoints, config, files, measure, mesh, runtime, schema
 from vit_jax.data import augment, catalog, stream
 
 
 def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """(images, labels, predicted classes) of the test split, from the run's last checkpoint."""
-  run = build.complete(config.resolve(runtime.read_json(workdir / "config.json")))
+  run = build.complete(config.resolve(files.read_json(workdir / "config.json")))
   parts = build.build(run, jax.devices())
   with contextlib.closing(checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)) as store:
     state, _ = store.restore(parts.state_shapes)
   source = catalog.open_split(run.data, "test")
-  options = config.arguments(run.data, stream.eval_batches)
+  options = schema.arguments(run.data, stream.eval_batches)
   with contextlib.closing(stream.eval_batches(source, len(source), range(len(source)), **options)) as batches:
     batch = next(batches)
   apply = measure.functional(run.model, run.data.args["image_size"], len(source.classes)).apply
-  images = augment.normalise(batch["image"], **config.arguments(run.data, augment.normalise))
+  images = augment.normalise(batch["image"], **schema.arguments(run.data, augment.normalise))
   logits, _ = jax.jit(lambda params, images: apply(params, images, None))(state.params, images)
   return batch["image"], batch["label"], np.asarray(logits.argmax(-1))
 

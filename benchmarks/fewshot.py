@@ -17,7 +17,7 @@ import time
 import numpy as np
 from sklearn.linear_model import RidgeClassifier
 
-from vit_jax import probes, runtime
+from vit_jax import files, probes, runtime
 
 CLASSES, SHOTS, WIDTH, TEST = 1000, 10, 1024, 20_000
 
@@ -89,7 +89,7 @@ def main() -> None:
     f"{row['agreement']:.4%} of the predictions are the same"
   )
   if given.json:
-    runtime.write_text(given.json, json.dumps(row, indent=2) + "\n")
+    files.write_text(given.json, json.dumps(row, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ import torch
 from einops import rearrange
 from torch import nn
 
-from vit_jax import build, config, hardware, runtime, trees
+from vit_jax import build, config, files, hardware, runtime, schema, trees
 from vit_jax.data import catalog
 from vit_jax.models import vit
 
@@ -90,7 +90,7 @@ def peer_model(patch: int, width: int, depth: int, heads: int, hidden: int) -> t
   except ImportError:
     return Vit(patch, width, depth, heads, hidden), "plain torch in timm's structure (timm is not installed)"
   except RuntimeError as error:  # torchvision, which timm imports, raises this beside a torch that it was not built for
-    raise config.ConfigError(
+    raise schema.ConfigError(
       f"timm cannot be imported beside torch {torch.__version__}: {error}; install the torchvision of this torch, or "
       "uninstall timm for a peer in plain torch"
     ) from error
@@ -194,11 +194,11 @@ def card(platform: str) -> jax.Device:
   try:
     device = jax.devices("cuda")[0]
   except RuntimeError as error:
-    raise config.ConfigError(
+    raise schema.ConfigError(
       f"--platform=gpu: JAX finds no NVIDIA GPU ({error}); {advice}. JAX itself needs pip install -e '.[gpu]'"
     ) from error
   if not torch.cuda.is_available():
-    raise config.ConfigError(f"--platform=gpu: torch {torch.__version__} finds no NVIDIA GPU; {advice}")
+    raise schema.ConfigError(f"--platform=gpu: torch {torch.__version__} finds no NVIDIA GPU; {advice}")
   return device
 
 
@@ -221,7 +221,7 @@ def measure(model: str, given: argparse.Namespace) -> dict:
   except (jax.errors.JaxRuntimeError, torch.OutOfMemoryError) as error:
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    raise config.ConfigError(
+    raise schema.ConfigError(
       f"--batch: {given.batch} images of ViT-{model} do not fit on a {device.device_kind} for JAX and torch at once, "
       f"which both keep their memory; take a smaller one, such as --batch={max(1, given.batch // 2)}"
     ) from error
@@ -279,7 +279,7 @@ def main() -> None:
   models = given.models.split(",")
   for name in ("batch", "rounds", "steps"):
     if getattr(given, name) < 1:
-      raise config.ConfigError(f"--{name}: {getattr(given, name)}; allowed: 1 and more")
+      raise schema.ConfigError(f"--{name}: {getattr(given, name)}; allowed: 1 and more")
   for model in models:
     run(model, given.attention, given.batch)  # a mistake shows before the first model is measured
 
@@ -295,7 +295,7 @@ def main() -> None:
       rows.append(processes.submit(measure, model, given).result())
       print(line(rows[-1]), flush=True)
       if given.json:
-        runtime.write_text(given.json, json.dumps(rows, indent=2) + "\n")
+        files.write_text(given.json, json.dumps(rows, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ import pathlib
 import jax
 
 from benchmarks import big_vision
-from vit_jax import build, config, estimate, hardware, hlo, runtime
+from vit_jax import build, config, files, hardware, runtime
+from vit_jax.planning import estimate, hlo
 
 
 def run(model: str, attention: str, images: int, fsdp: bool, **arguments) -> config.Run:
@@ -95,7 +96,7 @@ def main() -> None:
         print(line(rows[-1]), flush=True)
         jax.clear_caches()
         if given.json:
-          runtime.write_text(given.json, json.dumps(rows, indent=2) + "\n")
+          files.write_text(given.json, json.dumps(rows, indent=2) + "\n")
 
 
 def line(row: dict) -> str:

@@ -16,9 +16,9 @@ import numpy as np
 from flax import nnx
 
 from vit_jax import importers, models
-from vit_jax.config import Choice
-from vit_jax.importers import files, layout
+from vit_jax.importers import containers, layout
 from vit_jax.importers.layout import Description
+from vit_jax.schema import Choice
 
 REPEATS = 5
 
@@ -58,7 +58,7 @@ def main() -> None:
   arrays = {path: rng.standard_normal(s, dtype=np.float32) for path, s in layout.shapes(description).items()}
   with tempfile.TemporaryDirectory() as folder:
     file = pathlib.Path(folder) / "ViT-B_16.npz"
-    files.write(file, importers.export(arrays, description, "vit_jax"), {})
+    containers.write(file, importers.export(arrays, description, "vit_jax"), {})
     subprocess.run([sys.executable, "-m", "benchmarks.weights", str(file)], check=True)
   return None
 

@@ -16,8 +16,7 @@ Result:    published for ViT-B/16 from ImageNet-21k, with all of `train`: ImageN
            84.53, 99.02, 92.06 (vision_transformer, README); AugReg's ViT-B/16 has 85.49 on ImageNet (ibid.)
 """
 
-from vit_jax.config import recipe, required
-from vit_jax.trials import Sweep, product
+from vit_jax.config import Sweep, product, recipe, required
 
 SETS = {  # name in the catalog, length, warm-up, peak rate, percent of `train` that is trained on, batch
   "imagenet": ("imagenet2012", "20k", "500", 0.03, 99, 512),

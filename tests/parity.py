@@ -23,12 +23,12 @@ import numpy as np
 import optax
 from flax import nnx
 
-from vit_jax import config, importers, losses, models, optim, probes
-from vit_jax.config import Choice, Duration
-from vit_jax.data import mixing, places, randaugment
+from vit_jax import importers, losses, models, optim, probes, schema
+from vit_jax.data import coordinates, mixing, randaugment
 from vit_jax.importers import surgery, vit_google
 from vit_jax.models import positions
 from vit_jax.optim import schedules
+from vit_jax.schema import Choice, Duration
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "shared" / "parity"
 OPTIMIZER_STEPS = 5
@@ -136,8 +136,8 @@ def check_positions(file: pathlib.Path) -> Iterator[Result]:
 
 def _rates(name, peak, total, warmup, batch, examples, steps, **arguments):
   """Values of a schedule of `optim` at the given steps."""
-  shape = config.lookup(schedules.SCHEDULES, name, "schedule")
-  choice = config.bind(Choice(name, arguments), (shape,), "schedule")
+  shape = schema.lookup(schedules.SCHEDULES, name, "schedule")
+  choice = schema.bind(Choice(name, arguments), (shape,), "schedule")
 
   def length(duration):
     return Duration(duration).steps(batch, examples, total)
@@ -321,7 +321,7 @@ def check_mixing(file: pathlib.Path) -> Iterator[Result]:
       top, left, height, width = map(int, box)
       expected = arrays[f"{match[1]}_box"]
       yield compare(f"{file.stem}/{match[1]}_box", [top, top + height, left, left + width], expected, 0)
-      mask = 1 - places.inside(places.pixels(batch, None), box).astype(np.float32)
+      mask = 1 - coordinates.inside(coordinates.pixels(batch, None), box).astype(np.float32)
       yield compare(f"{file.stem}/{match[1]}_lam_after", kept, arrays[f"{match[1]}_lam_after"], 1e-6)
       mixed, targets = mixing.blend(jnp.asarray(batch), labels("batch_labels", 10), mask, kept)
       yield compare(name, mixed.transpose(0, 3, 1, 2), arrays[key], 0)

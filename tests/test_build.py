@@ -5,15 +5,15 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-import tiny
 from jax.sharding import PartitionSpec as P
 
+from tests import runs
 from vit_jax import build, trees
 from vit_jax.data import catalog
 
 
 def test_parameters_and_optimizer_state_are_born_sharded():
-  parts = tiny.parts(8, **{"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.heads": 2})
+  parts = runs.parts(8, **{"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.heads": 2})
   state = parts.init()
   for name, leaf in trees.flatten(state).items():
     assert leaf.sharding == trees.flatten(parts.state_shapes)[name].sharding, name
@@ -27,7 +27,7 @@ def test_parameters_and_optimizer_state_are_born_sharded():
 
 
 def test_the_step_keeps_every_array_where_it_was():
-  parts = tiny.parts(8, **{"mesh.data": 2, "mesh.fsdp": 4})
+  parts = runs.parts(8, **{"mesh.data": 2, "mesh.fsdp": 4})
   batches = parts.batches(0)
   state, _ = parts.step(parts.init(), next(batches))
   batches.close()
@@ -36,13 +36,13 @@ def test_the_step_keeps_every_array_where_it_was():
 
 
 def test_all_devices_start_with_the_same_numbers():
-  one, eight = tiny.parts(1).init(), tiny.parts(8, **{"mesh.data": 1, "mesh.fsdp": 8}).init()
+  one, eight = runs.parts(1).init(), runs.parts(8, **{"mesh.data": 1, "mesh.fsdp": 8}).init()
   for path, value in one.params.items():
     np.testing.assert_array_equal(value, eight.params[path], err_msg=path)
 
 
 def test_the_stream_begins_at_any_step():
-  parts = tiny.parts(2)
+  parts = runs.parts(2)
   stream = parts.batches(0)
   expected = [jax.device_get(next(stream)) for _ in range(4)][3]
   stream.close()
@@ -66,8 +66,8 @@ def test_images_may_have_several_labels():
 
     return dataclasses.replace(source, read=read, labels=3)
 
-  tiny.parts(1)  # the data are there
-  parts = build.build(tiny.run(task__loss="sigmoid"), jax.devices(), listed)
+  runs.parts(1)  # the data are there
+  parts = build.build(runs.run(task__loss="sigmoid"), jax.devices(), listed)
   batches = parts.batches(0)
   batch = next(batches)
   batches.close()
@@ -80,14 +80,14 @@ def test_images_may_have_several_labels():
 
 
 def test_flops_are_those_of_the_published_model():
-  run = tiny.run(model__depth="default", model__width="default", model__heads="default", model__hidden="default")
+  run = runs.run(model__depth="default", model__width="default", model__heads="default", model__hidden="default")
   parts = build.build(run, jax.devices())
   assert parts.flops_per_image / 3 / 2 == pytest.approx(0.035e9, rel=0.02)  # 0.035 G multiply-adds, with attention
 
 
 @pytest.mark.parametrize("frozen", ["['blocks/.*']", "['embedding/.*', 'position/table']"])
 def test_frozen_parameters_hold_no_optimizer_state_and_stay(frozen):
-  parts = tiny.parts(8, optim__frozen=frozen, **{"mesh.fsdp": 2})
+  parts = runs.parts(8, optim__frozen=frozen, **{"mesh.fsdp": 2})
   batches = parts.batches(0)
   state = parts.init()
   before = jax.device_get(state.params)
@@ -106,7 +106,7 @@ def test_frozen_parameters_hold_no_optimizer_state_and_stay(frozen):
 
 @pytest.mark.parametrize("changes", [{"model.scan": "true"}, {"model.remat": "full"}, {"model.dtype": "bfloat16"}])
 def test_the_models_switches_reach_it_from_the_config(changes):
-  parts = tiny.parts(8, **changes)
+  parts = runs.parts(8, **changes)
   batches = parts.batches(0)
   state, metrics = parts.step(parts.init(), next(batches))
   batches.close()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax import checkpoints, config, mesh, runtime, steps
+from vit_jax import checkpoints, config, mesh, runtime, schema, steps
 
 
 def grid(count=8, **sizes):
@@ -183,7 +183,7 @@ def test_a_damaged_newest_leaves_the_one_before_and_changes_nothing(tmp_path):
   for file in (tmp_path / "checkpoints/10/state").rglob("*"):
     if file.is_file():
       file.write_bytes(b"")
-  with pytest.raises(config.ConfigError, match=r"no checkpoint that can be read\n  .*/20: .*\n  .*/10: "):
+  with pytest.raises(schema.ConfigError, match=r"no checkpoint that can be read\n  .*/20: .*\n  .*/10: "):
     checkpoints.read_weights(tmp_path)
 
 
@@ -197,14 +197,14 @@ def test_changed_bytes_of_parameters_are_noticed(tmp_path):
   text = kept.read_text()
   digits = text.split('"params/head/bias":')[1].split("}")[0].split(",")[0].strip()
   kept.write_text(text.replace(digits, str(int(digits) ^ 1)))
-  with pytest.raises(config.ConfigError, match="bytes of params/head/bias are not those that were saved"):
+  with pytest.raises(schema.ConfigError, match="bytes of params/head/bias are not those that were saved"):
     checkpoints.read_weights(tmp_path / "b")
 
 
 def test_an_average_that_was_not_kept_is_an_error(tmp_path):
   saved(tmp_path, (10,), grid()).close()
   with pytest.raises(
-    config.ConfigError, match=r"step 10 holds no ema; the run keeps an average with config\.optim\.ema"
+    schema.ConfigError, match=r"step 10 holds no ema; the run keeps an average with config\.optim\.ema"
   ):
     checkpoints.read_weights(tmp_path, averaged=True)
 

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 import pytest
 
-from vit_jax import config, flags
-from vit_jax.config import Choice, ConfigError, Count, Duration, Pattern, Range, Rate, recipe, required, resolve
+from vit_jax import config, flags, schema
+from vit_jax.config import recipe, required, resolve
+from vit_jax.schema import Choice, ConfigError, Count, Duration, Pattern, Range, Rate
 
 
 def small():
@@ -41,7 +42,7 @@ def test_a_run_starts_from_weights_by_a_word_that_python_keeps_for_itself():
   flags.edit(c, "init.head", "new")
   run = resolve(c)
   assert (run.init.from_, run.init.head, run.init.ema) == ("x.npz", "new", False)
-  assert config.plain(run)["init"] == {"from": "x.npz", "head": "new", "ema": False}
+  assert schema.plain(run)["init"] == {"from": "x.npz", "head": "new", "ema": False}
   assert resolve(json.loads(config.dumps(run))) == run
   flags.edit(c, "init.from", "default")
   assert resolve(c).init.from_ is None
@@ -97,7 +98,7 @@ def test_what_a_recipe_leaves_to_its_user_must_be_given():
     return recipe(**given, init={"from": required, "head": "new"})
 
   edited = file()
-  assert str(edited.init["from"]) == config.plain(edited)["init"]["from"] == str(required)
+  assert str(edited.init["from"]) == schema.plain(edited)["init"]["from"] == str(required)
   assert edited.init.ema is False
   with pytest.raises(ConfigError) as error:
     resolve(edited)
@@ -111,7 +112,7 @@ def test_what_a_recipe_leaves_to_its_user_must_be_given():
   assert (run.init.from_, run.init.head) == ("x.npz", "new")
   assert type(run.init.from_) is str
   with pytest.raises(ConfigError, match=r"config\.model\.width: missing; 'm' needs it\."):
-    config.bind(Choice("m", {"width": required}), (sample,), "config.model")
+    schema.bind(Choice("m", {"width": required}), (sample,), "config.model")
   flags.edit(edited, "init.from", "none")  # said, so meant
   assert resolve(edited).init.from_ is None
   with pytest.raises(ConfigError, match=r"config\.init\.from: missing"):
@@ -135,21 +136,21 @@ def sample(
 
 
 def test_a_choice_is_completed_from_the_signature():
-  bound = config.bind(Choice("s", {"width": 3, "pairs": [["a.*", 1]], "path": "2024"}), (sample,), "config.s")
+  bound = schema.bind(Choice("s", {"width": 3, "pairs": [["a.*", 1]], "path": "2024"}), (sample,), "config.s")
   assert bound.args == {
       "width": 3, "rate": 0.1, "kind": "a", "on": True, "pairs": (("a.*", 1.0),), "area": (0.5, 1.0), "path": "2024",
       "inner": Choice("x"), "half_open": 1.0,
   }  # fmt: skip
-  assert config.arguments(bound, sample) == bound.args
+  assert schema.arguments(bound, sample) == bound.args
 
 
 def test_flag_text_follows_the_type_of_the_argument():
   text = {"width": "3", "on": "false", "path": "2024", "area": "(0.1, 0.2)", "rate": "0", "pairs": "[('k', 2)]"}
-  bound = config.bind(Choice("s", {k: config.Text(v) for k, v in text.items()}), (sample,), "config.s")
+  bound = schema.bind(Choice("s", {k: schema.Text(v) for k, v in text.items()}), (sample,), "config.s")
   got = [bound.args[k] for k in text]
   assert got == [3, False, "2024", (0.1, 0.2), 0.0, (("k", 2.0),)]
   assert type(bound.args["path"]) is str
-  assert config.bind(Choice("s", {"width": 1, "path": config.Text("None")}), (sample,), "c").args["path"] is None
+  assert schema.bind(Choice("s", {"width": 1, "path": schema.Text("None")}), (sample,), "c").args["path"] is None
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_flag_text_follows_the_type_of_the_argument():
 )
 def test_wrong_arguments_are_refused(args, says):
   with pytest.raises(ConfigError, match=says):
-    config.bind(Choice("s", args), (sample,), "config.s")
+    schema.bind(Choice("s", args), (sample,), "config.s")
 
 
 def test_the_resolved_config_survives_json():
@@ -183,4 +184,4 @@ def test_the_resolved_config_survives_json():
 
 def test_an_unknown_name_shows_the_nearest():
   with pytest.raises(ConfigError, match=r"config.optim.name: unknown name 'adamv'. Did you mean 'adamw'"):
-    config.lookup({"adamw": 1, "sgd": 2}, "adamv", "config.optim")
+    schema.lookup({"adamw": 1, "sgd": 2}, "adamv", "config.optim")

@@ -11,14 +11,14 @@ import cv2
 import jax
 import numpy as np
 import pytest
-import tiny
 
-from vit_jax import build, config, convert, flags, hardware, importers, sweep, train, trees
+from tests import runs
+from vit_jax import build, config, convert, flags, hardware, importers, schema, sweep, train, trees
 from vit_jax.data import catalog, sources
-from vit_jax.importers import files, layout
+from vit_jax.importers import containers, layout
 from vit_jax.prepare import prepare
 
-FILES = sorted(f for f in (tiny.ROOT / "configs").glob("*.py") if f.stem != "fewshot")  # no run; see test_fewshot
+FILES = sorted(f for f in (runs.ROOT / "configs").glob("*.py") if f.stem != "fewshot")  # no run; see test_fewshot
 DATA = [file for file in FILES if file.stem in ("digits", "folder")]  # whose data are here
 RECIPES = [file for file in FILES if file not in DATA]
 SHRUNK = {
@@ -116,7 +116,7 @@ def test_a_recipe_takes_two_steps_and_measures_every_image(file):
 def test_a_config_builds_as_it_is(file, photos):
   run = build.complete(config.resolve(load(file, photos)))
   if file.stem == "folder":
-    run = tiny.changed(run, batch=24)
+    run = runs.changed(run, batch=24)
   parts = build.build(run, jax.devices())
   assert parts.total > 0
   assert run.model.name in parts.overview()
@@ -139,7 +139,7 @@ def test_every_trial_of_a_sweep_is_possible(file, tmp_path):
 
 
 def test_the_digits_sweep_names_three_seeds():
-  given = sweep.of_config(str(tiny.ROOT / "configs/digits.py"))
+  given = sweep.of_config(str(runs.ROOT / "configs/digits.py"))
   assert [changes["seed"] for changes in given.trials] == [0, 1, 2]
   assert given.decide is None
 
@@ -178,7 +178,7 @@ PUBLISHED = {
 def known(name, **changes):
   """Parts of a recipe on 8 devices, with nothing but the catalog's facts for data."""
   file, _, argument = name.partition(":")
-  edited = flags.load(str(tiny.ROOT / f"configs/{file}.py:{argument}"))
+  edited = flags.load(str(runs.ROOT / f"configs/{file}.py:{argument}"))
   for key, text in changes.items():
     flags.edit(edited, key.replace("__", "."), text)
   return build.build(build.complete(config.resolve(edited)), jax.devices(), catalog.known_split)
@@ -227,7 +227,7 @@ def test_a_recipe_is_what_was_published_and_needs_neither_data_nor_memory_to_pla
 )
 def test_a_size_has_the_augmentation_of_augreg(name, layers, magnitude, alpha):
   file, _, argument = name.partition(":")
-  data = build.complete(config.resolve(flags.load(str(tiny.ROOT / f"configs/{file}.py:{argument}")))).data.args
+  data = build.complete(config.resolve(flags.load(str(runs.ROOT / f"configs/{file}.py:{argument}")))).data.args
   assert (data["policy"].args["layers"], data["policy"].args["magnitude"]) == (layers, magnitude)
   assert data["mixing"].args.get("alpha") == alpha
   if alpha:
@@ -288,16 +288,16 @@ def test_fine_tuning_takes_a_model_and_pixels():
   run = known("finetune:flowers,ViT-Ti/8,512", init__from="weights.npz", **THIN).run
   assert (run.model.name, run.data.args["image_size"]) == ("ViT-Ti/8", 512)
   assert run.data.args["test_crop"].args["resize"] == round(512 * 448 / 384)
-  assert flags.load(str(tiny.ROOT / "configs/finetune.py:pets,R50+B/16")).data.image_size == 384
+  assert flags.load(str(runs.ROOT / "configs/finetune.py:pets,R50+B/16")).data.image_size == 384
 
 
 @pytest.mark.parametrize("name", PROTOCOL)
 def test_fine_tuning_from_scratch_is_a_mistake(name, photos):
-  file = flags.load(str(tiny.ROOT / f"configs/finetune.py:{name}"))
+  file = flags.load(str(runs.ROOT / f"configs/finetune.py:{name}"))
   file.data.path = str(photos)
-  with pytest.raises(config.ConfigError, match=r"^config\.init\.from: missing; .*Add it .* as --config\.init\.from="):
+  with pytest.raises(schema.ConfigError, match=r"^config\.init\.from: missing; .*Add it .* as --config\.init\.from="):
     config.resolve(file)
-  edited = flags.load(str(tiny.ROOT / f"configs/finetune.py:{name}"))
+  edited = flags.load(str(runs.ROOT / f"configs/finetune.py:{name}"))
   overrides = {"init.from": "weights.npz", "data.path": str(photos)}
   for key, text in overrides.items():
     flags.edit(edited, key, text)
@@ -308,7 +308,7 @@ def test_fine_tuning_from_scratch_is_a_mistake(name, photos):
 
 def test_the_flags_that_fine_tuning_names_do_what_it_says():
   flag = "--config.optim.frozen=\"['(?!head).*']\""
-  module, _ = flags.module(str(tiny.ROOT / "configs/finetune.py"))
+  module, _ = flags.module(str(runs.ROOT / "configs/finetune.py"))
   assert flag in module.__doc__
   key, text = flag.removeprefix("--config.").replace('"', "").split("=")
   wanted = {key.replace(".", "__"): text, "optim__layer_decay": "0.75", "optim__ema": "0.9999"}
@@ -335,17 +335,19 @@ def test_the_flags_that_fine_tuning_names_do_what_it_says():
 )
 def test_fine_tuning_starts_with_the_weights_and_a_head_of_zeros(argument, model, changes, photos, tmp_path):
   # Weights of another size, with another head.
-  before = importers.Description(config.Choice(model, changes), 32, 7)
+  before = importers.Description(schema.Choice(model, changes), 32, 7)
   draw = np.random.default_rng(0)
   given = {path: draw.standard_normal(shape, np.float32) for path, shape in layout.shapes(before).items()}
   about = importers.about(before)
-  files.write(tmp_path / "weights.npz", importers.export(given, before, importers.layouts_of(before)[0].name), about)
+  containers.write(
+    tmp_path / "weights.npz", importers.export(given, before, importers.layouts_of(before)[0].name), about
+  )
   start = tmp_path / "weights.npz"
   if model.startswith("cct"):
     start = tmp_path / "first"
     convert.convert(tmp_path / "weights.npz", start, None, {})
 
-  edited = flags.load(str(tiny.ROOT / f"configs/finetune.py:{argument}"))
+  edited = flags.load(str(runs.ROOT / f"configs/finetune.py:{argument}"))
   words = {"init.from": start, "batch": "8", "total": "2", "optim.warmup": "1", "log.every": "1"}
   words |= {"data.val": "train[:16]", "data.test": "test[:6]", "evals.val.every": "2"}  # there are many digits
   words |= {"data.path": photos} if "folder" in argument else {}
@@ -393,29 +395,29 @@ def test_fine_tuning_starts_with_the_weights_and_a_head_of_zeros(argument, model
 )
 def test_an_argument_that_no_recipe_has_is_one_clear_error(name, message):
   file, _, argument = name.partition(":")
-  with pytest.raises(config.ConfigError) as error:
-    flags.load(str(tiny.ROOT / f"configs/{file}.py:{argument}"))
+  with pytest.raises(schema.ConfigError) as error:
+    flags.load(str(runs.ROOT / f"configs/{file}.py:{argument}"))
   assert message in str(error.value)
 
 
 def test_without_data_a_plan_stands_and_training_says_what_to_do(tmp_path, monkeypatch):
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-  run = narrow(tiny.ROOT / "configs/vit_jft.py")
+  run = narrow(runs.ROOT / "configs/vit_jft.py")
   parts = build.build(run, jax.devices(), catalog.known_split)
   assert parts.examples == 302_950_000
   assert parts.batch_shapes["label"].shape == (8, 8)
   own = r"your own copy of jft300m.*--config\.data\.path=DIR"
-  with pytest.raises(config.ConfigError, match=own):
+  with pytest.raises(schema.ConfigError, match=own):
     next(parts.batches(0))
-  with pytest.raises(config.ConfigError, match=own):
+  with pytest.raises(schema.ConfigError, match=own):
     parts.evals["test"].measure(parts.init().params, lambda: None)
-  with pytest.raises(config.ConfigError, match=own):
+  with pytest.raises(schema.ConfigError, match=own):
     build.build(run, jax.devices())
 
 
 def test_training_without_data_exits_with_2_and_one_error(tmp_path):
   words = ["--config=configs/vit_s16_i1k.py", f"--workdir={tmp_path / 'run'}", f"--config.data.path={tmp_path}"]
-  message = tiny.finish(tiny.command("train", *words, devices=8), 2)
+  message = runs.finish(runs.command("train", *words, devices=8), 2)
   assert f"prepare it with: python -m vit_jax.prepare imagenet2012 --data_dir={tmp_path}" in message
   assert "Traceback" not in message
   assert not (tmp_path / "run").exists()
@@ -451,7 +453,7 @@ def leaves(value, path=""):
 
 
 def mutations():
-  run = build.complete(config.resolve(flags.load(str(tiny.ROOT / "configs/digits.py"))))
+  run = build.complete(config.resolve(flags.load(str(runs.ROOT / "configs/digits.py"))))
   keys = sorted(leaves(json.loads(config.dumps(run))))
   everything = [(key, value) for key in keys for value in VALUES]
   misspelled = [(key[:-1] + ("x" if key[-1] != "x" else "y"), "1") for key in keys]
@@ -463,18 +465,18 @@ def test_no_mutated_config_ends_in_a_traceback():
 
   def open_split(choice, split):
     # A dataset takes longer to open than all the rest; one that cannot be opened is asked each time.
-    key = json.dumps(config.plain(config.arguments(choice, catalog.open_source)))
+    key = json.dumps(schema.plain(schema.arguments(choice, catalog.open_source)))
     if (choice.name, key, split) not in opened:
       opened[choice.name, key, split] = catalog.open_split(choice, split)
     return opened[choice.name, key, split]
 
   for key, text in mutations():
-    edited = flags.load(str(tiny.ROOT / "configs/digits.py"))
+    edited = flags.load(str(runs.ROOT / "configs/digits.py"))
     flags.edit(edited, "model.depth", "1")
     try:
       flags.edit(edited, key, text)
       build.build(build.complete(config.resolve(edited)), jax.devices(), open_split)
-    except config.ConfigError as error:
+    except schema.ConfigError as error:
       said = str(error)
       if key.split(".")[-1] not in said and key.split(".")[0] not in said:
         wrong.append(f"{key}={text}: the message does not say where: {said}")
@@ -507,27 +509,27 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_clear_error(name):
   changes, says = MISTAKES[name]
-  edited = flags.load(str(tiny.ROOT / "configs/digits.py"))
+  edited = flags.load(str(runs.ROOT / "configs/digits.py"))
   for key, text in changes.items():
     flags.edit(edited, key, text)
-  with pytest.raises(config.ConfigError) as error:
+  with pytest.raises(schema.ConfigError) as error:
     build.build(build.complete(config.resolve(edited)), jax.devices())
   assert says in str(error.value)
 
 
 @pytest.mark.parametrize("flag", ["data.mixing.name=mixup", "optim.schedule.name=linear", "evals.train.name=accuracy"])
 def test_a_choice_that_the_file_does_not_mention_can_be_made_by_a_flag(flag):
-  edited = flags.load(str(tiny.ROOT / "configs/digits.py"))
+  edited = flags.load(str(runs.ROOT / "configs/digits.py"))
   flags.edit(edited, *flag.split("="))
   run = build.complete(config.resolve(edited))
   assert flag.split("=")[1] in config.dumps(run)
 
 
 def test_a_mistake_exits_with_2_before_the_workdir_exists(tmp_path):
-  message = tiny.finish(tiny.command("train", *tiny.words(tmp_path / "run", **{"optim.lrr": "1"})), 2)
+  message = runs.finish(runs.command("train", *runs.words(tmp_path / "run", **{"optim.lrr": "1"})), 2)
   assert "Did you mean 'lr'" in message
   assert "Traceback" not in message
   assert not (tmp_path / "run").exists()
-  message = tiny.finish(tiny.command("train", *tiny.words(tmp_path / "run", batch=12), devices=8), 2)
+  message = runs.finish(runs.command("train", *runs.words(tmp_path / "run", batch=12), devices=8), 2)
   assert "12 does not divide over 8 devices" in message
   assert not (tmp_path / "run").exists()

@@ -5,13 +5,13 @@ import re
 
 import numpy as np
 import pytest
-import tiny
 
+from tests import runs
 from vit_jax import checkpoints, convert, evaluate, importers, train
-from vit_jax.config import Choice, ConfigError
-from vit_jax.importers import files, layout
+from vit_jax.importers import containers, layout
 from vit_jax.importers.layout import Description
 from vit_jax.prepare import prepare
+from vit_jax.schema import Choice, ConfigError
 
 SMALL = {"width": 64, "depth": 2, "heads": 2, "hidden": 96}
 VIT = Description(Choice("ViT-S/8", SMALL), 32, 3)
@@ -21,7 +21,7 @@ def written(path, name="vit_jax", description=VIT, seed=0):
   """A file of random weights, and these by our paths."""
   rng = np.random.default_rng(seed)
   arrays = {p: rng.standard_normal(shape).astype(np.float32) for p, shape in layout.shapes(description).items()}
-  files.write(path, importers.export(arrays, description, name), importers.about(description))
+  containers.write(path, importers.export(arrays, description, name), importers.about(description))
   return arrays
 
 
@@ -122,7 +122,7 @@ def test_the_flags_of_an_inspection_make_the_model(tmp_path):
   ].split()
   arguments = {word.split("=")[0].rpartition(".")[2]: word.split("=")[1] for word in words}
   name = arguments.pop("name")
-  from vit_jax.config import Text
+  from vit_jax.schema import Text
 
   again = Description(Choice(name, {k: Text(v) for k, v in arguments.items()}), 64, 3)
   assert layout.shapes(again) == layout.shapes(described)
@@ -188,7 +188,7 @@ def start(tmp_path_factory):
 def test_training_starts_from_a_file_on_any_mesh(start, scan):
   path, arrays = start
   keys = {key.replace(".", "__"): value for key, value in RUN.items()} | {"model__scan": scan, "optim__ema": 0.9}
-  parts = tiny.parts(mesh__fsdp="2", init__from=str(path), **keys)
+  parts = runs.parts(mesh__fsdp="2", init__from=str(path), **keys)
   weights, notes = parts.weights()
   assert notes == [f"weights of {path}"]
   state = parts.start(weights)
@@ -205,7 +205,7 @@ def test_training_starts_from_a_file_on_any_mesh(start, scan):
 def test_a_new_head_starts_at_zero_and_the_rest_is_the_files(start):
   path, arrays = start
   keys = {key.replace(".", "__"): value for key, value in RUN.items()}
-  parts = tiny.parts(init__from=str(path), init__head="new", **keys)
+  parts = runs.parts(init__from=str(path), init__head="new", **keys)
   state = parts.start(parts.weights()[0])
   assert not np.any(state.params["head/kernel"])
   assert not np.any(state.params["head/bias"])
@@ -213,27 +213,27 @@ def test_a_new_head_starts_at_zero_and_the_rest_is_the_files(start):
 
 
 def test_a_run_starts_from_another_runs_workdir_and_its_average(tmp_path):
-  train.train(tiny.parts(1, optim__ema=0.5), tmp_path / "a")
+  train.train(runs.parts(1, optim__ema=0.5), tmp_path / "a")
   arrays, about = checkpoints.read_weights(tmp_path / "a")
   averaged, _ = checkpoints.read_weights(tmp_path / "a", averaged=True)
   assert about["model"]["model"]["name"] == "cct_2_3x2_32" and about["model"]["classes"] == 10
   assert np.abs(arrays["head/kernel"] - averaged["head/kernel"]).max() > 0
   for ema, expected in ((False, arrays), (True, averaged)):
-    parts = tiny.parts(init__from=str(tmp_path / "a"), init__ema=ema)
+    parts = runs.parts(init__from=str(tmp_path / "a"), init__ema=ema)
     for path, array in parts.weights()[0].items():
       np.testing.assert_array_equal(array, expected[path])
   said = convert.inspect(tmp_path / "a", {})
   assert "checkpoint of vit_jax" in said and "--config.model.depth=1" in said and "dtype" not in said
 
   # Measured from outside, the weights give the figures of the run.
-  flags = [word for word in tiny.words(tmp_path) if not word.startswith("--workdir")]
-  out = tiny.finish(tiny.command("evaluate", f"--weights={tmp_path / 'a'}", *flags))
+  flags = [word for word in runs.words(tmp_path) if not word.startswith("--workdir")]
+  out = runs.finish(runs.command("evaluate", f"--weights={tmp_path / 'a'}", *flags))
   result = json.loads((tmp_path / "a/result.json").read_text())
   assert f"{result['top1']:.2%}" in out and f"{result['loss']:.4f}" in out
 
   # And through another code's file.
-  tiny.finish(tiny.command("convert", str(tmp_path / "a"), str(tmp_path / "b.npz")))
-  assert f"{result['loss']:.4f}" in tiny.finish(tiny.command("evaluate", f"--weights={tmp_path / 'b.npz'}", *flags))
+  runs.finish(runs.command("convert", str(tmp_path / "a"), str(tmp_path / "b.npz")))
+  assert f"{result['loss']:.4f}" in runs.finish(runs.command("evaluate", f"--weights={tmp_path / 'b.npz'}", *flags))
   with pytest.raises(ConfigError, match=r"holds no ema; the run keeps an average with config.optim.ema"):
     checkpoints.write_weights(tmp_path / "c", arrays, about)
     checkpoints.read_weights(tmp_path / "c", averaged=True)
@@ -251,8 +251,8 @@ def test_a_run_starts_from_another_runs_workdir_and_its_average(tmp_path):
 )
 def test_weights_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, start, flags, says, monkeypatch):
   prepare("digits")
-  monkeypatch.chdir(tiny.ROOT)
-  words = [*tiny.words(tmp_path / "w", **{k.replace(".", "__"): v for k, v in RUN.items()})]
+  monkeypatch.chdir(runs.ROOT)
+  words = [*runs.words(tmp_path / "w", **{k.replace(".", "__"): v for k, v in RUN.items()})]
   words += [flag.format(start[0]) for flag in flags]
   monkeypatch.setattr("sys.argv", ["train", *words])
   with pytest.raises(ConfigError, match=re.escape(says)):
@@ -262,7 +262,7 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_written(tmp_path
 
 def test_heads_of_the_wanted_model_are_those_of_the_file_only_for_the_same_width(tmp_path):
   arrays = written(tmp_path / "a.safetensors", "timm")  # 2 heads, where 1 would be guessed
-  files.write(tmp_path / "bare.npz", importers.export(arrays, VIT, "timm"), {})
+  containers.write(tmp_path / "bare.npz", importers.export(arrays, VIT, "timm"), {})
   fitted, _ = importers.fitted(str(tmp_path / "bare.npz"), VIT)
   assert all(np.array_equal(fitted[path], arrays[path]) for path in arrays)
   wider = VIT._replace(model=Choice("ViT-S/8", SMALL | {"width": 128, "heads": 16}))
@@ -282,7 +282,7 @@ def test_heads_of_the_wanted_model_are_those_of_the_file_only_for_the_same_width
 )
 def test_evaluate_says_what_it_needs(flags, says, monkeypatch):
   prepare("digits")
-  monkeypatch.chdir(tiny.ROOT)
+  monkeypatch.chdir(runs.ROOT)
   monkeypatch.setattr("sys.argv", ["evaluate", *flags])
   with pytest.raises(ConfigError, match=re.escape(says)):
     evaluate.main()

@@ -2,10 +2,10 @@
 
 import jax
 import pytest
-import tiny
 
+from tests import runs
 from vit_jax import build, evals
-from vit_jax.config import Choice
+from vit_jax.schema import Choice
 
 SMALL = {
   "accuracy": {"split": "test[:16]"},
@@ -15,8 +15,8 @@ SMALL = {
 
 @pytest.mark.parametrize("name", evals.EVALS)
 def test_an_evaluation_gives_the_figures_that_it_names(name):
-  parts = tiny.parts(1)
-  run = build.complete(tiny.changed(parts.run, evals={"it": Choice(name, SMALL[name])}))
+  parts = runs.parts(1)
+  run = build.complete(runs.changed(parts.run, evals={"it": Choice(name, SMALL[name])}))
   found = build.build(run, jax.devices()[:1]).evals["it"].measure(parts.init().params, lambda: None).figures
   named = evals.figure_names(run.evals["it"])
   assert [key for key in named if key != "average_precision"] == list(found)

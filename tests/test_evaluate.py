@@ -6,11 +6,11 @@ import re
 
 import numpy as np
 import pytest
-import tiny
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_matrix, f1_score
 
-from vit_jax import evaluate, train
-from vit_jax.config import Choice, ConfigError
+from tests import runs
+from vit_jax import config, evaluate, train
+from vit_jax.schema import Choice, ConfigError
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from vit_jax.config import Choice, ConfigError
   [(["--workdir={}"], "holds no run"), (["--workdir={}", "--spilt=test"], "Did you mean '--split'")],
 )
 def test_a_mistake_is_one_line_and_exits_with_2(tmp_path, flags, says):
-  message = tiny.finish(tiny.command("evaluate", *(flag.format(tmp_path) for flag in flags)), 2)
+  message = runs.finish(runs.command("evaluate", *(flag.format(tmp_path) for flag in flags)), 2)
   assert says in message
   assert "Traceback" not in message
 
@@ -26,15 +26,14 @@ def test_a_mistake_is_one_line_and_exits_with_2(tmp_path, flags, says):
 def test_a_run_without_checkpoint_is_refused(tmp_path):
   from vit_jax import config
 
-  (tmp_path / "config.json").write_text(config.dumps(tiny.run()))
-  assert "no checkpoint yet" in tiny.finish(tiny.command("evaluate", f"--workdir={tmp_path}"), 2)
+  (tmp_path / "config.json").write_text(config.dumps(runs.run()))
+  assert "no checkpoint yet" in runs.finish(runs.command("evaluate", f"--workdir={tmp_path}"), 2)
 
 
 def test_a_split_that_is_not_there_is_refused(tmp_path):
-  from vit_jax import config
 
-  (tmp_path / "config.json").write_text(config.dumps(tiny.run()))
-  message = tiny.finish(tiny.command("evaluate", f"--workdir={tmp_path}", "--split=tset"), 2)
+  (tmp_path / "config.json").write_text(config.dumps(runs.run()))
+  message = runs.finish(runs.command("evaluate", f"--workdir={tmp_path}", "--split=tset"), 2)
   assert "Did you mean 'test'" in message
   assert json.loads((tmp_path / "config.json").read_text())
 
@@ -56,14 +55,14 @@ def trained(tmp_path_factory):
   """A short run that is evaluated on two splits, with an average of its weights."""
   workdir = tmp_path_factory.mktemp("run") / "run"
   changes = {"evals.val.name": "accuracy", "evals.val.split": "test[:100]", "optim.ema": "0.5", "total": "4"}
-  train.train(tiny.parts(1, **{key.replace(".", "__"): text for key, text in changes.items()}), workdir)
+  train.train(runs.parts(1, **{key.replace(".", "__"): text for key, text in changes.items()}), workdir)
   return workdir
 
 
 def test_every_printed_figure_can_be_found_again_from_the_predictions(trained, tmp_path):
   report, file = tmp_path / "report", tmp_path / "p.csv"
   words = [f"--workdir={trained}", f"--write-predictions={file}", "--logits", f"--report={report}"]
-  said = tiny.finish(tiny.command("evaluate", *words, devices=2))
+  said = runs.finish(runs.command("evaluate", *words, devices=2))
   told = json.loads((report / "figures.json").read_text())
   names = {"": "p.csv", "ema_": "p-ema.csv", "val/": "p-val.csv", "val/ema_": "p-val-ema.csv"}
   assert {path.name for path in tmp_path.iterdir()} == {*names.values(), "report"}
@@ -108,5 +107,5 @@ def test_files_that_cannot_be_written_are_refused_before_the_work(words, says, m
 def test_weights_are_measured_with_a_recipe_that_asks_for_weights(trained):
   words = ["--config=configs/finetune.py:digits", f"--weights={trained}", "--split=test[:64]"]
   changes = ["--config.model.depth=1", "--config.model.width=16", "--config.model.heads=1", "--config.model.hidden=16"]
-  said = tiny.finish(tiny.command("evaluate", *words, *changes, "--config.data.image_size=32"))
+  said = runs.finish(runs.command("evaluate", *words, *changes, "--config.data.image_size=32"))
   assert "images                          64" in said

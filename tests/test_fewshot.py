@@ -6,12 +6,12 @@ import json
 import jax
 import numpy as np
 import pytest
-import tiny
 
+from tests import runs
 from vit_jax import build, config, flags, importers, measure, probes, train
-from vit_jax.config import Choice, ConfigError
 from vit_jax.data import catalog, crops
 from vit_jax.prepare import prepare
+from vit_jax.schema import Choice, ConfigError
 
 SHOTS, SEEDS = (1, 4), (0, 1)
 
@@ -26,7 +26,7 @@ def wanted(**changes):
 def weights():
   """A narrow CCT with parameters as they are drawn."""
   prepare("digits")
-  run = tiny.run()
+  run = runs.run()
   parameters = measure.functional(run.model, 32, 10).parameters(jax.random.key(3))
   return importers.Description(run.model, 32, 10), {path: np.asarray(value) for path, value in parameters.items()}
 
@@ -85,7 +85,7 @@ def test_devices_and_batch_change_no_draw(weights, outcome, devices, batch):
 
 def test_as_an_evaluation_of_a_run_it_gives_the_same(weights, outcome):
   choice = Choice("fewshot", {"shots": SHOTS, "seeds": SEEDS, "train": "train[:300]", "test": "test[:96]"})
-  run = build.complete(tiny.changed(tiny.run(), evals={"shots": choice}))
+  run = build.complete(runs.changed(runs.run(), evals={"shots": choice}))
   parts = build.build(run, jax.devices()[:1])
   params = {path: jax.device_put(weights[1][path]) for path in parts.state_shapes.params}
   found = parts.evals["shots"].measure(params, lambda: None)
@@ -140,13 +140,13 @@ def test_accuracy_is_for_another_verb(weights):
 
 
 def test_the_command_prints_writes_and_keeps_features(tmp_path):
-  train.train(tiny.parts(1, total=2), tmp_path / "run")
+  train.train(runs.parts(1, total=2), tmp_path / "run")
   told = [
     "--config=configs/fewshot.py:digits", f"--weights={tmp_path / 'run'}", "--config.evals.digits.shots=(1,2)",
     "--config.evals.digits.data.train=train[:200]", f"--json={tmp_path / 'f.json'}",
     f"--write-predictions={tmp_path / 'p.csv'}",
   ]  # fmt: skip
-  said = tiny.finish(tiny.command("fewshot", *told, devices=2, XDG_CACHE_HOME=str(tmp_path / "cache")))
+  said = runs.finish(runs.command("fewshot", *told, devices=2, XDG_CACHE_HOME=str(tmp_path / "cache")))
   assert "1-shot" in said and "±" in said
   found = json.loads((tmp_path / "f.json").read_text())["evals"]["digits"]
   rows = list(csv.DictReader((tmp_path / "p.csv").open()))
@@ -169,13 +169,13 @@ def test_the_command_prints_writes_and_keeps_features(tmp_path):
   ],
 )
 def test_a_mistake_is_one_line(told, says):
-  message = tiny.finish(tiny.command("fewshot", "--config=configs/fewshot.py", *told), 2)
+  message = runs.finish(runs.command("fewshot", "--config=configs/fewshot.py", *told), 2)
   assert says in message
   assert "Traceback" not in message
 
 
 def test_every_dataset_of_the_recipe_resolves():
-  module, _ = flags.module(str(tiny.ROOT / "configs/fewshot.py"))
+  module, _ = flags.module(str(runs.ROOT / "configs/fewshot.py"))
   for name in (*module.SETS, "suite"):
     found = config.resolve(module.get_config(name), config.Measurement)
     assert all(choice.name == "fewshot" for choice in found.evals.values())

@@ -3,7 +3,7 @@
 import pytest
 
 from vit_jax import flags
-from vit_jax.config import ConfigError
+from vit_jax.schema import ConfigError
 
 
 def test_flags_are_read_in_both_forms():

@@ -5,7 +5,8 @@ import types
 import jax
 import pytest
 
-from vit_jax import estimate, hardware
+from vit_jax import hardware
+from vit_jax.planning import estimate
 
 
 def test_the_table_is_per_jax_device():

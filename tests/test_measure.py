@@ -3,18 +3,18 @@
 import jax
 import numpy as np
 import pytest
-import tiny
 
-from vit_jax import build, config, importers, measure, mesh, models
-from vit_jax.config import Choice
+from tests import runs
+from vit_jax import build, config, importers, measure, mesh, models, schema
 from vit_jax.data import catalog
 from vit_jax.prepare import prepare
+from vit_jax.schema import Choice
 
 
 @pytest.fixture(scope="module")
 def run():
   prepare("digits")
-  return tiny.run()
+  return runs.run()
 
 
 @pytest.mark.parametrize("name", ["ViT-S/16", "cct_2_3x2_32", "Mixer-S/16", "swin_tiny_patch4_window7_224"])
@@ -24,7 +24,7 @@ def test_features_are_what_the_head_is_a_product_of(name):
     small = {"width": 16, "depth": 1}
   if name.startswith("swin"):
     small = {"width": 16, "depths": (1, 1), "heads": (1, 2)}
-  model = config.bind(Choice(name, small), (models.lookup(name),), "model")
+  model = schema.bind(Choice(name, small), (models.lookup(name),), "model")
   size = 56 if name.startswith("swin") else 32
   whole, headless = (measure.functional(model, size, classes) for classes in (5, 0))
   params = whole.parameters(jax.random.key(0))
@@ -46,7 +46,7 @@ def test_evaluations_of_images_that_are_normalised_alike_share_a_program(run):
   assert given.predict(None, False) is not given.predict(None, True)
   assert given.features(None) is not given.features(gray)
   assert given.size(None, "here") == 16
-  with pytest.raises(config.ConfigError, match=r"here.batch: 15 does not divide over 2 devices"):
+  with pytest.raises(schema.ConfigError, match=r"here.batch: 15 does not divide over 2 devices"):
     given.size(15, "here")
 
 

@@ -6,7 +6,8 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import config, estimate, hardware, mesh
+from vit_jax import config, hardware, mesh, schema
+from vit_jax.planning import estimate
 
 TABLE = (("(a|b)/kernel", ("fsdp", "tensor")), (".*bias", (None,)))
 
@@ -30,7 +31,7 @@ def test_sizes_multiply_to_the_devices(wanted, shape):
 
 @pytest.mark.parametrize("wanted", [{"data": 3}, {"data": 0}, {"data": -1, "fsdp": -1}, {"tensor": 16}, {"fsdp": 3}])
 def test_sizes_that_do_not_fit_are_refused(wanted):
-  with pytest.raises(config.ConfigError, match=r"config.mesh: replica=1, data="):
+  with pytest.raises(schema.ConfigError, match=r"config.mesh: replica=1, data="):
     grid(**wanted)
 
 
@@ -177,5 +178,5 @@ def test_slices_are_replicas():
   assert dict(made.shape) == {"replica": 2, "data": 2, "fsdp": 2, "tensor": 1}
   for slice_, part in enumerate(made.devices):
     assert {device.slice_index for device in part.flat} == {slice_}
-  with pytest.raises(config.ConfigError, match=r"config.mesh.replica: 1 over 2 slices.*set config.mesh.replica=2"):
+  with pytest.raises(schema.ConfigError, match=r"config.mesh.replica: 1 over 2 slices.*set config.mesh.replica=2"):
     mesh.make(config.Mesh(), devices)

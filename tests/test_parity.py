@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import numpy as np
-import parity
 import pytest
-import tiny
+
+from tests import parity, runs
 
 FIXTURES = parity.found(parity.FOLDER) if parity.FOLDER.is_dir() else []
 SKIP = pytest.mark.skip(reason=f"no parity fixtures at {parity.FOLDER}")
@@ -65,7 +65,7 @@ def described():
 
 def command(folder):
   return subprocess.run(
-    [sys.executable, "-m", "tests.parity", str(folder)], cwd=tiny.ROOT, capture_output=True, text=True, timeout=300
+    [sys.executable, "-m", "tests.parity", str(folder)], cwd=runs.ROOT, capture_output=True, text=True, timeout=300
   )
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vit_jax import pictures
-from vit_jax.config import ConfigError
+from vit_jax.schema import ConfigError
 
 
 def matrix_of(classes):

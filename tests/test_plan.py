@@ -3,9 +3,10 @@
 import dataclasses
 
 import pytest
-import tiny
 
-from vit_jax import config, estimate, hardware, plan
+from tests import runs
+from vit_jax import hardware, plan, schema
+from vit_jax.planning import estimate
 
 
 def planned(seconds, needed=1):
@@ -28,7 +29,7 @@ def searched(monkeypatch, answer):
 
   monkeypatch.setattr(plan, "_meshes", lambda _: meshes[:2])
   monkeypatch.setattr(estimate, "of", of)
-  return plan.search(tiny.imagenet(), slice_, None, None), asked
+  return plan.search(runs.imagenet(), slice_, None, None), asked
 
 
 def test_a_search_ranks_what_fits_and_doubles_micro_batches_while_that_helps(monkeypatch, capsys):
@@ -79,7 +80,7 @@ def test_the_table_has_the_reason_in_the_place_of_figures():
   ],
 )
 def test_a_mistake_is_one_line(words, message, monkeypatch):
-  monkeypatch.setattr("sys.argv", ["plan", f"--config={tiny.ROOT}/configs/vit_s16_i1k.py", *words])
-  with pytest.raises(config.ConfigError) as error:
+  monkeypatch.setattr("sys.argv", ["plan", f"--config={runs.ROOT}/configs/vit_s16_i1k.py", *words])
+  with pytest.raises(schema.ConfigError) as error:
     plan.main()
   assert message in str(error.value)

@@ -8,10 +8,10 @@ import time
 
 import numpy as np
 import pytest
-import tiny
 from sklearn import datasets
 
-from vit_jax import config, prepare
+from tests import runs
+from vit_jax import prepare, schema
 from vit_jax.data import catalog, digits
 
 
@@ -53,9 +53,6 @@ def test_killed_halfway_it_leaves_nothing_that_looks_complete(tmp_path):
   # Stops between the first and the second split, in the middle of the writing, and waits to be killed.
   code = f"""
 import pathlib, time
-from vit_jax import prepare
-from vit_jax.data import digits
-from vit_jax.data import digits
 whole = digits.examples()
 def slow():
   yield from whole["test"][:100]
@@ -76,7 +73,7 @@ prepare.prepare("digits", {str(tmp_path / "data")!r})
     process.wait()
   assert (tmp_path / "data/digits").is_dir()
   assert not (tmp_path / "data/digits/1.0.0").exists()
-  with pytest.raises(config.ConfigError, match=r"python -m vit_jax\.prepare digits"):
+  with pytest.raises(schema.ConfigError, match=r"python -m vit_jax\.prepare digits"):
     catalog.open_source("digits", "train", path=str(tmp_path / "data"))
   assert prepare.prepare("digits", str(tmp_path / "data")).startswith("digits is prepared at")
   assert len(catalog.open_source("digits", "train", path=str(tmp_path / "data"))) == 1437
@@ -92,25 +89,25 @@ def test_an_unknown_name_ends_with_code_two_and_one_line(tmp_path):
 
 @pytest.mark.parametrize("name", ["folder", "tfds"])
 def test_what_needs_no_preparing_says_so(name):
-  with pytest.raises(config.ConfigError, match="nothing to prepare"):
+  with pytest.raises(schema.ConfigError, match="nothing to prepare"):
     prepare.prepare(name)
 
 
 @pytest.mark.parametrize("name", ["imagenet21k", "jft300m", "jft3b"])
 def test_what_tfds_cannot_make_says_how_to_give_it(name, tmp_path):
-  with pytest.raises(config.ConfigError, match=f"your own copy of {name}, .*--config.data.path=DIR"):
+  with pytest.raises(schema.ConfigError, match=f"your own copy of {name}, .*--config.data.path=DIR"):
     prepare.prepare(name, str(tmp_path))
 
 
 def test_archives_to_be_fetched_by_hand_are_named_with_their_place(tmp_path):
-  with pytest.raises(config.ConfigError) as caught:
+  with pytest.raises(schema.ConfigError) as caught:
     prepare.prepare("imagenet2012", str(tmp_path))
   for part in (f"{tmp_path}/downloads/manual", "ILSVRC2012_img_train.tar", "https://image-net.org/download-images"):
     assert part in str(caught.value)
 
 
 def test_two_at_once_are_both_served(tmp_path):
-  processes = [tiny.command("prepare", "digits", f"--data_dir={tmp_path}") for _ in range(2)]
-  printed = [tiny.finish(process) for process in processes]
+  processes = [runs.command("prepare", "digits", f"--data_dir={tmp_path}") for _ in range(2)]
+  printed = [runs.finish(process) for process in processes]
   assert sorted("digits is already prepared" in text for text in printed) == [False, True]
   assert sum("digits is prepared" in text for text in printed) == 1

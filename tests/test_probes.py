@@ -5,7 +5,7 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from vit_jax import probes
-from vit_jax.config import ConfigError
+from vit_jax.schema import ConfigError
 
 
 def problem(rows=40, width=7, classes=5, seed=0):

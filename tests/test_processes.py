@@ -7,8 +7,8 @@ import socket
 
 import jax
 import numpy as np
-import tiny
 
+from tests import runs
 from vit_jax import checkpoints, mesh, train
 from vit_jax.prepare import prepare
 
@@ -19,8 +19,8 @@ def pair(workdir, **changes):
     probe.bind(("127.0.0.1", 0))
     port = probe.getsockname()[1]
   return [
-      tiny.command(
-          "train", *tiny.words(workdir, **changes), devices=2,
+      runs.command(
+          "train", *runs.words(workdir, **changes), devices=2,
           VITJAX_COORDINATOR=f"127.0.0.1:{port}", VITJAX_PROCESSES="2", VITJAX_PROCESS=str(i),
       )
       for i in range(2)
@@ -29,7 +29,7 @@ def pair(workdir, **changes):
 
 def weights(workdir, **changes):
   """Parameters of the last checkpoint, read onto four devices."""
-  parts = tiny.parts(4, **changes)
+  parts = runs.parts(4, **changes)
   with contextlib.closing(checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)) as store:
     return jax.device_get(store.restore(parts.state_shapes)[0].params)
 
@@ -37,16 +37,16 @@ def weights(workdir, **changes):
 def test_two_processes_equal_one_and_stop_together(tmp_path):
   axes = {"mesh.data": 2, "mesh.fsdp": 2}
   axes |= {"evals.shots.name": "fewshot", "evals.shots.shots": "(1, 3)", "evals.shots.every": "100%"}
-  one = train.train(tiny.parts(4, **axes), tmp_path / "one")
+  one = train.train(runs.parts(4, **axes), tmp_path / "one")
   # Asked to stop by a signal to one of them, both save and go; the same commands finish.
   first, second = pair(tmp_path / "two", total="4000", **axes)
   for line in first.stdout:
     if line.lstrip().startswith("2/"):
       break
   second.send_signal(signal.SIGTERM)
-  tiny.finish(first, 42)
-  tiny.finish(second, 42)
-  printed = [tiny.finish(process) for process in pair(tmp_path / "three", **axes)]
+  runs.finish(first, 42)
+  runs.finish(second, 42)
+  printed = [runs.finish(process) for process in pair(tmp_path / "three", **axes)]
   three = json.loads((tmp_path / "three" / "result.json").read_text())
   # Sums over the network are taken in another order than inside a process: the last bit may differ.
   expected, found = (weights(tmp_path / name, **axes) for name in ("one", "three"))
@@ -66,5 +66,5 @@ def test_two_processes_equal_one_and_stop_together(tmp_path):
 def test_a_mistake_ends_all_processes_with_2(tmp_path):
   prepare("digits")
   for process in pair(tmp_path / "bad", batch="6"):
-    assert "6 does not divide over 4 devices" in tiny.finish(process, 2)
+    assert "6 does not divide over 4 devices" in runs.finish(process, 2)
   assert not (tmp_path / "bad").exists()

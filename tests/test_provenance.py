@@ -8,11 +8,11 @@ import re
 from typing import NamedTuple
 
 import jax
-import parity
 import pytest
 from flax import nnx
 
-from vit_jax import metrics, models
+from tests import parity
+from vit_jax import flops, models
 
 TEXT = (pathlib.Path(__file__).parent.parent / "docs" / "models.md").read_text()
 COLUMNS = ["Name", "Arguments", "Size", "Parameters", "GFLOPs", "Published as", "Accuracy, %", "Fixtures"]
@@ -86,7 +86,7 @@ def counted(name, size, **arguments):
   ]
   graph, state = nnx.split(model)
   images = jax.ShapeDtypeStruct((1, *model.shape), "float32")
-  return *kinds, metrics.flops(lambda state, images: nnx.merge(graph, state)(images), state, images)
+  return *kinds, flops.count(lambda state, images: nnx.merge(graph, state)(images), state, images)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=label)

@@ -8,17 +8,16 @@ import sys
 import time
 
 import pytest
-import tiny
 
-from vit_jax import config, flags, ledger, pool, runtime, sweep
-from vit_jax.config import ConfigError
+from tests import runs
+from vit_jax import config, flags, runtime, sweep
+from vit_jax.config import Sweep
 from vit_jax.prepare import prepare
-from vit_jax.results import Trial
-from vit_jax.trials import Sweep
+from vit_jax.schema import ConfigError
+from vit_jax.sweeps import pool, record
+from vit_jax.sweeps.results import Trial
 
 CONFIG = """
-from vit_jax.config import recipe
-from vit_jax.trials import Sweep, product
 
 def get_config(lr="0.003"):
   return recipe(
@@ -159,7 +158,7 @@ def made(tmp_path, count=3):
 
 
 def record_of(tmp_path, listed, decide=None):
-  return ledger.Record(tmp_path, "it.py", {}, Sweep([{}], decide=decide), listed)
+  return record.Record(tmp_path, "it.py", {}, Sweep([{}], decide=decide), listed)
 
 
 def stand_in(trial, exits=0):
@@ -229,7 +228,7 @@ def test_a_result_made_elsewhere_is_taken_and_one_of_another_config_is_not(tmp_p
 
 def test_a_trial_that_another_process_holds_is_waited_for(tmp_path, capsys):
   (trial,) = made(tmp_path, 1)
-  with ledger.Screen(record_of(tmp_path, [trial]), [trial]) as screen:
+  with record.Screen(record_of(tmp_path, [trial]), [trial]) as screen:
     with runtime.locked(trial.workdir):
       assert sweep.held(trial, screen)
       assert sweep.held(trial, screen)
@@ -242,7 +241,7 @@ def test_a_workdir_of_another_sweep_is_refused(tmp_path):
   record_of(tmp_path, []).write()
   for file, texts in (("other.py", {}), ("it.py", {"batch": "9"})):
     with pytest.raises(ConfigError, match=r"holds the sweep of .*it.py.*; take another, or the same flags"):
-      ledger.Record(tmp_path, file, texts, Sweep([{}]), [])
+      record.Record(tmp_path, file, texts, Sweep([{}]), [])
 
 
 def test_nothing_to_choose_from_is_said(tmp_path, file, monkeypatch, capsys):
@@ -265,19 +264,19 @@ def test_a_sweep_that_is_killed_and_stopped_continues_to_its_end(file, tmp_path)
   def told(kind="trials"):
     return {t["changes"].get("optim.lr"): t for t in json.loads(record.read_text())[kind]} if record.exists() else {}
 
-  first = tiny.command("sweep", *words)
+  first = runs.command("sweep", *words)
   deadline = time.monotonic() + 120
   while sum(t["status"] in ("done", "diverged") for t in told().values()) < 1 and time.monotonic() < deadline:
     time.sleep(0.1)
   first.kill()
   first.communicate()
   before = told()
-  second = tiny.command("sweep", *words)
+  second = runs.command("sweep", *words)
   while len(told("final")) < 1 and time.monotonic() < deadline + 60:
     time.sleep(0.1)
   second.send_signal(signal.SIGTERM)
-  assert "the same command continues" in tiny.finish(second, 42)
-  said = tiny.finish(tiny.command("sweep", *words))
+  assert "the same command continues" in runs.finish(second, 42)
+  said = runs.finish(runs.command("sweep", *words))
 
   found = told()
   assert {lr: t["status"] for lr, t in found.items()} == {0.001: "done", 0.1: "done", 1e38: "diverged", None: "failed"}

@@ -12,8 +12,8 @@ import time
 import jax
 import numpy as np
 import pytest
-import tiny
 
+from tests import runs
 from vit_jax import checkpoints, measure, mesh, train
 from vit_jax.prepare import prepare
 
@@ -27,7 +27,7 @@ def prepared():
 def whole(tmp_path_factory):
   """An uninterrupted run of 12 steps on one device, as a user starts it."""
   workdir = tmp_path_factory.mktemp("whole")
-  printed = tiny.finish(tiny.command("train", *tiny.words(workdir)))
+  printed = runs.finish(runs.command("train", *runs.words(workdir)))
   return workdir, printed, json.loads((workdir / "result.json").read_text())
 
 
@@ -61,7 +61,7 @@ def test_a_run_says_what_it_does_and_leaves_its_figures(whole):
 def test_a_finished_run_does_nothing_and_says_so(whole):
   workdir = whole[0]
   before = {file: file.stat().st_mtime_ns for file in workdir.rglob("*") if file.is_file() and file.name != "lock"}
-  printed = tiny.finish(tiny.command("train", *tiny.words(workdir)))
+  printed = runs.finish(runs.command("train", *runs.words(workdir)))
   assert "nothing to do" in printed
   assert before == {
     file: file.stat().st_mtime_ns for file in workdir.rglob("*") if file.is_file() and file.name != "lock"
@@ -70,18 +70,18 @@ def test_a_finished_run_does_nothing_and_says_so(whole):
 
 def test_evaluate_gives_the_figures_of_the_end_of_training(whole):
   workdir, _, result = whole
-  printed = tiny.finish(tiny.command("evaluate", f"--workdir={workdir}"))
+  printed = runs.finish(runs.command("evaluate", f"--workdir={workdir}"))
   for name in ("top1", "top5", "f1_macro"):
     assert f"{result[name]:.2%}" in next(line for line in printed.splitlines() if name.replace("_", " ") in line)
   assert f"{result['loss']:.4f}" in printed
-  assert "1,437" in tiny.finish(tiny.command("evaluate", f"--workdir={workdir}", "--split=train"))
+  assert "1,437" in runs.finish(runs.command("evaluate", f"--workdir={workdir}", "--split=train"))
 
 
 def test_killed_at_random_moments_a_run_ends_with_the_same_bits(whole, tmp_path):
   draw = random.Random(0)
   deaths = 0
   for _ in range(40):
-    process = tiny.command("train", *tiny.words(tmp_path, checkpoint__every=1))
+    process = runs.command("train", *runs.words(tmp_path, checkpoint__every=1))
     with contextlib.suppress(Exception):
       process.wait(timeout=draw.uniform(3.0, 9.0))
     if process.poll() is not None:
@@ -91,7 +91,7 @@ def test_killed_at_random_moments_a_run_ends_with_the_same_bits(whole, tmp_path)
     deaths += 1
     if deaths == 4:
       break
-  tiny.finish(tiny.command("train", *tiny.words(tmp_path, checkpoint__every=1)))
+  runs.finish(runs.command("train", *runs.words(tmp_path, checkpoint__every=1)))
   assert deaths
   assert weights(tmp_path) == whole[2]["weights_sha256"]
   steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -99,12 +99,12 @@ def test_killed_at_random_moments_a_run_ends_with_the_same_bits(whole, tmp_path)
 
 
 def test_sigterm_finishes_the_step_saves_and_exits_42(whole, tmp_path):
-  process = tiny.command("train", *tiny.words(tmp_path, total=4000, checkpoint__every=100000, log__every=1))
+  process = runs.command("train", *runs.words(tmp_path, total=4000, checkpoint__every=100000, log__every=1))
   for line in process.stdout:
     if line.lstrip().startswith("2/"):
       break
   process.send_signal(signal.SIGTERM)
-  printed = tiny.finish(process, 42)
+  printed = runs.finish(process, 42)
   step = int(printed.split("stopped at step ")[1].split()[0])
   assert (tmp_path / "checkpoints" / str(step)).is_dir()
   assert step >= 2
@@ -112,24 +112,24 @@ def test_sigterm_finishes_the_step_saves_and_exits_42(whole, tmp_path):
 
 def test_a_shorter_total_than_what_is_done_is_refused(whole, tmp_path):
   shutil.copytree(whole[0], tmp_path / "copy")
-  message = tiny.finish(tiny.command("train", *tiny.words(tmp_path / "copy", total=5)), 2)
+  message = runs.finish(runs.command("train", *runs.words(tmp_path / "copy", total=5)), 2)
   assert "12 already" in message
 
 
 def test_another_config_in_the_same_workdir_is_refused_with_the_differences(whole):
   workdir = whole[0]
-  message = tiny.finish(tiny.command("train", *tiny.words(workdir, **{"optim.lr": "0.5", "batch": 32})), 2)
+  message = runs.finish(runs.command("train", *runs.words(workdir, **{"optim.lr": "0.5", "batch": 32})), 2)
   assert "optim.lr: 0.003 -> 0.5" in message
   assert "batch: 16 -> 32" in message
   assert "model" not in message.split("undo:")[1]
 
 
 def test_a_second_process_in_the_workdir_is_refused(tmp_path):
-  first = tiny.command("train", *tiny.words(tmp_path, total=4000))
+  first = runs.command("train", *runs.words(tmp_path, total=4000))
   while not (tmp_path / "lock").exists() and first.poll() is None:
     time.sleep(0.1)
   time.sleep(0.3)
-  message = tiny.finish(tiny.command("train", *tiny.words(tmp_path, total=4000)), 2)
+  message = runs.finish(runs.command("train", *runs.words(tmp_path, total=4000)), 2)
   first.kill()
   first.communicate()
   assert f"in use by process {first.pid}" in message
@@ -145,7 +145,7 @@ MESHES = {
 
 
 def on(devices, **changes):
-  return tiny.parts(devices, **({"model.heads": 2, "optim.clip": "none"} | changes))
+  return runs.parts(devices, **({"model.heads": 2, "optim.clip": "none"} | changes))
 
 
 def stepped(parts):

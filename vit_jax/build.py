@@ -13,10 +13,11 @@ import jax
 import numpy as np
 from clu import parameter_overview
 
-from vit_jax import evals, hardware, importers, measure, mesh, metrics, models, optim, rng, steps, tasks, trees
-from vit_jax.config import ConfigError, Duration, Run, arguments, bind, lookup
+from vit_jax import evals, flops, hardware, importers, measure, mesh, models, optim, rng, steps, tasks, trees
+from vit_jax.config import Run
 from vit_jax.data import augment, catalog, stream
 from vit_jax.importers import surgery
+from vit_jax.schema import ConfigError, Duration, arguments, bind, lookup
 
 
 class Eval(NamedTuple):
@@ -174,7 +175,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
       name: Eval(max(1, steps_of(choice.args["every"])), evals.make(choice, subject, f"config.evals.{name}"))
       for name, choice in run.evals.items()
     },
-    flops_per_image=3 * metrics.flops(lambda p, x: apply(p, x, None), shapes, _image(size)),
+    flops_per_image=3 * flops.count(lambda p, x: apply(p, x, None), shapes, _image(size)),
   )
 
 

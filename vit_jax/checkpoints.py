@@ -15,7 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from vit_jax import runtime, trees
-from vit_jax.config import ConfigError
+from vit_jax.schema import ConfigError
 
 
 def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:

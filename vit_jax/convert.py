@@ -15,9 +15,9 @@ import pathlib
 
 import numpy as np
 
-from vit_jax import checkpoints, importers, runtime
-from vit_jax.config import ConfigError
-from vit_jax.importers import files, layout
+from vit_jax import checkpoints, files, importers, runtime
+from vit_jax.importers import containers, layout
+from vit_jax.schema import ConfigError
 
 # Which layout a file gets that is not told: of those that the family knows, the first.
 PREFERRED = {".npz": ("vit_jax", "big_vision", "compact", "timm"), ".safetensors": ("timm", "compact", "big_vision")}
@@ -62,8 +62,8 @@ def _size(text):
 def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints: dict, ema: bool = False) -> str:
   """Writes the weights of `source` to `target` in the layout `name`; a line that says what was done."""
   suffix = target.suffix.lower()
-  if suffix not in ("", *files.WRITTEN):
-    raise ConfigError(f"{target}: cannot write {suffix!r}; allowed: {', '.join(files.WRITTEN)}, or a directory")
+  if suffix not in ("", *containers.WRITTEN):
+    raise ConfigError(f"{target}: cannot write {suffix!r}; allowed: {', '.join(containers.WRITTEN)}, or a directory")
   if suffix == "" and name:
     raise ConfigError(f"--layout={name}: a directory holds a checkpoint of ours, which has no layout; name a file")
   if target.exists() and (target.is_file() or any(target.iterdir())):
@@ -83,8 +83,8 @@ def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints:
       raise ConfigError(
         f"{config_file} is there already, and layout {chosen.name!r} writes one; take an empty directory"
       )
-    runtime.write_text(config_file, json.dumps(chosen.beside(description), indent=2) + "\n")
-  files.write(target, tensors, about)
+    files.write_text(config_file, json.dumps(chosen.beside(description), indent=2) + "\n")
+  containers.write(target, tensors, about)
   notes = [] if chosen.beside else unsaid(tensors, description, target.name)
   named = f"{target}: {layout.say(description)} as {chosen.name} names it"
   return "\n".join(

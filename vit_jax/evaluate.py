@@ -20,7 +20,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 
-from vit_jax import build, checkpoints, config, figures, flags, mesh, runtime, session, steps, train
+from vit_jax import build, checkpoints, config, files, flags, loop, mesh, metrics, runtime, schema, steps, train
 from vit_jax.data import stream
 from vit_jax.evals import Outcome
 from vit_jax.evals.accuracy import Details
@@ -49,11 +49,11 @@ def main() -> None:
   given, rest = parser.parse_known_args()
   runtime.quiet()
   if given.report and given.report.exists() and not given.report.is_dir():
-    raise config.ConfigError(f"--report: {given.report} is a file; name a folder")
+    raise schema.ConfigError(f"--report: {given.report} is a file; name a folder")
   if given.write_predictions:
-    figures.check_path(given.write_predictions)
+    files.check_path(given.write_predictions)
   elif given.logits:
-    raise config.ConfigError("--logits: write them where? Add --write-predictions=FILE")
+    raise schema.ConfigError("--logits: write them where? Add --write-predictions=FILE")
   run = run_of(given, rest)
   run = dataclasses.replace(run, evals=chosen(run.evals, given.split, given.logits))
   runtime.start()
@@ -67,30 +67,30 @@ def main() -> None:
 def run_of(given: argparse.Namespace, rest: list[str]) -> config.Run:
   """The run that the flags name: a workdir's own, or a config's with the given weights."""
   if bool(given.workdir) == bool(given.weights) or bool(given.weights) != bool(given.config):
-    raise config.ConfigError("give either --workdir=DIR of a run, or --weights=PATH and --config=FILE")
+    raise schema.ConfigError("give either --workdir=DIR of a run, or --weights=PATH and --config=FILE")
   overrides = flags.overrides(rest, FLAGS)
   if given.weights:
     overrides |= {"init.from": given.weights, "init.head": "keep"}
     return build.complete(config.resolve(flags.load(given.config, overrides)))
   if overrides:
-    raise config.ConfigError(
+    raise schema.ConfigError(
       f"--config.{next(iter(overrides))}: a workdir has its own config; --split changes the split"
     )
-  found = runtime.read_json(given.workdir / "config.json")
+  found = files.read_json(given.workdir / "config.json")
   if found is None:
-    raise config.ConfigError(f"--workdir: {given.workdir} holds no run (no config.json); train one first")
+    raise schema.ConfigError(f"--workdir: {given.workdir} holds no run (no config.json); train one first")
   return build.complete(config.resolve(found))
 
 
-def chosen(evals: dict[str, config.Choice], split: str | None, logits: bool) -> dict[str, config.Choice]:
+def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> dict[str, schema.Choice]:
   """A run's evaluations, or with a split its first one by accuracy on that split, under the name test."""
   kept = dict(evals)
   if split:
-    first = next((choice for choice in evals.values() if choice.name == "accuracy"), config.Choice("accuracy"))
-    kept = {"test": config.Choice("accuracy", {**first.args, "split": split})}
+    first = next((choice for choice in evals.values() if choice.name == "accuracy"), schema.Choice("accuracy"))
+    kept = {"test": schema.Choice("accuracy", {**first.args, "split": split})}
   changes = {"logits": True} if logits else {}
   return {
-    name: config.Choice(choice.name, {**choice.args, **changes}) if choice.name == "accuracy" else choice
+    name: schema.Choice(choice.name, {**choice.args, **changes}) if choice.name == "accuracy" else choice
     for name, choice in kept.items()
   }
 
@@ -101,7 +101,7 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
   with contextlib.closing(store):
     found = store.restore(parts.state_shapes)
   if found is None:
-    raise config.ConfigError(f"--workdir: {workdir} has no checkpoint yet; train first")
+    raise schema.ConfigError(f"--workdir: {workdir} has no checkpoint yet; train first")
   return found[0]
 
 
@@ -116,17 +116,17 @@ def imported(parts: build.Parts) -> steps.State:
 def evaluate(parts: build.Parts, state: steps.State, name) -> tuple[dict[str, Outcome], dict[str, Intervals]]:
   """Measures a state's weights and prints the figures: outcomes, and intervals of those by accuracy, by place."""
   try:
-    outcomes = session.measured(parts.evals, state, poll=lambda: None)
+    outcomes = loop.measured(parts.evals, state, poll=lambda: None)
   except stream.ImageError as error:
-    raise config.ConfigError(str(error)) from error
-  session.say(f"{name}, step {int(state.step)} of {parts.total}" if state.step else str(name))
+    raise schema.ConfigError(str(error)) from error
+  runtime.say(f"{name}, step {int(state.step)} of {parts.total}" if state.step else str(name))
   intervals = {
-    place: figures.intervals(outcome.details.predictions, len(outcome.details.source.classes))
+    place: metrics.intervals(outcome.details.predictions, len(outcome.details.source.classes))
     for place, outcome in outcomes.items()
     if isinstance(outcome.details, Details)
   }
   ends = {place + key: pair for place, found in intervals.items() for key, pair in found.items()}
-  train.report(session.figures_of(outcomes), ends)
+  train.report(loop.figures_of(outcomes), ends)
   return outcomes, intervals
 
 
@@ -142,22 +142,22 @@ def write(
     mark = "-" + place.strip("/_").replace("/", "-") if place and len(intervals) > 1 else ""
     if predictions_file:
       path = predictions_file.with_stem(predictions_file.stem + mark)
-      figures.write(predictions, [source.identify(i) for i in predictions.position.tolist()], path)
-      session.say(f"  predictions {path}")
+      metrics.write(predictions, [source.identify(i) for i in predictions.position.tolist()], path)
+      runtime.say(f"  predictions {path}")
     if folder and source.labels == 1:
-      from vit_jax import pictures  # matplotlib takes a second
+      from vit_jax import pictures
 
       folder.mkdir(parents=True, exist_ok=True)
-      matrix = figures.confusion(predictions, len(source.classes))
-      figures.write_confusion(matrix, source.classes, folder / f"confusion{mark}.csv")
+      matrix = metrics.confusion(predictions, len(source.classes))
+      metrics.write_confusion(matrix, source.classes, folder / f"confusion{mark}.csv")
       pictures.confusion(matrix, source.classes, folder / f"confusion{mark}.png")
   if folder:
     ends = {place + key: list(pair) for place, found in intervals.items() for key, pair in found.items()}
     names = {place: list(outcomes[place].details.source.classes) for place in intervals}
-    found = {"figures": session.figures_of(outcomes), "intervals": ends, "classes": names}
+    found = {"figures": loop.figures_of(outcomes), "intervals": ends, "classes": names}
     folder.mkdir(parents=True, exist_ok=True)
-    runtime.write_text(folder / "figures.json", json.dumps(found, indent=2) + "\n")
-    session.say(f"  report      {folder}")
+    files.write_text(folder / "figures.json", json.dumps(found, indent=2) + "\n")
+    runtime.say(f"  report      {folder}")
 
 
 if __name__ == "__main__":

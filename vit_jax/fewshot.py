@@ -15,10 +15,10 @@ import pathlib
 
 import jax
 
-from vit_jax import config, figures, flags, importers, measure, runtime
+from vit_jax import config, files, flags, importers, measure, runtime, schema
 from vit_jax.data import stream
 from vit_jax.evals import Outcome
-from vit_jax.session import say
+from vit_jax.runtime import say
 
 FLAGS = ("--config", "--weights", "--json", "--write-predictions")
 
@@ -39,7 +39,7 @@ def main() -> None:
   runtime.quiet()
   for path, suffix in ((given.json, ".json"), (given.write_predictions, ".csv")):
     if path:
-      figures.check_path(path, (suffix,))
+      files.check_path(path, (suffix,))
   wanted = config.resolve(flags.load(given.config, flags.overrides(rest, FLAGS)), config.Measurement)
   measure.bound(wanted, wanted.image_size)  # a mistake shows before the weights are read; they give the size
 
@@ -54,7 +54,7 @@ def main() -> None:
     try:
       outcomes[name] = evaluation(found.params, lambda: None)
     except stream.ImageError as error:
-      raise config.ConfigError(str(error)) from error
+      raise schema.ConfigError(str(error)) from error
     if jax.process_index() == 0:
       report(name, outcomes[name])
   if jax.process_index() == 0:
@@ -66,7 +66,7 @@ def loaded(path: str, wanted: config.Measurement):
   found, problem = None, None
   try:
     found = importers.load(path, ema=wanted.ema)
-  except config.ConfigError as error:
+  except schema.ConfigError as error:
     problem = f"--weights: {error}"
   runtime.agree(problem)
   return found
@@ -98,13 +98,13 @@ def write(outcomes: dict[str, Outcome], weights: str, json_file: pathlib.Path | 
   """The files that were asked for; with several evaluations a predictions file for each, FILE-pets.csv."""
   if json_file:
     text = json.dumps({"weights": weights, "evals": {n: told(o) for n, o in outcomes.items()}}, indent=2)
-    runtime.write_text(json_file, text + "\n")
+    files.write_text(json_file, text + "\n")
     say(f"\n  figures     {json_file}")
   for name, outcome in outcomes.items() if predictions else ():
     path = predictions.with_stem(predictions.stem + (f"-{name}" if len(outcomes) > 1 else ""))
     details = outcome.details
     columns = [f"{episode.name}_seed{episode.seed}" for episode in details.episodes]
-    with figures.whole(path) as partial, partial.open("w", errors="surrogateescape", newline="") as file:
+    with files.replacing(path) as partial, partial.open("w", errors="surrogateescape", newline="") as file:
       rows = csv.writer(file, lineterminator="\n")
       rows.writerow(["id", "label", *columns])
       for i, (position, label) in enumerate(zip(details.position.tolist(), details.label.tolist(), strict=True)):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import ml_collections
 
-from vit_jax.config import ConfigError, Text, nearest
+from vit_jax.schema import ConfigError, Text, nearest
 
 _FILE_ERRORS = (
   ArithmeticError,

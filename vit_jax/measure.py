@@ -10,9 +10,10 @@ import numpy as np
 from flax import nnx
 
 from vit_jax import checkpoints, evals, importers, mesh, models, rng, trees
-from vit_jax.config import Choice, ConfigError, Measurement, arguments, bind
+from vit_jax.config import Measurement
 from vit_jax.data import augment, catalog, stream
 from vit_jax.importers import surgery
+from vit_jax.schema import Choice, ConfigError, arguments, bind
 
 
 class Feed:

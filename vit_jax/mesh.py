@@ -15,7 +15,7 @@ import optax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from vit_jax import config
+from vit_jax import config, schema
 
 AXES = ("replica", "data", "fsdp", "tensor")
 BATCH = ("replica", "data", "fsdp")
@@ -28,11 +28,11 @@ def sizes(wanted: config.Mesh, devices: int) -> tuple[int, ...]:
   shape = [getattr(wanted, axis) for axis in AXES]
   text = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True))
   if 0 in shape or min(shape) < -1 or shape.count(-1) > 1:
-    raise config.ConfigError(f"config.mesh: {text}; sizes are positive, and one of them may be -1 to take the rest")
+    raise schema.ConfigError(f"config.mesh: {text}; sizes are positive, and one of them may be -1 to take the rest")
   known = math.prod(size for size in shape if size != -1)
   shape = [devices // known if size == -1 else size for size in shape]
   if math.prod(shape) != devices:
-    raise config.ConfigError(
+    raise schema.ConfigError(
       f"config.mesh: {text} does not fit {devices} devices; the sizes must multiply to {devices} "
       "(data=-1 takes what the others leave)"
     )
@@ -45,7 +45,7 @@ def make(wanted: config.Mesh, devices: Sequence[jax.Device]) -> Mesh:
   types = (AxisType.Auto,) * len(AXES)
   slices = len({getattr(device, "slice_index", 0) for device in devices})
   if shape[0] % slices:
-    raise config.ConfigError(
+    raise schema.ConfigError(
       f"config.mesh.replica: {shape[0]} over {slices} slices; the other axes must stay inside a slice, so it is a "
       f"multiple of {slices}: set config.mesh.replica={slices}"
     )

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
-from vit_jax import figures
+from vit_jax import files
 
 DPI = 150
 NAMED, NUMBERED = 50, 20  # classes up to which there is room for names, and for numbers in the cells
@@ -21,7 +21,7 @@ def confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> N
 
   Drawn by objects, never pyplot, which keeps figures of its own and may look for a display.
   """
-  figures.check_path(path, (".png",))
+  files.check_path(path, (".png",))
   classes = len(names)
   assert matrix.shape == (classes, classes), (matrix.shape, classes)
   share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)  # a class without images has an empty row
@@ -45,7 +45,7 @@ def confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> N
     axes.set_yticks(range(classes), short, fontsize=8, parse_math=False)
   if classes <= NUMBERED:
     _number(axes, share)
-  with warnings.catch_warnings(), figures.whole(path) as partial:
+  with warnings.catch_warnings(), files.replacing(path) as partial:
     # A character that the font lacks is drawn as a box.
     warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
     figure.savefig(partial, format="png", dpi=DPI)
@@ -67,7 +67,7 @@ def effects(
   Above each panel, and the order of panels: the share of the variance of the figure that the key's values explain, one
   key at a time. `rows` are (changes, figure).
   """
-  figures.check_path(path, (".png",))
+  files.check_path(path, (".png",))
   assert rows and keys
   values = np.array([value for _, value in rows])
   panels = sorted(((_explained(rows, key), key) for key in keys), key=lambda panel: -panel[0])
@@ -94,7 +94,7 @@ def effects(
     axes.grid(axis="y", alpha=0.3)
   every[0].set_ylabel(figure)
   drawn.suptitle(f"{len(values)} trials; share of variance that each key explains", fontsize=10)
-  with figures.whole(path) as partial:
+  with files.replacing(path) as partial:
     drawn.savefig(partial, format="png", dpi=DPI)
 
 

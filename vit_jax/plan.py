@@ -12,8 +12,9 @@ import json
 import math
 import pathlib
 
-from vit_jax import build, config, estimate, flags, hardware, runtime
-from vit_jax.estimate import Plan
+from vit_jax import build, config, files, flags, hardware, runtime, schema
+from vit_jax.planning import estimate
+from vit_jax.planning.estimate import Plan
 
 METHOD = """\
 step   the compiler's estimate of cycles of every operation, at the chip's clock, plus the time on the links.
@@ -34,9 +35,9 @@ def main() -> None:
   given, rest = parser.parse_known_args()
   runtime.quiet()
   if given.price is not None and not given.price > 0:
-    raise config.ConfigError(f"--price: {given.price} is not a price; write what a chip costs for an hour, as 1.2")
+    raise schema.ConfigError(f"--price: {given.price} is not a price; write what a chip costs for an hour, as 1.2")
   if given.json and not given.json.absolute().parent.is_dir():
-    raise config.ConfigError(f"--json: there is no folder {given.json.absolute().parent}; make it first")
+    raise schema.ConfigError(f"--json: there is no folder {given.json.absolute().parent}; make it first")
   slices = [_slice(name) for name in given.topology.split(",")]
   overrides = flags.overrides(rest, ("--config", "--topology", "--search", "--json", "--price"))
   overrides["init.from"] = "none"  # a plan reads no weights; a recipe may ask for some
@@ -47,7 +48,7 @@ def main() -> None:
     for slice_ in slices:
       plans += (search if given.search else _once)(run, slice_, schedules, given.price)
       if given.json:  # after each, so that none is lost to whatever happens to the next
-        runtime.write_text(given.json, json.dumps([dataclasses.asdict(p) for p in plans], indent=2) + "\n")
+        files.write_text(given.json, json.dumps([dataclasses.asdict(p) for p in plans], indent=2) + "\n")
   print("\n" + table(plans))
   print("\n" + METHOD.format(rate=estimate.WRITE_RATE / 1e9))
 
@@ -56,7 +57,7 @@ def _slice(name):
   try:
     return hardware.topology(name)
   except ValueError as error:
-    raise config.ConfigError(f"--topology: {error}") from error
+    raise schema.ConfigError(f"--topology: {error}") from error
 
 
 def _once(run, slice_, schedules, price):
@@ -119,8 +120,8 @@ def _changed(run, mesh, scan, remat, accumulate):
   return dataclasses.replace(
     run,
     mesh=mesh,
-    model=config.Choice(run.model.name, args),
-    optim=config.Choice(run.optim.name, optim),
+    model=schema.Choice(run.model.name, args),
+    optim=schema.Choice(run.optim.name, optim),
   )
 
 

@@ -6,8 +6,9 @@ import fcntl
 import os
 import sys
 
-from vit_jax import config
-from vit_jax.data import catalog, digits, sources
+from vit_jax import schema
+from vit_jax.data import catalog, digits
+from vit_jax.data.readers import tfds
 
 
 def prepare(name: str, data_dir: str | None = None) -> str:
@@ -18,15 +19,15 @@ def prepare(name: str, data_dir: str | None = None) -> str:
   row = catalog.CATALOG.get(name, catalog.Row("tfds", name))
   remedy = catalog.remedy(name, row.builder, data_dir)
   if not row.builder:
-    raise config.ConfigError(remedy if row.classes else f"{name!r} is read as it is; there is nothing to prepare")
-  root = sources.data_dir(data_dir)
-  place = sources.builder_dir(row.builder, data_dir)
+    raise schema.ConfigError(remedy if row.classes else f"{name!r} is read as it is; there is nothing to prepare")
+  root = tfds.data_dir(data_dir)
+  place = tfds.builder_dir(row.builder, data_dir)
   if place is None:
     with _alone(root):
-      place = sources.builder_dir(row.builder, data_dir)
+      place = tfds.builder_dir(row.builder, data_dir)
       if place is None:  # else another process has just done it
         return _write(name, row, root, data_dir)
-  sources.open_tfds(row.builder, data_dir, row.splits, row.labels, "all", "prepare", remedy)
+  tfds.open_tfds(row.builder, data_dir, row.splits, row.labels, "all", "prepare", remedy)
   return f"{name} is already prepared at {place}"
 
 
@@ -40,7 +41,7 @@ def _alone(root):
     os.makedirs(root, exist_ok=True)
     file = open(os.path.join(root, ".prepare.lock"), "a")
   except OSError as error:
-    raise config.ConfigError(f"cannot write to {root}: {error}") from error
+    raise schema.ConfigError(f"cannot write to {root}: {error}") from error
   with file:
     fcntl.flock(file, fcntl.LOCK_EX)
     yield
@@ -59,10 +60,10 @@ def _write(name, row, root, data_dir):
         *(n for n, r in catalog.CATALOG.items() if r.builder),
         *tfds.list_builders(with_community_datasets=False),
       ]
-      raise config.ConfigError(f"unknown dataset {name!r}.{config.nearest(name, known)}") from None
+      raise schema.ConfigError(f"unknown dataset {name!r}.{schema.nearest(name, known)}") from None
     except (AssertionError, OSError) as error:  # files to be fetched by hand, as for ImageNet; no network, no space
-      raise config.ConfigError(f"{name} cannot be prepared in {root}: {error}") from error
-  return f"{name} is prepared at {sources.builder_dir(row.builder, data_dir)}"
+      raise schema.ConfigError(f"{name} cannot be prepared in {root}: {error}") from error
+  return f"{name} is prepared at {tfds.builder_dir(row.builder, data_dir)}"
 
 
 def main(arguments=None):
@@ -76,7 +77,7 @@ def main(arguments=None):
   os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
   try:
     print(prepare(options.name, options.data_dir))
-  except config.ConfigError as error:
+  except schema.ConfigError as error:
     print(f"prepare: {error}", file=sys.stderr)
     sys.exit(2)
 

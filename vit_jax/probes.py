@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax import config
-from vit_jax.config import Count, Positive
+from vit_jax import schema
+from vit_jax.schema import Count, Positive
 
 BIAS = 100.0  # the appended constant: a penalty on its weight hardly matters
 ROWS = 8192  # standardised at a time, so that a million images need no second copy of their features
@@ -30,7 +30,7 @@ def draw(labels: np.ndarray, classes: int, shots: int, seed: int) -> np.ndarray:
   """
   labels = _labels(labels, classes)
   if shots < 1:
-    raise config.ConfigError(f"fewshot.shots: {shots}; allowed: 1 and more")
+    raise schema.ConfigError(f"fewshot.shots: {shots}; allowed: 1 and more")
   generator = np.random.default_rng(seed)
   return np.concatenate([generator.permutation(np.flatnonzero(labels == label))[:shots] for label in range(classes)])
 
@@ -43,15 +43,15 @@ def ridge(features: np.ndarray, labels: np.ndarray, classes: int, l2: Sequence[f
   """
   labels = _labels(labels, classes)
   if features.ndim != 2 or len(features) != len(labels):
-    raise config.ConfigError(f"features have shape {features.shape}, labels {labels.shape}; allowed: [N, D] and [N]")
+    raise schema.ConfigError(f"features have shape {features.shape}, labels {labels.shape}; allowed: [N, D] and [N]")
   if not len(labels):
-    raise config.ConfigError("a probe needs at least one image; there is none of any class")
+    raise schema.ConfigError("a probe needs at least one image; there is none of any class")
   if not np.isfinite(features).all():
-    raise config.ConfigError(
+    raise schema.ConfigError(
       "features are not finite: the weights are damaged or the model overflows; try dtype=float32"
     )
   if min(l2) <= 0:
-    raise config.ConfigError(f"fewshot.l2: {min(l2)}; allowed: above 0")
+    raise schema.ConfigError(f"fewshot.l2: {min(l2)}; allowed: above 0")
   mean = features.mean(0, dtype=np.float64)
   deviation = np.sqrt(sum(np.square(part - mean).sum(0) for part in _parts(features)) / len(features)) + 1e-5
   if len(features) > features.shape[1]:
@@ -70,7 +70,7 @@ def scores(probe: Probe, features: np.ndarray) -> np.ndarray:
 def _labels(labels, classes):
   labels = np.asarray(labels)
   if labels.ndim != 1 or (len(labels) and not 0 <= labels.min() <= labels.max() < classes):
-    raise config.ConfigError(f"few-shot labels are one of 0 to {classes - 1} for each image; these are not")
+    raise schema.ConfigError(f"few-shot labels are one of 0 to {classes - 1} for each image; these are not")
   return labels
 
 
@@ -145,7 +145,7 @@ def logistic(features, labels, classes, *, l2: tuple[Positive, ...] = (1.0,)) ->
     return found.fit(features, labels).predict
 
   if len(np.unique(labels)) < 2:
-    raise config.ConfigError("a logistic probe needs images of two classes or more; these are all of one")
+    raise schema.ConfigError("a logistic probe needs images of two classes or more; these are all of one")
   return [(penalty, fit(penalty)) for penalty in l2]
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import pathlib
@@ -15,7 +14,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.config import ConfigError
+from vit_jax import files
+from vit_jax.schema import ConfigError
 
 EXIT_CONFIG = 2  # a mistake that a retry repeats: config, flags, missing data, a workdir in use
 EXIT_PREEMPTED = 42  # asked to stop; the same command continues
@@ -89,13 +89,7 @@ def _keep_programs() -> None:
   A restart of a large model then takes seconds instead of minutes. The directory may be shared, also a bucket.
   """
   if jax.config.jax_compilation_cache_dir is None:
-    jax.config.update("jax_compilation_cache_dir", str(cache("programs")))
-
-
-def cache(kind: str) -> pathlib.Path:
-  """Where things are kept that can be computed again: $XDG_CACHE_HOME/vit_jax, else ~/.cache/vit_jax."""
-  folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-  return folder / "vit_jax" / kind
+    jax.config.update("jax_compilation_cache_dir", str(files.cache("programs")))
 
 
 class Preemption:
@@ -117,6 +111,12 @@ class Preemption:
     """Call it at the same points in every process, between steps and between evaluation batches."""
     self._tick += 1
     return self._asked if jax.process_count() == 1 else multihost_utils.reached_preemption_sync_point(self._tick)
+
+
+def say(text: str) -> None:
+  """Prints a line, on the first process only."""
+  if jax.process_index() == 0:
+    print(text, flush=True)
 
 
 def agree(problem: str | None) -> None:
@@ -189,27 +189,6 @@ def _lock(file, workdir):
   file.write(f"{os.getpid()} on {socket.gethostname()}\n")
   file.flush()
   return None
-
-
-def write_text(path: pathlib.Path, text: str) -> None:
-  """Replaces a file at once: a reader, or a restart after a kill, sees the old text or the new one, never a part."""
-  temporary = path.with_name(path.name + ".partial")
-  with open(temporary, "w") as file:
-    file.write(text)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
-
-
-def read_json(path: pathlib.Path) -> dict | None:
-  """The JSON object in a file, None where there is no such file."""
-  try:
-    found = json.loads(path.read_text()) if path.exists() else {}
-  except (ValueError, OSError) as error:
-    raise ConfigError(f"{path} cannot be read as JSON ({error}); mend or remove it") from error
-  if not isinstance(found, dict):
-    raise ConfigError(f"{path} holds no JSON object; mend or remove it")
-  return found or None
 
 
 def main(verb: Callable[[], None]) -> None:

@@ -22,11 +22,12 @@ import signal
 import sys
 import time
 
-from vit_jax import build, config, evals, flags, pool, results, runtime, train, trials
+from vit_jax import build, config, evals, files, flags, runtime, schema, train
+from vit_jax.config import Sweep
 from vit_jax.data import catalog, sources
-from vit_jax.ledger import Record, Screen, say
-from vit_jax.results import Setting, Trial
-from vit_jax.trials import Sweep
+from vit_jax.sweeps import pool, results, trials
+from vit_jax.sweeps.record import Record, Screen, say
+from vit_jax.sweeps.results import Setting, Trial
 
 FLAGS = ("--config", "--workdir", "--parallel", "--render", "--retry")
 ATTEMPTS = 3  # at a trial that a signal ends: out of memory, or somebody's kill
@@ -50,14 +51,14 @@ def main() -> None:
   given, rest = parser.parse_known_args()
   runtime.quiet()
   if given.parallel < 1:
-    raise config.ConfigError(f"--parallel: {given.parallel}; allowed: 1 and more")
+    raise schema.ConfigError(f"--parallel: {given.parallel}; allowed: 1 and more")
   if given.workdir.exists() and not given.workdir.is_dir():
-    raise config.ConfigError(f"--workdir: {given.workdir} is a file; name a directory")
+    raise schema.ConfigError(f"--workdir: {given.workdir} is a file; name a directory")
   overrides = flags.overrides(rest, FLAGS)
   sweep = of_config(given.config)
   for key in overrides:
     if any(key == tried or key.startswith(f"{tried}.") for row in [*sweep.trials, *sweep.final] for tried in row):
-      raise config.ConfigError(f"--config.{key}: the sweep itself gives this value; change sweep() in {given.config}")
+      raise schema.ConfigError(f"--config.{key}: the sweep itself gives this value; change sweep() in {given.config}")
   listed = planned(given.config, sweep.trials, overrides, given.workdir / "trials", sweep.decide)
   check(listed, sweep, given.config, overrides, given.workdir)
   if given.render:
@@ -87,7 +88,7 @@ def search(file, workdir, sweep: Sweep, overrides, listed: list[Trial], places, 
     order = results.ranked(results.settings(listed), sweep.decide)
     if not order:
       record.close(None, [])
-      raise config.ConfigError("no setting has all of its trials done, so nothing was chosen; see the errors above")
+      raise schema.ConfigError("no setting has all of its trials done, so nothing was chosen; see the errors above")
     best = order[0]
     finals = last_runs(file, workdir, sweep, overrides, best)
     record.best, record.finals = best, finals
@@ -97,9 +98,9 @@ def search(file, workdir, sweep: Sweep, overrides, listed: list[Trial], places, 
     work(record, finals, places, again)
   record.close(best, finals)
   if not any(trial.status == "done" for trial in listed):
-    raise config.ConfigError("no trial is done; see the errors above, and --retry")
+    raise schema.ConfigError("no trial is done; see the errors above, and --retry")
   if any(trial.status != "done" for trial in finals):
-    raise config.ConfigError("the last runs are not all done; see the errors above, and --retry")
+    raise schema.ConfigError("the last runs are not all done; see the errors above, and --retry")
 
 
 # Which runs.
@@ -111,14 +112,14 @@ def check(listed: list[Trial], sweep: Sweep, file: str, overrides: dict[str, str
   possible = next(trial for trial in listed if trial.config is not None)
   for trial in last_runs(file, workdir, sweep, overrides, results.settings([possible])[0]):
     if trial.config is None:
-      raise config.ConfigError(f"sweep: final: {trial}: {trial.error}")
+      raise schema.ConfigError(f"sweep: final: {trial}: {trial.error}")
 
 
 def impossible(listed: list[Trial]) -> None:
   """ConfigError if all trials are."""
   if all(trial.status == "failed" for trial in listed):
     errors = list(dict.fromkeys(trial.error for trial in listed))
-    raise config.ConfigError(errors[0] if len(errors) == 1 else f"no trial is possible; the first: {errors[0]}")
+    raise schema.ConfigError(errors[0] if len(errors) == 1 else f"no trial is possible; the first: {errors[0]}")
 
 
 def look(trial: Trial, decide: str | None, opened: dict) -> None:
@@ -130,14 +131,14 @@ def look(trial: Trial, decide: str | None, opened: dict) -> None:
   start = run.init.from_
 
   def images_of(split):
-    key = json.dumps(config.plain(run.data)), split
+    key = json.dumps(schema.plain(run.data)), split
     if key not in opened:
       opened[key] = catalog.open_split(run.data, split)
     return opened[key]
 
   try:
     if start and "://" not in start and not pathlib.Path(start).exists():
-      raise config.ConfigError(f"config.init.from: no file {start!r}")
+      raise schema.ConfigError(f"config.init.from: no file {start!r}")
     train_images = images_of("train")
     if decide:
       choice = run.evals[decide.partition("/")[0]]
@@ -146,11 +147,11 @@ def look(trial: Trial, decide: str | None, opened: dict) -> None:
         decides = images_of(split)
         for name, images in (("test", images_of("test")), ("train", train_images)):
           if sources.share(decides, images):
-            raise config.ConfigError(
+            raise schema.ConfigError(
               f"{decide!r} decides by images of the {name} split: {decides.split!r} and {images.split!r} have some in "
               "common; hold out a part of train: config.data.train, config.data.val"
             )
-  except config.ConfigError as error:
+  except schema.ConfigError as error:
     trial.status, trial.error = "failed", str(error)
 
 
@@ -158,7 +159,7 @@ def of_config(path: str) -> Sweep:
   """The sweep of a config file; its `sweep` takes the file's argument if it takes any."""
   module, argument = flags.module(path)
   if not callable(getattr(module, "sweep", None)):
-    raise config.ConfigError(f"--config: {path} defines no sweep(); see configs/finetune.py")
+    raise schema.ConfigError(f"--config: {path} defines no sweep(); see configs/finetune.py")
   takes = bool(inspect.signature(module.sweep).parameters)
   return trials.of(flags.called(path, module.sweep, *([argument] if argument and takes else [])), path)
 
@@ -176,7 +177,7 @@ def trial_of(file, changes, overrides, folder, decide: str | None, last: bool = 
   """The trial of some changes: its flags, and the config that they make. What decides and test exclude each other."""
   texts = overrides
   try:
-    texts = overrides | trials.flags(changes, config.plain(flags.load(file)))
+    texts = overrides | trials.flags(changes, schema.plain(flags.load(file)))
     run = resolved(file, texts)
     if decide:
       _check_decides(run, decide)
@@ -187,8 +188,8 @@ def trial_of(file, changes, overrides, folder, decide: str | None, last: bool = 
       if last and not on_test:
         texts |= {"evals.test.name": "accuracy", "evals.test.split": "test"}
     text = config.dumps(resolved(file, texts))
-  except config.ConfigError as error:
-    name = hashlib.sha256(json.dumps([texts, config.plain(dict(changes))], default=str).encode()).hexdigest()[:12]
+  except schema.ConfigError as error:
+    name = hashlib.sha256(json.dumps([texts, schema.plain(dict(changes))], default=str).encode()).hexdigest()[:12]
     return Trial(name, changes, texts, folder / name, None, "failed", str(error))
   name = hashlib.sha256(text.encode()).hexdigest()[:12]
   return Trial(name, changes, texts, folder / name, text)
@@ -199,7 +200,7 @@ def resolved(file: str, texts: dict[str, str]) -> config.Run:
   return build.complete(config.resolve(flags.load(file, texts)))
 
 
-def reads_test(run: config.Run, choice: config.Choice) -> bool:
+def reads_test(run: config.Run, choice: schema.Choice) -> bool:
   """Whether an evaluation looks at the test split of the run's own data."""
   split = choice.args.get("split", choice.args.get("test"))
   return choice.args["data"] is None and split in ("test", run.data.args["test"])
@@ -208,16 +209,16 @@ def reads_test(run: config.Run, choice: config.Choice) -> bool:
 def _check_decides(run, decide):
   name, _, figure = decide.partition("/")
   if name not in run.evals or not figure:
-    raise config.ConfigError(
+    raise schema.ConfigError(
       f"sweep: decide is {decide!r}; allowed: <evaluation>/<figure>, the evaluations being {', '.join(run.evals)}"
     )
   if reads_test(run, run.evals[name]):
-    raise config.ConfigError(f"sweep: {decide!r} decides by test images; hold out a part of train: config.data.val")
+    raise schema.ConfigError(f"sweep: {decide!r} decides by test images; hold out a part of train: config.data.val")
   known = evals.figure_names(run.evals[name])
   known += [f"ema_{one}" for one in known] if run.optim.args["ema"] else []
   if figure not in known:
-    raise config.ConfigError(
-      f"sweep: decide is {decide!r}, but {name!r} has no such figure.{config.nearest(figure, known)}"
+    raise schema.ConfigError(
+      f"sweep: decide is {decide!r}, but {name!r} has no such figure.{schema.nearest(figure, known)}"
     )
 
 
@@ -297,8 +298,8 @@ def asked(running: pool.Pool):
 
 def finished(trial: Trial) -> bool:
   """Takes over the result of a trial, if its workdir has one."""
-  done = runtime.read_json(trial.workdir / "result.json")
-  scores = runtime.read_json(trial.workdir / "figures.json")  # of `scored`, which trains nothing
+  done = files.read_json(trial.workdir / "result.json")
+  scores = files.read_json(trial.workdir / "figures.json")  # of `scored`, which trains nothing
   if done is None and scores is None:
     return False
   if done is not None and (trial.workdir / "config.json").read_text() != trial.config:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import losses
-from vit_jax.config import Rate
+from vit_jax.schema import Rate
 
 
 class Task(NamedTuple):

@@ -15,8 +15,9 @@ import time
 import jax
 import numpy as np
 
-from vit_jax import build, checkpoints, config, flags, mesh, metrics, runtime, trees
-from vit_jax.session import Session, say
+from vit_jax import build, checkpoints, config, files, flags, mesh, runtime, schema, trees, writer
+from vit_jax.loop import Session
+from vit_jax.runtime import say
 
 PACKAGES = """jax jaxlib flax optax orbax-checkpoint grain tensorflow-datasets array_record ml-collections clu einops
 numpy opencv-python-headless""".split()  # noqa: SIM905  two lines instead of thirteen
@@ -35,7 +36,7 @@ def main() -> None:
   run = build.complete(config.resolve(flags.load(given.config, overrides)))
   changes = changes_of(flags.load(given.config), run, overrides)
   if given.profile < 0:
-    raise config.ConfigError(f"--profile: {given.profile} is not a number of steps")
+    raise schema.ConfigError(f"--profile: {given.profile} is not a number of steps")
 
   runtime.start()
   preemption = runtime.Preemption()  # from here on a SIGTERM is not lost
@@ -54,7 +55,7 @@ def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict
   weights, notes, problem = {}, [], None
   try:
     weights, notes = parts.weights()
-  except config.ConfigError as error:
+  except schema.ConfigError as error:
     problem = f"{flag}: {error}"
   runtime.agree(problem)
   for note in notes:
@@ -66,9 +67,9 @@ def changes_of(file, run: config.Run, overrides: dict[str, str]) -> list[str]:
   """What the flags made of the file's own run; of a file that needs flags to be a run, the flags."""
   try:
     before = build.complete(config.resolve(file))
-  except config.ConfigError:
+  except schema.ConfigError:
     return [f"{key}: {value}" for key, value in overrides.items()]
-  return trees.diff(config.plain(before), config.plain(run))
+  return trees.diff(schema.plain(before), schema.plain(run))
 
 
 def directory(text: str) -> pathlib.Path:
@@ -82,14 +83,14 @@ def objection(workdir: pathlib.Path, parts: build.Parts) -> str | None:
   """Why a run may not use the workdir: it holds one with another config. None if it may."""
   if workdir.exists() and not workdir.is_dir():
     return f"--workdir: {workdir} is a file; name a directory"
-  found = runtime.read_json(workdir / "config.json")
+  found = files.read_json(workdir / "config.json")
   if found is None:
     if checkpoints.exist(workdir):
       return f"--workdir: {workdir} holds checkpoints and no config.json; take another directory"
     return None
-  with contextlib.suppress(config.ConfigError):  # keys that are new since then have their defaults
-    found = config.plain(build.complete(config.resolve(found)))
-  strict = [{k: v for k, v in c.items() if k not in config.MAY_CHANGE} for c in (found, config.plain(parts.run))]
+  with contextlib.suppress(schema.ConfigError):  # keys that are new since then have their defaults
+    found = schema.plain(build.complete(config.resolve(found)))
+  strict = [{k: v for k, v in c.items() if k not in config.MAY_CHANGE} for c in (found, schema.plain(parts.run))]
   differences = trees.diff(*strict)
   if not differences:
     return None
@@ -106,7 +107,7 @@ def train(
 ) -> dict:
   """Trains to the end, from the newest checkpoint where there is one, else from `weights`, by default those that the
   run names; returns and writes the result."""
-  finished = runtime.read_json(workdir / "result.json")
+  finished = files.read_json(workdir / "result.json")
   if finished and finished.get("steps") == parts.total and {"train_seconds", "images_per_second"} <= finished.keys():
     say(f"finished before, {parts.total} steps: nothing to do")
     close(finished, workdir)
@@ -118,11 +119,11 @@ def train(
   with contextlib.closing(store):
     found = store.restore(parts.state_shapes)
     if found and int(found[0].step) > parts.total:
-      raise config.ConfigError(
+      raise schema.ConfigError(
         f"config.total: {parts.total} steps, but {workdir} has done {int(found[0].step)} already"
       )
     if first:
-      runtime.write_text(workdir / "config.json", config.dumps(parts.run))
+      files.write_text(workdir / "config.json", config.dumps(parts.run))
     say(parts.overview())
     began = time.perf_counter()
     state, about = found or (
@@ -131,9 +132,9 @@ def train(
     )
     start = int(state.step)
     say(f"continues at step {start} of {parts.total}" if start else f"{parts.total} steps to go")
-    writer = metrics.Writer(workdir, start, first)
-    with contextlib.closing(writer):
-      session = Session(parts, start, store, writer, about, began, workdir, profile, preemption or runtime.Preemption())
+    log = writer.Writer(workdir, start, first)
+    with contextlib.closing(log):
+      session = Session(parts, start, store, log, about, began, workdir, profile, preemption or runtime.Preemption())
       state, figures = session.run(state, start)
 
   # What came out.
@@ -149,7 +150,7 @@ def train(
     "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
   }
   if first:
-    runtime.write_text(workdir / "result.json", json.dumps(result, indent=2) + "\n")
+    files.write_text(workdir / "result.json", json.dumps(result, indent=2) + "\n")
   close(result, workdir)
   return result
 

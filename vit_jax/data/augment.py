@@ -13,11 +13,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from vit_jax import config, rng
-from vit_jax.config import Duration, Positive
+from vit_jax import rng, schema
 from vit_jax.data.erasing import ERASINGS
 from vit_jax.data.mixing import MIXINGS
 from vit_jax.data.warping import WARPS
+from vit_jax.schema import Duration, Positive
 
 Channels = tuple[float, float, float]
 Scales = tuple[Positive, Positive, Positive]
@@ -31,9 +31,9 @@ def build(
   *,
   mean: Channels = (0.5, 0.5, 0.5),
   std: Scales = (0.5, 0.5, 0.5),
-  warp: config.Choice = config.Choice("none"),
-  mixing: config.Choice = config.Choice("none"),
-  erasing: config.Choice = config.Choice("none"),
+  warp: schema.Choice = schema.Choice("none"),
+  mixing: schema.Choice = schema.Choice("none"),
+  erasing: schema.Choice = schema.Choice("none"),
 ) -> Callable:
   """The training augmentation: (key, images uint8, targets [B, V], draws uint32 [B], step) -> (images, targets).
 
@@ -41,9 +41,9 @@ def build(
   the other order by rounding only, and devices that hold partners exchange bytes instead of floats.
   """
   assert patch is None or warp.name == "none", "a warp needs whole images"
-  bend = config.make(warp, WARPS, "config.data.warp")
-  mix = config.make(mixing, MIXINGS, "config.data.mixing", patch, steps_of)
-  erase = config.make(erasing, ERASINGS, "config.data.erasing", patch)
+  bend = schema.make(warp, WARPS, "config.data.warp")
+  mix = schema.make(mixing, MIXINGS, "config.data.mixing", patch, steps_of)
+  erase = schema.make(erasing, ERASINGS, "config.data.erasing", patch)
 
   def augment(key, images, targets, draws, step):
     def keys(name):

@@ -5,8 +5,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from vit_jax import config
-from vit_jax.data import augment, crops, erasing, folders, mixing, randaugment, sources, stream, warping
+from vit_jax import schema
+from vit_jax.data import augment, crops, erasing, mixing, randaugment, sources, stream, warping
+from vit_jax.data.readers import folder, tfds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +114,9 @@ def open_source(
   train: str | None = None,
   val: str | None = None,
   test: str | None = None,
-  labels: config.Count | None = None,
-  holdout: config.Fraction = 0.2,
-  split_seed: Annotated[int, config.Range(0, 2**31 - 1)] = 0,
+  labels: schema.Count | None = None,
+  holdout: schema.Fraction = 0.2,
+  split_seed: Annotated[int, schema.Range(0, 2**31 - 1)] = 0,
 ) -> sources.Source:
   """The source of a catalog name; `split` is "train", "val" or "test", as the arguments spell them, or a split string.
 
@@ -124,28 +125,28 @@ def open_source(
   `labels` is the most labels that an image has, where the dataset has lists of them; the catalog knows it for its own.
   `holdout` and `split_seed` split a folder that has no split folders; the run's own seed must not move its test images.
   """
-  row = config.lookup(CATALOG, name, "config.data")
+  row = schema.lookup(CATALOG, name, "config.data")
   train, test = train or row.train, test or row.test
   with _spelled(split, train, val, test) as (spec, where):
     if row.reader == "folder":
       peers = tuple(other for other in (train, val, test) if other)
-      return folders.open_folder(path, spec, peers, holdout, split_seed, where)
+      return folder.open_folder(path, spec, peers, holdout, split_seed, where)
     builder = row.builder or builder
     counts = row.splits if row.builder else {}  # what the user's own copy says goes first
-    return sources.open_tfds(builder, path, counts, labels or row.labels, spec, where, remedy(name, builder, path))
+    return tfds.open_tfds(builder, path, counts, labels or row.labels, spec, where, remedy(name, builder, path))
 
 
-def open_split(choice: config.Choice, split: str) -> sources.Source:
+def open_split(choice: schema.Choice, split: str) -> sources.Source:
   """The source of a bound data choice; "train", "val" and "test" are what the data names so."""
-  return open_source(choice.name, split, **config.arguments(choice, open_source))
+  return open_source(choice.name, split, **schema.arguments(choice, open_source))
 
 
-def known_split(choice: config.Choice, split: str) -> sources.Source:
+def known_split(choice: schema.Choice, split: str) -> sources.Source:
   """The same, or where the data are absent, what the catalog knows of them: enough for a plan, and an error to read.
 
   Data that are there and cannot be used are an error, as are absent data that no row describes.
   """
-  row = config.lookup(CATALOG, choice.name, "config.data")
+  row = schema.lookup(CATALOG, choice.name, "config.data")
   try:
     return open_split(choice, split)
   except sources.AbsentError as error:
@@ -188,13 +189,13 @@ def _spelled(split, train, val, test):
     if split != "val" or val:
       raise
     advice = "Set config.data.val, as 'train[90%:]' with config.data.train='train[:90%]'"
-    raise config.ConfigError(f"{error} {advice}") from None
+    raise schema.ConfigError(f"{error} {advice}") from None
 
 
-def bind(choice: config.Choice, where: str = "config.data") -> config.Choice:
+def bind(choice: schema.Choice, where: str = "config.data") -> schema.Choice:
   """The data choice with every argument checked and every default filled in, nested choices too; opens no file."""
-  row = config.lookup(CATALOG, choice.name, where)
-  bound = config.bind(choice, (open_source, stream.train_batches, stream.eval_batches, augment.build), where)
+  row = schema.lookup(CATALOG, choice.name, where)
+  bound = schema.bind(choice, (open_source, stream.train_batches, stream.eval_batches, augment.build), where)
   args = dict(bound.args)
   args |= {"train": args["train"] or row.train, "test": args["test"] or row.test}
   for key, table, given in (
@@ -205,8 +206,8 @@ def bind(choice: config.Choice, where: str = "config.data") -> config.Choice:
     ("mixing", mixing.MIXINGS, (None, lambda duration: 1)),  # no patches; a run of some length
     ("erasing", erasing.ERASINGS, (None,)),
   ):
-    function = config.lookup(table, args[key].name, f"{where}.{key}")
-    args[key] = config.bind(args[key], (function,), f"{where}.{key}")
+    function = schema.lookup(table, args[key].name, f"{where}.{key}")
+    args[key] = schema.bind(args[key], (function,), f"{where}.{key}")
     # Building says what types cannot: a range upside down, a crop larger than the image.
     function(*given, **args[key].args)
   if row.builder:
@@ -214,13 +215,13 @@ def bind(choice: config.Choice, where: str = "config.data") -> config.Choice:
       if args[key]:
         sources.select(args[key], row.splits, f"{where}.{key}")
   if row.builder and args["builder"]:
-    raise config.ConfigError(
+    raise schema.ConfigError(
       f"{where}.builder: {args['builder']!r} given, but {choice.name!r} is {row.builder}; use name='tfds'"
     )
   if row.reader == "folder" and not args["path"]:
-    raise config.ConfigError(f"{where}.path: missing; a folder with <split>/<class>/*.jpg or <class>/*.jpg")
+    raise schema.ConfigError(f"{where}.path: missing; a folder with <split>/<class>/*.jpg or <class>/*.jpg")
   if choice.name == "tfds" and not (args["builder"] or args["path"]):
-    raise config.ConfigError(
+    raise schema.ConfigError(
       f"{where}.builder: missing; a TFDS name such as 'cifar10:3.0.2', or path= its builder directory"
     )
-  return config.Choice(choice.name, args)
+  return schema.Choice(choice.name, args)

@@ -9,7 +9,7 @@ from typing import Annotated
 import cv2
 import numpy as np
 
-from vit_jax.config import ConfigError, Fraction, Range
+from vit_jax.schema import ConfigError, Fraction, Range
 
 # One thread per image: the stream already decodes many at once.
 cv2.setNumThreads(1)

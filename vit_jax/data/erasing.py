@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from einops import rearrange
 
-from vit_jax import config
-from vit_jax.config import Fraction, Positive
-from vit_jax.data import places
+from vit_jax import schema
+from vit_jax.data import coordinates
+from vit_jax.schema import Fraction, Positive
 
 ERASING_TRIES = 10
 
@@ -25,7 +25,7 @@ def random_erasing(
   area: tuple[Positive, Fraction] = (0.02, 1 / 3),
   aspect: tuple[Positive, Positive] = (0.3, 1 / 0.3),
   fill: Literal["pixel", "colour", "zero"] = "pixel",
-  count: Annotated[int, config.Range(1, 16)] = 1,
+  count: Annotated[int, schema.Range(1, 16)] = 1,
 ):
   """With `probability`, `count` boxes of an image are painted over (Zhong et al. 2020, in timm's form).
 
@@ -35,11 +35,11 @@ def random_erasing(
   """
   for name, pair in (("area", area), ("aspect", aspect)):
     if pair[0] > pair[1]:
-      raise config.ConfigError(f"erasing.{name}: {pair} goes from high to low; write (low, high)")
+      raise schema.ConfigError(f"erasing.{name}: {pair} goes from high to low; write (low, high)")
 
   def erase(keys, images):
-    height, width = places.sides(images, patch)
-    place = places.pixels(images, patch)
+    height, width = coordinates.sides(images, patch)
+    place = coordinates.pixels(images, patch)
 
     def paint(key):
       """What each box is painted with: `count` values that broadcast with one image."""
@@ -59,7 +59,7 @@ def random_erasing(
       numbers = jax.random.uniform(box_key, (count, ERASING_TRIES, 4))
       boxes, fits = erasing_boxes(numbers, height, width, (area[0] / count, area[1] / count), aspect)
       for box, fit, colour in zip(boxes, fits, paint(paint_key), strict=True):
-        image = jnp.where(places.inside(place, box) & fit & chosen, colour, image)
+        image = jnp.where(coordinates.inside(place, box) & fit & chosen, colour, image)
       return image.astype(images.dtype)
 
     return jax.vmap(erase_one)(keys, images)

@@ -6,9 +6,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from vit_jax import config
-from vit_jax.config import Duration, Fraction, Positive
-from vit_jax.data import places
+from vit_jax import schema
+from vit_jax.data import coordinates
+from vit_jax.schema import Duration, Fraction, Positive
 
 Mode = Literal["batch", "pair", "elem"]
 
@@ -38,7 +38,7 @@ def mixup(
   "rolled", and the "larger" share for the image itself; across devices it moves one row instead of all.
   """
   if (mode, partner) == ("pair", "rolled"):
-    raise config.ConfigError("mixing.mode: 'pair' with partner='rolled', which makes no pairs; take partner='reversed'")
+    raise schema.ConfigError("mixing.mode: 'pair' with partner='rolled', which makes no pairs; take partner='reversed'")
 
   def draw(key, count, images):
     kept = beta(key, alpha, (count,))
@@ -97,7 +97,7 @@ def mixup_cutmix(
 def _mixing(draw, steps_of, mode, probability, partner, off_after):
   """The mixing whose `draw(key, count, images)` gives weights, `count` of what broadcasts with an image, and shares."""
   if off_after is not None and not off_after.amount:
-    raise config.ConfigError("mixing.off_after: 0 would never mix; None mixes to the end, name='none' not at all")
+    raise schema.ConfigError("mixing.off_after: 0 would never mix; None mixes to the end, name='none' not at all")
   last = None if off_after is None else steps_of(off_after)
 
   def apply(key, images, targets, step):
@@ -123,10 +123,10 @@ def _one_each(values, images):
 
 def _cut(key, share, images, patch):
   """Weights, 0 inside and 1 outside of boxes around uniform centres, and what they keep [b], for shares [b]."""
-  height, width = places.sides(images, patch)
+  height, width = coordinates.sides(images, patch)
   centre = jnp.floor(jax.random.uniform(key, (*share.shape, 2)) * jnp.array([height, width])).astype(jnp.int32)
   box, kept = jax.vmap(cut_box, (None, None, 0, 0))(height, width, share, centre)
-  return 1.0 - jax.vmap(places.inside, (None, 0))(places.pixels(images, patch), box), kept
+  return 1.0 - jax.vmap(coordinates.inside, (None, 0))(coordinates.pixels(images, patch), box), kept
 
 
 def cut_box(height: int, width: int, share, centre):

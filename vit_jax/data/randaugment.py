@@ -11,8 +11,8 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from vit_jax.config import Fraction, NonNegative, Range
 from vit_jax.data import operations
+from vit_jax.schema import Fraction, NonNegative, Range
 
 Level = Annotated[int, Range(0, 255)]
 

@@ -17,11 +17,11 @@ import numpy as np
 from einops import rearrange
 from grain.experimental import index_shuffle
 
-from vit_jax import config, rng
+from vit_jax import rng, schema
 from vit_jax.data import crops, randaugment
 from vit_jax.data.sources import Source
 
-Threads = Annotated[int, config.Range(1, 256)]
+Threads = Annotated[int, schema.Range(1, 256)]
 OnError = Literal["raise", "skip"]
 
 # Rows that one task of the pool makes: many enough to drown Grain's 40 us per element, few enough to share a batch.
@@ -44,9 +44,9 @@ def train_batches(
   patch: int | None = None,
   *,
   image_size: crops.Size = 224,
-  crop: config.Choice = config.Choice("inception"),
+  crop: schema.Choice = schema.Choice("inception"),
   flip: bool = True,
-  policy: config.Choice = config.Choice("none"),
+  policy: schema.Choice = schema.Choice("none"),
   on_error: OnError = "raise",
   threads: Threads = 8,
 ) -> "Batches":
@@ -56,8 +56,8 @@ def train_batches(
   changed by the `policy`, and with `patch` cut into patches (see `train_shapes`). All of it, and `draw`, follows from
   (seed, epoch, record). With on_error="skip" so does the record that replaces one that cannot be decoded.
   """
-  cut = config.make(crop, crops.CROPS, "config.data.crop", image_size)
-  change = config.make(policy, randaugment.POLICIES, "config.data.policy")
+  cut = schema.make(crop, crops.CROPS, "config.data.crop", image_size)
+  change = schema.make(policy, randaugment.POLICIES, "config.data.policy")
   decoder = _Decoder(source, on_error)
 
   def example(position):
@@ -101,7 +101,7 @@ def eval_batches(
   rows: Sequence[int],
   *,
   image_size: crops.Size = 224,
-  test_crop: config.Choice = config.Choice("resize"),
+  test_crop: schema.Choice = schema.Choice("resize"),
   on_error: OnError = "raise",
   threads: Threads = 8,
 ) -> "Batches":
@@ -110,7 +110,7 @@ def eval_batches(
   With on_error="skip" a record that cannot be decoded has mask 0: it counts as neither right nor wrong, and `skipped`
   counts it. Nothing can stand in for a test image.
   """
-  cut = config.make(test_crop, crops.TEST_CROPS, "config.data.test_crop", image_size)
+  cut = schema.make(test_crop, crops.TEST_CROPS, "config.data.test_crop", image_size)
   decoder = _Decoder(source, on_error)
   image, label = (image_size, image_size, 3), _label_shape(source)
   shapes = {"image": (image, np.uint8), "label": (label, np.int32), "mask": ((), np.float32)}

@@ -5,8 +5,8 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from vit_jax import config
-from vit_jax.config import Fraction, Positive
+from vit_jax import schema
+from vit_jax.schema import Fraction, Positive
 
 
 def no_warp():
@@ -16,10 +16,10 @@ def no_warp():
 
 def affine(
   *,
-  degrees: Annotated[float, config.Range(0, 180)] = 10.0,
+  degrees: Annotated[float, schema.Range(0, 180)] = 10.0,
   translate: Fraction = 0.1,
   scale: tuple[Positive, Positive] = (0.9, 1.1),
-  shear: Annotated[float, config.Range(0, 80)] = 0.0,
+  shear: Annotated[float, schema.Range(0, 80)] = 0.0,
   probability: Fraction = 1.0,
 ):
   """A random rotation, zoom, horizontal shear and shift of each image about its centre; bilinear, black outside.
@@ -28,7 +28,7 @@ def affine(
   `probability`. Gathers single pixels: cheap at 32 px on any device, slow on TPUs at 224 px.
   """
   if scale[0] > scale[1]:
-    raise config.ConfigError(f"warp.scale: {scale} goes from high to low; write (low, high)")
+    raise schema.ConfigError(f"warp.scale: {scale} goes from high to low; write (low, high)")
 
   def warp(keys, images):
     batch, height, width, _ = images.shape

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import config, figures, probes
-from vit_jax.config import Choice
+from vit_jax import metrics, probes, schema
 from vit_jax.data import catalog
 from vit_jax.evals import fewshot as _fewshot
 from vit_jax.evals.accuracy import accuracy
 from vit_jax.evals.fewshot import fewshot
 from vit_jax.evals.subject import Outcome, Subject
+from vit_jax.schema import Choice
 
 __all__ = ["EVALS", "PREPARED", "Outcome", "Subject", "bind", "figure_names", "make"]
 
@@ -32,25 +32,25 @@ def figure_names(choice: Choice) -> list[str]:
   """The figures that a bound choice gives."""
   if choice.name == "fewshot":
     return _fewshot.figure_names(*(choice.args[name] for name in ("shots", "seeds", "probes")))
-  nothing = figures.Predictions(*(np.zeros(shape, np.int64) for shape in (0, 0, (0, 1), 0, 0)))
-  return [*figures.measure(nothing, 1), "average_precision"]
+  nothing = metrics.Predictions(*(np.zeros(shape, np.int64) for shape in (0, 0, (0, 1), 0, 0)))
+  return [*metrics.measure(nothing, 1), "average_precision"]
 
 
 def bind(choice: Choice, prepared: Mapping[str, Any], where: str) -> Choice:
   """The choice with every argument checked and filled in; other data are `prepared` as the {argument: value} say."""
-  bound = config.bind(choice, (config.lookup(EVALS, choice.name, where),), where)
+  bound = schema.bind(choice, (schema.lookup(EVALS, choice.name, where),), where)
   args = dict(bound.args)
   if data := args["data"]:
     args["data"] = catalog.bind(Choice(data.name, {**prepared, **data.args}), f"{where}.data")
     size = prepared.get("image_size", args["data"].args["image_size"])
     if args["data"].args["image_size"] != size:
-      raise config.ConfigError(
+      raise schema.ConfigError(
         f"{where}.data.image_size: {args['data'].args['image_size']}, but the model takes {size} px; leave it out"
       )
   if "probes" in args:
     args["probes"] = {
-      name: config.bind(
-        probe, (config.lookup(probes.PROBES, probe.name, f"{where}.probes.{name}"),), f"{where}.probes.{name}"
+      name: schema.bind(
+        probe, (schema.lookup(probes.PROBES, probe.name, f"{where}.probes.{name}"),), f"{where}.probes.{name}"
       )
       for name, probe in args["probes"].items()
     }

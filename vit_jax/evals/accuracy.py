@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 import jax
 
-from vit_jax import figures
-from vit_jax.config import Choice, ConfigError, Count, Duration
+from vit_jax import metrics
 from vit_jax.data import sources
 from vit_jax.evals.subject import Outcome, Subject, open_source, rows
+from vit_jax.schema import Choice, ConfigError, Count, Duration
 
 
 class Details(NamedTuple):
   """What the figures are made of."""
 
   source: sources.Source
-  predictions: figures.Predictions
+  predictions: metrics.Predictions
 
 
 def accuracy(
@@ -49,7 +49,7 @@ def accuracy(
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
     found = rows(functools.partial(predict, params), subject.batches(data, source, size), poll, size)
-    predictions = figures.Predictions(**found)
-    return Outcome(figures.measure(predictions, subject.classes), Details(source, predictions))
+    predictions = metrics.Predictions(**found)
+    return Outcome(metrics.measure(predictions, subject.classes), Details(source, predictions))
 
   return measure

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from vit_jax import figures, runtime
-from vit_jax.config import Choice
+from vit_jax import files, runtime
 from vit_jax.data import sources
 from vit_jax.evals.subject import Subject, rows
+from vit_jax.schema import Choice
 
 
 def extract(
@@ -66,7 +66,7 @@ def cache_file(identity: str, data: Choice, source: sources.Source) -> pathlib.P
     "data": source.fingerprint(),
   }
   name = hashlib.sha256(json.dumps(told, sort_keys=True, default=repr).encode()).hexdigest()
-  return runtime.cache("features") / f"{name}.npz"
+  return files.cache("features") / f"{name}.npz"
 
 
 def _read(file):
@@ -89,7 +89,7 @@ def _write(file, position, features):
   """Replaces the file at once, so that a kill leaves the old one; a full disk costs the cache, not the figures."""
   try:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with figures.whole(file) as partial, partial.open("wb") as opened:
+    with files.replacing(file) as partial, partial.open("wb") as opened:
       np.savez(opened, position=position, features=features)
   except OSError as error:
     logging.warning("features are not kept in %s: %s", file, error)

@@ -14,10 +14,10 @@ import numpy as np
 
 from vit_jax import probes as tables
 from vit_jax import runtime
-from vit_jax.config import Choice, ConfigError, Count, Duration, Range
 from vit_jax.data import sources
 from vit_jax.evals import features
 from vit_jax.evals.subject import Outcome, Subject, open_source
+from vit_jax.schema import Choice, ConfigError, Count, Duration, Range
 
 Seed = Annotated[int, Range(0, 2**31 - 1)]
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from vit_jax.config import Choice, ConfigError
 from vit_jax.data import sources
+from vit_jax.schema import Choice, ConfigError
 
 
 class Subject(NamedTuple):

@@ -10,10 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import nnx
 
-from vit_jax import checkpoints, config, models, trees
-from vit_jax.config import Choice, ConfigError
-from vit_jax.importers import bit, compact, efficientnet, files, layout, mixer, surgery, swin, vit_google, vit_torch
+from vit_jax import checkpoints, models, schema, trees
+from vit_jax.importers import (
+  bit,
+  compact,
+  containers,
+  efficientnet,
+  layout,
+  mixer,
+  surgery,
+  swin,
+  vit_google,
+  vit_torch,
+)
 from vit_jax.importers.layout import Description, Layout, Tensors
+from vit_jax.schema import Choice, ConfigError
 
 LAYOUTS: tuple[Layout, ...] = (
   *vit_google.LAYOUTS,
@@ -54,7 +65,7 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Found
   said = described(hints["description"]) if "description" in hints else None  # by the file's own header
   if said:
     hints["image_size"] = said.image_size
-  tensors = files.without_prefix(dict(tensors))
+  tensors = containers.without_prefix(dict(tensors))
   for candidate in LAYOUTS:
     if not candidate.recognises(tensors):
       continue
@@ -119,7 +130,7 @@ def fitted(
 
 def inspect(path: str | pathlib.Path, hints: Mapping[str, Any] | None = None) -> Found:
   """As `recognise`, of a file; its tensors are not read yet."""
-  tensors, beside = files.read(pathlib.Path(path))
+  tensors, beside = containers.read(pathlib.Path(path))
   try:
     return recognise(tensors, beside | dict(hints or {}))
   except ConfigError as error:
@@ -135,7 +146,7 @@ def layout_of(description: Description, name: str) -> Layout:
   """The layout of that name for the described model's family, or a ConfigError that says which there are."""
   known = {one.name: one for one in layouts_of(description)}
   if name not in known:
-    raise ConfigError(f"layout {name!r} is not known for {description.model.name}.{config.nearest(name, known)}")
+    raise ConfigError(f"layout {name!r} is not known for {description.model.name}.{schema.nearest(name, known)}")
   return known[name]
 
 
@@ -157,7 +168,7 @@ def create(description: Description, arrays: Mapping[str, np.ndarray]) -> nnx.Mo
 
 def about(description: Description) -> dict:
   """The description as JSON values."""
-  return {key: config.plain(value) for key, value in description._asdict().items()}
+  return {key: schema.plain(value) for key, value in description._asdict().items()}
 
 
 def described(values: Any) -> Description:

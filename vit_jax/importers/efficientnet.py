@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 
-from vit_jax.config import Choice, ConfigError
 from vit_jax.importers.layout import Description, Layout, Row, Tensors, torch_linear, torch_norm
 from vit_jax.models.efficientnet import PUBLISHED, SIZES, STAGES, STEM, TOP, blocks_of, channels_of
+from vit_jax.schema import Choice, ConfigError
 
 _BLOCK = ("blocks.{i}.{j}", "stages/{i}/{j}")
 _FIRST = ("blocks.0.{j}", "stages/0/{j}")  # blocks without expansion, whose parts have other names

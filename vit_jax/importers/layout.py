@@ -14,9 +14,9 @@ import numpy as np
 from einops import rearrange
 from flax import nnx
 
-from vit_jax import config, models, rng, trees
-from vit_jax.config import Choice, ConfigError
+from vit_jax import models, rng, schema, trees
 from vit_jax.models import positions
+from vit_jax.schema import Choice, ConfigError
 
 LISTED = 12  # tensors of each kind that an error names
 TABLE = "position/table"
@@ -91,7 +91,7 @@ class Entry(NamedTuple):
 def abstract(description: Description) -> nnx.Module:
   """The described model with shapes for parameters, layer by layer (unscanned)."""
   row = models.find(description.model.name, "model")
-  choice = config.bind(description.model, (row.make,), "model")
+  choice = schema.bind(description.model, (row.make,), "model")
   arguments = choice.args | ({"scan": False} if "scan" in choice.args else {})
   sizes = (description.image_size, description.channels, description.classes)
   return nnx.eval_shape(lambda: row.make(*sizes, rng.Keys(jax.random.key(0)), **arguments))
@@ -224,7 +224,7 @@ def _computed(layout, description):
 def arguments(description: Description) -> dict[str, Any]:
   """All arguments of the described model, with defaults filled in."""
   make = models.find(description.model.name, "model").make
-  return dict(config.bind(description.model, (make,), "model").args)
+  return dict(schema.bind(description.model, (make,), "model").args)
 
 
 def essential(description: Description) -> dict[str, Any]:

@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config import Choice, ConfigError
 from vit_jax.importers import layout
 from vit_jax.importers.layout import Description, Layout, Tensors
 from vit_jax.models import mixer
+from vit_jax.schema import Choice, ConfigError
 
 GOOGLE = (
   *layout.flax_conv("stem", "embedding"),

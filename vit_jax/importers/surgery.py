@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 
 from vit_jax import models
-from vit_jax.config import ConfigError
 from vit_jax.importers import layout
 from vit_jax.importers.layout import Description
+from vit_jax.schema import ConfigError
 
 Method = Literal["zoom", "bilinear", "bicubic"]
 _HEAD = re.compile(r"(head|head_distillation)/.*")

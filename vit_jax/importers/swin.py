@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config import Choice
 from vit_jax.importers import layout
 from vit_jax.importers.layout import Description, Layout, Row, Tensors
 from vit_jax.models import swin
+from vit_jax.schema import Choice
 
 _THEIRS, _OURS = "layers.{s}.blocks.{b}", "stages/{s}/blocks/{b}"
 _PACKED = tuple(f"{_OURS}/attention/{part}" for part in ("query", "key", "value"))

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax.config import Choice, ConfigError
 from vit_jax.importers.layout import Description, Tensor, Tensors, named
 from vit_jax.models.vit import HYBRIDS, SIZES
+from vit_jax.schema import Choice, ConfigError
 
 ATTENTION = ("query", "key", "value")
 _SIZE = ("width", "depth", "heads", "hidden")

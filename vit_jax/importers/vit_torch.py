@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax.config import ConfigError
 from vit_jax.importers.layout import (
   Description,
   Layout,
@@ -18,6 +17,7 @@ from vit_jax.importers.layout import (
   torch_norm,
 )
 from vit_jax.importers.vit import ATTENTION, count, counting_tokens, describe, heads_of
+from vit_jax.schema import ConfigError
 
 # Rows.
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import jax
 from flax import nnx
 
-from vit_jax import config, rng
+from vit_jax import rng, schema
 from vit_jax.models import bit, compact, efficientnet, mixer, swin, vit
+from vit_jax.models.activations import placed
 from vit_jax.models.intermediates import capture
-from vit_jax.models.placement import placed
 from vit_jax.models.published import Model, Rows
 
 __all__ = ["capture", "create", "find", "lookup", "names", "placed", "sharding"]
@@ -51,7 +51,7 @@ def find(name: str, where: str = "config.model") -> Model:
   made = vit.any_patch(name, where)
   if made is None:
     near = difflib.get_close_matches(name, TABLE, n=8, cutoff=0.0)
-    raise config.ConfigError(
+    raise schema.ConfigError(
       f"{where}.name: unknown name {name!r}. Did you mean {near[0]!r}? Near it: {', '.join(near)}. Others of the "
       f"{len(TABLE)}: ViT-S/16, R50+B/16, deit_tiny_patch16_224, cct_7_3x1_32, Mixer-B/16, R50x1, efficientnet_b0, "
       "swin_tiny_patch4_window7_224"
@@ -91,6 +91,6 @@ def create(
     **arguments: of the model, as in `config.model`.
   """
   row = find(name, "model")
-  choice = config.bind(config.Choice(name, arguments), (row.make,), "model")
+  choice = schema.bind(schema.Choice(name, arguments), (row.make,), "model")
   classes = row.classes if classes is None else classes
   return row.make(image_size or row.image_size, channels, classes, rngs or rng.Keys(jax.random.key(0)), **choice.args)

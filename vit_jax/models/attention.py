@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax import config
-from vit_jax.models import placement
-from vit_jax.models.fused_attention import fused_attention
+from vit_jax import schema
+from vit_jax.models import activations
 from vit_jax.models.intermediates import record
+from vit_jax.models.kernels.fused_attention import fused_attention
 from vit_jax.models.layers import Linear, dropout, xavier
 
 Formulation = Literal["xla", "fused"]
@@ -41,7 +41,7 @@ class Attention(nnx.Module):
     rngs,
   ):
     if formulation == "fused" and (dropout or relative):
-      raise config.ConfigError(
+      raise schema.ConfigError(
         f"model: attention 'fused' has no attention_dropout and no relative positions; they are {dropout} and "
         f"{'on' if relative else 'off'}. Set both to none, or attention='xla'"
       )
@@ -93,7 +93,7 @@ class Attention(nnx.Module):
       # One device's part, which may have some of the heads only.
       return fused_attention(query, key, value, *(biases or (None, None)), query.shape[-1] // size)
 
-    return placement.per_device(kernel)(*products, *biases)
+    return activations.per_device(kernel)(*products, *biases)
 
 
 @jax.custom_vjp

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax import config, rng
-from vit_jax.config import Count
+from vit_jax import rng, schema
 from vit_jax.models import layers, resnet
 from vit_jax.models.intermediates import record
 from vit_jax.models.published import model
 from vit_jax.models.resnet import GroupNorm, StandardisedConv
 from vit_jax.models.transformer import Dtype, sides
+from vit_jax.schema import Count
 
 SIZES = {  # factor of all widths, units of each stage
   "R26x1": (1, (2, 2, 2, 2)),
@@ -94,7 +94,7 @@ def bit(
   rngs: rng.Keys,
   *,
   stages: tuple[Count, ...] | None = None,
-  width_factor: Annotated[float, config.Range(0.5, 64)] | None = None,
+  width_factor: Annotated[float, schema.Range(0.5, 64)] | None = None,
   dtype: Dtype = "float32",
 ) -> ResNet:
   """[B, H, W, C] -> [B, V]. Units of each stage and factor of all widths, where given, replace those of the size."""
@@ -102,7 +102,7 @@ def bit(
   width = round(resnet.WIDTH * factor)
   if width != resnet.WIDTH * factor or width % resnet.GROUPS:
     step = resnet.GROUPS / resnet.WIDTH
-    raise config.ConfigError(
+    raise schema.ConfigError(
       f"model: width_factor {factor} gives {resnet.WIDTH * factor:g} channels, which are not {resnet.GROUPS} equal "
       f"groups; allowed: multiples of {step}, such as {factor // step * step:g}"
     )

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax import rng
-from vit_jax.config import Count, Range, Rate
 from vit_jax.models import layers, positions, stack
-from vit_jax.models.heads import SeqPool
+from vit_jax.models.pooling import SeqPool
 from vit_jax.models.published import model
 from vit_jax.models.transformer import Block, Depth, Dtype, Hidden, Transformer, Width, grid, sides, size
+from vit_jax.schema import Count, Range, Rate
 
 SIZES = {  # width, depth, heads, hidden
   2: (128, 2, 2, 128),

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax import config, rng
-from vit_jax.config import Count, Fraction, Positive, Rate
+from vit_jax import rng, schema
 from vit_jax.models import layers
 from vit_jax.models.batchnorm import BatchNorm
 from vit_jax.models.intermediates import record
 from vit_jax.models.published import model
 from vit_jax.models.transformer import Dtype, sides
+from vit_jax.schema import Count, Fraction, Positive, Rate
 
 
 class Size(NamedTuple):
@@ -197,7 +197,7 @@ class EfficientNet(nnx.Module):
     return record("logits", (x if self.head is None else self.head(x)).astype(jnp.float32))
 
 
-Factor = Annotated[float, config.Range(0.05, 64)]
+Factor = Annotated[float, schema.Range(0.05, 64)]
 
 
 def efficientnet(
@@ -223,7 +223,7 @@ def efficientnet(
   """
   stages = blocks_of(depth_factor) if stages is None else stages
   if not 0 < len(stages) <= len(STAGES):
-    raise config.ConfigError(f"model: stages {list(stages)}; allowed: blocks of each, for 1 to {len(STAGES)} stages")
+    raise schema.ConfigError(f"model: stages {list(stages)}; allowed: blocks of each, for 1 to {len(STAGES)} stages")
   compute = jnp.dtype(dtype)
   return EfficientNet(
     (*sides(image_size), channels),

@@ -13,7 +13,7 @@ import jax
 import jax.extend.core
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax import config
+from vit_jax import schema
 
 
 class Recorder:
@@ -25,10 +25,10 @@ class Recorder:
 
   def add(self, name, x):
     if name in self.names:
-      raise config.ConfigError(f"capture: {name!r} is recorded twice; capture a function that calls the model once")
+      raise schema.ConfigError(f"capture: {name!r} is recorded twice; capture a function that calls the model once")
     # A value from an inner jit, grad or vmap would leak out of it; JAX itself notices much later, with a riddle.
     if self.trace != jax.extend.core.get_opaque_trace_state():
-      raise config.ConfigError(
+      raise schema.ConfigError(
         f"capture: {name!r} is computed inside a jit, grad or vmap inside the captured function; "
         "apply the transformation outside: jax.jit(capture(function, ...))"
       )
@@ -103,14 +103,14 @@ def capture(function: Callable, *patterns: str) -> Callable:
     with _recording(Recorder(lambda name: any(matches(p, name) for p in patterns))) as recorder:
       output = function(*args, **kwargs)
     if not recorder.names:
-      raise config.ConfigError(
+      raise schema.ConfigError(
         "capture: the function announced no intermediates; if it is compiled already, "
         "write jax.jit(capture(function, ...))"
       )
     for pattern in patterns:
       if not any(matches(pattern, name) for name in recorder.names):
-        raise config.ConfigError(
-          f"capture: no intermediate is called {pattern!r}.{config.nearest(pattern, recorder.names)}"
+        raise schema.ConfigError(
+          f"capture: no intermediate is called {pattern!r}.{schema.nearest(pattern, recorder.names)}"
         )
     return output, recorder.values
 

@@ -8,11 +8,11 @@ from einops import rearrange
 from flax import nnx
 
 from vit_jax import rng
-from vit_jax.config import Positive, Rate
 from vit_jax.models import layers, stack
 from vit_jax.models.intermediates import record, scope
 from vit_jax.models.published import model
 from vit_jax.models.transformer import Depth, Dtype, Hidden, Transformer, Width, grid, sides
+from vit_jax.schema import Positive, Rate
 
 SIZES = {  # width, depth, hidden of the token MLP, hidden of the channel MLP: one row is one model
   "S": (512, 8, 256, 2048),

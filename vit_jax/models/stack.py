@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax import rng
-from vit_jax.models import intermediates, placement
+from vit_jax.models import activations, intermediates
 
 _policies = jax.checkpoint_policies
 _projections = ("attention/query", "attention/key", "attention/value", "attention/averaged", "attention/out")
@@ -80,7 +80,7 @@ def _layer(graph, prefixes, **constants):
 
   def call(params, x, key, rate):
     with intermediates.layer(prefixes) as recorder:
-      x = placement.pin(nnx.merge(graph, placement.gather(prefixes[0], params))(x, key, rate))
+      x = activations.pin(nnx.merge(graph, activations.gather(prefixes[0], params))(x, key, rate))
     names[:] = recorder.names
     return x, recorder.values
 

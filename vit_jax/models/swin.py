@@ -9,13 +9,13 @@ import numpy as np
 from einops import rearrange
 from flax import nnx
 
-from vit_jax import config, rng
-from vit_jax.config import Count, Rate
+from vit_jax import rng, schema
 from vit_jax.models import layers, stack
 from vit_jax.models.attention import Attention
 from vit_jax.models.intermediates import record
 from vit_jax.models.published import model
 from vit_jax.models.transformer import Dtype, Width, sides
+from vit_jax.schema import Count, Rate
 
 PATCH = 4
 EPS = 1e-5
@@ -188,7 +188,7 @@ def swin(
   width: Width | None = None,
   depths: tuple[Count, ...] | None = None,
   heads: tuple[Width, ...] | None = None,
-  window: Annotated[int, config.Range(2, 2**10)] | None = None,
+  window: Annotated[int, schema.Range(2, 2**10)] | None = None,
   dtype: Dtype = "float32",
   remat: stack.Remat = "none",
 ) -> Swin:
@@ -236,13 +236,13 @@ def swin(
 def _maps(image_sides, window, row):
   """(rows, columns) of the map of each stage; ConfigError where stages, heads or image do not fit."""
   if len(row.depths) != len(row.heads):
-    raise config.ConfigError(
+    raise schema.ConfigError(
       f"model: depths {row.depths} are {len(row.depths)} stages, heads {row.heads} are {len(row.heads)}; "
       "give one number for each stage to both"
     )
   for i, heads in enumerate(row.heads):
     if row.width * 2**i % heads:
-      raise config.ConfigError(
+      raise schema.ConfigError(
         f"model: stage {i} has width {row.width * 2**i}, which is not a multiple of its heads {heads}; "
         "change heads or width"
       )
@@ -253,7 +253,7 @@ def _maps(image_sides, window, row):
       step = PATCH * 2 ** (stages - 1)
       below = next((n for n in range(side // step * step, 0, -step) if _map_sides(n, window, stages)), None)
       above = next(n for n in itertools.count((side // step + 1) * step, step) if _map_sides(n, window, stages))
-      raise config.ConfigError(
+      raise schema.ConfigError(
         f"model: image size {side} does not divide into windows of {window} x {window} patches of {PATCH} in every "
         f"stage; nearest image sizes: {', '.join(str(n) for n in (below, above) if n)}"
       )

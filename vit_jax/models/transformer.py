@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax import config, rng
+from vit_jax import rng, schema
 from vit_jax.models import stack
 from vit_jax.models.attention import Attention, Formulation
 from vit_jax.models.intermediates import record
@@ -15,9 +15,9 @@ from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding, drop_path, dro
 
 Dtype = Literal["float32", "bfloat16"]
 # The bounds are far above any sensible model; they keep a slip of the finger from becoming an allocation error.
-Width = Annotated[int, config.Range(1, 2**15)]
-Depth = Annotated[int, config.Range(1, 1024)]
-Hidden = Annotated[int, config.Range(1, 2**17)]
+Width = Annotated[int, schema.Range(1, 2**15)]
+Depth = Annotated[int, schema.Range(1, 1024)]
+Hidden = Annotated[int, schema.Range(1, 2**17)]
 
 
 class Block(nnx.Module):
@@ -183,7 +183,7 @@ def size(row: tuple[int, int, int, int], **overrides: int | None) -> tuple[int, 
   )
   if width % heads:
     divisors = [str(h) for h in range(1, min(width, 64) + 1) if width % h == 0]
-    raise config.ConfigError(
+    raise schema.ConfigError(
       f"model: width {width} is not a multiple of heads {heads}; allowed heads: {', '.join(divisors)}"
     )
   return width, depth, heads, hidden
@@ -200,7 +200,7 @@ def grid(image_size: int | tuple[int, int], patch: int) -> tuple[int, int]:
     if side % patch:
       below = side // patch * patch
       allowed = [str(near) for near in (below, below + patch) if near]
-      raise config.ConfigError(
+      raise schema.ConfigError(
         f"model: image size {side} is not a multiple of patch {patch}; nearest image sizes: {', '.join(allowed)}"
       )
   height, width = sides(image_size)

@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax import config, rng
-from vit_jax.config import Count, Positive, Rate
-from vit_jax.models import heads as pooling
+from vit_jax import rng, schema
 from vit_jax.models import layers, positions, resnet, stack
+from vit_jax.models import pooling as pooling
 from vit_jax.models.attention import Formulation
 from vit_jax.models.published import Model, model
 from vit_jax.models.transformer import Block, Depth, Dtype, Hidden, Transformer, Width, grid, sides, size
+from vit_jax.schema import Count, Positive, Rate
 
 SIZES = {  # width, depth, heads, hidden: one row is one model
   "mu": (32, 1, 2, 128),
@@ -68,7 +68,7 @@ def vit(
   stochastic_depth: Rate = 0.0,
   layer_scale: Positive | None = None,
   pre_logits: Width | None = None,
-  head_bias: Annotated[float, config.Range(-1e4, 1e4)] = 0.0,
+  head_bias: Annotated[float, schema.Range(-1e4, 1e4)] = 0.0,
   width: Width | None = None,
   depth: Depth | None = None,
   heads: Width | None = None,
@@ -123,7 +123,7 @@ def vit(
     case "distilled":
       pool = "cls"
       if pre_logits:
-        raise config.ConfigError("model: head 'distilled' has two heads and takes no pre_logits; leave one of them out")
+        raise schema.ConfigError("model: head 'distilled' has two heads and takes no pre_logits; leave one of them out")
     case _:
       pool = head
 
@@ -154,7 +154,7 @@ def vit(
 def _positions(position, rows, columns, width, leading, rngs):
   parts = {"sincos2d": 4, "factored": 2}.get(position, 1)
   if width % parts:
-    raise config.ConfigError(f"model: position {position!r} needs a width that is a multiple of {parts}; it is {width}")
+    raise schema.ConfigError(f"model: position {position!r} needs a width that is a multiple of {parts}; it is {width}")
   match position:
     case "learned":
       return positions.Learned(rows * columns + leading, width, std=0.02, rngs=rngs)
@@ -177,9 +177,9 @@ def any_patch(name: str, where: str) -> Model | None:
     return None
   size, patch = match.groups()
   if size not in SIZES:
-    raise config.ConfigError(f"{where}.name: {name!r} has unknown size {size!r}.{config.nearest(size, SIZES)}")
+    raise schema.ConfigError(f"{where}.name: {name!r} has unknown size {size!r}.{schema.nearest(size, SIZES)}")
   if not re.fullmatch("[1-9][0-9]{0,5}", patch):
-    raise config.ConfigError(
+    raise schema.ConfigError(
       f"{where}.name: {name!r} has patch {patch!r}; allowed: a whole number from 1, as in ViT-S/16"
     )
   return model(vit, SIZES[size], int(patch), sharding=SHARDING)

@@ -13,27 +13,27 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax import config, trees
-from vit_jax.config import Choice, ConfigError, Count, Duration, NonNegative, Pattern, Positive, Range, Rate
+from vit_jax import schema, trees
 from vit_jax.optim import schedules
+from vit_jax.schema import Choice, ConfigError, Count, Duration, NonNegative, Pattern, Positive, Range, Rate
 
 Precision = Literal["float32", "bfloat16"]
 
 
 def bind(choice: Choice, where: str = "config.optim") -> Choice:
   """The choice with all arguments of its rule, of `optimizer` and of its schedule checked, or filled in."""
-  bound = config.bind(choice, (config.lookup(RULES, choice.name, where), optimizer), where)
+  bound = schema.bind(choice, (schema.lookup(RULES, choice.name, where), optimizer), where)
   schedule = bound.args["schedule"]
-  shape = config.lookup(schedules.SCHEDULES, schedule.name, f"{where}.schedule")
-  return Choice(bound.name, {**bound.args, "schedule": config.bind(schedule, (shape,), f"{where}.schedule")})
+  shape = schema.lookup(schedules.SCHEDULES, schedule.name, f"{where}.schedule")
+  return Choice(bound.name, {**bound.args, "schedule": schema.bind(schedule, (shape,), f"{where}.schedule")})
 
 
 def create(
   choice: Choice, params, total: int, steps: Callable[[Duration], int], statistics: frozenset[str] = frozenset()
 ):
   """The `optimizer` of a bound choice for parameters (arrays or shapes) and a run of `total` steps."""
-  rule = RULES[choice.name](**config.arguments(choice, RULES[choice.name]))
-  return optimizer(rule, params, total, steps, statistics, **config.arguments(choice, optimizer))
+  rule = RULES[choice.name](**schema.arguments(choice, RULES[choice.name]))
+  return optimizer(rule, params, total, steps, statistics, **schema.arguments(choice, optimizer))
 
 
 def optimizer(

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import config
-from vit_jax.config import Choice, ConfigError, Duration, Fraction, NonNegative, Positive
+from vit_jax import schema
+from vit_jax.schema import Choice, ConfigError, Duration, Fraction, NonNegative, Positive
 
 Schedule = Callable
 
@@ -24,7 +24,7 @@ def create(choice: Choice, peak: float, total: int, warmup: int, steps: Callable
       f"config.optim.warmup: {warmup:,} steps, but the run has {total:,}; shorten the warm-up or lengthen the run"
     )
   shape = SCHEDULES[choice.name]
-  return shape(peak, total, warmup, steps, **config.arguments(choice, shape))
+  return shape(peak, total, warmup, steps, **schema.arguments(choice, shape))
 
 
 def cosine(peak, total, warmup, steps, *, end: NonNegative = 0.0) -> Schedule:

@@ -1,0 +1,102 @@
+"""Whether a change leaves the train steps as they were: python -m tests.campaigns.programs FILE
+
+Lowers the train step of every shipped config, and of every family of models in a small size, on one device and on 8,
+and hashes the text of the program: without locations, names of functions and names of results, which compute nothing.
+The first call writes FILE, later ones compare with it and list what differs; exit code 1 where anything does. Takes
+about four minutes on two cores, and neither data nor accelerators.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+import sys
+import tempfile
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["TFDS_DATA_DIR"] = "/nowhere"
+
+import cv2
+import jax
+import numpy as np
+
+from vit_jax import build, config, flags, hardware
+from vit_jax.data import catalog
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+WHOLE = ("digits", "vit_s16_i1k", "vit_i1k", "vit_i21k", "vit_jft", "vit_g_jft", "cct_cifar", "folder", "finetune")
+SHALLOW = (  # with two layers
+  "vit_i1k:Ti/16", "vit_i1k:B/16,strong2", "vit_i21k:B/32", "vit_i21k:B/16,augreg", "vit_jft:L/32", "vit_g_jft:G/14",
+  "cct_cifar:cct_7_3x1_32_sine,cifar100,1500", "cct_cifar:cvt_7_4_32,cifar10,5000", "cct_cifar:vit_7_4_32,cifar100",
+  *(f"finetune:{name}" for name in ("imagenet", "cifar100", "pets", "flowers", "digits", "folder")),
+)  # fmt: skip
+MODELS = {  # of digits, with what fits 32 px
+  "hybrid": {"model.name": "R+Ti/16", "model.depth": "2"},
+  "resnet hybrid": {"model.name": "R26+S/32", "model.depth": "2"},
+  "DeiT, distilled": {"model.name": "deit_tiny_distilled_patch16_224", "model.depth": "2"},
+  "timm": {"model.name": "vit_tiny_patch16_224", "model.depth": "2", "model.layer_scale": "1e-3"},
+  "hugging face": {"model.name": "google/vit-base-patch16-224-in21k", "model.depth": "1"},
+  "fused": {"model.name": "ViT-Ti/8", "model.depth": "2", "model.attention": "fused"},
+  "scanned": {"model.name": "ViT-Ti/8", "model.depth": "3", "model.scan": "true", "model.remat": "projections"},
+  "relative": {"model.name": "ViT-Ti/8", "model.depth": "2", "model.position": "relative"},
+  "factored": {"model.name": "ViT-Ti/8", "model.depth": "2", "model.position": "factored", "model.dropout": "0.1"},
+  "compact, scanned": {"model.scan": "true", "model.remat": "full", "model.norm_order": "pre"},
+  "Mixer": {"model.name": "Mixer-S/16", "model.depth": "2"},
+  "BiT": {"model.name": "R50x1"},
+  "Swin": {"model.name": "swin_tiny_patch4_window7_224", "data.image_size": "224"},
+  "EfficientNet": {"model.name": "efficientnet_b0"},
+  "layer decay": {"model.name": "ViT-Ti/8", "model.depth": "2", "optim.layer_decay": "0.75", "optim.ema": "0.99"},
+  "frozen": {"model.name": "ViT-Ti/8", "model.depth": "2", "optim.frozen": "['(?!head).*']"},
+}
+
+
+def main(path: str) -> int:
+  """Writes the hashes, or compares them with those in the file; the exit code."""
+  hardware.memory = lambda device: None  # that of this machine is not the point
+  found = hashes()
+  file = pathlib.Path(path)
+  if not file.exists():
+    file.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{len(found)} programs written to {file}")
+    return 0
+  before = json.loads(file.read_text())
+  differ = [name for name in {**before, **found} if before.get(name) != found.get(name)]
+  print(f"{len(found)} programs, {len(differ)} differ: {differ}")
+  return bool(differ)
+
+
+def hashes() -> dict[str, str]:
+  """SHA-256 of the train step by config and number of devices."""
+  found = {}
+  with tempfile.TemporaryDirectory() as photos:
+    for name, i in ((name, i) for name in "abc" for i in range(200)):
+      pathlib.Path(photos, name).mkdir(exist_ok=True)
+      cv2.imwrite(f"{photos}/{name}/{i}.jpg", np.full((8, 8, 3), i, np.uint8))
+    rows = [(name, name, {}) for name in WHOLE]
+    rows += [(name, name, {"model.depth": "2"}) for name in SHALLOW]
+    rows += [(name, "digits", changes) for name, changes in MODELS.items()]
+    for name, recipe, changes in rows:
+      file, _, argument = recipe.partition(":")
+      extra = {"init.from": "weights.npz"} if file == "finetune" else {}
+      extra |= {"data.path": photos} if "folder" in recipe else {}
+      for devices, mesh in ((1, {"mesh.fsdp": "1"}), (8, {})):
+        edited = flags.load(f"{ROOT}/configs/{file}.py{argument and ':'}{argument}", extra | changes | mesh)
+        found[f"{name}@{devices}"] = program(edited, jax.devices()[:devices])
+        print(f"{name}@{devices} {found[f'{name}@{devices}'][:12]}", flush=True)
+  return found
+
+
+def program(edited, devices) -> str:
+  """The hash of one step."""
+  parts = build.build(build.complete(config.resolve(edited)), devices, catalog.known_split)
+  text = parts.step.lower(parts.state_shapes, parts.batch_shapes).as_text()
+  text = re.sub(r"jax\.result_info = \"[^\"]*\"", "", text)
+  names: dict[str, str] = {}
+  text = re.sub(r"@[\w.]+", lambda match: names.setdefault(match[0], f"@{len(names)}"), text)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+if __name__ == "__main__":
+  sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,344 @@
+"""The stream of batches: a pure function of (seed, step), each record once an epoch, bad images named or replaced."""
+
+import collections
+import subprocess
+import sys
+
+import cv2
+import numpy as np
+import pytest
+from einops import rearrange
+
+from vit_jax import rng, schema
+from vit_jax.data import randaugment, sources, stream
+from vit_jax.data.readers import folder
+
+PLAIN = {"image_size": 2, "crop": schema.Choice("resize"), "flip": False}
+RANDOM = {"image_size": 4, "crop": schema.Choice("inception"), "flip": True}
+
+
+def file(i):
+  """A 6x6 PNG whose every pixel says which record it is."""
+  return cv2.imencode(".png", np.full((6, 6, 3), (i % 256, i // 256, 7), np.uint8))[1].tobytes()
+
+
+def source(count, bad=(), gradient=False, labels=1, label=lambda i: i % 3):
+  files = [b"not an image" if i in bad else file(i) for i in range(count)]
+  if gradient:
+    grid = np.stack([*np.meshgrid(np.arange(0, 240, 12), np.arange(0, 240, 12)), np.zeros((20, 20))], -1).astype(
+      np.uint8
+    )
+    files = [cv2.imencode(".png", grid + i)[1].tobytes() for i in range(count)]
+  return sources.Source(
+    "made", "train", ("a", "b", "c"), count, lambda i: (files[i], label(i)), lambda i: f"made, record {i}", labels
+  )
+
+
+def take(batches, count):
+  result = [next(batches) for _ in range(count)]
+  batches.close()
+  return result
+
+
+def train(source, batch, steps, seed=0, start=0, rows=None, patch=None, **args):
+  rows = range(batch) if rows is None else rows
+  return take(stream.train_batches(source, seed, batch, rows, start, patch, **(PLAIN | {"threads": 3} | args)), steps)
+
+
+def records(batches):
+  """Record numbers, read off the pixels."""
+  pixels = np.concatenate([b["image"][:, 0, 0] for b in batches]).astype(int)
+  return pixels[:, 2] + 256 * pixels[:, 1]
+
+
+def same(one, other):
+  for a, b in zip(one, other, strict=True):
+    assert a.keys() == b.keys()
+    for key in a:
+      np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+
+
+@pytest.mark.parametrize(("count", "batch"), [(60, 20), (70, 16), (1, 4), (5, 12), (300, 100)])
+def test_every_epoch_is_a_new_permutation(count, batch):
+  steps = -(-3 * count // batch)
+  batches = train(source(count), batch, steps)
+  seen = records(batches)[: 3 * count].reshape(3, count)
+  for epoch in seen:
+    assert sorted(epoch) == list(range(count))
+  if count > 1:
+    assert len({tuple(epoch) for epoch in seen}) == 3
+  np.testing.assert_array_equal(np.concatenate([b["label"] for b in batches])[: 3 * count], seen.ravel() % 3)
+  for b in batches:
+    assert {name: (array.dtype, array.shape[1:]) for name, array in b.items()} == {
+      "image": (np.uint8, (2, 2, 3)),
+      "label": (np.int32, ()),
+      "draw": (np.uint32, ()),
+    }
+
+
+def test_a_permutation_leaves_no_trace_of_the_order():
+  seen = records(train(source(2000), 500, 4))
+  # Fixed points of a random permutation: one on average; correlation with the order: 0 +- 0.022.
+  assert (seen == np.arange(2000)).sum() < 6
+  assert abs(np.corrcoef(seen, np.arange(2000))[0, 1]) < 0.08
+
+
+def test_seeds_give_different_streams():
+  one, two = (records(train(source(100), 100, 2, seed=seed)) for seed in (0, 1))
+  # Also an epoch later: seed 0's second epoch must not be seed 1's first.
+  assert (one[:100] != two[:100]).any() and (one[100:] != two[:100]).any()
+
+
+@pytest.mark.parametrize("threads", [1, 7])
+def test_a_batch_is_a_function_of_seed_and_step(threads):
+  whole = train(source(50, gradient=True), 16, 9, **RANDOM)
+  same(whole, train(source(50, gradient=True), 16, 9, **RANDOM, threads=threads))
+  for start in (1, 4, 8):
+    same(whole[start:], train(source(50, gradient=True), 16, 9 - start, start=start, **RANDOM, threads=threads))
+
+
+def test_a_late_start_costs_nothing():
+  assert len(train(source(50), 16, 1, start=10**12)) == 1
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_hosts_together_make_the_same_batch(hosts):
+  whole = train(source(50, gradient=True), 80, 4, **RANDOM)
+  parts = [np.arange(80)[host::hosts] for host in range(hosts)]
+  for rows in parts:
+    got = train(source(50, gradient=True), 80, 4, rows=rows.tolist(), **RANDOM)
+    same([{key: value[rows] for key, value in b.items()} for b in whole], got)
+
+
+def test_rows_come_in_the_order_asked_for():
+  rows = [70, 3, 3, 0, 41]
+  whole = train(source(90), 80, 2)
+  same([{key: value[rows] for key, value in b.items()} for b in whole], train(source(90), 80, 2, rows=rows))
+
+
+def test_an_example_is_drawn_anew_each_epoch_and_mirrored_half_of_the_time():
+  batches = train(source(1, gradient=True), 400, 1, image_size=20, flip=True)
+  rising = batches[0]["image"][:, 0, -1, 2] > batches[0]["image"][:, 0, 0, 2]
+  assert 150 < rising.sum() < 250
+  crops = train(source(1, gradient=True), 50, 1, **RANDOM)[0]["image"]
+  assert len({crop.tobytes() for crop in crops}) > 45
+
+
+def test_a_draw_follows_from_seed_epoch_and_record():
+  count, batch = 50, 40
+  whole = train(source(count), batch, 5)
+  seen = records(whole)[: 4 * count].reshape(4, count)
+  draws = np.concatenate([b["draw"] for b in whole])[: 4 * count].reshape(4, count)
+  by_record = np.array([draw[np.argsort(record)] for draw, record in zip(draws, seen, strict=True)])
+  assert len(np.unique(by_record)) == 4 * count
+  expected = rng.generator(0, "device", 2, 17).integers(2**32, dtype=np.uint32)
+  assert by_record[2, 17] == expected
+  # The same whatever the batch, and for another crop; another for another seed.
+  other = train(source(count), 25, 8, image_size=4)
+  np.testing.assert_array_equal(np.concatenate([b["draw"] for b in other]), draws.ravel())
+  assert (train(source(count), batch, 1, seed=1)[0]["draw"] != whole[0]["draw"]).all()
+
+
+@pytest.mark.parametrize("patch", [1, 2, 4])
+def test_images_may_come_cut_into_patches(patch):
+  args = RANDOM | {"policy": schema.Choice("randaugment")}
+  plain = train(source(30, gradient=True), 16, 3, **args)
+  found = train(source(30, gradient=True), 16, 3, patch=patch, **args)
+  for one, other in zip(plain, found, strict=True):
+    expected = rearrange(one["image"], "b (h i) (w j) c -> b (h w) (i j c)", i=patch, j=patch)
+    np.testing.assert_array_equal(other["image"], expected)
+    np.testing.assert_array_equal(other["label"], one["label"])
+  shapes = stream.train_shapes(source(30), 4, patch)
+  assert {name: (array.shape[1:], array.dtype) for name, array in found[0].items()} == shapes
+
+
+def test_a_patch_is_rows_of_columns_of_channels():
+  image = np.arange(4 * 4 * 3, dtype=np.uint8).reshape(4, 4, 3)
+  made = sources.Source(
+    "m", "t", ("a",), 1, lambda i: (cv2.imencode(".png", image[..., ::-1])[1].tobytes(), 0), lambda i: "m"
+  )
+  found = train(made, 1, 1, patch=2, image_size=4)[0]["image"][0]
+  np.testing.assert_array_equal(found[1], image[:2, 2:].ravel())
+  np.testing.assert_array_equal(found[2], image[2:, :2].ravel())
+
+
+def test_a_policy_changes_what_crop_and_mirror_leave_and_draws_by_record():
+  args = RANDOM | {"image_size": 16}
+  plain = train(source(20, gradient=True), 20, 2, **args)
+  found = train(source(20, gradient=True), 20, 2, **args, policy=schema.Choice("randaugment", {"layers": 3}))
+  assert np.mean([(a["image"] != b["image"]).any((1, 2, 3)).mean() for a, b in zip(plain, found, strict=True)]) > 0.5
+  # The policy itself, on what came without it.
+  policy = randaugment.POLICIES["randaugment"](layers=3)
+  places = {draw: (e, r) for e in range(2) for r in range(20) for draw in [device_draw(0, e, r)]}
+  for one, other in zip(plain, found, strict=True):
+    for image, changed, draw in zip(one["image"], other["image"], one["draw"], strict=True):
+      epoch, record = places[int(draw)]
+      expected = policy(image, lambda e=epoch, r=record: rng.generator(0, "policy", e, r))
+      np.testing.assert_array_equal(changed, expected)
+
+
+def device_draw(seed, epoch, record):
+  return int(rng.generator(seed, "device", epoch, record).integers(2**32, dtype=np.uint32))
+
+
+# Labels.
+
+
+def test_lists_of_labels_are_padded_rows():
+  def label(i):
+    return tuple(range(i % 4))[::-1]
+
+  made = source(40, labels=3, label=label)
+  batches = train(made, 20, 2)
+  for number, row in zip(records(batches), np.concatenate([b["label"] for b in batches]), strict=True):
+    np.testing.assert_array_equal(row, [*label(number), *[-1] * (3 - number % 4)])
+  assert batches[0]["label"].dtype == np.int32
+  assert stream.train_shapes(made, 2, None)["label"] == ((3,), np.int32)
+  evaluated = list(stream.eval_batches(made, 16, range(16), image_size=2))
+  np.testing.assert_array_equal(evaluated[1]["label"][3], [2, 1, 0])  # record 19
+  np.testing.assert_array_equal(evaluated[2]["label"][8:], -1)  # past the end
+  # A list where there is one label for each is that label.
+  one = source(40, label=lambda i: (i % 3,))
+  same(train(source(40), 20, 2), train(one, 20, 2))
+
+
+@pytest.mark.parametrize(
+  ("labels", "label", "message"),
+  [
+    (2, (0, 1, 2), "record 0: 3 labels, allowed are 2; set data.labels to 3 or more"),
+    (1, (0, 1), "record 0: 2 labels, allowed are 1; set data.labels to 2 or more"),
+    (1, (), "record 0: no label; set data.labels above 1"),
+    (2, (0, 3), "record 0: label 3 is not one of 3 classes"),
+    (2, (-1,), "record 0: label -1 is not one of 3 classes"),
+  ],
+)
+def test_labels_that_do_not_fit_are_an_error_and_not_a_bad_image(labels, label, message):
+  with pytest.raises(stream.ImageError, match=message):
+    train(source(1, labels=labels, label=lambda i: label), 1, 1, on_error="skip")
+
+
+# Bad images.
+
+
+def test_a_bad_image_is_an_error_that_names_it():
+  with pytest.raises(stream.ImageError, match=r"made, record 13: not a complete image.*data.on_error='skip'"):
+    train(source(40, bad=[13]), 20, 2)
+  with pytest.raises(stream.ImageError, match="made, record 13"):
+    list(stream.eval_batches(source(40, bad=[13]), 20, range(20), image_size=2))
+
+
+def test_a_bad_file_of_a_folder_is_named(tmp_path):
+  for i in range(10):
+    (tmp_path / "train/a").mkdir(parents=True, exist_ok=True)
+    (tmp_path / f"train/a/{i}.png").write_bytes(file(i))
+  (tmp_path / "train/a/3.png").write_bytes(file(3)[:-20])
+  (tmp_path / "train/a/4.png").unlink()
+  (tmp_path / "train/a/4.png").symlink_to(tmp_path / "nowhere")
+  photos = folder.open_folder(str(tmp_path), "train", ("train",), 0.2, 0, "config.data")
+  names = [photos.identify(i) for i in range(len(photos))]
+  for name in ("train/a/3.png", "train/a/4.png"):
+    record = names.index(name)
+    with pytest.raises(stream.ImageError, match=rf"split 'train', record {record} \(file '.*/{name}'\)"):
+      bad = sources.Source("x", "x", ("a",), 1, lambda i, r=record: photos.read(r), lambda i, r=record: photos.place(r))
+      train(bad, 1, 1)
+
+
+def test_a_skipped_image_is_replaced_by_one_drawn_from_seed_epoch_and_record():
+  count, bad = 3000, [7, 1234]
+  args = {"on_error": "skip"}
+  batches = stream.train_batches(source(count, bad), 0, 500, range(500), **PLAIN, **args)
+  taken = [next(batches) for _ in range(12)]
+  assert batches.skipped == 2
+  batches.close()
+  good = records(train(source(count), 500, 12))
+  seen = records(taken)
+  np.testing.assert_array_equal(seen[~np.isin(good, bad)], good[~np.isin(good, bad)])
+  assert not np.isin(seen, bad).any()
+  replaced = seen[np.isin(good, bad)]
+  assert len(replaced) == 4 and len(set(replaced)) > 2
+  np.testing.assert_array_equal(np.concatenate([b["label"] for b in taken]), seen % 3)
+  # The same on a restart and for other rows, whatever this process has met so far.
+  step = int(np.flatnonzero(np.isin(good, bad))[-1]) // 500
+  same([taken[step]], train(source(count, bad), 500, 1, start=step, **args))
+  same(
+    [{k: v[250:] for k, v in taken[step].items()}],
+    train(source(count, bad), 500, 1, start=step, rows=range(250, 500), **args),
+  )
+
+
+@pytest.mark.parametrize(
+  ("count", "bad", "stops"), [(360, 1, True), (1000, 1, False), (2000, 2, False), (2000, 3, True), (5, 5, True)]
+)
+def test_more_than_a_thousandth_of_bad_images_stops_the_run(count, bad, stops):
+  made = source(count, bad=range(bad))
+  if stops:
+    with pytest.raises(stream.ImageError, match=rf"of {count} records are bad, over the limit of 0.1%: made, record"):
+      train(made, count, 1, on_error="skip")
+  else:
+    train(made, count, 2, on_error="skip")
+
+
+def test_a_label_outside_of_the_classes_is_an_error_and_not_a_bad_image():
+  made = sources.Source("made", "test", ("a",), 5000, lambda i: (file(i), -1), lambda i: f"made, record {i}")
+  with pytest.raises(stream.ImageError, match="label -1 is not one of 1 classes"):
+    train(made, 1, 1, on_error="skip")
+
+
+# Evaluation.
+
+
+@pytest.mark.parametrize(("count", "batch"), [(40, 16), (32, 16), (5, 16), (1, 1), (101, 100)])
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_evaluation_sees_each_record_once_in_order(count, batch, hosts):
+  if batch % hosts:
+    return
+  seen, lengths = collections.Counter(), set()
+  for host in range(hosts):
+    rows = range(host * batch // hosts, (host + 1) * batch // hosts)
+    batches = list(stream.eval_batches(source(count), batch, rows, image_size=2, threads=2))
+    lengths.add(len(batches))
+    assert all(len(b["mask"]) == batch // hosts for b in batches)
+    mask = np.concatenate([b["mask"] for b in batches]) == 1
+    seen.update(records(batches)[mask].tolist())
+    assert (np.concatenate([b["label"] for b in batches])[mask] == records(batches)[mask] % 3).all()
+    if hosts == 1:
+      np.testing.assert_array_equal(records(batches)[mask], np.arange(count))
+  assert seen == collections.Counter(range(count))
+  assert lengths == {-(-count // batch)}
+
+
+def test_a_skipped_test_image_is_masked_and_counted():
+  batches = stream.eval_batches(source(1500, bad=[17]), 100, range(100), image_size=2, on_error="skip")
+  taken = list(batches)
+  mask = np.concatenate([b["mask"] for b in taken])
+  assert batches.skipped == 1
+  assert np.flatnonzero(mask == 0).tolist() == [17]
+
+
+# Resources.
+
+
+def test_large_images_are_not_kept_and_small_ones_are_decoded_once(monkeypatch):
+  for room, reads in ((2**28, 30), (0, 90)):
+    monkeypatch.setattr(stream, "KEEP", room)
+    made, count = source(30), collections.Counter()
+    counting = sources.Source(
+      "made", "x", made.classes, 30, lambda i, m=made, c=count: c.update([i]) or m.read(i), made.place
+    )
+    train(counting, 30, 3, threads=1)
+    assert count.total() <= 30 if reads == 30 else count.total() >= 90
+
+
+def test_a_process_ends_although_its_stream_is_still_open():
+  code = """
+import numpy as np, cv2
+data = cv2.imencode(".png", np.zeros((4, 4, 3), np.uint8))[1].tobytes()
+made = sources.Source("m", "t", ("a",), 10, lambda i: (data, 0), str)
+next(stream.train_batches(made, 0, 8, range(8), image_size=4))
+"""
+  subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_crops_that_draw_are_refused_for_evaluation():
+  with pytest.raises(schema.ConfigError, match=r"config.data.test_crop.name: unknown name 'inception'"):
+    stream.eval_batches(source(3), 1, [0], test_crop=schema.Choice("inception"))

@@ -1,0 +1,139 @@
+"""Exact evaluation: padded rows never count, and neither batch size nor devices change a figure."""
+
+import jax
+import numpy as np
+import pytest
+from sklearn.metrics import precision_recall_fscore_support
+
+from tests import runs
+from vit_jax import build, evals, schema
+from vit_jax.data import catalog, sources
+
+
+def source(length, classes, labels=1):
+  """A split without images."""
+  names = tuple(map(str, range(classes)))
+  return sources.Source("made", "test", names, length, lambda i: (b"", 0), str, labels)
+
+
+def subject(found, classes, batches):
+  """A model that says what `found` {name: rows} holds, over batches of row numbers."""
+  return evals.Subject(
+    predict=lambda data, logits: lambda params, batch: {name: rows[batch["row"]] for name, rows in found.items()},
+    features=None,
+    open=lambda data, split: source(10, classes, found["label"].ndim),
+    data=None,
+    batches=lambda data, source, size: (batch for batch in batches),
+    size=lambda given, where: given or 4,
+    identity=None,
+    classes=classes,
+  )
+
+
+def test_padding_does_not_count_and_every_batch_is_polled():
+  batches = [{"row": np.arange(i, i + 4)} for i in (0, 4, 8)]
+  label = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 9, 9])
+  best = np.stack([label % 3, (label + 1) % 3], 1)
+  best[[1, 5]] = [[2, 0], [0, 1]]
+  mask = (np.arange(12) < 10).astype(np.float32)
+  mask[3] = 0  # could not be decoded
+  real = mask > 0
+  rows = {"label": label, "best": best, "loss": np.arange(12, dtype=np.float32), "mask": mask}
+  polls = []
+  measure = evals.accuracy(subject(rows | {"confidence": np.ones(12)}, 3, batches), "config.evals.test")
+  figures, (_, predictions) = measure({}, lambda: polls.append(1))
+  assert figures["images"] == 9
+  assert figures["top1"] == 7 / 9
+  assert figures["loss"] == np.arange(12)[real].mean()
+  np.testing.assert_array_equal(predictions.position, [0, 1, 2, 4, 5, 6, 7, 8, 9])
+  expected = precision_recall_fscore_support(label[real], best[real, 0], average="macro", zero_division=0)[2]
+  assert figures["f1_macro"] == pytest.approx(expected, abs=1e-12)
+  assert len(polls) == 3
+
+
+def test_several_labels_may_be_right():
+  label = np.array([[0, 2, -1], [1, -1, -1], [3, 4, 5], [-1, -1, -1]])
+  best = np.array([[2, 1], [0, 1], [6, 0], [0, 1]])
+  mask = np.array([1.0, 1, 1, 0])
+  rows = {"label": label, "best": best, "loss": np.zeros(4), "confidence": np.ones(4), "mask": mask}
+  measure = evals.accuracy(subject(rows, 7, [{"row": np.arange(4)}]), "config.evals.test")
+  found = measure({}, lambda: None).figures
+  assert (found["images"], found["top1"], found["top5"]) == (3, 1 / 3, 2 / 3)
+
+
+@pytest.fixture(scope="module")
+def reference():
+  parts = runs.parts(1)
+  return jax.device_get(parts.init().params), {}
+
+
+@pytest.mark.parametrize(("devices", "batch"), [(1, 16), (8, 16), (8, 200), (4, 360), (8, 8)])
+def test_batch_size_and_devices_change_no_figure(reference, devices, batch):
+  params, seen = reference
+  parts = runs.parts(devices, evals__test__batch=batch)
+  shardings = jax.tree.map(lambda s: s.sharding, parts.state_shapes.params)
+  found = dict(parts.evals["test"].measure(jax.device_put(params, shardings), lambda: None).figures)
+  assert found["images"] == 360
+  # What is computed in float32 may differ in the last bits; what is counted may not.
+  rounded = np.array([found.pop("loss"), found.pop("calibration_error")])
+  first = seen.setdefault("rounded", rounded), seen.setdefault("figures", found)
+  np.testing.assert_allclose(rounded, first[0], atol=1e-6)
+  assert found == first[1]
+
+
+def test_any_split_of_the_data_can_be_measured_and_logits_are_kept_when_asked_for(reference):
+  run = runs.run(evals__test__split="train[:100]", evals__test__logits="true")
+  parts = build.build(run, jax.devices()[:1])
+  figures, (images, predictions) = parts.evals["test"].measure(reference[0], lambda: None)
+  assert figures["images"] == 100
+  assert images.split == "train[:100]"
+  np.testing.assert_array_equal(predictions.logits.argsort(1)[:, ::-1][:, 0], predictions.best[:, 0])
+  odds = np.exp(predictions.logits.astype(np.float64))
+  np.testing.assert_allclose(predictions.confidence, odds.max(1) / odds.sum(1), rtol=1e-5)
+
+
+def test_images_of_several_labels_get_average_precision(reference):
+  """The digits, each also said to be one more, modulo ten."""
+
+  def listed(choice, split):
+    found = catalog.open_split(choice, split)
+
+    def read(i):
+      data, label = found.read(i)
+      return data, (label, (label + 1) % 10)
+
+    return sources.Source("listed", split, found.classes, len(found), read, found.place, 2)
+
+  parts = build.build(runs.run(task__loss="sigmoid"), jax.devices()[:1], listed)
+  figures = parts.evals["test"].measure(reference[0], lambda: None).figures
+  assert 0 < figures["average_precision"] < 1
+  assert figures["recall_macro"] == figures["mean_per_class"]
+
+
+def test_another_dataset_with_the_same_classes_is_measured_beside_the_runs_own():
+  other = {"name": "digits", "test": "train[:50]"}
+  run = runs.run()
+  choice = schema.Choice("accuracy", {"data": schema.Choice("digits", {"test": "train[:50]"})})
+  parts = build.build(
+    build.complete(runs.changed(run, evals={"other": choice})),
+    jax.devices()[:1],
+  )
+  figures = parts.evals["other"].measure(parts.init().params, lambda: None).figures
+  assert figures["images"] == 50
+  assert parts.run.evals["other"].args["data"].args["image_size"] == 32
+  assert parts.run.evals["other"].args["data"].args["test"] == other["test"]
+
+
+def test_other_classes_and_other_sizes_are_refused():
+  def built(**data):
+    choice = schema.Choice("accuracy", {"data": schema.Choice("digits", data)})
+    return build.build(
+      build.complete(runs.changed(runs.run(), evals={"other": choice})),
+      jax.devices()[:1],
+      lambda data, split: source(1437, 10 if split == "train" else 11),
+    )
+
+  with pytest.raises(schema.ConfigError, match=r"config.evals.other.split: 'test' has 11 classes, the model 10"):
+    built()
+  with pytest.raises(schema.ConfigError, match=r"config.evals.other.data.image_size: 48, but the model takes 32 px"):
+    built(image_size=48)

@@ -1,0 +1,112 @@
+"""Features of records: each computed once, kept under what they depend on, made anew when the file is damaged."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from vit_jax import evals
+from vit_jax.data import sources
+from vit_jax.evals import features
+from vit_jax.schema import Choice
+
+SOURCE = sources.Source("made", "train", ("a", "b"), 50, lambda i: (bytes([i]), i % 2), str, fingerprint=lambda: "1")
+DATA = Choice("made", {"image_size": 8, "test_crop": Choice("resize"), "mean": (0.5,), "std": (0.5,), "threads": 4})
+
+
+class Model:
+  """Features of a record: its number and its square. Counts what it computes; record 13 cannot be decoded."""
+
+  def __init__(self):
+    self.computed = []
+
+  def subject(self):
+    def batches(data, source, size):
+      for start in range(0, len(source), size):
+        numbers = [source.read(i)[0][0] for i in range(start, min(start + size, len(source)))]
+        padded = np.array(numbers + [0] * (size - len(numbers)))
+        mask = (np.arange(size) < len(numbers)) & (padded != 13)
+        yield {"number": padded, "mask": mask.astype(np.float32)}
+
+    def compute(params, batch):
+      self.computed += batch["number"][batch["mask"] > 0].tolist()
+      found = np.stack([batch["number"], batch["number"] ** 2], 1).astype(np.float32)
+      return {"features": params["scale"] * found, "label": batch["number"] % 2, "mask": batch["mask"]}
+
+    return evals.Subject(None, lambda data: compute, None, None, batches, None, None, 2)
+
+
+def extracted(model, wanted, file, size=8):
+  return features.extract(
+    model.subject(), DATA, SOURCE, np.array(wanted), {"scale": np.float32(1)}, lambda: None, size, file
+  )
+
+
+@pytest.mark.parametrize("size", [3, 8, 64])
+def test_each_wanted_image_is_computed_once_and_one_that_cannot_be_decoded_is_left_out(size):
+  model = Model()
+  position, found = extracted(model, [2, 13, 14, 40], None, size)
+  np.testing.assert_array_equal(position, [2, 14, 40])
+  np.testing.assert_array_equal(found, [[2, 4], [14, 196], [40, 1600]])
+  assert sorted(model.computed) == [2, 14, 40]
+
+
+def test_only_what_the_file_lacks_is_computed(tmp_path):
+  file = tmp_path / "new" / "features.npz"
+  model = Model()
+  extracted(model, [5, 7, 30], file)
+  position, found = extracted(model, [1, 5, 30, 44], file)
+  assert sorted(model.computed) == [1, 5, 7, 30, 44]
+  np.testing.assert_array_equal(position, [1, 5, 30, 44])
+  np.testing.assert_array_equal(found[:, 1], [1, 25, 900, 44**2])
+  again, _ = extracted(model, [5, 7], file)
+  assert (again.tolist(), len(model.computed)) == ([5, 7], 5)
+  assert [path.name for path in file.parent.iterdir()] == ["features.npz"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 no archive", None])
+def test_a_damaged_file_is_said_and_made_anew(tmp_path, damage, caplog):
+  file, model = tmp_path / "features.npz", Model()
+  extracted(model, [5, 7], file)
+  file.write_bytes(file.read_bytes()[:-40] if damage is None else damage)
+  _, found = extracted(model, [5, 7], file)
+  np.testing.assert_array_equal(found[:, 0], [5, 7])
+  assert "cannot be read" in caplog.text
+  assert len(model.computed) == 4
+  extracted(model, [5, 7], file)
+  assert len(model.computed) == 4
+
+
+def test_arrays_that_are_pickled_are_not_loaded(tmp_path, caplog):
+  file, model = tmp_path / "features.npz", Model()
+  np.savez(file, position=np.array([5]), features=np.array([{"a": 1}]))
+  extracted(model, [5], file)
+  assert "cannot be read" in caplog.text
+  assert model.computed == [5]
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_cache(tmp_path, caplog):
+  (tmp_path / "file").write_text("")
+  _, found = extracted(Model(), [5], tmp_path / "file" / "features.npz")
+  assert found.tolist() == [[5, 25]]
+  assert "are not kept" in caplog.text
+
+
+def test_the_name_follows_from_all_that_features_depend_on_and_nothing_else(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+  def name(model="a", source=SOURCE, **changes):
+    return features.cache_file(model, Choice("made", DATA.args | changes), source)
+
+  assert name().is_relative_to(tmp_path)
+  assert name() == name(threads=8)
+  others = [
+    name(),
+    name("b"),
+    name(image_size=9),
+    name(test_crop=Choice("resize", {"size": 3})),
+    name(mean=(0.4,)),
+    name(source=dataclasses.replace(SOURCE, split="train[:9]")),
+    name(source=dataclasses.replace(SOURCE, fingerprint=lambda: "2")),
+  ]
+  assert len(set(others)) == len(others)

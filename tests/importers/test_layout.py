@@ -1,0 +1,207 @@
+"""vit_jax/importers/layout.py and the tables of all families: what is written is recognised and read back exactly."""
+
+import numpy as np
+import pytest
+
+from vit_jax import importers
+from vit_jax.importers import layout
+from vit_jax.importers.layout import Description, Row, Tensor
+from vit_jax.schema import Choice, ConfigError
+
+SMALL = {"width": 64, "depth": 2, "heads": 2, "hidden": 96}
+COMPACT = {"width": 64, "depth": 2, "hidden": 32, "heads": 1}
+SWIN = {"width": 8, "depths": (1, 1), "heads": (2, 4)}
+EXAMPLES = [  # layout, model, image size, classes
+  ("vit_jax", "ViT-S/8", SMALL, 32, 3),
+  ("vit_jax", "ViT-S/8", SMALL | {"head": "gap", "pre_logits": 6}, 32, 3),
+  ("vit_jax", "R26+S/32", SMALL | {"stages": (1, 2)}, 32, 3),
+  ("vit_jax", "R+Ti/16", SMALL, 32, 3),
+  ("vit_jax", "ViT-S/8", SMALL | {"pre_logits": 6}, 32, 0),
+  ("big_vision", "ViT-S/8", SMALL | {"head": "map"}, 32, 0),
+  ("big_vision", "ViT-S/8", SMALL | {"head": "gap", "position": "sincos2d", "pre_logits": 6}, 224, 3),
+  ("big_vision", "ViT-S/8", SMALL | {"head": "gap"}, (16, 40), 3),
+  ("timm", "ViT-S/8", SMALL | {"gelu": "erf"}, 32, 3),
+  ("timm", "ViT-S/8", SMALL | {"gelu": "erf", "head": "distilled"}, 32, 3),
+  ("timm", "ViT-S/8", SMALL | {"gelu": "erf", "head": "map"}, 32, 0),
+  ("timm", "ViT-S/8", SMALL | {"gelu": "erf", "head": "gap"}, 32, 3),
+  ("timm", "ViT-S/8", SMALL | {"gelu": "erf", "layer_scale": 1e-4}, 32, 3),
+  ("hf", "ViT-S/8", SMALL | {"gelu": "erf", "eps": 1e-12}, 32, 3),
+  ("hf", "ViT-S/8", SMALL | {"gelu": "erf", "eps": 1e-12, "pre_logits": 64}, 32, 0),
+  ("compact", "cct_7_3x1_32", {}, 32, 10),
+  ("compact", "cct_2_3x2_32_sine", {}, 32, 10),
+  ("compact", "cct_2_3x2_32", COMPACT | {"position": "none"}, 32, 7),
+  ("compact", "cct_14_7x2_384_fl", {"depth": 1}, 384, 102),
+  ("compact", "cvt_4_4_32", COMPACT, 32, 10),
+  ("compact", "vit_6_4_32", COMPACT, 64, 10),
+  ("compact", "vit_7_4_32", COMPACT | {"kernel": 8}, 32, 10),
+  ("vit_jax", "Mixer-S/16", {"width": 16, "depth": 2, "hidden": 8, "token_hidden": 6}, 32, 3),
+  ("timm", "mixer_s16_224", {"width": 16, "depth": 2, "hidden": 8, "token_hidden": 6}, 32, 3),
+  ("big_vision", "R50x1", {"stages": (1, 2)}, 224, 3),
+  ("bit", "R50x1", {"stages": (2, 1)}, 224, 3),
+  ("timm", "swin_tiny_patch4_window7_224", SWIN, 56, 3),
+  ("timm", "tf_efficientnet_b0", {}, 224, 1000),
+  ("timm", "efficientnet_b3", {}, 300, 10),
+]
+
+
+def example(name, model, arguments, image_size, classes, seed=0):
+  """(layout, description, random arrays by our paths)."""
+  description = Description(Choice(model, arguments), image_size, classes)
+  rng = np.random.default_rng(seed)
+  arrays = {path: rng.standard_normal(shape).astype(np.float32) for path, shape in layout.shapes(description).items()}
+  return importers.layout_of(description, name), description, arrays
+
+
+def hints_of(description):
+  """What no tensor says."""
+  return {
+    "heads": description.model.args.get("heads"),
+    "image_size": description.image_size,
+    "name": description.model.name,
+  }
+
+
+@pytest.mark.parametrize("case", EXAMPLES, ids=lambda case: f"{case[0]}-{case[1]}-{len(str(case[2]))}")
+def test_what_is_written_is_recognised_and_read_back(case):
+  written, description, arrays = example(*case)
+  tensors = layout.write(written, arrays, description)
+  found = importers.recognise(tensors, hints_of(description))
+  assert found.layout.name == written.name and found.layout.family == written.family
+  # Another name for the same model is as good: its shapes and its arguments count.
+  assert layout.shapes(found.description) == layout.shapes(description)
+  words = ("head", "position", "gelu", "eps", "norm_order", "padding")
+  theirs, ours = layout.arguments(found.description), layout.arguments(description)
+  assert {w: theirs[w] for w in words if w in theirs} == {w: ours[w] for w in words if w in ours}
+  assert (found.description.classes, found.description.channels) == (description.classes, 3)
+  assert found.description.image_size == description.image_size
+  back = found.read()
+  assert back.keys() == arrays.keys()
+  for path, array in arrays.items():
+    np.testing.assert_array_equal(back[path], array, err_msg=path)
+  again = layout.write(found.layout, back, found.description)
+  assert again.keys() == tensors.keys()
+  assert all(np.array_equal(again[name], tensors[name]) for name in tensors)
+
+
+def test_every_layout_of_every_family_has_an_example():
+  families = {(case[0], importers.family(Description(Choice(case[1]), case[3], case[4]))) for case in EXAMPLES}
+  assert families == {(one.name, one.family) for one in importers.LAYOUTS}
+
+
+def test_a_fixed_table_is_stored_where_the_other_code_learns_it():
+  _, description, arrays = example("big_vision", "ViT-S/8", SMALL | {"position": "sincos2d"}, 32, 3)
+  tensors = layout.write(importers.layout_of(description, "timm"), arrays, description)
+  found = importers.recognise(tensors, {"heads": 2})
+  np.testing.assert_array_equal(found.read()["position/table"], layout.abstract(description).position())
+
+
+def test_missing_surplus_and_misshapen_tensors_are_listed_and_none_is_read():
+  written, description, arrays = example("timm", "ViT-S/8", SMALL, 32, 3)
+
+  def refuse():
+    raise AssertionError("was read")
+
+  tensors = {
+    name: Tensor(array.shape, array.dtype, refuse) for name, array in layout.write(written, arrays, description).items()
+  }
+  del tensors["blocks.1.attn.proj.bias"]
+  tensors["blocks.0.attn.gate"] = np.zeros(3)
+  tensors["blocks.0.mlp.fc2.weight"] = np.zeros((64, 95))
+  with pytest.raises(ConfigError) as error:
+    importers.recognise(tensors, {"heads": 2}).read()
+  for words in (
+    "missing (1): blocks.1.attn.proj.bias",
+    "left over (1): blocks.0.attn.gate",
+    r"of another shape (1): blocks.0.mlp.fc2.weight (64, 95) instead of (64, 96)",
+  ):
+    assert words in str(error.value)
+
+
+def test_tensors_of_no_known_model_are_refused():
+  with pytest.raises(ConfigError, match=r"no known model: 2 of them, such as a, b\. Known: .*vit \(timm\)"):
+    importers.recognise({"a": np.zeros(1), "b": np.zeros(1)})
+
+
+def test_a_look_alike_that_lacks_a_tensor_is_refused():
+  tensors = {"patch_embed.proj.weight": np.zeros((8, 3, 4, 4)), "blocks.0.attn.qkv.weight": np.zeros((24, 8))}
+  with pytest.raises(ConfigError, match=r"look like a vit of timm, but lack 'blocks.0.mlp.fc1.weight'"):
+    importers.recognise(tensors)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (0, 0, 0, 0), (9999999, 1)])
+@pytest.mark.parametrize("case", EXAMPLES[:27:4], ids=lambda case: f"{case[0]}-{case[1]}-{len(str(case[2]))}")
+def test_any_tensor_of_any_other_shape_is_one_error(case, shape):
+  written, description, arrays = example(*case)
+  tensors = layout.write(written, arrays, description)
+  for name in list(tensors)[:: max(len(tensors) // 5, 1)]:
+    if tensors[name].shape != shape:
+      with pytest.raises(ConfigError):
+        importers.recognise({**tensors, name: Tensor(shape, np.float32, None)}, hints_of(description)).check()
+
+
+def test_whole_numbers_are_no_weights():
+  written, description, arrays = example("timm", "ViT-S/8", SMALL, 32, 3)
+  tensors = layout.write(written, arrays, description)
+  tensors["norm.bias"] = tensors["norm.bias"].astype(np.int32)
+  with pytest.raises(ConfigError, match=r"norm.bias holds int32; allowed: floating-point"):
+    importers.recognise(tensors, {"heads": 2}).read()
+
+
+@pytest.mark.parametrize(
+  ("name", "arguments", "says"),
+  [
+    ("vit_jax", {"layer_scale": 0.1}, r"'vit_jax' has no place for blocks/0/layer_scale1"),
+    ("hf", {"head": "map"}, r"'hf' means head=cls; this model has map"),
+    ("hf", {"head": "gap"}, r"'hf' means head=cls; this model has gap"),
+    ("hf", {"pre_logits": 6}, r"'hf' has no place for pre_logits before a head"),
+    ("timm", {"position": "factored"}, r"'timm' has no place for position/"),
+    ("vit_jax", {"position": "relative"}, r"no place for blocks/0/attention/offsets"),
+  ],
+)
+def test_what_a_layout_cannot_hold_is_refused(name, arguments, says):
+  written, description, arrays = example(name, "ViT-S/8", SMALL | arguments, 32, 3)
+  with pytest.raises(ConfigError, match=says):
+    layout.write(written, arrays, description)
+
+
+def test_another_order_of_norms_is_no_model_of_the_official_code():
+  written, description, arrays = example("compact", "cvt_2_4_32", COMPACT | {"norm_order": "pre"}, 32, 10)
+  with pytest.raises(ConfigError, match="means norm_order=official; this model has pre"):
+    layout.write(written, arrays, description)
+
+
+def test_layouts_of_other_families_are_refused_with_those_there_are():
+  with pytest.raises(ConfigError, match=r"'tim' is not known for ViT-S/16. Did you mean 'timm'"):
+    importers.layout_of(Description(Choice("ViT-S/16"), 224, 10), "tim")
+  with pytest.raises(ConfigError, match=r"Allowed: compact"):
+    importers.layout_of(Description(Choice("cct_2_3x2_32"), 32, 10), "timm")
+
+
+def test_a_row_packs_several_parameters_in_order_and_counts_from_one_where_asked():
+  one = Row("stage{i1}.qk", ("s/{i}/q", "s/{i}/k"), "(t h) d -> t d h")
+  made = layout.Layout("x", "vit", (one,), bool, bool)
+  ours = {"s/0/k": (2, 3), "s/0/q": (2, 3), "s/1/q": (2, 4), "s/1/k": (2, 4)}
+  first, second = layout.entries(made, ours)
+  assert (first.name, first.shape, first.paths) == ("stage1.qk", (6, 2), ("s/0/q", "s/0/k"))
+  assert (second.name, second.shape) == ("stage2.qk", (8, 2))
+
+
+def test_sizes_that_no_table_has_are_said_as_overrides():
+  sizes = {"a": (8, 2), "b": (16, 4)}
+  assert layout.named(sizes, (16, 4), ("width", "depth")) == ("b", {})
+  assert layout.named(sizes, (16, 5), ("width", "depth")) == ("b", {"depth": 5})
+
+
+def test_a_description_survives_json():
+  description = Description(Choice("ViT-S/8", {"depth": 2, "stages": (1, 2)}), (64, 128), 3)
+  again = importers.described(importers.about(description))
+  assert layout.shapes(again) == layout.shapes(description) and again.image_size == (64, 128)
+
+
+@pytest.mark.parametrize(
+  "values",
+  [None, {}, {"model": {"name": "ViT-S/8"}, "image_size": -1, "classes": 1, "channels": 3}, {"model": 3}, [1, 2]],
+)
+def test_what_is_no_description_is_refused(values):
+  with pytest.raises(ConfigError, match="does not describe a model"):
+    importers.described(values)

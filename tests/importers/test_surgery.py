@@ -1,0 +1,175 @@
+"""vit_jax/importers/surgery.py: tables on other grids, heads, stacks; against SciPy, PyTorch and by hand."""
+
+import numpy as np
+import pytest
+import scipy.ndimage
+
+from vit_jax.importers import layout, surgery
+from vit_jax.importers.layout import Description
+from vit_jax.schema import Choice, ConfigError
+
+TINY = {"width": 8, "depth": 2, "heads": 2, "hidden": 12}
+
+
+def table(rows, columns, width=5, seed=0):
+  return np.random.default_rng(seed).standard_normal((rows * columns, width)).astype(np.float32)
+
+
+def described(name="ViT-Ti/8", image_size=32, classes=3, **arguments):
+  return Description(Choice(name, {**TINY, **arguments}), image_size, classes)
+
+
+def drawn(description, seed=0):
+  rng = np.random.default_rng(seed)
+  return {path: rng.standard_normal(shape).astype(np.float32) for path, shape in layout.shapes(description).items()}
+
+
+@pytest.mark.parametrize(("old", "new"), [((4, 4), (7, 7)), ((14, 14), (24, 24)), ((3, 5), (6, 2)), ((24, 14), (1, 1))])
+def test_zoom_is_scipys_on_any_grid(old, new):
+  given = table(*old)
+  scale = [b / a for a, b in zip(old, new, strict=True)]
+  expected = scipy.ndimage.zoom(given.reshape(*old, -1), (*scale, 1), order=1)
+  assert expected.shape[:2] == new
+  np.testing.assert_allclose(surgery.resample(given, old, new), expected.reshape(-1, 5), atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(("old", "new"), [((4, 4), (7, 7)), ((13, 13), (23, 23)), ((5, 3), (2, 6)), ((8, 8), (3, 3))])
+def test_pixel_centred_methods_are_those_of_torch(method, old, new):
+  torch = pytest.importorskip("torch")
+  given = table(*old)
+  planes = torch.tensor(given.reshape(1, *old, -1)).permute(0, 3, 1, 2)
+  resized = torch.nn.functional.interpolate(planes, size=new, mode=method, align_corners=False)
+  expected = resized.permute(0, 2, 3, 1).reshape(-1, 5).numpy()
+  np.testing.assert_allclose(surgery.resample(given, old, new, method), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("method", ["zoom", "bilinear", "bicubic"])
+def test_the_same_grid_changes_nothing(method):
+  np.testing.assert_allclose(surgery.resample(table(4, 6), (4, 6), (4, 6), method), table(4, 6), atol=1e-6)
+
+
+def test_a_table_that_is_no_such_grid_is_refused():
+  with pytest.raises(ValueError, match="12 rows is no grid of 3 x 3"):
+    surgery.resample(table(3, 4), (3, 3), (4, 4))
+
+
+def test_grids_follow_the_proportions_of_the_image():
+  assert surgery.grid(196, 224) == (14, 14)
+  assert surgery.grid(28, (64, 112)) == (4, 7)
+  with pytest.raises(ConfigError, match="10 patches do not fill a grid"):
+    surgery.grid(10, 224)
+
+
+def test_layers_are_stacked_and_taken_apart():
+  unscanned = described()
+  arrays = drawn(unscanned)
+  paths = ["embedding/kernel", "blocks/mlp/up/kernel", "blocks/norm1/scale"]
+  stacked = surgery.stack(arrays, paths)
+  assert list(stacked) == paths
+  np.testing.assert_array_equal(stacked["blocks/mlp/up/kernel"][1], arrays["blocks/1/mlp/up/kernel"])
+  apart = surgery.unstack(stacked, ["embedding/kernel", "blocks/0/norm1/scale", "blocks/1/mlp/up/kernel"])
+  for path, array in apart.items():
+    np.testing.assert_array_equal(array, arrays[path])
+
+
+@pytest.mark.parametrize("size", [64, (16, 40)])
+def test_another_resolution_keeps_the_class_token_and_resamples_the_rest(size):
+  have, want = described(), described(image_size=size)
+  arrays = drawn(have)
+  fitted, notes = surgery.fit(arrays, have, want)
+  rows, columns = (8, 8) if size == 64 else (2, 5)
+  np.testing.assert_array_equal(fitted["position/table"][0], arrays["position/table"][0])
+  expected = surgery.resample(arrays["position/table"][1:], (4, 4), (rows, columns))
+  np.testing.assert_array_equal(fitted["position/table"][1:], expected)
+  assert notes == [f"position/table: 4 x 4 resampled to {rows} x {columns}"]
+  assert {path: array.shape for path, array in fitted.items()} == layout.shapes(want)
+
+
+def test_both_leading_tokens_of_a_distilled_model_are_kept():
+  have, want = described(head="distilled"), described(head="distilled", image_size=64)
+  arrays = drawn(have)
+  fitted, _ = surgery.fit(arrays, have, want)
+  np.testing.assert_array_equal(fitted["position/table"][:2], arrays["position/table"][:2])
+  assert fitted["position/table"].shape == (66, 8)
+
+
+def test_compact_models_are_resampled_as_their_code_does():
+  sizes = {"width": 8, "depth": 1, "heads": 2, "hidden": 8}
+  have, want = (Description(Choice("cct_2_3x2_32", sizes), size, 3) for size in (32, 48))
+  arrays = drawn(have)
+  fitted, _ = surgery.fit(arrays, have, want)
+  expected = surgery.resample(arrays["position/table"], (8, 8), (12, 12), "bilinear")
+  np.testing.assert_array_equal(fitted["position/table"], expected)
+
+
+@pytest.mark.parametrize(
+  ("head", "classes", "kept"),
+  [("auto", 3, True), ("auto", 5, False), ("new", 3, False), ("keep", 3, True), ("auto", 0, None)],
+)
+def test_a_head_is_kept_starts_at_zero_or_is_left_out(head, classes, kept):
+  have, want = described(), described(classes=classes)
+  arrays = drawn(have)
+  fitted, notes = surgery.fit(arrays, have, want, head)
+  if kept is None:
+    assert "head/kernel" not in fitted
+  else:
+    np.testing.assert_array_equal(fitted["head/kernel"], arrays["head/kernel"] if kept else np.zeros((8, classes)))
+  missing = layout.shapes(want).keys() - fitted.keys()
+  assert missing == ({"head/bias"} if kept is False else set())
+  assert any("start anew" in note for note in notes) == (kept is False)
+
+
+def test_keeping_a_head_of_another_size_is_refused():
+  with pytest.raises(ConfigError, match=r"head has 3 classes, this model 5.*init.head=new"):
+    surgery.fit(drawn(described()), described(), described(classes=5), "keep")
+
+
+def test_pre_logits_leave_with_the_head_they_fed_and_never_alone():
+  have = described(pre_logits=6)
+  fitted, notes = surgery.fit(drawn(have), have, described(classes=5))
+  assert not any(path.startswith("pre_logits") for path in fitted)
+  assert any("pre_logits: left out" in note for note in notes)
+  with pytest.raises(ConfigError, match="left over: pre_logits/bias"):
+    surgery.fit(drawn(have), have, described())
+  kept, _ = surgery.fit(drawn(have), have, described(classes=5, pre_logits=6))
+  assert "pre_logits/kernel" in kept
+
+
+@pytest.mark.parametrize(
+  ("want", "says"),
+  [
+    ({"width": 16}, r"blocks/0/attention/key/bias is \(2, 4\) in the file, \(2, 8\) in the model"),
+    ({"depth": 3}, "missing: blocks/2/"),
+    ({"depth": 1}, "left over: blocks/1/"),
+    ({"head": "gap"}, "left over: cls"),
+    ({"image_size": 36, "name": "ViT-Ti/12"}, "embedding/kernel is"),
+    ({"name": "Mixer-S/16"}, "missing: blocks/0/tokens/"),
+  ],
+)
+def test_another_model_is_refused_with_the_differences_and_the_right_flags(want, says):
+  have = described()
+  name, size = want.pop("name", "ViT-Ti/8"), want.pop("image_size", 32)
+  wanted = Description(Choice(name, want if name.startswith("Mixer") else {**TINY, **want}), size, 3)
+  with pytest.raises(ConfigError, match=says) as error:
+    surgery.fit(drawn(have), have, wanted)
+  assert "--config.model.name=ViT-Ti/8 --config.model.width=8" in str(error.value)
+
+
+def test_arguments_that_move_the_numbers_are_said():
+  have, want = described(gelu="erf"), described()
+  _, notes = surgery.fit(drawn(have), have, want)
+  assert notes == ["model.gelu: the file's model has erf, this one tanh"]
+
+
+def test_relative_tables_of_swin_follow_the_window():
+  sizes = {"width": 8, "depths": (1, 1), "heads": (2, 2)}
+  have, want = (
+    Description(Choice("swin_tiny_patch4_window7_224", {**sizes, "window": window}), size, 3)
+    for window, size in ((4, 32), (8, 64))
+  )
+  arrays = drawn(have)
+  fitted, notes = surgery.fit(arrays, have, want)
+  path = next(path for path in arrays if path.endswith("attention/table"))
+  np.testing.assert_array_equal(fitted[path], surgery.resample(arrays[path], (7, 7), (15, 15), "bicubic"))
+  assert "resampled" in notes[0]

@@ -1,0 +1,33 @@
+"""What a model may know of the devices that it is traced for."""
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from vit_jax import config, mesh
+from vit_jax.models import activations
+
+
+def test_without_a_mesh_nothing_is_pinned_or_split():
+  x = np.ones((8, 2, 4), np.float32)
+  assert activations.pin(x) is x
+  assert activations.per_device(abs) is abs
+
+
+def test_a_function_runs_on_each_device_s_part():
+  grid = mesh.make(config.Mesh(data=2, fsdp=2, tensor=2), jax.devices())
+  shapes = []
+
+  def function(x, bias):
+    shapes.append((x.shape, bias.shape))
+    return x + bias
+
+  def outer(x, bias):
+    with activations.placed(mesh.batch(grid), lambda path, value: value, lambda f: mesh.per_device(grid, f)):
+      return activations.per_device(function)(activations.pin(x), bias)
+
+  x, bias = np.arange(8 * 2 * 4.0).reshape(8, 2, 4), np.arange(4.0)
+  result = jax.jit(outer)(x, bias)
+  np.testing.assert_array_equal(result, x + bias)
+  assert shapes[0] == ((2, 2, 2), (2,))
+  assert result.sharding.is_equivalent_to(NamedSharding(grid, PartitionSpec(("data", "fsdp"), None, "tensor")), 3)

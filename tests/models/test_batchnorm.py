@@ -1,0 +1,246 @@
+"""Batch normalisation against NumPy and PyTorch, and its running averages in the trainer."""
+
+import contextlib
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests import modules, runs
+from vit_jax import build, checkpoints, config, measure, mesh, rng, schema, train, trees
+from vit_jax.data import augment
+from vit_jax.models.batchnorm import BatchNorm
+from vit_jax.prepare import prepare
+from vit_jax.schema import Choice, ConfigError
+
+KEY = jax.random.key(0)
+
+
+def layer(width=5, **arguments):
+  """A layer with noise in its parameters and running averages, variances positive."""
+  norm = modules.layer(
+    lambda rngs: BatchNorm(width, **({"eps": 1e-3, "momentum": 0.3, "dtype": "float32"} | arguments))
+  )
+  norm.var[...] = 0.5 + jnp.abs(norm.var[...])
+  return norm
+
+
+def inputs(*shape, seed=0):
+  return 2 + 3 * np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def test_in_evaluation_the_running_averages_normalise_and_stay():
+  norm, x = layer(), inputs(4, 3, 2, 5)
+  mean, var = np.asarray(norm.mean[...], np.float64), np.asarray(norm.var[...], np.float64)
+  expected = (x - mean) / np.sqrt(var + 1e-3) * np.asarray(norm.scale[...]) + np.asarray(norm.bias[...])
+  np.testing.assert_allclose(norm(x), expected, rtol=1e-5, atol=1e-5)
+  np.testing.assert_array_equal(norm.mean[...], mean.astype(np.float32))
+  np.testing.assert_array_equal(norm.var[...], var.astype(np.float32))
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 2, 5), (6, 5)])
+def test_in_training_the_batch_normalises_and_moves_the_running_averages(shape):
+  norm, x = layer(), inputs(*shape)
+  before = np.asarray(norm.mean[...]), np.asarray(norm.var[...])
+  flat = x.reshape(-1, 5).astype(np.float64)
+  expected = (x - flat.mean(0)) / np.sqrt(flat.var(0) + 1e-3) * np.asarray(norm.scale[...]) + np.asarray(norm.bias[...])
+  np.testing.assert_allclose(norm(x, KEY), expected, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(norm.mean[...], 0.7 * before[0] + 0.3 * flat.mean(0), rtol=1e-5)
+  np.testing.assert_allclose(norm.var[...], 0.7 * before[1] + 0.3 * flat.var(0, ddof=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_outputs_gradients_and_running_averages_are_pytorchs(training):
+  torch = pytest.importorskip("torch")
+  norm, x, weights = layer(), inputs(4, 3, 2, 5), inputs(4, 3, 2, 5, seed=1)
+  tensors = {
+    name: torch.tensor(np.array(getattr(norm, name)[...]), requires_grad=name in ("scale", "bias"))
+    for name in ("scale", "bias", "mean", "var")
+  }
+  image = torch.tensor(x.transpose(0, 3, 1, 2), requires_grad=True)
+  expected = torch.nn.functional.batch_norm(
+    image, tensors["mean"], tensors["var"], tensors["scale"], tensors["bias"], training, momentum=0.3, eps=1e-3
+  )
+  (expected * torch.tensor(weights.transpose(0, 3, 1, 2))).sum().backward()
+
+  graph, params, statistics = nnx.split(norm, nnx.Param, nnx.BatchStat)
+
+  def loss(params, x):
+    module = nnx.merge(graph, params, jax.tree.map(jnp.copy, statistics))  # variables that the module may set
+    y = module(x, KEY if training else None)
+    return (y * weights).sum(), (y, trees.flatten(nnx.state(module, nnx.BatchStat)))
+
+  (_, (found, moved)), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, x)
+  np.testing.assert_allclose(found, expected.detach().numpy().transpose(0, 2, 3, 1), rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(gradients[1], image.grad.numpy().transpose(0, 2, 3, 1), rtol=1e-4, atol=1e-5)
+  for name, gradient in trees.flatten(gradients[0]).items():
+    np.testing.assert_allclose(gradient, tensors[name].grad, rtol=1e-4, atol=1e-4)
+  for name in ("mean", "var"):
+    np.testing.assert_allclose(moved[name], tensors[name], rtol=1e-5)
+
+
+def test_a_channel_far_from_zero_keeps_its_variance():
+  norm = BatchNorm(1, eps=1e-5, momentum=1.0, dtype="float32")
+  norm(1e4 + inputs(64, 4, 4, 1), KEY)
+  np.testing.assert_allclose(norm.var[...], inputs(64, 4, 4, 1).var(ddof=1), rtol=1e-3)
+
+
+def test_statistics_are_float32_whatever_is_computed_in():
+  half, whole, x = layer(dtype="bfloat16"), layer(), jnp.asarray(inputs(8, 4, 4, 5), jnp.bfloat16)
+  y = half(x, KEY)
+  np.testing.assert_allclose(y.astype(np.float32), whole(x.astype(np.float32), KEY), rtol=0.01, atol=0.01)
+  assert y.dtype == jnp.bfloat16 and half.var[...].dtype == np.float32
+  np.testing.assert_array_equal(half.var[...], whole.var[...])
+
+
+def test_one_value_a_channel_gives_no_nan():
+  norm = layer()
+  np.testing.assert_allclose(norm(inputs(1, 5), KEY)[0], norm.bias[...], rtol=1e-5)
+  assert np.all(np.isfinite(norm.var[...]))
+
+
+def test_the_batch_is_the_whole_one_however_it_is_split():
+  norm, x = layer(), inputs(16, 3, 2, 5)
+  split = mesh.batch(mesh.make(config.Mesh(), jax.devices()))
+  graph, state = nnx.split(norm)
+
+  @jax.jit
+  def call(state, x):
+    module = nnx.merge(graph, state)
+    return module(x, KEY), module.mean[...], module.var[...]
+
+  for one, eight in zip(call(state, x), call(state, jax.device_put(x, split)), strict=True):
+    np.testing.assert_allclose(eight, one, rtol=1e-5, atol=1e-6)
+
+
+# In the trainer: the running averages stand among the parameters, and the step moves them.
+
+TINY = Choice("efficientnet_b0", {"width_factor": 0.25, "stages": (2, 1), "stochastic_depth": 0.3})
+# Adam turns rounding noise into full steps, and has only that for a bias that the next norm takes away again.
+PLAIN = {"optim__name": "sgd", "optim__lr": 0.1, "optim__clip": "none", "optim__ema": 0.75}
+
+
+@functools.cache
+def parts(devices=8, **changes):
+  """The shrunk digits run with a shrunk EfficientNet, without augmentation."""
+  prepare("digits")
+  run = runs.run(**(PLAIN | changes))
+  data = Choice(run.data.name, run.data.args | {"warp": Choice("none")})
+  return build.build(build.complete(runs.changed(run, model=TINY, data=data)), jax.devices()[:devices])
+
+
+def trained(made, steps=3, state=None):
+  """The state after so many steps, and the metrics of each."""
+  state = made.init() if state is None else state
+  history = []
+  with contextlib.closing(made.batches(int(state.step))) as batches:
+    for _ in range(steps):
+      state, metrics = made.step(state, next(batches))
+      history.append(jax.device_get(metrics))
+  return state, history
+
+
+def test_running_averages_move_without_gradient_optimizer_state_or_decay():
+  made = parts()
+  before = jax.device_get(made.init().params)
+  state, history = trained(made)
+  assert made.statistics == {path for path in before if path.endswith(("/mean", "/var"))}
+  assert len(made.statistics) == 2 * (1 + 2 + 2 + 3 + 1)
+  for path in made.statistics:
+    assert np.all(np.isfinite(state.params[path])) and not np.array_equal(state.params[path], before[path]), path
+    assert not any(path in name for name in trees.flatten(state.optimizer)), path
+  # After 3 steps a variance still holds 0.9^3 of the 1 that it began with, and no less: no decay, no step.
+  assert all(np.all(state.params[path] >= 0.9**3 * 0.999) for path in made.statistics if path.endswith("var"))
+  assert all(np.isfinite(list(metrics.values())).all() for metrics in history)
+
+
+def test_the_moving_average_of_weights_covers_the_running_averages():
+  made = parts()
+  state = made.init()
+  mean = jax.device_get(state.params)
+  for _ in range(3):
+    state, _ = trained(made, 1, state)
+    mean = {path: 0.75 * value + 0.25 * np.asarray(state.params[path]) for path, value in mean.items()}
+  for path, value in mean.items():
+    np.testing.assert_allclose(state.ema[path], value, rtol=1e-5, atol=1e-6, err_msg=path)
+
+
+def test_a_checkpoint_continues_to_the_same_bits(tmp_path):
+  made = parts()
+  expected, _ = trained(made, 4)
+  state, _ = trained(made, 2)
+  with contextlib.closing(checkpoints.Checkpoints(tmp_path, mesh.replicated(made.mesh))) as store:
+    store.save(2, state, {})
+    store.wait()
+    state, _ = store.restore(made.state_shapes)
+  state, _ = trained(made, 2, state)
+  for name, value in trees.flatten(expected).items():
+    np.testing.assert_array_equal(trees.flatten(state)[name], value, err_msg=name)
+
+
+def test_a_run_ends_with_figures_of_weights_and_of_their_average(tmp_path):
+  result = train.train(parts(), tmp_path)
+  assert np.isfinite([result["loss"], result["ema_loss"]]).all() and result["loss"] != result["ema_loss"]
+
+
+@functools.cache
+def single(accumulate):
+  """Three steps on one device."""
+  return trained(parts(1, optim__accumulate=accumulate))
+
+
+@pytest.mark.parametrize(("accumulate", "axes"), [(1, {}), (2, {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2})])
+def test_eight_devices_have_the_losses_and_averages_of_one(accumulate, axes):
+  expected, ones = single(accumulate)
+  made = parts(8, optim__accumulate=accumulate, **axes) if axes else parts()
+  found, eights = trained(made)
+  for one, eight in zip(ones, eights, strict=True):
+    np.testing.assert_allclose(eight["loss"], one["loss"], rtol=1e-5)
+    np.testing.assert_allclose(eight["gradient_norm"], one["gradient_norm"], rtol=1e-4)
+  for path, value in expected.params.items():
+    np.testing.assert_allclose(found.params[path], value, rtol=1e-4, atol=1e-5, err_msg=path)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_leaves_the_mean_of_what_the_micro_batches_gave(accumulate):
+  made = parts(1, optim__accumulate=accumulate)
+  before = jax.device_get(made.init().params)
+  apply = measure.functional(made.run.model, 32, 10).apply
+  with contextlib.closing(made.batches(0)) as batches:
+    images = next(batches)["image"]
+  images = augment.normalise(images, **schema.arguments(made.run.data, augment.normalise))
+  # Which blocks are dropped is the one thing that depends on the key.
+  key = rng.stream(made.run.seed, 0, "dropout")
+  keys = [key] if accumulate == 1 else [jax.random.fold_in(key, i) for i in range(accumulate)]
+  moved = [jax.jit(apply)(before, images[i::accumulate], k)[1] for i, k in enumerate(keys)]
+  state, _ = trained(made, 1)
+  for path in made.statistics:
+    expected = np.mean([one[path] for one in moved], axis=0)
+    np.testing.assert_allclose(state.params[path], expected, rtol=1e-4, atol=1e-6, err_msg=path)
+  held = jax.jit(lambda params, images: apply(params, images, None)[1])(before, images)
+  assert held.keys() == made.statistics
+  for path, value in held.items():
+    np.testing.assert_array_equal(value, before[path])
+
+
+@pytest.mark.parametrize(
+  ("key", "text"),
+  [
+    ("frozen", "['.*_norm/mean']"),
+    ("lr_multipliers", "[('.*_norm/var', 0.1)]"),
+    ("decay_on", "[('.*kernel', 1.0), ('.*/(mean|var)', 1.0)]"),
+  ],
+)
+def test_a_pattern_for_running_averages_alone_is_an_error(key, text):
+  with pytest.raises(ConfigError, match="matches no parameter"):
+    parts(1, **{f"optim__{key}": text})
+
+
+def test_running_averages_are_not_counted_as_parameters():
+  made = parts()
+  counted = sum(shape.size for path, shape in made.state_shapes.params.items() if path not in made.statistics)
+  assert f"efficientnet_b0: {counted:,} parameters" in made.overview()
+  assert "_norm/scale" in made.overview() and "_norm/var" not in made.overview()

@@ -1,0 +1,255 @@
+"""vit_jax/models/bit.py against plain XLA and arithmetic, and the two layouts of vit_jax/importers/bit.py."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests import modules
+from tests.models.test_resnet import convolved, group_norm, standardised
+from vit_jax import models, schema
+from vit_jax.importers import bit as importer
+from vit_jax.importers import layout
+from vit_jax.models import bit
+from vit_jax.schema import Choice
+
+SMALL = {"stages": (1, 1), "width_factor": 0.5}
+COUNTS = {  # 1000 classes; what timm 1.0.31 counts in its resnetv2_*_bit
+  "R50x1": 25_549_352,
+  "R50x3": 217_319_080,
+  "R101x1": 44_541_480,
+  "R101x3": 387_934_888,
+  "R152x2": 236_335_208,
+  "R152x4": 936_533_224,
+}
+
+
+def make(name="R50x1", image_size=32, channels=3, classes=5, **arguments):
+  """The shapes of a model; no number is drawn."""
+  row = bit.PUBLISHED[name]
+  choice = schema.bind(Choice(name, arguments), (row.make,), "model")
+  return nnx.eval_shape(lambda: row.make(image_size, channels, classes, nnx.Rngs(0), **choice.args))
+
+
+def model(**arguments):
+  """A filled model with two units."""
+  return modules.filled(make(**(SMALL | arguments)))
+
+
+def count(module):
+  return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(nnx.state(module)))
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts_are_the_published_ones(name):
+  assert count(make(name, 224, classes=1000)) == COUNTS[name]
+
+
+@pytest.mark.parametrize("name", bit.SIZES)
+def test_parameters_of_every_size_add_up(name):
+  factor, stages = bit.SIZES[name]
+  channels = 64 * factor
+  expected = 7 * 7 * 3 * channels
+  for i, units in enumerate(stages):
+    d = 64 * factor * 2**i
+    for j in range(units):
+      expected += 2 * (channels + d + d)  # norms
+      expected += channels * d + 9 * d * d + d * 4 * d + (j == 0) * channels * 4 * d
+      channels = 4 * d
+  assert count(make(name, 64, classes=7)) == expected + 2 * channels + channels * 7 + 7
+  assert channels == 2048 * factor
+
+
+def plain(module, x):
+  """Logits from the parameters, layer by layer."""
+
+  def conv(x, part, stride=1, padding=0):
+    kernel = standardised(part.kernel[...], "sqrt(var + 1e-10)")
+    return np.asarray(convolved(x, kernel, stride, [(padding, padding)] * 2))
+
+  def active(x, norm):
+    return np.maximum(group_norm(x, norm, 1e-5), 0)
+
+  x = conv(x, module.root, 2, 3)
+  border = ((0, 0), (1, 1), (1, 1), (0, 0))
+  x = np.asarray(jax.lax.reduce_window(x, -np.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), border))
+  for i, stage in enumerate(module.stages):
+    for j, unit in enumerate(stage):
+      stride = 2 if i > 0 and j == 0 else 1
+      before = active(x, unit.norm1)
+      y = conv(before, unit.conv1)
+      y = conv(active(y, unit.norm2), unit.conv2, stride, 1)
+      y = conv(active(y, unit.norm3), unit.conv3)
+      x = y + (conv(before, unit.projection, stride) if j == 0 else x)
+  x = active(x, module.norm).mean((1, 2))
+  return x, x @ np.asarray(module.head.kernel[...]) + np.asarray(module.head.bias[...])
+
+
+@pytest.mark.parametrize(
+  ("sides", "stages", "factor"),
+  [((32, 32), (2, 1), 0.5), ((24, 39), (1, 2), 0.5), ((17, 17), (1,), 1.0), ((9, 9), (), 1)],
+)
+def test_a_model_is_a_resnet_of_version_2_with_symmetric_padding(sides, stages, factor):
+  module = model(image_size=sides, stages=stages, width_factor=factor)
+  x = np.random.default_rng(0).standard_normal((2, *sides, 3), dtype=np.float32)
+  features, logits = plain(module, x)
+  found, captured = jax.jit(models.capture(module, "pre_logits"))(x)
+  np.testing.assert_allclose(captured["pre_logits"], features, atol=2e-4 * np.abs(features).max())
+  np.testing.assert_allclose(found, logits, atol=2e-4 * np.abs(logits).max())
+
+
+def test_initial_logits_are_zero_and_kernels_have_unit_gain():
+  @jax.jit
+  def initial(x):
+    module = bit.PUBLISHED["R50x1"].make(16, 3, 5, nnx.Rngs(0), stages=(1,), width_factor=0.5)
+    unit = module.stages[0][0]
+    return module(x), jnp.std(module.root.kernel[...]), [n.scale[...] for n in (module.norm, unit.norm1, unit.norm3)]
+
+  logits, std, scales = initial(modules.images(16))
+  assert not np.any(logits) and all(np.all(scale == 1) for scale in scales)
+  np.testing.assert_allclose(std, (7 * 7 * 3) ** -0.5, rtol=0.05)
+
+
+def test_without_a_head_the_features_come_out():
+  whole, headless = model(), model(classes=0)
+  assert headless.head is None
+  x = modules.images(32)
+  _, found = jax.jit(models.capture(whole, ".*"))(x)
+  features = modules.run(headless, x)
+  assert features.shape == (3, 256) and features.dtype == np.float32
+  assert found.keys() == {"root", "stages/0/0", "stages/1/0", "features", "pre_logits", "logits"}
+  assert found["root"].shape == (3, 8, 8, 32) and found["stages/1/0"].shape == (3, 4, 4, 256)
+
+
+def test_nothing_is_random():
+  module = modules.compiled(model())
+  x = modules.images(32)
+  np.testing.assert_array_equal(module(x), module(x, jax.random.key(0)))
+
+
+def test_bfloat16_computes_in_bfloat16_and_gives_finite_gradients():
+  tiny = {"image_size": 16, "stages": (1,)}
+  x = modules.images(16)
+  expected = modules.run(model(**tiny), x)
+  narrow = model(dtype="bfloat16", **tiny)
+  logits, found = jax.jit(models.capture(narrow, ".*"))(x)
+  assert {value.dtype for name, value in found.items() if name != "logits"} == {jnp.dtype("bfloat16")}
+  assert logits.dtype == jnp.float32 and np.abs(expected - logits).max() < 0.1 * np.abs(expected).max()
+  graph, params = nnx.split(narrow)
+  gradient = jax.jit(jax.grad(lambda params: -jax.nn.log_softmax(nnx.merge(graph, params)(x))[:, 0].mean()))(params)
+  for path, leaf in nnx.to_flat_state(gradient):
+    assert leaf[...].dtype == jnp.float32 and np.all(np.isfinite(leaf[...])) and np.any(leaf[...]), path
+
+
+@pytest.mark.parametrize("name", bit.PUBLISHED)
+def test_every_parameter_is_in_the_sharding_table(name):
+  assert bit.PUBLISHED[name].family == "bit" and bit.PUBLISHED[name].image_size == 224
+  for path, variable in nnx.to_flat_state(nnx.state(make(name))):
+    path = "/".join(map(str, path))
+    rows = [axes for pattern, axes in bit.PUBLISHED[name].sharding if re.fullmatch(pattern, path)]
+    assert len(rows) == 1 and len(rows[0]) == len(variable.shape), path
+    assert ("fsdp" in rows[0]) == path.endswith("kernel"), path
+    assert variable.dtype == np.float32 and isinstance(variable, nnx.Param), path
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (
+      {"width_factor": 0.7},
+      r"width_factor 0.7 gives 44.8 channels.* 32 equal groups; .* multiples of 0.5, such as 0.5",
+    ),
+    ({"width_factor": 0}, r"model.width_factor: 0.0 is out of range; allowed: \[0.5, 64\]"),
+    ({"stages": (2, 0)}, r"model.stages\[1\]: 0 is out of range"),
+    ({"stages": 3}, r"model.stages: 3 is not a list of values"),
+    ({"dropout": 0.1}, r"model.dropout: unknown key"),
+  ],
+)
+def test_mistakes_say_what_is_allowed(arguments, message):
+  with pytest.raises(schema.ConfigError, match=message):
+    make(**arguments)
+
+
+def test_images_of_another_size_are_refused():
+  with pytest.raises(ValueError, match=r"images are \(16, 16, 3\).*built for \(32, 32, 3\)"):
+    model()(modules.images(16))
+
+
+# Layouts.
+
+
+class Shape:
+  """A tensor of which only the shape may be read."""
+
+  def __init__(self, shape):
+    self.shape = shape
+
+
+def tensors(chosen, description):
+  """Random tensors of a file of this layout."""
+  rng = np.random.default_rng(0)
+  arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.shapes(description).items()}
+  return arrays, layout.write(chosen, arrays, description)
+
+
+@pytest.mark.parametrize("chosen", importer.LAYOUTS, ids=lambda chosen: chosen.name)
+@pytest.mark.parametrize(
+  ("name", "arguments", "classes", "channels"),
+  [
+    ("R26x1", {}, 7, 1),
+    ("R26x1", {"width_factor": 1.5}, 7, 3),
+    ("R26x1", {"stages": (2, 11)}, 2, 3),
+    ("R26x1", {"width_factor": 0.5, "stages": (2, 1)}, 0, 3),
+  ],
+)
+def test_a_file_says_what_it_holds_and_gives_it_back(chosen, name, arguments, classes, channels):
+  described = layout.Description(Choice(name, arguments), 160, classes, channels)
+  arrays, file = tensors(chosen, described)
+  shapes = {name: Shape(tensor.shape) for name, tensor in file.items()}
+  assert [other.name for other in importer.LAYOUTS if other.recognises(shapes)] == [chosen.name]
+  assert chosen.describe(shapes, {"image_size": 160}) == described
+  back = layout.read(chosen, file, described)
+  assert back.keys() == arrays.keys()
+  for path, array in arrays.items():
+    np.testing.assert_array_equal(back[path], array, err_msg=path)
+
+
+def test_published_sizes_are_found_by_name_and_224_is_assumed():
+  for name, (factor, stages) in bit.SIZES.items():
+    shapes = {
+      "root_block/conv_root/kernel": Shape((7, 7, 3, 64 * factor)),
+      "head/kernel": Shape((2048 * factor, 21843)),
+    }
+    shapes |= {
+      f"block{i}/unit{j + 1:02}/gn1/scale": Shape(()) for i, units in enumerate(stages, 1) for j in range(units)
+    }
+    assert importer.LAYOUTS[0].describe(shapes, {}) == layout.Description(Choice(name, {}), 224, 21843, 3)
+
+
+def test_names_are_those_of_the_two_codes():
+  _, one = tensors(importer.LAYOUTS[0], layout.Description(Choice("R50x1", {"stages": (12,)}), 32, 5, 3))
+  assert one["block1/unit12/gn3/scale"].shape == (1, 1, 1, 64)
+  assert one["block1/unit01/conv_proj/kernel"].shape == (1, 1, 64, 256)
+  assert one["norm-pre-head/bias"].shape == (1, 1, 1, 256) and one["head/kernel"].shape == (256, 5)
+  _, two = tensors(importer.LAYOUTS[1], layout.Description(Choice("R50x1", {"stages": (12,)}), 32, 5, 3))
+  assert two["resnet/block1/unit12/c/group_norm/gamma"].shape == (64,)
+  assert two["resnet/block1/unit01/a/proj/standardized_conv2d/kernel"].shape == (1, 1, 64, 256)
+  assert two["resnet/group_norm/beta"].shape == (256,) and two["resnet/head/conv2d/kernel"].shape == (1, 1, 256, 5)
+  assert len(one) == len(two)
+
+
+def test_numbers_of_convolutions_are_dropped():
+  chosen = importer.LAYOUTS[1]
+  described = layout.Description(Choice("R26x1", {"stages": (2, 1)}), 224, 5, 3)
+  _, file = tensors(chosen, described)
+  numbered = {
+    re.sub(r"/standardized_conv2d/", f"/standardized_conv2d_{i}/", name): tensor
+    for i, (name, tensor) in enumerate(file.items())
+  }
+  assert numbered.keys() != file.keys() and chosen.recognises(numbered)
+  assert chosen.describe(numbered, {}).model.args == {"stages": (2, 1)}
+  found = chosen.canonical(numbered, {})
+  assert found.keys() == file.keys() and all(found[name] is file[name] for name in file)

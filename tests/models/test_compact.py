@@ -1,0 +1,122 @@
+"""vit_jax/models/compact.py against the official code's logits, parameter counts and initial distributions."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests import modules
+from vit_jax import models, schema
+from vit_jax.models import compact
+
+# Numbers of parameters, by instantiating the official code: learned table, and the frozen sine table.
+COUNTS = {
+  "vit_2_4_32": (214666, 206346),
+  "vit_4_4_32": (413066, 404746),
+  "vit_6_4_32": (3190538, 3173898),
+  "vit_7_4_32": (3716874, 3700234),
+  "cvt_2_4_32": (214539, 206347),
+  "cvt_4_4_32": (412939, 404747),
+  "cvt_6_4_32": (3190283, 3173899),
+  "cvt_7_4_32": (3716619, 3700235),
+  "cct_2_3x2_32": (283723, 275531),
+  "cct_4_3x2_32": (482123, 473931),
+  "cct_6_3x1_32": (3233803, 3168267),
+  "cct_6_3x2_32": (3326923, 3310539),
+  "cct_7_3x1_32": (3760139, 3694603),
+  "cct_7_3x1_32_c100": (3783269, 3717733),
+  "cct_7_3x2_32": (3853259, 3836875),
+  "cct_7_7x2_224": (4573735, 4523559),
+  "cct_14_7x2_224": (22367273, None),
+  "cct_14_7x2_384": (22513193, None),
+  "cct_14_7x2_384_fl": (22167463, None),
+}
+
+
+def count(name, **arguments):
+  model = nnx.eval_shape(lambda: models.create(name, **arguments))
+  return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(nnx.state(model)))
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts_are_those_of_the_official_code(name):
+  learned, fixed = COUNTS[name]
+  assert count(name, scan=True) == learned
+  if fixed:
+    sine = f"{name.removesuffix('_c100')}_sine{'_c100' if name.endswith('_c100') else ''}"
+    assert count(sine, scan=True) == fixed
+
+
+def test_every_variant_has_its_count_checked():
+  assert len(compact.VARIANTS) == 35  # 8 ViT-Lite, 8 CVT, 19 CCT
+  assert set(COUNTS) == {name for name in compact.VARIANTS if "_sine" not in name}
+
+
+def test_scanned_and_unrolled_have_equally_many_parameters():
+  assert count("cct_7_3x1_32") == count("cct_7_3x1_32", scan=True)
+
+
+def test_the_order_that_was_meant_gives_other_logits():
+  x = modules.images()
+  official, meant = (modules.run(modules.model("cvt_2_4_32", norm_order=order), x) for order in ("official", "pre"))
+  assert np.abs(official - meant).max() > 1e-2
+
+
+def std(parameter):
+  return float(np.std(parameter[...]))
+
+
+def test_initial_values_have_the_official_distributions():
+  model = models.create("cct_7_3x2_32", depth=1)
+  first, second = model.embedding.convolutions
+  np.testing.assert_allclose(std(first.kernel), (2 / 27) ** 0.5, rtol=0.05)
+  np.testing.assert_allclose(std(second.kernel), (2 / 576) ** 0.5, rtol=0.02)
+  # Untruncated: about 4.6 % of a normal distribution lie beyond two deviations.
+  assert np.mean(np.abs(second.kernel[...]) > 2 * (2 / 576) ** 0.5) > 0.03
+  np.testing.assert_allclose(std(model.position.table), 0.2, rtol=0.02)
+  block = model.blocks[0]
+  for kernel in (block.attention.query, block.attention.key, block.attention.value, block.attention.out, block.mlp.up):
+    np.testing.assert_allclose(std(kernel.kernel), 0.02, rtol=0.02)
+  np.testing.assert_allclose(std(model.head.kernel), 0.02, rtol=0.05)
+  np.testing.assert_allclose(std(model.pool.score.kernel), 0.02, rtol=0.2)
+  assert block.attention.query.bias is None
+  for bias in (block.attention.out, block.mlp.up, block.mlp.down, model.head, model.pool.score):
+    assert not np.any(bias.bias[...])
+
+
+def test_vit_lite_keeps_torchs_uniform_bias_and_a_zero_class_token():
+  model = models.create("vit_7_4_32", depth=1)
+  bias, bound = model.embedding.bias[...], 1 / 48**0.5
+  assert np.abs(bias).max() <= bound and np.abs(bias).max() > 0.95 * bound
+  np.testing.assert_allclose(np.std(bias), bound / 3**0.5, rtol=0.1)
+  np.testing.assert_allclose(std(model.embedding.kernel), (2 / 48) ** 0.5, rtol=0.02)
+  assert not np.any(model.cls[...])
+
+
+def test_defaults_are_the_official_ones():
+  bound = schema.bind(schema.Choice("cct_2_3x2_32"), (models.lookup("cct_2_3x2_32"),), "config.model").args
+  assert (bound["attention_dropout"], bound["stochastic_depth"], bound["dropout"]) == (0.1, 0.1, 0.0)
+  assert (bound["position"], bound["norm_order"]) == ("learned", "official")
+  sine = models.lookup("cct_2_3x2_32_sine")
+  assert schema.bind(schema.Choice("cct_2_3x2_32_sine"), (sine,), "config.model").args["position"] == "sine"
+
+
+@pytest.mark.parametrize("image_size", [1, 20, 33, 57])
+@pytest.mark.parametrize("name", ["cct_2_3x2_32", "cct_7_7x2_224"])
+def test_convolutional_tokenizers_take_any_image_size(name, image_size):
+  tiny = {"image_size": image_size, "channels": 1, "classes": 3, "width": 8, "heads": 2, "hidden": 8, "depth": 1}
+  images = jax.ShapeDtypeStruct((2, image_size, image_size, 1), np.float32)
+  assert jax.eval_shape(lambda x: models.create(name, **tiny)(x), images).shape == (2, 3)
+
+
+def test_a_patch_must_divide_the_image():
+  with pytest.raises(schema.ConfigError, match=r"image size 30 .* patch 4; nearest image sizes: 28, 32"):
+    models.create("cvt_2_4_32", image_size=30)
+
+
+def test_no_position_makes_the_model_blind_to_the_order_of_tokens():
+  x = modules.images()
+  x = np.concatenate([x, np.roll(x, 4, axis=1)])  # by one patch
+  for position in ("none", "learned", "sine"):
+    logits, moved = np.split(modules.run(modules.model("cvt_2_4_32", position=position), x), 2)
+    assert (np.abs(logits - moved).max() < 1e-4) == (position == "none")

@@ -1,0 +1,330 @@
+"""EfficientNet: published counts, a second formulation in PyTorch on timm's names, and the reader of these names."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests import modules
+from vit_jax import flops, importers, models, schema, trees
+from vit_jax.importers import layout
+from vit_jax.importers.layout import Description
+from vit_jax.models import efficientnet
+from vit_jax.models.batchnorm import BatchNorm
+from vit_jax.schema import Choice, ConfigError
+
+COUNTS = {
+  "b0": 5_288_548,
+  "b1": 7_794_184,
+  "b2": 9_109_994,
+  "b3": 12_233_232,
+  "b4": 19_341_616,
+  "b5": 30_389_784,
+  "b6": 43_040_704,
+  "b7": 66_347_960,
+  "l2": 480_309_308,
+}
+# Shortcuts in blocks with and without expansion, kernels of both sizes; 24 px give sides of 12, 6 and 3.
+SHRUNK = {"width_factor": 0.3, "stages": (2, 1, 2)}
+KEY = jax.random.key(0)
+
+
+def shapes(name="efficientnet_b0", image_size=24, classes=5, **arguments):
+  """A model without values."""
+  return nnx.eval_shape(lambda: models.create(name, image_size, classes=classes, **arguments))
+
+
+def shrunk(name="efficientnet_b0", **arguments):
+  """A small model with noise in everything, whose variances are positive."""
+  model = modules.filled(shapes(name, **(SHRUNK | arguments)))
+  for _, module in nnx.iter_modules(model):
+    if isinstance(module, BatchNorm):
+      module.var.set_value(0.5 + jnp.abs(module.var[...]))
+  return model
+
+
+@functools.cache
+def parameters(size):
+  """{path: shape} of a published size, which takes seconds to make."""
+  return layout.shapes(Description(Choice(f"efficientnet_{size}"), efficientnet.SIZES[size].image_size, 1000))
+
+
+@pytest.mark.parametrize("size", COUNTS)
+def test_parameter_counts_are_the_published_ones(size):
+  trained = {path: shape for path, shape in parameters(size).items() if not path.endswith(("/mean", "/var"))}
+  assert sum(map(math.prod, trained.values())) == COUNTS[size]
+
+
+@pytest.mark.parametrize(("size", "billions"), [("b0", 0.39), ("b3", 1.8)])
+def test_multiply_adds_are_the_papers(size, billions):
+  graph, state = nnx.split(shapes(f"efficientnet_{size}", None, None))
+  side = efficientnet.SIZES[size].image_size
+  image = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
+  found = flops.count(lambda state, image: nnx.merge(graph, state)(image), state, image) / 2
+  assert found == pytest.approx(billions * 1e9, rel=0.03)
+
+
+@pytest.mark.parametrize(
+  ("base", "factor", "expected"),
+  [(32, 1.0, 32), (32, 1.1, 32), (16, 1.1, 16), (24, 1.2, 32), (40, 1.4, 56), (16, 0.25, 8), (80, 0.25, 24)],
+)
+def test_widths_are_multiples_of_8_and_lose_no_more_than_a_tenth(base, factor, expected):
+  assert efficientnet.channels_of(base, factor) == expected
+
+
+def test_both_kinds_of_a_size_differ_in_how_they_compute():
+  kinds = [models.find(f"{prefix}efficientnet_b3") for prefix in ("", "tf_")]
+  bound = [schema.bind(Choice("x"), (kind.make,), "model").args for kind in kinds]
+  assert [(b["padding"], b["eps"], b["dropout"]) for b in bound] == [("symmetric", 1e-5, 0.3), ("same", 1e-3, 0.3)]
+  assert {b["stochastic_depth"] for b in bound} == {0.2}
+
+
+# A second formulation: PyTorch's functions on the tensors of a timm file.
+
+
+def described(model_name, **arguments):
+  return Description(Choice(model_name, SHRUNK | arguments), 24, 5)
+
+
+def exported(model_name, values):
+  """Values by our paths -> tensors by timm's names."""
+  return importers.export({path: np.asarray(v) for path, v in values.items()}, described(model_name), "timm")
+
+
+def reference(torch, tensors, images, same, eps, training):
+  """The network on timm's names; training moves the running averages in `tensors`."""
+  function = torch.nn.functional
+
+  def convolution(x, name, stride=1, groups=1):
+    weight = tensors[f"{name}.weight"]
+    size = weight.shape[-1]
+    border = [(size - 1) // 2] * 4
+    if same:
+      border = []
+      for side in (x.shape[3], x.shape[2]):  # torch names the last axis first
+        total = max((-(-side // stride) - 1) * stride + size - side, 0)
+        border += [total // 2, total - total // 2]
+    return function.conv2d(
+      function.pad(x, border), weight, tensors.get(f"{name}.bias"), stride, groups=x.shape[1] if groups else 1
+    )
+
+  def norm(x, name):
+    statistics = (tensors[f"{name}.running_mean"], tensors[f"{name}.running_var"])
+    return function.batch_norm(
+      x, *statistics, tensors[f"{name}.weight"], tensors[f"{name}.bias"], training, momentum=0.1, eps=eps
+    )
+
+  def block(x, name, stride):
+    y, number = x, 1
+    if f"{name}.conv_pwl.weight" in tensors:
+      y, number = function.silu(norm(convolution(y, f"{name}.conv_pw", groups=0), f"{name}.bn1")), 2
+    y = function.silu(norm(convolution(y, f"{name}.conv_dw", stride), f"{name}.bn{number}"))
+    gate = function.silu(convolution(y.mean((2, 3), keepdim=True), f"{name}.se.conv_reduce", groups=0))
+    y = y * torch.sigmoid(convolution(gate, f"{name}.se.conv_expand", groups=0))
+    last = "conv_pwl" if number == 2 else "conv_pw"
+    y = norm(convolution(y, f"{name}.{last}", groups=0), f"{name}.bn{number + 1}")
+    return x + y if stride == 1 and x.shape == y.shape else y
+
+  x = function.silu(norm(convolution(images, "conv_stem", 2, groups=0), "bn1"))
+  for i, blocks in enumerate(SHRUNK["stages"]):
+    for j in range(blocks):
+      x = block(x, f"blocks.{i}.{j}", (1, 2, 2)[i] if j == 0 else 1)
+  x = function.silu(norm(convolution(x, "conv_head", groups=0), "bn2")).mean((2, 3))
+  return function.linear(x, tensors["classifier.weight"], tensors["classifier.bias"])
+
+
+KINDS = pytest.mark.parametrize(
+  ("name", "same", "eps"), [("efficientnet_b0", False, 1e-5), ("tf_efficientnet_b0", True, 1e-3)]
+)
+
+
+def in_torch(torch, name, model, images):
+  """The model's tensors by timm's names and the images, as PyTorch has them."""
+  tensors = {
+    key: torch.tensor(value, requires_grad="running" not in key)
+    for key, value in exported(name, trees.flatten(nnx.state(model))).items()
+  }
+  return tensors, torch.tensor(images.transpose(0, 3, 1, 2).copy())
+
+
+@KINDS
+def test_logits_are_those_of_pytorch(name, same, eps):
+  torch = pytest.importorskip("torch")
+  model, images = shrunk(name), modules.images(24, 4)
+  expected = reference(torch, *in_torch(torch, name, model, images), same, eps, training=False)
+  np.testing.assert_allclose(modules.run(model, images), expected.detach(), rtol=1e-4, atol=1e-4)
+
+
+@KINDS
+def test_training_has_the_logits_gradients_and_running_averages_of_pytorch(name, same, eps):
+  torch = pytest.importorskip("torch")
+  model = shrunk(name, dropout=0.0, stochastic_depth=0.0, momentum=0.1)
+  images, weights = modules.images(24, 4), np.random.default_rng(1).standard_normal((4, 5), dtype=np.float32)
+  tensors, theirs = in_torch(torch, name, model, images)
+  expected = reference(torch, tensors, theirs, same, eps, training=True)
+  (expected * torch.tensor(weights)).sum().backward()
+
+  graph, params, statistics = nnx.split(model, nnx.Param, nnx.BatchStat)
+
+  def loss(params):
+    module = nnx.merge(graph, params, jax.tree.map(jnp.copy, statistics))
+    logits = module(images, KEY)
+    return (logits * weights).sum(), (logits, nnx.state(module, nnx.BatchStat))
+
+  (_, (logits, moved)), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+  np.testing.assert_allclose(logits, expected.detach(), rtol=1e-4, atol=1e-4)
+  found = exported(name, trees.flatten(gradients) | trees.flatten(moved))
+  assert found.keys() == tensors.keys()
+  for key, value in found.items():
+    other = tensors[key].numpy() if "running" in key else tensors[key].grad.numpy()
+    np.testing.assert_allclose(value, other, rtol=1e-3, atol=2e-4 * max(1, np.abs(other).max()), err_msg=key)
+
+
+# The module.
+
+
+def test_padding_makes_a_difference_only_where_it_is_not_symmetric():
+  one, other = shrunk(padding="symmetric"), shrunk(padding="same")
+  images = modules.images(24)
+  assert np.abs(modules.run(one, images) - modules.run(other, images)).max() > 1e-3
+  # On odd sides a stride of 2 needs as much padding on both ends: 25 gives 13, 7 and 4 pixels after each stride.
+  one, other = (
+    shrunk(padding="symmetric", image_size=25, stages=(1, 1)),
+    shrunk(padding="same", image_size=25, stages=(1, 1)),
+  )
+  np.testing.assert_allclose(
+    modules.run(one, modules.images(25)), modules.run(other, modules.images(25)), rtol=1e-5, atol=1e-5
+  )
+
+
+def test_half_precision_is_near_and_gives_float32():
+  images = modules.images(24, 8)
+  half, whole = modules.run(shrunk(dtype="bfloat16"), images), modules.run(shrunk(), images)
+  assert half.dtype == np.float32
+  assert np.abs(half - whole).max() < 0.1 * np.abs(whole).max()
+
+
+def test_without_classes_the_result_is_what_would_go_into_the_head():
+  model = shrunk(classes=0)
+  features, found = models.capture(model, "pre_logits", "features", "stages/*/*")(modules.images(24))
+  assert features.shape == (3, 384) and features.dtype == np.float32
+  np.testing.assert_array_equal(features, found["pre_logits"])
+  np.testing.assert_array_equal(features, found["features"])
+  assert [found[f"stages/{i}/{j}"].shape[1] for i, j in ((0, 0), (0, 1), (1, 0), (2, 0), (2, 1))] == [12, 12, 6, 3, 3]
+
+
+def test_images_may_be_oblong_and_of_any_channels():
+  model = modules.filled(shapes(image_size=(16, 32), channels=1, **SHRUNK))
+  assert modules.run(model, np.zeros((2, 16, 32, 1), np.float32)).shape == (2, 5)
+  with pytest.raises(ValueError, match="the model was built for"):
+    model(np.zeros((2, 32, 16, 1), np.float32))
+
+
+@pytest.mark.parametrize(
+  "rates", [{"stochastic_depth": 0.9, "dropout": 0.0}, {"stochastic_depth": 0.0, "dropout": 0.9}]
+)
+def test_dropping_depends_on_the_key_and_on_nothing_else(rates):
+  model, calm = shrunk(**rates), shrunk(stochastic_depth=0.0, dropout=0.0)
+  run, still = modules.compiled(model), modules.compiled(calm)
+  images, keys = modules.images(24, 8), (jax.random.key(1), jax.random.key(2))
+  first, second = (run(images, key) for key in keys)
+  assert np.abs(first - second).max() > 1e-3
+  np.testing.assert_array_equal(run(images, keys[0]), first)
+  np.testing.assert_array_equal(still(images, keys[0]), still(images, keys[1]))
+  np.testing.assert_array_equal(run(images), still(images))
+
+
+def test_initial_values_have_the_distributions_of_the_original():
+  model = models.create("efficientnet_b0", 32, stages=(1, 1), classes=100)
+  block = model.stages[1][0]
+  for kernel, fan in (
+    (model.stem.kernel, 9 * 32),
+    (block.expand.kernel, 96),
+    (block.depthwise.kernel, 9),
+    (block.excite.kernel, 96),
+    (model.top.kernel, 1280),
+  ):
+    np.testing.assert_allclose(np.std(kernel[...]), (2 / fan) ** 0.5, rtol=0.08)
+  bound = np.abs(model.head.kernel[...]).max()
+  assert 0.099 < bound <= 0.1
+  assert np.all(block.expand_norm.scale[...] == 1) and np.all(block.expand_norm.var[...] == 1)
+  assert not np.any(block.squeeze.bias[...]) and not np.any(model.head.bias[...])
+
+
+@pytest.mark.parametrize("stages", [(), (1,) * 8])
+def test_more_stages_than_there_are_is_an_error(stages):
+  with pytest.raises(ConfigError, match="for 1 to 7 stages"):
+    shapes(stages=stages)
+
+
+# Files.
+
+
+def tensors_of(description, ours=None):
+  """Shapes of the tensors of a file, and one of the counters that a file has beside them."""
+  entries = layout.entries(importers.layout_of(description, "timm"), ours or layout.shapes(description))
+  found = {entry.name: jax.ShapeDtypeStruct(entry.shape, np.float32) for entry in entries}
+  return found | {"bn1.num_batches_tracked": jax.ShapeDtypeStruct((), np.int64)}
+
+
+@pytest.mark.parametrize("name", efficientnet.PUBLISHED)
+def test_every_published_file_is_recognised(name):
+  size = models.find(name).image_size
+  tensors = tensors_of(Description(Choice(name), size, 1000), parameters(name.rpartition("_")[2]))
+  tf = name.startswith("tf_")
+  for hints in ({"name": f"{name}.in1k"}, {"padding": "SAME" if tf else "symmetric", "norm_eps": 1e-3 if tf else 1e-5}):
+    found = importers.recognise(tensors, hints)
+    assert found.layout.name == "timm" and found.description == Description(Choice(name, {}), size, 1000)
+  assert importers.recognise(tensors, {"image_size": 64}).description.image_size == 64
+
+
+@pytest.mark.parametrize(
+  "arguments",
+  [
+    SHRUNK,
+    {"width_factor": 0.25, "stages": (1,)},
+    {"width_factor": 1.3, "depth_factor": 1.7},
+    {"width_factor": 0.625, "depth_factor": 0.2},
+    {"stages": (1, 2, 2, 3, 3, 4, 2)},
+  ],
+)
+def test_other_sizes_are_recognised_by_their_shapes(arguments):
+  given = Description(Choice("tf_efficientnet_b0", arguments | {"eps": 0.01}), 32, 0, 1)
+  found = importers.recognise(tensors_of(given), {"name": "timm/tf_efficientnet", "norm_eps": 0.01}).description
+  assert (found.model.name, found.classes, found.channels) == ("tf_efficientnet_b0", 0, 1)
+  assert found.model.args["eps"] == 0.01
+  assert layout.shapes(found) == layout.shapes(given)
+
+
+def test_a_file_written_and_read_is_the_same_model():
+  given = described("efficientnet_b0")
+  ours = {
+    path: np.random.default_rng(0).standard_normal(shape, np.float32) for path, shape in layout.shapes(given).items()
+  }
+  tensors = importers.export(ours, given, "timm") | {"bn2.num_batches_tracked": np.zeros((), np.int64)}
+  assert tensors["blocks.0.1.conv_pw.weight"].shape == (8, 8, 1, 1)
+  assert tensors["blocks.2.1.se.conv_reduce.weight"].shape == (4, 96, 1, 1)
+  found = importers.recognise(tensors, {"image_size": 24})
+  arrays = found.read()
+  assert arrays.keys() == ours.keys()
+  for path, value in ours.items():
+    np.testing.assert_array_equal(arrays[path], value, err_msg=path)
+
+
+def test_widths_of_no_efficientnet_are_an_error():
+  tensors = tensors_of(described("efficientnet_b0"))
+  tensors["conv_stem.weight"] = jax.ShapeDtypeStruct((800, 3, 3, 3), np.float32)
+  with pytest.raises(ConfigError, match=r"widths .800, 8, 8, 16, 384. of stem, stages and top"):
+    importers.recognise(tensors)
+
+
+@pytest.mark.parametrize("missing", ["blocks.0.0.se.conv_reduce.weight", "bn2.weight", "blocks.0.0.conv_dw.weight"])
+def test_relatives_with_other_parts_are_not_recognised(missing):
+  tensors = tensors_of(described("efficientnet_b0"))
+  del tensors[missing]
+  with pytest.raises(ConfigError, match="no known model"):
+    importers.recognise(tensors)

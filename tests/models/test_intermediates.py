@@ -1,0 +1,103 @@
+"""vit_jax/models/intermediates.py: every intermediate by name, without a trace when nobody asks."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests import modules
+from vit_jax import models, schema
+
+
+@pytest.fixture(scope="module")
+def pair():
+  unrolled = modules.model()
+  scanned = nnx.eval_shape(lambda: models.create("ViT-S/4", scan=True, **modules.SIZE))
+  return unrolled, modules.stacked(unrolled, scanned)
+
+
+def test_scanned_and_unrolled_layers_give_the_same_names_and_values(pair):
+  found = [jax.jit(models.capture(model, ".*"))(modules.images())[1] for model in pair]
+  assert set(found[0]) == set(found[1])
+  assert {"embedding", "tokens", "encoded", "features", "pre_logits", "logits"} <= set(found[0])
+  local = ("query", "key", "value", "weights", "context", "out")
+  assert {f"blocks/{i}/attention/{name}" for i in range(3) for name in local} <= set(found[0])
+  assert {f"blocks/{i}/{name}" for i in range(3) for name in ("mlp/hidden", "mlp/out", "out")} <= set(found[0])
+  for name, value in found[0].items():
+    np.testing.assert_allclose(value, found[1][name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_what_is_captured_is_what_the_model_computed(pair):
+  model = pair[0]
+  logits, found = models.capture(model, "logits", "features", r"blocks/\d/attention/weights", "blocks/[12]/out")(
+    modules.images()
+  )
+  assert set(found) == {"logits", "features", "blocks/1/out", "blocks/2/out"} | {
+    f"blocks/{i}/attention/weights" for i in range(3)
+  }
+  np.testing.assert_array_equal(found["logits"], logits)
+  np.testing.assert_allclose(found["features"] @ model.head.kernel[...] + model.head.bias[...], logits, atol=1e-5)
+  assert found["blocks/0/attention/weights"].shape == (3, 2, 17, 17)
+  np.testing.assert_allclose(found["blocks/0/attention/weights"].sum(-1), 1, rtol=1e-5)
+  np.testing.assert_allclose(model.norm(found["blocks/2/out"])[:, 0], found["features"], atol=1e-5)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_rematerialised_layers_can_be_captured(scan):
+  model = modules.model(scan=scan, remat="full")
+  _, found = jax.jit(models.capture(model, "blocks/*/out"))(modules.images())
+  assert sorted(found) == [f"blocks/{i}/out" for i in range(3)]
+
+
+def test_capture_composes_with_gradients(pair):
+  graph, params = nnx.split(pair[1])
+
+  def loss(params, x):
+    logits, found = models.capture(lambda x: nnx.merge(graph, params)(x), "blocks/2/attention/weights")(x)
+    return logits.sum(), found
+
+  gradients, found = jax.jit(jax.grad(loss, has_aux=True))(params, modules.images())
+  assert list(found) == ["blocks/2/attention/weights"] and len(jax.tree.leaves(gradients)) == len(
+    jax.tree.leaves(params)
+  )
+
+
+def test_the_pool_has_a_scope_of_its_own():
+  _, found = models.capture(modules.model(head="map", depth=1), "pool/.*")(modules.images())
+  assert found["pool/attention/weights"].shape == (3, 2, 1, 16)
+  _, found = models.capture(modules.model(head="seqpool", depth=1), "pool/weights")(modules.images())
+  assert found["pool/weights"].shape == (3, 16)
+
+
+def test_a_pattern_that_matches_nothing_lists_the_names(pair):
+  with pytest.raises(schema.ConfigError, match=r"'blocks/9/out'\. Did you mean 'blocks/\d/out'\? Allowed: embedding, "):
+    models.capture(pair[1], "blocks/9/out")(modules.images())
+
+
+def test_a_compiled_function_is_refused_with_the_right_order(pair):
+  compiled = jax.jit(lambda x: pair[0](x))
+  with pytest.raises(schema.ConfigError, match=r"jax\.jit\(capture\("):
+    models.capture(compiled, "tokens")(modules.images())
+  compiled(modules.images())
+  with pytest.raises(schema.ConfigError, match=r"jax\.jit\(capture\("):
+    models.capture(compiled, "tokens")(modules.images())
+
+
+def test_a_model_called_twice_is_refused(pair):
+  with pytest.raises(schema.ConfigError, match="recorded twice"):
+    models.capture(lambda x: pair[0](x) + pair[0](x), "tokens")(modules.images())
+
+
+def test_without_a_capture_nothing_is_kept_and_threads_do_not_see_each_other(pair):
+  model, seen = pair[0], []
+
+  def inner(x):
+    thread = threading.Thread(target=lambda: seen.append(model(x)))
+    thread.start()
+    thread.join()
+    return model(x)
+
+  _, found = models.capture(inner, "tokens")(modules.images())
+  assert list(found) == ["tokens"] and len(seen) == 1

@@ -1,0 +1,250 @@
+"""MLP-Mixer against its definition in NumPy and published parameter counts; its files, read and written."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests import modules
+from tests.models.test_models import check_sharding
+from vit_jax import models, schema
+from vit_jax.importers import layout
+from vit_jax.importers import mixer as importer
+from vit_jax.models import mixer, stack
+
+COUNTS = {"Mixer-B/16": 59_880_472, "Mixer-B/32": 60_293_428, "Mixer-L/16": 208_196_168}  # 224 px, 1000 classes
+SIZE = {"width": 12, "depth": 2, "token_hidden": 10, "hidden": 14}
+
+
+def shapes(classes=5, **arguments):
+  """A model of 16 patches of 4 x 4, which compile much faster than published patches."""
+  return nnx.eval_shape(lambda: mixer.mixer(mixer.SIZES["S"], 4, 16, 3, classes, nnx.Rngs(0), **(SIZE | arguments)))
+
+
+def tiny(**arguments):
+  return modules.filled(shapes(**arguments))
+
+
+def count(name, **arguments):
+  model = nnx.eval_shape(lambda: models.create(name, **arguments))
+  return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(nnx.state(model)))
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts_are_the_published_ones(name):
+  assert count(name, scan=True) == COUNTS[name]
+
+
+@pytest.mark.parametrize("name", mixer.VARIANTS)
+def test_parameters_of_every_name_add_up(name):
+  size, patch, _ = mixer.VARIANTS[name]
+  d, depth, f, g = mixer.SIZES[size]
+  n = (224 // patch) ** 2
+  block = (n * f + f + f * n + n) + (d * g + g + g * d + d) + 2 * 2 * d
+  assert count(name, scan=True) == (patch * patch * 3 * d + d) + depth * block + 2 * d + (d * 1000 + 1000)
+
+
+def norm(x, module):
+  centred = x - x.mean(-1, keepdims=True)
+  return (
+    centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + module.eps) * module.scale[...] + module.bias[...]
+  )
+
+
+def gelu(x, form):
+  if form == "erf":
+    return x * (1 + np.vectorize(math.erf)(x / 2**0.5)) / 2
+  return x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2
+
+
+@pytest.mark.parametrize("form", ["tanh", "erf"])
+def test_a_block_mixes_places_in_every_channel_then_channels_in_every_place(form):
+  block = modules.layer(
+    lambda rngs: mixer.Block(7, 6, 5, 9, eps=1e-2, gelu=form, dropout=0.0, dtype=jnp.float32, rngs=rngs)
+  )
+  x = np.random.default_rng(0).standard_normal((2, 7, 6), dtype=np.float32)
+  up, down = block.tokens.up, block.tokens.down
+  hidden = np.einsum("bnd,nf->bfd", norm(x, block.norm1), up.kernel[...]) + up.bias[...][:, None]
+  y = x + np.einsum("bfd,fn->bnd", gelu(hidden, form), down.kernel[...]) + down.bias[...][:, None]
+  up, down = block.mlp.up, block.mlp.down
+  hidden = np.einsum("bnd,df->bnf", norm(y, block.norm2), up.kernel[...]) + up.bias[...]
+  y = y + np.einsum("bnf,fd->bnd", gelu(hidden, form), down.kernel[...]) + down.bias[...]
+  np.testing.assert_allclose(modules.run(block, x), y, atol=2e-5)
+
+
+def test_logits_are_the_head_of_the_mean_of_the_normalised_places():
+  model, x = tiny(), modules.images()
+  logits, found = jax.jit(models.capture(model, "encoded", "pre_logits"))(x)
+  assert found["encoded"].shape == (3, 16, 12)
+  np.testing.assert_allclose(found["pre_logits"], found["encoded"].mean(1), atol=1e-6)
+  np.testing.assert_allclose(logits, found["pre_logits"] @ model.head.kernel[...] + model.head.bias[...], atol=1e-5)
+  np.testing.assert_array_equal(modules.run(tiny(classes=0), x).shape, (3, 12))
+
+
+def test_defaults_are_those_of_the_code_that_a_name_belongs_to():
+  for name, form in (("Mixer-L/16", "tanh"), ("mixer_l16_224", "erf")):
+    bound = schema.bind(schema.Choice(name), (models.lookup(name),), "config.model").args
+    assert (bound["gelu"], bound["eps"], bound["dropout"], bound["stochastic_depth"]) == (form, 1e-6, 0.0, 0.0)
+
+
+def test_initial_values_have_the_published_distributions():
+  model = models.create("Mixer-S/16", depth=1)
+  block = model.blocks[0]
+  for part, inputs in ((block.tokens.up, 196), (block.tokens.down, 256), (block.mlp.up, 512), (block.mlp.down, 2048)):
+    np.testing.assert_allclose(np.std(part.kernel[...]), inputs**-0.5, rtol=0.02)
+    assert not np.any(part.bias[...])
+  np.testing.assert_allclose(np.std(model.embedding.kernel[...]), 768**-0.5, rtol=0.02)
+  assert not np.any(model.head.kernel[...]) and not np.any(model.head.bias[...])
+
+
+def test_both_mlps_announce_their_parts_under_names_of_their_own():
+  for scan in (False, True):
+    _, found = jax.jit(models.capture(tiny(scan=scan), "blocks/1/.*"))(modules.images())
+    assert {name: value.shape for name, value in found.items()} == {
+      "blocks/1/tokens/mlp/hidden": (3, 12, 10),
+      "blocks/1/tokens/mlp/out": (3, 12, 16),
+      "blocks/1/mlp/hidden": (3, 16, 14),
+      "blocks/1/mlp/out": (3, 16, 12),
+      "blocks/1/out": (3, 16, 12),
+    }
+
+
+DROP = {"dropout": 0.2, "stochastic_depth": 0.4}
+
+
+def value_and_gradients(listed, **arguments):
+  """Logits, and gradients by per-layer path, of the weights of `listed` under one dropout key."""
+  scan = arguments.get("scan", False)
+  model = shapes(**(DROP | arguments))
+  model = modules.stacked(listed, model) if scan else nnx.merge(nnx.graphdef(model), nnx.state(listed))
+  graph, params = nnx.split(model)
+
+  def loss(params, x):
+    logits = nnx.merge(graph, params)(x, jax.random.key(7, impl="rbg"))
+    return jnp.sum(jnp.square(logits)), logits
+
+  gradients, logits = jax.jit(jax.grad(loss, has_aux=True))(params, modules.images())
+  found = {}
+  for path, variable in nnx.to_flat_state(gradients):
+    layers = range(SIZE["depth"]) if scan and path[0] == "blocks" else ()
+    found |= {("blocks", i, *path[1:]): variable[i] for i in layers} or {path: variable[...]}
+  return logits, found
+
+
+def test_scanning_and_rematerialisation_change_no_number():
+  listed = tiny(**DROP)
+  logits, gradients = value_and_gradients(listed)
+  largest = max(np.abs(gradient).max() for gradient in gradients.values())
+  assert np.abs(logits - modules.run(listed, modules.images())).max() > 0.01
+  for arguments in ({"remat": "full"}, {"scan": True, "remat": "mlp"}):
+    other, found = value_and_gradients(listed, **arguments)
+    np.testing.assert_allclose(logits, other, rtol=1e-4, atol=1e-5)
+    assert set(found) == set(gradients)
+    for path, gradient in gradients.items():
+      np.testing.assert_allclose(gradient, found[path], rtol=0, atol=1e-6 * largest, err_msg=path)
+
+
+def test_policies_of_rematerialisation_treat_both_mlps_alike():
+  def matrix_products(remat):
+    graph, params = nnx.split(tiny(scan=True, remat=remat))
+    function = jax.grad(lambda params, x: nnx.merge(graph, params)(x).sum())
+    return str(jax.make_jaxpr(function)(params, modules.images())).count("dot_general[")
+
+  products = {remat: matrix_products(remat) for remat in stack.POLICIES}
+  again = {remat: number - products["none"] for remat, number in products.items()}
+  # A layer multiplies four times, and no gradient needs the last result.
+  assert again == {"none": 0, "full": 3, "dots": 0, "projections": 0, "attention": 3, "mlp": 0}
+
+
+def test_dropout_needs_a_key_and_follows_from_it():
+  x, one, two = modules.images(), *(jax.random.key(seed, impl="rbg") for seed in (1, 2))
+  plain = modules.run(tiny(), x)
+  for arguments in ({"dropout": 0.3}, {"stochastic_depth": 0.5}):
+    model = modules.compiled(tiny(**arguments))
+    np.testing.assert_array_equal(model(x, one), model(x, one))
+    assert np.abs(model(x, one) - model(x, two)).max() > 1e-3
+    np.testing.assert_array_equal(model(x), plain)
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters():
+  wide, narrow = (tiny(dtype=dtype) for dtype in ("float32", "bfloat16"))
+  assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(nnx.state(narrow)))
+  x = modules.images()
+  expected = modules.run(wide, x)
+  logits, found = jax.jit(models.capture(narrow, ".*"))(x)
+  assert logits.dtype == jnp.float32
+  assert {value.dtype for name, value in found.items() if name != "logits"} == {jnp.dtype("bfloat16")}
+  assert 0 < np.abs(expected - logits).max() < 0.1 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_every_parameter_is_in_the_sharding_table(scan):
+  check_sharding("Mixer-S/16", nnx.eval_shape(lambda: models.create("Mixer-S/16", scan=scan, depth=2)), scan)
+
+
+def test_mistakes_say_what_is_allowed():
+  with pytest.raises(schema.ConfigError, match=r"image size 30 .* patch 16; nearest image sizes: 16, 32"):
+    models.create("Mixer-S/16", 30)
+  with pytest.raises(schema.ConfigError, match=r"model.heads: unknown key"):
+    models.create("Mixer-S/16", heads=2)
+  with pytest.raises(ValueError, match=r"images are \(8, 8, 3\).*built for \(16, 16, 3\)"):
+    tiny()(modules.images(8))
+
+
+# Files.
+
+
+def written(name, which, image_size=64, arguments=SIZE):
+  """(layout, tensors, parameters by path) of a small model."""
+  chosen = next(one for one in importer.LAYOUTS if one.name == which)
+  description = layout.Description(schema.Choice(name, arguments), image_size, 5)
+  rng = np.random.default_rng(0)
+  arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.shapes(description).items()}
+  return chosen, layout.write(chosen, arrays, description), arrays
+
+
+@pytest.mark.parametrize(("which", "name"), [("vit_jax", "Mixer-S/16"), ("timm", "mixer_s16_224")])
+def test_what_is_written_describes_itself_and_is_read_again(which, name):
+  chosen, tensors, arrays = written(name, which)
+  assert [one.name for one in importer.LAYOUTS if one.recognises(tensors)] == [which]
+  description = chosen.describe(tensors, {})
+  assert description == layout.Description(schema.Choice(name, SIZE), 64, 5, 3)
+  found = layout.read(chosen, tensors, description)
+  assert set(found) == set(arrays) and all(np.array_equal(found[path], arrays[path]) for path in arrays)
+
+
+def test_torch_has_its_matrices_the_other_way_round():
+  _, tensors, arrays = written("mixer_s16_224", "timm")
+  np.testing.assert_array_equal(tensors["blocks.1.mlp_tokens.fc1.weight"], arrays["blocks/1/tokens/up/kernel"].T)
+  np.testing.assert_array_equal(tensors["stem.proj.weight"], arrays["embedding/kernel"].transpose(3, 2, 0, 1))
+
+
+def test_a_published_size_is_recognised_without_overrides():
+  chosen, tensors, _ = written("Mixer-S/32", "vit_jax", arguments={})
+  del tensors["head/kernel"], tensors["head/bias"]
+  assert chosen.describe(tensors, {}) == layout.Description(schema.Choice("Mixer-S/32", {}), 64, 0, 3)
+  other = chosen.describe(tensors, {"gelu": "erf", "norm_eps": 1e-5}).model
+  assert other == schema.Choice("mixer_s32_224", {"eps": 1e-5})
+
+
+def test_a_patch_that_torch_has_no_name_for_keeps_torchs_gelu():
+  chosen, tensors, _ = written("Mixer-H/14", "timm", image_size=28)
+  model = chosen.describe(tensors, {}).model
+  assert model.name == "Mixer-H/14" and model.args["gelu"] == "erf"
+
+
+def test_oblong_images_need_a_hint():
+  chosen, tensors, _ = written("Mixer-S/16", "vit_jax", image_size=(32, 48))
+  with pytest.raises(schema.ConfigError, match="made for 6 patches, which are no square; give the image size"):
+    chosen.describe(tensors, {"image_size": 224})
+  assert chosen.describe(tensors, {"image_size": (32, 48)}).image_size == (32, 48)
+
+
+def test_a_patch_without_a_name_is_refused():
+  chosen, tensors, _ = written("Mixer-S/16", "vit_jax")
+  tensors["stem/kernel"] = np.zeros((8, 8, 3, 12), np.float32)
+  with pytest.raises(schema.ConfigError, match="patch 8; allowed: 14, 16, 32"):
+    chosen.describe(tensors, {})

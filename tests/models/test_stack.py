@@ -1,0 +1,150 @@
+"""vit_jax/models/stack.py: scanned, unrolled and rematerialised stacks compute the same numbers."""
+
+import functools
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tests import modules
+from vit_jax import models
+from vit_jax.models import activations, layers, stack
+
+DROP = {"dropout": 0.2, "attention_dropout": 0.2, "stochastic_depth": 0.4}
+
+
+@functools.cache
+def value_and_gradients(scan, remat, drop=False):
+  """Logits, and gradients by path with per-layer paths, of the same weights under the same dropout key."""
+  arguments = dict(depth=2, **(DROP if drop else {}))
+  listed = modules.model(**arguments)
+  model = nnx.eval_shape(
+    lambda: models.create("ViT-S/4", **(modules.SIZE | arguments | {"scan": scan, "remat": remat}))
+  )
+  model = modules.stacked(listed, model) if scan else nnx.merge(nnx.graphdef(model), nnx.state(listed))
+  graph, params = nnx.split(model)
+
+  def loss(params, x):
+    logits = nnx.merge(graph, params)(x, jax.random.key(7, impl="rbg"))  # quicker to compile
+    return jnp.sum(jnp.square(logits)), logits
+
+  gradients, logits = jax.jit(jax.grad(loss, has_aux=True))(params, modules.images())
+  found = {}
+  for path, variable in nnx.to_flat_state(gradients):
+    if scan and path[0] == "blocks":
+      found |= {("blocks", i, *path[1:]): variable[i] for i in range(2)}
+    else:
+      found[path] = variable[...]
+  return logits, found
+
+
+def assert_same(one, other):
+  np.testing.assert_allclose(one[0], other[0], rtol=1e-4, atol=1e-5)
+  assert set(one[1]) == set(other[1])
+  # Relative to the largest gradient of all: that of a key's bias is zero but for rounding.
+  largest = max(np.abs(gradient).max() for gradient in one[1].values())
+  for path, gradient in one[1].items():
+    np.testing.assert_allclose(gradient, other[1][path], rtol=0, atol=1e-6 * largest, err_msg=path)
+
+
+def test_scanned_equals_unrolled_in_logits_dropout_and_gradients():
+  assert_same(value_and_gradients(False, "none", drop=True), value_and_gradients(True, "none", drop=True))
+  assert np.abs(value_and_gradients(True, "none", drop=True)[0] - value_and_gradients(True, "none")[0]).max() > 0.01
+
+
+def test_rematerialisation_draws_the_same_dropout_again():
+  assert_same(value_and_gradients(True, "none", drop=True), value_and_gradients(True, "full", drop=True))
+
+
+@pytest.mark.parametrize("remat", [name for name in stack.POLICIES if name != "none"])
+def test_rematerialisation_changes_no_number(remat):
+  assert_same(value_and_gradients(True, "none"), value_and_gradients(True, remat))
+
+
+def test_rematerialisation_changes_no_number_unrolled():
+  assert_same(value_and_gradients(False, "none"), value_and_gradients(False, "full"))
+
+
+def matrix_products(remat, scan):
+  """Matrix products in the loss and its gradient, before XLA."""
+  model = modules.model(scan=scan, remat=remat)
+  graph, params = nnx.split(model)
+  function = jax.grad(lambda params, x: nnx.merge(graph, params)(x).sum())
+  return str(jax.make_jaxpr(function)(params, modules.images())).count("dot_general[")
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_policies_compute_again_what_they_say(scan):
+  products = {remat: matrix_products(remat, scan) for remat in stack.POLICIES}
+  depth = 1 if scan else modules.SIZE["depth"]
+  again = {remat: (count - products["none"]) / depth for remat, count in products.items()}
+  # A layer multiplies 8 times: q, k, v, scores, context, out, up, down. The last one's result no gradient needs.
+  assert again == {"none": 0, "full": 7, "dots": 0, "projections": 1, "attention": 1, "mlp": 5}
+
+
+def test_every_policy_is_a_choice_of_the_config():
+  assert set(typing.get_args(stack.Remat)) == set(stack.POLICIES)
+
+
+def test_initial_numbers_do_not_depend_on_scanning():
+  def create(scan):
+    def layer(rngs):
+      return layers.Mlp(4, 6, gelu="erf", bias_init=nnx.initializers.normal(1.0), dtype=jnp.float32, rngs=rngs)
+
+    return dict(nnx.to_flat_state(nnx.state(stack.build(layer, 3, scan=scan, rngs=nnx.Rngs(3)))))
+
+  listed, scanned = create(False), create(True)
+  assert len(listed) == 3 * len(scanned)
+  for (i, *path), variable in listed.items():
+    np.testing.assert_allclose(variable[...], scanned[tuple(path)][i], rtol=1e-6, err_msg=str(path))
+  assert np.abs(listed[0, "up", "kernel"][...] - listed[1, "up", "kernel"][...]).max() > 0.1
+
+
+def test_stochastic_depth_grows_linearly_from_zero():
+  np.testing.assert_allclose(stack.growing(0.4, 3), [0, 0.2, 0.4])
+  assert not np.any(stack.growing(0.4, 1)) and not np.any(stack.growing(0.0, 5))
+
+
+def test_every_layer_gets_its_rate():
+  class Layer(nnx.Module):
+    def __init__(self, place):
+      self.place = place
+
+    def __call__(self, x, key, rate):
+      return x.at[self.place].add(rate)
+
+  listed = nnx.List([Layer(place) for place in range(3)])
+  rates = np.float32([0.3, 0.0, 0.1])
+  x = stack.run(listed, jnp.zeros(3), None, rates=rates, remat="none", name="blocks")
+  np.testing.assert_array_equal(x, rates)
+
+
+def test_every_layer_draws_from_a_key_of_its_own():
+  class Layer(nnx.Module):
+    def __call__(self, x, key, rate):
+      return jnp.concatenate([x, jax.random.key_data(key)[None]])
+
+  listed = nnx.List([Layer() for _ in range(3)])
+  key = jax.random.key(5)
+  keys = stack.run(listed, jnp.zeros((0, 2), jnp.uint32), key, rates=stack.growing(0.0, 3), remat="none", name="blocks")
+  expected = [jax.random.key_data(jax.random.fold_in(key, i)) for i in range(3)]
+  np.testing.assert_array_equal(keys, expected)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_a_placed_stream_is_constrained_in_every_layer(scan):
+  model = modules.model(scan=scan)
+  mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+  def function(x):
+    with activations.placed(NamedSharding(mesh, PartitionSpec("data")), lambda path, value: value, None):
+      return model(x)
+
+  images = modules.images(batch=len(jax.devices()))
+  constraints = str(jax.make_jaxpr(function)(images)).count("sharding_constraint[")
+  assert constraints == (1 if scan else modules.SIZE["depth"])
+  assert "sharding_constraint" not in str(jax.make_jaxpr(lambda x: model(x))(images))

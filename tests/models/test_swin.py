@@ -1,0 +1,331 @@
+"""Swin Transformers against attention over the whole map in NumPy and published parameter counts; their files."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests import modules
+from tests.models.test_models import check_sharding
+from vit_jax import models, schema
+from vit_jax.importers import layout
+from vit_jax.importers import swin as importer
+from vit_jax.models import stack, swin
+
+TINY = "swin_tiny_patch4_window7_224"
+COUNTS = {  # 1000 classes
+  "swin_tiny_patch4_window7_224": 28_288_354,
+  "swin_small_patch4_window7_224": 49_606_258,
+  "swin_base_patch4_window7_224": 87_768_224,
+  "swin_large_patch4_window7_224": 196_532_476,
+}
+SIZE = {"image_size": 24, "classes": 5, "width": 8, "depths": (2, 2), "heads": (2, 4), "window": 3}
+
+
+def tiny(**arguments):
+  """A filled model with maps of 6 x 6, in windows of 3 x 3, and 3 x 3."""
+  return modules.filled(nnx.eval_shape(lambda: models.create(TINY, **(SIZE | arguments))))
+
+
+def count(name, **arguments):
+  model = nnx.eval_shape(lambda: models.create(name, **arguments))
+  return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(nnx.state(model)))
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts_are_the_published_ones(name):
+  assert count(name) == COUNTS[name]
+
+
+@pytest.mark.parametrize("name", swin.VARIANTS)
+def test_parameters_of_every_name_add_up(name):
+  size, window, _ = swin.VARIANTS[name]
+  width, depths, heads = swin.SIZES[size]
+  expected = 4 * 4 * 3 * width + width + 2 * width
+  for stage, (depth, head) in enumerate(zip(depths, heads, strict=True)):
+    d = width * 2**stage
+    expected += depth * (12 * d * d + 13 * d + (2 * window - 1) ** 2 * head)
+    expected += stage > 0 and 2 * d * d + 4 * d  # norm and linear map of four times half the width
+  assert count(name) == expected + 2 * d + d * 1000 + 1000
+
+
+# The parts by their definitions.
+
+
+def norm(x, module):
+  centred = x - x.mean(-1, keepdims=True)
+  return centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + 1e-5) * module.scale[...] + module.bias[...]
+
+
+def dense(block, x, window, shift):
+  """x + attention of one head after the other over all places of the map, with minus infinity for those not seen."""
+  _, height, width, _ = x.shape
+  places = [(row, column) for row in range(height) for column in range(width)]
+  part = block.attention
+  bias = np.full((part.table.shape[1], len(places), len(places)), -np.inf)
+  for i, query in enumerate(places):
+    for j, key in enumerate(places):
+      # Windows stand between lines at shift, shift + window, ...: on neither side of the map do they wrap around.
+      numbers = [[(place[axis] - shift[axis]) // window[axis] for axis in (0, 1)] for place in (query, key)]
+      if numbers[0] == numbers[1]:
+        down, right = query[0] - key[0], query[1] - key[1]
+        bias[:, i, j] = part.table[(down + window[0] - 1) * (2 * window[1] - 1) + right + window[1] - 1]
+  tokens = norm(x, block.norm1).reshape(len(x), len(places), -1)
+  query, key, value = (
+    np.einsum("bnd,dhk->bhnk", tokens, p.kernel[...]) + np.asarray(p.bias[...])[:, None]
+    for p in (part.query, part.key, part.value)
+  )
+  scores = np.einsum("bhqk,bhnk->bhqn", query, key) / query.shape[-1] ** 0.5 + bias
+  weights = np.exp(scores - scores.max(-1, keepdims=True))
+  weights /= weights.sum(-1, keepdims=True)
+  context = np.einsum("bhqn,bhnk->bqhk", weights, value)
+  return x + (np.einsum("bqhk,hkd->bqd", context, part.out.kernel[...]) + part.out.bias[...]).reshape(x.shape)
+
+
+@pytest.mark.parametrize(
+  ("extent", "window", "shift"),
+  [
+    ((6, 9), (3, 3), (0, 0)),
+    ((6, 9), (3, 3), (1, 1)),
+    ((8, 8), (4, 4), (2, 2)),
+    ((4, 4), (4, 4), (0, 0)),
+    ((3, 8), (3, 4), (0, 2)),
+    ((8, 3), (2, 3), (1, 0)),
+  ],
+)
+def test_windows_are_masked_attention_over_the_whole_map(extent, window, shift):
+  drop = {"dropout": 0.0, "attention_dropout": 0.0}
+  block = modules.layer(lambda rngs: swin.Block(8, 2, window, shift, **drop, dtype=jnp.float32, rngs=rngs))
+  x = np.random.default_rng(0).standard_normal((2, *extent, 8), dtype=np.float32)
+  y = dense(block, x, window, shift)
+  y = y + np.asarray(block.mlp(norm(y, block.norm2)))
+  np.testing.assert_allclose(modules.run(block, x), y, atol=2e-5)
+
+
+def test_merging_goes_down_the_columns_of_a_square():
+  merge = modules.layer(lambda rngs: swin.Merge(3, dtype=jnp.float32, rngs=rngs))
+  x = np.random.default_rng(0).standard_normal((2, 4, 6, 3), dtype=np.float32)
+  four = [x[:, row::2, column::2] for row, column in ((0, 0), (1, 0), (0, 1), (1, 1))]
+  expected = norm(np.concatenate(four, -1), merge.norm) @ np.asarray(merge.reduction.kernel[...])
+  np.testing.assert_allclose(modules.run(merge, x), expected, atol=1e-5)
+
+
+def layout_of_windows(**arguments):
+  model = nnx.eval_shape(lambda: models.create(TINY, **arguments))
+  return [[(block.window, block.shift) for block in stage.blocks] for stage in model.stages]
+
+
+def test_every_second_block_shifts_unless_the_window_covers_the_map():
+  plain, shifted = ((7, 7), (0, 0)), ((7, 7), (3, 3))
+  assert layout_of_windows() == [[plain, shifted]] * 2 + [[plain, shifted] * 3, [plain] * 2]
+  # A side of four patches is one window, the other of eight has two; then two and four patches, one window.
+  small_window = {"window": 4, "depths": (2, 1), "heads": (3, 6)}
+  assert layout_of_windows(image_size=(16, 32), **small_window) == [
+    [((4, 4), (0, 0)), ((4, 4), (0, 2))],
+    [((2, 4), (0, 0))],
+  ]
+
+
+def test_logits_are_the_head_of_the_mean_of_the_normalised_map():
+  model, x = tiny(), modules.images(24)
+  logits, found = jax.jit(models.capture(model, "tokens", "stages/1/downsample", "encoded", "pre_logits"))(x)
+  assert {name: value.shape for name, value in found.items()} == {
+    "tokens": (3, 6, 6, 8),
+    "stages/1/downsample": (3, 3, 3, 16),
+    "encoded": (3, 3, 3, 16),
+    "pre_logits": (3, 16),
+  }
+  np.testing.assert_allclose(found["pre_logits"], found["encoded"].mean((1, 2)), atol=1e-6)
+  np.testing.assert_allclose(logits, found["pre_logits"] @ model.head.kernel[...] + model.head.bias[...], atol=1e-5)
+  assert modules.run(tiny(classes=0), x).shape == (3, 16)
+
+
+def test_an_image_does_not_see_its_neighbours():
+  model, x = tiny(), modules.images(24)
+  alone = np.concatenate([modules.run(model, x[i : i + 1]) for i in range(3)])
+  np.testing.assert_allclose(modules.run(model, x), alone, atol=1e-5)
+  assert np.abs(alone[0] - alone[1]).max() > 0.01
+
+
+def test_images_need_not_be_square():
+  model = tiny(image_size=(24, 48))
+  x = np.random.default_rng(0).standard_normal((2, 24, 48, 3), dtype=np.float32)
+  assert modules.run(model, x).shape == (2, 5)
+
+
+def test_initial_values_have_the_published_distributions():
+  model = models.create(TINY, depths=(1, 1), heads=(3, 6), image_size=56)
+  block, merge = model.stages[1].blocks[0], model.stages[1].downsample
+  attention = block.attention
+  for part in (
+    attention.query,
+    attention.key,
+    attention.value,
+    attention.out,
+    block.mlp.up,
+    merge.reduction,
+    model.head,
+  ):
+    np.testing.assert_allclose(np.std(part.kernel[...]), 0.02, rtol=0.02)
+    assert part.bias is None or not np.any(part.bias[...])
+  np.testing.assert_allclose(np.std(attention.table[...]), 0.02, rtol=0.1)
+  bound = 48**-0.5
+  for values in (model.embedding.kernel[...], model.embedding.bias[...]):
+    assert 0.9 * bound < np.abs(values).max() <= bound
+    np.testing.assert_allclose(np.std(values), bound / 3**0.5, rtol=0.15)
+
+
+# Training.
+
+
+def test_stochastic_depth_grows_over_the_blocks_of_all_stages(monkeypatch):
+  seen, run = [], stack.run
+
+  def watched(*arguments, rates, **rest):
+    seen.append(rates)
+    return run(*arguments, rates=rates, **rest)
+
+  monkeypatch.setattr(stack, "run", watched)
+  jax.eval_shape(lambda x: models.create(TINY, stochastic_depth=0.2)(x), jnp.zeros((1, 224, 224, 3)))
+  assert [len(rates) for rates in seen] == [2, 2, 6, 2]
+  np.testing.assert_allclose(np.concatenate(seen), np.arange(12) * 0.2 / 11, rtol=1e-6)
+
+
+DROP = {"dropout": 0.4, "attention_dropout": 0.4, "stochastic_depth": 0.4}
+ONE_STAGE = {"depths": (2,), "heads": (2,)}
+
+
+def key(seed):
+  return jax.random.key(seed, impl="rbg")  # quicker to compile
+
+
+def test_rematerialisation_changes_no_number():
+  def value_and_gradients(remat):
+    graph, params = nnx.split(tiny(remat=remat, **ONE_STAGE, **DROP))
+
+    def loss(params, x):
+      logits = nnx.merge(graph, params)(x, key(7))
+      return jnp.sum(jnp.square(logits)), logits
+
+    return jax.jit(jax.grad(loss, has_aux=True))(params, modules.images(24))
+
+  gradients, logits = value_and_gradients("none")
+  assert all(np.any(leaf) for path, leaf in nnx.to_flat_state(gradients) if path[-2:] != ("key", "bias"))
+  largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients))
+  others, other = value_and_gradients("full")
+  np.testing.assert_allclose(logits, other, rtol=1e-4, atol=1e-5)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * largest), gradients, others)
+
+
+def test_dropout_needs_a_key_and_follows_from_it():
+  x = modules.images(24)
+  plain = modules.run(tiny(**ONE_STAGE), x)
+  for name, rate in DROP.items():
+    model = modules.compiled(tiny(**ONE_STAGE, **{name: rate}))
+    np.testing.assert_array_equal(model(x, key(1)), model(x, key(1)))
+    assert np.abs(model(x, key(1)) - model(x, key(2))).max() > 1e-3
+    np.testing.assert_array_equal(model(x), plain)
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters():
+  wide, narrow = (tiny(dtype=dtype) for dtype in ("float32", "bfloat16"))
+  assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(nnx.state(narrow)))
+  x = modules.images(24)
+  expected = modules.run(wide, x)
+  logits, found = jax.jit(models.capture(narrow, ".*"))(x)
+  assert logits.dtype == jnp.float32
+  assert {value.dtype for name, value in found.items() if name != "logits"} == {jnp.dtype("bfloat16")}
+  assert 0 < np.abs(expected - logits).max() < 0.1 * np.abs(expected).max()
+
+
+def test_every_parameter_is_in_the_sharding_table():
+  check_sharding(TINY, nnx.eval_shape(lambda: models.create(TINY)), scan=False)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ({"image_size": 32}, r"image size 32 .* windows of 3 x 3 patches of 4 in every stage; nearest image sizes: 24, 48"),
+    ({"image_size": 23}, r"nearest image sizes: 8, 24"),
+    ({"image_size": 5}, r"nearest image sizes: 8(?!,)"),
+    ({"image_size": (24, 100)}, r"image size 100 .* nearest image sizes: 96, 120"),
+    ({"depths": (2, 2, 2)}, r"depths \(2, 2, 2\) are 3 stages, heads \(2, 4\) are 2"),
+    ({"heads": (2, 3)}, r"stage 1 has width 16, which is not a multiple of its heads 3"),
+    ({"depths": (0, 2)}, r"model.depths\[0\]: 0 is out of range"),
+    ({"window": 1}, r"model.window: 1 is out of range"),
+    ({"scan": True}, r"model.scan: unknown key"),
+  ],
+)
+def test_mistakes_say_what_is_allowed(arguments, message):
+  with pytest.raises(schema.ConfigError, match=message):
+    tiny(**arguments)
+
+
+def test_nearest_sizes_of_the_published_models_are_allowed():
+  with pytest.raises(schema.ConfigError, match=r"image size 256 .* nearest image sizes: 224, 448"):
+    models.create(TINY, image_size=256)
+  with pytest.raises(schema.ConfigError, match=r"nearest image sizes: 384, 768"):
+    models.create("swin_base_patch4_window12_384", image_size=400)
+
+
+def test_images_of_another_size_are_refused():
+  with pytest.raises(ValueError, match=r"images are \(16, 16, 3\).*built for \(24, 24, 3\)"):
+    tiny()(modules.images(16))
+
+
+# Files.
+
+LAYOUT = importer.LAYOUTS[0]
+
+
+def written():
+  """(tensors, parameters by path) of a small model under timm's names."""
+  arguments = {key: SIZE[key] for key in ("width", "depths", "heads", "window")}
+  description = layout.Description(schema.Choice(TINY, arguments), 24, 5)
+  rng = np.random.default_rng(0)
+  arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.shapes(description).items()}
+  return layout.write(LAYOUT, arrays, description), arrays, description
+
+
+def test_what_is_written_describes_itself_and_is_read_again():
+  tensors, arrays, description = written()
+  assert LAYOUT.recognises(tensors)
+  # Without a hint the map of the last stage is one window.
+  assert LAYOUT.describe(tensors, {}) == description
+  assert LAYOUT.describe(tensors, {"image_size": 48}).image_size == 48
+  found = layout.read(LAYOUT, tensors, description)
+  assert set(found) == set(arrays) and all(np.array_equal(found[path], arrays[path]) for path in arrays)
+
+
+def test_microsofts_names_and_computed_tensors_mean_the_same():
+  tensors, arrays, description = written()
+  theirs = {name.replace("head.fc", "head").replace("layers.1.down", "layers.0.down"): t for name, t in tensors.items()}
+  assert "head.weight" in theirs and "layers.0.downsample.reduction.weight" in theirs
+  theirs["layers.0.blocks.1.attn_mask"] = np.zeros((4, 9, 9), np.float32)
+  theirs["layers.0.blocks.0.attn.relative_position_index"] = np.zeros((9, 9), np.int64)
+  assert LAYOUT.recognises(theirs)
+  named = LAYOUT.canonical(theirs, {})
+  assert LAYOUT.describe(named, {}) == description
+  found = layout.read(LAYOUT, named, description)
+  assert all(np.array_equal(found[path], arrays[path]) for path in arrays)
+
+
+def test_packed_rows_are_query_key_value_by_head():
+  tensors, arrays, _ = written()
+  packed = tensors["layers.1.blocks.0.attn.qkv.weight"]
+  for i, part in enumerate(("query", "key", "value")):
+    kernel = arrays[f"stages/1/blocks/0/attention/{part}/kernel"]
+    np.testing.assert_array_equal(packed[16 * i : 16 * (i + 1)].T.reshape(16, 4, 4), kernel)
+
+
+@pytest.mark.parametrize("name", swin.VARIANTS)
+def test_published_sizes_are_recognised_without_overrides(name):
+  size, window, image_size = swin.VARIANTS[name]
+  width, depths, heads = swin.SIZES[size]
+  tensors = {"patch_embed.proj.weight": np.empty((width, 3, 4, 4))}
+  for stage, depth in enumerate(depths):
+    for block in range(depth):
+      table = np.empty(((2 * window - 1) ** 2, heads[stage]))
+      tensors[f"layers.{stage}.blocks.{block}.attn.relative_position_bias_table"] = table
+  assert LAYOUT.describe(tensors, {}) == layout.Description(schema.Choice(name, {}), image_size, 0, 3)

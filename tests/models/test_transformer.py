@@ -1,0 +1,132 @@
+"""The computation that all families share: where tokens go, what a size may be."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from einops import rearrange
+from flax import nnx
+
+from tests import modules
+from vit_jax import models, schema
+from vit_jax.models import transformer
+
+TINY = dict(depth=2, width=16, heads=2, hidden=16)
+
+
+def tiny(name="ViT-Ti/8", **arguments):
+  return models.create(name, 16, classes=3, rngs=nnx.Rngs(0), **TINY, **arguments)
+
+
+def images(count=2):
+  return jax.random.normal(jax.random.key(1), (count, 16, 16, 3))
+
+
+def test_the_class_token_stands_in_front_of_the_patches_row_by_row():
+  model = tiny(position="none")
+  x = jnp.zeros((1, 16, 16, 3)).at[0, 0, 8:].set(1.0)  # the second patch of the first row
+  _, found = models.capture(model, "tokens")(x)
+  _, blank = models.capture(model, "tokens")(jnp.zeros_like(x))
+  changed = np.asarray(jnp.any(found["tokens"] != blank["tokens"], axis=-1))[0]
+  assert changed.tolist() == [False, False, True, False, False]
+  np.testing.assert_array_equal(found["tokens"][0, 0], model.cls[...])
+
+
+def test_the_head_reads_the_class_token_or_the_mean():
+  for head, pooled in (("cls", lambda x: x[:, 0]), ("gap", lambda x: x.mean(1))):
+    logits, found = models.capture(tiny(head=head), "encoded", "features", "pre_logits")(images())
+    np.testing.assert_allclose(found["features"], pooled(found["encoded"]), atol=1e-6)
+    assert logits.shape == (2, 3)
+
+
+def test_an_image_does_not_see_its_neighbours():
+  model = tiny(pre_logits=8)
+  model.head.kernel[...] = jax.random.normal(jax.random.key(2), model.head.kernel.shape)
+  both = model(images())
+  np.testing.assert_allclose(both[:1], model(images()[:1]), atol=1e-5)
+  assert not np.allclose(both[0], both[1])
+
+
+def test_images_of_another_size_are_refused():
+  with pytest.raises(ValueError, match=r"the model was built for \(16, 16, 3\)"):
+    tiny()(jnp.zeros((1, 24, 24, 3)))
+
+
+def test_dropout_needs_a_key_and_follows_from_it():
+  model = tiny(dropout=0.5)
+  model.head.kernel[...] = jax.random.normal(jax.random.key(2), model.head.kernel.shape)
+  first, second = (model(images(), jax.random.key(i)) for i in (0, 1))
+  np.testing.assert_array_equal(first, model(images(), jax.random.key(0)))
+  assert not np.allclose(first, second)
+  np.testing.assert_array_equal(model(images()), model(images()))
+
+
+def test_sizes_and_grids_say_what_is_allowed():
+  assert transformer.size((8, 2, 2, 16), width=None, depth=4, heads=None, hidden=None) == (8, 4, 2, 16)
+  with pytest.raises(schema.ConfigError, match="width 9 is not a multiple of heads 2; allowed heads: 1, 3, 9"):
+    transformer.size((8, 2, 2, 16), width=9, depth=None, heads=None, hidden=None)
+  assert transformer.grid(32, 8) == (4, 4)
+  with pytest.raises(schema.ConfigError, match="nearest image sizes: 24, 32"):
+    transformer.grid(30, 8)
+
+
+F32 = jnp.dtype("float32")
+
+
+def normal(*shape):
+  return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+
+def block(**arguments):
+  common = {"eps": 1e-5, "gelu": "erf", "dropout": 0.0, "attention_dropout": 0.0, "dtype": F32}
+  return modules.layer(lambda rngs: transformer.Block(12, 3, 20, rngs=rngs, **(common | arguments)))
+
+
+def test_a_block_is_pre_norm_and_scales_its_branches():
+  module = block(layer_scale=0.1)
+  x = normal(2, 5, 12)
+  s = x + module.attention(module.norm1(x)) * module.layer_scale1[...]
+  s = s + module.mlp(module.norm2(s)) * module.layer_scale2[...]
+  np.testing.assert_allclose(module(x), s, atol=1e-5)
+
+
+def test_the_official_order_overwrites_the_stream_with_its_norm():
+  module = block(order="official")
+  x = normal(2, 5, 12)
+  s = x + module.attention(module.norm1(x))
+  s = module.norm2(s)
+  s = s + module.mlp(s)
+  np.testing.assert_allclose(module(x), s, atol=1e-5)
+
+
+def test_both_branches_of_a_block_are_dropped_independently():
+  module = block()
+  x = normal(1, 1, 12)
+  batch = np.repeat(x, 400, axis=0)
+  y = np.asarray(jax.jit(lambda x, key: module(x, key, np.float32(0.5)))(batch, jax.random.key(0)))
+  attention = np.asarray(module.attention(module.norm1(x)))
+  kinds = []
+  for first in (0, 2):  # a kept branch counts double
+    s = x + first * attention
+    kinds += [s, s + 2 * np.asarray(module.mlp(module.norm2(s)))]
+  distance = np.abs(y[:, None] - np.stack(kinds, 1)[:, :, :]).max((2, 3))
+  assert distance.min(1).max() < 1e-4
+  np.testing.assert_allclose(np.bincount(distance.argmin(1), minlength=4) / 400, 0.25, atol=0.08)
+
+
+@pytest.mark.parametrize("name", ["ViT-Ti/8", "vit_7_4_32", "Mixer-S/16"])
+def test_patches_that_are_cut_already_give_the_same(name):
+  model = models.create(name, 32, classes=3, rngs=nnx.Rngs(0), depth=1)
+  patch = model.patch
+  whole = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
+  cut = rearrange(whole, "b (h i) (w j) c -> b (h w) (i j c)", i=patch, j=patch)
+  _, expected = models.capture(model, "tokens")(whole)
+  _, found = models.capture(model, "tokens")(cut)
+  np.testing.assert_allclose(found["tokens"], expected["tokens"], atol=1e-5)
+  with pytest.raises(ValueError, match="the model was built for"):
+    model(cut[:, 1:])
+
+
+def test_only_patches_may_come_cut():
+  assert models.create("cct_2_3x2_32", 32, classes=3).patch is None
+  assert models.create("R26+S/32", 32, classes=3).patch is None

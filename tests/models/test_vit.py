@@ -1,0 +1,161 @@
+"""vit_jax/models/vit.py against the original codes' logits, parameter counts and initial distributions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests import modules
+from vit_jax import models, schema
+from vit_jax.models import vit
+
+COUNTS = {  # 224 px, 1000 classes; asserted by vision_transformer's own tests under the names on the left
+  "ViT-Ti_16": ("ViT-Ti/16", {}, 5_717_416),
+  "ViT-S_16": ("ViT-S/16", {}, 22_050_664),
+  "ViT-S_16-gap-norep": ("ViT-S/16", {"head": "gap"}, 22_049_896),
+  "ViT-S_32": ("ViT-S/32", {}, 22_878_952),
+  "ViT-S_32-gap-norep": ("ViT-S/32", {"head": "gap"}, 22_878_184),
+  "ViT-B_8": ("ViT-B/8", {}, 86_576_872),
+  "ViT-B_16": ("ViT-B/16", {}, 86_567_656),
+  "ViT-B_16-gap-norep": ("ViT-B/16", {"head": "gap"}, 86_566_120),
+  "ViT-B_32": ("ViT-B/32", {}, 88_224_232),
+  "ViT-B_32-gap-norep": ("ViT-B/32", {"head": "gap"}, 88_222_696),
+  "ViT-L_16": ("ViT-L/16", {}, 304_326_632),
+  "ViT-L_32": ("ViT-L/32", {}, 306_535_400),
+  "ViT-H_14": ("ViT-H/14", {}, 632_045_800),
+  "R+ViT-Ti_16": ("R+Ti/16", {}, 6_337_704),
+  "R26+ViT-S_32": ("R26+S/32", {}, 36_431_912),
+  "R26+ViT-B_32": ("R26+B/32", {}, 101_383_976),
+  "R50+ViT-B_16": ("R50+B/16", {}, 98_659_112),
+  "R50+ViT-L_32": ("R50+L/32", {}, 328_994_856),
+  "Mixer-B_16": ("Mixer-B/16", {}, 59_880_472),
+  "Mixer-B_32": ("Mixer-B/32", {}, 60_293_428),
+  "Mixer-L_16": ("Mixer-L/16", {}, 208_196_168),
+  "testing": ("ViT-mu/16", {"width": 10, "depth": 1, "heads": 1, "hidden": 10}, 21_390),
+  "testing-unpooled": ("ViT-mu/16", {"width": 10, "depth": 1, "heads": 1, "hidden": 10, "head": "gap"}, 21_370),
+  # big_vision's S/16 with a linear head, and with a representation layer.
+  "S/16 sincos2d": ("ViT-S/16", {"head": "gap", "position": "sincos2d"}, 21_974_632),
+  "S/16 sincos2d rep": ("ViT-S/16", {"head": "gap", "position": "sincos2d", "pre_logits": 384}, 22_122_472),
+}
+
+
+@pytest.mark.parametrize("published", COUNTS)
+def test_parameter_counts_are_the_published_ones(published):
+  name, arguments, count = COUNTS[published]
+  model = nnx.eval_shape(lambda: models.create(name, scan=True, **arguments))
+  assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(nnx.state(model))) == count
+
+
+@pytest.mark.parametrize("published", COUNTS)
+def test_the_published_spelling_is_another_name_of_the_same_model(published):
+  name, arguments, _ = COUNTS[published]
+  if "_" in published and "gap" not in published and not published.startswith("testing"):
+    assert models.find(published) is models.find(name)
+    assert arguments == {}
+
+
+@pytest.mark.parametrize("size", vit.SIZES)
+def test_parameters_of_every_size_add_up(size):
+  d, depth, _, f = vit.SIZES[size]
+  block = 4 * (d * d + d) + (d * f + f) + (f * d + d) + 2 * 2 * d
+  expected = (14 * 14 * 3 * d + d) + d + (16 * 16 + 1) * d + depth * block + 2 * d + (d * 1000 + 1000)
+  model = nnx.eval_shape(lambda: models.create(f"ViT-{size}/14", scan=True))
+  assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(nnx.state(model))) == expected
+
+
+def test_initial_values_have_the_published_distributions():
+  model = models.create("ViT-Ti/16", depth=1, head_bias=-6.9, pre_logits=96)
+  block = model.blocks[0]
+  bound = (6 / (192 + 192)) ** 0.5  # of each of q, k, v on its own, not of the three together
+  for part in (block.attention.query, block.attention.key, block.attention.value, block.attention.out):
+    assert 0.99 * bound < np.abs(part.kernel[...]).max() <= bound
+    np.testing.assert_allclose(np.std(part.kernel[...]), bound / 3**0.5, rtol=0.02)
+    assert not np.any(part.bias[...])
+  assert np.abs(block.attention.query.kernel[...] - block.attention.key.kernel[...]).max() > 0.1
+  assert np.abs(block.mlp.up.kernel[...]).max() <= (6 / (192 + 768)) ** 0.5
+  np.testing.assert_allclose(np.std(block.mlp.up.bias[...]), 1e-6, rtol=0.1)
+  np.testing.assert_allclose(np.std(model.embedding.kernel[...]), 768**-0.5, rtol=0.02)
+  assert not np.any(model.embedding.bias[...]) and not np.any(model.cls[...]) and not np.any(model.head.kernel[...])
+  np.testing.assert_allclose(np.std(model.position.table[...]), 0.02, rtol=0.02)
+  np.testing.assert_allclose(model.head.bias[...], -6.9)
+  np.testing.assert_allclose(np.std(model.pre_logits.kernel[...]), 192**-0.5, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+  ("head", "position"),
+  [("cls", "learned"), ("gap", "sincos2d"), ("cls", "factored"), ("seqpool", "relative"), ("map", "learned")]
+  + [(head, "none") for head in ("cls", "gap", "map", "seqpool")],
+)
+def test_only_a_model_without_positions_is_blind_to_the_order_of_patches(head, position):
+  model = modules.model(head=head, position=position, depth=1, layer_scale=0.1, pre_logits=8)
+  x = modules.images()
+  x = np.concatenate([x, np.roll(x, 4, axis=2)])  # by one patch
+  logits, moved = np.split(modules.run(model, x), 2)
+  assert logits.shape == (3, 5) and logits.dtype == np.float32 and np.all(np.isfinite(logits))
+  assert (np.abs(logits - moved).max() < 1e-4) == (position == "none")
+
+
+def test_grid_positions_leave_the_class_token_alone():
+  for position in ("sincos2d", "factored"):
+    table = np.asarray(modules.model(position=position).position())
+    assert table.shape == (17, 16) and not np.any(table[0]) and np.any(table[1])
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters(scan):
+  wide, narrow = (modules.model(dtype=dtype, scan=scan, head="map") for dtype in ("float32", "bfloat16"))
+  assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(nnx.state(narrow)))
+  x = modules.images()
+  expected = modules.run(wide, x)
+  logits, found = jax.jit(models.capture(narrow, ".*"))(x)
+  assert logits.dtype == jnp.float32
+  assert {value.dtype for name, value in found.items() if name != "logits"} == {jnp.dtype("bfloat16")}
+  assert 0 < np.abs(expected - logits).max() < 0.1 * np.abs(expected).max()
+
+
+def test_dropout_needs_a_key_and_follows_from_it():
+  plain = modules.compiled(modules.model(scan=True))
+  model = modules.compiled(modules.model(scan=True, dropout=0.3, attention_dropout=0.3, stochastic_depth=0.3))
+  x, one, two = modules.images(), jax.random.key(1), jax.random.key(2)
+  np.testing.assert_array_equal(model(x, one), model(x, one))
+  assert np.abs(model(x, one) - model(x, two)).max() > 1e-3
+  np.testing.assert_array_equal(model(x), plain(x))
+  np.testing.assert_array_equal(plain(x, one), plain(x))
+
+
+def test_the_same_configuration_gives_the_same_graph():
+  one, two = (nnx.split(modules.model(position="sincos2d", scan=True))[0] for _ in range(2))
+  assert one == two and hash(one) == hash(two)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ({"image_size": 18}, r"image size 18 is not a multiple of patch 4; nearest image sizes: 16, 20"),
+    ({"image_size": 3}, r"image size 3 is not a multiple of patch 4; nearest image sizes: 4"),
+    ({"heads": 3}, r"width 16 is not a multiple of heads 3; allowed heads: 1, 2, 4, 8, 16"),
+    ({"width": 18, "position": "sincos2d"}, r"'sincos2d' needs a width that is a multiple of 4; it is 18"),
+    ({"width": 15, "heads": 3, "position": "factored"}, r"'factored' needs a width that is a multiple of 2; it is 15"),
+    ({"depth": 0}, r"model.depth: 0 is out of range; allowed: \[1, 1024\]"),
+    ({"dropout": 1.0}, r"model.dropout: 1.0 is out of range"),
+    ({"layer_scale": 0.0}, r"model.layer_scale: 0.0 is out of range"),
+    ({"head": "token"}, r"model.head: 'token' is not a choice.* Allowed: cls, gap, map, seqpool"),
+    ({"remat": "ful"}, r"model.remat: 'ful' is not a choice. Did you mean 'full'"),
+    ({"stochastic_dept": 0.1}, r"model.stochastic_dept: unknown key .* Did you mean 'stochastic_depth'"),
+  ],
+)
+def test_mistakes_say_what_is_allowed(arguments, message):
+  with pytest.raises(schema.ConfigError, match=message):
+    modules.model(**arguments)
+
+
+def test_images_of_another_size_are_refused():
+  with pytest.raises(ValueError, match=r"images are \(8, 8, 3\).*built for \(16, 16, 3\)"):
+    modules.model()(modules.images(8))
+
+
+def test_overrides_replace_the_size():
+  assert vit.SIZES["S"] == (384, 12, 6, 1536)
+  model = nnx.eval_shape(lambda: models.create("ViT-S/4", image_size=8, classes=2, depth=3))
+  assert len(model.blocks) == 3 and model.blocks[0].mlp.up.kernel.shape == (384, 1536)

@@ -1,0 +1,358 @@
+"""Optimizers against big_vision's steps, against NumPy, and what patterns on parameter paths do to them."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from vit_jax import optim, trees
+from vit_jax.schema import Choice, ConfigError
+
+STEPS = 5
+
+
+def make(params, total=10, statistics=frozenset(), **args):
+  """Transformation and schedule for a config, durations being plain steps."""
+  args = {"name": "adamw", "lr": 1e-2, "schedule": Choice("constant")} | args
+  choice = optim.bind(Choice(args.pop("name"), args))
+  return optim.create(choice, params, total, lambda duration: duration.steps(1, 1, total), statistics)
+
+
+def walk(transformation, params, gradients):
+  """Parameters after some steps, and the update of each."""
+  state, updates = transformation.init(params), []
+  for gradient in gradients:
+    step, state = transformation.update(gradient, state, params)
+    params = optax.apply_updates(params, step)
+    updates.append(step)
+  return params, updates, state
+
+
+def example(scanned=False, seed=0):
+  """A small ViT's parameters and gradients, as flat dicts by path."""
+  rng = np.random.default_rng(seed)
+  # Two shapes only: every further one costs a compilation of each operation.
+  kernel, vector = (4, 4), (4,)
+  block = {"attention/query/kernel": kernel, "attention/query/bias": vector, "norm1/scale": vector}
+  shapes = {"cls": vector, "embedding/kernel": kernel, "position/table": kernel, "norm/scale": vector}
+  shapes |= {"head/kernel": kernel, "head/bias": vector}
+  layers = 3
+  if scanned:
+    shapes |= {f"blocks/{path}": (layers, *shape) for path, shape in block.items()}
+  else:
+    shapes |= {f"blocks/{i}/{path}": shape for i in range(layers) for path, shape in block.items()}
+
+  def draw(scale):
+    return {path: jnp.asarray(scale * rng.standard_normal(shape), jnp.float32) for path, shape in shapes.items()}
+
+  return draw(1.0), [draw(0.1) for _ in range(STEPS)]
+
+
+def assert_same_updates(updates, expected, tolerance):
+  """Differences are shares of the largest update of a path."""
+  for step, (ours, theirs) in enumerate(zip(updates, expected, strict=True), 1):
+    assert ours.keys() == theirs.keys()
+    for path in theirs:
+      limit = tolerance * max(np.abs(np.asarray(e[path], np.float32)).max() for e in expected)
+      difference = np.abs(np.asarray(ours[path] - theirs[path], np.float32)).max()
+      assert difference <= limit, f"step {step}, {path}: {difference} > {limit}"
+
+
+# Adafactor.
+
+
+def test_adafactor_stores_rows_and_columns_of_large_kernels_only():
+  params = {"large": jnp.zeros((40, 64)), "small": jnp.zeros((31, 64))}
+  factored, _, average = jax.tree.leaves(
+    optim.adafactor(clipping=1.0).init(params),
+    is_leaf=lambda x: isinstance(x, tuple) and hasattr(x, "_fields"),
+  )
+  assert {trees.count(factored.v_row["large"]), trees.count(factored.v_col["large"])} == {40, 64}
+  assert factored.v["large"].shape == (1,) and factored.v["small"].shape == (31, 64)
+  assert average.ema["large"].dtype == jnp.bfloat16
+
+
+# Against NumPy, float64.
+
+
+def numpy_adamw(p, gradients, lr, wd, b1=0.9, b2=0.999, eps=1e-8):
+  m = v = 0
+  for t, g in enumerate(gradients, 1):  # torch.optim.AdamW: first the decay, then the step
+    p = p * (1 - lr * wd)
+    m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+    p = p - lr / (1 - b1**t) * m / (np.sqrt(v) / math.sqrt(1 - b2**t) + eps)
+  return p
+
+
+def numpy_sgd(p, gradients, lr, wd, momentum=0.9, nesterov=False):
+  v = 0
+  for g in gradients:
+    v = momentum * v + g
+    p = p * (1 - lr * wd) - lr * (g + momentum * v if nesterov else v)
+  return p
+
+
+def numpy_lion(p, gradients, lr, wd, b1=0.9, b2=0.99):
+  m = 0
+  for g in gradients:
+    p = p - lr * (np.sign(b1 * m + (1 - b1) * g) + wd * p)
+    m = b2 * m + (1 - b2) * g
+  return p
+
+
+def numpy_adafactor(p, gradients, lr, wd, b2_cap=0.999):
+  """Unfactored: no axis of the example is long enough."""
+  v, m = np.zeros_like(p), 0
+  for t, g in enumerate(gradients, 1):
+    b2 = min(b2_cap, 1 - t**-0.8)
+    v = b2 * v + (1 - b2) * (g * g + 1e-30)
+    m = 0.9 * m + 0.1 * g / np.sqrt(v)
+    p = p - lr * (m + wd * p)
+  return p
+
+
+@pytest.mark.parametrize(
+  ("name", "args", "oracle"),
+  [
+    ("adamw", {}, numpy_adamw),
+    ("adamw", {"b1": 0.8, "b2": 0.95, "eps": 1e-3}, numpy_adamw),
+    ("sgd", {}, numpy_sgd),
+    ("sgd", {"nesterov": True}, numpy_sgd),
+    ("sgd", {"momentum": 0.0}, numpy_sgd),
+    ("lion", {}, numpy_lion),
+    ("adafactor", {"momentum_dtype": "float32"}, numpy_adafactor),
+    ("adafactor", {"momentum_dtype": "float32", "b2_cap": 0.5}, numpy_adafactor),
+  ],
+)
+def test_a_rule_with_adams_decay_equals_its_definition(name, args, oracle):
+  params, gradients = example()
+  transformation, _ = make(params, name=name, lr=0.02, weight_decay=0.3, **args)
+  after, _, _ = walk(transformation, params, gradients)
+  args.pop("momentum_dtype", None)
+  for path, value in params.items():
+    wd = 0.3 if path.endswith("kernel") else 0
+    expected = oracle(
+      np.asarray(value, np.float64), [np.asarray(g[path], np.float64) for g in gradients], 0.02, wd, **args
+    )
+    np.testing.assert_allclose(after[path], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_adamw_is_optax_adamw():
+  params, gradients = example()
+  transformation, rate = make(
+    params, weight_decay=0.05, clip=0.5, schedule=Choice("cosine"), warmup="2", mu_dtype="bfloat16"
+  )
+  mask = {path: path.endswith("kernel") for path in params}
+  theirs = optax.chain(
+    optax.clip_by_global_norm(0.5), optax.adamw(rate, weight_decay=0.05, mask=mask, mu_dtype="bfloat16")
+  )
+  _, ours, state = walk(transformation, params, gradients)
+  _, expected, _ = walk(theirs, params, gradients)
+  assert_same_updates(ours, expected, 1e-6)
+  moments = optax.tree_utils.tree_get(state, "mu")
+  assert all(m.dtype == jnp.bfloat16 for m in moments.values())
+
+
+def test_decoupled_decay_does_not_depend_on_the_learning_rate():
+  params, gradients = example()
+  zeros = [jax.tree.map(jnp.zeros_like, g) for g in gradients[:1]]
+  for lr in 1e-3, 1e-1:
+    _, (update,), _ = walk(make(params, lr=lr, weight_decay=0.01, decay="decoupled")[0], params, zeros)
+    np.testing.assert_allclose(update["head/kernel"], -0.01 * params["head/kernel"], rtol=1e-5)
+    _, (update,), _ = walk(make(params, lr=lr, weight_decay=0.01)[0], params, zeros)
+    np.testing.assert_allclose(update["head/kernel"], -lr * 0.01 * params["head/kernel"], rtol=1e-5)
+
+
+def test_a_compiled_step_is_the_same_step():
+  params, gradients = example()
+  transformation, _ = make(params, weight_decay=0.1, clip=0.1, layer_decay=0.9, frozen=("cls",))
+  state = transformation.init(params)
+  eager, _ = transformation.update(gradients[0], state, params)
+  compiled, _ = jax.jit(transformation.update)(gradients[0], state, params)
+  assert_same_updates([compiled], [eager], 1e-6)
+
+
+def test_the_schedule_that_is_logged_is_the_one_that_is_applied():
+  params, gradients = example()
+  transformation, rate = make(params, name="lion", schedule=Choice("linear"), warmup="2", lr=0.1)
+  _, updates, _ = walk(transformation, params, gradients)
+  for step, update in enumerate(updates):
+    np.testing.assert_allclose(np.abs(update["cls"]).max(), float(rate(step)), rtol=1e-6)
+  assert float(rate(2)) == pytest.approx(0.1)
+
+
+# Parts of the network.
+
+
+@pytest.mark.parametrize("name", optim.RULES)
+def test_frozen_parts_do_not_move_hold_no_state_and_stay_out_of_the_norm(name):
+  params, gradients = example()
+  frozen = ("embedding/.*", "blocks/[01]/.*")
+  args = {"name": name, "weight_decay": 0.1, "clip": 0.1}
+  after, updates, state = walk(make(params, frozen=frozen, **args)[0], params, gradients)
+  held = optim.frozen_paths(frozen, params)
+  assert held == {p for p in params if p.startswith(("embedding", "blocks/0", "blocks/1"))}
+  # The same run without these parameters at all.
+  small = {p: v for p, v in params.items() if p not in held}
+  lean = [{p: v for p, v in g.items() if p not in held} for g in gradients]
+  expected, _, lean_state = walk(make(small, **args)[0], small, lean)
+  for path, value in params.items():
+    np.testing.assert_array_equal(after[path], value if path in held else expected[path])
+  assert all(not np.any(update[path]) for update in updates for path in held)
+  assert trees.nbytes(state) == trees.nbytes(lean_state)
+
+
+@pytest.mark.parametrize("frozen", [(), ("embedding/.*",)])
+def test_statistics_are_held_like_frozen_parts_and_no_pattern_sees_them(frozen):
+  params, gradients = example()
+  own = {"norm/mean": jnp.ones(3), "norm/var": jnp.ones(3)}
+  args = {"weight_decay": 0.1, "decay_on": ((".*", 1.0),), "clip": 0.1, "frozen": frozen, "layer_decay": 0.7}
+  statistics = frozenset(own)
+  transformation, _ = make(params | own, statistics=statistics, **args)
+  assert optim.frozen_paths(frozen, params | own, statistics) == optim.frozen_paths(frozen, params) | statistics
+  after, _, state = walk(transformation, params | own, [g | jax.tree.map(jnp.ones_like, own) for g in gradients])
+  expected, _, lean = walk(make(params, **args)[0], params, gradients)
+  for path, value in (expected | own).items():
+    np.testing.assert_array_equal(after[path], value, err_msg=path)
+  assert trees.nbytes(state) == trees.nbytes(lean)
+  for pattern in ("norm/mean", "norm/(mean|var)"):
+    with pytest.raises(ConfigError, match="matches no parameter"):
+      optim.frozen_paths((pattern,), params | own, statistics)
+  with pytest.raises(ConfigError, match="nothing is left to train"):
+    optim.frozen_paths((".*",), params | own, statistics)
+
+
+@pytest.mark.parametrize("decay", ["adamw", "decoupled"])
+def test_rates_are_multiplied_by_the_first_matching_pattern(decay):
+  params, gradients = example()
+  common = {"weight_decay": 0.1, "decay": decay}
+  plain, _ = make(params, **common)
+  scaled, _ = make(params, lr_multipliers=(("blocks/2/.*", 0.5), ("blocks/.*", 0.25), ("cls", 0.0)), **common)
+  (_, (base, *_), _), (_, (update, *_), _) = walk(plain, params, gradients), walk(scaled, params, gradients)
+  for path, value in params.items():
+    factor = {"blocks/2": 0.5, "blocks/1": 0.25, "blocks/0": 0.25, "cls": 0.0}.get(path[:8].rstrip("/"), 1.0)
+    kept = -0.1 * value if decay == "decoupled" and path.endswith("kernel") else 0  # this decay has no rate
+    np.testing.assert_allclose(update[path], factor * (base[path] - kept) + kept, rtol=1e-5, atol=1e-7)
+
+
+def test_layer_decay_shrinks_the_rates_from_head_to_embedding():
+  params, gradients = example()
+  _, (base, *_), _ = walk(make(params)[0], params, gradients)
+  _, (update, *_), _ = walk(make(params, layer_decay=0.5)[0], params, gradients)
+  power = {"head/kernel": 0, "head/bias": 0, "norm/scale": 0, "cls": 4, "embedding/kernel": 4, "position/table": 4}
+  for path in params:
+    exponent = power[path] if path in power else 3 - int(path.split("/")[1])
+    np.testing.assert_allclose(update[path], 0.5**exponent * base[path], rtol=1e-6, err_msg=path)
+
+
+def test_layer_decay_is_the_same_for_scanned_layers():
+  unrolled, unrolled_gradients = example()
+
+  def stack(flat):
+    paths = sorted({p.split("/", 2)[2] for p in flat if p.startswith("blocks/")})
+    rest = {p: v for p, v in flat.items() if not p.startswith("blocks/")}
+    return rest | {f"blocks/{p}": jnp.stack([flat[f"blocks/{i}/{p}"] for i in range(3)]) for p in paths}
+
+  scanned = stack(unrolled)
+  args = {"layer_decay": 0.7, "weight_decay": 0.1, "lr_multipliers": (("head/.*", 3.0),), "clip": 0.2}
+  expected, _, _ = walk(make(unrolled, **args)[0], unrolled, unrolled_gradients)
+  after, _, _ = walk(make(scanned, **args)[0], scanned, [stack(g) for g in unrolled_gradients])
+  for path, value in stack(expected).items():
+    np.testing.assert_allclose(after[path], value, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", optim.RULES)
+@pytest.mark.parametrize("frozen", [(), ("blocks/.*", "cls")])
+def test_the_state_tells_which_of_its_arrays_belong_to_which_parameter(name, frozen):
+  params, _ = example()
+  transformation, _ = make(params, name=name, frozen=frozen, clip=1.0, weight_decay=0.1)
+  shapes = jax.eval_shape(transformation.init, params)
+  marked = optax.tree_utils.tree_map_params(
+    transformation,
+    # Where frozen, the place of the parameter is taken by a MaskedNode.
+    lambda leaf, path: leaf if isinstance(leaf, optax.MaskedNode) else path,
+    shapes,
+    {path: path for path in params},
+    transform_non_params=lambda _: "none",
+    is_leaf=lambda x: isinstance(x, optax.MaskedNode),
+  )
+  assert jax.tree.structure(marked) == jax.tree.structure(shapes)
+  held = optim.frozen_paths(frozen, params)
+  marks = trees.flatten(marked)
+  assert set(marks.values()) == ({*params} - held) | {"none"}
+  for path, leaf in trees.flatten(shapes).items():
+    mark = marks[path]
+    assert path.endswith(mark) or (mark == "none" and leaf.shape == ())
+    assert mark == "none" or leaf.shape in (params[mark].shape, (1,))
+
+
+@pytest.mark.parametrize("name", optim.RULES)
+def test_states_of_modules_nested_dicts_and_flat_dicts_are_trained_alike(name):
+  state = nnx.split(nnx.Sequential(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 2, rngs=nnx.Rngs(1))))[1]
+  gradient = jax.tree.map(lambda x: 0.1 + jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), state)
+  args = {"name": name, "weight_decay": 0.1, "clip": 1.0, "frozen": ("layers/1/bias",)}
+  args["lr_multipliers"] = (("layers/0/.*", 0.3),)
+  results = []
+  for view in (lambda x: x), nnx.to_pure_dict, trees.flatten:
+    params = view(state)
+    after, _, _ = walk(make(params, **args)[0], params, [view(gradient)] * 3)
+    results.append(trees.flatten(after))
+  for path, value in results[0].items():
+    assert np.any(value != trees.flatten(state)[path]) == (path != "layers/1/bias")
+    np.testing.assert_array_equal(value, results[1][path])
+    np.testing.assert_array_equal(value, results[2][path])
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+  ("args", "says"),
+  [
+    ({"frozen": ("head/kernal",)}, r"frozen\[0\]: 'head/kernal' matches no parameter.*nearest: head/kernel"),
+    ({"frozen": ("head",)}, r"'head' matches no parameter.*whole path"),
+    ({"frozen": (".*",)}, "nothing is left to train"),
+    ({"lr_multipliers": (("cls", 1.0), ("block/.*", 0.1))}, r"lr_multipliers\[1\]: 'block/\.\*'.*nearest: blocks/"),
+    ({"weight_decay": 0.1, "decay_on": ((".*/kernels", 1.0),)}, r"decay_on\[0\]"),
+    ({"decay_on": ((".*kernel", 1.0), ("head/kernel", 5.0)), "weight_decay": 0.1}, r"decay_on\[1\].*put it first"),
+    ({"warmup": "11"}, "warmup: 11 steps, but the run has 10"),
+    ({"schedule": {"name": "rsqrt", "cooldown": "8"}, "warmup": "3"}, "do not fit a run of 10"),
+    ({"schedule": {"name": "cosin"}}, r"config\.optim\.schedule\.name: unknown name 'cosin'. Did you mean 'cosine'"),
+    ({"schedule": {"name": "cosine", "stop": 1.0}}, r"config\.optim\.schedule\.stop: unknown key"),
+    ({"name": "adam"}, "Did you mean 'adamw'"),
+    ({"momentum": 0.9}, r"config\.optim\.momentum: unknown key for 'adamw'"),
+    ({"lr": 0.0}, r"config\.optim\.lr: 0\.0 is out of range"),
+    ({"decay": "adam"}, "Did you mean 'adamw'"),
+    ({"mu_dtype": "float16"}, "'float16' is not a choice"),
+    ({"layer_decay": 0.0}, "out of range"),
+  ],
+)
+def test_a_mistake_is_one_error_that_says_what_to_do(args, says):
+  with pytest.raises(ConfigError, match=says):
+    make(example()[0], **args)
+
+
+def test_layer_decay_needs_blocks_and_names_that_it_knows():
+  with pytest.raises(ConfigError, match="no 'blocks/"):
+    make({"head/kernel": jnp.zeros((2, 2))}, layer_decay=0.5)
+  with pytest.raises(ConfigError, match="cannot tell whether 'neck/kernel'"):
+    make(example()[0] | {"neck/kernel": jnp.zeros((2, 2))}, layer_decay=0.5)
+
+
+def test_a_bound_choice_holds_every_default_and_binds_to_itself():
+  bound = optim.bind(Choice("lion", {"lr": 1, "schedule": {"name": "rsqrt"}}))
+  assert bound.args["lr"] == 1.0 and bound.args["b2"] == 0.99 and bound.args["accumulate"] == 1
+  assert bound.args["schedule"].args["timescale"] == "10k"
+  assert optim.bind(bound) == bound
+
+
+@pytest.mark.parametrize("name", optim.RULES)
+def test_zero_gradients_leave_parameters_where_they_are(name):
+  params, gradients = example()
+  zeros = [jax.tree.map(jnp.zeros_like, g) for g in gradients]
+  after, _, _ = walk(make(params, name=name, clip=1.0)[0], params, zeros)
+  jax.tree.map(np.testing.assert_array_equal, after, params)

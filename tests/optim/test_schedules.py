@@ -1,0 +1,80 @@
+"""Learning rates against the curves of big_vision, vision_transformer and timm, and against their definitions."""
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import schema
+from vit_jax.optim import schedules
+from vit_jax.schema import Choice, ConfigError, Duration
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def make(name, peak, total, warmup="0", batch=1, examples=1, **args):
+  shape = schema.lookup(schedules.SCHEDULES, name, "schedule")
+  choice = schema.bind(Choice(name, args), (shape,), "schedule")
+
+  def steps(duration):
+    return Duration(duration).steps(batch, examples, total)
+
+  return schedules.create(choice, peak, total, steps(warmup), steps)
+
+
+def at(schedule, steps):
+  return np.asarray(jax.jit(jax.vmap(schedule))(np.asarray(steps, np.int32)))
+
+
+@pytest.mark.parametrize("name", schedules.SCHEDULES)
+def test_every_schedule_is_finite_positive_and_below_its_peak_from_before_the_start_to_after_the_end(name):
+  args = {"at": ("75%",), "factors": (0.1,)} if name == "stair" else {}
+  for warmup in "0", "1", "10%", "100%":
+    rates = at(make(name, 0.3, 200, warmup, 10, 100, **args), range(250))
+    assert rates.dtype == np.float32
+    assert np.isfinite(rates).all() and (rates >= 0).all() and (rates <= 0.3 * (1 + 1e-6)).all()
+    assert rates.max() > 0.2
+    if warmup == "10%" and not name.startswith("epoch"):
+      assert rates[0] == 0
+      np.testing.assert_allclose(np.diff(rates[:20]), 0.3 / 20, rtol=1e-4)
+
+
+def test_cosine_is_half_way_in_the_middle_and_stays_at_its_end():
+  rates = at(make("cosine", 1.0, 120, "20", end=0.2), [20, 70, 120, 500])
+  np.testing.assert_allclose(rates, [1, 0.6, 0.2, 0.2], atol=1e-6)
+
+
+def test_a_constant_rate_cools_down_to_zero():
+  rates = at(make("constant", 2.0, 100, "10", cooldown="20%"), [5, 10, 80, 90, 99, 100])
+  np.testing.assert_allclose(rates, [1, 2, 2, 1, 0.1, 0], atol=1e-6)
+
+
+def test_a_schedule_takes_a_python_int_as_well_as_a_traced_step():
+  for name in "cosine", "epoch_cosine":
+    schedule = make(name, 1.0, 100, "10")
+    assert float(schedule(37)) == pytest.approx(float(jax.jit(schedule)(37)))
+
+
+@pytest.mark.parametrize(
+  ("name", "warmup", "args", "says"),
+  [
+    ("cosine", "101", {}, "warmup: 101 steps, but the run has 100"),
+    ("rsqrt", "60", {"cooldown": "41"}, "warm-up of 60 steps and cool-down of 41 do not fit a run of 100"),
+    ("constant", "60%", {"cooldown": "50%"}, "cool-down of 50"),
+    ("epoch_cosine", "60", {"cooldown": "60"}, "cool-down of 60"),
+    ("cosine", "0", {"end": 2.0}, "not a share"),
+    ("linear", "0", {"end": 2.0}, "end: 2.0 is above config.optim.lr 1.0"),
+    ("rsqrt", "0", {"timescale": "0"}, "timescale"),
+    ("stair", "0", {"at": ("10", "20"), "factors": (0.1,)}, "as many factors as points"),
+    ("stair", "0", {"at": ("20", "10"), "factors": (0.1, 0.01)}, "ascending"),
+    ("stair", "0", {"at": ("10",)}, "factors: missing"),
+    ("cosine", "0", {"ends": 0.1}, "Did you mean 'end'"),
+    ("cosin", "0", {}, "Did you mean 'cosine'"),
+  ],
+)
+def test_what_cannot_be_is_one_error_that_says_what_to_do(name, warmup, args, says):
+  with pytest.raises(ConfigError, match=says):
+    make(name, 1.0, 100, warmup, **args)
+
+
+def test_a_point_far_beyond_the_run_is_never_reached():
+  assert at(make("stair", 1.0, 100, at=("99999M",), factors=(0.0,)), [99]) == 1

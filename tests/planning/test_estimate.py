@@ -1,0 +1,106 @@
+"""Plans of small runs by the TPU's compiler, and what is said of runs that cannot be."""
+
+import dataclasses
+import json
+import math
+import warnings
+
+import jax
+import pytest
+
+from tests import runs
+from vit_jax import build, flops, hardware, mesh, schema
+from vit_jax.data import catalog
+from vit_jax.planning import estimate, hlo
+
+
+@pytest.fixture(scope="module")
+def schedules():
+  jax.jit(lambda x: x + 1)(1.0)  # a process that has decided whether it keeps programs
+  with estimate.compiler(kernels=True) as folder:
+    yield folder
+
+
+V3 = hardware.topology("v3-8")
+
+
+@pytest.fixture(scope="module")
+def planned(schedules):
+  return estimate.of(runs.imagenet(), V3, schedules, price=2.0)
+
+
+def test_a_plan_agrees_with_a_compile_of_the_same_step(planned):
+  parts = build.build(runs.imagenet(), estimate.devices(V3), catalog.known_split)
+  with warnings.catch_warnings(action="error"):  # that a kept program cannot be read
+    compiled = parts.step.lower(parts.state_shapes, parts.batch_shapes).compile()
+  memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
+  assert planned.fits and planned.problem is None
+  assert planned.hbm_bytes == memory.argument_size_in_bytes + memory.temp_size_in_bytes < planned.hbm_limit
+  assert (planned.flops, planned.bytes) == (costs["flops"], costs["bytes accessed"])
+  assert planned.collectives == {k: v._asdict() for k, v in hlo.read(compiled.as_text()).collectives.items()}
+  shapes = parts.state_shapes
+  assert planned.hbm_arguments >= mesh.bytes_per_device(shapes, jax.tree.map(lambda leaf: leaf.sharding, shapes))
+  assert planned.checkpoint_bytes == sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+
+
+def test_the_figures_of_a_run_follow_from_those_of_a_step(planned):
+  examples = 1_268_355  # train[:99%] of ImageNet
+  assert planned.steps == round(90 * examples / 64)
+  assert planned.hours == pytest.approx(planned.steps * planned.step_seconds / 3600)
+  assert planned.core_days == pytest.approx(planned.hours / 24 * 8)
+  assert planned.cost == pytest.approx(2.0 * 4 * planned.hours)  # a price of chips, of which there are four
+  assert planned.images_per_second_per_chip == pytest.approx(64 / planned.step_seconds / 4)
+  assert planned.images_per_second_per_host == pytest.approx(64 / planned.step_seconds)
+  assert planned.input_bytes_per_second_per_host == pytest.approx(115_000 * 64 / planned.step_seconds)
+  assert 0 < planned.mfu < 1
+  assert planned.shares["links"] < planned.step_seconds
+  assert planned.limit == max(planned.shares, key=planned.shares.get)
+  json.dumps(dataclasses.asdict(planned))
+
+
+def test_a_scanned_step_counts_every_layer(schedules, planned):
+  scanned = estimate.of(runs.imagenet(model__scan=True, model__depth=6), V3, schedules)
+  assert scanned.flops_method != planned.flops_method == "compiler"
+  unrolled = build.build(runs.imagenet(model__depth=6), estimate.devices(V3), catalog.known_split)
+  products = flops.count(unrolled.step, unrolled.state_shapes, unrolled.batch_shapes)
+  assert scanned.flops == pytest.approx(products / 8, rel=0.01)
+  # A step of two layers takes less, and one of so many times as many layers more; what is outside of them counts once.
+  assert planned.step_seconds < scanned.step_seconds < 6 * planned.step_seconds
+
+
+def test_a_kernel_s_cycles_are_in_the_estimate(schedules):
+  found = estimate.of(runs.imagenet(model__attention="fused"), V3, schedules)
+  assert found.kernels == {"fused_attention_forward": 2, "fused_attention_backward": 2}
+  assert found.method == "compiler's cycles and kernels' schedules"
+  assert not list(schedules.iterdir())
+
+
+def test_what_does_not_fit_is_a_result(schedules):
+  whole = dict.fromkeys(("model__depth", "model__width", "model__hidden", "model__heads"), "default")
+  big = estimate.of(runs.imagenet(model__name="ViT-G/14", data__image_size=28, **whole), V3, schedules)
+  assert not big.fits
+  assert "ViT-G/14 needs" in big.problem and "config.mesh.fsdp" in big.problem
+  large = dict(batch=2**16, data__image_size=224, model__width=512, model__hidden=2048, optim__warmup="1%")
+  wide = estimate.of(runs.imagenet(**large), V3, schedules)
+  assert not wide.fits and "does not fit" in wide.problem
+  assert wide.hbm_bytes > wide.hbm_limit
+  odd = estimate.of(runs.imagenet(batch=1023), V3, schedules)
+  assert "does not divide over 8 devices" in odd.problem
+
+
+def test_the_compiler_s_words_on_memory_are_understood():
+  for text in (
+    "Ran out of memory on HBM, the total memory required for HLO temporaries (149.06G) exceeds available HBM (15.48G).",
+    "Ran out of memory in memory space hbm. Used 149.06G of 15.48G hbm. Exceeded hbm capacity by 133.58G.",
+  ):
+    assert estimate._needed(text) == int(149.06 * 2**30)
+  assert estimate._needed("something else") == 0
+
+
+def test_without_the_compiler_the_error_names_the_extra(monkeypatch):
+  monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+  with (
+    pytest.raises(schema.ConfigError, match=r"not installed; run: pip install -e '.\[tpu\]'"),
+    estimate.compiler(False),
+  ):
+    pass

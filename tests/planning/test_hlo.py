@@ -1,0 +1,178 @@
+"""The reading of a compiled program, against programs whose traffic is known, and the sharding of our own step."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tests import runs
+from vit_jax import build, config, flags, mesh
+from vit_jax.data import catalog
+from vit_jax.planning import hlo
+
+TEXT = """HloModule jit_step, entry_computation_layout={(f32[4,8]{1,0})->f32[4,8]{1,0}}
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %s = f32[] add(%a, %b)
+}
+
+%body (p: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {
+  %p = (s32[], /*index=1*/f32[4,8]{1,0:T(8,128)}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = f32[4,8]{1,0} get-tuple-element(%p), index=1
+  %f = f32[4,8]{1,0} fusion(%x), kind=kLoop, calls=%inner, backend_config={"window_config":{"estimated_cycles":"100"}}
+  %r = f32[4,8]{1,0} all-reduce(%f), channel_id=1, replica_groups=[2,4]<=[8], to_apply=%add
+  ROOT %t = (s32[], f32[4,8]{1,0}) tuple(%i, %r)
+}
+
+%condition (p.1: (s32[], f32[4,8])) -> pred[] {
+  %p.1 = (s32[], f32[4,8]{1,0}) parameter(0)
+  %n = s32[] constant(24)
+  %i.1 = s32[] get-tuple-element(%p.1), index=0
+  ROOT %lt = pred[] compare(%i.1, %n), direction=LT
+}
+
+%inner (q: f32[4,8]) -> f32[4,8] {
+  %q = f32[4,8]{1,0} parameter(0)
+  ROOT %m = f32[4,8]{1,0} multiply(%q, %q)
+}
+
+ENTRY %main (arg: f32[4,8]) -> f32[4,8] {
+  %arg = f32[4,8]{1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %g = (f32[4,8]{1,0}, bf16[8]{0}) all-gather(%arg, %arg), channel_id=2, replica_groups={{0,1},{2,3}}, dimensions={0}
+  %k = f32[4,8]{1,0} custom-call(%arg), custom_call_target="tpu_custom_call", backend_config={"x":1}
+  %t.1 = (s32[], f32[4,8]{1,0}) tuple(%zero, %k)
+  %w = (s32[], f32[4,8]{1,0}) while(%t.1), condition=%condition, body=%body
+  %c = f32[4,8]{1,0} collective-permute(%k), source_target_pairs={{0,1},{1,0}}, backend_config={"estimated_cycles":"7"}
+  %s.1 = (f32[2,8]{1,0}, u32[], token[]) send(%c), channel_id=4, is_host_transfer=true
+  ROOT %o = f32[4,8]{1,0} get-tuple-element(%w), index=1
+}
+"""
+
+
+def test_a_program_is_read_with_its_loops():
+  found = hlo.read(TEXT)
+  assert found.cycles == 24 * 100 + 7
+  assert found.loops == 1
+  assert found.kernels == {"k": 1}
+  assert found.network == 2 * 8 * 4 + 4  # the array and its u32
+  assert found.collectives == {
+    "all-reduce": (24, 24 * 128, 24 * 128 * 2 * 3 / 4),
+    "all-gather": (1, 128 + 16, (128 + 16) / 2),
+    "collective-permute": (1, 128, 128),
+  }
+  # Fusion and reduction read and write 128 bytes 24 times, with a comparison; then gather, kernel, permutation, send.
+  assert found.traffic == 24 * (4 * 128 + 9) + (256 + 144) + 2 * 128 + 2 * 128 + (128 + 68)
+
+
+@pytest.mark.parametrize(
+  ("groups", "size"),
+  [
+    ("replica_groups={{0,1,2,3}}, x", 4),
+    ("replica_groups=[4,8]<=[32], x", 8),
+    ("replica_groups=mesh['a'=16,'b'=2,'c'=1] {'a','c'}, x", 16),
+    ("replica_groups={}, x", 0),
+  ],
+)
+def test_groups_are_written_in_several_ways(groups, size):
+  assert hlo._group(groups) == size
+
+
+def test_a_loop_s_collectives_count_each_turn():
+  grid = mesh.make(config.Mesh(data=1, fsdp=8), jax.devices())
+  weights = jax.ShapeDtypeStruct((5, 16, 32), np.float32, sharding=NamedSharding(grid, PartitionSpec(None, "fsdp")))
+  whole = NamedSharding(grid, PartitionSpec())
+
+  def function(weights):
+    def body(x, w):
+      return x + jax.lax.with_sharding_constraint(w, whole).sum(0), None
+
+    return jax.lax.scan(body, jnp.zeros(32), weights)[0]
+
+  found = hlo.read(jax.jit(function).lower(weights).compile().as_text())
+  calls, payload, moved = found.collectives["all-gather"]
+  assert (calls, payload, moved) == (5, 5 * 16 * 32 * 4, 5 * 16 * 32 * 4 * 7 / 8)
+
+
+# The step of a run: who talks to whom.
+
+
+def parts(**changes):
+  """A small ViT in bfloat16 for ImageNet, of which no image is here, on 8 devices."""
+  edited = flags.load(str(runs.ROOT / "configs/vit_s16_i1k.py"))
+  for part in ("mixing", "policy"):
+    del edited.data[part]
+  keys = {"data.image_size": 32, "batch": 16, "optim.ema": 0.9}
+  keys |= {"model.depth": 3, "model.width": 256, "model.hidden": 512, "model.heads": 4}
+  keys |= {key.replace("__", "."): value for key, value in changes.items()}
+  for key, value in keys.items():
+    flags.edit(edited, key, str(value))
+  run = build.complete(config.resolve(edited))
+  return build.build(run, jax.devices(), catalog.known_split)
+
+
+def collectives(made):
+  return hlo.read(made.compile().as_text()).collectives
+
+
+def elements(shapes):
+  return sum(math.prod(leaf.shape) for leaf in shapes)
+
+
+def test_a_data_parallel_step_reduces_every_gradient_once_and_gathers_nothing():
+  made = parts()
+  found = collectives(made)
+  params = elements(made.state_shapes.params.values())
+  assert "all-gather" not in found and "reduce-scatter" not in found
+  # In float32 or bfloat16, and a few scalars for metrics.
+  assert 2 * params <= found["all-reduce"].payload <= 4 * params + 1000
+  # The average of the weights is split although the weights are not.
+  path = "blocks/0/mlp/up/kernel"
+  assert made.state_shapes.params[path].sharding.shard_shape((256, 512)) == (256, 512)
+  assert made.state_shapes.ema[path].sharding.shard_shape((256, 512)) == (32, 512)
+
+
+def split(made, blocks):
+  """Elements of the parameters that are split, of those in the blocks or of the others."""
+  shapes = made.state_shapes.params.items()
+  return elements(
+    leaf
+    for path, leaf in shapes
+    if path.startswith("blocks") == blocks and leaf.sharding.shard_shape(leaf.shape) != leaf.shape
+  )
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_a_fully_sharded_step_gathers_layer_by_layer(scan):
+  choice = dict(model__scan=True, model__remat="full") if scan else {}
+  made = parts(mesh__data=1, mesh__fsdp=8, **choice)
+  compiled = made.compile().as_text()
+  found = hlo.read(compiled)
+  # All weights of the blocks arrive once, or twice where the backward pass computes a layer again; the others at most
+  # twice. In bfloat16, for which a CPU takes float32.
+  blocks, others = split(made, True) * (2 if scan else 1), split(made, False)
+  assert blocks > others > 0
+  assert 2 * blocks <= found.collectives["all-gather"].payload <= 4 * (blocks + 2 * others)
+  if scan:
+    # Inside the loops: a gather outside of them would show once, and with all layers in its shape.
+    assert found.collectives["all-gather"].calls >= 2 * 6 * 3
+    assert not [line for line in compiled.splitlines() if " all-gather(" in line and "[3," in line.split("=")[1][:40]]
+  # And every gradient is reduced: none is larger than once in float32.
+  reduced = sum(found.collectives[k].payload for k in ("all-reduce", "reduce-scatter") if k in found.collectives)
+  assert reduced <= 4.5 * elements(made.state_shapes.params.values())
+
+
+def test_a_tensor_parallel_step_keeps_its_weights_split():
+  made = parts(mesh__data=2, mesh__tensor=4)
+  found = collectives(made)
+  weights = split(made, True)
+  gathered = found["all-gather"].payload if "all-gather" in found else 0
+  assert gathered < 0.1 * 2 * weights
+  # Each block adds up two partial products forward and two backward, of its rows [8, tokens, 256].
+  assert found["all-reduce"].calls >= 1

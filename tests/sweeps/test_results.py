@@ -1,0 +1,90 @@
+"""Settings, ranks and tables of trials, by hand."""
+
+import pathlib
+import statistics
+
+import pytest
+
+from vit_jax.sweeps import results
+from vit_jax.sweeps.results import Trial
+
+
+def trial(status="done", figures=(), **changes):
+  changes = {key.replace("__", "."): value for key, value in changes.items()}
+  return Trial(repr(changes), changes, {}, pathlib.Path("x"), "{}", status, figures=dict(figures))
+
+
+def four(first=(0.5, 0.7), second=(0.9, 0.1), figure="val/top1"):
+  return [
+    trial(figures={figure: value}, optim__lr=lr, seed=seed)
+    for lr, values in ((0.1, first), (0.2, second))
+    for seed, value in enumerate(values)
+  ]
+
+
+def test_trials_that_differ_in_their_seed_are_one_setting():
+  found = results.settings(four())
+  assert [setting.changes for setting in found] == [{"optim.lr": 0.1}, {"optim.lr": 0.2}]
+  assert [len(setting.trials) for setting in found] == [2, 2]
+  assert found[0].values("val/top1") == [0.5, 0.7]
+
+
+def test_the_best_has_the_best_mean_and_all_of_its_seeds():
+  found = results.settings(four())
+  assert [setting.changes["optim.lr"] for setting in results.ranked(found, "val/top1")] == [0.1, 0.2]
+  losses = results.settings(four((0.5, 0.7), (0.1, 0.2), "val/loss"))
+  assert [setting.changes["optim.lr"] for setting in results.ranked(losses, "val/loss")] == [0.2, 0.1]
+  failing = results.settings([*four(), trial("diverged", optim__lr=0.1, seed=2)])
+  assert [setting.changes["optim.lr"] for setting in results.ranked(failing, "val/top1")] == [0.2]
+  equal = results.settings(four((0.5, 0.5), (0.5, 0.5)))
+  assert [setting.changes["optim.lr"] for setting in results.ranked(equal, "val/top1")] == [0.1, 0.2]
+  for setting, loss in zip(equal, (0.3, 0.2), strict=True):
+    for one in setting.trials:
+      one.figures["val/loss"] = loss
+  assert [setting.changes["optim.lr"] for setting in results.ranked(equal, "val/top1")] == [0.2, 0.1]
+
+
+def test_what_varies_is_what_the_table_has_columns_for():
+  trials = [*four(), trial(optim__lr=0.1, seed=0, batch=3)]
+  assert results.varied(trials) == ["optim.lr", "seed", "batch"]
+  assert results.varied(four()[:2]) == ["seed"]
+  assert results.varied([trial(model={"name": "a"}), trial(model={"name": "b"})]) == ["model"]
+
+
+@pytest.mark.parametrize(
+  ("values", "share", "text"),
+  [
+    ([], True, "-"),
+    ([0.5], True, "50.00 (1)"),
+    ([0.5, 0.7, 0.6], True, f"60.00 ± {100 * statistics.stdev([0.5, 0.7, 0.6]):.2f} (3)"),
+    ([1.5, 2.5], False, f"2.0000 ± {statistics.stdev([1.5, 2.5]):.4f} (2)"),
+  ],
+)
+def test_mean_and_standard_deviation_with_their_count(values, share, text):
+  assert results.mean_and_spread(values, share) == text
+
+
+def test_the_table_says_what_failed_and_which_is_best():
+  trials = [*four(), trial("failed", model="a|b")]
+  found = results.settings(trials)
+  lines = results.table(trials, ["val/top1"], results.ranked(found, "val/top1")[0]).splitlines()
+  cells = [[cell.strip() for cell in line.strip("|").replace("\\|", "/").split("|")] for line in lines]
+  assert cells[0] == ["optim.lr", "model", "val/top1, %", "trials"]
+  assert cells[2] == ["**0.1**", "**-**", "**60.00 ± 14.14 (2)**", "**2 done**"]
+  assert cells[3] == ["0.2", "-", "50.00 ± 56.57 (2)", "2 done"]
+  assert cells[4] == ["-", "a/b", "-", "1 failed"]
+  assert len({len(line) for line in lines}) == 1
+
+
+def test_a_sweep_over_seeds_alone_has_one_row():
+  lines = results.table([trial(figures={"top1": 0.5}, seed=s) for s in (0, 1)], ["top1"], None).splitlines()
+  assert [cell.strip() for cell in lines[2].strip("|").split("|")] == ["as it stands", "50.00 ± 0.00 (2)", "2 done"]
+
+
+def test_a_record_holds_what_a_table_is_made_of():
+  told = four()[0].told()
+  assert told["changes"] == {"optim.lr": 0.1, "seed": 0}
+  assert told["figures"] == {"val/top1": 0.5}
+  (first, second) = results.summary(results.settings(four()), ["val/top1"])
+  assert first["figures"] == {"val/top1": [0.5, 0.7]}
+  assert second["trials"] == [t.name for t in four()[2:]]

@@ -1,0 +1,1 @@
+"""Readers: one file for each way in which labelled images are stored."""

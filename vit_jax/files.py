@@ -1,0 +1,57 @@
+"""Files: replaced whole or not at all, read as JSON, cached."""
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from vit_jax.schema import ConfigError
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+  """Replaces a file at once: a reader, or a restart after a kill, sees the old text or the new one, never a part."""
+  temporary = path.with_name(path.name + ".partial")
+  with open(temporary, "w") as file:
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(temporary, path)
+
+
+def read_json(path: pathlib.Path) -> dict | None:
+  """The JSON object in a file, None where there is no such file."""
+  try:
+    found = json.loads(path.read_text()) if path.exists() else {}
+  except (ValueError, OSError) as error:
+    raise ConfigError(f"{path} cannot be read as JSON ({error}); mend or remove it") from error
+  if not isinstance(found, dict):
+    raise ConfigError(f"{path} holds no JSON object; mend or remove it")
+  return found or None
+
+
+def cache(kind: str) -> pathlib.Path:
+  """Where things are kept that can be computed again: $XDG_CACHE_HOME/vit_jax, else ~/.cache/vit_jax."""
+  folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+  return folder / "vit_jax" / kind
+
+
+def check_path(path: pathlib.Path, suffixes: Sequence[str] = (".csv", ".npz")) -> None:
+  """ConfigError for a path that nothing can be written to, before the work starts."""
+  if path.suffix.lower() not in suffixes:
+    raise ConfigError(f"{path}: {path.suffix or 'no suffix'} is not a format; end the name in {' or '.join(suffixes)}")
+  if path.is_dir():
+    raise ConfigError(f"{path} is a folder; name a file")
+  if not path.parent.is_dir():
+    raise ConfigError(f"{path}: there is no folder {path.parent}; make it, or name a file in one that exists")
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """A path beside `path` to write to, which takes its place at the end: a kill leaves the old file or the new one."""
+  partial = path.with_name(f".{path.name}.partial")
+  try:
+    yield partial
+    os.replace(partial, path)
+  finally:
+    partial.unlink(missing_ok=True)

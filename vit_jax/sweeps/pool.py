@@ -1,0 +1,147 @@
+"""Commands side by side, each on a group of this machine's devices that no other has; this process itself uses none."""
+
+import dataclasses
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from vit_jax.schema import ConfigError
+
+PATIENCE = 120.0  # seconds between a SIGTERM and a SIGKILL: a large state takes its time to be saved
+# Chips of a TPU host that can be a machine of their own, and the box that they are: the driver takes no other shapes.
+_TPU_BOXES = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+# Becomes the command, on its cores. On Linux it first asks for a SIGTERM when the process that started it is killed: it
+# then saves, and rents nothing any longer; elsewhere it goes on to its end. (A function for after the fork would be
+# shorter, and is not safe beside JAX's threads.)
+_LAUNCH = """
+import ctypes, os, signal, sys
+parent, cores, *command = sys.argv[1:]
+if sys.platform == "linux":
+  ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+  if os.getppid() != int(parent):
+    sys.exit(143)
+if cores:
+  os.sched_setaffinity(0, map(int, cores.split(",")))
+os.execvp(command[0], command)
+"""
+_ASK = "import jax; d = jax.local_devices(); print(d[0].platform, len({getattr(x, 'coords', x.id) for x in d}))"
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """Devices for one command: variables of its environment, and the cores that it may use (empty: all)."""
+
+  environment: dict[str, str] = dataclasses.field(default_factory=dict)
+  cores: tuple[int, ...] = ()
+
+
+def groups(count: int) -> list[Group]:
+  """So many disjoint groups of the local devices, equally large: TPU chips, GPUs, or else CPU cores."""
+  if count == 1:
+    return [Group()]
+  platform, devices = _devices()
+  if platform == "cpu":
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return [Group(cores=tuple(part)) for part in _divided(list(cores), count, "CPU cores")]
+  if platform == "tpu":
+    parts = _divided(list(range(devices)), count, "TPU chips", _TPU_BOXES)
+    return [Group(_tpu(part)) for part in parts]
+  name = "ROCR_VISIBLE_DEVICES" if platform == "rocm" else "CUDA_VISIBLE_DEVICES"
+  given = os.environ.get(name)
+  known = given.split(",") if given else list(map(str, range(devices)))
+  return [Group({name: ",".join(part)}) for part in _divided(known, count, "GPUs")]
+
+
+def _devices():
+  """Platform and number of local devices, by a process of its own: whoever asks JAX holds the devices."""
+  if os.environ.get("JAX_PLATFORMS") == "cpu":
+    return "cpu", 0
+  found = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True)
+  if found.returncode:
+    raise ConfigError(f"--parallel: JAX finds no devices: {found.stderr.strip().splitlines()[-1:]}")
+  platform, devices = found.stdout.split()
+  return platform, int(devices)
+
+
+def _divided(items, count, what, sizes=None):
+  size = len(items) // max(count, 1)
+  if not 0 < count <= len(items) or (sizes and size not in sizes):
+    fits = [n for n in range(1, len(items) + 1) if not sizes or len(items) // n in sizes]
+    raise ConfigError(f"--parallel: {count} groups of this machine's {len(items)} {what}; allowed: {fits}")
+  return [items[i * size : (i + 1) * size] for i in range(count)]
+
+
+def _tpu(chips):
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+  return {
+    "TPU_VISIBLE_CHIPS": ",".join(map(str, chips)),
+    "TPU_CHIPS_PER_PROCESS_BOUNDS": _TPU_BOXES[len(chips)],
+    "TPU_PROCESS_BOUNDS": "1,1,1",
+    # Else each of them would take itself for the host's one process, with one coordinator for all.
+    "VITJAX_COORDINATOR": f"127.0.0.1:{port}",
+    "VITJAX_PROCESSES": "1",
+    "VITJAX_PROCESS": "0",
+  }
+
+
+class Pool:
+  """Runs commands, as many at a time as there are groups: a resource whose `close` leaves none of them running."""
+
+  def __init__(self, places: Sequence[Group]):
+    self._free = list(places)
+    self._running = {}  # name -> (process, group)
+
+  @property
+  def has_room(self) -> bool:
+    """Whether a group is free."""
+    return bool(self._free)
+
+  @property
+  def names(self) -> list[str]:
+    """What is running."""
+    return list(self._running)
+
+  def start(self, name: str, command: Sequence[str], log: pathlib.Path) -> None:
+    """Starts a command on a free group; what it prints is added to `log`."""
+    group = self._free.pop(0)
+    launch = [sys.executable, "-c", _LAUNCH, str(os.getpid()), ",".join(map(str, group.cores))]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+      # In a session of its own: Ctrl-C reaches this process alone, which asks the others to save and stop.
+      process = subprocess.Popen(
+        [*launch, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=os.environ | group.environment,
+        start_new_session=True,
+      )
+    self._running[name] = process, group
+
+  def finished(self) -> dict[str, int]:
+    """Exit codes, by name, of those that ended since the last call."""
+    codes = {name: process.poll() for name, (process, _) in self._running.items()}
+    ended = {name: code for name, code in codes.items() if code is not None}
+    for name in ended:
+      self._free.append(self._running.pop(name)[1])
+    return ended
+
+  def close(self) -> dict[str, int]:
+    """Asks all to stop (SIGTERM), and ends those that have not after `PATIENCE` seconds; their exit codes."""
+    for process, _ in self._running.values():
+      process.send_signal(signal.SIGTERM)
+    deadline, codes = time.monotonic() + PATIENCE, {}
+    while self._running and time.monotonic() < deadline:
+      codes |= self.finished()
+      time.sleep(0.05)
+    for process, _ in self._running.values():
+      process.kill()
+      process.wait()
+    return codes | self.finished()

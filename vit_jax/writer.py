@@ -1,0 +1,67 @@
+"""What a run reports: TensorBoard and metrics.jsonl, rates of steady steps, FLOPs."""
+
+import concurrent.futures
+import json
+import logging
+import os
+import pathlib
+
+from vit_jax import files
+
+
+class Writer:
+  """Scalars to TensorBoard files (clu) and to `metrics.jsonl`, by process 0 only: a resource with a close."""
+
+  def __init__(self, workdir: pathlib.Path, start: int, active: bool):
+    """`start` is the step that the run begins at: later lines, of a run that was killed, are dropped."""
+    self._active = active
+    if not active:
+      return
+    self._file = workdir / "metrics.jsonl"
+    _drop_after(self._file, start)
+    self._lines = open(self._file, "a", buffering=1)
+    # TensorFlow takes seconds to import: another thread does it while XLA compiles.
+    self._pool = concurrent.futures.ThreadPoolExecutor(1)
+    self._tensorboard = self._pool.submit(_tensorboard, workdir / "tensorboard")
+
+  def write(self, step: int, scalars: dict[str, float]) -> None:
+    """One line and one point per scalar; returns at once."""
+    if self._active:
+      self._lines.write(json.dumps({"step": step, **scalars}) + "\n")
+      self._pool.submit(lambda: self._tensorboard.result().write_scalars(step, scalars)).add_done_callback(_warn)
+
+  def close(self) -> None:
+    """Flushes both."""
+    if self._active:
+      self._lines.close()
+      self._pool.submit(lambda: self._tensorboard.result().close()).result()
+      self._pool.shutdown()
+
+
+def _tensorboard(directory):
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  import tensorflow as tf
+
+  tf.config.set_visible_devices([], "GPU")  # TensorFlow must not take the accelerator's memory
+  from clu import metric_writers
+
+  return metric_writers.SummaryWriter(str(directory))
+
+
+def _warn(future):
+  if error := future.exception():
+    logging.warning("TensorBoard: %s; metrics.jsonl has the figures all the same", error)
+
+
+def _drop_after(path, start):
+  """Keeps the whole lines of steps up to `start`; a kill may have left later ones, or half a line."""
+  if not path.exists():
+    return
+  kept = []
+  for line in path.read_text().splitlines():
+    try:
+      if json.loads(line)["step"] <= start:
+        kept.append(line + "\n")
+    except (json.JSONDecodeError, KeyError, TypeError):
+      continue  # torn by a kill
+  files.write_text(path, "".join(kept))
