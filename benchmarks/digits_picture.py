@@ -12,7 +12,7 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-from vit_jax import build, checkpoints, config, files, measure, mesh, runtime, schema
+from vit_jax import build, checkpoints, config, files, mesh, models, runtime, schema
 from vit_jax.data import augment, catalog, stream
 
 
@@ -26,10 +26,10 @@ def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarr
   options = schema.arguments(run.data, stream.eval_batches)
   with contextlib.closing(stream.eval_batches(source, len(source), range(len(source)), **options)) as batches:
     batch = next(batches)
-  apply = measure.functional(run.model, run.data.args["image_size"], len(source.classes)).apply
+  model = models.functional(models.Description(run.model, run.data.args["image_size"], len(source.classes)))
   images = augment.normalise(batch["image"], **schema.arguments(run.data, augment.normalise))
-  logits, _ = jax.jit(lambda params, images: apply(params, images, None))(state.params, images)
-  return batch["image"], batch["label"], np.asarray(logits.argmax(-1))
+  output, _ = jax.jit(model.outputs)(state.params, images)
+  return batch["image"], batch["label"], np.asarray(output.logits.argmax(-1))
 
 
 def curves(axes, workdir: pathlib.Path) -> None:

@@ -17,7 +17,7 @@ from flax import nnx
 
 from vit_jax import importers, models
 from vit_jax.importers import containers, layout
-from vit_jax.importers.layout import Description
+from vit_jax.models import Description
 from vit_jax.schema import Choice
 
 REPEATS = 5
@@ -34,7 +34,7 @@ def arrive(path: pathlib.Path) -> None:
   before, began = peak(), time.perf_counter()
   description, arrays = importers.load(path)
   loaded = time.perf_counter() - began
-  module = importers.create(description, {name: jax.device_put(array) for name, array in arrays.items()})
+  module = models.functional(description).create({name: jax.device_put(array) for name, array in arrays.items()})
   jax.block_until_ready(nnx.state(module))
   placed = time.perf_counter() - began
   print(

@@ -94,7 +94,7 @@ def check_model(file: pathlib.Path) -> Iterator[Result]:
     if getattr(found.description, key) != value:
       yield Result(file.stem, float("inf"), f"recognised {key} {getattr(found.description, key)} instead of {value}")
       return
-  model = importers.create(found.description, found.read())
+  model = models.functional(found.description).create(found.read())
   graph, params = nnx.split(model)
   function = models.capture(lambda params, x: nnx.merge(graph, params)(x), "pre_logits")
   logits, inside = jax.jit(function)(params, images(described))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import build, config, convert, flags, hardware, importers, schema, sweep, train, trees
+from vit_jax import build, config, convert, flags, hardware, importers, models, schema, sweep, train, trees
 from vit_jax.data import catalog, sources
 from vit_jax.importers import containers, layout
 from vit_jax.prepare import prepare
@@ -335,10 +335,10 @@ def test_the_flags_that_fine_tuning_names_do_what_it_says():
 )
 def test_fine_tuning_starts_with_the_weights_and_a_head_of_zeros(argument, model, changes, photos, tmp_path):
   # Weights of another size, with another head.
-  before = importers.Description(schema.Choice(model, changes), 32, 7)
+  before = models.Description(schema.Choice(model, changes), 32, 7)
   draw = np.random.default_rng(0)
   given = {path: draw.standard_normal(shape, np.float32) for path, shape in layout.shapes(before).items()}
-  about = importers.about(before)
+  about = before.to_json()
   containers.write(
     tmp_path / "weights.npz", importers.export(given, before, importers.layouts_of(before)[0].name), about
   )

@@ -9,7 +9,7 @@ import pytest
 from tests import runs
 from vit_jax import checkpoints, convert, evaluate, importers, train
 from vit_jax.importers import containers, layout
-from vit_jax.importers.layout import Description
+from vit_jax.models import Description
 from vit_jax.prepare import prepare
 from vit_jax.schema import Choice, ConfigError
 
@@ -21,7 +21,7 @@ def written(path, name="vit_jax", description=VIT, seed=0):
   """A file of random weights, and these by our paths."""
   rng = np.random.default_rng(seed)
   arrays = {p: rng.standard_normal(shape).astype(np.float32) for p, shape in layout.shapes(description).items()}
-  containers.write(path, importers.export(arrays, description, name), importers.about(description))
+  containers.write(path, importers.export(arrays, description, name), description.to_json())
   return arrays
 
 
@@ -61,7 +61,7 @@ def test_there_and_back_is_the_same_file(tmp_path, name):
   # The header of .safetensors keeps what tensors do not say.
   described = importers.load(tmp_path / "b.safetensors")[0]
   assert layout.shapes(described) == layout.shapes(VIT)
-  assert layout.arguments(described)["gelu"] == "tanh"
+  assert described.arguments()["gelu"] == "tanh"
 
 
 def test_a_notice_where_the_other_code_computes_a_little_differently(tmp_path):
@@ -265,7 +265,7 @@ def test_heads_of_the_wanted_model_are_those_of_the_file_only_for_the_same_width
   containers.write(tmp_path / "bare.npz", importers.export(arrays, VIT, "timm"), {})
   fitted, _ = importers.fitted(str(tmp_path / "bare.npz"), VIT)
   assert all(np.array_equal(fitted[path], arrays[path]) for path in arrays)
-  wider = VIT._replace(model=Choice("ViT-S/8", SMALL | {"width": 128, "heads": 16}))
+  wider = VIT.replaced(model=Choice("ViT-S/8", SMALL | {"width": 128, "heads": 16}))
   with pytest.raises(ConfigError, match=r"holds ViT-[^(]*width=64(?!.*heads=16.*this model)"):
     importers.fitted(str(tmp_path / "bare.npz"), wider)
 

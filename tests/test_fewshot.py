@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import build, config, flags, importers, measure, probes, train
+from vit_jax import build, config, flags, measure, models, probes, train
 from vit_jax.data import catalog, crops
 from vit_jax.prepare import prepare
 from vit_jax.schema import Choice, ConfigError
@@ -27,8 +27,9 @@ def weights():
   """A narrow CCT with parameters as they are drawn."""
   prepare("digits")
   run = runs.run()
-  parameters = measure.functional(run.model, 32, 10).parameters(jax.random.key(3))
-  return importers.Description(run.model, 32, 10), {path: np.asarray(value) for path, value in parameters.items()}
+  description = models.Description(run.model, 32, 10)
+  parameters = models.functional(description).init(jax.random.key(3))
+  return description, {path: np.asarray(value) for path, value in parameters.items()}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,8 @@ def by_hand(weights, split):
   """Features and labels of the digits of a split, image by image."""
   description, arrays = weights
   source = catalog.open_source("digits", split)
-  model = importers.create(description._replace(classes=0), {k: v for k, v in arrays.items() if "head" not in k})
+  headless = {path: array for path, array in arrays.items() if "head" not in path}
+  model = models.functional(description.replaced(classes=0)).create(headless)
   images, labels = [], []
   for i in range(len(source)):
     data, label = source.read(i)

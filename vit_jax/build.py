@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from clu import parameter_overview
 
-from vit_jax import evals, flops, hardware, importers, measure, mesh, models, optim, rng, steps, tasks, trees
+from vit_jax import evals, flops, hardware, importers, measure, mesh, models, optim, steps, tasks, trees
 from vit_jax.config import Run
 from vit_jax.data import augment, catalog, stream
 from vit_jax.importers import surgery
@@ -40,7 +40,7 @@ class Parts:
   keep: int
   keep_every: int | None
   schedule: Callable  # step -> learning rate
-  description: importers.Description  # of the model
+  description: models.Description
   weights: Callable  # () -> ({path: host array} of `config.init`, what was done to make them fit in words)
   init: Callable  # () -> State, born sharded
   step: Callable  # (state, batch) -> (state, metrics), jitted
@@ -108,14 +108,20 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
     return duration.steps(run.batch, len(source), total)
 
   # Model, optimizer, task.
-  parameters, apply, statistics, patch = measure.functional(run.model, size, classes)
-  shapes = jax.eval_shape(parameters, rng.stream(run.seed, 0, "init"))
+  description = models.Description(run.model, size, classes)
+  whole_model = models.functional(description)
+  model = measure.sharded(whole_model, grid)
+  shapes, statistics = model.shapes(), model.statistics
   params = mesh.parameters(models.sharding(run.model.name), shapes, grid)
   transformation, schedule = optim.create(run.optim, shapes, total, steps_of, statistics)
   frozen = optim.frozen_paths(run.optim.args["frozen"], shapes, statistics)
-  patch = patch if run.data.args["warp"].name == "none" else None  # a warp needs whole images
-  placed = measure.placed(run.model, grid)
-  task = _task(run, placed(apply), patch, classes, steps_of)
+  patch = model.patch if run.data.args["warp"].name == "none" else None  # a warp needs whole images
+
+  def apply(params, images, key):
+    output, moved = model.outputs(params, images, key)
+    return output.logits, moved
+
+  task = _task(run, apply, patch, classes, steps_of)
 
   # The step.
   gradient = steps.gradient(task.loss, frozen)
@@ -123,7 +129,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
   if micro_batches > 1:
     gradient = steps.accumulated(gradient, micro_batches, mesh.micro_batches(grid))
   averaged = run.optim.args["ema"]
-  init = functools.partial(steps.init, run.seed, parameters, transformation, averaged is not None)
+  init = functools.partial(steps.init, run.seed, model.init, transformation, averaged is not None)
 
   # Where everything lives.
   state_shapes = jax.eval_shape(init)
@@ -143,10 +149,8 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
   }
   jax.eval_shape(step, state_shapes, batch_shapes)  # a mistake in the step shows here, not on the devices
 
-  description = importers.Description(run.model, size, classes)
-
   def predict(normalise):
-    return tasks.TASKS[run.task.name](placed(apply), normalise, None, classes, **run.task.args).predict
+    return tasks.TASKS[run.task.name](apply, normalise, None, classes, **run.task.args).predict
 
   subject = measure.subject(description, grid, run.data, run.batch, open_split, predict)
   save_every, keep_every = max(1, steps_of(run.checkpoint.every)), run.checkpoint.keep_every
@@ -175,7 +179,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
       name: Eval(max(1, steps_of(choice.args["every"])), evals.make(choice, subject, f"config.evals.{name}"))
       for name, choice in run.evals.items()
     },
-    flops_per_image=3 * flops.count(lambda p, x: apply(p, x, None), shapes, _image(size)),
+    flops_per_image=3 * flops.count(lambda p, x: whole_model.outputs(p, x)[0].logits, shapes, _image(size)),
   )
 
 

@@ -15,7 +15,7 @@ import pathlib
 
 import numpy as np
 
-from vit_jax import checkpoints, files, importers, runtime
+from vit_jax import checkpoints, files, importers, models, runtime
 from vit_jax.importers import containers, layout
 from vit_jax.schema import ConfigError
 
@@ -71,10 +71,10 @@ def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints:
   if not target.absolute().parent.is_dir():
     raise ConfigError(f"{target}: there is no directory {target.absolute().parent}")
   description, arrays = importers.load(source, hints, ema)
-  about = importers.about(description)
+  about = description.to_json()
   if suffix == "":
     checkpoints.write_weights(target, arrays, {"model": about})
-    return f"{target}: checkpoint of {layout.say(description)}, {count(arrays):,} parameters"
+    return f"{target}: checkpoint of {description}, {count(arrays):,} parameters"
   chosen = importers.layout_of(description, name) if name else preferred(description, suffix)
   tensors = layout.write(chosen, arrays, description)
   if chosen.beside:
@@ -86,19 +86,19 @@ def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints:
     files.write_text(config_file, json.dumps(chosen.beside(description), indent=2) + "\n")
   containers.write(target, tensors, about)
   notes = [] if chosen.beside else unsaid(tensors, description, target.name)
-  named = f"{target}: {layout.say(description)} as {chosen.name} names it"
+  named = f"{target}: {description} as {chosen.name} names it"
   return "\n".join(
     [f"{named}, {len(tensors)} tensors, {count(arrays):,} parameters"] + [f"note: {note}" for note in notes]
   )
 
 
-def unsaid(tensors: dict, description: importers.Description, name: str) -> list[str]:
+def unsaid(tensors: dict, description: models.Description, name: str) -> list[str]:
   """What a reader takes for something else that has only the tensors, and the file's name."""
   try:
     found = importers.recognise(tensors, {"name": name}).description
   except ConfigError as error:
     return [f"the tensors alone do not say it all: {error}"]
-  taken, ours = ({**layout.arguments(one), "heads": _heads(one)} for one in (found, description))
+  taken, ours = ({**one.arguments(), "heads": _heads(one)} for one in (found, description))
   return [
     f"{key}={ours[key]} is not in the tensors; who has nothing else takes {taken[key]}"
     for key in ("heads", "gelu", "eps", "padding")
@@ -112,7 +112,7 @@ def _heads(description):
   )
 
 
-def preferred(description: importers.Description, suffix: str) -> layout.Layout:
+def preferred(description: models.Description, suffix: str) -> layout.Layout:
   """The layout that a file of this ending is expected to have."""
   known = {one.name: one for one in importers.layouts_of(description)}
   return known[next((name for name in PREFERRED[suffix] if name in known), next(iter(known)))]
@@ -128,16 +128,16 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool = False) -> str:
     description, kind = found.description, f"{found.layout.name} names ({path.suffix})"
     stored = f"{len(found.tensors)} tensors"
     found.check()
-  shapes, bound = layout.shapes(description), layout.arguments(description)
+  shapes, bound = layout.shapes(description), description.arguments()
   rows = {
     "layout": f"{kind}, {stored}",
-    "family": importers.family(description),
+    "family": description.family,
     "model": description.model.name,
     **facts(shapes, bound),
     "resolution": _pixels(description.image_size) + f", {description.channels} channels",
     "classes": str(description.classes or "none: no head"),
     "parameters": f"{sum(int(np.prod(shape)) for shape in shapes.values()):,}",
-    "config": layout.flags(description),
+    "config": description.flags(),
   }
   return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
 

@@ -6,7 +6,7 @@ import time
 import jax
 import numpy as np
 
-from vit_jax import build, clock, hardware, importers, runtime, schema
+from vit_jax import build, clock, hardware, runtime, schema
 from vit_jax.data import stream
 from vit_jax.evals import Outcome
 from vit_jax.runtime import say
@@ -170,7 +170,7 @@ class Session:
       seconds = self._before + time.perf_counter() - self._began
       done = step == self.parts.total
       about = {"images": self.clock.images, "seconds": self.clock.seconds}
-      about["model"] = importers.about(self.parts.description)
+      about["model"] = self.parts.description.to_json()
       self.store.save(step, state, about | {"train_seconds": self.train_seconds if done else seconds})
 
   def _trace(self, done):

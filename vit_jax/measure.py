@@ -1,4 +1,4 @@
-"""What is measured: a model as pure functions on a mesh, images as global arrays, and the subject of evaluations."""
+"""What is measured: images as global arrays, and the subject of evaluations."""
 
 import functools
 import json
@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from flax import nnx
 
-from vit_jax import checkpoints, evals, importers, mesh, models, rng, trees
+from vit_jax import checkpoints, evals, mesh, models
 from vit_jax.config import Measurement
 from vit_jax.data import augment, catalog, stream
 from vit_jax.importers import surgery
-from vit_jax.schema import Choice, ConfigError, arguments, bind
+from vit_jax.schema import Choice, ConfigError, arguments
 
 
 class Feed:
@@ -39,56 +38,16 @@ class Feed:
     self._stream.close()
 
 
-class Functional(NamedTuple):
-  """A model as pure functions of flat parameters."""
-
-  parameters: Callable  # key -> {path: parameter}
-  apply: Callable  # (parameters, images [B, H, W, C], key or None) -> (logits [B, V], {path: statistic after these})
-  statistics: frozenset[str]  # paths that the model moves itself, among the parameters
-  patch: int | None  # images may come cut into patches of this side
-
-
-def functional(model: Choice, image_size: int, classes: int) -> Functional:
-  """The model of a bound choice."""
-  make = models.lookup(model.name)
-
-  def create(key):
-    return make(image_size, 3, classes, rng.Keys(key), **model.args)
-
-  abstract = nnx.eval_shape(lambda: create(jax.random.key(0)))
-  graph, state = nnx.split(abstract)
-  paths = list(trees.flatten(state))
-  leaves, structure = jax.tree.flatten(trees.map_named(lambda name, _: name, state))
-  assert sorted(leaves) == sorted(paths)
-  statistics = frozenset(trees.flatten(nnx.filter_state(state, nnx.BatchStat)))
-
-  def parameters(key):
-    return trees.flatten(nnx.state(create(key)))
-
-  def apply(params, images, key):
-    module = nnx.merge(graph, jax.tree.unflatten(structure, [params[path] for path in leaves]))
-    return module(images, key), trees.flatten(nnx.state(module, nnx.BatchStat))
-
-  return Functional(parameters, apply, statistics, getattr(abstract, "patch", None))
-
-
-def placed(model, grid):
-  """Wraps a model's `apply`: told where XLA would guess wrong how its arrays are split."""
-  gather = mesh.gather(models.sharding(model.name), grid, np.dtype(model.args["dtype"]))
-
-  def wrap(apply):
-    def told(params, images, key):
-      with models.placed(mesh.batch(grid), gather, functools.partial(mesh.per_device, grid)):
-        return apply(params, images, key)
-
-    return told
-
-  return wrap
+def sharded(model: models.Model, grid) -> models.Model:
+  """The model with activations sharded over a mesh, where XLA would guess wrong."""
+  choice = model.description.model
+  gather = mesh.gather(models.sharding(choice.name), grid, np.dtype(choice.args["dtype"]))
+  return model.sharded(mesh.batch(grid), gather, functools.partial(mesh.per_device, grid))
 
 
 def subject(description, grid, data, batch, open_split, predict) -> evals.Subject:
   """What evaluations measure: a model on this mesh, by default on `data`; `predict` (normalise) is a task's."""
-  model, size, classes = description.model, description.image_size, description.classes
+  model, classes = description.model, description.classes
   whole, split, shards = mesh.replicated(grid), mesh.batch(grid), mesh.batch_shards(grid)
 
   def of(other):
@@ -122,8 +81,8 @@ def subject(description, grid, data, batch, open_split, predict) -> evals.Subjec
 
   def features(other):
     def make(normalise):
-      apply = placed(model, grid)(functional(model, size, 0).apply)
-      return lambda params, batch: {"features": apply(params, normalise(batch["image"]), None)[0]}
+      headless = sharded(models.functional(description.replaced(classes=0)), grid)
+      return lambda params, batch: {"features": headless.outputs(params, normalise(batch["image"]))[0].logits}
 
     return program("features", other, make)
 
@@ -140,7 +99,7 @@ def subject(description, grid, data, batch, open_split, predict) -> evals.Subjec
     return chosen
 
   def identity(params):
-    model_text = json.dumps(importers.about(description), sort_keys=True)
+    model_text = json.dumps(description.to_json(), sort_keys=True)
     return f"{model_text} {checkpoints.weights_digest(params, whole)}"
 
   return evals.Subject(
@@ -181,7 +140,7 @@ def bound(given: Measurement, image_size: int | None) -> dict[str, Choice]:
 
 def of_weights(
   given: Measurement,
-  have: importers.Description,
+  have: models.Description,
   arrays: dict[str, np.ndarray],
   devices,
   open_split: Callable = catalog.open_split,
@@ -191,12 +150,11 @@ def of_weights(
   if not isinstance(size, int):
     raise ConfigError(f"config.image_size: missing; the weights are of images of {size}, and evaluations take squares")
   choices = bound(given, size)
-  model = bind(have.model, (models.lookup(have.model.name),), "model")
-  want = have._replace(model=model, image_size=size, classes=0)
+  want = have.replaced(image_size=size, classes=0).bound()
   arrays, notes = surgery.fit(arrays, have, want)
   grid = mesh.make(given.mesh, devices)
-  shapes = jax.eval_shape(functional(model, size, 0).parameters, jax.random.key(0))
-  shardings = mesh.parameters(models.sharding(model.name), shapes, grid)
+  shapes = models.functional(want).shapes()
+  shardings = mesh.parameters(models.sharding(want.model.name), shapes, grid)
   arrays = surgery.stack(arrays, tuple(shapes))
   params = {path: mesh.place(arrays[path], shardings[path]) for path in shapes}
   measured = subject(want, grid, None, given.batch, open_split, None)

@@ -5,7 +5,7 @@ import pytest
 import scipy.ndimage
 
 from vit_jax.importers import layout, surgery
-from vit_jax.importers.layout import Description
+from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 
 TINY = {"width": 8, "depth": 2, "heads": 2, "hidden": 12}

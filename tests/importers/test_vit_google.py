@@ -6,7 +6,7 @@ import pytest
 from tests.importers.test_layout import SMALL, example, hints_of
 from vit_jax import importers
 from vit_jax.importers import layout, vit_google
-from vit_jax.importers.layout import Description
+from vit_jax.models import Description
 from vit_jax.schema import Choice
 
 
@@ -93,7 +93,7 @@ def test_hybrids_of_any_stages_are_described(stages):
   case = ("vit_jax", "ViT-S/1", SMALL | {"stages": stages}, 64, 3)
   written, description, arrays = example(*case)
   found = importers.recognise(layout.write(written, arrays, description), hints_of(description))
-  assert layout.arguments(found.description)["stages"] == stages
+  assert found.description.arguments()["stages"] == stages
   assert layout.shapes(found.description) == layout.shapes(description)
 
 

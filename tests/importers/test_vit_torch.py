@@ -15,7 +15,7 @@ def test_deit_3_has_places_for_patches_only_here_and_there():
   assert tensors["pos_embed"].shape == (1, 16, 64)
   found = importers.recognise(tensors, {"heads": 2})
   np.testing.assert_array_equal(found.read()["position/table"], arrays["position/table"])
-  assert layout.arguments(found.description)["layer_scale"] > 0
+  assert found.description.arguments()["layer_scale"] > 0
 
 
 @pytest.mark.parametrize(("size", "head"), [((24, 40), "cls"), ((32, 48), "cls"), ((16, 56), "distilled")])
@@ -38,7 +38,7 @@ def test_oblong_grids_that_look_like_squares_are_told_by_the_image_size(size, he
 def test_the_few_names_of_timm_with_the_tanh_form_are_known(name, gelu):
   written, description, arrays = example("timm", "ViT-S/8", SMALL | {"head": "map"}, 32, 0)
   found = importers.recognise(layout.write(written, arrays, description), {"heads": 2, "name": name})
-  assert layout.arguments(found.description)["gelu"] == gelu
+  assert found.description.arguments()["gelu"] == gelu
 
 
 @pytest.mark.parametrize(("hint", "heads"), [({}, 1), ({"heads": 4}, 4)])
@@ -52,5 +52,5 @@ def test_hugging_face_files_without_a_head_have_no_prefix():
   written, description, arrays = example("hf", "ViT-S/8", SMALL | {"pre_logits": 64}, 32, 0)
   bare = {name.removeprefix("vit."): array for name, array in layout.write(written, arrays, description).items()}
   found = importers.recognise(bare, {"heads": 2})
-  assert found.description.classes == 0 and layout.arguments(found.description)["eps"] == 1e-12
+  assert found.description.classes == 0 and found.description.arguments()["eps"] == 1e-12
   assert all(np.array_equal(found.read()[path], arrays[path]) for path in arrays)

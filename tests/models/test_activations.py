@@ -8,9 +8,9 @@ from vit_jax import config, mesh
 from vit_jax.models import activations
 
 
-def test_without_a_mesh_nothing_is_pinned_or_split():
+def test_without_a_mesh_nothing_is_constrained_or_split():
   x = np.ones((8, 2, 4), np.float32)
-  assert activations.pin(x) is x
+  assert activations.constrain(x) is x
   assert activations.per_device(abs) is abs
 
 
@@ -23,8 +23,8 @@ def test_a_function_runs_on_each_device_s_part():
     return x + bias
 
   def outer(x, bias):
-    with activations.placed(mesh.batch(grid), lambda path, value: value, lambda f: mesh.per_device(grid, f)):
-      return activations.per_device(function)(activations.pin(x), bias)
+    with activations.sharded(mesh.batch(grid), lambda path, value: value, lambda f: mesh.per_device(grid, f)):
+      return activations.per_device(function)(activations.constrain(x), bias)
 
   x, bias = np.arange(8 * 2 * 4.0).reshape(8, 2, 4), np.arange(4.0)
   result = jax.jit(outer)(x, bias)

@@ -115,7 +115,7 @@ def test_the_kernel_runs_on_each_device_s_rows_and_heads():
   x = normal(8, 5, 64)
 
   def placed(x):
-    with activations.placed(mesh.batch(grid), lambda path, value: value, lambda f: mesh.per_device(grid, f)):
+    with activations.sharded(mesh.batch(grid), lambda path, value: value, lambda f: mesh.per_device(grid, f)):
       return module(x)
 
   np.testing.assert_allclose(jax.jit(placed)(x), module(x), atol=1e-5)

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from tests import modules, runs
-from vit_jax import build, checkpoints, config, measure, mesh, rng, schema, train, trees
+from vit_jax import build, checkpoints, config, mesh, models, rng, schema, train, trees
 from vit_jax.data import augment
 from vit_jax.models.batchnorm import BatchNorm
 from vit_jax.prepare import prepare
@@ -208,7 +208,12 @@ def test_eight_devices_have_the_losses_and_averages_of_one(accumulate, axes):
 def test_a_step_leaves_the_mean_of_what_the_micro_batches_gave(accumulate):
   made = parts(1, optim__accumulate=accumulate)
   before = jax.device_get(made.init().params)
-  apply = measure.functional(made.run.model, 32, 10).apply
+  model = models.functional(models.Description(made.run.model, 32, 10))
+
+  def apply(params, images, key):
+    output, statistics = model.outputs(params, images, key)
+    return output.logits, statistics
+
   with contextlib.closing(made.batches(0)) as batches:
     images = next(batches)["image"]
   images = augment.normalise(images, **schema.arguments(made.run.data, augment.normalise))

@@ -206,7 +206,7 @@ def tensors(chosen, description):
   ],
 )
 def test_a_file_says_what_it_holds_and_gives_it_back(chosen, name, arguments, classes, channels):
-  described = layout.Description(Choice(name, arguments), 160, classes, channels)
+  described = models.Description(Choice(name, arguments), 160, classes, channels)
   arrays, file = tensors(chosen, described)
   shapes = {name: Shape(tensor.shape) for name, tensor in file.items()}
   assert [other.name for other in importer.LAYOUTS if other.recognises(shapes)] == [chosen.name]
@@ -226,15 +226,15 @@ def test_published_sizes_are_found_by_name_and_224_is_assumed():
     shapes |= {
       f"block{i}/unit{j + 1:02}/gn1/scale": Shape(()) for i, units in enumerate(stages, 1) for j in range(units)
     }
-    assert importer.LAYOUTS[0].describe(shapes, {}) == layout.Description(Choice(name, {}), 224, 21843, 3)
+    assert importer.LAYOUTS[0].describe(shapes, {}) == models.Description(Choice(name, {}), 224, 21843, 3)
 
 
 def test_names_are_those_of_the_two_codes():
-  _, one = tensors(importer.LAYOUTS[0], layout.Description(Choice("R50x1", {"stages": (12,)}), 32, 5, 3))
+  _, one = tensors(importer.LAYOUTS[0], models.Description(Choice("R50x1", {"stages": (12,)}), 32, 5, 3))
   assert one["block1/unit12/gn3/scale"].shape == (1, 1, 1, 64)
   assert one["block1/unit01/conv_proj/kernel"].shape == (1, 1, 64, 256)
   assert one["norm-pre-head/bias"].shape == (1, 1, 1, 256) and one["head/kernel"].shape == (256, 5)
-  _, two = tensors(importer.LAYOUTS[1], layout.Description(Choice("R50x1", {"stages": (12,)}), 32, 5, 3))
+  _, two = tensors(importer.LAYOUTS[1], models.Description(Choice("R50x1", {"stages": (12,)}), 32, 5, 3))
   assert two["resnet/block1/unit12/c/group_norm/gamma"].shape == (64,)
   assert two["resnet/block1/unit01/a/proj/standardized_conv2d/kernel"].shape == (1, 1, 64, 256)
   assert two["resnet/group_norm/beta"].shape == (256,) and two["resnet/head/conv2d/kernel"].shape == (1, 1, 256, 5)
@@ -243,7 +243,7 @@ def test_names_are_those_of_the_two_codes():
 
 def test_numbers_of_convolutions_are_dropped():
   chosen = importer.LAYOUTS[1]
-  described = layout.Description(Choice("R26x1", {"stages": (2, 1)}), 224, 5, 3)
+  described = models.Description(Choice("R26x1", {"stages": (2, 1)}), 224, 5, 3)
   _, file = tensors(chosen, described)
   numbered = {
     re.sub(r"/standardized_conv2d/", f"/standardized_conv2d_{i}/", name): tensor

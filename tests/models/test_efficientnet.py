@@ -12,8 +12,7 @@ from flax import nnx
 from tests import modules
 from vit_jax import flops, importers, models, schema, trees
 from vit_jax.importers import layout
-from vit_jax.importers.layout import Description
-from vit_jax.models import efficientnet
+from vit_jax.models import Description, efficientnet
 from vit_jax.models.batchnorm import BatchNorm
 from vit_jax.schema import Choice, ConfigError
 

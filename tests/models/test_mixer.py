@@ -200,7 +200,7 @@ def test_mistakes_say_what_is_allowed():
 def written(name, which, image_size=64, arguments=SIZE):
   """(layout, tensors, parameters by path) of a small model."""
   chosen = next(one for one in importer.LAYOUTS if one.name == which)
-  description = layout.Description(schema.Choice(name, arguments), image_size, 5)
+  description = models.Description(schema.Choice(name, arguments), image_size, 5)
   rng = np.random.default_rng(0)
   arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.shapes(description).items()}
   return chosen, layout.write(chosen, arrays, description), arrays
@@ -211,7 +211,7 @@ def test_what_is_written_describes_itself_and_is_read_again(which, name):
   chosen, tensors, arrays = written(name, which)
   assert [one.name for one in importer.LAYOUTS if one.recognises(tensors)] == [which]
   description = chosen.describe(tensors, {})
-  assert description == layout.Description(schema.Choice(name, SIZE), 64, 5, 3)
+  assert description == models.Description(schema.Choice(name, SIZE), 64, 5, 3)
   found = layout.read(chosen, tensors, description)
   assert set(found) == set(arrays) and all(np.array_equal(found[path], arrays[path]) for path in arrays)
 
@@ -225,7 +225,7 @@ def test_torch_has_its_matrices_the_other_way_round():
 def test_a_published_size_is_recognised_without_overrides():
   chosen, tensors, _ = written("Mixer-S/32", "vit_jax", arguments={})
   del tensors["head/kernel"], tensors["head/bias"]
-  assert chosen.describe(tensors, {}) == layout.Description(schema.Choice("Mixer-S/32", {}), 64, 0, 3)
+  assert chosen.describe(tensors, {}) == models.Description(schema.Choice("Mixer-S/32", {}), 64, 0, 3)
   other = chosen.describe(tensors, {"gelu": "erf", "norm_eps": 1e-5}).model
   assert other == schema.Choice("mixer_s32_224", {"eps": 1e-5})
 

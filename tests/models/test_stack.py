@@ -141,7 +141,7 @@ def test_a_placed_stream_is_constrained_in_every_layer(scan):
   mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 
   def function(x):
-    with activations.placed(NamedSharding(mesh, PartitionSpec("data")), lambda path, value: value, None):
+    with activations.sharded(NamedSharding(mesh, PartitionSpec("data")), lambda path, value: value, None):
       return model(x)
 
   images = modules.images(batch=len(jax.devices()))

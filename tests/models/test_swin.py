@@ -282,7 +282,7 @@ LAYOUT = importer.LAYOUTS[0]
 def written():
   """(tensors, parameters by path) of a small model under timm's names."""
   arguments = {key: SIZE[key] for key in ("width", "depths", "heads", "window")}
-  description = layout.Description(schema.Choice(TINY, arguments), 24, 5)
+  description = models.Description(schema.Choice(TINY, arguments), 24, 5)
   rng = np.random.default_rng(0)
   arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.shapes(description).items()}
   return layout.write(LAYOUT, arrays, description), arrays, description
@@ -328,4 +328,4 @@ def test_published_sizes_are_recognised_without_overrides(name):
     for block in range(depth):
       table = np.empty(((2 * window - 1) ** 2, heads[stage]))
       tensors[f"layers.{stage}.blocks.{block}.attn.relative_position_bias_table"] = table
-  assert LAYOUT.describe(tensors, {}) == layout.Description(schema.Choice(name, {}), image_size, 0, 3)
+  assert LAYOUT.describe(tensors, {}) == models.Description(schema.Choice(name, {}), image_size, 0, 3)

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from flax import nnx
 
-from vit_jax import checkpoints, models, schema, trees
+from vit_jax import checkpoints, schema
 from vit_jax.importers import (
   bit,
   compact,
@@ -23,8 +22,9 @@ from vit_jax.importers import (
   vit_google,
   vit_torch,
 )
-from vit_jax.importers.layout import Description, Layout, Tensors
-from vit_jax.schema import Choice, ConfigError
+from vit_jax.importers.layout import Layout, Tensors
+from vit_jax.models import Description
+from vit_jax.schema import ConfigError
 
 LAYOUTS: tuple[Layout, ...] = (
   *vit_google.LAYOUTS,
@@ -62,7 +62,7 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Found
   hints = dict(hints or {})
   if isinstance(hints.get("image_size"), list):
     hints["image_size"] = tuple(hints["image_size"])
-  said = described(hints["description"]) if "description" in hints else None  # by the file's own header
+  said = Description.from_json(hints["description"]) if "description" in hints else None  # by the file's own header
   if said:
     hints["image_size"] = said.image_size
   tensors = containers.without_prefix(dict(tensors))
@@ -96,7 +96,7 @@ def load(
   path = pathlib.Path(path)
   if is_workdir(path):
     arrays, said = checkpoints.read_weights(path, ema)
-    description = described(said.get("model"))
+    description = Description.from_json(said.get("model")).unscanned()
     return description, surgery.unstack(arrays, layout.shapes(description))
   if ema:
     raise ConfigError(f"{path}: a moving average is in workdirs only; a file has one set of weights")
@@ -152,35 +152,4 @@ def layout_of(description: Description, name: str) -> Layout:
 
 def layouts_of(description: Description) -> list[Layout]:
   """The layouts in which models of this family are published."""
-  return [one for one in LAYOUTS if one.family == family(description)]
-
-
-def family(description: Description) -> str:
-  """The file of `vit_jax/models/` that makes the described model."""
-  return models.find(description.model.name, "model").family
-
-
-def create(description: Description, arrays: Mapping[str, np.ndarray]) -> nnx.Module:
-  """The described model with these parameters, layer by layer."""
-  graph, state = nnx.split(layout.abstract(description))
-  return nnx.merge(graph, trees.unflatten(state, arrays))
-
-
-def about(description: Description) -> dict:
-  """The description as JSON values."""
-  return {key: schema.plain(value) for key, value in description._asdict().items()}
-
-
-def described(values: Any) -> Description:
-  """The description of JSON values; ConfigError for other values."""
-  try:
-    model, size = dict(values["model"]), values["image_size"]
-    sides = [size] if isinstance(size, int) else list(map(int, size))
-    classes, channels = int(values["classes"]), int(values["channels"])
-    if not (0 < min(sides) <= max(sides) < 2**16 and 0 <= classes < 2**31 and 0 < channels < 2**16 and len(sides) < 3):
-      raise ValueError("a size is out of range")
-    return Description(
-      Choice(str(model.pop("name")), model), size if len(sides) == 1 else tuple(sides), classes, channels
-    )
-  except (KeyError, TypeError, ValueError) as error:
-    raise ConfigError(f"{values!r} does not describe a model: {error!r}") from error
+  return [one for one in LAYOUTS if one.family == description.family]

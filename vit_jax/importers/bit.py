@@ -2,8 +2,8 @@
 
 import re
 
-from vit_jax.importers.layout import Description, Layout, Row, flax_linear, named
-from vit_jax.models import bit, resnet
+from vit_jax.importers.layout import Layout, Row, flax_linear, named
+from vit_jax.models import Description, bit, resnet
 from vit_jax.schema import Choice
 
 _KERNEL = "p q i o -> p q i o"

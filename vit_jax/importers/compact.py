@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax.importers.layout import Description, Layout, Row, Tensors, named, torch_conv, torch_linear, torch_norm
-from vit_jax.models import positions
+from vit_jax.importers.layout import Layout, Row, Tensors, named, torch_conv, torch_linear, torch_norm
+from vit_jax.models import Description, positions
 from vit_jax.models.compact import SIZES, VARIANTS, side
 from vit_jax.schema import Choice, ConfigError
 

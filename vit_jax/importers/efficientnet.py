@@ -3,7 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from vit_jax.importers.layout import Description, Layout, Row, Tensors, torch_linear, torch_norm
+from vit_jax.importers.layout import Layout, Row, Tensors, torch_linear, torch_norm
+from vit_jax.models import Description
 from vit_jax.models.efficientnet import PUBLISHED, SIZES, STAGES, STEM, TOP, blocks_of, channels_of
 from vit_jax.schema import Choice, ConfigError
 

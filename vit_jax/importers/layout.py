@@ -9,14 +9,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from einops import rearrange
-from flax import nnx
 
-from vit_jax import models, rng, schema, trees
-from vit_jax.models import positions
-from vit_jax.schema import Choice, ConfigError
+from vit_jax import models
+from vit_jax.models import Description, positions
+from vit_jax.schema import ConfigError
 
 LISTED = 12  # tensors of each kind that an error names
 TABLE = "position/table"
@@ -33,15 +31,6 @@ class Tensor:
 
 
 Tensors = Mapping[str, Any]  # name -> np.ndarray or Tensor
-
-
-class Description(NamedTuple):
-  """What a file holds: a model by name and arguments, and the sizes it was made for. No classes means no head."""
-
-  model: Choice
-  image_size: int | tuple[int, int]
-  classes: int
-  channels: int = 3
 
 
 class Row(NamedTuple):
@@ -88,18 +77,9 @@ class Entry(NamedTuple):
   lengths: dict[str, int]
 
 
-def abstract(description: Description) -> nnx.Module:
-  """The described model with shapes for parameters, layer by layer (unscanned)."""
-  row = models.find(description.model.name, "model")
-  choice = schema.bind(description.model, (row.make,), "model")
-  arguments = choice.args | ({"scan": False} if "scan" in choice.args else {})
-  sizes = (description.image_size, description.channels, description.classes)
-  return nnx.eval_shape(lambda: row.make(*sizes, rng.Keys(jax.random.key(0)), **arguments))
-
-
 def shapes(description: Description) -> dict[str, tuple[int, ...]]:
-  """Our paths and shapes of the described model, layer by layer (unscanned)."""
-  return {path: tuple(leaf.shape) for path, leaf in trees.flatten(nnx.state(abstract(description))).items()}
+  """Our paths and shapes of the described model, layer by layer."""
+  return {path: leaf.shape for path, leaf in models.functional(description.unscanned()).shapes().items()}
 
 
 def entries(layout: Layout, ours: Mapping[str, tuple[int, ...]]) -> list[Entry]:
@@ -173,7 +153,7 @@ def match(layout: Layout, tensors: Tensors, description: Description) -> list[En
   ]
   if surplus or missing or misshapen:
     raise ConfigError(
-      f"the tensors are not those of {say(description)} as {layout.name} names them:"
+      f"the tensors are not those of {description} as {layout.name} names them:"
       + "".join(
         f"\n  {kind} ({len(names)}): {_some(names)}"
         for kind, names in (("missing", missing), ("left over", surplus), ("of another shape", misshapen))
@@ -195,7 +175,7 @@ def write(layout: Layout, arrays: Mapping[str, np.ndarray], description: Descrip
 
   ConfigError where a code that reads this layout computes something else, or has no place for a parameter.
   """
-  bound = arguments(description)
+  bound = description.arguments()
   for key, value in layout.computes.items():
     if bound[key] != value:
       raise ConfigError(
@@ -217,37 +197,9 @@ def write(layout: Layout, arrays: Mapping[str, np.ndarray], description: Descrip
 
 def _computed(layout, description):
   """The model's fixed position table, () -> [N, D], where the layout stores such tables; else None."""
-  position = getattr(abstract(description), "position", None)
+  model = models.functional(description)
+  position = getattr(model.create(model.shapes()), "position", None)
   return position if layout.stores_tables and isinstance(position, positions.Fixed) else None
-
-
-def arguments(description: Description) -> dict[str, Any]:
-  """All arguments of the described model, with defaults filled in."""
-  make = models.find(description.model.name, "model").make
-  return dict(schema.bind(description.model, (make,), "model").args)
-
-
-def essential(description: Description) -> dict[str, Any]:
-  """The arguments that make another model than the name alone."""
-  default = arguments(description._replace(model=Choice(description.model.name)))
-  # How a model is computed and regularised is not what it is.
-  beside = ("scan", "remat", "dtype", "dropout", "attention_dropout", "stochastic_depth", "head_bias", "momentum")
-  return {k: v for k, v in arguments(description).items() if k not in beside and v != default[k]}
-
-
-def say(description: Description) -> str:
-  """One line: model, arguments, sizes."""
-  size = description.image_size
-  said = "".join(f", {key}={value}" for key, value in essential(description).items())
-  side = f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"
-  return f"{description.model.name}{said} ({side}, {description.classes or 'no'} classes)"
-
-
-def flags(description: Description) -> str:
-  """The flags that select the described model in a config."""
-  chosen = {"name": description.model.name} | essential(description)
-  # A list in a flag takes no spaces, so that no shell cuts it.
-  return " ".join(f"--config.model.{key}={str(value).replace(' ', '')}" for key, value in chosen.items())
 
 
 def _some(names):

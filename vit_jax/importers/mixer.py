@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.importers import layout
-from vit_jax.importers.layout import Description, Layout, Tensors
-from vit_jax.models import mixer
+from vit_jax.importers.layout import Layout, Tensors
+from vit_jax.models import Description, mixer
 from vit_jax.schema import Choice, ConfigError
 
 GOOGLE = (
@@ -21,6 +21,7 @@ GOOGLE = (
   *layout.flax_norm("pre_head_layer_norm", "norm"),
   *layout.flax_linear("head", "head"),
 )
+
 TIMM = (
   *layout.torch_conv("stem.proj", "embedding"),
   *layout.torch_norm("blocks.{l}.norm1", "blocks/{l}/norm1"),

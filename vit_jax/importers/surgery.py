@@ -7,9 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from vit_jax import models
 from vit_jax.importers import layout
-from vit_jax.importers.layout import Description
+from vit_jax.models import Description
 from vit_jax.schema import ConfigError
 
 Method = Literal["zoom", "bilinear", "bicubic"]
@@ -124,7 +123,7 @@ def fit(
     arrays |= {path: np.zeros(shapes[path], np.float32) for path in kernels}
 
   # Grids.
-  family = models.find(want.model.name, "model").family
+  family = want.family
   for path, array in arrays.items():
     if path not in shapes or array.shape == shapes[path]:
       continue
@@ -153,17 +152,17 @@ def fit(
   if differences:
     more = len(differences) - layout.LISTED
     raise ConfigError(
-      f"the file holds {layout.say(have)}; this model is {layout.say(want)}. They differ in {len(differences)}:\n  "
+      f"the file holds {have}; this model is {want}. They differ in {len(differences)}:\n  "
       + "\n  ".join(differences[: layout.LISTED])
       + (f"\n  and {more} more" if more > 0 else "")
-      + f"\nTo take the file's model: {layout.flags(have)}"
+      + f"\nTo take the file's model: {have.flags()}"
     )
   return arrays, notes + _computed_otherwise(have, want)
 
 
 def _computed_otherwise(have, want):
   """Notes on arguments that change the numbers and no shape."""
-  theirs, ours = (layout.arguments(description) for description in (have, want))
+  theirs, ours = (description.arguments() for description in (have, want))
   words = ("gelu", "eps", "norm_order", "padding", "position")
   return [
     f"model.{key}: the file's model has {theirs[key]}, this one {ours[key]}"

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.importers import layout
-from vit_jax.importers.layout import Description, Layout, Row, Tensors
-from vit_jax.models import swin
+from vit_jax.importers.layout import Layout, Row, Tensors
+from vit_jax.models import Description, swin
 from vit_jax.schema import Choice
 
 _THEIRS, _OURS = "layers.{s}.blocks.{b}", "stages/{s}/blocks/{b}"

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax.importers.layout import Description, Tensor, Tensors, named
+from vit_jax.importers.layout import Tensor, Tensors, named
+from vit_jax.models import Description
 from vit_jax.models.vit import HYBRIDS, SIZES
 from vit_jax.schema import Choice, ConfigError
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax.importers.layout import Description, Layout, Row, Tensor, Tensors, flax_conv, flax_linear, flax_norm
+from vit_jax.importers.layout import Layout, Row, Tensor, Tensors, flax_conv, flax_linear, flax_norm
 from vit_jax.importers.vit import ATTENTION, count, counting_tokens, describe, reduction
+from vit_jax.models import Description
 
 # Rows.
 

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from vit_jax.importers.layout import (
-  Description,
   Layout,
   Row,
   Tensors,
-  arguments,
   shapes,
   torch_conv,
   torch_linear,
   torch_norm,
 )
 from vit_jax.importers.vit import ATTENTION, count, counting_tokens, describe, heads_of
+from vit_jax.models import Description
 from vit_jax.schema import ConfigError
 
 # Rows.
@@ -159,7 +158,7 @@ def _hf_finish(arrays: dict) -> dict:
 
 def _hf_config(description: Description) -> dict:
   """What Hugging Face's library reads beside the tensors to build the model."""
-  bound, ours = arguments(description), shapes(description)
+  bound, ours = description.arguments(), shapes(description)
   width, heads, _ = ours["blocks/0/attention/query/kernel"]
   return {
     "architectures": ["ViTForImageClassification" if description.classes else "ViTModel"],

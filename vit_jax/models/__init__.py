@@ -14,13 +14,26 @@ from flax import nnx
 
 from vit_jax import rng, schema
 from vit_jax.models import bit, compact, efficientnet, mixer, swin, vit
-from vit_jax.models.activations import placed
+from vit_jax.models.description import Description
+from vit_jax.models.functional import Model, functional
 from vit_jax.models.intermediates import capture
-from vit_jax.models.published import Model, Rows
+from vit_jax.models.output import Output
+from vit_jax.models.published import Published, Rows
 
-__all__ = ["capture", "create", "find", "lookup", "names", "placed", "sharding"]
+__all__ = [
+  "Description",
+  "Model",
+  "Output",
+  "capture",
+  "create",
+  "find",
+  "functional",
+  "lookup",
+  "names",
+  "sharding",
+]
 
-TABLE: dict[str, Model] = {}
+TABLE: dict[str, Published] = {}
 for _family in (vit, compact, mixer, bit, swin, efficientnet):
   TABLE |= _family.PUBLISHED
 
@@ -41,7 +54,7 @@ def names() -> list[str]:
   return list(TABLE)
 
 
-def find(name: str, where: str = "config.model") -> Model:
+def find(name: str, where: str = "config.model") -> Published:
   """The row of a name, or a ConfigError that says what there is."""
   for pattern, spelling in _SPELLINGS:
     if name not in TABLE and re.fullmatch(pattern, name):

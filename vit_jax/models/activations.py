@@ -1,4 +1,4 @@
-"""Where activations live, said by whoever traces a model on a mesh. A model names no axis of it."""
+"""Sharding of activations: set by whoever traces a model on a mesh, read by the model, which names no axis of it."""
 
 import contextlib
 import contextvars
@@ -10,46 +10,50 @@ import jax
 from vit_jax import trees
 
 
-class Placement(NamedTuple):
-  """What a model may ask about the devices that it is traced for."""
+class Sharding(NamedTuple):
+  """How activations are sharded while a model is traced."""
 
   stream: jax.sharding.Sharding  # of [B, ...], the batch axis in front
   gather: Callable  # (path, parameter of one layer) -> the parameter, whole where it is split for storage only
   per_device: Callable  # function of one device's [B, N, F] and [F] arrays -> function of the global ones
 
 
-_placement: contextvars.ContextVar[Placement | None] = contextvars.ContextVar("placement", default=None)
+_sharding: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar("sharding", default=None)
 
 
 @contextlib.contextmanager
-def placed(stream: jax.sharding.Sharding, gather: Callable, per_device: Callable):
-  """While tracing inside, these hold: the stream [B, ...] is pinned to its sharding after every layer, the parameters
-  of a layer are gathered where it begins, and kernels run by device.
+def sharded(stream: jax.sharding.Sharding, gather: Callable, per_device: Callable):
+  """A model that is traced inside constrains its activations.
 
   XLA does not carry the batch axis into a scanned layer whose parameters are split: ViT-L/16 doubled its FLOPs.
+
+  Args:
+    stream: sharding of the stream [B, ...] after every layer.
+    gather: function (path, parameter of one layer) -> the parameter as the layer computes with it.
+    per_device: function that makes of a function of one device's [B, N, F] and [F] arrays one of the global arrays.
   """
-  token = _placement.set(Placement(stream, gather, per_device))
+  token = _sharding.set(Sharding(stream, gather, per_device))
   try:
     yield
   finally:
-    _placement.reset(token)
+    _sharding.reset(token)
 
 
-def pin(x: jax.Array) -> jax.Array:
-  """The stream [B, ...], its batch axis kept where it is split."""
-  placement = _placement.get()
-  return x if placement is None else jax.lax.with_sharding_constraint(x, placement.stream)
+def constrain(x: jax.Array) -> jax.Array:
+  """The stream [B, ...] under the constraint of its sharding; without a mesh x itself."""
+  sharding = _sharding.get()
+  return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding.stream)
 
 
 def gather(prefix: str, params):
   """The parameters of one layer, whose paths begin with `prefix`, as its computation wants them."""
-  placement = _placement.get()
-  if placement is None:
+  sharding = _sharding.get()
+  if sharding is None:
     return params
-  return trees.map_named(lambda path, value: placement.gather(prefix + path, value), params)
+  return trees.map_named(lambda path, value: sharding.gather(prefix + path, value), params)
 
 
 def per_device(function: Callable) -> Callable:
   """The function for global arrays [B, N, F] and [F], run on each device's part; without a mesh the function itself."""
-  placement = _placement.get()
-  return function if placement is None else placement.per_device(function)
+  sharding = _sharding.get()
+  return function if sharding is None else sharding.per_device(function)

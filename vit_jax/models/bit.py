@@ -12,6 +12,7 @@ from flax import nnx
 from vit_jax import rng, schema
 from vit_jax.models import layers, resnet
 from vit_jax.models.intermediates import record
+from vit_jax.models.output import Output, check_shape, classified
 from vit_jax.models.published import model
 from vit_jax.models.resnet import GroupNorm, StandardisedConv
 from vit_jax.models.transformer import Dtype, sides
@@ -75,15 +76,18 @@ class ResNet(nnx.Module):
     self.head = layers.Linear((channels,), (classes,), **head) if classes else None
 
   def __call__(self, images, key=None):
-    if images.shape[1:] != self.shape:
-      raise ValueError(f"images are {images.shape[1:]} (height, width, channels); the model was built for {self.shape}")
+    return self.outputs(images, key).logits
+
+  def outputs(self, images: jax.Array, key: jax.Array | None = None) -> Output:
+    """Everything that is computed of images [B, H, W, C]."""
+    check_shape(images, self.shape)
     # No norm and no ReLU here: the pool sees negative numbers. The first BiT code and timm surround them by zeros,
     # big_vision by -infinity, as here; it moves logits by 1e-3.
     x = record("root", layers.max_pool(self.root(images)))
     x = resnet.run(self.stages, x, "stages")
-    x = jax.nn.relu(self.norm(x)).mean((1, 2))
-    x = record("pre_logits", record("features", x))
-    return record("logits", (x if self.head is None else self.head(x)).astype(jnp.float32))
+    tokens = jax.nn.relu(self.norm(x))
+    features = record("pre_logits", record("features", tokens.mean((1, 2))))
+    return classified(tokens, features, self.head)
 
 
 def bit(

@@ -16,6 +16,7 @@ from vit_jax import rng, schema
 from vit_jax.models import layers
 from vit_jax.models.batchnorm import BatchNorm
 from vit_jax.models.intermediates import record
+from vit_jax.models.output import Output, check_shape, classified
 from vit_jax.models.published import model
 from vit_jax.models.transformer import Dtype, sides
 from vit_jax.schema import Count, Fraction, Positive, Rate
@@ -181,8 +182,11 @@ class EfficientNet(nnx.Module):
     self.head = layers.Linear((top,), (classes,), kernel_init=_uniform, **make) if classes else None
 
   def __call__(self, images, key=None):
-    if images.shape[1:] != self.shape:
-      raise ValueError(f"images are {images.shape[1:]} (height, width, channels); the model was built for {self.shape}")
+    return self.outputs(images, key).logits
+
+  def outputs(self, images: jax.Array, key: jax.Array | None = None) -> Output:
+    """Everything that is computed of images [B, H, W, C]."""
+    check_shape(images, self.shape)
     x = record("stem", jax.nn.silu(self.stem_norm(self.stem(images), key)))
 
     # The rate of dropping a block grows linearly with its number, and would reach the full one just after the last.
@@ -191,10 +195,10 @@ class EfficientNet(nnx.Module):
       rate = self.stochastic_depth * number / len(names)
       x = record(f"stages/{i}/{j}", self.stages[i][j](x, layers.fold(key, 1 + number), rate))
 
-    x = record("encoded", jax.nn.silu(self.top_norm(self.top(x), key)))
-    x = record("features", x.mean((1, 2)))
-    x = record("pre_logits", layers.dropout(x, self.dropout, layers.fold(key, 0)))
-    return record("logits", (x if self.head is None else self.head(x)).astype(jnp.float32))
+    tokens = record("encoded", jax.nn.silu(self.top_norm(self.top(x), key)))
+    features = record("features", tokens.mean((1, 2)))
+    features = record("pre_logits", layers.dropout(features, self.dropout, layers.fold(key, 0)))
+    return classified(tokens, features, self.head)
 
 
 Factor = Annotated[float, schema.Range(0.05, 64)]

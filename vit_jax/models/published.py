@@ -7,7 +7,7 @@ from typing import NamedTuple
 Rows = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 
-class Model(NamedTuple):
+class Published(NamedTuple):
   """One name of the table in `vit_jax.models`."""
 
   family: str  # the file that it comes from; importers know the tensor names of a family
@@ -19,8 +19,8 @@ class Model(NamedTuple):
 
 def model(
   function: Callable, *row, sharding: Rows, image_size: int = 224, classes: int = 1000, family: str = "", **defaults
-) -> Model:
+) -> Published:
   """The model that `function` makes of a row, whose keyword defaults are replaced where given."""
   made = functools.partial(function, *row, **defaults)
   made.__annotations__ = function.__annotations__  # which a partial hides and `config.bind` reads
-  return Model(family or function.__module__.rpartition(".")[2], made, sharding, image_size, classes)
+  return Published(family or function.__module__.rpartition(".")[2], made, sharding, image_size, classes)

@@ -80,7 +80,7 @@ def _layer(graph, prefixes, **constants):
 
   def call(params, x, key, rate):
     with intermediates.layer(prefixes) as recorder:
-      x = activations.pin(nnx.merge(graph, activations.gather(prefixes[0], params))(x, key, rate))
+      x = activations.constrain(nnx.merge(graph, activations.gather(prefixes[0], params))(x, key, rate))
     names[:] = recorder.names
     return x, recorder.values
 

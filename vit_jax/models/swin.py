@@ -13,6 +13,7 @@ from vit_jax import rng, schema
 from vit_jax.models import layers, stack
 from vit_jax.models.attention import Attention
 from vit_jax.models.intermediates import record
+from vit_jax.models.output import Output, check_shape, classified
 from vit_jax.models.published import model
 from vit_jax.models.transformer import Dtype, Width, sides
 from vit_jax.schema import Count, Rate
@@ -155,8 +156,11 @@ class Swin(nnx.Module):
     self.norm, self.head = norm, head
 
   def __call__(self, images, key=None):
-    if images.shape[1:] != self.shape:
-      raise ValueError(f"images are {images.shape[1:]} (height, width, channels); the model was built for {self.shape}")
+    return self.outputs(images, key).logits
+
+  def outputs(self, images: jax.Array, key: jax.Array | None = None) -> Output:
+    """Everything that is computed of images [B, H, W, C]."""
+    check_shape(images, self.shape)
 
     x = record("embedding", self.embedding_norm(self.embedding(images)))
     x = record("tokens", layers.dropout(x, self.dropout, layers.fold(key, 0)))
@@ -166,12 +170,9 @@ class Swin(nnx.Module):
     rates = np.split(stack.growing(self.stochastic_depth, ends[-1]), ends[:-1])
     for i, (stage, rate) in enumerate(zip(self.stages, rates, strict=True)):
       x = stage(x, layers.fold(key, 1 + i), rate, self.remat, f"stages/{i}")
-    x = record("encoded", self.norm(x))
-
-    x = record("pre_logits", record("features", x.mean(axis=(1, 2))))
-    if self.head is not None:
-      x = self.head(x)
-    return record("logits", x.astype(jnp.float32))
+    tokens = record("encoded", self.norm(x))
+    features = record("pre_logits", record("features", tokens.mean(axis=(1, 2))))
+    return classified(tokens, features, self.head)
 
 
 def swin(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Annotated, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -12,6 +13,7 @@ from vit_jax.models import stack
 from vit_jax.models.attention import Attention, Formulation
 from vit_jax.models.intermediates import record
 from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding, drop_path, dropout, fold, xavier, zeros
+from vit_jax.models.output import Output, check_shape, classified
 
 Dtype = Literal["float32", "bfloat16"]
 # The bounds are far above any sensible model; they keep a slip of the finger from becoming an allocation error.
@@ -122,8 +124,11 @@ class Transformer(nnx.Module):
     self.head, self.head_distillation = head, head_distillation
 
   def __call__(self, images, key=None):
-    if images.shape[1:] not in (self.shape, self._cut()):
-      raise ValueError(f"images are {images.shape[1:]} (height, width, channels); the model was built for {self.shape}")
+    return self.outputs(images, key).logits
+
+  def outputs(self, images: jax.Array, key: jax.Array | None = None) -> Output:
+    """Everything that is computed of images [B, H, W, C]."""
+    check_shape(images, self.shape, self._cut())
 
     # Tokens.
     x = self.embedding(images if self.stem is None else self.stem(images))
@@ -144,20 +149,22 @@ class Transformer(nnx.Module):
       remat=self.remat,
       name="blocks",
     )
-    x = record("encoded", self.norm(x))
-    distilled = None if self.distillation is None else x[:, 1]
-    x = record("features", self._pool(x))
+    tokens = record("encoded", self.norm(x))
+    distilled = None if self.distillation is None else tokens[:, 1]
+    x = record("features", self._pool(tokens))
 
     # Logits.
     if self.pre_logits is not None:
       x = jnp.tanh(self.pre_logits(x))
     features = record("pre_logits", x if distilled is None else (x + distilled) / 2)
-    if self.head is None:
-      return record("logits", features.astype(jnp.float32))
-    x = self.head(x).astype(jnp.float32)
-    if distilled is not None:
-      x = (x + self.head_distillation(distilled).astype(jnp.float32)) / 2
-    return record("logits", x)
+    if self.head is None or distilled is None:
+      return classified(tokens, features, self.head)
+    heads = {
+      "head": self.head(x).astype(jnp.float32),
+      "head_distillation": self.head_distillation(distilled).astype(jnp.float32),
+    }
+    logits = record("logits", (heads["head"] + heads["head_distillation"]) / 2)
+    return Output(tokens, features, logits, heads)
 
   def _cut(self):
     """Shape of an image that is cut into patches, if it may be."""

@@ -13,7 +13,7 @@ from vit_jax import rng, schema
 from vit_jax.models import layers, positions, resnet, stack
 from vit_jax.models import pooling as pooling
 from vit_jax.models.attention import Formulation
-from vit_jax.models.published import Model, model
+from vit_jax.models.published import Published, model
 from vit_jax.models.transformer import Block, Depth, Dtype, Hidden, Transformer, Width, grid, sides, size
 from vit_jax.schema import Count, Positive, Rate
 
@@ -170,7 +170,7 @@ def _positions(position, rows, columns, width, leading, rngs):
 _ANY_PATCH = re.compile(r"ViT-([A-Za-z0-9-]+)/(.*)")
 
 
-def any_patch(name: str, where: str) -> Model | None:
+def any_patch(name: str, where: str) -> Published | None:
   """The model of "ViT-<size>/<patch>" for any patch; None for a name of another form."""
   match = _ANY_PATCH.fullmatch(name)
   if not match:

@@ -1,0 +1,38 @@
+"""Descriptions of models: what they say, in one line, as flags and as JSON."""
+
+import pytest
+
+from vit_jax import models
+from vit_jax.models import Description
+from vit_jax.schema import Choice, ConfigError
+
+
+def test_a_description_survives_json():
+  description = Description(Choice("ViT-S/8", {"depth": 2, "stages": (1, 2)}), (64, 128), 3)
+  again = Description.from_json(description.to_json())
+  assert again.bound() == description.bound() and again.image_size == (64, 128)
+
+
+@pytest.mark.parametrize(
+  "values",
+  [None, {}, {"model": {"name": "ViT-S/8"}, "image_size": -1, "classes": 1, "channels": 3}, {"model": 3}, [1, 2]],
+)
+def test_what_is_no_description_is_refused(values):
+  with pytest.raises(ConfigError, match="does not describe a model"):
+    models.Description.from_json(values)
+
+
+def test_a_line_and_flags_say_what_makes_another_model_than_the_name():
+  description = Description(Choice("ViT-S/8", {"depth": 2, "stages": (1, 2), "dropout": 0.1, "gelu": "tanh"}), 32, 0)
+  assert str(description) == "ViT-S/8, stages=(1, 2), depth=2 (32 px, no classes)"
+  assert description.flags() == "--config.model.name=ViT-S/8 --config.model.stages=(1,2) --config.model.depth=2"
+
+
+def test_a_model_layer_by_layer_is_not_scanned():
+  description = Description(Choice("ViT-S/8", {"scan": True, "depth": 2}), 32, 3)
+  assert description.unscanned() == Description(Choice("ViT-S/8", {"depth": 2}), 32, 3)
+
+
+def test_equal_descriptions_have_equal_hashes():
+  pair = [Description(Choice("ViT-S/8", {"depth": 2}), 32, 3) for _ in range(2)]
+  assert pair[0] == pair[1] and len(set(pair)) == 1

@@ -1,0 +1,65 @@
+"""A model as pure functions equals the module that it is made of."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax import config, mesh, models, rng, trees
+from vit_jax.schema import Choice, ConfigError
+
+TINY = {"width": 16, "hidden": 16, "heads": 2, "depth": 2}
+VIT = models.Description(Choice("ViT-S/16", TINY), 32, 5)
+NET = models.Description(Choice("efficientnet_b0", {"width_factor": 0.25, "stages": (1, 1)}), 32, 5)
+
+
+def images():
+  return np.random.default_rng(0).standard_normal((8, 32, 32, 3), np.float32)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_initial_parameters_are_those_of_the_module(scan):
+  arguments = TINY | {"scan": scan}
+  model = models.functional(VIT.replaced(model=Choice("ViT-S/16", arguments)))
+  module = models.create("ViT-S/16", 32, classes=5, rngs=rng.Keys(jax.random.key(3)), **arguments)
+  drawn, expected = model.init(jax.random.key(3)), trees.flatten(nnx.state(module))
+  assert drawn.keys() == expected.keys() == model.shapes().keys()
+  for path, value in expected.items():
+    np.testing.assert_array_equal(drawn[path], value)
+    assert (model.shapes()[path].shape, model.shapes()[path].dtype) == (value.shape, value.dtype)
+  again = model.create(drawn)
+  np.testing.assert_array_equal(again(images()), module(images()))
+
+
+def test_statistics_come_back_and_move_in_training_only():
+  model = models.functional(NET)
+  params = model.init(jax.random.key(0))
+  assert model.statistics == {path for path in params if path.endswith(("/mean", "/var"))}
+  _, still = jax.jit(model.outputs)(params, images())
+  _, moved = jax.jit(model.outputs)(params, images(), jax.random.key(1))
+  assert still.keys() == moved.keys() == model.statistics
+  assert all(np.array_equal(still[path], params[path]) for path in still)
+  assert not any(np.array_equal(moved[path], params[path]) for path in moved)
+
+
+def test_a_sharded_model_computes_the_same_and_is_traced_so_at_any_time():
+  model = models.functional(VIT)
+  params, constrained = model.init(jax.random.key(0)), []
+  grid = mesh.make(config.Mesh(data=8), jax.devices())
+
+  def gather(path, value):
+    constrained.append(path)
+    return value
+
+  sharded = model.sharded(mesh.batch(grid), gather, lambda function: function)
+  np.testing.assert_allclose(
+    jax.jit(sharded.outputs)(params, images())[0].logits, model.outputs(params, images())[0].logits, atol=1e-5
+  )
+  assert "blocks/1/mlp/up/kernel" in constrained
+
+
+def test_equal_descriptions_share_a_model_and_a_mistake_is_an_error():
+  spelled_out = VIT.bound()
+  assert models.functional(VIT) is models.functional(spelled_out)
+  with pytest.raises(ConfigError, match=r"model.widht: unknown key .* Did you mean 'width'"):
+    models.functional(VIT.replaced(model=Choice("ViT-S/16", {"widht": 3})))

@@ -1,0 +1,60 @@
+"""What a model gives beside logits, for every family."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import models
+from vit_jax.models.output import check_shape, classified
+from vit_jax.schema import Choice
+
+TINY = {"width": 16, "hidden": 16, "heads": 2, "depth": 1}
+CASES = {  # name -> arguments, image size, tokens
+  "ViT-S/16": (TINY, 32, 5),
+  "cct_2_3x2_32": (TINY, 32, 64),
+  "Mixer-S/16": ({"width": 16, "depth": 1, "hidden": 8, "token_hidden": 8}, 32, 4),
+  "swin_tiny_patch4_window7_224": ({"width": 16, "depths": (1, 1), "heads": (1, 2)}, 56, 49),
+  "efficientnet_b0": ({"width_factor": 0.25, "stages": (1, 1)}, 32, 64),
+  "R50x1": ({"stages": (1, 1)}, 64, 64),
+  "deit_tiny_distilled_patch16_224": (TINY, 32, 6),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_what_the_heads_make_of_features_and_tokens(name):
+  arguments, size, tokens = CASES[name]
+  description = models.Description(Choice(name, arguments), size, 5)
+  whole, headless = (models.functional(description.replaced(classes=classes)) for classes in (5, 0))
+  params = whole.init(jax.random.key(0))
+  heads = {path.removesuffix("/kernel") for path in params if path.startswith("head") and path.endswith("kernel")}
+  for head in heads:
+    params[f"{head}/kernel"] = jax.random.normal(jax.random.key(1), params[f"{head}/kernel"].shape)
+  images = np.random.default_rng(0).standard_normal((2, size, size, 3), np.float32)
+  output, _ = jax.jit(whole.outputs)(params, images)
+  rest = {path: value for path, value in params.items() if not path.startswith("head")}
+  bare, _ = jax.jit(headless.outputs)(rest, images)
+
+  assert output.tokens.shape == (2, tokens, output.features.shape[-1])
+  assert output.heads.keys() == heads and bare.heads == {}
+  np.testing.assert_allclose(bare.logits, output.features, rtol=1e-6)
+  np.testing.assert_allclose(output.logits, np.mean([*output.heads.values()], axis=0), rtol=1e-6)
+  inputs = dict.fromkeys(heads, output.features)
+  if "head_distillation" in heads:
+    inputs = {"head": output.tokens[:, 0], "head_distillation": output.tokens[:, 1]}
+  for head, x in inputs.items():
+    expected = np.asarray(x) @ np.asarray(params[f"{head}/kernel"]) + np.asarray(params[f"{head}/bias"])
+    np.testing.assert_allclose(output.heads[head], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_map_becomes_tokens_row_by_row():
+  tokens = jnp.arange(2 * 2 * 3 * 4.0).reshape(2, 2, 3, 4)
+  output = classified(tokens, tokens.mean((1, 2)), None)
+  np.testing.assert_array_equal(output.tokens[1, 4], tokens[1, 1, 1])
+
+
+def test_images_of_another_shape_are_refused():
+  images = jnp.zeros((2, 8, 8, 3))
+  check_shape(images, (8, 8, 3), None)
+  with pytest.raises(ValueError, match=r"images are \(8, 8, 3\) .* was built for \(9, 9, 3\)"):
+    check_shape(images, (9, 9, 3), (4, 12))

@@ -1,0 +1,83 @@
+"""Which model: a name with arguments, and the sizes it is made for."""
+
+import dataclasses
+from typing import Any, Self
+
+from vit_jax import models, schema
+from vit_jax.schema import Choice, ConfigError
+
+# How a model is computed and regularised is not what it is.
+_BESIDE = ("scan", "remat", "dtype", "dropout", "attention_dropout", "stochastic_depth", "head_bias", "momentum")
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+  """A model by name and arguments, for images of a size; no classes means no head."""
+
+  model: Choice
+  image_size: int | tuple[int, int]
+  classes: int
+  channels: int = 3
+
+  def __hash__(self):
+    # Of equal descriptions equal; arguments are a dict, which has none.
+    return hash((self.model.name, tuple(self.model.args), self.image_size, self.classes, self.channels))
+
+  @property
+  def family(self) -> str:
+    """The file of `vit_jax/models/` that makes the model."""
+    return models.find(self.model.name, "model").family
+
+  def replaced(self, **changes) -> Self:
+    """The description with other values."""
+    return dataclasses.replace(self, **changes)
+
+  def bound(self) -> Self:
+    """The description with every argument of the model checked and filled in; ConfigError for what is not allowed."""
+    make = models.find(self.model.name, "model").make
+    return self.replaced(model=schema.bind(self.model, (make,), "model"))
+
+  def unscanned(self) -> Self:
+    """The same model with parameters layer by layer, as importers have them."""
+    args = {key: value for key, value in self.model.args.items() if key != "scan"}
+    return self.replaced(model=Choice(self.model.name, args))
+
+  def arguments(self) -> dict[str, Any]:
+    """All arguments of the model, with defaults filled in."""
+    return dict(self.bound().model.args)
+
+  def essential(self) -> dict[str, Any]:
+    """The arguments that make another model than the name alone."""
+    default = self.replaced(model=Choice(self.model.name)).arguments()
+    return {key: value for key, value in self.arguments().items() if key not in _BESIDE and value != default[key]}
+
+  def flags(self) -> str:
+    """The flags that select the model in a config."""
+    chosen = {"name": self.model.name} | self.essential()
+    # A list in a flag takes no spaces, so that no shell cuts it.
+    return " ".join(f"--config.model.{key}={str(value).replace(' ', '')}" for key, value in chosen.items())
+
+  def __str__(self):
+    """One line: model, arguments, sizes."""
+    size = self.image_size
+    arguments = "".join(f", {key}={value}" for key, value in self.essential().items())
+    side = f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"
+    return f"{self.model.name}{arguments} ({side}, {self.classes or 'no'} classes)"
+
+  def to_json(self) -> dict[str, Any]:
+    """The description as JSON values."""
+    return schema.plain(self)
+
+  @classmethod
+  def from_json(cls, values: Any) -> Self:
+    """The description that `to_json` gave these values for; ConfigError for others."""
+    try:
+      model, size = dict(values["model"]), values["image_size"]
+      sides = [size] if isinstance(size, int) else list(map(int, size))
+      classes, channels = int(values["classes"]), int(values["channels"])
+      in_range = 0 < min(sides) <= max(sides) < 2**16 and 0 <= classes < 2**31 and 0 < channels < 2**16
+      if not in_range or len(sides) > 2:
+        raise ValueError("a size is out of range")
+      return cls(Choice(str(model.pop("name")), model), size if len(sides) == 1 else tuple(sides), classes, channels)
+    except (KeyError, TypeError, ValueError) as error:
+      raise ConfigError(f"{values!r} does not describe a model: {error!r}") from error

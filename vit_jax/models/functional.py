@@ -1,0 +1,76 @@
+"""A model as a value: pure functions of flat parameters {path: array}. Outside models/ nothing else of Flax is seen."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+import jax
+from flax import nnx
+
+from vit_jax import models, rng, trees
+from vit_jax.models import activations
+from vit_jax.models.description import Description
+from vit_jax.models.output import Output
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """A described model. `functional` makes it; its methods are pure and may be traced."""
+
+  description: Description  # bound
+  statistics: frozenset[str]  # paths that the model moves itself, among the parameters: running averages
+  patch: int | None  # images may come cut into patches of this side
+  _graph: nnx.GraphDef = dataclasses.field(repr=False)
+  _abstract: nnx.State = dataclasses.field(repr=False)
+  _sharded: Callable = dataclasses.field(default=contextlib.nullcontext, repr=False)
+
+  def init(self, key: jax.Array) -> dict[str, jax.Array]:
+    """Initial parameters by path, statistics among them."""
+    return trees.flatten(nnx.state(_make(self.description, key)))
+
+  def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and types of the parameters by path."""
+    return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in trees.flatten(self._abstract).items()}
+
+  def create(self, params: Mapping[str, jax.Array]) -> nnx.Module:
+    """The module with these parameters, for interactive use."""
+    return nnx.merge(self._graph, trees.unflatten(self._abstract, params))
+
+  def outputs(
+    self, params: Mapping[str, jax.Array], images: jax.Array, key: jax.Array | None = None
+  ) -> tuple[Output, dict[str, jax.Array]]:
+    """(what the model computes of images [B, H, W, C], {path: statistic after these images}).
+
+    Args:
+      params: all parameters by path.
+      images: normalised; where `patch` is not None, they may come cut into patches [B, N, P P C].
+      key: of dropout and stochastic depth, for training; None means evaluation, which moves no statistic.
+    """
+    module = self.create(params)
+    with self._sharded():
+      output = module.outputs(images, key)
+    return output, trees.flatten(nnx.state(module, nnx.BatchStat))
+
+  def sharded(self, stream: jax.sharding.Sharding, gather: Callable, per_device: Callable) -> "Model":
+    """The same model, whose activations are sharded so wherever it is traced; arguments as in `activations.sharded`."""
+    return dataclasses.replace(self, _sharded=functools.partial(activations.sharded, stream, gather, per_device))
+
+
+def functional(description: Description) -> Model:
+  """The described model; ConfigError for arguments that no model has."""
+  return _functional(description.bound())
+
+
+@functools.lru_cache(maxsize=64)
+def _functional(description):
+  module = nnx.eval_shape(lambda: _make(description, jax.random.key(0)))
+  graph, abstract = nnx.split(module)
+  statistics = frozenset(trees.flatten(nnx.filter_state(abstract, nnx.BatchStat)))
+  return Model(description, statistics, getattr(module, "patch", None), graph, abstract)
+
+
+def _make(description, key):
+  make = models.lookup(description.model.name, "model")
+  sizes = (description.image_size, description.channels, description.classes)
+  return make(*sizes, rng.Keys(key), **description.model.args)
