@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -44,11 +45,8 @@ def parts(devices=8, **changes) -> build.Parts:
 
 def command(verb: str, *given: str, devices: int = 1, **environment) -> subprocess.Popen:
   """A verb as a user starts it, on so many fake devices."""
-  environment = (
-    os.environ
-    | {"XLA_FLAGS": f"--xla_backend_optimization_level=0 --xla_force_host_platform_device_count={devices}"}
-    | environment
-  )
+  flags = re.sub(r"device_count=\d+", f"device_count={devices}", os.environ["XLA_FLAGS"])
+  environment = os.environ | {"XLA_FLAGS": flags} | environment
   return subprocess.Popen(
       [sys.executable, "-m", f"vit_jax.{verb}", *given],
       cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

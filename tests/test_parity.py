@@ -2,22 +2,20 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+import torch
 
-from tests import parity, runs
-
-FIXTURES = parity.found(parity.FOLDER) if parity.FOLDER.is_dir() else []
-SKIP = pytest.mark.skip(reason=f"no parity fixtures at {parity.FOLDER}")
+from tests import parity
+from tests.parity import models
+from tests.parity.__main__ import main
+from tests.parity.compare import compare
 
 
 @pytest.mark.parametrize(
   ("kind", "file"),
-  [pytest.param(kind, file, id=f"{kind}-{file.stem}") for kind, file in FIXTURES]
-  or [pytest.param("models", None, marks=SKIP)],
+  [pytest.param(kind, file, id=f"{kind}-{file.stem}") for kind, file in parity.fixtures(parity.FOLDER)],
 )
 def test_the_numbers_are_those_of_the_original_code(kind, file):
   results = list(parity.check(kind, file))
@@ -63,41 +61,45 @@ def described():
   }
 
 
-def command(folder):
-  return subprocess.run(
-    [sys.executable, "-m", "tests.parity", str(folder)], cwd=runs.ROOT, capture_output=True, text=True, timeout=300
-  )
+@pytest.fixture
+def command(monkeypatch, capsys):
+  """`python -m tests.parity FOLDER`: its exit code, and what it printed."""
+
+  def called(folder):
+    monkeypatch.setattr("sys.argv", ["parity", str(folder)])
+    return main(), "".join(capsys.readouterr())
+
+  return called
 
 
-def test_the_command_prints_a_line_for_each_and_fails_where_a_number_is_wrong(tmp_path):
-  torch = pytest.importorskip("torch")
-  given = described()
+def test_the_command_prints_a_line_for_each_and_fails_where_a_number_is_wrong(tmp_path, command):
+  fixture = described()
   right = tmp_path / "models"
   right.mkdir()
-  given["output"] = torch_forward(torch, given)
-  (right / "right.json").write_text(json.dumps(given))
-  finished = command(tmp_path)
-  assert finished.returncode == 0, finished.stdout + finished.stderr
-  assert finished.stdout.splitlines()[-1] == "1 passed, 0 failed"
+  fixture["output"] = torch_forward(fixture)
+  (right / "right.json").write_text(json.dumps(fixture))
+  code, printed = command(tmp_path)
+  assert code == 0, printed
+  assert printed.splitlines()[-1] == "1 passed, 0 failed"
 
-  given["output"]["logits"][1][2] += 1e-4
-  (right / "wrong.json").write_text(json.dumps(given))
-  given["tensors"].pop()
-  (right / "lacking.json").write_text(json.dumps(given))
+  fixture["output"]["logits"][1][2] += 1e-4
+  (right / "wrong.json").write_text(json.dumps(fixture))
+  fixture["tensors"].pop()
+  (right / "lacking.json").write_text(json.dumps(fixture))
   (right / "zzz.json").write_text("{")
-  finished = command(right)  # the folder itself will do
-  lines = {line.split()[0]: line for line in finished.stdout.splitlines()[1:]}
-  assert finished.returncode == 1
+  code, printed = command(right)  # the folder itself will do
+  lines = {line.split()[0]: line for line in printed.splitlines()[1:]}
+  assert code == 1
   assert lines["models/right"].endswith("pass")
   assert re.search("FAIL  logits: difference (0.0001|9.99?e-05), tolerance 1e-05", lines["models/wrong"])
-  assert "FAIL" in lines["models/lacking"] and "missing (1): blocks.0.mlp.fc2.bias" in finished.stdout
+  assert "FAIL" in lines["models/lacking"] and "missing (1): blocks.0.mlp.fc2.bias" in printed
   assert "FAIL  JSONDecodeError" in lines["models/zzz"]
-  assert finished.stdout.splitlines()[-1] == "1 passed, 3 failed"
+  assert printed.splitlines()[-1] == "1 passed, 3 failed"
 
 
-def torch_forward(torch, given):
+def torch_forward(fixture):
   """A ViT of one block in PyTorch, from the tensors of the fixture."""
-  t = {name: torch.tensor(array) for name, array in parity.tensors(given).items()}
+  t = {name: torch.tensor(array) for name, array in models.tensors(fixture).items()}
   functional = torch.nn.functional
 
   def norm(x, name):
@@ -106,7 +108,7 @@ def torch_forward(torch, given):
   def linear(x, name):
     return functional.linear(x, t[f"{name}.weight"], t[f"{name}.bias"])
 
-  images = torch.tensor(parity.images(given)).permute(0, 3, 1, 2)
+  images = torch.tensor(models.images(fixture)).permute(0, 3, 1, 2)
   x = functional.conv2d(images, t["patch_embed.proj.weight"], t["patch_embed.proj.bias"], 4)
   x = torch.cat([t["cls_token"].expand(2, 1, 8), x.flatten(2).transpose(1, 2)], 1) + t["pos_embed"]
   query, key, value = (
@@ -119,22 +121,22 @@ def torch_forward(torch, given):
   return {"logits": linear(features, "head").tolist(), "pre_logits": features.tolist()}
 
 
-def test_a_folder_without_fixtures_is_said(tmp_path):
-  finished = command(tmp_path)
-  assert finished.returncode == 2 and "no fixtures in" in finished.stderr
+def test_a_folder_without_fixtures_is_an_error(tmp_path, command):
+  code, printed = command(tmp_path)
+  assert code == 2 and f"no fixtures in {tmp_path}" in printed
 
 
 def test_the_rule_of_the_fixtures_is_the_documented_one():
   z = np.random.default_rng(122658370).standard_normal(4, dtype=np.float32)
   np.testing.assert_allclose(z, [0.7288672, 1.3773246, 0.22950989, -0.31442502], rtol=1e-6)
   tensor = {"name": "head/bias", "shape": [4], "mean": 1.0, "std": 2.0}
-  np.testing.assert_allclose(parity.tensors({"tensors": [tensor]})["head/bias"], 1 + 2 * z, rtol=1e-6)
-  drawn = parity.images({"input": {"shape": [2, 3], "layout": "NHWC", "seed": 1234}})
+  np.testing.assert_allclose(models.tensors({"tensors": [tensor]})["head/bias"], 1 + 2 * z, rtol=1e-6)
+  drawn = models.images({"input": {"shape": [2, 3], "layout": "NHWC", "seed": 1234}})
   np.testing.assert_allclose(drawn[0, :2], [-1.9305829, 2.7258918], rtol=1e-6)
 
 
 def test_a_comparison_is_absolute_and_fails_for_nan_and_other_shapes():
-  assert parity.compare("x", [1.0], [1.0 + 1e-6], 1e-5).wrong == ""
-  assert "tolerance" in parity.compare("x", [1.0], [1.1], 1e-5).wrong
-  assert parity.compare("x", [np.nan], [1.0], 1e-5).wrong
-  assert "shape" in parity.compare("x", [[1.0]], [1.0], 1e-5).wrong
+  assert compare("x", [1.0], [1.0 + 1e-6], 1e-5).wrong == ""
+  assert "tolerance" in compare("x", [1.0], [1.1], 1e-5).wrong
+  assert compare("x", [np.nan], [1.0], 1e-5).wrong
+  assert "shape" in compare("x", [[1.0]], [1.0], 1e-5).wrong

@@ -126,7 +126,6 @@ def test_every_row_names_fixtures_and_a_source_of_its_accuracy():
     assert row.published != "none found" or not named, row
 
 
-@pytest.mark.skipif(not FIXTURES.is_dir(), reason="no fixtures here")
 def test_fixtures_and_rows_name_each_other():
   there = {file.stem for file in FIXTURES.glob("*.json")}
   assert {name for row in ROWS for name in row.fixtures} <= there
