@@ -11,10 +11,11 @@ class Clock:
   It goes on from the counts of a run that was stopped.
   """
 
-  def __init__(self, images: int = 0, seconds: float = 0.0, train_seconds: float = 0.0):
-    """`images` in `seconds` are those of the laps before; `train_seconds` what the run has taken so far, all in all."""
+  def __init__(self, images: int = 0, seconds: float = 0.0, train_seconds: float = 0.0, running: bool = True):
+    """`images` in `seconds` are those of the laps before; `train_seconds` what the run has taken so far, all in all;
+    it is not `running` where the last step is done."""
     self.images, self.seconds = images, seconds
-    self._train_seconds, self._began = train_seconds, time.perf_counter()
+    self._train_seconds, self._began = train_seconds, time.perf_counter() if running else None
     self._lap_began = None
     self._paused = self._waited = 0.0  # seconds of this lap
 

@@ -107,10 +107,8 @@ def first_state(
     watch = clock.Clock()
     return parts.start(starting_weights(parts) if weights is None else weights), watch
   state, about = saved
-  watch = clock.Clock(about["images"], about["seconds"], about["train_seconds"])
-  if int(state.step) == parts.total:
-    watch.stop()
-  return state, watch
+  running = int(state.step) < parts.total
+  return state, clock.Clock(about["images"], about["seconds"], about["train_seconds"], running)
 
 
 def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict[str, np.ndarray]:

@@ -19,14 +19,14 @@ def prepare(name: str, data_dir: str | None = None) -> str:
   if not row.builder:
     raise schema.ConfigError(remedy if row.classes else f"{name!r} is read as it is; there is nothing to prepare")
   root = tfds.data_dir(data_dir)
-  folder = tfds.builder_dir(row.builder, data_dir)
-  if folder is None:
+  place = tfds.builder_dir(row.builder, data_dir)
+  if place is None:
     with _alone(root):
-      folder = tfds.builder_dir(row.builder, data_dir)
-      if folder is None:  # else another process has just done it
+      place = tfds.builder_dir(row.builder, data_dir)
+      if place is None:  # else another process has just done it
         return _write(name, row, root, data_dir)
   tfds.open_tfds(row.builder, data_dir, row.splits, row.labels, "all", "prepare", remedy)
-  return f"{name} is already prepared at {folder}"
+  return f"{name} is already prepared at {place}"
 
 
 @contextlib.contextmanager
@@ -46,17 +46,19 @@ def _alone(root):
 
 
 def _write(name, row, root, data_dir):
-  import tensorflow_datasets as tfds
+  import tensorflow_datasets
 
   if name == "digits":
     digits.write(root)
   else:
     try:
-      tfds.builder(row.builder, data_dir=root, file_format="array_record", try_gcs=False).download_and_prepare()
-    except tfds.core.registered.DatasetNotFoundError:
+      tensorflow_datasets.builder(
+        row.builder, data_dir=root, file_format="array_record", try_gcs=False
+      ).download_and_prepare()
+    except tensorflow_datasets.core.registered.DatasetNotFoundError:
       known = [
         *(n for n, r in catalog.CATALOG.items() if r.builder),
-        *tfds.list_builders(with_community_datasets=False),
+        *tensorflow_datasets.list_builders(with_community_datasets=False),
       ]
       raise schema.ConfigError(f"unknown dataset {name!r}.{schema.nearest(name, known)}") from None
     except (AssertionError, OSError) as error:  # files to be fetched by hand, as for ImageNet; no network, no space
