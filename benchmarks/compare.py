@@ -17,7 +17,7 @@ import time
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from vit_jax import config, files, runtime, sweep
+from vit_jax import cli, config, files, runtime, sweep
 from vit_jax.sweeps import pool, results
 from vit_jax.sweeps.results import Trial
 
@@ -37,7 +37,6 @@ def main() -> None:
   parser = argparse.ArgumentParser("python -m benchmarks.compare", allow_abbrev=False, description=__doc__)
   parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/compare"))
   given = parser.parse_args()
-  runtime.quiet()
   began, workdir = time.perf_counter(), given.workdir
   places = pool.groups(2)
 
@@ -185,4 +184,4 @@ def dotted(axes, places, values, colour, label, marker="o") -> None:
 
 
 if __name__ == "__main__":
-  runtime.main(main)
+  cli.main(main)

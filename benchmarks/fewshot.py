@@ -17,7 +17,7 @@ import time
 import numpy as np
 from sklearn.linear_model import RidgeClassifier
 
-from vit_jax import files, probes, runtime
+from vit_jax import cli, files, probes
 
 CLASSES, SHOTS, WIDTH, TEST = 1000, 10, 1024, 20_000
 
@@ -93,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  runtime.main(main)
+  cli.main(main)

@@ -32,7 +32,7 @@ import torch
 from einops import rearrange
 from torch import nn
 
-from vit_jax import build, config, files, hardware, runtime, schema, trees
+from vit_jax import build, cli, config, files, hardware, schema, trees
 from vit_jax.data import catalog
 from vit_jax.models import vit
 
@@ -204,7 +204,6 @@ def card(platform: str) -> jax.Device:
 
 def measure(model: str, given: argparse.Namespace) -> dict:
   """One row of the table, in this process."""
-  runtime.quiet()
   device = card(given.platform)
   parts = build.build(run(model, given.attention, given.batch), [device], catalog.known_split)
   random = np.random.default_rng(0)
@@ -299,4 +298,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  runtime.main(main)
+  cli.main(main)

@@ -16,7 +16,7 @@ import pathlib
 import jax
 
 from benchmarks import big_vision
-from vit_jax import build, config, files, hardware, runtime
+from vit_jax import build, cli, config, files, hardware
 from vit_jax.planning import estimate, hlo
 
 
@@ -81,7 +81,6 @@ def main() -> None:
   parser.add_argument("--remat", default="none", help="what is computed again in the backward pass, as in the configs")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   given = parser.parse_args()
-  runtime.quiet()
   rows = []
   with estimate.compiler(kernels="fused" in given.attention) as schedules:
     for model in given.models.split(","):
@@ -114,4 +113,4 @@ def line(row: dict) -> str:
 
 
 if __name__ == "__main__":
-  runtime.main(main)
+  cli.main(main)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import build, config, convert, flags, hardware, importers, models, schema, sweep, train, trees
+from vit_jax import build, config, convert, flags, hardware, importers, loop, models, schema, sweep, train, trees
 from vit_jax.data import catalog, sources
 from vit_jax.importers import containers, layout
 from vit_jax.prepare import prepare
@@ -93,7 +93,7 @@ def pictures(choice, split):
 @pytest.mark.parametrize("file", DATA, ids=lambda f: f.stem)
 def test_a_config_trains_two_steps(file, photos, tmp_path):
   run = build.complete(config.resolve(shrunk(file, photos)))
-  result = train.train(build.build(run, jax.devices()), tmp_path)
+  result = loop.train(build.build(run, jax.devices()), tmp_path)
   assert result["steps"] == 2
   assert np.isfinite(result["loss"])
 
@@ -365,7 +365,7 @@ def test_fine_tuning_starts_with_the_weights_and_a_head_of_zeros(argument, model
     elif path != "position/table":
       np.testing.assert_array_equal(value, given[path], err_msg=path)
   if not hybrid:
-    result = train.train(parts, tmp_path / "run")
+    result = loop.train(parts, tmp_path / "run")
     assert result["steps"] == 2
     assert np.isfinite(result["loss"])
     assert {"top1", "val/top1"} <= result.keys()

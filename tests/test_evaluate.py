@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_matrix, f1_score
 
 from tests import runs
-from vit_jax import config, evaluate, train
+from vit_jax import config, evaluate, loop
 from vit_jax.schema import Choice, ConfigError
 
 
@@ -24,14 +24,11 @@ def test_a_mistake_is_one_line_and_exits_with_2(tmp_path, flags, says):
 
 
 def test_a_run_without_checkpoint_is_refused(tmp_path):
-  from vit_jax import config
-
   (tmp_path / "config.json").write_text(config.dumps(runs.run()))
   assert "no checkpoint yet" in runs.finish(runs.command("evaluate", f"--workdir={tmp_path}"), 2)
 
 
 def test_a_split_that_is_not_there_is_refused(tmp_path):
-
   (tmp_path / "config.json").write_text(config.dumps(runs.run()))
   message = runs.finish(runs.command("evaluate", f"--workdir={tmp_path}", "--split=tset"), 2)
   assert "Did you mean 'test'" in message
@@ -55,7 +52,7 @@ def trained(tmp_path_factory):
   """A short run that is evaluated on two splits, with an average of its weights."""
   workdir = tmp_path_factory.mktemp("run") / "run"
   changes = {"evals.val.name": "accuracy", "evals.val.split": "test[:100]", "optim.ema": "0.5", "total": "4"}
-  train.train(runs.parts(1, **{key.replace(".", "__"): text for key, text in changes.items()}), workdir)
+  loop.train(runs.parts(1, **{key.replace(".", "__"): text for key, text in changes.items()}), workdir)
   return workdir
 
 
@@ -88,6 +85,12 @@ def test_every_printed_figure_can_be_found_again_from_the_predictions(trained, t
     matrix = list(csv.reader((report / f"confusion{mark}.csv").open()))
     np.testing.assert_array_equal(np.array(matrix)[1:, 1:].astype(int), confusion_matrix(label, best, labels=range(10)))
     assert (report / f"confusion{mark}.png").stat().st_size > 1000
+
+
+def test_a_split_of_the_data_is_measured_where_it_is_named(trained, monkeypatch, capsys):
+  monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={trained}", "--split=train"])
+  evaluate.main()
+  assert "images                       1,437" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import build, config, flags, measure, models, probes, train
+from vit_jax import build, config, flags, loop, measure, models, probes
 from vit_jax.data import catalog, crops
 from vit_jax.prepare import prepare
 from vit_jax.schema import Choice, ConfigError
@@ -142,7 +142,7 @@ def test_accuracy_is_for_another_verb(weights):
 
 
 def test_the_command_prints_writes_and_keeps_features(tmp_path):
-  train.train(runs.parts(1, total=2), tmp_path / "run")
+  loop.train(runs.parts(1, total=2), tmp_path / "run")
   told = [
     "--config=configs/fewshot.py:digits", f"--weights={tmp_path / 'run'}", "--config.evals.digits.shots=(1,2)",
     "--config.evals.digits.data.train=train[:200]", f"--json={tmp_path / 'f.json'}",

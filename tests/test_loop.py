@@ -1,51 +1,122 @@
 """vit_jax/loop.py: what ends a loop early, and what it leaves; whole restarts are in test_train."""
 
+import contextlib
+import dataclasses
+import json
+
 import jax
 import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import checkpoints, config, loop, mesh
-from vit_jax.evals import Outcome
-from vit_jax.prepare import prepare
+from vit_jax import build, checkpoints, loop, mesh, runtime
+from vit_jax.data.stream import ImageError
+from vit_jax.schema import ConfigError
 
 
-@pytest.fixture(scope="module", autouse=True)
-def prepared():
-  prepare("digits")
+@pytest.fixture(scope="module")
+def parts():
+  """A run of 12 steps on one device."""
+  return runs.parts(1)
 
 
-def test_a_loss_that_is_not_finite_ends_with_44_and_keeps_the_last_good_checkpoint(tmp_path):
+def lines(workdir):
+  return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def state_of(workdir, parts):
+  store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)
+  with contextlib.closing(store):
+    return store.restore(parts.state_shapes)[0]
+
+
+class Broken:
+  """Batches of a run, one of which has an image that cannot be decoded."""
+
+  def __init__(self, batches, after):
+    self.batches, self.left = batches, after
+
+  def __next__(self):
+    if not self.left:
+      raise ImageError("photos/7.jpg: truncated")
+    self.left -= 1
+    return next(self.batches)
+
+  @property
+  def skipped(self):
+    return self.batches.skipped
+
+  def close(self):
+    self.batches.close()
+
+
+def test_a_value_that_is_not_finite_ends_with_44_and_names_the_last_good_checkpoint(tmp_path):
   changes = {"optim.lr": "1e30", "optim.clip": "none", "optim.warmup": "6", "checkpoint__every": 1}
-  message = runs.finish(runs.command("train", *runs.words(tmp_path, **changes)), 44)
-  assert "not finite" in message
-  kept = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
-  assert kept
   parts = runs.parts(1, **changes)
-  state, _ = checkpoints.Checkpoints(tmp_path, mesh.replicated(parts.mesh)).restore(parts.state_shapes)
-  assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(state))
+  with pytest.raises(runtime.Stop, match=r"step \d+: not finite: .*loss") as stopped:
+    loop.train(parts, tmp_path)
+  assert stopped.value.code == 44
+  kept = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+  assert f"the last good checkpoint is step {kept[-1]}." in str(stopped.value)
+  assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(state_of(tmp_path, parts)))
 
 
-def test_a_trace_is_written_that_tensorboard_finds(tmp_path):
-  runs.finish(runs.command("train", *runs.words(tmp_path), "--profile=2"))
+def test_an_image_that_cannot_be_decoded_ends_with_a_checkpoint_of_the_step_before(parts, tmp_path):
+  broken = dataclasses.replace(parts, batches=lambda start: Broken(parts.batches(start), 5))
+  with pytest.raises(ConfigError, match=r"photos/7.jpg: truncated. Step 5 is saved"):
+    loop.train(broken, tmp_path)
+  assert int(state_of(tmp_path, parts).step) == 5
+
+
+def test_a_stop_in_the_last_evaluation_trains_no_more_and_evaluates_again(parts, tmp_path):
+  preemption = runtime.Preemption()
+
+  def measure(params, poll):
+    raise runtime.Preempted
+
+  last = {"test": build.Eval(12, measure)}
+  with pytest.raises(runtime.Stop, match="stopped at step 12") as stopped:
+    loop.train(dataclasses.replace(parts, evals=last), tmp_path, preemption=preemption)
+  assert stopped.value.code == 42
+  store = checkpoints.Checkpoints(tmp_path, mesh.replicated(parts.mesh), read_only=True)
+  with contextlib.closing(store):
+    seconds = store.restore(parts.state_shapes)[1]["train_seconds"]
+  never = dataclasses.replace(parts, batches=lambda start: Broken(parts.batches(start), 0))
+  result = loop.train(never, tmp_path, preemption=preemption)
+  assert result["train_seconds"] == seconds
+  assert result["images"] == 360
+  assert [line["step"] for line in lines(tmp_path) if "train/loss" in line] == [2, 4, 6, 8, 10, 12]
+
+
+def test_a_finished_run_does_nothing_and_gives_its_result(parts, tmp_path, capsys):
+  result = loop.train(parts, tmp_path)
+  before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
+  assert loop.train(parts, tmp_path) == result
+  assert "finished before" in capsys.readouterr().out
+  assert before == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
+  shorter = dataclasses.replace(parts, total=5)
+  with pytest.raises(ConfigError, match=r"config.total: 5 steps, but .* has done 12 already"):
+    loop.train(shorter, tmp_path)
+
+
+def test_a_step_that_gets_arrays_of_the_host_is_an_error(parts, tmp_path):
+  class OnHost(Broken):
+    def __next__(self):
+      return jax.device_get(super().__next__())
+
+  host = dataclasses.replace(parts, batches=lambda start: OnHost(parts.batches(start), 12))
+  with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
+    loop.train(host, tmp_path)
+
+
+def test_a_headline_stands_beside_the_loss_where_it_is_measured(parts, tmp_path, capsys):
+  loop.train(dataclasses.replace(parts, headline="gradient_norm", total=2), tmp_path / "a")
+  assert "gradient_norm" in capsys.readouterr().out
+  loop.train(dataclasses.replace(parts, headline="nothing", total=2), tmp_path / "b")
+  assert "nothing" not in capsys.readouterr().out
+
+
+def test_a_trace_is_written_that_tensorboard_finds(parts, tmp_path, capsys):
+  loop.train(parts, tmp_path, profile=2)
   assert list((tmp_path / "tensorboard").glob("plugins/profile/*/*.xplane.pb"))
-
-
-def test_figures_of_the_evaluation_called_test_have_plain_names_and_averages_a_prefix():
-  class Evaluation:
-    def __init__(self, figure):
-      self.figure = figure
-
-    def measure(self, weights, poll):
-      # The average is spread over devices in the state, and whole where it is measured.
-      assert weights["x"].sharding.shard_shape((8,)) == (8,)
-      return Outcome({"top1": self.figure + float(weights["x"][0])}, None)
-
-  grid = mesh.make(config.Mesh(), jax.devices())
-  whole, split = mesh.replicated(grid), mesh.batch(grid)
-
-  class State:
-    params, ema = {"x": jax.device_put(np.full(8, 1.0), whole)}, {"x": jax.device_put(np.full(8, 2.0), split)}
-
-  figures = loop.figures_of(loop.measured({"test": Evaluation(10), "other": Evaluation(20)}, State, None))
-  assert figures == {"top1": 11.0, "ema_top1": 12.0, "other/top1": 21.0, "other/ema_top1": 22.0}
+  assert f"tensorboard --logdir={tmp_path}/tensorboard" in capsys.readouterr().out

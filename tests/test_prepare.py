@@ -53,6 +53,8 @@ def test_killed_halfway_it_leaves_nothing_that_looks_complete(tmp_path):
   # Stops between the first and the second split, in the middle of the writing, and waits to be killed.
   code = f"""
 import pathlib, time
+from vit_jax import prepare
+from vit_jax.data import digits
 whole = digits.examples()
 def slow():
   yield from whole["test"][:100]
@@ -83,7 +85,7 @@ def test_an_unknown_name_ends_with_code_two_and_one_line(tmp_path):
   command = [sys.executable, "-m", "vit_jax.prepare", "digitz", f"--data_dir={tmp_path}"]
   result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
   assert result.returncode == 2
-  assert result.stderr.startswith("prepare: unknown dataset 'digitz'. Did you mean 'digits'?")
+  assert result.stderr.startswith("error: unknown dataset 'digitz'. Did you mean 'digits'?")
   assert len(result.stderr.strip().splitlines()) == 1
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from tests import runs
-from vit_jax import checkpoints, mesh, train
+from vit_jax import checkpoints, loop, mesh
 from vit_jax.prepare import prepare
 
 
@@ -37,7 +37,7 @@ def weights(workdir, **changes):
 def test_two_processes_equal_one_and_stop_together(tmp_path):
   axes = {"mesh.data": 2, "mesh.fsdp": 2}
   axes |= {"evals.shots.name": "fewshot", "evals.shots.shots": "(1, 3)", "evals.shots.every": "100%"}
-  one = train.train(runs.parts(4, **axes), tmp_path / "one")
+  one = loop.train(runs.parts(4, **axes), tmp_path / "one")
   # Asked to stop by a signal to one of them, both save and go; the same commands finish.
   first, second = pair(tmp_path / "two", total="4000", **axes)
   for line in first.stdout:

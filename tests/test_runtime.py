@@ -1,34 +1,23 @@
-"""Exit codes, the lock, atomic files, and how processes find each other."""
+"""The lock on a workdir, how processes find each other, and how they are asked to stop."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
 import jax
 import pytest
 
-from vit_jax import files, runtime
+from vit_jax import runtime
 from vit_jax.schema import ConfigError
-
-
-def test_a_file_is_replaced_at_once(tmp_path):
-  file = tmp_path / "result.json"
-  files.write_text(file, "old")
-  files.write_text(file, '{"a": 1}')
-  assert files.read_json(file) == {"a": 1}
-  assert [f.name for f in tmp_path.iterdir()] == ["result.json"]
-  assert files.read_json(tmp_path / "none.json") is None
-  file.write_text('{"a"')
-  with pytest.raises(ConfigError, match="cannot be read as JSON"):
-    files.read_json(file)
 
 
 def test_a_claimed_workdir_is_refused_to_another_process_and_free_after_a_kill(tmp_path):
   program = (
-    "import sys, time, pathlib, jax\njax.config.update('jax_platforms', 'cpu')\nfrom vit_jax import runtime\n"
+    "import sys, time, pathlib, jax\njax.config.update('jax_platforms', 'cpu')\nfrom vit_jax import cli, runtime\n"
     "def verb():\n  with runtime.claim(pathlib.Path(sys.argv[1])):\n    print('mine', flush=True)\n    time.sleep(60)\n"
-    "runtime.main(verb)"
+    "cli.main(verb)"
   )
   start = [sys.executable, "-c", program, str(tmp_path / "new")]
   first = subprocess.Popen(start, stdout=subprocess.PIPE, text=True)
@@ -40,26 +29,6 @@ def test_a_claimed_workdir_is_refused_to_another_process_and_free_after_a_kill(t
   first.wait()
   with runtime.claim(tmp_path / "new"):
     assert (tmp_path / "new/lock").read_text().startswith(f"{os.getpid()} on")
-
-
-@pytest.mark.parametrize(
-  ("body", "code", "says"),
-  [
-    ("raise ConfigError('batch: 3')", 2, "error: batch: 3"),
-    ("raise runtime.Stop(44, 'not finite')", 44, "not finite"),
-    ("raise KeyboardInterrupt", 130, "continues"),
-    ("raise ZeroDivisionError", 1, "Traceback"),
-    ("pass", 0, ""),
-  ],
-)
-def test_exit_codes(body, code, says):
-  program = (
-    f"from vit_jax import runtime\nfrom vit_jax.config import ConfigError\ndef verb():\n  {body}\nruntime.main(verb)"
-  )
-  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-  assert done.returncode == code
-  assert says in done.stderr
-  assert ("Traceback" in done.stderr) == (code == 1)
 
 
 @pytest.mark.parametrize("value", ["2", "x", "-1", None])
@@ -91,3 +60,21 @@ def test_compiled_programs_are_kept_where_the_user_or_the_system_says(monkeypatc
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "vit_jax" / "programs")
   finally:
     jax.config.update("jax_compilation_cache_dir", kept)
+
+
+def test_a_line_is_said_without_taking_the_devices():
+  environment = os.environ | {"JAX_PLATFORMS": "none_of_this_name"}  # whoever asks for devices, fails
+  program = [sys.executable, "-c", "from vit_jax import runtime; runtime.say('here')"]
+  assert subprocess.check_output(program, text=True, env=environment) == "here\n"
+
+
+def test_a_sigterm_is_seen_at_the_next_question():
+  before = signal.getsignal(signal.SIGTERM)
+  try:
+    preemption = runtime.Preemption()
+    preemption.poll()
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(runtime.Preempted):
+      preemption.poll()
+  finally:
+    signal.signal(signal.SIGTERM, before)

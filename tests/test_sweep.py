@@ -112,7 +112,7 @@ def test_a_command_is_what_a_shell_understands_and_makes_the_same_run(file, tmp_
   words = shlex.split(shlex.join(sweep.command(file, trial)))
   assert words[:3] == ["python", "-m", "vit_jax.train"]
   edited = flags.load(file)
-  for key, text in flags.overrides(words[5:]).items():
+  for key, text in flags.overrides(words[5:])[0].items():
     flags.edit(edited, key, text)
   assert config.dumps(sweep.build.complete(config.resolve(edited))) == trial.config
   assert json.loads(trial.config)["data"]["split_seed"] == 7

@@ -1,46 +1,11 @@
-"""FLOPs against XLA's count, rates, and files that survive a kill."""
+"""Scalars that survive a kill, and a profile that TensorBoard finds."""
 
 import json
-import time
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax import clock, flops, writer
-
-
-def test_flops_equal_xlas_count_where_nothing_loops():
-  def network(x, kernel, w):
-    y = jax.lax.conv_general_dilated(x, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    return jnp.einsum("bhwc,cd->bd", y, w)
-
-  shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 16, 16, 8), (4, 4, 8, 32), (32, 10))]
-  by_hand = 2 * (4 * 8 * 8 * 32) * (4 * 4 * 8) + 2 * (4 * 8 * 8) * 32 * 10
-  assert flops.count(network, *shapes) in (by_hand, by_hand - 2 * (4 * 8 * 8 - 4) * 32 * 10)
-
-
-def test_flops_count_every_turn_of_a_loop():
-  w = jax.ShapeDtypeStruct((7, 16, 16), jnp.float32)
-  x = jax.ShapeDtypeStruct((4, 16), jnp.float32)
-
-  def scanned(x, w):
-    return jax.lax.scan(lambda x, w: (jax.checkpoint(jnp.dot)(x, w), None), x, w)[0]
-
-  assert flops.count(scanned, x, w) == 7 * 2 * 4 * 16 * 16
-
-
-def test_the_clock_leaves_pauses_out_and_starts_with_the_second_lap():
-  watch = clock.Clock(images=100, seconds=1.0)
-  assert watch.lap(50) == {}
-  assert watch.rate == 100
-  with watch.wait():
-    time.sleep(0.05)
-  with watch.pause():
-    time.sleep(0.5)
-  rates = watch.lap(50)
-  assert rates["images_per_second"] > 50 / 0.4  # 0.05 s of work; half a second more if the pause counted
-  assert rates["data_wait"] > 0.1
-  assert watch.images == 150
+from vit_jax import writer
 
 
 def test_lines_after_the_restart_step_and_torn_lines_are_dropped(tmp_path):
@@ -70,4 +35,40 @@ def test_other_processes_write_nothing(tmp_path):
   log = writer.Writer(tmp_path, 0, active=False)
   log.write(1, {"a": 1.0})
   log.close()
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_has_its_steps_and_no_others(tmp_path):
+  trace = writer.Trace(tmp_path, start=10, steps=2)
+  double = jax.jit(lambda x: 2 * x)
+  for step in range(10, 17):
+    with trace.step(step):
+      double(jnp.ones(3)).block_until_ready()
+  trace.close()
+  (file,) = (tmp_path / "tensorboard").glob("plugins/profile/*/*.xplane.pb")
+  events = [
+    event
+    for plane in jax.profiler.ProfileData.from_file(str(file)).planes
+    for line in plane.lines
+    for event in line.events
+    if event.name == "train"
+  ]
+  assert sorted(dict(event.stats)["step_num"] for event in events) == [13, 14]
+
+
+def test_a_run_that_ends_early_writes_the_trace_that_it_has(tmp_path):
+  trace = writer.Trace(tmp_path, start=0, steps=100)
+  for step in range(5):
+    with trace.step(step):
+      pass
+  trace.close()
+  assert list((tmp_path / "tensorboard").glob("plugins/profile/*/*.xplane.pb"))
+
+
+def test_without_steps_nothing_is_traced(tmp_path):
+  trace = writer.Trace(tmp_path, start=0, steps=0)
+  for step in range(5):
+    with trace.step(step):
+      pass
+  trace.close()
   assert not list(tmp_path.iterdir())

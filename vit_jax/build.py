@@ -40,6 +40,7 @@ class Parts:
   keep: int
   keep_every: int | None
   schedule: Callable  # step -> learning rate
+  headline: str  # the metric that is shown beside the loss
   description: models.Description
   weights: Callable  # () -> ({path: host array} of `config.init`, what was done to make them fit in words)
   init: Callable  # () -> State, born sharded
@@ -165,6 +166,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
     # In whole saves: only a step that is saved can be kept.
     keep_every=keep_every and save_every * max(1, round(steps_of(keep_every) / save_every)),
     schedule=schedule,
+    headline="top1",
     description=description,
     weights=functools.partial(_weights, run.init, description, tuple(shapes)),
     init=jax.jit(init, out_shardings=shardings),

@@ -15,7 +15,7 @@ import pathlib
 
 import numpy as np
 
-from vit_jax import checkpoints, files, importers, models, runtime
+from vit_jax import checkpoints, cli, files, importers, models
 from vit_jax.importers import containers, layout
 from vit_jax.schema import ConfigError
 
@@ -25,28 +25,22 @@ PREFERRED = {".npz": ("vit_jax", "big_vision", "compact", "timm"), ".safetensors
 
 def main() -> None:
   """Reads flags; converts or inspects."""
-  parser = argparse.ArgumentParser(
-    "python -m vit_jax.convert",
-    allow_abbrev=False,
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = cli.Parser("convert", __doc__)
   parser.add_argument("paths", nargs="+", metavar="PATH", type=pathlib.Path, help="IN and OUT, or FILE")
   parser.add_argument("--inspect", action="store_true", help="say what a file holds, and the config that selects it")
   parser.add_argument("--layout", help="names and shapes of OUT: vit_jax, big_vision, bit, timm, hf, compact")
   parser.add_argument("--ema", action="store_true", help="take the moving average of a workdir")
   parser.add_argument("--heads", type=int, help="attention heads, where IN packs them and has an unusual number")
   parser.add_argument("--image-size", type=_size, help="pixels, or HEIGHT,WIDTH, where IN does not say it")
-  given = parser.parse_args()
-  if len(given.paths) != (1 if given.inspect else 2):
-    raise ConfigError(f"{len(given.paths)} paths; write `IN OUT`, or `--inspect FILE`")
-  runtime.quiet()
-  said = {"heads": given.heads, "image_size": given.image_size}
-  hints = {key: value for key, value in said.items() if value is not None}
-  if given.inspect:
-    print(inspect(given.paths[0], hints, given.ema))
+  arguments = parser.parse()
+  paths = arguments.paths
+  if len(paths) != (1 if arguments.inspect else 2):
+    raise ConfigError(f"{len(paths)} paths; write `IN OUT`, or `--inspect FILE`")
+  hints = {key: value for key in ("heads", "image_size") if (value := getattr(arguments, key)) is not None}
+  if arguments.inspect:
+    print(inspect(paths[0], hints, arguments.ema))
   else:
-    print(convert(*given.paths, given.layout, hints, given.ema))
+    print(convert(*paths, arguments.layout, hints, arguments.ema))
 
 
 def _size(text):
@@ -169,4 +163,4 @@ def count(arrays: dict[str, np.ndarray]) -> int:
 
 
 if __name__ == "__main__":
-  runtime.main(main)
+  cli.main(main)

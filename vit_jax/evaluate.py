@@ -20,66 +20,59 @@ import pathlib
 import jax
 import jax.numpy as jnp
 
-from vit_jax import build, checkpoints, config, files, flags, loop, mesh, metrics, runtime, schema, steps, train
+from vit_jax import build, checkpoints, cli, config, files, flags, loop, mesh, metrics, runtime, schema, steps
 from vit_jax.data import stream
-from vit_jax.evals import Outcome
+from vit_jax.evals import Outcome, outcomes
 from vit_jax.evals.accuracy import Details
 
 Intervals = dict[str, tuple[float, float]]  # figure -> (low, high)
-FLAGS = ("--workdir", "--weights", "--config", "--split", "--write-predictions", "--logits", "--report")
 
 
 def main() -> None:
   """Reads flags, restores, measures, prints the table."""
-  parser = argparse.ArgumentParser(
-    "python -m vit_jax.evaluate",
-    allow_abbrev=False,
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument("--workdir", type=train.directory, help="where the run lives")
+  parser = cli.Parser("evaluate", __doc__)
+  parser.add_argument("--workdir", type=cli.directory, help="where the run lives")
   parser.add_argument("--weights", help="a file of weights or a workdir; needs --config")
-  parser.add_argument("--config", help="file, or file:argument; --config.KEY=VALUE changes a value")
+  parser.add_argument("--config", help=cli.CONFIG)
   parser.add_argument("--split", help="train, val, test, or a split of the dataset such as train[:10%%]")
   parser.add_argument(
     "--write-predictions", type=pathlib.Path, metavar="FILE", help="a row for each image: .csv or .npz"
   )
   parser.add_argument("--logits", action="store_true", help="logits of all classes in that file")
-  parser.add_argument("--report", type=train.directory, metavar="DIR", help="figures.json, confusion.png and .csv")
-  given, rest = parser.parse_known_args()
-  runtime.quiet()
-  if given.report and given.report.exists() and not given.report.is_dir():
-    raise schema.ConfigError(f"--report: {given.report} is a file; name a folder")
-  if given.write_predictions:
-    files.check_path(given.write_predictions)
-  elif given.logits:
+  parser.add_argument("--report", type=cli.directory, metavar="DIR", help="figures.json, confusion.png and .csv")
+  arguments = parser.parse()
+  if arguments.report and arguments.report.exists() and not arguments.report.is_dir():
+    raise schema.ConfigError(f"--report: {arguments.report} is a file; name a folder")
+  if arguments.write_predictions:
+    files.check_path(arguments.write_predictions)
+  elif arguments.logits:
     raise schema.ConfigError("--logits: write them where? Add --write-predictions=FILE")
-  run = run_of(given, rest)
-  run = dataclasses.replace(run, evals=chosen(run.evals, given.split, given.logits))
+  run = run_of(arguments)
+  run = dataclasses.replace(run, evals=chosen(run.evals, arguments.split, arguments.logits))
   runtime.start()
   parts = build.build(run, jax.devices())
-  state = restored(parts, given.workdir) if given.workdir else imported(parts)
-  outcomes, intervals = evaluate(parts, state, given.workdir or given.weights)
+  state = restored(parts, arguments.workdir) if arguments.workdir else imported(parts)
+  measured, intervals = evaluate(parts, state, arguments.workdir or arguments.weights)
   if jax.process_index() == 0:
-    write(outcomes, intervals, given.write_predictions, given.report)
+    write(measured, intervals, arguments.write_predictions, arguments.report)
 
 
-def run_of(given: argparse.Namespace, rest: list[str]) -> config.Run:
-  """The run that the flags name: a workdir's own, or a config's with the given weights."""
-  if bool(given.workdir) == bool(given.weights) or bool(given.weights) != bool(given.config):
+def run_of(arguments: argparse.Namespace) -> config.Run:
+  """The run that the flags name: a workdir's own, or that of a config with weights."""
+  if bool(arguments.workdir) == bool(arguments.weights) or bool(arguments.weights) != bool(arguments.config):
     raise schema.ConfigError("give either --workdir=DIR of a run, or --weights=PATH and --config=FILE")
-  overrides = flags.overrides(rest, FLAGS)
-  if given.weights:
-    overrides |= {"init.from": given.weights, "init.head": "keep"}
-    return build.complete(config.resolve(flags.load(given.config, overrides)))
+  overrides = arguments.overrides
+  if arguments.weights:
+    overrides |= {"init.from": arguments.weights, "init.head": "keep"}
+    return build.complete(config.resolve(flags.load(arguments.config, overrides)))
   if overrides:
     raise schema.ConfigError(
       f"--config.{next(iter(overrides))}: a workdir has its own config; --split changes the split"
     )
-  found = files.read_json(given.workdir / "config.json")
-  if found is None:
-    raise schema.ConfigError(f"--workdir: {given.workdir} holds no run (no config.json); train one first")
-  return build.complete(config.resolve(found))
+  own = files.read_json(arguments.workdir / "config.json")
+  if own is None:
+    raise schema.ConfigError(f"--workdir: {arguments.workdir} holds no run (no config.json); train one first")
+  return build.complete(config.resolve(own))
 
 
 def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> dict[str, schema.Choice]:
@@ -99,47 +92,55 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
   """The newest readable checkpoint of a run."""
   store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)
   with contextlib.closing(store):
-    found = store.restore(parts.state_shapes)
-  if found is None:
+    saved = store.restore(parts.state_shapes)
+  if saved is None:
     raise schema.ConfigError(f"--workdir: {workdir} has no checkpoint yet; train first")
-  return found[0]
+  return saved[0]
 
 
 def imported(parts: build.Parts) -> steps.State:
   """The weights that the run starts from, without optimizer; every parameter comes from the file."""
   shapes = parts.state_shapes.params
-  arrays = train.starting_weights(parts, "--weights")
+  arrays = loop.starting_weights(parts, "--weights")
   params = {path: mesh.place(arrays[path], shape.sharding) for path, shape in shapes.items()}
   return steps.State(jnp.zeros((), jnp.int32), params, ema={}, optimizer=None)
 
 
 def evaluate(parts: build.Parts, state: steps.State, name) -> tuple[dict[str, Outcome], dict[str, Intervals]]:
-  """Measures a state's weights and prints the figures: outcomes, and intervals of those by accuracy, by place."""
+  """Measures a state's weights and prints the figures: outcomes, and intervals of those by accuracy, both by what the
+  figures' names begin with."""
+  measures = {name: each.measure for name, each in parts.evals.items()}
   try:
-    outcomes = loop.measured(parts.evals, state, poll=lambda: None)
+    measured = outcomes.measure(measures, state.params, state.ema, poll=lambda: None)
   except stream.ImageError as error:
     raise schema.ConfigError(str(error)) from error
   runtime.say(f"{name}, step {int(state.step)} of {parts.total}" if state.step else str(name))
   intervals = {
-    place: metrics.intervals(outcome.details.predictions, len(outcome.details.source.classes))
-    for place, outcome in outcomes.items()
+    prefix: metrics.intervals(outcome.details.predictions, len(outcome.details.source.classes))
+    for prefix, outcome in measured.items()
     if isinstance(outcome.details, Details)
   }
-  ends = {place + key: pair for place, found in intervals.items() for key, pair in found.items()}
-  train.report(loop.figures_of(outcomes), ends)
-  return outcomes, intervals
+  cli.table(outcomes.figures(measured), named(intervals))
+  return measured, intervals
+
+
+def named(intervals: dict[str, Intervals]) -> Intervals:
+  """Intervals under the names of result.json."""
+  return {prefix + figure: ends for prefix, these in intervals.items() for figure, ends in these.items()}
 
 
 def write(
-  outcomes: dict[str, Outcome],
+  measured: dict[str, Outcome],
   intervals: dict[str, Intervals],
   predictions_file: pathlib.Path | None,
   folder: pathlib.Path | None,
 ) -> None:
   """The files that were asked for; where several splits or weights were measured, names say which: FILE-val-ema.csv."""
-  for place in intervals:
-    source, predictions = outcomes[place].details
-    mark = "-" + place.strip("/_").replace("/", "-") if place and len(intervals) > 1 else ""
+  if folder:
+    folder.mkdir(parents=True, exist_ok=True)
+  for prefix in intervals:
+    source, predictions = measured[prefix].details
+    mark = "-" + prefix.strip("/_").replace("/", "-") if prefix and len(intervals) > 1 else ""
     if predictions_file:
       path = predictions_file.with_stem(predictions_file.stem + mark)
       metrics.write(predictions, [source.identify(i) for i in predictions.position.tolist()], path)
@@ -147,18 +148,18 @@ def write(
     if folder and source.labels == 1:
       from vit_jax import pictures
 
-      folder.mkdir(parents=True, exist_ok=True)
       matrix = metrics.confusion(predictions, len(source.classes))
       metrics.write_confusion(matrix, source.classes, folder / f"confusion{mark}.csv")
       pictures.confusion(matrix, source.classes, folder / f"confusion{mark}.png")
   if folder:
-    ends = {place + key: list(pair) for place, found in intervals.items() for key, pair in found.items()}
-    names = {place: list(outcomes[place].details.source.classes) for place in intervals}
-    found = {"figures": loop.figures_of(outcomes), "intervals": ends, "classes": names}
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write_text(folder / "figures.json", json.dumps(found, indent=2) + "\n")
+    report = {
+      "figures": outcomes.figures(measured),
+      "intervals": named(intervals),
+      "classes": {prefix: list(measured[prefix].details.source.classes) for prefix in intervals},
+    }
+    files.write_text(folder / "figures.json", json.dumps(report, indent=2) + "\n")
     runtime.say(f"  report      {folder}")
 
 
 if __name__ == "__main__":
-  runtime.main(main)
+  cli.main(main)

@@ -8,68 +8,59 @@ images, so the next call with other shots, seeds or probes computes only what is
 each test image: id, label, and the class that each probe predicts.
 """
 
-import argparse
 import csv
 import json
 import pathlib
 
 import jax
 
-from vit_jax import config, files, flags, importers, measure, runtime, schema
+from vit_jax import cli, config, files, flags, importers, measure, runtime, schema
 from vit_jax.data import stream
 from vit_jax.evals import Outcome
 from vit_jax.runtime import say
 
-FLAGS = ("--config", "--weights", "--json", "--write-predictions")
-
 
 def main() -> None:
   """Reads flags and weights, measures, prints the table."""
-  parser = argparse.ArgumentParser(
-    "python -m vit_jax.fewshot",
-    allow_abbrev=False,
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument("--config", required=True, help="file, or file:argument; --config.KEY=VALUE changes a value")
+  parser = cli.Parser("fewshot", __doc__)
+  parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument("--weights", required=True, help="a file of weights or a workdir")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="all figures and draws")
   parser.add_argument("--write-predictions", type=pathlib.Path, metavar="FILE", help="a row for each test image")
-  given, rest = parser.parse_known_args()
-  runtime.quiet()
-  for path, suffix in ((given.json, ".json"), (given.write_predictions, ".csv")):
+  arguments = parser.parse()
+  for path, suffix in ((arguments.json, ".json"), (arguments.write_predictions, ".csv")):
     if path:
       files.check_path(path, (suffix,))
-  wanted = config.resolve(flags.load(given.config, flags.overrides(rest, FLAGS)), config.Measurement)
-  measure.bound(wanted, wanted.image_size)  # a mistake shows before the weights are read; they give the size
+  measurement = config.resolve(flags.load(arguments.config, arguments.overrides), config.Measurement)
+  measure.bound(measurement, measurement.image_size)  # a mistake shows before the weights are read; they give the size
 
   runtime.start()
-  weights = loaded(given.weights, wanted)
-  found = measure.of_weights(wanted, *weights, jax.devices())
-  say(f"{given.weights}: {weights[0].model.name}")
-  for note in found.notes:
+  description, arrays = loaded(arguments.weights, measurement)
+  measured = measure.of_weights(measurement, description, arrays, jax.devices())
+  say(f"{arguments.weights}: {description.model.name}")
+  for note in measured.notes:
     say(f"  {note}")
   outcomes = {}
-  for name, evaluation in found.evals.items():
+  for name, evaluation in measured.evals.items():
     try:
-      outcomes[name] = evaluation(found.params, lambda: None)
+      outcomes[name] = evaluation(measured.params, lambda: None)
     except stream.ImageError as error:
       raise schema.ConfigError(str(error)) from error
     if jax.process_index() == 0:
       report(name, outcomes[name])
   if jax.process_index() == 0:
-    write(outcomes, given.weights, given.json, given.write_predictions)
+    write(outcomes, arguments.weights, arguments.json, arguments.write_predictions)
 
 
-def loaded(path: str, wanted: config.Measurement):
+def loaded(path: str, measurement: config.Measurement):
   """What the file describes and its parameters; ConfigError on every process if any cannot read it."""
-  found, problem = None, None
+  weights, problem = None, None
   try:
-    found = importers.load(path, ema=wanted.ema)
+    weights = importers.load(path, ema=measurement.ema)
   except schema.ConfigError as error:
     problem = f"--weights: {error}"
   runtime.agree(problem)
-  return found
+  return weights
 
 
 def report(name: str, outcome: Outcome) -> None:
@@ -97,7 +88,7 @@ def report(name: str, outcome: Outcome) -> None:
 def write(outcomes: dict[str, Outcome], weights: str, json_file: pathlib.Path | None, predictions: pathlib.Path | None):
   """The files that were asked for; with several evaluations a predictions file for each, FILE-pets.csv."""
   if json_file:
-    text = json.dumps({"weights": weights, "evals": {n: told(o) for n, o in outcomes.items()}}, indent=2)
+    text = json.dumps({"weights": weights, "evals": {name: as_json(each) for name, each in outcomes.items()}}, indent=2)
     files.write_text(json_file, text + "\n")
     say(f"\n  figures     {json_file}")
   for name, outcome in outcomes.items() if predictions else ():
@@ -112,8 +103,8 @@ def write(outcomes: dict[str, Outcome], weights: str, json_file: pathlib.Path | 
     say(f"  predictions {path}")
 
 
-def told(outcome: Outcome) -> dict:
-  """An outcome as JSON values: figures, each episode, and which images each seed drew, class by class."""
+def as_json(outcome: Outcome) -> dict:
+  """An outcome's values: figures, each episode, and which images each seed drew, class by class."""
   details = outcome.details
   episodes = [
     {key: value for key, value in episode._asdict().items() if key != "predicted"} for episode in details.episodes
@@ -128,4 +119,4 @@ def told(outcome: Outcome) -> dict:
 
 
 if __name__ == "__main__":
-  runtime.main(main)
+  cli.main(main)

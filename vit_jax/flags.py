@@ -84,16 +84,18 @@ def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     del config[last]
 
 
-def overrides(words: list[str], known: Sequence[str] = ("--config",)) -> dict[str, str]:
-  """`--config.optim.lr=1e-3` and `--config.optim.lr 1e-3` as {"optim.lr": "1e-3"}; anything else is an error."""
-  result, rest = {}, list(words)
-  while rest:
-    word, equals, value = rest.pop(0).partition("=")
+def overrides(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+  """`--config.optim.lr=1e-3` and `--config.optim.lr 1e-3` as {"optim.lr": "1e-3"}, and the other words as they are."""
+  changes, others, words = {}, [], list(words)
+  while words:
+    word = words.pop(0)
     if not word.startswith("--config."):
-      raise ConfigError(f"unknown flag {word!r}.{nearest(word, known)}")
+      others.append(word)
+      continue
+    flag, equals, text = word.partition("=")
     if not equals:
-      if not rest:
-        raise ConfigError(f"{word}: no value; write {word}=VALUE")
-      value = rest.pop(0)
-    result[word.removeprefix("--config.")] = value
-  return result
+      if not words:
+        raise ConfigError(f"{flag}: no value; write {flag}=VALUE")
+      text = words.pop(0)
+    changes[flag.removeprefix("--config.")] = text
+  return changes, others

@@ -1,204 +1,286 @@
-"""One process's stretch of a run: the training loop, and what happens beside it."""
+"""The training loop: a run from where it stands to its result."""
 
 import collections
-import time
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import pathlib
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 
-from vit_jax import build, clock, hardware, runtime, schema
+from vit_jax import build, checkpoints, clock, config, files, hardware, mesh, runtime, steps, writer
 from vit_jax.data import stream
-from vit_jax.evals import Outcome
+from vit_jax.evals import outcomes
 from vit_jax.runtime import say
+from vit_jax.schema import ConfigError
+
+PACKAGES = """jax jaxlib flax optax orbax-checkpoint grain tensorflow-datasets array_record ml-collections clu einops
+numpy opencv-python-headless""".split()  # noqa: SIM905  two lines instead of thirteen
 
 
-class _Preempted(Exception):
-  """A SIGTERM reached some process: the step at hand is done, save and go."""
+def train(
+  parts: build.Parts,
+  workdir: pathlib.Path,
+  profile: int = 0,
+  preemption: runtime.Preemption | None = None,
+  weights: dict[str, np.ndarray] | None = None,
+) -> dict:
+  """Trains to the end, from the newest checkpoint where there is one; writes and returns the result.
 
+  Args:
+    profile: so many steps are traced for TensorBoard.
+    preemption: by default a SIGTERM from now on.
+    weights: {path: host array} to begin with, where there is no checkpoint; by default those that the run names.
 
-class Session:
-  """The loop from a step to the end: logging, evaluations, checkpoints, preemption, profiling."""
-
-  def __init__(self, parts, start, store, writer, about, began, workdir, profile, preemption):
-    self.parts, self.store, self.writer, self.workdir, self.profile = parts, store, writer, workdir, profile
-    self.clock = clock.Clock(about["images"], about["seconds"])
-    self.train_seconds = about["train_seconds"]
-    self._before, self._began = about["train_seconds"], began
-    self._preemption = preemption
-    self._pending = collections.deque()  # (step, metrics on the devices) not fetched yet
-    self._batches = parts.batches(start)
-    self._tracing = False
-    self._rows = []  # fetched and not written yet
-    self._lapped = 0  # step of the last lap of the clock
-
-  def run(self, state, start):
-    """Trains from step `start` to the end and evaluates; returns the state and the figures."""
-    parts = self.parts
-    step = start
+  Raises runtime.Stop when asked to stop, and for a value that is not finite; ConfigError for an image that cannot be
+  decoded. The first and the last save before.
+  """
+  if result := finished(workdir, parts.total):
+    return result
+  with contextlib.ExitStack() as resources:
+    # Where the run stands.
+    say(parts.overview())
+    store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), parts.keep, parts.keep_every)
+    resources.callback(store.close)
+    state, watch = first_state(parts, store, weights)
+    start = step = int(state.step)
+    batches = parts.batches(start)
+    log, trace = Log(parts, workdir, start, watch, store), writer.Trace(workdir, start, profile)
+    for resource in (log, trace, batches):
+      resources.callback(resource.close)
+    poll = (preemption or runtime.Preemption()).poll
+    say(f"continues at step {start} of {parts.total}" if start else f"{parts.total} steps to go")
     try:
-      compiled = parts.compile() if start < parts.total else None
+      train_step = parts.compile() if step < parts.total else None
       while step < parts.total:
-        with self.clock.wait():
-          batch = next(self._batches)
-        self._trace(step - start)
-        state, measured = compiled(state, batch)
-        # Logging waits for the step before this one, so the devices always have work.
-        if step == start + 1:
-          self._first(step)
-        if step > start and step % parts.log_every == 0:
-          self._log(step)
+        with watch.wait():
+          batch = next(batches)
+        with trace.step(step), jax.transfer_guard("disallow"):
+          state, metrics = train_step(state, batch)
+        log.write_due(step)  # of the steps before this one, so that the devices always have work
         step += 1
-        self._pending.append((step, measured))
-        self._around(step, state)
-      self._trace(None)
-      figures = self._evaluate(step, state, parts.evals)
-      self._save(step, state)
-      self.store.wait()
-      return state, figures
-    except _Preempted:
-      self._save(step, state)
-      self.store.wait()
-      raise runtime.Stop(
-        runtime.EXIT_PREEMPTED, f"stopped at step {step} as asked, and saved; the same command continues"
-      ) from None
-    except stream.ImageError as error:
-      if jax.process_count() > 1:  # a save needs all processes, and the others have no error
-        raise schema.ConfigError(str(error)) from error
-      self._save(step, state)
-      self.store.wait()
-      raise schema.ConfigError(f"{error}. Step {step} is saved; the same command continues from it") from error
-    finally:
-      self._batches.close()
+        log.add(step, metrics, batches.skipped)
+        if step < parts.total:
+          if due := {name: each for name, each in parts.evals.items() if step % each.every == 0}:
+            evaluate(due, step, state, log, poll)
+          if step % parts.save_every == 0:
+            save(parts, step, state, log, store)
+          poll()
+      # The end.
+      log.write(step)
+      trace.close()
+      watch.stop()
+      figures = evaluate(parts.evals, step, state, log, poll)
+      save(parts, step, state, log, store)
+    except (runtime.Preempted, stream.ImageError) as reason:
+      if isinstance(reason, runtime.Preempted) or jax.process_count() == 1:  # all must save; one alone has the image
+        save(parts, step, state, log, store)
+      raise ending(reason, step) from reason
+  return write_result(workdir, figures | {"skipped_images": batches.skipped} | facts(parts, state, watch))
 
-  @property
-  def skipped(self) -> int:
-    """Training images that could not be decoded, in this session."""
-    return self._batches.skipped
 
-  def _around(self, step, state):
-    """Between steps: evaluations and checkpoints that are due, and the question whether to stop."""
-    last = step == self.parts.total
-    due = {name: e for name, e in self.parts.evals.items() if step % e.every == 0}
-    if last:
-      self._log(step)
-      self.train_seconds = self._before + time.perf_counter() - self._began
-    elif due:
-      self._evaluate(step, state, due)
-    if step % self.parts.save_every == 0 and not last:
-      self._save(step, state)
-    self._poll()
+# Where a run begins, and what it ends with.
 
-  def _poll(self):
-    if self._preemption.reached():
-      raise _Preempted
 
-  def _fetch(self, until):
-    """Brings what was measured up to step `until` from the devices, which finish that step, and checks it."""
-    steps = []
-    while self._pending and self._pending[0][0] <= until:
-      steps.append(self._pending.popleft())
-    rows = jax.device_get([measured for _, measured in steps])
-    for (step, _), row in zip(steps, rows, strict=True):
-      bad = {name: float(value) for name, value in row.items() if not np.isfinite(value)}
-      if bad:
-        self.store.wait()
-        saved = self.store.steps()
-        raise runtime.Stop(
-          runtime.EXIT_NOT_FINITE,
-          f"step {step}: not finite: {bad}; "
-          + (f"the last good checkpoint is step {saved[-1]}. " if saved else "no checkpoint was saved yet. ")
-          + "A lower config.optim.lr, a longer warmup or config.optim.clip usually helps.",
-        )
-    self._rows += rows
+def finished(workdir: pathlib.Path, total: int) -> dict | None:
+  """The result of a run of `total` steps that has ended before; None where there is none."""
+  result = files.read_json(workdir / "result.json")
+  if not result or result.get("steps") != total or not {"train_seconds", "images_per_second"} <= result.keys():
+    return None
+  say(f"finished before, {total} steps: nothing to do")
+  return result
 
-  def _log(self, step):
-    """Writes the means of what was measured since the last time, up to `step`."""
+
+def first_state(
+  parts: build.Parts, store: checkpoints.Checkpoints, weights: dict[str, np.ndarray] | None
+) -> tuple[steps.State, clock.Clock]:
+  """The newest state that is saved, else that before the first step, and the clock that goes on from there."""
+  saved, workdir = store.restore(parts.state_shapes), store.directory.parent
+  if saved and int(saved[0].step) > parts.total:
+    raise ConfigError(f"config.total: {parts.total} steps, but {workdir} has done {int(saved[0].step)} already")
+  if jax.process_index() == 0:
+    files.write_text(workdir / "config.json", config.dumps(parts.run))
+  if saved is None:
+    watch = clock.Clock()
+    return parts.start(starting_weights(parts) if weights is None else weights), watch
+  state, about = saved
+  running = int(state.step) < parts.total
+  return state, clock.Clock(about["images"], about["seconds"], about["train_seconds"], running)
+
+
+def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict[str, np.ndarray]:
+  """What `config.init` names, on the host; says what was done. ConfigError on every process if any has one."""
+  weights, notes, problem = {}, [], None
+  try:
+    weights, notes = parts.weights()
+  except ConfigError as error:
+    problem = f"{flag}: {error}"
+  runtime.agree(problem)
+  for note in notes:
+    say(note)
+  return weights
+
+
+def facts(parts: build.Parts, state: steps.State, watch: clock.Clock) -> dict:
+  """What result.json says beside the figures: how long it took, and of what and to what exactly."""
+  return {
+    "seed": parts.run.seed,
+    "steps": parts.total,
+    "train_seconds": watch.train_seconds,
+    "images_per_second": watch.rate,
+    "config_sha256": hashlib.sha256(config.dumps(parts.run).encode()).hexdigest(),
+    "weights_sha256": checkpoints.weights_digest(state.params, mesh.replicated(parts.mesh)),
+    "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+  }
+
+
+def write_result(workdir: pathlib.Path, result: dict) -> dict:
+  """The result, which the first process writes."""
+  if jax.process_index() == 0:
+    files.write_text(workdir / "result.json", json.dumps(result, indent=2) + "\n")
+  return result
+
+
+def ending(reason: Exception, step: int) -> Exception:
+  """The error that a run ends with at `step`: it was asked to stop, or an image cannot be decoded."""
+  if isinstance(reason, runtime.Preempted):
+    text = f"stopped at step {step} as asked, and saved; the same command continues"
+    return runtime.Stop(runtime.EXIT_PREEMPTED, text)
+  saved = f". Step {step} is saved; the same command continues from it" if jax.process_count() == 1 else ""
+  return ConfigError(f"{reason}{saved}")
+
+
+# What happens between steps.
+
+
+def evaluate(
+  evals: dict[str, build.Eval], step: int, state: steps.State, log: "Log", poll: Callable[[], None]
+) -> dict[str, float]:
+  """Figures of the state at `step`, written and printed. `poll` is called between batches, and raises to stop."""
+  with log.paused(step):
+    measures = {name: each.measure for name, each in evals.items()}
+    figures = outcomes.figures(outcomes.measure(measures, state.params, state.ema, poll))
+    log.evaluated(step, figures)
+  return figures
+
+
+def save(parts: build.Parts, step: int, state: steps.State, log: "Log", store: checkpoints.Checkpoints) -> None:
+  """Saves `step` once all its steps are known to be finite; a step that is saved already stays."""
+  with log.paused(step):
+    if step not in store.steps():
+      store.save(step, state, {"model": parts.description.to_json(), **log.clock.counts()})
+
+
+class Log:
+  """What steps measure: fetched from the devices late, checked, and written and printed as means. A resource."""
+
+  def __init__(
+    self,
+    parts: build.Parts,
+    workdir: pathlib.Path,
+    start: int,
+    clock: clock.Clock,
+    store: checkpoints.Checkpoints,
+  ):
+    """`start`: step that the run continues from. `store` knows which steps are saved."""
+    self.clock = clock
+    self._parts, self._start, self._store = parts, start, store
+    self._writer = writer.Writer(workdir, start, jax.process_index() == 0)
+    self._pending = collections.deque()  # (step, metrics on the devices), not fetched yet
+    self._rows = []  # {metric: value} of steps that are fetched and not written yet
+    self._lap_began = start  # step
+    self._skipped = 0
+
+  def add(self, step: int, metrics: dict[str, jax.Array], skipped: int) -> None:
+    """What `step` measured, which the devices may not have done yet, and how many images were skipped so far."""
+    self._pending.append((step, metrics))
+    self._skipped = skipped
+
+  def write_due(self, step: int) -> None:
+    """Writes the steps up to `step` if a line is due there. The first step starts the clock: it was compilation."""
+    if step == self._start + 1:
+      self._fetch(step)
+      self.clock.lap(0)
+      self._lap_began = step
+      say(f"{step:>7}/{self._parts.total}  loss {self._rows[-1]['loss']:.4f}; compiled and under way")
+    if step > self._start and step % self._parts.log_every == 0:
+      self.write(step)
+
+  def write(self, step: int) -> None:
+    """Writes and prints means over the steps since the last line, up to `step`, and rates."""
     self._fetch(step)
-    if self._rows:
-      means = {name: float(np.mean([row[name] for row in self._rows])) for name in self._rows[0]}
-      self._rows = []
-      self._write(step, means)
-
-  def _first(self, step):
-    """The first step of a session is done: says so, and starts the clock, which leaves compilation out."""
-    self._fetch(step)
-    self.clock.lap(0)
-    self._lapped = step
-    say(f"{step:>7}/{self.parts.total}  loss {self._rows[-1]['loss']:.4f}; compiled and under way")
-
-  def _write(self, step, means):
-    parts = self.parts
-    images = (step - self._lapped) * parts.run.batch
-    rates = self.clock.lap(images) if images else {}
-    self._lapped = step
-    scalars = {f"train/{name}": value for name, value in means.items()}
-    scalars["train/learning_rate"] = float(parts.schedule(step - 1))
-    scalars["skipped_images"] = self.skipped
-    scalars["train/epoch"] = step * parts.run.batch / parts.examples
-    line = f"{step:>7}/{parts.total}  {step / parts.total:4.0%}  loss {means['loss']:.4f}  top-1 {means['top1']:6.1%}"
-    if rates:
-      devices = parts.mesh.devices
-      per_chip = rates["images_per_second"] / devices.size
-      scalars |= {"images_per_second_per_chip": per_chip, "images_per_second": rates["images_per_second"]}
-      scalars["data_wait"] = rates["data_wait"]
+    if not self._rows:
+      return
+    means = {name: float(np.mean([row[name] for row in self._rows])) for name in self._rows[0]}
+    self._rows = []
+    parts, headline = self._parts, self._parts.headline
+    scalars = {f"train/{name}": value for name, value in means.items()} | {
+      "train/learning_rate": float(parts.schedule(step - 1)),
+      "skipped_images": self._skipped,
+      "train/epoch": step * parts.run.batch / parts.examples,
+    }
+    line = f"{step:>7}/{parts.total}  {step / parts.total:4.0%}  loss {means['loss']:.4f}"
+    if headline in means:
+      line += f"  {'top-1' if headline == 'top1' else headline} {means[headline]:6.1%}"
+    images = (step - self._lap_began) * parts.run.batch
+    self._lap_began = step
+    if images:
+      rates = self._rates(self.clock.lap(images))
+      scalars |= rates
       line += f"  {rates['images_per_second']:,.0f} images/s  waiting for data {rates['data_wait']:.0%}"
-      peak = hardware.peak(devices.flat[0])
-      if peak:
-        scalars["mfu"] = per_chip * parts.flops_per_image / peak
-        line += f"  MFU {scalars['mfu']:.1%}"
+      line += f"  MFU {rates['mfu']:.1%}" if "mfu" in rates else ""
       left = (parts.total - step) * parts.run.batch / self.clock.rate
       line += f"  {int(left // 60)}:{int(left % 60):02d} left"
-    self.writer.write(step, scalars)
+    self._writer.write(step, scalars)
     say(line)
 
-  def _evaluate(self, step, state, evals):
-    """Figures of the given evaluations at `step`, written and printed."""
+  @contextlib.contextmanager
+  def paused(self, step: int) -> Iterator[None]:
+    """Time after `step` that is not training's: waits until all steps are done, and checks them."""
     self._fetch(step)
     with self.clock.pause():
-      figures = figures_of(measured(evals, state, self._poll))
-      self.writer.write(step, {key if "/" in key else f"test/{key}": value for key, value in figures.items()})
-      heads = [key for key in figures if key.endswith(("top1", "loss", "shot"))]
-      say(f"{step:>7}  evaluated: " + "  ".join(f"{key} {figures[key]:.4f}" for key in heads))
-    return figures
+      yield
 
-  def _save(self, step, state):
-    """Saves `step` once all its steps are known to be finite; a step that is saved already stays."""
-    self._fetch(step)
-    if step in self.store.steps():
-      return
-    with self.clock.pause():
-      seconds = self._before + time.perf_counter() - self._began
-      done = step == self.parts.total
-      about = {"images": self.clock.images, "seconds": self.clock.seconds}
-      about["model"] = self.parts.description.to_json()
-      self.store.save(step, state, about | {"train_seconds": self.train_seconds if done else seconds})
+  def evaluated(self, step: int, figures: dict[str, float]) -> None:
+    """Writes figures, and prints the most telling ones."""
+    self._writer.write(step, {name if "/" in name else f"test/{name}": value for name, value in figures.items()})
+    shown = [name for name in figures if name.endswith(("top1", "loss", "shot"))]
+    say(f"{step:>7}  evaluated: " + "  ".join(f"{name} {figures[name]:.4f}" for name in shown))
 
-  def _trace(self, done):
-    """Starts and stops the profiler: `profile` steps after the first few, or up to the end of the run (None)."""
-    warm = 3
-    if self.profile and done == warm:
-      jax.profiler.start_trace(str(self.workdir / "tensorboard"))
-      self._tracing = True
-    elif self._tracing and (done is None or done == warm + self.profile):
-      jax.profiler.stop_trace()
-      self._tracing = False
-      say(f"wrote a trace; look at it with: tensorboard --logdir={self.workdir}/tensorboard")
+  def close(self) -> None:
+    """Ends the files."""
+    self._writer.close()
 
+  def _rates(self, rates):
+    """A lap's rates, with those of a chip."""
+    devices = self._parts.mesh.devices
+    per_chip, peak = rates["images_per_second"] / devices.size, hardware.peak(devices.flat[0])
+    utilisation = {"mfu": per_chip * self._parts.flops_per_image / peak} if peak else {}
+    return rates | {"images_per_second_per_chip": per_chip} | utilisation
 
-def measured(evals: dict[str, build.Eval], state, poll) -> dict[str, Outcome]:
-  """Outcomes of all evaluations by what their figures begin with: nothing for the one called test, else `<name>/`; then
-  `ema_` for averaged weights."""
-  outcomes = {}
-  # The average is spread over more devices than the parameters: gathered once, not by every batch.
-  places = {path: state.params[path].sharding for path in state.ema}
-  average = jax.jit(lambda ema: ema, out_shardings=places)(state.ema) if evals and state.ema else {}
-  for name, evaluation in evals.items():
-    for prefix, weights in (("", state.params), ("ema_", average)):
-      if weights:
-        outcomes[prefix if name == "test" else f"{name}/{prefix}"] = evaluation.measure(weights, poll)
-  return outcomes
+  def _fetch(self, step):
+    """Brings what was measured up to `step` from the devices, which finish that step, and checks it."""
+    steps = []
+    while self._pending and self._pending[0][0] <= step:
+      steps.append(self._pending.popleft())
+    rows = jax.device_get([metrics for _, metrics in steps])
+    for (number, _), row in zip(steps, rows, strict=True):
+      check_finite(number, row, self._store)
+    self._rows += rows
 
 
-def figures_of(outcomes: dict[str, Outcome]) -> dict[str, float]:
-  """All figures under the names of result.json."""
-  return {place + key: value for place, outcome in outcomes.items() for key, value in outcome.figures.items()}
+def check_finite(step: int, metrics: dict[str, np.ndarray], store: checkpoints.Checkpoints) -> None:
+  """Ends the run where a metric of `step` is not a finite number, and says which checkpoint is good."""
+  wrong = {name: float(value) for name, value in metrics.items() if not np.isfinite(value)}
+  if wrong:
+    store.wait()
+    saved = store.steps()
+    raise runtime.Stop(
+      runtime.EXIT_NOT_FINITE,
+      f"step {step}: not finite: {wrong}; "
+      + (f"the last good checkpoint is step {saved[-1]}. " if saved else "no checkpoint was saved yet. ")
+      + "A lower config.optim.lr, a longer warmup or config.optim.clip usually helps.",
+    )

@@ -6,13 +6,12 @@ data may be absent: the catalog knows how many images there are. `--search` look
 rematerialisation and micro-batches that fit. Nothing here ran on a TPU: see `METHOD` for what the figures mean.
 """
 
-import argparse
 import dataclasses
 import json
 import math
 import pathlib
 
-from vit_jax import build, config, files, flags, hardware, runtime, schema
+from vit_jax import build, cli, config, files, flags, hardware, schema
 from vit_jax.planning import estimate
 from vit_jax.planning.estimate import Plan
 
@@ -26,21 +25,19 @@ write  of a checkpoint, at {rate:.1f} GB/s a host."""
 
 def main() -> None:
   """Reads flags, plans on each slice, prints the table."""
-  parser = argparse.ArgumentParser("python -m vit_jax.plan", allow_abbrev=False, description=__doc__.splitlines()[0])
-  parser.add_argument("--config", required=True, help="file, or file:argument; --config.KEY=VALUE changes a value")
+  parser = cli.Parser("plan", __doc__)
+  parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument("--topology", required=True, help="slices, with commas between: v3-32, v3:4x4, 2xv5e-256")
   parser.add_argument("--search", action="store_true", help="try meshes, rematerialisation, scan and micro-batches")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the figures there too")
   parser.add_argument("--price", type=float, metavar="PRICE", help="of a chip for an hour, in any currency")
-  given, rest = parser.parse_known_args()
-  runtime.quiet()
+  given = parser.parse()
   if given.price is not None and not given.price > 0:
     raise schema.ConfigError(f"--price: {given.price} is not a price; write what a chip costs for an hour, as 1.2")
   if given.json and not given.json.absolute().parent.is_dir():
     raise schema.ConfigError(f"--json: there is no folder {given.json.absolute().parent}; make it first")
   slices = [_slice(name) for name in given.topology.split(",")]
-  overrides = flags.overrides(rest, ("--config", "--topology", "--search", "--json", "--price"))
-  overrides["init.from"] = "none"  # a plan reads no weights; a recipe may ask for some
+  overrides = given.overrides | {"init.from": "none"}  # a plan reads no weights; a recipe may ask for some
   run = build.complete(config.resolve(flags.load(given.config, overrides)))
 
   plans = []
@@ -185,4 +182,4 @@ def table(plans: list[Plan]) -> str:
 
 
 if __name__ == "__main__":
-  runtime.main(main)
+  cli.main(main)

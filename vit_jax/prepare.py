@@ -1,12 +1,10 @@
 """Writes a dataset of the catalog to disk, once: `python -m vit_jax.prepare digits [--data_dir=DIR]`."""
 
-import argparse
 import contextlib
 import fcntl
 import os
-import sys
 
-from vit_jax import schema
+from vit_jax import cli, schema
 from vit_jax.data import catalog, digits
 from vit_jax.data.readers import tfds
 
@@ -67,21 +65,15 @@ def _write(name, row, root, data_dir):
   return f"{name} is prepared at {tfds.builder_dir(row.builder, data_dir)}"
 
 
-def main(arguments=None):
-  """The command; exit code 2 with one line for what the user can mend."""
-  parser = argparse.ArgumentParser(prog="python -m vit_jax.prepare", description=__doc__)
+def main() -> None:
+  """Reads flags, prepares, says where."""
+  parser = cli.Parser("prepare", __doc__)
   parser.add_argument("name", help="a dataset of the catalog, or any TFDS builder: digits, cifar10, mnist:3.0.1")
   parser.add_argument("--data_dir", help="TFDS data directory; default $TFDS_DATA_DIR, else ~/tensorflow_datasets")
-  options = parser.parse_args(arguments)
-  # TFDS encodes with TensorFlow, which must neither see the accelerator nor fill the screen.
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-  os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-  try:
-    print(prepare(options.name, options.data_dir))
-  except schema.ConfigError as error:
-    print(f"prepare: {error}", file=sys.stderr)
-    sys.exit(2)
+  arguments = parser.parse()
+  os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # TFDS encodes with TensorFlow, which must not see it
+  print(prepare(arguments.name, arguments.data_dir))
 
 
 if __name__ == "__main__":
-  main()
+  cli.main(main)

@@ -1,14 +1,12 @@
-"""Process start-up, preemption, the lock on a workdir, and what each exit code means."""
+"""The processes of a run: how they start, agree, speak, are asked to stop, and hold a workdir."""
 
 import contextlib
 import fcntl
-import logging
 import os
 import pathlib
 import signal
 import socket
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -29,15 +27,6 @@ class Stop(Exception):
   def __init__(self, code: int, message: str):
     super().__init__(message)
     self.code = code
-
-
-def quiet() -> None:
-  """Shows our warnings, and of the libraries' only errors."""
-  logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-  for library in ("absl", "tensorflow"):
-    logging.getLogger(library).setLevel(logging.ERROR)
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it would print a page on every start
 
 
 def start() -> None:
@@ -92,6 +81,10 @@ def _keep_programs() -> None:
     jax.config.update("jax_compilation_cache_dir", str(files.cache("programs")))
 
 
+class Preempted(Exception):
+  """Some process got a SIGTERM: what is at hand is to be saved."""
+
+
 class Preemption:
   """Whether a SIGTERM reached any process, agreed by all of them at the same tick.
 
@@ -107,15 +100,21 @@ class Preemption:
   def _ask(self, *_):
     self._asked = True
 
-  def reached(self) -> bool:
-    """Call it at the same points in every process, between steps and between evaluation batches."""
+  def poll(self) -> None:
+    """Raises Preempted where the run shall stop. Called at the same points in every process: between steps and between
+    batches of an evaluation."""
     self._tick += 1
-    return self._asked if jax.process_count() == 1 else multihost_utils.reached_preemption_sync_point(self._tick)
+    alone = jax.process_count() == 1
+    if self._asked if alone else multihost_utils.reached_preemption_sync_point(self._tick):
+      raise Preempted
 
 
 def say(text: str) -> None:
-  """Prints a line, on the first process only."""
-  if jax.process_index() == 0:
+  """Prints a line at once, on the first process only.
+
+  A process that has joined no others is the first, and JAX is not asked: that would take the devices.
+  """
+  if not jax.distributed.is_initialized() or jax.process_index() == 0:
     print(text, flush=True)
 
 
@@ -189,29 +188,3 @@ def _lock(file, workdir):
   file.write(f"{os.getpid()} on {socket.gethostname()}\n")
   file.flush()
   return None
-
-
-def main(verb: Callable[[], None]) -> None:
-  """Runs a verb as a program: users' mistakes become one clear line and an exit code, bugs keep their traceback."""
-  try:
-    verb()
-  except ConfigError as error:
-    _end(EXIT_CONFIG, f"error: {error}")
-  except Stop as stop:
-    _end(stop.code, str(stop))
-  except jax.errors.JaxRuntimeError as error:
-    if "RESOURCE_EXHAUSTED" not in str(error):
-      raise
-    advice = "take a smaller config.batch, or a larger config.optim.accumulate, config.mesh.fsdp or config.model.remat"
-    _end(EXIT_CONFIG, f"error: out of device memory; {advice}")
-  except OSError as error:  # a full or read-only disk, a path that cannot be
-    _end(
-      EXIT_CONFIG, f"error: {error}; mend it and run the same command again: training goes on from its last checkpoint"
-    )
-  except KeyboardInterrupt:
-    _end(130, "interrupted; the same command continues from the last checkpoint")
-
-
-def _end(code, message):
-  print(message, file=sys.stderr, flush=True)
-  sys.exit(code)

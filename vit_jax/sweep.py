@@ -11,7 +11,6 @@ It leaves sweep.json, sweep.md (the table), sweep.png (which setting matters), a
 Exit codes: 0 finished, 2 mistake or nothing to choose from, 42 asked to stop.
 """
 
-import argparse
 import contextlib
 import hashlib
 import inspect
@@ -22,39 +21,32 @@ import signal
 import sys
 import time
 
-from vit_jax import build, config, evals, files, flags, runtime, schema, train
+from vit_jax import build, cli, config, evals, files, flags, runtime, schema
 from vit_jax.config import Sweep
 from vit_jax.data import catalog, sources
 from vit_jax.sweeps import pool, results, trials
 from vit_jax.sweeps.record import Record, Screen, say
 from vit_jax.sweeps.results import Setting, Trial
 
-FLAGS = ("--config", "--workdir", "--parallel", "--render", "--retry")
 ATTEMPTS = 3  # at a trial that a signal ends: out of memory, or somebody's kill
 
 
 def main() -> None:
   """Reads flags, checks every trial, runs those that are left, chooses, reports."""
-  parser = argparse.ArgumentParser(
-    "python -m vit_jax.sweep",
-    allow_abbrev=False,
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = cli.Parser("sweep", __doc__)
   parser.add_argument(
     "--config", required=True, help="file with a sweep(), or file:argument; --config.KEY=VALUE for all"
   )
-  parser.add_argument("--workdir", required=True, type=train.directory, help="where the sweep lives; one sweep each")
+  parser.add_argument("--workdir", required=True, type=cli.directory, help="where the sweep lives; one sweep each")
   parser.add_argument("--parallel", type=int, default=1, metavar="N", help="trials at a time, on disjoint devices")
   parser.add_argument("--render", action="store_true", help="print the commands of all trials, and do nothing")
   parser.add_argument("--retry", action="store_true", help="try failed and diverged trials again")
-  given, rest = parser.parse_known_args()
-  runtime.quiet()
+  given = parser.parse()
   if given.parallel < 1:
     raise schema.ConfigError(f"--parallel: {given.parallel}; allowed: 1 and more")
   if given.workdir.exists() and not given.workdir.is_dir():
     raise schema.ConfigError(f"--workdir: {given.workdir} is a file; name a directory")
-  overrides = flags.overrides(rest, FLAGS)
+  overrides = given.overrides
   sweep = of_config(given.config)
   for key in overrides:
     if any(key == tried or key.startswith(f"{tried}.") for row in [*sweep.trials, *sweep.final] for tried in row):
@@ -351,4 +343,4 @@ def stoppable():
 
 
 if __name__ == "__main__":
-  runtime.main(main)
+  cli.main(main)

@@ -1,4 +1,4 @@
-"""What a run reports: TensorBoard and metrics.jsonl, rates of steady steps, FLOPs."""
+"""What a run writes for TensorBoard: scalars, which metrics.jsonl gets too, and a profile."""
 
 import concurrent.futures
 import json
@@ -6,7 +6,9 @@ import logging
 import os
 import pathlib
 
-from vit_jax import files
+import jax
+
+from vit_jax import files, runtime
 
 
 class Writer:
@@ -36,6 +38,34 @@ class Writer:
       self._lines.close()
       self._pool.submit(lambda: self._tensorboard.result().close()).result()
       self._pool.shutdown()
+
+
+class Trace:
+  """A profile of some steps for TensorBoard: a resource with a close."""
+
+  SKIPPED = 3  # the first steps of a process are not like the others
+
+  def __init__(self, workdir: pathlib.Path, start: int, steps: int):
+    """`start` is the step that the process begins at; of 0 `steps` nothing is written."""
+    self._folder = workdir / "tensorboard"
+    self._first, self._end = start + self.SKIPPED, start + self.SKIPPED + steps
+    self._running = False
+
+  def step(self, step: int) -> jax.profiler.StepTraceAnnotation:
+    """Context around a step; the profile begins and ends with certain ones."""
+    if step == self._end:
+      self.close()
+    elif step == self._first:
+      jax.profiler.start_trace(str(self._folder))
+      self._running = True
+    return jax.profiler.StepTraceAnnotation("train", step_num=step)
+
+  def close(self) -> None:
+    """Ends and writes the profile, if one is being taken."""
+    if self._running:
+      self._running = False
+      jax.profiler.stop_trace()
+      runtime.say(f"wrote a trace; look at it with: tensorboard --logdir={self._folder}")
 
 
 def _tensorboard(directory):

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from tests import modules, runs
-from vit_jax import build, checkpoints, config, mesh, models, rng, schema, train, trees
+from vit_jax import build, checkpoints, config, loop, mesh, models, rng, schema, trees
 from vit_jax.data import augment
 from vit_jax.models.batchnorm import BatchNorm
 from vit_jax.prepare import prepare
@@ -182,7 +182,7 @@ def test_a_checkpoint_continues_to_the_same_bits(tmp_path):
 
 
 def test_a_run_ends_with_figures_of_weights_and_of_their_average(tmp_path):
-  result = train.train(parts(), tmp_path)
+  result = loop.train(parts(), tmp_path)
   assert np.isfinite([result["loss"], result["ema_loss"]]).all() and result["loss"] != result["ema_loss"]
 
 

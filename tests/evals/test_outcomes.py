@@ -1,0 +1,32 @@
+"""All evaluations of a state: names, and where the average is when it is measured; test_evaluate has real ones."""
+
+import jax
+import numpy as np
+
+from vit_jax import config, mesh
+from vit_jax.evals import Outcome, outcomes
+
+
+def test_figures_of_the_evaluation_called_test_have_plain_names_and_averages_a_prefix():
+  grid = mesh.make(config.Mesh(), jax.devices())
+  params = {"x": jax.device_put(np.full(8, 1.0), mesh.replicated(grid))}
+  average = {"x": jax.device_put(np.full(8, 2.0), mesh.batch(grid))}  # spread over the devices
+
+  def first_plus(number):
+    def evaluation(weights, poll):
+      poll()
+      assert weights["x"].sharding.shard_shape((8,)) == (8,)  # whole on each
+      return Outcome({"top1": number + float(weights["x"][0])}, None)
+
+    return evaluation
+
+  polls = []
+  evals = {"test": first_plus(10), "other": first_plus(20)}
+  measured = outcomes.measure(evals, params, average, lambda: polls.append(1))
+  assert outcomes.figures(measured) == {"top1": 11.0, "ema_top1": 12.0, "other/top1": 21.0, "other/ema_top1": 22.0}
+  assert len(polls) == 4
+  assert list(outcomes.measure(evals, params, {}, lambda: None)) == ["", "other/"]
+
+
+def test_without_evaluations_nothing_is_measured():
+  assert outcomes.measure({}, {"x": np.ones(3)}, {"x": np.ones(3)}, lambda: None) == {}

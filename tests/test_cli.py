@@ -1,0 +1,103 @@
+"""What every verb does with its flags, its mistakes, and its figures."""
+
+import importlib
+import re
+
+import jax
+import pytest
+
+from vit_jax import cli, runtime
+from vit_jax.schema import ConfigError
+
+VERBS = ("train", "evaluate", "fewshot", "sweep", "plan", "prepare", "convert")
+
+
+@pytest.fixture
+def parser():
+  parser = cli.Parser("train", "Trains.")
+  parser.add_argument("--config", required=True)
+  parser.add_argument("--workdir", required=True, type=cli.directory)
+  parser.add_argument("--profile", type=int, default=0)
+  return parser
+
+
+def test_flags_and_changes_of_the_config_come_together(parser):
+  arguments = parser.parse(["--config=a.py", "--config.optim.lr=1", "--workdir", "runs/x", "--config.data.path", "--a"])
+  assert (arguments.config, str(arguments.workdir), arguments.profile) == ("a.py", "runs/x", 0)
+  assert arguments.overrides == {"optim.lr": "1", "data.path": "--a"}
+
+
+@pytest.mark.parametrize(
+  ("words", "says"),
+  [
+    (["--workdri=x"], "unknown flag '--workdri'. Did you mean '--workdir'"),
+    (["--work=x"], "unknown flag '--work'"),  # never abbreviated
+    (["--config=a", "--workdir=b", "stray"], "unknown flag 'stray'"),
+    (["--config=a", "--workdir=b", "--profile=x"], "--profile: invalid int value: 'x'"),
+    (["--config=a", "--workdir=b", "--profile"], "--profile: expected one argument"),
+    (["--config=a", "--workdir= "], "--workdir: is empty"),
+    (["--config=a"], "--workdir: missing"),
+    (["--config=a", "--config.seed"], "--config.seed: no value"),
+  ],
+)
+def test_a_mistake_in_the_flags_is_one_line(parser, words, says):
+  with pytest.raises(ConfigError, match=re.escape(says)) as caught:
+    parser.parse(words)
+  assert "\n" not in str(caught.value)
+
+
+def test_a_verb_without_a_config_takes_no_changes_of_one():
+  with pytest.raises(ConfigError, match=r"unknown flag '--config\.seed'"):
+    cli.Parser("convert", "Converts.").parse(["--config.seed=1"])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_says_what_it_does(verb, monkeypatch, capsys):
+  module = importlib.import_module(f"vit_jax.{verb}")
+  monkeypatch.setattr("sys.argv", [verb, "--help"])
+  with pytest.raises(SystemExit) as ended:
+    module.main()
+  assert ended.value.code == 0
+  said = capsys.readouterr().out
+  assert f"python -m vit_jax.{verb}" in said
+  assert module.__doc__.splitlines()[0] in said
+
+
+def raising(error):
+  def verb():
+    raise error
+
+  return verb
+
+
+@pytest.mark.parametrize(
+  ("error", "code", "says"),
+  [
+    (ConfigError("batch: 3"), 2, "error: batch: 3\n"),
+    (runtime.Stop(44, "not finite"), 44, "not finite\n"),
+    (KeyboardInterrupt(), 130, "continues"),
+    (OSError("disk full"), 2, "disk full; mend it"),
+    (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 3 GiB"), 2, "out of device memory"),
+  ],
+)
+def test_exit_codes(error, code, says, capsys):
+  with pytest.raises(SystemExit) as ended:
+    cli.main(raising(error))
+  assert ended.value.code == code
+  assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), jax.errors.JaxRuntimeError("INTERNAL")])
+def test_a_bug_keeps_its_traceback(error):
+  with pytest.raises(type(error)):
+    cli.main(raising(error))
+
+
+def test_a_table_has_shares_losses_and_counts_and_intervals(capsys):
+  cli.table({"top1": 0.5, "loss": 1.23456, "images": 1437, "train_seconds": 3.0, "seed": 0}, {"top1": (0.4, 0.6)})
+  lines = capsys.readouterr().out.splitlines()
+  assert [line.split() for line in lines[1:]] == [
+    ["top1", "50.00%", "95", "%", "[40.00%,", "60.00%]"],
+    ["loss", "1.2346"],
+    ["images", "1,437"],
+  ]

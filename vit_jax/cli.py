@@ -1,0 +1,104 @@
+"""What verbs share: flags, the table of figures, exit codes."""
+
+import argparse
+import logging
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+
+from vit_jax import flags, runtime
+from vit_jax.runtime import say
+from vit_jax.schema import ConfigError, nearest
+
+CONFIG = "file, or file:argument; --config.KEY=VALUE changes a value"  # help of --config
+
+
+class Parser(argparse.ArgumentParser):
+  """The flags of a verb; with a `--config` among them `--config.KEY=TEXT` too. A mistake is a ConfigError."""
+
+  def __init__(self, verb: str, description: str):
+    super().__init__(
+      f"python -m vit_jax.{verb}",
+      allow_abbrev=False,
+      description=description,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+  def parse(self, words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Values by flag, and `overrides`, the {KEY: TEXT}; of the command line, unless other `words` are given."""
+    overrides, words = flags.overrides(sys.argv[1:] if words is None else words)
+    known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+    # Before what is missing: that may be what was misspelt.
+    unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in [*known, "--"]]
+    unknown += [f"--config.{key}" for key in overrides if "--config" not in known]
+    if not unknown:
+      arguments, unknown = self.parse_known_args(words, argparse.Namespace(overrides=overrides))
+    if unknown:
+      flag = unknown[0].partition("=")[0]
+      raise ConfigError(f"unknown flag {flag!r}.{nearest(flag, known)}")
+    return arguments
+
+  def error(self, message: str):
+    """argparse's own errors as ours: what is wrong behind the flag, in one line."""
+    missing = message.removeprefix("the following arguments are required: ")
+    if missing != message:
+      raise ConfigError(f"{missing}: missing; --help says what it is")
+    raise ConfigError(message.removeprefix("argument "))
+
+
+def directory(text: str) -> pathlib.Path:
+  """The path of a --workdir; as a `type` of argparse."""
+  if not text.strip():
+    raise argparse.ArgumentTypeError("is empty; name a directory")
+  return pathlib.Path(text)
+
+
+def table(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None = None) -> None:
+  """Prints figures {name: value}, as result.json names them, with their `intervals` {name: (low, high)}."""
+  say("")
+  for name, value in figures.items():
+    label = f"  {name.replace('_', ' '):<24}"
+    if name.endswith("images"):
+      say(f"{label}{value:>10,}")
+    elif isinstance(value, float) and not name.endswith(("seconds", "per_second")):
+      form = ".4f" if name.endswith("loss") else ".2%"
+      low, high = (intervals or {}).get(name, (None, None))
+      say(f"{label}{value:>10{form}}" + (f"   95 % [{low:{form}}, {high:{form}}]" if low is not None else ""))
+
+
+def main(verb: Callable[[], None]) -> None:
+  """Runs a verb as a program: users' mistakes become one clear line and an exit code, bugs keep their traceback."""
+  quiet()
+  try:
+    verb()
+  except ConfigError as error:
+    _end(runtime.EXIT_CONFIG, f"error: {error}")
+  except runtime.Stop as stop:
+    _end(stop.code, str(stop))
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    advice = "take a smaller config.batch, or a larger config.optim.accumulate, config.mesh.fsdp or config.model.remat"
+    _end(runtime.EXIT_CONFIG, f"error: out of device memory; {advice}")
+  except OSError as error:  # a full or read-only disk, a path that cannot be
+    advice = "mend it and run the same command again: training goes on from its last checkpoint"
+    _end(runtime.EXIT_CONFIG, f"error: {error}; {advice}")
+  except KeyboardInterrupt:
+    _end(130, "interrupted; the same command continues from the last checkpoint")
+
+
+def quiet() -> None:
+  """Shows our warnings, and of the libraries' only errors."""
+  logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+  for library in ("absl", "tensorflow"):
+    logging.getLogger(library).setLevel(logging.ERROR)
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it would print a page on every start
+
+
+def _end(code, message):
+  print(message, file=sys.stderr, flush=True)
+  sys.exit(code)
