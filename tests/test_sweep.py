@@ -18,6 +18,7 @@ from vit_jax.sweeps import pool, record
 from vit_jax.sweeps.results import Trial
 
 CONFIG = """
+from vit_jax.config import Sweep, product, recipe
 
 def get_config(lr="0.003"):
   return recipe(
