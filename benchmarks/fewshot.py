@@ -59,9 +59,9 @@ def peak(function) -> int:
   answer = context.Queue()
   process = context.Process(target=memory, args=(function, answer))
   process.start()
-  found = answer.get()
+  bytes_used = answer.get()
   process.join()
-  return found
+  return bytes_used
 
 
 def main() -> None:

@@ -81,7 +81,7 @@ def test_no_images_make_an_empty_picture(tmp_path):
 def test_cells_say_per_cent(share, text):
   axes = pictures.Figure().add_subplot()
   pictures._number(axes, np.array([[share, 0.0]]))
-  assert [found.get_text() for found in axes.texts] == [text]
+  assert [cell.get_text() for cell in axes.texts] == [text]
 
 
 def test_drawing_leaves_nothing_behind_and_needs_no_display(tmp_path, monkeypatch):
