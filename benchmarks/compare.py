@@ -17,9 +17,10 @@ import time
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from vit_jax import cli, config, files, runtime, sweep
-from vit_jax.sweeps import pool, results
-from vit_jax.sweeps.results import Trial
+from vit_jax import cli, config, files
+from vit_jax.sweeps import pool, results, search
+from vit_jax.sweeps.study import Study
+from vit_jax.sweeps.trials import Trial
 
 MODELS = {"vit_2_4_32": "ViT-Lite-2/4", "cvt_2_4_32": "CVT-2/4", "cct_2_3x2_32": "CCT-2/3x2"}
 SEEDS, SHOTS = (0, 1, 2), (1, 5, 10, 25)
@@ -33,135 +34,138 @@ FINETUNE = {"total": "3ep", "checkpoint.every": "100%", "log.every": "20%", "eva
 
 
 def main() -> None:
-  """Trains, probes, fine-tunes, and tells."""
+  """Trains, probes, fine-tunes, and writes the comparison."""
   parser = argparse.ArgumentParser("python -m benchmarks.compare", allow_abbrev=False, description=__doc__)
   parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/compare"))
-  given = parser.parse_args()
-  began, workdir = time.perf_counter(), given.workdir
-  places = pool.groups(2)
+  workdir = parser.parse_args().workdir
+  began, groups = time.perf_counter(), pool.groups(2)
 
   # The slowest first, so that no core waits long at the end.
   changes = config.product({"model.name": list(MODELS)[::-1], "seed": SEEDS})
-  scratch = trained("configs/digits.py", workdir / "scratch", SCRATCH, changes, places)
+  scratch = trained("configs/digits.py", workdir / "scratch", SCRATCH, changes, groups)
   best = max(MODELS, key=lambda name: statistics.mean(t.figures["val/top1"] for t in of(scratch, name)))
   print(f"\nbest on val: {MODELS[best]}\n", flush=True)
-  probed = probes(workdir, scratch, best, places)
+  probed = probes(workdir, scratch, best, groups)
   starts = [{"init.from": str(trial.workdir), "seed": trial.changes["seed"]} for trial in of(scratch, best)]
   file = f"configs/finetune.py:digits,{best},{PIXELS[1]}"
-  tuned = trained(file, workdir / "finetune", FINETUNE, starts, places)
+  tuned = trained(file, workdir / "finetune", FINETUNE, starts, groups)
 
-  rows = [["what", "pixels", "images of training", "test top-1, % (runs)", "seconds of training"]]
-  images = images_of(scratch)
-  for name, title in MODELS.items():
-    seconds = statistics.mean(trial.seconds for trial in of(scratch, name))
-    rows.append([f"{title} from scratch", "32", f"{images:,}", cell(of(scratch, name)), f"{seconds:.0f}"])
-  for size in PIXELS:
-    for k in SHOTS:
-      found = [top1(figures_of, k) for figures_of in probed[best, size]]
-      rows.append(
-        [f"{MODELS[best]}, frozen, {k}-shot ridge", str(size), f"{10 * k}", results.mean_and_spread(found), "-"]
-      )
-  seconds = statistics.mean(trial.seconds for trial in tuned)
-  rows.append([f"{MODELS[best]}, fine-tuned", str(PIXELS[1]), f"{images:,}", cell(tuned), f"{seconds:.0f}"])
-
+  rows = table(scratch, probed, tuned, best)
   text = results.markdown(rows)
   files.write_text(workdir / "compare.md", text + "\n")
-  told = {"best": best, "rows": rows, "trials": [trial.told() for trial in scratch + tuned]}
-  told["fewshot"] = [{"model": name, "pixels": size, "figures": found} for (name, size), found in probed.items()]
-  files.write_text(workdir / "compare.json", json.dumps(told, indent=2, default=str) + "\n")
-  picture(scratch, probed, tuned, best, images, workdir / "compare.png")
+  record = {"best": best, "rows": rows, "trials": [trial.to_json() for trial in scratch + tuned]}
+  record["fewshot"] = [{"model": name, "pixels": size, "figures": some} for (name, size), some in probed.items()]
+  files.write_text(workdir / "compare.json", json.dumps(record, indent=2, default=str) + "\n")
+  picture(scratch, probed, tuned, best, workdir / "compare.png")
   print(f"\n{text}\n\n{time.perf_counter() - began:.0f} s; {workdir}/compare.md, compare.json, compare.png", flush=True)
 
 
-def trained(file, workdir, overrides, rows, places) -> list[Trial]:
-  """A run for each of the changes, side by side; ends here if one of them fails."""
-  listed = sweep.planned(file, rows, overrides, workdir / "trials", None)
-  with runtime.locked(workdir), sweep.stoppable():
-    sweep.search(file, workdir, config.Sweep(rows, decide=None), overrides, listed, places, retry=True)
-  if bad := [f"{trial}: {trial.error}" for trial in listed if trial.status != "done"]:
-    sys.exit("\n".join(bad))
-  return listed
+def trained(file, workdir, overrides, changes, groups) -> list[Trial]:
+  """A run for each of the changes, side by side; ends the program if one of them fails."""
+  study = Study(file, overrides, config.Sweep(changes, decide=None), workdir)
+  trials = study.trials()
+  search.search(study, trials, groups, retry=True)
+  if failed := [f"{trial}: {trial.error}" for trial in trials if trial.status != "done"]:
+    sys.exit("\n".join(failed))
+  return trials
 
 
-def of(listed: list[Trial], name: str) -> list[Trial]:
+def table(scratch, probed, tuned, best) -> list[list[str]]:
+  """The rows of compare.md, the first its head."""
+  images = f"{images_of(scratch):,}"
+  rows = [["what", "pixels", "images of training", "test top-1, % (runs)", "seconds of training"]]
+  for name, title in MODELS.items():
+    rows.append([f"{title} from scratch", "32", images, cell(of(scratch, name)), seconds(of(scratch, name))])
+  for size in PIXELS:
+    for shots in SHOTS:
+      values = results.mean_and_deviation([top1(figures, shots) for figures in probed[best, size]])
+      rows.append([f"{MODELS[best]}, frozen, {shots}-shot ridge", str(size), f"{10 * shots}", values, "-"])
+  rows.append([f"{MODELS[best]}, fine-tuned", str(PIXELS[1]), images, cell(tuned), seconds(tuned)])
+  return rows
+
+
+def of(trials: list[Trial], name: str) -> list[Trial]:
   """The trials of a model."""
-  return [trial for trial in listed if trial.changes["model.name"] == name]
+  return [trial for trial in trials if trial.changes["model.name"] == name]
 
 
-def probes(workdir, scratch, best, places) -> dict[tuple[str, int], list[dict]]:
-  """(model, pixels) -> few-shot figures of the weights of each seed; the higher resolution for the best model only."""
-  jobs, found = {}, {}
+def probes(workdir, scratch, best, groups) -> dict[tuple[str, int], list[dict]]:
+  """(model, pixels) -> few-shot metrics of the weights of each seed; the higher resolution for the best model only."""
+  commands, answers = {}, {}
   for trial in scratch:
     name = trial.changes["model.name"]
     for size in PIXELS if name == best else PIXELS[:1]:
       file = workdir / "fewshot" / f"{trial.name}-{size}.json"
-      found.setdefault((name, size), []).append(file)
+      answers.setdefault((name, size), []).append(file)
       if not file.exists():
-        jobs[file] = [
+        commands[str(file)] = [
           *(sys.executable, "-m", "vit_jax.fewshot", "--config=configs/fewshot.py:digits"),
           *(f"--weights={trial.workdir}", f"--json={file}", f"--config.image_size={size}"),
           f"--config.evals.digits.data.train={SPLITS['data.train']}",
         ]
   (workdir / "fewshot").mkdir(parents=True, exist_ok=True)
-  with contextlib.closing(pool.Pool(places)) as running:
-    waiting = list(jobs)
+  run(commands, groups)
+  return {
+    key: [json.loads(file.read_text())["evals"]["digits"]["figures"] for file in some] for key, some in answers.items()
+  }
+
+
+def run(commands: dict[str, list[str]], groups) -> None:
+  """Runs commands by the name of their JSON file, side by side; ends the program if one of them fails."""
+  waiting = list(commands)
+  with contextlib.closing(pool.Pool(groups)) as running:
     while waiting or running.names:
       while waiting and running.has_room:
-        file = waiting.pop()
-        running.start(str(file), jobs[file], file.with_suffix(".log"))
+        name = waiting.pop()
+        running.start(name, commands[name], pathlib.Path(name).with_suffix(".log"))
       for name, code in running.finished().items():
         print(f"{time.strftime('%H:%M:%S')}  few-shot  {pathlib.Path(name).stem}", flush=True)
         if code:
           sys.exit(f"{name}: {pathlib.Path(name).with_suffix('.log').read_text()}")
       time.sleep(0.1)
-  return {
-    key: [json.loads(file.read_text())["evals"]["digits"]["figures"] for file in files] for key, files in found.items()
-  }
 
 
-def top1(found: dict, shots: int) -> float:
+def top1(figures: dict, shots: int) -> float:
   """Mean top-1 over draws."""
-  return found[f"ridge_{shots}shot"]
+  return figures[f"ridge_{shots}shot"]
 
 
-def cell(listed: list[Trial]) -> str:
+def cell(trials: list[Trial]) -> str:
   """Top-1 on test, mean ± standard deviation."""
-  return results.mean_and_spread([trial.figures["top1"] for trial in listed])
+  return results.mean_and_deviation([trial.figures["top1"] for trial in trials])
 
 
-def images_of(listed: list[Trial]) -> int:
+def seconds(trials: list[Trial]) -> str:
+  """Of training, on average."""
+  return f"{statistics.mean(trial.seconds for trial in trials):.0f}"
+
+
+def images_of(trials: list[Trial]) -> int:
   """Images that a run was trained on: from its log, so as it was."""
-  last = lines_of(listed[0])[-1]
-  return round(last["step"] * json.loads(listed[0].config)["batch"] / last["train/epoch"])
+  last = lines_of(trials[0])[-1]
+  return round(last["step"] * json.loads(trials[0].config)["batch"] / last["train/epoch"])
 
 
 def lines_of(trial: Trial) -> list[dict]:
-  """Lines of a run's log that have an epoch and a figure on val."""
-  found = {}
-  for line in (trial.workdir / "metrics.jsonl").read_text().splitlines():
-    told = json.loads(line)
-    found.setdefault(told["step"], {}).update(told)
-  return [line for line in found.values() if {"train/epoch", "val/top1"} <= line.keys()]
+  """Lines of a run's log, one a step, that have an epoch and a metric on val."""
+  steps = {}
+  for text in (trial.workdir / "metrics.jsonl").read_text().splitlines():
+    line = json.loads(text)
+    steps.setdefault(line["step"], {}).update(line)
+  return [line for line in steps.values() if {"train/epoch", "val/top1"} <= line.keys()]
 
 
-def picture(scratch, probed, tuned, best, images, path) -> None:
+def picture(scratch, probed, tuned, best, path) -> None:
   """Left: accuracy on val over the images seen in training. Right: on test by the number of different images."""
-  drawn = Figure(figsize=(11, 4.2), layout="constrained")
-  FigureCanvasAgg(drawn)
-  left, right = drawn.subplots(1, 2)
-  for colour, (name, title) in enumerate(MODELS.items()):
-    runs = [lines_of(trial) for trial in of(scratch, name)]
-    seen = [line["train/epoch"] * images for line in runs[0]]
-    curves = [[line["val/top1"] for line in run] for run in runs]
-    mean = [statistics.mean(values) for values in zip(*curves, strict=True)]
-    spread = [statistics.stdev(values) for values in zip(*curves, strict=True)]
-    left.plot(seen, mean, "o-", markersize=3, color=f"C{colour}", label=title)
-    low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
-    left.fill_between(seen, low, high, color=f"C{colour}", alpha=0.2)
-    dotted(right, [10 * k for k in SHOTS], [[top1(f, k) for f in probed[name, 32]] for k in SHOTS], f"C{colour}",
+  figure, images = Figure(figsize=(11, 4.2), layout="constrained"), images_of(scratch)
+  FigureCanvasAgg(figure)
+  left, right = figure.subplots(1, 2)
+  for number, (name, title) in enumerate(MODELS.items()):
+    colour, trials = f"C{number}", of(scratch, name)
+    curve(left, [lines_of(trial) for trial in trials], images, colour, title)
+    dotted(right, [10 * k for k in SHOTS], [[top1(f, k) for f in probed[name, 32]] for k in SHOTS], colour,
            f"{title}, frozen, few-shot")  # fmt: skip
-    ends = [trial.figures["top1"] for trial in of(scratch, name)]
-    dotted(right, [images], [ends], f"C{colour}", None, "s")
+    dotted(right, [images], [[trial.figures["top1"] for trial in trials]], colour, None, "s")
   dotted(right, [10 * k for k in SHOTS], [[top1(f, k) for f in probed[best, PIXELS[1]]] for k in SHOTS], "C3",
          f"{MODELS[best]}, the same at {PIXELS[1]} px")  # fmt: skip
   dotted(right, [images * 1.15], [[t.figures["top1"] for t in tuned]], "C3", f"fine-tuned at {PIXELS[1]} px", "D")
@@ -172,14 +176,24 @@ def picture(scratch, probed, tuned, best, images, path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower right")
   with files.replacing(path) as partial:
-    drawn.savefig(partial, format="png", dpi=110)
+    figure.savefig(partial, format="png", dpi=110)
 
 
-def dotted(axes, places, values, colour, label, marker="o") -> None:
+def curve(axes, runs: list[list[dict]], images: int, colour: str, label: str) -> None:
+  """Mean top-1 on val of runs over the images seen, in a band of one standard deviation."""
+  seen = [line["train/epoch"] * images for line in runs[0]]
+  steps = list(zip(*([line["val/top1"] for line in run] for run in runs), strict=True))
+  mean, deviation = [statistics.mean(values) for values in steps], [statistics.stdev(values) for values in steps]
+  axes.plot(seen, mean, "o-", markersize=3, color=colour, label=label)
+  low, high = ([m + sign * d for m, d in zip(mean, deviation, strict=True)] for sign in (-1, 1))
+  axes.fill_between(seen, low, high, color=colour, alpha=0.2)
+
+
+def dotted(axes, positions, values, colour, label, marker="o") -> None:
   """Means with bars of one standard deviation."""
-  means, spreads = zip(*((statistics.mean(v), statistics.stdev(v)) for v in values), strict=True)
+  means, deviations = zip(*((statistics.mean(v), statistics.stdev(v)) for v in values), strict=True)
   axes.errorbar(
-    places, means, spreads, fmt=f"{marker}-", color=colour, label=label, markersize=5, capsize=2, linewidth=1
+    positions, means, deviations, fmt=f"{marker}-", color=colour, label=label, markersize=5, capsize=2, linewidth=1
   )
 
 

@@ -69,13 +69,13 @@ def main() -> None:
   parser = argparse.ArgumentParser("python -m benchmarks.digits_picture", description=__doc__)
   parser.add_argument("--workdir", required=True, type=pathlib.Path)
   parser.add_argument("--out", required=True, type=pathlib.Path)
-  given = parser.parse_args()
+  args = parser.parse_args()
   runtime.start()
   figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), width_ratios=(1, 1.5), layout="constrained")
-  curves(left, given.workdir)
-  gallery(right, *predictions(given.workdir))
-  given.out.parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(given.out, dpi=110)
+  curves(left, args.workdir)
+  gallery(right, *predictions(args.workdir))
+  args.out.parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(args.out, dpi=110)
 
 
 if __name__ == "__main__":

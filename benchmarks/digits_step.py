@@ -99,7 +99,7 @@ def main() -> None:
   parser = argparse.ArgumentParser("python -m benchmarks.digits_step", description=__doc__)
   parser.add_argument("--rounds", type=int, default=20, help="timed steps of each")
   parser.add_argument("--json", help="also write the figures to this file")
-  given = parser.parse_args()
+  args = parser.parse_args()
   runtime.start()
   prepare("digits")
   ours, parameters, batch = jax_step()
@@ -107,7 +107,7 @@ def main() -> None:
   assert parameters == peer_parameters, "not the same model"
 
   seconds = {"vit_jax": [], "torch": []}
-  for timed in [False] * 3 + [True] * given.rounds:
+  for timed in [False] * 3 + [True] * args.rounds:
     for name, step in (("vit_jax", ours), ("torch", theirs)):
       start = time.perf_counter()
       step()
@@ -117,8 +117,8 @@ def main() -> None:
   figures["ratio"] = statistics.median(t / o for o, t in zip(seconds["vit_jax"], seconds["torch"], strict=True))
   for name, value in figures.items():
     print(f"{name:<28}{value:8.2f}")
-  if given.json:
-    with open(given.json, "w") as file:
+  if args.json:
+    with open(args.json, "w") as file:
       json.dump(figures, file, indent=2)
 
 

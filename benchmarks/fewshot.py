@@ -59,9 +59,9 @@ def peak(function) -> int:
   answer = context.Queue()
   process = context.Process(target=memory, args=(function, answer))
   process.start()
-  found = answer.get()
+  bytes_used = answer.get()
   process.join()
-  return found
+  return bytes_used
 
 
 def main() -> None:
@@ -69,9 +69,9 @@ def main() -> None:
   parser = argparse.ArgumentParser("python -m benchmarks.fewshot", allow_abbrev=False)
   parser.add_argument("--rounds", type=int, default=5)
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
-  given = parser.parse_args()
+  args = parser.parse_args()
   arrays, seconds, predicted = problem(), {ours: [], theirs: []}, {}
-  for _ in range(given.rounds):
+  for _ in range(args.rounds):
     for function, taken in seconds.items():
       began = time.perf_counter()
       predicted[function] = function(*arrays)
@@ -88,8 +88,8 @@ def main() -> None:
     f"{row['bytes'] / 2**30:.2f} GiB, scikit-learn {peer:.2f} s; ratio {row['ratio_to_sklearn']:.2f}; "
     f"{row['agreement']:.4%} of the predictions are the same"
   )
-  if given.json:
-    files.write_text(given.json, json.dumps(row, indent=2) + "\n")
+  if args.json:
+    files.write_text(args.json, json.dumps(row, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -202,33 +202,34 @@ def card(platform: str) -> jax.Device:
   return device
 
 
-def measure(model: str, given: argparse.Namespace) -> dict:
+def measure(model: str, args: argparse.Namespace) -> dict:
   """One row of the table, in this process."""
-  device = card(given.platform)
-  parts = build.build(run(model, given.attention, given.batch), [device], catalog.known_split)
+  cli.quiet()
+  device = card(args.platform)
+  parts = build.build(run(model, args.attention, args.batch), [device], catalog.known_split)
   random = np.random.default_rng(0)
-  images = random.integers(256, size=(given.batch, SIDE, SIDE, 3), dtype=np.uint8)
-  labels = random.integers(CLASSES, size=given.batch)
+  images = random.integers(256, size=(args.batch, SIDE, SIDE, 3), dtype=np.uint8)
+  labels = random.integers(CLASSES, size=args.batch)
   try:
     # torch first: it takes what it needs, XLA's allocator up to twice that where there is room.
-    peer = theirs(model, images, labels, "cpu" if given.platform == "cpu" else "cuda")
+    peer = theirs(model, images, labels, "cpu" if args.platform == "cpu" else "cuda")
     peer.steps(WARM)
     mine = ours(parts, images, labels)
     mine.steps(WARM)
     assert mine.parameters == peer.parameters, f"not the same model: {mine.parameters} and {peer.parameters} parameters"
-    rates = alternate({"ours": mine, "theirs": peer}, given)
+    rates = alternate({"ours": mine, "theirs": peer}, args)
   except (jax.errors.JaxRuntimeError, torch.OutOfMemoryError) as error:
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
       raise
     raise schema.ConfigError(
-      f"--batch: {given.batch} images of ViT-{model} do not fit on a {device.device_kind} for JAX and torch at once, "
-      f"which both keep their memory; take a smaller one, such as --batch={max(1, given.batch // 2)}"
+      f"--batch: {args.batch} images of ViT-{model} do not fit on a {device.device_kind} for JAX and torch at once, "
+      f"which both keep their memory; take a smaller one, such as --batch={max(1, args.batch // 2)}"
     ) from error
   peak = hardware.peak(device)
   mfu = {name: rate * parts.flops_per_image / peak if peak else None for name, rate in rates.items()}
   return {
     "model": model,
-    "batch": given.batch,
+    "batch": args.batch,
     "images_per_second": rates["ours"],
     "peer_images_per_second": rates["theirs"],
     "ratio": rates["ours"] / rates["theirs"],
@@ -236,20 +237,20 @@ def measure(model: str, given: argparse.Namespace) -> dict:
     "peer_mfu": mfu["theirs"],
     "device": device.device_kind,
     "peer": peer.name,
-    "ours": f"{mine.name}, attention {given.attention}",
+    "ours": f"{mine.name}, attention {args.attention}",
   }
 
 
-def alternate(sides: dict[str, Side], given: argparse.Namespace) -> dict[str, float]:
+def alternate(sides: dict[str, Side], args: argparse.Namespace) -> dict[str, float]:
   """Images a second of each side: the median of rounds in which each trains in turn."""
   seconds = {name: [] for name in sides}
-  for _ in range(given.rounds):
+  for _ in range(args.rounds):
     for name, side in sides.items():
       start = time.perf_counter()
-      loss = side.steps(given.steps)
+      loss = side.steps(args.steps)
       seconds[name].append(time.perf_counter() - start)
       assert math.isfinite(loss), f"{side.name}: loss {loss}"
-  return {name: given.batch * given.steps / statistics.median(times) for name, times in seconds.items()}
+  return {name: args.batch * args.steps / statistics.median(times) for name, times in seconds.items()}
 
 
 def line(row: dict) -> str:
@@ -274,16 +275,16 @@ def main() -> None:
   parser.add_argument("--steps", type=int, default=10, help="steps a round")
   parser.add_argument("--platform", choices=("gpu", "cpu"), default="gpu")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the rows to this file, as a list")
-  given = parser.parse_args()
-  models = given.models.split(",")
+  args = parser.parse_args()
+  models = args.models.split(",")
   for name in ("batch", "rounds", "steps"):
-    if getattr(given, name) < 1:
-      raise schema.ConfigError(f"--{name}: {getattr(given, name)}; allowed: 1 and more")
+    if getattr(args, name) < 1:
+      raise schema.ConfigError(f"--{name}: {getattr(args, name)}; allowed: 1 and more")
   for model in models:
-    run(model, given.attention, given.batch)  # a mistake shows before the first model is measured
+    run(model, args.attention, args.batch)  # a mistake shows before the first model is measured
 
   # Read by JAX in the processes below: it takes memory as needed, but may have nearly all of it.
-  os.environ["JAX_PLATFORMS"] = "cpu" if given.platform == "cpu" else "cuda,cpu"
+  os.environ["JAX_PLATFORMS"] = "cpu" if args.platform == "cpu" else "cuda,cpu"
   os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
   os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
   rows = []
@@ -291,10 +292,10 @@ def main() -> None:
   spawn = multiprocessing.get_context("spawn")
   with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as processes:
     for model in models:
-      rows.append(processes.submit(measure, model, given).result())
+      rows.append(processes.submit(measure, model, args).result())
       print(line(rows[-1]), flush=True)
-      if given.json:
-        files.write_text(given.json, json.dumps(rows, indent=2) + "\n")
+      if args.json:
+        files.write_text(args.json, json.dumps(rows, indent=2) + "\n")
 
 
 if __name__ == "__main__":

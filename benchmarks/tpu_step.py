@@ -36,36 +36,36 @@ def run(model: str, attention: str, images: int, fsdp: bool, **arguments) -> con
   )
 
 
-def measure(model: str, attention: str, given: argparse.Namespace, schedules: pathlib.Path) -> dict:
+def measure(model: str, attention: str, args: argparse.Namespace, schedules: pathlib.Path) -> dict:
   """One row of the table, of ours."""
-  slice_ = hardware.topology(given.topology)
-  images = given.images * len(estimate.devices(slice_))
-  chosen = run(model, attention, images, given.fsdp, scan=given.scan, remat=given.remat)
-  found = estimate.of(chosen, slice_, schedules)
-  links = found.shares.get("links", 0.0)
+  slice_ = hardware.topology(args.topology)
+  images = args.images * len(estimate.devices(slice_))
+  chosen = run(model, attention, images, args.fsdp, scan=args.scan, remat=args.remat)
+  plan = estimate.make_plan(chosen, slice_, schedules)
+  links = plan.shares.get("links", 0.0)
   return {
     "model": model,
     "topology": slice_.name,
     "attention": attention,
-    "mesh": found.mesh,
-    "images": given.images,
-    "scan": given.scan,
-    "remat": given.remat,
-    "problem": found.problem,
-    "step_seconds": found.step_seconds - links,
-    "method": found.method,
+    "mesh": plan.mesh,
+    "images": args.images,
+    "scan": args.scan,
+    "remat": args.remat,
+    "problem": plan.problem,
+    "step_seconds": plan.step_seconds - links,
+    "method": plan.method,
     "links_seconds": links,
-    "flops": found.flops,
-    "bytes": found.bytes,
-    "hbm_bytes": found.hbm_bytes,
-    "compile_seconds": found.compile_seconds,
+    "flops": plan.flops,
+    "bytes": plan.bytes,
+    "hbm_bytes": plan.hbm_bytes,
+    "compile_seconds": plan.compile_seconds,
   }
 
 
-def measure_peer(model: str, given: argparse.Namespace) -> float:
+def measure_peer(model: str, args: argparse.Namespace) -> float:
   """Seconds of big_vision's step, whose attention is XLA's and whose parameters are on every device."""
-  slice_ = hardware.topology(given.topology)
-  compiled = big_vision.compile_step(model, estimate.devices(slice_), given.images)
+  slice_ = hardware.topology(args.topology)
+  compiled = big_vision.compile_step(model, estimate.devices(slice_), args.images)
   return hlo.read(compiled.as_text()).cycles / slice_.chip.clock
 
 
@@ -80,22 +80,22 @@ def main() -> None:
   parser.add_argument("--scan", action="store_true", help="one compiled layer")
   parser.add_argument("--remat", default="none", help="what is computed again in the backward pass, as in the configs")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
-  given = parser.parse_args()
+  args = parser.parse_args()
   rows = []
-  with estimate.compiler(kernels="fused" in given.attention) as schedules:
-    for model in given.models.split(","):
-      compared = model in big_vision.SIZES and (given.images, given.scan) == (32, False)
-      peer = measure_peer(model, given) if compared else None
+  with estimate.compiler(kernels="fused" in args.attention) as schedules:
+    for model in args.models.split(","):
+      compared = model in big_vision.SIZES and (args.images, args.scan) == (32, False)
+      peer = measure_peer(model, args) if compared else None
       if peer:
         print(f"{model:<6}big_vision       {peer * 1e3:7.1f} ms a step", flush=True)
-      for attention in given.attention.split(","):
-        row = measure(model, attention, given, schedules)
+      for attention in args.attention.split(","):
+        row = measure(model, attention, args, schedules)
         ratio = row["step_seconds"] / peer if peer and not row["problem"] else None
         rows.append(row | {"big_vision_seconds": peer, "ratio_to_big_vision": ratio})
         print(line(rows[-1]), flush=True)
         jax.clear_caches()
-        if given.json:
-          files.write_text(given.json, json.dumps(rows, indent=2) + "\n")
+        if args.json:
+          files.write_text(args.json, json.dumps(rows, indent=2) + "\n")
 
 
 def line(row: dict) -> str:

@@ -43,8 +43,8 @@ def test_cpu_devices_share_the_machine():
   ],
 )
 def test_a_slice_by_any_of_its_names(text, name, rented, cores, chips, hosts):
-  found = hardware.topology(text)
-  assert (found.name, found.rented, found.cores, found.chips, found.hosts) == (name, rented, cores, chips, hosts)
+  slice_ = hardware.topology(text)
+  assert (slice_.name, slice_.rented, slice_.cores, slice_.chips, slice_.hosts) == (name, rented, cores, chips, hosts)
 
 
 @pytest.mark.parametrize(

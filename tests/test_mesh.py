@@ -55,10 +55,10 @@ def test_parameters_are_split_by_the_row_of_their_path():
     "b/kernel": jax.ShapeDtypeStruct((12, 5, 6), np.float32),  # scanned; 5 is odd
     "bias": jax.ShapeDtypeStruct((4,), np.float32),
   }
-  found = mesh.parameters(TABLE, shapes, grid(data=2, fsdp=2, tensor=2))
-  specs = {path: sharding.spec for path, sharding in found.items()}
+  shardings = mesh.parameters(TABLE, shapes, grid(data=2, fsdp=2, tensor=2))
+  specs = {path: sharding.spec for path, sharding in shardings.items()}
   assert specs == {"a/kernel": P("fsdp", "tensor"), "b/kernel": P(None, None, "tensor"), "bias": P(None)}
-  assert mesh.bytes_per_device({"a/kernel": shapes["a/kernel"]}, {"a/kernel": found["a/kernel"]}) == 4 * 6 * 4 // 4
+  assert mesh.bytes_per_device({"a/kernel": shapes["a/kernel"]}, {"a/kernel": shardings["a/kernel"]}) == 4 * 6 * 4 // 4
 
 
 @pytest.mark.parametrize("path", ["c/kernel", "a/bias/bias"])
@@ -109,8 +109,10 @@ def test_an_average_is_split_where_nothing_else_is():
   }
   shapes = {path: jax.ShapeDtypeStruct(shape, np.float32) for path, shape in shapes.items()}
   whole = dict.fromkeys(shapes, mesh.replicated(grid()))
-  found = {path: place.shard_shape(shapes[path].shape) for path, place in mesh.averages(shapes, whole, grid()).items()}
-  assert found == {
+  shardings = {
+    path: place.shard_shape(shapes[path].shape) for path, place in mesh.averages(shapes, whole, grid()).items()
+  }
+  assert shardings == {
     "mlp/kernel": (32, 512),
     "query/kernel": (256, 3, 2),
     "out/kernel": (3, 2, 256),

@@ -42,30 +42,30 @@ def rows(predictions, chosen):
 
 def classification(true, guess):
   """Precision, recall and F1 as scikit-learn averages them."""
-  found = {}
+  averages = {}
   for average in ("weighted", "macro"):
     values = sklearn.metrics.precision_recall_fscore_support(true, guess, average=average, zero_division=0)
-    found |= {f"{name}_{average}": value for name, value in zip(("precision", "recall", "f1"), values, strict=False)}
-  return found
+    averages |= {f"{name}_{average}": value for name, value in zip(("precision", "recall", "f1"), values, strict=False)}
+  return averages
 
 
 def indicators(sets, classes):
   """[N, V] of 0 and 1 from the classes of each image."""
-  found = np.zeros((len(sets), classes), int)
-  for row, members in zip(found, sets, strict=True):
+  matrix = np.zeros((len(sets), classes), int)
+  for row, members in zip(matrix, sets, strict=True):
     row[list(members)] = 1
-  return found
+  return matrix
 
 
 def calibration_error(right, confidence):
   """Guo et al. 2017, eq. 3, bin by bin."""
-  found = 0.0
+  error = 0.0
   for i in range(15):
     held = [j for j, c in enumerate(confidence.tolist()) if i / 15 < c <= (i + 1) / 15]
     if held:
       accuracy, mean = np.mean([right[j] for j in held]), np.mean([float(confidence[j]) for j in held])
-      found += len(held) / len(right) * abs(accuracy - mean)
-  return found
+      error += len(held) / len(right) * abs(accuracy - mean)
+  return error
 
 
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
@@ -160,8 +160,8 @@ def test_a_confidence_at_an_edge_belongs_to_the_bin_below(edge):
 @pytest.mark.parametrize("most", [None, 3])
 def test_without_images_every_figure_is_nought(most):
   nothing = rows(drawn(0, 5, 10, 10, most), np.arange(0))
-  found = metrics.measure(nothing, 10)
-  assert set(found.values()) == {0}
+  measured = metrics.measure(nothing, 10)
+  assert set(measured.values()) == {0}
   bounds = metrics.intervals(nothing, 10, resamples=3)
   assert set(bounds.values()) == {(0, 0)}
   assert not metrics.confusion(drawn(0, 5, 4, 4)._replace(label=np.full(5, -1)), 4).any()
@@ -169,9 +169,9 @@ def test_without_images_every_figure_is_nought(most):
 
 @pytest.mark.filterwarnings("error")
 def test_without_labels_the_figures_are_numbers():
-  found = metrics.measure(drawn(0, 5, 10, 10, 3)._replace(label=np.full((5, 3), -1)), 10)
-  assert all(math.isfinite(value) for value in found.values())
-  assert found["top1"] == found["mean_per_class"] == found["average_precision"] == 0
+  measured = metrics.measure(drawn(0, 5, 10, 10, 3)._replace(label=np.full((5, 3), -1)), 10)
+  assert all(math.isfinite(value) for value in measured.values())
+  assert measured["top1"] == measured["mean_per_class"] == measured["average_precision"] == 0
 
 
 @pytest.mark.filterwarnings("error")
@@ -181,9 +181,9 @@ def test_intervals_equal_a_bootstrap_that_repeats_images(seed, most):
   predictions = drawn(seed, 90, 12, 8, most)
   draw = np.random.default_rng(seed)
   again = [metrics.measure(rows(predictions, draw.integers(0, 90, 90)), 12) for _ in range(40)]
-  found = metrics.intervals(predictions, 12, resamples=40, seed=seed)
-  assert found.keys() == again[0].keys() - {"images", "average_precision"}
-  for name, bounds in found.items():
+  bounds_of = metrics.intervals(predictions, 12, resamples=40, seed=seed)
+  assert bounds_of.keys() == again[0].keys() - {"images", "average_precision"}
+  for name, bounds in bounds_of.items():
     values = sorted(figure[name] for figure in again)
     for bound, share in zip(bounds, (0.025, 0.975), strict=True):
       below, part = divmod(share * 39, 1)  # between two of the 40, in proportion
@@ -224,19 +224,19 @@ def test_an_infinite_loss_spoils_no_other_interval():
   predictions = drawn(0, 60, 5, 5)
   expected = metrics.intervals(predictions, 5, 20)
   predictions.loss[3] = np.inf
-  found = metrics.intervals(predictions, 5, 20)
-  assert math.isnan(found.pop("loss")[1])
-  assert found == {name: bounds for name, bounds in expected.items() if name != "loss"}
+  bounds = metrics.intervals(predictions, 5, 20)
+  assert math.isnan(bounds.pop("loss")[1])
+  assert bounds == {name: bounds for name, bounds in expected.items() if name != "loss"}
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("images", "classes", "present"), SHAPES)
 def test_confusion_equals_scikit_learn(seed, images, classes, present):
   predictions = drawn(seed, images, classes, present)
-  found = metrics.confusion(predictions, classes)
+  matrix = metrics.confusion(predictions, classes)
   expected = sklearn.metrics.confusion_matrix(predictions.label, predictions.best[:, 0], labels=np.arange(classes))
-  np.testing.assert_array_equal(found, expected)
-  assert found.dtype == np.int64
+  np.testing.assert_array_equal(matrix, expected)
+  assert matrix.dtype == np.int64
 
 
 def test_small_integers_do_not_overflow_in_a_confusion_matrix():
@@ -253,20 +253,20 @@ def test_several_labels_have_no_confusion_matrix():
 def from_csv(path):
   """Predictions and ids from the CSV alone."""
   with open(path, newline="", encoding="utf-8") as file:
-    found = list(csv.DictReader(file))
-  labels = [[int(label) for label in row["label"].split()] for row in found]
+    lines = list(csv.DictReader(file))
+  labels = [[int(label) for label in row["label"].split()] for row in lines]
   most = max(map(len, labels))
   label = np.array([row + [-1] * (most - len(row)) for row in labels])
-  names = [name for name in found[0] if name.startswith("logit_")]
+  names = [name for name in lines[0] if name.startswith("logit_")]
   predictions = metrics.Predictions(
-    position=np.arange(len(found)),
+    position=np.arange(len(lines)),
     label=label if most > 1 else label[:, 0],
-    best=np.array([[int(row[name]) for name in row if name.startswith("top")] for row in found]),
-    confidence=np.array([row["confidence"] for row in found]).astype(np.float32),
-    loss=np.array([row["loss"] for row in found]).astype(np.float32),
-    logits=np.array([[row[name] for name in names] for row in found]).astype(np.float32) if names else None,
+    best=np.array([[int(row[name]) for name in row if name.startswith("top")] for row in lines]),
+    confidence=np.array([row["confidence"] for row in lines]).astype(np.float32),
+    loss=np.array([row["loss"] for row in lines]).astype(np.float32),
+    logits=np.array([[row[name] for name in names] for row in lines]).astype(np.float32) if names else None,
   )
-  return predictions, [row["id"] for row in found]
+  return predictions, [row["id"] for row in lines]
 
 
 @pytest.mark.parametrize("logits", ["logits", None])
@@ -276,14 +276,14 @@ def test_every_figure_can_be_found_again_from_the_csv_alone(tmp_path, most, logi
   predictions = predictions._replace(logits=predictions.logits * np.float32(np.pi) if logits else None)
   ids = [f'image "{i}", ü\n' for i in range(40)]
   metrics.write(predictions, ids, tmp_path / "a.csv")
-  found, names = from_csv(tmp_path / "a.csv")
+  again, names = from_csv(tmp_path / "a.csv")
   assert names == ids
   for name in ("best", "confidence", "loss", "logits"):
-    np.testing.assert_array_equal(getattr(found, name), getattr(predictions, name))
-  assert metrics.measure(found, 8) == metrics.measure(predictions, 8)
-  assert metrics.intervals(found, 8, 10) == metrics.intervals(predictions, 8, 10)
+    np.testing.assert_array_equal(getattr(again, name), getattr(predictions, name))
+  assert metrics.measure(again, 8) == metrics.measure(predictions, 8)
+  assert metrics.intervals(again, 8, 10) == metrics.intervals(predictions, 8, 10)
   if most is None:
-    np.testing.assert_array_equal(metrics.confusion(found, 8), metrics.confusion(predictions, 8))
+    np.testing.assert_array_equal(metrics.confusion(again, 8), metrics.confusion(predictions, 8))
 
 
 def test_the_csv_keeps_every_float32(tmp_path):
@@ -327,10 +327,10 @@ def test_the_npz_gives_back_every_array(tmp_path, most, logits):
   ids = [f"{i}/ü" for i in range(40)]
   metrics.write(predictions, ids, tmp_path / "a.npz")
   with np.load(tmp_path / "a.npz", allow_pickle=False) as file:
-    found = dict(file)
-  assert list(found) == ["id", "label", "best", "confidence", "loss"] + ["logits"] * bool(logits)
-  assert found.pop("id").tolist() == ids
-  for name, value in found.items():
+    arrays = dict(file)
+  assert list(arrays) == ["id", "label", "best", "confidence", "loss"] + ["logits"] * bool(logits)
+  assert arrays.pop("id").tolist() == ids
+  for name, value in arrays.items():
     np.testing.assert_array_equal(value, getattr(predictions, name), strict=True)
 
 

@@ -1,4 +1,4 @@
-"""Pictures are whole PNG files of the documented size that show what they should, whatever the classes are called."""
+"""The picture of a confusion matrix is a whole PNG file, readable, right, and drawn whatever the classes are called."""
 
 import cv2
 import numpy as np
@@ -68,7 +68,7 @@ def test_no_class_name_breaks_a_picture(tmp_path):
   ],
 )
 def test_names_are_cut_to_one_line_of_24_characters(name, short):
-  assert pictures._short(name) == short
+  assert pictures.shortened(name) == short
 
 
 @pytest.mark.filterwarnings("error")
@@ -81,7 +81,7 @@ def test_no_images_make_an_empty_picture(tmp_path):
 def test_cells_say_per_cent(share, text):
   axes = pictures.Figure().add_subplot()
   pictures._number(axes, np.array([[share, 0.0]]))
-  assert [found.get_text() for found in axes.texts] == [text]
+  assert [cell.get_text() for cell in axes.texts] == [text]
 
 
 def test_drawing_leaves_nothing_behind_and_needs_no_display(tmp_path, monkeypatch):
@@ -113,24 +113,3 @@ def test_what_is_cut_short_leaves_the_old_picture(tmp_path, monkeypatch):
 def test_a_path_that_cannot_be_written_is_refused(tmp_path, name, message):
   with pytest.raises(ConfigError, match=message):
     pictures.confusion(matrix_of(3), ["a", "b", "c"], tmp_path / name)
-
-
-def test_effects_are_shares_of_the_variance_counted_by_hand(tmp_path, monkeypatch):
-  rows = [
-    ({"lr": lr, "model": model, "seed": seed}, lr + 0.01 * seed) for lr in (1, 2) for model in "ab" for seed in (0, 1)
-  ]
-  values = np.array([value for _, value in rows])
-  by_lr = [values[:4].mean(), values[4:].mean()]
-  expected = sum(4 * (mean - values.mean()) ** 2 for mean in by_lr) / np.sum((values - values.mean()) ** 2)
-  assert pictures._explained(rows, "lr") == pytest.approx(expected)
-  assert pictures._explained(rows, "model") == pytest.approx(0, abs=1e-12)
-  assert pictures._explained([({"lr": 1}, 0.5)], "lr") == 0
-
-
-@pytest.mark.parametrize("values", [(1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0, 1e3), ("a $x$", "é" * 60, None), (1,)])
-def test_effects_of_numbers_names_and_gaps_are_drawn(tmp_path, values):
-  rows = [({} if value is None else {"key": value, "seed": 0}, 0.1 * i) for i, value in enumerate(values)]
-  pictures.effects(rows, ["key", "seed"], "val/top1", tmp_path / "it.png")
-  drawn = cv2.imread(str(tmp_path / "it.png"))
-  assert drawn.shape[0] == 4 * pictures.DPI
-  assert drawn.std() > 5

@@ -76,9 +76,9 @@ class Slice(NamedTuple):
   @property
   def rented(self) -> str:
     """The name under which Cloud TPU rents it: v3-32."""
-    word = "v5litepod" if self.generation == "v5e" else self.generation
-    count = f"{word}-{math.prod(self.grid) * GENERATIONS[self.generation].cores}"
-    return f"{self.slices}x{count}" if self.slices > 1 else count
+    generation = "v5litepod" if self.generation == "v5e" else self.generation
+    name = f"{generation}-{math.prod(self.grid) * GENERATIONS[self.generation].cores}"
+    return f"{self.slices}x{name}" if self.slices > 1 else name
 
   @property
   def chip(self) -> Chip:
@@ -119,21 +119,21 @@ _NAME = re.compile(r"(?:(\d+)x)?(v\d[a-z]*)([:-])(.+)")
 
 
 def topology(text: str) -> Slice:
-  """The slice of a name: "v3-32", "v3:4x4", "v5litepod-16"; "2xv5e-256" for two slices. ValueError for any other."""
+  """The slice of a name: "v3-32", "v3:4x4", "v5litepod-16"; "2xv5e-256" for two. ValueError for any other."""
   match = _NAME.fullmatch(text.strip())
   generation = match and match[2].replace("v5litepod", "v5e")
   colon = bool(match) and match[3] == ":"
   names = {}
   for known in [generation] if generation in GENERATIONS else GENERATIONS:
     names |= {s.name if colon else f"{known}-{s.rented.rpartition('-')[2]}": s for s in rentable(known)}
-  found = match and names.get(f"{generation}{match[3]}{match[4]}")
-  if not found or match[1] == "0":
+  slice_ = match and names.get(f"{generation}{match[3]}{match[4]}")
+  if not slice_ or match[1] == "0":
     near = difflib.get_close_matches(text, names, 1, 0.5)
     raise ValueError(
       f"{text!r} is not a TPU slice." + (f" Did you mean {near[0]!r}?" if near else "") + " Write one such as v3-32, "
       f"v3:4x4, or 2xv5e-256 for two. Allowed: {', '.join(names)}"
     )
-  return found._replace(slices=int(match[1] or 1))
+  return slice_._replace(slices=int(match[1] or 1))
 
 
 def peak(device) -> float | None:

@@ -24,7 +24,7 @@ Table = Sequence[tuple[str, tuple[str | None, ...]]]
 
 
 def sizes(wanted: config.Mesh, devices: int) -> tuple[int, ...]:
-  """Sizes of `AXES` over so many devices, -1 resolved."""
+  """Sizes of `AXES` over a number of devices, -1 resolved; ConfigError unless they multiply to it."""
   shape = [getattr(wanted, axis) for axis in AXES]
   text = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True))
   if 0 in shape or min(shape) < -1 or shape.count(-1) > 1:
@@ -40,7 +40,10 @@ def sizes(wanted: config.Mesh, devices: int) -> tuple[int, ...]:
 
 
 def make(wanted: config.Mesh, devices: Sequence[jax.Device]) -> Mesh:
-  """Mesh over the devices. Axes are Auto: XLA places the collectives, we place the arrays."""
+  """Mesh over the devices; ConfigError for sizes that do not fit them or that cross slices.
+
+  Axes are Auto: XLA places the collectives, we place the arrays.
+  """
   shape = sizes(wanted, len(devices))
   types = (AxisType.Auto,) * len(AXES)
   slices = len({getattr(device, "slice_index", 0) for device in devices})
@@ -80,13 +83,16 @@ def batch_shards(mesh) -> int:
 def per_device(mesh, function: Callable) -> Callable:
   """The function of global arrays that runs `function` on each device's part: for kernels that XLA cannot split.
 
-  [B, N, F] is split by rows and, over `tensor`, by features; [F] by features. Other ranks have no part here.
+  Args:
+    mesh: of the devices.
+    function: of arrays [B, N, F], split by rows and, over `tensor`, by features, and [F], split by features; it
+      returns one [B, N, F]. Arrays of other ranks are a KeyError.
   """
   parts = {3: PartitionSpec(BATCH, None, "tensor"), 1: PartitionSpec("tensor")}
 
   def split(*arrays):
-    given = tuple(parts[array.ndim] for array in arrays)
-    return jax.shard_map(function, mesh=mesh, in_specs=given, out_specs=parts[3], check_vma=False)(*arrays)
+    specs = tuple(parts[array.ndim] for array in arrays)
+    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=parts[3], check_vma=False)(*arrays)
 
   return split
 
@@ -95,7 +101,8 @@ def parameters(table: Table, shapes: Mapping[str, jax.ShapeDtypeStruct], mesh) -
   """Sharding of every parameter, by the one row of `table` whose pattern matches its whole path.
 
   A row gives an axis per dimension of one layer; a stack of scanned layers has one dimension more, in front, that is
-  never split. A dimension that its axis does not divide stays whole.
+  never split. A dimension that its axis does not divide stays whole. ValueError for a path that no row or several
+  match, or whose row has another rank.
   """
   return {path: NamedSharding(mesh, _spec(table, path, leaf.shape, mesh)) for path, leaf in shapes.items()}
 
@@ -113,10 +120,11 @@ def _spec(table, path, shape, mesh):
 
 
 def gather(table: Table, mesh, dtype) -> Callable:
-  """(path, parameter of one layer) -> the same in `dtype`, gathered over `fsdp`; others as they are.
+  """The function (path, parameter of one layer) -> the parameter in `dtype`, gathered over `fsdp`.
 
-  It is gathered as a matrix of the split dimension and all others: so [D, H, K], whose layout on a TPU depends on its
-  last sizes, gets that of the whole array. In that of a share every product with it takes up to twice as long.
+  A parameter that `fsdp` does not split is returned as it is. Others are gathered as a matrix of the split dimension
+  and all others: so [D, H, K], whose layout on a TPU depends on its last sizes, gets that of the whole array. In that
+  of a share every product with it takes up to twice as long.
   """
 
   def whole(path, array):
@@ -146,7 +154,7 @@ def averages(shapes: Mapping[str, jax.ShapeDtypeStruct], shardings: Mapping[str,
   has the 128 lanes (of [D, H, K], D has): then the layout of the share is that of the whole, and nothing is copied.
   """
 
-  def place(shape, sharding):
+  def split(shape, sharding):
     axes = [axis if axis and mesh.shape[axis] > 1 else None for axis in sharding.spec]
     axes += [None] * (len(shape) - len(axes))
     row = len(shape) - (2 if shape and shape[-1] >= LANES else 1)
@@ -155,20 +163,20 @@ def averages(shapes: Mapping[str, jax.ShapeDtypeStruct], shardings: Mapping[str,
     axes[row] = "data"
     return NamedSharding(mesh, PartitionSpec(*axes))
 
-  return {path: place(leaf.shape, shardings[path]) for path, leaf in shapes.items()}
+  return {path: split(leaf.shape, shardings[path]) for path, leaf in shapes.items()}
 
 
 def optimizer(transformation: optax.GradientTransformation, params, shardings, mesh):
   """Shardings of the optimizer state: like the parameter where the shape is the same, else whole on every device."""
 
-  def place(leaf, param, sharding):
+  def sharding_of(leaf, param, sharding):
     if isinstance(leaf, optax.MaskedNode):  # a frozen parameter, which has no state
       return leaf
     return sharding if leaf.shape == param.shape else replicated(mesh)
 
   return optax.tree_utils.tree_map_params(
     transformation,
-    place,
+    sharding_of,
     jax.eval_shape(transformation.init, params),
     params,
     shardings,
@@ -184,7 +192,14 @@ def local_rows(sharding: NamedSharding, rows: int) -> np.ndarray:
 
 
 def global_array(local: np.ndarray, rows: np.ndarray, total: int, sharding: NamedSharding) -> jax.Array:
-  """The global [total, ...] array whose `rows` are `local`; every process brings the rows of its devices."""
+  """The global array [total, ...] of which each process has the rows of its devices.
+
+  Args:
+    local: this process's rows, [len(rows), ...].
+    rows: their sorted numbers, those of `local_rows`.
+    total: rows of the global array.
+    sharding: by rows.
+  """
 
   def piece(index):
     wanted = np.arange(total)[index[0]]
@@ -201,5 +216,8 @@ def place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 def bytes_per_device(shapes, shardings) -> int:
   """Bytes that a pytree of shapes takes on one device under its shardings."""
-  sizes = jax.tree.map(lambda s, where: math.prod(where.shard_shape(s.shape)) * s.dtype.itemsize, shapes, shardings)
-  return sum(jax.tree.leaves(sizes))
+
+  def size(leaf, sharding):
+    return math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+  return sum(jax.tree.leaves(jax.tree.map(size, shapes, shardings)))

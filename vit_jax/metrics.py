@@ -1,4 +1,4 @@
-"""Classification figures from the predictions of a split, each image once.
+"""Classification metrics from the predictions of a split, each image once; predictions and confusion matrices as files.
 
 Shapes: N images, K labels an image, V classes.
 """
@@ -28,7 +28,7 @@ class Predictions(NamedTuple):
 
 
 class _Images(NamedTuple):
-  """What the figures need of the images, found once for any number of weightings."""
+  """What metrics need of the images, prepared once for any number of weightings."""
 
   classes: int
   owner: np.ndarray  # image of each label; a label that an image has twice is there once
@@ -42,40 +42,48 @@ class _Images(NamedTuple):
 
 
 def measure(predictions: Predictions, classes: int) -> dict[str, float]:
-  """Figures of all images: those of `_figures`, average precision where it is defined, and the number of images.
+  """Metrics of all images by name: those of `_metrics`, average precision where it is defined, the number of images.
 
   `average_precision` is the mean over classes that occur of scikit-learn's `average_precision_score`, for images that
-  may have several labels, if their logits are there. Without images every figure is 0.
+  may have several labels, if their logits are there. Without images every metric is 0.
   """
   images = _images(predictions, classes)
-  figures = _figures(images, np.ones(len(images.guess)))
+  metrics = _metrics(images, np.ones(len(images.guess)))
   if predictions.label.ndim == 2 and predictions.logits is not None:
-    figures["average_precision"] = _average_precision(images, predictions.logits)
-  return figures | {"images": len(images.guess)}
+    metrics["average_precision"] = _average_precision(images, predictions.logits)
+  return metrics | {"images": len(images.guess)}
 
 
 def intervals(
   predictions: Predictions, classes: int, resamples: int = 1000, seed: int = 0
 ) -> dict[str, tuple[float, float]]:
-  """95 % interval of each figure by the percentile bootstrap over images (Efron and Tibshirani 1993, chapter 13).
+  """95 % interval of each metric by the percentile bootstrap over images (Efron and Tibshirani 1993, chapter 13).
 
-  Not of `images`, which is given, nor of `average_precision`, which would sort every class `resamples` times. Where
-  classes have few images, a resample repeats some and misses others, which moves averages over classes as a whole: at
-  1,000 classes of 5 images a precision_weighted of 0.792 had the interval 0.801 to 0.823. top1, top5 and loss are
-  means over images, and free of that.
+  Not of `images`, which does not vary, nor of `average_precision`, which would sort every class `resamples` times.
+  Where classes have few images, a resample repeats some and misses others, which moves averages over classes as a
+  whole: at 1,000 classes of 5 images a precision_weighted of 0.792 had the interval 0.801 to 0.823. top1, top5 and loss
+  are means over images, and free of that.
+
+  Args:
+    predictions: of N images.
+    classes: how many there are.
+    resamples: how often N images are drawn with replacement; 1 or more.
+    seed: of the draws.
+
+  Returns {metric: (low, high)}.
   """
   assert resamples > 0, resamples
   images, draw = _images(predictions, classes), np.random.default_rng(seed)
   count = len(images.guess)
-  found: dict[str, list[float]] = {}
+  resampled: dict[str, list[float]] = {}
   # An infinite loss leaves no interval of the loss (NaN): that is an answer, not a warning.
   with np.errstate(invalid="ignore"):
     for _ in range(resamples):
       # How often each image is drawn is multinomial; counting draws takes a quarter of N binomials' time.
       weights = np.bincount(draw.integers(0, max(count, 1), count), minlength=count).astype(np.float64)
-      for name, value in _figures(images, weights).items():
-        found.setdefault(name, []).append(value)
-    return {name: tuple(np.percentile(values, [2.5, 97.5]).tolist()) for name, values in found.items()}
+      for name, value in _metrics(images, weights).items():
+        resampled.setdefault(name, []).append(value)
+    return {name: tuple(np.percentile(values, [2.5, 97.5]).tolist()) for name, values in resampled.items()}
 
 
 def confusion(predictions: Predictions, classes: int) -> np.ndarray:
@@ -95,7 +103,7 @@ def confusion(predictions: Predictions, classes: int) -> np.ndarray:
 
 
 def _images(predictions: Predictions, classes: int) -> _Images:
-  """Sorts out labels and hits, whatever weights come after."""
+  """Labels without repetitions and hits, which no weights change."""
   labels = np.sort(predictions.label if predictions.label.ndim == 2 else predictions.label[:, None], axis=1)
   labels[:, 1:][labels[:, 1:] == labels[:, :-1]] = -1  # a label counts once
   assert labels.max(initial=-1) < classes, (labels.max(), classes)
@@ -117,8 +125,8 @@ def _images(predictions: Predictions, classes: int) -> _Images:
   )
 
 
-def _figures(images: _Images, weights: np.ndarray) -> dict[str, float]:
-  """Figures of images that count `weights` [N] times each, whole numbers.
+def _metrics(images: _Images, weights: np.ndarray) -> dict[str, float]:
+  """Metrics of images that count `weights` [N] times each, whole numbers.
 
   top1, top5: share whose best class, or any of the best five, is a label; loss: mean. mean_per_class: scikit-learn's
   `balanced_accuracy_score`, mean recall of the classes that occur as a label. Precision, recall and F1, averaged over
@@ -137,13 +145,13 @@ def _figures(images: _Images, weights: np.ndarray) -> dict[str, float]:
     "f1": 2 * right / (guessed + true),
   }
   total = max(weights.sum(), 1)
-  figures = {name: float(np.sum(weights * getattr(images, name)) / total) for name in ("top1", "top5", "loss")}
-  figures["mean_per_class"] = _mean(per_class["recall"][true > 0])
+  metrics = {name: float(np.sum(weights * getattr(images, name)) / total) for name in ("top1", "top5", "loss")}
+  metrics["mean_per_class"] = _mean(per_class["recall"][true > 0])
   for name, values in per_class.items():
-    figures[f"{name}_weighted"] = float(np.sum(values * true) / max(true.sum(), 1))
-    figures[f"{name}_macro"] = _mean(values)
+    metrics[f"{name}_weighted"] = float(np.sum(values * true) / max(true.sum(), 1))
+    metrics[f"{name}_macro"] = _mean(values)
   gaps = np.bincount(images.bin, weights * images.gap, BINS)
-  return figures | {"calibration_error": float(np.abs(gaps).sum() / total)}
+  return metrics | {"calibration_error": float(np.abs(gaps).sum() / total)}
 
 
 def _mean(values):
@@ -158,7 +166,7 @@ def _average_precision(images: _Images, logits: np.ndarray) -> float:
   """
   own = np.argsort(images.label, kind="stable")
   parts = np.split(images.owner[own], np.cumsum(np.bincount(images.label, minlength=images.classes))[:-1])
-  found = []
+  precisions = []
   for start in range(0, images.classes, 64):
     # Columns are copied 64 at a time: one by one, each would read all of the logits from memory.
     block = np.ascontiguousarray(logits[:, start : start + 64].T)
@@ -168,17 +176,22 @@ def _average_precision(images: _Images, logits: np.ndarray) -> float:
       scores, everyone = np.sort(column[owners]), np.sort(column)
       right = len(scores) - np.searchsorted(scores, scores)
       # NaN sorts last, and would pass for the highest.
-      found.append(
+      precisions.append(
         np.nan if np.isnan(everyone[-1]) else np.mean(right / (len(column) - np.searchsorted(everyone, scores)))
       )
-  return _mean(np.array(found))
+  return _mean(np.array(precisions))
 
 
 def write(predictions: Predictions, ids: Sequence[str], path: pathlib.Path) -> None:
-  """One row an image, in the order of the predictions, as .csv or .npz.
+  """Writes one row an image, in the order of the predictions, as .csv or .npz.
 
-  CSV: id, label (several by a space), top1 to topk, confidence, loss and, where they are there, logit_0 to
+  CSV: id, label (several with a space between), top1 to topk, confidence, loss and, where they are there, logit_0 to
   logit_{V-1}. NPZ: arrays id, label, best, confidence, loss and logits. Both give back every float32 exactly.
+
+  Args:
+    predictions: of N images.
+    ids: a name for each of them, N.
+    path: ConfigError for another suffix, or where there is no such folder.
   """
   files.check_path(path)
   assert len(ids) == len(predictions.best), (len(ids), len(predictions.best))
@@ -191,7 +204,10 @@ def write(predictions: Predictions, ids: Sequence[str], path: pathlib.Path) -> N
 
 
 def write_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
-  """A confusion matrix [V, V] as CSV: class names in the first row and column, a row for each label."""
+  """Writes a confusion matrix [V, V] as CSV: class names in the first row and column, a row for each label.
+
+  ConfigError for another suffix than .csv, or where there is no such folder.
+  """
   files.check_path(path, (".csv",))
   assert matrix.shape == (len(names), len(names)), (matrix.shape, len(names))
   rows = ([name, *row.tolist()] for name, row in zip(names, matrix, strict=True))

@@ -1,8 +1,8 @@
-"""Pictures, drawn without a display."""
+"""The picture of a confusion matrix, drawn without a display."""
 
 import pathlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -17,9 +17,14 @@ LONGEST = 24  # characters of a name
 
 
 def confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
-  """PNG of a confusion matrix [V, V] of images: the share of each label's images that each class was predicted for.
+  """Draws a PNG of a confusion matrix: the share of each label's images that each class was predicted for.
 
-  Drawn by objects, never pyplot, which keeps figures of its own and may look for a display.
+  By objects, never pyplot, which keeps figures of its own and may look for a display.
+
+  Args:
+    matrix: images by label (row) and prediction (column), [V, V].
+    names: of the classes, V.
+    path: ends in .png; ConfigError for any other, or where there is no such folder.
   """
   files.check_path(path, (".png",))
   classes = len(names)
@@ -39,7 +44,7 @@ def confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> N
   axes.set(xlabel="prediction", ylabel="label")
   axes.set_title(f"{images:,} images, top-1 {100 * np.trace(matrix) / max(images, 1):.2f} %")
   if classes <= NAMED:
-    short = [_short(name) for name in names]
+    short = [shortened(name) for name in names]
     # A name with two dollar signs is no formula.
     axes.set_xticks(range(classes), short, rotation=90, fontsize=8, parse_math=False)
     axes.set_yticks(range(classes), short, fontsize=8, parse_math=False)
@@ -59,63 +64,7 @@ def _number(axes, share):
     axes.text(column, row, f"{100 * value:.3g}", ha="center", va="center", fontsize=7, color=colour)
 
 
-def effects(
-  rows: Sequence[tuple[Mapping[str, object], float]], keys: Sequence[str], figure: str, path: pathlib.Path
-) -> None:
-  """PNG of which setting matters: a panel for each key, a figure of all trials over its values, and their means.
-
-  Above each panel, and the order of panels: the share of the variance of the figure that the key's values explain, one
-  key at a time. `rows` are (changes, figure).
-  """
-  files.check_path(path, (".png",))
-  assert rows and keys
-  values = np.array([value for _, value in rows])
-  panels = sorted(((_explained(rows, key), key) for key in keys), key=lambda panel: -panel[0])
-  drawn = Figure(figsize=(1.2 + 3.2 * len(panels), 4), layout="constrained")
-  FigureCanvasAgg(drawn)
-  every = drawn.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-  for axes, (share, key) in zip(every, panels, strict=True):
-    groups = _by_value(rows, key)
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in groups)
-    # Numbers stand where they belong if there is room for them, names side by side.
-    spread = numbers and len(groups) > 6
-    places = list(groups) if spread else range(len(groups))
-    for place, found in zip(places, groups.values(), strict=True):
-      axes.plot([place] * len(found), found, "o", color="C0", alpha=0.5, markersize=5)
-    means = [np.mean(found) for found in groups.values()]
-    axes.plot(places, means, "-" if numbers else "", marker="_", markersize=18, color="C1", linewidth=1)
-    if spread and min(groups) > 0 and max(groups) > 20 * min(groups):
-      axes.set_xscale("log")
-    if not spread:
-      axes.set_xticks(places, [_short(str(value)) for value in groups], parse_math=False)
-      axes.tick_params(axis="x", labelrotation=0 if len(groups) < 4 else 45)
-      axes.set_xlim(-0.5, len(groups) - 0.5)
-    axes.set_title(f"{_short(key)}: {share:.0%}", fontsize=10, parse_math=False)
-    axes.grid(axis="y", alpha=0.3)
-  every[0].set_ylabel(figure)
-  drawn.suptitle(f"{len(values)} trials; share of variance that each key explains", fontsize=10)
-  with files.replacing(path) as partial:
-    drawn.savefig(partial, format="png", dpi=DPI)
-
-
-def _by_value(rows, key):
-  """Figures by the value of a key, numbers in order."""
-  found = {}
-  for changes, value in rows:
-    setting = changes.get(key, "as it is")
-    found.setdefault(setting if isinstance(setting, int | float | str) else str(setting), []).append(value)
-  return dict(sorted(found.items(), key=lambda item: (isinstance(item[0], str), item[0])))
-
-
-def _explained(rows, key):
-  """Variance of the means by value over the whole variance, each trial counting once (eta squared)."""
-  values = np.array([value for _, value in rows])
-  whole = np.sum((values - values.mean()) ** 2)
-  between = sum(len(found) * (np.mean(found) - values.mean()) ** 2 for found in _by_value(rows, key).values())
-  return float(between / whole) if whole else 0.0
-
-
-def _short(name):
-  """One line of at most 24 characters that can be drawn; bytes that are not UTF-8 become question marks."""
+def shortened(name: str) -> str:
+  """The name on one line of at most 24 characters that can be drawn; bytes that are not UTF-8 become question marks."""
   name = " ".join(name.encode("utf-8", "replace").decode().split())
   return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"

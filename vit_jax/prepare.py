@@ -6,7 +6,7 @@ import os
 
 from vit_jax import cli, schema
 from vit_jax.data import catalog, digits
-from vit_jax.data.readers import tfds
+from vit_jax.data.readers import tfds as tfds_reader
 
 
 def prepare(name: str, data_dir: str | None = None) -> str:
@@ -18,14 +18,14 @@ def prepare(name: str, data_dir: str | None = None) -> str:
   remedy = catalog.remedy(name, row.builder, data_dir)
   if not row.builder:
     raise schema.ConfigError(remedy if row.classes else f"{name!r} is read as it is; there is nothing to prepare")
-  root = tfds.data_dir(data_dir)
-  place = tfds.builder_dir(row.builder, data_dir)
+  root = tfds_reader.data_dir(data_dir)
+  place = tfds_reader.builder_dir(row.builder, data_dir)
   if place is None:
     with _alone(root):
-      place = tfds.builder_dir(row.builder, data_dir)
+      place = tfds_reader.builder_dir(row.builder, data_dir)
       if place is None:  # else another process has just done it
         return _write(name, row, root, data_dir)
-  tfds.open_tfds(row.builder, data_dir, row.splits, row.labels, "all", "prepare", remedy)
+  tfds_reader.open_tfds(row.builder, data_dir, row.splits, row.labels, "all", "prepare", remedy)
   return f"{name} is already prepared at {place}"
 
 
@@ -62,7 +62,7 @@ def _write(name, row, root, data_dir):
       raise schema.ConfigError(f"unknown dataset {name!r}.{schema.nearest(name, known)}") from None
     except (AssertionError, OSError) as error:  # files to be fetched by hand, as for ImageNet; no network, no space
       raise schema.ConfigError(f"{name} cannot be prepared in {root}: {error}") from error
-  return f"{name} is prepared at {tfds.builder_dir(row.builder, data_dir)}"
+  return f"{name} is prepared at {tfds_reader.builder_dir(row.builder, data_dir)}"
 
 
 def main() -> None:

@@ -24,9 +24,10 @@ class Probe(NamedTuple):
 
 
 def draw(labels: np.ndarray, classes: int, shots: int, seed: int) -> np.ndarray:
-  """Rows of the first `shots` images of each class in a random order, class by class; fewer where there are fewer.
+  """Numbers of `shots` random images of each class, class by class; of a class that has fewer, all.
 
-  It follows from the labels in their order and the seed alone, and fewer shots are among more.
+  The draw follows from labels [N] and seed alone, and one of fewer shots is part of one of more. ConfigError for labels
+  that are no classes, or no shots.
   """
   labels = _labels(labels, classes)
   if shots < 1:
@@ -36,10 +37,18 @@ def draw(labels: np.ndarray, classes: int, shots: int, seed: int) -> np.ndarray:
 
 
 def ridge(features: np.ndarray, labels: np.ndarray, classes: int, l2: Sequence[float] = (1024.0,)) -> list[Probe]:
-  """[N, D], [N] -> for each penalty the W that minimises |X W - Y|^2 + l2 |W|^2.
+  """For each penalty the W that minimises |X W - Y|^2 + l2 |W|^2.
 
   X are the features, less their mean and over their standard deviation + 1e-5, and a constant `BIAS`; Y is 1 for the
   label and -1 elsewhere. The normal equations have as many unknowns as there are rows or columns, whichever are fewer.
+
+  Args:
+    features: [N, D], finite.
+    labels: [N].
+    classes: V.
+    l2: penalties above 0.
+
+  ConfigError for anything else.
   """
   labels = _labels(labels, classes)
   if features.ndim != 2 or len(features) != len(labels):
@@ -55,14 +64,14 @@ def ridge(features: np.ndarray, labels: np.ndarray, classes: int, l2: Sequence[f
   mean = features.mean(0, dtype=np.float64)
   deviation = np.sqrt(sum(np.square(part - mean).sum(0) for part in _parts(features)) / len(features)) + 1e-5
   if len(features) > features.shape[1]:
-    found = _primal(features, labels, classes, mean, deviation, l2)
+    solutions = _primal(features, labels, classes, mean, deviation, l2)
   else:
-    found = _dual(features, labels, classes, mean, deviation, l2)
-  return [Probe(mean, deviation, weights.astype(np.float32)) for weights in found]
+    solutions = _dual(features, labels, classes, mean, deviation, l2)
+  return [Probe(mean, deviation, weights.astype(np.float32)) for weights in solutions]
 
 
 def scores(probe: Probe, features: np.ndarray) -> np.ndarray:
-  """[M, D] -> [M, V], the largest for the predicted class."""
+  """Scores of features [M, D], [M, V]: the largest is that of the predicted class."""
   parts = (_standardised(part, probe.mean, probe.deviation).astype(np.float32) for part in _parts(features))
   return np.concatenate([part @ probe.weights for part in parts])
 
@@ -87,11 +96,11 @@ def _primal(features, labels, classes, mean, deviation, l2):
   """W = (X'X + l2)^-1 X'Y. Of Y only sums over classes are needed: X'Y = 2 (sum of the class) - (sum of all)."""
   width = features.shape[1] + 1
   gram, sums = np.zeros((width, width)), np.zeros((classes, width))
-  for part, of in zip(_parts(features), _parts(labels), strict=True):
-    x = _standardised(part, mean, deviation)
+  for rows, classes_of_rows in zip(_parts(features), _parts(labels), strict=True):
+    x = _standardised(rows, mean, deviation)
     gram += x.T @ x
-    order = np.argsort(of, kind="stable")
-    present, first = np.unique(of[order], return_index=True)
+    order = np.argsort(classes_of_rows, kind="stable")
+    present, first = np.unique(classes_of_rows[order], return_index=True)
     sums[present] += np.add.reduceat(x[order], first)
   targets = (2 * sums - sums.sum(0)).T
   return [np.linalg.solve(gram + penalty * np.eye(width), targets) for penalty in l2]
@@ -105,8 +114,8 @@ def _dual(features, labels, classes, mean, deviation, l2):
   return [x.T @ np.linalg.solve(gram + penalty * np.eye(len(x)), targets) for penalty in l2]
 
 
-# The choices of an evaluation: (features [N, D], labels [N], classes, *, a grid of one argument) -> for each value of
-# the grid what it is and the function features [M, D] -> class [M].
+# The probes that a config can name. Each takes features [N, D], labels [N], the number of classes, and a grid of values
+# for one argument; it returns for each of these values (value, classifier of features [M, D] -> classes [M]).
 
 Fitted = tuple[float, Callable[[np.ndarray], np.ndarray]]
 
@@ -127,9 +136,9 @@ def nearest_neighbours(features, labels, classes, *, neighbours: tuple[Count, ..
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
   def fit(count):
-    found = KNeighborsClassifier(min(count, len(labels)), weights="distance", algorithm="brute")
-    found.fit(unit(features), labels)
-    return lambda x: np.concatenate([found.predict(unit(part)) for part in _parts(x)])
+    classifier = KNeighborsClassifier(min(count, len(labels)), weights="distance", algorithm="brute")
+    classifier.fit(unit(features), labels)
+    return lambda x: np.concatenate([classifier.predict(unit(part)) for part in _parts(x)])
 
   return [(count, fit(count)) for count in neighbours]
 
@@ -141,8 +150,8 @@ def logistic(features, labels, classes, *, l2: tuple[Positive, ...] = (1.0,)) ->
   from sklearn.preprocessing import StandardScaler
 
   def fit(penalty):
-    found = make_pipeline(StandardScaler(), LogisticRegression(C=1 / penalty, max_iter=10_000))
-    return found.fit(features, labels).predict
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(C=1 / penalty, max_iter=10_000))
+    return classifier.fit(features, labels).predict
 
   if len(np.unique(labels)) < 2:
     raise schema.ConfigError("a logistic probe needs images of two classes or more; these are all of one")

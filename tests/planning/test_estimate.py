@@ -26,7 +26,7 @@ V3 = hardware.topology("v3-8")
 
 @pytest.fixture(scope="module")
 def planned(schedules):
-  return estimate.of(runs.imagenet(), V3, schedules, price=2.0)
+  return estimate.make_plan(runs.imagenet(), V3, schedules, price=2.0)
 
 
 def test_a_plan_agrees_with_a_compile_of_the_same_step(planned):
@@ -59,7 +59,7 @@ def test_the_figures_of_a_run_follow_from_those_of_a_step(planned):
 
 
 def test_a_scanned_step_counts_every_layer(schedules, planned):
-  scanned = estimate.of(runs.imagenet(model__scan=True, model__depth=6), V3, schedules)
+  scanned = estimate.make_plan(runs.imagenet(model__scan=True, model__depth=6), V3, schedules)
   assert scanned.flops_method != planned.flops_method == "compiler"
   unrolled = build.build(runs.imagenet(model__depth=6), estimate.devices(V3), catalog.known_split)
   products = flops.count(unrolled.step, unrolled.state_shapes, unrolled.batch_shapes)
@@ -69,22 +69,22 @@ def test_a_scanned_step_counts_every_layer(schedules, planned):
 
 
 def test_a_kernel_s_cycles_are_in_the_estimate(schedules):
-  found = estimate.of(runs.imagenet(model__attention="fused"), V3, schedules)
-  assert found.kernels == {"fused_attention_forward": 2, "fused_attention_backward": 2}
-  assert found.method == "compiler's cycles and kernels' schedules"
+  fused = estimate.make_plan(runs.imagenet(model__attention="fused"), V3, schedules)
+  assert fused.kernels == {"fused_attention_forward": 2, "fused_attention_backward": 2}
+  assert fused.method == "compiler's cycles and kernels' schedules"
   assert not list(schedules.iterdir())
 
 
 def test_what_does_not_fit_is_a_result(schedules):
   whole = dict.fromkeys(("model__depth", "model__width", "model__hidden", "model__heads"), "default")
-  big = estimate.of(runs.imagenet(model__name="ViT-G/14", data__image_size=28, **whole), V3, schedules)
+  big = estimate.make_plan(runs.imagenet(model__name="ViT-G/14", data__image_size=28, **whole), V3, schedules)
   assert not big.fits
   assert "ViT-G/14 needs" in big.problem and "config.mesh.fsdp" in big.problem
   large = dict(batch=2**16, data__image_size=224, model__width=512, model__hidden=2048, optim__warmup="1%")
-  wide = estimate.of(runs.imagenet(**large), V3, schedules)
+  wide = estimate.make_plan(runs.imagenet(**large), V3, schedules)
   assert not wide.fits and "does not fit" in wide.problem
   assert wide.hbm_bytes > wide.hbm_limit
-  odd = estimate.of(runs.imagenet(batch=1023), V3, schedules)
+  odd = estimate.make_plan(runs.imagenet(batch=1023), V3, schedules)
   assert "does not divide over 8 devices" in odd.problem
 
 

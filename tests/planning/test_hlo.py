@@ -57,18 +57,18 @@ ENTRY %main (arg: f32[4,8]) -> f32[4,8] {
 
 
 def test_a_program_is_read_with_its_loops():
-  found = hlo.read(TEXT)
-  assert found.cycles == 24 * 100 + 7
-  assert found.loops == 1
-  assert found.kernels == {"k": 1}
-  assert found.network == 2 * 8 * 4 + 4  # the array and its u32
-  assert found.collectives == {
+  program = hlo.read(TEXT)
+  assert program.cycles == 24 * 100 + 7
+  assert program.loops == 1
+  assert program.kernels == {"k": 1}
+  assert program.network == 2 * 8 * 4 + 4  # the array and its u32
+  assert program.collectives == {
     "all-reduce": (24, 24 * 128, 24 * 128 * 2 * 3 / 4),
     "all-gather": (1, 128 + 16, (128 + 16) / 2),
     "collective-permute": (1, 128, 128),
   }
   # Fusion and reduction read and write 128 bytes 24 times, with a comparison; then gather, kernel, permutation, send.
-  assert found.traffic == 24 * (4 * 128 + 9) + (256 + 144) + 2 * 128 + 2 * 128 + (128 + 68)
+  assert program.traffic == 24 * (4 * 128 + 9) + (256 + 144) + 2 * 128 + 2 * 128 + (128 + 68)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_a_loop_s_collectives_count_each_turn():
 
     return jax.lax.scan(body, jnp.zeros(32), weights)[0]
 
-  found = hlo.read(jax.jit(function).lower(weights).compile().as_text())
-  calls, payload, moved = found.collectives["all-gather"]
+  program = hlo.read(jax.jit(function).lower(weights).compile().as_text())
+  calls, payload, moved = program.collectives["all-gather"]
   assert (calls, payload, moved) == (5, 5 * 16 * 32 * 4, 5 * 16 * 32 * 4 * 7 / 8)
 
 
@@ -127,11 +127,11 @@ def elements(shapes):
 
 def test_a_data_parallel_step_reduces_every_gradient_once_and_gathers_nothing():
   made = parts()
-  found = collectives(made)
+  traffic = collectives(made)
   params = elements(made.state_shapes.params.values())
-  assert "all-gather" not in found and "reduce-scatter" not in found
+  assert "all-gather" not in traffic and "reduce-scatter" not in traffic
   # In float32 or bfloat16, and a few scalars for metrics.
-  assert 2 * params <= found["all-reduce"].payload <= 4 * params + 1000
+  assert 2 * params <= traffic["all-reduce"].payload <= 4 * params + 1000
   # The average of the weights is split although the weights are not.
   path = "blocks/0/mlp/up/kernel"
   assert made.state_shapes.params[path].sharding.shard_shape((256, 512)) == (256, 512)
@@ -153,26 +153,26 @@ def test_a_fully_sharded_step_gathers_layer_by_layer(scan):
   choice = dict(model__scan=True, model__remat="full") if scan else {}
   made = parts(mesh__data=1, mesh__fsdp=8, **choice)
   compiled = made.compile().as_text()
-  found = hlo.read(compiled)
+  program = hlo.read(compiled)
   # All weights of the blocks arrive once, or twice where the backward pass computes a layer again; the others at most
   # twice. In bfloat16, for which a CPU takes float32.
   blocks, others = split(made, True) * (2 if scan else 1), split(made, False)
   assert blocks > others > 0
-  assert 2 * blocks <= found.collectives["all-gather"].payload <= 4 * (blocks + 2 * others)
+  assert 2 * blocks <= program.collectives["all-gather"].payload <= 4 * (blocks + 2 * others)
   if scan:
     # Inside the loops: a gather outside of them would show once, and with all layers in its shape.
-    assert found.collectives["all-gather"].calls >= 2 * 6 * 3
+    assert program.collectives["all-gather"].calls >= 2 * 6 * 3
     assert not [line for line in compiled.splitlines() if " all-gather(" in line and "[3," in line.split("=")[1][:40]]
   # And every gradient is reduced: none is larger than once in float32.
-  reduced = sum(found.collectives[k].payload for k in ("all-reduce", "reduce-scatter") if k in found.collectives)
+  reduced = sum(program.collectives[k].payload for k in ("all-reduce", "reduce-scatter") if k in program.collectives)
   assert reduced <= 4.5 * elements(made.state_shapes.params.values())
 
 
 def test_a_tensor_parallel_step_keeps_its_weights_split():
   made = parts(mesh__data=2, mesh__tensor=4)
-  found = collectives(made)
+  traffic = collectives(made)
   weights = split(made, True)
-  gathered = found["all-gather"].payload if "all-gather" in found else 0
+  gathered = traffic["all-gather"].payload if "all-gather" in traffic else 0
   assert gathered < 0.1 * 2 * weights
   # Each block adds up two partial products forward and two backward, of its rows [8, tokens, 256].
-  assert found["all-reduce"].calls >= 1
+  assert traffic["all-reduce"].calls >= 1

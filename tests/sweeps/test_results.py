@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 from vit_jax.sweeps import results
-from vit_jax.sweeps.results import Trial
+from vit_jax.sweeps.trials import Trial, settings
 
 
 def trial(status="done", figures=(), **changes):
@@ -22,21 +22,14 @@ def four(first=(0.5, 0.7), second=(0.9, 0.1), figure="val/top1"):
   ]
 
 
-def test_trials_that_differ_in_their_seed_are_one_setting():
-  found = results.settings(four())
-  assert [setting.changes for setting in found] == [{"optim.lr": 0.1}, {"optim.lr": 0.2}]
-  assert [len(setting.trials) for setting in found] == [2, 2]
-  assert found[0].values("val/top1") == [0.5, 0.7]
-
-
 def test_the_best_has_the_best_mean_and_all_of_its_seeds():
-  found = results.settings(four())
-  assert [setting.changes["optim.lr"] for setting in results.ranked(found, "val/top1")] == [0.1, 0.2]
-  losses = results.settings(four((0.5, 0.7), (0.1, 0.2), "val/loss"))
+  candidates = settings(four())
+  assert [setting.changes["optim.lr"] for setting in results.ranked(candidates, "val/top1")] == [0.1, 0.2]
+  losses = settings(four((0.5, 0.7), (0.1, 0.2), "val/loss"))
   assert [setting.changes["optim.lr"] for setting in results.ranked(losses, "val/loss")] == [0.2, 0.1]
-  failing = results.settings([*four(), trial("diverged", optim__lr=0.1, seed=2)])
+  failing = settings([*four(), trial("diverged", optim__lr=0.1, seed=2)])
   assert [setting.changes["optim.lr"] for setting in results.ranked(failing, "val/top1")] == [0.2]
-  equal = results.settings(four((0.5, 0.5), (0.5, 0.5)))
+  equal = settings(four((0.5, 0.5), (0.5, 0.5)))
   assert [setting.changes["optim.lr"] for setting in results.ranked(equal, "val/top1")] == [0.1, 0.2]
   for setting, loss in zip(equal, (0.3, 0.2), strict=True):
     for one in setting.trials:
@@ -61,13 +54,13 @@ def test_what_varies_is_what_the_table_has_columns_for():
   ],
 )
 def test_mean_and_standard_deviation_with_their_count(values, share, text):
-  assert results.mean_and_spread(values, share) == text
+  assert results.mean_and_deviation(values, share) == text
 
 
 def test_the_table_says_what_failed_and_which_is_best():
   trials = [*four(), trial("failed", model="a|b")]
-  found = results.settings(trials)
-  lines = results.table(trials, ["val/top1"], results.ranked(found, "val/top1")[0]).splitlines()
+  best = results.ranked(settings(trials), "val/top1")[0]
+  lines = results.table(trials, ["val/top1"], best).splitlines()
   cells = [[cell.strip() for cell in line.strip("|").replace("\\|", "/").split("|")] for line in lines]
   assert cells[0] == ["optim.lr", "model", "val/top1, %", "trials"]
   assert cells[2] == ["**0.1**", "**-**", "**60.00 ± 14.14 (2)**", "**2 done**"]
@@ -81,10 +74,7 @@ def test_a_sweep_over_seeds_alone_has_one_row():
   assert [cell.strip() for cell in lines[2].strip("|").split("|")] == ["as it stands", "50.00 ± 0.00 (2)", "2 done"]
 
 
-def test_a_record_holds_what_a_table_is_made_of():
-  told = four()[0].told()
-  assert told["changes"] == {"optim.lr": 0.1, "seed": 0}
-  assert told["figures"] == {"val/top1": 0.5}
-  (first, second) = results.summary(results.settings(four()), ["val/top1"])
-  assert first["figures"] == {"val/top1": [0.5, 0.7]}
-  assert second["trials"] == [t.name for t in four()[2:]]
+def test_the_last_runs_metrics_on_test_are_a_row_each():
+  lines = results.final_table([trial(figures={"top1": value, "loss": 2 * value}) for value in (0.5, 0.7)]).splitlines()
+  cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+  assert cells[2:] == [["top1", "60.00 ± 14.14 (2)"], ["loss", f"1.2000 ± {statistics.stdev([1.0, 1.4]):.4f} (2)"]]

@@ -1,95 +1,49 @@
-"""Changes of a sweep: products, zips, samples counted by hand; as flags they make the config that they say."""
+"""Trials and settings: how they are grouped, counted, written down."""
 
-import numpy as np
-import pytest
+import json
+import pathlib
 
-from tests import runs
-from vit_jax import build, config, flags, schema
-from vit_jax.schema import ConfigError
 from vit_jax.sweeps import trials
+from vit_jax.sweeps.trials import Trial
 
 
-def test_a_product_has_every_combination_once():
-  found = config.product({"optim.lr": (0.1, 0.2), "seed": range(3)})
-  assert [(row["optim.lr"], row["seed"]) for row in found] == [
-    (0.1, 0),
-    (0.1, 1),
-    (0.1, 2),
-    (0.2, 0),
-    (0.2, 1),
-    (0.2, 2),
-  ]
-  assert config.product({}) == [{}]
+def trial(status="done", figures=(), **changes):
+  return Trial(repr(changes), changes, {}, pathlib.Path("x"), "{}", status, figures=dict(figures))
 
 
-def test_a_zip_goes_side_by_side_and_refuses_what_has_no_partner():
-  assert config.zipped({"a": (1, 2), "b": ["x", "y"]}) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
-  with pytest.raises(ConfigError, match=r"equally many values; they have \{'a': 2, 'b': 3\}"):
-    config.zipped({"a": (1, 2), "b": (1, 2, 3)})
+def test_trials_that_differ_in_their_seed_alone_are_one_setting():
+  rows = [trial(figures={"top1": batch + seed}, batch=batch, seed=seed) for batch in (1, 2) for seed in (3, 4)]
+  first, second = trials.settings([rows[0], rows[2], rows[1], rows[3]])
+  assert (first.changes, second.changes) == ({"batch": 1}, {"batch": 2})
+  assert (first.trials, second.trials) == (rows[:2], rows[2:])
+  assert first.values("top1") == [4, 5] and first.values("loss") == []
+  assert second.to_json(["top1"])["figures"] == {"top1": [5, 6]}
 
 
-def test_a_sample_follows_from_its_seed_and_fewer_are_among_more():
-  space = {"lr": config.log_uniform(1e-4, 1e-1), "p": config.uniform(0.2, 0.4), "model": ("a", "b")}
-  found = config.sample(400, space, seed=3)
-  assert found == config.sample(400, space, seed=3)
-  assert found[:7] == config.sample(7, space, seed=3)
-  assert found[:7] != config.sample(7, space, seed=4)
-  rates = np.array([row["lr"] for row in found])
-  assert 1e-4 <= rates.min() <= rates.max() <= 1e-1
-  # Of three decades each has a third.
-  assert np.abs(np.histogram(np.log10(rates), 3, (-4, -1))[0] / 400 - 1 / 3).max() < 0.08
-  shares = np.array([row["p"] for row in found])
-  assert 0.2 <= shares.min() <= shares.max() <= 0.4
-  assert abs(shares.mean() - 0.3) < 0.01
-  assert {row["model"] for row in found} == {"a", "b"}
+def test_a_setting_is_done_when_all_of_its_trials_are():
+  (setting,) = trials.settings([trial(seed=1), trial("diverged", seed=2)])
+  assert not setting.done
+  setting.trials[1].status = "done"
+  assert setting.done
 
 
-@pytest.mark.parametrize(
-  ("make", "says"),
-  [
-    (lambda: config.log_uniform(0, 1), "0 to 1 is no range to draw from by logarithm"),
-    (lambda: config.uniform(2, 1), "2 to 1 is no range"),
-    (lambda: config.sample(1, {"a": "abc"}), "a is 'abc'; allowed: a list to choose from"),
-    (lambda: config.sample(1, {"a": ()}), r"a is \(\)"),
-    (lambda: config.Sweep([]), "there are no trials"),
-    (lambda: config.Sweep({"seed": 1}), "trials is {'seed': 1}; allowed: a list of changes"),
-    (lambda: config.Sweep([1]), r"trials is \[1\]"),
-    (lambda: config.Sweep([{1: 2}]), "trials has the key 1; allowed: keys of the config"),
-    (lambda: config.Sweep([{}], decide=3), "decide is 3; allowed: a figure"),
-    (lambda: config.product({"lr": 0.1}), "lr is 0.1; allowed: a list of values"),
-    (lambda: config.sample(2, {"lr": 0.1}), "lr is 0.1; allowed: a list to choose from"),
-    (lambda: config.Sweep([{}], decide=None, final=[{}]), "nothing decides which that is"),
-    (lambda: trials.of(7, "x.py"), r"sweep\(\) of x.py returned 7; allowed: a Sweep"),
-  ],
-)
-def test_a_mistake_says_what_is_allowed(make, says):
-  with pytest.raises(ConfigError, match=says):
-    make()
+def test_what_is_written_down_can_be_taken_over():
+  ended = trial(figures={"top1": 0.5}, seed=1, model={"name": "a"})
+  ended.attempts, ended.seconds = 2, 3.5
+  ended.fail("too large", "diverged")
+  record = json.loads(json.dumps(ended.to_json()))
+  assert record["changes"] == {"seed": 1, "model": {"name": "a"}}
+  fresh = trial("waiting", seed=1, model={"name": "a"})
+  fresh.restore(record)
+  assert fresh == ended
 
 
-def test_a_list_of_changes_is_compared_and_nothing_chosen():
-  assert trials.of([{"seed": 1}], "x.py").decide is None
+def test_statuses_are_counted_and_noughts_left_out():
+  listed = [trial("done"), trial("failed"), trial("done")]
+  assert trials.count(listed, ("failed", "waiting", "done")) == "1 failed, 2 done"
+  assert trials.count(listed, ("diverged",)) == ""
 
 
-@pytest.mark.parametrize(
-  ("changes", "expected"),
-  [
-    ({"optim.lr": 0.5, "seed": 7}, {"optim.lr": 0.5, "seed": 7}),
-    ({"optim.schedule": {"name": "linear"}}, {"optim.schedule.name": "linear", "optim.schedule.end": 0.0}),
-    ({"data.warp": {"name": "none"}}, {"data.warp.name": "none"}),
-    ({"optim.clip": None, "data.flip": True}, {"optim.clip": None, "data.flip": True}),
-    ({"data.mean": [0.1, 0.2, 0.3]}, {"data.mean": (0.1, 0.2, 0.3)}),
-    ({"total": "7ep"}, {"total": "7ep"}),
-    ({"model": {"name": "cct_4_3x2_32", "depth": 3}}, {"model.name": "cct_4_3x2_32", "model.depth": 3}),
-  ],
-)
-def test_changes_are_flags_that_make_that_config(changes, expected):
-  edited = flags.load(str(runs.ROOT / "configs/digits.py"))
-  for key, text in trials.flags(changes, schema.plain(edited)).items():
-    flags.edit(edited, key, text)
-  run = schema.plain(build.complete(config.resolve(edited)))
-  for key, value in expected.items():
-    found = run
-    for name in key.split("."):
-      found = found[name]
-    assert schema.plain(value) == found, key
+def test_changes_are_a_line():
+  assert str(trial(batch=8, seed=1)) == "batch=8 seed=1"
+  assert str(trial()) == "as it stands"

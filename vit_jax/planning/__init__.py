@@ -1,1 +1,1 @@
-"""Plans of runs on TPUs that are not there: programs read, times and memory estimated."""
+"""The parts of a plan: the compiled step read, time and memory estimated, a search for what fits, tables."""

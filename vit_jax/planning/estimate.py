@@ -1,6 +1,6 @@
 """A run on TPUs that are not there: its train step compiled with the TPU's own compiler, and what follows from that.
 
-Nothing here ran on a TPU: `plan.METHOD` says what the figures mean.
+Nothing here ran on a TPU: `tables.METHOD` says what the figures mean.
 """
 
 import contextlib
@@ -72,10 +72,13 @@ def _schedules() -> tempfile.TemporaryDirectory:
 
 @contextlib.contextmanager
 def compiler(kernels: bool) -> Iterator[pathlib.Path]:
-  """The TPU's compiler, quiet, with JAX on the CPU, so that no device is touched; ConfigError if it is missing.
+  """Makes the TPU's compiler usable, with JAX on the CPU, so that no device is touched; ConfigError if it is missing.
 
-  Gives the folder to which it writes the schedules of `kernels`; a process's first use decides whether it does.
-  Without kernels it writes nothing: it writes of every operation, which takes as long as a third of compiling.
+  Args:
+    kernels: whether it writes the schedules of Pallas kernels, which the first use in a process decides. It then writes
+      those of every operation, which takes as long as a third of compiling.
+
+  Yields the folder to which it writes them.
   """
   if importlib.util.find_spec("libtpu") is None:
     raise schema.ConfigError("the TPU's compiler is not installed; run: pip install -e '.[tpu]'")
@@ -94,16 +97,16 @@ def compiler(kernels: bool) -> Iterator[pathlib.Path]:
     dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final"
     os.environ["LIBTPU_INIT_ARGS"] = f"{flags} {dump}".strip()
   # A kept program cannot be read without its device, and says nothing of its kernels.
-  kept = jax.config.jax_enable_compilation_cache
-  _keep_programs(False)
+  before = jax.config.jax_enable_compilation_cache
+  _use_compilation_cache(False)
   try:
     yield pathlib.Path(folder)
   finally:
-    _keep_programs(kept)
+    _use_compilation_cache(before)
 
 
-def _keep_programs(keep):
-  jax.config.update("jax_enable_compilation_cache", keep)
+def _use_compilation_cache(use):
+  jax.config.update("jax_enable_compilation_cache", use)
   compilation_cache.reset_cache()  # else the first compile of the process has decided
 
 
@@ -120,96 +123,106 @@ def devices(slice_: hardware.Slice) -> list[jax.Device]:
   return list(topologies.get_topology_desc(platform="tpu", topology_name=slice_.name, **options).devices)
 
 
-def of(run: config.Run, slice_: hardware.Slice, schedules: pathlib.Path, price: float | None = None) -> Plan:
-  """The plan of a completed run on a slice. What does not fit, or does not divide, is a result too."""
-  found = devices(slice_)
-  sizes = ", ".join(f"{k}={v}" for k, v in schema.plain(run.mesh).items() if v != 1)
-  plan = Plan(slice_.name, slice_.rented, len(found), slice_.hosts, sizes or "data=1", hbm_limit=slice_.chip.memory)
+def make_plan(run: config.Run, slice_: hardware.Slice, schedules: pathlib.Path, price: float | None = None) -> Plan:
+  """Compiles the train step of a run for a slice and says what the run would need.
+
+  What does not fit, or does not divide, is a plan too, with a `problem`.
+
+  Args:
+    run: a completed run; its data may be absent.
+    slice_: where it would be.
+    schedules: the folder of `compiler`; it is emptied.
+    price: of a chip for an hour.
+  """
+  tpus = devices(slice_)
+  wanted = ", ".join(f"{axis}={size}" for axis, size in schema.plain(run.mesh).items() if size != 1)
+  plan = Plan(slice_.name, slice_.rented, len(tpus), slice_.hosts, wanted or "data=1", hbm_limit=slice_.chip.memory)
   try:
-    parts = build.build(run, found, catalog.known_split)
+    parts = build.build(run, tpus, catalog.known_split)
   except schema.ConfigError as error:
     return dataclasses.replace(plan, problem=str(error))
-  sizes = ", ".join(f"{axis}={size}" for axis, size in parts.mesh.shape.items() if size > 1) or "data=1"
-  plan = dataclasses.replace(plan, mesh=sizes, steps=parts.total)
+  sizes = ", ".join(f"{axis}={size}" for axis, size in parts.mesh.shape.items() if size > 1)
+  plan = dataclasses.replace(plan, mesh=sizes or "data=1", steps=parts.total)
   began = time.perf_counter()
   try:
     compiled = parts.compile()
-    seconds = time.perf_counter() - began
+    plan = dataclasses.replace(plan, compile_seconds=time.perf_counter() - began)
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    needed, limit = _needed(str(error)), slice_.chip.memory
-    problem = f"does not fit: {needed / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB; --search finds what does"
-    return dataclasses.replace(
-      plan,
-      problem=problem if needed else str(error),
-      hbm_bytes=needed,
-      compile_seconds=time.perf_counter() - began,
-    )
+    return _too_large(plan, str(error), time.perf_counter() - began)
   finally:
     cycles = hlo.kernel_cycles(schedules)
     for file in schedules.iterdir():  # hundreds of megabytes, and not of the next program
       file.unlink()
-  return _figures(plan, parts, compiled, slice_, cycles, price, seconds)
+  plan = _step_estimate(plan, parts, compiled, slice_.chip, cycles)
+  return _run_estimate(plan, parts, slice_, price)
 
 
-def _needed(message):
+def _too_large(plan, message, seconds):
+  needed, limit = _needed(message), plan.hbm_limit
+  problem = f"does not fit: {needed / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB; --search finds what does"
+  return dataclasses.replace(plan, problem=problem if needed else message, hbm_bytes=needed, compile_seconds=seconds)
+
+
+def _needed(message: str) -> int:
   """Bytes that the compiler says it would need, from its error; 0 if it does not say."""
-  found = re.findall(r"([\d.]+)([KMG]) of [\d.]+[KMG] hbm|temporaries \(([\d.]+)([KMG])\)", message)
+  sizes = re.findall(r"([\d.]+)([KMG]) of [\d.]+[KMG] hbm|temporaries \(([\d.]+)([KMG])\)", message)
   units = {"K": 2**10, "M": 2**20, "G": 2**30}
-  return max((int(float(a or c) * units[b or d]) for a, b, c, d in found), default=0)
+  return max((int(float(a or c) * units[b or d]) for a, b, c, d in sizes), default=0)
 
 
-def _figures(plan, parts, compiled, slice_, kernels, price, seconds):
-  chip, count = slice_.chip, plan.devices
+def _step_estimate(plan, parts, compiled, chip, kernel_cycles):
+  """The plan with memory, arithmetic, traffic and seconds of a step."""
   memory, costs, program = compiled.memory_analysis(), compiled.cost_analysis(), hlo.read(compiled.as_text())
-
-  # A step. XLA's own count takes a loop's body once.
-  if program.loops:
-    arithmetic = flops.count(parts.step, parts.state_shapes, parts.batch_shapes) / count
+  if program.loops:  # XLA's own count takes a loop's body once
+    arithmetic = flops.count(parts.step, parts.state_shapes, parts.batch_shapes) / plan.devices
     flops_method, traffic = "matrix products of the program, over the devices", program.traffic
   else:
     arithmetic, traffic, flops_method = costs["flops"], costs["bytes accessed"], "compiler"
   moved = sum(kind.moved for kind in program.collectives.values())
   links = moved / chip.links + (program.network / chip.network if program.network else 0.0)
   shares = {"arithmetic": arithmetic / chip.peak, "memory": traffic / chip.bandwidth, "links": links}
-  priced = sum(calls * kernels.get(name, 0) for name, calls in program.kernels.items())
-  step, method = (program.cycles + priced) / chip.clock, "compiler's cycles"
+  in_kernels = sum(calls * kernel_cycles.get(name, 0) for name, calls in program.kernels.items())
+  seconds, method = (program.cycles + in_kernels) / chip.clock, "compiler's cycles"
   if program.kernels:
     method += " and kernels' schedules"
-  if step < shares["arithmetic"] or not program.kernels.keys() <= kernels.keys():
-    step, method = max(shares["arithmetic"], shares["memory"]), "roofline"
-  step += links
-
-  # The run.
-  images = parts.run.batch / step
-  state = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state_shapes))
-  size = catalog.CATALOG[parts.run.data.name].image_bytes
-  hours = parts.total * step / 3600
+  if seconds < shares["arithmetic"] or not program.kernels.keys() <= kernel_cycles.keys():
+    seconds, method = max(shares["arithmetic"], shares["memory"]), "roofline"
   return dataclasses.replace(
     plan,
     fits=True,
     hbm_arguments=memory.argument_size_in_bytes,
     hbm_temporaries=memory.temp_size_in_bytes,
     hbm_bytes=memory.argument_size_in_bytes + memory.temp_size_in_bytes,
-    compile_seconds=seconds,
     flops=arithmetic,
     flops_method=flops_method,
     bytes=traffic,
-    collectives={kind: found._asdict() for kind, found in program.collectives.items()},
+    collectives={kind: traffic._asdict() for kind, traffic in program.collectives.items()},
     network_bytes=program.network,
     kernels=program.kernels,
-    step_seconds=step,
+    step_seconds=seconds + links,
     method=method,
     limit=max(shares, key=shares.get),
     shares=shares,
+  )
+
+
+def _run_estimate(plan, parts, slice_, price):
+  """The plan with rates, hours and sizes of the run, which follow from the seconds of a step."""
+  images = parts.run.batch / plan.step_seconds
+  state = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state_shapes))
+  image_bytes = catalog.CATALOG[parts.run.data.name].image_bytes
+  hours = parts.total * plan.step_seconds / 3600
+  return dataclasses.replace(
+    plan,
     images_per_second_per_chip=images / slice_.chips,
-    mfu=images * parts.flops_per_image / (count * chip.peak),
+    mfu=images * parts.flops_per_image / (plan.devices * slice_.chip.peak),
     hours=hours,
     core_days=hours / 24 * slice_.cores,
     checkpoint_bytes=state,
     checkpoint_seconds=state / (plan.hosts * WRITE_RATE),
     images_per_second_per_host=images / plan.hosts,
-    input_bytes_per_second_per_host=size and size * images / plan.hosts,
+    input_bytes_per_second_per_host=image_bytes and image_bytes * images / plan.hosts,
     cost=price and price * slice_.chips * hours,
   )

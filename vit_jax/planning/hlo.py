@@ -55,7 +55,7 @@ class _Instruction(NamedTuple):
 
 
 def read(text: str) -> Program:
-  """The account of an optimised HLO module (`compiled.as_text()`)."""
+  """What one device does in one run of an optimised HLO module, from its text (`compiled.as_text()`)."""
   computations, entry = _computations(text)
   turns = _turns(computations, entry)
   fused = _fused(computations)
@@ -86,7 +86,7 @@ def kernel_cycles(folder: pathlib.Path) -> dict[str, int]:
   A schedule is a list of bundles, one a cycle, and of delays; those marked `>` are a turn of the grid's loop. It knows
   how busy the units are, and nothing of waiting for memory. The text is libtpu 0.0.42's.
   """
-  found = {}
+  by_kernel = {}
   for file in folder.glob("*-final_bundles.txt"):
     if "schedule" in file.name:
       continue
@@ -98,8 +98,8 @@ def kernel_cycles(folder: pathlib.Path) -> dict[str, int]:
         cycles += 1 + sum(map(int, _DELAY.findall(line)))
     name = re.sub(r"^\d+-(?:\d+-)*", "", file.name).split("-")[0]
     if turns and cycles:
-      found[re.sub(r"[.\d]+$", "", name)] = cycles * turns
-  return found
+      by_kernel[re.sub(r"[.\d]+$", "", name)] = cycles * turns
+  return by_kernel
 
 
 def _computations(text):
@@ -148,11 +148,12 @@ def _called(i):
 def _trips(i, computations):
   """Turns of a loop: the constant that its condition compares the counter with; 1 if there is none."""
   match = re.search(r"condition=%?([\w.-]+)", i.rest)
-  found = [int(c.rest.split(")")[0]) for c in computations.get(match[1], ()) if _counts(c)] if match else []
-  return found[0] if len(found) == 1 else 1
+  constants = computations.get(match[1], ()) if match else ()
+  numbers = [int(c.rest.split(")")[0]) for c in constants if _is_integer(c)]
+  return numbers[0] if len(numbers) == 1 else 1
 
 
-def _counts(i):
+def _is_integer(i):
   return i.opcode == "constant" and re.match(r"[su]32\[\]", i.type) and re.match(r"\d+\)", i.rest)
 
 

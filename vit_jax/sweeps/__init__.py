@@ -1,1 +1,1 @@
-"""What a sweep is made of: trials, the processes that run them, what came of them, its record."""
+"""The parts of a sweep: its trials, the processes that train them, the ranking of what came out, the record."""

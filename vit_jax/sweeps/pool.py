@@ -41,7 +41,10 @@ class Group:
 
 
 def groups(count: int) -> list[Group]:
-  """So many disjoint groups of the local devices, equally large: TPU chips, GPUs, or else CPU cores."""
+  """Disjoint groups of the local devices, equally large: TPU chips, GPUs, or else CPU cores.
+
+  One group is the whole machine. ConfigError for a count that the devices cannot be divided into.
+  """
   if count == 1:
     return [Group()]
   platform, devices = _devices()
@@ -52,23 +55,24 @@ def groups(count: int) -> list[Group]:
     parts = _divided(list(range(devices)), count, "TPU chips", _TPU_BOXES)
     return [Group(_tpu(part)) for part in parts]
   name = "ROCR_VISIBLE_DEVICES" if platform == "rocm" else "CUDA_VISIBLE_DEVICES"
-  given = os.environ.get(name)
-  known = given.split(",") if given else list(map(str, range(devices)))
-  return [Group({name: ",".join(part)}) for part in _divided(known, count, "GPUs")]
+  visible = os.environ.get(name)
+  gpus = visible.split(",") if visible else list(map(str, range(devices)))
+  return [Group({name: ",".join(part)}) for part in _divided(gpus, count, "GPUs")]
 
 
 def _devices():
   """Platform and number of local devices, by a process of its own: whoever asks JAX holds the devices."""
   if os.environ.get("JAX_PLATFORMS") == "cpu":
     return "cpu", 0
-  found = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True)
-  if found.returncode:
-    raise ConfigError(f"--parallel: JAX finds no devices: {found.stderr.strip().splitlines()[-1:]}")
-  platform, devices = found.stdout.split()
+  answer = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True)
+  if answer.returncode:
+    raise ConfigError(f"--parallel: JAX finds no devices: {answer.stderr.strip().splitlines()[-1:]}")
+  platform, devices = answer.stdout.split()
   return platform, int(devices)
 
 
 def _divided(items, count, what, sizes=None):
+  """Equal parts of the items, what is left over dropped; `sizes` are those that a part may have."""
   size = len(items) // max(count, 1)
   if not 0 < count <= len(items) or (sizes and size not in sizes):
     fits = [n for n in range(1, len(items) + 1) if not sizes or len(items) // n in sizes]
@@ -94,8 +98,8 @@ def _tpu(chips):
 class Pool:
   """Runs commands, as many at a time as there are groups: a resource whose `close` leaves none of them running."""
 
-  def __init__(self, places: Sequence[Group]):
-    self._free = list(places)
+  def __init__(self, groups: Sequence[Group]):
+    self._free = list(groups)
     self._running = {}  # name -> (process, group)
 
   @property
@@ -105,11 +109,11 @@ class Pool:
 
   @property
   def names(self) -> list[str]:
-    """What is running."""
+    """Of the commands that are running."""
     return list(self._running)
 
   def start(self, name: str, command: Sequence[str], log: pathlib.Path) -> None:
-    """Starts a command on a free group; what it prints is added to `log`."""
+    """Starts a command on a free group, of which there must be one; what it prints is added to `log`."""
     group = self._free.pop(0)
     launch = [sys.executable, "-c", _LAUNCH, str(os.getpid()), ",".join(map(str, group.cores))]
     log.parent.mkdir(parents=True, exist_ok=True)

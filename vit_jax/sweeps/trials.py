@@ -1,43 +1,103 @@
-"""Changes of a config as flags, and the sweep that a config file gives."""
+"""A trial of a sweep and how far it is; a setting, whose trials differ in their seed alone."""
 
-from collections.abc import Mapping
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.config import Changes, Sweep
-from vit_jax.schema import ConfigError
+from vit_jax.config import Changes
+from vit_jax.schema import plain
+
+_RECORDED = ("name", "status", "error", "figures", "seconds", "attempts")
 
 
-def flags(changes: Changes, base: Mapping) -> dict[str, str]:
-  """Changes as `--config.KEY=VALUE` has them, {key: text}, for a config whose own values are `base`.
+@dataclasses.dataclass
+class Trial:
+  """One run of a sweep, and how far it is.
 
-  A choice replaces the one of the config: of that, keys which the new one does not give return to their defaults.
+  Args:
+    name: a digest of the whole config, so that the same run has the same name in every process.
+    changes: what the sweep changes in the config file.
+    flags: the same as {key: text} of `--config.KEY=VALUE`, with the flags of the sweep itself.
+    workdir: where it is trained, or measured.
+    config: the resolved config as JSON text; None where the changes make no valid config, which `error` explains.
+    status: waiting, running, done, failed or diverged.
+    figures: metrics of the result, {"val/top1": 0.93}.
+    seconds: of training.
+    attempts: how often it was started.
   """
-  result = {}
-  for key, value in changes.items():
-    if not isinstance(value, Mapping):
-      result[key] = _text(value)
-      continue
-    old = base
-    for name in key.split("."):
-      old = old.get(name, {}) if isinstance(old, Mapping) else {}
-    old = old if isinstance(old, Mapping) else {}
-    result |= {f"{key}.{name}": "default" for name in old if name not in value}
-    result |= flags({f"{key}.{name}": part for name, part in value.items()}, base)
-  return result
+
+  name: str
+  changes: Changes
+  flags: dict[str, str]
+  workdir: pathlib.Path
+  config: str | None
+  status: str = "waiting"
+  error: str = ""
+  figures: dict[str, float] = dataclasses.field(default_factory=dict)
+  seconds: float = 0.0
+  attempts: int = 0
+
+  def __str__(self):
+    return text(self.changes)
+
+  def fail(self, error: str, status: str = "failed") -> None:
+    """Ends the trial, with the reason."""
+    self.status, self.error = status, error
+
+  def to_json(self) -> dict[str, Any]:
+    """The trial as JSON values, for sweep.json."""
+    recorded = {name: getattr(self, name) for name in _RECORDED}
+    return {"changes": plain(dict(self.changes)), "workdir": str(self.workdir)} | recorded
+
+  def restore(self, record: dict[str, Any]) -> None:
+    """Takes over status, figures and attempts from what `to_json` made of an earlier session's trial."""
+    for name in _RECORDED:
+      setattr(self, name, record.get(name, getattr(self, name)))
 
 
-def _text(value):
-  if value is None:
-    return "none"
-  return repr(tuple(value)) if isinstance(value, list | tuple | range) else str(value)
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """Trials that differ in their seed alone."""
+
+  changes: Changes  # without the seed
+  trials: list[Trial]
+
+  @property
+  def done(self) -> bool:
+    """Whether all of its trials are done."""
+    return all(trial.status == "done" for trial in self.trials)
+
+  def values(self, metric: str) -> list[float]:
+    """A metric of each trial that has it."""
+    return [trial.figures[metric] for trial in self.trials if metric in trial.figures]
+
+  def to_json(self, metrics: Sequence[str]) -> dict[str, Any]:
+    """The setting as JSON values, with these metrics of every trial."""
+    return {
+      "changes": plain(dict(self.changes)),
+      "trials": [trial.name for trial in self.trials],
+      "figures": {metric: self.values(metric) for metric in metrics},
+    }
 
 
-def of(found: Any, file: str) -> Sweep:
-  """The sweep that a config file's `sweep()` returned; a list of changes is compared, and nothing chosen."""
-  if isinstance(found, Sweep):
-    return found
-  if isinstance(found, list | tuple):
-    return Sweep(found, decide=None)
-  raise ConfigError(
-    f"--config: sweep() of {file} returned {found!r}; allowed: a Sweep or a list of changes, see vit_jax/config.py"
-  )
+def settings(trials: Sequence[Trial]) -> list[Setting]:
+  """The trials grouped by what they change except for the seed, in order."""
+  groups: dict[str, Setting] = {}
+  for trial in trials:
+    changes = {key: value for key, value in trial.changes.items() if key != "seed"}
+    key = json.dumps(plain(changes), sort_keys=True, default=str)
+    groups.setdefault(key, Setting(changes, [])).trials.append(trial)
+  return list(groups.values())
+
+
+def count(trials: Sequence[Trial], statuses: Sequence[str]) -> str:
+  """How many trials have each of these statuses, without noughts: "3 done, 1 failed"."""
+  counts = {status: sum(trial.status == status for trial in trials) for status in statuses}
+  return ", ".join(f"{number} {status}" for status, number in counts.items() if number)
+
+
+def text(changes: Changes) -> str:
+  """Changes on a line: optim.lr=0.01 seed=1."""
+  return " ".join(f"{key}={plain(value)}" for key, value in changes.items()) or "as it stands"

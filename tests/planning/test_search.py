@@ -1,0 +1,71 @@
+"""The search of meshes, rematerialisation and micro-batches: what it tries, in which order, what it stops at."""
+
+import dataclasses
+
+import pytest
+
+from tests import runs
+from vit_jax import hardware
+from vit_jax.planning import search
+from vit_jax.planning.estimate import Plan
+
+V3 = hardware.topology("v3-8")
+
+
+def plan(seconds, needed=1):
+  """A plan of so many seconds a step, or one that does not fit and needs so many bytes (0: cannot be)."""
+  base = Plan("v3:2x2", "v3-8", 8, 1, "data=8", hbm_bytes=needed)
+  if seconds is None:
+    return dataclasses.replace(base, problem="does not fit")
+  return dataclasses.replace(base, fits=True, step_seconds=seconds)
+
+
+def searched(answer):
+  """Plans of a search in which `answer(fsdp, remat, micro-batches)` is the plan; and what it was asked for."""
+  asked = []
+
+  def make_plan(run, slice_):
+    assert slice_ == V3
+    args = run.model.args
+    assert args["scan"] == (args["remat"] != "none")
+    asked.append((run.mesh.fsdp, args["remat"], run.optim.args["accumulate"]))
+    return answer(*asked[-1])
+
+  return list(search.candidates(runs.imagenet(), V3, make_plan)), asked
+
+
+def test_micro_batches_double_while_that_helps():
+  seconds = {(1, 1): 3.0, (1, 2): 2.0, (1, 4): 2.5, (8, 1): 1.0, (8, 2): 1.5, (4, 1): 5.0, (4, 2): 5.0}
+  plans, asked = searched(lambda fsdp, remat, micro_batches: plan(seconds[fsdp, micro_batches]))
+  assert asked == [(fsdp, "none", micro_batches) for fsdp, micro_batches in seconds]
+  assert [p.step_seconds for p in plans] == list(seconds.values())
+  assert [p.step_seconds for p in search.ranked(plans)] == sorted(seconds.values())
+  assert plans[0].mesh == "data=8; unrolled, remat none, micro-batches 1"
+
+
+def test_memory_is_saved_step_by_step_until_a_run_fits():
+  plans, asked = searched(lambda *choice: plan(1.0 if choice == (1, "mlp", 2) else None))
+  first, *others = search.ranked(plans)
+  assert first.fits and not any(p.fits for p in others)
+  assert first.mesh == "data=8; scan, remat mlp, micro-batches 2"
+  saving = ["none", "projections", "attention", "mlp", "full"]
+  assert [remat for _, remat, _ in asked[:14]] == saving + saving[:4] + saving
+
+
+def test_the_next_mesh_is_tried_where_saving_memory_would_not_help():
+  plans, asked = searched(lambda *_: plan(None, needed=0))
+  assert asked == [(1, "none", 1), (8, "none", 1), (4, "none", 1)] and len(plans) == 3
+
+
+@pytest.mark.parametrize(
+  ("slice_", "shapes"),
+  [
+    ("v3-8", [(1, 1, 1), (1, 8, 1), (1, 4, 2)]),
+    ("v5e-1", [(1, 1, 1)]),
+    ("2xv5e-64", [(2, 1, 1), (2, 64, 1), (2, 8, 1), (2, 32, 1), (2, 32, 2)]),
+  ],
+)
+def test_meshes_suit_the_slice(slice_, shapes):
+  meshes = search.meshes(hardware.topology(slice_))
+  assert [(mesh.replica, mesh.fsdp, mesh.tensor) for mesh in meshes] == shapes
+  assert {mesh.data for mesh in meshes} == {-1}

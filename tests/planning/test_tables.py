@@ -1,0 +1,30 @@
+"""Plans in words."""
+
+import dataclasses
+
+from vit_jax.planning import tables
+from vit_jax.planning.estimate import Plan
+
+GOOD = Plan("v3:2x2", "v3-8", 8, 1, "data=8", fits=True, step_seconds=0.0125, core_days=0.37)
+BAD = Plan("v3:4x4", "v3-32", 32, 4, "data=32", problem="does not fit")
+
+
+def test_what_does_not_run_has_its_reason_below_the_table():
+  heading, row, reason = tables.table([GOOD, BAD]).splitlines()
+  assert heading.split()[:2] == ["slice", "mesh"] and "cost" not in heading
+  assert row.startswith("v3-8 ") and " 12.5 " in row and " 0.4 " in row
+  assert reason == "v3-32, data=32: does not fit" == tables.table([BAD])
+
+
+def test_a_cost_and_collectives_are_there_where_they_are_known():
+  kinds = {"all-reduce": {"calls": 3, "payload": 2e6, "moved": 4e6}}
+  heading, row, collectives = tables.table([dataclasses.replace(GOOD, cost=1234.5, collectives=kinds)]).splitlines()
+  assert heading.endswith(" cost") and row.endswith(" 1,234")
+  assert collectives.endswith("all-reduce 3 x, 2.0 MB")
+
+
+def test_a_line_says_whether_a_plan_fits():
+  limited = dataclasses.replace(GOOD, hbm_bytes=2**31, hbm_limit=2**34, limit="memory", method="roofline")
+  assert tables.line(limited).startswith("v3-8             data=8: fits, 2.0 of 16.0 GiB, 12.5 ms")
+  assert "memory" in tables.line(limited) and "roofline" in tables.line(limited)
+  assert tables.line(BAD) == "v3-32            data=32: does not fit"

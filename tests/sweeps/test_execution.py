@@ -1,0 +1,113 @@
+"""Trials as processes: commands, what exit codes and result files mean. Commands stand in for training here."""
+
+import json
+import shlex
+
+import pytest
+
+from tests.sweeps import studies
+from vit_jax import build, config, flags, runtime
+from vit_jax.sweeps import execution, pool
+from vit_jax.sweeps.record import Record
+from vit_jax.sweeps.screen import Screen
+
+
+def run(folder, listed, command_of=studies.stand_in, groups=1):
+  """Runs trials to their end; the record."""
+  record = Record(studies.study(folder, decide=None), listed)
+  record.restore(listed, retry=False)
+  execution.run(record, listed, [pool.Group()] * groups, command_of)
+  return record
+
+
+def never(trial):
+  pytest.fail(f"{trial.name} was started")
+
+
+def test_a_command_is_what_a_shell_understands_and_makes_the_same_run(tmp_path):
+  changes = {"optim.lr": 0.5, "data.warp": {"name": "affine", "degrees": 3.0}, "data.mean": (0.1, 0.2, 0.3)}
+  made = studies.study(tmp_path, [changes], {"data.split_seed": "7"})
+  (trial,) = made.trials()
+  words = shlex.split(shlex.join(execution.train_command(made.file, trial)))
+  assert words[:5] == ["python", "-m", "vit_jax.train", f"--config={made.file}", f"--workdir={trial.workdir}"]
+  edited = flags.load(made.file, flags.overrides(words[5:]))
+  assert config.dumps(build.complete(config.resolve(edited))) == trial.config
+  assert json.loads(trial.config)["data"]["split_seed"] == 7
+
+
+def test_a_finished_trial_is_scored_on_test_into_a_workdir_of_its_own(tmp_path):
+  (trial,) = studies.waiting(tmp_path, 1)
+  trial.workdir = tmp_path / "final" / trial.name
+  words = execution.evaluate_command(trial)
+  assert words[2] == "vit_jax.evaluate"
+  assert {f"--workdir={tmp_path / 'trials' / trial.name}", "--split=test", f"--report={trial.workdir}"} <= set(words)
+
+
+def test_each_trial_is_run_once_and_its_metrics_are_kept(tmp_path):
+  listed = studies.waiting(tmp_path)
+  record = run(tmp_path, listed, groups=2)
+  assert [(t.status, t.figures["top1"], t.seconds, t.attempts) for t in listed] == [("done", 0.5, 2.0, 1)] * 3
+  record.close()
+  assert "| setting" in (tmp_path / "sweep.md").read_text()
+  written = json.loads((tmp_path / "sweep.json").read_text())
+  assert written["settings"][0]["figures"]["top1"] == [0.5] * 3
+  assert (tmp_path / "sweep.png").exists()
+  # Another session has nothing left to do.
+  again = studies.waiting(tmp_path)
+  run(tmp_path, again, never)
+  assert again == listed
+
+
+@pytest.mark.parametrize(
+  ("code", "status", "starts", "reason"),
+  [
+    (2, "failed", 1, "the reason"),
+    (runtime.EXIT_NOT_FINITE, "diverged", 1, "the reason"),
+    (1, "failed", 1, "the reason"),
+    (runtime.EXIT_PREEMPTED, "failed", execution.ATTEMPTS, "the reason"),
+    (-9, "failed", execution.ATTEMPTS, "SIGKILL"),
+  ],
+)
+def test_a_trial_that_ends_badly_is_written_down_and_stops_no_other(tmp_path, code, status, starts, reason):
+  listed = studies.waiting(tmp_path, 2)
+  run(tmp_path, listed, lambda trial: studies.stand_in(trial, code if trial.name == "t0" else 0))
+  assert [t.status for t in listed] == [status, "done"]
+  assert reason in listed[0].error
+  assert len((listed[0].workdir / "starts").read_text()) == starts
+  # Another session does not try it again.
+  run(tmp_path, studies.waiting(tmp_path, 2), never)
+
+
+def test_a_result_made_elsewhere_is_taken_and_one_of_another_config_is_not(tmp_path):
+  listed = studies.waiting(tmp_path, 2)
+  for trial, text in zip(listed, ("{}\n", '{"seed": 9}\n'), strict=True):
+    trial.workdir.mkdir(parents=True)
+    (trial.workdir / "config.json").write_text(text)
+    (trial.workdir / "result.json").write_text('{"top1": 0.25, "train_seconds": 1.0}')
+  run(tmp_path, listed, never)
+  assert (listed[0].status, listed[0].figures) == ("done", {"top1": 0.25, "train_seconds": 1.0})
+  assert listed[1].status == "failed"
+  assert str(listed[1].workdir) in listed[1].error and "another config" in listed[1].error
+
+
+def test_a_trial_that_another_process_holds_is_waited_for(tmp_path, capsys):
+  (trial,) = studies.waiting(tmp_path, 1)
+  with Screen([trial], None, lambda trial: tmp_path / "log") as screen:
+    with runtime.locked(trial.workdir):
+      assert execution.held(trial, screen)
+      assert execution.held(trial, screen)
+      assert capsys.readouterr().out.count("held by process") == 1
+    assert not execution.held(trial, screen)
+    assert trial.error == ""
+
+
+def test_the_last_error_of_a_log_is_its_reason(tmp_path):
+  log = tmp_path / "log"
+  for text, reason in (
+    ("", ""),
+    ("a\nb\n\n", "b"),
+    ("error: first\nerror: last\nsome more\n", "last"),
+    ("error: far away\n" + "x\n" * 50, "x"),
+  ):
+    log.write_text(text)
+    assert execution.last_error(log) == reason

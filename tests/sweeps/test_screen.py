@@ -1,0 +1,56 @@
+"""What a sweep shows while it runs: a table on a terminal, lines elsewhere."""
+
+import io
+import pathlib
+import sys
+
+import pytest
+import rich.console
+
+from vit_jax.sweeps import screen
+from vit_jax.sweeps.screen import Screen
+from vit_jax.sweeps.trials import Trial
+
+
+@pytest.fixture
+def trials():
+  """One that runs, one that is done, one that has failed."""
+  some = [Trial(f"t{lr}", {"optim.lr": lr}, {}, pathlib.Path("x"), "{}") for lr in (0.1, 0.2, 9.0)]
+  some[0].status = "running"
+  some[1].status, some[1].figures = "done", {"val/top1": 0.8, "top1": 0.3}
+  some[2].fail("too | large")
+  return some
+
+
+def test_a_terminal_gets_a_table_with_the_last_line_of_each_log(tmp_path, trials):
+  log = tmp_path / "log"
+  log.write_bytes(b"first\n" + b"x" * 3000 + b"\n  12/40  30%  loss 1.5\n\n")
+  console = rich.console.Console(width=100, record=True, file=io.StringIO())
+  console.print(Screen(trials, "val/top1", lambda trial: log).table())
+  text = console.export_text()
+  assert "1 done, 1 running, 1 failed" in text
+  assert "12/40  30%  loss 1.5" in text
+  assert "0.8000" in text and "too | large" in text
+
+
+def test_without_a_terminal_each_change_is_a_line(capsys, monkeypatch, trials):
+  monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+  with Screen(trials, "val/top1", lambda trial: pathlib.Path("none")) as shown:
+    shown.changed(trials[1])
+    shown.changed(trials[2])
+    shown.refresh()
+  first, second = capsys.readouterr().out.splitlines()
+  assert first.endswith("done      2/3  optim.lr=0.2  0.8000")
+  assert second.endswith("failed    3/3  optim.lr=9.0  too | large")
+
+
+def test_top1_is_shown_where_nothing_decides(trials):
+  console = rich.console.Console(width=100, record=True, file=io.StringIO())
+  console.print(Screen(trials, None, lambda trial: pathlib.Path("none")).table())
+  assert "0.3000" in console.export_text()
+
+
+def test_the_last_line_ends_where_a_progress_bar_returns(tmp_path):
+  (tmp_path / "log").write_bytes(b"10%\r20%\r30% \xff\n\n")
+  assert screen.last_line(tmp_path / "log") == "30% �"
+  assert screen.last_line(tmp_path / "nothing") == ""

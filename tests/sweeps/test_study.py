@@ -1,0 +1,234 @@
+"""Which runs a sweep consists of: changes as flags and configs, what may decide, what is scored on test."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests import runs
+from tests.sweeps import studies
+from vit_jax import build, config, flags, schema
+from vit_jax.config import Sweep
+from vit_jax.prepare import prepare
+from vit_jax.schema import ConfigError
+from vit_jax.sweeps import study, trials
+
+
+def planned(tmp_path, rows, decide="val/top1", final=(), **overrides):
+  """The study of a small config in `tmp_path`."""
+  return studies.study(tmp_path, rows, overrides, decide=decide, final=final)
+
+
+# Trials.
+
+
+def test_trials_do_not_see_test_and_the_same_run_is_there_once(tmp_path):
+  rates = [{"optim.lr": rate} for rate in (0.001, 0.1, 1e38, 0.1)]
+  listed = planned(tmp_path, [*rates, {"sead": 1}]).trials()
+  assert [str(trial) for trial in listed] == ["optim.lr=0.001", "optim.lr=0.1", "optim.lr=1e+38", "sead=1"]
+  assert [trial.status for trial in listed] == ["waiting"] * 3 + ["failed"]
+  for trial in listed[:3]:
+    assert list(json.loads(trial.config)["evals"]) == ["val"]
+    assert trial.workdir == tmp_path / "trials" / trial.name
+
+
+def test_a_trial_has_the_same_name_wherever_and_however_it_is_written(tmp_path):
+  (first,) = planned(tmp_path, [{"seed": 1, "optim.lr": 0.5}]).trials()
+  (second,) = planned(tmp_path, [{"optim.lr": 5e-1}], seed="1").trials()
+  (third,) = planned(tmp_path, [{"seed": 2, "optim.lr": 0.5}]).trials()
+  assert first.name == second.name != third.name
+
+
+def test_without_a_decision_every_evaluation_is_measured(tmp_path):
+  (trial,) = planned(tmp_path, [{"seed": 1}], None).trials()
+  assert set(json.loads(trial.config)["evals"]) == {"val", "test"}
+
+
+@pytest.mark.parametrize(
+  ("decide", "names"),
+  [
+    ("test/top1", "test images config.data.val"),
+    ("top1", "<evaluation>/<figure> test, val"),
+    ("vla/top1", "test, val"),
+    ("val/top_1", "'val' 'top1'"),
+    ("val/ema_top1", "'val'"),
+  ],
+)
+def test_what_cannot_decide_is_refused(tmp_path, decide, names):
+  (trial,) = planned(tmp_path, [{}], decide).trials()
+  assert trial.status == "failed" and decide.partition("/")[2] in trial.error
+  assert all(name in trial.error for name in names.split(" ")), trial.error
+
+
+def test_a_weight_average_may_decide_where_there_is_one(tmp_path):
+  (trial,) = planned(tmp_path, [{"optim.ema": 0.9}], "val/ema_top1").trials()
+  assert trial.status == "waiting"
+
+
+@pytest.mark.parametrize(
+  ("changes", "place", "suggestion"),
+  [
+    ({"init.from": "/nope"}, "config.init.from", "'/nope'"),
+    ({"data.val": "test"}, "'val/top1'", "config.data.val"),
+    ({"evals.val.split": "test[:50%]"}, "'val/top1'", "test split"),
+    ({"data.val": "train[90:120]"}, "'val/top1'", "train split"),
+    ({"data.train": "train[9000:]"}, "config.data", "train[9000:]"),
+  ],
+)
+def test_absent_data_and_shared_images_are_seen_before_anything_is_started(tmp_path, changes, place, suggestion):
+  prepare("digits")
+  made = planned(tmp_path, [{"seed": 5}, changes])
+  listed = made.trials()
+  if listed[1].config is not None:
+    study.check_data(listed, "val/top1")
+  assert [trial.status for trial in listed] == ["waiting", "failed"]
+  assert place in listed[1].error and suggestion in listed[1].error
+  with pytest.raises(ConfigError):
+    study.check_data(listed[1:], "val/top1")
+
+
+# Last runs.
+
+
+def test_the_last_runs_see_test_and_not_what_they_are_trained_on(tmp_path):
+  final = [{"data.train": "train[:160]", "seed": 4}]
+  made = planned(tmp_path, [{"optim.lr": 0.1, "seed": 3}], final=final)
+  best = trials.settings(made.trials())[0]
+  (last,) = made.last_runs(best)
+  run = json.loads(last.config)
+  assert list(run["evals"]) == ["test"] and run["evals"]["test"]["every"] == "100%"
+  assert (run["data"]["train"], run["seed"], run["optim"]["lr"]) == ("train[:160]", 4, 0.1)
+  assert last.workdir == tmp_path / "final" / last.name
+
+
+def test_without_final_the_best_setting_s_own_trials_are_scored(tmp_path):
+  made = planned(tmp_path, [{"optim.lr": 0.1, "seed": 3}])
+  (trial,) = made.trials()
+  (last,) = made.last_runs(trials.settings([trial])[0])
+  assert (last.name, last.config, last.figures) == (trial.name, trial.config, {})
+  assert last.workdir == tmp_path / "final" / trial.name
+
+
+@pytest.mark.parametrize(
+  ("rows", "final", "overrides", "place", "word"),
+  [
+    ([{"sead": 1}], (), {}, "config.sead", "seed"),
+    ([{"sead": 1}, {"tead": 1}], (), {}, "config.sead", "no trial is possible"),
+    ([{}], [{"sead": 1}], {}, "sweep: final: sead=1", "config.sead"),
+    ([{"seed": 1}], (), {"seed": "3"}, "--config.seed", "change sweep()"),
+    ([{}], [{"optim.lr": 1.0}], {"optim.lr": "3"}, "--config.optim.lr", "change sweep()"),
+    ([{"model": {"name": "vit_2_4_32"}}], (), {"model.depth": "3"}, "--config.model.depth", "change sweep()"),
+  ],
+)
+def test_a_study_that_cannot_be_is_an_error(tmp_path, rows, final, overrides, place, word):
+  made = planned(tmp_path, rows, final=final, **overrides)
+  with pytest.raises(ConfigError) as error:
+    made.check(made.trials())
+  assert place in str(error.value) and word in str(error.value)
+
+
+# The sweep of a config file.
+
+
+@pytest.mark.parametrize(
+  ("body", "word"),
+  [
+    ("", "defines no sweep()"),
+    ("def sweep():\n  return 3", "returned 3; allowed: a Sweep"),
+    ("def sweep():\n  return 1 / 0", "ZeroDivisionError"),
+    ("def sweep(a):\n  return [{}]", "TypeError"),
+  ],
+)
+def test_a_file_without_a_sweep_is_named(tmp_path, body, word):
+  file = studies.sweep_file(tmp_path, body)
+  with pytest.raises(ConfigError) as error:
+    study.sweep_of(file)
+  assert file in str(error.value) and word in str(error.value)
+
+
+def test_a_sweep_takes_the_argument_of_its_file(tmp_path):
+  file = studies.sweep_file(tmp_path, "def sweep(lr):\n  return [{'seed': int(lr)}]")
+  assert study.sweep_of(f"{file}:7").trials == [{"seed": 7}]
+
+
+def test_a_list_of_changes_is_compared_and_nothing_chosen(tmp_path):
+  file = studies.sweep_file(tmp_path, "def sweep():\n  return [{'seed': 1}]")
+  assert study.sweep_of(file) == Sweep([{"seed": 1}], decide=None)
+
+
+# Changes.
+
+
+def test_a_product_has_every_combination_once():
+  rows = config.product({"optim.lr": (0.1, 0.2), "seed": range(3)})
+  pairs = [(row["optim.lr"], row["seed"]) for row in rows]
+  assert pairs == [(0.1, 0), (0.1, 1), (0.1, 2), (0.2, 0), (0.2, 1), (0.2, 2)]
+  assert config.product({}) == [{}]
+
+
+def test_a_zip_goes_side_by_side_and_refuses_what_has_no_partner():
+  assert config.zipped({"a": (1, 2), "b": ["x", "y"]}) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+  with pytest.raises(ConfigError, match=r"equally many values; they have \{'a': 2, 'b': 3\}"):
+    config.zipped({"a": (1, 2), "b": (1, 2, 3)})
+
+
+def test_a_sample_follows_from_its_seed_and_fewer_are_among_more():
+  space = {"lr": config.log_uniform(1e-4, 1e-1), "p": config.uniform(0.2, 0.4), "model": ("a", "b")}
+  rows = config.sample(400, space, seed=3)
+  assert rows == config.sample(400, space, seed=3)
+  assert rows[:7] == config.sample(7, space, seed=3)
+  assert rows[:7] != config.sample(7, space, seed=4)
+  rates = np.array([row["lr"] for row in rows])
+  assert 1e-4 <= rates.min() <= rates.max() <= 1e-1
+  # Of three decades each has a third.
+  assert np.abs(np.histogram(np.log10(rates), 3, (-4, -1))[0] / 400 - 1 / 3).max() < 0.08
+  shares = np.array([row["p"] for row in rows])
+  assert 0.2 <= shares.min() <= shares.max() <= 0.4
+  assert abs(shares.mean() - 0.3) < 0.01
+  assert {row["model"] for row in rows} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+  ("make", "says"),
+  [
+    (lambda: config.log_uniform(0, 1), "0 to 1 is no range to draw from by logarithm"),
+    (lambda: config.uniform(2, 1), "2 to 1 is no range"),
+    (lambda: config.sample(1, {"a": "abc"}), "a is 'abc'; allowed: a list to choose from"),
+    (lambda: config.sample(1, {"a": ()}), r"a is \(\)"),
+    (lambda: config.Sweep([]), "there are no trials"),
+    (lambda: config.Sweep({"seed": 1}), "trials is {'seed': 1}; allowed: a list of changes"),
+    (lambda: config.Sweep([1]), r"trials is \[1\]"),
+    (lambda: config.Sweep([{1: 2}]), "trials has the key 1; allowed: keys of the config"),
+    (lambda: config.Sweep([{}], decide=3), "decide is 3; allowed: a figure"),
+    (lambda: config.product({"lr": 0.1}), "lr is 0.1; allowed: a list of values"),
+    (lambda: config.sample(2, {"lr": 0.1}), "lr is 0.1; allowed: a list to choose from"),
+    (lambda: config.Sweep([{}], decide=None, final=[{}]), "nothing decides which that is"),
+  ],
+)
+def test_a_mistake_says_what_is_allowed(make, says):
+  with pytest.raises(ConfigError, match=says):
+    make()
+
+
+@pytest.mark.parametrize(
+  ("changes", "expected"),
+  [
+    ({"optim.lr": 0.5, "seed": 7}, {"optim.lr": 0.5, "seed": 7}),
+    ({"optim.schedule": {"name": "linear"}}, {"optim.schedule.name": "linear", "optim.schedule.end": 0.0}),
+    ({"data.warp": {"name": "none"}}, {"data.warp.name": "none"}),
+    ({"optim.clip": None, "data.flip": True}, {"optim.clip": None, "data.flip": True}),
+    ({"data.mean": [0.1, 0.2, 0.3]}, {"data.mean": (0.1, 0.2, 0.3)}),
+    ({"total": "7ep"}, {"total": "7ep"}),
+    ({"model": {"name": "cct_4_3x2_32", "depth": 3}}, {"model.name": "cct_4_3x2_32", "model.depth": 3}),
+  ],
+)
+def test_changes_are_flags_that_make_that_config(changes, expected):
+  edited = flags.load(str(runs.ROOT / "configs/digits.py"))
+  for key, text in study.as_flags(changes, schema.plain(edited)).items():
+    flags.edit(edited, key, text)
+  run = schema.plain(build.complete(config.resolve(edited)))
+  for key, value in expected.items():
+    made = run
+    for name in key.split("."):
+      made = made[name]
+    assert schema.plain(value) == made, key

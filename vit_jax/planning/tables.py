@@ -1,0 +1,68 @@
+"""Plans in words: a line for each as it is made, a table of all."""
+
+from collections.abc import Sequence
+
+from vit_jax.planning.estimate import WRITE_RATE, Plan
+
+METHOD = f"""\
+step   the compiler's estimate of cycles of every operation, at the chip's clock, plus the time on the links.
+       Where it is below what the arithmetic takes, that or the memory traffic at peak rates, whichever is longer.
+links  bytes that a device sends for collectives, in rings, at the rate of all its links; none is overlapped.
+MFU    the model's matrix products, forward and backward, as a share of the chip's peak; recomputation is no gain.
+write  of a checkpoint, at {WRITE_RATE / 1e9:.1f} GB/s a host."""
+
+
+def line(plan: Plan) -> str:
+  """Whether a plan fits, how fast it is and what limits it; or its problem."""
+  head = f"{plan.rented:<16} {plan.mesh}: "
+  if plan.problem:
+    return head + plan.problem
+  return head + (
+    f"fits, {plan.hbm_bytes / 2**30:.1f} of {plan.hbm_limit / 2**30:.1f} GiB, {plan.step_seconds * 1e3:,.1f} ms a step "
+    f"({plan.method}), limited by {plan.limit}; compiled in {plan.compile_seconds:.0f} s"
+  )
+
+
+_COLUMNS = (  # heading, what stands there
+  ("slice", lambda p: p.rented),
+  ("mesh", lambda p: p.mesh),
+  ("args GiB", lambda p: f"{p.hbm_arguments / 2**30:.2f}"),
+  ("temp GiB", lambda p: f"{p.hbm_temporaries / 2**30:.2f}"),
+  ("of GiB", lambda p: f"{p.hbm_limit / 2**30:.2f}"),
+  ("TFLOP", lambda p: f"{p.flops / 1e12:.2f}"),
+  ("GB", lambda p: f"{p.bytes / 1e9:.1f}"),
+  ("links MB", lambda p: f"{sum(c['moved'] for c in p.collectives.values()) / 1e6:,.0f}"),
+  ("step ms", lambda p: f"{p.step_seconds * 1e3:,.1f}"),
+  ("limit", lambda p: p.limit),
+  ("images/s/chip", lambda p: f"{p.images_per_second_per_chip:,.0f}"),
+  ("MFU", lambda p: f"{p.mfu:.0%}"),
+  ("hours", lambda p: f"{p.hours:,.1f}"),
+  ("core-days", lambda p: f"{p.core_days:,.{0 if p.core_days >= 100 else 1}f}"),
+  ("checkpoint", lambda p: f"{p.checkpoint_bytes / 1e9:.1f} GB, {p.checkpoint_seconds:.1f} s"),
+  ("input a host", lambda p: _input(p)),
+  ("cost", lambda p: "" if p.cost is None else f"{p.cost:,.0f}"),
+)
+
+
+def _input(plan):
+  images = f"{plan.images_per_second_per_host:,.0f}/s"
+  size = plan.input_bytes_per_second_per_host
+  return images if size is None else f"{images}, {size / 1e6:,.0f} MB/s"
+
+
+def table(plans: Sequence[Plan]) -> str:
+  """All plans that run, a row each; then the collectives of each, and why others do not run."""
+  columns = [(heading, cell) for heading, cell in _COLUMNS if heading != "cost" or any(p.cost for p in plans)]
+  rows = [[cell(plan) for _, cell in columns] for plan in plans if not plan.problem]
+  lines = []
+  if rows:
+    rows = [[heading for heading, _ in columns], *rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+  for plan in plans:
+    kinds = [f"{kind} {c['calls']} x, {c['payload'] / 1e6:,.1f} MB" for kind, c in plan.collectives.items()]
+    if kinds:
+      lines.append(f"{plan.rented}, {plan.mesh}: collectives a step: {'; '.join(kinds)}")
+    if plan.problem:
+      lines.append(f"{plan.rented}, {plan.mesh}: {plan.problem}")
+  return "\n".join(lines)

@@ -1,0 +1,127 @@
+"""Trials are run until none is left: as processes, whose exit codes and result files say what became of each."""
+
+import contextlib
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from vit_jax import files, runtime
+from vit_jax.sweeps import pool
+from vit_jax.sweeps.record import Record
+from vit_jax.sweeps.screen import Screen, show
+from vit_jax.sweeps.trials import Trial
+
+ATTEMPTS = 3  # at a trial that a signal ends: out of memory, or somebody's kill
+
+
+def train_command(file: str, trial: Trial) -> list[str]:
+  """The command that trains a trial of a config file, or continues it."""
+  overrides = [f"--config.{key}={text}" for key, text in trial.flags.items()]
+  return ["python", "-m", "vit_jax.train", f"--config={file}", f"--workdir={trial.workdir}", *overrides]
+
+
+def evaluate_command(trial: Trial) -> list[str]:
+  """The command that measures a finished trial on test, into a workdir of its own."""
+  trained = trial.workdir.parent.parent / "trials" / trial.name
+  return ["python", "-m", "vit_jax.evaluate", f"--workdir={trained}", "--split=test", f"--report={trial.workdir}"]
+
+
+def run(
+  record: Record, trials: Sequence[Trial], groups: Sequence[pool.Group], command_of: Callable[[Trial], list[str]]
+) -> None:
+  """Runs the waiting trials, one on each group of devices at a time, until all have ended.
+
+  The record is written after each change. On Ctrl-C the trials are asked to save and stop.
+
+  Args:
+    record: where changes are written.
+    trials: those to run; others of the record stay as they are.
+    groups: devices of one trial each.
+    command_of: the command of a trial; its first word is replaced by this Python.
+  """
+  by_name = {trial.name: trial for trial in trials}
+  screen = Screen(trials, record.study.sweep.decide, record.log)
+  with contextlib.closing(pool.Pool(groups)) as processes, screen, _stopping(processes):
+    while any(trial.status in ("waiting", "running") for trial in trials):
+      for name, code in processes.finished().items():
+        settle(by_name[name], code, record.log(by_name[name]))
+        record.write()
+        screen.changed(by_name[name])
+      waiting = [trial for trial in trials if trial.status == "waiting"]
+      elsewhere = sum(held(trial, screen) for trial in waiting)  # on devices of ours
+      for trial in waiting:
+        if trial.error or len(processes.names) + elsewhere >= len(groups):
+          continue
+        if take_result(trial):
+          record.write()
+        else:
+          trial.status, trial.attempts = "running", trial.attempts + 1
+          processes.start(trial.name, [sys.executable, *command_of(trial)[1:]], record.log(trial))
+        screen.changed(trial)
+      screen.refresh()
+      time.sleep(0.2)
+
+
+def held(trial: Trial, screen: Screen) -> bool:
+  """Whether another process trains it now: one of a killed sweep that is saving, or one that --render was used for.
+
+  The trial's error names it for as long.
+  """
+  holder = runtime.holder(trial.workdir)
+  before, trial.error = trial.error, f"held by process {holder}" if holder else ""
+  if holder and trial.error != before:
+    screen.changed(trial)
+  return holder is not None
+
+
+@contextlib.contextmanager
+def _stopping(processes: pool.Pool):
+  """Says what a stop waits for."""
+  try:
+    yield
+  except KeyboardInterrupt:
+    show(f"stopping: {len(processes.names)} trials save their state, which may take up to {pool.PATIENCE:.0f} s")
+    raise
+
+
+def take_result(trial: Trial) -> bool:
+  """Takes over the result of a trial, if its workdir has one; fails it if the result is another config's."""
+  trained = files.read_json(trial.workdir / "result.json")
+  tested = files.read_json(trial.workdir / "figures.json")  # of `evaluate_command`, which trains nothing
+  if trained is None and tested is None:
+    return False
+  if trained is not None and (trial.workdir / "config.json").read_text() != trial.config:
+    trial.fail(f"{trial.workdir} holds a run with another config; was the file edited?")
+    return True
+  values = tested["figures"] if trained is None else trained
+  trial.figures = {key: value for key, value in values.items() if isinstance(value, float | int)}
+  trial.status, trial.error, trial.seconds = "done", "", values.get("train_seconds", 0.0)
+  return True
+
+
+def settle(trial: Trial, code: int, log: pathlib.Path) -> None:
+  """Sets the status of a trial whose process has ended with this exit code (below 0: by that signal).
+
+  One that was asked to stop, or that a signal ended, waits to be continued from its last checkpoint, `ATTEMPTS` times
+  at most.
+  """
+  stopped = code < 0 or code in (runtime.EXIT_PREEMPTED, 130, 143) or runtime.holder(trial.workdir)
+  trial.fail(last_error(log))
+  if code == 0:
+    if not take_result(trial):
+      trial.error = f"finished without a result; see {log}"
+  elif code == runtime.EXIT_NOT_FINITE:
+    trial.status = "diverged"
+  elif stopped and trial.attempts < ATTEMPTS:
+    trial.status = "waiting"
+  elif code < 0:
+    trial.error = f"ended {trial.attempts} times by signal {signal.Signals(-code).name}; out of memory? See {log}"
+
+
+def last_error(log: pathlib.Path) -> str:
+  """The last error in a log, else its last line."""
+  lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+  last = next((line for line in reversed(lines[-40:]) if line.startswith("error:")), lines[-1] if lines else "")
+  return last.removeprefix("error:").strip()[:500]

@@ -1,0 +1,70 @@
+"""The picture of a sweep: which of its keys matters, drawn without a display."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from vit_jax import files
+from vit_jax.pictures import DPI, shortened
+
+Row = tuple[Mapping[str, object], float]  # changes of a trial, its metric
+
+
+def effects(rows: Sequence[Row], keys: Sequence[str], metric: str, path: pathlib.Path) -> None:
+  """Draws a PNG with a panel for each key: the metric of all trials over the key's values, and their means.
+
+  The panels' titles and order are the share of the metric's variance that the key's values explain, one key at a time.
+  """
+  files.check_path(path, (".png",))
+  assert rows and keys
+  panels = sorted(((explained(rows, key), key) for key in keys), key=lambda panel: -panel[0])
+  figure = Figure(figsize=(1.2 + 3.2 * len(panels), 4), layout="constrained")
+  FigureCanvasAgg(figure)
+  every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+  for axes, (share, key) in zip(every, panels, strict=True):
+    _panel(axes, _by_value(rows, key))
+    axes.set_title(f"{shortened(key)}: {share:.0%}", fontsize=10, parse_math=False)
+  every[0].set_ylabel(metric)
+  figure.suptitle(f"{len(rows)} trials; share of variance that each key explains", fontsize=10)
+  with files.replacing(path) as partial:
+    figure.savefig(partial, format="png", dpi=DPI)
+
+
+def _panel(axes, groups):
+  """Draws the metrics of each value of a key, and their means."""
+  numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in groups)
+  # Numbers stand where they belong if there is room for them, names side by side.
+  to_scale = numeric and len(groups) > 6
+  positions = list(groups) if to_scale else range(len(groups))
+  for position, metrics in zip(positions, groups.values(), strict=True):
+    axes.plot([position] * len(metrics), metrics, "o", color="C0", alpha=0.5, markersize=5)
+  means = [np.mean(metrics) for metrics in groups.values()]
+  axes.plot(positions, means, "-" if numeric else "", marker="_", markersize=18, color="C1", linewidth=1)
+  if to_scale and min(groups) > 0 and max(groups) > 20 * min(groups):
+    axes.set_xscale("log")
+  if not to_scale:
+    axes.set_xticks(positions, [shortened(str(value)) for value in groups], parse_math=False)
+    axes.tick_params(axis="x", labelrotation=0 if len(groups) < 4 else 45)
+    axes.set_xlim(-0.5, len(groups) - 0.5)
+  axes.grid(axis="y", alpha=0.3)
+
+
+def explained(rows: Sequence[Row], key: str) -> float:
+  """Variance of the means by the key's value over the whole variance, each trial counting once (eta squared)."""
+  metrics = np.array([metric for _, metric in rows])
+  whole = np.sum((metrics - metrics.mean()) ** 2)
+  groups = _by_value(rows, key).values()
+  between = sum(len(group) * (np.mean(group) - metrics.mean()) ** 2 for group in groups)
+  return float(between / whole) if whole else 0.0
+
+
+def _by_value(rows, key):
+  """{value of the key: metrics}, numbers in order and first."""
+  groups = {}
+  for changes, metric in rows:
+    value = changes.get(key, "as it is")
+    groups.setdefault(value if isinstance(value, int | float | str) else str(value), []).append(metric)
+  return dict(sorted(groups.items(), key=lambda item: (isinstance(item[0], str), item[0])))

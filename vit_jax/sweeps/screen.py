@@ -1,0 +1,84 @@
+"""The trials of a sweep while they run: a live table on a terminal, elsewhere a line for each change."""
+
+import contextlib
+import pathlib
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import rich.live
+import rich.table
+
+from vit_jax.sweeps.trials import Trial, count
+
+_ORDER = ("running", "failed", "diverged", "done", "waiting")
+
+
+def show(line: str) -> None:
+  """Prints a line at once. `runtime.say` would ask JAX which process this is, and so take the trials' devices."""
+  print(line, flush=True)
+
+
+class Screen:
+  """Shows trials until it is closed; a context manager.
+
+  Args:
+    trials: all of them, in the order of their numbers.
+    metric: shown of a trial that has it, else its top1.
+    log_of: the file that a trial's output goes to, whose last line is shown while it runs.
+  """
+
+  def __init__(self, trials: Sequence[Trial], metric: str | None, log_of: Callable[[Trial], pathlib.Path]):
+    self._trials, self._metric, self._log_of = trials, metric, log_of
+    self._began = time.monotonic()
+    self._live = None
+
+  def __enter__(self):
+    if sys.stdout.isatty():
+      self._live = rich.live.Live(self.table(), refresh_per_second=2, transient=True)
+      self._live.__enter__()
+    return self
+
+  def __exit__(self, *error):
+    if self._live:
+      self._live.__exit__(*error)
+
+  def changed(self, trial: Trial) -> None:
+    """Says what became of a trial."""
+    if not self._live:
+      number = f"{self._trials.index(trial) + 1}/{len(self._trials)}"
+      outcome = self._value(trial) or trial.error
+      show(f"{time.strftime('%H:%M:%S')}  {trial.status:<9} {number}  {trial}  {outcome}".rstrip())
+
+  def refresh(self) -> None:
+    """Draws the table anew."""
+    if self._live:
+      self._live.update(self.table())
+
+  def table(self) -> rich.table.Table:
+    """A row for each trial, those that run first; the title counts them."""
+    minutes = (time.monotonic() - self._began) / 60
+    order = ("done", "running", "waiting", "failed", "diverged")
+    table = rich.table.Table(title=f"{count(self._trials, order)}, {minutes:.0f} min", expand=True)
+    table.add_column("trial", ratio=2, overflow="fold")
+    table.add_column("status", min_width=8, no_wrap=True)
+    table.add_column("figure", min_width=6, no_wrap=True)
+    table.add_column("last words", ratio=3, no_wrap=True)
+    for trial in sorted(self._trials, key=lambda t: _ORDER.index(t.status)):
+      last = last_line(self._log_of(trial)) if trial.status == "running" else trial.error
+      table.add_row(str(trial), trial.status, self._value(trial), last)
+    return table
+
+  def _value(self, trial):
+    value = trial.figures.get(self._metric, trial.figures.get("top1"))
+    return "" if value is None else f"{value:.4f}"
+
+
+def last_line(log: pathlib.Path) -> str:
+  """The last line of a log, empty where there is none; a progress bar's carriage returns end lines too."""
+  with contextlib.suppress(OSError), log.open("rb") as file:
+    file.seek(max(0, log.stat().st_size - 2000))
+    lines = re.split(r"[\r\n]+", file.read().decode(errors="replace").rstrip())
+    return lines[-1].strip()
+  return ""

@@ -1,0 +1,234 @@
+"""Which runs a sweep consists of: its trials as configs, and those that are scored on test at its end."""
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vit_jax import build, config, evals, flags, schema
+from vit_jax.config import Changes, Sweep
+from vit_jax.data import catalog, sources
+from vit_jax.schema import ConfigError
+from vit_jax.sweeps.trials import Setting, Trial, settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+  """A sweep over a config file in a workdir.
+
+  Args:
+    file: the config file, with its argument if it takes one.
+    overrides: flags {key: text} for every run.
+    sweep: trials, the metric that decides and the last runs.
+    workdir: where the sweep lives.
+  """
+
+  file: str
+  overrides: Mapping[str, str]
+  sweep: Sweep
+  workdir: pathlib.Path
+
+  def trials(self) -> list[Trial]:
+    """A trial for each of the sweep's changes, without those that make the same config.
+
+    Changes that make no config are trials that have failed. Where a metric decides, the evaluations on test images are
+    left out.
+    """
+    return _different(self._trial(changes) for changes in self.sweep.trials)
+
+  def last_runs(self, best: Setting) -> list[Trial]:
+    """The runs to score on test: those that `final` lists, with the best setting, else the best setting's own trials.
+
+    Those that `final` lists are not measured by the evaluation that decides, whose images they may train on.
+    """
+    folder = self.workdir / "final"
+    if not self.sweep.final:
+      return [Trial(t.name, t.changes, t.flags, folder / t.name, t.config) for t in best.trials]
+    return _different(self._last_run({**best.changes, **changes}) for changes in self.sweep.final)
+
+  def check(self, trials: Sequence[Trial]) -> None:
+    """Raises ConfigError if flags and trials give the same key, no trial is possible, or the last runs are not."""
+    for key in self.overrides:
+      tried = [name for changes in [*self.sweep.trials, *self.sweep.final] for name in changes]
+      if any(key == name or key.startswith(f"{name}.") for name in tried):
+        raise ConfigError(f"--config.{key}: the sweep itself gives this value; change sweep() in {self.file}")
+    check_possible(trials)
+    possible = next(trial for trial in trials if trial.config is not None)
+    for trial in self.last_runs(settings([possible])[0]):
+      if trial.config is None:
+        raise ConfigError(f"sweep: final: {trial}: {trial.error}")
+
+  def _trial(self, changes: Changes) -> Trial:
+    decide = self.sweep.decide
+
+    def without_test(run):
+      if not decide:
+        return {}
+      _check_decides(run, decide)
+      return {f"evals.{name}": "default" for name in _on_test(run)}
+
+    return self._run(changes, self.workdir / "trials", without_test)
+
+  def _last_run(self, changes: Changes) -> Trial:
+    decide = self.sweep.decide
+
+    def with_test(run):
+      _check_decides(run, decide)
+      on_test = {f"evals.{name}.every": "100%" for name in _on_test(run)}
+      on_test = on_test or {"evals.test.name": "accuracy", "evals.test.split": "test"}
+      return {f"evals.{decide.partition('/')[0]}": "default"} | on_test
+
+    return self._run(changes, self.workdir / "final", with_test)
+
+  def _run(self, changes, folder, evaluations) -> Trial:
+    """The trial of these changes; `evaluations` maps its run to flags that choose what is measured."""
+    texts = dict(self.overrides)
+    try:
+      texts |= as_flags(changes, schema.plain(flags.load(self.file)))
+      texts |= evaluations(_resolved(self.file, texts))
+      text = config.dumps(_resolved(self.file, texts))
+    except ConfigError as error:
+      name = _digest(json.dumps([texts, schema.plain(dict(changes))], default=str))
+      return Trial(name, changes, texts, folder / name, None, "failed", str(error))
+    name = _digest(text)
+    return Trial(name, changes, texts, folder / name, text)
+
+
+def _digest(text):
+  return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _different(trials):
+  """The first trial of each name."""
+  first = {}
+  for trial in trials:
+    first.setdefault(trial.name, trial)
+  return list(first.values())
+
+
+def _resolved(file, texts):
+  return build.complete(config.resolve(flags.load(file, texts)))
+
+
+# What decides.
+
+
+def _on_test(run: config.Run) -> list[str]:
+  """Names of the evaluations that look at the test split of the run's own data."""
+  return [name for name, choice in run.evals.items() if _split_of(choice) in ("test", run.data.args["test"])]
+
+
+def _split_of(choice: schema.Choice) -> str | None:
+  """The split of the run's own data that an evaluation measures; None where it has data of its own."""
+  return choice.args.get("split", choice.args.get("test")) if choice.args["data"] is None else None
+
+
+def _check_decides(run: config.Run, decide: str) -> None:
+  """Raises ConfigError unless `decide` is a metric of an evaluation of the run that looks at no test images."""
+  name, _, metric = decide.partition("/")
+  if name not in run.evals or not metric:
+    raise ConfigError(
+      f"sweep: decide is {decide!r}; allowed: <evaluation>/<figure>, the evaluations being {', '.join(run.evals)}"
+    )
+  if name in _on_test(run):
+    raise ConfigError(f"sweep: {decide!r} decides by test images; hold out a part of train: config.data.val")
+  known = evals.figure_names(run.evals[name])
+  known += [f"ema_{one}" for one in known] if run.optim.args["ema"] else []
+  if metric not in known:
+    raise ConfigError(f"sweep: decide is {decide!r}, but {name!r} has no such figure.{schema.nearest(metric, known)}")
+
+
+def check_possible(trials: Sequence[Trial]) -> None:
+  """Raises ConfigError, with the first reason, if all trials have failed."""
+  if all(trial.status == "failed" for trial in trials):
+    errors = list(dict.fromkeys(trial.error for trial in trials))
+    raise ConfigError(errors[0] if len(errors) == 1 else f"no trial is possible; the first: {errors[0]}")
+
+
+def check_data(trials: Sequence[Trial], decide: str | None) -> None:
+  """Fails each trial whose data or weights are absent, or that decides by images of its test or training split.
+
+  Opens every dataset once. Raises ConfigError if no trial is left.
+  """
+  opened = {}
+
+  def open_split(data, split):
+    key = json.dumps(schema.plain(data)), split
+    if key not in opened:
+      opened[key] = catalog.open_split(data, split)
+    return opened[key]
+
+  for trial in trials:
+    if trial.config is not None:
+      try:
+        _check_data(config.resolve(json.loads(trial.config)), decide, open_split)
+      except ConfigError as error:
+        trial.fail(str(error))
+  check_possible(trials)
+
+
+def _check_data(run, decide, open_split):
+  weights = run.init.from_
+  if weights and "://" not in weights and not pathlib.Path(weights).exists():
+    raise ConfigError(f"config.init.from: no file {weights!r}")
+  train = open_split(run.data, "train")
+  split = _split_of(run.evals[decide.partition("/")[0]]) if decide else None
+  if split is None:
+    return
+  deciding = open_split(run.data, split)
+  for name, images in (("test", open_split(run.data, "test")), ("train", train)):
+    if sources.share(deciding, images):
+      raise ConfigError(
+        f"{decide!r} decides by images of the {name} split: {deciding.split!r} and {images.split!r} have some in "
+        "common; hold out a part of train: config.data.train, config.data.val"
+      )
+
+
+# From a config file, and back to flags.
+
+
+def sweep_of(path: str) -> Sweep:
+  """The sweep of a config file, `file` or `file:argument`; its `sweep` takes the argument if it takes any.
+
+  A plain list of changes is a sweep in which nothing is chosen.
+  """
+  module, argument = flags.module(path)
+  if not callable(getattr(module, "sweep", None)):
+    raise ConfigError(f"--config: {path} defines no sweep(); see configs/finetune.py")
+  takes = bool(inspect.signature(module.sweep).parameters)
+  sweep = flags.called(path, module.sweep, *([argument] if argument and takes else []))
+  if isinstance(sweep, list | tuple):
+    sweep = Sweep(sweep, decide=None)
+  if not isinstance(sweep, Sweep):
+    raise ConfigError(
+      f"--config: sweep() of {path} returned {sweep!r}; allowed: a Sweep or a list of changes, see vit_jax/config.py"
+    )
+  return sweep
+
+
+def as_flags(changes: Changes, base: Mapping[str, Any]) -> dict[str, str]:
+  """Changes as `--config.KEY=VALUE` has them, {key: text}, for a config whose own values are `base`.
+
+  A choice replaces the one of the config: of that, keys which the new one does not give return to their defaults.
+  """
+  texts = {}
+  for key, value in changes.items():
+    if not isinstance(value, Mapping):
+      texts[key] = _as_text(value)
+      continue
+    old = base
+    for name in key.split("."):
+      old = old.get(name, {}) if isinstance(old, Mapping) else {}
+    old = old if isinstance(old, Mapping) else {}
+    texts |= {f"{key}.{name}": "default" for name in old if name not in value}
+    texts |= as_flags({f"{key}.{name}": part for name, part in value.items()}, base)
+  return texts
+
+
+def _as_text(value):
+  if value is None:
+    return "none"
+  return repr(tuple(value)) if isinstance(value, list | tuple | range) else str(value)
