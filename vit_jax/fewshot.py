@@ -15,7 +15,7 @@ import pathlib
 
 import jax
 
-from vit_jax import config, files, flags, importers, measure, runtime, schema
+from vit_jax import config, files, flags, importers, measurement, runtime, schema
 from vit_jax.data import stream
 from vit_jax.evals import Outcome
 from vit_jax.runtime import say
@@ -41,11 +41,11 @@ def main() -> None:
     if path:
       files.check_path(path, (suffix,))
   wanted = config.resolve(flags.load(given.config, flags.overrides(rest, FLAGS)), config.Measurement)
-  measure.bound(wanted, wanted.image_size)  # a mistake shows before the weights are read; they give the size
+  measurement.complete(wanted, wanted.image_size)  # a mistake shows before the weights are read; they give the size
 
   runtime.start()
   weights = loaded(given.weights, wanted)
-  found = measure.of_weights(wanted, *weights, jax.devices())
+  found = measurement.build(wanted, *weights, jax.devices())
   say(f"{given.weights}: {weights[0].model.name}")
   for note in found.notes:
     say(f"  {note}")
