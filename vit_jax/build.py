@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from clu import parameter_overview
 
-from vit_jax import evals, flops, hardware, importers, mesh, models, optim, rng, steps, tasks, trees
+from vit_jax import checkpoints, evals, flops, hardware, importers, mesh, models, optim, rng, steps, tasks, trees
 from vit_jax.config import Run
 from vit_jax.data import augment, catalog, stream
 from vit_jax.data.device_batches import DeviceBatches
@@ -61,12 +61,22 @@ class Parts:
     """Shapes of the weights that the task reads and nothing trains, with shardings."""
     return self.task.frozen.shapes if self.task.frozen else {}
 
-  def frozen(self) -> dict[str, jax.Array]:
-    """These weights, read and spread over the devices; {} for a task that has none."""
-    if not self.task.frozen:
-      return {}
-    arrays = self.task.frozen.load()
-    return {path: mesh.place(arrays[path], shape.sharding) for path, shape in self.frozen_shapes.items()}
+  def frozen(self, digests: dict[str, str] | None = None) -> tuple[dict[str, jax.Array], dict[str, str]]:
+    """(these weights, read and spread over the devices, {key of the config: SHA-256}); {}, {} for a task without.
+
+    ConfigError if they are not those of `digests`, which a checkpoint holds.
+    """
+    if not (frozen := self.task.frozen):
+      return {}, {}
+    arrays = frozen.load()
+    params = {path: mesh.place(arrays[path], shape.sharding) for path, shape in self.frozen_shapes.items()}
+    digest = checkpoints.weights_digest(params, mesh.replicated(self.mesh))
+    if digests is not None and digests.get(frozen.key) != digest:
+      raise ConfigError(
+        f"config.{frozen.key}: {frozen.path} holds other weights than those that this run began with (SHA-256 "
+        f"{digest[:12]}, not {digests.get(frozen.key, 'none')[:12]}); bring them back, or take another --workdir"
+      )
+    return params, {frozen.key: digest}
 
   def start(self, weights: dict[str, np.ndarray]) -> steps.State:
     """The state before the first step: drawn, with `weights` in the place of the parameters that they name."""
@@ -180,10 +190,13 @@ def _task(run, model, grid, steps_of) -> tasks.Task:
 
 def _frozen(run, grid, key, path, ema) -> tasks.Frozen:
   """The weights in a file or workdir, of any model, for images of the run's size; only names and shapes are read."""
-  description, load = importers.frozen(path, run.data.args["image_size"], run.model.args["dtype"], ema)
+  try:
+    description, load = importers.frozen(path, run.data.args["image_size"], run.model.args["dtype"], ema)
+  except ConfigError as error:
+    raise ConfigError(f"config.{key}: {error}") from error
   model = models.functional(description).on(grid)
   shardings = mesh.parameters(models.sharding(description.model.name), model.shapes(), grid)
-  return tasks.Frozen(model, _sharded(model.shapes(), shardings), load, key)
+  return tasks.Frozen(model, _sharded(model.shapes(), shardings), load, key, path)
 
 
 def _state(run, model, task, transformation, params, grid):

@@ -30,6 +30,7 @@ class Session:
     self._tracing = False
     self._rows = []  # fetched and not written yet
     self._lapped = 0  # step of the last lap of the clock
+    self._frozen, self._digests = parts.frozen(about.get("frozen"))
 
   def run(self, state, start):
     """Trains from step `start` to the end and evaluates; returns the state and the figures."""
@@ -41,7 +42,7 @@ class Session:
         with self.clock.wait():
           batch = next(self._batches)
         self._trace(step - start)
-        state, measured = compiled(state, batch)
+        state, measured = compiled(state, batch, self._frozen)
         # Logging waits for the step before this one, so the devices always have work.
         if step == start + 1:
           self._first(step)
@@ -135,7 +136,8 @@ class Session:
     scalars["train/learning_rate"] = float(parts.schedule(step - 1))
     scalars["skipped_images"] = self.skipped
     scalars["train/epoch"] = step * parts.run.batch / parts.examples
-    line = f"{step:>7}/{parts.total}  {step / parts.total:4.0%}  loss {means['loss']:.4f}  top-1 {means['top1']:6.1%}"
+    line = f"{step:>7}/{parts.total}  {step / parts.total:4.0%}  loss {means['loss']:.4f}"
+    line += f"  {parts.task.headline} {means[parts.task.headline]:.4f}"
     if rates:
       devices = parts.mesh.devices
       per_chip = rates["images_per_second"] / devices.size
@@ -170,7 +172,8 @@ class Session:
       seconds = self._before + time.perf_counter() - self._began
       done = step == self.parts.total
       about = {"images": self.clock.images, "seconds": self.clock.seconds}
-      about["model"] = self.parts.description.to_json()
+      about["model"] = self.parts.model.description.to_json()
+      about |= {"frozen": self._digests} if self._digests else {}
       self.store.save(step, state, about | {"train_seconds": self.train_seconds if done else seconds})
 
   def _trace(self, done):

@@ -48,17 +48,19 @@ def _alone(root):
 
 
 def _write(name, row, root, data_dir):
-  import tensorflow_datasets as tfds
+  import tensorflow_datasets
 
   if name == "digits":
     digits.write(root)
   else:
     try:
-      tfds.builder(row.builder, data_dir=root, file_format="array_record", try_gcs=False).download_and_prepare()
-    except tfds.core.registered.DatasetNotFoundError:
+      tensorflow_datasets.builder(
+        row.builder, data_dir=root, file_format="array_record", try_gcs=False
+      ).download_and_prepare()
+    except tensorflow_datasets.core.registered.DatasetNotFoundError:
       known = [
         *(n for n, r in catalog.CATALOG.items() if r.builder),
-        *tfds.list_builders(with_community_datasets=False),
+        *tensorflow_datasets.list_builders(with_community_datasets=False),
       ]
       raise schema.ConfigError(f"unknown dataset {name!r}.{schema.nearest(name, known)}") from None
     except (AssertionError, OSError) as error:  # files to be fetched by hand, as for ImageNet; no network, no space

@@ -83,9 +83,9 @@ def train_step(
   """
 
   def step(
-    state: State, batch: dict[str, jax.Array], frozen: dict[str, jax.Array] | None = None
+    state: State, batch: dict[str, jax.Array], frozen: dict[str, jax.Array]
   ) -> tuple[State, dict[str, jax.Array]]:
-    drawn = examples(batch, frozen or {}, rng.stream(seed, state.step, "augment"), state.step)
+    drawn = examples(batch, frozen, rng.stream(seed, state.step, "augment"), state.step)
     gradients, metrics, statistics = gradient(state.params, drawn, rng.stream(seed, state.step, "dropout"))
     updates, optimizer = transformation.update(gradients, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates) | statistics

@@ -45,7 +45,7 @@ def plain(key, images, targets, draws, step):
   return normalise(images), targets
 
 
-def task(augment=mix, model=Linear(), **arguments):  # noqa: B008  a frozen value
+def task(augment=mix, model=Linear(), **arguments):
   return Classify(Supplied(model, None, lambda patch: augment, None), **arguments)
 
 

@@ -65,7 +65,7 @@ def colours(monkeypatch):
 
 
 def test_parameters_of_the_task_are_trained_averaged_sharded_and_saved(colours, tmp_path):
-  parts = colours(**{"mesh__data": 2, "mesh__fsdp": 4, "optim__weight_decay": 0.1})
+  parts = colours(mesh__data=2, mesh__fsdp=4, optim__weight_decay=0.1)
   path = "task/decoder/kernel"
   before = np.asarray(parts.init().params[path])
   assert "fsdp" in str(parts.state_shapes.params[path].sharding.spec)

@@ -10,7 +10,7 @@ from vit_jax.data import stream
 
 
 class DeviceBatches(Iterator):
-  """Batches as global arrays: an iterator over the rows that a stream makes in this process; `close` ends its threads."""
+  """Batches as global arrays, of the rows that a stream makes in this process; `close` ends its threads."""
 
   def __init__(self, batches: stream.Batches, rows: np.ndarray, size: int, sharding: jax.sharding.Sharding):
     """`rows` are the numbers, in a batch of `size`, of the rows that `batches` makes."""

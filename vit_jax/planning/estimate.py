@@ -166,7 +166,7 @@ def _figures(plan, parts, compiled, slice_, kernels, price, seconds):
 
   # A step. XLA's own count takes a loop's body once.
   if program.loops:
-    arithmetic = flops.count(parts.step, parts.state_shapes, parts.batch_shapes) / count
+    arithmetic = flops.count(parts.step, parts.state_shapes, parts.batch_shapes, parts.frozen_shapes) / count
     flops_method, traffic = "matrix products of the program, over the devices", program.traffic
   else:
     arithmetic, traffic, flops_method = costs["flops"], costs["bytes accessed"], "compiler"

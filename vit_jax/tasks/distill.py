@@ -107,7 +107,7 @@ class Distill:
     outputs, statistics = self.supplied.model.outputs(params, examples["image"], key)
     labels_head = outputs.heads.get("head", outputs.logits)
     teacher_head = outputs.heads.get("head_distillation", outputs.logits)
-    divergence = make(self.targets, TARGETS)
+    divergence = make(self.targets, TARGETS, "config.task.targets")
     loss = (1 - self.weight) * self.labels.cross_entropy(labels_head, examples["target"])
     loss += self.weight * divergence(teacher_head, examples["teacher"])
     metrics = {

@@ -18,7 +18,8 @@ class Frozen(NamedTuple):
   model: models.Model
   shapes: dict[str, jax.ShapeDtypeStruct]  # with shardings
   load: Callable[[], dict[str, np.ndarray]]  # reads the weights, on the host
-  key: str  # of the config, that names the weights
+  key: str  # of the config, whose value is `path`
+  path: str
 
 
 class Supplied(NamedTuple):
