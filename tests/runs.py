@@ -1,6 +1,8 @@
 """A run small enough for a test: digits, a CCT of one narrow block, a few steps."""
 
+import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 import re
@@ -69,3 +71,15 @@ def finish(process: subprocess.Popen, code: int = 0) -> str:
 def changed(run: config.Run, **fields) -> config.Run:
   """The run with other fields."""
   return dataclasses.replace(run, **fields)
+
+
+def dying(batches, after: int):
+  """A run's `batches` whose iterator raises InterruptedError after so many batches."""
+
+  def from_step(start):
+    alive = batches(start)
+    with contextlib.closing(alive):
+      yield from itertools.islice(alive, after)
+    raise InterruptedError
+
+  return from_step

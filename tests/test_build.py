@@ -29,7 +29,7 @@ def test_parameters_and_optimizer_state_are_born_sharded():
 def test_the_step_keeps_every_array_where_it_was():
   parts = runs.parts(8, **{"mesh.data": 2, "mesh.fsdp": 4})
   batches = parts.batches(0)
-  state, _ = parts.step(parts.init(), next(batches))
+  state, _ = parts.step(parts.init(), next(batches), {})
   batches.close()
   expected = trees.flatten(parts.state_shapes)
   assert all(leaf.sharding == expected[name].sharding for name, leaf in trees.flatten(state).items())
@@ -72,7 +72,7 @@ def test_images_may_have_several_labels():
   batch = next(batches)
   batches.close()
   assert batch["label"].shape == parts.batch_shapes["label"].shape == (16, 3)
-  state, metrics = parts.step(parts.init(), batch)
+  state, metrics = parts.step(parts.init(), batch, {})
   # Ten decisions at even odds for each image, before anything is learned: the head starts at zero.
   assert float(metrics["loss"]) == pytest.approx(10 * np.log(2), rel=0.2)
   figures = parts.evals["test"].measure(state.params, lambda: None).figures
@@ -91,8 +91,8 @@ def test_frozen_parameters_hold_no_optimizer_state_and_stay(frozen):
   batches = parts.batches(0)
   state = parts.init()
   before = jax.device_get(state.params)
-  state, _ = parts.step(state, next(batches))
-  state, _ = parts.step(state, next(batches))
+  state, _ = parts.step(state, next(batches), {})
+  state, _ = parts.step(state, next(batches), {})
   batches.close()
   held = [
     path for path in before if path.startswith(("blocks/",) if "blocks" in frozen else ("embedding/", "position/"))
@@ -108,7 +108,7 @@ def test_frozen_parameters_hold_no_optimizer_state_and_stay(frozen):
 def test_the_models_switches_reach_it_from_the_config(changes):
   parts = runs.parts(8, **changes)
   batches = parts.batches(0)
-  state, metrics = parts.step(parts.init(), next(batches))
+  state, metrics = parts.step(parts.init(), next(batches), {})
   batches.close()
   assert np.isfinite(metrics["loss"])
   assert all(value.dtype == np.float32 for value in state.params.values())

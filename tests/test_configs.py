@@ -104,7 +104,7 @@ def test_a_recipe_takes_two_steps_and_measures_every_image(file):
   state = parts.init()
   with contextlib.closing(parts.batches(0)) as batches:
     for batch in itertools.islice(batches, 2):
-      state, metrics = parts.step(state, batch)
+      state, metrics = parts.step(state, batch, {})
       assert np.isfinite(metrics["loss"])
   assert int(state.step) == 2
   figures = list(parts.evals.values())[-1].measure(state.params, lambda: None).figures

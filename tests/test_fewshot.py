@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import build, config, flags, loop, measure, models, probes
+from vit_jax import build, config, flags, loop, measuring, models, probes
 from vit_jax.data import catalog, crops
 from vit_jax.prepare import prepare
 from vit_jax.schema import Choice, ConfigError
@@ -34,7 +34,7 @@ def weights():
 
 @pytest.fixture(scope="module")
 def outcome(weights):
-  measured = measure.of_weights(wanted(), *weights, jax.devices()[:1])
+  measured = measuring.build(wanted(), *weights, jax.devices()[:1])
   return measured.evals["digits"](measured.params, lambda: None)
 
 
@@ -72,7 +72,7 @@ def test_figures_are_those_of_features_and_draws_made_by_hand(weights, outcome):
 @pytest.mark.parametrize(("devices", "batch"), [(8, 16), (4, 40), (2, 96)])
 def test_devices_and_batch_change_no_draw(weights, outcome, devices, batch):
   given = wanted(batch=batch)
-  measured = measure.of_weights(given, *weights, jax.devices()[:devices])
+  measured = measuring.build(given, *weights, jax.devices()[:devices])
   polls = []
   found = measured.evals["digits"](measured.params, lambda: polls.append(1))
   for seed in SEEDS:
@@ -102,7 +102,7 @@ def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
   for given in (values, values[:1], values[1:]):
     probe = {"name": name, grid: given}
     given_wanted = wanted(probes={"it": probe}, shots=(4,), seeds=(0,), held_out=6)
-    measured = measure.of_weights(given_wanted, *weights, jax.devices()[:1])
+    measured = measuring.build(given_wanted, *weights, jax.devices()[:1])
     settings[given] = measured.evals["digits"](measured.params, lambda: None).details.episodes[0]
   chosen = settings[values]
   assert chosen.setting in values
@@ -125,12 +125,12 @@ def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
 )
 def test_what_cannot_be_measured_is_refused(weights, changes, says):
   with pytest.raises(ConfigError, match=says):
-    measure.of_weights(wanted(**changes), *weights, jax.devices()[:2])
+    measuring.build(wanted(**changes), *weights, jax.devices()[:2])
 
 
 def test_nothing_left_to_choose_on_is_refused(weights):
   given = wanted(shots=(300,), probes={"a": {"name": "ridge", "l2": (1.0, 2.0)}})
-  measured = measure.of_weights(given, *weights, jax.devices()[:1])
+  measured = measuring.build(given, *weights, jax.devices()[:1])
   with pytest.raises(ConfigError, match=r"evals.digits: no class has an image beyond 300 shots"):
     measured.evals["digits"](measured.params, lambda: None)
 
@@ -138,7 +138,7 @@ def test_nothing_left_to_choose_on_is_refused(weights):
 def test_accuracy_is_for_another_verb(weights):
   given = config.resolve(config.measurement(evals={"a": {"name": "accuracy"}}), config.Measurement)
   with pytest.raises(ConfigError, match=r"'accuracy' needs the weights' own classes; use vit_jax.evaluate"):
-    measure.of_weights(given, *weights, jax.devices()[:1])
+    measuring.build(given, *weights, jax.devices()[:1])
 
 
 def test_the_command_prints_writes_and_keeps_features(tmp_path):

@@ -16,7 +16,7 @@ def parameters(key):
   return {"a/kernel": jax.random.normal(key, (3,)), "head/bias": jnp.zeros(())}
 
 
-def examples(batch, key, step):
+def examples(batch, frozen, key, step):
   return batch
 
 
@@ -31,7 +31,7 @@ def one_step(gradient, transformation, ema_decay=0.0, averaged=False, number=1):
   step = jax.jit(steps.train_step(7, examples, gradient, transformation, ema_decay))
   history = [state]
   for _ in range(number):
-    state, metrics = step(state, BATCH)
+    state, metrics = step(state, BATCH, {})
     history.append(state)
   return history, metrics
 
@@ -106,7 +106,7 @@ def test_statistics_are_what_the_forward_pass_says_and_no_gradients(count, froze
   if count > 1:
     gradient = steps.accumulated(gradient, count, mesh.micro_batches(grid))
   state = steps.init(7, with_mean, optax.sgd(0.1), averaged=True)
-  after, metrics = jax.jit(steps.train_step(7, examples, gradient, optax.sgd(0.1), 0.75))(state, BATCH)
+  after, metrics = jax.jit(steps.train_step(7, examples, gradient, optax.sgd(0.1), 0.75))(state, BATCH, {})
   mean = 0.9 + 0.1 * BATCH["y"].mean()
   np.testing.assert_allclose(after.params["norm/mean"], mean, rtol=1e-6)
   np.testing.assert_allclose(after.ema["norm/mean"], 0.75 + 0.25 * mean, rtol=1e-6)
@@ -133,5 +133,5 @@ def test_without_an_average_none_is_kept():
 def test_dropout_and_augmentation_keys_follow_from_the_step():
   history, first = one_step(steps.gradient(loss, frozenset()), optax.sgd(0.1))
   step = steps.train_step(7, examples, steps.gradient(loss, frozenset()), optax.sgd(0.1), 0.0)
-  noises = [float(step(history[0], BATCH)[1]["noise"]), float(step(history[1], BATCH)[1]["noise"])]
+  noises = [float(step(history[0], BATCH, {})[1]["noise"]), float(step(history[1], BATCH, {})[1]["noise"])]
   assert noises[0] == float(first["noise"]) != noises[1]

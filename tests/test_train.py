@@ -163,7 +163,7 @@ def stepped(parts):
   step, state = parts.compile(), parts.init()
   with contextlib.closing(parts.batches(0)) as batches:
     for batch in itertools.islice(batches, parts.total):
-      state, _ = step(state, batch)
+      state, _ = step(state, batch, {})
   return jax.device_get(state.params)
 
 

@@ -97,16 +97,6 @@ def test_nearest_finds_what_a_typo_meant():
 def test_counts_of_arrays_and_of_shapes():
   tree = {"a": jnp.zeros((2, 3)), "b": jax.ShapeDtypeStruct((4,), jnp.bfloat16), "c": jnp.zeros(())}
   assert trees.count(tree) == 6 + 4 + 1
-  assert trees.nbytes(tree) == 24 + 8 + 4
-
-
-def test_the_overview_names_every_array_and_the_total():
-  lines = trees.overview({"b": {"x": jnp.zeros((100, 20))}, "a": jnp.zeros(3)}).splitlines()
-  assert len({len(line) for line in lines}) == 1
-  assert lines[0].split() == ["name", "shape", "type", "values"]
-  assert lines[2].split() == ["a", "(3,)", "float32", "3"]
-  assert lines[3].split() == ["b/x", "(100,", "20)", "float32", "2,000"]
-  assert lines[-1].split() == ["total", "0.0", "MiB", "2,003"]
 
 
 def test_differences_print_one_line_for_each_value():

@@ -13,9 +13,10 @@ import jax
 import numpy as np
 from clu import parameter_overview
 
-from vit_jax import evals, flops, hardware, importers, measure, mesh, models, optim, steps, tasks, trees
+from vit_jax import checkpoints, evals, flops, hardware, importers, mesh, models, optim, rng, steps, tasks, trees
 from vit_jax.config import Run
 from vit_jax.data import augment, catalog, stream
+from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.importers import surgery
 from vit_jax.schema import ConfigError, Duration, arguments, bind, lookup
 
@@ -40,21 +41,42 @@ class Parts:
   keep: int
   keep_every: int | None
   schedule: Callable  # step -> learning rate
-  headline: str  # the metric that is shown beside the loss
-  description: models.Description
+  model: models.Model
+  task: tasks.Task
   weights: Callable  # () -> ({path: host array} of `config.init`, what was done to make them fit in words)
   init: Callable  # () -> State, born sharded
-  step: Callable  # (state, batch) -> (state, metrics), jitted
+  step: Callable  # (state, batch, frozen) -> (state, metrics), jitted; frozen is {} for a task that has none
   state_shapes: steps.State  # with shardings
-  statistics: frozenset[str]  # paths in params that the model moves itself
   batch_shapes: dict[str, jax.ShapeDtypeStruct]
-  batches: Callable[[int], measure.Feed]  # from a step on
+  batches: Callable[[int], DeviceBatches]  # from a step on
   evals: dict[str, Eval]
   flops_per_image: int  # forward and backward, of the model
 
   def compile(self):
-    """The train step for these shapes, compiled."""
-    return self.step.lower(self.state_shapes, self.batch_shapes).compile()
+    """The train step for these shapes, compiled: (state, batch, frozen) -> (state, metrics)."""
+    return self.step.lower(self.state_shapes, self.batch_shapes, self.frozen_shapes).compile()
+
+  @property
+  def frozen_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the weights that the task reads and nothing trains, with shardings."""
+    return self.task.frozen.shapes if self.task.frozen else {}
+
+  def frozen(self, digests: dict[str, str] | None = None) -> tuple[dict[str, jax.Array], dict[str, str]]:
+    """(these weights, read and spread over the devices, {key of the config: SHA-256}); {}, {} for a task without.
+
+    ConfigError if they are not those of `digests`, which a checkpoint holds.
+    """
+    if not (frozen := self.task.frozen):
+      return {}, {}
+    arrays = frozen.load()
+    params = {path: mesh.place(arrays[path], shape.sharding) for path, shape in self.frozen_shapes.items()}
+    digest = checkpoints.weights_digest(params, mesh.replicated(self.mesh))
+    if digests is not None and digests.get(frozen.key) != digest:
+      raise ConfigError(
+        f"config.{frozen.key}: {frozen.path} holds other weights than those that this run began with (SHA-256 "
+        f"{digest[:12]}, not {digests.get(frozen.key, 'none')[:12]}); bring them back, or take another --workdir"
+      )
+    return params, {frozen.key: digest}
 
   def start(self, weights: dict[str, np.ndarray]) -> steps.State:
     """The state before the first step: drawn, with `weights` in the place of the parameters that they name."""
@@ -68,7 +90,7 @@ class Parts:
 
   def overview(self) -> str:
     """Table of the parameters, and how large the run is."""
-    params = {path: leaf for path, leaf in self.state_shapes.params.items() if path not in self.statistics}
+    params = {path: leaf for path, leaf in self.state_shapes.params.items() if path not in self.model.statistics}
     return "\n".join(
       (
         parameter_overview.get_parameter_overview(params, include_stats=False),
@@ -92,14 +114,17 @@ def complete(run: Run) -> Run:
   )
 
 
-def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts:
+def build(run: Run, devices, open_split: Callable = catalog.open_split, training: bool = True) -> Parts:
   """Everything for a completed run on `devices`, which may be those of a TPU topology that is not there.
 
-  `open_split` (data choice, split) gives the images; a plan takes `catalog.known_split`, which needs none.
+  Args:
+    run: completed.
+    devices: of the mesh.
+    open_split: (data choice, split) -> the images; a plan takes `catalog.known_split`, which needs none.
+    training: False leaves out what only training needs, the weights that a task keeps frozen among it.
   """
   grid = mesh.make(run.mesh, devices)
   source = open_split(run.data, "train")
-  size, classes = run.data.args["image_size"], len(source.classes)
   _check_batch(run, grid, len(source))
   total = run.total.steps(run.batch, len(source))
   if not 0 < total < 2**31:
@@ -108,54 +133,17 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
   def steps_of(duration: Duration) -> int:
     return duration.steps(run.batch, len(source), total)
 
-  # Model, optimizer, task.
-  description = models.Description(run.model, size, classes)
-  whole_model = models.functional(description)
-  model = measure.sharded(whole_model, grid)
-  shapes, statistics = model.shapes(), model.statistics
-  params = mesh.parameters(models.sharding(run.model.name), shapes, grid)
-  transformation, schedule = optim.create(run.optim, shapes, total, steps_of, statistics)
-  frozen = optim.frozen_paths(run.optim.args["frozen"], shapes, statistics)
-  patch = model.patch if run.data.args["warp"].name == "none" else None  # a warp needs whole images
-
-  def apply(params, images, key):
-    output, moved = model.outputs(params, images, key)
-    return output.logits, moved
-
-  task = _task(run, apply, patch, classes, steps_of)
-
-  # The step.
-  gradient = steps.gradient(task.loss, frozen)
-  micro_batches = run.optim.args["accumulate"]
-  if micro_batches > 1:
-    gradient = steps.accumulated(gradient, micro_batches, mesh.micro_batches(grid))
-  averaged = run.optim.args["ema"]
-  init = functools.partial(steps.init, run.seed, model.init, transformation, averaged is not None)
-
-  # Where everything lives.
-  state_shapes = jax.eval_shape(init)
-  shardings = steps.State(
-    step=mesh.replicated(grid),
-    params=params,
-    ema=mesh.averages(state_shapes.ema, params, grid),
-    optimizer=mesh.optimizer(transformation, shapes, params, grid),
-  )
-  _check_memory(run, grid, state_shapes, shardings)
-  hold = functools.partial(jax.lax.with_sharding_constraint, shardings=params)
-  step = steps.train_step(run.seed, task.examples, gradient, transformation, averaged or 0.0, hold)
-  whole, split = mesh.replicated(grid), mesh.batch(grid)
-  batch_shapes = {
-    name: jax.ShapeDtypeStruct((run.batch, *shape), kind, sharding=split)
-    for name, (shape, kind) in stream.train_shapes(source, size, patch).items()
-  }
-  jax.eval_shape(step, state_shapes, batch_shapes)  # a mistake in the step shows here, not on the devices
-
-  def predict(normalise):
-    return tasks.TASKS[run.task.name](apply, normalise, None, classes, **run.task.args).predict
-
-  subject = measure.subject(description, grid, run.data, run.batch, open_split, predict)
+  model = models.functional(models.Description(run.model, run.data.args["image_size"], len(source.classes))).on(grid)
+  task = _task(run, model, grid, steps_of)
+  shapes = model.shapes() | jax.eval_shape(task.init, jax.random.key(0))
+  params = mesh.parameters((*models.sharding(run.model.name), *task.sharding), shapes, grid)
+  transformation, schedule = optim.create(run.optim, shapes, total, steps_of, model.statistics)
+  init, state_shapes = _state(run, model, task, transformation, params, grid)
+  step = _step(run, model, task, transformation, state_shapes, grid)
+  patch = task.patch if training else None
+  subject = evals.Subject(model, grid, run.data, run.batch, open_split, task.predict)
   save_every, keep_every = max(1, steps_of(run.checkpoint.every)), run.checkpoint.keep_every
-  return Parts(
+  parts = Parts(
     run=run,
     mesh=grid,
     total=total,
@@ -166,31 +154,87 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
     # In whole saves: only a step that is saved can be kept.
     keep_every=keep_every and save_every * max(1, round(steps_of(keep_every) / save_every)),
     schedule=schedule,
-    headline="top1",
-    description=description,
-    weights=functools.partial(_weights, run.init, description, tuple(shapes)),
-    init=jax.jit(init, out_shardings=shardings),
-    step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, whole)),
-    state_shapes=jax.tree.map(
-      lambda shape, where: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=where), state_shapes, shardings
-    ),
-    statistics=statistics,
-    batch_shapes=batch_shapes,
-    batches=functools.partial(_train_batches, run, source, patch, split),
+    model=model,
+    task=task,
+    weights=functools.partial(_weights, run.init, model.description, tuple(model.shapes())),
+    init=init,
+    step=step,
+    state_shapes=state_shapes,
+    batch_shapes={
+      name: jax.ShapeDtypeStruct((run.batch, *shape), kind, sharding=mesh.batch(grid))
+      for name, (shape, kind) in stream.train_shapes(source, run.data.args["image_size"], patch).items()
+    },
+    batches=functools.partial(_train_batches, run, source, patch, mesh.batch(grid)),
     evals={
       name: Eval(max(1, steps_of(choice.args["every"])), evals.make(choice, subject, f"config.evals.{name}"))
       for name, choice in run.evals.items()
     },
-    flops_per_image=3 * flops.count(lambda p, x: whole_model.outputs(p, x)[0].logits, shapes, _image(size)),
+    flops_per_image=3 * flops.count(lambda p, x: model.outputs(p, x)[0].logits, shapes, _image(run)),
   )
+  if training:  # a mistake in the step shows here, not on the devices
+    jax.eval_shape(step, state_shapes, parts.batch_shapes, parts.frozen_shapes)
+  return parts
 
 
-def _task(run, apply, patch, classes, steps_of) -> tasks.Task:
+def _task(run, model, grid, steps_of) -> tasks.Task:
   """What the run learns from a batch."""
-  dtype = np.dtype(run.model.args["dtype"])
-  normalise = functools.partial(augment.normalise, dtype=dtype, **arguments(run.data, augment.normalise))
-  augmented = augment.build(dtype, run.seed, patch, steps_of, **arguments(run.data, augment.build))
-  return tasks.TASKS[run.task.name](apply, normalise, augmented, classes, **run.task.args)
+  patch = model.patch if run.data.args["warp"].name == "none" else None  # a warp needs whole images
+
+  def augmentation(patch):
+    dtype = np.dtype(run.model.args["dtype"])
+    return augment.build(dtype, run.seed, patch, steps_of, **arguments(run.data, augment.build))
+
+  supplied = tasks.Supplied(model, patch, augmentation, functools.partial(_frozen, run, grid))
+  return tasks.TASKS[run.task.name](supplied, **run.task.args)
+
+
+def _frozen(run, grid, key, path, ema) -> tasks.Frozen:
+  """The weights in a file or workdir, of any model, for images of the run's size; only names and shapes are read."""
+  try:
+    description, load = importers.frozen(path, run.data.args["image_size"], run.model.args["dtype"], ema)
+  except ConfigError as error:
+    raise ConfigError(f"config.{key}: {error}") from error
+  model = models.functional(description).on(grid)
+  shardings = mesh.parameters(models.sharding(description.model.name), model.shapes(), grid)
+  return tasks.Frozen(model, _sharded(model.shapes(), shardings), load, key, path)
+
+
+def _state(run, model, task, transformation, params, grid):
+  """(jitted () -> State, born sharded; its shapes with shardings), for parameters sharded as `params` says."""
+
+  def parameters(key):
+    return model.init(key) | task.init(rng.stream(run.seed, 0, "task"))
+
+  init = functools.partial(steps.init, run.seed, parameters, transformation, run.optim.args["ema"] is not None)
+  shapes = jax.eval_shape(init)
+  shardings = steps.State(
+    step=mesh.replicated(grid),
+    params=params,
+    ema=mesh.averages(shapes.ema, params, grid),
+    optimizer=mesh.optimizer(transformation, shapes.params, params, grid),
+  )
+  _check_memory(run, grid, shapes, shardings)
+  return jax.jit(init, out_shardings=shardings), _sharded(shapes, shardings)
+
+
+def _step(run, model, task, transformation, state_shapes, grid):
+  """The train step, jitted: (state, batch, frozen) -> (state, metrics)."""
+  fixed = optim.frozen_paths(run.optim.args["frozen"], state_shapes.params, model.statistics)
+  gradient = steps.gradient(task.objective, fixed)
+  micro_batches = run.optim.args["accumulate"]
+  if micro_batches > 1:
+    gradient = steps.accumulated(gradient, micro_batches, mesh.micro_batches(grid))
+  shardings = jax.tree.map(lambda shape: shape.sharding, state_shapes)
+  hold = functools.partial(jax.lax.with_sharding_constraint, shardings=shardings.params)
+  step = steps.train_step(run.seed, task.examples, gradient, transformation, run.optim.args["ema"] or 0.0, hold)
+  return jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh.replicated(grid)))
+
+
+def _sharded(shapes, shardings):
+  """The shapes of a pytree, with their shardings."""
+  return jax.tree.map(
+    lambda shape, where: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=where), shapes, shardings
+  )
 
 
 def _weights(init, description, paths):
@@ -201,11 +245,11 @@ def _weights(init, description, paths):
   return surgery.stack(arrays, paths), [f"weights of {init.from_}", *notes]
 
 
-def _train_batches(run, source, patch, sharding, start) -> measure.Feed:
+def _train_batches(run, source, patch, sharding, start) -> DeviceBatches:
   rows = mesh.local_rows(sharding, run.batch)
   options = arguments(run.data, stream.train_batches)
   found = stream.train_batches(source, run.seed, run.batch, rows, start, patch, **options)
-  return measure.Feed(found, rows, run.batch, sharding)
+  return DeviceBatches(found, rows, run.batch, sharding)
 
 
 def _check_batch(run, grid, examples):
@@ -235,7 +279,8 @@ def _check_memory(run, grid, shapes, shardings):
     )
 
 
-def _image(size):
+def _image(run):
+  size = run.data.args["image_size"]
   return jax.ShapeDtypeStruct((1, size, size, 3), np.float32)
 
 

@@ -85,9 +85,9 @@ class Checkpoints:
     Raises whatever Orbax does where a file is missing, short or changed, and ValueError where a value is.
     """
     args = ocp.args.Composite(state=ocp.args.StandardRestore(trees.flatten(state)), about=ocp.args.JsonRestore())
-    found = self._manager.restore(step, args=args)
-    _verify(self._digest(found.state), found.about)
-    return trees.unflatten(state, found.state), found.about["run"]
+    restored = self._manager.restore(step, args=args)
+    _verify(self._digest(restored.state), restored.about)
+    return trees.unflatten(state, restored.state), restored.about["run"]
 
   def restore(self, state: Any) -> tuple[Any, dict] | None:
     """The newest readable (state, about), None where there is no checkpoint yet.
@@ -97,13 +97,13 @@ class Checkpoints:
     """
     bad = []
     for step in reversed(self.steps()):
-      found, problem = _attempt(self.read, step, state)
+      restored, problem = _attempt(self.read, step, state)
       if problem:
         bad.append((step, problem))
         continue
       for unreadable, why in bad:
         self._set_aside(unreadable, why, step)
-      return found
+      return restored
     if not bad:
       return None
     reasons = "".join(f"\n  {self.directory / str(step)}: {why}" for step, why in bad)
@@ -184,9 +184,9 @@ def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[st
   ) as manager:
     bad = []
     for step in sorted(manager.all_steps(), reverse=True):
-      found, problem = _attempt(_read_part, manager, step, part)
+      weights, problem = _attempt(_read_part, manager, step, part)
       if not problem:
-        return found
+        return weights
       bad.append(f"\n  {directory / str(step)}: {problem}")
       logging.warning("checkpoint %d of %s cannot be read (%s)", step, workdir, problem)
   raise ConfigError(f"{workdir} has no checkpoint that can be read{''.join(bad)}")
@@ -203,9 +203,9 @@ def _read_part(manager, step, part):
     state=ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True),
     about=ocp.args.JsonRestore(),
   )
-  found = manager.restore(step, args=args)
-  _verify(_digest(jax.jit(fingerprint), found.state), found.about)
-  return {path.removeprefix(part): array for path, array in found.state.items()}, found.about["run"]
+  restored = manager.restore(step, args=args)
+  _verify(_digest(jax.jit(fingerprint), restored.state), restored.about)
+  return {path.removeprefix(part): array for path, array in restored.state.items()}, restored.about["run"]
 
 
 def write_weights(workdir: pathlib.Path, params: dict[str, np.ndarray], about: dict) -> None:

@@ -50,7 +50,7 @@ def main() -> None:
   run = run_of(arguments)
   run = dataclasses.replace(run, evals=chosen(run.evals, arguments.split, arguments.logits))
   runtime.start()
-  parts = build.build(run, jax.devices())
+  parts = build.build(run, jax.devices(), training=False)
   state = restored(parts, arguments.workdir) if arguments.workdir else imported(parts)
   measured, intervals = evaluate(parts, state, arguments.workdir or arguments.weights)
   if jax.process_index() == 0:

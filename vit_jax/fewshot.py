@@ -14,7 +14,7 @@ import pathlib
 
 import jax
 
-from vit_jax import cli, config, files, flags, importers, measure, runtime, schema
+from vit_jax import cli, config, files, flags, importers, measuring, runtime, schema
 from vit_jax.data import stream
 from vit_jax.evals import Outcome
 from vit_jax.runtime import say
@@ -32,11 +32,11 @@ def main() -> None:
     if path:
       files.check_path(path, (suffix,))
   measurement = config.resolve(flags.load(arguments.config, arguments.overrides), config.Measurement)
-  measure.bound(measurement, measurement.image_size)  # a mistake shows before the weights are read; they give the size
+  measuring.complete(measurement, measurement.image_size)  # a mistake shows before the weights, which give the size
 
   runtime.start()
   description, arrays = loaded(arguments.weights, measurement)
-  measured = measure.of_weights(measurement, description, arrays, jax.devices())
+  measured = measuring.build(measurement, description, arrays, jax.devices())
   say(f"{arguments.weights}: {description.model.name}")
   for note in measured.notes:
     say(f"  {note}")

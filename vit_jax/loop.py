@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -45,13 +46,15 @@ def train(
     say(parts.overview())
     store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), parts.keep, parts.keep_every)
     resources.callback(store.close)
-    state, watch = first_state(parts, store, weights)
+    state, watch, digests = first_state(parts, store, weights)
+    frozen, digests = parts.frozen(digests)
     start = step = int(state.step)
     batches = parts.batches(start)
     log, trace = Log(parts, workdir, start, watch, store), writer.Trace(workdir, start, profile)
     for resource in (log, trace, batches):
       resources.callback(resource.close)
     poll = (preemption or runtime.Preemption()).poll
+    save = functools.partial(save_state, store, log, {"model": parts.model.description.to_json(), "frozen": digests})
     say(f"continues at step {start} of {parts.total}" if start else f"{parts.total} steps to go")
     try:
       train_step = parts.compile() if step < parts.total else None
@@ -59,7 +62,7 @@ def train(
         with watch.wait():
           batch = next(batches)
         with trace.step(step), jax.transfer_guard("disallow"):
-          state, metrics = train_step(state, batch)
+          state, metrics = train_step(state, batch, frozen)
         log.write_due(step)  # of the steps before this one, so that the devices always have work
         step += 1
         log.add(step, metrics, batches.skipped)
@@ -67,17 +70,17 @@ def train(
           if due := {name: each for name, each in parts.evals.items() if step % each.every == 0}:
             evaluate(due, step, state, log, poll)
           if step % parts.save_every == 0:
-            save(parts, step, state, log, store)
+            save(step, state)
           poll()
       # The end.
       log.write(step)
       trace.close()
       watch.stop()
       figures = evaluate(parts.evals, step, state, log, poll)
-      save(parts, step, state, log, store)
+      save(step, state)
     except (runtime.Preempted, stream.ImageError) as reason:
       if isinstance(reason, runtime.Preempted) or jax.process_count() == 1:  # all must save; one alone has the image
-        save(parts, step, state, log, store)
+        save(step, state)
       raise ending(reason, step) from reason
   return write_result(workdir, figures | {"skipped_images": batches.skipped} | facts(parts, state, watch))
 
@@ -96,8 +99,11 @@ def finished(workdir: pathlib.Path, total: int) -> dict | None:
 
 def first_state(
   parts: build.Parts, store: checkpoints.Checkpoints, weights: dict[str, np.ndarray] | None
-) -> tuple[steps.State, clock.Clock]:
-  """The newest state that is saved, else that before the first step, and the clock that goes on from there."""
+) -> tuple[steps.State, clock.Clock, dict[str, str] | None]:
+  """The newest state that is saved, the clock that goes on from there, and the digests of frozen weights.
+
+  Without a saved state, that before the first step, and None, for no weights are expected.
+  """
   saved, workdir = store.restore(parts.state_shapes), store.directory.parent
   if saved and int(saved[0].step) > parts.total:
     raise ConfigError(f"config.total: {parts.total} steps, but {workdir} has done {int(saved[0].step)} already")
@@ -105,10 +111,11 @@ def first_state(
     files.write_text(workdir / "config.json", config.dumps(parts.run))
   if saved is None:
     watch = clock.Clock()
-    return parts.start(starting_weights(parts) if weights is None else weights), watch
+    return parts.start(starting_weights(parts) if weights is None else weights), watch, None
   state, about = saved
   running = int(state.step) < parts.total
-  return state, clock.Clock(about["images"], about["seconds"], about["train_seconds"], running)
+  watch = clock.Clock(about["images"], about["seconds"], about["train_seconds"], running)
+  return state, watch, about.get("frozen", {})
 
 
 def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict[str, np.ndarray]:
@@ -167,11 +174,11 @@ def evaluate(
   return figures
 
 
-def save(parts: build.Parts, step: int, state: steps.State, log: "Log", store: checkpoints.Checkpoints) -> None:
+def save_state(store: checkpoints.Checkpoints, log: "Log", about: dict, step: int, state: steps.State) -> None:
   """Saves `step` once all its steps are known to be finite; a step that is saved already stays."""
   with log.paused(step):
     if step not in store.steps():
-      store.save(step, state, {"model": parts.description.to_json(), **log.clock.counts()})
+      store.save(step, state, {**about, **log.clock.counts()})
 
 
 class Log:
@@ -216,7 +223,7 @@ class Log:
       return
     means = {name: float(np.mean([row[name] for row in self._rows])) for name in self._rows[0]}
     self._rows = []
-    parts, headline = self._parts, self._parts.headline
+    parts, headline = self._parts, self._parts.task.headline
     scalars = {f"train/{name}": value for name, value in means.items()} | {
       "train/learning_rate": float(parts.schedule(step - 1)),
       "skipped_images": self._skipped,

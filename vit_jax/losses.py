@@ -1,4 +1,4 @@
-"""Losses on soft labels, and means over the rows that count. Everything is computed in float32."""
+"""Losses on soft labels. Everything is computed in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -48,10 +48,11 @@ def smooth(targets, amount):
   return (1 - amount) * targets + amount / targets.shape[-1] * targets.sum(-1, keepdims=True)
 
 
-def masked_mean(values, mask):
-  """[B], [B] -> []: mean weighted by the mask; zero where the mask is. A masked value may be anything, NaN included."""
-  values, mask = _float32(values, mask)
-  return jnp.where(mask > 0, values * mask, 0).sum() / jnp.maximum(mask.sum(), jnp.finfo(jnp.float32).tiny)
+def kl_divergence(expected, predicted):
+  """[B, V], [B, V] -> [B]: of the distribution of logits `predicted` from that of logits `expected`."""
+  expected, predicted = _float32(expected, predicted)
+  log_p, log_q = jax.nn.log_softmax(expected), jax.nn.log_softmax(predicted)
+  return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
 
 
 def _float32(*arrays):

@@ -76,13 +76,16 @@ def train_step(
   ema_decay: float,
   hold: Callable = lambda params: params,
 ) -> Callable:
-  """(state, batch) -> (state, metrics): one optimizer step, a function of the state and the batch alone.
+  """(state, batch, frozen) -> (state, metrics): one optimizer step, a function of its arguments alone.
 
-  `hold` pins {path: parameter} where the parameters are.
+  `frozen` {path: array} are weights that the task reads and nothing trains, such as a teacher's. `hold` pins
+  {path: parameter} where the parameters are.
   """
 
-  def step(state: State, batch: dict[str, jax.Array]) -> tuple[State, dict[str, jax.Array]]:
-    drawn = examples(batch, rng.stream(seed, state.step, "augment"), state.step)
+  def step(
+    state: State, batch: dict[str, jax.Array], frozen: dict[str, jax.Array]
+  ) -> tuple[State, dict[str, jax.Array]]:
+    drawn = examples(batch, frozen, rng.stream(seed, state.step, "augment"), state.step)
     gradients, metrics, statistics = gradient(state.params, drawn, rng.stream(seed, state.step, "dropout"))
     updates, optimizer = transformation.update(gradients, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates) | statistics

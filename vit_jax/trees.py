@@ -85,27 +85,6 @@ def count(tree) -> int:
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def nbytes(tree) -> int:
-  """Bytes of all arrays (or shapes) of the tree, each counted whole."""
-  return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def rows(tree) -> list[tuple[str, str, str, str]]:
-  """(name, shape, type, number of values) of every array, and a last row with the total."""
-  leaves = flatten(tree).items()
-  body = [(key, str(tuple(leaf.shape)), str(leaf.dtype), f"{math.prod(leaf.shape):,}") for key, leaf in leaves]
-  return [*body, ("total", "", f"{nbytes(tree) / 2**20:,.1f} MiB", f"{count(tree):,}")]
-
-
-def overview(tree) -> str:
-  """The rows as an aligned table."""
-  table = [("name", "shape", "type", "values"), *rows(tree)]
-  widths = [max(len(row[i]) for row in table) for i in range(4)]
-  lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3].rjust(widths[3])]) for row in table]
-  rule = "-" * len(lines[0])
-  return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
-
-
 # Differences.
 
 

@@ -91,7 +91,7 @@ def hashes() -> dict[str, str]:
 def program(edited, devices) -> str:
   """The hash of one step."""
   parts = build.build(build.complete(config.resolve(edited)), devices, catalog.known_split)
-  text = parts.step.lower(parts.state_shapes, parts.batch_shapes).as_text()
+  text = parts.step.lower(parts.state_shapes, parts.batch_shapes, parts.frozen_shapes).as_text()
   text = re.sub(r"jax\.result_info = \"[^\"]*\"", "", text)
   names: dict[str, str] = {}
   text = re.sub(r"@[\w.]+", lambda match: names.setdefault(match[0], f"@{len(names)}"), text)

@@ -138,7 +138,7 @@ def trained(made, steps=3, state=None):
   history = []
   with contextlib.closing(made.batches(int(state.step))) as batches:
     for _ in range(steps):
-      state, metrics = made.step(state, next(batches))
+      state, metrics = made.step(state, next(batches), {})
       history.append(jax.device_get(metrics))
   return state, history
 

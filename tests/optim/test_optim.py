@@ -65,6 +65,10 @@ def assert_same_updates(updates, expected, tolerance):
 # Adafactor.
 
 
+def bytes_of(tree):
+  return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
 def test_adafactor_stores_rows_and_columns_of_large_kernels_only():
   params = {"large": jnp.zeros((40, 64)), "small": jnp.zeros((31, 64))}
   factored, _, average = jax.tree.leaves(
@@ -203,7 +207,7 @@ def test_frozen_parts_do_not_move_hold_no_state_and_stay_out_of_the_norm(name):
   for path, value in params.items():
     np.testing.assert_array_equal(after[path], value if path in held else expected[path])
   assert all(not np.any(update[path]) for update in updates for path in held)
-  assert trees.nbytes(state) == trees.nbytes(lean_state)
+  assert bytes_of(state) == bytes_of(lean_state)
 
 
 @pytest.mark.parametrize("frozen", [(), ("embedding/.*",)])
@@ -218,7 +222,7 @@ def test_statistics_are_held_like_frozen_parts_and_no_pattern_sees_them(frozen):
   expected, _, lean = walk(make(params, **args)[0], params, gradients)
   for path, value in (expected | own).items():
     np.testing.assert_array_equal(after[path], value, err_msg=path)
-  assert trees.nbytes(state) == trees.nbytes(lean)
+  assert bytes_of(state) == bytes_of(lean)
   for pattern in ("norm/mean", "norm/(mean|var)"):
     with pytest.raises(ConfigError, match="matches no parameter"):
       optim.frozen_paths((pattern,), params | own, statistics)

@@ -32,7 +32,7 @@ def planned(schedules):
 def test_a_plan_agrees_with_a_compile_of_the_same_step(planned):
   parts = build.build(runs.imagenet(), estimate.devices(V3), catalog.known_split)
   with warnings.catch_warnings(action="error"):  # that a kept program cannot be read
-    compiled = parts.step.lower(parts.state_shapes, parts.batch_shapes).compile()
+    compiled = parts.step.lower(parts.state_shapes, parts.batch_shapes, parts.frozen_shapes).compile()
   memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
   assert planned.fits and planned.problem is None
   assert planned.hbm_bytes == memory.argument_size_in_bytes + memory.temp_size_in_bytes < planned.hbm_limit

@@ -42,10 +42,10 @@ def accuracy(
       labels have, and for files of predictions. None keeps them where images may have several labels.
   """
   del every  # the training loop keeps time
-  source, size = open_source(subject, data, split, where, "split"), subject.size(batch, where)
+  source, size = open_source(subject, data, split, where, "split"), subject.images_at_once(batch, where)
   if len(source.classes) != subject.classes:
     raise ConfigError(f"{where}.split: {split!r} has {len(source.classes)} classes, the model {subject.classes}")
-  predict = subject.predict(data, source.labels > 1 if logits is None else logits)
+  predict = subject.predictions(data, source.labels > 1 if logits is None else logits)
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
     found = rows(functools.partial(predict, params), subject.batches(data, source, size), poll, size)

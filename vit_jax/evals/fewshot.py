@@ -83,7 +83,7 @@ def fewshot(
     batch: images at a time.
   """
   del every  # the training loop keeps time
-  size = subject.size(batch, where)
+  size = subject.images_at_once(batch, where)
   sides = {key: open_source(subject, data, split, where, key) for key, split in (("train", train), ("test", test))}
   classes = len(sides["train"].classes)
   _check(where, sides, shots, seeds, probes)

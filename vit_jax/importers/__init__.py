@@ -4,7 +4,7 @@
 """
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from vit_jax.importers import (
 )
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.models import Description
-from vit_jax.schema import ConfigError
+from vit_jax.schema import Choice, ConfigError
 
 LAYOUTS: tuple[Layout, ...] = (
   *vit_google.LAYOUTS,
@@ -105,6 +105,25 @@ def load(
     return found.description, found.read()
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
+
+
+def frozen(
+  path: str, image_size: int, dtype: str, ema: bool = False
+) -> tuple[Description, Callable[[], dict[str, np.ndarray]]]:
+  """The model in a file or workdir, for images of a size and computed in `dtype`, and a function reading its weights.
+
+  Of a file only names and shapes are read before that.
+  """
+  have = load(path, ema=ema)[0] if is_workdir(pathlib.Path(path)) else inspect(path).description
+  want = have.replaced(image_size=image_size).bound()
+  if "dtype" in want.model.args:
+    want = want.replaced(model=Choice(want.model.name, {**want.model.args, "dtype": dtype}))
+
+  def arrays():
+    _, tensors = load(path, ema=ema)
+    return surgery.fit(tensors, have, want, "keep")[0]
+
+  return want, arrays
 
 
 def is_workdir(path: pathlib.Path) -> bool:

@@ -6,9 +6,10 @@ import functools
 from collections.abc import Callable, Mapping
 
 import jax
+import numpy as np
 from flax import nnx
 
-from vit_jax import models, rng, trees
+from vit_jax import mesh, models, rng, trees
 from vit_jax.models import activations
 from vit_jax.models.description import Description
 from vit_jax.models.output import Output
@@ -34,8 +35,9 @@ class Model:
     return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in trees.flatten(self._abstract).items()}
 
   def create(self, params: Mapping[str, jax.Array]) -> nnx.Module:
-    """The module with these parameters, for interactive use."""
-    return nnx.merge(self._graph, trees.unflatten(self._abstract, params))
+    """The module with these parameters, for interactive use; others, of a task, are left out."""
+    own = {path: params[path] for path in trees.flatten(self._abstract)}
+    return nnx.merge(self._graph, trees.unflatten(self._abstract, own))
 
   def outputs(
     self, params: Mapping[str, jax.Array], images: jax.Array, key: jax.Array | None = None
@@ -43,7 +45,7 @@ class Model:
     """(what the model computes of images [B, H, W, C], {path: statistic after these images}).
 
     Args:
-      params: all parameters by path.
+      params: all parameters by path; others among them are ignored.
       images: normalised; where `patch` is not None, they may come cut into patches [B, N, P P C].
       key: of dropout and stochastic depth, for training; None means evaluation, which moves no statistic.
     """
@@ -52,9 +54,14 @@ class Model:
       output = module.outputs(images, key)
     return output, trees.flatten(nnx.state(module, nnx.BatchStat))
 
-  def sharded(self, stream: jax.sharding.Sharding, gather: Callable, per_device: Callable) -> "Model":
-    """The same model, whose activations are sharded so wherever it is traced; arguments as in `activations.sharded`."""
-    return dataclasses.replace(self, _sharded=functools.partial(activations.sharded, stream, gather, per_device))
+  def on(self, grid: jax.sharding.Mesh) -> "Model":
+    """The same model, whose activations are sharded over a mesh wherever it is traced."""
+    choice = self.description.model
+    gather = mesh.gather(models.sharding(choice.name), grid, np.dtype(choice.args["dtype"]))
+    per_device = functools.partial(mesh.per_device, grid)
+    return dataclasses.replace(
+      self, _sharded=functools.partial(activations.sharded, mesh.batch(grid), gather, per_device)
+    )
 
 
 def functional(description: Description) -> Model:

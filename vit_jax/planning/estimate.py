@@ -176,7 +176,7 @@ def _step_estimate(plan, parts, compiled, chip, kernel_cycles):
   """The plan with memory, arithmetic, traffic and seconds of a step."""
   memory, costs, program = compiled.memory_analysis(), compiled.cost_analysis(), hlo.read(compiled.as_text())
   if program.loops:  # XLA's own count takes a loop's body once
-    arithmetic = flops.count(parts.step, parts.state_shapes, parts.batch_shapes) / plan.devices
+    arithmetic = flops.count(parts.step, parts.state_shapes, parts.batch_shapes, parts.frozen_shapes) / plan.devices
     flops_method, traffic = "matrix products of the program, over the devices", program.traffic
   else:
     arithmetic, traffic, flops_method = costs["flops"], costs["bytes accessed"], "compiler"

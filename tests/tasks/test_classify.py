@@ -1,10 +1,15 @@
 """Classification: what is minimised and predicted, against NumPy."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import losses, tasks
+from vit_jax import losses, models
+from vit_jax.schema import Choice
+from vit_jax.tasks.classify import Classify
+from vit_jax.tasks.task import Supplied
 
 DRAW = np.random.default_rng(0)
 IMAGES = DRAW.integers(0, 255, (6, 4, 4, 3)).astype(np.uint8)
@@ -12,15 +17,25 @@ LABELS = np.array([0, 3, 6, 6, 1, 2], np.int32)
 PARAMS = {"w": DRAW.normal(size=(48, 7)).astype(np.float32)}
 
 
-def apply(params, images, key):
-  return images.reshape(len(images), -1) @ params["w"], {"mean": images.mean()}
+@dataclasses.dataclass(frozen=True)
+class Linear:
+  """A linear map of pixels, with a statistic; as a task sees a model."""
+
+  logits: np.ndarray | None = None
+  patch: int | None = None
+  description: models.Description = models.Description(Choice("linear"), 4, 7)
+
+  def outputs(self, params, images, key=None):
+    features = images.reshape(len(images), -1)
+    logits = features @ params["w"] if self.logits is None else jnp.asarray(self.logits)
+    return models.Output(images, features, logits, {"head": logits}), {"mean": images.mean()}
 
 
 def normalise(images):
   return images.astype(jnp.float32) / 255
 
 
-def augment(key, images, targets, draws, step):
+def mix(key, images, targets, draws, step):
   """Mixes each image with its neighbour, half and half."""
   images = normalise(images)
   return (images + images[::-1]) / 2, (targets + targets[::-1]) / 2
@@ -30,8 +45,8 @@ def plain(key, images, targets, draws, step):
   return normalise(images), targets
 
 
-def task(augment=augment, **arguments):
-  return tasks.classify(apply, normalise, augment, 7, **arguments)
+def task(augment=mix, model=Linear(), **arguments):
+  return Classify(Supplied(model, None, lambda patch: augment, None), **arguments)
 
 
 def batch(labels=LABELS):
@@ -45,8 +60,8 @@ def log_softmax(z):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_cross_entropy_to_mixed_and_smoothed_targets(smoothing):
   t = task(label_smoothing=smoothing)
-  examples = t.examples(batch(), None, 0)
-  loss, (metrics, statistics) = t.loss(PARAMS, examples, None)
+  examples = t.examples(batch(), {}, None, 0)
+  loss, (metrics, statistics) = t.objective(PARAMS, examples, None)
   mixed = (IMAGES / 255.0 + IMAGES[::-1] / 255.0) / 2
   targets = (np.eye(7)[LABELS] + np.eye(7)[LABELS][::-1]) / 2 * (1 - smoothing) + smoothing / 7
   logits = mixed.reshape(6, -1) @ PARAMS["w"].astype(np.float64)
@@ -57,28 +72,28 @@ def test_the_loss_is_cross_entropy_to_mixed_and_smoothed_targets(smoothing):
 
 def test_the_sigmoid_loss_asks_every_class_by_itself():
   t = task(loss="sigmoid")
-  found = t.predict(PARAMS, {"image": IMAGES, "label": LABELS})["loss"]
+  found = t.predict(PARAMS, normalise(IMAGES), LABELS)["loss"]
   p = 1 / (1 + np.exp(-(IMAGES / 255.0).reshape(6, -1) @ PARAMS["w"].astype(np.float64)))
   hot = np.eye(7)[LABELS]
   np.testing.assert_allclose(found, -(hot * np.log(p) + (1 - hot) * np.log1p(-p)).sum(1), rtol=1e-4)
 
 
 def test_predictions_are_the_five_best_classes_without_augmentation_or_smoothing():
-  found = task(label_smoothing=0.5).predict(PARAMS, {"image": IMAGES, "label": LABELS})
+  found = task(label_smoothing=0.5).predict(PARAMS, normalise(IMAGES), LABELS)
   logits = (IMAGES / 255.0).reshape(6, -1) @ PARAMS["w"].astype(np.float64)
   np.testing.assert_array_equal(found["best"], np.argsort(-logits, 1)[:, :5])
   np.testing.assert_allclose(found["loss"], -log_softmax(logits)[np.arange(6), LABELS], rtol=1e-5)
 
 
 def test_fewer_than_five_classes_are_all_predicted():
-  t = tasks.classify(lambda p, x, k: (x[:, 0, 0, :], {}), normalise, augment, 3)
-  assert t.predict({}, {"image": IMAGES, "label": LABELS % 3})["best"].shape == (6, 3)
+  three = Linear(np.eye(6, 3), description=models.Description(Choice("linear"), 4, 3))
+  assert task(model=three).predict({}, normalise(IMAGES), LABELS % 3)["best"].shape == (6, 3)
 
 
 def test_augmentation_gets_all_that_it_may_follow_from():
   given = []
   t = task(augment=lambda *arguments: given.append(arguments) or plain(*arguments))
-  t.examples(batch(), "key", 17)
+  t.examples(batch(), {}, "key", 17)
   key, images, targets, draws, step = given[0]
   assert (key, step) == ("key", 17)
   np.testing.assert_array_equal(images, IMAGES)
@@ -94,18 +109,18 @@ HOT = np.array([[v in row for v in range(7)] for row in LISTS.tolist()], float)
 
 def test_a_sigmoid_has_a_target_of_one_for_each_label():
   t = task(augment=plain, loss="sigmoid")
-  np.testing.assert_array_equal(t.examples(batch(LISTS), None, 0)["target"], HOT)
+  np.testing.assert_array_equal(t.examples(batch(LISTS), {}, None, 0)["target"], HOT)
   p = 1 / (1 + np.exp(-(IMAGES / 255.0).reshape(6, -1) @ PARAMS["w"].astype(np.float64)))
   expected = -(HOT * np.log(p) + (1 - HOT) * np.log1p(-p)).sum(1)
-  np.testing.assert_allclose(t.predict(PARAMS, batch(LISTS))["loss"], expected, rtol=1e-4)
+  np.testing.assert_allclose(t.predict(PARAMS, normalise(IMAGES), LISTS)["loss"], expected, rtol=1e-4)
 
 
 def test_a_softmax_shares_one_among_the_labels():
   t = task(augment=plain)
   shares = HOT / np.maximum(HOT.sum(1, keepdims=True), 1)
-  np.testing.assert_allclose(t.examples(batch(LISTS), None, 0)["target"], shares, rtol=1e-6)
+  np.testing.assert_allclose(t.examples(batch(LISTS), {}, None, 0)["target"], shares, rtol=1e-6)
   logits = (IMAGES / 255.0).reshape(6, -1) @ PARAMS["w"].astype(np.float64)
-  found = t.predict(PARAMS, batch(LISTS))["loss"]
+  found = t.predict(PARAMS, normalise(IMAGES), LISTS)["loss"]
   np.testing.assert_allclose(found, -(shares * log_softmax(logits)).sum(1), rtol=1e-5, atol=1e-6)
 
 
@@ -115,8 +130,6 @@ def test_top1_in_training_is_any_of_the_labels(loss, smoothing):
   t = task(augment=plain, loss=loss, label_smoothing=smoothing)
   best = [1, 3, 5, 6, 0, 4]  # right, right, wrong, right, no label, right
   logits = np.eye(7)[best]
-  found = tasks.classify(
-    lambda p, x, k: (jnp.asarray(logits), {}), normalise, plain, 7, loss=loss, label_smoothing=smoothing
-  )
-  _, (metrics, _) = found.loss({}, t.examples(batch(LISTS), None, 0), None)
+  predicting = task(plain, Linear(logits), loss=loss, label_smoothing=smoothing)
+  _, (metrics, _) = predicting.objective({}, t.examples(batch(LISTS), {}, None, 0), None)
   assert metrics["top1"] == pytest.approx(4 / 6)

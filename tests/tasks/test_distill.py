@@ -1,0 +1,197 @@
+"""Distillation against NumPy; a student of digits learns from a teacher that no checkpoint holds."""
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from tests import runs
+from vit_jax import build, checkpoints, loop, models, trees
+from vit_jax.schema import Choice, ConfigError
+from vit_jax.tasks.distill import Distill
+from vit_jax.tasks.task import Frozen, Supplied
+
+DRAW = np.random.default_rng(0)
+LABELS = DRAW.integers(0, 7, 6)
+LOGITS = {name: DRAW.standard_normal((6, 7)) for name in ("student", "token", "teacher")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+  """A model that gives the same logits for any image, of one head or of two."""
+
+  names: tuple[str, ...]
+  patch: int | None = None
+  description: models.Description = models.Description(Choice("fixed"), 4, 7)
+
+  def outputs(self, params, images, key=None):
+    logits = [jnp.asarray(LOGITS[name]) for name in self.names]
+    heads = dict(zip(("head", "head_distillation"), logits, strict=False))
+    return models.Output(images, images, sum(logits) / len(logits), heads), {}
+
+
+def task(names=("student",), **arguments):
+  def freeze(key, path, ema):
+    return Frozen(Fixed(("teacher",)), {}, dict, key, path)
+
+  def augment(key, images, targets, draws, step):
+    return images, targets
+
+  return Distill(Supplied(Fixed(names), None, lambda patch: augment, freeze), teacher="teacher.npz", **arguments)
+
+
+def objective(distill):
+  batch = {"image": np.zeros((6, 4, 4, 3), np.uint8), "label": LABELS, "draw": np.arange(6)}
+  examples = distill.examples(batch, {}, jax.random.key(0), 0)
+  loss, (metrics, _) = distill.objective({}, examples, None)
+  return float(loss), metrics
+
+
+def cross_entropy(logits, labels):
+  return -scipy.special.log_softmax(logits, -1)[np.arange(6), labels]
+
+
+@pytest.mark.parametrize("names", [("student",), ("student", "token")], ids=["one head", "two heads"])
+def test_hard_targets_are_the_teachers_best_classes(names):
+  taught = cross_entropy(LOGITS[names[-1]], LOGITS["teacher"].argmax(1))
+  expected = 0.75 * cross_entropy(LOGITS["student"], LABELS) + 0.25 * taught
+  loss, metrics = objective(task(names, weight=0.25))
+  np.testing.assert_allclose(loss, expected.mean(), rtol=1e-5)
+  said = np.mean([LOGITS[name] for name in names], 0).argmax(1)
+  assert metrics["top1"] == pytest.approx((said == LABELS).mean())
+  assert metrics["teacher_agreement"] == pytest.approx((said == LOGITS["teacher"].argmax(1)).mean())
+
+
+@pytest.mark.parametrize("names", [("student",), ("student", "token")], ids=["one head", "two heads"])
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_soft_targets_are_the_teachers_probabilities_at_a_temperature(names, temperature):
+  p, q = (scipy.special.softmax(LOGITS[name] / temperature, -1) for name in ("teacher", names[-1]))
+  taught = temperature**2 * scipy.special.rel_entr(p, q).sum(-1)
+  expected = 0.9 * cross_entropy(LOGITS["student"], LABELS) + 0.1 * taught
+  soft = Choice("soft", {"temperature": temperature})
+  np.testing.assert_allclose(objective(task(names, weight=0.1, targets=soft))[0], expected.mean(), rtol=1e-5)
+
+
+def test_no_weight_leaves_classification():
+  loss, _ = objective(task(weight=0.0))
+  np.testing.assert_allclose(loss, cross_entropy(LOGITS["student"], LABELS).mean(), rtol=1e-5)
+
+
+# On digits.
+
+STUDENT = {"model__name": "ViT-Ti/8", "model__depth": 1, "model__width": 16, "model__heads": 2, "model__hidden": 16}
+PLAIN = {"optim__clip": "none", "log__every": 1, "evals__test__every": "100%"}
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+  """A workdir with the weights of a CCT, of a head that makes different classes of different images."""
+  workdir = tmp_path_factory.mktemp("teacher") / "run"
+  parts = runs.parts(1)
+  params = jax.device_get(parts.init().params)
+  params["head/kernel"] = np.random.default_rng(0).standard_normal(params["head/kernel"].shape, np.float32)
+  checkpoints.write_weights(workdir, params, {"model": parts.model.description.to_json()})
+  return workdir
+
+
+def distilled(teacher, devices, **changes):
+  return runs.parts(devices, **(STUDENT | PLAIN | {"task__name": "distill", "task__teacher": teacher} | changes))
+
+
+def trained(parts, steps=None):
+  """Parameters after so many steps, by default all."""
+  step, state, frozen = parts.compile(), parts.init(), parts.frozen()[0]
+  with contextlib.closing(parts.batches(0)) as batches:
+    for batch in itertools.islice(batches, steps or parts.total):
+      state, metrics = step(state, batch, frozen)
+  return jax.device_get(state.params), {name: float(value) for name, value in metrics.items()}
+
+
+@pytest.fixture(scope="module")
+def on_one_device(teacher):
+  return trained(distilled(teacher, 1))
+
+
+@pytest.mark.parametrize("mesh", [{}, {"mesh__data": 4, "mesh__fsdp": 2}, {"optim__accumulate": 2}], ids=str)
+def test_the_student_is_the_same_on_eight_devices(teacher, on_one_device, mesh):
+  params, metrics = trained(distilled(teacher, 8, **mesh))
+  for path, value in on_one_device[0].items():
+    np.testing.assert_allclose(params[path], value, atol=1e-5, err_msg=path)
+  assert metrics["loss"] == pytest.approx(on_one_device[1]["loss"], abs=1e-4)
+
+
+def test_a_teacher_that_knows_the_images_is_learned(teacher):
+  """With no label at all, the student comes to agree with the teacher more than by chance."""
+  parts = distilled(teacher, 8, total=60, task__weight=1.0, optim__warmup=0, optim__lr=1e-2, batch=64)
+  assert trained(parts)[1]["teacher_agreement"] > 0.3
+
+
+def test_the_teacher_is_in_no_state_and_its_digest_in_every_checkpoint(teacher, tmp_path):
+  parts = distilled(teacher, 8, optim__ema=0.9)
+  assert not [path for path in trees.flatten(parts.state_shapes) if "convolutions" in path]
+  assert any("convolutions" in path for path in parts.frozen_shapes)
+  result = loop.train(parts, tmp_path / "whole")
+  _, about = checkpoints.read_weights(tmp_path / "whole")
+  arrays, _ = checkpoints.read_weights(teacher)
+  whole = b"".join(arrays[path].astype("<f4").tobytes() for path in sorted(arrays))
+  assert about["frozen"] == {"task.teacher": hashlib.sha256(whole).hexdigest()}
+  assert {"top1", "loss"} <= result.keys()
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_restart_ends_in_the_same_bits(teacher, tmp_path, devices):
+  whole = loop.train(distilled(teacher, devices, checkpoint__every=5), tmp_path / "whole")
+  stopped = distilled(teacher, devices, checkpoint__every=5)
+  with pytest.raises(InterruptedError):
+    loop.train(dataclasses.replace(stopped, batches=runs.dying(stopped.batches, after=7)), tmp_path / "stopped")
+  again = loop.train(distilled(teacher, devices, checkpoint__every=5), tmp_path / "stopped")
+  assert again["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_another_teacher_in_the_same_place_is_refused(teacher, tmp_path):
+  shutil.copytree(teacher, tmp_path / "teacher")
+  loop.train(distilled(tmp_path / "teacher", 8), tmp_path / "run")
+  arrays, about = checkpoints.read_weights(tmp_path / "teacher")
+  shutil.rmtree(tmp_path / "teacher")
+  checkpoints.write_weights(tmp_path / "teacher", arrays | {"norm/bias": arrays["norm/bias"] + 1}, about)
+  with pytest.raises(ConfigError) as error:
+    loop.train(distilled(tmp_path / "teacher", 8, total=14), tmp_path / "run")
+  assert "config.task.teacher" in str(error.value)
+  assert str(tmp_path / "teacher") in str(error.value)
+
+
+def test_a_student_is_measured_without_its_teacher(teacher, tmp_path):
+  parts = distilled(teacher, 8)
+  task = Choice("distill", {**parts.run.task.args, "teacher": str(tmp_path / "nowhere")})
+  measured = build.build(dataclasses.replace(parts.run, task=task), jax.devices(), training=False)
+  assert measured.evals["test"].measure(parts.init().params, lambda: None).figures["images"] == 360
+
+
+@pytest.mark.parametrize(
+  ("changes", "said"),
+  [
+    ({"task__teacher": "nowhere.npz"}, ("config.task.teacher", "nowhere.npz")),
+    ({"task__targets__name": "sofd"}, ("config.task.targets", "sofd", "soft")),
+    ({"task__weight": 2}, ("config.task.weight", "2")),
+    ({"task__targets__temperature": 2}, ("config.task.targets.temperature", "'hard'")),
+  ],
+  ids=str,
+)
+def test_a_mistake_names_its_place(teacher, changes, said):
+  with pytest.raises(ConfigError) as error:
+    distilled(teacher, 1, **changes)
+  assert all(word in str(error.value) for word in said)
+
+
+def test_a_teacher_of_other_classes_is_refused():
+  ten = dataclasses.replace(Fixed(("teacher",)), description=models.Description(Choice("fixed"), 4, 10))
+  supplied = Supplied(Fixed(("student",)), None, None, lambda key, path, ema: Frozen(ten, {}, dict, key, path))
+  with pytest.raises(ConfigError, match=r"config\.task\.teacher: .* 10 classes.* 7"):
+    _ = Distill(supplied, teacher="teacher.npz").frozen

@@ -1,0 +1,99 @@
+"""A stage with parameters of its own: they are trained, averaged and saved beside the model's, and no other part of the
+trainer knows of them."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import runs
+from vit_jax import build, checkpoints, importers, loop, tasks
+from vit_jax.prepare import prepare
+from vit_jax.schema import Fraction
+from vit_jax.tasks.task import Supplied
+
+
+@dataclasses.dataclass(frozen=True)
+class Colours:
+  """Predicts the mean colour of an image [B, 3] from its tokens, with a decoder of its own."""
+
+  supplied: Supplied
+  _: dataclasses.KW_ONLY
+  noise: Fraction = 0.0
+
+  headline: ClassVar[str] = "error"
+  frozen: ClassVar[None] = None
+  sharding: ClassVar[tuple] = ((r"task/decoder/kernel", ("fsdp", None)),)
+
+  @property
+  def patch(self):
+    return self.supplied.patch
+
+  def init(self, key):
+    return {"task/decoder/kernel": 0.02 * jax.random.normal(key, (16, 3))}
+
+  def examples(self, batch, frozen, key, step):
+    targets = jnp.zeros((len(batch["image"]), 10))
+    images, _ = self.supplied.augment(self.patch)(key, batch["image"], targets, batch["draw"], step)
+    colour = images.reshape(len(images), -1, 3).mean(1) + self.noise * jax.random.normal(key, (len(images), 3))
+    return {"image": images, "colour": colour}
+
+  def objective(self, params, examples, key):
+    outputs, statistics = self.supplied.model.outputs(params, examples["image"], key)
+    decoded = outputs.tokens.mean(1) @ params["task/decoder/kernel"]
+    error = jnp.mean((decoded - examples["colour"]) ** 2)
+    return error, ({"error": jnp.sqrt(error)}, statistics)
+
+  def predict(self, params, images, labels):
+    raise NotImplementedError
+
+
+@pytest.fixture
+def colours(monkeypatch):
+  monkeypatch.setitem(tasks.TASKS, "colours", Colours)
+
+  prepare("digits")
+
+  def parts(devices=8, **changes):
+    run = runs.run(**({"task__name": "colours", "optim__ema": 0.5} | changes))
+    return build.build(dataclasses.replace(run, evals={}), jax.devices()[:devices])
+
+  return parts
+
+
+def test_parameters_of_the_task_are_trained_averaged_sharded_and_saved(colours, tmp_path):
+  parts = colours(mesh__data=2, mesh__fsdp=4, optim__weight_decay=0.1)
+  path = "task/decoder/kernel"
+  before = np.asarray(parts.init().params[path])
+  assert "fsdp" in str(parts.state_shapes.params[path].sharding.spec)
+  result = loop.train(parts, tmp_path)
+  assert "top1" not in result
+  saved, _ = checkpoints.read_weights(tmp_path)
+  average, _ = checkpoints.read_weights(tmp_path, averaged=True)
+  assert not np.allclose(saved[path], before)
+  assert not np.allclose(average[path], saved[path])
+
+
+def test_weights_for_others_are_the_models_alone(colours, tmp_path):
+  loop.train(colours(), tmp_path)
+  _, arrays = importers.load(tmp_path)
+  assert not [path for path in arrays if path.startswith("task/")]
+
+
+def test_the_headline_is_the_tasks(colours, tmp_path, capsys):
+  loop.train(colours(), tmp_path)
+  printed = capsys.readouterr().out
+  assert "error" in printed
+  assert "top" not in printed
+
+
+def test_a_restart_has_the_same_bits(colours, tmp_path):
+  whole = loop.train(colours(task__noise=0.1), tmp_path / "whole")
+  parts = colours(task__noise=0.1)
+  with pytest.raises(InterruptedError):
+    loop.train(dataclasses.replace(parts, batches=runs.dying(parts.batches, after=7)), tmp_path / "stopped")
+  again = loop.train(colours(task__noise=0.1), tmp_path / "stopped")
+  assert again["weights_sha256"] == whole["weights_sha256"]

@@ -1,0 +1,69 @@
+"""Assembly of a measurement: evaluations of a file's weights by their features, each with data of its own."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax import evals, mesh, models
+from vit_jax.config import Measurement
+from vit_jax.data import catalog
+from vit_jax.importers import surgery
+from vit_jax.schema import Choice, ConfigError
+
+
+class Parts(NamedTuple):
+  """What a measurement is made of, on given devices."""
+
+  params: dict[str, jax.Array]
+  evals: dict[str, Callable]  # (params, poll) -> evals.Outcome
+  notes: list[str]  # what was done to the weights
+
+
+def complete(measurement: Measurement, image_size: int | None) -> dict[str, Choice]:
+  """The evaluations with every argument checked, for a model of images of this size; None: it is not known yet."""
+  choices = {}
+  for name, choice in measurement.evals.items():
+    where = f"config.evals.{name}"
+    if choice.name == "accuracy":
+      raise ConfigError(f"{where}.name: 'accuracy' needs the weights' own classes; use vit_jax.evaluate")
+    own = "image_size" in (choice.args.get("data") or ())
+    # Any test crop fits the smallest image.
+    prepared = {"image_size": image_size or 1} if image_size or not own else {}
+    choices[name] = evals.bind(choice, prepared, where)
+    if choices[name].args["data"] is None:
+      raise ConfigError(f"{where}.data: missing; name a dataset: dict(name='cifar100')")
+  return choices
+
+
+def build(
+  measurement: Measurement,
+  description: models.Description,
+  arrays: dict[str, np.ndarray],
+  devices,
+  open_split: Callable = catalog.open_split,
+) -> Parts:
+  """Everything for a measurement on `devices`, of the weights of a file, which lose their head.
+
+  Args:
+    measurement: as the config says it.
+    description: of the file's model.
+    arrays: its parameters by path, layer by layer.
+    devices: of the mesh.
+    open_split: (data choice, split) -> the images.
+  """
+  size = measurement.image_size or description.image_size
+  if not isinstance(size, int):
+    raise ConfigError(f"config.image_size: missing; the weights are of images of {size}, and evaluations take squares")
+  choices = complete(measurement, size)
+  headless = description.replaced(image_size=size, classes=0).bound()
+  arrays, notes = surgery.fit(arrays, description, headless)
+  grid = mesh.make(measurement.mesh, devices)
+  model = models.functional(headless).on(grid)
+  shardings = mesh.parameters(models.sharding(headless.model.name), model.shapes(), grid)
+  arrays = surgery.stack(arrays, tuple(shardings))
+  params = {path: mesh.place(arrays[path], sharding) for path, sharding in shardings.items()}
+  subject = evals.Subject(model, grid, None, measurement.batch, open_split)
+  made = {name: evals.make(choice, subject, f"config.evals.{name}") for name, choice in choices.items()}
+  return Parts(params, made, notes)

@@ -1,0 +1,12 @@
+"""Stages of training by name: a stage is a value, made of what the run supplies and of the arguments of `config.task`.
+
+The keyword-only fields of the classes in `TASKS` are the schema of these arguments.
+"""
+
+from vit_jax.tasks.classify import Classify
+from vit_jax.tasks.distill import Distill
+from vit_jax.tasks.task import Frozen, Supplied, Task
+
+__all__ = ["TASKS", "Frozen", "Supplied", "Task"]
+
+TASKS = {"classify": Classify, "distill": Distill}
