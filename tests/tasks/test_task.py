@@ -58,7 +58,7 @@ def colours(monkeypatch):
   prepare("digits")
 
   def parts(devices=8, **changes):
-    run = runs.run(**({"task__name": "colours", "optim__ema": 0.5} | changes))
+    run = runs.run(**({"task__name": "colours", "task__label_smoothing": "default", "optim__ema": 0.5} | changes))
     return build.build(dataclasses.replace(run, evals={}), jax.devices()[:devices])
 
   return parts
