@@ -87,12 +87,6 @@ def test_every_printed_figure_can_be_found_again_from_the_predictions(trained, t
     assert (report / f"confusion{mark}.png").stat().st_size > 1000
 
 
-def test_a_split_of_the_data_is_measured_where_it_is_named(trained, monkeypatch, capsys):
-  monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={trained}", "--split=train"])
-  evaluate.main()
-  assert "images                       1,437" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
   ("words", "says"),
   [

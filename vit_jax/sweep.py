@@ -16,9 +16,9 @@ import shlex
 from collections.abc import Sequence
 
 from vit_jax import cli
+from vit_jax.runtime import say
 from vit_jax.schema import ConfigError
 from vit_jax.sweeps import execution, pool, search
-from vit_jax.sweeps.screen import show
 from vit_jax.sweeps.study import Study, check_data, sweep_of
 from vit_jax.sweeps.trials import Trial
 
@@ -33,7 +33,7 @@ def main() -> None:
     return
   groups = pool.groups(args.parallel)
   check_data(trials, study.sweep.decide)
-  show(f"{len(trials)} different trials of the {len(study.sweep.trials)} listed")
+  say(f"{len(trials)} different trials of the {len(study.sweep.trials)} listed")
   search.search(study, trials, groups, args.retry)
 
 
@@ -59,9 +59,9 @@ def render(study: Study, trials: Sequence[Trial]) -> None:
   """Prints the command of each trial, or as a comment why it is impossible."""
   for trial in trials:
     if trial.config is None:
-      show(f"# impossible: {trial}: {trial.error}")
+      say(f"# impossible: {trial}: {trial.error}")
     else:
-      show(shlex.join(execution.train_command(study.file, trial)))
+      say(shlex.join(execution.train_command(study.file, trial)))
 
 
 if __name__ == "__main__":

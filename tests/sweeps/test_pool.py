@@ -80,7 +80,7 @@ def test_closing_asks_first_and_reports_how_each_ended(tmp_path):
   until(lambda: all("up" in (tmp_path / name).read_text() for name in ("polite", "failing")))
   codes = running.close()
   assert codes["polite"] == 42
-  assert codes["failing"] in (3, 42)
+  assert codes["failing"] in (3, 42, -signal.SIGTERM)  # it ends by itself, or the signal meets it on its way out
 
 
 def test_what_does_not_stop_is_ended(tmp_path, monkeypatch):

@@ -23,11 +23,11 @@ def measure(
     poll: called between batches; raises to stop.
   """
   outcomes = {}
-  # The average is spread over more devices than the parameters: gathered once, not by every batch.
-  shardings = {path: params[path].sharding for path in average}
-  whole = jax.jit(lambda arrays: arrays, out_shardings=shardings)(average) if evals and average else {}
+  if evals and average:  # it is spread over more devices than the parameters: gathered once, not by every batch
+    shardings = {path: params[path].sharding for path in average}
+    average = jax.jit(lambda arrays: arrays, out_shardings=shardings)(average)
   for name, evaluation in evals.items():
-    for prefix, weights in (("", params), ("ema_", whole)):
+    for prefix, weights in (("", params), ("ema_", average)):
       if weights:
         outcomes[prefix if name == "test" else f"{name}/{prefix}"] = evaluation(weights, poll)
   return outcomes

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from vit_jax import files, runtime
+from vit_jax.runtime import say
 from vit_jax.sweeps import pool
 from vit_jax.sweeps.record import Record
-from vit_jax.sweeps.screen import Screen, show
+from vit_jax.sweeps.screen import Screen
 from vit_jax.sweeps.trials import Trial
 
 ATTEMPTS = 3  # at a trial that a signal ends: out of memory, or somebody's kill
@@ -82,7 +83,7 @@ def _stopping(processes: pool.Pool):
   try:
     yield
   except KeyboardInterrupt:
-    show(f"stopping: {len(processes.names)} trials save their state, which may take up to {pool.PATIENCE:.0f} s")
+    say(f"stopping: {len(processes.names)} trials save their state, which may take up to {pool.PATIENCE:.0f} s")
     raise
 
 

@@ -5,9 +5,9 @@ import pathlib
 from collections.abc import Sequence
 
 from vit_jax import files
+from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, plain
 from vit_jax.sweeps import results
-from vit_jax.sweeps.screen import show
 from vit_jax.sweeps.study import Study
 from vit_jax.sweeps.trials import Setting, Trial, settings, text
 
@@ -71,7 +71,7 @@ class Record:
     workdir, metrics = self.study.workdir, self._shown()
     report = self._report(metrics)
     files.write_text(workdir / "sweep.md", report + "\n")
-    show(f"\n{report}\n\n  record    {workdir / 'sweep.json'}\n  table     {workdir / 'sweep.md'}")
+    say(f"\n{report}\n\n  record    {workdir / 'sweep.json'}\n  table     {workdir / 'sweep.md'}")
     metric = next((name for name in metrics if name == self.study.sweep.decide or name.endswith("top1")), None)
     measured = [trial for trial in self.trials if metric in trial.figures]
     if keys := results.varied(measured):
@@ -79,7 +79,7 @@ class Record:
 
       rows = [(trial.changes, trial.figures[metric]) for trial in measured]
       pictures.effects(rows, keys, metric, workdir / "sweep.png")
-      show(f"  picture   {workdir / 'sweep.png'}")
+      say(f"  picture   {workdir / 'sweep.png'}")
 
   def _metrics(self) -> Sequence[str]:
     """All metrics that any trial has, in order."""

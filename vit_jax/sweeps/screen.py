@@ -10,14 +10,10 @@ from collections.abc import Callable, Sequence
 import rich.live
 import rich.table
 
+from vit_jax.runtime import say
 from vit_jax.sweeps.trials import Trial, count
 
 _ORDER = ("running", "failed", "diverged", "done", "waiting")
-
-
-def show(line: str) -> None:
-  """Prints a line at once. `runtime.say` would ask JAX which process this is, and so take the trials' devices."""
-  print(line, flush=True)
 
 
 class Screen:
@@ -49,7 +45,7 @@ class Screen:
     if not self._live:
       number = f"{self._trials.index(trial) + 1}/{len(self._trials)}"
       outcome = self._value(trial) or trial.error
-      show(f"{time.strftime('%H:%M:%S')}  {trial.status:<9} {number}  {trial}  {outcome}".rstrip())
+      say(f"{time.strftime('%H:%M:%S')}  {trial.status:<9} {number}  {trial}  {outcome}".rstrip())
 
   def refresh(self) -> None:
     """Draws the table anew."""

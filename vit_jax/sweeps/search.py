@@ -6,10 +6,10 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from vit_jax import runtime
+from vit_jax.runtime import say
 from vit_jax.schema import ConfigError
 from vit_jax.sweeps import execution, pool, results
 from vit_jax.sweeps.record import Record
-from vit_jax.sweeps.screen import show
 from vit_jax.sweeps.study import Study
 from vit_jax.sweeps.trials import Trial, settings, text
 
@@ -38,7 +38,7 @@ def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retr
         raise ConfigError("no setting has all of its trials done, so nothing was chosen; see the errors above")
       record.best, record.last_runs = order[0], study.last_runs(order[0])
       record.restore(record.last_runs, retry)
-      show(f"\nbest of {len(order)}: {text(record.best.changes)}")
+      say(f"\nbest of {len(order)}: {text(record.best.changes)}")
       execution.run(record, record.last_runs, groups, train if study.sweep.final else execution.evaluate_command)
     record.close()
   if not any(trial.status == "done" for trial in trials):
