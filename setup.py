@@ -22,7 +22,7 @@ setup(
     "importlib_resources>=6.4,<8",  # tensorflow-datasets imports it and does not ask for it
     "ml-collections>=1.1.0,<2",
     "clu>=0.0.12,<0.1",
-    # clu writes TensorBoard files with TensorFlow; it never touches the accelerator.
+    # TFDS prepares datasets and reads buckets with TensorFlow; it never touches the accelerator.
     "tensorflow-cpu>=2.20,<2.22; sys_platform == 'linux' and platform_machine == 'x86_64'",
     "tensorflow>=2.20,<2.22; sys_platform != 'linux' or platform_machine != 'x86_64'",
     "tensorboard>=2.20,<2.22",

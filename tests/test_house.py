@@ -10,13 +10,13 @@ ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
   {"schema", "config", "flags", "trees", "rng", "files"},
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops"},
-  {"runtime", "checkpoints", "tasks", "steps", "writer", "clock", "evals", "importers", "pictures"},
+  {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures"},
   {"build", "measure", "loop", "planning", "sweeps"},
   {"cli", "train", "evaluate", "fewshot", "sweep", "plan", "prepare", "convert"},
 )  # fmt: skip
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
 # What the rest of a floor stands on.
-GROUND = {"schema", "mesh", "runtime", "checkpoints", "build", "cli"}
+GROUND = {"schema", "mesh", "runtime", "events", "checkpoints", "build", "cli"}
 FILES = sorted((ROOT / "vit_jax").rglob("*.py"))
 
 
@@ -78,7 +78,7 @@ def test_what_is_imported_is_what_setup_asks_for():
       "tensorflow_datasets": "tensorflow-datasets", "ml_collections": "ml-collections", "clu": "clu",
       "einops": "einops", "numpy": "numpy", "cv2": "opencv-python-headless", "sklearn": "scikit-learn",
       "tensorflow": "tensorflow-cpu", "safetensors": "safetensors", "ml_dtypes": "ml_dtypes", "torch": "torch",
-      "matplotlib": "matplotlib", "rich": "rich",
+      "matplotlib": "matplotlib", "rich": "rich", "tensorboard": "tensorboard",
   }  # fmt: skip
   standard = __import__("sys").stdlib_module_names
   for file in FILES:

@@ -1,18 +1,15 @@
 """What a run writes for TensorBoard: scalars, which metrics.jsonl gets too, and a profile."""
 
-import concurrent.futures
 import json
-import logging
-import os
 import pathlib
 
 import jax
 
-from vit_jax import files, runtime
+from vit_jax import events, files, runtime
 
 
 class Writer:
-  """Scalars to TensorBoard files (clu) and to `metrics.jsonl`, by process 0 only: a resource with a close."""
+  """Scalars to TensorBoard files and to `metrics.jsonl`, by process 0 only: a resource with a close."""
 
   def __init__(self, workdir: pathlib.Path, start: int, active: bool):
     """`start` is the step that the run begins at: later lines, of a run that was killed, are dropped."""
@@ -22,22 +19,19 @@ class Writer:
     self._file = workdir / "metrics.jsonl"
     _drop_after(self._file, start)
     self._lines = open(self._file, "a", buffering=1)
-    # TensorFlow takes seconds to import: another thread does it while XLA compiles.
-    self._pool = concurrent.futures.ThreadPoolExecutor(1)
-    self._tensorboard = self._pool.submit(_tensorboard, workdir / "tensorboard")
+    self._events = events.EventFile(workdir / "tensorboard")
 
   def write(self, step: int, scalars: dict[str, float]) -> None:
     """One line and one point per scalar; returns at once."""
     if self._active:
       self._lines.write(json.dumps({"step": step, **scalars}) + "\n")
-      self._pool.submit(lambda: self._tensorboard.result().write_scalars(step, scalars)).add_done_callback(_warn)
+      self._events.write(step, scalars)
 
   def close(self) -> None:
     """Flushes both."""
     if self._active:
       self._lines.close()
-      self._pool.submit(lambda: self._tensorboard.result().close()).result()
-      self._pool.shutdown()
+      self._events.close()
 
 
 class Trace:
@@ -66,21 +60,6 @@ class Trace:
       self._running = False
       jax.profiler.stop_trace()
       runtime.say(f"wrote a trace; look at it with: tensorboard --logdir={self._folder}")
-
-
-def _tensorboard(directory):
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-  import tensorflow as tf
-
-  tf.config.set_visible_devices([], "GPU")  # TensorFlow must not take the accelerator's memory
-  from clu import metric_writers
-
-  return metric_writers.SummaryWriter(str(directory))
-
-
-def _warn(future):
-  if error := future.exception():
-    logging.warning("TensorBoard: %s; metrics.jsonl has the figures all the same", error)
 
 
 def _drop_after(path, start):
