@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -45,14 +46,23 @@ def parts(devices=8, **changes) -> build.Parts:
   return build.build(run(**changes), jax.devices()[:devices])
 
 
-def command(verb: str, *given: str, devices: int = 1, **environment) -> subprocess.Popen:
-  """A verb as a user starts it, on so many fake devices."""
+def start(module: str, *words: str, devices: int = 1, **environment) -> subprocess.Popen:
+  """`python -m module words`, on so many fake devices."""
   flags = re.sub(r"device_count=\d+", f"device_count={devices}", os.environ["XLA_FLAGS"])
-  environment = os.environ | {"XLA_FLAGS": flags} | environment
   return subprocess.Popen(
-      [sys.executable, "-m", f"vit_jax.{verb}", *given],
-      cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+      [sys.executable, "-m", module, *words], cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags} | environment,
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
   )  # fmt: skip
+
+
+def command(verb: str, *words: str, devices: int = 1, **environment) -> subprocess.Popen:
+  """A verb as a user starts it."""
+  return start(f"vit_jax.{verb}", *words, devices=devices, **environment)
+
+
+def several(*commands: list[str], devices: int = 1, **environment) -> subprocess.Popen:
+  """Verbs with their flags, one after the other in one process."""
+  return start("tests.several", json.dumps(commands), devices=devices, **environment)
 
 
 def words(workdir, **changes) -> list[str]:

@@ -7,64 +7,92 @@ import socket
 
 import jax
 import numpy as np
+import pytest
 
 from tests import runs
 from vit_jax import checkpoints, loop, mesh
 from vit_jax.prepare import prepare
 
+AXES = {
+  "mesh.data": 2, "mesh.fsdp": 2,
+  "evals.shots.name": "fewshot", "evals.shots.shots": "(1, 3)", "evals.shots.every": "100%",
+}  # fmt: skip
 
-def pair(workdir, **changes):
-  """Two processes of one run, over loopback."""
+
+def pair(*commands):
+  """Two processes over loopback that run the same verbs in turn."""
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     port = probe.getsockname()[1]
-  return [
-      runs.command(
-          "train", *runs.words(workdir, **changes), devices=2,
-          VITJAX_COORDINATOR=f"127.0.0.1:{port}", VITJAX_PROCESSES="2", VITJAX_PROCESS=str(i),
-      )
-      for i in range(2)
-  ]  # fmt: skip
+  placed = {"VITJAX_COORDINATOR": f"127.0.0.1:{port}", "VITJAX_PROCESSES": "2"}
+  return [runs.several(*commands, devices=2, VITJAX_PROCESS=str(i), **placed) for i in range(2)]
 
 
-def weights(workdir, **changes):
+def weights(workdir):
   """Parameters of the last checkpoint, read onto four devices."""
-  parts = runs.parts(4, **changes)
+  parts = runs.parts(4, **AXES)
   with contextlib.closing(checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)) as store:
     return jax.device_get(store.restore(parts.state_shapes)[0].params)
 
 
-def test_two_processes_equal_one_and_stop_together(tmp_path):
-  axes = {"mesh.data": 2, "mesh.fsdp": 2}
-  axes |= {"evals.shots.name": "fewshot", "evals.shots.shots": "(1, 3)", "evals.shots.every": "100%"}
-  one = loop.train(runs.parts(4, **axes), tmp_path / "one")
-  # Asked to stop by a signal to one of them, both save and go; the same commands finish.
-  first, second = pair(tmp_path / "two", total="4000", **axes)
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+  """The folder of the runs, and what each process of a pair printed for each.
+
+  A run whose batch does not divide, a whole one, and a long one, of which the second process is asked to stop.
+  """
+  prepare("digits")
+  folder = tmp_path_factory.mktemp("pair")
+  first, second = pair(
+    ["train", *runs.words(folder / "bad", batch="6")],
+    ["train", *runs.words(folder / "whole", **AXES)],
+    ["train", *runs.words(folder / "long", **AXES, total="4000", log__every=1)],
+  )
+  heard = []
   for line in first.stdout:
-    if line.lstrip().startswith("2/"):
+    heard.append(line)
+    if line.lstrip().startswith("2/4000"):
       break
   second.send_signal(signal.SIGTERM)
-  runs.finish(first, 42)
-  runs.finish(second, 42)
-  printed = [runs.finish(process) for process in pair(tmp_path / "three", **axes)]
-  three = json.loads((tmp_path / "three" / "result.json").read_text())
+  texts = ["".join(heard) + runs.finish(first, 42), runs.finish(second, 42)]
+  return folder, [text.split("exit ") for text in texts]
+
+
+def test_a_mistake_ends_all_processes_with_2(printed):
+  folder, texts = printed
+  for bad, whole, *_ in texts:
+    assert "6 does not divide over 4 devices" in bad
+    assert whole.startswith("2\n")
+  assert not (folder / "bad").exists()
+
+
+def test_two_processes_train_and_measure_what_one_does(printed, tmp_path):
+  folder, _ = printed
+  one = loop.train(runs.parts(4, **AXES), tmp_path)
+  two = json.loads((folder / "whole" / "result.json").read_text())
   # Sums over the network are taken in another order than inside a process: the last bit may differ.
-  expected, found = (weights(tmp_path / name, **axes) for name in ("one", "three"))
-  for path, value in expected.items():
-    np.testing.assert_allclose(found[path], value, atol=1e-6, err_msg=path)
-  assert three["images"] == 360
-  assert {k: v for k, v in three.items() if k.startswith(("top", "prec", "rec", "f1"))} == {
+  ours = weights(folder / "whole")
+  for path, value in weights(tmp_path).items():
+    np.testing.assert_allclose(ours[path], value, atol=1e-6, err_msg=path)
+  assert two["images"] == two["shots/images"] == 360
+  assert {k: v for k, v in two.items() if k.startswith(("top", "prec", "rec", "f1"))} == {
     k: v for k, v in one.items() if k.startswith(("top", "prec", "rec", "f1"))
   }
   for figure in ("shots/ridge_1shot", "shots/ridge_3shot", "shots/ridge_3shot_std"):
-    assert abs(three[figure] - one[figure]) < 0.01, figure  # the same draws; an image may be on the border
-  assert three["shots/images"] == 360
-  assert "12/12" in printed[0]
-  assert "12/12" not in printed[1]
+    assert abs(two[figure] - one[figure]) < 0.01, figure  # the same draws; an image may be on the border
 
 
-def test_a_mistake_ends_all_processes_with_2(tmp_path):
-  prepare("digits")
-  for process in pair(tmp_path / "bad", batch="6"):
-    assert "6 does not divide over 4 devices" in runs.finish(process, 2)
-  assert not (tmp_path / "bad").exists()
+def test_only_the_first_process_prints(printed):
+  (_, first, *_), (_, second, *_) = printed[1]
+  assert "12/12" in first
+  assert "12/12" not in second
+
+
+def test_a_signal_to_one_process_stops_both_at_the_same_step(printed):
+  folder, texts = printed
+  (saved,) = {int(path.name) for path in (folder / "long" / "checkpoints").iterdir()}
+  assert saved >= 2
+  for _, _, long, last in texts:
+    assert long.startswith("0\n")
+    assert last.startswith("42\n")
+  assert f"stopped at step {saved}" in texts[0][2]

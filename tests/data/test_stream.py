@@ -332,6 +332,7 @@ def test_large_images_are_not_kept_and_small_ones_are_decoded_once(monkeypatch):
 def test_a_process_ends_although_its_stream_is_still_open():
   code = """
 import numpy as np, cv2
+from vit_jax.data import sources, stream
 data = cv2.imencode(".png", np.zeros((4, 4, 3), np.uint8))[1].tobytes()
 made = sources.Source("m", "t", ("a",), 10, lambda i: (data, 0), str)
 next(stream.train_batches(made, 0, 8, range(8), image_size=4))
