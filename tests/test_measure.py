@@ -17,19 +17,24 @@ def run():
   return runs.run()
 
 
+def bound(args):
+  """The digits at 32 px, as an evaluation has them."""
+  return schema.bind(Choice("digits", {"image_size": 32, **args}), schema.lookup(catalog.EVAL_DATA, "digits"))
+
+
 def test_evaluations_of_images_that_are_normalised_alike_share_a_program(run):
   grid = mesh.make(run.mesh, jax.devices()[:2])
   given = measure.subject(
     models.Description(run.model, 32, 10), grid, run.data, 16, catalog.open_split, lambda normalise: None
   )
-  other = catalog.bind(Choice("digits", {"image_size": 32, "test": "train[:50]"}))
-  gray = catalog.bind(Choice("digits", {"image_size": 32, "mean": (0.4, 0.4, 0.4)}))
+  other = bound({"test": "train[:50]"})
+  gray = bound({"mean": (0.4, 0.4, 0.4)})
   assert given.predict(None, False) is given.predict(other, False)
   assert given.predict(None, False) is not given.predict(None, True)
   assert given.features(None) is not given.features(gray)
-  assert given.size(None, "here") == 16
-  with pytest.raises(schema.ConfigError, match=r"here.batch: 15 does not divide over 2 devices"):
-    given.size(15, "here")
+  assert given.size(None) == 16
+  with pytest.raises(schema.ConfigError, match=r"config.evals.x.batch: 15 does not"), schema.at("config.evals.x"):
+    given.size(15)
 
 
 def test_identity_follows_from_the_model_and_its_weights(run):

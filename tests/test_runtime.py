@@ -1,4 +1,4 @@
-"""Exit codes, the lock, atomic files, and how processes find each other."""
+"""Exit codes, the lock, and how processes find each other."""
 
 import json
 import os
@@ -8,20 +8,8 @@ import sys
 import jax
 import pytest
 
-from vit_jax import files, runtime
+from vit_jax import runtime
 from vit_jax.schema import ConfigError
-
-
-def test_a_file_is_replaced_at_once(tmp_path):
-  file = tmp_path / "result.json"
-  files.write_text(file, "old")
-  files.write_text(file, '{"a": 1}')
-  assert files.read_json(file) == {"a": 1}
-  assert [f.name for f in tmp_path.iterdir()] == ["result.json"]
-  assert files.read_json(tmp_path / "none.json") is None
-  file.write_text('{"a"')
-  with pytest.raises(ConfigError, match="cannot be read as JSON"):
-    files.read_json(file)
 
 
 def test_a_claimed_workdir_is_refused_to_another_process_and_free_after_a_kill(tmp_path):

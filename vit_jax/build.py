@@ -17,7 +17,9 @@ from vit_jax import evals, flops, hardware, importers, measure, mesh, models, op
 from vit_jax.config import Run
 from vit_jax.data import augment, catalog, stream
 from vit_jax.importers import surgery
-from vit_jax.schema import ConfigError, Duration, arguments, bind, lookup
+from vit_jax.schema import ConfigError, Duration, arguments, at, bind, lookup
+
+OPTIM = {name: (*functions, steps.accumulated, steps.train_step) for name, functions in optim.RULES.items()}
 
 
 class Eval(NamedTuple):
@@ -80,15 +82,22 @@ class Parts:
 
 def complete(run: Run) -> Run:
   """The run with every name looked up and every argument checked and filled in."""
-  run = dataclasses.replace(run, data=catalog.bind(run.data))
-  prepared = {name: run.data.args[name] for name in evals.PREPARED}
-  return dataclasses.replace(
-    run,
-    model=bind(run.model, (models.lookup(run.model.name, "config.model"),), "config.model"),
-    optim=optim.bind(run.optim),
-    task=bind(run.task, (lookup(tasks.TASKS, run.task.name, "config.task"),), "config.task"),
-    evals={name: evals.bind(choice, prepared, f"config.evals.{name}") for name, choice in run.evals.items()},
-  )
+  # Their tables are on higher floors than `config.Run`, whose annotations cannot name them.
+  parts = {}
+  for key, functions in (
+    ("model", lambda name: (models.lookup(name),)),
+    ("data", functools.partial(lookup, catalog.DATA)),
+    ("optim", functools.partial(lookup, OPTIM)),
+    ("task", functools.partial(lookup, tasks.TASKS)),
+  ):
+    choice = getattr(run, key)
+    with at(f"config.{key}"):
+      parts[key] = bind(choice, functions(choice.name))
+  prepared, measured = evals.preparation(parts["data"]), {}
+  for name, choice in run.evals.items():
+    with at(f"config.evals.{name}"):
+      measured[name] = evals.bind(choice, evals.REPEATED, prepared)
+  return dataclasses.replace(run, **parts, evals=measured)
 
 
 def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts:
@@ -97,7 +106,8 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
   `open_split` (data choice, split) gives the images; a plan takes `catalog.known_split`, which needs none.
   """
   grid = mesh.make(run.mesh, devices)
-  source = open_split(run.data, "train")
+  with at("config.data"):
+    source = open_split(run.data, "train")
   size, classes = run.data.args["image_size"], len(source.classes)
   _check_batch(run, grid, len(source))
   total = run.total.steps(run.batch, len(source))
@@ -113,8 +123,9 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
   model = measure.sharded(whole_model, grid)
   shapes, statistics = model.shapes(), model.statistics
   params = mesh.parameters(models.sharding(run.model.name), shapes, grid)
-  transformation, schedule = optim.create(run.optim, shapes, total, steps_of, statistics)
-  frozen = optim.frozen_paths(run.optim.args["frozen"], shapes, statistics)
+  with at("config.optim"):
+    transformation, schedule = optim.create(run.optim, shapes, total, steps_of, statistics)
+    frozen = optim.frozen_paths(run.optim.args["frozen"], shapes, statistics)
   patch = model.patch if run.data.args["warp"].name == "none" else None  # a warp needs whole images
 
   def apply(params, images, key):
@@ -122,14 +133,13 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
     return output.logits, moved
 
   task = _task(run, apply, patch, classes, steps_of)
+  with at("config.data"):
+    examples = stream.train_examples(source, run.seed, patch, **arguments(run.data, stream.train_examples))
 
   # The step.
   gradient = steps.gradient(task.loss, frozen)
-  micro_batches = run.optim.args["accumulate"]
-  if micro_batches > 1:
-    gradient = steps.accumulated(gradient, micro_batches, mesh.micro_batches(grid))
-  averaged = run.optim.args["ema"]
-  init = functools.partial(steps.init, run.seed, model.init, transformation, averaged is not None)
+  gradient = steps.accumulated(gradient, mesh.micro_batches(grid), **arguments(run.optim, steps.accumulated))
+  init = functools.partial(steps.init, run.seed, model.init, transformation, run.optim.args["ema"] is not None)
 
   # Where everything lives.
   state_shapes = jax.eval_shape(init)
@@ -141,11 +151,12 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
   )
   _check_memory(run, grid, state_shapes, shardings)
   hold = functools.partial(jax.lax.with_sharding_constraint, shardings=params)
-  step = steps.train_step(run.seed, task.examples, gradient, transformation, averaged or 0.0, hold)
+  averaged = arguments(run.optim, steps.train_step)
+  step = steps.train_step(run.seed, task.examples, gradient, transformation, hold, **averaged)
   whole, split = mesh.replicated(grid), mesh.batch(grid)
   batch_shapes = {
     name: jax.ShapeDtypeStruct((run.batch, *shape), kind, sharding=split)
-    for name, (shape, kind) in stream.train_shapes(source, size, patch).items()
+    for name, (shape, kind) in examples.shapes.items()
   }
   jax.eval_shape(step, state_shapes, batch_shapes)  # a mistake in the step shows here, not on the devices
 
@@ -174,11 +185,8 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split) -> Parts
     ),
     statistics=statistics,
     batch_shapes=batch_shapes,
-    batches=functools.partial(_train_batches, run, source, patch, split),
-    evals={
-      name: Eval(max(1, steps_of(choice.args["every"])), evals.make(choice, subject, f"config.evals.{name}"))
-      for name, choice in run.evals.items()
-    },
+    batches=functools.partial(_train_batches, run, examples, split),
+    evals=_evals(run, subject, steps_of),
     flops_per_image=3 * flops.count(lambda p, x: whole_model.outputs(p, x)[0].logits, shapes, _image(size)),
   )
 
@@ -187,7 +195,8 @@ def _task(run, apply, patch, classes, steps_of) -> tasks.Task:
   """What the run learns from a batch."""
   dtype = np.dtype(run.model.args["dtype"])
   normalise = functools.partial(augment.normalise, dtype=dtype, **arguments(run.data, augment.normalise))
-  augmented = augment.build(dtype, run.seed, patch, steps_of, **arguments(run.data, augment.build))
+  with at("config.data"):
+    augmented = augment.build(dtype, run.seed, patch, steps_of, **arguments(run.data, augment.build))
   return tasks.TASKS[run.task.name](apply, normalise, augmented, classes, **run.task.args)
 
 
@@ -199,11 +208,19 @@ def _weights(init, description, paths):
   return surgery.stack(arrays, paths), [f"weights of {init.from_}", *notes]
 
 
-def _train_batches(run, source, patch, sharding, start) -> measure.Feed:
+def _train_batches(run, examples, sharding, start) -> measure.Feed:
   rows = mesh.local_rows(sharding, run.batch)
-  options = arguments(run.data, stream.train_batches)
-  found = stream.train_batches(source, run.seed, run.batch, rows, start, patch, **options)
-  return measure.Feed(found, rows, run.batch, sharding)
+  batches = stream.batches(examples, run.batch, rows, start, **arguments(run.data, stream.batches))
+  return measure.Feed(batches, rows, run.batch, sharding)
+
+
+def _evals(run, subject, steps_of) -> dict[str, Eval]:
+  result = {}
+  for name, choice in run.evals.items():
+    with at(f"config.evals.{name}"):
+      every = evals.interval(steps_of, **arguments(choice, evals.interval))
+      result[name] = Eval(every, evals.make(choice, subject))
+  return result
 
 
 def _check_batch(run, grid, examples):

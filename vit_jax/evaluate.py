@@ -79,7 +79,7 @@ def run_of(given: argparse.Namespace, rest: list[str]) -> config.Run:
   found = files.read_json(given.workdir / "config.json")
   if found is None:
     raise schema.ConfigError(f"--workdir: {given.workdir} holds no run (no config.json); train one first")
-  return build.complete(config.resolve(found))
+  return build.complete(config.resolve(config.renamed(found)))
 
 
 def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> dict[str, schema.Choice]:

@@ -12,7 +12,7 @@ from vit_jax import checkpoints, evals, mesh, models
 from vit_jax.config import Measurement
 from vit_jax.data import augment, catalog, stream
 from vit_jax.importers import surgery
-from vit_jax.schema import Choice, ConfigError, arguments
+from vit_jax.schema import Choice, ConfigError, arguments, at
 
 
 class Feed:
@@ -88,14 +88,14 @@ def subject(description, grid, data, batch, open_split, predict) -> evals.Subjec
 
   def batches(other, source, size):
     rows = mesh.local_rows(split, size)
-    options = arguments(of(other), stream.eval_batches)
-    return Feed(stream.eval_batches(source, size, rows, **options), rows, size, split)
+    examples = stream.eval_examples(source, **arguments(of(other), stream.eval_examples))
+    return Feed(stream.batches(examples, size, rows, **arguments(of(other), stream.batches)), rows, size, split)
 
-  def images_at_once(given, where):
-    chosen = given or batch
+  def images_at_once(own):
+    chosen = own or batch
     if chosen % shards:
-      source = f"{where}.batch" if given else "config.batch"
-      raise ConfigError(f"{source}: {chosen} does not divide over {shards} devices; take a multiple of {shards}")
+      key = "batch" if own else "config.batch"
+      raise ConfigError(f"{chosen} does not divide over {shards} devices; take a multiple of {shards}", key)
     return chosen
 
   def identity(params):
@@ -126,15 +126,12 @@ def bound(given: Measurement, image_size: int | None) -> dict[str, Choice]:
   """The evaluations with every argument checked, for a model of images of this size; None: it is not known yet."""
   choices = {}
   for name, choice in given.evals.items():
-    where = f"config.evals.{name}"
-    if choice.name == "accuracy":
-      raise ConfigError(f"{where}.name: 'accuracy' needs the weights' own classes; use vit_jax.evaluate")
-    own = "image_size" in (choice.args.get("data") or ())
-    # Any test crop fits the smallest image.
-    prepared = {"image_size": image_size or 1} if image_size or not own else {}
-    choices[name] = evals.bind(choice, prepared, where)
-    if choices[name].args["data"] is None:
-      raise ConfigError(f"{where}.data: missing; name a dataset: dict(name='cifar100')")
+    with at(f"config.evals.{name}"):
+      if choice.name == "accuracy":
+        raise ConfigError("'accuracy' needs the weights' own classes; use vit_jax.evaluate", "name")
+      choices[name] = evals.bind(choice, evals.EVALS, {"image_size": image_size} if image_size else {})
+      if choices[name].args["data"] is None:
+        raise ConfigError("missing; name a dataset: dict(name='cifar100')", "data")
   return choices
 
 
@@ -158,5 +155,8 @@ def of_weights(
   arrays = surgery.stack(arrays, tuple(shapes))
   params = {path: mesh.place(arrays[path], shardings[path]) for path in shapes}
   measured = subject(want, grid, None, given.batch, open_split, None)
-  made = {name: evals.make(choice, measured, f"config.evals.{name}") for name, choice in choices.items()}
+  made = {}
+  for name, choice in choices.items():
+    with at(f"config.evals.{name}"):
+      made[name] = evals.make(choice, measured)
   return OfWeights(params, made, notes)

@@ -133,7 +133,8 @@ def look(trial: Trial, decide: str | None, opened: dict) -> None:
   def images_of(split):
     key = json.dumps(schema.plain(run.data)), split
     if key not in opened:
-      opened[key] = catalog.open_split(run.data, split)
+      with schema.at("config.data"):
+        opened[key] = catalog.open_split(run.data, split)
     return opened[key]
 
   try:

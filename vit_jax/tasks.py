@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import losses
-from vit_jax.schema import Rate
+from vit_jax.schema import Probability
 
 
 class Task(NamedTuple):
@@ -29,7 +29,7 @@ def classify(
   classes: int,
   *,
   loss: Literal["softmax", "sigmoid"] = "softmax",
-  label_smoothing: Rate = 0.0,
+  label_smoothing: Probability = 0.0,
 ) -> Task:
   """Classification: cross-entropy to soft targets [B, V]; predicts the best five classes and more.
 

@@ -89,7 +89,7 @@ def objection(workdir: pathlib.Path, parts: build.Parts) -> str | None:
       return f"--workdir: {workdir} holds checkpoints and no config.json; take another directory"
     return None
   with contextlib.suppress(schema.ConfigError):  # keys that are new since then have their defaults
-    found = schema.plain(build.complete(config.resolve(found)))
+    found = schema.plain(build.complete(config.resolve(config.renamed(found))))
   strict = [{k: v for k, v in c.items() if k not in config.MAY_CHANGE} for c in (found, schema.plain(parts.run))]
   differences = trees.diff(*strict)
   if not differences:

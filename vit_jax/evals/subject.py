@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from vit_jax.data import sources
-from vit_jax.schema import Choice, ConfigError
+from vit_jax.data import sources, stream
+from vit_jax.schema import Choice, arguments, at
 
 
 class Subject(NamedTuple):
@@ -19,22 +19,22 @@ class Subject(NamedTuple):
   open: Callable[[Choice | None, str], sources.Source]  # (data, split)
   data: Callable[[Choice | None], Choice]
   batches: Callable  # (data, source, size) -> iterator, with a close, over batches that cover the source, padded
-  size: Callable[[int | None, str], int]  # (images at a time or None, place in the config) -> images at a time
+  size: Callable[[int | None], int]  # images at a time, or None -> images at a time
   identity: Callable[[dict[str, jax.Array]], str]  # of the model with these weights
   classes: int  # of the model's head
 
 
-def open_source(subject: Subject, data: Choice | None, split: str, where: str, key: str) -> sources.Source:
-  """The source of an evaluation's split; errors name the evaluation's own keys."""
+def open_source(subject: Subject, data: Choice | None, split: str, key: str) -> sources.Source:
+  """The source of an evaluation's split, which its own `key` names; what cannot be prepared is an error too."""
   try:
-    return subject.open(data, split)
-  except ConfigError as error:
-    text = str(error)
-    if text.startswith("split:"):
-      text = f"{where}.{key}:{text.removeprefix('split:')}"
-    elif data is not None:
-      text = text.replace("config.data.", f"{where}.data.")
-    raise type(error)(text) from error
+    with at("config.data" if data is None else "data"):
+      source = subject.open(data, split)
+      stream.eval_examples(source, **arguments(subject.data(data), stream.eval_examples))
+  except sources.SplitError as error:
+    if split in ("train", "val", "test"):
+      raise
+    raise sources.SplitError(error.message, key) from None  # the data know nothing of this split string
+  return source
 
 
 class Outcome(NamedTuple):
