@@ -104,7 +104,6 @@ def test_the_resolved_config_survives_json():
 
 def test_words_of_before_are_read_as_todays():
   stored = {
-    "model": {"name": "ViT-S/16", "head": "gap", "width": 8},
     "optim": {"name": "adamw", "lr": 0.1, "decay": "decoupled"},
     "data": {"name": "digits", "flip": True, "holdout": 0.2, "split_seed": 0, "labels": None, "builder": None},
     "evals": {
@@ -115,7 +114,6 @@ def test_words_of_before_are_read_as_todays():
   }
   before = copy.deepcopy(stored)
   assert config.renamed(stored) == {
-    "model": {"name": "ViT-S/16", "pool": "gap", "width": 8},
     "optim": {"name": "adamw", "lr": 0.1, "decay": "independent"},
     "data": {"name": "digits", "flip": True},
     "evals": {
@@ -131,4 +129,3 @@ def test_words_of_before_are_read_as_todays():
 def test_a_stored_config_of_today_stays_as_it_is():
   run = schema.plain(resolve(small()))
   assert config.renamed(run) == run
-  assert config.renamed_model({"name": "x", "head": 3}) == {"name": "x", "head": 3}

@@ -134,7 +134,6 @@ def dumps(run: Run) -> str:
 
 # Stored configs.
 
-_POOLS = ("cls", "gap", "map", "seqpool", "distilled")
 _DECAYS = {"adamw": "times_lr", "decoupled": "independent"}
 _AUGMENTATION = ("crop", "flip", "policy", "warp", "mixing", "erasing")
 
@@ -146,8 +145,6 @@ def renamed(values: Mapping) -> dict:
   flags of users do not come here: there a word of before is an error.
   """
   result = dict(values)
-  if isinstance(model := result.get("model"), Mapping):
-    result["model"] = renamed_model(model)
   if isinstance(optim := result.get("optim"), Mapping) and "decay" in optim:
     result["optim"] = {**optim, "decay": _DECAYS.get(optim["decay"], optim["decay"])}
   if isinstance(data := result.get("data"), Mapping):
@@ -158,11 +155,6 @@ def renamed(values: Mapping) -> dict:
     for name, choice in evals.items()
   }
   return result
-
-
-def renamed_model(values: Mapping) -> dict:
-  """A model {name, arguments} as workdirs and files of weights store it, in today's words: ViT's `head` is `pool`."""
-  return {"pool" if key == "head" and value in _POOLS else key: value for key, value in values.items()}
 
 
 def _without_idle(data, *idle):
