@@ -6,7 +6,7 @@ import os
 
 from vit_jax import cli, schema
 from vit_jax.data import catalog, digits
-from vit_jax.data.readers import tfds as tfds_reader
+from vit_jax.data.readers import tfds
 
 
 def prepare(name: str, data_dir: str | None = None) -> str:
@@ -14,19 +14,20 @@ def prepare(name: str, data_dir: str | None = None) -> str:
 
   A name of the catalog, or any TFDS builder ("mnist:3.0.1"). Killed halfway, it leaves nothing that looks complete.
   """
-  row = catalog.CATALOG.get(name, catalog.Row("tfds", name))
-  remedy = catalog.remedy(name, row.builder, data_dir)
+  row = catalog.CATALOG.get(name, catalog.Row(tfds.any_builder, name))
   if not row.builder:
-    raise schema.ConfigError(remedy if row.classes else f"{name!r} is read as it is; there is nothing to prepare")
-  root = tfds_reader.data_dir(data_dir)
-  place = tfds_reader.builder_dir(row.builder, data_dir)
-  if place is None:
+    with schema.at("config.data"):
+      advice = tfds.remedy(name, row, data_dir)
+    raise schema.ConfigError(advice if row.classes else f"{name!r} is read as it is; there is nothing to prepare")
+  root = tfds.data_dir(data_dir)
+  folder = tfds.builder_dir(row.builder, data_dir)
+  if folder is None:
     with _alone(root):
-      place = tfds_reader.builder_dir(row.builder, data_dir)
-      if place is None:  # else another process has just done it
+      folder = tfds.builder_dir(row.builder, data_dir)
+      if folder is None:  # else another process has just done it
         return _write(name, row, root, data_dir)
-  tfds_reader.open_tfds(row.builder, data_dir, row.splits, row.labels, "all", "prepare", remedy)
-  return f"{name} is already prepared at {place}"
+  tfds.open_prepared(name, row, data_dir, row.labels, "all", catalog.Splits("train", None, "test"))
+  return f"{name} is already prepared at {folder}"
 
 
 @contextlib.contextmanager
@@ -62,7 +63,7 @@ def _write(name, row, root, data_dir):
       raise schema.ConfigError(f"unknown dataset {name!r}.{schema.nearest(name, known)}") from None
     except (AssertionError, OSError) as error:  # files to be fetched by hand, as for ImageNet; no network, no space
       raise schema.ConfigError(f"{name} cannot be prepared in {root}: {error}") from error
-  return f"{name} is prepared at {tfds_reader.builder_dir(row.builder, data_dir)}"
+  return f"{name} is prepared at {tfds.builder_dir(row.builder, data_dir)}"
 
 
 def main() -> None:
