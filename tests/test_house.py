@@ -13,7 +13,7 @@ FLOORS = (
   {"schema", "config", "flags", "trees", "rng", "files"},
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops"},
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures"},
-  {"build", "measure", "loop", "planning", "sweeps"},
+  {"build", "measuring", "loop", "planning", "sweeps"},
   {"cli", "train", "evaluate", "fewshot", "sweep", "plan", "prepare", "convert"},
 )  # fmt: skip
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
