@@ -3,6 +3,8 @@
 `recognise` tells what a file's tensors are, `load` reads all of them or none, `export` names them for another code.
 """
 
+import functools
+import importlib
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -10,34 +12,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import checkpoints, schema
-from vit_jax.importers import (
-  bit,
-  compact,
-  containers,
-  efficientnet,
-  layout,
-  mixer,
-  surgery,
-  swin,
-  vit_google,
-  vit_torch,
-)
+from vit_jax.importers import containers, layout, surgery
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 
-LAYOUTS: tuple[Layout, ...] = (
-  *vit_google.LAYOUTS,
-  *vit_torch.LAYOUTS,
-  *compact.LAYOUTS,
-  *mixer.LAYOUTS,
-  *bit.LAYOUTS,
-  *swin.LAYOUTS,
-  *efficientnet.LAYOUTS,
-)
+# Files of this folder that have layouts, in the order in which these are tried.
+_FILES = ("vit_google", "vit_torch", "compact", "mixer", "bit", "swin", "efficientnet")
 
 
-class Found(NamedTuple):
+@functools.cache
+def layouts() -> tuple[Layout, ...]:
+  """All layouts; their files are imported when they are first asked for."""
+  return tuple(one for name in _FILES for one in importlib.import_module(f"vit_jax.importers.{name}").LAYOUTS)
+
+
+class Recognised(NamedTuple):
   """What was recognised: tensors under the names of `layout`'s rows, and what they describe."""
 
   layout: Layout
@@ -53,7 +43,7 @@ class Found(NamedTuple):
     layout.match(self.layout, self.tensors, self.description)
 
 
-def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Found:
+def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recognised:
   """The layout of the tensors and the model they are of; ConfigError for tensors of no known model.
 
   `hints` say what tensors cannot: heads (of models of the width `width`, if that is given), norm_eps, gelu ("tanh",
@@ -66,12 +56,12 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Found
   if said:
     hints["image_size"] = said.image_size
   tensors = containers.without_prefix(dict(tensors))
-  for candidate in LAYOUTS:
+  for candidate in layouts():
     if not candidate.recognises(tensors):
       continue
     try:
       named = candidate.canonical(tensors, hints)
-      return Found(candidate, said or candidate.describe(named, hints), named)
+      return Recognised(candidate, said or candidate.describe(named, hints), named)
     except ConfigError:
       raise
     except (KeyError, StopIteration) as error:
@@ -82,7 +72,7 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Found
       ) from error
   raise ConfigError(
     f"the tensors are those of no known model: {len(tensors)} of them, such as {', '.join(sorted(tensors)[:4])}. "
-    "Known: " + ", ".join(sorted({f"{known.family} ({known.name})" for known in LAYOUTS}))
+    "Known: " + ", ".join(sorted({f"{known.family} ({known.name})" for known in layouts()}))
   )
 
 
@@ -147,7 +137,7 @@ def fitted(
     raise ConfigError(f"{path}: {error}") from error
 
 
-def inspect(path: str | pathlib.Path, hints: Mapping[str, Any] | None = None) -> Found:
+def inspect(path: str | pathlib.Path, hints: Mapping[str, Any] | None = None) -> Recognised:
   """As `recognise`, of a file; its tensors are not read yet."""
   tensors, beside = containers.read(pathlib.Path(path))
   try:
@@ -171,4 +161,4 @@ def layout_of(description: Description, name: str) -> Layout:
 
 def layouts_of(description: Description) -> list[Layout]:
   """The layouts in which models of this family are published."""
-  return [one for one in LAYOUTS if one.family == description.family]
+  return [one for one in layouts() if one.family == description.published.family]

@@ -3,7 +3,9 @@
 import re
 
 from vit_jax.importers.layout import Layout, Row, flax_linear, named
-from vit_jax.models import Description, bit, resnet
+from vit_jax.models import Description
+from vit_jax.models.published import bit
+from vit_jax.models.resnet import WIDTH
 from vit_jax.schema import Choice
 
 _KERNEL = "p q i o -> p q i o"
@@ -63,7 +65,7 @@ def _describe(tensors, hints, root, head):
   }
   units = [int(block) for block, _ in places]
   stages = tuple(units.count(block) for block in range(1, max(units, default=0) + 1))
-  name, sizes = named(bit.SIZES, (width / resnet.WIDTH, stages), ("width_factor", "stages"))
+  name, sizes = named(bit.SIZES, (width / WIDTH, stages), ("width_factor", "stages"))
   classes = tensors[head].shape[-1] if head in tensors else 0
   return Description(Choice(name, sizes), hints.get("image_size", 224), classes, channels)
 

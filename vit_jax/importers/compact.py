@@ -8,7 +8,8 @@ import numpy as np
 
 from vit_jax.importers.layout import Layout, Row, Tensors, named, torch_conv, torch_linear, torch_norm
 from vit_jax.models import Description, positions
-from vit_jax.models.compact import SIZES, VARIANTS, side
+from vit_jax.models.compact import side
+from vit_jax.models.published.compact import SIZES, VARIANTS
 from vit_jax.schema import Choice, ConfigError
 
 _BLOCK = "classifier.blocks.{l}"

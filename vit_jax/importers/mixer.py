@@ -7,7 +7,8 @@ from typing import Any
 
 from vit_jax.importers import layout
 from vit_jax.importers.layout import Layout, Tensors
-from vit_jax.models import Description, mixer
+from vit_jax.models import Description
+from vit_jax.models.published import mixer
 from vit_jax.schema import Choice, ConfigError
 
 GOOGLE = (

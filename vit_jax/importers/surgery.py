@@ -12,8 +12,6 @@ from vit_jax.models import Description
 from vit_jax.schema import ConfigError
 
 Method = Literal["zoom", "bilinear", "bicubic"]
-_HEAD = re.compile(r"(head|head_distillation)/.*")
-_TOKENS = ("cls", "distillation")  # they stand in front of the patches, in the position table too
 
 
 def resample(table: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: Method = "zoom") -> np.ndarray:
@@ -99,6 +97,8 @@ def fit(
   that lists it. Arrays are by path, layer by layer.
   """
   arrays, shapes, notes = dict(arrays), layout.shapes(want), []
+  order, family = want.published.order, want.published.family
+  of_head = re.compile(order.head).fullmatch
 
   # Head.
   same = have.classes == want.classes
@@ -107,29 +107,28 @@ def fit(
       f"the file's head has {have.classes} classes, this model {want.classes}; training with init.head=new replaces it"
     )
   if want.classes and (head == "new" or not same):
-    anew = {path for path in shapes if _HEAD.fullmatch(path)}
+    anew = {path for path in shapes if of_head(path)}
     if have.classes:
       notes.append(f"head: {want.classes} classes start anew; the file's {have.classes} are left out")
   else:
     anew = set()
   if anew or not want.classes:
-    arrays = {path: array for path, array in arrays.items() if not _HEAD.fullmatch(path)}
+    arrays = {path: array for path, array in arrays.items() if not of_head(path)}
     if "pre_logits/kernel" not in shapes and arrays.pop("pre_logits/kernel", None) is not None:
       del arrays["pre_logits/bias"]
       notes.append("pre_logits: left out with the head it fed")
     if "pre_logits/kernel" not in arrays:
       anew |= {path for path in shapes if path.startswith("pre_logits/")}
-    kernels = {path for path in anew if _HEAD.fullmatch(path) and path.endswith("kernel")}
+    kernels = {path for path in anew if of_head(path) and path.endswith("kernel")}
     arrays |= {path: np.zeros(shapes[path], np.float32) for path in kernels}
 
   # Grids.
-  family = want.family
   for path, array in arrays.items():
     if path not in shapes or array.shape == shapes[path]:
       continue
     if path == "position/table" and array.shape[1] == shapes[path][1]:
-      leading = sum(token in arrays for token in _TOKENS)
-      if leading != sum(token in shapes for token in _TOKENS):
+      leading = sum(token in arrays for token in order.positioned)
+      if leading != sum(token in shapes for token in order.positioned):
         continue
       old = grid(array.shape[0] - leading, have.image_size)
       new = grid(shapes[path][0] - leading, want.image_size)

@@ -3,7 +3,9 @@
 import dataclasses
 from typing import Any, Self
 
-from vit_jax import models, schema
+from vit_jax import schema
+from vit_jax.models import table
+from vit_jax.models.published.model import Published
 from vit_jax.schema import Choice, ConfigError
 
 # How a model is computed and regularised is not what it is.
@@ -24,9 +26,9 @@ class Description:
     return hash((self.model.name, tuple(self.model.args), self.image_size, self.classes, self.channels))
 
   @property
-  def family(self) -> str:
-    """The file of `vit_jax/models/` that makes the model."""
-    return models.find(self.model.name, "model").family
+  def published(self) -> Published:
+    """What the name stands for."""
+    return table.find(self.model.name, "model")
 
   def replaced(self, **changes) -> Self:
     """The description with other values."""
@@ -34,8 +36,7 @@ class Description:
 
   def bound(self) -> Self:
     """The description with every argument of the model checked and filled in; ConfigError for what is not allowed."""
-    make = models.find(self.model.name, "model").make
-    return self.replaced(model=schema.bind(self.model, (make,), "model"))
+    return self.replaced(model=schema.bind(self.model, (self.published.make,), "model"))
 
   def unscanned(self) -> Self:
     """The same model with parameters layer by layer, as importers have them."""
