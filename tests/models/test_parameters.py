@@ -39,8 +39,6 @@ def test_layers_that_are_not_alike_are_not_counted(name):
 @pytest.mark.parametrize(
   "name", ["ViT-Ti/16", "cct_2_3x2_32", "R26x1", "swin_tiny_patch4_window7_224", "efficientnet_b0"]
 )
-  "name", ["ViT-Ti/16", "cct_2_3x2_32", "R26x1", "swin_tiny_patch4_window7_224", "efficientnet_b0"]
-)
 def test_the_head_is_what_a_model_without_classes_lacks(name):
   whole, headless = modules.shapes(name), modules.shapes(name, classes=0)
   pattern = models.find(name).order.head
