@@ -1,10 +1,13 @@
 """vit_jax/importers/vit_torch.py: timm and Hugging Face besides their rows, whose round trip is in test_layout."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
 from tests import modules
 from tests.importers.test_layout import SMALL, example
+from tests.parity import models as parity
 from vit_jax import importers, models
 from vit_jax.importers import layout
 from vit_jax.schema import ConfigError
@@ -96,3 +99,8 @@ def test_other_codes_have_no_place_for_registers(name):
   written, description, arrays = example(name, "ViT-S/8", SMALL | {"registers": 2}, 32, 3)
   with pytest.raises(ConfigError, match=f"'{name}' has no place for registers"):
     layout.write(written, arrays, description)
+
+
+def test_four_registers_of_dinov2_give_timms_numbers():
+  (result,) = parity.check(pathlib.Path(__file__).parent / "vit_small_patch14_reg4_dinov2_98.json")
+  assert not result.wrong and result.error < 1e-5

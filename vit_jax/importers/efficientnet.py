@@ -68,11 +68,11 @@ _MARKS = {
 
 
 def _describe(tensors: Tensors, hints: Mapping) -> Description:
-  places = [
+  blocks = [
     (int(match[1]), int(match[2])) for match in map(re.compile(r"blocks\.(\d+)\.(\d+)\..*").fullmatch, tensors) if match
   ]
-  count = 1 + max(i for i, _ in places)
-  stages = tuple(1 + max((j for i, j in places if i == stage), default=-1) for stage in range(count))
+  count = 1 + max(i for i, _ in blocks)
+  stages = tuple(1 + max((j for i, j in blocks if i == stage), default=-1) for stage in range(count))
   ends = [tensors[f"blocks.{i}.0.{'conv_pwl' if i else 'conv_pw'}.weight"].shape[0] for i in range(count)]
   widths = (tensors["conv_stem.weight"].shape[0], *ends, tensors["conv_head.weight"].shape[0])
 

@@ -48,7 +48,7 @@ def _conv(x, kernel, *, stride, borders, groups):
 
 
 def _shifted(x, size, stride, borders) -> Iterator[jax.Array]:
-  """The padded image as each place of a kernel sees it, place after place: size * size times [B, H', W', C]."""
+  """The padded image shifted for each weight of a kernel, row by row: size * size times [B, H', W', C]."""
   x = jnp.pad(x, ((0, 0), *borders, (0, 0)))
   rows, columns = ((side - size) // stride + 1 for side in x.shape[1:3])
   for i in range(size):
@@ -70,8 +70,8 @@ def _conv_as_product(x, kernel, *, stride, borders):
 
 def _conv_as_sum(x, kernel, *, stride, borders):
   """The same for a kernel [P, P, 1, C] on each channel by itself: a sum of shifted copies."""
-  places = rearrange(kernel, "i j 1 c -> (i j) c")
-  return sum(view * place for view, place in zip(_shifted(x, kernel.shape[0], stride, borders), places, strict=True))
+  weights = rearrange(kernel, "i j 1 c -> (i j) c")
+  return sum(view * row for view, row in zip(_shifted(x, kernel.shape[0], stride, borders), weights, strict=True))
 
 
 @jax.custom_vjp
@@ -90,24 +90,24 @@ def _max_pool_forward(x):
   rows, columns = (height + 1) // 2, (width + 1) // 2
   x = jnp.pad(x, ((0, 0), (1, 1 + height % 2), (1, 1 + width % 2), (0, 0)), constant_values=-jnp.inf)
   views = [x[:, i : i + 2 * rows : 2, j : j + 2 * columns : 2] for i in range(3) for j in range(3)]
-  best, place = views[0], jnp.zeros(views[0].shape, jnp.uint8)
+  best, index = views[0], jnp.zeros(views[0].shape, jnp.uint8)
   for i, view in enumerate(views[1:], 1):
-    place = jnp.where(view > best, jnp.uint8(i), place)
+    index = jnp.where(view > best, jnp.uint8(i), index)
     best = jnp.maximum(best, view)
   size = jnp.zeros((0, height, width))  # an empty array brings the static shape to the backward pass
-  return best, (place, size)
+  return best, (index, size)
 
 
 def _max_pool_backward(saved, gradient):
-  place, (height, width) = saved[0], saved[1].shape[1:]
-  rows, columns = place.shape[1:3]
+  index, (height, width) = saved[0], saved[1].shape[1:]
+  rows, columns = index.shape[1:3]
   after = ((0, 0), (0, 1), (0, 1), (0, 0))
-  place, gradient = jnp.pad(place, after, constant_values=9), jnp.pad(gradient, after)
+  index, gradient = jnp.pad(index, after, constant_values=9), jnp.pad(gradient, after)
 
   def share(i, j, down=0, right=0):
     """Gradient of the windows `down`, `right` of here whose maximum stands at their row i, column j."""
     part = (slice(None), slice(down, down + rows), slice(right, right + columns))
-    return jnp.where(place[part] == 3 * i + j, gradient[part], 0)
+    return jnp.where(index[part] == 3 * i + j, gradient[part], 0)
 
   # A pixel lies in one window, two or four, by the parity of its row and column; window and image start one apart.
   even_even = share(1, 1)

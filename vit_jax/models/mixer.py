@@ -1,4 +1,4 @@
-"""MLP-Mixer (Tolstikhin et al. 2021): MLPs across places and across channels in turn, and no attention."""
+"""MLP-Mixer (Tolstikhin et al. 2021): MLPs across patches and across channels in turn, and no attention."""
 
 from typing import Literal
 

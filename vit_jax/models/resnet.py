@@ -98,7 +98,7 @@ def run(stages: nnx.List, x: jax.Array, name: str) -> jax.Array:
 
 
 def out_channels(width: int, stages: tuple[int, ...]) -> int:
-  """Channels of what `run` gives; `width` of what it is given."""
+  """Channels of the map that `run` gives for one of `width` channels."""
   return 4 * width * 2 ** (len(stages) - 1) if stages else width
 
 

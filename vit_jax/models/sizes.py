@@ -26,7 +26,7 @@ def size(row: tuple[int, int, int, int], **overrides: int | None) -> tuple[int, 
 
 
 def sides(image_size: int | tuple[int, int]) -> tuple[int, int]:
-  """(height, width) of images given by one side, or by both."""
+  """(height, width) of images by one side or by both."""
   return (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
 
 

@@ -219,8 +219,8 @@ def _maps(image_sides, window, row):
         "change heads or width"
       )
   stages = len(row.depths)
-  found = [_map_sides(side, window, stages) for side in image_sides]
-  for side, maps in zip(image_sides, found, strict=True):
+  both = [_map_sides(side, window, stages) for side in image_sides]
+  for side, maps in zip(image_sides, both, strict=True):
     if maps is None:
       step = PATCH * 2 ** (stages - 1)
       below = next((n for n in range(side // step * step, 0, -step) if _map_sides(n, window, stages)), None)
@@ -229,7 +229,7 @@ def _maps(image_sides, window, row):
         f"model: image size {side} does not divide into windows of {window} x {window} patches of {PATCH} in every "
         f"stage; nearest image sizes: {', '.join(str(n) for n in (below, above) if n)}"
       )
-  return list(zip(*found, strict=True))
+  return list(zip(*both, strict=True))
 
 
 def _map_sides(side, window, stages):

@@ -33,7 +33,7 @@ def names() -> list[str]:
 
 
 def find(name: str, where: str = "config.model") -> Published:
-  """The row of a name, or a ConfigError that says what there is."""
+  """The row of a name, or a ConfigError with the nearest names."""
   for pattern, spelling in _SPELLINGS:
     if name not in TABLE and re.fullmatch(pattern, name):
       name = re.sub(pattern, spelling, name)
@@ -51,7 +51,7 @@ def find(name: str, where: str = "config.model") -> Published:
 
 
 def lookup(name: str, where: str = "config.model") -> Callable[..., nnx.Module]:
-  """The function of a name, or a ConfigError that says what there is."""
+  """The function of a name, or a ConfigError with the nearest names."""
   return find(name, where).make
 
 

@@ -58,7 +58,7 @@ def vit(
 
   Args:
     row: (width, depth, heads, hidden) of the size.
-    patch: side of a patch, in pixels or in places of the ResNet's map.
+    patch: side of a patch, in pixels of the image or of the ResNet's map.
     image_size: side of square images, or (height, width).
     channels: of the images.
     classes: 0 leaves the head out.
