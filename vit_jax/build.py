@@ -169,7 +169,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
       name: Eval(max(1, steps_of(choice.args["every"])), evals.make(choice, subject, f"config.evals.{name}"))
       for name, choice in run.evals.items()
     },
-    flops_per_image=3 * flops.count(lambda p, x: model.outputs(p, x)[0].logits, shapes, _image(run)),
+    flops_per_image=3 * _forward_flops(model.description),
   )
   if training:  # a mistake in the step shows here, not on the devices
     jax.eval_shape(step, state_shapes, parts.batch_shapes, parts.frozen_shapes)
@@ -279,9 +279,11 @@ def _check_memory(run, grid, shapes, shardings):
     )
 
 
-def _image(run):
-  size = run.data.args["image_size"]
-  return jax.ShapeDtypeStruct((1, size, size, 3), np.float32)
+def _forward_flops(description):
+  """FLOPs of the forward pass of one image; without a mesh, over which one image cannot be split."""
+  model, size = models.functional(description), description.image_size
+  image = jax.ShapeDtypeStruct((1, size, size, description.channels), np.float32)
+  return flops.count(lambda params, images: model.outputs(params, images)[0].logits, model.shapes(), image)
 
 
 def _device_text(grid):
