@@ -144,13 +144,13 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   def steps_of(duration: Duration) -> int:
     return duration.steps(run.batch, len(source), total)
 
-  whole = models.functional(models.Description(run.model, run.data.args["image_size"], len(source.classes)))
-  model = whole.on(grid)
+  model = models.functional(models.Description(run.model, run.data.args["image_size"], len(source.classes))).on(grid)
   task = _task(run, model, grid, steps_of)
   shapes = model.shapes() | jax.eval_shape(task.init, jax.random.key(0))
   params = mesh.parameters((*models.sharding(run.model.name), *task.sharding), shapes, grid)
   with at("config.optim"):
-    transformation, schedule = optim.create(run.optim, shapes, total, steps_of, model.statistics)
+    above, statistics = model.layers_above(), model.statistics
+    transformation, schedule = optim.create(run.optim, shapes, total, steps_of, statistics, above)
   init, state_shapes = _state(run, model, task, transformation, params, grid)
   step = _step(run, model, task, transformation, state_shapes, grid)
   with at("config.data"):
@@ -181,7 +181,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
     },
     batches=functools.partial(_train_batches, run, examples, mesh.batch(grid)),
     evals=_evals(run, subject, steps_of),
-    flops_per_image=3 * flops.count(lambda p, x: whole.outputs(p, x)[0].logits, shapes, _image(run)),
+    flops_per_image=3 * _forward_flops(model.description),
   )
   if training:  # a mistake in the step shows here, not on the devices
     jax.eval_shape(step, state_shapes, parts.batch_shapes, parts.frozen_shapes)
@@ -299,9 +299,11 @@ def _check_memory(run, grid, shapes, shardings):
     )
 
 
-def _image(run):
-  size = run.data.args["image_size"]
-  return jax.ShapeDtypeStruct((1, size, size, 3), np.float32)
+def _forward_flops(description):
+  """FLOPs of the forward pass of one image; without a mesh, over which one image cannot be split."""
+  model, size = models.functional(description), description.image_size
+  image = jax.ShapeDtypeStruct((1, size, size, description.channels), np.float32)
+  return flops.count(lambda params, images: model.outputs(params, images)[0].logits, model.shapes(), image)
 
 
 def _device_text(grid):
