@@ -7,6 +7,7 @@ import pytest
 
 from tests.sweeps import studies
 from vit_jax import build, config, flags, runtime
+from vit_jax.schema import ConfigError
 from vit_jax.sweeps import execution, pool
 from vit_jax.sweeps.record import Record
 from vit_jax.sweeps.screen import Screen
@@ -101,6 +102,19 @@ def test_a_trial_that_another_process_holds_is_waited_for(tmp_path, capsys):
       assert capsys.readouterr().out.count("held by process") == 1
     assert not execution.held(trial, screen)
     assert trial.error == ""
+
+
+def test_a_trial_that_met_another_process_in_its_workdir_is_tried_again(tmp_path):
+  (trial,) = studies.waiting(tmp_path, 1)
+  with runtime.locked(trial.workdir), pytest.raises(ConfigError) as error, runtime.locked(trial.workdir):
+    pass
+  (tmp_path / "log").write_text(f"error: {error.value}\n")
+  trial.attempts = 1
+  execution.settle(trial, runtime.EXIT_CONFIG, tmp_path / "log")  # the other has left by now
+  assert trial.status == "waiting"
+  trial.attempts = execution.ATTEMPTS
+  execution.settle(trial, runtime.EXIT_CONFIG, tmp_path / "log")
+  assert trial.status == "failed" and str(trial.workdir) in trial.error
 
 
 def test_the_last_error_of_a_log_is_its_reason(tmp_path):
