@@ -27,7 +27,7 @@ def never(trial):
 
 def test_a_command_is_what_a_shell_understands_and_makes_the_same_run(tmp_path):
   changes = {"optim.lr": 0.5, "data.warp": {"name": "affine", "degrees": 3.0}, "data.mean": (0.1, 0.2, 0.3)}
-  made = studies.study(tmp_path, [changes], {"data.split_seed": "7"})
+  made = studies.study(tmp_path, [changes], {"data.threads": "3"})
   (trial,) = made.trials()
   words = shlex.split(shlex.join(execution.train_command(made.file, trial)))
   assert words[:5] == ["python", "-m", "vit_jax.train", f"--config={made.file}", f"--workdir={trial.workdir}"]
@@ -35,7 +35,7 @@ def test_a_command_is_what_a_shell_understands_and_makes_the_same_run(tmp_path):
   assert not rest
   edited = flags.load(made.file, overrides)
   assert config.dumps(build.complete(config.resolve(edited))) == trial.config
-  assert json.loads(trial.config)["data"]["split_seed"] == 7
+  assert json.loads(trial.config)["data"]["threads"] == 3
 
 
 def test_a_finished_trial_is_scored_on_test_into_a_workdir_of_its_own(tmp_path):
