@@ -88,6 +88,14 @@ def test_a_stop_in_the_last_evaluation_trains_no_more_and_evaluates_again(parts,
   assert [line["step"] for line in lines(tmp_path) if "train/loss" in line] == [2, 4, 6, 8, 10, 12]
 
 
+def test_a_run_goes_on_that_has_one_step_left(parts, tmp_path):
+  with pytest.raises(ConfigError, match="Step 11 is saved"):
+    loop.train(dataclasses.replace(parts, batches=lambda start: Broken(parts.batches(start), 11)), tmp_path)
+  assert loop.train(parts, tmp_path)["steps"] == 12
+  (last,) = [line for line in lines(tmp_path) if "train/loss" in line and line["step"] == 12]
+  assert "images_per_second" not in last
+
+
 def test_a_finished_run_does_nothing_and_gives_its_result(parts, tmp_path, capsys):
   result = loop.train(parts, tmp_path)
   before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}

@@ -234,8 +234,9 @@ class Log:
       line += f"  {'top-1' if headline == 'top1' else headline} {means[headline]:6.1%}"
     images = (step - self._lap_began) * parts.run.batch
     self._lap_began = step
-    if images:
-      rates = self._rates(self.clock.lap(images))
+    # A process that has one step left has no lap.
+    if images and (lap := self.clock.lap(images)):
+      rates = self._rates(lap)
       scalars |= rates
       line += f"  {rates['images_per_second']:,.0f} images/s  waiting for data {rates['data_wait']:.0%}"
       line += f"  MFU {rates['mfu']:.1%}" if "mfu" in rates else ""

@@ -20,6 +20,8 @@ EXIT_PREEMPTED = 42  # asked to stop; the same command continues
 EXIT_NOT_FINITE = 44  # the loss or a gradient is not finite
 EXIT_NO_CHECKPOINT = 45  # there are checkpoints, and none can be read
 
+IN_USE = "is in use by process"  # in the error of a workdir that another process holds
+
 
 class Stop(Exception):
   """Ends the program with a message and an exit code of the contract above."""
@@ -183,7 +185,7 @@ def _lock(file, workdir):
   except BlockingIOError:
     file.seek(0)
     holder = file.read().strip() or "unknown"
-    return f"{workdir} is in use by process {holder}; wait for it, stop it, or take another --workdir"
+    return f"{workdir} {IN_USE} {holder}; wait for it, stop it, or take another --workdir"
   file.truncate(0)
   file.write(f"{os.getpid()} on {socket.gethostname()}\n")
   file.flush()

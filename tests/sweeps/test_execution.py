@@ -7,6 +7,7 @@ import pytest
 
 from tests.sweeps import studies
 from vit_jax import build, config, flags, runtime
+from vit_jax.schema import ConfigError
 from vit_jax.sweeps import execution, pool
 from vit_jax.sweeps.record import Record
 from vit_jax.sweeps.screen import Screen
@@ -26,7 +27,7 @@ def never(trial):
 
 def test_a_command_is_what_a_shell_understands_and_makes_the_same_run(tmp_path):
   changes = {"optim.lr": 0.5, "data.warp": {"name": "affine", "degrees": 3.0}, "data.mean": (0.1, 0.2, 0.3)}
-  made = studies.study(tmp_path, [changes], {"data.split_seed": "7"})
+  made = studies.study(tmp_path, [changes], {"data.threads": "3"})
   (trial,) = made.trials()
   words = shlex.split(shlex.join(execution.train_command(made.file, trial)))
   assert words[:5] == ["python", "-m", "vit_jax.train", f"--config={made.file}", f"--workdir={trial.workdir}"]
@@ -34,7 +35,7 @@ def test_a_command_is_what_a_shell_understands_and_makes_the_same_run(tmp_path):
   assert not rest
   edited = flags.load(made.file, overrides)
   assert config.dumps(build.complete(config.resolve(edited))) == trial.config
-  assert json.loads(trial.config)["data"]["split_seed"] == 7
+  assert json.loads(trial.config)["data"]["threads"] == 3
 
 
 def test_a_finished_trial_is_scored_on_test_into_a_workdir_of_its_own(tmp_path):
@@ -101,6 +102,19 @@ def test_a_trial_that_another_process_holds_is_waited_for(tmp_path, capsys):
       assert capsys.readouterr().out.count("held by process") == 1
     assert not execution.held(trial, screen)
     assert trial.error == ""
+
+
+def test_a_trial_that_met_another_process_in_its_workdir_is_tried_again(tmp_path):
+  (trial,) = studies.waiting(tmp_path, 1)
+  with runtime.locked(trial.workdir), pytest.raises(ConfigError) as error, runtime.locked(trial.workdir):
+    pass
+  (tmp_path / "log").write_text(f"error: {error.value}\n")
+  trial.attempts = 1
+  execution.settle(trial, runtime.EXIT_CONFIG, tmp_path / "log")  # the other has left by now
+  assert trial.status == "waiting"
+  trial.attempts = execution.ATTEMPTS
+  execution.settle(trial, runtime.EXIT_CONFIG, tmp_path / "log")
+  assert trial.status == "failed" and str(trial.workdir) in trial.error
 
 
 def test_the_last_error_of_a_log_is_its_reason(tmp_path):

@@ -105,11 +105,11 @@ def take_result(trial: Trial) -> bool:
 def settle(trial: Trial, code: int, log: pathlib.Path) -> None:
   """Sets the status of a trial whose process has ended with this exit code (below 0: by that signal).
 
-  One that was asked to stop, or that a signal ended, waits to be continued from its last checkpoint, `ATTEMPTS` times
-  at most.
+  One that was asked to stop, that a signal ended, or that met another process in its workdir waits to be continued from
+  its last checkpoint, `ATTEMPTS` times at most. That process may have left by now: so its error counts, not its lock.
   """
-  stopped = code < 0 or code in (runtime.EXIT_PREEMPTED, 130, 143) or runtime.holder(trial.workdir)
   trial.fail(last_error(log))
+  stopped = code < 0 or code in (runtime.EXIT_PREEMPTED, 130, 143) or runtime.IN_USE in trial.error
   if code == 0:
     if not take_result(trial):
       trial.error = f"finished without a result; see {log}"
