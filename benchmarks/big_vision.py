@@ -2,7 +2,7 @@
 
 Written anew from its description: pre-norm blocks with LayerNorm in float32 epsilon 1e-6 and tanh GELU, patches by a
 convolution of float32 images, average pooling, softmax cross-entropy on soft labels, AdamW with a bfloat16 first moment
-and decoupled decay, matrix products in bfloat16. Without mixing, clipping and an average of the weights.
+and decay independent of the rate, matrix products in bfloat16. Without mixing, clipping and an average of the weights.
 """
 
 import flax.linen as nn

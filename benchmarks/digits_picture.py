@@ -23,8 +23,9 @@ def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarr
   with contextlib.closing(checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)) as store:
     state, _ = store.restore(parts.state_shapes)
   source = catalog.open_split(run.data, "test")
-  options = schema.arguments(run.data, stream.eval_batches)
-  with contextlib.closing(stream.eval_batches(source, len(source), range(len(source)), **options)) as batches:
+  examples = stream.eval_examples(source, **schema.arguments(run.data, stream.eval_examples))
+  options = schema.arguments(run.data, stream.batches)
+  with contextlib.closing(stream.batches(examples, len(source), range(len(source)), **options)) as batches:
     batch = next(batches)
   model = models.functional(models.Description(run.model, run.data.args["image_size"], len(source.classes)))
   images = augment.normalise(batch["image"], **schema.arguments(run.data, augment.normalise))

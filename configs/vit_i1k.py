@@ -53,7 +53,7 @@ def get_config(argument="S/16"):
       mu_dtype="bfloat16",
       lr=1e-3,
       weight_decay=1e-4,
-      decay="decoupled",
+      decay="independent",
       warmup="10k",
       schedule=dict(name="cosine"),
       clip=1.0,

@@ -65,5 +65,5 @@ def augreg(layers, magnitude, alpha):
     policy=dict(name="randaugment", layers=layers, magnitude=magnitude),
     mixing=dict(name="mixup", alpha=alpha, partner="rolled", share="larger") if alpha else dict(name="none"),
   )
-  optim = dict(mu_dtype="bfloat16", weight_decay=1e-4, decay="decoupled", schedule=dict(name="cosine"), clip=1.0)
+  optim = dict(mu_dtype="bfloat16", weight_decay=1e-4, decay="independent", schedule=dict(name="cosine"), clip=1.0)
   return dict(head="gap"), data, optim, "300ep"

@@ -31,7 +31,7 @@ def get_config(length="90ep"):
       mu_dtype="bfloat16",
       lr=1e-3,
       weight_decay=1e-4,
-      decay="decoupled",
+      decay="independent",
       warmup="10k",
       schedule=dict(name="cosine"),
       clip=1.0,

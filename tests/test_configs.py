@@ -199,7 +199,7 @@ def test_a_recipe_is_what_was_published_and_needs_neither_data_nor_memory_to_pla
   warm = {"cosine": 10_000, "linear": 10_000, "rsqrt": 10_000, "epoch_cosine": math.ceil(10 * 390.625)}[decay]
   assert float(parts.schedule(warm)) == pytest.approx(lr, rel=3e-3)
   assert float(parts.schedule(steps)) <= 1e-5
-  rate = 1.0 if optim.args["decay"] == "adamw" else 1 / lr
+  rate = 1.0 if optim.args["decay"] == "times_lr" else 1 / lr
   decays = [optim.args["weight_decay"] * rate * share for _, share in optim.args["decay_on"]]
   assert (decays[-1], decays[0]) == pytest.approx((weight_decay, on_head))
   assert model["dtype"] == "bfloat16"
@@ -465,7 +465,7 @@ def test_no_mutated_config_ends_in_a_traceback():
 
   def open_split(choice, split):
     # A dataset takes longer to open than all the rest; one that cannot be opened is asked each time.
-    key = json.dumps(schema.plain(schema.arguments(choice, catalog.open_source)))
+    key = json.dumps(schema.plain(schema.arguments(choice, catalog.READERS[choice.name])))
     if (choice.name, key, split) not in opened:
       opened[choice.name, key, split] = catalog.open_split(choice, split)
     return opened[choice.name, key, split]

@@ -41,7 +41,7 @@ def outcome(weights):
 def by_hand(weights, split):
   """Features and labels of the digits of a split, image by image."""
   description, arrays = weights
-  source = catalog.open_source("digits", split)
+  source = catalog.open_split(Choice("digits"), split)
   headless = {path: array for path, array in arrays.items() if "head" not in path}
   model = models.functional(description.replaced(classes=0)).create(headless)
   images, labels = [], []

@@ -27,7 +27,9 @@ def all_records(source):
 
 
 def test_the_digits_are_all_there_once(data_dir):
-  train, test = (catalog.open_source("digits", split, path=str(data_dir)) for split in ("train", "test"))
+  train, test = (
+    catalog.open_split(schema.Choice("digits", {"path": str(data_dir)}), split) for split in ("train", "test")
+  )
   assert (len(train), len(test), train.classes) == (1437, 360, test.classes)
   original = datasets.load_digits()
   expected = sorted((digits.png(ink), int(label)) for ink, label in zip(original.images, original.target, strict=True))
@@ -76,9 +78,9 @@ prepare.prepare("digits", {str(tmp_path / "data")!r})
   assert (tmp_path / "data/digits").is_dir()
   assert not (tmp_path / "data/digits/1.0.0").exists()
   with pytest.raises(schema.ConfigError, match=r"python -m vit_jax\.prepare digits"):
-    catalog.open_source("digits", "train", path=str(tmp_path / "data"))
+    catalog.open_split(schema.Choice("digits", {"path": str(tmp_path / "data")}), "train")
   assert prepare.prepare("digits", str(tmp_path / "data")).startswith("digits is prepared at")
-  assert len(catalog.open_source("digits", "train", path=str(tmp_path / "data"))) == 1437
+  assert len(catalog.open_split(schema.Choice("digits", {"path": str(tmp_path / "data")}), "train")) == 1437
 
 
 def test_an_unknown_name_ends_with_code_two_and_one_line(tmp_path):

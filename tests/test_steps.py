@@ -26,9 +26,9 @@ def loss(params, examples, key):
   return jnp.mean(error**2), ({"noise": jax.random.normal(key)}, {})
 
 
-def one_step(gradient, transformation, ema_decay=0.0, averaged=False, number=1):
-  state = steps.init(7, parameters, transformation, averaged)
-  step = jax.jit(steps.train_step(7, examples, gradient, transformation, ema_decay))
+def one_step(gradient, transformation, ema=None, number=1):
+  state = steps.init(7, parameters, transformation, ema is not None)
+  step = jax.jit(steps.train_step(7, examples, gradient, transformation, ema=ema))
   history = [state]
   for _ in range(number):
     state, metrics = step(state, BATCH, {})
@@ -53,7 +53,7 @@ def test_a_step_of_gradient_descent_is_what_numpy_computes():
 def test_micro_batches_add_up_to_the_batch(count):
   grid = mesh.make(config.Mesh(data=2, fsdp=2, tensor=2), jax.devices())
   whole = steps.gradient(loss, frozenset())
-  parts = steps.accumulated(whole, count, mesh.micro_batches(grid))
+  parts = steps.accumulated(whole, mesh.micro_batches(grid), accumulate=count)
   expected, _ = one_step(whole, optax.sgd(0.1))
   found, _ = one_step(parts, optax.sgd(0.1))
   for path, value in expected[1].params.items():
@@ -62,7 +62,7 @@ def test_micro_batches_add_up_to_the_batch(count):
 
 def test_every_micro_batch_has_a_dropout_key_of_its_own():
   grid = mesh.make(config.Mesh(), jax.devices())
-  parts = steps.accumulated(steps.gradient(loss, frozenset()), 2, mesh.micro_batches(grid))
+  parts = steps.accumulated(steps.gradient(loss, frozenset()), mesh.micro_batches(grid), accumulate=2)
   _, metrics = one_step(parts, optax.sgd(0.1))
   key = rng.stream(7, 0, "dropout")
   draws = [float(jax.random.normal(jax.random.fold_in(key, i))) for i in range(2)]
@@ -103,10 +103,9 @@ def with_mean(key):
 def test_statistics_are_what_the_forward_pass_says_and_no_gradients(count, frozen):
   grid = mesh.make(config.Mesh(), jax.devices()[:2])
   gradient = steps.gradient(with_statistics, frozen | {"norm/mean"})
-  if count > 1:
-    gradient = steps.accumulated(gradient, count, mesh.micro_batches(grid))
+  gradient = steps.accumulated(gradient, mesh.micro_batches(grid), accumulate=count)
   state = steps.init(7, with_mean, optax.sgd(0.1), averaged=True)
-  after, metrics = jax.jit(steps.train_step(7, examples, gradient, optax.sgd(0.1), 0.75))(state, BATCH, {})
+  after, metrics = jax.jit(steps.train_step(7, examples, gradient, optax.sgd(0.1), ema=0.75))(state, BATCH, {})
   mean = 0.9 + 0.1 * BATCH["y"].mean()
   np.testing.assert_allclose(after.params["norm/mean"], mean, rtol=1e-6)
   np.testing.assert_allclose(after.ema["norm/mean"], 0.75 + 0.25 * mean, rtol=1e-6)
@@ -118,7 +117,7 @@ def test_statistics_are_what_the_forward_pass_says_and_no_gradients(count, froze
 
 
 def test_the_average_follows_the_weights():
-  history, _ = one_step(steps.gradient(loss, frozenset()), optax.sgd(0.1), ema_decay=0.75, averaged=True, number=5)
+  history, _ = one_step(steps.gradient(loss, frozenset()), optax.sgd(0.1), ema=0.75, number=5)
   mean = np.asarray(history[0].params["a/kernel"], np.float64)
   for state in history[1:]:
     mean = 0.75 * mean + 0.25 * np.asarray(state.params["a/kernel"])
@@ -132,6 +131,6 @@ def test_without_an_average_none_is_kept():
 
 def test_dropout_and_augmentation_keys_follow_from_the_step():
   history, first = one_step(steps.gradient(loss, frozenset()), optax.sgd(0.1))
-  step = steps.train_step(7, examples, steps.gradient(loss, frozenset()), optax.sgd(0.1), 0.0)
+  step = steps.train_step(7, examples, steps.gradient(loss, frozenset()), optax.sgd(0.1))
   noises = [float(step(history[0], BATCH, {})[1]["noise"]), float(step(history[1], BATCH, {})[1]["noise"])]
   assert noises[0] == float(first["noise"]) != noises[1]

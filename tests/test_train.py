@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import build, checkpoints, loop, mesh, runtime
+from vit_jax import build, checkpoints, loop, mesh, runtime, schema, train
 from vit_jax.prepare import prepare
 
 
@@ -195,3 +195,18 @@ def test_eight_devices_become_four_or_one(single, tmp_path, after):
     found = jax.device_get(store.restore(after_it.state_shapes)[0].params)
   for path, value in single[False].items():
     np.testing.assert_allclose(found[path], value, atol=1e-5, err_msg=path)
+
+
+def test_a_workdir_of_before_goes_on(tmp_path):
+  own = {"evals__own__name": "accuracy", "evals__own__data__name": "digits"}
+  parts = runs.parts(1, **own)
+  stored = schema.plain(parts.run)
+  stored["optim"]["decay"] = "adamw"
+  for data in (stored["data"], stored["evals"]["own"]["data"]):
+    data |= {"holdout": 0.2, "split_seed": 0, "builder": None, "labels": None}
+  stored["evals"]["own"]["data"] |= {"flip": False, "mixing": {"name": "none"}, "crop": {"name": "resize"}}
+  (tmp_path / "config.json").write_text(json.dumps(stored))
+  assert train.objection(tmp_path, parts) is None
+  stored["optim"]["decay"] = "decoupled"
+  (tmp_path / "config.json").write_text(json.dumps(stored))
+  assert "optim.decay: 'independent' -> 'times_lr'" in train.objection(tmp_path, parts)

@@ -18,7 +18,9 @@ from vit_jax.config import Run
 from vit_jax.data import augment, catalog, stream
 from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.importers import surgery
-from vit_jax.schema import ConfigError, Duration, arguments, bind, lookup
+from vit_jax.schema import ConfigError, Duration, arguments, at, bind, lookup
+
+OPTIM = {name: (*functions, steps.accumulated, steps.train_step) for name, functions in optim.RULES.items()}
 
 
 class Eval(NamedTuple):
@@ -103,15 +105,22 @@ class Parts:
 
 def complete(run: Run) -> Run:
   """The run with every name looked up and every argument checked and filled in."""
-  run = dataclasses.replace(run, data=catalog.bind(run.data))
-  prepared = {name: run.data.args[name] for name in evals.PREPARED}
-  return dataclasses.replace(
-    run,
-    model=bind(run.model, (models.lookup(run.model.name, "config.model"),), "config.model"),
-    optim=optim.bind(run.optim),
-    task=bind(run.task, (lookup(tasks.TASKS, run.task.name, "config.task"),), "config.task"),
-    evals={name: evals.bind(choice, prepared, f"config.evals.{name}") for name, choice in run.evals.items()},
-  )
+  # Their tables are on higher floors than `config.Run`, whose annotations cannot name them.
+  parts = {}
+  for key, functions in (
+    ("model", lambda name: (models.lookup(name),)),
+    ("data", functools.partial(lookup, catalog.DATA)),
+    ("optim", functools.partial(lookup, OPTIM)),
+    ("task", functools.partial(lookup, tasks.TASKS)),
+  ):
+    choice = getattr(run, key)
+    with at(f"config.{key}"):
+      parts[key] = bind(choice, functions(choice.name))
+  prepared, measured = evals.preparation(parts["data"]), {}
+  for name, choice in run.evals.items():
+    with at(f"config.evals.{name}"):
+      measured[name] = evals.bind(choice, evals.REPEATED, prepared)
+  return dataclasses.replace(run, **parts, evals=measured)
 
 
 def build(run: Run, devices, open_split: Callable = catalog.open_split, training: bool = True) -> Parts:
@@ -124,7 +133,8 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
     training: False leaves out what only training needs, the weights that a task keeps frozen among it.
   """
   grid = mesh.make(run.mesh, devices)
-  source = open_split(run.data, "train")
+  with at("config.data"):
+    source = open_split(run.data, "train")
   _check_batch(run, grid, len(source))
   total = run.total.steps(run.batch, len(source))
   if not 0 < total < 2**31:
@@ -137,10 +147,13 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   task = _task(run, model, grid, steps_of)
   shapes = model.shapes() | jax.eval_shape(task.init, jax.random.key(0))
   params = mesh.parameters((*models.sharding(run.model.name), *task.sharding), shapes, grid)
-  transformation, schedule = optim.create(run.optim, shapes, total, steps_of, model.statistics)
+  with at("config.optim"):
+    transformation, schedule = optim.create(run.optim, shapes, total, steps_of, model.statistics)
   init, state_shapes = _state(run, model, task, transformation, params, grid)
   step = _step(run, model, task, transformation, state_shapes, grid)
-  patch = task.patch if training else None
+  with at("config.data"):
+    patch = task.patch if training else None
+    examples = stream.train_examples(source, run.seed, patch, **arguments(run.data, stream.train_examples))
   subject = evals.Subject(model, grid, run.data, run.batch, open_split, task.predict)
   save_every, keep_every = max(1, steps_of(run.checkpoint.every)), run.checkpoint.keep_every
   parts = Parts(
@@ -162,13 +175,10 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
     state_shapes=state_shapes,
     batch_shapes={
       name: jax.ShapeDtypeStruct((run.batch, *shape), kind, sharding=mesh.batch(grid))
-      for name, (shape, kind) in stream.train_shapes(source, run.data.args["image_size"], patch).items()
+      for name, (shape, kind) in examples.shapes.items()
     },
-    batches=functools.partial(_train_batches, run, source, patch, mesh.batch(grid)),
-    evals={
-      name: Eval(max(1, steps_of(choice.args["every"])), evals.make(choice, subject, f"config.evals.{name}"))
-      for name, choice in run.evals.items()
-    },
+    batches=functools.partial(_train_batches, run, examples, mesh.batch(grid)),
+    evals=_evals(run, subject, steps_of),
     flops_per_image=3 * flops.count(lambda p, x: model.outputs(p, x)[0].logits, shapes, _image(run)),
   )
   if training:  # a mistake in the step shows here, not on the devices
@@ -182,7 +192,8 @@ def _task(run, model, grid, steps_of) -> tasks.Task:
 
   def augmentation(patch):
     dtype = np.dtype(run.model.args["dtype"])
-    return augment.build(dtype, run.seed, patch, steps_of, **arguments(run.data, augment.build))
+    with at("config.data"):
+      return augment.build(dtype, run.seed, patch, steps_of, **arguments(run.data, augment.build))
 
   supplied = tasks.Supplied(model, patch, augmentation, functools.partial(_frozen, run, grid))
   return tasks.TASKS[run.task.name](supplied, **run.task.args)
@@ -193,7 +204,7 @@ def _frozen(run, grid, key, path, ema) -> tasks.Frozen:
   try:
     description, load = importers.frozen(path, run.data.args["image_size"], run.model.args["dtype"], ema)
   except ConfigError as error:
-    raise ConfigError(f"config.{key}: {error}") from error
+    raise ConfigError(str(error), f"config.{key}") from error
   model = models.functional(description).on(grid)
   shardings = mesh.parameters(models.sharding(description.model.name), model.shapes(), grid)
   return tasks.Frozen(model, _sharded(model.shapes(), shardings), load, key, path)
@@ -219,14 +230,14 @@ def _state(run, model, task, transformation, params, grid):
 
 def _step(run, model, task, transformation, state_shapes, grid):
   """The train step, jitted: (state, batch, frozen) -> (state, metrics)."""
-  fixed = optim.frozen_paths(run.optim.args["frozen"], state_shapes.params, model.statistics)
+  with at("config.optim"):
+    fixed = optim.frozen_paths(run.optim.args["frozen"], state_shapes.params, model.statistics)
   gradient = steps.gradient(task.objective, fixed)
-  micro_batches = run.optim.args["accumulate"]
-  if micro_batches > 1:
-    gradient = steps.accumulated(gradient, micro_batches, mesh.micro_batches(grid))
+  gradient = steps.accumulated(gradient, mesh.micro_batches(grid), **arguments(run.optim, steps.accumulated))
   shardings = jax.tree.map(lambda shape: shape.sharding, state_shapes)
   hold = functools.partial(jax.lax.with_sharding_constraint, shardings=shardings.params)
-  step = steps.train_step(run.seed, task.examples, gradient, transformation, run.optim.args["ema"] or 0.0, hold)
+  averaged = arguments(run.optim, steps.train_step)
+  step = steps.train_step(run.seed, task.examples, gradient, transformation, hold, **averaged)
   return jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh.replicated(grid)))
 
 
@@ -245,11 +256,19 @@ def _weights(init, description, paths):
   return surgery.stack(arrays, paths), [f"weights of {init.from_}", *notes]
 
 
-def _train_batches(run, source, patch, sharding, start) -> DeviceBatches:
+def _train_batches(run, examples, sharding, start) -> DeviceBatches:
   rows = mesh.local_rows(sharding, run.batch)
-  options = arguments(run.data, stream.train_batches)
-  found = stream.train_batches(source, run.seed, run.batch, rows, start, patch, **options)
-  return DeviceBatches(found, rows, run.batch, sharding)
+  batches = stream.batches(examples, run.batch, rows, start, **arguments(run.data, stream.batches))
+  return DeviceBatches(batches, rows, run.batch, sharding)
+
+
+def _evals(run, subject, steps_of) -> dict[str, Eval]:
+  result = {}
+  for name, choice in run.evals.items():
+    with at(f"config.evals.{name}"):
+      every = evals.interval(steps_of, **arguments(choice, evals.interval))
+      result[name] = Eval(every, evals.make(choice, subject))
+  return result
 
 
 def _check_batch(run, grid, examples):

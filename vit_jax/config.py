@@ -120,15 +120,48 @@ def _editable(kind, fields):
 
 def resolve(config: Mapping, kind: type = Run):
   """Checked, frozen Run (or Measurement) of an editable config; ConfigError for unknown keys, types and ranges."""
-  try:
-    return schema.convert(config, kind, "config")
-  except ml_collections.config_dict.RequiredValueError as error:
-    raise ConfigError(f"config: a placeholder has no value: {error}") from error
+  with schema.at("config"):
+    try:
+      return schema.convert(config, kind)
+    except ml_collections.config_dict.RequiredValueError as error:
+      raise ConfigError(f"a placeholder has no value: {error}") from error
 
 
 def dumps(run: Run) -> str:
   """The resolved config as JSON text with sorted keys; its hash names the run."""
   return json.dumps(plain(run), indent=2, sort_keys=True) + "\n"
+
+
+# Stored configs.
+
+_DECAYS = {"adamw": "times_lr", "decoupled": "independent"}
+_AUGMENTATION = ("crop", "flip", "policy", "warp", "mixing", "erasing")
+
+
+def renamed(values: Mapping) -> dict:
+  """A run as a workdir stores it, in today's words, so that workdirs of before can be continued and measured.
+
+  Keys and values that have another name now get it; keys that were accepted without effect are left out. Configs and
+  flags of users do not come here: there a word of before is an error.
+  """
+  result = dict(values)
+  if isinstance(optim := result.get("optim"), Mapping) and "decay" in optim:
+    result["optim"] = {**optim, "decay": _DECAYS.get(optim["decay"], optim["decay"])}
+  if isinstance(data := result.get("data"), Mapping):
+    result["data"] = _without_idle(data)
+  evals = result.get("evals") or {}
+  result["evals"] = {
+    name: {**choice, "data": _without_idle(choice["data"], *_AUGMENTATION)} if choice.get("data") else choice
+    for name, choice in evals.items()
+  }
+  return result
+
+
+def _without_idle(data, *idle):
+  """Data without the keys that their reader never looked at."""
+  idle += () if data.get("name") == "folder" else ("holdout", "split_seed")
+  idle += tuple(key for key in ("builder", "labels") if data.get(key) is None)
+  return {key: value for key, value in data.items() if key not in idle}
 
 
 # Sweeps.

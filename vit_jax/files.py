@@ -9,25 +9,37 @@ from collections.abc import Iterator, Sequence
 from vit_jax.schema import ConfigError
 
 
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """A path beside `path` to write to, which takes its place at the end.
+
+  A reader, or a restart after a kill, sees the old file or the new one, never a part; what raises leaves the old one.
+  """
+  partial = path.with_name(f".{path.name}.partial")
+  try:
+    yield partial
+    with partial.open("rb") as file:
+      os.fsync(file.fileno())
+    os.replace(partial, path)
+  finally:
+    partial.unlink(missing_ok=True)
+
+
 def write_text(path: pathlib.Path, text: str) -> None:
-  """Replaces a file at once: a reader, or a restart after a kill, sees the old text or the new one, never a part."""
-  temporary = path.with_name(path.name + ".partial")
-  with open(temporary, "w") as file:
-    file.write(text)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
+  """Replaces a file by the text, see `replacing`."""
+  with replacing(path) as partial:
+    partial.write_text(text)
 
 
 def read_json(path: pathlib.Path) -> dict | None:
-  """The JSON object in a file, None where there is no such file."""
+  """The JSON object in a file; None where there is no such file, or an empty object."""
   try:
-    found = json.loads(path.read_text()) if path.exists() else {}
+    values = json.loads(path.read_text()) if path.exists() else {}
   except (ValueError, OSError) as error:
     raise ConfigError(f"{path} cannot be read as JSON ({error}); mend or remove it") from error
-  if not isinstance(found, dict):
+  if not isinstance(values, dict):
     raise ConfigError(f"{path} holds no JSON object; mend or remove it")
-  return found or None
+  return values or None
 
 
 def cache(kind: str) -> pathlib.Path:
@@ -44,14 +56,3 @@ def check_path(path: pathlib.Path, suffixes: Sequence[str] = (".csv", ".npz")) -
     raise ConfigError(f"{path} is a folder; name a file")
   if not path.parent.is_dir():
     raise ConfigError(f"{path}: there is no folder {path.parent}; make it, or name a file in one that exists")
-
-
-@contextlib.contextmanager
-def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """A path beside `path` to write to, which takes its place at the end: a kill leaves the old file or the new one."""
-  partial = path.with_name(f".{path.name}.partial")
-  try:
-    yield partial
-    os.replace(partial, path)
-  finally:
-    partial.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from vit_jax import evals, mesh, models
 from vit_jax.config import Measurement
 from vit_jax.data import catalog
 from vit_jax.importers import surgery
-from vit_jax.schema import Choice, ConfigError
+from vit_jax.schema import Choice, ConfigError, at
 
 
 class Parts(NamedTuple):
@@ -25,15 +25,12 @@ def complete(measurement: Measurement, image_size: int | None) -> dict[str, Choi
   """The evaluations with every argument checked, for a model of images of this size; None: it is not known yet."""
   choices = {}
   for name, choice in measurement.evals.items():
-    where = f"config.evals.{name}"
-    if choice.name == "accuracy":
-      raise ConfigError(f"{where}.name: 'accuracy' needs the weights' own classes; use vit_jax.evaluate")
-    own = "image_size" in (choice.args.get("data") or ())
-    # Any test crop fits the smallest image.
-    prepared = {"image_size": image_size or 1} if image_size or not own else {}
-    choices[name] = evals.bind(choice, prepared, where)
-    if choices[name].args["data"] is None:
-      raise ConfigError(f"{where}.data: missing; name a dataset: dict(name='cifar100')")
+    with at(f"config.evals.{name}"):
+      if choice.name == "accuracy":
+        raise ConfigError("'accuracy' needs the weights' own classes; use vit_jax.evaluate", "name")
+      choices[name] = evals.bind(choice, evals.EVALS, {"image_size": image_size} if image_size else {})
+      if choices[name].args["data"] is None:
+        raise ConfigError("missing; name a dataset: dict(name='cifar100')", "data")
   return choices
 
 
@@ -65,5 +62,8 @@ def build(
   arrays = surgery.stack(arrays, tuple(shardings))
   params = {path: mesh.place(arrays[path], sharding) for path, sharding in shardings.items()}
   subject = evals.Subject(model, grid, None, measurement.batch, open_split)
-  made = {name: evals.make(choice, subject, f"config.evals.{name}") for name, choice in choices.items()}
+  made = {}
+  for name, choice in choices.items():
+    with at(f"config.evals.{name}"):
+      made[name] = evals.make(choice, subject)
   return Parts(params, made, notes)

@@ -14,10 +14,11 @@ def prepare(name: str, data_dir: str | None = None) -> str:
 
   A name of the catalog, or any TFDS builder ("mnist:3.0.1"). Killed halfway, it leaves nothing that looks complete.
   """
-  row = catalog.CATALOG.get(name, catalog.Row("tfds", name))
-  remedy = catalog.remedy(name, row.builder, data_dir)
+  row = catalog.CATALOG.get(name, catalog.Row(tfds_reader.any_builder, name))
   if not row.builder:
-    raise schema.ConfigError(remedy if row.classes else f"{name!r} is read as it is; there is nothing to prepare")
+    with schema.at("config.data"):
+      advice = tfds_reader.remedy(name, row, data_dir)
+    raise schema.ConfigError(advice if row.classes else f"{name!r} is read as it is; there is nothing to prepare")
   root = tfds_reader.data_dir(data_dir)
   place = tfds_reader.builder_dir(row.builder, data_dir)
   if place is None:
@@ -25,7 +26,7 @@ def prepare(name: str, data_dir: str | None = None) -> str:
       place = tfds_reader.builder_dir(row.builder, data_dir)
       if place is None:  # else another process has just done it
         return _write(name, row, root, data_dir)
-  tfds_reader.open_tfds(row.builder, data_dir, row.splits, row.labels, "all", "prepare", remedy)
+  tfds_reader.open_prepared(name, row, data_dir, row.labels, "all", catalog.Splits("train", None, "test"))
   return f"{name} is already prepared at {place}"
 
 

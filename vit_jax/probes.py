@@ -31,7 +31,7 @@ def draw(labels: np.ndarray, classes: int, shots: int, seed: int) -> np.ndarray:
   """
   labels = _labels(labels, classes)
   if shots < 1:
-    raise schema.ConfigError(f"fewshot.shots: {shots}; allowed: 1 and more")
+    raise schema.ConfigError(f"{shots}; allowed: 1 and more", "shots")
   generator = np.random.default_rng(seed)
   return np.concatenate([generator.permutation(np.flatnonzero(labels == label))[:shots] for label in range(classes)])
 
@@ -60,7 +60,7 @@ def ridge(features: np.ndarray, labels: np.ndarray, classes: int, l2: Sequence[f
       "features are not finite: the weights are damaged or the model overflows; try dtype=float32"
     )
   if min(l2) <= 0:
-    raise schema.ConfigError(f"fewshot.l2: {min(l2)}; allowed: above 0")
+    raise schema.ConfigError(f"{min(l2)}; allowed: above 0", "l2")
   mean = features.mean(0, dtype=np.float64)
   deviation = np.sqrt(sum(np.square(part - mean).sum(0) for part in _parts(features)) / len(features)) + 1e-5
   if len(features) > features.shape[1]:

@@ -9,6 +9,7 @@ import optax
 from einops import rearrange
 
 from vit_jax import rng
+from vit_jax.schema import Count, Momentum
 
 
 @jax.tree_util.register_dataclass
@@ -45,15 +46,18 @@ def gradient(loss: Callable, frozen: frozenset[str]) -> Callable:
   return function
 
 
-def accumulated(gradient: Callable, count: int, sharding: jax.sharding.Sharding) -> Callable:
-  """Mean of all that `gradient` gives over `count` micro-batches, one after another, each with its own dropout key.
+def accumulated(gradient: Callable, sharding: jax.sharding.Sharding, *, accumulate: Count = 1) -> Callable:
+  """Mean of all that `gradient` gives over micro-batches, one after another, each with its own dropout key.
 
-  Micro-batch i is every `count`-th row from row i on, so each device cuts its own rows and none move.
+  Of `accumulate` micro-batches number i is every such row from row i on, so each device cuts its own rows and none
+  move.
   """
+  if accumulate == 1:
+    return gradient
 
   def function(params, examples, key):
     def cut(x):
-      return jax.lax.with_sharding_constraint(rearrange(x, "(b n) ... -> n b ...", n=count), sharding)
+      return jax.lax.with_sharding_constraint(rearrange(x, "(b n) ... -> n b ...", n=accumulate), sharding)
 
     def add(total, index_and_examples):
       index, micro = index_and_examples
@@ -62,8 +66,8 @@ def accumulated(gradient: Callable, count: int, sharding: jax.sharding.Sharding)
     micro = jax.tree.map(cut, examples)
     first = jax.tree.map(lambda x: x[0], micro)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, params, first, key))
-    total, _ = jax.lax.scan(add, zeros, (jnp.arange(count), micro))
-    return jax.tree.map(lambda x: x / count, total)
+    total, _ = jax.lax.scan(add, zeros, (jnp.arange(accumulate), micro))
+    return jax.tree.map(lambda x: x / accumulate, total)
 
   return function
 
@@ -73,13 +77,14 @@ def train_step(
   examples: Callable,
   gradient: Callable,
   transformation: optax.GradientTransformation,
-  ema_decay: float,
   hold: Callable = lambda params: params,
+  *,
+  ema: Momentum | None = None,
 ) -> Callable:
   """(state, batch, frozen) -> (state, metrics): one optimizer step, a function of its arguments alone.
 
   `frozen` {path: array} are weights that the task reads and nothing trains, such as a teacher's. `hold` pins
-  {path: parameter} where the parameters are.
+  {path: parameter} where the parameters are. `ema` is the decay of the moving average of a state that has one.
   """
 
   def step(
@@ -91,9 +96,9 @@ def train_step(
     params = optax.apply_updates(state.params, updates) | statistics
     # Held: the average is split over more devices, and XLA would split the whole update with it and gather the result.
     held = hold(params) if state.ema else {}
-    ema = {path: ema_decay * mean + (1 - ema_decay) * held[path] for path, mean in state.ema.items()}
+    averages = {path: ema * mean + (1 - ema) * held[path] for path, mean in state.ema.items()}
     # Not the norm of the updates: XLA would write them all to memory for it, which costs 2.5 % of a ViT-B/16's step.
     metrics |= {"gradient_norm": optax.tree.norm(gradients)}
-    return State(state.step + 1, params, ema, optimizer), metrics
+    return State(state.step + 1, params, averages, optimizer), metrics
 
   return step

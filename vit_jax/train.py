@@ -62,7 +62,7 @@ def objection(workdir: pathlib.Path, parts: build.Parts) -> str | None:
       return f"--workdir: {workdir} holds checkpoints and no config.json; take another directory"
     return None
   with contextlib.suppress(schema.ConfigError):  # keys that are new since then have their defaults
-    before = schema.plain(build.complete(config.resolve(before)))
+    before = schema.plain(build.complete(config.resolve(config.renamed(before))))
   now = schema.plain(parts.run)
   fixed = [{key: value for key, value in run.items() if key not in config.MAY_CHANGE} for run in (before, now)]
   differences = trees.diff(*fixed)

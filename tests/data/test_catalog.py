@@ -1,24 +1,41 @@
-"""The catalog of datasets: rows, and the check of a data choice before any file is opened."""
+"""The catalog of datasets: rows, the keys of each, and that every mistake in them shows before anything is trained."""
 
 import inspect
 
 import pytest
 
 from vit_jax import schema
-from vit_jax.data import catalog, crops, erasing, mixing, randaugment, warping
+from vit_jax.data import augment, catalog, crops, erasing, mixing, randaugment, sources, stream, warping
+from vit_jax.data.readers import folder, tfds
 
 KNOWN = [name for name, row in catalog.CATALOG.items() if row.splits]
 OWN = ("imagenet21k", "jft300m", "jft3b")  # TFDS makes none of these
 
 
-def choice(name, **args):
-  return schema.Choice(name, args)
+def bound(name, table=catalog.DATA, **args):
+  """The data choice of a run, with every argument checked and filled in."""
+  with schema.at("config.data"):
+    return schema.bind(schema.Choice(name, args), schema.lookup(table, name))
+
+
+def known(choice, split):
+  with schema.at("config.data"):
+    return catalog.known_split(choice, split)
+
+
+def used(choice):
+  """All that a run makes of its data before it trains; no image is read."""
+  source = known(choice, "train")
+  with schema.at("config.data"):
+    stream.train_examples(source, 0, **schema.arguments(choice, stream.train_examples))
+    stream.eval_examples(source, **schema.arguments(choice, stream.eval_examples))
+    augment.build("float32", 0, None, lambda duration: 1, **schema.arguments(choice, augment.build))
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_row_states_everything_that_a_plan_needs(name):
   row = catalog.CATALOG[name]
-  assert row.reader == "tfds"
+  assert row.reader is (tfds.own_copy if name in OWN else tfds.catalogued)
   assert row.builder is None if name in OWN else row.builder.startswith(f"{name}:")
   assert all(count > 0 for count in row.splits.values())
   assert row.classes > 1
@@ -41,96 +58,116 @@ def test_a_row_states_everything_that_a_plan_needs(name):
   ],
 )
 def test_what_is_published_of_a_set_is_known_without_its_data(tmp_path, name, images, classes, train, test):
-  data = catalog.bind(choice(name, path=str(tmp_path)))
-  known = {split: catalog.known_split(data, split) for split in ("all", "train", "test")}
-  assert [len(source) for source in known.values()] == [images, train, test]
-  assert all(len(source.classes) == classes for source in known.values())
-  assert known["train"].labels == (8 if name.startswith("jft") else 1)
+  data = bound(name, path=str(tmp_path))
+  splits = {split: known(data, split) for split in ("all", "train", "test")}
+  assert [len(source) for source in splits.values()] == [images, train, test]
+  assert all(len(source.classes) == classes for source in splits.values())
+  assert splits["train"].labels == (8 if name.startswith("jft") else 1)
   # Both say the same when images are wanted after all.
-  for attempt in (lambda: known["train"].read(0), lambda: catalog.open_split(data, "train")):
-    with pytest.raises(schema.ConfigError) as caught:
+  for attempt in (lambda: splits["train"].read(0), lambda: catalog.open_split(data, "train")):
+    with pytest.raises(sources.AbsentError) as caught, schema.at("config.data"):
       attempt()
+    assert caught.value.place == "config.data"
     own = f"give your own copy of {name}, which has no public builder: --config.data.path=DIR"
     assert (own if name in OWN else f"python -m vit_jax.prepare {name} --data_dir={tmp_path}") in str(caught.value)
 
 
 @pytest.mark.parametrize("args", [{"name": "tfds", "builder": "mnist:3.0.1"}, {"name": "folder", "path": "/nowhere"}])
 def test_of_data_that_no_row_describes_nothing_is_known(args, tmp_path):
-  data = catalog.bind(choice(**{"path": str(tmp_path)} | args))
+  data = bound(**{"path": str(tmp_path)} | args)
   with pytest.raises(schema.ConfigError, match=r"config\.data"):
-    catalog.known_split(data, "train")
+    known(data, "train")
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_binding_fills_in_every_default(name):
-  bound = catalog.bind(choice(name))
-  assert bound.args["image_size"] == 224
-  assert bound.args["crop"] == schema.Choice("inception", {"area": (0.05, 1.0), "ratio": (3 / 4, 4 / 3)})
-  assert bound.args["warp"] == schema.Choice("none", {})
-  assert catalog.bind(bound) == bound
+def test_binding_fills_in_every_default_of_nested_choices_too(name):
+  data = bound(name)
+  assert data.args["image_size"] == 224
+  assert data.args["crop"] == schema.Choice("inception", {"area": (0.05, 1.0), "ratio": (3 / 4, 4 / 3)})
+  assert data.args["warp"] == schema.Choice("none", {})
+  assert bound(name, **data.args) == data
+
+
+@pytest.mark.parametrize("name", catalog.CATALOG)
+def test_the_keys_of_a_dataset_are_those_that_its_reader_reads(name):
+  own = {
+    tfds.catalogued: set(),
+    tfds.own_copy: {"labels"},
+    tfds.any_builder: {"builder", "labels"},
+    folder.folder: {"holdout", "split_seed"},
+  }[catalog.CATALOG[name].reader]
+  images = {"image_size", "test_crop", "mean", "std", "on_error", "threads"}
+  training = {"crop", "flip", "policy", "warp", "mixing", "erasing"}
+  measured = {"path", "train", "val", "test"} | own | images
+  data = {"path": "/photos"}
+  assert bound(name, **data).args.keys() == measured | training
+  assert bound(name, catalog.EVAL_DATA, **data).args.keys() == measured
+  for key in {"holdout", "split_seed", "builder", "labels"} - own:
+    with pytest.raises(schema.ConfigError) as caught:
+      bound(name, **data, **{key: 1})
+    assert caught.value.place == f"config.data.{key}"
+    assert "unknown key" in caught.value.message
+    assert caught.value.message.endswith(".") and "image_size" in caught.value.message
 
 
 def test_imagenet_is_tested_on_its_validation_split():
-  assert catalog.bind(choice("imagenet2012")).args["test"] == "validation"
-  with pytest.raises(schema.ConfigError, match=r"config.data.test: no split 'test'.*train, validation"):
-    catalog.bind(choice("imagenet2012", test="test"))
-  catalog.bind(choice("imagenet2012", train="train[:99%]", test="train[99%:]"))
+  assert bound("imagenet2012").args["test"] == "validation"
+  with pytest.raises(sources.SplitError, match=r"config.data.test: no split 'test'.*train, validation"):
+    known(bound("imagenet2012", test="test"), "train")
+  known(bound("imagenet2012", train="train[:99%]", test="train[99%:]"), "train")
 
 
 def test_val_is_what_the_config_says_or_a_split_of_that_name(tmp_path):
-  def known(name, **args):
-    return catalog.known_split(catalog.bind(choice(name, path=str(tmp_path), **args)), "val")
+  def val(name, **args):
+    return known(bound(name, path=str(tmp_path), **args), "val")
 
   halves = {"train": "train[:98%]", "val": "train[98%:]"}
-  assert catalog.bind(choice("cifar10")).args["val"] is None
-  assert (known("cifar10", **halves).split, len(known("cifar10", **halves))) == ("train[98%:]", 1000)
-  assert len(known("oxford_flowers102", val="validation")) == 1020
+  assert bound("cifar10").args["val"] is None
+  assert (val("cifar10", **halves).split, len(val("cifar10", **halves))) == ("train[98%:]", 1000)
+  assert len(val("oxford_flowers102", val="validation")) == 1020
   with pytest.raises(
-    schema.ConfigError, match=r"no split 'val'.*Allowed: train, test\. Set config\.data\.val, as 'train"
+    sources.SplitError, match=r"no split 'val'.*Allowed: train, test\. Set config\.data\.val, as 'train"
   ):
-    known("cifar10")
-  with pytest.raises(schema.ConfigError, match=r"config\.data\.val: no split 'val'.*Allowed: train, test\.$"):
-    known("cifar10", val="val")
+    val("cifar10")
+  with pytest.raises(sources.SplitError, match=r"config\.data\.val: no split 'val'.*Allowed: train, test\.$"):
+    val("cifar10", val="val")
 
 
 @pytest.mark.parametrize(
-  ("name", "args", "message"),
+  ("name", "args", "key", "message"),
   [
-    ("cifar11", {}, "Did you mean 'cifar10'"),
-    (
-      "digits",
-      {"crop": {"name": "incepton"}},
-      "config.data.crop.name: unknown name 'incepton'. Did you mean 'inception'",
-    ),
-    ("digits", {"test_crop": {"name": "inception"}}, "config.data.test_crop.name: unknown name 'inception'"),
-    ("digits", {"crop": {"name": "inception", "areas": (0.1, 1)}}, "config.data.crop.areas: unknown key"),
-    ("digits", {"crop": {"name": "inception", "area": (0.0, 1)}}, "out of range"),
-    ("digits", {"crop": {"name": "inception", "area": (0.9, 0.1)}}, "high to low"),
-    ("digits", {"test_crop": {"name": "centre", "resize": 100}}, "100 is smaller than image_size 224"),
-    ("digits", {"warp": {"name": "affine", "scale": (1.2, 0.8)}}, "high to low"),
-    ("digits", {"mixing": {"name": "mixup", "alpha": 0}}, "config.data.mixing.alpha: 0.0 is out of range"),
-    ("digits", {"mixing": {"name": "mixup", "mode": "pairs"}}, "config.data.mixing.mode: 'pairs' is not a choice"),
-    ("digits", {"mixing": {"name": "mixup", "mode": "pair", "partner": "rolled"}}, "which makes no pairs"),
-    ("digits", {"mixing": {"name": "cutmix", "off_after": "0"}}, "0 would never mix"),
-    ("digits", {"erasing": {"name": "randm"}}, "config.data.erasing.name: unknown name 'randm'. Did you mean 'random'"),
-    ("digits", {"erasing": {"name": "random", "area": (0.3, 0.1)}}, "erasing.area: (0.3, 0.1) goes from high to low"),
-    ("digits", {"policy": {"name": "randaug"}}, "config.data.policy.name: unknown name 'randaug'"),
-    ("digits", {"image_size": 0}, "out of range"),
-    ("digits", {"std": (0.5, 0.0, 0.5)}, "out of range"),
-    ("digits", {"train": "tran"}, "config.data.train: no split 'tran'. Did you mean 'train'"),
-    ("digits", {"val": "tran[90%:]"}, "config.data.val: no split 'tran'. Did you mean 'train'"),
-    ("digits", {"train": "train[:99"}, "is not a split"),
-    ("digits", {"test": "test[:2000]"}, "which has 360 records"),
-    ("digits", {"builder": "mnist"}, "use name='tfds'"),
-    ("digits", {"on_error": "ignore"}, "config.data.on_error: 'ignore'"),
-    ("folder", {}, "config.data.path: missing"),
-    ("tfds", {}, "config.data.builder: missing"),
+    ("cifar11", {}, "name", "Did you mean 'cifar10'"),
+    ("digits", {"crop": {"name": "incepton"}}, "crop.name", "'incepton'. Did you mean 'inception'"),
+    ("digits", {"test_crop": {"name": "inception"}}, "test_crop.name", "unknown name 'inception'"),
+    ("digits", {"crop": {"name": "inception", "areas": (0.1, 1)}}, "crop.areas", "Did you mean 'area'"),
+    ("digits", {"crop": {"name": "inception", "area": (0.0, 1)}}, "crop.area[0]", "0.0 is out of range"),
+    ("digits", {"crop": {"name": "inception", "area": (0.9, 0.1)}}, "crop.area", "(0.9, 0.1) goes from high to low"),
+    ("digits", {"test_crop": {"name": "centre", "resize": 100}}, "test_crop.resize", "smaller than image_size 224"),
+    ("digits", {"warp": {"name": "affine", "scale": (1.2, 0.8)}}, "warp.scale", "(1.2, 0.8) goes from high to low"),
+    ("digits", {"mixing": {"name": "mixup", "alpha": 0}}, "mixing.alpha", "0.0 is out of range"),
+    ("digits", {"mixing": {"name": "mixup", "mode": "pairs"}}, "mixing.mode", "Did you mean 'pair'"),
+    ("digits", {"mixing": {"name": "mixup", "mode": "pair", "partner": "rolled"}}, "mixing.mode", "makes no pairs"),
+    ("digits", {"mixing": {"name": "cutmix", "off_after": "0"}}, "mixing.off_after", "0 would never mix"),
+    ("digits", {"erasing": {"name": "randm"}}, "erasing.name", "'randm'. Did you mean 'random'"),
+    ("digits", {"erasing": {"name": "random", "area": (0.3, 0.1)}}, "erasing.area", "(0.3, 0.1) goes from high to low"),
+    ("digits", {"policy": {"name": "randaug"}}, "policy.name", "'randaug'. Did you mean 'randaugment'"),
+    ("digits", {"image_size": 0}, "image_size", "0 is out of range"),
+    ("digits", {"std": (0.5, 0.0, 0.5)}, "std[1]", "0.0 is out of range"),
+    ("digits", {"train": "tran"}, "train", "no split 'tran'. Did you mean 'train'"),
+    ("digits", {"val": "tran[90%:]"}, "val", "no split 'tran'. Did you mean 'train'"),
+    ("digits", {"train": "train[:99"}, "train", "'train[:99' is not a split"),
+    ("digits", {"test": "test[:2000]"}, "test", "which has 360 records"),
+    ("digits", {"on_error": "ignore"}, "on_error", "'ignore' is not a choice"),
+    ("folder", {}, "path", "Add it to the config or as --config.data.path="),
+    ("folder", {"path": ""}, "path", "no folder ''"),
+    ("tfds", {}, "builder", "such as 'cifar10:3.0.2'"),
   ],
 )
-def test_a_mistake_is_one_clear_error(name, args, message):
+def test_a_mistake_names_place_value_and_what_is_allowed(name, args, key, message):
   with pytest.raises(schema.ConfigError) as caught:
-    catalog.bind(choice(name, **args))
-  assert message in str(caught.value)
+    used(bound(name, **args))
+  assert caught.value.place == f"config.data.{key}"
+  assert message in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -142,7 +179,7 @@ def test_a_mistake_is_one_clear_error(name, args, message):
 )
 def test_every_argument_of_every_table_has_a_default(table):
   for name, function in table.items():
-    schema.bind(choice(name), (function,), "config")
+    schema.bind(schema.Choice(name), (function,))
     assert all(
       p.default is not p.empty for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY
     )

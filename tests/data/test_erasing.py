@@ -90,5 +90,5 @@ def test_nothing_is_erased_without_a_box_that_fits_or_a_chance():
   images = np.full((50, 16, 16, 3), np.float32(50))
   assert (erased(images, probability=1.0, area=(1.0, 1.0), fill="zero") == 50).all()
   assert (erased(images, probability=0.0, fill="zero") == 50).all()
-  with pytest.raises(schema.ConfigError, match=r"erasing.aspect: \(2.0, 1.0\) goes from high to low"):
+  with pytest.raises(schema.ConfigError, match=r"aspect: \(2.0, 1.0\) goes from high to low"):
     erasing.random_erasing(None, aspect=(2.0, 1.0))

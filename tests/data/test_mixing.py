@@ -147,10 +147,10 @@ def test_mixing_ends_at_its_step_and_a_zero_is_refused():
   images, key = modules.pictures(4), jax.random.key(0)
   same = [bool((mix(key, images, np.eye(4), step)[0] == images).all()) for step in (0, 39, 40, 99)]
   assert same == [False, False, True, True]
-  with pytest.raises(schema.ConfigError, match=r"mixing.off_after: 0 would never mix; None mixes to the end"):
+  with pytest.raises(schema.ConfigError, match=r"off_after: 0 would never mix; None mixes to the end"):
     mixing.cutmix(None, steps_of, off_after=schema.Duration("0ep"))
 
 
 def test_pairs_of_rolled_partners_are_refused():
-  with pytest.raises(schema.ConfigError, match=r"mixing.mode: 'pair' with partner='rolled'"):
+  with pytest.raises(schema.ConfigError, match=r"mode: 'pair' with partner='rolled'"):
     mixing.mixup(None, steps_of, mode="pair", partner="rolled")

@@ -184,6 +184,6 @@ def test_mended_contrast_is_drawn_where_it_is_asked_for():
 )
 def test_bad_arguments_are_refused_with_what_is_allowed(name, arguments, said):
   with pytest.raises(schema.ConfigError, match=said):
-    schema.bind(schema.Choice(name, arguments), (randaugment.POLICIES[name],), "config.data.policy")
-  bound = schema.bind(schema.Choice(name), (randaugment.POLICIES[name],), "config.data.policy")
+    schema.bind(schema.Choice(name, arguments), (randaugment.POLICIES[name],))
+  bound = schema.bind(schema.Choice(name), (randaugment.POLICIES[name],))
   assert callable(randaugment.POLICIES[name](**bound.args))

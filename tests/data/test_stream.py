@@ -10,8 +10,7 @@ import pytest
 from einops import rearrange
 
 from vit_jax import rng, schema
-from vit_jax.data import randaugment, sources, stream
-from vit_jax.data.readers import folder
+from vit_jax.data import catalog, randaugment, sources, stream
 
 PLAIN = {"image_size": 2, "crop": schema.Choice("resize"), "flip": False}
 RANDOM = {"image_size": 4, "crop": schema.Choice("inception"), "flip": True}
@@ -42,7 +41,16 @@ def take(batches, count):
 
 def train(source, batch, steps, seed=0, start=0, rows=None, patch=None, **args):
   rows = range(batch) if rows is None else rows
-  return take(stream.train_batches(source, seed, batch, rows, start, patch, **(PLAIN | {"threads": 3} | args)), steps)
+  return take(training(source, batch, rows, seed, start, patch, **{"threads": 3} | args), steps)
+
+
+def training(source, batch, rows, seed=0, start=0, patch=None, on_error="raise", threads=8, **args):
+  examples = stream.train_examples(source, seed, patch, **PLAIN | args)
+  return stream.batches(examples, batch, rows, start, on_error=on_error, threads=threads)
+
+
+def evaluation(source, batch, rows, **options):
+  return stream.batches(stream.eval_examples(source, image_size=2), batch, rows, **options)
 
 
 def records(batches):
@@ -148,7 +156,7 @@ def test_images_may_come_cut_into_patches(patch):
     expected = rearrange(one["image"], "b (h i) (w j) c -> b (h w) (i j c)", i=patch, j=patch)
     np.testing.assert_array_equal(other["image"], expected)
     np.testing.assert_array_equal(other["label"], one["label"])
-  shapes = stream.train_shapes(source(30), 4, patch)
+  shapes = stream.train_examples(source(30), 0, patch, image_size=4).shapes
   assert {name: (array.shape[1:], array.dtype) for name, array in found[0].items()} == shapes
 
 
@@ -193,8 +201,8 @@ def test_lists_of_labels_are_padded_rows():
   for number, row in zip(records(batches), np.concatenate([b["label"] for b in batches]), strict=True):
     np.testing.assert_array_equal(row, [*label(number), *[-1] * (3 - number % 4)])
   assert batches[0]["label"].dtype == np.int32
-  assert stream.train_shapes(made, 2, None)["label"] == ((3,), np.int32)
-  evaluated = list(stream.eval_batches(made, 16, range(16), image_size=2))
+  assert stream.train_examples(made, 0).shapes["label"] == ((3,), np.int32)
+  evaluated = list(evaluation(made, 16, range(16)))
   np.testing.assert_array_equal(evaluated[1]["label"][3], [2, 1, 0])  # record 19
   np.testing.assert_array_equal(evaluated[2]["label"][8:], -1)  # past the end
   # A list where there is one label for each is that label.
@@ -224,7 +232,7 @@ def test_a_bad_image_is_an_error_that_names_it():
   with pytest.raises(stream.ImageError, match=r"made, record 13: not a complete image.*data.on_error='skip'"):
     train(source(40, bad=[13]), 20, 2)
   with pytest.raises(stream.ImageError, match="made, record 13"):
-    list(stream.eval_batches(source(40, bad=[13]), 20, range(20), image_size=2))
+    list(evaluation(source(40, bad=[13]), 20, range(20)))
 
 
 def test_a_bad_file_of_a_folder_is_named(tmp_path):
@@ -234,7 +242,7 @@ def test_a_bad_file_of_a_folder_is_named(tmp_path):
   (tmp_path / "train/a/3.png").write_bytes(file(3)[:-20])
   (tmp_path / "train/a/4.png").unlink()
   (tmp_path / "train/a/4.png").symlink_to(tmp_path / "nowhere")
-  photos = folder.open_folder(str(tmp_path), "train", ("train",), 0.2, 0, "config.data")
+  photos = catalog.open_split(schema.Choice("folder", {"path": str(tmp_path), "test": "train"}), "train")
   names = [photos.identify(i) for i in range(len(photos))]
   for name in ("train/a/3.png", "train/a/4.png"):
     record = names.index(name)
@@ -246,7 +254,7 @@ def test_a_bad_file_of_a_folder_is_named(tmp_path):
 def test_a_skipped_image_is_replaced_by_one_drawn_from_seed_epoch_and_record():
   count, bad = 3000, [7, 1234]
   args = {"on_error": "skip"}
-  batches = stream.train_batches(source(count, bad), 0, 500, range(500), **PLAIN, **args)
+  batches = training(source(count, bad), 500, range(500), **args)
   taken = [next(batches) for _ in range(12)]
   assert batches.skipped == 2
   batches.close()
@@ -295,7 +303,7 @@ def test_evaluation_sees_each_record_once_in_order(count, batch, hosts):
   seen, lengths = collections.Counter(), set()
   for host in range(hosts):
     rows = range(host * batch // hosts, (host + 1) * batch // hosts)
-    batches = list(stream.eval_batches(source(count), batch, rows, image_size=2, threads=2))
+    batches = list(evaluation(source(count), batch, rows, threads=2))
     lengths.add(len(batches))
     assert all(len(b["mask"]) == batch // hosts for b in batches)
     mask = np.concatenate([b["mask"] for b in batches]) == 1
@@ -308,7 +316,7 @@ def test_evaluation_sees_each_record_once_in_order(count, batch, hosts):
 
 
 def test_a_skipped_test_image_is_masked_and_counted():
-  batches = stream.eval_batches(source(1500, bad=[17]), 100, range(100), image_size=2, on_error="skip")
+  batches = evaluation(source(1500, bad=[17]), 100, range(100), on_error="skip")
   taken = list(batches)
   mask = np.concatenate([b["mask"] for b in taken])
   assert batches.skipped == 1
@@ -335,11 +343,12 @@ import numpy as np, cv2
 from vit_jax.data import sources, stream
 data = cv2.imencode(".png", np.zeros((4, 4, 3), np.uint8))[1].tobytes()
 made = sources.Source("m", "t", ("a",), 10, lambda i: (data, 0), str)
-next(stream.train_batches(made, 0, 8, range(8), image_size=4))
+next(stream.batches(stream.train_examples(made, 0, image_size=4), 8, range(8)))
 """
   subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_crops_that_draw_are_refused_for_evaluation():
-  with pytest.raises(schema.ConfigError, match=r"config.data.test_crop.name: unknown name 'inception'"):
-    stream.eval_batches(source(3), 1, [0], test_crop=schema.Choice("inception"))
+  with pytest.raises(schema.ConfigError, match=r"unknown name 'inception'") as caught:
+    stream.eval_examples(source(3), test_crop=schema.Choice("inception"))
+  assert caught.value.place == "test_crop.name"

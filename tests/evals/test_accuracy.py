@@ -1,5 +1,7 @@
 """Exact evaluation: padded rows never count, and neither batch size nor devices change a figure."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
@@ -18,14 +20,12 @@ def source(length, classes, labels=1):
 
 def subject(found, classes, batches):
   """A model that says what `found` {name: rows} holds, over batches of row numbers."""
-  return evals.Subject(
-    predict=lambda data, logits: lambda params, batch: {name: rows[batch["row"]] for name, rows in found.items()},
-    features=None,
-    open=lambda data, split: source(10, classes, found["label"].ndim),
-    data=None,
+  return types.SimpleNamespace(
+    predictions=lambda data, logits: lambda params, batch: {name: rows[batch["row"]] for name, rows in found.items()},
+    source=lambda data, split: source(10, classes, found["label"].ndim),
+    data=lambda data: schema.Choice("made", {"image_size": 8, "test_crop": schema.Choice("resize")}),
     batches=lambda data, source, size: (batch for batch in batches),
-    size=lambda given, where: given or 4,
-    identity=None,
+    images_at_once=lambda size: size or 4,
     classes=classes,
   )
 
@@ -40,7 +40,7 @@ def test_padding_does_not_count_and_every_batch_is_polled():
   real = mask > 0
   rows = {"label": label, "best": best, "loss": np.arange(12, dtype=np.float32), "mask": mask}
   polls = []
-  measure = evals.accuracy(subject(rows | {"confidence": np.ones(12)}, 3, batches), "config.evals.test")
+  measure = evals.accuracy(subject(rows | {"confidence": np.ones(12)}, 3, batches))
   figures, (_, predictions) = measure({}, lambda: polls.append(1))
   assert figures["images"] == 9
   assert figures["top1"] == 7 / 9
@@ -56,7 +56,7 @@ def test_several_labels_may_be_right():
   best = np.array([[2, 1], [0, 1], [6, 0], [0, 1]])
   mask = np.array([1.0, 1, 1, 0])
   rows = {"label": label, "best": best, "loss": np.zeros(4), "confidence": np.ones(4), "mask": mask}
-  measure = evals.accuracy(subject(rows, 7, [{"row": np.arange(4)}]), "config.evals.test")
+  measure = evals.accuracy(subject(rows, 7, [{"row": np.arange(4)}]))
   found = measure({}, lambda: None).figures
   assert (found["images"], found["top1"], found["top5"]) == (3, 1 / 3, 2 / 3)
 
@@ -137,3 +137,29 @@ def test_other_classes_and_other_sizes_are_refused():
     built()
   with pytest.raises(schema.ConfigError, match=r"config.evals.other.data.image_size: 48, but the model takes 32 px"):
     built(image_size=48)
+
+
+@pytest.mark.parametrize(
+  ("choice", "place", "message"),
+  [
+    ({"split": "tset"}, "split", "no split 'tset'. Did you mean 'test'"),
+    ({"split": "val"}, "config.data.val", "Set config.data.val, as"),
+    ({"data": {"name": "digits"}, "split": "val"}, "data.val", "Set config.evals.it.data.val, as"),
+    ({"data": {"name": "digits"}, "split": "train[:9"}, "split", "'train[:9' is not a split"),
+    ({"data": {"name": "digits", "test": "tests"}}, "data.test", "Did you mean 'test'"),
+    ({"data": {"name": "digits", "flip": True}}, "data.flip", "unknown key for 'digits'"),
+    ({"data": {"name": "folder"}}, "data.path", "Add it to the config or as --config.evals.it.data.path="),
+    (
+      {"data": {"name": "digits", "test_crop": {"name": "centre", "resize": 9}}},
+      "data.test_crop.resize",
+      "9 is smaller",
+    ),
+    ({"evry": "10%"}, "evry", "Did you mean 'every'"),
+  ],
+)
+def test_a_mistake_in_an_evaluation_names_its_own_place(choice, place, message):
+  with pytest.raises(schema.ConfigError) as caught:
+    run = runs.changed(runs.run(), evals={"it": schema.Choice("accuracy", choice)})
+    build.build(build.complete(run), jax.devices()[:1])
+  assert caught.value.place == (place if place.startswith("config.") else f"config.evals.it.{place}")
+  assert message in caught.value.message

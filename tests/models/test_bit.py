@@ -30,7 +30,7 @@ COUNTS = {  # 1000 classes; what timm 1.0.31 counts in its resnetv2_*_bit
 def make(name="R50x1", image_size=32, channels=3, classes=5, **arguments):
   """The shapes of a model; no number is drawn."""
   row = bit.PUBLISHED[name]
-  choice = schema.bind(Choice(name, arguments), (row.make,), "model")
+  choice = schema.bind(Choice(name, arguments), (row.make,))
   return nnx.eval_shape(lambda: row.make(image_size, channels, classes, nnx.Rngs(0), **choice.args))
 
 

@@ -94,11 +94,11 @@ def test_vit_lite_keeps_torchs_uniform_bias_and_a_zero_class_token():
 
 
 def test_defaults_are_the_official_ones():
-  bound = schema.bind(schema.Choice("cct_2_3x2_32"), (models.lookup("cct_2_3x2_32"),), "config.model").args
+  bound = schema.bind(schema.Choice("cct_2_3x2_32"), (models.lookup("cct_2_3x2_32"),)).args
   assert (bound["attention_dropout"], bound["stochastic_depth"], bound["dropout"]) == (0.1, 0.1, 0.0)
   assert (bound["position"], bound["norm_order"]) == ("learned", "official")
   sine = models.lookup("cct_2_3x2_32_sine")
-  assert schema.bind(schema.Choice("cct_2_3x2_32_sine"), (sine,), "config.model").args["position"] == "sine"
+  assert schema.bind(schema.Choice("cct_2_3x2_32_sine"), (sine,)).args["position"] == "sine"
 
 
 @pytest.mark.parametrize("image_size", [1, 20, 33, 57])

@@ -77,7 +77,7 @@ def test_widths_are_multiples_of_8_and_lose_no_more_than_a_tenth(base, factor, e
 
 def test_both_kinds_of_a_size_differ_in_how_they_compute():
   kinds = [models.find(f"{prefix}efficientnet_b3") for prefix in ("", "tf_")]
-  bound = [schema.bind(Choice("x"), (kind.make,), "model").args for kind in kinds]
+  bound = [schema.bind(Choice("x"), (kind.make,)).args for kind in kinds]
   assert [(b["padding"], b["eps"], b["dropout"]) for b in bound] == [("symmetric", 1e-5, 0.3), ("same", 1e-3, 0.3)]
   assert {b["stochastic_depth"] for b in bound} == {0.2}
 

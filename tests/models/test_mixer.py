@@ -86,7 +86,7 @@ def test_logits_are_the_head_of_the_mean_of_the_normalised_places():
 
 def test_defaults_are_those_of_the_code_that_a_name_belongs_to():
   for name, form in (("Mixer-L/16", "tanh"), ("mixer_l16_224", "erf")):
-    bound = schema.bind(schema.Choice(name), (models.lookup(name),), "config.model").args
+    bound = schema.bind(schema.Choice(name), (models.lookup(name),)).args
     assert (bound["gelu"], bound["eps"], bound["dropout"], bound["stochastic_depth"]) == (form, 1e-6, 0.0, 0.0)
 
 

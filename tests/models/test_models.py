@@ -32,7 +32,7 @@ def test_every_name_binds_and_builds_with_what_a_run_supplies(name):
   function, row = models.lookup(name), models.find(name)
   positional = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
   assert positional == ["image_size", "channels", "classes", "rngs"]
-  choice = schema.bind(schema.Choice(name, ONE[row.family]), (function,), "config.model")
+  choice = schema.bind(schema.Choice(name, ONE[row.family]), (function,))
   assert {"dtype"} <= choice.args.keys()  # what every run asks of a model
   args = schema.arguments(choice, function)
   model = nnx.eval_shape(lambda: function(row.image_size, 1, 7, rng.Keys(jax.random.key(0)), **args))
@@ -118,7 +118,7 @@ def test_any_patch_size_works():
   [
     (
       "ViT-Q/16",
-      r"config\.model\.name: 'ViT-Q/16' has unknown size 'Q'.* Allowed: mu, Ti, S, M, B, L, So400m, H, g,",
+      r"name: 'ViT-Q/16' has unknown size 'Q'.* Allowed: mu, Ti, S, M, B, L, So400m, H, g,",
     ),
     ("ViT-b/16", r"unknown size 'b'"),
     ("ViT-S/0", r"patch '0'; allowed: a whole number from 1"),

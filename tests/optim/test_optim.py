@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from vit_jax import optim, trees
-from vit_jax.schema import Choice, ConfigError
+from vit_jax.schema import Choice, ConfigError, at, bind, lookup
 
 STEPS = 5
 
@@ -18,8 +18,13 @@ STEPS = 5
 def make(params, total=10, statistics=frozenset(), **args):
   """Transformation and schedule for a config, durations being plain steps."""
   args = {"name": "adamw", "lr": 1e-2, "schedule": Choice("constant")} | args
-  choice = optim.bind(Choice(args.pop("name"), args))
-  return optim.create(choice, params, total, lambda duration: duration.steps(1, 1, total), statistics)
+  with at("config.optim"):
+    choice = bound(args.pop("name"), args)
+    return optim.create(choice, params, total, lambda duration: duration.steps(1, 1, total), statistics)
+
+
+def bound(name, args):
+  return bind(Choice(name, args), lookup(optim.RULES, name))
 
 
 def walk(transformation, params, gradients):
@@ -161,11 +166,11 @@ def test_adamw_is_optax_adamw():
   assert all(m.dtype == jnp.bfloat16 for m in moments.values())
 
 
-def test_decoupled_decay_does_not_depend_on_the_learning_rate():
+def test_independent_decay_does_not_depend_on_the_learning_rate():
   params, gradients = example()
   zeros = [jax.tree.map(jnp.zeros_like, g) for g in gradients[:1]]
   for lr in 1e-3, 1e-1:
-    _, (update,), _ = walk(make(params, lr=lr, weight_decay=0.01, decay="decoupled")[0], params, zeros)
+    _, (update,), _ = walk(make(params, lr=lr, weight_decay=0.01, decay="independent")[0], params, zeros)
     np.testing.assert_allclose(update["head/kernel"], -0.01 * params["head/kernel"], rtol=1e-5)
     _, (update,), _ = walk(make(params, lr=lr, weight_decay=0.01)[0], params, zeros)
     np.testing.assert_allclose(update["head/kernel"], -lr * 0.01 * params["head/kernel"], rtol=1e-5)
@@ -230,7 +235,7 @@ def test_statistics_are_held_like_frozen_parts_and_no_pattern_sees_them(frozen):
     optim.frozen_paths((".*",), params | own, statistics)
 
 
-@pytest.mark.parametrize("decay", ["adamw", "decoupled"])
+@pytest.mark.parametrize("decay", ["times_lr", "independent"])
 def test_rates_are_multiplied_by_the_first_matching_pattern(decay):
   params, gradients = example()
   common = {"weight_decay": 0.1, "decay": decay}
@@ -239,7 +244,7 @@ def test_rates_are_multiplied_by_the_first_matching_pattern(decay):
   (_, (base, *_), _), (_, (update, *_), _) = walk(plain, params, gradients), walk(scaled, params, gradients)
   for path, value in params.items():
     factor = {"blocks/2": 0.5, "blocks/1": 0.25, "blocks/0": 0.25, "cls": 0.0}.get(path[:8].rstrip("/"), 1.0)
-    kept = -0.1 * value if decay == "decoupled" and path.endswith("kernel") else 0  # this decay has no rate
+    kept = -0.1 * value if decay == "independent" and path.endswith("kernel") else 0  # this decay has no rate
     np.testing.assert_allclose(update[path], factor * (base[path] - kept) + kept, rtol=1e-5, atol=1e-7)
 
 
@@ -319,18 +324,21 @@ def test_states_of_modules_nested_dicts_and_flat_dicts_are_trained_alike(name):
   [
     ({"frozen": ("head/kernal",)}, r"frozen\[0\]: 'head/kernal' matches no parameter.*nearest: head/kernel"),
     ({"frozen": ("head",)}, r"'head' matches no parameter.*whole path"),
-    ({"frozen": (".*",)}, "nothing is left to train"),
+    ({"frozen": (".*",)}, r"config\.optim\.frozen: .*nothing is left to train"),
     ({"lr_multipliers": (("cls", 1.0), ("block/.*", 0.1))}, r"lr_multipliers\[1\]: 'block/\.\*'.*nearest: blocks/"),
     ({"weight_decay": 0.1, "decay_on": ((".*/kernels", 1.0),)}, r"decay_on\[0\]"),
     ({"decay_on": ((".*kernel", 1.0), ("head/kernel", 5.0)), "weight_decay": 0.1}, r"decay_on\[1\].*put it first"),
-    ({"warmup": "11"}, "warmup: 11 steps, but the run has 10"),
-    ({"schedule": {"name": "rsqrt", "cooldown": "8"}, "warmup": "3"}, "do not fit a run of 10"),
+    ({"warmup": "11"}, r"config\.optim\.warmup: 11 steps, but the run has 10"),
+    (
+      {"schedule": {"name": "rsqrt", "cooldown": "8"}, "warmup": "3"},
+      r"config\.optim\.schedule\.cooldown: .*do not fit a run of 10",
+    ),
     ({"schedule": {"name": "cosin"}}, r"config\.optim\.schedule\.name: unknown name 'cosin'. Did you mean 'cosine'"),
     ({"schedule": {"name": "cosine", "stop": 1.0}}, r"config\.optim\.schedule\.stop: unknown key"),
     ({"name": "adam"}, "Did you mean 'adamw'"),
     ({"momentum": 0.9}, r"config\.optim\.momentum: unknown key for 'adamw'"),
     ({"lr": 0.0}, r"config\.optim\.lr: 0\.0 is out of range"),
-    ({"decay": "adam"}, "Did you mean 'adamw'"),
+    ({"decay": "times_lrs"}, r"config\.optim\.decay: 'times_lrs' is not a choice. Did you mean 'times_lr'"),
     ({"mu_dtype": "float16"}, "'float16' is not a choice"),
     ({"layer_decay": 0.0}, "out of range"),
   ],
@@ -348,10 +356,10 @@ def test_layer_decay_needs_blocks_and_names_that_it_knows():
 
 
 def test_a_bound_choice_holds_every_default_and_binds_to_itself():
-  bound = optim.bind(Choice("lion", {"lr": 1, "schedule": {"name": "rsqrt"}}))
-  assert bound.args["lr"] == 1.0 and bound.args["b2"] == 0.99 and bound.args["accumulate"] == 1
-  assert bound.args["schedule"].args["timescale"] == "10k"
-  assert optim.bind(bound) == bound
+  choice = bound("lion", {"lr": 1, "schedule": {"name": "rsqrt"}})
+  assert choice.args["lr"] == 1.0 and choice.args["b2"] == 0.99 and choice.args["layer_decay"] is None
+  assert choice.args["schedule"].args["timescale"] == "10k"
+  assert bound("lion", choice.args) == choice
 
 
 @pytest.mark.parametrize("name", optim.RULES)

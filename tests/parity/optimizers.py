@@ -9,17 +9,17 @@ import optax
 
 from tests.parity.compare import Result, compare
 from vit_jax import optim
-from vit_jax.schema import Choice
+from vit_jax.schema import Choice, bind, lookup
 
 STEPS = 5
-_COSINE = {"clip": 1.0, "decay": "decoupled", "schedule": Choice("cosine"), "warmup": "2", "total": 10}
+_COSINE = {"clip": 1.0, "decay": "independent", "schedule": Choice("cosine"), "warmup": "2", "total": 10}
 _VIT_G = {
   "name": "adafactor",
   "lr": 8e-4,
   "b2_cap": 0.95,
   "weight_decay": 2.4e-5,
   "decay_on": (("head/kernel", 100.0), (".*/kernel", 1.0)),
-  "decay": "decoupled",
+  "decay": "independent",
   "schedule": Choice("rsqrt", {"timescale": "10", "cooldown": "4"}),
   "warmup": "2",
   "clip": 1.0,
@@ -54,7 +54,7 @@ def check(file: pathlib.Path) -> Iterator[Result]:
     arguments, tolerance = CHAINS[file.stem]
     arguments = dict(arguments)
     name, total = arguments.pop("name"), arguments.pop("total")
-    choice = optim.bind(Choice(name, arguments))
+    choice = bind(Choice(name, arguments), lookup(optim.RULES, name))
     transformation, _ = optim.create(choice, params, total, lambda duration, total=total: duration.steps(1, 1, total))
   elif file.stem in RULES:
     arguments, tolerance = RULES[file.stem]

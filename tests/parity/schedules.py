@@ -8,20 +8,17 @@ import jax
 import numpy as np
 
 from tests.parity.compare import Result, compare
-from vit_jax import schema
 from vit_jax.optim import schedules
 from vit_jax.schema import Choice, Duration
 
 
 def _rates(name, peak, total, warmup, batch, examples, steps, **arguments):
   """Values of a schedule of `optim` at these steps."""
-  shape = schema.lookup(schedules.SCHEDULES, name, "schedule")
-  choice = schema.bind(Choice(name, arguments), (shape,), "schedule")
 
   def length(duration):
     return Duration(duration).steps(batch, examples, total)
 
-  schedule = schedules.create(choice, peak, total, length(warmup), length)
+  schedule = schedules.create(Choice(name, arguments), peak, total, length(warmup), length)
   return np.asarray(jax.jit(jax.vmap(schedule))(np.asarray(steps, np.int32)))
 
 

@@ -9,15 +9,16 @@ Images are [B, H, W, 3], or with `patch` P already cut: [B, N, P*P*3], patches r
 """
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax import rng, schema
+from vit_jax import rng
 from vit_jax.data.erasing import ERASINGS
 from vit_jax.data.mixing import MIXINGS
 from vit_jax.data.warping import WARPS
-from vit_jax.schema import Duration, Positive
+from vit_jax.schema import Choice, Duration, Positive, at, make
 
 Channels = tuple[float, float, float]
 Scales = tuple[Positive, Positive, Positive]
@@ -31,9 +32,9 @@ def build(
   *,
   mean: Channels = (0.5, 0.5, 0.5),
   std: Scales = (0.5, 0.5, 0.5),
-  warp: schema.Choice = schema.Choice("none"),
-  mixing: schema.Choice = schema.Choice("none"),
-  erasing: schema.Choice = schema.Choice("none"),
+  warp: Annotated[Choice, WARPS] = Choice("none"),
+  mixing: Annotated[Choice, MIXINGS] = Choice("none"),
+  erasing: Annotated[Choice, ERASINGS] = Choice("none"),
 ) -> Callable:
   """The training augmentation: (key, images uint8, targets [B, V], draws uint32 [B], step) -> (images, targets).
 
@@ -41,9 +42,12 @@ def build(
   the other order by rounding only, and devices that hold partners exchange bytes instead of floats.
   """
   assert patch is None or warp.name == "none", "a warp needs whole images"
-  bend = schema.make(warp, WARPS, "config.data.warp")
-  mix = schema.make(mixing, MIXINGS, "config.data.mixing", patch, steps_of)
-  erase = schema.make(erasing, ERASINGS, "config.data.erasing", patch)
+  with at("warp"):
+    bend = make(warp, WARPS)
+  with at("mixing"):
+    mix = make(mixing, MIXINGS, patch, steps_of)
+  with at("erasing"):
+    erase = make(erasing, ERASINGS, patch)
 
   def augment(key, images, targets, draws, step):
     def keys(name):

@@ -95,7 +95,7 @@ def centre(size: int, *, resize: Size | None = None, squash: bool = False):
   """
   small = resize or round(size / 0.875)
   if small < size:
-    raise ConfigError(f"crop.resize: {small} is smaller than image_size {size}; the smaller side must cover the crop")
+    raise ConfigError(f"{small} is smaller than image_size {size}; the smaller side must cover the crop", "resize")
 
   def crop(image, draw):
     image = scale(image, small, small) if squash else _small_side(image, small)
@@ -124,7 +124,7 @@ def _small_side(image, size):
 
 def _ordered(name, pair):
   if pair[0] > pair[1]:
-    raise ConfigError(f"crop.{name}: {pair} goes from high to low; write (low, high)")
+    raise ConfigError(f"{pair} goes from high to low; write (low, high)", name)
 
 
 TEST_CROPS = {"resize": resize, "centre": centre}

@@ -35,7 +35,7 @@ def random_erasing(
   """
   for name, pair in (("area", area), ("aspect", aspect)):
     if pair[0] > pair[1]:
-      raise schema.ConfigError(f"erasing.{name}: {pair} goes from high to low; write (low, high)")
+      raise schema.ConfigError(f"{pair} goes from high to low; write (low, high)", name)
 
   def erase(keys, images):
     height, width = coordinates.sides(images, patch)

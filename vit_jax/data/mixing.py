@@ -38,7 +38,7 @@ def mixup(
   "rolled", and the "larger" share for the image itself; across devices it moves one row instead of all.
   """
   if (mode, partner) == ("pair", "rolled"):
-    raise schema.ConfigError("mixing.mode: 'pair' with partner='rolled', which makes no pairs; take partner='reversed'")
+    raise schema.ConfigError("'pair' with partner='rolled', which makes no pairs; take partner='reversed'", "mode")
 
   def draw(key, count, images):
     kept = beta(key, alpha, (count,))
@@ -97,7 +97,7 @@ def mixup_cutmix(
 def _mixing(draw, steps_of, mode, probability, partner, off_after):
   """The mixing whose `draw(key, count, images)` gives weights, `count` of what broadcasts with an image, and shares."""
   if off_after is not None and not off_after.amount:
-    raise schema.ConfigError("mixing.off_after: 0 would never mix; None mixes to the end, name='none' not at all")
+    raise schema.ConfigError("0 would never mix; None mixes to the end, name='none' not at all", "off_after")
   last = None if off_after is None else steps_of(off_after)
 
   def apply(key, images, targets, step):

@@ -1,5 +1,6 @@
-"""Sources: labelled image files by record number, undecoded; their split strings; those that TFDS prepared."""
+"""Sources: labelled image files by record number, undecoded; their split strings; what is known of a dataset."""
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -7,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from vit_jax import schema
+from vit_jax.schema import at, place
 
 
 class AbsentError(schema.ConfigError):
@@ -14,7 +16,25 @@ class AbsentError(schema.ConfigError):
 
 
 class SplitError(schema.ConfigError):
-  """The dataset has no split of that name."""
+  """A split string means nothing here: it is misspelled, or the dataset has no such split."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A dataset of the catalog: its reader, the TFDS builder with its version, and facts, where these are known.
+
+  A plan needs the facts. Without a builder they are those of a set that TFDS cannot make: `path` names the user's own
+  copy.
+  """
+
+  reader: Callable  # (name, row, split, *, keys of the config) -> Source
+  builder: str | None = None
+  splits: Mapping[str, int] = dataclasses.field(default_factory=dict)  # images
+  classes: int | None = None
+  train: str = "train"  # split strings, unless a config says otherwise
+  test: str = "test"
+  labels: int = 1  # the most that one image has
+  image_bytes: int | None = None  # of a typical stored image, for the rate at which a host must read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +95,43 @@ def share(one: Source, other: Source) -> bool:
 _PART = re.compile(r"([\w.-]+)(?:\[(-?[\d_.]*)(%?):(-?[\d_.]*)(%?)\])?")
 
 
-def select(spec: str, sizes: Mapping[str, int], where: str) -> list[tuple[str, range]]:
+@dataclasses.dataclass(frozen=True)
+class Splits:
+  """The split strings that a config has for "train", "val" and "test"; any other name of a split is a split string.
+
+  `val` decides between settings, so that test images need not; without it, "val" is the dataset's split of that name.
+  """
+
+  train: str
+  val: str | None
+  test: str
+
+  def specs(self) -> dict[str, str]:
+    """Those that the config has."""
+    return {key: spec for key, spec in dataclasses.asdict(self).items() if spec}
+
+  def spec(self, split: str) -> str:
+    """The split string that a name stands for."""
+    return self.specs().get(split, split)
+
+  def select(self, split: str, sizes: Mapping[str, int]) -> list[tuple[str, range]]:
+    """Parts of a split by its name; errors are at the key of the config that names it, if one does."""
+    try:
+      with at(split) if split in ("train", "val", "test") else contextlib.nullcontext():
+        return select(self.spec(split), sizes)
+    except SplitError as error:
+      if split != "val" or self.val:
+        raise
+      advice = f"Set {place('val')}, as 'train[90%:]' with {place('train')}='train[:90%]'"
+      raise SplitError(f"{error.message} {advice}", "val") from None
+
+  def check(self, sizes: Mapping[str, int]) -> None:
+    """Raises SplitError for what the config has and a dataset of these sizes has not."""
+    for key in self.specs():
+      self.select(key, sizes)
+
+
+def select(spec: str, sizes: Mapping[str, int]) -> list[tuple[str, range]]:
   """Parts of a split string, in order: "train", "train[:99%]", "train[10:-20]", "train+test[50%:]", "all".
 
   Percentages round to the nearest record, as in TFDS, so that `[:99%]` and `[99%:]` never overlap and lose nothing.
@@ -84,18 +140,16 @@ def select(spec: str, sizes: Mapping[str, int], where: str) -> list[tuple[str, r
   for text in spec.split("+") if spec.strip() != "all" else sizes:
     match = _PART.fullmatch(text.strip())
     if not match:
-      raise schema.ConfigError(
-        f"{where}: {text.strip()!r} is not a split; write 'train', 'train[:99%]' or 'train[10:20]'"
-      )
+      raise SplitError(f"{text.strip()!r} is not a split; write 'train', 'train[:99%]' or 'train[10:20]'")
     name, low, low_unit, high, high_unit = match.groups()
     if name not in sizes:
-      raise SplitError(f"{where}: no split {name!r}.{schema.nearest(name, sizes)}")
+      raise SplitError(f"no split {name!r}.{schema.nearest(name, sizes)}")
     if low and high and low_unit != high_unit and float(low) and float(high):
-      raise schema.ConfigError(f"{where}: {text.strip()!r} mixes records and percent; use one unit on both sides")
-    ends = [_end(value, low_unit or high_unit, sizes[name], f"{where}: {text.strip()!r}") for value in (low, high)]
+      raise SplitError(f"{text.strip()!r} mixes records and percent; use one unit on both sides")
+    ends = [_end(value, low_unit or high_unit, sizes[name], repr(text.strip())) for value in (low, high)]
     parts.append((name, range(ends[0] or 0, sizes[name] if ends[1] is None else ends[1])))
   if not sum(len(r) for _, r in parts):
-    raise schema.ConfigError(f"{where}: {spec!r} holds no record; the splits are {dict(sizes)}")
+    raise SplitError(f"{spec!r} holds no record; the splits are {dict(sizes)}")
   return parts
 
 
@@ -104,15 +158,15 @@ def split_names(specs: Iterable[str]) -> set[str]:
   return {match[1] for spec in specs for text in spec.split("+") if (match := _PART.fullmatch(text.strip()))}
 
 
-def _end(value, unit, size, what):
+def _end(value, unit, size, text):
   if not value:
     return None
   try:
     end = round(float(value) * size / 100) if unit else int(value)
   except (ValueError, OverflowError):
-    raise schema.ConfigError(f"{what} has no number before or after the colon: {value!r}") from None
+    raise SplitError(f"{text} has no number before or after the colon: {value!r}") from None
   if abs(end) > size:
-    raise schema.ConfigError(f"{what} reaches outside of the split, which has {size} records")
+    raise SplitError(f"{text} reaches outside of the split, which has {size} records")
   return end + size if value.startswith("-") else end
 
 
@@ -151,13 +205,13 @@ def assemble(name, spec, classes, parts, read, place, identify, fingerprint, lab
 
 def stamp(file: str | os.PathLike) -> tuple[int, int]:
   """(size in bytes, time of last change in ns) of a local file."""
-  found = os.stat(file)
-  return found.st_size, found.st_mtime_ns
+  status = os.stat(file)
+  return status.st_size, status.st_mtime_ns
 
 
 def digest(about, stamps: Iterable) -> str:
   """SHA-256 of the representations: those of strings show every character, also of names that are no Unicode."""
   hashed = hashlib.sha256(repr(about).encode())
-  for found in stamps:
-    hashed.update(repr(found).encode())
+  for one in stamps:
+    hashed.update(repr(one).encode())
   return hashed.hexdigest()

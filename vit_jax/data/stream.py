@@ -6,10 +6,11 @@ labels. For training also draw uint32 [b], which augmentation on the device foll
 stream is the same for any number of them.
 """
 
+import dataclasses
 import functools
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Literal
 
 import grain
@@ -20,7 +21,9 @@ from grain.experimental import index_shuffle
 from vit_jax import rng, schema
 from vit_jax.data import crops, randaugment
 from vit_jax.data.sources import Source
+from vit_jax.schema import Choice, at, make
 
+Shapes = dict[str, tuple[tuple[int, ...], type]]  # shape and type of what a batch holds of each example
 Threads = Annotated[int, schema.Range(1, 256)]
 OnError = Literal["raise", "skip"]
 
@@ -35,39 +38,45 @@ class ImageError(ValueError):
   """An image of a dataset that cannot be decoded, or too many of them: says which."""
 
 
-def train_batches(
+@dataclasses.dataclass(frozen=True)
+class Examples:
+  """Examples by position, a pure function of it and of the records of a source."""
+
+  source: Source
+  example: Callable  # (record -> (image, label) or None, position) -> values of what `shapes` names, in its order
+  shapes: Shapes
+  length: int | None  # None: without end
+
+
+def train_examples(
   source: Source,
   seed: int,
-  batch: int,
-  rows: Sequence[int],
-  start: int = 0,
   patch: int | None = None,
   *,
   image_size: crops.Size = 224,
-  crop: schema.Choice = schema.Choice("inception"),
+  crop: Annotated[Choice, crops.CROPS] = Choice("inception"),
   flip: bool = True,
-  policy: schema.Choice = schema.Choice("none"),
-  on_error: OnError = "raise",
-  threads: Threads = 8,
-) -> "Batches":
-  """Endless batches from step `start` on: the given rows of each global batch of `batch` examples.
+  policy: Annotated[Choice, randaugment.POLICIES] = Choice("none"),
+) -> Examples:
+  """Epochs without end, each a new permutation of the records.
 
-  Each epoch is a new permutation of the records. An example is cropped, mirrored half of the time with `flip`, then
-  changed by the `policy`, and with `patch` cut into patches (see `train_shapes`). All of it, and `draw`, follows from
-  (seed, epoch, record). With on_error="skip" so does the record that replaces one that cannot be decoded.
+  An example is cropped, mirrored half of the time with `flip`, then changed by the `policy`, and with `patch` P cut
+  into patches: images are [S, S, 3], or [N, P*P*3], patches row by row, each as row, column, channel. All of it, and
+  `draw`, follows from (seed, epoch, record). So does the record that replaces one that cannot be decoded.
   """
-  cut = schema.make(crop, crops.CROPS, "config.data.crop", image_size)
-  change = schema.make(policy, randaugment.POLICIES, "config.data.policy")
-  decoder = _Decoder(source, on_error)
+  with at("crop"):
+    cut = make(crop, crops.CROPS, image_size)
+  with at("policy"):
+    change = make(policy, randaugment.POLICIES)
 
-  def example(position):
+  def example(decode, position):
     epoch, place = divmod(position, len(source))
     record = index_shuffle(place, max_index=len(source) - 1, seed=_epoch_seed(seed, epoch), rounds=4)
-    decoded = decoder.decode(record)
+    decoded = decode(record)
     if decoded is None:
       others = rng.generator(seed, "replace", epoch, record)
       while decoded is None:
-        decoded = decoder.decode(int(others.integers(len(source))))
+        decoded = decode(int(others.integers(len(source))))
     image = cut(decoded[0], functools.partial(rng.generator, seed, "crop", epoch, record))
     if flip and rng.generator(seed, "flip", epoch, record).random() < 0.5:
       image = image[:, ::-1]
@@ -76,53 +85,53 @@ def train_batches(
       image = rearrange(image, "(h i) (w j) c -> (h w) (i j c)", i=patch, j=patch)
     return image, decoded[1], rng.generator(seed, "device", epoch, record).integers(2**32, dtype=np.uint32)
 
-  return Batches(example, train_shapes(source, image_size, patch), batch, rows, start, None, decoder, threads)
-
-
-def train_shapes(source: Source, image_size: int, patch: int | None) -> dict[str, tuple[tuple[int, ...], type]]:
-  """Shape and type of what a training batch holds of each example.
-
-  Images are [S, S, 3], or with `patch` P cut: [N, P*P*3], patches row by row, each as row, column, channel.
-  """
   image = (image_size, image_size, 3)
   if patch is not None:
     assert image_size % patch == 0
     image = ((image_size // patch) ** 2, patch**2 * 3)
-  return {"image": (image, np.uint8), "label": (_label_shape(source), np.int32), "draw": ((), np.uint32)}
+  shapes = {"image": (image, np.uint8), "label": (_label_shape(source), np.int32), "draw": ((), np.uint32)}
+  return Examples(source, example, shapes, None)
+
+
+def eval_examples(
+  source: Source,
+  *,
+  image_size: crops.Size = 224,
+  test_crop: Annotated[Choice, crops.TEST_CROPS] = Choice("resize"),
+) -> Examples:
+  """Each record once, in order. One that cannot be decoded has mask 0: nothing can stand in for a test image."""
+  with at("test_crop"):
+    cut = make(test_crop, crops.TEST_CROPS, image_size)
+  image, label = (image_size, image_size, 3), _label_shape(source)
+  shapes = {"image": (image, np.uint8), "label": (label, np.int32), "mask": ((), np.float32)}
+  nothing = np.zeros(image, np.uint8), np.full(label, -1 if label else 0), 0.0
+
+  def example(decode, position):
+    decoded = decode(position) if position < len(source) else None
+    return nothing if decoded is None else (cut(decoded[0], None), decoded[1], 1.0)
+
+  return Examples(source, example, shapes, len(source))
 
 
 def _label_shape(source):
   return () if source.labels == 1 else (source.labels,)
 
 
-def eval_batches(
-  source: Source,
-  batch: int,
+def batches(
+  examples: Examples,
+  size: int,
   rows: Sequence[int],
+  start: int = 0,
   *,
-  image_size: crops.Size = 224,
-  test_crop: schema.Choice = schema.Choice("resize"),
   on_error: OnError = "raise",
   threads: Threads = 8,
 ) -> "Batches":
-  """Each record once, in order; the last batch is filled up with mask 0, so all processes see equally many batches.
+  """Batches from step `start` on: the given rows of each global batch of `size` examples.
 
-  With on_error="skip" a record that cannot be decoded has mask 0: it counts as neither right nor wrong, and `skipped`
-  counts it. Nothing can stand in for a test image.
+  Of examples with an end, the last batch is filled up, so that all processes see equally many batches. With
+  on_error="skip" a record that cannot be decoded is left to the examples, and `skipped` counts it.
   """
-  cut = schema.make(test_crop, crops.TEST_CROPS, "config.data.test_crop", image_size)
-  decoder = _Decoder(source, on_error)
-  image, label = (image_size, image_size, 3), _label_shape(source)
-  shapes = {"image": (image, np.uint8), "label": (label, np.int32), "mask": ((), np.float32)}
-  nothing = np.zeros(image, np.uint8), np.full(label, -1 if label else 0), 0.0
-
-  def example(position):
-    if position >= len(source):
-      return nothing
-    decoded = decoder.decode(position)
-    return nothing if decoded is None else (cut(decoded[0], None), decoded[1], 1.0)
-
-  return Batches(example, shapes, batch, rows, 0, -(-len(source) // batch), decoder, threads)
+  return Batches(examples, size, rows, start, _Decoder(examples.source, on_error), threads)
 
 
 @functools.lru_cache(maxsize=16)
@@ -133,20 +142,21 @@ def _epoch_seed(seed, epoch):
 class Batches(Iterator):
   """Batches made ahead by a pool of threads, which `close` ends; `skipped` counts the bad records met so far."""
 
-  def __init__(self, example, shapes, batch, rows, start, stop, decoder, threads):
-    """`example(position)` gives the values of what `shapes` {name: (shape, type)} names, in its order."""
+  def __init__(self, examples, size, rows, start, decoder, threads):
     rows = np.asarray(rows, np.int64)
     chunks = np.array_split(rows, max(1, -(-len(rows) // CHUNK)))
 
     def work(index):
       step, chunk = divmod(index, len(chunks))
-      filled = {name: np.empty((len(chunks[chunk]), *shape), kind) for name, (shape, kind) in shapes.items()}
+      filled = {name: np.empty((len(chunks[chunk]), *shape), kind) for name, (shape, kind) in examples.shapes.items()}
       for i, row in enumerate(chunks[chunk]):
-        for array, value in zip(filled.values(), example(step * batch + int(row)), strict=True):
+        values = examples.example(decoder.decode, step * size + int(row))
+        for array, value in zip(filled.values(), values, strict=True):
           array[i] = value
       return filled
 
-    tasks = grain.MapDataset.range(start * len(chunks), 2**62 if stop is None else stop * len(chunks)).map(work)
+    stop = 2**62 if examples.length is None else -(-examples.length // size) * len(chunks)
+    tasks = grain.MapDataset.range(start * len(chunks), stop).map(work)
     ahead = max(2 * len(chunks), min(threads, 4 * len(chunks)))
     self._tasks = iter(
       tasks.to_iter_dataset(grain.ReadOptions(num_threads=min(threads, ahead), prefetch_buffer_size=ahead))
@@ -199,19 +209,20 @@ class _Decoder:
   def _label(self, record, label):
     """A label as it is, or where images may have several an array of them, padded with -1."""
     most, classes = self.source.labels, len(self.source.classes)
-    found = label if isinstance(label, tuple) else (label,)
-    outside = [number for number in found if not 0 <= number < classes]
+    labels = label if isinstance(label, tuple) else (label,)
+    outside = [number for number in labels if not 0 <= number < classes]
     if outside:
       raise ImageError(f"{self.source.place(record)}: label {outside[0]} is not one of {classes} classes")
-    if len(found) > most:
+    if len(labels) > most:
       raise ImageError(
-        f"{self.source.place(record)}: {len(found)} labels, allowed are {most}; set data.labels to {len(found)} or more"
+        f"{self.source.place(record)}: {len(labels)} labels, allowed are {most}; set data.labels to {len(labels)} or "
+        "more"
       )
     if most > 1:
-      return np.array(found + (-1,) * (most - len(found)), np.int32)
-    if not found:
+      return np.array(labels + (-1,) * (most - len(labels)), np.int32)
+    if not labels:
       raise ImageError(f"{self.source.place(record)}: no label; set data.labels above 1 to allow that")
-    return found[0]
+    return labels[0]
 
   def _count(self, record, reason):
     with self.lock:

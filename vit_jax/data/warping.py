@@ -28,7 +28,7 @@ def affine(
   `probability`. Gathers single pixels: cheap at 32 px on any device, slow on TPUs at 224 px.
   """
   if scale[0] > scale[1]:
-    raise schema.ConfigError(f"warp.scale: {scale} goes from high to low; write (low, high)")
+    raise schema.ConfigError(f"{scale} goes from high to low; write (low, high)", "scale")
 
   def warp(keys, images):
     batch, height, width, _ = images.shape

@@ -1,6 +1,6 @@
 """Evaluations: each measures the weights every so often during a run, and at its end.
 
-An evaluation is a function of (subject, where, *, ...) that gives (params, poll) -> Outcome.
+An evaluation is a function of (subject, *, ...) that gives (params, poll) -> Outcome.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,24 +8,49 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import metrics, probes, schema
-from vit_jax.data import catalog
+from vit_jax import metrics, schema
+from vit_jax.data import augment, stream
 from vit_jax.evals import fewshot as _fewshot
 from vit_jax.evals.accuracy import accuracy
 from vit_jax.evals.fewshot import fewshot
 from vit_jax.evals.subject import Outcome, Subject
-from vit_jax.schema import Choice
+from vit_jax.schema import Choice, ConfigError, Duration, arguments, at, lookup
 
-__all__ = ["EVALS", "PREPARED", "Outcome", "Subject", "bind", "figure_names", "make"]
+__all__ = ["EVALS", "REPEATED", "Outcome", "Subject", "bind", "figure_names", "interval", "make", "preparation"]
+
+
+def interval(steps_of: Callable[[Duration], int], *, every: Duration = Duration("10%")) -> int:
+  """Steps of a run from one measurement to the next; there is always one at its end."""
+  return max(1, steps_of(every))
+
 
 EVALS = {"accuracy": accuracy, "fewshot": fewshot}
-# How images are prepared: for other data as for the run's own, unless an evaluation says otherwise.
-PREPARED = ("image_size", "test_crop", "mean", "std", "on_error", "threads")
+REPEATED = {name: (function, interval) for name, function in EVALS.items()}  # during a run
 
 
-def make(choice: Choice, subject: Subject, where: str) -> Callable:
+def make(choice: Choice, subject: Subject) -> Callable:
   """The function (params, poll) -> Outcome of a bound choice."""
-  return EVALS[choice.name](subject, where, **choice.args)
+  function, *_ = lookup(EVALS, choice.name)
+  return function(subject, **arguments(choice, function))
+
+
+def preparation(data: Choice) -> dict[str, Any]:
+  """How images of a bound data choice are prepared: other data as these, unless an evaluation says otherwise."""
+  return arguments(data, stream.eval_examples, stream.batches, augment.normalise)
+
+
+def bind(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Choice:
+  """The choice with every argument checked and filled in; other data are `prepared` as the {argument: value} say."""
+  with at("data"):
+    data = schema.convert(choice.args.get("data"), Choice | None)
+  if data is not None:
+    choice = Choice(choice.name, {**choice.args, "data": Choice(data.name, {**prepared, **data.args})})
+  bound = schema.bind(choice, lookup(table, choice.name))
+  if data is not None and "image_size" in prepared:
+    size = bound.args["data"].args["image_size"]
+    if size != prepared["image_size"]:
+      raise ConfigError(f"{size}, but the model takes {prepared['image_size']} px; leave it out", "data.image_size")
+  return bound
 
 
 def figure_names(choice: Choice) -> list[str]:
@@ -34,24 +59,3 @@ def figure_names(choice: Choice) -> list[str]:
     return _fewshot.figure_names(*(choice.args[name] for name in ("shots", "seeds", "probes")))
   nothing = metrics.Predictions(*(np.zeros(shape, np.int64) for shape in (0, 0, (0, 1), 0, 0)))
   return [*metrics.measure(nothing, 1), "average_precision"]
-
-
-def bind(choice: Choice, prepared: Mapping[str, Any], where: str) -> Choice:
-  """The choice with every argument checked and filled in; other data are `prepared` as the {argument: value} say."""
-  bound = schema.bind(choice, (schema.lookup(EVALS, choice.name, where),), where)
-  args = dict(bound.args)
-  if data := args["data"]:
-    args["data"] = catalog.bind(Choice(data.name, {**prepared, **data.args}), f"{where}.data")
-    size = prepared.get("image_size", args["data"].args["image_size"])
-    if args["data"].args["image_size"] != size:
-      raise schema.ConfigError(
-        f"{where}.data.image_size: {args['data'].args['image_size']}, but the model takes {size} px; leave it out"
-      )
-  if "probes" in args:
-    args["probes"] = {
-      name: schema.bind(
-        probe, (schema.lookup(probes.PROBES, probe.name, f"{where}.probes.{name}"),), f"{where}.probes.{name}"
-      )
-      for name, probe in args["probes"].items()
-    }
-  return Choice(choice.name, args)

@@ -2,14 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 
 from vit_jax import metrics
-from vit_jax.data import sources
+from vit_jax.data import catalog, sources
 from vit_jax.evals.subject import Outcome, Subject, open_source, rows
-from vit_jax.schema import Choice, ConfigError, Count, Duration
+from vit_jax.schema import Choice, ConfigError, Count
 
 
 class Details(NamedTuple):
@@ -21,11 +21,9 @@ class Details(NamedTuple):
 
 def accuracy(
   subject: Subject,
-  where: str,
   *,
-  data: Choice | None = None,
+  data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
   split: str = "test",
-  every: Duration = Duration("10%"),
   batch: Count | None = None,
   logits: bool | None = None,
 ) -> Callable:
@@ -33,23 +31,20 @@ def accuracy(
 
   Args:
     subject: the model and its data.
-    where: the evaluation's place in the config, for errors.
     data: another dataset with the same classes; images are prepared as the run's own.
     split: "train", "val" or "test" as the data name them, or a split of the dataset.
-    every: how often it runs; it always runs at the end.
     batch: images at a time.
     logits: keep the logits of all classes, 4 bytes each on every host: for average precision, which images with several
       labels have, and for files of predictions. None keeps them where images may have several labels.
   """
-  del every  # the training loop keeps time
-  source, size = open_source(subject, data, split, where, "split"), subject.images_at_once(batch, where)
+  source, size = open_source(subject, data, split, "split"), subject.images_at_once(batch)
   if len(source.classes) != subject.classes:
-    raise ConfigError(f"{where}.split: {split!r} has {len(source.classes)} classes, the model {subject.classes}")
+    raise ConfigError(f"{split!r} has {len(source.classes)} classes, the model {subject.classes}", "split")
   predict = subject.predictions(data, source.labels > 1 if logits is None else logits)
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
-    found = rows(functools.partial(predict, params), subject.batches(data, source, size), poll, size)
-    predictions = metrics.Predictions(**found)
+    of_images = rows(functools.partial(predict, params), subject.batches(data, source, size), poll, size)
+    predictions = metrics.Predictions(**of_images)
     return Outcome(metrics.measure(predictions, subject.classes), Details(source, predictions))
 
   return measure

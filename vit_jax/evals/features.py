@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from vit_jax import files, runtime
-from vit_jax.data import sources
+from vit_jax.data import augment, sources, stream
 from vit_jax.evals.subject import Subject, rows
-from vit_jax.schema import Choice
+from vit_jax.schema import Choice, arguments
 
 
 def extract(
@@ -38,8 +38,8 @@ def extract(
   if len(missing):
     batches = subject.batches(data, sources.subset(source, missing), size)
     compute = subject.features(data)
-    found = rows(lambda batch: compute(params, batch), batches, poll, size)
-    position, features = missing[found["position"]], found["features"]
+    of_images = rows(lambda batch: compute(params, batch), batches, poll, size)
+    position, features = missing[of_images["position"]], of_images["features"]
     if kept is not None:
       position, features = np.concatenate([known, position]), np.concatenate([kept, features])
     order = np.argsort(position)
@@ -57,23 +57,22 @@ def cache_file(identity: str, data: Choice, source: sources.Source) -> pathlib.P
 
   Any of these files may be removed at any time.
   """
-  prepared = {name: data.args[name] for name in ("image_size", "test_crop", "mean", "std")}
-  told = {
+  origin = {
     "code": importlib.metadata.version("vit_jax"),
     "model": identity,
-    "prepared": prepared,
+    "prepared": arguments(data, stream.eval_examples, augment.normalise),
     "split": source.split,
     "data": source.fingerprint(),
   }
-  name = hashlib.sha256(json.dumps(told, sort_keys=True, default=repr).encode()).hexdigest()
+  name = hashlib.sha256(json.dumps(origin, sort_keys=True, default=repr).encode()).hexdigest()
   return files.cache("features") / f"{name}.npz"
 
 
 def _read(file):
   """Record numbers and features in the cache; none where there is no file, or none that can be read."""
   try:
-    with np.load(file, allow_pickle=False) as found:
-      position, features = found["position"], found["features"]
+    with np.load(file, allow_pickle=False) as arrays:
+      position, features = arrays["position"], arrays["features"]
     if features.ndim == 2 and position.shape == features.shape[:1] and np.isfinite(features).all():
       return position, features
     reason = "its arrays do not fit together"

@@ -14,10 +14,10 @@ import numpy as np
 
 from vit_jax import probes as tables
 from vit_jax import runtime
-from vit_jax.data import sources
+from vit_jax.data import catalog, sources
 from vit_jax.evals import features
 from vit_jax.evals.subject import Outcome, Subject, open_source
-from vit_jax.schema import Choice, ConfigError, Count, Duration, Range
+from vit_jax.schema import Choice, ConfigError, Count, Range, at, place
 
 Seed = Annotated[int, Range(0, 2**31 - 1)]
 
@@ -52,24 +52,21 @@ class Details(NamedTuple):
 
 def fewshot(
   subject: Subject,
-  where: str,
   *,
-  data: Choice | None = None,
+  data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
   train: str = "train",
   test: str = "test",
   shots: tuple[Count, ...] = (1, 5, 10, 25),
   seeds: tuple[Seed, ...] = (0, 1, 2),
-  probes: Mapping[str, Choice] = {"ridge": Choice("ridge")},
+  probes: Mapping[str, Annotated[Choice, tables.PROBES]] = {"ridge": Choice("ridge")},
   held_out: Count = 5,
   cache: bool = False,
-  every: Duration = Duration("10%"),
   batch: Count | None = None,
 ) -> Callable:
   """(params, poll) -> mean top-1 over seeds for each probe and number of shots, `_std` its standard deviation (n - 1).
 
   Args:
     subject: the model and its data.
-    where: the evaluation's place in the config, for errors.
     data: a dataset, with any classes; images are prepared as the run's own unless it says otherwise.
     train: the split that images are drawn from.
     test: the split that probes are scored on, each image once.
@@ -79,14 +76,12 @@ def fewshot(
       taken, for each draw by itself.
     held_out: images of each class to choose on, drawn after the most `shots` and never trained on.
     cache: keep features on disk, under a hash of weights, preparation and images.
-    every: how often it runs; it always runs at the end.
     batch: images at a time.
   """
-  del every  # the training loop keeps time
-  size = subject.images_at_once(batch, where)
-  sides = {key: open_source(subject, data, split, where, key) for key, split in (("train", train), ("test", test))}
+  size, here = subject.images_at_once(batch), place()
+  sides = {key: open_source(subject, data, split, key) for key, split in (("train", train), ("test", test))}
   classes = len(sides["train"].classes)
-  _check(where, sides, shots, seeds, probes)
+  _check(sides, shots, seeds, probes)
   most = max(shots)
   choosing = held_out if any(len(fitted) > 1 for probe in probes.values() for fitted in probe.args.values()) else 0
   labels = {side: functools.cache(functools.partial(_labels, source)) for side, source in sides.items()}
@@ -95,16 +90,17 @@ def fewshot(
     drawn = {seed: tables.draw(labels["train"](), classes, most + choosing, seed) for seed in seeds}
     wanted = {"train": np.unique(np.concatenate([*drawn.values()])), "test": np.arange(len(sides["test"]))}
     weights = subject.identity(params) if cache else None
-    found = {}
+    extracted = {}
     for side, source in sides.items():
       file = features.cache_file(weights, subject.data(data), source) if cache else None
-      found[side] = features.extract(subject, data, source, wanted[side], params, poll, size, file)
+      extracted[side] = features.extract(subject, data, source, wanted[side], params, poll, size, file)
     outcome, problem = None, None
     if jax.process_index() == 0:
       try:
-        outcome = _solve(found, labels, classes, sides, shots, drawn, probes)
+        with at(here):
+          outcome = _solve(extracted, labels, classes, sides, shots, drawn, probes)
       except ConfigError as error:
-        problem = f"{where}: {error}"
+        problem = str(error)
     runtime.agree(problem)
     names = figure_names(shots, seeds, probes)
     figures = np.array([outcome.figures[name] for name in names] if outcome else np.zeros(len(names)))
@@ -120,20 +116,20 @@ def figure_names(shots: Sequence[int], seeds: Sequence[int], probes: Iterable[st
   return [name + end for name in means for end in (("", "_std") if len(seeds) > 1 else ("",))] + ["images"]
 
 
-def _check(where, sides, shots, seeds, probes):
+def _check(sides, shots, seeds, probes):
   """Raises ConfigError for what cannot be measured."""
   train, test = sides.values()
   if train.classes != test.classes:
-    raise ConfigError(f"{where}.test: {test.split!r} has other classes than {train.split!r}")
+    raise ConfigError(f"{test.split!r} has other classes than {train.split!r}", "test")
   if max(train.labels, test.labels) > 1:
-    raise ConfigError(f"{where}.data: images of {train.name} may have several labels; a probe needs one for each image")
+    raise ConfigError(f"images of {train.name} may have several labels; a probe needs one for each image", "data")
   for name, values in (("shots", shots), ("seeds", seeds), ("probes", probes)):
     if not values or len(set(values)) != len(values):
-      raise ConfigError(f"{where}.{name}: {values!r}; allowed: one or more, each once")
+      raise ConfigError(f"{values!r}; allowed: one or more, each once", name)
   for name, probe in probes.items():
     for key, values in probe.args.items():
       if not values:
-        raise ConfigError(f"{where}.probes.{name}.{key}: empty; give one value, or several to choose from")
+        raise ConfigError("empty; give one value, or several to choose from", f"probes.{name}.{key}")
 
 
 def _labels(source) -> np.ndarray:
@@ -141,9 +137,9 @@ def _labels(source) -> np.ndarray:
   return np.fromiter((source.label(i) for i in range(len(source))), np.int64, len(source))
 
 
-def _solve(found, labels, classes, sides, shots, drawn, probes) -> Outcome:
+def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
   """The outcome, from (record numbers, features) of both sides; `drawn` holds out what is beyond the most shots."""
-  (position, x), (test_position, test_x) = found["train"], found["test"]
+  (position, x), (test_position, test_x) = extracted["train"], extracted["test"]
   if not len(test_position):
     raise ConfigError("there is no test image that can be decoded")
   label, truth = labels["train"]()[position], labels["test"]()[test_position]

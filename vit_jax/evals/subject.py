@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax import checkpoints, mesh, models
 from vit_jax.data import augment, device_batches, sources, stream
-from vit_jax.schema import Choice, ConfigError, arguments
+from vit_jax.schema import Choice, ConfigError, arguments, at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,15 +61,16 @@ class Subject:
     """Batches of `size` images that cover the source once, padded; to be closed."""
     split = mesh.batch(self.mesh)
     rows = mesh.local_rows(split, size)
-    batches = stream.eval_batches(source, size, rows, **arguments(self.data(data), stream.eval_batches))
+    examples = stream.eval_examples(source, **arguments(self.data(data), stream.eval_examples))
+    batches = stream.batches(examples, size, rows, **arguments(self.data(data), stream.batches))
     return device_batches.DeviceBatches(batches, rows, size, split)
 
-  def images_at_once(self, size: int | None, where: str) -> int:
+  def images_at_once(self, size: int | None) -> int:
     """`size`, or by default the run's batch; ConfigError if the devices cannot share it evenly."""
     chosen, shards = size or self.batch, mesh.batch_shards(self.mesh)
     if chosen % shards:
-      place = f"{where}.batch" if size else "config.batch"
-      raise ConfigError(f"{place}: {chosen} does not divide over {shards} devices; take a multiple of {shards}")
+      key = "batch" if size else "config.batch"
+      raise ConfigError(f"{chosen} does not divide over {shards} devices; take a multiple of {shards}", key)
     return chosen
 
   def identity(self, params: dict[str, jax.Array]) -> str:
@@ -93,17 +94,17 @@ class Subject:
     return self.programs[key]
 
 
-def open_source(subject: Subject, data: Choice | None, split: str, where: str, key: str) -> sources.Source:
-  """The source of an evaluation's split; errors name the evaluation's own keys."""
+def open_source(subject: Subject, data: Choice | None, split: str, key: str) -> sources.Source:
+  """The source of an evaluation's split, which its own `key` names; what cannot be prepared is an error too."""
   try:
-    return subject.source(data, split)
-  except ConfigError as error:
-    text = str(error)
-    if text.startswith("split:"):
-      text = f"{where}.{key}:{text.removeprefix('split:')}"
-    elif data is not None:
-      text = text.replace("config.data.", f"{where}.data.")
-    raise type(error)(text) from error
+    with at("config.data" if data is None else "data"):
+      source = subject.source(data, split)
+      stream.eval_examples(source, **arguments(subject.data(data), stream.eval_examples))
+  except sources.SplitError as error:
+    if split in ("train", "val", "test"):
+      raise
+    raise sources.SplitError(error.message, key) from None  # the data know nothing of this split string
+  return source
 
 
 class Outcome(NamedTuple):

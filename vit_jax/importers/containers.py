@@ -6,7 +6,6 @@ Files are opened lazily: names, shapes and types first, the values of a tensor w
 import contextlib
 import difflib
 import json
-import os
 import pathlib
 import pickle
 import zipfile
@@ -19,6 +18,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from vit_jax import files
 from vit_jax.importers.layout import Tensor, Tensors
 from vit_jax.schema import ConfigError
 
@@ -197,14 +197,10 @@ def _hints(path):
 
 def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray], about: dict) -> None:
   """Writes a file whole or not at all; `about`, JSON values, goes into the header of .safetensors."""
-  partial = path.with_name(f".{path.name}.partial")
-  try:
+  with files.replacing(path) as partial:
     if path.suffix.lower() == ".npz":
       with partial.open("wb") as file:
         np.savez(file, **arrays)
     else:
       metadata = {"format": "pt", "vit_jax": json.dumps(about)}
       safetensors.numpy.save_file(dict(arrays), partial, metadata=metadata)
-    os.replace(partial, path)
-  finally:
-    partial.unlink(missing_ok=True)

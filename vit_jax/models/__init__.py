@@ -54,27 +54,28 @@ def names() -> list[str]:
   return list(TABLE)
 
 
-def find(name: str, where: str = "config.model") -> Published:
+def find(name: str) -> Published:
   """The row of a name, or a ConfigError that says what there is."""
   for pattern, spelling in _SPELLINGS:
     if name not in TABLE and re.fullmatch(pattern, name):
       name = re.sub(pattern, spelling, name)
   if name in TABLE:
     return TABLE[name]
-  made = vit.any_patch(name, where)
+  made = vit.any_patch(name)
   if made is None:
     near = difflib.get_close_matches(name, TABLE, n=8, cutoff=0.0)
     raise schema.ConfigError(
-      f"{where}.name: unknown name {name!r}. Did you mean {near[0]!r}? Near it: {', '.join(near)}. Others of the "
+      f"unknown name {name!r}. Did you mean {near[0]!r}? Near it: {', '.join(near)}. Others of the "
       f"{len(TABLE)}: ViT-S/16, R50+B/16, deit_tiny_patch16_224, cct_7_3x1_32, Mixer-B/16, R50x1, efficientnet_b0, "
-      "swin_tiny_patch4_window7_224"
+      "swin_tiny_patch4_window7_224",
+      "name",
     )
   return made
 
 
-def lookup(name: str, where: str = "config.model") -> Callable[..., nnx.Module]:
+def lookup(name: str) -> Callable[..., nnx.Module]:
   """The function of a name, or a ConfigError that says what there is."""
-  return find(name, where).make
+  return find(name).make
 
 
 def sharding(name: str) -> Rows:
@@ -103,7 +104,8 @@ def create(
     rngs: the source of initial values.
     **arguments: of the model, as in `config.model`.
   """
-  row = find(name, "model")
-  choice = schema.bind(schema.Choice(name, arguments), (row.make,), "model")
+  with schema.at("model"):
+    row = find(name)
+    choice = schema.bind(schema.Choice(name, arguments), (row.make,))
   classes = row.classes if classes is None else classes
   return row.make(image_size or row.image_size, channels, classes, rngs or rng.Keys(jax.random.key(0)), **choice.args)

@@ -16,7 +16,7 @@ from vit_jax.models import layers, positions, stack
 from vit_jax.models.pooling import SeqPool
 from vit_jax.models.published import model
 from vit_jax.models.transformer import Block, Depth, Dtype, Hidden, Transformer, Width, grid, sides, size
-from vit_jax.schema import Count, Range, Rate
+from vit_jax.schema import Count, Probability, Range
 
 SIZES = {  # width, depth, heads, hidden
   2: (128, 2, 2, 128),
@@ -116,9 +116,9 @@ def compact(
   kernel: Count | None = None,
   convolutions: Annotated[int, Range(0, 8)] | None = None,
   pool: Literal["cls", "seqpool"] | None = None,
-  dropout: Rate = 0.0,
-  attention_dropout: Rate = 0.1,
-  stochastic_depth: Rate = 0.1,
+  dropout: Probability = 0.0,
+  attention_dropout: Probability = 0.1,
+  stochastic_depth: Probability = 0.1,
   width: Width | None = None,
   depth: Depth | None = None,
   heads: Width | None = None,

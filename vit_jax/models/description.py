@@ -26,7 +26,8 @@ class Description:
   @property
   def family(self) -> str:
     """The file of `vit_jax/models/` that makes the model."""
-    return models.find(self.model.name, "model").family
+    with schema.at("model"):
+      return models.find(self.model.name).family
 
   def replaced(self, **changes) -> Self:
     """The description with other values."""
@@ -34,8 +35,8 @@ class Description:
 
   def bound(self) -> Self:
     """The description with every argument of the model checked and filled in; ConfigError for what is not allowed."""
-    make = models.find(self.model.name, "model").make
-    return self.replaced(model=schema.bind(self.model, (make,), "model"))
+    with schema.at("model"):
+      return self.replaced(model=schema.bind(self.model, (models.lookup(self.model.name),)))
 
   def unscanned(self) -> Self:
     """The same model with parameters layer by layer, as importers have them."""

@@ -19,7 +19,7 @@ from vit_jax.models.intermediates import record
 from vit_jax.models.output import Output, check_shape, classified
 from vit_jax.models.published import model
 from vit_jax.models.transformer import Dtype, sides
-from vit_jax.schema import Count, Fraction, Positive, Rate
+from vit_jax.schema import Count, Fraction, Positive, Probability
 
 
 class Size(NamedTuple):
@@ -216,8 +216,8 @@ def efficientnet(
   padding: Literal["symmetric", "same"] = "symmetric",
   eps: Positive = 1e-5,
   momentum: Fraction = 0.1,
-  dropout: Rate = 0.2,
-  stochastic_depth: Rate = 0.2,
+  dropout: Probability = 0.2,
+  stochastic_depth: Probability = 0.2,
   dtype: Dtype = "float32",
 ) -> EfficientNet:
   """[B, H, W, C] -> [B, V].

@@ -78,6 +78,6 @@ def _functional(description):
 
 
 def _make(description, key):
-  make = models.lookup(description.model.name, "model")
+  make = models.lookup(description.model.name)
   sizes = (description.image_size, description.channels, description.classes)
   return make(*sizes, rng.Keys(key), **description.model.args)

@@ -12,7 +12,7 @@ from vit_jax.models import layers, stack
 from vit_jax.models.intermediates import record, scope
 from vit_jax.models.published import model
 from vit_jax.models.transformer import Depth, Dtype, Hidden, Transformer, Width, grid, sides
-from vit_jax.schema import Positive, Rate
+from vit_jax.schema import Positive, Probability
 
 SIZES = {  # width, depth, hidden of the token MLP, hidden of the channel MLP: one row is one model
   "S": (512, 8, 256, 2048),
@@ -78,8 +78,8 @@ def mixer(
   *,
   gelu: Literal["tanh", "erf"] = "tanh",
   eps: Positive = 1e-6,
-  dropout: Rate = 0.0,
-  stochastic_depth: Rate = 0.0,
+  dropout: Probability = 0.0,
+  stochastic_depth: Probability = 0.0,
   width: Width | None = None,
   depth: Depth | None = None,
   token_hidden: Hidden | None = None,

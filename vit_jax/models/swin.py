@@ -16,7 +16,7 @@ from vit_jax.models.intermediates import record
 from vit_jax.models.output import Output, check_shape, classified
 from vit_jax.models.published import model
 from vit_jax.models.transformer import Dtype, Width, sides
-from vit_jax.schema import Count, Rate
+from vit_jax.schema import Count, Probability
 
 PATCH = 4
 EPS = 1e-5
@@ -183,9 +183,9 @@ def swin(
   classes: int,
   rngs: rng.Keys,
   *,
-  dropout: Rate = 0.0,
-  attention_dropout: Rate = 0.0,
-  stochastic_depth: Rate = 0.0,
+  dropout: Probability = 0.0,
+  attention_dropout: Probability = 0.0,
+  stochastic_depth: Probability = 0.0,
   width: Width | None = None,
   depths: tuple[Count, ...] | None = None,
   heads: tuple[Width, ...] | None = None,

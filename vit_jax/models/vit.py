@@ -15,7 +15,7 @@ from vit_jax.models import pooling as pooling
 from vit_jax.models.attention import Formulation
 from vit_jax.models.published import Published, model
 from vit_jax.models.transformer import Block, Depth, Dtype, Hidden, Transformer, Width, grid, sides, size
-from vit_jax.schema import Count, Positive, Rate
+from vit_jax.schema import Count, Positive, Probability
 
 SIZES = {  # width, depth, heads, hidden: one row is one model
   "mu": (32, 1, 2, 128),
@@ -63,9 +63,9 @@ def vit(
   attention: Formulation = "xla",
   gelu: Literal["tanh", "erf"] = "tanh",
   eps: Positive = 1e-6,
-  dropout: Rate = 0.0,
-  attention_dropout: Rate = 0.0,
-  stochastic_depth: Rate = 0.0,
+  dropout: Probability = 0.0,
+  attention_dropout: Probability = 0.0,
+  stochastic_depth: Probability = 0.0,
   layer_scale: Positive | None = None,
   pre_logits: Width | None = None,
   head_bias: Annotated[float, schema.Range(-1e4, 1e4)] = 0.0,
@@ -170,18 +170,16 @@ def _positions(position, rows, columns, width, leading, rngs):
 _ANY_PATCH = re.compile(r"ViT-([A-Za-z0-9-]+)/(.*)")
 
 
-def any_patch(name: str, where: str) -> Published | None:
+def any_patch(name: str) -> Published | None:
   """The model of "ViT-<size>/<patch>" for any patch; None for a name of another form."""
   match = _ANY_PATCH.fullmatch(name)
   if not match:
     return None
   size, patch = match.groups()
   if size not in SIZES:
-    raise schema.ConfigError(f"{where}.name: {name!r} has unknown size {size!r}.{schema.nearest(size, SIZES)}")
+    raise schema.ConfigError(f"{name!r} has unknown size {size!r}.{schema.nearest(size, SIZES)}", "name")
   if not re.fullmatch("[1-9][0-9]{0,5}", patch):
-    raise schema.ConfigError(
-      f"{where}.name: {name!r} has patch {patch!r}; allowed: a whole number from 1, as in ViT-S/16"
-    )
+    raise schema.ConfigError(f"{name!r} has patch {patch!r}; allowed: a whole number from 1, as in ViT-S/16", "name")
   return model(vit, SIZES[size], int(patch), sharding=SHARDING)
 
 

@@ -1,8 +1,7 @@
 """Optimizers and schedules: an update rule by name, and around it clipping, decay, frozen parts and layer-wise rates.
 
-`RULES` and `schedules.SCHEDULES` are the choices; their keyword-only parameters and those of `optimizer` are the config
-schema. Parts of the network are named by patterns on whole parameter paths (see `trees`); a pattern without effect is
-an error.
+`RULES` and `schedules.SCHEDULES` are the choices; their keyword-only parameters are the config schema. Parts of the
+network are named by patterns on whole parameter paths (see `trees`); a pattern without effect is an error.
 """
 
 import re
@@ -13,27 +12,31 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax import schema, trees
+from vit_jax import trees
 from vit_jax.optim import schedules
-from vit_jax.schema import Choice, ConfigError, Count, Duration, NonNegative, Pattern, Positive, Range, Rate
+from vit_jax.schema import (
+  Choice,
+  ConfigError,
+  Count,
+  Duration,
+  Momentum,
+  NonNegative,
+  Pattern,
+  Positive,
+  Range,
+  arguments,
+  lookup,
+)
 
 Precision = Literal["float32", "bfloat16"]
-
-
-def bind(choice: Choice, where: str = "config.optim") -> Choice:
-  """The choice with all arguments of its rule, of `optimizer` and of its schedule checked, or filled in."""
-  bound = schema.bind(choice, (schema.lookup(RULES, choice.name, where), optimizer), where)
-  schedule = bound.args["schedule"]
-  shape = schema.lookup(schedules.SCHEDULES, schedule.name, f"{where}.schedule")
-  return Choice(bound.name, {**bound.args, "schedule": schema.bind(schedule, (shape,), f"{where}.schedule")})
 
 
 def create(
   choice: Choice, params, total: int, steps: Callable[[Duration], int], statistics: frozenset[str] = frozenset()
 ):
   """The `optimizer` of a bound choice for parameters (arrays or shapes) and a run of `total` steps."""
-  rule = RULES[choice.name](**schema.arguments(choice, RULES[choice.name]))
-  return optimizer(rule, params, total, steps, statistics, **schema.arguments(choice, optimizer))
+  rule, around = lookup(RULES, choice.name)
+  return around(rule(**arguments(choice, rule)), params, total, steps, statistics, **arguments(choice, around))
 
 
 def optimizer(
@@ -44,31 +47,28 @@ def optimizer(
   statistics: frozenset[str] = frozenset(),
   *,
   lr: Positive,
-  schedule: Choice = Choice("cosine"),
+  schedule: Annotated[Choice, schedules.SCHEDULES] = Choice("cosine"),
   warmup: Duration = Duration("0"),
   weight_decay: NonNegative = 0.0,
-  decay: Literal["adamw", "decoupled"] = "adamw",
+  decay: Literal["times_lr", "independent"] = "times_lr",
   decay_on: tuple[tuple[Pattern, NonNegative], ...] = ((".*kernel", 1.0),),
   frozen: tuple[Pattern, ...] = (),
   lr_multipliers: tuple[tuple[Pattern, NonNegative], ...] = (),
   layer_decay: Annotated[float, Range(0, 1, open_low=True)] | None = None,
   clip: Positive | None = None,
-  ema: Rate | None = None,
-  accumulate: Count = 1,
 ) -> tuple[optax.GradientTransformation, schedules.Schedule]:
   """The whole transformation of gradients to updates, and the schedule (step -> learning rate) to log beside it.
 
   With u what the rule makes of the clipped gradient, p the parameter, r(t) the schedule, m the multiplier of its path:
 
-    adamw:     update = -r(t) m (u + weight_decay p)          (torch; Loshchilov & Hutter 2019 with the rate inside)
-    decoupled: update = -r(t) m u - r(t) / lr weight_decay p  (big_vision: here decay is independent of lr)
+    times_lr:    update = -r(t) m (u + weight_decay p)          (torch; Loshchilov & Hutter 2019 with the rate inside)
+    independent: update = -r(t) m u - r(t) / lr weight_decay p  (big_vision: here decay is independent of lr)
 
   `decay_on` and `lr_multipliers` are pairs of pattern and multiplier: the first that matches a whole path counts; what
   none matches has 0 and 1. `layer_decay` multiplies the rates by layer_decay ** (layers above). Frozen parameters have
   no state, update zero, and no part in the norm that `clip` limits. Neither have `statistics`, the paths that the model
-  moves itself; patterns do not see them. `ema` and `accumulate` are the train step's.
+  moves itself; patterns do not see them.
   """
-  del ema, accumulate
   rate = schedules.create(schedule, lr, total, steps(warmup), steps)
   paths = _trainable(params, statistics)
   scales = _by_pattern("lr_multipliers", lr_multipliers, paths, 1.0)
@@ -80,7 +80,7 @@ def optimizer(
     decays = {k: weight_decay * v for k, v in _by_pattern("decay_on", decay_on, paths, 0.0).items() if v}
 
   clipping = [optax.clip_by_global_norm(clip)] if clip is not None else []
-  if decay == "adamw":
+  if decay == "times_lr":
     after = [_add_decayed(decays), _scale(scales), optax.scale_by_schedule(lambda step: -rate(step))]
   else:
     scales = {path: lr * scale for path, scale in scales.items()}
@@ -99,7 +99,7 @@ def frozen_paths(frozen: Sequence[str], params, statistics: frozenset[str] = fro
   paths = _trainable(params, statistics)
   held = _by_pattern("frozen", [(pattern, True) for pattern in frozen], paths, False)
   if all(held.values()):
-    raise ConfigError(f"config.optim.frozen: {frozen} matches every parameter; nothing is left to train")
+    raise ConfigError(f"{frozen} matches every parameter; nothing is left to train", "frozen")
   return statistics | {path for path in paths if held[path]}
 
 
@@ -110,12 +110,12 @@ def _trainable(params, statistics):
 # Update rules: gradients to directions, without learning rate.
 
 
-def adamw(*, b1: Rate = 0.9, b2: Rate = 0.999, eps: Positive = 1e-8, mu_dtype: Precision = "float32"):
+def adamw(*, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-8, mu_dtype: Precision = "float32"):
   """Adam (Kingma & Ba 2015); the W is `weight_decay`. `mu_dtype` stores the first moment."""
   return optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
 
 
-def sgd(*, momentum: Rate = 0.9, nesterov: bool = False, accumulator_dtype: Precision = "float32"):
+def sgd(*, momentum: Momentum = 0.9, nesterov: bool = False, accumulator_dtype: Precision = "float32"):
   """Stochastic gradient descent: v = momentum v + g, direction v, or g + momentum v (Nesterov)."""
   return optax.trace(momentum, nesterov, accumulator_dtype) if momentum else optax.identity()
 
@@ -123,8 +123,8 @@ def sgd(*, momentum: Rate = 0.9, nesterov: bool = False, accumulator_dtype: Prec
 def adafactor(
   *,
   b2_exponent: Positive = 0.8,
-  b2_cap: Rate = 0.999,
-  momentum: Rate = 0.9,
+  b2_cap: Momentum = 0.999,
+  momentum: Momentum = 0.9,
   momentum_dtype: Precision = "bfloat16",
   factored_from: Count = 32,
   clipping: Positive | None = None,
@@ -146,12 +146,12 @@ def adafactor(
   )
 
 
-def lion(*, b1: Rate = 0.9, b2: Rate = 0.99, mu_dtype: Precision = "float32"):
+def lion(*, b1: Momentum = 0.9, b2: Momentum = 0.99, mu_dtype: Precision = "float32"):
   """Lion (Chen et al. 2023): the sign of b1 m + (1 - b1) g; then m = b2 m + (1 - b2) g. Wants 3-10 times smaller lr."""
   return optax.scale_by_lion(b1, b2, mu_dtype=mu_dtype)
 
 
-RULES = {"adamw": adamw, "sgd": sgd, "adafactor": adafactor, "lion": lion}
+RULES = {rule.__name__: (rule, optimizer) for rule in (adamw, sgd, adafactor, lion)}
 
 
 # Multipliers by path.
@@ -166,11 +166,12 @@ def _by_pattern(key: str, rows: Sequence[tuple[str, object]], paths, default) ->
       continue
     if any(re.fullmatch(pattern, path) for path in paths):
       raise ConfigError(
-        f"config.optim.{key}[{i}]: {pattern!r} has no effect: earlier patterns take all that it matches; put it first"
+        f"{pattern!r} has no effect: earlier patterns take all that it matches; put it first", f"{key}[{i}]"
       )
     raise ConfigError(
-      f"config.optim.{key}[{i}]: {pattern!r} matches no parameter. A pattern is a regular expression for the whole "
-      f"path; nearest: {', '.join(trees.nearest(pattern, paths))}"
+      f"{pattern!r} matches no parameter. A pattern is a regular expression for the whole path; nearest: "
+      f"{', '.join(trees.nearest(pattern, paths))}",
+      f"{key}[{i}]",
     )
   return {path: default if i is None else rows[i][1] for path, i in first.items()}
 
@@ -203,7 +204,7 @@ def _layer_decay(decay, paths) -> dict[str, float | np.ndarray]:
   """decay ** (layers above): 1 for the head, decay for the last of L blocks, decay ** (L + 1) for the embedding."""
   blocks = {path: match[1] for path in paths if (match := _BLOCK.fullmatch(path))}
   if not blocks:
-    raise ConfigError("config.optim.layer_decay: this model has no 'blocks/...' to count; use lr_multipliers")
+    raise ConfigError("this model has no 'blocks/...' to count; use lr_multipliers", "layer_decay")
   layers = max(paths[path].shape[0] if index is None else int(index) + 1 for path, index in blocks.items())
 
   def scale(path):
@@ -218,7 +219,7 @@ def _layer_decay(decay, paths) -> dict[str, float | np.ndarray]:
     if _AFTER.fullmatch(path):
       return 1.0
     raise ConfigError(
-      f"config.optim.layer_decay: cannot tell whether {path!r} comes before the blocks or after; use lr_multipliers"
+      f"cannot tell whether {path!r} comes before the blocks or after; use lr_multipliers", "layer_decay"
     )
 
   return {path: scale(path) for path in paths}

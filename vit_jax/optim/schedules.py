@@ -11,20 +11,17 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import schema
-from vit_jax.schema import Choice, ConfigError, Duration, Fraction, NonNegative, Positive
+from vit_jax.schema import Choice, ConfigError, Duration, Fraction, NonNegative, Positive, at, make
 
 Schedule = Callable
 
 
 def create(choice: Choice, peak: float, total: int, warmup: int, steps: Callable[[Duration], int]) -> Schedule:
-  """The schedule of a bound choice."""
+  """The schedule that a choice names; errors are at the key `schedule` of the place around."""
   if warmup > total:
-    raise ConfigError(
-      f"config.optim.warmup: {warmup:,} steps, but the run has {total:,}; shorten the warm-up or lengthen the run"
-    )
-  shape = SCHEDULES[choice.name]
-  return shape(peak, total, warmup, steps, **schema.arguments(choice, shape))
+    raise ConfigError(f"{warmup:,} steps, but the run has {total:,}; shorten the warm-up or lengthen the run", "warmup")
+  with at("schedule"):
+    return make(choice, SCHEDULES, peak, total, warmup, steps)
 
 
 def cosine(peak, total, warmup, steps, *, end: NonNegative = 0.0) -> Schedule:
@@ -69,7 +66,7 @@ def rsqrt(
   cooldown = _cooldown_steps(cooldown, total, warmup, steps)
   timescale, shift = float(steps(timescale)), float(steps(shift))
   if not timescale:
-    raise ConfigError("config.optim.schedule.timescale: 0 steps; give a length over which the rate falls by sqrt(2)")
+    raise ConfigError("0 steps; give a length over which the rate falls by sqrt(2)", "timescale")
 
   def rate(step):
     after = jnp.maximum(jnp.asarray(step, jnp.float32) - warmup, 0)
@@ -83,8 +80,8 @@ def stair(peak, total, warmup, steps, *, at: tuple[Duration, ...], factors: tupl
   points = [min(steps(point), 2**31 - 1) for point in at]
   if len(points) != len(factors) or points != sorted(points):
     raise ConfigError(
-      f"config.optim.schedule: at={tuple(map(str, at))} and factors={factors}: give as many factors as points, and "
-      "the points in ascending order"
+      f"at={tuple(map(str, at))} and factors={factors}: give as many factors as points, and the points in ascending "
+      "order"
     )
   rate = _table([0, *points], [peak, *(peak * factor for factor in factors)])
   return lambda step: _warm(step, warmup) * rate(step)
@@ -174,14 +171,13 @@ def _cooldown_steps(cooldown, total, warmup, steps):
   count = steps(cooldown)
   if warmup + count > total:
     raise ConfigError(
-      f"config.optim: warm-up of {warmup:,} steps and cool-down of {count:,} do not fit a run of {total:,}; "
-      "shorten warmup or schedule.cooldown, or lengthen the run"
+      f"warm-up of {warmup:,} steps and cool-down of {count:,} do not fit a run of {total:,}; shorten warmup or "
+      "schedule.cooldown, or lengthen the run",
+      "cooldown",
     )
   return count
 
 
 def _check_end(end, peak):
   if end > peak:
-    raise ConfigError(
-      f"config.optim.schedule.end: {end} is above config.optim.lr {peak}; end is a learning rate, not a share of lr"
-    )
+    raise ConfigError(f"{end} is above the peak, lr {peak}; end is a learning rate, not a share of lr", "end")

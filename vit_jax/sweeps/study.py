@@ -158,7 +158,8 @@ def check_data(trials: Sequence[Trial], decide: str | None) -> None:
   def open_split(data, split):
     key = json.dumps(schema.plain(data)), split
     if key not in opened:
-      opened[key] = catalog.open_split(data, split)
+      with schema.at("config.data"):
+        opened[key] = catalog.open_split(data, split)
     return opened[key]
 
   for trial in trials:

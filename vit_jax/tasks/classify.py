@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import losses, models
-from vit_jax.schema import Rate
+from vit_jax.schema import Probability
 from vit_jax.tasks.task import Frozen, Supplied
 
 
@@ -21,7 +21,7 @@ class Classify:
   supplied: Supplied
   _: dataclasses.KW_ONLY
   loss: Literal["softmax", "sigmoid"] = "softmax"
-  label_smoothing: Rate = 0.0
+  label_smoothing: Probability = 0.0
 
   headline: ClassVar[str] = "top1"
   frozen: ClassVar[Frozen | None] = None

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import losses, models
-from vit_jax.schema import Choice, ConfigError, Fraction, Positive, Rate, make
+from vit_jax.schema import Choice, ConfigError, Fraction, Positive, Probability, make
 from vit_jax.tasks.classify import Classify
 from vit_jax.tasks.task import Frozen, Supplied
 
@@ -65,7 +65,7 @@ class Distill:
   targets: Annotated[Choice, TARGETS] = Choice("hard")
   weight: Fraction = 0.5
   loss: Literal["softmax", "sigmoid"] = "softmax"
-  label_smoothing: Rate = 0.0
+  label_smoothing: Probability = 0.0
 
   headline: ClassVar[str] = "top1"
   sharding: ClassVar[models.Rows] = ()
@@ -82,8 +82,9 @@ class Distill:
     classes = self.supplied.model.description.classes
     if frozen.model.description.classes != classes:
       raise ConfigError(
-        f"config.task.teacher: {self.teacher} has {frozen.model.description.classes} classes, the data {classes}; "
-        "take a teacher that was trained on them"
+        f"{self.teacher} has {frozen.model.description.classes} classes, the data {classes}; take a teacher that was "
+        "trained on them",
+        "config.task.teacher",
       )
     return frozen
 
@@ -107,7 +108,7 @@ class Distill:
     outputs, statistics = self.supplied.model.outputs(params, examples["image"], key)
     labels_head = outputs.heads.get("head", outputs.logits)
     teacher_head = outputs.heads.get("head_distillation", outputs.logits)
-    divergence = make(self.targets, TARGETS, "config.task.targets")
+    divergence = make(self.targets, TARGETS)
     loss = (1 - self.weight) * self.labels.cross_entropy(labels_head, examples["target"])
     loss += self.weight * divergence(teacher_head, examples["teacher"])
     metrics = {

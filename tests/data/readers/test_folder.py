@@ -22,7 +22,8 @@ def write(root, *files):
 
 
 def folder(path, split="train", **args):
-  return catalog.open_source("folder", split, path=str(path), **args)
+  with schema.at("config.data"):
+    return catalog.open_split(schema.Choice("folder", {"path": str(path)} | args), split)
 
 
 def test_split_folders_number_their_classes_in_order_of_name(tmp_path):
@@ -221,7 +222,7 @@ def test_a_folder_of_another_shape_is_one_clear_error(tmp_path, files, message):
 
 
 def test_a_missing_folder_is_an_error(tmp_path):
-  with pytest.raises(schema.ConfigError, match=r"config\.data\.path: no folder"):
+  with pytest.raises(schema.ConfigError, match=r"config\.data\.path: no folder .*nowhere"):
     folder(tmp_path / "nowhere")
 
 

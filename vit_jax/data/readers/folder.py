@@ -3,70 +3,91 @@
 import hashlib
 import os
 import pathlib
+from typing import Annotated
 
-from vit_jax import schema
 from vit_jax.data import sources
+from vit_jax.schema import ConfigError, Fraction, Range
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 
 
-def open_folder(
-  path: str | None, spec: str, peers: tuple[str, ...], holdout: float, split_seed: int, where: str
+def folder(
+  name: str,
+  row: sources.Row,
+  split: str,
+  *,
+  path: str,
+  train: str = "train",
+  val: str | None = None,
+  test: str = "test",
+  holdout: Fraction = 0.2,
+  split_seed: Annotated[int, Range(0, 2**31 - 1)] = 0,
 ) -> sources.Source:
-  """A split of an image folder, `<split>/<class>/*.jpg` or `<class>/*.jpg`; classes are numbered in order of name.
+  """A split of the image folder `path`, `<split>/<class>/*.jpg` or `<class>/*.jpg`; classes count in order of name.
 
-  Files are drawn by hashes of (split_seed, class, file), in whatever order the file system lists them. Without split
-  folders, each class gives the share `holdout` of its files to "test": those with the smallest hashes. The records of a
-  split are in such an order that any slice of it is a stratified sample. `peers` are splits with the same classes.
+  Files are drawn by hashes of (split_seed, class, file), in whatever order the file system lists them: the run's own
+  seed must not move its test images. Without split folders, each class gives the share `holdout` of its files to
+  "test": those with the smallest hashes. The records of a split are in such an order that any slice of it is a
+  stratified sample. All splits that the config has share their classes.
   """
-  if not path:
-    raise schema.ConfigError("config.data.path: missing; a folder with <split>/<class>/*.jpg or <class>/*.jpg")
+  splits = sources.Splits(train, val, test)
   root = pathlib.Path(path).expanduser()
-  if not root.is_dir():
-    raise schema.ConfigError(f"config.data.path: no folder {str(root)!r}")
+  if not path or not root.is_dir():
+    raise ConfigError(f"no folder {path!r}; name one with <split>/<class>/*.jpg or <class>/*.jpg", "path")
   top = _folders(root)
-  holding = [f for f in top if _images(root / f)]
-  nested = [f for f in top if _folders(root / f)]
-  if not nested and not holding:
-    raise schema.ConfigError(
-      f"config.data.path: no images ({', '.join(EXTENSIONS)}) in {str(root)!r}/<class> or /<split>/<class>"
-    )
-  if nested and holding:
-    raise schema.ConfigError(
-      f"config.data.path: {str(root)!r} mixes layouts: {holding[0]!r} holds images, {nested[0]!r} holds folders; "
-      "use <split>/<class>/*.jpg or <class>/*.jpg"
-    )
-  if holding:
-    classes, drawn = top, {"train": [], "test": []}
-    for name in classes:
-      found = _drawn(split_seed, root, name)
-      held = round(len(found) * holdout)
-      drawn["test"].append(found[:held])
-      drawn["train"].append(found[held:])
+  if _holds_classes(root, top):
+    classes, drawn = top, _held_out(root, top, holdout, split_seed)
   else:
-    drawn, classes = _split_folders(root, top, (spec, *peers), split_seed)
-  files = {split: _spread(found) for split, found in drawn.items()}
-  parts = sources.select(spec, {split: len(records) for split, records in files.items()}, where)
+    drawn, classes = _split_folders(root, top, (splits.spec(split), *splits.specs().values()), split_seed)
+  files = {part: _spread(images) for part, images in drawn.items()}
+  parts = splits.select(split, {part: len(records) for part, records in files.items()})
 
   def stamps():
-    for split, numbers in parts:
-      for file, _ in (files[split][i] for i in numbers):
+    for part, numbers in parts:
+      for file, _ in (files[part][i] for i in numbers):
         try:
           yield file, *sources.stamp(root / file)
         except OSError:  # it shows when it is read
           yield file, None
 
   return sources.assemble(
-    "folder",
-    spec,
+    name,
+    splits.spec(split),
     classes,
     parts,
-    lambda split, i: ((root / files[split][i][0]).read_bytes(), files[split][i][1]),
-    lambda split, i: f" (file {str(root / files[split][i][0])!r})",
-    lambda split, i: files[split][i][0],
+    lambda part, i: ((root / files[part][i][0]).read_bytes(), files[part][i][1]),
+    lambda part, i: f" (file {str(root / files[part][i][0])!r})",
+    lambda part, i: files[part][i][0],
     lambda: sources.digest(classes, stamps()),
-    read_label=lambda split, i: files[split][i][1],
+    row.labels,
+    read_label=lambda part, i: files[part][i][1],
   )
+
+
+def _holds_classes(root, top):
+  """Whether the folders of `root` hold images, so that they are classes; otherwise they are splits."""
+  holding = [folder for folder in top if _images(root / folder)]
+  nested = [folder for folder in top if _folders(root / folder)]
+  if not nested and not holding:
+    raise ConfigError(f"no images ({', '.join(EXTENSIONS)}) in {str(root)!r}/<class> or /<split>/<class>", "path")
+  if nested and holding:
+    raise ConfigError(
+      f"{str(root)!r} mixes layouts: {holding[0]!r} holds images, {nested[0]!r} holds folders; "
+      "use <split>/<class>/*.jpg or <class>/*.jpg",
+      "path",
+    )
+  return bool(holding)
+
+
+def _held_out(root, classes, holdout, seed):
+  """What is drawn of class folders: of each class the share `holdout` for "test"."""
+  drawn = {"train": [], "test": []}
+  for label in classes:
+    images = _drawn(seed, root, label)
+    held = round(len(images) * holdout)
+    drawn["test"].append(images[:held])
+    drawn["train"].append(images[held:])
+  return drawn
 
 
 def _split_folders(root, splits, specs, seed):
@@ -77,9 +98,7 @@ def _split_folders(root, splits, specs, seed):
   for split in used[1:]:
     if classes[split] != classes[used[0]]:
       odd = sorted(set(classes[split]) ^ set(classes[used[0]]))
-      raise schema.ConfigError(
-        f"config.data.path: splits {used[0]!r} and {split!r} of {str(root)!r} differ in classes {odd[:5]}"
-      )
+      raise ConfigError(f"splits {used[0]!r} and {split!r} of {str(root)!r} differ in classes {odd[:5]}", "path")
   drawn = {split: [] for split in splits}
   for split in used:
     drawn[split] = [_drawn(seed, root, name, f"{split}/") for name in classes[split]]
@@ -109,7 +128,7 @@ def _spread(drawn):
 
 def _require(files, folder):
   if not files:
-    raise schema.ConfigError(f"config.data.path: class folder {str(folder)!r} holds no image ({', '.join(EXTENSIONS)})")
+    raise ConfigError(f"class folder {str(folder)!r} holds no image ({', '.join(EXTENSIONS)})", "path")
   return files
 
 

@@ -1,11 +1,11 @@
 """Datasets that TFDS prepared, as sources."""
 
+import dataclasses
 import os
 import re
-from collections.abc import Mapping
 
-from vit_jax import schema
 from vit_jax.data import sources
+from vit_jax.schema import ConfigError, Count, place
 
 
 def data_dir(path: str | None):
@@ -15,59 +15,123 @@ def data_dir(path: str | None):
   return tfds.core.Path(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
 
 
-def open_tfds(
-  builder: str | None, path: str | None, counts: Mapping[str, int], labels: int, spec: str, where: str, remedy: str
+def catalogued(
+  name: str,
+  row: sources.Row,
+  split: str,
+  *,
+  path: str | None = None,
+  train: str = "train",
+  val: str | None = None,
+  test: str = "test",
 ) -> sources.Source:
-  """A split of the prepared dataset `builder` ("cifar10:3.0.2"); `path` is a data directory or the builder directory.
+  """A dataset of the catalog; `path` is a TFDS data directory ($TFDS_DATA_DIR, ~/tensorflow_datasets) or one of it."""
+  splits = sources.Splits(train, val, test)
+  splits.check(row.splits)  # a misspelled split shows before the data are looked for
+  return open_prepared(name, row, path, row.labels, split, splits)
 
-  Only `array_record` files give records by number. `counts` are the sizes that the catalog states, if any; `labels` is
-  the most that an image has where they are lists. Errors end in `remedy`; AbsentError if there is no such dataset.
+
+def own_copy(
+  name: str,
+  row: sources.Row,
+  split: str,
+  *,
+  path: str | None = None,
+  train: str = "train",
+  val: str | None = None,
+  test: str = "test",
+  labels: Count = 1,
+) -> sources.Source:
+  """The user's copy in `path` of a dataset that has no public builder; `labels` is the most that an image has."""
+  return open_prepared(name, row, path, labels, split, sources.Splits(train, val, test))
+
+
+def any_builder(
+  name: str,
+  row: sources.Row,
+  split: str,
+  *,
+  builder: str | None = None,
+  path: str | None = None,
+  train: str = "train",
+  val: str | None = None,
+  test: str = "test",
+  labels: Count = 1,
+) -> sources.Source:
+  """Any prepared dataset, by the name of its TFDS `builder`, by the directory `path` of one version, or by both.
+
+  `labels` is the most that an image has, where they are lists.
+  """
+  if not (builder or path):
+    raise ConfigError("missing; a TFDS name such as 'cifar10:3.0.2', or path= its builder directory", "builder")
+  row = dataclasses.replace(row, builder=builder)
+  return open_prepared(builder or name, row, path, labels, split, sources.Splits(train, val, test))
+
+
+def remedy(name: str, row: sources.Row, path: str | None) -> str:
+  """What to do where a dataset is absent or of no use."""
+  if row.builder:
+    return f"prepare it with: python -m vit_jax.prepare {name}" + (f" --data_dir={path}" if path else "")
+  if row.classes:
+    return (
+      f"give your own copy of {name}, which has no public builder: --{place('path')}=DIR, a TFDS directory (with "
+      "dataset_info.json) in array_record format whose label is a ClassLabel or a list of them"
+    )
+  return "give builder='name:1.0.0', or path= the directory of one version, '.../name/1.0.0'"
+
+
+def open_prepared(
+  name: str, row: sources.Row, path: str | None, labels: int, split: str, splits: sources.Splits
+) -> sources.Source:
+  """A split of the prepared dataset of a row; `path` is a data directory or the builder directory.
+
+  Only `array_record` files give records by number. With a builder the row's sizes must be those of the files; without
+  one, what the user's copy says goes before. `labels` is the most that an image has where they are lists. Errors say
+  how to prepare `name`; AbsentError if there is no such dataset.
   """
   import tensorflow_datasets as tfds
 
+  builder, advice = row.builder, remedy(name, row, path)
   folder = builder_dir(builder, path)
   if folder is None:
     missing = f"dataset {builder!r} is not in {data_dir(path)}" if builder else f"no dataset_info.json in {path!r}"
-    raise sources.AbsentError(f"{where}: {missing}; {remedy}")
+    raise sources.AbsentError(f"{missing}; {advice}")
   try:
-    opened = tfds.builder_from_directory(folder)
+    prepared = tfds.builder_from_directory(folder)
   except (tfds.core.registered.DatasetNotFoundError, ValueError, OSError) as error:
-    raise schema.ConfigError(f"config.data.path: {folder} is not a TFDS dataset: {error}; {remedy}") from error
-  info, again = opened.info, f"remove it and {remedy}" if builder else remedy
+    raise ConfigError(f"{folder} is not a TFDS dataset: {error}; {advice}", "path") from error
+  info, again = prepared.info, f"remove it and {advice}" if builder else advice
   if builder and info.name != re.split("[:/]", builder)[0]:
-    raise schema.ConfigError(f"config.data.path: {folder} holds the dataset {info.name!r}, not {builder!r}")
+    raise ConfigError(f"{folder} holds the dataset {info.name!r}, not {builder!r}", "path")
   if info.file_format is not tfds.core.FileFormat.ARRAY_RECORD:
     form = info.file_format.value
-    raise schema.ConfigError(f"{where}: {folder} is in {form} format, not array_record; {again}")
-  sizes = {split: opened.info.splits[split].num_examples for split in opened.info.splits}
-  for split, count in counts.items():
-    if sizes.get(split) != count:
-      raise schema.ConfigError(
-        f"{where}: {folder} has {sizes.get(split, 'no')} records in {split!r}, not {count}; {again}"
-      )
-  image, label = (_key(info.features, kind, where) for kind in (tfds.features.Image, tfds.features.ClassLabel))
-  parts = sources.select(spec, sizes, where)
+    raise ConfigError(f"{folder} is in {form} format, not array_record; {again}")
+  sizes = {part: info.splits[part].num_examples for part in info.splits}
+  for part, count in row.splits.items() if builder else ():
+    if sizes.get(part) != count:
+      raise ConfigError(f"{folder} has {sizes.get(part, 'no')} records in {part!r}, not {count}; {again}")
+  image, label = (_key(info.features, kind) for kind in (tfds.features.Image, tfds.features.ClassLabel))
+  parts = splits.select(split, sizes)
   # Other features (a mask, a file name) are neither parsed nor decoded.
   features = tfds.features.FeaturesDict({key: info.features[key] for key in (image, label)})
   undecoded = {image: tfds.decode.SkipDecoding()}
   raw = tfds.decode.DeserializeMethod.RAW_BYTES
-  records = {split: opened.as_data_source(split=split, deserialize_method=raw) for split in {s for s, _ in parts}}
+  records = {part: prepared.as_data_source(split=part, deserialize_method=raw) for part in {s for s, _ in parts}}
 
-  def read(split, i):
-    record = features.deserialize_example_np(records[split][i], decoders=undecoded)
-    found = record[label]
-    return record[image], tuple(map(int, found)) if listed else int(found)
+  def read(part, i):
+    record = features.deserialize_example_np(records[part][i], decoders=undecoded)
+    return record[image], tuple(map(int, record[label])) if listed else int(record[label])
 
   listed = isinstance(info.features[label], tfds.features.Sequence)
   classes = (info.features[label].feature if listed else info.features[label]).names
   return sources.assemble(
     info.name,
-    spec,
+    splits.spec(split),
     classes,
     parts,
     read,
     lambda *_: "",
-    lambda split, i: f"{split}/{i}",
+    lambda part, i: f"{part}/{i}",
     lambda: _reach(folder, lambda: sources.digest((folder.parts[-2:], parts), _stamps(folder))),
     labels if listed else 1,
   )
@@ -77,8 +141,8 @@ def _stamps(folder):
   """(name, size, time of last change) of the files of a TFDS directory."""
   for file in sorted(folder.iterdir(), key=lambda f: f.name):
     if "://" in str(folder):
-      found = file.stat()
-      yield file.name, found.length, found.mtime  # whole seconds: buckets tell no more
+      status = file.stat()
+      yield file.name, status.length, status.mtime  # whole seconds: buckets tell no more
     else:
       yield file.name, *sources.stamp(file)
 
@@ -101,7 +165,7 @@ def _reach(root, ask):
   try:
     return ask()
   except (OSError, tf.errors.OpError) as error:
-    raise sources.AbsentError(f"config.data.path: {root} cannot be reached: {str(error).splitlines()[0]}") from error
+    raise sources.AbsentError(f"{root} cannot be reached: {str(error).splitlines()[0]}", "path") from error
 
 
 def _builder_dir(root, builder, path):
@@ -113,15 +177,16 @@ def _builder_dir(root, builder, path):
     return None
   name, _, version = builder.partition(":")
   if version:
-    found = [root / name / version]
+    versions = [root / name / version]
   else:
     folders = (root / name).iterdir() if (root / name).is_dir() else ()
-    found = sorted((f for f in folders if tfds.core.Version.is_valid(f.name)), key=lambda f: tfds.core.Version(f.name))
-  found = [f for f in found if (f / "dataset_info.json").exists()]
-  return found[-1] if found else None
+    folders = [folder for folder in folders if tfds.core.Version.is_valid(folder.name)]
+    versions = sorted(folders, key=lambda folder: tfds.core.Version(folder.name))
+  complete = [folder for folder in versions if (folder / "dataset_info.json").exists()]
+  return complete[-1] if complete else None
 
 
-def _key(features, kind, where):
+def _key(features, kind):
   """The feature of a kind, or for labels the list of that kind; "image" and "label" before others."""
 
   def fits(feature):
@@ -130,5 +195,5 @@ def _key(features, kind, where):
   preferred = {"Image": "image", "ClassLabel": "label"}[kind.__name__]
   keys = [key for key, feature in features.items() if fits(feature)]
   if preferred not in keys and len(keys) != 1:
-    raise schema.ConfigError(f"{where}: the dataset needs one {kind.__name__} feature; it has {keys or 'none'}")
+    raise ConfigError(f"the dataset needs one {kind.__name__} feature; it has {keys or 'none'}")
   return preferred if preferred in keys else keys[0]

@@ -1,14 +1,15 @@
 """The schema of configs: types that a signature may use, choices by name, and how values are checked against them.
 
 Wherever a config makes a choice, it gives a name and arguments: `dict(name="adamw", lr=1e-3)`. The name stands in a
-table, and the keyword-only parameters of the function found there are the schema: which arguments exist, their types,
-ranges and defaults. Positional parameters are what the run itself supplies. So there is no second list of keys to keep.
+table, and the keyword-only parameters of the functions that the table has for it are the schema: which arguments exist,
+their types, ranges and defaults. Positional parameters are what the run itself supplies. An argument that is a choice
+again names its table in the annotation, `crop: Annotated[Choice, CROPS]`. So there is no second list of keys to keep.
 """
 
 import ast
 import collections.abc
 import dataclasses
-import difflib
+import functools
 import inspect
 import math
 import re
@@ -19,10 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import ml_collections
 
-
-class ConfigError(ValueError):
-  """A mistake in a config, a flag or the environment that the user can mend: says what, value, allowed, what to do."""
-
+from vit_jax.schema.errors import ConfigError, at, nearest, place
 
 # Types that a signature may use.
 
@@ -47,7 +45,8 @@ Count = Annotated[int, Range(1, 2**40)]
 Positive = Annotated[float, Range(0, math.inf, open_low=True, open_high=True)]
 NonNegative = Annotated[float, Range(0, math.inf, open_high=True)]
 Fraction = Annotated[float, Range(0, 1)]
-Rate = Annotated[float, Range(0, 1, open_high=True)]  # of dropping: 1 would drop everything
+Probability = Annotated[float, Range(0, 1, open_high=True)]  # of dropping: 1 would drop everything
+Momentum = Annotated[float, Range(0, 1, open_high=True)]  # of a moving average: 1 would never move
 Pattern = typing.NewType("Pattern", str)  # a regular expression over a whole parameter path
 
 
@@ -122,55 +121,61 @@ def plain(value):
 # Names and arguments, checked against tables and signatures.
 
 
-def nearest(word: str, allowed) -> str:
-  """' Did you mean ...?' or nothing, and what is allowed: the end of every error about a name."""
-  allowed = [str(a) for a in allowed]
-  close = difflib.get_close_matches(str(word), allowed, n=1, cutoff=0.5)
-  some = ", ".join(allowed[:40]) + (f", ... ({len(allowed)} in all)" if len(allowed) > 40 else "")
-  return (f" Did you mean {close[0]!r}?" if close else "") + f" Allowed: {some or 'nothing'}."
+Table = Mapping[str, Callable | tuple[Callable, ...]]  # by name; the first of several makes what is chosen
 
 
-def lookup(table: Mapping[str, Callable], name: str, where: str) -> Callable:
-  """The function that `name` stands for, or an error with the nearest spelling."""
+def lookup(table: Table, name: str) -> tuple[Callable, ...]:
+  """The functions that `name` stands for, or an error with the nearest spelling."""
   if name not in table:
-    raise ConfigError(f"{where}.name: unknown name {name!r}.{nearest(name, table)}")
-  return table[name]
+    raise ConfigError(f"unknown name {name!r}.{nearest(name, table)}", "name")
+  return table[name] if isinstance(table[name], tuple) else (table[name],)
 
 
-def bind(choice: Choice, functions: tuple[Callable, ...], where: str) -> Choice:
+def bind(choice: Choice, functions: tuple[Callable, ...]) -> Choice:
   """The choice with all arguments checked and all defaults filled in, by the keyword-only parameters of `functions`."""
-  schema = {}
+  entries = {}
   for function in functions:
     hints = typing.get_type_hints(function, include_extras=True)
-    for name, parameter in inspect.signature(function).parameters.items():
-      if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-        schema[name] = (hints[name], parameter.default)
-  return Choice(choice.name, _fields(choice.args, schema, where, f"{choice.name!r}", inspect.Parameter.empty))
+    entries |= {name: (hints[name], default) for name, default in keywords(function).items()}
+  return Choice(choice.name, _fields(choice.args, entries, f"{choice.name!r}", inspect.Parameter.empty))
 
 
-def make(choice: Choice, table: Mapping[str, Callable], where: str, *given):
-  """What the function that a choice names gives, for `given`, which the run supplies, and the choice's arguments."""
-  function = lookup(table, choice.name, where)
-  return function(*given, **bind(choice, (function,), where).args)
+def make(choice: Choice, table: Table, *supplied):
+  """What the first function that a choice names makes of what the run supplies and of the choice's arguments."""
+  functions = lookup(table, choice.name)
+  return functions[0](*supplied, **arguments(bind(choice, functions), functions[0]))
 
 
-def arguments(choice: Choice, function: Callable) -> dict[str, Any]:
-  """The arguments of a bound choice that belong to `function`."""
+def keywords(function: Callable) -> dict[str, Any]:
+  """The keyword-only parameters of a function and their defaults."""
   parameters = inspect.signature(function).parameters.values()
-  return {p.name: choice.args[p.name] for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+  return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def _fields(given: Mapping, schema: Mapping, where: str, owner: str, no_default) -> dict[str, Any]:
-  """Values of all schema entries, converted; `given` may name nothing else."""
-  for key in given:
-    if key not in schema:
-      raise ConfigError(f"{where}.{key}: unknown key for {owner}, value {plain(given[key])!r}.{nearest(key, schema)}")
+def arguments(choice: Choice, *functions: Callable) -> dict[str, Any]:
+  """The arguments of a bound choice that belong to the functions."""
+  return {name: choice.args[name] for function in functions for name in keywords(function)}
+
+
+def preset(function: Callable, *first, **defaults) -> Callable:
+  """The function with its first arguments filled in and some defaults replaced: as a schema it is like any other."""
+  made = functools.partial(function, *first, **defaults)
+  made.__annotations__ = function.__annotations__  # which a partial hides
+  return made
+
+
+def _fields(values: Mapping, entries: Mapping, owner: str, no_default) -> dict[str, Any]:
+  """Values of all entries {key: (type, default)}, converted; `values` may name nothing else."""
+  for key in values:
+    if key not in entries:
+      raise ConfigError(f"unknown key for {owner}, value {plain(values[key])!r}.{nearest(key, entries)}", key)
   result = {}
-  for key, (kind, default) in schema.items():
-    absent = isinstance(given[key], Required) if key in given else default is no_default
+  for key, (kind, default) in entries.items():
+    absent = isinstance(values[key], Required) if key in values else default is no_default
     if absent:
-      raise ConfigError(f"{where}.{key}: missing; {owner} needs it. Add it to the config or as --{where}.{key}=...")
-    result[key] = convert(given.get(key, default), kind, f"{where}.{key}")
+      raise ConfigError(f"missing; {owner} needs it. Add it to the config or as --{place(key)}=...", key)
+    with at(key):
+      result[key] = convert(values.get(key, default), kind)
   return result
 
 
@@ -178,99 +183,115 @@ def default_of(field):
   return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def convert(value, kind, where):
+def convert(value, kind):
   """The value as the annotated type `kind`, or a ConfigError that names the place, the value and what is allowed."""
   origin, args = typing.get_origin(kind), typing.get_args(kind)
   if origin is Annotated:
-    result = convert(value, args[0], where)
-    if result is not None and result not in args[1]:
-      raise ConfigError(f"{where}: {result!r} is out of range; allowed: {args[1]}")
-    return result
+    return _annotated(convert(value, args[0]), args[1])
   if origin in (types.UnionType, typing.Union):
-    said_none = value is None or (isinstance(value, Text) and value.lower() == "none")
-    if said_none and type(None) in args:
+    is_none = value is None or (isinstance(value, Text) and value.lower() == "none")
+    if is_none and type(None) in args:
       return None
-    return convert(value, next(a for a in args if a is not type(None)), where)
+    return convert(value, next(a for a in args if a is not type(None)))
   if origin is Literal:
     if value not in args:
-      raise ConfigError(f"{where}: {value!r} is not a choice.{nearest(value, args)}")
+      raise ConfigError(f"{value!r} is not a choice.{nearest(value, args)}")
     return str(value) if isinstance(value, str) else value
   if kind is Choice:
-    return _choice(value, where)
+    return _choice(value)
   if kind is Duration:
-    try:
-      return Duration(value)
-    except ConfigError as error:
-      raise ConfigError(f"{where}: {error}") from None
+    return Duration(value)
   if dataclasses.is_dataclass(kind):
-    return _dataclass(value, kind, where)
+    return _dataclass(value, kind)
   if origin is collections.abc.Mapping:
-    if not isinstance(value, Mapping | ml_collections.ConfigDict):
-      raise ConfigError(f"{where}: {value!r} is not a set of named entries; write dict(...)")
-    return {str(k): convert(v, args[1], f"{where}.{k}") for k, v in value.items()}
+    return _mapping(value, args[1])
   if origin is tuple:
-    return _tuple(_literal(value, where), args, where)
-  return _scalar(value, kind, where)
+    return _tuple(_literal(value), args)
+  return _scalar(value, kind)
 
 
-def _choice(value, where):
+def _annotated(value, annotation):
+  """The converted value, checked against a range, or bound by a table of choices."""
+  if value is None:
+    return None
+  if isinstance(annotation, Mapping):
+    return bind(value, lookup(annotation, value.name))
+  if value not in annotation:
+    raise ConfigError(f"{value!r} is out of range; allowed: {annotation}")
+  return value
+
+
+def _choice(value):
   if isinstance(value, Choice):
     return value
   if not isinstance(value, Mapping | ml_collections.ConfigDict) or not isinstance(value.get("name"), str):
-    raise ConfigError(f"{where}: {plain(value)!r} is not a choice; write dict(name='...', ...), or --{where}.name=...")
+    raise ConfigError(f"{plain(value)!r} is not a choice; write dict(name='...', ...), or --{place('name')}=...")
   # Nested choices keep their own form until their table is known.
   return Choice(str(value["name"]), {k: v for k, v in value.items() if k != "name"})
 
 
-def _dataclass(value, kind, where):
+def _dataclass(value, kind):
   if isinstance(value, kind):
     return value
+  fields = dataclasses.fields(kind)
   if not isinstance(value, Mapping | ml_collections.ConfigDict):
-    raise ConfigError(
-      f"{where}: {value!r} is not a set of named values; keys: {[word(f) for f in dataclasses.fields(kind)]}"
-    )
+    raise ConfigError(f"{value!r} is not a set of named values; keys: {[word(field) for field in fields]}")
   hints = typing.get_type_hints(kind, include_extras=True)
-  schema = {word(f): (hints[f.name], default_of(f)) for f in dataclasses.fields(kind)}
+  entries = {word(field): (hints[field.name], default_of(field)) for field in fields}
   owner = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
-  found = _fields(value, schema, where, owner, dataclasses.MISSING)
-  return kind(**{f.name: found[word(f)] for f in dataclasses.fields(kind)})
+  values = _fields(value, entries, owner, dataclasses.MISSING)
+  return kind(**{field.name: values[word(field)] for field in fields})
 
 
-def _tuple(value, args, where):
+def _mapping(value, kind):
+  if not isinstance(value, Mapping | ml_collections.ConfigDict):
+    raise ConfigError(f"{value!r} is not a set of named entries; write dict(...)")
+  result = {}
+  for key, entry in value.items():
+    with at(str(key)):
+      result[str(key)] = convert(entry, kind)
+  return result
+
+
+def _tuple(value, kinds):
   if not isinstance(value, tuple | list):
-    raise ConfigError(f"{where}: {value!r} is not a list of values")
-  if args[-1] is Ellipsis:
-    args = (args[0],) * len(value)
-  if len(args) != len(value):
-    raise ConfigError(f"{where}: {value!r} has {len(value)} values; it takes {len(args)}")
-  return tuple(convert(v, a, f"{where}[{i}]") for i, (v, a) in enumerate(zip(value, args, strict=True)))
+    raise ConfigError(f"{value!r} is not a list of values")
+  if kinds[-1] is Ellipsis:
+    kinds = (kinds[0],) * len(value)
+  if len(kinds) != len(value):
+    raise ConfigError(f"{value!r} has {len(value)} values; it takes {len(kinds)}")
+  result = []
+  for i, (entry, kind) in enumerate(zip(value, kinds, strict=True)):
+    with at(f"[{i}]"):
+      result.append(convert(entry, kind))
+  return tuple(result)
 
 
-def _literal(value, where):
+def _literal(value):
   if not isinstance(value, Text):
     return value
   try:
     return ast.literal_eval({"true": "True", "false": "False"}.get(value.lower(), str(value)))
   except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-    raise ConfigError(f"{where}: cannot read {str(value)!r} as a number or a list") from None
+    raise ConfigError(f"cannot read {str(value)!r} as a number or a list") from None
 
 
-def _scalar(value, kind, where):
+def _scalar(value, kind):
   if kind in (str, Pattern) and isinstance(value, str):
     if kind is Pattern:
       try:
         re.compile(value)
       except re.error as error:
-        raise ConfigError(f"{where}: {str(value)!r} is not a regular expression: {error}") from None
+        raise ConfigError(f"{str(value)!r} is not a regular expression: {error}") from None
     return str(value)
-  value = _literal(value, where)
+  value = _literal(value)
   fits = {
     bool: isinstance(value, bool),
     int: isinstance(value, int) and not isinstance(value, bool),
     float: isinstance(value, int | float) and not isinstance(value, bool),
   }.get(kind, False)
   if kind is float and fits and not abs(value) < 2**1023:
-    raise ConfigError(f"{where}: {value!r} is not a finite number")
+    raise ConfigError(f"{value!r} is not a finite number")
   if not fits:
-    raise ConfigError(f"{where}: {value!r} is a {type(value).__name__}; it takes a {getattr(kind, '__name__', kind)}")
+    raise ConfigError(f"{value!r} is a {type(value).__name__}; it takes a {getattr(kind, '__name__', kind)}")
   return kind(value)

@@ -1,0 +1,185 @@
+"""Prepared TFDS datasets as sources: raw bytes by number, lists of labels, fingerprints, and errors."""
+
+import io
+import os
+import shutil
+import types
+
+import pytest
+
+from tests.image_files import image, labels, names, numbers
+from vit_jax import schema
+from vit_jax.data import catalog
+from vit_jax.data.readers import tfds
+
+
+def opened(name, split, **args):
+  """The source of a data choice, as a run opens it."""
+  with schema.at("config.data"):
+    return catalog.open_split(schema.Choice(name, args), split)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+  """Two datasets with more features than image and label: `shapes` as array_record, `old` as tfrecord."""
+  import tensorflow_datasets as tfds
+
+  root = tmp_path_factory.mktemp("tfds")
+  features = {"image": tfds.features.Image(), "label": tfds.features.ClassLabel(names=["round", "square"])}
+  features |= {"mask": tfds.features.Image(), "file": tfds.features.Text()}
+  for name, version, form in (
+    ("shapes", "1.0.0", "array_record"),
+    ("shapes", "1.10.0", "array_record"),
+    ("old", "2.0.0", "tfrecord"),
+  ):
+    tfds.dataset_builders.store_as_tfds_dataset(
+      name=name,
+      version=version,
+      features=tfds.features.FeaturesDict(features),
+      split_datasets={
+        split: (
+          (i, {"image": io.BytesIO(image(i)), "mask": io.BytesIO(image(i)), "label": i % 2, "file": str(i)})
+          for i in range(count)
+        )
+        for split, count in (("train", 12), ("test", 5))
+      },
+      data_dir=root,
+      file_format=form,
+      disable_shuffling=True,
+    )
+  return root
+
+
+@pytest.mark.parametrize("builder", ["shapes", "shapes:1.0.0"])
+def test_a_tfds_dataset_gives_raw_bytes_by_number(data_dir, builder):
+  train = opened("tfds", "train", path=str(data_dir), builder=builder)
+  assert train.classes == ("round", "square")
+  assert numbers(train) == [(image(i), i % 2) for i in range(12)]
+  part = opened("tfds", "test", path=str(data_dir), builder=builder, test="test[60%:]+train[1:2]")
+  assert numbers(part) == [(image(3), 1), (image(4), 0), (image(1), 1)]
+  assert labels(part) == [1, 0, 1]
+  assert part.place(2) == "shapes, split 'train', record 1"
+  assert names(part) == ["test/3", "test/4", "train/1"]
+
+
+def test_the_fingerprint_of_a_tfds_dataset_follows_its_files(data_dir, tmp_path):
+  root = tmp_path / "shapes/1.0.0"
+  shutil.copytree(data_dir / "shapes/1.0.0", root)
+
+  def fingerprint(split="train", **args):
+    return opened("tfds", split, path=str(tmp_path), builder="shapes", **args).fingerprint()
+
+  seen = {fingerprint(), fingerprint("test")}
+  assert len(seen) == 2
+  assert fingerprint(train="train[:100%]") in seen
+  file = sorted(root.iterdir())[-1]
+  changes = (
+    lambda: os.utime(file, ns=(0, file.stat().st_mtime_ns + 1)),
+    lambda: (root / "notes.txt").write_text("x"),
+    lambda: (root / "notes.txt").rename(root / "other.txt"),
+    lambda: root.rename(root.with_name("1.1.0")),
+  )
+  for change in changes:
+    change()
+    found = fingerprint()
+    assert found == fingerprint()
+    assert found not in seen
+    seen.add(found)
+
+
+def test_of_a_bucket_names_sizes_and_seconds_are_known():
+  class Bucket:
+    def iterdir(self):
+      for name, length in (("b", 1), ("a", 2)):
+        found = types.SimpleNamespace(length=length, mtime=10 * length)
+        yield types.SimpleNamespace(name=name, stat=lambda found=found: found)
+
+    def __str__(self):
+      return "gs://bucket/shapes/1.0.0"
+
+  assert [*tfds._stamps(Bucket())] == [("a", 2, 20), ("b", 1, 10)]
+
+
+def test_a_builder_directory_needs_no_name(data_dir):
+  source = opened("tfds", "test", path=str(data_dir / "shapes" / "1.0.0"))
+  assert (source.name, len(source)) == ("shapes", 5)
+
+
+@pytest.mark.parametrize(
+  ("name", "args", "message"),
+  [
+    ("tfds", {"builder": "shapes:3.0.0"}, "python -m vit_jax.prepare shapes:3.0.0"),
+    ("tfds", {"builder": "missing"}, "python -m vit_jax.prepare missing"),
+    ("cifar10", {}, "python -m vit_jax.prepare cifar10 --data_dir="),
+    ("tfds", {"builder": "old"}, "in tfrecord format, not array_record; remove it and prepare it with"),
+    ("tfds", {"builder": "shapes", "test": "tests"}, "config.data.test: no split 'tests'. Did you mean 'test'"),
+  ],
+)
+def test_a_dataset_that_cannot_be_read_says_what_to_do(data_dir, name, args, message):
+  with pytest.raises(schema.ConfigError) as caught:
+    opened(name, "test", path=str(data_dir), **args)
+  assert message in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory):
+  """A dataset whose images have lists of labels, beside a list of something else."""
+  import tensorflow_datasets as tfds
+
+  root = tmp_path_factory.mktemp("lists")
+  features = {
+    "image": tfds.features.Image(),
+    "classes": tfds.features.Sequence(tfds.features.ClassLabel(num_classes=7)),
+  }
+  features |= {"words": tfds.features.Sequence(tfds.features.Text())}
+  tfds.dataset_builders.store_as_tfds_dataset(
+    name="lists",
+    version="1.0.0",
+    features=tfds.features.FeaturesDict(features),
+    split_datasets={
+      "full": [(i, {"image": io.BytesIO(image(i)), "classes": [6, 2, 4][:i], "words": ["x"] * i}) for i in range(4)]
+    },
+    data_dir=root,
+    file_format="array_record",
+    disable_shuffling=True,
+  )
+  return root / "lists/1.0.0"
+
+
+def test_a_list_of_labels_is_a_tuple_of_numbers(lists):
+  source = opened("tfds", "full[1:]", path=str(lists), labels=3)
+  assert labels(source) == [label for _, label in numbers(source)] == [(6,), (6, 2), (6, 2, 4)]
+  assert (source.labels, source.classes) == (3, tuple("0123456"))
+
+
+def test_of_a_set_without_public_builder_the_users_own_numbers_count(lists):
+  choice = schema.Choice("jft300m", {"path": str(lists), "train": "full[:75%]", "test": "full[75%:]"})
+  for split, length in (("train", 3), ("test", 1), ("full", 4)):
+    for source in (catalog.open_split(choice, split), catalog.known_split(choice, split)):
+      assert (len(source), len(source.classes), source.labels) == (length, 7, 8)
+  with pytest.raises(schema.ConfigError, match=r"config\.data\.train: no split 'train'.*Allowed: full"):
+    opened("jft300m", "train", path=str(lists))
+
+
+def test_a_bucket_that_cannot_be_reached_is_absent_data(monkeypatch):
+  import tensorflow as tf
+
+  def unreachable(*arguments):
+    raise tf.errors.FailedPreconditionError(None, None, "Could not resolve host\nwhen reading metadata")
+
+  monkeypatch.setattr(tfds, "_builder_dir", unreachable)
+  data = schema.Choice("jft300m", {"path": "gs://bucket/jft/1.0.0"})
+  assert len(catalog.known_split(data, "test")) == 50_000
+  with pytest.raises(schema.ConfigError, match=r"path: gs://bucket/jft/1\.0\.0 cannot be reached: Could not resolve"):
+    catalog.open_split(data, "train")
+
+
+def test_a_builder_directory_of_another_dataset_is_an_error(data_dir):
+  with pytest.raises(schema.ConfigError, match=r"holds the dataset 'shapes', not 'cifar10:3\.0\.2'"):
+    opened("cifar10", "train", path=str(data_dir / "shapes" / "1.0.0"))
+
+
+def test_sizes_that_differ_from_the_catalog_are_an_error(data_dir):
+  row = catalog.Row(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 6}, 2)
+  with pytest.raises(schema.ConfigError, match="5 records in 'test', not 6"):
+    tfds.catalogued("shapes", row, "train", path=str(data_dir))

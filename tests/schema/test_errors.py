@@ -1,0 +1,66 @@
+"""Places of errors: said once, by those who know them."""
+
+import pickle
+import threading
+
+import pytest
+
+from vit_jax.schema.errors import ConfigError, at, nearest, place
+
+
+def test_places_are_joined_from_outside_to_inside():
+  with at("config"), at("evals"), at("pets"):
+    assert place() == "config.evals.pets"
+    assert place("batch") == "config.evals.pets.batch"
+    with at("shots"), at("[1]"):
+      assert place() == "config.evals.pets.shots[1]"
+    assert place() == "config.evals.pets"
+  assert place() == "" and place("batch") == "batch"
+
+
+def test_a_key_that_begins_at_the_config_is_a_whole_place():
+  with at("config.evals.pets"):
+    assert place("config.batch") == "config.batch"
+    with at("config.data"):
+      assert place("path") == "config.data.path"
+    assert place("configs") == "config.evals.pets.configs"
+
+
+def test_a_place_is_left_by_an_error_too():
+  with pytest.raises(ConfigError) as caught, at("config.data"):
+    raise ConfigError("3 is wrong", "path")
+  assert place() == ""
+  error = caught.value
+  assert (error.place, error.message, str(error)) == ("config.data.path", "3 is wrong", "config.data.path: 3 is wrong")
+
+
+def test_an_error_keeps_the_place_where_it_was_made():
+  with at("config.data"):
+    error = ConfigError("absent")
+  with pytest.raises(ConfigError, match=r"^config.data: absent$"), at("config.evals.pets"):
+    raise error
+
+
+def test_an_error_of_no_place_says_its_message_alone():
+  assert str(ConfigError("no file 'x'")) == "no file 'x'"
+
+
+def test_an_error_survives_the_way_between_processes():
+  with at("config"):
+    error = pickle.loads(pickle.dumps(ConfigError("wrong", "seed")))
+  assert (error.place, str(error)) == ("config.seed", "config.seed: wrong")
+
+
+def test_threads_have_places_of_their_own():
+  seen = []
+  with at("config"):
+    thread = threading.Thread(target=lambda: seen.append(place("x")))
+    thread.start()
+    thread.join()
+  assert seen == ["x"]
+
+
+def test_what_is_allowed_is_said_and_the_nearest_of_it():
+  assert nearest("adamv", ["adamw", "sgd"]) == " Did you mean 'adamw'? Allowed: adamw, sgd."
+  assert nearest("x", []) == " Allowed: nothing."
+  assert nearest("item", map(str, range(50))).endswith("39, ... (50 in all).")

@@ -1,0 +1,159 @@
+"""No key that a config may have is without effect: the build hands each to a function, and each function uses it."""
+
+import ast
+import collections.abc
+import contextlib
+import dataclasses
+import functools
+import inspect
+import textwrap
+import typing
+
+import jax
+import pytest
+
+from tests import runs
+from vit_jax import build, config, evals, flags, models, schema, tasks
+from vit_jax.data import catalog, sources
+
+# Functions use their parameters.
+
+
+def inner(kind) -> typing.Iterator[schema.Table]:
+  """The tables that an annotation names, wherever inside it."""
+  if typing.get_origin(kind) is typing.Annotated and isinstance(kind.__metadata__[0], collections.abc.Mapping):
+    yield kind.__metadata__[0]
+  for part in typing.get_args(kind):
+    yield from inner(part)
+
+
+def functions() -> dict[str, collections.abc.Callable]:
+  """All functions of all tables, and of the tables that their annotations name, by module and name."""
+  waiting = [catalog.DATA, catalog.EVAL_DATA, build.OPTIM, tasks.TASKS, evals.REPEATED]
+  waiting.append({name: models.lookup(name) for name in models.names()})
+  seen = {}
+  while waiting:
+    table = waiting.pop()
+    for name in table:
+      for function in schema.lookup(table, name):
+        while isinstance(function, functools.partial):
+          function = function.func
+        key = f"{function.__module__}.{function.__name__}"
+        if key not in seen:
+          seen[key] = function
+          for kind in typing.get_type_hints(function, include_extras=True).values():
+            waiting += inner(kind)
+  return seen
+
+
+FUNCTIONS = functions()
+
+
+def unused(function) -> set[str]:
+  """Keyword-only parameters of a function, or fields of a class, that its body never reads; `del` reads nothing."""
+  (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+  nodes = [node for statement in definition.body for node in ast.walk(statement)]
+  kind, name = (ast.Attribute, "attr") if isinstance(function, type) else (ast.Name, "id")
+  read = {getattr(node, name) for node in nodes if isinstance(node, kind) and isinstance(node.ctx, ast.Load)}
+  return set(schema.keywords(function)) - read
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_uses_every_key_that_it_accepts(name):
+  assert unused(FUNCTIONS[name]) == set()
+
+
+def test_a_key_that_is_accepted_and_ignored_is_noticed():
+  def optimizer(rule, *, lr, ema=None, accumulate=1):
+    """`accumulate` is the train step's."""
+    del ema, accumulate
+    return rule, lr
+
+  assert unused(optimizer) == {"ema", "accumulate"}
+
+
+def test_all_tables_are_found():
+  names = {name.removeprefix("vit_jax.") for name in FUNCTIONS}
+  assert names >= {
+    "models.vit.vit", "optim.lion", "optim.optimizer", "optim.schedules.rsqrt", "steps.train_step",
+    "tasks.classify.Classify", "data.crops.centre", "data.randaugment.none", "data.warping.affine", "data.mixing.cutmix",
+    "data.readers.folder.folder", "data.readers.tfds.own_copy", "data.stream.batches", "data.augment.normalise",
+    "evals.interval", "evals.fewshot.fewshot", "data.erasing.no_erasing", "probes.ridge_probe",
+  }  # fmt: skip
+
+
+# The build hands every key to a function.
+
+
+class Recorded(collections.abc.Mapping):
+  """Arguments that remember which of them were asked for."""
+
+  def __init__(self, values):
+    self.values_, self.read = dict(values), set()
+
+  def __getitem__(self, key):
+    self.read.add(key)
+    return self.values_[key]
+
+  def __iter__(self):
+    return iter(self.values_)
+
+  def __len__(self):
+    return len(self.values_)
+
+
+def narrow(file):
+  """A shipped config with a few thousand parameters, for one device."""
+  edited = flags.load(str(file))
+  side = "28" if edited.model.name.endswith("/14") else "32"
+  small = {"model.width": "16", "model.heads": "2", "model.hidden": "16", "model.depth": "1", "data.image_size": side}
+  small |= {"batch": "8", "total": "2", "optim.warmup": "0", "mesh.fsdp": "1", "init.from": "weights.npz"}
+  small |= {"data.path": "photos"} if edited.data.name == "folder" else {}
+  for key, text in small.items():
+    flags.edit(edited, key, text)
+  for part, key, value in (
+    (edited.model, "pre_logits", 16),
+    (edited.data.get("test_crop", {}), "resize", 36),
+    (edited.optim.get("schedule", {}), "cooldown", 0),
+  ):
+    if key in part:
+      part[key] = value
+  return build.complete(config.resolve(edited))
+
+
+def recorded(choice):
+  return schema.Choice(choice.name, Recorded(choice.args))
+
+
+def pictures(choice, split):
+  """In the place of the data, which are not here; says that the reader got its keys."""
+  keys = schema.arguments(choice, catalog.READERS[choice.name])
+  names = tuple(map(str, range(catalog.CATALOG[choice.name].classes or 3)))
+  return sources.Source("made", split, names, 16, None, str, keys.get("labels", 1))
+
+
+@pytest.mark.parametrize("file", sorted(f for f in (runs.ROOT / "configs").glob("*.py") if f.stem != "fewshot"),
+                         ids=lambda f: f.stem)  # fmt: skip
+def test_every_key_of_a_config_is_handed_to_a_function(file):
+  run = narrow(file)
+  other = schema.Choice("accuracy", {"data": schema.Choice(run.data.name, {"path": "other"})})
+  run = build.complete(runs.changed(run, evals={**run.evals, "other": other}))
+  parts = {key: recorded(getattr(run, key)) for key in ("model", "data", "optim", "task")}
+  parts["evals"] = {name: recorded(choice) for name, choice in run.evals.items()}
+  built = build.build(dataclasses.replace(run, **parts), jax.devices()[:1], pictures)
+  with contextlib.closing(built.batches(0)):
+    pass
+  choices = {"model": parts["model"], "data": parts["data"], "optim": parts["optim"], "task": parts["task"]}
+  choices |= {f"evals.{name}": choice for name, choice in parts["evals"].items()}
+  ignored = {place: set(choice.args) - choice.args.read for place, choice in choices.items()}
+  assert ignored == {place: set() for place in choices}
+
+
+@pytest.mark.parametrize("kind", [config.Run, config.Checkpoint, config.Log, config.Init, config.Measurement,
+                                  config.Sweep], ids=lambda kind: kind.__name__)  # fmt: skip
+def test_every_field_of_a_config_is_read(kind):
+  read = set()
+  for file in (runs.ROOT / "vit_jax").rglob("*.py"):
+    if file.name != "config.py":
+      read |= {node.attr for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)}
+  assert {field.name for field in dataclasses.fields(kind)} <= read
