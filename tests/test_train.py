@@ -209,4 +209,4 @@ def test_a_workdir_of_before_goes_on(tmp_path):
   assert train.objection(tmp_path, parts) is None
   stored["optim"]["decay"] = "decoupled"
   (tmp_path / "config.json").write_text(json.dumps(stored))
-  assert "optim.decay: independent -> times_lr" in train.objection(tmp_path, parts)
+  assert "optim.decay: 'independent' -> 'times_lr'" in train.objection(tmp_path, parts)

@@ -1,5 +1,7 @@
 """Exact evaluation: padded rows never count, and neither batch size nor devices change a figure."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
@@ -18,14 +20,12 @@ def source(length, classes, labels=1):
 
 def subject(found, classes, batches):
   """A model that says what `found` {name: rows} holds, over batches of row numbers."""
-  return evals.Subject(
-    predict=lambda data, logits: lambda params, batch: {name: rows[batch["row"]] for name, rows in found.items()},
-    features=None,
-    open=lambda data, split: source(10, classes, found["label"].ndim),
-    data=lambda other: schema.Choice("made", {"image_size": 8, "test_crop": schema.Choice("resize")}),
+  return types.SimpleNamespace(
+    predictions=lambda data, logits: lambda params, batch: {name: rows[batch["row"]] for name, rows in found.items()},
+    source=lambda data, split: source(10, classes, found["label"].ndim),
+    data=lambda data: schema.Choice("made", {"image_size": 8, "test_crop": schema.Choice("resize")}),
     batches=lambda data, source, size: (batch for batch in batches),
-    size=lambda own: own or 4,
-    identity=None,
+    images_at_once=lambda size: size or 4,
     classes=classes,
   )
 

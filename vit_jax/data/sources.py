@@ -106,13 +106,13 @@ class Splits:
   val: str | None
   test: str
 
-  def given(self) -> dict[str, str]:
+  def specs(self) -> dict[str, str]:
     """Those that the config has."""
     return {key: spec for key, spec in dataclasses.asdict(self).items() if spec}
 
   def spec(self, split: str) -> str:
     """The split string that a name stands for."""
-    return self.given().get(split, split)
+    return self.specs().get(split, split)
 
   def select(self, split: str, sizes: Mapping[str, int]) -> list[tuple[str, range]]:
     """Parts of a split by its name; errors are at the key of the config that names it, if one does."""
@@ -127,7 +127,7 @@ class Splits:
 
   def check(self, sizes: Mapping[str, int]) -> None:
     """Raises SplitError for what the config has and a dataset of these sizes has not."""
-    for key in self.given():
+    for key in self.specs():
       self.select(key, sizes)
 
 

@@ -209,19 +209,20 @@ class _Decoder:
   def _label(self, record, label):
     """A label as it is, or where images may have several an array of them, padded with -1."""
     most, classes = self.source.labels, len(self.source.classes)
-    found = label if isinstance(label, tuple) else (label,)
-    outside = [number for number in found if not 0 <= number < classes]
+    labels = label if isinstance(label, tuple) else (label,)
+    outside = [number for number in labels if not 0 <= number < classes]
     if outside:
       raise ImageError(f"{self.source.place(record)}: label {outside[0]} is not one of {classes} classes")
-    if len(found) > most:
+    if len(labels) > most:
       raise ImageError(
-        f"{self.source.place(record)}: {len(found)} labels, allowed are {most}; set data.labels to {len(found)} or more"
+        f"{self.source.place(record)}: {len(labels)} labels, allowed are {most}; set data.labels to {len(labels)} or "
+        "more"
       )
     if most > 1:
-      return np.array(found + (-1,) * (most - len(found)), np.int32)
-    if not found:
+      return np.array(labels + (-1,) * (most - len(labels)), np.int32)
+    if not labels:
       raise ImageError(f"{self.source.place(record)}: no label; set data.labels above 1 to allow that")
-    return found[0]
+    return labels[0]
 
   def _count(self, record, reason):
     with self.lock:

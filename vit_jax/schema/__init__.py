@@ -140,10 +140,10 @@ def bind(choice: Choice, functions: tuple[Callable, ...]) -> Choice:
   return Choice(choice.name, _fields(choice.args, entries, f"{choice.name!r}", inspect.Parameter.empty))
 
 
-def make(choice: Choice, table: Table, *given):
-  """What the first function that a choice names makes of `given`, which the run supplies, and of its own arguments."""
+def make(choice: Choice, table: Table, *supplied):
+  """What the first function that a choice names makes of what the run supplies and of the choice's arguments."""
   functions = lookup(table, choice.name)
-  return functions[0](*given, **arguments(bind(choice, functions), functions[0]))
+  return functions[0](*supplied, **arguments(bind(choice, functions), functions[0]))
 
 
 def keywords(function: Callable) -> dict[str, Any]:
@@ -157,9 +157,9 @@ def arguments(choice: Choice, *functions: Callable) -> dict[str, Any]:
   return {name: choice.args[name] for function in functions for name in keywords(function)}
 
 
-def preset(function: Callable, *given, **defaults) -> Callable:
-  """The function with its first arguments given and some defaults replaced: as a schema it is like any other."""
-  made = functools.partial(function, *given, **defaults)
+def preset(function: Callable, *first, **defaults) -> Callable:
+  """The function with its first arguments filled in and some defaults replaced: as a schema it is like any other."""
+  made = functools.partial(function, *first, **defaults)
   made.__annotations__ = function.__annotations__  # which a partial hides
   return made
 
@@ -189,8 +189,8 @@ def convert(value, kind):
   if origin is Annotated:
     return _annotated(convert(value, args[0]), args[1])
   if origin in (types.UnionType, typing.Union):
-    said_none = value is None or (isinstance(value, Text) and value.lower() == "none")
-    if said_none and type(None) in args:
+    is_none = value is None or (isinstance(value, Text) and value.lower() == "none")
+    if is_none and type(None) in args:
       return None
     return convert(value, next(a for a in args if a is not type(None)))
   if origin is Literal:

@@ -11,7 +11,7 @@ from typing import Any
 from vit_jax import build, config, evals, flags, schema
 from vit_jax.config import Changes, Sweep
 from vit_jax.data import catalog, sources
-from vit_jax.schema import ConfigError, at
+from vit_jax.schema import ConfigError
 from vit_jax.sweeps.trials import Setting, Trial, settings
 
 
@@ -158,7 +158,7 @@ def check_data(trials: Sequence[Trial], decide: str | None) -> None:
   def open_split(data, split):
     key = json.dumps(schema.plain(data)), split
     if key not in opened:
-      with at("config.data"):
+      with schema.at("config.data"):
         opened[key] = catalog.open_split(data, split)
     return opened[key]
 

@@ -35,25 +35,10 @@ def folder(
   if not path or not root.is_dir():
     raise ConfigError(f"no folder {path!r}; name one with <split>/<class>/*.jpg or <class>/*.jpg", "path")
   top = _folders(root)
-  holding = [f for f in top if _images(root / f)]
-  nested = [f for f in top if _folders(root / f)]
-  if not nested and not holding:
-    raise ConfigError(f"no images ({', '.join(EXTENSIONS)}) in {str(root)!r}/<class> or /<split>/<class>", "path")
-  if nested and holding:
-    raise ConfigError(
-      f"{str(root)!r} mixes layouts: {holding[0]!r} holds images, {nested[0]!r} holds folders; "
-      "use <split>/<class>/*.jpg or <class>/*.jpg",
-      "path",
-    )
-  if holding:
-    classes, drawn = top, {"train": [], "test": []}
-    for label in classes:
-      images = _drawn(split_seed, root, label)
-      held = round(len(images) * holdout)
-      drawn["test"].append(images[:held])
-      drawn["train"].append(images[held:])
+  if _holds_classes(root, top):
+    classes, drawn = top, _held_out(root, top, holdout, split_seed)
   else:
-    drawn, classes = _split_folders(root, top, (splits.spec(split), *splits.given().values()), split_seed)
+    drawn, classes = _split_folders(root, top, (splits.spec(split), *splits.specs().values()), split_seed)
   files = {part: _spread(images) for part, images in drawn.items()}
   parts = splits.select(split, {part: len(records) for part, records in files.items()})
 
@@ -77,6 +62,32 @@ def folder(
     row.labels,
     read_label=lambda part, i: files[part][i][1],
   )
+
+
+def _holds_classes(root, top):
+  """Whether the folders of `root` hold images, so that they are classes; otherwise they are splits."""
+  holding = [folder for folder in top if _images(root / folder)]
+  nested = [folder for folder in top if _folders(root / folder)]
+  if not nested and not holding:
+    raise ConfigError(f"no images ({', '.join(EXTENSIONS)}) in {str(root)!r}/<class> or /<split>/<class>", "path")
+  if nested and holding:
+    raise ConfigError(
+      f"{str(root)!r} mixes layouts: {holding[0]!r} holds images, {nested[0]!r} holds folders; "
+      "use <split>/<class>/*.jpg or <class>/*.jpg",
+      "path",
+    )
+  return bool(holding)
+
+
+def _held_out(root, classes, holdout, seed):
+  """What is drawn of class folders: of each class the share `holdout` for "test"."""
+  drawn = {"train": [], "test": []}
+  for label in classes:
+    images = _drawn(seed, root, label)
+    held = round(len(images) * holdout)
+    drawn["test"].append(images[:held])
+    drawn["train"].append(images[held:])
+  return drawn
 
 
 def _split_folders(root, splits, specs, seed):
