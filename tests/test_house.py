@@ -34,7 +34,6 @@ OWED = {  # what is on its way out
     "test_efficientnet",
     "test_swin",
     "test_optim",
-    "test_configs",
     "test_metrics",
   ),
   "function": ("build", "measure", "compact", "vit"),
