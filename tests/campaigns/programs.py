@@ -6,6 +6,7 @@ The first call writes FILE, later ones compare with it and list what differs; ex
 about four minutes on two cores, and neither data nor accelerators.
 """
 
+import argparse
 import hashlib
 import json
 import os
@@ -52,24 +53,26 @@ MODELS = {  # of digits, with what fits 32 px
 }
 
 
-def main(path: str) -> int:
+def main() -> int:
   """Writes the hashes, or compares them with those in the file; the exit code."""
+  parser = argparse.ArgumentParser("python -m tests.campaigns.programs", description=__doc__)
+  parser.add_argument("file", type=pathlib.Path, help="hashes by config; written if there is none, else compared")
+  file = parser.parse_args().file
   hardware.memory = lambda device: None  # that of this machine is not the point
-  found = hashes()
-  file = pathlib.Path(path)
+  after = hashes()
   if not file.exists():
-    file.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"{len(found)} programs written to {file}")
+    file.write_text(json.dumps(after, indent=1) + "\n")
+    print(f"{len(after)} programs written to {file}")
     return 0
   before = json.loads(file.read_text())
-  differ = [name for name in {**before, **found} if before.get(name) != found.get(name)]
-  print(f"{len(found)} programs, {len(differ)} differ: {differ}")
+  differ = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+  print(f"{len(after)} programs, {len(differ)} differ: {differ}")
   return bool(differ)
 
 
 def hashes() -> dict[str, str]:
   """SHA-256 of the train step by config and number of devices."""
-  found = {}
+  hashed = {}
   with tempfile.TemporaryDirectory() as photos:
     for name, i in ((name, i) for name in "abc" for i in range(200)):
       pathlib.Path(photos, name).mkdir(exist_ok=True)
@@ -83,9 +86,9 @@ def hashes() -> dict[str, str]:
       extra |= {"data.path": photos} if "folder" in recipe else {}
       for devices, mesh in ((1, {"mesh.fsdp": "1"}), (8, {})):
         edited = flags.load(f"{ROOT}/configs/{file}.py{argument and ':'}{argument}", extra | changes | mesh)
-        found[f"{name}@{devices}"] = program(edited, jax.devices()[:devices])
-        print(f"{name}@{devices} {found[f'{name}@{devices}'][:12]}", flush=True)
-  return found
+        digest = hashed[f"{name}@{devices}"] = program(edited, jax.devices()[:devices])
+        print(f"{name}@{devices} {digest[:12]}", flush=True)
+  return hashed
 
 
 def program(edited, devices) -> str:
@@ -99,4 +102,4 @@ def program(edited, devices) -> str:
 
 
 if __name__ == "__main__":
-  sys.exit(main(*sys.argv[1:]))
+  sys.exit(main())

@@ -1,0 +1,112 @@
+"""Whether a run that is killed again and again ends in the same bits: python -m tests.campaigns.kills [N] [--seed S]
+
+N SIGKILLs (20), half of them at a random printed step, half while a checkpoint is being written; after each, the same
+command goes on. At the end the weights, the figures and the logged steps are compared with those of a run that nobody
+killed; exit code 1 where they differ. Takes about ten seconds a kill. tests/test_train.py does the same with two.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
+
+from tests import runs
+from vit_jax.prepare import prepare
+
+STEPS = 200
+SAME = ("weights_sha256", "loss", "top1", "f1_macro", "images", "steps")  # of result.json
+
+
+def main() -> int:
+  """Kills, finishes, compares; the exit code."""
+  parser = argparse.ArgumentParser("python -m tests.campaigns.kills", description=__doc__)
+  parser.add_argument("kills", nargs="?", type=int, default=20, help="how many")
+  parser.add_argument("--seed", type=int, default=0, help="of the moments")
+  args = parser.parse_args()
+  draw = random.Random(args.seed)
+  with tempfile.TemporaryDirectory() as folder:
+    os.environ["TFDS_DATA_DIR"] = f"{folder}/data"
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder}/programs"
+    prepare("digits")
+    whole, killed = pathlib.Path(folder, "whole"), pathlib.Path(folder, "killed")
+    runs.finish(started(whole))
+    for kill in range(args.kills):
+      left = args.kills - kill
+      at = last_saved(killed)
+      # Kills to come need steps too.
+      step = at + draw.randint(1, max(1, 2 * (STEPS - at) // (left + 1)))
+      happened = (in_a_save if kill % 2 else at_a_step)(started(killed), killed, step)
+      print(f"{kill + 1:>4}  {happened}; saved: {last_saved(killed)}", flush=True)
+    runs.finish(started(killed))
+    wrong = differences(whole, killed)
+  print("\n".join(wrong) or f"{args.kills} kills, the same bits")
+  return bool(wrong)
+
+
+def started(workdir: pathlib.Path) -> subprocess.Popen:
+  """The run, as its user would start it each time."""
+  changes = {"total": STEPS, "checkpoint__every": 2, "log__every": 1, "evals__test__every": "50%"}
+  return runs.command("train", *runs.words(workdir, **changes))
+
+
+def last_saved(workdir: pathlib.Path) -> int:
+  """The step of the newest whole checkpoint, 0 without any."""
+  return max((int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit()), default=0)
+
+
+def at_a_step(process: subprocess.Popen, workdir: pathlib.Path, step: int) -> str:
+  """Kills once the run has printed this step."""
+  for line in process.stdout:
+    if line.lstrip().startswith(f"{step}/"):
+      break
+  return killed(process, f"at step {step}")
+
+
+def in_a_save(process: subprocess.Popen, workdir: pathlib.Path, step: int) -> str:
+  """Kills while a checkpoint of this step or a later one is half written: a stopped process cannot finish it."""
+  while process.poll() is None:
+    half = [path.name for path in (workdir / "checkpoints").glob("*tmp*")]
+    if half and int(half[0].partition(".")[0]) >= step:
+      process.send_signal(signal.SIGSTOP)
+      os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+      if (workdir / "checkpoints" / half[0]).exists():
+        return killed(process, f"in the save {half[0]}")
+      process.send_signal(signal.SIGCONT)
+    time.sleep(0.0005)
+  return killed(process, "after the end")
+
+
+def killed(process: subprocess.Popen, moment: str) -> str:
+  """SIGKILL, also to a process that is stopped."""
+  process.kill()
+  process.communicate()
+  return f"killed {moment}" if process.returncode == -signal.SIGKILL else f"ended with {process.returncode} {moment}"
+
+
+def differences(whole: pathlib.Path, killed: pathlib.Path) -> list[str]:
+  """What is not as in the run that nobody killed."""
+  results = [json.loads((folder / "result.json").read_text()) for folder in (whole, killed)]
+  wrong = [
+    f"{key}: {results[1][key]} instead of {results[0][key]}" for key in SAME if results[0][key] != results[1][key]
+  ]
+  logs = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in (whole, killed)]
+  losses = [{line["step"]: line["train/loss"] for line in log if "train/loss" in line} for log in logs]
+  if losses[0] != losses[1]:
+    wrong.append(f"losses differ at steps {[step for step in losses[0] if losses[0][step] != losses[1].get(step)]}")
+  steps = [line["step"] for line in logs[1]]
+  if steps != sorted(steps):
+    wrong.append("metrics.jsonl goes back")
+  return wrong
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,76 @@
+"""Every shipped config: it says how to start it, it builds, and shrunk it trains two steps."""
+
+import contextlib
+import inspect
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from tests import recipes
+from vit_jax import build, loop
+from vit_jax.sweeps import study
+
+DATA = ("digits", "folder")  # whose data are here
+RECIPES = [name for name in recipes.NAMES if name not in DATA]
+SWEPT = [name for name in recipes.NAMES if hasattr(recipes.module(name), "sweep")]
+
+
+@pytest.fixture(scope="module")
+def local(photos):
+  """Flags of the recipes whose data are here."""
+  return {"digits": {}, "folder": {"data__path": photos}}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_config_trains_two_steps(name, local, tmp_path):
+  run = recipes.run(name, **recipes.SHRUNK, **local[name])
+  result = loop.train(build.build(run, jax.devices()), tmp_path)
+  assert result["steps"] == 2
+  assert np.isfinite(result["loss"])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_takes_two_steps_and_measures_every_image(name):
+  parts = build.build(recipes.narrow(name), jax.devices(), recipes.pictures)
+  state = parts.init()
+  with contextlib.closing(parts.batches(0)) as batches:
+    for batch in itertools.islice(batches, 2):
+      state, metrics = parts.step(state, batch, {})
+      assert np.isfinite(metrics["loss"])
+  assert int(state.step) == 2
+  figures = list(parts.evals.values())[-1].measure(state.params, lambda: None).figures
+  assert figures["images"] == 16
+  assert np.isfinite(figures["loss"])
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_config_builds_as_it_is(name, local):
+  run = recipes.run(name, **local[name], **({"batch": 24} if name == "folder" else {}))
+  parts = build.build(run, jax.devices())
+  assert parts.total > 0
+  assert run.model.name in parts.overview()
+
+
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_a_config_says_how_to_start_it(name):
+  module = recipes.module(name)
+  assert f"configs/{name}.py" in module.__doc__
+  assert inspect.getdoc(module.get_config)
+
+
+@pytest.mark.parametrize("name", SWEPT)
+def test_every_trial_of_a_sweep_is_possible(name, tmp_path):
+  path = recipes.path(name)
+  sweep = study.sweep_of(path)
+  overrides = {"init.from": "weights.npz"} if name == "finetune" else {}
+  trials = study.Study(path, overrides, sweep, tmp_path).trials()
+  assert [trial.error for trial in trials if trial.config is None] == []
+  assert len(trials) == len(sweep.trials)
+
+
+def test_the_digits_sweep_names_three_seeds():
+  sweep = study.sweep_of(recipes.path("digits"))
+  assert [changes["seed"] for changes in sweep.trials] == [0, 1, 2]
+  assert sweep.decide is None

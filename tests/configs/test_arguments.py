@@ -1,0 +1,35 @@
+"""Arguments of configs that no recipe has: the value, and what is allowed."""
+
+import pytest
+
+from tests import recipes
+from vit_jax import schema
+
+MISTAKES = [  # a config with its argument, what of it is wrong, what is allowed
+  ("finetune:mnist", "'mnist'", "imagenet, cifar10, cifar100, pets, flowers, digits, folder"),
+  ("finetune:pets,ViT-B/16,384,1", "'pets,ViT-B/16,384,1'", "pets,ViT-B/16,384 or less"),
+  ("finetune:digits,ViT-B/16,big", "'digits,ViT-B/16,big'", "digits,cct_2_3x2_32,48 or less"),
+  ("vit_s16_i1k:60ep", "'60ep'", "90ep, 150ep, 300ep"),
+  ("vit_i1k:B/8", "'B/8'", "Ti/16, S/32, S/16, B/32, B/16, L/16"),
+  ("vit_i1k:B/16,strong3", "'strong3'", "none, light1"),
+  ("vit_i1k:B/16,", "augmentation ''", "none, light1"),
+  ("vit_i21k:Ti/16", "'Ti/16'", "B/32, B/16, L/32, L/16"),
+  ("vit_i21k:L/32,augreg", "'L/32'", "allowed for augreg: Ti/16, S/32"),
+  ("vit_i21k:L/16,paper", "'paper'", "L/16,augreg, or L/16 alone"),
+  ("vit_jft:G/14", "'G/14'", "B/32, B/16, L/32, L/16, H/14"),
+  ("vit_jft:H/14,7ep", "'7ep' of H/14", "14ep"),
+  ("vit_g_jft:e/14", "'e/14'", "g/14, G/14"),
+  ("cct_cifar:cct_14_7x2_224", "'cct_14_7x2_224'", "vit_2_4_32"),
+  ("cct_cifar:cct_7_3x1_32,mnist", "'cct_7_3x1_32,mnist'", "cifar10,300, cifar10,1500, cifar10,5000, cifar100,300"),
+  ("cct_cifar:cct_7_3x1_32,cifar10,200", "'cct_7_3x1_32,cifar10,200'", "cifar10,300, cifar10,1500"),
+  ("cct_cifar:cct_7_3x1_32,cifar10,300,1", "'cct_7_3x1_32,cifar10,300,1'", "cifar10,300, cifar10,1500"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), MISTAKES)
+def test_an_argument_that_no_recipe_has_is_one_clear_error(name, value, allowed):
+  with pytest.raises(schema.ConfigError) as error:
+    recipes.load(name)
+  first, separator, last = str(error.value).partition("; ")
+  assert first.startswith(f"--config: {recipes.path(name)}: ") and value in first
+  assert separator and allowed in last

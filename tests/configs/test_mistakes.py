@@ -1,0 +1,131 @@
+"""Mistakes in configs and flags: values of every kind in every place, and those that people make, end in one error."""
+
+import json
+import random
+
+import jax
+import pytest
+
+from tests import recipes, runs
+from vit_jax import build, config, schema
+from vit_jax.data import catalog
+
+# Values of every kind for every key: either the run builds, or there is one error that names the key.
+
+VALUES = (
+  "-1", "0", "0.5", "1e30", "nan", "none", "true", "nonsense", "[]", "(1,2)", "{}", "''", "10ep", "3", "[('x', 1)]",
+)  # fmt: skip
+
+
+def leaves(value, path=""):
+  if isinstance(value, dict):
+    for key, inner in value.items():
+      yield from leaves(inner, f"{path}.{key}" if path else key)
+  else:
+    yield path
+
+
+def mutations():
+  keys = sorted(leaves(json.loads(config.dumps(recipes.run("digits")))))
+  everything = [(key, value) for key in keys for value in VALUES]
+  misspelled = [(key[:-1] + ("x" if key[-1] != "x" else "y"), "1") for key in keys]
+  return random.Random(0).sample(everything, 300) + misspelled
+
+
+def test_no_mutated_config_ends_in_a_traceback():
+  wrong, opened = [], {}
+
+  def open_split(choice, split):
+    # A dataset takes longer to open than all the rest; one that cannot be opened is asked each time.
+    key = json.dumps(schema.plain(schema.arguments(choice, catalog.READERS[choice.name])))
+    if (choice.name, key, split) not in opened:
+      opened[choice.name, key, split] = catalog.open_split(choice, split)
+    return opened[choice.name, key, split]
+
+  for key, text in mutations():
+    try:
+      build.build(recipes.run("digits", **{"model.depth": 1, key: text}), jax.devices(), open_split)
+    except schema.ConfigError as error:
+      said = str(error)
+      if key.split(".")[-1] not in said and key.split(".")[0] not in said:
+        wrong.append(f"{key}={text}: the message does not say where: {said}")
+    except Exception as error:
+      wrong.append(f"{key}={text}: {type(error).__name__}: {error}")
+  assert not wrong, "\n".join(wrong)
+
+
+MISTAKES = {  # what is changed; the key that the error is at; the value, what is allowed, what to do
+  "an unknown model": ({"model.name": "cct_2_3x3_32"}, "model.name", "'cct_2_3x3_32'", "Did you mean 'cct_2_3x2_32'"),
+  "an unknown size": ({"model.name": "ViT-Q/16"}, "model.name", "'Q'", "Ti, S, M, B, L"),
+  "an unknown dataset": ({"data.name": "digit"}, "data.name", "'digit'", "Did you mean 'digits'"),
+  "an unknown optimizer": ({"optim.name": "adamv"}, "optim.name", "'adamv'", "Did you mean 'adamw'"),
+  "an unknown schedule": (
+    {"optim.schedule.name": "cosin"}, "optim.schedule.name", "'cosin'", "Did you mean 'cosine'",
+  ),
+  "a batch that does not divide": ({"batch": "12"}, "batch", "12", "8 devices", "nearest that do: [64]"),
+  "a batch larger than the data": ({"batch": "1440"}, "batch", "1440", "1437"),
+  "a patch that does not divide": ({"model.name": "ViT-Ti/5"}, "model", "32", "patch 5", "30, 35"),
+  "a split that is not there": ({"data.train": "trian"}, "data.train", "'trian'", "Did you mean 'train'"),
+  "a mesh that does not fit": ({"mesh.fsdp": "3"}, "mesh", "fsdp=3", "8 devices"),
+  "micro-batches that do not divide": ({"optim.accumulate": "16"}, "batch", "64", "optim.accumulate", "[128]"),
+  "a pattern without effect": ({"optim.frozen": "['haed/.*']"}, "optim.frozen[0]", "'haed/.*'", "nearest: head/bias"),
+  "a model too large for the machine": (
+    {"model.width": "32768", "model.heads": "16", "model.depth": "2"}, "model", "GiB", "config.mesh.fsdp",
+  ),
+  "no step": ({"total": "0"}, "total", "0", "1 to"),
+  "all frozen": ({"optim.frozen": "['.*']"}, "optim.frozen", "'.*'", "nothing is left to train"),
+  "a length beyond int32": ({"total": "5000000M"}, "total", "5000000M", "2**31 - 1"),
+  "heads that do not divide": ({"model.heads": "3"}, "model", "heads 3", "1, 2, 4, 8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_clear_error(name):
+  changes, key, *words = MISTAKES[name]
+  with pytest.raises(schema.ConfigError) as error:
+    build.build(recipes.run("digits", **changes), jax.devices())
+  place, _, message = str(error.value).partition(": ")
+  assert place in (f"config.{key}", key)
+  assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("flag", ["data.mixing.name=mixup", "optim.schedule.name=linear", "evals.train.name=accuracy"])
+def test_a_choice_that_the_file_does_not_mention_can_be_made_by_a_flag(flag):
+  key, name = flag.split("=")
+  assert name in config.dumps(recipes.run("digits", **{key: name}))
+
+
+# As a user starts them.
+
+
+def test_without_data_a_plan_stands_and_training_says_what_to_do(tmp_path, monkeypatch):
+  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+  run = recipes.narrow("vit_jft")
+  parts = build.build(run, jax.devices(), catalog.known_split)
+  assert parts.examples == 302_950_000
+  assert parts.batch_shapes["label"].shape == (8, 8)
+  own = r"your own copy of jft300m.*--config\.data\.path=DIR"
+  with pytest.raises(schema.ConfigError, match=own):
+    next(parts.batches(0))
+  with pytest.raises(schema.ConfigError, match=own):
+    parts.evals["test"].measure(parts.init().params, lambda: None)
+  with pytest.raises(schema.ConfigError, match=own):
+    build.build(run, jax.devices())
+
+
+def test_training_without_data_exits_with_2_and_one_error(tmp_path):
+  words = ["--config=configs/vit_s16_i1k.py", f"--workdir={tmp_path / 'run'}", f"--config.data.path={tmp_path}"]
+  message = runs.finish(runs.command("train", *words, devices=8), 2)
+  assert f"prepare it with: python -m vit_jax.prepare imagenet2012 --data_dir={tmp_path}" in message
+  assert "Traceback" not in message
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_mistake_exits_with_2_before_the_workdir_exists(tmp_path):
+  message = runs.finish(runs.command("train", *runs.words(tmp_path / "run", **{"optim.lrr": "1"})), 2)
+  assert "Did you mean 'lr'" in message
+  assert "Traceback" not in message
+  assert not (tmp_path / "run").exists()
+  message = runs.finish(runs.command("train", *runs.words(tmp_path / "run", batch=12), devices=8), 2)
+  assert "12 does not divide over 8 devices" in message
+  assert not (tmp_path / "run").exists()

@@ -1,0 +1,75 @@
+"""Shipped configs as tests want them: by name with changes, narrow, with the catalog's facts for data."""
+
+import cv2
+import jax
+import numpy as np
+
+from tests import runs
+from vit_jax import build, config, flags
+from vit_jax.data import catalog, sources
+
+NAMES = sorted(file.stem for file in (runs.ROOT / "configs").glob("*.py"))
+NAMES.remove("fewshot")  # no run; see test_fewshot
+SHRUNK = {
+  "optim.accumulate": "1",
+  "batch": "8",
+  "total": "2",
+  "model.depth": "2",
+  "log.every": "1",
+  "data.image_size": "32",
+}
+
+
+def path(name):
+  """The --config of the shipped `file` or `file:argument`."""
+  file, colon, argument = name.partition(":")
+  return f"{runs.ROOT}/configs/{file}.py{colon}{argument}"
+
+
+def module(name):
+  """The Python module of a shipped config."""
+  return flags.module(path(name))[0]
+
+
+def load(name, **changes):
+  """A shipped config as its file and flags make it, before it is resolved; changes name keys with __ for dots."""
+  return flags.load(path(name), {key.replace("__", "."): str(value) for key, value in changes.items()})
+
+
+def run(name, **changes):
+  """The same as a complete run."""
+  return build.complete(config.resolve(load(name, **changes)))
+
+
+def known(name, **changes):
+  """Parts of a recipe on 8 devices, with nothing but the catalog's facts for data."""
+  return build.build(run(name, **changes), jax.devices(), catalog.known_split)
+
+
+def narrow(name):
+  """The run of a recipe with a few thousand parameters, for pictures of 32 px and two steps."""
+  edited = load(name)
+  side = "28" if edited.model.name.endswith("/14") else "32"
+  small = {"model.width": "16", "model.heads": "2", "model.hidden": "16", "model.scan": "true"}
+  small["init.from"] = "weights.npz"  # which a recipe may ask for, and nothing reads here
+  for key, text in (SHRUNK | small | {"data.image_size": side, "optim.warmup": "0"}).items():
+    flags.edit(edited, key, text)
+  for part, key, value in (
+    (edited.model, "pre_logits", 16),
+    (edited.data.get("test_crop", {}), "resize", 36),
+    (edited.optim.schedule, "cooldown", 0),
+  ):
+    if key in part:
+      part[key] = value
+  return build.complete(config.resolve(edited))
+
+
+def pictures(choice, split):
+  """In the place of a set's data: 16 photographs, with as many labels as its images have."""
+  row, draw = catalog.CATALOG[choice.name], np.random.default_rng(0)
+  files = [cv2.imencode(".jpg", draw.integers(0, 255, (40, 50, 3), np.uint8))[1].tobytes() for _ in range(16)]
+  labels = [tuple(map(int, draw.integers(row.classes, size=draw.integers(1, row.labels + 1)))) for _ in files]
+  if row.labels == 1:
+    labels = [label for (label,) in labels]
+  names = tuple(map(str, range(row.classes)))
+  return sources.Source("made", split, names, 16, lambda i: (files[i], labels[i]), str, row.labels)
