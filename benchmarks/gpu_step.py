@@ -34,7 +34,7 @@ from torch import nn
 
 from vit_jax import build, cli, config, files, hardware, schema, trees
 from vit_jax.data import catalog
-from vit_jax.models import vit
+from vit_jax.models.published import vit
 
 SIDE, CLASSES = 224, 1000
 RATE, DECAY, CLIP = 1e-4, 0.1, 1.0
@@ -154,7 +154,7 @@ def run(model: str, attention: str, batch: int) -> config.Run:
   return build.complete(
     config.resolve(
       config.recipe(
-        model=dict(name=f"ViT-{model}", head="gap", gelu="erf", dtype="bfloat16", attention=attention),
+        model=dict(name=f"ViT-{model}", pool="gap", gelu="erf", dtype="bfloat16", attention=attention),
         data=dict(name="imagenet2012", image_size=SIDE),
         # No warm-up: a rate of zero would keep the head, and with it most gradients, at zero.
         optim=dict(name="adamw", lr=RATE, schedule=dict(name="constant"), weight_decay=DECAY, clip=CLIP),

@@ -18,7 +18,7 @@ def get_config(size="g/14"):
   if size not in SIZES:
     raise ValueError(f"unknown size {size!r}; allowed: {', '.join(SIZES)}")
   return recipe(
-    model=dict(name=f"ViT-{size}", head="map", head_bias=-10.0, dtype="bfloat16", scan=True, remat="full"),
+    model=dict(name=f"ViT-{size}", pool="map", head_bias=-10.0, dtype="bfloat16", scan=True, remat="full"),
     data=dict(name="jft3b", test_crop=dict(name="centre", resize=256)),
     task=dict(name="classify", loss="sigmoid"),
     optim=dict(

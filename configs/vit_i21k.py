@@ -66,4 +66,4 @@ def augreg(layers, magnitude, alpha):
     mixing=dict(name="mixup", alpha=alpha, partner="rolled", share="larger") if alpha else dict(name="none"),
   )
   optim = dict(mu_dtype="bfloat16", weight_decay=1e-4, decay="independent", schedule=dict(name="cosine"), clip=1.0)
-  return dict(head="gap"), data, optim, "300ep"
+  return dict(pool="gap"), data, optim, "300ep"

@@ -18,7 +18,7 @@ def get_config(length="90ep"):
   if length not in LENGTHS:
     raise ValueError(f"unknown length {length!r}; allowed: {', '.join(LENGTHS)}, or any other as --config.total=60ep")
   return recipe(
-    model=dict(name="ViT-S/16", head="gap", position="sincos2d", pre_logits=384, dtype="bfloat16"),
+    model=dict(name="ViT-S/16", pool="gap", position="sincos2d", pre_logits=384, dtype="bfloat16"),
     data=dict(
       name="imagenet2012",
       train="train[:99%]",  # the rest is for choices that must not see the validation images

@@ -1,10 +1,15 @@
 """Small models and images, of noise throughout: zero-initialised parts count, nothing is compiled to initialise."""
 
+import functools
+import math
+import re
+
 import jax
 import numpy as np
 from flax import nnx
 
 from vit_jax import models
+from vit_jax.schema import Choice
 
 SIZE = {"image_size": 16, "classes": 5, "width": 16, "depth": 3, "heads": 2, "hidden": 24}
 
@@ -67,6 +72,43 @@ def stacked(unrolled, scanned):
   for path, variables in layers.items():
     values.append((("blocks", *path), variables[0].replace(np.stack([v[...] for v in variables]))))
   return nnx.merge(nnx.graphdef(scanned), nnx.from_flat_state(values))
+
+
+@functools.cache
+def shapes(name, image_size=None, classes=None, channels=3, **arguments):
+  """{path: shape and type} of a model; image size and classes are the published ones unless said."""
+  return abstract(name, image_size, classes, channels, **arguments).shapes()
+
+
+@functools.cache
+def abstract(name, image_size=None, classes=None, channels=3, **arguments):
+  """A model as a value, made once in a process. Arguments are hashable."""
+  row = models.find(name)
+  classes = row.classes if classes is None else classes
+  return models.functional(models.Description(Choice(name, arguments), image_size or row.image_size, classes, channels))
+
+
+def count(name, image_size=None, classes=None, **arguments):
+  """Values in all parameters that are trained."""
+  model = abstract(name, image_size, classes, **arguments)
+  return sum(math.prod(leaf.shape) for path, leaf in model.shapes().items() if path not in model.statistics)
+
+
+def check_tables(model):
+  """Every parameter has one row in the table of shardings, of its rank, and one place in the order of parameters."""
+  published, scan = model.description.published, model.description.model.args.get("scan", False)
+  for path, leaf in model.shapes().items():
+    rows = [axes for pattern, axes in published.sharding if re.fullmatch(pattern, path)]
+    assert len(rows) == 1, path
+    assert len(rows[0]) + (scan and path.startswith("blocks/")) == len(leaf.shape), path
+    named = [axis for axis in rows[0] if axis]
+    assert set(named) <= {"fsdp", "tensor"} and len(named) == len(set(named)), path  # one dimension an axis
+    assert leaf.dtype == np.float32, path
+    order = published.order
+    places = [
+      pattern for pattern in (order.before, order.blocks, order.after, order.head) if re.fullmatch(pattern, path)
+    ]
+    assert len(places) == 1, path
 
 
 def softmax(x):

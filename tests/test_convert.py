@@ -92,7 +92,7 @@ def test_hugging_face_gets_the_config_that_its_library_reads(tmp_path):
   assert not (tmp_path / "out/other.safetensors").exists()
 
 
-@pytest.mark.parametrize("arguments", [{"gelu": "erf"}, {"position": "sincos2d", "head": "gap"}])
+@pytest.mark.parametrize("arguments", [{"gelu": "erf"}, {"position": "sincos2d", "pool": "gap"}])
 @pytest.mark.parametrize("size", [32, (24, 40)])
 def test_what_convert_writes_it_reads_by_its_own_header(tmp_path, arguments, size):
   described = Description(Choice("ViT-S/8", SMALL | arguments), size, 3)
@@ -107,7 +107,7 @@ def test_inspection_says_what_a_user_needs(tmp_path):
   said = convert.inspect(tmp_path / "a.npz", {})
   rows = dict(line.split(maxsplit=1) for line in said.splitlines())
   assert rows["layout"].startswith("vit_jax names (.npz), 40 tensors")
-  assert (rows["family"], rows["patch"], rows["head"], rows["classes"]) == ("vit", "8", "cls", "3")
+  assert (rows["family"], rows["patch"], rows["pool"], rows["classes"]) == ("vit", "8", "cls", "3")
   assert rows["size"] == "width 64, depth 2, heads 2, hidden 96"
   assert rows["resolution"] == "32 px, 3 channels"
   assert rows["config"].startswith("--config.model.name=ViT-")

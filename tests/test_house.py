@@ -26,18 +26,15 @@ OWED = {  # what is on its way out
     "schema",
     "readers/tfds",
     "evals/fewshot",
-    *(f"importers/{name}" for name in ("bit", "compact", "efficientnet", "mixer", "swin", "vit")),
   ),
   "lines": (
     "test_sources",
     "test_stream",
-    "test_efficientnet",
-    "test_swin",
     "test_optim",
     "test_configs",
     "test_metrics",
   ),
-  "function": ("build", "measure", "compact", "vit"),
+  "function": ("build", "measure"),
 }
 
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import jax
 import pytest
-from flax import nnx
 
-from tests import parity
+from tests import modules, parity
 from vit_jax import flops, models
 
 TEXT = (pathlib.Path(__file__).parent.parent / "docs" / "models.md").read_text()
@@ -77,25 +76,26 @@ def label(row):
   return "-".join([*row.names[:1], *map(str, row.arguments.values()), str(row.size)])
 
 
-def counted(name, size, **arguments):
+def counted(model):
   """Trained parameters, running averages, and FLOPs of one image, without a value or a compiled program."""
-  model = nnx.eval_shape(lambda: models.create(name, image_size=size, **arguments))
-  kinds = [
-    sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, kind)))
-    for kind in (nnx.Param, nnx.BatchStat)
-  ]
-  graph, state = nnx.split(model)
-  images = jax.ShapeDtypeStruct((1, *model.shape), "float32")
-  return *kinds, flops.count(lambda state, images: nnx.merge(graph, state)(images), state, images)
+  shapes, size = model.shapes(), model.description.image_size
+  trained, averages = (
+    sum(math.prod(leaf.shape) for path, leaf in shapes.items() if (path in model.statistics) == moved)
+    for moved in (False, True)
+  )
+  images = jax.ShapeDtypeStruct((1, size, size, 3), "float32")
+  return trained, averages, flops.count(lambda params, images: model.outputs(params, images)[0].logits, shapes, images)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=label)
-def test_a_row_has_the_numbers_of_its_model(row):
+def test_a_row_has_the_numbers_of_its_model_and_its_tables_fit(row):
   printed = row.parameters * (len(row.names) if len(row.parameters) == 1 else 1)
   for name, parameters in zip(row.names, printed, strict=True):
     # A scanned stack is traced once for all blocks.
     scan = {"scan": True} if "scan" in inspect.signature(models.lookup(name)).parameters else {}
-    trained, averages, flops = counted(name, row.size, **row.arguments, **scan)
+    model = modules.abstract(name, row.size, **row.arguments, **scan)
+    modules.check_tables(model)
+    trained, averages, flops = counted(model)
     assert parameters == f"{trained:,}" + (f" + {averages:,}" if averages else ""), name
     decimals = len(row.gflops.partition(".")[2])
     assert row.gflops == f"{flops / 1e9:,.{decimals}f}", name
@@ -103,7 +103,8 @@ def test_a_row_has_the_numbers_of_its_model(row):
 
 @pytest.mark.parametrize(("name", "size"), [("ViT-Ti/16", 224), ("cct_2_3x2_32", 32), ("Mixer-S/32", 224)])
 def test_scanned_and_unrolled_stacks_count_alike(name, size):
-  assert counted(name, size, scan=True) == counted(name, size, scan=False)
+  one, other = (counted(modules.abstract(name, size, scan=scan)) for scan in (True, False))
+  assert one == other
 
 
 def test_every_model_has_a_row_or_is_said_to_have_no_weights():

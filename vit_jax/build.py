@@ -150,7 +150,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   shapes = model.shapes() | jax.eval_shape(task.init, jax.random.key(0))
   params = mesh.parameters((*models.sharding(run.model.name), *task.sharding), shapes, grid)
   with at("config.optim"):
-    transformation, schedule = optim.create(run.optim, shapes, total, steps_of, model.statistics)
+    transformation, schedule = optim.create(run.optim, shapes, total, steps_of, model.statistics, model.layers_above())
   init, state_shapes = _state(run, model, task, transformation, params, grid)
   step = _step(run, model, task, transformation, state_shapes, grid)
   with at("config.data"):

@@ -125,7 +125,7 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool = False) -> str:
   shapes, bound = layout.shapes(description), description.arguments()
   rows = {
     "layout": f"{kind}, {stored}",
-    "family": description.family,
+    "family": description.published.family,
     "model": description.model.name,
     **facts(shapes, bound),
     "resolution": _pixels(description.image_size) + f", {description.channels} channels",
@@ -147,9 +147,9 @@ def facts(shapes: dict, bound: dict) -> dict[str, str]:
     hidden = shapes["blocks/0/mlp/up/kernel"][1]
     result["size"] = f"width {query[0]}, depth {depth}, heads {query[1]}, hidden {hidden}"
   tokens = {"pool/score/kernel": "seqpool", "pool/probe": "map", "distillation": "distilled", "cls": "cls"}
-  result["head"] = next((word for path, word in tokens.items() if path in shapes), "gap")
-  words = ("position", "pre_logits", "gelu", "eps", "norm_order", "stages", "padding")
-  result |= {word: str(bound[word]) for word in words if bound.get(word) is not None}
+  result["pool"] = next((word for path, word in tokens.items() if path in shapes), "gap")
+  words = ("registers", "position", "pre_logits", "gelu", "eps", "norm_order", "stages", "padding")
+  result |= {word: str(bound[word]) for word in words if bound.get(word) not in (None, 0)}
   return result
 
 

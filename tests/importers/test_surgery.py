@@ -87,7 +87,7 @@ def test_another_resolution_keeps_the_class_token_and_resamples_the_rest(size):
 
 
 def test_both_leading_tokens_of_a_distilled_model_are_kept():
-  have, want = described(head="distilled"), described(head="distilled", image_size=64)
+  have, want = described(pool="distilled"), described(pool="distilled", image_size=64)
   arrays = drawn(have)
   fitted, _ = surgery.fit(arrays, have, want)
   np.testing.assert_array_equal(fitted["position/table"][:2], arrays["position/table"][:2])
@@ -142,7 +142,7 @@ def test_pre_logits_leave_with_the_head_they_fed_and_never_alone():
     ({"width": 16}, r"blocks/0/attention/key/bias is \(2, 4\) in the file, \(2, 8\) in the model"),
     ({"depth": 3}, "missing: blocks/2/"),
     ({"depth": 1}, "left over: blocks/1/"),
-    ({"head": "gap"}, "left over: cls"),
+    ({"pool": "gap"}, "left over: cls"),
     ({"image_size": 36, "name": "ViT-Ti/12"}, "embedding/kernel is"),
     ({"name": "Mixer-S/16"}, "missing: blocks/0/tokens/"),
   ],
@@ -173,3 +173,25 @@ def test_relative_tables_of_swin_follow_the_window():
   path = next(path for path in arrays if path.endswith("attention/table"))
   np.testing.assert_array_equal(fitted[path], surgery.resample(arrays[path], (7, 7), (15, 15), "bicubic"))
   assert "resampled" in notes[0]
+
+
+@pytest.mark.parametrize(
+  ("have", "want", "says"),
+  [
+    ({}, {"registers": 2}, "missing: registers"),
+    ({"registers": 2}, {}, "left over: registers"),
+    ({"registers": 2}, {"registers": 4}, r"registers is \(2, \d+\) in the file, \(4, \d+\) in the model"),
+  ],
+)
+def test_another_number_of_registers_is_said(have, want, says):
+  have, want = described(**have), described(**want)
+  with pytest.raises(ConfigError, match=says):
+    surgery.fit(drawn(have), have, want)
+
+
+def test_registers_stay_when_positions_are_resampled():
+  have, want = described(registers=2), described(registers=2, image_size=64)
+  given = drawn(have)
+  fitted, _ = surgery.fit(given, have, want)
+  np.testing.assert_array_equal(fitted["registers"], given["registers"])
+  np.testing.assert_array_equal(fitted["position/table"][0], given["position/table"][0])

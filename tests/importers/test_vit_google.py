@@ -5,14 +5,14 @@ import pytest
 
 from tests.importers.test_layout import SMALL, example, hints_of
 from vit_jax import importers
-from vit_jax.importers import layout, vit_google
+from vit_jax.importers import layout, vit
 from vit_jax.models import Description
 from vit_jax.schema import Choice
 
 
 @pytest.mark.parametrize("prefix", ["params/", "opt/target/", "params/img/", "img/"])
 def test_prefixes_of_google_and_what_stands_beside_them_are_left_out(prefix):
-  written, description, arrays = example("big_vision", "ViT-S/8", SMALL | {"head": "map"}, 32, 0)
+  written, description, arrays = example("big_vision", "ViT-S/8", SMALL | {"pool": "map"}, 32, 0)
   tensors = {prefix + name: array for name, array in layout.write(written, arrays, description).items()}
   if "img" in prefix:
     tensors |= {prefix.replace("img", "txt") + "head/bias": np.zeros(3), prefix.replace("img/", "t"): np.zeros(1)}
@@ -21,7 +21,7 @@ def test_prefixes_of_google_and_what_stands_beside_them_are_left_out(prefix):
 
 
 def test_scanned_stacks_of_big_vision_are_taken_apart():
-  written, description, arrays = example("big_vision", "ViT-S/8", SMALL | {"head": "gap"}, 32, 3)
+  written, description, arrays = example("big_vision", "ViT-S/8", SMALL | {"pool": "gap"}, 32, 3)
   tensors = layout.write(written, arrays, description)
   stacked = {name: array for name, array in tensors.items() if "encoderblock_" not in name}
   for name in [name for name in tensors if "encoderblock_0/" in name]:
@@ -33,7 +33,7 @@ def test_scanned_stacks_of_big_vision_are_taken_apart():
 
 
 def test_very_old_attention_pooling_stands_at_the_top():
-  written, description, arrays = example("big_vision", "ViT-S/8", SMALL | {"head": "map"}, 32, 3)
+  written, description, arrays = example("big_vision", "ViT-S/8", SMALL | {"pool": "map"}, 32, 3)
   tensors = layout.write(written, arrays, description)
   old = {name.removeprefix("MAPHead_0/"): array for name, array in tensors.items()}
   back = importers.recognise(old).read()
@@ -84,7 +84,7 @@ def test_every_generation_of_position_tables_is_read(place, counted):
 
 def test_a_token_that_is_folded_in_keeps_its_bits_where_its_place_is_zero():
   cls, table = np.full((1, 1, 2), -0.0, np.float32), np.zeros((1, 4, 2), np.float32)
-  folded, rest = vit_google.fold_class_token(cls, table)
+  folded, rest = vit.fold_token(cls, table)
   assert np.signbit(folded).all() and rest.shape == (1, 3, 2)
 
 

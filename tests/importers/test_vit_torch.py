@@ -1,11 +1,16 @@
 """vit_jax/importers/vit_torch.py: timm and Hugging Face besides their rows, whose round trip is in test_layout."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
+from tests import modules
 from tests.importers.test_layout import SMALL, example
-from vit_jax import importers
+from tests.parity import models as parity
+from vit_jax import importers, models
 from vit_jax.importers import layout
+from vit_jax.schema import ConfigError
 
 
 def test_deit_3_has_places_for_patches_only_here_and_there():
@@ -18,9 +23,9 @@ def test_deit_3_has_places_for_patches_only_here_and_there():
   assert found.description.arguments()["layer_scale"] > 0
 
 
-@pytest.mark.parametrize(("size", "head"), [((24, 40), "cls"), ((32, 48), "cls"), ((16, 56), "distilled")])
-def test_oblong_grids_that_look_like_squares_are_told_by_the_image_size(size, head):
-  written, description, arrays = example("timm", "ViT-S/8", SMALL | {"head": head}, size, 3)
+@pytest.mark.parametrize(("size", "pool"), [((24, 40), "cls"), ((32, 48), "cls"), ((16, 56), "distilled")])
+def test_oblong_grids_that_look_like_squares_are_told_by_the_image_size(size, pool):
+  written, description, arrays = example("timm", "ViT-S/8", SMALL | {"pool": pool}, size, 3)
   found = importers.recognise(layout.write(written, arrays, description), {"heads": 2, "image_size": list(size)})
   assert found.description.image_size == size
   np.testing.assert_array_equal(found.read()["position/table"], arrays["position/table"])
@@ -36,7 +41,7 @@ def test_oblong_grids_that_look_like_squares_are_told_by_the_image_size(size, he
   ],
 )
 def test_the_few_names_of_timm_with_the_tanh_form_are_known(name, gelu):
-  written, description, arrays = example("timm", "ViT-S/8", SMALL | {"head": "map"}, 32, 0)
+  written, description, arrays = example("timm", "ViT-S/8", SMALL | {"pool": "map"}, 32, 0)
   found = importers.recognise(layout.write(written, arrays, description), {"heads": 2, "name": name})
   assert found.description.arguments()["gelu"] == gelu
 
@@ -54,3 +59,48 @@ def test_hugging_face_files_without_a_head_have_no_prefix():
   found = importers.recognise(bare, {"heads": 2})
   assert found.description.classes == 0 and found.description.arguments()["eps"] == 1e-12
   assert all(np.array_equal(found.read()[path], arrays[path]) for path in arrays)
+
+
+REGISTERS = SMALL | {"gelu": "erf", "layer_scale": 1e-4, "registers": 3}
+
+
+@pytest.mark.parametrize("pool", ["cls", "gap"])
+def test_registers_are_timms_and_tables_then_have_rows_for_patches_only(pool):
+  written, description, arrays = example("timm", "ViT-S/8", REGISTERS | {"pool": pool}, 32, 3)
+  tensors = layout.write(written, arrays, description)
+  np.testing.assert_array_equal(tensors["reg_token"], arrays["registers"][None])
+  assert tensors["pos_embed"].shape == (1, 16, 64)
+  found = importers.recognise(tensors, {"heads": 2})
+  assert (found.description.arguments()["registers"], found.description.arguments()["pool"]) == (3, pool)
+  back = found.read()
+  if pool == "cls":  # its position is part of the token
+    np.testing.assert_array_equal(back["cls"], arrays["cls"] + arrays["position/table"][0])
+    assert not np.any(back["position/table"][0])
+    np.testing.assert_array_equal(back["position/table"][1:], arrays["position/table"][1:])
+  images = modules.images(32, 2)
+  logits = [np.asarray(models.functional(description).create(values)(images)) for values in (arrays, back)]
+  np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-5)
+
+
+def test_positions_of_registers_are_added_to_them():
+  # timm has rows for them in the table unless `no_embed_class` is set.
+  written, description, arrays = example("timm", "ViT-S/8", REGISTERS, 32, 3)
+  tensors = layout.write(written, arrays, description)
+  rows = np.random.default_rng(1).standard_normal((1, 4, 64), dtype=np.float32)
+  whole = tensors | {"pos_embed": np.concatenate([rows, tensors["pos_embed"]], axis=1)}
+  back = importers.recognise(whole, {"heads": 2}).read()
+  np.testing.assert_array_equal(back["registers"], arrays["registers"] + rows[0, 1:])
+  np.testing.assert_array_equal(back["position/table"][0], rows[0, 0])
+  np.testing.assert_array_equal(back["position/table"][1:], arrays["position/table"][1:])
+
+
+@pytest.mark.parametrize("name", ["vit_jax", "big_vision", "hf"])
+def test_other_codes_have_no_place_for_registers(name):
+  written, description, arrays = example(name, "ViT-S/8", SMALL | {"registers": 2}, 32, 3)
+  with pytest.raises(ConfigError, match=f"'{name}' has no place for registers"):
+    layout.write(written, arrays, description)
+
+
+def test_four_registers_of_dinov2_give_timms_numbers():
+  (result,) = parity.check(pathlib.Path(__file__).parent / "vit_small_patch14_reg4_dinov2_98.json")
+  assert not result.wrong and result.error < 1e-5

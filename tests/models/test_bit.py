@@ -11,25 +11,15 @@ from flax import nnx
 from tests import modules
 from tests.models.test_resnet import convolved, group_norm, standardised
 from vit_jax import models, schema
-from vit_jax.importers import bit as importer
-from vit_jax.importers import layout
-from vit_jax.models import bit
+from vit_jax.models.published import bit as published
 from vit_jax.schema import Choice
 
 SMALL = {"stages": (1, 1), "width_factor": 0.5}
-COUNTS = {  # 1000 classes; what timm 1.0.31 counts in its resnetv2_*_bit
-  "R50x1": 25_549_352,
-  "R50x3": 217_319_080,
-  "R101x1": 44_541_480,
-  "R101x3": 387_934_888,
-  "R152x2": 236_335_208,
-  "R152x4": 936_533_224,
-}
 
 
 def make(name="R50x1", image_size=32, channels=3, classes=5, **arguments):
   """The shapes of a model; no number is drawn."""
-  row = bit.PUBLISHED[name]
+  row = published.NAMES[name]
   choice = schema.bind(Choice(name, arguments), (row.make,))
   return nnx.eval_shape(lambda: row.make(image_size, channels, classes, nnx.Rngs(0), **choice.args))
 
@@ -41,26 +31,6 @@ def model(**arguments):
 
 def count(module):
   return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(nnx.state(module)))
-
-
-@pytest.mark.parametrize("name", COUNTS)
-def test_parameter_counts_are_the_published_ones(name):
-  assert count(make(name, 224, classes=1000)) == COUNTS[name]
-
-
-@pytest.mark.parametrize("name", bit.SIZES)
-def test_parameters_of_every_size_add_up(name):
-  factor, stages = bit.SIZES[name]
-  channels = 64 * factor
-  expected = 7 * 7 * 3 * channels
-  for i, units in enumerate(stages):
-    d = 64 * factor * 2**i
-    for j in range(units):
-      expected += 2 * (channels + d + d)  # norms
-      expected += channels * d + 9 * d * d + d * 4 * d + (j == 0) * channels * 4 * d
-      channels = 4 * d
-  assert count(make(name, 64, classes=7)) == expected + 2 * channels + channels * 7 + 7
-  assert channels == 2048 * factor
 
 
 def plain(module, x):
@@ -104,7 +74,7 @@ def test_a_model_is_a_resnet_of_version_2_with_symmetric_padding(sides, stages, 
 def test_initial_logits_are_zero_and_kernels_have_unit_gain():
   @jax.jit
   def initial(x):
-    module = bit.PUBLISHED["R50x1"].make(16, 3, 5, nnx.Rngs(0), stages=(1,), width_factor=0.5)
+    module = published.NAMES["R50x1"].make(16, 3, 5, nnx.Rngs(0), stages=(1,), width_factor=0.5)
     unit = module.stages[0][0]
     return module(x), jnp.std(module.root.kernel[...]), [n.scale[...] for n in (module.norm, unit.norm1, unit.norm3)]
 
@@ -144,12 +114,12 @@ def test_bfloat16_computes_in_bfloat16_and_gives_finite_gradients():
     assert leaf[...].dtype == jnp.float32 and np.all(np.isfinite(leaf[...])) and np.any(leaf[...]), path
 
 
-@pytest.mark.parametrize("name", bit.PUBLISHED)
+@pytest.mark.parametrize("name", published.NAMES)
 def test_every_parameter_is_in_the_sharding_table(name):
-  assert bit.PUBLISHED[name].family == "bit" and bit.PUBLISHED[name].image_size == 224
+  assert published.NAMES[name].family == "bit" and published.NAMES[name].image_size == 224
   for path, variable in nnx.to_flat_state(nnx.state(make(name))):
     path = "/".join(map(str, path))
-    rows = [axes for pattern, axes in bit.PUBLISHED[name].sharding if re.fullmatch(pattern, path)]
+    rows = [axes for pattern, axes in published.NAMES[name].sharding if re.fullmatch(pattern, path)]
     assert len(rows) == 1 and len(rows[0]) == len(variable.shape), path
     assert ("fsdp" in rows[0]) == path.endswith("kernel"), path
     assert variable.dtype == np.float32 and isinstance(variable, nnx.Param), path
@@ -176,80 +146,3 @@ def test_mistakes_say_what_is_allowed(arguments, message):
 def test_images_of_another_size_are_refused():
   with pytest.raises(ValueError, match=r"images are \(16, 16, 3\).*built for \(32, 32, 3\)"):
     model()(modules.images(16))
-
-
-# Layouts.
-
-
-class Shape:
-  """A tensor of which only the shape may be read."""
-
-  def __init__(self, shape):
-    self.shape = shape
-
-
-def tensors(chosen, description):
-  """Random tensors of a file of this layout."""
-  rng = np.random.default_rng(0)
-  arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.shapes(description).items()}
-  return arrays, layout.write(chosen, arrays, description)
-
-
-@pytest.mark.parametrize("chosen", importer.LAYOUTS, ids=lambda chosen: chosen.name)
-@pytest.mark.parametrize(
-  ("name", "arguments", "classes", "channels"),
-  [
-    ("R26x1", {}, 7, 1),
-    ("R26x1", {"width_factor": 1.5}, 7, 3),
-    ("R26x1", {"stages": (2, 11)}, 2, 3),
-    ("R26x1", {"width_factor": 0.5, "stages": (2, 1)}, 0, 3),
-  ],
-)
-def test_a_file_says_what_it_holds_and_gives_it_back(chosen, name, arguments, classes, channels):
-  described = models.Description(Choice(name, arguments), 160, classes, channels)
-  arrays, file = tensors(chosen, described)
-  shapes = {name: Shape(tensor.shape) for name, tensor in file.items()}
-  assert [other.name for other in importer.LAYOUTS if other.recognises(shapes)] == [chosen.name]
-  assert chosen.describe(shapes, {"image_size": 160}) == described
-  back = layout.read(chosen, file, described)
-  assert back.keys() == arrays.keys()
-  for path, array in arrays.items():
-    np.testing.assert_array_equal(back[path], array, err_msg=path)
-
-
-def test_published_sizes_are_found_by_name_and_224_is_assumed():
-  for name, (factor, stages) in bit.SIZES.items():
-    shapes = {
-      "root_block/conv_root/kernel": Shape((7, 7, 3, 64 * factor)),
-      "head/kernel": Shape((2048 * factor, 21843)),
-    }
-    shapes |= {
-      f"block{i}/unit{j + 1:02}/gn1/scale": Shape(()) for i, units in enumerate(stages, 1) for j in range(units)
-    }
-    assert importer.LAYOUTS[0].describe(shapes, {}) == models.Description(Choice(name, {}), 224, 21843, 3)
-
-
-def test_names_are_those_of_the_two_codes():
-  _, one = tensors(importer.LAYOUTS[0], models.Description(Choice("R50x1", {"stages": (12,)}), 32, 5, 3))
-  assert one["block1/unit12/gn3/scale"].shape == (1, 1, 1, 64)
-  assert one["block1/unit01/conv_proj/kernel"].shape == (1, 1, 64, 256)
-  assert one["norm-pre-head/bias"].shape == (1, 1, 1, 256) and one["head/kernel"].shape == (256, 5)
-  _, two = tensors(importer.LAYOUTS[1], models.Description(Choice("R50x1", {"stages": (12,)}), 32, 5, 3))
-  assert two["resnet/block1/unit12/c/group_norm/gamma"].shape == (64,)
-  assert two["resnet/block1/unit01/a/proj/standardized_conv2d/kernel"].shape == (1, 1, 64, 256)
-  assert two["resnet/group_norm/beta"].shape == (256,) and two["resnet/head/conv2d/kernel"].shape == (1, 1, 256, 5)
-  assert len(one) == len(two)
-
-
-def test_numbers_of_convolutions_are_dropped():
-  chosen = importer.LAYOUTS[1]
-  described = models.Description(Choice("R26x1", {"stages": (2, 1)}), 224, 5, 3)
-  _, file = tensors(chosen, described)
-  numbered = {
-    re.sub(r"/standardized_conv2d/", f"/standardized_conv2d_{i}/", name): tensor
-    for i, (name, tensor) in enumerate(file.items())
-  }
-  assert numbered.keys() != file.keys() and chosen.recognises(numbered)
-  assert chosen.describe(numbered, {}).model.args == {"stages": (2, 1)}
-  found = chosen.canonical(numbered, {})
-  assert found.keys() == file.keys() and all(found[name] is file[name] for name in file)

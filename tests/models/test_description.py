@@ -22,6 +22,11 @@ def test_what_is_no_description_is_refused(values):
     models.Description.from_json(values)
 
 
+def test_words_of_before_are_read():
+  values = {"model": {"name": "ViT-S/8", "head": "gap"}, "image_size": 32, "classes": 3, "channels": 3}
+  assert Description.from_json(values) == Description(Choice("ViT-S/8", {"pool": "gap"}), 32, 3)
+
+
 def test_a_line_and_flags_say_what_makes_another_model_than_the_name():
   description = Description(Choice("ViT-S/8", {"depth": 2, "stages": (1, 2), "dropout": 0.1, "gelu": "tanh"}), 32, 0)
   assert str(description) == "ViT-S/8, stages=(1, 2), depth=2 (32 px, no classes)"

@@ -1,8 +1,5 @@
 """EfficientNet: published counts, a second formulation in PyTorch on timm's names, and the reader of these names."""
 
-import functools
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,23 +7,11 @@ import pytest
 from flax import nnx
 
 from tests import modules
-from vit_jax import flops, importers, models, schema, trees
-from vit_jax.importers import layout
-from vit_jax.models import Description, efficientnet
+from vit_jax import importers, models, trees
+from vit_jax.models import Description
 from vit_jax.models.batchnorm import BatchNorm
 from vit_jax.schema import Choice, ConfigError
 
-COUNTS = {
-  "b0": 5_288_548,
-  "b1": 7_794_184,
-  "b2": 9_109_994,
-  "b3": 12_233_232,
-  "b4": 19_341_616,
-  "b5": 30_389_784,
-  "b6": 43_040_704,
-  "b7": 66_347_960,
-  "l2": 480_309_308,
-}
 # Shortcuts in blocks with and without expansion, kernels of both sizes; 24 px give sides of 12, 6 and 3.
 SHRUNK = {"width_factor": 0.3, "stages": (2, 1, 2)}
 KEY = jax.random.key(0)
@@ -44,42 +29,6 @@ def shrunk(name="efficientnet_b0", **arguments):
     if isinstance(module, BatchNorm):
       module.var.set_value(0.5 + jnp.abs(module.var[...]))
   return model
-
-
-@functools.cache
-def parameters(size):
-  """{path: shape} of a published size, which takes seconds to make."""
-  return layout.shapes(Description(Choice(f"efficientnet_{size}"), efficientnet.SIZES[size].image_size, 1000))
-
-
-@pytest.mark.parametrize("size", COUNTS)
-def test_parameter_counts_are_the_published_ones(size):
-  trained = {path: shape for path, shape in parameters(size).items() if not path.endswith(("/mean", "/var"))}
-  assert sum(map(math.prod, trained.values())) == COUNTS[size]
-
-
-@pytest.mark.parametrize(("size", "billions"), [("b0", 0.39), ("b3", 1.8)])
-def test_multiply_adds_are_the_papers(size, billions):
-  graph, state = nnx.split(shapes(f"efficientnet_{size}", None, None))
-  side = efficientnet.SIZES[size].image_size
-  image = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
-  found = flops.count(lambda state, image: nnx.merge(graph, state)(image), state, image) / 2
-  assert found == pytest.approx(billions * 1e9, rel=0.03)
-
-
-@pytest.mark.parametrize(
-  ("base", "factor", "expected"),
-  [(32, 1.0, 32), (32, 1.1, 32), (16, 1.1, 16), (24, 1.2, 32), (40, 1.4, 56), (16, 0.25, 8), (80, 0.25, 24)],
-)
-def test_widths_are_multiples_of_8_and_lose_no_more_than_a_tenth(base, factor, expected):
-  assert efficientnet.channels_of(base, factor) == expected
-
-
-def test_both_kinds_of_a_size_differ_in_how_they_compute():
-  kinds = [models.find(f"{prefix}efficientnet_b3") for prefix in ("", "tf_")]
-  bound = [schema.bind(Choice("x"), (kind.make,)).args for kind in kinds]
-  assert [(b["padding"], b["eps"], b["dropout"]) for b in bound] == [("symmetric", 1e-5, 0.3), ("same", 1e-3, 0.3)]
-  assert {b["stochastic_depth"] for b in bound} == {0.2}
 
 
 # A second formulation: PyTorch's functions on the tensors of a timm file.
@@ -258,72 +207,3 @@ def test_initial_values_have_the_distributions_of_the_original():
 def test_more_stages_than_there_are_is_an_error(stages):
   with pytest.raises(ConfigError, match="for 1 to 7 stages"):
     shapes(stages=stages)
-
-
-# Files.
-
-
-def tensors_of(description, ours=None):
-  """Shapes of the tensors of a file, and one of the counters that a file has beside them."""
-  entries = layout.entries(importers.layout_of(description, "timm"), ours or layout.shapes(description))
-  found = {entry.name: jax.ShapeDtypeStruct(entry.shape, np.float32) for entry in entries}
-  return found | {"bn1.num_batches_tracked": jax.ShapeDtypeStruct((), np.int64)}
-
-
-@pytest.mark.parametrize("name", efficientnet.PUBLISHED)
-def test_every_published_file_is_recognised(name):
-  size = models.find(name).image_size
-  tensors = tensors_of(Description(Choice(name), size, 1000), parameters(name.rpartition("_")[2]))
-  tf = name.startswith("tf_")
-  for hints in ({"name": f"{name}.in1k"}, {"padding": "SAME" if tf else "symmetric", "norm_eps": 1e-3 if tf else 1e-5}):
-    found = importers.recognise(tensors, hints)
-    assert found.layout.name == "timm" and found.description == Description(Choice(name, {}), size, 1000)
-  assert importers.recognise(tensors, {"image_size": 64}).description.image_size == 64
-
-
-@pytest.mark.parametrize(
-  "arguments",
-  [
-    SHRUNK,
-    {"width_factor": 0.25, "stages": (1,)},
-    {"width_factor": 1.3, "depth_factor": 1.7},
-    {"width_factor": 0.625, "depth_factor": 0.2},
-    {"stages": (1, 2, 2, 3, 3, 4, 2)},
-  ],
-)
-def test_other_sizes_are_recognised_by_their_shapes(arguments):
-  given = Description(Choice("tf_efficientnet_b0", arguments | {"eps": 0.01}), 32, 0, 1)
-  found = importers.recognise(tensors_of(given), {"name": "timm/tf_efficientnet", "norm_eps": 0.01}).description
-  assert (found.model.name, found.classes, found.channels) == ("tf_efficientnet_b0", 0, 1)
-  assert found.model.args["eps"] == 0.01
-  assert layout.shapes(found) == layout.shapes(given)
-
-
-def test_a_file_written_and_read_is_the_same_model():
-  given = described("efficientnet_b0")
-  ours = {
-    path: np.random.default_rng(0).standard_normal(shape, np.float32) for path, shape in layout.shapes(given).items()
-  }
-  tensors = importers.export(ours, given, "timm") | {"bn2.num_batches_tracked": np.zeros((), np.int64)}
-  assert tensors["blocks.0.1.conv_pw.weight"].shape == (8, 8, 1, 1)
-  assert tensors["blocks.2.1.se.conv_reduce.weight"].shape == (4, 96, 1, 1)
-  found = importers.recognise(tensors, {"image_size": 24})
-  arrays = found.read()
-  assert arrays.keys() == ours.keys()
-  for path, value in ours.items():
-    np.testing.assert_array_equal(arrays[path], value, err_msg=path)
-
-
-def test_widths_of_no_efficientnet_are_an_error():
-  tensors = tensors_of(described("efficientnet_b0"))
-  tensors["conv_stem.weight"] = jax.ShapeDtypeStruct((800, 3, 3, 3), np.float32)
-  with pytest.raises(ConfigError, match=r"widths .800, 8, 8, 16, 384. of stem, stages and top"):
-    importers.recognise(tensors)
-
-
-@pytest.mark.parametrize("missing", ["blocks.0.0.se.conv_reduce.weight", "bn2.weight", "blocks.0.0.conv_dw.weight"])
-def test_relatives_with_other_parts_are_not_recognised(missing):
-  tensors = tensors_of(described("efficientnet_b0"))
-  del tensors[missing]
-  with pytest.raises(ConfigError, match="no known model"):
-    importers.recognise(tensors)

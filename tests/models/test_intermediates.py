@@ -65,9 +65,9 @@ def test_capture_composes_with_gradients(pair):
 
 
 def test_the_pool_has_a_scope_of_its_own():
-  _, found = models.capture(modules.model(head="map", depth=1), "pool/.*")(modules.images())
+  _, found = models.capture(modules.model(pool="map", depth=1), "pool/.*")(modules.images())
   assert found["pool/attention/weights"].shape == (3, 2, 1, 16)
-  _, found = models.capture(modules.model(head="seqpool", depth=1), "pool/weights")(modules.images())
+  _, found = models.capture(modules.model(pool="seqpool", depth=1), "pool/weights")(modules.images())
   assert found["pool/weights"].shape == (3, 16)
 
 

@@ -9,42 +9,20 @@ import pytest
 from flax import nnx
 
 from tests import modules
-from tests.models.test_models import check_sharding
 from vit_jax import models, schema
-from vit_jax.importers import layout
-from vit_jax.importers import mixer as importer
-from vit_jax.models import mixer, stack
+from vit_jax.models import layers, mixer, stack
+from vit_jax.models.published import mixer as published
 
-COUNTS = {"Mixer-B/16": 59_880_472, "Mixer-B/32": 60_293_428, "Mixer-L/16": 208_196_168}  # 224 px, 1000 classes
 SIZE = {"width": 12, "depth": 2, "token_hidden": 10, "hidden": 14}
 
 
 def shapes(classes=5, **arguments):
   """A model of 16 patches of 4 x 4, which compile much faster than published patches."""
-  return nnx.eval_shape(lambda: mixer.mixer(mixer.SIZES["S"], 4, 16, 3, classes, nnx.Rngs(0), **(SIZE | arguments)))
+  return nnx.eval_shape(lambda: mixer.mixer(published.SIZES["S"], 4, 16, 3, classes, nnx.Rngs(0), **(SIZE | arguments)))
 
 
 def tiny(**arguments):
   return modules.filled(shapes(**arguments))
-
-
-def count(name, **arguments):
-  model = nnx.eval_shape(lambda: models.create(name, **arguments))
-  return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(nnx.state(model)))
-
-
-@pytest.mark.parametrize("name", COUNTS)
-def test_parameter_counts_are_the_published_ones(name):
-  assert count(name, scan=True) == COUNTS[name]
-
-
-@pytest.mark.parametrize("name", mixer.VARIANTS)
-def test_parameters_of_every_name_add_up(name):
-  size, patch, _ = mixer.VARIANTS[name]
-  d, depth, f, g = mixer.SIZES[size]
-  n = (224 // patch) ** 2
-  block = (n * f + f + f * n + n) + (d * g + g + g * d + d) + 2 * 2 * d
-  assert count(name, scan=True) == (patch * patch * 3 * d + d) + depth * block + 2 * d + (d * 1000 + 1000)
 
 
 def norm(x, module):
@@ -62,9 +40,12 @@ def gelu(x, form):
 
 @pytest.mark.parametrize("form", ["tanh", "erf"])
 def test_a_block_mixes_places_in_every_channel_then_channels_in_every_place(form):
-  block = modules.layer(
-    lambda rngs: mixer.Block(7, 6, 5, 9, eps=1e-2, gelu=form, dropout=0.0, dtype=jnp.float32, rngs=rngs)
-  )
+  def build(rngs):
+    norms = (layers.LayerNorm(6, eps=1e-2, dtype=jnp.float32) for _ in range(2))
+    mlp = {"gelu": form, "dtype": jnp.float32, "rngs": rngs}
+    return mixer.Block(next(norms), layers.Mlp(7, 5, **mlp), next(norms), layers.Mlp(6, 9, **mlp), dropout=0.0)
+
+  block = modules.layer(build)
   x = np.random.default_rng(0).standard_normal((2, 7, 6), dtype=np.float32)
   up, down = block.tokens.up, block.tokens.down
   hidden = np.einsum("bnd,nf->bfd", norm(x, block.norm1), up.kernel[...]) + up.bias[...][:, None]
@@ -180,11 +161,6 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters():
   assert 0 < np.abs(expected - logits).max() < 0.1 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("scan", [False, True])
-def test_every_parameter_is_in_the_sharding_table(scan):
-  check_sharding("Mixer-S/16", nnx.eval_shape(lambda: models.create("Mixer-S/16", scan=scan, depth=2)), scan)
-
-
 def test_mistakes_say_what_is_allowed():
   with pytest.raises(schema.ConfigError, match=r"image size 30 .* patch 16; nearest image sizes: 16, 32"):
     models.create("Mixer-S/16", 30)
@@ -192,59 +168,3 @@ def test_mistakes_say_what_is_allowed():
     models.create("Mixer-S/16", heads=2)
   with pytest.raises(ValueError, match=r"images are \(8, 8, 3\).*built for \(16, 16, 3\)"):
     tiny()(modules.images(8))
-
-
-# Files.
-
-
-def written(name, which, image_size=64, arguments=SIZE):
-  """(layout, tensors, parameters by path) of a small model."""
-  chosen = next(one for one in importer.LAYOUTS if one.name == which)
-  description = models.Description(schema.Choice(name, arguments), image_size, 5)
-  rng = np.random.default_rng(0)
-  arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.shapes(description).items()}
-  return chosen, layout.write(chosen, arrays, description), arrays
-
-
-@pytest.mark.parametrize(("which", "name"), [("vit_jax", "Mixer-S/16"), ("timm", "mixer_s16_224")])
-def test_what_is_written_describes_itself_and_is_read_again(which, name):
-  chosen, tensors, arrays = written(name, which)
-  assert [one.name for one in importer.LAYOUTS if one.recognises(tensors)] == [which]
-  description = chosen.describe(tensors, {})
-  assert description == models.Description(schema.Choice(name, SIZE), 64, 5, 3)
-  found = layout.read(chosen, tensors, description)
-  assert set(found) == set(arrays) and all(np.array_equal(found[path], arrays[path]) for path in arrays)
-
-
-def test_torch_has_its_matrices_the_other_way_round():
-  _, tensors, arrays = written("mixer_s16_224", "timm")
-  np.testing.assert_array_equal(tensors["blocks.1.mlp_tokens.fc1.weight"], arrays["blocks/1/tokens/up/kernel"].T)
-  np.testing.assert_array_equal(tensors["stem.proj.weight"], arrays["embedding/kernel"].transpose(3, 2, 0, 1))
-
-
-def test_a_published_size_is_recognised_without_overrides():
-  chosen, tensors, _ = written("Mixer-S/32", "vit_jax", arguments={})
-  del tensors["head/kernel"], tensors["head/bias"]
-  assert chosen.describe(tensors, {}) == models.Description(schema.Choice("Mixer-S/32", {}), 64, 0, 3)
-  other = chosen.describe(tensors, {"gelu": "erf", "norm_eps": 1e-5}).model
-  assert other == schema.Choice("mixer_s32_224", {"eps": 1e-5})
-
-
-def test_a_patch_that_torch_has_no_name_for_keeps_torchs_gelu():
-  chosen, tensors, _ = written("Mixer-H/14", "timm", image_size=28)
-  model = chosen.describe(tensors, {}).model
-  assert model.name == "Mixer-H/14" and model.args["gelu"] == "erf"
-
-
-def test_oblong_images_need_a_hint():
-  chosen, tensors, _ = written("Mixer-S/16", "vit_jax", image_size=(32, 48))
-  with pytest.raises(schema.ConfigError, match="made for 6 patches, which are no square; give the image size"):
-    chosen.describe(tensors, {"image_size": 224})
-  assert chosen.describe(tensors, {"image_size": (32, 48)}).image_size == (32, 48)
-
-
-def test_a_patch_without_a_name_is_refused():
-  chosen, tensors, _ = written("Mixer-S/16", "vit_jax")
-  tensors["stem/kernel"] = np.zeros((8, 8, 3, 12), np.float32)
-  with pytest.raises(schema.ConfigError, match="patch 8; allowed: 14, 16, 32"):
-    chosen.describe(tensors, {})

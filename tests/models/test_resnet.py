@@ -10,7 +10,8 @@ from flax import nnx
 
 from tests import modules
 from vit_jax import models
-from vit_jax.models import resnet, vit
+from vit_jax.models import resnet
+from vit_jax.models.published import vit
 
 F32 = jnp.dtype("float32")
 rng = np.random.default_rng(0)

@@ -8,8 +8,9 @@ from einops import rearrange
 from flax import nnx
 
 from tests import modules
-from vit_jax import models, schema
-from vit_jax.models import transformer
+from vit_jax import models
+from vit_jax.models import layers, transformer
+from vit_jax.models.attention import Attention
 
 TINY = dict(depth=2, width=16, heads=2, hidden=16)
 
@@ -33,8 +34,8 @@ def test_the_class_token_stands_in_front_of_the_patches_row_by_row():
 
 
 def test_the_head_reads_the_class_token_or_the_mean():
-  for head, pooled in (("cls", lambda x: x[:, 0]), ("gap", lambda x: x.mean(1))):
-    logits, found = models.capture(tiny(head=head), "encoded", "features", "pre_logits")(images())
+  for pool, pooled in (("cls", lambda x: x[:, 0]), ("gap", lambda x: x.mean(1))):
+    logits, found = models.capture(tiny(pool=pool), "encoded", "features", "pre_logits")(images())
     np.testing.assert_allclose(found["features"], pooled(found["encoded"]), atol=1e-6)
     assert logits.shape == (2, 3)
 
@@ -61,15 +62,6 @@ def test_dropout_needs_a_key_and_follows_from_it():
   np.testing.assert_array_equal(model(images()), model(images()))
 
 
-def test_sizes_and_grids_say_what_is_allowed():
-  assert transformer.size((8, 2, 2, 16), width=None, depth=4, heads=None, hidden=None) == (8, 4, 2, 16)
-  with pytest.raises(schema.ConfigError, match="width 9 is not a multiple of heads 2; allowed heads: 1, 3, 9"):
-    transformer.size((8, 2, 2, 16), width=9, depth=None, heads=None, hidden=None)
-  assert transformer.grid(32, 8) == (4, 4)
-  with pytest.raises(schema.ConfigError, match="nearest image sizes: 24, 32"):
-    transformer.grid(30, 8)
-
-
 F32 = jnp.dtype("float32")
 
 
@@ -77,9 +69,15 @@ def normal(*shape):
   return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
 
 
-def block(**arguments):
-  common = {"eps": 1e-5, "gelu": "erf", "dropout": 0.0, "attention_dropout": 0.0, "dtype": F32}
-  return modules.layer(lambda rngs: transformer.Block(12, 3, 20, rngs=rngs, **(common | arguments)))
+def block(layer_scale=None, **arguments):
+  def build(rngs):
+    norms = (layers.LayerNorm(12, eps=1e-5, dtype=F32) for _ in range(2))
+    attention = Attention(12, 3, dtype=F32, rngs=rngs)
+    mlp = layers.Mlp(12, 20, gelu="erf", dtype=F32, rngs=rngs)
+    scale = layers.layer_scale(12, layer_scale)
+    return transformer.Block(next(norms), attention, next(norms), mlp, layer_scale=scale, **arguments)
+
+  return modules.layer(build)
 
 
 def test_a_block_is_pre_norm_and_scales_its_branches():
@@ -130,3 +128,45 @@ def test_patches_that_are_cut_already_give_the_same(name):
 def test_only_patches_may_come_cut():
   assert models.create("cct_2_3x2_32", 32, classes=3).patch is None
   assert models.create("R26+S/32", 32, classes=3).patch is None
+
+
+@pytest.mark.parametrize("name", ["ViT-Ti/8", "vit_7_4_32"])
+@pytest.mark.parametrize("position", ["learned", "none"])
+def test_registers_stand_between_class_token_and_patches_without_a_position(name, position):
+  plain = tiny(name, position=position)
+  model = modules.filled(tiny(name, position=position, registers=3), seed=1)
+  for path in ("embedding", "cls", "position"):
+    setattr(model, path, getattr(plain, path))
+  _, expected = models.capture(plain, "tokens")(images())
+  _, found = models.capture(model, "tokens")(images())
+  registers = np.broadcast_to(model.registers[...], (2, 3, 16))
+  spliced = np.concatenate([expected["tokens"][:, :1], registers, expected["tokens"][:, 1:]], axis=1)
+  np.testing.assert_allclose(found["tokens"], spliced, atol=1e-6)
+
+
+@pytest.mark.parametrize("pool", ["cls", "gap", "map", "seqpool", "distilled"])
+def test_no_pooling_reads_registers_but_blocks_do(pool):
+  model = modules.model("ViT-Ti/8", pool=pool, registers=2)
+  output = jax.jit(lambda x: model.outputs(x))(modules.images())
+  prefix = {"cls": 3, "distilled": 4}.get(pool, 2)
+  assert output.tokens.shape[1] == prefix + 4
+  patches = output.tokens[:, prefix:]
+  match pool:
+    case "cls":
+      features = output.tokens[:, 0]
+    case "distilled":
+      features = output.tokens[:, :2].mean(1)
+    case "gap":
+      features = patches.mean(1)
+    case _:
+      features = model.pool(patches)
+  np.testing.assert_allclose(output.features, features, atol=1e-5)
+  silent = nnx.clone(model)
+  silent.registers[...] = jnp.zeros_like(silent.registers[...])
+  assert np.abs(silent(modules.images()) - output.logits).max() > 1e-3
+
+
+def test_registers_begin_near_zero_and_all_different():
+  model = models.create("ViT-Ti/8", 16, classes=3, rngs=nnx.Rngs(0), registers=64, depth=1)
+  registers = np.asarray(model.registers[...])
+  np.testing.assert_allclose(np.std(registers), 1e-6, rtol=0.05)

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from vit_jax import optim, trees
+from vit_jax.models import parameters
 from vit_jax.schema import Choice, ConfigError, at, bind, lookup
 
 STEPS = 5
@@ -18,9 +19,10 @@ STEPS = 5
 def make(params, total=10, statistics=frozenset(), **args):
   """Transformation and schedule for a config, durations being plain steps."""
   args = {"name": "adamw", "lr": 1e-2, "schedule": Choice("constant")} | args
+  above = parameters.layers_above(parameters.ORDER, trees.flatten(params))
   with at("config.optim"):
     choice = bound(args.pop("name"), args)
-    return optim.create(choice, params, total, lambda duration: duration.steps(1, 1, total), statistics)
+    return optim.create(choice, params, total, lambda duration: duration.steps(1, 1, total), statistics, above)
 
 
 def bound(name, args):
@@ -348,11 +350,10 @@ def test_a_mistake_is_one_error_that_says_what_to_do(args, says):
     make(example()[0], **args)
 
 
-def test_layer_decay_needs_blocks_and_names_that_it_knows():
-  with pytest.raises(ConfigError, match="no 'blocks/"):
-    make({"head/kernel": jnp.zeros((2, 2))}, layer_decay=0.5)
-  with pytest.raises(ConfigError, match="cannot tell whether 'neck/kernel'"):
-    make(example()[0] | {"neck/kernel": jnp.zeros((2, 2))}, layer_decay=0.5)
+def test_layer_decay_needs_blocks_that_are_alike():
+  choice = bound("adamw", {"lr": 1e-2, "layer_decay": 0.5})
+  with pytest.raises(ConfigError, match=r"config\.optim\.layer_decay: .*use lr_multipliers"), at("config.optim"):
+    optim.create(choice, example()[0], 10, lambda duration: 1)
 
 
 def test_a_bound_choice_holds_every_default_and_binds_to_itself():

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tests.parity.compare import Result, compare
-from vit_jax.importers import surgery, vit_google
+from vit_jax.importers import surgery
+from vit_jax.importers import vit as importer
 from vit_jax.models import positions
 
 
@@ -21,9 +22,7 @@ def check(file: pathlib.Path) -> Iterator[Result]:
     elif sizes := re.fullmatch(r"sine_1d_(\d+)x(\d+)", key):
       yield compare(name, positions.sine(*map(int, sizes.groups()))[None], expected, 2e-6)
     elif key == "fold_class_token_out_cls":
-      cls, table = vit_google.fold_class_token(
-        arrays["fold_class_token_in_cls"], arrays["fold_class_token_in_pos_embedding"]
-      )
+      cls, table = importer.fold_token(arrays["fold_class_token_in_cls"], arrays["fold_class_token_in_pos_embedding"])
       yield compare(name, cls, expected, 1e-6)
       table_name = "fold_class_token_out_pos_embedding"
       yield compare(f"{file.stem}/{table_name}", table, arrays[table_name], 1e-6)

@@ -3,6 +3,8 @@
 `recognise` tells what a file's tensors are, `load` reads all of them or none, `export` names them for another code.
 """
 
+import functools
+import importlib
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -10,34 +12,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import checkpoints, schema
-from vit_jax.importers import (
-  bit,
-  compact,
-  containers,
-  efficientnet,
-  layout,
-  mixer,
-  surgery,
-  swin,
-  vit_google,
-  vit_torch,
-)
+from vit_jax.importers import containers, layout, surgery
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 
-LAYOUTS: tuple[Layout, ...] = (
-  *vit_google.LAYOUTS,
-  *vit_torch.LAYOUTS,
-  *compact.LAYOUTS,
-  *mixer.LAYOUTS,
-  *bit.LAYOUTS,
-  *swin.LAYOUTS,
-  *efficientnet.LAYOUTS,
-)
+# Files of this folder that have layouts, in the order in which these are tried.
+_FILES = ("vit_google", "vit_torch", "compact", "mixer", "bit", "swin", "efficientnet")
 
 
-class Found(NamedTuple):
+@functools.cache
+def layouts() -> tuple[Layout, ...]:
+  """All layouts; their files are imported when they are first asked for."""
+  return tuple(one for name in _FILES for one in importlib.import_module(f"vit_jax.importers.{name}").LAYOUTS)
+
+
+class Recognised(NamedTuple):
   """What was recognised: tensors under the names of `layout`'s rows, and what they describe."""
 
   layout: Layout
@@ -53,25 +43,27 @@ class Found(NamedTuple):
     layout.match(self.layout, self.tensors, self.description)
 
 
-def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Found:
+def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recognised:
   """The layout of the tensors and the model they are of; ConfigError for tensors of no known model.
 
-  `hints` say what tensors cannot: heads (of models of the width `width`, if that is given), norm_eps, gelu ("tanh",
-  "erf"), padding, image_size, name.
+  Args:
+    tensors: by the names in the file.
+    hints: what tensors do not show: heads, norm_eps, gelu ("tanh", "erf"), padding, image_size, name. With `width`,
+      heads are those of models of that width only.
   """
   hints = dict(hints or {})
   if isinstance(hints.get("image_size"), list):
     hints["image_size"] = tuple(hints["image_size"])
-  said = Description.from_json(hints["description"]) if "description" in hints else None  # by the file's own header
-  if said:
-    hints["image_size"] = said.image_size
+  header = Description.from_json(hints["description"]) if "description" in hints else None
+  if header:
+    hints["image_size"] = header.image_size
   tensors = containers.without_prefix(dict(tensors))
-  for candidate in LAYOUTS:
+  for candidate in layouts():
     if not candidate.recognises(tensors):
       continue
     try:
       named = candidate.canonical(tensors, hints)
-      return Found(candidate, said or candidate.describe(named, hints), named)
+      return Recognised(candidate, header or candidate.describe(named, hints), named)
     except ConfigError:
       raise
     except (KeyError, StopIteration) as error:
@@ -82,7 +74,7 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Found
       ) from error
   raise ConfigError(
     f"the tensors are those of no known model: {len(tensors)} of them, such as {', '.join(sorted(tensors)[:4])}. "
-    "Known: " + ", ".join(sorted({f"{known.family} ({known.name})" for known in LAYOUTS}))
+    "Known: " + ", ".join(sorted({f"{known.family} ({known.name})" for known in layouts()}))
   )
 
 
@@ -95,14 +87,14 @@ def load(
   """
   path = pathlib.Path(path)
   if is_workdir(path):
-    arrays, said = checkpoints.read_weights(path, ema)
-    description = Description.from_json(said.get("model")).unscanned()
+    arrays, about = checkpoints.read_weights(path, ema)
+    description = Description.from_json(about.get("model")).unscanned()
     return description, surgery.unstack(arrays, layout.shapes(description))
   if ema:
     raise ConfigError(f"{path}: a moving average is in workdirs only; a file has one set of weights")
-  found = inspect(path, hints)
+  recognised = inspect(path, hints)
   try:
-    return found.description, found.read()
+    return recognised.description, recognised.read()
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 
@@ -136,7 +128,7 @@ def fitted(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """A file's parameters made to fit the model `want`, layer by layer, and what was done; see `surgery.fit`."""
   shapes = layout.shapes(want)
-  # What the file itself does not say is most likely as in the model that is wanted: heads for the same width.
+  # Heads do not show in tensors; they are most likely those of the model that is wanted, if widths are the same.
   hints = {} if isinstance(want.image_size, int) else {"image_size": want.image_size}
   if query := shapes.get("blocks/0/attention/query/kernel"):
     hints |= {"width": query[0], "heads": query[1]}
@@ -147,7 +139,7 @@ def fitted(
     raise ConfigError(f"{path}: {error}") from error
 
 
-def inspect(path: str | pathlib.Path, hints: Mapping[str, Any] | None = None) -> Found:
+def inspect(path: str | pathlib.Path, hints: Mapping[str, Any] | None = None) -> Recognised:
   """As `recognise`, of a file; its tensors are not read yet."""
   tensors, beside = containers.read(pathlib.Path(path))
   try:
@@ -162,7 +154,7 @@ def export(arrays: Mapping[str, np.ndarray], description: Description, name: str
 
 
 def layout_of(description: Description, name: str) -> Layout:
-  """The layout of that name for the described model's family, or a ConfigError that says which there are."""
+  """The layout of that name for the described model's family, or a ConfigError with those that there are."""
   known = {one.name: one for one in layouts_of(description)}
   if name not in known:
     raise ConfigError(f"layout {name!r} is not known for {description.model.name}.{schema.nearest(name, known)}")
@@ -171,4 +163,4 @@ def layout_of(description: Description, name: str) -> Layout:
 
 def layouts_of(description: Description) -> list[Layout]:
   """The layouts in which models of this family are published."""
-  return [one for one in LAYOUTS if one.family == description.family]
+  return [one for one in layouts() if one.family == description.published.family]

@@ -3,7 +3,9 @@
 import re
 
 from vit_jax.importers.layout import Layout, Row, flax_linear, named
-from vit_jax.models import Description, bit, resnet
+from vit_jax.models import Description
+from vit_jax.models.published import bit
+from vit_jax.models.resnet import WIDTH
 from vit_jax.schema import Choice
 
 _KERNEL = "p q i o -> p q i o"
@@ -56,14 +58,14 @@ def _without_numbers(tensors):
 
 
 def _describe(tensors, hints, root, head):
-  """What the shapes of the tensors called `root` and `head` say, and the units that there are."""
+  """The model by the shapes of the tensors `root` and `head`, and by the units that have tensors."""
   channels, width = tensors[root].shape[2:]
-  places = {
+  units = {
     match.groups() for match in map(re.compile(r"(?:resnet/)?block(\d+)/unit(\d+)/.*").fullmatch, tensors) if match
   }
-  units = [int(block) for block, _ in places]
-  stages = tuple(units.count(block) for block in range(1, max(units, default=0) + 1))
-  name, sizes = named(bit.SIZES, (width / resnet.WIDTH, stages), ("width_factor", "stages"))
+  blocks = [int(block) for block, _ in units]
+  stages = tuple(blocks.count(block) for block in range(1, max(blocks, default=0) + 1))
+  name, sizes = named(bit.SIZES, (width / WIDTH, stages), ("width_factor", "stages"))
   classes = tensors[head].shape[-1] if head in tensors else 0
   return Description(Choice(name, sizes), hints.get("image_size", 224), classes, channels)
 

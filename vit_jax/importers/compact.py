@@ -8,7 +8,8 @@ import numpy as np
 
 from vit_jax.importers.layout import Layout, Row, Tensors, named, torch_conv, torch_linear, torch_norm
 from vit_jax.models import Description, positions
-from vit_jax.models.compact import SIZES, VARIANTS, side
+from vit_jax.models.compact import side
+from vit_jax.models.published.compact import SIZES, VARIANTS
 from vit_jax.schema import Choice, ConfigError
 
 _BLOCK = "classifier.blocks.{l}"
@@ -49,8 +50,8 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
 
   # Every variant has heads of width 64.
   heads = hints.get("heads") if hints.get("width", width) == width else None
-  found = (width, depth, int(heads or max(width // 64, 1)), hidden)
-  size, overrides = named(SIZES, found, ("width", "depth", "heads", "hidden"))
+  sizes = (width, depth, int(heads or max(width // 64, 1)), hidden)
+  size, overrides = named(SIZES, sizes, ("width", "depth", "heads", "hidden"))
   position, image_size = _positions(tensors.get(_TABLE), kernel, count, has_cls, hints)
 
   # The name: same tokenizer and pooling first, then size, image size and classes.
@@ -64,7 +65,7 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
   if (row.kernel, row.convolutions, row.pool == "cls") != (kernel, count, has_cls):
     overrides |= {"kernel": kernel, "convolutions": count, "pool": "cls" if has_cls else "seqpool"}
   if row.size != size:
-    overrides |= dict(zip(("width", "depth", "heads", "hidden"), found, strict=True))
+    overrides |= dict(zip(("width", "depth", "heads", "hidden"), sizes, strict=True))
   if table != position:
     overrides["position"] = position
   image_size = image_size or row.image_size
@@ -86,7 +87,7 @@ def _positions(table, kernel, count, has_cls, hints):
   sizes = [size for size in range(kernel, 1025) if _tokens(size, kernel, count) == tokens]
   if not sizes:
     raise ConfigError(
-      f"the position table has {tokens} patches, which no square image gives; say the size: --image-size=HEIGHT,WIDTH"
+      f"the position table has {tokens} patches, which no square image gives; give the size: --image-size=HEIGHT,WIDTH"
     )
   # Convolutions round, so several sizes fit: of them a published one, else the largest, which is a round number.
   return "learned", next((size for size in (32, 224, 384) if size in sizes), sizes[-1])

@@ -176,22 +176,22 @@ def without_prefix(tensors):
 
 
 def _hints(path):
-  """Words about the model from beside the tensors: the file's name, and a config.json as hubs have it."""
+  """Hints about the model from beside the tensors: the file's name, and a config.json as hubs have it."""
   hints = {"name": path.name}
   beside = path.parent / "config.json"
   if not beside.is_file() or path.suffix.lower() == ".npz":
     return hints
   try:
-    found = json.loads(beside.read_text())
+    config = json.loads(beside.read_text())
   except ValueError as error:
     raise ConfigError(f"{beside}: is no JSON: {error}") from error
-  if not isinstance(found, dict):
+  if not isinstance(config, dict):
     return hints
-  if isinstance(found.get("architecture"), str):  # timm
-    hints["name"] = found["architecture"]
-  words = {"num_attention_heads": "heads", "layer_norm_eps": "norm_eps", "image_size": "image_size"}
-  hints |= {ours: found[theirs] for theirs, ours in words.items() if isinstance(found.get(theirs), int | float)}
-  gelu = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}.get(str(found.get("hidden_act")))
+  if isinstance(config.get("architecture"), str):  # timm
+    hints["name"] = config["architecture"]
+  names = {"num_attention_heads": "heads", "layer_norm_eps": "norm_eps", "image_size": "image_size"}
+  hints |= {ours: config[theirs] for theirs, ours in names.items() if isinstance(config.get(theirs), int | float)}
+  gelu = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}.get(str(config.get("hidden_act")))
   return hints | ({"gelu": gelu} if gelu else {})
 
 

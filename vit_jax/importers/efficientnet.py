@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from vit_jax.importers.layout import Layout, Row, Tensors, torch_linear, torch_norm
 from vit_jax.models import Description
-from vit_jax.models.efficientnet import PUBLISHED, SIZES, STAGES, STEM, TOP, blocks_of, channels_of
+from vit_jax.models.published.efficientnet import NAMES, SIZES, STAGES, STEM, TOP, blocks_of, channels_of
 from vit_jax.schema import Choice, ConfigError
 
 _BLOCK = ("blocks.{i}.{j}", "stages/{i}/{j}")
@@ -68,11 +68,11 @@ _MARKS = {
 
 
 def _describe(tensors: Tensors, hints: Mapping) -> Description:
-  places = [
+  blocks = [
     (int(match[1]), int(match[2])) for match in map(re.compile(r"blocks\.(\d+)\.(\d+)\..*").fullmatch, tensors) if match
   ]
-  count = 1 + max(i for i, _ in places)
-  stages = tuple(1 + max((j for i, j in places if i == stage), default=-1) for stage in range(count))
+  count = 1 + max(i for i, _ in blocks)
+  stages = tuple(1 + max((j for i, j in blocks if i == stage), default=-1) for stage in range(count))
   ends = [tensors[f"blocks.{i}.0.{'conv_pwl' if i else 'conv_pw'}.weight"].shape[0] for i in range(count)]
   widths = (tensors["conv_stem.weight"].shape[0], *ends, tensors["conv_head.weight"].shape[0])
 
@@ -86,12 +86,12 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
   named_tf = re.search(r"(^|/)tf_|tf_efficientnet", str(hints.get("name", "")))
   same = str(hints["padding"]).lower().startswith("same") if "padding" in hints else bool(named_tf)
   name = f"{'tf_' if same else ''}efficientnet_{published[0] if published else 'b0'}"
-  standard = PUBLISHED[name].make.keywords["eps"]
+  standard = NAMES[name].defaults["eps"]
   if (eps := float(hints.get("norm_eps", standard))) != standard:
     arguments["eps"] = eps
 
   classes = tensors["classifier.weight"].shape[0] if "classifier.weight" in tensors else 0
-  image_size = hints.get("image_size") or PUBLISHED[name].image_size
+  image_size = hints.get("image_size") or NAMES[name].image_size
   return Description(Choice(name, arguments), image_size, classes, tensors["conv_stem.weight"].shape[1])
 
 

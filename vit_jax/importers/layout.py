@@ -1,7 +1,7 @@
 """Layouts: which tensor of a published file is which parameter here, as tables that are read in both directions.
 
 A row names their tensor, our parameter (or the several that one tensor packs) and, in einops' words, how the axes of
-one become those of the other. Reading applies the patterns, writing applies them reversed: nothing is said twice.
+one become those of the other. Reading applies the patterns, writing applies them reversed.
 """
 
 import math
@@ -85,18 +85,18 @@ def shapes(description: Description) -> dict[str, tuple[int, ...]]:
 def entries(layout: Layout, ours: Mapping[str, tuple[int, ...]]) -> list[Entry]:
   """What a file of this layout holds for parameters of these shapes, or a ConfigError where it has no place for one."""
   compiled = [(row, [_expression(path) for path in row.paths]) for row in layout.rows]
-  result, taken, homeless = [], set(), []
+  result, taken, unknown = [], set(), []
   for path, shape in ours.items():
     if path in taken:
       continue
     entry = next(filter(None, (_entry(row, expressions, path, shape, ours) for row, expressions in compiled)), None)
     if entry is None:
-      homeless.append(path)
+      unknown.append(path)
     else:
       result.append(entry)
       taken.update(entry.paths)
-  if homeless:
-    raise ConfigError(f"layout {layout.name!r} has no place for {_some(homeless)}; choose another layout")
+  if unknown:
+    raise ConfigError(f"layout {layout.name!r} has no place for {_some(unknown)}; choose another layout")
   return result
 
 
@@ -207,11 +207,11 @@ def _some(names):
   return ", ".join(names[:LISTED]) + (f", and {len(names) - LISTED} more" if len(names) > LISTED else "")
 
 
-def named(sizes: Mapping, found: tuple[int, ...], words: tuple[str, ...]) -> tuple[Any, dict[str, int]]:
-  """(key, overrides): the row of `sizes` that equals what was found, else the nearest and what replaces its values."""
-  distance = {key: sum(a != b for a, b in zip(row, found, strict=True)) for key, row in sizes.items()}
-  key = min(sizes, key=lambda k: (distance[k], abs(sizes[k][0] - found[0])))
-  return key, {word: b for word, a, b in zip(words, sizes[key], found, strict=True) if a != b}
+def named(sizes: Mapping, values: tuple[int, ...], names: tuple[str, ...]) -> tuple[Any, dict[str, int]]:
+  """(key, overrides): the row of `sizes` that equals the values, else the nearest row and, by name, what differs."""
+  distance = {key: sum(a != b for a, b in zip(row, values, strict=True)) for key, row in sizes.items()}
+  key = min(sizes, key=lambda k: (distance[k], abs(sizes[k][0] - values[0])))
+  return key, {name: b for name, a, b in zip(names, sizes[key], values, strict=True) if a != b}
 
 
 # Rows that come in pairs.

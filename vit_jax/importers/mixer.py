@@ -7,7 +7,8 @@ from typing import Any
 
 from vit_jax.importers import layout
 from vit_jax.importers.layout import Layout, Tensors
-from vit_jax.models import Description, mixer
+from vit_jax.models import Description
+from vit_jax.models.published import mixer
 from vit_jax.schema import Choice, ConfigError
 
 GOOGLE = (
@@ -37,27 +38,27 @@ TIMM = (
 
 def _google(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   patch, _, channels, width = tensors["stem/kernel"].shape
-  places, token_hidden = tensors["MixerBlock_0/token_mixing/Dense_0/kernel"].shape
+  patches, token_hidden = tensors["MixerBlock_0/token_mixing/Dense_0/kernel"].shape
   hidden = tensors["MixerBlock_0/channel_mixing/Dense_0/kernel"].shape[1]
   depth = _count(r"MixerBlock_\d+/LayerNorm_0/scale", tensors)
   classes = tensors["head/bias"].shape[0] if "head/bias" in tensors else 0
-  return _described((width, depth, token_hidden, hidden), patch, places, channels, classes, {"gelu": "tanh"} | hints)
+  return _described((width, depth, token_hidden, hidden), patch, patches, channels, classes, {"gelu": "tanh"} | hints)
 
 
 def _timm(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   width, channels, patch, _ = tensors["stem.proj.weight"].shape
-  token_hidden, places = tensors["blocks.0.mlp_tokens.fc1.weight"].shape
+  token_hidden, patches = tensors["blocks.0.mlp_tokens.fc1.weight"].shape
   hidden = tensors["blocks.0.mlp_channels.fc1.weight"].shape[0]
   depth = _count(r"blocks\.\d+\.norm1\.weight", tensors)
   classes = tensors["head.bias"].shape[0] if "head.bias" in tensors else 0
-  return _described((width, depth, token_hidden, hidden), patch, places, channels, classes, {"gelu": "erf"} | hints)
+  return _described((width, depth, token_hidden, hidden), patch, patches, channels, classes, {"gelu": "erf"} | hints)
 
 
 def _count(pattern, tensors):
   return sum(re.fullmatch(pattern, name) is not None for name in tensors)
 
 
-def _described(found, patch, places, channels, classes, hints):
+def _described(sizes, patch, patches, channels, classes, hints):
   # A published name with this patch, if possible with this GELU, and what is not as published.
   rows = {name: (size, gelu) for name, (size, other, gelu) in mixer.VARIANTS.items() if other == patch}
   if not rows:
@@ -65,23 +66,23 @@ def _described(found, patch, places, channels, classes, hints):
     raise ConfigError(f"the file holds a Mixer with patch {patch}; allowed: {', '.join(map(str, known))}")
   near = {name: mixer.SIZES[size] for name, (size, gelu) in rows.items() if gelu == hints["gelu"]}
   near = near or {name: mixer.SIZES[size] for name, (size, _) in rows.items()}
-  name, arguments = layout.named(near, found, ("width", "depth", "token_hidden", "hidden"))
+  name, arguments = layout.named(near, sizes, ("width", "depth", "token_hidden", "hidden"))
   if rows[name][1] != hints["gelu"]:
     arguments["gelu"] = hints["gelu"]
   if hints.get("norm_eps", 1e-6) != 1e-6:
     arguments["eps"] = hints["norm_eps"]
 
-  return Description(Choice(name, arguments), _image_size(patch, places, hints.get("image_size")), classes, channels)
+  return Description(Choice(name, arguments), _image_size(patch, patches, hints.get("image_size")), classes, channels)
 
 
-def _image_size(patch, places, hint):
+def _image_size(patch, patches, hint):
   """The hint if it has so many patches, else the side of a square."""
   rows, columns = (side // patch for side in (hint if isinstance(hint, tuple | list) else (hint or 0,) * 2))
-  if rows * columns == places:
+  if rows * columns == patches:
     return hint
-  if math.isqrt(places) ** 2 != places:
-    raise ConfigError(f"the token MLP is made for {places} patches, which are no square; give the image size")
-  return patch * math.isqrt(places)
+  if math.isqrt(patches) ** 2 != patches:
+    raise ConfigError(f"the token MLP is made for {patches} patches, which are no square; give the image size")
+  return patch * math.isqrt(patches)
 
 
 LAYOUTS = (

@@ -12,8 +12,6 @@ from vit_jax.models import Description
 from vit_jax.schema import ConfigError
 
 Method = Literal["zoom", "bilinear", "bicubic"]
-_HEAD = re.compile(r"(head|head_distillation)/.*")
-_TOKENS = ("cls", "distillation")  # they stand in front of the patches, in the position table too
 
 
 def resample(table: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: Method = "zoom") -> np.ndarray:
@@ -31,19 +29,19 @@ def resample(table: np.ndarray, old: tuple[int, int], new: tuple[int, int], meth
 
 
 def _weights(old: int, new: int, method: Method) -> np.ndarray:
-  """[new, old]: how much of each old place is in each new one."""
+  """[new, old]: how much of each old row is in each new one."""
   if method == "zoom":
-    place = np.arange(new) * ((old - 1) / max(new - 1, 1))
+    centre = np.arange(new) * ((old - 1) / max(new - 1, 1))
   else:
-    # Rounded to float32 as PyTorch does, once after the product: a place of 20 is then off by a millionth.
-    place = np.float32(np.float64(np.float32(old / new)) * (np.arange(new) + 0.5) - 0.5).astype(np.float64)
+    # Rounded to float32 as PyTorch does, once after the product: a coordinate of 20 is then off by a millionth.
+    centre = np.float32(np.float64(np.float32(old / new)) * (np.arange(new) + 0.5) - 0.5).astype(np.float64)
   if method != "bicubic":
-    place = np.clip(place, 0, old - 1)
-  first = np.floor(place).astype(int)
+    centre = np.clip(centre, 0, old - 1)
+  first = np.floor(centre).astype(int)
   taps = (-1, 0, 1, 2) if method == "bicubic" else (0, 1)
   result = np.zeros((new, old))
   for tap in taps:
-    distance = np.abs(place - (first + tap))
+    distance = np.abs(centre - (first + tap))
     share = _cubic(distance) if method == "bicubic" else 1 - distance
     np.add.at(result, (np.arange(new), np.clip(first + tap, 0, old - 1)), share)
   return result
@@ -94,54 +92,71 @@ def fit(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """(parameters of `want` made of those of `have`, what was done in words). Parameters that start anew are left out.
 
-  The head is kept or starts anew, with kernels of zeros (Dosovitskiy et al. 2021, section 3.2); "auto" keeps it where
-  the number of classes is the same. Tables that belong to a grid are resampled. Whatever else differs is a ConfigError
-  that lists it. Arrays are by path, layer by layer.
-  """
-  arrays, shapes, notes = dict(arrays), layout.shapes(want), []
+  Args:
+    arrays: parameters of `have` by path, layer by layer.
+    have: the model that they are of.
+    want: the model that they are made to fit.
+    head: "keep" keeps it, "new" starts anew, with kernels of zeros (Dosovitskiy et al. 2021, section 3.2); "auto" keeps
+      it where the number of classes is the same.
 
-  # Head.
-  same = have.classes == want.classes
-  if head == "keep" and not same:
+  Tables that belong to a grid are resampled. Whatever else differs is a ConfigError that lists it.
+  """
+  shapes = layout.shapes(want)
+  arrays, anew, notes = _fit_head(arrays, have, want, head, shapes)
+  arrays, resampled = _fit_grids(arrays, have, want, shapes)
+  _check_equal(arrays, have, want, shapes, anew)
+  return arrays, [*notes, *resampled, *_differing_arguments(have, want)]
+
+
+def _fit_head(arrays, have, want, head, shapes):
+  """(arrays with the head that `want` has, paths that start anew, notes)."""
+  if head == "keep" and have.classes != want.classes:
     raise ConfigError(
       f"the file's head has {have.classes} classes, this model {want.classes}; training with init.head=new replaces it"
     )
-  if want.classes and (head == "new" or not same):
-    anew = {path for path in shapes if _HEAD.fullmatch(path)}
-    if have.classes:
-      notes.append(f"head: {want.classes} classes start anew; the file's {have.classes} are left out")
-  else:
-    anew = set()
-  if anew or not want.classes:
-    arrays = {path: array for path, array in arrays.items() if not _HEAD.fullmatch(path)}
-    if "pre_logits/kernel" not in shapes and arrays.pop("pre_logits/kernel", None) is not None:
-      del arrays["pre_logits/bias"]
-      notes.append("pre_logits: left out with the head it fed")
-    if "pre_logits/kernel" not in arrays:
-      anew |= {path for path in shapes if path.startswith("pre_logits/")}
-    kernels = {path for path in anew if _HEAD.fullmatch(path) and path.endswith("kernel")}
-    arrays |= {path: np.zeros(shapes[path], np.float32) for path in kernels}
+  if want.classes and head != "new" and have.classes == want.classes:
+    return dict(arrays), set(), []
+  of_head = re.compile(want.published.order.head).fullmatch
+  notes = []
+  if want.classes and have.classes:
+    notes.append(f"head: {want.classes} classes start anew; the file's {have.classes} are left out")
+  anew = {path for path in shapes if of_head(path)}
+  arrays = {path: array for path, array in arrays.items() if not of_head(path)}
+  if "pre_logits/kernel" not in shapes and arrays.pop("pre_logits/kernel", None) is not None:
+    del arrays["pre_logits/bias"]
+    notes.append("pre_logits: left out with the head it fed")
+  zeros = {path: np.zeros(shapes[path], np.float32) for path in anew if path.endswith("kernel")}
+  if "pre_logits/kernel" not in arrays:
+    anew |= {path for path in shapes if path.startswith("pre_logits/")}
+  return arrays | zeros, anew, notes
 
-  # Grids.
-  family = want.family
+
+def _fit_grids(arrays, have, want, shapes):
+  """(arrays with the tables of positions resampled to the grids of `want`, notes)."""
+  tokens, family = want.published.order.positioned, want.published.family
+  result, notes = dict(arrays), []
   for path, array in arrays.items():
     if path not in shapes or array.shape == shapes[path]:
       continue
     if path == "position/table" and array.shape[1] == shapes[path][1]:
-      leading = sum(token in arrays for token in _TOKENS)
-      if leading != sum(token in shapes for token in _TOKENS):
+      leading = sum(token in arrays for token in tokens)
+      if leading != sum(token in shapes for token in tokens):
         continue
       old = grid(array.shape[0] - leading, have.image_size)
       new = grid(shapes[path][0] - leading, want.image_size)
       rest = resample(array[leading:], old, new, "bilinear" if family == "compact" else "zoom")
-      arrays[path] = np.concatenate([array[:leading], rest])
-      notes.append(f"position/table: {old[0]} x {old[1]} resampled to {new[0]} x {new[1]}")
+      result[path] = np.concatenate([array[:leading], rest])
     elif path.endswith("attention/table"):
       old, new = (2 * (math.isqrt(rows[0]),) for rows in (array.shape, shapes[path]))
-      arrays[path] = resample(array, old, new, "bicubic")
-      notes.append(f"{path}: {old[0]} x {old[1]} resampled to {new[0]} x {new[1]}")
+      result[path] = resample(array, old, new, "bicubic")
+    else:
+      continue
+    notes.append(f"{path}: {old[0]} x {old[1]} resampled to {new[0]} x {new[1]}")
+  return result, notes
 
-  # Everything else is equal, or it is another model.
+
+def _check_equal(arrays, have, want, shapes, anew):
+  """ConfigError unless the arrays are those of `want`, but for the paths that start anew."""
   differences = [f"missing: {path}" for path in shapes if path not in arrays and path not in anew]
   differences += [f"left over: {path}" for path in arrays if path not in shapes]
   differences += [
@@ -157,15 +172,13 @@ def fit(
       + (f"\n  and {more} more" if more > 0 else "")
       + f"\nTo take the file's model: {have.flags()}"
     )
-  return arrays, notes + _computed_otherwise(have, want)
 
 
-def _computed_otherwise(have, want):
-  """Notes on arguments that change the numbers and no shape."""
-  theirs, ours = (description.arguments() for description in (have, want))
-  words = ("gelu", "eps", "norm_order", "padding", "position")
+def _differing_arguments(have, want):
+  """Notes on arguments of both models that differ and change the logits, though no shape."""
+  theirs, ours = have.arguments(), want.arguments()
   return [
     f"model.{key}: the file's model has {theirs[key]}, this one {ours[key]}"
-    for key in words
+    for key in ("gelu", "eps", "norm_order", "padding", "position")
     if key in theirs and key in ours and theirs[key] != ours[key]
   ]

@@ -6,7 +6,8 @@ from typing import Any
 
 from vit_jax.importers import layout
 from vit_jax.importers.layout import Layout, Row, Tensors
-from vit_jax.models import Description, swin
+from vit_jax.models import Description
+from vit_jax.models.published import swin
 from vit_jax.schema import Choice
 
 _THEIRS, _OURS = "layers.{s}.blocks.{b}", "stages/{s}/blocks/{b}"

@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.importers.layout import Tensor, Tensors, named
 from vit_jax.models import Description
-from vit_jax.models.vit import HYBRIDS, SIZES
+from vit_jax.models.published.vit import HYBRIDS, SIZES
 from vit_jax.schema import Choice, ConfigError
 
 ATTENTION = ("query", "key", "value")
@@ -16,21 +16,38 @@ _SIZE = ("width", "depth", "heads", "hidden")
 
 
 def counting_tokens(tensors: Tensors, table: str, tokens: tuple, pixels: int, hints: Mapping, usually: bool) -> Tensors:
-  """The tensors with a position table that has places for the tokens before the patches, as ours has.
+  """The tensors with a position table that has a row for each token before the patches, as ours has.
 
-  Places of zeros are the same as none. Whether a table has places shows by the image size, else by which number of
-  patches is a square, else it is as `usually` in the format.
+  Args:
+    tensors: of a file.
+    table: name of the position table [1, T, D].
+    tokens: names that the tokens [1, 1, D] may have.
+    pixels: side of the square of pixels that a row of the table stands for.
+    hints: of the image size.
+    usually: whether tables have such rows where neither image size nor length decide.
   """
-  tokens = sum(name in tensors for name in tokens)
-  if table not in tensors or not tokens:
+  count = sum(name in tensors for name in tokens)
+  if table not in tensors or not count or has_rows(tensors[table], count, pixels, hints, usually):
     return tensors
-  places = tensors[table].shape[1]
-  known, square = _grid_of_hint(hints, pixels), [math.isqrt(n) ** 2 == n for n in (places - tokens, places)]
-  if known in (places - tokens, places):
-    counted = known == places - tokens
-  else:
-    counted = square[0] if square[0] != square[1] else usually
-  return tensors if counted else {**tensors, table: with_leading_zeros(tensors[table], tokens)}
+  return {**tensors, table: with_leading_zeros(tensors[table], count)}  # which add nothing to the tokens
+
+
+def has_rows(table, count: int, pixels: int, hints: Mapping, usually: bool) -> bool:
+  """Whether a table [1, T, D] has a row for each of `count` tokens before the patches.
+
+  It shows by the image size, else by which number of patches is a square, else it is as `usually` in the format.
+  """
+  rows = table.shape[1]
+  patches, square = _grid_of_hint(hints, pixels), [math.isqrt(n) ** 2 == n for n in (rows - count, rows) if n >= 0]
+  if patches in (rows - count, rows):
+    return patches == rows - count
+  return square[0] if square[0] != square[-1] else usually
+
+
+def fold_token(token: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """(token [1, 1, D] plus the first row of the table [1, 1 + N, D], the other rows): the same model."""
+  position, rest = table[:, :1], table[:, 1:]
+  return (token + position if np.any(position) else token), rest
 
 
 def with_leading_zeros(table, count: int) -> Tensor:
@@ -44,22 +61,42 @@ def with_leading_zeros(table, count: int) -> Tensor:
 
 
 def describe(
-  patches, found, table, classes, hints, *, leading, stages=None, channels=None, head=None, gelu=None, eps=None, **rest
+  patches, row, table, classes, hints, *, leading, stages=None, channels=None, pool=None, gelu=None, eps=None, **rest
 ) -> Description:
-  """The model with kernel `patches` [P, P, C, D] and (width, depth, heads, hidden) `found`."""
-  key, overrides = named(SIZES, found, _SIZE)
+  """The model of a file.
+
+  Args:
+    patches: shape [P, P, C, D] of the embedding's kernel.
+    row: width, depth, heads, hidden.
+    table: position table [1, T, D], or None.
+    classes: bias [V] of the head, or None.
+    hints: of what tensors do not say.
+    leading: class and distillation tokens, 0 to 2.
+    stages: units in each stage of a ResNet in front.
+    channels: of the images, where a ResNet reads them.
+    pool: what the head reads, where tokens do not say it.
+    gelu: how it is computed, where no hint says it.
+    eps: of the layer norms, where no hint says it.
+    **rest: other arguments of the model; None stands for the default.
+  """
+  key, overrides = named(SIZES, row, _SIZE)
   patch = patches[0]
-  name = f"ViT-{key}/{patch}"
-  hybrid = {row: name for name, row in HYBRIDS.items()}.get((key, patch, stages))
-  said = {"head": head or {0: "gap", 1: "cls", 2: "distilled"}[leading], "position": "learned", "gelu": "tanh"}
-  said |= {"stages": None if hybrid else stages, "gelu": gelu or hints.get("gelu", "tanh"), "pre_logits": None}
-  said |= {"eps": float(eps or hints.get("norm_eps", 1e-6)), "layer_scale": None} | rest | overrides
-  if table is None:
-    said["position"] = "sincos2d"
-  standard = {"head": "cls", "position": "learned", "gelu": "tanh", "eps": 1e-6}
-  said = {k: v for k, v in said.items() if v is not None and standard.get(k) != v}
+  hybrid = {sizes: name for name, sizes in HYBRIDS.items()}.get((key, patch, stages))
+  arguments = {
+    "pool": pool or {0: "gap", 1: "cls", 2: "distilled"}[leading],
+    "position": "sincos2d" if table is None else "learned",
+    "stages": None if hybrid else stages,
+    "gelu": gelu or hints.get("gelu", "tanh"),
+    "eps": float(eps or hints.get("norm_eps", 1e-6)),
+    **rest,
+    **overrides,
+  }
+  default = {"pool": "cls", "position": "learned", "gelu": "tanh", "eps": 1e-6}
   return Description(
-    Choice(hybrid or name, said),
+    Choice(
+      hybrid or f"ViT-{key}/{patch}",
+      {k: value for k, value in arguments.items() if value is not None and value != default.get(k)},
+    ),
     _image_size(table, leading, patch * reduction(stages), hints),
     0 if classes is None else classes.shape[0],
     channels or patches[2],

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from vit_jax.importers.layout import Layout, Row, Tensor, Tensors, flax_conv, flax_linear, flax_norm
-from vit_jax.importers.vit import ATTENTION, count, counting_tokens, describe, reduction
+from vit_jax.importers.vit import ATTENTION, count, counting_tokens, describe, fold_token, reduction
 from vit_jax.models import Description
 
 # Rows.
@@ -109,7 +109,7 @@ def _big_vision_names(tensors: Tensors, hints: Mapping) -> Tensors:
 
 
 def _pixels(tensors):
-  """Side of the square of pixels that a place of the position table stands for."""
+  """Side of the square of pixels that a row of the position table stands for."""
   return tensors["embedding/kernel"].shape[0] * reduction(_stages(tensors))
 
 
@@ -145,14 +145,8 @@ def _inlined_map(tensors: Tensors) -> Tensors:
 def _big_vision_finish(arrays: dict) -> dict:
   """What `_big_vision_names` does, backwards: the class token's own position goes into the token."""
   if "cls" in arrays and "pos_embedding" in arrays:
-    arrays["cls"], arrays["pos_embedding"] = fold_class_token(arrays["cls"], arrays["pos_embedding"])
+    arrays["cls"], arrays["pos_embedding"] = fold_token(arrays["cls"], arrays["pos_embedding"])
   return arrays
-
-
-def fold_class_token(cls: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """(cls [1, 1, D], table [1, 1 + N, D]) -> (cls with its position added, table [1, N, D]), as big_vision does."""
-  position, rest = table[:, :1], table[:, 1:]
-  return (cls + position if np.any(position) else cls), rest
 
 
 # What a file holds.
@@ -172,7 +166,7 @@ def _describe_flax(tensors: Tensors, hints: Mapping) -> Description:
     leading=int("cls" in tensors),
     stages=_stages(tensors),
     channels=tensors["conv_root/kernel"].shape[2] if "conv_root/kernel" in tensors else None,
-    head="map" if "MAPHead_0/probe" in tensors else None,
+    pool="map" if "MAPHead_0/probe" in tensors else None,
     pre_logits=tensors["pre_logits/bias"].shape[0] if "pre_logits/bias" in tensors else None,
   )
 

@@ -8,13 +8,14 @@ import numpy as np
 from vit_jax.importers.layout import (
   Layout,
   Row,
+  Tensor,
   Tensors,
   shapes,
   torch_conv,
   torch_linear,
   torch_norm,
 )
-from vit_jax.importers.vit import ATTENTION, count, counting_tokens, describe, heads_of
+from vit_jax.importers.vit import ATTENTION, count, counting_tokens, describe, fold_token, has_rows, heads_of
 from vit_jax.models import Description
 from vit_jax.schema import ConfigError
 
@@ -40,6 +41,7 @@ def _out(theirs, ours):
 TIMM_ROWS = (
   Row("cls_token", "cls", "1 1 d -> d"),
   Row("dist_token", "distillation", "1 1 d -> d"),
+  Row("reg_token", "registers", "1 r d -> r d"),
   Row("pos_embed", "position/table", "1 n d -> n d"),
   *torch_conv("patch_embed.proj", "embedding"),
   *torch_norm("blocks.{l}.norm1", "blocks/{l}/norm1"),
@@ -100,7 +102,30 @@ _TANH = re.compile(
 
 def _timm_names(tensors: Tensors, hints: Mapping) -> Tensors:
   patch = tensors["patch_embed.proj.weight"].shape[-1]  # DeiT-3 gives positions to the patches only
-  return counting_tokens(tensors, "pos_embed", _TOKENS, patch, hints, usually=True)
+  return counting_tokens(_fold_registers(tensors, patch, hints), "pos_embed", _TOKENS, patch, hints, usually=True)
+
+
+def _fold_registers(tensors, patch, hints):
+  """The tensors with registers that have no rows in the position table: what stands there is added to them."""
+  if "reg_token" not in tensors or "pos_embed" not in tensors:
+    return tensors
+  registers, table = tensors["reg_token"], tensors["pos_embed"]
+  first = sum(name in tensors for name in _TOKENS)
+  _, count, width = registers.shape
+  if not has_rows(table, first + count, patch, hints, usually=False):
+    return tensors
+
+  def folded():
+    return np.asarray(registers) + np.asarray(table)[:, first : first + count]
+
+  def rest():
+    return np.delete(np.asarray(table), slice(first, first + count), axis=1)
+
+  return {
+    **tensors,
+    "reg_token": Tensor(registers.shape, registers.dtype, folded),
+    "pos_embed": Tensor((1, table.shape[1] - count, width), table.dtype, rest),
+  }
 
 
 def _hf_names(tensors: Tensors, hints: Mapping) -> Tensors:
@@ -118,7 +143,8 @@ def _describe_timm(tensors: Tensors, hints: Mapping) -> Description:
     tensors.get("head.bias"),
     hints,
     leading=("cls_token" in tensors) + ("dist_token" in tensors),
-    head="map" if "attn_pool.latent" in tensors else None,
+    pool="map" if "attn_pool.latent" in tensors else None,
+    registers=tensors["reg_token"].shape[1] if "reg_token" in tensors else None,
     pre_logits=tensors["pre_logits.fc.bias"].shape[0] if "pre_logits.fc.bias" in tensors else None,
     gelu=hints.get("gelu") or ("tanh" if _TANH.match(str(hints.get("name", ""))) else "erf"),
     layer_scale=1e-4 if "blocks.0.ls1.gamma" in tensors else None,
@@ -143,10 +169,14 @@ def _describe_hf(tensors: Tensors, hints: Mapping) -> Description:
 
 
 def _timm_finish(arrays: dict) -> dict:
-  """DeiT-3, known by its layer scale, has no places for tokens in its table; ours are zeros."""
-  tokens = sum(name in arrays for name in _TOKENS)
-  if "blocks.0.ls1.gamma" in arrays and "pos_embed" in arrays and not np.any(arrays["pos_embed"][:, :tokens]):
-    arrays["pos_embed"] = arrays["pos_embed"][:, tokens:]
+  """Models with registers, and DeiT-3, known by its layer scale, have rows for the patches only in their tables."""
+  if "pos_embed" not in arrays:
+    return arrays
+  tokens = [name for name in _TOKENS if name in arrays]
+  deit3 = "blocks.0.ls1.gamma" in arrays and not np.any(arrays["pos_embed"][:, : len(tokens)])
+  if deit3 or "reg_token" in arrays:
+    for name in tokens:
+      arrays[name], arrays["pos_embed"] = fold_token(arrays[name], arrays["pos_embed"])
   return arrays
 
 
@@ -197,6 +227,6 @@ LAYOUTS = (
     canonical=_hf_names,
     beside=_hf_config,
     finish=_hf_finish,
-    computes={"head": "cls"},
+    computes={"pool": "cls"},
   ),
 )

@@ -10,7 +10,6 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax import schema
 from vit_jax.models import activations
 from vit_jax.models.intermediates import record
-from vit_jax.models.kernels.fused_attention import fused_attention
 from vit_jax.models.layers import Linear, dropout, xavier
 
 Formulation = Literal["xla", "fused"]
@@ -82,6 +81,8 @@ class Attention(nnx.Module):
 
   def _fused(self, x):
     """[B, N, D] -> [B, N, H * K]. The kernel adds the biases of query and value; that of the key changes nothing."""
+    from vit_jax.models.kernels.fused_attention import fused_attention  # loads Pallas, which nothing else needs
+
     size = self.query.kernel.shape[-1]
     products = [
       record(f"attention/{name}", linear.flat(x, bias=False))

@@ -10,26 +10,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax import rng, schema
-from vit_jax.models import layers, resnet
+from vit_jax.models import layers, parameters, resnet
+from vit_jax.models.convolution import max_pool
 from vit_jax.models.intermediates import record
 from vit_jax.models.output import Output, check_shape, classified
-from vit_jax.models.published import model
 from vit_jax.models.resnet import GroupNorm, StandardisedConv
-from vit_jax.models.transformer import Dtype, sides
+from vit_jax.models.sizes import Dtype, sides
 from vit_jax.schema import Count
 
-SIZES = {  # factor of all widths, units of each stage
-  "R26x1": (1, (2, 2, 2, 2)),
-  "R50x1": (1, (3, 4, 6, 3)),
-  "R50x3": (3, (3, 4, 6, 3)),
-  "R101x1": (1, (3, 4, 23, 3)),
-  "R101x3": (3, (3, 4, 23, 3)),
-  "R152x2": (2, (3, 8, 36, 3)),
-  "R152x4": (4, (3, 8, 36, 3)),
-}
-
+ORDER = parameters.Order(before=r"root/.*", blocks=r"stages/.*", after=r"norm/.*", head=r"head/.*")
 SHARDING = (
-  *layers.SHARDING,
+  *parameters.SHARDING,
   (r"(root|stages/.*)/kernel", (None, None, None, "fsdp")),
   (r"stages/.*/norm3/(scale|bias)", (None,)),
 )
@@ -83,7 +74,7 @@ class ResNet(nnx.Module):
     check_shape(images, self.shape)
     # No norm and no ReLU here: the pool sees negative numbers. The first BiT code and timm surround them by zeros,
     # big_vision by -infinity, as here; it moves logits by 1e-3.
-    x = record("root", layers.max_pool(self.root(images)))
+    x = record("root", max_pool(self.root(images)))
     x = resnet.run(self.stages, x, "stages")
     tokens = jax.nn.relu(self.norm(x))
     features = record("pre_logits", record("features", tokens.mean((1, 2))))
@@ -112,6 +103,3 @@ def bit(
     )
   stages = row[1] if stages is None else stages
   return ResNet((*sides(image_size), channels), width, stages, classes, dtype=jnp.dtype(dtype), rngs=rngs)
-
-
-PUBLISHED = {name: model(bit, row, sharding=SHARDING) for name, row in SIZES.items()}

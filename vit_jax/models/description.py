@@ -3,7 +3,9 @@
 import dataclasses
 from typing import Any, Self
 
-from vit_jax import models, schema
+from vit_jax import config, schema
+from vit_jax.models import table
+from vit_jax.models.published.model import Published
 from vit_jax.schema import Choice, ConfigError
 
 # How a model is computed and regularised is not what it is.
@@ -24,10 +26,10 @@ class Description:
     return hash((self.model.name, tuple(self.model.args), self.image_size, self.classes, self.channels))
 
   @property
-  def family(self) -> str:
-    """The file of `vit_jax/models/` that makes the model."""
+  def published(self) -> Published:
+    """What the name stands for."""
     with schema.at("model"):
-      return models.find(self.model.name).family
+      return table.find(self.model.name)
 
   def replaced(self, **changes) -> Self:
     """The description with other values."""
@@ -36,7 +38,7 @@ class Description:
   def bound(self) -> Self:
     """The description with every argument of the model checked and filled in; ConfigError for what is not allowed."""
     with schema.at("model"):
-      return self.replaced(model=schema.bind(self.model, (models.lookup(self.model.name),)))
+      return self.replaced(model=schema.bind(self.model, (table.lookup(self.model.name),)))
 
   def unscanned(self) -> Self:
     """The same model with parameters layer by layer, as importers have them."""
@@ -73,12 +75,12 @@ class Description:
   def from_json(cls, values: Any) -> Self:
     """The description that `to_json` gave these values for; ConfigError for others."""
     try:
-      model, size = dict(values["model"]), values["image_size"]
+      model, size = config.renamed_model(values["model"]), values["image_size"]
       sides = [size] if isinstance(size, int) else list(map(int, size))
       classes, channels = int(values["classes"]), int(values["channels"])
       in_range = 0 < min(sides) <= max(sides) < 2**16 and 0 <= classes < 2**31 and 0 < channels < 2**16
       if not in_range or len(sides) > 2:
         raise ValueError("a size is out of range")
       return cls(Choice(str(model.pop("name")), model), size if len(sides) == 1 else tuple(sides), classes, channels)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise ConfigError(f"{values!r} does not describe a model: {error!r}") from error

@@ -4,65 +4,24 @@ Every size exists twice: `tf_efficientnet_*` computes as the authors' TensorFlow
 epsilon, `efficientnet_*` with those of PyTorch. The tensors of both have the same names and shapes.
 """
 
-import math
 from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax import rng, schema
-from vit_jax.models import layers
+from vit_jax.models import layers, parameters
 from vit_jax.models.batchnorm import BatchNorm
+from vit_jax.models.convolution import Conv
 from vit_jax.models.intermediates import record
 from vit_jax.models.output import Output, check_shape, classified
-from vit_jax.models.published import model
-from vit_jax.models.transformer import Dtype, sides
+from vit_jax.models.published.efficientnet import STAGES, STEM, TOP, blocks_of, channels_of
+from vit_jax.models.sizes import Dtype, sides
 from vit_jax.schema import Count, Fraction, Positive, Probability
 
-
-class Size(NamedTuple):
-  """A published size: factors of all widths and of the blocks of each stage, image size, dropout before the head."""
-
-  width: float
-  depth: float
-  image_size: int
-  dropout: float
-
-
-class Stage(NamedTuple):
-  """Equal blocks, of which the first has the stride, as in the smallest size (Tan & Le 2019, table 1)."""
-
-  kernel: int
-  stride: int
-  expansion: int
-  width: int
-  blocks: int
-
-
-SIZES = {
-  "b0": Size(1.0, 1.0, 224, 0.2),
-  "b1": Size(1.0, 1.1, 240, 0.2),
-  "b2": Size(1.1, 1.2, 260, 0.3),
-  "b3": Size(1.2, 1.4, 300, 0.3),
-  "b4": Size(1.4, 1.8, 380, 0.4),
-  "b5": Size(1.6, 2.2, 456, 0.4),
-  "b6": Size(1.8, 2.6, 528, 0.5),
-  "b7": Size(2.0, 3.1, 600, 0.5),
-  "l2": Size(4.3, 5.3, 800, 0.5),  # Xie et al. 2020; trained at 475, tested at 800
-}
-STEM, TOP = 32, 1280
-STAGES = (
-  Stage(3, 1, 1, 16, 1),
-  Stage(3, 2, 6, 24, 2),
-  Stage(5, 2, 6, 40, 2),
-  Stage(3, 2, 6, 80, 3),
-  Stage(5, 1, 6, 112, 3),
-  Stage(5, 2, 6, 192, 4),
-  Stage(3, 1, 6, 320, 1),
-)
-
+ORDER = parameters.Order(before=r"stem(_norm)?/.*", blocks=r"stages/.*", after=r"top(_norm)?/.*", head=r"head/.*")
 # A block is split as an MLP is: its expanded channels over "tensor".
 SHARDING = (
   (r"stem/kernel", (None, None, None, "fsdp")),
@@ -83,18 +42,6 @@ _he_depthwise = nnx.initializers.variance_scaling(2.0, "fan_in", "normal")
 _uniform = nnx.initializers.variance_scaling(1 / 3, "fan_out", "uniform")  # within +-1 / sqrt(V)
 
 
-def channels_of(base: int, factor: float) -> int:
-  """`base` channels times `factor`, rounded to a multiple of 8, and up where that would lose more than a tenth."""
-  wanted = base * factor
-  rounded = max(8, int(wanted + 4) // 8 * 8)
-  return rounded + 8 if rounded < 0.9 * wanted else rounded
-
-
-def blocks_of(depth_factor: float) -> tuple[int, ...]:
-  """Blocks of each stage."""
-  return tuple(math.ceil(stage.blocks * depth_factor) for stage in STAGES)
-
-
 class Block(nnx.Module):
   """[B, H, W, C] -> [B, H / stride, W / stride, D]: inverted bottleneck (Sandler et al. 2018) with squeeze-excitation.
 
@@ -107,7 +54,7 @@ class Block(nnx.Module):
     linear = {"kernel_init": _he, "dtype": dtype, "rngs": rngs}
     self.expand = layers.Linear((channels,), (expanded,), bias=False, **linear) if expansion > 1 else None
     self.expand_norm = norm(expanded) if expansion > 1 else None
-    self.depthwise = layers.Conv(
+    self.depthwise = Conv(
       expanded,
       expanded,
       kernel,
@@ -165,7 +112,7 @@ class EfficientNet(nnx.Module):
     make = {"dtype": dtype, "rngs": rngs}
 
     channels = channels_of(STEM, width_factor)
-    self.stem = layers.Conv(shape[-1], channels, 3, 2, _border(3, padding), bias=False, kernel_init=_he, **make)
+    self.stem = Conv(shape[-1], channels, 3, 2, _border(3, padding), bias=False, kernel_init=_he, **make)
     self.stem_norm = norm(channels)
     self.stages = nnx.List()
     for stage, blocks in zip(STAGES, stages, strict=False):
@@ -241,21 +188,3 @@ def efficientnet(
     dtype=compute,
     rngs=rngs,
   )
-
-
-PUBLISHED = {
-  f"{prefix}efficientnet_{name}": model(
-    efficientnet,
-    sharding=SHARDING,
-    image_size=size.image_size,
-    width_factor=size.width,
-    depth_factor=size.depth,
-    dropout=size.dropout,
-    **computes,
-  )
-  for prefix, computes in (
-    ("", {"padding": "symmetric", "eps": 1e-5}),
-    ("tf_", {"padding": "same", "eps": 1e-3, "momentum": 0.01}),
-  )
-  for name, size in SIZES.items()
-}

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax import mesh, models, rng, trees
-from vit_jax.models import activations
+from vit_jax import mesh, rng, trees
+from vit_jax.models import activations, parameters
 from vit_jax.models.description import Description
 from vit_jax.models.output import Output
 
@@ -33,6 +33,10 @@ class Model:
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and types of the parameters by path."""
     return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in trees.flatten(self._abstract).items()}
+
+  def layers_above(self) -> dict[str, int | np.ndarray] | None:
+    """Layers between each parameter and the logits, by path: see `parameters.layers_above`."""
+    return parameters.layers_above(self.description.published.order, self.shapes())
 
   def create(self, params: Mapping[str, jax.Array]) -> nnx.Module:
     """The module with these parameters, for interactive use; others, of a task, are left out."""
@@ -57,7 +61,7 @@ class Model:
   def on(self, grid: jax.sharding.Mesh) -> "Model":
     """The same model, whose activations are sharded over a mesh wherever it is traced."""
     choice = self.description.model
-    gather = mesh.gather(models.sharding(choice.name), grid, np.dtype(choice.args["dtype"]))
+    gather = mesh.gather(self.description.published.sharding, grid, np.dtype(choice.args["dtype"]))
     per_device = functools.partial(mesh.per_device, grid)
     return dataclasses.replace(
       self, _sharded=functools.partial(activations.sharded, mesh.batch(grid), gather, per_device)
@@ -78,6 +82,5 @@ def _functional(description):
 
 
 def _make(description, key):
-  make = models.lookup(description.model.name)
   sizes = (description.image_size, description.channels, description.classes)
-  return make(*sizes, rng.Keys(key), **description.model.args)
+  return description.published.make(*sizes, rng.Keys(key), **description.model.args)

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from einops import reduce, repeat
 from flax import nnx
 
+from vit_jax.models.convolution import conv, max_pool_same
 from vit_jax.models.intermediates import record
-from vit_jax.models.layers import conv, max_pool_same
 
 GROUPS = 32  # of a group norm, whatever the width
 WIDTH = 64  # channels of the root, and of the first stage's 3x3 convolutions
@@ -25,7 +25,7 @@ DIVISORS = {
 }
 Divisor = Literal["std + 1e-5", "sqrt(var + 1e-10)"]
 
-STEM_SHARDING = (  # beside `layers.SHARDING`, which has the other norms
+STEM_SHARDING = (  # beside `parameters.SHARDING`, which has the other norms
   # Standardisation is over all axes but the last: a split one needs no communication.
   (r"stem/(root|stages/.*)/kernel", (None, None, None, "fsdp")),
   (r"stem/stages/.*/norm3/(scale|bias)", (None,)),
@@ -39,7 +39,7 @@ def standardised(kernel: jax.Array, divisor: Divisor) -> jax.Array:
 
 
 class StandardisedConv(nnx.Module):
-  """[B, H, W, C] -> [B, H', W', D] without bias; padding as in `layers.conv`."""
+  """[B, H, W, C] -> [B, H', W', D] without bias; padding as in `convolution.conv`."""
 
   def __init__(self, channels, width, size, stride, padding, *, divisor: Divisor, dtype, rngs):
     self.stride, self.padding, self.divisor, self.dtype = stride, padding, divisor, dtype
@@ -98,7 +98,7 @@ def run(stages: nnx.List, x: jax.Array, name: str) -> jax.Array:
 
 
 def out_channels(width: int, stages: tuple[int, ...]) -> int:
-  """Channels of what `run` gives; `width` of what it is given."""
+  """Channels of the map that `run` gives for one of `width` channels."""
   return 4 * width * 2 ** (len(stages) - 1) if stages else width
 
 

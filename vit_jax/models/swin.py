@@ -1,7 +1,7 @@
 """Swin Transformer (Liu et al. 2021): attention inside windows that shift from block to block, on maps that shrink."""
 
 import itertools
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -10,46 +10,20 @@ from einops import rearrange
 from flax import nnx
 
 from vit_jax import rng, schema
-from vit_jax.models import layers, stack
+from vit_jax.models import convolution, layers, parameters, stack
 from vit_jax.models.attention import Attention
 from vit_jax.models.intermediates import record
 from vit_jax.models.output import Output, check_shape, classified
-from vit_jax.models.published import model
-from vit_jax.models.transformer import Dtype, Width, sides
+from vit_jax.models.published.swin import PATCH, Size
+from vit_jax.models.sizes import Dtype, Width, sides
+from vit_jax.models.transformer import Block
 from vit_jax.schema import Count, Probability
 
-PATCH = 4
 EPS = 1e-5
 
-
-class Size(NamedTuple):
-  """Channels of the first stage, which double from stage to stage, and blocks and heads of each stage."""
-
-  width: int
-  depths: tuple[int, ...]
-  heads: tuple[int, ...]
-
-
-SIZES = {
-  "tiny": Size(96, (2, 2, 6, 2), (3, 6, 12, 24)),
-  "small": Size(96, (2, 2, 18, 2), (3, 6, 12, 24)),
-  "base": Size(128, (2, 2, 18, 2), (4, 8, 16, 32)),
-  "large": Size(192, (2, 2, 18, 2), (6, 12, 24, 48)),
-}
-VARIANTS = {  # name -> size, window, image size
-  f"swin_{size}_patch{PATCH}_window{window}_{image_size}": (size, window, image_size)
-  for size, window, image_size in (
-    ("tiny", 7, 224),
-    ("small", 7, 224),
-    ("base", 7, 224),
-    ("base", 12, 384),
-    ("large", 7, 224),
-    ("large", 12, 384),
-  )
-}
-
+ORDER = parameters.Order(before=r"embedding(_norm)?/.*", blocks=r"stages/.*", after=r"norm/.*", head=r"head/.*")
 SHARDING = (
-  *layers.SHARDING,
+  *parameters.SHARDING,
   (r"embedding/kernel", (None, None, None, "fsdp")),
   (r"embedding/bias", (None,)),
   (r".*attention/table", (None, None)),
@@ -70,53 +44,39 @@ class Merge(nnx.Module):
     return self.reduction(self.norm(rearrange(x, "b (h i) (w j) d -> b h w (j i d)", i=2, j=2)))
 
 
-class Block(nnx.Module):
-  """[B, H, W, D] -> [B, H, W, D]: attention in windows, then MLP, both pre-norm (eq. 3). Called as `transformer.Block`.
+class WindowAttention(Attention):
+  """[B, H, W, D] -> [B, H, W, D]: attention in windows of (rows, columns).
 
-  Windows begin at row and column 0, or at `shift`; at the border they are then cut, and places do not see across it.
-  For every head, `attention/table` holds a bias for each offset of query to key, (rows, columns) from (1 - window) on.
-  What attention records has the windows of an image in the place of the image: [B * windows, N, ...].
+  Windows begin at row and column 0, or at `shift`; at the border they are then cut, and tokens do not see across it.
+  For every head, `table` holds a bias for each offset of query to key, (rows, columns) from (1 - window) on.
+  What is recorded has the windows of an image in the place of the image: [B * windows, N, ...].
   """
 
-  def __init__(self, width, heads, window, shift, *, dropout, attention_dropout, dtype, rngs):
-    common = {"kernel_init": _normal, "dtype": dtype, "rngs": rngs}
-    self.norm1 = layers.LayerNorm(width, eps=EPS, dtype=dtype)
-    self.attention = Attention(width, heads, dropout=attention_dropout, **common)
+  def __init__(self, width, heads, window, shift, *, dropout, dtype, rngs):
+    super().__init__(width, heads, dropout=dropout, kernel_init=_normal, dtype=dtype, rngs=rngs)
     rows, columns = window
     table = _normal(rngs.params(), ((2 * rows - 1) * (2 * columns - 1), heads), jnp.float32)
-    self.attention.table = nnx.Param(table)  # beside the other weights of attention, which only adds the bias
-    self.norm2 = layers.LayerNorm(width, eps=EPS, dtype=dtype)
-    self.mlp = layers.Mlp(width, 4 * width, dropout=dropout, gelu="erf", **common)
-    self.window, self.shift, self.dropout = window, shift, dropout
+    self.table, self.window, self.shift = nnx.Param(table), window, shift
 
-  def __call__(self, x, key=None, path_rate=np.float32(0)):
-    def add(stream, branch, number):
-      branch = layers.dropout(branch, self.dropout, layers.fold(key, number))
-      return stream + layers.drop_path(branch, path_rate, layers.fold(key, number + 1))
-
-    x = add(x, self._attend(self.norm1(x), layers.fold(key, 0)), 1)
-    x = add(x, self.mlp(self.norm2(x), key=layers.fold(key, 3)), 4)
-    return record("out", x)
-
-  def _attend(self, x, key):
+  def __call__(self, x, key=None):
     batch, height, width, _ = x.shape
     p, q = self.window
     # The cut windows of both ends of the map share one full window, in which a mask keeps them apart.
     x = jnp.roll(x, [-step for step in self.shift], axis=(1, 2)) if any(self.shift) else x
     x = rearrange(x, "b (h p) (w q) d -> (b h w) (p q) d", p=p, q=q)
-    bias = rearrange(self.attention.table[...][offsets(self.window)], "m n h -> h m n")
+    bias = rearrange(self.table[...][offsets(self.window)], "m n h -> h m n")
     if any(self.shift):
-      # The published code takes 100 away where a place is not seen.
+      # The published code takes 100 away where a token is not seen.
       mask = jnp.where(seen((height, width), self.window, self.shift), 0, -100)
       bias = bias + mask[:, None]
       bias = jnp.broadcast_to(bias, (batch, *bias.shape)).reshape(-1, *bias.shape[1:])
-    x = self.attention(x, key=key, bias=bias)
+    x = super().__call__(x, key=key, bias=bias)
     x = rearrange(x, "(b h w) (p q) d -> b (h p) (w q) d", h=height // p, w=width // q, p=p)
     return jnp.roll(x, self.shift, axis=(1, 2)) if any(self.shift) else x
 
 
 def offsets(window: tuple[int, int]) -> np.ndarray:
-  """[N, N]: the row of a table of positions for each query and key of a window with N = rows * columns places."""
+  """[N, N]: the row of a table of positions for each query and key of a window with N = rows * columns tokens."""
   rows, columns = window
   row, column = np.mgrid[:rows, :columns].reshape(2, -1)
   down, right = row[:, None] - row, column[:, None] - column
@@ -203,14 +163,25 @@ def swin(
   window = window or published_window
   maps = _maps(sides(image_size), window, row)
   common = {"dtype": jnp.dtype(dtype), "rngs": rngs}
-  drop = {"dropout": dropout, "attention_dropout": attention_dropout}
+
+  def norm(width):
+    return layers.LayerNorm(width, eps=EPS, dtype=common["dtype"])
+
+  def block(width, heads, window, shift):
+    return Block(
+      norm(width),
+      WindowAttention(width, heads, window, shift, dropout=attention_dropout, **common),
+      norm(width),
+      layers.Mlp(width, 4 * width, dropout=dropout, gelu="erf", kernel_init=_normal, **common),
+      dropout=dropout,
+    )
 
   def stage(number, depth, heads, width):
     windows = tuple(min(side, window) for side in maps[number])
     shift = tuple(window // 2 if side > window else 0 for side in maps[number])
     return Stage(
       Merge(width // 2, **common) if number else None,
-      [Block(width, heads, windows, shift if i % 2 else (0, 0), **drop, **common) for i in range(depth)],
+      [block(width, heads, windows, shift if i % 2 else (0, 0)) for i in range(depth)],
     )
 
   def uniform(key, shape, dtype):
@@ -221,12 +192,12 @@ def swin(
   widths = [row.width * 2**i for i in range(len(row.depths))]
   return Swin(
     (*sides(image_size), channels),
-    embedding=layers.Conv(
+    embedding=convolution.Conv(
       channels, row.width, PATCH, PATCH, 0, bias=True, kernel_init=uniform, bias_init=uniform, **common
     ),
-    embedding_norm=layers.LayerNorm(row.width, eps=EPS, dtype=common["dtype"]),
+    embedding_norm=norm(row.width),
     stages=[stage(*numbers) for numbers in zip(itertools.count(), row.depths, row.heads, widths)],
-    norm=layers.LayerNorm(widths[-1], eps=EPS, dtype=common["dtype"]),
+    norm=norm(widths[-1]),
     head=layers.Linear((widths[-1],), (classes,), kernel_init=_normal, **common) if classes else None,
     dropout=dropout,
     stochastic_depth=stochastic_depth,
@@ -248,8 +219,8 @@ def _maps(image_sides, window, row):
         "change heads or width"
       )
   stages = len(row.depths)
-  found = [_map_sides(side, window, stages) for side in image_sides]
-  for side, maps in zip(image_sides, found, strict=True):
+  both = [_map_sides(side, window, stages) for side in image_sides]
+  for side, maps in zip(image_sides, both, strict=True):
     if maps is None:
       step = PATCH * 2 ** (stages - 1)
       below = next((n for n in range(side // step * step, 0, -step) if _map_sides(n, window, stages)), None)
@@ -258,7 +229,7 @@ def _maps(image_sides, window, row):
         f"model: image size {side} does not divide into windows of {window} x {window} patches of {PATCH} in every "
         f"stage; nearest image sizes: {', '.join(str(n) for n in (below, above) if n)}"
       )
-  return list(zip(*found, strict=True))
+  return list(zip(*both, strict=True))
 
 
 def _map_sides(side, window, stages):
@@ -266,9 +237,3 @@ def _map_sides(side, window, stages):
   maps = [side // (PATCH * 2**i) for i in range(stages)]
   even = side and side % (PATCH * 2 ** (stages - 1)) == 0
   return maps if even and all(n <= window or n % window == 0 for n in maps) else None
-
-
-PUBLISHED = {
-  name: model(swin, SIZES[size], window, sharding=SHARDING, image_size=image_size)
-  for name, (size, window, image_size) in VARIANTS.items()
-}

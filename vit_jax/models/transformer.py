@@ -1,25 +1,21 @@
-"""The computation that all Vision Transformers share; the families in vit.py and compact.py choose its parts."""
+"""The computation that all Vision Transformers share; vit.py, compact.py and mixer.py choose its parts."""
 
-from collections.abc import Callable
-from typing import Annotated, Literal
+import math
+from collections.abc import Mapping
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax import rng, schema
+from vit_jax import rng
 from vit_jax.models import stack
-from vit_jax.models.attention import Attention, Formulation
 from vit_jax.models.intermediates import record
-from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding, drop_path, dropout, fold, xavier, zeros
+from vit_jax.models.layers import PatchEmbedding, dropout, fold, residual
 from vit_jax.models.output import Output, check_shape, classified
 
-Dtype = Literal["float32", "bfloat16"]
-# The bounds are far above any sensible model; they keep a slip of the finger from becoming an allocation error.
-Width = Annotated[int, schema.Range(1, 2**15)]
-Depth = Annotated[int, schema.Range(1, 1024)]
-Hidden = Annotated[int, schema.Range(1, 2**17)]
+PREFIX = ("cls", "distillation", "registers")  # tokens in front of the patches, in this order
 
 
 class Block(nnx.Module):
@@ -28,53 +24,37 @@ class Block(nnx.Module):
   order "pre" normalises the input of each branch (Dosovitskiy et al. 2021, eq. 2-3). order "official" is that of the
   published compact transformers, where the second norm overwrites the stream itself:
   s = s + attention(norm1(s)); s = norm2(s); s = s + mlp(s).
+
+  Args:
+    norm1: of the input of `attention`.
+    attention: module (x, key=key) -> [B, N, D].
+    norm2: of the input of `mlp`.
+    mlp: module (x, key=key) -> [B, N, D].
+    order: of norms and branches.
+    layer_scale: initial factor of both branches, one for each channel (Touvron et al. 2021b); None has no factors.
+    dropout: rate, of both branches.
   """
 
   def __init__(
     self,
-    width,
-    heads,
-    hidden,
+    norm1: nnx.Module,
+    attention: nnx.Module,
+    norm2: nnx.Module,
+    mlp: nnx.Module,
     *,
     order: Literal["pre", "official"] = "pre",
-    eps,
-    gelu,
-    dropout,
-    attention_dropout,
-    layer_scale=None,
-    relative=None,
-    formulation: Formulation = "xla",
-    attention_bias=True,
-    kernel_init=xavier,
-    bias_init=zeros,
-    dtype,
-    rngs,
+    layer_scale: tuple[nnx.Param, nnx.Param] | None = None,
+    dropout: float = 0.0,
   ):
-    self.norm1 = LayerNorm(width, eps=eps, dtype=dtype)
-    self.attention = Attention(
-      width,
-      heads,
-      dropout=attention_dropout,
-      bias=attention_bias,
-      kernel_init=kernel_init,
-      relative=relative,
-      formulation=formulation,
-      dtype=dtype,
-      rngs=rngs,
-    )
-    self.norm2 = LayerNorm(width, eps=eps, dtype=dtype)
-    self.mlp = Mlp(
-      width, hidden, dropout=dropout, gelu=gelu, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs
-    )
-    self.layer_scale1 = None if layer_scale is None else nnx.Param(jnp.full(width, layer_scale, jnp.float32))
-    self.layer_scale2 = None if layer_scale is None else nnx.Param(jnp.full(width, layer_scale, jnp.float32))
+    self.norm1, self.attention, self.norm2, self.mlp = norm1, attention, norm2, mlp
+    self.layer_scale1, self.layer_scale2 = layer_scale or (None, None)
     self.order, self.dropout = order, dropout
 
   def __call__(self, x, key=None, path_rate=np.float32(0)):
     def add(stream, branch, scale, number):
       if scale is not None:
         branch = branch * scale[...].astype(branch.dtype)
-      return stream + drop_path(dropout(branch, self.dropout, fold(key, number)), path_rate, fold(key, number + 1))
+      return residual(stream, branch, self.dropout, path_rate, key, number)
 
     x = add(x, self.attention(self.norm1(x), key=fold(key, 0)), self.layer_scale1, 1)
     normed = self.norm2(x)
@@ -85,11 +65,26 @@ class Block(nnx.Module):
 class Transformer(nnx.Module):
   """Images [B, H, W, C] -> logits [B, V], float32.
 
+  Tokens of the embedding of the image, or of what a stem makes of it, row by row; prefix tokens in front; positions;
+  blocks; norm; pool; head. With a distillation token (Touvron et al. 2021a) the logits are the mean of two heads.
+  Registers (Darcet et al. 2024) have no position, and no pooling reads them. Without a head the result is the features.
   Where `patch` is not None, images may also come cut into patches [B, N, P P C], as `layers.PatchEmbedding` has them.
-  Tokens of the embedding of the image, or of what a stem makes of it, row by row; a class token in front if there is
-  one, and a distillation token (Touvron et al. 2021), whose head's logits are averaged with the other's; plus
-  positions; blocks; norm; pool; head. Without a head the result is the features.
   `key` is the key of all dropout; None means evaluation.
+
+  Args:
+    shape: height, width and channels of the images.
+    stem: what stands between image and embedding, if anything.
+    embedding: image or map -> [B, ..., D].
+    prefix: tokens by names of `PREFIX`: cls [D], distillation [D], registers [R, D].
+    position: () -> [T, D], of class and distillation token, if there are any, and patches; None adds nothing.
+    blocks: of which a stack is made.
+    norm: of all tokens after the last block.
+    pool: "cls", "gap", or a module [B, N, D] -> [B, D] of the patches.
+    pre_logits: a layer with tanh before the head, if any.
+    head: features -> logits; None: no classes.
+    head_distillation: of the distillation token.
+    dropout: rate, of the tokens.
+    rngs: keys for the blocks.
   """
 
   def __init__(
@@ -98,28 +93,24 @@ class Transformer(nnx.Module):
     *,
     stem: nnx.Module | None = None,
     embedding: nnx.Module,
-    token: nnx.Param | None,
-    distillation: nnx.Param | None = None,
+    prefix: Mapping[str, nnx.Param],
     position: nnx.Module | None,
-    block: Callable[[rng.Keys], nnx.Module],
-    depth: int,
-    scan: bool,
-    remat: str,
+    blocks: stack.Blocks,
     norm: nnx.Module,
     pool: nnx.Module | str,
     pre_logits: nnx.Module | None = None,
     head: nnx.Module | None,
     head_distillation: nnx.Module | None = None,
     dropout: float,
-    stochastic_depth: float,
     rngs: rng.Keys,
   ):
-    self.shape, self.depth, self.remat = shape, depth, remat
-    self.dropout, self.stochastic_depth = dropout, stochastic_depth
-    self.stem = stem
+    assert prefix.keys() <= set(PREFIX), prefix
+    self.shape, self.dropout = shape, dropout
+    self.depth, self.remat, self.stochastic_depth = blocks.depth, blocks.remat, blocks.stochastic_depth
+    self.stem, self.embedding, self.position = stem, embedding, position
     self.patch = embedding.patch if stem is None and isinstance(embedding, PatchEmbedding) else None
-    self.embedding, self.cls, self.distillation, self.position = embedding, token, distillation, position
-    self.blocks = stack.build(block, depth, scan=scan, rngs=rngs)
+    self.cls, self.distillation, self.registers = (prefix.get(name) for name in PREFIX)
+    self.blocks = stack.build(blocks.block, blocks.depth, scan=blocks.scan, rngs=rngs)
     self.norm, self.pool, self.pre_logits = norm, pool, pre_logits
     self.head, self.head_distillation = head, head_distillation
 
@@ -133,25 +124,15 @@ class Transformer(nnx.Module):
     # Tokens.
     x = self.embedding(images if self.stem is None else self.stem(images))
     x = record("embedding", x.reshape(x.shape[0], -1, x.shape[-1]))
-    tokens = [token[...].astype(x.dtype) for token in (self.cls, self.distillation) if token is not None]
-    if tokens:
-      x = jnp.concatenate([*(jnp.broadcast_to(token, (x.shape[0], 1, x.shape[2])) for token in tokens), x], axis=1)
-    if self.position is not None:
-      x = x + jnp.asarray(self.position(), x.dtype)
+    x, prefix = self._with_prefix(x)
     x = record("tokens", dropout(x, self.dropout, fold(key, 0)))
 
     # Features.
-    x = stack.run(
-      self.blocks,
-      x,
-      fold(key, 1),
-      rates=stack.growing(self.stochastic_depth, self.depth),
-      remat=self.remat,
-      name="blocks",
-    )
+    rates = stack.growing(self.stochastic_depth, self.depth)
+    x = stack.run(self.blocks, x, fold(key, 1), rates=rates, remat=self.remat, name="blocks")
     tokens = record("encoded", self.norm(x))
     distilled = None if self.distillation is None else tokens[:, 1]
-    x = record("features", self._pool(tokens))
+    x = record("features", self._pool(tokens, prefix))
 
     # Logits.
     if self.pre_logits is not None:
@@ -173,42 +154,40 @@ class Transformer(nnx.Module):
     height, width, channels = self.shape
     return height * width // self.patch**2, self.patch**2 * channels
 
-  def _pool(self, x):
-    match self.pool:
-      case "cls":
-        return x[:, 0]
-      case "gap":
-        return x.mean(axis=1)
-    return self.pool(x)
+  def _with_prefix(self, patches):
+    """([B, T + N, D] prefix tokens and patches with positions, T)."""
+    batch, _, width = patches.shape
+    tokens = [token for token in (self.cls, self.distillation, self.registers) if token is not None]
+    counts = [math.prod(token.shape[:-1]) for token in tokens]
+    x = patches
+    if tokens:
+      values = [token[...].astype(x.dtype) for token in tokens]
+      rows = [jnp.broadcast_to(value, (batch, n, width)) for value, n in zip(values, counts, strict=True)]
+      x = jnp.concatenate([*rows, x], axis=1)
+    if self.position is not None:
+      table = self.position()
+      if self.registers is not None:  # which come last of the prefix, and stay where they are
+        first = sum(counts[:-1])
+        table = jnp.concatenate([table[:first], jnp.zeros((counts[-1], width)), table[first:]])
+      x = x + jnp.asarray(table, x.dtype)
+    return x, sum(counts)
+
+  def _pool(self, tokens, prefix):
+    if self.pool == "cls":
+      return tokens[:, 0]
+    patches = tokens[:, prefix:] if prefix else tokens
+    return patches.mean(axis=1) if self.pool == "gap" else self.pool(patches)
 
 
-def size(row: tuple[int, int, int, int], **overrides: int | None) -> tuple[int, int, int, int]:
-  """(width, depth, heads, hidden) of a row with overrides where given; ConfigError if heads do not divide width."""
-  names = ("width", "depth", "heads", "hidden")
-  width, depth, heads, hidden = (
-    overrides[name] if overrides[name] is not None else value for name, value in zip(names, row, strict=True)
-  )
-  if width % heads:
-    divisors = [str(h) for h in range(1, min(width, 64) + 1) if width % h == 0]
-    raise schema.ConfigError(
-      f"model: width {width} is not a multiple of heads {heads}; allowed heads: {', '.join(divisors)}"
-    )
-  return width, depth, heads, hidden
-
-
-def sides(image_size: int | tuple[int, int]) -> tuple[int, int]:
-  """(height, width) of images given by one side, or by both."""
-  return (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-
-
-def grid(image_size: int | tuple[int, int], patch: int) -> tuple[int, int]:
-  """(rows, columns) of patches; ConfigError if the patch does not divide the image."""
-  for side in sides(image_size):
-    if side % patch:
-      below = side // patch * patch
-      allowed = [str(near) for near in (below, below + patch) if near]
-      raise schema.ConfigError(
-        f"model: image size {side} is not a multiple of patch {patch}; nearest image sizes: {', '.join(allowed)}"
-      )
-  height, width = sides(image_size)
-  return height // patch, width // patch
+def prefix_tokens(
+  width: int, *, cls: bool, distillation: bool = False, registers: int = 0, rngs: rng.Keys
+) -> dict[str, nnx.Param]:
+  """Tokens in front of the patches, by name. Registers begin as in timm and DINOv2, near zero and all different."""
+  tokens = {}
+  if cls:
+    tokens["cls"] = nnx.Param(jnp.zeros(width))
+  if distillation:
+    tokens["distillation"] = nnx.Param(jnp.zeros(width))
+  if registers:
+    tokens["registers"] = nnx.Param(1e-6 * jax.random.normal(rngs.params(), (registers, width), jnp.float32))
+  return tokens

@@ -5,7 +5,7 @@ network are named by patterns on whole parameter paths (see `trees`); a pattern 
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
@@ -29,14 +29,23 @@ from vit_jax.schema import (
 )
 
 Precision = Literal["float32", "bfloat16"]
+# Layers between a parameter and the logits, by path; of a scanned stack an array with a number for each of its layers.
+LayersAbove = Mapping[str, int | np.ndarray] | None
 
 
 def create(
-  choice: Choice, params, total: int, steps: Callable[[Duration], int], statistics: frozenset[str] = frozenset()
+  choice: Choice,
+  params,
+  total: int,
+  steps: Callable[[Duration], int],
+  statistics: frozenset[str] = frozenset(),
+  layers_above: LayersAbove = None,
 ):
   """The `optimizer` of a bound choice for parameters (arrays or shapes) and a run of `total` steps."""
   rule, around = lookup(RULES, choice.name)
-  return around(rule(**arguments(choice, rule)), params, total, steps, statistics, **arguments(choice, around))
+  return around(
+    rule(**arguments(choice, rule)), params, total, steps, statistics, layers_above, **arguments(choice, around)
+  )
 
 
 def optimizer(
@@ -45,6 +54,7 @@ def optimizer(
   total: int,
   steps: Callable[[Duration], int],
   statistics: frozenset[str] = frozenset(),
+  layers_above: LayersAbove = None,
   *,
   lr: Positive,
   schedule: Annotated[Choice, schedules.SCHEDULES] = Choice("cosine"),
@@ -65,16 +75,17 @@ def optimizer(
     independent: update = -r(t) m u - r(t) / lr weight_decay p  (big_vision: here decay is independent of lr)
 
   `decay_on` and `lr_multipliers` are pairs of pattern and multiplier: the first that matches a whole path counts; what
-  none matches has 0 and 1. `layer_decay` multiplies the rates by layer_decay ** (layers above). Frozen parameters have
-  no state, update zero, and no part in the norm that `clip` limits. Neither have `statistics`, the paths that the model
-  moves itself; patterns do not see them.
+  none matches has 0 and 1. `layer_decay` multiplies the rates by layer_decay ** layers_above[path]. Frozen parameters
+  have no state, update zero, and no part in the norm that `clip` limits. Neither have `statistics`, the paths that the
+  model moves itself; patterns do not see them.
   """
   rate = schedules.create(schedule, lr, total, steps(warmup), steps)
   paths = _trainable(params, statistics)
   scales = _by_pattern("lr_multipliers", lr_multipliers, paths, 1.0)
   if layer_decay is not None:
-    depth = _layer_decay(layer_decay, paths)
-    scales = {path: scale * depth[path] for path, scale in scales.items()}
+    if layers_above is None:
+      raise ConfigError("this model's layers are not alike; use lr_multipliers", "layer_decay")
+    scales = {path: scale * _power(layer_decay, layers_above.get(path, 0)) for path, scale in scales.items()}
   decays = {}
   if weight_decay:
     decays = {k: weight_decay * v for k, v in _by_pattern("decay_on", decay_on, paths, 0.0).items() if v}
@@ -194,32 +205,6 @@ def _add_decayed(decays):
   )
 
 
-# Names of what the input passes on its way to the blocks, and after them.
-_BEFORE = re.compile(r"(stem|embedding|position|cls|distillation)(/.*)?")
-_AFTER = re.compile(r"(norm|pool|pre_logits|head|head_distillation)(/.*)?")
-_BLOCK = re.compile(r"blocks/(?:(\d+)/)?.*")
-
-
-def _layer_decay(decay, paths) -> dict[str, float | np.ndarray]:
-  """decay ** (layers above): 1 for the head, decay for the last of L blocks, decay ** (L + 1) for the embedding."""
-  blocks = {path: match[1] for path in paths if (match := _BLOCK.fullmatch(path))}
-  if not blocks:
-    raise ConfigError("this model has no 'blocks/...' to count; use lr_multipliers", "layer_decay")
-  layers = max(paths[path].shape[0] if index is None else int(index) + 1 for path, index in blocks.items())
-
-  def scale(path):
-    if path in blocks:
-      if blocks[path] is not None:
-        return decay ** (layers - int(blocks[path]))
-      # Scanned: one array holds all layers, along its first axis.
-      below = np.arange(layers, dtype=np.float32).reshape(-1, *[1] * (len(paths[path].shape) - 1))
-      return np.float32(decay) ** (layers - below)
-    if _BEFORE.fullmatch(path):
-      return decay ** (layers + 1)
-    if _AFTER.fullmatch(path):
-      return 1.0
-    raise ConfigError(
-      f"cannot tell whether {path!r} comes before the blocks or after; use lr_multipliers", "layer_decay"
-    )
-
-  return {path: scale(path) for path in paths}
+def _power(decay, layers):
+  # Of a stack in float32, as its updates are.
+  return (np.float32(decay) if isinstance(layers, np.ndarray) else decay) ** layers

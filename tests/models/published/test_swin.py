@@ -1,0 +1,30 @@
+"""Published Swin Transformers: parameter counts."""
+
+import pytest
+
+from tests import modules
+from vit_jax.models.published import swin as published
+
+COUNTS = {  # 1000 classes
+  "swin_tiny_patch4_window7_224": 28_288_354,
+  "swin_small_patch4_window7_224": 49_606_258,
+  "swin_base_patch4_window7_224": 87_768_224,
+  "swin_large_patch4_window7_224": 196_532_476,
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts_are_the_published_ones(name):
+  assert modules.count(name) == COUNTS[name]
+
+
+@pytest.mark.parametrize("name", published.VARIANTS)
+def test_parameters_of_every_name_add_up(name):
+  size, window, _ = published.VARIANTS[name]
+  width, depths, heads = published.SIZES[size]
+  expected = 4 * 4 * 3 * width + width + 2 * width
+  for stage, (depth, head) in enumerate(zip(depths, heads, strict=True)):
+    d = width * 2**stage
+    expected += depth * (12 * d * d + 13 * d + (2 * window - 1) ** 2 * head)
+    expected += stage > 0 and 2 * d * d + 4 * d  # norm and linear map of four times half the width
+  assert modules.count(name) == expected + 2 * d + d * 1000 + 1000

@@ -1,0 +1,70 @@
+"""Names of models and other spellings of them."""
+
+import pytest
+from flax import nnx
+
+from vit_jax import models, schema
+from vit_jax.models.published import compact, vit
+
+
+def test_all_registered_names_are_listed():
+  assert set(compact.VARIANTS) <= set(models.names())
+  assert {f"ViT-{size}/16" for size in ("Ti", "S", "B", "L", "H", "g", "G")} <= set(models.names())
+
+
+@pytest.mark.parametrize(
+  ("spelling", "name"),
+  [
+    ("ViT-B_16", "ViT-B/16"),
+    ("B_16", "ViT-B/16"),
+    ("R50+ViT-B_16", "R50+B/16"),
+    ("R_Ti_16", "R+Ti/16"),
+    ("R26_S_32", "R26+S/32"),
+    ("Mixer-L_16", "Mixer-L/16"),
+    ("BiT-M-R101x3", "R101x3"),
+    ("BiT-M-R50x1-ILSVRC2012", "R50x1"),
+    ("BiT-R152x4", "R152x4"),
+    ("EfficientNet-B7", "tf_efficientnet_b7"),
+    ("timm/vit_small_patch16_224.augreg_in21k", "vit_small_patch16_224"),
+    ("deit_tiny_patch16_224.fb_in1k", "deit_tiny_patch16_224"),
+    ("timm/swin_tiny_patch4_window7_224", "swin_tiny_patch4_window7_224"),
+  ],
+)
+def test_published_spellings_are_other_names_of_the_same_models(spelling, name):
+  assert models.find(spelling) is models.find(name)
+
+
+def test_any_patch_size_works():
+  assert models.lookup("ViT-S/7") is not None
+  model = nnx.eval_shape(lambda: models.create("ViT-S/7", image_size=21, depth=1))
+  assert model.embedding.kernel.shape == (7, 7, 3, 384) and model.position.table.shape == (10, 384)
+
+
+@pytest.mark.parametrize(
+  ("name", "message"),
+  [
+    (
+      "ViT-Q/16",
+      r"config\.model\.name: 'ViT-Q/16' has unknown size 'Q'.* Allowed: mu, Ti, S, M, B, L, So400m, H, g,",
+    ),
+    ("ViT-b/16", r"unknown size 'b'"),
+    ("ViT-S/0", r"patch '0'; allowed: a whole number from 1"),
+    ("ViT-S/-4", r"patch '-4'"),
+    ("ViT-S/4.5", r"patch '4.5'"),
+    ("ViT-S/", r"patch ''"),
+    ("ViT-S/1６", r"patch '1６'"),
+    ("ViT-S/99999999999999999999", r"patch '9+'"),
+    ("cct_2_3x2_33", r"unknown name 'cct_2_3x2_33'. Did you mean 'cct_2_3x2_32'"),
+    ("ViT-S16", r"unknown name 'ViT-S16'. Did you mean 'ViT-S/16'"),
+    ("cct_14_7x2_224_sine", r"unknown name"),
+    ("", r"unknown name ''"),
+  ],
+)
+def test_unknown_names_say_what_there_is(name, message):
+  with pytest.raises(schema.ConfigError, match=message):
+    models.lookup(name)
+
+
+def test_widths_match_the_tables():
+  assert compact.SIZES[14] == (384, 14, 6, 1152) and vit.SIZES["G"] == (1664, 48, 16, 8192)
+  assert all(width // heads == 64 for width, _, heads, _ in compact.SIZES.values())

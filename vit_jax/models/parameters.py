@@ -1,0 +1,74 @@
+"""Parameters by path: how each is sharded, and where it stands on the way from the image to the logits."""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+Rows = tuple[tuple[str, tuple[str | None, ...]], ...]
+
+
+class Order(NamedTuple):
+  """Patterns of whole paths, of which one matches each parameter of a model."""
+
+  before: str  # the blocks: what makes tokens of the image
+  blocks: str  # where all blocks are alike, group 1 is the number of one; a scanned stack has none
+  after: str  # the blocks: the last norm, and what makes features of tokens
+  head: str  # what makes logits of features, and has a size for each class
+  positioned: tuple[str, ...] = ()  # tokens in front of the patches that have a row each in the table of positions
+
+
+# Of all models made of a `transformer.Transformer`.
+ORDER = Order(
+  before=r"(stem|embedding|position|cls|distillation|registers)(/.*)?",
+  blocks=r"blocks/(?:(\d+)/)?.*",
+  after=r"(norm|pool|pre_logits)(/.*)?",
+  head=r"(head|head_distillation)/.*",
+  positioned=("cls", "distillation"),
+)
+
+
+def layers_above(order: Order, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, int | np.ndarray] | None:
+  """Layers between each parameter and the logits, by path; None for a model whose blocks are not all alike.
+
+  Of L blocks the last has 1 above it, the first L, and what comes before them L + 1; what comes after them has 0. For
+  a stack of scanned blocks it is an array [L, 1, ...], one number for each.
+  """
+  pattern = re.compile(order.blocks)
+  blocks = {path: match[1] for path in shapes if pattern.groups and (match := pattern.fullmatch(path))}
+  if not blocks:
+    return None
+  depth = max(shapes[path].shape[0] if number is None else int(number) + 1 for path, number in blocks.items())
+
+  def above(path):
+    if path in blocks:
+      if blocks[path] is not None:
+        return depth - int(blocks[path])
+      below = np.arange(depth, dtype=np.float32).reshape(-1, *[1] * (len(shapes[path].shape) - 1))
+      return depth - below
+    return depth + 1 if re.fullmatch(order.before, path) else 0
+
+  return {path: above(path) for path in shapes}
+
+
+# Rows shared by the tables of all families: whole parameter path -> mesh axis of each dimension.
+SHARDING = (
+  (r".*attention/(query|key|value)/kernel", ("fsdp", "tensor", None)),
+  (r".*attention/(query|key|value)/bias", ("tensor", None)),
+  (r".*attention/out/kernel", ("tensor", None, "fsdp")),
+  (r".*attention/offsets", (None, None)),
+  (r".*mlp/up/kernel", ("fsdp", "tensor")),
+  (r".*mlp/up/bias", ("tensor",)),
+  (r".*mlp/down/kernel", ("tensor", "fsdp")),
+  (r".*(attention/out|mlp/down)/bias", (None,)),
+  (r".*norm[12]?/(scale|bias)", (None,)),
+  (r".*layer_scale[12]", (None,)),
+  (r"cls|distillation|pool/probe", (None,)),
+  (r"registers", (None, None)),
+  (r"position/(table|rows|columns)", (None, None)),
+  (r"pool/score/kernel", (None, None)),
+  (r"(pool/score|pre_logits|head|head_distillation)/bias", (None,)),
+  (r"(pre_logits|head|head_distillation)/kernel", ("fsdp", None)),
+)

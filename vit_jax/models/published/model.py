@@ -1,0 +1,49 @@
+"""A published model as a value: which function makes it, of what, and the sizes with which it was published."""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+  """One name. Its family, a file of `vit_jax/models/`, is imported when its function or a table of it is asked for."""
+
+  function: str  # "family:function"
+  row: tuple  # positional arguments of the function, before what a run supplies
+  defaults: Mapping[str, Any]  # arguments that differ from the function's own defaults
+  image_size: int
+  classes: int
+
+  @property
+  def family(self) -> str:
+    """The file that the function is in; importers know the tensor names of a family."""
+    return self.function.partition(":")[0]
+
+  @property
+  def make(self) -> Callable:
+    """The function (image_size, channels, classes, rngs, *, ...) -> module."""
+    function = getattr(self._module(), self.function.partition(":")[2])
+    made = functools.partial(function, *self.row, **self.defaults)
+    made.__annotations__ = function.__annotations__  # which a partial hides and `schema.bind` reads
+    return made
+
+  @property
+  def sharding(self):
+    """Rows (regular expression of a whole parameter path, mesh axis of each dimension): see `parameters`."""
+    return self._module().SHARDING
+
+  @property
+  def order(self):
+    """Where parameters stand between image and logits: see `parameters.Order`."""
+    return self._module().ORDER
+
+  def _module(self):
+    return importlib.import_module(f"vit_jax.models.{self.family}")
+
+
+def published(function: str, *row, image_size: int = 224, classes: int = 1000, **defaults) -> Published:
+  """The model that a "family:function" makes of a row and of defaults of its own."""
+  return Published(function, row, defaults, image_size, classes)

@@ -1,0 +1,43 @@
+"""Sizes that a config may choose, and what an image of a size makes of them."""
+
+from typing import Annotated, Literal
+
+from vit_jax import schema
+
+Dtype = Literal["float32", "bfloat16"]
+# The bounds are far above any sensible model; they keep a slip of the finger from becoming an allocation error.
+Width = Annotated[int, schema.Range(1, 2**15)]
+Depth = Annotated[int, schema.Range(1, 1024)]
+Hidden = Annotated[int, schema.Range(1, 2**17)]
+
+
+def size(row: tuple[int, int, int, int], **overrides: int | None) -> tuple[int, int, int, int]:
+  """(width, depth, heads, hidden) of a row with overrides where given; ConfigError if heads do not divide width."""
+  names = ("width", "depth", "heads", "hidden")
+  width, depth, heads, hidden = (
+    overrides[name] if overrides[name] is not None else value for name, value in zip(names, row, strict=True)
+  )
+  if width % heads:
+    divisors = [str(h) for h in range(1, min(width, 64) + 1) if width % h == 0]
+    raise schema.ConfigError(
+      f"model: width {width} is not a multiple of heads {heads}; allowed heads: {', '.join(divisors)}"
+    )
+  return width, depth, heads, hidden
+
+
+def sides(image_size: int | tuple[int, int]) -> tuple[int, int]:
+  """(height, width) of images by one side or by both."""
+  return (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+
+
+def grid(image_size: int | tuple[int, int], patch: int) -> tuple[int, int]:
+  """(rows, columns) of patches; ConfigError if the patch does not divide the image."""
+  for side in sides(image_size):
+    if side % patch:
+      below = side // patch * patch
+      allowed = [str(near) for near in (below, below + patch) if near]
+      raise schema.ConfigError(
+        f"model: image size {side} is not a multiple of patch {patch}; nearest image sizes: {', '.join(allowed)}"
+      )
+  height, width = sides(image_size)
+  return height // patch, width // patch
