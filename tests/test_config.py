@@ -104,6 +104,7 @@ def test_the_resolved_config_survives_json():
 
 def test_words_of_before_are_read_as_todays():
   stored = {
+    "model": {"name": "ViT-S/16", "head": "gap"},
     "optim": {"name": "adamw", "lr": 0.1, "decay": "decoupled"},
     "data": {"name": "digits", "flip": True, "holdout": 0.2, "split_seed": 0, "labels": None, "builder": None},
     "evals": {
@@ -114,6 +115,7 @@ def test_words_of_before_are_read_as_todays():
   }
   before = copy.deepcopy(stored)
   assert config.renamed(stored) == {
+    "model": {"name": "ViT-S/16", "pool": "gap"},
     "optim": {"name": "adamw", "lr": 0.1, "decay": "independent"},
     "data": {"name": "digits", "flip": True},
     "evals": {

@@ -25,19 +25,14 @@ OWED = {  # what is on its way out
     "schema",
     "readers/tfds",
     "evals/fewshot",
-    "data/device_batches",
-    "measuring",
-    *(f"importers/{name}" for name in ("bit", "compact", "efficientnet", "mixer", "swin", "vit")),
   ),
   "lines": (
     "test_sources",
     "test_stream",
-    "test_efficientnet",
-    "test_swin",
     "test_optim",
     "test_metrics",
   ),
-  "function": ("models/compact", "models/vit"),
+  "function": ("build", "measure"),
 }
 
 

@@ -145,6 +145,8 @@ def renamed(values: Mapping) -> dict:
   flags of users do not come here: there a word of before is an error.
   """
   result = dict(values)
+  if isinstance(model := result.get("model"), Mapping):
+    result["model"] = renamed_model(model)
   if isinstance(optim := result.get("optim"), Mapping) and "decay" in optim:
     result["optim"] = {**optim, "decay": _DECAYS.get(optim["decay"], optim["decay"])}
   if isinstance(data := result.get("data"), Mapping):
@@ -155,6 +157,11 @@ def renamed(values: Mapping) -> dict:
     for name, choice in evals.items()
   }
   return result
+
+
+def renamed_model(values: Mapping) -> dict:
+  """A model's name and arguments as a workdir or a file of weights stores them, in today's words."""
+  return {{"head": "pool"}.get(key, key): value for key, value in values.items()}
 
 
 def _without_idle(data, *idle):

@@ -1,4 +1,4 @@
-"""vit_jax/models/heads.py against NumPy written from the definitions."""
+"""vit_jax/models/pooling.py against NumPy written from the definitions."""
 
 import math
 

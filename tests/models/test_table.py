@@ -45,7 +45,7 @@ def test_any_patch_size_works():
   [
     (
       "ViT-Q/16",
-      r"config\.model\.name: 'ViT-Q/16' has unknown size 'Q'.* Allowed: mu, Ti, S, M, B, L, So400m, H, g,",
+      r"name: 'ViT-Q/16' has unknown size 'Q'.* Allowed: mu, Ti, S, M, B, L, So400m, H, g,",
     ),
     ("ViT-b/16", r"unknown size 'b'"),
     ("ViT-S/0", r"patch '0'; allowed: a whole number from 1"),

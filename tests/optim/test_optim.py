@@ -19,9 +19,9 @@ STEPS = 5
 def make(params, total=10, statistics=frozenset(), **args):
   """Transformation and schedule for a config, durations being plain steps."""
   args = {"name": "adamw", "lr": 1e-2, "schedule": Choice("constant")} | args
+  above = parameters.layers_above(parameters.ORDER, trees.flatten(params))
   with at("config.optim"):
     choice = bound(args.pop("name"), args)
-    above = parameters.layers_above(parameters.ORDER, trees.flatten(params))
     return optim.create(choice, params, total, lambda duration: duration.steps(1, 1, total), statistics, above)
 
 
@@ -351,8 +351,9 @@ def test_a_mistake_is_one_error_that_says_what_to_do(args, says):
 
 
 def test_layer_decay_needs_blocks_that_are_alike():
-  with at("config.optim"), pytest.raises(ConfigError, match=r"config\.optim\.layer_decay: .*use lr_multipliers"):
-    optim.create(bound("adamw", {"lr": 1e-2, "layer_decay": 0.5}), example()[0], 10, lambda duration: 1)
+  choice = bound("adamw", {"lr": 1e-2, "layer_decay": 0.5})
+  with pytest.raises(ConfigError, match=r"config\.optim\.layer_decay: .*use lr_multipliers"), at("config.optim"):
+    optim.create(choice, example()[0], 10, lambda duration: 1)
 
 
 def test_a_bound_choice_holds_every_default_and_binds_to_itself():

@@ -95,24 +95,8 @@ def compact(
   compute = jnp.dtype(dtype)
   common = {"dtype": compute, "rngs": rngs}
 
-  if variant.convolutions:
-    tokens = math.prod(side(n, variant.kernel, variant.convolutions) for n in sides(image_size))
-    embedding = Convolutions(channels, width, variant.kernel, variant.convolutions, **common)
-  else:
-    patch = variant.kernel
-    tokens = math.prod(grid(image_size, patch))
-    # PyTorch's default for a convolution's bias, which the official code leaves in place.
-    bound = 1 / math.sqrt(channels * patch * patch)
-    embedding = layers.PatchEmbedding(
-      channels,
-      width,
-      patch,
-      kernel_init=nnx.initializers.variance_scaling(2.0, "fan_in", "normal"),
-      bias_init=lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound),
-      **common,
-    )
-
   has_cls = variant.pool == "cls"
+  embedding, tokens = _tokenizer(variant, image_size, channels, width, common)
   match position:
     case "learned":
       table = positions.Learned(tokens + has_cls, width, std=0.2, rngs=rngs)
@@ -140,14 +124,26 @@ def compact(
     embedding=embedding,
     position=table,
     prefix=prefix_tokens(width, cls=has_cls, registers=registers, rngs=rngs),
-    block=block,
-    depth=depth,
-    scan=scan,
-    remat=remat,
+    blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth),
     norm=norm(),
     pool="cls" if has_cls else SeqPool(width, kernel_init=_normal, **common),
     head=layers.Linear((width,), (classes,), kernel_init=_normal, **common) if classes else None,
     dropout=dropout,
-    stochastic_depth=stochastic_depth,
     rngs=rngs,
   )
+
+
+def _tokenizer(variant, image_size, channels, width, common):
+  """(module, number of tokens that it makes of an image)."""
+  kernel, count = variant.kernel, variant.convolutions
+  if count:
+    tokens = math.prod(side(n, kernel, count) for n in sides(image_size))
+    return Convolutions(channels, width, kernel, count, **common), tokens
+  # PyTorch's default for a convolution's bias, which the official code leaves in place.
+  bound = 1 / math.sqrt(channels * kernel * kernel)
+  draw = {
+    "kernel_init": nnx.initializers.variance_scaling(2.0, "fan_in", "normal"),
+    "bias_init": lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound),
+  }
+  tokens = math.prod(grid(image_size, kernel))
+  return layers.PatchEmbedding(channels, width, kernel, **draw, **common), tokens

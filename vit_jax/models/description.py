@@ -1,23 +1,15 @@
 """Which model: a name with arguments, and the sizes it is made for."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Self
 
-from vit_jax import schema
+from vit_jax import config, schema
 from vit_jax.models import table
 from vit_jax.models.published.model import Published
 from vit_jax.schema import Choice, ConfigError
 
 # How a model is computed and regularised is not what it is.
 _BESIDE = ("scan", "remat", "dtype", "dropout", "attention_dropout", "stochastic_depth", "head_bias", "momentum")
-
-_RENAMED = {"head": "pool"}  # arguments of before -> their names today
-
-
-def renamed(model: Mapping[str, Any]) -> dict[str, Any]:
-  """A model's name and arguments as files and workdirs store them, in today's words."""
-  return {_RENAMED.get(key, key): value for key, value in model.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +38,7 @@ class Description:
   def bound(self) -> Self:
     """The description with every argument of the model checked and filled in; ConfigError for what is not allowed."""
     with schema.at("model"):
-      return self.replaced(model=schema.bind(self.model, (self.published.make,)))
+      return self.replaced(model=schema.bind(self.model, (table.lookup(self.model.name),)))
 
   def unscanned(self) -> Self:
     """The same model with parameters layer by layer, as importers have them."""
@@ -83,7 +75,7 @@ class Description:
   def from_json(cls, values: Any) -> Self:
     """The description that `to_json` gave these values for; ConfigError for others."""
     try:
-      model, size = renamed(values["model"]), values["image_size"]
+      model, size = config.renamed_model(values["model"]), values["image_size"]
       sides = [size] if isinstance(size, int) else list(map(int, size))
       classes, channels = int(values["classes"]), int(values["channels"])
       in_range = 0 < min(sides) <= max(sides) < 2**16 and 0 <= classes < 2**31 and 0 < channels < 2**16

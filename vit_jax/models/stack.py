@@ -1,5 +1,6 @@
 """A stack of equal layers, unrolled or scanned, rematerialised by a named policy. All ways give the same numbers."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Literal
@@ -25,6 +26,17 @@ POLICIES = {
   "mlp": _policies.save_only_these_names("attention/out", "mlp/hidden", "mlp/out"),  # the attention is computed again
 }
 Remat = Literal["none", "full", "dots", "projections", "attention", "mlp"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+  """What a stack is made of, and how it is run."""
+
+  block: Callable[[rng.Keys], nnx.Module]  # makes one
+  depth: int
+  scan: bool  # whether they are one module with a leading axis, and compiled once
+  remat: str  # a key of POLICIES
+  stochastic_depth: float  # rate at the last
 
 
 def build(layer: Callable[[rng.Keys], nnx.Module], depth: int, *, scan: bool, rngs: rng.Keys) -> nnx.Module:

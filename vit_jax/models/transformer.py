@@ -1,7 +1,7 @@
 """The computation that all Vision Transformers share; vit.py, compact.py and mixer.py choose its parts."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import jax
@@ -77,17 +77,13 @@ class Transformer(nnx.Module):
     embedding: image or map -> [B, ..., D].
     prefix: tokens by names of `PREFIX`: cls [D], distillation [D], registers [R, D].
     position: () -> [T, D], of class and distillation token, if there are any, and patches; None adds nothing.
-    block: keys -> a block.
-    depth: blocks.
-    scan: whether the blocks are one stack, and compiled once.
-    remat: a policy of `stack`.
+    blocks: of which a stack is made.
     norm: of all tokens after the last block.
     pool: "cls", "gap", or a module [B, N, D] -> [B, D] of the patches.
     pre_logits: a layer with tanh before the head, if any.
     head: features -> logits; None: no classes.
     head_distillation: of the distillation token.
     dropout: rate, of the tokens.
-    stochastic_depth: rate at the last block.
     rngs: keys for the blocks.
   """
 
@@ -99,26 +95,22 @@ class Transformer(nnx.Module):
     embedding: nnx.Module,
     prefix: Mapping[str, nnx.Param],
     position: nnx.Module | None,
-    block: Callable[[rng.Keys], nnx.Module],
-    depth: int,
-    scan: bool,
-    remat: str,
+    blocks: stack.Blocks,
     norm: nnx.Module,
     pool: nnx.Module | str,
     pre_logits: nnx.Module | None = None,
     head: nnx.Module | None,
     head_distillation: nnx.Module | None = None,
     dropout: float,
-    stochastic_depth: float,
     rngs: rng.Keys,
   ):
     assert prefix.keys() <= set(PREFIX), prefix
-    self.shape, self.depth, self.remat = shape, depth, remat
-    self.dropout, self.stochastic_depth = dropout, stochastic_depth
+    self.shape, self.dropout = shape, dropout
+    self.depth, self.remat, self.stochastic_depth = blocks.depth, blocks.remat, blocks.stochastic_depth
     self.stem, self.embedding, self.position = stem, embedding, position
     self.patch = embedding.patch if stem is None and isinstance(embedding, PatchEmbedding) else None
     self.cls, self.distillation, self.registers = (prefix.get(name) for name in PREFIX)
-    self.blocks = stack.build(block, depth, scan=scan, rngs=rngs)
+    self.blocks = stack.build(blocks.block, blocks.depth, scan=blocks.scan, rngs=rngs)
     self.norm, self.pool, self.pre_logits = norm, pool, pre_logits
     self.head, self.head_distillation = head, head_distillation
 

@@ -115,18 +115,15 @@ def vit(
     made = layers.Linear((pre_logits or width,), (classes,), kernel_init=layers.zeros, bias_init=constant, **common)
     return made if classes else None
 
+  if pool == "distilled" and pre_logits:
+    raise schema.ConfigError("model: pool 'distilled' has two heads and takes no pre_logits; leave one of them out")
   match pool:
     case "map":
       pooling = Map(width, heads, hidden, eps=eps, **mlp, **common)
     case "seqpool":
       pooling = SeqPool(width, kernel_init=layers.xavier, **common)
-    case "distilled":
-      pooling = "cls"
-      if pre_logits:
-        raise schema.ConfigError("model: pool 'distilled' has two heads and takes no pre_logits; leave one of them out")
     case _:
-      pooling = pool
-
+      pooling = "gap" if pool == "gap" else "cls"
   stem = None if stages is None else resnet.Stem(channels, stages, **common)
   inputs = channels if stem is None else resnet.stem_width(stages)
   return Transformer(
@@ -135,17 +132,13 @@ def vit(
     embedding=layers.PatchEmbedding(inputs, width, patch, kernel_init=lecun, **common),
     position=_positions(position, rows, columns, width, leading, rngs),
     prefix=prefix_tokens(width, cls=leading > 0, distillation=pool == "distilled", registers=registers, rngs=rngs),
-    block=block,
-    depth=depth,
-    scan=scan,
-    remat=remat,
+    blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth),
     norm=norm(),
     pool=pooling,
     pre_logits=layers.Linear((width,), (pre_logits,), kernel_init=lecun, **common) if pre_logits else None,
     head=logits(),
     head_distillation=logits() if pool == "distilled" else None,
     dropout=dropout,
-    stochastic_depth=stochastic_depth,
     rngs=rngs,
   )
 

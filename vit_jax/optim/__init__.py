@@ -43,8 +43,9 @@ def create(
 ):
   """The `optimizer` of a bound choice for parameters (arrays or shapes) and a run of `total` steps."""
   rule, around = lookup(RULES, choice.name)
-  transformation = rule(**arguments(choice, rule))
-  return around(transformation, params, total, steps, statistics, layers_above, **arguments(choice, around))
+  return around(
+    rule(**arguments(choice, rule)), params, total, steps, statistics, layers_above, **arguments(choice, around)
+  )
 
 
 def optimizer(
