@@ -1,8 +1,6 @@
 """A run small enough for a test: digits, a CCT of one narrow block, a few steps."""
 
-import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import pathlib
@@ -83,13 +81,10 @@ def changed(run: config.Run, **fields) -> config.Run:
   return dataclasses.replace(run, **fields)
 
 
-def dying(batches, after: int):
-  """A run's `batches` whose iterator raises InterruptedError after so many batches."""
+def dying(parts: build.Parts, step: int) -> build.Parts:
+  """A run that ends with InterruptedError at a step, between two saves."""
 
-  def from_step(start):
-    alive = batches(start)
-    with contextlib.closing(alive):
-      yield from itertools.islice(alive, after)
+  def die(params, poll):
     raise InterruptedError
 
-  return from_step
+  return dataclasses.replace(parts, evals={**parts.evals, "death": build.Eval(step, die)})

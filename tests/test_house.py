@@ -21,18 +21,13 @@ FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
 GROUND = {"schema", "mesh", "runtime", "events", "checkpoints", "build", "cli"}
 LINES, FUNCTION = 320, 60
 OWED = {  # what is on its way out
-  "test": (
-    "schema",
-    "readers/tfds",
-    "evals/fewshot",
-  ),
   "lines": (
     "test_sources",
     "test_stream",
     "test_optim",
     "test_metrics",
   ),
-  "function": ("build", "measure"),
+  "function": ("build",),
 }
 
 

@@ -1,9 +1,15 @@
-"""Rows of a split from its batches: in order, without padding, and a batch ahead of what is fetched."""
+"""What evaluations measure: programs are shared; rows of a split come in order, a batch ahead of what is fetched."""
 
+import jax
 import numpy as np
 import pytest
 
+from tests import runs
+from vit_jax import build, evals, mesh, models, schema
+from vit_jax.data import catalog
 from vit_jax.evals import subject
+from vit_jax.prepare import prepare
+from vit_jax.schema import Choice
 
 
 class Batches:
@@ -47,3 +53,61 @@ def test_threads_are_ended_when_a_poll_asks_to_stop():
   with pytest.raises(InterruptedError):
     subject.rows(lambda batch: batch, batches, stop, 4)
   assert batches.closed
+
+
+@pytest.fixture(scope="module")
+def parts():
+  prepare("digits")
+  return build.build(runs.run(), jax.devices()[:2])
+
+
+def of(parts, devices=2, **changes):
+  """The subject of a run's model on some devices."""
+  grid = mesh.make(parts.run.mesh, jax.devices()[:devices])
+  model = models.functional(parts.model.description.replaced(**changes)).on(grid)
+  return evals.Subject(model, grid, parts.run.data, 16, catalog.open_split, parts.task.predict)
+
+
+def digits(**args):
+  return schema.bind(Choice("digits", {"image_size": 32, **args}), schema.lookup(catalog.DATA, "digits"))
+
+
+def test_evaluations_of_images_that_are_normalised_alike_share_a_program(parts):
+  measured, other, gray = of(parts), digits(test="train[:50]"), digits(mean=(0.4, 0.4, 0.4))
+  assert measured.predictions(None, False) is measured.predictions(other, False)
+  assert measured.predictions(None, False) is not measured.predictions(None, True)
+  assert measured.features(None) is not measured.features(gray)
+
+
+def test_images_at_once_must_divide_over_the_devices(parts):
+  assert of(parts).images_at_once(None) == 16
+  with schema.at("here"), pytest.raises(schema.ConfigError) as error:
+    of(parts).images_at_once(15)
+  assert error.value.place == "here.batch"
+  assert all(word in str(error.value) for word in ("15", "2 devices"))
+
+
+def test_identity_follows_from_the_model_and_its_weights_and_not_from_devices(parts):
+  params = jax.device_get(parts.init().params)
+  changed = params | {"norm/bias": params["norm/bias"] + 1e-3}
+  measured = of(parts)
+  assert measured.identity(params) == of(parts, devices=1).identity(params)
+  assert len({measured.identity(params), measured.identity(changed), of(parts, image_size=48).identity(params)}) == 3
+
+
+@pytest.mark.parametrize("name", ["ViT-S/16", "cct_2_3x2_32", "Mixer-S/16", "swin_tiny_patch4_window7_224"])
+def test_features_are_what_the_head_is_a_product_of(name):
+  small = {"width": 16, "hidden": 16, "heads": 2, "depth": 1}
+  if name.startswith("Mixer"):
+    small = {"width": 16, "depth": 1}
+  if name.startswith("swin"):
+    small = {"width": 16, "depths": (1, 1), "heads": (1, 2)}
+  size = 56 if name.startswith("swin") else 32
+  model = models.functional(models.Description(Choice(name, small), size, 5))
+  params = model.init(jax.random.key(0))
+  params["head/kernel"] = jax.random.normal(jax.random.key(1), params["head/kernel"].shape)
+  images = np.random.default_rng(0).standard_normal((2, size, size, 3), np.float32)
+  output, _ = model.outputs(params, images)
+  logits = np.asarray(output.features) @ np.asarray(params["head/kernel"]) + np.asarray(params["head/bias"])
+  np.testing.assert_allclose(output.logits, logits, rtol=1e-4, atol=1e-4)
+  np.testing.assert_array_equal(output.heads["head"], output.logits)

@@ -150,7 +150,7 @@ def test_a_restart_ends_in_the_same_bits(teacher, tmp_path, devices):
   whole = loop.train(distilled(teacher, devices, checkpoint__every=5), tmp_path / "whole")
   stopped = distilled(teacher, devices, checkpoint__every=5)
   with pytest.raises(InterruptedError):
-    loop.train(dataclasses.replace(stopped, batches=runs.dying(stopped.batches, after=7)), tmp_path / "stopped")
+    loop.train(runs.dying(stopped, 7), tmp_path / "stopped")
   again = loop.train(distilled(teacher, devices, checkpoint__every=5), tmp_path / "stopped")
   assert again["weights_sha256"] == whole["weights_sha256"]
 

@@ -94,6 +94,6 @@ def test_a_restart_has_the_same_bits(colours, tmp_path):
   whole = loop.train(colours(task__noise=0.1), tmp_path / "whole")
   parts = colours(task__noise=0.1)
   with pytest.raises(InterruptedError):
-    loop.train(dataclasses.replace(parts, batches=runs.dying(parts.batches, after=7)), tmp_path / "stopped")
+    loop.train(runs.dying(parts, 7), tmp_path / "stopped")
   again = loop.train(colours(task__noise=0.1), tmp_path / "stopped")
   assert again["weights_sha256"] == whole["weights_sha256"]

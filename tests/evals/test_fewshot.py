@@ -1,0 +1,132 @@
+"""Few-shot probes as an evaluation: against least squares on features of the model called by hand."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests import runs
+from vit_jax import build, config, measuring, models, probes
+from vit_jax.data import catalog, crops
+from vit_jax.prepare import prepare
+from vit_jax.schema import Choice, ConfigError
+
+SHOTS, SEEDS = (1, 4), (0, 1)
+
+
+def wanted(**changes):
+  args = {"shots": SHOTS, "seeds": SEEDS, "data": {"name": "digits", "train": "train[:300]", "test": "test[:96]"}}
+  edited = config.measurement(evals={"digits": {"name": "fewshot"} | args | changes}, batch=16)
+  return config.resolve(edited, config.Measurement)
+
+
+@pytest.fixture(scope="module")
+def weights():
+  """A narrow CCT with parameters as they are drawn."""
+  prepare("digits")
+  run = runs.run()
+  description = models.Description(run.model, 32, 10)
+  parameters = models.functional(description).init(jax.random.key(3))
+  return description, {path: np.asarray(value) for path, value in parameters.items()}
+
+
+@pytest.fixture(scope="module")
+def outcome(weights):
+  measured = measuring.build(wanted(), *weights, jax.devices()[:1])
+  return measured.evals["digits"](measured.params, lambda: None)
+
+
+def by_hand(weights, split):
+  """Features and labels of the digits of a split, image by image."""
+  description, arrays = weights
+  source = catalog.open_split(Choice("digits"), split)
+  headless = {path: array for path, array in arrays.items() if "head" not in path}
+  model = models.functional(description.replaced(classes=0)).create(headless)
+  images, labels = [], []
+  for i in range(len(source)):
+    data, label = source.read(i)
+    images.append(crops.resize(32)(crops.decode(data), None))
+    labels.append(label)
+  return np.asarray(model(np.stack(images) / 127.5 - 1, None)), np.array(labels)
+
+
+def test_figures_are_those_of_features_and_draws_made_by_hand(weights, outcome):
+  (x, labels), (test_x, truth) = (by_hand(weights, split) for split in ("train[:300]", "test[:96]"))
+  for k in SHOTS:
+    scores = []
+    for seed in SEEDS:
+      rng, rows = np.random.default_rng(seed), []
+      for label in range(10):
+        rows += rng.permutation(np.flatnonzero(labels == label))[:k].tolist()
+      (probe,) = probes.ridge(x[rows], labels[rows], 10)
+      scores.append(np.mean(probes.scores(probe, test_x).argmax(1) == truth))
+    # An image on the border between two classes may fall to either side.
+    assert outcome.figures[f"ridge_{k}shot"] == pytest.approx(np.mean(scores), abs=1.5 / 96)
+    if np.mean(scores) == outcome.figures[f"ridge_{k}shot"]:
+      assert outcome.figures[f"ridge_{k}shot_std"] == pytest.approx(np.std(scores, ddof=1))
+  np.testing.assert_array_equal(outcome.details.label, truth)
+
+
+@pytest.mark.parametrize(("devices", "batch"), [(8, 16), (4, 40), (2, 96)])
+def test_devices_and_batch_change_no_draw(weights, outcome, devices, batch):
+  given = wanted(batch=batch)
+  measured = measuring.build(given, *weights, jax.devices()[:devices])
+  polls = []
+  found = measured.evals["digits"](measured.params, lambda: polls.append(1))
+  for seed in SEEDS:
+    np.testing.assert_array_equal(found.details.drawn[seed], outcome.details.drawn[seed])
+  for one, other in zip(found.details.episodes, outcome.details.episodes, strict=True):
+    assert one[:5] == other[:5]
+    assert np.mean(one.predicted != other.predicted) < 0.02
+  # Only the drawn images of the 300 pass the model, once each, and every test image.
+  drawn = len(np.unique(np.concatenate(list(found.details.drawn.values()))))
+  assert len(polls) == -(-drawn // batch) + -(-96 // batch)
+
+
+def test_as_an_evaluation_of_a_run_it_gives_the_same(weights, outcome):
+  choice = Choice("fewshot", {"shots": SHOTS, "seeds": SEEDS, "train": "train[:300]", "test": "test[:96]"})
+  run = build.complete(runs.changed(runs.run(), evals={"shots": choice}))
+  parts = build.build(run, jax.devices()[:1])
+  params = {path: jax.device_put(weights[1][path]) for path in parts.state_shapes.params}
+  found = parts.evals["shots"].measure(params, lambda: None)
+  assert found.figures == outcome.figures
+
+
+@pytest.mark.parametrize("name", ["ridge", "knn", "logistic"])
+def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
+  grid = {"ridge": "l2", "knn": "neighbours", "logistic": "l2"}[name]
+  values = (1, 30) if name == "knn" else (1e9, 1.0)
+  settings = {}
+  for given in (values, values[:1], values[1:]):
+    probe = {"name": name, grid: given}
+    given_wanted = wanted(probes={"it": probe}, shots=(4,), seeds=(0,), held_out=6)
+    measured = measuring.build(given_wanted, *weights, jax.devices()[:1])
+    settings[given] = measured.evals["digits"](measured.params, lambda: None).details.episodes[0]
+  chosen = settings[values]
+  assert chosen.setting in values
+  np.testing.assert_array_equal(chosen.predicted, settings[(chosen.setting,)].predicted)
+  if name != "knn":
+    assert chosen.setting == 1.0  # the other penalty leaves nothing of the features
+
+
+@pytest.mark.parametrize(
+  ("changes", "says"),
+  [
+    ({"shots": ()}, r"config.evals.digits.shots: \(\); allowed: one or more, each once"),
+    ({"seeds": (1, 1)}, r"config.evals.digits.seeds: \(1, 1\)"),
+    ({"data": None}, r"config.evals.digits.data: missing"),
+    ({"probes": {"a": {"name": "rigde"}}}, r"probes.a.name: unknown name 'rigde'. Did you mean 'ridge'"),
+    ({"probes": {"a": {"name": "ridge", "l2": ()}}}, r"probes.a.l2: empty"),
+    ({"probes": {"a": {"name": "ridge", "l2": (0.0,)}}}, r"probes.a.l2\[0\]: 0.0 is out of range"),
+    ({"batch": 15}, r"config.evals.digits.batch: 15 does not divide over 2 devices"),
+  ],
+)
+def test_what_cannot_be_measured_is_refused(weights, changes, says):
+  with pytest.raises(ConfigError, match=says):
+    measuring.build(wanted(**changes), *weights, jax.devices()[:2])
+
+
+def test_nothing_left_to_choose_on_is_refused(weights):
+  given = wanted(shots=(300,), probes={"a": {"name": "ridge", "l2": (1.0, 2.0)}})
+  measured = measuring.build(given, *weights, jax.devices()[:1])
+  with pytest.raises(ConfigError, match=r"evals.digits: no class has an image beyond 300 shots"):
+    measured.evals["digits"](measured.params, lambda: None)
