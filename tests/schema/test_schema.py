@@ -152,9 +152,16 @@ def test_a_default_is_bound_like_a_value():
   assert args["named"] == {"a": Choice("steady", {"scale": 0.5})}
 
 
+def test_arguments_without_a_name_are_those_of_the_default():
+  args = {"kind": {"scale": 0.25}, "named": {"b": {"name": "steady"}}}
+  assert schema.bind(Choice("plain", args), (view,)).args["kind"] == Choice("steady", {"scale": 0.25})
+
+
 @pytest.mark.parametrize(
   ("args", "key", "says"),
   [
+    ({"kind": {"by": 3}}, "kind.by", "unknown key for 'steady', value 3. Allowed: scale."),
+    ({"other": {"by": 3}}, "other", "is not a choice; write dict(name='...', ...), or --c.other.name="),
     ({"kind": {"name": "stedy"}}, "kind.name", "unknown name 'stedy'. Did you mean 'steady'? Allowed: steady, moving."),
     ({"kind": {"name": "moving"}}, "kind.by", "missing; 'moving' needs it. Add it to the config or as --c.kind.by="),
     ({"other": {"name": "steady", "scale": 1}}, "other.scale", "1.0 is out of range"),

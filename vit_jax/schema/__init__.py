@@ -174,8 +174,11 @@ def _fields(values: Mapping, entries: Mapping, owner: str, no_default) -> dict[s
     absent = isinstance(values[key], Required) if key in values else default is no_default
     if absent:
       raise ConfigError(f"missing; {owner} needs it. Add it to the config or as --{place(key)}=...", key)
+    value = values.get(key, default)
+    if isinstance(default, Choice) and isinstance(value, Mapping | ml_collections.ConfigDict) and "name" not in value:
+      value = {"name": default.name, **default.args, **value}  # other arguments of what is the default
     with at(key):
-      result[key] = convert(values.get(key, default), kind)
+      result[key] = convert(value, kind)
   return result
 
 
