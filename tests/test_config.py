@@ -128,6 +128,14 @@ def test_words_of_before_are_read_as_todays():
   assert config.renamed(config.renamed(stored)) == config.renamed(stored)
 
 
+@pytest.mark.parametrize("value", [3, None, [], "x", {"a": 3}, {"a": {"data": 3}}])
+def test_a_damaged_config_is_left_for_the_schema_to_refuse(value):
+  stored = dict.fromkeys(("model", "optim", "data", "evals"), value)
+  assert config.renamed(stored).keys() == stored.keys()
+  with pytest.raises(ConfigError):
+    resolve(config.renamed(stored))
+
+
 def test_a_stored_config_of_today_stays_as_it_is():
   run = schema.plain(resolve(small()))
   assert config.renamed(run) == run

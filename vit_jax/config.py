@@ -151,12 +151,15 @@ def renamed(values: Mapping) -> dict:
     result["optim"] = {**optim, "decay": _DECAYS.get(optim["decay"], optim["decay"])}
   if isinstance(data := result.get("data"), Mapping):
     result["data"] = _without_idle(data)
-  evals = result.get("evals") or {}
-  result["evals"] = {
-    name: {**choice, "data": _without_idle(choice["data"], *_AUGMENTATION)} if choice.get("data") else choice
-    for name, choice in evals.items()
-  }
+  if isinstance(evals := result.get("evals"), Mapping):
+    result["evals"] = {name: _renamed_evaluation(choice) for name, choice in evals.items()}
   return result
+
+
+def _renamed_evaluation(choice):
+  if isinstance(choice, Mapping) and isinstance(data := choice.get("data"), Mapping):
+    return {**choice, "data": _without_idle(data, *_AUGMENTATION)}
+  return choice
 
 
 def renamed_model(values: Mapping) -> dict:

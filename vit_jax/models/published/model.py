@@ -1,10 +1,11 @@
 """A published model as a value: which function makes it, of what, and the sizes with which it was published."""
 
 import dataclasses
-import functools
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from vit_jax import schema
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +26,7 @@ class Published:
   @property
   def make(self) -> Callable:
     """The function (image_size, channels, classes, rngs, *, ...) -> module."""
-    function = getattr(self._module(), self.function.partition(":")[2])
-    made = functools.partial(function, *self.row, **self.defaults)
-    made.__annotations__ = function.__annotations__  # which a partial hides and `schema.bind` reads
-    return made
+    return schema.preset(getattr(self._module(), self.function.partition(":")[2]), *self.row, **self.defaults)
 
   @property
   def sharding(self):
