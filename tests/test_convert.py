@@ -198,7 +198,7 @@ def test_training_starts_from_a_file_on_any_mesh(start, scan):
     np.testing.assert_array_equal(state.params[name], array)
     np.testing.assert_array_equal(state.ema[name], array)
     assert state.params[name].sharding == parts.state_shapes.params[name].sharding
-  parts.compile()(state, next(parts.batches(0)))
+  parts.compile()(state, next(parts.batches(0)), {})
 
 
 def test_a_new_head_starts_at_zero_and_the_rest_is_the_files(start):

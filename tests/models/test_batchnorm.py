@@ -147,13 +147,13 @@ def test_running_averages_move_without_gradient_optimizer_state_or_decay():
   made = parts()
   before = jax.device_get(made.init().params)
   state, history = trained(made)
-  assert made.statistics == {path for path in before if path.endswith(("/mean", "/var"))}
-  assert len(made.statistics) == 2 * (1 + 2 + 2 + 3 + 1)
-  for path in made.statistics:
+  assert made.model.statistics == {path for path in before if path.endswith(("/mean", "/var"))}
+  assert len(made.model.statistics) == 2 * (1 + 2 + 2 + 3 + 1)
+  for path in made.model.statistics:
     assert np.all(np.isfinite(state.params[path])) and not np.array_equal(state.params[path], before[path]), path
     assert not any(path in name for name in trees.flatten(state.optimizer)), path
   # After 3 steps a variance still holds 0.9^3 of the 1 that it began with, and no less: no decay, no step.
-  assert all(np.all(state.params[path] >= 0.9**3 * 0.999) for path in made.statistics if path.endswith("var"))
+  assert all(np.all(state.params[path] >= 0.9**3 * 0.999) for path in made.model.statistics if path.endswith("var"))
   assert all(np.isfinite(list(metrics.values())).all() for metrics in history)
 
 
@@ -222,11 +222,11 @@ def test_a_step_leaves_the_mean_of_what_the_micro_batches_gave(accumulate):
   keys = [key] if accumulate == 1 else [jax.random.fold_in(key, i) for i in range(accumulate)]
   moved = [jax.jit(apply)(before, images[i::accumulate], k)[1] for i, k in enumerate(keys)]
   state, _ = trained(made, 1)
-  for path in made.statistics:
+  for path in made.model.statistics:
     expected = np.mean([one[path] for one in moved], axis=0)
     np.testing.assert_allclose(state.params[path], expected, rtol=1e-4, atol=1e-6, err_msg=path)
   held = jax.jit(lambda params, images: apply(params, images, None)[1])(before, images)
-  assert held.keys() == made.statistics
+  assert held.keys() == made.model.statistics
   for path, value in held.items():
     np.testing.assert_array_equal(value, before[path])
 
@@ -246,6 +246,6 @@ def test_a_pattern_for_running_averages_alone_is_an_error(key, text):
 
 def test_running_averages_are_not_counted_as_parameters():
   made = parts()
-  counted = sum(shape.size for path, shape in made.state_shapes.params.items() if path not in made.statistics)
+  counted = sum(shape.size for path, shape in made.state_shapes.params.items() if path not in made.model.statistics)
   assert f"efficientnet_b0: {counted:,} parameters" in made.overview()
   assert "_norm/scale" in made.overview() and "_norm/var" not in made.overview()
