@@ -180,7 +180,7 @@ def test_a_student_is_measured_without_its_teacher(teacher, tmp_path):
     ({"task__teacher": "nowhere.npz"}, ("config.task.teacher", "nowhere.npz")),
     ({"task__targets__name": "sofd"}, ("config.task.targets", "sofd", "soft")),
     ({"task__weight": 2}, ("config.task.weight", "2")),
-    ({"task__targets__temperature": 2}, ("config.task.targets.temperature", "'hard'")),
+    ({"task__targets__name": "hard", "task__targets__temperature": 2}, ("config.task.targets.temperature", "'hard'")),
   ],
   ids=str,
 )
