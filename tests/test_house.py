@@ -20,25 +20,11 @@ FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
 # What the rest of a floor stands on.
 GROUND = {"schema", "mesh", "runtime", "events", "checkpoints", "build", "cli"}
 LINES, FUNCTION = 320, 60
-OWED = {  # what is on its way out
-  "lines": (
-    "test_sources",
-    "test_stream",
-    "test_optim",
-    "test_metrics",
-  ),
-  "function": ("build",),
-}
 
 
-def each(files, owed=""):
-  """A test for each file; those that are owed may fail."""
-  names = [name if name.endswith(".py") else f"/{name}.py" for name in OWED.get(owed, ())]
-  files = {str(file): file for file in files}
-  marks = {name: [pytest.mark.xfail(reason="owed")] if name.endswith(tuple(names)) and names else [] for name in files}
-  return pytest.mark.parametrize(
-    "file", [pytest.param(file, id=name, marks=marks[name]) for name, file in files.items()]
-  )
+def each(files):
+  """A test for each file, called by its path."""
+  return pytest.mark.parametrize("file", files, ids=str)
 
 
 FILES = {str(file.relative_to(ROOT)): ast.parse(file.read_text()) for file in sorted((ROOT / "vit_jax").rglob("*.py"))}
@@ -81,7 +67,6 @@ def test_a_file_imports_only_from_lower_floors(file):
       assert FLOOR[other] < FLOOR[own], f"{own} (floor {FLOOR[own]}) imports {other} (floor {FLOOR[other]})"
 
 
-@pytest.mark.xfail(reason="owed")
 def test_no_import_goes_round_in_a_circle():
   graph = {module(file): set(imported(tree)) - {module(file)} for file, tree in FILES.items()}
   try:
@@ -95,18 +80,18 @@ def test_a_config_imports_the_words_only(file):
   assert set(imported(CONFIGS[file])) <= {"vit_jax.config"}
 
 
-@each([file for file in FILES if not file.endswith("__init__.py")], "test")
+@each([file for file in FILES if not file.endswith("__init__.py")])
 def test_every_module_has_a_test_file(file):
   path = pathlib.Path(file.replace("vit_jax", "tests", 1))
   assert (ROOT / path.with_name(f"test_{path.name}")).exists()
 
 
-@each([file.relative_to(ROOT) for file in SOURCES], "lines")
+@each([file.relative_to(ROOT) for file in SOURCES])
 def test_a_file_is_read_at_one_sitting(file):
   assert len((ROOT / file).read_text().splitlines()) <= LINES
 
 
-@each(FILES, "function")
+@each(FILES)
 def test_a_function_is_seen_at_once(file):
   # Without signature and docstring, which may be the schema of a config.
   for node in ast.walk(FILES[file]):

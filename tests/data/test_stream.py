@@ -9,61 +9,9 @@ import numpy as np
 import pytest
 from einops import rearrange
 
+from tests.streams import RANDOM, evaluation, file, records, same, source, train, training
 from vit_jax import rng, schema
 from vit_jax.data import catalog, randaugment, sources, stream
-
-PLAIN = {"image_size": 2, "crop": schema.Choice("resize"), "flip": False}
-RANDOM = {"image_size": 4, "crop": schema.Choice("inception"), "flip": True}
-
-
-def file(i):
-  """A 6x6 PNG whose every pixel says which record it is."""
-  return cv2.imencode(".png", np.full((6, 6, 3), (i % 256, i // 256, 7), np.uint8))[1].tobytes()
-
-
-def source(count, bad=(), gradient=False, labels=1, label=lambda i: i % 3):
-  files = [b"not an image" if i in bad else file(i) for i in range(count)]
-  if gradient:
-    grid = np.stack([*np.meshgrid(np.arange(0, 240, 12), np.arange(0, 240, 12)), np.zeros((20, 20))], -1).astype(
-      np.uint8
-    )
-    files = [cv2.imencode(".png", grid + i)[1].tobytes() for i in range(count)]
-  return sources.Source(
-    "made", "train", ("a", "b", "c"), count, lambda i: (files[i], label(i)), lambda i: f"made, record {i}", labels
-  )
-
-
-def take(batches, count):
-  result = [next(batches) for _ in range(count)]
-  batches.close()
-  return result
-
-
-def train(source, batch, steps, seed=0, start=0, rows=None, patch=None, **args):
-  rows = range(batch) if rows is None else rows
-  return take(training(source, batch, rows, seed, start, patch, **{"threads": 3} | args), steps)
-
-
-def training(source, batch, rows, seed=0, start=0, patch=None, on_error="raise", threads=8, **args):
-  examples = stream.train_examples(source, seed, patch, **PLAIN | args)
-  return stream.batches(examples, batch, rows, start, on_error=on_error, threads=threads)
-
-
-def evaluation(source, batch, rows, **options):
-  return stream.batches(stream.eval_examples(source, image_size=2), batch, rows, **options)
-
-
-def records(batches):
-  """Record numbers, read off the pixels."""
-  pixels = np.concatenate([b["image"][:, 0, 0] for b in batches]).astype(int)
-  return pixels[:, 2] + 256 * pixels[:, 1]
-
-
-def same(one, other):
-  for a, b in zip(one, other, strict=True):
-    assert a.keys() == b.keys()
-    for key in a:
-      np.testing.assert_array_equal(a[key], b[key], err_msg=key)
 
 
 @pytest.mark.parametrize(("count", "batch"), [(60, 20), (70, 16), (1, 4), (5, 12), (300, 100)])
