@@ -89,10 +89,10 @@ def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints:
 def unsaid(tensors: dict, description: models.Description, name: str) -> list[str]:
   """What a reader takes for something else that has only the tensors, and the file's name."""
   try:
-    found = importers.recognise(tensors, {"name": name}).description
+    recognised = importers.recognise(tensors, {"name": name}).description
   except ConfigError as error:
     return [f"the tensors alone do not say it all: {error}"]
-  taken, ours = ({**one.arguments(), "heads": _heads(one)} for one in (found, description))
+  taken, ours = ({**one.arguments(), "heads": _heads(one)} for one in (recognised, description))
   return [
     f"{key}={ours[key]} is not in the tensors; who has nothing else takes {taken[key]}"
     for key in ("heads", "gelu", "eps", "padding")
@@ -118,10 +118,10 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool = False) -> str:
     description, arrays = importers.load(path, hints, ema)
     kind, stored = "checkpoint of vit_jax", f"{len(arrays)} arrays"
   else:
-    found = importers.inspect(path, hints)
-    description, kind = found.description, f"{found.layout.name} names ({path.suffix})"
-    stored = f"{len(found.tensors)} tensors"
-    found.check()
+    recognised = importers.inspect(path, hints)
+    description, kind = recognised.description, f"{recognised.layout.name} names ({path.suffix})"
+    stored = f"{len(recognised.tensors)} tensors"
+    recognised.check()
   shapes, bound = layout.shapes(description), description.arguments()
   rows = {
     "layout": f"{kind}, {stored}",

@@ -42,11 +42,11 @@ def start() -> None:
   _cpu_devices()
   _keep_programs()
   names = ("VITJAX_COORDINATOR", "VITJAX_PROCESSES", "VITJAX_PROCESS")
-  given = [os.environ.get(name) for name in names]
-  if any(given):
-    if not all(given) or not given[1].isdigit() or not given[2].isdigit() or not int(given[2]) < int(given[1]):
-      raise ConfigError(f"set all of {', '.join(names)} (host:port, number, index below it) or none; they are {given}")
-    jax.distributed.initialize(given[0], int(given[1]), int(given[2]))
+  values = [os.environ.get(name) for name in names]
+  if any(values):
+    if not all(values) or not values[1].isdigit() or not values[2].isdigit() or not int(values[2]) < int(values[1]):
+      raise ConfigError(f"set all of {', '.join(names)} (host:port, number, index below it) or none; they are {values}")
+    jax.distributed.initialize(values[0], int(values[1]), int(values[2]))
     return
   try:
     jax.distributed.initialize()
@@ -123,8 +123,10 @@ def say(text: str) -> None:
 def agree(problem: str | None) -> None:
   """Raises ConfigError in every process if any of them has a problem, so that none waits for one that has left."""
   alone = jax.process_count() == 1
-  found = problem is not None if alone else multihost_utils.process_allgather(np.bool_(problem is not None)).any()
-  if found:
+  any_problem = problem is not None
+  if not alone:
+    any_problem = multihost_utils.process_allgather(np.bool_(any_problem)).any()
+  if any_problem:
     raise ConfigError(problem or "another process of this run found a mistake; it says which")
 
 
@@ -133,8 +135,8 @@ def from_first(values: np.ndarray) -> np.ndarray:
   if jax.process_count() == 1:
     return values
   # As bytes: JAX would round float64.
-  found = multihost_utils.broadcast_one_to_all(np.frombuffer(values.tobytes(), np.uint8))
-  return np.frombuffer(np.asarray(found, np.uint8).tobytes(), values.dtype).reshape(values.shape)
+  content = multihost_utils.broadcast_one_to_all(np.frombuffer(values.tobytes(), np.uint8))
+  return np.frombuffer(np.asarray(content, np.uint8).tobytes(), values.dtype).reshape(values.shape)
 
 
 def barrier(name: str) -> None:

@@ -133,38 +133,41 @@ def test_a_teacher_that_knows_the_images_is_learned(teacher):
   assert trained(parts)[1]["teacher_agreement"] > 0.3
 
 
-def test_the_teacher_is_in_no_state_and_its_digest_in_every_checkpoint(teacher, tmp_path):
+@pytest.fixture(scope="module")
+def whole(teacher, tmp_path_factory):
+  """(workdir, result) of an uninterrupted run on 8 devices."""
+  workdir = tmp_path_factory.mktemp("whole")
+  return workdir, loop.train(distilled(teacher, 8, checkpoint__every=5), workdir)
+
+
+def test_the_teacher_is_in_no_state_and_its_digest_in_every_checkpoint(teacher, whole):
   parts = distilled(teacher, 8, optim__ema=0.9)
   assert not [path for path in trees.flatten(parts.state_shapes) if "convolutions" in path]
   assert any("convolutions" in path for path in parts.frozen_shapes)
-  result = loop.train(parts, tmp_path / "whole")
-  _, about = checkpoints.read_weights(tmp_path / "whole")
+  _, about = checkpoints.read_weights(whole[0])
   arrays, _ = checkpoints.read_weights(teacher)
-  whole = b"".join(arrays[path].astype("<f4").tobytes() for path in sorted(arrays))
-  assert about["frozen"] == {"task.teacher": hashlib.sha256(whole).hexdigest()}
-  assert {"top1", "loss"} <= result.keys()
+  content = b"".join(arrays[path].astype("<f4").tobytes() for path in sorted(arrays))
+  assert about["frozen"] == {"task.teacher": hashlib.sha256(content).hexdigest()}
+  assert {"top1", "loss"} <= whole[1].keys()
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_a_restart_ends_in_the_same_bits(teacher, tmp_path, devices):
-  whole = loop.train(distilled(teacher, devices, checkpoint__every=5), tmp_path / "whole")
-  stopped = distilled(teacher, devices, checkpoint__every=5)
+def test_a_restart_ends_in_the_same_bits(teacher, whole, tmp_path, devices):
+  parts = distilled(teacher, devices, checkpoint__every=5)
+  expected = whole[1] if devices == 8 else loop.train(parts, tmp_path / "whole")
   with pytest.raises(InterruptedError):
-    loop.train(runs.dying(stopped, 7), tmp_path / "stopped")
-  again = loop.train(distilled(teacher, devices, checkpoint__every=5), tmp_path / "stopped")
-  assert again["weights_sha256"] == whole["weights_sha256"]
+    loop.train(runs.dying(parts, 7), tmp_path / "stopped")
+  assert loop.train(parts, tmp_path / "stopped")["weights_sha256"] == expected["weights_sha256"]
 
 
-def test_another_teacher_in_the_same_place_is_refused(teacher, tmp_path):
-  shutil.copytree(teacher, tmp_path / "teacher")
-  loop.train(distilled(tmp_path / "teacher", 8), tmp_path / "run")
-  arrays, about = checkpoints.read_weights(tmp_path / "teacher")
-  shutil.rmtree(tmp_path / "teacher")
-  checkpoints.write_weights(tmp_path / "teacher", arrays | {"norm/bias": arrays["norm/bias"] + 1}, about)
+def test_other_weights_in_the_teachers_place_are_refused(teacher, whole, tmp_path):
+  shutil.copytree(whole[0], tmp_path / "run")
+  arrays, about = checkpoints.read_weights(teacher)
+  checkpoints.write_weights(tmp_path / "other", arrays | {"norm/bias": arrays["norm/bias"] + 1}, about)
   with pytest.raises(ConfigError) as error:
-    loop.train(distilled(tmp_path / "teacher", 8, total=14), tmp_path / "run")
-  assert "config.task.teacher" in str(error.value)
-  assert str(tmp_path / "teacher") in str(error.value)
+    loop.train(distilled(tmp_path / "other", 8, total=14), tmp_path / "run")
+  assert error.value.place == "config.task.teacher"
+  assert str(tmp_path / "other") in str(error.value)
 
 
 def test_a_student_is_measured_without_its_teacher(teacher, tmp_path):

@@ -1,7 +1,9 @@
 """A stage with parameters of its own: they are trained, averaged and saved beside the model's, and no other part of the
 trainer knows of them."""
 
+import contextlib
 import dataclasses
+import io
 from typing import ClassVar
 
 import jax
@@ -51,49 +53,54 @@ class Colours:
     raise NotImplementedError
 
 
-@pytest.fixture
-def colours(monkeypatch):
-  monkeypatch.setitem(tasks.TASKS, "colours", Colours)
-
+@pytest.fixture(scope="module", autouse=True)
+def known():
+  """The stage is one of the table, for this file."""
   prepare("digits")
-
-  def parts(devices=8, **changes):
-    run = runs.run(**({"task__name": "colours", "task__label_smoothing": "default", "optim__ema": 0.5} | changes))
-    return build.build(dataclasses.replace(run, evals={}), jax.devices()[:devices])
-
-  return parts
+  tasks.TASKS["colours"] = Colours
+  yield
+  del tasks.TASKS["colours"]
 
 
-def test_parameters_of_the_task_are_trained_averaged_sharded_and_saved(colours, tmp_path):
-  parts = colours(mesh__data=2, mesh__fsdp=4, optim__weight_decay=0.1)
-  path = "task/decoder/kernel"
+def colours():
+  """A run that saves every third step; evaluations of classes make no sense here."""
+  run = runs.run(task__name="colours", task__label_smoothing="default", task__noise=0.1, optim__ema=0.5,
+                 optim__weight_decay=0.1, mesh__data=2, mesh__fsdp=4)  # fmt: skip
+  return build.build(dataclasses.replace(run, evals={}), jax.devices())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  """(workdir, result, what was printed) of an uninterrupted run."""
+  workdir = tmp_path_factory.mktemp("whole")
+  with contextlib.redirect_stdout(io.StringIO()) as printed:
+    result = loop.train(colours(), workdir)
+  return workdir, result, printed.getvalue()
+
+
+def test_parameters_of_the_task_are_trained_averaged_sharded_and_saved(whole):
+  parts, path = colours(), "task/decoder/kernel"
   before = np.asarray(parts.init().params[path])
   assert "fsdp" in str(parts.state_shapes.params[path].sharding.spec)
-  result = loop.train(parts, tmp_path)
-  assert "top1" not in result
-  saved, _ = checkpoints.read_weights(tmp_path)
-  average, _ = checkpoints.read_weights(tmp_path, averaged=True)
+  saved, _ = checkpoints.read_weights(whole[0])
+  average, _ = checkpoints.read_weights(whole[0], averaged=True)
   assert not np.allclose(saved[path], before)
   assert not np.allclose(average[path], saved[path])
 
 
-def test_weights_for_others_are_the_models_alone(colours, tmp_path):
-  loop.train(colours(), tmp_path)
-  _, arrays = importers.load(tmp_path)
+def test_weights_for_others_are_the_models_alone(whole):
+  _, arrays = importers.load(whole[0])
   assert not [path for path in arrays if path.startswith("task/")]
 
 
-def test_the_headline_is_the_tasks(colours, tmp_path, capsys):
-  loop.train(colours(), tmp_path)
-  printed = capsys.readouterr().out
-  assert "error" in printed
-  assert "top" not in printed
+def test_the_headline_is_the_tasks(whole):
+  assert "error" in whole[2]
+  assert "top" not in whole[2]
+  assert "top1" not in whole[1]
 
 
-def test_a_restart_has_the_same_bits(colours, tmp_path):
-  whole = loop.train(colours(task__noise=0.1), tmp_path / "whole")
-  parts = colours(task__noise=0.1)
+def test_a_restart_has_the_same_bits(whole, tmp_path):
+  parts = colours()
   with pytest.raises(InterruptedError):
-    loop.train(runs.dying(parts, 7), tmp_path / "stopped")
-  again = loop.train(colours(task__noise=0.1), tmp_path / "stopped")
-  assert again["weights_sha256"] == whole["weights_sha256"]
+    loop.train(runs.dying(parts, 7), tmp_path)
+  assert loop.train(parts, tmp_path)["weights_sha256"] == whole[1]["weights_sha256"]

@@ -87,8 +87,8 @@ class Subject:
       normalise = functools.partial(augment.normalise, dtype=dtype, **normalisation)
 
       def program(params, batch):
-        found = rows(params, normalise(batch["image"]), batch["label"])
-        return {**found, "label": batch["label"], "mask": batch["mask"]}
+        computed = rows(params, normalise(batch["image"]), batch["label"])
+        return {**computed, "label": batch["label"], "mask": batch["mask"]}
 
       self.programs[key] = jax.jit(program, out_shardings=mesh.replicated(self.mesh))
     return self.programs[key]
@@ -123,9 +123,9 @@ def rows(compute: Callable, batches: Iterator, poll: Callable[[], None], size: i
 
   def fetch(started):
     nonlocal first
-    found = jax.device_get(started)
-    real = found.pop("mask") > 0
-    parts.append({name: value[real] for name, value in found.items()} | {"position": first + np.flatnonzero(real)})
+    computed = jax.device_get(started)
+    real = computed.pop("mask") > 0
+    parts.append({name: value[real] for name, value in computed.items()} | {"position": first + np.flatnonzero(real)})
     first += size
 
   with contextlib.closing(batches) as feed:
