@@ -27,6 +27,7 @@ setup(
     "tensorflow>=2.20,<2.22; sys_platform != 'linux' or platform_machine != 'x86_64'",
     "tensorboard>=2.20,<2.22",
     "einops>=0.8.1,<0.9",
+    "jaxtyping>=0.3.11,<0.4",  # shapes in signatures, which tests check
     "numpy>=2.0,<3",
     "ml_dtypes>=0.5,<0.7",  # bfloat16 in files
     "safetensors>=0.6,<0.9",
@@ -42,6 +43,7 @@ setup(
       "ruff>=0.17,<0.18",
       "pillow>=11,<14",
       "scipy>=1.14,<2",
+      "beartype>=0.22,<0.24",
       *TORCH,
       *TPU,
     ],

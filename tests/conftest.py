@@ -30,7 +30,15 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder of the p
   os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 import jax
+import jaxtyping
 import pytest
+
+# The shapes in signatures of these are checked at every call. An int is a float here, as in Python.
+SHAPED = ("models", "losses", "tasks", "data.augment", "data.coordinates", "data.mixing", "data.warping", "data.erasing")
+jaxtyping.install_import_hook(
+  [f"vit_jax.{name}" for name in (*SHAPED, "probes")],
+  "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+)
 
 from vit_jax import runtime
 

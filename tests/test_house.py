@@ -10,7 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
-  {"schema", "config", "flags", "trees", "rng", "files"},
+  {"schema", "config", "flags", "trees", "rng", "files", "shapes"},
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops"},
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures"},
   {"build", "measuring", "loop", "planning", "sweeps"},
@@ -127,7 +127,7 @@ def test_what_is_imported_is_what_setup_asks_for():
       "tensorflow_datasets": "tensorflow-datasets", "ml_collections": "ml-collections", "clu": "clu",
       "einops": "einops", "numpy": "numpy", "cv2": "opencv-python-headless", "sklearn": "scikit-learn",
       "tensorflow": "tensorflow-cpu", "safetensors": "safetensors", "ml_dtypes": "ml_dtypes", "torch": "torch",
-      "matplotlib": "matplotlib", "rich": "rich", "tensorboard": "tensorboard",
+      "matplotlib": "matplotlib", "rich": "rich", "tensorboard": "tensorboard", "jaxtyping": "jaxtyping",
   }  # fmt: skip
   standard = sys.stdlib_module_names
   for file, tree in FILES.items():

@@ -1,7 +1,7 @@
 """Which model: a name with arguments, and the sizes it is made for."""
 
 import dataclasses
-from typing import Any, Self
+from typing import Any
 
 from vit_jax import config, schema
 from vit_jax.models import table
@@ -31,16 +31,16 @@ class Description:
     with schema.at("model"):
       return table.find(self.model.name)
 
-  def replaced(self, **changes) -> Self:
+  def replaced(self, **changes) -> "Description":
     """The description with other values."""
     return dataclasses.replace(self, **changes)
 
-  def bound(self) -> Self:
+  def bound(self) -> "Description":
     """The description with every argument of the model checked and filled in; ConfigError for what is not allowed."""
     with schema.at("model"):
       return self.replaced(model=schema.bind(self.model, (table.lookup(self.model.name),)))
 
-  def unscanned(self) -> Self:
+  def unscanned(self) -> "Description":
     """The same model with parameters layer by layer, as importers have them."""
     args = {key: value for key, value in self.model.args.items() if key != "scan"}
     return self.replaced(model=Choice(self.model.name, args))
@@ -72,7 +72,7 @@ class Description:
     return schema.plain(self)
 
   @classmethod
-  def from_json(cls, values: Any) -> Self:
+  def from_json(cls, values: Any) -> "Description":
     """The description that `to_json` gave these values for; ConfigError for others."""
     try:
       model, size = config.renamed_model(values["model"]), values["image_size"]
