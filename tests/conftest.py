@@ -34,13 +34,22 @@ import jaxtyping
 import pytest
 
 # The shapes in signatures of these are checked at every call. An int is a float here, as in Python.
-SHAPED = ("models", "losses", "tasks", "data.augment", "data.coordinates", "data.mixing", "data.warping", "data.erasing")
+SHAPED = (
+  "models",
+  "losses",
+  "tasks",
+  "data.augment",
+  "data.coordinates",
+  "data.mixing",
+  "data.warping",
+  "data.erasing",
+)
 jaxtyping.install_import_hook(
   [f"vit_jax.{name}" for name in (*SHAPED, "probes")],
   "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 
-from vit_jax import runtime
+from vit_jax import runtime  # noqa: E402 - the hook comes first
 
 runtime.start()  # before any array exists, as every verb does
 

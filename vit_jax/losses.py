@@ -3,33 +3,35 @@
 import jax
 import jax.numpy as jnp
 
+from vit_jax.shapes import Array, Bool, Float, Integer, Num, Tensor
 
-def softmax_cross_entropy(logits, targets):
-  """[B, V], [B, V] -> [B]: -sum_v t_v log softmax(z)_v. The targets of a row sum to one."""
+
+def softmax_cross_entropy(logits: Float[Tensor, "*B V"], targets: Float[Tensor, "*B V"]) -> Float[Array, "*B"]:
+  """-sum_v t_v log softmax(z)_v. The targets of a row sum to one."""
   logits, targets = _float32(logits, targets)
   return -(targets * jax.nn.log_softmax(logits)).sum(-1)
 
 
-def sigmoid_cross_entropy(logits, targets):
-  """[B, V], [B, V] -> [B]: one binary decision per class, summed: -sum_v t_v log s(z_v) + (1 - t_v) log s(-z_v)."""
+def sigmoid_cross_entropy(logits: Float[Tensor, "*B V"], targets: Float[Tensor, "*B V"]) -> Float[Array, "*B"]:
+  """One binary decision per class, summed: -sum_v t_v log s(z_v) + (1 - t_v) log s(-z_v)."""
   logits, targets = _float32(logits, targets)
   return -(targets * jax.nn.log_sigmoid(logits) + (1 - targets) * jax.nn.log_sigmoid(-logits)).sum(-1)
 
 
-def one_hot(labels, classes):
-  """[B] or [B, K] -> [B, V]: one at each of a row's labels. A label outside of 0 ... V - 1 counts as none."""
+def one_hot(labels: Integer[Tensor, " B"] | Integer[Tensor, "B K"], classes: int) -> Float[Array, "B {classes}"]:
+  """One at each of a row's labels. A label outside of 0 ... V - 1 counts as none."""
   hot = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
   return hot.max(1) if labels.ndim == 2 else hot
 
 
-def shared(targets):
-  """[B, V] -> [B, V]: rows divided by their sums; a row of zeros stays one."""
+def shared(targets: Float[Tensor, "*B V"]) -> Float[Array, "*B V"]:
+  """Rows divided by their sums; a row of zeros stays one."""
   (targets,) = _float32(targets)
   return targets / jnp.maximum(targets.sum(-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
 
 
-def best_is_positive(logits, targets):
-  """[B, V], [B, V] -> [B]: whether the class of the highest logit is one of those with the highest target.
+def best_is_positive(logits: Float[Tensor, "*B V"], targets: Num[Tensor, "*B V"]) -> Bool[Array, "*B"]:
+  """Whether the class of the highest logit is one of those with the highest target.
 
   So any label counts where an image has several, and the larger part where two are mixed. False in a row of zeros.
   """
@@ -39,8 +41,8 @@ def best_is_positive(logits, targets):
   return ((best * targets).sum(-1) >= (1 - 1e-5) * highest) & (highest > 0)
 
 
-def smooth(targets, amount):
-  """[B, V] -> [B, V]: a share `amount` of every row's mass is spread evenly over all classes, its own included.
+def smooth(targets: Float[Tensor, "*B V"], amount: float) -> Float[Array, "*B V"]:
+  """A share `amount` of every row's mass is spread evenly over all classes, its own included.
 
   So a hard label becomes 1 - a + a / V, and the others a / V (Szegedy et al. 2016; the same in timm).
   """
@@ -48,8 +50,8 @@ def smooth(targets, amount):
   return (1 - amount) * targets + amount / targets.shape[-1] * targets.sum(-1, keepdims=True)
 
 
-def kl_divergence(expected, predicted):
-  """[B, V], [B, V] -> [B]: of the distribution of logits `predicted` from that of logits `expected`."""
+def kl_divergence(expected: Float[Tensor, "*B V"], predicted: Float[Tensor, "*B V"]) -> Float[Array, "*B"]:
+  """Of the distribution of logits `predicted` from that of logits `expected`."""
   expected, predicted = _float32(expected, predicted)
   log_p, log_q = jax.nn.log_softmax(expected), jax.nn.log_softmax(predicted)
   return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)

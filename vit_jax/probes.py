@@ -3,27 +3,32 @@
 Features and labels are host arrays. Sums are float64: eigenvalues of a Gram matrix span more than float32 holds.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax import schema
 from vit_jax.schema import Count, Positive
+from vit_jax.shapes import Float, Integer, Num, Shaped
 
 BIAS = 100.0  # the appended constant: a penalty on its weight hardly matters
+# [N, D] and [N]; other shapes are errors of whoever runs this, which `ridge` and `draw` explain.
+Features, Labels = Num[np.ndarray, "..."], Shaped[np.ndarray, "..."]
+
 ROWS = 8192  # standardised at a time, so that a million images need no second copy of their features
 
 
-class Probe(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Probe:
   """A linear classifier of standardised features."""
 
-  mean: np.ndarray  # [D]
-  deviation: np.ndarray  # [D]
-  weights: np.ndarray  # [D + 1, V] float32; the last row belongs to the constant
+  mean: Float[np.ndarray, " D"]
+  deviation: Float[np.ndarray, " D"]
+  weights: Float[np.ndarray, "D+1 V"]  # float32; the last row belongs to the constant
 
 
-def draw(labels: np.ndarray, classes: int, shots: int, seed: int) -> np.ndarray:
+def draw(labels: Labels, classes: int, shots: int, seed: int) -> Integer[np.ndarray, " drawn"]:
   """Numbers of `shots` random images of each class, class by class; of a class that has fewer, all.
 
   The draw follows from labels [N] and seed alone, and one of fewer shots is part of one of more. ConfigError for labels
@@ -36,7 +41,7 @@ def draw(labels: np.ndarray, classes: int, shots: int, seed: int) -> np.ndarray:
   return np.concatenate([generator.permutation(np.flatnonzero(labels == label))[:shots] for label in range(classes)])
 
 
-def ridge(features: np.ndarray, labels: np.ndarray, classes: int, l2: Sequence[float] = (1024.0,)) -> list[Probe]:
+def ridge(features: Features, labels: Labels, classes: int, l2: Sequence[float] = (1024.0,)) -> list[Probe]:
   """For each penalty the W that minimises |X W - Y|^2 + l2 |W|^2.
 
   X are the features, less their mean and over their standard deviation + 1e-5, and a constant `BIAS`; Y is 1 for the
@@ -70,8 +75,8 @@ def ridge(features: np.ndarray, labels: np.ndarray, classes: int, l2: Sequence[f
   return [Probe(mean, deviation, weights.astype(np.float32)) for weights in solutions]
 
 
-def scores(probe: Probe, features: np.ndarray) -> np.ndarray:
-  """Scores of features [M, D], [M, V]: the largest is that of the predicted class."""
+def scores(probe: Probe, features: Float[np.ndarray, "M D"]) -> Float[np.ndarray, "M V"]:
+  """Scores of features: the largest is that of the predicted class."""
   parts = (_standardised(part, probe.mean, probe.deviation).astype(np.float32) for part in _parts(features))
   return np.concatenate([part @ probe.weights for part in parts])
 
@@ -117,10 +122,12 @@ def _dual(features, labels, classes, mean, deviation, l2):
 # The probes that a config can name. Each takes features [N, D], labels [N], the number of classes, and a grid of values
 # for one argument; it returns for each of these values (value, classifier of features [M, D] -> classes [M]).
 
-Fitted = tuple[float, Callable[[np.ndarray], np.ndarray]]
+Fitted = tuple[float, Callable[[Float[np.ndarray, "M D"]], Integer[np.ndarray, " M"]]]
 
 
-def ridge_probe(features, labels, classes, *, l2: tuple[Positive, ...] = (1024.0,)) -> list[Fitted]:
+def ridge_probe(
+  features: Features, labels: Labels, classes: int, *, l2: tuple[Positive, ...] = (1024.0,)
+) -> list[Fitted]:
   """Regularised least squares to {-1, +1}, in closed form: `ridge`; 1024 is big_vision's penalty for any shots."""
   fitted = ridge(features, labels, classes, l2)
   return [
@@ -128,7 +135,9 @@ def ridge_probe(features, labels, classes, *, l2: tuple[Positive, ...] = (1024.0
   ]
 
 
-def nearest_neighbours(features, labels, classes, *, neighbours: tuple[Count, ...] = (5,)) -> list[Fitted]:
+def nearest_neighbours(
+  features: Features, labels: Labels, classes: int, *, neighbours: tuple[Count, ...] = (5,)
+) -> list[Fitted]:
   """The class with most weight among the nearest images by angle; each weighs one over its distance (scikit-learn)."""
   from sklearn.neighbors import KNeighborsClassifier  # half a second, for those who probe
 
@@ -143,7 +152,7 @@ def nearest_neighbours(features, labels, classes, *, neighbours: tuple[Count, ..
   return [(count, fit(count)) for count in neighbours]
 
 
-def logistic(features, labels, classes, *, l2: tuple[Positive, ...] = (1.0,)) -> list[Fitted]:
+def logistic(features: Features, labels: Labels, classes: int, *, l2: tuple[Positive, ...] = (1.0,)) -> list[Fitted]:
   """Logistic regression of standardised features, by L-BFGS to convergence; |W|^2 l2 / 2 is added (scikit-learn)."""
   from sklearn.linear_model import LogisticRegression
   from sklearn.pipeline import make_pipeline

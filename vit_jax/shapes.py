@@ -11,16 +11,20 @@ from jaxtyping import Array, Bool, Float, Int, Integer, Key, Num, Shaped, UInt8,
 
 Tensor = jax.Array | np.ndarray  # of the device or of the host
 PRNGKey = Key[Array, ""]
+Scalar = float | np.floating | Float[Tensor, ""]  # known before the program is compiled, or traced
+Count = int | Integer[Tensor, ""]
 
 __all__ = [
   "Array",
   "Bool",
+  "Count",
   "Float",
   "Int",
   "Integer",
   "Key",
   "Num",
   "PRNGKey",
+  "Scalar",
   "Shaped",
   "Tensor",
   "UInt8",

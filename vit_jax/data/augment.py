@@ -13,19 +13,21 @@ from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax import rng
 from vit_jax.data.erasing import ERASINGS
 from vit_jax.data.mixing import MIXINGS
 from vit_jax.data.warping import WARPS
 from vit_jax.schema import Choice, Duration, Positive, at, make
+from vit_jax.shapes import Array, Count, Float, Integer, Num, PRNGKey, Tensor, UInt8
 
 Channels = tuple[float, float, float]
 Scales = tuple[Positive, Positive, Positive]
 
 
 def build(
-  dtype,
+  dtype: np.dtype | type,
   seed: int,
   patch: int | None,
   steps_of: Callable[[Duration], int],
@@ -36,7 +38,7 @@ def build(
   mixing: Annotated[Choice, MIXINGS] = Choice("none"),
   erasing: Annotated[Choice, ERASINGS] = Choice("none"),
 ) -> Callable:
-  """The training augmentation: (key, images uint8, targets [B, V], draws uint32 [B], step) -> (images, targets).
+  """The training augmentation: (key, images, targets, draws, step) -> (images, targets).
 
   Warps, mixes, normalises with `mean` and `std` of values in 0..1, then erases. Mixing before normalising differs from
   the other order by rounding only, and devices that hold partners exchange bytes instead of floats.
@@ -49,7 +51,13 @@ def build(
   with at("erasing"):
     erase = make(erasing, ERASINGS, patch)
 
-  def augment(key, images, targets, draws, step):
+  def augment(
+    key: PRNGKey,
+    images: UInt8[Tensor, " B *image"],
+    targets: Float[Tensor, "B V"],
+    draws: Integer[Tensor, " B"],
+    step: Count,
+  ) -> tuple[Float[Array, " B *image"], Float[Array, "B V"]]:
     def keys(name):
       return jax.vmap(jax.random.fold_in, (None, 0))(rng.stream(seed, 0, name), draws)
 
@@ -59,7 +67,13 @@ def build(
   return augment
 
 
-def normalise(images, dtype=jnp.float32, *, mean: Channels = (0.5, 0.5, 0.5), std: Scales = (0.5, 0.5, 0.5)):
+def normalise(
+  images: Num[Tensor, "*image"],
+  dtype: np.dtype | type = jnp.float32,
+  *,
+  mean: Channels = (0.5, 0.5, 0.5),
+  std: Scales = (0.5, 0.5, 0.5),
+) -> Float[Array, "*image"]:
   """Pixels 0..255 -> (pixel / 255 - mean) / std, in `dtype`; computed in float32 and rounded once.
 
   The last axis holds the three channels once (images) or many times over (patches).

@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 
+from vit_jax.shapes import Bool, Count, Int, Integer, Shaped, Tensor
 
-def sides(images, patch: int | None) -> tuple[int, int]:
+
+def sides(images: Shaped[Tensor, " B *image"], patch: int | None) -> tuple[int, int]:
   """Height and width of images in either layout; images that are cut into patches are square."""
   if patch is None:
     return images.shape[1:3]
@@ -14,7 +16,9 @@ def sides(images, patch: int | None) -> tuple[int, int]:
   return count * patch, count * patch
 
 
-def pixels(images, patch: int | None):
+def pixels(
+  images: Shaped[Tensor, " B *image"], patch: int | None
+) -> tuple[Int[np.ndarray, "..."], Int[np.ndarray, "..."]]:
   """Row and column of the pixel that each value of one image belongs to: two arrays that broadcast with an image."""
   height, width = sides(images, patch)
   if patch is None:
@@ -24,7 +28,10 @@ def pixels(images, patch: int | None):
   return patch_row * patch + row, patch_column * patch + column
 
 
-def inside(place, box):
+def inside(
+  place: tuple[Int[np.ndarray, "..."], Int[np.ndarray, "..."]],
+  box: tuple[Count, Count, Count, Count] | Integer[Tensor, "4"],
+) -> Bool[Tensor, "..."]:
   """Where the pixels at `place` (rows, columns) are inside of the box (top, left, height, width)."""
   (rows, columns), (top, left, height, width) = place, box
   return (rows >= top) & (rows < top + height) & (columns >= left) & (columns < left + width)

@@ -1,5 +1,6 @@
-"""Erasings: (keys [B], images normalised) -> images of the same form, each painted over by its own key."""
+"""Erasings: (keys, images normalised) -> images of the same form, each painted over by its own key."""
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
@@ -9,11 +10,12 @@ from einops import rearrange
 from vit_jax import schema
 from vit_jax.data import coordinates
 from vit_jax.schema import Fraction, Positive
+from vit_jax.shapes import Array, Bool, Float, Int, Key, Tensor
 
 ERASING_TRIES = 10
 
 
-def no_erasing(patch):
+def no_erasing(patch: int | None) -> Callable:
   """Images as they are."""
   return lambda keys, images: images
 
@@ -26,7 +28,7 @@ def random_erasing(
   aspect: tuple[Positive, Positive] = (0.3, 1 / 0.3),
   fill: Literal["pixel", "colour", "zero"] = "pixel",
   count: Annotated[int, schema.Range(1, 16)] = 1,
-):
+) -> Callable:
   """With `probability`, `count` boxes of an image are painted over (Zhong et al. 2020, in timm's form).
 
   A box has a uniform share of the image's area, divided by `count`, and a log-uniform height / width; it must be
@@ -37,7 +39,7 @@ def random_erasing(
     if pair[0] > pair[1]:
       raise schema.ConfigError(f"{pair} goes from high to low; write (low, high)", name)
 
-  def erase(keys, images):
+  def erase(keys: Key[Array, " B"], images: Float[Tensor, " B *image"]) -> Float[Array, " B *image"]:
     height, width = coordinates.sides(images, patch)
     place = coordinates.pixels(images, patch)
 
@@ -67,8 +69,14 @@ def random_erasing(
   return erase
 
 
-def erasing_boxes(numbers, height: int, width: int, area, aspect):
-  """Uniform numbers [..., tries, 4] -> the first box that fits, (top, left, height, width) [..., 4]; whether any does.
+def erasing_boxes(
+  numbers: Float[Tensor, "*B tries 4"],
+  height: int,
+  width: int,
+  area: tuple[float, float],
+  aspect: tuple[float, float],
+) -> tuple[Int[Array, "*B 4"], Bool[Array, "*B"]]:
+  """Uniform numbers -> the first box that fits, (top, left, height, width); whether any does.
 
   The four numbers are area, height / width, top and left.
   """

@@ -1,4 +1,4 @@
-"""Mixings: (key, images, targets [B, V], step) -> the same, mixed; images become float32, 0..255."""
+"""Mixings: (key, images, targets, step) -> (images, targets), mixed; images become float32, 0..255."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -9,13 +9,14 @@ import jax.numpy as jnp
 from vit_jax import schema
 from vit_jax.data import coordinates
 from vit_jax.schema import Duration, Fraction, Positive
+from vit_jax.shapes import Array, Count, Float, Int, Num, PRNGKey, Scalar, Shaped, Tensor
 
 Mode = Literal["batch", "pair", "elem"]
 
 BETA_CANDIDATES = 16  # each accepted with probability 0.95 or more: all rejected once in 10^20 draws
 
 
-def no_mixing(patch, steps_of):
+def no_mixing(patch: int | None, steps_of: Callable) -> Callable:
   """Images and targets as they are."""
   return lambda key, images, targets, step: (images, targets)
 
@@ -30,7 +31,7 @@ def mixup(
   partner: Literal["reversed", "rolled"] = "reversed",
   share: Literal["any", "larger"] = "any",
   off_after: Duration | None = None,
-):
+) -> Callable:
   """Each example mixed with its partner, with a share from Beta(alpha, alpha) (Zhang et al. 2017).
 
   One draw for the "batch", for each "pair" of partners or for each "elem", made with `probability` and not from
@@ -57,7 +58,7 @@ def cutmix(
   mode: Mode = "batch",
   probability: Fraction = 1.0,
   off_after: Duration | None = None,
-):
+) -> Callable:
   """A box of each image replaced by its partner's, of area 1 - Beta(alpha, alpha) (Yun et al. 2019).
 
   `mode`, `probability` and `off_after` are those of `mixup`.
@@ -80,7 +81,7 @@ def mixup_cutmix(
   mode: Mode = "batch",
   probability: Fraction = 1.0,
   off_after: Duration | None = None,
-):
+) -> Callable:
   """Cutmix with probability `switch`, else mixup: one of the two for each draw. The rest is as in `mixup`."""
 
   def draw(key, count, images):
@@ -100,7 +101,9 @@ def _mixing(draw, steps_of, mode, probability, partner, off_after):
     raise schema.ConfigError("0 would never mix; None mixes to the end, name='none' not at all", "off_after")
   last = None if off_after is None else steps_of(off_after)
 
-  def apply(key, images, targets, step):
+  def apply(
+    key: PRNGKey, images: Num[Tensor, " B *image"], targets: Float[Tensor, "B V"], step: Count
+  ) -> tuple[Float[Array, " B *image"], Float[Array, "B V"]]:
     draw_key, chance_key = jax.random.split(key)
     batch = len(images)
     count = {"batch": 1, "pair": -(-batch // 2), "elem": batch}[mode]
@@ -129,7 +132,9 @@ def _cut(key, share, images, patch):
   return 1.0 - jax.vmap(coordinates.inside, (None, 0))(coordinates.pixels(images, patch), box), kept
 
 
-def cut_box(height: int, width: int, share, centre):
+def cut_box(
+  height: int, width: int, share: Scalar, centre: Int[Tensor, "2"]
+) -> tuple[tuple[Int[Array, ""], Int[Array, ""], Int[Array, ""], Int[Array, ""]], Float[Array, ""]]:
   """The box (top, left, height, width) that leaves about `share` of an image, and the share that it leaves.
 
   It has sides int(H sqrt(1 - share)) and int(W sqrt(1 - share)) around `centre`, and is clipped at the border.
@@ -144,18 +149,24 @@ def cut_box(height: int, width: int, share, centre):
   return (top, left, bottom - top, right - left), kept
 
 
-def reversed_batch(rows):
+def reversed_batch(rows: Shaped[Tensor, " B *row"]) -> Shaped[Tensor, " B *row"]:
   """The last row is the partner of the first."""
   return rows[::-1]
 
 
-def rolled_batch(rows):
+def rolled_batch(rows: Shaped[Tensor, " B *row"]) -> Shaped[Array, " B *row"]:
   """Each row's partner is the one before, the last of the first."""
   return jnp.roll(rows, 1, axis=0)
 
 
-def blend(images, targets, weight, share, partner: Callable = reversed_batch):
-  """`weight` (what broadcasts with images) of each image, `share` (a number, [1] or [B]) of its target, in float32.
+def blend(
+  images: Num[Tensor, " B *image"],
+  targets: Float[Tensor, "B V"],
+  weight: Scalar | Float[Tensor, "..."],
+  share: Scalar | Float[Tensor, "#B"],
+  partner: Callable = reversed_batch,
+) -> tuple[Float[Array, " B *image"], Float[Array, "B V"]]:
+  """`weight` (what broadcasts with images) of each image, `share` of its target, in float32.
 
   The rest is the `partner`'s.
   """
@@ -164,7 +175,7 @@ def blend(images, targets, weight, share, partner: Callable = reversed_batch):
   return images * weight + others * (1 - weight), targets * share + partner(targets) * (1 - share)
 
 
-def beta(key, alpha, shape: tuple[int, ...]):
+def beta(key: PRNGKey, alpha: Scalar | Float[Tensor, "..."], shape: tuple[int, ...]) -> Float[Array, "..."]:
   """Draws of the given shape from Beta(alpha, alpha), without a loop; `alpha` is a number or has that shape.
 
   As a ratio of two Gamma draws in logarithms, so that no small alpha makes it 0 / 0. `jax.random.beta` rejects in

@@ -1,5 +1,6 @@
-"""Warps: (keys [B], images uint8) -> images, uint8 or float32 in 0..255; each image moves by its own key."""
+"""Warps: (keys, images) -> images, uint8 or float32 in 0..255; each image moves by its own key."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import jax
@@ -7,9 +8,10 @@ import jax.numpy as jnp
 
 from vit_jax import schema
 from vit_jax.schema import Fraction, Positive
+from vit_jax.shapes import Array, Float, Key, Tensor, UInt8
 
 
-def no_warp():
+def no_warp() -> Callable:
   """Images as they are."""
   return lambda keys, images: images
 
@@ -21,7 +23,7 @@ def affine(
   scale: tuple[Positive, Positive] = (0.9, 1.1),
   shear: Annotated[float, schema.Range(0, 80)] = 0.0,
   probability: Fraction = 1.0,
-):
+) -> Callable:
   """A random rotation, zoom, horizontal shear and shift of each image about its centre; bilinear, black outside.
 
   Uniform in +-degrees, +-translate (share of the side, each axis), scale, +-shear (degrees); applied with
@@ -30,7 +32,7 @@ def affine(
   if scale[0] > scale[1]:
     raise schema.ConfigError(f"{scale} goes from high to low; write (low, high)", "scale")
 
-  def warp(keys, images):
+  def warp(keys: Key[Array, " B"], images: UInt8[Tensor, "B H W 3"]) -> Float[Array, "B H W 3"]:
     batch, height, width, _ = images.shape
     draw = jax.vmap(lambda key: jax.random.uniform(key, (6,)))(keys)
     applied = draw[:, 5] < probability
@@ -48,11 +50,17 @@ def affine(
   return warp
 
 
-def warp_affine(images, angle, skew, zoom, shift):
-  """[B, H, W, 3] uint8 -> float32 [B, H, W, 3]: each image turned, skewed and zoomed about its centre, then shifted.
+def warp_affine(
+  images: UInt8[Tensor, "B H W 3"],
+  angle: Float[Tensor, " B"],
+  skew: Float[Tensor, " B"],
+  zoom: Float[Tensor, " B"],
+  shift: Float[Tensor, "B 2"],
+) -> Float[Array, "B H W 3"]:
+  """Each image turned, skewed and zoomed about its centre, then shifted.
 
   Output pixel p takes its value at c + A^-1 (p - c - shift), A = zoom R(angle) [[1, tan skew], [0, 1]] in (x, y);
-  angle counter-clockwise and skew in radians [B], zoom [B], shift in pixels (down, right) [B, 2].
+  angle counter-clockwise and skew in radians, shift in pixels (down, right). Float32.
   """
   batch, height, width, _ = images.shape
   # The y axis points down, so a counter-clockwise turn has the sine's sign changed, and its inverse changes it back.

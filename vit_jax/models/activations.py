@@ -2,12 +2,14 @@
 
 import contextlib
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
+from flax import nnx
 
 from vit_jax import trees
+from vit_jax.shapes import Array, Float
 
 
 class Sharding(NamedTuple):
@@ -22,7 +24,7 @@ _sharding: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar("sha
 
 
 @contextlib.contextmanager
-def sharded(stream: jax.sharding.Sharding, gather: Callable, per_device: Callable):
+def sharded(stream: jax.sharding.Sharding, gather: Callable, per_device: Callable) -> Iterator[None]:
   """A model that is traced inside constrains its activations.
 
   XLA does not carry the batch axis into a scanned layer whose parameters are split: ViT-L/16 doubled its FLOPs.
@@ -39,13 +41,13 @@ def sharded(stream: jax.sharding.Sharding, gather: Callable, per_device: Callabl
     _sharding.reset(token)
 
 
-def constrain(x: jax.Array) -> jax.Array:
-  """The stream [B, ...] under the constraint of its sharding; without a mesh x itself."""
+def constrain(x: Float[Array, " B *x"]) -> Float[Array, " B *x"]:
+  """The stream under the constraint of its sharding; without a mesh x itself."""
   sharding = _sharding.get()
   return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding.stream)
 
 
-def gather(prefix: str, params):
+def gather(prefix: str, params: nnx.State) -> nnx.State:
   """The parameters of one layer, whose paths begin with `prefix`, as its computation wants them."""
   sharding = _sharding.get()
   if sharding is None:

@@ -11,12 +11,13 @@ from vit_jax import schema
 from vit_jax.models import activations
 from vit_jax.models.intermediates import record
 from vit_jax.models.layers import Linear, dropout, xavier
+from vit_jax.shapes import Array, Float, PRNGKey, Tensor
 
 Formulation = Literal["xla", "fused"]
 
 
 class Attention(nnx.Module):
-  """[B, M, D], [B, N, D] -> [B, M, D]: multi-head attention of the first to the second, by default to itself.
+  """Multi-head attention of x to the memory, by default to itself.
 
   out(softmax((q k^T + q r^T) / sqrt(K)) v). With `relative` = N the r are learned vectors of the offsets between
   query and key (Shaw et al. 2018), one set for all heads; row j is the offset p_q - p_k = N - 1 - j. A `bias` that
@@ -54,7 +55,13 @@ class Attention(nnx.Module):
     self.offsets = nnx.Param(draw(rngs.params(), (2 * relative - 1, size), jnp.float32)) if relative else None
     self.dropout, self.scale, self.formulation = dropout, size**-0.5, formulation
 
-  def __call__(self, x, memory=None, key=None, bias: jax.Array | None = None):
+  def __call__(
+    self,
+    x: Float[Tensor, "B M D"],
+    memory: Float[Tensor, "B N D"] | None = None,
+    key: PRNGKey | None = None,
+    bias: Float[Tensor, "*#B #H #M #N"] | None = None,
+  ) -> Float[Array, "B M D"]:
     if self.formulation == "fused":
       assert memory is None and bias is None
       out = self.out.flat(record("attention/context", self._fused(x)))
@@ -98,8 +105,8 @@ class Attention(nnx.Module):
 
 
 @jax.custom_vjp
-def averaged(logits: jax.Array, values: jax.Array) -> jax.Array:
-  """[B, H, M, N], [B, N, H, K] -> [B, M, H, K]: softmax(logits) times values.
+def averaged(logits: Float[Tensor, "B H M N"], values: Float[Tensor, "B N H K"]) -> Float[Array, "B M H K"]:
+  """softmax(logits) times values.
 
   The gradient of the softmax, p (dp - sum_n p dp), takes its sum from the result: sum_n p dp = sum_k c dc. That is K
   numbers instead of N, and nothing of size N x N is read for it: 2.4 % of a ViT-B/16's step by the TPU's compiler.
@@ -125,8 +132,8 @@ def _averaged_backward(saved, gradient):
 averaged.defvjp(_averaged_forward, _averaged_backward)
 
 
-def relative_logits(query: jax.Array, offsets: jax.Array) -> jax.Array:
-  """[B, N, H, K], [2N-1, K] -> [B, H, N, N]: query p times the vector of its offset to key n, row N - 1 - p + n."""
+def relative_logits(query: Float[Tensor, "B N H K"], offsets: Float[Tensor, "2*N-1 K"]) -> Float[Array, "B H N N"]:
+  """Query p times the vector of its offset to key n, row N - 1 - p + n."""
   n = query.shape[1]
   scores = jnp.einsum("bqhk,ok->bhqo", query, offsets)
   # Row p must move left by p. One column of padding, read with one column less per row, does just that.

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.shapes import Array, Float, PRNGKey, Tensor
+
 
 class BatchNorm(nnx.Module):
-  """[..., D] -> [..., D]: (x - mean) / sqrt(var + eps) * scale + bias (Ioffe & Szegedy 2015), computed in float32.
+  """(x - mean) / sqrt(var + eps) * scale + bias (Ioffe & Szegedy 2015), computed in float32.
 
   With a key, in training, mean and biased variance are those of x over all axes but the last: of the global batch,
   however it is split over devices. The running ones become (1 - momentum) old + momentum new, as in PyTorch, the new
@@ -20,7 +22,7 @@ class BatchNorm(nnx.Module):
     self.mean = nnx.BatchStat(jnp.zeros(width, jnp.float32))
     self.var = nnx.BatchStat(jnp.ones(width, jnp.float32))
 
-  def __call__(self, x, key=None):
+  def __call__(self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None) -> Float[Array, "*B D"]:
     x = x.astype(jnp.float32)
     mean, var = (self.mean[...], self.var[...]) if key is None else self._measure(x)
     x = (x - mean) * (jax.lax.rsqrt(var + self.eps) * self.scale[...]) + self.bias[...]

@@ -17,6 +17,7 @@ from vit_jax.models.output import Output, check_shape, classified
 from vit_jax.models.resnet import GroupNorm, StandardisedConv
 from vit_jax.models.sizes import Dtype, sides
 from vit_jax.schema import Count
+from vit_jax.shapes import Array, Float, PRNGKey, Tensor
 
 ORDER = parameters.Order(before=r"root/.*", blocks=r"stages/.*", after=r"norm/.*", head=r"head/.*")
 SHARDING = (
@@ -30,7 +31,7 @@ _DIVISOR = "sqrt(var + 1e-10)"
 
 
 class Unit(nnx.Module):
-  """[B, H, W, C] -> [B, H / stride, W / stride, 4 D]: bottleneck, each convolution after its norm and ReLU."""
+  """Bottleneck, each convolution after its norm and ReLU."""
 
   def __init__(self, channels, width, stride, *, dtype, rngs):
     make = {"divisor": _DIVISOR, "dtype": dtype, "rngs": rngs}
@@ -43,7 +44,7 @@ class Unit(nnx.Module):
     changes = stride > 1 or channels != 4 * width
     self.projection = StandardisedConv(channels, 4 * width, 1, stride, 0, **make) if changes else None
 
-  def __call__(self, x):
+  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Array, "B X Y D"]:
     active = jax.nn.relu(self.norm1(x))
     shortcut = x if self.projection is None else self.projection(active)
     x = self.conv1(active)
@@ -52,7 +53,7 @@ class Unit(nnx.Module):
 
 
 class ResNet(nnx.Module):
-  """Images [B, H, W, C] -> logits [B, V], float32: root, stages, norm, ReLU, mean over space, head.
+  """Images -> logits, float32: root, stages, norm, ReLU, mean over space, head.
 
   Without a head the result is the features. Nothing is random: `key` is there as in other models and not read.
   """
@@ -66,11 +67,11 @@ class ResNet(nnx.Module):
     head = {"kernel_init": layers.zeros, "dtype": dtype, "rngs": rngs}
     self.head = layers.Linear((channels,), (classes,), **head) if classes else None
 
-  def __call__(self, images, key=None):
+  def __call__(self, images: Float[Tensor, "B H W C"], key: PRNGKey | None = None) -> Float[Array, "B V"]:
     return self.outputs(images, key).logits
 
-  def outputs(self, images: jax.Array, key: jax.Array | None = None) -> Output:
-    """Everything that is computed of images [B, H, W, C]."""
+  def outputs(self, images: Float[Tensor, "B H W C"], key: PRNGKey | None = None) -> Output:
+    """Everything that is computed of images."""
     check_shape(images, self.shape)
     # No norm and no ReLU here: the pool sees negative numbers. The first BiT code and timm surround them by zeros,
     # big_vision by -infinity, as here; it moves logits by 1e-3.

@@ -20,6 +20,7 @@ from vit_jax.models.published.compact import SIZES, Variant
 from vit_jax.models.sizes import Depth, Dtype, Hidden, Width, grid, sides, size
 from vit_jax.models.transformer import Block, Transformer, prefix_tokens
 from vit_jax.schema import Count, Probability, Range
+from vit_jax.shapes import Array, Float, Tensor
 
 ORDER = parameters.ORDER
 SHARDING = (
@@ -32,7 +33,7 @@ _normal = nnx.initializers.normal(0.02)
 
 
 class Convolutions(nnx.Module):
-  """[B, H, W, C] -> [B, H', W', D]: several times a convolution without bias, 3x3 max-pooling and ReLU."""
+  """Several times a convolution without bias, 3x3 max-pooling and ReLU."""
 
   def __init__(self, channels, width, kernel, count, *, dtype, rngs):
     widths = [channels, *[64] * (count - 1), width]  # 64 in between, whatever the model
@@ -45,7 +46,7 @@ class Convolutions(nnx.Module):
       ]
     )
 
-  def __call__(self, x):
+  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Array, "B X Y D"]:
     for convolution in self.convolutions:
       x = jax.nn.relu(max_pool(convolution(x)))  # commutes with pooling, on a quarter of the pixels
     return x

@@ -9,11 +9,19 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 
+from vit_jax.shapes import Array, Float, Tensor
+
 _zeros = nnx.initializers.zeros_init()
 
 
-def conv(x: jax.Array, kernel: jax.Array, stride: int, padding: int | Literal["same"], groups: int = 1) -> jax.Array:
-  """Convolution [B, H, W, C] -> [B, H', W', D] with zero padding; kernel [P, P, C / groups, D].
+def conv(
+  x: Float[Tensor, "B H W C"],
+  kernel: Float[Tensor, "P P C//{groups} D"],
+  stride: int,
+  padding: int | Literal["same"],
+  groups: int = 1,
+) -> Float[Array, "B X Y D"]:
+  """Convolution with zero padding.
 
   Padding is symmetric by a number of pixels, or "same" as TensorFlow has it: as much as makes H' = ceil(H / stride),
   the odd pixel below and to the right. Groups are 1 or, for a convolution of each channel by itself, C = D.
@@ -75,8 +83,8 @@ def _conv_as_sum(x, kernel, *, stride, borders):
 
 
 @jax.custom_vjp
-def max_pool(x: jax.Array) -> jax.Array:
-  """Maximum over 3x3 with stride 2, [B, H, W, C] -> [B, ceil(H/2), ceil(W/2), C]; the border is -infinity.
+def max_pool(x: Float[Tensor, "B H W C"]) -> Float[Array, "B (H+1)//2 (W+1)//2 C"]:
+  """Maximum over 3x3 with stride 2; the border is -infinity.
 
   The gradient goes to the first maximum of a window in row-major order, as in PyTorch. XLA's own backward pass
   (select-and-scatter) takes over a third of a CCT's step on a CPU; this one takes a few additions of shifted arrays.
@@ -122,7 +130,7 @@ def _max_pool_backward(saved, gradient):
 max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
-def max_pool_same(x: jax.Array) -> jax.Array:
+def max_pool_same(x: Float[Tensor, "B H W C"]) -> Float[Array, "B (H+1)//2 (W+1)//2 C"]:
   """As `max_pool` with TensorFlow's padding "same": on an even side windows begin at the first pixel, not before it."""
   before = [1 - side % 2 for side in x.shape[1:3]]
   # One pixel more in front moves the windows of an even side by one; the first window is then one too many.
@@ -131,7 +139,7 @@ def max_pool_same(x: jax.Array) -> jax.Array:
 
 
 class Conv(nnx.Module):
-  """[B, H, W, C] -> [B, H', W', D]; padding and groups as in `conv`."""
+  """A convolution with parameters; padding and groups as in `conv`."""
 
   def __init__(
     self,
@@ -152,6 +160,6 @@ class Conv(nnx.Module):
     self.kernel = nnx.Param(kernel_init(rngs.params(), (size, size, channels // groups, width), jnp.float32))
     self.bias = nnx.Param(bias_init(rngs.params(), (width,), jnp.float32)) if bias else None
 
-  def __call__(self, x):
+  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Array, "B X Y D"]:
     y = conv(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.stride, self.padding, self.groups)
     return y if self.bias is None else y + self.bias[...].astype(self.dtype)

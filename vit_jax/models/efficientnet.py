@@ -20,6 +20,7 @@ from vit_jax.models.output import Output, check_shape, classified
 from vit_jax.models.published.efficientnet import STAGES, STEM, TOP, blocks_of, channels_of
 from vit_jax.models.sizes import Dtype, sides
 from vit_jax.schema import Count, Fraction, Positive, Probability
+from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
 ORDER = parameters.Order(before=r"stem(_norm)?/.*", blocks=r"stages/.*", after=r"top(_norm)?/.*", head=r"head/.*")
 # A block is split as an MLP is: its expanded channels over "tensor".
@@ -43,7 +44,7 @@ _uniform = nnx.initializers.variance_scaling(1 / 3, "fan_out", "uniform")  # wit
 
 
 class Block(nnx.Module):
-  """[B, H, W, C] -> [B, H / stride, W / stride, D]: inverted bottleneck (Sandler et al. 2018) with squeeze-excitation.
+  """Inverted bottleneck (Sandler et al. 2018) with squeeze-excitation.
 
   Expansion to F = expansion * C channels (none if that is C), depthwise convolution, gate, projection; with a shortcut
   where the shape stays. The gate is a function of the means over space, through C / 4 channels (Hu et al. 2018).
@@ -73,7 +74,9 @@ class Block(nnx.Module):
     self.project_norm = norm(width)
     self.shortcut = stride == 1 and channels == width
 
-  def __call__(self, x, key=None, path_rate=0.0):
+  def __call__(
+    self, x: Float[Tensor, "B H W C"], key: PRNGKey | None = None, path_rate: Scalar = 0.0
+  ) -> Float[Array, "B X Y D"]:
     shortcut = x
     if self.expand is not None:
       x = jax.nn.silu(self.expand_norm(self.expand(x), key))
@@ -88,7 +91,7 @@ def _border(kernel, padding):
 
 
 class EfficientNet(nnx.Module):
-  """Images [B, H, W, C] -> logits [B, V], float32: stem, stages of blocks, top, mean over space, head.
+  """Images -> logits, float32: stem, stages of blocks, top, mean over space, head.
 
   Without a head the result is the features. `key` is the key of all dropout, and makes batch norms use and follow
   the batch; None means evaluation.
@@ -128,11 +131,11 @@ class EfficientNet(nnx.Module):
     self.top_norm = norm(top)
     self.head = layers.Linear((top,), (classes,), kernel_init=_uniform, **make) if classes else None
 
-  def __call__(self, images, key=None):
+  def __call__(self, images: Float[Tensor, "B H W C"], key: PRNGKey | None = None) -> Float[Array, "B V"]:
     return self.outputs(images, key).logits
 
-  def outputs(self, images: jax.Array, key: jax.Array | None = None) -> Output:
-    """Everything that is computed of images [B, H, W, C]."""
+  def outputs(self, images: Float[Tensor, "B H W C"], key: PRNGKey | None = None) -> Output:
+    """Everything that is computed of images."""
     check_shape(images, self.shape)
     x = record("stem", jax.nn.silu(self.stem_norm(self.stem(images), key)))
 

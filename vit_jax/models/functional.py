@@ -13,6 +13,7 @@ from vit_jax import mesh, rng, trees
 from vit_jax.models import activations, parameters
 from vit_jax.models.description import Description
 from vit_jax.models.output import Output
+from vit_jax.shapes import Array, Float, PRNGKey, Shaped, Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Model:
   _abstract: nnx.State = dataclasses.field(repr=False)
   _sharded: Callable = dataclasses.field(default=contextlib.nullcontext, repr=False)
 
-  def init(self, key: jax.Array) -> dict[str, jax.Array]:
+  def init(self, key: PRNGKey) -> dict[str, Shaped[Array, "..."]]:
     """Initial parameters by path, statistics among them."""
     return trees.flatten(nnx.state(_make(self.description, key)))
 
@@ -34,23 +35,26 @@ class Model:
     """Shapes and types of the parameters by path."""
     return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in trees.flatten(self._abstract).items()}
 
-  def layers_above(self) -> dict[str, int | np.ndarray] | None:
+  def layers_above(self) -> dict[str, int | Float[np.ndarray, "L ..."]] | None:
     """Layers between each parameter and the logits, by path: see `parameters.layers_above`."""
     return parameters.layers_above(self.description.published.order, self.shapes())
 
-  def create(self, params: Mapping[str, jax.Array]) -> nnx.Module:
+  def create(self, params: Mapping[str, Shaped[Tensor, "..."]]) -> nnx.Module:
     """The module with these parameters, for interactive use; others, of a task, are left out."""
     own = {path: params[path] for path in trees.flatten(self._abstract)}
     return nnx.merge(self._graph, trees.unflatten(self._abstract, own))
 
   def outputs(
-    self, params: Mapping[str, jax.Array], images: jax.Array, key: jax.Array | None = None
-  ) -> tuple[Output, dict[str, jax.Array]]:
-    """(what the model computes of images [B, H, W, C], {path: statistic after these images}).
+    self,
+    params: Mapping[str, Shaped[Tensor, "..."]],
+    images: Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"],
+    key: PRNGKey | None = None,
+  ) -> tuple[Output, dict[str, Float[Array, "..."]]]:
+    """(what the model computes of images, {path: statistic after these images}).
 
     Args:
       params: all parameters by path; others among them are ignored.
-      images: normalised; where `patch` is not None, they may come cut into patches [B, N, P P C].
+      images: normalised; where `patch` is not None, they may come cut into patches.
       key: of dropout and stochastic depth, for training; None means evaluation, which moves no statistic.
     """
     module = self.create(params)

@@ -7,13 +7,14 @@ names are local ("attention/weights"); outside they are "blocks/3/attention/weig
 import contextlib
 import contextvars
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import jax.extend.core
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax import schema
+from vit_jax.shapes import Array, Shaped
 
 
 class Recorder:
@@ -23,7 +24,7 @@ class Recorder:
     self.wanted, self.names, self.values = wanted, [], {}
     self.trace = jax.extend.core.get_opaque_trace_state()
 
-  def add(self, name, x):
+  def add(self, name: str, x: Shaped[Array, "..."] | None) -> None:
     if name in self.names:
       raise schema.ConfigError(f"capture: {name!r} is recorded twice; capture a function that calls the model once")
     # A value from an inner jit, grad or vmap would leak out of it; JAX itself notices much later, with a riddle.
@@ -40,7 +41,7 @@ class Recorder:
 _recorder: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar("recorder", default=None)
 
 
-def record(name: str, x: jax.Array) -> jax.Array:
+def record(name: str, x: Shaped[Array, "*x"]) -> Shaped[Array, "*x"]:
   """The value itself, announced under `name` to captures and to rematerialisation policies."""
   x = checkpoint_name(x, name)
   if recorder := _recorder.get():
@@ -58,7 +59,7 @@ def _recording(recorder):
 
 
 @contextlib.contextmanager
-def layer(prefixes: Iterable[str]):
+def layer(prefixes: Iterable[str]) -> Iterator[Recorder]:
   """Recorder of one layer's local names, which are wanted if any prefix makes them so.
 
   The caller returns its `values` out of the scan or checkpoint that runs the layer, and hands them to `publish`.
@@ -72,7 +73,7 @@ def layer(prefixes: Iterable[str]):
     yield recorder
 
 
-def publish(prefix: str, names: Iterable[str], values: dict[str, jax.Array]) -> None:
+def publish(prefix: str, names: Iterable[str], values: dict[str, Shaped[Array, "..."]]) -> None:
   """Announces what a `layer` recorded, under global names."""
   if recorder := _recorder.get():
     for name in names:
@@ -80,7 +81,7 @@ def publish(prefix: str, names: Iterable[str], values: dict[str, jax.Array]) -> 
 
 
 @contextlib.contextmanager
-def scope(prefix: str):
+def scope(prefix: str) -> Iterator[None]:
   """Puts `prefix` in front of every name recorded inside."""
   with layer([prefix]) as recorder:
     yield

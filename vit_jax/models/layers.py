@@ -14,13 +14,14 @@ from flax import nnx
 
 from vit_jax.models.convolution import conv
 from vit_jax.models.intermediates import record
+from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
 GELU = {"tanh": True, "erf": False}  # name -> is approximate
 xavier = nnx.initializers.xavier_uniform()
 zeros = nnx.initializers.zeros_init()
 
 
-def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+def dropout(x: Float[Tensor, "*x"], rate: float, key: PRNGKey | None) -> Float[Tensor, "*x"]:
   """Zeroes each element with probability `rate`, to 1/65536, and scales the others to keep the mean."""
   keep = max(round((1 - rate) * 65536), 1)
   if key is None or keep == 65536:
@@ -31,8 +32,8 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
   return jnp.where(bits < keep, x * (65536 / keep), 0)
 
 
-def drop_path(x: jax.Array, rate, key: jax.Array | None) -> jax.Array:
-  """Stochastic depth: as `dropout`, but whole examples [B, ...]; `rate` may be traced (Huang et al. 2016)."""
+def drop_path(x: Float[Tensor, " B *x"], rate: Scalar, key: PRNGKey | None) -> Float[Tensor, " B *x"]:
+  """Stochastic depth: as `dropout`, but whole examples; `rate` may be traced (Huang et al. 2016)."""
   if key is None or (not isinstance(rate, jax.Array) and rate == 0):
     return x
   keep = 1 - rate
@@ -40,12 +41,19 @@ def drop_path(x: jax.Array, rate, key: jax.Array | None) -> jax.Array:
   return x * (mask / keep).astype(x.dtype)
 
 
-def residual(x: jax.Array, branch: jax.Array, rate: float, path_rate, key: jax.Array | None, number: int) -> jax.Array:
+def residual(
+  x: Float[Tensor, " B *x"],
+  branch: Float[Tensor, " B *x"],
+  rate: float,
+  path_rate: Scalar,
+  key: PRNGKey | None,
+  number: int,
+) -> Float[Tensor, " B *x"]:
   """x + branch, which is dropped by elements at `rate` with key `number`, by examples at `path_rate` with the next."""
   return x + drop_path(dropout(branch, rate, fold(key, number)), path_rate, fold(key, number + 1))
 
 
-def fold(key: jax.Array | None, number: int) -> jax.Array | None:
+def fold(key: PRNGKey | None, number: int) -> PRNGKey | None:
   """Key number `number` derived from `key`; None stays None."""
   return None if key is None else jax.random.fold_in(key, number)
 
@@ -63,15 +71,15 @@ class Linear(nnx.Module):
     self.kernel = nnx.Param(kernel.reshape(*inputs, *outputs))
     self.bias = nnx.Param(bias_init(rngs.params(), tuple(outputs), jnp.float32)) if bias else None
 
-  def __call__(self, x):
+  def __call__(self, x: Float[Tensor, "..."]) -> Float[Array, "..."]:
     y = jnp.tensordot(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.rank)
     if self.bias is None:
       return y
     bias = self.bias[...].astype(self.dtype)
     return y + (jax.lax.stop_gradient(bias) if self.softmax else bias)
 
-  def flat(self, x, bias=True):
-    """The same with inputs as one axis and outputs as one: [..., I] -> [..., O]. For kernels that want it so."""
+  def flat(self, x: Float[Tensor, "*B I"], bias: bool = True) -> Float[Array, "*B O"]:
+    """The same with inputs as one axis and outputs as one. For kernels that want it so."""
     kernel = _matrix(self.kernel[...].astype(self.dtype), self.rank)
     y = jnp.einsum("...i,oi->...o" if self.rank == 1 else "...i,io->...o", x.astype(self.dtype), kernel)
     return y + self.bias[...].astype(self.dtype).reshape(-1) if bias else y
@@ -100,7 +108,7 @@ _matrix.defvjp(_matrix_forward, _matrix_backward)
 
 
 class PatchEmbedding(nnx.Module):
-  """Images [B, H, W, C], or patches that are cut already [B, N, P P C], -> [B, N, D]: one linear map of every patch.
+  """One linear map of every patch, of images or of patches that are cut already.
 
   Patches stand row by row, and in a patch row, column, channel. On a TPU it pays to have the host cut them: otherwise
   the image is copied into another layout first, 1.5 % of a ViT-B/16's step.
@@ -111,7 +119,7 @@ class PatchEmbedding(nnx.Module):
     self.kernel = nnx.Param(kernel_init(rngs.params(), (patch, patch, channels, width), jnp.float32))
     self.bias = nnx.Param(bias_init(rngs.params(), (width,), jnp.float32))
 
-  def __call__(self, x):
+  def __call__(self, x: Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"]) -> Float[Array, "B N D"]:
     x, kernel = x.astype(self.dtype), self.kernel[...].astype(self.dtype)
     if x.ndim == 3:
       y = x @ rearrange(kernel, "i j c d -> (i j c) d")
@@ -128,7 +136,7 @@ class LayerNorm(nnx.Module):
     self.scale = nnx.Param(jnp.ones(width, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
 
-  def __call__(self, x):
+  def __call__(self, x: Float[Tensor, "*B D"]) -> Float[Array, "*B D"]:
     exact = x.dtype == jnp.float32
     x = x.astype(jnp.float32)
     mean = x.mean(-1, keepdims=True)
@@ -148,7 +156,7 @@ def layer_scale(width: int, value: float | None) -> tuple[nnx.Param, nnx.Param] 
 
 
 class Mlp(nnx.Module):
-  """[..., D] -> [..., D] through GELU of width F."""
+  """Two linear maps, with GELU of a hidden width between them."""
 
   def __init__(
     self, width, hidden, *, dropout=0.0, gelu: Literal["tanh", "erf"], kernel_init=xavier, bias_init=zeros, dtype, rngs
@@ -158,6 +166,6 @@ class Mlp(nnx.Module):
     self.down = Linear((hidden,), (width,), **linear)
     self.gelu, self.dropout = gelu, dropout
 
-  def __call__(self, x, key=None):
+  def __call__(self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None) -> Float[Array, "*B D"]:
     x = jax.nn.gelu(record("mlp/hidden", self.up(x)), approximate=GELU[self.gelu])
     return record("mlp/out", self.down(dropout(x, self.dropout, key)))

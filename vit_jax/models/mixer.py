@@ -13,6 +13,7 @@ from vit_jax.models.intermediates import record, scope
 from vit_jax.models.sizes import Depth, Dtype, Hidden, Width, grid, sides
 from vit_jax.models.transformer import Transformer
 from vit_jax.schema import Positive, Probability
+from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
 ORDER = parameters.ORDER
 SHARDING = (
@@ -29,7 +30,7 @@ _lecun = nnx.initializers.lecun_normal()
 
 
 class Block(nnx.Module):
-  """[B, N, D] -> [B, N, D]: x + tokens(norm1(x)^T)^T, then x + mlp(norm2(x)) (eq. 1), called as `transformer.Block`.
+  """x + tokens(norm1(x)^T)^T, then x + mlp(norm2(x)) (eq. 1), called as `transformer.Block`.
 
   The token MLP is the same for every channel; its weights are made for N tokens. What it records is "tokens/mlp/...",
   and rematerialisation treats both MLPs alike.
@@ -38,7 +39,9 @@ class Block(nnx.Module):
   def __init__(self, norm1, tokens, norm2, mlp, *, dropout):
     self.norm1, self.tokens, self.norm2, self.mlp, self.dropout = norm1, tokens, norm2, mlp, dropout
 
-  def __call__(self, x, key=None, path_rate=np.float32(0)):
+  def __call__(
+    self, x: Float[Tensor, "B N D"], key: PRNGKey | None = None, path_rate: Scalar = np.float32(0)
+  ) -> Float[Array, "B N D"]:
     columns = rearrange(self.norm1(x), "b n d -> b d n")
     with scope("tokens/"):
       columns = self.tokens(columns, key=layers.fold(key, 0))

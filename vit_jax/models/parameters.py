@@ -7,6 +7,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from vit_jax.shapes import Float
+
 Rows = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 
@@ -30,7 +32,9 @@ ORDER = Order(
 )
 
 
-def layers_above(order: Order, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, int | np.ndarray] | None:
+def layers_above(
+  order: Order, shapes: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, int | Float[np.ndarray, "L ..."]] | None:
   """Layers between each parameter and the logits, by path; None for a model whose blocks are not all alike.
 
   Of L blocks the last has 1 above it, the first L, and what comes before them L + 1; what comes after them has 0. For

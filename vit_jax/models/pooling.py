@@ -7,10 +7,11 @@ from flax import nnx
 from vit_jax.models.attention import Attention
 from vit_jax.models.intermediates import record, scope
 from vit_jax.models.layers import LayerNorm, Linear, Mlp, xavier
+from vit_jax.shapes import Array, Float, Tensor
 
 
 class Map(nnx.Module):
-  """[B, N, D] -> [B, D]: a learned probe attends to all tokens, then x + mlp(norm(x)) (Zhai et al. 2022)."""
+  """A learned probe attends to all tokens, then x + mlp(norm(x)) (Zhai et al. 2022)."""
 
   def __init__(self, width, heads, hidden, *, eps, gelu, bias_init, dtype, rngs):
     self.probe = nnx.Param(xavier(rngs.params(), (1, width), jnp.float32)[0])
@@ -18,7 +19,7 @@ class Map(nnx.Module):
     self.norm = LayerNorm(width, eps=eps, dtype=dtype)
     self.mlp = Mlp(width, hidden, gelu=gelu, bias_init=bias_init, dtype=dtype, rngs=rngs)
 
-  def __call__(self, x):
+  def __call__(self, x: Float[Tensor, "B N D"]) -> Float[Array, "B D"]:
     probe = jnp.broadcast_to(self.probe[...].astype(x.dtype), (x.shape[0], 1, x.shape[2]))
     with scope("pool/"):
       x = self.attention(probe, x)
@@ -26,11 +27,11 @@ class Map(nnx.Module):
 
 
 class SeqPool(nnx.Module):
-  """[B, N, D] -> [B, D]: mean weighted by a softmax over tokens of a linear score (Hassani et al. 2021)."""
+  """Mean weighted by a softmax over tokens of a linear score (Hassani et al. 2021)."""
 
   def __init__(self, width, *, kernel_init, dtype, rngs):
     self.score = Linear((width,), (1,), softmax=True, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
 
-  def __call__(self, x):
+  def __call__(self, x: Float[Tensor, "B N D"]) -> Float[Array, "B D"]:
     weights = record("pool/weights", jax.nn.softmax(self.score(x)[..., 0], axis=-1))
     return jnp.einsum("bn,bnd->bd", weights, x)

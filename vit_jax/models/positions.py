@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vit_jax.shapes import Array, Float
+
 
 @functools.cache
-def sine(tokens: int, width: int) -> np.ndarray:
-  """[N, D] fixed 1-D table (Vaswani et al. 2017): angle p / 10000^(2 (i // 2) / D), sine for even i, cosine for odd."""
+def sine(tokens: int, width: int) -> Float[np.ndarray, "{tokens} {width}"]:
+  """Fixed 1-D table (Vaswani et al. 2017): angle p / 10000^(2 (i // 2) / D), sine for even i, cosine for odd."""
   index = np.arange(width)
   # The angles are rounded to float32 first, as the published compact transformers do: they reach hundreds.
   angles = (np.arange(tokens)[:, None] / 10000 ** (2 * (index // 2) / width)).astype(np.float32)
@@ -19,8 +21,8 @@ def sine(tokens: int, width: int) -> np.ndarray:
 
 
 @functools.cache
-def sincos2d(rows: int, columns: int, width: int) -> np.ndarray:
-  """[rows * columns, D] fixed 2-D table: sin x, cos x, sin y, cos y of D/4 frequencies each (Chen et al. 2021)."""
+def sincos2d(rows: int, columns: int, width: int) -> Float[np.ndarray, "{rows*columns} {width}"]:
+  """Fixed 2-D table: sin x, cos x, sin y, cos y of D/4 frequencies each (Chen et al. 2021)."""
   y, x = np.mgrid[:rows, :columns].reshape(2, -1, 1)
   # With one frequency the published formula divides by zero; that frequency is 1.
   frequencies = 10000.0 ** -(np.arange(width // 4) / max(width // 4 - 1, 1))
@@ -29,34 +31,34 @@ def sincos2d(rows: int, columns: int, width: int) -> np.ndarray:
 
 
 class Fixed(nnx.Module):
-  """() -> [T, D]: a computed table, which is not a parameter. `leading` rows of zeros come first, for a class token."""
+  """A computed table, which is not a parameter. `leading` rows of zeros come first, for a class token."""
 
   def __init__(self, table: Callable[..., np.ndarray], sizes: tuple[int, ...], *, leading: int = 0):
     self.table, self.sizes, self.leading = table, sizes, leading
 
-  def __call__(self):
+  def __call__(self) -> Float[np.ndarray, "T D"]:
     return np.pad(self.table(*self.sizes), ((self.leading, 0), (0, 0)))
 
 
 class Learned(nnx.Module):
-  """() -> [T, D]: one free vector a token."""
+  """One free vector a token."""
 
   def __init__(self, tokens, width, *, std, rngs):
     self.table = nnx.Param(std * jax.random.normal(rngs.params(), (tokens, width), jnp.float32))
 
-  def __call__(self):
+  def __call__(self) -> Float[Array, "T D"]:
     return self.table[...]
 
 
 class Factored(nnx.Module):
-  """() -> [T, D]: a free vector of width D/2 for the column, then one for the row. `leading` as in Fixed."""
+  """A free vector of width D/2 for the column, then one for the row. `leading` as in Fixed."""
 
   def __init__(self, rows, columns, width, *, leading, std, rngs):
     self.columns = nnx.Param(std * jax.random.normal(rngs.params(), (columns, width // 2), jnp.float32))
     self.rows = nnx.Param(std * jax.random.normal(rngs.params(), (rows, width // 2), jnp.float32))
     self.leading = leading
 
-  def __call__(self):
+  def __call__(self) -> Float[Array, "T D"]:
     columns, rows = self.columns[...], self.rows[...]
     shape = (rows.shape[0], columns.shape[0], rows.shape[1])
     parts = [jnp.broadcast_to(columns[None], shape), jnp.broadcast_to(rows[:, None], shape)]

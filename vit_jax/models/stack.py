@@ -11,6 +11,7 @@ from flax import nnx
 
 from vit_jax import rng
 from vit_jax.models import activations, intermediates
+from vit_jax.shapes import Array, Float, PRNGKey
 
 _policies = jax.checkpoint_policies
 _projections = ("attention/query", "attention/key", "attention/value", "attention/averaged", "attention/out")
@@ -48,15 +49,21 @@ def build(layer: Callable[[rng.Keys], nnx.Module], depth: int, *, scan: bool, rn
   return nnx.merge(graph, jax.vmap(lambda key: nnx.state(layer(rng.Keys(key))))(keys))
 
 
-def growing(stochastic_depth: float, depth: int) -> np.ndarray:
-  """[depth] rates of dropping a layer's branches, from 0 at the first layer linearly to `stochastic_depth`."""
+def growing(stochastic_depth: float, depth: int) -> Float[np.ndarray, " {depth}"]:
+  """Rates of dropping a layer's branches, from 0 at the first layer linearly to `stochastic_depth`."""
   return np.linspace(0, stochastic_depth, depth).astype(np.float32)
 
 
 def run(
-  layers: nnx.Module, x: jax.Array, key: jax.Array | None, *, rates: np.ndarray, remat: str, name: str
-) -> jax.Array:
-  """[B, ...] -> [B, ...], the stream, through all layers: layer(x, key, rate) with key number l and rates[l]."""
+  layers: nnx.Module,
+  x: Float[Array, " B *x"],
+  key: PRNGKey | None,
+  *,
+  rates: Float[np.ndarray, " depth"],
+  remat: str,
+  name: str,
+) -> Float[Array, " B *x"]:
+  """The stream through all layers: layer(x, key, rate) with key number l and rates[l]."""
   keys = None if key is None else jax.vmap(functools.partial(jax.random.fold_in, key))(np.arange(len(rates)))
   if isinstance(layers, nnx.List):
     return _unrolled(layers, x, keys, rates, remat, name)

@@ -18,6 +18,7 @@ from vit_jax.models.published.swin import PATCH, Size
 from vit_jax.models.sizes import Dtype, Width, sides
 from vit_jax.models.transformer import Block
 from vit_jax.schema import Count, Probability
+from vit_jax.shapes import Array, Bool, Float, Int, PRNGKey, Tensor
 
 EPS = 1e-5
 
@@ -34,18 +35,18 @@ _normal = nnx.initializers.normal(0.02)  # published as truncated, at a hundred 
 
 
 class Merge(nnx.Module):
-  """[B, 2H, 2W, D] -> [B, H, W, 2D]: four neighbours side by side, column by column, then norm and a linear map."""
+  """Four neighbours side by side, column by column, then norm and a linear map."""
 
   def __init__(self, width, *, dtype, rngs):
     self.norm = layers.LayerNorm(4 * width, eps=EPS, dtype=dtype)
     self.reduction = layers.Linear((4 * width,), (2 * width,), bias=False, kernel_init=_normal, dtype=dtype, rngs=rngs)
 
-  def __call__(self, x):
+  def __call__(self, x: Float[Tensor, "B H W D"]) -> Float[Array, "B H//2 W//2 2*D"]:
     return self.reduction(self.norm(rearrange(x, "b (h i) (w j) d -> b h w (j i d)", i=2, j=2)))
 
 
 class WindowAttention(Attention):
-  """[B, H, W, D] -> [B, H, W, D]: attention in windows of (rows, columns).
+  """Attention in windows of (rows, columns).
 
   Windows begin at row and column 0, or at `shift`; at the border they are then cut, and tokens do not see across it.
   For every head, `table` holds a bias for each offset of query to key, (rows, columns) from (1 - window) on.
@@ -58,7 +59,7 @@ class WindowAttention(Attention):
     table = _normal(rngs.params(), ((2 * rows - 1) * (2 * columns - 1), heads), jnp.float32)
     self.table, self.window, self.shift = nnx.Param(table), window, shift
 
-  def __call__(self, x, key=None):
+  def __call__(self, x: Float[Tensor, "B H W D"], key: PRNGKey | None = None) -> Float[Array, "B H W D"]:
     batch, height, width, _ = x.shape
     p, q = self.window
     # The cut windows of both ends of the map share one full window, in which a mask keeps them apart.
@@ -75,16 +76,16 @@ class WindowAttention(Attention):
     return jnp.roll(x, self.shift, axis=(1, 2)) if any(self.shift) else x
 
 
-def offsets(window: tuple[int, int]) -> np.ndarray:
-  """[N, N]: the row of a table of positions for each query and key of a window with N = rows * columns tokens."""
+def offsets(window: tuple[int, int]) -> Int[np.ndarray, "N N"]:
+  """The row of a table of positions for each query and key of a window of rows * columns tokens."""
   rows, columns = window
   row, column = np.mgrid[:rows, :columns].reshape(2, -1)
   down, right = row[:, None] - row, column[:, None] - column
   return (down + rows - 1) * (2 * columns - 1) + right + columns - 1
 
 
-def seen(extent: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> np.ndarray:
-  """[windows, N, N]: whether query and key of a window on the rolled map come from the same side of both its seams."""
+def seen(extent: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> Bool[np.ndarray, "windows N N"]:
+  """Whether query and key of a window on the rolled map come from the same side of both its seams."""
   # 1 for rows and columns that were rolled around.
   rows, columns = ((np.arange(side) + step) // side for side, step in zip(extent, shift, strict=True))
   numbers = rearrange(2 * rows[:, None] + columns, "(h p) (w q) -> (h w) (p q)", p=window[0], q=window[1])
@@ -92,19 +93,21 @@ def seen(extent: tuple[int, int], window: tuple[int, int], shift: tuple[int, int
 
 
 class Stage(nnx.Module):
-  """[B, H, W, D] -> the same after all blocks, or [B, H/2, W/2, 2D] where neighbours are merged first."""
+  """Blocks on a map, whose neighbours may be merged first."""
 
   def __init__(self, downsample, blocks):
     self.downsample, self.blocks = downsample, nnx.List(blocks)
 
-  def __call__(self, x, key, rates, remat, name):
+  def __call__(
+    self, x: Float[Array, "B H W D"], key: PRNGKey | None, rates: Float[np.ndarray, " depth"], remat: str, name: str
+  ) -> Float[Array, "B X Y F"]:
     if self.downsample is not None:
       x = record(f"{name}/downsample", self.downsample(x))
     return stack.run(self.blocks, x, key, rates=rates, remat=remat, name=f"{name}/blocks")
 
 
 class Swin(nnx.Module):
-  """Images [B, H, W, C] -> logits [B, V], float32: patches, stages, norm, mean, head. Without a head, the features.
+  """Images -> logits, float32: patches, stages, norm, mean, head. Without a head, the features.
 
   `key` is the key of all dropout; None means evaluation.
   """
@@ -115,11 +118,11 @@ class Swin(nnx.Module):
     self.stages = nnx.List(stages)
     self.norm, self.head = norm, head
 
-  def __call__(self, images, key=None):
+  def __call__(self, images: Float[Tensor, "B H W C"], key: PRNGKey | None = None) -> Float[Array, "B V"]:
     return self.outputs(images, key).logits
 
-  def outputs(self, images: jax.Array, key: jax.Array | None = None) -> Output:
-    """Everything that is computed of images [B, H, W, C]."""
+  def outputs(self, images: Float[Tensor, "B H W C"], key: PRNGKey | None = None) -> Output:
+    """Everything that is computed of images."""
     check_shape(images, self.shape)
 
     x = record("embedding", self.embedding_norm(self.embedding(images)))

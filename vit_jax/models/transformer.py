@@ -14,12 +14,14 @@ from vit_jax.models import stack
 from vit_jax.models.intermediates import record
 from vit_jax.models.layers import PatchEmbedding, dropout, fold, residual
 from vit_jax.models.output import Output, check_shape, classified
+from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
+Images = Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"]  # whole, or cut into patches
 PREFIX = ("cls", "distillation", "registers")  # tokens in front of the patches, in this order
 
 
 class Block(nnx.Module):
-  """[B, N, D] -> [B, N, D]: attention, then MLP, each added to the stream.
+  """Attention, then MLP, each added to the stream.
 
   order "pre" normalises the input of each branch (Dosovitskiy et al. 2021, eq. 2-3). order "official" is that of the
   published compact transformers, where the second norm overwrites the stream itself:
@@ -50,7 +52,9 @@ class Block(nnx.Module):
     self.layer_scale1, self.layer_scale2 = layer_scale or (None, None)
     self.order, self.dropout = order, dropout
 
-  def __call__(self, x, key=None, path_rate=np.float32(0)):
+  def __call__(
+    self, x: Float[Tensor, " B *N D"], key: PRNGKey | None = None, path_rate: Scalar = np.float32(0)
+  ) -> Float[Array, " B *N D"]:
     def add(stream, branch, scale, number):
       if scale is not None:
         branch = branch * scale[...].astype(branch.dtype)
@@ -63,7 +67,7 @@ class Block(nnx.Module):
 
 
 class Transformer(nnx.Module):
-  """Images [B, H, W, C] -> logits [B, V], float32.
+  """Images -> logits, float32.
 
   Tokens of the embedding of the image, or of what a stem makes of it, row by row; prefix tokens in front; positions;
   blocks; norm; pool; head. With a distillation token (Touvron et al. 2021a) the logits are the mean of two heads.
@@ -114,11 +118,11 @@ class Transformer(nnx.Module):
     self.norm, self.pool, self.pre_logits = norm, pool, pre_logits
     self.head, self.head_distillation = head, head_distillation
 
-  def __call__(self, images, key=None):
+  def __call__(self, images: Images, key: PRNGKey | None = None) -> Float[Array, "B V"]:
     return self.outputs(images, key).logits
 
-  def outputs(self, images: jax.Array, key: jax.Array | None = None) -> Output:
-    """Everything that is computed of images [B, H, W, C]."""
+  def outputs(self, images: Images, key: PRNGKey | None = None) -> Output:
+    """Everything that is computed of images."""
     check_shape(images, self.shape, self._cut())
 
     # Tokens.

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from vit_jax import losses, models
 from vit_jax.schema import Probability
-from vit_jax.tasks.task import Frozen, Supplied
+from vit_jax.shapes import Array, Count, Float, PRNGKey, Tensor
+from vit_jax.tasks.task import Frozen, Labels, Objective, Params, Rows, Supplied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,28 +33,28 @@ class Classify:
     """Images come cut if the model takes them so."""
     return self.supplied.patch
 
-  def init(self, key: jax.Array) -> dict[str, jax.Array]:
+  def init(self, key: PRNGKey) -> Params:
     """No parameters beside the model's."""
     return {}
 
-  def examples(self, batch, frozen, key, step):
+  def examples(self, batch: Rows, frozen: Params, key: PRNGKey, step: Count) -> Rows:
     """Augmented images, and targets [B, V]."""
     return self.augmented(batch, key, step, self.patch)
 
-  def augmented(self, batch, key, step, patch):
+  def augmented(self, batch: Rows, key: PRNGKey, step: Count, patch: int | None) -> Rows:
     """The examples for images that come cut into patches of a side, or whole."""
     targets = self._targets(batch["label"])
     images, targets = self.supplied.augment(patch)(key, batch["image"], targets, batch["draw"], step)
     return {"image": images, "target": losses.smooth(targets, self.label_smoothing)}
 
-  def objective(self, params, examples, key):
+  def objective(self, params: Params, examples: Rows, key: PRNGKey | None) -> Objective:
     """Mean cross-entropy; the metric is top-1, of the label with the largest target."""
     outputs, statistics = self.supplied.model.outputs(params, examples["image"], key)
     hits = losses.best_is_positive(outputs.logits, examples["target"])
     loss = jnp.mean(self.cross_entropy(outputs.logits, examples["target"]))
     return loss, ({"top1": jnp.mean(hits)}, statistics)
 
-  def predict(self, params, images, labels):
+  def predict(self, params: Params, images: Float[Tensor, "B ..."], labels: Labels) -> Rows:
     """Loss without smoothing, the best five classes, the probability of the best, logits."""
     logits = self.supplied.model.outputs(params, images, None)[0].logits
     _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))
@@ -64,8 +65,8 @@ class Classify:
       "logits": logits,
     }
 
-  def cross_entropy(self, logits, targets):
-    """[B, V], [B, V] -> [B] by the loss of that name."""
+  def cross_entropy(self, logits: Float[Tensor, "*B V"], targets: Float[Tensor, "*B V"]) -> Float[Array, "*B"]:
+    """Of each image, by the loss of that name."""
     return losses.LOSSES[self.loss](logits, targets)
 
   def _targets(self, labels):

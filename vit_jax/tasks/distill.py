@@ -8,6 +8,7 @@ labels with one head and the teacher with the other; another student learns both
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal
 
 import jax
@@ -15,27 +16,28 @@ import jax.numpy as jnp
 
 from vit_jax import losses, models
 from vit_jax.schema import Choice, ConfigError, Fraction, Positive, Probability, make
+from vit_jax.shapes import Array, Count, Float, PRNGKey, Tensor
 from vit_jax.tasks.classify import Classify
-from vit_jax.tasks.task import Frozen, Supplied
+from vit_jax.tasks.task import Frozen, Labels, Objective, Params, Rows, Supplied
 
 
-def hard():
+def hard() -> Callable:
   """Cross-entropy to the teacher's best class (equation 3 of the paper)."""
 
-  def divergence(student, teacher):
+  def divergence(student: Float[Tensor, "B V"], teacher: Float[Tensor, "B V"]) -> Float[Array, " B"]:
     best = jax.nn.one_hot(jnp.argmax(teacher, -1), teacher.shape[-1], dtype=jnp.float32)
     return losses.softmax_cross_entropy(student, best)
 
   return divergence
 
 
-def soft(*, temperature: Positive = 3.0):
+def soft(*, temperature: Positive = 3.0) -> Callable:
   """Kullback-Leibler divergence from the teacher's probabilities at a temperature, times its square (equation 2).
 
   The mean over images, as the paper has it; DeiT's code divides by the number of classes besides.
   """
 
-  def divergence(student, teacher):
+  def divergence(student: Float[Tensor, "B V"], teacher: Float[Tensor, "B V"]) -> Float[Array, " B"]:
     return temperature**2 * losses.kl_divergence(teacher / temperature, student / temperature)
 
   return divergence
@@ -93,17 +95,17 @@ class Distill:
     """Images come cut where both models take them so."""
     return self.supplied.patch if self.supplied.patch == self.frozen.model.patch else None
 
-  def init(self, key: jax.Array) -> dict[str, jax.Array]:
+  def init(self, key: PRNGKey) -> Params:
     """No parameters beside the model's."""
     return {}
 
-  def examples(self, batch, frozen, key, step):
+  def examples(self, batch: Rows, frozen: Params, key: PRNGKey, step: Count) -> Rows:
     """Those of classification, and the teacher's logits [B, V]."""
     examples = self.labels.augmented(batch, key, step, self.patch)
     outputs, _ = self.frozen.model.outputs(frozen, examples["image"], None)
     return examples | {"teacher": outputs.logits}
 
-  def objective(self, params, examples, key):
+  def objective(self, params: Params, examples: Rows, key: PRNGKey | None) -> Objective:
     """The loss, and of all heads together top-1 and the share of images for which the teacher says the same."""
     outputs, statistics = self.supplied.model.outputs(params, examples["image"], key)
     labels_head = outputs.heads.get("head", outputs.logits)
@@ -117,6 +119,6 @@ class Distill:
     }
     return jnp.mean(loss), (metrics, statistics)
 
-  def predict(self, params, images, labels):
+  def predict(self, params: Params, images: Float[Tensor, "B ..."], labels: Labels) -> Rows:
     """As classification: the teacher is not asked."""
     return self.labels.predict(params, images, labels)

@@ -1,12 +1,18 @@
 """What every stage of training is: the protocol that the trainer relies on, and what the run supplies to a stage."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from vit_jax import models
+from vit_jax.shapes import Array, Count, Float, Integer, PRNGKey, Shaped, Tensor
+
+Params = Mapping[str, Shaped[Tensor, "..."]]  # by path
+Rows = Mapping[str, Shaped[Tensor, "B ..."]]  # of a batch: the batch axis is in front
+Labels = Integer[Tensor, " B"] | Integer[Tensor, "B K"]
+Objective = tuple[Float[Array, ""], tuple[dict[str, Float[Array, ""]], dict[str, Array]]]
 
 
 class Frozen(NamedTuple):
@@ -32,24 +38,24 @@ class Supplied(NamedTuple):
 
 
 class Task(Protocol):
-  """A stage of training: pure functions of parameters by path. Arrays of a batch have the batch axis in front."""
+  """A stage of training: pure functions of parameters by path."""
 
   headline: str  # the metric that is shown beside the loss
   patch: int | None  # side of the patches that images come cut into; None: whole images
   frozen: Frozen | None  # asked for where the task trains, and not where it only predicts
 
-  def init(self, key: jax.Array) -> dict[str, jax.Array]:
+  def init(self, key: PRNGKey) -> Params:
     """The task's own parameters, trained beside those of the model: a decoder, a mask token. Paths begin with task/."""
 
   @property
   def sharding(self) -> models.Rows:
     """Rows of a sharding table for these; see `models.sharding`."""
 
-  def examples(self, batch: dict, frozen: dict, key: jax.Array, step: jax.Array) -> dict[str, jax.Array]:
+  def examples(self, batch: Rows, frozen: Params, key: PRNGKey, step: Count) -> Rows:
     """What is learned from, which micro-batches are cut from: no gradient passes through it."""
 
-  def objective(self, params: dict, examples: dict, key: jax.Array) -> tuple[jax.Array, tuple[dict, dict]]:
+  def objective(self, params: Params, examples: Rows, key: PRNGKey | None) -> Objective:
     """The scalar to minimise, and ({metric: scalar}, {path: statistic that the model has moved})."""
 
-  def predict(self, params: dict, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-    """Rows of `metrics.Predictions` for normalised images [B, H, W, C] and their labels."""
+  def predict(self, params: Params, images: Float[Tensor, "B ..."], labels: Labels) -> Rows:
+    """Rows of `metrics.Predictions` for normalised images and their labels."""

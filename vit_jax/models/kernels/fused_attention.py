@@ -24,11 +24,19 @@ from jax.experimental.pallas import tpu as pltpu
 
 from vit_jax import schema
 from vit_jax.models.kernels import tiling
+from vit_jax.shapes import Array, Float, Tensor
 
 BASE = math.log2(math.e)  # the chip's exponential has base 2
 
 
-def fused_attention(query, key, value, query_bias, value_bias, heads: int) -> jax.Array:
+def fused_attention(
+  query: Float[Tensor, "*query"],
+  key: Float[Tensor, "*key"],
+  value: Float[Tensor, "*value"],
+  query_bias: Float[Tensor, "..."] | None,
+  value_bias: Float[Tensor, "..."] | None,
+  heads: int,
+) -> Float[Array, "*query"]:
   """softmax((q + b) k^T / sqrt(K)) v + c for each of the heads, three times [B, N, heads * K] -> the same.
 
   Biases are float32 [heads * K] or None; a key bias would change nothing. The softmax is float32. The others are

@@ -29,12 +29,12 @@ class Published:
     return schema.preset(getattr(self._module(), self.function.partition(":")[2]), *self.row, **self.defaults)
 
   @property
-  def sharding(self):
+  def sharding(self) -> tuple:
     """Rows (regular expression of a whole parameter path, mesh axis of each dimension): see `parameters`."""
     return self._module().SHARDING
 
   @property
-  def order(self):
+  def order(self) -> tuple:
     """Where parameters stand between image and logits: see `parameters.Order`."""
     return self._module().ORDER
 
