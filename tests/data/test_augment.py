@@ -159,7 +159,7 @@ def test_the_parts_follow_one_another_as_said():
   fold = jax.jit(jax.vmap(jax.random.fold_in, (None, 0)))
   warp_keys, erasing_keys = (fold(rng.stream(0, 0, name), draws) for name in ("warp", "erasing"))
   warped = jax.jit(warping.affine(degrees=30))(warp_keys, images)
-  mixed, expected_soft = jax.jit(mixing.mixup_cutmix(None, None, mode="elem"))(key, warped, targets, 0)
+  mixed, expected_soft = jax.jit(mixing.mixup_cutmix(None, int, mode="elem"))(key, warped, targets, 0)
   normalised = (np.asarray(mixed) / 255 - 0.5) / 0.5
   expected = jax.jit(erasing.random_erasing(None, probability=0.7))(erasing_keys, normalised)
   np.testing.assert_allclose(found, expected, atol=1e-4)

@@ -28,7 +28,7 @@ Scales = tuple[Positive, Positive, Positive]
 
 def build(
   dtype: np.dtype | type,
-  seed: int,
+  seed: Count,
   patch: int | None,
   steps_of: Callable[[Duration], int],
   *,

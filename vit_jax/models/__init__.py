@@ -13,7 +13,7 @@ from vit_jax.models.description import Description
 from vit_jax.models.functional import Model, functional
 from vit_jax.models.intermediates import capture
 from vit_jax.models.output import Output
-from vit_jax.models.parameters import Rows
+from vit_jax.models.parameters import Keys, Rows
 from vit_jax.models.table import find, lookup, names, sharding
 
 __all__ = [
@@ -36,7 +36,7 @@ def create(
   image_size: int | tuple[int, int] | None = None,
   channels: int = 3,
   classes: int | None = None,
-  rngs: rng.Keys | None = None,
+  rngs: Keys | None = None,
   **arguments,
 ) -> nnx.Module:
   """A model for interactive use; image size and classes are the published ones unless given.

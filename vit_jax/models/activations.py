@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 
 from vit_jax import trees
-from vit_jax.shapes import Array, Float
+from vit_jax.shapes import Float, Tensor
 
 
 class Sharding(NamedTuple):
@@ -41,7 +41,7 @@ def sharded(stream: jax.sharding.Sharding, gather: Callable, per_device: Callabl
     _sharding.reset(token)
 
 
-def constrain(x: Float[Array, " B *x"]) -> Float[Array, " B *x"]:
+def constrain(x: Float[Tensor, " B *x"]) -> Float[Tensor, " B *x"]:
   """The stream under the constraint of its sharding; without a mesh x itself."""
   sharding = _sharding.get()
   return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding.stream)

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax import rng, schema
+from vit_jax import schema
 from vit_jax.models import layers, parameters, resnet
 from vit_jax.models.convolution import max_pool
 from vit_jax.models.intermediates import record
 from vit_jax.models.output import Output, check_shape, classified
+from vit_jax.models.parameters import Keys
 from vit_jax.models.resnet import GroupNorm, StandardisedConv
 from vit_jax.models.sizes import Dtype, sides
 from vit_jax.schema import Count
@@ -87,7 +88,7 @@ def bit(
   image_size: int | tuple[int, int],
   channels: int,
   classes: int,
-  rngs: rng.Keys,
+  rngs: Keys,
   *,
   stages: tuple[Count, ...] | None = None,
   width_factor: Annotated[float, schema.Range(0.5, 64)] | None = None,

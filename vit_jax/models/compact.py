@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax import rng
 from vit_jax.models import layers, parameters, positions, stack
 from vit_jax.models.attention import Attention
 from vit_jax.models.convolution import Conv, max_pool
+from vit_jax.models.parameters import Keys
 from vit_jax.models.pooling import SeqPool
 from vit_jax.models.published.compact import SIZES, Variant
 from vit_jax.models.sizes import Depth, Dtype, Hidden, Width, grid, sides, size
@@ -66,7 +66,7 @@ def compact(
   image_size: int | tuple[int, int],
   channels: int,
   classes: int,
-  rngs: rng.Keys,
+  rngs: Keys,
   *,
   position: Literal["learned", "sine", "none"] = "learned",
   norm_order: Literal["official", "pre"] = "official",

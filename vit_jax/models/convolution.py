@@ -20,7 +20,7 @@ def conv(
   stride: int,
   padding: int | Literal["same"],
   groups: int = 1,
-) -> Float[Array, "B X Y D"]:
+) -> Float[Tensor, "B X Y D"]:
   """Convolution with zero padding.
 
   Padding is symmetric by a number of pixels, or "same" as TensorFlow has it: as much as makes H' = ceil(H / stride),

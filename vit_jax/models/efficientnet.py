@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax import rng, schema
+from vit_jax import schema
 from vit_jax.models import layers, parameters
 from vit_jax.models.batchnorm import BatchNorm
 from vit_jax.models.convolution import Conv
 from vit_jax.models.intermediates import record
 from vit_jax.models.output import Output, check_shape, classified
+from vit_jax.models.parameters import Keys
 from vit_jax.models.published.efficientnet import STAGES, STEM, TOP, blocks_of, channels_of
 from vit_jax.models.sizes import Dtype, sides
 from vit_jax.schema import Count, Fraction, Positive, Probability
@@ -158,7 +159,7 @@ def efficientnet(
   image_size: int | tuple[int, int],
   channels: int,
   classes: int,
-  rngs: rng.Keys,
+  rngs: Keys,
   *,
   width_factor: Factor = 1.0,
   depth_factor: Factor = 1.0,

@@ -7,9 +7,9 @@ import numpy as np
 from einops import rearrange
 from flax import nnx
 
-from vit_jax import rng
 from vit_jax.models import layers, parameters, stack
 from vit_jax.models.intermediates import record, scope
+from vit_jax.models.parameters import Keys
 from vit_jax.models.sizes import Depth, Dtype, Hidden, Width, grid, sides
 from vit_jax.models.transformer import Transformer
 from vit_jax.schema import Positive, Probability
@@ -56,7 +56,7 @@ def mixer(
   image_size: int | tuple[int, int],
   channels: int,
   classes: int,
-  rngs: rng.Keys,
+  rngs: Keys,
   *,
   gelu: Literal["tanh", "erf"] = "tanh",
   eps: Positive = 1e-6,

@@ -6,9 +6,12 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from flax import nnx
 
+from vit_jax import rng
 from vit_jax.shapes import Float
 
+Keys = rng.Keys | nnx.Rngs  # where initial values come from
 Rows = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 

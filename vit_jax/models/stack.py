@@ -11,6 +11,7 @@ from flax import nnx
 
 from vit_jax import rng
 from vit_jax.models import activations, intermediates
+from vit_jax.models.parameters import Keys
 from vit_jax.shapes import Array, Float, PRNGKey
 
 _policies = jax.checkpoint_policies
@@ -33,14 +34,14 @@ Remat = Literal["none", "full", "dots", "projections", "attention", "mlp"]
 class Blocks:
   """What a stack is made of, and how it is run."""
 
-  block: Callable[[rng.Keys], nnx.Module]  # makes one
+  block: Callable[[Keys], nnx.Module]  # makes one
   depth: int
   scan: bool  # whether they are one module with a leading axis, and compiled once
   remat: str  # a key of POLICIES
   stochastic_depth: float  # rate at the last
 
 
-def build(layer: Callable[[rng.Keys], nnx.Module], depth: int, *, scan: bool, rngs: rng.Keys) -> nnx.Module:
+def build(layer: Callable[[Keys], nnx.Module], depth: int, *, scan: bool, rngs: Keys) -> nnx.Module:
   """`depth` layers with the same initial numbers: a list, or for `scan` one layer with a leading axis of layers."""
   keys = jax.random.split(rngs.params(), depth)
   if not scan:

@@ -9,11 +9,12 @@ import numpy as np
 from einops import rearrange
 from flax import nnx
 
-from vit_jax import rng, schema
+from vit_jax import schema
 from vit_jax.models import convolution, layers, parameters, stack
 from vit_jax.models.attention import Attention
 from vit_jax.models.intermediates import record
 from vit_jax.models.output import Output, check_shape, classified
+from vit_jax.models.parameters import Keys
 from vit_jax.models.published.swin import PATCH, Size
 from vit_jax.models.sizes import Dtype, Width, sides
 from vit_jax.models.transformer import Block
@@ -144,7 +145,7 @@ def swin(
   image_size: int | tuple[int, int],
   channels: int,
   classes: int,
-  rngs: rng.Keys,
+  rngs: Keys,
   *,
   dropout: Probability = 0.0,
   attention_dropout: Probability = 0.0,

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax import rng
 from vit_jax.models import stack
 from vit_jax.models.intermediates import record
 from vit_jax.models.layers import PatchEmbedding, dropout, fold, residual
 from vit_jax.models.output import Output, check_shape, classified
+from vit_jax.models.parameters import Keys
 from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
 Images = Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"]  # whole, or cut into patches
@@ -106,7 +106,7 @@ class Transformer(nnx.Module):
     head: nnx.Module | None,
     head_distillation: nnx.Module | None = None,
     dropout: float,
-    rngs: rng.Keys,
+    rngs: Keys,
   ):
     assert prefix.keys() <= set(PREFIX), prefix
     self.shape, self.dropout = shape, dropout
@@ -184,7 +184,7 @@ class Transformer(nnx.Module):
 
 
 def prefix_tokens(
-  width: int, *, cls: bool, distillation: bool = False, registers: int = 0, rngs: rng.Keys
+  width: int, *, cls: bool, distillation: bool = False, registers: int = 0, rngs: Keys
 ) -> dict[str, nnx.Param]:
   """Tokens in front of the patches, by name. Registers begin as in timm and DINOv2, near zero and all different."""
   tokens = {}

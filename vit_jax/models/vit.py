@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax import rng, schema
+from vit_jax import schema
 from vit_jax.models import layers, parameters, positions, resnet, stack
 from vit_jax.models.attention import Attention, Formulation
+from vit_jax.models.parameters import Keys
 from vit_jax.models.pooling import Map, SeqPool
 from vit_jax.models.sizes import Depth, Dtype, Hidden, Width, grid, sides, size
 from vit_jax.models.transformer import Block, Transformer, prefix_tokens
@@ -31,7 +32,7 @@ def vit(
   image_size: int | tuple[int, int],
   channels: int,
   classes: int,
-  rngs: rng.Keys,
+  rngs: Keys,
   *,
   pool: Literal["cls", "gap", "map", "seqpool", "distilled"] = "cls",
   registers: Annotated[int, schema.Range(0, 1024)] = 0,
