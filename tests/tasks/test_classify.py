@@ -35,6 +35,9 @@ def normalise(images):
   return images.astype(jnp.float32) / 255
 
 
+KEY = jax.random.key(0)
+
+
 def mix(key, images, targets, draws, step):
   """Mixes each image with its neighbour, half and half."""
   images = normalise(images)
@@ -60,7 +63,7 @@ def log_softmax(z):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_cross_entropy_to_mixed_and_smoothed_targets(smoothing):
   t = task(label_smoothing=smoothing)
-  examples = t.examples(batch(), {}, None, 0)
+  examples = t.examples(batch(), {}, KEY, 0)
   loss, (metrics, statistics) = t.objective(PARAMS, examples, None)
   mixed = (IMAGES / 255.0 + IMAGES[::-1] / 255.0) / 2
   targets = (np.eye(7)[LABELS] + np.eye(7)[LABELS][::-1]) / 2 * (1 - smoothing) + smoothing / 7
@@ -93,9 +96,9 @@ def test_fewer_than_five_classes_are_all_predicted():
 def test_augmentation_gets_all_that_it_may_follow_from():
   given = []
   t = task(augment=lambda *arguments: given.append(arguments) or plain(*arguments))
-  t.examples(batch(), {}, "key", 17)
+  t.examples(batch(), {}, KEY, 17)
   key, images, targets, draws, step = given[0]
-  assert (key, step) == ("key", 17)
+  assert (key, step) == (KEY, 17)
   np.testing.assert_array_equal(images, IMAGES)
   np.testing.assert_array_equal(targets, np.eye(7)[LABELS])
   np.testing.assert_array_equal(draws, np.arange(6))
@@ -109,7 +112,7 @@ HOT = np.array([[v in row for v in range(7)] for row in LISTS.tolist()], float)
 
 def test_a_sigmoid_has_a_target_of_one_for_each_label():
   t = task(augment=plain, loss="sigmoid")
-  np.testing.assert_array_equal(t.examples(batch(LISTS), {}, None, 0)["target"], HOT)
+  np.testing.assert_array_equal(t.examples(batch(LISTS), {}, KEY, 0)["target"], HOT)
   p = 1 / (1 + np.exp(-(IMAGES / 255.0).reshape(6, -1) @ PARAMS["w"].astype(np.float64)))
   expected = -(HOT * np.log(p) + (1 - HOT) * np.log1p(-p)).sum(1)
   np.testing.assert_allclose(t.predict(PARAMS, normalise(IMAGES), LISTS)["loss"], expected, rtol=1e-4)
@@ -118,7 +121,7 @@ def test_a_sigmoid_has_a_target_of_one_for_each_label():
 def test_a_softmax_shares_one_among_the_labels():
   t = task(augment=plain)
   shares = HOT / np.maximum(HOT.sum(1, keepdims=True), 1)
-  np.testing.assert_allclose(t.examples(batch(LISTS), {}, None, 0)["target"], shares, rtol=1e-6)
+  np.testing.assert_allclose(t.examples(batch(LISTS), {}, KEY, 0)["target"], shares, rtol=1e-6)
   logits = (IMAGES / 255.0).reshape(6, -1) @ PARAMS["w"].astype(np.float64)
   found = t.predict(PARAMS, normalise(IMAGES), LISTS)["loss"]
   np.testing.assert_allclose(found, -(shares * log_softmax(logits)).sum(1), rtol=1e-5, atol=1e-6)
@@ -131,5 +134,5 @@ def test_top1_in_training_is_any_of_the_labels(loss, smoothing):
   best = [1, 3, 5, 6, 0, 4]  # right, right, wrong, right, no label, right
   logits = np.eye(7)[best]
   predicting = task(plain, Linear(logits), loss=loss, label_smoothing=smoothing)
-  _, (metrics, _) = predicting.objective({}, t.examples(batch(LISTS), {}, None, 0), None)
+  _, (metrics, _) = predicting.objective({}, t.examples(batch(LISTS), {}, KEY, 0), None)
   assert metrics["top1"] == pytest.approx(4 / 6)

@@ -57,7 +57,7 @@ def build(
     targets: Float[Tensor, "B V"],
     draws: Integer[Tensor, " B"],
     step: Count,
-  ) -> tuple[Float[Array, " B *image"], Float[Array, "B V"]]:
+  ) -> tuple[Float[Array, " B *image"], Float[Tensor, "B V"]]:
     def keys(name):
       return jax.vmap(jax.random.fold_in, (None, 0))(rng.stream(seed, 0, name), draws)
 

@@ -1,0 +1,91 @@
+"""Shapes in signatures: every public function has them, the tests check them, a run does not."""
+
+import ast
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+
+from vit_jax import losses, probes
+from vit_jax.models import layers
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = ROOT / "vit_jax"
+SHAPED = (
+  *(file for part in ("models", "tasks") for file in sorted((PACKAGE / part).rglob("*.py"))),
+  *(PACKAGE / "data" / f"{name}.py" for name in ("augment", "coordinates", "mixing", "warping", "erasing")),
+  PACKAGE / "losses.py",
+  PACKAGE / "probes.py",
+)
+# Inside of a kernel are references to memory, and vectors of a size that the chip has.
+KERNELS = PACKAGE / "models" / "kernels" / "tiling.py"
+
+
+def public(tree):
+  """Functions of a module and methods of its classes that others call; a class is made of settings and other modules."""
+  for owner in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))):
+    for node in owner.body:
+      if isinstance(node, ast.FunctionDef) and (node.name == "__call__" or not node.name.startswith("_")):
+        yield node
+
+
+def bare(annotation):
+  """Whether an annotation names an array without its shape."""
+  shaped = {
+    part
+    for node in ast.walk(annotation)
+    if isinstance(node, ast.Subscript) and getattr(node.value, "id", None) in dir(jaxtyping)
+    for part in ast.walk(node)
+  }
+  arrays = {"jax.Array", "np.ndarray", "Array", "Tensor"}
+  return any(ast.unparse(node) in arrays for node in set(ast.walk(annotation)) - shaped if isinstance(node, ast.expr))
+
+
+@pytest.mark.parametrize("file", [file for file in SHAPED if file != KERNELS], ids=lambda file: file.stem)
+def test_every_public_function_has_shapes(file):
+  for node in public(ast.parse(file.read_text())):
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    annotations = [argument.annotation for argument in arguments if argument.arg not in ("self", "cls")] + [
+      node.returns
+    ]
+    place = f"{file.name}:{node.lineno} {node.name}"
+    assert None not in annotations, f"{place}: an argument or the result has no annotation"
+    assert not any(map(bare, annotations)), f"{place}: an array has no shape"
+
+
+def test_a_wrong_number_of_classes_is_an_error():
+  with pytest.raises(jaxtyping.TypeCheckError, match="'targets'"):
+    losses.softmax_cross_entropy(jnp.zeros((2, 3)), jnp.zeros((2, 4)))
+
+
+def test_a_wrong_result_is_an_error():
+  with pytest.raises(jaxtyping.TypeCheckError, match="return value"):
+    layers.drop_path(jnp.zeros((2, 3)), jnp.full((), 0.5), jax.random.key(0)).block_until_ready()
+    layers.LayerNorm(3, eps=1e-6, dtype=jnp.int32)(jnp.zeros((2, 3)))
+
+
+def test_the_fields_of_a_value_fit_each_other():
+  with pytest.raises(jaxtyping.TypeCheckError):
+    probes.Probe(np.zeros(3), np.ones(3), np.zeros((3, 5), np.float32))  # the constant's row is missing
+
+
+def test_a_trace_is_checked_too():
+  with pytest.raises(jaxtyping.TypeCheckError):
+    jax.eval_shape(losses.kl_divergence, jnp.zeros((2, 3)), jnp.zeros((3, 3)))
+
+
+def test_a_run_checks_nothing():
+  code = """
+import sys
+import jax.numpy as jnp
+from vit_jax import losses
+assert losses.softmax_cross_entropy(jnp.zeros((2, 3)), jnp.zeros((1, 3))).shape == (2,)
+assert "beartype" not in sys.modules
+"""
+  subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ, check=True)
