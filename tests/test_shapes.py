@@ -28,7 +28,7 @@ KERNELS = PACKAGE / "models" / "kernels" / "tiling.py"
 
 
 def public(tree):
-  """Functions of a module and methods of its classes that others call; a class is made of settings and other modules."""
+  """Functions of a module and methods of its classes that others call; a class is made of settings and of modules."""
   for owner in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))):
     for node in owner.body:
       if isinstance(node, ast.FunctionDef) and (node.name == "__call__" or not node.name.startswith("_")):
@@ -45,6 +45,20 @@ def bare(annotation):
   }
   arrays = {"jax.Array", "np.ndarray", "Array", "Tensor"}
   return any(ast.unparse(node) in arrays for node in set(ast.walk(annotation)) - shaped if isinstance(node, ast.expr))
+
+
+@pytest.mark.parametrize(
+  ("annotation", "expected"),
+  [
+    ("jax.Array | None", True),
+    ("dict[str, np.ndarray]", True),
+    ('Float[Tensor, "B V"] | None', False),
+    ('tuple[Float[np.ndarray, "B"], Array]', True),
+    ("int", False),
+  ],
+)
+def test_an_array_without_its_shape_is_noticed(annotation, expected):
+  assert bare(ast.parse(annotation, mode="eval").body) is expected
 
 
 @pytest.mark.parametrize("file", [file for file in SHAPED if file != KERNELS], ids=lambda file: file.stem)
@@ -66,7 +80,6 @@ def test_a_wrong_number_of_classes_is_an_error():
 
 def test_a_wrong_result_is_an_error():
   with pytest.raises(jaxtyping.TypeCheckError, match="return value"):
-    layers.drop_path(jnp.zeros((2, 3)), jnp.full((), 0.5), jax.random.key(0)).block_until_ready()
     layers.LayerNorm(3, eps=1e-6, dtype=jnp.int32)(jnp.zeros((2, 3)))
 
 
