@@ -29,7 +29,7 @@ class Linear:
   def outputs(self, params, images, key=None):
     features = images.reshape(len(images), -1)
     logits = features @ params["w"] if self.logits is None else jnp.asarray(self.logits)
-    return models.Output(images, features, logits, {"head": logits}), {"mean": images.mean()}
+    return models.Output(images, features, logits, {"head": logits}), {"mean": jnp.mean(images)}
 
 
 def normalise(images):

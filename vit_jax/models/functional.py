@@ -39,7 +39,7 @@ class Model:
     """Layers between each parameter and the logits, by path: see `parameters.layers_above`."""
     return parameters.layers_above(self.description.published.order, self.shapes())
 
-  def create(self, params: Mapping[str, Shaped[Tensor, "..."]]) -> nnx.Module:
+  def create(self, params: Mapping[str, Shaped[Tensor | jax.ShapeDtypeStruct, "..."]]) -> nnx.Module:
     """The module with these parameters, for interactive use; others, of a task, are left out."""
     own = {path: params[path] for path in trees.flatten(self._abstract)}
     return nnx.merge(self._graph, trees.unflatten(self._abstract, own))

@@ -10,6 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from vit_jax import schema
+from vit_jax.shapes import Tensor
 
 LANES = 128
 VMEM = 15.5 * 2**20  # bytes for a step, of 16 MiB
@@ -102,19 +103,19 @@ def at(group: int) -> slice:
   return slice(group * LANES, (group + 1) * LANES)
 
 
-def gather(head: Head, groups: dict) -> jax.Array:
+def gather(head: Head, groups: dict) -> Tensor:
   """The 128 lanes among which a head's are, from the groups it lies in."""
   first, *second = head.groups
   return jnp.where(head.groups[first], groups[first], groups[second[0]]) if second else groups[first]
 
 
-def scatter(head: Head, x: jax.Array, groups: dict):
+def scatter(head: Head, x: Tensor, groups: dict):
   """Writes a head's lanes of [rows, 128] into its groups."""
   for group, mask in head.groups.items():
     groups[group] = jnp.where(mask, x, groups.get(group, 0.0))
 
 
-def spread(x: jax.Array, head: Head, size: int) -> jax.Array:
+def spread(x: Tensor, head: Head, size: int) -> jax.Array:
   """Copies what stands in all lanes foreign to a head, of size 64 or less, into its own."""
   return jnp.where(head.mask, pltpu.roll(x, LANES - size, 1), x)
 
@@ -138,7 +139,7 @@ def load(ref, image: int, group: int, layout: Layout) -> jax.Array:
   return pltpu.bitcast(words, jnp.float32)
 
 
-def store(ref, image: int, group: int, x: jax.Array, layout: Layout):
+def store(ref, image: int, group: int, x: Tensor, layout: Layout):
   """Writes what `load` reads."""
   if layout.packed:
     # Half a last place up, then cut: rounding to even, but for exact ties, in a quarter of its operations.
@@ -147,7 +148,7 @@ def store(ref, image: int, group: int, x: jax.Array, layout: Layout):
   ref[image, :, at(group)] = x
 
 
-def add(ref, index, x: jax.Array, layout: Layout) -> jax.Array:
+def add(ref, index, x: Tensor, layout: Layout) -> jax.Array:
   """Sums over the chunks of queries in `ref`; -> the sum so far."""
   if layout.chunk < layout.rows:
     x += jnp.where(pl.program_id(2) == 0, 0.0, ref[index])
