@@ -20,7 +20,7 @@ from vit_jax.models.published.compact import SIZES, Variant
 from vit_jax.models.sizes import Depth, Dtype, Hidden, Width, grid, sides, size
 from vit_jax.models.transformer import Block, Transformer, prefix_tokens
 from vit_jax.schema import Count, Probability, Range
-from vit_jax.shapes import Array, Float, Tensor
+from vit_jax.shapes import Float, Tensor
 
 ORDER = parameters.ORDER
 SHARDING = (
@@ -46,7 +46,7 @@ class Convolutions(nnx.Module):
       ]
     )
 
-  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Array, "B X Y D"]:
+  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B X Y D"]:
     for convolution in self.convolutions:
       x = jax.nn.relu(max_pool(convolution(x)))  # commutes with pooling, on a quarter of the pixels
     return x

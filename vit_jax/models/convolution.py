@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 
-from vit_jax.shapes import Array, Float, Tensor
+from vit_jax.shapes import Float, Tensor
 
 _zeros = nnx.initializers.zeros_init()
 
@@ -83,7 +83,7 @@ def _conv_as_sum(x, kernel, *, stride, borders):
 
 
 @jax.custom_vjp
-def max_pool(x: Float[Tensor, "B H W C"]) -> Float[Array, "B (H+1)//2 (W+1)//2 C"]:
+def max_pool(x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B (H+1)//2 (W+1)//2 C"]:
   """Maximum over 3x3 with stride 2; the border is -infinity.
 
   The gradient goes to the first maximum of a window in row-major order, as in PyTorch. XLA's own backward pass
@@ -130,7 +130,7 @@ def _max_pool_backward(saved, gradient):
 max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
-def max_pool_same(x: Float[Tensor, "B H W C"]) -> Float[Array, "B (H+1)//2 (W+1)//2 C"]:
+def max_pool_same(x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B (H+1)//2 (W+1)//2 C"]:
   """As `max_pool` with TensorFlow's padding "same": on an even side windows begin at the first pixel, not before it."""
   before = [1 - side % 2 for side in x.shape[1:3]]
   # One pixel more in front moves the windows of an even side by one; the first window is then one too many.
@@ -160,6 +160,6 @@ class Conv(nnx.Module):
     self.kernel = nnx.Param(kernel_init(rngs.params(), (size, size, channels // groups, width), jnp.float32))
     self.bias = nnx.Param(bias_init(rngs.params(), (width,), jnp.float32)) if bias else None
 
-  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Array, "B X Y D"]:
+  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B X Y D"]:
     y = conv(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.stride, self.padding, self.groups)
     return y if self.bias is None else y + self.bias[...].astype(self.dtype)

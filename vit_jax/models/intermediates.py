@@ -14,7 +14,7 @@ import jax.extend.core
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax import schema
-from vit_jax.shapes import Array, Shaped
+from vit_jax.shapes import Shaped, Tensor
 
 
 class Recorder:
@@ -24,7 +24,7 @@ class Recorder:
     self.wanted, self.names, self.values = wanted, [], {}
     self.trace = jax.extend.core.get_opaque_trace_state()
 
-  def add(self, name: str, x: Shaped[Array, "..."] | None) -> None:
+  def add(self, name: str, x: Shaped[Tensor, "..."] | None) -> None:
     if name in self.names:
       raise schema.ConfigError(f"capture: {name!r} is recorded twice; capture a function that calls the model once")
     # A value from an inner jit, grad or vmap would leak out of it; JAX itself notices much later, with a riddle.
@@ -41,7 +41,7 @@ class Recorder:
 _recorder: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar("recorder", default=None)
 
 
-def record(name: str, x: Shaped[Array, "*x"]) -> Shaped[Array, "*x"]:
+def record(name: str, x: Shaped[Tensor, "*x"]) -> Shaped[Tensor, "*x"]:
   """The value itself, announced under `name` to captures and to rematerialisation policies."""
   x = checkpoint_name(x, name)
   if recorder := _recorder.get():
@@ -73,7 +73,7 @@ def layer(prefixes: Iterable[str]) -> Iterator[Recorder]:
     yield recorder
 
 
-def publish(prefix: str, names: Iterable[str], values: dict[str, Shaped[Array, "..."]]) -> None:
+def publish(prefix: str, names: Iterable[str], values: dict[str, Shaped[Tensor, "..."]]) -> None:
   """Announces what a `layer` recorded, under global names."""
   if recorder := _recorder.get():
     for name in names:

@@ -14,7 +14,7 @@ from flax import nnx
 
 from vit_jax.models.convolution import conv
 from vit_jax.models.intermediates import record
-from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
+from vit_jax.shapes import Float, PRNGKey, Scalar, Tensor
 
 GELU = {"tanh": True, "erf": False}  # name -> is approximate
 xavier = nnx.initializers.xavier_uniform()
@@ -71,14 +71,14 @@ class Linear(nnx.Module):
     self.kernel = nnx.Param(kernel.reshape(*inputs, *outputs))
     self.bias = nnx.Param(bias_init(rngs.params(), tuple(outputs), jnp.float32)) if bias else None
 
-  def __call__(self, x: Float[Tensor, "..."]) -> Float[Array, "..."]:
+  def __call__(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     y = jnp.tensordot(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.rank)
     if self.bias is None:
       return y
     bias = self.bias[...].astype(self.dtype)
     return y + (jax.lax.stop_gradient(bias) if self.softmax else bias)
 
-  def flat(self, x: Float[Tensor, "*B I"], bias: bool = True) -> Float[Array, "*B O"]:
+  def flat(self, x: Float[Tensor, "*B I"], bias: bool = True) -> Float[Tensor, "*B O"]:
     """The same with inputs as one axis and outputs as one. For kernels that want it so."""
     kernel = _matrix(self.kernel[...].astype(self.dtype), self.rank)
     y = jnp.einsum("...i,oi->...o" if self.rank == 1 else "...i,io->...o", x.astype(self.dtype), kernel)
@@ -119,7 +119,7 @@ class PatchEmbedding(nnx.Module):
     self.kernel = nnx.Param(kernel_init(rngs.params(), (patch, patch, channels, width), jnp.float32))
     self.bias = nnx.Param(bias_init(rngs.params(), (width,), jnp.float32))
 
-  def __call__(self, x: Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"]) -> Float[Array, "B N D"]:
+  def __call__(self, x: Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"]) -> Float[Tensor, "B N D"]:
     x, kernel = x.astype(self.dtype), self.kernel[...].astype(self.dtype)
     if x.ndim == 3:
       y = x @ rearrange(kernel, "i j c d -> (i j c) d")
@@ -136,7 +136,7 @@ class LayerNorm(nnx.Module):
     self.scale = nnx.Param(jnp.ones(width, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
 
-  def __call__(self, x: Float[Tensor, "*B D"]) -> Float[Array, "*B D"]:
+  def __call__(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
     exact = x.dtype == jnp.float32
     x = x.astype(jnp.float32)
     mean = x.mean(-1, keepdims=True)
@@ -166,6 +166,6 @@ class Mlp(nnx.Module):
     self.down = Linear((hidden,), (width,), **linear)
     self.gelu, self.dropout = gelu, dropout
 
-  def __call__(self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None) -> Float[Array, "*B D"]:
+  def __call__(self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None) -> Float[Tensor, "*B D"]:
     x = jax.nn.gelu(record("mlp/hidden", self.up(x)), approximate=GELU[self.gelu])
     return record("mlp/out", self.down(dropout(x, self.dropout, key)))

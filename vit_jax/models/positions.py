@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.shapes import Array, Float
+from vit_jax.shapes import Float, Tensor
 
 
 @functools.cache
@@ -46,7 +46,7 @@ class Learned(nnx.Module):
   def __init__(self, tokens, width, *, std, rngs):
     self.table = nnx.Param(std * jax.random.normal(rngs.params(), (tokens, width), jnp.float32))
 
-  def __call__(self) -> Float[Array, "T D"]:
+  def __call__(self) -> Float[Tensor, "T D"]:
     return self.table[...]
 
 
@@ -58,7 +58,7 @@ class Factored(nnx.Module):
     self.rows = nnx.Param(std * jax.random.normal(rngs.params(), (rows, width // 2), jnp.float32))
     self.leading = leading
 
-  def __call__(self) -> Float[Array, "T D"]:
+  def __call__(self) -> Float[Tensor, "T D"]:
     columns, rows = self.columns[...], self.rows[...]
     shape = (rows.shape[0], columns.shape[0], rows.shape[1])
     parts = [jnp.broadcast_to(columns[None], shape), jnp.broadcast_to(rows[:, None], shape)]

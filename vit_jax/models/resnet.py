@@ -13,7 +13,7 @@ from flax import nnx
 
 from vit_jax.models.convolution import conv, max_pool_same
 from vit_jax.models.intermediates import record
-from vit_jax.shapes import Array, Float, Tensor
+from vit_jax.shapes import Float, Tensor
 
 GROUPS = 32  # of a group norm, whatever the width
 WIDTH = 64  # channels of the root, and of the first stage's 3x3 convolutions
@@ -33,7 +33,7 @@ STEM_SHARDING = (  # beside `parameters.SHARDING`, which has the other norms
 )
 
 
-def standardised(kernel: Float[Tensor, "P P C D"], divisor: Divisor) -> Float[Array, "P P C D"]:
+def standardised(kernel: Float[Tensor, "P P C D"], divisor: Divisor) -> Float[Tensor, "P P C D"]:
   """The kernel with mean 0 and, but for an epsilon, variance 1 of each output (Qiao et al. 2019)."""
   centred = kernel - kernel.mean((0, 1, 2))
   return centred / DIVISORS[divisor](jnp.square(centred).mean((0, 1, 2)))
@@ -47,7 +47,7 @@ class StandardisedConv(nnx.Module):
     draw = nnx.initializers.lecun_normal()
     self.kernel = nnx.Param(draw(rngs.params(), (size, size, channels, width), jnp.float32))
 
-  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Array, "B X Y D"]:
+  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B X Y D"]:
     kernel = standardised(self.kernel[...], self.divisor)
     return conv(x.astype(self.dtype), kernel.astype(self.dtype), self.stride, self.padding)
 
@@ -61,7 +61,7 @@ class GroupNorm(nnx.Module):
     self.scale = nnx.Param(jnp.full(width, scale, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
 
-  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Array, "B H W C"]:
+  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H W C"]:
     x = x.astype(jnp.float32)
     x = x - _mean(x)
     x = x * (jax.lax.rsqrt(_mean(jnp.square(x)) + self.eps) * self.scale[...])
@@ -90,7 +90,7 @@ def build(unit: Callable[[int, int, int], nnx.Module], width: int, stages: tuple
   return nnx.List(result)
 
 
-def run(stages: nnx.List, x: Float[Array, "B H W C"], name: str) -> Float[Array, "B X Y D"]:
+def run(stages: nnx.List, x: Float[Tensor, "B H W C"], name: str) -> Float[Tensor, "B X Y D"]:
   """The map after all units; that after unit j of stage i is recorded as <name>/<i>/<j>."""
   for i, stage in enumerate(stages):
     for j, unit in enumerate(stage):
@@ -122,7 +122,7 @@ class Unit(nnx.Module):
     self.projection = StandardisedConv(channels, 4 * width, 1, stride, "same", **make) if changes else None
     self.projection_norm = GroupNorm(4 * width, **norm) if changes else None
 
-  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Array, "B X Y D"]:
+  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B X Y D"]:
     shortcut = x if self.projection is None else self.projection_norm(self.projection(x))
     x = jax.nn.relu(self.norm1(self.conv1(x)))
     x = jax.nn.relu(self.norm2(self.conv2(x)))
@@ -140,7 +140,7 @@ class Stem(nnx.Module):
     self.root_norm = GroupNorm(WIDTH, eps=1e-6, dtype=dtype)
     self.stages = build(lambda *sizes: Unit(*sizes, dtype=dtype, rngs=rngs), WIDTH, stages)
 
-  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Array, "B X Y D"]:
+  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B X Y D"]:
     x = record("stem/root", max_pool_same(jax.nn.relu(self.root_norm(self.root(x)))))
     return run(self.stages, x, "stem/stages")
 

@@ -12,7 +12,7 @@ from flax import nnx
 from vit_jax import rng
 from vit_jax.models import activations, intermediates
 from vit_jax.models.parameters import Keys
-from vit_jax.shapes import Array, Float, PRNGKey
+from vit_jax.shapes import Float, PRNGKey, Tensor
 
 _policies = jax.checkpoint_policies
 _projections = ("attention/query", "attention/key", "attention/value", "attention/averaged", "attention/out")
@@ -57,13 +57,13 @@ def growing(stochastic_depth: float, depth: int) -> Float[np.ndarray, " {depth}"
 
 def run(
   layers: nnx.Module,
-  x: Float[Array, " B *x"],
+  x: Float[Tensor, " B *x"],
   key: PRNGKey | None,
   *,
   rates: Float[np.ndarray, " depth"],
   remat: str,
   name: str,
-) -> Float[Array, " B *x"]:
+) -> Float[Tensor, " B *x"]:
   """The stream through all layers: layer(x, key, rate) with key number l and rates[l]."""
   keys = None if key is None else jax.vmap(functools.partial(jax.random.fold_in, key))(np.arange(len(rates)))
   if isinstance(layers, nnx.List):

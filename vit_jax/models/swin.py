@@ -19,7 +19,7 @@ from vit_jax.models.published.swin import PATCH, Size
 from vit_jax.models.sizes import Dtype, Width, sides
 from vit_jax.models.transformer import Block
 from vit_jax.schema import Count, Probability
-from vit_jax.shapes import Array, Bool, Float, Int, PRNGKey, Tensor
+from vit_jax.shapes import Bool, Float, Int, PRNGKey, Tensor
 
 EPS = 1e-5
 
@@ -42,7 +42,7 @@ class Merge(nnx.Module):
     self.norm = layers.LayerNorm(4 * width, eps=EPS, dtype=dtype)
     self.reduction = layers.Linear((4 * width,), (2 * width,), bias=False, kernel_init=_normal, dtype=dtype, rngs=rngs)
 
-  def __call__(self, x: Float[Tensor, "B H W D"]) -> Float[Array, "B H//2 W//2 2*D"]:
+  def __call__(self, x: Float[Tensor, "B H W D"]) -> Float[Tensor, "B H//2 W//2 2*D"]:
     return self.reduction(self.norm(rearrange(x, "b (h i) (w j) d -> b h w (j i d)", i=2, j=2)))
 
 
@@ -60,7 +60,7 @@ class WindowAttention(Attention):
     table = _normal(rngs.params(), ((2 * rows - 1) * (2 * columns - 1), heads), jnp.float32)
     self.table, self.window, self.shift = nnx.Param(table), window, shift
 
-  def __call__(self, x: Float[Tensor, "B H W D"], key: PRNGKey | None = None) -> Float[Array, "B H W D"]:
+  def __call__(self, x: Float[Tensor, "B H W D"], key: PRNGKey | None = None) -> Float[Tensor, "B H W D"]:
     batch, height, width, _ = x.shape
     p, q = self.window
     # The cut windows of both ends of the map share one full window, in which a mask keeps them apart.
@@ -100,8 +100,8 @@ class Stage(nnx.Module):
     self.downsample, self.blocks = downsample, nnx.List(blocks)
 
   def __call__(
-    self, x: Float[Array, "B H W D"], key: PRNGKey | None, rates: Float[np.ndarray, " depth"], remat: str, name: str
-  ) -> Float[Array, "B X Y F"]:
+    self, x: Float[Tensor, "B H W D"], key: PRNGKey | None, rates: Float[np.ndarray, " depth"], remat: str, name: str
+  ) -> Float[Tensor, "B X Y F"]:
     if self.downsample is not None:
       x = record(f"{name}/downsample", self.downsample(x))
     return stack.run(self.blocks, x, key, rates=rates, remat=remat, name=f"{name}/blocks")
@@ -119,7 +119,7 @@ class Swin(nnx.Module):
     self.stages = nnx.List(stages)
     self.norm, self.head = norm, head
 
-  def __call__(self, images: Float[Tensor, "B H W C"], key: PRNGKey | None = None) -> Float[Array, "B V"]:
+  def __call__(self, images: Float[Tensor, "B H W C"], key: PRNGKey | None = None) -> Float[Tensor, "B V"]:
     return self.outputs(images, key).logits
 
   def outputs(self, images: Float[Tensor, "B H W C"], key: PRNGKey | None = None) -> Output:
