@@ -1,7 +1,6 @@
 """Optimizers of tests: transformations from configs, a small ViT's parameters and gradients, updates compared."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -50,7 +49,7 @@ def example(scanned=False, seed=0):
     shapes |= {f"blocks/{i}/{path}": shape for i in range(layers) for path, shape in block.items()}
 
   def draw(scale):
-    return {path: jnp.asarray(scale * rng.standard_normal(shape), jnp.float32) for path, shape in shapes.items()}
+    return {path: jax.device_put(np.float32(scale * rng.standard_normal(shape))) for path, shape in shapes.items()}
 
   return draw(1.0), [draw(0.1) for _ in range(STEPS)]
 

@@ -146,7 +146,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
 
   model = models.functional(models.Description(run.model, run.data.args["image_size"], len(source.classes))).on(grid)
   task = _task(run, model, grid, steps_of)
-  shapes = model.shapes() | jax.eval_shape(task.init, jax.random.key(0))
+  shapes = model.shapes() | jax.eval_shape(lambda: task.init(jax.random.key(0)))
   params = mesh.parameters((*models.sharding(run.model.name), *task.sharding), shapes, grid)
   with at("config.optim"):
     above, statistics = model.layers_above(), model.statistics

@@ -175,7 +175,7 @@ def optimizer(transformation: optax.GradientTransformation, params, shardings, m
     return sharding if leaf.shape == param.shape else replicated(mesh)
 
   return optax.tree_utils.tree_map_params(
-    transformation,
+    lambda params: jax.eval_shape(transformation.init, params),
     sharding_of,
     jax.eval_shape(transformation.init, params),
     params,

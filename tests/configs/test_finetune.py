@@ -23,16 +23,21 @@ PROTOCOL = {
 THIN = {"model__depth": "1", "model__width": "16", "model__heads": "2", "model__hidden": "16"}
 
 
+def thin(name, photos, **changes):
+  """Parts of the recipe for a set, with a narrow model."""
+  own = {"data__path": photos, "batch": "8"} if name == "folder" else {}
+  return recipes.known(f"finetune:{name}", init__from="weights.npz", **THIN, **own, **changes)
+
+
 @pytest.mark.parametrize("name", PROTOCOL)
 def test_fine_tuning_is_the_protocol_of_the_papers(name, photos, monkeypatch):
-  steps, warmup, lr, *images, resize = PROTOCOL[name]
-  own = {"folder": {"data__path": str(photos), "batch": "8"}, "digits": {}}.get(name)
-  if own is None:
+  steps, _, _, *images, resize = PROTOCOL[name]
+  here = name in ("digits", "folder")
+  if not here:
     monkeypatch.setenv("TFDS_DATA_DIR", "/nowhere")
-  parts = recipes.known(f"finetune:{name}", init__from="weights.npz", **THIN, **(own or {}))
+  parts = thin(name, photos)
   run, data = parts.run, parts.run.data.args
   assert (parts.total, run.batch) == (steps, {"digits": 64, "folder": 8}.get(name, 512))
-  assert [float(parts.schedule(step)) for step in (0, warmup, steps)] == pytest.approx([0, lr, 0], abs=1e-9)
   assert [len(catalog.known_split(run.data, split)) for split in ("train", "val", "test")] == images
   assert {key: (e.args["split"], e.args["every"]) for key, e in run.evals.items()} == {
     "val": ("val", "10%"), "test": ("test", "100%")
@@ -44,7 +49,15 @@ def test_fine_tuning_is_the_protocol_of_the_papers(name, photos, monkeypatch):
   assert (data["test_crop"].name, data["test_crop"].args.get("resize")) == (("centre" if resize else "resize"), resize)
   small = name == "digits"
   assert (run.model.name, data["image_size"]) == (("cct_2_3x2_32", 48) if small else ("ViT-B/16", 384))
-  assert run.model.args["dtype"] == ("bfloat16" if own is None else "float32")
+  assert run.model.args["dtype"] == ("float32" if here else "bfloat16")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", PROTOCOL)
+def test_a_rate_rises_to_the_papers_and_falls_to_zero(name, photos):
+  steps, warmup, lr, *_ = PROTOCOL[name]
+  rate = thin(name, photos).schedule
+  assert [float(rate(step)) for step in (0, warmup, steps)] == pytest.approx([0, lr, 0], abs=1e-9)
 
 
 def test_fine_tuning_takes_a_model_and_pixels():

@@ -150,8 +150,8 @@ def _progress(step, total, warmup):
 
 def _table(starts, rates):
   """rates[i] from step starts[i] on."""
-  starts, rates = jnp.asarray(starts, jnp.int32), jnp.asarray(np.asarray(rates, np.float32))
-  return lambda step: rates[jnp.searchsorted(starts, jnp.asarray(step, jnp.int32), side="right") - 1]
+  starts, rates = np.asarray(starts, np.int32), np.asarray(rates, np.float32)
+  return lambda step: jnp.asarray(rates)[jnp.searchsorted(starts, jnp.asarray(step, jnp.int32), side="right") - 1]
 
 
 def _epoch(steps):
