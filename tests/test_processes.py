@@ -46,7 +46,7 @@ def printed(tmp_path_factory):
   first, second = pair(
     ["train", *runs.words(folder / "bad", batch="6")],
     ["train", *runs.words(folder / "whole", **AXES)],
-    ["train", *runs.words(folder / "long", **AXES, total="4000", log__every=1)],
+    ["train", *runs.words(folder / "long", **AXES, total="4000", log__every=1, checkpoint__every="100%")],
   )
   heard = []
   for line in first.stdout:

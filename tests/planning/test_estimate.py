@@ -62,7 +62,7 @@ def test_a_scanned_step_counts_every_layer(schedules, planned):
   scanned = estimate.make_plan(runs.imagenet(model__scan=True, model__depth=6), V3, schedules)
   assert scanned.flops_method != planned.flops_method == "compiler"
   unrolled = build.build(runs.imagenet(model__depth=6), estimate.devices(V3), catalog.known_split)
-  products = flops.count(unrolled.step, unrolled.state_shapes, unrolled.batch_shapes)
+  products = flops.count(unrolled.step, unrolled.state_shapes, unrolled.batch_shapes, unrolled.frozen_shapes)
   assert scanned.flops == pytest.approx(products / 8, rel=0.01)
   # A step of two layers takes less, and one of so many times as many layers more; what is outside of them counts once.
   assert planned.step_seconds < scanned.step_seconds < 6 * planned.step_seconds
