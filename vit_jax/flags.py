@@ -19,6 +19,7 @@ _FILE_ERRORS = (
   OSError,
   RuntimeError,
   SyntaxError,
+  SystemExit,
   TypeError,
   ValueError,
 )

@@ -80,6 +80,7 @@ def train(
       save(step, state)
     except (runtime.Preempted, stream.ImageError) as reason:
       if isinstance(reason, runtime.Preempted) or jax.process_count() == 1:  # all must save; one alone has the image
+        log.write(step)
         save(step, state)
       raise ending(reason, step) from reason
   return write_result(workdir, figures | {"skipped_images": batches.skipped} | facts(parts, state, watch))
@@ -231,7 +232,7 @@ class Log:
     }
     line = f"{step:>7}/{parts.total}  {step / parts.total:4.0%}  loss {means['loss']:.4f}"
     if headline in means:
-      line += f"  {'top-1' if headline == 'top1' else headline} {means[headline]:6.1%}"
+      line += f"  top-1 {means['top1']:6.1%}" if headline == "top1" else f"  {headline} {means[headline]:.4f}"
     images = (step - self._lap_began) * parts.run.batch
     self._lap_began = step
     # A process that has one step left has no lap.

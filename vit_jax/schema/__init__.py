@@ -228,7 +228,8 @@ def _choice(value):
   if isinstance(value, Choice):
     return value
   if not isinstance(value, Mapping | ml_collections.ConfigDict) or not isinstance(value.get("name"), str):
-    raise ConfigError(f"{plain(value)!r} is not a choice; write dict(name='...', ...), or --{place('name')}=...")
+    name = str(value) if isinstance(value, str) and value.isidentifier() else "..."
+    raise ConfigError(f"{plain(value)!r} is not a choice; write dict(name={name!r}, ...), or --{place('name')}={name}")
   # Nested choices keep their own form until their table is known.
   return Choice(str(value["name"]), {k: v for k, v in value.items() if k != "name"})
 
