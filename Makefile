@@ -1,4 +1,5 @@
-# make digits: train on real images and see the result.  make test: format, lint and every test.
+# make digits: train on real images and see the result.
+# make check: format, lint, and all tests that compile nothing, in a minute.  make test: these and then all others.
 # make compare: three compact models, few-shot probes and fine-tuning.
 # SEED=1 and WORKDIR=... choose another run.
 
@@ -8,7 +9,7 @@ SEED ?= 0
 WORKDIR ?= runs/digits$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 BIN := $(VENV)/bin
 
-.PHONY: digits compare test bench clean
+.PHONY: digits compare check test bench clean
 
 digits: $(VENV)/installed
 	$(BIN)/python -m vit_jax.prepare digits
@@ -18,10 +19,13 @@ compare: $(VENV)/installed
 	$(BIN)/python -m vit_jax.prepare digits
 	$(BIN)/python -m benchmarks.compare --workdir=runs/compare
 
-test: $(VENV)/installed-test
+check: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -v
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -q -m "not heavy"
+
+test: check
+	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -v -m heavy
 
 bench: $(VENV)/installed-torch
 	$(BIN)/python -m benchmarks.digits_step

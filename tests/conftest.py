@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import shutil
+import sys
 import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -57,9 +58,49 @@ runtime.start()  # before any array exists, as every verb does
 gc.set_threshold(200_000, 50, 1000)
 
 
+def pytest_collection_finish():
+  settle()
+
+
+def settle():
+  """Frees what can be freed; what is left stays, and no later collection need look at it."""
+  gc.collect()
+  gc.freeze()
+
+
+# A test that neither compiles nor starts Python needs no mark, and `make check` runs it. The others are marked `heavy`,
+# or fail where they do it.
+light = None  # the test that may do neither
+
+
+def pytest_configure(config):
+  config.addinivalue_line("markers", "heavy: compiles programs, starts Python or takes seconds; not in `make check`")
+  jax.monitoring.register_event_duration_secs_listener(refuse_compilation)
+  sys.addaudithook(refuse_processes)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+  global light
+  light = None if item.get_closest_marker("heavy") else item.nodeid
+  result = yield
+  light = None
+  return result
+
+
+def refuse_compilation(event, duration, **_):
+  if light and event == "/jax/core/compile/backend_compile_duration":
+    pytest.fail(f"{light} compiles a program: mark it with pytest.mark.heavy")
+
+
+def refuse_processes(event, arguments):
+  if light and event == "subprocess.Popen" and "python" in str(arguments[0]):
+    pytest.fail(f"{light} starts {arguments[0]}: mark it with pytest.mark.heavy")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forgotten():
   """Each file starts without the programs of the one before."""
   yield
   jax.clear_caches()
-  gc.collect()
+  settle()

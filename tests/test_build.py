@@ -11,6 +11,8 @@ from tests import runs
 from vit_jax import build, trees
 from vit_jax.data import catalog
 
+pytestmark = pytest.mark.heavy
+
 
 def test_parameters_and_optimizer_state_are_born_sharded():
   parts = runs.parts(8, **{"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.heads": 2})

@@ -8,6 +8,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax import checkpoints, config, mesh, runtime, schema, steps
 
+pytestmark = pytest.mark.heavy
+
 
 def grid(count=8, **sizes):
   return mesh.make(config.Mesh(**sizes), jax.devices()[:count])

@@ -25,6 +25,7 @@ def written(path, name="vit_jax", description=VIT, seed=0):
   return arrays
 
 
+@pytest.mark.heavy
 def test_a_way_through_every_layout_and_a_checkpoint_changes_no_bit(tmp_path):
   source = tmp_path / "0.npz"
   written(source)
@@ -183,6 +184,7 @@ def start(tmp_path_factory):
   return path, written(path, "compact", CCT)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scan", [False, True])
 def test_training_starts_from_a_file_on_any_mesh(start, scan):
   path, arrays = start
@@ -201,6 +203,7 @@ def test_training_starts_from_a_file_on_any_mesh(start, scan):
   parts.compile()(state, next(parts.batches(0)), {})
 
 
+@pytest.mark.heavy
 def test_a_new_head_starts_at_zero_and_the_rest_is_the_files(start):
   path, arrays = start
   keys = {key.replace(".", "__"): value for key, value in RUN.items()}
@@ -211,6 +214,7 @@ def test_a_new_head_starts_at_zero_and_the_rest_is_the_files(start):
   np.testing.assert_array_equal(state.params["norm/scale"], arrays["norm/scale"])
 
 
+@pytest.mark.heavy
 def test_a_run_starts_from_another_runs_workdir_and_its_average(tmp_path):
   loop.train(runs.parts(1, optim__ema=0.5), tmp_path / "a")
   arrays, about = checkpoints.read_weights(tmp_path / "a")
@@ -238,6 +242,7 @@ def test_a_run_starts_from_another_runs_workdir_and_its_average(tmp_path):
     checkpoints.read_weights(tmp_path / "c", averaged=True)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
   ("flags", "says"),
   [
@@ -269,6 +274,7 @@ def test_heads_of_the_wanted_model_are_those_of_the_file_only_for_the_same_width
     importers.fitted(str(tmp_path / "bare.npz"), wider)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
   ("flags", "says"),
   [

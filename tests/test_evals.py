@@ -7,6 +7,8 @@ from tests import runs
 from vit_jax import build, evals
 from vit_jax.schema import Choice
 
+pytestmark = pytest.mark.heavy
+
 SMALL = {
   "accuracy": {"split": "test[:16]"},
   "fewshot": {"train": "train[:200]", "test": "test[:16]", "shots": (1, 2), "probes": {"a": {"name": "knn"}}},

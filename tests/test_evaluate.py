@@ -12,6 +12,8 @@ from tests import runs
 from vit_jax import config, evaluate, loop
 from vit_jax.schema import Choice, ConfigError
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.mark.parametrize(
   ("flags", "says"),

@@ -9,6 +9,8 @@ import pytest
 from tests import runs
 from vit_jax import config, flags, loop
 
+pytestmark = pytest.mark.heavy
+
 
 def test_the_command_prints_writes_and_keeps_features(tmp_path):
   loop.train(runs.parts(1, total=2), tmp_path / "run")

@@ -13,6 +13,8 @@ from vit_jax import build, checkpoints, loop, mesh, runtime
 from vit_jax.data.stream import ImageError
 from vit_jax.schema import ConfigError
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def parts():

@@ -8,6 +8,8 @@ import scipy.special
 
 from vit_jax import losses
 
+pytestmark = pytest.mark.heavy
+
 
 def softmax(logits, targets):
   shifted = logits - logits.max(-1, keepdims=True)

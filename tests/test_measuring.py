@@ -9,6 +9,8 @@ from vit_jax import config, measuring, models
 from vit_jax.prepare import prepare
 from vit_jax.schema import ConfigError
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def weights():

@@ -128,6 +128,7 @@ def test_an_average_is_split_where_nothing_else_is():
   assert mesh.averages({"a/kernel": shapes["mlp/kernel"]}, split, both) == split
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
   ("path", "shape", "sizes"),
   [

@@ -13,6 +13,7 @@ from tests.parity.__main__ import main
 from tests.parity.compare import compare
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
   ("kind", "file"),
   [pytest.param(kind, file, id=f"{kind}-{file.stem}") for kind, file in parity.fixtures(parity.FOLDER)],
@@ -72,6 +73,7 @@ def command(monkeypatch, capsys):
   return called
 
 
+@pytest.mark.heavy
 def test_the_command_prints_a_line_for_each_and_fails_where_a_number_is_wrong(tmp_path, command):
   fixture = described()
   right = tmp_path / "models"

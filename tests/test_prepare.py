@@ -51,6 +51,7 @@ def test_the_same_bytes_are_written_every_time(data_dir, tmp_path):
     assert (tmp_path / "digits/1.0.0" / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.heavy
 def test_killed_halfway_it_leaves_nothing_that_looks_complete(tmp_path):
   # Stops between the first and the second split, in the middle of the writing, and waits to be killed.
   code = f"""
@@ -83,6 +84,7 @@ prepare.prepare("digits", {str(tmp_path / "data")!r})
   assert len(catalog.open_split(schema.Choice("digits", {"path": str(tmp_path / "data")}), "train")) == 1437
 
 
+@pytest.mark.heavy
 def test_an_unknown_name_ends_with_code_two_and_one_line(tmp_path):
   command = [sys.executable, "-m", "vit_jax.prepare", "digitz", f"--data_dir={tmp_path}"]
   result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
@@ -110,6 +112,7 @@ def test_archives_to_be_fetched_by_hand_are_named_with_their_place(tmp_path):
     assert part in str(caught.value)
 
 
+@pytest.mark.heavy
 def test_two_at_once_are_both_served(tmp_path):
   processes = [runs.command("prepare", "digits", f"--data_dir={tmp_path}") for _ in range(2)]
   printed = [runs.finish(process) for process in processes]

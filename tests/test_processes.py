@@ -13,6 +13,8 @@ from tests import runs
 from vit_jax import checkpoints, loop, mesh
 from vit_jax.prepare import prepare
 
+pytestmark = pytest.mark.heavy
+
 AXES = {
   "mesh.data": 2, "mesh.fsdp": 2,
   "evals.shots.name": "fewshot", "evals.shots.shots": "(1, 3)", "evals.shots.every": "100%",

@@ -87,6 +87,7 @@ def counted(model):
   return trained, averages, flops.count(lambda params, images: model.outputs(params, images)[0].logits, shapes, images)
 
 
+@pytest.mark.heavy  # half a minute for all of them
 @pytest.mark.parametrize("row", ROWS, ids=label)
 def test_a_row_has_the_numbers_of_its_model_and_its_tables_fit(row):
   printed = row.parameters * (len(row.names) if len(row.parameters) == 1 else 1)

@@ -4,9 +4,12 @@ import itertools
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
 from vit_jax import rng
+
+pytestmark = pytest.mark.heavy
 
 
 def test_streams_follow_from_seed_step_and_name_alone():

@@ -13,6 +13,7 @@ from vit_jax import runtime
 from vit_jax.schema import ConfigError
 
 
+@pytest.mark.heavy
 def test_a_claimed_workdir_is_refused_to_another_process_and_free_after_a_kill(tmp_path):
   program = (
     "import sys, time, pathlib, jax\njax.config.update('jax_platforms', 'cpu')\nfrom vit_jax import cli, runtime\n"
@@ -42,6 +43,7 @@ def test_half_a_placement_is_refused(monkeypatch, value):
     runtime.start()
 
 
+@pytest.mark.heavy
 def test_nothing_is_imported_that_a_run_does_not_use():
   program = "import json, sys, vit_jax.train, vit_jax.evaluate; print(json.dumps(sorted(sys.modules)))"
   loaded = json.loads(subprocess.check_output([sys.executable, "-c", program], text=True))
@@ -62,6 +64,7 @@ def test_compiled_programs_are_kept_where_the_user_or_the_system_says(monkeypatc
     jax.config.update("jax_compilation_cache_dir", kept)
 
 
+@pytest.mark.heavy
 def test_a_line_is_said_without_taking_the_devices():
   environment = os.environ | {"JAX_PLATFORMS": "none_of_this_name"}  # whoever asks for devices, fails
   program = [sys.executable, "-c", "from vit_jax import runtime; runtime.say('here')"]

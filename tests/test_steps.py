@@ -8,6 +8,8 @@ import pytest
 
 from vit_jax import config, mesh, rng, steps
 
+pytestmark = pytest.mark.heavy
+
 DRAW = np.random.default_rng(0)
 BATCH = {"x": DRAW.normal(size=(16, 3)).astype(np.float32), "y": DRAW.normal(size=(16,)).astype(np.float32)}
 

@@ -65,6 +65,7 @@ def test_rendering_prints_a_command_for_each_trial_and_starts_none(tmp_path, mon
   assert not (tmp_path / "w").exists()
 
 
+@pytest.mark.heavy
 def test_a_sweep_that_is_killed_and_stopped_continues_to_its_end(tmp_path):
   prepare("digits")
   workdir = tmp_path / "w"

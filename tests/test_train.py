@@ -16,6 +16,8 @@ from tests import runs
 from vit_jax import build, checkpoints, loop, mesh, runtime, schema, train
 from vit_jax.prepare import prepare
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module", autouse=True)
 def prepared():

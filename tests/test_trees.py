@@ -33,6 +33,7 @@ def state():
   return nnx.split(Model())[1]
 
 
+@pytest.mark.heavy
 def test_a_module_state_and_the_plain_dict_of_it_have_the_same_names():
   names = list(trees.flatten(state()))
   assert names == list(trees.flatten(nnx.to_pure_dict(state())))
@@ -41,10 +42,12 @@ def test_a_module_state_and_the_plain_dict_of_it_have_the_same_names():
   assert not any("." in name or "[" in name for name in names)
 
 
+@pytest.mark.heavy
 def test_shapes_have_the_same_names_as_arrays():
   assert list(trees.flatten(jax.eval_shape(state))) == list(trees.flatten(state()))
 
 
+@pytest.mark.heavy
 def test_numbers_in_names_are_sorted_as_numbers():
   names = list(trees.flatten(state()))
   assert names.index("blocks/2/cls") < names.index("blocks/10/cls")
@@ -57,6 +60,7 @@ def test_lists_tuples_and_fields_are_part_of_a_name():
   assert trees.flatten(tree) == {"0/a": 1, "1/0/count": 2, "1/0/mu/b": 3}
 
 
+@pytest.mark.heavy
 def test_unflatten_undoes_flatten_in_any_order():
   tree = state()
   again = trees.unflatten(tree, dict(reversed(trees.flatten(tree).items())))
@@ -88,12 +92,14 @@ def test_the_first_pattern_that_matches_the_whole_path_counts(patterns, path, in
   assert trees.first_match(patterns, path) == index
 
 
+@pytest.mark.heavy
 def test_nearest_finds_what_a_typo_meant():
   names = trees.flatten(state())
   assert trees.nearest("haed/kernal", names)[0] == "head/kernel"
   assert trees.nearest(r"blocks/.*/valeu/kernel", names, 3) == [f"blocks/{i}/value/kernel" for i in range(3)]
 
 
+@pytest.mark.heavy
 def test_counts_of_arrays_and_of_shapes():
   tree = {"a": jnp.zeros((2, 3)), "b": jax.ShapeDtypeStruct((4,), jnp.bfloat16), "c": jnp.zeros(())}
   assert trees.count(tree) == 6 + 4 + 1

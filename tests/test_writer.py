@@ -4,6 +4,7 @@ import json
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from vit_jax import writer
 
@@ -38,6 +39,7 @@ def test_other_processes_write_nothing(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.heavy
 def test_a_trace_has_its_steps_and_no_others(tmp_path):
   trace = writer.Trace(tmp_path, start=10, steps=2)
   double = jax.jit(lambda x: 2 * x)

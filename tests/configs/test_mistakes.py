@@ -98,6 +98,7 @@ def test_a_choice_that_the_file_does_not_mention_can_be_made_by_a_flag(flag):
 # As a user starts them.
 
 
+@pytest.mark.heavy
 def test_without_data_a_plan_stands_and_training_says_what_to_do(tmp_path, monkeypatch):
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
   run = recipes.narrow("vit_jft")
@@ -113,6 +114,7 @@ def test_without_data_a_plan_stands_and_training_says_what_to_do(tmp_path, monke
     build.build(run, jax.devices())
 
 
+@pytest.mark.heavy
 def test_training_without_data_exits_with_2_and_one_error(tmp_path):
   words = ["--config=configs/vit_s16_i1k.py", f"--workdir={tmp_path / 'run'}", f"--config.data.path={tmp_path}"]
   message = runs.finish(runs.command("train", *words, devices=8), 2)
@@ -121,6 +123,7 @@ def test_training_without_data_exits_with_2_and_one_error(tmp_path):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.heavy
 def test_a_mistake_exits_with_2_before_the_workdir_exists(tmp_path):
   message = runs.finish(runs.command("train", *runs.words(tmp_path / "run", **{"optim.lrr": "1"})), 2)
   assert "Did you mean 'lr'" in message

@@ -12,6 +12,8 @@ from tests import modules
 from vit_jax import rng, schema
 from vit_jax.data import augment, erasing, mixing, warping
 
+pytestmark = pytest.mark.heavy
+
 
 def test_normalising_is_the_formula():
   images, mean, std = modules.pictures(), (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)

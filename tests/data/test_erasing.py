@@ -9,6 +9,8 @@ from tests import modules
 from vit_jax import schema
 from vit_jax.data import erasing
 
+pytestmark = pytest.mark.heavy
+
 DECILES = [0.1, 0.3, 0.5, 0.7, 0.9]
 
 

@@ -285,6 +285,7 @@ def test_large_images_are_not_kept_and_small_ones_are_decoded_once(monkeypatch):
     assert count.total() <= 30 if reads == 30 else count.total() >= 90
 
 
+@pytest.mark.heavy
 def test_a_process_ends_although_its_stream_is_still_open():
   code = """
 import cv2, numpy as np

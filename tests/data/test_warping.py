@@ -7,6 +7,8 @@ import pytest
 from tests import modules
 from vit_jax.data import warping
 
+pytestmark = pytest.mark.heavy
+
 warp_affine = jax.jit(warping.warp_affine)
 
 

@@ -11,6 +11,8 @@ from tests import runs
 from vit_jax import build, evals, schema
 from vit_jax.data import catalog, sources
 
+pytestmark = pytest.mark.heavy
+
 
 def source(length, classes, labels=1):
   """A split without images."""

@@ -10,6 +10,8 @@ from vit_jax.data import catalog, crops
 from vit_jax.prepare import prepare
 from vit_jax.schema import Choice, ConfigError
 
+pytestmark = pytest.mark.heavy
+
 SHOTS, SEEDS = (1, 4), (0, 1)
 
 

@@ -2,9 +2,12 @@
 
 import jax
 import numpy as np
+import pytest
 
 from vit_jax import config, mesh
 from vit_jax.evals import Outcome, outcomes
+
+pytestmark = pytest.mark.heavy
 
 
 def test_figures_of_the_evaluation_called_test_have_plain_names_and_averages_a_prefix():

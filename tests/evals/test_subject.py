@@ -72,6 +72,7 @@ def digits(**args):
   return schema.bind(Choice("digits", {"image_size": 32, **args}), schema.lookup(catalog.DATA, "digits"))
 
 
+@pytest.mark.heavy
 def test_evaluations_of_images_that_are_normalised_alike_share_a_program(parts):
   measured, other, gray = of(parts), digits(test="train[:50]"), digits(mean=(0.4, 0.4, 0.4))
   assert measured.predictions(None, False) is measured.predictions(other, False)
@@ -79,6 +80,7 @@ def test_evaluations_of_images_that_are_normalised_alike_share_a_program(parts):
   assert measured.features(None) is not measured.features(gray)
 
 
+@pytest.mark.heavy
 def test_images_at_once_must_divide_over_the_devices(parts):
   assert of(parts).images_at_once(None) == 16
   with schema.at("here"), pytest.raises(schema.ConfigError) as error:
@@ -87,6 +89,7 @@ def test_images_at_once_must_divide_over_the_devices(parts):
   assert all(word in str(error.value) for word in ("15", "2 devices"))
 
 
+@pytest.mark.heavy
 def test_identity_follows_from_the_model_and_its_weights_and_not_from_devices(parts):
   params = jax.device_get(parts.init().params)
   changed = params | {"norm/bias": params["norm/bias"] + 1e-3}
@@ -95,6 +98,7 @@ def test_identity_follows_from_the_model_and_its_weights_and_not_from_devices(pa
   assert len({measured.identity(params), measured.identity(changed), of(parts, image_size=48).identity(params)}) == 3
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["ViT-S/16", "cct_2_3x2_32", "Mixer-S/16", "swin_tiny_patch4_window7_224"])
 def test_features_are_what_the_head_is_a_product_of(name):
   small = {"width": 16, "hidden": 16, "heads": 2, "depth": 1}

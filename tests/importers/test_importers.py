@@ -11,6 +11,8 @@ from vit_jax import importers
 from vit_jax.importers import layout
 from vit_jax.schema import ConfigError
 
+pytestmark = pytest.mark.heavy
+
 
 def test_no_layout_is_imported_before_a_file_is_read():
   code = """

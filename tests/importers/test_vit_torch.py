@@ -64,6 +64,7 @@ def test_hugging_face_files_without_a_head_have_no_prefix():
 REGISTERS = SMALL | {"gelu": "erf", "layer_scale": 1e-4, "registers": 3}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("pool", ["cls", "gap"])
 def test_registers_are_timms_and_tables_then_have_rows_for_patches_only(pool):
   written, description, arrays = example("timm", "ViT-S/8", REGISTERS | {"pool": pool}, 32, 3)
@@ -101,6 +102,7 @@ def test_other_codes_have_no_place_for_registers(name):
     layout.write(written, arrays, description)
 
 
+@pytest.mark.heavy
 def test_four_registers_of_dinov2_give_timms_numbers():
   (result,) = parity.check(pathlib.Path(__file__).parent / "vit_small_patch14_reg4_dinov2_98.json")
   assert not result.wrong and result.error < 1e-5

@@ -2,10 +2,13 @@
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax import config, mesh
 from vit_jax.models import activations
+
+pytestmark = pytest.mark.heavy
 
 
 def test_without_a_mesh_nothing_is_constrained_or_split():

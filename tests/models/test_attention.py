@@ -14,6 +14,8 @@ from vit_jax.models import activations
 from vit_jax.models import attention as formulations
 from vit_jax.models.attention import Attention
 
+pytestmark = pytest.mark.heavy
+
 F32 = jnp.dtype("float32")
 rng = np.random.default_rng(0)
 

@@ -16,6 +16,8 @@ from vit_jax.models.batchnorm import BatchNorm
 from vit_jax.prepare import prepare
 from vit_jax.schema import Choice, ConfigError
 
+pytestmark = pytest.mark.heavy
+
 KEY = jax.random.key(0)
 
 

@@ -14,6 +14,8 @@ from vit_jax import models, schema
 from vit_jax.models.published import bit as published
 from vit_jax.schema import Choice
 
+pytestmark = pytest.mark.heavy
+
 SMALL = {"stages": (1, 1), "width_factor": 0.5}
 
 

@@ -7,6 +7,8 @@ import pytest
 from tests import modules
 from vit_jax import models, schema
 
+pytestmark = pytest.mark.heavy
+
 # Numbers of parameters, by instantiating the official code: learned table, and the frozen sine table.
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from vit_jax.models import convolution
 
+pytestmark = pytest.mark.heavy
+
 generator = np.random.default_rng(0)
 
 

@@ -12,6 +12,8 @@ from vit_jax.models import Description
 from vit_jax.models.batchnorm import BatchNorm
 from vit_jax.schema import Choice, ConfigError
 
+pytestmark = pytest.mark.heavy
+
 # Shortcuts in blocks with and without expansion, kernels of both sizes; 24 px give sides of 12, 6 and 3.
 SHRUNK = {"width_factor": 0.3, "stages": (2, 1, 2)}
 KEY = jax.random.key(0)

@@ -8,6 +8,8 @@ from flax import nnx
 from vit_jax import config, mesh, models, rng, trees
 from vit_jax.schema import Choice, ConfigError
 
+pytestmark = pytest.mark.heavy
+
 TINY = {"width": 16, "hidden": 16, "heads": 2, "depth": 2}
 VIT = models.Description(Choice("ViT-S/16", TINY), 32, 5)
 NET = models.Description(Choice("efficientnet_b0", {"width_factor": 0.25, "stages": (1, 1)}), 32, 5)

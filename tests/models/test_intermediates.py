@@ -10,6 +10,8 @@ from flax import nnx
 from tests import modules
 from vit_jax import models, schema
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def pair():

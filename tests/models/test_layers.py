@@ -10,6 +10,8 @@ import pytest
 from tests import modules
 from vit_jax.models import layers
 
+pytestmark = pytest.mark.heavy
+
 F32 = jnp.dtype("float32")
 rng = np.random.default_rng(0)
 

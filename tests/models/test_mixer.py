@@ -13,6 +13,8 @@ from vit_jax import models, schema
 from vit_jax.models import layers, mixer, stack
 from vit_jax.models.published import mixer as published
 
+pytestmark = pytest.mark.heavy
+
 SIZE = {"width": 12, "depth": 2, "token_hidden": 10, "hidden": 14}
 
 

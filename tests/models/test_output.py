@@ -9,6 +9,8 @@ from vit_jax import models
 from vit_jax.models.output import check_shape, classified
 from vit_jax.schema import Choice
 
+pytestmark = pytest.mark.heavy
+
 TINY = {"width": 16, "hidden": 16, "heads": 2, "depth": 1}
 CASES = {  # name -> arguments, image size, tokens
   "ViT-S/16": (TINY, 32, 5),

@@ -4,10 +4,13 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tests import modules
 from vit_jax.models import pooling
 from vit_jax.models.layers import zeros
+
+pytestmark = pytest.mark.heavy
 
 F32 = jnp.dtype("float32")
 x = np.random.default_rng(0).standard_normal((2, 5, 12), dtype=np.float32)

@@ -1,6 +1,7 @@
 """vit_jax/models/positions.py against the tables of the original codes."""
 
 import numpy as np
+import pytest
 
 from tests import modules
 from vit_jax.models import positions
@@ -34,6 +35,7 @@ def test_smallest_sincos2d_is_finite():
   assert np.all(np.isfinite(positions.sincos2d(2, 2, 4)))
 
 
+@pytest.mark.heavy
 def test_factored_joins_the_vectors_of_column_and_row():
   table = modules.layer(lambda rngs: positions.Factored(2, 3, 8, leading=1, std=0.02, rngs=rngs))
   values = np.asarray(table())

@@ -46,6 +46,7 @@ def convolved(x, kernel, stride, padding):
   )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("divisor", resnet.DIVISORS)
 def test_standardised_kernels_have_mean_0_and_nearly_variance_1(divisor):
   kernel = 1e-4 * normal(3, 3, 8, 5) + 0.3  # small enough for the epsilon to show
@@ -56,12 +57,14 @@ def test_standardised_kernels_have_mean_0_and_nearly_variance_1(divisor):
   assert np.abs(found - standardised(kernel, other)).max() > 0.05
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("divisor", resnet.DIVISORS)
 def test_a_kernel_of_equal_weights_has_a_finite_gradient(divisor):
   gradient = jax.grad(lambda kernel: jnp.sum(resnet.standardised(kernel, divisor) * normal(3, 3, 2, 4)))
   assert np.all(np.isfinite(gradient(jnp.full((3, 3, 2, 4), 0.5))))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
   ("size", "stride", "padding"), [(7, 2, "same"), (7, 2, 3), (3, 1, 1), (1, 2, "same"), (1, 2, 0)]
 )
@@ -76,6 +79,7 @@ def test_standardised_convolutions_pad_as_they_are_told(size, stride, padding):
     np.testing.assert_allclose(modules.run(module, x), expected, atol=1e-4)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("width", "eps"), [(32, 1e-5), (64, 1e-6), (96, 1e-2)])
 def test_group_norm_normalises_32_groups_of_neighbouring_channels_over_space(width, eps):
   norm = modules.layer(lambda rngs: resnet.GroupNorm(width, eps=eps, dtype=F32))
@@ -84,6 +88,7 @@ def test_group_norm_normalises_32_groups_of_neighbouring_channels_over_space(wid
   np.testing.assert_allclose(norm(x)[1:], norm(x[1:]), atol=1e-6)  # examples do not mix
 
 
+@pytest.mark.heavy
 def test_statistics_are_float32_whatever_is_computed_in():
   norm = resnet.GroupNorm(32, eps=1e-6, dtype=jnp.dtype("bfloat16"))
   x = normal(2, 8, 8, 32) + 30
@@ -112,6 +117,7 @@ def plain_stem(stem, x):
   return x
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("sides", "stages"), [((16, 16), ()), ((20, 17), (1,)), ((16, 22), (2, 1))])
 def test_the_stem_is_a_resnet_of_version_1_with_the_padding_same(sides, stages):
   stem = modules.layer(lambda rngs: resnet.Stem(3, stages, dtype=F32, rngs=rngs))
@@ -137,6 +143,7 @@ def test_widths_of_the_published_hybrids():
   assert resnet.stem_sides((224, 160), ()) == (56, 40)
 
 
+@pytest.mark.heavy
 def test_a_unit_starts_as_its_shortcut():
   x = normal(2, 4, 4, 128)
   np.testing.assert_array_equal(
@@ -168,6 +175,7 @@ def test_parameters_of_a_stem_add_up():
   assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(nnx.state(stem))) == expected
 
 
+@pytest.mark.heavy
 def test_a_hybrid_in_bfloat16_has_finite_gradients():
   arguments = {"image_size": 16, "width": 16, "depth": 1, "heads": 2, "hidden": 24, "classes": 5, "dtype": "bfloat16"}
   model = modules.filled(nnx.eval_shape(lambda: models.create("R26+S/32", stages=(1,), **arguments)))
@@ -185,6 +193,7 @@ def test_a_hybrid_in_bfloat16_has_finite_gradients():
   assert all(np.any(leaf[...]) for path, leaf in gradient if path[0] == "stem")
 
 
+@pytest.mark.heavy
 def test_maps_of_the_stem_are_intermediates():
   arguments = {"image_size": 32, "width": 16, "depth": 1, "heads": 2, "hidden": 24, "classes": 5}
   model = modules.filled(nnx.eval_shape(lambda: models.create("R26+S/32", stages=(2, 1), **arguments)))

@@ -14,6 +14,8 @@ from tests import modules
 from vit_jax import models
 from vit_jax.models import activations, layers, stack
 
+pytestmark = pytest.mark.heavy
+
 DROP = {"dropout": 0.2, "attention_dropout": 0.2, "stochastic_depth": 0.4}
 
 

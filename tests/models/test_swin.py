@@ -11,6 +11,8 @@ from vit_jax import models, schema
 from vit_jax.models import layers, stack, swin
 from vit_jax.models.transformer import Block
 
+pytestmark = pytest.mark.heavy
+
 TINY = "swin_tiny_patch4_window7_224"
 SIZE = {"image_size": 24, "classes": 5, "width": 8, "depths": (2, 2), "heads": (2, 4), "window": 3}
 

@@ -12,6 +12,8 @@ from vit_jax import models
 from vit_jax.models import layers, transformer
 from vit_jax.models.attention import Attention
 
+pytestmark = pytest.mark.heavy
+
 TINY = dict(depth=2, width=16, heads=2, hidden=16)
 
 

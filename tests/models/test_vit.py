@@ -11,6 +11,7 @@ from vit_jax import models, schema
 from vit_jax.models.published import vit
 
 
+@pytest.mark.heavy
 def test_initial_values_have_the_published_distributions():
   model = models.create("ViT-Ti/16", depth=1, head_bias=-6.9, pre_logits=96)
   block = model.blocks[0]
@@ -29,6 +30,7 @@ def test_initial_values_have_the_published_distributions():
   np.testing.assert_allclose(np.std(model.pre_logits.kernel[...]), 192**-0.5, rtol=0.05)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
   ("pool", "position"),
   [("cls", "learned"), ("gap", "sincos2d"), ("cls", "factored"), ("seqpool", "relative"), ("map", "learned")]
@@ -43,12 +45,14 @@ def test_only_a_model_without_positions_is_blind_to_the_order_of_patches(pool, p
   assert (np.abs(logits - moved).max() < 1e-4) == (position == "none")
 
 
+@pytest.mark.heavy
 def test_grid_positions_leave_the_class_token_alone():
   for position in ("sincos2d", "factored"):
     table = np.asarray(modules.model(position=position).position())
     assert table.shape == (17, 16) and not np.any(table[0]) and np.any(table[1])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scan", [False, True])
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters(scan):
   wide, narrow = (modules.model(dtype=dtype, scan=scan, pool="map") for dtype in ("float32", "bfloat16"))
@@ -61,6 +65,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters(scan):
   assert 0 < np.abs(expected - logits).max() < 0.1 * np.abs(expected).max()
 
 
+@pytest.mark.heavy
 def test_dropout_needs_a_key_and_follows_from_it():
   plain = modules.compiled(modules.model(scan=True))
   model = modules.compiled(modules.model(scan=True, dropout=0.3, attention_dropout=0.3, stochastic_depth=0.3))
@@ -71,6 +76,7 @@ def test_dropout_needs_a_key_and_follows_from_it():
   np.testing.assert_array_equal(plain(x, one), plain(x))
 
 
+@pytest.mark.heavy
 def test_the_same_configuration_gives_the_same_graph():
   one, two = (nnx.split(modules.model(position="sincos2d", scan=True))[0] for _ in range(2))
   assert one == two and hash(one) == hash(two)
@@ -97,6 +103,7 @@ def test_mistakes_say_what_is_allowed(arguments, message):
     modules.model(**arguments)
 
 
+@pytest.mark.heavy
 def test_images_of_another_size_are_refused():
   with pytest.raises(ValueError, match=r"images are \(8, 8, 3\).*built for \(16, 16, 3\)"):
     modules.model()(modules.images(8))

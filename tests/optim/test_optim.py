@@ -14,6 +14,7 @@ from vit_jax.schema import ConfigError, at
 # Parts of the network.
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", optim.RULES)
 def test_frozen_parts_do_not_move_hold_no_state_and_stay_out_of_the_norm(name):
   params, gradients = example()
@@ -32,6 +33,7 @@ def test_frozen_parts_do_not_move_hold_no_state_and_stay_out_of_the_norm(name):
   assert bytes_of(state) == bytes_of(lean_state)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("frozen", [(), ("embedding/.*",)])
 def test_statistics_are_held_like_frozen_parts_and_no_pattern_sees_them(frozen):
   params, gradients = example()
@@ -52,6 +54,7 @@ def test_statistics_are_held_like_frozen_parts_and_no_pattern_sees_them(frozen):
     optim.frozen_paths((".*",), params | own, statistics)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("decay", ["times_lr", "independent"])
 def test_rates_are_multiplied_by_the_first_matching_pattern(decay):
   params, gradients = example()
@@ -65,6 +68,7 @@ def test_rates_are_multiplied_by_the_first_matching_pattern(decay):
     np.testing.assert_allclose(update[path], factor * (base[path] - kept) + kept, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.heavy
 def test_layer_decay_shrinks_the_rates_from_head_to_embedding():
   params, gradients = example()
   _, (base, *_), _ = walk(make(params)[0], params, gradients)
@@ -75,6 +79,7 @@ def test_layer_decay_shrinks_the_rates_from_head_to_embedding():
     np.testing.assert_allclose(update[path], 0.5**exponent * base[path], rtol=1e-6, err_msg=path)
 
 
+@pytest.mark.heavy
 def test_layer_decay_is_the_same_for_scanned_layers():
   unrolled, unrolled_gradients = example()
 
@@ -91,6 +96,7 @@ def test_layer_decay_is_the_same_for_scanned_layers():
     np.testing.assert_allclose(after[path], value, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", optim.RULES)
 @pytest.mark.parametrize("frozen", [(), ("blocks/.*", "cls")])
 def test_the_state_tells_which_of_its_arrays_belong_to_which_parameter(name, frozen):
@@ -116,6 +122,7 @@ def test_the_state_tells_which_of_its_arrays_belong_to_which_parameter(name, fro
     assert mark == "none" or leaf.shape in (params[mark].shape, (1,))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", optim.RULES)
 def test_states_of_modules_nested_dicts_and_flat_dicts_are_trained_alike(name):
   state = nnx.split(nnx.Sequential(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 2, rngs=nnx.Rngs(1))))[1]
@@ -178,6 +185,7 @@ def test_a_bound_choice_holds_every_default_and_binds_to_itself():
   assert bound("lion", choice.args) == choice
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", optim.RULES)
 def test_zero_gradients_leave_parameters_where_they_are(name):
   params, gradients = example()

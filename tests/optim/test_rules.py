@@ -12,6 +12,8 @@ from tests.optimizers import assert_same_updates, example, make, walk
 from vit_jax import optim, trees
 from vit_jax.schema import Choice
 
+pytestmark = pytest.mark.heavy
+
 # Adafactor.
 
 

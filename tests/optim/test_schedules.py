@@ -21,6 +21,7 @@ def at(schedule, steps):
   return np.asarray(jax.jit(jax.vmap(schedule))(np.asarray(steps, np.int32)))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", schedules.SCHEDULES)
 def test_every_schedule_is_finite_positive_and_below_its_peak_from_before_the_start_to_after_the_end(name):
   args = {"at": ("75%",), "factors": (0.1,)} if name == "stair" else {}
@@ -34,16 +35,19 @@ def test_every_schedule_is_finite_positive_and_below_its_peak_from_before_the_st
       np.testing.assert_allclose(np.diff(rates[:20]), 0.3 / 20, rtol=1e-4)
 
 
+@pytest.mark.heavy
 def test_cosine_is_half_way_in_the_middle_and_stays_at_its_end():
   rates = at(make("cosine", 1.0, 120, "20", end=0.2), [20, 70, 120, 500])
   np.testing.assert_allclose(rates, [1, 0.6, 0.2, 0.2], atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_a_constant_rate_cools_down_to_zero():
   rates = at(make("constant", 2.0, 100, "10", cooldown="20%"), [5, 10, 80, 90, 99, 100])
   np.testing.assert_allclose(rates, [1, 2, 2, 1, 0.1, 0], atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_a_schedule_takes_a_python_int_as_well_as_a_traced_step():
   for name in "cosine", "epoch_cosine":
     schedule = make(name, 1.0, 100, "10")
@@ -72,5 +76,6 @@ def test_what_cannot_be_is_one_error_that_says_what_to_do(name, warmup, args, sa
     make(name, 1.0, 100, warmup, **args)
 
 
+@pytest.mark.heavy
 def test_a_point_far_beyond_the_run_is_never_reached():
   assert at(make("stair", 1.0, 100, at=("99999M",), factors=(0.0,)), [99]) == 1

@@ -13,6 +13,8 @@ from vit_jax import build, flops, hardware, mesh, schema
 from vit_jax.data import catalog
 from vit_jax.planning import estimate, hlo
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def schedules():

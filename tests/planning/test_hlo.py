@@ -84,6 +84,7 @@ def test_groups_are_written_in_several_ways(groups, size):
   assert hlo._group(groups) == size
 
 
+@pytest.mark.heavy
 def test_a_loop_s_collectives_count_each_turn():
   grid = mesh.make(config.Mesh(data=1, fsdp=8), jax.devices())
   weights = jax.ShapeDtypeStruct((5, 16, 32), np.float32, sharding=NamedSharding(grid, PartitionSpec(None, "fsdp")))
@@ -125,6 +126,7 @@ def elements(shapes):
   return sum(math.prod(leaf.shape) for leaf in shapes)
 
 
+@pytest.mark.heavy
 def test_a_data_parallel_step_reduces_every_gradient_once_and_gathers_nothing():
   made = parts()
   traffic = collectives(made)
@@ -148,6 +150,7 @@ def split(made, blocks):
   )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scan", [False, True])
 def test_a_fully_sharded_step_gathers_layer_by_layer(scan):
   choice = dict(model__scan=True, model__remat="full") if scan else {}
@@ -168,6 +171,7 @@ def test_a_fully_sharded_step_gathers_layer_by_layer(scan):
   assert reduced <= 4.5 * elements(made.state_shapes.params.values())
 
 
+@pytest.mark.heavy
 def test_a_tensor_parallel_step_keeps_its_weights_split():
   made = parts(mesh__data=2, mesh__tensor=4)
   traffic = collectives(made)

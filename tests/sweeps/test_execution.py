@@ -46,6 +46,7 @@ def test_a_finished_trial_is_scored_on_test_into_a_workdir_of_its_own(tmp_path):
   assert {f"--workdir={tmp_path / 'trials' / trial.name}", "--split=test", f"--report={trial.workdir}"} <= set(words)
 
 
+@pytest.mark.heavy
 def test_each_trial_is_run_once_and_its_metrics_are_kept(tmp_path):
   listed = studies.waiting(tmp_path)
   record = run(tmp_path, listed, groups=2)
@@ -61,6 +62,7 @@ def test_each_trial_is_run_once_and_its_metrics_are_kept(tmp_path):
   assert again == listed
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
   ("code", "status", "starts", "reason"),
   [

@@ -12,6 +12,8 @@ import pytest
 from vit_jax.schema import ConfigError
 from vit_jax.sweeps import pool
 
+pytestmark = pytest.mark.heavy
+
 
 def until(condition, seconds=30):
   """Waits for a condition."""

@@ -12,6 +12,8 @@ from vit_jax.schema import Choice
 from vit_jax.tasks.classify import Classify
 from vit_jax.tasks.task import Supplied
 
+pytestmark = pytest.mark.heavy
+
 DRAW = np.random.default_rng(0)
 IMAGES = DRAW.integers(0, 255, (6, 4, 4, 3)).astype(np.uint8)
 LABELS = np.array([0, 3, 6, 6, 1, 2], np.int32)

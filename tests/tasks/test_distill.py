@@ -18,6 +18,8 @@ from vit_jax.schema import Choice, ConfigError
 from vit_jax.tasks.distill import Distill
 from vit_jax.tasks.task import Frozen, Supplied
 
+pytestmark = pytest.mark.heavy
+
 DRAW = np.random.default_rng(0)
 LABELS = DRAW.integers(0, 7, 6)
 LOGITS = {name: DRAW.standard_normal((6, 7)) for name in ("student", "token", "teacher")}

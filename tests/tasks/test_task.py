@@ -17,6 +17,8 @@ from vit_jax.prepare import prepare
 from vit_jax.schema import Fraction
 from vit_jax.tasks.task import Supplied
 
+pytestmark = pytest.mark.heavy
+
 
 @dataclasses.dataclass(frozen=True)
 class Colours:

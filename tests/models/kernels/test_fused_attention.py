@@ -13,6 +13,8 @@ from vit_jax import schema
 from vit_jax.models.kernels import tiling
 from vit_jax.models.kernels.fused_attention import fused_attention
 
+pytestmark = pytest.mark.heavy
+
 TOLERANCE = {"float32": 3e-6, "bfloat16": 1.5e-2}  # of the largest value: a few roundings of each
 
 

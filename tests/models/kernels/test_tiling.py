@@ -13,6 +13,7 @@ def cut(batch, tokens, heads, size, dtype="bfloat16"):
   return tiling.cut(x, x, x, heads)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("heads, size", [(12, 64), (3, 64), (4, 32), (16, 80), (3, 80), (4, 88), (4, 104), (2, 128)])
 def test_gathered_heads_hold_their_own_lanes_once_and_scatter_back(heads, size):
   layout = cut(1, 8, heads, size)._replace(lanes=-(-heads * size // 128) * 128)

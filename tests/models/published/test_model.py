@@ -4,8 +4,12 @@ import inspect
 import subprocess
 import sys
 
+import pytest
+
 from vit_jax.models import bit, parameters
 from vit_jax.models.published.model import published
+
+pytestmark = pytest.mark.heavy
 
 
 def test_a_model_keeps_the_schema_of_its_function_and_brings_its_own_defaults():
