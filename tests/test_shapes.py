@@ -73,11 +73,13 @@ def test_every_public_function_has_shapes(file):
     assert not any(map(bare, annotations)), f"{place}: an array has no shape"
 
 
+@pytest.mark.heavy
 def test_a_wrong_number_of_classes_is_an_error():
   with pytest.raises(jaxtyping.TypeCheckError, match="'targets'"):
     losses.softmax_cross_entropy(jnp.zeros((2, 3)), jnp.zeros((2, 4)))
 
 
+@pytest.mark.heavy
 def test_a_wrong_result_is_an_error():
   with pytest.raises(jaxtyping.TypeCheckError, match="return value"):
     layers.LayerNorm(3, eps=1e-6, dtype=jnp.int32)(jnp.zeros((2, 3)))
@@ -88,11 +90,13 @@ def test_the_fields_of_a_value_fit_each_other():
     probes.Probe(np.zeros(3), np.ones(3), np.zeros((3, 5), np.float32))  # the constant's row is missing
 
 
+@pytest.mark.heavy
 def test_a_trace_is_checked_too():
   with pytest.raises(jaxtyping.TypeCheckError):
     jax.eval_shape(losses.kl_divergence, jnp.zeros((2, 3)), jnp.zeros((3, 3)))
 
 
+@pytest.mark.heavy
 def test_a_run_checks_nothing():
   code = """
 import sys

@@ -27,7 +27,7 @@ Scales = tuple[Positive, Positive, Positive]
 
 
 def build(
-  dtype: np.dtype | type,
+  dtype: np.dtype | type | str,
   seed: Count,
   patch: int | None,
   steps_of: Callable[[Duration], int],
@@ -69,7 +69,7 @@ def build(
 
 def normalise(
   images: Num[Tensor, "*image"],
-  dtype: np.dtype | type = jnp.float32,
+  dtype: np.dtype | type | str = jnp.float32,
   *,
   mean: Channels = (0.5, 0.5, 0.5),
   std: Scales = (0.5, 0.5, 0.5),

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax import rng
-from vit_jax.shapes import Float
+from vit_jax.shapes import Float, Shaped, Tensor
 
 Keys = rng.Keys | nnx.Rngs  # where initial values come from
 Rows = tuple[tuple[str, tuple[str | None, ...]], ...]
@@ -36,7 +36,7 @@ ORDER = Order(
 
 
 def layers_above(
-  order: Order, shapes: Mapping[str, jax.ShapeDtypeStruct]
+  order: Order, shapes: Mapping[str, Shaped[Tensor, "..."] | jax.ShapeDtypeStruct]
 ) -> dict[str, int | Float[np.ndarray, "L ..."]] | None:
   """Layers between each parameter and the logits, by path; None for a model whose blocks are not all alike.
 
