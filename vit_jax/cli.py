@@ -1,6 +1,7 @@
 """What verbs share: flags, the table of figures, exit codes."""
 
 import argparse
+import contextlib
 import logging
 import os
 import pathlib
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from vit_jax import flags, runtime
+from vit_jax import files, flags, runtime
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, nearest
 
@@ -84,8 +85,7 @@ def main(verb: Callable[[], None]) -> None:
     advice = "take a smaller config.batch, or a larger config.optim.accumulate, config.mesh.fsdp or config.model.remat"
     _end(runtime.EXIT_CONFIG, f"error: out of device memory; {advice}")
   except OSError as error:  # a full or read-only disk, a path that cannot be
-    advice = "mend it and run the same command again: training goes on from its last checkpoint"
-    _end(runtime.EXIT_CONFIG, f"error: {error}; {advice}")
+    _end(runtime.EXIT_CONFIG, f"error: {files.trouble(error)}")
   except KeyboardInterrupt:
     _end(130, "interrupted; the same command continues from the last checkpoint")
 
@@ -100,5 +100,6 @@ def quiet() -> None:
 
 
 def _end(code, message):
-  print(message, file=sys.stderr, flush=True)
+  with contextlib.suppress(OSError):  # the full disk may be that of the log
+    print(message, file=sys.stderr, flush=True)
   sys.exit(code)

@@ -28,6 +28,7 @@ def train(
   profile: int = 0,
   preemption: runtime.Preemption | None = None,
   weights: dict[str, np.ndarray] | None = None,
+  began: float | None = None,
 ) -> dict:
   """Trains to the end, from the newest checkpoint where there is one; writes and returns the result.
 
@@ -35,55 +36,60 @@ def train(
     profile: so many steps are traced for TensorBoard.
     preemption: by default a SIGTERM from now on.
     weights: {path: host array} to begin with, where there is no checkpoint; by default those that the run names.
+    began: when the program was started, in seconds since the epoch; by default now.
 
   Raises runtime.Stop when asked to stop, and for a value that is not finite; ConfigError for an image that cannot be
-  decoded. The first and the last save before.
+  decoded. The first and the last save before. OSError for a file that cannot be written.
   """
   if result := finished(workdir, parts.total):
     return result
   with contextlib.ExitStack() as resources:
     # Where the run stands.
+    watch = clock.Clock(workdir / "goodput.json" if jax.process_index() == 0 else None, began)
+    resources.callback(watch.close)
     say(parts.overview())
     store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), parts.keep, parts.keep_every)
     resources.callback(store.close)
-    state, watch, digests = first_state(parts, store, weights)
-    frozen, digests = parts.frozen(digests)
+    state, about = first_state(parts, store, watch, weights)
+    frozen, digests = parts.frozen(about.get("frozen"))
     start = step = int(state.step)
     batches = parts.batches(start)
-    log, trace = Log(parts, workdir, start, watch, store), writer.Trace(workdir, start, profile)
+    log, trace = Log(parts, workdir, start, watch, store, about), writer.Trace(workdir, start, profile)
     for resource in (log, trace, batches):
       resources.callback(resource.close)
     poll = (preemption or runtime.Preemption()).poll
     save = functools.partial(save_state, store, log, {"model": parts.model.description.to_json(), "frozen": digests})
     say(f"continues at step {start} of {parts.total}" if start else f"{parts.total} steps to go")
     try:
-      train_step = parts.compile() if step < parts.total else None
-      while step < parts.total:
-        with watch.wait():
-          batch = next(batches)
-        with trace.step(step), jax.transfer_guard("disallow"):
-          state, metrics = train_step(state, batch, frozen)
-        log.write_due(step)  # of the steps before this one, so that the devices always have work
-        step += 1
-        log.add(step, metrics, batches.skipped)
-        if step < parts.total:
-          if due := {name: each for name, each in parts.evals.items() if step % each.every == 0}:
-            evaluate(due, step, state, log, poll)
-          if step % parts.save_every == 0:
-            save(step, state)
-          poll()
+      with watch.phase("compile"):
+        train_step = parts.compile() if step < parts.total else None
+      with watch.phase("steps"):
+        while step < parts.total:
+          with watch.phase("data"):
+            batch = next(batches)
+          with trace.step(step), jax.transfer_guard("disallow"):
+            state, metrics = train_step(state, batch, frozen)
+          log.write_due(step)  # of the steps before this one, so that the devices always have work
+          step += 1
+          log.add(step, metrics, batches.skipped)
+          if step < parts.total:
+            if due := {name: each for name, each in parts.evals.items() if step % each.every == 0}:
+              evaluate(due, step, state, log, poll)
+            if step % parts.save_every == 0:
+              save(step, state)
+            poll()
+        log.write(step)
       # The end.
-      log.write(step)
       trace.close()
       watch.stop()
       figures = evaluate(parts.evals, step, state, log, poll)
       save(step, state)
     except (runtime.Preempted, stream.ImageError) as reason:
       if isinstance(reason, runtime.Preempted) or jax.process_count() == 1:  # all must save; one alone has the image
-        log.write(step)
         save(step, state)
       raise ending(reason, step) from reason
-  return write_result(workdir, figures | {"skipped_images": batches.skipped} | facts(parts, state, watch))
+    store.wait()  # a run that has a result has its last state too
+    return write_result(workdir, figures | {"skipped_images": batches.skipped} | facts(parts, state, watch))
 
 
 # Where a run begins, and what it ends with.
@@ -99,24 +105,24 @@ def finished(workdir: pathlib.Path, total: int) -> dict | None:
 
 
 def first_state(
-  parts: build.Parts, store: checkpoints.Checkpoints, weights: dict[str, np.ndarray] | None
-) -> tuple[steps.State, clock.Clock, dict[str, str] | None]:
-  """The newest state that is saved, the clock that goes on from there, and the digests of frozen weights.
+  parts: build.Parts, store: checkpoints.Checkpoints, watch: clock.Clock, weights: dict[str, np.ndarray] | None
+) -> tuple[steps.State, dict]:
+  """The newest state that is saved, from which the clock goes on, and what is said about it.
 
-  Without a saved state, that before the first step, and None, for no weights are expected.
+  Without a saved state, that before the first step, and nothing.
   """
-  saved, workdir = store.restore(parts.state_shapes), store.directory.parent
+  workdir = store.directory.parent
+  with watch.phase("restore"):
+    saved = store.restore(parts.state_shapes)
   if saved and int(saved[0].step) > parts.total:
     raise ConfigError(f"config.total: {parts.total} steps, but {workdir} has done {int(saved[0].step)} already")
   if jax.process_index() == 0:
     files.write_text(workdir / "config.json", config.dumps(parts.run))
   if saved is None:
-    watch = clock.Clock()
-    return parts.start(starting_weights(parts) if weights is None else weights), watch, None
+    return parts.start(starting_weights(parts) if weights is None else weights), {}
   state, about = saved
-  running = int(state.step) < parts.total
-  watch = clock.Clock(about["images"], about["seconds"], about["train_seconds"], running)
-  return state, watch, about.get("frozen", {})
+  watch.resume(about, running=int(state.step) < parts.total)
+  return state, {"frozen": {}} | about
 
 
 def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict[str, np.ndarray]:
@@ -139,6 +145,7 @@ def facts(parts: build.Parts, state: steps.State, watch: clock.Clock) -> dict:
     "steps": parts.total,
     "train_seconds": watch.train_seconds,
     "images_per_second": watch.rate,
+    "goodput": watch.goodput(),
     "config_sha256": hashlib.sha256(config.dumps(parts.run).encode()).hexdigest(),
     "weights_sha256": checkpoints.weights_digest(state.params, mesh.replicated(parts.mesh)),
     "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
@@ -168,7 +175,7 @@ def evaluate(
   evals: dict[str, build.Eval], step: int, state: steps.State, log: "Log", poll: Callable[[], None]
 ) -> dict[str, float]:
   """Figures of the state at `step`, written and printed. `poll` is called between batches, and raises to stop."""
-  with log.paused(step):
+  with log.phase("evaluate", step):
     measures = {name: each.measure for name, each in evals.items()}
     figures = outcomes.figures(outcomes.measure(measures, state.params, state.ema, poll))
     log.evaluated(step, figures)
@@ -176,10 +183,14 @@ def evaluate(
 
 
 def save_state(store: checkpoints.Checkpoints, log: "Log", about: dict, step: int, state: steps.State) -> None:
-  """Saves `step` once all its steps are known to be finite; a step that is saved already stays."""
-  with log.paused(step):
+  """Saves `step` once all its steps are known to be finite; a step that is saved already stays.
+
+  Lines that are due are written before, and what the next one is to hold is saved: so a kill changes no line.
+  """
+  log.write_due(step)
+  with log.phase("save", step):
     if step not in store.steps():
-      store.save(step, state, {**about, **log.clock.counts()})
+      store.save(step, state, {**about, **log.clock.counts(), "pending": log.pending})
 
 
 class Log:
@@ -192,38 +203,51 @@ class Log:
     start: int,
     clock: clock.Clock,
     store: checkpoints.Checkpoints,
+    about: dict,
   ):
-    """`start`: step that the run continues from. `store` knows which steps are saved."""
+    """`start`: step that the run continues from, and what is said `about` it. `store` knows which steps are saved."""
     self.clock = clock
     self._parts, self._start, self._store = parts, start, store
     self._writer = writer.Writer(workdir, start, jax.process_index() == 0)
     self._pending = collections.deque()  # (step, metrics on the devices), not fetched yet
-    self._rows = []  # {metric: value} of steps that are fetched and not written yet
-    self._lap_began = start  # step
+    saved = about.get("pending", {"steps": 0, "sums": {}})
+    self._sums = collections.defaultdict(float, saved["sums"])  # {metric: sum} over steps fetched and not written yet
+    self._summed = saved["steps"]  # so many
+    self._lap_began = self._seen = start  # step
     self._skipped = 0
 
   def add(self, step: int, metrics: dict[str, jax.Array], skipped: int) -> None:
     """What `step` measured, which the devices may not have done yet, and how many images were skipped so far."""
     self._pending.append((step, metrics))
-    self._skipped = skipped
+    self._skipped, self.clock.step = skipped, step
+
+  @property
+  def pending(self) -> dict:
+    """What the next line is to hold of the steps that are fetched."""
+    return {"steps": self._summed, "sums": dict(self._sums)}
 
   def write_due(self, step: int) -> None:
     """Writes the steps up to `step` if a line is due there. The first step starts the clock: it was compilation."""
+    if step == self._seen:
+      return
     if step == self._start + 1:
       self._fetch(step)
       self.clock.lap(0)
       self._lap_began = step
-      say(f"{step:>7}/{self._parts.total}  loss {self._rows[-1]['loss']:.4f}; compiled and under way")
-    if step > self._start and step % self._parts.log_every == 0:
+      say(f"{step:>7}/{self._parts.total}  loss {self._loss:.4f}; compiled and under way")
+    if step % self._parts.log_every == 0:
       self.write(step)
+    self._seen = step
 
   def write(self, step: int) -> None:
     """Writes and prints means over the steps since the last line, up to `step`, and rates."""
     self._fetch(step)
-    if not self._rows:
+    self._seen = step
+    if not self._summed:
       return
-    means = {name: float(np.mean([row[name] for row in self._rows])) for name in self._rows[0]}
-    self._rows = []
+    means = {name: total / self._summed for name, total in self._sums.items()}
+    self._summed = 0
+    self._sums.clear()
     parts, headline = self._parts, self._parts.task.headline
     scalars = {f"train/{name}": value for name, value in means.items()} | {
       "train/learning_rate": float(parts.schedule(step - 1)),
@@ -244,13 +268,14 @@ class Log:
       left = (parts.total - step) * parts.run.batch / self.clock.rate
       line += f"  {int(left // 60)}:{int(left % 60):02d} left"
     self._writer.write(step, scalars)
+    self.clock.write()
     say(line)
 
   @contextlib.contextmanager
-  def paused(self, step: int) -> Iterator[None]:
-    """Time after `step` that is not training's: waits until all steps are done, and checks them."""
+  def phase(self, name: str, step: int) -> Iterator[None]:
+    """A phase after `step`: waits until all steps are done, and checks them."""
     self._fetch(step)
-    with self.clock.pause():
+    with self.clock.phase(name):
       yield
 
   def evaluated(self, step: int, figures: dict[str, float]) -> None:
@@ -278,7 +303,9 @@ class Log:
     rows = jax.device_get([metrics for _, metrics in steps])
     for (number, _), row in zip(steps, rows, strict=True):
       check_finite(number, row, self._store)
-    self._rows += rows
+      for name, value in row.items():
+        self._sums[name] += float(value)
+      self._summed, self._loss = self._summed + 1, row["loss"]
 
 
 def check_finite(step: int, metrics: dict[str, np.ndarray], store: checkpoints.Checkpoints) -> None:
