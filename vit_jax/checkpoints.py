@@ -58,7 +58,13 @@ class Checkpoints:
   ):
     self.directory = workdir / "checkpoints"
     options = ocp.CheckpointManagerOptions(
-      max_to_keep=keep, keep_period=keep_every, create=not read_only, read_only=read_only, cleanup_tmp_directories=True
+      max_to_keep=keep,
+      keep_period=keep_every,
+      create=not read_only,
+      read_only=read_only,
+      cleanup_tmp_directories=True,
+      # Where a folder cannot be made in the background, Orbax's other threads wait for it for five minutes.
+      async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
     )
     self._read_only = read_only
     self._fingerprint = jax.jit(fingerprint, out_shardings=replicated)
@@ -174,7 +180,7 @@ def _disk_error(error: BaseException) -> int | None:
   """The number of the operating system's error that this one is or was made of; None for an error of a program."""
   if isinstance(error, OSError) and error.errno:
     return error.errno
-  if numbered := re.search(r"OS error (\d+)", str(error)):
+  if numbered := re.search(r"os_error_code='(\d+)'", str(error)):
     return int(numbered[1])
   return _disk_error(error.__cause__) if error.__cause__ else None
 

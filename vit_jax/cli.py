@@ -91,12 +91,21 @@ def main(verb: Callable[[], None]) -> None:
 
 
 def quiet() -> None:
-  """Shows our warnings, and of the libraries' only errors."""
+  """Shows our warnings, and of the libraries' only errors that they do not raise as well."""
   logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-  for library in ("absl", "tensorflow"):
-    logging.getLogger(library).setLevel(logging.ERROR)
+  logging.getLogger("tensorflow").setLevel(logging.ERROR)
+  # Of a save that fails, Orbax's threads print pages beside the error that is raised.
+  for library in ("absl", "asyncio"):
+    logging.getLogger(library).setLevel(logging.CRITICAL)
+  sys.unraisablehook = _unraisable
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it would print a page on every start
+
+
+def _unraisable(event):
+  """Python's own report, but for TensorStore's writes that end after another one of the same save has failed."""
+  if str(event.exc_value) != "Event loop is closed":
+    sys.__unraisablehook__(event)
 
 
 def _end(code, message):

@@ -188,7 +188,8 @@ def _lock(file, workdir):
     file.seek(0)
     holder = file.read().strip() or "unknown"
     return f"{workdir} {IN_USE} {holder}; wait for it, stop it, or take another --workdir"
-  file.truncate(0)
-  file.write(f"{os.getpid()} on {socket.gethostname()}\n")
-  file.flush()
+  with files.writing(workdir / "lock"):
+    file.truncate(0)
+    file.write(f"{os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
   return None
