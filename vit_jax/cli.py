@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from vit_jax import files, flags, runtime
+from vit_jax import flags, runtime
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, nearest
 
@@ -75,19 +75,13 @@ def main(verb: Callable[[], None]) -> None:
   quiet()
   try:
     verb()
-  except ConfigError as error:
-    _end(runtime.EXIT_CONFIG, f"error: {error}")
-  except runtime.Stop as stop:
-    _end(stop.code, str(stop))
-  except jax.errors.JaxRuntimeError as error:
-    if "RESOURCE_EXHAUSTED" not in str(error):
+  except (ConfigError, runtime.Stop, OSError, KeyboardInterrupt, jax.errors.JaxRuntimeError) as error:
+    code, message = runtime.ending(error)
+    if not message:
       raise
-    advice = "take a smaller config.batch, or a larger config.optim.accumulate, config.mesh.fsdp or config.model.remat"
-    _end(runtime.EXIT_CONFIG, f"error: out of device memory; {advice}")
-  except OSError as error:  # a full or read-only disk, a path that cannot be
-    _end(runtime.EXIT_CONFIG, f"error: {files.trouble(error)}")
-  except KeyboardInterrupt:
-    _end(130, "interrupted; the same command continues from the last checkpoint")
+    with contextlib.suppress(OSError):  # the full disk may be that of the log
+      print(message, file=sys.stderr, flush=True)
+    sys.exit(code)
 
 
 def quiet() -> None:
@@ -106,9 +100,3 @@ def _unraisable(event):
   """Python's own report, but for TensorStore's writes that end after another one of the same save has failed."""
   if str(event.exc_value) != "Event loop is closed":
     sys.__unraisablehook__(event)
-
-
-def _end(code, message):
-  with contextlib.suppress(OSError):  # the full disk may be that of the log
-    print(message, file=sys.stderr, flush=True)
-  sys.exit(code)

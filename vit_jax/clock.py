@@ -17,14 +17,14 @@ PHASES = {
   "start": "training_prep",  # imports, devices, the data, building, drawing the first weights
   "compile": "program_startup",
   "restore": "unproductive_checkpoint_restore_time",
-  "steps": "steps",
+  "step": "steps",
   "data": "data_loading_sync",
-  "evaluate": "custom_badput_events",
+  "evaluation": "custom_badput_events",
   "save": "unproductive_checkpoint_save_time",
   "other": "other",
 }
 LOST, BETWEEN = "wasted_progress_from_disruption", "infrastructure_recovery_from_disruption"
-TRAINING = ("compile", "steps", "data", "evaluate", "save")  # of `train_seconds`
+TRAINING = ("compile", "step", "data", "evaluation", "save")  # of `train_seconds`
 KEPT = 50  # attempts in the file; older ones are summed up
 
 
@@ -57,7 +57,7 @@ class Clock:
     self.images, self.seconds = counts.get("images", 0), counts.get("seconds", 0.0)
     self._carried = counts.get("step_seconds", 0.0)
     before = [self._older["seconds"], *(each["seconds"] for each in self._attempts)]
-    self._lost = max(0.0, sum(seconds["steps"] for seconds in before) - self._carried)
+    self._lost = max(0.0, sum(seconds["step"] for seconds in before) - self._carried)
     self._train_seconds = counts.get("train_seconds", 0.0)
     self._stopped = None if running else self._train_seconds
 
@@ -67,7 +67,7 @@ class Clock:
       "images": self.images,
       "seconds": self.seconds,
       "train_seconds": self.train_seconds,
-      "step_seconds": self._carried + self._now()["steps"],
+      "step_seconds": self._carried + self._now()["step"],
     }
 
   # Phases.
@@ -77,12 +77,12 @@ class Clock:
     """What is done inside is of this phase, but for phases inside of it."""
     before = self._enter(name)
     try:
-      if name not in ("steps", "data"):
+      if name not in ("step", "data"):
         self.write()
       yield
     finally:
       self._enter(before)
-    if name not in ("steps", "data"):
+    if name not in ("step", "data"):
       self.write()
 
   def _enter(self, name):
@@ -110,7 +110,7 @@ class Clock:
     if began is None:
       return {}
     waited = now["data"] - began["data"]
-    seconds = max(now["steps"] - began["steps"] + waited, 1e-9)
+    seconds = max(now["step"] - began["step"] + waited, 1e-9)
     self.images += images
     self.seconds += seconds
     return {"images_per_second": images / seconds, "data_wait": waited / seconds}

@@ -259,7 +259,7 @@ def tensorboard_is_a_file(disk: pathlib.Path, whole: pathlib.Path) -> str:
 def no_unicode(disk: pathlib.Path, whole: pathlib.Path) -> str:
   workdir = pathlib.Path(os.fsdecode(os.fsencode(disk) + b"/caf\xe9"))
   process = started(workdir)
-  out, err = process.communicate(timeout=300)
+  _, err = process.communicate(timeout=300)
   expect(process.returncode == 0, f"exit {process.returncode}: {err[-500:]}")
   same(workdir, whole)
   return err.strip() or "nothing said"
