@@ -155,10 +155,12 @@ class Checkpoints:
 
   def close(self) -> None:
     """Waits as `wait` does, and frees the background threads."""
-    with self._writing():
-      self._manager.close()
-    if not self._read_only:
-      os.close(self._descriptor)
+    try:
+      with self._writing():
+        self._manager.close()
+    finally:
+      if not self._read_only:
+        os.close(self._descriptor)
 
   @contextlib.contextmanager
   def _writing(self):
