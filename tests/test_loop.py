@@ -78,7 +78,7 @@ def test_a_stop_in_the_last_evaluation_trains_no_more_and_evaluates_again(parts,
     raise runtime.Preempted(42, "stopped as asked")
 
   last = {"test": build.Eval(12, measure)}
-  with pytest.raises(runtime.Stop, match="stopped as asked. Step 12 is saved") as stopped:
+  with pytest.raises(runtime.Stop, match=r"stopped as asked\. Step 12 is saved") as stopped:
     loop.train(dataclasses.replace(parts, evals=last), tmp_path)
   assert stopped.value.code == 42
   store = checkpoints.Checkpoints(tmp_path, mesh.replicated(parts.mesh), read_only=True)
