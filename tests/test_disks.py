@@ -239,7 +239,7 @@ def test_a_run_whose_workdir_is_gone_ends_and_writes_nothing_elsewhere(parts, tm
 
 def test_tensorboard_that_cannot_be_written_costs_no_result(parts, whole, tmp_path, caplog):
   (tmp_path / "tensorboard").write_text("mine")
-  result = loop.train(parts, tmp_path, profile=2)
+  result = loop.train(parts, tmp_path)
   assert {key: result[key] for key in SAME} == {key: whole[key] for key in SAME}
   assert json.loads((tmp_path / "result.json").read_text()) == result
   assert caplog.text.count("TensorBoard gets no more of this run") == 1

@@ -54,6 +54,12 @@ def directory(text: str) -> pathlib.Path:
   """The path of a --workdir; as a `type` of argparse."""
   if not text.strip():
     raise argparse.ArgumentTypeError("is empty; name a directory")
+  try:
+    str(pathlib.Path(text).absolute()).encode()
+  except UnicodeEncodeError:
+    raise argparse.ArgumentTypeError(
+      f"{text!a} is no Unicode, which checkpoints cannot be written to; name another"
+    ) from None
   return pathlib.Path(text)
 
 

@@ -1,6 +1,7 @@
 """What a run writes for TensorBoard: scalars, which metrics.jsonl gets too, and a profile."""
 
 import json
+import logging
 import pathlib
 
 import jax
@@ -61,8 +62,12 @@ class Trace:
     """Ends and writes the profile, if one is being taken."""
     if self._running:
       self._running = False
-      jax.profiler.stop_trace()
-      runtime.say(f"wrote a trace; look at it with: tensorboard --logdir={self._folder}")
+      try:
+        jax.profiler.stop_trace()
+      except jax.errors.JaxRuntimeError as error:
+        logging.warning("%s: the trace cannot be written (%s); the run goes on", self._folder, str(error)[:200])
+      else:
+        runtime.say(f"wrote a trace; look at it with: tensorboard --logdir={self._folder}")
 
 
 def _drop_after(path, start):

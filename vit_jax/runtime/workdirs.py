@@ -59,6 +59,5 @@ def _lock(file, workdir):
     return f"{workdir} {IN_USE} {holder}; wait for it, stop it, or take another --workdir"
   with files.writing(workdir / "lock"):
     file.truncate(0)
-    file.write(f"{os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
+    os.write(file.fileno(), f"{os.getpid()} on {socket.gethostname()}\n".encode())  # nothing is left for the close
   return None
