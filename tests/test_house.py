@@ -116,8 +116,9 @@ def test_no_module_catches_everything():
       or {"Exception", "BaseException"} & {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)}
     )
   }
-  # Orbax raises plain Exception on a truncated file; checkpoints.restore tries the one before.
-  assert catching == {"vit_jax/checkpoints.py"}
+  # Orbax raises plain Exception on a truncated file; checkpoints.restore tries the one before. A config file is a
+  # program of the user's, and raises what it likes.
+  assert catching == {"vit_jax/checkpoints.py", "vit_jax/flags.py"}
 
 
 def test_what_is_imported_is_what_setup_asks_for():

@@ -1,12 +1,16 @@
-"""Files: replaced whole or not at all, read as JSON, cached."""
+"""Files: replaced whole or not at all, read as JSON within bounds, written as CSV, cached."""
 
 import contextlib
+import csv
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 from vit_jax.schema import ConfigError
+
+JSON_BYTES, JSON_DEPTH = 2**24, 64  # more than any JSON of ours has, or of the codes whose weights are read
 
 
 @contextlib.contextmanager
@@ -31,15 +35,49 @@ def write_text(path: pathlib.Path, text: str) -> None:
     partial.write_text(text)
 
 
+def parse_json(data: bytes):
+  """The value of a JSON text in UTF-8; ValueError for what is none, or longer or deeper than the bounds above."""
+  if len(data) > JSON_BYTES:
+    raise ValueError(f"it is longer than {JSON_BYTES:,} bytes")
+  text = data.decode("utf-8-sig")
+  if text.count("[") + text.count("{") > JSON_DEPTH:  # Python would recurse, in C and then wherever the value goes
+    depth, bare = 0, re.sub(r'"[^"]*"', "", re.sub(r"\\.", "", text))  # without strings
+    for bracket in re.finditer(r"[\[\]{}]", bare):
+      depth += 1 if bracket[0] in "[{" else -1
+      if depth > JSON_DEPTH:
+        raise ValueError(f"it is nested deeper than {JSON_DEPTH} brackets")
+  return json.loads(text)
+
+
 def read_json(path: pathlib.Path) -> dict | None:
   """The JSON object in a file; None where there is no such file, or an empty object."""
   try:
-    values = json.loads(path.read_text()) if path.exists() else {}
+    if not path.exists():
+      return None
+    if not path.is_file():
+      raise ValueError("it is no file")
+    with path.open("rb") as file:
+      values = parse_json(file.read(JSON_BYTES + 1))
   except (ValueError, OSError) as error:
     raise ConfigError(f"{path} cannot be read as JSON ({error}); mend or remove it") from error
   if not isinstance(values, dict):
     raise ConfigError(f"{path} holds no JSON object; mend or remove it")
   return values or None
+
+
+def write_csv(path: pathlib.Path, rows: Iterable[Sequence]) -> None:
+  """Replaces a file by rows of cells, numbers and texts; of these, names that come from elsewhere are `csv_name`s."""
+  # Names of files need not be UTF-8; Python carries such bytes as surrogates, and they go out as they came.
+  with replacing(path) as partial, partial.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+    csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def csv_name(name: str) -> str:
+  """A name as a cell: with ' in front where a spreadsheet would compute with it, or where it begins with ' itself.
+
+  Whoever reads it takes the first ' away.
+  """
+  return f"'{name}" if name[:1] in tuple("=+-@\t\r\n'＝＋－＠") else name
 
 
 def cache(kind: str) -> pathlib.Path:

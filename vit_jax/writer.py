@@ -6,6 +6,7 @@ import pathlib
 import jax
 
 from vit_jax import events, files, runtime
+from vit_jax.schema import ConfigError
 
 
 class Writer:
@@ -66,11 +67,14 @@ def _drop_after(path, start):
   """Keeps the whole lines of steps up to `start`; a kill may have left later ones, or half a line."""
   if not path.exists():
     return
+  if not path.is_file():
+    raise ConfigError(f"{path} is no file; remove it")
   kept = []
-  for line in path.read_text().splitlines():
-    try:
-      if json.loads(line)["step"] <= start:
-        kept.append(line + "\n")
-    except (json.JSONDecodeError, KeyError, TypeError):
-      continue  # torn by a kill
+  with path.open("rb") as lines:
+    while line := lines.readline(files.JSON_BYTES):
+      try:
+        if files.parse_json(line)["step"] <= start:
+          kept.append(line.decode().rstrip("\r\n") + "\n")
+      except (ValueError, KeyError, TypeError):
+        continue  # torn by a kill, or none of ours
   files.write_text(path, "".join(kept))
