@@ -12,6 +12,7 @@ import jax
 from vit_jax import flags, runtime
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, nearest
+from vit_jax.schema.errors import readable
 
 CONFIG = "file, or file:argument; --config.KEY=VALUE changes a value"  # help of --config
 
@@ -61,7 +62,7 @@ def table(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None 
   say("")
   for name, value in figures.items():
     label = f"  {name.replace('_', ' '):<24}"
-    if name.endswith("images"):
+    if name.endswith("images") and isinstance(value, int):
       say(f"{label}{value:>10,}")
     elif isinstance(value, float) and not name.endswith(("seconds", "per_second")):
       form = ".4f" if name.endswith("loss") else ".2%"
@@ -85,7 +86,7 @@ def main(verb: Callable[[], None]) -> None:
     _end(runtime.EXIT_CONFIG, f"error: out of device memory; {advice}")
   except OSError as error:  # a full or read-only disk, a path that cannot be
     advice = "mend it and run the same command again: training goes on from its last checkpoint"
-    _end(runtime.EXIT_CONFIG, f"error: {error}; {advice}")
+    _end(runtime.EXIT_CONFIG, f"error: {readable(str(error))}; {advice}")
   except KeyboardInterrupt:
     _end(130, "interrupted; the same command continues from the last checkpoint")
 

@@ -84,7 +84,7 @@ class Measurement:
   """What is measured of given weights: evaluations with data of their own, at `image_size` or that of the weights."""
 
   evals: Mapping[str, Choice]
-  batch: Count = 128
+  batch: Annotated[int, Range(1, 2**16)] = 128
   image_size: Count | None = None
   ema: bool = False
   mesh: Mesh = Mesh()
@@ -151,7 +151,7 @@ def renamed(values: Mapping) -> dict:
   if isinstance(model := result.get("model"), Mapping):
     result["model"] = renamed_model(model)
   if isinstance(optim := result.get("optim"), Mapping) and "decay" in optim:
-    result["optim"] = {**optim, "decay": _DECAYS.get(optim["decay"], optim["decay"])}
+    result["optim"] = {**optim, "decay": _DECAYS.get(str(optim["decay"]), optim["decay"])}
   if isinstance(data := result.get("data"), Mapping):
     result["data"] = _without_idle(data)
   if isinstance(evals := result.get("evals"), Mapping):
