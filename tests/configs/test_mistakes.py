@@ -6,51 +6,32 @@ import random
 import jax
 import pytest
 
-from tests import recipes, runs
+from tests import mutations, recipes, runs
 from vit_jax import build, config, schema
 from vit_jax.data import catalog
 
 # Values of every kind for every key: either the run builds, or there is one error that names the key.
 
-VALUES = (
-  "-1", "0", "0.5", "1e30", "nan", "none", "true", "nonsense", "[]", "(1,2)", "{}", "''", "10ep", "3", "[('x', 1)]",
-)  # fmt: skip
 
-
-def leaves(value, path=""):
-  if isinstance(value, dict):
-    for key, inner in value.items():
-      yield from leaves(inner, f"{path}.{key}" if path else key)
-  else:
-    yield path
-
-
-def mutations():
-  keys = sorted(leaves(json.loads(config.dumps(recipes.run("digits")))))
-  everything = [(key, value) for key in keys for value in VALUES]
-  misspelled = [(key[:-1] + ("x" if key[-1] != "x" else "y"), "1") for key in keys]
-  return random.Random(0).sample(everything, 300) + misspelled
+def changes():
+  """(key, value) of chance, and each key misspelt."""
+  known = sorted(mutations.leaves(json.loads(config.dumps(recipes.run("digits")))))
+  draw = random.Random(0)
+  everything = [(key, value) for key in known for value in mutations.VALUES]
+  worse = [mutations.mutation(draw, known) for _ in range(100)]
+  return draw.sample(everything, 300) + [(mutations.misspelled(key), "1") for key in known] + worse
 
 
 def test_no_mutated_config_ends_in_a_traceback():
-  wrong, opened = [], {}
-
-  def open_split(choice, split):
-    # A dataset takes longer to open than all the rest; one that cannot be opened is asked each time.
-    key = json.dumps(schema.plain(schema.arguments(choice, catalog.READERS[choice.name])))
-    if (choice.name, key, split) not in opened:
-      opened[choice.name, key, split] = catalog.open_split(choice, split)
-    return opened[choice.name, key, split]
-
-  for key, text in mutations():
+  wrong, open_split = [], mutations.opener()
+  for key, value in changes():
     try:
-      build.build(recipes.run("digits", **{"model.depth": 1, key: text}), jax.devices(), open_split)
-    except schema.ConfigError as error:
-      said = str(error)
-      if key.split(".")[-1] not in said and key.split(".")[0] not in said:
-        wrong.append(f"{key}={text}: the message does not say where: {said}")
+      edited = recipes.load("digits", **{"model.depth": 1})
+      mutations.apply(edited, key, value)
+      mutations.built(edited, jax.devices(), open_split)
     except Exception as error:
-      wrong.append(f"{key}={text}: {type(error).__name__}: {error}")
+      if problem := mutations.wrong(error, [key]):
+        wrong.append(f"{key}={str(value)[:100]}: {problem}")
   assert not wrong, "\n".join(wrong)
 
 

@@ -33,7 +33,7 @@ WRITTEN = (".npz", ".safetensors")
 
 # Refused before anything is allocated: more members than any model has tensors, and tensors of more bytes than
 # weights are packed into, unless it is few.
-MEMBERS, PACKED, FEW = 20_000, 10, 2**28
+MEMBERS, PACKED, FEW = 10_000, 10, 2**28
 
 # Where training codes keep the weights beside other things.
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "module", "net", "params")
