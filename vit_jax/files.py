@@ -69,7 +69,9 @@ def write_csv(path: pathlib.Path, rows: Iterable[Sequence]) -> None:
   """Replaces a file by rows of cells, numbers and texts; of these, names that come from elsewhere are `csv_name`s."""
   # Names of files need not be UTF-8; Python carries such bytes as surrogates, and they go out as they came.
   with replacing(path) as partial, partial.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-    csv.writer(file, lineterminator="\n").writerows(rows)
+    plain, quoted = (csv.writer(file, lineterminator="\n", quoting=q) for q in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL))
+    for row in rows:  # before Python 3.13 a cell with \r alone is not quoted
+      (quoted if any(isinstance(cell, str) and "\r" in cell for cell in row) else plain).writerow(row)
 
 
 def csv_name(name: str) -> str:

@@ -32,7 +32,7 @@ ARGUMENTS = {  # of configs that take one
   "cct_cifar": ("cct_7_3x1_32_sine,cifar100,1500", "cvt_7_4_32,cifar10,5000"),
   "finetune": ("cifar10", "pets", "folder,ViT-Ti/16,96"),
 }  # fmt: skip
-# Other families, in the place of the config's own.
+# Other families, to be fine-tuned.
 MODELS = (
   "swin_tiny_patch4_window7_224",
   "efficientnet_b0",
@@ -83,11 +83,11 @@ def shipped(photos: str) -> list[tuple[str, dict[str, str], list[str]]]:
     cv2.imwrite(f"{photos}/{name}/{i}.jpg", np.full((8, 8, 3), i, np.uint8))
   result = []
   names = [f"{name}:{argument}" for name in recipes.NAMES for argument in ARGUMENTS.get(name, ())]
+  names += [f"finetune:cifar10,{model},224" for model in MODELS]
   for name in [*recipes.NAMES, *names]:
     needed = {"init.from": "weights.npz"} if name.startswith("finetune") else {}
     needed |= {"data.path": photos} if "folder" in name else {}
     result.append((name, needed))
-  result += [("vit_s16_i1k", {"model.name": model}) for model in MODELS]
   return [(name, needed, mutations.keys(recipes.run(name, **needed))) for name, needed in result]
 
 

@@ -56,6 +56,16 @@ MISTAKES = {  # what is changed; the key that the error is at; the value, what i
   "no step": ({"total": "0"}, "total", "0", "1 to"),
   "all frozen": ({"optim.frozen": "['.*']"}, "optim.frozen", "'.*'", "nothing is left to train"),
   "a length beyond int32": ({"total": "5000000M"}, "total", "5000000M", "2**31 - 1"),
+  "a key of another optimizer": (
+    {"optim.momentum": "0.9"}, "optim.momentum", "value '0.9'", "sgd, adafactor take it", "Allowed: b1, b2",
+  ),
+  "a key whose value is another's": ({"model.pooling": "cls"}, "model.pooling", "Did you mean 'pool'"),
+  "a pattern without end": (
+    {"optim.decay_on": "[('(a+)+b', 1.0)]"}, "optim.decay_on[0][0]", "'(a+)+b'", "several patterns",
+  ),
+  "a frozen pattern without end": ({"optim.frozen": "['(.*)*k']"}, "optim.frozen[0]", "'(.*)*k'", "allowed: 1,000,000"),
+  "a text without end": ({"data.train": "x" * 100_000}, "data.train", "(100,0", "Allowed"),
+  "a size without end": ({"model.depth": "1000000"}, "model.depth", "1000000 is out of range", "[1, 1024]"),
   "heads that do not divide": ({"model.heads": "3"}, "model", "heads 3", "1, 2, 4, 8"),
 }  # fmt: skip
 
