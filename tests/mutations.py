@@ -27,13 +27,13 @@ OBJECTS = (
 )  # fmt: skip
 
 
-def leaves(value, path: str = "") -> Iterator[str]:
-  """Dotted keys of nested dicts."""
+def leaves(value, path: str = "") -> Iterator[tuple[str, object]]:
+  """(dotted key, value) of nested dicts."""
   if isinstance(value, dict):
     for key, inner in value.items():
       yield from leaves(inner, f"{path}.{key}" if path else key)
   else:
-    yield path
+    yield path, value
 
 
 def misspelled(key: str) -> str:
@@ -41,16 +41,31 @@ def misspelled(key: str) -> str:
   return key[:-1] + ("x" if key[-1] != "x" else "y")
 
 
-def keys(run: config.Run) -> list[str]:
-  """All keys of a run, and all groups of keys."""
-  known = list(leaves(json.loads(config.dumps(run))))
-  groups = {key.rpartition(".")[0] for key in known} - {""}
-  return sorted({*known, *groups})
+def keys(run: config.Run) -> dict[str, object]:
+  """All keys of a run with their values, and all groups of keys with None."""
+  known = dict(leaves(json.loads(config.dumps(run))))
+  return dict.fromkeys(sorted({key.rpartition(".")[0] for key in known} - {""})) | known
 
 
-def mutation(draw: random.Random, known: list[str]) -> tuple[str, object]:
+def near(draw: random.Random, value) -> object:
+  """Another value of the same kind, which may well be allowed."""
+  match value:
+    case bool():
+      return not value
+    case int() | float():
+      return draw.choice((0, 1, value + 1, 2 * value, value / 2, value // 2, -value, 1000 * value))
+    case str():
+      return draw.choice((value, value.upper(), value[:-1], f"{value}x", "none", "train", "cosine", "1ep", "resize"))
+    case list():
+      return draw.choice((value[:-1], [*value, *value], value[::-1], tuple(value)))
+  return draw.choice((1, 2, 0.1, "1", True))
+
+
+def mutation(draw: random.Random, known: dict[str, object]) -> tuple[str, object]:
   """A key, which may be wrong, and a text for a flag or an object for a file."""
-  key = draw.choice(known)
+  key = draw.choice(list(known))
+  if draw.randrange(2):
+    return key, near(draw, known[key])
   match draw.randrange(8):
     case 0:
       key = misspelled(key)
@@ -73,7 +88,8 @@ def apply(edited: ml_collections.ConfigDict, key: str, value) -> None:
     if not isinstance(inner, ml_collections.ConfigDict):
       raise schema.ConfigError("there is no such group", f"config.{key}")
     edited = inner
-  edited[last] = value
+  with edited.ignore_type():
+    edited[last] = value
 
 
 def opener() -> Callable:
@@ -96,7 +112,7 @@ def wrong(error: BaseException, changed: list[str]) -> str | None:
     return f"{type(error).__name__}: {str(error)[:300]}"
   said = str(error)
   words = {part for key in changed for part in (key.split(".")[-1], key.split(".")[0])}
-  if not error.place and not any(word in said for word in words):
+  if not error.place and not any(word in said or word.replace("_", " ") in said for word in words):
     return f"the message does not say where: {said[:300]}"
   if len(said) > 2500 or said.count("\n") > 3 or "\x1b" in said:
     return f"the message is not fit to be read: {said[:300]!r}"

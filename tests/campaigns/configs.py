@@ -26,6 +26,7 @@ import numpy as np
 from tests import mutations, recipes
 from vit_jax import build, config, hardware
 from vit_jax.data import catalog
+from vit_jax.schema import show
 
 ARGUMENTS = {  # of configs that take one
   "vit_i1k": ("B/16", "Ti/16"), "vit_i21k": ("L/16", "B/32"), "vit_jft": ("H/14",), "vit_g_jft": ("G/14",),
@@ -67,7 +68,7 @@ def main() -> int:
       problem = problem or (f"took {seconds:.0f} s" if seconds > SECONDS else None)
       if problem:
         failed += 1
-        print(f"{number}: {name} with {str(changes)[:200]}: {problem}", flush=True)
+        print(f"{number}: {name} with {show(changes)}: {problem}", flush=True)
   print(f"{args.count - failed} passed, {failed} failed ({builds} of them built)")
   return bool(failed)
 
@@ -76,7 +77,7 @@ def late(*_):
   raise TimeoutError(f"no end after {10 * SECONDS} s")
 
 
-def shipped(photos: str) -> list[tuple[str, dict[str, str], list[str]]]:
+def shipped(photos: str) -> list[tuple[str, dict[str, str], dict[str, object]]]:
   """(config, flags that it needs, keys that it has) of every shipped config, and of other models in one of them."""
   for name, i in ((name, i) for name in "abc" for i in range(200)):
     pathlib.Path(photos, name).mkdir(exist_ok=True)

@@ -15,7 +15,7 @@ from vit_jax.data import catalog
 
 def changes():
   """(key, value) of chance, and each key misspelt."""
-  known = sorted(mutations.leaves(json.loads(config.dumps(recipes.run("digits")))))
+  known = dict(sorted(mutations.leaves(json.loads(config.dumps(recipes.run("digits"))))))
   draw = random.Random(0)
   everything = [(key, value) for key in known for value in mutations.VALUES]
   worse = [mutations.mutation(draw, known) for _ in range(100)]
@@ -31,7 +31,7 @@ def test_no_mutated_config_ends_in_a_traceback():
       mutations.built(edited, jax.devices(), open_split)
     except Exception as error:
       if problem := mutations.wrong(error, [key]):
-        wrong.append(f"{key}={str(value)[:100]}: {problem}")
+        wrong.append(f"{schema.show(key)}={schema.show(value)}: {problem}")
   assert not wrong, "\n".join(wrong)
 
 
