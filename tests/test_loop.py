@@ -110,6 +110,15 @@ def test_a_finished_run_does_nothing_and_gives_its_result(parts, tmp_path, capsy
     loop.train(shorter, tmp_path)
 
 
+@pytest.mark.parametrize("odd", [{"train_seconds": "1"}, {"images_per_second": []}, {"steps": "12"}])
+def test_a_result_that_is_not_as_it_was_written_is_measured_again(parts, tmp_path, odd):
+  values = {"steps": 12, "train_seconds": 1.0, "images_per_second": None}
+  (tmp_path / "result.json").write_text(json.dumps(values))
+  assert loop.finished(tmp_path, 12) == values
+  (tmp_path / "result.json").write_text(json.dumps(values | odd))
+  assert loop.finished(tmp_path, 12) is None
+
+
 def test_a_step_that_gets_arrays_of_the_host_is_an_error(parts, tmp_path):
   class OnHost(Broken):
     def __next__(self):

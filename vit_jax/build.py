@@ -108,15 +108,12 @@ def complete(run: Run) -> Run:
   """The run with every name looked up and every argument checked and filled in."""
   # Their tables are on higher floors than `config.Run`, whose annotations cannot name them.
   parts = {}
-  for key, functions in (
-    ("model", lambda name: (models.lookup(name),)),
-    ("data", functools.partial(lookup, catalog.DATA)),
-    ("optim", functools.partial(lookup, OPTIM)),
-    ("task", functools.partial(lookup, tasks.TASKS)),
-  ):
+  with at("config.model"):
+    parts["model"] = bind(run.model, (models.lookup(run.model.name),))
+  for key, table in (("data", catalog.DATA), ("optim", OPTIM), ("task", tasks.TASKS)):
     choice = getattr(run, key)
     with at(f"config.{key}"):
-      parts[key] = bind(choice, functions(choice.name))
+      parts[key] = bind(choice, lookup(table, choice.name), table)
   prepared, measured = evals.preparation(parts["data"]), {}
   for name, choice in run.evals.items():
     with at(f"config.evals.{name}"):

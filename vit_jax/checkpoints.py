@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from vit_jax import files, runtime, trees
+from vit_jax import disk, runtime, trees
 from vit_jax.schema import ConfigError
 
 
@@ -85,7 +85,7 @@ class Checkpoints:
     """
     arrays = trees.flatten(state)
     digest = self._digest(arrays)
-    files.check_there(self.directory, self._descriptor)
+    disk.check_there(self.directory, self._descriptor)
     with self._writing():
       self._manager.save(
         step,
@@ -171,7 +171,7 @@ class Checkpoints:
       if (number := _disk_error(error)) is None:
         raise
       if not self._read_only:
-        files.check_there(self.directory, self._descriptor)
+        disk.check_there(self.directory, self._descriptor)
       whole = max((int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit()), default=None)
       last = "there is none before it" if whole is None else f"the last whole one is step {whole}"
       text = f"a checkpoint could not be saved: {os.strerror(number)}; {last}"

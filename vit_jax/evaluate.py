@@ -75,7 +75,12 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
   own = files.read_json(arguments.workdir / "config.json")
   if own is None:
     raise schema.ConfigError(f"--workdir: {arguments.workdir} holds no run (no config.json); train one first")
-  return build.complete(config.resolve(config.renamed(own)))
+  try:
+    return build.complete(config.resolve(config.renamed(own)))
+  except schema.ConfigError as error:
+    raise schema.ConfigError(
+      f"--workdir: {arguments.workdir / 'config.json'} is no run of this code: {error}"
+    ) from error
 
 
 def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> dict[str, schema.Choice]:

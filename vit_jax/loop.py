@@ -110,7 +110,9 @@ def in_phase(watch: runtime.Watch, timer: clock.Clock, name: str, detail: Callab
 def finished(workdir: pathlib.Path, total: int) -> dict | None:
   """The result of a run of `total` steps that has ended before; None where there is none."""
   result = files.read_json(workdir / "result.json")
-  if not result or result.get("steps") != total or not {"train_seconds", "images_per_second"} <= result.keys():
+  if not result or result.get("steps") != total or not isinstance(result.get("train_seconds"), int | float):
+    return None
+  if not isinstance(result.get("images_per_second", ""), int | float | None):  # not as it was written: measure again
     return None
   say(f"finished before, {total} steps: nothing to do")
   return result

@@ -6,7 +6,8 @@ import pathlib
 
 import jax
 
-from vit_jax import events, files, runtime
+from vit_jax import disk, events, files, runtime
+from vit_jax.schema import ConfigError
 
 
 class Writer:
@@ -25,8 +26,8 @@ class Writer:
   def write(self, step: int, scalars: dict[str, float]) -> None:
     """One line and one point per scalar; returns at once. OSError if the line cannot be written."""
     if self._active:
-      with files.writing(self._file):
-        files.check_there(self._file, self._lines.fileno())
+      with disk.writing(self._file):
+        disk.check_there(self._file, self._lines.fileno())
         self._lines.write(json.dumps({"step": step, **scalars}) + "\n")
       self._events.write(step, scalars)
 
@@ -34,7 +35,7 @@ class Writer:
     """Ends both files."""
     if self._active:
       self._events.close()
-      with files.writing(self._file):
+      with disk.writing(self._file):
         self._lines.close()
 
 
@@ -74,11 +75,14 @@ def _drop_after(path, start):
   """Keeps the whole lines of steps up to `start`; a kill may have left later ones, or half a line."""
   if not path.exists():
     return
+  if not path.is_file():
+    raise ConfigError(f"{path} is no file; remove it")
   kept = []
-  for line in path.read_bytes().split(b"\n"):
-    try:
-      if json.loads(line)["step"] <= start:
-        kept.append(line.decode() + "\n")
-    except (ValueError, LookupError, TypeError, RecursionError):
-      continue  # torn by a kill, or damaged
+  with path.open("rb") as lines:
+    while line := lines.readline(files.JSON_BYTES):
+      try:
+        if files.parse_json(line)["step"] <= start:
+          kept.append(line.decode().rstrip("\r\n") + "\n")
+      except (ValueError, KeyError, TypeError):
+        continue  # torn by a kill, or none of ours
   files.write_text(path, "".join(kept))

@@ -5,7 +5,6 @@ go on, a restart whose weights must be those of an undisturbed run, bit for bit 
 failed`; exit code 1 if any failed. Takes about half a minute a scenario on two cores.
 """
 
-import json
 import os
 import pathlib
 import shutil
@@ -30,38 +29,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 import cv2
 import numpy as np
 
-from tests.campaigns.group import COUNT, Group
-
-
-def others(*without: int) -> list[int]:
-  """The other processes."""
-  return [i for i in range(COUNT) if i not in without]
-
-
-def result(folder: pathlib.Path, workdir: str) -> dict:
-  """Of a run that has ended."""
-  return json.loads((folder / workdir / "result.json").read_text())
-
-
-def finish(folder: pathlib.Path, workdir: str, **options) -> None:
-  """The same command continues to the weights, figures and log of the undisturbed run."""
-  with Group(folder, workdir, **options) as group:
-    group.all_end(0, 180)
-  here, there = result(folder, workdir), result(folder, "undisturbed")
-  for key in ("weights_sha256", "loss", "top1", "images", "steps"):
-    assert here[key] == there[key], f"{key}: {here[key]}, undisturbed {there[key]}"
-  assert losses(folder, workdir) == losses(folder, "undisturbed")
-
-
-def losses(folder: pathlib.Path, workdir: str) -> dict[int, dict]:
-  """What metrics.jsonl says of steps and evaluations, without times."""
-  rows = [json.loads(line) for line in (folder / workdir / "metrics.jsonl").read_text().splitlines()]
-  table = {}
-  for row in rows:
-    table.setdefault(row["step"], {}).update(
-      {key: value for key, value in row.items() if key.endswith(("loss", "top1"))}
-    )
-  return table
+from tests.campaigns.group import COUNT, Group, finish, others, result
 
 
 SCENARIOS: dict[str, Callable[[pathlib.Path], None]] = {}

@@ -3,9 +3,12 @@
 import dataclasses
 import os
 import re
+from typing import Annotated
 
 from vit_jax.data import sources
-from vit_jax.schema import ConfigError, Count, place
+from vit_jax.schema import ConfigError, Range, place
+
+Labels = Annotated[int, Range(1, 4096)]  # the most of one image
 
 
 def data_dir(path: str | None):
@@ -40,7 +43,7 @@ def own_copy(
   train: str = "train",
   val: str | None = None,
   test: str = "test",
-  labels: Count = 1,
+  labels: Labels = 1,
 ) -> sources.Source:
   """The user's copy in `path` of a dataset that has no public builder; `labels` is the most that an image has."""
   return open_prepared(name, row, path, labels, split, sources.Splits(train, val, test))
@@ -56,7 +59,7 @@ def any_builder(
   train: str = "train",
   val: str | None = None,
   test: str = "test",
-  labels: Count = 1,
+  labels: Labels = 1,
 ) -> sources.Source:
   """Any prepared dataset, by the name of its TFDS `builder`, by the directory `path` of one version, or by both.
 
