@@ -31,7 +31,6 @@ import numpy as np
 
 from tests.campaigns.group import COUNT, Group, finish, others, result
 
-
 SCENARIOS: dict[str, Callable[[pathlib.Path], None]] = {}
 
 
