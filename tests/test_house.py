@@ -12,7 +12,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
   {"schema", "config", "flags", "trees", "rng", "files", "shapes"},
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops"},
-  {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures"},
+  {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures",
+   "identity", "result"},
   {"build", "measuring", "loop", "planning", "sweeps"},
   {"cli", "train", "evaluate", "fewshot", "sweep", "plan", "prepare", "convert"},
 )  # fmt: skip

@@ -3,10 +3,12 @@
 import contextlib
 import gc
 import hashlib
+import json
 import logging
 import pathlib
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,6 +18,8 @@ import orbax.checkpoint as ocp
 
 from vit_jax import runtime, trees
 from vit_jax.schema import ConfigError
+
+Check = Callable[[dict], None]  # raises ValueError for what is said about a state and cannot be used
 
 
 def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -71,33 +75,26 @@ class Checkpoints:
   def save(self, step: int, state: Any, about: dict) -> None:
     """Starts to save `state` and the JSON values `about`; returns once the arrays are copied off the devices."""
     arrays = trees.flatten(state)
-    digest = self._digest(arrays)
+    said = {"run": about, "fingerprint": _values(self._fingerprint(arrays))}
+    said["sha256"] = _sha256(said)
     self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave({"run": about, "fingerprint": digest})
-      ),
+      step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(said))
     )
 
-  def read(self, step: int, state: Any) -> tuple[Any, dict]:
-    """(state, about) of one step, onto the shapes and shardings of the abstract `state`.
-
-    Raises whatever Orbax does where a file is missing, short or changed, and ValueError where a value is.
-    """
-    args = ocp.args.Composite(state=ocp.args.StandardRestore(trees.flatten(state)), about=ocp.args.JsonRestore())
-    restored = self._manager.restore(step, args=args)
-    _verify(self._digest(restored.state), restored.about)
-    return trees.unflatten(state, restored.state), restored.about["run"]
-
-  def restore(self, state: Any) -> tuple[Any, dict] | None:
+  def restore(self, state: Any, check: Check = lambda about: None) -> tuple[Any, dict] | None:
     """The newest readable (state, about), None where there is no checkpoint yet.
 
     Newer ones that cannot be read are renamed to `<step>.unreadable` and named in a warning. Where none can be read
-    everything stays as it is, and the program ends.
+    everything stays as it is, and the program ends. All processes take the same one: what one of them cannot read, none
+    does, and none waits for another while it reads.
+
+    Args:
+      state: abstract, with the shapes and shardings that are wanted.
+      check: raises ValueError for an `about` that cannot be used; its checkpoint counts as unreadable.
     """
     bad = []
-    for step in reversed(self.steps()):
-      restored, problem = _attempt(self.read, step, state)
+    for step in reversed(runtime.exchange(self.steps())[0]):
+      restored, problem = self._read(step, state, check)
       if problem:
         bad.append((step, problem))
         continue
@@ -112,6 +109,21 @@ class Checkpoints:
       f"none of the checkpoints can be read; nothing was changed:{reasons}\n"
       "Bring back a good copy, or take another --workdir to start anew.",
     )
+
+  def _read(self, step, state, check):
+    """((state, about), None) of one step, or (None, why it cannot be read), the same on all processes."""
+    folder, wanted = self.directory / str(step), trees.flatten(state)
+
+    def read():
+      said = _said(folder, check)
+      return said, ocp.StandardCheckpointHandler().restore(folder / "state", args=ocp.args.StandardRestore(wanted))
+
+    (said, arrays), problem = _attempt(read, (None, None))
+    problem = _shared(problem)
+    if not problem:  # the fingerprint is computed by all processes together
+      _, problem = _attempt(lambda: _verify(self._fingerprint(arrays), said))
+      problem = _shared(problem)
+    return (None, problem) if problem else ((trees.unflatten(state, arrays), said["run"]), None)
 
   def _set_aside(self, step, why, used):
     if self._read_only:
@@ -130,9 +142,6 @@ class Checkpoints:
     runtime.barrier("set aside")
     self._manager.reload()
 
-  def _digest(self, arrays):
-    return _digest(self._fingerprint, arrays)
-
   def wait(self) -> None:
     """Returns when the last save is on disk; raises what went wrong there."""
     self._manager.wait_until_finished()
@@ -142,32 +151,68 @@ class Checkpoints:
     self._manager.close()
 
 
-def _attempt(read, *arguments):
-  """(what `read` gives, None), or (None, why a checkpoint cannot be read). What the user can mend is raised."""
+def _attempt(read, nothing=None):
+  """(what `read` gives, None), or (nothing, why a checkpoint cannot be read). What the user can mend is raised."""
   try:
     with _quiet_threads():
-      return read(*arguments), None
+      return read(), None
   except ConfigError:
     raise
   except Exception as error:  # Orbax raises plain Exception too, and any of them means the same here
-    return None, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return nothing, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _digest(function, arrays):
-  return {path: int(value) for path, value in jax.device_get(function(arrays)).items()}
+def _shared(problem):
+  """The problem of this process, or else of another."""
+  problems = runtime.exchange(problem)
+  return problem or next((f"in process {i}: {other}" for i, other in enumerate(problems) if other), None)
 
 
-def _verify(actual, about):
-  """ValueError unless the fingerprints are those that were saved."""
-  expected = dict(about["fingerprint"])
-  changed = sorted(path for path in actual if actual[path] != expected.get(path))
-  if changed or not isinstance(about["run"], dict):
+def _values(fingerprint):
+  return {path: int(value) for path, value in jax.device_get(fingerprint).items()}
+
+
+def _sha256(said):
+  """Of what is said about a state, and of its fingerprint."""
+  covered = {"run": said["run"], "fingerprint": said["fingerprint"]}
+  return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
+
+
+def _said(folder, check=lambda about: None):
+  """What is said about the state in a folder, checked, and its fingerprint; those of before have no SHA-256."""
+  said = ocp.JsonCheckpointHandler().restore(folder / "about")
+  if not isinstance(said["run"], dict) or not isinstance(said["fingerprint"], dict):
+    raise ValueError("what is said about the state is no JSON object")
+  if said.get("sha256", _sha256(said)) != _sha256(said):
+    raise ValueError("what is said about the state is not what was saved")
+  check(said["run"])
+  return said
+
+
+def _verify(fingerprint, said):
+  """ValueError unless the arrays' fingerprint is the one that was saved."""
+  actual, expected = _values(fingerprint), said["fingerprint"]
+  if changed := sorted(path for path in actual if actual[path] != expected.get(path)):
     raise ValueError(f"the bytes of {', '.join(changed[:3])} are not those that were saved")
+
+
+def about(workdir: pathlib.Path, check: Check = lambda about: None) -> dict | None:
+  """What is said about the newest state of a workdir, without reading it; None where nothing is that can be used."""
+  for step in reversed(_steps(workdir)):
+    said, problem = _attempt(lambda step=step: _said(workdir / "checkpoints" / str(step), check))
+    if not problem:
+      return said["run"]
+  return None
+
+
+def _steps(workdir):
+  """Steps that a workdir has, oldest first."""
+  return sorted(int(path.name) for path in (workdir / "checkpoints").glob("[0-9]*") if path.name.isdecimal())
 
 
 def exist(workdir: pathlib.Path) -> bool:
   """Whether a workdir holds checkpoints; an empty folder is a start that was killed."""
-  return any((workdir / "checkpoints").glob("[0-9]*"))
+  return bool(_steps(workdir))
 
 
 def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[str, np.ndarray], dict]:
@@ -175,37 +220,54 @@ def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[st
 
   `averaged` takes the moving average instead. ConfigError where there is none, or none that can be read.
   """
-  directory, part = workdir / "checkpoints", "ema/" if averaged else "params/"
-  handlers = {"state": ocp.PyTreeCheckpointHandler(), "about": ocp.JsonCheckpointHandler()}
-  with contextlib.closing(
-    ocp.CheckpointManager(
-      directory.absolute(), options=ocp.CheckpointManagerOptions(read_only=True), item_handlers=handlers
-    )
-  ) as manager:
-    bad = []
-    for step in sorted(manager.all_steps(), reverse=True):
-      weights, problem = _attempt(_read_part, manager, step, part)
-      if not problem:
-        return weights
-      bad.append(f"\n  {directory / str(step)}: {problem}")
-      logging.warning("checkpoint %d of %s cannot be read (%s)", step, workdir, problem)
-  raise ConfigError(f"{workdir} has no checkpoint that can be read{''.join(bad)}")
+  bad = []
+  for step in reversed(_steps(workdir)):
+    folder = workdir / "checkpoints" / str(step)
+    weights, problem = _attempt(lambda folder=folder: _read_part(folder, "ema/" if averaged else "params/"))
+    if not problem:
+      for unreadable, why in bad:
+        logging.warning("%s cannot be read (%s); the weights are those of step %d", unreadable, why, step)
+      return weights
+    bad.append((folder, problem))
+  reasons = "".join(f"\n  {unreadable}: {why}" for unreadable, why in bad)
+  raise ConfigError(f"{workdir} has no checkpoint that can be read{reasons}")
 
 
-def _read_part(manager, step, part):
+def check_same(arrays: dict[str, np.ndarray], path: str) -> None:
+  """ConfigError in all processes unless each has read the same arrays from `path`, which may be a disk of its own."""
+  if jax.process_count() == 1:
+    return
+  digest = hashlib.sha256()
+  for name, array in sorted(arrays.items()):
+    digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+  digests = runtime.exchange(digest.hexdigest()[:12])
+  if len(set(digests)) > 1:
+    raise ConfigError(f"{path} holds other weights on each host (SHA-256 {', '.join(digests)}); copy one to all")
+
+
+def damage(workdir: pathlib.Path) -> str:
+  """Why the newest state of a workdir cannot be read, as the end of a sentence; "" where it can, or is none."""
+  if not (steps := _steps(workdir)):
+    return ""
+  folder = workdir / "checkpoints" / str(steps[-1])
+  _, problem = _attempt(lambda: _read_part(folder, ""))
+  return f" ({folder} cannot be read: {problem})" if problem else ""
+
+
+def _read_part(folder, part):
   """Arrays whose path begins with `part`, verified, and what is said about them."""
-  tree = manager.item_metadata(step)["state"]
+  said, handler = _said(folder), ocp.PyTreeCheckpointHandler()
+  tree = handler.metadata(folder / "state")
   wanted = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in tree.items() if path.startswith(part)}
   if not wanted:
-    raise ConfigError(f"step {step} holds no {part.rstrip('/')}; the run keeps an average with config.optim.ema")
+    raise ConfigError(f"step {folder.name} holds no {part.rstrip('/')}; the run keeps an average with config.optim.ema")
   on_host = {path: ocp.RestoreArgs(restore_type=np.ndarray) for path in wanted}
-  args = ocp.args.Composite(
-    state=ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True),
-    about=ocp.args.JsonRestore(),
+  # The handlers themselves: a manager's `restore` would wait for all other processes at its end.
+  arrays = handler.restore(
+    folder / "state", args=ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True)
   )
-  restored = manager.restore(step, args=args)
-  _verify(_digest(jax.jit(fingerprint), restored.state), restored.about)
-  return {path.removeprefix(part): array for path, array in restored.state.items()}, restored.about["run"]
+  _verify(jax.jit(fingerprint)(arrays), said)
+  return {path.removeprefix(part): array for path, array in arrays.items()}, said["run"]
 
 
 def write_weights(workdir: pathlib.Path, params: dict[str, np.ndarray], about: dict) -> None:

@@ -5,14 +5,13 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
-import json
 import pathlib
 from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 
-from vit_jax import build, checkpoints, clock, config, files, hardware, mesh, runtime, steps, writer
+from vit_jax import build, checkpoints, clock, config, files, hardware, identity, mesh, result, runtime, steps, writer
 from vit_jax.data import stream
 from vit_jax.evals import outcomes
 from vit_jax.runtime import say
@@ -39,24 +38,26 @@ def train(
   Raises runtime.Stop when asked to stop, and for a value that is not finite; ConfigError for an image that cannot be
   decoded. The first and the last save before.
   """
-  if result := finished(workdir, parts.total):
-    return result
+  if earlier := finished(workdir, parts.total):
+    return earlier
   with contextlib.ExitStack() as resources:
     # Where the run stands.
     say(parts.overview())
     store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), parts.keep, parts.keep_every)
     resources.callback(store.close)
-    state, watch, digests = first_state(parts, store, weights)
-    frozen, digests = parts.frozen(digests)
+    state, watch, before = first_state(parts, store, weights)
+    frozen, digests = parts.frozen(before and before["frozen"])
     start = step = int(state.step)
     batches = parts.batches(start)
     log, trace = Log(parts, workdir, start, watch, store), writer.Trace(workdir, start, profile)
     for resource in (log, trace, batches):
       resources.callback(resource.close)
     poll = (preemption or runtime.Preemption()).poll
-    save = functools.partial(save_state, store, log, {"model": parts.model.description.to_json(), "frozen": digests})
+    save = functools.partial(save_state, store, log, parts, digests)
     say(f"continues at step {start} of {parts.total}" if start else f"{parts.total} steps to go")
     try:
+      if before and not before["evaluated"]:  # a stop had cut it short
+        evaluate(due(parts, start), start, state, log, poll)
       train_step = parts.compile() if step < parts.total else None
       while step < parts.total:
         with watch.wait():
@@ -67,8 +68,7 @@ def train(
         step += 1
         log.add(step, metrics, batches.skipped)
         if step < parts.total:
-          if due := {name: each for name, each in parts.evals.items() if step % each.every == 0}:
-            evaluate(due, step, state, log, poll)
+          evaluate(due(parts, step), step, state, log, poll)
           if step % parts.save_every == 0:
             save(step, state)
           poll()
@@ -91,21 +91,21 @@ def train(
 
 def finished(workdir: pathlib.Path, total: int) -> dict | None:
   """The result of a run of `total` steps that has ended before; None where there is none."""
-  result = files.read_json(workdir / "result.json")
-  if not result or result.get("steps") != total or not {"train_seconds", "images_per_second"} <= result.keys():
+  earlier = result.read(workdir)
+  if not earlier or earlier.get("steps") != total or not {"train_seconds", "images_per_second"} <= earlier.keys():
     return None
   say(f"finished before, {total} steps: nothing to do")
-  return result
+  return earlier
 
 
 def first_state(
   parts: build.Parts, store: checkpoints.Checkpoints, weights: dict[str, np.ndarray] | None
-) -> tuple[steps.State, clock.Clock, dict[str, str] | None]:
-  """The newest state that is saved, the clock that goes on from there, and the digests of frozen weights.
+) -> tuple[steps.State, clock.Clock, dict | None]:
+  """The newest state that is saved, the clock that goes on from there, and what the checkpoint says.
 
-  Without a saved state, that before the first step, and None, for no weights are expected.
+  Without a saved state, that before the first step, and None.
   """
-  saved, workdir = store.restore(parts.state_shapes), store.directory.parent
+  saved, workdir = store.restore(parts.state_shapes, check), store.directory.parent
   if saved and int(saved[0].step) > parts.total:
     raise ConfigError(f"config.total: {parts.total} steps, but {workdir} has done {int(saved[0].step)} already")
   if jax.process_index() == 0:
@@ -114,9 +114,21 @@ def first_state(
     watch = clock.Clock()
     return parts.start(starting_weights(parts) if weights is None else weights), watch, None
   state, about = saved
+  for note in identity.notes(about.get("identity"), parts.identity):
+    say(note)
   running = int(state.step) < parts.total
   watch = clock.Clock(about["images"], about["seconds"], about["train_seconds"], running)
-  return state, watch, about.get("frozen", {})
+  return state, watch, {"frozen": {}, "evaluated": True} | about  # those of before have neither
+
+
+def check(about: dict) -> None:
+  """ValueError where a checkpoint does not say what a run goes on with, or says other things than a run does."""
+  for name in ("images", "seconds", "train_seconds"):
+    if not result.is_number(about.get(name)) or about[name] < 0:
+      raise ValueError(f"{name} is {str(about.get(name))[:80]!r}, which is no count")
+  if not all(isinstance(digest, str) for digest in dict(about.get("frozen", {})).values()):
+    raise ValueError("the digests of frozen weights are no texts")
+  identity.check(about)
 
 
 def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict[str, np.ndarray]:
@@ -127,6 +139,7 @@ def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict
   except ConfigError as error:
     problem = f"{flag}: {error}"
   runtime.agree(problem)
+  checkpoints.check_same(weights, parts.run.init.from_)
   for note in notes:
     say(note)
   return weights
@@ -145,11 +158,11 @@ def facts(parts: build.Parts, state: steps.State, watch: clock.Clock) -> dict:
   }
 
 
-def write_result(workdir: pathlib.Path, result: dict) -> dict:
+def write_result(workdir: pathlib.Path, figures: dict) -> dict:
   """The result, which the first process writes."""
   if jax.process_index() == 0:
-    files.write_text(workdir / "result.json", json.dumps(result, indent=2) + "\n")
-  return result
+    result.write(workdir, figures)
+  return figures
 
 
 def ending(reason: Exception, step: int) -> Exception:
@@ -164,10 +177,17 @@ def ending(reason: Exception, step: int) -> Exception:
 # What happens between steps.
 
 
+def due(parts: build.Parts, step: int) -> dict[str, build.Eval]:
+  """The evaluations of a step before the last one."""
+  return {name: each for name, each in parts.evals.items() if 0 < step < parts.total and step % each.every == 0}
+
+
 def evaluate(
   evals: dict[str, build.Eval], step: int, state: steps.State, log: "Log", poll: Callable[[], None]
 ) -> dict[str, float]:
   """Figures of the state at `step`, written and printed. `poll` is called between batches, and raises to stop."""
+  if not evals:
+    return {}
   with log.paused(step):
     measures = {name: each.measure for name, each in evals.items()}
     figures = outcomes.figures(outcomes.measure(measures, state.params, state.ema, poll))
@@ -175,11 +195,29 @@ def evaluate(
   return figures
 
 
-def save_state(store: checkpoints.Checkpoints, log: "Log", about: dict, step: int, state: steps.State) -> None:
-  """Saves `step` once all its steps are known to be finite; a step that is saved already stays."""
+def save_state(
+  store: checkpoints.Checkpoints,
+  log: "Log",
+  parts: build.Parts,
+  digests: dict[str, str],
+  step: int,
+  state: steps.State,
+) -> None:
+  """Saves `step` once all its steps are known to be finite; a step that is saved already stays.
+
+  `digests` are those of frozen weights.
+  """
   with log.paused(step):
     if step not in store.steps():
-      store.save(step, state, {**about, **log.clock.counts()})
+      evaluated = not due(parts, step) or log.last_evaluation == step
+      about = description(parts, step) | {"frozen": digests, "evaluated": evaluated}
+      store.save(step, state, about | log.clock.counts())
+
+
+def description(parts: build.Parts, step: int) -> dict:
+  """What a checkpoint of a step says it is a state of."""
+  order = identity.order(parts.images, step * parts.run.batch)
+  return {"model": parts.model.description.to_json(), "identity": parts.identity, "order": order}
 
 
 class Log:
@@ -197,6 +235,7 @@ class Log:
     self.clock = clock
     self._parts, self._start, self._store = parts, start, store
     self._writer = writer.Writer(workdir, start, jax.process_index() == 0)
+    self.last_evaluation = None  # step
     self._pending = collections.deque()  # (step, metrics on the devices), not fetched yet
     self._rows = []  # {metric: value} of steps that are fetched and not written yet
     self._lap_began = start  # step
@@ -255,6 +294,7 @@ class Log:
 
   def evaluated(self, step: int, figures: dict[str, float]) -> None:
     """Writes figures, and prints the most telling ones."""
+    self.last_evaluation = step
     self._writer.write(step, {name if "/" in name else f"test/{name}": value for name, value in figures.items()})
     shown = [name for name in figures if name.endswith(("top1", "loss", "shot"))]
     say(f"{step:>7}  evaluated: " + "  ".join(f"{name} {figures[name]:.4f}" for name in shown))

@@ -2,11 +2,13 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import pathlib
 import signal
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -128,6 +130,16 @@ def agree(problem: str | None) -> None:
     any_problem = multihost_utils.process_allgather(np.bool_(any_problem)).any()
   if any_problem:
     raise ConfigError(problem or "another process of this run found a mistake; it says which")
+
+
+def exchange(value: Any) -> list:
+  """The JSON values of all processes in their order, on every process; each gives its own."""
+  if jax.process_count() == 1:
+    return [value]
+  content = np.frombuffer(json.dumps(value).encode(), np.uint8)
+  lengths = multihost_utils.process_allgather(np.int32(len(content)))
+  rows = multihost_utils.process_allgather(np.pad(content, (0, lengths.max() - len(content))))
+  return [json.loads(bytes(row[:length])) for row, length in zip(rows, lengths, strict=True)]
 
 
 def from_first(values: np.ndarray) -> np.ndarray:
