@@ -232,7 +232,7 @@ def test_what_a_checkpoint_says_is_covered_as_its_arrays_are(tmp_path, edit, cap
   assert checkpoints.about(tmp_path) == {"seconds": 10.0}
   assert checkpoints.read_weights(tmp_path)[1] == {"seconds": 10.0}
   assert f"{tmp_path}/checkpoints/20 cannot be read (" in caplog.text and "those of step 10" in caplog.text
-  assert f"{tmp_path}/checkpoints/20 cannot be read" in checkpoints.damage(tmp_path)
+  assert f"{tmp_path}/checkpoints/20 cannot be read" in checkpoints.damage(str(tmp_path))
   assert checkpoints.Checkpoints(tmp_path, mesh.replicated(g)).restore(shapes_of(state(10, g)))[1] == {"seconds": 10.0}
   assert (tmp_path / "checkpoints/20.unreadable").is_dir()
 
@@ -241,7 +241,7 @@ def test_a_checkpoint_of_before_that_covers_nothing_is_read(tmp_path):
   saved(tmp_path, (10,), grid()).close()
   edited(tmp_path / "checkpoints/10", lambda said: said.pop("sha256"))
   assert checkpoints.about(tmp_path) == {"seconds": 10.0} == checkpoints.read_weights(tmp_path)[1]
-  assert checkpoints.damage(tmp_path) == checkpoints.damage(tmp_path / "nothing") == ""
+  assert checkpoints.damage(str(tmp_path)) == checkpoints.damage(str(tmp_path / "nothing")) == ""
 
 
 def test_what_a_run_cannot_use_counts_as_unreadable(tmp_path):

@@ -18,6 +18,7 @@ from vit_jax.data.readers.folder import folder
 from vit_jax.schema import Choice
 
 ORDER = {"positions": [0, 1], "records": [3, 5]}
+COUNTS = {"images": 64, "seconds": 1.5, "train_seconds": 2.5}
 
 
 @pytest.fixture
@@ -189,29 +190,31 @@ def test_other_packages_and_devices_are_a_line_each(photos, monkeypatch):
 
 def test_a_checkpoint_of_before_is_said_to_tell_nothing():
   assert "not compared" in identity.notes(None, {})[0]
-  identity.check({"seconds": 1.0})
+  identity.check(COUNTS)
 
 
-@pytest.mark.parametrize(
-  "values",
-  [
-    None, 3, [], {}, {"data": {}}, {"data": {"classes": 3}}, {"packages": None}, {"devices": {"kind": 3}},
-    {"data": {"classes": ["a"], "records": "x", "fingerprint": {}, "samples": [{}]}}, {"config": 3},
-  ],
-  ids=str,
-)  # fmt: skip
-def test_what_cannot_be_read_is_a_value_error(photos, values):
-  good = described(source(photos))
-  identity.check({"identity": good, "order": ORDER})
-  bad = good | values if isinstance(values, dict) and values else values
-  with pytest.raises(ValueError, match="what it is a state of is not in the form"):
-    identity.check({"identity": bad, "order": ORDER})
+WRONG = [
+  {"identity": None}, {"identity": 3}, {"identity": []}, {"identity": {}}, {"data": {}}, {"data": {"classes": 3}},
+  {"data": {"classes": ["a"], "records": "x", "fingerprint": {}, "samples": [{}]}}, {"config": 3}, {"packages": None},
+  {"devices": {"kind": 3}}, {"order": None}, {"order": [3]}, {"order": {"positions": [0]}},
+  {"order": {**ORDER, "records": ["a"]}}, {"frozen": [1]}, {"evaluated": 3}, {"seconds": None}, {"images": "64"},
+  {"train_seconds": -1.0}, {"seconds": float("nan")},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("order", [None, 3, [3], {"positions": [0]}, {**ORDER, "records": ["a"]}], ids=str)
-def test_an_order_that_cannot_be_read_is_a_value_error(photos, order):
-  with pytest.raises(ValueError, match="what it is a state of is not in the form"):
-    identity.check({"identity": described(source(photos)), "order": order})
+@pytest.mark.parametrize("change", WRONG, ids=str)
+def test_what_no_run_says_is_a_value_error(photos, change):
+  good = {"identity": described(source(photos)), "order": ORDER, "frozen": {}, "evaluated": True, **COUNTS}
+  identity.check(good)
+  inner = change.keys() <= good["identity"].keys()
+  with pytest.raises(ValueError, match="what no run does"):
+    identity.check(good | ({"identity": good["identity"] | change} if inner else change))
+
+
+@pytest.mark.parametrize("change", [{}, {"seconds": None}, {"images": [1]}], ids=str)
+def test_counts_are_asked_of_a_checkpoint_of_before_too(change):
+  with pytest.raises(ValueError, match="what no run does"):
+    identity.check(COUNTS | change if change else {})
 
 
 def test_long_lists_and_names_are_cut():

@@ -6,7 +6,6 @@ raise ConfigError, before anything is written.
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -63,7 +62,7 @@ class Parts:
 
   @functools.cached_property
   def identity(self) -> dict[str, Any]:
-    """What a state of the run is a state of: config, data, packages, devices. Asked for once: it looks at the data."""
+    """What a state of the run is a state of; see `identity.of`, which looks at the data once."""
     return identity.of(self.run, self.images.source, self.mesh)
 
   @property
@@ -78,14 +77,13 @@ class Parts:
     """
     if not (frozen := self.task.frozen):
       return {}, {}
-    arrays = frozen.load()
-    checkpoints.check_same(arrays, frozen.path)
+    arrays = checkpoints.same(frozen.load(), frozen.path)
     params = {path: mesh.place(arrays[path], shape.sharding) for path, shape in self.frozen_shapes.items()}
     digest = checkpoints.weights_digest(params, mesh.replicated(self.mesh))
     if digests is not None and digests.get(frozen.key) != digest:
       raise ConfigError(
         f"{frozen.path} holds other weights than those that this run began with (SHA-256 {digest[:12]}, not "
-        f"{digests.get(frozen.key, 'none')[:12]}){checkpoints.damage(pathlib.Path(frozen.path))}; bring them back, or "
+        f"{digests.get(frozen.key, 'none')[:12]}){checkpoints.damage(frozen.path)}; bring them back, or "
         "take another --workdir",
         f"config.{frozen.key}",
       )

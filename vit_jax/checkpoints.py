@@ -93,7 +93,7 @@ class Checkpoints:
       check: raises ValueError for an `about` that cannot be used; its checkpoint counts as unreadable.
     """
     bad = []
-    for step in reversed(runtime.exchange(self.steps())[0]):
+    for step in reversed(json.loads(runtime.gather(json.dumps(self.steps()), "checkpoints")[0])):
       restored, problem = self._read(step, state, check)
       if problem:
         bad.append((step, problem))
@@ -164,8 +164,8 @@ def _attempt(read, nothing=None):
 
 def _shared(problem):
   """The problem of this process, or else of another."""
-  problems = runtime.exchange(problem)
-  return problem or next((f"in process {i}: {other}" for i, other in enumerate(problems) if other), None)
+  others = enumerate(runtime.gather(problem or "", "restore"))
+  return problem or next((f"in process {i}: {other}" for i, other in others if other), None)
 
 
 def _values(fingerprint):
@@ -233,23 +233,24 @@ def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[st
   raise ConfigError(f"{workdir} has no checkpoint that can be read{reasons}")
 
 
-def check_same(arrays: dict[str, np.ndarray], path: str) -> None:
-  """ConfigError in all processes unless each has read the same arrays from `path`, which may be a disk of its own."""
+def same(arrays: dict[str, np.ndarray], path: str | None) -> dict[str, np.ndarray]:
+  """The arrays that each process has read from `path`, on a disk of its own perhaps; ConfigError if they differ."""
   if jax.process_count() == 1:
-    return
+    return arrays
   digest = hashlib.sha256()
   for name, array in sorted(arrays.items()):
     digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-  digests = runtime.exchange(digest.hexdigest()[:12])
+  digests = runtime.gather(digest.hexdigest()[:12], "weights")
   if len(set(digests)) > 1:
     raise ConfigError(f"{path} holds other weights on each host (SHA-256 {', '.join(digests)}); copy one to all")
+  return arrays
 
 
-def damage(workdir: pathlib.Path) -> str:
+def damage(workdir: str) -> str:
   """Why the newest state of a workdir cannot be read, as the end of a sentence; "" where it can, or is none."""
-  if not (steps := _steps(workdir)):
+  if not (steps := _steps(pathlib.Path(workdir))):
     return ""
-  folder = workdir / "checkpoints" / str(steps[-1])
+  folder = pathlib.Path(workdir, "checkpoints", str(steps[-1]))
   _, problem = _attempt(lambda: _read_part(folder, ""))
   return f" ({folder} cannot be read: {problem})" if problem else ""
 

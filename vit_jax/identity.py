@@ -7,6 +7,7 @@ read.
 
 import hashlib
 import importlib.metadata
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,7 +20,15 @@ from vit_jax.data import sources, stream
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "grain", "numpy", "opencv-python-headless")  # that make bits
 SAMPLES = 8  # records whose contents are compared, and positions of each epoch
 SHOWN = 5  # of things that differ
-_FORM = {  # of what a checkpoint holds
+
+
+def _is_count(value):
+  return isinstance(value, int | float) and 0 <= value < math.inf
+
+
+# The form of what a checkpoint says; those of before say only how far the run was.
+_COUNTS = dict.fromkeys(("images", "seconds", "train_seconds"), _is_count)
+_FORM = {
   "identity": {
     "config": dict,
     "data": {
@@ -32,6 +41,8 @@ _FORM = {  # of what a checkpoint holds
     "devices": {"kind": str, "count": int, "processes": int},
   },
   "order": {"positions": [int], "records": [int]},
+  "frozen": dict,
+  "evaluated": bool,
 }
 BITS = "bits may differ from those of the uninterrupted run"
 
@@ -108,9 +119,10 @@ def notes(before: Mapping | None, now: Mapping) -> list[str]:
 
 
 def check(about: Mapping) -> None:
-  """ValueError for a checkpoint that has `of` and `order` in another form than they have here."""
-  if "identity" in about and not _fits({name: about.get(name) for name in _FORM}, _FORM):
-    raise ValueError("what it is a state of is not in the form that is saved")
+  """ValueError for what a checkpoint says, where it is not in the form that a run writes."""
+  form = _COUNTS | (_FORM if "identity" in about else {})
+  if wrong := [name for name in form if not _fits(about.get(name), form[name])]:
+    raise ValueError(f"it says of {', '.join(wrong)} what no run does: {str(about.get(wrong[0]))[:80]}")
 
 
 def _fits(value, form):
@@ -118,7 +130,7 @@ def _fits(value, form):
     return isinstance(value, dict) and all(key in value and _fits(value[key], form[key]) for key in form)
   if isinstance(form, list):
     return isinstance(value, list) and all(_fits(each, form[0]) for each in value)
-  return isinstance(value, form)
+  return form(value) if form is _is_count else isinstance(value, form)
 
 
 def _version(name):

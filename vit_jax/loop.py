@@ -53,7 +53,7 @@ def train(
     for resource in (log, trace, batches):
       resources.callback(resource.close)
     poll = (preemption or runtime.Preemption()).poll
-    save = functools.partial(save_state, store, log, parts, digests)
+    save = functools.partial(save_state, store, log, functools.partial(description, parts, digests))
     say(f"continues at step {start} of {parts.total}" if start else f"{parts.total} steps to go")
     try:
       if before and not before["evaluated"]:  # a stop had cut it short
@@ -105,7 +105,7 @@ def first_state(
 
   Without a saved state, that before the first step, and None.
   """
-  saved, workdir = store.restore(parts.state_shapes, check), store.directory.parent
+  saved, workdir = store.restore(parts.state_shapes, identity.check), store.directory.parent
   if saved and int(saved[0].step) > parts.total:
     raise ConfigError(f"config.total: {parts.total} steps, but {workdir} has done {int(saved[0].step)} already")
   if jax.process_index() == 0:
@@ -121,16 +121,6 @@ def first_state(
   return state, watch, {"frozen": {}, "evaluated": True} | about  # those of before have neither
 
 
-def check(about: dict) -> None:
-  """ValueError where a checkpoint does not say what a run goes on with, or says other things than a run does."""
-  for name in ("images", "seconds", "train_seconds"):
-    if not result.is_number(about.get(name)) or about[name] < 0:
-      raise ValueError(f"{name} is {str(about.get(name))[:80]!r}, which is no count")
-  if not all(isinstance(digest, str) for digest in dict(about.get("frozen", {})).values()):
-    raise ValueError("the digests of frozen weights are no texts")
-  identity.check(about)
-
-
 def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict[str, np.ndarray]:
   """What `config.init` names, on the host; says what was done. ConfigError on every process if any has one."""
   weights, notes, problem = {}, [], None
@@ -139,10 +129,9 @@ def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict
   except ConfigError as error:
     problem = f"{flag}: {error}"
   runtime.agree(problem)
-  checkpoints.check_same(weights, parts.run.init.from_)
   for note in notes:
     say(note)
-  return weights
+  return checkpoints.same(weights, parts.run.init.from_)
 
 
 def facts(parts: build.Parts, state: steps.State, watch: clock.Clock) -> dict:
@@ -196,28 +185,19 @@ def evaluate(
 
 
 def save_state(
-  store: checkpoints.Checkpoints,
-  log: "Log",
-  parts: build.Parts,
-  digests: dict[str, str],
-  step: int,
-  state: steps.State,
+  store: checkpoints.Checkpoints, log: "Log", said: Callable[[int], dict], step: int, state: steps.State
 ) -> None:
-  """Saves `step` once all its steps are known to be finite; a step that is saved already stays.
-
-  `digests` are those of frozen weights.
-  """
+  """Saves `step`, and what is said of it, once all its steps are known to be finite; one that is saved stays."""
   with log.paused(step):
     if step not in store.steps():
-      evaluated = not due(parts, step) or log.last_evaluation == step
-      about = description(parts, step) | {"frozen": digests, "evaluated": evaluated}
-      store.save(step, state, about | log.clock.counts())
+      store.save(step, state, said(step) | {"evaluated": log.is_evaluated(step)} | log.clock.counts())
 
 
-def description(parts: build.Parts, step: int) -> dict:
-  """What a checkpoint of a step says it is a state of."""
+def description(parts: build.Parts, digests: dict[str, str], step: int) -> dict:
+  """What a checkpoint of a step says it is a state of; `digests` are those of frozen weights."""
   order = identity.order(parts.images, step * parts.run.batch)
-  return {"model": parts.model.description.to_json(), "identity": parts.identity, "order": order}
+  model = parts.model.description.to_json()
+  return {"model": model, "frozen": digests, "identity": parts.identity, "order": order}
 
 
 class Log:
@@ -235,7 +215,7 @@ class Log:
     self.clock = clock
     self._parts, self._start, self._store = parts, start, store
     self._writer = writer.Writer(workdir, start, jax.process_index() == 0)
-    self.last_evaluation = None  # step
+    self._evaluated = None  # step
     self._pending = collections.deque()  # (step, metrics on the devices), not fetched yet
     self._rows = []  # {metric: value} of steps that are fetched and not written yet
     self._lap_began = start  # step
@@ -294,10 +274,14 @@ class Log:
 
   def evaluated(self, step: int, figures: dict[str, float]) -> None:
     """Writes figures, and prints the most telling ones."""
-    self.last_evaluation = step
+    self._evaluated = step
     self._writer.write(step, {name if "/" in name else f"test/{name}": value for name, value in figures.items()})
     shown = [name for name in figures if name.endswith(("top1", "loss", "shot"))]
     say(f"{step:>7}  evaluated: " + "  ".join(f"{name} {figures[name]:.4f}" for name in shown))
+
+  def is_evaluated(self, step: int) -> bool:
+    """Whether the evaluations that are due at a step before the last one are done."""
+    return self._evaluated == step or not due(self._parts, step)
 
   def close(self) -> None:
     """Ends the files."""

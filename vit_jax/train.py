@@ -61,7 +61,7 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
   """
   if workdir.exists() and not workdir.is_dir():
     return f"--workdir: {workdir} is a file; name a directory"
-  about = checkpoints.about(workdir, loop.check) or {}
+  about = checkpoints.about(workdir, identity.check) or {}
   recorded = about.get("identity")
   before = recorded["config"] if recorded else files.read_json(workdir / "config.json")
   if before is None:
