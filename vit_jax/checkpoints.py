@@ -159,7 +159,9 @@ def _attempt(read, nothing=None):
   except ConfigError:
     raise
   except Exception as error:  # Orbax raises plain Exception too, and any of them means the same here
-    return nothing, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    sys.unraisablehook = _drop_late_reads
+    text, _, _ = str(error).partition(" See full TensorStore details")
+    return nothing, f"{type(error).__name__}: {' '.join(text.split())[:200]}"
 
 
 def _shared(problem):
@@ -288,6 +290,12 @@ def _quiet_threads():
   finally:
     gc.collect()  # coroutines that were never finished complain when they are collected
     sys.unraisablehook, threading.excepthook = hooks
+
+
+def _drop_late_reads(unraisable):
+  """Reads that were under way when one failed end later, and find the loop closed that asked for them."""
+  if str(unraisable.exc_value) != "Event loop is closed":
+    sys.__unraisablehook__(unraisable)
 
 
 def weights_digest(params: dict[str, jax.Array], replicated: jax.sharding.Sharding) -> str:
