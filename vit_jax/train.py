@@ -9,7 +9,7 @@ import pathlib
 
 import jax
 
-from vit_jax import build, checkpoints, cli, config, files, flags, identity, loop, runtime, schema, trees
+from vit_jax import build, checkpoints, cli, config, flags, identity, loop, runtime, schema, trees
 from vit_jax.runtime import say
 
 
@@ -62,8 +62,7 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
   if workdir.exists() and not workdir.is_dir():
     return f"--workdir: {workdir} is a file; name a directory"
   about = checkpoints.about(workdir, identity.check) or {}
-  recorded = about.get("identity")
-  before = recorded["config"] if recorded else files.read_json(workdir / "config.json")
+  before = identity.stored_config(workdir, about)
   if before is None:
     if checkpoints.exist(workdir):
       return (
@@ -77,9 +76,9 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
   if differences := trees.diff(*fixed):
     listed = "\n  ".join(differences)
     return f"--workdir: {workdir} holds a run with another config; take another --workdir, or undo:\n  {listed}"
-  if recorded is None:
+  if "identity" not in about:
     return None
-  problem = identity.objection(recorded["data"], parts.identity["data"], accept)
+  problem = identity.objection(about["identity"]["data"], parts.identity["data"], accept)
   problem = problem or identity.other_order(about["order"], parts.images)
   return problem and f"--workdir: {workdir} holds a run on {problem}"
 

@@ -236,9 +236,9 @@ def stamps(files: Sequence[str]) -> list[tuple[int | None, int | None]]:
     return [one for some in pool.map(ask, range(0, len(files), 1000)) for one in some]
 
 
-def digest(values: Iterable) -> str:
+def digest(values: Sequence) -> str:
   """SHA-256 of the representations: those of strings show every character, also of names that are no Unicode."""
   hashed = hashlib.sha256()
-  for value in values:
-    hashed.update(repr(value).encode())
+  for first in range(0, len(values), 1000):  # many at once takes a third of the time
+    hashed.update(repr(values[first : first + 1000]).encode())
   return hashed.hexdigest()

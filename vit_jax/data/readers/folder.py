@@ -43,10 +43,10 @@ def folder(
   parts = splits.select(split, {part: len(records) for part, records in files.items()})
 
   def fingerprint():
-    records = [files[part][i] for part, numbers in parts for i in numbers]
-    stamps = sources.stamps([os.path.join(root, file) for file, _ in records])
-    sizes, times = zip(*stamps, strict=True)
-    return sources.Fingerprint(*map(sources.digest, (records, sorted(records), sizes, times)))
+    records = [record for part, numbers in parts for record in files[part][numbers.start : numbers.stop]]
+    names = [file for file, _ in records]
+    sizes, times = zip(*sources.stamps([f"{root}/{name}" for name in names]), strict=True)
+    return sources.Fingerprint(*map(sources.digest, (records, sorted(names), sizes, times)))
 
   return sources.assemble(
     name,
