@@ -138,11 +138,11 @@ def test_exchanged_images_are_noticed_by_their_sizes_or_contents(photos):
 def test_reversed_records_are_another_order(photos):
   made = source(photos)
   before = described(made)["data"]
-  turned = described(sources.subset(made, range(len(made) - 1, -1, -1)))["data"]
+  turned = sources.subset(made, range(len(made) - 1, -1, -1))
+  turned = described(dataclasses.replace(turned, fingerprint=lambda: made.fingerprint()._replace(names="")))["data"]
   first, last = made.identify(0), made.identify(len(made) - 1)
-  assert f"record 0 was {first!r}, is {last!r}" in identity.objection(before, turned, accept=True)
-  names = [made.identify(i) for i in range(len(made))]
-  assert before["fingerprint"]["members"] == sources.digest(sorted((name, "ab".index(name[0])) for name in names))
+  objection = identity.objection(before, turned, accept=True)
+  assert f"the order of images is another: record 0 was {first!r}, is {last!r}" in objection
 
 
 def test_a_record_with_another_label_is_named(photos):
