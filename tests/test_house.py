@@ -11,15 +11,15 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
   {"schema", "config", "flags", "trees", "rng", "files", "shapes"},
-  {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops"},
+  {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests"},
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures",
-   "identity", "result"},
-  {"build", "measuring", "loop", "planning", "sweeps"},
+   "identity"},
+  {"build", "log", "measuring", "loop", "planning", "sweeps"},
   {"cli", "train", "evaluate", "fewshot", "sweep", "plan", "prepare", "convert"},
 )  # fmt: skip
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
 # What the rest of a floor stands on.
-GROUND = {"schema", "mesh", "runtime", "events", "checkpoints", "build", "cli"}
+GROUND = {"schema", "mesh", "runtime", "events", "checkpoints", "build", "log", "cli"}
 LINES, FUNCTION = 320, 60
 
 

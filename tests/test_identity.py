@@ -197,7 +197,8 @@ WRONG = [
   {"identity": None}, {"identity": 3}, {"identity": []}, {"identity": {}}, {"data": {}}, {"data": {"classes": 3}},
   {"data": {"classes": ["a"], "records": "x", "fingerprint": {}, "samples": [{}]}}, {"config": 3}, {"packages": None},
   {"devices": {"kind": 3}}, {"order": None}, {"order": [3]}, {"order": {"positions": [0]}},
-  {"order": {**ORDER, "records": ["a"]}}, {"frozen": [1]}, {"evaluated": 3}, {"seconds": None}, {"images": "64"},
+  {"order": {**ORDER, "records": ["a"]}}, {"frozen": [1]}, {"evaluated": 3},
+  {"pending": {"steps": 1, "sums": {"loss": "x"}}}, {"seconds": None}, {"images": "64"},
   {"train_seconds": -1.0}, {"seconds": float("nan")},
 ]  # fmt: skip
 
@@ -205,6 +206,7 @@ WRONG = [
 @pytest.mark.parametrize("change", WRONG, ids=str)
 def test_what_no_run_says_is_a_value_error(photos, change):
   good = {"identity": described(source(photos)), "order": ORDER, "frozen": {}, "evaluated": True, **COUNTS}
+  good |= {"step_seconds": 1.0, "pending": {"steps": 1, "sums": {"loss": 0.5}}}
   identity.check(good)
   inner = change.keys() <= good["identity"].keys()
   with pytest.raises(ValueError, match="what no run does"):

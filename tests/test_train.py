@@ -132,7 +132,7 @@ def test_sigterm_finishes_the_step_saves_and_exits_42(whole, tmp_path):
   read_until_step(process, 2)
   process.send_signal(signal.SIGTERM)
   printed = runs.finish(process, 42)
-  step = int(printed.split("stopped at step ")[1].split()[0])
+  step = int(printed.split(" Step ")[1].split()[0])
   assert (tmp_path / "checkpoints" / str(step)).is_dir()
   assert step >= 2
 
@@ -169,7 +169,8 @@ def saved(tmp_path):
   run = build.complete(config.resolve(flags.load("configs/folder.py:cct_2_3x2_32", changes)))
   parts = build.build(run, jax.devices()[:1])
   with contextlib.closing(checkpoints.Checkpoints(tmp_path / "run", mesh.replicated(parts.mesh))) as store:
-    about = loop.description(parts, {}, 0) | clock.Clock().counts() | {"evaluated": True}
+    progress = clock.Clock().counts() | {"evaluated": True, "pending": {"steps": 0, "sums": {}}}
+    about = loop.description(parts, {}, 0) | progress
     store.save(0, parts.init(), about)
   words = ["--config=configs/folder.py:cct_2_3x2_32", f"--workdir={tmp_path / 'run'}"]
   return tmp_path / "photos", [*words, *(f"--config.{key}={value}" for key, value in changes.items())], tmp_path / "run"

@@ -17,6 +17,7 @@ from vit_jax import checkpoints, evals, flops, hardware, identity, importers, me
 from vit_jax.config import Run
 from vit_jax.data import augment, catalog, stream
 from vit_jax.data.device_batches import DeviceBatches
+from vit_jax.digests import sha256
 from vit_jax.importers import surgery
 from vit_jax.schema import ConfigError, Duration, arguments, at, bind, lookup, make
 from vit_jax.trees import count
@@ -70,21 +71,20 @@ class Parts:
     """Shapes of the weights that the task reads and nothing trains, with shardings."""
     return self.task.frozen.shapes if self.task.frozen else {}
 
-  def frozen(self, digests: dict[str, str] | None = None) -> tuple[dict[str, jax.Array], dict[str, str]]:
+  def frozen(self, expected: dict[str, str] | None = None) -> tuple[dict[str, jax.Array], dict[str, str]]:
     """(these weights, read and spread over the devices, {key of the config: SHA-256}); {}, {} for a task without.
 
-    ConfigError if they are not those of `digests`, which a checkpoint holds.
+    ConfigError if they are not those with the `expected` digests, which a checkpoint holds.
     """
     if not (frozen := self.task.frozen):
       return {}, {}
     arrays = checkpoints.same(frozen.load(), frozen.path)
     params = {path: mesh.place(arrays[path], shape.sharding) for path, shape in self.frozen_shapes.items()}
-    digest = checkpoints.weights_digest(params, mesh.replicated(self.mesh))
-    if digests is not None and digests.get(frozen.key) != digest:
+    digest = sha256(params, mesh.replicated(self.mesh))
+    if expected is not None and (before := expected.get(frozen.key, "none")) != digest:
       raise ConfigError(
-        f"{frozen.path} holds other weights than those that this run began with (SHA-256 {digest[:12]}, not "
-        f"{digests.get(frozen.key, 'none')[:12]}){checkpoints.damage(frozen.path)}; bring them back, or "
-        "take another --workdir",
+        f"{frozen.path} holds other weights than this run began with (SHA-256 {digest[:12]}, not {before[:12]})"
+        f"{checkpoints.damage(frozen.path)}; bring them back, or take another --workdir",
         f"config.{frozen.key}",
       )
     return params, {frozen.key: digest}

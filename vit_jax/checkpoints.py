@@ -5,7 +5,9 @@ import gc
 import hashlib
 import json
 import logging
+import os
 import pathlib
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -16,32 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from vit_jax import runtime, trees
+from vit_jax import digests, files, runtime, trees
 from vit_jax.schema import ConfigError
 
 Check = Callable[[dict], None]  # raises ValueError for what is said about a state and cannot be used
 
 
-def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """Path -> uint32: the array's words, each mixed with its place, summed modulo 2**32.
-
-  Integer sums do not depend on order, so the same values give the same fingerprint on every mesh. The mixing is that of
-  MurmurHash3's finalizer (Appleby 2011), so that any changed bit changes the sum.
-  """
-
-  def mixed(x):
-    width = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
-    words = jax.lax.bitcast_convert_type(x, width).astype(jnp.uint32).ravel()
-    h = words ^ (jax.lax.iota(jnp.uint32, words.size) * jnp.uint32(0x9E3779B1))
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-      h = (h ^ (h >> shift)) * jnp.uint32(factor)
-    return jnp.sum(h ^ (h >> 16), dtype=jnp.uint32)
-
-  return {path: mixed(x) for path, x in arrays.items()}
-
-
 class _Manager(ocp.CheckpointManager):
-  """Orbax's, which asks JAX about preemption by step; `runtime.Preemption` counts ticks on the same service."""
+  """Orbax's, which asks JAX about preemption by step; here `runtime.Watch` does, by poll."""
 
   def reached_preemption(self, step):
     return False
@@ -60,26 +44,39 @@ class Checkpoints:
   ):
     self.directory = workdir / "checkpoints"
     options = ocp.CheckpointManagerOptions(
-      max_to_keep=keep, keep_period=keep_every, create=not read_only, read_only=read_only, cleanup_tmp_directories=True
+      max_to_keep=keep,
+      keep_period=keep_every,
+      create=not read_only,
+      read_only=read_only,
+      cleanup_tmp_directories=True,
+      # Where a folder cannot be made in the background, Orbax's other threads wait for it for five minutes.
+      async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
     )
+    self._read_only = read_only
+    self._fingerprint = jax.jit(digests.fingerprint, out_shardings=replicated)
     if not read_only:
       self.directory.mkdir(parents=True, exist_ok=True)
-    self._read_only = read_only
-    self._fingerprint = jax.jit(fingerprint, out_shardings=replicated)
-    self._manager = _Manager(self.directory.absolute(), options=options, item_names=("state", "about"))
+      self._descriptor = os.open(self.directory, os.O_RDONLY)
+    with self._writing():
+      self._manager = _Manager(self.directory.absolute(), options=options, item_names=("state", "about"))
 
   def steps(self) -> list[int]:
     """Steps that have a complete checkpoint, oldest first."""
     return sorted(self._manager.all_steps())
 
   def save(self, step: int, state: Any, about: dict) -> None:
-    """Starts to save `state` and the JSON values `about`; returns once the arrays are copied off the devices."""
+    """Starts to save `state` and the JSON values `about`; returns once the arrays are copied off the devices.
+
+    OSError where the disk fails, or failed since the last save.
+    """
     arrays = trees.flatten(state)
     said = {"run": about, "fingerprint": _values(self._fingerprint(arrays))}
     said["sha256"] = _sha256(said)
-    self._manager.save(
-      step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(said))
-    )
+    files.check_there(self.directory, self._descriptor)
+    with self._writing():
+      self._manager.save(
+        step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(said))
+      )
 
   def restore(self, state: Any, check: Check = lambda about: None) -> tuple[Any, dict] | None:
     """The newest readable (state, about), None where there is no checkpoint yet.
@@ -105,7 +102,7 @@ class Checkpoints:
       return None
     reasons = "".join(f"\n  {self.directory / str(step)}: {why}" for step, why in bad)
     raise runtime.Stop(
-      runtime.EXIT_NO_CHECKPOINT,
+      runtime.EXIT_MISSING,
       f"none of the checkpoints can be read; nothing was changed:{reasons}\n"
       "Bring back a good copy, or take another --workdir to start anew.",
     )
@@ -143,12 +140,42 @@ class Checkpoints:
     self._manager.reload()
 
   def wait(self) -> None:
-    """Returns when the last save is on disk; raises what went wrong there."""
-    self._manager.wait_until_finished()
+    """Returns when the last save is on disk; OSError where the disk failed."""
+    with self._writing():
+      self._manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits and frees the background threads."""
-    self._manager.close()
+    """Waits as `wait` does, and frees the background threads."""
+    try:
+      with self._writing():
+        self._manager.close()
+    finally:
+      if not self._read_only:
+        os.close(self._descriptor)
+
+  @contextlib.contextmanager
+  def _writing(self):
+    """An error of the disk becomes an OSError that says which checkpoint is the last whole one; others pass."""
+    try:
+      yield
+    except Exception as error:  # Orbax and TensorStore raise the disk's errors as their own
+      if (number := _disk_error(error)) is None:
+        raise
+      if not self._read_only:
+        files.check_there(self.directory, self._descriptor)
+      whole = max((int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit()), default=None)
+      last = "there is none before it" if whole is None else f"the last whole one is step {whole}"
+      text = f"a checkpoint could not be saved: {os.strerror(number)}; {last}"
+      raise OSError(number, text, str(self.directory)) from error
+
+
+def _disk_error(error: BaseException) -> int | None:
+  """The number of the operating system's error that this one is or was made of; None for an error of a program."""
+  if isinstance(error, OSError) and error.errno:
+    return error.errno
+  if numbered := re.search(r"os_error_code='(\d+)'", str(error)):
+    return int(numbered[1])
+  return _disk_error(error.__cause__) if error.__cause__ else None
 
 
 def _attempt(read, nothing=None):
@@ -237,14 +264,9 @@ def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[st
 
 def same(arrays: dict[str, np.ndarray], path: str | None) -> dict[str, np.ndarray]:
   """The arrays that each process has read from `path`, on a disk of its own perhaps; ConfigError if they differ."""
-  if jax.process_count() == 1:
-    return arrays
-  digest = hashlib.sha256()
-  for name, array in sorted(arrays.items()):
-    digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-  digests = runtime.gather(digest.hexdigest()[:12], "weights")
-  if len(set(digests)) > 1:
-    raise ConfigError(f"{path} holds other weights on each host (SHA-256 {', '.join(digests)}); copy one to all")
+  of_each = [] if runtime.alone() else runtime.gather(digests.on_host(arrays)[:12], "weights")
+  if len(set(of_each)) > 1:
+    raise ConfigError(f"{path} holds other weights on each host (SHA-256 {', '.join(of_each)}); copy one to all")
   return arrays
 
 
@@ -269,7 +291,7 @@ def _read_part(folder, part):
   arrays = handler.restore(
     folder / "state", args=ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True)
   )
-  _verify(jax.jit(fingerprint)(arrays), said)
+  _verify(jax.jit(digests.fingerprint)(arrays), said)
   return {path.removeprefix(part): array for path, array in arrays.items()}, said["run"]
 
 
@@ -296,13 +318,3 @@ def _drop_late_reads(unraisable):
   """Reads that were under way when one failed end later, and find the loop closed that asked for them."""
   if str(unraisable.exc_value) != "Event loop is closed":
     sys.__unraisablehook__(unraisable)
-
-
-def weights_digest(params: dict[str, jax.Array], replicated: jax.sharding.Sharding) -> str:
-  """SHA-256 over the parameters' little-endian bytes in path order; gathers one parameter at a time."""
-  gather = jax.jit(lambda x: x, out_shardings=replicated)
-  digest = hashlib.sha256()
-  for _, value in sorted(params.items()):
-    value = np.asarray(gather(value))
-    digest.update(value.astype(value.dtype.newbyteorder("<")).tobytes())
-  return digest.hexdigest()

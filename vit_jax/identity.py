@@ -27,6 +27,10 @@ def _is_count(value):
   return isinstance(value, int | float) and 0 <= value < math.inf
 
 
+def _are_sums(values):
+  return isinstance(values, dict) and all(isinstance(value, int | float) for value in values.values())
+
+
 # The form of what a checkpoint says; those of before say only how far the run was.
 _COUNTS = dict.fromkeys(("images", "seconds", "train_seconds"), _is_count)
 _FORM = {
@@ -44,6 +48,8 @@ _FORM = {
   "order": {"positions": [int], "records": [int]},
   "frozen": dict,
   "evaluated": bool,
+  "step_seconds": _is_count,
+  "pending": {"steps": int, "sums": _are_sums},
 }
 BITS = "bits may differ from those of the uninterrupted run"
 
@@ -81,6 +87,18 @@ def order(images: stream.Examples, position: int) -> dict[str, list[int]]:
   first = position // length * length
   positions = [start + i for start in (first, first + length) for i in _spread(length)]
   return {"positions": positions, "records": [int(images.record(i)) for i in positions]}
+
+
+def alike(now: Mapping) -> dict[str, Any]:
+  """What all processes of a run must have in common: all of its data but times of change, and packages."""
+  data = now["data"]
+  return {
+    "classes": sources.digest(data["classes"]),
+    "records": data["records"],
+    "files": {name: value for name, value in data["fingerprint"].items() if name != "times"},
+    "samples": {str(each["record"]): f"{each['name']} {each['sha256']}" for each in data["samples"]},
+    "packages": now["packages"],
+  }
 
 
 def objection(before: Mapping, now: Mapping, accept: bool = False) -> str | None:
@@ -140,7 +158,7 @@ def _fits(value, form):
     return isinstance(value, dict) and all(key in value and _fits(value[key], form[key]) for key in form)
   if isinstance(form, list):
     return isinstance(value, list) and all(_fits(each, form[0]) for each in value)
-  return form(value) if form is _is_count else isinstance(value, form)
+  return form(value) if form in (_is_count, _are_sums) else isinstance(value, form)
 
 
 def _version(name):

@@ -95,16 +95,6 @@ def test_a_result_made_elsewhere_is_taken_and_one_of_another_config_is_not(tmp_p
   assert str(listed[1].workdir) in listed[1].error and "another config" in listed[1].error
 
 
-@pytest.mark.parametrize("text", ['{"train_seconds": "x"}', '{"images": null, "top1": 0.5}', "{}"])
-def test_a_result_of_another_kind_is_made_again(tmp_path, text):
-  (trial,) = studies.waiting(tmp_path, 1)
-  trial.workdir.mkdir(parents=True)
-  (trial.workdir / "result.json").write_text(text)
-  (trial.workdir / "figures.json").write_text('{"figures": [1]}')
-  assert not execution.take_result(trial)
-  assert trial.status == "waiting"
-
-
 def test_a_trial_that_another_process_holds_is_waited_for(tmp_path, capsys):
   (trial,) = studies.waiting(tmp_path, 1)
   with Screen([trial], None, lambda trial: tmp_path / "log") as screen:

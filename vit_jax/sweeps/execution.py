@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from vit_jax import files, result, runtime
+from vit_jax import files, runtime
 from vit_jax.runtime import say
 from vit_jax.sweeps import pool
 from vit_jax.sweeps.record import Record
@@ -89,15 +89,14 @@ def _stopping(processes: pool.Pool):
 
 def take_result(trial: Trial) -> bool:
   """Takes over the result of a trial, if its workdir has one; fails it if the result is another config's."""
-  trained = result.read(trial.workdir)
-  tested = (files.read_json(trial.workdir / "figures.json") or {}).get("figures")  # of `evaluate_command`
-  values = tested if trained is None else trained
-  if not isinstance(values, dict):
+  trained = files.read_json(trial.workdir / "result.json")
+  tested = files.read_json(trial.workdir / "figures.json")  # of `evaluate_command`, which trains nothing
+  if trained is None and tested is None:
     return False
-  config = trial.workdir / "config.json"
-  if trained is not None and not (config.exists() and config.read_text() == trial.config):
+  if trained is not None and (trial.workdir / "config.json").read_text() != trial.config:
     trial.fail(f"{trial.workdir} holds a run with another config; was the file edited?")
     return True
+  values = tested["figures"] if trained is None else trained
   trial.figures = {key: value for key, value in values.items() if isinstance(value, float | int)}
   trial.status, trial.error, trial.seconds = "done", "", values.get("train_seconds", 0.0)
   return True
