@@ -11,8 +11,9 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
   {"schema", "config", "flags", "trees", "rng", "files", "disk", "shapes"},
-  {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops"},
-  {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures"},
+  {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests"},
+  {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures",
+   "identity"},
   {"build", "log", "measuring", "loop", "planning", "sweeps"},
   {"cli", "train", "evaluate", "fewshot", "sweep", "plan", "prepare", "convert"},
 )  # fmt: skip

@@ -91,6 +91,24 @@ def test_a_stop_in_the_last_evaluation_trains_no_more_and_evaluates_again(parts,
   assert [line["step"] for line in lines(tmp_path) if "train/loss" in line] == [2, 4, 6, 8, 10, 12]
 
 
+def test_an_evaluation_that_a_stop_cut_short_is_made_up_for(parts, tmp_path):
+  def measure(params, poll):
+    raise runtime.Preempted(42, "stopped as asked")
+
+  real = parts.evals["test"].measure
+  with pytest.raises(runtime.Stop, match="Step 2 is saved"):
+    loop.train(dataclasses.replace(parts, evals={"test": build.Eval(2, measure)}), tmp_path)
+  assert checkpoints.about(tmp_path)["evaluated"] is False
+  expected = real(state_of(tmp_path, parts).params, lambda: None).figures
+  evaluated = dataclasses.replace(parts, evals={"test": build.Eval(2, real)}, save_every=4)
+  with pytest.raises(InterruptedError):
+    loop.train(runs.dying(evaluated, 5), tmp_path)
+  made_up, later = [line for line in lines(tmp_path) if "test/top1" in line]
+  assert made_up == {"step": 2} | {f"test/{name}": value for name, value in expected.items()}
+  assert later["step"] == 4
+  assert checkpoints.about(tmp_path)["evaluated"] is True  # of step 4, so that it is not made up for
+
+
 def test_a_run_goes_on_that_has_one_step_left(parts, tmp_path):
   with pytest.raises(ConfigError, match="Step 11 is saved"):
     loop.train(dataclasses.replace(parts, batches=lambda start: Broken(parts.batches(start), 11)), tmp_path)

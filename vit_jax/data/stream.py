@@ -43,6 +43,7 @@ class Examples:
   """Examples by position, a pure function of it and of the records of a source."""
 
   source: Source
+  record: Callable[[int], int]  # of a position
   example: Callable  # (record -> (image, label) or None, position) -> values of what `shapes` names, in its order
   shapes: Shapes
   length: int | None  # None: without end
@@ -69,9 +70,12 @@ def train_examples(
   with at("policy"):
     change = make(policy, randaugment.POLICIES)
 
-  def example(decode, position):
+  def record_of(position):
     epoch, place = divmod(position, len(source))
-    record = index_shuffle(place, max_index=len(source) - 1, seed=_epoch_seed(seed, epoch), rounds=4)
+    return index_shuffle(place, max_index=len(source) - 1, seed=_epoch_seed(seed, epoch), rounds=4)
+
+  def example(decode, position):
+    epoch, record = position // len(source), record_of(position)
     decoded = decode(record)
     if decoded is None:
       others = rng.generator(seed, "replace", epoch, record)
@@ -90,7 +94,7 @@ def train_examples(
     assert image_size % patch == 0
     image = ((image_size // patch) ** 2, patch**2 * 3)
   shapes = {"image": (image, np.uint8), "label": (_label_shape(source), np.int32), "draw": ((), np.uint32)}
-  return Examples(source, example, shapes, None)
+  return Examples(source, record_of, example, shapes, None)
 
 
 def eval_examples(
@@ -110,7 +114,7 @@ def eval_examples(
     decoded = decode(position) if position < len(source) else None
     return nothing if decoded is None else (cut(decoded[0], None), decoded[1], 1.0)
 
-  return Examples(source, example, shapes, len(source))
+  return Examples(source, lambda position: position, example, shapes, len(source))
 
 
 def _label_shape(source):

@@ -135,9 +135,16 @@ def open_prepared(
     read,
     lambda *_: "",
     lambda part, i: f"{part}/{i}",
-    lambda: _reach(folder, lambda: sources.digest((folder.parts[-2:], parts), _stamps(folder))),
+    lambda: _reach(folder, lambda: _fingerprint(folder, parts)),
     labels if listed else 1,
   )
+
+
+def _fingerprint(folder, parts):
+  """Of the files of a TFDS directory; which of their records belong to the split is among the names."""
+  names, sizes, times = zip(*_stamps(folder), strict=True)
+  names = sources.digest([folder.parts[-2:], parts, *names])
+  return sources.Fingerprint(names, "", sources.digest(sizes), sources.digest(times))
 
 
 def _stamps(folder):
