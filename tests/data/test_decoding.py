@@ -88,7 +88,7 @@ def test_a_jpeg_or_png_that_lacks_a_part_is_an_error_also_with_an_end_behind(nam
     decoded(hostile_images.REFUSED[name]())
 
 
-@pytest.mark.parametrize("name", [name for name in hostile_images.WHOLE if "12,000" not in name])
+@pytest.mark.parametrize("name", [name for name in hostile_images.WHOLE if "10,000" not in name])
 def test_an_odd_image_that_is_whole_has_the_pixels_that_pillow_sees(name):
   data = hostile_images.WHOLE[name]()
   found, expected = decoded(data), hostile_images.pillow(data).astype(int)

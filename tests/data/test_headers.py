@@ -13,7 +13,7 @@ from tests.image_files import encode, picture
 from vit_jax.data import headers
 
 
-@pytest.mark.parametrize("name", [name for name in hostile_images.WHOLE if "12,000" not in name])
+@pytest.mark.parametrize("name", [name for name in hostile_images.WHOLE if "10,000" not in name])
 def test_the_size_is_that_which_pillow_sees(name):
   data = hostile_images.WHOLE[name]()
   assert headers.read(data)[:2] == Image.open(io.BytesIO(data)).size[::-1]
@@ -66,8 +66,8 @@ def test_decoding_a_progressive_jpeg_takes_room_for_its_coefficients_too():
   plain, progressive = (
     headers.read(hostile_images.jpeg(160, 320, progressive=each, subsampling=0)).memory for each in (False, True)
   )
-  assert plain == 3 * 160 * 320
-  assert progressive == plain + 2 * 3 * 160 * 320
+  assert plain == 2 * 3 * 160 * 320  # OpenCV's copy among it
+  assert progressive == (3 + 2 * 3) * 160 * 320
 
 
 @pytest.mark.parametrize("name", [name for name in hostile_images.REFUSED if "32,767" not in name])
@@ -92,7 +92,14 @@ def test_a_header_that_is_cut_is_an_error():
 
 def test_bytes_that_were_changed_at_random_are_refused_or_have_a_size():
   draw, refused = np.random.default_rng(0), 0
-  for form, options in (("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("GIF", {}), ("BMP", {}), ("WEBP", {})):
+  for form, options in (
+    ("JPEG", {}),
+    ("JPEG", {"progressive": True}),
+    ("PNG", {}),
+    ("GIF", {}),
+    ("BMP", {}),
+    ("WEBP", {}),
+  ):
     data = encode(picture(20, 30), form, **options)
     for _ in range(300):
       changed = bytearray(data)

@@ -1,4 +1,4 @@
-"""From an image file to RGB pixels, on the host, within bounds: of one image, and of all that threads decode at once."""
+"""From an image file to RGB pixels, on the host, with bounds for one image and for all that threads decode at once."""
 
 import collections
 import contextlib
@@ -44,8 +44,8 @@ class Memory:
         self._changed.notify_all()
 
 
-# Of all images that the process decodes at once. The largest that is allowed by default has 2**29 bytes, and four times
-# that while it is decoded if it is a progressive JPEG; a photograph of 500 x 400 pixels has 600 kB.
+# Of all images that the process decodes at once. The largest that is allowed by default takes half of it, as a
+# progressive CMYK JPEG nearly all; a photograph of 500 x 400 pixels takes 1.2 MB.
 MEMORY = Memory(2**31)
 
 
@@ -80,5 +80,7 @@ def decode(data: bytes, header: Header) -> np.ndarray:
   if image is None:
     raise DecodeError(f"not a complete image; {len(data)} bytes that begin with {data[:8]!r}")
   if image.shape[:2] != (header.height, header.width):
-    raise DecodeError(f"its header promises {header.height} rows of {header.width} pixels, and it has {image.shape[:2]}")
+    raise DecodeError(
+      f"its header promises {header.height} rows of {header.width} pixels, and it has {image.shape[:2]}"
+    )
   return image

@@ -25,6 +25,7 @@ class Header(NamedTuple):
 # More than any real file has: they cost time, and no pixels.
 SEGMENTS, CHUNKS, SCANS = 10_000, 2**17, 100
 
+_PIXEL = 6  # bytes: OpenCV copies what it has decoded once
 _INFLATE = 1032  # bytes that deflate makes of one at the most: 258 of a length and a distance of one bit each
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -67,8 +68,8 @@ def _header(data) -> Header:
 def _check_length(data, height, width, least):
   if len(data) < least:
     raise DecodeError(
-      f"not a complete image; {width:,} x {height:,} pixels, as its header says, take {least:,} bytes or more, and it has "
-      f"{len(data):,}"
+      f"not a complete image; {width:,} x {height:,} pixels, as its header says, take {least:,} bytes or more, and "
+      f"it has {len(data):,}"
     )
 
 
@@ -122,9 +123,9 @@ def _jpeg(data) -> Header:
     end = data.rfind(b"\xff\xd9")  # as a pair these stand in no coded data
     if end < at:
       raise DecodeError(f"not a complete image; {len(data)} bytes of a JPEG without an end")
-    return Header(frame.height, frame.width, 3 * pixels, end)
+    return Header(frame.height, frame.width, _PIXEL * pixels, end)
   _check_scans(data, at, frame)
-  return Header(frame.height, frame.width, 3 * pixels + 128 * frame.blocks)  # all coefficients of 2 bytes
+  return Header(frame.height, frame.width, 3 * pixels + max(3 * pixels, 128 * frame.blocks))  # coefficients of 2 bytes
 
 
 def _marker(data, at, pattern):
@@ -183,7 +184,7 @@ def _png(data) -> Header:
   _, name, width, height, depth, colour = unpack_from(">I4sIIBB", data, 8)
   if name != b"IHDR" or colour not in _CHANNELS:
     raise DecodeError("not a complete image; a PNG without its header")
-  at, pixel = 8, 3
+  at, pixel = 8, _PIXEL
   for _ in range(CHUNKS):
     length, name = unpack_from(">I4s", data, at)
     if name == b"acTL":
@@ -209,11 +210,11 @@ def _bmp(data) -> Header:
   else:
     width, height = unpack_from("<ii", data, 18)
     height = abs(height)  # negative where the first row is the top one
-  return Header(height, width, 3 * height * width)
+  return Header(height, width, _PIXEL * height * width)
 
 
 def _webp(data) -> Header:
-  pixel = 3
+  pixel = _PIXEL
   match data[12:16]:
     case b"VP8 ":
       width, height = (number & 0x3FFF for number in unpack_from("<HH", data, 26))
@@ -222,7 +223,7 @@ def _webp(data) -> Header:
       width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
     case b"VP8X":
       width, height = (1 + int.from_bytes(data[at : at + 3], "little") for at in (24, 27))
-      pixel = 32 if data[20] & 2 else 3  # an animation, as of a PNG
+      pixel = 32 if data[20] & 2 else _PIXEL  # an animation, as of a PNG
     case _:
       raise DecodeError("not a complete image; a WebP without its header")
   return Header(height, width, pixel * height * width)

@@ -51,7 +51,9 @@ class Images:
   def reading(self) -> list[tuple[str, float]]:
     """(place, seconds) of the records that are being read and prepared now, those that take longest first."""
     now = time.monotonic()
-    return [(self.source.place(record), now - began) for record, began in sorted(self._reads.copy().values(), key=_began)]
+    return [
+      (self.source.place(record), now - began) for record, began in sorted(self._reads.copy().values(), key=_began)
+    ]
 
   def _prepared(self, record, prepare):
     """(prepare(image), label as the source has it)."""

@@ -26,7 +26,9 @@ class Prefetch(Iterator):
     self._ended = threading.Event()
     arguments = work, self._tasks, self._ended
     # Daemons, or else the interpreter would wait for them.
-    self._threads = [threading.Thread(target=_serve, args=arguments, daemon=True, name="images") for _ in range(threads)]
+    self._threads = [
+      threading.Thread(target=_serve, args=arguments, daemon=True, name="images") for _ in range(threads)
+    ]
     self._end = weakref.finalize(self, _end, self._threads, self._tasks, self._ended)  # also when Python ends
 
   def __next__(self):
