@@ -48,6 +48,9 @@ class Broken:
   def skipped(self):
     return self.batches.skipped
 
+  def waiting(self):
+    return self.batches.waiting()
+
   def close(self):
     self.batches.close()
 
@@ -71,20 +74,18 @@ def test_an_image_that_cannot_be_decoded_ends_with_a_checkpoint_of_the_step_befo
 
 
 def test_a_stop_in_the_last_evaluation_trains_no_more_and_evaluates_again(parts, tmp_path):
-  preemption = runtime.Preemption()
-
   def measure(params, poll):
-    raise runtime.Preempted
+    raise runtime.Preempted(42, "stopped as asked")
 
   last = {"test": build.Eval(12, measure)}
-  with pytest.raises(runtime.Stop, match="stopped at step 12") as stopped:
-    loop.train(dataclasses.replace(parts, evals=last), tmp_path, preemption=preemption)
+  with pytest.raises(runtime.Stop, match=r"stopped as asked\. Step 12 is saved") as stopped:
+    loop.train(dataclasses.replace(parts, evals=last), tmp_path)
   assert stopped.value.code == 42
   store = checkpoints.Checkpoints(tmp_path, mesh.replicated(parts.mesh), read_only=True)
   with contextlib.closing(store):
     seconds = store.restore(parts.state_shapes)[1]["train_seconds"]
   never = dataclasses.replace(parts, batches=lambda start: Broken(parts.batches(start), 0))
-  result = loop.train(never, tmp_path, preemption=preemption)
+  result = loop.train(never, tmp_path)
   assert result["train_seconds"] == seconds
   assert result["images"] == 360
   assert [line["step"] for line in lines(tmp_path) if "train/loss" in line] == [2, 4, 6, 8, 10, 12]

@@ -97,4 +97,4 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step(printed):
   for _, _, long, last in texts:
     assert long.startswith("0\n")
     assert last.startswith("42\n")
-  assert f"stopped at step {saved}" in texts[0][2]
+  assert f"Step {saved} is saved" in texts[0][2]

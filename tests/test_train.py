@@ -128,7 +128,7 @@ def test_sigterm_finishes_the_step_saves_and_exits_42(whole, tmp_path):
   read_until_step(process, 2)
   process.send_signal(signal.SIGTERM)
   printed = runs.finish(process, 42)
-  step = int(printed.split("stopped at step ")[1].split()[0])
+  step = int(printed.split(" Step ")[1].split()[0])
   assert (tmp_path / "checkpoints" / str(step)).is_dir()
   assert step >= 2
 

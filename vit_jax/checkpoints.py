@@ -37,7 +37,7 @@ def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 class _Manager(ocp.CheckpointManager):
-  """Orbax's, which asks JAX about preemption by step; `runtime.Preemption` counts ticks on the same service."""
+  """Orbax's, which asks JAX about preemption by step; here `runtime.Watch` does, by poll."""
 
   def reached_preemption(self, step):
     return False
@@ -108,7 +108,7 @@ class Checkpoints:
       return None
     reasons = "".join(f"\n  {self.directory / str(step)}: {why}" for step, why in bad)
     raise runtime.Stop(
-      runtime.EXIT_NO_CHECKPOINT,
+      runtime.EXIT_MISSING,
       f"none of the checkpoints can be read; nothing was changed:{reasons}\n"
       "Bring back a good copy, or take another --workdir to start anew.",
     )

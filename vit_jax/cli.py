@@ -74,20 +74,12 @@ def main(verb: Callable[[], None]) -> None:
   quiet()
   try:
     verb()
-  except ConfigError as error:
-    _end(runtime.EXIT_CONFIG, f"error: {error}")
-  except runtime.Stop as stop:
-    _end(stop.code, str(stop))
-  except jax.errors.JaxRuntimeError as error:
-    if "RESOURCE_EXHAUSTED" not in str(error):
+  except (ConfigError, runtime.Stop, OSError, KeyboardInterrupt, jax.errors.JaxRuntimeError) as error:
+    code, message = runtime.ending(error)
+    if not message:
       raise
-    advice = "take a smaller config.batch, or a larger config.optim.accumulate, config.mesh.fsdp or config.model.remat"
-    _end(runtime.EXIT_CONFIG, f"error: out of device memory; {advice}")
-  except OSError as error:  # a full or read-only disk, a path that cannot be
-    advice = "mend it and run the same command again: training goes on from its last checkpoint"
-    _end(runtime.EXIT_CONFIG, f"error: {error}; {advice}")
-  except KeyboardInterrupt:
-    _end(130, "interrupted; the same command continues from the last checkpoint")
+    print(message, file=sys.stderr, flush=True)
+    sys.exit(code)
 
 
 def quiet() -> None:
@@ -97,8 +89,3 @@ def quiet() -> None:
     logging.getLogger(library).setLevel(logging.ERROR)
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it would print a page on every start
-
-
-def _end(code, message):
-  print(message, file=sys.stderr, flush=True)
-  sys.exit(code)

@@ -51,6 +51,34 @@ class Log:
   every: Duration = Duration("2%")
 
 
+Seconds = Annotated[float, Range(0.1, 1e7)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """Seconds that a run may take for something before it ends with exit code 43; see `runtime.EXITS`.
+
+  Args:
+    start: until all processes have joined, and until everything is built.
+    compile: of the train step.
+    restore: of a checkpoint, or of weights to begin with.
+    step: between two steps, a batch of images included; at least ten times the median.
+    evaluation: of a batch, and what follows the last one.
+    save: of a checkpoint, and of closing all files.
+    stop: after a SIGTERM, until the state is saved.
+    peer: of silence of another process.
+  """
+
+  start: Seconds = 900.0
+  compile: Seconds = 1800.0
+  restore: Seconds = 1800.0
+  step: Seconds = 300.0
+  evaluation: Seconds = 1800.0
+  save: Seconds = 900.0
+  stop: Seconds = 25.0
+  peer: Seconds = 60.0
+
+
 @dataclasses.dataclass(frozen=True)
 class Init:
   """Start from the weights of a file or workdir; `auto` keeps a head of as many classes; `ema` takes the average."""
@@ -76,6 +104,7 @@ class Run:
   mesh: Mesh = Mesh()
   checkpoint: Checkpoint = Checkpoint()
   log: Log = Log()
+  limits: Limits = Limits()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +118,7 @@ class Measurement:
   mesh: Mesh = Mesh()
 
 
-MAY_CHANGE = ("total", "log")  # what a restart in the same workdir may change
+MAY_CHANGE = ("total", "log", "limits")  # what a restart in the same workdir may change
 
 
 def recipe(**fields) -> ml_collections.ConfigDict:
@@ -112,7 +141,7 @@ def _editable(kind, fields):
   for name, value in (defaults | fields).items():
     config[name] = (
       {**defaults[name], **value}
-      if name in ("init", "mesh", "checkpoint", "log") and isinstance(value, dict)
+      if name in ("init", "mesh", "checkpoint", "log", "limits") and isinstance(value, dict)
       else value
     )
   return config

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -49,12 +50,14 @@ def main() -> None:
     raise schema.ConfigError("--logits: write them where? Add --write-predictions=FILE")
   run = run_of(arguments)
   run = dataclasses.replace(run, evals=chosen(run.evals, arguments.split, arguments.logits))
-  runtime.start()
-  parts = build.build(run, jax.devices(), training=False)
-  state = restored(parts, arguments.workdir) if arguments.workdir else imported(parts)
-  measured, intervals = evaluate(parts, state, arguments.workdir or arguments.weights)
-  if jax.process_index() == 0:
-    write(measured, intervals, arguments.write_predictions, arguments.report)
+  with runtime.joined(run.limits) as watch:
+    parts = build.build(run, jax.devices(), training=False)
+    with watch.phase("restore"):
+      state = restored(parts, arguments.workdir) if arguments.workdir else imported(parts)
+    with watch.phase("evaluation"):
+      measured, intervals = evaluate(parts, state, arguments.workdir or arguments.weights, watch.poll)
+    if jax.process_index() == 0:
+      write(measured, intervals, arguments.write_predictions, arguments.report)
 
 
 def run_of(arguments: argparse.Namespace) -> config.Run:
@@ -106,12 +109,14 @@ def imported(parts: build.Parts) -> steps.State:
   return steps.State(jnp.zeros((), jnp.int32), params, ema={}, optimizer=None)
 
 
-def evaluate(parts: build.Parts, state: steps.State, name) -> tuple[dict[str, Outcome], dict[str, Intervals]]:
+def evaluate(
+  parts: build.Parts, state: steps.State, name, poll: Callable[[], None]
+) -> tuple[dict[str, Outcome], dict[str, Intervals]]:
   """Measures a state's weights and prints the figures: outcomes, and intervals of those by accuracy, both by what the
   figures' names begin with."""
   measures = {name: each.measure for name, each in parts.evals.items()}
   try:
-    measured = outcomes.measure(measures, state.params, state.ema, poll=lambda: None)
+    measured = outcomes.measure(measures, state.params, state.ema, poll)
   except stream.ImageError as error:
     raise schema.ConfigError(str(error)) from error
   runtime.say(f"{name}, step {int(state.step)} of {parts.total}" if state.step else str(name))

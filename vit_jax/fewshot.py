@@ -34,22 +34,24 @@ def main() -> None:
   measurement = config.resolve(flags.load(arguments.config, arguments.overrides), config.Measurement)
   measuring.complete(measurement, measurement.image_size)  # a mistake shows before the weights, which give the size
 
-  runtime.start()
-  description, arrays = loaded(arguments.weights, measurement)
-  measured = measuring.build(measurement, description, arrays, jax.devices())
-  say(f"{arguments.weights}: {description.model.name}")
-  for note in measured.notes:
-    say(f"  {note}")
-  outcomes = {}
-  for name, evaluation in measured.evals.items():
-    try:
-      outcomes[name] = evaluation(measured.params, lambda: None)
-    except stream.ImageError as error:
-      raise schema.ConfigError(str(error)) from error
+  with runtime.joined() as watch:
+    with watch.phase("restore"):
+      description, arrays = loaded(arguments.weights, measurement)
+    measured = measuring.build(measurement, description, arrays, jax.devices())
+    say(f"{arguments.weights}: {description.model.name}")
+    for note in measured.notes:
+      say(f"  {note}")
+    outcomes = {}
+    for name, evaluation in measured.evals.items():
+      try:
+        with watch.phase("evaluation"):
+          outcomes[name] = evaluation(measured.params, watch.poll)
+      except stream.ImageError as error:
+        raise schema.ConfigError(str(error)) from error
+      if jax.process_index() == 0:
+        report(name, outcomes[name])
     if jax.process_index() == 0:
-      report(name, outcomes[name])
-  if jax.process_index() == 0:
-    write(outcomes, arguments.weights, arguments.json, arguments.write_predictions)
+      write(outcomes, arguments.weights, arguments.json, arguments.write_predictions)
 
 
 def loaded(path: str, measurement: config.Measurement):

@@ -26,14 +26,14 @@ def train(
   parts: build.Parts,
   workdir: pathlib.Path,
   profile: int = 0,
-  preemption: runtime.Preemption | None = None,
+  watch: runtime.Watch | None = None,
   weights: dict[str, np.ndarray] | None = None,
 ) -> dict:
   """Trains to the end, from the newest checkpoint where there is one; writes and returns the result.
 
   Args:
     profile: so many steps are traced for TensorBoard.
-    preemption: by default a SIGTERM from now on.
+    watch: by default one of its own.
     weights: {path: host array} to begin with, where there is no checkpoint; by default those that the run names.
 
   Raises runtime.Stop when asked to stop, and for a value that is not finite; ConfigError for an image that cannot be
@@ -42,48 +42,58 @@ def train(
   if result := finished(workdir, parts.total):
     return result
   with contextlib.ExitStack() as resources:
+    watch = watch or resources.enter_context(runtime.Watch(parts.run.limits))
+    resources.enter_context(watch.phase("save"))  # which closes what is open
     # Where the run stands.
     say(parts.overview())
     store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), parts.keep, parts.keep_every)
     resources.callback(store.close)
-    state, watch, digests = first_state(parts, store, weights)
-    frozen, digests = parts.frozen(digests)
+    with watch.phase("restore"):
+      state, timer, digests = first_state(parts, store, weights)
+      frozen, digests = parts.frozen(digests)
     start = step = int(state.step)
     batches = parts.batches(start)
-    log, trace = Log(parts, workdir, start, watch, store), writer.Trace(workdir, start, profile)
+    log, trace = Log(parts, workdir, start, timer, store), writer.Trace(workdir, start, profile)
     for resource in (log, trace, batches):
       resources.callback(resource.close)
-    poll = (preemption or runtime.Preemption()).poll
+    resources.push(watch.report)
     save = functools.partial(save_state, store, log, {"model": parts.model.description.to_json(), "frozen": digests})
     say(f"continues at step {start} of {parts.total}" if start else f"{parts.total} steps to go")
     try:
-      train_step = parts.compile() if step < parts.total else None
-      while step < parts.total:
-        with watch.wait():
-          batch = next(batches)
-        with trace.step(step), jax.transfer_guard("disallow"):
-          state, metrics = train_step(state, batch, frozen)
-        log.write_due(step)  # of the steps before this one, so that the devices always have work
-        step += 1
-        log.add(step, metrics, batches.skipped)
-        if step < parts.total:
-          if due := {name: each for name, each in parts.evals.items() if step % each.every == 0}:
-            evaluate(due, step, state, log, poll)
-          if step % parts.save_every == 0:
-            save(step, state)
-          poll()
-      # The end.
-      log.write(step)
+      with watch.phase("compile"):
+        train_step = parts.compile() if step < parts.total else None
+        runtime.barrier("compiled")  # or the first step would wait for another process's compiler
+      with watch.phase("step"):
+        while step < parts.total:
+          with timer.wait(), watch.phase("data", batches.waiting):
+            batch = next(batches)
+          with trace.step(step), jax.transfer_guard("disallow"):
+            state, metrics = train_step(state, batch, frozen)
+          log.write_due(step)  # of the steps before this one, so that the devices always have work
+          step += 1
+          log.add(step, metrics, batches.skipped)
+          if step < parts.total:
+            if due := {name: each for name, each in parts.evals.items() if step % each.every == 0}:
+              with watch.phase("evaluation"):
+                evaluate(due, step, state, log, watch.poll)
+            if step % parts.save_every == 0:
+              with watch.phase("save"):
+                save(step, state)
+            watch.poll()
+        # The end.
+        log.write(step)
       trace.close()
-      watch.stop()
-      figures = evaluate(parts.evals, step, state, log, poll)
+      timer.stop()
+      with watch.phase("evaluation"):
+        figures = evaluate(parts.evals, step, state, log, watch.poll)
       save(step, state)
     except (runtime.Preempted, stream.ImageError) as reason:
-      if isinstance(reason, runtime.Preempted) or jax.process_count() == 1:  # all must save; one alone has the image
-        log.write(step)
-        save(step, state)
+      if isinstance(reason, runtime.Preempted) or runtime.alone():  # all must save; one alone has the image
+        with watch.phase("save"):
+          log.write(step)
+          save(step, state)
       raise ending(reason, step) from reason
-  return write_result(workdir, figures | {"skipped_images": batches.skipped} | facts(parts, state, watch))
+  return write_result(workdir, figures | {"skipped_images": batches.skipped} | facts(parts, state, timer))
 
 
 # Where a run begins, and what it ends with.
@@ -155,9 +165,8 @@ def write_result(workdir: pathlib.Path, result: dict) -> dict:
 def ending(reason: Exception, step: int) -> Exception:
   """The error that a run ends with at `step`: it was asked to stop, or an image cannot be decoded."""
   if isinstance(reason, runtime.Preempted):
-    text = f"stopped at step {step} as asked, and saved; the same command continues"
-    return runtime.Stop(runtime.EXIT_PREEMPTED, text)
-  saved = f". Step {step} is saved; the same command continues from it" if jax.process_count() == 1 else ""
+    return runtime.Stop(reason.code, f"{reason}. Step {step} is saved; the same command continues from it")
+  saved = f". Step {step} is saved; the same command continues from it" if runtime.alone() else ""
   return ConfigError(f"{reason}{saved}")
 
 

@@ -1,7 +1,7 @@
 """Trains a model: python -m vit_jax.train --config=configs/digits.py --workdir=runs/digits [--config.optim.lr=1e-3]
 
-The same command continues a run that was stopped or killed, to the same result bit for bit. Exit codes: 0 finished,
-2 mistake in config or flags, 42 preempted (run it again), 44 loss not finite, 45 no readable checkpoint.
+The same command continues a run that was stopped or killed, to the same result bit for bit. Exit codes are those of
+`runtime.EXITS`: 0 finished, 2 a mistake to mend, 42 stopped as asked (run it again), 44 loss not finite, ...
 """
 
 import contextlib
@@ -27,16 +27,17 @@ def main() -> None:
   if arguments.profile < 0:
     raise schema.ConfigError(f"--profile: {arguments.profile} is not a number of steps")
 
-  runtime.start()
-  preemption = runtime.Preemption()  # from here on a SIGTERM is not lost
-  parts = build.build(run, jax.devices())
-  runtime.agree(objection(workdir, parts))
-  weights = None if checkpoints.exist(workdir) else loop.starting_weights(parts)
-  with runtime.claim(workdir):
-    say(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, as it stands")
-    for line in changes:
-      say(f"  {line}")
-    result = loop.train(parts, workdir, arguments.profile, preemption, weights)
+  with runtime.joined(run.limits) as watch:  # from here on a SIGTERM is not lost
+    parts = build.build(run, jax.devices())
+    runtime.compare({"config": schema.plain(run), "workdir": str(workdir)})
+    runtime.agree(objection(workdir, parts))
+    with watch.phase("restore"):
+      weights = None if checkpoints.exist(workdir) else loop.starting_weights(parts)
+    with runtime.claim(workdir):
+      say(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, as it stands")
+      for line in changes:
+        say(f"  {line}")
+      result = loop.train(parts, workdir, arguments.profile, watch, weights)
   cli.table(result)
   rate = result["images_per_second"]
   say(f"  {'training':<24}{result['train_seconds']:>8.1f} s" + (f"   {rate:,.0f} images/s" if rate else ""))

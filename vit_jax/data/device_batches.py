@@ -25,6 +25,10 @@ class DeviceBatches(Iterator):
     """Images that could not be decoded, so far, in this process."""
     return self._batches.skipped
 
+  def waiting(self) -> str:
+    """What the batch that is not there waits for, in words."""
+    return "waiting for a batch"
+
   def close(self) -> None:
     """Ends the threads that read ahead."""
     self._batches.close()

@@ -1,0 +1,85 @@
+"""A verb with something wrong in it: python -m tests.campaigns.faulty FAULT NUMBER VERB FLAGS
+
+stuck: the main thread of this process stops before step NUMBER, its other threads live. nan: the parameters on this
+process's devices are no numbers from step NUMBER on. bug: an exception at step NUMBER. input: record NUMBER is never
+read to its end.
+"""
+
+import dataclasses
+import importlib
+import sys
+import time
+
+import jax
+
+from vit_jax import build, cli
+from vit_jax.data import catalog
+
+
+def main() -> None:
+  """Puts the fault in and runs the verb."""
+  fault, number, verb, *words = sys.argv[1:]
+  sys.argv = [verb, *words]
+  if fault == "input":
+    build.build.__defaults__ = (opening(int(number)), *build.build.__defaults__[1:])
+  else:
+    build.Parts.compile = compiling(build.Parts.compile, FAULTS[fault], int(number))
+  cli.main(importlib.import_module(f"vit_jax.{verb}").main)
+
+
+def compiling(compile, fault, number):
+  """`Parts.compile` of a step that has the fault."""
+
+  def faulty(parts):
+    step, calls = compile(parts), iter(range(10**9))
+
+    def train_step(state, *arguments):
+      return step(fault(state) if next(calls) == number else state, *arguments)
+
+    return train_step
+
+  return faulty
+
+
+def opening(number):
+  """`catalog.open_split` of sources whose record `number` is stuck."""
+
+  def open_split(choice, split):
+    source = catalog.open_split(choice, split)
+
+    def read(i):
+      while i == number:
+        time.sleep(1)
+      return source.read(i)
+
+    return dataclasses.replace(source, read=read)
+
+  return open_split
+
+
+def stuck(state):
+  """Never returns."""
+  while True:
+    time.sleep(1)
+
+
+def nan(state):
+  """The state with no numbers on this process's devices."""
+
+  def spoiled(array):
+    parts = [shard.data * float("nan") for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
+
+  with jax.transfer_guard("allow"):
+    return dataclasses.replace(state, params={path: spoiled(array) for path, array in state.params.items()})
+
+
+def bug(state):
+  """Raises."""
+  raise AssertionError("a bug")
+
+
+FAULTS = {"stuck": stuck, "nan": nan, "bug": bug}
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,351 @@
+"""Runs of four processes with two devices each, disturbed: python -m tests.campaigns.processes [SCENARIO ...]
+
+Each scenario is a disturbance, the exit codes and words that must follow from it within a time, and, where the run can
+go on, a restart whose weights must be those of an undisturbed run, bit for bit on the same devices. Prints `N passed, M
+failed`; exit code 1 if any failed. Takes about half a minute a scenario on two cores.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = " ".join(
+  (
+    "--xla_backend_optimization_level=0",
+    "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
+    "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_force_host_platform_device_count=2",
+  )
+)
+
+import cv2
+import numpy as np
+
+from tests.campaigns.group import COUNT, Group
+
+
+def others(*without: int) -> list[int]:
+  """The other processes."""
+  return [i for i in range(COUNT) if i not in without]
+
+
+def result(folder: pathlib.Path, workdir: str) -> dict:
+  """Of a run that has ended."""
+  return json.loads((folder / workdir / "result.json").read_text())
+
+
+def finish(folder: pathlib.Path, workdir: str, **options) -> None:
+  """The same command continues to the weights, figures and log of the undisturbed run."""
+  with Group(folder, workdir, **options) as group:
+    group.all_end(0, 180)
+  here, there = result(folder, workdir), result(folder, "undisturbed")
+  for key in ("weights_sha256", "loss", "top1", "images", "steps"):
+    assert here[key] == there[key], f"{key}: {here[key]}, undisturbed {there[key]}"
+  assert losses(folder, workdir) == losses(folder, "undisturbed")
+
+
+def losses(folder: pathlib.Path, workdir: str) -> dict[int, dict]:
+  """What metrics.jsonl says of steps and evaluations, without times."""
+  rows = [json.loads(line) for line in (folder / workdir / "metrics.jsonl").read_text().splitlines()]
+  table = {}
+  for row in rows:
+    table.setdefault(row["step"], {}).update(
+      {key: value for key, value in row.items() if key.endswith(("loss", "top1"))}
+    )
+  return table
+
+
+SCENARIOS: dict[str, Callable[[pathlib.Path], None]] = {}
+
+
+def scenario(function):
+  """Registers it under its name."""
+  SCENARIOS[function.__name__] = function
+  return function
+
+
+@scenario
+def sigterm_to_one(folder):
+  with Group(folder, "run") as group:
+    group.await_step(12)
+    group.signal(signal.SIGTERM, 2)
+    group.all_end(42, 15)
+    group.says(r"stopped as asked .* Step \d+ is saved; the same command continues")
+  finish(folder, "run")
+
+
+@scenario
+def sigterm_to_all(folder):
+  with Group(folder, "run") as group:
+    group.await_step(7)
+    group.signal(signal.SIGTERM, *range(COUNT))
+    group.all_end(42, 15)
+  finish(folder, "run")
+
+
+@scenario
+def sigterm_while_compiling(folder):
+  with Group(folder, "run", environment={"JAX_COMPILATION_CACHE_DIR": str(folder / "none")}) as group:
+    group.await_text("steps to go")
+    group.signal(signal.SIGTERM, 1)
+    group.all_end(42, 8)
+    group.says("while it was compiled|while it started", 1)
+  finish(folder, "run")
+
+
+@scenario
+def sigterm_while_input_is_stuck(folder):
+  with Group(folder, "run", faults={1: ("input", 5)}, limits__step=100) as group:
+    group.await_text("compiled and under way|steps to go")
+    time.sleep(8)
+    group.signal(signal.SIGTERM, 3)
+    group.all_end(42, 12)
+  finish(folder, "run")
+
+
+@scenario
+def sigkill_of_one(folder):
+  with Group(folder, "run") as group:
+    group.await_step(15)
+    group.signal(signal.SIGKILL, 2)
+    group.end(dict.fromkeys(others(2), 134), 20)
+    group.says("the same command continues", *others(2))
+  finish(folder, "run")
+
+
+@scenario
+def sigkill_of_process_0(folder):
+  with Group(folder, "run") as group:
+    group.await_step(15)
+    group.signal(signal.SIGKILL, 0)
+    group.end(dict.fromkeys(others(0), 134), 20)
+    group.says("the same command continues", *others(0))
+  finish(folder, "run")
+
+
+@scenario
+def sigstop_of_one(folder):
+  with Group(folder, "run", limits__step=60) as group:
+    group.await_step(15)
+    group.signal(signal.SIGSTOP, 3)
+    group.end(dict.fromkeys(others(3), 134), 30)
+    group.says("process 3 has been silent", *others(3))
+    group.signal(signal.SIGCONT, 3)
+    group.end({3: 134}, 20)
+  finish(folder, "run")
+
+
+@scenario
+def sigstop_of_process_0(folder):
+  with Group(folder, "run", limits__step=60) as group:
+    group.await_step(15)
+    group.signal(signal.SIGSTOP, 0)
+    group.end(dict.fromkeys(others(0), 134), 40)
+    group.says("process 0 has been silent", *others(0))
+  finish(folder, "run")
+
+
+@scenario
+def alive_but_stuck(folder):
+  with Group(folder, "run", faults={1: ("stuck", 12)}) as group:
+    group.all_end((43, 134), 120)
+    assert 43 in [process.returncode for process in group.processes.values()]
+    group.says("the same command continues")
+    stuck = [i for i, process in group.processes.items() if process.returncode == 43]
+    group.says("nothing happened for 20 s", *stuck)
+    assert any("in stuck" in group.text(i) for i in stuck) or 1 not in stuck
+  finish(folder, "run")
+
+
+@scenario
+def input_stuck_on_one(folder):
+  with Group(folder, "run", faults={1: ("input", 5)}) as group:
+    group.all_end((43, 134), 120)
+    group.says("record 5|the same command continues", 1)
+  finish(folder, "run")
+
+
+@scenario
+def nan_on_one(folder):
+  with Group(folder, "run", faults={2: ("nan", 14)}) as group:
+    group.all_end(44, 120)
+    group.says("not finite")
+  finish(folder, "run")
+
+
+@scenario
+def bug_on_one(folder):
+  with Group(folder, "run", faults={1: ("bug", 14)}) as group:
+    group.end({1: 1} | dict.fromkeys(others(1), 134), 120)
+    group.says("AssertionError: a bug", 1)
+    group.says("process 1 ended with code 1", *others(1))
+  finish(folder, "run")
+
+
+@scenario
+def a_peer_never_starts(folder):
+  with Group(folder, "run", absent=(2,), limits__start=8) as group:
+    group.all_end(43, 60)
+    group.says("process 0 waits at port .* have connected", 0)
+    group.says("another process is missing", 1, 3)
+  assert not (folder / "run").exists()
+  finish(folder, "run")
+
+
+@scenario
+def process_0_never_starts(folder):
+  with Group(folder, "run", absent=(0,), limits__start=8) as group:
+    group.all_end(43, 60)
+    group.says("nothing answers at 127.0.0.1:")
+  finish(folder, "run")
+
+
+@scenario
+def port_in_use(folder):
+  with socket.socket() as taken:
+    taken.bind(("", 0))
+    taken.listen()
+    with Group(folder, "run", port=taken.getsockname()[1], limits__start=8) as group:
+      group.end({0: 2} | dict.fromkeys(others(0), 43), 60)
+      group.says("another program have the port", 0)
+  finish(folder, "run")
+
+
+DIFFERENT = {
+  "optim.lr": ("0.5", "process 3: config.optim.lr"),
+  "total": ("30", "process 3: config.total"),
+  "recipe": ("cvt_2_4_32", "process 3: config.model"),
+  "batch": ("6", "6 does not divide"),
+}
+
+
+@scenario
+def different_start(folder):
+  for key, (value, words) in DIFFERENT.items():
+    with Group(folder, "run", each={3: {key: value}}) as group:
+      group.all_end(2, 90)
+      group.says(words)
+    assert not (folder / "run").exists()
+
+
+@scenario
+def other_data_on_one(folder):
+  shutil.copytree(folder / "data", folder / "there/data")
+  next((folder / "there/data").rglob("*7.png")).unlink()
+  with Group(folder, "run", folders={1: folder / "there"}) as group:
+    group.all_end(2, 60)
+    group.says("process 1: data")
+  assert not (folder / "run").exists()
+
+
+@scenario
+def bad_image_on_one(folder):
+  shutil.copytree(folder / "data", folder / "there/data")
+  for image in sorted((folder / "there/data").rglob("*.png"))[::9]:
+    content = bytearray(image.read_bytes())
+    content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+    status = image.stat()
+    image.write_bytes(content)
+    os.utime(image, ns=(status.st_atime_ns, status.st_mtime_ns))
+  with Group(folder, "run", folders={1: folder / "there"}) as group:
+    group.all_end(2, 60)
+    group.says(r"\.png")
+  shutil.rmtree(folder / "run", ignore_errors=True)
+
+
+@scenario
+def disk_full_on_one(folder):
+  with Group(folder, "run", limit={1: 16 * 1024}) as group:
+    group.all_end(2, 120)
+    group.says("File too large|file size|ulimit", 1)
+  finish(folder, "run")
+
+
+@scenario
+def damaged_files_of_one(folder):
+  with Group(folder, "run", mesh__data=1, mesh__fsdp=8) as group:
+    group.await_step(32)
+    group.signal(signal.SIGTERM, 0)
+    group.all_end(42, 15)
+  newest = max((path for path in (folder / "run/checkpoints").iterdir()), key=lambda path: int(path.name))
+  parts = sorted(newest.glob("state/ocdbt.process_1/d/*")) or sorted(newest.glob("state/d/*"))
+  parts[-1].write_bytes(b"\0" * parts[-1].stat().st_size)
+  with Group(folder, "run", mesh__data=1, mesh__fsdp=8) as group:
+    group.all_end(0, 180)
+    group.says("cannot be read|continuing from step", 0)
+  with Group(folder, "whole", mesh__data=1, mesh__fsdp=8) as group:
+    group.all_end(0, 180)
+  assert result(folder, "run")["weights_sha256"] == result(folder, "whole")["weights_sha256"]
+
+
+@scenario
+def killed_in_a_save(folder):
+  with Group(folder, "run", checkpoint__every=2) as group:
+    group.await_step(6)
+    deadline = time.monotonic() + 60
+    while not list((folder / "run/checkpoints").glob("*tmp*")) and time.monotonic() < deadline:
+      time.sleep(0.001)
+    group.signal(signal.SIGKILL, 1, 3)
+    group.end({0: 134, 2: 134}, 30)
+  finish(folder, "run", checkpoint__every=2)
+
+
+@scenario
+def fewer_processes(folder):
+  with Group(folder, "run") as group:
+    group.await_step(15)
+    group.signal(signal.SIGTERM, 0)
+    group.all_end(42, 15)
+  with Group(folder, "run", count=2) as group:
+    group.all_end(0, 180)
+    group.says("devices", 0)
+  here, there = result(folder, "run"), result(folder, "undisturbed")
+  assert abs(here["loss"] - there["loss"]) < 1e-5, (here["loss"], there["loss"])
+
+
+@scenario
+def stale_multislice_variables(folder):
+  stale = {"MEGASCALE_COORDINATOR_ADDRESS": "10.9.9.9:8080", "MEGASCALE_SLICE_ID": "3"}
+  finish(folder, "run", environment=stale)
+
+
+def main() -> int:
+  """Runs the scenarios that were named, or all; the exit code."""
+  failed, names = 0, sys.argv[1:] or list(SCENARIOS)
+  with tempfile.TemporaryDirectory() as root:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{root}/programs"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    model = pathlib.Path(root, "model")
+    generator = np.random.default_rng(0)
+    for label in ("a", "b"):
+      for i in range(40):
+        image = generator.integers(0, 256, (32, 32, 3), np.uint8)
+        (model / f"data/{label}").mkdir(parents=True, exist_ok=True)
+        assert cv2.imwrite(str(model / f"data/{label}/{i}.png"), image)
+    with Group(model, "undisturbed") as group:
+      group.all_end(0, 240)
+    for name in names:
+      began, folder = time.monotonic(), pathlib.Path(root, name)
+      shutil.copytree(model, folder)
+      try:
+        SCENARIOS[name](folder)
+        outcome = "passed"
+      except AssertionError:
+        failed += 1
+        outcome = f"FAILED\n{traceback.format_exc(limit=2)}"
+      print(f"{name:32} {time.monotonic() - began:6.1f} s  {outcome}", flush=True)
+  print(f"{len(names) - failed} passed, {failed} failed")
+  return bool(failed)
+
+
+if __name__ == "__main__":
+  sys.exit(main())

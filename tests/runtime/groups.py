@@ -1,0 +1,102 @@
+"""Groups of processes that only talk, each with something wrong: python -m tests.runtime.groups FOLDER
+
+What each process prints goes to FOLDER/<group>-<number>, and all exit codes to FOLDER/codes.json. They are forks of
+this one, so that Python starts once.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import sys
+import time
+
+from vit_jax import cli, config, runtime
+from vit_jax.schema import ConfigError
+
+
+def steps(watch, what=lambda poll: None):
+  """Polls, at another pace in each process."""
+  try:
+    with watch.phase("step"):
+      for poll in range(1, 1000):
+        what(poll)
+        watch.poll()
+        time.sleep(0.02 * (1 + runtime.process()))
+  except runtime.Preempted as stop:
+    print(f"code {stop.code}: {stop}; at poll {poll}", flush=True)
+
+
+def only(number, action):
+  """The action at the fifth poll of one process."""
+  return lambda poll: action() if runtime.process() == number and poll == 5 else None
+
+
+def fail(error):
+  """Raises it."""
+  raise error
+
+
+def talk(group):
+  """What the processes of a group do."""
+  if group == "missing":
+    runtime.start(patience=2.0)
+  limits = config.Limits(peer=5, stop=5, step=60)
+  runtime.start()
+  if group == "talk":
+    with contextlib.suppress(ConfigError), runtime.Watch(limits):
+      try:
+        runtime.compare({"config": {"lr": 0.1 + (runtime.process() == 2)}})
+      except ConfigError as error:
+        print(error, flush=True)
+        raise
+    with runtime.Watch(limits) as watch:
+      steps(watch, only(1, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    with runtime.Watch(limits) as watch:
+      steps(watch, only(2, lambda: watch.ask(2, "a bad image")))
+  error = {"talk": AssertionError("a bug"), "mistake": ConfigError("mine alone")}.get(group)
+  with runtime.Watch(limits) as watch:
+    print("ready", flush=True)
+    steps(watch, only(1, lambda: fail(error) if error else None))
+
+
+def fork(folder, group, number, count, port):
+  """A process of a group; its pid."""
+  if pid := os.fork():
+    return pid
+  with open(folder / f"{group}-{number}", "w") as file:
+    os.dup2(file.fileno(), 1)
+    os.dup2(file.fileno(), 2)
+  os.environ |= {
+    "VITJAX_COORDINATOR": f"127.0.0.1:{port}",
+    "VITJAX_PROCESSES": str(count + (group == "missing")),
+    "VITJAX_PROCESS": str(number),
+  }
+  cli.main(lambda: talk(group))
+  sys.exit(0)
+
+
+def main(folder: pathlib.Path) -> None:
+  """Starts all, disturbs them, waits for all."""
+  processes = {}
+  for group, count in (("talk", 3), ("mistake", 2), ("first", 2), ("silent", 2), ("missing", 2)):
+    with socket.socket() as probe:
+      probe.bind(("127.0.0.1", 0))
+      port = probe.getsockname()[1]
+    processes |= {(group, i): fork(folder, group, i, count, port) for i in range(count)}
+  for (group, number), number_of_signal in ((("first", 0), signal.SIGKILL), (("silent", 1), signal.SIGSTOP)):
+    while "ready" not in (folder / f"{group}-1").read_text():
+      time.sleep(0.1)
+    os.kill(processes[group, number], number_of_signal)
+  codes = {}
+  for (group, number), pid in processes.items():
+    if (group, number) != ("silent", 1):
+      codes[f"{group}-{number}"] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+  os.kill(processes["silent", 1], signal.SIGKILL)
+  (folder / "codes.json").write_text(json.dumps(codes))
+
+
+if __name__ == "__main__":
+  main(pathlib.Path(sys.argv[1]))

@@ -1,0 +1,23 @@
+"""What processes tell each other; a process alone tells itself. Several are in test_peers.py."""
+
+import numpy as np
+import pytest
+
+from vit_jax import runtime
+from vit_jax.runtime import exchange
+from vit_jax.schema import ConfigError
+
+
+def test_a_process_alone_agrees_with_itself():
+  assert exchange.gather("text", "name") == ["text"]
+  assert exchange.missing() == ""
+  runtime.barrier("name")
+  runtime.compare({"config": {"lr": 0.1}})
+  runtime.agree(None)
+  values = np.array([0.1, 1e300])
+  assert runtime.from_first(values) is values
+
+
+def test_a_problem_is_an_error():
+  with pytest.raises(ConfigError, match="no such file"):
+    runtime.agree("no such file")

@@ -1,0 +1,72 @@
+"""Processes that only talk: one stops, fails, dies or falls silent, and the others end as documented."""
+
+import json
+import re
+
+import pytest
+
+from tests import runs
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+  """(exit codes, what each said) of the processes of a group."""
+  folder = tmp_path_factory.mktemp("groups")
+  runs.finish(runs.start("tests.runtime.groups", str(folder)))
+  codes = json.loads((folder / "codes.json").read_text())
+
+  def ends(name):
+    return [code for key, code in codes.items() if key.startswith(name)], [
+      path.read_text() for path in sorted(folder.glob(f"{name}-*"))
+    ]
+
+  return ends
+
+
+def test_processes_that_were_started_differently_say_which_and_in_what(group):
+  assert all("process 2: config.lr: 0.1 -> 1.1" in text for text in group("talk")[1])
+
+
+def test_a_sigterm_to_one_stops_all_at_the_same_poll(group):
+  stops = [re.search(r"code 42: stopped as asked.*at poll (\d+)", text)[1] for text in group("talk")[1]]
+  assert len(set(stops)) == 1
+
+
+def test_a_request_of_one_stops_all_with_its_code_and_words(group):
+  stops = [re.search(r"code 2: a bad image; at poll (\d+)", text)[1] for text in group("talk")[1]]
+  assert len(set(stops)) == 1
+
+
+def test_a_bug_of_one_has_its_traceback_and_ends_the_others_with_134(group):
+  codes, texts = group("talk")
+  assert codes == [134, 1, 134]
+  assert "AssertionError: a bug" in texts[1]
+  assert all("Traceback" not in texts[i] and "process 1 ended with code 1" in texts[i] for i in (0, 2))
+
+
+def test_a_mistake_of_one_ends_all_and_is_told_by_all(group):
+  codes, texts = group("mistake")
+  assert codes == [2, 2]
+  assert "error: mine alone" in texts[1].splitlines()
+  assert "process 1 ended with code 2: error: mine alone" in texts[0]
+
+
+def test_without_process_0_the_last_line_says_what_to_do(group):
+  codes, texts = group("first")
+  assert codes == [-9, 134]
+  assert "the same command continues" in texts[1].splitlines()[-1]
+
+
+def test_a_silent_process_is_named(group):
+  codes, texts = group("silent")
+  assert codes == [134]
+  assert "process 1 has been silent for 5 s" in texts[0]
+
+
+def test_a_process_that_does_not_come_is_missed(group):
+  codes, texts = group("missing")
+  assert codes == [43, 43]
+  assert "process 0 waits at port" in texts[0]
+  assert "process 0 answers at" in texts[1]

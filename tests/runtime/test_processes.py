@@ -1,0 +1,107 @@
+"""How a process finds the others: what the environment says, and what is in the way."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from vit_jax import runtime
+from vit_jax.runtime import processes
+from vit_jax.schema import ConfigError
+
+
+@pytest.mark.parametrize("value", ["2", "x", "-1", None])
+def test_half_a_placement_is_refused(monkeypatch, value):
+  monkeypatch.setenv("VITJAX_COORDINATOR", "127.0.0.1:1")
+  monkeypatch.setenv("VITJAX_PROCESSES", "2")
+  if value:
+    monkeypatch.setenv("VITJAX_PROCESS", value)
+  with pytest.raises(ConfigError, match="VITJAX_PROCESS"):
+    processes.placement()
+
+
+def test_a_coordinator_needs_a_port(monkeypatch):
+  for name, value in zip(processes.NAMES, ("host", "2", "0"), strict=True):
+    monkeypatch.setenv(name, value)
+  with pytest.raises(ConfigError, match="VITJAX_COORDINATOR: 'host' is not host:port"):
+    processes.placement()
+  monkeypatch.setenv("VITJAX_COORDINATOR", "host:80")
+  assert processes.placement() == ("host:80", 2, 0)
+
+
+def test_variables_of_slices_that_are_no_more_are_dropped(monkeypatch):
+  monkeypatch.setenv("MEGASCALE_COORDINATOR_ADDRESS", "10.0.0.9:8080")
+  monkeypatch.setenv("MEGASCALE_SLICE_ID", "1")
+  processes.check_slices()
+  assert not [name for name in os.environ if name.startswith("MEGASCALE_")]
+
+
+def test_half_a_set_of_slices_is_refused(monkeypatch):
+  monkeypatch.setenv("MEGASCALE_NUM_SLICES", "2")
+  monkeypatch.setenv("MEGASCALE_SLICE_ID", "0")
+  with pytest.raises(ConfigError, match="MEGASCALE_COORDINATOR_ADDRESS: missing"):
+    processes.check_slices()
+  monkeypatch.setenv("MEGASCALE_COORDINATOR_ADDRESS", "10.0.0.9:8080")
+  processes.check_slices()
+  assert os.environ["MEGASCALE_NUM_SLICES"] == "2"
+
+
+def test_a_device_that_another_program_holds_is_named_with_its_process(monkeypatch, tmp_path):
+  monkeypatch.delenv("JAX_PLATFORMS")
+  (tmp_path / "dev").mkdir()
+  (tmp_path / "dev/accel0").touch()
+  processes.check_devices_free(str(tmp_path))
+  (tmp_path / "proc/77/fd").mkdir(parents=True)
+  (tmp_path / "proc/77/cmdline").write_bytes(b"python\0-m\0train\0")
+  (tmp_path / "proc/77/fd/3").symlink_to(tmp_path / "dev/accel0")
+  with pytest.raises(runtime.Stop, match=r"dev/accel0 is held by process 77 \(python -m train\).*kill 77") as stop:
+    processes.check_devices_free(str(tmp_path))
+  assert stop.value.code == runtime.EXIT_HANG
+
+
+def test_the_number_of_devices_is_that_which_was_asked_for(monkeypatch):
+  runtime.check_devices()
+  monkeypatch.setenv("VITJAX_DEVICES", "9")
+  with pytest.raises(ConfigError, match="VITJAX_DEVICES: 9 devices expected, there are 8"):
+    runtime.check_devices()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="Linux says who is connected")
+def test_clients_of_a_port_are_known():
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    port = server.getsockname()[1]
+    assert processes.connected(port) == []
+    with socket.create_connection(("127.0.0.1", port)) as client:
+      assert processes.connected(port) == [f"127.0.0.1:{client.getsockname()[1]}"]
+
+
+def test_compiled_programs_are_kept_where_the_user_or_the_system_says(monkeypatch, tmp_path):
+  kept = jax.config.jax_compilation_cache_dir
+  try:
+    processes._keep_programs()
+    assert jax.config.jax_compilation_cache_dir == kept  # JAX_COMPILATION_CACHE_DIR of these tests goes first
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    processes._keep_programs()
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "vit_jax" / "programs")
+  finally:
+    jax.config.update("jax_compilation_cache_dir", kept)
+
+
+@pytest.mark.heavy
+def test_nothing_is_imported_that_a_run_does_not_use():
+  program = "import json, sys, vit_jax.train, vit_jax.evaluate; print(json.dumps(sorted(sys.modules)))"
+  loaded = json.loads(subprocess.check_output([sys.executable, "-c", program], text=True))
+  assert "jax" in loaded
+  assert not {"tensorflow", "torch", "sklearn", "matplotlib", "tensorflow_datasets"} & set(loaded)
+
+
+@pytest.mark.heavy
+def test_a_line_is_said_without_taking_the_devices():
+  environment = os.environ | {"JAX_PLATFORMS": "none_of_this_name"}  # whoever asks for devices, fails
+  program = [sys.executable, "-c", "from vit_jax import runtime; runtime.say('here')"]
+  assert subprocess.check_output(program, text=True, env=environment) == "here\n"

@@ -1,0 +1,110 @@
+"""Requests to stop and waits that take too long, in one process."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from vit_jax import config, runtime
+
+PROGRAM = """
+import sys, time
+from vit_jax import cli, config, runtime
+def verb():
+  with runtime.Watch(config.Limits(step=0.5, stop=1, compile=60)) as watch, \\
+      watch.phase(sys.argv[1], lambda: "for record 7"):
+    print("ready", flush=True)
+    {}
+    time.sleep(60)
+cli.main(verb)
+"""
+
+
+def started(phase, code="pass"):
+  """A process inside of a phase."""
+  process = subprocess.Popen(
+    [sys.executable, "-c", PROGRAM.format(code), phase], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+  )
+  assert process.stdout.readline() == "ready\n"
+  return process
+
+
+def ended(process):
+  """(exit code, what it said, seconds until it ended)."""
+  began = time.monotonic()
+  text = process.communicate(timeout=60)[1]
+  return process.returncode, text, time.monotonic() - began
+
+
+def test_a_sigterm_is_seen_at_the_next_poll():
+  with runtime.Watch() as watch:
+    watch.poll()
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(runtime.Preempted, match="SIGTERM") as stop:
+      watch.poll()
+    assert stop.value.code == 42
+    watch.poll()  # once is enough: what follows saves
+
+
+@pytest.mark.parametrize("phase", ["data", "evaluation"])
+def test_a_sigterm_interrupts_what_changes_nothing(phase):
+  with runtime.Watch() as watch:
+    began = time.monotonic()
+    with pytest.raises(runtime.Preempted), watch.phase(phase):
+      os.kill(os.getpid(), signal.SIGTERM)
+      time.sleep(30)
+    assert time.monotonic() - began < 10
+
+
+def test_a_save_is_not_interrupted():
+  with runtime.Watch() as watch:
+    with watch.phase("save"):
+      os.kill(os.getpid(), signal.SIGTERM)
+      time.sleep(0.1)
+    with pytest.raises(runtime.Preempted):
+      watch.poll()
+
+
+def test_a_request_ends_with_its_own_code_and_words():
+  with runtime.Watch() as watch:
+    watch.ask(2, "a bad image")
+    watch.ask(42, "later")
+    with pytest.raises(runtime.Preempted, match="a bad image") as stop:
+      watch.poll()
+    assert stop.value.code == 2
+
+
+def test_afterwards_signals_are_as_before():
+  before = signal.getsignal(signal.SIGTERM)
+  with runtime.Watch():
+    assert signal.getsignal(signal.SIGTERM) != before
+  assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_every_phase_has_a_limit():
+  assert {"start", "compile", "restore", "step", "evaluation", "save"} < set(vars(config.Limits()))
+
+
+@pytest.mark.heavy
+def test_a_watch_ends_what_does_not_end():
+  """Each in a process of its own, all at once: a step without end; SIGTERM inside C while compiling; a save after a
+  SIGTERM that takes too long."""
+  inside_c = "import ctypes; ctypes.PyDLL and ctypes.CDLL(None).sleep(60)"
+  stopping = (
+    "import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n    try: watch.poll()\n    except runtime.Preempted: pass"
+  )
+  stuck, compiling, saving = started("step"), started("compile", inside_c), started("save", stopping)
+  compiling.send_signal(signal.SIGTERM)
+  code, text, seconds = ended(compiling)
+  assert (code, seconds < 5) == (42, True)
+  assert "was compiled; nothing is lost" in text
+  code, text, _ = ended(stuck)
+  assert code == 43
+  assert "nothing happened for 0 s in step (config.limits.step); for record 7" in text
+  assert "in verb" in text  # the stack
+  code, text, seconds = ended(saving)
+  assert code == 42
+  assert "config.limits.stop" in text

@@ -1,0 +1,28 @@
+"""The lock on a workdir."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from vit_jax import runtime
+
+
+@pytest.mark.heavy
+def test_a_claimed_workdir_is_refused_to_another_process_and_free_after_a_kill(tmp_path):
+  program = (
+    "import sys, time, pathlib, jax\njax.config.update('jax_platforms', 'cpu')\nfrom vit_jax import cli, runtime\n"
+    "def verb():\n  with runtime.claim(pathlib.Path(sys.argv[1])):\n    print('mine', flush=True)\n    time.sleep(60)\n"
+    "cli.main(verb)"
+  )
+  start = [sys.executable, "-c", program, str(tmp_path / "new")]
+  first = subprocess.Popen(start, stdout=subprocess.PIPE, text=True)
+  assert first.stdout.readline() == "mine\n"
+  second = subprocess.run(start, capture_output=True, text=True, timeout=60)
+  assert second.returncode == 2
+  assert f"in use by process {first.pid} on" in second.stderr
+  first.kill()
+  first.wait()
+  with runtime.claim(tmp_path / "new"):
+    assert (tmp_path / "new/lock").read_text().startswith(f"{os.getpid()} on")

@@ -1,0 +1,71 @@
+"""The processes of a run: how they start, agree, watch each other, are asked to stop, and end."""
+
+import contextlib
+from collections.abc import Iterator
+
+from vit_jax import config
+from vit_jax.runtime.exchange import agree, alone, barrier, compare, from_first, process
+from vit_jax.runtime.exits import (
+  EXIT_BUG,
+  EXIT_CONFIG,
+  EXIT_DONE,
+  EXIT_HANG,
+  EXIT_INTERRUPTED,
+  EXIT_MISSING,
+  EXIT_NOT_FINITE,
+  EXIT_PEER,
+  EXIT_PREEMPTED,
+  EXITS,
+  Stop,
+  ending,
+)
+from vit_jax.runtime.processes import check_devices, start
+from vit_jax.runtime.watch import Preempted, Watch
+from vit_jax.runtime.workdirs import IN_USE, claim, holder, locked
+
+__all__ = [
+  "EXITS",
+  "EXIT_BUG",
+  "EXIT_CONFIG",
+  "EXIT_DONE",
+  "EXIT_HANG",
+  "EXIT_INTERRUPTED",
+  "EXIT_MISSING",
+  "EXIT_NOT_FINITE",
+  "EXIT_PEER",
+  "EXIT_PREEMPTED",
+  "IN_USE",
+  "Preempted",
+  "Stop",
+  "Watch",
+  "agree",
+  "alone",
+  "barrier",
+  "check_devices",
+  "claim",
+  "compare",
+  "ending",
+  "from_first",
+  "holder",
+  "joined",
+  "locked",
+  "process",
+  "say",
+  "start",
+]
+
+
+@contextlib.contextmanager
+def joined(limits: config.Limits | None = None) -> Iterator[Watch]:
+  """Joins the processes of the run, see `start`, and watches them: what is inside ends by the contract of `EXITS`."""
+  limits = limits or config.Limits()
+  start(limits.start, int(limits.peer) + 40)  # JAX's own watch, which aborts, comes second
+  with Watch(limits) as watch:
+    check_devices()
+    yield watch
+
+
+def say(text: str) -> None:
+  """Prints a line at once, on the first process only."""
+  if process() == 0:
+    print(text, flush=True)

@@ -1,0 +1,70 @@
+"""How a program ends: exit codes that a launcher can act on, the same on every process."""
+
+import jax
+
+from vit_jax.data.sources import AbsentError
+from vit_jax.schema import ConfigError
+
+EXIT_DONE = 0
+EXIT_BUG = 1
+EXIT_CONFIG = 2
+EXIT_PREEMPTED = 42
+EXIT_HANG = 43
+EXIT_NOT_FINITE = 44
+EXIT_MISSING = 45
+EXIT_INTERRUPTED = 130
+EXIT_PEER = 134
+# The contract, in order: what a code means, and what to do. The table in README is this one.
+EXITS = {
+  EXIT_DONE: ("all steps are done, saved and measured; `result.json` is there", "nothing"),
+  EXIT_BUG: ("a bug of ours, with a traceback; or Python itself stood still", "report it; the same command continues"),
+  EXIT_CONFIG: ("a mistake in config, flags or data, a full disk, a workdir in use", "mend what the line says"),
+  EXIT_PREEMPTED: ("asked to stop (SIGTERM)", "the same command continues"),
+  EXIT_HANG: ("something took longer than `config.limits` allow, or a device is held by another program", "read the "
+              "stacks; the same command continues; the second time take another machine"),
+  EXIT_NOT_FINITE: ("loss or gradient not finite; the last good checkpoint is kept", "change the config"),
+  EXIT_MISSING: ("the data are not there, or no checkpoint can be read", "bring them"),
+  EXIT_INTERRUPTED: ("Ctrl-C", "the same command continues from the last checkpoint"),
+  EXIT_PEER: ("another process of the run died", "see how that one ended; the same command continues"),
+  137: ("killed by the system (SIGKILL), often for want of memory", "see `dmesg`; the same command continues"),
+  143: ("SIGTERM before the processes had joined", "the same command starts it"),
+}  # fmt: skip
+# Ends that hold for all processes: those that are told of one end alike. Of others they know that a peer died.
+SHARED = (EXIT_CONFIG, EXIT_PREEMPTED, EXIT_NOT_FINITE, EXIT_MISSING)
+
+# How XLA's collectives and the coordinator say that a process is gone.
+_GONE = ("Gloo", "closed by peer", "reset by peer", "coordination service", "remote process exited", "heartbeat")
+
+
+class Stop(Exception):
+  """Ends the program with a message and an exit code of the contract above."""
+
+  def __init__(self, code: int, message: str):
+    super().__init__(message)
+    self.code = code
+
+
+def ending(error: BaseException, alone: bool = True) -> tuple[int, str]:
+  """(exit code, message) of what ends a program; "" where a traceback says more. `alone`: there is one process."""
+  text = str(error)
+  if isinstance(error, Stop):
+    return error.code, text
+  if isinstance(error, ConfigError):
+    return EXIT_MISSING if isinstance(error, AbsentError) else EXIT_CONFIG, f"error: {text}"
+  if isinstance(error, OSError):  # a full or read-only disk, a path that cannot be
+    advice = "mend it and run the same command again: training goes on from its last checkpoint"
+    return EXIT_CONFIG, f"error: {text}; {advice}"
+  if isinstance(error, KeyboardInterrupt):
+    return EXIT_INTERRUPTED, "interrupted; the same command continues from the last checkpoint"
+  if isinstance(error, jax.errors.JaxRuntimeError):
+    if "RESOURCE_EXHAUSTED" in text:
+      advice = (
+        "take a smaller config.batch, or a larger config.optim.accumulate, config.mesh.fsdp or config.model.remat"
+      )
+      return EXIT_CONFIG, f"error: out of device memory; {advice}"
+    if not alone and any(mark in text for mark in _GONE):
+      return (
+        EXIT_PEER,
+        f"another process of this run died ({text.splitlines()[0][:160]}); see how it ended, and start all again",
+      )
+  return EXIT_BUG, ""

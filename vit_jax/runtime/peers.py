@@ -1,0 +1,178 @@
+"""What a process knows of the others: whether they live, where they are, why they ended, and when all shall stop."""
+
+import atexit
+import contextlib
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+
+import jax
+
+from vit_jax.runtime import exchange, exits
+
+PAUSE = 0.25  # seconds between looks at the store
+LINGER = 5.0  # seconds that process 0, which has the store, stays for the others to read why it ends
+GRACE = 2.0  # seconds that this process has to end by itself for the same reason as another
+_runs = itertools.count()
+_failed = None  # (Peers, exit code) of a run that ended with an error
+
+
+class Peers:
+  """A thread that writes signs of life to the store of all processes, and reads those of the others: a resource."""
+
+  def __init__(self, patience: float):
+    """`patience`: seconds of silence after which a process is taken for dead."""
+    global _failed
+    _failed = None
+    self.status = ""  # where this process is, in words
+    self.asked = None  # (code, message) of the first request to stop, by any process
+    self._patience = patience
+    self._store, self._folder = exchange.Store(), f"run{next(_runs)}"
+    self._me, self._others = exchange.process(), [i for i in range(exchange.count()) if i != exchange.process()]
+    self._polls = 0
+    self._last = None  # the poll to stop at
+    self._mine = None  # own poll at the time of the request
+    self._turn = threading.Condition()
+    self._seen = {i: (None, time.monotonic(), "") for i in self._others}  # sign of life, since when, status
+    self._heard = time.monotonic()
+    self._ends = {}  # process -> (code, message), of those that ended by themselves
+    self._ended = None  # since when any has
+    self._closed = threading.Event()
+    _end_without_waiting()
+    self._thread = threading.Thread(target=self._run, name="peers", daemon=True)
+    self._thread.start()
+
+  def close(self) -> None:
+    """Ends the thread, unless process 0 leaves it without an answer."""
+    self._closed.set()
+    self._thread.join(2 * PAUSE)
+
+  def ask(self, code: int, message: str) -> None:
+    """Asks all processes to stop; the first request counts. Returns at once."""
+    arguments = (f"{self._folder}/stop", json.dumps([code, message]))
+    threading.Thread(target=self._store.propose, args=arguments, daemon=True).start()
+
+  def request_at(self, poll: int) -> tuple[int, str] | None:
+    """The request to stop, if all processes shall stop at their poll of this number.
+
+    While they are agreeing on it this waits: each has said how far it is, and goes no further until the largest is
+    known. The threads speak for themselves, so no process waits for one that is inside a step.
+    """
+    with self._turn:
+      self._polls = poll
+      self._turn.wait_for(lambda: self._mine is None or self._last is not None or self._closed.is_set())
+      return self.asked if self._last is not None and poll >= self._last else None
+
+  def reason(self, wait: float) -> tuple[int, str] | None:
+    """Why another process ended, as an end of this one; waits a while for it to be said."""
+    deadline = time.monotonic() + wait
+    while not self._ends and time.monotonic() < deadline:
+      time.sleep(PAUSE)
+    if not self._ends:
+      return None
+    number, (code, message) = min(self._ends.items())
+    text = f"process {number} ended with code {code}: {message or 'see its traceback'}"
+    return code if code in exits.SHARED else exits.EXIT_PEER, text
+
+  def lost(self) -> tuple[int, str] | None:
+    """(code, message) to end with, where another process has ended or is silent."""
+    now = time.monotonic()
+    if self._ended and now - self._ended > GRACE:
+      return self.reason(0.0)
+    silent = [i for i, (_, since, _) in self._seen.items() if now - since > self._patience]
+    if now - self._heard > self._patience:
+      silent = [0]
+    if not silent:
+      return None
+    where = self._seen[silent[0]][2] if silent[0] in self._seen else ""
+    return exits.EXIT_PEER, (
+      f"process {silent[0]} has been silent for {self._patience:.0f} s (config.limits.peer)"
+      f"{f', after {where}' if where else ''}; see how it ended, and start all again: the same command continues"
+    )
+
+  def behind(self, polls: int) -> str:
+    """Which processes are not as far as this one, in words."""
+    texts = [f"process {i} is at {status}" for i, (_, _, status) in self._seen.items() if status]
+    return f"this one is at poll {polls}, " + ", ".join(texts) if texts else ""
+
+  def end(self, code: int, message: str) -> None:
+    """Tells the others how this process ends."""
+    global _failed
+    _failed = self, code
+    follows = bool(self._ends)
+    text = json.dumps([code, message[:2000], follows])
+    # On a thread, as process 0 may not answer.
+    teller = threading.Thread(target=self._tell, args=(text,), daemon=True)
+    teller.start()
+    teller.join(3.0)
+
+  def linger(self) -> None:
+    """Process 0 waits until the others have read why it ends, for they lose the store with it."""
+    deadline = time.monotonic() + LINGER
+    while self._me == 0 and time.monotonic() < deadline:
+      with contextlib.suppress(jax.errors.JaxRuntimeError):
+        if len(self._store.all(f"{self._folder}/end")) > len(self._others):
+          return
+      time.sleep(PAUSE)
+
+  def _tell(self, text):
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+      self._store.set(f"{self._folder}/end/{self._me}", text)
+
+  # On the thread.
+
+  def _run(self):
+    for sign in itertools.count():
+      if self._closed.wait(PAUSE):
+        return
+      try:
+        if sign % 4 == 0:
+          self._store.set(f"{self._folder}/life/{self._me}", json.dumps([sign, self.status]))
+        self._read(self._store.all(self._folder))
+      except jax.errors.JaxRuntimeError:
+        continue  # `lost` says so if it lasts
+      self._heard = time.monotonic()
+
+  def _read(self, table):
+    for other in self._others:
+      if (text := table.get(f"life/{other}")) and json.loads(text)[0] != self._seen[other][0]:
+        sign, status = json.loads(text)
+        self._seen[other] = sign, time.monotonic(), status
+      if text := table.get(f"end/{other}"):
+        code, message, follows = json.loads(text)
+        if not follows:
+          self._ends[other] = code, message
+        self._ended = self._ended or time.monotonic()
+    if text := table.get("stop"):
+      self._agree(table, tuple(json.loads(text)))
+
+  def _agree(self, table, request):
+    """The poll to stop at is the one after the largest that any process has come to."""
+    with self._turn:
+      self.asked = request
+      if self._mine is None:
+        self._mine = self._polls
+        self._store.set(f"{self._folder}/at/{self._me}", str(self._mine))
+        return
+      polls = [int(text) for key, text in table.items() if key.startswith("at/")]
+      if len(polls) == len(self._others) + 1:
+        self._last = max(polls) + 1
+        self._turn.notify_all()
+
+
+def _leave_at_exit():
+  """Before JAX's own, which would wait for processes that do not come."""
+  if _failed:
+    peers, code = _failed
+    peers.linger()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_without_waiting():
+  atexit.unregister(_leave_at_exit)
+  atexit.register(_leave_at_exit)  # last registered, first called

@@ -1,0 +1,211 @@
+"""How the processes of a run find each other, and what they say when one of them does not come."""
+
+import ctypes
+import functools
+import os
+import pathlib
+import re
+import socket
+import threading
+
+import jax
+from jax._src import distributed
+
+from vit_jax import files
+from vit_jax.runtime import exchange
+from vit_jax.runtime.exits import EXIT_HANG, EXIT_PEER, Stop
+from vit_jax.schema import ConfigError
+
+PORT = "8476"  # JAX's own is 8482 since 0.8.1, which the firewall rule of Cloud TPU slices does not open
+NAMES = ("VITJAX_COORDINATOR", "VITJAX_PROCESSES", "VITJAX_PROCESS")
+_started = False
+
+
+def start(patience: float = 900.0, heartbeat: int = 100) -> None:
+  """Joins the other processes of a run, if there are any; called before any use of a device.
+
+  VITJAX_COORDINATOR (host:port), VITJAX_PROCESSES and VITJAX_PROCESS place a process by hand. Without them JAX asks
+  the cluster that it finds (Cloud TPU, Slurm, Open MPI, Kubernetes), else the process is alone. VITJAX_DEVICES is the
+  number of devices that all of them shall have together.
+
+  Args:
+    patience: seconds to wait for the others; then the program ends with EXIT_HANG and says who is missing.
+    heartbeat: seconds of silence after which JAX's coordinator takes a process for dead.
+  """
+  global _started
+  if _started:
+    return
+  _cpu_devices()
+  _keep_programs()
+  placed = placement()
+  check_slices()
+  check_devices_free()
+  os.environ.setdefault("JAX_COORDINATOR_PORT", PORT)
+  if not placed or placed[1] > 1:
+    join = functools.partial(jax.distributed.initialize, *placed or ())
+    with _Patience(patience):
+      _join(functools.partial(join, initialization_timeout=int(patience) + 60, heartbeat_timeout_seconds=heartbeat))
+  if not exchange.alone():
+    _last_words()
+  _started = True
+
+
+def check_devices() -> None:
+  """ConfigError unless there are as many devices as VITJAX_DEVICES says, and equally many at every process."""
+  expected, counts = os.environ.get("VITJAX_DEVICES"), exchange.gather(str(jax.local_device_count()), "devices")
+  per_process = ", ".join(f"process {number}: {count}" for number, count in enumerate(counts))
+  if expected and expected != str(jax.device_count()):
+    raise ConfigError(f"VITJAX_DEVICES: {expected} devices expected, there are {jax.device_count()} ({per_process})")
+  if len(set(counts)) > 1:
+    raise ConfigError(f"the processes have different numbers of devices: {per_process}; start the same on all hosts")
+
+
+def placement() -> tuple[str, int, int] | None:
+  """Coordinator, number of processes and number of this one, where the environment says them."""
+  values = [os.environ.get(name) for name in NAMES]
+  if not any(values):
+    return None
+  address, count, number = values
+  if not all(values) or not count.isdigit() or not number.isdigit() or not int(number) < int(count):
+    raise ConfigError(f"set all of {', '.join(NAMES)} (host:port, number, index below it) or none; they are {values}")
+  if not re.fullmatch(r".+:\d{1,5}", address):
+    raise ConfigError(f"VITJAX_COORDINATOR: {address!r} is not host:port; 10.0.0.2:{PORT} for example")
+  return address, int(count), int(number)
+
+
+def check_slices() -> None:
+  """Drops MEGASCALE_* that an earlier job on several slices left; ConfigError where they are half set.
+
+  With a stale coordinator among them libtpu waits for slices that are not there.
+  """
+  values = {name: value for name, value in os.environ.items() if name.startswith("MEGASCALE_")}
+  needed = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
+  if values.get("MEGASCALE_NUM_SLICES", "1") == "1":
+    for name in values:
+      del os.environ[name]
+  elif absent := [name for name in needed if not values.get(name)]:
+    raise ConfigError(f"{absent[0]}: missing, while MEGASCALE_NUM_SLICES is {values['MEGASCALE_NUM_SLICES']}; set all "
+                      f"of {', '.join(needed)}, or unset them for a single slice")  # fmt: skip
+
+
+def check_devices_free(root: str = "/") -> None:
+  """Stop with EXIT_HANG if another program holds a TPU of this host, which would otherwise be waited for."""
+  devices = {str(path) for pattern in ("dev/accel*", "dev/vfio/[0-9]*") for path in pathlib.Path(root).glob(pattern)}
+  if not devices or os.environ.get("JAX_PLATFORMS") == "cpu":
+    return
+  for entry in pathlib.Path(root, "proc").glob("[0-9]*/fd/*"):
+    try:
+      device, process = os.readlink(entry), entry.parts[-3]
+    except OSError:  # it has ended, or is somebody else's
+      continue
+    if device in devices and process != str(os.getpid()):
+      command = pathlib.Path(root, "proc", process, "cmdline").read_text(errors="replace").replace("\0", " ")[:100]
+      raise Stop(EXIT_HANG, f"{device} is held by process {process} ({command.strip()}); stop it: kill {process}")
+
+
+def _join(initialize):
+  """Joins the processes that are placed or found; none is fine."""
+  try:
+    initialize()
+  except ValueError as error:
+    if "coordinator_address" not in str(error):  # no cluster: the process is alone
+      raise
+  except jax.errors.JaxRuntimeError as error:
+    address = distributed.global_state.coordinator_address
+    raise ConfigError(
+      f"no coordinator can be started at {address} ({str(error).splitlines()[0]}): does another program have the port? "
+      "Stop it, or set VITJAX_COORDINATOR or JAX_COORDINATOR_PORT to a free one, the same on all processes"
+    ) from error
+
+
+class _Patience:
+  """Ends the program if what is inside takes too long: JAX would abort, and name nobody. A context."""
+
+  def __init__(self, seconds):
+    self._seconds = seconds
+    self._timers = [threading.Timer(min(10, seconds / 2), self._say), threading.Timer(seconds, self._end)]
+
+  def __enter__(self):
+    for timer in self._timers:
+      timer.daemon = True
+      timer.start()
+
+  def __exit__(self, *_):
+    for timer in self._timers:
+      timer.cancel()
+
+  def _say(self):
+    os.write(2, f"{self._whom()}; waiting up to {self._seconds:.0f} s\n".encode())
+
+  def _end(self):
+    os.write(2, f"{self._whom()}, for {self._seconds:.0f} s. Start the missing process, or see why it ended; open the "
+                "port between the hosts; config.limits.start is the limit\n".encode())  # fmt: skip
+    os._exit(EXIT_HANG)
+
+  def _whom(self):
+    state = distributed.global_state
+    host, _, port = (state.coordinator_address or "nowhere:0").rpartition(":")
+    if state.process_id == 0:
+      peers = connected(int(port))
+      names = f" ({', '.join(peers)})" if peers else ""
+      return f"process 0 waits at port {port} for {state.num_processes} processes; {len(peers)} have connected{names}"
+    try:
+      socket.create_connection((host, int(port)), 3).close()
+    except OSError as error:
+      return f"process {state.process_id}: nothing answers at {host}:{port}, where process 0 should be ({error})"
+    return f"process {state.process_id}: process 0 answers at {host}:{port}, and another process is missing"
+
+
+def connected(port: int) -> list[str]:
+  """Addresses of the clients of a local TCP port, on Linux."""
+  result = set()
+  for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+    if os.path.exists(table):
+      with open(table) as lines:
+        rows = [line.split() for line in lines][1:]
+      for _, here, there, status, *_ in rows:
+        if int(here.rpartition(":")[2], 16) == port and status == "01":  # established
+          host = there.rpartition(":")[0][-8:]  # IPv4, also as an IPv6 address, is in its last four bytes, reversed
+          number = int(there.rpartition(":")[2], 16)
+          result.add(f"{socket.inet_ntoa(bytes.fromhex(host)[::-1])}:{number}")
+  return sorted(result)
+
+
+def _last_words():
+  """Where JAX's coordinator aborts the process, because another one died, its pages of C++ get a last line.
+
+  Python's own handlers do not run there: the signal comes out of C code that never returns.
+  """
+  kind = ctypes.CFUNCTYPE(None, ctypes.c_int)
+
+  @kind
+  def end(_):
+    os.write(2, b"another process of this run died, or process 0 cannot be reached; see how it ended, and start all "
+                b"again: the same command continues from the last checkpoint\n")  # fmt: skip
+    os._exit(EXIT_PEER)
+
+  _last_words.kept = end  # C holds no reference
+  handle = ctypes.CDLL(None).signal
+  handle.argtypes = (ctypes.c_int, kind)
+  handle(6, end)
+
+
+def _cpu_devices() -> None:
+  """One CPU device per core, up to 8: XLA runs small operations on one core, so a batch is faster cut over several.
+
+  A power of two, that batches divide; the user's own setting goes first. Measured on two cores with CCT-2/3x2, batch
+  64: 533 images/s on two devices, 407 on one.
+  """
+  chosen = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+  if not chosen and "JAX_NUM_CPU_DEVICES" not in os.environ:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    jax.config.update("jax_num_cpu_devices", 2 ** min(3, cores.bit_length() - 1))
+
+
+def _keep_programs() -> None:
+  """Compiled programs are kept for the next start, in JAX_COMPILATION_CACHE_DIR or in ~/.cache/vit_jax.
+
+  A restart of a large model then takes seconds instead of minutes. The directory may be shared, also a bucket.
+  """
+  if jax.config.jax_compilation_cache_dir is None:
+    jax.config.update("jax_compilation_cache_dir", str(files.cache("programs")))

@@ -1,0 +1,213 @@
+"""Watches a run from threads of its own: requests to stop, waits that take too long, and the other processes.
+
+The program's main thread may be inside XLA or a file system for minutes, where no Python code of it runs: what has to
+be seen within seconds is seen here.
+"""
+
+import collections
+import contextlib
+import faulthandler
+import os
+import select
+import signal
+import statistics
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+
+from vit_jax import config
+from vit_jax.runtime import exchange, exits
+from vit_jax.runtime.peers import Peers
+
+TERM = "stopped as asked (SIGTERM)"
+ACT = 5.0  # seconds after which a SIGTERM has had its effect, unless a step takes longer
+# Phases in which a single process may be stopped in the middle: they change nothing.
+INTERRUPTIBLE = ("data", "evaluation")
+# And those that are left at once, also from inside C: what is saved is all that there is.
+BEFORE_STEPS = ("start", "compile", "restore")
+BACKSTOP = 600.0  # seconds in which not one Python thread ran, after which the C library ends the process
+
+
+class Preempted(exits.Stop):
+  """All processes shall save what is at hand, at this same poll, and end with this code and message."""
+
+
+class Watch:
+  """Ends the program, with a code of the contract and a line, where a limit is passed: a context.
+
+  Inside, SIGTERM is a request to stop, on whichever process. All processes call `poll` at the same points: between
+  steps and between batches of an evaluation.
+  """
+
+  def __init__(self, limits: config.Limits | None = None):
+    self.limits = limits or config.Limits()
+    self._phase, self._since, self._detail = "start", time.monotonic(), str
+    self._durations = collections.deque(maxlen=100)  # seconds between polls
+    self._polled = None
+    self._polls = 0
+    self._request = None  # (code, message) of a stop
+    self._asked = None  # when
+    self._stopping = False
+    self._reported = False
+    self._closed = threading.Event()
+    self._peers = None if exchange.alone() else Peers(self.limits.peer)
+
+  def __enter__(self):
+    self._pipe = os.pipe()
+    for end in self._pipe:
+      os.set_blocking(end, False)
+    self._in_main = threading.current_thread() is threading.main_thread()
+    if self._in_main:
+      # The byte in the pipe is written by C, at once; the handler waits for the main thread.
+      self._before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False), signal.getsignal(signal.SIGTERM)
+      signal.signal(signal.SIGTERM, self._on_signal)
+      if hasattr(signal, "SIGUSR2"):
+        faulthandler.register(signal.SIGUSR2, file=2)
+    self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+    self._thread.start()
+    return self
+
+  def __exit__(self, kind, error, _):
+    self.report(kind, error, _)
+    self._close()
+
+  def report(self, kind, error, _) -> None:
+    """Tells the other processes of an error that ends this one: as an exit callback, before anything is closed."""
+    if error is None or not self._peers or self._reported:
+      return
+    self._reported = True
+    code, message = exits.ending(error, alone=False)
+    if code == exits.EXIT_PEER:
+      self._leave(*(self._peers.reason(ACT) or (code, message)))
+    if code == exits.EXIT_BUG:
+      traceback.print_exception(error)
+      self._leave(code, "this is a bug; the same command continues from the last checkpoint")
+    self._peers.end(code, message)
+    # Closing may have to wait for the others, which are leaving.
+    self._stopping, self._asked, self._request = True, time.monotonic(), (code, message)
+
+  def _close(self):
+    if self._in_main:
+      signal.set_wakeup_fd(self._before[0])
+      signal.signal(signal.SIGTERM, self._before[1] or signal.SIG_DFL)
+    faulthandler.cancel_dump_traceback_later()
+    self._closed.set()
+    os.write(self._pipe[1], b".")
+    self._thread.join()
+    if self._peers:
+      self._peers.close()
+    for end in self._pipe:
+      os.close(end)
+
+  @contextlib.contextmanager
+  def phase(self, name: str, detail: Callable[[], str] = str) -> Iterator[None]:
+    """What is inside has the limit of that name; `detail` says what it waits for.
+
+    Phases: those of `config.Limits`, and "data", which has the limit of a step.
+    """
+    before = self._phase, self._detail
+    self._enter(name, detail)
+    try:
+      yield
+    finally:
+      self._enter(*before)
+
+  def _enter(self, name, detail):
+    self._phase, self._detail, self._since = name, detail, time.monotonic()
+
+  def poll(self) -> None:
+    """Raises Preempted where the run shall stop, at the same call in every process."""
+    now = time.monotonic()
+    if self._polled is not None:
+      self._durations.append(now - self._polled)
+    self._polled = self._since = now
+    self._polls += 1
+    request = self._peers.request_at(self._polls) if self._peers else self._request
+    if request and not self._stopping:
+      self._stopping = True
+      raise Preempted(*request)
+
+  def ask(self, code: int, message: str) -> None:
+    """Asks all processes to stop at one of the next polls, and to end with `code` and `message`."""
+    if self._request is None:
+      self._request, self._asked = (code, message), time.monotonic()
+      if self._peers:
+        self._peers.ask(code, message)
+
+  def _on_signal(self, *_):
+    """In the main thread, between two operations of Python; with other processes the thread below asks them."""
+    if self._peers:
+      return
+    self.ask(exits.EXIT_PREEMPTED, TERM)
+    if self._phase in INTERRUPTIBLE and not self._stopping:
+      self._stopping = True
+      raise Preempted(*self._request)
+
+  # On the thread.
+
+  def _run(self):
+    armed = -BACKSTOP
+    while not self._closed.is_set():
+      ready, _, _ = select.select([self._pipe[0]], [], [], 0.25)
+      if ready and signal.SIGTERM in os.read(self._pipe[0], 64):
+        self.ask(exits.EXIT_PREEMPTED, TERM)
+      if self._closed.is_set():
+        return
+      now = time.monotonic()
+      if now - armed > BACKSTOP / 20:
+        armed = now
+        faulthandler.dump_traceback_later(BACKSTOP, exit=True, file=2)
+      if self._peers:
+        self._peers.status = f"poll {self._polls}, {self._phase}"
+        self._check_peers(now)
+      self._check_stop(now)
+      self._check_limit(now)
+
+  def _check_peers(self, now):
+    if self._asked is None and self._peers.asked:
+      self._asked = now
+    if end := self._peers.lost():
+      self._leave(*end)
+
+  def _check_stop(self, now):
+    """Ends a program that cannot act on a request to stop."""
+    if self._asked is None:
+      return
+    waited, (code, message) = now - self._asked, self._request or self._peers.asked
+    if self._stopping:
+      if waited > self.limits.stop:
+        self._leave(code, f"{message}; the save was not done after {waited:.0f} s (config.limits.stop) and is left "
+                          "out: the same command continues from the checkpoint before")  # fmt: skip
+    elif self._phase in BEFORE_STEPS:
+      doing = {"start": "started", "compile": "was compiled", "restore": "was restored"}[self._phase]
+      self._leave(code, f"{message} while it {doing}; nothing is lost, the same command continues")
+    elif waited > max(ACT - 1, 2 * self._step()) and self._phase != "save":
+      self._leave(code, f"{message} during {self._phase}, which did not end; the same command continues from the last "
+                        "checkpoint")  # fmt: skip
+
+  def _check_limit(self, now):
+    key = {"data": "step"}.get(self._phase, self._phase)
+    limit = getattr(self.limits, key)
+    if key == "step":
+      limit = max(limit, 10 * self._step())
+    if now - self._since <= limit:
+      return
+    faulthandler.dump_traceback(file=2)
+    whom = [self._detail(), exchange.missing(), self._peers.behind(self._polls) if self._peers else ""]
+    details = "".join(f"; {text}" for text in whom if text)
+    self._leave(exits.EXIT_HANG, f"nothing happened for {limit:.0f} s in {self._phase} (config.limits.{key}){details}; "
+                                 "the stacks of all threads are above; the same command continues")  # fmt: skip
+
+  def _step(self):
+    """Median seconds between polls."""
+    return statistics.median(tuple(self._durations)) if self._durations else 0.0
+
+  def _leave(self, code, message):
+    """Ends the program, whatever the main thread is doing."""
+    where = f"process {exchange.process()}: " if self._peers else ""
+    os.write(2, f"{where}{message}\n".encode(errors="replace"))
+    if self._peers:
+      self._peers.end(code, message)
+      self._peers.linger()
+    os._exit(code)
