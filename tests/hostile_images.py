@@ -91,7 +91,7 @@ REFUSED: dict[str, Callable[[], bytes]] = {
   "png with a chunk of 2 GiB": lambda: encode(picture())[:33] + struct.pack(">I", 2**31 - 1) + b"IDAT" + bytes(99),
   "png with a wrong checksum": lambda: encode(picture())[:-20] + bytes(8) + encode(picture())[-12:],
   "png without a stream": lambda: png(60, 80, bytes(999)),
-  "png of 200,000 chunks": lambda: png(8, 8, zlib.compress(bytes(72)), extra=chunk(b"teSt", b"") * 200_000),
+  "png of 140,000 chunks": lambda: png(8, 8, zlib.compress(bytes(72)), extra=chunk(b"teSt", b"") * 140_000),
   "jpeg of 32,000 squared in 5.5 kB": lambda: claiming(jpeg(), 32_000, 32_000)[:5500] + EOI,
   "jpeg of 12,000 squared in 5.5 kB": lambda: claiming(jpeg(), 12_000, 12_000)[:5500] + EOI,
   "progressive jpeg of 12,000 squared": lambda: claiming(jpeg(progressive=True), 12_000, 12_000),

@@ -65,9 +65,9 @@ def check(data: bytes, max_pixels: int, max_aspect: float) -> Header:
 def decode(data: bytes, header: Header) -> np.ndarray:
   """RGB image [H, W, 3], uint8, of a checked file; gray, palette and CMYK are converted, alpha and EXIF ignored.
 
-  Raises DecodeError with the reason. A truncated file is an error, also one that has its end marker: of JPEGs whose
-  data are in one scan all that lack a block, or of the last blocks at most so many as 16 zero bytes are; of progressive
-  ones all that lack a scan or a part of it, except for a part of the last.
+  Raises DecodeError with the reason. A truncated file is an error, also one that has its end marker: of JPEGs with one
+  scan all that lack more than the last three blocks of 64 samples; of progressive ones all whose scans do not bring
+  each coefficient to its last bit, but not those that lack a part of the last scan.
   """
   if header.end is not None:
     # libjpeg paints gray what is missing before an end marker. Where there is none, it waits for more, and OpenCV

@@ -13,7 +13,7 @@ class DecodeError(ValueError):
 class Header(NamedTuple):
   """Size in pixels, and the bytes of memory that decoding takes at most.
 
-  `end`: where the data of a JPEG end that has all of them in one scan; None for all other files.
+  `end`: where the data of a JPEG end that has Huffman codes, all in one scan; None for all other files.
   """
 
   height: int
@@ -77,6 +77,7 @@ def _check_length(data, height, width, least):
 
 _SOF, _DHT, _JPG, _DAC = range(0xC0, 0xD0), 0xC4, 0xC8, 0xCC
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
+_HUFFMAN = {0xC0: 2, 0xC1: 2, 0xC2: 1}  # bits that a block has at least; an arithmetic code may be shorter than a bit
 _MARKER = re.compile(rb"\xff([\x01-\xfe])")  # whatever stands before it is skipped, as libjpeg does
 _END_OF_SCAN = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # restart markers are part of the data
 
@@ -93,11 +94,6 @@ class _Frame(NamedTuple):
   @property
   def progressive(self):
     return self.kind in (0xC2, 0xCA)
-
-  @property
-  def least(self):
-    """Bits that a block has: a code for its first coefficient, and an end where all others come with it."""
-    return {0xC0: 2, 0xC1: 2, 0xC2: 1}.get(self.kind, 0)  # Huffman codes; arithmetic ones may be shorter than a bit
 
 
 def _jpeg(data) -> Header:
@@ -117,13 +113,11 @@ def _jpeg(data) -> Header:
     raise DecodeError(f"a JPEG of more than {SEGMENTS:,} segments")
   if frame is None:
     raise DecodeError("not a complete image; a JPEG that does not say its size")
-  _check_length(data, frame.height, frame.width, frame.blocks * frame.least // 8)
+  _check_length(data, frame.height, frame.width, frame.blocks * _HUFFMAN.get(frame.kind, 0) // 8)
   pixels = frame.height * frame.width
-  if not frame.progressive and data[at + 2 : at + 3] == bytes([len(frame.names)]):
+  if frame.kind in (0xC0, 0xC1) and data[at + 2 : at + 3] == bytes([len(frame.names)]):
     end = data.rfind(b"\xff\xd9")  # as a pair these stand in no coded data
-    if end < at:
-      raise DecodeError(f"not a complete image; {len(data)} bytes of a JPEG without an end")
-    return Header(frame.height, frame.width, _PIXEL * pixels, end)
+    return Header(frame.height, frame.width, _PIXEL * pixels, end if end > at else None)
   _check_scans(data, at, frame)
   return Header(frame.height, frame.width, 3 * pixels + max(3 * pixels, 128 * frame.blocks))  # coefficients of 2 bytes
 

@@ -40,7 +40,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Records of one split: `read(i)` gives (image file, label) and may be called from many threads at once.
+  """Records of one split: `read(i)` gives (image file, label), or OSError, and may be called from many threads at once.
 
   A label is a number, or a tuple of up to `labels` numbers where the dataset has lists of them. `identify(i)` names
   record i in files of predictions; `fingerprint()` changes when the data do, which it does not read.
