@@ -44,15 +44,8 @@ class Broken:
     self.left -= 1
     return next(self.batches)
 
-  @property
-  def skipped(self):
-    return self.batches.skipped
-
-  def waiting(self):
-    return self.batches.waiting()
-
-  def close(self):
-    self.batches.close()
+  def __getattr__(self, name):
+    return getattr(self.batches, name)
 
 
 def test_a_value_that_is_not_finite_ends_with_44_and_names_the_last_good_checkpoint(tmp_path):

@@ -74,6 +74,8 @@ def train(
         while step < parts.total:
           with phase("data", batches.waiting):
             batch = next(batches)
+          if batches.problem:  # in a batch ahead, so that all processes can stop before it
+            watch.ask(runtime.EXIT_CONFIG, f"error: {batches.problem}")
           with trace.step(step), jax.transfer_guard("disallow"):
             state, metrics = train_step(state, batch, frozen)
           log.write_due(step)  # of the steps before this one, so that the devices always have work

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ class Fingerprint(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Records of one split: `read(i)` gives (image file, label) and may be called from many threads at once.
+  """Records of one split: `read(i)` gives (image file, label), or OSError, and may be called from many threads at once.
 
   A label is a number, or a tuple of up to `labels` numbers where the dataset has lists of them. `identify(i)` names
   record i in files of predictions; `fingerprint()` changes when the data do, whose contents it does not read.
@@ -209,6 +210,28 @@ def assemble(name, spec, classes, parts, read, place, identify, fingerprint, lab
     (lambda i: read_label(*locate(i))) if read_label else None,
     tuple(parts),
   )
+
+
+# Files.
+
+# Bytes of the largest image file: no 8-bit image that is allowed by default has more, however badly it is compressed.
+LARGEST = 2**29
+_KINDS = {"d": "a folder", "p": "a named pipe", "s": "a socket", "c": "a device", "b": "a device"}
+
+
+def contents(file: str | os.PathLike) -> bytes:
+  """The bytes of a regular file. OSError for anything else: a named pipe would wait for its writer for ever."""
+  descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+  try:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+      raise OSError(f"it is {_KINDS[stat.filemode(status.st_mode)[0]]}, not a regular file")
+    if status.st_size > LARGEST:
+      raise OSError(f"it has {status.st_size:,} bytes; allowed: {LARGEST:,}")
+    with open(descriptor, "rb", closefd=False) as opened:
+      return opened.read(status.st_size)
+  finally:
+    os.close(descriptor)
 
 
 # Fingerprints.

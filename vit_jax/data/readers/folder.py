@@ -53,7 +53,7 @@ def folder(
     splits.spec(split),
     classes,
     parts,
-    lambda part, i: ((root / files[part][i][0]).read_bytes(), files[part][i][1]),
+    lambda part, i: (sources.contents(root / files[part][i][0]), files[part][i][1]),
     lambda part, i: f" (file {str(root / files[part][i][0])!r})",
     lambda part, i: files[part][i][0],
     fingerprint,

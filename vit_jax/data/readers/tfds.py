@@ -122,7 +122,11 @@ def open_prepared(
   records = {part: prepared.as_data_source(split=part, deserialize_method=raw) for part in {s for s, _ in parts}}
 
   def read(part, i):
-    record = features.deserialize_example_np(records[part][i], decoders=undecoded)
+    try:
+      stored = records[part][i]
+    except RuntimeError as error:  # of array_record, for a file that is damaged
+      raise OSError(f"{folder} is damaged: {str(error).splitlines()[0]}") from error
+    record = features.deserialize_example_np(stored, decoders=undecoded)
     return record[image], tuple(map(int, record[label])) if listed else int(record[label])
 
   listed = isinstance(info.features[label], tfds.features.Sequence)
