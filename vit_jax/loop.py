@@ -182,8 +182,8 @@ def ending(reason: Exception, step: int) -> Exception:
   """The error that a run ends with at `step`: it was asked to stop, or an image cannot be decoded."""
   if isinstance(reason, runtime.Preempted):
     return runtime.Stop(reason.code, f"{reason}. Step {step} is saved; the same command continues from it")
-  saved = f". Step {step} is saved; the same command continues from it" if runtime.alone() else ""
-  return ConfigError(f"{reason}{saved}")
+  advice = "the same command continues from it, with --accept-data where the file was mended"
+  return ConfigError(f"{reason}. Step {step} is saved; {advice}" if runtime.alone() else str(reason))
 
 
 # What happens between steps.

@@ -31,7 +31,8 @@ def main() -> None:
   with runtime.joined(run.limits) as watch:  # from here on a SIGTERM is not lost
     parts = build.build(run, jax.devices())
     runtime.compare({"config": schema.plain(run), "workdir": str(workdir)} | identity.alike(parts.identity))
-    runtime.agree(objection(workdir, parts, arguments.accept_data))
+    # A checkpoint has the times of change that the first process saw; copies on other hosts may have others.
+    runtime.agree(objection(workdir, parts, arguments.accept_data) if runtime.process() == 0 else None)
     with watch.phase("restore"):
       weights = None if checkpoints.exist(workdir) else loop.starting_weights(parts)
     with runtime.claim(workdir):
