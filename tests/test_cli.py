@@ -1,5 +1,6 @@
 """What every verb does with its flags, its mistakes, and its figures."""
 
+import argparse
 import importlib
 import re
 
@@ -101,3 +102,8 @@ def test_a_table_has_shares_losses_and_counts_and_intervals(capsys):
     ["loss", "1.2346"],
     ["images", "1,437"],
   ]
+
+
+def test_a_workdir_that_is_no_unicode_is_refused():
+  with pytest.raises(argparse.ArgumentTypeError, match=r"'runs/caf\\udce9' is no Unicode"):
+    cli.directory("runs/caf\udce9")

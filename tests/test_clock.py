@@ -1,49 +1,149 @@
-"""Rates of steady steps, and the seconds of a run that is stopped and goes on."""
+"""Rates of steady steps, and the account of a run's time over attempts that ended in any way."""
 
+import json
 import time
 
 import pytest
 
+from vit_jax import clock
 from vit_jax.clock import Clock
 
 
-def test_the_clock_leaves_pauses_out_and_starts_with_the_second_lap():
-  watch = Clock(images=100, seconds=1.0)
-  assert watch.lap(50) == {}
-  assert watch.rate == 100
-  with watch.wait():
-    time.sleep(0.05)
-  with watch.pause():
-    time.sleep(0.5)
-  rates = watch.lap(50)
-  assert rates["images_per_second"] > 50 / 0.4  # 0.05 s of work; half a second more if the pause counted
-  assert rates["data_wait"] > 0.1
-  assert watch.images == 150
+def work(timer, name, seconds):
+  with timer.phase(name):
+    time.sleep(seconds)
+
+
+def total(goodput):
+  """The sum of all kinds of seconds."""
+  return sum(value for name, value in goodput.items() if name not in ("goodput", "attempts", clock.BETWEEN))
+
+
+def test_rates_leave_out_what_is_no_step_s_and_start_with_the_second_lap():
+  timer = Clock()
+  timer.resume({"images": 100, "seconds": 1.0})
+  assert timer.lap(50) == {}
+  assert timer.rate == 100
+  with timer.phase("step"):
+    work(timer, "data", 0.05)
+    work(timer, "save", 0.5)
+  rates = timer.lap(50)
+  assert rates["images_per_second"] > 50 / 0.4  # 0.05 s of waiting; half a second more if the save counted
+  assert 0.5 < rates["data_wait"] <= 1
+  assert timer.images == 150
 
 
 def test_a_clock_without_a_whole_lap_has_no_rate():
-  watch = Clock()
-  watch.lap(0)
-  assert watch.rate is None
+  timer = Clock()
+  timer.lap(0)
+  assert timer.rate is None
 
 
 def test_a_run_that_goes_on_takes_the_seconds_of_both_parts_and_none_after_its_last_step():
   first = Clock()
-  time.sleep(0.02)
+  work(first, "compile", 0.02)
   first.stop()
+  work(first, "save", 0.02)
   stopped = first.train_seconds
-  second = Clock(**first.counts())
-  time.sleep(0.02)
-  assert 0.02 <= stopped == first.train_seconds
-  second.stop()
+  assert 0.02 <= stopped < 0.04
+  second = Clock()
+  second.resume(first.counts())
+  work(second, "step", 0.02)
   assert second.train_seconds >= stopped + 0.02
-  assert second.counts() == {"images": 0, "seconds": 0.0, "train_seconds": second.train_seconds}
+  over = Clock()
+  over.resume(second.counts(), running=False)
+  work(over, "evaluation", 0.02)
+  assert over.train_seconds == second.counts()["train_seconds"]
 
 
-def test_time_counts_also_where_an_error_ends_it():
-  watch = Clock()
-  watch.lap(0)
-  with pytest.raises(KeyError), watch.pause():
+def test_every_second_is_of_one_phase_also_where_an_error_ends_it():
+  began = time.time()
+  timer = Clock(began=began - 1)
+  with pytest.raises(KeyError), timer.phase("step"):
+    work(timer, "data", 0.03)
+    with timer.phase("save"):
+      time.sleep(0.02)
+      raise KeyError
+  timer.stop()
+  time.sleep(0.01)
+  goodput = timer.goodput()
+  assert total(goodput) == pytest.approx(time.time() - began + 1, abs=0.02)
+  assert goodput["training_prep"] >= 1
+  assert goodput["data_loading_sync"] >= 0.03
+  assert goodput["unproductive_checkpoint_save_time"] >= 0.02
+  assert goodput["other"] >= 0.01
+  assert goodput["goodput"] == goodput["steps"] / total(goodput)
+
+
+def test_the_account_is_that_of_all_attempts_and_names_what_a_kill_undid(tmp_path):
+  began = time.time()
+  first = Clock(tmp_path / "goodput.json")
+  with first.phase("step"):
+    time.sleep(0.05)
+    with first.phase("save"):
+      saved = first.counts()
     time.sleep(0.1)
-    raise KeyError
-  assert watch.lap(1)["images_per_second"] > 10
+    first.write()  # at a line of the log; then it is killed
+    time.sleep(0.05)
+  second = Clock(tmp_path / "goodput.json")
+  work(second, "restore", 0.01)
+  second.resume(saved)
+  work(second, "step", 0.1)
+  goodput = second.goodput()
+  assert goodput["attempts"] == 2
+  assert goodput["steps"] == pytest.approx(0.15, abs=0.04)
+  assert goodput[clock.LOST] == pytest.approx(0.1, abs=0.03)
+  assert goodput[clock.BETWEEN] == pytest.approx(0.05, abs=0.03)
+  assert total(goodput) + goodput[clock.BETWEEN] == pytest.approx(time.time() - began, abs=0.02)
+  third = Clock(tmp_path / "goodput.json")
+  third.resume({})  # no checkpoint can be read: all steps were in vain
+  assert third.goodput()["steps"] == pytest.approx(0, abs=0.01)
+
+
+def test_an_account_of_thousands_of_attempts_is_small_and_forgets_no_second(tmp_path):
+  file = tmp_path / "goodput.json"
+  now = time.time()
+  for number in range(3 * clock.KEPT):
+    timer = Clock(file, began=now - 10 * (3 * clock.KEPT - number))  # each 10 s after the one before
+    timer._seconds["start"] = 4.0
+    timer.write()
+    size = file.stat().st_size
+    if number == clock.KEPT:
+      full = size
+  assert size < 1.1 * full
+  goodput = timer.goodput()
+  assert goodput["attempts"] == 3 * clock.KEPT
+  assert goodput["training_prep"] == pytest.approx(4 * goodput["attempts"], abs=0.5)
+  assert goodput[clock.BETWEEN] == pytest.approx(6 * (goodput["attempts"] - 1), abs=1)
+
+
+@pytest.mark.parametrize(
+  "text",
+  ["", "{", "[1]", "3", '{"older": null}', "[" * 100_000, '{"older": {"attempts": 1, "waited": NaN, "seconds": {}}}'],
+)
+def test_an_account_that_cannot_be_read_begins_anew(tmp_path, caplog, text):
+  file = tmp_path / "goodput.json"
+  file.write_text(text)
+  timer = Clock(file)
+  assert timer.goodput()["attempts"] == 1
+  assert "begins anew" in caplog.text
+  timer.write()
+  assert len(json.loads(file.read_text())["attempts"]) == 1
+
+
+def test_bytes_that_are_no_text_begin_a_new_account(tmp_path):
+  (tmp_path / "goodput.json").write_bytes(b"\xff\xfe\xff")
+  assert Clock(tmp_path / "goodput.json").goodput()["attempts"] == 1
+
+
+def test_the_table_has_a_line_for_what_took_time():
+  goodput = {"goodput": 0.75, "attempts": 2, "steps": 75.0, "data_loading_sync": 0.01, clock.LOST: 25.0}
+  goodput[clock.BETWEEN] = 3.0
+  first, *rows = clock.lines(goodput)
+  assert "75.00%   of 100.0 s in 2 attempts, 3.0 s between them" in first
+  assert [row.split() for row in rows] == [["step", "75.0", "s"], ["lost", "steps", "25.0", "s"]]
+
+
+def test_a_process_knows_when_it_began():
+  age = time.time() - clock.program_began()
+  assert time.perf_counter() > 0 and 0 <= age < 24 * 3600

@@ -10,15 +10,15 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
-  {"schema", "config", "flags", "trees", "rng", "files", "shapes"},
+  {"schema", "config", "flags", "trees", "rng", "files", "disk", "shapes"},
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops"},
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures"},
-  {"build", "measuring", "loop", "planning", "sweeps"},
+  {"build", "log", "measuring", "loop", "planning", "sweeps"},
   {"cli", "train", "evaluate", "fewshot", "sweep", "plan", "prepare", "convert"},
 )  # fmt: skip
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
 # What the rest of a floor stands on.
-GROUND = {"schema", "mesh", "runtime", "events", "checkpoints", "build", "cli"}
+GROUND = {"schema", "disk", "mesh", "runtime", "events", "checkpoints", "build", "log", "cli"}
 LINES, FUNCTION = 320, 60
 
 

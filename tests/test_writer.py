@@ -77,6 +77,18 @@ def test_without_steps_nothing_is_traced(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+  (tmp_path / "tensorboard").write_text("mine")
+  trace = writer.Trace(tmp_path, start=0, steps=2)
+  for step in range(6):
+    with trace.step(step):
+      pass
+  trace.close()
+  assert "tensorboard: the trace cannot be written" in caplog.text
+  (tmp_path / "tensorboard").unlink()
+  jax.profiler.stop_trace()  # what JAX still holds, or no other test could take one
+
+
 def test_lines_of_others_do_not_stop_a_restart(tmp_path):
   file = tmp_path / "metrics.jsonl"
   lines = [

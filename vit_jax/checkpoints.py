@@ -4,7 +4,9 @@ import contextlib
 import gc
 import hashlib
 import logging
+import os
 import pathlib
+import re
 import sys
 import threading
 from typing import Any
@@ -14,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from vit_jax import runtime, trees
+from vit_jax import disk, runtime, trees
 from vit_jax.schema import ConfigError
 
 
@@ -56,28 +58,41 @@ class Checkpoints:
   ):
     self.directory = workdir / "checkpoints"
     options = ocp.CheckpointManagerOptions(
-      max_to_keep=keep, keep_period=keep_every, create=not read_only, read_only=read_only, cleanup_tmp_directories=True
+      max_to_keep=keep,
+      keep_period=keep_every,
+      create=not read_only,
+      read_only=read_only,
+      cleanup_tmp_directories=True,
+      # Where a folder cannot be made in the background, Orbax's other threads wait for it for five minutes.
+      async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
     )
-    if not read_only:
-      self.directory.mkdir(parents=True, exist_ok=True)
     self._read_only = read_only
     self._fingerprint = jax.jit(fingerprint, out_shardings=replicated)
-    self._manager = _Manager(self.directory.absolute(), options=options, item_names=("state", "about"))
+    if not read_only:
+      self.directory.mkdir(parents=True, exist_ok=True)
+      self._descriptor = os.open(self.directory, os.O_RDONLY)
+    with self._writing():
+      self._manager = _Manager(self.directory.absolute(), options=options, item_names=("state", "about"))
 
   def steps(self) -> list[int]:
     """Steps that have a complete checkpoint, oldest first."""
     return sorted(self._manager.all_steps())
 
   def save(self, step: int, state: Any, about: dict) -> None:
-    """Starts to save `state` and the JSON values `about`; returns once the arrays are copied off the devices."""
+    """Starts to save `state` and the JSON values `about`; returns once the arrays are copied off the devices.
+
+    OSError where the disk fails, or failed since the last save.
+    """
     arrays = trees.flatten(state)
     digest = self._digest(arrays)
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave({"run": about, "fingerprint": digest})
-      ),
-    )
+    disk.check_there(self.directory, self._descriptor)
+    with self._writing():
+      self._manager.save(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave({"run": about, "fingerprint": digest})
+        ),
+      )
 
   def read(self, step: int, state: Any) -> tuple[Any, dict]:
     """(state, about) of one step, onto the shapes and shardings of the abstract `state`.
@@ -134,12 +149,42 @@ class Checkpoints:
     return _digest(self._fingerprint, arrays)
 
   def wait(self) -> None:
-    """Returns when the last save is on disk; raises what went wrong there."""
-    self._manager.wait_until_finished()
+    """Returns when the last save is on disk; OSError where the disk failed."""
+    with self._writing():
+      self._manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits and frees the background threads."""
-    self._manager.close()
+    """Waits as `wait` does, and frees the background threads."""
+    try:
+      with self._writing():
+        self._manager.close()
+    finally:
+      if not self._read_only:
+        os.close(self._descriptor)
+
+  @contextlib.contextmanager
+  def _writing(self):
+    """An error of the disk becomes an OSError that says which checkpoint is the last whole one; others pass."""
+    try:
+      yield
+    except Exception as error:  # Orbax and TensorStore raise the disk's errors as their own
+      if (number := _disk_error(error)) is None:
+        raise
+      if not self._read_only:
+        disk.check_there(self.directory, self._descriptor)
+      whole = max((int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit()), default=None)
+      last = "there is none before it" if whole is None else f"the last whole one is step {whole}"
+      text = f"a checkpoint could not be saved: {os.strerror(number)}; {last}"
+      raise OSError(number, text, str(self.directory)) from error
+
+
+def _disk_error(error: BaseException) -> int | None:
+  """The number of the operating system's error that this one is or was made of; None for an error of a program."""
+  if isinstance(error, OSError) and error.errno:
+    return error.errno
+  if numbered := re.search(r"os_error_code='(\d+)'", str(error)):
+    return int(numbered[1])
+  return _disk_error(error.__cause__) if error.__cause__ else None
 
 
 def _attempt(read, *arguments):

@@ -1,6 +1,7 @@
 """What verbs share: flags, the table of figures, exit codes."""
 
 import argparse
+import contextlib
 import logging
 import os
 import pathlib
@@ -53,6 +54,12 @@ def directory(text: str) -> pathlib.Path:
   """The path of a --workdir; as a `type` of argparse."""
   if not text.strip():
     raise argparse.ArgumentTypeError("is empty; name a directory")
+  try:
+    str(pathlib.Path(text).absolute()).encode()
+  except UnicodeEncodeError:
+    raise argparse.ArgumentTypeError(
+      f"{text!a} is no Unicode, which checkpoints cannot be written to; name another"
+    ) from None
   return pathlib.Path(text)
 
 
@@ -78,14 +85,24 @@ def main(verb: Callable[[], None]) -> None:
     code, message = runtime.ending(error)
     if not message:
       raise
-    print(message, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the full disk may be that of the log
+      print(message, file=sys.stderr, flush=True)
     sys.exit(code)
 
 
 def quiet() -> None:
-  """Shows our warnings, and of the libraries' only errors."""
+  """Shows our warnings, and of the libraries' only errors that they do not raise as well."""
   logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-  for library in ("absl", "tensorflow"):
-    logging.getLogger(library).setLevel(logging.ERROR)
+  logging.getLogger("tensorflow").setLevel(logging.ERROR)
+  # Of a save that fails, Orbax's threads print pages beside the error that is raised.
+  for library in ("absl", "asyncio"):
+    logging.getLogger(library).setLevel(logging.CRITICAL)
+  sys.unraisablehook = _unraisable
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it would print a page on every start
+
+
+def _unraisable(event):
+  """Python's own report, but for TensorStore's writes that end after another one of the same save has failed."""
+  if str(event.exc_value) != "Event loop is closed":
+    sys.__unraisablehook__(event)

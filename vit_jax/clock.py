@@ -1,68 +1,215 @@
-"""The time that a run takes: images a second over its steady steps, and all seconds since it began."""
+"""Where the time of a run goes, over all its attempts; how fast its steady steps are."""
 
 import contextlib
+import json
+import logging
+import math
+import os
+import pathlib
 import time
 from collections.abc import Iterator
 
+from vit_jax import files
+
+# Phases of an attempt, with the names that ml-goodput-measurement's BadputType has for all but the steps. One that it
+# has no name for, evaluation, is among its custom events.
+PHASES = {
+  "start": "training_prep",  # imports, devices, the data, building, drawing the first weights
+  "compile": "program_startup",
+  "restore": "unproductive_checkpoint_restore_time",
+  "step": "steps",
+  "data": "data_loading_sync",
+  "evaluation": "custom_badput_events",
+  "save": "unproductive_checkpoint_save_time",
+  "other": "other",
+}
+LOST, BETWEEN = "wasted_progress_from_disruption", "infrastructure_recovery_from_disruption"
+TRAINING = ("compile", "step", "data", "evaluation", "save")  # of `train_seconds`
+KEPT = 50  # attempts in the file; older ones are summed up
+
 
 class Clock:
-  """Images a second over steady steps, without compilation, evaluations and saves; and seconds of training in all.
+  """Knows at every moment what an attempt at a run is doing, and adds up the seconds of each phase.
 
-  It goes on from the counts of a run that was stopped.
+  What the attempts before this one took is in a file of the workdir, replaced at each line of the log and around each
+  phase that is not a step's. So a kill leaves an account that ends at most one line before.
   """
 
-  def __init__(self, images: int = 0, seconds: float = 0.0, train_seconds: float = 0.0, running: bool = True):
-    """`images` in `seconds` are those of the laps before; `train_seconds` what the run has taken so far, all in all;
-    it is not `running` where the last step is done."""
-    self.images, self.seconds = images, seconds
-    self._train_seconds, self._began = train_seconds, time.perf_counter() if running else None
+  def __init__(self, file: pathlib.Path | None = None, began: float | None = None):
+    """`file` keeps the account, None: nobody does; the process `began` then, in seconds since the epoch, or now."""
+    now = time.time()
+    self._file, self._began = file, now if began is None else min(began, now)
+    self._older, self._attempts = _read(file) if file else _nothing()
+    ended = max((each["began"] + sum(each["seconds"].values()) for each in self._attempts[-1:]), default=self._began)
+    self._waited = max(0.0, self._began - ended)
+    self._seconds = dict.fromkeys(PHASES, 0.0)
+    self._seconds["start"] = now - self._began
+    self._phase, self._since = "start", time.perf_counter()
+    self.step = 0  # the last that was begun
+    self.images, self.seconds = 0, 0.0  # of steady steps
+    self._carried = self._lost = 0.0  # seconds of steps: in the state that the attempt goes on from; done in vain
+    self._train_seconds, self._stopped = 0.0, None
     self._lap_began = None
-    self._paused = self._waited = 0.0  # seconds of this lap
+    self.resume({})
 
-  def lap(self, images: int) -> dict[str, float]:
-    """Rates since the last lap, in which `images` were trained on; the first lap only starts the clock."""
-    now, began = time.perf_counter(), self._lap_began
-    paused, waited = self._paused, self._waited
-    self._lap_began, self._paused, self._waited = now, 0.0, 0.0
-    if began is None:
-      return {}
-    seconds = max(now - began - paused, 1e-9)
-    self.images += images
-    self.seconds += seconds
-    return {"images_per_second": images / seconds, "data_wait": min(waited / seconds, 1.0)}
+  def resume(self, counts: dict[str, float], running: bool = True) -> None:
+    """Goes on from the `counts` of a saved state; it is not `running` where the last step is done."""
+    self.images, self.seconds = counts.get("images", 0), counts.get("seconds", 0.0)
+    self._carried = counts.get("step_seconds", 0.0)
+    before = [self._older["seconds"], *(each["seconds"] for each in self._attempts)]
+    self._lost = max(0.0, sum(seconds["step"] for seconds in before) - self._carried)
+    self._train_seconds = counts.get("train_seconds", 0.0)
+    self._stopped = None if running else self._train_seconds
+
+  def counts(self) -> dict[str, float]:
+    """What a clock that goes on from the state of now is made of."""
+    return {
+      "images": self.images,
+      "seconds": self.seconds,
+      "train_seconds": self.train_seconds,
+      "step_seconds": self._carried + self._now()["step"],
+    }
+
+  # Phases.
 
   @contextlib.contextmanager
-  def pause(self) -> Iterator[None]:
-    """Time that is no step's: evaluation, saving."""
-    began = time.perf_counter()
+  def phase(self, name: str) -> Iterator[None]:
+    """What is done inside is of this phase, but for phases inside of it."""
+    before = self._enter(name)
     try:
+      if name not in ("step", "data"):
+        self.write()
       yield
     finally:
-      self._paused += time.perf_counter() - began
+      self._enter(before)
+    if name not in ("step", "data"):
+      self.write()
 
-  @contextlib.contextmanager
-  def wait(self) -> Iterator[None]:
-    """Time that counts as waiting for data."""
-    began = time.perf_counter()
-    try:
-      yield
-    finally:
-      self._waited += time.perf_counter() - began
+  def _enter(self, name):
+    """The phase before, whose seconds are added up."""
+    now = time.perf_counter()
+    self._seconds[self._phase] += now - self._since
+    before, self._phase, self._since = self._phase, name, now
+    return before
+
+  def _now(self):
+    """Seconds of each phase until now."""
+    return self._seconds | {self._phase: self._seconds[self._phase] + time.perf_counter() - self._since}
 
   def stop(self) -> None:
     """Ends `train_seconds`: the last step is done."""
-    self._train_seconds, self._began = self.train_seconds, None
+    self._stopped = self.train_seconds
+    self._enter("other")
+
+  # Rates.
+
+  def lap(self, images: int) -> dict[str, float]:
+    """Rates since the last lap, in which `images` were trained on; the first lap only starts the clock."""
+    now, began = self._now(), self._lap_began
+    self._lap_began = now
+    if began is None:
+      return {}
+    waited = now["data"] - began["data"]
+    seconds = max(now["step"] - began["step"] + waited, 1e-9)
+    self.images += images
+    self.seconds += seconds
+    return {"images_per_second": images / seconds, "data_wait": waited / seconds}
 
   @property
   def train_seconds(self) -> float:
     """Seconds of all that was done for the run's steps: compilation, evaluations and saves as well."""
-    return self._train_seconds + (0.0 if self._began is None else time.perf_counter() - self._began)
+    if self._stopped is not None:
+      return self._stopped
+    now = self._now()
+    return self._train_seconds + sum(now[name] for name in TRAINING)
 
   @property
   def rate(self) -> float | None:
     """Images a second over all laps; None before the first whole lap."""
     return self.images / self.seconds if self.images else None
 
-  def counts(self) -> dict[str, float]:
-    """What a clock that goes on from here is made of."""
-    return {"images": self.images, "seconds": self.seconds, "train_seconds": self.train_seconds}
+  # The account.
+
+  def goodput(self) -> dict[str, float]:
+    """Seconds of the whole run by what they went to, and `goodput`, the steps' share of them.
+
+    What steps cost that a kill undid is not theirs. The time between attempts is beside the sum and the share: nobody
+    knows whose it is.
+    """
+    attempts = [self._older, *self._attempts, self._attempt()]
+    seconds = {title: sum(each["seconds"][name] for each in attempts) for name, title in PHASES.items()}
+    seconds["steps"] -= self._lost
+    seconds[LOST] = self._lost
+    share = seconds["steps"] / sum(seconds.values())
+    number = self._older["attempts"] + len(self._attempts) + 1
+    return {"goodput": share, "attempts": number, **seconds, BETWEEN: sum(each["waited"] for each in attempts)}
+
+  def write(self) -> None:
+    """Replaces the file."""
+    if self._file:
+      older, attempts = _folded(self._older, [*self._attempts, self._attempt()])
+      files.write_text(self._file, json.dumps({"older": older, "attempts": attempts}) + "\n")
+
+  def close(self) -> None:
+    """Writes where that is possible: what ended the run, if anything did, says so itself."""
+    with contextlib.suppress(OSError):
+      self.write()
+
+  def _attempt(self):
+    return {"began": self._began, "waited": self._waited, "step": self.step, "seconds": self._now()}
+
+
+def lines(goodput: dict[str, float]) -> list[str]:
+  """The table for the screen."""
+  titles = {title: name for name, title in PHASES.items()} | {LOST: "lost steps"}
+  seconds = {name: goodput.get(title, 0.0) for title, name in titles.items()}
+  total, number, between = sum(seconds.values()), goodput["attempts"], goodput.get(BETWEEN, 0.0)
+  attempts = f" in {number} attempts, {between:,.1f} s between them" if number > 1 else ""
+  rows = [f"  {'goodput':<24}{goodput['goodput']:>10.2%}   of {total:,.1f} s{attempts}"]
+  return rows + [f"    {name:<22}{value:>8,.1f} s" for name, value in seconds.items() if value >= 0.05]
+
+
+def program_began() -> float:
+  """When this process began, in seconds since the epoch; where the system does not say, now."""
+  try:
+    ticks = int(pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+  except (OSError, ValueError, IndexError, AttributeError):
+    age = 0.0
+  return time.time() - max(age, 0.0)
+
+
+def _nothing():
+  return {"attempts": 0, "waited": 0.0, "seconds": dict.fromkeys(PHASES, 0.0)}, []
+
+
+def _read(file):
+  """(the sum of older attempts, those that are kept) of a file; a new account where there is none that can be used."""
+  if not file.exists():
+    return _nothing()
+  try:
+    account = json.loads(file.read_text())
+    older = {"attempts": int(account["older"]["attempts"])} | _times(account["older"], "waited")
+    attempts = [{"step": int(each["step"])} | _times(each, "began", "waited") for each in account["attempts"]]
+    return _folded(older, attempts)
+  except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    reason = f"{type(error).__name__}: {error}"[:200]
+    logging.warning("%s cannot be read (%s); the account of the run's time begins anew", file, reason)
+    return _nothing()
+
+
+def _times(record, *names):
+  """The named times of a record, and its seconds. ValueError for what is no time."""
+  times = {name: float(record[name]) for name in names}
+  seconds = {name: float(record["seconds"][name]) for name in PHASES}
+  if not all(math.isfinite(value) and value >= 0 for value in (*times.values(), *seconds.values())):
+    raise ValueError("a time is not a number of seconds")
+  return times | {"seconds": seconds}
+
+
+def _folded(older, attempts):
+  """The same with at most KEPT attempts; the others are in the sum."""
+  for each in attempts[:-KEPT]:
+    seconds = {name: older["seconds"][name] + each["seconds"][name] for name in PHASES}
+    older = {"attempts": older["attempts"] + 1, "waited": older["waited"] + each["waited"], "seconds": seconds}
+  return older, attempts[-KEPT:]

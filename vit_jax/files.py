@@ -8,6 +8,7 @@ import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from vit_jax import disk
 from vit_jax.schema import ConfigError
 
 JSON_BYTES, JSON_DEPTH = 2**24, 64  # more than any JSON of ours has, or of the codes whose weights are read
@@ -20,13 +21,15 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
   A reader, or a restart after a kill, sees the old file or the new one, never a part; what raises leaves the old one.
   """
   partial = path.with_name(f".{path.name}.partial")
-  try:
-    yield partial
-    with partial.open("rb") as file:
-      os.fsync(file.fileno())
-    os.replace(partial, path)
-  finally:
-    partial.unlink(missing_ok=True)
+  with disk.writing(path):
+    try:
+      yield partial
+      with partial.open("rb") as file:
+        os.fsync(file.fileno())
+      os.replace(partial, path)
+    finally:
+      with contextlib.suppress(OSError):  # of what went wrong before, if anything
+        partial.unlink()
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

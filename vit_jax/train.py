@@ -9,7 +9,7 @@ import pathlib
 
 import jax
 
-from vit_jax import build, checkpoints, cli, config, files, flags, loop, runtime, schema, trees
+from vit_jax import build, checkpoints, cli, clock, config, files, flags, loop, runtime, schema, trees
 from vit_jax.runtime import say
 
 
@@ -37,10 +37,12 @@ def main() -> None:
       say(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, as it stands")
       for line in changes:
         say(f"  {line}")
-      result = loop.train(parts, workdir, arguments.profile, watch, weights)
+      result = loop.train(parts, workdir, arguments.profile, watch, weights, clock.program_began())
   cli.table(result)
   rate = result["images_per_second"]
   say(f"  {'training':<24}{result['train_seconds']:>8.1f} s" + (f"   {rate:,.0f} images/s" if rate else ""))
+  for line in clock.lines(result["goodput"]):
+    say(line)
   say(f"\n  figures   {workdir / 'result.json'}\n  curves    tensorboard --logdir={workdir / 'tensorboard'}")
 
 

@@ -1,11 +1,12 @@
 """What a run writes for TensorBoard: scalars, which metrics.jsonl gets too, and a profile."""
 
 import json
+import logging
 import pathlib
 
 import jax
 
-from vit_jax import events, files, runtime
+from vit_jax import disk, events, files, runtime
 from vit_jax.schema import ConfigError
 
 
@@ -19,20 +20,23 @@ class Writer:
       return
     self._file = workdir / "metrics.jsonl"
     _drop_after(self._file, start)
-    self._lines = open(self._file, "a", buffering=1)
+    self._lines = open(self._file, "a", buffering=1, encoding="utf-8")
     self._events = events.EventFile(workdir / "tensorboard")
 
   def write(self, step: int, scalars: dict[str, float]) -> None:
-    """One line and one point per scalar; returns at once."""
+    """One line and one point per scalar; returns at once. OSError if the line cannot be written."""
     if self._active:
-      self._lines.write(json.dumps({"step": step, **scalars}) + "\n")
+      with disk.writing(self._file):
+        disk.check_there(self._file, self._lines.fileno())
+        self._lines.write(json.dumps({"step": step, **scalars}) + "\n")
       self._events.write(step, scalars)
 
   def close(self) -> None:
-    """Flushes both."""
+    """Ends both files."""
     if self._active:
-      self._lines.close()
       self._events.close()
+      with disk.writing(self._file):
+        self._lines.close()
 
 
 class Trace:
@@ -59,8 +63,12 @@ class Trace:
     """Ends and writes the profile, if one is being taken."""
     if self._running:
       self._running = False
-      jax.profiler.stop_trace()
-      runtime.say(f"wrote a trace; look at it with: tensorboard --logdir={self._folder}")
+      try:
+        jax.profiler.stop_trace()
+      except jax.errors.JaxRuntimeError as error:
+        logging.warning("%s: the trace cannot be written (%s); the run goes on", self._folder, str(error)[:200])
+      else:
+        runtime.say(f"wrote a trace; look at it with: tensorboard --logdir={self._folder}")
 
 
 def _drop_after(path, start):

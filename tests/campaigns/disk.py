@@ -1,0 +1,269 @@
+"""Whether a run survives its disk: python -m tests.campaigns.disk [WORDS]
+
+Each situation is a run whose disk fails at one moment: it must end with exit code 2 and one line that names the file,
+and every checkpoint that was whole must stay as it is. Then there is room again, and the same command must end in the
+bits, figures and lines of metrics of a run that nothing happened to. What is TensorBoard's alone must cost a warning
+and nothing else. WORDS choose situations. A full or read-only disk is a small tmpfs, which needs root; without it these
+are skipped. Prints a line each and `N passed, M failed`; exit code 1 if any failed. Takes about five minutes on two
+cores.
+"""
+
+import argparse
+import os
+import pathlib
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
+
+from tests import runs
+from tests.campaigns.troubles import (
+  STEPS,
+  Failed,
+  committed,
+  contents,
+  continued,
+  expect,
+  fill,
+  free,
+  held,
+  mount,
+  refused,
+  seen,
+  started,
+)
+from vit_jax.prepare import prepare
+
+# Situations: each takes a disk that can be filled and the folder of the undisturbed run, and gives what was said.
+
+
+def full_at_the_start(disk: pathlib.Path, whole: pathlib.Path) -> str:
+  fill(disk)
+  line = refused(started(disk / "run"), str(disk / "run"), "No space left", "make room")
+  free(disk)
+  continued(disk / "run", whole)
+  return line
+
+
+def full_at(left: int, moment: Callable, *words: str) -> Callable:
+  """The disk is full, but for `left` bytes, from a moment on."""
+
+  def situation(disk: pathlib.Path, whole: pathlib.Path) -> str:
+    process = started(disk / "run")
+    moment(process, disk / "run")
+    with held(process):
+      before = contents(disk / "run")
+      fill(disk, left)
+    line = refused(process, str(disk / "run"), "No space left", "make room", *words)
+    expect(before.items() <= contents(disk / "run").items(), "a whole checkpoint has changed")
+    free(disk)
+    continued(disk / "run", whole)
+    return line
+
+  return situation
+
+
+def limited_at(size: int, moment: Callable, *words: str) -> Callable:
+  """Files may have so many bytes from a moment on, as after ulimit -f."""
+
+  def situation(disk: pathlib.Path, whole: pathlib.Path) -> str:
+    process = started(disk / "run")
+    moment(process, disk / "run")
+    with held(process):
+      before = contents(disk / "run")
+      resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    line = refused(process, str(disk / "run"), "File too large", "ulimit -f", *words)
+    expect(before.items() <= contents(disk / "run").items(), "a whole checkpoint has changed")
+    continued(disk / "run", whole)
+    return line
+
+  return situation
+
+
+def read_only(disk: pathlib.Path, whole: pathlib.Path) -> str:
+  process = started(disk / "run")
+  seen(process, 8)
+  process.kill()
+  process.communicate()
+  before = contents(disk / "run")
+  subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+  line = refused(started(disk / "run"), str(disk / "run"), "Read-only file system")
+  subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+  expect(contents(disk / "run") == before, "a whole checkpoint has changed")
+  continued(disk / "run", whole)
+  return line
+
+
+def read_only_checkpoints(disk: pathlib.Path, whole: pathlib.Path) -> str:
+  folder = disk / "run/checkpoints"
+  folder.parent.mkdir()
+  mount(folder)
+  try:
+    process = started(disk / "run")
+    committed(process, disk / "run", 6)
+    with held(process):
+      before = contents(disk / "run")
+      subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+    line = refused(process, str(folder), "Read-only file system", "step 6")
+    subprocess.run(["mount", "-o", "remount,rw", str(folder)], check=True)
+    expect(contents(disk / "run") == before, "a whole checkpoint has changed")
+    continued(disk / "run", whole)
+  finally:
+    subprocess.run(["umount", "-l", str(folder)], check=False)
+  return line
+
+
+def gone_at(step: int, what: Callable[[pathlib.Path], None]) -> Callable:
+  """The workdir goes away after a step; the next run finds what was left of it."""
+
+  def situation(disk: pathlib.Path, whole: pathlib.Path) -> str:
+    process = started(disk / "run")
+    seen(process, step)
+    with held(process):
+      what(disk / "run")
+    line = refused(process, str(disk / "run"), "the workdir is gone")
+    expect(
+      not list((disk / "run").glob("*")) if (disk / "run").exists() else True, "something was written into another"
+    )
+    if (disk / "moved").exists():
+      shutil.rmtree(disk / "run", ignore_errors=True)
+      (disk / "moved").rename(disk / "run")
+    continued(disk / "run", whole)
+    return line
+
+  return situation
+
+
+def replaced(workdir: pathlib.Path) -> None:
+  """Another folder in its place."""
+  workdir.rename(workdir.with_name("moved"))
+  workdir.mkdir()
+
+
+def tensorboard_is_a_file(disk: pathlib.Path, whole: pathlib.Path) -> str:
+  (disk / "run").mkdir()
+  (disk / "run/tensorboard").write_text("mine")
+  said = continued(disk / "run", whole)
+  warnings = [line for line in said.splitlines() if line.startswith("WARNING")]
+  expect(len(warnings) == 1 and "tensorboard: " in warnings[0], f"not one warning: {warnings}")
+  return warnings[0]
+
+
+def no_unicode(disk: pathlib.Path, whole: pathlib.Path) -> str:
+  workdir = pathlib.Path(os.fsdecode(os.fsencode(disk) + b"/caf\xe9"))
+  line = refused(started(workdir), "--workdir: ", "no Unicode")
+  expect(not workdir.exists(), "something was written")
+  return line
+
+
+def log_on_the_full_disk(disk: pathlib.Path, whole: pathlib.Path) -> str:
+  changes = {"total": STEPS, "checkpoint__every": 3, "log__every": 2, "evals__test__every": 6}
+  words = [sys.executable, "-m", "vit_jax.train", *runs.words(disk / "run", **changes)]
+  with open(disk / "log", "wb") as log:
+    process = subprocess.Popen(words, cwd=runs.ROOT, stdout=log, stderr=log)
+  committed(process, disk / "run", 3)
+  with held(process):
+    fill(disk)
+  expect(process.wait(120) == 2, f"exit {process.returncode}")
+  free(disk)
+  continued(disk / "run", whole)
+  return (disk / "log").read_text().splitlines()[-1]
+
+
+def programs_on_a_full_disk(disk: pathlib.Path, whole: pathlib.Path) -> str:
+  programs = disk.with_name("programs_disk")
+  mount(programs)
+  try:
+    fill(programs)
+    said = continued(disk / "run", whole, JAX_COMPILATION_CACHE_DIR=str(programs))
+  finally:
+    subprocess.run(["umount", "-l", str(programs)], check=False)
+  return said.splitlines()[0]
+
+
+def full_for(name: str) -> Callable:
+  """The disk has no room for one file, which is replaced by way of a partial one."""
+
+  def situation(disk: pathlib.Path, whole: pathlib.Path) -> str:
+    (disk / "run").mkdir()
+    (disk / f"run/.{name}.partial").symlink_to("/dev/full")
+    line = refused(started(disk / "run"), str(disk / "run" / name), "No space left", "make room")
+    continued(disk / "run", whole)
+    return line
+
+  return situation
+
+
+def after_step(step: int) -> Callable:
+  return lambda process, workdir: seen(process, step)
+
+
+def after_save(step: int) -> Callable:
+  return lambda process, workdir: committed(process, workdir, step)
+
+
+SITUATIONS = {
+  "full at the start": full_at_the_start,
+  "full at config.json": full_for("config.json"),
+  "full at the first save": full_at(0, after_step(1)),
+  "full in the middle of the first save": full_at(40_000, after_step(1), "none before it"),
+  "full in the middle of a save": full_at(60_000, after_save(3), "checkpoints"),
+  "full at a line of metrics": full_at(0, after_save(3)),
+  "full at the last save": full_at(30_000, after_save(9)),
+  "full at the result": full_for("result.json"),
+  "too large at the first save": limited_at(20_000, after_step(1), "none before it"),
+  "too large at a save": limited_at(20_000, after_save(3), "step 3"),
+  "too large at metrics": limited_at(600, after_save(3)),
+  "read-only": read_only,
+  "read-only checkpoints": read_only_checkpoints,
+  "removed": gone_at(4, shutil.rmtree),
+  "moved": gone_at(4, lambda workdir: workdir.rename(workdir.with_name("moved"))),
+  "replaced": gone_at(4, replaced),
+  "checkpoints removed": gone_at(8, lambda workdir: shutil.rmtree(workdir / "checkpoints")),
+  "TensorBoard's folder is a file": tensorboard_is_a_file,
+  "a name that is no Unicode": no_unicode,
+  "log on the full disk": log_on_the_full_disk,
+  "programs on a full disk": programs_on_a_full_disk,
+}
+
+
+def main() -> int:
+  """Runs the situations; 1 if any failed."""
+  parser = argparse.ArgumentParser("python -m tests.campaigns.disk", description=__doc__)
+  parser.add_argument("words", nargs="*", help="only situations whose names hold one of these")
+  words = parser.parse_args().words
+  counts = {"passed": 0, "failed": 0, "skipped": 0}
+  with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    os.environ["TFDS_DATA_DIR"] = f"{name}/data"
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{name}/programs"
+    prepare("digits")
+    runs.finish(started(folder / "whole"))
+    for number, (title, situation) in enumerate(SITUATIONS.items()):
+      if words and not any(word in title for word in words):
+        continue
+      disk, verdict = folder / f"disk{number}", "passed"
+      try:
+        mount(disk)
+        said = situation(disk, folder / "whole")
+      except PermissionError as error:
+        verdict, said = "skipped", str(error)
+      except Failed as error:
+        verdict, said = "failed", str(error)
+      finally:
+        subprocess.run(["umount", "-l", str(disk)], capture_output=True, check=False)
+      counts[verdict] += 1
+      print(f"{verdict:<8}{title:<40}{said.replace(name, '')}", flush=True)
+  print(
+    f"{counts['passed']} passed, {counts['failed']} failed" + f", {counts['skipped']} skipped" * (counts["skipped"] > 0)
+  )
+  return counts["failed"] > 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

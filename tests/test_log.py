@@ -1,0 +1,74 @@
+"""Lines of metrics are those of an undisturbed run, wherever a kill fell between a save and a line."""
+
+import contextlib
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import runs
+from vit_jax import clock, log
+
+pytestmark = pytest.mark.heavy
+
+LOSSES = np.random.default_rng(0).normal(size=13).astype(np.float32)
+
+
+class Store:
+  """Checkpoints that nothing asks for."""
+
+
+@pytest.fixture(scope="module")
+def parts():
+  return runs.parts(1, log__every=4)
+
+
+def part(parts, workdir, first, last, about, save=None):
+  """Logs some steps as the loop does; what is said about the state that is saved at step `save`."""
+  workdir.mkdir(exist_ok=True)
+  timer = clock.Clock()
+  lines = log.Log(parts, workdir, first, timer, timer.phase, Store(), about)
+  pending = None
+  with contextlib.closing(lines):
+    for step in range(first, last):
+      lines.write_due(step)
+      lines.add(step + 1, {"loss": jnp.asarray(LOSSES[step + 1])}, 0)
+      if step + 1 == save:
+        lines.write_due(save)
+        with lines.phase("save", save):
+          pending = {"pending": json.loads(json.dumps(lines.pending))}
+    if save is None:
+      lines.write(last)
+  return pending
+
+
+def losses(workdir):
+  """{step: loss} of the lines."""
+  lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+  assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
+  return {line["step"]: line["train/loss"] for line in lines}
+
+
+@pytest.mark.parametrize("saved", range(1, 12))
+def test_a_kill_after_any_save_leaves_every_line_to_the_bit(parts, tmp_path, saved):
+  part(parts, tmp_path / "whole", 0, 12, {})
+  # The kill comes at once after the save, or three steps later.
+  for later in (0, 3):
+    workdir = tmp_path / f"killed{later}"
+    about = part(parts, workdir, 0, min(12, saved + later), {}, save=saved)
+    part(parts, workdir, saved, 12, about)
+    assert losses(workdir) == losses(tmp_path / "whole")
+  assert list(losses(tmp_path / "whole")) == [4, 8, 12]
+  assert losses(tmp_path / "whole")[8] == pytest.approx(LOSSES[5:9].mean(), rel=1e-6)
+
+
+def test_a_line_that_cannot_be_written_is_an_error_of_the_workdir(parts, tmp_path):
+  (tmp_path / "run").mkdir()
+  timer = clock.Clock()
+  lines = log.Log(parts, tmp_path / "run", 0, timer, timer.phase, Store(), {})
+  (tmp_path / "run").rename(tmp_path / "moved")
+  lines.add(1, {"loss": jnp.asarray(1.0)}, 0)
+  with pytest.raises(FileNotFoundError, match="the workdir is gone"):
+    lines.write(1)
+  lines.close()

@@ -1,0 +1,142 @@
+"""What steps measure: fetched from the devices late, checked, and written and printed as means."""
+
+import collections
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+
+from vit_jax import build, checkpoints, clock, hardware, runtime, writer
+from vit_jax.runtime import say
+
+
+class Log:
+  """The lines of a run: a resource."""
+
+  def __init__(
+    self,
+    parts: build.Parts,
+    workdir: pathlib.Path,
+    start: int,
+    timer: clock.Clock,
+    phase: Callable[[str], contextlib.AbstractContextManager],
+    store: checkpoints.Checkpoints,
+    about: dict,
+  ):
+    """`start`: step that the run continues from, and what is said `about` it. `store` knows which steps are saved."""
+    self.clock, self._phase = timer, phase
+    self._parts, self._start, self._store = parts, start, store
+    self._writer = writer.Writer(workdir, start, jax.process_index() == 0)
+    self._pending = collections.deque()  # (step, metrics on the devices), not fetched yet
+    saved = about.get("pending", {"steps": 0, "sums": {}})
+    self._sums = collections.defaultdict(float, saved["sums"])  # {metric: sum} over steps fetched and not written yet
+    self._summed = saved["steps"]  # so many
+    self._lap_began = self._seen = start  # step
+    self._skipped = 0
+
+  def add(self, step: int, metrics: dict[str, jax.Array], skipped: int) -> None:
+    """What `step` measured, which the devices may not have done yet, and how many images were skipped so far."""
+    self._pending.append((step, metrics))
+    self._skipped, self.clock.step = skipped, step
+
+  @property
+  def pending(self) -> dict:
+    """What the next line is to hold of the steps that are fetched."""
+    return {"steps": self._summed, "sums": dict(self._sums)}
+
+  def write_due(self, step: int) -> None:
+    """Writes the steps up to `step` if a line is due there. The first step starts the clock: it was compilation."""
+    if step == self._seen:
+      return
+    if step == self._start + 1:
+      self._fetch(step)
+      self.clock.lap(0)
+      self._lap_began = step
+      say(f"{step:>7}/{self._parts.total}  loss {self._loss:.4f}; compiled and under way")
+    if step % self._parts.log_every == 0:
+      self.write(step)
+    self._seen = step
+
+  def write(self, step: int) -> None:
+    """Writes and prints means over the steps since the last line, up to `step`, and rates."""
+    self._fetch(step)
+    self._seen = step
+    if not self._summed:
+      return
+    means = {name: total / self._summed for name, total in self._sums.items()}
+    self._summed = 0
+    self._sums.clear()
+    parts, headline = self._parts, self._parts.task.headline
+    scalars = {f"train/{name}": value for name, value in means.items()} | {
+      "train/learning_rate": float(parts.schedule(step - 1)),
+      "skipped_images": self._skipped,
+      "train/epoch": step * parts.run.batch / parts.examples,
+    }
+    line = f"{step:>7}/{parts.total}  {step / parts.total:4.0%}  loss {means['loss']:.4f}"
+    if headline in means:
+      line += f"  top-1 {means['top1']:6.1%}" if headline == "top1" else f"  {headline} {means[headline]:.4f}"
+    images = (step - self._lap_began) * parts.run.batch
+    self._lap_began = step
+    # A process that has one step left has no lap.
+    if images and (lap := self.clock.lap(images)):
+      rates = self._rates(lap)
+      scalars |= rates
+      line += f"  {rates['images_per_second']:,.0f} images/s  waiting for data {rates['data_wait']:.0%}"
+      line += f"  MFU {rates['mfu']:.1%}" if "mfu" in rates else ""
+      left = (parts.total - step) * parts.run.batch / self.clock.rate
+      line += f"  {int(left // 60)}:{int(left % 60):02d} left"
+    self._writer.write(step, scalars)
+    self.clock.write()
+    say(line)
+
+  @contextlib.contextmanager
+  def phase(self, name: str, step: int) -> Iterator[None]:
+    """A phase after `step`: waits until all steps are done, and checks them."""
+    self._fetch(step)
+    with self._phase(name):
+      yield
+
+  def evaluated(self, step: int, figures: dict[str, float]) -> None:
+    """Writes figures, and prints the most telling ones."""
+    self._writer.write(step, {name if "/" in name else f"test/{name}": value for name, value in figures.items()})
+    shown = [name for name in figures if name.endswith(("top1", "loss", "shot"))]
+    say(f"{step:>7}  evaluated: " + "  ".join(f"{name} {figures[name]:.4f}" for name in shown))
+
+  def close(self) -> None:
+    """Ends the files."""
+    self._writer.close()
+
+  def _rates(self, rates):
+    """A lap's rates, with those of a chip."""
+    devices = self._parts.mesh.devices
+    per_chip, peak = rates["images_per_second"] / devices.size, hardware.peak(devices.flat[0])
+    utilisation = {"mfu": per_chip * self._parts.flops_per_image / peak} if peak else {}
+    return rates | {"images_per_second_per_chip": per_chip} | utilisation
+
+  def _fetch(self, step):
+    """Brings what was measured up to `step` from the devices, which finish that step, and checks it."""
+    steps = []
+    while self._pending and self._pending[0][0] <= step:
+      steps.append(self._pending.popleft())
+    rows = jax.device_get([metrics for _, metrics in steps])
+    for (number, _), row in zip(steps, rows, strict=True):
+      check_finite(number, row, self._store)
+      for name, value in row.items():
+        self._sums[name] += float(value)
+      self._summed, self._loss = self._summed + 1, row["loss"]
+
+
+def check_finite(step: int, metrics: dict[str, np.ndarray], store: checkpoints.Checkpoints) -> None:
+  """Ends the run where a metric of `step` is not a finite number, and says which checkpoint is good."""
+  wrong = {name: float(value) for name, value in metrics.items() if not np.isfinite(value)}
+  if wrong:
+    store.wait()
+    saved = store.steps()
+    raise runtime.Stop(
+      runtime.EXIT_NOT_FINITE,
+      f"step {step}: not finite: {wrong}; "
+      + (f"the last good checkpoint is step {saved[-1]}. " if saved else "no checkpoint was saved yet. ")
+      + "A lower config.optim.lr, a longer warmup or config.optim.clip usually helps.",
+    )
