@@ -53,6 +53,13 @@ def test_a_config_file_gets_its_argument(tmp_path):
   assert flags.load(str(file)).model.name == "none"
 
 
+def test_the_line_of_a_mistake_is_said_of_a_relative_path_with_an_argument_too(tmp_path, monkeypatch):
+  (tmp_path / "c.py").write_text("\n\ndef get_config(word):\n  return int(word)\n")
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(ConfigError, match=r"^--config: c\.py:x, line 4: ValueError: invalid literal"):
+    flags.load("c.py:x")
+
+
 def test_an_interrupt_inside_a_config_file_is_an_interrupt(tmp_path):
   (tmp_path / "c.py").write_text("raise KeyboardInterrupt")
   with pytest.raises(KeyboardInterrupt):

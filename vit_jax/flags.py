@@ -38,8 +38,9 @@ def called(path: str, function: Callable, *arguments):
   except (ConfigError, KeyboardInterrupt):
     raise
   except BaseException as error:
-    frames = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    line = f", line {frames[-1]}" if frames else ""
+    file = pathlib.Path(path.partition(":")[0]).name
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if pathlib.Path(f.filename).name == file]
+    line = f", line {lines[-1]}" if lines else ""
     raise ConfigError(f"--config: {path}{line}: {type(error).__name__}: {error}") from error
 
 

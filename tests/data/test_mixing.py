@@ -149,6 +149,9 @@ def test_mixing_ends_at_its_step_and_a_zero_is_refused():
   images, key = modules.pictures(4), jax.random.key(0)
   same = [bool((mix(key, images, np.eye(4), step)[0] == images).all()) for step in (0, 39, 40, 99)]
   assert same == [False, False, True, True]
+  endless = mixing.mixup(None, lambda _: 10**15, off_after=schema.Duration("1000000Mep"))
+  shapes = jax.eval_shape(endless, jax.random.key(0), np.zeros((2, 4, 4, 3), np.uint8), np.zeros((2, 3), np.float32), 0)
+  assert shapes[0].shape == (2, 4, 4, 3)
   with pytest.raises(schema.ConfigError, match=r"off_after: 0 would never mix; None mixes to the end"):
     mixing.cutmix(None, steps_of, off_after=schema.Duration("0ep"))
 

@@ -76,6 +76,11 @@ def test_what_cannot_be_is_one_error_that_says_what_to_do(name, warmup, args, sa
     make(name, 1.0, 100, warmup, **args)
 
 
+def test_epochs_that_no_memory_holds_are_refused():
+  with pytest.raises(ConfigError, match=r"schedule.name: 100,000,000 steps are 100,000,000 epochs; allowed: a million"):
+    make("epoch_step", 1.0, 10**8)
+
+
 @pytest.mark.heavy
 def test_a_point_far_beyond_the_run_is_never_reached():
   assert at(make("stair", 1.0, 100, at=("99999M",), factors=(0.0,)), [99]) == 1

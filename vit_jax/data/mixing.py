@@ -99,7 +99,7 @@ def _mixing(draw, steps_of, mode, probability, partner, off_after):
   """The mixing whose `draw(key, count, images)` gives weights, `count` of what broadcasts with an image, and shares."""
   if off_after is not None and not off_after.amount:
     raise schema.ConfigError("0 would never mix; None mixes to the end, name='none' not at all", "off_after")
-  last = None if off_after is None else steps_of(off_after)
+  last = None if off_after is None else min(steps_of(off_after), 2**31 - 1)
 
   def apply(
     key: PRNGKey, images: Num[Tensor, " B *image"], targets: Float[Tensor, "B V"], step: Count

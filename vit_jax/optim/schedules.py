@@ -160,6 +160,8 @@ def _epoch(steps):
 
 
 def _by_epoch(rate, peak, total, warmup, epoch, start):
+  if total > 1e6 * epoch:
+    raise ConfigError(f"{total:,} steps are {total / epoch:,.0f} epochs; allowed: a million", "name")
   warm = round(warmup / epoch)
   epochs = range(math.ceil(total / epoch) + 1)
   rates = [start + t * (peak - start) / warm if t < warm else rate(t) for t in epochs]
