@@ -12,13 +12,14 @@ from vit_jax import events, files, runtime
 class Writer:
   """Scalars to TensorBoard files and to `metrics.jsonl`, by process 0 only: a resource with a close."""
 
-  def __init__(self, workdir: pathlib.Path, start: int, active: bool):
-    """`start` is the step that the run begins at: later lines, of a run that was killed, are dropped."""
+  def __init__(self, workdir: pathlib.Path, start: int, active: bool, again: bool = False):
+    """`start` is the step that the run begins at: later lines, of a run that was killed, are dropped; and those of
+    evaluations of that step, if these are made `again`."""
     self._active = active
     if not active:
       return
     self._file = workdir / "metrics.jsonl"
-    _drop_after(self._file, start)
+    _drop_after(self._file, start, again)
     self._lines = open(self._file, "a", buffering=1, encoding="utf-8")
     self._events = events.EventFile(workdir / "tensorboard")
 
@@ -70,15 +71,17 @@ class Trace:
         runtime.say(f"wrote a trace; look at it with: tensorboard --logdir={self._folder}")
 
 
-def _drop_after(path, start):
+def _drop_after(path, start, again):
   """Keeps the whole lines of steps up to `start`; a kill may have left later ones, or half a line."""
   if not path.exists():
     return
   kept = []
   for line in path.read_bytes().split(b"\n"):
     try:
-      if json.loads(line)["step"] <= start:
+      values = json.loads(line)
+      evaluated = not any(name.startswith("train/") for name in values)
+      if values["step"] < start + (not (again and evaluated)):
         kept.append(line.decode() + "\n")
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
       continue  # torn by a kill, or damaged
   files.write_text(path, "".join(kept))
