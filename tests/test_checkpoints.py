@@ -1,5 +1,8 @@
 """Checkpoints: what is read is what was saved, on any mesh; what is broken is set aside and never deleted."""
 
+import json
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -137,23 +140,6 @@ def test_a_save_that_was_killed_is_not_seen(tmp_path):
   assert checkpoints.Checkpoints(tmp_path, mesh.replicated(g)).steps() == [1]
 
 
-def test_the_fingerprint_sees_every_bit_and_the_order(tmp_path):
-  x = jnp.arange(12, dtype=jnp.float32).reshape(3, 4)
-  base = int(checkpoints.fingerprint({"x": x})["x"])
-  flipped = jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.uint32) ^ jnp.uint32(1), jnp.float32)
-  for other in (x.at[2, 3].set(12.0), x[::-1], flipped, -x):
-    assert int(checkpoints.fingerprint({"x": other})["x"]) != base
-
-
-def test_the_digest_of_weights_is_that_of_their_bytes_in_path_order():
-  import hashlib
-
-  g = grid()
-  params = state(3, g).params
-  expected = hashlib.sha256(b"".join(np.asarray(params[path]).tobytes() for path in sorted(params))).hexdigest()
-  assert checkpoints.weights_digest(params, mesh.replicated(g)) == expected
-
-
 # Parameters alone.
 
 
@@ -195,12 +181,63 @@ def test_changed_bytes_of_parameters_are_noticed(tmp_path):
   checkpoints.write_weights(tmp_path / "b", arrays, about)
   again, _ = checkpoints.read_weights(tmp_path / "b")
   assert all(np.array_equal(again[path], arrays[path]) for path in arrays)
-  kept = tmp_path / "b/checkpoints/0/about/metadata"
-  text = kept.read_text()
-  digits = text.split('"params/head/bias":')[1].split("}")[0].split(",")[0].strip()
-  kept.write_text(text.replace(digits, str(int(digits) ^ 1)))
+  other = {path: array + (path == "head/bias") for path, array in arrays.items()}
+  checkpoints.write_weights(tmp_path / "c", other, about)
+  shutil.rmtree(tmp_path / "b/checkpoints/0/state")
+  shutil.copytree(tmp_path / "c/checkpoints/0/state", tmp_path / "b/checkpoints/0/state")
   with pytest.raises(schema.ConfigError, match="bytes of params/head/bias are not those that were saved"):
     checkpoints.read_weights(tmp_path / "b")
+
+
+def edited(folder, change):
+  """What a checkpoint says, changed by hand."""
+  file = folder / "about/metadata"
+  said = json.loads(file.read_text())
+  change(said)
+  file.write_text(json.dumps(said))
+
+
+EDITS = {
+  "a value": lambda said: said["run"].update(seconds=5.0),
+  "one more": lambda said: said["run"].update(heads=4),
+  "nothing left": lambda said: said["run"].clear(),
+  "no object": lambda said: said.update(run=[1]),
+  "a fingerprint": lambda said: said["fingerprint"].update({"params/head/bias": 1}),
+  "no fingerprint": lambda said: said.pop("fingerprint"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_a_checkpoint_says_is_covered_as_its_arrays_are(tmp_path, edit, caplog):
+  g = grid()
+  saved(tmp_path, (10, 20), g).close()
+  edited(tmp_path / "checkpoints/20", EDITS[edit])
+  assert checkpoints.about(tmp_path) == {"seconds": 10.0}
+  assert checkpoints.read_weights(tmp_path)[1] == {"seconds": 10.0}
+  assert f"{tmp_path}/checkpoints/20 cannot be read (" in caplog.text and "those of step 10" in caplog.text
+  assert f"{tmp_path}/checkpoints/20 cannot be read" in checkpoints.damage(str(tmp_path))
+  assert checkpoints.Checkpoints(tmp_path, mesh.replicated(g)).restore(shapes_of(state(10, g)))[1] == {"seconds": 10.0}
+  assert (tmp_path / "checkpoints/20.unreadable").is_dir()
+
+
+def test_a_checkpoint_of_before_that_covers_nothing_is_read(tmp_path):
+  saved(tmp_path, (10,), grid()).close()
+  edited(tmp_path / "checkpoints/10", lambda said: said.pop("sha256"))
+  assert checkpoints.about(tmp_path) == {"seconds": 10.0} == checkpoints.read_weights(tmp_path)[1]
+  assert checkpoints.damage(str(tmp_path)) == checkpoints.damage(str(tmp_path / "nothing")) == ""
+
+
+def test_what_a_run_cannot_use_counts_as_unreadable(tmp_path):
+  g = grid()
+  saved(tmp_path, (10, 20), g).close()
+
+  def check(about):
+    if about["seconds"] > 10:
+      raise ValueError("too many seconds")
+
+  assert checkpoints.about(tmp_path, check) == {"seconds": 10.0}
+  store = checkpoints.Checkpoints(tmp_path, mesh.replicated(g))
+  assert int(store.restore(shapes_of(state(10, g)), check)[0].step) == 10
 
 
 def test_an_average_that_was_not_kept_is_an_error(tmp_path):

@@ -39,6 +39,10 @@ def test_a_clock_without_a_whole_lap_has_no_rate():
   assert timer.rate is None
 
 
+def test_images_in_no_time_have_no_rate():
+  assert Clock(images=64, seconds=0.0).rate is None
+
+
 def test_a_run_that_goes_on_takes_the_seconds_of_both_parts_and_none_after_its_last_step():
   first = Clock()
   work(first, "compile", 0.02)

@@ -103,6 +103,16 @@ def test_files_that_cannot_be_written_are_refused_before_the_work(words, says, m
     evaluate.main()
 
 
+@pytest.mark.parametrize(
+  "text", ['{"model": 3}', '{"model": {"name": [3]}, "optim": {"decay": []}}', '{"evals": 3, "x": {}}']
+)
+def test_a_workdir_whose_config_is_none_is_named(tmp_path, text, monkeypatch):
+  (tmp_path / "config.json").write_text(text)
+  monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={tmp_path}"])
+  with pytest.raises(ConfigError, match=r"config\.json is no run of this code: config\."):
+    evaluate.main()
+
+
 def test_weights_are_measured_with_a_recipe_that_asks_for_weights(trained):
   words = ["--config=configs/finetune.py:digits", f"--weights={trained}", "--split=test[:64]"]
   changes = ["--config.model.depth=1", "--config.model.width=16", "--config.model.heads=1", "--config.model.hidden=16"]

@@ -1,6 +1,8 @@
 """Files: replaced whole or not at all, JSON that can be read, paths that can be written, where caches are."""
 
+import csv
 import json
+import time
 
 import pytest
 
@@ -69,3 +71,57 @@ def test_caches_are_where_the_environment_says(tmp_path, monkeypatch):
   monkeypatch.delenv("XDG_CACHE_HOME")
   monkeypatch.setenv("HOME", str(tmp_path))
   assert files.cache("features") == tmp_path / ".cache/vit_jax/features"
+
+
+@pytest.mark.parametrize(
+  ("data", "says"),
+  [
+    (b"[" * 900 + b"]" * 900, "deeper than 64"),
+    (b'{"a":' * 200_000, "deeper than 64"),
+    (b"\xff{}", "utf-8"),
+    (b" " * (2**24 + 1), "longer than 16,777,216 bytes"),
+    (b"9" * 5000, "digits"),
+    (b'"' + b"[" * 10 + b'\\"', "Unterminated"),
+  ],
+)
+def test_json_that_is_too_deep_too_long_or_no_text_is_one_line(tmp_path, data, says):
+  with pytest.raises(ValueError, match=says):
+    files.parse_json(data)
+  (tmp_path / "a.json").write_bytes(data)
+  with pytest.raises(ConfigError, match=r"a\.json cannot be read as JSON.*; mend or remove it"):
+    files.read_json(tmp_path / "a.json")
+
+
+def test_brackets_in_texts_are_not_deep():
+  value = {"a": ["[" * 1000 + '\\"[', "]"], "b": [[[1]]], "c": [{}] * 100}
+  assert files.parse_json(json.dumps(value).encode()) == value
+
+
+def test_hostile_json_takes_no_time():
+  started = time.process_time()
+  for data in (b'"\\' * 2**23, b'"' * 2**24, b"[]" * 2**18, b"{" * 2**24):
+    with pytest.raises(ValueError):
+      files.parse_json(data)
+  assert time.process_time() - started < 5
+
+
+def test_json_is_read_from_files_only(tmp_path):
+  (tmp_path / "folder").mkdir()
+  (tmp_path / "device").symlink_to("/dev/zero")
+  (tmp_path / "loop").symlink_to(tmp_path / "loop")
+  for name in ("folder", "device"):
+    with pytest.raises(ConfigError, match="no file"):
+      files.read_json(tmp_path / name)
+  assert files.read_json(tmp_path / "loop") is None
+
+
+NAMES = ["=1+1", "+1", "-1", "@a", "\t=1", "\r=1", "\n=1", "＝1", "'a", "''=1", "a=1", "", " =1", "a'b", "plain"]
+
+
+def test_names_in_csv_are_no_formulas_and_come_back(tmp_path):
+  files.write_csv(tmp_path / "a.csv", [[files.csv_name(name), -1.5] for name in NAMES])
+  with open(tmp_path / "a.csv", newline="", encoding="utf-8") as file:
+    rows = list(csv.reader(file))
+  assert not any(row[0][:1] in set("=+-@\t\r\n＝") for row in rows if row[0])
+  assert [row[0].removeprefix("'") for row in rows] == NAMES
+  assert {row[1] for row in rows} == {"-1.5"}

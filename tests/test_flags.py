@@ -26,6 +26,11 @@ def test_a_change_without_a_value_is_refused():
     ("def get_config(", "SyntaxError"),
     ("x = 1", "defines no get_config"),
     ("import nothing_of_that_name", "ModuleNotFoundError"),
+    ("class Odd(BaseException): pass\nraise Odd('why')", "c.py, line 2: Odd: why"),
+    ("def get_config():\n  raise MemoryError", "c.py, line 2: MemoryError"),
+    ("raise SystemExit(0)", "SystemExit"),
+    ("def get_config(): return get_config()", "RecursionError"),
+    ("a = '\0'", "null bytes"),
   ],
 )
 def test_a_broken_config_file_is_named(tmp_path, body, says):
@@ -46,3 +51,27 @@ def test_a_config_file_gets_its_argument(tmp_path):
   file.write_text("from vit_jax.config import recipe\ndef get_config(arg='none'): return recipe(model=dict(name=arg))")
   assert flags.load(f"{file}:ViT-S/16").model.name == "ViT-S/16"
   assert flags.load(str(file)).model.name == "none"
+
+
+def test_an_interrupt_inside_a_config_file_is_an_interrupt(tmp_path):
+  (tmp_path / "c.py").write_text("raise KeyboardInterrupt")
+  with pytest.raises(KeyboardInterrupt):
+    flags.load(str(tmp_path / "c.py"))
+
+
+def test_what_is_no_config_file_is_not_what_was_meant(tmp_path):
+  (tmp_path / "loop.py").symlink_to(tmp_path / "loop.py")
+  (tmp_path / "folder.py").mkdir()
+  with pytest.raises(ConfigError) as caught:
+    flags.load(str(tmp_path / "loop.py"))
+  assert "no file" in str(caught.value) and "Did you mean" not in str(caught.value)
+  with pytest.raises(ConfigError, match=r"folder\.py' is a folder"):
+    flags.load(str(tmp_path / "folder.py"))
+
+
+def test_a_key_of_thousands_of_words_is_refused(tmp_path):
+  (tmp_path / "c.py").write_text(
+    "from vit_jax.config import recipe\ndef get_config(): return recipe(model=dict(name='x'))"
+  )
+  with pytest.raises(ConfigError, match="no key of 50001 words"):
+    flags.load(str(tmp_path / "c.py"), {"model" + ".x" * 50_000: "1"})

@@ -44,15 +44,8 @@ class Broken:
     self.left -= 1
     return next(self.batches)
 
-  @property
-  def skipped(self):
-    return self.batches.skipped
-
-  def waiting(self):
-    return self.batches.waiting()
-
-  def close(self):
-    self.batches.close()
+  def __getattr__(self, name):
+    return getattr(self.batches, name)
 
 
 def test_a_value_that_is_not_finite_ends_with_44_and_names_the_last_good_checkpoint(tmp_path):
@@ -91,6 +84,24 @@ def test_a_stop_in_the_last_evaluation_trains_no_more_and_evaluates_again(parts,
   assert [line["step"] for line in lines(tmp_path) if "train/loss" in line] == [2, 4, 6, 8, 10, 12]
 
 
+def test_an_evaluation_that_a_stop_cut_short_is_made_up_for(parts, tmp_path):
+  def measure(params, poll):
+    raise runtime.Preempted(42, "stopped as asked")
+
+  real = parts.evals["test"].measure
+  with pytest.raises(runtime.Stop, match="Step 2 is saved"):
+    loop.train(dataclasses.replace(parts, evals={"test": build.Eval(2, measure)}), tmp_path)
+  assert checkpoints.about(tmp_path)["evaluated"] is False
+  expected = real(state_of(tmp_path, parts).params, lambda: None).figures
+  evaluated = dataclasses.replace(parts, evals={"test": build.Eval(2, real)}, save_every=4)
+  with pytest.raises(InterruptedError):
+    loop.train(runs.dying(evaluated, 5), tmp_path)
+  made_up, later = [line for line in lines(tmp_path) if "test/top1" in line]
+  assert made_up == {"step": 2} | {f"test/{name}": value for name, value in expected.items()}
+  assert later["step"] == 4
+  assert checkpoints.about(tmp_path)["evaluated"] is True  # of step 4, so that it is not made up for
+
+
 def test_a_run_goes_on_that_has_one_step_left(parts, tmp_path):
   with pytest.raises(ConfigError, match="Step 11 is saved"):
     loop.train(dataclasses.replace(parts, batches=lambda start: Broken(parts.batches(start), 11)), tmp_path)
@@ -108,6 +119,15 @@ def test_a_finished_run_does_nothing_and_gives_its_result(parts, tmp_path, capsy
   shorter = dataclasses.replace(parts, total=5)
   with pytest.raises(ConfigError, match=r"config.total: 5 steps, but .* has done 12 already"):
     loop.train(shorter, tmp_path)
+
+
+@pytest.mark.parametrize("odd", [{"train_seconds": "1"}, {"images_per_second": []}, {"steps": "12"}])
+def test_a_result_that_is_not_as_it_was_written_is_measured_again(parts, tmp_path, odd):
+  values = {"steps": 12, "train_seconds": 1.0, "images_per_second": None}
+  (tmp_path / "result.json").write_text(json.dumps(values))
+  assert loop.finished(tmp_path, 12) == values
+  (tmp_path / "result.json").write_text(json.dumps(values | odd))
+  assert loop.finished(tmp_path, 12) is None
 
 
 def test_a_step_that_gets_arrays_of_the_host_is_an_error(parts, tmp_path):

@@ -29,7 +29,7 @@ def from_csv(path):
     loss=np.array([row["loss"] for row in lines]).astype(np.float32),
     logits=np.array([[row[name] for name in names] for row in lines]).astype(np.float32) if names else None,
   )
-  return predictions, [row["id"] for row in lines]
+  return predictions, [row["id"].removeprefix("'") for row in lines]
 
 
 @pytest.mark.parametrize("logits", ["logits", None])
@@ -37,7 +37,7 @@ def from_csv(path):
 def test_every_figure_can_be_found_again_from_the_csv_alone(tmp_path, most, logits):
   predictions = drawn(0, 40, 8, 8, most)
   predictions = predictions._replace(logits=predictions.logits * np.float32(np.pi) if logits else None)
-  ids = [f'image "{i}", ü\n' for i in range(40)]
+  ids = [f'{begin}image "{i}", ü\n' for i in range(10) for begin in ("", "=", "-", "'")]
   metrics.write(predictions, ids, tmp_path / "a.csv")
   again, names = from_csv(tmp_path / "a.csv")
   assert names == ids
@@ -138,3 +138,8 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path):
 def test_a_confusion_matrix_is_csv_only(tmp_path):
   with pytest.raises(ConfigError, match=r"end the name in \.csv$"):
     metrics.write_confusion(np.eye(2, dtype=np.int64), ["a", "b"], tmp_path / "a.npz")
+
+
+def test_classes_with_names_of_formulas_are_harmless(tmp_path):
+  metrics.write_confusion(np.eye(2, dtype=int), ["=cmd()", "cat"], tmp_path / "a.csv")
+  assert (tmp_path / "a.csv").read_text().splitlines() == ["label \\ prediction,'=cmd(),cat", "'=cmd(),1,0", "cat,0,1"]

@@ -23,11 +23,16 @@ AXES = {
 
 def pair(*commands):
   """Two processes over loopback that run the same verbs in turn."""
+  return placed_pair("tests.several", json.dumps(commands))
+
+
+def placed_pair(module, *words):
+  """Two processes over loopback, of two devices each, that run a module."""
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     port = probe.getsockname()[1]
   placed = {"VITJAX_COORDINATOR": f"127.0.0.1:{port}", "VITJAX_PROCESSES": "2"}
-  return [runs.several(*commands, devices=2, VITJAX_PROCESS=str(i), **placed) for i in range(2)]
+  return [runs.start(module, *words, devices=2, VITJAX_PROCESS=str(i), **placed) for i in range(2)]
 
 
 def weights(workdir):
@@ -88,6 +93,14 @@ def test_only_the_first_process_prints(printed):
   (_, first, *_), (_, second, *_) = printed[1]
   assert "12/12" in first
   assert "12/12" not in second
+
+
+def test_what_one_host_cannot_read_none_reads_and_none_waits(tmp_path):
+  texts = [runs.finish(process) for process in placed_pair("tests.damaged", str(tmp_path))]
+  for text, where in zip(texts, ("in process 1: ", ""), strict=True):
+    for step, why in ((3, "JSONDecodeError"), (2, "Exception: Encountered error while reading")):
+      assert f"checkpoint {step} cannot be read ({where}{why}" in text
+    assert "restored {'step': 1}" in text
 
 
 def test_a_signal_to_one_process_stops_both_at_the_same_step(printed):

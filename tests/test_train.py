@@ -1,11 +1,14 @@
 """Whole runs: results, restarts bit for bit after any death, refusals, other meshes."""
 
+import argparse
 import contextlib
 import dataclasses
 import itertools
 import json
 import os
+import shutil
 import signal
+import sys
 import time
 
 import jax
@@ -13,7 +16,8 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import build, checkpoints, loop, mesh, runtime, schema, train
+from tests.image_files import image
+from vit_jax import build, checkpoints, clock, config, evaluate, flags, loop, mesh, runtime, schema, train
 from vit_jax.prepare import prepare
 
 pytestmark = pytest.mark.heavy
@@ -141,6 +145,55 @@ def test_another_config_in_the_same_workdir_is_refused_with_the_differences(whol
   assert "model" not in message.split("undo:")[1]
 
 
+def test_the_checkpoint_says_the_config_whatever_becomes_of_config_json(whole, tmp_path):
+  shutil.copytree(whole[0], tmp_path / "run")
+  file, parts, other = tmp_path / "run/config.json", runs.parts(1), runs.parts(1, seed=1)
+  stored = json.loads(file.read_text())
+  stored["model"]["heads"], stored["total"] = 2, "x"
+  given = argparse.Namespace(workdir=tmp_path / "run", weights=None, config=None, overrides={})
+  for text in (json.dumps(stored), "{", None):
+    file.unlink() if text is None else file.write_text(text)
+    assert train.objection(tmp_path / "run", parts) is None
+    assert "seed: 0 -> 1" in train.objection(tmp_path / "run", other)
+    assert evaluate.run_of(given) == parts.run
+
+
+@pytest.fixture
+def saved(tmp_path):
+  """(photos of two classes, flags of a run on them that has a checkpoint, its workdir)."""
+  for label, i in itertools.product("ab", range(20)):
+    file = tmp_path / "photos" / label / f"{i}.png"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(image(i))
+  changes = runs.SMALL | {"data.path": str(tmp_path / "photos"), "checkpoint.every": "3"}
+  run = build.complete(config.resolve(flags.load("configs/folder.py:cct_2_3x2_32", changes)))
+  parts = build.build(run, jax.devices()[:1])
+  with contextlib.closing(checkpoints.Checkpoints(tmp_path / "run", mesh.replicated(parts.mesh))) as store:
+    progress = clock.Clock().counts() | {"evaluated": True, "pending": {"steps": 0, "sums": {}}}
+    about = loop.description(parts, {}, 0) | progress
+    store.save(0, parts.init(), about)
+  words = ["--config=configs/folder.py:cct_2_3x2_32", f"--workdir={tmp_path / 'run'}"]
+  return tmp_path / "photos", [*words, *(f"--config.{key}={value}" for key, value in changes.items())], tmp_path / "run"
+
+
+def test_other_data_are_refused_before_a_state_is_read_and_nothing_changes(saved, monkeypatch):
+  photos, words, workdir = saved
+  before = {file: file.stat().st_mtime_ns for file in workdir.rglob("*")}
+  monkeypatch.setattr(sys, "argv", ["train", *words])
+  monkeypatch.setattr(jax, "devices", lambda devices=jax.devices()[:1]: devices)
+  (photos / "c").mkdir()
+  (photos / "c" / "0.png").write_bytes(image(0))  # the head has another shape now
+  with pytest.raises(schema.ConfigError) as error:
+    train.main()
+  assert f"--workdir: {workdir} holds a run on other data; bring them back" in str(error.value)
+  assert "1 class new: 'c'" in str(error.value)
+  shutil.rmtree(photos / "c")
+  os.utime(photos / "a" / "0.png")
+  with pytest.raises(schema.ConfigError, match="times of change of files are others"):
+    train.main()
+  assert {file: file.stat().st_mtime_ns for file in workdir.rglob("*")} == before
+
+
 def test_a_second_process_in_the_workdir_is_refused(tmp_path):
   with runtime.claim(tmp_path):
     message = runs.finish(runs.command("train", *runs.words(tmp_path)), 2)
@@ -184,7 +237,7 @@ def test_every_mesh_trains_the_same_model(single, name):
 
 
 @pytest.mark.parametrize("after", [4, 1])
-def test_eight_devices_become_four_or_one(single, tmp_path, after):
+def test_eight_devices_become_four_or_one(single, tmp_path, after, capsys):
   def dies(params, poll):
     raise InterruptedError
 
@@ -193,6 +246,9 @@ def test_eight_devices_become_four_or_one(single, tmp_path, after):
     loop.train(parts, tmp_path)
   after_it = on(after)
   loop.train(after_it, tmp_path)
+  assert (
+    f"other devices, 8 x cpu in 1 process -> {after} x cpu in 1 process: bits may differ" in capsys.readouterr().out
+  )
   with contextlib.closing(checkpoints.Checkpoints(tmp_path, mesh.replicated(after_it.mesh), read_only=True)) as store:
     found = jax.device_get(store.restore(after_it.state_shapes)[0].params)
   for path, value in single[False].items():

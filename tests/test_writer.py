@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from vit_jax import writer
+from vit_jax.schema import ConfigError
 
 
 def test_lines_after_the_restart_step_and_torn_lines_are_dropped(tmp_path):
@@ -98,9 +99,24 @@ def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path, caplog):
   jax.profiler.stop_trace()  # what JAX still holds, or no other test could take one
 
 
-def test_damaged_lines_do_not_stop_a_restart(tmp_path):
+def test_lines_of_others_do_not_stop_a_restart(tmp_path):
   file = tmp_path / "metrics.jsonl"
-  good = b'{"step": 1, "a": 1.0}\n'
-  file.write_bytes(good + b'\xff\xfe"step": 1}\n' + b"[" * 100_000 + b'\n3\n{"step": "1"}\n{"step": null}\n')
+  lines = [
+    b'{"step": 1}',
+    b'\xff{"step": 1}',
+    b"[" * 100_000,
+    b"3",
+    b"[]",
+    b'{"step": "x"}',
+    b'{"step": null}',
+    b'{"a": 1}',
+  ]
+  file.write_bytes(b"\n".join([*lines, b'{"step": 2}']) + b"\n")
   writer.Writer(tmp_path, 2, active=True).close()
-  assert file.read_bytes() == good
+  assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2]
+
+
+def test_metrics_that_are_no_file_are_named(tmp_path):
+  (tmp_path / "metrics.jsonl").mkdir()
+  with pytest.raises(ConfigError, match=r"metrics\.jsonl is no file"):
+    writer.Writer(tmp_path, 0, active=True)

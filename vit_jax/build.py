@@ -7,18 +7,20 @@ raise ConfigError, before anything is written.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from clu import parameter_overview
 
-from vit_jax import checkpoints, evals, flops, hardware, importers, mesh, models, optim, rng, steps, tasks, trees
+from vit_jax import checkpoints, evals, flops, hardware, identity, importers, mesh, models, optim, rng, steps, tasks
 from vit_jax.config import Run
 from vit_jax.data import augment, catalog, stream
 from vit_jax.data.device_batches import DeviceBatches
+from vit_jax.digests import sha256
 from vit_jax.importers import surgery
 from vit_jax.schema import ConfigError, Duration, arguments, at, bind, lookup, make
+from vit_jax.trees import count
 
 OPTIM = {name: (*functions, steps.accumulated, steps.train_step) for name, functions in optim.RULES.items()}
 
@@ -38,6 +40,7 @@ class Parts:
   mesh: jax.sharding.Mesh
   total: int  # steps of the run
   examples: int  # images of an epoch
+  images: stream.Examples  # that the run trains on
   save_every: int
   log_every: int
   keep: int
@@ -58,25 +61,30 @@ class Parts:
     """The train step for these shapes, compiled: (state, batch, frozen) -> (state, metrics)."""
     return self.step.lower(self.state_shapes, self.batch_shapes, self.frozen_shapes).compile()
 
+  @functools.cached_property
+  def identity(self) -> dict[str, Any]:
+    """What a state of the run is a state of; see `identity.of`, which looks at the data once."""
+    return identity.of(self.run, self.images.source, self.mesh)
+
   @property
   def frozen_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of the weights that the task reads and nothing trains, with shardings."""
     return self.task.frozen.shapes if self.task.frozen else {}
 
-  def frozen(self, digests: dict[str, str] | None = None) -> tuple[dict[str, jax.Array], dict[str, str]]:
+  def frozen(self, expected: dict[str, str] | None = None) -> tuple[dict[str, jax.Array], dict[str, str]]:
     """(these weights, read and spread over the devices, {key of the config: SHA-256}); {}, {} for a task without.
 
-    ConfigError if they are not those of `digests`, which a checkpoint holds.
+    ConfigError if they are not those with the `expected` digests, which a checkpoint holds.
     """
     if not (frozen := self.task.frozen):
       return {}, {}
-    arrays = frozen.load()
+    arrays = checkpoints.same(frozen.load(), frozen.path)
     params = {path: mesh.place(arrays[path], shape.sharding) for path, shape in self.frozen_shapes.items()}
-    digest = checkpoints.weights_digest(params, mesh.replicated(self.mesh))
-    if digests is not None and digests.get(frozen.key) != digest:
+    digest = sha256(params, mesh.replicated(self.mesh))
+    if expected is not None and (before := expected.get(frozen.key, "none")) != digest:
       raise ConfigError(
-        f"{frozen.path} holds other weights than those that this run began with (SHA-256 {digest[:12]}, not "
-        f"{digests.get(frozen.key, 'none')[:12]}); bring them back, or take another --workdir",
+        f"{frozen.path} holds other weights than this run began with (SHA-256 {digest[:12]}, not {before[:12]})"
+        f"{checkpoints.damage(frozen.path)}; bring them back, or take another --workdir",
         f"config.{frozen.key}",
       )
     return params, {frozen.key: digest}
@@ -97,7 +105,7 @@ class Parts:
     return "\n".join(
       (
         parameter_overview.get_parameter_overview(params, include_stats=False),
-        f"{self.run.model.name}: {trees.count(params):,} parameters, "
+        f"{self.run.model.name}: {count(params):,} parameters, "
         f"{self.flops_per_image / 1e9:.3g} GFLOP an image; {self.examples:,} images, batch {self.run.batch}, "
         f"{self.total:,} steps on {_device_text(self.mesh)}",
       )
@@ -108,15 +116,12 @@ def complete(run: Run) -> Run:
   """The run with every name looked up and every argument checked and filled in."""
   # Their tables are on higher floors than `config.Run`, whose annotations cannot name them.
   parts = {}
-  for key, functions in (
-    ("model", lambda name: (models.lookup(name),)),
-    ("data", functools.partial(lookup, catalog.DATA)),
-    ("optim", functools.partial(lookup, OPTIM)),
-    ("task", functools.partial(lookup, tasks.TASKS)),
-  ):
+  with at("config.model"):
+    parts["model"] = bind(run.model, (models.lookup(run.model.name),))
+  for key, table in (("data", catalog.DATA), ("optim", OPTIM), ("task", tasks.TASKS)):
     choice = getattr(run, key)
     with at(f"config.{key}"):
-      parts[key] = bind(choice, functions(choice.name))
+      parts[key] = bind(choice, lookup(table, choice.name), table)
   prepared, measured = evals.preparation(parts["data"]), {}
   for name, choice in run.evals.items():
     with at(f"config.evals.{name}"):
@@ -163,6 +168,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
     mesh=grid,
     total=total,
     examples=len(source),
+    images=examples,
     save_every=save_every,
     log_every=max(1, steps_of(run.log.every)),
     keep=run.checkpoint.keep,

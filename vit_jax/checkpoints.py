@@ -3,12 +3,14 @@
 import contextlib
 import gc
 import hashlib
+import json
 import logging
 import os
 import pathlib
 import re
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,26 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from vit_jax import files, runtime, trees
+from vit_jax import digests, disk, runtime, trees
 from vit_jax.schema import ConfigError
 
-
-def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """Path -> uint32: the array's words, each mixed with its place, summed modulo 2**32.
-
-  Integer sums do not depend on order, so the same values give the same fingerprint on every mesh. The mixing is that of
-  MurmurHash3's finalizer (Appleby 2011), so that any changed bit changes the sum.
-  """
-
-  def mixed(x):
-    width = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
-    words = jax.lax.bitcast_convert_type(x, width).astype(jnp.uint32).ravel()
-    h = words ^ (jax.lax.iota(jnp.uint32, words.size) * jnp.uint32(0x9E3779B1))
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-      h = (h ^ (h >> shift)) * jnp.uint32(factor)
-    return jnp.sum(h ^ (h >> 16), dtype=jnp.uint32)
-
-  return {path: mixed(x) for path, x in arrays.items()}
+Check = Callable[[dict], None]  # raises ValueError for what is said about a state and cannot be used
 
 
 class _Manager(ocp.CheckpointManager):
@@ -67,7 +53,7 @@ class Checkpoints:
       async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
     )
     self._read_only = read_only
-    self._fingerprint = jax.jit(fingerprint, out_shardings=replicated)
+    self._fingerprint = jax.jit(digests.fingerprint, out_shardings=replicated)
     if not read_only:
       self.directory.mkdir(parents=True, exist_ok=True)
       self._descriptor = os.open(self.directory, os.O_RDONLY)
@@ -84,35 +70,28 @@ class Checkpoints:
     OSError where the disk fails, or failed since the last save.
     """
     arrays = trees.flatten(state)
-    digest = self._digest(arrays)
-    files.check_there(self.directory, self._descriptor)
+    said = {"run": about, "fingerprint": _values(self._fingerprint(arrays))}
+    said["sha256"] = _sha256(said)
+    disk.check_there(self.directory, self._descriptor)
     with self._writing():
       self._manager.save(
-        step,
-        args=ocp.args.Composite(
-          state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave({"run": about, "fingerprint": digest})
-        ),
+        step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(said))
       )
 
-  def read(self, step: int, state: Any) -> tuple[Any, dict]:
-    """(state, about) of one step, onto the shapes and shardings of the abstract `state`.
-
-    Raises whatever Orbax does where a file is missing, short or changed, and ValueError where a value is.
-    """
-    args = ocp.args.Composite(state=ocp.args.StandardRestore(trees.flatten(state)), about=ocp.args.JsonRestore())
-    restored = self._manager.restore(step, args=args)
-    _verify(self._digest(restored.state), restored.about)
-    return trees.unflatten(state, restored.state), restored.about["run"]
-
-  def restore(self, state: Any) -> tuple[Any, dict] | None:
+  def restore(self, state: Any, check: Check = lambda about: None) -> tuple[Any, dict] | None:
     """The newest readable (state, about), None where there is no checkpoint yet.
 
     Newer ones that cannot be read are renamed to `<step>.unreadable` and named in a warning. Where none can be read
-    everything stays as it is, and the program ends.
+    everything stays as it is, and the program ends. All processes take the same one: what one of them cannot read, none
+    does, and none waits for another while it reads.
+
+    Args:
+      state: abstract, with the shapes and shardings that are wanted.
+      check: raises ValueError for an `about` that cannot be used; its checkpoint counts as unreadable.
     """
     bad = []
-    for step in reversed(self.steps()):
-      restored, problem = _attempt(self.read, step, state)
+    for step in reversed(json.loads(runtime.gather(json.dumps(self.steps()), "checkpoints")[0])):
+      restored, problem = self._read(step, state, check)
       if problem:
         bad.append((step, problem))
         continue
@@ -127,6 +106,21 @@ class Checkpoints:
       f"none of the checkpoints can be read; nothing was changed:{reasons}\n"
       "Bring back a good copy, or take another --workdir to start anew.",
     )
+
+  def _read(self, step, state, check):
+    """((state, about), None) of one step, or (None, why it cannot be read), the same on all processes."""
+    folder, wanted = self.directory / str(step), trees.flatten(state)
+
+    def read():
+      said = _said(folder, check)
+      return said, ocp.StandardCheckpointHandler().restore(folder / "state", args=ocp.args.StandardRestore(wanted))
+
+    (said, arrays), problem = _attempt(read, (None, None))
+    problem = _shared(problem)
+    if not problem:  # the fingerprint is computed by all processes together
+      _, problem = _attempt(lambda: _verify(self._fingerprint(arrays), said))
+      problem = _shared(problem)
+    return (None, problem) if problem else ((trees.unflatten(state, arrays), said["run"]), None)
 
   def _set_aside(self, step, why, used):
     if self._read_only:
@@ -144,9 +138,6 @@ class Checkpoints:
     )
     runtime.barrier("set aside")
     self._manager.reload()
-
-  def _digest(self, arrays):
-    return _digest(self._fingerprint, arrays)
 
   def wait(self) -> None:
     """Returns when the last save is on disk; OSError where the disk failed."""
@@ -171,7 +162,7 @@ class Checkpoints:
       if (number := _disk_error(error)) is None:
         raise
       if not self._read_only:
-        files.check_there(self.directory, self._descriptor)
+        disk.check_there(self.directory, self._descriptor)
       whole = max((int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit()), default=None)
       last = "there is none before it" if whole is None else f"the last whole one is step {whole}"
       text = f"a checkpoint could not be saved: {os.strerror(number)}; {last}"
@@ -187,32 +178,70 @@ def _disk_error(error: BaseException) -> int | None:
   return _disk_error(error.__cause__) if error.__cause__ else None
 
 
-def _attempt(read, *arguments):
-  """(what `read` gives, None), or (None, why a checkpoint cannot be read). What the user can mend is raised."""
+def _attempt(read, nothing=None):
+  """(what `read` gives, None), or (nothing, why a checkpoint cannot be read). What the user can mend is raised."""
   try:
     with _quiet_threads():
-      return read(*arguments), None
+      return read(), None
   except ConfigError:
     raise
   except Exception as error:  # Orbax raises plain Exception too, and any of them means the same here
-    return None, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    sys.unraisablehook = _drop_late_reads
+    text, _, _ = str(error).partition(" See full TensorStore details")
+    return nothing, f"{type(error).__name__}: {' '.join(text.split())[:200]}"
 
 
-def _digest(function, arrays):
-  return {path: int(value) for path, value in jax.device_get(function(arrays)).items()}
+def _shared(problem):
+  """The problem of this process, or else of another."""
+  others = enumerate(runtime.gather(problem or "", "restore"))
+  return problem or next((f"in process {i}: {other}" for i, other in others if other), None)
 
 
-def _verify(actual, about):
-  """ValueError unless the fingerprints are those that were saved."""
-  expected = dict(about["fingerprint"])
-  changed = sorted(path for path in actual if actual[path] != expected.get(path))
-  if changed or not isinstance(about["run"], dict):
+def _values(fingerprint):
+  return {path: int(value) for path, value in jax.device_get(fingerprint).items()}
+
+
+def _sha256(said):
+  """Of what is said about a state, and of its fingerprint."""
+  covered = {"run": said["run"], "fingerprint": said["fingerprint"]}
+  return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
+
+
+def _said(folder, check=lambda about: None):
+  """What is said about the state in a folder, checked, and its fingerprint; those of before have no SHA-256."""
+  said = ocp.JsonCheckpointHandler().restore(folder / "about")
+  if not isinstance(said["run"], dict) or not isinstance(said["fingerprint"], dict):
+    raise ValueError("what is said about the state is no JSON object")
+  if said.get("sha256", _sha256(said)) != _sha256(said):
+    raise ValueError("what is said about the state is not what was saved")
+  check(said["run"])
+  return said
+
+
+def _verify(fingerprint, said):
+  """ValueError unless the arrays' fingerprint is the one that was saved."""
+  actual, expected = _values(fingerprint), said["fingerprint"]
+  if changed := sorted(path for path in actual if actual[path] != expected.get(path)):
     raise ValueError(f"the bytes of {', '.join(changed[:3])} are not those that were saved")
+
+
+def about(workdir: pathlib.Path, check: Check = lambda about: None) -> dict | None:
+  """What is said about the newest state of a workdir, without reading it; None where nothing is that can be used."""
+  for step in reversed(_steps(workdir)):
+    said, problem = _attempt(lambda step=step: _said(workdir / "checkpoints" / str(step), check))
+    if not problem:
+      return said["run"]
+  return None
+
+
+def _steps(workdir):
+  """Steps that a workdir has, oldest first."""
+  return sorted(int(path.name) for path in (workdir / "checkpoints").glob("[0-9]*") if path.name.isdecimal())
 
 
 def exist(workdir: pathlib.Path) -> bool:
   """Whether a workdir holds checkpoints; an empty folder is a start that was killed."""
-  return any((workdir / "checkpoints").glob("[0-9]*"))
+  return bool(_steps(workdir))
 
 
 def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[str, np.ndarray], dict]:
@@ -220,37 +249,50 @@ def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[st
 
   `averaged` takes the moving average instead. ConfigError where there is none, or none that can be read.
   """
-  directory, part = workdir / "checkpoints", "ema/" if averaged else "params/"
-  handlers = {"state": ocp.PyTreeCheckpointHandler(), "about": ocp.JsonCheckpointHandler()}
-  with contextlib.closing(
-    ocp.CheckpointManager(
-      directory.absolute(), options=ocp.CheckpointManagerOptions(read_only=True), item_handlers=handlers
-    )
-  ) as manager:
-    bad = []
-    for step in sorted(manager.all_steps(), reverse=True):
-      weights, problem = _attempt(_read_part, manager, step, part)
-      if not problem:
-        return weights
-      bad.append(f"\n  {directory / str(step)}: {problem}")
-      logging.warning("checkpoint %d of %s cannot be read (%s)", step, workdir, problem)
-  raise ConfigError(f"{workdir} has no checkpoint that can be read{''.join(bad)}")
+  bad = []
+  for step in reversed(_steps(workdir)):
+    folder = workdir / "checkpoints" / str(step)
+    weights, problem = _attempt(lambda folder=folder: _read_part(folder, "ema/" if averaged else "params/"))
+    if not problem:
+      for unreadable, why in bad:
+        logging.warning("%s cannot be read (%s); the weights are those of step %d", unreadable, why, step)
+      return weights
+    bad.append((folder, problem))
+  reasons = "".join(f"\n  {unreadable}: {why}" for unreadable, why in bad)
+  raise ConfigError(f"{workdir} has no checkpoint that can be read{reasons}")
 
 
-def _read_part(manager, step, part):
+def same(arrays: dict[str, np.ndarray], path: str | None) -> dict[str, np.ndarray]:
+  """The arrays that each process has read from `path`, on a disk of its own perhaps; ConfigError if they differ."""
+  of_each = [] if runtime.alone() else runtime.gather(digests.on_host(arrays)[:12], "weights")
+  if len(set(of_each)) > 1:
+    raise ConfigError(f"{path} holds other weights on each host (SHA-256 {', '.join(of_each)}); copy one to all")
+  return arrays
+
+
+def damage(workdir: str) -> str:
+  """Why the newest state of a workdir cannot be read, as the end of a sentence; "" where it can, or is none."""
+  if not (steps := _steps(pathlib.Path(workdir))):
+    return ""
+  folder = pathlib.Path(workdir, "checkpoints", str(steps[-1]))
+  _, problem = _attempt(lambda: _read_part(folder, ""))
+  return f" ({folder} cannot be read: {problem})" if problem else ""
+
+
+def _read_part(folder, part):
   """Arrays whose path begins with `part`, verified, and what is said about them."""
-  tree = manager.item_metadata(step)["state"]
+  said, handler = _said(folder), ocp.PyTreeCheckpointHandler()
+  tree = handler.metadata(folder / "state")
   wanted = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in tree.items() if path.startswith(part)}
   if not wanted:
-    raise ConfigError(f"step {step} holds no {part.rstrip('/')}; the run keeps an average with config.optim.ema")
+    raise ConfigError(f"step {folder.name} holds no {part.rstrip('/')}; the run keeps an average with config.optim.ema")
   on_host = {path: ocp.RestoreArgs(restore_type=np.ndarray) for path in wanted}
-  args = ocp.args.Composite(
-    state=ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True),
-    about=ocp.args.JsonRestore(),
+  # The handlers themselves: a manager's `restore` would wait for all other processes at its end.
+  arrays = handler.restore(
+    folder / "state", args=ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True)
   )
-  restored = manager.restore(step, args=args)
-  _verify(_digest(jax.jit(fingerprint), restored.state), restored.about)
-  return {path.removeprefix(part): array for path, array in restored.state.items()}, restored.about["run"]
+  _verify(jax.jit(digests.fingerprint)(arrays), said)
+  return {path.removeprefix(part): array for path, array in arrays.items()}, said["run"]
 
 
 def write_weights(workdir: pathlib.Path, params: dict[str, np.ndarray], about: dict) -> None:
@@ -272,11 +314,7 @@ def _quiet_threads():
     sys.unraisablehook, threading.excepthook = hooks
 
 
-def weights_digest(params: dict[str, jax.Array], replicated: jax.sharding.Sharding) -> str:
-  """SHA-256 over the parameters' little-endian bytes in path order; gathers one parameter at a time."""
-  gather = jax.jit(lambda x: x, out_shardings=replicated)
-  digest = hashlib.sha256()
-  for _, value in sorted(params.items()):
-    value = np.asarray(gather(value))
-    digest.update(value.astype(value.dtype.newbyteorder("<")).tobytes())
-  return digest.hexdigest()
+def _drop_late_reads(unraisable):
+  """Reads that were under way when one failed end later, and find the loop closed that asked for them."""
+  if str(unraisable.exc_value) != "Event loop is closed":
+    sys.__unraisablehook__(unraisable)

@@ -68,7 +68,7 @@ def table(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None 
   say("")
   for name, value in figures.items():
     label = f"  {name.replace('_', ' '):<24}"
-    if name.endswith("images"):
+    if name.endswith("images") and isinstance(value, int):
       say(f"{label}{value:>10,}")
     elif isinstance(value, float) and not name.endswith(("seconds", "per_second")):
       form = ".4f" if name.endswith("loss") else ".2%"

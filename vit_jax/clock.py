@@ -126,7 +126,7 @@ class Clock:
   @property
   def rate(self) -> float | None:
     """Images a second over all laps; None before the first whole lap."""
-    return self.images / self.seconds if self.images else None
+    return self.images / self.seconds if self.images and self.seconds else None
 
   # The account.
 

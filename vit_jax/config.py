@@ -8,6 +8,7 @@ and their values, which may be choices, dict(name="cosine", end=0.0).
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax import schema
-from vit_jax.schema import Choice, ConfigError, Count, Duration, Range, plain, required
+from vit_jax.schema import Choice, ConfigError, Count, Duration, Range, plain, required, show
 
 __all__ = ["required"]
 
@@ -112,7 +113,7 @@ class Measurement:
   """What is measured of given weights: evaluations with data of their own, at `image_size` or that of the weights."""
 
   evals: Mapping[str, Choice]
-  batch: Count = 128
+  batch: Annotated[int, Range(1, 2**16)] = 128
   image_size: Count | None = None
   ema: bool = False
   mesh: Mesh = Mesh()
@@ -154,6 +155,8 @@ def resolve(config: Mapping, kind: type = Run):
       return schema.convert(config, kind)
     except ml_collections.config_dict.RequiredValueError as error:
       raise ConfigError(f"a placeholder has no value: {error}") from error
+    except RecursionError:
+      raise ConfigError("a value contains itself, or is nested deeper than any that there is") from None
 
 
 def dumps(run: Run) -> str:
@@ -177,7 +180,7 @@ def renamed(values: Mapping) -> dict:
   if isinstance(model := result.get("model"), Mapping):
     result["model"] = renamed_model(model)
   if isinstance(optim := result.get("optim"), Mapping) and "decay" in optim:
-    result["optim"] = {**optim, "decay": _DECAYS.get(optim["decay"], optim["decay"])}
+    result["optim"] = {**optim, "decay": _DECAYS.get(str(optim["decay"]), optim["decay"])}
   if isinstance(data := result.get("data"), Mapping):
     result["data"] = _without_idle(data)
   if isinstance(evals := result.get("evals"), Mapping):
@@ -206,6 +209,7 @@ def _without_idle(data, *idle):
 # Sweeps.
 
 Changes = Mapping[str, Any]
+TRIALS = 100_000  # of a sweep, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,12 +232,12 @@ class Sweep:
   def __post_init__(self):
     for name in ("trials", "final"):
       rows = getattr(self, name)
-      if isinstance(rows, str | Mapping) or not all(isinstance(row, Mapping) for row in rows):
-        raise ConfigError(f"sweep: {name} is {rows!r}; allowed: a list of changes such as {{'optim.lr': 0.01}}")
+      if not isinstance(rows, list | tuple) or not all(isinstance(row, Mapping) for row in rows):
+        raise ConfigError(f"sweep: {name} is {show(rows)}; allowed: a list of changes such as {{'optim.lr': 0.01}}")
       if odd := [key for row in rows for key in row if not isinstance(key, str)]:
-        raise ConfigError(f"sweep: {name} has the key {odd[0]!r}; allowed: keys of the config such as 'optim.lr'")
+        raise ConfigError(f"sweep: {name} has the key {show(odd[0])}; allowed: keys of the config such as 'optim.lr'")
     if not isinstance(self.decide, str | None):
-      raise ConfigError(f"sweep: decide is {self.decide!r}; allowed: a figure such as 'val/top1', or None")
+      raise ConfigError(f"sweep: decide is {show(self.decide)}; allowed: a figure such as 'val/top1', or None")
     if not self.trials:
       raise ConfigError("sweep: there are no trials")
     if self.final and not self.decide:
@@ -245,6 +249,7 @@ class Sweep:
 def product(values: Mapping[str, Iterable]) -> list[Changes]:
   """Every combination: product({"optim.lr": (0.01, 0.03), "seed": range(3)}) are six trials, seeds moving first."""
   columns = [_column(key, column) for key, column in values.items()]
+  _check_count(math.prod(map(len, columns)))
   return [dict(zip(values, row, strict=True)) for row in itertools.product(*columns)]
 
 
@@ -259,8 +264,13 @@ def zipped(values: Mapping[str, Iterable]) -> list[Changes]:
 
 def _column(key, values):
   if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
-    raise ConfigError(f"sweep: {key} is {values!r}; allowed: a list of values to try")
-  return tuple(values)
+    raise ConfigError(f"sweep: {key} is {show(values)}; allowed: a list of values to try")
+  return tuple(itertools.islice(values, TRIALS + 1))
+
+
+def _check_count(trials):
+  if trials > TRIALS:
+    raise ConfigError(f"sweep: more than {TRIALS:,} trials; try fewer values")
 
 
 def sample(count: int, values: Mapping[str, Any], seed: int = 0) -> list[Changes]:
@@ -268,6 +278,7 @@ def sample(count: int, values: Mapping[str, Any], seed: int = 0) -> list[Changes
 
   They follow from the seed; of a larger count the first are the same.
   """
+  _check_count(count)
   generator = np.random.default_rng(seed)
   return [{key: _drawn(generator, key, value) for key, value in values.items()} for _ in range(count)]
 
@@ -303,5 +314,7 @@ def _drawn(generator, key, value):
     # Four digits: settings that are read, typed and compared.
     return float(f"{np.exp(drawn) if value.logarithmic else drawn:.4g}")
   if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-    raise ConfigError(f"sweep: {key} is {value!r}; allowed: a list to choose from, uniform(...) or log_uniform(...)")
+    raise ConfigError(
+      f"sweep: {key} is {show(value)}; allowed: a list to choose from, uniform(...) or log_uniform(...)"
+    )
   return value[int(share * len(value))]

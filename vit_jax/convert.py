@@ -34,6 +34,8 @@ def main() -> None:
   parser.add_argument("--image-size", type=_size, help="pixels, or HEIGHT,WIDTH, where IN does not say it")
   arguments = parser.parse()
   paths = arguments.paths
+  if arguments.heads is not None and not 0 < arguments.heads < 2**15:
+    raise ConfigError(f"--heads: {arguments.heads}; allowed: a number from 1")
   if len(paths) != (1 if arguments.inspect else 2):
     raise ConfigError(f"{len(paths)} paths; write `IN OUT`, or `--inspect FILE`")
   hints = {key: value for key in ("heads", "image_size") if (value := getattr(arguments, key)) is not None}
@@ -116,11 +118,11 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool = False) -> str:
   """A table: layout, family, model, sizes, head, resolution, classes, parameters, and the flags for a config."""
   if importers.is_workdir(path):
     description, arrays = importers.load(path, hints, ema)
-    kind, stored = "checkpoint of vit_jax", f"{len(arrays)} arrays"
+    kind, stored, notes = "checkpoint of vit_jax", f"{len(arrays)} arrays", []
   else:
     recognised = importers.inspect(path, hints)
     description, kind = recognised.description, f"{recognised.layout.name} names ({path.suffix})"
-    stored = f"{len(recognised.tensors)} tensors"
+    stored, notes = f"{len(recognised.tensors)} tensors", recognised.notes
     recognised.check()
   shapes, bound = layout.shapes(description), description.arguments()
   rows = {
@@ -132,6 +134,7 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool = False) -> str:
     "classes": str(description.classes or "none: no head"),
     "parameters": f"{sum(int(np.prod(shape)) for shape in shapes.values()):,}",
     "config": description.flags(),
+    **({"images": "; ".join(notes)} if notes else {}),
   }
   return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
 

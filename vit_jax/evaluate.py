@@ -21,7 +21,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from vit_jax import build, checkpoints, cli, config, files, flags, loop, mesh, metrics, runtime, schema, steps
+from vit_jax import build, checkpoints, cli, config, files, flags, identity, loop, mesh, metrics, runtime, schema, steps
 from vit_jax.data import stream
 from vit_jax.evals import Outcome, outcomes
 from vit_jax.evals.accuracy import Details
@@ -72,10 +72,16 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
     raise schema.ConfigError(
       f"--config.{next(iter(overrides))}: a workdir has its own config; --split changes the split"
     )
-  own = files.read_json(arguments.workdir / "config.json")
+  about = checkpoints.about(arguments.workdir, identity.check) or {}
+  own = identity.stored_config(arguments.workdir, about)
   if own is None:
     raise schema.ConfigError(f"--workdir: {arguments.workdir} holds no run (no config.json); train one first")
-  return build.complete(config.resolve(config.renamed(own)))
+  try:
+    return build.complete(config.resolve(config.renamed(own)))
+  except schema.ConfigError as error:
+    raise schema.ConfigError(
+      f"--workdir: {arguments.workdir / 'config.json'} is no run of this code: {error}"
+    ) from error
 
 
 def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> dict[str, schema.Choice]:

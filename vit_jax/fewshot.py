@@ -8,7 +8,6 @@ images, so the next call with other shots, seeds or probes computes only what is
 each test image: id, label, and the class that each probe predicts.
 """
 
-import csv
 import json
 import pathlib
 
@@ -97,11 +96,10 @@ def write(outcomes: dict[str, Outcome], weights: str, json_file: pathlib.Path | 
     path = predictions.with_stem(predictions.stem + (f"-{name}" if len(outcomes) > 1 else ""))
     details = outcome.details
     columns = [f"{episode.name}_seed{episode.seed}" for episode in details.episodes]
-    with files.replacing(path) as partial, partial.open("w", errors="surrogateescape", newline="") as file:
-      rows = csv.writer(file, lineterminator="\n")
-      rows.writerow(["id", "label", *columns])
-      for i, (position, label) in enumerate(zip(details.position.tolist(), details.label.tolist(), strict=True)):
-        rows.writerow([details.test.identify(position), label, *(int(e.predicted[i]) for e in details.episodes)])
+    names = [files.csv_name(details.test.identify(position)) for position in details.position.tolist()]
+    predicted = [episode.predicted.tolist() for episode in details.episodes]
+    rows = zip(names, details.label.tolist(), *predicted, strict=True)
+    files.write_csv(path, [["id", "label", *columns], *rows])
     say(f"  predictions {path}")
 
 

@@ -1,53 +1,17 @@
-"""Files: replaced whole or not at all, read as JSON, cached; and what is said when a disk fails."""
+"""Files: replaced whole or not at all, read as JSON within bounds, written as CSV, cached."""
 
 import contextlib
-import errno
+import csv
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
+from vit_jax import disk
 from vit_jax.schema import ConfigError
 
-# What to do about an error of the disk.
-ADVICE = {
-  errno.ENOSPC: "the disk is full: make room (df shows where)",
-  errno.EDQUOT: "your quota is used up: make room (quota shows how much)",
-  errno.EFBIG: "files may not grow beyond the limit of this process: raise it (ulimit -f)",
-  errno.EROFS: "it is mounted read-only: mount it for writing",
-  errno.EACCES: "change its owner or its rights",
-  errno.EPERM: "change its owner or its rights",
-}
-
-
-def trouble(error: OSError) -> str:
-  """The file, what is wrong with it and what to do, in one line."""
-  # Some libraries raise an OSError that is a text and nothing else.
-  text = str(error) if error.errno is None else error.strerror
-  name = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-  return f"{name}{text}; {ADVICE.get(error.errno, 'mend it')}, and run the same command again"
-
-
-@contextlib.contextmanager
-def writing(path: pathlib.Path) -> Iterator[None]:
-  """Gives an OSError the name of the file; of its own a failed write names none."""
-  try:
-    yield
-  except OSError as error:
-    if error.errno is not None:
-      error.filename = str(path)
-    raise
-
-
-def check_there(path: pathlib.Path, descriptor: int) -> None:
-  """FileNotFoundError if `path` leads no longer to what is open as `descriptor`: what is written there would be lost.
-
-  The descriptor is held open, so that a file system that numbers files as it meets them keeps the number.
-  """
-  with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-    if os.path.samestat(os.stat(path), os.fstat(descriptor)):
-      return
-  raise FileNotFoundError(errno.ENOENT, "the workdir is gone: it was removed, moved or replaced", str(path))
+JSON_BYTES, JSON_DEPTH = 2**24, 64  # more than any JSON of ours has, or of the codes whose weights are read
 
 
 @contextlib.contextmanager
@@ -57,7 +21,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
   A reader, or a restart after a kill, sees the old file or the new one, never a part; what raises leaves the old one.
   """
   partial = path.with_name(f".{path.name}.partial")
-  with writing(path):
+  with disk.writing(path):
     try:
       yield partial
       with partial.open("rb") as file:
@@ -74,15 +38,51 @@ def write_text(path: pathlib.Path, text: str) -> None:
     partial.write_text(text)
 
 
+def parse_json(data: bytes):
+  """The value of a JSON text in UTF-8; ValueError for what is none, or longer or deeper than the bounds above."""
+  if len(data) > JSON_BYTES:
+    raise ValueError(f"it is longer than {JSON_BYTES:,} bytes")
+  text = data.decode("utf-8-sig")
+  if text.count("[") + text.count("{") > JSON_DEPTH:  # Python would recurse, in C and then wherever the value goes
+    depth, bare = 0, re.sub(r'"[^"]*"', "", re.sub(r"\\.", "", text))  # without strings
+    for bracket in re.finditer(r"[\[\]{}]", bare):
+      depth += 1 if bracket[0] in "[{" else -1
+      if depth > JSON_DEPTH:
+        raise ValueError(f"it is nested deeper than {JSON_DEPTH} brackets")
+  return json.loads(text)
+
+
 def read_json(path: pathlib.Path) -> dict | None:
   """The JSON object in a file; None where there is no such file, or an empty object."""
   try:
-    values = json.loads(path.read_text()) if path.exists() else {}
+    if not path.exists():
+      return None
+    if not path.is_file():
+      raise ValueError("it is no file")
+    with path.open("rb") as file:
+      values = parse_json(file.read(JSON_BYTES + 1))
   except (ValueError, OSError) as error:
     raise ConfigError(f"{path} cannot be read as JSON ({error}); mend or remove it") from error
   if not isinstance(values, dict):
     raise ConfigError(f"{path} holds no JSON object; mend or remove it")
   return values or None
+
+
+def write_csv(path: pathlib.Path, rows: Iterable[Sequence]) -> None:
+  """Replaces a file by rows of cells, numbers and texts; of these, names that come from elsewhere are `csv_name`s."""
+  # Names of files need not be UTF-8; Python carries such bytes as surrogates, and they go out as they came.
+  with replacing(path) as partial, partial.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+    plain, quoted = (csv.writer(file, lineterminator="\n", quoting=q) for q in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL))
+    for row in rows:  # before Python 3.13 a cell with \r alone is not quoted
+      (quoted if any(isinstance(cell, str) and "\r" in cell for cell in row) else plain).writerow(row)
+
+
+def csv_name(name: str) -> str:
+  """A name as a cell: with ' in front where a spreadsheet would compute with it, or where it begins with ' itself.
+
+  Whoever reads it takes the first ' away.
+  """
+  return f"'{name}" if name[:1] in tuple("=+-@\t\r\n'＝＋－＠") else name
 
 
 def cache(kind: str) -> pathlib.Path:

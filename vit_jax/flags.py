@@ -2,27 +2,15 @@
 
 import importlib.util
 import pathlib
+import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 
 import ml_collections
 
-from vit_jax.schema import ConfigError, Text, nearest
+from vit_jax.schema import ConfigError, Text, nearest, show
 
-_FILE_ERRORS = (
-  ArithmeticError,
-  AssertionError,
-  AttributeError,
-  ImportError,
-  LookupError,
-  NameError,
-  OSError,
-  RuntimeError,
-  SyntaxError,
-  SystemExit,
-  TypeError,
-  ValueError,
-)
+DEPTH = 16  # words of a key; those that there are have up to 7
 
 
 def module(path: str) -> tuple[types.ModuleType, str]:
@@ -30,28 +18,29 @@ def module(path: str) -> tuple[types.ModuleType, str]:
   path, _, argument = path.partition(":")
   file = pathlib.Path(path)
   if not file.is_file():
-    raise ConfigError(f"--config: no file {path!r}.{nearest(path, sorted(map(str, file.parent.glob('*.py'))))}")
+    others = sorted(str(other) for other in file.parent.glob("*.py") if other.is_file())
+    kind = f"{show(path)} is a folder, not a file" if file.is_dir() else f"no file {show(path)}"
+    raise ConfigError(f"--config: {kind}.{nearest(path, others)}")
   spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
   if spec is None:
     raise ConfigError(f"--config: {path!r} is not a Python file")
   loaded = importlib.util.module_from_spec(spec)
-  try:
-    spec.loader.exec_module(loaded)
-  except _FILE_ERRORS as error:
-    raise ConfigError(f"--config: {path} does not run: {type(error).__name__}: {error}") from error
+  called(path, spec.loader.exec_module, loaded)
   if not callable(getattr(loaded, "get_config", None)):
     raise ConfigError(f"--config: {path} defines no get_config(); see configs/digits.py")
   return loaded, argument
 
 
 def called(path: str, function: Callable, *arguments):
-  """What a function of a config file returns; ConfigError for what goes wrong in it."""
+  """What a function of a config file returns; ConfigError for whatever goes wrong in it, which is a program."""
   try:
     return function(*arguments)
-  except ConfigError:
+  except (ConfigError, KeyboardInterrupt):
     raise
-  except _FILE_ERRORS as error:
-    raise ConfigError(f"--config: {path}: {type(error).__name__}: {error}") from error
+  except BaseException as error:
+    frames = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    line = f", line {frames[-1]}" if frames else ""
+    raise ConfigError(f"--config: {path}{line}: {type(error).__name__}: {error}") from error
 
 
 def load(path: str, overrides: Mapping[str, str] | None = None) -> ml_collections.ConfigDict:
@@ -68,6 +57,8 @@ def load(path: str, overrides: Mapping[str, str] | None = None) -> ml_collection
 def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
   """Sets `--config.optim.lr=1e-3` (key "optim.lr") in place; the text `default` removes a value that the file gives."""
   *parents, last = key.split(".")
+  if len(parents) > DEPTH:
+    raise ConfigError(f"--config.{show(key)}: there is no key of {len(parents) + 1} words")
   for depth, name in enumerate(parents):
     if depth and name and name not in config and text != "default":
       config[name] = ml_collections.ConfigDict(type_safe=False)  # a choice that the file leaves at its default
@@ -75,7 +66,7 @@ def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     if not isinstance(part, ml_collections.ConfigDict):
       place = ".".join(["config", *parents[:depth]])
       groups = [k for k, v in config.items() if isinstance(v, ml_collections.ConfigDict)]
-      raise ConfigError(f"--config.{key}: {place} has no group {name!r}.{nearest(name, groups)}")
+      raise ConfigError(f"--config.{key}: {place} has no group {show(name)}.{nearest(name, groups)}")
     config = part
   if not last:
     raise ConfigError(f"--config.{key}: the key ends in a dot")

@@ -12,6 +12,11 @@ from vit_jax import build, checkpoints, clock, hardware, runtime, writer
 from vit_jax.runtime import say
 
 
+def due(parts: build.Parts, step: int) -> dict[str, build.Eval]:
+  """The evaluations of a step before the last one."""
+  return {name: each for name, each in parts.evals.items() if 0 < step < parts.total and step % each.every == 0}
+
+
 class Log:
   """The lines of a run: a resource."""
 
@@ -35,16 +40,18 @@ class Log:
     self._summed = saved["steps"]  # so many
     self._lap_began = self._seen = start  # step
     self._skipped = 0
+    self._evaluated = None  # step
 
   def add(self, step: int, metrics: dict[str, jax.Array], skipped: int) -> None:
     """What `step` measured, which the devices may not have done yet, and how many images were skipped so far."""
     self._pending.append((step, metrics))
     self._skipped, self.clock.step = skipped, step
 
-  @property
-  def pending(self) -> dict:
-    """What the next line is to hold of the steps that are fetched."""
-    return {"steps": self._summed, "sums": dict(self._sums)}
+  def progress(self, step: int) -> dict:
+    """How far the run is at a step: its time, what the next line is to hold, whether evaluations due there are done."""
+    pending = {"steps": self._summed, "sums": dict(self._sums)}
+    evaluated = self._evaluated == step or not due(self._parts, step)
+    return self.clock.counts() | {"pending": pending, "evaluated": evaluated}
 
   def write_due(self, step: int) -> None:
     """Writes the steps up to `step` if a line is due there. The first step starts the clock: it was compilation."""
@@ -100,6 +107,7 @@ class Log:
 
   def evaluated(self, step: int, figures: dict[str, float]) -> None:
     """Writes figures, and prints the most telling ones."""
+    self._evaluated = step
     self._writer.write(step, {name if "/" in name else f"test/{name}": value for name, value in figures.items()})
     shown = [name for name in figures if name.endswith(("top1", "loss", "shot"))]
     say(f"{step:>7}  evaluated: " + "  ".join(f"{name} {figures[name]:.4f}" for name in shown))

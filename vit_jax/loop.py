@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from vit_jax import build, checkpoints, clock, config, files, mesh, runtime, steps, writer
+from vit_jax import build, checkpoints, clock, config, digests, files, identity, mesh, runtime, steps, writer
 from vit_jax.data import stream
 from vit_jax.evals import outcomes
-from vit_jax.log import Log
+from vit_jax.log import Log, due
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError
 
@@ -55,16 +55,18 @@ def train(
     resources.callback(store.close)
     with watch.phase("restore"):
       state, about = first_state(parts, store, timer, weights)
-      frozen, digests = parts.frozen(about.get("frozen"))
+      frozen, frozen_digests = parts.frozen(about.get("frozen"))
     start = step = int(state.step)
     batches = parts.batches(start)
     log, trace = Log(parts, workdir, start, timer, phase, store, about), writer.Trace(workdir, start, profile)
     for resource in (log, trace, batches):
       resources.callback(resource.close)
     resources.push(watch.report)
-    save = functools.partial(save_state, store, log, {"model": parts.model.description.to_json(), "frozen": digests})
+    save = functools.partial(save_state, store, log, functools.partial(description, parts, frozen_digests))
     say(f"continues at step {start} of {parts.total}" if start else f"{parts.total} steps to go")
     try:
+      if not about.get("evaluated", True):  # a stop had cut it short
+        evaluate(due(parts, start), start, state, log, watch.poll)
       with phase("compile"):
         train_step = parts.compile() if step < parts.total else None
         runtime.barrier("compiled")  # or the first step would wait for another process's compiler
@@ -72,14 +74,15 @@ def train(
         while step < parts.total:
           with phase("data", batches.waiting):
             batch = next(batches)
+          if batches.problem:  # in a batch ahead, so that all processes can stop before it
+            watch.ask(runtime.EXIT_CONFIG, f"error: {batches.problem}")
           with trace.step(step), jax.transfer_guard("disallow"):
             state, metrics = train_step(state, batch, frozen)
           log.write_due(step)  # of the steps before this one, so that the devices always have work
           step += 1
           log.add(step, metrics, batches.skipped)
           if step < parts.total:
-            if due := {name: each for name, each in parts.evals.items() if step % each.every == 0}:
-              evaluate(due, step, state, log, watch.poll)
+            evaluate(due(parts, step), step, state, log, watch.poll)
             if step % parts.save_every == 0:
               save(step, state)
             watch.poll()
@@ -110,7 +113,9 @@ def in_phase(watch: runtime.Watch, timer: clock.Clock, name: str, detail: Callab
 def finished(workdir: pathlib.Path, total: int) -> dict | None:
   """The result of a run of `total` steps that has ended before; None where there is none."""
   result = files.read_json(workdir / "result.json")
-  if not result or result.get("steps") != total or not {"train_seconds", "images_per_second"} <= result.keys():
+  if not result or result.get("steps") != total or not isinstance(result.get("train_seconds"), int | float):
+    return None
+  if not isinstance(result.get("images_per_second", ""), int | float | None):  # not as it was written: measure again
     return None
   say(f"finished before, {total} steps: nothing to do")
   return result
@@ -125,7 +130,7 @@ def first_state(
   """
   workdir = store.directory.parent
   with timer.phase("restore"):
-    saved = store.restore(parts.state_shapes)
+    saved = store.restore(parts.state_shapes, identity.check)
   if saved and int(saved[0].step) > parts.total:
     raise ConfigError(f"config.total: {parts.total} steps, but {workdir} has done {int(saved[0].step)} already")
   if jax.process_index() == 0:
@@ -133,6 +138,8 @@ def first_state(
   if saved is None:
     return parts.start(starting_weights(parts) if weights is None else weights), {}
   state, about = saved
+  for note in identity.notes(about.get("identity"), parts.identity):
+    say(note)
   timer.resume(about, running=int(state.step) < parts.total)
   return state, {"frozen": {}} | about
 
@@ -147,7 +154,7 @@ def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict
   runtime.agree(problem)
   for note in notes:
     say(note)
-  return weights
+  return checkpoints.same(weights, parts.run.init.from_)
 
 
 def facts(parts: build.Parts, state: steps.State, timer: clock.Clock) -> dict:
@@ -158,7 +165,7 @@ def facts(parts: build.Parts, state: steps.State, timer: clock.Clock) -> dict:
     "train_seconds": timer.train_seconds,
     "images_per_second": timer.rate,
     "config_sha256": hashlib.sha256(config.dumps(parts.run).encode()).hexdigest(),
-    "weights_sha256": checkpoints.weights_digest(state.params, mesh.replicated(parts.mesh)),
+    "weights_sha256": digests.sha256(state.params, mesh.replicated(parts.mesh)),
     "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
     "goodput": timer.goodput(),  # last: it ends here
   }
@@ -186,6 +193,8 @@ def evaluate(
   evals: dict[str, build.Eval], step: int, state: steps.State, log: Log, poll: Callable[[], None]
 ) -> dict[str, float]:
   """Figures of the state at `step`, written and printed. `poll` is called between batches, and raises to stop."""
+  if not evals:
+    return {}
   with log.phase("evaluation", step):
     measures = {name: each.measure for name, each in evals.items()}
     figures = outcomes.figures(outcomes.measure(measures, state.params, state.ema, poll))
@@ -193,12 +202,21 @@ def evaluate(
   return figures
 
 
-def save_state(store: checkpoints.Checkpoints, log: Log, about: dict, step: int, state: steps.State) -> None:
-  """Saves `step` once all its steps are known to be finite; a step that is saved already stays.
+def save_state(
+  store: checkpoints.Checkpoints, log: Log, said: Callable[[int], dict], step: int, state: steps.State
+) -> None:
+  """Saves `step`, and what is said of it, once all its steps are known to be finite; one that is saved already stays.
 
   Lines that are due are written before, and what the next one is to hold is saved: so a kill changes no line.
   """
   log.write_due(step)
   with log.phase("save", step):
     if step not in store.steps():
-      store.save(step, state, {**about, **log.clock.counts(), "pending": log.pending})
+      store.save(step, state, said(step) | log.progress(step))
+
+
+def description(parts: build.Parts, frozen: dict[str, str], step: int) -> dict:
+  """What a checkpoint of a step says it is a state of; `frozen` are the digests of weights that are."""
+  order = identity.order(parts.images, step * parts.run.batch)
+  model = parts.model.description.to_json()
+  return {"model": model, "frozen": frozen, "identity": parts.identity, "order": order}

@@ -3,7 +3,6 @@
 Shapes: N images, K labels an image, V classes.
 """
 
-import csv
 import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -185,8 +184,9 @@ def _average_precision(images: _Images, logits: np.ndarray) -> float:
 def write(predictions: Predictions, ids: Sequence[str], path: pathlib.Path) -> None:
   """Writes one row an image, in the order of the predictions, as .csv or .npz.
 
-  CSV: id, label (several with a space between), top1 to topk, confidence, loss and, where they are there, logit_0 to
-  logit_{V-1}. NPZ: arrays id, label, best, confidence, loss and logits. Both give back every float32 exactly.
+  CSV: id (see `files.csv_name`), label (several with a space between), top1 to topk, confidence, loss and, where they
+  are there, logit_0 to logit_{V-1}. NPZ: arrays id, label, best, confidence, loss and logits. Both give back every
+  float32 exactly.
 
   Args:
     predictions: of N images.
@@ -200,7 +200,7 @@ def write(predictions: Predictions, ids: Sequence[str], path: pathlib.Path) -> N
     with files.replacing(path) as partial, partial.open("wb") as file:  # a file: NumPy would add a suffix to a name
       np.savez_compressed(file, id=np.array(ids, dtype=str), **columns)
   else:
-    _write_rows(path, _rows(predictions, ids))
+    files.write_csv(path, _rows(predictions, ids))
 
 
 def write_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
@@ -210,8 +210,9 @@ def write_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path
   """
   files.check_path(path, (".csv",))
   assert matrix.shape == (len(names), len(names)), (matrix.shape, len(names))
-  rows = ([name, *row.tolist()] for name, row in zip(names, matrix, strict=True))
-  _write_rows(path, [["label \\ prediction", *names], *rows])
+  cells = [files.csv_name(name) for name in names]
+  rows = ([name, *row.tolist()] for name, row in zip(cells, matrix, strict=True))
+  files.write_csv(path, [["label \\ prediction", *cells], *rows])
 
 
 def _rows(predictions, ids):
@@ -226,13 +227,4 @@ def _rows(predictions, ids):
       values += predictions.logits[i].tolist()
     label = " ".join(str(label) for label in labels[i].tolist() if label >= 0)
     # Nine digits tell any two float32 apart.
-    yield [name, label, *predictions.best[i].tolist(), *(format(value, ".9g") for value in values)]
-
-
-def _write_rows(path, rows):
-  # Names of files need not be UTF-8; Python carries such bytes as surrogates, and they go out as they came.
-  with (
-    files.replacing(path) as partial,
-    partial.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
-  ):
-    csv.writer(file, lineterminator="\n").writerows(rows)
+    yield [files.csv_name(name), label, *predictions.best[i].tolist(), *(format(value, ".9g") for value in values)]

@@ -9,7 +9,7 @@ import pathlib
 
 import jax
 
-from vit_jax import build, checkpoints, cli, clock, config, files, flags, loop, runtime, schema, trees
+from vit_jax import build, checkpoints, cli, clock, config, flags, identity, loop, runtime, schema, trees
 from vit_jax.runtime import say
 
 
@@ -18,6 +18,7 @@ def main() -> None:
   parser = cli.Parser("train", __doc__)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument("--workdir", required=True, type=cli.directory, help="where the run lives; one run each")
+  parser.add_argument("--accept-data", action="store_true", help="go on with the same images in files that changed")
   parser.add_argument("--profile", type=int, default=0, metavar="STEPS", help="trace so many steps for TensorBoard")
   arguments = parser.parse()
   workdir, overrides = arguments.workdir, arguments.overrides
@@ -29,8 +30,8 @@ def main() -> None:
 
   with runtime.joined(run.limits) as watch:  # from here on a SIGTERM is not lost
     parts = build.build(run, jax.devices())
-    runtime.compare({"config": schema.plain(run), "workdir": str(workdir)})
-    runtime.agree(objection(workdir, parts))
+    runtime.compare({"config": schema.plain(run), "workdir": str(workdir)} | identity.alike(parts.identity))
+    runtime.agree(objection(workdir, parts, arguments.accept_data))
     with watch.phase("restore"):
       weights = None if checkpoints.exist(workdir) else loop.starting_weights(parts)
     with runtime.claim(workdir):
@@ -55,24 +56,34 @@ def changes_of(file, run: config.Run, overrides: dict[str, str]) -> list[str]:
   return trees.diff(schema.plain(before), schema.plain(run))
 
 
-def objection(workdir: pathlib.Path, parts: build.Parts) -> str | None:
-  """Why a run may not use the workdir: it holds one with another config. None if it may."""
+def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -> str | None:
+  """Why a run may not use the workdir: it holds one with another config, or on other data. None if it may.
+
+  The newest checkpoint says what it is of; config.json counts where there is none, or one from before it said so.
+  `accept`: the data may be other files with the same images.
+  """
   if workdir.exists() and not workdir.is_dir():
     return f"--workdir: {workdir} is a file; name a directory"
-  before = files.read_json(workdir / "config.json")
+  about = checkpoints.about(workdir, identity.check) or {}
+  before = identity.stored_config(workdir, about)
   if before is None:
     if checkpoints.exist(workdir):
-      return f"--workdir: {workdir} holds checkpoints and no config.json; take another directory"
+      return (
+        f"--workdir: {workdir} holds checkpoints that do not say of what, and no config.json; take another directory"
+      )
     return None
   with contextlib.suppress(schema.ConfigError):  # keys that are new since then have their defaults
     before = schema.plain(build.complete(config.resolve(config.renamed(before))))
   now = schema.plain(parts.run)
   fixed = [{key: value for key, value in run.items() if key not in config.MAY_CHANGE} for run in (before, now)]
-  differences = trees.diff(*fixed)
-  if not differences:
+  if differences := trees.diff(*fixed):
+    listed = "\n  ".join(differences)
+    return f"--workdir: {workdir} holds a run with another config; take another --workdir, or undo:\n  {listed}"
+  if "identity" not in about:
     return None
-  listed = "\n  ".join(differences)
-  return f"--workdir: {workdir} holds a run with another config; take another --workdir, or undo:\n  {listed}"
+  problem = identity.objection(about["identity"]["data"], parts.identity["data"], accept)
+  problem = problem or identity.other_order(about["order"], parts.images)
+  return problem and f"--workdir: {workdir} holds a run on {problem}"
 
 
 if __name__ == "__main__":

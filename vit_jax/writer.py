@@ -6,7 +6,8 @@ import pathlib
 
 import jax
 
-from vit_jax import events, files, runtime
+from vit_jax import disk, events, files, runtime
+from vit_jax.schema import ConfigError
 
 
 class Writer:
@@ -26,8 +27,8 @@ class Writer:
   def write(self, step: int, scalars: dict[str, float]) -> None:
     """One line and one point per scalar; returns at once. OSError if the line cannot be written."""
     if self._active:
-      with files.writing(self._file):
-        files.check_there(self._file, self._lines.fileno())
+      with disk.writing(self._file):
+        disk.check_there(self._file, self._lines.fileno())
         self._lines.write(json.dumps({"step": step, **scalars}) + "\n")
       self._events.write(step, scalars)
 
@@ -35,7 +36,7 @@ class Writer:
     """Ends both files."""
     if self._active:
       self._events.close()
-      with files.writing(self._file):
+      with disk.writing(self._file):
         self._lines.close()
 
 
@@ -72,16 +73,19 @@ class Trace:
 
 
 def _drop_after(path, start, again):
-  """Keeps the whole lines of steps up to `start`; a kill may have left later ones, or half a line."""
+  """Keeps the whole lines of steps up to `start`; a kill may have left later ones, or half a line. See `Writer`."""
   if not path.exists():
     return
+  if not path.is_file():
+    raise ConfigError(f"{path} is no file; remove it")
   kept = []
-  for line in path.read_bytes().split(b"\n"):
-    try:
-      values = json.loads(line)
-      evaluated = not any(name.startswith("train/") for name in values)
-      if values["step"] < start + (not (again and evaluated)):
-        kept.append(line.decode() + "\n")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-      continue  # torn by a kill, or damaged
+  with path.open("rb") as lines:
+    while line := lines.readline(files.JSON_BYTES):
+      try:
+        values = files.parse_json(line)
+        evaluated = not any(name.startswith("train/") for name in values)
+        if values["step"] < start + (not (again and evaluated)):
+          kept.append(line.decode().rstrip("\r\n") + "\n")
+      except (ValueError, KeyError, TypeError, AttributeError):
+        continue  # torn by a kill, or none of ours
   files.write_text(path, "".join(kept))

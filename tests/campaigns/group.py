@@ -1,5 +1,6 @@
 """Several processes of one run on this machine, and what they say: for campaigns."""
 
+import json
 import os
 import pathlib
 import re
@@ -107,3 +108,34 @@ def free_port() -> int:
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     return probe.getsockname()[1]
+
+
+def others(*without: int) -> list[int]:
+  """The other processes."""
+  return [i for i in range(COUNT) if i not in without]
+
+
+def result(folder: pathlib.Path, workdir: str) -> dict:
+  """Of a run that has ended."""
+  return json.loads((folder / workdir / "result.json").read_text())
+
+
+def finish(folder: pathlib.Path, workdir: str, **options) -> None:
+  """The same command continues to the weights, figures and log of the undisturbed run."""
+  with Group(folder, workdir, **options) as group:
+    group.all_end(0, 180)
+  here, there = result(folder, workdir), result(folder, "undisturbed")
+  for key in ("weights_sha256", "loss", "top1", "images", "steps"):
+    assert here[key] == there[key], f"{key}: {here[key]}, undisturbed {there[key]}"
+  assert losses(folder, workdir) == losses(folder, "undisturbed")
+
+
+def losses(folder: pathlib.Path, workdir: str) -> dict[int, dict]:
+  """What metrics.jsonl says of steps and evaluations, without times."""
+  rows = [json.loads(line) for line in (folder / workdir / "metrics.jsonl").read_text().splitlines()]
+  table = {}
+  for row in rows:
+    table.setdefault(row["step"], {}).update(
+      {key: value for key, value in row.items() if key.endswith(("loss", "top1"))}
+    )
+  return table

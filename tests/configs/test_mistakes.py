@@ -6,51 +6,32 @@ import random
 import jax
 import pytest
 
-from tests import recipes, runs
+from tests import mutations, recipes, runs
 from vit_jax import build, config, schema
 from vit_jax.data import catalog
 
 # Values of every kind for every key: either the run builds, or there is one error that names the key.
 
-VALUES = (
-  "-1", "0", "0.5", "1e30", "nan", "none", "true", "nonsense", "[]", "(1,2)", "{}", "''", "10ep", "3", "[('x', 1)]",
-)  # fmt: skip
 
-
-def leaves(value, path=""):
-  if isinstance(value, dict):
-    for key, inner in value.items():
-      yield from leaves(inner, f"{path}.{key}" if path else key)
-  else:
-    yield path
-
-
-def mutations():
-  keys = sorted(leaves(json.loads(config.dumps(recipes.run("digits")))))
-  everything = [(key, value) for key in keys for value in VALUES]
-  misspelled = [(key[:-1] + ("x" if key[-1] != "x" else "y"), "1") for key in keys]
-  return random.Random(0).sample(everything, 300) + misspelled
+def changes():
+  """(key, value) of chance, and each key misspelt."""
+  known = dict(sorted(mutations.leaves(json.loads(config.dumps(recipes.run("digits"))))))
+  draw = random.Random(0)
+  everything = [(key, value) for key in known for value in mutations.VALUES]
+  worse = [mutations.mutation(draw, known) for _ in range(100)]
+  return draw.sample(everything, 300) + [(mutations.misspelled(key), "1") for key in known] + worse
 
 
 def test_no_mutated_config_ends_in_a_traceback():
-  wrong, opened = [], {}
-
-  def open_split(choice, split):
-    # A dataset takes longer to open than all the rest; one that cannot be opened is asked each time.
-    key = json.dumps(schema.plain(schema.arguments(choice, catalog.READERS[choice.name])))
-    if (choice.name, key, split) not in opened:
-      opened[choice.name, key, split] = catalog.open_split(choice, split)
-    return opened[choice.name, key, split]
-
-  for key, text in mutations():
+  wrong, open_split = [], mutations.opener()
+  for key, value in changes():
     try:
-      build.build(recipes.run("digits", **{"model.depth": 1, key: text}), jax.devices(), open_split)
-    except schema.ConfigError as error:
-      said = str(error)
-      if key.split(".")[-1] not in said and key.split(".")[0] not in said:
-        wrong.append(f"{key}={text}: the message does not say where: {said}")
+      edited = recipes.load("digits", **{"model.depth": 1})
+      mutations.apply(edited, key, value)
+      mutations.built(edited, jax.devices(), open_split)
     except Exception as error:
-      wrong.append(f"{key}={text}: {type(error).__name__}: {error}")
+      if problem := mutations.wrong(error, [key]):
+        wrong.append(f"{schema.show(key)}={schema.show(value)}: {problem}")
   assert not wrong, "\n".join(wrong)
 
 
@@ -75,6 +56,16 @@ MISTAKES = {  # what is changed; the key that the error is at; the value, what i
   "no step": ({"total": "0"}, "total", "0", "1 to"),
   "all frozen": ({"optim.frozen": "['.*']"}, "optim.frozen", "'.*'", "nothing is left to train"),
   "a length beyond int32": ({"total": "5000000M"}, "total", "5000000M", "2**31 - 1"),
+  "a key of another optimizer": (
+    {"optim.momentum": "0.9"}, "optim.momentum", "value '0.9'", "sgd, adafactor take it", "Allowed: b1, b2",
+  ),
+  "a key whose value is another's": ({"model.pooling": "cls"}, "model.pooling", "Did you mean 'pool'"),
+  "a pattern without end": (
+    {"optim.decay_on": "[('(a+)+b', 1.0)]"}, "optim.decay_on[0][0]", "'(a+)+b'", "several patterns",
+  ),
+  "a frozen pattern without end": ({"optim.frozen": "['(.*)*k']"}, "optim.frozen[0]", "'(.*)*k'", "allowed: 1,000,000"),
+  "a text without end": ({"data.train": "x" * 100_000}, "data.train", "(100,0", "Allowed"),
+  "a size without end": ({"model.depth": "1000000"}, "model.depth", "1000000 is out of range", "[1, 1024]"),
   "heads that do not divide": ({"model.heads": "3"}, "model", "heads 3", "1, 2, 4, 8"),
 }  # fmt: skip
 

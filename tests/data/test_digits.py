@@ -3,7 +3,8 @@
 import numpy as np
 from sklearn import datasets
 
-from vit_jax.data import crops, digits
+from tests.image_files import decoded
+from vit_jax.data import digits
 
 
 def test_the_splits_hold_every_image_once():
@@ -24,7 +25,7 @@ def test_the_permutation_is_the_same_each_time_and_not_the_order_of_the_file():
 
 def test_a_digit_is_its_ink_enlarged():
   ink = datasets.load_digits().images[0]
-  image = crops.decode(digits.png(ink))
+  image = decoded(digits.png(ink))
   assert image.shape == (32, 32, 3)
   assert (image == image[..., :1]).all()
   # Averaged back over blocks, the original: bicubic keeps means to a few grey levels.

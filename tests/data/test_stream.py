@@ -11,7 +11,7 @@ from einops import rearrange
 
 from tests.streams import RANDOM, evaluation, file, records, same, source, train, training
 from vit_jax import rng, schema
-from vit_jax.data import catalog, randaugment, sources, stream
+from vit_jax.data import catalog, images, randaugment, sources, stream
 
 
 @pytest.mark.parametrize(("count", "batch"), [(60, 20), (70, 16), (1, 4), (5, 12), (300, 100)])
@@ -276,7 +276,7 @@ def test_a_skipped_test_image_is_masked_and_counted():
 
 def test_large_images_are_not_kept_and_small_ones_are_decoded_once(monkeypatch):
   for room, reads in ((2**28, 30), (0, 90)):
-    monkeypatch.setattr(stream, "KEEP", room)
+    monkeypatch.setattr(images, "KEEP", room)
     made, count = source(30), collections.Counter()
     counting = sources.Source(
       "made", "x", made.classes, 30, lambda i, m=made, c=count: c.update([i]) or m.read(i), made.place

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests import runs
+from tests.image_files import decoded
 from vit_jax import build, config, measuring, models, probes
 from vit_jax.data import catalog, crops
 from vit_jax.prepare import prepare
@@ -46,7 +47,7 @@ def by_hand(weights, split):
   images, labels = [], []
   for i in range(len(source)):
     data, label = source.read(i)
-    images.append(crops.resize(32)(crops.decode(data), None))
+    images.append(crops.resize(32)(decoded(data), None))
     labels.append(label)
   return np.asarray(model(np.stack(images) / 127.5 - 1, None)), np.array(labels)
 

@@ -177,7 +177,7 @@ def test_a_folder_of_a_hub_says_heads_epsilon_and_activation(tmp_path):
   (tmp_path / "config.json").write_text(json.dumps({"architecture": "tf_efficientnet_b0"}))
   assert containers.read(tmp_path)[1]["name"] == "tf_efficientnet_b0"
   (tmp_path / "config.json").write_text("{")
-  with pytest.raises(ConfigError, match=r"config\.json: is no JSON"):
+  with pytest.raises(ConfigError, match=r"config\.json cannot be read as JSON"):
     containers.read(tmp_path)
 
 

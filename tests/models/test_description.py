@@ -41,3 +41,12 @@ def test_a_model_layer_by_layer_is_not_scanned():
 def test_equal_descriptions_have_equal_hashes():
   pair = [Description(Choice("ViT-S/8", {"depth": 2}), 32, 3) for _ in range(2)]
   assert pair[0] == pair[1] and len(set(pair)) == 1
+
+
+@pytest.mark.parametrize(
+  "change", [{"classes": 1e400}, {"classes": "3"}, {"channels": True}, {"image_size": "32"}, {"image_size": [1, 2, 3]}]
+)
+def test_sizes_of_other_types_are_refused(change):
+  values = {"model": {"name": "ViT-S/8"}, "image_size": 32, "classes": 3, "channels": 3}
+  with pytest.raises(ConfigError, match="does not describe a model"):
+    Description.from_json(values | change)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from vit_jax.schema.errors import ConfigError, at, nearest, place
+from vit_jax.schema.errors import LONGEST, ConfigError, at, nearest, place, readable, show, some
 
 
 def test_places_are_joined_from_outside_to_inside():
@@ -64,3 +64,39 @@ def test_what_is_allowed_is_said_and_the_nearest_of_it():
   assert nearest("adamv", ["adamw", "sgd"]) == " Did you mean 'adamw'? Allowed: adamw, sgd."
   assert nearest("x", []) == " Allowed: nothing."
   assert nearest("item", map(str, range(50))).endswith("39, ... (50 in all).")
+
+
+LONG = {
+  "text": "x" * 300_000,
+  "texts": ["x" * 300_000],
+  "key": {"x" * 300_000: 1},
+  "number": 10**5000,
+  "numbers": [10**5000],
+  "bytes": b"x" * 10**6,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_of_a_long_value_little_is_shown(name):
+  value = LONG[name]
+  assert len(show(value)) < 260
+  assert len(str(ConfigError(f"{show(value)} is wrong; allowed: 1", "seed"))) < 320
+
+
+def test_of_a_long_message_the_beginning_and_the_end_are_shown():
+  said = str(ConfigError("wrong: " + "x" * 300_000 + "; allowed: 1", "k" * 10_000))
+  assert said.startswith("kkk") and "wrong: xxx" in said and "(300,019 characters)" in said
+  assert said.endswith("; allowed: 1") and len(said) < LONGEST + 400
+
+
+@pytest.mark.parametrize("odd", ["\x1b[2J", "\x07", "\x00", "\r", "\x9b", "\u202e", "\u2066", "\udcff", "\x7f"])
+def test_a_terminal_shows_what_it_would_obey(odd):
+  error = ConfigError(f"a {odd} b\nü", odd)
+  assert odd not in str(error) and error.message.endswith(" b\nü")
+  assert error.message == readable(error.message)
+
+
+def test_a_name_does_not_begin_a_line():
+  assert some(["a\nerror: b", "c"]) == "a\\nerror: b, c"
+  assert "\n" not in nearest("a\nb", ["a\nc"])
+  assert some("abc", 2) == "a, b, ... (3 in all)"

@@ -160,7 +160,7 @@ def test_arguments_without_a_name_are_those_of_the_default():
 @pytest.mark.parametrize(
   ("args", "key", "says"),
   [
-    ({"kind": {"by": 3}}, "kind.by", "unknown key for 'steady', value 3. Allowed: scale."),
+    ({"kind": {"by": 3}}, "kind.by", "unknown key for 'steady', value 3. moving takes it. Allowed: scale."),
     ({"other": {"by": 3}}, "other", "is not a choice; write dict(name='...', ...), or --c.other.name="),
     ({"kind": {"name": "stedy"}}, "kind.name", "unknown name 'stedy'. Did you mean 'steady'? Allowed: steady, moving."),
     ({"kind": {"name": "moving"}}, "kind.by", "missing; 'moving' needs it. Add it to the config or as --c.kind.by="),

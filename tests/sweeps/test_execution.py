@@ -129,3 +129,15 @@ def test_the_last_error_of_a_log_is_its_reason(tmp_path):
   ):
     log.write_text(text)
     assert execution.last_error(log) == reason
+
+
+def test_figures_that_are_none_are_said(tmp_path):
+  (trial,) = studies.waiting(tmp_path, 1)
+  trial.workdir.mkdir(parents=True)
+  (trial.workdir / "figures.json").write_text('{"figures": 3}')
+  with pytest.raises(ConfigError, match=r"figures\.json holds no figures"):
+    execution.take_result(trial)
+  (trial.workdir / "result.json").write_text('{"top1": "much", "train_seconds": "1"}')
+  assert execution.take_result(trial) and trial.status == "failed"  # without its config.json it may be another's
+  (trial.workdir / "config.json").write_text(trial.config)
+  assert execution.take_result(trial) and (trial.status, trial.figures, trial.seconds) == ("done", {}, 0.0)

@@ -102,3 +102,13 @@ def test_a_record_that_is_no_json_is_said(tmp_path):
   (tmp_path / "sweep.json").write_text("{")
   with pytest.raises(ConfigError, match=r"sweep.json .* JSON .* remove it"):
     record_of(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+  "odd", [3, [3], [{"name": 3}], [{"attempts": "1"}], [{"figures": {"a": "1"}}], [{"figures": []}], [{"status": None}]]
+)
+@pytest.mark.parametrize("kind", ["trials", "final"])
+def test_a_record_of_other_types_is_said(tmp_path, kind, odd):
+  (tmp_path / "sweep.json").write_text(json.dumps({kind: odd}))
+  with pytest.raises(ConfigError, match=rf"sweep\.json: '{kind}' is not what a sweep writes"):
+    record_of(tmp_path, [])

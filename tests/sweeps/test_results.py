@@ -78,3 +78,9 @@ def test_the_last_runs_metrics_on_test_are_a_row_each():
   lines = results.final_table([trial(figures={"top1": value, "loss": 2 * value}) for value in (0.5, 0.7)]).splitlines()
   cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
   assert cells[2:] == [["top1", "60.00 ± 14.14 (2)"], ["loss", f"1.2000 ± {statistics.stdev([1.0, 1.4]):.4f} (2)"]]
+
+
+def test_a_setting_without_the_figure_that_decides_is_not_the_best():
+  without = trial(figures={"loss": 1.0}, optim__lr=0.3, seed=0)
+  order = results.ranked(settings([*four(), without]), "val/top1")
+  assert [setting.changes["optim.lr"] for setting in order] == [0.1, 0.2]

@@ -1,5 +1,6 @@
 """Which runs a sweep consists of: changes as flags and configs, what may decide, what is scored on test."""
 
+import itertools
 import json
 
 import numpy as np
@@ -232,3 +233,13 @@ def test_changes_are_flags_that_make_that_config(changes, expected):
     for name in key.split("."):
       made = made[name]
     assert schema.plain(value) == made, key
+
+
+def test_trials_without_end_are_refused():
+  for values in ({"seed": itertools.count()}, dict.fromkeys("abc", range(10_000)), {"a": range(10**12)}):
+    with pytest.raises(ConfigError, match="more than 100,000 trials"):
+      config.product(values)
+  with pytest.raises(ConfigError, match="more than 100,000 trials"):
+    config.sample(10**12, {"seed": (0, 1)})
+  with pytest.raises(ConfigError, match="trials is <generator"):
+    config.Sweep({} for _ in itertools.count())

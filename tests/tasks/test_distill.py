@@ -172,6 +172,20 @@ def test_other_weights_in_the_teachers_place_are_refused(teacher, whole, tmp_pat
   assert str(tmp_path / "other") in str(error.value)
 
 
+def test_a_teacher_whose_newest_checkpoint_is_damaged_is_said_to_be(teacher, tmp_path):
+  arrays, about = checkpoints.read_weights(teacher)
+  for name, change in (("run", 0), ("newer", 1)):
+    checkpoints.write_weights(tmp_path / name, arrays | {"norm/bias": arrays["norm/bias"] + change}, about)
+  newest = tmp_path / "run/checkpoints/5"
+  (tmp_path / "newer/checkpoints/0").rename(newest)
+  parts = distilled(tmp_path / "run", 1)
+  _, digests = parts.frozen()
+  for file in newest.glob("state/**/d/*"):
+    file.write_bytes(b"")
+  with pytest.raises(ConfigError, match=rf"holds other weights .*\({newest} cannot be read: .*; bring them back"):
+    parts.frozen(digests)
+
+
 def test_a_student_is_measured_without_its_teacher(teacher, tmp_path):
   parts = distilled(teacher, 8)
   task = Choice("distill", {**parts.run.task.args, "teacher": str(tmp_path / "nowhere")})

@@ -1,4 +1,4 @@
-"""From an image file to a square of the wanted size, on the host: decoding and crops, in uint8 RGB.
+"""From an image to a square of the wanted size, on the host, in uint8 RGB.
 
 A crop is `(image [H, W, 3], draw) -> [S, S, 3]`; `draw()` gives a NumPy generator and is called only for
 chance. The table's functions take the size S and the arguments of the config, and return the crop.
@@ -18,24 +18,8 @@ Size = Annotated[int, Range(1, 4096)]
 Aspect = Annotated[float, Range(1e-3, 1e3)]
 
 
-class DecodeError(ValueError):
-  """Bytes that are not one whole image."""
-
-
-def decode(data: bytes) -> np.ndarray:
-  """RGB image [H, W, 3], uint8, of a JPEG or PNG file; gray, palette and CMYK are converted, alpha and EXIF ignored.
-
-  Raises DecodeError with the reason. A truncated file is an error: OpenCV 4.10 painted the rest gray, 5 refuses it.
-  """
-  if not data:
-    raise DecodeError("the file is empty")
-  try:
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-  except cv2.error as error:
-    raise DecodeError(f"OpenCV cannot decode it: {error.err}") from error
-  if image is None:
-    raise DecodeError(f"not a complete image; {len(data)} bytes that begin with {data[:8]!r}")
-  return image
+# Bytes that a scaled image may have before it is cut: a square of 224 needs 20 MB for an image of 1:100.
+SCALED = 2**28
 
 
 def scale(image: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -119,7 +103,13 @@ def random_crop(size: int, *, padding: Annotated[int, Range(0, 4096)] = 4):
 def _small_side(image, size):
   height, width = image.shape[:2]
   small = min(height, width)
-  return scale(image, max(size, round(height * size / small)), max(size, round(width * size / small)))
+  scaled = max(size, round(height * size / small)), max(size, round(width * size / small))
+  if (needed := 3 * scaled[0] * scaled[1]) > SCALED:
+    raise ValueError(
+      f"{width:,} x {height:,} pixels, which take {needed >> 20:,} MiB where the smaller side is scaled to {size}; "
+      f"allowed: {SCALED >> 20} MiB"
+    )
+  return scale(image, *scaled)
 
 
 def _ordered(name, pair):

@@ -26,8 +26,14 @@ class DeviceBatches(Iterator):
     return self._batches.skipped
 
   def waiting(self) -> str:
-    """What the batch that is not there waits for, in words."""
-    return "waiting for a batch"
+    """What a batch that does not come waits for, in words."""
+    reads = [f"{place}, for {seconds:.0f} s" for place, seconds in self._batches.reading()[:3]]
+    return f"reading {'; '.join(reads)}" if reads else ""
+
+  @property
+  def problem(self) -> stream.ImageError | None:
+    """The first bad image that was met, in a batch to come perhaps."""
+    return self._batches.problem
 
   def close(self) -> None:
     """Ends the threads that read ahead."""

@@ -45,7 +45,7 @@ def bind(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Ch
     data = schema.convert(choice.args.get("data"), Choice | None)
   if data is not None:
     choice = Choice(choice.name, {**choice.args, "data": Choice(data.name, {**prepared, **data.args})})
-  bound = schema.bind(choice, lookup(table, choice.name))
+  bound = schema.bind(choice, lookup(table, choice.name), table)
   if data is not None and "image_size" in prepared:
     size = bound.args["data"].args["image_size"]
     if size != prepared["image_size"]:

@@ -9,7 +9,7 @@ import jax
 from vit_jax import metrics
 from vit_jax.data import catalog, sources
 from vit_jax.evals.subject import Outcome, Subject, open_source, rows
-from vit_jax.schema import Choice, ConfigError, Count
+from vit_jax.schema import Choice, ConfigError, Range
 
 
 class Details(NamedTuple):
@@ -24,7 +24,7 @@ def accuracy(
   *,
   data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
   split: str = "test",
-  batch: Count | None = None,
+  batch: Annotated[int, Range(1, 2**16)] | None = None,
   logits: bool | None = None,
 ) -> Callable:
   """(params, poll) -> figures of `figures.measure` over the images of a split, with their predictions as details.

@@ -61,7 +61,7 @@ def fewshot(
   probes: Mapping[str, Annotated[Choice, tables.PROBES]] = {"ridge": Choice("ridge")},
   held_out: Count = 5,
   cache: bool = False,
-  batch: Count | None = None,
+  batch: Annotated[int, Range(1, 2**16)] | None = None,
 ) -> Callable:
   """(params, poll) -> mean top-1 over seeds for each probe and number of shots, `_std` its standard deviation (n - 1).
 

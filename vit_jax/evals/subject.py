@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import checkpoints, mesh, models
+from vit_jax import digests, mesh, models
 from vit_jax.data import augment, device_batches, sources, stream
 from vit_jax.schema import Choice, ConfigError, arguments, at
 
@@ -76,7 +76,7 @@ class Subject:
   def identity(self, params: dict[str, jax.Array]) -> str:
     """A text that changes with the model and with any bit of its weights, and not with the devices."""
     model = json.dumps(self.model.description.to_json(), sort_keys=True)
-    return f"{model} {checkpoints.weights_digest(params, mesh.replicated(self.mesh))}"
+    return f"{model} {digests.sha256(params, mesh.replicated(self.mesh))}"
 
   def _program(self, kind, data, rows):
     """`rows(params, images, labels)` compiled for batches; shared by data that are normalised alike."""

@@ -6,16 +6,18 @@
 import functools
 import importlib
 import pathlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax import checkpoints, schema
-from vit_jax.importers import containers, layout, surgery
+from vit_jax.importers import containers, hub, layout, surgery
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.models import Description
-from vit_jax.schema import Choice, ConfigError
+from vit_jax.schema import Choice, ConfigError, show
+from vit_jax.schema.errors import some
 
 # Files of this folder that have layouts, in the order in which these are tried.
 _FILES = ("vit_google", "vit_torch", "compact", "mixer", "bit", "swin", "efficientnet")
@@ -28,11 +30,12 @@ def layouts() -> tuple[Layout, ...]:
 
 
 class Recognised(NamedTuple):
-  """What was recognised: tensors under the names of `layout`'s rows, and what they describe."""
+  """What was recognised: tensors under the names of `layout`'s rows, what they describe, and what else is known."""
 
   layout: Layout
   description: Description
   tensors: Tensors
+  notes: list[str]
 
   def read(self) -> dict[str, np.ndarray]:
     """All parameters by our paths, float32, layer by layer; ConfigError for a tensor too few, too many or misshapen."""
@@ -49,7 +52,7 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
   Args:
     tensors: by the names in the file.
     hints: what tensors do not show: heads, norm_eps, gelu ("tanh", "erf"), padding, image_size, name. With `width`,
-      heads are those of models of that width only.
+      heads are those of models of that width only. What is `said` must be true of the model.
   """
   hints = dict(hints or {})
   if isinstance(hints.get("image_size"), list):
@@ -58,12 +61,16 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
   if header:
     hints["image_size"] = header.image_size
   tensors = containers.without_prefix(dict(tensors))
+  if odd := next(filter(re.compile(r".*\d{5}", re.DOTALL).match, tensors), None):
+    raise ConfigError(f"a tensor is called {show(odd)}; no model has so many layers")
   for candidate in layouts():
     if not candidate.recognises(tensors):
       continue
     try:
       named = candidate.canonical(tensors, hints)
-      return Recognised(candidate, header or candidate.describe(named, hints), named)
+      description = header or candidate.describe(named, hints)
+      hub.check(description, hints.get("said", {}))
+      return Recognised(candidate, description, named, hub.notes(hints.get("normalised", {})))
     except ConfigError:
       raise
     except (KeyError, StopIteration) as error:
@@ -73,7 +80,7 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
         f"the tensors look like a {candidate.family} of {candidate.name}, but their shapes do not: {error}"
       ) from error
   raise ConfigError(
-    f"the tensors are those of no known model: {len(tensors)} of them, such as {', '.join(sorted(tensors)[:4])}. "
+    f"the tensors are those of no known model: {len(tensors)} of them, such as {some(sorted(tensors)[:4])}. "
     "Known: " + ", ".join(sorted({f"{known.family} ({known.name})" for known in layouts()}))
   )
 
@@ -85,16 +92,20 @@ def load(
 
   `ema` takes the moving average that a workdir may hold beside the parameters.
   """
-  path = pathlib.Path(path)
+  return _load(pathlib.Path(path), hints, ema)[:2]
+
+
+def _load(path, hints, ema):
+  """What `load` gives, and what else is known of a file."""
   if is_workdir(path):
     arrays, about = checkpoints.read_weights(path, ema)
     description = Description.from_json(about.get("model")).unscanned()
-    return description, surgery.unstack(arrays, layout.shapes(description))
+    return description, surgery.unstack(arrays, layout.shapes(description)), []
   if ema:
     raise ConfigError(f"{path}: a moving average is in workdirs only; a file has one set of weights")
   recognised = inspect(path, hints)
   try:
-    return recognised.description, recognised.read()
+    return recognised.description, recognised.read(), recognised.notes
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 
@@ -132,9 +143,10 @@ def fitted(
   hints = {} if isinstance(want.image_size, int) else {"image_size": want.image_size}
   if query := shapes.get("blocks/0/attention/query/kernel"):
     hints |= {"width": query[0], "heads": query[1]}
-  have, arrays = load(path, hints, ema)
+  have, arrays, known = _load(pathlib.Path(path), hints, ema)
   try:
-    return surgery.fit(arrays, have, want, head)
+    fitting, notes = surgery.fit(arrays, have, want, head)
+    return fitting, [*notes, *known]
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 

@@ -49,8 +49,8 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
   kernel, count = first[2], 0 if patches else len(convolutions)
 
   # Every variant has heads of width 64.
-  heads = hints.get("heads") if hints.get("width", width) == width else None
-  sizes = (width, depth, int(heads or max(width // 64, 1)), hidden)
+  heads = hints.get("heads", max(width // 64, 1)) if hints.get("width", width) == width else max(width // 64, 1)
+  sizes = (width, depth, heads, hidden)
   size, overrides = named(SIZES, sizes, ("width", "depth", "heads", "hidden"))
   position, image_size = _positions(tensors.get(_TABLE), kernel, count, has_cls, hints)
 

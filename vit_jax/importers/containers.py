@@ -6,8 +6,12 @@ Files are opened lazily: names, shapes and types first, the values of a tensor w
 import contextlib
 import difflib
 import json
+import math
 import pathlib
 import pickle
+import struct
+import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -19,12 +23,17 @@ import safetensors
 import safetensors.numpy
 
 from vit_jax import files
+from vit_jax.importers import hub
 from vit_jax.importers.layout import Tensor, Tensors
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, show
 
 TORCH = (".pth", ".pt", ".bin", ".ckpt", ".zip")  # torch.save, whatever the name
 READ = (".npz", ".safetensors", *TORCH)
 WRITTEN = (".npz", ".safetensors")
+
+# Refused before anything is allocated: more members than any model has tensors, and tensors of more bytes than
+# weights are packed into, unless it is few.
+MEMBERS, PACKED, FEW = 10_000, 10, 2**28
 
 # Where training codes keep the weights beside other things.
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "module", "net", "params")
@@ -37,7 +46,7 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
   if path.is_dir():
     path = path / "model.safetensors"
   if not path.is_file():
-    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
+    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*") if p.is_file()], n=1)
     raise ConfigError(f"no file {str(path)!r}." + (f" Did you mean {str(path.parent / near[0])!r}?" if near else ""))
   suffix = path.suffix.lower()
   if suffix not in READ:
@@ -50,28 +59,45 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
         tensors, about = _safetensors(path)
       case _:
         tensors, about = _torch(path), {}
+    _check_size(path, tensors)
   if not tensors:
     raise ConfigError(f"{path}: holds no tensors")
-  return without_prefix(tensors), _hints(path) | about
+  return without_prefix(tensors), hub.hints(path) | about
+
+
+def _check_size(path, tensors):
+  """ConfigError for a file that inflates, or that names one value many times, to more than weights are packed."""
+  held = path.stat().st_size
+  claimed = sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors.values())
+  if claimed > max(FEW, PACKED * held):
+    raise ConfigError(f"{path}: {held:,} bytes claim to hold tensors of {claimed:,}; no weights are packed like that")
 
 
 @contextlib.contextmanager
 def _damage(path):
-  """Turns what libraries raise on a damaged or hostile file into one line."""
+  """Turns what libraries raise on a damaged or hostile file into one line, and leaves out what they warn of."""
   try:
-    yield
+    with warnings.catch_warnings():
+      warnings.simplefilter("ignore")
+      yield
   except (
-    safetensors.SafetensorError,
-    zipfile.BadZipFile,
-    zlib.error,
-    pickle.UnpicklingError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
     EOFError,
-    KeyError,
-    NotImplementedError,
+    LookupError,
+    MemoryError,
     OSError,
     RuntimeError,
     SyntaxError,
+    TypeError,
     ValueError,
+    pickle.UnpicklingError,
+    safetensors.SafetensorError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
   ) as error:
     if isinstance(error, ConfigError):
       raise
@@ -92,7 +118,7 @@ def _guarded(path, function):
 def _npz(path):
   result = {}
   archive = zipfile.ZipFile(path)
-  for member in archive.infolist():
+  for member in _members(path, archive, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
     name = member.filename.removesuffix(".npy")
     with archive.open(member) as file:
       version = np.lib.format.read_magic(file)
@@ -100,8 +126,11 @@ def _npz(path):
       if version not in read_header:
         raise ConfigError(f"{path}: {name} has version {version} of NumPy's format; allowed: 1.0 and 2.0")
       shape, _, dtype = read_header[version](file)
+      data = member.file_size - file.tell()
     if dtype.hasobject:
       raise ConfigError(f"{path}: {name} holds pickled objects, which are never loaded; allowed: arrays of numbers")
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != data:
+      raise ConfigError(f"{path}: {name} is {show(shape)} of {show(dtype)} by its header, but has {data:,} bytes")
 
     def values(member=member):
       with archive.open(member) as file:
@@ -111,12 +140,27 @@ def _npz(path):
   return result
 
 
+def _members(path, archive, *compressions):
+  """What is in an archive; ConfigError for more than weights are, or packed otherwise."""
+  members = archive.infolist()
+  if len(members) > MEMBERS:
+    raise ConfigError(f"{path}: has {len(members):,} members; allowed: {MEMBERS:,}")
+  for member in members:
+    if member.compress_type not in compressions:
+      raise ConfigError(f"{path}: {member.filename} is compressed, as no such file of weights is")
+  return members
+
+
 def _bfloat16(array):
   """NumPy's own format forgets what bfloat16 is, and says two bytes."""
   return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
 
 
 def _safetensors(path):
+  with path.open("rb") as start:
+    length = int.from_bytes(start.read(8), "little")
+  if length > files.JSON_BYTES:
+    raise ConfigError(f"{path}: has a header of {length:,} bytes; allowed: {files.JSON_BYTES:,}")
   file = safetensors.safe_open(path, framework="np")
   result = {}
   for name in file.keys():  # noqa: SIM118  it is no dict
@@ -126,7 +170,7 @@ def _safetensors(path):
       raise ConfigError(f"{path}: {name} has type {piece.get_dtype()}; allowed: {', '.join(_KINDS)}")
     result[name] = Tensor(piece.get_shape(), kind, _guarded(path, lambda name=name: file.get_tensor(name)))
   about = (file.metadata() or {}).get("vit_jax")
-  return result, {"description": json.loads(about)} if about else {}
+  return result, {"description": files.parse_json(about.encode())} if about else {}
 
 
 _KINDS = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "I64": "i8", "I32": "i4"}
@@ -141,15 +185,24 @@ def _torch(path):
       f"{path}: files of PyTorch need the extra torch: pip install 'vit_jax[torch]'; or take a .safetensors file"
     ) from None
   # weights_only: tensors and plain containers, no code. Old files are no zip archives and cannot be mapped.
-  loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-  while isinstance(loaded, Mapping):
+  mapped = zipfile.is_zipfile(path)
+  if mapped:
+    with zipfile.ZipFile(path) as archive:
+      _members(path, archive, zipfile.ZIP_STORED)
+  loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+  for _ in _WRAPPERS:  # of which some may be inside of others, but none inside of itself
+    if not isinstance(loaded, Mapping):
+      raise ConfigError(f"{path}: holds a {type(loaded).__name__}, not a state dict of tensors by name")
     tensors = {str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
     inside = [loaded[key] for key in _WRAPPERS if isinstance(loaded.get(key), Mapping)]
     if tensors or not inside:
       break
     loaded = inside[0]
   else:
-    raise ConfigError(f"{path}: holds a {type(loaded).__name__}, not a state dict of tensors by name")
+    raise ConfigError(f"{path}: holds no tensors, only mappings inside of mappings")
+  for name, tensor in tensors.items():
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+      raise ConfigError(f"{path}: {name} has the shape {show(tuple(tensor.shape))}, and fewer values than that")
 
   def values(tensor):
     tensor = tensor.detach()
@@ -173,26 +226,6 @@ def without_prefix(tensors):
     if chosen:
       return without_prefix(chosen)
   return tensors
-
-
-def _hints(path):
-  """Hints about the model from beside the tensors: the file's name, and a config.json as hubs have it."""
-  hints = {"name": path.name}
-  beside = path.parent / "config.json"
-  if not beside.is_file() or path.suffix.lower() == ".npz":
-    return hints
-  try:
-    config = json.loads(beside.read_text())
-  except ValueError as error:
-    raise ConfigError(f"{beside}: is no JSON: {error}") from error
-  if not isinstance(config, dict):
-    return hints
-  if isinstance(config.get("architecture"), str):  # timm
-    hints["name"] = config["architecture"]
-  names = {"num_attention_heads": "heads", "layer_norm_eps": "norm_eps", "image_size": "image_size"}
-  hints |= {ours: config[theirs] for theirs, ours in names.items() if isinstance(config.get(theirs), int | float)}
-  gelu = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}.get(str(config.get("hidden_act")))
-  return hints | ({"gelu": gelu} if gelu else {})
 
 
 def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray], about: dict) -> None:

@@ -9,12 +9,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from einops import rearrange
 
 from vit_jax import models
 from vit_jax.models import Description, positions
 from vit_jax.schema import ConfigError
+from vit_jax.schema.errors import some
 
 LISTED = 12  # tensors of each kind that an error names
 TABLE = "position/table"
@@ -96,7 +98,7 @@ def entries(layout: Layout, ours: Mapping[str, tuple[int, ...]]) -> list[Entry]:
       result.append(entry)
       taken.update(entry.paths)
   if unknown:
-    raise ConfigError(f"layout {layout.name!r} has no place for {_some(unknown)}; choose another layout")
+    raise ConfigError(f"layout {layout.name!r} has no place for {some(unknown, LISTED)}; choose another layout")
   return result
 
 
@@ -129,7 +131,7 @@ def read(layout: Layout, tensors: Tensors, description: Description) -> dict[str
   expected = match(layout, tensors, description)
   result = {}
   for entry in expected:
-    array = rearrange(_numbers(entry.name, tensors[entry.name]), entry.pattern, **entry.lengths)
+    array = rearrange(np.asarray(tensors[entry.name]), entry.pattern, **entry.lengths).astype(np.float32, copy=False)
     if len(entry.paths) > 1:
       result |= zip(entry.paths, array, strict=True)
     else:
@@ -146,28 +148,27 @@ def match(layout: Layout, tensors: Tensors, description: Description) -> list[En
   known = {*expected, *(row.theirs for row in layout.rows if computed and row.ours == TABLE)}
   surplus = [name for name in tensors if name not in known and not re.fullmatch(layout.ignored, name)]
   missing = [name for name in expected if name not in tensors]
-  misshapen = [
-    f"{name} {tuple(tensors[name].shape)} instead of {entry.shape}"
-    for name, entry in expected.items()
-    if name in tensors and tuple(tensors[name].shape) != entry.shape
-  ]
+  here = [(name, entry, tensors[name]) for name, entry in expected.items() if name in tensors]
+  misshapen = [f"{name} {tuple(t.shape)} instead of {entry.shape}" for name, entry, t in here if t.shape != entry.shape]
   if surplus or missing or misshapen:
     raise ConfigError(
       f"the tensors are not those of {description} as {layout.name} names them:"
       + "".join(
-        f"\n  {kind} ({len(names)}): {_some(names)}"
+        f"\n  {kind} ({len(names)}): {some(names, LISTED)}"
         for kind, names in (("missing", missing), ("left over", surplus), ("of another shape", misshapen))
         if names
       )
     )
+  for name, _, tensor in here:
+    if not _is_float(tensor.dtype):
+      raise ConfigError(f"tensor {some([name])} holds {some([tensor.dtype])}; allowed: floating-point numbers")
   return list(expected.values())
 
 
-def _numbers(name, tensor):
-  array = np.asarray(tensor)
-  if array.dtype.kind not in "fV" or array.dtype.itemsize > 8:
-    raise ConfigError(f"tensor {name} holds {array.dtype}; allowed: floating-point numbers")
-  return array.astype(np.float32, copy=False)
+def _is_float(dtype):
+  """Whether numbers of a type are read; NumPy's files say of bfloat16 only that it has two bytes."""
+  dtype = np.dtype(dtype)
+  return (dtype.kind == "f" and dtype.itemsize <= 8) or dtype in (np.dtype(ml_dtypes.bfloat16), np.dtype("V2"))
 
 
 def write(layout: Layout, arrays: Mapping[str, np.ndarray], description: Description) -> dict[str, np.ndarray]:
@@ -200,11 +201,6 @@ def _computed(layout, description):
   model = models.functional(description)
   position = getattr(model.create(model.shapes()), "position", None)
   return position if layout.stores_tables and isinstance(position, positions.Fixed) else None
-
-
-def _some(names):
-  names = list(map(str, names))
-  return ", ".join(names[:LISTED]) + (f", and {len(names) - LISTED} more" if len(names) > LISTED else "")
 
 
 def named(sizes: Mapping, values: tuple[int, ...], names: tuple[str, ...]) -> tuple[Any, dict[str, int]]:

@@ -114,8 +114,8 @@ def reduction(stages):
 
 def heads_of(width, depth, hidden, hints):
   """The number of heads, which packed matrices do not show: of the hint, the published size, else of width 64."""
-  if hints.get("heads") and hints.get("width", width) == width:
-    return int(hints["heads"])
+  if "heads" in hints and hints.get("width", width) == width:
+    return hints["heads"]
   near = [row for row in SIZES.values() if (row[0], row[1], row[3]) == (width, depth, hidden)]
   near += [row for row in SIZES.values() if row[0] == width]
   return near[0][2] if near else max(width // 64, 1)

@@ -16,8 +16,7 @@ from vit_jax.models.intermediates import record
 from vit_jax.models.output import Output, check_shape, classified
 from vit_jax.models.parameters import Keys
 from vit_jax.models.resnet import GroupNorm, StandardisedConv
-from vit_jax.models.sizes import Dtype, sides
-from vit_jax.schema import Count
+from vit_jax.models.sizes import Blocks, Dtype, sides
 from vit_jax.shapes import Array, Float, PRNGKey, Tensor
 
 ORDER = parameters.Order(before=r"root/.*", blocks=r"stages/.*", after=r"norm/.*", head=r"head/.*")
@@ -90,7 +89,7 @@ def bit(
   classes: int,
   rngs: Keys,
   *,
-  stages: tuple[Count, ...] | None = None,
+  stages: tuple[Blocks, ...] | None = None,
   width_factor: Annotated[float, schema.Range(0.5, 64)] | None = None,
   dtype: Dtype = "float32",
 ) -> ResNet:

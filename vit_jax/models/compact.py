@@ -19,7 +19,7 @@ from vit_jax.models.pooling import SeqPool
 from vit_jax.models.published.compact import SIZES, Variant
 from vit_jax.models.sizes import Depth, Dtype, Hidden, Width, grid, sides, size
 from vit_jax.models.transformer import Block, Transformer, prefix_tokens
-from vit_jax.schema import Count, Probability, Range
+from vit_jax.schema import Probability, Range
 from vit_jax.shapes import Float, Tensor
 
 ORDER = parameters.ORDER
@@ -70,7 +70,7 @@ def compact(
   *,
   position: Literal["learned", "sine", "none"] = "learned",
   norm_order: Literal["official", "pre"] = "official",
-  kernel: Count | None = None,
+  kernel: Annotated[int, Range(1, 64)] | None = None,
   convolutions: Annotated[int, Range(0, 8)] | None = None,
   pool: Literal["cls", "seqpool"] | None = None,
   registers: Annotated[int, Range(0, 1024)] = 0,

@@ -76,11 +76,13 @@ class Description:
     """The description that `to_json` gave these values for; ConfigError for others."""
     try:
       model, size = config.renamed_model(values["model"]), values["image_size"]
-      sides = [size] if isinstance(size, int) else list(map(int, size))
-      classes, channels = int(values["classes"]), int(values["channels"])
+      sides = [size] if isinstance(size, int) else list(size)
+      classes, channels = values["classes"], values["channels"]
+      if not all(type(number) is int for number in (*sides, classes, channels)):
+        raise TypeError("a size is no whole number")
       in_range = 0 < min(sides) <= max(sides) < 2**16 and 0 <= classes < 2**31 and 0 < channels < 2**16
       if not in_range or len(sides) > 2:
         raise ValueError("a size is out of range")
       return cls(Choice(str(model.pop("name")), model), size if len(sides) == 1 else tuple(sides), classes, channels)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-      raise ConfigError(f"{values!r} does not describe a model: {error!r}") from error
+      raise ConfigError(f"{schema.show(values)} does not describe a model: {error!r}") from error

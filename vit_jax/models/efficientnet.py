@@ -19,8 +19,8 @@ from vit_jax.models.intermediates import record
 from vit_jax.models.output import Output, check_shape, classified
 from vit_jax.models.parameters import Keys
 from vit_jax.models.published.efficientnet import STAGES, STEM, TOP, blocks_of, channels_of
-from vit_jax.models.sizes import Dtype, sides
-from vit_jax.schema import Count, Fraction, Positive, Probability
+from vit_jax.models.sizes import Blocks, Dtype, sides
+from vit_jax.schema import Fraction, Positive, Probability
 from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
 ORDER = parameters.Order(before=r"stem(_norm)?/.*", blocks=r"stages/.*", after=r"top(_norm)?/.*", head=r"head/.*")
@@ -152,7 +152,7 @@ class EfficientNet(nnx.Module):
     return classified(tokens, features, self.head)
 
 
-Factor = Annotated[float, schema.Range(0.05, 64)]
+Factor = Annotated[float, schema.Range(0.05, 16)]
 
 
 def efficientnet(
@@ -163,7 +163,7 @@ def efficientnet(
   *,
   width_factor: Factor = 1.0,
   depth_factor: Factor = 1.0,
-  stages: tuple[Count, ...] | None = None,
+  stages: tuple[Blocks, ...] | None = None,
   padding: Literal["symmetric", "same"] = "symmetric",
   eps: Positive = 1e-5,
   momentum: Fraction = 0.1,

@@ -9,6 +9,7 @@ Dtype = Literal["float32", "bfloat16"]
 Width = Annotated[int, schema.Range(1, 2**15)]
 Depth = Annotated[int, schema.Range(1, 1024)]
 Hidden = Annotated[int, schema.Range(1, 2**17)]
+Blocks = Annotated[int, schema.Range(1, 256)]  # of one stage of several
 
 
 def size(row: tuple[int, int, int, int], **overrides: int | None) -> tuple[int, int, int, int]:

@@ -16,9 +16,9 @@ from vit_jax.models.intermediates import record
 from vit_jax.models.output import Output, check_shape, classified
 from vit_jax.models.parameters import Keys
 from vit_jax.models.published.swin import PATCH, Size
-from vit_jax.models.sizes import Dtype, Width, sides
+from vit_jax.models.sizes import Blocks, Dtype, Width, sides
 from vit_jax.models.transformer import Block
-from vit_jax.schema import Count, Probability
+from vit_jax.schema import Probability
 from vit_jax.shapes import Bool, Float, Int, PRNGKey, Tensor
 
 EPS = 1e-5
@@ -151,7 +151,7 @@ def swin(
   attention_dropout: Probability = 0.0,
   stochastic_depth: Probability = 0.0,
   width: Width | None = None,
-  depths: tuple[Count, ...] | None = None,
+  depths: tuple[Blocks, ...] | None = None,
   heads: tuple[Width, ...] | None = None,
   window: Annotated[int, schema.Range(2, 2**10)] | None = None,
   dtype: Dtype = "float32",

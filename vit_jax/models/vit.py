@@ -13,9 +13,9 @@ from vit_jax.models import layers, parameters, positions, resnet, stack
 from vit_jax.models.attention import Attention, Formulation
 from vit_jax.models.parameters import Keys
 from vit_jax.models.pooling import Map, SeqPool
-from vit_jax.models.sizes import Depth, Dtype, Hidden, Width, grid, sides, size
+from vit_jax.models.sizes import Blocks, Depth, Dtype, Hidden, Width, grid, sides, size
 from vit_jax.models.transformer import Block, Transformer, prefix_tokens
-from vit_jax.schema import Count, Positive, Probability
+from vit_jax.schema import Positive, Probability
 
 ORDER = parameters.ORDER
 SHARDING = (
@@ -37,7 +37,7 @@ def vit(
   pool: Literal["cls", "gap", "map", "seqpool", "distilled"] = "cls",
   registers: Annotated[int, schema.Range(0, 1024)] = 0,
   position: Literal["learned", "sincos2d", "factored", "relative", "none"] = "learned",
-  stages: tuple[Count, ...] | None = None,
+  stages: tuple[Blocks, ...] | None = None,
   attention: Formulation = "xla",
   gelu: Literal["tanh", "erf"] = "tanh",
   eps: Positive = 1e-6,

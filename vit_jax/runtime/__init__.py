@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from vit_jax import config
-from vit_jax.runtime.exchange import agree, alone, barrier, compare, from_first, process
+from vit_jax.runtime.exchange import agree, alone, barrier, compare, from_first, gather, process
 from vit_jax.runtime.exits import (
   EXIT_BUG,
   EXIT_CONFIG,
@@ -46,6 +46,7 @@ __all__ = [
   "compare",
   "ending",
   "from_first",
+  "gather",
   "holder",
   "joined",
   "locked",

@@ -2,9 +2,10 @@
 
 import jax
 
-from vit_jax import files
+from vit_jax import disk
 from vit_jax.data.sources import AbsentError
 from vit_jax.schema import ConfigError
+from vit_jax.schema.errors import readable
 
 EXIT_DONE = 0
 EXIT_BUG = 1
@@ -53,7 +54,7 @@ def ending(error: BaseException, alone: bool = True) -> tuple[int, str]:
   if isinstance(error, ConfigError):
     return EXIT_MISSING if isinstance(error, AbsentError) else EXIT_CONFIG, f"error: {text}"
   if isinstance(error, OSError):  # a full or read-only disk, a path that cannot be
-    return EXIT_CONFIG, f"error: {files.trouble(error)}"
+    return EXIT_CONFIG, f"error: {readable(disk.trouble(error))}"
   if isinstance(error, KeyboardInterrupt):
     return EXIT_INTERRUPTED, "interrupted; the same command continues from the last checkpoint"
   if isinstance(error, jax.errors.JaxRuntimeError):

@@ -51,9 +51,15 @@ class Peers:
     self._thread.join(2 * PAUSE)
 
   def ask(self, code: int, message: str) -> None:
-    """Asks all processes to stop; the first request counts. Returns at once."""
-    arguments = (f"{self._folder}/stop", json.dumps([code, message]))
-    threading.Thread(target=self._store.propose, args=arguments, daemon=True).start()
+    """Asks all processes to stop; the first request counts. Returns at once; the next poll waits for the answers."""
+    with self._turn:
+      self._mine = self._polls if self._mine is None else self._mine
+    threading.Thread(target=self._propose, args=(json.dumps([code, message]),), daemon=True).start()
+
+  def _propose(self, request):
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+      self._store.set(f"{self._folder}/at/{self._me}", str(self._mine))
+      self._store.propose(f"{self._folder}/stop", request)
 
   def request_at(self, poll: int) -> tuple[int, str] | None:
     """The request to stop, if all processes shall stop at their poll of this number.

@@ -7,7 +7,7 @@ import pathlib
 import socket
 from collections.abc import Iterator
 
-from vit_jax import files
+from vit_jax import disk
 from vit_jax.runtime import exchange
 from vit_jax.schema import ConfigError
 
@@ -57,7 +57,7 @@ def _lock(file, workdir):
     file.seek(0)
     holder = file.read().strip() or "unknown"
     return f"{workdir} {IN_USE} {holder}; wait for it, stop it, or take another --workdir"
-  with files.writing(workdir / "lock"):
+  with disk.writing(workdir / "lock"):
     file.truncate(0)
     os.write(file.fileno(), f"{os.getpid()} on {socket.gethostname()}\n".encode())  # nothing is left for the close
   return None

@@ -20,7 +20,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import ml_collections
 
-from vit_jax.schema.errors import ConfigError, at, nearest, place
+from vit_jax.schema import patterns, signatures
+from vit_jax.schema.errors import ConfigError, at, nearest, place, show
+from vit_jax.schema.signatures import keywords
 
 # Types that a signature may use.
 
@@ -47,7 +49,7 @@ NonNegative = Annotated[float, Range(0, math.inf, open_high=True)]
 Fraction = Annotated[float, Range(0, 1)]
 Probability = Annotated[float, Range(0, 1, open_high=True)]  # of dropping: 1 would drop everything
 Momentum = Annotated[float, Range(0, 1, open_high=True)]  # of a moving average: 1 would never move
-Pattern = typing.NewType("Pattern", str)  # a regular expression over a whole parameter path
+Pattern = typing.NewType("Pattern", str)  # a regular expression over a whole parameter path, see `patterns`
 
 
 class Text(str):
@@ -64,18 +66,19 @@ required = Required("required: no value yet")
 class Duration(str):
   """A length of training: steps ("500", "10k"), epochs ("90ep"), examples ("2Mex") or a share of the run ("5%")."""
 
-  _FORM = re.compile(r"(\d+\.?\d*|\.\d+)([kM]?)(st|ep|ex|%)?")
+  _FORM = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([kM]?)(st|ep|ex|%)?")
 
   def __new__(cls, value):
-    match = cls._FORM.fullmatch(str(value).strip())
+    text = value.strip() if isinstance(value, str) else show(value)
+    match = cls._FORM.fullmatch(text)
     if isinstance(value, bool) or not match:
-      raise ConfigError(f"{value!r} is not a duration; write steps as 500 or '10k', else '90ep', '2Mex' or '5%'")
-    self = super().__new__(cls, str(value).strip())
+      raise ConfigError(f"{show(value)} is not a duration; write steps as 500 or '10k', else '90ep', '2Mex' or '5%'")
+    self = super().__new__(cls, text)
     number, scale, unit = match.groups()
     self.amount = float(number) * {"": 1, "k": 1_000, "M": 1_000_000}[scale]
     self.unit = unit or "st"
     if self.amount > 2**53:
-      raise ConfigError(f"{str(value)[:40]} is longer than any run; allowed: up to 2**53 of a unit")
+      raise ConfigError(f"{show(text)} is longer than any run; allowed: up to 2**53 of a unit")
     return self
 
   def steps(self, batch: int, examples: int, total: int | None = None) -> int:
@@ -127,29 +130,27 @@ Table = Mapping[str, Callable | tuple[Callable, ...]]  # by name; the first of s
 def lookup(table: Table, name: str) -> tuple[Callable, ...]:
   """The functions that `name` stands for, or an error with the nearest spelling."""
   if name not in table:
-    raise ConfigError(f"unknown name {name!r}.{nearest(name, table)}", "name")
+    raise ConfigError(f"unknown name {show(name)}.{nearest(name, table)}", "name")
   return table[name] if isinstance(table[name], tuple) else (table[name],)
 
 
-def bind(choice: Choice, functions: tuple[Callable, ...]) -> Choice:
-  """The choice with all arguments checked and all defaults filled in, by the keyword-only parameters of `functions`."""
+def bind(choice: Choice, functions: tuple[Callable, ...], table: Table | None = None) -> Choice:
+  """The choice with all arguments checked and all defaults filled in, by the keyword-only parameters of `functions`.
+
+  Which other name of the `table` takes an argument that this one does not is part of the error.
+  """
   entries = {}
   for function in functions:
     hints = typing.get_type_hints(function, include_extras=True)
     entries |= {name: (hints[name], default) for name, default in keywords(function).items()}
-  return Choice(choice.name, _fields(choice.args, entries, f"{choice.name!r}", inspect.Parameter.empty))
+  others = {name: table[name] for name in table or () if name != choice.name}
+  return Choice(choice.name, _fields(choice.args, entries, f"{choice.name!r}", inspect.Parameter.empty, others))
 
 
 def make(choice: Choice, table: Table, *supplied):
   """What the first function that a choice names makes of what the run supplies and of the choice's arguments."""
   functions = lookup(table, choice.name)
   return functions[0](*supplied, **arguments(bind(choice, functions), functions[0]))
-
-
-def keywords(function: Callable) -> dict[str, Any]:
-  """The keyword-only parameters of a function and their defaults."""
-  parameters = inspect.signature(function).parameters.values()
-  return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def arguments(choice: Choice, *functions: Callable) -> dict[str, Any]:
@@ -164,11 +165,12 @@ def preset(function: Callable, *first, **defaults) -> Callable:
   return made
 
 
-def _fields(values: Mapping, entries: Mapping, owner: str, no_default) -> dict[str, Any]:
+def _fields(values: Mapping, entries: Mapping, owner: str, no_default, others: Table | None = None) -> dict[str, Any]:
   """Values of all entries {key: (type, default)}, converted; `values` may name nothing else."""
   for key in values:
     if key not in entries:
-      raise ConfigError(f"unknown key for {owner}, value {plain(values[key])!r}.{nearest(key, entries)}", key)
+      advice = signatures.advice(key, values[key], entries, others or {})
+      raise ConfigError(f"unknown key for {owner}, value {show(plain(values[key]))}.{advice}", key)
   result = {}
   for key, (kind, default) in entries.items():
     absent = isinstance(values[key], Required) if key in values else default is no_default
@@ -198,7 +200,7 @@ def convert(value, kind):
     return convert(value, next(a for a in args if a is not type(None)))
   if origin is Literal:
     if value not in args:
-      raise ConfigError(f"{value!r} is not a choice.{nearest(value, args)}")
+      raise ConfigError(f"{show(value)} is not a choice.{nearest(value, args)}")
     return str(value) if isinstance(value, str) else value
   if kind is Choice:
     return _choice(value)
@@ -218,9 +220,9 @@ def _annotated(value, annotation):
   if value is None:
     return None
   if isinstance(annotation, Mapping):
-    return bind(value, lookup(annotation, value.name))
+    return bind(value, lookup(annotation, value.name), annotation)
   if value not in annotation:
-    raise ConfigError(f"{value!r} is out of range; allowed: {annotation}")
+    raise ConfigError(f"{show(value)} is out of range; allowed: {annotation}")
   return value
 
 
@@ -229,7 +231,9 @@ def _choice(value):
     return value
   if not isinstance(value, Mapping | ml_collections.ConfigDict) or not isinstance(value.get("name"), str):
     name = str(value) if isinstance(value, str) and value.isidentifier() else "..."
-    raise ConfigError(f"{plain(value)!r} is not a choice; write dict(name={name!r}, ...), or --{place('name')}={name}")
+    raise ConfigError(
+      f"{show(plain(value))} is not a choice; write dict(name={name!r}, ...), or --{place('name')}={name}"
+    )
   # Nested choices keep their own form until their table is known.
   return Choice(str(value["name"]), {k: v for k, v in value.items() if k != "name"})
 
@@ -239,7 +243,7 @@ def _dataclass(value, kind):
     return value
   fields = dataclasses.fields(kind)
   if not isinstance(value, Mapping | ml_collections.ConfigDict):
-    raise ConfigError(f"{value!r} is not a set of named values; keys: {[word(field) for field in fields]}")
+    raise ConfigError(f"{show(value)} is not a set of named values; keys: {[word(field) for field in fields]}")
   hints = typing.get_type_hints(kind, include_extras=True)
   entries = {word(field): (hints[field.name], default_of(field)) for field in fields}
   owner = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
@@ -249,7 +253,7 @@ def _dataclass(value, kind):
 
 def _mapping(value, kind):
   if not isinstance(value, Mapping | ml_collections.ConfigDict):
-    raise ConfigError(f"{value!r} is not a set of named entries; write dict(...)")
+    raise ConfigError(f"{show(value)} is not a set of named entries; write dict(...)")
   result = {}
   for key, entry in value.items():
     with at(str(key)):
@@ -259,11 +263,11 @@ def _mapping(value, kind):
 
 def _tuple(value, kinds):
   if not isinstance(value, tuple | list):
-    raise ConfigError(f"{value!r} is not a list of values")
+    raise ConfigError(f"{show(value)} is not a list of values")
   if kinds[-1] is Ellipsis:
     kinds = (kinds[0],) * len(value)
   if len(kinds) != len(value):
-    raise ConfigError(f"{value!r} has {len(value)} values; it takes {len(kinds)}")
+    raise ConfigError(f"{show(value)} has {len(value)} values; it takes {len(kinds)}")
   result = []
   for i, (entry, kind) in enumerate(zip(value, kinds, strict=True)):
     with at(f"[{i}]"):
@@ -277,16 +281,13 @@ def _literal(value):
   try:
     return ast.literal_eval({"true": "True", "false": "False"}.get(value.lower(), str(value)))
   except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-    raise ConfigError(f"cannot read {str(value)!r} as a number or a list") from None
+    raise ConfigError(f"cannot read {show(str(value))} as a number or a list") from None
 
 
 def _scalar(value, kind):
   if kind in (str, Pattern) and isinstance(value, str):
     if kind is Pattern:
-      try:
-        re.compile(value)
-      except re.error as error:
-        raise ConfigError(f"{str(value)!r} is not a regular expression: {error}") from None
+      patterns.check(value)
     return str(value)
   value = _literal(value)
   fits = {
@@ -295,7 +296,7 @@ def _scalar(value, kind):
     float: isinstance(value, int | float) and not isinstance(value, bool),
   }.get(kind, False)
   if kind is float and fits and not abs(value) < 2**1023:
-    raise ConfigError(f"{value!r} is not a finite number")
+    raise ConfigError(f"{show(value)} is not a finite number")
   if not fits:
-    raise ConfigError(f"{value!r} is a {type(value).__name__}; it takes a {getattr(kind, '__name__', kind)}")
+    raise ConfigError(f"{show(value)} is a {type(value).__name__}; it takes a {getattr(kind, '__name__', kind)}")
   return kind(value)

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 
 _PLACE = contextvars.ContextVar("place", default="")
+SHOWN, LONGEST = 200, 2000  # characters of a value in a message, and of a whole message
 
 
 def place(key: str = "") -> str:
@@ -29,22 +30,46 @@ def at(key: str) -> Iterator[None]:
 class ConfigError(ValueError):
   """A mistake in a config, a flag or the environment that the user can mend: says what, value, allowed, what to do.
 
+  Whatever is in it, a terminal shows it and does not obey it, and it can be read: see `readable`.
+
   Args:
     message: all but the place.
     key: what is wrong, seen from the place around (see `at`).
   """
 
   def __init__(self, message: str, key: str = ""):
-    super().__init__(message)
-    self.message, self.place = message, place(key)
+    self.message, self.place = readable(message), readable(place(key), SHOWN)
+    super().__init__(self.message)
 
   def __str__(self):
     return f"{self.place}: {self.message}" if self.place else self.message
+
+
+def readable(text: str, most: int = LONGEST) -> str:
+  """The text without the middle of what is too long, and with characters that are not printed as escapes."""
+  if len(text) > most:
+    text = f"{text[: most * 3 // 5]}... ({len(text):,} characters) ...{text[-most // 5 :]}"
+  if text.isprintable():
+    return text
+  return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def show(value) -> str:
+  """A value as messages have it: as Python writes it, with little of what is long."""
+  try:
+    return readable(repr(value), SHOWN)
+  except ValueError:  # of a number of more than 4,300 digits
+    return f"a {type(value).__name__} that is too long to print"
+
+
+def some(names: Iterable, most: int = 40) -> str:
+  """Names with commas between; of many the first, and how many there are."""
+  names = [readable(str(name), SHOWN).replace("\n", "\\n") for name in names]
+  return ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")
 
 
 def nearest(word: str, allowed: Iterable) -> str:
   """' Did you mean ...?' or nothing, and what is allowed: the end of every error about a name."""
   allowed = [str(a) for a in allowed]
   close = difflib.get_close_matches(str(word), allowed, n=1, cutoff=0.5)
-  some = ", ".join(allowed[:40]) + (f", ... ({len(allowed)} in all)" if len(allowed) > 40 else "")
-  return (f" Did you mean {close[0]!r}?" if close else "") + f" Allowed: {some or 'nothing'}."
+  return (f" Did you mean {show(close[0])}?" if close else "") + f" Allowed: {some(allowed) or 'nothing'}."

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from vit_jax import files, runtime
 from vit_jax.runtime import say
+from vit_jax.schema import ConfigError
 from vit_jax.sweeps import pool
 from vit_jax.sweeps.record import Record
 from vit_jax.sweeps.screen import Screen
@@ -93,12 +94,15 @@ def take_result(trial: Trial) -> bool:
   tested = files.read_json(trial.workdir / "figures.json")  # of `evaluate_command`, which trains nothing
   if trained is None and tested is None:
     return False
-  if trained is not None and (trial.workdir / "config.json").read_text() != trial.config:
+  own = trial.workdir / "config.json"
+  if trained is not None and not (own.is_file() and own.read_bytes() == trial.config.encode()):
     trial.fail(f"{trial.workdir} holds a run with another config; was the file edited?")
     return True
-  values = tested["figures"] if trained is None else trained
+  values = tested.get("figures") if trained is None else trained
+  if not isinstance(values, dict):
+    raise ConfigError(f"{trial.workdir / 'figures.json'} holds no figures; mend or remove it")
   trial.figures = {key: value for key, value in values.items() if isinstance(value, float | int)}
-  trial.status, trial.error, trial.seconds = "done", "", values.get("train_seconds", 0.0)
+  trial.status, trial.error, trial.seconds = "done", "", trial.figures.get("train_seconds", 0.0)
   return True
 
 

@@ -9,7 +9,7 @@ from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, plain
 from vit_jax.sweeps import results
 from vit_jax.sweeps.study import Study
-from vit_jax.sweeps.trials import Setting, Trial, settings, text
+from vit_jax.sweeps.trials import Setting, Trial, is_record, settings, text
 
 
 class Record:
@@ -28,6 +28,12 @@ class Record:
     file = f"{pathlib.Path(path).resolve()}{colon}{argument}"
     self._about = {"config": file, "flags": dict(study.overrides), "decide": study.sweep.decide}
     self._earlier = files.read_json(study.workdir / "sweep.json") or self._about
+    for kind in ("trials", "final"):
+      rows = self._earlier.get(kind, [])
+      if not isinstance(rows, list) or not all(map(is_record, rows)):
+        raise ConfigError(
+          f"{study.workdir / 'sweep.json'}: {kind!r} is not what a sweep writes; mend or remove the file"
+        )
     earlier = {key: self._earlier.get(key) for key in ("config", "flags")}
     if earlier != {key: self._about[key] for key in earlier}:
       raise ConfigError(

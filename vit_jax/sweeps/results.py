@@ -18,7 +18,7 @@ def ranked(candidates: Sequence[Setting], decide: str) -> list[Setting]:
     losses = setting.values(f"{evaluation}/{loss}")
     return sign * statistics.mean(setting.values(decide)), statistics.mean(losses) if losses else 0.0
 
-  return sorted((setting for setting in candidates if setting.done), key=order)
+  return sorted((setting for setting in candidates if setting.done and setting.values(decide)), key=order)
 
 
 def varied(trials: Sequence[Trial]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from vit_jax.config import Changes
 from vit_jax.schema import plain
 
-_RECORDED = ("name", "status", "error", "figures", "seconds", "attempts")
+_RECORDED = {"name": "", "status": "", "error": "", "figures": {}, "seconds": 0.0, "attempts": 0}
 
 
 @dataclasses.dataclass
@@ -55,6 +55,15 @@ class Trial:
     """Takes over status, figures and attempts from what `to_json` made of an earlier session's trial."""
     for name in _RECORDED:
       setattr(self, name, record.get(name, getattr(self, name)))
+
+
+def is_record(values) -> bool:
+  """Whether JSON values are what `Trial.to_json` makes, as far as `Trial.restore` reads them."""
+  if not isinstance(values, dict):
+    return False
+  kinds = {name: int | float if isinstance(blank, float) else type(blank) for name, blank in _RECORDED.items()}
+  typed = all(isinstance(values.get(name, blank), kinds[name]) for name, blank in _RECORDED.items())
+  return typed and all(isinstance(figure, int | float) for figure in values.get("figures", {}).values())
 
 
 @dataclasses.dataclass(frozen=True)

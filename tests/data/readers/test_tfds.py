@@ -50,6 +50,17 @@ def data_dir(tmp_path_factory):
   return root
 
 
+def test_a_damaged_file_is_an_error_that_names_the_folder(data_dir, tmp_path):
+  shutil.copytree(data_dir / "shapes" / "1.0.0", tmp_path / "shapes" / "1.0.0")
+  source = opened("tfds", "train", path=str(tmp_path), builder="shapes")
+  (file,) = (tmp_path / "shapes/1.0.0").glob("*train.array_record*")
+  data = bytearray(file.read_bytes())
+  data[100:150] = bytes(50)
+  file.write_bytes(data)
+  with pytest.raises(OSError, match=r"/shapes/1.0.0 is damaged: .*Corrupted"):
+    numbers(source)
+
+
 @pytest.mark.parametrize("builder", ["shapes", "shapes:1.0.0"])
 def test_a_tfds_dataset_gives_raw_bytes_by_number(data_dir, builder):
   train = opened("tfds", "train", path=str(data_dir), builder=builder)

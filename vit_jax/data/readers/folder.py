@@ -42,23 +42,21 @@ def folder(
   files = {part: _spread(images) for part, images in drawn.items()}
   parts = splits.select(split, {part: len(records) for part, records in files.items()})
 
-  def stamps():
-    for part, numbers in parts:
-      for file, _ in (files[part][i] for i in numbers):
-        try:
-          yield file, *sources.stamp(root / file)
-        except OSError:  # it shows when it is read
-          yield file, None
+  def fingerprint():
+    records = [record for part, numbers in parts for record in files[part][numbers.start : numbers.stop]]
+    names = [file for file, _ in records]
+    sizes, times = zip(*sources.stamps([f"{root}/{name}" for name in names]), strict=True)
+    return sources.Fingerprint(*map(sources.digest, (records, sorted(names), sizes, times)))
 
   return sources.assemble(
     name,
     splits.spec(split),
     classes,
     parts,
-    lambda part, i: ((root / files[part][i][0]).read_bytes(), files[part][i][1]),
+    lambda part, i: (sources.contents(root / files[part][i][0]), files[part][i][1]),
     lambda part, i: f" (file {str(root / files[part][i][0])!r})",
     lambda part, i: files[part][i][0],
-    lambda: sources.digest(classes, stamps()),
+    fingerprint,
     row.labels,
     read_label=lambda part, i: files[part][i][1],
   )

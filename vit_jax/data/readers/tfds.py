@@ -3,9 +3,12 @@
 import dataclasses
 import os
 import re
+from typing import Annotated
 
 from vit_jax.data import sources
-from vit_jax.schema import ConfigError, Count, place
+from vit_jax.schema import ConfigError, Range, place
+
+Labels = Annotated[int, Range(1, 4096)]  # the most of one image
 
 
 def data_dir(path: str | None):
@@ -40,7 +43,7 @@ def own_copy(
   train: str = "train",
   val: str | None = None,
   test: str = "test",
-  labels: Count = 1,
+  labels: Labels = 1,
 ) -> sources.Source:
   """The user's copy in `path` of a dataset that has no public builder; `labels` is the most that an image has."""
   return open_prepared(name, row, path, labels, split, sources.Splits(train, val, test))
@@ -56,7 +59,7 @@ def any_builder(
   train: str = "train",
   val: str | None = None,
   test: str = "test",
-  labels: Count = 1,
+  labels: Labels = 1,
 ) -> sources.Source:
   """Any prepared dataset, by the name of its TFDS `builder`, by the directory `path` of one version, or by both.
 
@@ -119,7 +122,11 @@ def open_prepared(
   records = {part: prepared.as_data_source(split=part, deserialize_method=raw) for part in {s for s, _ in parts}}
 
   def read(part, i):
-    record = features.deserialize_example_np(records[part][i], decoders=undecoded)
+    try:
+      stored = records[part][i]
+    except RuntimeError as error:  # of array_record, for a file that is damaged
+      raise OSError(f"{folder} is damaged: {str(error).splitlines()[0]}") from error
+    record = features.deserialize_example_np(stored, decoders=undecoded)
     return record[image], tuple(map(int, record[label])) if listed else int(record[label])
 
   listed = isinstance(info.features[label], tfds.features.Sequence)
@@ -132,9 +139,16 @@ def open_prepared(
     read,
     lambda *_: "",
     lambda part, i: f"{part}/{i}",
-    lambda: _reach(folder, lambda: sources.digest((folder.parts[-2:], parts), _stamps(folder))),
+    lambda: _reach(folder, lambda: _fingerprint(folder, parts)),
     labels if listed else 1,
   )
+
+
+def _fingerprint(folder, parts):
+  """Of the files of a TFDS directory; which of their records belong to the split is among the names."""
+  names, sizes, times = zip(*_stamps(folder), strict=True)
+  names = sources.digest([folder.parts[-2:], parts, *names])
+  return sources.Fingerprint(names, "", sources.digest(sizes), sources.digest(times))
 
 
 def _stamps(folder):

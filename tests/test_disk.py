@@ -17,7 +17,7 @@ import pytest
 
 from tests import runs
 from tests.test_checkpoints import grid, same, shapes_of
-from vit_jax import build, checkpoints, cli, clock, files, loop, mesh, steps, writer
+from vit_jax import build, checkpoints, cli, clock, disk, files, loop, mesh, steps, writer
 
 pytestmark = pytest.mark.heavy
 
@@ -115,15 +115,15 @@ def test_a_workdir_that_is_gone_is_noticed_at_the_next_save(tmp_path, what):
 def test_a_disk_that_cannot_be_written_ends_a_save_at_once(tmp_path):
   """Without the wait of five minutes of Orbax's threads for a folder that is never made."""
   g = grid(1)
-  disk = tmp_path / "disk"
-  disk.mkdir()
-  if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(disk)], capture_output=True).returncode:
+  mount = tmp_path / "disk"
+  mount.mkdir()
+  if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(mount)], capture_output=True).returncode:
     pytest.skip("nothing may be mounted here")
   try:
-    store = checkpoints.Checkpoints(disk, mesh.replicated(g))
+    store = checkpoints.Checkpoints(mount, mesh.replicated(g))
     store.save(1, large(1, g), {})
     store.wait()
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(mount)], check=True)
     before = set(threading.enumerate())
     with pytest.raises(OSError, match="Read-only file system; the last whole one is step 1"):
       store.save(2, large(2, g), {})
@@ -131,17 +131,17 @@ def test_a_disk_that_cannot_be_written_ends_a_save_at_once(tmp_path):
       thread.join(5)
       assert not thread.is_alive(), thread.name
     store.close()
-    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,rw", str(mount)], check=True)
     # Full in the middle of a save.
-    with contextlib.suppress(OSError), open(disk / "ballast", "wb", buffering=0) as file:
-      file.write(bytes(shutil.disk_usage(disk).free - 100_000))
-    store = checkpoints.Checkpoints(disk, mesh.replicated(g))
+    with contextlib.suppress(OSError), open(mount / "ballast", "wb", buffering=0) as file:
+      file.write(bytes(shutil.disk_usage(mount).free - 100_000))
+    store = checkpoints.Checkpoints(mount, mesh.replicated(g))
     with pytest.raises(OSError, match="No space left on device; the last whole one is step 1"):
       store.save(2, large(2, g), {})
       store.wait()
     settled(store)
   finally:
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
 # The other files of a run.
@@ -166,7 +166,7 @@ def test_what_cannot_be_replaced_stays_and_is_named(tmp_path):
   files.write_text(file, "old")
   with limited(10), pytest.raises(OSError, match="File too large") as error:
     files.write_text(file, "new" * 10)
-  assert files.trouble(error.value) == (
+  assert disk.trouble(error.value) == (
     f"{file}: File too large; files may not grow beyond the limit of this process: raise it (ulimit -f), and run the "
     "same command again"
   )

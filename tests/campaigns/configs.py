@@ -1,0 +1,117 @@
+"""Whether mistakes in configs are errors for people: python -m tests.campaigns.configs [N] [--seed S]
+
+N shipped configs (1,000), each with one to three mutations: keys misspelt, too deep, empty; values of other types, out
+of range, huge, not finite, hostile. Each is resolved and built as a run would be, compiling nothing; it must build, or
+end in one short ConfigError that says where, within 40 seconds. A line for each that does not, then `N passed, M
+failed`; exit code 1 where any failed. tests/configs/test_mistakes.py does the same with fewer.
+"""
+
+import argparse
+import os
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+import time
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["TFDS_DATA_DIR"] = "/nowhere"
+
+import cv2
+import jax
+import numpy as np
+
+from tests import mutations, recipes
+from vit_jax import build, config, hardware
+from vit_jax.data import catalog
+from vit_jax.schema import show
+
+ARGUMENTS = {  # of configs that take one
+  "vit_i1k": ("B/16", "Ti/16"), "vit_i21k": ("L/16", "B/32"), "vit_jft": ("H/14",), "vit_g_jft": ("G/14",),
+  "cct_cifar": ("cct_7_3x1_32_sine,cifar100,1500", "cvt_7_4_32,cifar10,5000"),
+  "finetune": ("cifar10", "pets", "folder,ViT-Ti/16,96"),
+}  # fmt: skip
+# Other families, to be fine-tuned.
+MODELS = (
+  "swin_tiny_patch4_window7_224",
+  "efficientnet_b0",
+  "R50x1",
+  "Mixer-S/16",
+  "R26+S/32",
+  "deit_tiny_distilled_patch16_224",
+)
+SECONDS = 40  # of the processor, of which an EfficientNet takes 15; on the wall ten times as long
+
+
+def main() -> int:
+  """Mutates, builds, counts; the exit code."""
+  parser = argparse.ArgumentParser("python -m tests.campaigns.configs", description=__doc__)
+  parser.add_argument("count", nargs="?", type=int, default=1000, help="of mutated configs")
+  parser.add_argument("--seed", type=int, default=0, help="of the mutations")
+  args = parser.parse_args()
+  hardware.memory = lambda device: None  # that of this machine is not the point
+  signal.signal(signal.SIGALRM, late)
+  failed, builds = 0, 0
+  with tempfile.TemporaryDirectory() as photos:
+    bases = shipped(photos)
+    for number in range(args.count):
+      draw = random.Random(f"{args.seed}/{number}")
+      name, flags, known = draw.choice(bases)
+      changes = [mutations.mutation(draw, known) for _ in range(draw.choice((1, 1, 2, 3)))]
+      started = time.process_time()
+      problem = attempt(name, flags, changes)
+      seconds = time.process_time() - started
+      if problem == "built":
+        builds, problem = builds + 1, None
+      problem = problem or (f"took {seconds:.0f} s" if seconds > SECONDS else None)
+      if problem:
+        failed += 1
+        print(f"{number}: {name} with {show(changes)}: {problem}", flush=True)
+  print(f"{args.count - failed} passed, {failed} failed ({builds} of them built)")
+  return bool(failed)
+
+
+def late(*_):
+  raise TimeoutError(f"no end after {10 * SECONDS} s")
+
+
+def shipped(photos: str) -> list[tuple[str, dict[str, str], dict[str, object]]]:
+  """(config, flags that it needs, keys that it has) of every shipped config, and of other models in one of them."""
+  for name, i in ((name, i) for name in "abc" for i in range(200)):
+    pathlib.Path(photos, name).mkdir(exist_ok=True)
+    cv2.imwrite(f"{photos}/{name}/{i}.jpg", np.full((8, 8, 3), i, np.uint8))
+  result = []
+  names = [f"{name}:{argument}" for name in recipes.NAMES for argument in ARGUMENTS.get(name, ())]
+  names += [f"finetune:cifar10,{model},224" for model in MODELS]
+  for name in [*recipes.NAMES, *names]:
+    needed = {"init.from": "weights.npz"} if name.startswith("finetune") else {}
+    needed |= {"data.path": photos} if "folder" in name else {}
+    result.append((name, needed))
+  return [(name, needed, mutations.keys(recipes.run(name, **needed))) for name, needed in result]
+
+
+def attempt(name: str, needed: dict[str, str], changes: list[tuple[str, object]]) -> str | None:
+  """What is wrong with what the changes end in; "built" where they end in a run."""
+  changed = [key for key, _ in changes]
+  signal.alarm(10 * SECONDS)
+  try:
+    edited = recipes.load(name, **needed)
+    # Two layers are built as fast as many are not.
+    if "depth" in build.complete(config.resolve(edited)).model.args:
+      edited.model.depth = 2
+    for key, value in changes:
+      mutations.apply(edited, key, value)
+    mutations.built(edited, jax.devices(), catalog.known_split)
+  except BaseException as error:
+    if isinstance(error, KeyboardInterrupt):
+      raise
+    return mutations.wrong(error, changed)
+  finally:
+    signal.alarm(0)
+  return "built"
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,300 @@
+"""Whether hostile files are errors for people: python -m tests.campaigns.files [WORDS]
+
+Weights of all formats, JSON beside them, files of workdirs, configs, predictions, each given to the real verbs: exit
+code 2 (or what is documented), an error of few lines without a traceback, within 60 seconds of the processor and 1 GiB
+above what an idle verb takes, and nothing written or changed. A line for each that fails, then `N passed, M failed`;
+exit code 1 where any failed. WORDS choose cases by their names. Takes some minutes. tests/importers/test_hostile.py
+reads the same weights in one process.
+"""
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
+
+from tests import hostile, runs
+from vit_jax import cli, prepare
+
+VERBS = ("train", "evaluate", "convert", "fewshot", "sweep", "plan")
+SECONDS, BYTES, LINES = 60, 2**30, 4
+Case = tuple[str, Callable[[pathlib.Path], list[str]], tuple[int, ...]]  # name, folder -> command, exit codes
+
+
+def main() -> int:
+  """Runs every case; the exit code."""
+  parser = argparse.ArgumentParser("python -m tests.campaigns.files", description=__doc__)
+  parser.add_argument("words", nargs="*", help="of the names of cases")
+  words = parser.parse_args().words
+  warnings.filterwarnings("ignore", message=".*os.fork")
+  passed = failed = 0
+  with tempfile.TemporaryDirectory() as name:
+    root = pathlib.Path(name)
+    os.environ |= {"TFDS_DATA_DIR": f"{root}/data", "XDG_CACHE_HOME": f"{root}/cache"}
+    # Before each command a child is made of this process, which therefore computes nothing itself.
+    for verb in VERBS:
+      importlib.import_module(f"vit_jax.{verb}")
+    importlib.import_module("torch")
+    importlib.import_module("tensorflow_datasets")
+    child(lambda: prepare.prepare("digits"), root / "log")
+    child(lambda: run(["train", *runs.words(root / "run", total=2)]), root / "log")
+    assert (root / "run/result.json").exists(), (root / "log").read_text()
+    for case in cases(root / "run"):
+      if words and not any(word in case[0] for word in words):
+        continue
+      problem = attempt(case, root)
+      failed, passed = failed + bool(problem), passed + (not problem)
+      if problem:
+        print(f"{case[0]}: {problem}", flush=True)
+  print(f"{passed} passed, {failed} failed")
+  return bool(failed)
+
+
+def attempt(case: Case, root: pathlib.Path) -> str | None:
+  """What is wrong with what a case ends in."""
+  name, make, codes = case
+  # A run that is continued says who has its workdir, and how long it is to be.
+  but = {"lock", "config.json"} if "metrics" in name else {"lock"}
+  folder, log = root / "case", root / "log"
+  folder.mkdir()
+  os.chdir(folder)
+  try:
+    made = root / "command"
+    child(lambda: made.write_text(json.dumps(make(folder))), log)
+    command = json.loads(made.read_text())
+    before, _ = listed(folder, but), log.write_text("")
+    code, seconds, grown = child(lambda: run(command), log)
+    said, after = log.read_text(errors="replace"), listed(folder, but)
+  finally:
+    os.chdir(root)
+    shutil.rmtree(folder)
+  # What a workdir's config differs in is a list; before an error a run may have said what it is.
+  most = 40 if "another config" in said else LINES
+  lines = said[max(0, said.find("error: ")) :].splitlines()
+  problems = [
+    f"exit {code}, expected {codes}" * (code not in codes),
+    "a traceback" * ("Traceback" in said),
+    f"{len(lines)} lines, {len(said)} characters" * (code != 0 and (len(lines) > most or len(said) > 3000)),
+    "characters that a terminal obeys" * ("\x1b" in said),
+    f"{seconds:.0f} s" * (seconds > SECONDS),
+    f"{grown / 2**20:.0f} MiB" * (grown > BYTES),
+    f"changed: {sorted(str(key) for key in {**before, **after} if before.get(key) != after.get(key))[:5]}"
+    * (code != 0 and before != after),
+  ]
+  found = "; ".join(filter(None, problems))
+  return f"{found}: {said[-600:]!r}" if found else None
+
+
+def run(command: list[str]) -> None:
+  """A verb as a user starts it, in this process."""
+  os.environ["PYTHONWARNINGS"] = "ignore"
+  verb, *words = command
+  sys.argv = [verb, *words]
+  if "--config=configs/digits.py" in words:
+    os.chdir(runs.ROOT)
+  cli.main(sys.modules[f"vit_jax.{verb}"].main)
+
+
+def child(function: Callable[[], None], log: pathlib.Path) -> tuple[int, float, int]:
+  """(exit code, seconds of the processor, bytes of memory above this process's) of a function in a child process."""
+  sys.stdout.flush()
+  pid = os.fork()
+  if pid == 0:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    code = 1
+    try:
+      function()
+      code = 0
+    except SystemExit as end:
+      code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+      import traceback
+
+      traceback.print_exc()
+    finally:
+      sys.stdout.flush()
+      os._exit(code)
+  deadline = time.monotonic() + 10 * SECONDS
+  while (ended := os.wait4(pid, os.WNOHANG))[0] == 0:
+    if time.monotonic() > deadline:
+      os.kill(pid, signal.SIGKILL)
+    time.sleep(0.02)
+  used, own = ended[2], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return os.waitstatus_to_exitcode(ended[1]), used.ru_utime + used.ru_stime, 1024 * max(0, used.ru_maxrss - own)
+
+
+def listed(folder: pathlib.Path, but: set[str]) -> dict:
+  """What is in a folder, `but` for some names: kind, and content of files."""
+  result = {}
+  for path in sorted(folder.rglob("*")):
+    if path.name in but:
+      continue
+    mode = path.lstat().st_mode
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(mode) else path.lstat().st_mtime_ns
+    result[path.relative_to(folder)] = (stat.S_IFMT(mode), digest if not stat.S_ISDIR(mode) else None)
+  return result
+
+
+# The cases.
+
+
+def cases(run: pathlib.Path) -> Iterator[Case]:
+  """All of them; `run` is a finished workdir to copy."""
+  for number, name in enumerate(hostile.WEIGHTS):
+    yield name, through(number, hostile.weights, name), (2,)
+  for number, name in enumerate(hostile.HUB):
+    yield f"beside: {name}", through(number, hostile.hub, name), (2,)
+  for name, make in hostile.PATHS.items():
+    yield f"path: {name}", lambda folder, make=make: ["convert", "--inspect", str(make(folder / "w.npz"))], (2,)
+  for name, (file, data) in WORKDIR.items():
+    yield f"workdir, measured: {name}", copied(run, file, data, "evaluate"), (2,) if file == "config.json" else (0,)
+    yield f"workdir, continued: {name}", copied(run, file, data, "train"), (2,) if file == "config.json" else (0, 2)
+  for name, (code, body) in CONFIGS.items():
+    yield f"config: {name}", config(body), (code,)
+  for name, record in SWEEPS.items():
+    yield f"sweep: {name}", sweep(record), (2,)
+  for name, flags in FLAGS.items():
+    yield f"flags: {name}", lambda folder, flags=flags: ["evaluate", f"--workdir={run}", *flags(folder)], (2,)
+
+
+def through(number: int, make: Callable, name: str) -> Callable:
+  """Mostly `convert --inspect`, which reads no values; each sixth by a verb that does."""
+
+  def command(folder):
+    path = make(folder, name)
+    digits = runs.words(folder / "new")
+    return {
+      0: ["train", *digits, f"--config.init.from={path}"],
+      6: ["evaluate", "--config=configs/digits.py", f"--weights={path}", *digits[2:]],
+      12: ["train", *digits, "--config.task.name=distill", f"--config.task.teacher={path}"],
+      18: ["convert", str(path), str(folder / "out.safetensors")],
+      24: ["fewshot", f"--config={runs.ROOT}/configs/fewshot.py", f"--weights={path}"],
+    }.get(number % 30, ["convert", "--inspect", str(path)])
+
+  return command
+
+
+ODD = {
+  "a pipe": hostile.pipe,
+  "a folder": hostile.folder,
+  "brackets": hostile.DEEP,
+  "objects": '{"a":' * 900 + "1" + "}" * 900,
+}
+ODD |= {"no UTF-8": b"\xff\n", "a list": "[1]", "a number": "3"}
+WORKDIR = {
+  **{f"{file} is {name}": (file, data) for file in ("config.json", "result.json") for name, data in ODD.items()},
+  **{f"metrics.jsonl is {name}": ("metrics.jsonl", data) for name, data in ODD.items()},
+  "a model that is a number": ("config.json", '{"model": 3}'),
+  "a model without a name": ("config.json", '{"model": {"name": [3]}, "optim": {"decay": []}}'),
+  "a text of 10 MB": ("config.json", json.dumps({"model": {"name": "x" * 10**7}})),
+  "a name that terminals obey": ("config.json", json.dumps({hostile.ESCAPE: hostile.ESCAPE})),
+  "a result of texts": ("result.json", json.dumps({"steps": 2, "train_seconds": "1", "images_per_second": "2"})),
+  "images that are a text": (
+    "result.json", json.dumps({"steps": 2, "train_seconds": 1.0, "images_per_second": 1.0, "images": hostile.ESCAPE}),
+  ),
+  "a metric of texts": ("metrics.jsonl", '{"step": "x"}\n[]\n3\n{"step": null}\n'),
+}  # fmt: skip
+
+
+def copied(run: pathlib.Path, file: str, data, verb: str) -> Callable:
+  """A finished workdir with another file in it, measured or continued."""
+
+  def command(folder):
+    shutil.copytree(run, folder / "run")
+    target = folder / "run" / file
+    target.unlink()
+    if callable(data):
+      data(target)
+    else:
+      target.write_bytes(data if isinstance(data, bytes) else data.encode())
+    total = "3" if file == "metrics.jsonl" else "2"  # of a run that has ended nothing reads its metrics
+    return ["train", *runs.words(folder / "run", total=total)] if verb == "train" else [verb, f"--workdir={folder}/run"]
+
+  return command
+
+
+RECIPE = "from vit_jax.config import Sweep, product, recipe\n"
+DIGITS = RECIPE + (
+  "def get_config(): return recipe(model=dict(name='cct_2_3x2_32'), data=dict(name='digits', image_size=32),"
+  " optim=dict(name='adamw', lr=1e-3), total='1ep', batch=16)\n"
+)
+CONFIGS = {  # exit code, text
+  "a base exception": (2, "class Odd(BaseException): pass\nraise Odd('x' * 300_000)"),
+  "an interrupt": (130, "raise KeyboardInterrupt"),
+  "an exit": (2, "import sys; sys.exit(0)"),
+  "recursion": (2, "def get_config(): return get_config()"),
+  "no memory": (2, "def get_config(): raise MemoryError"),
+  "a generator": (2, "def get_config():\n  while True: yield 1"),
+  "zero bytes": (2, "a = '\0'"),
+  "no UTF-8": (2, b"a = '\xff'"),
+  "brackets": (2, "a = " + "(" * 100_000),
+  "a text that terminals obey": (2, f"raise ValueError({hostile.ESCAPE!r})"),
+  "itself inside": (2, RECIPE + "def get_config():\n  a = {'name': 'x'}; a['b'] = a\n  return recipe(model=a)"),
+  "objects": (2, RECIPE + "def get_config(): return recipe(model=object(), data=len, optim={1, 2}, total=1j, batch=3)"),
+  "a number of 10,000 digits": (2, DIGITS.replace("batch=16", "batch=10**10_000")),
+  "a pattern without end": (2, DIGITS.replace("lr=1e-3", "lr=1e-3, weight_decay=1, decay_on=[('(a+)+b', 1.0)]")),
+  "a text of 300,000 characters": (2, DIGITS.replace("'adamw'", "'x' * 300_000")),
+}  # fmt: skip
+
+
+def config(body) -> Callable:
+  def command(folder):
+    (folder / "it.py").write_bytes(body if isinstance(body, bytes) else body.encode())
+    return ["train", f"--config={folder}/it.py", f"--workdir={folder}/new"]
+
+  return command
+
+
+SWEEPS = {
+  "trials without end": "def sweep():\n  import itertools; return product({'seed': itertools.count()})",
+  "10^15 trials": "def sweep(): return product({k: range(10**5) for k in ('seed', 'batch', 'total')})",
+  "a generator": "def sweep(): return Sweep(trials=({} for _ in range(10**9)))",
+  "a trial that is a number": "def sweep(): return [3]",
+  "a record of numbers": '{"trials": [3]}',
+  "a record of texts": '{"trials": [{"name": "a", "attempts": "x"}]}',
+}
+
+
+def sweep(text: str) -> Callable:
+  """A sweep that cannot be, or the record of one in its workdir."""
+
+  def command(folder):
+    body = text if text.startswith("def") else "def sweep(): return product({'seed': range(2)})"
+    (folder / "it.py").write_text(DIGITS + body)
+    if text.startswith("{"):
+      (folder / "sweep").mkdir()
+      (folder / "sweep/.lock").touch()
+      (folder / "sweep/sweep.json").write_text(
+        json.dumps(json.loads(text) | {"config": f"{folder}/it.py", "flags": {}})
+      )
+    return ["sweep", f"--config={folder}/it.py", f"--workdir={folder}/sweep"]
+
+  return command
+
+
+FLAGS = {
+  "predictions in a folder": lambda folder: [f"--write-predictions={folder}"],
+  "predictions nowhere": lambda folder: ["--write-predictions=/nowhere/p.csv"],
+  "predictions of no format": lambda folder: [f"--write-predictions={folder}/p.exe"],
+  "a report that is a file": lambda folder: [f"--report={runs.ROOT}/README.md"],
+  "a split that terminals obey": lambda folder: [f"--split={hostile.ESCAPE}"],
+}
+
+
+if __name__ == "__main__":
+  sys.exit(main())

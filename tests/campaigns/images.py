@@ -1,0 +1,174 @@
+"""What hostile images do to a run: python -m tests.campaigns.images [WORD ...]
+
+Each of tests/hostile_images.py, or those whose names contain a WORD, is put as a file into a folder, with others beside
+it, and passes the stream in a process of its own: cropped for evaluation and for training, by four threads at once,
+where a bad image is an error, and where it is skipped. A hostile one must be an error that names the file, or be left
+out alone; a whole one must have the pixels that Pillow sees. Memory and time of each process are measured, and bounded.
+Prints a line for each and at the end "N passed, M failed"; exit code 1 where anything failed. Takes a few minutes.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import numpy as np
+
+from tests import hostile_images
+from tests.image_files import encode, picture
+from vit_jax import schema
+from vit_jax.data import catalog, crops, sources, stream
+
+SECONDS, SMALL = 20, 250  # a process may take so long, and so many MiB more than it began with
+LARGE = {"png of 10,000 squared": (60, 2**11 + SMALL)}  # here four threads decode as much as all together may
+COUNT, PLACE = 2000, 7  # records, and which of them is the hostile one: one in 1000 may be skipped
+SIZE, THREADS = 64, 4
+
+
+def main() -> int:
+  """Runs all, prints a line each; the exit code."""
+  parser = argparse.ArgumentParser("python -m tests.campaigns.images", description=__doc__)
+  parser.add_argument("words", nargs="*", help="of names")
+  words = parser.parse_args().words
+  warnings.filterwarnings("ignore", message=".*fork.*")  # no thread has started yet
+  failed = passed = 0
+  for name in (*hostile_images.REFUSED, *hostile_images.NO_FILES, *hostile_images.WHOLE):
+    if words and not any(word in name for word in words):
+      continue
+    wrong, report = attempt(name)
+    failed, passed = failed + bool(wrong), passed + (not wrong)
+    print(f"{'FAIL' if wrong else 'ok':<5} {name:<45} {report}", *wrong, sep="\n        " if wrong else "", flush=True)
+  print(f"{passed} passed, {failed} failed")
+  return bool(failed)
+
+
+def attempt(name: str) -> tuple[list[str], str]:
+  """(what is wrong, what was measured) of one."""
+  with tempfile.TemporaryDirectory() as folder:
+    root = pathlib.Path(folder)
+    (root / "train/a").mkdir(parents=True)
+    bad, good = (root / f"train/a/{each}.jpg" for each in ("hostile", "good"))
+    good.write_bytes(encode(picture(), "JPEG"))
+    bad.write_bytes(good.read_bytes())
+    photos = catalog.open_split(schema.Choice("folder", {"path": folder, "test": "train"}), "train")
+    expected = None
+    if name in hostile_images.NO_FILES:
+      bad.unlink()
+      hostile_images.NO_FILES[name](bad)
+    else:
+      data = {**hostile_images.REFUSED, **hostile_images.WHOLE}[name]()
+      bad.write_bytes(data)
+      if name in hostile_images.WHOLE:
+        expected = crops.centre(SIZE)(hostile_images.pillow(data), None)
+    wrong, figures = [], []
+    limit_seconds, limit = LARGE.get(name, (SECONDS, SMALL))
+    for check in (raised, raised_in_training, skipped):
+      complaints, memory, seconds = in_a_process(limit_seconds, check, photos, expected)
+      if memory > limit:
+        complaints.append(f"{memory} MiB; allowed: {limit}")
+      wrong += [f"{check.__name__}: {complaint}" for complaint in complaints]
+      figures.append(f"{memory:>5} MiB {seconds:5.2f} s")
+    if name == "folder":
+      bad.rmdir()
+  return wrong, "  ".join(figures)
+
+
+def in_a_process(limit, check, *arguments) -> tuple[list[str], int, float]:
+  """(complaints of `check`, MiB at the most beyond those at the start, seconds) of a process of its own."""
+  read, write = os.pipe()
+  began = time.monotonic()
+  if not (child := os.fork()):
+    signal.alarm(limit)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+      complaints = check(*arguments)
+    except:  # noqa: E722  whatever it is, the parent prints it
+      complaints = ["traceback: " + traceback.format_exc()]
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    os.write(write, json.dumps([complaints, memory // 2**10]).encode()[:60_000])
+    os._exit(0)
+  os.close(write)
+  with open(read, "rb") as report:
+    text = report.read()
+  _, status = os.waitpid(child, 0)
+  seconds = time.monotonic() - began
+  if not text:
+    return [f"ended with {os.waitstatus_to_exitcode(status)} after {seconds:.1f} s"], 0, seconds
+  return *json.loads(text), seconds
+
+
+def raised(photos, expected) -> list[str]:
+  """Evaluation, a hostile image for each thread: an error that names the file, or its pixels each time."""
+  return outcome(measured(photos, [0] * THREADS, 1, on_error="raise"), expected)
+
+
+def raised_in_training(photos, expected) -> list[str]:
+  """The same for training, without chance."""
+  source = records(photos, [0] * THREADS)
+  examples = stream.train_examples(source, 0, image_size=SIZE, crop=schema.Choice("centre"), flip=False)
+  return outcome(stream.batches(examples, 1, range(1), threads=THREADS), expected)
+
+
+def skipped(photos, expected) -> list[str]:
+  """Evaluation of 2,000 images, one of which is hostile: it alone is left out, or has its pixels."""
+  numbers = [1] * COUNT
+  numbers[PLACE] = 0
+  batches = measured(photos, numbers, 64, on_error="skip")
+  batch = next(batches)
+  skipped = batches.skipped
+  batches.close()
+  wrong = [] if (np.delete(batch["mask"], PLACE) == 1).all() else ["others were left out too"]
+  if batches.problem:
+    wrong.append(f"problem {batches.problem}")
+  if expected is None:
+    return wrong + ([] if batch["mask"][PLACE] == 0 and skipped == 1 else [f"{skipped} skipped"])
+  return wrong + different(batch["image"][PLACE], expected) + ([f"{skipped} skipped"] if skipped else [])
+
+
+def records(photos, numbers) -> sources.Source:
+  """Records of the folder by name: 0 is the hostile one."""
+  order = [next(i for i in range(2) if name in photos.identify(i)) for name in ("hostile", "good")]
+  return sources.subset(photos, [order[number] for number in numbers])
+
+
+def measured(photos, numbers, size, **options):
+  """Batches for evaluation."""
+  choice = schema.Choice("centre")
+  examples = stream.eval_examples(records(photos, numbers), image_size=SIZE, test_crop=choice)
+  return stream.batches(examples, size, range(size), threads=THREADS, **options)
+
+
+def outcome(batches, expected) -> list[str]:
+  """What is wrong with the first batches, one for each thread."""
+  try:
+    taken = [next(batches)["image"][0] for _ in range(THREADS)]
+  except stream.ImageError as error:
+    batches.close()
+    if expected is not None:
+      return [f"refused: {error}"]
+    text = str(error)
+    wrong = [] if "hostile.jpg" in text and "\n" not in text and len(text) < 700 else [f"says {text!r}"]
+    return wrong if batches.problem else [*wrong, "no problem is known"]
+  batches.close()
+  if expected is None:
+    return ["accepted"]
+  return [complaint for image in taken for complaint in different(image, expected)][:1]
+
+
+def different(image, expected) -> list[str]:
+  """Complaints unless two images are the same, but for the rounding of another decoder."""
+  distance = np.abs(image.astype(int) - expected).max()
+  return [] if distance <= 8 else [f"other pixels than Pillow's: by up to {distance}"]
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,174 @@
+"""Decoding against Pillow; files that are not whole; memory that threads share."""
+
+import io
+import threading
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests import hostile_images
+from tests.image_files import decoded, encode, picture
+from vit_jax.data import decoding
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "LA", "P", "RGBA", "1"])
+def test_every_kind_of_png_becomes_the_rgb_that_pillow_makes(mode):
+  image = Image.fromarray(picture()).convert(mode)
+  np.testing.assert_array_equal(decoded(encode(image)), np.asarray(image.convert("RGB")))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_every_kind_of_jpeg_becomes_the_rgb_that_pillow_makes(mode, progressive):
+  data = encode(Image.fromarray(picture()).convert(mode), "JPEG", quality=95, progressive=progressive)
+  expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+  assert np.abs(decoded(data).astype(int) - expected).max() <= 2
+
+
+def test_sixteen_bits_are_cut_to_eight():
+  image = picture()
+  data = cv2.imencode(".png", image[..., ::-1].astype(np.uint16) * 257)[1].tobytes()
+  np.testing.assert_array_equal(decoded(data), image)
+  gray = encode(Image.fromarray(image[..., 0].astype(np.uint16) * 257))
+  np.testing.assert_array_equal(decoded(gray), np.repeat(image[..., :1], 3, axis=-1))
+
+
+def test_the_camera_orientation_is_ignored():
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  turned = encode(picture(), "JPEG", exif=exif.tobytes())
+  assert decoded(turned).shape == (60, 80, 3)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9, 0.99])
+def test_a_truncated_file_is_an_error(form, share):
+  data = encode(picture(), form)
+  with pytest.raises(decoding.DecodeError, match="not a complete image"):
+    decoded(data[: int(share * len(data))])
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 10, 100])
+def test_a_jpeg_that_lacks_its_last_bytes_is_an_error(lost):
+  for progressive in (False, True):
+    with pytest.raises(decoding.DecodeError):
+      decoded(encode(picture(), "JPEG", progressive=progressive)[:-lost])
+
+
+def test_a_jpeg_whose_second_half_was_never_written_is_an_error():
+  data = encode(picture(480, 640), "JPEG")
+  with pytest.raises(decoding.DecodeError):
+    decoded(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+
+
+@pytest.mark.parametrize("data", [b"", b"a text file, whatever its name", bytes(1000)])
+def test_what_is_no_image_is_an_error(data):
+  with pytest.raises(decoding.DecodeError):
+    decoded(data)
+
+
+def test_a_png_with_a_wrong_checksum_is_an_error():
+  data = bytearray(encode(picture()))
+  data[data.index(b"IDAT") + 40] ^= 0xFF
+  with pytest.raises(decoding.DecodeError):
+    decoded(bytes(data))
+
+
+def test_bytes_behind_a_complete_image_do_no_harm():
+  for form in ("JPEG", "PNG"):
+    data = encode(picture(), form)
+    np.testing.assert_array_equal(decoded(data + bytes(50)), decoded(data))
+
+
+@pytest.mark.parametrize("name", [name for name in hostile_images.REFUSED if "cut" in name or "end" in name])
+def test_a_jpeg_or_png_that_lacks_a_part_is_an_error_also_with_an_end_behind(name):
+  with pytest.raises(decoding.DecodeError, match=r"^not a complete image"):
+    decoded(hostile_images.REFUSED[name]())
+
+
+@pytest.mark.parametrize("name", [name for name in hostile_images.WHOLE if "10,000" not in name])
+def test_an_odd_image_that_is_whole_has_the_pixels_that_pillow_sees(name):
+  data = hostile_images.WHOLE[name]()
+  found, expected = decoded(data), hostile_images.pillow(data).astype(int)
+  assert found.shape == expected.shape
+  assert np.abs(found - expected).max() <= (8 if "webp" in name else 2)
+
+
+def test_jpegs_of_all_sizes_and_qualities_are_whole():
+  draw = np.random.default_rng(0)
+  for i in range(60):
+    height, width, quality = (int(draw.integers(*ends)) for ends in ((1, 90), (1, 90), (5, 100)))
+    options = {"quality": quality, "optimize": bool(i % 2), "restart_marker_blocks": i % 5}
+    data = encode(picture(height, width, i), "JPEG", **options, **({"subsampling": i % 3} if i % 4 else {}))
+    direct = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+    np.testing.assert_array_equal(decoded(data), direct)
+
+
+# Bounds.
+
+
+def test_an_image_of_more_pixels_than_allowed_is_refused_with_both_numbers():
+  data = encode(picture(60, 80))
+  with pytest.raises(decoding.DecodeError, match=r"80 x 60 pixels; allowed: up to data.max_pixels=4,799 in all"):
+    decoding.check(data, 4799, 100)
+  assert decoding.check(data, 4800, 100)[:2] == (60, 80)
+
+
+def test_an_image_that_is_too_long_is_refused_with_both_numbers():
+  data = encode(picture(60, 600))
+  with pytest.raises(decoding.DecodeError, match=r"600 x 60 pixels; .* up to data.max_aspect=9.9 times the other"):
+    decoding.check(data, 10**6, 9.9)
+  assert decoding.check(data, 10**6, 10)[:2] == (60, 600)
+
+
+def test_threads_never_hold_more_than_the_memory_there_is_and_all_come_to_their_turn():
+  memory, held, most, lock = decoding.Memory(100), [], [], threading.Lock()
+
+  def hold(size):
+    for _ in range(20):
+      with memory.share(size):
+        with lock:
+          held.append(min(size, 100))
+          most.append(sum(held))
+        with lock:
+          held.remove(min(size, 100))
+
+  threads = [threading.Thread(target=hold, args=(size,)) for size in (1, 30, 50, 99, 100, 10**9)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(20)
+    assert not thread.is_alive()
+  assert max(most) == 100
+
+
+def test_memory_is_given_back_after_an_error():
+  memory = decoding.Memory(10)
+  for _ in range(3):
+    with pytest.raises(ZeroDivisionError), memory.share(10):
+      _ = 1 // 0
+  with memory.share(10):
+    pass
+
+
+def test_a_large_image_is_not_overtaken_by_small_ones_for_ever():
+  memory, order = decoding.Memory(10), []
+
+  def hold(size):
+    with memory.share(size):
+      order.append(size)
+
+  with memory.share(5):
+    large = threading.Thread(target=hold, args=(10,))
+    large.start()
+    while not memory._waiting:
+      pass
+    small = threading.Thread(target=hold, args=(1,))
+    small.start()
+    small.join(0.05)
+    assert order == []
+  for thread in (large, small):
+    thread.join(20)
+  assert order == [10, 1]

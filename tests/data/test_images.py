@@ -1,0 +1,176 @@
+"""Images by record: bad ones are named or skipped, whatever is wrong with them; what is being read is known."""
+
+import os
+import threading
+import time
+
+import cv2
+import numpy as np
+import pytest
+
+from tests import hostile_images
+from tests.image_files import encode, picture
+from tests.streams import PLAIN, file, records, source, train
+from vit_jax import schema
+from vit_jax.data import catalog, crops, images, prefetch, sources, stream
+
+SMALL = [name for name in hostile_images.REFUSED if "32,767" not in name]
+
+
+def of(read, on_error, count=1):
+  """Images of a made source whose records `read` gives."""
+  made = sources.Source("made", "test", ("a",), count, read, lambda i: f"made, record {i}")
+  return images.Images(made, on_error, 178_956_970, 100)
+
+
+def same(image):
+  return image
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_hostile_image_is_an_error_that_names_it_or_is_skipped(name):
+  data = hostile_images.REFUSED[name]()
+  raising, skipping = of(lambda i: (data, 0), "raise"), of(lambda i: (data, 0), "skip", 1000)
+  with pytest.raises(images.ImageError, match=r"^made, record 0: ") as caught:
+    raising.prepared(0, same)
+  assert "Mend or remove it, or set data.on_error='skip'" in str(caught.value)
+  assert len(str(caught.value)) < 400
+  assert raising.problem is caught.value
+  assert skipping.prepared(7, same) is None
+  assert skipping.reasons.keys() == {7}
+  assert skipping.problem is None
+
+
+@pytest.mark.parametrize("name", hostile_images.NO_FILES)
+def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path, name):
+  folder = tmp_path / "train/a"
+  folder.mkdir(parents=True)
+  (folder / "x.jpg").write_bytes(hostile_images.jpeg())
+  photos = catalog.open_split(schema.Choice("folder", {"path": str(tmp_path), "test": "train"}), "train")
+  (folder / "x.jpg").unlink()
+  hostile_images.NO_FILES[name](folder / "x.jpg")
+  with pytest.raises(images.ImageError, match=r"record 0 \(file '.*/train/a/x.jpg'\): ") as caught:
+    images.Images(photos, "raise", 10**6, 100).prepared(0, same)
+  if name.endswith("named pipe"):
+    assert "it is a named pipe, not a regular file" in str(caught.value)
+  if name == "100 GB with holes":
+    assert "it has 100,000,000,000 bytes; allowed: 536,870,912" in str(caught.value)
+
+
+ERRORS = (
+  cv2.error("OpenCV(5.0.0) resize.cpp:1: error: (-4:Insufficient memory) in function 'resize'"),
+  MemoryError(),
+  ValueError("cannot reshape"),
+)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("stage", ["crop", "policy"])
+def test_an_error_of_cropping_or_of_the_policy_is_an_error_of_the_image(monkeypatch, error, stage):
+  def fail(image, draw):
+    if image[0, 0].tolist() == [7, 0, 3]:  # record 3
+      raise error
+    return cv2.resize(image, (2, 2))
+
+  table = crops.CROPS if stage == "crop" else stream.randaugment.POLICIES
+  monkeypatch.setitem(table, "failing", (lambda size: fail) if stage == "crop" else lambda: fail)
+  monkeypatch.setitem(crops.TEST_CROPS, "failing", lambda size: fail)
+  args = {stage: schema.Choice("failing")}
+  with pytest.raises(stream.ImageError, match=r"^made, record 3: ") as caught:
+    train(source(10), 10, 1, **args)
+  assert caught.value.__cause__ is error
+  taken = train(source(2000), 500, 4, on_error="skip", **args)
+  assert sorted(records(taken))[:4] == [0, 1, 2, 4]  # one epoch, in which another stands for it
+  if stage == "crop":
+    examples = stream.eval_examples(source(2000), image_size=2, test_crop=schema.Choice("failing"))
+    batches = stream.batches(examples, 500, range(500), on_error="skip")
+    mask = next(batches)["mask"]
+    batches.close()
+    assert np.flatnonzero(mask == 0).tolist() == [3]
+
+
+def test_a_bomb_for_the_crop_is_an_error_of_the_image_and_not_of_memory():
+  data = encode(np.zeros((1_000_000, 1, 3), np.uint8))
+  made = sources.Source("made", "test", ("a",), 1, lambda i: (data, 0), lambda i: f"made, record {i}")
+  for max_aspect, reason in ((100, "data.max_aspect=100 times"), (1e9, "allowed: 256 MiB|libpng|OpenCV")):
+    examples = stream.eval_examples(made, test_crop=schema.Choice("centre"))
+    batches = stream.batches(examples, 1, range(1), max_aspect=max_aspect)
+    with pytest.raises(stream.ImageError, match=f"made, record 0: .*({reason})"):
+      next(batches)
+    batches.close()
+
+
+def test_the_bounds_of_a_config_hold_for_training_and_for_measuring():
+  large = sources.Source("made", "t", ("a",), 1, lambda i: (encode(picture(60, 80)), 0), lambda i: f"made, record {i}")
+  for examples in (stream.train_examples(large, 0, **PLAIN), stream.eval_examples(large, image_size=2)):
+    for bounds, message in (({"max_pixels": 4000}, "max_pixels=4,000"), ({"max_aspect": 1.3}, "max_aspect=1.3")):
+      batches = stream.batches(examples, 1, range(1), **bounds)
+      with pytest.raises(stream.ImageError, match=message):
+        next(batches)
+      batches.close()
+
+
+def test_the_first_problem_is_known_before_its_batch_is_asked_for():
+  batches = stream.batches(stream.eval_examples(source(200, bad=[30]), image_size=2), 4, range(4), threads=2)
+  assert batches.problem is None
+  next(batches)
+  for _ in range(6):
+    next(batches)
+  deadline = time.monotonic() + 20
+  while batches.problem is None and time.monotonic() < deadline:
+    time.sleep(0.01)  # record 30 is in the eighth batch, which nobody asked for
+  assert isinstance(batches.problem, stream.ImageError)
+  assert "made, record 30" in str(batches.problem)
+  batches.close()
+
+
+def test_what_is_being_read_is_known_and_closing_does_not_wait_for_it(monkeypatch):
+  monkeypatch.setattr(prefetch, "PATIENCE", 0.1)
+  go_on, begun = threading.Event(), threading.Event()
+
+  def read(i):
+    if i == 5:
+      begun.set()
+      go_on.wait(60)
+    return file(i), 0
+
+  made = sources.Source("made", "t", ("a",), 40, read, lambda i: f"made, record {i}")
+  batches = stream.batches(stream.eval_examples(made, image_size=2), 4, range(4), threads=3)
+  next(batches)
+  assert begun.wait(20)
+  time.sleep(0.2)
+  (place, seconds), *others = batches.reading()
+  assert place == "made, record 5" and 0.2 <= seconds < 20
+  assert all(later <= seconds for _, later in others)
+  began = time.monotonic()
+  batches.close()
+  assert time.monotonic() - began < 2
+  go_on.set()
+
+
+def test_nothing_is_being_read_once_everything_was():
+  batches = stream.batches(stream.eval_examples(source(10), image_size=2), 4, range(4))
+  assert len(list(batches)) == 3
+  assert batches.reading() == []
+  batches.close()
+
+
+def test_many_bad_images_are_counted_under_all_threads_and_the_log_names_each_once(caplog):
+  bad = [3, 500, 1400]
+  batches = stream.batches(
+    stream.eval_examples(source(4000, bad), image_size=2), 100, range(100), on_error="skip", threads=8
+  )
+  list(batches)
+  batches.close()
+  assert batches.skipped == 3
+  named = [record.getMessage() for record in caplog.records if "skipped: made" in record.getMessage()]
+  assert sorted(int(text.split("record ")[1].split(":")[0]) for text in named) == bad
+
+
+def test_a_file_that_is_replaced_by_a_pipe_is_closed_again(tmp_path):
+  os.mkfifo(tmp_path / "x.jpg")
+  before = len(os.listdir("/proc/self/fd"))
+  for _ in range(5):
+    with pytest.raises(OSError, match="named pipe"):
+      sources.contents(tmp_path / "x.jpg")
+  assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,46 @@
+"""Weights that are damaged, lie or attack are one short error before anything is allocated or run."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from tests import hostile
+from vit_jax import importers
+from vit_jax.schema import ConfigError
+
+
+def refused(path):
+  """The error that reading the file ends with, after little memory."""
+  tracemalloc.start()
+  try:
+    with pytest.raises(ConfigError) as caught:
+      importers.load(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**27
+  finally:
+    tracemalloc.stop()
+  said = str(caught.value)
+  assert len(said) < 2500 and said.count("\n") <= 3
+  assert not set(said) & set("\x1b\x07")
+  return said
+
+
+@pytest.mark.parametrize("name", hostile.WEIGHTS)
+def test_hostile_weights_are_one_error_that_names_the_file(tmp_path, monkeypatch, name):
+  monkeypatch.chdir(tmp_path)
+  if name.startswith("pth"):
+    pytest.importorskip("torch")
+  path = hostile.weights(tmp_path, name)
+  assert path.name in refused(path)
+  assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("name", hostile.HUB)
+def test_a_config_of_another_code_that_means_another_model_is_refused(tmp_path, name):
+  assert "config.json" in refused(hostile.hub(tmp_path, name))
+
+
+def test_bfloat16_and_float16_are_read_as_before(tmp_path):
+  arrays = {name: array.astype(np.float16) for name, array in hostile.good("vit_jax").items()}
+  np.savez_compressed(tmp_path / "a.npz", **arrays)
+  assert all(array.dtype == np.float32 for array in importers.load(tmp_path / "a.npz")[1].values())

@@ -1,0 +1,58 @@
+"""JSON beside weights: what is taken from it. What is refused is in test_hostile."""
+
+import json
+
+import pytest
+import safetensors.numpy
+
+from tests import hostile
+from vit_jax import importers
+from vit_jax.schema import ConfigError
+
+
+@pytest.mark.parametrize(
+  ("says", "gelu"),
+  [
+    *((name, "erf") for name in ("gelu", "gelu_python")),
+    *((name, "tanh") for name in ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_accurate")),
+  ],
+)
+def test_the_activations_of_transformers_that_are_built_are_taken(tmp_path, says, gelu):
+  safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
+  (tmp_path / "config.json").write_text(json.dumps({"hidden_act": says, "num_attention_heads": 2, "hidden_size": 64}))
+  assert importers.inspect(tmp_path).description.arguments()["gelu"] == gelu
+
+
+def test_heads_of_a_config_json_are_not_those_that_a_run_would_like(tmp_path):
+  safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
+  (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 4}))
+  have = importers.inspect(tmp_path).description
+  assert importers.fitted(str(tmp_path), have)[0]
+  want = have.replaced(model=type(have.model)(have.model.name, {**have.model.args, "heads": 2}))
+  with pytest.raises(ConfigError, match="says heads=4"):
+    importers.fitted(str(tmp_path), want)
+
+
+def test_other_normalisations_of_the_images_are_said(tmp_path):
+  safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
+  (tmp_path / "preprocessor_config.json").write_text(
+    json.dumps({"image_mean": [0.4, 0.5, 0.6], "image_std": [0.5] * 3})
+  )
+  recognised = importers.inspect(tmp_path)
+  assert recognised.notes == ["its images were normalised with --config.data.mean=(0.4,0.5,0.6)"]
+  assert recognised.notes[0] in importers.fitted(str(tmp_path), recognised.description)[1]
+
+
+def test_all_that_is_said_and_true_is_taken(tmp_path):
+  safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
+  true = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 96,
+    "patch_size": [8, 8],
+  }
+  true |= {"num_channels": 3, "image_size": 32, "qkv_bias": True, "layer_norm_eps": 1e-6, "pooler_act": "tanh"}
+  true |= {"hidden_dropout_prob": 0.5, "global_pool": "token", "model_args": {"img_size": 32, "act_layer": "gelu"}}
+  (tmp_path / "config.json").write_text(json.dumps(true))
+  assert importers.inspect(tmp_path).description.arguments()["eps"] == 1e-6

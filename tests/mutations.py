@@ -1,0 +1,124 @@
+"""Mistakes in configs, made by chance: of keys, types, ranges, nesting; for tests and `tests.campaigns.configs`."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+
+import ml_collections
+
+from vit_jax import build, config, flags, schema
+from vit_jax.data import catalog
+
+# Values of every kind as flags have them, for every key.
+VALUES = (
+  "-1", "0", "0.5", "1e30", "nan", "none", "true", "nonsense", "[]", "(1,2)", "{}", "''", "10ep", "3", "[('x', 1)]",
+)  # fmt: skip
+# What only ill will writes, and files of Python.
+WORSE = (
+  "inf", "-0.0", "1" * 30, "9" * 5000, "1e400", "0x10", "1_000", "1000000", "default", "(" * 300, "[" * 90 + "]" * 90,
+  "x" * 100_000, "\x1b[2Jred", "a\nb", "\u202eltr", "ü" * 50, "\ud800", "(a+)+b", "['(a+)+b']", "[('(.*)*k', 1)]",
+  "[('.*', nan)]", "1+1j", "b'x'", "{'name': 'adamw'}", "dict(name='sgd')", "5%", "-5%", "1e9ep", "99999999Mex",
+  "train[:200%]", "train[5:2]", "../../etc/passwd", "gs://nowhere/x", "%s%n", "{0.__class__}",
+)  # fmt: skip
+OBJECTS = (
+  None, True, -1, 0, 2**40, 2**63, 10**5000, 0.5, float("nan"), float("inf"), -0.0, "", "x", b"x", (), [], {},
+  [[]], {1: 2}, {"": 1},
+  {"name": "x"}, {"name": 3}, {"name": "none"}, (1, 2, 3), "1" * 5000, object, len, 1j, {1, 2}, range(3), [None],
+)  # fmt: skip
+
+
+def leaves(value, path: str = "") -> Iterator[tuple[str, object]]:
+  """(dotted key, value) of nested dicts."""
+  if isinstance(value, dict):
+    for key, inner in value.items():
+      yield from leaves(inner, f"{path}.{key}" if path else key)
+  else:
+    yield path, value
+
+
+def misspelled(key: str) -> str:
+  """The key with another last letter."""
+  return key[:-1] + ("x" if key[-1] != "x" else "y")
+
+
+def keys(run: config.Run) -> dict[str, object]:
+  """All keys of a run with their values, and all groups of keys with None."""
+  known = dict(leaves(json.loads(config.dumps(run))))
+  return dict.fromkeys(sorted({key.rpartition(".")[0] for key in known} - {""})) | known
+
+
+def near(draw: random.Random, value) -> object:
+  """Another value of the same kind, which may well be allowed."""
+  match value:
+    case bool():
+      return not value
+    case int() | float():
+      return draw.choice((0, 1, value + 1, 2 * value, value / 2, value // 2, -value, 1000 * value))
+    case str():
+      return draw.choice((value, value.upper(), value[:-1], f"{value}x", "none", "train", "cosine", "1ep", "resize"))
+    case list():
+      return draw.choice((value[:-1], [*value, *value], value[::-1], tuple(value)))
+  return draw.choice((1, 2, 0.1, "1", True))
+
+
+def mutation(draw: random.Random, known: dict[str, object]) -> tuple[str, object]:
+  """A key, which may be wrong, and a text for a flag or an object for a file."""
+  key = draw.choice(list(known))
+  if draw.randrange(2):
+    return key, near(draw, known[key])
+  match draw.randrange(8):
+    case 0:
+      key = misspelled(key)
+    case 1:
+      key += draw.choice((".", ".x", ".name", "..y", ".name.name", ".\x1b[2J", "." + "z" * 1000))
+    case 2:
+      key = draw.choice((key.rpartition(".")[2], "x", "", "name", "model", key.upper(), f"{key} "))
+  value = draw.choice((draw.choice(VALUES), draw.choice(WORSE), draw.choice(OBJECTS)))
+  return key, value
+
+
+def apply(edited: ml_collections.ConfigDict, key: str, value) -> None:
+  """Changes a config as a flag does, or for what is no text as a file of Python can."""
+  if isinstance(value, str):
+    flags.edit(edited, key, value)
+    return
+  *parents, last = key.split(".")
+  for name in parents:
+    inner = edited.get(name)
+    if not isinstance(inner, ml_collections.ConfigDict):
+      raise schema.ConfigError("there is no such group", f"config.{key}")
+    edited = inner
+  with edited.ignore_type():
+    edited[last] = value
+
+
+def opener() -> Callable:
+  """`catalog.open_split`, which opens each split once: that takes longer than all the rest of a build."""
+  opened = {}
+
+  def open_split(choice, split):
+    # One that cannot be opened is asked each time.
+    key = json.dumps(schema.plain(schema.arguments(choice, catalog.READERS[choice.name])))
+    if (choice.name, key, split) not in opened:
+      opened[choice.name, key, split] = catalog.open_split(choice, split)
+    return opened[choice.name, key, split]
+
+  return open_split
+
+
+def wrong(error: BaseException, changed: list[str]) -> str | None:
+  """What is wrong with an error that some changed keys have caused; None if it is a short one that says where."""
+  if not isinstance(error, schema.ConfigError):
+    return f"{type(error).__name__}: {str(error)[:300]}"
+  said = str(error)
+  words = {part for key in changed for part in (key.split(".")[-1], key.split(".")[0])}
+  if not error.place and not any(word in said or word.replace("_", " ") in said for word in words):
+    return f"the message does not say where: {said[:300]}"
+  if len(said) > 2500 or said.count("\n") > 3 or "\x1b" in said:
+    return f"the message is not fit to be read: {said[:300]!r}"
+  return None
+
+
+def built(edited: ml_collections.ConfigDict, devices, open_split: Callable) -> build.Parts:
+  """The run of an edited config, built without compiling anything."""
+  return build.build(build.complete(config.resolve(edited)), devices, open_split)

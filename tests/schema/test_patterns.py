@@ -1,0 +1,49 @@
+"""Regular expressions of users are matched within bounds, or refused with what to write instead."""
+
+import re
+import time
+
+import pytest
+
+from vit_jax.schema import ConfigError, patterns
+
+PATH = "stages/2/blocks/17/attention/query/kernel"  # one of the longest that there are
+
+
+@pytest.mark.parametrize(
+  "pattern",
+  [
+    ".*kernel", "(?!head).*", r"blocks/(\d+/)?tokens/up/kernel", r"blocks/([0-9]|1[01])/.*|embedding/.*", "",
+    r".*/(query|key|value)/.*(kernel|bias)", r"blocks/\d+/(norm1|norm2)/.*", "(?i:HEAD).*", r"(a|b|cd){1,3}", r"(.)\1",
+  ],
+)  # fmt: skip
+def test_what_recipes_write_is_allowed(pattern):
+  patterns.check(pattern)
+
+
+@pytest.mark.parametrize(
+  "pattern",
+  [
+    "(a+)+b", "(a*)*b", "(a|a)*b", "(a|aa)+b", "(.*a){20}", "(.*)*", "(a?){64}b", "a?" * 30 + "a" * 30, ".*" * 10 + "x",
+    "(?:){1000000}", "(?:(?:){65535}){65535}", "(?:a?)+", "(x|xx)" * 30, "(?=(a+)+b).*", "(?>(a+)+b)",
+    "(?:(?:a|b)*c)*d", r"(\w+)*x", "((a{1,20}){1,20}){1,20}b",
+  ],
+)  # fmt: skip
+def test_what_could_take_forever_is_refused_with_a_hint(pattern):
+  with pytest.raises(ConfigError, match=r"could match in .* allowed: 1,000,000.*several patterns"):
+    patterns.check(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["(", "[", "a{99999999999}", "(" * 500 + ")" * 500, "*", "a" * 1001])
+def test_what_is_no_pattern_is_refused(pattern):
+  with pytest.raises(ConfigError, match=r"is not a regular expression|too long"):
+    patterns.check(pattern)
+
+
+@pytest.mark.parametrize("pattern", [".*.*.*x", r"(\w+/)?" * 3 + "x", ".*(a|b|e)?.*[a-z]+x", "(?!.*x)(?!.*y).*z"])
+def test_the_worst_that_is_allowed_takes_milliseconds(pattern):
+  patterns.check(pattern)
+  started = time.process_time()
+  for text in (PATH, "a" * patterns.LENGTH):
+    assert not re.fullmatch(pattern, text)
+  assert time.process_time() - started < 0.5

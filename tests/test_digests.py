@@ -1,0 +1,36 @@
+"""Digests of arrays, against the bytes that they are of."""
+
+import hashlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import config, digests, mesh
+
+pytestmark = pytest.mark.heavy
+
+
+def test_the_fingerprint_sees_every_bit_and_the_order():
+  x = jnp.arange(12, dtype=jnp.float32).reshape(3, 4)
+  base = int(digests.fingerprint({"x": x})["x"])
+  flipped = jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.uint32) ^ jnp.uint32(1), jnp.float32)
+  for other in (x.at[2, 3].set(12.0), x[::-1], flipped, -x):
+    assert int(digests.fingerprint({"x": other})["x"]) != base
+
+
+def test_the_digest_of_weights_is_that_of_their_bytes_in_path_order():
+  g = mesh.make(config.Mesh(), jax.devices())
+  draw = np.random.default_rng(3)
+  arrays = {"blocks/0/kernel": draw.normal(size=(16, 4)), "head/bias": draw.normal(size=(8,))}
+  params = {path: jax.device_put(array.astype(np.float32), mesh.batch(g)) for path, array in arrays.items()}
+  expected = hashlib.sha256(b"".join(np.asarray(params[path]).tobytes() for path in sorted(params))).hexdigest()
+  assert digests.sha256(params, mesh.replicated(g)) == expected
+
+
+def test_the_digest_of_arrays_on_the_host_sees_names_and_bytes():
+  arrays = {"a": np.zeros(3, np.float32), "b": np.ones(2, np.float32)}
+  assert digests.on_host(arrays) == digests.on_host(dict(reversed(arrays.items())))
+  for other in ({"a": arrays["a"]}, {"c": arrays["a"], "b": arrays["b"]}, arrays | {"b": -arrays["b"]}):
+    assert digests.on_host(other) != digests.on_host(arrays)

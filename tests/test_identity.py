@@ -1,0 +1,233 @@
+"""What a checkpoint is a state of: a restart on anything else is refused, and says what is another."""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import shutil
+import types
+
+import jax
+import pytest
+
+from tests import runs
+from tests.image_files import image
+from vit_jax import config, identity, mesh
+from vit_jax.data import sources, stream
+from vit_jax.data.readers.folder import folder
+from vit_jax.schema import Choice
+
+ORDER = {"positions": [0, 1], "records": [3, 5]}
+COUNTS = {"images": 64, "seconds": 1.5, "train_seconds": 2.5}
+
+
+@pytest.fixture
+def photos(tmp_path):
+  """Two classes of 20 images."""
+  for number, name in enumerate(f"{label}/{i}.png" for label in "ab" for i in range(20)):
+    file = tmp_path / "photos" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(image(number))
+  return tmp_path / "photos"
+
+
+def source(path, **changes):
+  return dataclasses.replace(folder("folder", sources.Row(folder), "train", path=str(path)), **changes)
+
+
+def described(made, devices=8):
+  """What a checkpoint holds, as it is read."""
+  grid = mesh.make(config.Mesh(), jax.devices()[:devices])
+  return json.loads(json.dumps(identity.of(runs.run(), made, grid)))
+
+
+def copied(path):
+  """The photos at another place, with their times of change."""
+  return shutil.copytree(path, path.parent / "copy")
+
+
+def remove(path):
+  (path / "a" / "3.png").unlink()
+
+
+def rename_a_class(path):
+  (path / "a").rename(path / "c")
+
+
+def add_a_class(path):
+  (path / "c").mkdir()
+  (path / "c" / "0.png").write_bytes(image(99))
+  (path / "c" / "1.png").write_bytes(image(98))
+
+
+def exchange_two_images(path):
+  (path / "a/0.png").rename(path / "x")
+  (path / "b/0.png").rename(path / "a/0.png")
+  (path / "x").rename(path / "b/0.png")
+
+
+def add_to_a_file(path):
+  name = source(path).identify(0)
+  stamp = (path / name).stat().st_mtime_ns
+  (path / name).write_bytes((path / name).read_bytes() + b"x")
+  os.utime(path / name, ns=(stamp, stamp))
+
+
+def replace_pixels(path):
+  """Of all images, with the size and the time of change of those before."""
+  for file in path.rglob("*.png"):
+    before = file.stat()
+    content = bytearray(file.read_bytes())
+    content[-20] ^= 0xFF
+    file.write_bytes(content)
+    os.utime(file, ns=(before.st_mtime_ns, before.st_mtime_ns))
+
+
+def touch(path):
+  os.utime(path / "a/3.png", ns=(0, 0))
+
+
+RECORDS = {
+  remove: ["32 images are now 31"],
+  rename_a_class: ["class 'a' is now 'c'", "names, labels or order of images are others: record 0 was"],
+  add_a_class: ["1 class new: 'c'", "32 images are now 34"],
+}
+FILES = {
+  add_to_a_file: ["sizes of files are others", "contents are others, such as of 'a/"],
+  replace_pixels: ["contents are others, such as of '"],
+  touch: ["times of change of files are others"],
+}
+
+
+@pytest.mark.parametrize("change", RECORDS)
+def test_other_records_are_named_and_never_accepted(photos, change):
+  before = described(source(photos))["data"]
+  change(photos)
+  now = described(source(photos))["data"]
+  for accept in (False, True):
+    objection = identity.objection(before, now, accept)
+    assert all(line in objection for line in RECORDS[change]), objection
+    assert "take another --workdir" in objection and "--accept-data" not in objection
+
+
+@pytest.mark.parametrize("change", FILES)
+def test_other_files_of_the_same_records_are_named_and_can_be_accepted(photos, change):
+  before = described(source(photos))
+  change(photos)
+  now = described(source(photos))
+  objection = identity.objection(before["data"], now["data"])
+  assert all(line in objection for line in FILES[change]), objection
+  assert "cp -p and rsync -a" in objection and "--accept-data" in objection
+  assert identity.objection(before["data"], now["data"], accept=True) is None
+  assert [note for note in identity.notes(before, now) if note.startswith("data accepted as they are now")]
+
+
+def test_the_same_data_at_another_place_are_the_same(photos):
+  before = described(source(photos))
+  now = described(source(copied(photos)))
+  assert identity.objection(before["data"], now["data"]) is None
+  assert identity.notes(before, now) == []
+
+
+def test_exchanged_images_are_noticed_by_their_sizes_or_contents(photos):
+  before = described(source(photos))["data"]
+  exchange_two_images(photos)
+  assert "are others" in identity.objection(before, described(source(photos))["data"])
+
+
+def test_reversed_records_are_another_order(photos):
+  made = source(photos)
+  before = described(made)["data"]
+  turned = sources.subset(made, range(len(made) - 1, -1, -1))
+  turned = described(dataclasses.replace(turned, fingerprint=lambda: made.fingerprint()._replace(names="")))["data"]
+  first, last = made.identify(0), made.identify(len(made) - 1)
+  objection = identity.objection(before, turned, accept=True)
+  assert f"the order of images is another: record 0 was {first!r}, is {last!r}" in objection
+
+
+def test_a_record_with_another_label_is_named(photos):
+  made = source(photos)
+  before = described(made)["data"]
+  other = dataclasses.replace(made, read=lambda i: (made.read(i)[0], 1 - made.read(i)[1]))
+  label = made.label(0)
+  assert f"record 0 had label {label}, has {1 - label}" in identity.objection(before, described(other)["data"])
+
+
+def test_an_unreadable_image_is_no_other_image(photos):
+  before = described(source(photos))["data"]
+  made = source(photos)
+
+  def read(i):
+    raise OSError("a bad disk")
+
+  assert identity.objection(before, described(dataclasses.replace(made, read=read))["data"]) is None
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 100])
+def test_another_permutation_is_noticed_and_the_same_one_is_not(photos, monkeypatch, step):
+  made, plain = source(photos), {"image_size": 8, "crop": Choice("resize")}
+  positions = json.loads(json.dumps(identity.order(stream.train_examples(made, 3, **plain), step * 8)))
+  assert identity.other_order(positions, stream.train_examples(made, 3, **plain)) is None
+  for epoch in (step * 8 // len(made), step * 8 // len(made) + 1):
+    assert any(position // len(made) == epoch for position in positions["positions"])
+  assert "another order of images (position" in identity.other_order(positions, stream.train_examples(made, 4, **plain))
+  before = stream.index_shuffle
+  monkeypatch.setattr(stream, "index_shuffle", lambda i, **rest: (before(i, **rest) + 1) % len(made))
+  assert "another order of images" in identity.other_order(positions, stream.train_examples(made, 3, **plain))
+
+
+def test_other_packages_and_devices_are_a_line_each(photos, monkeypatch):
+  made = source(photos)
+  before, version = described(made), importlib.metadata.version("grain")
+  known = importlib.metadata.version
+  monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9" if name == "grain" else known(name))
+  monkeypatch.setattr(identity.jax, "process_count", lambda: 2)
+  packages, devices = identity.notes(before, described(made, devices=4))
+  assert packages == f"other packages, grain {version} -> 9.9: {identity.BITS}"
+  assert devices == f"other devices, 8 x cpu in 1 process -> 4 x cpu in 2 processes: {identity.BITS}"
+  assert identity.objection(before["data"], described(made)["data"]) is None
+
+
+def test_a_checkpoint_of_before_is_said_to_tell_nothing():
+  assert "not compared" in identity.notes(None, {})[0]
+  identity.check(COUNTS)
+
+
+WRONG = [
+  {"identity": None}, {"identity": 3}, {"identity": []}, {"identity": {}}, {"data": {}}, {"data": {"classes": 3}},
+  {"data": {"classes": ["a"], "records": "x", "fingerprint": {}, "samples": [{}]}}, {"config": 3}, {"packages": None},
+  {"devices": {"kind": 3}}, {"order": None}, {"order": [3]}, {"order": {"positions": [0]}},
+  {"order": {**ORDER, "records": ["a"]}}, {"frozen": [1]}, {"evaluated": 3},
+  {"pending": {"steps": 1, "sums": {"loss": "x"}}}, {"seconds": None}, {"images": "64"},
+  {"train_seconds": -1.0}, {"seconds": float("nan")},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", WRONG, ids=str)
+def test_what_no_run_says_is_a_value_error(photos, change):
+  good = {"identity": described(source(photos)), "order": ORDER, "frozen": {}, "evaluated": True, **COUNTS}
+  good |= {"step_seconds": 1.0, "pending": {"steps": 1, "sums": {"loss": 0.5}}}
+  identity.check(good)
+  inner = change.keys() <= good["identity"].keys()
+  with pytest.raises(ValueError, match="what no run does"):
+    identity.check(good | ({"identity": good["identity"] | change} if inner else change))
+
+
+@pytest.mark.parametrize("change", [{}, {"seconds": None}, {"images": [1]}], ids=str)
+def test_counts_are_asked_of_a_checkpoint_of_before_too(change):
+  with pytest.raises(ValueError, match="what no run does"):
+    identity.check(COUNTS | change if change else {})
+
+
+def test_long_lists_and_names_are_cut():
+  data = {"records": 1, "fingerprint": sources.Fingerprint()._asdict(), "samples": []}
+  before, now = ({**data, "classes": [f"{letter * 300}{i}" for i in range(1000)]} for letter in "xy")
+  objection = identity.objection(before, now)
+  assert "1,000 classes gone" in objection and "1,000 classes new" in objection
+  assert len(objection) < 1500
+
+
+def test_a_split_of_one_record_has_an_order():
+  one = sources.Source("one", "train", ("a",), 1, lambda i: (b"", 0), str)
+  images = types.SimpleNamespace(source=one, record=lambda position: 0)
+  assert identity.order(images, 7) == {"positions": [7, 8], "records": [0, 0]}

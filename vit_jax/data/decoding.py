@@ -1,0 +1,86 @@
+"""From an image file to RGB pixels, on the host, with bounds for one image and for all that threads decode at once."""
+
+import collections
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import cv2
+import numpy as np
+
+from vit_jax.data import headers
+from vit_jax.data.headers import DecodeError, Header
+
+# Eight bytes of ones, which libjpeg looks at behind the last block; no code of a block is all ones.
+_BEHIND = b"\xff\x00" * 8
+
+
+class Memory:
+  """Bytes that threads share. Who wants more than is left waits, in the order of asking; all of it is the most.
+
+  A thread holds one share at a time, so that each is given back in the end and nobody waits for ever.
+  """
+
+  def __init__(self, total: int):
+    self.total = self._left = total
+    self._changed = threading.Condition()
+    self._waiting = collections.deque()
+
+  @contextlib.contextmanager
+  def share(self, size: int) -> Iterator[None]:
+    """Holds so many bytes, or all there are."""
+    size, me = min(size, self.total), object()
+    with self._changed:
+      self._waiting.append(me)
+      self._changed.wait_for(lambda: self._waiting[0] is me and size <= self._left)
+      self._waiting.popleft()
+      self._left -= size
+      self._changed.notify_all()  # the next may fit too
+    try:
+      yield
+    finally:
+      with self._changed:
+        self._left += size
+        self._changed.notify_all()
+
+
+# Of all images that the process decodes at once. The largest that is allowed by default takes half of it, as a
+# progressive CMYK JPEG nearly all; a photograph of 500 x 400 pixels takes 1.2 MB.
+MEMORY = Memory(2**31)
+
+
+def check(data: bytes, max_pixels: int, max_aspect: float) -> Header:
+  """The header of an image file that may be decoded; DecodeError, with the reason, for any other."""
+  header = headers.read(data)
+  height, width, *_ = header
+  if height * width > max_pixels:
+    raise DecodeError(f"{width:,} x {height:,} pixels; allowed: up to data.max_pixels={max_pixels:,} in all")
+  if max(height, width) > max_aspect * min(height, width):
+    raise DecodeError(
+      f"{width:,} x {height:,} pixels; allowed: one side up to data.max_aspect={max_aspect:g} times the other"
+    )
+  return header
+
+
+def decode(data: bytes, header: Header) -> np.ndarray:
+  """RGB image [H, W, 3], uint8, of a checked file; gray, palette and CMYK are converted, alpha and EXIF ignored.
+
+  Raises DecodeError with the reason. A truncated file is an error, also one that has its end marker: of JPEGs with one
+  scan all that lack more than the last three blocks of 64 samples; of progressive ones all whose scans do not bring
+  each coefficient to its last bit, but not those that lack a part of the last scan.
+  """
+  if header.end is not None:
+    # libjpeg paints gray what is missing before an end marker. Where there is none, it waits for more, and OpenCV
+    # returns no image.
+    data = data[: header.end] + _BEHIND
+  try:
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+  except cv2.error as error:
+    raise DecodeError(f"OpenCV cannot decode it: {error.err}") from error
+  if image is None:
+    raise DecodeError(f"not a complete image; {len(data)} bytes that begin with {data[:8]!r}")
+  if image.shape[:2] != (header.height, header.width):
+    raise DecodeError(
+      f"its header promises {header.height} rows of {header.width} pixels, and it has {image.shape[:2]}"
+    )
+  return image

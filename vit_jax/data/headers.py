@@ -1,0 +1,223 @@
+"""What an image file says of itself, before anything is decoded: its size, and the memory that decoding takes."""
+
+import re
+from struct import error as StructError
+from struct import unpack_from
+from typing import NamedTuple
+
+
+class DecodeError(ValueError):
+  """Bytes that are not one whole image, or an image that is not allowed."""
+
+
+class Header(NamedTuple):
+  """Size in pixels, and the bytes of memory that decoding takes at most.
+
+  `end`: where the data of a JPEG end that has Huffman codes, all in one scan; None for all other files.
+  """
+
+  height: int
+  width: int
+  memory: int
+  end: int | None = None
+
+
+# More than any real file has: they cost time, and no pixels.
+SEGMENTS, CHUNKS, SCANS = 10_000, 2**17, 100
+
+_PIXEL = 6  # bytes: OpenCV copies what it has decoded once
+_INFLATE = 1032  # bytes that deflate makes of one at the most: 258 of a length and a distance of one bit each
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def read(data: bytes) -> Header:
+  """The header of a JPEG, PNG, GIF, BMP or WebP file, whatever its name; DecodeError for any other, and for a torn one.
+
+  Also an error is a file with fewer bytes than its pixels need: no whole JPEG has less than a bit for each block of 64
+  (two, if it is not progressive), no PNG less than a 1032nd of its bytes.
+  """
+  if not data:
+    raise DecodeError("the file is empty")
+  try:
+    header = _header(data)
+  except StructError:
+    raise DecodeError(f"not a complete image; its header is cut off after {len(data)} bytes") from None
+  if min(header.height, header.width) < 1:
+    raise DecodeError(f"not a complete image; {header.width} x {header.height} pixels")
+  return header
+
+
+def _header(data) -> Header:
+  if data.startswith(b"\xff\xd8\xff"):
+    return _jpeg(data)
+  if data.startswith(_SIGNATURE):
+    return _png(data)
+  if data.startswith((b"GIF87a", b"GIF89a")):
+    width, height = unpack_from("<HH", data, 6)
+    return Header(height, width, 8 * height * width)
+  if data.startswith(b"BM"):
+    return _bmp(data)
+  if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+    return _webp(data)
+  raise DecodeError(
+    f"not a complete image; {len(data)} bytes that begin with {data[:8]!r}, where a JPEG, PNG, GIF, BMP or WebP file "
+    "begins otherwise"
+  )
+
+
+def _check_length(data, height, width, least):
+  if len(data) < least:
+    raise DecodeError(
+      f"not a complete image; {width:,} x {height:,} pixels, as its header says, take {least:,} bytes or more, and "
+      f"it has {len(data):,}"
+    )
+
+
+# JPEG (ITU T.81): segments that begin with a marker, then scans, each a segment and coded data.
+
+_SOF, _DHT, _JPG, _DAC = range(0xC0, 0xD0), 0xC4, 0xC8, 0xCC
+_SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
+_HUFFMAN = {0xC0: 2, 0xC1: 2, 0xC2: 1}  # bits that a block has at least; an arithmetic code may be shorter than a bit
+_MARKER = re.compile(rb"\xff([\x01-\xfe])")  # whatever stands before it is skipped, as libjpeg does
+_END_OF_SCAN = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # restart markers are part of the data
+
+
+class _Frame(NamedTuple):
+  """How a JPEG is coded: its start-of-frame segment."""
+
+  kind: int
+  height: int
+  width: int
+  names: list[int]  # of its components
+  blocks: int  # of 64 samples, of all components
+
+  @property
+  def progressive(self):
+    return self.kind in (0xC2, 0xCA)
+
+
+def _jpeg(data) -> Header:
+  frame, at = None, 2
+  for _ in range(SEGMENTS):
+    marker, at = _marker(data, at, _MARKER)
+    if marker == _SOS:
+      break
+    if marker in (_SOI, _EOI):
+      raise DecodeError("not a complete image; a JPEG without image data")
+    if marker == 0x01 or 0xD0 <= marker <= 0xD7:  # these have no length
+      continue
+    if marker in _SOF and marker not in (_DHT, _JPG, _DAC):
+      frame = _frame(data, at, marker)
+    at += unpack_from(">H", data, at)[0]
+  else:
+    raise DecodeError(f"a JPEG of more than {SEGMENTS:,} segments")
+  if frame is None:
+    raise DecodeError("not a complete image; a JPEG that does not say its size")
+  _check_length(data, frame.height, frame.width, frame.blocks * _HUFFMAN.get(frame.kind, 0) // 8)
+  pixels = frame.height * frame.width
+  if frame.kind in (0xC0, 0xC1) and data[at + 2 : at + 3] == bytes([len(frame.names)]):
+    end = data.rfind(b"\xff\xd9")  # as a pair these stand in no coded data
+    return Header(frame.height, frame.width, _PIXEL * pixels, end if end > at else None)
+  _check_scans(data, at, frame)
+  return Header(frame.height, frame.width, 3 * pixels + max(3 * pixels, 128 * frame.blocks))  # coefficients of 2 bytes
+
+
+def _marker(data, at, pattern):
+  """The next marker, and where what follows it begins."""
+  match = pattern.search(data, at)
+  if not match:
+    raise DecodeError(f"not a complete image; {len(data)} bytes of a JPEG without an end")
+  return match[1][0], match.end()
+
+
+def _frame(data, at, kind) -> _Frame:
+  height, width, count = unpack_from(">HHB", data, at + 3)
+  components = [unpack_from("BB", data, at + 8 + 3 * i) for i in range(count)]
+  across, down = [factors >> 4 for _, factors in components], [factors & 15 for _, factors in components]
+  if not count or not min(*across, *down):
+    raise DecodeError("a JPEG whose header has no components")
+  blocks = sum(
+    -(-width * x // (8 * max(across))) * -(-height * y // (8 * max(down))) for x, y in zip(across, down, strict=True)
+  )
+  return _Frame(kind, height, width, [name for name, _ in components], blocks)
+
+
+def _check_scans(data, at, frame):
+  """DecodeError unless all components have come to the last bit by the end marker; `at` is behind the first SOS.
+
+  A coefficient that no scan has is zero; one that has begun and whose last bits are missing was cut off.
+  """
+  missing = {name: [None] * 64 for name in frame.names}  # bits of each coefficient
+  for _ in range(SCANS):
+    length, count = unpack_from(">HB", data, at)
+    names = unpack_from(f"{2 * count}B", data, at + 3)[::2]
+    first, last, bits = unpack_from("BBB", data, at + 3 + 2 * count)
+    span = slice(first, last + 1) if frame.progressive else slice(0, 64)
+    for name in names:
+      if name not in missing or last > 63:
+        raise DecodeError("a JPEG with a scan of what its header does not have")
+      coefficients = missing[name][span]
+      missing[name][span] = [bits & 15 if frame.progressive else 0] * len(coefficients)
+    marker, at = _marker(data, at + length, _END_OF_SCAN)
+    while marker not in (_SOS, _EOI):
+      marker, at = _marker(data, at + unpack_from(">H", data, at)[0], _MARKER)
+    if marker == _EOI:
+      break
+  else:
+    raise DecodeError(f"a JPEG of more than {SCANS} scans")
+  if any(bits[0] is None or any(bits[i] for i in range(64)) for bits in missing.values()):
+    raise DecodeError("not a complete image; a JPEG that ends before its last scan")
+
+
+# PNG (ISO 15948): chunks of a length, a name, so many bytes and a checksum.
+
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by type of colour
+
+
+def _png(data) -> Header:
+  _, name, width, height, depth, colour = unpack_from(">I4sIIBB", data, 8)
+  if name != b"IHDR" or colour not in _CHANNELS:
+    raise DecodeError("not a complete image; a PNG without its header")
+  at, pixel = 8, _PIXEL
+  for _ in range(CHUNKS):
+    length, name = unpack_from(">I4s", data, at)
+    if name == b"acTL":
+      pixel = 32  # OpenCV composes the frames of an animation in three images more, of up to 8 bytes a pixel
+    at += 12 + length
+    if at > len(data):
+      raise DecodeError(f"not a complete image; {len(data)} bytes of a PNG, and a chunk that ends at {at:,}")
+    if name == b"IEND":
+      break
+  else:
+    raise DecodeError(f"a PNG of more than {CHUNKS:,} chunks")
+  _check_length(data, height, width, height * (1 + -(-width * depth * _CHANNELS[colour] // 8)) // _INFLATE)
+  return Header(height, width, pixel * height * width)
+
+
+# BMP and WebP.
+
+
+def _bmp(data) -> Header:
+  (size,) = unpack_from("<I", data, 14)
+  if size == 12:
+    width, height = unpack_from("<HH", data, 18)
+  else:
+    width, height = unpack_from("<ii", data, 18)
+    height = abs(height)  # negative where the first row is the top one
+  return Header(height, width, _PIXEL * height * width)
+
+
+def _webp(data) -> Header:
+  pixel = _PIXEL
+  match data[12:16]:
+    case b"VP8 ":
+      width, height = (number & 0x3FFF for number in unpack_from("<HH", data, 26))
+    case b"VP8L":
+      (bits,) = unpack_from("<I", data, 21)
+      width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    case b"VP8X":
+      width, height = (1 + int.from_bytes(data[at : at + 3], "little") for at in (24, 27))
+      pixel = 32 if data[20] & 2 else _PIXEL  # an animation, as of a PNG
+    case _:
+      raise DecodeError("not a complete image; a WebP without its header")
+  return Header(height, width, pixel * height * width)

@@ -1,0 +1,134 @@
+"""The images of a source by record number, decoded; an account of those that are bad, and of those being read."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+
+from vit_jax.data import decoding
+from vit_jax.data.sources import Source
+
+BAD_SHARE = 0.001  # of a split's records; more of them stop the run
+# Bytes of decoded images a split may take to be kept in memory: CIFAR's 150 MB are, so that they are decoded only once.
+KEEP = 2**28
+
+
+class ImageError(ValueError):
+  """An image of a dataset that is of no use, or too many of them: says which."""
+
+
+class Images:
+  """Decodes records, keeps small ones, and keeps account of those that are bad; for many threads at once.
+
+  `problem` is the first ImageError that any thread met. `reasons` says what is wrong with each record that was skipped.
+  """
+
+  def __init__(self, source: Source, on_error: str, max_pixels: int, max_aspect: float):
+    self.source, self.on_error = source, on_error
+    self.bounds = max_pixels, max_aspect
+    self.reasons: dict[int, str] = {}
+    self.problem: ImageError | None = None
+    self._kept = {}
+    self._reads = {}  # by thread: the record, and when it began
+    self._lock = threading.Lock()
+
+  def prepared(self, record: int, prepare: Callable[[np.ndarray], np.ndarray]):
+    """(prepare(image), label or labels [K]), or None for a bad record where these are skipped. Raises ImageError.
+
+    Bad is a record that cannot be read, decoded or prepared.
+    """
+    with self._being_read(record):
+      try:
+        image, label = self._prepared(record, prepare)
+      except (OSError, ValueError, MemoryError, cv2.error) as error:
+        return self._bad(record, error)
+      return image, self._label(record, label)
+
+  def reading(self) -> list[tuple[str, float]]:
+    """(place, seconds) of the records that are being read and prepared now, those that take longest first."""
+    now = time.monotonic()
+    return [
+      (self.source.place(record), now - began) for record, began in sorted(self._reads.copy().values(), key=_began)
+    ]
+
+  def _prepared(self, record, prepare):
+    """(prepare(image), label as the source has it)."""
+    if record in self._kept:
+      image, label = self._kept[record]
+      return prepare(image), label
+    data, label = self.source.read(record)
+    header = decoding.check(data, *self.bounds)
+    with decoding.MEMORY.share(header.memory):
+      image = decoding.decode(data, header)
+      if image.nbytes * len(self.source) <= KEEP:
+        self._kept[record] = image, label
+      return prepare(image), label
+
+  @contextlib.contextmanager
+  def _being_read(self, record):
+    me = threading.get_ident()
+    self._reads[me] = record, time.monotonic()
+    try:
+      yield
+    finally:
+      del self._reads[me]
+
+  def _bad(self, record, error):
+    """Raises ImageError, or counts the record as skipped."""
+    reason = f"{self.source.place(record)}: {_text(error)}"
+    if self.on_error == "raise":
+      raise self._stop(f"{reason}. Mend or remove it, or set data.on_error='skip'") from error
+    with self._lock:
+      if record not in self.reasons:
+        logging.warning("skipped: %s", reason)
+      self.reasons[record] = reason
+      some = list(self.reasons.values())
+    if len(some) > BAD_SHARE * len(self.source):
+      raise self._stop(
+        f"{len(some)} of {len(self.source)} records are bad, over the limit of {BAD_SHARE:.1%}: {'; '.join(some[:5])}"
+      )
+
+  def _stop(self, message) -> ImageError:
+    """The error that stops the run: the first one is the problem."""
+    error = ImageError(message)
+    with self._lock:
+      self.problem = self.problem or error
+    return error
+
+  def _label(self, record, label):
+    """A label as it is, or where images may have several an array of them, padded with -1."""
+    most, classes = self.source.labels, len(self.source.classes)
+    labels = label if isinstance(label, tuple) else (label,)
+    outside = [number for number in labels if not 0 <= number < classes]
+    if outside:
+      raise self._stop(f"{self.source.place(record)}: label {outside[0]} is not one of {classes} classes")
+    if len(labels) > most:
+      raise self._stop(
+        f"{self.source.place(record)}: {len(labels)} labels, allowed are {most}; set data.labels to {len(labels)} or "
+        "more"
+      )
+    if most > 1:
+      return np.array(labels + (-1,) * (most - len(labels)), np.int32)
+    if not labels:
+      raise self._stop(f"{self.source.place(record)}: no label; set data.labels above 1 to allow that")
+    return labels[0]
+
+
+def _began(read):
+  return read[1]
+
+
+def _text(error):
+  """What is wrong with an image, in a few words."""
+  match error:
+    case cv2.error():
+      text = f"OpenCV: {error.err}"
+    case MemoryError():
+      text = "there is no memory for it"
+    case _:
+      text = str(error)
+  return text if len(text) <= 300 else f"{text[:300]}..."

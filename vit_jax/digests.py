@@ -1,0 +1,44 @@
+"""Digests of arrays: fingerprints that devices compute, and SHA-256 of their bytes."""
+
+import hashlib
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  """Path -> uint32: the array's words, each mixed with its place, summed modulo 2**32.
+
+  Integer sums do not depend on order, so the same values give the same fingerprint on every mesh. The mixing is that of
+  MurmurHash3's finalizer (Appleby 2011), so that any changed bit changes the sum.
+  """
+
+  def mixed(x):
+    width = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+    words = jax.lax.bitcast_convert_type(x, width).astype(jnp.uint32).ravel()
+    h = words ^ (jax.lax.iota(jnp.uint32, words.size) * jnp.uint32(0x9E3779B1))
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+      h = (h ^ (h >> shift)) * jnp.uint32(factor)
+    return jnp.sum(h ^ (h >> 16), dtype=jnp.uint32)
+
+  return {path: mixed(x) for path, x in arrays.items()}
+
+
+def sha256(params: dict[str, jax.Array], replicated: jax.sharding.Sharding) -> str:
+  """SHA-256 over the parameters' little-endian bytes in path order; gathers one parameter at a time."""
+  gather = jax.jit(lambda x: x, out_shardings=replicated)
+  digest = hashlib.sha256()
+  for _, value in sorted(params.items()):
+    value = np.asarray(gather(value))
+    digest.update(value.astype(value.dtype.newbyteorder("<")).tobytes())
+  return digest.hexdigest()
+
+
+def on_host(arrays: Mapping[str, np.ndarray]) -> str:
+  """SHA-256 over the bytes of arrays on the host, and their paths, in path order."""
+  digest = hashlib.sha256()
+  for path, array in sorted(arrays.items()):
+    digest.update(path.encode() + np.ascontiguousarray(array).tobytes())
+  return digest.hexdigest()

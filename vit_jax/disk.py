@@ -1,0 +1,47 @@
+"""What is said when a disk fails: which file, what is wrong with it, what to do."""
+
+import contextlib
+import errno
+import os
+import pathlib
+from collections.abc import Iterator
+
+# What to do about an error of the disk.
+ADVICE = {
+  errno.ENOSPC: "the disk is full: make room (df shows where)",
+  errno.EDQUOT: "your quota is used up: make room (quota shows how much)",
+  errno.EFBIG: "files may not grow beyond the limit of this process: raise it (ulimit -f)",
+  errno.EROFS: "it is mounted read-only: mount it for writing",
+  errno.EACCES: "change its owner or its rights",
+  errno.EPERM: "change its owner or its rights",
+}
+
+
+def trouble(error: OSError) -> str:
+  """The file, what is wrong with it and what to do, in one line."""
+  # Some libraries raise an OSError that is a text and nothing else.
+  text = str(error) if error.errno is None else error.strerror
+  name = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+  return f"{name}{text}; {ADVICE.get(error.errno, 'mend it')}, and run the same command again"
+
+
+@contextlib.contextmanager
+def writing(path: pathlib.Path) -> Iterator[None]:
+  """Gives an OSError the name of the file; of its own a failed write names none."""
+  try:
+    yield
+  except OSError as error:
+    if error.errno is not None:
+      error.filename = str(path)
+    raise
+
+
+def check_there(path: pathlib.Path, descriptor: int) -> None:
+  """FileNotFoundError if `path` leads no longer to what is open as `descriptor`: what is written there would be lost.
+
+  The descriptor is held open, so that a file system that numbers files as it meets them keeps the number.
+  """
+  with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+      return
+  raise FileNotFoundError(errno.ENOENT, "the workdir is gone: it was removed, moved or replaced", str(path))

@@ -1,0 +1,171 @@
+"""The JSON files that hubs have beside weights: what tensors do not show, and what must be true of the model read.
+
+A value that would make another model than is built here is an error, never replaced: Transformers' config.json of a
+ViT, timm's of anything, and what either says of the images.
+"""
+
+import contextlib
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax import files
+from vit_jax.importers import layout
+from vit_jax.models import Description
+from vit_jax.schema import ConfigError, nearest, show
+
+# Theirs -> ours. Transformers' other names of the tanh form differ in how they round.
+_GELU = {
+  **dict.fromkeys(("gelu", "gelu_python"), "erf"),
+  **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh", "gelu_pytorch_tanh"), "tanh"),
+  "gelu_tanh": "tanh",  # timm's
+}
+_POOL = {"token": "cls", "avg": "gap", "map": "map"}
+_COUNTS = {
+  "hidden_size": "width",
+  "num_hidden_layers": "depth",
+  "num_attention_heads": "heads",
+  "num_heads": "heads",
+  "intermediate_size": "hidden",
+  "patch_size": "patch",
+  "num_channels": "channels",
+}
+# Arguments of timm's models that tensors show, or that change nothing when images are classified.
+_SHOWN = {
+  *("img_size", "in_chans", "num_classes", "embed_dim", "depth", "mlp_ratio", "class_token", "reg_tokens"),
+  *("init_values", "no_embed_class", "fc_norm", "window_size", "weight_init", "fix_init", "strict_img_size"),
+  *("dynamic_img_size", "dynamic_img_pad", "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate"),
+  *("attn_drop_rate", "drop_path_rate"),
+}
+_NORMALISED = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # unless a config says otherwise
+
+
+def hints(weights: pathlib.Path) -> dict[str, Any]:
+  """What the files beside a file of weights say, as `importers.recognise` takes it; ConfigError for nonsense.
+
+  `said` are those of the values that must be true of the model, `normalised` the mean and std of its images.
+  """
+  if weights.suffix.lower() == ".npz":
+    return {"name": weights.name}
+  file, prepared = weights.with_name("config.json"), weights.with_name("preprocessor_config.json")
+  config, preparation = files.read_json(file) or {}, files.read_json(prepared) or {}
+  with _in(file):
+    said = _transformers(config) | _timm(_mapping(config, "model_args"))
+    if config.get("global_pool") is not None:
+      said["pool"] = _one_of(config, "global_pool", _POOL)
+    name = config.get("architecture") if isinstance(config.get("architecture"), str) else weights.name
+    images = _images({**config, **_mapping(config, "pretrained_cfg")}, "mean", "std")
+  with _in(prepared):
+    images |= _images(preparation, "image_mean", "image_std")
+  words = {"heads": "heads", "eps": "norm_eps", "gelu": "gelu", "image_size": "image_size"}
+  read = {hint: said[key] for key, hint in words.items() if key in said}
+  return {"name": name, **read, "said": said, "normalised": images}
+
+
+def check(description: Description, said: Mapping[str, Any]) -> None:
+  """ConfigError unless what is said is true of the model."""
+  if not said:
+    return
+  shapes, bound = layout.shapes(description), description.arguments()
+  facts = {"channels": description.channels, "image_size": description.image_size, "pool": bound.get("pool") or "gap"}
+  facts |= {key: bound[key] for key in ("gelu", "eps") if key in bound}
+  if facts["pool"] == "distilled":
+    facts["pool"] = "cls"
+  if "embedding/kernel" in shapes:
+    facts["patch"] = shapes["embedding/kernel"][0]
+  if query := shapes.get("blocks/0/attention/query/kernel"):
+    facts |= {"width": query[0], "heads": query[1], "hidden": shapes["blocks/0/mlp/up/kernel"][1]}
+    facts["depth"] = len({path.split("/")[1] for path in shapes if path.startswith("blocks/")})
+  for key, value in said.items():
+    if facts.get(key) != value:
+      raise ConfigError(
+        f"config.json beside it says {key}={show(value)}; the tensors are those of {description} with "
+        f"{key}={show(facts.get(key))}. Mend or remove config.json"
+      )
+
+
+def notes(images: Mapping[str, tuple[float, ...]]) -> list[str]:
+  """What a config should say of images that are normalised in another way than is usual here."""
+  flags = [
+    f"--config.data.{key}={str(value).replace(' ', '')}" for key, value in images.items() if value != _NORMALISED[key]
+  ]
+  return [f"its images were normalised with {' '.join(flags)}"] if flags else []
+
+
+@contextlib.contextmanager
+def _in(file):
+  """Errors inside name the file."""
+  try:
+    yield
+  except ConfigError as error:
+    raise ConfigError(f"{file}: {error}") from error
+
+
+def _transformers(config):
+  """What the keys of Transformers say, in our words."""
+  said = {ours: _count(config, theirs) for theirs, ours in _COUNTS.items() if config.get(theirs) is not None}
+  if config.get("image_size") is not None:
+    said["image_size"] = _count(config, "image_size", oblong=True)
+  if config.get("hidden_act") is not None:
+    said["gelu"] = _one_of(config, "hidden_act", _GELU)
+  if (eps := config.get("layer_norm_eps")) is not None:
+    if not _number(eps) or not 0 < eps < 1:
+      raise ConfigError(f"layer_norm_eps is {show(eps)}; allowed: a number between 0 and 1")
+    said["eps"] = float(eps)
+  for key, built in (("qkv_bias", True), ("pooler_act", "tanh")):
+    if config.get(key, built) != built:
+      raise ConfigError(f"{key} is {show(config[key])}; built is {built!r} only")
+  return said
+
+
+def _timm(arguments):
+  """What the arguments of a timm model say, in our words; ConfigError for one that is not known to be harmless."""
+  said = {ours: _count(arguments, theirs) for theirs, ours in _COUNTS.items() if theirs in arguments}
+  if "act_layer" in arguments:
+    said["gelu"] = _one_of(arguments, "act_layer", _GELU)
+  if "global_pool" in arguments:
+    said["pool"] = _one_of(arguments, "global_pool", _POOL)
+  if unknown := arguments.keys() - _SHOWN - _COUNTS.keys() - {"act_layer", "global_pool"}:
+    key = min(unknown)
+    raise ConfigError(f"model_args has {key}={show(arguments[key])}, with which another model may be meant")
+  return said
+
+
+def _images(config, mean, std):
+  """Mean and std of the images, where they are said."""
+  result = {}
+  for key, theirs in (("mean", mean), ("std", std)):
+    if (values := config.get(theirs)) is not None:
+      low = -math.inf if key == "mean" else 0
+      if not isinstance(values, list) or not 0 < len(values) < 2**10 or not all(_number(v) and v > low for v in values):
+        raise ConfigError(f"{theirs} is {show(values)}; allowed: a number for each channel")
+      result[key] = tuple(map(float, values))
+  return result
+
+
+def _mapping(config, key):
+  value = config.get(key)
+  if not isinstance(value, Mapping | None):
+    raise ConfigError(f"{key} is {show(value)}; allowed: an object of names and values")
+  return value or {}
+
+
+def _count(config, key, oblong=False):
+  """A whole number from 1, which may stand there for height and width."""
+  value = config[key]
+  sides = value if isinstance(value, list) and len(value) == 2 else [value]
+  if not all(type(side) is int and 0 < side < 2**20 for side in sides) or (len(set(sides)) > 1 and not oblong):
+    raise ConfigError(f"{key} is {show(value)}; allowed: a whole number from 1")
+  return sides[0] if len(set(sides)) == 1 else tuple(sides)
+
+
+def _one_of(config, key, table):
+  value = config[key]
+  if not isinstance(value, str) or value not in table:
+    raise ConfigError(f"{key} is {show(value)}, which is not built.{nearest(str(value), table)}")
+  return table[value]
+
+
+def _number(value):
+  return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
