@@ -135,6 +135,16 @@ def test_an_account_that_cannot_be_read_begins_anew(tmp_path, caplog, text):
   assert len(json.loads(file.read_text())["attempts"]) == 1
 
 
+def test_nothing_is_written_into_a_folder_that_took_the_place(tmp_path):
+  timer = Clock(tmp_path / "run/goodput.json")
+  (tmp_path / "run").rename(tmp_path / "moved")
+  (tmp_path / "run").mkdir()
+  with pytest.raises(FileNotFoundError, match="the workdir is gone"):
+    timer.write()
+  timer.close()
+  assert not list((tmp_path / "run").iterdir())
+
+
 def test_bytes_that_are_no_text_begin_a_new_account(tmp_path):
   (tmp_path / "goodput.json").write_bytes(b"\xff\xfe\xff")
   assert Clock(tmp_path / "goodput.json").goodput()["attempts"] == 1
