@@ -49,9 +49,9 @@ def test_a_run_that_goes_on_takes_the_seconds_of_both_parts_and_none_after_its_l
   first = Clock()
   work(first, "compile", 0.02)
   first.stop()
-  work(first, "save", 0.02)
   stopped = first.train_seconds
-  assert 0.02 <= stopped < 0.04
+  work(first, "save", 0.02)
+  assert 0.02 <= stopped == first.train_seconds
   second = Clock()
   second.resume(first.counts())
   work(second, "step", 0.02)
@@ -73,7 +73,7 @@ def test_every_second_is_of_one_phase_also_where_an_error_ends_it():
   timer.stop()
   time.sleep(0.01)
   goodput = timer.goodput()
-  assert total(goodput) == pytest.approx(time.time() - began + 1, abs=0.02)
+  assert total(goodput) == pytest.approx(time.time() - began + 1, abs=0.1)
   assert goodput["training_prep"] >= 1
   assert goodput["data_loading_sync"] >= 0.03
   assert goodput["unproductive_checkpoint_save_time"] >= 0.02
@@ -90,6 +90,7 @@ def test_the_account_is_that_of_all_attempts_and_names_what_a_kill_undid(tmp_pat
       saved = first.counts()
     time.sleep(0.1)
     first.write()  # at a line of the log; then it is killed
+    undone = first.counts()["step_seconds"] - saved["step_seconds"]
     time.sleep(0.05)
   second = Clock(tmp_path / "goodput.json")
   work(second, "restore", 0.01)
@@ -97,10 +98,10 @@ def test_the_account_is_that_of_all_attempts_and_names_what_a_kill_undid(tmp_pat
   work(second, "step", 0.1)
   goodput = second.goodput()
   assert goodput["attempts"] == 2
-  assert goodput["steps"] == pytest.approx(0.15, abs=0.04)
-  assert goodput[clock.LOST] == pytest.approx(0.1, abs=0.03)
-  assert goodput[clock.BETWEEN] == pytest.approx(0.05, abs=0.03)
-  assert total(goodput) + goodput[clock.BETWEEN] == pytest.approx(time.time() - began, abs=0.02)
+  assert goodput["steps"] >= 0.15
+  assert goodput[clock.LOST] == pytest.approx(undone, abs=0.03) and undone >= 0.1
+  assert goodput[clock.BETWEEN] >= 0.05
+  assert total(goodput) + goodput[clock.BETWEEN] == pytest.approx(time.time() - began, abs=0.1)
   third = Clock(tmp_path / "goodput.json")
   third.resume({})  # no checkpoint can be read: all steps were in vain
   assert third.goodput()["steps"] == pytest.approx(0, abs=0.01)
@@ -135,6 +136,16 @@ def test_an_account_that_cannot_be_read_begins_anew(tmp_path, caplog, text):
   assert "begins anew" in caplog.text
   timer.write()
   assert len(json.loads(file.read_text())["attempts"]) == 1
+
+
+def test_nothing_is_written_into_a_folder_that_took_the_place(tmp_path):
+  timer = Clock(tmp_path / "run/goodput.json")
+  (tmp_path / "run").rename(tmp_path / "moved")
+  (tmp_path / "run").mkdir()
+  with pytest.raises(FileNotFoundError, match="the workdir is gone"):
+    timer.write()
+  timer.close()
+  assert not list((tmp_path / "run").iterdir())
 
 
 def test_bytes_that_are_no_text_begin_a_new_account(tmp_path):

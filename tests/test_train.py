@@ -42,12 +42,12 @@ def weights(workdir):
 
 def test_a_run_says_what_it_does_and_leaves_its_figures(whole):
   workdir, printed, result = whole
-  for words in ("parameters", "12/12  100%", "images/s", "left", "f1 macro", "tensorboard --logdir"):
+  for words in ("parameters", "12/12  100%", "images/s", "left", "f1 macro", "goodput", "tensorboard --logdir"):
     assert words in printed, words
   figures = {f"{metric}_{average}" for metric in ("precision", "recall", "f1") for average in ("weighted", "macro")}
   assert figures | {
       "top1", "top5", "loss", "mean_per_class", "calibration_error", "seed", "steps", "train_seconds",
-      "images_per_second", "config_sha256", "weights_sha256", "packages", "images", "skipped_images",
+      "images_per_second", "goodput", "config_sha256", "weights_sha256", "packages", "images", "skipped_images",
   } == result.keys()  # fmt: skip
   assert (result["steps"], result["seed"], result["images"]) == (12, 0, 360)
   assert result["recall_weighted"] == pytest.approx(result["top1"], abs=1e-12)

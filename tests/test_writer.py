@@ -20,6 +20,16 @@ def test_lines_after_the_restart_step_and_torn_lines_are_dropped(tmp_path):
   assert lines == [{"step": 1, "a": 1.0}, {"step": 2, "a": 2.0}, {"step": 3, "a": 4.0}]
 
 
+def test_an_evaluation_that_is_made_again_has_one_line(tmp_path):
+  file = tmp_path / "metrics.jsonl"
+  before = ['{"step": 2, "test/top1": 0.5}\n', '{"step": 3, "train/loss": 1.0}\n', '{"step": 3, "test/top1": 0.5}\n']
+  file.write_text("".join(before))
+  writer.Writer(tmp_path, 3, active=True).close()
+  assert file.read_text() == "".join(before)
+  writer.Writer(tmp_path, 3, active=True, again=True).close()
+  assert file.read_text() == "".join(before[:2])
+
+
 def test_tensorboard_reads_what_was_written(tmp_path):
   from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

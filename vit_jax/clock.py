@@ -9,7 +9,7 @@ import pathlib
 import time
 from collections.abc import Iterator
 
-from vit_jax import files
+from vit_jax import disk, files
 
 # Phases of an attempt, with the names that ml-goodput-measurement's BadputType has for all but the steps. One that it
 # has no name for, evaluation, is among its custom events.
@@ -40,6 +40,9 @@ class Clock:
     now = time.time()
     self._file, self._began = file, now if began is None else min(began, now)
     self._older, self._attempts = _read(file) if file else _nothing()
+    if file:
+      file.parent.mkdir(parents=True, exist_ok=True)
+      self._folder = os.open(file.parent, os.O_RDONLY)
     ended = max((each["began"] + sum(each["seconds"].values()) for each in self._attempts[-1:]), default=self._began)
     self._waited = max(0.0, self._began - ended)
     self._seconds = dict.fromkeys(PHASES, 0.0)
@@ -145,8 +148,9 @@ class Clock:
     return {"goodput": share, "attempts": number, **seconds, BETWEEN: sum(each["waited"] for each in attempts)}
 
   def write(self) -> None:
-    """Replaces the file."""
+    """Replaces the file. FileNotFoundError if its folder is gone, or another is in its place."""
     if self._file:
+      disk.check_there(self._file.parent, self._folder)
       older, attempts = _folded(self._older, [*self._attempts, self._attempt()])
       files.write_text(self._file, json.dumps({"older": older, "attempts": attempts}) + "\n")
 
@@ -154,6 +158,8 @@ class Clock:
     """Writes where that is possible: what ended the run, if anything did, says so itself."""
     with contextlib.suppress(OSError):
       self.write()
+    if self._file:
+      os.close(self._folder)
 
   def _attempt(self):
     return {"began": self._began, "waited": self._waited, "step": self.step, "seconds": self._now()}

@@ -33,7 +33,7 @@ class Log:
     """`start`: step that the run continues from, and what is said `about` it. `store` knows which steps are saved."""
     self.clock, self._phase = timer, phase
     self._parts, self._start, self._store = parts, start, store
-    self._writer = writer.Writer(workdir, start, jax.process_index() == 0)
+    self._writer = writer.Writer(workdir, start, jax.process_index() == 0, again=start == parts.total)
     self._pending = collections.deque()  # (step, metrics on the devices), not fetched yet
     saved = about.get("pending", {"steps": 0, "sums": {}})
     self._sums = collections.defaultdict(float, saved["sums"])  # {metric: sum} over steps fetched and not written yet

@@ -164,10 +164,10 @@ def facts(parts: build.Parts, state: steps.State, timer: clock.Clock) -> dict:
     "steps": parts.total,
     "train_seconds": timer.train_seconds,
     "images_per_second": timer.rate,
-    "goodput": timer.goodput(),
     "config_sha256": hashlib.sha256(config.dumps(parts.run).encode()).hexdigest(),
     "weights_sha256": digests.sha256(state.params, mesh.replicated(parts.mesh)),
     "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+    "goodput": timer.goodput(),  # last: it ends here
   }
 
 

@@ -13,13 +13,14 @@ from vit_jax.schema import ConfigError
 class Writer:
   """Scalars to TensorBoard files and to `metrics.jsonl`, by process 0 only: a resource with a close."""
 
-  def __init__(self, workdir: pathlib.Path, start: int, active: bool):
-    """`start` is the step that the run begins at: later lines, of a run that was killed, are dropped."""
+  def __init__(self, workdir: pathlib.Path, start: int, active: bool, again: bool = False):
+    """`start` is the step that the run begins at: later lines, of a run that was killed, are dropped; and those of
+    evaluations of that step, if these are made `again`."""
     self._active = active
     if not active:
       return
     self._file = workdir / "metrics.jsonl"
-    _drop_after(self._file, start)
+    _drop_after(self._file, start, again)
     self._lines = open(self._file, "a", buffering=1, encoding="utf-8")
     self._events = events.EventFile(workdir / "tensorboard")
 
@@ -71,8 +72,8 @@ class Trace:
         runtime.say(f"wrote a trace; look at it with: tensorboard --logdir={self._folder}")
 
 
-def _drop_after(path, start):
-  """Keeps the whole lines of steps up to `start`; a kill may have left later ones, or half a line."""
+def _drop_after(path, start, again):
+  """Keeps the whole lines of steps up to `start`; a kill may have left later ones, or half a line. See `Writer`."""
   if not path.exists():
     return
   if not path.is_file():
@@ -81,8 +82,10 @@ def _drop_after(path, start):
   with path.open("rb") as lines:
     while line := lines.readline(files.JSON_BYTES):
       try:
-        if files.parse_json(line)["step"] <= start:
+        values = files.parse_json(line)
+        evaluated = not any(name.startswith("train/") for name in values)
+        if values["step"] < start + (not (again and evaluated)):
           kept.append(line.decode().rstrip("\r\n") + "\n")
-      except (ValueError, KeyError, TypeError):
+      except (ValueError, KeyError, TypeError, AttributeError):
         continue  # torn by a kill, or none of ours
   files.write_text(path, "".join(kept))

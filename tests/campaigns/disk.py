@@ -109,7 +109,7 @@ def read_only_checkpoints(disk: pathlib.Path, whole: pathlib.Path) -> str:
     with held(process):
       before = contents(disk / "run")
       subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
-    line = refused(process, str(folder), "Read-only file system", "step 6")
+    line = refused(process, str(folder), "Read-only file system", "the last whole one is step")
     subprocess.run(["mount", "-o", "remount,rw", str(folder)], check=True)
     expect(contents(disk / "run") == before, "a whole checkpoint has changed")
     continued(disk / "run", whole)
@@ -217,7 +217,7 @@ SITUATIONS = {
   "full at the last save": full_at(30_000, after_save(9)),
   "full at the result": full_for("result.json"),
   "too large at the first save": limited_at(20_000, after_step(1), "none before it"),
-  "too large at a save": limited_at(20_000, after_save(3), "step 3"),
+  "too large at a save": limited_at(20_000, after_save(3), "the last whole one is step"),
   "too large at metrics": limited_at(600, after_save(3)),
   "read-only": read_only,
   "read-only checkpoints": read_only_checkpoints,

@@ -1,8 +1,9 @@
 """Whether a run that is killed again and again ends in the same bits: python -m tests.campaigns.kills [N] [--seed S]
 
 N SIGKILLs (20), half of them at a random printed step, half while a checkpoint is being written; after each, the same
-command goes on. At the end the weights, the figures and the logged steps are compared with those of a run that nobody
-killed; exit code 1 where they differ. Takes about ten seconds a kill. tests/test_train.py does the same with two.
+command goes on. At the end the weights, the figures and every line of metrics are compared with those of a run that
+nobody killed, and the account of the time with the clock; exit code 1 where they differ. Takes about ten seconds a
+kill. tests/test_train.py does the same with two.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +25,8 @@ from tests import runs
 from vit_jax.prepare import prepare
 
 STEPS = 200
+LINES = 3  # steps
+RATES = ("images_per_second", "images_per_second_per_chip", "data_wait")  # which no two runs share
 SAME = ("weights_sha256", "loss", "top1", "f1_macro", "images", "steps")  # of result.json
 
 
@@ -39,6 +43,7 @@ def main() -> int:
     prepare("digits")
     whole, killed = pathlib.Path(folder, "whole"), pathlib.Path(folder, "killed")
     runs.finish(started(whole))
+    began = time.time()
     for kill in range(args.kills):
       left = args.kills - kill
       at = last_saved(killed)
@@ -47,14 +52,14 @@ def main() -> int:
       happened = (in_a_save if kill % 2 else at_a_step)(started(killed), killed, step)
       print(f"{kill + 1:>4}  {happened}; saved: {last_saved(killed)}", flush=True)
     runs.finish(started(killed))
-    wrong = differences(whole, killed)
+    wrong = differences(whole, killed, time.time() - began)
   print("\n".join(wrong) or f"{args.kills} kills, the same bits")
   return bool(wrong)
 
 
 def started(workdir: pathlib.Path) -> subprocess.Popen:
   """The run, as its user would start it each time."""
-  changes = {"total": STEPS, "checkpoint__every": 2, "log__every": 1, "evals__test__every": "50%"}
+  changes = {"total": STEPS, "checkpoint__every": 2, "log__every": LINES, "evals__test__every": "50%"}
   return runs.command("train", *runs.words(workdir, **changes))
 
 
@@ -64,9 +69,9 @@ def last_saved(workdir: pathlib.Path) -> int:
 
 
 def at_a_step(process: subprocess.Popen, workdir: pathlib.Path, step: int) -> str:
-  """Kills once the run has printed this step."""
+  """Kills once the run has printed this step, or one after it."""
   for line in process.stdout:
-    if line.lstrip().startswith(f"{step}/"):
+    if (printed := re.match(r" *(\d+)/", line)) and int(printed[1]) >= step:
       break
   return killed(process, f"at step {step}")
 
@@ -92,19 +97,25 @@ def killed(process: subprocess.Popen, moment: str) -> str:
   return f"killed {moment}" if process.returncode == -signal.SIGKILL else f"ended with {process.returncode} {moment}"
 
 
-def differences(whole: pathlib.Path, killed: pathlib.Path) -> list[str]:
-  """What is not as in the run that nobody killed."""
+def differences(whole: pathlib.Path, killed: pathlib.Path, took: float) -> list[str]:
+  """What is not as in the run that nobody killed; the other one took so many seconds, all in all."""
   results = [json.loads((folder / "result.json").read_text()) for folder in (whole, killed)]
   wrong = [
     f"{key}: {results[1][key]} instead of {results[0][key]}" for key in SAME if results[0][key] != results[1][key]
   ]
   logs = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in (whole, killed)]
-  losses = [{line["step"]: line["train/loss"] for line in log if "train/loss" in line} for log in logs]
-  if losses[0] != losses[1]:
-    wrong.append(f"losses differ at steps {[step for step in losses[0] if losses[0][step] != losses[1].get(step)]}")
-  steps = [line["step"] for line in logs[1]]
-  if steps != sorted(steps):
-    wrong.append("metrics.jsonl goes back")
+  # Each line holds means over three steps, and every second step is saved: so most kills fall between two lines.
+  steps = [line["step"] for line in logs[1] if "train/loss" in line]
+  if steps != [*range(LINES, STEPS, LINES), STEPS]:
+    wrong.append(f"lines of steps {steps}")
+  values = [[{key: value for key, value in line.items() if key not in RATES} for line in log] for log in logs]
+  wrong += [f"{ours} instead of {line}" for line, ours in zip(*values, strict=False) if line != ours][:5]
+  if len(logs[0]) != len(logs[1]):
+    wrong.append(f"{len(logs[1])} lines of metrics instead of {len(logs[0])}")
+  goodput = results[1]["goodput"]
+  total = sum(value for key, value in goodput.items() if key not in ("goodput", "attempts"))
+  if abs(total - took) > 2 + 0.02 * took:
+    wrong.append(f"the account holds {total:.1f} s of {took:.1f} s: {goodput}")
   return wrong
 
 
