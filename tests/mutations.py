@@ -88,8 +88,10 @@ def apply(edited: ml_collections.ConfigDict, key: str, value) -> None:
     if not isinstance(inner, ml_collections.ConfigDict):
       raise schema.ConfigError("there is no such group", f"config.{key}")
     edited = inner
-  with edited.ignore_type():
+  try:
     edited[last] = value
+  except OverflowError as error:  # of ml_collections; in a file of Python it is a mistake there
+    raise schema.ConfigError(str(error), f"config.{key}") from error
 
 
 def opener() -> Callable:

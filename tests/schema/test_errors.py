@@ -80,6 +80,7 @@ LONG = {
 def test_of_a_long_value_little_is_shown(name):
   value = LONG[name]
   assert len(show(value)) < 260
+  assert nearest(value, ["a"]) == " Allowed: a."
   assert len(str(ConfigError(f"{show(value)} is wrong; allowed: 1", "seed"))) < 320
 
 

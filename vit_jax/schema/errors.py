@@ -71,5 +71,6 @@ def some(names: Iterable, most: int = 40) -> str:
 def nearest(word: str, allowed: Iterable) -> str:
   """' Did you mean ...?' or nothing, and what is allowed: the end of every error about a name."""
   allowed = [str(a) for a in allowed]
-  close = difflib.get_close_matches(str(word), allowed, n=1, cutoff=0.5)
+  word = word[:SHOWN] if isinstance(word, str) else show(word)
+  close = difflib.get_close_matches(word, allowed, n=1, cutoff=0.5)
   return (f" Did you mean {show(close[0])}?" if close else "") + f" Allowed: {some(allowed) or 'nothing'}."
