@@ -5,6 +5,7 @@ data names, labels, sizes and times of change are compared, and the contents of 
 read.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import math
@@ -68,9 +69,19 @@ def of(run: config.Run, source: sources.Source, grid: jax.sharding.Mesh) -> dict
       "fingerprint": source.fingerprint()._asdict(),
       "samples": [_sample(source, i) for i in _spread(len(source))],
     },
-    "packages": {name: version for name in PACKAGES if (version := _version(name))},
+    "packages": {"vit_jax": code()} | {name: version for name in PACKAGES if (version := _version(name))},
     "devices": {"kind": grid.devices.flat[0].device_kind, "count": grid.devices.size, "processes": jax.process_count()},
   }
+
+
+@functools.cache
+def code() -> str:
+  """SHA-256, its beginning, of this package's files as they are on the disk: a version, also between releases."""
+  folder = pathlib.Path(__file__).parent
+  hashed = hashlib.sha256()
+  for file in sorted(folder.rglob("*.py")):
+    hashed.update(str(file.relative_to(folder)).encode() + file.read_bytes())
+  return hashed.hexdigest()[:12]
 
 
 def stored_config(workdir: pathlib.Path, about: Mapping) -> dict | None:
@@ -92,11 +103,11 @@ def order(images: stream.Examples, position: int) -> dict[str, list[int]]:
 def alike(now: Mapping) -> dict[str, Any]:
   """What all processes of a run must have in common: all of its data but times of change, and packages."""
   data = now["data"]
+  of_files = {name: value[:12] for name, value in data["fingerprint"].items() if name != "times"}
+  contents = sources.digest([(each["name"], each["sha256"]) for each in data["samples"]])[:12]
   return {
-    "classes": sources.digest(data["classes"]),
-    "records": data["records"],
-    "files": {name: value for name, value in data["fingerprint"].items() if name != "times"},
-    "samples": {str(each["record"]): f"{each['name']} {each['sha256']}" for each in data["samples"]},
+    "data": {"records": data["records"], "classes": sources.digest(data["classes"])[:12]} | of_files,
+    "contents of some images": contents,
     "packages": now["packages"],
   }
 

@@ -14,7 +14,7 @@ PROGRAM = """
 import sys, time
 from vit_jax import cli, config, runtime
 def verb():
-  with runtime.Watch(config.Limits(step=0.5, stop=1, compile=60)) as watch, \\
+  with runtime.Watch(config.Limits(step=0.5, stop=1, compile=60, evaluation=3)) as watch, \\
       watch.phase(sys.argv[1], lambda: "for record 7"):
     print("ready", flush=True)
     {}
@@ -91,20 +91,25 @@ def test_every_phase_has_a_limit():
 @pytest.mark.heavy
 def test_a_watch_ends_what_does_not_end():
   """Each in a process of its own, all at once: a step without end; SIGTERM inside C while compiling; a save after a
-  SIGTERM that takes too long."""
+  SIGTERM that takes too long. One that was paused ends by itself."""
   inside_c = "import ctypes; ctypes.PyDLL and ctypes.CDLL(None).sleep(60)"
   stopping = (
     "import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n    try: watch.poll()\n    except runtime.Preempted: pass"
   )
   stuck, compiling, saving = started("step"), started("compile", inside_c), started("save", stopping)
   compiling.send_signal(signal.SIGTERM)
+  paused = started("evaluation", "time.sleep(1.5); sys.exit(0)")
+  paused.send_signal(signal.SIGSTOP)
   code, text, seconds = ended(compiling)
   assert (code, seconds < 5) == (42, True)
   assert "was compiled; nothing is lost" in text
   code, text, _ = ended(stuck)
   assert code == 43
-  assert "nothing happened for 0 s in step (config.limits.step); for record 7" in text
+  assert "nothing happened for 0.5 s in step (config.limits.step); for record 7" in text
   assert "in verb" in text  # the stack
   code, text, seconds = ended(saving)
   assert code == 42
   assert "config.limits.stop" in text
+  time.sleep(4)
+  paused.send_signal(signal.SIGCONT)
+  assert ended(paused)[0] == 0

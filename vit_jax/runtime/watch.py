@@ -26,7 +26,8 @@ ACT = 5.0  # seconds after which a SIGTERM has had its effect, unless a step tak
 INTERRUPTIBLE = ("data", "evaluation")
 # And those that are left at once, also from inside C: what is saved is all that there is.
 BEFORE_STEPS = ("start", "compile", "restore")
-BACKSTOP = 600.0  # seconds in which not one Python thread ran, after which the C library ends the process
+PAUSED = 2.0  # seconds between two looks after which the whole process was stopped, as by Ctrl-Z; they do not count
+BACKSTOP = 1800.0  # seconds in which not one Python thread ran, after which the C library ends the process
 
 
 class Preempted(exits.Stop):
@@ -147,7 +148,7 @@ class Watch:
   # On the thread.
 
   def _run(self):
-    armed = -BACKSTOP
+    armed, last = -BACKSTOP, time.monotonic()
     while not self._closed.is_set():
       ready, _, _ = select.select([self._pipe[0]], [], [], 0.25)
       if ready and signal.SIGTERM in os.read(self._pipe[0], 64):
@@ -155,6 +156,9 @@ class Watch:
       if self._closed.is_set():
         return
       now = time.monotonic()
+      if now - last > PAUSED:
+        self._since += now - last
+      last = now
       if now - armed > BACKSTOP / 20:
         armed = now
         faulthandler.dump_traceback_later(BACKSTOP, exit=True, file=2)
@@ -196,7 +200,7 @@ class Watch:
     faulthandler.dump_traceback(file=2)
     whom = [self._detail(), exchange.missing(), self._peers.behind(self._polls) if self._peers else ""]
     details = "".join(f"; {text}" for text in whom if text)
-    self._leave(exits.EXIT_HANG, f"nothing happened for {limit:.0f} s in {self._phase} (config.limits.{key}){details}; "
+    self._leave(exits.EXIT_HANG, f"nothing happened for {round(limit, 1):g} s in {self._phase} (config.limits.{key}){details}; "
                                  "the stacks of all threads are above; the same command continues")  # fmt: skip
 
   def _step(self):
