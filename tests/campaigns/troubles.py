@@ -83,9 +83,10 @@ def held(process: subprocess.Popen):
 
 
 def contents(workdir: pathlib.Path) -> dict[str, bytes]:
-  """The files of whole checkpoints by path."""
+  """The files of the newest whole checkpoint by path; older ones may be removed once it is there."""
   steps = [path for path in (workdir / "checkpoints").glob("*") if path.name.isdigit()]
-  return {str(file): file.read_bytes() for step in steps for file in sorted(step.rglob("*")) if file.is_file()}
+  newest = max(steps, key=lambda path: int(path.name), default=workdir / "none")
+  return {str(file): file.read_bytes() for file in sorted(newest.rglob("*")) if file.is_file()}
 
 
 def refused(process: subprocess.Popen, *words: str) -> str:
