@@ -39,8 +39,10 @@ def called(path: str, function: Callable, *arguments):
     raise
   except BaseException as error:
     file = pathlib.Path(path.partition(":")[0]).name
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if pathlib.Path(f.filename).name == file]
-    line = f", line {lines[-1]}" if lines else ""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if pathlib.Path(f.filename).name == file]
+    # An error that the file raises itself is in words for the user.
+    words = isinstance(error, ValueError) and frames and frames[-1].line.startswith("raise")
+    line = f", line {frames[-1].lineno}" if frames and not words else ""
     raise ConfigError(f"--config: {path}{line}: {type(error).__name__}: {error}") from error
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from vit_jax.data import decoding
 from vit_jax.data.sources import Source
+from vit_jax.schema import ConfigError
 
 BAD_SHARE = 0.001  # of a split's records; more of them stop the run
 # Bytes of decoded images a split may take to be kept in memory: CIFAR's 150 MB are, so that they are decoded only once.
@@ -44,6 +45,8 @@ class Images:
     with self._being_read(record):
       try:
         image, label = self._prepared(record, prepare)
+      except ConfigError:  # of the data as a whole
+        raise
       except (OSError, ValueError, MemoryError, cv2.error) as error:
         return self._bad(record, error)
       return image, self._label(record, label)
