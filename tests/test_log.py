@@ -29,7 +29,7 @@ def part(parts, workdir, first, last, about, save=None):
   workdir.mkdir(exist_ok=True)
   timer = clock.Clock()
   lines = log.Log(parts, workdir, first, timer, timer.phase, Store(), about)
-  pending = None
+  progress = None
   with contextlib.closing(lines):
     for step in range(first, last):
       lines.write_due(step)
@@ -37,10 +37,10 @@ def part(parts, workdir, first, last, about, save=None):
       if step + 1 == save:
         lines.write_due(save)
         with lines.phase("save", save):
-          pending = {"pending": json.loads(json.dumps(lines.pending))}
+          progress = json.loads(json.dumps(lines.progress(save)))
     if save is None:
       lines.write(last)
-  return pending
+  return progress
 
 
 def losses(workdir):
