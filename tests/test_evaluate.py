@@ -10,6 +10,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_m
 
 from tests import runs
 from vit_jax import config, evaluate, loop
+from vit_jax.prepare import prepare
 from vit_jax.schema import Choice, ConfigError
 
 pytestmark = pytest.mark.heavy
@@ -26,11 +27,13 @@ def test_a_mistake_is_one_line_and_exits_with_2(tmp_path, flags, says):
 
 
 def test_a_run_without_checkpoint_is_refused(tmp_path):
+  prepare("digits")
   (tmp_path / "config.json").write_text(config.dumps(runs.run()))
   assert "no checkpoint yet" in runs.finish(runs.command("evaluate", f"--workdir={tmp_path}"), 2)
 
 
 def test_a_split_that_is_not_there_is_refused(tmp_path):
+  prepare("digits")
   (tmp_path / "config.json").write_text(config.dumps(runs.run()))
   message = runs.finish(runs.command("evaluate", f"--workdir={tmp_path}", "--split=tset"), 2)
   assert "Did you mean 'test'" in message

@@ -141,7 +141,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   grid = mesh.make(run.mesh, devices)
   with at("config.data"):
     source = open_split(run.data, "train")
-  _check_batch(run, grid, len(source))
+  _check_batch(run, grid, len(source) if training else run.batch)
   total = run.total.steps(run.batch, len(source))
   if not 0 < total < 2**31:
     raise ConfigError(f"config.total: {run.total!s} is {total:,} steps of {run.batch} images; allowed: 1 to 2**31 - 1")
@@ -281,7 +281,9 @@ def _evals(run, subject, steps_of) -> dict[str, Eval]:
 def _check_batch(run, grid, examples):
   shards, micro = mesh.batch_shards(grid), run.optim.args["accumulate"]
   if run.batch > examples:
-    raise ConfigError(f"config.batch: {run.batch} is more than the {examples} images of {run.data.args['train']!r}")
+    raise ConfigError(
+      f"config.batch: {run.batch} is more than the {examples} images of {run.data.args['train']!r}; set a smaller one"
+    )
   if run.batch % (shards * micro):
     unit = shards * micro
     near = sorted({max(unit, run.batch // unit * unit), -(-run.batch // unit) * unit})

@@ -39,7 +39,8 @@ class Parser(argparse.ArgumentParser):
       arguments, unknown = self.parse_known_args(words, argparse.Namespace(overrides=overrides))
     if unknown:
       flag = unknown[0].partition("=")[0]
-      raise ConfigError(f"unknown flag {flag!r}.{nearest(flag, known)}")
+      advice = " Values of the config are --config.KEY=VALUE." if "--config" in known else ""
+      raise ConfigError(f"unknown flag {flag!r}.{nearest(flag, known)}{advice}")
     return arguments
 
   def error(self, message: str):

@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import logging
 import pathlib
 from collections.abc import Callable
 
@@ -104,7 +105,10 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
     saved = store.restore(parts.state_shapes)
   if saved is None:
     raise schema.ConfigError(f"--workdir: {workdir} has no checkpoint yet; train first")
-  return saved[0]
+  state, about = saved
+  if "identity" in about and (other := identity.objection(about["identity"]["data"], parts.identity["data"])):
+    logging.warning("the run was trained on %s", other)
+  return state
 
 
 def imported(parts: build.Parts) -> steps.State:

@@ -12,6 +12,8 @@ import jax
 from vit_jax import build, checkpoints, cli, clock, config, flags, identity, loop, runtime, schema, trees
 from vit_jax.runtime import say
 
+MAY_CHANGE = tuple(f"{key}{end}" for key in config.MAY_CHANGE for end in (":", "."))  # as lines of differences begin
+
 
 def main() -> None:
   """Reads flags, checks everything, trains."""
@@ -76,8 +78,8 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
   with contextlib.suppress(schema.ConfigError):  # keys that are new since then have their defaults
     before = schema.plain(build.complete(config.resolve(config.renamed(before))))
   now = schema.plain(parts.run)
-  fixed = [{key: value for key, value in run.items() if key not in config.MAY_CHANGE} for run in (before, now)]
-  if differences := trees.diff(*fixed):
+  differences = [line for line in trees.diff(before, now) if not line.startswith(MAY_CHANGE)]
+  if differences:
     listed = "\n  ".join(differences)
     return f"--workdir: {workdir} holds a run with another config; take another --workdir, or undo:\n  {listed}"
   if "identity" not in about:

@@ -33,7 +33,7 @@ def test_a_hostile_image_is_an_error_that_names_it_or_is_skipped(name):
   raising, skipping = of(lambda i: (data, 0), "raise"), of(lambda i: (data, 0), "skip", 1000)
   with pytest.raises(images.ImageError, match=r"^made, record 0: ") as caught:
     raising.prepared(0, same)
-  assert "Mend or remove it, or set data.on_error='skip'" in str(caught.value)
+  assert "Mend it, or leave out such images with --config.data.on_error=skip" in str(caught.value)
   assert len(str(caught.value)) < 400
   assert raising.problem is caught.value
   assert skipping.prepared(7, same) is None

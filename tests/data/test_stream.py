@@ -177,7 +177,7 @@ def test_labels_that_do_not_fit_are_an_error_and_not_a_bad_image(labels, label, 
 
 
 def test_a_bad_image_is_an_error_that_names_it():
-  with pytest.raises(stream.ImageError, match=r"made, record 13: not a complete image.*data.on_error='skip'"):
+  with pytest.raises(stream.ImageError, match=r"made, record 13: not a complete image.*data.on_error=skip"):
     train(source(40, bad=[13]), 20, 2)
   with pytest.raises(stream.ImageError, match="made, record 13"):
     list(evaluation(source(40, bad=[13]), 20, range(20)))
@@ -223,12 +223,14 @@ def test_a_skipped_image_is_replaced_by_one_drawn_from_seed_epoch_and_record():
 
 
 @pytest.mark.parametrize(
-  ("count", "bad", "stops"), [(360, 1, True), (1000, 1, False), (2000, 2, False), (2000, 3, True), (5, 5, True)]
+  ("count", "bad", "stops"), [(360, 6, True), (360, 5, False), (7000, 7, False), (7000, 8, True)]
 )
-def test_more_than_a_thousandth_of_bad_images_stops_the_run(count, bad, stops):
+def test_more_bad_images_than_five_and_a_thousandth_stop_the_run(count, bad, stops):
   made = source(count, bad=range(bad))
   if stops:
-    with pytest.raises(stream.ImageError, match=rf"of {count} records are bad, over the limit of 0.1%: made, record"):
+    with pytest.raises(
+      stream.ImageError, match=rf"of {count} records are bad, over the limit of 0.1% and 5; mend them: made"
+    ):
       train(made, count, 1, on_error="skip")
   else:
     train(made, count, 2, on_error="skip")

@@ -59,6 +59,24 @@ def test_a_sigterm_interrupts_what_changes_nothing(phase):
     assert time.monotonic() - began < 10
 
 
+def test_ctrl_c_saves_first():
+  with runtime.Watch() as watch:
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(runtime.Preempted, match="Ctrl-C") as stop:
+      watch.poll()
+    assert stop.value.code == 130
+
+
+def test_what_nohup_ignores_stays_ignored():
+  before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+  try:
+    with runtime.Watch() as watch:
+      os.kill(os.getpid(), signal.SIGHUP)
+      watch.poll()
+  finally:
+    signal.signal(signal.SIGHUP, before)
+
+
 def test_a_save_is_not_interrupted():
   with runtime.Watch() as watch:
     with watch.phase("save"):
@@ -100,6 +118,13 @@ def test_a_watch_ends_what_does_not_end():
   compiling.send_signal(signal.SIGTERM)
   paused = started("evaluation", "time.sleep(1.5); sys.exit(0)")
   paused.send_signal(signal.SIGSTOP)
+  twice = started("save", inside_c)
+  for _ in range(2):
+    twice.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+  code, text, seconds = ended(twice)
+  assert (code, seconds < 5) == (130, True)
+  assert "twice" in text
   code, text, seconds = ended(compiling)
   assert (code, seconds < 5) == (42, True)
   assert "was compiled; nothing is lost" in text

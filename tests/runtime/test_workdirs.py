@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from vit_jax import runtime
+from vit_jax.schema import ConfigError
 
 
 @pytest.mark.heavy
@@ -26,3 +27,9 @@ def test_a_claimed_workdir_is_refused_to_another_process_and_free_after_a_kill(t
   first.wait()
   with runtime.claim(tmp_path / "new"):
     assert (tmp_path / "new/lock").read_text().startswith(f"{os.getpid()} on")
+
+
+def test_a_lock_that_is_no_file_is_named(tmp_path):
+  os.mkfifo(tmp_path / "lock")
+  with pytest.raises(ConfigError, match="lock is no regular file; remove it"), runtime.claim(tmp_path):
+    pass

@@ -13,7 +13,7 @@ from vit_jax.data import decoding
 from vit_jax.data.sources import Source
 from vit_jax.schema import ConfigError
 
-BAD_SHARE = 0.001  # of a split's records; more of them stop the run
+BAD_SHARE, BAD_FEW = 0.001, 5  # of a split's records; more than both stop the run
 # Bytes of decoded images a split may take to be kept in memory: CIFAR's 150 MB are, so that they are decoded only once.
 KEEP = 2**28
 
@@ -84,15 +84,16 @@ class Images:
     """Raises ImageError, or counts the record as skipped."""
     reason = f"{self.source.place(record)}: {_text(error)}"
     if self.on_error == "raise":
-      raise self._stop(f"{reason}. Mend or remove it, or set data.on_error='skip'") from error
+      raise self._stop(f"{reason}. Mend it, or leave out such images with --config.data.on_error=skip") from error
     with self._lock:
       if record not in self.reasons:
         logging.warning("skipped: %s", reason)
       self.reasons[record] = reason
       some = list(self.reasons.values())
-    if len(some) > BAD_SHARE * len(self.source):
+    if len(some) > max(BAD_FEW, BAD_SHARE * len(self.source)):
       raise self._stop(
-        f"{len(some)} of {len(self.source)} records are bad, over the limit of {BAD_SHARE:.1%}: {'; '.join(some[:5])}"
+        f"{len(some)} of {len(self.source)} records are bad, over the limit of {BAD_SHARE:.1%} and {BAD_FEW}; "
+        f"mend them: {'; '.join(some[:5])}"
       )
 
   def _stop(self, message) -> ImageError:

@@ -1,6 +1,8 @@
 """The processes of a run: how they start, agree, watch each other, are asked to stop, and end."""
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
 
 from vit_jax import config
@@ -69,4 +71,7 @@ def joined(limits: config.Limits | None = None) -> Iterator[Watch]:
 def say(text: str) -> None:
   """Prints a line at once, on the first process only."""
   if process() == 0:
-    print(text, flush=True)
+    try:
+      print(text, flush=True)
+    except BrokenPipeError:  # nobody reads any longer, as behind `| head`: that ends no training
+      sys.stdout = open(os.devnull, "w")

@@ -21,12 +21,12 @@ EXITS = {
   EXIT_DONE: ("all steps are done, saved and measured; `result.json` is there", "nothing"),
   EXIT_BUG: ("a bug of ours, with a traceback; or Python itself stood still", "report it; the same command continues"),
   EXIT_CONFIG: ("a mistake in config, flags or data, a full disk, a workdir in use", "mend what the line says"),
-  EXIT_PREEMPTED: ("asked to stop (SIGTERM)", "the same command continues"),
+  EXIT_PREEMPTED: ("asked to stop (SIGTERM, or a closed terminal)", "the same command continues"),
   EXIT_HANG: ("something took longer than `config.limits` allow, or a device is held by another program", "read the "
               "stacks; the same command continues; the second time take another machine"),
   EXIT_NOT_FINITE: ("loss or gradient not finite; the last good checkpoint is kept", "change the config"),
   EXIT_MISSING: ("the data are not there, or no checkpoint can be read", "bring them"),
-  EXIT_INTERRUPTED: ("Ctrl-C", "the same command continues from the last checkpoint"),
+  EXIT_INTERRUPTED: ("Ctrl-C: between steps it saves first; a second one ends it", "the same command continues"),
   EXIT_PEER: ("another process of the run died", "see how that one ended; the same command continues"),
   137: ("killed by the system (SIGKILL), often for want of memory", "see `dmesg`; the same command continues"),
   143: ("SIGTERM before the processes had joined", "the same command starts it"),
@@ -56,7 +56,7 @@ def ending(error: BaseException, alone: bool = True) -> tuple[int, str]:
   if isinstance(error, OSError):  # a full or read-only disk, a path that cannot be
     return EXIT_CONFIG, f"error: {readable(disk.trouble(error))}"
   if isinstance(error, KeyboardInterrupt):
-    return EXIT_INTERRUPTED, "interrupted; the same command continues from the last checkpoint"
+    return EXIT_INTERRUPTED, "interrupted; the same command starts or continues it"
   if isinstance(error, jax.errors.JaxRuntimeError):
     if "RESOURCE_EXHAUSTED" in text:
       advice = (

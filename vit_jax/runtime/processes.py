@@ -43,10 +43,14 @@ def start(patience: float = 900.0, heartbeat: int = 100) -> None:
   os.environ.setdefault("JAX_COORDINATOR_PORT", PORT)
   if not placed or placed[1] > 1:
     join = functools.partial(jax.distributed.initialize, *placed or ())
+    _last_words("the processes cannot join: one ended, or two have the same number (VITJAX_PROCESS); start all again\n")
     with _Patience(patience):
       _join(functools.partial(join, initialization_timeout=int(patience) + 60, heartbeat_timeout_seconds=heartbeat))
   if not exchange.alone():
-    _last_words()
+    _last_words(
+      "another process of this run died, or process 0 cannot be reached; see how it ended, and start all again: "
+      "the same command continues from the last checkpoint\n"
+    )
   _started = True
 
 
@@ -66,8 +70,12 @@ def placement() -> tuple[str, int, int] | None:
   if not any(values):
     return None
   address, count, number = values
-  if not all(values) or not count.isdigit() or not number.isdigit() or not int(number) < int(count):
+  if not all(values):
     raise ConfigError(f"set all of {', '.join(NAMES)} (host:port, number, index below it) or none; they are {values}")
+  if not count.isdigit() or not int(count):
+    raise ConfigError(f"VITJAX_PROCESSES: {count!r} is no number of processes")
+  if not number.isdigit() or not int(number) < int(count):
+    raise ConfigError(f"VITJAX_PROCESS: {number!r} is not one of 0 to {int(count) - 1}, as VITJAX_PROCESSES is {count}")
   if not re.fullmatch(r".+:\d{1,5}", address):
     raise ConfigError(f"VITJAX_COORDINATOR: {address!r} is not host:port; 10.0.0.2:{PORT} for example")
   return address, int(count), int(number)
@@ -148,7 +156,10 @@ class _Patience:
     if state.process_id == 0:
       peers = connected(int(port))
       names = f" ({', '.join(peers)})" if peers else ""
-      return f"process 0 waits at port {port} for {state.num_processes} processes; {len(peers)} have connected{names}"
+      waiting = (
+        f"process 0 waits at port {port} for {state.num_processes} processes, each with a VITJAX_PROCESS of its own"
+      )
+      return f"{waiting}; {len(peers)} have connected{names}"
     try:
       socket.create_connection((host, int(port)), 3).close()
     except OSError as error:
@@ -171,7 +182,7 @@ def connected(port: int) -> list[str]:
   return sorted(result)
 
 
-def _last_words():
+def _last_words(text):
   """Where JAX's coordinator aborts the process, because another one died, its pages of C++ get a last line.
 
   Python's own handlers do not run there: the signal comes out of C code that never returns.
@@ -180,8 +191,7 @@ def _last_words():
 
   @kind
   def end(_):
-    os.write(2, b"another process of this run died, or process 0 cannot be reached; see how it ended, and start all "
-                b"again: the same command continues from the last checkpoint\n")  # fmt: skip
+    os.write(2, text.encode())
     os._exit(EXIT_PEER)
 
   _last_words.kept = end  # C holds no reference

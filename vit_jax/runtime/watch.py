@@ -20,7 +20,12 @@ from vit_jax import config
 from vit_jax.runtime import exchange, exits
 from vit_jax.runtime.peers import Peers
 
-TERM = "stopped as asked (SIGTERM)"
+# Signals that ask a run to stop, and how it then ends. One that is ignored, as by nohup, stays so.
+STOPS = {
+  signal.SIGTERM: (exits.EXIT_PREEMPTED, "stopped as asked (SIGTERM)"),
+  signal.SIGHUP: (exits.EXIT_PREEMPTED, "stopped as its terminal was closed (SIGHUP)"),
+  signal.SIGINT: (exits.EXIT_INTERRUPTED, "interrupted (Ctrl-C)"),
+}
 ACT = 5.0  # seconds after which a SIGTERM has had its effect, unless a step takes longer
 # Phases in which a single process may be stopped in the middle: they change nothing.
 INTERRUPTIBLE = ("data", "evaluation")
@@ -37,8 +42,8 @@ class Preempted(exits.Stop):
 class Watch:
   """Ends the program, with a code of the contract and a line, where a limit is passed: a context.
 
-  Inside, SIGTERM is a request to stop, on whichever process. All processes call `poll` at the same points: between
-  steps and between batches of an evaluation.
+  Inside, SIGTERM and Ctrl-C are requests to stop, on whichever process; a second Ctrl-C ends it at once. All processes
+  call `poll` at the same points: between steps and between batches of an evaluation.
   """
 
   def __init__(self, limits: config.Limits | None = None):
@@ -51,6 +56,7 @@ class Watch:
     self._asked = None  # when
     self._stopping = False
     self._reported = False
+    self._interrupts = 0
     self._closed = threading.Event()
     self._peers = None if exchange.alone() else Peers(self.limits.peer)
 
@@ -61,8 +67,10 @@ class Watch:
     self._in_main = threading.current_thread() is threading.main_thread()
     if self._in_main:
       # The byte in the pipe is written by C, at once; the handler waits for the main thread.
-      self._before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False), signal.getsignal(signal.SIGTERM)
-      signal.signal(signal.SIGTERM, self._on_signal)
+      self._pipe_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+      self._before = {number: before for number in STOPS if (before := signal.getsignal(number)) != signal.SIG_IGN}
+      for number in self._before:
+        signal.signal(number, self._on_signal)
       if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, file=2)
     self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -90,8 +98,9 @@ class Watch:
 
   def _close(self):
     if self._in_main:
-      signal.set_wakeup_fd(self._before[0])
-      signal.signal(signal.SIGTERM, self._before[1] or signal.SIG_DFL)
+      signal.set_wakeup_fd(self._pipe_before)
+      for number, before in self._before.items():
+        signal.signal(number, before or signal.SIG_DFL)
     faulthandler.cancel_dump_traceback_later()
     self._closed.set()
     os.write(self._pipe[1], b".")
@@ -136,11 +145,11 @@ class Watch:
       if self._peers:
         self._peers.ask(code, message)
 
-  def _on_signal(self, *_):
+  def _on_signal(self, number, _):
     """In the main thread, between two operations of Python; with other processes the thread below asks them."""
     if self._peers:
       return
-    self.ask(exits.EXIT_PREEMPTED, TERM)
+    self.ask(*STOPS[number])
     if self._phase in INTERRUPTIBLE and not self._stopping:
       self._stopping = True
       raise Preempted(*self._request)
@@ -151,8 +160,10 @@ class Watch:
     armed, last = -BACKSTOP, time.monotonic()
     while not self._closed.is_set():
       ready, _, _ = select.select([self._pipe[0]], [], [], 0.25)
-      if ready and signal.SIGTERM in os.read(self._pipe[0], 64):
-        self.ask(exits.EXIT_PREEMPTED, TERM)
+      for number in os.read(self._pipe[0], 64) if ready else b"":
+        if number in STOPS:
+          self.ask(*STOPS[number])
+          self._interrupts += number == signal.SIGINT
       if self._closed.is_set():
         return
       now = time.monotonic()
@@ -179,6 +190,8 @@ class Watch:
     if self._asked is None:
       return
     waited, (code, message) = now - self._asked, self._request or self._peers.asked
+    if self._interrupts > 1:
+      self._leave(code, f"{message} twice; the same command continues from the last checkpoint")
     if self._stopping:
       if waited > self.limits.stop:
         self._leave(code, f"{message}; the save was not done after {waited:.0f} s (config.limits.stop) and is left "
@@ -200,7 +213,8 @@ class Watch:
     faulthandler.dump_traceback(file=2)
     whom = [self._detail(), exchange.missing(), self._peers.behind(self._polls) if self._peers else ""]
     details = "".join(f"; {text}" for text in whom if text)
-    self._leave(exits.EXIT_HANG, f"nothing happened for {round(limit, 1):g} s in {self._phase} (config.limits.{key}){details}; "
+    what = f"nothing happened for {round(limit, 1):g} s in {self._phase} (config.limits.{key})"
+    self._leave(exits.EXIT_HANG, f"{what}{details}; "
                                  "the stacks of all threads are above; the same command continues")  # fmt: skip
 
   def _step(self):

@@ -22,7 +22,7 @@ def claim(workdir: pathlib.Path) -> Iterator[None]:
     yield
     return
   workdir.mkdir(parents=True, exist_ok=True)
-  with open(workdir / "lock", "a+") as file:
+  with _opened(workdir / "lock") as file:
     exchange.agree(_lock(file, workdir))
     yield
 
@@ -31,7 +31,7 @@ def claim(workdir: pathlib.Path) -> Iterator[None]:
 def locked(workdir: pathlib.Path) -> Iterator[None]:
   """As `claim`, for a program of one process that touches no device; ConfigError if another holds the workdir."""
   workdir.mkdir(parents=True, exist_ok=True)
-  with open(workdir / "lock", "a+") as file:
+  with _opened(workdir / "lock") as file:
     if problem := _lock(file, workdir):
       raise ConfigError(problem)
     yield
@@ -47,6 +47,13 @@ def holder(workdir: pathlib.Path) -> str | None:
   except BlockingIOError:
     return (workdir / "lock").read_text().strip() or "unknown"
   return None
+
+
+def _opened(path):
+  """The file, made where there is none."""
+  if path.exists() and not path.is_file():
+    raise ConfigError(f"{path} is no regular file; remove it")
+  return open(path, "a+")
 
 
 def _lock(file, workdir):

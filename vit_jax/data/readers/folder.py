@@ -32,6 +32,9 @@ def folder(
   """
   splits = sources.Splits(train, val, test)
   root = pathlib.Path(path).expanduser()
+  if path and not root.exists():
+    raise sources.AbsentError(f"no folder {path!r}; bring it back, or name one with <split>/<class>/*.jpg or "
+                              "<class>/*.jpg", "path")  # fmt: skip
   if not path or not root.is_dir():
     raise ConfigError(f"no folder {path!r}; name one with <split>/<class>/*.jpg or <class>/*.jpg", "path")
   top = _folders(root)
