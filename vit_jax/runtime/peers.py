@@ -169,6 +169,11 @@ class Peers:
         self._turn.notify_all()
 
 
+def failure() -> int | None:
+  """The exit code of this process, where it is ending with an error that the others have been told of."""
+  return _failed[1] if _failed else None
+
+
 def _leave_at_exit():
   """Before JAX's own, which would wait for processes that do not come."""
   if _failed:

@@ -12,7 +12,7 @@ import jax
 from jax._src import distributed
 
 from vit_jax import files
-from vit_jax.runtime import exchange
+from vit_jax.runtime import exchange, peers
 from vit_jax.runtime.exits import EXIT_HANG, EXIT_PEER, Stop
 from vit_jax.schema import ConfigError
 
@@ -154,12 +154,12 @@ class _Patience:
     state = distributed.global_state
     host, _, port = (state.coordinator_address or "nowhere:0").rpartition(":")
     if state.process_id == 0:
-      peers = connected(int(port))
-      names = f" ({', '.join(peers)})" if peers else ""
+      clients = connected(int(port))
+      names = f" ({', '.join(clients)})" if clients else ""
       waiting = (
         f"process 0 waits at port {port} for {state.num_processes} processes, each with a VITJAX_PROCESS of its own"
       )
-      return f"{waiting}; {len(peers)} have connected{names}"
+      return f"{waiting}; {len(clients)} have connected{names}"
     try:
       socket.create_connection((host, int(port)), 3).close()
     except OSError as error:
@@ -191,6 +191,8 @@ def _last_words(text):
 
   @kind
   def end(_):
+    if (code := peers.failure()) is not None:  # it is ending, and process 0 was first
+      os._exit(code)
     os.write(2, text.encode())
     os._exit(EXIT_PEER)
 
