@@ -88,7 +88,8 @@ class Peers:
     now = time.monotonic()
     if self._ended and now - self._ended > GRACE:
       return self.reason(0.0)
-    silent = [i for i, (_, since, _) in self._seen.items() if now - since > self._patience]
+    # The store, which process 0 has, must have answered to show that another one says nothing.
+    silent = [i for i, (_, since, _) in self._seen.items() if self._heard - since > self._patience]
     if now - self._heard > self._patience:
       silent = [0]
     if not silent:
