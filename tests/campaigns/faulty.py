@@ -2,7 +2,7 @@
 
 stuck: the main thread of this process stops before step NUMBER, its other threads live. nan: the parameters on this
 process's devices are no numbers from step NUMBER on. bug: an exception at step NUMBER. input: record NUMBER is never
-read to its end.
+read to its end. bad: record NUMBER is no image.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ def main() -> None:
   """Puts the fault in and runs the verb."""
   fault, number, verb, *words = sys.argv[1:]
   sys.argv = [verb, *words]
-  if fault == "input":
-    build.build.__defaults__ = (opening(int(number)), *build.build.__defaults__[1:])
+  if fault in ("input", "bad"):
+    build.build.__defaults__ = (opening(int(number), fault == "bad"), *build.build.__defaults__[1:])
   else:
     build.Parts.compile = compiling(build.Parts.compile, FAULTS[fault], int(number))
   cli.main(importlib.import_module(f"vit_jax.{verb}").main)
@@ -41,16 +41,16 @@ def compiling(compile, fault, number):
   return faulty
 
 
-def opening(number):
-  """`catalog.open_split` of sources whose record `number` is stuck."""
+def opening(number, bad):
+  """`catalog.open_split` of sources whose record `number` is stuck, or no image."""
 
   def open_split(choice, split):
     source = catalog.open_split(choice, split)
 
     def read(i):
-      while i == number:
+      while i == number and not bad:
         time.sleep(1)
-      return source.read(i)
+      return (b"no image", source.label(i)) if i == number else source.read(i)
 
     return dataclasses.replace(source, read=read)
 
