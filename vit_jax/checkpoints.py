@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import pathlib
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -31,6 +30,12 @@ class _Manager(ocp.CheckpointManager):
     return False
 
 
+def _meet(key: str, timeout_ms: int) -> None:
+  """Waits for all processes at a point of a save; one that has failed waits for none, and `runtime` tells them."""
+  if sys.exc_info()[1] is None:
+    ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
+
+
 class Checkpoints:
   """The checkpoints of one workdir, `checkpoints/<step>`: a resource, closed when the run ends."""
 
@@ -50,7 +55,7 @@ class Checkpoints:
       read_only=read_only,
       cleanup_tmp_directories=True,
       # Where a folder cannot be made in the background, Orbax's other threads wait for it for five minutes.
-      async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
+      async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False, barrier_sync_fn=_meet),
     )
     self._read_only = read_only
     self._fingerprint = jax.jit(digests.fingerprint, out_shardings=replicated)
@@ -159,7 +164,7 @@ class Checkpoints:
     try:
       yield
     except Exception as error:  # Orbax and TensorStore raise the disk's errors as their own
-      if (number := _disk_error(error)) is None:
+      if (number := disk.number(error)) is None:
         raise
       if not self._read_only:
         disk.check_there(self.directory, self._descriptor)
@@ -167,15 +172,6 @@ class Checkpoints:
       last = "there is none before it" if whole is None else f"the last whole one is step {whole}"
       text = f"a checkpoint could not be saved: {os.strerror(number)}; {last}"
       raise OSError(number, text, str(self.directory)) from error
-
-
-def _disk_error(error: BaseException) -> int | None:
-  """The number of the operating system's error that this one is or was made of; None for an error of a program."""
-  if isinstance(error, OSError) and error.errno:
-    return error.errno
-  if numbered := re.search(r"os_error_code='(\d+)'", str(error)):
-    return int(numbered[1])
-  return _disk_error(error.__cause__) if error.__cause__ else None
 
 
 def _attempt(read, nothing=None):

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import re
 from collections.abc import Iterator
 
 # What to do about an error of the disk.
@@ -45,3 +46,12 @@ def check_there(path: pathlib.Path, descriptor: int) -> None:
     if os.path.samestat(os.stat(path), os.fstat(descriptor)):
       return
   raise FileNotFoundError(errno.ENOENT, "the workdir is gone: it was removed, moved or replaced", str(path))
+
+
+def number(error: BaseException) -> int | None:
+  """The number of the operating system's error that this one is or was made of; None for an error of a program."""
+  if isinstance(error, OSError) and error.errno:
+    return error.errno
+  if text := re.search(r"os_error_code='(\d+)'", str(error)):
+    return int(text[1])
+  return number(error.__cause__) if error.__cause__ else None
