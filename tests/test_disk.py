@@ -205,6 +205,15 @@ def whole(parts, tmp_path_factory):
   return loop.train(parts, tmp_path_factory.mktemp("whole"))
 
 
+def saved(workdir):
+  """Returns when step 3 is on disk: what is being saved when a folder goes may come up in it again."""
+  deadline = time.monotonic() + 60
+  while not (workdir / "checkpoints/3").exists():
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+  return True
+
+
 def happening(parts, step, what):
   """The run, in which something happens to the disk at a step."""
 
@@ -219,7 +228,7 @@ def happening(parts, step, what):
 def test_a_run_whose_saves_are_too_large_goes_on_to_the_same_bits(parts, whole, tmp_path):
   with contextlib.ExitStack() as limit:
     # Enough for every file but a checkpoint's.
-    smaller = happening(parts, 5, lambda: limit.enter_context(limited(8_000)))
+    smaller = happening(parts, 5, lambda: saved(tmp_path) and limit.enter_context(limited(8_000)))
     with pytest.raises(OSError, match="could not be saved: File too large; the last whole one is step 3"):
       loop.train(smaller, tmp_path)
   time.sleep(0.5)  # what was being written ends, as with the process
@@ -233,7 +242,7 @@ def test_a_run_whose_workdir_is_gone_ends_and_writes_nothing_elsewhere(parts, tm
   workdir = tmp_path / "run"
   gone = functools.partial(workdir.rename, tmp_path / "moved") if moved else functools.partial(shutil.rmtree, workdir)
   with pytest.raises(FileNotFoundError, match="the workdir is gone"):
-    loop.train(happening(parts, 5, gone), workdir)
+    loop.train(happening(parts, 5, lambda: saved(workdir) and gone()), workdir)
   assert not workdir.exists()
 
 
