@@ -26,7 +26,7 @@ def test_a_change_without_a_value_is_refused():
     ("def get_config(", "SyntaxError"),
     ("x = 1", "defines no get_config"),
     ("import nothing_of_that_name", "ModuleNotFoundError"),
-    ("class Odd(BaseException): pass\nraise Odd('why')", "c.py, line 2: Odd: why"),
+    ("class Odd(Exception): pass\nraise Odd('why')", "c.py, line 2: Odd: why"),
     ("def get_config():\n  raise MemoryError", "c.py, line 2: MemoryError"),
     ("raise SystemExit(0)", "SystemExit"),
     ("def get_config(): return get_config()", "RecursionError"),

@@ -113,11 +113,11 @@ def test_killed_at_a_step_and_in_a_save_a_run_ends_with_the_same_bits(whole, tmp
   assert saved and max(saved) < 12
 
   second = runs.command(*command)
-  read_until_step(second, max(saved) + 2)
+  read_until_step(second, max(saved) + 2)  # while the step before may still be on its way to the disk
   step = stopped_in_a_save(second, tmp_path / "checkpoints")
   second.kill()
   second.communicate()
-  assert max(saved) + 2 <= step <= 12
+  assert max(saved) + 1 <= step <= 12
   assert not (tmp_path / "checkpoints" / str(step)).exists()
 
   runs.finish(runs.command(*command))

@@ -35,9 +35,9 @@ def called(path: str, function: Callable, *arguments):
   """What a function of a config file returns; ConfigError for whatever goes wrong in it, which is a program."""
   try:
     return function(*arguments)
-  except (ConfigError, KeyboardInterrupt):
+  except ConfigError:
     raise
-  except BaseException as error:
+  except (Exception, SystemExit) as error:  # the file is the user's program, and raises what it likes
     file = pathlib.Path(path.partition(":")[0]).name
     frames = [f for f in traceback.extract_tb(error.__traceback__) if pathlib.Path(f.filename).name == file]
     # An error that the file raises itself is in words for the user.

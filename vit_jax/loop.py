@@ -1,6 +1,7 @@
 """The training loop: a run from where it stands to its result."""
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -13,6 +14,7 @@ import numpy as np
 
 from vit_jax import build, checkpoints, clock, config, digests, files, identity, mesh, runtime, steps, writer
 from vit_jax.data import stream
+from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.evals import outcomes
 from vit_jax.log import Log, due
 from vit_jax.runtime import say
@@ -46,58 +48,94 @@ def train(
   with contextlib.ExitStack() as resources:
     watch = watch or resources.enter_context(runtime.Watch(parts.run.limits))
     resources.enter_context(watch.phase("save"))  # which closes what is open
-    timer = clock.Clock(workdir / "goodput.json" if jax.process_index() == 0 else None, began)
-    resources.callback(timer.close)
-    phase = functools.partial(in_phase, watch, timer)
-    # Where the run stands.
-    say(parts.overview())
-    store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), parts.keep, parts.keep_every)
-    resources.callback(store.close)
-    with watch.phase("restore"):
-      state, about = first_state(parts, store, timer, weights)
-      frozen, frozen_digests = parts.frozen(about.get("frozen"))
-    start = step = int(state.step)
-    batches = parts.batches(start)
-    log, trace = Log(parts, workdir, start, timer, phase, store, about), writer.Trace(workdir, start, profile)
-    for resource in (log, trace, batches):
-      resources.callback(resource.close)
-    resources.push(watch.report)
-    save = functools.partial(save_state, store, log, functools.partial(description, parts, frozen_digests))
-    say(f"continues at step {start} of {parts.total}" if start else f"{parts.total} steps to go")
+    run, state = opened(resources, parts, workdir, profile, watch, weights, began)
+    step = int(state.step)
+    say(f"continues at step {step} of {parts.total}" if step else f"{parts.total} steps to go")
     try:
-      if not about.get("evaluated", True):  # a stop had cut it short
-        evaluate(due(parts, start), start, state, log, watch.poll)
-      with phase("compile"):
+      if not run.evaluated:  # a stop had cut it short
+        evaluate(run, due(parts, step), step, state)
+      with run.phase("compile"):
         train_step = parts.compile() if step < parts.total else None
         runtime.barrier("compiled")  # or the first step would wait for another process's compiler
-      with phase("step"):
+      with run.phase("step"):
         while step < parts.total:
-          with phase("data", batches.waiting):
-            batch = next(batches)
-          if batches.problem:  # in a batch ahead, so that all processes can stop before it
-            watch.ask(runtime.EXIT_CONFIG, f"error: {batches.problem}")
-          with trace.step(step), jax.transfer_guard("disallow"):
-            state, metrics = train_step(state, batch, frozen)
-          log.write_due(step)  # of the steps before this one, so that the devices always have work
+          with run.phase("data", run.batches.waiting):
+            batch = next(run.batches)
+          if run.batches.problem:  # in a batch ahead, so that all processes can stop before it
+            watch.ask(runtime.EXIT_CONFIG, f"error: {run.batches.problem}")
+          with run.trace.step(step), jax.transfer_guard("disallow"):
+            state, metrics = train_step(state, batch, run.frozen)
+          run.log.write_due(step)  # of the steps before this one, so that the devices always have work
           step += 1
-          log.add(step, metrics, batches.skipped)
+          run.log.add(step, metrics, run.batches.skipped)
           if step < parts.total:
-            evaluate(due(parts, step), step, state, log, watch.poll)
+            evaluate(run, due(parts, step), step, state)
             if step % parts.save_every == 0:
-              save(step, state)
+              save(run, step, state)
             watch.poll()
-        # The end.
-        log.write(step)
-      trace.close()
-      timer.stop()
-      figures = evaluate(parts.evals, step, state, log, watch.poll)
-      save(step, state)
+        run.log.write(step)
+      run.trace.close()
+      run.timer.stop()
+      figures = evaluate(run, parts.evals, step, state)
+      save(run, step, state)
     except (runtime.Preempted, stream.ImageError) as reason:
       if isinstance(reason, runtime.Preempted) or runtime.alone():  # all must save; one alone has the image
-        save(step, state)
+        save(run, step, state)
       raise ending(reason, step) from reason
-    store.wait()  # a run that has a result has its last state too
-    return write_result(workdir, figures | {"skipped_images": batches.skipped} | facts(parts, state, timer))
+    run.store.wait()  # a run that has a result has its last state too
+    return write_result(workdir, figures | {"skipped_images": run.batches.skipped} | facts(run, state))
+
+
+# What is open while a run trains.
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """What the loop uses besides the state, and closes at its end."""
+
+  parts: build.Parts
+  watch: runtime.Watch
+  timer: clock.Clock
+  store: checkpoints.Checkpoints
+  log: Log
+  trace: writer.Trace
+  batches: DeviceBatches
+  frozen: dict[str, jax.Array]
+  frozen_digests: dict[str, str]
+  evaluated: bool  # all that was due at the step that the run continues from
+
+  def phase(self, name: str, detail: Callable[[], str] = str) -> contextlib.AbstractContextManager:
+    """What is inside has the limits of a phase, and its time is the phase's."""
+    return in_phase(self.watch, self.timer, name, detail)
+
+
+def opened(
+  resources: contextlib.ExitStack,
+  parts: build.Parts,
+  workdir: pathlib.Path,
+  profile: int,
+  watch: runtime.Watch,
+  weights: dict[str, np.ndarray] | None,
+  began: float | None,
+) -> tuple[Run, steps.State]:
+  """A run where it stands, which `resources` close, and its state. The arguments are those of `train`."""
+  timer = clock.Clock(workdir / "goodput.json" if jax.process_index() == 0 else None, began)
+  resources.callback(timer.close)
+  say(parts.overview())
+  store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), parts.keep, parts.keep_every)
+  resources.callback(store.close)
+  with watch.phase("restore"):
+    state, about = first_state(parts, store, timer, weights)
+    frozen, frozen_digests = parts.frozen(about.get("frozen"))
+  start = int(state.step)
+  batches = parts.batches(start)
+  log = Log(parts, workdir, start, timer, functools.partial(in_phase, watch, timer), store, about)
+  trace = writer.Trace(workdir, start, profile)
+  for resource in (log, trace, batches):
+    resources.callback(resource.close)
+  resources.push(watch.report)
+  evaluated = about.get("evaluated", True)
+  return Run(parts, watch, timer, store, log, trace, batches, frozen, frozen_digests, evaluated), state
 
 
 @contextlib.contextmanager
@@ -157,8 +195,9 @@ def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict
   return checkpoints.same(weights, parts.run.init.from_)
 
 
-def facts(parts: build.Parts, state: steps.State, timer: clock.Clock) -> dict:
+def facts(run: Run, state: steps.State) -> dict:
   """What result.json says beside the figures: how long it took, and of what and to what exactly."""
+  parts, timer = run.parts, run.timer
   return {
     "seed": parts.run.seed,
     "steps": parts.total,
@@ -189,30 +228,26 @@ def ending(reason: Exception, step: int) -> Exception:
 # What happens between steps.
 
 
-def evaluate(
-  evals: dict[str, build.Eval], step: int, state: steps.State, log: Log, poll: Callable[[], None]
-) -> dict[str, float]:
-  """Figures of the state at `step`, written and printed. `poll` is called between batches, and raises to stop."""
+def evaluate(run: Run, evals: dict[str, build.Eval], step: int, state: steps.State) -> dict[str, float]:
+  """Figures of the state at `step`, written and printed. Raises Preempted between batches where the run shall stop."""
   if not evals:
     return {}
-  with log.phase("evaluation", step):
+  with run.log.phase("evaluation", step):
     measures = {name: each.measure for name, each in evals.items()}
-    figures = outcomes.figures(outcomes.measure(measures, state.params, state.ema, poll))
-    log.evaluated(step, figures)
+    figures = outcomes.figures(outcomes.measure(measures, state.params, state.ema, run.watch.poll))
+    run.log.evaluated(step, figures)
   return figures
 
 
-def save_state(
-  store: checkpoints.Checkpoints, log: Log, said: Callable[[int], dict], step: int, state: steps.State
-) -> None:
+def save(run: Run, step: int, state: steps.State) -> None:
   """Saves `step`, and what is said of it, once all its steps are known to be finite; one that is saved already stays.
 
   Lines that are due are written before, and what the next one is to hold is saved: so a kill changes no line.
   """
-  log.write_due(step)
-  with log.phase("save", step):
-    if step not in store.steps():
-      store.save(step, state, said(step) | log.progress(step))
+  run.log.write_due(step)
+  with run.log.phase("save", step):
+    if step not in run.store.steps():
+      run.store.save(step, state, description(run.parts, run.frozen_digests, step) | run.log.progress(step))
 
 
 def description(parts: build.Parts, frozen: dict[str, str], step: int) -> dict:

@@ -234,7 +234,7 @@ DIGITS = RECIPE + (
   " optim=dict(name='adamw', lr=1e-3), total='1ep', batch=16)\n"
 )
 CONFIGS = {  # exit code, text
-  "a base exception": (2, "class Odd(BaseException): pass\nraise Odd('x' * 300_000)"),
+  "an exception of its own": (2, "class Odd(Exception): pass\nraise Odd('x' * 300_000)"),
   "an interrupt": (130, "raise KeyboardInterrupt"),
   "an exit": (2, "import sys; sys.exit(0)"),
   "recursion": (2, "def get_config(): return get_config()"),
