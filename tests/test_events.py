@@ -17,6 +17,7 @@ def scalars(folder):
   return {name: [(point.step, point.value) for point in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
+@pytest.mark.heavy
 def test_tensorboard_reads_every_point_before_the_file_is_closed(tmp_path):
   file = EventFile(tmp_path / "tensorboard")
   for step in (1, 2, 300_000):

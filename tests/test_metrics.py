@@ -177,6 +177,7 @@ def test_the_interval_of_a_proportion_is_as_wide_as_the_binomial_says(share):
   assert high == pytest.approx(share + half, abs=0.15 * half)
 
 
+@pytest.mark.heavy
 def test_intervals_hold_the_truth_about_95_times_in_100():
   tries, draw, base, held = 100, np.random.default_rng(0), drawn(0, 200, 10, 10), 0
   for seed in range(tries):

@@ -15,6 +15,7 @@ def matrix_of(classes):
   return matrix
 
 
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
   ("classes", "width", "height"),
@@ -50,6 +51,7 @@ def test_the_row_is_the_label_and_its_sum_the_whole(tmp_path):
   assert colour(3, 0) == colour(3, 3)
 
 
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("error")
 def test_no_class_name_breaks_a_picture(tmp_path):
   names = ["猫の名前", "naïve Straße", "x" * 500, "$x_{ $", "a\nb\tc", "", "caf\udce9", "\\frac", "🐈", "dog", "dog"]

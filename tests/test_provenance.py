@@ -102,6 +102,7 @@ def test_a_row_has_the_numbers_of_its_model_and_its_tables_fit(row):
     assert row.gflops == f"{flops / 1e9:,.{decimals}f}", name
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("name", "size"), [("ViT-Ti/16", 224), ("cct_2_3x2_32", 32), ("Mixer-S/32", 224)])
 def test_scanned_and_unrolled_stacks_count_alike(name, size):
   one, other = (counted(modules.abstract(name, size, scan=scan)) for scan in (True, False))

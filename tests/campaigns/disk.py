@@ -50,39 +50,36 @@ def full_at_the_start(disk: pathlib.Path, whole: pathlib.Path) -> str:
   return line
 
 
-def full_at(left: int, moment: Callable, *words: str) -> Callable:
-  """The disk is full, but for `left` bytes, from a moment on."""
+def failing(moment: Callable, fail: Callable, mend: Callable, *words: str) -> Callable:
+  """From a moment on the disk fails a process, until it is mended."""
 
   def situation(disk: pathlib.Path, whole: pathlib.Path) -> str:
     process = started(disk / "run")
     moment(process, disk / "run")
     with held(process):
       before = contents(disk / "run")
-      fill(disk, left)
-    line = refused(process, str(disk / "run"), "No space left", "make room", *words)
+      fail(process, disk)
+    line = refused(process, str(disk / "run"), *words)
     expect(before.items() <= contents(disk / "run").items(), "a whole checkpoint has changed")
-    free(disk)
+    mend(disk)
     continued(disk / "run", whole)
     return line
 
   return situation
+
+
+def full_at(left: int, moment: Callable, *words: str) -> Callable:
+  """The disk is full, but for `left` bytes."""
+  return failing(moment, lambda _, disk: fill(disk, left), free, "No space left", "make room", *words)
 
 
 def limited_at(size: int, moment: Callable, *words: str) -> Callable:
-  """Files may have so many bytes from a moment on, as after ulimit -f."""
+  """Files may have so many bytes, as after ulimit -f, which the next process does not inherit."""
 
-  def situation(disk: pathlib.Path, whole: pathlib.Path) -> str:
-    process = started(disk / "run")
-    moment(process, disk / "run")
-    with held(process):
-      before = contents(disk / "run")
-      resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-    line = refused(process, str(disk / "run"), "File too large", "ulimit -f", *words)
-    expect(before.items() <= contents(disk / "run").items(), "a whole checkpoint has changed")
-    continued(disk / "run", whole)
-    return line
+  def limit(process, _):
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
-  return situation
+  return failing(moment, limit, lambda _: None, "File too large", "ulimit -f", *words)
 
 
 def read_only(disk: pathlib.Path, whole: pathlib.Path) -> str:

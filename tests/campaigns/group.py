@@ -80,6 +80,12 @@ class Group:
     for i in which:
       self.processes[i].send_signal(number)
 
+  def stop_at(self, step: int, *which: int) -> None:
+    """After this step SIGTERM to these processes ends all with 42."""
+    self.await_step(step)
+    self.signal(signal.SIGTERM, *which)
+    self.all_end(42, 15)
+
   def end(self, codes: dict[int, int | tuple], seconds: float) -> None:
     """All processes that `codes` has end with these within a time, and none with a traceback unless it has a bug."""
     deadline = time.monotonic() + seconds

@@ -43,9 +43,7 @@ def scenario(function):
 @scenario
 def sigterm_to_one(folder):
   with Group(folder, "run") as group:
-    group.await_step(12)
-    group.signal(signal.SIGTERM, 2)
-    group.all_end(42, 15)
+    group.stop_at(12, 2)
     group.says(r"stopped as asked .* Step \d+ is saved; the same command continues")
   finish(folder, "run")
 
@@ -53,9 +51,7 @@ def sigterm_to_one(folder):
 @scenario
 def sigterm_to_all(folder):
   with Group(folder, "run") as group:
-    group.await_step(7)
-    group.signal(signal.SIGTERM, *range(COUNT))
-    group.all_end(42, 15)
+    group.stop_at(7, *range(COUNT))
   finish(folder, "run")
 
 
@@ -218,9 +214,7 @@ def disk_full_on_one(folder):
 @scenario
 def damaged_files_of_one(folder):
   with Group(folder, "run", mesh__data=1, mesh__fsdp=8) as group:
-    group.await_step(32)
-    group.signal(signal.SIGTERM, 0)
-    group.all_end(42, 15)
+    group.stop_at(32, 0)
   newest = max((path for path in (folder / "run/checkpoints").iterdir()), key=lambda path: int(path.name))
   parts = sorted(newest.glob("state/ocdbt.process_1/d/*")) or sorted(newest.glob("state/d/*"))
   parts[-1].write_bytes(b"\0" * parts[-1].stat().st_size)
@@ -247,9 +241,7 @@ def killed_in_a_save(folder):
 @scenario
 def fewer_processes(folder):
   with Group(folder, "run") as group:
-    group.await_step(15)
-    group.signal(signal.SIGTERM, 0)
-    group.all_end(42, 15)
+    group.stop_at(15, 0)
   with Group(folder, "run", count=2) as group:
     group.all_end(0, 180)
     group.says("devices", 0)

@@ -47,6 +47,7 @@ def test_a_recipe_takes_two_steps_and_measures_every_image(name):
   assert np.isfinite(figures["loss"])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", DATA)
 def test_a_config_builds_as_it_is(name, local):
   run = recipes.run(name, **local[name], **({"batch": 24} if name == "folder" else {}))

@@ -22,6 +22,7 @@ def changes():
   return draw.sample(everything, 100) + [(mutations.misspelled(key), "1") for key in known] + worse
 
 
+@pytest.mark.heavy
 def test_no_mutated_config_ends_in_a_traceback():
   wrong, open_split = [], mutations.opener()
   for key, value in changes():

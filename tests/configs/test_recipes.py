@@ -37,6 +37,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_recipe_is_what_was_published_and_needs_neither_data_nor_memory_to_plan(name, monkeypatch):
   batch, steps, lr, decay, weight_decay, on_head, dropout, gflops, (rule, moment, clip) = PUBLISHED[name]

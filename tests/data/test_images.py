@@ -64,6 +64,7 @@ ERRORS = (
 )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("stage", ["crop", "policy"])
 def test_an_error_of_cropping_or_of_the_policy_is_an_error_of_the_image(monkeypatch, error, stage):

@@ -222,6 +222,7 @@ TENSORFLOW = {  # name -> (image, argument, place) -> image
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", randaugment.PUBLISHED)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_published_operations_are_the_tensorflow_code_in_numpy(name, shape):

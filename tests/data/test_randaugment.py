@@ -104,6 +104,7 @@ def shares(values):
   return dict(zip(names.tolist(), counts / counts.sum(), strict=True))
 
 
+@pytest.mark.heavy
 def test_increasing_chances_are_the_published_ones(monkeypatch):
   recorder, images, untouched = Recorder(randaugment.INCREASING), 10_000, 0
   monkeypatch.setattr(randaugment, "INCREASING", recorder.table)

@@ -199,6 +199,7 @@ def test_a_bad_file_of_a_folder_is_named(tmp_path):
       train(bad, 1, 1)
 
 
+@pytest.mark.heavy
 def test_a_skipped_image_is_replaced_by_one_drawn_from_seed_epoch_and_record():
   count, bad = 3000, [7, 1234]
   args = {"on_error": "skip"}
@@ -222,6 +223,7 @@ def test_a_skipped_image_is_replaced_by_one_drawn_from_seed_epoch_and_record():
   )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
   ("count", "bad", "stops"), [(360, 6, True), (360, 5, False), (7000, 7, False), (7000, 8, True)]
 )

@@ -26,6 +26,7 @@ def tensors(chosen, description):
   return arrays, layout.write(chosen, arrays, description)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("chosen", importer.LAYOUTS, ids=lambda chosen: chosen.name)
 @pytest.mark.parametrize(
   ("name", "arguments", "classes", "channels"),

@@ -62,6 +62,7 @@ def hints_of(description):
   }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", EXAMPLES, ids=lambda case: f"{case[0]}-{case[1]}-{len(str(case[2]))}")
 def test_what_is_written_is_recognised_and_read_back(case):
   written, description, arrays = example(*case)

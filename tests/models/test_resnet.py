@@ -127,6 +127,7 @@ def test_the_stem_is_a_resnet_of_version_1_with_the_padding_same(sides, stages):
   np.testing.assert_allclose(modules.run(stem, x), expected, atol=2e-4 * np.abs(expected).max())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("stages", STAGES)
 def test_sides_and_width_are_known_without_building(stages):
   for sides in ((224, 224), (33, 64), (31, 7), (1, 97)):

@@ -20,6 +20,7 @@ def test_effects_are_shares_of_the_variance_counted_by_hand():
   assert pictures.explained([({"lr": 1}, 0.5)], "lr") == 0
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("values", [(1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0, 1e3), ("a $x$", "é" * 60, None), (1,)])
 def test_effects_of_numbers_names_and_gaps_are_drawn(tmp_path, values):
   rows = [({} if value is None else {"key": value, "seed": 0}, 0.1 * i) for i, value in enumerate(values)]

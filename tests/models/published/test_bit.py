@@ -15,11 +15,13 @@ COUNTS = {  # 1000 classes; what timm 1.0.31 counts in its resnetv2_*_bit
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts_are_the_published_ones(name):
   assert modules.count(name) == COUNTS[name]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", published.SIZES)
 def test_parameters_of_every_size_add_up(name):
   factor, stages = published.SIZES[name]

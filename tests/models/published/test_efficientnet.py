@@ -22,11 +22,13 @@ COUNTS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("size", COUNTS)
 def test_parameter_counts_are_the_published_ones(size):
   assert modules.count(f"efficientnet_{size}") == COUNTS[size]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("size", "billions"), [("b0", 0.39), ("b3", 1.8)])
 def test_multiply_adds_are_the_papers(size, billions):
   model = modules.abstract(f"efficientnet_{size}")

@@ -13,11 +13,13 @@ COUNTS = {  # 1000 classes
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts_are_the_published_ones(name):
   assert modules.count(name) == COUNTS[name]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", published.VARIANTS)
 def test_parameters_of_every_name_add_up(name):
   size, window, _ = published.VARIANTS[name]
