@@ -25,6 +25,7 @@ setup(
     # TFDS prepares datasets and reads buckets with TensorFlow; it never touches the accelerator.
     "tensorflow-cpu>=2.20,<2.22; sys_platform == 'linux' and platform_machine == 'x86_64'",
     "tensorflow>=2.20,<2.22; sys_platform != 'linux' or platform_machine != 'x86_64'",
+    "protobuf>=6,<8",  # what TFDS keeps its descriptions in
     "tensorboard>=2.20,<2.22",
     "einops>=0.8.1,<0.9",
     "jaxtyping>=0.3.11,<0.4",  # shapes in signatures, which tests check

@@ -103,7 +103,9 @@ REFUSED: dict[str, Callable[[], bytes]] = {
   **{
     f"jpeg cut at {share:.0%}, with its end": lambda share=share: cut(jpeg(), share, EOI) for share in (0.3, 0.6, 0.9)
   },
-  "jpeg cut, with two ends": lambda: cut(jpeg(), 0.7, EOI),
+  "jpeg cut, with two ends": lambda: cut(jpeg(), 0.7, 2 * EOI),
+  "jpeg cut, with its end and another behind": lambda: cut(jpeg(), 0.5, EOI) + jpeg(60, 80),
+  "jpeg with an arithmetic code": lambda: claiming(jpeg(), 3000, 3000).replace(b"\xff\xc0", b"\xff\xc9"),
   "jpeg with restarts, cut, with its end": lambda: cut(jpeg(restart_marker_blocks=7), 0.7, EOI),
   "gray jpeg cut, with its end": lambda: cut(jpeg(mode="L"), 0.7, EOI),
   "cmyk jpeg cut, with its end": lambda: cut(jpeg(mode="CMYK"), 0.7, EOI),

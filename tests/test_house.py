@@ -118,8 +118,8 @@ def test_no_module_catches_everything():
     )
   }
   # Orbax raises plain Exception on a truncated file; checkpoints.restore tries the one before. A config file is a
-  # program of the user's, and raises what it likes.
-  assert catching == {"vit_jax/checkpoints.py", "vit_jax/flags.py"}
+  # program of the user's, and raises what it likes. A thread hands its error, whatever it is, to the one that waits.
+  assert catching == {"vit_jax/checkpoints.py", "vit_jax/flags.py", "vit_jax/data/prefetch.py"}
 
 
 def test_what_is_imported_is_what_setup_asks_for():
@@ -130,6 +130,7 @@ def test_what_is_imported_is_what_setup_asks_for():
       "einops": "einops", "numpy": "numpy", "cv2": "opencv-python-headless", "sklearn": "scikit-learn",
       "tensorflow": "tensorflow-cpu", "safetensors": "safetensors", "ml_dtypes": "ml_dtypes", "torch": "torch",
       "matplotlib": "matplotlib", "rich": "rich", "tensorboard": "tensorboard", "jaxtyping": "jaxtyping",
+      "google": "protobuf",
   }  # fmt: skip
   standard = sys.stdlib_module_names
   for file, tree in FILES.items():

@@ -153,6 +153,15 @@ def test_a_record_with_another_label_is_named(photos):
   assert f"record 0 had label {label}, has {1 - label}" in identity.objection(before, described(other)["data"])
 
 
+def test_an_empty_image_has_contents_too(photos):
+  made = source(photos)
+  before = described(made)["data"]
+  (photos / made.identify(0)).write_bytes(b"")
+  empty = described(source(photos))["data"]
+  assert json.loads(json.dumps(empty)) == empty
+  assert "contents are others" in identity.objection(before, empty)
+
+
 def test_an_unreadable_image_is_no_other_image(photos):
   before = described(source(photos))["data"]
   made = source(photos)
@@ -182,8 +191,11 @@ def test_other_packages_and_devices_are_a_line_each(photos, monkeypatch):
   known = importlib.metadata.version
   monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9" if name == "grain" else known(name))
   monkeypatch.setattr(identity.jax, "process_count", lambda: 2)
-  packages, devices = identity.notes(before, described(made, devices=4))
+  monkeypatch.setenv("XLA_FLAGS", "--fast\x1b")
+  packages, flags, devices = identity.notes(before, described(made, devices=4))
   assert packages == f"other packages, grain {version} -> 9.9: {identity.BITS}"
+  assert flags.startswith("other XLA_FLAGS, ") and flags.endswith(f" -> '--fast\\x1b': {identity.BITS}")
+  assert identity.notes({key: value for key, value in before.items() if key != "flags"}, before) == []
   assert devices == f"other devices, 8 x cpu in 1 process -> 4 x cpu in 2 processes: {identity.BITS}"
   assert identity.objection(before["data"], described(made)["data"]) is None
 
@@ -196,6 +208,7 @@ def test_a_checkpoint_of_before_is_said_to_tell_nothing():
 WRONG = [
   {"identity": None}, {"identity": 3}, {"identity": []}, {"identity": {}}, {"data": {}}, {"data": {"classes": 3}},
   {"data": {"classes": ["a"], "records": "x", "fingerprint": {}, "samples": [{}]}}, {"config": 3}, {"packages": None},
+  {"packages": {"jax": 3}}, {"order": {"positions": [-1], "records": [0]}},
   {"devices": {"kind": 3}}, {"order": None}, {"order": [3]}, {"order": {"positions": [0]}},
   {"order": {**ORDER, "records": ["a"]}}, {"frozen": [1]}, {"evaluated": 3},
   {"pending": {"steps": 1, "sums": {"loss": "x"}}}, {"seconds": None}, {"images": "64"},

@@ -119,7 +119,7 @@ class Measurement:
   mesh: Mesh = Mesh()
 
 
-MAY_CHANGE = ("total", "log", "limits", "data.on_error")  # what a restart in the same workdir may change
+MAY_CHANGE = ("total", "log", "limits", "*data.on_error")  # what a restart in the same workdir may change
 
 
 def recipe(**fields) -> ml_collections.ConfigDict:

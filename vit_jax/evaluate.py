@@ -102,12 +102,12 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
   """The newest readable checkpoint of a run."""
   store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)
   with contextlib.closing(store):
-    saved = store.restore(parts.state_shapes)
+    saved = store.restore(parts.state_shapes, identity.check)
   if saved is None:
     raise schema.ConfigError(f"--workdir: {workdir} has no checkpoint yet; train first")
   state, about = saved
-  if "identity" in about and (other := identity.objection(about["identity"]["data"], parts.identity["data"])):
-    logging.warning("the run was trained on %s", other)
+  if "identity" in about and (other := identity.other_data(about["identity"]["data"], parts.identity["data"])):
+    logging.warning("the run was trained on other data than are there now: %s", "; ".join(other))
   return state
 
 

@@ -8,7 +8,9 @@ read.
 import functools
 import hashlib
 import importlib.metadata
+import inspect
 import math
+import os
 import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,8 +20,10 @@ import numpy as np
 
 from vit_jax import config, files, schema
 from vit_jax.data import sources, stream
+from vit_jax.schema.errors import readable
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "grain", "numpy", "opencv-python-headless")  # that make bits
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")  # of the environment, as well
 SAMPLES = 8  # records whose contents are compared, and positions of each epoch
 SHOWN = 5  # of things that differ
 
@@ -28,8 +32,16 @@ def _is_count(value):
   return isinstance(value, int | float) and 0 <= value < math.inf
 
 
+def _is_position(value):
+  return isinstance(value, int) and value >= 0
+
+
 def _are_sums(values):
   return isinstance(values, dict) and all(isinstance(value, int | float) for value in values.values())
+
+
+def _are_texts(values):
+  return isinstance(values, dict) and all(isinstance(value, str) for value in values.values())
 
 
 # The form of what a checkpoint says; those of before say only how far the run was.
@@ -43,10 +55,10 @@ _FORM = {
       "fingerprint": dict.fromkeys(sources.Fingerprint._fields, str),
       "samples": [{"record": int, "name": str, "label": object, "sha256": str | None}],
     },
-    "packages": dict,
+    "packages": _are_texts,
     "devices": {"kind": str, "count": int, "processes": int},
   },
-  "order": {"positions": [int], "records": [int]},
+  "order": {"positions": [_is_position], "records": [int]},
   "frozen": dict,
   "evaluated": bool,
   "step_seconds": _is_count,
@@ -70,6 +82,7 @@ def of(run: config.Run, source: sources.Source, grid: jax.sharding.Mesh) -> dict
       "samples": [_sample(source, i) for i in _spread(len(source))],
     },
     "packages": {"vit_jax": code()} | {name: version for name in PACKAGES if (version := _version(name))},
+    "flags": {name: os.environ.get(name, "") for name in FLAGS},
     "devices": {"kind": grid.devices.flat[0].device_kind, "count": grid.devices.size, "processes": jax.process_count()},
   }
 
@@ -112,6 +125,11 @@ def alike(now: Mapping) -> dict[str, Any]:
   }
 
 
+def other_data(before: Mapping, now: Mapping) -> list[str]:
+  """Lines on how the data `before` differ from those that are there `now`: what `of` has in `data`."""
+  return _other_records(before, now) or _other_files(before, now)
+
+
 def objection(before: Mapping, now: Mapping, accept: bool = False) -> str | None:
   """Why a state that is of the data `before` is not continued on those that are there `now`; None where it is.
 
@@ -150,11 +168,13 @@ def notes(before: Mapping | None, now: Mapping) -> list[str]:
   versions = [f"{name} {old.get(name)} -> {new.get(name)}" for name in {**old, **new} if old.get(name) != new.get(name)]
   if versions:
     lines.append(f"other packages, {', '.join(versions)}: {BITS}")
+  old, new = before.get("flags", now["flags"]), now["flags"]
+  lines += [f"other {name}, {old.get(name)!r} -> {new[name]!r}: {BITS}" for name in new if old.get(name) != new[name]]
   old, new = before["devices"], now["devices"]
   if old != new:
     shown = " -> ".join(f"{d['count']} x {d['kind']} in {_count(d['processes'], 'process')}" for d in (old, new))
     lines.append(f"other devices, {shown}: {BITS}")
-  return lines
+  return [readable(line) for line in lines]
 
 
 def check(about: Mapping) -> None:
@@ -169,7 +189,7 @@ def _fits(value, form):
     return isinstance(value, dict) and all(key in value and _fits(value[key], form[key]) for key in form)
   if isinstance(form, list):
     return isinstance(value, list) and all(_fits(each, form[0]) for each in value)
-  return form(value) if form in (_is_count, _are_sums) else isinstance(value, form)
+  return form(value) if inspect.isfunction(form) else isinstance(value, form)
 
 
 def _version(name):
@@ -191,7 +211,7 @@ def _sample(source, i):
     content, label = source.read(i)
   except OSError:
     content, label = None, None
-  hashed = content and hashlib.sha256(content).hexdigest()
+  hashed = None if content is None else hashlib.sha256(content).hexdigest()
   return {"record": i, "name": source.identify(i), "label": schema.plain(label), "sha256": hashed}
 
 

@@ -5,6 +5,7 @@ The same command continues a run that was stopped or killed, to the same result 
 """
 
 import contextlib
+import fnmatch
 import pathlib
 
 import jax
@@ -12,7 +13,7 @@ import jax
 from vit_jax import build, checkpoints, cli, clock, config, flags, identity, loop, runtime, schema, trees
 from vit_jax.runtime import say
 
-MAY_CHANGE = tuple(f"{key}{end}" for key in config.MAY_CHANGE for end in (":", "."))  # as lines of differences begin
+MAY_CHANGE = [f"{key}{end}*" for key in config.MAY_CHANGE for end in (":", ".")]  # as lines of differences begin
 
 
 def main() -> None:
@@ -78,7 +79,9 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
   with contextlib.suppress(schema.ConfigError):  # keys that are new since then have their defaults
     before = schema.plain(build.complete(config.resolve(config.renamed(before))))
   now = schema.plain(parts.run)
-  differences = [line for line in trees.diff(before, now) if not line.startswith(MAY_CHANGE)]
+  differences = [
+    line for line in trees.diff(before, now) if not any(fnmatch.fnmatchcase(line, each) for each in MAY_CHANGE)
+  ]
   if differences:
     listed = "\n  ".join(differences)
     return f"--workdir: {workdir} holds a run with another config; take another --workdir, or undo:\n  {listed}"

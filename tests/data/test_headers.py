@@ -90,6 +90,15 @@ def test_a_header_that_is_cut_is_an_error():
         headers.read(data[:length])
 
 
+def test_an_extended_webp_that_is_cut_is_an_error():
+  sides = (29).to_bytes(3, "little") + (19).to_bytes(3, "little")  # less one
+  data = b"RIFF" + bytes(4) + b"WEBPVP8X" + bytes([10, 0, 0, 0, 0x10, 0, 0, 0]) + sides
+  assert headers.read(data)[:2] == (20, 30)
+  for length in range(len(data)):
+    with pytest.raises(headers.DecodeError):
+      headers.read(data[:length])
+
+
 def test_bytes_that_were_changed_at_random_are_refused_or_have_a_size():
   draw, refused = np.random.default_rng(0), 0
   for form, options in (

@@ -1,5 +1,6 @@
 """Images by record: bad ones are named or skipped, whatever is wrong with them; what is being read is known."""
 
+import errno
 import os
 import threading
 import time
@@ -54,7 +55,26 @@ def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path, nam
   if name.endswith("named pipe"):
     assert "it is a named pipe, not a regular file" in str(caught.value)
   if name == "100 GB with holes":
-    assert "it has 100,000,000,000 bytes; allowed: 536,870,912" in str(caught.value)
+    assert "it has 100,000,000,000 bytes; allowed: 268,435,456" in str(caught.value)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_an_error_of_the_disk_makes_no_record_bad_and_stops_the_run(on_error):
+  def read(i):
+    raise OSError(errno.ESTALE, "Stale file handle")
+
+  made = of(read, on_error, 1000)
+  with pytest.raises(images.ImageError, match=r"record 3: .*Stale file handle; see whether its disk is there"):
+    made.prepared(3, same)
+  assert not made.reasons
+
+
+def test_a_set_of_which_every_image_is_bad_stops_the_run():
+  made = of(lambda i: (b"", 0), "skip", 3)
+  assert made.prepared(0, same) is None
+  assert made.prepared(1, same) is None
+  with pytest.raises(images.ImageError, match="3 of 3 records are bad"):
+    made.prepared(2, same)
 
 
 ERRORS = (

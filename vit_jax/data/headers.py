@@ -54,7 +54,7 @@ def _header(data) -> Header:
     return _png(data)
   if data.startswith((b"GIF87a", b"GIF89a")):
     width, height = unpack_from("<HH", data, 6)
-    return Header(height, width, 8 * height * width)
+    return Header(height, width, 10 * height * width)
   if data.startswith(b"BM"):
     return _bmp(data)
   if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
@@ -77,7 +77,7 @@ def _check_length(data, height, width, least):
 
 _SOF, _DHT, _JPG, _DAC = range(0xC0, 0xD0), 0xC4, 0xC8, 0xCC
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
-_HUFFMAN = {0xC0: 2, 0xC1: 2, 0xC2: 1}  # bits that a block has at least; an arithmetic code may be shorter than a bit
+_HUFFMAN = {0xC0: 2, 0xC1: 2, 0xC2: 1}  # by start of frame: bits that a block has at least
 _MARKER = re.compile(rb"\xff([\x01-\xfe])")  # whatever stands before it is skipped, as libjpeg does
 _END_OF_SCAN = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # restart markers are part of the data
 
@@ -93,7 +93,7 @@ class _Frame(NamedTuple):
 
   @property
   def progressive(self):
-    return self.kind in (0xC2, 0xCA)
+    return self.kind == 0xC2
 
 
 def _jpeg(data) -> Header:
@@ -113,10 +113,12 @@ def _jpeg(data) -> Header:
     raise DecodeError(f"a JPEG of more than {SEGMENTS:,} segments")
   if frame is None:
     raise DecodeError("not a complete image; a JPEG that does not say its size")
-  _check_length(data, frame.height, frame.width, frame.blocks * _HUFFMAN.get(frame.kind, 0) // 8)
+  if frame.kind not in _HUFFMAN:  # an arithmetic code has no least length, and may hold its own end marker
+    raise DecodeError("a JPEG with an arithmetic code, or lossless; save it again as a usual one")
+  _check_length(data, frame.height, frame.width, frame.blocks * _HUFFMAN[frame.kind] // 8)
   pixels = frame.height * frame.width
-  if frame.kind in (0xC0, 0xC1) and data[at + 2 : at + 3] == bytes([len(frame.names)]):
-    end = data.rfind(b"\xff\xd9")  # as a pair these stand in no coded data
+  if not frame.progressive and data[at + 2 : at + 3] == bytes([len(frame.names)]):
+    end = data.find(b"\xff\xd9", at)  # the first: as a pair these stand in no coded data
     return Header(frame.height, frame.width, _PIXEL * pixels, end if end > at else None)
   _check_scans(data, at, frame)
   return Header(frame.height, frame.width, 3 * pixels + max(3 * pixels, 128 * frame.blocks))  # coefficients of 2 bytes
@@ -165,7 +167,7 @@ def _check_scans(data, at, frame):
       break
   else:
     raise DecodeError(f"a JPEG of more than {SCANS} scans")
-  if any(bits[0] is None or any(bits[i] for i in range(64)) for bits in missing.values()):
+  if any(bits[0] is None or any(bits) for bits in missing.values()):
     raise DecodeError("not a complete image; a JPEG that ends before its last scan")
 
 
@@ -208,7 +210,7 @@ def _bmp(data) -> Header:
 
 
 def _webp(data) -> Header:
-  pixel = _PIXEL
+  pixel = 8  # it may have alpha
   match data[12:16]:
     case b"VP8 ":
       width, height = (number & 0x3FFF for number in unpack_from("<HH", data, 26))
@@ -216,8 +218,9 @@ def _webp(data) -> Header:
       (bits,) = unpack_from("<I", data, 21)
       width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
     case b"VP8X":
-      width, height = (1 + int.from_bytes(data[at : at + 3], "little") for at in (24, 27))
-      pixel = 32 if data[20] & 2 else _PIXEL  # an animation, as of a PNG
+      flags, *sides = unpack_from("<B3xHBHB", data, 20)
+      width, height = (1 + low + (high << 16) for low, high in (sides[:2], sides[2:]))
+      pixel = 32 if flags & 2 else pixel  # an animation, as of a PNG
     case _:
       raise DecodeError("not a complete image; a WebP without its header")
   return Header(height, width, pixel * height * width)

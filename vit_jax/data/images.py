@@ -1,6 +1,7 @@
 """The images of a source by record number, decoded; an account of those that are bad, and of those being read."""
 
 import contextlib
+import errno
 import logging
 import threading
 import time
@@ -16,6 +17,9 @@ from vit_jax.schema import ConfigError
 BAD_SHARE, BAD_FEW = 0.001, 5  # of a split's records; more than both stop the run
 # Bytes of decoded images a split may take to be kept in memory: CIFAR's 150 MB are, so that they are decoded only once.
 KEEP = 2**28
+# An error of the file itself, always the same. Any other, of a disk or a file server, may be gone with the next try: if
+# it made a record bad, another would stand in for it, and the run would not be the same a second time.
+_OF_A_FILE = (None, errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.ENOTDIR)
 
 
 class ImageError(ValueError):
@@ -48,6 +52,8 @@ class Images:
       except ConfigError:  # of the data as a whole
         raise
       except (OSError, ValueError, MemoryError, cv2.error) as error:
+        if isinstance(error, OSError) and error.errno not in _OF_A_FILE:
+          raise self._stop(f"{self.source.place(record)}: {_text(error)}; see whether its disk is there") from error
         return self._bad(record, error)
       return image, self._label(record, label)
 
@@ -65,7 +71,7 @@ class Images:
       return prepare(image), label
     data, label = self.source.read(record)
     header = decoding.check(data, *self.bounds)
-    with decoding.MEMORY.share(header.memory):
+    with decoding.MEMORY.share(header.memory + 2 * len(data)):  # the file's bytes, of a JPEG twice
       image = decoding.decode(data, header)
       if image.nbytes * len(self.source) <= KEEP:
         self._kept[record] = image, label
@@ -90,7 +96,7 @@ class Images:
         logging.warning("skipped: %s", reason)
       self.reasons[record] = reason
       some = list(self.reasons.values())
-    if len(some) > max(BAD_FEW, BAD_SHARE * len(self.source)):
+    if len(some) > max(BAD_FEW, BAD_SHARE * len(self.source)) or len(some) == len(self.source):
       raise self._stop(
         f"{len(some)} of {len(self.source)} records are bad, over the limit of {BAD_SHARE:.1%} and {BAD_FEW}; "
         f"mend them: {'; '.join(some[:5])}"

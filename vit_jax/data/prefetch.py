@@ -56,23 +56,10 @@ class Prefetch(Iterator):
 def _serve(work, tasks, ended):
   while (task := tasks.get()) is not None and not ended.is_set():
     index, result = task
-    with _Into(result):
+    try:
       result.set_result(work(index, ended))
-
-
-class _Into:
-  """Hands an error to whoever asks for the result."""
-
-  def __init__(self, result):
-    self.result = result
-
-  def __enter__(self):
-    return self
-
-  def __exit__(self, kind, error, trace):
-    if error is not None:
-      self.result.set_exception(error)
-    return True
+    except BaseException as error:  # raised where the result is asked for
+      result.set_exception(error)
 
 
 def _end(threads, tasks, ended):

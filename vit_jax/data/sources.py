@@ -214,8 +214,8 @@ def assemble(name, spec, classes, parts, read, place, identify, fingerprint, lab
 
 # Files.
 
-# Bytes of the largest image file: no 8-bit image that is allowed by default has more, however badly it is compressed.
-LARGEST = 2**29
+# Bytes of the largest image file: any image that is allowed by default has fewer, if it is compressed at all.
+LARGEST = 2**28
 _KINDS = {"d": "a folder", "p": "a named pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
 

@@ -26,6 +26,17 @@ def folder(path, split="train", **args):
     return catalog.open_split(schema.Choice("folder", {"path": str(path)} | args), split)
 
 
+def test_a_link_to_itself_is_an_image_that_cannot_be_read(tmp_path):
+  path = write(tmp_path, "train/a/1.png", "train/b/1.png")
+  (tmp_path / "train/a/x.jpg").symlink_to("x.jpg")
+  (tmp_path / "train/loop").symlink_to("loop")
+  source = folder(path, test="train")
+  assert (len(source), source.classes) == (3, ("a", "b"))
+  bad = next(i for i in range(3) if source.identify(i).endswith("x.jpg"))
+  with pytest.raises(OSError, match="symbolic links"):
+    source.read(bad)
+
+
 def test_split_folders_number_their_classes_in_order_of_name(tmp_path):
   path = write(tmp_path, "train/b/2.png", "train/b/10.JPG", "train/a/x.jpeg", "test/a/1.png", "test/b/1.png")
   train, test = folder(path), folder(path, "test")

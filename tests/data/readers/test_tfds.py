@@ -6,6 +6,7 @@ import shutil
 import types
 
 import pytest
+from array_record.python import array_record_module
 
 from tests.image_files import image, labels, names, numbers
 from vit_jax import schema
@@ -48,6 +49,27 @@ def data_dir(tmp_path_factory):
       disable_shuffling=True,
     )
   return root
+
+
+@pytest.mark.parametrize("text", ["{", '{"name": 3}', "", '{"name": "shapes"}'])
+def test_a_damaged_description_is_an_error_that_names_the_folder(data_dir, tmp_path, text):
+  shutil.copytree(data_dir / "shapes" / "1.0.0", tmp_path / "shapes" / "1.0.0")
+  (tmp_path / "shapes/1.0.0/dataset_info.json").write_text(text)
+  with pytest.raises(schema.ConfigError, match=r"/shapes/1.0.0"):
+    opened("tfds", "train", path=str(tmp_path), builder="shapes")
+
+
+@pytest.mark.parametrize("record", [b"garbage", b""])
+def test_a_record_of_anything_else_is_an_error_that_names_the_folder(data_dir, tmp_path, record):
+  shutil.copytree(data_dir / "shapes" / "1.0.0", tmp_path / "shapes" / "1.0.0")
+  (file,) = (tmp_path / "shapes/1.0.0").glob("*train.array_record*")
+  writer = array_record_module.ArrayRecordWriter(str(file), "group_size:1")
+  for _ in range(12):
+    writer.write(record)
+  writer.close()
+  source = opened("tfds", "train", path=str(tmp_path), builder="shapes")
+  with pytest.raises(OSError, match=r"/shapes/1.0.0 is damaged"):
+    source.read(3)
 
 
 def test_a_damaged_file_is_an_error_that_names_the_folder(data_dir, tmp_path):

@@ -135,12 +135,21 @@ def _require(files, folder):
 
 def _folders(folder):
   with os.scandir(folder) as entries:
-    return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+    return sorted(e.name for e in entries if not e.name.startswith(".") and _is_folder(e))
 
 
 def _images(folder):
   # Anything that is called an image is one: a dangling link or an unreadable file is an error when it is read.
   with os.scandir(folder) as entries:
     return sorted(
-      e.name for e in entries if e.name.lower().endswith(EXTENSIONS) and not e.name.startswith(".") and not e.is_dir()
+      e.name
+      for e in entries
+      if e.name.lower().endswith(EXTENSIONS) and not e.name.startswith(".") and not _is_folder(e)
     )
+
+
+def _is_folder(entry):
+  try:
+    return entry.is_dir()
+  except OSError:  # a link to itself
+    return False

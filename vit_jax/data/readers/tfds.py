@@ -5,6 +5,8 @@ import os
 import re
 from typing import Annotated
 
+from google.protobuf import json_format, message
+
 from vit_jax.data import sources
 from vit_jax.schema import ConfigError, Range, place
 
@@ -101,7 +103,7 @@ def open_prepared(
     raise sources.AbsentError(f"{missing}; {advice}")
   try:
     prepared = tfds.builder_from_directory(folder)
-  except (tfds.core.registered.DatasetNotFoundError, ValueError, OSError) as error:
+  except (tfds.core.registered.DatasetNotFoundError, ValueError, OSError, json_format.ParseError) as error:
     raise ConfigError(f"{folder} is not a TFDS dataset: {error}; {advice}", "path") from error
   info, again = prepared.info, f"remove it and {advice}" if builder else advice
   if builder and info.name != re.split("[:/]", builder)[0]:
@@ -123,11 +125,10 @@ def open_prepared(
 
   def read(part, i):
     try:
-      stored = records[part][i]
-    except RuntimeError as error:  # of array_record, for a file that is damaged
+      record = features.deserialize_example_np(records[part][i], decoders=undecoded)
+      return record[image], tuple(map(int, record[label])) if listed else int(record[label])
+    except (RuntimeError, message.Error, TypeError) as error:  # array_record's, for a damaged file; of other records
       raise OSError(f"{folder} is damaged: {str(error).splitlines()[0]}") from error
-    record = features.deserialize_example_np(stored, decoders=undecoded)
-    return record[image], tuple(map(int, record[label])) if listed else int(record[label])
 
   listed = isinstance(info.features[label], tfds.features.Sequence)
   classes = (info.features[label].feature if listed else info.features[label]).names
