@@ -11,6 +11,8 @@ import numpy as np
 from vit_jax import build, checkpoints, clock, hardware, runtime, writer
 from vit_jax.runtime import say
 
+AHEAD = 4  # steps that the devices may be behind this program
+
 
 def due(parts: build.Parts, step: int) -> dict[str, build.Eval]:
   """The evaluations of a step before the last one."""
@@ -33,7 +35,9 @@ class Log:
     """`start`: step that the run continues from, and what is said `about` it. `store` knows which steps are saved."""
     self.clock, self._phase = timer, phase
     self._parts, self._start, self._store = parts, start, store
-    self._writer = writer.Writer(workdir, start, jax.process_index() == 0, again=start == parts.total)
+    self._writer = writer.Writer(
+      workdir, start, jax.process_index() == 0, again=start == parts.total or not about.get("evaluated", True)
+    )
     self._pending = collections.deque()  # (step, metrics on the devices), not fetched yet
     saved = about.get("pending", {"steps": 0, "sums": {}})
     self._sums = collections.defaultdict(float, saved["sums"])  # {metric: sum} over steps fetched and not written yet
@@ -45,7 +49,9 @@ class Log:
   def add(self, step: int, metrics: dict[str, jax.Array], skipped: int) -> None:
     """What `step` measured, which the devices may not have done yet, and how many images were skipped so far."""
     self._pending.append((step, metrics))
-    self._skipped, self.clock.step = skipped, step
+    self._skipped = skipped
+    if len(self._pending) > AHEAD:  # the clock of the watch is that of the devices, and a stop comes within few steps
+      jax.block_until_ready(self._pending[-1 - AHEAD][1])
 
   def progress(self, step: int) -> dict:
     """How far the run is at a step: its time, what the next line is to hold, whether evaluations due there are done."""

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
 import json
 import pathlib
 from collections.abc import Callable, Iterator
@@ -19,9 +18,6 @@ from vit_jax.evals import outcomes
 from vit_jax.log import Log, due
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError
-
-PACKAGES = """jax jaxlib flax optax orbax-checkpoint grain tensorflow-datasets array_record ml-collections clu einops
-numpy opencv-python-headless""".split()  # noqa: SIM905  two lines instead of thirteen
 
 
 def train(
@@ -81,6 +77,7 @@ def train(
     except (runtime.Preempted, stream.ImageError) as reason:
       if isinstance(reason, runtime.Preempted) or runtime.alone():  # all must save; one alone has the image
         save(run, step, state)
+        run.store.wait()  # before the others hear of the end, and leave
       raise ending(reason, step) from reason
     run.store.wait()  # a run that has a result has its last state too
     return write_result(workdir, figures | {"skipped_images": run.batches.skipped} | facts(run, state))
@@ -103,10 +100,7 @@ class Run:
   frozen: dict[str, jax.Array]
   frozen_digests: dict[str, str]
   evaluated: bool  # all that was due at the step that the run continues from
-
-  def phase(self, name: str, detail: Callable[[], str] = str) -> contextlib.AbstractContextManager:
-    """What is inside has the limits of a phase, and its time is the phase's."""
-    return in_phase(self.watch, self.timer, name, detail)
+  phase: Callable[..., contextlib.AbstractContextManager]  # `in_phase` by name
 
 
 def opened(
@@ -129,13 +123,14 @@ def opened(
     frozen, frozen_digests = parts.frozen(about.get("frozen"))
   start = int(state.step)
   batches = parts.batches(start)
-  log = Log(parts, workdir, start, timer, functools.partial(in_phase, watch, timer), store, about)
+  phase = functools.partial(in_phase, watch, timer)
+  log = Log(parts, workdir, start, timer, phase, store, about)
   trace = writer.Trace(workdir, start, profile)
   for resource in (log, trace, batches):
     resources.callback(resource.close)
   resources.push(watch.report)
   evaluated = about.get("evaluated", True)
-  return Run(parts, watch, timer, store, log, trace, batches, frozen, frozen_digests, evaluated), state
+  return Run(parts, watch, timer, store, log, trace, batches, frozen, frozen_digests, evaluated, phase), state
 
 
 @contextlib.contextmanager
@@ -150,7 +145,8 @@ def in_phase(watch: runtime.Watch, timer: clock.Clock, name: str, detail: Callab
 
 def finished(workdir: pathlib.Path, total: int) -> dict | None:
   """The result of a run of `total` steps that has ended before; None where there is none."""
-  result = files.read_json(workdir / "result.json")
+  # The first process's, for others may see another disk.
+  result = json.loads(runtime.gather(json.dumps(files.read_json(workdir / "result.json")), "result")[0])
   if not result or result.get("steps") != total or not isinstance(result.get("train_seconds"), int | float):
     return None
   if not isinstance(result.get("images_per_second", ""), int | float | None):  # not as it was written: measure again
@@ -205,7 +201,7 @@ def facts(run: Run, state: steps.State) -> dict:
     "images_per_second": timer.rate,
     "config_sha256": hashlib.sha256(config.dumps(parts.run).encode()).hexdigest(),
     "weights_sha256": digests.sha256(state.params, mesh.replicated(parts.mesh)),
-    "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+    "packages": parts.identity["packages"],
     "goodput": timer.goodput(),  # last: it ends here
   }
 
@@ -219,10 +215,12 @@ def write_result(workdir: pathlib.Path, result: dict) -> dict:
 
 def ending(reason: Exception, step: int) -> Exception:
   """The error that a run ends with at `step`: it was asked to stop, or an image cannot be decoded."""
+  advice = f"Step {step} is saved; the same command continues from it"
+  if not isinstance(reason, runtime.Preempted) or reason.code == runtime.EXIT_CONFIG:
+    advice += ", with --accept-data where the file was mended"
   if isinstance(reason, runtime.Preempted):
-    return runtime.Stop(reason.code, f"{reason}. Step {step} is saved; the same command continues from it")
-  advice = "the same command continues from it, with --accept-data where the file was mended"
-  return ConfigError(f"{reason}. Step {step} is saved; {advice}" if runtime.alone() else str(reason))
+    return runtime.Stop(reason.code, f"{reason}. {advice}")
+  return ConfigError(f"{reason}. {advice}" if runtime.alone() else str(reason))
 
 
 # What happens between steps.
@@ -235,7 +233,7 @@ def evaluate(run: Run, evals: dict[str, build.Eval], step: int, state: steps.Sta
   with run.log.phase("evaluation", step):
     measures = {name: each.measure for name, each in evals.items()}
     figures = outcomes.figures(outcomes.measure(measures, state.params, state.ema, run.watch.poll))
-    run.log.evaluated(step, figures)
+  run.log.evaluated(step, figures)  # not in that phase, which may be interrupted
   return figures
 
 

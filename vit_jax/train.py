@@ -6,6 +6,7 @@ The same command continues a run that was stopped or killed, to the same result 
 
 import contextlib
 import fnmatch
+import json
 import pathlib
 
 import jax
@@ -37,7 +38,8 @@ def main() -> None:
     # A checkpoint has the times of change that the first process saw; copies on other hosts may have others.
     runtime.agree(objection(workdir, parts, arguments.accept_data) if runtime.process() == 0 else None)
     with watch.phase("restore"):
-      weights = None if checkpoints.exist(workdir) else loop.starting_weights(parts)
+      has_state = runtime.gather(json.dumps(checkpoints.exist(workdir)), "workdir")[0] == "true"
+      weights = None if has_state else loop.starting_weights(parts)
     with runtime.claim(workdir):
       say(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, as it stands")
       for line in changes:
@@ -46,7 +48,7 @@ def main() -> None:
   cli.table(result)
   rate = result["images_per_second"]
   say(f"  {'training':<24}{result['train_seconds']:>8.1f} s" + (f"   {rate:,.0f} images/s" if rate else ""))
-  for line in clock.lines(result["goodput"]):
+  for line in clock.lines(result["goodput"]) if "goodput" in result else ():  # older results have none
     say(line)
   say(f"\n  figures   {workdir / 'result.json'}\n  curves    tensorboard --logdir={workdir / 'tensorboard'}")
 

@@ -66,6 +66,8 @@ def joined(limits: config.Limits | None = None) -> Iterator[Watch]:
   with Watch(limits) as watch:
     check_devices()
     yield watch
+    with watch.phase("save"):
+      barrier("done")  # while the first process writes, the others give signs of life
 
 
 def say(text: str) -> None:

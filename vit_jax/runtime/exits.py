@@ -1,5 +1,9 @@
 """How a program ends: exit codes that a launcher can act on, the same on every process."""
 
+import contextlib
+import os
+import threading
+
 import jax
 
 from vit_jax import disk
@@ -36,6 +40,20 @@ SHARED = (EXIT_CONFIG, EXIT_PREEMPTED, EXIT_NOT_FINITE, EXIT_MISSING)
 
 # How XLA's collectives and the coordinator say that a process is gone.
 _GONE = ("Gloo", "closed by peer", "reset by peer", "coordination service", "remote process exited", "heartbeat")
+
+
+def tell(text: str) -> None:
+  """Writes to standard error what a program ends with; one that is closed, full or read by nobody delays it by 2 s."""
+
+  def write():
+    left = text.encode(errors="replace")
+    with contextlib.suppress(OSError):
+      while left:
+        left = left[os.write(2, left) :]
+
+  writer = threading.Thread(target=write, daemon=True)
+  writer.start()
+  writer.join(2.0)
 
 
 class Stop(Exception):

@@ -160,10 +160,12 @@ class Peers:
     """The poll to stop at is the one after the largest that any process has come to."""
     with self._turn:
       self.asked = request
-      if self._mine is None:
-        self._mine = self._polls
-        self._store.set(f"{self._folder}/at/{self._me}", str(self._mine))
-        return
+      is_new = self._mine is None
+      self._mine = self._polls if is_new else self._mine
+    if is_new:  # not under the lock: process 0 may not answer
+      self._store.set(f"{self._folder}/at/{self._me}", str(self._mine))
+      return
+    with self._turn:
       polls = [int(text) for key, text in table.items() if key.startswith("at/")]
       if len(polls) == len(self._others) + 1:
         self._last = max(polls) + 1

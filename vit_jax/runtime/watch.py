@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import statistics
+import sys
 import threading
 import time
 import traceback
@@ -49,8 +50,8 @@ class Watch:
   def __init__(self, limits: config.Limits | None = None):
     self.limits = limits or config.Limits()
     self._phase, self._since, self._detail = "start", time.monotonic(), str
-    self._durations = collections.deque(maxlen=100)  # seconds between polls
-    self._polled = None
+    self._durations = collections.defaultdict(lambda: collections.deque(maxlen=100))  # seconds between polls, by phase
+    self._polled = None, 0.0  # phase and time of the last
     self._polls = 0
     self._request = None  # (code, message) of a stop
     self._asked = None  # when
@@ -90,7 +91,7 @@ class Watch:
     if code == exits.EXIT_PEER:
       self._leave(*(self._peers.reason(ACT) or (code, message)))
     if code == exits.EXIT_BUG:
-      traceback.print_exception(error)
+      exits.tell("".join(traceback.format_exception(error)))
       self._leave(code, "this is a bug; the same command continues from the last checkpoint")
     self._peers.end(code, message)
     # Closing may have to wait for the others, which are leaving.
@@ -128,10 +129,10 @@ class Watch:
 
   def poll(self) -> None:
     """Raises Preempted where the run shall stop, at the same call in every process."""
-    now = time.monotonic()
-    if self._polled is not None:
-      self._durations.append(now - self._polled)
-    self._polled = self._since = now
+    now, (phase, before) = time.monotonic(), self._polled
+    if phase == self._phase:
+      self._durations[phase].append(now - before)
+    self._polled, self._since = (self._phase, now), now
     self._polls += 1
     request = self._peers.request_at(self._polls) if self._peers else self._request
     if request and not self._stopping:
@@ -199,7 +200,7 @@ class Watch:
     elif self._phase in BEFORE_STEPS:
       doing = {"start": "started", "compile": "was compiled", "restore": "was restored"}[self._phase]
       self._leave(code, f"{message} while it {doing}; nothing is lost, the same command continues")
-    elif waited > max(ACT - 1, 2 * self._step()) and self._phase != "save":
+    elif waited > (self.limits.stop if self._phase == "save" else max(ACT - 1, 2 * self._pace(self._phase))):
       self._leave(code, f"{message} during {self._phase}, which did not end; the same command continues from the last "
                         "checkpoint")  # fmt: skip
 
@@ -207,25 +208,35 @@ class Watch:
     key = {"data": "step"}.get(self._phase, self._phase)
     limit = getattr(self.limits, key)
     if key == "step":
-      limit = max(limit, 10 * self._step())
+      limit = max(limit, 10 * self._pace("step"))
     if now - self._since <= limit:
       return
-    faulthandler.dump_traceback(file=2)
+    exits.tell(_stacks())
     whom = [self._detail(), exchange.missing(), self._peers.behind(self._polls) if self._peers else ""]
     details = "".join(f"; {text}" for text in whom if text)
     what = f"nothing happened for {round(limit, 1):g} s in {self._phase} (config.limits.{key})"
     self._leave(exits.EXIT_HANG, f"{what}{details}; "
                                  "the stacks of all threads are above; the same command continues")  # fmt: skip
 
-  def _step(self):
+  def _pace(self, phase):
     """Median seconds between polls."""
-    return statistics.median(tuple(self._durations)) if self._durations else 0.0
+    return statistics.median(tuple(self._durations[{"data": "step"}.get(phase, phase)]) or (0.0,))
 
   def _leave(self, code, message):
     """Ends the program, whatever the main thread is doing."""
-    where = f"process {exchange.process()}: " if self._peers else ""
-    os.write(2, f"{where}{message}\n".encode(errors="replace"))
-    if self._peers:
-      self._peers.end(code, message)
-      self._peers.linger()
-    os._exit(code)
+    try:
+      where = f"process {exchange.process()}: " if self._peers else ""
+      exits.tell(f"{where}{message}\n")
+      if self._peers:
+        self._peers.end(code, message)
+        self._peers.linger()
+    finally:
+      os._exit(code)
+
+
+def _stacks():
+  """Of all threads. Not by faulthandler, which would hold all of them where nobody reads what it writes."""
+  names = {thread.ident: thread.name for thread in threading.enumerate()}
+  frames = sys._current_frames().items()
+  stacks = (f"thread {names.get(i, i)}, last call below:\n{''.join(traceback.format_stack(f))}" for i, f in frames)
+  return "\n".join(stacks) + "\n"
