@@ -72,3 +72,14 @@ def test_a_line_that_cannot_be_written_is_an_error_of_the_workdir(parts, tmp_pat
   with pytest.raises(FileNotFoundError, match="the workdir is gone"):
     lines.write(1)
   lines.close()
+
+
+def test_the_program_is_few_steps_ahead_of_its_devices(parts, tmp_path, monkeypatch):
+  """Else a stop would wait for all that is under way, and the watch would take polls for steps."""
+  waited = []
+  monkeypatch.setattr(log.jax, "block_until_ready", waited.append)
+  timer = clock.Clock()
+  with contextlib.closing(log.Log(parts, tmp_path, 0, timer, timer.phase, Store(), {})) as lines:
+    for step in range(1, 11):
+      lines.add(step, {"loss": step}, 0)
+  assert waited == [{"loss": step} for step in range(1, 11 - log.AHEAD)]

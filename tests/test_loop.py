@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import time
 
 import jax
 import numpy as np
@@ -152,3 +153,45 @@ def test_a_trace_is_written_that_tensorboard_finds(parts, tmp_path, capsys):
   loop.train(parts, tmp_path, profile=2)
   assert list((tmp_path / "tensorboard").glob("plugins/profile/*/*.xplane.pb"))
   assert f"tensorboard --logdir={tmp_path}/tensorboard" in capsys.readouterr().out
+
+
+def test_what_is_said_to_be_saved_is_whole_before_the_others_hear_of_the_end(parts, tmp_path, monkeypatch):
+  """The others leave soon after they have heard of it, and take this process with them."""
+  there = []
+
+  class Told(runtime.Watch):
+    def report(self, kind, error, trace):
+      if error and not there:
+        there.append([path.name for path in (tmp_path / "checkpoints").iterdir()])
+      super().report(kind, error, trace)
+
+  def stop(params, poll):
+    raise runtime.Preempted(42, "stopped as asked")
+
+  slow = checkpoints.Checkpoints.wait
+  monkeypatch.setattr(checkpoints.Checkpoints, "wait", lambda store: (time.sleep(0.5), slow(store)))
+  with Told() as watch, pytest.raises(runtime.Stop, match="Step 4 is saved"):
+    loop.train(dataclasses.replace(parts, evals={"stop": build.Eval(4, stop)}), tmp_path, watch=watch)
+  assert "4" in there[0]
+
+
+def test_an_evaluation_that_was_made_up_for_and_then_killed_has_one_line(parts, tmp_path):
+  """Stopped in an evaluation, which the next attempt makes, and is killed before it saves."""
+  accuracy = parts.evals["test"].measure
+  calls = iter(range(10**6))
+
+  def measure(params, poll):
+    match next(calls):
+      case 0:
+        raise runtime.Preempted(42, "stopped as asked")
+      case _:
+        return accuracy(params, poll)
+
+  run = dataclasses.replace(parts, save_every=100, evals={"test": build.Eval(4, measure)})
+  with pytest.raises(runtime.Stop):
+    loop.train(run, tmp_path)
+  with pytest.raises(InterruptedError):
+    loop.train(runs.dying(run, 5), tmp_path)
+  loop.train(run, tmp_path)
+  steps = [line["step"] for line in lines(tmp_path) if "test/top1" in line]
+  assert steps == sorted(set(steps))

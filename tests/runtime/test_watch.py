@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
 from vit_jax import config, runtime
+from vit_jax.runtime import watch
 
 PROGRAM = """
 import sys, time
@@ -21,6 +23,11 @@ def verb():
     time.sleep(60)
 cli.main(verb)
 """
+
+FILL = """import os; os.set_blocking(2, False)
+    try:
+      while os.write(2, bytes(4096)): pass
+    except OSError: os.set_blocking(2, True)"""
 
 
 def started(phase, code="pass"):
@@ -102,6 +109,28 @@ def test_afterwards_signals_are_as_before():
   assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_evaluations_between_slow_steps_do_not_make_them_look_quick(monkeypatch):
+  now = [1000.0]
+  monkeypatch.setattr(watch, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+  made = runtime.Watch()
+
+  def poll(seconds):
+    now[0] += seconds
+    made.poll()
+
+  with made.phase("step"):
+    for _ in range(3):
+      poll(30)
+    with made.phase("evaluation"):
+      for _ in range(100):
+        poll(0.1)
+    poll(30)
+    poll(40)
+  assert made._pace("step") == made._pace("data") == 30
+  assert made._pace("evaluation") == pytest.approx(0.1)
+  assert made._pace("save") == 0
+
+
 def test_every_phase_has_a_limit():
   assert {"start", "compile", "restore", "step", "evaluation", "save"} < set(vars(config.Limits()))
 
@@ -109,13 +138,18 @@ def test_every_phase_has_a_limit():
 @pytest.mark.heavy
 def test_a_watch_ends_what_does_not_end():
   """Each in a process of its own, all at once: a step without end; SIGTERM inside C while compiling; a save after a
-  SIGTERM that takes too long. One that was paused ends by itself."""
+  SIGTERM that takes too long, and one that a SIGTERM meets; a step without end whose standard error is closed, and one
+  where it is full and nobody reads. One that was paused ends by itself."""
   inside_c = "import ctypes; ctypes.PyDLL and ctypes.CDLL(None).sleep(60)"
   stopping = (
     "import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n    try: watch.poll()\n    except runtime.Preempted: pass"
   )
   stuck, compiling, saving = started("step"), started("compile", inside_c), started("save", stopping)
   compiling.send_signal(signal.SIGTERM)
+  met = started("save", inside_c)
+  met.send_signal(signal.SIGTERM)
+  closed = started("step", "import os; os.close(2)")
+  full = started("step", FILL)
   paused = started("evaluation", "time.sleep(1.5); sys.exit(0)")
   paused.send_signal(signal.SIGSTOP)
   twice = started("save", inside_c)
@@ -135,6 +169,11 @@ def test_a_watch_ends_what_does_not_end():
   code, text, seconds = ended(saving)
   assert code == 42
   assert "config.limits.stop" in text
+  assert full.wait(30) == 43  # before anything of it is read
+  assert ended(closed)[0] == 43
+  code, text, _ = ended(met)
+  assert code == 42
+  assert "during save, which did not end" in text
   time.sleep(4)
   paused.send_signal(signal.SIGCONT)
   assert ended(paused)[0] == 0
