@@ -2,7 +2,7 @@
 
 stuck: the main thread of this process stops before step NUMBER, its other threads live. nan: the parameters on this
 process's devices are no numbers from step NUMBER on. bug: an exception at step NUMBER. input: record NUMBER is never
-read to its end. bad: record NUMBER is no image.
+read to its end. bad: record NUMBER is no image. slow: whoever waits for a save waits NUMBER seconds longer.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import time
 
 import jax
 
-from vit_jax import build, cli
+from vit_jax import build, checkpoints, cli
 from vit_jax.data import catalog
 
 
@@ -22,6 +22,9 @@ def main() -> None:
   sys.argv = [verb, *words]
   if fault in ("input", "bad"):
     build.build.__defaults__ = (opening(int(number), fault == "bad"), *build.build.__defaults__[1:])
+  elif fault == "slow":
+    wait = checkpoints.Checkpoints.wait
+    checkpoints.Checkpoints.wait = lambda store: (time.sleep(int(number)), wait(store))[1]
   else:
     build.Parts.compile = compiling(build.Parts.compile, FAULTS[fault], int(number))
   cli.main(importlib.import_module(f"vit_jax.{verb}").main)

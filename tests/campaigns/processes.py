@@ -7,6 +7,7 @@ failed`; exit code 1 if any failed. Takes about half a minute a scenario on two 
 
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -52,6 +53,17 @@ def sigterm_to_one(folder):
 def sigterm_to_all(folder):
   with Group(folder, "run") as group:
     group.stop_at(7, *range(COUNT))
+  finish(folder, "run")
+
+
+@scenario
+def sigterm_while_a_disk_is_slow(folder):
+  with Group(folder, "run", faults=dict.fromkeys(range(COUNT), ("slow", 5))) as group:
+    group.await_step(12)
+    group.signal(signal.SIGTERM, 1)
+    group.all_end(42, 30)
+    (step,) = set(re.findall(r"Step (\d+) is saved", group.text(0)))
+  assert (folder / "run/checkpoints" / step / "_CHECKPOINT_METADATA").exists()
   finish(folder, "run")
 
 
