@@ -14,6 +14,7 @@ import sys
 import time
 
 from vit_jax import cli, config, runtime
+from vit_jax.runtime import watch
 from vit_jax.schema import ConfigError
 
 
@@ -43,7 +44,9 @@ def talk(group):
   """What the processes of a group do."""
   if group == "missing":
     runtime.start(patience=2.0)
-  limits = config.Limits(peer=5, stop=5, step=60)
+  limits = config.Limits(peer=5 if group in ("first", "silent") else 60, stop=60, step=60)
+  if group == "talk":
+    watch.ACT = 60.0  # what it agrees on is the question, also on a machine that stands still for seconds
   runtime.start()
   if group == "talk":
     with contextlib.suppress(ConfigError), runtime.Watch(limits):
@@ -52,14 +55,14 @@ def talk(group):
       except ConfigError as error:
         print(error, flush=True)
         raise
-    with runtime.Watch(limits) as watch:
-      steps(watch, only(1, lambda: os.kill(os.getpid(), signal.SIGTERM)))
-    with runtime.Watch(limits) as watch:
-      steps(watch, only(2, lambda: watch.ask(2, "a bad image")))
+    with runtime.Watch(limits) as watching:
+      steps(watching, only(1, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    with runtime.Watch(limits) as watching:
+      steps(watching, only(2, lambda: watching.ask(2, "a bad image")))
   error = {"talk": AssertionError("a bug"), "mistake": ConfigError("mine alone")}.get(group)
-  with runtime.Watch(limits) as watch:
+  with runtime.Watch(limits) as watching:
     print("ready", flush=True)
-    steps(watch, only(1, lambda: fail(error) if error else None))
+    steps(watching, only(1, lambda: fail(error) if error else None))
 
 
 def fork(folder, group, number, count, port):
