@@ -49,8 +49,9 @@ def start(patience: float = 900.0, heartbeat: int = 100) -> None:
       _join(functools.partial(join, initialization_timeout=int(patience) + 60, heartbeat_timeout_seconds=heartbeat))
   if not exchange.alone():
     _last_words(
-      "another process of this run died, or process 0 cannot be reached; see how it ended, and start all again: "
-      "the same command continues from the last checkpoint\n"
+      "this process was aborted: if the lines above name no bug of its own, another process of this run died, or "
+      "process 0 cannot be reached; see how it ended, and start all again: the same command continues from the last "
+      "checkpoint\n"
     )
   _started = True
 
@@ -190,9 +191,10 @@ def connected(port: int) -> list[str]:
 
 
 def _last_words(text):
-  """Where JAX's coordinator aborts the process, because another one died, its pages of C++ get a last line.
+  """Where the process is aborted, by JAX's coordinator as another one died, the pages of C++ get a last line.
 
-  Python's own handlers do not run there: the signal comes out of C code that never returns.
+  A failed check inside XLA or another library is the same signal; the pages alone say which it was. Python's own
+  handlers do not run there: the signal comes out of C code that never returns.
   """
   kind = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
