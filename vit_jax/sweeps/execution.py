@@ -37,7 +37,7 @@ def run(
 ) -> None:
   """Runs the waiting trials, one on each group of devices at a time, until all have ended.
 
-  The record is written after each change. On Ctrl-C the trials are asked to save and stop.
+  The record is written after each change. On a KeyboardInterrupt the trials are asked to save and stop.
 
   Args:
     record: where changes are written.
@@ -86,7 +86,8 @@ def _stopping(processes: pool.Pool):
   try:
     yield
   except KeyboardInterrupt:
-    say(f"stopping: {len(processes.names)} trials save their state, which may take up to {pool.PATIENCE:.0f} s")
+    with contextlib.suppress(OSError):  # the terminal may be closed
+      say(f"stopping: {len(processes.names)} trials save their state, which may take up to {pool.PATIENCE:.0f} s")
     raise
 
 
