@@ -182,7 +182,7 @@ def _attempt(read, nothing=None):
   except ConfigError:
     raise
   except Exception as error:  # Orbax raises plain Exception too, and any of them means the same here
-    sys.unraisablehook = _drop_late_reads
+    sys.unraisablehook = disk.unraisable
     text, _, _ = str(error).partition(" See full TensorStore details")
     return nothing, f"{type(error).__name__}: {' '.join(text.split())[:200]}"
 
@@ -308,9 +308,3 @@ def _quiet_threads():
   finally:
     gc.collect()  # coroutines that were never finished complain when they are collected
     sys.unraisablehook, threading.excepthook = hooks
-
-
-def _drop_late_reads(unraisable):
-  """Reads that were under way when one failed end later, and find the loop closed that asked for them."""
-  if str(unraisable.exc_value) != "Event loop is closed":
-    sys.__unraisablehook__(unraisable)
