@@ -160,15 +160,14 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _writing(self):
-    """An error of the disk becomes an OSError that says which checkpoint is the last whole one; others pass."""
+    """An error of the disk becomes an OSError that says which checkpoint is the last whole one; a reader's passes."""
     try:
       yield
     except Exception as error:  # Orbax and TensorStore raise the disk's errors as their own
-      if (number := disk.number(error)) is None:
+      if self._read_only or (number := disk.number(error)) is None:
         raise
-      if not self._read_only:
-        disk.check_there(self.directory, self._descriptor)
-      whole = max((int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit()), default=None)
+      disk.check_there(self.directory, self._descriptor)
+      whole = max(_steps(self.directory.parent), default=None)
       last = "there is none before it" if whole is None else f"the last whole one is step {whole}"
       text = f"a checkpoint could not be saved: {os.strerror(number)}; {last}"
       raise OSError(number, text, str(self.directory)) from error
