@@ -144,6 +144,18 @@ def test_an_account_of_thousands_of_attempts_is_small_and_forgets_no_second(time
   assert goodput[clock.BETWEEN] == pytest.approx(6 * (goodput["attempts"] - 1))
 
 
+def test_an_account_is_read_whether_or_not_its_attempts_say_their_step(timed, tmp_path):
+  file = tmp_path / "goodput.json"
+  timer = Clock(file)
+  work(timer, "step", 5)
+  timer.write()
+  account = json.loads(file.read_text())
+  assert account["attempts"][0].keys() == {"began", "waited", "seconds"}
+  account["attempts"][0]["step"] = 7  # as it was written before
+  file.write_text(json.dumps(account))
+  assert Clock(file).goodput()["attempts"] == 2
+
+
 @pytest.mark.parametrize(
   "text",
   ["", "{", "[1]", "3", '{"older": null}', "[" * 100_000, '{"older": {"attempts": 1, "waited": NaN, "seconds": {}}}'],

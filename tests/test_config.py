@@ -39,6 +39,13 @@ def test_the_text_default_takes_a_value_of_the_file_back():
   assert resolve(c).mesh.fsdp == 1
 
 
+def test_a_measurement_has_limits_and_no_keys_of_a_run():
+  edited = config.measurement(evals={}, limits={"evaluation": 5})
+  assert resolve(edited, config.Measurement).limits == config.Limits(evaluation=5.0)
+  with pytest.raises(ConfigError, match=r"config\.init: unknown key"):
+    resolve(config.measurement(evals={}, init={"head": "new"}), config.Measurement)
+
+
 @pytest.mark.parametrize(
   ("key", "text", "says"),
   [

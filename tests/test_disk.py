@@ -8,6 +8,7 @@ import json
 import resource
 import shutil
 import subprocess
+import sys
 import threading
 import time
 
@@ -93,6 +94,41 @@ def test_what_is_no_error_of_the_disk_passes_as_it_is(tmp_path):
     store.save(1, large(1, g), {"bug": object()})
     store.wait()
   settled(store)
+
+
+def test_of_what_lies_beside_the_checkpoints_none_is_taken_for_the_last(tmp_path):
+  store = checkpoints.Checkpoints(tmp_path, mesh.replicated(grid(1)))
+  for name in ("3", "12.unreadable", "1²"):
+    (tmp_path / "checkpoints" / name).mkdir()
+  with pytest.raises(OSError, match="No space left on device; the last whole one is step 3"), store._writing():
+    raise OSError(errno.ENOSPC, "")
+  settled(store)
+
+
+def test_a_folder_that_cannot_be_read_is_no_save_that_failed(tmp_path):
+  store = checkpoints.Checkpoints(tmp_path, mesh.replicated(grid(1)), read_only=True)
+  refused = PermissionError(errno.EACCES, "Permission denied", str(tmp_path))  # the superuser meets none
+  with pytest.raises(PermissionError) as error, store._writing():
+    raise refused
+  assert error.value is refused
+
+
+class Broken:
+  """What raises an error that nobody can catch, when it is freed."""
+
+  def __init__(self, error):
+    self._error = error
+
+  def __del__(self):
+    raise self._error
+
+
+def test_reads_that_end_after_another_has_failed_are_not_reported(monkeypatch, capsys):
+  monkeypatch.setattr(sys, "unraisablehook", disk.unraisable)
+  for error in (RuntimeError("Event loop is closed"), KeyError("mine")):
+    Broken(error)
+  said = capsys.readouterr().err
+  assert "KeyError: 'mine'" in said and "Event loop" not in said
 
 
 @pytest.mark.parametrize("what", ["removed", "moved", "replaced"])

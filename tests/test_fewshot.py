@@ -47,6 +47,13 @@ def test_a_mistake_is_one_line(told, says):
   assert "Traceback" not in message
 
 
+def test_a_measurement_that_takes_too_long_ends_by_the_limit_that_it_names(tmp_path):
+  loop.train(runs.parts(1, total=2), tmp_path)
+  told = ["--config=configs/fewshot.py:digits", f"--weights={tmp_path}", "--config.limits.evaluation=0.1"]
+  said = runs.finish(runs.command("fewshot", *told, XDG_CACHE_HOME=str(tmp_path)), 43)
+  assert "nothing happened for 0.1 s in evaluation (config.limits.evaluation)" in said
+
+
 def test_every_dataset_of_the_recipe_resolves():
   module, _ = flags.module(str(runs.ROOT / "configs/fewshot.py"))
   for name in (*module.SETS, "suite"):

@@ -160,15 +160,14 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _writing(self):
-    """An error of the disk becomes an OSError that says which checkpoint is the last whole one; others pass."""
+    """An error of the disk becomes an OSError that says which checkpoint is the last whole one; a reader's passes."""
     try:
       yield
     except Exception as error:  # Orbax and TensorStore raise the disk's errors as their own
-      if (number := disk.number(error)) is None:
+      if self._read_only or (number := disk.number(error)) is None:
         raise
-      if not self._read_only:
-        disk.check_there(self.directory, self._descriptor)
-      whole = max((int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit()), default=None)
+      disk.check_there(self.directory, self._descriptor)
+      whole = max(_steps(self.directory.parent), default=None)
       last = "there is none before it" if whole is None else f"the last whole one is step {whole}"
       text = f"a checkpoint could not be saved: {os.strerror(number)}; {last}"
       raise OSError(number, text, str(self.directory)) from error
@@ -182,7 +181,7 @@ def _attempt(read, nothing=None):
   except ConfigError:
     raise
   except Exception as error:  # Orbax raises plain Exception too, and any of them means the same here
-    sys.unraisablehook = _drop_late_reads
+    sys.unraisablehook = disk.unraisable
     text, _, _ = str(error).partition(" See full TensorStore details")
     return nothing, f"{type(error).__name__}: {' '.join(text.split())[:200]}"
 
@@ -308,9 +307,3 @@ def _quiet_threads():
   finally:
     gc.collect()  # coroutines that were never finished complain when they are collected
     sys.unraisablehook, threading.excepthook = hooks
-
-
-def _drop_late_reads(unraisable):
-  """Reads that were under way when one failed end later, and find the loop closed that asked for them."""
-  if str(unraisable.exc_value) != "Event loop is closed":
-    sys.__unraisablehook__(unraisable)

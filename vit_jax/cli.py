@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from vit_jax import flags, runtime
+from vit_jax import disk, flags, runtime
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, nearest
 
@@ -98,12 +98,6 @@ def quiet() -> None:
   # Of a save that fails, Orbax's threads print pages beside the error that is raised.
   for library in ("absl", "asyncio"):
     logging.getLogger(library).setLevel(logging.CRITICAL)
-  sys.unraisablehook = _unraisable
+  sys.unraisablehook = disk.unraisable
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it would print a page on every start
-
-
-def _unraisable(event):
-  """Python's own report, but for TensorStore's writes that end after another one of the same save has failed."""
-  if str(event.exc_value) != "Event loop is closed":
-    sys.__unraisablehook__(event)

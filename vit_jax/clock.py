@@ -48,7 +48,6 @@ class Clock:
     self._seconds = dict.fromkeys(PHASES, 0.0)
     self._seconds["start"] = now - self._began
     self._phase, self._since = "start", time.perf_counter()
-    self.step = 0  # the last that was begun
     self.images, self.seconds = 0, 0.0  # of steady steps
     self._carried = self._lost = 0.0  # seconds of steps: in the state that the attempt goes on from; done in vain
     self._train_seconds, self._stopped = 0.0, None
@@ -162,7 +161,7 @@ class Clock:
       os.close(self._folder)
 
   def _attempt(self):
-    return {"began": self._began, "waited": self._waited, "step": self.step, "seconds": self._now()}
+    return {"began": self._began, "waited": self._waited, "seconds": self._now()}
 
 
 def lines(goodput: dict[str, float]) -> list[str]:
@@ -196,7 +195,7 @@ def _read(file):
   try:
     account = json.loads(file.read_text())
     older = {"attempts": int(account["older"]["attempts"])} | _times(account["older"], "waited")
-    attempts = [{"step": int(each["step"])} | _times(each, "began", "waited") for each in account["attempts"]]
+    attempts = [_times(each, "began", "waited") for each in account["attempts"]]
     return _folded(older, attempts)
   except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
     reason = f"{type(error).__name__}: {error}"[:200]

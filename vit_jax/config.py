@@ -57,7 +57,7 @@ Seconds = Annotated[float, Range(0.1, 1e7)]
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """Seconds that a run may take for something before it ends with exit code 43; see `runtime.EXITS`.
+  """Seconds that a run may take for something before it ends, with exit code 43 or as said; see `runtime.EXITS`.
 
   Args:
     start: until all processes have joined, and until everything is built.
@@ -66,8 +66,8 @@ class Limits:
     step: between two steps, a batch of images included; at least ten times the median.
     evaluation: of a batch, and what follows the last one.
     save: of a checkpoint, and of closing all files.
-    stop: after a SIGTERM, until the state is saved.
-    peer: of silence of another process.
+    stop: after a request to stop, until the state is saved; the code is that of the request, 42, 130 or 2.
+    peer: of silence of another process; the code is 134.
   """
 
   start: Seconds = 900.0
@@ -117,6 +117,7 @@ class Measurement:
   image_size: Count | None = None
   ema: bool = False
   mesh: Mesh = Mesh()
+  limits: Limits = Limits()
 
 
 MAY_CHANGE = ("total", "log", "limits", "*data.on_error")  # what a restart in the same workdir may change
@@ -140,11 +141,8 @@ def _editable(kind, fields):
     if schema.default_of(f) is not dataclasses.MISSING
   }
   for name, value in (defaults | fields).items():
-    config[name] = (
-      {**defaults[name], **value}
-      if name in ("init", "mesh", "checkpoint", "log", "limits") and isinstance(value, dict)
-      else value
-    )
+    group = name in ("init", "mesh", "checkpoint", "log", "limits") and isinstance(value, dict)
+    config[name] = {**defaults.get(name, {}), **value} if group else value
   return config
 
 

@@ -5,6 +5,7 @@ import errno
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Iterator
 
 # What to do about an error of the disk.
@@ -55,3 +56,12 @@ def number(error: BaseException) -> int | None:
   if text := re.search(r"os_error_code='(\d+)'", str(error)):
     return int(text[1])
   return number(error.__cause__) if error.__cause__ else None
+
+
+def unraisable(event) -> None:
+  """A `sys.unraisablehook`: Python's own, but for reads and writes of TensorStore that end after another has failed.
+
+  They find the loop closed that asked for them, and the one error is raised already.
+  """
+  if str(event.exc_value) != "Event loop is closed":
+    sys.__unraisablehook__(event)

@@ -33,7 +33,7 @@ def main() -> None:
   measurement = config.resolve(flags.load(arguments.config, arguments.overrides), config.Measurement)
   measuring.complete(measurement, measurement.image_size)  # a mistake shows before the weights, which give the size
 
-  with runtime.joined() as watch:
+  with runtime.joined(measurement.limits) as watch:
     with watch.phase("restore"):
       description, arrays = loaded(arguments.weights, measurement)
     measured = measuring.build(measurement, description, arrays, jax.devices())

@@ -8,7 +8,7 @@ or killed; a trial that failed is written down with its error and not tried agai
 prints the trials as commands for other launchers; where they share the workdir, the sweep takes what is finished.
 
 It leaves sweep.json, sweep.md (the table), sweep.png (which setting matters), and a log and a workdir of each trial.
-Exit codes: 0 finished, 2 mistake or nothing to choose from, 42 asked to stop.
+Exit codes: 0 finished, 2 mistake or nothing to choose from, 42 asked to stop, 130 Ctrl-C.
 """
 
 import argparse

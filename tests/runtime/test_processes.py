@@ -12,6 +12,7 @@ import pytest
 from vit_jax import runtime
 from vit_jax.runtime import processes
 from vit_jax.schema import ConfigError
+from vit_jax.sweeps import pool
 
 
 @pytest.mark.parametrize("value", ["2", "x", "-1", None])
@@ -50,17 +51,38 @@ def test_half_a_set_of_slices_is_refused(monkeypatch):
   assert os.environ["MEGASCALE_NUM_SLICES"] == "2"
 
 
-def test_a_device_that_another_program_holds_is_named_with_its_process(monkeypatch, tmp_path):
+@pytest.fixture
+def held(monkeypatch, tmp_path):
+  """The root of a host whose one TPU chip is held by process 77."""
   monkeypatch.delenv("JAX_PLATFORMS")
   (tmp_path / "dev").mkdir()
   (tmp_path / "dev/accel0").touch()
-  processes.check_devices_free(str(tmp_path))
   (tmp_path / "proc/77/fd").mkdir(parents=True)
   (tmp_path / "proc/77/cmdline").write_bytes(b"python\0-m\0train\0")
   (tmp_path / "proc/77/fd/3").symlink_to(tmp_path / "dev/accel0")
+  return tmp_path
+
+
+def test_a_device_that_another_program_holds_is_named_with_its_process(held):
   with pytest.raises(runtime.Stop, match=r"dev/accel0 is held by process 77 \(python -m train\).*kill 77") as stop:
-    processes.check_devices_free(str(tmp_path))
+    processes.check_devices_free(str(held))
   assert stop.value.code == runtime.EXIT_HANG
+  (held / "proc/77/fd/3").unlink()
+  processes.check_devices_free(str(held))
+
+
+def test_a_holder_that_ends_while_it_is_looked_at_holds_nothing(held):
+  (held / "proc/77/cmdline").unlink()
+  processes.check_devices_free(str(held))
+
+
+def test_a_trial_on_chips_of_its_own_may_stand_beside_another(held, monkeypatch):
+  monkeypatch.setattr(pool, "_devices", lambda: ("tpu", 2))
+  for group in pool.groups(2):
+    with monkeypatch.context() as trial:
+      for name, value in group.environment.items():
+        trial.setenv(name, value)
+      processes.check_devices_free(str(held))
 
 
 def test_the_number_of_devices_is_that_which_was_asked_for(monkeypatch):

@@ -70,6 +70,8 @@ def test_each_trial_is_run_once_and_its_metrics_are_kept(tmp_path):
     (runtime.EXIT_NOT_FINITE, "diverged", 1, "the reason"),
     (1, "failed", 1, "the reason"),
     (runtime.EXIT_PREEMPTED, "failed", execution.ATTEMPTS, "the reason"),
+    (runtime.EXIT_HANG, "failed", execution.ATTEMPTS, "the reason"),
+    (runtime.EXIT_PEER, "failed", execution.ATTEMPTS, "the reason"),
     (-9, "failed", execution.ATTEMPTS, "SIGKILL"),
   ],
 )

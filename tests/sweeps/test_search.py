@@ -2,10 +2,15 @@
 
 import json
 import os
+import pty
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
+from tests import runs
 from tests.sweeps import studies
 from vit_jax import runtime
 from vit_jax.schema import ConfigError
@@ -52,9 +57,68 @@ def test_a_workdir_in_use_is_refused(tmp_path):
     search.search(study, study.trials(), [pool.Group()], retry=False)
 
 
-def test_a_sigterm_ends_a_search_as_an_interrupt_does():
-  before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize(
+  ("number", "code"), [(signal.SIGTERM, 42), (signal.SIGHUP, 42), (signal.SIGINT, 130)], ids=lambda value: str(value)
+)
+def test_a_request_to_stop_ends_a_search_with_its_code(number, code):
+  before = signal.getsignal(number)
+  with pytest.raises(runtime.Stop, match="the same command continues") as stop, search.stoppable():
+    signal.raise_signal(number)
+  assert stop.value.code == code
+  assert signal.getsignal(number) is before
+
+
+def test_what_nohup_ignores_stays_ignored():
+  before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+  try:
+    with search.stoppable():
+      signal.raise_signal(signal.SIGHUP)
+  finally:
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_the_first_request_counts_and_what_saves_is_left_in_peace():
+  done = []
   with pytest.raises(runtime.Stop) as stop, search.stoppable():
-    signal.raise_signal(signal.SIGTERM)
-  assert stop.value.code == runtime.EXIT_PREEMPTED
-  assert signal.getsignal(signal.SIGTERM) is before
+    try:
+      signal.raise_signal(signal.SIGHUP)
+    finally:
+      for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.raise_signal(number)
+      done.append("saved")
+      with pytest.raises(KeyboardInterrupt):  # who waits for it may end it
+        signal.raise_signal(signal.SIGINT)
+  assert (stop.value.code, done) == (42, ["saved"])
+
+
+ON_A_TERMINAL = """
+import os, pathlib, sys
+terminal = os.open(sys.argv[2], os.O_RDWR)  # becomes that of the session
+for descriptor in range(3):
+  os.dup2(terminal, descriptor)
+from tests.sweeps import studies
+from vit_jax import cli
+from vit_jax.sweeps import execution, pool, record, search
+folder = pathlib.Path(sys.argv[1])
+trials = studies.waiting(folder, 1)
+wait = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(42)); print('up', flush=True); time.sleep(99)"
+written = record.Record(studies.study(folder), trials)
+def verb():
+  with search.stoppable():
+    execution.run(written, trials, [pool.Group()], lambda trial: ["python", "-c", wait])
+cli.main(verb)
+"""
+
+
+@pytest.mark.heavy
+def test_a_closed_terminal_stops_a_search_that_draws_on_it(tmp_path):
+  here, there = pty.openpty()
+  words = [sys.executable, "-c", ON_A_TERMINAL, str(tmp_path), os.ttyname(there)]
+  process = subprocess.Popen(words, cwd=runs.ROOT, start_new_session=True)
+  deadline = time.monotonic() + 100
+  while not any("up" in log.read_text() for log in tmp_path.glob("logs/*")):
+    assert process.poll() is None and time.monotonic() < deadline
+    time.sleep(0.1)
+  for end in (there, here):
+    os.close(end)
+  assert process.wait(timeout=60) == 42

@@ -1,7 +1,7 @@
-"""What the processes of a run tell each other, as texts through JAX's coordinator: no device takes part.
+"""What the processes of a run tell each other: texts through JAX's coordinator, and arrays, `from_first`, by devices.
 
 All functions here are called by all processes in the same order. They wait for the others without a limit of their
-own: the watchdog has one, and `missing` tells it for whom.
+own: the watchdog has one, and `missing` tells it for whom, but for the arrays.
 """
 
 import contextlib
@@ -117,7 +117,10 @@ def compare(facts: Mapping) -> None:
 
 
 def from_first(values: np.ndarray) -> np.ndarray:
-  """The first process's values, bit for bit, on all; every process gives an array of that shape and type."""
+  """The first process's values, bit for bit, on all; every process gives an array of that shape and type.
+
+  The devices carry them: there may be a value for each image of a data set, too many for the coordinator.
+  """
   if alone():
     return values
   # As bytes: JAX would round float64.

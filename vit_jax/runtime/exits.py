@@ -1,4 +1,4 @@
-"""How a program ends: exit codes that a launcher can act on, the same on every process."""
+"""How a program ends: exit codes that a launcher can act on, the same on every process if they are `SHARED`."""
 
 import contextlib
 import os
@@ -31,7 +31,8 @@ EXITS = {
   EXIT_NOT_FINITE: ("loss or gradient not finite; the last good checkpoint is kept", "change the config"),
   EXIT_MISSING: ("the data are not there, or no checkpoint can be read", "bring them"),
   EXIT_INTERRUPTED: ("Ctrl-C: between steps it saves first; a second one ends it", "the same command continues"),
-  EXIT_PEER: ("another process of the run died", "see how that one ended; the same command continues"),
+  EXIT_PEER: ("another process of the run died, or C++ aborted this one", "see how that one ended, and what the last "
+              "lines say; the same command continues"),
   137: ("killed by the system (SIGKILL), often for want of memory", "see `dmesg`; the same command continues"),
   143: ("SIGTERM before the processes had joined", "the same command starts it"),
 }  # fmt: skip

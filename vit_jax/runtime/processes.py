@@ -18,6 +18,7 @@ from vit_jax.schema import ConfigError
 
 PORT = "8476"  # JAX's own is 8482 since 0.8.1, which the firewall rule of Cloud TPU slices does not open
 NAMES = ("VITJAX_COORDINATOR", "VITJAX_PROCESSES", "VITJAX_PROCESS")
+CHIPS = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")  # libtpu's word for the chips of this process, and its older one
 _started = False
 
 
@@ -48,8 +49,9 @@ def start(patience: float = 900.0, heartbeat: int = 100) -> None:
       _join(functools.partial(join, initialization_timeout=int(patience) + 60, heartbeat_timeout_seconds=heartbeat))
   if not exchange.alone():
     _last_words(
-      "another process of this run died, or process 0 cannot be reached; see how it ended, and start all again: "
-      "the same command continues from the last checkpoint\n"
+      "this process was aborted: if the lines above name no bug of its own, another process of this run died, or "
+      "process 0 cannot be reached; see how it ended, and start all again: the same command continues from the last "
+      "checkpoint\n"
     )
   _started = True
 
@@ -97,18 +99,24 @@ def check_slices() -> None:
 
 
 def check_devices_free(root: str = "/") -> None:
-  """Stop with EXIT_HANG if another program holds a TPU of this host, which would otherwise be waited for."""
+  """Stop with EXIT_HANG if another program holds a TPU of this host, which would otherwise be waited for.
+
+  A process that is given some of the chips (TPU_VISIBLE_CHIPS) has others beside it. The files are not looked at then:
+  those below /dev/vfio are numbered by IOMMU group and not by chip.
+  """
   devices = {str(path) for pattern in ("dev/accel*", "dev/vfio/[0-9]*") for path in pathlib.Path(root).glob(pattern)}
-  if not devices or os.environ.get("JAX_PLATFORMS") == "cpu":
+  if not devices or any(map(os.environ.get, CHIPS)) or os.environ.get("JAX_PLATFORMS") == "cpu":
     return
   for entry in pathlib.Path(root, "proc").glob("[0-9]*/fd/*"):
+    process = entry.parts[-3]
     try:
-      device, process = os.readlink(entry), entry.parts[-3]
+      device = os.readlink(entry)
+      if device not in devices or process == str(os.getpid()):
+        continue
+      command = pathlib.Path(root, "proc", process, "cmdline").read_text(errors="replace").replace("\0", " ")[:100]
     except OSError:  # it has ended, or is somebody else's
       continue
-    if device in devices and process != str(os.getpid()):
-      command = pathlib.Path(root, "proc", process, "cmdline").read_text(errors="replace").replace("\0", " ")[:100]
-      raise Stop(EXIT_HANG, f"{device} is held by process {process} ({command.strip()}); stop it: kill {process}")
+    raise Stop(EXIT_HANG, f"{device} is held by process {process} ({command.strip()}); stop it: kill {process}")
 
 
 def _join(initialize):
@@ -183,9 +191,10 @@ def connected(port: int) -> list[str]:
 
 
 def _last_words(text):
-  """Where JAX's coordinator aborts the process, because another one died, its pages of C++ get a last line.
+  """Where the process is aborted, by JAX's coordinator as another one died, the pages of C++ get a last line.
 
-  Python's own handlers do not run there: the signal comes out of C code that never returns.
+  A failed check inside XLA or another library is the same signal; the pages alone say which it was. Python's own
+  handlers do not run there: the signal comes out of C code that never returns.
   """
   kind = ctypes.CFUNCTYPE(None, ctypes.c_int)
 

@@ -16,6 +16,8 @@ from vit_jax.sweeps.screen import Screen
 from vit_jax.sweeps.trials import Trial
 
 ATTEMPTS = 3  # at a trial that a signal ends: out of memory, or somebody's kill
+# Exit codes after which the same command continues a trial; 143 is a SIGTERM before it has begun.
+CONTINUED = (runtime.EXIT_PREEMPTED, runtime.EXIT_HANG, runtime.EXIT_INTERRUPTED, runtime.EXIT_PEER, 143)
 
 
 def train_command(file: str, trial: Trial) -> list[str]:
@@ -35,7 +37,7 @@ def run(
 ) -> None:
   """Runs the waiting trials, one on each group of devices at a time, until all have ended.
 
-  The record is written after each change. On Ctrl-C the trials are asked to save and stop.
+  The record is written after each change. On a KeyboardInterrupt the trials are asked to save and stop.
 
   Args:
     record: where changes are written.
@@ -84,7 +86,8 @@ def _stopping(processes: pool.Pool):
   try:
     yield
   except KeyboardInterrupt:
-    say(f"stopping: {len(processes.names)} trials save their state, which may take up to {pool.PATIENCE:.0f} s")
+    with contextlib.suppress(OSError):  # the terminal may be closed
+      say(f"stopping: {len(processes.names)} trials save their state, which may take up to {pool.PATIENCE:.0f} s")
     raise
 
 
@@ -109,11 +112,12 @@ def take_result(trial: Trial) -> bool:
 def settle(trial: Trial, code: int, log: pathlib.Path) -> None:
   """Sets the status of a trial whose process has ended with this exit code (below 0: by that signal).
 
-  One that was asked to stop, that a signal ended, or that met another process in its workdir waits to be continued from
-  its last checkpoint, `ATTEMPTS` times at most. That process may have left by now: so its error counts, not its lock.
+  One that was asked to stop or stood still, that a signal ended, or that met another process in its workdir waits to be
+  continued from its last checkpoint, `ATTEMPTS` times at most. That process may have left by now: so its error counts,
+  not its lock.
   """
   trial.fail(last_error(log))
-  stopped = code < 0 or code in (runtime.EXIT_PREEMPTED, 130, 143) or runtime.IN_USE in trial.error
+  stopped = code < 0 or code in CONTINUED or runtime.IN_USE in trial.error
   if code == 0:
     if not take_result(trial):
       trial.error = f"finished without a result; see {log}"

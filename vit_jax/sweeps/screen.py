@@ -38,7 +38,8 @@ class Screen:
 
   def __exit__(self, *error):
     if self._live:
-      self._live.__exit__(*error)
+      with contextlib.suppress(OSError):  # the terminal may be closed
+        self._live.__exit__(*error)
 
   def changed(self, trial: Trial) -> None:
     """Says what became of a trial."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from vit_jax import runtime
 from vit_jax.runtime import say
+from vit_jax.runtime.watch import STOPS
 from vit_jax.schema import ConfigError
 from vit_jax.sweeps import execution, pool, results
 from vit_jax.sweeps.record import Record
@@ -24,7 +25,7 @@ def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retr
     retry: whether trials that failed or diverged in an earlier session are tried again.
 
   Raises ConfigError where nothing was chosen or measured, or another process holds the workdir; `runtime.Stop` on
-  Ctrl-C or SIGTERM, after which the same call continues.
+  Ctrl-C, SIGTERM or a closed terminal, after which the same call continues.
   """
   train = functools.partial(execution.train_command, study.file)
   with runtime.locked(study.workdir), stoppable():
@@ -49,16 +50,25 @@ def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retr
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-  """A SIGTERM ends what is inside as Ctrl-C does: trials save and stop, and `runtime.Stop` says so."""
+  """SIGTERM, Ctrl-C and a closed terminal end what is inside: trials save and stop, and `runtime.Stop` says so.
 
-  def stop(*_):
-    raise KeyboardInterrupt
+  The first request counts; after it a Ctrl-C alone is heard, which ends it without waiting for the trials.
+  """
+  asked = []
 
-  before = signal.signal(signal.SIGTERM, stop)
+  def stop(number, _):
+    asked.append(number)
+    if len(asked) == 1 or number == signal.SIGINT:
+      raise KeyboardInterrupt
+
+  before = {number: handler for number in STOPS if (handler := signal.getsignal(number)) != signal.SIG_IGN}
+  for number in before:
+    signal.signal(number, stop)
   try:
     yield
   except KeyboardInterrupt:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise runtime.Stop(runtime.EXIT_PREEMPTED, "stopped as asked; the same command continues") from None
+    code, message = STOPS[asked[0]]
+    raise runtime.Stop(code, f"{message}; the same command continues") from None
   finally:
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+      signal.signal(number, handler)
