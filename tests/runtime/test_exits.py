@@ -1,7 +1,11 @@
 """The exit codes: one contract in code and README, and which error has which."""
 
+import errno
+import os
 import pathlib
 import re
+import sys
+import types
 
 import jax
 import pytest
@@ -44,3 +48,17 @@ def test_a_bug_keeps_its_traceback(error):
 
 def test_a_process_alone_has_no_peer_that_died():
   assert runtime.ending(jax.errors.JaxRuntimeError("Gloo: closed by peer"))[0] == 1
+
+
+def test_a_terminal_that_was_closed_ends_no_training(monkeypatch):
+  for number in (errno.EPIPE, errno.EIO):
+    monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(write=lambda text, number=number: fail(number)))
+    runtime.say("a line")
+    runtime.say("another")
+  monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(write=lambda text: fail(errno.ENOSPC)))
+  with pytest.raises(OSError, match="No space"):
+    runtime.say("a line")
+
+
+def fail(number):
+  raise OSError(number, os.strerror(number))

@@ -1,6 +1,7 @@
 """The processes of a run: how they start, agree, watch each other, are asked to stop, and end."""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -75,5 +76,8 @@ def say(text: str) -> None:
   if process() == 0:
     try:
       print(text, flush=True)
-    except BrokenPipeError:  # nobody reads any longer, as behind `| head`: that ends no training
+    except OSError as error:
+      if error.errno not in (errno.EPIPE, errno.EIO):
+        raise
+      # Nobody reads any longer, as behind `| head` or on a terminal that was closed: that ends no training.
       sys.stdout = open(os.devnull, "w")

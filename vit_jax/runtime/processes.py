@@ -13,7 +13,7 @@ from jax._src import distributed
 
 from vit_jax import files
 from vit_jax.runtime import exchange, peers
-from vit_jax.runtime.exits import EXIT_HANG, EXIT_PEER, Stop
+from vit_jax.runtime.exits import EXIT_HANG, EXIT_PEER, Stop, tell
 from vit_jax.schema import ConfigError
 
 PORT = "8476"  # JAX's own is 8482 since 0.8.1, which the firewall rule of Cloud TPU slices does not open
@@ -151,11 +151,13 @@ class _Patience:
       timer.cancel()
 
   def _say(self):
-    os.write(2, f"{self._whom()}; waiting up to {self._seconds:.0f} s\n".encode())
+    tell(f"{self._whom()}; waiting up to {self._seconds:.0f} s\n")
 
   def _end(self):
-    os.write(2, f"{self._whom()}, for {self._seconds:.0f} s. Start the missing process, or see why it ended; open the "
-                "port between the hosts; config.limits.start is the limit\n".encode())  # fmt: skip
+    tell(
+      f"{self._whom()}, for {self._seconds:.0f} s. Start the missing process, or see why it ended; open the port between "
+      "the hosts; config.limits.start is the limit\n"
+    )
     os._exit(EXIT_HANG)
 
   def _whom(self):
