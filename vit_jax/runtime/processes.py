@@ -155,8 +155,8 @@ class _Patience:
 
   def _end(self):
     tell(
-      f"{self._whom()}, for {self._seconds:.0f} s. Start the missing process, or see why it ended; open the port between "
-      "the hosts; config.limits.start is the limit\n"
+      f"{self._whom()}, for {self._seconds:.0f} s. Start the missing process, or see why it ended; open the port "
+      "between the hosts; config.limits.start is the limit\n"
     )
     os._exit(EXIT_HANG)
 
