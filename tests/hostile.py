@@ -265,39 +265,6 @@ HUB = {
 }
 
 
-# What is called a file of weights.
-
-
-def pipe(path):
-  os.mkfifo(path)
-  return path
-
-
-def link(target):
-  def make(path):
-    path.symlink_to(target or path)
-    return path
-
-  return make
-
-
-def folder(path):
-  path.mkdir()
-  return path
-
-
-PATHS = {
-  "a pipe": pipe,
-  "a folder": folder,
-  "a link to itself": link(None),
-  "a link to nothing": link("/nowhere"),
-  "a device": link("/dev/zero"),
-  "nothing": lambda path: path,
-  "a name of 5,000 characters": lambda path: path.with_name("n" * 5000 + ".npz"),
-  "a name with a zero": lambda path: path.with_name("a\\0.npz"),
-}
-
-
 def weights(into: pathlib.Path, name: str) -> pathlib.Path:
   """Writes the hostile weights of that name; the path to give to a verb."""
   file, make = WEIGHTS[name]

@@ -131,7 +131,8 @@ def frozen(
 
 def is_workdir(path: pathlib.Path) -> bool:
   """Whether a path is a workdir of this project, with checkpoints."""
-  return (path / "checkpoints").is_dir()
+  with containers.reading(path):
+    return (path / "checkpoints").is_dir()
 
 
 def fitted(

@@ -43,15 +43,16 @@ _PREFIXES = ("opt/target/", "params/img/", "params/", "target/", "img/", "module
 
 def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
   """(tensors by name, hints of what stands beside them); ConfigError for what is no file of weights."""
-  if path.is_dir():
-    path = path / "model.safetensors"
-  if not path.is_file():
+  with reading(path):
+    path = path / "model.safetensors" if path.is_dir() else path
+    there = path.is_file()
+  if not there:
     near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*") if p.is_file()], n=1)
     raise ConfigError(f"no file {str(path)!r}." + (f" Did you mean {str(path.parent / near[0])!r}?" if near else ""))
   suffix = path.suffix.lower()
   if suffix not in READ:
     raise ConfigError(f"{path}: cannot read {path.suffix or 'a file without ending'!r}; allowed: {', '.join(READ)}")
-  with _damage(path):
+  with reading(path):
     match suffix:
       case ".npz":
         tensors, about = _npz(path), {}
@@ -74,8 +75,8 @@ def _check_size(path, tensors):
 
 
 @contextlib.contextmanager
-def _damage(path):
-  """Turns what libraries raise on a damaged or hostile file into one line, and leaves out what they warn of."""
+def reading(path):
+  """Turns what a damaged or hostile file, or its name, raises into one line, and leaves out what libraries warn of."""
   try:
     with warnings.catch_warnings():
       warnings.simplefilter("ignore")
@@ -109,7 +110,7 @@ def _guarded(path, function):
   """`function` with its failures reported as the file's."""
 
   def read():
-    with _damage(path):
+    with reading(path):
       return function()
 
   return read
