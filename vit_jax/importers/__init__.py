@@ -61,7 +61,7 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
   if header:
     hints["image_size"] = header.image_size
   tensors = containers.without_prefix(dict(tensors))
-  if odd := next(filter(re.compile(r".*\d{5}", re.DOTALL).match, tensors), None):
+  if odd := next(filter(re.compile(r"\d{5}").search, tensors), None):
     raise ConfigError(f"a tensor is called {show(odd)}; no model has so many layers")
   for candidate in layouts():
     if not candidate.recognises(tensors):
