@@ -73,7 +73,10 @@ def attempt(case: Case, root: pathlib.Path) -> str | None:
   os.chdir(folder)
   try:
     made = root / "command"
-    child(lambda: made.write_text(json.dumps(make(folder))), log)
+    for last in (made, log):
+      last.unlink(missing_ok=True)
+    if child(lambda: made.write_text(json.dumps(make(folder))), log)[0]:
+      return f"nothing was made: {log.read_text(errors='replace')[-600:]!r}"
     command = json.loads(made.read_text())
     before, _ = listed(folder, but), log.write_text("")
     code, seconds, grown = child(lambda: run(command), log)
