@@ -11,6 +11,7 @@ import pathlib
 import pickle
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -72,6 +73,22 @@ def bomb() -> bytes:
   return packed({"head/kernel.npy": head}, zipfile.ZIP_DEFLATED, len(head) + 4 * 16 * 62_500_000)
 
 
+def padded(size: int) -> Callable:
+  """A header of so many spaces, each MiB of which is packed in a KiB."""
+
+  def make():
+    stream = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    parts = b"\x93NUMPY\2\0" + struct.pack("<I", size), b" " * 2**20
+    start, spaces = (stream.compress(part) + stream.flush(zlib.Z_FULL_FLUSH) for part in parts)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+      archive.writestr("head/bias.npy", start + spaces * (size // 2**20) + stream.flush())
+      archive.filelist[0].compress_type, archive.filelist[0].file_size = zipfile.ZIP_DEFLATED, size + 12
+    return file.getvalue()
+
+  return make
+
+
 NPZ = {
   "no bytes": lambda: b"",
   "half of a file": lambda: saved()[:-1000],
@@ -95,6 +112,8 @@ NPZ = {
   "an unfinished header": npz("'<f4", "(1,)", b"1234"),
   "version 3": npz("'<f4'", "(1,)", b"1234", version=3),
   "a zip bomb": bomb,
+  "a header of 200 MiB": padded(200 * 2**20),
+  "a header of 400 MiB": padded(400 * 2**20),
   "another compression": npz("'<f4'", "(1,)", b"1234", compression=zipfile.ZIP_LZMA),
   "too many members": lambda: packed({f"{i}.npy": b"" for i in range(10_001)}),
   "whole numbers": lambda: saved(**{"head/bias": np.zeros(3, np.int64)}),
@@ -262,39 +281,6 @@ HUB = {
   "another activation of timm's": {"model_args": {"act_layer": "quick_gelu"}},
   "a mean that is a text": {"pretrained_cfg": {"mean": "0.5"}},
   "a deviation of zero": {"pretrained_cfg": {"std": [0, 0, 0]}},
-}
-
-
-# What is called a file of weights.
-
-
-def pipe(path):
-  os.mkfifo(path)
-  return path
-
-
-def link(target):
-  def make(path):
-    path.symlink_to(target or path)
-    return path
-
-  return make
-
-
-def folder(path):
-  path.mkdir()
-  return path
-
-
-PATHS = {
-  "a pipe": pipe,
-  "a folder": folder,
-  "a link to itself": link(None),
-  "a link to nothing": link("/nowhere"),
-  "a device": link("/dev/zero"),
-  "nothing": lambda path: path,
-  "a name of 5,000 characters": lambda path: path.with_name("n" * 5000 + ".npz"),
-  "a name with a zero": lambda path: path.with_name("a\\0.npz"),
 }
 
 

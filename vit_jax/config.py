@@ -234,14 +234,13 @@ class Sweep:
         raise ConfigError(f"sweep: {name} is {show(rows)}; allowed: a list of changes such as {{'optim.lr': 0.01}}")
       if odd := [key for row in rows for key in row if not isinstance(key, str)]:
         raise ConfigError(f"sweep: {name} has the key {show(odd[0])}; allowed: keys of the config such as 'optim.lr'")
+      _check_count(len(rows))
     if not isinstance(self.decide, str | None):
       raise ConfigError(f"sweep: decide is {show(self.decide)}; allowed: a figure such as 'val/top1', or None")
     if not self.trials:
       raise ConfigError("sweep: there are no trials")
     if self.final and not self.decide:
-      raise ConfigError(
-        "sweep: `final` trains the best setting again, and nothing decides which that is: give `decide`"
-      )
+      raise ConfigError("sweep: `final` trains the best again, and nothing decides which that is: give `decide`")
 
 
 def product(values: Mapping[str, Iterable]) -> list[Changes]:
@@ -263,7 +262,9 @@ def zipped(values: Mapping[str, Iterable]) -> list[Changes]:
 def _column(key, values):
   if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
     raise ConfigError(f"sweep: {key} is {show(values)}; allowed: a list of values to try")
-  return tuple(itertools.islice(values, TRIALS + 1))
+  column = tuple(itertools.islice(values, TRIALS + 1))
+  _check_count(len(column))
+  return column
 
 
 def _check_count(trials):

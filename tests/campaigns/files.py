@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
 
-from tests import hostile, runs
+from tests import hostile, hostile_paths, runs
 from vit_jax import cli, prepare
 
 VERBS = ("train", "evaluate", "convert", "fewshot", "sweep", "plan")
@@ -73,7 +73,10 @@ def attempt(case: Case, root: pathlib.Path) -> str | None:
   os.chdir(folder)
   try:
     made = root / "command"
-    child(lambda: made.write_text(json.dumps(make(folder))), log)
+    for last in (made, log):
+      last.unlink(missing_ok=True)
+    if child(lambda: made.write_text(json.dumps(make(folder))), log)[0]:
+      return f"nothing was made: {log.read_text(errors='replace')[-600:]!r}"
     command = json.loads(made.read_text())
     before, _ = listed(folder, but), log.write_text("")
     code, seconds, grown = child(lambda: run(command), log)
@@ -159,7 +162,7 @@ def cases(run: pathlib.Path) -> Iterator[Case]:
     yield name, through(number, hostile.weights, name), (2,)
   for number, name in enumerate(hostile.HUB):
     yield f"beside: {name}", through(number, hostile.hub, name), (2,)
-  for name, make in hostile.PATHS.items():
+  for name, make in hostile_paths.PATHS.items():
     yield f"path: {name}", lambda folder, make=make: ["convert", "--inspect", str(make(folder / "w.npz"))], (2,)
   for name, (file, data) in WORKDIR.items():
     yield f"workdir, measured: {name}", copied(run, file, data, "evaluate"), (2,) if file == "config.json" else (0,)
@@ -190,8 +193,8 @@ def through(number: int, make: Callable, name: str) -> Callable:
 
 
 ODD = {
-  "a pipe": hostile.pipe,
-  "a folder": hostile.folder,
+  "a pipe": hostile_paths.pipe,
+  "a folder": hostile_paths.folder,
   "brackets": hostile.DEEP,
   "objects": '{"a":' * 900 + "1" + "}" * 900,
 }
@@ -248,6 +251,7 @@ CONFIGS = {  # exit code, text
   "objects": (2, RECIPE + "def get_config(): return recipe(model=object(), data=len, optim={1, 2}, total=1j, batch=3)"),
   "a number of 10,000 digits": (2, DIGITS.replace("batch=16", "batch=10**10_000")),
   "a pattern without end": (2, DIGITS.replace("lr=1e-3", "lr=1e-3, weight_decay=1, decay_on=[('(a+)+b', 1.0)]")),
+  "weights whose name has a zero": (2, DIGITS.replace("batch", f"init={{'from': {hostile_paths.ZERO!r}}}, batch")),
   "a text of 300,000 characters": (2, DIGITS.replace("'adamw'", "'x' * 300_000")),
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from tests import hostile
+from tests import hostile, hostile_paths
 from vit_jax import importers
 from vit_jax.schema import ConfigError
 
@@ -33,6 +33,16 @@ def test_hostile_weights_are_one_error_that_names_the_file(tmp_path, monkeypatch
   path = hostile.weights(tmp_path, name)
   assert path.name in refused(path)
   assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("name", hostile_paths.PATHS)
+def test_what_is_no_file_is_one_error_that_names_it(tmp_path, name):
+  path = hostile_paths.PATHS[name](tmp_path / "w.npz")
+  assert path.name[:100] in refused(path)
+
+
+def test_a_name_that_no_file_can_have_is_one_error():
+  assert r"'a\x00.npz'" in refused(hostile_paths.ZERO)
 
 
 @pytest.mark.parametrize("name", hostile.HUB)

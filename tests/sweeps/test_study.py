@@ -239,6 +239,14 @@ def test_trials_without_end_are_refused():
   for values in ({"seed": itertools.count()}, dict.fromkeys("abc", range(10_000)), {"a": range(10**12)}):
     with pytest.raises(ConfigError, match="more than 100,000 trials"):
       config.product(values)
+  for values in ({"seed": itertools.count()}, {"seed": range(200_000)}, {"a": (1, 2), "seed": itertools.count()}):
+    with pytest.raises(ConfigError, match="more than 100,000 trials"):
+      config.zipped(values)
+  half = config.product({"seed": range(60_000)})
+  for sweep in ({"trials": half + half}, {"trials": half, "final": half + half}):
+    with pytest.raises(ConfigError, match="more than 100,000 trials"):
+      config.Sweep(**sweep)
+  assert len(config.Sweep(config.zipped({"seed": range(100_000)})).trials) == 100_000
   with pytest.raises(ConfigError, match="more than 100,000 trials"):
     config.sample(10**12, {"seed": (0, 1)})
   with pytest.raises(ConfigError, match="trials is <generator"):

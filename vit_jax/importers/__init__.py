@@ -61,7 +61,7 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
   if header:
     hints["image_size"] = header.image_size
   tensors = containers.without_prefix(dict(tensors))
-  if odd := next(filter(re.compile(r".*\d{5}", re.DOTALL).match, tensors), None):
+  if odd := next(filter(re.compile(r"\d{5}").search, tensors), None):
     raise ConfigError(f"a tensor is called {show(odd)}; no model has so many layers")
   for candidate in layouts():
     if not candidate.recognises(tensors):
@@ -131,7 +131,8 @@ def frozen(
 
 def is_workdir(path: pathlib.Path) -> bool:
   """Whether a path is a workdir of this project, with checkpoints."""
-  return (path / "checkpoints").is_dir()
+  with containers.reading(path):
+    return (path / "checkpoints").is_dir()
 
 
 def fitted(

@@ -5,6 +5,7 @@ Files are opened lazily: names, shapes and types first, the values of a tensor w
 
 import contextlib
 import difflib
+import io
 import json
 import math
 import pathlib
@@ -31,9 +32,9 @@ TORCH = (".pth", ".pt", ".bin", ".ckpt", ".zip")  # torch.save, whatever the nam
 READ = (".npz", ".safetensors", *TORCH)
 WRITTEN = (".npz", ".safetensors")
 
-# Refused before anything is allocated: more members than any model has tensors, and tensors of more bytes than
-# weights are packed into, unless it is few.
-MEMBERS, PACKED, FEW = 10_000, 10, 2**28
+# Refused before anything is allocated: more members than any model has tensors, members or tensors of more bytes than
+# weights are packed into, unless it is few, and longer headers than NumPy allows once it has read them.
+MEMBERS, PACKED, FEW, HEADER = 10_000, 10, 2**28, 2**14
 
 # Where training codes keep the weights beside other things.
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "module", "net", "params")
@@ -43,15 +44,16 @@ _PREFIXES = ("opt/target/", "params/img/", "params/", "target/", "img/", "module
 
 def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
   """(tensors by name, hints of what stands beside them); ConfigError for what is no file of weights."""
-  if path.is_dir():
-    path = path / "model.safetensors"
-  if not path.is_file():
+  with reading(path):
+    path = path / "model.safetensors" if path.is_dir() else path
+    there = path.is_file()
+  if not there:
     near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*") if p.is_file()], n=1)
     raise ConfigError(f"no file {str(path)!r}." + (f" Did you mean {str(path.parent / near[0])!r}?" if near else ""))
   suffix = path.suffix.lower()
   if suffix not in READ:
     raise ConfigError(f"{path}: cannot read {path.suffix or 'a file without ending'!r}; allowed: {', '.join(READ)}")
-  with _damage(path):
+  with reading(path):
     match suffix:
       case ".npz":
         tensors, about = _npz(path), {}
@@ -59,23 +61,22 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
         tensors, about = _safetensors(path)
       case _:
         tensors, about = _torch(path), {}
-    _check_size(path, tensors)
+    _check_size(path, sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors.values()))
   if not tensors:
     raise ConfigError(f"{path}: holds no tensors")
   return without_prefix(tensors), hub.hints(path) | about
 
 
-def _check_size(path, tensors):
+def _check_size(path, claimed):
   """ConfigError for a file that inflates, or that names one value many times, to more than weights are packed."""
   held = path.stat().st_size
-  claimed = sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors.values())
   if claimed > max(FEW, PACKED * held):
-    raise ConfigError(f"{path}: {held:,} bytes claim to hold tensors of {claimed:,}; no weights are packed like that")
+    raise ConfigError(f"{path}: {held:,} bytes claim to hold {claimed:,}; no weights are packed like that")
 
 
 @contextlib.contextmanager
-def _damage(path):
-  """Turns what libraries raise on a damaged or hostile file into one line, and leaves out what they warn of."""
+def reading(path):
+  """Turns what a damaged or hostile file, or its name, raises into one line, and leaves out what libraries warn of."""
   try:
     with warnings.catch_warnings():
       warnings.simplefilter("ignore")
@@ -109,7 +110,7 @@ def _guarded(path, function):
   """`function` with its failures reported as the file's."""
 
   def read():
-    with _damage(path):
+    with reading(path):
       return function()
 
   return read
@@ -120,7 +121,8 @@ def _npz(path):
   archive = zipfile.ZipFile(path)
   for member in _members(path, archive, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
     name = member.filename.removesuffix(".npy")
-    with archive.open(member) as file:
+    with archive.open(member) as whole:
+      file = io.BytesIO(whole.read(HEADER))  # NumPy inflates whatever length a header has, and then refuses it
       version = np.lib.format.read_magic(file)
       read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
       if version not in read_header:
@@ -148,6 +150,7 @@ def _members(path, archive, *compressions):
   for member in members:
     if member.compress_type not in compressions:
       raise ConfigError(f"{path}: {member.filename} is compressed, as no such file of weights is")
+  _check_size(path, sum(member.file_size for member in members))
   return members
 
 
