@@ -28,14 +28,17 @@ from tests.campaigns.troubles import (
   committed,
   contents,
   continued,
+  ended,
   expect,
   fill,
   free,
   held,
+  kill_all,
   mount,
   refused,
   seen,
   started,
+  watched,
 )
 from vit_jax.prepare import prepare
 
@@ -161,11 +164,11 @@ def log_on_the_full_disk(disk: pathlib.Path, whole: pathlib.Path) -> str:
   changes = {"total": STEPS, "checkpoint__every": 3, "log__every": 2, "evals__test__every": 6}
   words = [sys.executable, "-m", "vit_jax.train", *runs.words(disk / "run", **changes)]
   with open(disk / "log", "wb") as log:
-    process = subprocess.Popen(words, cwd=runs.ROOT, stdout=log, stderr=log)
+    process = watched(subprocess.Popen(words, cwd=runs.ROOT, stdout=log, stderr=log))
   committed(process, disk / "run", 3)
   with held(process):
     fill(disk)
-  expect(process.wait(120) == 2, f"exit {process.returncode}")
+  ended(process, 2)
   free(disk)
   continued(disk / "run", whole)
   return (disk / "log").read_text().splitlines()[-1]
@@ -228,6 +231,23 @@ SITUATIONS = {
 }
 
 
+def attempt(situation: Callable, disk: pathlib.Path, whole: pathlib.Path) -> tuple[str, str]:
+  """(verdict, what was said) of a situation, of which no run and no disk is left."""
+  try:
+    mount(disk)
+  except PermissionError as error:
+    return "skipped", str(error)
+  try:
+    return "passed", situation(disk, whole)
+  except Failed as error:
+    return "failed", str(error)
+  except (OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
+    return "failed", f"{type(error).__name__}: {error}"
+  finally:
+    kill_all()
+    subprocess.run(["umount", "-l", str(disk)], capture_output=True, check=False)
+
+
 def main() -> int:
   """Runs the situations; 1 if any failed."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.disk", description=__doc__)
@@ -243,16 +263,7 @@ def main() -> int:
     for number, (title, situation) in enumerate(SITUATIONS.items()):
       if words and not any(word in title for word in words):
         continue
-      disk, verdict = folder / f"disk{number}", "passed"
-      try:
-        mount(disk)
-        said = situation(disk, folder / "whole")
-      except PermissionError as error:
-        verdict, said = "skipped", str(error)
-      except Failed as error:
-        verdict, said = "failed", str(error)
-      finally:
-        subprocess.run(["umount", "-l", str(disk)], capture_output=True, check=False)
+      verdict, said = attempt(situation, folder / f"disk{number}", folder / "whole")
       counts[verdict] += 1
       print(f"{verdict:<8}{title:<40}{said.replace(name, '')}", flush=True)
   print(

@@ -7,11 +7,13 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import threading
 import time
 
 from tests import runs
 
 STEPS = 12
+SECONDS = 300  # from its start a run that hangs is killed; whole ones take a tenth
 SAME = ("weights_sha256", "loss", "top1", "f1_macro", "images", "steps")  # of result.json
 VARYING = ("images_per_second", "images_per_second_per_chip", "data_wait")  # of a line of metrics
 
@@ -54,7 +56,36 @@ def free(disk: pathlib.Path) -> None:
 def started(workdir: pathlib.Path | str, **environment: str) -> subprocess.Popen:
   """The run, as its user would start it each time."""
   changes = {"total": STEPS, "checkpoint__every": 3, "log__every": 2, "evals__test__every": 6}
-  return runs.command("train", *runs.words(workdir, **changes), **environment)
+  return watched(runs.command("train", *runs.words(workdir, **changes), **environment))
+
+
+_WATCHED: list[tuple[subprocess.Popen, threading.Timer]] = []
+
+
+def watched(process: subprocess.Popen) -> subprocess.Popen:
+  """The run, which is killed after SECONDS, so that nobody waits for it, its output or its files any longer."""
+  timer = threading.Timer(SECONDS, process.kill)
+  timer.daemon = True
+  timer.start()
+  _WATCHED.append((process, timer))
+  return process
+
+
+def kill_all() -> None:
+  """Leaves none of the runs that are watched, be they stopped or not."""
+  while _WATCHED:
+    process, timer = _WATCHED.pop()
+    timer.cancel()
+    process.kill()
+    process.wait()
+
+
+def ended(process: subprocess.Popen, code: int) -> tuple[str, str]:
+  """What the run printed until it ended, and what of that as errors; it must have ended with this exit code."""
+  out, err = process.communicate()
+  expect(process.returncode != -signal.SIGKILL, f"it hung, and was killed after {SECONDS} s: {(err or '')[-500:]}")
+  expect(process.returncode == code, f"exit {process.returncode}: {(err or '')[-500:]}")
+  return out, err
 
 
 def seen(process: subprocess.Popen, step: int) -> None:
@@ -62,7 +93,7 @@ def seen(process: subprocess.Popen, step: int) -> None:
   for line in process.stdout:
     if line.lstrip().startswith(f"{step}/"):
       return
-  raise Failed(f"no line of step {step}: {process.stderr.read()[-300:]}")
+  raise Failed(f"no line of step {step}; exit {process.wait()}: {process.stderr.read()[-300:]}")
 
 
 def committed(process: subprocess.Popen, workdir: pathlib.Path, step: int) -> None:
@@ -76,10 +107,13 @@ def committed(process: subprocess.Popen, workdir: pathlib.Path, step: int) -> No
 def held(process: subprocess.Popen):
   """Nothing moves in the run while something happens to its disk."""
   process.send_signal(signal.SIGSTOP)
+  if process.returncode is None:
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
   expect(process.poll() is None, f"it has ended: exit {process.returncode}")
-  os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-  yield
-  process.send_signal(signal.SIGCONT)
+  try:
+    yield
+  finally:
+    process.send_signal(signal.SIGCONT)
 
 
 def contents(workdir: pathlib.Path) -> dict[str, bytes]:
@@ -91,14 +125,8 @@ def contents(workdir: pathlib.Path) -> dict[str, bytes]:
 
 def refused(process: subprocess.Popen, *words: str) -> str:
   """The one line of a run that ends with exit code 2."""
-  try:
-    _, err = process.communicate(timeout=120)
-  except subprocess.TimeoutExpired:
-    process.kill()
-    process.communicate()
-    raise Failed("it hangs") from None
+  _, err = ended(process, 2)
   lines = err.splitlines()
-  expect(process.returncode == 2, f"exit {process.returncode}: {err[-500:]}")
   expect(len(lines) == 1, f"{len(lines)} lines: {err[:300]} ... {err[-300:]}")
   for word in ("error: ", *words):
     expect(word in lines[0], f"{word!r} is missing in: {lines[0]}")
@@ -119,8 +147,6 @@ def same(workdir: pathlib.Path, whole: pathlib.Path) -> None:
 
 def continued(workdir: pathlib.Path, whole: pathlib.Path, **environment: str) -> str:
   """The same command again ends well; what it printed."""
-  process = started(workdir, **environment)
-  out, err = process.communicate(timeout=300)
-  expect(process.returncode == 0, f"continued: exit {process.returncode}: {err[-500:]}")
+  out, err = ended(started(workdir, **environment), 0)
   same(workdir, whole)
   return out + err

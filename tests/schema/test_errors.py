@@ -3,8 +3,10 @@
 import pickle
 import threading
 
+import ml_collections
 import pytest
 
+from vit_jax.schema import Text
 from vit_jax.schema.errors import LONGEST, ConfigError, at, nearest, place, readable, show, some
 
 
@@ -101,3 +103,8 @@ def test_a_name_does_not_begin_a_line():
   assert some(["a\nerror: b", "c"]) == "a\\nerror: b, c"
   assert "\n" not in nearest("a\nb", ["a\nc"])
   assert some("abc", 2) == "a, b, ... (3 in all)"
+
+
+def test_a_group_of_a_config_is_shown_as_the_dict_that_it_is():
+  group = ml_collections.ConfigDict({"name": Text("a\nb"), "end": {"lr": (0.1, None)}}, type_safe=False)
+  assert show(group) == "{'end': {'lr': (0.1, None)}, 'name': 'a\\nb'}"

@@ -5,6 +5,8 @@ import contextvars
 import difflib
 from collections.abc import Iterable, Iterator
 
+import ml_collections
+
 _PLACE = contextvars.ContextVar("place", default="")
 SHOWN, LONGEST = 200, 2000  # characters of a value in a message, and of a whole message
 
@@ -56,6 +58,8 @@ def readable(text: str, most: int = LONGEST) -> str:
 
 def show(value) -> str:
   """A value as messages have it: as Python writes it, with little of what is long."""
+  if isinstance(value, ml_collections.ConfigDict):
+    value = value.to_dict()  # which is written as lines of YAML with the names of our classes
   try:
     return readable(repr(value), SHOWN)
   except ValueError:  # of a number of more than 4,300 digits
