@@ -101,7 +101,7 @@ from vit_jax import cli
 from vit_jax.sweeps import execution, pool, record, search
 folder = pathlib.Path(sys.argv[1])
 trials = studies.waiting(folder, 1)
-wait = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(42)); print('up', flush=True); time.sleep(99)"
+wait = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(42)); print('up', flush=True); time.sleep(600)"
 written = record.Record(studies.study(folder), trials)
 def verb():
   with search.stoppable():
@@ -121,4 +121,4 @@ def test_a_closed_terminal_stops_a_search_that_draws_on_it(tmp_path):
     time.sleep(0.1)
   for end in (there, here):
     os.close(end)
-  assert process.wait(timeout=60) == 42
+  assert process.wait(timeout=240) == 42
