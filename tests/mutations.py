@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 
 import ml_collections
@@ -108,13 +109,31 @@ def opener() -> Callable:
   return open_split
 
 
+# Where an error may be that follows from another key alone.
+DEPENDENT = {
+  "optim.warmup": ("total",),  # which must be longer
+  "model": ("data.image_size",),  # which patches or windows must divide
+}
+
+
+def says_where(error: schema.ConfigError, changed: list[str]) -> bool:
+  """Whether an error begins with a changed key, a group that it is in or a part of it; or names the whole key."""
+  said, keys = str(error), [schema.errors.readable(key) for key in changed]
+  # Of a long key the beginning is shown, and no key has parts with numbers.
+  start = re.match(r"(?:(?:--)?config\b)?\.?(.*?)(?:\.\.\. \(.*|\[\d.*)?: ", said, re.DOTALL)
+  place = start[1] if start else "nowhere"
+  near = [f"{key[:100]}." for key in keys + [of for of, on in DEPENDENT.items() if {*on} & {*changed}]]
+  if any(key.startswith(f"{place[:100]}.") or f"{place[:100]}.".startswith(key) for key in near):
+    return True
+  return any(key and re.search(rf"config\.{re.escape(key)}(?!\w)", said) for key in keys)
+
+
 def wrong(error: BaseException, changed: list[str]) -> str | None:
   """What is wrong with an error that some changed keys have caused; None if it is a short one that says where."""
   if not isinstance(error, schema.ConfigError):
     return f"{type(error).__name__}: {str(error)[:300]}"
   said = str(error)
-  words = {part for key in changed for part in (key.split(".")[-1], key.split(".")[0])}
-  if not error.place and not any(word in said or word.replace("_", " ") in said for word in words):
+  if not says_where(error, changed):
     return f"the message does not say where: {said[:300]}"
   if len(said) > 2500 or said.count("\n") > 3 or "\x1b" in said:
     return f"the message is not fit to be read: {said[:300]!r}"

@@ -36,6 +36,16 @@ def test_no_mutated_config_ends_in_a_traceback():
   assert not wrong, "\n".join(wrong)
 
 
+def test_an_error_at_a_key_that_nobody_changed_does_not_say_where():
+  for error in (schema.ConfigError("is odd", "config.optim.lr[0]"), schema.ConfigError("config.optim.lr: is odd")):
+    assert not any(mutations.wrong(error, [key]) for key in ("optim.lr", "optim", "optim.lr.x"))
+    assert all(
+      mutations.wrong(error, [key]) for key in ("optim.l", "optim.lrx", "optim.decay", "lr", "model.depth", "")
+    )
+  named = schema.ConfigError("8 micro-batches (config.optim.accumulate)", "config.batch")
+  assert mutations.wrong(named, ["optim.accumulate"]) is None and mutations.wrong(named, ["optim.lr"])
+
+
 MISTAKES = {  # what is changed; the key that the error is at; the value, what is allowed, what to do
   "an unknown model": ({"model.name": "cct_2_3x3_32"}, "model.name", "'cct_2_3x3_32'", "Did you mean 'cct_2_3x2_32'"),
   "an unknown size": ({"model.name": "ViT-Q/16"}, "model.name", "'Q'", "Ti, S, M, B, L"),

@@ -78,6 +78,7 @@ def test_flag_text_follows_the_type_of_the_argument():
     ({"width": required}, "width", "missing; 's' needs it"),
     ({"width": 1, "widht": 2}, "widht", "unknown key for 's', value 2. Did you mean 'width'"),
     ({"width": 1, "supplied": 2}, "supplied", "unknown key for 's', value 2"),
+    ({"width": 1, 2: 3}, "2", "unknown key for 's', value 3. Allowed: width"),
     ({"width": 1, "rate": 1.0}, "rate", "1.0 is out of range; allowed: [0, 1)"),
     ({"width": 1, "rate": float("nan")}, "rate", "nan is not a finite number"),
     ({"width": 1, "rate": 10**400}, "rate", "not a finite number"),

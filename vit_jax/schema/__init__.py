@@ -170,7 +170,7 @@ def _fields(values: Mapping, entries: Mapping, owner: str, no_default, others: T
   for key in values:
     if key not in entries:
       advice = signatures.advice(key, values[key], entries, others or {})
-      raise ConfigError(f"unknown key for {owner}, value {show(plain(values[key]))}.{advice}", key)
+      raise ConfigError(f"unknown key for {owner}, value {show(plain(values[key]))}.{advice}", str(key))
   result = {}
   for key, (kind, default) in entries.items():
     absent = isinstance(values[key], Required) if key in values else default is no_default
