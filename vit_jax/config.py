@@ -120,7 +120,8 @@ class Measurement:
   limits: Limits = Limits()
 
 
-MAY_CHANGE = ("total", "log", "limits", "*data.on_error")  # what a restart in the same workdir may change
+# What a restart in the same workdir may change.
+MAY_CHANGE = ("total", "log", "limits", "data.on_error", "evals.*.data.on_error")
 
 
 def recipe(**fields) -> ml_collections.ConfigDict:

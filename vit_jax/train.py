@@ -14,8 +14,6 @@ import jax
 from vit_jax import build, checkpoints, cli, clock, config, flags, identity, loop, runtime, schema, trees
 from vit_jax.runtime import say
 
-MAY_CHANGE = [f"{key}{end}*" for key in config.MAY_CHANGE for end in (":", ".")]  # as lines of differences begin
-
 
 def main() -> None:
   """Reads flags, checks everything, trains."""
@@ -62,6 +60,11 @@ def changes_of(file, run: config.Run, overrides: dict[str, str]) -> list[str]:
   return trees.diff(schema.plain(before), schema.plain(run))
 
 
+def may_change(key: str) -> bool:
+  """Whether a restart in the same workdir may change this key of the config."""
+  return any(fnmatch.fnmatchcase(key, each) or key.startswith(f"{each}.") for each in config.MAY_CHANGE)
+
+
 def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -> str | None:
   """Why a run may not use the workdir: it holds one with another config, or on other data. None if it may.
 
@@ -81,9 +84,7 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
   with contextlib.suppress(schema.ConfigError):  # keys that are new since then have their defaults
     before = schema.plain(build.complete(config.resolve(config.renamed(before))))
   now = schema.plain(parts.run)
-  differences = [
-    line for line in trees.diff(before, now) if not any(fnmatch.fnmatchcase(line, each) for each in MAY_CHANGE)
-  ]
+  differences = [line for line in trees.diff(before, now) if not may_change(line.partition(":")[0])]
   if differences:
     listed = "\n  ".join(differences)
     return f"--workdir: {workdir} holds a run with another config; take another --workdir, or undo:\n  {listed}"

@@ -86,8 +86,7 @@ def _stopping(processes: pool.Pool):
   try:
     yield
   except KeyboardInterrupt:
-    with contextlib.suppress(OSError):  # the terminal may be closed
-      say(f"stopping: {len(processes.names)} trials save their state, which may take up to {pool.PATIENCE:.0f} s")
+    say(f"stopping: {len(processes.names)} trials save their state, which may take up to {pool.PATIENCE:.0f} s")
     raise
 
 
