@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 
@@ -53,6 +54,10 @@ jaxtyping.install_import_hook(
 from vit_jax import runtime  # noqa: E402 - the hook comes first
 
 runtime.start()  # before any array exists, as every verb does
+
+# Tests send these to themselves; `nohup make test` would ignore one of them.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # JAX holds on to every program and every graph; collecting garbage among them takes longer with each test.
 gc.set_threshold(200_000, 50, 1000)

@@ -17,7 +17,7 @@ def run(folder, listed, command_of=studies.stand_in, groups=1):
   """Runs trials to their end; the record."""
   record = Record(studies.study(folder, decide=None), listed)
   record.restore(listed, retry=False)
-  execution.run(record, listed, [pool.Group()] * groups, command_of)
+  execution.run(record, listed, [pool.Group()] * groups, command_of, lambda: None)
   return record
 
 

@@ -1,7 +1,9 @@
 """What a sweep shows while it runs: a table on a terminal, lines elsewhere."""
 
 import io
+import os
 import pathlib
+import pty
 import sys
 
 import pytest
@@ -54,3 +56,14 @@ def test_the_last_line_ends_where_a_progress_bar_returns(tmp_path):
   (tmp_path / "log").write_bytes(b"10%\r20%\r30% \xff\n\n")
   assert screen.last_line(tmp_path / "log") == "30% �"
   assert screen.last_line(tmp_path / "nothing") == ""
+
+
+def test_a_terminal_that_is_closed_ends_no_sweep(monkeypatch, trials):
+  here, there = pty.openpty()
+  with os.fdopen(there, "w") as terminal, monkeypatch.context() as patched:
+    patched.setattr(sys, "stdout", terminal)
+    with Screen(trials, None, lambda trial: pathlib.Path("none")) as shown:
+      shown.refresh()
+      os.close(here)
+      for _ in range(2):
+        shown.refresh()

@@ -33,22 +33,28 @@ def evaluate_command(trial: Trial) -> list[str]:
 
 
 def run(
-  record: Record, trials: Sequence[Trial], groups: Sequence[pool.Group], command_of: Callable[[Trial], list[str]]
+  record: Record,
+  trials: Sequence[Trial],
+  groups: Sequence[pool.Group],
+  command_of: Callable[[Trial], list[str]],
+  poll: Callable[[], None],
 ) -> None:
   """Runs the waiting trials, one on each group of devices at a time, until all have ended.
 
-  The record is written after each change. On a KeyboardInterrupt the trials are asked to save and stop.
+  The record is written after each change. Where `poll` raises, the trials are asked to save and stop.
 
   Args:
     record: where changes are written.
     trials: those to run; others of the record stay as they are.
     groups: devices of one trial each.
     command_of: the command of a trial; its first word is replaced by this Python.
+    poll: raises `runtime.Stop` where the sweep shall stop; it is asked several times a second.
   """
   by_name = {trial.name: trial for trial in trials}
   screen = Screen(trials, record.study.sweep.decide, record.log)
   with contextlib.closing(pool.Pool(groups)) as processes, screen, _stopping(processes):
     while any(trial.status in ("waiting", "running") for trial in trials):
+      poll()
       for name, code in processes.finished().items():
         settle(by_name[name], code, record.log(by_name[name]))
         record.write()
@@ -85,7 +91,7 @@ def _stopping(processes: pool.Pool):
   """Says what a stop waits for."""
   try:
     yield
-  except KeyboardInterrupt:
+  except runtime.Stop:
     say(f"stopping: {len(processes.names)} trials save their state, which may take up to {pool.PATIENCE:.0f} s")
     raise
 

@@ -32,14 +32,18 @@ class Screen:
 
   def __enter__(self):
     if sys.stdout.isatty():
-      self._live = rich.live.Live(self.table(), refresh_per_second=2, transient=True)
-      self._live.__enter__()
+      self._live = rich.live.Live(self.table(), auto_refresh=False, transient=True)
+      self._live.start()
     return self
 
   def __exit__(self, *error):
-    if self._live:
+    self._close()
+
+  def _close(self):
+    live, self._live = self._live, None
+    if live:
       with contextlib.suppress(OSError):  # the terminal may be closed
-        self._live.__exit__(*error)
+        live.stop()
 
   def changed(self, trial: Trial) -> None:
     """Says what became of a trial."""
@@ -51,7 +55,10 @@ class Screen:
   def refresh(self) -> None:
     """Draws the table anew."""
     if self._live:
-      self._live.update(self.table())
+      try:
+        self._live.update(self.table(), refresh=True)
+      except OSError:  # the terminal was closed, which ends no sweep
+        self._close()
 
   def table(self) -> rich.table.Table:
     """A row for each trial, those that run first; the title counts them."""

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from vit_jax import runtime
 from vit_jax.runtime import say
@@ -28,10 +28,10 @@ def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retr
   Ctrl-C, SIGTERM or a closed terminal, after which the same call continues.
   """
   train = functools.partial(execution.train_command, study.file)
-  with runtime.locked(study.workdir), stoppable():
+  with runtime.locked(study.workdir), stoppable() as poll:
     record = Record(study, trials)
     record.restore(trials, retry)
-    execution.run(record, trials, groups, train)
+    execution.run(record, trials, groups, train, poll)
     if study.sweep.decide:
       order = results.ranked(settings(trials), study.sweep.decide)
       if not order:
@@ -40,7 +40,8 @@ def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retr
       record.best, record.last_runs = order[0], study.last_runs(order[0])
       record.restore(record.last_runs, retry)
       say(f"\nbest of {len(order)}: {text(record.best.changes)}")
-      execution.run(record, record.last_runs, groups, train if study.sweep.final else execution.evaluate_command)
+      last = train if study.sweep.final else execution.evaluate_command
+      execution.run(record, record.last_runs, groups, last, poll)
     record.close()
   if not any(trial.status == "done" for trial in trials):
     raise ConfigError("no trial is done; see the errors above, and --retry")
@@ -49,26 +50,29 @@ def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retr
 
 
 @contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-  """SIGTERM, Ctrl-C and a closed terminal end what is inside: trials save and stop, and `runtime.Stop` says so.
+def stoppable() -> Iterator[Callable[[], None]]:
+  """Inside, SIGTERM, Ctrl-C and a closed terminal are requests to stop: what is yielded then raises `runtime.Stop`.
 
   The first request counts; after it a Ctrl-C alone is heard, which ends it without waiting for the trials.
   """
   asked = []
 
-  def stop(number, _):
-    asked.append(number)
-    if len(asked) == 1 or number == signal.SIGINT:
+  def note(number, _):
+    # Raising here would be lost in the callbacks that Python itself makes, of a garbage collection for one.
+    if asked and number == signal.SIGINT:
       raise KeyboardInterrupt
+    asked.append(number)
+
+  def poll():
+    if asked:
+      code, message = STOPS[asked[0]]
+      raise runtime.Stop(code, f"{message}; the same command continues")
 
   before = {number: handler for number in STOPS if (handler := signal.getsignal(number)) != signal.SIG_IGN}
   for number in before:
-    signal.signal(number, stop)
+    signal.signal(number, note)
   try:
-    yield
-  except KeyboardInterrupt:
-    code, message = STOPS[asked[0]]
-    raise runtime.Stop(code, f"{message}; the same command continues") from None
+    yield poll
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)
