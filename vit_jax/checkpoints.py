@@ -1,6 +1,7 @@
 """Checkpoints by Orbax: saved asynchronously and atomically, verified when read, never deleted because unreadable."""
 
 import contextlib
+import errno
 import gc
 import hashlib
 import json
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from vit_jax import digests, disk, runtime, trees
+from vit_jax import digests, disk, paths, runtime, trees
 from vit_jax.schema import ConfigError
 
 Check = Callable[[dict], None]  # raises ValueError for what is said about a state and cannot be used
@@ -61,9 +62,9 @@ class Checkpoints:
     self._fingerprint = jax.jit(digests.fingerprint, out_shardings=replicated)
     if not read_only:
       self.directory.mkdir(parents=True, exist_ok=True)
-      self._descriptor = os.open(self.directory, os.O_RDONLY)
+      self._descriptor = disk.hold(self.directory)
     with self._writing():
-      self._manager = _Manager(self.directory.absolute(), options=options, item_names=("state", "about"))
+      self._manager = _Manager(paths.absolute(self.directory), options=options, item_names=("state", "about"))
 
   def steps(self) -> list[int]:
     """Steps that have a complete checkpoint, oldest first."""
@@ -156,7 +157,7 @@ class Checkpoints:
         self._manager.close()
     finally:
       if not self._read_only:
-        os.close(self._descriptor)
+        disk.release(self._descriptor)
 
   @contextlib.contextmanager
   def _writing(self):
@@ -167,10 +168,13 @@ class Checkpoints:
       if self._read_only or (number := disk.number(error)) is None:
         raise
       disk.check_there(self.directory, self._descriptor)
-      whole = max(_steps(self.directory.parent), default=None)
-      last = "there is none before it" if whole is None else f"the last whole one is step {whole}"
-      text = f"a checkpoint could not be saved: {os.strerror(number)}; {last}"
-      raise OSError(number, text, str(self.directory)) from error
+      try:
+        steps = _steps(self.directory.parent)
+        last = f"the last whole one is step {steps[-1]}" if steps else "there is none before it"
+      except OSError:  # the bucket's own, again
+        last = "the last whole one stays as it is"
+      said = f"a checkpoint could not be saved: {os.strerror(number)}; {last}"
+      raise OSError(number, said, str(self.directory)) from error
 
 
 def _attempt(read, nothing=None):
@@ -181,6 +185,8 @@ def _attempt(read, nothing=None):
   except ConfigError:
     raise
   except Exception as error:  # Orbax raises plain Exception too, and any of them means the same here
+    if (number := disk.of_bucket(error)) not in (None, errno.ENOENT):  # which says nothing of the checkpoint
+      raise OSError(number, f"a checkpoint cannot be read: {' '.join(str(error).split())[:200]}", "gs://") from error
     sys.unraisablehook = disk.unraisable
     text, _, _ = str(error).partition(" See full TensorStore details")
     return nothing, f"{type(error).__name__}: {' '.join(text.split())[:200]}"
@@ -230,8 +236,13 @@ def about(workdir: pathlib.Path, check: Check = lambda about: None) -> dict | No
 
 
 def _steps(workdir):
-  """Steps that a workdir has, oldest first."""
-  return sorted(int(path.name) for path in (workdir / "checkpoints").glob("[0-9]*") if path.name.isdecimal())
+  """Steps that a workdir has whole, oldest first."""
+  # In a bucket no folder takes another name at the end: a whole one has an object that says so.
+  whole = ocp.utils.is_checkpoint_finalized if paths.in_bucket(workdir) else pathlib.Path.exists
+  with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    folders = [path for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal()]
+    return sorted(int(path.name) for path in folders if whole(path))
+  return []
 
 
 def exist(workdir: pathlib.Path) -> bool:
@@ -267,9 +278,9 @@ def same(arrays: dict[str, np.ndarray], path: str | None) -> dict[str, np.ndarra
 
 def damage(workdir: str) -> str:
   """Why the newest state of a workdir cannot be read, as the end of a sentence; "" where it can, or is none."""
-  if not (steps := _steps(pathlib.Path(workdir))):
+  if not (steps := _steps(paths.path(workdir))):
     return ""
-  folder = pathlib.Path(workdir, "checkpoints", str(steps[-1]))
+  folder = paths.path(workdir) / "checkpoints" / str(steps[-1])
   _, problem = _attempt(lambda: _read_part(folder, ""))
   return f" ({folder} cannot be read: {problem})" if problem else ""
 

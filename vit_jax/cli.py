@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from vit_jax import disk, flags, runtime
+from vit_jax import disk, flags, paths, runtime
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, nearest
 
@@ -51,6 +51,14 @@ class Parser(argparse.ArgumentParser):
     raise ConfigError(message.removeprefix("argument "))
 
 
+def path(text: str) -> pathlib.Path:
+  """A path on a disk, or gs:// in a bucket; as a `type` of argparse."""
+  try:
+    return paths.path(text)
+  except ConfigError as error:
+    raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def directory(text: str) -> pathlib.Path:
   """The path of a --workdir; as a `type` of argparse."""
   if not text.strip():
@@ -61,7 +69,7 @@ def directory(text: str) -> pathlib.Path:
     raise argparse.ArgumentTypeError(
       f"{text!a} is no Unicode, which checkpoints cannot be written to; name another"
     ) from None
-  return pathlib.Path(text)
+  return path(text)
 
 
 def table(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None = None) -> None:

@@ -9,7 +9,7 @@ import pathlib
 import time
 from collections.abc import Iterator
 
-from vit_jax import disk, files
+from vit_jax import disk, files, paths
 
 # Phases of an attempt, with the names that ml-goodput-measurement's BadputType has for all but the steps. One that it
 # has no name for, evaluation, is among its custom events.
@@ -26,13 +26,14 @@ PHASES = {
 LOST, BETWEEN = "wasted_progress_from_disruption", "infrastructure_recovery_from_disruption"
 TRAINING = ("compile", "step", "data", "evaluation", "save")  # of `train_seconds`
 KEPT = 50  # attempts in the file; older ones are summed up
+PAUSE = 10.0  # seconds between two writes to a bucket, which takes one a second
 
 
 class Clock:
   """Knows at every moment what an attempt at a run is doing, and adds up the seconds of each phase.
 
   What the attempts before this one took is in a file of the workdir, replaced at each line of the log and around each
-  phase that is not a step's. So a kill leaves an account that ends at most one line before.
+  phase that is not a step's. So a kill leaves an account that ends at most one line before, or in a bucket `PAUSE`.
   """
 
   def __init__(self, file: pathlib.Path | None = None, began: float | None = None):
@@ -42,12 +43,13 @@ class Clock:
     self._older, self._attempts = _read(file) if file else _nothing()
     if file:
       file.parent.mkdir(parents=True, exist_ok=True)
-      self._folder = os.open(file.parent, os.O_RDONLY)
+      self._folder = disk.hold(file.parent)
     ended = max((each["began"] + sum(each["seconds"].values()) for each in self._attempts[-1:]), default=self._began)
     self._waited = max(0.0, self._began - ended)
     self._seconds = dict.fromkeys(PHASES, 0.0)
     self._seconds["start"] = now - self._began
     self._phase, self._since = "start", time.perf_counter()
+    self._written = -math.inf
     self.images, self.seconds = 0, 0.0  # of steady steps
     self._carried = self._lost = 0.0  # seconds of steps: in the state that the attempt goes on from; done in vain
     self._train_seconds, self._stopped = 0.0, None
@@ -146,9 +148,13 @@ class Clock:
     number = self._older["attempts"] + len(self._attempts) + 1
     return {"goodput": share, "attempts": number, **seconds, BETWEEN: sum(each["waited"] for each in attempts)}
 
-  def write(self) -> None:
-    """Replaces the file. FileNotFoundError if its folder is gone, or another is in its place."""
-    if self._file:
+  def write(self, pause: float = PAUSE) -> None:
+    """Replaces the file; in a bucket once in `pause` seconds, and not with every line of the log.
+
+    FileNotFoundError if its folder is gone, or another is in its place.
+    """
+    if self._file and not (paths.in_bucket(self._file) and time.perf_counter() - self._written < pause):
+      self._written = time.perf_counter()
       disk.check_there(self._file.parent, self._folder)
       older, attempts = _folded(self._older, [*self._attempts, self._attempt()])
       files.write_text(self._file, json.dumps({"older": older, "attempts": attempts}) + "\n")
@@ -156,9 +162,9 @@ class Clock:
   def close(self) -> None:
     """Writes where that is possible: what ended the run, if anything did, says so itself."""
     with contextlib.suppress(OSError):
-      self.write()
+      self.write(pause=0.0)
     if self._file:
-      os.close(self._folder)
+      disk.release(self._folder)
 
   def _attempt(self):
     return {"began": self._began, "waited": self._waited, "seconds": self._now()}
@@ -190,10 +196,11 @@ def _nothing():
 
 def _read(file):
   """(the sum of older attempts, those that are kept) of a file; a new account where there is none that can be used."""
-  if not file.exists():
+  text = files.content(file)
+  if text is None:
     return _nothing()
   try:
-    account = json.loads(file.read_text())
+    account = json.loads(text)
     older = {"attempts": int(account["older"]["attempts"])} | _times(account["older"], "waited")
     attempts = [_times(each, "began", "waited") for each in account["attempts"]]
     return _folded(older, attempts)

@@ -15,7 +15,7 @@ import pathlib
 
 import numpy as np
 
-from vit_jax import checkpoints, cli, files, importers, models
+from vit_jax import checkpoints, cli, files, importers, models, paths
 from vit_jax.importers import containers, layout
 from vit_jax.schema import ConfigError
 
@@ -26,7 +26,7 @@ PREFERRED = {".npz": ("vit_jax", "big_vision", "compact", "timm"), ".safetensors
 def main() -> None:
   """Reads flags; converts or inspects."""
   parser = cli.Parser("convert", __doc__)
-  parser.add_argument("paths", nargs="+", metavar="PATH", type=pathlib.Path, help="IN and OUT, or FILE")
+  parser.add_argument("paths", nargs="+", metavar="PATH", type=cli.path, help="IN and OUT, or FILE")
   parser.add_argument("--inspect", action="store_true", help="say what a file holds, and the config that selects it")
   parser.add_argument("--layout", help="names and shapes of OUT: vit_jax, big_vision, bit, timm, hf, compact")
   parser.add_argument("--ema", action="store_true", help="take the moving average of a workdir")
@@ -64,7 +64,7 @@ def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints:
     raise ConfigError(f"--layout={name}: a directory holds a checkpoint of ours, which has no layout; name a file")
   if target.exists() and (target.is_file() or any(target.iterdir())):
     raise ConfigError(f"{target} is there already; name another, or remove it")
-  if not target.absolute().parent.is_dir():
+  if not paths.in_bucket(target) and not target.absolute().parent.is_dir():
     raise ConfigError(f"{target}: there is no directory {target.absolute().parent}")
   description, arrays = importers.load(source, hints, ema)
   about = description.to_json()

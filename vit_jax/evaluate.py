@@ -37,9 +37,7 @@ def main() -> None:
   parser.add_argument("--weights", help="a file of weights or a workdir; needs --config")
   parser.add_argument("--config", help=cli.CONFIG)
   parser.add_argument("--split", help="train, val, test, or a split of the dataset such as train[:10%%]")
-  parser.add_argument(
-    "--write-predictions", type=pathlib.Path, metavar="FILE", help="a row for each image: .csv or .npz"
-  )
+  parser.add_argument("--write-predictions", type=cli.path, metavar="FILE", help="a row for each image: .csv or .npz")
   parser.add_argument("--logits", action="store_true", help="logits of all classes in that file")
   parser.add_argument("--report", type=cli.directory, metavar="DIR", help="figures.json, confusion.png and .csv")
   arguments = parser.parse()

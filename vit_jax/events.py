@@ -1,6 +1,7 @@
 """TensorBoard's event files: scalars, written without TensorFlow, whose import takes longer than many a run's start."""
 
 import contextlib
+import io
 import logging
 import os
 import pathlib
@@ -12,6 +13,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from vit_jax import files
+
 
 class EventFile:
   """A new event file in a folder: a resource with a close. What goes wrong with it is one warning, and no error."""
@@ -22,20 +25,26 @@ class EventFile:
     with self._attempt():
       folder.mkdir(parents=True, exist_ok=True)
       name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
-      self._file = open(folder / name, "wb")
-      self._records = RecordWriter(self._file)
+      self._file = files.appended(folder / name)
       self._write(file_version="brain.Event:2")
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
-    """Adds one point to the curve of each scalar; a reader sees it at once."""
+    """Adds one point to the curve of each scalar; a reader sees it at once, in a bucket a little later."""
     if self._file:
       values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in scalars.items()]
       with self._attempt():
         self._write(step=step, summary=Summary(value=values))
 
   def _write(self, **fields):
-    self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
-    self._file.flush()
+    record = io.BytesIO()
+    RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
+    self._file.add(record.getvalue())
+
+  def flush(self) -> None:
+    """Brings all points into the bucket, if it is one."""
+    if self._file:
+      with self._attempt():
+        self._file.flush()
 
   @contextlib.contextmanager
   def _attempt(self) -> Iterator[None]:

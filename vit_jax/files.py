@@ -1,14 +1,19 @@
-"""Files: replaced whole or not at all, read as JSON within bounds, written as CSV, cached."""
+"""Files: replaced whole or not at all, added to, read as JSON within bounds, written as CSV, cached."""
 
 import contextlib
 import csv
+import hashlib
+import itertools
 import json
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from vit_jax import disk
+from vit_jax import disk, paths
 from vit_jax.schema import ConfigError
 
 JSON_BYTES, JSON_DEPTH = 2**24, 64  # more than any JSON of ours has, or of the codes whose weights are read
@@ -16,10 +21,16 @@ JSON_BYTES, JSON_DEPTH = 2**24, 64  # more than any JSON of ours has, or of the 
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """A path beside `path` to write to, which takes its place at the end.
+  """A path on a disk to write to, which takes the place of `path` at the end; of one in a bucket, a copy does.
 
   A reader, or a restart after a kill, sees the old file or the new one, never a part; what raises leaves the old one.
   """
+  if paths.in_bucket(path):
+    with tempfile.TemporaryDirectory(prefix="vit_jax_") as folder:
+      partial = pathlib.Path(folder, path.name)
+      yield partial
+      copy(partial, path)
+    return
   partial = path.with_name(f".{path.name}.partial")
   with disk.writing(path):
     try:
@@ -34,8 +45,46 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def write_text(path: pathlib.Path, text: str) -> None:
   """Replaces a file by the text, see `replacing`."""
+  if paths.in_bucket(path):  # in one request
+    with disk.writing(path):
+      path.write_bytes(text.encode())
+    return
   with replacing(path) as partial:
     partial.write_text(text)
+
+
+def copy(source: pathlib.Path, target: pathlib.Path) -> None:
+  """Copies a file or a folder into a bucket; an object appears there whole or not at all."""
+  if source.is_dir():
+    for each in sorted(source.iterdir()):
+      copy(each, target / each.name)
+    return
+  from vit_jax import buckets  # gcsfs, if it is there, takes a second
+
+  with disk.writing(target):
+    buckets.FileSystem().put_file(str(source), str(target))
+
+
+def local(path: pathlib.Path, beside: Sequence[str] = ()) -> pathlib.Path:
+  """The file itself, or of an object in a bucket a copy on this machine's disk, for libraries that read nothing else.
+
+  The copy is kept in the cache under bucket, name, size and time of change; with it come the objects of its folder that
+  are called as `beside` says.
+  """
+  if not paths.in_bucket(path):
+    return path
+  there = [path, *(other for name in beside if (other := path.with_name(name)).exists())]
+  about = [(str(each), (stat := each.stat()).length, stat.mtime) for each in there]
+  folder = pathlib.Path(cache("objects"), hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16])
+  if paths.in_bucket(folder):
+    raise ConfigError(f"XDG_CACHE_HOME: {path} needs a copy on a disk; name a local folder")
+  for source in there:
+    target = folder / source.name
+    if not target.exists():
+      folder.mkdir(parents=True, exist_ok=True)
+      with source.open("rb") as content, replacing(target) as partial, partial.open("wb") as file:
+        shutil.copyfileobj(content, file, 2**22)
+  return folder / path.name
 
 
 def parse_json(data: bytes):
@@ -53,19 +102,116 @@ def parse_json(data: bytes):
 
 
 def read_json(path: pathlib.Path) -> dict | None:
-  """The JSON object in a file; None where there is no such file, or an empty object."""
+  """The JSON object in a file; None where there is no such file, or an empty object. OSError for a bucket's trouble."""
+  try:
+    data = content(path) if paths.in_bucket(path) else _read(path)
+    values = {} if data is None else parse_json(data)
+  except ValueError as error:
+    raise ConfigError(f"{path} cannot be read as JSON ({error}); mend or remove it") from error
+  if not isinstance(values, dict):
+    raise ConfigError(f"{path} holds no JSON object; mend or remove it")
+  return values or None
+
+
+def _read(path):
+  """The beginning of a file of a disk, None where there is none; ValueError where it cannot be read."""
   try:
     if not path.exists():
       return None
     if not path.is_file():
       raise ValueError("it is no file")
     with path.open("rb") as file:
-      values = parse_json(file.read(JSON_BYTES + 1))
-  except (ValueError, OSError) as error:
-    raise ConfigError(f"{path} cannot be read as JSON ({error}); mend or remove it") from error
-  if not isinstance(values, dict):
-    raise ConfigError(f"{path} holds no JSON object; mend or remove it")
-  return values or None
+      return file.read(JSON_BYTES + 1)
+  except OSError as error:
+    raise ValueError(str(error)) from error
+
+
+def content(path: pathlib.Path) -> bytes | None:
+  """What a file holds; None where there is none."""
+  try:
+    return path.read_bytes()
+  except FileNotFoundError:
+    return None
+
+
+class Lines:
+  """A file of a disk to which bytes are added: a resource. A reader sees at once what was added."""
+
+  def __init__(self, path: pathlib.Path):
+    self._path, self._file = path, open(path, "ab", buffering=0)
+
+  def add(self, data: bytes) -> None:
+    """OSError, with the name of the file, for what cannot be written, or where the file is gone."""
+    with disk.writing(self._path):
+      disk.check_there(self._path, self._file.fileno())
+      while data:  # of a full disk the first write takes a part
+        data = data[self._file.write(data) :]
+
+  def flush(self) -> None:
+    """Nothing is kept back."""
+
+  def close(self) -> None:
+    """Ends the file."""
+    with disk.writing(self._path):
+      self._file.close()
+
+
+class Chunks:
+  """The same for a bucket, whose objects cannot grow: the last one is written anew, `path`, `path`.0001 and so on.
+
+  What is added is in the bucket after `flush`; by itself that is done at most every `PAUSE` seconds, so that what it
+  costs has a bound, however long the run is: 100 kB a second, 0.1 requests a second.
+  """
+
+  SIZE, PAUSE = 2**20, 10.0  # bytes of an object; seconds, and a bucket takes one write a second of an object
+
+  def __init__(self, path: pathlib.Path):
+    self._path, self._content, self._new = path, bytearray(), False
+    self._number = next(number for number in itertools.count() if not self._object(number + 1).exists())
+    self._content += content(self._object(self._number)) or b""
+    self._written = time.monotonic()
+
+  def _object(self, number):
+    return self._path.with_name(f"{self._path.name}.{number:04d}") if number else self._path
+
+  def keep(self, chosen: Callable[[bytes], bytes]) -> None:
+    """Keeps of each object what `chosen` says, from the last one back to the first of which something is kept."""
+    while True:
+      kept = chosen(bytes(self._content))
+      if kept != self._content:
+        self._content, self._new = bytearray(kept), True
+      if kept or not self._number:
+        return self.flush()
+      self._object(self._number).unlink(missing_ok=True)
+      self._number -= 1
+      self._content, self._new = bytearray(content(self._object(self._number)) or b""), False
+
+  def add(self, data: bytes) -> None:
+    """OSError where the bucket fails, or has failed for longer than `buckets.patience`."""
+    if len(self._content) >= self.SIZE:
+      self.flush()
+      self._number, self._content = self._number + 1, bytearray()
+    self._content += data
+    self._new = True
+    if time.monotonic() - self._written >= self.PAUSE:
+      self.flush()
+
+  def flush(self) -> None:
+    """Brings what was added into the bucket."""
+    if self._new:
+      path = self._object(self._number)
+      with disk.writing(path):
+        path.write_bytes(bytes(self._content))
+      self._new, self._written = False, time.monotonic()
+
+  def close(self) -> None:
+    """Ends with a flush."""
+    self.flush()
+
+
+def appended(path: pathlib.Path) -> Lines | Chunks:
+  """A file to add to, on a disk or in a bucket."""
+  return Chunks(path) if paths.in_bucket(path) else Lines(path)
 
 
 def write_csv(path: pathlib.Path, rows: Iterable[Sequence]) -> None:
@@ -87,7 +233,7 @@ def csv_name(name: str) -> str:
 
 def cache(kind: str) -> pathlib.Path:
   """Where things are kept that can be computed again: $XDG_CACHE_HOME/vit_jax, else ~/.cache/vit_jax."""
-  folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+  folder = paths.path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
   return folder / "vit_jax" / kind
 
 
@@ -97,5 +243,5 @@ def check_path(path: pathlib.Path, suffixes: Sequence[str] = (".csv", ".npz")) -
     raise ConfigError(f"{path}: {path.suffix or 'no suffix'} is not a format; end the name in {' or '.join(suffixes)}")
   if path.is_dir():
     raise ConfigError(f"{path} is a folder; name a file")
-  if not path.parent.is_dir():
+  if not paths.in_bucket(path) and not path.parent.is_dir():
     raise ConfigError(f"{path}: there is no folder {path.parent}; make it, or name a file in one that exists")

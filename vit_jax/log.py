@@ -118,6 +118,10 @@ class Log:
     shown = [name for name in figures if name.endswith(("top1", "loss", "shot"))]
     say(f"{step:>7}  evaluated: " + "  ".join(f"{name} {figures[name]:.4f}" for name in shown))
 
+  def flush(self) -> None:
+    """Brings what was written where a restart finds it."""
+    self._writer.flush()
+
   def close(self) -> None:
     """Ends the files."""
     self._writer.close()

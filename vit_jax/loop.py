@@ -245,6 +245,7 @@ def save(run: Run, step: int, state: steps.State) -> None:
   run.log.write_due(step)
   with run.log.phase("save", step):
     if step not in run.store.steps():
+      run.log.flush()
       run.store.save(step, state, description(run.parts, run.frozen_digests, step) | run.log.progress(step))
 
 

@@ -10,9 +10,8 @@ import argparse
 import dataclasses
 import functools
 import json
-import pathlib
 
-from vit_jax import build, cli, config, files, flags, hardware
+from vit_jax import build, cli, config, files, flags, hardware, paths
 from vit_jax.planning import estimate, search, tables
 from vit_jax.schema import ConfigError
 
@@ -40,12 +39,12 @@ def parse() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
   parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument("--topology", required=True, help="slices, with commas between: v3-32, v3:4x4, 2xv5e-256")
   parser.add_argument("--search", action="store_true", help="try meshes, rematerialisation, scan and micro-batches")
-  parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the figures there too")
+  parser.add_argument("--json", type=cli.path, metavar="FILE", help="write the figures there too")
   parser.add_argument("--price", type=float, metavar="PRICE", help="of a chip for an hour, in any currency")
   args = parser.parse()
   if args.price is not None and not args.price > 0:
     raise ConfigError(f"--price: {args.price} is not a price; write what a chip costs for an hour, as 1.2")
-  if args.json and not args.json.absolute().parent.is_dir():
+  if args.json and not paths.in_bucket(args.json) and not args.json.absolute().parent.is_dir():
     raise ConfigError(f"--json: there is no folder {args.json.absolute().parent}; make it first")
   try:
     slices = [hardware.topology(name) for name in args.topology.split(",")]

@@ -38,7 +38,7 @@ def main() -> None:
     with watch.phase("restore"):
       has_state = runtime.gather(json.dumps(checkpoints.exist(workdir)), "workdir")[0] == "true"
       weights = None if has_state else loop.starting_weights(parts)
-    with runtime.claim(workdir):
+    with runtime.claim(workdir, watch.leave):
       say(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, as it stands")
       for line in changes:
         say(f"  {line}")

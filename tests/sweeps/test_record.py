@@ -112,3 +112,17 @@ def test_a_record_of_other_types_is_said(tmp_path, kind, odd):
   (tmp_path / "sweep.json").write_text(json.dumps({kind: odd}))
   with pytest.raises(ConfigError, match=rf"sweep\.json: '{kind}' is not what a sweep writes"):
     record_of(tmp_path, [])
+
+
+@pytest.mark.heavy
+def test_a_record_in_a_bucket_is_recalled_and_gets_the_output_of_trials(bucket):
+  listed = trials(bucket / "trials")
+  record = record_of(bucket, listed)
+  log = record.log(listed[0])
+  log.parent.mkdir(parents=True, exist_ok=True)
+  log.write_text("said")
+  record.keep_log(listed[0])
+  record.close()
+  assert (bucket / f"logs/{log.name}").read_text() == "said"
+  assert {path.name for path in bucket.iterdir()} == {"logs", "sweep.json", "sweep.md", "sweep.png"}
+  assert [trial.status for trial in restored(bucket, listed)] == [trial.status for trial in listed]

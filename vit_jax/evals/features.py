@@ -71,7 +71,7 @@ def cache_file(identity: str, data: Choice, source: sources.Source) -> pathlib.P
 def _read(file):
   """Record numbers and features in the cache; none where there is no file, or none that can be read."""
   try:
-    with np.load(file, allow_pickle=False) as arrays:
+    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
       position, features = arrays["position"], arrays["features"]
     if features.ndim == 2 and position.shape == features.shape[:1] and np.isfinite(features).all():
       return position, features

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import checkpoints, schema
+from vit_jax import checkpoints, paths, schema
 from vit_jax.importers import containers, hub, layout, surgery
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.models import Description
@@ -92,7 +92,7 @@ def load(
 
   `ema` takes the moving average that a workdir may hold beside the parameters.
   """
-  return _load(pathlib.Path(path), hints, ema)[:2]
+  return _load(paths.path(path), hints, ema)[:2]
 
 
 def _load(path, hints, ema):
@@ -117,7 +117,7 @@ def frozen(
 
   Of a file only names and shapes are read before that.
   """
-  have = load(path, ema=ema)[0] if is_workdir(pathlib.Path(path)) else inspect(path).description
+  have = load(path, ema=ema)[0] if is_workdir(paths.path(path)) else inspect(path).description
   want = have.replaced(image_size=image_size).bound()
   if "dtype" in want.model.args:
     want = want.replaced(model=Choice(want.model.name, {**want.model.args, "dtype": dtype}))
@@ -144,7 +144,7 @@ def fitted(
   hints = {} if isinstance(want.image_size, int) else {"image_size": want.image_size}
   if query := shapes.get("blocks/0/attention/query/kernel"):
     hints |= {"width": query[0], "heads": query[1]}
-  have, arrays, known = _load(pathlib.Path(path), hints, ema)
+  have, arrays, known = _load(paths.path(path), hints, ema)
   try:
     fitting, notes = surgery.fit(arrays, have, want, head)
     return fitting, [*notes, *known]
@@ -154,7 +154,7 @@ def fitted(
 
 def inspect(path: str | pathlib.Path, hints: Mapping[str, Any] | None = None) -> Recognised:
   """As `recognise`, of a file; its tensors are not read yet."""
-  tensors, beside = containers.read(pathlib.Path(path))
+  tensors, beside = containers.read(paths.path(path))
   try:
     return recognise(tensors, beside | dict(hints or {}))
   except ConfigError as error:

@@ -23,7 +23,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vit_jax import files
+from vit_jax import files, paths
 from vit_jax.importers import hub
 from vit_jax.importers.layout import Tensor, Tensors
 from vit_jax.schema import ConfigError, show
@@ -47,12 +47,23 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
   with reading(path):
     path = path / "model.safetensors" if path.is_dir() else path
     there = path.is_file()
+  if not there and paths.in_bucket(path):
+    raise ConfigError(f"no object {str(path)!r} in the bucket")
   if not there:
     near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*") if p.is_file()], n=1)
     raise ConfigError(f"no file {str(path)!r}." + (f" Did you mean {str(path.parent / near[0])!r}?" if near else ""))
   suffix = path.suffix.lower()
   if suffix not in READ:
     raise ConfigError(f"{path}: cannot read {path.suffix or 'a file without ending'!r}; allowed: {', '.join(READ)}")
+  local = files.local(path, hub.BESIDE)
+  try:
+    return _read(local, suffix)
+  except ConfigError as error:
+    raise ConfigError(str(error).replace(str(local), str(path))) from error
+
+
+def _read(path, suffix):
+  """What `read` gives, of a file on a disk."""
   with reading(path):
     match suffix:
       case ".npz":

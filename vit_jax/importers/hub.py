@@ -38,6 +38,7 @@ _SHOWN = {
   *("dynamic_img_size", "dynamic_img_pad", "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate"),
   *("attn_drop_rate", "drop_path_rate"),
 }
+BESIDE = ("config.json", "preprocessor_config.json")  # names of these files
 _NORMALISED = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # unless a config says otherwise
 
 
@@ -48,7 +49,7 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
   """
   if weights.suffix.lower() == ".npz":
     return {"name": weights.name}
-  file, prepared = weights.with_name("config.json"), weights.with_name("preprocessor_config.json")
+  file, prepared = map(weights.with_name, BESIDE)
   config, preparation = files.read_json(file) or {}, files.read_json(prepared) or {}
   with _in(file):
     said = _transformers(config) | _timm(_mapping(config, "model_args"))

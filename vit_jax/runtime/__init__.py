@@ -19,12 +19,13 @@ from vit_jax.runtime.exits import (
   EXIT_PEER,
   EXIT_PREEMPTED,
   EXITS,
+  IN_USE,
   Stop,
   ending,
 )
 from vit_jax.runtime.processes import check_devices, start
 from vit_jax.runtime.watch import Preempted, Watch
-from vit_jax.runtime.workdirs import IN_USE, claim, holder, locked
+from vit_jax.runtime.workdirs import claim, holder, locked
 
 __all__ = [
   "EXITS",

@@ -39,6 +39,8 @@ EXITS = {
 # Ends that hold for all processes: those that are told of one end alike. Of others they know that a peer died.
 SHARED = (EXIT_CONFIG, EXIT_PREEMPTED, EXIT_NOT_FINITE, EXIT_MISSING)
 
+IN_USE = "is in use by process"  # in the error of a workdir that another process holds
+
 # How XLA's collectives and the coordinator say that a process is gone.
 _GONE = ("Gloo", "closed by peer", "reset by peer", "coordination service", "remote process exited", "heartbeat")
 

@@ -89,10 +89,10 @@ class Watch:
     self._reported = True
     code, message = exits.ending(error, alone=False)
     if code == exits.EXIT_PEER:
-      self._leave(*(self._peers.reason(ACT) or (code, message)))
+      self.leave(*(self._peers.reason(ACT) or (code, message)))
     if code == exits.EXIT_BUG:
       exits.tell("".join(traceback.format_exception(error)))
-      self._leave(code, "this is a bug; the same command continues from the last checkpoint")
+      self.leave(code, "this is a bug; the same command continues from the last checkpoint")
     self._peers.end(code, message)
     # Closing may have to wait for the others, which are leaving.
     self._stopping, self._asked, self._request = True, time.monotonic(), (code, message)
@@ -184,7 +184,7 @@ class Watch:
     if self._asked is None and self._peers.asked:
       self._asked = now
     if end := self._peers.lost():
-      self._leave(*end)
+      self.leave(*end)
 
   def _check_stop(self, now):
     """Ends a program that cannot act on a request to stop."""
@@ -192,16 +192,16 @@ class Watch:
       return
     waited, (code, message) = now - self._asked, self._request or self._peers.asked
     if self._interrupts > 1:
-      self._leave(code, f"{message} twice; the same command continues from the last checkpoint")
+      self.leave(code, f"{message} twice; the same command continues from the last checkpoint")
     if self._stopping:
       if waited > self.limits.stop:
-        self._leave(code, f"{message}; the save was not done after {waited:.0f} s (config.limits.stop) and is left "
+        self.leave(code, f"{message}; the save was not done after {waited:.0f} s (config.limits.stop) and is left "
                           "out: the same command continues from the checkpoint before")  # fmt: skip
     elif self._phase in BEFORE_STEPS:
       doing = {"start": "started", "compile": "was compiled", "restore": "was restored"}[self._phase]
-      self._leave(code, f"{message} while it {doing}; nothing is lost, the same command continues")
+      self.leave(code, f"{message} while it {doing}; nothing is lost, the same command continues")
     elif waited > (self.limits.stop if self._phase == "save" else max(ACT - 1, 2 * self._pace(self._phase))):
-      self._leave(code, f"{message} during {self._phase}, which did not end; the same command continues from the last "
+      self.leave(code, f"{message} during {self._phase}, which did not end; the same command continues from the last "
                         "checkpoint")  # fmt: skip
 
   def _check_limit(self, now):
@@ -215,15 +215,15 @@ class Watch:
     whom = [self._detail(), exchange.missing(), self._peers.behind(self._polls) if self._peers else ""]
     details = "".join(f"; {text}" for text in whom if text)
     what = f"nothing happened for {round(limit, 1):g} s in {self._phase} (config.limits.{key})"
-    self._leave(exits.EXIT_HANG, f"{what}{details}; "
+    self.leave(exits.EXIT_HANG, f"{what}{details}; "
                                  "the stacks of all threads are above; the same command continues")  # fmt: skip
 
   def _pace(self, phase):
     """Median seconds between polls."""
     return statistics.median(tuple(self._durations[{"data": "step"}.get(phase, phase)]) or (0.0,))
 
-  def _leave(self, code, message):
-    """Ends the program, whatever the main thread is doing."""
+  def leave(self, code: int, message: str) -> None:
+    """Ends the program, whatever the main thread is doing; from any thread."""
     try:
       where = f"process {exchange.process()}: " if self._peers else ""
       exits.tell(f"{where}{message}\n")

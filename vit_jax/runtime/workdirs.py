@@ -1,25 +1,43 @@
-"""Who holds a workdir: one run at a time, and the lock dies with its process, however it dies."""
+"""Who holds a workdir: one run at a time, by a lock that dies with its process, or in a bucket by a lease."""
 
 import contextlib
 import fcntl
 import os
 import pathlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from vit_jax import disk
-from vit_jax.runtime import exchange
+from vit_jax import disk, paths
+from vit_jax.runtime import exchange, exits
 from vit_jax.schema import ConfigError
 
-IN_USE = "is in use by process"  # in the error of a workdir that another process holds
+
+def _exit(code, message):
+  """Ends a program of one process."""
+  exits.tell(f"{message}\n")
+  os._exit(code)
 
 
 @contextlib.contextmanager
-def claim(workdir: pathlib.Path) -> Iterator[None]:
-  """Holds the workdir for this run; a second one is refused. The lock dies with the process, however it dies."""
+def claim(workdir: pathlib.Path, leave: Callable[[int, str], None] = _exit) -> Iterator[None]:
+  """Holds the workdir for this run; a second one is refused.
+
+  The lock dies with the process, however it dies; a lease in a bucket is free after `leases.duration`. A lease that is
+  lost, as the bucket is, ends the program by `leave`, with an exit code and a message.
+  """
   if exchange.process() != 0:
     exchange.agree(None)
     yield
+    return
+  if paths.in_bucket(workdir):
+    lease, problem = None, None
+    try:
+      lease = leases().Lease(workdir / "lock", leave)
+    except ConfigError as error:
+      problem = str(error)
+    exchange.agree(problem)
+    with contextlib.closing(lease):
+      yield
     return
   workdir.mkdir(parents=True, exist_ok=True)
   with _opened(workdir / "lock") as file:
@@ -30,6 +48,10 @@ def claim(workdir: pathlib.Path) -> Iterator[None]:
 @contextlib.contextmanager
 def locked(workdir: pathlib.Path) -> Iterator[None]:
   """As `claim`, for a program of one process that touches no device; ConfigError if another holds the workdir."""
+  if paths.in_bucket(workdir):
+    with contextlib.closing(leases().Lease(workdir / "lock", _exit)):
+      yield
+    return
   workdir.mkdir(parents=True, exist_ok=True)
   with _opened(workdir / "lock") as file:
     if problem := _lock(file, workdir):
@@ -39,6 +61,8 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
 
 def holder(workdir: pathlib.Path) -> str | None:
   """The process that holds a workdir now, in words; None if it is free."""
+  if paths.in_bucket(workdir):
+    return leases().holder(workdir / "lock")
   try:
     with open(workdir / "lock", "r+") as file:
       fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -47,6 +71,13 @@ def holder(workdir: pathlib.Path) -> str | None:
   except BlockingIOError:
     return (workdir / "lock").read_text().strip() or "unknown"
   return None
+
+
+def leases():
+  """The module, which needs gcsfs."""
+  from vit_jax.runtime import leases
+
+  return leases
 
 
 def _opened(path):
@@ -63,7 +94,7 @@ def _lock(file, workdir):
   except BlockingIOError:
     file.seek(0)
     holder = file.read().strip() or "unknown"
-    return f"{workdir} {IN_USE} {holder}; wait for it, stop it, or take another --workdir"
+    return f"{workdir} {exits.IN_USE} {holder}; wait for it, stop it, or take another --workdir"
   with disk.writing(workdir / "lock"):
     file.truncate(0)
     os.write(file.fileno(), f"{os.getpid()} on {socket.gethostname()}\n".encode())  # nothing is left for the close

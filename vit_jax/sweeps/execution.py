@@ -57,6 +57,7 @@ def run(
       poll()
       for name, code in processes.finished().items():
         settle(by_name[name], code, record.log(by_name[name]))
+        record.keep_log(by_name[name])
         record.write()
         screen.changed(by_name[name])
       waiting = [trial for trial in trials if trial.status == "waiting"]

@@ -1,10 +1,12 @@
 """What a sweep leaves in its workdir: sweep.json after each change; at its end sweep.md and sweep.png."""
 
+import hashlib
 import json
 import pathlib
+import tempfile
 from collections.abc import Sequence
 
-from vit_jax import files
+from vit_jax import files, paths
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, plain
 from vit_jax.sweeps import results
@@ -41,8 +43,18 @@ class Record:
       )
 
   def log(self, trial: Trial) -> pathlib.Path:
-    """Where a trial's output goes."""
-    return self.study.workdir / "logs" / f"{trial.workdir.parent.name}-{trial.name}.log"
+    """Where a trial's output goes, on a disk: a bucket gets it at the trial's end, by `keep_log`."""
+    workdir = self.study.workdir
+    if paths.in_bucket(workdir):
+      mark = hashlib.sha256(str(workdir).encode()).hexdigest()[:12]
+      workdir = pathlib.Path(tempfile.gettempdir(), f"vit_jax_sweep_{mark}")
+    return workdir / "logs" / f"{trial.workdir.parent.name}-{trial.name}.log"
+
+  def keep_log(self, trial: Trial) -> None:
+    """Copies the output of a trial that has ended into the bucket, if the sweep is in one."""
+    log = self.log(trial)
+    if paths.in_bucket(self.study.workdir):
+      files.copy(log, self.study.workdir / "logs" / log.name)
 
   def restore(self, trials: list[Trial], retry: bool) -> None:
     """Takes over what earlier sessions recorded of the trials, by name.

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax import build, config, evals, flags, schema
+from vit_jax import build, config, evals, flags, paths, schema
 from vit_jax.config import Changes, Sweep
 from vit_jax.data import catalog, sources
 from vit_jax.schema import ConfigError
@@ -173,7 +173,7 @@ def check_data(trials: Sequence[Trial], decide: str | None) -> None:
 
 def _check_data(run, decide, open_split):
   weights = run.init.from_
-  if weights and "://" not in weights and not pathlib.Path(weights).exists():
+  if weights and not paths.path(weights).exists():
     raise ConfigError(f"config.init.from: no file {weights!r}")
   train = open_split(run.data, "train")
   split = _split_of(run.evals[decide.partition("/")[0]]) if decide else None

@@ -1,0 +1,108 @@
+"""The lease on a workdir in a bucket."""
+
+import contextlib
+import os
+import subprocess
+import time
+
+import pytest
+
+from vit_jax import runtime
+from vit_jax.runtime import leases
+from vit_jax.schema import ConfigError
+
+pytestmark = pytest.mark.heavy
+ELSEWHERE = {"holder": "7 on elsewhere", "token": "x", "process": "another boot 7 1"}
+
+
+@pytest.fixture
+def short(monkeypatch):
+  monkeypatch.setenv("VITJAX_LEASE", "3")
+
+
+@pytest.fixture
+def ends():
+  """(code, message) of a program that would have ended."""
+  return []
+
+
+def taken(bucket, ends):
+  return contextlib.closing(leases.Lease(bucket / "lock", lambda *end: ends.append(end)))
+
+
+def test_a_second_run_is_refused_while_the_first_one_lives(bucket, short, ends, capfd):
+  with taken(bucket, ends):
+    assert leases.holder(bucket / "lock").startswith(f"{os.getpid()} on ")
+    assert (bucket / "lock").read_text().startswith(f"{os.getpid()} on ")
+    with pytest.raises(ConfigError, match=rf"is in use by process {os.getpid()} on .*died is free after 3 s"):
+      leases.Lease(bucket / "lock", print)
+  assert "to be seen within 3 s" in capfd.readouterr().err
+  assert not (bucket / "lock").exists()
+  assert leases.holder(bucket / "lock") is None
+  assert not ends
+
+
+def test_a_lease_that_nobody_renews_is_free_after_its_duration(bucket, short, ends):
+  leases._Object(bucket / "lock").write(ELSEWHERE, "0")
+  assert leases.holder(bucket / "lock") == "7 on elsewhere"
+  began = time.monotonic()
+  with taken(bucket, ends):
+    assert 1.5 < time.monotonic() - began < 10
+    assert leases.holder(bucket / "lock") != "7 on elsewhere"
+
+
+def test_that_of_a_process_of_this_machine_that_has_ended_is_free_at_once(bucket, monkeypatch, ends):
+  process = subprocess.Popen(["sleep", "60"])
+  identity = leases._identity(process.pid)
+  leases._Object(bucket / "lock").write(ELSEWHERE | {"process": identity}, "0")
+  assert leases.holder(bucket / "lock") == "7 on elsewhere"
+  process.kill()
+  while leases._identity(process.pid):
+    time.sleep(0.01)  # it is not waited for: a zombie has ended too
+  assert leases.holder(bucket / "lock") is None
+  began = time.monotonic()
+  with taken(bucket, ends):
+    assert time.monotonic() - began < 5  # and not 60 s
+  process.wait()
+
+
+def test_who_has_lost_the_lease_ends_with_2_and_touches_it_no_more(bucket, short, ends):
+  with taken(bucket, ends) as lease:
+    leases._Object(bucket / "lock").write(ELSEWHERE, lease._generation)
+    lease._renewed()
+  ((code, message),) = ends
+  assert code == runtime.EXIT_CONFIG
+  assert f"{bucket} was taken over by process 7 on elsewhere" in message
+
+
+@pytest.mark.parametrize(("trouble", "says"), [({"refused": True}, "refuses"), ({"away": True}, "has not answered")])
+def test_a_bucket_that_is_gone_ends_the_run_from_the_thread_of_the_lease(
+  bucket_server, bucket, short, ends, monkeypatch, trouble, says
+):
+  monkeypatch.setenv("VITJAX_PATIENCE", "1")
+  with taken(bucket, ends):
+    with bucket_server.troubled(**trouble):
+      deadline = time.monotonic() + 20
+      while not ends and time.monotonic() < deadline:
+        time.sleep(0.05)
+    ((code, message),) = ends
+  assert code == runtime.EXIT_CONFIG
+  assert message.startswith("error: gs://bkt") and says in message and "the last whole checkpoint stays" in message
+
+
+def test_answers_that_are_lost_lose_no_lease(bucket_server, bucket, short, ends):
+  with bucket_server.troubled(busy=0.3, resets=0.2):
+    for _ in range(3):
+      with taken(bucket, ends):
+        time.sleep(1.2)
+  assert not ends
+
+
+def test_a_claimed_workdir_in_a_bucket_is_refused_and_then_free(bucket, short):
+  with runtime.claim(bucket):
+    assert runtime.holder(bucket).startswith(f"{os.getpid()} on ")
+    with pytest.raises(ConfigError, match="is in use by process"), runtime.locked(bucket):
+      pass
+  assert runtime.holder(bucket) is None
+  with runtime.locked(bucket):
+    pass

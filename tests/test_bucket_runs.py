@@ -1,0 +1,162 @@
+"""Runs whose workdir is in a bucket, beside the same on a disk: the same bits, the same lines, the same refusals."""
+
+import contextlib
+import json
+import pathlib
+
+import jax
+import pytest
+
+from tests import runs
+from tests.test_checkpoints import grid, same, shapes_of
+from tests.test_disk import SAME, large
+from vit_jax import checkpoints, files, loop, mesh, writer
+
+pytestmark = pytest.mark.heavy
+RATES = ("images_per_second", "images_per_second_per_chip", "data_wait", "mfu")  # which no two runs share
+
+
+@pytest.fixture(scope="module")
+def parts():
+  """A run of 12 steps on one device."""
+  return runs.parts(1)
+
+
+@pytest.fixture(scope="module")
+def whole(parts, tmp_path_factory):
+  """Its workdir on a disk, where nothing happens."""
+  workdir = tmp_path_factory.mktemp("whole")
+  loop.train(parts, workdir)
+  return workdir
+
+
+def lines(workdir):
+  """Of metrics, without rates."""
+  rows = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+  return [{key: value for key, value in row.items() if key not in RATES} for row in rows]
+
+
+def test_a_run_in_a_bucket_that_is_cut_short_goes_on_to_the_bits_and_lines_of_one_on_a_disk(
+  parts, whole, bucket_server, bucket
+):
+  with bucket_server.troubled(latency=0.005, busy=0.03, resets=0.02):
+    with pytest.raises(InterruptedError):
+      loop.train(runs.dying(parts, 5), bucket)
+    assert sorted(path.name for path in (bucket / "checkpoints").iterdir()) == ["3"]
+    result = loop.train(parts, bucket, profile=2)
+  expected = json.loads((whole / "result.json").read_text())
+  assert {key: result[key] for key in SAME} == {key: expected[key] for key in SAME}
+  assert files.read_json(bucket / "result.json") == result
+  assert (bucket / "config.json").read_text() == (whole / "config.json").read_text()
+  assert lines(bucket) == lines(whole)
+  assert result["goodput"]["attempts"] == 2
+  assert [path.name for path in bucket.iterdir() if path.name == "tensorboard"]
+  assert list((bucket / "tensorboard/plugins/profile").iterdir())
+  assert not pathlib.Path("gs:").exists()
+
+
+def test_what_a_later_step_left_in_a_bucket_is_dropped_as_on_a_disk(tmp_path, bucket):
+  text = '{"step": 1, "a": 1.0}\n{"step": 2, "a": 2.0}\n{"step": 3, "a": 3.0}\n{"step": 3, "b'
+  for workdir in (tmp_path, bucket):
+    (workdir / "metrics.jsonl").write_text(text)
+    log = writer.Writer(workdir, 2, active=True)
+    log.write(3, {"a": 4.0})
+    log.close()
+  expected = [{"step": 1, "a": 1.0}, {"step": 2, "a": 2.0}, {"step": 3, "a": 4.0}]
+  for workdir in (tmp_path, bucket):
+    assert [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()] == expected
+
+
+def test_lines_are_in_the_bucket_before_a_state_is_saved_that_they_lead_up_to(bucket):
+  log = writer.Writer(bucket, 0, active=True)
+  log.write(1, {"a": 1.0})
+  assert not (bucket / "metrics.jsonl").exists()
+  log.flush()
+  assert (bucket / "metrics.jsonl").read_text() == '{"step": 1, "a": 1.0}\n'
+  log.close()
+
+
+def test_tensorboard_s_points_come_in_the_same_bytes(tmp_path, bucket):
+  from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+  log = writer.Writer(bucket, 0, active=True)
+  for step in (1, 2, 3):
+    log.write(step, {"train/loss": 1 / step})
+  log.close()
+  (file,) = (bucket / "tensorboard").iterdir()
+  (tmp_path / file.name).write_bytes(file.read_bytes())
+  events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0})
+  events.Reload()
+  points = events.Tensors("train/loss") if "train/loss" in events.Tags()["tensors"] else events.Scalars("train/loss")
+  assert [point.step for point in points] == [1, 2, 3]
+
+
+# Checkpoints.
+
+
+@pytest.fixture
+def saved(bucket):
+  """(bucket, states by step): three checkpoints."""
+  g = grid(1)
+  states = {step: large(step, g) for step in (1, 2, 3)}
+  store = checkpoints.Checkpoints(bucket, mesh.replicated(g), keep=3)
+  for step, state in states.items():
+    store.save(step, state, {"step": step})
+  store.close()
+  return bucket, states
+
+
+def restored(workdir, state, **options):
+  store = checkpoints.Checkpoints(workdir, mesh.replicated(grid(1)), keep=3, **options)
+  try:
+    return store.restore(shapes_of(state))
+  finally:
+    store.close()
+
+
+def test_a_damaged_checkpoint_is_set_aside_with_its_objects_and_the_one_before_it_is_used(saved):
+  workdir, states = saved
+  folder = workdir / "checkpoints/3"
+  (folder / "about/metadata").write_bytes(b"")
+  before = {path.name for path in folder.iterdir()}
+  state, about = restored(workdir, states[2])
+  assert about == {"step": 2}
+  assert same(state, states[2])
+  assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["1", "2", "3.unreadable"]
+  assert {path.name for path in (workdir / "checkpoints/3.unreadable").iterdir()} == before
+  assert checkpoints.about(workdir) == {"step": 2}
+
+
+def test_a_save_that_was_killed_is_no_checkpoint(saved):
+  workdir, states = saved
+  (workdir / "checkpoints/3/commit_success.txt").unlink()
+  assert checkpoints.about(workdir) == {"step": 2}
+  assert checkpoints.exist(workdir)
+  arrays, about = checkpoints.read_weights(workdir)
+  assert about == {"step": 2}
+  assert {path: array.tobytes() for path, array in arrays.items()} == {
+    path: jax.device_get(array).tobytes() for path, array in states[2].params.items()
+  }
+  assert restored(workdir, states[2])[1] == {"step": 2}
+  assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["1", "2"]  # its rest is removed
+
+
+def test_a_bucket_that_refuses_to_be_read_damages_no_checkpoint(saved, bucket_server):
+  workdir, states = saved
+  store = checkpoints.Checkpoints(workdir, mesh.replicated(grid(1)), keep=3)
+  with bucket_server.troubled(refused=True), pytest.raises(PermissionError):
+    store.restore(shapes_of(states[3]))
+  store.close()
+  assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["1", "2", "3"]
+
+
+def test_a_save_that_the_bucket_refuses_names_the_last_whole_one(saved, bucket_server):
+  workdir, states = saved
+  store = checkpoints.Checkpoints(workdir, mesh.replicated(grid(1)), keep=3)
+  with bucket_server.troubled(refused=True), pytest.raises(PermissionError, match="could not be saved") as error:
+    store.save(4, large(4, grid(1)), {})
+    store.wait()
+  assert error.value.filename == str(workdir / "checkpoints")
+  with contextlib.suppress(OSError):
+    store.close()
+  assert same(restored(workdir, states[3])[0], states[3])

@@ -1,0 +1,142 @@
+"""Requests to a real server of buckets on this machine, with trouble on the way."""
+
+import errno
+import time
+
+import aiohttp
+import pytest
+
+from vit_jax import buckets, disk, files
+
+pytestmark = pytest.mark.heavy
+
+
+def test_what_is_written_comes_back_whatever_happens_on_the_way(bucket_server, bucket):
+  before = bucket_server.counts["resets"]
+  contents = {f"{i}.bin": bytes([i]) * 10**i for i in range(7)}
+  with bucket_server.troubled(latency=0.01, busy=0.1, resets=0.2):
+    for name, content in contents.items():
+      (bucket / name).write_bytes(content)
+    assert {path.name: path.read_bytes() for path in bucket.iterdir()} == contents
+    assert [(bucket / name).exists() for name in ("0.bin", "none")] == [True, False]
+  assert bucket_server.counts["resets"] > before
+
+
+def test_what_others_write_and_remove_is_seen_at_once(bucket):
+  other = buckets.FileSystem()
+  for i in range(3):
+    assert len(list(bucket.iterdir()) if bucket.exists() else []) == i
+    other.pipe_file(f"{bucket}/{i}", b"")
+  other.rm(f"{bucket}/0")
+  assert sorted(path.name for path in bucket.iterdir()) == ["1", "2"]
+
+
+def test_a_server_that_stands_still_is_asked_again(bucket_server, bucket):
+  impatient = buckets.FileSystem(requests_timeout=aiohttp.ClientTimeout(sock_read=0.2), skip_instance_cache=True)
+  before = bucket_server.counts["stalls"]
+  with bucket_server.troubled(stalls=0.4):
+    while bucket_server.counts["stalls"] < before + 2:
+      impatient.pipe_file(f"{bucket}/a", b"1")
+  assert files.content(bucket / "a") == b"1"
+
+
+def test_a_bucket_that_refuses_is_an_error_at_once_and_never_taken_for_empty(bucket_server, bucket):
+  (bucket / "a").write_bytes(b"1")
+  began = time.monotonic()
+  with bucket_server.troubled(refused=True):
+    for ask in (bucket.exists, bucket.is_dir, (bucket / "a").read_bytes, lambda: files.write_text(bucket / "b", "")):
+      with pytest.raises(PermissionError) as error:
+        ask()
+  assert disk.trouble(error.value) == (
+    f"{bucket / 'b'}: the bucket refuses (this account may not); give this account the roles Storage Object User and "
+    "Storage Legacy Bucket Reader for the bucket, and run the same command again"
+  )
+  assert time.monotonic() - began < 5
+
+
+def test_a_bucket_that_is_away_for_a_while_is_waited_for(bucket_server, bucket, monkeypatch, caplog):
+  monkeypatch.setattr(buckets, "NOTICED", 0.5)
+  files.write_text(bucket / "a", "1")
+  with bucket_server.troubled(away=True):
+    bucket_server._loop.call_soon_threadsafe(
+      bucket_server._loop.call_later, 2.0, lambda: setattr(bucket_server.trouble, "away", False)
+    )
+    began = time.monotonic()
+    assert files.content(bucket / "a") == b"1"
+    assert time.monotonic() - began > 1.5
+  assert caplog.text.count("does not answer (ServerDisconnectedError") == 1
+
+
+def test_one_that_stays_away_is_an_error_after_the_patience_and_then_at_once(bucket_server, bucket, monkeypatch):
+  monkeypatch.setenv("VITJAX_PATIENCE", "1")
+  with bucket_server.troubled(away=True):
+    for least, most in ((0.2, 4), (0, 1)):
+      began = time.monotonic()
+      with pytest.raises(OSError, match=r"has not answered for \d s \(ServerDisconnected") as error:
+        files.write_text(bucket / "a", "1")
+      assert least < time.monotonic() - began < most
+  assert (error.value.errno, error.value.filename) == (errno.EHOSTDOWN, str(bucket / "a"))
+  files.write_text(bucket / "a", "2")
+  assert files.content(bucket / "a") == b"2"
+
+
+def test_a_misspelt_bucket_is_not_made(bucket):
+  path = type(bucket)("gs://bukcet/run")
+  path.mkdir(parents=True, exist_ok=True)
+  with pytest.raises(FileNotFoundError) as error:
+    files.write_text(path / "a", "1")
+  assert disk.trouble(error.value).startswith("gs://bukcet/run/a: there is no such object, or no such bucket; ")
+  assert not path.exists()
+
+
+def test_bytes_are_added_in_objects_of_a_bounded_size(bucket, monkeypatch):
+  monkeypatch.setattr(files.Chunks, "SIZE", 50)
+  lines = [f"line {i}\n".encode() for i in range(30)]
+  chunks = files.appended(bucket / "m.jsonl")
+  for line in lines[:17]:
+    chunks.add(line)
+  assert not (bucket / "m.jsonl.0002").exists()  # nothing of the last object before a flush
+  chunks.close()
+  again = files.appended(bucket / "m.jsonl")
+  for line in lines[17:]:
+    again.add(line)
+  again.close()
+  objects = sorted(bucket.iterdir())
+  assert b"".join(path.read_bytes() for path in objects) == b"".join(lines)
+  assert [path.name for path in objects] == ["m.jsonl", *(f"m.jsonl.{i:04d}" for i in range(1, len(objects)))]
+  assert max(path.stat().length for path in objects) < 60
+  # From the end, as a restart does.
+  again.keep(lambda content: b"".join(line for line in content.splitlines(True) if int(line.split()[1]) < 9))
+  assert b"".join(path.read_bytes() for path in sorted(bucket.iterdir())) == b"".join(lines[:9])
+
+
+def test_what_is_cut_short_leaves_the_object_that_was_there(bucket):
+  files.write_text(bucket / "a.csv", "old")
+  with pytest.raises(KeyboardInterrupt), files.replacing(bucket / "a.csv") as partial:
+    partial.write_text("half")
+    raise KeyboardInterrupt
+  assert files.content(bucket / "a.csv") == b"old"
+  with files.replacing(bucket / "a.csv") as partial:
+    partial.write_text("new")
+  assert [path.name for path in bucket.iterdir()] == ["a.csv"]
+  assert files.content(bucket / "a.csv") == b"new"
+
+
+def test_an_error_while_an_object_is_written_leaves_the_one_that_was_there(bucket):
+  files.write_text(bucket / "a", "old")
+  with pytest.raises(ZeroDivisionError), (bucket / "a").open("wb") as file:
+    file.write(b"half")
+    raise ZeroDivisionError
+  assert files.content(bucket / "a") == b"old"
+
+
+def test_an_object_has_a_copy_on_the_disk_that_follows_it(bucket, tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  files.write_text(bucket / "w.npz", "1")
+  files.write_text(bucket / "config.json", "{}")
+  first = files.local(bucket / "w.npz", ("config.json", "none.json"))
+  assert (first.read_text(), sorted(path.name for path in first.parent.iterdir())) == ("1", ["config.json", "w.npz"])
+  assert files.local(bucket / "w.npz", ("config.json",)) == first
+  files.write_text(bucket / "w.npz", "22")
+  assert files.local(bucket / "w.npz").read_text() == "22"
+  assert files.local(tmp_path / "a") == tmp_path / "a"

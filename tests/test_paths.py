@@ -1,0 +1,61 @@
+"""What a user writes as a path: on a disk or in a bucket, and what is missing for the latter."""
+
+import os
+import pathlib
+import sys
+
+import pytest
+from etils import epath
+
+from vit_jax import cli, paths, train
+from vit_jax.schema import ConfigError
+
+
+@pytest.mark.parametrize("text", ["runs/a", "/runs/a", ".", "~/a", "a:b", "C:/a", "gs", "a//b"])
+def test_a_local_path_stays_what_it_is(text):
+  assert paths.path(text) == pathlib.Path(text)
+  assert type(paths.path(pathlib.Path(text))) is type(pathlib.Path(text))
+  assert not paths.in_bucket(pathlib.Path(text))
+
+
+def test_a_path_is_made_absolute_where_it_is():
+  assert paths.absolute(pathlib.Path("a")) == pathlib.Path.cwd() / "a"
+  assert str(paths.absolute(epath.Path("gs://b/a"))) == "gs://b/a"
+
+
+@pytest.mark.parametrize("text", ["s3://b/a", "file:///a", "http://b/a", "gs:/b/a", "GS://b/a", "hf://a/b"])
+def test_another_scheme_is_refused_with_those_that_there_are(text):
+  with pytest.raises(ConfigError, match="no such scheme is known; allowed: a path of a disk, or gs://BUCKET/NAME") as e:
+    paths.path(text)
+  assert repr(text) in str(e.value)
+
+
+@pytest.mark.parametrize("text", ["gs://", "gs://b", "gs://b/", "gs:///a", "gs://b/../a"])
+def test_a_bucket_needs_a_name_in_it(text):
+  with pytest.raises(ConfigError, match="a bucket and a name in it are needed"):
+    paths.path(text)
+
+
+def test_without_gcsfs_one_line_says_what_to_install(monkeypatch):
+  monkeypatch.setitem(sys.modules, "gcsfs", None)
+  with pytest.raises(ConfigError, match=r"^buckets need the extra gcs: pip install 'vit_jax\[gcs\]'$"):
+    paths._prepare.__wrapped__()
+
+
+def test_without_credentials_one_line_says_what_to_set(monkeypatch, tmp_path):
+  monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+  monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+  with pytest.raises(ConfigError, match="no credentials; run `gcloud auth application-default login`, set GOOGLE_"):
+    paths._prepare.__wrapped__()
+
+
+@pytest.mark.parametrize("text", ["gs:/b/run", "s3://b/run", "gs://b"])
+def test_a_workdir_that_is_no_place_ends_with_2_and_nothing_is_made(monkeypatch, tmp_path, capsys, text):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, "argv", ["train", "--config=digits.py", f"--workdir={text}"])
+  with pytest.raises(SystemExit) as end:
+    cli.main(train.main)
+  assert end.value.code == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith(f"error: --workdir: {text!r}: ")
+  assert not os.listdir(tmp_path)
