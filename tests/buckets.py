@@ -151,8 +151,9 @@ class Server:
     if reset:
       self.counts["resets"] += 1
       part = web.StreamResponse(status=answer.status, headers=headers | {"Content-Length": str(len(content) + 1)})
-      await part.prepare(request)
-      await part.write(content[: len(content) // 2])
+      with contextlib.suppress(ConnectionResetError):  # by the client, whose process was killed
+        await part.prepare(request)
+        await part.write(content[: len(content) // 2])
       return _cut(request)
     return web.Response(status=answer.status, headers=headers, body=content)
 
