@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 
 from vit_jax import buckets, disk, files
+from vit_jax.schema import ConfigError
 
 pytestmark = pytest.mark.heavy
 
@@ -78,6 +79,13 @@ def test_one_that_stays_away_is_an_error_after_the_patience_and_then_at_once(buc
   assert (error.value.errno, error.value.filename) == (errno.EHOSTDOWN, str(bucket / "a"))
   files.write_text(bucket / "a", "2")
   assert files.content(bucket / "a") == b"2"
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", "inf"])
+def test_a_patience_that_is_no_number_of_seconds_is_named(monkeypatch, text):
+  monkeypatch.setenv("VITJAX_PATIENCE", text)
+  with pytest.raises(ConfigError, match=f"^VITJAX_PATIENCE: '{text}' is no number of seconds; allowed: .* as 240"):
+    buckets.patience()
 
 
 def test_a_misspelt_bucket_is_not_made(bucket):

@@ -18,6 +18,8 @@ import google.auth.exceptions
 import requests
 from gcsfs import core, retry
 
+from vit_jax.schema import ConfigError
+
 # A server that stands still is asked again; a whole request may take as long as its bytes need.
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=20)
 LONGEST = 16.0  # seconds between two tries
@@ -36,7 +38,18 @@ _once = core.GCSFileSystem._request.__wrapped__
 
 def patience() -> float:
   """Seconds that a bucket may be away before that is an error: less than a step may take by `config.limits`."""
-  return float(os.environ.get("VITJAX_PATIENCE") or 240)
+  return seconds("VITJAX_PATIENCE", 240.0)
+
+
+def seconds(name: str, default: float) -> float:
+  """What a variable of the environment says, or else the default; ConfigError for what is no number of seconds."""
+  text = os.environ.get(name) or str(default)
+  try:
+    if 0 < (value := float(text)) < 1e6:
+      return value
+  except ValueError:
+    pass
+  raise ConfigError(f"{name}: {text!r} is no number of seconds; allowed: more than 0, as {default:g}")
 
 
 class FileSystem(core.GCSFileSystem):
@@ -79,7 +92,8 @@ class FileSystem(core.GCSFileSystem):
           raise _refusal(path, arguments, str(error).partition("\n")[2] or "forbidden") from error
         raise
       waited = time.monotonic() - began
-      if self.away or waited + pause > patience():
+      left = patience() - waited
+      if self.away or left <= 0:
         self.away = True
         raise OSError(
           errno.EHOSTDOWN, f"the bucket has not answered for {waited:.0f} s ({reason})", _name(path, *arguments)
@@ -87,7 +101,7 @@ class FileSystem(core.GCSFileSystem):
       if waited > NOTICED and not self._said:
         self._said = True
         logging.warning("%s does not answer (%s); waiting up to %.0f s", _name(path, *arguments), reason, patience())
-      await asyncio.sleep(pause * random.uniform(0.5, 1))
+      await asyncio.sleep(min(left, pause * random.uniform(0.5, 1)))
       pause = min(2 * pause, LONGEST)
 
   def _open(self, path, mode="rb", **options):

@@ -73,11 +73,12 @@ def local(path: pathlib.Path, beside: Sequence[str] = ()) -> pathlib.Path:
   """
   if not paths.in_bucket(path):
     return path
+  folder = cache("objects")
+  if paths.in_bucket(folder):
+    raise ConfigError(f"XDG_CACHE_HOME: {folder}: {path} needs a copy on a disk; name a folder of one")
   there = [path, *(other for name in beside if (other := path.with_name(name)).exists())]
   about = [(str(each), (stat := each.stat()).length, stat.mtime) for each in there]
-  folder = pathlib.Path(cache("objects"), hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16])
-  if paths.in_bucket(folder):
-    raise ConfigError(f"XDG_CACHE_HOME: {path} needs a copy on a disk; name a local folder")
+  folder /= hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
   for source in there:
     target = folder / source.name
     if not target.exists():

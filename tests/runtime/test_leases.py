@@ -75,6 +75,14 @@ def test_who_has_lost_the_lease_ends_with_2_and_touches_it_no_more(bucket, short
   assert f"{bucket} was taken over by process 7 on elsewhere" in message
 
 
+def test_a_workdir_that_is_removed_ends_the_run(bucket, short, ends):
+  with taken(bucket, ends) as lease:
+    (bucket / "lock").unlink()
+    lease._renewed()
+  assert f"{bucket}/lock is gone: the workdir was removed or moved" in ends[0][1]
+  assert not bucket.exists()
+
+
 @pytest.mark.parametrize(("trouble", "says"), [({"refused": True}, "refuses"), ({"away": True}, "has not answered")])
 def test_a_bucket_that_is_gone_ends_the_run_from_the_thread_of_the_lease(
   bucket_server, bucket, short, ends, monkeypatch, trouble, says

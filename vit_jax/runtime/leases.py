@@ -26,7 +26,7 @@ _PART = "--==0==\r\nContent-Type: {}\r\n\r\n{}\r\n"
 
 def duration() -> float:
   """Seconds after which a lease that nobody renews is free."""
-  return float(os.environ.get("VITJAX_LEASE") or 60)
+  return buckets.seconds("VITJAX_LEASE", 60.0)
 
 
 class Lease:
@@ -101,9 +101,10 @@ class Lease:
     except FileExistsError:
       says, generation, _ = self._object.read()
       if says.get("token") != self._mine["token"]:
-        holder = says.get("holder", "unknown")
-        self._leave(exits.EXIT_CONFIG, f"error: {self._file.parent} was taken over by process {holder}; this process "
-                                       "had not renewed its lease, and writes no more")  # fmt: skip
+        why = f"{self._file} is gone: the workdir was removed or moved"
+        if says:
+          why = f"{self._file.parent} was taken over by process {says['holder']}, as this one had not renewed its lease"
+        self._leave(exits.EXIT_CONFIG, f"error: {why}; this process writes no more")
       return generation
 
 
