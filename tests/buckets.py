@@ -76,12 +76,12 @@ class Server:
     return self
 
   def __exit__(self, *_):
+    self._process.kill()
+    self._process.wait()
     asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
     self._loop.call_soon_threadsafe(self._loop.stop)
     self._thread.join()
     self._loop.close()
-    self._process.kill()
-    self._process.wait()
 
   @contextlib.contextmanager
   def troubled(self, **changes):

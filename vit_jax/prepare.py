@@ -70,10 +70,12 @@ def main() -> None:
   """Reads flags, prepares, says where."""
   parser = cli.Parser("prepare", __doc__)
   parser.add_argument("name", help="a dataset of the catalog, or any TFDS builder: digits, cifar10, mnist:3.0.1")
-  parser.add_argument("--data_dir", help="TFDS data directory; default $TFDS_DATA_DIR, else ~/tensorflow_datasets")
+  parser.add_argument(
+    "--data_dir", type=cli.path, help="TFDS data directory; default $TFDS_DATA_DIR, else ~/tensorflow_datasets"
+  )
   arguments = parser.parse()
   os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # TFDS encodes with TensorFlow, which must not see it
-  print(prepare(arguments.name, arguments.data_dir))
+  print(prepare(arguments.name, arguments.data_dir and str(arguments.data_dir)))
 
 
 if __name__ == "__main__":
