@@ -1,0 +1,304 @@
+"""Whether runs in a bucket end as they should: python -m tests.campaigns.buckets [WORDS]
+
+A run of two processes, with its workdir in a bucket on this machine behind a proxy that adds 50 ms to each request,
+answers 5 % with 429 or 503, cuts connections in the middle and lets some stand still. It is killed, the bucket goes
+away or refuses, a second run meets the first. Each time the same command goes on, to the weights, figures and lines of
+metrics of the run on a disk that nobody disturbed. Prints a line a situation and `N passed, M failed`; exit code 1 if
+any failed. Takes about twelve minutes. With words, only the situations whose names hold one of them.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import queue
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
+
+from tests import runs
+from tests.buckets import BUCKET, Server
+from tests.campaigns.group import free_port
+from vit_jax import paths
+from vit_jax.prepare import prepare
+from vit_jax.runtime import leases
+
+STEPS, SAVED = 24, 4
+SAME = ("weights_sha256", "loss", "top1", "f1_macro", "images", "steps")  # of result.json
+RATES = ("images_per_second", "images_per_second_per_chip", "data_wait", "mfu")  # which no two runs share
+BAD = {"latency": 0.05, "busy": 0.05, "resets": 0.02, "stalls": 0.002}
+SECONDS = 400.0  # a process that takes longer hangs
+
+
+class Failed(Exception):
+  """A situation did not end as it should."""
+
+
+def expect(condition: object, words: str) -> None:
+  """Fails the situation where the condition does not hold."""
+  if not condition:
+    raise Failed(words)
+
+
+class Run:
+  """Processes of one run, as a user starts them: a context that leaves none of them."""
+
+  def __init__(self, workdir, count: int = 2, **environment):
+    changes = {"total": STEPS, "checkpoint__every": SAVED, "log__every": 1, "evals__test__every": "50%"}
+    words, port = runs.words(workdir, **changes), free_port()
+    places = {"VITJAX_COORDINATOR": f"127.0.0.1:{port}", "VITJAX_PROCESSES": str(count)}
+    self.processes = [
+      runs.command("train", *words, **places, VITJAX_PROCESS=str(i), **environment) for i in range(count)
+    ]
+    self.text, self._lines, self._began = ["" for _ in self.processes], queue.Queue(), time.monotonic()
+    for number, process in enumerate(self.processes):
+      for stream in (process.stdout, process.stderr):
+        threading.Thread(target=self._read, args=(number, stream), daemon=True).start()
+
+  def _read(self, number, stream):
+    for line in stream:
+      self.text[number] += line
+      self._lines.put((number, line))
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    for process in self.processes:
+      process.kill()
+      process.wait()
+
+  def await_step(self, step: int) -> None:
+    """Returns when the first process has printed this step."""
+    self.await_line(rf" *{step}/")
+
+  def await_line(self, pattern: str) -> None:
+    """Returns when a process prints this."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+      with contextlib.suppress(queue.Empty):
+        if re.match(pattern, self._lines.get(timeout=1)[1]):
+          return
+      expect(any(process.poll() is None for process in self.processes), f"ended before {pattern!r}: {self.last()}")
+    raise Failed(f"never printed {pattern!r}: {self.last()}")
+
+  def kill(self, *which: int) -> None:
+    """SIGKILL to these processes, or to all."""
+    for number in which or range(len(self.processes)):
+      self.processes[number].send_signal(signal.SIGKILL)
+
+  def ends(self, code: int) -> str:
+    """Waits for all, which shall end with this code; the last line of the first."""
+    for process in self.processes:
+      try:
+        process.wait(SECONDS)
+      except subprocess.TimeoutExpired:
+        raise Failed(f"it hangs: {self.last()}") from None
+    time.sleep(0.2)  # the threads have read the last lines
+    codes = [process.returncode for process in self.processes]
+    expect(codes == [code] * len(codes), f"ended with {codes} and not {code}: {self.last()}")
+    expect("Traceback" not in "".join(self.text), f"a traceback: {self.last()}")
+    return self.last()
+
+  def last(self) -> str:
+    """The last line of the first process's errors, or else of what it printed."""
+    lines = self.text[0].splitlines()
+    return next((line for line in reversed(lines) if "error: " in line[:20]), lines[-1] if lines else "nothing")
+
+
+def figures(workdir: pathlib.Path) -> tuple[dict, list[dict]]:
+  """What no disturbance may change: of the result, and every line of metrics."""
+  result = json.loads((workdir / "result.json").read_text())
+  rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+  return {key: result[key] for key in SAME}, [
+    {key: value for key, value in row.items() if key not in RATES} for row in rows
+  ]
+
+
+def finished(workdir: pathlib.Path, whole: pathlib.Path, count: int = 2) -> None:
+  """The same command goes on to the undisturbed figures."""
+  with Run(workdir, count) as run:
+    run.ends(0)
+  here, there = figures(workdir), figures(whole)
+  expect(here[0] == there[0], f"{here[0]} instead of {there[0]}")
+  expect(here[1] == there[1], f"{len(here[1])} lines of metrics are not those {len(there[1])} of the undisturbed run")
+
+
+def whole_steps(workdir: pathlib.Path) -> list[int]:
+  """Steps whose checkpoints are whole."""
+  try:
+    folders = [path for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal()]
+  except FileNotFoundError:
+    return []
+  return sorted(int(path.name) for path in folders if (path / "commit_success.txt").exists())
+
+
+# Situations: each takes the server, a workdir in its bucket, and the workdir of the undisturbed run.
+
+
+def killed_three_times(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> str:
+  with Run(workdir) as run:
+    run.await_step(6)
+    run.kill()
+  with Run(workdir) as run:
+    run.await_step(9)
+    run.kill(1)  # the other one hears of it
+    run.processes[0].wait(SECONDS)
+  before = set(whole_steps(workdir))
+  with Run(workdir) as run:
+    half = half_saved(run, workdir, before)
+    run.kill()
+  expect(half not in whole_steps(workdir), f"the save of {half} was whole at the kill")
+  finished(workdir, whole)
+  return f"killed after step 6, one process after step 9, in the save of step {half}"
+
+
+def half_saved(run: Run, workdir: pathlib.Path, before: set[int]) -> int:
+  """A step of which there are objects, and which is not whole: its processes stand still."""
+  deadline = time.monotonic() + SECONDS
+  folder = workdir / "checkpoints"
+  while time.monotonic() < deadline:
+    steps = {int(path.name) for path in folder.iterdir() if path.name.isdecimal()} if folder.exists() else set()
+    for step in sorted(steps - before):
+      for process in run.processes:
+        process.send_signal(signal.SIGSTOP)
+      if step not in whole_steps(workdir):
+        return step
+      before.add(step)
+      for process in run.processes:
+        process.send_signal(signal.SIGCONT)
+    expect(run.processes[0].poll() is None, f"ended before a save: {run.last()}")
+  raise Failed("no save was half")
+
+
+def away_for_a_minute(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> str:
+  with Run(workdir) as run:
+    run.await_step(6)
+    with server.troubled(away=True):
+      time.sleep(60)
+      expect(all(process.poll() is None for process in run.processes), f"it ended: {run.last()}")
+    began = time.monotonic()
+    run.ends(0)
+  expect(figures(workdir) == figures(whole), "not the undisturbed figures")
+  return f"done {time.monotonic() - began:.0f} s after the bucket came back"
+
+
+def ended_by(pattern: str, **trouble) -> Callable:
+  """From step 6 on the bucket makes this trouble for good: one line, exit code 2, the last checkpoint whole."""
+
+  def situation(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> str:
+    with Run(workdir, VITJAX_PATIENCE="30") as run:
+      run.await_step(6)
+      while not whole_steps(workdir):
+        expect(run.processes[0].poll() is None, f"ended before a save: {run.last()}")
+      with server.troubled(**trouble):
+        began = time.monotonic()
+        line = run.ends(2)
+        took = time.monotonic() - began
+    expect(re.search(pattern, line), f"not {pattern!r}: {line}")
+    expect(re.match(r"(process \d: )?error: gs://", line), f"not one line about the bucket: {line}")
+    steps = whole_steps(workdir)
+    finished(workdir, whole)
+    return f"{took:.0f} s: {line}; whole: {steps}"
+
+  return situation
+
+
+def refused_from_the_start(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> str:
+  with server.troubled(refused=True), Run(workdir) as run:
+    line = run.ends(2)
+  expect("refuses" in line, line)
+  return line
+
+
+def a_second_run(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> str:
+  with Run(workdir) as first:
+    first.await_step(2)
+    with Run(workdir, count=1) as second:
+      line = second.ends(2)
+    expect("is in use by process" in line and "free after 60 s" in line, line)
+    first.ends(0)
+  expect(figures(workdir) == figures(whole), "not the undisturbed figures")
+  return line
+
+
+def taken_over(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> str:
+  lock = leases._Object(workdir / "lock")
+  lock.write({"holder": "7 on elsewhere", "token": "x", "process": "another boot 7 1"}, "0")
+  began = time.monotonic()
+  with Run(workdir) as run:
+    run.await_step(1)
+    took = time.monotonic() - began
+    expect("held by process 7 on elsewhere" in run.text[0], run.text[0][-500:])
+    expect(took > 40, f"the lease of another machine was taken after {took:.0f} s")
+    run.ends(0)
+  expect(figures(workdir) == figures(whole), "not the undisturbed figures")
+  return f"the first step {took:.0f} s after a run on another machine had died"
+
+
+def another_number_of_processes(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> str:
+  with Run(workdir) as run:
+    run.await_step(10)
+    run.kill()
+  with Run(workdir, count=1) as run:
+    line = run.ends(0)
+    expect("continues at step" in run.text[0], "it began anew")
+  result, _ = figures(workdir)
+  expected, _ = figures(whole)
+  expect(abs(result["loss"] - expected["loss"]) < 1e-3, f"loss {result['loss']}, undisturbed {expected['loss']}")
+  return f"2 processes, then 1: loss {result['loss']:.6f}, undisturbed {expected['loss']:.6f}; {line}"
+
+
+SITUATIONS = {
+  "killed three times, once in a save": killed_three_times,
+  "away for a minute": away_for_a_minute,
+  "gone": ended_by("has not answered for 3\\d s", away=True),
+  "forbidden": ended_by("refuses|Permission denied", refused=True),
+  "forbidden from the start": refused_from_the_start,
+  "a second run": a_second_run,
+  "taken over from another machine": taken_over,
+  "another number of processes": another_number_of_processes,
+}
+
+
+def main() -> int:
+  """Runs the situations; 1 if any failed."""
+  parser = argparse.ArgumentParser("python -m tests.campaigns.buckets", description=__doc__)
+  parser.add_argument("words", nargs="*", help="only situations whose names hold one of these")
+  words = parser.parse_args().words
+  counts = {"passed": 0, "failed": 0}
+  with tempfile.TemporaryDirectory() as name, Server() as server:
+    os.environ |= {"TFDS_DATA_DIR": f"{name}/data", "JAX_COMPILATION_CACHE_DIR": f"{name}/programs"}
+    os.environ |= server.environment
+    prepare("digits")
+    whole = pathlib.Path(name, "whole")
+    with Run(whole) as run:
+      run.ends(0)
+    for number, (title, situation) in enumerate(SITUATIONS.items()):
+      if words and not any(word in title for word in words):
+        continue
+      server.counts.clear()
+      began, workdir = time.monotonic(), paths.path(f"gs://{BUCKET}/run{number}")
+      try:
+        with server.troubled(**BAD):
+          verdict, said = "passed", situation(server, workdir, whole)
+      except (Failed, OSError, ValueError, LookupError) as error:
+        verdict, said = "failed", f"{type(error).__name__}: {error}"
+      counts[verdict] += 1
+      asked = ", ".join(f"{count} {what}" for what, count in sorted(server.counts.items()))
+      print(f"{verdict:<8}{title:<38}{time.monotonic() - began:>5.0f} s  {said}\n{'':<8}{asked}", flush=True)
+  print(f"{counts['passed']} passed, {counts['failed']} failed")
+  return counts["failed"] > 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())
