@@ -173,7 +173,7 @@ class Checkpoints:
         last = f"the last whole one is step {steps[-1]}" if steps else "there is none before it"
       except OSError:  # the bucket's own, again
         last = "the last whole one stays as it is"
-      said = f"a checkpoint could not be saved: {os.strerror(number)}; {last}"
+      said = f"a checkpoint could not be saved: {getattr(error, 'strerror', None) or os.strerror(number)}; {last}"
       raise OSError(number, said, str(self.directory)) from error
 
 
