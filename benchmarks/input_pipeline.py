@@ -23,10 +23,9 @@ import time
 from benchmarks import photographs, tf_data
 from vit_jax import cli, files
 from vit_jax.data import catalog, loader
-from vit_jax.schema import Choice
+from vit_jax.schema import Choice, bind
 
 BATCH, IMAGES = 128, 512
-RANDAUGMENT = {"name": "randaugment", "layers": 2, "magnitude": 10.0}
 MILLISECONDS = 5  # between two samples of py-spy
 
 
@@ -34,6 +33,7 @@ def ours(folder: str, threads: int, workers: int = 0, policy: bool = False):
   """Our batches."""
   change = Choice("randaugment", {"layers": 2, "magnitude": 10.0}) if policy else Choice("none")
   data = Choice("tfds", {"builder": "photographs", "path": folder, "policy": change})
+  data = bind(data, catalog.DATA["tfds"], catalog.DATA)
   opened = functools.partial(catalog.train_examples, data, 0, None)
   processes = loader.processes(opened, workers=workers)
   return loader.batches(opened(), BATCH, range(BATCH), 0, processes, threads=threads)

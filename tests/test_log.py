@@ -89,7 +89,7 @@ def test_a_run_that_waits_for_its_data_says_once_what_helps(parts, tmp_path, mon
   timer = clock.Clock()
   shares = iter([0.5, 0.5, 0.02, 0.3, 0.3, 0.3, 0.4])  # of the lines; two in a row are chance
   monkeypatch.setattr(timer, "lap", lambda images: {"images_per_second": 9.0, "data_wait": next(shares)})
-  monkeypatch.setattr(timer, "rate", 9.0)
+  monkeypatch.setattr(clock.Clock, "rate", 9.0)
   (tmp_path / "run").mkdir()
   with contextlib.closing(log.Log(parts, tmp_path / "run", 0, timer, timer.phase, Store(), {})) as lines:
     said = []

@@ -159,9 +159,8 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   init, state_shapes = _state(run, model, task, transformation, params, grid)
   step = _step(run, model, task, transformation, state_shapes, grid)
   with at("config.data"):
-    patch = task.patch if training else None
-    examples = stream.train_examples(source, run.seed, patch, **arguments(run.data, stream.train_examples))
-    opened = functools.partial(catalog.train_examples, run.data, run.seed, patch)
+    opened = functools.partial(catalog.train_examples, run.data, run.seed, task.patch if training else None)
+    examples = opened(source)
   subject = evals.Subject(model, grid, run.data, run.batch, open_split, task.predict)
   save_every, keep_every = max(1, steps_of(run.checkpoint.every)), run.checkpoint.keep_every
   parts = Parts(

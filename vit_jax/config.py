@@ -121,10 +121,7 @@ class Measurement:
 
 
 # What a restart in the same workdir may change.
-MAY_CHANGE = (
-  *("total", "log", "limits", "data.on_error", "evals.*.data.on_error"),
-  *("data.threads", "data.workers", "evals.*.data.threads"),  # the images are the same
-)
+MAY_CHANGE = ("total", "log", "limits", "data.on_error", "data.threads", "data.workers", "evals.*.data.on_error")
 
 
 def recipe(**fields) -> ml_collections.ConfigDict:

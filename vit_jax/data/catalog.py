@@ -106,9 +106,9 @@ def open_split(choice: Choice, split: str) -> sources.Source:
   return schema.make(choice, DATA, split)
 
 
-def train_examples(choice: Choice, seed: int, patch: int | None) -> stream.Examples:
-  """What a run with this seed trains on; `patch` as for `stream.train_examples`."""
-  source = open_split(choice, "train")
+def train_examples(choice: Choice, seed: int, patch: int | None, source: sources.Source | None = None):
+  """`stream.train_examples` of the choice's "train", which is opened unless it is given as `source`."""
+  source = open_split(choice, "train") if source is None else source
   return stream.train_examples(source, seed, patch, **schema.arguments(choice, stream.train_examples))
 
 
