@@ -39,7 +39,7 @@ def train(source, batch, steps, seed=0, start=0, rows=None, patch=None, **args):
 
 
 def training(source, batch, rows, seed=0, start=0, patch=None, on_error="raise", threads=8, **args):
-  examples = stream.train_examples(source, seed, patch, **PLAIN | args)
+  examples = stream.train_examples(source, seed, patch, batch, **PLAIN | args)
   return stream.batches(examples, batch, rows, start, on_error=on_error, threads=threads)
 
 

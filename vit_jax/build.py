@@ -160,7 +160,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   step = _step(run, model, task, transformation, state_shapes, grid)
   with at("config.data"):
     patch = task.patch if training else None
-    examples = stream.train_examples(source, run.seed, patch, **arguments(run.data, stream.train_examples))
+    examples = stream.train_examples(source, run.seed, patch, run.batch, **arguments(run.data, stream.train_examples))
   subject = evals.Subject(model, grid, run.data, run.batch, open_split, task.predict)
   save_every, keep_every = max(1, steps_of(run.checkpoint.every)), run.checkpoint.keep_every
   parts = Parts(

@@ -13,12 +13,13 @@ from typing import Annotated, Literal
 
 import numpy as np
 from einops import rearrange
-from grain.experimental import index_shuffle
 
 from vit_jax import rng, schema
 from vit_jax.data import crops, randaugment
 from vit_jax.data.images import ImageError, Images
+from vit_jax.data.order import ORDERS, InOrder, Order
 from vit_jax.data.prefetch import Prefetch
+from vit_jax.data.readahead import ReadAhead
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice, at, make
 
@@ -36,39 +37,43 @@ class Examples:
   """Examples by position, a pure function of it and of the records of a source."""
 
   source: Source
-  record: Callable[[int], int]  # of a position
+  order: Order  # of the records
   example: Callable  # (`Images.prepared`, position) -> values of what `shapes` names, in its order
   shapes: Shapes
   length: int | None  # None: without end
+
+  def record(self, position: int) -> int:
+    """The record at a position."""
+    return self.order.record(position)
 
 
 def train_examples(
   source: Source,
   seed: int,
   patch: int | None = None,
+  batch: int = 1,
   *,
+  order: Annotated[Choice, ORDERS] = Choice("auto"),
   image_size: crops.Size = 224,
   crop: Annotated[Choice, crops.CROPS] = Choice("inception"),
   flip: bool = True,
   policy: Annotated[Choice, randaugment.POLICIES] = Choice("none"),
 ) -> Examples:
-  """Epochs without end, each a new permutation of the records.
+  """Epochs without end, each a new permutation of the records, in an order that may depend on the size of the `batch`.
 
   An example is cropped, mirrored half of the time with `flip`, then changed by the `policy`, and with `patch` P cut
   into patches: images are [S, S, 3], or [N, P*P*3], patches row by row, each as row, column, channel. All of it, and
   `draw`, follows from (seed, epoch, record). So does the record that replaces a bad one.
   """
+  with at("order"):
+    ordered = make(order, ORDERS, len(source), batch, seed, source.runs is not None)
   with at("crop"):
     cut = make(crop, crops.CROPS, image_size)
   with at("policy"):
     change = make(policy, randaugment.POLICIES)
 
-  def record_of(position):
-    epoch, place = divmod(position, len(source))
-    return index_shuffle(place, max_index=len(source) - 1, seed=_epoch_seed(seed, epoch), rounds=4)
-
   def example(prepared, position):
-    epoch, record = position // len(source), record_of(position)
+    epoch, record = position // len(source), ordered.record(position)
 
     def prepare(image):
       image = cut(image, functools.partial(rng.generator, seed, "crop", epoch, record))
@@ -91,7 +96,7 @@ def train_examples(
     assert image_size % patch == 0
     image = ((image_size // patch) ** 2, patch**2 * 3)
   shapes = {"image": (image, np.uint8), "label": (_label_shape(source), np.int32), "draw": ((), np.uint32)}
-  return Examples(source, record_of, example, shapes, None)
+  return Examples(source, ordered, example, shapes, None)
 
 
 def eval_examples(
@@ -114,7 +119,7 @@ def eval_examples(
     values = prepared(position, prepare) if position < len(source) else None
     return nothing if values is None else (*values, 1.0)
 
-  return Examples(source, lambda position: position, example, shapes, len(source))
+  return Examples(source, InOrder(len(source)), example, shapes, len(source))
 
 
 def _label_shape(source):
@@ -147,38 +152,47 @@ def batches(
     max_aspect: an image whose one side is more times the other is bad; panoramas reach 20.
     threads: that read and decode.
   """
-  return Batches(examples, size, rows, start, Images(examples.source, on_error, max_pixels, max_aspect), threads)
-
-
-@functools.lru_cache(maxsize=16)
-def _epoch_seed(seed, epoch):
-  return int(rng.generator(seed, "order", epoch).integers(2**32))
+  assert getattr(examples.order, "batch", size) == size
+  ahead = ReadAhead(examples.source, examples.order, start * size)
+  images = Images(ahead.source, on_error, max_pixels, max_aspect)
+  return Batches(examples, size, rows, start, images, ahead, threads)
 
 
 class Batches(Iterator):
   """Batches made ahead by threads, which `close` ends."""
 
-  def __init__(self, examples: Examples, size: int, rows: Sequence[int], start: int, images: Images, threads: int):
-    """`images` are those of the source of the examples; the rest as for `batches`."""
+  def __init__(
+    self,
+    examples: Examples,
+    size: int,
+    rows: Sequence[int],
+    start: int,
+    images: Images,
+    ahead: ReadAhead,
+    threads: int,
+  ):
+    """`images` are those of the source of the examples, read `ahead`; the rest as for `batches`."""
     rows = np.asarray(rows, np.int64)
     chunks = np.array_split(rows, max(1, -(-len(rows) // CHUNK)))
 
     def work(index, ended):
       step, chunk = divmod(index, len(chunks))
       filled = {name: np.empty((len(chunks[chunk]), *shape), kind) for name, (shape, kind) in examples.shapes.items()}
-      for i, row in enumerate(chunks[chunk]):
+      positions = [step * size + int(row) for row in chunks[chunk]]
+      ahead.expect(positions, images.kept)
+      for i, position in enumerate(positions):
         if ended.is_set():
           break
-        values = examples.example(images.prepared, step * size + int(row))
+        values = examples.example(images.prepared, position)
         for array, value in zip(filled.values(), values, strict=True):
           array[i] = value
       return filled
 
     stop = 2**62 if examples.length is None else -(-examples.length // size) * len(chunks)
-    ahead = max(2 * len(chunks), min(threads, 4 * len(chunks)))
-    self._parts = Prefetch(work, range(start * len(chunks), stop), min(threads, ahead), ahead)
+    most = max(2 * len(chunks), min(threads, 4 * len(chunks)))
+    self._parts = Prefetch(work, range(start * len(chunks), stop), min(threads, most), most)
     self._chunks = len(chunks)
-    self._images = images
+    self._images, self._reading_ahead = images, ahead
 
   def __next__(self) -> dict[str, np.ndarray]:
     parts = [next(self._parts) for _ in range(self._chunks)]
@@ -203,3 +217,4 @@ class Batches(Iterator):
   def close(self) -> None:
     """Ends the threads, except for those that never come back from a read; the iterator cannot be used afterwards."""
     self._parts.close()
+    self._reading_ahead.close()
