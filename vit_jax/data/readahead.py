@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 import threading
+import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 
@@ -44,6 +45,7 @@ class ReadAhead:
     self.source = dataclasses.replace(source, read=self._read) if source.runs else source
     self.alone = 0  # records that were read for themselves
     self.bytes = 0  # that wait
+    self.waited = 0.0  # seconds of all threads together, for runs that were not there yet
     self._waiting: dict[int, list[_Reading]] = {}  # by record; two where an epoch ends and the next begins
     self._held: dict[_Reading, None] = {}  # those that are done, the oldest first
     self._lock, self._room, self._warned = threading.Lock(), room(), False
@@ -85,6 +87,7 @@ class ReadAhead:
 
   def _taken(self, reading, record):
     """The record of a run, which has it no more; None where the run was dropped or is damaged, somewhere."""
+    began = time.monotonic()
     try:
       reading.done.result()
     except OSError as error:
@@ -92,6 +95,7 @@ class ReadAhead:
         return None
       raise
     with self._lock:
+      self.waited += time.monotonic() - began
       stored = reading.values.pop(record, None)
       self.bytes -= len(stored or b"")
       if not reading.values:
