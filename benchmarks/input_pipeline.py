@@ -34,7 +34,7 @@ def ours(folder: str, threads: int, workers: int = 0, policy: bool = False):
   change = Choice("randaugment", {"layers": 2, "magnitude": 10.0}) if policy else Choice("none")
   data = Choice("tfds", {"builder": "photographs", "path": folder, "policy": change})
   data = bind(data, catalog.DATA["tfds"], catalog.DATA)
-  opened = functools.partial(catalog.train_examples, data, 0, None)
+  opened = functools.partial(catalog.train_examples, data, 0, None, BATCH)
   processes = loader.processes(opened, workers=workers)
   return loader.batches(opened(), BATCH, range(BATCH), 0, processes, threads=threads)
 

@@ -44,7 +44,7 @@ def opened(count, bad=()):
 
 
 def training(source, batch, rows, seed=0, start=0, patch=None, on_error="raise", threads=8, **args):
-  examples = stream.train_examples(source, seed, patch, **PLAIN | args)
+  examples = stream.train_examples(source, seed, patch, batch, **PLAIN | args)
   return loader.batches(examples, batch, rows, start, on_error=on_error, threads=threads)
 
 

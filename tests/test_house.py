@@ -130,7 +130,7 @@ def test_what_is_imported_is_what_setup_asks_for():
       "einops": "einops", "numpy": "numpy", "cv2": "opencv-python-headless", "sklearn": "scikit-learn",
       "tensorflow": "tensorflow-cpu", "safetensors": "safetensors", "ml_dtypes": "ml_dtypes", "torch": "torch",
       "matplotlib": "matplotlib", "rich": "rich", "tensorboard": "tensorboard", "jaxtyping": "jaxtyping",
-      "google": "protobuf",
+      "google": "protobuf", "array_record": "array_record",
   }  # fmt: skip
   standard = sys.stdlib_module_names
   for file, tree in FILES.items():

@@ -13,6 +13,7 @@ import pytest
 from tests import runs
 from tests.image_files import image
 from vit_jax import config, identity, mesh
+from vit_jax.data import order as orders
 from vit_jax.data import sources, stream
 from vit_jax.data.readers.folder import folder
 from vit_jax.schema import Choice
@@ -180,8 +181,8 @@ def test_another_permutation_is_noticed_and_the_same_one_is_not(photos, monkeypa
   for epoch in (step * 8 // len(made), step * 8 // len(made) + 1):
     assert any(position // len(made) == epoch for position in positions["positions"])
   assert "another order of images (position" in identity.other_order(positions, stream.train_examples(made, 4, **plain))
-  before = stream.index_shuffle
-  monkeypatch.setattr(stream, "index_shuffle", lambda i, **rest: (before(i, **rest) + 1) % len(made))
+  before = orders.index_shuffle
+  monkeypatch.setattr(orders, "index_shuffle", lambda i, **rest: (before(i, **rest) + 1) % len(made))
   assert "another order of images" in identity.other_order(positions, stream.train_examples(made, 3, **plain))
 
 

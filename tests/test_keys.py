@@ -79,6 +79,7 @@ def test_all_tables_are_found():
     "tasks.classify.Classify", "data.crops.centre", "data.randaugment.none", "data.warping.affine",
     "data.readers.folder.folder", "data.readers.tfds.own_copy", "data.loader.batches", "data.augment.normalise",
     "evals.interval", "data.mixing.cutmix", "evals.fewshot.fewshot", "data.erasing.no_erasing", "probes.ridge_probe",
+    "data.order.blocks",
   }  # fmt: skip
 
 

@@ -159,7 +159,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   init, state_shapes = _state(run, model, task, transformation, params, grid)
   step = _step(run, model, task, transformation, state_shapes, grid)
   with at("config.data"):
-    opened = functools.partial(catalog.train_examples, run.data, run.seed, task.patch if training else None)
+    opened = functools.partial(catalog.train_examples, run.data, run.seed, task.patch if training else None, run.batch)
     examples = opened(source)
   subject = evals.Subject(model, grid, run.data, run.batch, open_split, task.predict)
   save_every, keep_every = max(1, steps_of(run.checkpoint.every)), run.checkpoint.keep_every

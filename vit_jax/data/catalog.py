@@ -106,10 +106,10 @@ def open_split(choice: Choice, split: str) -> sources.Source:
   return schema.make(choice, DATA, split)
 
 
-def train_examples(choice: Choice, seed: int, patch: int | None, source: sources.Source | None = None):
+def train_examples(choice: Choice, seed: int, patch: int | None, batch: int, source: sources.Source | None = None):
   """`stream.train_examples` of the choice's "train", which is opened unless it is given as `source`."""
   source = open_split(choice, "train") if source is None else source
-  return stream.train_examples(source, seed, patch, **schema.arguments(choice, stream.train_examples))
+  return stream.train_examples(source, seed, patch, batch, **schema.arguments(choice, stream.train_examples))
 
 
 def known_split(choice: Choice, split: str) -> sources.Source:

@@ -37,7 +37,7 @@ class Images:
     self.bounds = max_pixels, max_aspect
     self.reasons: dict[int, str] = {}
     self.problem: ImageError | None = None
-    self._kept = {}
+    self.kept = {}  # small images and their labels, by record
     self._reads = {}  # by thread: the record, and when it began
     self._lock = threading.Lock()
 
@@ -66,15 +66,15 @@ class Images:
 
   def _prepared(self, record, prepare):
     """(prepare(image), label as the source has it)."""
-    if record in self._kept:
-      image, label = self._kept[record]
+    if record in self.kept:
+      image, label = self.kept[record]
       return prepare(image), label
     data, label = self.source.read(record)
     header = decoding.check(data, *self.bounds)
     with decoding.MEMORY.share(header.memory + 2 * len(data)):  # the file's bytes, of a JPEG twice
       image = decoding.decode(data, header)
       if image.nbytes * len(self.source) <= KEEP:
-        self._kept[record] = image, label
+        self.kept[record] = image, label
       return prepare(image), label
 
   @contextlib.contextmanager

@@ -16,6 +16,7 @@ import numpy as np
 from vit_jax import schema
 from vit_jax.data.images import ImageError, Images
 from vit_jax.data.prefetch import Prefetch
+from vit_jax.data.readahead import ReadAhead
 from vit_jax.data.stream import Examples
 from vit_jax.data.workers import Pool
 
@@ -31,18 +32,24 @@ CHUNK = 32
 class Chunks:
   """Batches in chunks of up to CHUNK rows, numbered from the first one of step 0 on: each is made at one go.
 
-  `rows` are those wanted of each global batch of `size` examples; `images` are those of the source of the examples.
+  `rows` are those wanted of each global batch of `size` examples; `images` are those of the source of the examples,
+  whose files are read `ahead` where these are far away.
   """
 
   examples: Examples
   size: int
   rows: tuple[int, ...]
   images: Images
+  ahead: ReadAhead
 
   @functools.cached_property
   def parts(self) -> list[np.ndarray]:
-    """The rows of each chunk of a batch."""
-    return np.array_split(np.asarray(self.rows, np.int64), max(1, -(-len(self.rows) // CHUNK)))
+    """The rows of each chunk of a batch: those that share what is read together stay together."""
+    count, unit = len(self.rows), self.examples.order.rows
+    chunks = max(1, -(-count // max(CHUNK, unit)))
+    return np.split(
+      np.asarray(self.rows, np.int64), [round(i * count / unit / chunks) * unit for i in range(1, chunks)]
+    )
 
   @property
   def steps(self) -> int | None:
@@ -56,10 +63,12 @@ class Chunks:
   def fill(self, index: int, arrays: dict[str, np.ndarray], ended: Callable[[], bool]) -> None:
     """Makes a chunk in these arrays, unless it has `ended` before. Raises ImageError."""
     step, part = divmod(index, len(self.parts))
-    for i, row in enumerate(self.parts[part]):
+    positions = [step * self.size + int(row) for row in self.parts[part]]
+    self.ahead.expect(positions, self.images.kept)
+    for i, position in enumerate(positions):
       if ended():
         return
-      values = self.examples.example(self.images.prepared, step * self.size + int(row))
+      values = self.examples.example(self.images.prepared, position)
       for array, value in zip(arrays.values(), values, strict=True):
         array[i] = value
 
@@ -96,19 +105,20 @@ def batches(
     max_aspect: an image whose one side is more times the other is bad; panoramas reach 20.
     threads: that read and decode, of all workers together.
   """
-  bounds = on_error, max_pixels, max_aspect
-  rows = tuple(map(int, rows))
-  chunks = Chunks(examples, size, rows, Images(examples.source, *bounds))
+  assert getattr(examples.order, "batch", size) == size
+  options = size, tuple(map(int, rows)), start, (on_error, max_pixels, max_aspect)
+  chunks = _chunks(lambda: examples, *options)
   if workers is None:
     return Batches(chunks, start, threads)
-  opened = functools.partial(_chunks, workers.opened, size, rows, bounds)
+  opened = functools.partial(_chunks, workers.opened, *options)
   return Batches(chunks, start, threads, Pool(opened, chunks, workers.count, threads))
 
 
-def _chunks(opened, size, rows, bounds):
-  """The chunks in a worker."""
+def _chunks(opened, size, rows, start, bounds):
+  """The chunks of the examples that are opened, here or in a worker."""
   examples = opened()
-  return Chunks(examples, size, rows, Images(examples.source, *bounds))
+  ahead = ReadAhead(examples.source, examples.order, start * size)
+  return Chunks(examples, size, rows, Images(ahead.source, *bounds), ahead)
 
 
 class Workers(NamedTuple):
@@ -173,3 +183,4 @@ class Batches(Iterator):
     if self._pool:
       self._pool.close()
     self._filled.close()
+    self._chunks.ahead.close()

@@ -6,16 +6,15 @@ stream has one position per example, step * batch + row.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
 from einops import rearrange
-from grain.experimental import index_shuffle
 
 from vit_jax import rng
 from vit_jax.data import crops, randaugment
+from vit_jax.data.order import ORDERS, InOrder, Order
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice, at, make
 
@@ -27,39 +26,43 @@ class Examples:
   """Examples by position, a pure function of it and of the records of a source."""
 
   source: Source
-  record: Callable[[int], int]  # of a position
+  order: Order  # of the records
   example: Callable  # (`Images.prepared`, position) -> values of what `shapes` names, in its order
   shapes: Shapes
   length: int | None  # None: without end
+
+  def record(self, position: int) -> int:
+    """The record at a position."""
+    return self.order.record(position)
 
 
 def train_examples(
   source: Source,
   seed: int,
   patch: int | None = None,
+  batch: int = 1,
   *,
+  order: Annotated[Choice, ORDERS] = Choice("auto"),
   image_size: crops.Size = 224,
   crop: Annotated[Choice, crops.CROPS] = Choice("inception"),
   flip: bool = True,
   policy: Annotated[Choice, randaugment.POLICIES] = Choice("none"),
 ) -> Examples:
-  """Epochs without end, each a new permutation of the records.
+  """Epochs without end, each a new permutation of the records, in an order that may depend on the size of the `batch`.
 
   An example is cropped, mirrored half of the time with `flip`, then changed by the `policy`, and with `patch` P cut
   into patches: images are [S, S, 3], or [N, P*P*3], patches row by row, each as row, column, channel. All of it, and
   `draw`, follows from (seed, epoch, record). So does the record that replaces a bad one.
   """
+  with at("order"):
+    ordered = make(order, ORDERS, len(source), batch, seed, source.runs is not None)
   with at("crop"):
     cut = make(crop, crops.CROPS, image_size)
   with at("policy"):
     change = make(policy, randaugment.POLICIES)
 
-  def record_of(position):
-    epoch, place = divmod(position, len(source))
-    return index_shuffle(place, max_index=len(source) - 1, seed=_epoch_seed(seed, epoch), rounds=4)
-
   def example(prepared, position):
-    epoch, record = position // len(source), record_of(position)
+    epoch, record = position // len(source), ordered.record(position)
     draw = rng.draws(seed, "example", epoch, record)
     on_device = int(draw.random() * 2**32)
     mirrored = flip and draw.random() < 0.5
@@ -85,7 +88,7 @@ def train_examples(
     assert image_size % patch == 0
     image = ((image_size // patch) ** 2, patch**2 * 3)
   shapes = {"image": (image, np.uint8), "label": (_label_shape(source), np.int32), "draw": ((), np.uint32)}
-  return Examples(source, record_of, example, shapes, None)
+  return Examples(source, ordered, example, shapes, None)
 
 
 def eval_examples(
@@ -108,13 +111,8 @@ def eval_examples(
     values = prepared(position, prepare) if position < len(source) else None
     return nothing if values is None else (*values, 1.0)
 
-  return Examples(source, lambda position: position, example, shapes, len(source))
+  return Examples(source, InOrder(len(source)), example, shapes, len(source))
 
 
 def _label_shape(source):
   return () if source.labels == 1 else (source.labels,)
-
-
-@functools.lru_cache(maxsize=16)
-def _epoch_seed(seed, epoch):
-  return int(rng.generator(seed, "order", epoch).integers(2**32))

@@ -52,12 +52,13 @@ class Pool:
       threads: of all of them together, at least one of each.
     """
     self._chunks, self._closed = chunks, False
-    size = sum(array.nbytes for array in chunks.empty(len(chunks.parts[0])).values())  # no chunk has more rows
+    size = sum(array.nbytes for array in chunks.empty(max(map(len, chunks.parts))).values())
     self.lines = [Line(size) for _ in range(max(threads, workers))]
     self._processes = [self._start(opened, size, self.lines[i::workers]) for i in range(workers)]
-    self._idle = queue.SimpleQueue()
-    for line in self.lines:
-      self._idle.put(line)
+    # Rows that share what is read together are always made by the same worker.
+    self._idle = [queue.SimpleQueue() for _ in range(workers if chunks.examples.order.rows > 1 else 1)]
+    for i, line in enumerate(self.lines):
+      self._idle[i % workers % len(self._idle)].put(line)
 
   def _start(self, opened, size, lines):
     descriptors = [number for line in lines for number in (line.far.fileno(), line.file)]
@@ -80,7 +81,8 @@ class Pool:
 
   def fill(self, index: int, arrays: dict[str, np.ndarray], ended: Callable[[], bool]) -> None:
     """As `loader.Chunks.fill`, by a line that is idle. Raises WorkerError where its worker has died."""
-    line = self._idle.get()
+    idle = self._idle[index % len(self._chunks.parts) % len(self._idle)]
+    line = idle.get()
     line.waiting = index, time.monotonic()
     try:
       line.connection.send(index)
@@ -95,7 +97,7 @@ class Pool:
       raise WorkerError("it was closed" if self._closed else _death(line.process)) from None
     finally:
       line.waiting = None
-      self._idle.put(line)
+      idle.put(line)
 
   def reading(self) -> list[tuple[str, float]]:
     """(what, seconds) of the chunks that are being made now, those that take longest first."""
