@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.streams import RANDOM, evaluation, records, same, source, take, train, training
-from vit_jax.data import images, order, readahead, sources, stream
+from vit_jax.data import images, order, readahead, sources
 from vit_jax.schema import Choice
 
 BLOCKS = Choice("blocks", {"size": 8, "window": 4, "groups": 4})

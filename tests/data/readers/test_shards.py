@@ -1,6 +1,7 @@
 """Files of records in a bucket: opened once and when needed, neighbours with one request, errors that name the file."""
 
 import concurrent.futures
+import time
 
 import pytest
 from array_record.python import array_record_module
@@ -61,6 +62,16 @@ def test_neighbours_are_one_request_and_a_file_is_opened_by_one(proxy):
     found = list(pool.map(lambda run: made.read(*run), runs))
   assert [record for some in found for record in some] == [stored(i) for i in range(107, 331)]
   assert proxy.count("data-2") - before <= len(runs) + 1
+
+
+def test_of_thousands_of_files_none_is_opened_before_it_is_needed(proxy):
+  files = ["gs://bucket/data-0"] * 3000
+  before = proxy.count("data-0")
+  began = time.monotonic()
+  made = shards.Shards(files, [100] * 3000)
+  assert time.monotonic() - began < 1 and proxy.count("data-0") == before
+  assert made.read(299_932, 299_964) == [stored(i) for i in range(32, 64)]
+  assert proxy.count("data-0") - before <= 2
 
 
 def test_of_many_files_only_some_are_open(proxy, monkeypatch):
