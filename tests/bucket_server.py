@@ -22,12 +22,14 @@ HEAD = re.compile(rb"(GET|POST|PUT|PATCH|DELETE|HEAD) (\S+) HTTP")
 class Proxy:
   """What goes between clients and a server: `requests` so far, of which each waits for `latency` seconds.
 
-  Where `refuse`, a pattern, is found in the path, the answer is 503 and the server never hears of it.
+  Where `refuse`, a pattern, is found in the path, the answer is 503 and the server never hears of it. The
+  first connection with more than `cut` bytes of answers breaks.
   """
 
   upstream: int
   latency: float = 0.0
   refuse: str | None = None
+  cut: int | None = None
   requests: list[str] = dataclasses.field(default_factory=list)
 
   def __post_init__(self):
@@ -56,7 +58,7 @@ class Proxy:
         for end in (client, server):
           end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         threading.Thread(target=self._ask, args=(client, server), daemon=True).start()
-        threading.Thread(target=_pump, args=(server, client), daemon=True).start()
+        threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
 
   def _ask(self, client, server):
     """Passes requests on: no client sends one before it has the answer to the one before."""
@@ -71,11 +73,16 @@ class Proxy:
             continue
         server.sendall(data)
 
-
-def _pump(server, client):
-  with contextlib.suppress(OSError), contextlib.closing(client):
-    while data := server.recv(2**20):
-      client.sendall(data)
+  def _answer(self, server, client):
+    passed = 0
+    with contextlib.suppress(OSError), contextlib.closing(client):
+      while data := server.recv(2**16):
+        client.sendall(data)
+        passed += len(data)
+        if self.cut and passed > self.cut:
+          self.cut = None
+          break
+      client.shutdown(socket.SHUT_RDWR)  # `close` alone says nothing while the other thread waits for a request
 
 
 @contextlib.contextmanager

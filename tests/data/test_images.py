@@ -64,7 +64,9 @@ def test_an_error_of_the_disk_makes_no_record_bad_and_stops_the_run(on_error):
     raise OSError(errno.ESTALE, "Stale file handle")
 
   made = of(read, on_error, 1000)
-  with pytest.raises(images.ImageError, match=r"record 3: .*Stale file handle; see whether its disk is there"):
+  with pytest.raises(
+    images.ImageError, match=r"record 3: .*Stale file handle; see whether its disk or bucket is there"
+  ):
     made.prepared(3, same)
   assert not made.reasons
 

@@ -53,7 +53,9 @@ class Images:
         raise
       except (OSError, ValueError, MemoryError, cv2.error) as error:
         if isinstance(error, OSError) and error.errno not in _OF_A_FILE:
-          raise self.stop(f"{self.source.place(record)}: {_text(error)}; see whether its disk is there") from error
+          raise self.stop(
+            f"{self.source.place(record)}: {_text(error)}; see whether its disk or bucket is there"
+          ) from error
         return self._bad(record, error)
       return image, self._label(record, label)
 

@@ -117,3 +117,11 @@ def test_a_bucket_that_is_busy_for_a_while_is_waited_for(proxy):
       reading.result(timeout=0.3)
     proxy.refuse = None
     assert reading.result(timeout=60) == [stored(i) for i in range(32, 64)]
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(proxy, monkeypatch):
+  made = opened()
+  made.read(107, 108)
+  monkeypatch.setattr(proxy, "cut", 10_000)
+  assert made.read(203, 267) == [stored(i) for i in range(203, 267)]
+  assert proxy.cut is None

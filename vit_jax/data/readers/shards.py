@@ -74,12 +74,12 @@ class Shards:
   def _reader(self, shard):
     """The file, open."""
     with self._lock:
-      if shard in self._open:
-        self._open.move_to_end(shard)
-        return self._open[shard]
-    with self._opening[shard]:  # one thread opens it, and no thread waits for another file
-      if shard in self._open:
-        return self._open[shard]
+      opening = self._opening[shard]
+    with opening:  # one thread opens it, and no thread waits for another file
+      with self._lock:
+        if shard in self._open:
+          self._open.move_to_end(shard)
+          return self._open[shard]
       reader = ArrayRecordReader(self._files[shard], OPTIONS)
       if not reader.ok():
         raise RuntimeError("there is no such file, it is no array_record file, or this account may not read it")
