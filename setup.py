@@ -18,7 +18,7 @@ setup(
     "optax>=0.2.8,<0.3",
     "orbax-checkpoint>=0.12.8,<0.13",
     "grain>=0.2.18,<0.3",
-    "array_record>=0.8.1,<0.9",
+    "array_record>=0.8.6,<0.9",  # reads buckets
     "tensorflow-datasets>=4.9.10,<4.10",
     "importlib_resources>=6.4,<8",  # tensorflow-datasets imports it and does not ask for it
     "ml-collections>=1.1.0,<2",

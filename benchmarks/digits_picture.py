@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from vit_jax import build, checkpoints, config, files, mesh, models, runtime, schema
-from vit_jax.data import augment, catalog, stream
+from vit_jax.data import augment, catalog, loader, stream
 
 
 def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -24,8 +24,8 @@ def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarr
     state, _ = store.restore(parts.state_shapes)
   source = catalog.open_split(run.data, "test")
   examples = stream.eval_examples(source, **schema.arguments(run.data, stream.eval_examples))
-  options = schema.arguments(run.data, stream.batches)
-  with contextlib.closing(stream.batches(examples, len(source), range(len(source)), **options)) as batches:
+  options = schema.arguments(run.data, loader.batches)
+  with contextlib.closing(loader.batches(examples, len(source), range(len(source)), **options)) as batches:
     batch = next(batches)
   model = models.functional(models.Description(run.model, run.data.args["image_size"], len(source.classes)))
   images = augment.normalise(batch["image"], **schema.arguments(run.data, augment.normalise))

@@ -122,7 +122,9 @@ def says_where(error: schema.ConfigError, changed: list[str]) -> bool:
   # Of a long key the beginning is shown, and no key has parts with numbers.
   start = re.match(r"(?:(?:--)?config\b)?\.?(.*?)(?:\.\.\. \(.*|\[\d.*)?: ", said, re.DOTALL)
   place = start[1] if start else "nowhere"
-  near = [f"{key[:100]}." for key in keys + [of for of, on in DEPENDENT.items() if {*on} & {*changed}]]
+  dependent = [of for of, on in DEPENDENT.items() if {*on} & {*changed}]
+  # Another name may not take the keys beside it.
+  near = [f"{key.removesuffix('.name')[:100]}." for key in keys + dependent]
   if any(key.startswith(f"{place[:100]}.") or f"{place[:100]}.".startswith(key) for key in near):
     return True
   return any(key and re.search(rf"config\.{re.escape(key)}(?!\w)", said) for key in keys)

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 
 from vit_jax import schema
-from vit_jax.data import sources, stream
+from vit_jax.data import loader, sources, stream
 
 PLAIN = {"image_size": 2, "crop": schema.Choice("resize"), "flip": False}
 RANDOM = {"image_size": 4, "crop": schema.Choice("inception"), "flip": True}
@@ -38,13 +38,18 @@ def train(source, batch, steps, seed=0, start=0, rows=None, patch=None, **args):
   return take(training(source, batch, rows, seed, start, patch, **{"threads": 3} | args), steps)
 
 
+def opened(count, bad=()):
+  """Examples that another process can open."""
+  return stream.train_examples(source(count, bad), 0, **PLAIN | RANDOM)
+
+
 def training(source, batch, rows, seed=0, start=0, patch=None, on_error="raise", threads=8, **args):
-  examples = stream.train_examples(source, seed, patch, **PLAIN | args)
-  return stream.batches(examples, batch, rows, start, on_error=on_error, threads=threads)
+  examples = stream.train_examples(source, seed, patch, batch, **PLAIN | args)
+  return loader.batches(examples, batch, rows, start, on_error=on_error, threads=threads)
 
 
 def evaluation(source, batch, rows, **options):
-  return stream.batches(stream.eval_examples(source, image_size=2), batch, rows, **options)
+  return loader.batches(stream.eval_examples(source, image_size=2), batch, rows, **options)
 
 
 def records(batches):

@@ -143,8 +143,8 @@ def test_what_is_imported_is_what_setup_asks_for():
       "einops": "einops", "numpy": "numpy", "cv2": "opencv-python-headless", "sklearn": "scikit-learn",
       "tensorflow": "tensorflow-cpu", "safetensors": "safetensors", "ml_dtypes": "ml_dtypes", "torch": "torch",
       "matplotlib": "matplotlib", "rich": "rich", "tensorboard": "tensorboard", "jaxtyping": "jaxtyping",
-      "google": "protobuf", "etils": "etils", "fsspec": "gcsfs", "gcsfs": "gcsfs", "aiohttp": "gcsfs",
-      "requests": "gcsfs",
+      "google": "protobuf", "array_record": "array_record", "etils": "etils", "fsspec": "gcsfs", "gcsfs": "gcsfs",
+      "aiohttp": "gcsfs", "requests": "gcsfs",
   }  # fmt: skip
   standard = sys.stdlib_module_names
   for file, tree in FILES.items():

@@ -13,6 +13,7 @@ import pytest
 from tests import runs
 from tests.image_files import image
 from vit_jax import config, identity, mesh
+from vit_jax.data import order as orders
 from vit_jax.data import sources, stream
 from vit_jax.data.readers.folder import folder
 from vit_jax.schema import Choice
@@ -173,6 +174,19 @@ def test_an_unreadable_image_is_no_other_image(photos):
 
 
 @pytest.mark.parametrize("step", [0, 1, 3, 100])
+def test_other_blocks_are_noticed_and_the_same_ones_are_not(photos, step):
+  made, plain = source(photos), {"image_size": 8, "crop": Choice("resize")}
+
+  def examples(seed=3, **args):
+    return stream.train_examples(made, seed, None, 8, order=Choice("blocks", {"size": 3, "groups": 2} | args), **plain)
+
+  positions = json.loads(json.dumps(identity.order(examples(), step * 8)))
+  assert identity.other_order(positions, examples()) is None
+  for other in (examples(4), examples(size=2), examples(window=1), examples(groups=4)):
+    assert "another order of images (position" in identity.other_order(positions, other)
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 100])
 def test_another_permutation_is_noticed_and_the_same_one_is_not(photos, monkeypatch, step):
   made, plain = source(photos), {"image_size": 8, "crop": Choice("resize")}
   positions = json.loads(json.dumps(identity.order(stream.train_examples(made, 3, **plain), step * 8)))
@@ -180,8 +194,8 @@ def test_another_permutation_is_noticed_and_the_same_one_is_not(photos, monkeypa
   for epoch in (step * 8 // len(made), step * 8 // len(made) + 1):
     assert any(position // len(made) == epoch for position in positions["positions"])
   assert "another order of images (position" in identity.other_order(positions, stream.train_examples(made, 4, **plain))
-  before = stream.index_shuffle
-  monkeypatch.setattr(stream, "index_shuffle", lambda i, **rest: (before(i, **rest) + 1) % len(made))
+  before = orders.index_shuffle
+  monkeypatch.setattr(orders, "index_shuffle", lambda i, **rest: (before(i, **rest) + 1) % len(made))
   assert "another order of images" in identity.other_order(positions, stream.train_examples(made, 3, **plain))
 
 

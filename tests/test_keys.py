@@ -77,8 +77,9 @@ def test_all_tables_are_found():
   assert names >= {
     "models.vit.vit", "optim.lion", "optim.optimizer", "optim.schedules.rsqrt", "steps.train_step",
     "tasks.classify.Classify", "data.crops.centre", "data.randaugment.none", "data.warping.affine",
-    "data.readers.folder.folder", "data.readers.tfds.own_copy", "data.stream.batches", "data.augment.normalise",
+    "data.readers.folder.folder", "data.readers.tfds.own_copy", "data.loader.batches", "data.augment.normalise",
     "evals.interval", "data.mixing.cutmix", "evals.fewshot.fewshot", "data.erasing.no_erasing", "probes.ridge_probe",
+    "data.order.blocks",
   }  # fmt: skip
 
 

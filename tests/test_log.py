@@ -83,3 +83,18 @@ def test_the_program_is_few_steps_ahead_of_its_devices(parts, tmp_path, monkeypa
     for step in range(1, 11):
       lines.add(step, {"loss": step}, 0)
   assert waited == [{"loss": step} for step in range(1, 11 - log.AHEAD)]
+
+
+def test_a_run_that_waits_for_its_data_says_once_what_helps(parts, tmp_path, monkeypatch, capsys):
+  timer = clock.Clock()
+  shares = iter([0.5, 0.5, 0.02, 0.3, 0.3, 0.3, 0.4])  # of the lines; two in a row are chance
+  monkeypatch.setattr(timer, "lap", lambda images: {"images_per_second": 9.0, "data_wait": next(shares)})
+  monkeypatch.setattr(clock.Clock, "rate", 9.0)
+  (tmp_path / "run").mkdir()
+  with contextlib.closing(log.Log(parts, tmp_path / "run", 0, timer, timer.phase, Store(), {})) as lines:
+    said = []
+    for step in range(1, 8):
+      lines.add(step, {"loss": jnp.asarray(1.0)}, 0)
+      lines.write(step)
+      said.append("data.workers (now 0)" in capsys.readouterr().out)
+  assert said == [False] * 5 + [True, False]

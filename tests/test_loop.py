@@ -11,7 +11,7 @@ import pytest
 
 from tests import runs
 from vit_jax import build, checkpoints, loop, mesh, runtime
-from vit_jax.data.stream import ImageError
+from vit_jax.data.images import ImageError
 from vit_jax.schema import ConfigError
 
 pytestmark = pytest.mark.heavy

@@ -27,6 +27,17 @@ def test_generators_follow_from_seed_name_and_numbers_alone():
   assert len(set(draws)) == len(cases)
 
 
+def test_draws_follow_from_seed_name_and_numbers_alone():
+  one = rng.draws(3, "a", 1, 2).random()
+  assert one == rng.draws(3, "a", 1, 2).random()
+  others = [rng.draws(*key).random() for key in ((4, "a", 1, 2), (3, "b", 1, 2), (3, "a", 2, 1), (3, "a", 1, 2, 0))]
+  assert len({one, *others}) == 5
+  # Of neighbours, uniform and without a trace of each other.
+  numbers = np.array([rng.draws(0, "a", 0, i).random() for i in range(20_000)])
+  np.testing.assert_allclose(np.quantile(numbers, [0.1, 0.5, 0.9]), [0.1, 0.5, 0.9], atol=0.012)
+  assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 0.03
+
+
 def test_keys_are_those_of_flax():
   ours, theirs = rng.Keys(jax.random.key(7)), nnx.Rngs(params=jax.random.key(7))
   for _ in range(3):

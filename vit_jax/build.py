@@ -15,7 +15,7 @@ from clu import parameter_overview
 
 from vit_jax import checkpoints, evals, flops, hardware, identity, importers, mesh, models, optim, rng, steps, tasks
 from vit_jax.config import Run
-from vit_jax.data import augment, catalog, stream
+from vit_jax.data import augment, catalog, loader, stream
 from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.digests import sha256
 from vit_jax.importers import surgery
@@ -159,8 +159,8 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   init, state_shapes = _state(run, model, task, transformation, params, grid)
   step = _step(run, model, task, transformation, state_shapes, grid)
   with at("config.data"):
-    patch = task.patch if training else None
-    examples = stream.train_examples(source, run.seed, patch, **arguments(run.data, stream.train_examples))
+    opened = functools.partial(catalog.train_examples, run.data, run.seed, task.patch if training else None, run.batch)
+    examples = opened(source)
   subject = evals.Subject(model, grid, run.data, run.batch, open_split, task.predict)
   save_every, keep_every = max(1, steps_of(run.checkpoint.every)), run.checkpoint.keep_every
   parts = Parts(
@@ -185,7 +185,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
       name: jax.ShapeDtypeStruct((run.batch, *shape), kind, sharding=mesh.batch(grid))
       for name, (shape, kind) in examples.shapes.items()
     },
-    batches=functools.partial(_train_batches, run, examples, mesh.batch(grid)),
+    batches=functools.partial(_train_batches, run, examples, opened, mesh.batch(grid)),
     evals=_evals(run, subject, steps_of),
     flops_per_image=3 * _forward_flops(model.description),
   )
@@ -263,9 +263,10 @@ def _weights(init, description, paths):
   return surgery.stack(arrays, paths), [f"weights of {init.from_}", *notes]
 
 
-def _train_batches(run, examples, sharding, start) -> DeviceBatches:
+def _train_batches(run, examples, opened, sharding, start) -> DeviceBatches:
   rows = mesh.local_rows(sharding, run.batch)
-  batches = stream.batches(examples, run.batch, rows, start, **arguments(run.data, stream.batches))
+  workers = loader.processes(opened, **arguments(run.data, loader.processes))
+  batches = loader.batches(examples, run.batch, rows, start, workers, **arguments(run.data, loader.batches))
   return DeviceBatches(batches, rows, run.batch, sharding)
 
 

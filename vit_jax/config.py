@@ -121,7 +121,7 @@ class Measurement:
 
 
 # What a restart in the same workdir may change.
-MAY_CHANGE = ("total", "log", "limits", "data.on_error", "evals.*.data.on_error")
+MAY_CHANGE = ("total", "log", "limits", "data.on_error", "data.threads", "data.workers", "evals.*.data.on_error")
 
 
 def recipe(**fields) -> ml_collections.ConfigDict:

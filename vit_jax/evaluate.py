@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import build, checkpoints, cli, config, files, flags, identity, loop, mesh, metrics, runtime, schema, steps
-from vit_jax.data import stream
+from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, outcomes
 from vit_jax.evals.accuracy import Details
 
@@ -125,7 +125,7 @@ def evaluate(
   measures = {name: each.measure for name, each in parts.evals.items()}
   try:
     measured = outcomes.measure(measures, state.params, state.ema, poll)
-  except stream.ImageError as error:
+  except ImageError as error:
     raise schema.ConfigError(str(error)) from error
   runtime.say(f"{name}, step {int(state.step)} of {parts.total}" if state.step else str(name))
   intervals = {

@@ -14,7 +14,7 @@ import pathlib
 import jax
 
 from vit_jax import cli, config, files, flags, importers, measuring, runtime, schema
-from vit_jax.data import stream
+from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome
 from vit_jax.runtime import say
 
@@ -45,7 +45,7 @@ def main() -> None:
       try:
         with watch.phase("evaluation"):
           outcomes[name] = evaluation(measured.params, watch.poll)
-      except stream.ImageError as error:
+      except ImageError as error:
         raise schema.ConfigError(str(error)) from error
       if jax.process_index() == 0:
         report(name, outcomes[name])

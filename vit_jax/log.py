@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import os
 import pathlib
 from collections.abc import Callable, Iterator
 
@@ -11,6 +12,7 @@ import numpy as np
 from vit_jax import build, checkpoints, clock, hardware, runtime, writer
 from vit_jax.runtime import say
 
+WAITING, WAITS = 0.1, 3  # share of the time that is too much, and of so many lines in a row
 AHEAD = 4  # steps that the devices may be behind this program
 
 
@@ -45,6 +47,7 @@ class Log:
     self._lap_began = self._seen = start  # step
     self._skipped = 0
     self._evaluated = None  # step
+    self._waits = 0  # lines in a row in which the devices waited for data; below 0: that was said
 
   def add(self, step: int, metrics: dict[str, jax.Array], skipped: int) -> None:
     """What `step` measured, which the devices may not have done yet, and how many images were skipped so far."""
@@ -103,6 +106,7 @@ class Log:
     self._writer.write(step, scalars)
     self.clock.write()
     say(line)
+    self._advise(scalars.get("data_wait", 0.0))
 
   @contextlib.contextmanager
   def phase(self, name: str, step: int) -> Iterator[None]:
@@ -121,6 +125,17 @@ class Log:
   def flush(self) -> None:
     """Brings what was written where a restart finds it."""
     self._writer.flush()
+
+  def _advise(self, waited):
+    """Says once what helps where this share of the time was spent waiting for data, line after line."""
+    self._waits = (self._waits + 1 if waited > WAITING else 0) if self._waits >= 0 else -1
+    if self._waits == WAITS:
+      self._waits = -1
+      data, cores = self._parts.run.data.args, os.cpu_count()
+      say(
+        f"{waited:.0%} of the time is spent waiting for data: raise --config.data.workers (now {data['workers']}) or "
+        f".threads (now {data['threads']}), up to the {cores} cores of this machine; a restart may change both"
+      )
 
   def close(self) -> None:
     """Ends the files."""

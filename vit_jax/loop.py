@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from vit_jax import build, checkpoints, clock, config, digests, files, identity, mesh, runtime, steps, writer
-from vit_jax.data import stream
 from vit_jax.data.device_batches import DeviceBatches
+from vit_jax.data.images import ImageError
+from vit_jax.data.workers import WorkerError
 from vit_jax.evals import outcomes
 from vit_jax.log import Log, due
 from vit_jax.runtime import say
@@ -74,7 +75,7 @@ def train(
       run.timer.stop()
       figures = evaluate(run, parts.evals, step, state)
       save(run, step, state)
-    except (runtime.Preempted, stream.ImageError) as reason:
+    except (runtime.Preempted, ImageError, WorkerError) as reason:
       if isinstance(reason, runtime.Preempted) or runtime.alone():  # all must save; one alone has the image
         save(run, step, state)
         run.store.wait()  # before the others hear of the end, and leave
@@ -214,8 +215,10 @@ def write_result(workdir: pathlib.Path, result: dict) -> dict:
 
 
 def ending(reason: Exception, step: int) -> Exception:
-  """The error that a run ends with at `step`: it was asked to stop, or an image cannot be decoded."""
+  """The error that a run ends with at `step`: it was asked to stop, an image is bad, or a worker process died."""
   advice = f"Step {step} is saved; the same command continues from it"
+  if isinstance(reason, WorkerError):
+    return runtime.Stop(runtime.EXIT_PEER, f"{reason}. {advice}" if runtime.alone() else str(reason))
   if not isinstance(reason, runtime.Preempted) or reason.code == runtime.EXIT_CONFIG:
     advice += ", with --accept-data where the file was mended"
   if isinstance(reason, runtime.Preempted):

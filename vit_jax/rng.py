@@ -1,5 +1,6 @@
 """Random streams by name: every draw follows from (seed, name, step), so a restart has no random state to restore."""
 
+import random
 import zlib
 
 import jax
@@ -26,6 +27,18 @@ class Keys:
     return jax.random.fold_in(self._key, self._count - 1)
 
 
+def draws(seed: int, name: str, *numbers: int) -> random.Random:
+  """Generator of the stream `name` at `numbers`, each below 2^64, for what is drawn of every example.
+
+  It takes 10 us, where NumPy's takes 50. Of its methods only `random()`, uniform in [0, 1), gives the same numbers in
+  every version of Python (its documentation), so only that is used.
+  """
+  key = seed
+  for number in (zlib.crc32(name.encode()), *numbers):
+    key = key << 64 | number
+  return random.Random(key)
+
+
 def generator(seed: int, name: str, *numbers: int) -> np.random.Generator:
-  """NumPy generator of the stream `name` at `numbers`, for example (epoch, record): host-side draws."""
+  """NumPy generator of the stream `name` at `numbers`, for example an epoch: draws on the host."""
   return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, zlib.crc32(name.encode()), *numbers))))

@@ -66,8 +66,8 @@ def main() -> int:
 def attempt(case: Case, root: pathlib.Path) -> str | None:
   """What is wrong with what a case ends in."""
   name, make, codes = case
-  # A run that is continued says who has its workdir, and how long it is to be.
-  but = {"lock", "config.json"} if "metrics" in name else {"lock"}
+  # A run that is continued says who has its workdir, how long it is to be, and where the time goes.
+  but = {"lock", "config.json", "goodput.json"} if "metrics" in name else {"lock"}
   folder, log = root / "case", root / "log"
   folder.mkdir()
   os.chdir(folder)
@@ -165,8 +165,11 @@ def cases(run: pathlib.Path) -> Iterator[Case]:
   for name, make in hostile_paths.PATHS.items():
     yield f"path: {name}", lambda folder, make=make: ["convert", "--inspect", str(make(folder / "w.npz"))], (2,)
   for name, (file, data) in WORKDIR.items():
-    yield f"workdir, measured: {name}", copied(run, file, data, "evaluate"), (2,) if file == "config.json" else (0,)
-    yield f"workdir, continued: {name}", copied(run, file, data, "train"), (2,) if file == "config.json" else (0, 2)
+    # The checkpoint says of what run it is; config.json counts where there is none.
+    yield f"workdir, measured: {name}", copied(run, file, data, "evaluate"), (0, 2) if file == "config.json" else (0,)
+    yield f"workdir, continued: {name}", copied(run, file, data, "train"), (0, 2)
+    if file == "config.json":
+      yield f"workdir, begun: {name}", copied(run, file, data, "train", saved=False), (2,)
   for name, (code, body) in CONFIGS.items():
     yield f"config: {name}", config(body), (code,)
   for name, record in SWEEPS.items():
@@ -214,11 +217,14 @@ WORKDIR = {
 }  # fmt: skip
 
 
-def copied(run: pathlib.Path, file: str, data, verb: str) -> Callable:
-  """A finished workdir with another file in it, measured or continued."""
+def copied(run: pathlib.Path, file: str, data, verb: str, saved: bool = True) -> Callable:
+  """A finished workdir, or one in which nothing was `saved`, with another file in it, measured or continued."""
 
   def command(folder):
     shutil.copytree(run, folder / "run")
+    if not saved:
+      shutil.rmtree(folder / "run/checkpoints")
+      (folder / "run/result.json").unlink()
     target = folder / "run" / file
     target.unlink()
     if callable(data):

@@ -26,7 +26,8 @@ import numpy as np
 from tests import hostile_images
 from tests.image_files import encode, picture
 from vit_jax import schema
-from vit_jax.data import catalog, crops, decoding, sources, stream
+from vit_jax.data import catalog, crops, decoding, loader, sources, stream
+from vit_jax.data.images import ImageError
 
 SECONDS, SMALL = 20, 250  # a process may take so long, and so many MiB more than it began with
 # All threads together decode half of what they usually may: of the large image one at a time, as it takes 580 MiB. Of
@@ -119,7 +120,7 @@ def raised_in_training(photos, expected) -> list[str]:
   """The same for training, without chance."""
   source = records(photos, [0] * THREADS)
   examples = stream.train_examples(source, 0, image_size=SIZE, crop=schema.Choice("centre"), flip=False)
-  return outcome(stream.batches(examples, 1, range(1), threads=THREADS), expected)
+  return outcome(loader.batches(examples, 1, range(1), threads=THREADS), expected)
 
 
 def skipped(photos, expected) -> list[str]:
@@ -148,14 +149,14 @@ def measured(photos, numbers, size, **options):
   """Batches for evaluation."""
   choice = schema.Choice("centre")
   examples = stream.eval_examples(records(photos, numbers), image_size=SIZE, test_crop=choice)
-  return stream.batches(examples, size, range(size), threads=THREADS, **options)
+  return loader.batches(examples, size, range(size), threads=THREADS, **options)
 
 
 def outcome(batches, expected) -> list[str]:
   """What is wrong with the first batches, one for each thread."""
   try:
     taken = [next(batches)["image"][0] for _ in range(THREADS)]
-  except stream.ImageError as error:
+  except ImageError as error:
     batches.close()
     if expected is not None:
       return [f"refused: {error}"]

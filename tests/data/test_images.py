@@ -13,7 +13,7 @@ from tests import hostile_images
 from tests.image_files import encode, picture
 from tests.streams import PLAIN, file, records, source, train
 from vit_jax import schema
-from vit_jax.data import catalog, crops, images, prefetch, sources, stream
+from vit_jax.data import catalog, crops, images, loader, prefetch, sources, stream
 
 SMALL = [name for name in hostile_images.REFUSED if "32,767" not in name]
 
@@ -64,7 +64,9 @@ def test_an_error_of_the_disk_makes_no_record_bad_and_stops_the_run(on_error):
     raise OSError(errno.ESTALE, "Stale file handle")
 
   made = of(read, on_error, 1000)
-  with pytest.raises(images.ImageError, match=r"record 3: .*Stale file handle; see whether its disk is there"):
+  with pytest.raises(
+    images.ImageError, match=r"record 3: .*Stale file handle; see whether its disk or bucket is there"
+  ):
     made.prepared(3, same)
   assert not made.reasons
 
@@ -97,14 +99,14 @@ def test_an_error_of_cropping_or_of_the_policy_is_an_error_of_the_image(monkeypa
   monkeypatch.setitem(table, "failing", (lambda size: fail) if stage == "crop" else lambda: fail)
   monkeypatch.setitem(crops.TEST_CROPS, "failing", lambda size: fail)
   args = {stage: schema.Choice("failing")}
-  with pytest.raises(stream.ImageError, match=r"^made, record 3: ") as caught:
+  with pytest.raises(images.ImageError, match=r"^made, record 3: ") as caught:
     train(source(10), 10, 1, **args)
   assert caught.value.__cause__ is error
   taken = train(source(2000), 500, 4, on_error="skip", **args)
   assert sorted(records(taken))[:4] == [0, 1, 2, 4]  # one epoch, in which another stands for it
   if stage == "crop":
     examples = stream.eval_examples(source(2000), image_size=2, test_crop=schema.Choice("failing"))
-    batches = stream.batches(examples, 500, range(500), on_error="skip")
+    batches = loader.batches(examples, 500, range(500), on_error="skip")
     mask = next(batches)["mask"]
     batches.close()
     assert np.flatnonzero(mask == 0).tolist() == [3]
@@ -115,8 +117,8 @@ def test_a_bomb_for_the_crop_is_an_error_of_the_image_and_not_of_memory():
   made = sources.Source("made", "test", ("a",), 1, lambda i: (data, 0), lambda i: f"made, record {i}")
   for max_aspect, reason in ((100, "data.max_aspect=100 times"), (1e9, "allowed: 256 MiB|libpng|OpenCV")):
     examples = stream.eval_examples(made, test_crop=schema.Choice("centre"))
-    batches = stream.batches(examples, 1, range(1), max_aspect=max_aspect)
-    with pytest.raises(stream.ImageError, match=f"made, record 0: .*({reason})"):
+    batches = loader.batches(examples, 1, range(1), max_aspect=max_aspect)
+    with pytest.raises(images.ImageError, match=f"made, record 0: .*({reason})"):
       next(batches)
     batches.close()
 
@@ -125,14 +127,14 @@ def test_the_bounds_of_a_config_hold_for_training_and_for_measuring():
   large = sources.Source("made", "t", ("a",), 1, lambda i: (encode(picture(60, 80)), 0), lambda i: f"made, record {i}")
   for examples in (stream.train_examples(large, 0, **PLAIN), stream.eval_examples(large, image_size=2)):
     for bounds, message in (({"max_pixels": 4000}, "max_pixels=4,000"), ({"max_aspect": 1.3}, "max_aspect=1.3")):
-      batches = stream.batches(examples, 1, range(1), **bounds)
-      with pytest.raises(stream.ImageError, match=message):
+      batches = loader.batches(examples, 1, range(1), **bounds)
+      with pytest.raises(images.ImageError, match=message):
         next(batches)
       batches.close()
 
 
 def test_the_first_problem_is_known_before_its_batch_is_asked_for():
-  batches = stream.batches(stream.eval_examples(source(200, bad=[30]), image_size=2), 4, range(4), threads=2)
+  batches = loader.batches(stream.eval_examples(source(200, bad=[30]), image_size=2), 4, range(4), threads=2)
   assert batches.problem is None
   next(batches)
   for _ in range(6):
@@ -140,7 +142,7 @@ def test_the_first_problem_is_known_before_its_batch_is_asked_for():
   deadline = time.monotonic() + 20
   while batches.problem is None and time.monotonic() < deadline:
     time.sleep(0.01)  # record 30 is in the eighth batch, which nobody asked for
-  assert isinstance(batches.problem, stream.ImageError)
+  assert isinstance(batches.problem, images.ImageError)
   assert "made, record 30" in str(batches.problem)
   batches.close()
 
@@ -156,7 +158,7 @@ def test_what_is_being_read_is_known_and_closing_does_not_wait_for_it(monkeypatc
     return file(i), 0
 
   made = sources.Source("made", "t", ("a",), 40, read, lambda i: f"made, record {i}")
-  batches = stream.batches(stream.eval_examples(made, image_size=2), 4, range(4), threads=3)
+  batches = loader.batches(stream.eval_examples(made, image_size=2), 4, range(4), threads=3)
   next(batches)
   assert begun.wait(20)
   time.sleep(0.2)
@@ -170,7 +172,7 @@ def test_what_is_being_read_is_known_and_closing_does_not_wait_for_it(monkeypatc
 
 
 def test_nothing_is_being_read_once_everything_was():
-  batches = stream.batches(stream.eval_examples(source(10), image_size=2), 4, range(4))
+  batches = loader.batches(stream.eval_examples(source(10), image_size=2), 4, range(4))
   assert len(list(batches)) == 3
   assert batches.reading() == []
   batches.close()
@@ -178,7 +180,7 @@ def test_nothing_is_being_read_once_everything_was():
 
 def test_many_bad_images_are_counted_under_all_threads_and_the_log_names_each_once(caplog):
   bad = [3, 500, 1400]
-  batches = stream.batches(
+  batches = loader.batches(
     stream.eval_examples(source(4000, bad), image_size=2), 100, range(100), on_error="skip", threads=8
   )
   list(batches)

@@ -1,7 +1,7 @@
 """The datasets: one row each. A row names the reader and states what is known before any file is opened."""
 
 from vit_jax import schema
-from vit_jax.data import augment, sources, stream
+from vit_jax.data import augment, loader, sources, stream
 from vit_jax.data.readers import folder, tfds
 from vit_jax.data.sources import Row, Splits
 from vit_jax.schema import Choice, bind, lookup
@@ -92,18 +92,24 @@ def _defaults(row):
 # The keys of `config.data` by name: those of the reader, and of what is made of its images.
 READERS = {name: schema.preset(row.reader, name, row, **_defaults(row)) for name, row in CATALOG.items()}
 DATA = {
-  name: (reader, stream.train_examples, stream.eval_examples, stream.batches, augment.build)
+  name: (reader, stream.train_examples, stream.eval_examples, loader.batches, loader.processes, augment.build)
   for name, reader in READERS.items()
 }
 # The same for data that are measured and not trained on.
 EVAL_DATA = {
-  name: (reader, stream.eval_examples, stream.batches, augment.normalise) for name, reader in READERS.items()
+  name: (reader, stream.eval_examples, loader.batches, augment.normalise) for name, reader in READERS.items()
 }
 
 
 def open_split(choice: Choice, split: str) -> sources.Source:
   """The source of a data choice; `split` is "train", "val" or "test", as the choice has them, or a split string."""
   return schema.make(choice, DATA, split)
+
+
+def train_examples(choice: Choice, seed: int, patch: int | None, batch: int, source: sources.Source | None = None):
+  """`stream.train_examples` of the choice's "train", which is opened unless it is given as `source`."""
+  source = open_split(choice, "train") if source is None else source
+  return stream.train_examples(source, seed, patch, batch, **schema.arguments(choice, stream.train_examples))
 
 
 def known_split(choice: Choice, split: str) -> sources.Source:

@@ -1,7 +1,7 @@
 """From an image to a square of the wanted size, on the host, in uint8 RGB.
 
-A crop is `(image [H, W, 3], draw) -> [S, S, 3]`; `draw()` gives a NumPy generator and is called only for
-chance. The table's functions take the size S and the arguments of the config, and return the crop.
+A crop is `(image [H, W, 3], draw) -> [S, S, 3]`; `draw` is a `random.Random`, of which `random()` is called, and only
+for chance. The table's functions take the size S and the arguments of the config, and return the crop.
 """
 
 from typing import Annotated
@@ -47,21 +47,21 @@ def inception(
   _ordered("ratio", ratio)
 
   def crop(image, draw):
-    top, left, height, width = inception_box(draw().random((10, 4)), *image.shape[:2], area, ratio)
+    top, left, height, width = inception_box(draw, *image.shape[:2], area, ratio)
     box = image[top : top + height, left : left + width]
     return cv2.resize(box, (size, size), interpolation=cv2.INTER_LINEAR)
 
   return crop
 
 
-def inception_box(numbers, height, width, area, ratio) -> tuple[int, int, int, int]:
-  """Top, left, height and width of the box, from uniform numbers [tries, 4]: area, ratio, top, left."""
-  for share, aspect, top, left in numbers:
-    target = height * width * (area[0] + share * (area[1] - area[0]))
-    aspect = ratio[0] * (ratio[1] / ratio[0]) ** aspect
+def inception_box(draw, height, width, area, ratio) -> tuple[int, int, int, int]:
+  """Top, left, height and width of the box; draws area and ratio until one fits, then top and left."""
+  for _ in range(10):
+    target = height * width * (area[0] + draw.random() * (area[1] - area[0]))
+    aspect = ratio[0] * (ratio[1] / ratio[0]) ** draw.random()
     w, h = round((target * aspect) ** 0.5), round((target / aspect) ** 0.5)
     if 0 < w <= width and 0 < h <= height:
-      return int(top * (height - h + 1)), int(left * (width - w + 1)), h, w
+      return int(draw.random() * (height - h + 1)), int(draw.random() * (width - w + 1)), h, w
   aspect = min(max(width / height, ratio[0]), ratio[1])
   w, h = max(min(width, round(height * aspect)), 1), max(min(height, round(width / aspect)), 1)
   return (height - h) // 2, (width - w) // 2, h, w
@@ -94,7 +94,7 @@ def random_crop(size: int, *, padding: Annotated[int, Range(0, 4096)] = 4):
 
   def crop(image, draw):
     image = np.pad(_small_side(image, size), ((padding, padding), (padding, padding), (0, 0)))
-    top, left = draw().integers(0, np.array(image.shape[:2]) - size + 1)
+    top, left = (int(draw.random() * (side - size + 1)) for side in image.shape[:2])
     return image[top : top + size, left : left + size]
 
   return crop

@@ -2,6 +2,8 @@
 
 import collections
 import contextlib
+import ctypes
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -13,6 +15,13 @@ from vit_jax.data.headers import DecodeError, Header
 
 # Eight bytes of ones, which libjpeg looks at behind the last block; no code of a block is all ones.
 _BEHIND = b"\xff\x00" * 8
+
+
+if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
+  # glibc gives the pages of each image back to the kernel, which has to clear others for the next one: half of what
+  # decoding and RandAugment take. M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: what is larger goes back as before.
+  for option, size in ((-1, 2**26), (-3, 2**24)):
+    ctypes.CDLL(None).mallopt(option, size)
 
 
 class Memory:

@@ -6,13 +6,14 @@ import jax
 import numpy as np
 
 from vit_jax import mesh
-from vit_jax.data import stream
+from vit_jax.data import loader
+from vit_jax.data.images import ImageError
 
 
 class DeviceBatches(Iterator):
   """Batches as global arrays, of the rows that a stream makes in this process; `close` ends its threads."""
 
-  def __init__(self, batches: stream.Batches, rows: np.ndarray, size: int, sharding: jax.sharding.Sharding):
+  def __init__(self, batches: loader.Batches, rows: np.ndarray, size: int, sharding: jax.sharding.Sharding):
     """`rows` are the numbers, in a batch of `size`, of the rows that `batches` makes."""
     self._batches, self._rows, self._size, self._sharding = batches, rows, size, sharding
 
@@ -31,7 +32,7 @@ class DeviceBatches(Iterator):
     return f"reading {'; '.join(reads)}" if reads else ""
 
   @property
-  def problem(self) -> stream.ImageError | None:
+  def problem(self) -> ImageError | None:
     """The first bad image that was met, in a batch to come perhaps."""
     return self._batches.problem
 

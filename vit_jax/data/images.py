@@ -37,7 +37,7 @@ class Images:
     self.bounds = max_pixels, max_aspect
     self.reasons: dict[int, str] = {}
     self.problem: ImageError | None = None
-    self._kept = {}
+    self.kept = {}  # small images and their labels, by record
     self._reads = {}  # by thread: the record, and when it began
     self._lock = threading.Lock()
 
@@ -53,7 +53,9 @@ class Images:
         raise
       except (OSError, ValueError, MemoryError, cv2.error) as error:
         if isinstance(error, OSError) and error.errno not in _OF_A_FILE:
-          raise self._stop(f"{self.source.place(record)}: {_text(error)}; see whether its disk is there") from error
+          raise self.stop(
+            f"{self.source.place(record)}: {_text(error)}; see whether its disk or bucket is there"
+          ) from error
         return self._bad(record, error)
       return image, self._label(record, label)
 
@@ -66,15 +68,15 @@ class Images:
 
   def _prepared(self, record, prepare):
     """(prepare(image), label as the source has it)."""
-    if record in self._kept:
-      image, label = self._kept[record]
+    if record in self.kept:
+      image, label = self.kept[record]
       return prepare(image), label
     data, label = self.source.read(record)
     header = decoding.check(data, *self.bounds)
     with decoding.MEMORY.share(header.memory + 2 * len(data)):  # the file's bytes, of a JPEG twice
       image = decoding.decode(data, header)
       if image.nbytes * len(self.source) <= KEEP:
-        self._kept[record] = image, label
+        self.kept[record] = image, label
       return prepare(image), label
 
   @contextlib.contextmanager
@@ -90,19 +92,23 @@ class Images:
     """Raises ImageError, or counts the record as skipped."""
     reason = f"{self.source.place(record)}: {_text(error)}"
     if self.on_error == "raise":
-      raise self._stop(f"{reason}. Mend it, or leave out such images with --config.data.on_error=skip") from error
+      raise self.stop(f"{reason}. Mend it, or leave out such images with --config.data.on_error=skip") from error
+    self.skip(record, reason)
+
+  def skip(self, record: int, reason: str) -> None:
+    """Counts a record as bad; ImageError where there are too many."""
     with self._lock:
       if record not in self.reasons:
         logging.warning("skipped: %s", reason)
       self.reasons[record] = reason
       some = list(self.reasons.values())
     if len(some) > max(BAD_FEW, BAD_SHARE * len(self.source)) or len(some) == len(self.source):
-      raise self._stop(
+      raise self.stop(
         f"{len(some)} of {len(self.source)} records are bad, over the limit of {BAD_SHARE:.1%} and {BAD_FEW}; "
         f"mend them: {'; '.join(some[:5])}"
       )
 
-  def _stop(self, message) -> ImageError:
+  def stop(self, message: str) -> ImageError:
     """The error that stops the run: the first one is the problem."""
     error = ImageError(message)
     with self._lock:
@@ -115,16 +121,16 @@ class Images:
     labels = label if isinstance(label, tuple) else (label,)
     outside = [number for number in labels if not 0 <= number < classes]
     if outside:
-      raise self._stop(f"{self.source.place(record)}: label {outside[0]} is not one of {classes} classes")
+      raise self.stop(f"{self.source.place(record)}: label {outside[0]} is not one of {classes} classes")
     if len(labels) > most:
-      raise self._stop(
+      raise self.stop(
         f"{self.source.place(record)}: {len(labels)} labels, allowed are {most}; set data.labels to {len(labels)} or "
         "more"
       )
     if most > 1:
       return np.array(labels + (-1,) * (most - len(labels)), np.int32)
     if not labels:
-      raise self._stop(f"{self.source.place(record)}: no label; set data.labels above 1 to allow that")
+      raise self.stop(f"{self.source.place(record)}: no label; set data.labels above 1 to allow that")
     return labels[0]
 
 

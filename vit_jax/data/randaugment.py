@@ -1,11 +1,12 @@
 """RandAugment on the host, as two codes define it: policies that draw operations on uint8 images.
 
-A policy is `(image, draw) -> image`; `draw()` gives a NumPy generator and is called once for an image at most. Each of
-the two tables of operations maps a published name to the argument that follows from the magnitude, and to the
+A policy is `(image, draw) -> image`; `draw` is a `random.Random`, of which only `random()` is called. Each of the two
+tables of operations maps a published name to the argument that follows from the magnitude, and to the
 operation.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple
 
@@ -128,11 +129,11 @@ def randaugment(
   """
   ops = list({"published": PUBLISHED, "mended": MENDED}[contrast].values())
 
-  def plan(numbers):
-    chosen, signs = numbers.integers(len(ops), size=layers), numbers.choice((-1, 1), size=layers)
-    return zip(chosen, [magnitude] * layers, signs, numbers.random((layers, 2)), strict=True)
+  def plan(draw):
+    for _ in range(layers):
+      yield _one_of(ops, draw), magnitude, _one_of((-1, 1), draw), (draw.random(), draw.random())
 
-  return _policy(plan, ops, (128, 128, 128)) if layers else none()
+  return _policy(plan, (128, 128, 128)) if layers else none()
 
 
 def randaugment_increasing(
@@ -152,25 +153,33 @@ def randaugment_increasing(
   ops = list(INCREASING.values())
   allowed = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
 
-  def plan(numbers):
-    chosen, applied = numbers.integers(len(ops), size=layers), numbers.random(layers) < probability
-    strengths = np.clip(numbers.normal(magnitude, magnitude_std, layers), 0, 10)
-    signs, kinds = numbers.choice((-1, 1), size=layers), numbers.choice(allowed, size=layers)
-    return zip(*(x[applied] for x in (chosen, strengths, signs, kinds)), strict=True)
+  def plan(draw):
+    for _ in range(layers):
+      if draw.random() < probability:
+        strength = min(max(magnitude + magnitude_std * _normal(draw), 0), 10)
+        yield _one_of(ops, draw), strength, _one_of((-1, 1), draw), _one_of(allowed, draw)
 
-  return _policy(plan, ops, fill) if layers else none()
+  return _policy(plan, fill) if layers else none()
 
 
-def _policy(plan, ops, fill):
-  """The policy that applies `ops[which]` for each (which, magnitude, sign, choice) of `plan(generator)`."""
+def _policy(plan, fill):
+  """The policy that applies each (operation, magnitude, sign, choice) of `plan(draw)`."""
 
   def policy(image, draw):
-    for which, magnitude, sign, choice in plan(draw()):
-      op = ops[which]
+    for op, magnitude, sign, choice in plan(draw):
       image = op.apply(image, op.argument(magnitude, sign), fill, choice)
     return image
 
   return policy
+
+
+def _one_of(values, draw):
+  return values[int(draw.random() * len(values))]
+
+
+def _normal(draw):
+  """From N(0, 1), by two uniform numbers (Box and Muller 1958)."""
+  return math.sqrt(-2 * math.log(1 - draw.random())) * math.cos(2 * math.pi * draw.random())
 
 
 POLICIES = {"none": none, "randaugment": randaugment, "randaugment_increasing": randaugment_increasing}

@@ -49,6 +49,13 @@ class Fingerprint(NamedTuple):
   times: str = ""  # of the last change of files
 
 
+class Runs(NamedTuple):
+  """Records as they are stored, neighbours at one go."""
+
+  read: Callable[[int, int], list[bytes]]  # (first, stop); OSError, with an errno if it is not the data's fault
+  parse: Callable[[bytes], tuple[bytes, int | tuple[int, ...]]]  # a record to what `Source.read` gives
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
   """Records of one split: `read(i)` gives (image file, label), or OSError, and may be called from many threads at once.
@@ -68,6 +75,7 @@ class Source:
   fingerprint: Callable[[], Fingerprint] = Fingerprint
   read_label: Callable[[int], int | tuple[int, ...]] | None = None  # where it costs less than `read`
   parts: tuple[tuple[str, range], ...] = ()  # splits of the dataset and their records, where these are known
+  runs: Runs | None = None  # where neighbouring records cost one request and not one each
 
   def __len__(self):
     return self.length
@@ -90,6 +98,7 @@ def subset(source: Source, records: Sequence[int]) -> Source:
     place=at(source.place),
     identify=at(source.identify),
     read_label=at(source.label),
+    runs=None,  # neighbours here need not be neighbours there
   )
 
 
@@ -182,8 +191,14 @@ def _end(value, unit, size, text):
   return end + size if value.startswith("-") else end
 
 
-def assemble(name, spec, classes, parts, read, place, identify, fingerprint, labels=1, read_label=None) -> Source:
-  """One source over parts of splits; all but `fingerprint` take a split and a record number of all of it."""
+def assemble(
+  name, spec, classes, parts, read, place, identify, fingerprint, labels=1, read_label=None, runs=None
+) -> Source:
+  """One source over parts of splits.
+
+  All functions but `fingerprint` take a split and a record number of all of it; of `runs` the reading one a split and
+  the numbers of the first and after the last.
+  """
 
   def locate(i):
     for split, numbers in parts:
@@ -195,6 +210,15 @@ def assemble(name, spec, classes, parts, read, place, identify, fingerprint, lab
   def describe(i):
     split, number = locate(i)
     return f"{name}, split {split!r}, record {number}{place(split, number)}"
+
+  def several(first, stop):
+    found, before = [], 0
+    for split, numbers in parts:
+      some = numbers[max(0, first - before) : max(0, stop - before)]
+      if some:
+        found += runs.read(split, some.start, some.stop)
+      before += len(numbers)
+    return found
 
   length = sum(len(r) for _, r in parts)
   return Source(
@@ -209,6 +233,7 @@ def assemble(name, spec, classes, parts, read, place, identify, fingerprint, lab
     fingerprint,
     (lambda i: read_label(*locate(i))) if read_label else None,
     tuple(parts),
+    Runs(several, runs.parse) if runs else None,
   )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import metrics, schema
-from vit_jax.data import augment, stream
+from vit_jax.data import augment, loader, stream
 from vit_jax.evals import fewshot as _fewshot
 from vit_jax.evals.accuracy import accuracy
 from vit_jax.evals.fewshot import fewshot
@@ -36,7 +36,7 @@ def make(choice: Choice, subject: Subject) -> Callable:
 
 def preparation(data: Choice) -> dict[str, Any]:
   """How images of a bound data choice are prepared: other data as these, unless an evaluation says otherwise."""
-  return arguments(data, stream.eval_examples, stream.batches, augment.normalise)
+  return arguments(data, stream.eval_examples, loader.batches, augment.normalise)
 
 
 def bind(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Choice:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from vit_jax import digests, mesh, models
-from vit_jax.data import augment, device_batches, sources, stream
+from vit_jax.data import augment, device_batches, loader, sources, stream
 from vit_jax.schema import Choice, ConfigError, arguments, at
 
 
@@ -62,7 +62,7 @@ class Subject:
     split = mesh.batch(self.mesh)
     rows = mesh.local_rows(split, size)
     examples = stream.eval_examples(source, **arguments(self.data(data), stream.eval_examples))
-    batches = stream.batches(examples, size, rows, **arguments(self.data(data), stream.batches))
+    batches = loader.batches(examples, size, rows, **arguments(self.data(data), loader.batches))
     return device_batches.DeviceBatches(batches, rows, size, split)
 
   def images_at_once(self, size: int | None) -> int:

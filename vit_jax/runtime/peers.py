@@ -89,7 +89,7 @@ class Peers:
     if self._ended and now - self._ended > GRACE:
       return self.reason(0.0)
     # The store, which process 0 has, must have answered to show that another one says nothing.
-    silent = [i for i, (_, since, _) in self._seen.items() if self._heard - since > self._patience]
+    silent = self._silent()
     if now - self._heard > self._patience:
       silent = [0]
     if not silent:
@@ -99,6 +99,10 @@ class Peers:
       f"process {silent[0]} has been silent for {self._patience:.0f} s (config.limits.peer)"
       f"{f', after {where}' if where else ''}; see how it ended, and start all again: the same command continues"
     )
+
+  def _silent(self):
+    """Processes that give no sign of life, though the store answers."""
+    return [i for i, (_, since, _) in self._seen.items() if self._heard - since > self._patience]
 
   def behind(self, polls: int) -> str:
     """Which processes are not as far as this one, in words."""
@@ -117,11 +121,11 @@ class Peers:
     teller.join(3.0)
 
   def linger(self) -> None:
-    """Process 0 waits until the others have read why it ends, for they lose the store with it."""
+    """Process 0 waits until the others that live have read why it ends, for they lose the store with it."""
     deadline = time.monotonic() + LINGER
     while self._me == 0 and time.monotonic() < deadline:
       with contextlib.suppress(jax.errors.JaxRuntimeError):
-        if len(self._store.all(f"{self._folder}/end")) > len(self._others):
+        if len(self._store.all(f"{self._folder}/end")) > len(self._others) - len(self._silent()):
           return
       time.sleep(PAUSE)
 

@@ -26,7 +26,7 @@ def advice(key: str, value, entries: Mapping[str, tuple], others: Mapping[str, C
   functions = {name: entry if isinstance(entry, tuple) else (entry,) for name, entry in others.items()}
   takers = [name for name, each in functions.items() if any(key in keywords(function) for function in each)]
   if takers:
-    return f" {some(takers)} take{'s' * (len(takers) == 1)} it. Allowed: {some(entries)}."
+    return f" {some(takers)} take{'s' * (len(takers) == 1)} it. Allowed: {some(entries) or 'nothing'}."
   fitting = [name for name, (kind, _) in entries.items() if isinstance(value, str) and value in _words(kind)]
   return f" Did you mean {fitting[0]!r}? Allowed: {some(entries)}." if len(fitting) == 1 else nearest(key, entries)
 

@@ -1,0 +1,86 @@
+"""How far the order by blocks is from a true permutation, for a source sorted by class and for one that is shuffled.
+
+    python -m benchmarks.shuffle [--json=FILE]
+
+1,281,167 images in 1,000 classes, as ImageNet; stretches of an epoch in the order that a bucket has by itself, and in
+one with a longer window. For the counts of the classes, in a batch and in 16 batches one after another, it prints their
+variance over the one they have in a true permutation: 1 is as good as random, 2 is what batches would have in which
+every second image is of the class of the one before. For neighbours in the stream it prints the median distance in the
+source, of whose length it is 0.293 in a true permutation, and the share of those that are 32 records apart or less.
+"""
+
+import argparse
+import json
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+
+from vit_jax import cli, files
+from vit_jax.data import order
+
+RECORDS, CLASSES = 1_281_167, 1000
+STRETCHES, STEPS, TOGETHER = 4, 64, 16  # batches
+NEAR = 32  # records
+
+
+def stretches(record: Callable[[int], int], batch: int) -> np.ndarray:
+  """Records of [stretch, step, row], from places all over the first epoch."""
+  starts = np.linspace(0, RECORDS // batch - STEPS, STRETCHES).astype(int) * batch
+  return np.array([[record(start + i) for i in range(STEPS * batch)] for start in starts]).reshape(-1, STEPS, batch)
+
+
+def spread(labels: np.ndarray) -> float:
+  """The variance of the counts of the classes in groups of images [group, image] over the expected count."""
+  counts = np.array([np.bincount(group, minlength=CLASSES) for group in labels])
+  expected = labels.shape[1] / CLASSES
+  return float(((counts - expected) ** 2).mean() / expected)
+
+
+def measure(records: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+  """What is measured of stretches of a stream."""
+  batch = records.shape[-1]
+  distance = np.abs(np.diff(records.reshape(len(records), -1)))
+  return {
+    "batch": spread(labels[records].reshape(-1, batch)),
+    "batches": spread(labels[records].reshape(-1, TOGETHER * batch)),
+    "distance": float(np.median(distance) / RECORDS),
+    "near": float((distance <= NEAR).mean()),
+  }
+
+
+def main() -> None:
+  """Prints the comparison."""
+  parser = argparse.ArgumentParser("python -m benchmarks.shuffle", allow_abbrev=False)
+  parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
+  args = parser.parse_args()
+  draw = np.random.default_rng(0)
+  ordered = np.arange(RECORDS) * CLASSES // RECORDS
+  sources, permutation, rows = {"sorted": ordered, "shuffled": draw.permutation(ordered)}, draw.permutation(RECORDS), []
+  for batch in (1024, 4096):
+    truth = stretches(permutation.__getitem__, batch)
+    for window in (16, 64):
+      blocks = order.blocks(RECORDS, batch, 0, True, window=window)
+      found = stretches(blocks.record, batch)
+      for source, labels in sources.items():
+        mine, true = measure(found, labels), measure(truth, labels)
+        row = {"batch_size": batch, "groups": blocks.groups, "window": window, "block": blocks.size, "source": source}
+        row |= {"images_waiting": blocks.groups * window * blocks.size * 5 // 4}
+        row |= {"class_variance_ratio": mine["batch"] / true["batch"]}
+        row |= {"class_variance_ratio_of_16_batches": mine["batches"] / true["batches"]}
+        row |= {"distance": mine["distance"], "distance_of_permutation": true["distance"]}
+        row |= {"near": mine["near"], "near_of_permutation": true["near"]}
+        rows.append(row)
+        print(
+          f"batch {batch:,}, {blocks.groups} groups, windows of {window} x {blocks.size} ({row['images_waiting']:,} "
+          f"images wait), {source} source: variance of class counts {row['class_variance_ratio']:.2f} of a "
+          f"permutation's, of {TOGETHER} batches {row['class_variance_ratio_of_16_batches']:.2f}; neighbours are "
+          f"{mine['distance']:.3f} of the source apart ({true['distance']:.3f}), {mine['near']:.2%} near "
+          f"({true['near']:.3%})"
+        )
+  if args.json:
+    files.write_text(args.json, json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+  cli.main(main)

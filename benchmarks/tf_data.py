@@ -1,0 +1,158 @@
+"""big_vision's input of images in tf.data, written from its description: the peer of `benchmarks.input_pipeline`."""
+
+import math
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import tensorflow as tf
+
+SIZE, GRAY = 224, 128
+
+
+def batches(files: list[bytes], batch: int, threads: int, layers: int = 0, magnitude: float = 10.0):
+  """Batches without end, uint8 [batch, 224, 224, 3]: inception crop, bilinear, flip, `layers` of RandAugment."""
+  stored = tf.constant(files)
+
+  def example(index):
+    image = crop(stored[index])
+    return randaugment(image, layers, magnitude) if layers else image
+
+  return _endless(len(files), example, threads).batch(batch, drop_remainder=True).prefetch(2).as_numpy_iterator()
+
+
+def crops(files: list[bytes], threads: int):
+  """The bare decoding of a random crop of each image, without end: its number of rows, so that nothing is copied."""
+  stored = tf.constant(files)
+  return _endless(len(files), lambda i: tf.shape(_decoded(stored[i]))[0], threads).batch(64).as_numpy_iterator()
+
+
+def _endless(count, example, threads):
+  images = tf.data.Dataset.range(count).shuffle(count, seed=0).repeat().map(example, num_parallel_calls=threads)
+  options = tf.data.Options()
+  options.threading.private_threadpool_size = threads
+  options.threading.max_intra_op_parallelism = 1
+  options.deterministic = False
+  return images.with_options(options)
+
+
+def _decoded(file):
+  """The random box of a JPEG file, of which no more is decoded."""
+  begin, size, _ = tf.image.sample_distorted_bounding_box(
+    tf.io.extract_jpeg_shape(file),
+    tf.zeros([0, 0, 4], tf.float32),
+    area_range=(0.05, 1),
+    min_object_covered=0,
+    use_image_if_no_bounding_boxes=True,
+  )
+  window = tf.stack([begin[0], begin[1], size[0], size[1]])
+  return tf.io.decode_and_crop_jpeg(file, window, channels=3)
+
+
+def crop(file) -> tf.Tensor:
+  """uint8 [224, 224, 3] of a JPEG file."""
+  image = tf.cast(tf.image.resize(_decoded(file), (SIZE, SIZE)), tf.uint8)
+  return tf.ensure_shape(tf.image.random_flip_left_right(image), (SIZE, SIZE, 3))
+
+
+def randaugment(image, layers: int, magnitude: float) -> tf.Tensor:
+  """`layers` times one of 16 operations; of big_vision's `randaug(layers, magnitude)`, from EfficientNet's code."""
+  part = magnitude / 10
+
+  def sign(value):
+    return tf.where(tf.random.uniform([]) < 0.5, -value, value)
+
+  operations = (
+    _autocontrast,
+    _equalize,
+    lambda x: 255 - x,
+    lambda x: _rotated(x, sign(part * math.radians(30))),
+    lambda x: _shifted(x, 8 - int(part * 4)),
+    lambda x: tf.where(x < min(int(part * 256), 255), x, 255 - x),
+    lambda x: _blend(_gray(x), x, part * 1.8 + 0.1),
+    lambda x: _blend(tf.fill(tf.shape(x), np.uint8(SIZE * SIZE // 256)), x, part * 1.8 + 0.1),
+    lambda x: _blend(tf.zeros_like(x), x, part * 1.8 + 0.1),
+    lambda x: _sharpness(x, part * 1.8 + 0.1),
+    lambda x: _warped(x, [1.0, sign(part * 0.3), 0.0, 0.0, 1.0, 0.0]),
+    lambda x: _warped(x, [1.0, 0.0, 0.0, sign(part * 0.3), 1.0, 0.0]),
+    lambda x: _warped(x, [1.0, 0.0, sign(part * 100), 0.0, 1.0, 0.0]),
+    lambda x: _warped(x, [1.0, 0.0, 0.0, 0.0, 1.0, sign(part * 100)]),
+    lambda x: _cutout(x, int(part * 40)),
+    lambda x: tf.where(x < 128, tf.cast(tf.minimum(tf.cast(x, tf.int32) + int(part * 110), 255), tf.uint8), x),
+  )
+  for _ in range(layers):
+    which = tf.random.uniform([], maxval=len(operations), dtype=tf.int32)
+    branches = [lambda operation=operation, x=image: operation(x) for operation in operations]
+    image = tf.ensure_shape(tf.switch_case(which, branches), (SIZE, SIZE, 3))
+  return image
+
+
+def _autocontrast(image):
+  values = tf.cast(image, tf.float32)
+  low, high = tf.reduce_min(values, (0, 1)), tf.reduce_max(values, (0, 1))
+  slope = 255 / tf.maximum(high - low, 1)
+  stretched = tf.clip_by_value(values * slope - low * slope, 0, 255)
+  return tf.where(high > low, tf.cast(stretched, tf.uint8), image)
+
+
+def _equalize(image):
+  def channel(c):
+    values = tf.cast(image[:, :, c], tf.int32)
+    counts = tf.histogram_fixed_width(values, [0, 255], nbins=256)
+    present = tf.boolean_mask(counts, counts > 0)
+    step = (tf.reduce_sum(present) - present[-1]) // 255
+    table = tf.clip_by_value((tf.cumsum(counts, exclusive=True) + step // 2) // tf.maximum(step, 1), 0, 255)
+    return tf.cast(tf.where(step == 0, values, tf.gather(table, values)), tf.uint8)
+
+  return tf.stack([channel(c) for c in range(3)], -1)
+
+
+def _shifted(image, bits):
+  return tf.bitwise.left_shift(tf.bitwise.right_shift(image, np.uint8(bits)), np.uint8(bits))
+
+
+def _gray(image):
+  return tf.image.grayscale_to_rgb(tf.image.rgb_to_grayscale(image))
+
+
+def _blend(start, end, factor):
+  start = tf.cast(start, tf.float32)
+  return tf.cast(tf.clip_by_value(start + factor * (tf.cast(end, tf.float32) - start), 0, 255), tf.uint8)
+
+
+def _sharpness(image, factor):
+  kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32)[:, :, None, None] / 13
+  smooth = tf.nn.depthwise_conv2d(
+    tf.cast(image, tf.float32)[None], np.tile(kernel, (1, 1, 3, 1)), [1, 1, 1, 1], padding="VALID"
+  )[0]
+  smooth = tf.pad(tf.cast(tf.clip_by_value(smooth, 0, 255), tf.uint8), [[1, 1], [1, 1], [0, 0]])
+  inside = np.pad(np.ones((SIZE - 2, SIZE - 2, 1), bool), ((1, 1), (1, 1), (0, 0)))
+  return _blend(tf.where(inside, smooth, image), image, factor)
+
+
+def _rotated(image, angle):
+  cos, sin, middle = tf.cos(angle), tf.sin(angle), (SIZE - 1) / 2
+  return _warped(
+    image, [cos, -sin, middle - cos * middle + sin * middle, sin, cos, middle - sin * middle - cos * middle]
+  )
+
+
+def _warped(image, matrix):
+  """Nearest pixels; gray where nothing was, which a fourth channel says."""
+  marked = tf.concat([image, tf.fill([SIZE, SIZE, 1], np.uint8(255))], -1)[None]
+  moved = tf.raw_ops.ImageProjectiveTransformV3(
+    images=marked,
+    transforms=tf.stack([tf.cast(x, tf.float32) for x in (*matrix, 0, 0)])[None],
+    output_shape=[SIZE, SIZE],
+    fill_value=0.0,
+    interpolation="NEAREST",
+  )[0]
+  return tf.where(moved[:, :, 3:] > 0, moved[:, :, :3], np.uint8(GRAY))
+
+
+def _cutout(image, reach):
+  row, column = (tf.random.uniform([], maxval=SIZE, dtype=tf.int32) for _ in range(2))
+  places = tf.range(SIZE)
+  inside = (tf.abs(places - row) < reach)[:, None] & (tf.abs(places - column) < reach)[None]
+  return tf.where(inside[:, :, None], np.uint8(GRAY), image)

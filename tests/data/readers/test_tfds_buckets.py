@@ -1,0 +1,172 @@
+"""Prepared datasets in a bucket: the images of the local ones, a request for 32 of them, latency that does not show."""
+
+import contextlib
+import json
+import os
+import shutil
+import time
+
+import cv2
+import numpy as np
+import pytest
+
+from tests import bucket_server
+from tests.streams import file, same, take
+from vit_jax import schema
+from vit_jax.data import catalog, images, loader, stream
+from vit_jax.data.readers import shards
+from vit_jax.schema import Choice
+
+pytestmark = pytest.mark.heavy  # the server is a process
+PLAIN = {"image_size": 6, "crop": Choice("resize"), "flip": False}
+ORDER = Choice("blocks", {"groups": 4, "window": 8})
+LENGTHS = (500, 300, 7, 800)
+BATCH = 64
+
+
+def write(root, name, lengths, image):
+  """A dataset with shards of these lengths, whose images are `image(record)`."""
+  import tensorflow_datasets as tfds
+  from array_record.python import array_record_module
+
+  features = tfds.features.FeaturesDict(
+    {"image": tfds.features.Image(), "label": tfds.features.ClassLabel(num_classes=3)}
+  )
+  folder = root / name / "1.0.0"
+  folder.mkdir(parents=True)
+  features.save_config(folder)
+  split = {"filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}", "name": "train", "numBytes": "1"}
+  split["shardLengths"] = [str(length) for length in lengths]
+  info = {"name": name, "version": "1.0.0", "fileFormat": "array_record", "splits": [split]}
+  info["moduleName"] = "tensorflow_datasets.core.dataset_builders.adhoc_builder"
+  (folder / "dataset_info.json").write_text(json.dumps(info))
+  record = 0
+  for i, length in enumerate(lengths):
+    path = folder / f"{name}-train.array_record-{i:05d}-of-{len(lengths):05d}"
+    writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+    for _ in range(length):
+      writer.write(features.serialize_example({"image": image(record), "label": record % 3}))
+      record += 1
+    writer.close()
+
+
+def jpeg(i):
+  """Of about 90 kB."""
+  noise = np.random.default_rng(i % 20).integers(0, 256, (140, 190, 3), dtype=np.uint8)
+  picture = cv2.resize(noise, (500, 375), interpolation=cv2.INTER_LINEAR)
+  return cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, 80])[1].tobytes()
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+  """A data directory with `small` and `photos`."""
+  root = tmp_path_factory.mktemp("data")
+  write(root, "small", LENGTHS, file)
+  write(root, "photos", (900, 900), jpeg)
+  return root
+
+
+@pytest.fixture(scope="module")
+def proxy(local):
+  with bucket_server.served(local) as proxy:
+    yield proxy
+
+
+@pytest.fixture(autouse=True)
+def forgetful(monkeypatch):
+  """Nothing is kept in memory, as of a large dataset."""
+  monkeypatch.setattr(images, "KEEP", 0)
+
+
+def opened(path, name="small", split="train"):
+  with schema.at("config.data"):
+    return catalog.open_split(Choice("tfds", {"path": str(path), "builder": name}), split)
+
+
+def training(source, steps, rows=range(BATCH), start=0, order=ORDER, **args):
+  examples = stream.train_examples(source, 0, None, BATCH, order=order, **PLAIN | args)
+  return take(loader.batches(examples, BATCH, rows, start), steps)
+
+
+def test_a_source_in_a_bucket_has_the_records_of_the_local_one(proxy, local):
+  here, there = opened(local), opened("gs://bucket")
+  assert (here.classes, len(here), here.parts) == (there.classes, len(there), there.parts)
+  for record in (0, 499, 500, 806, 807, 1606):
+    assert here.read(record) == there.read(record)
+    assert here.identify(record) == there.identify(record)
+  parts = "train[450:520]+train[790:820]"
+  here, there = opened(local, split=parts), opened("gs://bucket", split=parts)
+  read = [there.runs.parse(stored) for stored in there.runs.read(3, 95)]
+  assert read == [here.read(record) for record in range(3, 95)]
+  assert there.place(0) == (
+    "small, split 'train', record 450 (file 'gs://bucket/small/1.0.0/small-train.array_record-00000-of-00004')"
+  )
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_every_process_makes_its_rows_of_the_local_stream_for_a_request_every_20_images(proxy, local, hosts):
+  steps = 2 * sum(LENGTHS) // BATCH  # two epochs
+  whole, source = training(opened(local), steps), opened("gs://bucket")
+  before = proxy.count("array_record-")
+  for host in range(hosts):
+    rows = np.arange(BATCH)[host * BATCH // hosts : (host + 1) * BATCH // hosts]
+    expected = [{key: value[rows] for key, value in batch.items()} for batch in whole]
+    same(expected, training(source, steps, rows.tolist()))
+  images = steps * BATCH
+  # What is read ahead at the end, a window and a quarter of each group and its batches, is not of these steps.
+  ahead = 4 * (8 * 32 * 5 // 4 + 6 * BATCH // 4)
+  assert proxy.count("array_record-") - before <= 0.05 * (images + ahead)
+
+
+def test_a_start_in_the_middle_of_a_window_goes_on(proxy, local):
+  whole = training(opened(local), 30)
+  for start in (3, 11, 26):
+    same(whole[start:], training(opened("gs://bucket"), 30 - start, start=start))
+
+
+def test_evaluation_reads_32_images_at_a_time(proxy, local):
+  def evaluated(source):
+    return list(loader.batches(stream.eval_examples(source, image_size=6), BATCH, range(BATCH)))
+
+  source = opened("gs://bucket")
+  before = proxy.count("array_record-")
+  same(evaluated(opened(local)), evaluated(source))
+  assert proxy.count("array_record-") - before <= 0.05 * sum(LENGTHS)
+
+
+def test_a_shard_that_cannot_be_read_is_named_and_ends_the_run(proxy, local, monkeypatch, tmp_path):
+  monkeypatch.setattr(shards, "PAUSES", (0.01,))
+  shutil.copytree(local / "small", tmp_path / "small")
+  os.remove(tmp_path / "small/1.0.0/small-train.array_record-00003-of-00004")
+  with (
+    bucket_server.served(tmp_path),
+    pytest.raises(
+      images.ImageError,
+      match=r"small, split 'train', record \d+ \(file 'gs://bucket/small/1.0.0/small-train.array_record-00003-of-00004'\):"
+      r".*array_record-00003-of-00004, records \d+ to \d+: there is no such file.*tried 2 times",
+    ),
+  ):
+    training(opened("gs://bucket"), 30)
+
+
+def test_opening_reads_no_records_and_stamps_are_asked_for_at_once(proxy):
+  proxy.requests.clear()
+  source = opened("gs://bucket")
+  assert proxy.count("array_record-") == 0
+  one = source.fingerprint()
+  assert one == opened("gs://bucket").fingerprint()
+  assert one.sizes and one.times
+
+
+def test_latency_does_not_show(proxy, monkeypatch):
+  """50 ms a request: all threads together wait for less than a tenth of the time, which leaves 0.9 of the rate."""
+  monkeypatch.setattr(proxy, "latency", 0.05)
+  args = {"image_size": 224, "crop": Choice("inception"), "flip": True}
+  examples = stream.train_examples(opened("gs://bucket", "photos"), 0, None, BATCH, order=ORDER, **args)
+  with contextlib.closing(loader.batches(examples, BATCH, range(BATCH))) as batches:
+    for _ in range(4):
+      next(batches)
+    before, began = batches._reading_ahead.waited, time.monotonic()
+    for _ in range(40):
+      next(batches)
+    assert batches._reading_ahead.waited - before < 0.1 * (time.monotonic() - began)

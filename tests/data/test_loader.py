@@ -1,0 +1,48 @@
+"""Batches: the same for any number of threads, workers and processes, from any step on."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.streams import RANDOM, same, source, train
+
+
+@pytest.mark.parametrize("threads", [1, 7])
+def test_a_batch_is_a_function_of_seed_and_step(threads):
+  whole = train(source(50, gradient=True), 16, 9, **RANDOM)
+  same(whole, train(source(50, gradient=True), 16, 9, **RANDOM, threads=threads))
+  for start in (1, 4, 8):
+    same(whole[start:], train(source(50, gradient=True), 16, 9 - start, start=start, **RANDOM, threads=threads))
+
+
+def test_a_late_start_costs_nothing():
+  assert len(train(source(50), 16, 1, start=10**12)) == 1
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_hosts_together_make_the_same_batch(hosts):
+  whole = train(source(50, gradient=True), 80, 4, **RANDOM)
+  parts = [np.arange(80)[host::hosts] for host in range(hosts)]
+  for rows in parts:
+    got = train(source(50, gradient=True), 80, 4, rows=rows.tolist(), **RANDOM)
+    same([{key: value[rows] for key, value in b.items()} for b in whole], got)
+
+
+def test_rows_come_in_the_order_asked_for():
+  rows = [70, 3, 3, 0, 41]
+  whole = train(source(90), 80, 2)
+  same([{key: value[rows] for key, value in b.items()} for b in whole], train(source(90), 80, 2, rows=rows))
+
+
+@pytest.mark.heavy
+def test_a_process_ends_although_its_stream_is_still_open():
+  code = """
+import cv2, numpy as np
+from vit_jax.data import loader, sources, stream
+data = cv2.imencode(".png", np.zeros((4, 4, 3), np.uint8))[1].tobytes()
+made = sources.Source("m", "t", ("a",), 10, lambda i: (data, 0), str)
+next(loader.batches(stream.train_examples(made, 0, image_size=4), 8, range(8)))
+"""
+  subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

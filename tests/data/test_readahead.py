@@ -1,0 +1,154 @@
+"""Runs read ahead: each once, however many threads want it, and every record is the one that was asked for."""
+
+import collections
+import contextlib
+import dataclasses
+import errno
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.streams import RANDOM, evaluation, records, same, source, take, train, training
+from vit_jax.data import images, order, readahead, sources
+from vit_jax.schema import Choice
+
+BLOCKS = Choice("blocks", {"size": 8, "window": 4, "groups": 4})
+
+
+class Counted:
+  """A source whose runs are counted, and fail or take their time if they should."""
+
+  def __init__(self, made, seconds=0.0, error=None):
+    self.runs, self.alone, self.lock = [], [], threading.Lock()
+    self.seconds, self.error, self.made = seconds, error, made
+    self.source = dataclasses.replace(made, read=self.one, runs=sources.Runs(self.several, self.parse))
+
+  def one(self, record):
+    with self.lock:
+      self.alone.append(record)
+    return self.made.read(record)
+
+  def several(self, first, stop):
+    with self.lock:
+      self.runs.append((first, stop))
+    time.sleep(self.seconds)
+    if self.error:
+      raise self.error
+    return [bytes([record % 256, record // 256]) + self.made.read(record)[0] for record in range(first, stop)]
+
+  def parse(self, stored):
+    return stored[2:], self.made.read(stored[0] + 256 * stored[1])[1]
+
+
+@pytest.mark.parametrize("threads", [1, 7])
+def test_the_stream_is_the_one_without_runs_and_each_run_is_read_once(threads):
+  counted = Counted(source(240, gradient=True), seconds=0.001)
+  args = RANDOM | {"order": BLOCKS, "threads": threads}
+  same(train(source(240, gradient=True), 32, 24, **args), train(counted.source, 32, 24, **args))
+  assert not counted.alone
+  # Nothing more than a window and a quarter of each group is read ahead, and the batches that are made ahead.
+  assert sum(stop - first for first, stop in counted.runs) < 24 * 32 + 4 * 1.5 * 32 + 6 * 32
+  first_epoch = counted.runs[: 240 // 8]
+  assert len(set(first_epoch)) == len(first_epoch)
+
+
+@pytest.mark.parametrize("start", [1, 7, 13, 40])
+def test_a_start_in_the_middle_of_a_window_reads_what_is_left_of_it(start):
+  whole = train(source(300), 16, start + 6, order=BLOCKS)
+  counted = Counted(source(300))
+  same(whole[start:], train(counted.source, 16, 6, start=start, order=BLOCKS))
+  assert not counted.alone
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_processes_share_no_run_and_make_the_same_batches(hosts):
+  whole, runs = train(source(300), 16, 18, order=BLOCKS), collections.Counter()
+  for host in range(hosts):
+    rows = np.arange(16)[host * 16 // hosts : (host + 1) * 16 // hosts]
+    counted = Counted(source(300))
+    same(
+      [{key: value[rows] for key, value in batch.items()} for batch in whole],
+      train(counted.source, 16, 18, rows=rows.tolist(), order=BLOCKS),
+    )
+    assert not counted.alone
+    runs.update({first for first, _ in counted.runs[:8]})
+  assert max(runs.values()) == 1
+
+
+def test_many_threads_that_want_one_run_wait_for_one_request():
+  counted = Counted(source(64), seconds=0.1)
+  ahead = readahead.ReadAhead(counted.source, order.InOrder(64), 0)
+  with contextlib.closing(ahead):
+    ahead.expect(range(64))
+    found = {}
+    threads = [threading.Thread(target=lambda i=i: found.update({i: ahead.source.read(i)})) for i in range(64)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+  assert found == {i: source(64).read(i) for i in range(64)}
+  assert counted.runs == [(0, 64)] and not counted.alone
+  assert ahead.bytes == 0 and not ahead._waiting and not ahead._held
+
+
+def test_evaluation_reads_neighbours_at_one_go():
+  counted = Counted(source(100))
+  found = list(evaluation(counted.source, 64, range(64)))
+  same(found, list(evaluation(source(100), 64, range(64))))
+  assert sorted(counted.runs) == [(0, 32), (32, 64), (64, 96), (96, 100)] and not counted.alone
+
+
+def test_memory_is_given_back_as_images_are_used(monkeypatch):
+  monkeypatch.setattr(images, "KEEP", 0)
+  counted = Counted(source(400))
+  batches = training(counted.source, 16, range(16), order=BLOCKS, threads=2)
+  waiting = [next(batches) and batches._chunks.ahead.bytes for _ in range(150)]
+  batches.close()
+  image = len(source(400).read(0)[0]) + 2
+  assert max(waiting) < 4 * (1.25 * 32 + 8 + 4 * 4 + 8) * image
+  assert max(waiting[100:]) < 1.3 * max(waiting[20:100])
+
+
+def test_what_does_not_fit_is_read_again_and_said_once(monkeypatch, caplog):
+  whole = train(source(300), 16, 40, order=BLOCKS)
+  monkeypatch.setattr(readahead, "room", lambda: 1500)
+  counted = Counted(source(300))
+  same(whole, train(counted.source, 16, 40, order=BLOCKS))
+  assert counted.alone
+  assert [record.message for record in caplog.records if "config.data.order.window" in record.message][1:] == []
+  assert "config.data.order.window" in caplog.text
+
+
+def test_a_damaged_run_is_read_record_by_record_and_another_error_is_of_all_its_records():
+  whole = train(source(300), 16, 4, order=BLOCKS)
+  counted = Counted(source(300), error=OSError("damaged"))
+  same(whole, train(counted.source, 16, 4, order=BLOCKS))
+  counted.error = OSError(errno.EIO, "gs://bucket/data-00003-of-00010 cannot be read")
+  with pytest.raises(images.ImageError, match=r"made, record \d+: .*gs://bucket/data-00003-of-00010 cannot be read"):
+    train(counted.source, 16, 4, order=BLOCKS, on_error="skip")
+
+
+def test_images_that_are_kept_are_not_read_again():
+  counted = Counted(source(200))
+  train(counted.source, 16, 100, order=BLOCKS)
+  assert sum(stop - first for first, stop in counted.runs) <= 2 * 200 + 4 * 1.5 * 32
+
+
+def test_an_image_that_stands_in_for_a_bad_one_is_read_for_itself(monkeypatch):
+  monkeypatch.setattr(images, "KEEP", 0)
+  counted = Counted(source(300, bad=[17]))
+  batches = training(counted.source, 16, range(16), order=BLOCKS, on_error="skip")
+  found = take(batches, 38)  # two epochs: it was taken from the run that it is in
+  assert batches.skipped == 1 and 1 <= len(counted.alone) <= 4
+  same(found, take(training(source(300, bad=[17]), 16, range(16), order=BLOCKS, on_error="skip"), 38))
+  assert 17 not in records(found)
+
+
+def test_sources_without_runs_are_left_as_they_are():
+  made = source(10)
+  ahead = readahead.ReadAhead(made, order.Records(10, 0), 0)
+  ahead.expect([1, 2])
+  assert ahead.source is made
+  ahead.close()

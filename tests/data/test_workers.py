@@ -1,0 +1,123 @@
+"""Worker processes: the stream of the threads, errors that name what died, and none of them left behind."""
+
+import functools
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests import runs
+from tests.streams import opened, same, take
+from vit_jax.data import loader
+from vit_jax.data.images import ImageError
+from vit_jax.data.workers import WorkerError
+
+pytestmark = pytest.mark.heavy
+
+
+def batches(count, workers, size=80, rows=None, start=0, bad=(), **options):
+  """Batches of `size` by so many workers; by threads for 0."""
+  made = loader.processes(functools.partial(opened, count, bad), workers=workers)
+  return loader.batches(opened(count, bad), size, range(size) if rows is None else rows, start, made, **options)
+
+
+def pids(made):
+  """Of its workers."""
+  return [process.pid for process in made._pool._processes]
+
+
+def ended(pid, seconds=20):
+  """Whether a process that nobody waits for is gone within so many seconds."""
+  deadline = time.monotonic() + seconds
+  while time.monotonic() < deadline:
+    try:
+      state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+      return True
+    if state == "Z":
+      return True
+    time.sleep(0.1)
+  return False
+
+
+@pytest.mark.parametrize(("workers", "threads", "rows"), [(1, 1, range(80)), (3, 4, range(5, 75))])
+def test_workers_make_the_stream_of_the_threads(workers, threads, rows):
+  made = batches(50, workers, rows=rows, start=3, threads=threads)
+  found = take(made, 6)
+  same(found, take(batches(50, 0, rows=rows, start=3), 6))
+  assert all(process.returncode is not None for process in made._pool._processes)
+
+
+def test_a_worker_that_is_killed_is_an_error_that_names_it():
+  made = batches(50, 2, threads=2)
+  next(made)
+  os.kill(pids(made)[1], signal.SIGKILL)
+  with pytest.raises(WorkerError, match=f"input process {pids(made)[1]}.*SIGKILL.*smaller --config.data.workers"):
+    for _ in range(100):
+      next(made)
+  made.close()
+
+
+def test_what_asks_all_processes_to_stop_ends_no_worker():
+  made = batches(50, 1)
+  next(made)
+  for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    os.kill(pids(made)[0], number)
+  take(made, 50)
+
+
+def fails():
+  raise RuntimeError("nothing here")
+
+
+def test_a_worker_that_cannot_open_the_data_is_an_error(capfd):
+  made = loader.batches(opened(50), 8, range(8), 0, loader.processes(fails, workers=1))
+  with pytest.raises(WorkerError, match="ended with exit code 1"):
+    next(made)
+  made.close()
+  assert "nothing here" in capfd.readouterr().err
+
+
+def test_a_bad_image_of_a_worker_is_named_and_skipped_as_a_threads():
+  made = batches(50, 2, bad=[13])
+  with pytest.raises(ImageError, match=r"made, record 13: not a complete image.*data.on_error=skip"):
+    take(made, 2)
+  assert "made, record 13" in str(made.problem)
+  made.close()
+  made = batches(50, 2, bad=[13], on_error="skip")
+  found = [next(made) for _ in range(3)]
+  assert made.skipped == 1
+  made.close()
+  same(found, take(batches(50, 0, bad=[13], on_error="skip"), 3))
+
+
+def test_too_many_bad_images_among_all_workers_stop_the_run():
+  with pytest.raises(ImageError, match="of 50 records are bad"):
+    take(batches(50, 3, bad=range(0, 50, 8), on_error="skip", threads=3), 4)
+
+
+ENDLESS = """
+import functools, sys, time
+from tests.data.test_workers import batches, pids
+made = batches(50, 2)
+next(made)
+print(*pids(made), flush=True)
+{end}
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("end", ["time.sleep(600)", "1 / 0", "import os; os._exit(43)"])
+def test_no_worker_is_left_however_the_trainer_ends(end):
+  words = [sys.executable, "-c", ENDLESS.format(end=end)]
+  process = subprocess.Popen(words, cwd=runs.ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+  left = list(map(int, process.stdout.readline().split()))
+  assert len(left) == 2
+  if "sleep" in end:
+    process.kill()
+  process.wait(timeout=60)
+  assert all(ended(pid) for pid in left)

@@ -1,0 +1,186 @@
+"""Batches of a stream of examples, made ahead by threads, of this process or of worker processes.
+
+A batch is a dict of arrays [b, ...] of what an example has. A process asks for the rows of the global batches that its
+devices need, so the stream is the same for any number of processes, workers and threads.
+"""
+
+import collections
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+
+from vit_jax import schema
+from vit_jax.data.images import ImageError, Images
+from vit_jax.data.prefetch import Prefetch
+from vit_jax.data.readahead import ReadAhead
+from vit_jax.data.stream import Examples
+from vit_jax.data.workers import Pool
+
+Threads = Annotated[int, schema.Range(1, 256)]
+Pixels = Annotated[int, schema.Range(1, 2**30)]  # OpenCV decodes no more
+OnError = Literal["raise", "skip"]
+
+# Rows that one task of a thread makes: many enough to drown what handing it over costs, few enough to share a batch.
+CHUNK = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+  """Batches in chunks of up to CHUNK rows, numbered from the first one of step 0 on: each is made at one go.
+
+  `rows` are those wanted of each global batch of `size` examples; `images` are those of the source of the examples,
+  whose files are read `ahead` where these are far away.
+  """
+
+  examples: Examples
+  size: int
+  rows: tuple[int, ...]
+  images: Images
+  ahead: ReadAhead
+
+  @functools.cached_property
+  def parts(self) -> list[np.ndarray]:
+    """The rows of each chunk of a batch: those that share what is read together stay together."""
+    count, unit = len(self.rows), self.examples.order.rows
+    chunks = max(1, -(-count // max(CHUNK, unit)))
+    return np.split(
+      np.asarray(self.rows, np.int64), [round(i * count / unit / chunks) * unit for i in range(1, chunks)]
+    )
+
+  @property
+  def steps(self) -> int | None:
+    """Of examples with an end: the batches that hold them; the last one is filled up."""
+    return None if self.examples.length is None else -(-self.examples.length // self.size)
+
+  def empty(self, rows: int) -> dict[str, np.ndarray]:
+    """Arrays for so many rows."""
+    return {name: np.empty((rows, *shape), kind) for name, (shape, kind) in self.examples.shapes.items()}
+
+  def fill(self, index: int, arrays: dict[str, np.ndarray], ended: Callable[[], bool]) -> None:
+    """Makes a chunk in these arrays, unless it has `ended` before. Raises ImageError."""
+    step, part = divmod(index, len(self.parts))
+    positions = [step * self.size + int(row) for row in self.parts[part]]
+    self.ahead.expect(positions, self.images.kept)
+    for i, position in enumerate(positions):
+      if ended():
+        return
+      values = self.examples.example(self.images.prepared, position)
+      for array, value in zip(arrays.values(), values, strict=True):
+        array[i] = value
+
+  def place(self, index: int) -> str:
+    """What a chunk is, in words."""
+    return f"images of step {index // len(self.parts)}"
+
+
+def batches(
+  examples: Examples,
+  size: int,
+  rows: Sequence[int],
+  start: int = 0,
+  workers: "Workers | None" = None,
+  *,
+  on_error: OnError = "raise",
+  max_pixels: Pixels = 178_956_970,
+  max_aspect: Annotated[float, schema.Range(1, 2**30)] = 100.0,
+  threads: Threads = 8,
+) -> "Batches":
+  """Batches from step `start` on: the given rows of each global batch of `size` examples.
+
+  Of examples with an end, the last batch is filled up, so that all processes see equally many batches.
+
+  Args:
+    examples: what the batches are made of.
+    size: of a global batch.
+    rows: those of it that are wanted here.
+    start: step.
+    workers: processes that make them; without any this one does.
+    on_error: a bad image, which cannot be read, decoded or prepared, stops the run with its name; with "skip" it is
+      left to the examples, and `skipped` counts it.
+    max_pixels: an image with more is bad. The default is what decodes to 512 MiB, as in Pillow.
+    max_aspect: an image whose one side is more times the other is bad; panoramas reach 20.
+    threads: that read and decode, of all workers together.
+  """
+  assert getattr(examples.order, "batch", size) == size
+  options = size, tuple(map(int, rows)), start, (on_error, max_pixels, max_aspect)
+  chunks = _chunks(lambda: examples, *options)
+  if workers is None:
+    return Batches(chunks, start, threads)
+  opened = functools.partial(_chunks, workers.opened, *options)
+  return Batches(chunks, start, threads, Pool(opened, chunks, workers.count, threads))
+
+
+def _chunks(opened, size, rows, start, bounds):
+  """The chunks of the examples that are opened, here or in a worker."""
+  examples = opened()
+  ahead = ReadAhead(examples.source, examples.order, start * size)
+  return Chunks(examples, size, rows, Images(ahead.source, *bounds), ahead)
+
+
+class Workers(NamedTuple):
+  """How many processes make batches, and what gives them the examples: `opened` can be pickled."""
+
+  opened: Callable[[], Examples]
+  count: int
+
+
+def processes(opened: Callable[[], Examples], *, workers: Annotated[int, schema.Range(0, 256)] = 0) -> Workers | None:
+  """The `workers` that make batches for training, where one process's Python is too slow; None for 0.
+
+  Each takes a second or two of a core to start, and the memory of a Python with JAX. The images are the same.
+  """
+  return Workers(opened, workers) if workers else None
+
+
+class Batches(Iterator):
+  """Batches made ahead by threads, or by a pool of processes, which `close` ends."""
+
+  def __init__(self, chunks: Chunks, start: int, threads: int, pool: Pool | None = None):
+    self._chunks, self._pool, self._step, count = chunks, pool, start, len(chunks.parts)
+    self._batches = collections.defaultdict(lambda: chunks.empty(len(chunks.rows)))  # by step, those under way
+    self._lock = threading.Lock()
+    ends = np.cumsum([0, *map(len, chunks.parts)])
+    fill = pool.fill if pool else chunks.fill
+
+    def work(index, ended):
+      step, part = divmod(index, count)
+      with self._lock:
+        batch = self._batches[step]
+      fill(index, {name: array[ends[part] : ends[part + 1]] for name, array in batch.items()}, ended.is_set)
+
+    threads = len(pool.lines) if pool else threads
+    stop = 2**62 if chunks.steps is None else chunks.steps * count
+    ahead = max(2 * count, min(threads, 4 * count))
+    self._filled = Prefetch(work, range(start * count, stop), min(threads, ahead), ahead)
+
+  def __next__(self) -> dict[str, np.ndarray]:
+    for _ in self._chunks.parts:
+      next(self._filled)
+    self._step += 1
+    with self._lock:
+      return self._batches.pop(self._step - 1)
+
+  @property
+  def skipped(self) -> int:
+    """Different records that were bad, among those that this process has read ahead so far."""
+    return len(self._chunks.images.reasons)
+
+  @property
+  def problem(self) -> ImageError | None:
+    """The first error that any thread met, also if the batch that it belongs to was not asked for yet."""
+    return self._chunks.images.problem
+
+  def reading(self) -> list[tuple[str, float]]:
+    """(place, seconds) of what is being read and prepared now, what takes longest first."""
+    return self._pool.reading() if self._pool else self._chunks.images.reading()
+
+  def close(self) -> None:
+    """Ends threads and processes, except for those that never come back from a read; the iterator is then of no use."""
+    if self._pool:
+      self._pool.close()
+    self._filled.close()
+    self._chunks.ahead.close()
