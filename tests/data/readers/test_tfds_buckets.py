@@ -166,7 +166,7 @@ def test_latency_does_not_show(proxy, monkeypatch):
   with contextlib.closing(loader.batches(examples, BATCH, range(BATCH))) as batches:
     for _ in range(4):
       next(batches)
-    before, began = batches._reading_ahead.waited, time.monotonic()
+    before, began = batches._chunks.ahead.waited, time.monotonic()
     for _ in range(40):
       next(batches)
-    assert batches._reading_ahead.waited - before < 0.1 * (time.monotonic() - began)
+    assert batches._chunks.ahead.waited - before < 0.1 * (time.monotonic() - began)
