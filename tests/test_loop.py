@@ -12,6 +12,7 @@ import pytest
 from tests import runs
 from vit_jax import build, checkpoints, loop, mesh, runtime
 from vit_jax.data.images import ImageError
+from vit_jax.data.workers import WorkerError
 from vit_jax.schema import ConfigError
 
 pytestmark = pytest.mark.heavy
@@ -34,14 +35,15 @@ def state_of(workdir, parts):
 
 
 class Broken:
-  """Batches of a run, one of which has an image that cannot be decoded."""
+  """Batches of a run, one of which cannot be made: it has an image that cannot be decoded, or its worker died."""
 
-  def __init__(self, batches, after):
+  def __init__(self, batches, after, error=None):
     self.batches, self.left = batches, after
+    self.error = error or ImageError("photos/7.jpg: truncated")
 
   def __next__(self):
     if not self.left:
-      raise ImageError("photos/7.jpg: truncated")
+      raise self.error
     self.left -= 1
     return next(self.batches)
 
@@ -64,6 +66,15 @@ def test_an_image_that_cannot_be_decoded_ends_with_a_checkpoint_of_the_step_befo
   broken = dataclasses.replace(parts, batches=lambda start: Broken(parts.batches(start), 5))
   with pytest.raises(ConfigError, match=r"photos/7.jpg: truncated. Step 5 is saved"):
     loop.train(broken, tmp_path)
+  assert int(state_of(tmp_path, parts).step) == 5
+
+
+def test_a_worker_process_that_died_ends_with_134_and_a_checkpoint_of_the_step_before(parts, tmp_path):
+  died = WorkerError("input process 7, one of config.data.workers, was ended by SIGKILL")
+  broken = dataclasses.replace(parts, batches=lambda start: Broken(parts.batches(start), 5, died))
+  with pytest.raises(runtime.Stop, match=r"input process 7.*Step 5 is saved; the same command continues") as stopped:
+    loop.train(broken, tmp_path)
+  assert stopped.value.code == runtime.EXIT_PEER == 134
   assert int(state_of(tmp_path, parts).step) == 5
 
 
