@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import pty
 import signal
 import subprocess
@@ -95,7 +96,9 @@ def test_the_first_request_counts_and_what_saves_is_left_in_peace():
 ON_A_TERMINAL = """
 import faulthandler, os, pathlib, signal, sys
 faulthandler.register(signal.SIGUSR2, file=(pathlib.Path(sys.argv[1]) / "stacks").open("w"))
-terminal = os.open(sys.argv[2], os.O_RDWR)  # becomes that of the session
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
+terminal = os.open(sys.argv[2], os.O_RDWR | os.O_NOCTTY)
 for descriptor in range(3):
   os.dup2(terminal, descriptor)
 from tests.sweeps import studies
@@ -123,10 +126,12 @@ def test_a_closed_terminal_stops_a_search_that_draws_on_it(tmp_path):
     time.sleep(0.1)
   for end in (there, here):
     os.close(end)
+  process.send_signal(signal.SIGHUP)  # as the kernel does for the session of a terminal
   try:
-    assert process.wait(timeout=200) == 42
+    assert process.wait(timeout=60) == 42
   except subprocess.TimeoutExpired:
+    signals = pathlib.Path(f"/proc/{process.pid}/status").read_text()
     process.send_signal(signal.SIGUSR2)
     time.sleep(2)
     process.kill()
-    pytest.fail((tmp_path / "stacks").read_text())
+    pytest.fail(signals + (tmp_path / "stacks").read_text())
