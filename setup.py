@@ -35,6 +35,8 @@ setup(
     "ml_dtypes>=0.5,<0.7",  # bfloat16 in files
     "safetensors>=0.6,<0.9",
     "opencv-python-headless>=5,<6",  # older ones pass truncated JPEGs without a word
+    # Decodes a part of a JPEG on the CPU, with the pixels that OpenCV gives it; without it all is decoded.
+    "nvidia-nvimgcodec-cu12>=0.9,<0.10; sys_platform == 'linux' and platform_machine == 'x86_64'",
     "scikit-learn>=1.5,<2",  # the bundled digits; probes by neighbours and logistic regression
     "matplotlib>=3.9,<4",
     "rich>=13,<16",

@@ -26,7 +26,8 @@ from vit_jax.data import catalog, loader
 from vit_jax.schema import Choice, bind
 
 BATCH, IMAGES = 128, 512
-MILLISECONDS = 5  # between two samples of py-spy
+COPIES = 8  # in our dataset: of few records the permutation takes longer than of a million
+SAMPLES = 100  # of py-spy a second
 
 
 def ours(folder: str, threads: int, workers: int = 0, policy: bool = False):
@@ -57,16 +58,16 @@ def gil_share(folder: str, threads: int, workers: int, policy: bool) -> tuple[fl
   with tempfile.NamedTemporaryFile() as raw:
     subprocess.run(
       [
-        *("py-spy", "record", "--gil", "--format=raw", f"--rate={1000 // MILLISECONDS}", "--duration=10"),
+        # While it looks the process must run on, or it would hold the lock longer.
+        *("py-spy", "record", "--gil", "--nonblocking", "--format=raw", f"--rate={SAMPLES}", "--duration=10"),
         *(f"--pid={process.pid}", f"--output={raw.name}"),
       ],
       check=True,
       capture_output=True,
     )
     samples = sum(int(line.rpartition(" ")[2]) for line in pathlib.Path(raw.name).read_text().splitlines())
-  process.terminate()
   images = float(process.communicate()[0].split()[-1])
-  return samples * MILLISECONDS / 10_000, images
+  return samples / (10 * SAMPLES), images
 
 
 def only(folder: str, threads: str, workers: str, policy: str) -> None:
@@ -92,7 +93,7 @@ def main() -> None:
     return only(*args.only)
   cores = args.threads or len(os.sched_getaffinity(0))
   with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
-    stored = photographs.write(pathlib.Path(folder), IMAGES)
+    stored = photographs.write(pathlib.Path(folder), IMAGES, COPIES)
     pipelines = {
       "threads": ours(folder, cores),
       "workers": ours(folder, cores, cores),

@@ -20,8 +20,8 @@ def picture(seed: int) -> bytes:
   return cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
 
 
-def write(data_dir: pathlib.Path, count: int) -> list[bytes]:
-  """Writes the dataset `photographs` 1.0.0 of `count` different images into a TFDS data directory; its files."""
+def write(data_dir: pathlib.Path, count: int, copies: int = 1) -> list[bytes]:
+  """Writes the dataset `photographs` 1.0.0, so many `copies` of `count` different images; the different files."""
   import tensorflow_datasets as tfds
 
   tfds.disable_progress_bar()
@@ -32,7 +32,9 @@ def write(data_dir: pathlib.Path, count: int) -> list[bytes]:
     version="1.0.0",
     features=tfds.features.FeaturesDict({"image": tfds.features.Image(encoding_format="jpeg"), "label": label}),
     split_datasets={
-      "train": list(enumerate({"image": io.BytesIO(file), "label": i % CLASSES} for i, file in enumerate(files)))
+      "train": list(
+        enumerate({"image": io.BytesIO(file), "label": i % CLASSES} for i, file in enumerate(files * copies))
+      )
     },
     data_dir=data_dir,
     file_format="array_record",

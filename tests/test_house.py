@@ -144,7 +144,7 @@ def test_what_is_imported_is_what_setup_asks_for():
       "tensorflow": "tensorflow-cpu", "safetensors": "safetensors", "ml_dtypes": "ml_dtypes", "torch": "torch",
       "matplotlib": "matplotlib", "rich": "rich", "tensorboard": "tensorboard", "jaxtyping": "jaxtyping",
       "google": "protobuf", "array_record": "array_record", "etils": "etils", "fsspec": "gcsfs", "gcsfs": "gcsfs",
-      "aiohttp": "gcsfs", "requests": "gcsfs",
+      "aiohttp": "gcsfs", "requests": "gcsfs", "nvidia": "nvidia-nvimgcodec-cu12",
   }  # fmt: skip
   standard = sys.stdlib_module_names
   for file, tree in FILES.items():

@@ -42,6 +42,70 @@ def test_the_camera_orientation_is_ignored():
   assert decoded(turned).shape == (60, 80, 3)
 
 
+def boxes(data, count=60):
+  """(box, its pixels or None where they are refused) for random boxes of a file."""
+  header, draw = decoding.check(data, 2**30, 2**30), np.random.default_rng(len(data))
+  for _ in range(count):
+    (top, bottom), (left, right) = (sorted(draw.choice(side + 1, 2, replace=False)) for side in header[:2])
+    box = slice(int(top), int(bottom)), slice(int(left), int(right))
+    try:
+      yield box, decoding.Picture(data, header)[box]
+    except decoding.DecodeError:
+      yield box, None
+
+
+JPEGS = {
+  "smoothed colours": {"subsampling": 2},
+  "colours of two pixels": {"subsampling": 1},
+  "colours of four pixels": {"subsampling": "4:1:1"},
+  "colours of each pixel": {"subsampling": 0},
+  "restart markers": {"restart_marker_blocks": 3},
+  "not converted": {"keep_rgb": True},
+  "progressive": {"progressive": True},
+  "gray": {"mode": "L"},
+  "of a printer": {"mode": "CMYK"},
+  "of few rows": {"height": 20},
+}
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "cut out"])
+@pytest.mark.parametrize("kind", JPEGS)
+def test_a_box_of_a_jpeg_has_the_pixels_of_the_whole(kind, alone, monkeypatch):
+  options = {"height": 201, "mode": "RGB"} | JPEGS[kind]
+  image = Image.fromarray(picture(options.pop("height"), 333)).convert(options.pop("mode"))
+  data = encode(image, "JPEG", quality=95, **options)
+  if not alone:
+    monkeypatch.setattr(decoding, "nvimgcodec", None)  # as on a system that has none
+  whole = decoded(data)
+  for box, pixels in boxes(data):
+    np.testing.assert_array_equal(pixels, whole[box])
+
+
+def test_a_box_of_a_torn_jpeg_is_whole_or_an_error():
+  data = encode(picture(400, 300), "JPEG", quality=95)
+  whole, counts = decoded(data), {True: 0, False: 0}
+  for share in (0.2, 0.5, 0.9):
+    for end in (b"", b"\xff\xd9"):
+      for box, pixels in boxes(data[: int(share * len(data))] + end, 40):
+        counts[pixels is not None] += 1
+        if pixels is not None:
+          np.testing.assert_array_equal(pixels, whole[box])
+  assert min(counts.values()) > 10
+
+
+def test_a_box_of_a_damaged_jpeg_has_the_pixels_of_the_whole():
+  data, draw = encode(picture(200, 300), "JPEG", quality=95), np.random.default_rng(0)
+  for _ in range(40):
+    torn = bytearray(data)
+    torn[draw.integers(700, len(data) - 100)] ^= 1 << draw.integers(8)
+    try:
+      whole = decoded(bytes(torn))
+    except decoding.DecodeError:
+      continue
+    for box, pixels in boxes(bytes(torn), 5):
+      np.testing.assert_array_equal(pixels, whole[box])
+
+
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9, 0.99])
 def test_a_truncated_file_is_an_error(form, share):

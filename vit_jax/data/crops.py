@@ -1,7 +1,8 @@
 """From an image to a square of the wanted size, on the host, in uint8 RGB.
 
-A crop is `(image [H, W, 3], draw) -> [S, S, 3]`; `draw` is a `random.Random`, of which `random()` is called, and only
-for chance. The table's functions take the size S and the arguments of the config, and return the crop.
+A crop is `(image [H, W, 3], draw) -> [S, S, 3]`; the image may be a `decoding.Picture`, and `draw` is a
+`random.Random`, of which `random()` is called, and only for chance. The table's functions take the size S and the
+arguments of the config, and return the crop.
 """
 
 from typing import Annotated
@@ -24,6 +25,7 @@ SCALED = 2**28
 
 def scale(image: np.ndarray, height: int, width: int) -> np.ndarray:
   """[H, W, C] -> [height, width, C]: averages where it shrinks (pixel area), bilinear where it grows."""
+  image = np.asarray(image)
   low = (min(height, image.shape[0]), min(width, image.shape[1]))
   if low != image.shape[:2]:
     image = cv2.resize(image, low[::-1], interpolation=cv2.INTER_AREA)

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import ctypes
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from vit_jax.data.headers import DecodeError, Header
 
 # Eight bytes of ones, which libjpeg looks at behind the last block; no code of a block is all ones.
 _BEHIND = b"\xff\x00" * 8
+# Rows of a JPEG that decoding a box may look at below it: what is left of a row of blocks, of up to 32 pixels, and
+# where colours are smoothed, with blocks of 16, the next one.
+_BELOW = 32
 
 
 if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
@@ -23,6 +27,30 @@ if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
   # back as before.
   for option, size in ((-1, 2**26), (-3, 2**24)):
     ctypes.CDLL(None).mallopt(option, size)
+
+
+@contextlib.contextmanager
+def _silent():
+  """Nothing that is written to the standard error gets there; for imports, before there are threads."""
+  sys.stderr.flush()
+  kept = os.dup(2)
+  with open(os.devnull, "wb") as nowhere:
+    os.dup2(nowhere.fileno(), 2)
+  try:
+    yield
+  finally:
+    os.dup2(kept, 2)
+    os.close(kept)
+
+
+os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # or it writes what is said below of each image that is torn
+with _silent():  # it complains of three libraries of CUDA, which nothing here needs
+  try:
+    from nvidia import nvimgcodec
+  except ImportError:  # there is none for macOS
+    nvimgcodec = None
+
+_local = threading.local()  # of each thread: its decoder
 
 
 class Memory:
@@ -94,3 +122,43 @@ def decode(data: bytes, header: Header) -> np.ndarray:
       f"its header promises {header.height} rows of {header.width} pixels, and it has {image.shape[:2]}"
     )
   return image
+
+
+class Picture:
+  """A checked image file as an array [H, W, 3]; of a JPEG only the box that is asked for is decoded, where that works.
+
+  `picture[top:bottom, left:right]` gives an array, as does `np.asarray(picture)`. Both raise DecodeError. A box has the
+  pixels that `decode` gives it, but a truncated file is an error only if its box is not whole.
+  """
+
+  def __init__(self, data: bytes, header: Header):
+    self._data, self._header = data, header
+    self.shape = (header.height, header.width, 3)
+
+  def __array__(self, dtype=None, copy=None) -> np.ndarray:
+    return decode(self._data, self._header)
+
+  def __getitem__(self, box: tuple[slice, slice]) -> np.ndarray:
+    (top, bottom, _), (left, right, _) = (part.indices(side) for part, side in zip(box, self.shape, strict=False))
+    if nvimgcodec and self._header.regions and bottom + _BELOW <= self.shape[0]:
+      pixels = _box(self._data[: self._header.end] + _BEHIND, nvimgcodec.Region(top, left, bottom, right))
+      if pixels is not None:
+        return pixels
+    return decode(self._data, self._header)[box]
+
+
+def _box(data, region) -> np.ndarray | None:
+  """A region of a JPEG file, decoded by libjpeg's own means to skip lines and columns; None where that fails."""
+  if not hasattr(_local, "decoder"):
+    host = nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY
+    backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
+    _local.decoder = nvimgcodec.Decoder(device_id=host, max_num_cpu_threads=1, backends=backends)
+    _local.options = nvimgcodec.DecodeParams(
+      color_spec=nvimgcodec.ColorSpec.SRGB, allow_any_depth=False, apply_exif_orientation=False
+    )
+  try:
+    stream = nvimgcodec.CodeStream(data).get_sub_code_stream(region=region)
+  except RuntimeError:  # its parser is stricter than libjpeg
+    return None
+  pixels = _local.decoder.decode(stream, params=_local.options)
+  return None if pixels is None else np.asarray(pixels)

@@ -41,7 +41,7 @@ class Images:
     self._reads = {}  # by thread: the record, and when it began
     self._lock = threading.Lock()
 
-  def prepared(self, record: int, prepare: Callable[[np.ndarray], np.ndarray]):
+  def prepared(self, record: int, prepare: Callable[[np.ndarray | decoding.Picture], np.ndarray]):
     """(prepare(image), label or labels [K]), or None for a bad record where these are skipped. Raises ImageError.
 
     Bad is a record that cannot be read, decoded or prepared.
@@ -74,9 +74,10 @@ class Images:
     data, label = self.source.read(record)
     header = decoding.check(data, *self.bounds)
     with decoding.MEMORY.share(header.memory + 2 * len(data)):  # the file's bytes, of a JPEG twice
+      if 3 * header.height * header.width * len(self.source) > KEEP:
+        return prepare(decoding.Picture(data, header)), label
       image = decoding.decode(data, header)
-      if image.nbytes * len(self.source) <= KEEP:
-        self.kept[record] = image, label
+      self.kept[record] = image, label
       return prepare(image), label
 
   @contextlib.contextmanager

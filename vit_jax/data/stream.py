@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Annotated
 
+import cv2
 import numpy as np
 from einops import rearrange
 
@@ -70,7 +71,7 @@ def train_examples(
     def prepare(image):
       image = cut(image, draw)
       if mirrored:
-        image = image[:, ::-1]
+        image = cv2.flip(image, 1)
       image = change(image, draw)
       if patch is not None:
         image = rearrange(image, "(h i) (w j) c -> (h w) (i j c)", i=patch, j=patch)
