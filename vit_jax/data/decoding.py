@@ -25,7 +25,7 @@ if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
   # glibc gives the pages of an image back to the kernel, which has to clear others for the next one: blending two
   # images of 224 pixels in float32 took 1.3 ms, and takes 0.3. M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: what is larger goes
   # back as before.
-  for option, size in ((-1, 2**26), (-3, 2**24)):
+  for option, size in ((-1, 2**26), (-3, 2**25)):
     ctypes.CDLL(None).mallopt(option, size)
 
 

@@ -99,6 +99,7 @@ def open_prepared(
   how to prepare `name`; AbsentError if there is no such dataset.
   """
   import tensorflow_datasets as tfds
+  from tensorflow_datasets.proto import tf_example_pb2
 
   builder, advice = row.builder, remedy(name, row, path)
   folder = builder_dir(builder, path)
@@ -121,9 +122,6 @@ def open_prepared(
       raise ConfigError(f"{folder} has {sizes.get(part, 'no')} records in {part!r}, not {count}; {again}")
   image, label = (_key(info.features, kind) for kind in (tfds.features.Image, tfds.features.ClassLabel))
   parts, remote = splits.select(split, sizes), _is_remote(folder)
-  # Other features (a mask, a file name) are neither parsed nor decoded.
-  features = tfds.features.FeaturesDict({key: info.features[key] for key in (image, label)})
-  undecoded = {image: tfds.decode.SkipDecoding()}
   stored = {part: _stored(prepared, folder, part) for part, _ in parts}
 
   def read(part, i):
@@ -133,11 +131,15 @@ def open_prepared(
       raise OSError(f"{folder} is damaged: {str(error).splitlines()[0]}") from error
 
   def parse(data):
+    # As TFDS has them in protobuf, without its own parser, which takes 200 us where this takes 40.
     try:
-      record = features.deserialize_example_np(data, decoders=undecoded)
-      return record[image], tuple(map(int, record[label])) if listed else int(record[label])
-    except (RuntimeError, message.Error, TypeError) as error:  # of a record of something else
+      values = tf_example_pb2.Example.FromString(data).features.feature
+    except message.Error as error:
       raise OSError(f"{folder} is damaged: {str(error).splitlines()[0]}") from error
+    encoded, numbers = values[image].bytes_list.value, tuple(values[label].int64_list.value)
+    if len(encoded) != 1 or (len(numbers) != 1 and not listed):
+      raise OSError(f"{folder} is damaged: a record with {len(encoded)} images and {len(numbers)} labels")
+    return encoded[0], numbers if listed else numbers[0]
 
   listed = isinstance(info.features[label], tfds.features.Sequence)
   classes = (info.features[label].feature if listed else info.features[label]).names
