@@ -36,7 +36,7 @@ def ours(folder: str, threads: int, workers: int = 0, policy: bool = False):
   data = Choice("tfds", {"builder": "photographs", "path": folder, "policy": change})
   data = bind(data, catalog.DATA["tfds"], catalog.DATA)
   opened = functools.partial(catalog.train_examples, data, 0, None, BATCH)
-  processes = loader.processes(opened, workers=workers)
+  processes = loader.processes(opened, IMAGES, workers=workers)
   return loader.batches(opened(), BATCH, range(BATCH), 0, processes, threads=threads)
 
 

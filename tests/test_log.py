@@ -96,5 +96,5 @@ def test_a_run_that_waits_for_its_data_says_once_what_helps(parts, tmp_path, mon
     for step in range(1, 8):
       lines.add(step, {"loss": jnp.asarray(1.0)}, 0)
       lines.write(step)
-      said.append("data.workers (now 0)" in capsys.readouterr().out)
+      said.append("data.workers (now by the cores)" in capsys.readouterr().out)
   assert said == [False] * 5 + [True, False]

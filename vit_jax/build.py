@@ -265,7 +265,7 @@ def _weights(init, description, paths):
 
 def _train_batches(run, examples, opened, sharding, start) -> DeviceBatches:
   rows = mesh.local_rows(sharding, run.batch)
-  workers = loader.processes(opened, **arguments(run.data, loader.processes))
+  workers = loader.processes(opened, len(examples.source), **arguments(run.data, loader.processes))
   batches = loader.batches(examples, run.batch, rows, start, workers, **arguments(run.data, loader.batches))
   return DeviceBatches(batches, rows, run.batch, sharding)
 

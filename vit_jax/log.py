@@ -132,9 +132,10 @@ class Log:
     if self._waits == WAITS:
       self._waits = -1
       data, cores = self._parts.run.data.args, os.cpu_count()
+      workers, threads = (data[key] if data[key] is not None else "by the cores" for key in ("workers", "threads"))
       say(
-        f"{waited:.0%} of the time is spent waiting for data: raise --config.data.workers (now {data['workers']}) or "
-        f".threads (now {data['threads']}), up to the {cores} cores of this machine; a restart may change both"
+        f"{waited:.0%} of the time is spent waiting for data: raise --config.data.workers (now {workers}) or .threads "
+        f"(now {threads}), up to the {cores} cores of this machine; a restart may change both"
       )
 
   def close(self) -> None:

@@ -1,5 +1,6 @@
 """Batches: the same for any number of threads, workers and processes, from any step on."""
 
+import os
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.streams import RANDOM, same, source, train
+from vit_jax.data import loader
 
 
 @pytest.mark.parametrize("threads", [1, 7])
@@ -46,3 +48,14 @@ made = sources.Source("m", "t", ("a",), 10, lambda i: (data, 0), str)
 next(loader.batches(stream.train_examples(made, 0, image_size=4), 8, range(8)))
 """
   subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+  ("count", "records", "workers"), [(2, 10**6, 0), (96, 10**6, 32), (96, 999, 0), (8, 131_072, 2)]
+)
+def test_a_host_of_many_cores_has_workers_for_many_records(monkeypatch, count, records, workers):
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
+  made = loader.processes(None, records)
+  assert (made.count if made else 0) == workers
+  assert loader.processes(None, records, workers=5).count == 5
+  assert loader.processes(None, records, workers=0) is None

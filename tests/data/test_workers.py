@@ -21,7 +21,7 @@ pytestmark = pytest.mark.heavy
 
 def batches(count, workers, size=80, rows=None, start=0, bad=(), **options):
   """Batches of `size` by so many workers; by threads for 0."""
-  made = loader.processes(functools.partial(opened, count, bad), workers=workers)
+  made = loader.processes(functools.partial(opened, count, bad), count, workers=workers)
   return loader.batches(opened(count, bad), size, range(size) if rows is None else rows, start, made, **options)
 
 
@@ -75,7 +75,7 @@ def fails():
 
 
 def test_a_worker_that_cannot_open_the_data_is_an_error(capfd):
-  made = loader.batches(opened(50), 8, range(8), 0, loader.processes(fails, workers=1))
+  made = loader.batches(opened(50), 8, range(8), 0, loader.processes(fails, 50, workers=1))
   with pytest.raises(WorkerError, match="ended with exit code 1"):
     next(made)
   made.close()

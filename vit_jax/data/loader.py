@@ -7,6 +7,7 @@ devices need, so the stream is the same for any number of processes, workers and
 import collections
 import dataclasses
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Literal, NamedTuple
@@ -26,6 +27,11 @@ OnError = Literal["raise", "skip"]
 
 # Rows that one task of a thread makes: many enough to drown what handing it over costs, few enough to share a batch.
 CHUNK = 32
+
+# Records of a training set from which on, and cores of a host, worker processes are the default. One process makes
+# 1,350 images of 224 pixels a second at most, however many cores it has (Python's lock is held 0.74 ms for each), and
+# takes 2.1 ms of a core for one (`python -m benchmarks.input_pipeline --gil`): so it keeps three cores busy.
+MANY, CORES_OF_A_WORKER = 2**17, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +93,7 @@ def batches(
   on_error: OnError = "raise",
   max_pixels: Pixels = 178_956_970,
   max_aspect: Annotated[float, schema.Range(1, 2**30)] = 100.0,
-  threads: Threads = 8,
+  threads: Threads | None = None,
 ) -> "Batches":
   """Batches from step `start` on: the given rows of each global batch of `size` examples.
 
@@ -103,8 +109,10 @@ def batches(
       left to the examples, and `skipped` counts it.
     max_pixels: an image with more is bad. The default is what decodes to 512 MiB, as in Pillow.
     max_aspect: an image whose one side is more times the other is bad; panoramas reach 20.
-    threads: that read and decode, of all workers together.
+    threads: that read and decode, of all workers together; as many as the process has cores, and at least 8, unless
+      given.
   """
+  threads = threads or max(8, cores())
   assert getattr(examples.order, "batch", size) == size
   options = size, tuple(map(int, rows)), start, (on_error, max_pixels, max_aspect)
   chunks = _chunks(lambda: examples, *options)
@@ -128,12 +136,22 @@ class Workers(NamedTuple):
   count: int
 
 
-def processes(opened: Callable[[], Examples], *, workers: Annotated[int, schema.Range(0, 256)] = 0) -> Workers | None:
+def processes(
+  opened: Callable[[], Examples], records: int, *, workers: Annotated[int, schema.Range(0, 256)] | None = None
+) -> Workers | None:
   """The `workers` that make batches for training, where one process's Python is too slow; None for 0.
 
-  Each takes 2.3 s of a core to start and 220 MB, those of a Python with JAX. The images are the same.
+  Each takes 2.3 s of a core to start and 220 MB, those of a Python with JAX. The images are the same. Unless given,
+  there are none for fewer than MANY records or on less than 8 cores, else one for three cores.
   """
-  return Workers(opened, workers) if workers else None
+  if workers is None:
+    workers = cores() // CORES_OF_A_WORKER if records >= MANY and cores() >= 8 else 0
+  return Workers(opened, min(workers, 256)) if workers else None
+
+
+def cores() -> int:
+  """Those that this process may use."""
+  return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Batches(Iterator):
@@ -154,7 +172,8 @@ class Batches(Iterator):
 
     threads = len(pool.lines) if pool else threads
     stop = 2**62 if chunks.steps is None else chunks.steps * count
-    ahead = max(2 * count, min(threads, 4 * count))
+    # All threads are busy, with up to 16 batches, also where a batch is few chunks.
+    ahead = max(2 * count, min(threads, 16 * count))
     self._filled = Prefetch(work, range(start * count, stop), min(threads, ahead), ahead)
 
   def __next__(self) -> dict[str, np.ndarray]:
