@@ -16,9 +16,8 @@ from vit_jax.data.headers import DecodeError, Header
 
 # Eight bytes of ones, which libjpeg looks at behind the last block; no code of a block is all ones.
 _BEHIND = b"\xff\x00" * 8
-# Rows of a JPEG that decoding a box may look at below it: what is left of a row of blocks, of up to 32 pixels, and
-# where colours are smoothed, with blocks of 16, the next one.
-_BELOW = 32
+# Columns of a box that is decoded alone: in one of four or fewer libjpeg does not smooth the colours.
+_NARROW = 16
 
 
 if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
@@ -128,7 +127,7 @@ class Picture:
   """A checked image file as an array [H, W, 3]; of a JPEG only the box that is asked for is decoded, where that works.
 
   `picture[top:bottom, left:right]` gives an array, as does `np.asarray(picture)`. Both raise DecodeError. A box has the
-  pixels that `decode` gives it, but a truncated file is an error only if its box is not whole.
+  pixels that `decode` gives it, but a truncated file is an error only if its box lacks more than the last three blocks.
   """
 
   def __init__(self, data: bytes, header: Header):
@@ -140,7 +139,8 @@ class Picture:
 
   def __getitem__(self, box: tuple[slice, slice]) -> np.ndarray:
     (top, bottom, _), (left, right, _) = (part.indices(side) for part, side in zip(box, self.shape, strict=False))
-    if nvimgcodec and self._header.regions and bottom + _BELOW <= self.shape[0]:
+    # Up to the last row a decoder wants the end marker, which it shall not have.
+    if nvimgcodec and self._header.regions and bottom < self.shape[0] and right - left >= _NARROW:
       pixels = _box(self._data[: self._header.end] + _BEHIND, nvimgcodec.Region(top, left, bottom, right))
       if pixels is not None:
         return pixels
