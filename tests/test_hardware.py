@@ -48,6 +48,19 @@ def test_a_slice_by_any_of_its_names(text, name, rented, cores, chips, hosts):
 
 
 @pytest.mark.parametrize(
+  ("text", "vcpus"),
+  [("v3-8", 96), ("v3-512", 96), ("v4-16", 240), ("v5e-1", 24), ("v5e-8", 224), ("v5e-16", 112), ("2xv6e-16", 180)],
+)
+def test_a_host_has_cores_by_its_chips(text, vcpus):
+  assert hardware.topology(text).vcpus == vcpus
+
+
+def test_the_host_of_every_slice_has_cores():
+  slices = [slice_ for generation in hardware.GENERATIONS for slice_ in hardware.rentable(generation)]
+  assert min(slice_.vcpus for slice_ in slices) == 24
+
+
+@pytest.mark.parametrize(
   ("text", "message"),
   [
     ("v3-33", "Did you mean 'v3-32'"),

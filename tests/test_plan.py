@@ -15,6 +15,10 @@ CONFIG = f"--config={runs.ROOT}/configs/vit_s16_i1k.py"
   [
     (["--topology=v3:4y4"], "--topology: 'v3:4y4'", "'v3:4x4'"),
     (["--topology=v3-8", "--price=-1"], "--price: -1.0", "1.2"),
+    (["--topology=v3-8", "--host-rate=0"], "--host-rate: 0.0", "5100"),
+    (["--topology=v3-8", "--host-rate=nan"], "--host-rate: nan", "in a second"),
+    (["--topology=v3-8", "--host-rate=inf"], "--host-rate: inf", "in a second"),
+    (["--topology=v3-8", "--host-rate=fast"], "--host-rate: ", "'fast'"),
     (["--topology=v3-8", "--json=/no/such/plan.json"], "--json: there is no folder /no/such", "make it"),
     (["--topology=v3-8", "--config.model.nmae=x"], "config.model.nmae", "Allowed: "),
     (["--topology=v3-8", "--serch"], "'--serch'", "'--search'"),

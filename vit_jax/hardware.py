@@ -48,20 +48,22 @@ class Generation(NamedTuple):
   devices: int  # JAX devices a chip
   dimensions: int
   sizes: tuple[int, ...]  # chips of the slices that are rented
+  vcpus: dict[int, int]  # of a host, by the chips that it has
 
 
 def _doubling(first, last):
   return tuple(first * 2**i for i in range((last // first).bit_length()))
 
 
-# Facts of docs.cloud.google.com/tpu/docs; tested against libtpu, which knows all of these slices.
+# Facts of docs.cloud.google.com/tpu/docs; tested against libtpu, which knows all of these slices. vCPUs: of the VMs
+# on its pages on v5e, v5p and v6e; v2, v3 and v4 have none there, these are what their VMs are known to have.
 GENERATIONS = {
-  "v2": Generation("TPU v2", 2, 2, 2, (4, 16, 64, 128, 256)),
-  "v3": Generation("TPU v3", 2, 2, 2, (4, *_doubling(16, 1024))),
-  "v4": Generation("TPU v4", 2, 1, 3, _doubling(4, 2048)),
-  "v5e": Generation("TPU v5 lite", 1, 1, 2, (1, *_doubling(4, 256))),
-  "v5p": Generation("TPU v5", 2, 1, 3, _doubling(4, 4096)),
-  "v6e": Generation("TPU v6 lite", 1, 1, 2, (1, *_doubling(4, 256))),
+  "v2": Generation("TPU v2", 2, 2, 2, (4, 16, 64, 128, 256), {4: 96}),
+  "v3": Generation("TPU v3", 2, 2, 2, (4, *_doubling(16, 1024)), {4: 96}),
+  "v4": Generation("TPU v4", 2, 1, 3, _doubling(4, 2048), {4: 240}),
+  "v5e": Generation("TPU v5 lite", 1, 1, 2, (1, *_doubling(4, 256)), {1: 24, 4: 112, 8: 224}),
+  "v5p": Generation("TPU v5", 2, 1, 3, _doubling(4, 4096), {4: 208}),
+  "v6e": Generation("TPU v6 lite", 1, 1, 2, (1, *_doubling(4, 256)), {1: 44, 4: 180, 8: 180}),
 }
 
 
@@ -101,6 +103,11 @@ class Slice(NamedTuple):
     whole = math.prod(self.grid)
     # Hosts have four chips; but a slice of eight of an e generation is one host.
     return self.slices * (1 if whole <= (8 if self.generation.endswith("e") else 4) else whole // 4)
+
+  @property
+  def vcpus(self) -> int:
+    """Of one host."""
+    return GENERATIONS[self.generation].vcpus[self.chips // self.hosts]
 
 
 def rentable(generation: str) -> list[Slice]:

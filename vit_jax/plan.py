@@ -3,13 +3,16 @@
 Compiles the very train step of the config with the TPU's own compiler (pip install -e '.[tpu]'; no TPU is needed) and
 says for each slice whether it fits, how long a step takes and what limits it, and what the whole run will need. The
 data may be absent: the catalog knows how many images there are. `--search` looks for the fastest mesh,
-rematerialisation and micro-batches that fit. Nothing here ran on a TPU: what the figures mean is printed below them.
+rematerialisation and micro-batches that fit. A run whose hosts cannot feed their chips is named: give the images that
+one host was measured to make in a second as `--host-rate`, else its cores are what is known of it. Nothing here ran on
+a TPU: what the figures mean is printed below them.
 """
 
 import argparse
 import dataclasses
 import functools
 import json
+import math
 
 from vit_jax import build, cli, config, files, flags, hardware, paths
 from vit_jax.planning import estimate, search, tables
@@ -21,7 +24,7 @@ def main() -> None:
   args, slices, run = parse()
   plans = []
   with estimate.compiler(kernels=run.model.args.get("attention") == "fused") as schedules:
-    make_plan = functools.partial(estimate.make_plan, schedules=schedules, price=args.price)
+    make_plan = functools.partial(estimate.make_plan, schedules=schedules, price=args.price, host_rate=args.host_rate)
     for slice_ in slices:
       made = []
       for plan in search.candidates(run, slice_, make_plan) if args.search else [make_plan(run, slice_)]:
@@ -41,9 +44,20 @@ def parse() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
   parser.add_argument("--search", action="store_true", help="try meshes, rematerialisation, scan and micro-batches")
   parser.add_argument("--json", type=cli.path, metavar="FILE", help="write the figures there too")
   parser.add_argument("--price", type=float, metavar="PRICE", help="of a chip for an hour, in any currency")
+  parser.add_argument(
+    "--host-rate",
+    type=float,
+    metavar="IMAGES",
+    help="a second, that one host makes, by python -m benchmarks.input_pipeline; else estimated from its cores",
+  )
   args = parser.parse()
   if args.price is not None and not args.price > 0:
     raise ConfigError(f"--price: {args.price} is not a price; write what a chip costs for an hour, as 1.2")
+  if args.host_rate is not None and not 0 < args.host_rate < math.inf:
+    raise ConfigError(
+      f"--host-rate: {args.host_rate} is not a rate; write the images that one host makes in a second, as 5100, or "
+      "leave it out for an estimate from the host's cores"
+    )
   if args.json and not paths.in_bucket(args.json) and not args.json.absolute().parent.is_dir():
     raise ConfigError(f"--json: there is no folder {args.json.absolute().parent}; make it first")
   try:

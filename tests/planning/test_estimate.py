@@ -11,7 +11,7 @@ import pytest
 from tests import runs
 from vit_jax import build, flops, hardware, mesh, schema
 from vit_jax.data import catalog
-from vit_jax.planning import estimate, hlo
+from vit_jax.planning import estimate, hlo, input
 
 pytestmark = pytest.mark.heavy
 
@@ -28,7 +28,7 @@ V3 = hardware.topology("v3-8")
 
 @pytest.fixture(scope="module")
 def planned(schedules):
-  return estimate.make_plan(runs.imagenet(), V3, schedules, price=2.0)
+  return estimate.make_plan(runs.imagenet(), V3, schedules, price=2.0, host_rate=1e9)  # no device waits
 
 
 def test_a_plan_agrees_with_a_compile_of_the_same_step(planned):
@@ -48,7 +48,8 @@ def test_a_plan_agrees_with_a_compile_of_the_same_step(planned):
 def test_the_figures_of_a_run_follow_from_those_of_a_step(planned):
   examples = 1_268_355  # train[:99%] of ImageNet
   assert planned.steps == round(90 * examples / 64)
-  assert planned.hours == pytest.approx(planned.steps * planned.step_seconds / 3600)
+  assert not planned.input_bound and planned.host_rate_method == "measured"
+  assert planned.hours == planned.device_hours == pytest.approx(planned.steps * planned.step_seconds / 3600)
   assert planned.core_days == pytest.approx(planned.hours / 24 * 8)
   assert planned.cost == pytest.approx(2.0 * 4 * planned.hours)  # a price of chips, of which there are four
   assert planned.images_per_second_per_chip == pytest.approx(64 / planned.step_seconds / 4)
@@ -58,6 +59,22 @@ def test_the_figures_of_a_run_follow_from_those_of_a_step(planned):
   assert planned.shares["links"] < planned.step_seconds
   assert planned.limit == max(planned.shares, key=planned.shares.get)
   json.dumps(dataclasses.asdict(planned))
+
+
+@pytest.mark.parametrize("host_rate", [1000.0, None])
+def test_devices_wait_for_hosts_that_make_too_few_images(planned, host_rate):
+  """The same step with hosts as measured, and as estimated, whose cores do not make what so small a model takes."""
+  parts = build.build(runs.imagenet(), estimate.devices(V3), catalog.known_split)
+  slow = estimate._run_estimate(planned, parts, V3, 2.0, host_rate)
+  made = host_rate or input.host_rate(runs.imagenet(), V3)
+  assert slow.input_bound and made < slow.images_per_second_per_host == planned.images_per_second_per_host
+  assert slow.host_rate == made and ("96 vCPUs" in slow.host_rate_method) == (host_rate is None)
+  # 90 epochs of images through one host; to the rounding of the steps.
+  assert slow.hours == pytest.approx(90 * 1_268_355 / made / 3600, rel=1e-4)
+  assert slow.device_hours == planned.hours < slow.hours
+  assert slow.cost == pytest.approx(2.0 * 4 * slow.hours) and slow.core_days == pytest.approx(slow.hours / 24 * 8)
+  assert slow.images_per_second_per_chip == pytest.approx(made / 4)
+  assert slow.mfu / planned.mfu == pytest.approx(planned.step_seconds / slow.pace)
 
 
 def test_a_scanned_step_counts_every_layer(schedules, planned):

@@ -43,6 +43,17 @@ def test_micro_batches_double_while_that_helps():
   assert plans[0].mesh == "data=8; unrolled, remat none, micro-batches 1"
 
 
+def test_plans_that_wait_for_data_rank_by_how_long_they_take():
+  quick, slow = dataclasses.replace(plan(1.0), input_step_seconds=4.0, input_bound=True), plan(3.0)
+  even = dataclasses.replace(plan(2.0), input_step_seconds=4.0, input_bound=True)
+  assert search.ranked([even, quick, plan(None), slow])[:3] == [slow, quick, even]
+
+
+def test_micro_batches_stop_where_data_are_what_takes_time():
+  _, asked = searched(lambda *choice: dataclasses.replace(plan(1 / choice[2]), input_step_seconds=2.0))
+  assert [micro_batches for fsdp, _, micro_batches in asked if fsdp == 1] == [1, 2]
+
+
 def test_memory_is_saved_step_by_step_until_a_run_fits():
   plans, asked = searched(lambda *choice: plan(1.0 if choice == (1, "mlp", 2) else None))
   first, *others = search.ranked(plans)

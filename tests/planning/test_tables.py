@@ -28,3 +28,17 @@ def test_a_line_says_whether_a_plan_fits():
   assert tables.line(limited).startswith("v3-8             data=8: fits, 2.0 of 16.0 GiB, 12.5 ms")
   assert "memory" in tables.line(limited) and "roofline" in tables.line(limited)
   assert tables.line(BAD) == "v3-32            data=32: does not fit"
+
+
+def test_an_input_bound_run_is_named_with_both_times():
+  slow = dataclasses.replace(
+    GOOD, input_bound=True, input_step_seconds=0.05, images_per_second_per_host=20_480, host_rate=5120,
+    host_rate_method="measured", hours=40.0, device_hours=10.0, limit="memory",
+  )  # fmt: skip
+  assert tables.line(slow).endswith("; input-bound, 50.0 ms from step to step")
+  assert "input-bound" not in tables.line(GOOD) + tables.table([GOOD])
+  _, row, reason = tables.table([slow]).splitlines()
+  assert "20,480 of 5,120/s" in row and " input " in row and " memory " not in row
+  assert reason.startswith("v3-8, data=8: input-bound: the chips ask 20,480 images/s of each host, which makes 5,120")
+  for word in ("(measured)", "takes 40.0 hours", "work 10.0", "data.workers", "data.policy", "a slice with more hosts"):
+    assert word in reason

@@ -21,14 +21,17 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from vit_jax import build, config, flops, hardware, schema
 from vit_jax.data import catalog
-from vit_jax.planning import hlo
+from vit_jax.planning import hlo, input
 
 WRITE_RATE = 0.5e9  # bytes a second that a host writes to a bucket: assumed, from usual throughputs of Cloud Storage
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a run would be on a slice. Per device unless said otherwise; times in seconds, sizes in bytes."""
+  """What a run would be on a slice. Per device unless said otherwise; times in seconds, sizes in bytes.
+
+  Rates, hours and cost are those at which the run goes on: the devices' or, where it is input-bound, the hosts'.
+  """
 
   topology: str
   rented: str  # Cloud TPU's name
@@ -48,7 +51,7 @@ class Plan:
   collectives: dict = dataclasses.field(default_factory=dict)  # kind -> calls, payload, moved, a step
   network_bytes: int = 0  # to other slices, a step
   kernels: dict = dataclasses.field(default_factory=dict)  # Pallas calls a step
-  step_seconds: float = 0.0
+  step_seconds: float = 0.0  # of the devices, which may have to wait for data
   method: str = ""
   limit: str = ""  # arithmetic, memory or links
   shares: dict = dataclasses.field(default_factory=dict)  # seconds that each of them takes at its peak rate
@@ -56,12 +59,22 @@ class Plan:
   mfu: float = 0.0
   steps: int = 0  # of the run
   hours: float = 0.0
+  device_hours: float = 0.0  # if no device had to wait for data
   core_days: float = 0.0  # TensorCores, as published costs are counted
   checkpoint_bytes: int = 0  # of the whole run's state
   checkpoint_seconds: float = 0.0
-  images_per_second_per_host: float = 0.0  # that its input must sustain
+  images_per_second_per_host: float = 0.0  # that its input must sustain, or devices wait
   input_bytes_per_second_per_host: float | None = None  # of stored images
+  host_rate: float = 0.0  # images a second that a host makes
+  host_rate_method: str = ""  # where that is from
+  input_step_seconds: float = 0.0  # that the hosts take for the images of a step
+  input_bound: bool = False  # devices wait for data
   cost: float | None = None  # at --price
+
+  @property
+  def pace(self) -> float:
+    """Seconds from one step to the next: what takes longer, devices or hosts."""
+    return max(self.step_seconds, self.input_step_seconds)
 
 
 @functools.cache
@@ -123,7 +136,13 @@ def devices(slice_: hardware.Slice) -> list[jax.Device]:
   return list(topologies.get_topology_desc(platform="tpu", topology_name=slice_.name, **options).devices)
 
 
-def make_plan(run: config.Run, slice_: hardware.Slice, schedules: pathlib.Path, price: float | None = None) -> Plan:
+def make_plan(
+  run: config.Run,
+  slice_: hardware.Slice,
+  schedules: pathlib.Path,
+  price: float | None = None,
+  host_rate: float | None = None,
+) -> Plan:
   """Compiles the train step of a run for a slice and says what the run would need.
 
   What does not fit, or does not divide, is a plan too, with a `problem`.
@@ -133,6 +152,7 @@ def make_plan(run: config.Run, slice_: hardware.Slice, schedules: pathlib.Path, 
     slice_: where it would be.
     schedules: the folder of `compiler`; it is emptied.
     price: of a chip for an hour.
+    host_rate: images a second that one host makes, as measured; estimated from its cores if None.
   """
   tpus = devices(slice_)
   wanted = ", ".join(f"{axis}={size}" for axis, size in schema.plain(run.mesh).items() if size != 1)
@@ -156,7 +176,7 @@ def make_plan(run: config.Run, slice_: hardware.Slice, schedules: pathlib.Path, 
     for file in schedules.iterdir():  # hundreds of megabytes, and not of the next program
       file.unlink()
   plan = _step_estimate(plan, parts, compiled, slice_.chip, cycles)
-  return _run_estimate(plan, parts, slice_, price)
+  return _run_estimate(plan, parts, slice_, price, host_rate)
 
 
 def _too_large(plan, message, seconds):
@@ -208,21 +228,31 @@ def _step_estimate(plan, parts, compiled, chip, kernel_cycles):
   )
 
 
-def _run_estimate(plan, parts, slice_, price):
-  """The plan with rates, hours and sizes of the run, which follow from the seconds of a step."""
-  images = parts.run.batch / plan.step_seconds
+def _run_estimate(plan, parts, slice_, price, host_rate):
+  """The plan with rates, hours and sizes of the run, which follow from the seconds of a step and the hosts' rate."""
+  run, method = parts.run, "measured"
+  if host_rate is None:
+    each = input.seconds_per_image(run)
+    method = f"estimated: {slice_.vcpus} vCPUs, {each * 1e3:.1f} ms of one an image"
+    host_rate = input.host_rate(run, slice_)
+  input_seconds = run.batch / plan.hosts / host_rate
+  plan = dataclasses.replace(plan, input_step_seconds=input_seconds, input_bound=input_seconds > plan.step_seconds)
+  images, wanted = run.batch / plan.pace, run.batch / plan.step_seconds / plan.hosts
   state = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state_shapes))
-  image_bytes = catalog.CATALOG[parts.run.data.name].image_bytes
-  hours = parts.total * plan.step_seconds / 3600
+  image_bytes = catalog.CATALOG[run.data.name].image_bytes
+  hours = parts.total * plan.pace / 3600
   return dataclasses.replace(
     plan,
     images_per_second_per_chip=images / slice_.chips,
     mfu=images * parts.flops_per_image / (plan.devices * slice_.chip.peak),
     hours=hours,
+    device_hours=parts.total * plan.step_seconds / 3600,
     core_days=hours / 24 * slice_.cores,
     checkpoint_bytes=state,
     checkpoint_seconds=state / (plan.hosts * WRITE_RATE),
-    images_per_second_per_host=images / plan.hosts,
-    input_bytes_per_second_per_host=image_bytes and image_bytes * images / plan.hosts,
+    images_per_second_per_host=wanted,
+    input_bytes_per_second_per_host=image_bytes and image_bytes * wanted,
+    host_rate=host_rate,
+    host_rate_method=method,
     cost=price and price * slice_.chips * hours,
   )

@@ -38,15 +38,15 @@ def candidates(
         yield dataclasses.replace(plan, mesh=choices)
         if plan.fits or not plan.hbm_bytes:  # fits, or fails for a reason that rematerialisation does not mend
           break
-      faster = plan.fits and plan.step_seconds < fastest
+      faster = plan.fits and plan.pace < fastest
       if not faster and (fastest < math.inf or not plan.hbm_bytes):
         break
-      fastest = plan.step_seconds if faster else fastest
+      fastest = plan.pace if faster else fastest
 
 
 def ranked(plans: Sequence[Plan]) -> list[Plan]:
-  """The plans that fit, fastest first, then the others."""
-  return sorted(plans, key=lambda plan: (not plan.fits, plan.step_seconds))
+  """The plans that fit, fastest first, then the others. Of those that wait for data, the fastest step."""
+  return sorted(plans, key=lambda plan: (not plan.fits, plan.pace, plan.step_seconds))
 
 
 def meshes(slice_: hardware.Slice) -> list[config.Mesh]:

@@ -9,7 +9,10 @@ step   the compiler's estimate of cycles of every operation, at the chip's clock
        Where it is below what the arithmetic takes, that or the memory traffic at peak rates, whichever is longer.
 links  bytes that a device sends for collectives, in rings, at the rate of all its links; none is overlapped.
 MFU    the model's matrix products, forward and backward, as a share of the chip's peak; recomputation is no gain.
-write  of a checkpoint, at {WRITE_RATE / 1e9:.1f} GB/s a host."""
+write  of a checkpoint, at {WRITE_RATE / 1e9:.1f} GB/s a host.
+input  images/s that the chips ask of a host, of those that it makes: --host-rate, or a rough estimate for all its cores
+       at work, which takes data.workers: one Python cannot. Reading from disks or buckets, and evaluations, are not in
+       it. images/s/chip, MFU, hours and cost are those of the run, which waits where it is input-bound."""
 
 
 def line(plan: Plan) -> str:
@@ -17,9 +20,10 @@ def line(plan: Plan) -> str:
   head = f"{plan.rented:<16} {plan.mesh}: "
   if plan.problem:
     return head + plan.problem
+  waits = f"; input-bound, {plan.pace * 1e3:,.1f} ms from step to step" if plan.input_bound else ""
   return head + (
     f"fits, {plan.hbm_bytes / 2**30:.1f} of {plan.hbm_limit / 2**30:.1f} GiB, {plan.step_seconds * 1e3:,.1f} ms a step "
-    f"({plan.method}), limited by {plan.limit}; compiled in {plan.compile_seconds:.0f} s"
+    f"({plan.method}), limited by {plan.limit}; compiled in {plan.compile_seconds:.0f} s{waits}"
   )
 
 
@@ -33,7 +37,7 @@ _COLUMNS = (  # heading, what stands there
   ("GB", lambda p: f"{p.bytes / 1e9:.1f}"),
   ("links MB", lambda p: f"{sum(c['moved'] for c in p.collectives.values()) / 1e6:,.0f}"),
   ("step ms", lambda p: f"{p.step_seconds * 1e3:,.1f}"),
-  ("limit", lambda p: p.limit),
+  ("limit", lambda p: "input" if p.input_bound else p.limit),
   ("images/s/chip", lambda p: f"{p.images_per_second_per_chip:,.0f}"),
   ("MFU", lambda p: f"{p.mfu:.0%}"),
   ("hours", lambda p: f"{p.hours:,.1f}"),
@@ -45,13 +49,22 @@ _COLUMNS = (  # heading, what stands there
 
 
 def _input(plan):
-  images = f"{plan.images_per_second_per_host:,.0f}/s"
+  images = f"{plan.images_per_second_per_host:,.0f} of {plan.host_rate:,.0f}/s"
   size = plan.input_bytes_per_second_per_host
   return images if size is None else f"{images}, {size / 1e6:,.0f} MB/s"
 
 
+def _input_bound(plan):
+  return (
+    f"input-bound: the chips ask {plan.images_per_second_per_host:,.0f} images/s of each host, which makes "
+    f"{plan.host_rate:,.0f} ({plan.host_rate_method}): the run takes {plan.hours:,.1f} hours, of which the chips work "
+    f"{plan.device_hours:,.1f}. Raise data.workers up to the host's cores if it was measured with fewer, take fewer "
+    "layers in data.policy or store smaller images, or a slice with more hosts or slower chips"
+  )
+
+
 def table(plans: Sequence[Plan]) -> str:
-  """All plans that run, a row each; then the collectives of each, and why others do not run."""
+  """All plans that run, a row each; then the collectives of each, which wait for data, and why others do not run."""
   columns = [(heading, cell) for heading, cell in _COLUMNS if heading != "cost" or any(p.cost for p in plans)]
   rows = [[cell(plan) for _, cell in columns] for plan in plans if not plan.problem]
   lines = []
@@ -63,6 +76,8 @@ def table(plans: Sequence[Plan]) -> str:
     kinds = [f"{kind} {c['calls']} x, {c['payload'] / 1e6:,.1f} MB" for kind, c in plan.collectives.items()]
     if kinds:
       lines.append(f"{plan.rented}, {plan.mesh}: collectives a step: {'; '.join(kinds)}")
+    if plan.input_bound:
+      lines.append(f"{plan.rented}, {plan.mesh}: {_input_bound(plan)}")
     if plan.problem:
       lines.append(f"{plan.rented}, {plan.mesh}: {plan.problem}")
   return "\n".join(lines)
