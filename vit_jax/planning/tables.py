@@ -55,11 +55,17 @@ def _input(plan):
 
 
 def _input_bound(plan):
+  measured = plan.host_rate_method == "measured"
+  first = (
+    "Raise data.workers, if it was measured with fewer than the host's cores"
+    if measured
+    else ("Measure a host and plan with --host-rate")
+  )
   return (
     f"input-bound: the chips ask {plan.images_per_second_per_host:,.0f} images/s of each host, which makes "
     f"{plan.host_rate:,.0f} ({plan.host_rate_method}): the run takes {plan.hours:,.1f} hours, of which the chips work "
-    f"{plan.device_hours:,.1f}. Raise data.workers up to the host's cores if it was measured with fewer, take fewer "
-    "layers in data.policy or store smaller images, or a slice with more hosts or slower chips"
+    f"{plan.device_hours:,.1f}. {first}; take fewer layers in data.policy or store smaller images; or take a slice "
+    "with more hosts or slower chips"
   )
 
 
