@@ -18,8 +18,9 @@ def seconds_per_image(run: config.Run) -> float:
   """CPU seconds that a training image of a run is estimated to take on a host.
 
   Reading, decoding and cropping go with the bytes of the stored image, as ImageNet's 115 kB; where the catalog does not
-  know them, it is the photograph that was measured. Smaller crops are a little cheaper than this and larger ones a
-  little dearer. Each operation of a policy goes with the pixels that the run sees. All else is the devices' work.
+  know them, it is the photograph that was measured. Small crops are cheaper than this (one of 32 pixels took a third of
+  224's) and large ones dearer, which is not measured. Each operation of a policy goes with the pixels that the run
+  sees. All else is the devices' work.
   """
   data = run.data.args
   size = catalog.CATALOG[run.data.name].image_bytes or PHOTOGRAPH
