@@ -11,7 +11,7 @@ import pytest
 from tests import runs
 from vit_jax import build, flops, hardware, mesh, schema
 from vit_jax.data import catalog
-from vit_jax.planning import estimate, hlo, input
+from vit_jax.planning import estimate, feed, hlo
 
 pytestmark = pytest.mark.heavy
 
@@ -66,7 +66,7 @@ def test_devices_wait_for_hosts_that_make_too_few_images(planned, host_rate):
   """The same step with hosts as measured, and as estimated, whose cores do not make what so small a model takes."""
   parts = build.build(runs.imagenet(), estimate.devices(V3), catalog.known_split)
   slow = estimate._run_estimate(planned, parts, V3, 2.0, host_rate)
-  made = host_rate or input.host_rate(runs.imagenet(), V3)
+  made = host_rate or feed.host_rate(runs.imagenet(), V3)
   assert slow.input_bound and made < slow.images_per_second_per_host == planned.images_per_second_per_host
   assert slow.host_rate == made and ("96 vCPUs" in slow.host_rate_method) == (host_rate is None)
   # 90 epochs of images through one host; to the rounding of the steps.

@@ -21,7 +21,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from vit_jax import build, config, flops, hardware, schema
 from vit_jax.data import catalog
-from vit_jax.planning import hlo, input
+from vit_jax.planning import feed, hlo
 
 WRITE_RATE = 0.5e9  # bytes a second that a host writes to a bucket: assumed, from usual throughputs of Cloud Storage
 
@@ -232,9 +232,9 @@ def _run_estimate(plan, parts, slice_, price, host_rate):
   """The plan with rates, hours and sizes of the run, which follow from the seconds of a step and the hosts' rate."""
   run, method = parts.run, "measured"
   if host_rate is None:
-    each = input.seconds_per_image(run)
+    each = feed.seconds_per_image(run)
     method = f"estimated: {slice_.vcpus} vCPUs, {each * 1e3:.1f} ms of one an image"
-    host_rate = input.host_rate(run, slice_)
+    host_rate = feed.host_rate(run, slice_)
   input_seconds = run.batch / plan.hosts / host_rate
   plan = dataclasses.replace(plan, input_step_seconds=input_seconds, input_bound=input_seconds > plan.step_seconds)
   images, wanted = run.batch / plan.pace, run.batch / plan.step_seconds / plan.hosts
