@@ -31,6 +31,9 @@ if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
 @contextlib.contextmanager
 def _silent():
   """Nothing that is written to the standard error gets there; for imports, before there are threads."""
+  if sys.stderr is None:  # closed by who started this
+    yield
+    return
   sys.stderr.flush()
   kept = os.dup(2)
   with open(os.devnull, "wb") as nowhere:
