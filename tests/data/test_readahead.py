@@ -4,14 +4,17 @@ import collections
 import contextlib
 import dataclasses
 import errno
+import functools
+import pathlib
+import subprocess
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from tests.streams import RANDOM, evaluation, records, same, source, take, train, training
-from vit_jax.data import images, order, readahead, sources
+from tests.streams import RANDOM, evaluation, opened, records, same, source, take, train, training
+from vit_jax.data import images, loader, order, readahead, sources, workers
 from vit_jax.schema import Choice
 
 BLOCKS = Choice("blocks", {"size": 8, "window": 4, "groups": 4})
@@ -113,12 +116,29 @@ def test_memory_is_given_back_as_images_are_used(monkeypatch):
 
 def test_what_does_not_fit_is_read_again_and_said_once(monkeypatch, caplog):
   whole = train(source(300), 16, 40, order=BLOCKS)
-  monkeypatch.setattr(readahead, "room", lambda: 1500)
+  monkeypatch.setattr(readahead, "room", lambda processes: 1500)
   counted = Counted(source(300))
   same(whole, train(counted.source, 16, 40, order=BLOCKS))
   assert counted.alone
   assert [record.message for record in caplog.records if "config.data.order.window" in record.message][1:] == []
   assert "config.data.order.window" in caplog.text
+
+
+def test_all_processes_of_a_host_together_hold_a_quarter_of_its_memory(monkeypatch):
+  total = int(pathlib.Path("/proc/meminfo").read_text().split()[1]) * 1024
+  assert readahead.room() == pytest.approx(total / 4, rel=0.01)
+  opened_by = []
+
+  def start(pool, opened, size, lines):  # what a worker is sent, opened here: starting one takes seconds
+    opened_by.append(opened())
+    return subprocess.Popen(["sleep", "60"])
+
+  monkeypatch.setattr(workers.Pool, "_start", start)
+  made = loader.processes(functools.partial(opened, 300), workers=3)
+  with contextlib.closing(loader.batches(opened(300), 16, range(16), 0, made, threads=3)):
+    rooms = [chunks.ahead._room for chunks in opened_by]
+  assert len(rooms) == 3
+  assert sum(rooms) == pytest.approx(total / 4, rel=0.01)
 
 
 def test_a_damaged_run_is_read_record_by_record_and_another_error_is_of_all_its_records():

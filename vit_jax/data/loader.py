@@ -118,14 +118,14 @@ def batches(
   chunks = _chunks(lambda: examples, *options)
   if workers is None:
     return Batches(chunks, start, threads)
-  opened = functools.partial(_chunks, workers.opened, *options)
+  opened = functools.partial(_chunks, workers.opened, *options, workers.count)
   return Batches(chunks, start, threads, Pool(opened, chunks, workers.count, threads))
 
 
-def _chunks(opened, size, rows, start, bounds):
-  """The chunks of the examples that are opened, here or in a worker."""
+def _chunks(opened, size, rows, start, bounds, workers=1):
+  """The chunks of the examples that are opened, here or in one of so many workers."""
   examples = opened()
-  ahead = ReadAhead(examples.source, examples.order, start * size)
+  ahead = ReadAhead(examples.source, examples.order, start * size, workers)
   return Chunks(examples, size, rows, Images(ahead.source, *bounds), ahead)
 
 

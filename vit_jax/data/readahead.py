@@ -17,9 +17,9 @@ from vit_jax.data.sources import Source
 THREADS = 32
 
 
-def room() -> int:
-  """Bytes of undecoded images that may wait: a quarter of the machine's memory."""
-  return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+def room(processes: int = 1) -> int:
+  """Bytes of undecoded images that may wait in each of so many processes: a quarter of the memory for all of them."""
+  return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 // processes
 
 
 @dataclasses.dataclass(eq=False)
@@ -39,8 +39,8 @@ class ReadAhead:
   requests as its records, `source` is the source itself.
   """
 
-  def __init__(self, source: Source, order: Order, start: int):
-    """`start` is the first position that will be asked for, of any row."""
+  def __init__(self, source: Source, order: Order, start: int, processes: int = 1):
+    """`start` is the first position that will be asked for, of any row, here or in the other `processes`."""
     self._stored, self._due = source, order.schedule(start)
     self.source = dataclasses.replace(source, read=self._read) if source.runs else source
     self.alone = 0  # records that were read for themselves
@@ -48,7 +48,7 @@ class ReadAhead:
     self.waited = 0.0  # seconds of all threads together, for runs that were not there yet
     self._waiting: dict[int, list[_Reading]] = {}  # by record; two where an epoch ends and the next begins
     self._held: dict[_Reading, None] = {}  # those that are done, the oldest first
-    self._lock, self._room, self._warned = threading.Lock(), room(), False
+    self._lock, self._room, self._warned = threading.Lock(), room(processes), False
     self._pool = Pool(self._read_run, THREADS)
 
   def expect(self, positions: Sequence[int], kept: Collection[int] = ()) -> None:
@@ -117,8 +117,8 @@ class ReadAhead:
     if not self._warned:
       self._warned = True
       logging.warning(
-        "images that wait to be used take more than %.1f GiB, a quarter of the memory: some are read twice. Set "
-        "config.data.order.window or .size lower",
+        "images that wait to be used take more than %.1f GiB, this process's share of a quarter of the memory: some "
+        "are read twice. Set config.data.order.window or .size lower",
         self._room / 2**30,
       )
     del self._held[reading]
