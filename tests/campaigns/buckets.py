@@ -286,7 +286,7 @@ def main() -> int:
     for number, (title, situation) in enumerate(SITUATIONS.items()):
       if words and not any(word in title for word in words):
         continue
-      server.counts.clear()
+      before = server.counts
       began, workdir = time.monotonic(), paths.path(f"gs://{BUCKET}/run{number}")
       try:
         with server.troubled(**BAD):
@@ -294,7 +294,7 @@ def main() -> int:
       except (Failed, OSError, ValueError, LookupError) as error:
         verdict, said = "failed", f"{type(error).__name__}: {error}"
       counts[verdict] += 1
-      asked = ", ".join(f"{count} {what}" for what, count in sorted(server.counts.items()))
+      asked = ", ".join(f"{count} {what}" for what, count in sorted((server.counts - before).items()))
       print(f"{verdict:<8}{title:<38}{time.monotonic() - began:>5.0f} s  {said}\n{'':<8}{asked}", flush=True)
   print(f"{counts['passed']} passed, {counts['failed']} failed")
   return counts["failed"] > 0

@@ -10,7 +10,6 @@ import cv2
 import numpy as np
 import pytest
 
-from tests import bucket_server
 from tests.streams import file, same, take
 from vit_jax import schema
 from vit_jax.data import catalog, images, loader, stream
@@ -67,9 +66,9 @@ def local(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def proxy(local):
-  with bucket_server.served(local) as proxy:
-    yield proxy
+def server(bucket_server, local):
+  bucket_server.fill(local, "tfds")
+  return bucket_server
 
 
 @pytest.fixture(autouse=True)
@@ -88,26 +87,26 @@ def training(source, steps, rows=range(BATCH), start=0, order=ORDER, **args):
   return take(loader.batches(examples, BATCH, rows, start), steps)
 
 
-def test_a_source_in_a_bucket_has_the_records_of_the_local_one(proxy, local):
-  here, there = opened(local), opened("gs://bucket")
+def test_a_source_in_a_bucket_has_the_records_of_the_local_one(server, local):
+  here, there = opened(local), opened("gs://bkt/tfds")
   assert (here.classes, len(here), here.parts) == (there.classes, len(there), there.parts)
   for record in (0, 499, 500, 806, 807, 1606):
     assert here.read(record) == there.read(record)
     assert here.identify(record) == there.identify(record)
   parts = "train[450:520]+train[790:820]"
-  here, there = opened(local, split=parts), opened("gs://bucket", split=parts)
+  here, there = opened(local, split=parts), opened("gs://bkt/tfds", split=parts)
   read = [there.runs.parse(stored) for stored in there.runs.read(3, 95)]
   assert read == [here.read(record) for record in range(3, 95)]
   assert there.place(0) == (
-    "small, split 'train', record 450 (file 'gs://bucket/small/1.0.0/small-train.array_record-00000-of-00004')"
+    "small, split 'train', record 450 (file 'gs://bkt/tfds/small/1.0.0/small-train.array_record-00000-of-00004')"
   )
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
-def test_every_process_makes_its_rows_of_the_local_stream_for_a_request_every_20_images(proxy, local, hosts):
+def test_every_process_makes_its_rows_of_the_local_stream_for_a_request_every_20_images(server, local, hosts):
   steps = 2 * sum(LENGTHS) // BATCH  # two epochs
-  whole, source = training(opened(local), steps), opened("gs://bucket")
-  before = proxy.count("array_record-")
+  whole, source = training(opened(local), steps), opened("gs://bkt/tfds")
+  before = server.asked("tfds/.*array_record-")
   for host in range(hosts):
     rows = np.arange(BATCH)[host * BATCH // hosts : (host + 1) * BATCH // hosts]
     expected = [{key: value[rows] for key, value in batch.items()} for batch in whole]
@@ -115,55 +114,54 @@ def test_every_process_makes_its_rows_of_the_local_stream_for_a_request_every_20
   images = steps * BATCH
   # What is read ahead at the end, a window and a quarter of each group and its batches, is not of these steps.
   ahead = 4 * (8 * 32 * 5 // 4 + 6 * BATCH // 4)
-  assert proxy.count("array_record-") - before <= 0.05 * (images + ahead)
+  assert server.asked("tfds/.*array_record-") - before <= 0.05 * (images + ahead)
 
 
-def test_a_start_in_the_middle_of_a_window_goes_on(proxy, local):
+def test_a_start_in_the_middle_of_a_window_goes_on(server, local):
   whole = training(opened(local), 30)
   for start in (3, 11, 26):
-    same(whole[start:], training(opened("gs://bucket"), 30 - start, start=start))
+    same(whole[start:], training(opened("gs://bkt/tfds"), 30 - start, start=start))
 
 
-def test_evaluation_reads_32_images_at_a_time(proxy, local):
+def test_evaluation_reads_32_images_at_a_time(server, local):
   def evaluated(source):
     return list(loader.batches(stream.eval_examples(source, image_size=6), BATCH, range(BATCH)))
 
-  source = opened("gs://bucket")
-  before = proxy.count("array_record-")
+  source = opened("gs://bkt/tfds")
+  before = server.asked("tfds/.*array_record-")
   same(evaluated(opened(local)), evaluated(source))
-  assert proxy.count("array_record-") - before <= 0.05 * sum(LENGTHS)
+  assert server.asked("tfds/.*array_record-") - before <= 0.05 * sum(LENGTHS)
 
 
-def test_a_shard_that_cannot_be_read_is_named_and_ends_the_run(proxy, local, monkeypatch, tmp_path):
+def test_a_shard_that_cannot_be_read_is_named_and_ends_the_run(server, local, monkeypatch, tmp_path):
   monkeypatch.setattr(shards, "PAUSES", (0.01,))
   shutil.copytree(local / "small", tmp_path / "small")
   os.remove(tmp_path / "small/1.0.0/small-train.array_record-00003-of-00004")
+  server.fill(tmp_path, "gap")
   with (
-    bucket_server.served(tmp_path),
     pytest.raises(
       images.ImageError,
-      match=r"small, split 'train', record \d+ \(file 'gs://bucket/small/1.0.0/small-train.array_record-00003-of-00004'\):"
+      match=r"small, split 'train', record \d+ \(file 'gs://bkt/gap/small/1.0.0/small-train.array_record-00003-of-00004'\):"
       r".*array_record-00003-of-00004, records \d+ to \d+: there is no such file.*tried 2 times",
     ),
   ):
-    training(opened("gs://bucket"), 30)
+    training(opened("gs://bkt/gap"), 30)
 
 
-def test_opening_reads_no_records_and_stamps_are_asked_for_at_once(proxy):
-  proxy.requests.clear()
-  source = opened("gs://bucket")
-  assert proxy.count("array_record-") == 0
+def test_opening_reads_no_records_and_stamps_are_asked_for_at_once(server):
+  before = server.asked("tfds/.*array_record-")
+  source = opened("gs://bkt/tfds")
+  assert server.asked("tfds/.*array_record-") == before
   one = source.fingerprint()
-  assert one == opened("gs://bucket").fingerprint()
+  assert one == opened("gs://bkt/tfds").fingerprint()
   assert one.sizes and one.times
 
 
-def test_latency_does_not_show(proxy, monkeypatch):
+def test_latency_does_not_show(server):
   """50 ms a request: all threads together wait for less than a tenth of the time, which leaves 0.9 of the rate."""
-  monkeypatch.setattr(proxy, "latency", 0.05)
   args = {"image_size": 224, "crop": Choice("inception"), "flip": True}
-  examples = stream.train_examples(opened("gs://bucket", "photos"), 0, None, BATCH, order=ORDER, **args)
-  with contextlib.closing(loader.batches(examples, BATCH, range(BATCH))) as batches:
+  examples = stream.train_examples(opened("gs://bkt/tfds", "photos"), 0, None, BATCH, order=ORDER, **args)
+  with server.troubled(latency=0.05), contextlib.closing(loader.batches(examples, BATCH, range(BATCH))) as batches:
     for _ in range(4):
       next(batches)
     before, began = batches._chunks.ahead.waited, time.monotonic()
