@@ -1,6 +1,7 @@
 """Prepared datasets in a bucket: the images of the local ones, a request for 32 of them, latency that does not show."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -115,6 +116,23 @@ def test_every_process_makes_its_rows_of_the_local_stream_for_a_request_every_20
   # What is read ahead at the end, a window and a quarter of each group and its batches, is not of these steps.
   ahead = 4 * (8 * 32 * 5 // 4 + 6 * BATCH // 4)
   assert server.asked("tfds/.*array_record-") - before <= 0.05 * (images + ahead)
+
+
+def examples_in(path):
+  """Training examples that another process can open."""
+  images.KEEP = 0  # there too
+  return stream.train_examples(opened(path), 0, None, BATCH, order=ORDER, **PLAIN)
+
+
+def test_two_worker_processes_make_the_local_stream_and_each_block_is_read_by_one_of_them(server, local):
+  steps = 2 * sum(LENGTHS) // BATCH  # two epochs
+  there = functools.partial(examples_in, "gs://bkt/tfds")
+  before = server.asked("small-train.array_record-")
+  made = loader.batches(there(), BATCH, range(BATCH), 0, loader.processes(there, workers=2))
+  same(take(loader.batches(examples_in(local), BATCH, range(BATCH)), steps), take(made, steps))
+  asked = server.asked("small-train.array_record-") - before
+  ahead = 4 * (8 * 32 * 5 // 4 + 6 * BATCH // 4)  # as above; a block that both read would be two requests
+  assert 2 * sum(LENGTHS) / 32 < asked <= 0.05 * (steps * BATCH + ahead)
 
 
 def test_a_start_in_the_middle_of_a_window_goes_on(server, local):
