@@ -39,14 +39,14 @@ def test_a_bucket_needs_a_name_in_it(text):
 def test_without_gcsfs_one_line_says_what_to_install(monkeypatch):
   monkeypatch.setitem(sys.modules, "gcsfs", None)
   with pytest.raises(ConfigError, match=r"^buckets need the extra gcs: pip install 'vit_jax\[gcs\]'$"):
-    paths._prepare.__wrapped__()
+    paths.prepare.__wrapped__()
 
 
 def test_without_credentials_one_line_says_what_to_set(monkeypatch, tmp_path):
   monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
   monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
   with pytest.raises(ConfigError, match="no credentials; run `gcloud auth application-default login`, set GOOGLE_"):
-    paths._prepare.__wrapped__()
+    paths.prepare.__wrapped__()
 
 
 @pytest.mark.parametrize("text", ["gs:/b/run", "s3://b/run", "gs://b"])

@@ -28,7 +28,7 @@ def path(text: str | os.PathLike) -> pathlib.Path:
   if not re.fullmatch(r"[^/]+/+[^/].*", name) or ".." in name.split("/"):
     raise ConfigError(f"{show(text)}: a bucket and a name in it are needed, without '..': gs://BUCKET/NAME")
   try:
-    _prepare()
+    prepare()
   except ConfigError as error:
     raise ConfigError(f"{text}: {error}") from error
   return epath.Path(text.rstrip("/"))
@@ -45,8 +45,8 @@ def absolute(path: pathlib.Path) -> pathlib.Path:
 
 
 @functools.cache
-def _prepare():
-  """Makes sure, once, that buckets can be used, and by our own requests; ConfigError where they cannot."""
+def prepare():
+  """Makes sure, once and before a path is used, that buckets can be, by our own requests; ConfigError if not."""
   if importlib.util.find_spec("gcsfs") is None:
     raise ConfigError("buckets need the extra gcs: pip install 'vit_jax[gcs]'")
   import fsspec

@@ -8,11 +8,12 @@ import shutil
 import time
 
 import cv2
+import fsspec
 import numpy as np
 import pytest
 
 from tests.streams import file, same, take
-from vit_jax import schema
+from vit_jax import buckets, paths, schema
 from vit_jax.data import catalog, images, loader, stream
 from vit_jax.data.readers import shards
 from vit_jax.schema import Choice
@@ -149,6 +150,15 @@ def test_evaluation_reads_32_images_at_a_time(server, local):
   before = server.asked("tfds/.*array_record-")
   same(evaluated(opened(local)), evaluated(source))
   assert server.asked("tfds/.*array_record-") - before <= 0.05 * sum(LENGTHS)
+
+
+def test_a_bucket_of_data_is_asked_by_our_own_requests_and_one_that_refuses_says_so(server):
+  fsspec.register_implementation("gs", "gcsfs.GCSFileSystem", clobber=True)  # as in a new process
+  paths.prepare.cache_clear()
+  opened("gs://bkt/tfds")
+  assert fsspec.get_filesystem_class("gs") is buckets.FileSystem
+  with server.troubled(refused=True), pytest.raises(schema.ConfigError, match=r"bkt/tfds cannot be reached.*refuses"):
+    opened("gs://bkt/tfds")
 
 
 def test_a_shard_that_cannot_be_read_is_named_and_ends_the_run(server, local, monkeypatch, tmp_path):

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from google.protobuf import json_format, message
 
+from vit_jax import paths
 from vit_jax.data import sources
 from vit_jax.data.readers import shards
 from vit_jax.schema import ConfigError, Range, place
@@ -212,9 +213,14 @@ def builder_dir(builder: str | None, path: str | None):
 
 
 def _reach(root, ask):
-  """What `ask()` says of a directory; sources.AbsentError if it is in a bucket and does not answer."""
+  """What `ask()` says of a directory; sources.AbsentError if its bucket cannot be used or does not answer."""
   if not _is_remote(root):
     return ask()
+  try:
+    if paths.in_bucket(root):  # also of workers, to which nobody gives another path in one
+      paths.prepare()
+  except ConfigError as error:
+    raise sources.AbsentError(f"{root} cannot be reached: {error}", "path") from error
   try:
     return ask()
   except OSError as error:
