@@ -117,7 +117,7 @@ class Proxy:
     if reset:
       self.counts["resets"] += 1
       part = web.StreamResponse(status=answer.status, headers=headers | {"Content-Length": str(len(content) + 1)})
-      with contextlib.suppress(ConnectionResetError):  # by the client, whose process was killed
+      with contextlib.suppress(ConnectionError):  # by the client, whose process was killed
         await part.prepare(request)
         await part.write(content[:sent])
       return _cut(request)
@@ -132,7 +132,7 @@ async def _stream(request, answer):
       name: value for name, value in answer.headers.items() if name.lower() not in _HOP or name == "Content-Length"
     },
   )
-  with contextlib.suppress(ConnectionResetError):
+  with contextlib.suppress(ConnectionError):
     await passed.prepare(request)
     async for piece in answer.content.iter_any():
       await passed.write(piece)
