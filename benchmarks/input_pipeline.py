@@ -1,18 +1,18 @@
 """Images a second of the input, beside tf.data on the same cores: python -m benchmarks.input_pipeline [--json=FILE]
 
 JPEGs of 500 x 375 pixels and about 90 kB become uint8 crops of 224: an inception crop, bilinear, half of them mirrored;
-and the same with RandAugment (2, 10). Ours reads them from array_record through the catalog, as a run does; tf.data has
-them in memory, and decodes no more than the crop. Medians of rounds in turn, the first of each left out.
+and the same with RandAugment (2, 10). Ours reads them from array_record through the catalog, as a run does, and tf.data
+the same examples from a TFRecord file; the bare decoding of the crop has them in memory. Medians of rounds in turn, the
+first of each left out.
 
-With `--gil` also the seconds that Python's lock is held for an image, sampled by py-spy (`pip install py-spy`): one
-process cannot make more images a second than its inverse, however many cores there are.
+With `--gil` also the seconds of a core that an image takes, and those that Python's lock is held, sampled by py-spy
+(`pip install py-spy`): one process cannot make more images a second than the inverse, however many cores there are.
 """
 
 import argparse
 import contextlib
 import functools
 import json
-import os
 import pathlib
 import statistics
 import subprocess
@@ -42,17 +42,19 @@ def ours(folder: str, threads: int, workers: int = 0, policy: bool = False):
 
 def rate(batches, seconds: float) -> float:
   """Images a second over so many seconds, or a little longer."""
+  time.sleep(1)  # until the pipeline that was timed before has filled what it makes ahead
   for _ in range(6):  # those that were made while another pipeline was timed
     next(batches)
   count, began = 0, time.perf_counter()
   while (taken := time.perf_counter() - began) < seconds:
-    count += len(next(batches)["image"] if isinstance(batches, loader.Batches) else next(batches))
+    made = next(batches)
+    count += len(made["image"] if isinstance(made, dict) else made[0] if isinstance(made, tuple) else made)
   return count / taken
 
 
-def gil_share(folder: str, threads: int, workers: int, policy: bool) -> tuple[float, float]:
-  """(share of the time that a process making our batches holds the lock, images a second)."""
-  words = [sys.executable, "-m", "benchmarks.input_pipeline", "--only", folder, str(threads), str(workers), str(policy)]
+def shares(folder: str, threads: int, policy: bool) -> tuple[float, float]:
+  """(seconds that Python's lock is held, seconds of a core), for an image of ours made by threads of one process."""
+  words = [sys.executable, "-m", "benchmarks.input_pipeline", "--only", folder, str(threads), str(policy)]
   process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
   process.stdout.readline()
   with tempfile.NamedTemporaryFile() as raw:
@@ -66,16 +68,19 @@ def gil_share(folder: str, threads: int, workers: int, policy: bool) -> tuple[fl
       capture_output=True,
     )
     samples = sum(int(line.rpartition(" ")[2]) for line in pathlib.Path(raw.name).read_text().splitlines())
-  images = float(process.communicate()[0].split()[-1])
-  return samples / (10 * SAMPLES), images
+  images, cpu = map(float, process.communicate()[0].split()[-2:])
+  return samples / (10 * SAMPLES) / images, cpu
 
 
-def only(folder: str, threads: str, workers: str, policy: str) -> None:
-  """Makes our batches for 12 seconds after a line, and prints the images a second."""
-  batches = ours(folder, int(threads), int(workers), policy == "True")
+def only(folder: str, threads: str, policy: str) -> None:
+  """Makes our batches for 12 seconds after a line; prints images a second, and seconds of a core for each."""
+  batches = ours(folder, int(threads), policy=policy == "True")
   next(batches)
   print("begun", flush=True)
-  print(rate(batches, 12), flush=True)
+  count, cpu, began = 0, time.process_time(), time.perf_counter()
+  while (taken := time.perf_counter() - began) < 12:
+    count += len(next(batches)["image"])
+  print(count / taken, (time.process_time() - cpu) / count, flush=True)
   batches.close()
 
 
@@ -87,21 +92,24 @@ def main() -> None:
   parser.add_argument("--threads", type=int, default=0, help="of each pipeline; as many as cores unless given")
   parser.add_argument("--gil", action="store_true")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
-  parser.add_argument("--only", nargs=4, help=argparse.SUPPRESS)
+  parser.add_argument("--only", nargs=3, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.only:
     return only(*args.only)
-  cores = args.threads or len(os.sched_getaffinity(0))
+  cores = args.threads or loader.cores()
+  processes = cores + 1  # one is always ready, whoever waits for the trainer to take what it has made
   with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
-    stored = photographs.write(pathlib.Path(folder), IMAGES, COPIES)
+    images = photographs.write(pathlib.Path(folder), IMAGES, COPIES)
+    file = pathlib.Path(folder, "photographs.tfrecord")
+    tf_data.write(file, images * COPIES, [i % photographs.CLASSES for i in range(IMAGES * COPIES)])
     pipelines = {
       "threads": ours(folder, cores),
-      "workers": ours(folder, cores, cores),
-      "tf_data": tf_data.batches(stored, BATCH, cores),
-      "decode": tf_data.crops(stored, cores),
+      "workers": ours(folder, processes, processes),
+      "tf_data": tf_data.batches(file, BATCH, cores),
+      "decode": tf_data.crops(images, cores),
       "randaugment": ours(folder, cores, policy=True),
-      "randaugment_workers": ours(folder, cores, cores, policy=True),
-      "tf_data_randaugment": tf_data.batches(stored, BATCH, cores, 2),
+      "randaugment_workers": ours(folder, processes, processes, policy=True),
+      "tf_data_randaugment": tf_data.batches(file, BATCH, cores, 2),
     }
     for batches in pipelines.values():
       if isinstance(batches, loader.Batches):
@@ -120,13 +128,14 @@ def main() -> None:
       / median["tf_data_randaugment"],
       "ratio_to_decode_limit": best / median["decode"],
       "gil_seconds_per_image": None,
-      "workers": cores if median["workers"] > median["threads"] else 0,
+      "cpu_seconds_per_image": None,
+      "workers": processes if median["workers"] > median["threads"] else 0,
       "medians": median,
     }
     if args.gil:
-      for key, policy in (("gil_seconds_per_image", False), ("randaugment_gil_seconds_per_image", True)):
-        share, images = gil_share(folder, cores, 0, policy)
-        row[key] = share / images
+      for prefix, policy in (("", False), ("randaugment_", True)):
+        for key, value in zip(("gil", "cpu"), shares(folder, cores, policy), strict=True):
+          row[f"{prefix}{key}_seconds_per_image"] = value
   for name, value in {**median, **row}.items():
     print(f"{name:<36} {value}")
   if args.json:

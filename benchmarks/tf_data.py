@@ -2,6 +2,7 @@
 
 import math
 import os
+import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -11,29 +12,48 @@ import tensorflow as tf
 SIZE, GRAY = 224, 128
 
 
-def batches(files: list[bytes], batch: int, threads: int, layers: int = 0, magnitude: float = 10.0):
-  """Batches without end, uint8 [batch, 224, 224, 3]: inception crop, bilinear, flip, `layers` of RandAugment."""
-  stored = tf.constant(files)
+def write(file: pathlib.Path, images: list[bytes], labels: list[int]) -> None:
+  """The examples as TFDS stores them, in a file of the form that tf.data reads."""
+  with tf.io.TFRecordWriter(str(file)) as writer:
+    for image, label in zip(images, labels, strict=True):
+      feature = {
+        "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+      }
+      writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
 
-  def example(index):
-    image = crop(stored[index])
-    return randaugment(image, layers, magnitude) if layers else image
 
-  return _endless(len(files), example, threads).batch(batch, drop_remainder=True).prefetch(2).as_numpy_iterator()
+def batches(file: pathlib.Path, batch: int, threads: int, layers: int = 0, magnitude: float = 10.0):
+  """Batches of a file without end: uint8 [batch, 224, 224, 3] (inception crop, bilinear, flip, `layers` of RandAugment)
+  and labels; shuffled in a buffer of 512.
+  """
+  features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+
+  def example(record):
+    stored = tf.io.parse_single_example(record, features)
+    image = crop(stored["image"])
+    return (randaugment(image, layers, magnitude) if layers else image), stored["label"]
+
+  records = tf.data.TFRecordDataset(str(file)).shuffle(512, seed=0)
+  return _endless(records, example, threads).batch(batch, drop_remainder=True).prefetch(2).as_numpy_iterator()
 
 
-def crops(files: list[bytes], threads: int):
+def crops(images: list[bytes], threads: int):
   """The bare decoding of a random crop of each image, without end: its number of rows, so that nothing is copied."""
-  stored = tf.constant(files)
-  return _endless(len(files), lambda i: tf.shape(_decoded(stored[i]))[0], threads).batch(64).as_numpy_iterator()
+  stored = tf.constant(images)
+  numbers = tf.data.Dataset.range(len(images)).shuffle(len(images), seed=0)
+  return _endless(numbers, lambda i: tf.shape(_decoded(stored[i]))[0], threads).batch(64).as_numpy_iterator()
 
 
-def _endless(count, example, threads):
-  images = tf.data.Dataset.range(count).shuffle(count, seed=0).repeat().map(example, num_parallel_calls=threads)
+def _endless(records, example, threads):
+  images = records.repeat().map(example, num_parallel_calls=threads)
   options = tf.data.Options()
   options.threading.private_threadpool_size = threads
   options.threading.max_intra_op_parallelism = 1
   options.deterministic = False
+  # Or buffers grow, which are filled while another pipeline is timed.
+  options.autotune.enabled = False
+  options.experimental_optimization.inject_prefetch = False
   return images.with_options(options)
 
 

@@ -16,6 +16,13 @@ from vit_jax.data.headers import DecodeError, Header
 
 # Eight bytes of ones, which libjpeg looks at behind the last block; no code of a block is all ones.
 _BEHIND = b"\xff\x00" * 8
+
+
+def _without_end(data, header) -> bytes:
+  """A JPEG file without its end marker, and what stands behind it."""
+  return b"".join((memoryview(data)[: header.end], _BEHIND))
+
+
 # Columns of a box that is decoded alone: in one of four or fewer libjpeg does not smooth the colours.
 _NARROW = 16
 
@@ -112,7 +119,7 @@ def decode(data: bytes, header: Header) -> np.ndarray:
   if header.end is not None:
     # libjpeg paints gray what is missing before an end marker. Where there is none, it waits for more, and OpenCV
     # returns no image.
-    data = data[: header.end] + _BEHIND
+    data = _without_end(data, header)
   try:
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
   except cv2.error as error:
@@ -144,7 +151,7 @@ class Picture:
     (top, bottom, _), (left, right, _) = (part.indices(side) for part, side in zip(box, self.shape, strict=False))
     # Up to the last row a decoder wants the end marker, which it shall not have.
     if nvimgcodec and self._header.regions and bottom < self.shape[0] and right - left >= _NARROW:
-      pixels = _box(self._data[: self._header.end] + _BEHIND, nvimgcodec.Region(top, left, bottom, right))
+      pixels = _box(_without_end(self._data, self._header), nvimgcodec.Region(top, left, bottom, right))
       if pixels is not None:
         return pixels
     return decode(self._data, self._header)[box]
