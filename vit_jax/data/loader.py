@@ -28,9 +28,9 @@ OnError = Literal["raise", "skip"]
 # Rows that one task of a thread makes: many enough to drown what handing it over costs, few enough to share a batch.
 CHUNK = 32
 
-# Records of a training set from which on, and cores of a host, worker processes are the default. One process makes
-# 1,350 images of 224 pixels a second at most, however many cores it has (Python's lock is held 0.74 ms for each), and
-# takes 2.1 ms of a core for one (`python -m benchmarks.input_pipeline --gil`): so it keeps three cores busy.
+# Records of a training set from which on worker processes are the default, and the cores of each. An image of 224
+# pixels takes 2.3 ms of a core, and Python's lock is held 0.39 ms of it (`python -m benchmarks.input_pipeline --gil`):
+# six cores would share a lock that is always held, three find it free half of the time.
 MANY, CORES_OF_A_WORKER = 2**17, 3
 
 

@@ -3,11 +3,11 @@
 from vit_jax import config, hardware
 from vit_jax.data import catalog
 
-# CPU seconds an image, all threads together, by `python -m benchmarks.input_pipeline`: `cpu_seconds_per_image` of its
-# JPEGs of 500 x 375 pixels and PHOTOGRAPH bytes, plain to 224 pixels and with RandAugment (2, 10). Of the cores that
-# were measured; a TPU host's vCPU is a hyperthread, another processor's.
-PLAIN_SECONDS = 2.9e-3
-RANDAUGMENT_SECONDS = 5.5e-3
+# CPU seconds an image, all threads together: `cpu_seconds_per_image` of `python -m benchmarks.input_pipeline --gil`,
+# for JPEGs of 500 x 375 pixels and PHOTOGRAPH bytes, plain to 224 pixels and with RandAugment (2, 10). Of the cores
+# that were measured; a TPU host's vCPU is a hyperthread, another processor's.
+PLAIN_SECONDS = 2.3e-3
+RANDAUGMENT_SECONDS = 3.2e-3
 LAYERS, PIXELS, PHOTOGRAPH = 2, 224**2, 90_000
 # What is left of PLAIN_SECONDS for an image that costs nothing to decode, as of CIFAR, whose images are kept decoded:
 # 0.15 ms of digits at 32 pixels, measured where a photograph took 1.04.
