@@ -59,7 +59,10 @@ def test_a_damaged_description_is_an_error_that_names_the_folder(data_dir, tmp_p
     opened("tfds", "train", path=str(tmp_path), builder="shapes")
 
 
-@pytest.mark.parametrize("record", [b"garbage", b""])
+THREE_LABELS = b"\n\x12\n\x10\n\x05label\x12\x07\x1a\x05\n\x03\x01\x02\x03"  # tf.Example: int64 1, 2, 3, and no image
+
+
+@pytest.mark.parametrize("record", [b"garbage", b"", THREE_LABELS], ids=["garbage", "nothing", "labels"])
 def test_a_record_of_anything_else_is_an_error_that_names_the_folder(data_dir, tmp_path, record):
   shutil.copytree(data_dir / "shapes" / "1.0.0", tmp_path / "shapes" / "1.0.0")
   (file,) = (tmp_path / "shapes/1.0.0").glob("*train.array_record*")
