@@ -134,7 +134,7 @@ def test_all_processes_of_a_host_together_hold_a_quarter_of_its_memory(monkeypat
     return subprocess.Popen(["sleep", "60"])
 
   monkeypatch.setattr(workers.Pool, "_start", start)
-  made = loader.processes(functools.partial(opened, 300), workers=3)
+  made = loader.processes(functools.partial(opened, 300), 300, workers=3)
   with contextlib.closing(loader.batches(opened(300), 16, range(16), 0, made, threads=3)):
     rooms = [chunks.ahead._room for chunks in opened_by]
   assert len(rooms) == 3

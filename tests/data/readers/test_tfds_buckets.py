@@ -129,7 +129,7 @@ def test_two_worker_processes_make_the_local_stream_and_each_block_is_read_by_on
   steps = 2 * sum(LENGTHS) // BATCH  # two epochs
   there = functools.partial(examples_in, "gs://bkt/tfds")
   before = server.asked("small-train.array_record-")
-  made = loader.batches(there(), BATCH, range(BATCH), 0, loader.processes(there, workers=2))
+  made = loader.batches(there(), BATCH, range(BATCH), 0, loader.processes(there, 0, workers=2))
   same(take(loader.batches(examples_in(local), BATCH, range(BATCH)), steps), take(made, steps))
   asked = server.asked("small-train.array_record-") - before
   ahead = 4 * (8 * 32 * 5 // 4 + 6 * BATCH // 4)  # as above; a block that both read would be two requests
