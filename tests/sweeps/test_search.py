@@ -128,7 +128,7 @@ def test_a_closed_terminal_stops_a_search_that_draws_on_it(tmp_path):
     os.close(end)
   process.send_signal(signal.SIGHUP)  # as the kernel does for the session of a terminal
   try:
-    assert process.wait(timeout=60) == 42
+    assert process.wait(timeout=200) == 42
   except subprocess.TimeoutExpired:
     signals = pathlib.Path(f"/proc/{process.pid}/status").read_text()
     process.send_signal(signal.SIGUSR2)
