@@ -17,12 +17,6 @@ from vit_jax.data.headers import DecodeError, Header
 # Eight bytes of ones, which libjpeg looks at behind the last block; no code of a block is all ones.
 _BEHIND = b"\xff\x00" * 8
 
-
-def _without_end(data, header) -> bytes:
-  """A JPEG file without its end marker, and what stands behind it."""
-  return b"".join((memoryview(data)[: header.end], _BEHIND))
-
-
 # Columns of a box that is decoded alone: in one of four or fewer libjpeg does not smooth the colours.
 _NARROW = 16
 
@@ -131,6 +125,11 @@ def decode(data: bytes, header: Header) -> np.ndarray:
       f"its header promises {header.height} rows of {header.width} pixels, and it has {image.shape[:2]}"
     )
   return image
+
+
+def _without_end(data, header) -> bytes:
+  """A JPEG file without its end marker, and what stands behind it."""
+  return b"".join((memoryview(data)[: header.end], _BEHIND))
 
 
 class Picture:
