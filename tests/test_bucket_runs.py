@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from tests import runs
-from tests.test_checkpoints import grid, same, shapes_of
+from tests.checkpoints.test_store import grid, same, shapes_of
 from tests.test_disk import SAME, large
 from vit_jax import checkpoints, files, loop, mesh, writer
 
@@ -139,6 +139,16 @@ def test_a_save_that_was_killed_is_no_checkpoint(saved):
   }
   assert restored(workdir, states[2])[1] == {"step": 2}
   assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["1", "2"]  # its rest is removed
+
+
+def test_what_killed_saves_left_is_gone_before_anybody_lists_it(bucket, bucket_server):
+  for name in ("4/state/d/1", "4/about/metadata", "8/state/manifest.ocdbt"):
+    (bucket / "checkpoints" / name).write_text("half")
+  with bucket_server.troubled(latency=0.05):
+    store = checkpoints.Checkpoints(bucket, mesh.replicated(grid(1)))
+    assert not (bucket / "checkpoints").exists()
+  assert store.steps() == []
+  store.close()
 
 
 def test_a_bucket_that_refuses_to_be_read_damages_no_checkpoint(saved, bucket_server):

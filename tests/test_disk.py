@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests import runs
-from tests.test_checkpoints import grid, same, shapes_of
+from tests.checkpoints.test_store import grid, same, shapes_of
 from vit_jax import build, checkpoints, cli, clock, disk, files, loop, mesh, steps, writer
 
 pytestmark = pytest.mark.heavy

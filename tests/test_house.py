@@ -132,7 +132,12 @@ def test_no_module_catches_everything():
   }
   # Orbax raises plain Exception on a truncated file; checkpoints.restore tries the one before. A config file is a
   # program of the user's, and raises what it likes. A thread hands its error, whatever it is, to the one that waits.
-  assert catching == {"vit_jax/checkpoints.py", "vit_jax/flags.py", "vit_jax/data/prefetch.py"}
+  assert catching == {
+    "vit_jax/checkpoints/reading.py",
+    "vit_jax/checkpoints/store.py",
+    "vit_jax/flags.py",
+    "vit_jax/data/prefetch.py",
+  }
 
 
 def test_what_is_imported_is_what_setup_asks_for():

@@ -1,6 +1,7 @@
 """Worker processes: the stream of the threads, errors that name what died, and none of them left behind."""
 
 import functools
+import logging
 import os
 import pathlib
 import signal
@@ -15,6 +16,7 @@ from tests.streams import opened, same, take
 from vit_jax.data import loader
 from vit_jax.data.images import ImageError
 from vit_jax.data.workers import WorkerError
+from vit_jax.schema import ConfigError
 
 pytestmark = pytest.mark.heavy
 
@@ -74,12 +76,37 @@ def fails():
   raise RuntimeError("nothing here")
 
 
+def warns():
+  logging.warning("slow bucket")
+  return opened(50)
+
+
+def gone():
+  raise ConfigError("gs://data cannot be reached", "config.data.path")
+
+
 def test_a_worker_that_cannot_open_the_data_is_an_error(capfd):
   made = loader.batches(opened(50), 8, range(8), 0, loader.processes(fails, 50, workers=1))
   with pytest.raises(WorkerError, match="ended with exit code 1"):
     next(made)
   made.close()
   assert "nothing here" in capfd.readouterr().err
+
+
+def test_data_that_are_gone_when_a_worker_opens_them_are_an_error_as_the_trainer_s():
+  made = loader.batches(opened(50), 8, range(8), 0, loader.processes(gone, 50, workers=2), threads=2)
+  with pytest.raises(ImageError, match=r"config.data.path: gs://data cannot be reached"):
+    next(made)
+  made.close()
+
+
+def test_what_a_worker_warns_of_is_seen_once_and_says_who(capfd):
+  made = batches(50, 2, bad=[13], on_error="skip", threads=4)
+  take(made, 6)
+  assert "skipped" not in capfd.readouterr().err  # pytest has the trainer's own
+  made = loader.batches(opened(50), 8, range(8), 0, loader.processes(warns, 50, workers=1))
+  take(made, 1)
+  assert f"WARNING: input process {pids(made)[0]}: slow bucket" in capfd.readouterr().err
 
 
 def test_a_bad_image_of_a_worker_is_named_and_skipped_as_a_threads():

@@ -14,6 +14,8 @@ from vit_jax.data import decoding
 from vit_jax.data.sources import Source
 from vit_jax.schema import ConfigError
 
+LOG = logging.getLogger(__name__)  # of what is skipped
+
 BAD_SHARE, BAD_FEW = 0.001, 5  # of a split's records; more than both stop the run
 # Bytes of decoded images a split may take to be kept in memory: CIFAR's 150 MB are, so that they are decoded only once.
 KEEP = 2**28
@@ -100,7 +102,7 @@ class Images:
     """Counts a record as bad; ImageError where there are too many."""
     with self._lock:
       if record not in self.reasons:
-        logging.warning("skipped: %s", reason)
+        LOG.warning("skipped: %s", reason)
       self.reasons[record] = reason
       some = list(self.reasons.values())
     if len(some) > max(BAD_FEW, BAD_SHARE * len(self.source)) or len(some) == len(self.source):

@@ -21,7 +21,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from vit_jax.data import images
 from vit_jax.data.images import ImageError
+from vit_jax.schema import ConfigError
 
 
 class WorkerError(RuntimeError):
@@ -153,11 +155,15 @@ def main(size: int, descriptors: list[int]) -> None:
   for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # to all: the trainer stops first, and needs images to
     signal.signal(number, signal.SIG_IGN)
   threading.excepthook = _die
-  logging.disable(logging.WARNING)  # the trainer says what is skipped
+  logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s: input process {os.getpid()}: %(message)s")
+  images.LOG.disabled = True  # the trainer says what is skipped
   connections = [multiprocessing.connection.Connection(number) for number in descriptors[::2]]
   memories = [mmap.mmap(number, size) for number in descriptors[1::2]]
-  chunks = connections[0].recv()()
-  lines = [threading.Thread(target=_serve, args=(chunks, *line)) for line in zip(connections, memories, strict=True)]
+  try:
+    chunks = connections[0].recv()()
+    lines = [threading.Thread(target=_serve, args=(chunks, *line)) for line in zip(connections, memories, strict=True)]
+  except (ConfigError, OSError) as error:  # the trainer could open it: its bucket has gone since
+    lines = [threading.Thread(target=_refuse, args=(str(error), connection)) for connection in connections]
   for line in lines:
     line.start()
 
@@ -176,6 +182,13 @@ def _serve(chunks, connection, memory):
     known.update(reasons)
     connection.send((reasons, problem))
   os._exit(0)  # the trainer is gone; other threads may be inside of a read that never ends
+
+
+def _refuse(problem, connection):
+  """Answers whatever is asked for on one line with why the data cannot be opened."""
+  while _asked(connection) is not None:
+    connection.send(({}, problem))
+  os._exit(0)
 
 
 def _asked(connection):

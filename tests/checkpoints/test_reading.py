@@ -1,0 +1,123 @@
+"""The weights of a workdir, and what is said about them: from the newest that can be read, and nothing is changed."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.checkpoints.test_store import grid, saved, shapes_of, state
+from vit_jax import checkpoints, mesh, schema
+
+pytestmark = pytest.mark.heavy
+
+
+def numbers(params):
+  return {path: np.asarray(value) for path, value in params.items()}
+
+
+def test_parameters_alone_are_read_on_the_host_from_the_newest(tmp_path):
+  g = grid()
+  saved(tmp_path, (10, 20), g).close()
+  arrays, about = checkpoints.read_weights(tmp_path)
+  expected = numbers(state(20, g).params)
+  assert arrays.keys() == expected.keys() and about == {"seconds": 20.0}
+  for path, array in arrays.items():
+    assert type(array) is np.ndarray
+    np.testing.assert_array_equal(array, expected[path])
+
+
+def test_a_damaged_newest_leaves_the_one_before_and_changes_nothing(tmp_path):
+  g = grid()
+  saved(tmp_path, (10, 20), g).close()
+  for file in (tmp_path / "checkpoints/20/state").rglob("*"):
+    if file.is_file() and file.stat().st_size > 20:
+      file.write_bytes(file.read_bytes()[:10])
+  before = sorted(tmp_path.rglob("*"))
+  arrays, _ = checkpoints.read_weights(tmp_path)
+  np.testing.assert_array_equal(arrays["head/bias"], numbers(state(10, g).params)["head/bias"])
+  assert sorted(tmp_path.rglob("*")) == before
+  for file in (tmp_path / "checkpoints/10/state").rglob("*"):
+    if file.is_file():
+      file.write_bytes(b"")
+  with pytest.raises(schema.ConfigError, match=r"no checkpoint that can be read\n  .*/20: .*\n  .*/10: "):
+    checkpoints.read_weights(tmp_path)
+
+
+def test_changed_bytes_of_parameters_are_noticed(tmp_path):
+  saved(tmp_path, (10,), grid()).close()
+  arrays, about = checkpoints.read_weights(tmp_path)
+  checkpoints.write_weights(tmp_path / "b", arrays, about)
+  again, _ = checkpoints.read_weights(tmp_path / "b")
+  assert all(np.array_equal(again[path], arrays[path]) for path in arrays)
+  other = {path: array + (path == "head/bias") for path, array in arrays.items()}
+  checkpoints.write_weights(tmp_path / "c", other, about)
+  shutil.rmtree(tmp_path / "b/checkpoints/0/state")
+  shutil.copytree(tmp_path / "c/checkpoints/0/state", tmp_path / "b/checkpoints/0/state")
+  with pytest.raises(schema.ConfigError, match="bytes of params/head/bias are not those that were saved"):
+    checkpoints.read_weights(tmp_path / "b")
+
+
+def edited(folder, change):
+  """What a checkpoint says, changed by hand."""
+  file = folder / "about/metadata"
+  said = json.loads(file.read_text())
+  change(said)
+  file.write_text(json.dumps(said))
+
+
+EDITS = {
+  "a value": lambda said: said["run"].update(seconds=5.0),
+  "one more": lambda said: said["run"].update(heads=4),
+  "nothing left": lambda said: said["run"].clear(),
+  "no object": lambda said: said.update(run=[1]),
+  "a fingerprint": lambda said: said["fingerprint"].update({"params/head/bias": 1}),
+  "no fingerprint": lambda said: said.pop("fingerprint"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_a_checkpoint_says_is_covered_as_its_arrays_are(tmp_path, edit, caplog):
+  g = grid()
+  saved(tmp_path, (10, 20), g).close()
+  edited(tmp_path / "checkpoints/20", EDITS[edit])
+  assert checkpoints.about(tmp_path) == {"seconds": 10.0}
+  assert checkpoints.read_weights(tmp_path)[1] == {"seconds": 10.0}
+  assert f"{tmp_path}/checkpoints/20 cannot be read (" in caplog.text and "those of step 10" in caplog.text
+  assert f"{tmp_path}/checkpoints/20 cannot be read" in checkpoints.damage(str(tmp_path))
+  assert checkpoints.Checkpoints(tmp_path, mesh.replicated(g)).restore(shapes_of(state(10, g)))[1] == {"seconds": 10.0}
+  assert (tmp_path / "checkpoints/20.unreadable").is_dir()
+
+
+def test_a_checkpoint_of_before_that_covers_nothing_is_read(tmp_path):
+  saved(tmp_path, (10,), grid()).close()
+  edited(tmp_path / "checkpoints/10", lambda said: said.pop("sha256"))
+  assert checkpoints.about(tmp_path) == {"seconds": 10.0} == checkpoints.read_weights(tmp_path)[1]
+  assert checkpoints.damage(str(tmp_path)) == checkpoints.damage(str(tmp_path / "nothing")) == ""
+
+
+def test_what_a_run_cannot_use_counts_as_unreadable(tmp_path):
+  g = grid()
+  saved(tmp_path, (10, 20), g).close()
+
+  def check(about):
+    if about["seconds"] > 10:
+      raise ValueError("too many seconds")
+
+  assert checkpoints.about(tmp_path, check) == {"seconds": 10.0}
+  store = checkpoints.Checkpoints(tmp_path, mesh.replicated(g))
+  assert int(store.restore(shapes_of(state(10, g)), check)[0].step) == 10
+
+
+def test_an_average_that_was_not_kept_is_an_error(tmp_path):
+  saved(tmp_path, (10,), grid()).close()
+  with pytest.raises(
+    schema.ConfigError, match=r"step 10 holds no ema; the run keeps an average with config\.optim\.ema"
+  ):
+    checkpoints.read_weights(tmp_path, averaged=True)
+
+
+def test_a_workdir_has_checkpoints_or_not(tmp_path):
+  assert not checkpoints.exist(tmp_path)
+  saved(tmp_path, (10,), grid()).close()
+  assert checkpoints.exist(tmp_path)

@@ -1,0 +1,200 @@
+"""The checkpoints of a run by Orbax: saved asynchronously and atomically, and the newest that can be read restored."""
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import pathlib
+import sys
+from concurrent import futures
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from vit_jax import digests, disk, paths, runtime, trees
+from vit_jax.checkpoints.reading import Check, attempt, read_sealed, seal, verify, whole_steps
+
+
+class _Manager(ocp.CheckpointManager):
+  """Orbax's, which asks JAX about preemption by step; here `runtime.Watch` does, by poll."""
+
+  def reached_preemption(self, step):
+    return False
+
+
+def _meet(key: str, timeout_ms: int) -> None:
+  """Waits for all processes at a point of a save; one that has failed waits for none, and `runtime` tells them."""
+  if sys.exc_info()[1] is None:
+    ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
+
+
+class Checkpoints:
+  """The checkpoints of one workdir, `checkpoints/<step>`: a resource, closed when the run ends."""
+
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    replicated: jax.sharding.Sharding,
+    keep: int = 2,
+    keep_every: int | None = None,
+    read_only: bool = False,
+  ):
+    self.directory = workdir / "checkpoints"
+    options = ocp.CheckpointManagerOptions(
+      max_to_keep=keep,
+      keep_period=keep_every,
+      create=not read_only,
+      read_only=read_only,
+      # Where a folder cannot be made in the background, Orbax's other threads wait for it for five minutes.
+      async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False, barrier_sync_fn=_meet),
+    )
+    self._read_only = read_only
+    self._fingerprint = jax.jit(digests.fingerprint, out_shardings=replicated)
+    if not read_only:
+      self.directory.mkdir(parents=True, exist_ok=True)
+      self._descriptor = disk.hold(self.directory)
+      with self._writing():
+        _remove_unfinished(self.directory)
+    with self._writing():
+      self._manager = _Manager(paths.absolute(self.directory), options=options, item_names=("state", "about"))
+
+  def steps(self) -> list[int]:
+    """Steps that have a complete checkpoint, oldest first."""
+    return sorted(self._manager.all_steps())
+
+  def save(self, step: int, state: Any, about: dict) -> None:
+    """Starts to save `state` and the JSON values `about`; returns once the arrays are copied off the devices.
+
+    OSError where the disk fails, or failed since the last save.
+    """
+    arrays = trees.flatten(state)
+    said = seal(about, self._fingerprint(arrays))
+    disk.check_there(self.directory, self._descriptor)
+    with self._writing():
+      self._manager.save(
+        step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(said))
+      )
+
+  def restore(self, state: Any, check: Check = lambda about: None) -> tuple[Any, dict] | None:
+    """The newest readable (state, about), None where there is no checkpoint yet.
+
+    Newer ones that cannot be read are renamed to `<step>.unreadable` and named in a warning. Where none can be read
+    everything stays as it is, and the program ends. All processes take the same one: what one of them cannot read, none
+    does, and none waits for another while it reads.
+
+    Args:
+      state: abstract, with the shapes and shardings that are wanted.
+      check: raises ValueError for an `about` that cannot be used; its checkpoint counts as unreadable.
+    """
+    bad = []
+    for step in reversed(json.loads(runtime.gather(json.dumps(self.steps()), "checkpoints")[0])):
+      restored, problem = self._read(step, state, check)
+      if problem:
+        bad.append((step, problem))
+        continue
+      for unreadable, why in bad:
+        self._set_aside(unreadable, why, step)
+      return restored
+    if not bad:
+      return None
+    reasons = "".join(f"\n  {self.directory / str(step)}: {why}" for step, why in bad)
+    raise runtime.Stop(
+      runtime.EXIT_MISSING,
+      f"none of the checkpoints can be read; nothing was changed:{reasons}\n"
+      "Bring back a good copy, or take another --workdir to start anew.",
+    )
+
+  def _read(self, step, state, check):
+    """((state, about), None) of one step, or (None, why it cannot be read), the same on all processes."""
+    folder, wanted = self.directory / str(step), trees.flatten(state)
+
+    def read():
+      said = read_sealed(folder, check)
+      return said, ocp.StandardCheckpointHandler().restore(folder / "state", args=ocp.args.StandardRestore(wanted))
+
+    (said, arrays), problem = attempt(read, (None, None))
+    problem = _shared(problem)
+    if not problem:  # the fingerprint is computed by all processes together
+      _, problem = attempt(lambda: verify(self._fingerprint(arrays), said))
+      problem = _shared(problem)
+    return (None, problem) if problem else ((trees.unflatten(state, arrays), said["run"]), None)
+
+  def _set_aside(self, step, why, used):
+    if self._read_only:
+      logging.warning("checkpoint %d cannot be read (%s); reading step %d", step, why, used)
+      return
+    target = self.directory / f"{step}.unreadable"
+    number = 1
+    while target.exists():
+      number += 1
+      target = self.directory / f"{step}.unreadable-{number}"
+    if jax.process_index() == 0:
+      (self.directory / str(step)).rename(target)
+    logging.warning(
+      "checkpoint %d cannot be read (%s); set aside as %s, continuing from step %d", step, why, target, used
+    )
+    runtime.barrier("set aside")
+    self._manager.reload()
+
+  def wait(self) -> None:
+    """Returns when the last save is on disk; OSError where the disk failed."""
+    with self._writing():
+      self._manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Waits as `wait` does, and frees the background threads."""
+    try:
+      with self._writing():
+        self._manager.close()
+    finally:
+      if not self._read_only:
+        disk.release(self._descriptor)
+
+  @contextlib.contextmanager
+  def _writing(self):
+    """An error of the disk becomes an OSError that says which checkpoint is the last whole one; a reader's passes."""
+    try:
+      yield
+    except Exception as error:  # Orbax and TensorStore raise the disk's errors as their own
+      if self._read_only or (number := disk.number(error)) is None:
+        raise
+      disk.check_there(self.directory, self._descriptor)
+      try:
+        steps = whole_steps(self.directory.parent)
+        last = f"the last whole one is step {steps[-1]}" if steps else "there is none before it"
+      except OSError:  # the bucket's own, again
+        last = "the last whole one stays as it is"
+      said = f"a checkpoint could not be saved: {getattr(error, 'strerror', None) or os.strerror(number)}; {last}"
+      raise OSError(number, said, str(self.directory)) from error
+
+
+def _remove_unfinished(directory):
+  """Takes away what saves that were killed have left.
+
+  Before the manager is made, which would do so in the background while all processes list the folder: in a bucket it is
+  gone when it is empty.
+  """
+  if jax.process_index() == 0 and directory.exists():
+    folders = [epath.Path(folder) for folder in directory.iterdir()]
+    with futures.ThreadPoolExecutor() as pool:
+      for folder in itertools.compress(folders, pool.map(ocp.utils.is_tmp_checkpoint, folders)):
+        folder.rmtree(missing_ok=True)
+  runtime.barrier("unfinished")
+
+
+def _shared(problem):
+  """The problem of this process, or else of another."""
+  others = enumerate(runtime.gather(problem or "", "restore"))
+  return problem or next((f"in process {i}: {other}" for i, other in others if other), None)
+
+
+def write_weights(workdir: pathlib.Path, params: dict[str, np.ndarray], about: dict) -> None:
+  """A checkpoint of parameters alone, as step 0 of a workdir."""
+  whole = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  with contextlib.closing(Checkpoints(workdir, whole)) as store:
+    store.save(0, {"step": jnp.zeros((), jnp.int32), "params": jax.device_put(params, whole)}, about)
