@@ -43,9 +43,9 @@ def opened(count, bad=()):
   return stream.train_examples(source(count, bad), 0, **PLAIN | RANDOM)
 
 
-def training(source, batch, rows, seed=0, start=0, patch=None, on_error="raise", threads=8, **args):
+def training(source, batch, rows, seed=0, start=0, patch=None, on_error="raise", threads=8, prefetch=None, **args):
   examples = stream.train_examples(source, seed, patch, batch, **PLAIN | args)
-  return loader.batches(examples, batch, rows, start, on_error=on_error, threads=threads)
+  return loader.batches(examples, batch, rows, start, on_error=on_error, threads=threads, prefetch=prefetch)
 
 
 def evaluation(source, batch, rows, **options):

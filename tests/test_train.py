@@ -167,7 +167,7 @@ def test_what_is_done_with_bad_images_may_change_also_where_an_evaluation_has_da
 
 
 def test_a_value_that_names_a_key_which_may_change_hides_no_difference():
-  assert [key for key in ("total", "log.every", "limits.step", "data.workers", "evals.a.data.on_error") if
+  assert [key for key in ("total", "log.every", "limits.step", "data.prefetch", "evals.a.data.on_error") if
           not train.may_change(key)] == []  # fmt: skip
   assert not any(map(train.may_change, ("totals", "data", "data.path", "logs", "model.name", "x.data.on_error")))
 

@@ -120,10 +120,6 @@ class Measurement:
   limits: Limits = Limits()
 
 
-# What a restart in the same workdir may change.
-MAY_CHANGE = ("total", "log", "limits", "data.on_error", "data.threads", "data.workers", "evals.*.data.on_error")
-
-
 def recipe(**fields) -> ml_collections.ConfigDict:
   """The editable view of a run: what a config file returns. Nothing is checked before `resolve`."""
   return _editable(Run, fields)

@@ -14,6 +14,12 @@ import jax
 from vit_jax import build, checkpoints, cli, clock, config, flags, identity, loop, runtime, schema, trees
 from vit_jax.runtime import say
 
+# What a restart in the same workdir may change.
+MAY_CHANGE = (
+  *("total", "log", "limits", "data.on_error", "data.threads", "data.workers", "data.prefetch"),
+  "evals.*.data.on_error",
+)
+
 
 def main() -> None:
   """Reads flags, checks everything, trains."""
@@ -62,7 +68,7 @@ def changes_of(file, run: config.Run, overrides: dict[str, str]) -> list[str]:
 
 def may_change(key: str) -> bool:
   """Whether a restart in the same workdir may change this key of the config."""
-  return any(fnmatch.fnmatchcase(key, each) or key.startswith(f"{each}.") for each in config.MAY_CHANGE)
+  return any(fnmatch.fnmatchcase(key, each) or key.startswith(f"{each}.") for each in MAY_CHANGE)
 
 
 def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -> str | None:

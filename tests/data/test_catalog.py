@@ -96,7 +96,7 @@ def test_the_keys_of_a_dataset_are_those_that_its_reader_reads(name):
     tfds.any_builder: {"builder", "labels"},
     folder.folder: {"holdout", "split_seed"},
   }[catalog.CATALOG[name].reader]
-  images = {"image_size", "test_crop", "mean", "std", "on_error", "max_pixels", "max_aspect", "threads"}
+  images = {"image_size", "test_crop", "mean", "std", "on_error", "max_pixels", "max_aspect", "threads", "prefetch"}
   training = {"order", "crop", "flip", "policy", "warp", "mixing", "erasing", "workers"}
   measured = {"path", "train", "val", "test"} | own | images
   data = {"path": "/photos"}

@@ -1,13 +1,15 @@
 """Batches: the same for any number of threads, workers and processes, from any step on."""
 
+import dataclasses
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
-from tests.streams import RANDOM, same, source, train
+from tests.streams import RANDOM, same, source, train, training
 from vit_jax.data import loader
 
 
@@ -17,6 +19,7 @@ def test_a_batch_is_a_function_of_seed_and_step(threads):
   same(whole, train(source(50, gradient=True), 16, 9, **RANDOM, threads=threads))
   for start in (1, 4, 8):
     same(whole[start:], train(source(50, gradient=True), 16, 9 - start, start=start, **RANDOM, threads=threads))
+  same(whole, train(source(50, gradient=True), 16, 9, **RANDOM, threads=threads, prefetch=4))
 
 
 def test_a_late_start_costs_nothing():
@@ -30,6 +33,20 @@ def test_hosts_together_make_the_same_batch(hosts):
   for rows in parts:
     got = train(source(50, gradient=True), 80, 4, rows=rows.tolist(), **RANDOM)
     same([{key: value[rows] for key, value in b.items()} for b in whole], got)
+
+
+@pytest.mark.parametrize("prefetch", [1, 5, 30])
+def test_so_many_batches_are_made_before_they_are_asked_for(prefetch):
+  made, read = source(200), []
+  counted = dataclasses.replace(made, read=lambda i: (read.append(i), made.read(i))[1])
+  batches = training(counted, 4, range(4), prefetch=prefetch)
+  next(batches)
+  deadline = time.monotonic() + 20
+  while len(read) < 4 * (1 + prefetch) and time.monotonic() < deadline:
+    time.sleep(0.01)
+  time.sleep(0.1)
+  assert len(read) == 4 * (1 + prefetch)
+  batches.close()
 
 
 def test_rows_come_in_the_order_asked_for():

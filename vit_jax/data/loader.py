@@ -94,6 +94,7 @@ def batches(
   max_pixels: Pixels = 178_956_970,
   max_aspect: Annotated[float, schema.Range(1, 2**30)] = 100.0,
   threads: Threads | None = None,
+  prefetch: Annotated[int, schema.Range(1, 256)] | None = None,
 ) -> "Batches":
   """Batches from step `start` on: the given rows of each global batch of `size` examples.
 
@@ -111,15 +112,17 @@ def batches(
     max_aspect: an image whose one side is more times the other is bad; panoramas reach 20.
     threads: that read and decode, of all workers together; as many as the process has cores, and at least 8, unless
       given.
+    prefetch: batches made before they are asked for, which hide pauses of a disk or a bucket; 2, or up to 16 where
+      fewer do not keep all threads busy, unless given.
   """
   threads = threads or max(8, cores())
   assert getattr(examples.order, "batch", size) == size
   options = size, tuple(map(int, rows)), start, (on_error, max_pixels, max_aspect)
   chunks = _chunks(lambda: examples, *options)
   if workers is None:
-    return Batches(chunks, start, threads)
+    return Batches(chunks, start, threads, prefetch)
   opened = functools.partial(_chunks, workers.opened, *options, workers.count)
-  return Batches(chunks, start, threads, Pool(opened, chunks, workers.count, threads))
+  return Batches(chunks, start, threads, prefetch, Pool(opened, chunks, workers.count, threads))
 
 
 def _chunks(opened, size, rows, start, bounds, workers=1):
@@ -157,7 +160,7 @@ def cores() -> int:
 class Batches(Iterator):
   """Batches made ahead by threads, or by a pool of processes, which `close` ends."""
 
-  def __init__(self, chunks: Chunks, start: int, threads: int, pool: Pool | None = None):
+  def __init__(self, chunks: Chunks, start: int, threads: int, prefetch: int | None, pool: Pool | None = None):
     self._chunks, self._pool, self._step, count = chunks, pool, start, len(chunks.parts)
     self._batches = collections.defaultdict(lambda: chunks.empty(len(chunks.rows)))  # by step, those under way
     self._lock = threading.Lock()
@@ -173,7 +176,7 @@ class Batches(Iterator):
     threads = len(pool.lines) if pool else threads
     stop = 2**62 if chunks.steps is None else chunks.steps * count
     # All threads are busy, with up to 16 batches, also where a batch is few chunks.
-    ahead = max(2 * count, min(threads, 16 * count))
+    ahead = prefetch * count if prefetch else max(2 * count, min(threads, 16 * count))
     self._filled = Prefetch(work, range(start * count, stop), min(threads, ahead), ahead)
 
   def __next__(self) -> dict[str, np.ndarray]:
