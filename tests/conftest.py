@@ -18,6 +18,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
     "--xla_cpu_parallel_codegen_split_count=1",
     "--xla_force_host_platform_device_count=8",
+    # Where other guests take the cores a device may come a minute late, for which XLA would abort the process.
+    "--xla_cpu_collective_call_terminate_timeout_seconds=600",
   )
 )
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
