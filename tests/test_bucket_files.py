@@ -11,7 +11,7 @@ from tests import runs
 from tests.evals.test_features import Model, extracted
 from tests.predictions import drawn
 from tests.test_convert import VIT, written
-from vit_jax import checkpoints, cli, convert, importers, loop, metrics, paths
+from vit_jax import checkpoints, cli, convert, files, importers, loop, metrics, paths
 from vit_jax.importers import containers
 from vit_jax.prepare import prepare
 from vit_jax.schema import ConfigError
@@ -45,6 +45,14 @@ def test_weights_go_through_a_bucket_without_a_change(tmp_path, bucket, monkeypa
   assert importers.is_workdir(bucket / "workdir")
   with pytest.raises(ConfigError, match="is there already"):
     convert.convert(tmp_path / "a.npz", bucket / "workdir", None, {})
+
+
+def test_weights_and_caches_may_both_be_in_a_bucket(tmp_path, bucket, monkeypatch):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(bucket / "cache"))
+  monkeypatch.setenv("HOME", str(tmp_path))
+  (bucket / "a.npz").write_bytes(b"some bytes")
+  copy = files.local(bucket / "a.npz")
+  assert copy.read_bytes() == b"some bytes" and copy.is_relative_to(tmp_path / ".cache/vit_jax/objects")
 
 
 def test_what_is_wrong_with_weights_in_a_bucket_is_said_of_the_object(tmp_path, bucket, monkeypatch):

@@ -36,9 +36,23 @@ def test_a_bucket_needs_a_name_in_it(text):
     paths.path(text)
 
 
+@pytest.mark.parametrize("text", ["gs://b", "gs://b/", "gs://b//"])
+def test_data_may_be_a_whole_bucket(text):
+  assert str(paths.parse(text, bare=True)) == "gs://b"
+  with pytest.raises(ConfigError, match="a bucket and a name in it are needed"):
+    paths.parse("gs:///a", bare=True)
+
+
 def test_without_gcsfs_one_line_says_what_to_install(monkeypatch):
   monkeypatch.setitem(sys.modules, "gcsfs", None)
-  with pytest.raises(ConfigError, match=r"^buckets need the extra gcs: pip install 'vit_jax\[gcs\]'$"):
+  with pytest.raises(ConfigError, match=r"^buckets need the extra gcs: pip install 'vit_jax\[gcs\]' \(.*gcsfs"):
+    paths.prepare.__wrapped__()
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "a minute"])
+def test_a_patience_that_is_none_is_refused_before_anything_waits(monkeypatch, text):
+  monkeypatch.setenv("VITJAX_PATIENCE", text)
+  with pytest.raises(ConfigError, match=f"^VITJAX_PATIENCE: '{text}' is no number of seconds; allowed: more than 0"):
     paths.prepare.__wrapped__()
 
 

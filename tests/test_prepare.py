@@ -118,3 +118,20 @@ def test_two_at_once_are_both_served(tmp_path):
   printed = [runs.finish(process) for process in processes]
   assert sorted("digits is already prepared" in text for text in printed) == [False, True]
   assert sum("digits is prepared" in text for text in printed) == 1
+
+
+@pytest.mark.heavy
+def test_into_a_bucket_it_comes_by_way_of_a_disk_and_what_is_there_is_not_sent_again(bucket, bucket_server, tmp_path,
+                                                                                    monkeypatch):  # fmt: skip
+  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+  said = prepare.prepare("digits", str(bucket))
+  assert said == f"digits is prepared at {bucket}/digits/1.0.0, a copy of {tmp_path}/digits/1.0.0"
+  there, here = (
+    catalog.open_split(schema.Choice("digits", {"path": str(path)}), "test") for path in (bucket, tmp_path)
+  )
+  assert all_records(there) == all_records(here)
+  assert prepare.prepare("digits", str(bucket)) == f"digits is already prepared at {bucket}/digits/1.0.0"
+  (bucket / "digits/1.0.0/dataset_info.json").unlink()  # as if it had been killed before the last file
+  posts = bucket_server.counts["POST"]
+  assert "a copy of" in prepare.prepare("digits", str(bucket))
+  assert bucket_server.counts["POST"] == posts + 1

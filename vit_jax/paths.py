@@ -1,7 +1,6 @@
 """A user's text as a path: on a disk, or in a bucket of Google Cloud Storage."""
 
 import functools
-import importlib.util
 import os
 import pathlib
 import re
@@ -14,9 +13,20 @@ BUCKET = "gs://"
 
 
 def path(text: str | os.PathLike) -> pathlib.Path:
-  """The path that a user means: gs://BUCKET/NAME in a bucket (an `epath.Path`), or anything else on a disk.
+  """The path that a user means, see `parse`; ConfigError also where gcsfs or credentials are missing for a bucket."""
+  parsed = parse(text)
+  if in_bucket(parsed):
+    try:
+      prepare()
+    except ConfigError as error:
+      raise ConfigError(f"{os.fspath(text)}: {error}") from error
+  return parsed
 
-  ConfigError for other schemes, for a bucket without a name in it, and where gcsfs or credentials are missing.
+
+def parse(text: str | os.PathLike, bare: bool = False) -> pathlib.Path:
+  """A path on a disk, or for gs://BUCKET/NAME in a bucket (an `epath.Path`), whether or not that can be used.
+
+  ConfigError for other schemes, and for a bucket without a name in it, which `bare` allows.
   """
   text = os.fspath(text)
   scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text)
@@ -25,12 +35,9 @@ def path(text: str | os.PathLike) -> pathlib.Path:
   name = text.removeprefix(BUCKET)
   if name == text:
     raise ConfigError(f"{show(text)}: no such scheme is known; allowed: a path of a disk, or gs://BUCKET/NAME")
-  if not re.fullmatch(r"[^/]+/+[^/].*", name) or ".." in name.split("/"):
+  bucket, *inside = name.rstrip("/").split("/")
+  if not bucket or not (any(inside) or bare) or ".." in inside:
     raise ConfigError(f"{show(text)}: a bucket and a name in it are needed, without '..': gs://BUCKET/NAME")
-  try:
-    prepare()
-  except ConfigError as error:
-    raise ConfigError(f"{text}: {error}") from error
   return epath.Path(text.rstrip("/"))
 
 
@@ -47,10 +54,14 @@ def absolute(path: pathlib.Path) -> pathlib.Path:
 @functools.cache
 def prepare():
   """Makes sure, once and before a path is used, that buckets can be, by our own requests; ConfigError if not."""
-  if importlib.util.find_spec("gcsfs") is None:
-    raise ConfigError("buckets need the extra gcs: pip install 'vit_jax[gcs]'")
-  import fsspec
+  try:
+    import fsspec
+    import gcsfs  # noqa: F401 - whether it can be
+  except ImportError as error:
+    raise ConfigError(f"buckets need the extra gcs: pip install 'vit_jax[gcs]' ({error})") from error
+  from vit_jax import buckets  # a second, only for those who use them
 
+  buckets.patience()  # what it says is checked before anything waits
   for protocol in ("gs", "gcs"):
     fsspec.register_implementation(protocol, "vit_jax.buckets.FileSystem", clobber=True)
   if os.environ.get("STORAGE_EMULATOR_HOST"):

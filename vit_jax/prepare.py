@@ -1,10 +1,11 @@
-"""Writes a dataset of the catalog to disk, once: `python -m vit_jax.prepare digits [--data_dir=DIR]`."""
+"""Writes a dataset of the catalog to a disk or a bucket, once: `python -m vit_jax.prepare digits [--data_dir=DIR]`."""
 
+import argparse
 import contextlib
 import fcntl
 import os
 
-from vit_jax import cli, schema
+from vit_jax import cli, files, paths, schema
 from vit_jax.data import catalog, digits
 from vit_jax.data.readers import tfds
 
@@ -21,6 +22,8 @@ def prepare(name: str, data_dir: str | None = None) -> str:
     raise schema.ConfigError(advice if row.classes else f"{name!r} is read as it is; there is nothing to prepare")
   root = tfds.data_dir(data_dir)
   folder = tfds.builder_dir(row.builder, data_dir)
+  if folder is None and paths.in_bucket(root):
+    return _copy(name, row.builder, root)
   if folder is None:
     with _alone(root):
       folder = tfds.builder_dir(row.builder, data_dir)
@@ -33,9 +36,6 @@ def prepare(name: str, data_dir: str | None = None) -> str:
 @contextlib.contextmanager
 def _alone(root):
   """One process at a time prepares in a directory; others wait. The lock dies with the process."""
-  if "://" in str(root):  # a bucket has no locks
-    yield
-    return
   try:
     os.makedirs(root, exist_ok=True)
     file = open(os.path.join(root, ".prepare.lock"), "a")
@@ -44,6 +44,20 @@ def _alone(root):
   with file:
     fcntl.flock(file, fcntl.LOCK_EX)
     yield
+
+
+def _copy(name, builder, root):
+  """Prepares on a disk, as TFDS can, and copies to a bucket what is not there yet; the last file says it is whole."""
+  disk = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+  disk = "~/tensorflow_datasets" if "://" in disk else disk
+  prepare(name, disk)
+  source = tfds.builder_dir(builder, disk)
+  target = root / source.relative_to(tfds.data_dir(disk))
+  for file in sorted((f for f in source.rglob("*") if f.is_file()), key=lambda f: f.name == "dataset_info.json"):
+    there = target / file.relative_to(source)
+    if not there.exists() or there.stat().length != file.stat().st_size:
+      files.copy(file, there)
+  return f"{name} is prepared at {target}, a copy of {source}"
 
 
 def _write(name, row, root, data_dir):
@@ -66,12 +80,19 @@ def _write(name, row, root, data_dir):
   return f"{name} is prepared at {tfds.builder_dir(row.builder, data_dir)}"
 
 
+def _parse(text):
+  try:
+    return paths.parse(text, bare=True)
+  except schema.ConfigError as error:
+    raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def main() -> None:
   """Reads flags, prepares, says where."""
   parser = cli.Parser("prepare", __doc__)
   parser.add_argument("name", help="a dataset of the catalog, or any TFDS builder: digits, cifar10, mnist:3.0.1")
   parser.add_argument(
-    "--data_dir", type=cli.path, help="TFDS data directory; default $TFDS_DATA_DIR, else ~/tensorflow_datasets"
+    "--data_dir", type=_parse, help="TFDS data directory; default $TFDS_DATA_DIR, else ~/tensorflow_datasets"
   )
   arguments = parser.parse()
   os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # TFDS encodes with TensorFlow, which must not see it

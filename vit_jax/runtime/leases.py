@@ -39,7 +39,7 @@ class Lease:
       file: the object, gs://...
       leave: ends the program with an exit code and a message, from a thread: the lease is lost, or the bucket.
     """
-    self._file, self._leave = file, leave
+    self._file, self._leave, self._pause = file, leave, duration() / BEATS
     self._object = _Object(file, skip_instance_cache=True)
     self._mine = {
       "holder": f"{os.getpid()} on {socket.gethostname()}",
@@ -85,7 +85,7 @@ class Lease:
 
   def _run(self):
     """Renews the lease, on the thread."""
-    while not self._closed.wait(duration() / BEATS):
+    while not self._closed.wait(self._pause):
       try:
         self._generation = self._renewed()
       except OSError as error:

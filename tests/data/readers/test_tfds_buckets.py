@@ -1,11 +1,9 @@
 """Prepared datasets in a bucket: the images of the local ones, a request for 32 of them, latency that does not show."""
 
-import contextlib
 import functools
 import json
 import os
 import shutil
-import time
 
 import cv2
 import fsspec
@@ -183,16 +181,3 @@ def test_opening_reads_no_records_and_stamps_are_asked_for_at_once(server):
   one = source.fingerprint()
   assert one == opened("gs://bkt/tfds").fingerprint()
   assert one.sizes and one.times
-
-
-def test_latency_does_not_show(server):
-  """50 ms a request: all threads together wait for less than a tenth of the time, which leaves 0.9 of the rate."""
-  args = {"image_size": 224, "crop": Choice("inception"), "flip": True}
-  examples = stream.train_examples(opened("gs://bkt/tfds", "photos"), 0, None, BATCH, order=ORDER, **args)
-  with server.troubled(latency=0.05), contextlib.closing(loader.batches(examples, BATCH, range(BATCH))) as batches:
-    for _ in range(4):
-      next(batches)
-    before, began = batches._chunks.ahead.waited, time.monotonic()
-    for _ in range(40):
-      next(batches)
-    assert batches._chunks.ahead.waited - before < 0.1 * (time.monotonic() - began)

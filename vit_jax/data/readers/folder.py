@@ -1,12 +1,12 @@
 """Image folders as sources: which files are records, their classes, splits and order."""
 
 import hashlib
-import os
-import pathlib
 from typing import Annotated
 
+from vit_jax import paths
 from vit_jax.data import sources
-from vit_jax.schema import ConfigError, Fraction, Range
+from vit_jax.data.readers import places
+from vit_jax.schema import ConfigError, Fraction, Range, at
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 
@@ -31,12 +31,7 @@ def folder(
   stratified sample. All splits that the config has share their classes.
   """
   splits = sources.Splits(train, val, test)
-  root = pathlib.Path(path).expanduser()
-  if path and not root.exists():
-    raise sources.AbsentError(f"no folder {path!r}; bring it back, or name one with <split>/<class>/*.jpg or "
-                              "<class>/*.jpg", "path")  # fmt: skip
-  if not path or not root.is_dir():
-    raise ConfigError(f"no folder {path!r}; name one with <split>/<class>/*.jpg or <class>/*.jpg", "path")
+  root = _opened(path)
   top = _folders(root)
   if _holds_classes(root, top):
     classes, drawn = top, _held_out(root, top, holdout, split_seed)
@@ -48,7 +43,7 @@ def folder(
   def fingerprint():
     records = [record for part, numbers in parts for record in files[part][numbers.start : numbers.stop]]
     names = [file for file, _ in records]
-    sizes, times = zip(*sources.stamps([f"{root}/{name}" for name in names]), strict=True)
+    sizes, times = zip(*root.stamps(names), strict=True)
     return sources.Fingerprint(*map(sources.digest, (records, sorted(names), sizes, times)))
 
   return sources.assemble(
@@ -56,8 +51,8 @@ def folder(
     splits.spec(split),
     classes,
     parts,
-    lambda part, i: (sources.contents(root / files[part][i][0]), files[part][i][1]),
-    lambda part, i: f" (file {str(root / files[part][i][0])!r})",
+    lambda part, i: (root.read(files[part][i][0]), files[part][i][1]),
+    lambda part, i: f" (file {f'{root.root}/{files[part][i][0]}'!r})",
     lambda part, i: files[part][i][0],
     fingerprint,
     row.labels,
@@ -65,15 +60,32 @@ def folder(
   )
 
 
+def _opened(path) -> places.Disk | places.Bucket:
+  """The folder that `path` names."""
+  with at("path"):
+    root = paths.parse(path, bare=True).expanduser()
+  known = "<split>/<class>/*.jpg or <class>/*.jpg"
+  if paths.in_bucket(root):
+    bucket = places.reached(root, lambda: places.check_bucket(root) or places.Bucket.listed(root))
+    if not bucket.objects:
+      raise sources.AbsentError(f"there is nothing in {path!r}; copy to it {known}", "path")
+    return bucket
+  if path and not root.exists():
+    raise sources.AbsentError(f"no folder {path!r}; bring it back, or name one with {known}", "path")
+  if not path or not root.is_dir():
+    raise ConfigError(f"no folder {path!r}; name one with {known}", "path")
+  return places.Disk(root)
+
+
 def _holds_classes(root, top):
   """Whether the folders of `root` hold images, so that they are classes; otherwise they are splits."""
-  holding = [folder for folder in top if _images(root / folder)]
-  nested = [folder for folder in top if _folders(root / folder)]
+  holding = [folder for folder in top if _images(root, folder)]
+  nested = [folder for folder in top if _folders(root, folder)]
   if not nested and not holding:
-    raise ConfigError(f"no images ({', '.join(EXTENSIONS)}) in {str(root)!r}/<class> or /<split>/<class>", "path")
+    raise ConfigError(f"no images ({', '.join(EXTENSIONS)}) in {str(root.root)!r}/<class> or /<split>/<class>", "path")
   if nested and holding:
     raise ConfigError(
-      f"{str(root)!r} mixes layouts: {holding[0]!r} holds images, {nested[0]!r} holds folders; "
+      f"{str(root.root)!r} mixes layouts: {holding[0]!r} holds images, {nested[0]!r} holds folders; "
       "use <split>/<class>/*.jpg or <class>/*.jpg",
       "path",
     )
@@ -95,11 +107,11 @@ def _split_folders(root, splits, specs, seed):
   """What is drawn of the splits that `specs` name, and the classes, which all of these splits must share."""
   names = sources.split_names(specs)
   used = [split for split in splits if split in names or "all" in names]
-  classes = {split: _folders(root / split) for split in used}
+  classes = {split: _folders(root, split) for split in used}
   for split in used[1:]:
     if classes[split] != classes[used[0]]:
       odd = sorted(set(classes[split]) ^ set(classes[used[0]]))
-      raise ConfigError(f"splits {used[0]!r} and {split!r} of {str(root)!r} differ in classes {odd[:5]}", "path")
+      raise ConfigError(f"splits {used[0]!r} and {split!r} of {str(root.root)!r} differ in classes {odd[:5]}", "path")
   drawn = {split: [] for split in splits}
   for split in used:
     drawn[split] = [_drawn(seed, root, name, f"{split}/") for name in classes[split]]
@@ -113,7 +125,7 @@ def _drawn(seed, root, name, split=""):
     return hashlib.blake2b(f"{seed}/{name}/{file}".encode("utf-8", "surrogateescape")).digest()
 
   folder = f"{split}{name}"
-  images = _require(_images(root / folder), root / folder)
+  images = _require(_images(root, folder), f"{root.root}/{folder}")
   return sorted((draw(file), f"{folder}/{file}") for file in images)
 
 
@@ -129,27 +141,18 @@ def _spread(drawn):
 
 def _require(files, folder):
   if not files:
-    raise ConfigError(f"class folder {str(folder)!r} holds no image ({', '.join(EXTENSIONS)})", "path")
+    raise ConfigError(f"class folder {folder!r} holds no image ({', '.join(EXTENSIONS)})", "path")
   return files
 
 
-def _folders(folder):
-  with os.scandir(folder) as entries:
-    return sorted(e.name for e in entries if not e.name.startswith(".") and _is_folder(e))
+def _folders(root, folder=""):
+  return sorted(name for name, is_folder in root.entries(folder) if is_folder and not name.startswith("."))
 
 
-def _images(folder):
+def _images(root, folder):
   # Anything that is called an image is one: a dangling link or an unreadable file is an error when it is read.
-  with os.scandir(folder) as entries:
-    return sorted(
-      e.name
-      for e in entries
-      if e.name.lower().endswith(EXTENSIONS) and not e.name.startswith(".") and not _is_folder(e)
-    )
-
-
-def _is_folder(entry):
-  try:
-    return entry.is_dir()
-  except OSError:  # a link to itself
-    return False
+  return sorted(
+    name
+    for name, is_folder in root.entries(folder)
+    if name.lower().endswith(EXTENSIONS) and not name.startswith(".") and not is_folder
+  )

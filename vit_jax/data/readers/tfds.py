@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pathlib
 import re
 from collections.abc import Sequence
 from concurrent import futures
@@ -11,18 +12,17 @@ from google.protobuf import json_format, message
 
 from vit_jax import paths
 from vit_jax.data import sources
-from vit_jax.data.readers import shards
-from vit_jax.schema import ConfigError, Range, place
+from vit_jax.data.readers import places, shards
+from vit_jax.schema import ConfigError, Range, at, place
 
 ASKED = 32  # files at a time: of 3,000, each 50 ms away, it takes 5 s
 Labels = Annotated[int, Range(1, 4096)]  # the most of one image
 
 
-def data_dir(path: str | None):
-  """The TFDS data directory: `path`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets. Knows gs:// too."""
-  import tensorflow_datasets as tfds  # 0.3 s, only for runs that read TFDS; it does not import TensorFlow
-
-  return tfds.core.Path(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+def data_dir(path: str | None) -> pathlib.Path:
+  """The TFDS data directory: `path`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets; on a disk or in a bucket."""
+  with at("path"):
+    return paths.parse(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets", bare=True).expanduser()
 
 
 def catalogued(
@@ -152,7 +152,7 @@ def open_prepared(
     read,
     lambda part, i: f" (file {stored[part].file(i)!r})" if remote else "",
     lambda part, i: f"{part}/{i}",
-    lambda: _reach(folder, lambda: _fingerprint(folder, parts)),
+    lambda: places.reached(folder, lambda: _fingerprint(folder, parts)),
     labels if listed else 1,
     runs=sources.Runs(lambda part, first, stop: stored[part].read(first, stop), parse) if remote else None,
   )
@@ -206,32 +206,18 @@ def _is_remote(folder):
 def builder_dir(builder: str | None, path: str | None):
   """Directory with dataset_info.json: `path` itself, or the highest version of `builder` in the data directory.
 
-  None if there is none; sources.AbsentError for a bucket that cannot be reached.
+  None if there is none; sources.AbsentError for a bucket that is not there or cannot be reached.
   """
   root = data_dir(path)
-  return _reach(root, lambda: _builder_dir(root, builder, path))
-
-
-def _reach(root, ask):
-  """What `ask()` says of a directory; sources.AbsentError if its bucket cannot be used or does not answer."""
-  if not _is_remote(root):
-    return ask()
-  try:
-    if paths.in_bucket(root):  # also of workers, to which nobody gives another path in one
-      paths.prepare()
-  except ConfigError as error:
-    raise sources.AbsentError(f"{root} cannot be reached: {error}", "path") from error
-  try:
-    return ask()
-  except OSError as error:
-    raise sources.AbsentError(f"{root} cannot be reached: {str(error).splitlines()[0]}", "path") from error
+  return places.reached(root, lambda: _builder_dir(root, builder, path))
 
 
 def _builder_dir(root, builder, path):
-  import tensorflow_datasets as tfds
+  import tensorflow_datasets as tfds  # 0.3 s, only for runs that read TFDS; it does not import TensorFlow
 
   if path and (root / "dataset_info.json").exists():
     return root
+  places.check_bucket(root)
   if not builder:
     return None
   name, _, version = builder.partition(":")

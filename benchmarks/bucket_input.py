@@ -1,0 +1,99 @@
+"""Images a second of the input from a bucket, beside the same files on a disk: python -m benchmarks.bucket_input
+
+The bucket is a server on this machine behind a proxy that adds `--latency` seconds to each request. Both are read in
+the order by blocks, JPEGs of 90 kB to batches of inception crops of 224 px; medians of rounds in turn, the first of
+each left out. With `--minutes` it then goes on from the bucket alone, and says the memory of the processes in MiB.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import statistics
+import tempfile
+import time
+
+from benchmarks import photographs
+from benchmarks.input_pipeline import rate
+from vit_jax import cli, files
+from vit_jax.data import catalog, loader
+from vit_jax.schema import Choice, bind
+
+BATCH, IMAGES = 128, 512
+COPIES = 16  # 8,192 records
+
+
+def examples(folder: str):
+  """Those of the photographs in a folder, in the order that a bucket has by itself."""
+  data = Choice("tfds", {"builder": "photographs", "path": folder, "order": Choice("blocks")})
+  return catalog.train_examples(bind(data, catalog.DATA["tfds"], catalog.DATA), 0, None, BATCH)
+
+
+def opened(folder: str, workers: int, threads: int) -> loader.Batches:
+  """Batches without end."""
+  there = functools.partial(examples, folder)
+  made = loader.processes(there, IMAGES * COPIES, workers=workers)
+  return loader.batches(there(), BATCH, range(BATCH), 0, made, threads=threads or None)
+
+
+def memory(batches: loader.Batches) -> list[float]:
+  """Of this process and of the workers, resident, in MiB."""
+  processes = [os.getpid(), *{line.process.pid for line in batches._pool.lines}] if batches._pool else [os.getpid()]
+  texts = [pathlib.Path(f"/proc/{process}/statm").read_text() for process in processes]
+  return [int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 for text in texts]
+
+
+def main() -> None:
+  """Prints the comparison, and what memory becomes."""
+  from tests.buckets import BUCKET, Server
+
+  parser = argparse.ArgumentParser("python -m benchmarks.bucket_input", allow_abbrev=False)
+  parser.add_argument("--latency", type=float, default=0.05, help="seconds that a request takes longer")
+  parser.add_argument("--workers", type=int, default=0)
+  parser.add_argument("--threads", type=int, default=0, help="as a run has by default unless given")
+  parser.add_argument("--rounds", type=int, default=7)
+  parser.add_argument("--seconds", type=float, default=3.0, help="of one round")
+  parser.add_argument("--minutes", type=float, default=0.0, help="how long memory is watched")
+  parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
+  args = parser.parse_args()
+  with tempfile.TemporaryDirectory() as folder, Server() as server, contextlib.ExitStack() as ending:
+    photographs.write(pathlib.Path(folder), IMAGES, COPIES)
+    server.fill(pathlib.Path(folder), "data")
+    os.environ |= server.environment
+    server.make(latency=args.latency)
+    pipelines = {
+      name: opened(path, args.workers, args.threads)
+      for name, path in (("local", folder), ("bucket", f"gs://{BUCKET}/data"))
+    }
+    for batches in pipelines.values():
+      ending.callback(batches.close)
+    rates = {name: [] for name in pipelines}
+    for _ in range(args.rounds + 1):
+      for name, batches in pipelines.items():
+        rates[name].append(rate(batches, args.seconds))
+    median = {name: statistics.median(taken[1:]) for name, taken in rates.items()}
+    before, images, grown = server.asked("array_record-"), 0, []
+    began = mark = time.monotonic()
+    while (now := time.monotonic()) < began + 60 * args.minutes or images < IMAGES * COPIES:
+      images += len(next(pipelines["bucket"])["image"])
+      if now >= mark:
+        grown.append([round(size) for size in memory(pipelines["bucket"])])
+        print(f"{now - began:>6.0f} s {images:>9,} images  {grown[-1]} MiB", flush=True)
+        mark += max(1.0, 60 * args.minutes / 20)
+    row = {
+      "images_per_second": median["bucket"],
+      "local_images_per_second": median["local"],
+      "ratio_to_local": median["bucket"] / median["local"],
+      "requests_per_image": (server.asked("array_record-") - before) / images,
+      "memory_mib": grown,
+    }
+  for name, value in row.items():
+    print(f"{name:<26} {value}")
+  if args.json:
+    files.write_text(args.json, json.dumps(row, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+  cli.main(main)

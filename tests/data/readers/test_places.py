@@ -1,0 +1,63 @@
+"""Datasets on a disk and in a bucket: the same folder in both, and buckets that are not there."""
+
+import pytest
+
+from tests.data.readers.test_folder import folder, write
+from tests.image_files import image, names, numbers
+from vit_jax.data import catalog, sources
+from vit_jax.data.readers import places
+from vit_jax.schema import Choice, ConfigError, at
+
+FILES = (*(f"{label}/{i}.png" for label in ("cat", "a dog%2F?") for i in range(7)), "cat/x.txt", "cat/.hidden.png")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_folder_in_a_bucket_is_the_same_folder_on_a_disk(bucket, bucket_server, tmp_path, split):
+  write(tmp_path, *FILES)
+  bucket_server.fill(tmp_path, bucket.name)
+  here, there = folder(tmp_path, split), folder(bucket, split)
+  assert there.classes == here.classes == ("a dog%2F?", "cat")
+  assert names(there) == names(here) and numbers(there) == numbers(here)
+  assert there.fingerprint()[:3] == here.fingerprint()[:3]
+  assert there.place(0) == here.place(0).replace(str(tmp_path), str(bucket))
+  asked = bucket_server.counts["GET"]
+  assert there.read(0) == here.read(0)
+  assert bucket_server.counts["GET"] == asked + 1
+
+
+@pytest.mark.heavy
+def test_an_image_that_is_gone_from_a_bucket_is_an_error_of_that_image_alone(bucket):
+  for name in FILES:
+    (bucket / name).write_bytes(image(1))
+  source = folder(bucket, holdout=0.0)
+  (bucket / names(source)[3]).unlink()
+  with pytest.raises(FileNotFoundError):
+    source.read(3)
+  assert source.read(4)[0] == image(1)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["folder", "digits"])
+def test_a_bucket_that_is_not_there_and_one_without_the_data_are_told_apart(bucket, name):
+  with at("config.data"):
+    with pytest.raises(sources.AbsentError, match=r"data.path: gs://nobody/x cannot be reached: .*no such bucket"):
+      catalog.open_split(Choice(name, {"path": "gs://nobody/x"}), "train")
+    with pytest.raises(sources.AbsentError, match=f"there is nothing in '{bucket}'|'digits:1.0.0' is not in {bucket}"):
+      catalog.open_split(Choice(name, {"path": str(bucket)}), "train")
+
+
+@pytest.mark.parametrize("path", ["gcs://b/a", "s3://b/a", "gs:/b/a", "hf://a/b"])
+@pytest.mark.parametrize("name", ["folder", "digits"])
+def test_data_of_another_scheme_are_one_line(name, path):
+  with at("config.data"), pytest.raises(ConfigError, match=r"data\.path: .* no such scheme is known"):
+    catalog.open_split(Choice(name, {"path": path}), "train")
+
+
+@pytest.mark.heavy
+def test_what_is_no_regular_size_is_not_read(bucket, monkeypatch):
+  monkeypatch.setattr(sources, "LARGEST", 5)
+  (bucket / "a/1.png").write_bytes(image(1))
+  listed = places.Bucket.listed(bucket)
+  with pytest.raises(OSError, match="bytes; allowed: 5"):
+    listed.read("a/1.png")

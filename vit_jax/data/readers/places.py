@@ -1,0 +1,101 @@
+"""Where datasets lie, on a disk or in a bucket: what is there, and whether it can be reached."""
+
+import functools
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from vit_jax import paths
+from vit_jax.data import sources
+from vit_jax.schema import ConfigError
+
+
+def reached(root: os.PathLike, ask: Callable[[], Any]) -> Any:
+  """What `ask()` says of a path; sources.AbsentError if its bucket cannot be used, is not there or does not answer."""
+  if "://" not in os.fspath(root):
+    return ask()
+  try:
+    if paths.in_bucket(root):  # also of workers, to which nobody gives another path in one
+      paths.prepare()
+    return ask()
+  except ConfigError as error:
+    raise sources.AbsentError(f"{root} cannot be reached: {error.message}", "path") from error
+  except OSError as error:
+    raise sources.AbsentError(f"{root} cannot be reached: {str(error).splitlines()[0]}", "path") from error
+
+
+def check_bucket(root: os.PathLike) -> None:
+  """FileNotFoundError where the bucket of a path is not there, or nothing where it is."""
+  if paths.in_bucket(root):
+    from etils import epath
+
+    next(epath.Path("/".join(os.fspath(root).split("/")[:3])).iterdir(), None)
+
+
+class Disk(NamedTuple):
+  """A folder of a disk."""
+
+  root: pathlib.Path
+
+  def entries(self, folder: str) -> list[tuple[str, bool]]:
+    """(name, whether it is a folder) of what is in a folder, given from the root on."""
+    with os.scandir(self.root / folder) as entries:
+      return [(entry.name, _is_folder(entry)) for entry in entries]
+
+  def stamps(self, files: list[str]) -> list[tuple[int | None, int | None]]:
+    """(bytes, time of last change) of files."""
+    return sources.stamps([f"{self.root}/{file}" for file in files])
+
+  def read(self, file: str) -> bytes:
+    """The content of a file. Raises OSError."""
+    return sources.contents(self.root / file)
+
+
+class Bucket(NamedTuple):
+  """A folder of a bucket, listed once, a request for 1,000 objects; each file that is read is one more."""
+
+  root: pathlib.Path
+  objects: dict[str, tuple[int, str]]  # (bytes, time of last change) by name, from the root on
+  folders: dict[str, dict[str, bool]]  # whether it is a folder, by name, by folder
+
+  @classmethod
+  def listed(cls, root: pathlib.Path) -> "Bucket":
+    """What is there now. Raises OSError."""
+    start, objects, folders = f"{str(root).removeprefix(paths.BUCKET)}/", {}, {}
+    for name, about in _file_system().find(str(root), detail=True).items():
+      name = name.removeprefix(start)
+      objects[name] = about["size"], str(about["updated"])
+      while name:
+        folder, _, last = name.rpartition("/")
+        folders.setdefault(folder, {}).setdefault(last, name not in objects)
+        name = folder
+    return cls(root, objects, folders)
+
+  def entries(self, folder: str) -> list[tuple[str, bool]]:
+    """As of a `Disk`."""
+    return list(self.folders.get(folder, {}).items())
+
+  def stamps(self, files: list[str]) -> list[tuple[int, str]]:
+    """As of a `Disk`."""
+    return [self.objects[file] for file in files]
+
+  def read(self, file: str) -> bytes:
+    """As of a `Disk`."""
+    if self.objects[file][0] > sources.LARGEST:
+      raise OSError(f"it has {self.objects[file][0]:,} bytes; allowed: {sources.LARGEST:,}")
+    return _file_system().cat_file(f"{self.root}/{file}")
+
+
+@functools.cache
+def _file_system():
+  from vit_jax import buckets
+
+  return buckets.FileSystem()
+
+
+def _is_folder(entry):
+  try:
+    return entry.is_dir()
+  except OSError:  # a link to itself
+    return False
