@@ -87,11 +87,13 @@ def only(folder: str, threads: str, policy: str) -> None:
 def main() -> None:
   """Prints the comparison."""
   parser = argparse.ArgumentParser("python -m benchmarks.input_pipeline", allow_abbrev=False)
-  parser.add_argument("--rounds", type=int, default=5)
+  parser.add_argument("--rounds", type=int, default=5, help="that the medians are of")
   parser.add_argument("--seconds", type=float, default=4.0, help="of one round")
   parser.add_argument("--threads", type=int, default=0, help="of each pipeline; as many as cores unless given")
-  parser.add_argument("--gil", action="store_true")
-  parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
+  parser.add_argument(
+    "--gil", action="store_true", help="also the seconds of a core and of Python's lock an image takes"
+  )
+  parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="all figures; images_per_second is --host-rate")
   parser.add_argument("--only", nargs=3, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.only:
@@ -136,8 +138,9 @@ def main() -> None:
       for prefix, policy in (("", False), ("randaugment_", True)):
         for key, value in zip(("gil", "cpu"), shares(folder, cores, policy), strict=True):
           row[f"{prefix}{key}_seconds_per_image"] = value
-  for name, value in {**median, **row}.items():
-    print(f"{name:<36} {value}")
+  for name, value in (median | row).items():
+    if isinstance(value, int | float):
+      print(f"{name:<36} {value:>12,.{4 if value < 10 else 0}f}")
   if args.json:
     files.write_text(args.json, json.dumps(row, indent=2) + "\n")
 

@@ -1,5 +1,6 @@
 """A real server of buckets on this machine, in memory, behind a proxy that makes trouble: python -m tests.buckets"""
 
+import argparse
 import collections
 import contextlib
 import dataclasses
@@ -116,6 +117,7 @@ def _port():
 
 def main() -> None:
   """Runs a server until it is killed; what to set is printed."""
+  argparse.ArgumentParser("python -m tests.buckets", description=__doc__).parse_args()
   with Server() as server:
     print("\n".join(f"export {name}={value}" for name, value in server.environment.items()), flush=True)
     print(f"# gs://{BUCKET} is there; Ctrl-C ends it", flush=True)

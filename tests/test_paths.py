@@ -7,7 +7,7 @@ import sys
 import pytest
 from etils import epath
 
-from vit_jax import cli, paths, train
+from vit_jax import cli, evaluate, paths, train
 from vit_jax.schema import ConfigError
 
 
@@ -43,9 +43,22 @@ def test_data_may_be_a_whole_bucket(text):
     paths.parse("gs:///a", bare=True)
 
 
+@pytest.mark.heavy
+def test_a_path_in_a_bucket_that_is_not_there_is_refused_at_once(bucket_server, monkeypatch, capsys):
+  before = bucket_server.counts["GET"]
+  with pytest.raises(ConfigError, match=r"^gs://nobody/a: there is no bucket 'nobody', or this account may"):
+    paths.path("gs://nobody/a")
+  assert bucket_server.counts["GET"] == before + 1
+  monkeypatch.setattr(sys, "argv", ["evaluate", "--workdir=runs/a", "--write-predictions=gs://nobody/p.csv"])
+  with pytest.raises(SystemExit) as end:
+    cli.main(evaluate.main)
+  assert end.value.code == 2
+  assert "--write-predictions: gs://nobody/p.csv: there is no bucket" in capsys.readouterr().err
+
+
 def test_without_gcsfs_one_line_says_what_to_install(monkeypatch):
   monkeypatch.setitem(sys.modules, "gcsfs", None)
-  with pytest.raises(ConfigError, match=r"^buckets need the extra gcs: pip install 'vit_jax\[gcs\]' \(.*gcsfs"):
+  with pytest.raises(ConfigError, match=r"^buckets need the extra gcs: pip install -e '\.\[gcs\]' \(.*gcsfs"):
     paths.prepare.__wrapped__()
 
 

@@ -12,6 +12,7 @@ import os
 import random
 import re
 import time
+from collections.abc import Callable
 
 import aiohttp
 import google.auth.exceptions
@@ -33,6 +34,8 @@ _PASSING = (
   retry.ChecksumError,
 )
 _REFUSED = (401, 403)
+# Each says whether this process may still write. Where one says no, writes wait until it says yes: see `leases`.
+FENCES: list[Callable[[], bool]] = []
 _once = core.GCSFileSystem._request.__wrapped__
 
 
@@ -60,6 +63,7 @@ class FileSystem(core.GCSFileSystem):
     if os.environ.get("STORAGE_EMULATOR_HOST"):
       ours["token"] = "anon"
     self._said = False  # that it does not answer
+    self.fenced = True  # by FENCES
     self.away = False  # since a request for which the patience ran out: the next ones are tried once
     super().__init__(*arguments, **ours | options)
 
@@ -70,6 +74,8 @@ class FileSystem(core.GCSFileSystem):
     """
     began, pause = time.monotonic(), 0.25
     while True:
+      while self.fenced and method != "GET" and not all(fence() for fence in FENCES):
+        await asyncio.sleep(0.1)
       try:
         answer = await _once(self, method, path, *arguments, **options)
         self.away = self._said = False
@@ -145,8 +151,9 @@ class _Upload(io.BytesIO):
 
   def close(self):
     if not self.closed:
-      self._file_system.pipe_file(self._path, self.getvalue())
-    super().close()
+      content = self.getvalue()
+      super().close()  # before what may fail: Python closes what it forgets, and would try again
+      self._file_system.pipe_file(self._path, content)
 
 
 def _refusal(path, arguments, reason):

@@ -13,11 +13,12 @@ BUCKET = "gs://"
 
 
 def path(text: str | os.PathLike) -> pathlib.Path:
-  """The path that a user means, see `parse`; ConfigError also where gcsfs or credentials are missing for a bucket."""
+  """The path that a user means, see `parse`. ConfigError also where its bucket, gcsfs or credentials are missing."""
   parsed = parse(text)
   if in_bucket(parsed):
     try:
       prepare()
+      check_bucket(bucket(parsed))
     except ConfigError as error:
       raise ConfigError(f"{os.fspath(text)}: {error}") from error
   return parsed
@@ -35,8 +36,8 @@ def parse(text: str | os.PathLike, bare: bool = False) -> pathlib.Path:
   name = text.removeprefix(BUCKET)
   if name == text:
     raise ConfigError(f"{show(text)}: no such scheme is known; allowed: a path of a disk, or gs://BUCKET/NAME")
-  bucket, *inside = name.rstrip("/").split("/")
-  if not bucket or not (any(inside) or bare) or ".." in inside:
+  first, *inside = name.rstrip("/").split("/")
+  if not first or not (any(inside) or bare) or ".." in inside:
     raise ConfigError(f"{show(text)}: a bucket and a name in it are needed, without '..': gs://BUCKET/NAME")
   return epath.Path(text.rstrip("/"))
 
@@ -44,6 +45,11 @@ def parse(text: str | os.PathLike, bare: bool = False) -> pathlib.Path:
 def in_bucket(path: os.PathLike) -> bool:
   """Whether a path is in a bucket, where objects are replaced whole and there are no folders."""
   return os.fspath(path).startswith(BUCKET)
+
+
+def bucket(path: os.PathLike) -> str:
+  """The name of the bucket that a path is in."""
+  return os.fspath(path).removeprefix(BUCKET).partition("/")[0]
 
 
 def absolute(path: pathlib.Path) -> pathlib.Path:
@@ -58,7 +64,7 @@ def prepare():
     import fsspec
     import gcsfs  # noqa: F401 - whether it can be
   except ImportError as error:
-    raise ConfigError(f"buckets need the extra gcs: pip install 'vit_jax[gcs]' ({error})") from error
+    raise ConfigError(f"buckets need the extra gcs: pip install -e '.[gcs]' ({error})") from error
   from vit_jax import buckets  # a second, only for those who use them
 
   buckets.patience()  # what it says is checked before anything waits
@@ -75,3 +81,14 @@ def prepare():
       "there are no credentials; run `gcloud auth application-default login`, set GOOGLE_APPLICATION_CREDENTIALS to "
       "the file of a key, or give the VM a service account with the scope of storage"
     ) from error
+
+
+@functools.cache
+def check_bucket(name: str) -> None:
+  """ConfigError where there is no such bucket; asks once. OSError where it refuses or does not answer."""
+  from vit_jax import buckets
+
+  try:
+    buckets.FileSystem().call("GET", "b/{}/o", name, maxResults=1)
+  except FileNotFoundError as error:
+    raise ConfigError(f"there is no bucket {name!r}, or this account may not see it") from error

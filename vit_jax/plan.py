@@ -48,8 +48,8 @@ def parse() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
     "--host-rate",
     type=float,
     metavar="IMAGES",
-    help="a second, that one host makes, by python -m benchmarks.input_pipeline, or images/s of a run that waits for "
-    "data by its hosts; else estimated from the host's cores",
+    help="a second, that one host makes: images_per_second of python -m benchmarks.input_pipeline there, or images/s "
+    "of a run that waits for data, by its hosts; else estimated from the host's cores",
   )
   args = parser.parse()
   if args.price is not None and not args.price > 0:

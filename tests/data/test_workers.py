@@ -138,7 +138,9 @@ print(*pids(made), flush=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("end", ["time.sleep(600)", "1 / 0", "import os; os._exit(43)"])
+@pytest.mark.parametrize(
+  "end", ["time.sleep(600)", "1 / 0", "import os; os._exit(43)", "import os; os.kill(pids(made)[0], 19); os._exit(43)"]
+)
 def test_no_worker_is_left_however_the_trainer_ends(end):
   words = [sys.executable, "-c", ENDLESS.format(end=end)]
   process = subprocess.Popen(words, cwd=runs.ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

@@ -7,6 +7,7 @@ devices need, so the stream is the same for any number of processes, workers and
 import collections
 import dataclasses
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -149,6 +150,8 @@ def processes(
   """
   if workers is None:
     workers = cores() // CORES_OF_A_WORKER if records >= MANY and cores() >= 8 else 0
+  elif workers > 2 * cores():
+    logging.warning("%d data.workers on %d cores: more than one a core only wait for each other", workers, cores())
   return Workers(opened, min(workers, 256)) if workers else None
 
 

@@ -18,6 +18,10 @@ class AbsentError(schema.ConfigError):
   """The data are not there; says how to get them."""
 
 
+class UnreachableError(AbsentError):
+  """Whether the data are there is not known: their bucket cannot be used, is not there, or does not answer."""
+
+
 class SplitError(schema.ConfigError):
   """A split string means nothing here: it is misspelled, or the dataset has no such split."""
 

@@ -6,6 +6,7 @@ pipe does, so none is left however the trainer ends.
 """
 
 import contextlib
+import ctypes
 import logging
 import mmap
 import multiprocessing.connection
@@ -65,7 +66,7 @@ class Pool:
   def _start(self, opened, size, lines):
     descriptors = [number for line in lines for number in (line.far.fileno(), line.file)]
     process = subprocess.Popen(
-      [sys.executable, "-m", "vit_jax.data.workers", str(size), *map(str, descriptors)],
+      [sys.executable, "-m", "vit_jax.data.workers", str(size), str(_parent()), *map(str, descriptors)],
       stdin=subprocess.DEVNULL,
       stdout=2,
       # The devices are the trainer's, and its alone.
@@ -119,6 +120,11 @@ class Pool:
       process.wait()
 
 
+def _parent():
+  """The process that a worker shall not outlive; 0 where a thread starts it, which the kernel would watch instead."""
+  return os.getpid() if threading.current_thread() is threading.main_thread() else 0
+
+
 def _death(process):
   """How a worker ended, in words."""
   code = process.wait()
@@ -149,9 +155,16 @@ def _views(arrays, memory):
 
 # In a worker.
 
+_PDEATHSIG = 1  # PR_SET_PDEATHSIG: the signal that comes when the thread that started this process ends
 
-def main(size: int, descriptors: list[int]) -> None:
+
+def main(size: int, parent: int, descriptors: list[int]) -> None:
   """Makes chunks until a pipe ends."""
+  if parent and sys.platform == "linux":
+    # Also one that is stopped, or waits for a disk, goes with the trainer, however that ends.
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+      os._exit(0)
   for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # to all: the trainer stops first, and needs images to
     signal.signal(number, signal.SIG_IGN)
   threading.excepthook = _die
@@ -207,4 +220,4 @@ def _die(error):
 
 
 if __name__ == "__main__":
-  main(int(sys.argv[1]), [int(number) for number in sys.argv[2:]])
+  main(int(sys.argv[1]), int(sys.argv[2]), [int(number) for number in sys.argv[3:]])

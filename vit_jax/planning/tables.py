@@ -9,7 +9,7 @@ step   the compiler's estimate of cycles of every operation, at the chip's clock
        Where it is below what the arithmetic takes, that or the memory traffic at peak rates, whichever is longer.
 links  bytes that a device sends for collectives, in rings, at the rate of all its links; none is overlapped.
 MFU    the model's matrix products, forward and backward, as a share of the chip's peak; recomputation is no gain.
-write  of a checkpoint, at {WRITE_RATE / 1e9:.1f} GB/s a host.
+checkpoint  its size, and how long it takes to write at {WRITE_RATE / 1e9:.1f} GB/s a host.
 input  images/s that the chips ask of a host, of those that it makes: --host-rate, or a rough estimate for all its cores
        at work, by the worker processes that a run has by default. Reading from disks or buckets, and evaluations, are
        not in it. images/s/chip, MFU, hours and cost are those of the run, which waits where it is input-bound."""

@@ -7,7 +7,7 @@ import threading
 import jax
 
 from vit_jax import disk
-from vit_jax.data.sources import AbsentError
+from vit_jax.data.sources import AbsentError, UnreachableError
 from vit_jax.schema import ConfigError
 from vit_jax.schema.errors import readable
 
@@ -74,7 +74,8 @@ def ending(error: BaseException, alone: bool = True) -> tuple[int, str]:
   if isinstance(error, Stop):
     return error.code, text
   if isinstance(error, ConfigError):
-    return EXIT_MISSING if isinstance(error, AbsentError) else EXIT_CONFIG, f"error: {text}"
+    missing = isinstance(error, AbsentError) and not isinstance(error, UnreachableError)
+    return EXIT_MISSING if missing else EXIT_CONFIG, f"error: {text}"
   if isinstance(error, OSError):  # a full or read-only disk, a path that cannot be
     return EXIT_CONFIG, f"error: {readable(disk.trouble(error))}"
   if isinstance(error, KeyboardInterrupt):

@@ -46,7 +46,10 @@ class Lease:
       "token": uuid.uuid4().hex,
       "process": _identity(os.getpid()),
     }
+    self._object.file_system.fenced = False
+    self._renewal = _clock()  # seconds at which the last one was asked for
     self._generation = self._taken()
+    buckets.FENCES.append(self._holds)
     self._closed = threading.Event()
     self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
     self._thread.start()
@@ -56,6 +59,7 @@ class Lease:
     self._closed.set()
     self._object.file_system.away = True  # all is tried once
     self._thread.join()
+    buckets.FENCES.remove(self._holds)
     with contextlib.suppress(OSError):
       self._object.remove(self._generation)
 
@@ -68,6 +72,7 @@ class Lease:
         return generation
       if not says or age > duration() or _ended(says["process"]):
         with contextlib.suppress(FileExistsError):  # another was faster
+          self._renewal = _clock()
           return self._object.write(self._mine, generation)
         continue
       if first is None:
@@ -85,27 +90,46 @@ class Lease:
 
   def _run(self):
     """Renews the lease, on the thread."""
-    while not self._closed.wait(self._pause):
+    while not self._closed.wait(self._pause if self._holds() else 0.1):
+      began = _clock()
       try:
-        self._generation = self._renewed()
-      except OSError as error:
+        generation = self._renewed()
+      except (OSError, ValueError, LookupError, TypeError) as error:  # or what the bucket answers cannot be understood
         if self._closed.is_set():
           return
-        self._leave(exits.EXIT_CONFIG, f"error: {disk.trouble(error)}; the last whole checkpoint stays as it is")
+        said = disk.trouble(error) if isinstance(error, OSError) else f"{self._file}: {type(error).__name__} {error}"
+        self._leave(exits.EXIT_CONFIG, f"error: {said}; the last whole checkpoint stays as it is")
         return
+      if generation is None:
+        return
+      self._generation, self._renewal = generation, began
+
+  def _holds(self):
+    """Whether nobody else can have the lease yet. What this process writes later waits for the next renewal.
+
+    It may have been cut off, or stopped, for so long that another run went on; half of the duration is left for writes
+    that are under way. Only the arrays of a checkpoint do not wait: without their last object they are none.
+    """
+    return _clock() - self._renewal < self._pause * BEATS / 2
 
   def _renewed(self):
-    """The next generation. Leaves where another one has the lease, as after this program was stopped for long."""
+    """The next generation. Leaves, with None, where another one has the lease, as after a stop of this program."""
     try:
       return self._object.write(self._mine, self._generation)
     except FileExistsError:
       says, generation, _ = self._object.read()
-      if says.get("token") != self._mine["token"]:
-        why = f"{self._file} is gone: the workdir was removed or moved"
-        if says:
-          why = f"{self._file.parent} was taken over by process {says['holder']}, as this one had not renewed its lease"
-        self._leave(exits.EXIT_CONFIG, f"error: {why}; this process writes no more")
-      return generation
+      if says.get("token") == self._mine["token"]:
+        return generation  # the answer to a write before was lost
+      why = f"{self._file} is gone: another run had taken it over, and is done, or the workdir was removed"
+      if says:
+        why = f"{self._file.parent} was taken over by process {says['holder']}, as this one had not renewed its lease"
+      self._leave(exits.EXIT_CONFIG, f"error: {why}; this process writes no more")
+      return None
+
+
+def _clock():
+  """Seconds, also of the time that the machine was asleep, where the system says that."""
+  return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def holder(file: pathlib.Path) -> str | None:
@@ -153,7 +177,7 @@ class _Object:
     self.file_system.call("DELETE", "b/{}/o/{}", self._bucket, self._name, ifGenerationMatch=generation)
 
 
-def _identity(process: int) -> str:
+def _identity(process: int | str) -> str:
   """A process of a running Linux: its boot, its namespace, its number and when it began; "" of one that has ended."""
   try:
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -166,4 +190,6 @@ def _identity(process: int) -> str:
 def _ended(identity: str) -> bool:
   """Whether a process was one of this machine, and runs no longer."""
   mine, words = _identity(os.getpid()).split(), identity.split()
-  return len(words) == 4 == len(mine) and words[:2] == mine[:2] and _identity(int(words[2])) != identity
+  return (
+    len(words) == 4 == len(mine) and words[:2] == mine[:2] and words[2].isdecimal() and _identity(words[2]) != identity
+  )

@@ -66,7 +66,7 @@ def _opened(path) -> places.Disk | places.Bucket:
     root = paths.parse(path, bare=True).expanduser()
   known = "<split>/<class>/*.jpg or <class>/*.jpg"
   if paths.in_bucket(root):
-    bucket = places.reached(root, lambda: places.check_bucket(root) or places.Bucket.listed(root))
+    bucket = places.reached(root, lambda: places.Bucket.listed(root))
     if not bucket.objects:
       raise sources.AbsentError(f"there is nothing in {path!r}; copy to it {known}", "path")
     return bucket

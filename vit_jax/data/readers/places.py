@@ -12,25 +12,18 @@ from vit_jax.schema import ConfigError
 
 
 def reached(root: os.PathLike, ask: Callable[[], Any]) -> Any:
-  """What `ask()` says of a path; sources.AbsentError if its bucket cannot be used, is not there or does not answer."""
+  """What `ask()` says of a path; sources.UnreachableError where its bucket says nothing."""
   if "://" not in os.fspath(root):
     return ask()
   try:
     if paths.in_bucket(root):  # also of workers, to which nobody gives another path in one
       paths.prepare()
+      paths.check_bucket(paths.bucket(root))
     return ask()
   except ConfigError as error:
-    raise sources.AbsentError(f"{root} cannot be reached: {error.message}", "path") from error
+    raise sources.UnreachableError(f"{root} cannot be reached: {error.message}", "path") from error
   except OSError as error:
-    raise sources.AbsentError(f"{root} cannot be reached: {str(error).splitlines()[0]}", "path") from error
-
-
-def check_bucket(root: os.PathLike) -> None:
-  """FileNotFoundError where the bucket of a path is not there, or nothing where it is."""
-  if paths.in_bucket(root):
-    from etils import epath
-
-    next(epath.Path("/".join(os.fspath(root).split("/")[:3])).iterdir(), None)
+    raise sources.UnreachableError(f"{root} cannot be reached: {str(error).splitlines()[0]}", "path") from error
 
 
 class Disk(NamedTuple):

@@ -32,6 +32,7 @@ class Shards:
     self._open: collections.OrderedDict[int, ArrayRecordReader] = collections.OrderedDict()
     self._opening = collections.defaultdict(threading.Lock)
     self._lock = threading.Lock()
+    self._said: set[int] = set()  # files of which it was said that they are tried again
 
   def read(self, first: int, stop: int) -> list[bytes]:
     """Records `first` to `stop`, a request for each file that they are in.
@@ -58,6 +59,7 @@ class Shards:
         reader = self._reader(shard)
         found = reader.read(first, stop)
         assert len(found) == stop - first
+        self._said.discard(shard)
         return found
       except (RuntimeError, ValueError, IndexError) as error:  # array_record's
         self._forget(shard)
@@ -66,7 +68,9 @@ class Shards:
       if damaged and pause != PAUSES[0]:  # also an answer that was cut short can look like that
         raise OSError(f"{where}: {reason}")
       if pause is not None:
-        logging.warning("%s: %s; trying again in %.1f s", where, reason, pause)
+        if shard not in self._said:  # once: many threads want records of it
+          self._said.add(shard)
+          logging.warning("%s: %s; trying again in %.1f s", where, reason, pause)
         time.sleep(pause)
     seconds = time.monotonic() - began
     raise OSError(errno.EIO, f"{where}: {reason}; tried {len(PAUSES) + 1} times in {seconds:.0f} s")

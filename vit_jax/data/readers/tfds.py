@@ -1,5 +1,6 @@
 """Datasets that TFDS prepared, as sources."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -107,10 +108,8 @@ def open_prepared(
   if folder is None:
     missing = f"dataset {builder!r} is not in {data_dir(path)}" if builder else f"no dataset_info.json in {path!r}"
     raise sources.AbsentError(f"{missing}; {advice}")
-  try:
+  with _described(folder, advice):
     prepared = tfds.builder_from_directory(folder)
-  except (tfds.core.registered.DatasetNotFoundError, ValueError, OSError, json_format.ParseError) as error:
-    raise ConfigError(f"{folder} is not a TFDS dataset: {error}; {advice}", "path") from error
   info, again = prepared.info, f"remove it and {advice}" if builder else advice
   if builder and info.name != re.split("[:/]", builder)[0]:
     raise ConfigError(f"{folder} holds the dataset {info.name!r}, not {builder!r}", "path")
@@ -123,7 +122,8 @@ def open_prepared(
       raise ConfigError(f"{folder} has {sizes.get(part, 'no')} records in {part!r}, not {count}; {again}")
   image, label = (_key(info.features, kind) for kind in (tfds.features.Image, tfds.features.ClassLabel))
   parts, remote = splits.select(split, sizes), _is_remote(folder)
-  stored = {part: _stored(prepared, folder, part) for part, _ in parts}
+  with _described(folder, advice):
+    stored = {part: _stored(prepared, folder, part) for part, _ in parts}
 
   def read(part, i):
     try:
@@ -156,6 +156,21 @@ def open_prepared(
     labels if listed else 1,
     runs=sources.Runs(lambda part, first, stop: stored[part].read(first, stop), parse) if remote else None,
   )
+
+
+@contextlib.contextmanager
+def _described(folder, advice):
+  """What TFDS raises of files that do not describe a dataset becomes one line: values in them are of any type."""
+  import tensorflow_datasets as tfds
+
+  try:
+    yield
+  except (
+    *(tfds.core.registered.DatasetNotFoundError, json_format.ParseError, OSError, RecursionError),
+    *(ValueError, TypeError, LookupError, AttributeError),
+  ) as error:
+    said = " ".join(str(error).split())[:300]
+    raise ConfigError(f"{folder} is not a TFDS dataset: {said or type(error).__name__}; {advice}", "path") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +232,6 @@ def _builder_dir(root, builder, path):
 
   if path and (root / "dataset_info.json").exists():
     return root
-  places.check_bucket(root)
   if not builder:
     return None
   name, _, version = builder.partition(":")
