@@ -22,7 +22,7 @@ import time
 
 from benchmarks import photographs, tf_data
 from vit_jax import cli, files
-from vit_jax.data import catalog, loader
+from vit_jax.data import catalog, decoding, loader
 from vit_jax.schema import Choice, bind
 
 BATCH, IMAGES = 128, 512
@@ -98,7 +98,7 @@ def main() -> None:
   args = parser.parse_args()
   if args.only:
     return only(*args.only)
-  cores = args.threads or loader.cores()
+  cores = args.threads or decoding.cores()
   processes = cores + 1  # one is always ready, whoever waits for the trainer to take what it has made
   with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
     images = photographs.write(pathlib.Path(folder), IMAGES, COPIES)

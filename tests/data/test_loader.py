@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.streams import RANDOM, same, source, train, training
-from vit_jax.data import loader
+from vit_jax.data import loader, sources, stream
+from vit_jax.schema import Choice
 
 
 @pytest.mark.parametrize("threads", [1, 7])
@@ -46,6 +47,21 @@ def test_so_many_batches_are_made_before_they_are_asked_for(prefetch):
     time.sleep(0.01)
   time.sleep(0.1)
   assert len(read) == 4 * (1 + prefetch)
+  batches.close()
+
+
+@pytest.mark.parametrize(
+  ("remote", "order", "count"), [(False, "records", 3), (True, "records", 32), (True, "blocks", 3)]
+)
+def test_there_are_as_many_threads_as_cores_or_more_where_each_image_is_a_request(monkeypatch, remote, order, count):
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+  made = source(200)
+  runs = sources.Runs(lambda first, stop: [], lambda stored: stored)
+  examples = stream.train_examples(
+    dataclasses.replace(made, remote=remote, runs=runs), 0, None, 64, order=Choice(order), image_size=2
+  )
+  batches = loader.batches(examples, 64, range(64), prefetch=64)
+  assert len(batches._filled._pool._threads) == count
   batches.close()
 
 

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import ctypes
 import os
+import queue
 import sys
 import threading
 from collections.abc import Iterator
@@ -54,6 +55,26 @@ with _silent():  # it complains of three libraries of CUDA, which nothing here n
     nvimgcodec = None
 
 _local = threading.local()  # of each thread: its decoder
+
+
+def cores() -> int:
+  """Those that this process may use."""
+  return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_cores = queue.SimpleQueue()
+for _number in range(cores()):
+  _cores.put(_number)
+
+
+@contextlib.contextmanager
+def core() -> Iterator[None]:
+  """Waits until fewer threads than the process has cores are inside."""
+  number = _cores.get()
+  try:
+    yield
+  finally:
+    _cores.put(number)
 
 
 class Memory:

@@ -72,15 +72,17 @@ class Images:
     """(prepare(image), label as the source has it)."""
     if record in self.kept:
       image, label = self.kept[record]
-      return prepare(image), label
+      with decoding.core():
+        return prepare(image), label
     data, label = self.source.read(record)
-    header = decoding.check(data, *self.bounds)
-    with decoding.MEMORY.share(header.memory + 2 * len(data)):  # the file's bytes, of a JPEG twice
-      if 3 * header.height * header.width * len(self.source) > KEEP:
-        return prepare(decoding.Picture(data, header)), label
-      image = decoding.decode(data, header)
-      self.kept[record] = image, label
-      return prepare(image), label
+    with decoding.core():
+      header = decoding.check(data, *self.bounds)
+      with decoding.MEMORY.share(header.memory + 2 * len(data)):  # the file's bytes, of a JPEG twice
+        if 3 * header.height * header.width * len(self.source) > KEEP:
+          return prepare(decoding.Picture(data, header)), label
+        image = decoding.decode(data, header)
+        self.kept[record] = image, label
+        return prepare(image), label
 
   @contextlib.contextmanager
   def _being_read(self, record):

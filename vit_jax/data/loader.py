@@ -8,7 +8,6 @@ import collections
 import dataclasses
 import functools
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Literal, NamedTuple
@@ -16,6 +15,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 
 from vit_jax import schema
+from vit_jax.data.decoding import cores
 from vit_jax.data.images import ImageError, Images
 from vit_jax.data.prefetch import Prefetch
 from vit_jax.data.readahead import ReadAhead
@@ -28,6 +28,9 @@ OnError = Literal["raise", "skip"]
 
 # Rows that one task of a thread makes: many enough to drown what handing it over costs, few enough to share a batch.
 CHUNK = 32
+
+# Threads where each image is a request: of 50 ms they bring 640 a second.
+REQUESTS = 32
 
 # Records of a training set from which on worker processes are the default, and the cores of each. An image of 224
 # pixels takes 2.3 ms of a core, and Python's lock is held 0.39 ms of it (`python -m benchmarks.input_pipeline --gil`):
@@ -111,12 +114,12 @@ def batches(
       left to the examples, and `skipped` counts it.
     max_pixels: an image with more is bad. The default is what decodes to 512 MiB, as in Pillow.
     max_aspect: an image whose one side is more times the other is bad; panoramas reach 20.
-    threads: that read and decode, of all workers together; as many as the process has cores, and at least 8, unless
-      given.
+    threads: that read and decode, of all workers together; as many as the process has cores, or REQUESTS where each
+      image is a request, unless given. With more than it has cores a process is slower: they wait for Python's lock.
     prefetch: batches made before they are asked for, which hide pauses of a disk or a bucket; 2, or up to 16 where
       fewer do not keep all threads busy, unless given.
   """
-  threads = threads or max(8, cores())
+  threads = threads or max(REQUESTS if examples.requests else 2, cores())
   assert getattr(examples.order, "batch", size) == size
   options = size, tuple(map(int, rows)), start, (on_error, max_pixels, max_aspect)
   chunks = _chunks(lambda: examples, *options)
@@ -153,11 +156,6 @@ def processes(
   elif workers > 2 * cores():
     logging.warning("%d data.workers on %d cores: more than one a core only wait for each other", workers, cores())
   return Workers(opened, min(workers, 256)) if workers else None
-
-
-def cores() -> int:
-  """Those that this process may use."""
-  return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Batches(Iterator):

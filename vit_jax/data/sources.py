@@ -80,6 +80,7 @@ class Source:
   read_label: Callable[[int], int | tuple[int, ...]] | None = None  # where it costs less than `read`
   parts: tuple[tuple[str, range], ...] = ()  # splits of the dataset and their records, where these are known
   runs: Runs | None = None  # where neighbouring records cost one request and not one each
+  remote: bool = False  # a record is a request to a server
 
   def __len__(self):
     return self.length
@@ -196,7 +197,7 @@ def _end(value, unit, size, text):
 
 
 def assemble(
-  name, spec, classes, parts, read, place, identify, fingerprint, labels=1, read_label=None, runs=None
+  name, spec, classes, parts, read, place, identify, fingerprint, labels=1, read_label=None, runs=None, remote=False
 ) -> Source:
   """One source over parts of splits.
 
@@ -238,6 +239,7 @@ def assemble(
     (lambda i: read_label(*locate(i))) if read_label else None,
     tuple(parts),
     Runs(several, runs.parse) if runs else None,
+    remote,
   )
 
 

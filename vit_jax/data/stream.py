@@ -15,7 +15,7 @@ from einops import rearrange
 
 from vit_jax import rng
 from vit_jax.data import crops, randaugment
-from vit_jax.data.order import ORDERS, InOrder, Order
+from vit_jax.data.order import ORDERS, InOrder, Order, Records
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice, at, make
 
@@ -35,6 +35,11 @@ class Examples:
   def record(self, position: int) -> int:
     """The record at a position."""
     return self.order.record(position)
+
+  @property
+  def requests(self) -> bool:
+    """Whether each record is a request to a server."""
+    return self.source.remote and (self.source.runs is None or isinstance(self.order, Records))
 
 
 def train_examples(

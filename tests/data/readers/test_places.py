@@ -20,6 +20,7 @@ def test_a_folder_in_a_bucket_is_the_same_folder_on_a_disk(bucket, bucket_server
   assert there.classes == here.classes == ("a dog%2F?", "cat")
   assert names(there) == names(here) and numbers(there) == numbers(here)
   assert there.fingerprint()[:3] == here.fingerprint()[:3]
+  assert there.remote and not here.remote
   assert there.place(0) == here.place(0).replace(str(tmp_path), str(bucket))
   asked = bucket_server.counts["GET"]
   assert there.read(0) == here.read(0)

@@ -57,6 +57,7 @@ def folder(
     fingerprint,
     row.labels,
     read_label=lambda part, i: files[part][i][1],
+    remote=isinstance(root, places.Bucket),
   )
 
 

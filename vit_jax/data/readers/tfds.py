@@ -155,6 +155,7 @@ def open_prepared(
     lambda: places.reached(folder, lambda: _fingerprint(folder, parts)),
     labels if listed else 1,
     runs=sources.Runs(lambda part, first, stop: stored[part].read(first, stop), parse) if remote else None,
+    remote=remote,
   )
 
 
