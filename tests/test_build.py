@@ -57,6 +57,12 @@ def test_the_stream_begins_at_any_step():
     assert (found[name].shape, found[name].dtype) == (parts.batch_shapes[name].shape, parts.batch_shapes[name].dtype)
 
 
+def test_what_is_printed_first_says_the_order_that_is_not_the_usual_one():
+  assert " images, batch " in runs.parts(1).overview()
+  blocks = {"data.order.name": "blocks", "data.order.size": 8, "data.order.window": 4}
+  assert " images in blocks of 8, shuffled over windows of 4 blocks, batch " in runs.parts(1, **blocks).overview()
+
+
 def test_images_may_have_several_labels():
   def listed(choice, split):
     """The digits, each also said to be one more, modulo ten; even ones only that."""

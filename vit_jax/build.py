@@ -106,8 +106,8 @@ class Parts:
       (
         parameter_overview.get_parameter_overview(params, include_stats=False),
         f"{self.run.model.name}: {count(params):,} parameters, "
-        f"{self.flops_per_image / 1e9:.3g} GFLOP an image; {self.examples:,} images, batch {self.run.batch}, "
-        f"{self.total:,} steps on {_device_text(self.mesh)}",
+        f"{self.flops_per_image / 1e9:.3g} GFLOP an image; {self.examples:,} images{self.images.order.about}, "
+        f"batch {self.run.batch}, {self.total:,} steps on {_device_text(self.mesh)}",
       )
     )
 

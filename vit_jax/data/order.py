@@ -35,6 +35,7 @@ class Records:
   length: int
   seed: int
   rows = 1  # of a batch that share what is read together
+  about = ""  # as words behind the number of images
 
   def record(self, position: int) -> int:
     """The record at a position."""
@@ -52,6 +53,7 @@ class InOrder:
 
   length: int
   rows = 1
+  about = ""
 
   def record(self, position: int) -> int:
     """The record at a position."""
@@ -91,6 +93,11 @@ class Blocks:
   def rows(self) -> int:
     """Of a batch, that share what is read together: a group's."""
     return self.batch // self.groups
+
+  @property
+  def about(self) -> str:
+    """As words behind the number of images."""
+    return f" in blocks of {self.size}, shuffled over windows of {self.window} blocks"
 
   def record(self, position: int) -> int:
     """The record at a position; 2 us on average."""
