@@ -2,7 +2,9 @@
 
 The bucket is a server on this machine behind a proxy that adds `--latency` seconds to each request. Both are read in
 the order by blocks, JPEGs of 90 kB to batches of inception crops of 224 px; medians of rounds in turn, the first of
-each left out. With `--minutes` it then goes on from the bucket alone, and says the memory of the processes in MiB.
+each left out. Server and proxy take cores from what they serve, so the seconds of a core that an image takes in this
+process stand beside the rates, and the share of the time that threads waited for the bucket. With `--minutes` it then
+goes on from the bucket alone, and says the memory of the processes in MiB.
 """
 
 import argparse
@@ -25,15 +27,11 @@ BATCH, IMAGES = 128, 512
 COPIES = 16  # 8,192 records
 
 
-def examples(folder: str):
-  """Those of the photographs in a folder, in the order that a bucket has by itself."""
-  data = Choice("tfds", {"builder": "photographs", "path": folder, "order": Choice("blocks")})
-  return catalog.train_examples(bind(data, catalog.DATA["tfds"], catalog.DATA), 0, None, BATCH)
-
-
 def opened(folder: str, workers: int, threads: int) -> loader.Batches:
-  """Batches without end."""
-  there = functools.partial(examples, folder)
+  """Batches without end of the photographs in a folder, in the order that a bucket has by itself."""
+  data = Choice("tfds", {"builder": "photographs", "path": folder, "order": Choice("blocks")})
+  data = bind(data, catalog.DATA["tfds"], catalog.DATA)
+  there = functools.partial(catalog.train_examples, data, 0, None, BATCH)
   made = loader.processes(there, IMAGES * COPIES, workers=workers)
   return loader.batches(there(), BATCH, range(BATCH), 0, made, threads=threads or None)
 
@@ -69,11 +67,15 @@ def main() -> None:
     }
     for batches in pipelines.values():
       ending.callback(batches.close)
-    rates = {name: [] for name in pipelines}
+    rates, cores = {name: [] for name in pipelines}, {name: [] for name in pipelines}
+    waiting, clock = pipelines["bucket"]._chunks.ahead, time.monotonic()
     for _ in range(args.rounds + 1):
       for name, batches in pipelines.items():
+        cpu = time.process_time()
         rates[name].append(rate(batches, args.seconds))
-    median = {name: statistics.median(taken[1:]) for name, taken in rates.items()}
+        cores[name].append((time.process_time() - cpu) / (rates[name][-1] * args.seconds + 6 * BATCH))
+    waited = waiting.waited / (time.monotonic() - clock)
+    median, core = ({name: statistics.median(taken[1:]) for name, taken in each.items()} for each in (rates, cores))
     before, images, grown = server.asked("array_record-"), 0, []
     began = mark = time.monotonic()
     while (now := time.monotonic()) < began + 60 * args.minutes or images < IMAGES * COPIES:
@@ -86,6 +88,9 @@ def main() -> None:
       "images_per_second": median["bucket"],
       "local_images_per_second": median["local"],
       "ratio_to_local": median["bucket"] / median["local"],
+      "core_seconds_per_image": core["bucket"],
+      "local_core_seconds_per_image": core["local"],
+      "waited_share": waited,
       "requests_per_image": (server.asked("array_record-") - before) / images,
       "memory_mib": grown,
     }
