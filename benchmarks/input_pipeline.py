@@ -138,9 +138,9 @@ def main() -> None:
       for prefix, policy in (("", False), ("randaugment_", True)):
         for key, value in zip(("gil", "cpu"), shares(folder, cores, policy), strict=True):
           row[f"{prefix}{key}_seconds_per_image"] = value
-  for name, value in (median | row).items():
+  for name, value in ({f"images/s {name}": value for name, value in median.items()} | row).items():
     if isinstance(value, int | float):
-      print(f"{name:<36} {value:>12,.{4 if value < 10 else 0}f}")
+      print(f"{name:<36} {value:>12,.{4 if 0 < value < 10 else 0}f}")
   if args.json:
     files.write_text(args.json, json.dumps(row, indent=2) + "\n")
 
