@@ -51,10 +51,10 @@ class Parser(argparse.ArgumentParser):
     raise ConfigError(message.removeprefix("argument "))
 
 
-def path(text: str) -> pathlib.Path:
-  """A path on a disk, or gs:// in a bucket; as a `type` of argparse."""
+def path(text: str, bare: bool = False) -> pathlib.Path:
+  """A path on a disk, or gs:// in a bucket, or with `bare` a bucket; as a `type` of argparse."""
   try:
-    return paths.path(text)
+    return paths.path(text, bare)
   except ConfigError as error:
     raise argparse.ArgumentTypeError(str(error)) from error
 

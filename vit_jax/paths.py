@@ -12,9 +12,9 @@ from vit_jax.schema import ConfigError, show
 BUCKET = "gs://"
 
 
-def path(text: str | os.PathLike) -> pathlib.Path:
+def path(text: str | os.PathLike, bare: bool = False) -> pathlib.Path:
   """The path that a user means, see `parse`. ConfigError also where its bucket, gcsfs or credentials are missing."""
-  parsed = parse(text)
+  parsed = parse(text, bare)
   if in_bucket(parsed):
     try:
       prepare()

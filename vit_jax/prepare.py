@@ -1,8 +1,8 @@
 """Writes a dataset of the catalog to a disk or a bucket, once: `python -m vit_jax.prepare digits [--data_dir=DIR]`."""
 
-import argparse
 import contextlib
 import fcntl
+import functools
 import os
 
 from vit_jax import cli, files, paths, schema
@@ -48,11 +48,12 @@ def _alone(root):
 
 def _copy(name, builder, root):
   """Prepares on a disk, as TFDS can, and copies to a bucket what is not there yet; the last file says it is whole."""
-  disk = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-  disk = "~/tensorflow_datasets" if "://" in disk else disk
-  prepare(name, disk)
-  source = tfds.builder_dir(builder, disk)
-  target = root / source.relative_to(tfds.data_dir(disk))
+  disk = tfds.data_dir(None)
+  if paths.in_bucket(disk):  # $TFDS_DATA_DIR
+    disk = tfds.data_dir("~/tensorflow_datasets")
+  prepare(name, str(disk))
+  source = tfds.builder_dir(builder, str(disk))
+  target = root / source.relative_to(disk)
   for file in sorted((f for f in source.rglob("*") if f.is_file()), key=lambda f: f.name == "dataset_info.json"):
     there = target / file.relative_to(source)
     if not there.exists() or there.stat().length != file.stat().st_size:
@@ -80,19 +81,14 @@ def _write(name, row, root, data_dir):
   return f"{name} is prepared at {tfds.builder_dir(row.builder, data_dir)}"
 
 
-def _parse(text):
-  try:
-    return paths.parse(text, bare=True)
-  except schema.ConfigError as error:
-    raise argparse.ArgumentTypeError(str(error)) from error
-
-
 def main() -> None:
   """Reads flags, prepares, says where."""
   parser = cli.Parser("prepare", __doc__)
   parser.add_argument("name", help="a dataset of the catalog, or any TFDS builder: digits, cifar10, mnist:3.0.1")
   parser.add_argument(
-    "--data_dir", type=_parse, help="TFDS data directory; default $TFDS_DATA_DIR, else ~/tensorflow_datasets"
+    "--data_dir",
+    type=functools.partial(cli.path, bare=True),
+    help="TFDS data directory; default $TFDS_DATA_DIR, else ~/tensorflow_datasets",
   )
   arguments = parser.parse()
   os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # TFDS encodes with TensorFlow, which must not see it

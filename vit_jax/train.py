@@ -16,7 +16,13 @@ from vit_jax.runtime import say
 
 # What a restart in the same workdir may change.
 MAY_CHANGE = (
-  *("total", "log", "limits", "data.on_error", "data.threads", "data.workers", "data.prefetch"),
+  "total",
+  "log",
+  "limits",
+  "data.on_error",
+  "data.threads",
+  "data.workers",
+  "data.prefetch",
   "evals.*.data.on_error",
 )
 

@@ -39,7 +39,7 @@ class Lease:
       file: the object, gs://...
       leave: ends the program with an exit code and a message, from a thread: the lease is lost, or the bucket.
     """
-    self._file, self._leave, self._pause = file, leave, duration() / BEATS
+    self._file, self._leave, self._duration = file, leave, duration()
     self._object = _Object(file, skip_instance_cache=True)
     self._mine = {
       "holder": f"{os.getpid()} on {socket.gethostname()}",
@@ -70,7 +70,7 @@ class Lease:
       says, generation, age = self._object.read()
       if says.get("token") == self._mine["token"]:  # the answer to our own write was lost
         return generation
-      if not says or age > duration() or _ended(says["process"]):
+      if not says or age > self._duration or _ended(says["process"]):
         with contextlib.suppress(FileExistsError):  # another was faster
           self._renewal = _clock()
           return self._object.write(self._mine, generation)
@@ -79,18 +79,18 @@ class Lease:
         first = generation
         exits.tell(
           f"{self._file.parent} is held by process {says['holder']}, or was {age:.0f} s ago: to be seen within "
-          f"{duration():g} s\n"
+          f"{self._duration:g} s\n"
         )
       if generation != first:
         raise ConfigError(
           f"{self._file.parent} {exits.IN_USE} {says['holder']}; wait for it, stop it, or take another --workdir "
-          f"(that of a run that has died is free after {duration():g} s)"
+          f"(that of a run that has died is free after {self._duration:g} s)"
         )
-      time.sleep(min(1.0, duration() / 20))
+      time.sleep(min(1.0, self._duration / 20))
 
   def _run(self):
     """Renews the lease, on the thread."""
-    while not self._closed.wait(self._pause if self._holds() else 0.1):
+    while not self._closed.wait(self._duration / BEATS if self._holds() else 0.1):
       began = _clock()
       try:
         generation = self._renewed()
@@ -110,7 +110,7 @@ class Lease:
     It may have been cut off, or stopped, for so long that another run went on; half of the duration is left for writes
     that are under way. Only the arrays of a checkpoint do not wait: without their last object they are none.
     """
-    return _clock() - self._renewal < self._pause * BEATS / 2
+    return _clock() - self._renewal < self._duration / 2
 
   def _renewed(self):
     """The next generation. Leaves, with None, where another one has the lease, as after a stop of this program."""
@@ -190,6 +190,5 @@ def _identity(process: int | str) -> str:
 def _ended(identity: str) -> bool:
   """Whether a process was one of this machine, and runs no longer."""
   mine, words = _identity(os.getpid()).split(), identity.split()
-  return (
-    len(words) == 4 == len(mine) and words[:2] == mine[:2] and words[2].isdecimal() and _identity(words[2]) != identity
-  )
+  ours = len(words) == 4 == len(mine) and words[:2] == mine[:2] and words[2].isdecimal()
+  return ours and _identity(words[2]) != identity

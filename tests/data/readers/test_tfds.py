@@ -130,7 +130,7 @@ def test_of_a_bucket_names_sizes_and_seconds_are_known():
         found = types.SimpleNamespace(length=length, mtime=10 * length)
         yield types.SimpleNamespace(name=name, stat=lambda found=found: found)
 
-    def __str__(self):
+    def __fspath__(self):
       return "gs://bucket/shapes/1.0.0"
 
   assert [*tfds._stamps(Bucket())] == [("a", 2, 20), ("b", 1, 10)]

@@ -13,12 +13,11 @@ from vit_jax.schema import ConfigError
 
 def reached(root: os.PathLike, ask: Callable[[], Any]) -> Any:
   """What `ask()` says of a path; sources.UnreachableError where its bucket says nothing."""
-  if "://" not in os.fspath(root):
+  if not paths.in_bucket(root):
     return ask()
   try:
-    if paths.in_bucket(root):  # also of workers, to which nobody gives another path in one
-      paths.prepare()
-      paths.check_bucket(paths.bucket(root))
+    paths.prepare()  # also in workers, to which nobody gives another path in a bucket
+    paths.check_bucket(paths.bucket(root))
     return ask()
   except ConfigError as error:
     raise sources.UnreachableError(f"{root} cannot be reached: {error.message}", "path") from error

@@ -121,7 +121,7 @@ def open_prepared(
     if sizes.get(part) != count:
       raise ConfigError(f"{folder} has {sizes.get(part, 'no')} records in {part!r}, not {count}; {again}")
   image, label = (_key(info.features, kind) for kind in (tfds.features.Image, tfds.features.ClassLabel))
-  parts, remote = splits.select(split, sizes), _is_remote(folder)
+  parts, remote = splits.select(split, sizes), paths.in_bucket(folder)
   with _described(folder, advice):
     stored = {part: _stored(prepared, folder, part) for part, _ in parts}
 
@@ -189,7 +189,7 @@ def _stored(prepared, folder, part):
   """The records of a split as they are stored, by number."""
   import tensorflow_datasets as tfds
 
-  if _is_remote(folder):
+  if paths.in_bucket(folder):
     split = prepared.info.splits[part]
     return shards.Shards([str(file) for file in split.filepaths], split.shard_lengths)
   return _Local(prepared.as_data_source(split=part, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES))
@@ -206,17 +206,13 @@ def _stamps(folder):
   """(name, size, time of last change) of the files of a TFDS directory, of many at once."""
 
   def ask(file):
-    if not _is_remote(folder):
+    if not paths.in_bucket(folder):
       return file.name, *sources.stamp(file)
     status = file.stat()
     return file.name, status.length, status.mtime  # whole seconds: buckets tell no more
 
   with futures.ThreadPoolExecutor(ASKED) as pool:
     return list(pool.map(ask, sorted(folder.iterdir(), key=lambda f: f.name)))
-
-
-def _is_remote(folder):
-  return "://" in str(folder)
 
 
 def builder_dir(builder: str | None, path: str | None):
