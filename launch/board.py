@@ -1,0 +1,128 @@
+"""What the workers of an attempt and the one who watches tell each other, as files in the run's folder.
+
+a1/spec.json       the attempt: the run, the hash of its code, when it ends
+a1/order.json      what all workers shall do next, of the one who watches
+a1/w03.json        the report of a worker, every few seconds
+a1/log/w03.0007    a piece of its log
+code/HASH.tgz      the code
+journal.jsonl      what the one who watches has done
+"""
+
+import dataclasses
+import json
+
+from launch import spec
+from launch.errors import LaunchError, UnknownError
+
+# Phases of a worker. In READY it waits for the others, or for an order.
+INSTALLING, READY, RUNNING, EXITED, ENDED = PHASES = ("installing", "ready", "running", "exited", "ended")
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+  """What a worker must know.
+
+  Args:
+    code: the SHA-256 of the bundle.
+    expires: seconds since the epoch at which the attempt ends itself.
+  """
+
+  run: spec.Run
+  number: int
+  code: str
+  expires: int
+
+  def dumps(self) -> str:
+    """As JSON."""
+    return json.dumps({"run": self.run.dumps(), "number": self.number, "code": self.code, "expires": self.expires})
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+  """What all workers of an attempt shall do: run a try, which is numbered from 1, or stop."""
+
+  try_: int = 1
+  stop: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """How a worker is.
+
+  Args:
+    try_: that it works on, has ended or is ready for.
+    phase: one of PHASES.
+    code: the SHA-256 of the code that it has unpacked.
+    exit: the exit code of the try's program, in EXITED; "killed for want of memory" and the like are in `detail`.
+    step, doing: of the program, as it says them: its progress, and "compile", "step", "save", …
+    address: HOST:PORT where its program would be the coordinator.
+    clock: seconds since the epoch, by its own clock.
+    tail: the last lines of its log, in EXITED.
+  """
+
+  worker: int
+  try_: int = 1
+  phase: str = INSTALLING
+  code: str = ""
+  exit: "int | None" = None
+  step: int = -1
+  doing: str = ""
+  detail: str = ""
+  address: str = ""
+  host: str = ""
+  clock: float = 0.0
+  tail: str = ""
+
+
+class Board:
+  """The files of an attempt in a run's folder, which is a `Disk` or `Bucket`. May raise UnknownError."""
+
+  def __init__(self, storage, number: int):
+    self.storage, self._here = storage, f"a{number}"
+
+  def publish(self, attempt: Attempt) -> None:
+    """For the workers to read."""
+    self.storage.write(f"{self._here}/spec.json", attempt.dumps().encode())
+
+  def attempt(self) -> Attempt:
+    """What was published."""
+    item = self.storage.read(f"{self._here}/spec.json")
+    if item is None:
+      raise LaunchError(f"there is no attempt {self._here[1:]} in the run's folder")
+    values = _parsed(dict, item)
+    return _parsed(Attempt, item, run=spec.loads(values.get("run", "")))
+
+  def give(self, order: Order) -> None:
+    """An order to all workers."""
+    self.storage.write(f"{self._here}/order.json", json.dumps(dataclasses.asdict(order)).encode())
+
+  def order(self) -> Order:
+    """The last order; the first try where there is none."""
+    item = self.storage.read(f"{self._here}/order.json")
+    return _parsed(Order, item) if item else Order()
+
+  def report(self, report: Report) -> None:
+    """Replaces the worker's report."""
+    content = json.dumps(dataclasses.asdict(report)).encode()
+    self.storage.write(f"{self._here}/w{report.worker:02d}.json", content)
+
+  def reports(self, workers: int) -> dict:
+    """{worker: (report, its age in seconds)} of those that have written one."""
+    found = {worker: self.storage.read(f"{self._here}/w{worker:02d}.json") for worker in range(workers)}
+    return {worker: (_parsed(Report, item), item.age) for worker, item in found.items() if item}
+
+  def write_log(self, worker: int, piece: int, content: bytes) -> None:
+    """A piece of a worker's log."""
+    self.storage.write(f"{self._here}/log/w{worker:02d}.{piece:05d}", content)
+
+  def pieces(self, worker: int) -> list:
+    """Names of the pieces of a worker's log, in their order."""
+    return self.storage.names(f"{self._here}/log/w{worker:02d}.")
+
+
+def _parsed(kind, item, **changes):
+  """What a file says, which anybody who may write to the bucket can have changed."""
+  try:
+    return kind(**json.loads(item.content) | changes)
+  except (ValueError, TypeError, RecursionError) as error:
+    raise UnknownError(f"a file of the run's folder is none of `launch` ({error})") from error

@@ -1,0 +1,323 @@
+"""What a run is asked to be: checked once, written as JSON, the same for every part of `launch`."""
+
+import dataclasses
+import getpass
+import json
+import re
+import shlex
+from collections.abc import Sequence
+
+from launch import tpus
+from launch.errors import LaunchError
+
+BACKENDS = ("local", "qr", "gke", "hosts")
+CAPACITIES = ("spot", "reserved", "on-demand", "flex-start")
+NAME = r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?"
+_SHAPES = {
+  "name": (NAME, "a small letter, then letters, digits and dashes, up to 42"),
+  "project": (r"[a-z][a-z0-9.:-]{4,98}[a-z0-9]", "a project's id, as my-project-123"),
+  "runtime_version": (r"[a-z0-9][a-z0-9._-]{0,62}", "a version of gcloud compute tpus versions list"),
+  "network": (r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "a network's name"),
+  "subnetwork": (r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "a subnetwork's name"),
+  "service_account": (r"[a-z0-9-]{1,63}@[a-z0-9.-]{1,100}", "an address, as vit@my-project.iam.gserviceaccount.com"),
+  "image": (r"[a-z0-9][a-z0-9._/:-]{0,254}@sha256:[0-9a-f]{64}", "an image by its digest, as HOST/P/R/vit@sha256:…"),
+  "queue": (r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "a Kueue queue's name"),
+  "namespace": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a namespace"),
+  "cluster": (r"[A-Za-z0-9][A-Za-z0-9@:._/-]{0,200}", "a context of kubectl"),
+  "owner": (r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?", "small letters, digits, - and _"),
+  "python": (r"/[\w./+-]{1,200}", "an absolute path"),
+  "module": (r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "a Python module, as vit_jax.train"),
+}  # fmt: skip
+ZONE = r"[a-z]+-[a-z]+[0-9]+-[a-z][a-z0-9]*"
+HOST = r"([a-z_][a-z0-9_-]{0,31}@)?[A-Za-z0-9]([A-Za-z0-9.:-]{0,250}[A-Za-z0-9])?"
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
+_SECRET = r"projects/[\w.:-]+/secrets/[\w-]+/versions/(\d+|latest)|file:/[\w./+-]+|k8s:[a-z0-9.-]+/[\w.-]+"
+_BUCKET = r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^\x00-\x1f\x7f#*?\[\]]+)*/?"
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """Seconds that things may take.
+
+  Args:
+    beat: between two reports of a worker.
+    poll: between two looks of the one who watches.
+    silence: without a report, after which a worker is dead.
+    queue: to wait for capacity.
+    provision: from there to machines that are ready.
+    start: from there until all workers report.
+    install: until they have what the run needs.
+    repair: for a node to come back.
+    stall: without progress, after which stacks are printed and the try ends; longer than the limits of the run itself.
+    grace: between asking a program to stop and killing it.
+    delete: until what is deleted is seen to be gone.
+    idle: after all work has ended, before a machine ends itself.
+    pause: before the next attempt, doubled with each without progress, up to 30 times as long.
+  """
+
+  beat: float = 15.0
+  poll: float = 15.0
+  silence: float = 180.0
+  queue: float = 21_600.0
+  provision: float = 1200.0
+  start: float = 900.0
+  install: float = 1800.0
+  repair: float = 1800.0
+  stall: float = 3600.0
+  grace: float = 120.0
+  delete: float = 900.0
+  idle: float = 1200.0
+  pause: float = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run: a module with its arguments, where it runs and what it may cost.
+
+  Args:
+    name: of the run; its attempts are NAME-a1, NAME-a2, …
+    backend: one of BACKENDS.
+    module: that is run with Python's -m on every host.
+    args: its arguments, which reach it byte for byte.
+    workdir: gs://… or a folder; reports, logs and code are in `launch` below it.
+    tpu: a slice, v3-32. slices: how many of them.
+    zones: tried in turn, never two at once.
+    capacity: one of CAPACITIES.
+    max_hours: after which an attempt ends itself, with or without `launch`.
+    max_failures: tries without progress.
+    hosts: of the backend hosts, by ssh. processes: of the backend local.
+    image, queue, namespace, cluster: of the backend gke.
+    env: variables of the program. secrets: variables and where their values are.
+    python: an interpreter on the workers that has what the run needs; by default one is made there.
+    owner: who is asked before anybody else deletes it.
+  """
+
+  name: str
+  backend: str
+  module: str
+  args: tuple[str, ...]
+  workdir: str
+  tpu: str = ""
+  slices: int = 1
+  zones: tuple[str, ...] = ()
+  project: str = ""
+  capacity: str = "spot"
+  max_hours: float = 24.0
+  max_failures: int = 3
+  runtime_version: str = ""
+  network: str = ""
+  subnetwork: str = ""
+  internal_ips: bool = False
+  service_account: str = ""
+  hosts: tuple[str, ...] = ()
+  processes: int = 1
+  image: str = ""
+  queue: str = ""
+  namespace: str = "default"
+  cluster: str = ""
+  env: dict[str, str] = dataclasses.field(default_factory=dict)
+  secrets: dict[str, str] = dataclasses.field(default_factory=dict)
+  python: str = ""
+  owner: str = dataclasses.field(default_factory=lambda: owner())
+  keep_on_fail: bool = False
+  limits: Limits = Limits()
+
+  @property
+  def workers(self) -> int:
+    """How many processes it has: one a host."""
+    if self.backend == "hosts":
+      return len(self.hosts)
+    return self.processes if self.backend == "local" else tpus.find(self.tpu).hosts * self.slices
+
+  @property
+  def devices(self) -> int:
+    """JAX devices of all workers; 0 if only they know."""
+    return tpus.find(self.tpu).devices * self.slices if self.tpu else 0
+
+  @property
+  def folder(self) -> str:
+    """Where its reports, logs, code and journal are."""
+    return f"{self.workdir.rstrip('/')}/launch"
+
+  def attempt(self, number: int) -> str:
+    """The name of an attempt."""
+    return f"{self.name}-a{number}"
+
+  def dumps(self) -> str:
+    """As JSON."""
+    return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
+
+
+def loads(text: str) -> Run:
+  """The run that `dumps` wrote; checked again, for anybody may have changed it."""
+  try:
+    values = json.loads(text)
+    limits = Limits(**values.pop("limits"))
+    listed = {key: tuple(values.pop(key)) for key in ("args", "zones", "hosts")}
+    run = Run(**values, **listed, limits=limits)
+  except (ValueError, TypeError, KeyError, AttributeError) as error:
+    raise LaunchError(f"this is no run that `launch` wrote: {error}") from None
+  return checked(run)
+
+
+def owner() -> str:
+  """The user's name, as a label may have it."""
+  try:
+    name = getpass.getuser()
+  except (KeyError, OSError):  # a container's user without a name
+    name = "nobody"
+  return re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")[:63] or "nobody"
+
+
+def workdir_of(args: Sequence[str]) -> str:
+  """The --workdir among a module's arguments; "" for none."""
+  for i, word in enumerate(args):
+    if word.startswith("--workdir="):
+      return word.partition("=")[2]
+    if word == "--workdir" and i + 1 < len(args):
+      return args[i + 1]
+  return ""
+
+
+def checked(run: Run) -> Run:
+  """The run, with the zones and the runtime version that follow from its slice. LaunchError for what cannot be."""
+  _types(run)
+  for key, (shape, words) in _SHAPES.items():
+    value = getattr(run, key)
+    if (value or key in ("name", "module", "owner")) and not re.fullmatch(shape, value, re.ASCII):
+      raise LaunchError(f"{_flag(key)}: {_short(value)} is not allowed; write {words}")
+  _among("backend", run.backend, BACKENDS)
+  _among("capacity", run.capacity, CAPACITIES)
+  lists = (("zones", run.zones, ZONE, "europe-west4-a"), ("hosts", run.hosts, HOST, "alice@10.0.0.2"))
+  for key, values, shape, example in lists:
+    for value in values:
+      if not re.fullmatch(shape, value, re.ASCII):
+        raise LaunchError(f"{_flag(key)}: {_short(value)} is not allowed; write one such as {example}")
+  _variables(run)
+  _numbers(run)
+  _workdir(run)
+  return _placed(run)
+
+
+def duration(text: str) -> float:
+  """Seconds of "90s", "30m", "6h" or "2d". LaunchError for anything else."""
+  match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text, re.ASCII)
+  if not match or not float(match[1]):
+    raise LaunchError(f"{_short(text)} is no duration; write 90s, 30m, 6h or 2d")
+  return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def _types(run):
+  """ValueError-like mistakes of a file that was changed by hand."""
+  for field in dataclasses.fields(run):
+    value = getattr(run, field.name)
+    kind = type(field.default) if field.default is not dataclasses.MISSING else None
+    fine = {
+      float: isinstance(value, (int, float)) and not isinstance(value, bool),
+      int: isinstance(value, int) and not isinstance(value, bool),
+      str: isinstance(value, str),
+      bool: isinstance(value, bool),
+      tuple: isinstance(value, tuple) and all(isinstance(each, str) for each in value),
+    }.get(kind, True)
+    if field.name in ("name", "backend", "module", "workdir", "owner"):
+      fine = isinstance(value, str)
+    if field.name == "args":
+      fine = isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+    if field.name in ("env", "secrets"):
+      fine = isinstance(value, dict) and all(isinstance(each, str) for pair in value.items() for each in pair)
+    if not fine:
+      raise LaunchError(f"{_flag(field.name)}: {_short(value)} is of the wrong kind")
+
+
+def _variables(run):
+  for flag, values in (("--env", run.env), ("--secret", run.secrets)):
+    for key, value in values.items():
+      if not re.fullmatch(_VARIABLE, key, re.ASCII):
+        raise LaunchError(f"{flag}: {_short(key)} is no name of a variable; write letters, digits and _")
+      if "\0" in value:
+        raise LaunchError(f"{flag}: the value of {key} has a zero byte, which no variable can have")
+  for key, value in run.secrets.items():
+    if not re.fullmatch(_SECRET, value, re.ASCII):
+      raise LaunchError(
+        f"--secret: {key} must say where its value is, not the value itself, which would be seen: "
+        "projects/P/secrets/NAME/versions/3, k8s:NAME/KEY or file:/path/on/the/worker"
+      )
+    if value.startswith("k8s:") != (run.backend == "gke") and not value.startswith("projects/"):
+      raise LaunchError(f"--secret: {key}={value}: k8s: is for --backend=gke, file: for the others")
+  for word in run.args:
+    if "\0" in word:
+      raise LaunchError(f"{_short(word)} has a zero byte, which no argument can have")
+    word.encode("utf-8", "surrogateescape")
+
+
+def _numbers(run):
+  ranges = {"slices": (1, 256), "processes": (1, 64), "max_hours": (0.01, 24 * 365), "max_failures": (1, 100)}
+  for key, (low, high) in ranges.items():
+    if not low <= getattr(run, key) <= high:
+      raise LaunchError(f"{_flag(key)}: {getattr(run, key)}; allowed: {low} to {high}")
+  for field in dataclasses.fields(Limits):
+    value = getattr(run.limits, field.name)
+    if not isinstance(value, (int, float)) or not 0 < value < 1e8:
+      raise LaunchError(f"limits.{field.name}: {_short(value)}; allowed: seconds above 0")
+
+
+def _workdir(run):
+  if not run.workdir:
+    raise LaunchError(
+      "--workdir: missing; give it behind --, as `-- vit_jax.train --workdir=gs://BUCKET/runs/a`, or to launch"
+    )
+  in_bucket = run.workdir.startswith("gs:")
+  if in_bucket and not re.fullmatch(_BUCKET, run.workdir):
+    raise LaunchError(f"--workdir: {_short(run.workdir)} is no path in a bucket; write gs://BUCKET/NAME")
+  if not in_bucket and (run.workdir.startswith("-") or "://" in run.workdir or not run.workdir.isprintable()):
+    raise LaunchError(f"--workdir: {_short(run.workdir)} is not allowed; write gs://BUCKET/NAME or a folder")
+  if run.backend in ("qr", "gke") and not in_bucket:
+    raise LaunchError(
+      f"--workdir: {run.workdir!r} would be deleted with the machines; write gs://BUCKET/NAME, in the region of --zone"
+    )
+
+
+def _placed(run):
+  """With what follows from the slice; and nothing that the backend would ignore."""
+  needs = {"qr": ("tpu", "project"), "gke": ("tpu", "image"), "hosts": ("hosts",), "local": ()}[run.backend]
+  only = {
+    "qr": ("zones", "project", "runtime_version", "network", "subnetwork", "service_account"),
+    "gke": ("image", "queue", "cluster", "service_account"),
+    "hosts": ("hosts",),
+    "local": (),
+  }
+  for key in needs:
+    if not getattr(run, key):
+      raise LaunchError(f"{_flag(key)}: missing; --backend={run.backend} needs it")
+  for key in {key for keys in only.values() for key in keys} - {*only[run.backend]}:
+    if getattr(run, key):
+      raise LaunchError(f"{_flag(key)}: --backend={run.backend} has no use for it; leave it out")
+  if run.backend in ("qr", "gke"):
+    slice_ = tpus.find(run.tpu)
+    run = dataclasses.replace(run, tpu=f"{slice_.generation}-{slice_.chips * slice_.kind.cores}")
+  if run.backend == "qr":
+    run = dataclasses.replace(
+      run, zones=run.zones or slice_.kind.zones[:1], runtime_version=run.runtime_version or slice_.kind.runtime
+    )
+  elif run.tpu and run.backend in ("hosts", "local"):
+    raise LaunchError(f"--tpu: --backend={run.backend} takes what the machines have; leave it out")
+  return run
+
+
+def _among(key, value, allowed):
+  if value not in allowed:
+    raise LaunchError(f"{_flag(key)}: {_short(value)}; allowed: {', '.join(allowed)}")
+
+
+def _flag(key):
+  return "--" + {"zones": "zone", "module": " MODULE", "name": "name"}.get(key, key).replace("_", "-")
+
+
+def _short(value):
+  text = repr(value)
+  return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"
+
+
+def command(run: Run) -> str:
+  """The line with which a person starts the program of a run by hand."""
+  return shlex.join(["python", "-m", run.module, *run.args])

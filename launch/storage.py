@@ -1,0 +1,235 @@
+"""Small files in a folder or below gs://, which workers and watchers share: read, written on conditions, listed.
+
+Of Cloud Storage's JSON interface no more than this needs, for the standard library has no client; a laptop's token is
+gcloud's, a VM's its metadata server's. STORAGE_EMULATOR_HOST leads to another server, which is asked without one.
+"""
+
+import contextlib
+import dataclasses
+import email.utils
+import fcntl
+import json
+import os
+import pathlib
+import random
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from launch.errors import DENIED, LaunchError, UnknownError
+
+TRIES, TIMEOUT = 5, 20.0  # of a request, and seconds for each
+_SERVER = "https://storage.googleapis.com"
+_METADATA = "http://{}/computeMetadata/v1/instance/service-accounts/default/token"
+_PASSING = (408, 429, 500, 502, 503, 504)
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+  """A file's bytes, its age in seconds by the clock of where it is, and its generation."""
+
+  content: bytes
+  age: float
+  generation: int
+
+
+def storage(folder: str):
+  """Files below gs://BUCKET/NAME, or below a folder of this machine."""
+  return Bucket(folder) if folder.startswith("gs://") else Disk(folder)
+
+
+class Disk:
+  """Files of a folder. All calls may raise UnknownError."""
+
+  def __init__(self, folder: str):
+    self._folder = pathlib.Path(folder).absolute()
+
+  def read(self, name: str) -> "Item | None":
+    """A file; None where there is none."""
+    with _known(self._folder / name):
+      try:
+        with open(self._folder / name, "rb") as file:
+          content, status = file.read(), os.fstat(file.fileno())
+      except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Item(content, max(0.0, time.time() - status.st_mtime), status.st_mtime_ns)
+
+  def write(self, name: str, content: bytes, generation: "int | None" = None) -> int:
+    """Writes a file whole; returns its generation. FileExistsError unless it has the one given, 0 for no file."""
+    path = self._folder / name
+    with _known(path):
+      path.parent.mkdir(parents=True, exist_ok=True)
+      with self._turn() if generation is not None else contextlib.nullcontext():
+        before = path.stat().st_mtime_ns if path.exists() else 0
+        if generation not in (None, before):
+          raise FileExistsError(str(path))
+        draft = path.with_name(f".{path.name}.{os.getpid()}.{random.getrandbits(32):08x}")
+        try:
+          with open(draft, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+          if draft.stat().st_mtime_ns <= before:  # generations grow
+            os.utime(draft, ns=(before + 1, before + 1))
+          made = draft.stat().st_mtime_ns
+          os.replace(draft, path)
+        finally:
+          draft.unlink(missing_ok=True)
+    return made
+
+  def names(self, prefix: str = "") -> list:
+    """Names of all files that begin with a prefix, sorted."""
+    with _known(self._folder):
+      found = (str(path.relative_to(self._folder)) for path in self._folder.rglob("*") if path.is_file())
+      return sorted(name for name in found if name.startswith(prefix) and not pathlib.Path(name).name.startswith("."))
+
+  def delete(self, name: str) -> None:
+    """Deletes a file; one that is not there is fine."""
+    with _known(self._folder / name):
+      (self._folder / name).unlink(missing_ok=True)
+
+  @contextlib.contextmanager
+  def _turn(self):
+    with open(self._folder / ".turn", "a") as file:
+      fcntl.flock(file, fcntl.LOCK_EX)
+      yield
+
+
+@contextlib.contextmanager
+def _known(path):
+  try:
+    yield
+  except FileExistsError:
+    raise
+  except OSError as error:
+    raise UnknownError(f"{path}: {error.strerror or error}") from error
+
+
+class Bucket:
+  """Objects below a name. All calls may raise UnknownError, and LaunchError where the bucket refuses."""
+
+  def __init__(self, folder: str):
+    bucket, _, prefix = folder.removeprefix("gs://").partition("/")
+    self._bucket, self._prefix = bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+    self._server = os.environ.get("STORAGE_EMULATOR_HOST", _SERVER).rstrip("/")
+    if "://" not in self._server:
+      self._server = f"http://{self._server}"
+    self._token = Token() if self._server == _SERVER else None
+
+  def read(self, name: str) -> "Item | None":
+    """An object; None where there is none."""
+    answer = self._ask("GET", f"/storage/v1/b/{self._bucket}/o/{_quoted(self._prefix + name)}?alt=media")
+    if answer is None:
+      return None
+    content, headers = answer
+    now, changed = (_seconds(headers.get(key)) for key in ("Date", "Last-Modified"))
+    return Item(content, max(0.0, now - changed), int(headers.get("X-Goog-Generation") or 0))
+
+  def write(self, name: str, content: bytes, generation: "int | None" = None) -> int:
+    """Writes an object whole; returns its generation. FileExistsError unless it has the one given, 0 for no object."""
+    condition = "" if generation is None else f"&ifGenerationMatch={generation}"
+    query = f"uploadType=media&name={_quoted(self._prefix + name)}{condition}"
+    answer, _ = self._ask("POST", f"/upload/storage/v1/b/{self._bucket}/o?{query}", content)
+    return int(json.loads(answer)["generation"])
+
+  def names(self, prefix: str = "") -> list:
+    """Names of all objects that begin with a prefix, sorted."""
+    found, page = [], ""
+    while True:
+      query = f"prefix={_quoted(self._prefix + prefix)}&fields=items(name),nextPageToken&pageToken={_quoted(page)}"
+      answer = self._ask("GET", f"/storage/v1/b/{self._bucket}/o?{query}")
+      if answer is None:
+        raise LaunchError(f"gs://{self._bucket}: there is no such bucket; make it, or correct --workdir")
+      listing = json.loads(answer[0])
+      found += [item["name"][len(self._prefix) :] for item in listing.get("items", [])]
+      page = listing.get("nextPageToken", "")
+      if not page:
+        return sorted(found)
+
+  def delete(self, name: str) -> None:
+    """Deletes an object; one that is not there is fine."""
+    self._ask("DELETE", f"/storage/v1/b/{self._bucket}/o/{_quoted(self._prefix + name)}")
+
+  def location(self) -> str:
+    """The region of the bucket, in small letters: europe-west4, or eu."""
+    answer = self._ask("GET", f"/storage/v1/b/{self._bucket}?fields=location")
+    if answer is None:
+      raise LaunchError(f"gs://{self._bucket}: there is no such bucket; make it, or correct --workdir")
+    return json.loads(answer[0]).get("location", "").lower()
+
+  def _ask(self, method, path, content=None):
+    """(body, headers) of an answer, None for 404; tried again where that may help."""
+    reason = ""
+    for number in range(TRIES):
+      if number:
+        time.sleep(min(8.0, 0.25 * 2**number) * random.uniform(0.5, 1))
+      headers = {"Content-Type": "application/octet-stream"} | (self._token.header() if self._token else {})
+      request = urllib.request.Request(self._server + path, content, headers, method=method)
+      try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+          return answer.read(), answer.headers
+      except urllib.error.HTTPError as error:
+        with error:
+          text = " ".join(error.read(2000).decode(errors="replace").split())[:200]
+        reason = f"{error.code}: {text}"
+        if error.code == 404 and method != "POST":
+          return None
+        if error.code == 412:
+          raise FileExistsError(path) from None
+        if error.code == 401 and self._token and number == 0:
+          self._token.renew()
+        elif error.code not in _PASSING:
+          name = f"gs://{self._bucket}"
+          raise LaunchError(
+            f"{name} refuses ({reason}); see that the bucket exists and who may use it", DENIED
+          ) from None
+      except (OSError, ValueError) as error:  # connections that break or stand still; answers that are none
+        reason = str(getattr(error, "reason", error)) or type(error).__name__
+    raise UnknownError(f"gs://{self._bucket} does not answer ({reason})")
+
+
+class Token:
+  """An access token of Google's, kept while it is valid."""
+
+  def __init__(self):
+    self._text, self._until = "", 0.0
+
+  def header(self) -> dict:
+    """The header of a request."""
+    if time.monotonic() >= self._until:
+      self.renew()
+    return {"Authorization": f"Bearer {self._text}"}
+
+  def renew(self) -> None:
+    """Gets another one: of the metadata server, on a VM, or of gcloud."""
+    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+    request = urllib.request.Request(_METADATA.format(host), headers={"Metadata-Flavor": "Google"})
+    try:
+      with urllib.request.urlopen(request, timeout=3) as answer:
+        found = json.load(answer)
+        self._text, self._until = found["access_token"], time.monotonic() + found["expires_in"] - 120
+        return
+    except (OSError, ValueError, KeyError):  # no VM
+      pass
+    try:
+      words = ["gcloud", "auth", "print-access-token", "--quiet"]
+      result = subprocess.run(words, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+      raise LaunchError("gcloud is not installed: cloud.google.com/sdk/docs/install", DENIED) from None
+    except subprocess.TimeoutExpired:
+      raise UnknownError("gcloud auth print-access-token did not answer within a minute") from None
+    if result.returncode:
+      why = " ".join(result.stderr.split())[:200]
+      raise LaunchError(f"gcloud has no credentials ({why}); run: gcloud auth login", DENIED)
+    self._text, self._until = result.stdout.strip(), time.monotonic() + 1800
+
+
+def _quoted(name):
+  return urllib.parse.quote(name, safe="")
+
+
+def _seconds(text):
+  """Seconds since the epoch of a header's time; now where there is none."""
+  return email.utils.parsedate_to_datetime(text).timestamp() if text else time.time()
