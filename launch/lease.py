@@ -34,8 +34,9 @@ class Lease:
         return
       free = force or not says or age > self._duration or _gone(says)
       if not free:
+        number = str(says.get("process", "?")).partition(" ")[0]
         raise LaunchError(
-          f"the run is watched by process {str(says.get('process', '?')).partition(' ')[0]} on {says.get('host', '?')}, "
+          f"the run is watched by process {number} on {says.get('host', '?')}, "
           f"seen {age:.0f} s ago; stop that one, or wait {self._duration:.0f} s after it has died"
         )
       try:

@@ -1,5 +1,7 @@
 """Watches a run to its end: looks, decides by `supervise`, acts, and writes down what it does before it does it."""
 
+import dataclasses
+import os
 import random
 import statistics
 import sys
@@ -42,11 +44,11 @@ class Watch:
 
   def begin(self, code: bundle.Bundle | None) -> None:
     """Writes down what is asked for, with the code that it runs; None for that of before."""
-    fresh = supervise.State(
-      attempt=self.state.attempt, unverified=self.state.unverified, continued=self.state.continued
-    )
-    if self.state.stage == supervise.OVER:
-      self.state = fresh
+    before = self.state
+    if before.stage == supervise.OVER:  # what was kept goes before anything new comes
+      stage = supervise.DELETING if before.kept else supervise.IDLE
+      gone = tuple(number for number in before.unverified if not (before.kept and number == before.attempt))
+      self.state = supervise.State(before.attempt, stage=stage, since=time.time(), unverified=gone)
     if code:
       bundle.upload(self._storage, code)
       self._code = code.sha
@@ -105,7 +107,8 @@ class Watch:
 
   def _act(self, action, state):
     if action.verb == "create":
-      if state.attempt != self.state.attempt:  # written before it is asked for: what is made can be found
+      # Written before it is asked for: what is made can be found.
+      if (self._journal.last("intent") or {}).get("attempt") != state.attempt:
         self._journal.append("intent", state, place=self.engine.place(state.attempt))
       attempt = board.Attempt(self._run, state.attempt, self._code, int(state.expires))
       board.Board(self._storage, state.attempt).publish(attempt)
@@ -142,7 +145,7 @@ class Watch:
         if self.engine.look(attempt).state != engine.ABSENT:
           remaining.append(attempt)
         else:
-          self._journal.append("deleted", supervise.dataclasses.replace(state, attempt=attempt))
+          self._journal.append("deleted", dataclasses.replace(state, attempt=attempt))
       except (UnknownError, LaunchError) as error:
         say(f"{self._run.attempt(attempt)}: {error}")
         remaining.append(attempt)
@@ -170,18 +173,14 @@ class Watch:
     """A line where something changed, or a minute has passed."""
     if self.state.stage != supervise.WATCHING or not seen.look:
       return
-    text = f"{self._run.attempt(self.state.attempt)}: {seen.look.state}" + (
-      f", {seen.look.detail}" if seen.look.detail else ""
-    )
-    self._tell(text)
+    name, detail = self._run.attempt(self.state.attempt), f", {seen.look.detail}" if seen.look.detail else ""
+    self._tell(f"{name}: {seen.look.state}{detail}")
     running = [report for report, _ in (seen.reports or {}).values() if report.phase == board.RUNNING]
     if running and time.monotonic() - self._news > NEWS:
       self._news = time.monotonic()
       slowest = min(running, key=lambda report: report.step)
       step = f"step {slowest.step}, " if slowest.step >= 0 else ""
-      say(
-        f"{self._run.attempt(self.state.attempt)}: {len(running)} of {self._run.workers} workers run, {step}{slowest.doing}"
-      )
+      say(f"{name}: {len(running)} of {self._run.workers} workers run, {step}{slowest.doing}")
 
   def _tell(self, text):
     """Says what has not been said last."""
@@ -196,4 +195,4 @@ def say(text: str) -> None:
   try:
     print(f"{now} {text}", flush=True)
   except OSError:  # nobody reads any longer: that ends no run
-    sys.stdout = open("/dev/null", "w")  # noqa: SIM115
+    sys.stdout = open(os.devnull, "w")
