@@ -98,6 +98,11 @@ class Board:
     values = _parsed(dict, item)
     return _parsed(Attempt, item, run=spec.loads(values.get("run", "")))
 
+  def clear(self) -> None:
+    """Deletes what an attempt of this number, of a run whose journal is lost, has left."""
+    for name in self.storage.names(f"{self._here}/"):
+      self.storage.delete(name)
+
   def give(self, order: Order) -> None:
     """An order to all workers."""
     self.storage.write(f"{self._here}/order.json", json.dumps(dataclasses.asdict(order)).encode())

@@ -41,6 +41,11 @@ class Journal:
     if not re.fullmatch(spec.NAME, name, re.ASCII):
       raise LaunchError(f"{name[:80]!r} is no name of a run; write a small letter, then letters, digits and dashes")
     self._path, self._storage = folder() / f"{name}.jsonl", storage
+    self.read()
+
+  def read(self) -> None:
+    """Reads it again, as another may have written to it."""
+    storage = self._storage
     self.events = _parsed(self._path.read_bytes()) if self._path.exists() else []
     copy = storage.read(COPY) if storage else None
     if copy and len(found := _parsed(copy.content)) > len(self.events):

@@ -17,6 +17,10 @@ from launch.errors import LaunchError, UnknownError
 FILE = "watcher.json"
 
 
+class Held(LaunchError):
+  """Another watches the run."""
+
+
 class Lease:
   """On a run's folder, a Disk or Bucket. `duration`: seconds after which one that is not renewed is free."""
 
@@ -35,7 +39,7 @@ class Lease:
       free = force or not says or age > self._duration or _gone(says)
       if not free:
         number = str(says.get("process", "?")).partition(" ")[0]
-        raise LaunchError(
+        raise Held(
           f"the run is watched by process {number} on {says.get('host', '?')}, "
           f"seen {age:.0f} s ago; stop that one, or wait {self._duration:.0f} s after it has died"
         )
@@ -56,7 +60,7 @@ class Lease:
     except FileExistsError:
       says, generation, _ = self._read()
       if says.get("token") != self._token["token"]:
-        raise LaunchError(f"the run is watched by {says.get('host', 'another')} now; this one ends") from None
+        raise Held(f"the run is watched by {says.get('host', 'another')} now; this one ends") from None
       self._generation, self._renewed = generation, began
     except UnknownError:
       return began - self._renewed < self._duration / 2

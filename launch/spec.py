@@ -4,7 +4,6 @@ import dataclasses
 import getpass
 import json
 import re
-import shlex
 from collections.abc import Sequence
 
 from launch import tpus
@@ -316,8 +315,3 @@ def _flag(key):
 def _short(value):
   text = repr(value)
   return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"
-
-
-def command(run: Run) -> str:
-  """The line with which a person starts the program of a run by hand."""
-  return shlex.join(["python", "-m", run.module, *run.args])

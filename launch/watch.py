@@ -23,17 +23,20 @@ NEWS = 60.0  # seconds between two lines of progress
 class Watch:
   """The one who watches a run; holds the run's lease, and gives it back: a context."""
 
-  def __init__(self, run: Run, journal: Journal, engine_: engine.Engine | None = None):
-    """Args: engine_: by default that of the run's backend."""
+  def __init__(self, run: Run, journal: Journal, engine_: engine.Engine | None = None, force: bool = False):
+    """Watches by an engine, by default that of the run's backend; with `force` also where another seems to watch."""
     self._run, self._journal, self._storage = run, journal, storage(run.folder)
     self.engine = engine_ or engine_of(run)
-    self.state = journal.state
+    self.state = supervise.State()
     self._lease = Lease(self._storage, BEATS * run.limits.poll)
-    self._code = (journal.last("code") or {}).get("sha", "")
+    self._code = (journal.last("run") or {}).get("sha", "")
+    self._force = force
     self._said, self._warned, self._news, self._refusal = "", set(), 0.0, None
 
   def __enter__(self):
-    self._lease.take()
+    self._lease.take(self._force)
+    self._journal.read()  # another may have watched until now
+    self.state = self._journal.state
     return self
 
   def __exit__(self, *_):
@@ -53,6 +56,19 @@ class Watch:
       bundle.upload(self._storage, code)
       self._code = code.sha
     self._journal.append("run", self.state, run=self._run.dumps(), sha=self._code)
+
+  def resume(self, try_: int) -> None:
+    """Goes on with machines that were kept, by another try."""
+    kept = {key: getattr(self.state, key) for key in ("attempt", "expires", "used", "continued")}
+    gone = tuple(number for number in self.state.unverified if number != self.state.attempt)
+    self.state = supervise.State(
+      **kept, try_=try_, stage=supervise.WATCHING, since=time.time(), look_since=time.time(), unverified=gone
+    )
+    self._journal.append("resumed", self.state)
+
+  def leave(self) -> None:
+    """Writes down that nobody watches."""
+    self._journal.append("detached", self.state)
 
   def to_end(self) -> int:
     """Watches until the run is over; the exit code."""
@@ -106,12 +122,16 @@ class Watch:
     return supervise.Seen(now, look, reports, order, refusal)
 
   def _act(self, action, state):
+    if not self._lease.renew():  # a call of the cloud's may have taken longer than the lease lasts
+      raise UnknownError("the run's folder, whose lease is not surely held")
+    files = board.Board(self._storage, state.attempt)
     if action.verb == "create":
       # Written before it is asked for: what is made can be found.
       if (self._journal.last("intent") or {}).get("attempt") != state.attempt:
         self._journal.append("intent", state, place=self.engine.place(state.attempt))
+        files.clear()
       attempt = board.Attempt(self._run, state.attempt, self._code, int(state.expires))
-      board.Board(self._storage, state.attempt).publish(attempt)
+      files.publish(attempt)
       say(f"{self._run.attempt(state.attempt)}: asking for it in {self.engine.place(state.attempt)}")
       try:
         self.engine.create(state.attempt, int(state.expires))
@@ -124,7 +144,7 @@ class Watch:
       except LaunchError as error:  # seen by the next looks: what is not deleted is named at the end
         self._tell(f"{self._run.attempt(state.attempt)} is not deleted: {error}")
     elif action.verb == "order":
-      board.Board(self._storage, state.attempt).give(action.order)
+      files.give(action.order)
 
   def _note(self, note):
     if note.tail:
