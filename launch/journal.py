@@ -12,8 +12,9 @@ import re
 import sys
 import time
 
-from launch import spec, supervise
+from launch import spec
 from launch.errors import LaunchError, UnknownError
+from launch.state import State
 
 COPY = "journal.jsonl"  # in the run's folder
 
@@ -52,7 +53,7 @@ class Journal:
       self.events = found
       self._write("".join(json.dumps(event) + "\n" for event in found), "w")
 
-  def append(self, event: str, state: supervise.State, **facts) -> None:
+  def append(self, event: str, state: State, **facts) -> None:
     """Writes an event; it is on the disk when this returns. A copy that cannot be made is said, and made later."""
     line = {"number": len(self.events), "time": time.time(), "event": event, "attempt": state.attempt} | facts
     line |= {"try": state.try_, "state": dataclasses.asdict(state)}
@@ -77,14 +78,14 @@ class Journal:
     raise LaunchError(f"{self._path.stem}: there is no such run on this machine; name its --workdir, or see launch ls")
 
   @property
-  def state(self) -> supervise.State:
+  def state(self) -> State:
     """In which the last event left the run."""
     if not self.events:
-      return supervise.State()
+      return State()
     values = dict(self.events[-1]["state"])
     try:
       lists = {key: tuple(values[key]) if values[key] is not None else None for key in ("end", "unverified")}
-      return supervise.State(**values | lists)
+      return State(**values | lists)
     except (TypeError, KeyError) as error:
       raise LaunchError(f"{self._path}: its last line is none that this version writes ({error})") from None
 

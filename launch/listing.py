@@ -6,11 +6,12 @@ import json
 import shlex
 import time
 
-from launch import board, engine, errors, journal, spec, supervise, verbs
+from launch import board, engine, errors, journal, spec, verbs
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
 from launch.spec import Run
+from launch.state import OVER
 from launch.storage import storage
 
 # What ends nothing by itself, and holds quota or goes on to cost.
@@ -19,7 +20,7 @@ DEAD = (engine.LOST, engine.FAILED, engine.DONE)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A resource in the cloud, or a run that this machine has a journal of. `flag`: why it may be deleted; "" for none."""
+  """A resource in the cloud, or of a journal of this machine. `flag`: why it may be deleted; "" for none."""
 
   name: str
   owner: str
@@ -148,7 +149,7 @@ def _probes(args, runs):
 
 def _row(resource, book, run):
   now = time.time()
-  live = book and book.open and book.state.attempt == resource.attempt and book.state.stage != supervise.OVER
+  live = book and book.open and book.state.attempt == resource.attempt and book.state.stage != OVER
   kept = book and book.state.kept and book.state.attempt == resource.attempt
   if resource.expires and resource.expires < now:
     flag = "EXPIRED"

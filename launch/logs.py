@@ -22,7 +22,8 @@ def logs(args: argparse.Namespace) -> int:
   if not attempt:
     raise LaunchError(f"{run.name}: there was no attempt yet")
   workers = _workers(args.worker, run.workers)
-  files, printed, torn = board.Board(storage(run.folder), attempt), {w: 0 for w in workers}, {w: b"" for w in workers}
+  files = board.Board(storage(run.folder), attempt)
+  printed, torn = dict.fromkeys(workers, 0), dict.fromkeys(workers, b"")
   while True:
     ended = args.follow and _ended(verbs.opened(args.name, args.workdir), attempt)
     batch = []

@@ -7,89 +7,12 @@ budget, which a try that continues from a later checkpoint fills again.
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 from launch import board, engine, errors, verdict
-from launch.errors import LaunchError
 from launch.spec import Run
+from launch.state import DELETING, IDLE, OVER, WATCHING, Action, Seen, State
 
-# Stages. In IDLE nothing is alive; in DELETING what was the live attempt is being removed; OVER is the end.
-IDLE, WATCHING, DELETING, OVER = "idle", "watching", "deleting", "over"
 LONGEST_PAUSE = 30  # times limits.pause
-
-
-@dataclasses.dataclass(frozen=True)
-class State:
-  """Where a run stands. Times are in seconds.
-
-  Args:
-    attempt, try_: the numbers of the current ones, 0 before the first.
-    expires: when the attempt ends itself.
-    stage: one of the stages above; `since` when it began.
-    look: the last known state of what the attempt runs on, and `look_since` when it became that.
-    seen: it has been there. `ready`: when it was first ready, 0 before.
-    trouble: when the first process of the try ended or fell silent, 0 if none.
-    starting: when the try was ordered.
-    continued: the latest step at which a try went on; `begun` whether the current one's is known.
-    failures: tries that failed since then; `lost`: attempts.
-    hangs: of this attempt.
-    zone: how many places have had no capacity.
-    used: seconds for which earlier attempts had machines.
-    pause: until when nothing is made.
-    end: (exit code, message) once it is known.
-    unverified: attempts whose deletion was asked for and not seen, and one that is `kept`.
-  """
-
-  attempt: int = 0
-  try_: int = 0
-  expires: float = 0.0
-  stage: str = IDLE
-  since: float = 0.0
-  look: str = ""
-  look_since: float = 0.0
-  seen: bool = False
-  ready: float = 0.0
-  trouble: float = 0.0
-  starting: float = 0.0
-  continued: int = 0
-  begun: bool = False
-  failures: int = 0
-  lost: int = 0
-  hangs: int = 0
-  zone: int = 0
-  used: float = 0.0
-  pause: float = 0.0
-  end: tuple | None = None
-  unverified: tuple = ()
-  kept: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Seen:
-  """What is known at a time, in seconds since the epoch; None for what gave no answer.
-
-  Args:
-    reports: {worker: (report, its age)}.
-    order: the last that was given to the workers, perhaps by `launch stop`.
-    refusal: with which the attempt could not be made.
-  """
-
-  now: float
-  look: engine.Look | None
-  reports: Mapping | None = None
-  order: board.Order | None = None
-  refusal: LaunchError | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Action:
-  """One thing to do: "create" or "delete" the attempt, "order" its workers, or "note" an event in the journal."""
-
-  verb: str
-  order: board.Order | None = None
-  event: str = ""
-  text: str = ""
-  tail: str = ""  # of a log, to be shown
 
 
 def decide(run: Run, restarts: bool, state: State, seen: Seen) -> tuple[State, list[Action]]:
@@ -113,7 +36,8 @@ def decide(run: Run, restarts: bool, state: State, seen: Seen) -> tuple[State, l
   if seen.order and seen.order.try_ > state.try_:  # of `launch restart`, or of one who watched before
     state = dataclasses.replace(state, try_=seen.order.try_, trouble=0.0, starting=seen.now, begun=False)
   state = _progress(restarts, state, seen)
-  return _by_reports(run, restarts, state, seen) or _by_look(run, restarts, state, seen)
+  state, actions = _by_reports(run, restarts, state, seen)
+  return _by_look(run, restarts, state, seen) if actions is None else (state, actions)
 
 
 def _idle(run, state, seen):
@@ -154,9 +78,12 @@ def _deleted(state, seen, unverified):
 
 
 def _by_reports(run, restarts, state, seen):
-  """What follows from what the workers say; None where nothing does."""
+  """What follows from what the workers say; None for the actions where it is the cloud's turn."""
   if not seen.reports:
-    return None
+    return state, None
+  ahead = [r for r, _ in seen.reports.values() if r.try_ > state.try_]
+  if ahead and state.look == engine.READY and not restarts:
+    return _ordered(run, state, seen, f"w{ahead[0].worker:02d} ({ahead[0].host}) was started anew")
   waited = seen.now - state.trouble if state.trouble else 0.0
   found = verdict.judge(run, state.try_, seen.reports, seen.order, waited, state.hangs)
   if found.kind == verdict.DONE:
@@ -164,16 +91,14 @@ def _by_reports(run, restarts, state, seen):
   if found.kind == verdict.STOPPED:
     return _kept(_ending(state, errors.DETACHED, "stopped as ordered, its machines are kept"), "stopped", found.text)
   if restarts:  # and decides by itself what is to be tried again
-    return None
+    return state, None
   if found.kind == verdict.GOING:
-    state = dataclasses.replace(state, trouble=0.0)
-    return None if not (seen.order and seen.order.stop) else (state, [])
+    return dataclasses.replace(state, trouble=0.0), None
   if not state.trouble:
     state = dataclasses.replace(state, trouble=seen.now)
-  if found.kind == verdict.TROUBLE or state.look == engine.REPAIRING:
-    return state, []  # the machine that comes back reports again
-  if state.look != engine.READY:
-    return None  # the machines are going; what the workers said last is how they went
+  # A machine that is repaired reports again; of those that are going the last words are how they went.
+  if found.kind == verdict.TROUBLE or state.look != engine.READY:
+    return state, None
   if found.kind == verdict.SAVED:
     return _again(run, state, seen, "preempted", found.text)
   if found.kind == verdict.FINAL:
@@ -238,9 +163,6 @@ def _ready(run, restarts, state, seen):
   waited, reports = seen.now - state.starting, {w: r for w, (r, _) in seen.reports.items()}
   absent = [w for w in range(run.workers) if w not in reports]
   late = [r for r in reports.values() if r.phase == board.INSTALLING or r.try_ < state.try_]
-  ahead = [r for r in reports.values() if r.try_ > state.try_]
-  if ahead and not absent and not restarts:
-    return _ordered(run, state, seen, f"w{ahead[0].worker:02d} ({ahead[0].host}) was started anew")
   if absent and waited > run.limits.start:
     names = ", ".join(f"w{w:02d}" for w in absent[:8])
     return _failed(
@@ -281,6 +203,8 @@ def _kept(state, event, text, tail=""):
 
 def _again(run, state, seen, event, text, tail="", lost=1):
   """Removes the attempt; the next one comes after a pause."""
+  if seen.order and seen.order.stop:
+    return _over(_ending(state, errors.DETACHED, f"stopped as ordered; {text}"), seen, event, text, tail)
   lost += state.lost
   pause = run.limits.pause * min(LONGEST_PAUSE, 2 ** max(0, max(lost, state.failures) - 1))
   state = dataclasses.replace(state, stage=DELETING, since=seen.now, lost=lost, pause=seen.now + pause)

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 
-from launch import board, bundle, check, engine, errors, journal, supervise
+from launch import board, bundle, check, engine, errors, journal
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
 from launch.lease import Held, Lease
 from launch.spec import Run
+from launch.state import OVER, WATCHING, State
 from launch.storage import storage
 from launch.watch import BEATS, Watch, say
 
@@ -37,7 +38,7 @@ def run(args, run: Run) -> int:
     raise LaunchError("not started, as of what is said above; --force starts it all the same")
   book = Journal(run.name, storage(run.folder))
   with Watch(run, book, engine_) as watch:
-    if book.open and book.state.stage != supervise.OVER:
+    if book.open and book.state.stage != OVER:
       if book.run != run or (book.last("run") or {}).get("sha") != code.sha:
         raise LaunchError(
           f"{run.name} is under way with other arguments or other code; `launch adopt {run.name}` goes on with those, "
@@ -56,7 +57,7 @@ def adopt(args) -> int:
   book = opened(args.name, args.workdir)
   run = book.run
   with Watch(run, book, force=args.force) as watch:
-    if not book.open or book.state.stage == supervise.OVER:
+    if not book.open or book.state.stage == OVER:
       raise LaunchError(f"{run.name} has ended ({_end(book)}); `launch run` or `launch restart` starts it again")
     return _watched(watch, run)
 
@@ -65,8 +66,8 @@ def restart(args) -> int:
   """Starts the programs again, on the same machines or others; watches where nobody does."""
   book = opened(args.name, args.workdir)
   run, state = book.run, book.state
-  kept = state.stage == supervise.OVER and state.kept
-  if not kept and state.stage != supervise.WATCHING:
+  kept = state.stage == OVER and state.kept
+  if not kept and state.stage != WATCHING:
     raise LaunchError(f"{run.name} has no machines ({_end(book) or state.stage}); `launch run` starts it again")
   files = board.Board(storage(run.folder), state.attempt)
   tries = [state.try_, files.order().try_, *(report.try_ for report, _ in files.reports(run.workers).values())]
@@ -117,7 +118,7 @@ def down(args) -> int:
   with contextlib.suppress(UnknownError):  # a bucket that is away shall not keep machines alive
     lease.take(force=True)  # or the one who watches would make the next attempt
   remaining = deleted(engine_, run, attempts, book)
-  state = supervise.State(book.state.attempt, stage=supervise.OVER, end=(0, "deleted"), unverified=tuple(remaining))
+  state = State(book.state.attempt, stage=OVER, end=(0, "deleted"), unverified=tuple(remaining))
   book.append("end", state, code=errors.BILLING if remaining else 0, text="deleted by launch down")
   with contextlib.suppress(UnknownError):
     lease.give_back()
@@ -139,7 +140,7 @@ def deleted(engine_: engine.Engine, run: Run, attempts: list[int], book: Journal
         if found.state == engine.ABSENT:
           remaining.remove(attempt)
           if book:
-            book.append("deleted", supervise.State(attempt))
+            book.append("deleted", State(attempt))
         elif found.state != engine.DELETING:
           engine_.delete(attempt)
       except (UnknownError, LaunchError) as error:

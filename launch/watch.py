@@ -13,6 +13,7 @@ from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
 from launch.lease import Lease
 from launch.spec import Run
+from launch.state import DELETING, IDLE, OVER, WATCHING, Seen, State
 from launch.storage import storage
 
 BEATS = 6.0  # looks in the duration of the lease
@@ -27,7 +28,7 @@ class Watch:
     """Watches by an engine, by default that of the run's backend; with `force` also where another seems to watch."""
     self._run, self._journal, self._storage = run, journal, storage(run.folder)
     self.engine = engine_ or engine_of(run)
-    self.state = supervise.State()
+    self.state = State()
     self._lease = Lease(self._storage, BEATS * run.limits.poll)
     self._code = (journal.last("run") or {}).get("sha", "")
     self._force = force
@@ -48,10 +49,10 @@ class Watch:
   def begin(self, code: bundle.Bundle | None) -> None:
     """Writes down what is asked for, with the code that it runs; None for that of before."""
     before = self.state
-    if before.stage == supervise.OVER:  # what was kept goes before anything new comes
-      stage = supervise.DELETING if before.kept else supervise.IDLE
+    if before.stage == OVER:  # what was kept goes before anything new comes
+      stage = DELETING if before.kept else IDLE
       gone = tuple(number for number in before.unverified if not (before.kept and number == before.attempt))
-      self.state = supervise.State(before.attempt, stage=stage, since=time.time(), unverified=gone)
+      self.state = State(before.attempt, stage=stage, since=time.time(), unverified=gone)
     if code:
       bundle.upload(self._storage, code)
       self._code = code.sha
@@ -61,9 +62,7 @@ class Watch:
     """Goes on with machines that were kept, by another try."""
     kept = {key: getattr(self.state, key) for key in ("attempt", "expires", "used", "continued")}
     gone = tuple(number for number in self.state.unverified if number != self.state.attempt)
-    self.state = supervise.State(
-      **kept, try_=try_, stage=supervise.WATCHING, since=time.time(), look_since=time.time(), unverified=gone
-    )
+    self.state = State(**kept, try_=try_, stage=WATCHING, since=time.time(), look_since=time.time(), unverified=gone)
     self._journal.append("resumed", self.state)
 
   def leave(self) -> None:
@@ -72,13 +71,13 @@ class Watch:
 
   def to_end(self) -> int:
     """Watches until the run is over; the exit code."""
-    while self.state.stage != supervise.OVER:
+    while self.state.stage != OVER:
       if self._lease.renew():
         acted = self.step()
       else:
         acted = False
         self._tell("the run's folder does not answer: nothing is done until it does")
-      if self.state.stage != supervise.OVER:
+      if self.state.stage != OVER:
         time.sleep(min(self._run.limits.poll, 1.0 if acted else 1e9) * random.uniform(0.8, 1.2))
     return self._close()
 
@@ -106,8 +105,8 @@ class Watch:
     """What is known now."""
     now, attempt = time.time(), self.state.attempt
     refusal, self._refusal = self._refusal, None
-    if self.state.stage == supervise.IDLE:
-      return supervise.Seen(now, None)
+    if self.state.stage == IDLE:
+      return Seen(now, None)
     look = reports = order = None
     try:
       look = self.engine.look(attempt)
@@ -119,7 +118,7 @@ class Watch:
     except (UnknownError, LaunchError) as error:
       self._tell(f"the workers' reports: {error}; what runs goes on")
     self._check_clocks(now, reports or {})
-    return supervise.Seen(now, look, reports, order, refusal)
+    return Seen(now, look, reports, order, refusal)
 
   def _act(self, action, state):
     if not self._lease.renew():  # a call of the cloud's may have taken longer than the lease lasts
@@ -191,7 +190,7 @@ class Watch:
 
   def _describe(self, seen):
     """A line where something changed, or a minute has passed."""
-    if self.state.stage != supervise.WATCHING or not seen.look:
+    if self.state.stage != WATCHING or not seen.look:
       return
     name, detail = self._run.attempt(self.state.attempt), f", {seen.look.detail}" if seen.look.detail else ""
     self._tell(f"{name}: {seen.look.state}{detail}")
