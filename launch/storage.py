@@ -7,11 +7,14 @@ gcloud's, a VM's its metadata server's. STORAGE_EMULATOR_HOST leads to another s
 import contextlib
 import dataclasses
 import email.utils
+import errno
 import fcntl
+import http.client
 import json
 import os
 import pathlib
 import random
+import secrets
 import subprocess
 import time
 import urllib.error
@@ -60,7 +63,10 @@ class Disk:
     """Writes a file whole; returns its generation. FileExistsError unless it has the one given, 0 for no file."""
     path = self._folder / name
     with _known(path):
-      path.parent.mkdir(parents=True, exist_ok=True)
+      try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+      except FileExistsError as error:  # a file; of a condition it says nothing
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
       with self._turn() if generation is not None else contextlib.nullcontext():
         before = path.stat().st_mtime_ns if path.exists() else 0
         if generation not in (None, before):
@@ -130,9 +136,21 @@ class Bucket:
   def write(self, name: str, content: bytes, generation: "int | None" = None) -> int:
     """Writes an object whole; returns its generation. FileExistsError unless it has the one given, 0 for no object."""
     condition = "" if generation is None else f"&ifGenerationMatch={generation}"
-    query = f"uploadType=media&name={_quoted(self._prefix + name)}{condition}"
-    answer, _ = self._ask("POST", f"/upload/storage/v1/b/{self._bucket}/o?{query}", content)
-    return int(json.loads(answer)["generation"])
+    mark = secrets.token_hex(16)  # of this writer, and no part of any content
+    about = json.dumps({"name": self._prefix + name, "metadata": {"mark": mark}})
+    head = f"--{mark}\r\nContent-Type: application/json\r\n\r\n{about}\r\n--{mark}\r\n"
+    head += "Content-Type: application/octet-stream\r\n\r\n"
+    body, kind = head.encode() + content + f"\r\n--{mark}--".encode(), f"multipart/related; boundary={mark}"
+    path = f"/upload/storage/v1/b/{self._bucket}/o?uploadType=multipart{condition}"
+    try:
+      return int(_json(self._ask("POST", path, body, kind))["generation"])
+    except FileExistsError:
+      # Of ours, if the server has done an earlier try and its answer was lost.
+      answer = self._ask("GET", f"/storage/v1/b/{self._bucket}/o/{_quoted(self._prefix + name)}")
+      found = _json(answer) if answer else {}
+      if found.get("metadata", {}).get("mark") != mark:
+        raise
+      return int(found["generation"])
 
   def names(self, prefix: str = "") -> list:
     """Names of all objects that begin with a prefix, sorted."""
@@ -142,7 +160,7 @@ class Bucket:
       answer = self._ask("GET", f"/storage/v1/b/{self._bucket}/o?{query}")
       if answer is None:
         raise LaunchError(f"gs://{self._bucket}: there is no such bucket; make it, or correct --workdir")
-      listing = json.loads(answer[0])
+      listing = _json(answer)
       found += [item["name"][len(self._prefix) :] for item in listing.get("items", [])]
       page = listing.get("nextPageToken", "")
       if not page:
@@ -157,15 +175,15 @@ class Bucket:
     answer = self._ask("GET", f"/storage/v1/b/{self._bucket}?fields=location")
     if answer is None:
       raise LaunchError(f"gs://{self._bucket}: there is no such bucket; make it, or correct --workdir")
-    return json.loads(answer[0]).get("location", "").lower()
+    return _json(answer).get("location", "").lower()
 
-  def _ask(self, method, path, content=None):
+  def _ask(self, method, path, content=None, kind="application/octet-stream"):
     """(body, headers) of an answer, None for 404; tried again where that may help."""
     reason = ""
     for number in range(TRIES):
       if number:
         time.sleep(min(8.0, 0.25 * 2**number) * random.uniform(0.5, 1))
-      headers = {"Content-Type": "application/octet-stream"} | (self._token.header() if self._token else {})
+      headers = {"Content-Type": kind} | (self._token.header() if self._token else {})
       request = urllib.request.Request(self._server + path, content, headers, method=method)
       try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
@@ -185,7 +203,11 @@ class Bucket:
           raise LaunchError(
             f"{name} refuses ({reason}); see that the bucket exists and who may use it", DENIED
           ) from None
-      except (OSError, ValueError) as error:  # connections that break or stand still; answers that are none
+      except (
+        OSError,
+        ValueError,
+        http.client.HTTPException,
+      ) as error:  # broken connections, answers that are none
         reason = str(getattr(error, "reason", error)) or type(error).__name__
     raise UnknownError(f"gs://{self._bucket} does not answer ({reason})")
 
@@ -224,6 +246,17 @@ class Token:
       why = " ".join(result.stderr.split())[:200]
       raise LaunchError(f"gcloud has no credentials ({why}); run: gcloud auth login", DENIED)
     self._text, self._until = result.stdout.strip(), time.monotonic() + 1800
+
+
+def _json(answer):
+  """The values of an answer. UnknownError for what is none, as the page of a network that wants a login."""
+  try:
+    values = json.loads(answer[0])
+  except (ValueError, RecursionError) as error:
+    raise UnknownError(f"what answers is no Cloud Storage: {answer[0][:80]!r}") from error
+  if not isinstance(values, dict):
+    raise UnknownError(f"what answers is no Cloud Storage: {answer[0][:80]!r}")
+  return values
 
 
 def _quoted(name):

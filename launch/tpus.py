@@ -129,7 +129,7 @@ def find(text: str) -> Slice:
   near = difflib.get_close_matches(name, names, 1, 0.5)
   own = [each for each in names if each.partition("-")[0] == name.partition("-")[0]] or names
   raise LaunchError(
-    f"--tpu: {text!r} is no TPU slice."
+    f"--tpu: {text[:40]!r} is no TPU slice."
     + (f" Did you mean {near[0]!r}?" if near else "")
     + f" Allowed: {', '.join(own)}"
   )

@@ -4,6 +4,7 @@ import ast
 import graphlib
 import pathlib
 import re
+import subprocess
 import sys
 
 import pytest
@@ -41,10 +42,21 @@ def each(files):
   return pytest.mark.parametrize("file", files, ids=str)
 
 
-FILES = {str(file.relative_to(ROOT)): ast.parse(file.read_text()) for file in sorted((ROOT / "vit_jax").rglob("*.py"))}
+def parsed(folder, **version):
+  """{path: syntax tree} of the Python files below a folder."""
+  return {
+    str(file.relative_to(ROOT)): ast.parse(file.read_text(), **version)
+    for file in sorted((ROOT / folder).rglob("*.py"))
+  }
+
+
+FILES = parsed("vit_jax")
+LAUNCH = parsed("launch", feature_version=(3, 10))  # what TPU VMs have before anything is installed
 CONFIGS = {file.name: ast.parse(file.read_text()) for file in sorted((ROOT / "configs").glob("*.py"))}
 SOURCES = [
-  file for part in ("vit_jax", "configs", "benchmarks", "tests") for file in sorted((ROOT / part).rglob("*.py"))
+  file
+  for part in ("vit_jax", "launch", "configs", "benchmarks", "tests")
+  for file in sorted((ROOT / part).rglob("*.py"))
 ]
 
 
@@ -53,13 +65,13 @@ def module(file):
   return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-MODULES = {module(file) for file in FILES}
+MODULES = {module(file) for file in (*FILES, *LAUNCH)}
 
 
 def imported(tree):
-  """Modules of vit_jax that a file imports, wherever in the file."""
+  """Modules of vit_jax and launch that a file imports, wherever in the file."""
   for node in ast.walk(tree):
-    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vit_jax":
+    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("vit_jax", "launch"):
       for alias in node.names:
         inside = f"{node.module}.{alias.name}"
         yield inside if inside in MODULES else node.module
@@ -81,8 +93,9 @@ def test_a_file_imports_only_from_lower_floors(file):
       assert FLOOR[other] < FLOOR[own], f"{own} (floor {FLOOR[own]}) imports {other} (floor {FLOOR[other]})"
 
 
-def test_no_import_goes_round_in_a_circle():
-  graph = {module(file): set(imported(tree)) - {module(file)} for file, tree in FILES.items()}
+@pytest.mark.parametrize("files", [FILES, LAUNCH], ids=["vit_jax", "launch"])
+def test_no_import_goes_round_in_a_circle(files):
+  graph = {module(file): set(imported(tree)) - {module(file)} for file, tree in files.items()}
   try:
     graphlib.TopologicalSorter(graph).prepare()
   except graphlib.CycleError as error:
@@ -94,10 +107,32 @@ def test_a_config_imports_the_words_only(file):
   assert set(imported(CONFIGS[file])) <= {"vit_jax.config"}
 
 
-@each([file for file in FILES if not file.endswith("__init__.py")])
+@each([file for file in (*FILES, *LAUNCH) if not file.endswith("__init__.py")])
 def test_every_module_has_a_test_file(file):
-  path = pathlib.Path(file.replace("vit_jax", "tests", 1))
-  assert (ROOT / path.with_name(f"test_{path.name}")).exists()
+  path = pathlib.Path(file.replace("vit_jax", "tests", 1) if file in FILES else f"tests/{file}")
+  assert (ROOT / path.with_name(f"test_{path.stem.strip('_')}.py")).exists()
+
+
+@each(LAUNCH)
+def test_launch_needs_nothing_but_python(file):
+  allowed = (sys.stdlib_module_names | {"launch"}) - {"tomllib"}  # which came with 3.11
+  assert {name.split(".")[0] for name in named(LAUNCH[file])} <= allowed
+
+
+@pytest.mark.heavy
+def test_launch_is_imported_by_a_python_that_has_nothing_else():
+  modules = [module(file) for file in LAUNCH if not file.endswith("__main__.py")]
+  code = f"import sys; sys.path = [path for path in sys.path if 'site-packages' not in path] + [{str(ROOT)!r}]; "
+  subprocess.run([sys.executable, "-S", "-I", "-c", code + f"import {', '.join(modules)}"], check=True)
+
+
+def named(tree):
+  """What a file imports from anywhere, by its whole name."""
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      yield node.module if node.level == 0 else "."
 
 
 @each([file.relative_to(ROOT) for file in SOURCES])
@@ -105,10 +140,10 @@ def test_a_file_is_read_at_one_sitting(file):
   assert len((ROOT / file).read_text().splitlines()) <= LINES
 
 
-@each(FILES)
+@each(FILES | LAUNCH)
 def test_a_function_is_seen_at_once(file):
   # Without signature and docstring, which may be the schema of a config.
-  for node in ast.walk(FILES[file]):
+  for node in ast.walk((FILES | LAUNCH)[file]):
     if isinstance(node, ast.FunctionDef):
       body = node.body[ast.get_docstring(node) is not None :]
       lines = node.end_lineno - body[0].lineno + 1 if body else 0
@@ -122,7 +157,7 @@ def test_partition_specs_are_named_in_one_file():
 def test_no_module_catches_everything():
   catching = {
     file
-    for file, tree in FILES.items()
+    for file, tree in (FILES | LAUNCH).items()
     for node in ast.walk(tree)
     if isinstance(node, ast.ExceptHandler)
     and (
@@ -153,19 +188,13 @@ def test_what_is_imported_is_what_setup_asks_for():
   }  # fmt: skip
   standard = sys.stdlib_module_names
   for file, tree in FILES.items():
-    for node in ast.walk(tree):
-      names = []
-      if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-      elif isinstance(node, ast.ImportFrom) and node.level == 0:
-        names = [node.module]
-      for top in {name.split(".")[0] for name in names} - standard - {"vit_jax"}:
-        assert re.search(rf'"{re.escape(packages[top])}>=', setup), f"{file} imports {top}"
+    for top in {name.split(".")[0] for name in named(tree)} - standard - {"vit_jax"}:
+      assert re.search(rf'"{re.escape(packages[top])}>=', setup), f"{file} imports {top}"
 
 
 def test_paths_in_the_readme_exist():
   readme = (ROOT / "README.md").read_text()
   for path in re.findall(r"\]\((?!http)([^)#]+)\)", readme) + re.findall(
-    r"`((?:configs|tests|benchmarks|vit_jax)/[\w/]+\.py)`", readme
+    r"`((?:configs|tests|benchmarks|vit_jax|launch|docs)/[\w/]+\.py)`", readme
   ):
     assert (ROOT / path).exists(), path

@@ -1,0 +1,76 @@
+"""What workers and the one who watches tell each other through files, also where a file is not theirs."""
+
+import json
+
+import pytest
+from hypothesis import given, strategies
+
+from launch.board import Attempt, Board, Order, Report
+from launch.errors import LaunchError, UnknownError
+from launch.storage import Disk
+from tests.launch import launches
+
+
+@pytest.fixture
+def board(tmp_path):
+  return Board(Disk(str(tmp_path)), 2)
+
+
+def test_what_is_told_comes_back(board):
+  attempt = Attempt(launches.run("qr", args=("ä", "$(id)")), 2, "0" * 64, 1_795_300_000)
+  board.publish(attempt)
+  assert board.attempt() == attempt
+  assert board.order() == Order(try_=1, stop=False)
+  board.give(Order(3, stop=True))
+  assert board.order() == Order(3, True)
+  report = Report(1, 3, "exited", exit=42, step=7, tail="ä\n\udcff")
+  board.report(report)
+  ((worker, (found, age)),) = board.reports(4).items()
+  assert (worker, found) == (1, report) and 0 <= age < 60
+
+
+def test_pieces_of_a_log_are_in_their_order_beyond_the_tenth(board):
+  for piece in (0, 2, 10, 9, 100, 1):
+    board.write_log(1, piece, b"x")
+  board.write_log(11, 0, b"of another")
+  assert [int(name.rpartition(".")[2]) for name in board.pieces(1)] == [0, 1, 2, 9, 10, 100]
+
+
+def test_attempts_know_nothing_of_each_other(tmp_path):
+  first, second = (Board(Disk(str(tmp_path)), number) for number in (1, 11))
+  first.report(Report(0))
+  first.give(Order(5))
+  assert second.reports(1) == {} and second.order() == Order()
+  with pytest.raises(LaunchError, match="no attempt 11"):
+    second.attempt()
+
+
+VALUES = strategies.none() | strategies.booleans() | strategies.integers() | strategies.text() | strategies.lists(
+  strategies.integers(), max_size=2
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Report, Order])
+@given(data=strategies.data())
+def test_a_file_that_anybody_changed_is_no_answer_or_one_of_the_right_types(tmp_path_factory, kind, data):
+  board = Board(Disk(str(tmp_path_factory.getbasetemp() / "changed")), 1)
+  good = vars(Report(0)) if kind is Report else vars(Order())
+  field = data.draw(strategies.sampled_from(sorted(good)))
+  content = json.dumps(good | {field: data.draw(VALUES)}).encode()
+  board.storage.write("a1/w00.json" if kind is Report else "a1/order.json", content)
+  try:
+    found = board.reports(1)[0][0] if kind is Report else board.order()
+  except UnknownError as error:
+    assert "run's folder" in str(error)
+  else:
+    for name, value in vars(found).items():
+      assert isinstance(value, type(good[name])) or (name in ("exit", "clock") and isinstance(value, int)), name
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"5", b'{"x": 1}', b"[" * 100_000, b"{", b'[["try_", 1]]'])
+def test_what_is_no_file_of_ours_is_no_answer(board, content):
+  for name in ("a2/spec.json", "a2/order.json", "a2/w00.json"):
+    board.storage.write(name, content)
+  for ask in (board.attempt, board.order, lambda: board.reports(1)):
+    with pytest.raises((UnknownError, LaunchError)):
+      ask()

@@ -1,0 +1,158 @@
+"""The code of a run: what git knows and nothing else, the same bytes for the same files, no keys."""
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+import shutil
+import tarfile
+import time
+
+import pytest
+
+from launch import bundle
+from launch.errors import LaunchError
+from launch.storage import Disk
+from tests.launch import repositories
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def unpacked(made):
+  """{name: (kind, mode, content)} by Python's own reader."""
+  with tarfile.open(fileobj=io.BytesIO(made.content), mode="r:gz") as tar:
+    return {
+      m.name: (m.type, m.mode, m.linkname if m.issym() else tar.extractfile(m).read().decode())
+      for m in tar.getmembers()
+    }
+
+
+def test_it_has_what_git_tracks_and_what_is_new_and_nothing_that_is_ignored(tmp_path):
+  root = repositories.made(tmp_path)
+  repositories.write(
+    root, {"new.py": "1\n", ".env": "KEY=1", "data/a.jpg": "x", "ä b\n.py": "2", "configs/a.py": "# b\n"}
+  )
+  (root / "setup.py").unlink()
+  (root / "run.sh").write_text("")
+  (root / "run.sh").chmod(0o700)
+  os.symlink("configs/a.py", root / "a.py")
+  made = bundle.make(root / "configs")  # from anywhere inside
+  found = unpacked(made)
+  expected = {".gitignore", "launch/worker.py", "configs/a.py", "new.py", "ä b\n.py", "run.sh", "a.py"}
+  assert set(found) == set(made.names) == expected
+  assert list(found) == sorted(found, key=os.fsencode)
+  assert found["configs/a.py"] == (tarfile.REGTYPE, 0o644, "# b\n")
+  assert found["run.sh"][1] == 0o755 and found["a.py"] == (tarfile.SYMTYPE, 0o644, "configs/a.py")
+  assert hashlib.sha256(made.content).hexdigest() == made.sha
+
+
+def test_the_same_files_are_the_same_bytes_whoever_has_them_wherever_and_whenever(tmp_path):
+  first = bundle.make(repositories.made(tmp_path / "a"))
+  other = repositories.made(tmp_path / "b", dict(reversed(repositories.FILES.items())), commit=False)
+  for path in other.rglob("*"):
+    os.utime(path, (0, 0))
+  (other / "setup.py").chmod(0o600)
+  assert bundle.make(other).content == first.content
+  repositories.write(other, {"configs/a.py": "# c\n"})
+  assert bundle.make(other).sha != first.sha
+
+
+def test_it_says_which_commit_it_is_and_what_is_changed(tmp_path):
+  root = repositories.made(tmp_path)
+  clean = bundle.make(root)
+  assert len(clean.commit) == 40 and not clean.dirty and clean.diff == ""
+  repositories.write(root, {"configs/a.py": "# changed\n", "new.py": ""})
+  changed = bundle.make(root)
+  assert changed.dirty and "+# changed" in changed.diff and changed.untracked == ("new.py",)
+  assert changed.commit == clean.commit
+  assert json.loads(changed.about())["diff"] == changed.diff
+
+
+def test_links_out_of_the_tree_and_other_repositories_are_left_out_and_said(tmp_path, capsys):
+  root = repositories.made(tmp_path / "a")
+  os.symlink("/etc/passwd", root / "absolute")
+  os.symlink("../b", root / "relative")
+  os.symlink(".git/config", root / "config")
+  repositories.made(root / "inner")
+  assert set(bundle.make(root).names) == set(repositories.FILES)
+  said = capsys.readouterr().err
+  assert all(f"{name} is a link out" in said for name in ("absolute", "relative", "config"))
+  assert "inner/ is another repository" in said
+
+
+KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize(
+  ("name", "content"),
+  [
+    ("sub/.env", ""), (".env.local", ""), ("server.pem", ""), ("id_ed25519", ""), ("credentials.json", "{}"),
+    (".netrc", ""), ("notes.txt", f"see\n{KEY}\n"), ("a.py", "KEY = 'AKIA" + "A" * 16 + "'"),
+    ("config.json", '"AIza' + "a" * 35 + '"'), ("token.txt", "ghp_" + "a" * 36),
+  ],
+)  # fmt: skip
+@pytest.mark.parametrize("tracked", [False, True])
+def test_what_looks_like_a_key_is_refused_tracked_or_not(tmp_path, name, content, tracked):
+  root = repositories.made(tmp_path, repositories.FILES | {".gitignore": ""})
+  repositories.write(root, {name: content})
+  if tracked:
+    repositories.git(root, "add", "-A")
+  with pytest.raises(LaunchError, match="looks like a key") as error:
+    bundle.make(root)
+  assert name in str(error.value) and ".gitignore" in str(error.value) and "git rm --cached" in str(error.value)
+
+
+def test_a_key_that_was_taken_out_is_not_in_the_diff(tmp_path):
+  root = repositories.made(tmp_path, repositories.FILES | {"a.py": KEY})
+  (root / "a.py").write_text("")
+  assert KEY not in bundle.make(root).about()
+
+
+def test_templates_and_words_about_keys_are_no_keys(tmp_path):
+  files = {".env.example": "KEY=", "keys.py": "monkey = 'BEGIN'", "public.txt": "-----BEGIN PUBLIC KEY-----"}
+  assert set(files) < set(bundle.make(repositories.made(tmp_path, repositories.FILES | files)).names)
+
+
+def test_what_is_too_large_is_named(tmp_path, monkeypatch):
+  root = repositories.made(tmp_path)
+  with open(root / "weights.npz", "wb") as file:
+    file.truncate(2 * 10**9)  # takes no room, and is not read
+  repositories.write(root, {"small.npz": b"x" * 10**6})
+  began = time.monotonic()
+  with pytest.raises(
+    LaunchError, match=r"2,001\.0 MB, and a bundle at most 50; the largest: weights\.npz \(2,000\.0 MB\)"
+  ):
+    bundle.make(root)
+  assert time.monotonic() - began < 2
+
+
+def test_without_a_repository_or_git_or_the_worker_the_line_says_what_to_do(tmp_path, monkeypatch):
+  with pytest.raises(LaunchError, match=r"no git repository.*clone of vit_jax"):
+    bundle.make(tmp_path)
+  with pytest.raises(LaunchError, match=r"no launch/worker\.py"):
+    bundle.make(repositories.made(tmp_path, {"a.py": ""}))
+  monkeypatch.setattr(bundle, "__file__", "/usr/lib/python3/site-packages/launch/bundle.py")
+  (tmp_path / "outside").mkdir()
+  shutil.rmtree(tmp_path / ".git")
+  with pytest.raises(LaunchError, match="installed outside of one"):
+    bundle.make(tmp_path / "outside")
+  monkeypatch.setenv("PATH", str(tmp_path))
+  with pytest.raises(LaunchError, match="git is not installed"):
+    bundle.make(tmp_path)
+
+
+def test_it_is_brought_once(tmp_path):
+  made, files = bundle.make(repositories.made(tmp_path / "a")), Disk(str(tmp_path / "run"))
+  bundle.upload(files, made)
+  before = files.read(f"code/{made.sha}.tgz")
+  bundle.upload(files, made)
+  assert files.read(f"code/{made.sha}.tgz").generation == before.generation and before.content == made.content
+  assert json.loads(files.read(f"code/{made.sha}.json").content)["commit"] == made.commit
+
+
+def test_this_repository_has_what_workers_need():
+  if not (ROOT / ".git").exists():
+    pytest.skip("not a clone")
+  names = set(bundle._files(ROOT, sorted({*bundle._names(ROOT, "-c")})))
+  assert {"setup.py", "launch/storage.py", "vit_jax/train.py", "configs/digits.py"} <= names

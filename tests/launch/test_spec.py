@@ -1,0 +1,178 @@
+"""What a run is asked to be: whatever is written, it is a run that can be, or one line that says what is wrong."""
+
+import argparse
+import dataclasses
+import json
+import re
+import shlex
+import time
+
+import pytest
+from hypothesis import given, strategies
+
+from launch import spec
+from launch.errors import LaunchError
+from launch.limits import Limits
+from tests.launch import launches
+
+# As Python has the words of a command line: those that are no UTF-8 with a surrogate for each byte.
+TEXT = strategies.binary().map(lambda word: word.replace(b"\0", b"").decode("utf-8", "surrogateescape"))
+JSON = strategies.recursive(
+  strategies.none() | strategies.booleans() | strategies.floats() | strategies.integers() | strategies.text(),
+  lambda inner: strategies.lists(inner, max_size=3) | strategies.dictionaries(strategies.text(), inner, max_size=3),
+  max_leaves=5,
+)
+
+
+@pytest.mark.parametrize("backend", spec.BACKENDS)
+@given(args=strategies.lists(TEXT, max_size=4), value=TEXT)
+def test_a_run_that_is_written_comes_back_byte_for_byte(backend, args, value):
+  run = launches.run(backend, args=tuple(args), env={"A": value})
+  assert spec.loads(run.dumps().encode().decode()) == run
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(spec.Run)])
+@given(value=JSON)
+def test_a_file_that_anybody_changed_is_a_run_or_one_line(field, value):
+  values = json.loads(launches.run("qr").dumps()) | {field: value}
+  try:
+    run = spec.loads(json.dumps(values))
+  except LaunchError as error:
+    assert "\n" not in str(error)
+  else:
+    assert spec.loads(run.dumps()) == run
+
+
+@pytest.mark.parametrize(
+  "text", ["", "[]", "5", "{", "{}", '{"limits": {"beat": 1}}', "[" * 100_000, '{"args": "abc"}']
+)
+def test_what_is_no_run_is_said(text):
+  with pytest.raises(LaunchError, match="no run that `launch` wrote"):
+    spec.loads(text)
+
+
+def test_a_text_in_place_of_a_list_of_words_is_no_run():
+  values = json.loads(launches.run().dumps()) | {"args": "abc"}
+  with pytest.raises(LaunchError, match="args"):
+    spec.loads(json.dumps(values))
+
+
+@pytest.mark.parametrize("text", launches.HOSTILE)
+@pytest.mark.parametrize(
+  ("field", "backend"),
+  [
+    ("name", "qr"), ("module", "qr"), ("owner", "qr"), ("project", "qr"), ("runtime_version", "qr"), ("network", "qr"),
+    ("subnetwork", "qr"), ("service_account", "qr"), ("python", "qr"), ("tpu", "qr"), ("capacity", "qr"),
+    ("zones", "qr"), ("hosts", "hosts"), ("image", "gke"), ("queue", "gke"), ("namespace", "gke"),
+    ("cluster", "gke"),
+  ],
+)  # fmt: skip
+def test_what_reaches_a_command_line_is_never_more_than_a_word(field, backend, text):
+  value = (text,) if field in ("zones", "hosts") else text
+  try:
+    run = launches.run(backend, **{field: value})
+  except LaunchError as error:
+    assert "\n" not in str(error) and len(str(error)) < 1000
+  else:
+    left = getattr(run, field)
+    assert text == "" and re.fullmatch(r"[\w./:@-]*", "".join(left), re.ASCII)
+
+
+@pytest.mark.parametrize("text", launches.HOSTILE)
+def test_arguments_and_values_of_variables_are_free(text):
+  run = launches.run(args=(text,), env={"A": text})
+  assert spec.loads(run.dumps()).args == (text,)
+
+
+@given(name=strategies.from_regex(spec.NAME, fullmatch=True) | strategies.text(max_size=50))
+def test_every_name_that_is_allowed_makes_a_label_and_the_name_of_a_node(name):
+  """Of a resource and of a label: at most 63 small letters, digits and dashes, no dash first or last."""
+  try:
+    run = launches.run(name=name)
+  except LaunchError:
+    return
+  attempt = run.attempt(999_999)
+  assert len(attempt) <= 63 and attempt.isascii() and attempt == attempt.lower()
+  assert attempt.replace("-", "").isalnum() and attempt[0].isalpha() and attempt[-1] != "-"
+
+
+@given(
+  words=strategies.lists(
+    strategies.sampled_from(["--workdir=a", "--workdir=", "--workdir=b=c", "--total=5", "x", "--workdirs=d", "-w"])
+  )
+)
+def test_the_workdir_is_the_one_that_the_program_takes(words):
+  parser = argparse.ArgumentParser(allow_abbrev=False)
+  parser.add_argument("--workdir", default="")
+  assert spec.workdir_of(words) == parser.parse_known_args(words)[0].workdir
+
+
+@pytest.mark.parametrize(
+  ("words", "workdir"), [(["--workdir", "a"], "a"), (["--workdir"], ""), (["--workdir", "a", "--workdir=b"], "b")]
+)
+def test_the_workdir_may_be_a_word_of_its_own(words, workdir):
+  assert spec.workdir_of(words) == workdir
+
+
+@pytest.mark.parametrize(
+  ("backend", "changes", "place", "word"),
+  [
+    ("qr", {"workdir": "/tmp/a"}, "--workdir", "gs://BUCKET/NAME"),
+    ("qr", {"workdir": ""}, "--workdir", "missing"),
+    ("qr", {"workdir": "gs:/bkt/a"}, "--workdir", "gs://BUCKET/NAME"),
+    ("qr", {"workdir": "gs://bkt"}, "--workdir", "gs://BUCKET/NAME"),
+    ("qr", {"workdir": "gs://bkt/../a"}, "--workdir", "gs://BUCKET/NAME"),
+    ("qr", {"workdir": "gs://bkt/a#b"}, "--workdir", "gs://BUCKET/NAME"),
+    ("local", {"workdir": "s3://bkt/a"}, "--workdir", "gs://BUCKET/NAME"),
+    ("qr", {"project": ""}, "--project", "--backend=qr"),
+    ("qr", {"tpu": ""}, "--tpu", "missing"),
+    ("gke", {"image": ""}, "--image", "missing"),
+    ("gke", {"image": "vit:latest"}, "--image", "digest"),
+    ("gke", {"project": "my-project"}, "--project", "no use"),
+    ("hosts", {"hosts": ()}, "--hosts", "missing"),
+    ("local", {"tpu": "v3-8"}, "--tpu", "leave it out"),
+    ("local", {"slices": 2}, "--slices", "no use"),
+    ("qr", {"processes": 2}, "--processes", "no use"),
+    ("qr", {"max_hours": float("nan")}, "--max-hours", "allowed"),
+    ("qr", {"slices": 0}, "--slices", "allowed"),
+    ("qr", {"secrets": {"KEY": "hunter2"}}, "--secret", "projects/P/secrets/NAME"),
+    ("qr", {"secrets": {"KEY": "k8s:wandb/key"}}, "--secret", "gke"),
+    ("gke", {"secrets": {"KEY": "file:/etc/key"}}, "--secret", "k8s:"),
+    ("qr", {"env": {"A B": "1"}}, "--env", "letters"),
+    ("qr", {"env": {"A": "\0"}}, "--env", "zero byte"),
+    ("qr", {"args": ("\0",)}, "zero byte", "argument"),
+    ("qr", {"args": ("\ud800",)}, "no encoding", "argument"),
+    ("qr", {"env": {"A": "\ud800"}}, "no encoding", "variable"),
+    ("qr", {"backend": "slurm"}, "--backend", "hosts"),
+    ("qr", {"limits": Limits(beat=0)}, "limits.beat", "above 0"),
+  ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_line_with_what_is_allowed(backend, changes, place, word):
+  with pytest.raises(LaunchError) as error:
+    spec.checked(spec.Run(**launches.words(backend) | changes))
+  assert place in str(error.value) and word in str(error.value) and "hunter2" not in str(error.value)
+
+
+def test_a_long_path_is_judged_at_once():
+  began = time.monotonic()
+  with pytest.raises(LaunchError):
+    launches.run("qr", workdir=f"gs://bkt{'/a' * 200}#")
+  assert time.monotonic() - began < 1
+
+
+def test_zone_and_runtime_follow_from_the_slice_and_the_other_name_of_a_slice_is_the_same_run():
+  run = launches.run("qr", tpu="v5litepod-16")
+  assert (run.tpu, run.workers, run.devices) == ("v5e-16", 4, 16)
+  assert run.zones == ("us-central1-a",) and run.runtime_version == "v2-alpha-tpuv5-lite"
+  assert launches.run("qr", tpu="v3-32", slices=2).workers == 8
+  assert launches.run("hosts").workers == 2 and launches.run("local").workers == 2
+  assert spec.checked(run) == run
+
+
+@given(args=strategies.lists(TEXT, max_size=4))
+def test_the_command_of_a_run_is_what_a_shell_reads_it_as(args):
+  assert shlex.split(spec.command(launches.run(args=tuple(args)))) == ["python", "-m", "vit_jax.train", *args]
+
+
+def test_the_owner_is_a_label():
+  assert re.fullmatch(r"[a-z0-9_-]{1,63}", spec.owner())

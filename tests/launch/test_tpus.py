@@ -1,0 +1,80 @@
+"""The slices that can be rented, beside vit_jax's own table, the TPU's compiler and GKE's pages."""
+
+import re
+
+import pytest
+
+from launch import tpus
+from launch.errors import USAGE, LaunchError
+from vit_jax import hardware
+from vit_jax.planning import estimate
+
+SLICES = tpus.slices()
+
+
+def test_the_names_are_those_of_the_other_table():
+  rented = {slice_.rented for generation in hardware.GENERATIONS for slice_ in hardware.rentable(generation)}
+  assert {slice_.rented for slice_ in SLICES.values()} == rented
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_a_slice_is_as_the_other_table_has_it(name):
+  slice_, other = tpus.find(name), hardware.topology(name)
+  assert (slice_.rented, slice_.hosts, slice_.chips) == (other.rented, other.hosts, other.chips)
+  assert slice_.devices == other.chips * hardware.GENERATIONS[other.generation].devices
+  assert f"{slice_.generation}:{slice_.grid}" == other.name
+  assert tpus.find(slice_.rented) == slice_
+
+
+# developers.google.com's page of TPUs in GKE: what a node pool of one host is called, and of several.
+@pytest.mark.parametrize(
+  ("name", "accelerator", "grid"),
+  [
+    ("v3-8", "tpu-v3-device", "2x2"),
+    ("v3-32", "tpu-v3-slice", "4x4"),
+    ("v4-8", "tpu-v4-podslice", "2x2x1"),
+    ("v4-32", "tpu-v4-podslice", "2x2x4"),
+    ("v5e-8", "tpu-v5-lite-podslice", "2x4"),
+    ("v5p-16", "tpu-v5p-slice", "2x2x2"),
+    ("v6e-256", "tpu-v6e-slice", "16x16"),
+  ],
+)
+def test_gke_has_names_of_its_own(name, accelerator, grid):
+  assert (tpus.find(name).accelerator, tpus.find(name).grid) == (accelerator, grid)
+
+
+@pytest.mark.parametrize(
+  ("text", "words"),
+  [
+    ("v3-33", ["Did you mean 'v3-32'", "v3-64"]),
+    ("v5litepod-17", ["Did you mean 'v5e-1", "v5e-16"]),
+    ("v7-8", ["Allowed: "]),
+    ("", ["Allowed: "]),
+    ("v3-32;rm", ["v3-32"]),
+    ("V3-32", ["v3-32"]),
+    ("2xv3-32", ["v3-32"]),
+  ],
+)
+def test_what_is_no_slice_is_refused_with_what_there_is(text, words):
+  with pytest.raises(LaunchError, match=re.escape(f"--tpu: {text!r}")) as error:
+    tpus.find(text)
+  assert error.value.code == USAGE
+  assert all(word in str(error.value) for word in words)
+
+
+def test_zones_have_a_region():
+  for kind in tpus.GENERATIONS.values():
+    assert all(re.fullmatch(r"[a-z]+-[a-z]+\d-[a-f]", zone) for zone in kind.zones) and kind.zones
+
+
+@pytest.mark.heavy
+def test_the_compiler_counts_the_same_devices_and_hosts():
+  """Of each generation the smallest slice, a middle one and the largest."""
+  with estimate.compiler(kernels=True):  # as other tests of the same process need it
+    for generation, kind in tpus.GENERATIONS.items():
+      every = [slice_ for slice_ in SLICES.values() if slice_.generation == generation]
+      for slice_ in (every[0], every[len(every) // 2], every[-1]):
+        devices = estimate.devices(hardware.topology(f"{generation}:{slice_.grid}"))
+        assert len(devices) == slice_.devices == slice_.chips * kind.devices
+        if slice_.chips > 8:  # smaller ones the compiler cuts otherwise than Cloud TPU
+          assert len({device.process_index for device in devices}) == slice_.hosts
