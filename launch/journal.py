@@ -4,6 +4,7 @@ Each line holds the state in which the event left the run, so that whoever reads
 or on another machine. Lines are numbered; of two journals the longer one is the newer, as one at a time is written.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -47,7 +48,10 @@ class Journal:
   def read(self) -> None:
     """Reads it again, as another may have written to it."""
     storage = self._storage
-    self.events = _parsed(self._path.read_bytes()) if self._path.exists() else []
+    content = self._path.read_bytes() if self._path.exists() else b""
+    self.events = _parsed(content)
+    if content and not content.endswith(b"\n"):
+      self._write("\n", "a")
     copy = storage.read(COPY) if storage else None
     if copy and len(found := _parsed(copy.content)) > len(self.events):
       self.events = found
@@ -57,8 +61,9 @@ class Journal:
     """Writes an event; it is on the disk when this returns. A copy that cannot be made is said, and made later."""
     line = {"number": len(self.events), "time": time.time(), "event": event, "attempt": state.attempt} | facts
     line |= {"try": state.try_, "state": dataclasses.asdict(state)}
-    self._write(json.dumps(line) + "\n", "a")
-    self.events.append(line)
+    text = json.dumps(line)
+    self._write(text + "\n", "a")
+    self.events.append(json.loads(text))  # as it is read
     self.copy()
 
   def copy(self) -> None:
@@ -104,10 +109,10 @@ class Journal:
     return sorted(made - {event["attempt"] for event in self.events if event["event"] == "deleted"})
 
   def _write(self, text, mode):
-    self._path.parent.mkdir(parents=True, exist_ok=True)
     try:
-      with open(self._path, mode) as file:
-        file.write(text)
+      self._path.parent.mkdir(parents=True, exist_ok=True)
+      with open(self._path, f"{mode}b") as file:
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
     except OSError as error:
@@ -115,14 +120,11 @@ class Journal:
 
 
 def _parsed(content):
-  """The events of lines; what a crash has torn off the end is left out."""
+  """The events of lines; a line that a crash has torn is left out."""
   events = []
   for line in content.split(b"\n"):
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
       event = json.loads(line)
-      if not isinstance(event, dict) or not {"event", "time", "attempt", "state"} <= event.keys():
-        break
-    except ValueError:
-      break
-    events.append(event)
+      if isinstance(event, dict) and {"event", "time", "attempt", "try", "state"} <= event.keys():
+        events.append(event)
   return events
