@@ -29,7 +29,7 @@ def jobset(run: spec.Run, attempt: int, expires: int) -> str:
   value = manifests.jobset(dataclasses.replace(run, image=run.image or IMAGE), attempt, expires)
   lines = [f"# `launch run` makes this, a ConfigMap of that name with {manifests.CODE}/launch.zip, and in the bucket"]
   lines += [f"# a{attempt}/spec.json and the code that it says."]
-  return "\n".join([*lines, yaml(value), ""])
+  return "\n".join([*lines, yaml(value)])
 
 
 def xpk(run: spec.Run) -> str:
@@ -81,23 +81,30 @@ def skypilot(run: spec.Run) -> str:
   task["setup"] = "true\n" if run.python else _SETUP
   task["run"] = f"exec {shlex.quote(run.python) if run.python else PYTHON} {start}\n"
   asked = "".join(f" --secret {key}" for key in run.secrets)
-  return f"# sky jobs launch{asked} THIS_FILE\n{yaml(task)}\n"
+  return f"# sky jobs launch{asked} THIS_FILE\n{yaml(task)}"
 
 
-def yaml(value, indent: int = 0) -> str:
+def yaml(value) -> str:
   """Lists and dictionaries as YAML, for people; the same value to any parser of YAML."""
-  space, lines = " " * indent, []
+  return "\n".join(_lines(value)) + "\n"
+
+
+def _lines(value):
   pairs = value.items() if isinstance(value, dict) else ((None, each) for each in value)
   for key, each in pairs:
-    start = f"{space}-" if key is None else f"{space}{_scalar(key)}:"
+    start = "-" if key is None else f"{_scalar(key)}:"
     if key is not None and isinstance(each, str) and _block(each):
-      lines += [f"{start} |", *(f"{space}  {line}" if line else "" for line in each[:-1].split("\n"))]
+      yield f"{start} |"
+      yield from (f"  {line}" if line else "" for line in each[:-1].split("\n"))
     elif isinstance(each, (dict, list)) and each:
-      inner = yaml(each, indent + 2)
-      lines.append(f"{start} {inner.lstrip()}" if key is None else f"{start}\n{inner}")
+      inner = [f"  {line}" if line else "" for line in _lines(each)]
+      if key is None:  # the first line begins beside the dash
+        inner[0] = f"- {inner[0][2:]}"
+      else:
+        yield start
+      yield from inner
     else:
-      lines.append(f"{start} {_scalar(each)}")
-  return "\n".join(lines)
+      yield f"{start} {_scalar(each)}"
 
 
 def _block(text):
