@@ -25,6 +25,10 @@ class Engine:
     self._base = kubectl.base(run.cluster, run.namespace)
     self._hosts = tpus.find(run.tpu).hosts
 
+  def place(self, attempt: int) -> str:
+    """See engine.Engine."""
+    return self._place(self._run.namespace)
+
   def create(self, attempt: int, expires: int) -> None:
     """The JobSet, then the ConfigMap that its pods wait for: so it belongs to the JobSet, and goes with it."""
     wanted = manifests.jobset(self._run, attempt, expires)

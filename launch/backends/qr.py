@@ -41,8 +41,8 @@ class Engine:
     self._run, self._store = run, store
     self._leaked = {}  # {attempt: names of nodes that have outlived their queued resource}, as last seen
 
-  def zone(self, attempt: int) -> str:
-    """Of an attempt: the run's zones take turns."""
+  def place(self, attempt: int) -> str:
+    """See `launch.engine.Engine`: a zone; the run's take turns."""
     return self.places.get(attempt) or self._run.zones[(attempt - 1) % len(self._run.zones)]
 
   def create(self, attempt: int, expires: int) -> None:
@@ -56,7 +56,7 @@ class Engine:
       except gcloud.ExistsError:
         self._claim(attempt)
       except gcloud.QuotaError as error:
-        raise LaunchError(f"{error}\n{self._holders(self.zone(attempt))}", DENIED) from None
+        raise LaunchError(f"{error}\n{self._holders(self.place(attempt))}", DENIED) from None
       except gcloud.AbsentError as error:
         raise LaunchError(
           f"Cloud TPU does not know what was asked for ({error}); see --project, --zone, --tpu"
@@ -64,7 +64,7 @@ class Engine:
 
   def look(self, attempt: int) -> Look:
     """See `launch.engine.Engine`."""
-    name, zone = self._run.attempt(attempt), self.zone(attempt)
+    name, zone = self._run.attempt(attempt), self.place(attempt)
     item = _describe("queued-resources", name, self._run.project, zone)
     if item is None:
       left = self._leftover(attempt)
@@ -79,7 +79,7 @@ class Engine:
 
   def delete(self, attempt: int) -> None:
     """See `launch.engine.Engine`. What has its name and not its labels is somebody else's, and stays."""
-    name, zone = self._run.attempt(attempt), self.zone(attempt)
+    name, zone = self._run.attempt(attempt), self.place(attempt)
     item = _describe("queued-resources", name, self._run.project, zone)
     if item is None:
       self._leftover(attempt)
@@ -101,7 +101,7 @@ class Engine:
 
   def deletion(self, attempt: int) -> str:
     """See `launch.engine.Engine`."""
-    zone = {"project": self._run.project, "zone": self.zone(attempt)}
+    zone = {"project": self._run.project, "zone": self.place(attempt)}
     lines = [gcloud.command("queued-resources", "delete", self._run.attempt(attempt), force=True, **zone)]
     lines += [gcloud.command("tpu-vm", "delete", node, **zone) for node in self._leaked.get(attempt, ())]
     lines += [gcloud.command(group, "list", **zone) for group in ("queued-resources", "tpu-vm")]
@@ -131,7 +131,7 @@ class Engine:
     it reports success where a worker failed (SDK 528, command_lib/compute/tpus/tpu_vm/ssh.py).
     """
     names, hosts = self._names(attempt), tpus.find(self._run.tpu).hosts
-    flags = {"project": self._run.project, "zone": self.zone(attempt)}
+    flags = {"project": self._run.project, "zone": self.place(attempt)}
     if words:
       # Without `exit`, ssh ends with 255 where the command dies of a signal.
       remote = f"{shlex.join(words)}; exit $?"
@@ -161,7 +161,7 @@ class Engine:
       *("queued-resources", "create", name),
       alpha=flex,
       project=run.project,
-      zone=self.zone(attempt),
+      zone=self.place(attempt),
       **several,
       accelerator_type=tpus.find(run.tpu).rented,
       runtime_version=run.runtime_version,
@@ -184,7 +184,7 @@ class Engine:
 
   def _claim(self, attempt):
     """What has the name must be this attempt, whose creation has been answered by nobody."""
-    name, zone = self._run.attempt(attempt), self.zone(attempt)
+    name, zone = self._run.attempt(attempt), self.place(attempt)
     item = _describe("queued-resources", name, self._run.project, zone)
     if item is None:
       raise UnknownError(f"{name} was there in {zone} a moment ago, and is not")
@@ -212,7 +212,7 @@ class Engine:
 
   def _nodes(self, attempt):
     """[(name, node or None)] of an attempt's slices."""
-    names, zone = self._names(attempt), self.zone(attempt)
+    names, zone = self._names(attempt), self.place(attempt)
     with ThreadPoolExecutor(min(_AT_ONCE, len(names))) as pool:
       nodes = pool.map(lambda name: _describe("tpu-vm", name, self._run.project, zone), names)
       return list(zip(names, nodes, strict=True))

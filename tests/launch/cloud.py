@@ -120,6 +120,11 @@ class Server:
     with self.lock:
       return [f"{zone}/{name}" for zone, name in self._queued] + [f"{zone}/nodes/{name}" for zone, name in self._nodes]
 
+  def states(self) -> dict:
+    """{name: state} of all queued resources."""
+    with self.lock:
+      return {name: each["state"]["state"] for (_, name), each in self._queued.items()}
+
   def forget(self, name: str) -> None:
     """The queued resource is gone, and its nodes are not: a leak."""
     with self.lock:

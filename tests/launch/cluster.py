@@ -71,6 +71,21 @@ class Cluster:
     with self._server.turn:
       return sorted(f"{kind}/{name}" for kind, name in self._server.objects if kind in kinds)
 
+  def standing(self) -> list:
+    """Names of the JobSets that are not being deleted."""
+    with self._server.turn:
+      items = [(name, item) for (kind, name), item in self._server.objects.items() if kind == "jobsets"]
+      return [name for name, item in items if not item["metadata"].get("deletionTimestamp")]
+
+  def jobset(self, name: str) -> "dict | None":
+    """A JobSet, or None."""
+    with self._server.turn:
+      return self._server.objects.get(("jobsets", name))
+
+  def linger(self) -> None:
+    """What is deleted stays until `reap`."""
+    self._server.lingers = True
+
   def pods(self, name: str) -> list:
     """Those of a JobSet, by slice and host."""
     pods = [item for (kind, _), item in self._server.objects.items() if kind == "pods"]
@@ -146,6 +161,10 @@ class Cluster:
     """Somebody deletes it."""
     with self._server.turn:
       self._server.delete("jobsets", name)
+
+  def say(self, name: str, condition: str) -> None:
+    """It has a condition."""
+    self._condition(name, condition, condition, "as nobody knows")
 
   def reap(self, *kinds: str) -> None:
     """What is being deleted goes; of these kinds, or of all."""

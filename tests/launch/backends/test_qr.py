@@ -66,7 +66,7 @@ def test_several_slices_are_asked_for_as_one(tmp_path, program):
 
 def test_attempts_take_turns_with_the_zones_unless_somebody_says_where(tmp_path, program):
   made = engine(tmp_path, zones=("europe-west4-a", "us-central1-a"))
-  assert [made.zone(k) for k in (1, 2, 3)] == ["europe-west4-a", "us-central1-a", "europe-west4-a"]
+  assert [made.place(k) for k in (1, 2, 3)] == ["europe-west4-a", "us-central1-a", "europe-west4-a"]
   made.places[2] = "europe-west4-a"
   program.answers("queued-resources", "create", {})
   made.create(2, EXPIRES)
