@@ -1,0 +1,185 @@
+"""The code of a run as one file: what git knows of the repository here, named by its SHA-256."""
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tarfile
+import zlib
+
+from launch.errors import LaunchError
+
+BYTES = 50 * 10**6  # of all files together
+DIFF = 10**6  # characters of it that are kept
+WORKER = "launch/worker.py"  # what workers run
+# Names and contents of what is nobody else's business; a template of an .env has none.
+_SECRET_NAMES = re.compile(
+  r"\.env(\.(?!example$|sample$|template$|dist$).*)?|\.netrc|_netrc|\.pypirc|\.git-credentials|id_(rsa|dsa|ecdsa|ed25519)"
+  r"|.*\.(pem|key|p12|pfx|jks|keystore|kdbx)|(application_default_)?credentials\.(json|db)|kubeconfig",
+  re.IGNORECASE,
+)
+_SECRETS = re.compile(
+  rb"-----BEGIN [A-Z ]*PRIVATE KEY-----|\bAKIA[0-9A-Z]{16}\b|\bAIza[0-9A-Za-z_-]{35}\b|\bgh[pousr]_[0-9A-Za-z]{36}\b"
+  rb"|\bhf_[0-9A-Za-z]{34}\b|\bya29\.[0-9A-Za-z_-]{50}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+  """A tar.gz and where it comes from.
+
+  Args:
+    sha: its SHA-256.
+    names: of its files, from the root of the repository.
+    commit: that is checked out, "" before the first one. dirty: whether it is not what the files are.
+    diff: between the two, as text, without new files, which are in `untracked`.
+  """
+
+  sha: str
+  content: bytes = dataclasses.field(repr=False)
+  names: tuple
+  commit: str
+  dirty: bool
+  diff: str = dataclasses.field(repr=False)
+  untracked: tuple = ()
+
+  def about(self) -> str:
+    """All but the content, as JSON."""
+    values = dataclasses.asdict(dataclasses.replace(self, content=b"", names=()))
+    return json.dumps({**values, "content": len(self.content), "names": len(self.names)}, indent=1)
+
+
+def make(folder: pathlib.Path) -> Bundle:
+  """The bundle of the repository that a folder is in: the same for the same files, on any machine.
+
+  It has what git tracks and what is new, never what is ignored. LaunchError where there is no repository, it lacks what
+  workers run, it is too large, or something in it looks like a key.
+  """
+  root = repository(folder)
+  untracked = _names(root, "-o", "--exclude-standard")
+  files = _files(root, sorted({*_names(root, "-c"), *untracked}, key=os.fsencode))
+  if WORKER not in files:
+    raise LaunchError(f"{root} has no {WORKER}, which the workers run; start from a clone of vit_jax, or a fork of it")
+  _refuse_secrets(files)
+  content = _packed(files)
+  commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD", fine=(0, 1)).decode().strip()
+  diff = _git(root, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD") if commit else b""
+  text = diff.decode(errors="replace")[:DIFF] if not _SECRETS.search(diff) else "not kept, as it shows a key"
+  sha = hashlib.sha256(content).hexdigest()
+  return Bundle(sha, content, tuple(files), commit, bool(diff or untracked or not commit), text, tuple(untracked))
+
+
+def upload(storage, bundle: Bundle) -> None:
+  """Puts a bundle into a run's folder, a `Disk` or `Bucket`, unless it is there. UnknownError, LaunchError."""
+  name = f"code/{bundle.sha}.tgz"
+  storage.write(f"code/{bundle.sha}.json", bundle.about().encode())
+  if name not in storage.names(name):
+    with contextlib.suppress(FileExistsError):  # somebody was faster, with the same bytes: they are its name
+      storage.write(name, bundle.content, generation=0)
+
+
+def repository(folder: pathlib.Path) -> pathlib.Path:
+  """The root of the git repository that a folder is in. LaunchError where there is none."""
+  words = ["git", "-C", str(folder), "rev-parse", "--show-toplevel"]
+  try:
+    result = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
+  except FileNotFoundError:
+    raise LaunchError("git is not installed; it says which files are the code: apt-get install git") from None
+  if result.returncode:
+    why = os.fsdecode(result.stderr).strip().splitlines()[:1]
+    installed = " (vit_jax is installed outside of one, and workers get the files that git knows)"
+    here = pathlib.Path(__file__).resolve().parent
+    raise LaunchError(
+      f"{folder} is in no git repository that can be read{installed if 'site-packages' in here.parts else ''}: "
+      f"{' '.join(why)}. Start from a clone of vit_jax, or a fork of it"
+    )
+  return pathlib.Path(os.fsdecode(result.stdout).rstrip("\n"))
+
+
+def _names(root, *flags):
+  return [os.fsdecode(name) for name in _git(root, "ls-files", "-z", *flags).split(b"\0") if name]
+
+
+def _git(root, *words, fine=(0,)):
+  result = subprocess.run(["git", "-C", str(root), *words], capture_output=True, stdin=subprocess.DEVNULL)
+  if result.returncode not in fine:
+    why = os.fsdecode(result.stderr).strip().splitlines()[:1]
+    raise LaunchError(f"git {words[0]} failed in {root}: {' '.join(why)}; mend the repository, and start again")
+  return result.stdout
+
+
+def _files(root, names):
+  """{name: (mode, bytes or where a link leads)} of what is there; links that leave the tree and other repositories are
+  said, and left out."""
+  paths, total = {}, 0
+  for name in names:
+    path = root / name
+    if path.is_symlink():
+      target = os.readlink(path)
+      inside = os.path.realpath(path).startswith(os.path.realpath(root) + os.sep)
+      if inside and not os.path.isabs(target) and ".git" not in pathlib.PurePath(os.path.realpath(path)).parts:
+        paths[name] = None
+        continue
+    elif path.is_file():
+      paths[name] = path.stat().st_size
+      continue
+    elif not path.exists():  # deleted, and git still has it
+      continue
+    what = "a link out of the repository" if path.is_symlink() else "another repository"
+    print(f"{name} is {what}: workers do not get it", file=sys.stderr)
+  total = sum(size or 0 for size in paths.values())
+  if total > BYTES:
+    largest = sorted(paths, key=lambda name: -(paths[name] or 0))[:5]
+    sizes = ", ".join(f"{name} ({(paths[name] or 0) / 1e6:,.1f} MB)" for name in largest)
+    raise LaunchError(
+      f"the code has {total / 1e6:,.1f} MB, and a bundle at most {BYTES / 1e6:,.0f}; the largest: {sizes}. "
+      "Put data and weights into the bucket, or name them in .gitignore"
+    )
+  try:
+    return {name: _content(root / name, size) for name, size in paths.items()}
+  except OSError as error:
+    raise LaunchError(f"{error.filename}: {error.strerror}; make it readable, or name it in .gitignore") from None
+
+
+def _content(path, size):
+  if size is None:
+    return "link", os.readlink(path)
+  return 0o755 if path.stat().st_mode & 0o100 else 0o644, path.read_bytes()
+
+
+def _refuse_secrets(files):
+  for name, (mode, content) in files.items():
+    if mode == "link":
+      continue
+    if _SECRET_NAMES.fullmatch(pathlib.PurePath(name).name) or _SECRETS.search(content):
+      raise LaunchError(
+        f"{name} looks like a key, and would be seen by all who may read the bucket: name it in .gitignore (and if it "
+        f"is tracked, run: git rm --cached {name}), and let workers have it by --secret"
+      )
+
+
+def _packed(files):
+  """A tar.gz without times, owners or compression: what zlib makes of the same bytes differs between its versions."""
+  buffer = io.BytesIO()
+  with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:
+    for name, (mode, content) in files.items():
+      member = tarfile.TarInfo(name)
+      if mode == "link":
+        member.type, member.linkname = tarfile.SYMTYPE, content
+        tar.addfile(member)
+      else:
+        member.mode, member.size = mode, len(content)
+        tar.addfile(member, io.BytesIO(content))
+  plain, size = buffer.getvalue(), 2**16 - 1
+  stored = [b"\x1f\x8b\x08\0\0\0\0\0\0\xff"]  # RFC 1952: no name, no time, unknown system
+  for at in range(0, len(plain), size):  # RFC 1951, 3.2.4: blocks that are not compressed
+    block = plain[at : at + size]
+    length = len(block).to_bytes(2, "little")
+    stored += [bytes([at + size >= len(plain)]), length, bytes(255 - byte for byte in length), block]
+  return b"".join([*stored, zlib.crc32(plain).to_bytes(4, "little"), len(plain).to_bytes(4, "little")])
