@@ -114,8 +114,10 @@ def _by_look(run, restarts, state, seen):
   look, waited = seen.look, seen.now - state.look_since
   if look is None:
     return state, []
-  if look.state == engine.ABSENT and not state.seen:
-    return state, [Action("create")]  # the answer to the first may have been lost, or the question
+  if look.state == engine.ABSENT and not state.seen:  # the answer may have been lost, or the question
+    if seen.now - state.since > run.limits.queue:
+      return _elsewhere(run, state, seen, f"it could not be asked for within {run.limits.queue / 3600:.1f} h")
+    return state, [Action("create")]
   state = dataclasses.replace(state, seen=True)
   if look.state == engine.READY:
     return _ready(run, restarts, state, seen)

@@ -32,7 +32,7 @@ class Watch:
     self._lease = Lease(self._storage, BEATS * run.limits.poll)
     self._code = (journal.last("run") or {}).get("sha", "")
     self._force = force
-    self._said, self._warned, self._news, self._refusal = "", set(), 0.0, None
+    self._said, self._warned, self._news, self._refusal = {}, set(), 0.0, None
 
   def __enter__(self):
     self._lease.take(self._force)
@@ -76,7 +76,7 @@ class Watch:
         acted = self.step()
       else:
         acted = False
-        self._tell("the run's folder does not answer: nothing is done until it does")
+        self._trouble("lease", "the run's folder does not answer: nothing is done until it does")
       if self.state.stage != OVER:
         time.sleep(min(self._run.limits.poll, 1.0 if acted else 1e9) * random.uniform(0.8, 1.2))
     return self._close()
@@ -89,7 +89,7 @@ class Watch:
       for action in actions:
         self._act(action, state)
     except UnknownError as error:
-      self._tell(f"no answer: {error}; it is tried again")
+      self._trouble("acting", f"no answer: {error}; it is tried again")
       return False
     notes = [action for action in actions if action.verb == "note"]
     if state.continued != self.state.continued and not notes:
@@ -110,13 +110,15 @@ class Watch:
     look = reports = order = None
     try:
       look = self.engine.look(attempt)
+      self._said.pop("look", None)
     except (UnknownError, LaunchError) as error:
-      self._tell(f"{self._run.attempt(attempt)}: {error}; what runs goes on")
+      self._trouble("look", f"{self._run.attempt(attempt)}: {error}; what runs goes on")
     try:
       files = board.Board(self._storage, attempt)
       reports, order = files.reports(self._run.workers), files.order()
+      self._said.pop("reports", None)
     except (UnknownError, LaunchError) as error:
-      self._tell(f"the workers' reports: {error}; what runs goes on")
+      self._trouble("reports", f"the workers' reports: {error}; what runs goes on")
     self._check_clocks(now, reports or {})
     return Seen(now, look, reports, order, refusal)
 
@@ -137,11 +139,13 @@ class Watch:
         self._journal.append("created", state)
       except LaunchError as error:
         self._refusal = error
+      except UnknownError as error:  # it may be there: the next looks say
+        self._trouble("create", f"no answer: {error}; it is tried again")
     elif action.verb == "delete":
       try:
         self.engine.delete(state.attempt)
-      except LaunchError as error:  # seen by the next looks: what is not deleted is named at the end
-        self._tell(f"{self._run.attempt(state.attempt)} is not deleted: {error}")
+      except (UnknownError, LaunchError) as error:  # the next looks say: what is not deleted is named at the end
+        self._trouble("delete", f"{self._run.attempt(state.attempt)} is not deleted: {error}")
     elif action.verb == "order":
       files.give(action.order)
 
@@ -193,7 +197,9 @@ class Watch:
     if self.state.stage != WATCHING or not seen.look:
       return
     name, detail = self._run.attempt(self.state.attempt), f", {seen.look.detail}" if seen.look.detail else ""
-    self._tell(f"{name}: {seen.look.state}{detail}")
+    if self._said.get("state") != (text := f"{name}: {seen.look.state}{detail}"):
+      self._said["state"] = text
+      say(text)
     running = [report for report, _ in (seen.reports or {}).values() if report.phase == board.RUNNING]
     if running and time.monotonic() - self._news > NEWS:
       self._news = time.monotonic()
@@ -201,10 +207,10 @@ class Watch:
       step = f"step {slowest.step}, " if slowest.step >= 0 else ""
       say(f"{name}: {len(running)} of {self._run.workers} workers run, {step}{slowest.doing}")
 
-  def _tell(self, text):
-    """Says what has not been said last."""
-    if text != self._said:
-      self._said = text
+  def _trouble(self, about, text):
+    """Says what is wrong about a thing, once a minute."""
+    if time.monotonic() - self._said.get(about, -NEWS) >= NEWS:
+      self._said[about] = time.monotonic()
       say(text)
 
 

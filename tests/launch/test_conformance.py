@@ -103,10 +103,10 @@ def test_1_a_lost_answer_makes_nothing_twice(make):
 
 def test_2_a_cloud_without_answers_changes_nothing(make):
   cloud = make()
-  cloud.crew(1, steps=60)
+  cloud.crew(1, steps=250)
   with watching(cloud) as watch:
     step_until(watch, cloud.crews[0].running.is_set)
-    cloud.silence(20)
+    cloud.silence(12)
     step_until(watch, lambda: watch.state.stage == OVER)
     assert watch.to_end() == errors.DONE
   assert cloud.made() == ["vit-a1"] and not cloud.everything()

@@ -29,6 +29,11 @@ def watched(run, cloud):
     return watch.to_end()
 
 
+def seen(watch):
+  """Whether the workers were seen to run."""
+  return watch.state.begun
+
+
 def events(run):
   return [event["event"] for event in Journal(run.name).events]
 
@@ -129,7 +134,7 @@ def test_one_that_was_stopped_is_resumed_on_its_machines(run):
   with Cloud([{"steps": 60, "began": (0, 5)}]) as cloud:
     with Watch(run, Journal(run.name), Engine(run, cloud)) as watch:
       watch.begin(None)
-      for _ in range(5):
+      while not seen(watch):
         watch.step()
       files = board.Board(storage(run.folder), 1)
       files.give(board.Order(1, stop=True))

@@ -177,6 +177,9 @@ class World:
           self.act(action, state)
         except LaunchError as error:
           self.refusal = error
+        except UnknownError:
+          if action.verb == "order":
+            raise
       self.state = state
     except UnknownError:
       pass
