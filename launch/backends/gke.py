@@ -150,7 +150,7 @@ class Engine:
       addresses = tuple(current[worker]["status"].get("podIP", "") for worker in there)
       return Look(engine.READY, "", 0, len(there), addresses)
     homeless = {w: _conditions(pod)["PodScheduled"] for w, pod in sorted(current.items()) if _unschedulable(pod)}
-    if homeless and not there:
+    if homeless and len(homeless) == len(current):  # no node is there, and none is billed
       worker, condition = next(iter(homeless.items()))
       why = self._scaling(current[worker]) or condition.get("message", "")
       return Look(engine.QUEUED, f"{len(homeless)} of {self._run.workers} pods wait for nodes: {why}")
