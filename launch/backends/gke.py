@@ -23,7 +23,6 @@ class Engine:
   def __init__(self, run: spec.Run):
     self._run = run
     self._base = kubectl.base(run.cluster, run.namespace)
-    self._hosts = tpus.find(run.tpu).hosts
 
   def create(self, attempt: int, expires: int) -> None:
     """The JobSet, then the ConfigMap that its pods wait for: so it belongs to the JobSet, and goes with it."""
@@ -174,7 +173,7 @@ class Engine:
   def _worker(self, pod):
     """A pod's number among all slices."""
     index = _number(pod["metadata"].get("annotations", {}).get(manifests.COMPLETION))
-    return _label(pod, manifests.JOB_INDEX) * self._hosts + index
+    return _label(pod, manifests.JOB_INDEX) * tpus.find(self._run.tpu).hosts + index
 
   def _resource(self, jobset):
     metadata = jobset["metadata"]
@@ -182,6 +181,7 @@ class Engine:
     state, detail = stage(jobset)
     status = jobset.get("status", {}).get("replicatedJobsStatus", [])
     slices = sum(job.get("replicas", 1) for job in jobset.get("spec", {}).get("replicatedJobs", []))
+    word = detail.partition(":")[0]
     if state == engine.STARTING and sum(job.get("ready", 0) for job in status) >= slices:
       state = engine.READY
     created = metadata.get("creationTimestamp", "")
@@ -192,7 +192,7 @@ class Engine:
       marks.get("vitjax-owner", ""),
       _number(marks.get("vitjax-attempt")),
       state,
-      detail,
+      word,
       _number(marks.get("vitjax-expires")),
       datetime.fromisoformat(created.replace("Z", "+00:00")).timestamp() if created else 0.0,
       notes.get(manifests.TPU, ""),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch import engine, manifests
+from launch import engine, manifests, spec
 from launch.backends import gke
 from launch.errors import LaunchError, UnknownError
 from tests.launch import launches
@@ -131,6 +131,19 @@ def test_a_cluster_that_cannot_be_asked_is_not_empty(script):
   assert not found
   assert list(unknown) == ["ctx/team"] and "EOF" in unknown["ctx/team"]
   assert list(made(cluster="ctx").inventory(("-",))[1]) == ["ctx/*"]
+
+
+def test_what_is_listed_has_the_words_of_its_labels_and_of_its_state(script):
+  odd = jobset(Failed="ReachedMaxRestarts")
+  odd["metadata"]["labels"] = {"vitjax": "1", "vitjax-run": "r", "vitjax-expires": "never", "vitjax-attempt": "²"}
+  script.answers(f"get {JOBSETS}", items(jobset(suspend=True), odd))
+  probe = spec.Run("ls", "gke", "none", (), "gs://none/none", cluster="ctx")  # which has no slice
+  (queued, failed), unknown = gke.Engine(probe).inventory(())
+  assert not unknown
+  assert (queued.run, queued.owner, queued.attempt, queued.expires) == ("vit-b16", "alice", 1, EXPIRES)
+  assert (queued.state, queued.detail, queued.kind) == (engine.QUEUED, "suspended", "v5e-16")
+  assert (failed.run, failed.attempt, failed.expires) == ("r", 0, 0)  # as anybody may change labels
+  assert (failed.state, failed.detail) == (engine.FAILED, "ReachedMaxRestarts")
 
 
 def test_every_command_names_the_context_and_the_namespace(script):
