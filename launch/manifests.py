@@ -29,7 +29,7 @@ _PACKAGE = pathlib.Path(__file__).parent
 
 
 def jobset(run: spec.Run, attempt: int, expires: int) -> dict:
-  """The JobSet of an attempt. A failure starts all of it again, run.max_failures times; preemptions do not count."""
+  """The JobSet of an attempt. It is started run.max_failures times, and again after each preemption."""
   slice_ = tpus.find(run.tpu)
   annotations = {FOLDER: run.folder, TPU: f"{run.slices} x {run.tpu}" if run.slices > 1 else run.tpu}
   if slice_.hosts > 1:  # a node pool is a slice, which two jobs must not share
@@ -62,7 +62,7 @@ def jobset(run: spec.Run, attempt: int, expires: int) -> dict:
     "spec": {
       "ttlSecondsAfterFinished": KEPT,
       "failurePolicy": {
-        "maxRestarts": run.max_failures,
+        "maxRestarts": run.max_failures - 1,
         "restartStrategy": "BlockingRecreate",  # no old pod holds a chip or a port when the new ones come
         "rules": [
           # The Job controller says: "Container C for pod P failed with exit code 2 matching FailJob rule at index 0".

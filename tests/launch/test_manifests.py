@@ -97,7 +97,7 @@ def test_an_exit_code_means_on_gke_what_the_contract_says(code):
 
 def test_preemptions_do_not_count_and_failures_do_and_the_end_of_its_time_is_final():
   jobset = made(max_failures=5, max_hours=0.5)
-  assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 5
+  assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 4  # and the first start
   lost = "Pod default/vit-b16-a1-s-0-2-45xyz has condition DisruptionTarget matching FailJob rule at index 1"
   assert action(jobset, "PodFailurePolicy", lost) == "RestartJobSetAndIgnoreMaxRestarts"
   assert job(jobset)["activeDeadlineSeconds"] == 1800

@@ -148,7 +148,7 @@ def test_a_cluster_without_jobset_is_told_how_to_get_it(monkeypatch):
 
 
 def test_a_preemption_is_repaired_for_nothing_and_a_failure_has_a_budget(cluster):
-  one = made(max_failures=2)
+  one = made(max_failures=3)
   one.create(1, EXPIRES)
   cluster.run(NAME)
   for _ in range(5):
