@@ -89,14 +89,18 @@ def test_addresses_of_the_hosts_are_in_the_order_of_the_workers(script):
 
 def test_a_suspended_jobset_waits_for_kueue_which_says_why(script):
   said = {"status": {"conditions": [{"type": "QuotaReserved", "status": "False", "message": NO_QUOTA}]}}
+  checks = [
+    {"name": "dws", "state": "Pending", "message": "no machines yet"},
+    {"name": "b", "state": "Ready", "message": "b"},
+  ]
+  reserved = [{"type": "QuotaReserved", "status": "True", "message": "reserved"}]
+  checked = {"status": {"conditions": reserved, "admissionChecks": checks}}
   script.answers(f"get {JOBSETS}", jobset(suspend=True))
-  script.answers(
-    "get workloads.kueue.x-k8s.io",
-    items(said),
-    complaint('error: the server doesn\'t have a resource type "workloads"'),
-  )
+  unknown = complaint('error: the server doesn\'t have a resource type "workloads"')
+  script.answers("get workloads.kueue.x-k8s.io", items(said), items(checked), unknown)
   assert made().look(1) == engine.Look(engine.QUEUED, f"Kueue: {NO_QUOTA}")
   assert "--selector=kueue.x-k8s.io/job-uid=u-1" in script.calls[-1]
+  assert made().look(1) == engine.Look(engine.QUEUED, "Kueue: reserved; no machines yet")
   assert made().look(1) == engine.Look(engine.QUEUED, "suspended")  # where there is no Kueue, by hand
 
 

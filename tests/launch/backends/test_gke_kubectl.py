@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from launch import engine, manifests
+from launch import engine, manifests, render
 from launch.backends import gke
 from launch.errors import DENIED, USAGE, LaunchError, UnknownError
 from tests.launch import launches
@@ -84,6 +84,16 @@ def test_what_is_created_is_the_manifest_and_the_code_that_belongs_to_it(cluster
   assert cluster.live() == []
 
 
+def test_kubectl_reads_the_rendered_text_as_the_jobset(cluster):
+  run = launches.run("gke", workdir="gs://bkt/é $(HOME)", queue="tpu-queue")
+  text = render.jobset(run, 1, EXPIRES)
+  subprocess.run(["kubectl", "create", "--filename=-"], input=text.encode(), capture_output=True, check=True)
+  (body,) = cluster.bodies("jobsets")
+  wanted = manifests.jobset(run, 1, EXPIRES)
+  assert {key: body[key] for key in wanted} | {"metadata": {}} == wanted | {"metadata": {}}
+  assert {key: body["metadata"][key] for key in wanted["metadata"]} == wanted["metadata"]
+
+
 def cluster_jobset(cluster):
   (reference,) = cluster.bodies("configmaps")[0]["metadata"]["ownerReferences"]
   return {"apiVersion": reference["apiVersion"], "kind": reference["kind"], "metadata": reference}
@@ -101,14 +111,16 @@ def test_a_create_whose_answer_was_lost_makes_nothing_twice(ready, kind):
   assert kept == [f"jobsets/{NAME}", f"configmaps/{NAME}"]
 
 
-def test_a_name_that_another_run_has_is_refused_and_left_alone(ready):
-  made(owner="bob").create(1, EXPIRES)
-  before = ready.live()
-  with pytest.raises(LaunchError, match=r"not of this run \(owner 'bob'") as caught:
-    made(owner="alice").create(1, EXPIRES)
+@pytest.mark.parametrize("changes", [{"owner": "bob"}, {"workdir": "gs://bkt/runs/b"}])
+def test_a_name_that_another_run_has_is_refused_and_left_alone(ready, changes):
+  made(**changes).create(1, EXPIRES)
+  before, one = ready.live(), made()
+  with pytest.raises(LaunchError, match=r"is taken: it is of (bob|alice), in gs://bkt/runs/(a|b)/launch") as caught:
+    one.create(1, EXPIRES)
   assert caught.value.code == USAGE
-  with pytest.raises(LaunchError, match=r"folder 'gs://bkt/runs/a/launch'"):
-    made(owner="bob", workdir="gs://bkt/runs/b").create(1, EXPIRES)
+  one.delete(1)
+  look = one.look(1)
+  assert look.state == engine.ABSENT and "is there, but it is of" in look.detail
   assert ready.live() == before
 
 
