@@ -8,6 +8,11 @@ from launch.errors import DENIED, USAGE, LaunchError, UnknownError
 
 TIMEOUT = 60.0  # seconds for a command, of which a request may take 20
 _INSTALL = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml"
+# Of a network that is away, also for the plugin that gets the token.
+_PASSING = (
+  r"connection refused|(?<!localhost:8080) was refused|i/o timeout|no such host|TLS handshake|Max retries exceeded"
+  r"|Failed to establish a new connection|Unable to find the server|network is unreachable|connection reset"
+)
 # kubectl exits with 1 whatever happens. What a line means, the first that fits: code, and what to do. The words in
 # brackets are the reasons of Kubernetes' API (k8s.io/apimachinery/pkg/apis/meta/v1), the others kubectl's own.
 _MEANINGS = (
@@ -22,7 +27,7 @@ _MEANINGS = (
   (r"exceeded quota", DENIED, "free some, or ask the administrator of the namespace for more"),
   (r"\(Forbidden\)|is forbidden", DENIED,
    "ask for the rights to make, see and delete JobSets, Jobs, Pods and ConfigMaps in the namespace"),
-  (r"\(Invalid\)|\(BadRequest\)|is invalid:|denied the request|error validating|unknown field|unknown flag", USAGE,
+  (r"\(Invalid\)|\(BadRequest\)|is invalid:|denied the request|ValidationError|unknown field|unknown flag", USAGE,
    "the cluster refuses what it was asked for; its JobSet may be older than v0.12"),
 )  # fmt: skip
 
@@ -48,7 +53,9 @@ def ask(words: list, content: str = "") -> str:
   """
   words = [words[0], "--request-timeout=20s", *words[1:]]
   try:
-    result = subprocess.run(words, input=content, capture_output=True, text=True, timeout=TIMEOUT, errors="replace")
+    result = subprocess.run(
+      words, input=content, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT
+    )
   except FileNotFoundError:
     raise LaunchError(
       "kubectl is not installed; run: gcloud components install kubectl gke-gcloud-auth-plugin", DENIED
@@ -75,7 +82,7 @@ def _error(text):
     return LookupError(short)
   if re.search(r"no matches for kind \"JobSet\"|resource type \"jobsets?[.\"]", text):
     return NoJobSetError(f"JobSet is not installed on this cluster; run: kubectl apply --server-side -f {_INSTALL}")
-  for pattern, code, remedy in _MEANINGS:
+  for pattern, code, remedy in () if re.search(_PASSING, text) else _MEANINGS:
     if re.search(pattern, text):
       return LaunchError(f"kubectl: {short}; {remedy}", code)
   return UnknownError(f"kubectl: {short}")

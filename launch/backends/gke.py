@@ -23,7 +23,7 @@ class Engine:
   def __init__(self, run: spec.Run):
     self._run = run
     self._base = kubectl.base(run.cluster, run.namespace)
-    self._hosts = tpus.find(run.tpu).hosts
+    self._taken = set()  # attempts whose names another run has
 
   def place(self, attempt: int) -> str:
     """See engine.Engine."""
@@ -51,6 +51,8 @@ class Engine:
         raise UnknownError(f"{error}, but pods of {self._run.attempt(attempt)} are there") from error
       names = ", ".join(f"{item['kind'].lower()} {item['metadata']['name']}" for item in left[:3])
       return Look(engine.DELETING, f"the JobSet is gone; still there: {names}") if left else Look(engine.ABSENT)
+    if attempt in self._taken or not self._mine(jobset, attempt):
+      return Look(engine.ABSENT, f"{self._run.attempt(attempt)} is there, but it is {_whose(jobset)}")
     state, detail = stage(jobset)
     if state == engine.QUEUED:
       return Look(state, self._queued(jobset) or detail)
@@ -59,9 +61,12 @@ class Engine:
     return self._seen(jobset, self._selected("pods", attempt))
 
   def delete(self, attempt: int) -> None:
-    """See engine.Engine."""
+    """See engine.Engine. What has its name and not its labels is somebody else's, and stays."""
+    if attempt in self._taken:
+      return
+    words = ["delete", f"{manifests.JOBSETS},configmaps", f"--selector={self._selector(attempt)}"]
     try:
-      kubectl.ask([*self._base, *self._deleting(attempt), "--wait=false"])
+      kubectl.ask([*self._base, *words, "--ignore-not-found", "--wait=false"])
     except kubectl.NoJobSetError:  # nothing else is billed; `look` says whether any of it is there
       return
 
@@ -69,7 +74,8 @@ class Engine:
     """See engine.Engine."""
     kinds = f"{manifests.JOBSETS},jobs,pods"
     seeing = [*self._base, "get", kinds, f"--selector={self._selector(attempt)}"]
-    return f"{shlex.join([*self._base, *self._deleting(attempt)])} && {shlex.join(seeing)}"
+    deleting = ["delete", f"{manifests.JOBSETS},configmaps", self._run.attempt(attempt), "--ignore-not-found"]
+    return f"{shlex.join([*self._base, *deleting])} && {shlex.join(seeing)}"
 
   def inventory(self, zones: tuple) -> tuple:
     """See engine.Engine. Of the run's namespace; of all that the cluster has if `zones` is ("-",)."""
@@ -102,10 +108,14 @@ class Engine:
     return self._read("get", kinds, f"--selector={self._selector(attempt)}").get("items", [])
 
   def _selector(self, attempt):
-    return f"vitjax-run={self._run.name},vitjax-attempt={attempt}"
+    return ",".join(f"{key}={value}" for key, value in self._marks(attempt).items())
 
-  def _deleting(self, attempt):
-    return ["delete", f"{manifests.JOBSETS},configmaps", self._run.attempt(attempt), "--ignore-not-found"]
+  def _mine(self, item, attempt):
+    return self._marks(attempt).items() <= item["metadata"].get("labels", {}).items()
+
+  def _marks(self, attempt):
+    """Labels that everything of an attempt has, and nothing else."""
+    return {key: each for key, each in manifests.labels(self._run, attempt, 0).items() if key != "vitjax-expires"}
 
   def _place(self, namespace):
     return f"{self._run.cluster or 'current context'}/{namespace}"
@@ -117,15 +127,11 @@ class Engine:
       found = self._read("get", kind, name)
     except LookupError as error:
       raise UnknownError(f"{kind} {name} was there, and is gone: {error}") from error
-    metadata = found.get("metadata", {})
-    marks, wanted = metadata.get("labels", {}), manifests.labels(self._run, attempt, 0)
-    differing = [key for key in wanted if key != "vitjax-expires" and marks.get(key) != wanted[key]]
-    folder = metadata.get("annotations", {}).get(manifests.FOLDER)
-    if differing or folder != self._run.folder:
+    if not self._mine(found, attempt) or _folder(found) != self._run.folder:
+      self._taken.add(attempt)
+      place = self._place(self._run.namespace)
       raise LaunchError(
-        f"{kind} {name} in {self._place(self._run.namespace)} is not of this run (owner {marks.get('vitjax-owner')!r}, "
-        f"folder {folder!r}); choose another name",
-        USAGE,
+        f"{kind} {name} in {place} is taken: it is {_whose(found)}; choose another name for the run", USAGE
       )
     return found
 
@@ -138,7 +144,9 @@ class Engine:
       return ""
     conditions = [_conditions(item) for item in workloads]
     reasons = [each[kind] for each in conditions for kind in ("Evicted", "QuotaReserved", "Admitted") if kind in each]
-    texts = [each.get("message", "") for each in reasons if each.get("message")]
+    checks = [each for item in workloads for each in item.get("status", {}).get("admissionChecks", [])]
+    reasons += [each for each in checks if each.get("state") != "Ready"]  # as requests for machines of flex-start
+    texts = [each["message"] for each in reasons if each.get("message")]
     return f"Kueue: {'; '.join(dict.fromkeys(texts))}" if texts else ""
 
   def _seen(self, jobset, pods):
@@ -154,7 +162,7 @@ class Engine:
       addresses = tuple(current[worker]["status"].get("podIP", "") for worker in there)
       return Look(engine.READY, "", 0, len(there), addresses)
     homeless = {w: _conditions(pod)["PodScheduled"] for w, pod in sorted(current.items()) if _unschedulable(pod)}
-    if homeless and not there:
+    if homeless and len(homeless) == len(current):  # no node is there, and none is billed
       worker, condition = next(iter(homeless.items()))
       why = self._scaling(current[worker]) or condition.get("message", "")
       return Look(engine.QUEUED, f"{len(homeless)} of {self._run.workers} pods wait for nodes: {why}")
@@ -178,7 +186,7 @@ class Engine:
   def _worker(self, pod):
     """A pod's number among all slices."""
     index = _number(pod["metadata"].get("annotations", {}).get(manifests.COMPLETION))
-    return _label(pod, manifests.JOB_INDEX) * self._hosts + index
+    return _label(pod, manifests.JOB_INDEX) * tpus.find(self._run.tpu).hosts + index
 
   def _resource(self, jobset):
     metadata = jobset["metadata"]
@@ -186,6 +194,7 @@ class Engine:
     state, detail = stage(jobset)
     status = jobset.get("status", {}).get("replicatedJobsStatus", [])
     slices = sum(job.get("replicas", 1) for job in jobset.get("spec", {}).get("replicatedJobs", []))
+    word = detail.partition(":")[0]
     if state == engine.STARTING and sum(job.get("ready", 0) for job in status) >= slices:
       state = engine.READY
     created = metadata.get("creationTimestamp", "")
@@ -196,7 +205,7 @@ class Engine:
       marks.get("vitjax-owner", ""),
       _number(marks.get("vitjax-attempt")),
       state,
-      detail,
+      word,
       _number(marks.get("vitjax-expires")),
       datetime.fromisoformat(created.replace("Z", "+00:00")).timestamp() if created else 0.0,
       notes.get(manifests.TPU, ""),
@@ -243,6 +252,15 @@ def _trouble(worker, pod):
 def _unschedulable(pod):
   said = _conditions(pod).get("PodScheduled", {})
   return pod.get("status", {}).get("phase") == "Pending" and said.get("status") == "False"
+
+
+def _whose(item):
+  owner = item["metadata"].get("labels", {}).get("vitjax-owner")
+  return f"of {owner}, in {_folder(item)}" if owner else "not of launch"
+
+
+def _folder(item):
+  return item["metadata"].get("annotations", {}).get(manifests.FOLDER)
 
 
 def _leaving(item):

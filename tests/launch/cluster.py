@@ -52,6 +52,13 @@ class Cluster:
   def __exit__(self, *_):
     self._stack.close()
 
+  def reset(self, starts: bool = False, lingers: bool = False) -> None:
+    """Empties it, so that kubectl need not learn again what there can be."""
+    with self._server.turn:
+      self.starts, self._server.lingers = starts, lingers
+      for each in (self._server.objects, self._server.requests, self._server.faults, self.created):
+        each.clear()
+
   @property
   def requests(self) -> list:
     """(method, path, query, body) of all requests but discovery."""

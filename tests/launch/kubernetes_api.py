@@ -134,7 +134,9 @@ class Server:
     roots = {f"apis/{'/'.join(pair)}" if pair[0] else f"api/{pair[1]}": pair for pair in groups}
     named = [(group, {"groupVersion": f"{group}/{version}", "version": version}) for group, version in groups if group]
     listed = [{"name": group, "versions": [each], "preferredVersion": each} for group, each in named]
+    definitions = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinitionList", "items": []}
     values = {
+      "/apis/apiextensions.k8s.io/v1/customresourcedefinitions": definitions,
       "/version": {"major": "1", "minor": "32", "gitVersion": "v1.32.0"},
       "/api": {"kind": "APIVersions", "versions": ["v1"]},
       "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": listed},
@@ -156,6 +158,9 @@ class Server:
         }
         for plural, kind in groups[pair].items()
       }
+      if root == "api/v1":  # kubectl asks it about kinds that it does not know
+        kind = {"x-kubernetes-group-version-kind": {"group": "", "version": "v1", "kind": "Namespace"}}
+        paths["/api/v1/namespaces/{name}"] = {"patch": strict | kind}
       values[f"/openapi/v3/{root}"] = {"openapi": "3.0.0", "info": {"title": root, "version": "1"}, "paths": paths}
     return values.get(path)
 
@@ -193,6 +198,7 @@ def _fits(item, query):
 
 class _Handler(BaseHTTPRequestHandler):
   protocol_version = "HTTP/1.1"
+  disable_nagle_algorithm = True  # or answers of two packets wait for 40 ms
   server_of_objects = None
 
   def _handle(self):
@@ -215,6 +221,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.close()
         return
       self._send(fault.code, status(fault.code, fault.message))
+    elif parts.path == "/openapi/v2":  # nothing, in Protocol Buffers: schemas of no kinds
+      self._send(200)
     elif found is not None:
       self._send(200, found)
     elif query.get("watch"):

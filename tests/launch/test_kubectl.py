@@ -35,6 +35,10 @@ PASSING = [
   "Error from server (ServiceUnavailable): the server is currently unable to handle the request",
   "Error from server (Timeout): the server was unable to return a response in the time allotted",
   "Error from server (NotFound): the server could not find the requested resource",
+  'error: error validating "STDIN": error validating data: failed to download openapi: Get "https://10.0.0.1": '
+  "dial tcp 10.0.0.1:443: connect: connection refused; if you choose to ignore these errors, turn validation off",
+  "Unable to connect to the server: getting credentials: exec: executable gke-gcloud-auth-plugin failed with exit "
+  "code 1: HTTPSConnectionPool(host='oauth2.googleapis.com', port=443): Max retries exceeded with url: /token",
   "error: something that nobody has seen before",
   "",
 ]

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import pathlib
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from launch import manifests, spec, tpus
 from launch.errors import LaunchError
 from tests.launch import launches
 
+PACKAGE = pathlib.Path(manifests.__file__).parent
 # What the Job controller says of a pod that failed, in Go's format: pkg/controller/job/pod_failure_policy.go of
 # kubernetes/kubernetes.
 FAILED = "Container %s for pod %s/%s failed with exit code %v matching %v rule at index %d"
@@ -95,7 +97,7 @@ def test_an_exit_code_means_on_gke_what_the_contract_says(code):
 
 def test_preemptions_do_not_count_and_failures_do_and_the_end_of_its_time_is_final():
   jobset = made(max_failures=5, max_hours=0.5)
-  assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 5
+  assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 4  # and the first start
   lost = "Pod default/vit-b16-a1-s-0-2-45xyz has condition DisruptionTarget matching FailJob rule at index 1"
   assert action(jobset, "PodFailurePolicy", lost) == "RestartJobSetAndIgnoreMaxRestarts"
   assert job(jobset)["activeDeadlineSeconds"] == 1800
@@ -218,8 +220,10 @@ def test_the_code_of_the_workers_is_the_same_bytes_for_the_same_files_and_fits()
 @pytest.mark.heavy
 def test_python_runs_launch_out_of_the_archive(tmp_path):
   (tmp_path / "launch.zip").write_bytes(manifests.archive())
-  program = "import launch.spec, launch.board; print(launch.spec.__file__)"
-  words = [sys.executable, "-S", "-c", program]
+  names = [str(path.relative_to(PACKAGE).with_suffix("")).replace("/", ".") for path in PACKAGE.rglob("[!_]*.py")]
+  program = "import importlib, sys; [importlib.import_module(f'launch.{name}') for name in sys.argv[1:]]\n"
+  program += "import launch.spec; print(launch.spec.__file__)"
+  words = [sys.executable, "-S", "-c", program, *names]
   environment = {"PYTHONPATH": str(tmp_path / "launch.zip")}
   result = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True)
   assert result.stdout.strip() == str(tmp_path / "launch.zip" / "launch" / "spec.py")

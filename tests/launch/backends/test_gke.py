@@ -1,0 +1,175 @@
+"""Attempts on GKE: what the engine makes of what kubectl says."""
+
+import pytest
+
+from launch import engine, manifests, spec
+from launch.backends import gke
+from launch.errors import LaunchError, UnknownError
+from tests.launch import launches
+from tests.launch.cluster import NO_NODES, NO_QUOTA
+from tests.launch.scripted_kubectl import Answer, Kubectl, complaint
+
+NAME, EXPIRES = "vit-b16-a1", 1_795_300_000
+JOBSETS = "jobsets.jobset.x-k8s.io"
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+  monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+  return Kubectl(tmp_path)
+
+
+def made(**changes):
+  return gke.Engine(launches.run("gke", **changes))
+
+
+def jobset(suspend=False, restarts=0, **conditions):
+  value = manifests.jobset(launches.run("gke"), 1, EXPIRES)
+  value["metadata"] |= {"uid": "u-1", "namespace": "default", "creationTimestamp": "2026-11-23T10:00:00Z"}
+  value["spec"]["suspend"] = suspend
+  said = [{"type": key, "status": "True", "reason": reason, "message": f"{reason} said"}
+          for key, reason in conditions.items()]  # fmt: skip
+  return value | {"status": {"restarts": restarts, "conditions": said}}
+
+
+def pod(worker, phase="Running", restart=0, condition=None, waiting=None, **metadata):
+  labels = {manifests.JOB_INDEX: "0", manifests.RESTART: str(restart)}
+  named = {"name": f"{NAME}-s-0-{worker}-abcde", "labels": labels, "annotations": {manifests.COMPLETION: str(worker)}}
+  status = {"phase": phase, "podIP": f"10.0.0.{worker}", "conditions": [condition] if condition else []}
+  if waiting:
+    status["containerStatuses"] = [{"state": {"waiting": {"reason": waiting, "message": "because"}}}]
+  return {"kind": "Pod", "metadata": named | metadata, "status": status}
+
+
+def items(*values):
+  return {"kind": "List", "items": list(values)}
+
+
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": NO_NODES}
+ALL = [pod(worker) for worker in range(4)]
+
+
+@pytest.mark.parametrize(
+  ("found", "pods", "state", "words", "hosts"),
+  [
+    (jobset(), ALL, engine.READY, "", 4),
+    (jobset(), [*ALL[:3], pod(3, "Succeeded")], engine.READY, "", 4),
+    (jobset(), [], engine.STARTING, "0 of 4 pods", 0),
+    (jobset(), ALL[:3], engine.STARTING, "3 of 4 pods", 3),
+    (jobset(), [*ALL[:3], pod(3, "Pending", waiting="ImagePullBackOff")], engine.STARTING, "w03: ImagePullBackOff", 3),
+    (jobset(), [*ALL[:3], pod(3, "Pending", condition=UNSCHEDULABLE)], engine.STARTING, "w03: 0/8 nodes", 3),
+    (jobset(), [pod(w, "Pending", condition=UNSCHEDULABLE) for w in range(4)], engine.QUEUED, "4 of 4 pods wait", 0),
+    (jobset(), [pod(0, "Pending"), pod(1, "Pending", condition=UNSCHEDULABLE)], engine.STARTING, "w01: 0/8 nodes", 0),
+    (jobset(), [pod(0, "Pending", condition=UNSCHEDULABLE)], engine.QUEUED, "1 of 4 pods wait for nodes", 0),
+    (jobset(), [*ALL[:3], pod(3, "Failed")], engine.REPAIRING, "3 of 4 pods", 3),
+    (jobset(), [*ALL[:3], pod(3, deletionTimestamp="now")], engine.REPAIRING, "3 of 4", 3),
+    (jobset(restarts=1, RestartingJobSet="x"), ALL, engine.REPAIRING, "0 of 4 pods of vit-b16-a1 run; start 2, 0", 0),
+    (jobset(restarts=1), [pod(w, restart=1) for w in range(4)], engine.READY, "", 4),
+    (jobset(Completed="AllJobsCompleted"), None, engine.DONE, "AllJobsCompleted", 0),
+    (jobset(Failed="ReachedMaxRestarts"), None, engine.FAILED, "ReachedMaxRestarts: ReachedMaxRestarts said", 0),
+    (jobset() | {"metadata": jobset()["metadata"] | {"deletionTimestamp": "now"}}, None, engine.DELETING, "", 0),
+  ],
+)
+def test_a_state_is_what_the_jobset_says_and_what_its_pods_do(script, found, pods, state, words, hosts):
+  script.answers(f"get {JOBSETS}", found)
+  script.answers("get events", items())
+  if pods is not None:
+    script.answers("get pods", items(*pods))
+  look = made().look(1)
+  assert (look.state, look.hosts) == (state, hosts)
+  assert words in look.detail
+  assert look.code == 0  # what a run's own failure means is its exit code
+
+
+def test_addresses_of_the_hosts_are_in_the_order_of_the_workers(script):
+  script.answers(f"get {JOBSETS}", jobset())
+  script.answers("get pods", items(*reversed(ALL)))
+  assert made().look(1).addresses == ("10.0.0.0", "10.0.0.1", "10.0.0.2", "10.0.0.3")
+
+
+def test_a_suspended_jobset_waits_for_kueue_which_says_why(script):
+  said = {"status": {"conditions": [{"type": "QuotaReserved", "status": "False", "message": NO_QUOTA}]}}
+  checks = [
+    {"name": "dws", "state": "Pending", "message": "no machines yet"},
+    {"name": "b", "state": "Ready", "message": "b"},
+  ]
+  reserved = [{"type": "QuotaReserved", "status": "True", "message": "reserved"}]
+  checked = {"status": {"conditions": reserved, "admissionChecks": checks}}
+  script.answers(f"get {JOBSETS}", jobset(suspend=True))
+  unknown = complaint('error: the server doesn\'t have a resource type "workloads"')
+  script.answers("get workloads.kueue.x-k8s.io", items(said), items(checked), unknown)
+  assert made().look(1) == engine.Look(engine.QUEUED, f"Kueue: {NO_QUOTA}")
+  assert "--selector=kueue.x-k8s.io/job-uid=u-1" in script.calls[-1]
+  assert made().look(1) == engine.Look(engine.QUEUED, "Kueue: reserved; no machines yet")
+  assert made().look(1) == engine.Look(engine.QUEUED, "suspended")  # where there is no Kueue, by hand
+
+
+def test_only_not_found_is_absent_and_pods_that_are_left_are_being_deleted(script):
+  missing = complaint(f'Error from server (NotFound): {JOBSETS} "{NAME}" not found')
+  script.answers(f"get {JOBSETS}", missing, missing, complaint("Unable to connect to the server: EOF"))
+  script.answers("get jobs,pods,configmaps", items(pod(2)), items())
+  look = made().look(1)
+  assert look.state == engine.DELETING and f"pod {NAME}-s-0-2-abcde" in look.detail
+  assert made().look(1).state == engine.ABSENT
+  with pytest.raises(UnknownError, match="EOF"):
+    made().look(1)
+
+
+def test_a_cluster_that_does_not_know_jobsets_has_none_unless_pods_of_one_are_there(script):
+  script.answers(f"get {JOBSETS}", complaint('error: the server doesn\'t have a resource type "jobsets"'))
+  script.answers("get jobs,pods,configmaps", items(), items(pod(0)))
+  assert made().look(1).state == engine.ABSENT
+  with pytest.raises(UnknownError, match="are there"):
+    made().look(1)
+
+
+def test_answers_that_are_no_json_are_not_known(script):
+  script.answers(f"get {JOBSETS}", Answer("<html>"))
+  with pytest.raises(UnknownError, match="no JSON"):
+    made().look(1)
+
+
+def test_a_cluster_that_cannot_be_asked_is_not_empty(script):
+  script.answers(f"get {JOBSETS}", complaint("Unable to connect to the server: EOF"))
+  found, unknown = made(cluster="ctx", namespace="team").inventory(())
+  assert not found
+  assert list(unknown) == ["ctx/team"] and "EOF" in unknown["ctx/team"]
+  assert list(made(cluster="ctx").inventory(("-",))[1]) == ["ctx/*"]
+
+
+def test_what_is_listed_has_the_words_of_its_labels_and_of_its_state(script):
+  odd = jobset(Failed="ReachedMaxRestarts")
+  odd["metadata"]["labels"] = {"vitjax": "1", "vitjax-run": "r", "vitjax-expires": "never", "vitjax-attempt": "²"}
+  script.answers(f"get {JOBSETS}", items(jobset(suspend=True), odd))
+  probe = spec.Run("ls", "gke", "none", (), "gs://none/none", cluster="ctx")  # which has no slice
+  (queued, failed), unknown = gke.Engine(probe).inventory(())
+  assert not unknown
+  assert (queued.run, queued.owner, queued.attempt, queued.expires) == ("vit-b16", "alice", 1, EXPIRES)
+  assert (queued.state, queued.detail, queued.kind) == (engine.QUEUED, "suspended", "v5e-16")
+  assert (failed.run, failed.attempt, failed.expires) == ("r", 0, 0)  # as anybody may change labels
+  assert (failed.state, failed.detail) == (engine.FAILED, "ReachedMaxRestarts")
+
+
+def test_every_command_names_the_context_and_the_namespace(script):
+  script.answers(f"get {JOBSETS}", jobset())
+  script.answers("get pods", items(*ALL))
+  script.answers(f"delete {JOBSETS},configmaps", Answer())
+  one = made(cluster="ctx", namespace="team")
+  one.look(1)
+  one.delete(1)
+  assert all({"--context=ctx", "--namespace=team"} <= set(call) for call in script.calls)
+  assert {"--wait=false", "--ignore-not-found"} <= set(script.calls[-1])
+
+
+def test_words_for_a_shell_reach_the_pod_of_the_worker_as_they_are(script):
+  other = pod(0)
+  other["metadata"]["labels"] = other["metadata"]["labels"] | {manifests.JOB_INDEX: "1"}
+  script.answers("get pods", items(*ALL, other, pod(2, "Failed")))
+  one = made(slices=2)
+  assert one.shell(1, 4, ["echo", *launches.HOSTILE])[-len(launches.HOSTILE) - 3 :] == [
+    "--container=train", "--", "echo", *launches.HOSTILE
+  ]  # fmt: skip
+  assert f"{NAME}-s-0-2-abcde" in one.shell(1, 2, ["true"])
+  assert one.shell(1, 2, [])[-1] == "sh" and "--tty" in one.shell(1, 2, [])
+  with pytest.raises(LaunchError, match="worker 7"):
+    one.shell(1, 7, ["true"])

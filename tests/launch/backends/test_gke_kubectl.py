@@ -1,0 +1,233 @@
+"""Attempts on GKE by the real kubectl, on a cluster of loopback."""
+
+import shlex
+import shutil
+import subprocess
+
+import pytest
+
+from launch import engine, manifests, render
+from launch.backends import gke
+from launch.errors import DENIED, USAGE, LaunchError, UnknownError
+from tests.launch import launches
+from tests.launch.cluster import NO_NODES, NO_QUOTA, Cluster
+from tests.launch.kubernetes_api import KINDS, Fault
+
+NAME, EXPIRES = "vit-b16-a1", 1_795_300_000
+pytestmark = [
+  pytest.mark.heavy,
+  pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def server():
+  with Cluster() as cluster:
+    yield cluster
+
+
+@pytest.fixture
+def cluster(server, monkeypatch):
+  """An empty one, whose pods wait for nodes."""
+  reach(server, monkeypatch)
+  server.reset()
+  return server
+
+
+@pytest.fixture
+def ready(cluster):
+  """One whose pods run at once."""
+  cluster.reset(starts=True)
+  return cluster
+
+
+def reach(cluster, monkeypatch):
+  for key, value in cluster.environment.items():
+    monkeypatch.setenv(key, value)
+
+
+def made(**changes):
+  return gke.Engine(launches.run("gke", **changes))
+
+
+def test_an_attempt_from_nothing_to_its_end(cluster):
+  one = made(queue="tpu-queue")
+  assert one.look(1).state == engine.ABSENT
+  one.create(1, EXPIRES)
+  assert one.look(1) == engine.Look(engine.QUEUED, f"Kueue: {NO_QUOTA}")
+  cluster.wait(NAME)
+  cluster.tell(NAME, 0, "FailedScaleUp", "Node scale up failed: GCE out of resources")
+  assert one.look(1).detail == "4 of 4 pods wait for nodes: FailedScaleUp: Node scale up failed: GCE out of resources"
+  cluster.admit(NAME)
+  cluster.stick(NAME, 2, "ImagePullBackOff", "Back-off pulling image")
+  look = one.look(1)
+  assert look.state == engine.STARTING and "w02: ImagePullBackOff: Back-off pulling image" in look.detail
+  cluster.run(NAME)
+  assert one.look(1).state == engine.READY
+  cluster.complete(NAME)
+  assert one.look(1).state == engine.DONE
+  one.delete(1)
+  assert one.look(1).state == engine.ABSENT
+  assert cluster.live() == []
+
+
+def test_what_is_created_is_the_manifest_and_the_code_that_belongs_to_it(cluster):
+  one, run = made(), launches.run("gke")
+  one.create(1, EXPIRES)
+  (body,), (code,) = cluster.bodies("jobsets"), cluster.bodies("configmaps")
+  wanted = manifests.jobset(run, 1, EXPIRES)
+  assert body["spec"] == wanted["spec"] and body["metadata"]["labels"] == wanted["metadata"]["labels"]
+  assert code["binaryData"] == manifests.code(run, 1, EXPIRES, cluster_jobset(cluster))["binaryData"]
+  posts = [request for request in cluster.requests if request.method == "POST"]
+  assert all(request.query["fieldValidation"] == "Strict" for request in posts)  # a mistaken key is refused
+  cluster.remove(NAME)  # whoever deletes it
+  assert cluster.live() == []
+
+
+def test_kubectl_reads_the_rendered_text_as_the_jobset(cluster):
+  run = launches.run("gke", workdir="gs://bkt/é $(HOME)", queue="tpu-queue")
+  text = render.jobset(run, 1, EXPIRES)
+  subprocess.run(["kubectl", "create", "--filename=-"], input=text.encode(), capture_output=True, check=True)
+  (body,) = cluster.bodies("jobsets")
+  wanted = manifests.jobset(run, 1, EXPIRES)
+  assert {key: body[key] for key in wanted} | {"metadata": {}} == wanted | {"metadata": {}}
+  assert {key: body["metadata"][key] for key in wanted["metadata"]} == wanted["metadata"]
+
+
+def cluster_jobset(cluster):
+  (reference,) = cluster.bodies("configmaps")[0]["metadata"]["ownerReferences"]
+  return {"apiVersion": reference["apiVersion"], "kind": reference["kind"], "metadata": reference}
+
+
+@pytest.mark.parametrize("kind", ["jobsets", "configmaps"])
+def test_a_create_whose_answer_was_lost_makes_nothing_twice(ready, kind):
+  one = made()
+  ready.faults(Fault("POST", kind, 0, after=True, times=1))
+  with pytest.raises(UnknownError):
+    one.create(1, EXPIRES)
+  one.create(1, EXPIRES)
+  one.create(1, EXPIRES)
+  kept = [name for name in ready.created if not name.startswith("pods/")]
+  assert kept == [f"jobsets/{NAME}", f"configmaps/{NAME}"]
+
+
+@pytest.mark.parametrize("changes", [{"owner": "bob"}, {"workdir": "gs://bkt/runs/b"}])
+def test_a_name_that_another_run_has_is_refused_and_left_alone(ready, changes):
+  made(**changes).create(1, EXPIRES)
+  before, one = ready.live(), made()
+  with pytest.raises(LaunchError, match=r"is taken: it is of (bob|alice), in gs://bkt/runs/(a|b)/launch") as caught:
+    one.create(1, EXPIRES)
+  assert caught.value.code == USAGE
+  one.delete(1)
+  look = one.look(1)
+  assert look.state == engine.ABSENT and "is there, but it is of" in look.detail
+  assert ready.live() == before
+
+
+@pytest.mark.parametrize(
+  ("fault", "error", "words"),
+  [
+    (Fault("GET", "jobsets", 500, times=9), UnknownError, "trouble"),
+    (Fault("GET", "jobsets", 503, times=9), UnknownError, "trouble"),
+    (Fault("GET", "pods", 429, times=9), UnknownError, "trouble"),
+    (Fault("GET", "jobsets", 401, times=9), LaunchError, "gcloud auth login"),
+    (Fault("GET", "jobsets", 403, "jobsets is forbidden", times=9), LaunchError, "ask for the rights"),
+    (Fault("GET", "jobsets", 404, times=9), UnknownError, "trouble"),  # of something between, not of the API
+  ],
+)
+def test_a_look_that_fails_changes_nothing_and_says_why(ready, fault, error, words):
+  one = made()
+  one.create(1, EXPIRES)
+  before = ready.live()
+  ready.faults(fault)
+  with pytest.raises(error, match=words) as caught:
+    one.look(1)
+  if error is LaunchError:
+    assert caught.value.code == DENIED
+  ready.faults()
+  assert one.look(1).state == engine.READY
+  assert ready.live() == before
+
+
+def test_a_cluster_without_jobset_is_told_how_to_get_it(monkeypatch):
+  with Cluster(tuple(kind for kind in KINDS if kind != "jobsets")) as bare:
+    reach(bare, monkeypatch)
+    with pytest.raises(LaunchError, match="kubectl apply --server-side") as caught:
+      made().create(1, EXPIRES)
+    assert caught.value.code == USAGE
+    made().delete(1)
+    assert made().look(1).state == engine.ABSENT
+
+
+def test_a_preemption_is_repaired_for_nothing_and_a_failure_has_a_budget(cluster):
+  one = made(max_failures=3)
+  one.create(1, EXPIRES)
+  cluster.run(NAME)
+  for _ in range(5):
+    cluster.lose(NAME)
+    cluster.run(NAME)
+  cluster.exit(NAME, 3, 42)
+  look = one.look(1)
+  assert look.state == engine.QUEUED and NO_NODES in look.detail
+  cluster.run(NAME)
+  assert one.look(1).state == engine.READY
+  for code in (1, 134):
+    cluster.exit(NAME, 0, code)
+    cluster.admit(NAME)
+    assert one.look(1).state == engine.REPAIRING
+  assert "start 9, 2 after failures" in one.look(1).detail
+  cluster.exit(NAME, 1, 137)
+  look = one.look(1)
+  assert look.state == engine.FAILED and look.detail.startswith("ReachedMaxRestarts")
+
+
+@pytest.mark.parametrize("end", [2, 44, 45, "time"])
+def test_what_no_restart_helps_ends_at_once(ready, end):
+  made().create(1, EXPIRES)
+  ready.expire(NAME) if end == "time" else ready.exit(NAME, 1, end)
+  look = made().look(1)
+  assert look.state == engine.FAILED and "FailJobSet" in look.detail
+
+
+def test_what_is_deleted_is_deleting_until_the_last_pod_is_gone(cluster):
+  cluster.reset(starts=True, lingers=True)
+  one = made()
+  one.create(1, EXPIRES)
+  one.delete(1)
+  one.delete(1)
+  assert one.look(1).state == engine.DELETING
+  cluster.reap("jobsets")
+  look = one.look(1)
+  assert look.state == engine.DELETING and "still there" in look.detail
+  one.create(2, EXPIRES)  # under its own name, while the other lingers
+  assert one.look(2).state == engine.READY
+  cluster.reap()
+  assert one.look(1).state == engine.ABSENT
+  assert one.look(2).state == engine.READY
+
+
+def test_a_delete_that_fails_can_be_repeated_and_a_person_can_do_it_by_hand(ready):
+  one = made(cluster="loopback")
+  one.create(1, EXPIRES)
+  ready.faults(Fault("DELETE", "jobsets", 500, times=1))
+  with pytest.raises(UnknownError):
+    one.delete(1)
+  assert one.look(1).state == engine.READY
+  line = one.deletion(1)
+  result = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
+  assert "No resources found" in result.stderr  # it also looks
+  assert ready.live() == []
+  assert shlex.split(line)[0] == "kubectl" and NAME in shlex.split(line)
+
+
+def test_the_inventory_has_what_carries_our_labels(ready):
+  made(owner="alice").create(1, EXPIRES)
+  made(name="other", namespace="team", tpu="v6e-8", slices=2).create(3, EXPIRES)
+  ready.complete("other-a3")
+  here, unknown = made(cluster="loopback").inventory(())
+  assert [(each.name, each.place, each.state) for each in here] == [(NAME, "loopback/default", engine.READY)]
+  assert not unknown
+  everywhere, _ = made(cluster="loopback").inventory(("-",))
+  (other,) = (each for each in everywhere if each.name == "other-a3")
+  assert (other.run, other.attempt, other.state, other.kind) == ("other", 3, engine.DONE, "2 x v6e-8")
+  assert other.place == "loopback/team" and other.expires == EXPIRES and other.created > 1.7e9
