@@ -163,7 +163,7 @@ def test_a_real_bucket_is_asked_for_its_region(here, bucket_server, monkeypatch)
 
 SMALL = {
     "data.image_size": "32", "model.depth": "1", "model.width": "128", "model.hidden": "128", "model.heads": "2",
-    "batch": "64", "data.policy.name": "none", "data.mixing.name": "none",
+    "batch": "64",
 }  # fmt: skip
 
 
