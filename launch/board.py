@@ -39,10 +39,14 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-  """What all workers of an attempt shall do: run a try, which is numbered from 1, or stop."""
+  """What all workers of an attempt shall do: run a try, which is numbered from 1, or stop.
+
+  `fresh` is for the one who watches: take other machines.
+  """
 
   try_: int = 1
   stop: bool = False
+  fresh: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Report:
     code: the SHA-256 of the code that it has unpacked.
     exit: the exit code of the try's program, in EXITED; "killed for want of memory" and the like are in `detail`.
     step, doing: of the program, as it says them: its progress, and "compile", "step", "save", …
+    began: the step from which the program goes on in this try, -1 where it has not said so.
     address: HOST:PORT where its program would be the coordinator.
     clock: seconds since the epoch, by its own clock.
     tail: the last lines of its log, in EXITED.
@@ -66,6 +71,7 @@ class Report:
   code: str = ""
   exit: "int | None" = None
   step: int = -1
+  began: int = -1
   doing: str = ""
   detail: str = ""
   address: str = ""
@@ -91,6 +97,11 @@ class Board:
       raise LaunchError(f"there is no attempt {self._here[1:]} in the run's folder")
     values = _parsed(dict, item)
     return _parsed(Attempt, item, run=spec.loads(values.get("run", "")))
+
+  def clear(self) -> None:
+    """Deletes what an attempt of this number, of a run whose journal is lost, has left."""
+    for name in self.storage.names(f"{self._here}/"):
+      self.storage.delete(name)
 
   def give(self, order: Order) -> None:
     """An order to all workers."""

@@ -71,6 +71,9 @@ class Engine(Protocol):
   restarts: bool  # whether it starts a try that failed again by itself, as JobSets do
   autonomous: bool  # whether what it made works on, and ends by itself, when `launch` is gone
 
+  def place(self, attempt: int) -> str:
+    """Where the attempt is or will be: a zone, or whatever says it to people."""
+
   def create(self, attempt: int, expires: int) -> None:
     """Asks for what the attempt needs, and for it to end at `expires`, seconds since the epoch.
 

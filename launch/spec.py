@@ -4,7 +4,6 @@ import dataclasses
 import getpass
 import json
 import re
-import shlex
 from collections.abc import Sequence
 
 from launch import tpus
@@ -14,13 +13,16 @@ from launch.limits import Limits, duration  # noqa: F401 - a run's durations are
 BACKENDS = ("local", "qr", "gke", "hosts")
 CAPACITIES = ("spot", "reserved", "on-demand", "flex-start")
 NAME = r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?"
+_ACCOUNTS = {  # who the machines are, by backend
+  "qr": (r"[a-z0-9-]{1,63}@[a-z0-9.-]{1,100}", "an address, as vit@my-project.iam.gserviceaccount.com"),
+  "gke": (r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "the name of a Kubernetes service account of the namespace"),
+}
 _SHAPES = {
   "name": (NAME, "a small letter, then letters, digits and dashes, up to 42"),
   "project": (r"[a-z][a-z0-9.:-]{4,98}[a-z0-9]", "a project's id, as my-project-123"),
   "runtime_version": (r"[a-z0-9][a-z0-9._-]{0,62}", "a version of gcloud compute tpus versions list"),
   "network": (r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "a network's name"),
   "subnetwork": (r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "a subnetwork's name"),
-  "service_account": (r"[a-z0-9-]{1,63}@[a-z0-9.-]{1,100}", "an address, as vit@my-project.iam.gserviceaccount.com"),
   "image": (r"[a-z0-9][a-z0-9._/:-]{0,254}@sha256:[0-9a-f]{64}", "an image by its digest, as HOST/P/R/vit@sha256:…"),
   "queue": (r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "a Kueue queue's name"),
   "namespace": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a namespace"),
@@ -150,11 +152,12 @@ def workdir_of(args: Sequence[str]) -> str:
 def checked(run: Run) -> Run:
   """The run, with the zones and the runtime version that follow from its slice. LaunchError for what cannot be."""
   _types(run)
-  for key, (shape, words) in _SHAPES.items():
+  _among("backend", run.backend, BACKENDS)
+  account = _ACCOUNTS.get(run.backend, _ACCOUNTS["qr"])
+  for key, (shape, words) in (_SHAPES | {"service_account": account}).items():
     value = getattr(run, key)
     if (value or key in ("name", "module", "owner")) and not re.fullmatch(shape, value, re.ASCII):
       raise LaunchError(f"{_flag(key)}: {_short(value)} is not allowed; write {words}")
-  _among("backend", run.backend, BACKENDS)
   _among("capacity", run.capacity, CAPACITIES)
   lists = (("zones", run.zones, ZONE, "europe-west4-a"), ("hosts", run.hosts, HOST, "alice@10.0.0.2"))
   for key, values, shape, example in lists:
@@ -283,8 +286,3 @@ def _flag(key):
 def _short(value):
   text = repr(value)
   return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"
-
-
-def command(run: Run) -> str:
-  """The line with which a person starts the program of a run by hand."""
-  return shlex.join(["python", "-m", run.module, *run.args])

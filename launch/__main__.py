@@ -1,0 +1,74 @@
+"""python -m launch: see flags.USE."""
+
+import json
+import subprocess
+import sys
+
+from launch import check, errors, flags, goodput, listing, logs, render, sweep, verbs
+from launch.backends import engine as engine_of
+from launch.errors import LaunchError, UnknownError
+
+
+def main(words: list[str]) -> int:
+  """Runs a verb; its exit code."""
+  args, command = flags.parse(words)
+  if args.verb in flags.SPECIFIED:
+    run = flags.run_of(args, command)
+    if args.verb == "run":
+      return verbs.run(args, run)
+    if args.verb == "check":
+      findings = check.check(run, args.price, args.host_rate)
+      check.show(findings)
+      return errors.USAGE if any(finding.refuses for finding in findings) else errors.DONE
+    if args.verb == "render":
+      print(render.xpk(run) if args.xpk else render.skypilot(run) if args.skypilot else render.jobset(run))
+      return errors.DONE
+    return sweep.sweep(run, args)
+  if args.verb == "ssh":
+    return ssh(args, command)
+  if args.verb == "report":
+    return report(args)
+  alone = {"ls": listing.ls, "gc": listing.gc, "status": listing.status, "logs": logs.logs, "stop": verbs.stop,
+           "down": verbs.down, "restart": verbs.restart, "adopt": verbs.adopt}  # fmt: skip
+  return alone[args.verb](args)
+
+
+def ssh(args, command: list[str]) -> int:
+  """Runs a command on a worker, or opens a shell there; its exit code."""
+  book = verbs.opened(args.name, args.workdir)
+  run, attempt = book.run, book.state.attempt
+  if not 0 <= args.worker < run.workers:
+    raise LaunchError(f"--worker: {args.worker}; allowed: 0 to {run.workers - 1}")
+  if not attempt:
+    raise LaunchError(f"{run.name}: there was no attempt yet")
+  return subprocess.run(engine_of(run).shell(attempt, args.worker, command)).returncode
+
+
+def report(args) -> int:
+  """Prints where the time of a run went."""
+  book = verbs.opened(args.name, args.workdir)
+  table = goodput.goodput(book.run, book.events)
+  print(json.dumps(table, indent=1) if args.json else goodput.text(table))
+  return errors.DONE
+
+
+def program() -> int:
+  """The exit code of the command line; mistakes are one line."""
+  try:
+    return main(sys.argv[1:])
+  except LaunchError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return error.code
+  except UnknownError as error:
+    print(f"error: no answer: {error}; try again", file=sys.stderr)
+    return errors.UNKNOWN
+  except KeyboardInterrupt:
+    print("interrupted; what was started goes on: python -m launch ls", file=sys.stderr)
+    return errors.DETACHED
+  except BrokenPipeError:  # as behind `| head`
+    sys.stdout = None
+    return errors.DONE
+
+
+if __name__ == "__main__":
+  sys.exit(program())

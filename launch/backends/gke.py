@@ -1,0 +1,270 @@
+"""Attempts on GKE: a JobSet each, which starts again by itself, through kubectl."""
+
+import json
+import re
+import shlex
+from datetime import datetime
+
+from launch import engine, kubectl, manifests, spec, tpus
+from launch.engine import Look, Resource
+from launch.errors import USAGE, LaunchError, UnknownError
+
+# Of a container that waits, what is not just slow.
+_STUCK = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")
+_SCALING = ("FailedScaleUp", "NotTriggerScaleUp", "TriggeredScaleUp")  # events of GKE's autoscaler about a pod
+
+
+class Engine:
+  """See engine.Engine."""
+
+  restarts = True
+  autonomous = True
+
+  def __init__(self, run: spec.Run):
+    self._run = run
+    self._base = kubectl.base(run.cluster, run.namespace)
+    self._hosts = tpus.find(run.tpu).hosts
+
+  def place(self, attempt: int) -> str:
+    """See engine.Engine."""
+    return self._place(self._run.namespace)
+
+  def create(self, attempt: int, expires: int) -> None:
+    """The JobSet, then the ConfigMap that its pods wait for: so it belongs to the JobSet, and goes with it."""
+    wanted = manifests.jobset(self._run, attempt, expires)
+    try:
+      made = self._create(wanted)
+    except FileExistsError:
+      made = self._ours(manifests.JOBSETS, attempt)
+    try:
+      self._create(manifests.code(self._run, attempt, expires, made))
+    except FileExistsError:
+      self._ours("configmaps", attempt)
+
+  def look(self, attempt: int) -> Look:
+    """See engine.Engine."""
+    try:
+      jobset = self._read("get", manifests.JOBSETS, self._run.attempt(attempt))
+    except (LookupError, kubectl.NoJobSetError) as error:
+      left = self._selected("jobs,pods,configmaps", attempt)
+      if left and isinstance(error, LaunchError):  # the API server has just started, and knows half of its kinds
+        raise UnknownError(f"{error}, but pods of {self._run.attempt(attempt)} are there") from error
+      names = ", ".join(f"{item['kind'].lower()} {item['metadata']['name']}" for item in left[:3])
+      return Look(engine.DELETING, f"the JobSet is gone; still there: {names}") if left else Look(engine.ABSENT)
+    state, detail = stage(jobset)
+    if state == engine.QUEUED:
+      return Look(state, self._queued(jobset) or detail)
+    if state != engine.STARTING:
+      return Look(state, detail)
+    return self._seen(jobset, self._selected("pods", attempt))
+
+  def delete(self, attempt: int) -> None:
+    """See engine.Engine."""
+    try:
+      kubectl.ask([*self._base, *self._deleting(attempt), "--wait=false"])
+    except kubectl.NoJobSetError:  # nothing else is billed; `look` says whether any of it is there
+      return
+
+  def deletion(self, attempt: int) -> str:
+    """See engine.Engine."""
+    kinds = f"{manifests.JOBSETS},jobs,pods"
+    seeing = [*self._base, "get", kinds, f"--selector={self._selector(attempt)}"]
+    return f"{shlex.join([*self._base, *self._deleting(attempt)])} && {shlex.join(seeing)}"
+
+  def inventory(self, zones: tuple) -> tuple:
+    """See engine.Engine. Of the run's namespace; of all that the cluster has if `zones` is ("-",)."""
+    words, everywhere = list(self._base), "-" in zones
+    words += ["get", manifests.JOBSETS, "--selector=vitjax=1", "--output=json"]
+    words += ["--all-namespaces"] if everywhere else []
+    try:
+      items = _parsed(kubectl.ask(words)).get("items", [])
+    except (UnknownError, LaunchError) as error:
+      return [], {self._place("*" if everywhere else self._run.namespace): str(error)}
+    return [self._resource(item) for item in items], {}
+
+  def shell(self, attempt: int, worker: int, words: list) -> list:
+    """See engine.Engine."""
+    pods = (pod for pod in self._selected("pods", attempt) if self._worker(pod) == worker)
+    running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running" and not _leaving(pod)]
+    if not running:
+      raise LaunchError(f"worker {worker} of {self._run.attempt(attempt)} has no pod that runs; see `launch status`")
+    name = running[-1]["metadata"]["name"]
+    asking = [] if words else ["--stdin", "--tty"]
+    return [*self._base, "exec", *asking, name, f"--container={manifests.CONTAINER}", "--", *(words or ["sh"])]
+
+  def _create(self, value):
+    return _parsed(kubectl.ask([*self._base, "create", "--filename=-", "--output=json"], json.dumps(value)))
+
+  def _read(self, *words):
+    return _parsed(kubectl.ask([*self._base, *words, "--output=json"]))
+
+  def _selected(self, kinds, attempt):
+    return self._read("get", kinds, f"--selector={self._selector(attempt)}").get("items", [])
+
+  def _selector(self, attempt):
+    return f"vitjax-run={self._run.name},vitjax-attempt={attempt}"
+
+  def _deleting(self, attempt):
+    return ["delete", f"{manifests.JOBSETS},configmaps", self._run.attempt(attempt), "--ignore-not-found"]
+
+  def _place(self, namespace):
+    return f"{self._run.cluster or 'current context'}/{namespace}"
+
+  def _ours(self, kind, attempt):
+    """What is there already under the attempt's name, if this run made it."""
+    name = self._run.attempt(attempt)
+    try:
+      found = self._read("get", kind, name)
+    except LookupError as error:
+      raise UnknownError(f"{kind} {name} was there, and is gone: {error}") from error
+    metadata = found.get("metadata", {})
+    marks, wanted = metadata.get("labels", {}), manifests.labels(self._run, attempt, 0)
+    differing = [key for key in wanted if key != "vitjax-expires" and marks.get(key) != wanted[key]]
+    folder = metadata.get("annotations", {}).get(manifests.FOLDER)
+    if differing or folder != self._run.folder:
+      raise LaunchError(
+        f"{kind} {name} in {self._place(self._run.namespace)} is not of this run (owner {marks.get('vitjax-owner')!r}, "
+        f"folder {folder!r}); choose another name",
+        USAGE,
+      )
+    return found
+
+  def _queued(self, jobset):
+    """Why Kueue keeps it waiting, "" if there is none."""
+    selector = f"--selector=kueue.x-k8s.io/job-uid={jobset['metadata'].get('uid', '')}"
+    try:
+      workloads = self._read("get", "workloads.kueue.x-k8s.io", selector).get("items", [])
+    except LaunchError:  # a cluster without Kueue
+      return ""
+    conditions = [_conditions(item) for item in workloads]
+    reasons = [each[kind] for each in conditions for kind in ("Evicted", "QuotaReserved", "Admitted") if kind in each]
+    texts = [each.get("message", "") for each in reasons if each.get("message")]
+    return f"Kueue: {'; '.join(dict.fromkeys(texts))}" if texts else ""
+
+  def _seen(self, jobset, pods):
+    """The state of an attempt whose JobSet neither waits nor has ended, by the pods of its latest start."""
+    restarts, name = jobset.get("status", {}).get("restarts", 0), jobset["metadata"]["name"]
+    current = {}
+    for pod in pods:
+      if _label(pod, manifests.RESTART) == restarts and not _leaving(pod):
+        current[self._worker(pod)] = pod
+    phases = {worker: pod.get("status", {}).get("phase") for worker, pod in sorted(current.items())}
+    there = [worker for worker, phase in phases.items() if phase in ("Running", "Succeeded")]
+    if len(there) >= self._run.workers:
+      addresses = tuple(current[worker]["status"].get("podIP", "") for worker in there)
+      return Look(engine.READY, "", 0, len(there), addresses)
+    homeless = {w: _conditions(pod)["PodScheduled"] for w, pod in sorted(current.items()) if _unschedulable(pod)}
+    if homeless and not there:
+      worker, condition = next(iter(homeless.items()))
+      why = self._scaling(current[worker]) or condition.get("message", "")
+      return Look(engine.QUEUED, f"{len(homeless)} of {self._run.workers} pods wait for nodes: {why}")
+    details = [f"{len(there)} of {self._run.workers} pods of {name} run"]
+    details += [_again(jobset)] if restarts else []
+    details += [text for worker, pod in sorted(current.items()) if (text := _trouble(worker, pod))]
+    broken = restarts or "Failed" in phases.values() or any(map(_leaving, pods))
+    return Look(engine.REPAIRING if broken else engine.STARTING, "; ".join(details[:4]), 0, len(there))
+
+  def _scaling(self, pod):
+    """What the autoscaler said last about a pod that has no node."""
+    about = f"--field-selector=involvedObject.name={pod['metadata']['name']}"
+    try:
+      events = self._read("get", "events", about).get("items", [])
+    except LaunchError:  # who may not see events is told what the pod says
+      return ""
+    said = [event for event in events if event.get("reason") in _SCALING]
+    last = max(said, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", default=None)
+    return f"{last['reason']}: {last.get('message', '')}" if last else ""
+
+  def _worker(self, pod):
+    """A pod's number among all slices."""
+    index = _number(pod["metadata"].get("annotations", {}).get(manifests.COMPLETION))
+    return _label(pod, manifests.JOB_INDEX) * self._hosts + index
+
+  def _resource(self, jobset):
+    metadata = jobset["metadata"]
+    marks, notes = metadata.get("labels", {}), metadata.get("annotations", {})
+    state, detail = stage(jobset)
+    status = jobset.get("status", {}).get("replicatedJobsStatus", [])
+    slices = sum(job.get("replicas", 1) for job in jobset.get("spec", {}).get("replicatedJobs", []))
+    if state == engine.STARTING and sum(job.get("ready", 0) for job in status) >= slices:
+      state = engine.READY
+    created = metadata.get("creationTimestamp", "")
+    return Resource(
+      metadata["name"],
+      self._place(metadata.get("namespace", "")),
+      marks.get("vitjax-run", ""),
+      marks.get("vitjax-owner", ""),
+      _number(marks.get("vitjax-attempt")),
+      state,
+      detail,
+      _number(marks.get("vitjax-expires")),
+      datetime.fromisoformat(created.replace("Z", "+00:00")).timestamp() if created else 0.0,
+      notes.get(manifests.TPU, ""),
+    )
+
+
+def stage(jobset: dict) -> tuple:
+  """(state, detail) that a JobSet says itself; STARTING where only its pods know more."""
+  conditions = _conditions(jobset)
+  if _leaving(jobset):
+    return engine.DELETING, "deleted, and not gone yet"
+  for kind, state in (("Completed", engine.DONE), ("Failed", engine.FAILED)):
+    if conditions.get(kind, {}).get("status") == "True":
+      said = conditions[kind]
+      return state, f"{said.get('reason', kind)}: {said.get('message', '')}"
+  if jobset.get("spec", {}).get("suspend"):
+    return engine.QUEUED, "suspended"
+  return engine.STARTING, ""
+
+
+def _again(jobset):
+  status = jobset["status"]
+  said = _conditions(jobset).get("RestartingJobSet", {}).get("message", "")
+  counted = status.get("restartsCountTowardsMax", 0)
+  return f"start {status['restarts'] + 1}, {counted} after failures" + (f" ({said})" if said else "")
+
+
+def _trouble(worker, pod):
+  """What keeps a pod from running, "" if nothing does that is known."""
+  status = pod.get("status", {})
+  for container in status.get("containerStatuses", []):
+    state = container.get("state", {})
+    waiting, ended = state.get("waiting", {}), state.get("terminated", {})
+    if waiting.get("reason") in _STUCK:
+      return f"w{worker:02d}: {waiting['reason']}: {waiting.get('message', '')}"
+    if ended.get("exitCode"):
+      return f"w{worker:02d}: exit {ended['exitCode']}"
+  if _unschedulable(pod):
+    return f"w{worker:02d}: {_conditions(pod)['PodScheduled'].get('message', '')}"
+  lost = _conditions(pod).get("DisruptionTarget", {})
+  return f"w{worker:02d}: {lost.get('reason')}: {lost.get('message', '')}" if lost.get("status") == "True" else ""
+
+
+def _unschedulable(pod):
+  said = _conditions(pod).get("PodScheduled", {})
+  return pod.get("status", {}).get("phase") == "Pending" and said.get("status") == "False"
+
+
+def _leaving(item):
+  return bool(item.get("metadata", {}).get("deletionTimestamp"))
+
+
+def _conditions(item):
+  return {each.get("type"): each for each in item.get("status", {}).get("conditions", [])}
+
+
+def _label(item, key):
+  return _number(item["metadata"].get("labels", {}).get(key))
+
+
+def _number(text):
+  """Of a label, which anybody may have changed."""
+  return int(text) if re.fullmatch(r"\d{1,18}", text or "", re.ASCII) else 0
+
+
+def _parsed(text):
+  try:
+    value = json.loads(text)
+  except ValueError as error:
+    raise UnknownError(f"kubectl: an answer that is no JSON ({error})") from error
+  return value if isinstance(value, dict) else {}

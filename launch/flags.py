@@ -1,0 +1,201 @@
+"""The command line of `launch`, and the run that it asks for."""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+
+from launch import spec
+from launch.errors import LaunchError
+
+USE = """Starts runs on TPU VMs, GKE, your own hosts or this machine, keeps them alive, and leaves nothing that costs.
+
+  python -m launch run vit-s16 --backend=qr --tpu=v3-32 --zone=europe-west4-a --project=my-project \\
+      -- vit_jax.train --config=configs/vit_s16_i1k.py --workdir=gs://my-bucket/runs/vit-s16
+  python -m launch ls | status NAME | logs NAME -f | stop NAME | down NAME | gc
+
+docs/pods.md has the way from an empty project to a run, and what to do at each exit code."""
+# What each verb is for: its help.
+VERBS = {
+  "run": "check, start and watch a run; the same command goes on with one that has ended",
+  "check": "say what run would refuse: config, memory, batch, input, bucket, hours and cost",
+  "ls": "all machines that carry our labels, and all runs of this machine",
+  "status": "attempts, workers and progress of a run",
+  "logs": "what its programs print",
+  "stop": "let the programs save and end, and keep the machines",
+  "down": "delete all that was made for a run, and see that it is gone",
+  "gc": "delete machines that are expired, dead or nobody's; without --yes only list them",
+  "ssh": "run a command on a worker, or open a shell there",
+  "restart": "start the programs again, on the same machines or others",
+  "adopt": "watch a run that another machine, or nobody, has watched",
+  "report": "where the time went",
+  "render": "print the JobSet, the xpk command or the SkyPilot task of a run, and do nothing",
+  "sweep": "run the trials of a sweep as runs, so many at once",
+}
+SPECIFIED = ("run", "check", "render", "sweep")  # that take a run, and not only its name
+
+
+class Parser(argparse.ArgumentParser):
+  """Whose mistakes are LaunchErrors."""
+
+  def error(self, message: str):
+    """One line."""
+    raise LaunchError(f"{message}; {self.prog} --help says what there is")
+
+
+def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+  """(flags, the program's words behind --)."""
+  words = list(words)
+  command = []
+  if "--" in words:
+    at = words.index("--")
+    words, command = words[:at], words[at + 1 :]
+  parser = Parser("python -m launch", description=USE, formatter_class=argparse.RawDescriptionHelpFormatter)
+  verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
+  for verb, text in VERBS.items():
+    sub = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
+    if verb not in ("ls", "gc"):
+      sub.add_argument("name", metavar="NAME", help="of the run: small letters, digits and dashes")
+    if verb in SPECIFIED:
+      _run_flags(sub)
+    else:
+      sub.add_argument("--workdir", default="", help="of the run, where this machine knows nothing of it")
+    _FLAGS.get(verb, lambda _: None)(sub)
+  args = parser.parse_args(words)
+  if command and args.verb not in (*SPECIFIED, "ssh"):
+    raise LaunchError(f"{args.verb}: there is nothing to run; leave out what is behind --")
+  return args, command
+
+
+def run_of(args: argparse.Namespace, command: Sequence[str]) -> spec.Run:
+  """The run that the flags ask for. LaunchError for what cannot be."""
+  if not command:
+    raise LaunchError(f"{args.verb}: nothing to run; write -- vit_jax.train --config=… --workdir=… behind the flags")
+  module, *words = command
+  workdir = spec.workdir_of(words)
+  if workdir and args.workdir and workdir != args.workdir:
+    raise LaunchError(f"--workdir: {args.workdir!r} before -- and {workdir!r} behind it; leave out one")
+  names = {field.name for field in dataclasses.fields(spec.Run)}
+  values = {key: value for key, value in vars(args).items() if key in names and value is not None}
+  values |= {"module": module, "args": tuple(words), "workdir": workdir or args.workdir or ""}
+  values |= {"env": _pairs("--env", args.env), "secrets": _pairs("--secret", args.secrets)}
+  limits = {key: spec.duration(text) for key, text in _pairs("--limit", args.limit).items()}
+  if args.queue_timeout:
+    limits["queue"] = spec.duration(args.queue_timeout)
+  if unknown := limits.keys() - {field.name for field in dataclasses.fields(spec.Limits)}:
+    allowed = ", ".join(field.name for field in dataclasses.fields(spec.Limits))
+    raise LaunchError(f"--limit: there is no {sorted(unknown)[0]!r}; allowed: {allowed}")
+  return spec.checked(spec.Run(**values | {"limits": spec.Limits(**limits)}))
+
+
+def _run_flags(parser):
+  add = parser.add_argument
+  add("--backend", required=True, help=", ".join(spec.BACKENDS))
+  add("--tpu", help="a slice: v3-32, v5e-16")
+  add("--slices", type=int, help="how many of them; 1")
+  add("--zone", "--zones", dest="zones", type=_commas, help="where, or several with commas between, tried in turn")
+  add("--project", help="of Google Cloud")
+  add("--workdir", default="", help="where the run's files go, of a program that has no such flag itself")
+  for capacity in spec.CAPACITIES:
+    text = "the default" if capacity == "spot" else None
+    add(f"--{capacity}", dest="capacity", action="store_const", const=capacity, help=text)
+  add("--queue-timeout", help="how long to wait for capacity; 6h")
+  add("--max-hours", type=float, help="of machines, all attempts together, after which they end themselves; 24")
+  add("--max-failures", type=int, help="tries without a new checkpoint; 3")
+  add("--runtime-version", help="of the TPU VM; by the slice")
+  add("--network"), add("--subnetwork"), add("--service-account")
+  add("--internal-ips", action="store_true", default=None, help="no address outside; needs Cloud NAT")
+  add("--hosts", type=_commas, help="of --backend=hosts, as ssh takes them, with commas between")
+  add("--processes", type=int, help="of --backend=local; 1")
+  add("--image", help="of --backend=gke, by its digest; it has Python and what the run needs, not the code")
+  add("--queue", help="of Kueue"), add("--namespace"), add("--cluster", help="kubectl's context")
+  add("--env", action="append", metavar="NAME=VALUE", help="a variable of the program")
+  add("--secret", dest="secrets", action="append", metavar="NAME=WHERE", help="one whose value stays where it is: "
+      "projects/P/secrets/S/versions/3, k8s:NAME/KEY, file:/path")  # fmt: skip
+  add("--python", help="an interpreter on the workers that has what the run needs; by default one is made")
+  add(
+    "--keep-on-fail", action="store_true", default=None, help="leave the machines after a failure; they go on to cost"
+  )
+  add("--owner", help="by default who you are here")
+  add("--limit", action="append", metavar="NAME=DURATION", help="one of launch/spec.py's Limits, as silence=5m")
+
+
+def _flags_of_run(parser):
+  add = parser.add_argument
+  add("--detach", action="store_true", help="watch from a process in the background")
+  add("--dry-run", action="store_true", help="print what would be asked for, and touch nothing")
+  add("--force", action="store_true", help="start what check refuses")
+  _prices(parser)
+
+
+def _prices(parser):
+  parser.add_argument("--price", type=float, help="of a chip for an hour, in any currency")
+  parser.add_argument("--host-rate", type=float, metavar="IMAGES", help="a second, that one host was measured to make")
+
+
+def _of_sweep(parser):
+  parser.add_argument("--parallel", type=int, default=1, metavar="N", help="runs at once")
+  parser.add_argument("--retry", action="store_true", help="start failed trials again")
+  parser.add_argument("--force", action="store_true", help="start what check refuses")
+
+
+def _of_ls(parser):
+  add = parser.add_argument
+  add("--project"), add("--zone", "--zones", dest="zones", type=_commas)
+  add("--cluster", help="kubectl's context"), add("--namespace", default="default")
+  add("--all-users", action="store_true", help="not only yours")
+  add("--json", action="store_true")
+
+
+def _of_gc(parser):
+  _of_ls(parser)
+  parser.add_argument("--yes", action="store_true", help="delete them")
+  parser.add_argument("--older-than", help="only what was made so long ago: 2h")
+
+
+def _of_status(parser):
+  parser.add_argument("--watch", action="store_true", help="again and again")
+  parser.add_argument("--json", action="store_true")
+
+
+def _of_logs(parser):
+  add = parser.add_argument
+  add("-f", "--follow", action="store_true", help="and what comes")
+  add("-w", "--worker", default="all", help="a number, or all")
+  add("--attempt", type=int, help="the last one")
+  add("--grep", default="", help="only lines with this text")
+
+
+def _of_ssh(parser):
+  parser.add_argument("-w", "--worker", type=int, default=0)
+
+
+def _of_render(parser):
+  parser.add_argument("--xpk", action="store_true", help="xpk's command in place of the JobSet")
+  parser.add_argument("--skypilot", action="store_true", help="SkyPilot's task in place of the JobSet")
+
+
+_FLAGS = {
+  "run": _flags_of_run, "check": _prices, "sweep": _of_sweep, "ls": _of_ls, "gc": _of_gc, "status": _of_status,
+  "logs": _of_logs, "ssh": _of_ssh, "render": _of_render,
+  "stop": lambda p: p.add_argument("--grace", help="to save within; 2m"),
+  "down": lambda p: p.add_argument("--yes", action="store_true", help="do not ask"),
+  "restart": lambda p: p.add_argument("--fresh-vm", action="store_true", help="on other machines"),
+  "adopt": lambda p: p.add_argument("--force", action="store_true", help="also from one who seems to watch"),
+  "report": lambda p: p.add_argument("--json", action="store_true"),
+}  # fmt: skip
+
+
+def _commas(text):
+  return tuple(each for each in text.split(",") if each)
+
+
+def _pairs(flag, texts):
+  pairs = {}
+  for text in texts or ():
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+      raise LaunchError(f"{flag}: {text[:40]!r} has no NAME=VALUE")
+    if key in pairs:
+      raise LaunchError(f"{flag}: {key} is given twice")
+    pairs[key] = value
+  return pairs

@@ -1,0 +1,185 @@
+"""Calls gcloud, and says what its answer means.
+
+gcloud ends with 2 for flags it does not know, and with 1 for all else, of which its text says "ERROR: (gcloud.…) WORD:
+…". It tries again by itself, half a minute long, where a connection breaks or a server fails; nothing is tried again
+here, for who watches a run asks again anyway.
+"""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+
+from launch.errors import DENIED, NO_CAPACITY, USAGE, LaunchError, UnknownError
+
+TIMEOUT = 180.0  # seconds of a call; gcloud's own tries end after 33
+
+# What says that gcloud did not get through, whatever else is said: also while it renews its credentials.
+_AWAY = (
+  r"ConnectionPool|Max retries exceeded|name resolution|Unable to find the server|gcloud crashed|network connectivity"
+  r"|Connection (refused|reset|aborted)|timed out|RemoteDisconnected|Broken pipe|SSLError"
+)
+_LOGIN = (
+  r"UNAUTHENTICATED|[Rr]eauth|invalid_grant|auth tokens|active account|gcloud auth (login|application)"
+  r"|valid credentials|login again"
+)
+# Answers to many requests at once, which have nothing to do with the quota of chips.
+_BUSY = r"(?i)per minute|rate.?limit|too many requests|e\.g\. check quota|try again later"
+_CAPACITY = (
+  r"(?i)no more capacity|insufficient capacity|out of capacity|not enough (resources|capacity)|stockout"
+  r"|resource_pool_exhausted|no available (resources|capacity)|does not have enough resources"
+)
+_QUOTA = r"(?i)quota"
+_EXPIRED = r"(?i)valid.?until|deadline_exceeded|expired|timing constraint"
+_WRONG = r"INVALID_ARGUMENT|Invalid value for \[|OUT_OF_RANGE|UNIMPLEMENTED"
+_PLACE = r"(?i)(the )?(requested )?(project|location|zone)s?\b"
+
+
+class AbsentError(Exception):
+  """The cloud says that there is no such thing: NOT_FOUND, and nothing else."""
+
+
+class ExistsError(Exception):
+  """The cloud says that there is such a thing already: ALREADY_EXISTS."""
+
+
+class QuotaError(LaunchError):
+  """A quota is used up, maybe by what waits to be deleted."""
+
+  def __init__(self, message: str):
+    super().__init__(message, DENIED)
+
+
+def command(*words: str, alpha: bool = False, **flags) -> list:
+  """The argument list of `gcloud compute tpus …`, each flag and its value as one word: --flag=value.
+
+  Args:
+    words: before the flags: ours, and a name.
+    flags: `node_id="a"` is --node-id=a; True is the flag alone; None, False and "" leave it out.
+  """
+  argv = ["gcloud", *(("alpha",) if alpha else ()), "compute", "tpus", *words]
+  for name, value in flags.items():
+    flag = f"--{name.replace('_', '-')}"
+    if value is True:
+      argv.append(flag)
+    elif value not in (None, False, ""):
+      argv.append(f"{flag}={value}")
+  return argv
+
+
+def run(argv: list, timeout: float = TIMEOUT, folder: "str | None" = None):
+  """What gcloud says, from JSON; None where it says nothing.
+
+  Args:
+    argv: of `command`.
+    timeout: seconds.
+    folder: where it runs, for flags that name a file.
+
+  Raises:
+    AbsentError, ExistsError: what they say.
+    LaunchError: it refuses for good, with USAGE, DENIED (QuotaError among them) or NO_CAPACITY.
+    UnknownError: there is no answer, or none that can be read; what was asked for may have been done.
+  """
+  try:
+    # A group of its own, which ends as a whole; and Ctrl-C in a terminal breaks off no request that is on its way.
+    process = subprocess.Popen(
+      [*argv, "--quiet", "--format=json"],
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      cwd=folder,
+      start_new_session=True,
+    )
+  except FileNotFoundError:
+    raise LaunchError("gcloud is not installed; get it from cloud.google.com/sdk/docs/install", DENIED) from None
+  try:
+    answer, complaint = process.communicate(timeout=timeout)
+  except subprocess.TimeoutExpired:
+    raise UnknownError(f"`{shlex.join(argv[:6])}` did not answer within {timeout:g} s") from None
+  finally:
+    if process.poll() is None:
+      os.killpg(process.pid, signal.SIGKILL)
+      process.wait()
+      process.stdout.close()
+      process.stderr.close()
+  if process.returncode:
+    raise failure(process.returncode, complaint.decode(errors="replace"))
+  try:
+    return json.loads(answer) if answer.strip() else None
+  except (ValueError, RecursionError):
+    raise UnknownError(f"gcloud said what is no JSON: {answer[:80]!r}") from None
+
+
+def failure(code: int, text: str) -> Exception:
+  """What gcloud's exit code and complaint mean, as an exception to raise."""
+  said = short(text)
+  if code == 2:
+    return LaunchError(f"gcloud does not know a flag; `gcloud components update`, or report it: {said}", USAGE)
+  if code != 1:
+    return UnknownError(f"gcloud ended with {code}: {said}")
+  if re.search(_AWAY, text):
+    return UnknownError(f"gcloud did not get through: {said}")
+  error = re.search(r"^ERROR: \([\w.-]+\) ([A-Z_]+): (.*)", text, re.MULTILINE)
+  status, message = error.groups() if error else ("", text)
+  if status == "NOT_FOUND":
+    return LaunchError(f"gcloud: {said}; see --project and --zone") if re.match(_PLACE, message) else AbsentError(said)
+  if status == "ALREADY_EXISTS":
+    return ExistsError(said)
+  return refusal(status, message) or (_denial(text, said) if _denied(status, text) else UnknownError(f"gcloud: {said}"))
+
+
+def refusal(status: str, message: str) -> "Exception | None":
+  """What a request's status and message mean, of a call or of what became of it later; None for anything else."""
+  said = short(f"{status}: {message}" if status else message)
+  if status in ("RESOURCE_EXHAUSTED", "") or re.search(_CAPACITY, message):
+    if re.search(_BUSY, message):
+      return UnknownError(f"Cloud TPU is busy: {said}")
+    if re.search(_CAPACITY, message):
+      return LaunchError(f"no capacity: {said}", NO_CAPACITY)
+  if status in ("RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "") and re.search(_QUOTA, message):
+    return QuotaError(f"quota: {said}")
+  if re.search(_WRONG, status or message):
+    return LaunchError(f"Cloud TPU refuses: {said}", USAGE)
+  return None
+
+
+def failed(error: dict) -> tuple:
+  """(exit code, words) of a queued resource in FAILED, from its failedData.error: a google.rpc.Status."""
+  code, message = error.get("code", 0), error.get("message", "")
+  status = {3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEEDED", 7: "PERMISSION_DENIED", 8: "RESOURCE_EXHAUSTED",
+            9: "FAILED_PRECONDITION", 16: "UNAUTHENTICATED"}.get(code, "")  # fmt: skip
+  said = short(f"{status}: {message}" if status and status not in message else message) or "no reason given"
+  known = refusal(status, message)
+  if isinstance(known, LaunchError):
+    return known.code, said
+  if code in (7, 16) or re.search(r"PERMISSION_DENIED|(?i:permission)", message):
+    return DENIED, said
+  # Capacity, and a time that has run out; and what nobody knows, for which another attempt is the only remedy.
+  expiry = code in (4, 8) or re.search(_EXPIRED, message)
+  return NO_CAPACITY, said if expiry else f"{said} (code {code})"
+
+
+def short(text: str) -> str:
+  """A complaint on one line, without gcloud's own prefix and advice on how to search its help."""
+  text = re.sub(r"ERROR: \([\w.-]+\) ", "", text).partition("To search the help text")[0]
+  text = " ".join(text.split())
+  return text if len(text) <= 400 else f"{text[:400]}…"
+
+
+def _denied(status, text):
+  return status in ("PERMISSION_DENIED", "UNAUTHENTICATED") or re.search(rf"{_LOGIN}|PERMISSION_DENIED", text)
+
+
+def _denial(text, said):
+  """A refusal, with what to do about it."""
+  if re.search(r"SERVICE_DISABLED|has not been used in project|API .{0,60}(not|dis)(-| )?(been )?(en)?abled", text):
+    remedy = "run: gcloud services enable tpu.googleapis.com"
+  elif re.search(_LOGIN, text) and "PERMISSION_DENIED" not in text:
+    remedy = "run: gcloud auth login"
+  elif re.search(r"(?i)actAs|service ?account", text):
+    remedy = "ask for roles/iam.serviceAccountUser on the account of --service-account"
+  else:
+    remedy = "ask for roles/tpu.admin on the project (see `gcloud auth list` for who asks)"
+  return LaunchError(f"denied: {said}; {remedy}", DENIED)

@@ -1,0 +1,101 @@
+"""Who watches a run: one at a time, by a file that it renews in the run's folder.
+
+Two who watch would make two attempts. One that is killed renews it no longer; it is free then after `duration`, or at
+once on the same machine, which knows that the process has ended.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import time
+import uuid
+
+from launch.errors import LaunchError, UnknownError
+
+FILE = "watcher.json"
+
+
+class Held(LaunchError):
+  """Another watches the run."""
+
+
+class Lease:
+  """On a run's folder, a Disk or Bucket. `duration`: seconds after which one that is not renewed is free."""
+
+  def __init__(self, storage, duration: float):
+    self._storage, self._duration = storage, duration
+    self._token = {"token": uuid.uuid4().hex, "host": socket.gethostname(), "process": _process(os.getpid())}
+    self._generation, self._renewed = 0, 0.0
+
+  def take(self, force: bool = False) -> None:
+    """Takes it, also from another with `force`. LaunchError where another holds it."""
+    for _ in range(5):
+      says, generation, age = self._read()
+      if says.get("token") == self._token["token"]:  # the answer to our own write was lost
+        self._generation, self._renewed = generation, time.monotonic()
+        return
+      free = force or not says or age > self._duration or _gone(says)
+      if not free:
+        number = str(says.get("process", "?")).partition(" ")[0]
+        raise Held(
+          f"the run is watched by process {number} on {says.get('host', '?')}, "
+          f"seen {age:.0f} s ago; stop that one, or wait {self._duration:.0f} s after it has died"
+        )
+      try:
+        self._generation = self._storage.write(FILE, json.dumps(self._token).encode(), generation)
+        self._renewed = time.monotonic()
+        return
+      except FileExistsError:  # another was faster
+        continue
+    raise UnknownError("the run's folder changes faster than it can be read")
+
+  def renew(self) -> bool:
+    """Renews it; whether it is surely held now. LaunchError where another has taken it."""
+    began = time.monotonic()
+    try:
+      self._generation = self._storage.write(FILE, json.dumps(self._token).encode(), self._generation)
+      self._renewed = began
+    except FileExistsError:
+      says, generation, _ = self._read()
+      if says.get("token") != self._token["token"]:
+        raise Held(f"the run is watched by {says.get('host', 'another')} now; this one ends") from None
+      self._generation, self._renewed = generation, began
+    except UnknownError:
+      return began - self._renewed < self._duration / 2
+    return True
+
+  def give_back(self) -> None:
+    """For the next one to take at once."""
+    says, generation, _ = self._read()
+    if says.get("token") == self._token["token"]:
+      with contextlib.suppress(FileExistsError):  # it is another's already
+        self._storage.write(FILE, b"{}", generation)
+
+  def _read(self):
+    item = self._storage.read(FILE)
+    if item is None:
+      return {}, 0, 0.0
+    try:
+      says = json.loads(item.content)
+    except ValueError:
+      says = None
+    return says if isinstance(says, dict) else {"host": "nobody knows whom"}, item.generation, item.age
+
+
+def _process(number):
+  """A process, with the time of its start where the system tells that."""
+  try:
+    return f"{number} {pathlib.Path(f'/proc/{number}/stat').read_text().rpartition(')')[2].split()[19]}"
+  except OSError:
+    return str(number)
+
+
+def _gone(says):
+  """Whether the holder was a process of this machine that has ended."""
+  process = str(says.get("process", ""))
+  number, _, began = process.partition(" ")
+  if says.get("host") != socket.gethostname() or not number.isdigit() or not began:
+    return False
+  return _process(int(number)) != process

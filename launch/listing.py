@@ -1,0 +1,215 @@
+"""What is there: `ls` and `gc` over the cloud and the journals of this machine, `status` of one run."""
+
+import argparse
+import dataclasses
+import json
+import shlex
+import time
+
+from launch import board, engine, errors, journal, spec, verbs
+from launch.backends import engine as engine_of
+from launch.errors import LaunchError, UnknownError
+from launch.journal import Journal
+from launch.spec import Run
+from launch.state import OVER
+from launch.storage import storage
+
+# What ends nothing by itself, and holds quota or goes on to cost.
+DEAD = (engine.LOST, engine.FAILED, engine.DONE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A resource in the cloud, or of a journal of this machine. `flag`: why it may be deleted; "" for none."""
+
+  name: str
+  owner: str
+  kind: str
+  place: str
+  state: str
+  hours: float
+  expires: str
+  step: int
+  beat: float  # seconds since the last report, -1 for none
+  flag: str
+  detail: str
+
+
+def ls(args: argparse.Namespace) -> int:
+  """Prints all machines that carry our labels, and all open runs of this machine. UNKNOWN where a place is silent."""
+  found, troubles = _found(args)
+  rows = [row for row, _, _ in found]
+  if args.json:
+    print(json.dumps({"resources": [dataclasses.asdict(row) for row in rows], "unknown": troubles}, indent=1))
+  else:
+    _table(rows)
+    for place, why in troubles.items():
+      print(f"{place}: UNKNOWN, not empty: {why}")
+  return errors.UNKNOWN if troubles else errors.DONE
+
+
+def gc(args: argparse.Namespace) -> int:
+  """Deletes what is expired, dead or nobody's; lists it without --yes. BILLING where a deletion was not seen."""
+  oldest = spec.duration(args.older_than) / 3600 if args.older_than else 0.0
+  found, troubles = _found(args)
+  chosen = [each for each in found if each[0].flag and each[0].hours >= oldest]
+  _table([row for row, _, _ in chosen])
+  for place, why in troubles.items():
+    print(f"{place}: UNKNOWN, not empty: {why}")
+  if not chosen or not args.yes:
+    print("nothing to delete" if not chosen else "nothing is deleted without --yes")
+    return errors.UNKNOWN if troubles else errors.DONE
+  left = []
+  for row, run, attempt in chosen:
+    engine_ = engine_of(run)
+    if verbs.deleted(engine_, run, [attempt], _book(run.name)):
+      left.append(engine_.deletion(attempt))
+      print(f"{row.name}: its deletion was not seen; delete it with\n  {left[-1]}")
+    else:
+      print(f"{row.name}: deleted")
+  return errors.BILLING if left else errors.UNKNOWN if troubles else errors.DONE
+
+
+def status(args: argparse.Namespace) -> int:
+  """Prints attempts, workers and progress of a run."""
+  while True:
+    book = verbs.opened(args.name, args.workdir)
+    run, state = book.run, book.state
+    try:
+      reports = board.Board(storage(run.folder), state.attempt).reports(run.workers) if state.attempt else {}
+    except UnknownError as error:
+      print(f"the workers' reports: {error}")
+      reports = {}
+    if args.json:
+      workers = {w: dataclasses.asdict(report) | {"age": age} for w, (report, age) in reports.items()}
+      print(json.dumps({"run": json.loads(run.dumps()), "state": dataclasses.asdict(state), "workers": workers}))
+    else:
+      _show(book, run, state, reports)
+    if not args.watch:
+      return errors.DONE
+    time.sleep(run.limits.poll)
+    print()
+
+
+def _show(book, run, state, reports):
+  end = book.last("end")
+  over = f"ended with {end['code']}: {end['text']}" if end and not book.open else state.stage
+  print(f"{run.name}  {run.backend} {run.tpu or run.workers}  {over}")
+  print(f"  {shlex.join(['python', '-m', run.module, *run.args])}")
+  for event in book.events:
+    if event["event"] not in ("run", "created", "progress"):
+      when = time.strftime("%m-%d %H:%M:%S", time.gmtime(event["time"]))
+      text = event.get("text") or event.get("place") or ""
+      print(f"  {when}  a{event['attempt']} try {event['try']}  {event['event']:<10} {text[:90]}")
+  for worker, (report, age) in sorted(reports.items()):
+    step = f"step {report.step}" if report.step >= 0 else ""
+    code = f"exit {report.exit}" if report.exit is not None else ""
+    words = " ".join(filter(None, [report.phase, code, step, report.doing, report.detail]))
+    print(f"  w{worker:02d}  {report.host:<20} {age:5.0f} s ago  {words}")
+
+
+def _found(args):
+  """[(row, run, attempt)] of the cloud and of journals, {place: why it could not be asked}."""
+  books = {name: book for name in journal.names() if (book := _book(name)) and book.events}
+  runs = {name: run for name, book in books.items() if (run := _run(book))}
+  found, troubles, seen = [], {}, set()
+  for probe in _probes(args, runs.values()):
+    try:
+      resources, silent = engine_of(probe).inventory(args.zones or ())
+    except (UnknownError, LaunchError) as error:
+      resources, silent = (), {f"{probe.backend} {probe.project or probe.cluster}".strip(): str(error)}
+    troubles |= silent
+    for resource in resources:
+      if resource.owner != spec.owner() and not args.all_users:
+        continue
+      run = runs.get(resource.run) or dataclasses.replace(probe, name=resource.run or "unknown")
+      if run.backend == "qr":
+        run = dataclasses.replace(run, zones=(resource.place,))
+      found.append((_row(resource, books.get(resource.run), run), run, resource.attempt))
+      seen.add((resource.run, resource.attempt))
+  for name, run in runs.items():
+    for attempt in books[name].remaining():
+      if (name, attempt) not in seen and (args.all_users or run.owner == spec.owner()):
+        found.append((_recorded(books[name], run, attempt), run, attempt))
+  return found, troubles
+
+
+def _probes(args, runs):
+  """A run for each place that is asked: of the flags, and of all journals."""
+  probes = {}
+  for run in runs:
+    probes.setdefault((run.backend, run.project, run.cluster, run.namespace if run.backend == "gke" else ""), run)
+  blank = dict(name="ls", module="none", args=(), workdir="gs://none/none")
+  if args.project and ("qr", args.project, "", "") not in probes:
+    probes["qr", args.project] = Run(backend="qr", project=args.project, tpu="v3-8", zones=args.zones or (), **blank)
+  if args.cluster and not any(key[2] == args.cluster for key in probes):
+    probes["gke", args.cluster] = Run(backend="gke", cluster=args.cluster, namespace=args.namespace, **blank)
+  return probes.values()
+
+
+def _row(resource, book, run):
+  now = time.time()
+  live = book and book.open and book.state.attempt == resource.attempt and book.state.stage != OVER
+  kept = book and book.state.kept and book.state.attempt == resource.attempt
+  if resource.expires and resource.expires < now:
+    flag = "EXPIRED"
+  elif resource.state in DEAD:
+    flag = resource.detail.upper() or resource.state.upper()
+  else:
+    flag = "" if live or kept or not book else "ORPHAN"
+  step, beat = _step(run, resource.attempt)
+  hours = (now - resource.created) / 3600 if resource.created else 0.0
+  return Row(resource.name, resource.owner, resource.kind, resource.place, resource.state, round(hours, 2),
+             _utc(resource.expires), step, beat, flag, resource.detail)  # fmt: skip
+
+
+def _recorded(book, run, attempt):
+  """What was to be made, and is not in the cloud's lists."""
+  intent = next((e for e in book.events if e["event"] == "intent" and e["attempt"] == attempt), {})
+  hours = round((time.time() - intent.get("time", time.time())) / 3600, 2)
+  return Row(
+    run.attempt(attempt), run.owner, run.tpu, intent.get("place", ""), "not listed", hours, "", -1, -1.0, "", ""
+  )
+
+
+def _step(run, attempt):
+  """(the slowest worker's step, the age of the oldest report); -1 where none is known."""
+  try:
+    reports = board.Board(storage(run.folder), attempt).reports(run.workers)
+  except (UnknownError, LaunchError):
+    return -1, -1.0
+  if not reports:
+    return -1, -1.0
+  return min(report.step for report, _ in reports.values()), max(age for _, age in reports.values())
+
+
+def _table(rows):
+  heads = ("name", "owner", "kind", "place", "state", "hours", "expires", "step", "beat", "flag")
+  cells = [heads] + [
+    tuple("" if value in (-1, -1.0) else f"{value:.0f} s" if key == "beat" else str(value) for key, value in pairs)
+    for pairs in ([(key, getattr(row, key)) for key in heads] for row in rows)
+  ]
+  widths = [max(len(cell[i]) for cell in cells) for i in range(len(heads))]
+  for line in cells:
+    print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _book(name):
+  """The journal of this machine; None for one that cannot be read."""
+  try:
+    return Journal(name)
+  except LaunchError as error:
+    print(error)
+    return None
+
+
+def _run(book):
+  try:
+    return book.run
+  except LaunchError as error:
+    print(error)
+    return None
+
+
+def _utc(seconds):
+  return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds)) if seconds else ""

@@ -1,0 +1,84 @@
+"""Where a run stands, what is seen of it, and what there is to do: the words of `supervise`."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from launch import board, engine
+from launch.errors import LaunchError
+
+# Stages. In IDLE nothing is alive; in DELETING what was the live attempt is being removed; OVER is the end.
+IDLE, WATCHING, DELETING, OVER = "idle", "watching", "deleting", "over"
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+  """Where a run stands. Times are in seconds.
+
+  Args:
+    attempt, try_: the numbers of the current ones, 0 before the first.
+    expires: when the attempt ends itself.
+    stage: one of the stages above; `since` when it began.
+    look: the last known state of what the attempt runs on, and `look_since` when it became that.
+    seen: it has been there. `ready`: when it was first ready, 0 before.
+    trouble: when the first process of the try ended or fell silent, 0 if none.
+    starting: when the try was ordered.
+    continued: the latest step at which a try went on; `begun` whether the current one's is known.
+    failures: tries that failed since then; `lost`: attempts.
+    hangs: of this attempt.
+    zone: how many places have had no capacity.
+    used: seconds for which earlier attempts had machines.
+    pause: until when nothing is made.
+    end: (exit code, message) once it is known.
+    unverified: attempts whose deletion was asked for and not seen, and one that is `kept`.
+  """
+
+  attempt: int = 0
+  try_: int = 0
+  expires: float = 0.0
+  stage: str = IDLE
+  since: float = 0.0
+  look: str = ""
+  look_since: float = 0.0
+  seen: bool = False
+  ready: float = 0.0
+  trouble: float = 0.0
+  starting: float = 0.0
+  continued: int = 0
+  begun: bool = False
+  failures: int = 0
+  lost: int = 0
+  hangs: int = 0
+  zone: int = 0
+  used: float = 0.0
+  pause: float = 0.0
+  end: tuple | None = None
+  unverified: tuple = ()
+  kept: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+  """What is known at a time, in seconds since the epoch; None for what gave no answer.
+
+  Args:
+    reports: {worker: (report, its age)}.
+    order: the last that was given to the workers, perhaps by `launch stop`.
+    refusal: with which the attempt could not be made.
+  """
+
+  now: float
+  look: engine.Look | None
+  reports: Mapping | None = None
+  order: board.Order | None = None
+  refusal: LaunchError | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Action:
+  """One thing to do: "create" or "delete" the attempt, "order" its workers, or "note" an event in the journal."""
+
+  verb: str
+  order: board.Order | None = None
+  event: str = ""
+  text: str = ""
+  tail: str = ""  # of a log, to be shown

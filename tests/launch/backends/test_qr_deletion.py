@@ -1,0 +1,129 @@
+"""How the engine of queued resources deletes, and finds what there is to delete, with a gcloud that plays a script."""
+
+import shlex
+
+import pytest
+
+from launch.engine import ABSENT, DELETING, LOST
+from launch.errors import UnknownError
+from tests.launch import cloud
+from tests.launch.descriptions import GONE, MANY, engine, item, node
+from tests.launch.scripted import Answer, said
+
+# Deleting.
+
+
+def test_only_when_its_nodes_are_gone_too_is_it_absent(tmp_path, program):
+  made, run = engine(tmp_path, **MANY), cloud.run(**MANY)
+  program.answers("queued-resources", "describe", GONE)
+  program.answers("tpu-vm", "describe", GONE)
+  assert made.look(1).state == ABSENT
+  program.answers("tpu-vm", "describe", node(run, "vit-b16-a1-1"), name="vit-b16-a1-1")
+  look = made.look(1)
+  assert look.state == LOST and "vit-b16-a1-1 is READY" in look.detail and "billed" in look.detail
+  assert "tpu-vm delete vit-b16-a1-1" in made.deletion(1)
+  program.answers("tpu-vm", "describe", node(run, "vit-b16-a1-1", "DELETING"), name="vit-b16-a1-1")
+  assert made.look(1).state == DELETING
+
+
+def test_a_node_whose_queued_resource_is_gone_is_deleted_alone(tmp_path, program):
+  program.answers("queued-resources", "describe", GONE)
+  program.answers("tpu-vm", "describe", node(cloud.run()), node(cloud.run(), state="DELETING"))
+  program.answers("tpu-vm", "delete", {})
+  made = engine(tmp_path)
+  made.delete(1)
+  made.delete(1)
+  deletions = [call for call in program.calls if "delete" in call]
+  assert len(deletions) == 1 and deletions[0][2:5] == ["tpu-vm", "delete", "vit-b16-a1"]
+  assert {"--async", "--quiet"} <= set(deletions[0]) and "--force" not in deletions[0]
+
+
+def test_a_node_of_somebody_else_stays(tmp_path, program):
+  program.answers("queued-resources", "describe", GONE)
+  program.answers("tpu-vm", "describe", node(cloud.run(owner="bob")))
+  made = engine(tmp_path)
+  assert made.look(1).state == ABSENT
+  made.delete(1)
+  assert not [verb for verb in program.verbs() if "delete" in verb]
+
+
+def test_deleting_again_changes_nothing(tmp_path, program):
+  run = cloud.run()
+  program.answers("queued-resources", "describe", item(run, "ACTIVE"), item(run, "DELETING"), GONE)
+  program.answers("tpu-vm", "describe", GONE)
+  program.answers("queued-resources", "delete", Answer(""))
+  made = engine(tmp_path)
+  for _ in range(3):
+    made.delete(1)
+  (call,) = [call for call in program.calls if "delete" in call]
+  assert {"--force", "--async", "--quiet"} <= set(call)
+
+
+def test_what_vanishes_while_it_is_deleted_is_fine(tmp_path, program):
+  program.answers("queued-resources", "describe", item(cloud.run(), "ACTIVE"))
+  program.answers("queued-resources", "delete", GONE)
+  engine(tmp_path).delete(1)
+
+
+def test_a_deletion_without_an_answer_is_said_to_have_none(tmp_path, program):
+  program.answers("queued-resources", "describe", item(cloud.run(), "ACTIVE"))
+  program.answers("queued-resources", "delete", said("INTERNAL"))
+  with pytest.raises(UnknownError):
+    engine(tmp_path).delete(1)
+
+
+def test_a_person_is_given_the_commands(tmp_path):
+  text = engine(tmp_path).deletion(2)
+  first, *others = [shlex.split(line) for line in text.split("; ")]
+  where = ["--project=proj-x", "--zone=europe-west4-a"]
+  assert first == ["gcloud", "compute", "tpus", "queued-resources", "delete", "vit-b16-a2", "--force", *where]
+  assert [line[3:5] for line in others] == [["queued-resources", "list"], ["tpu-vm", "list"]]
+
+
+# All there is.
+
+
+def test_the_inventory_has_ours_and_the_nodes_that_leaked(tmp_path, program):
+  run = cloud.run()
+  kept, other = item(run, "ACTIVE"), item(run, "ACTIVE", name="speech")
+  other["tpu"]["nodeSpec"][0]["node"]["labels"] = {"team": "speech"}
+  nodes = [
+    node(run, queuedResource=kept["name"]),
+    node(run, "old-a1", queuedResource="projects/p/locations/z/q/old-a1"),
+  ]
+  program.answers("queued-resources", "list", [kept, other])
+  program.answers("tpu-vm", "list", [*nodes, node(run, "theirs", labels={})])
+  found, failures = engine(tmp_path).inventory(("europe-west4-a",))
+  assert [each.name for each in found] == ["vit-b16-a1", "old-a1"] and not failures
+  assert found[1].detail == "READY, without its queued resource"
+
+
+@pytest.mark.parametrize("group", ["queued-resources", "tpu-vm"])
+def test_a_zone_that_does_not_answer_is_no_empty_one(tmp_path, program, group):
+  program.answers("queued-resources", "list", [item(cloud.run(), "ACTIVE")])
+  program.answers("tpu-vm", "list", [])
+  program.answers(group, "list", said("UNAVAILABLE"))
+  found, failures = engine(tmp_path).inventory(("europe-west4-a",))
+  assert list(failures) == ["europe-west4-a"] and "UNAVAILABLE" in failures["europe-west4-a"]
+  assert len(found) == (group == "tpu-vm")
+
+
+@pytest.mark.parametrize("answer", [said("PERMISSION_DENIED"), said("INTERNAL"), [], GONE])
+def test_without_the_list_of_zones_nothing_is_known(tmp_path, program, answer):
+  program.answers("locations", "list", answer)
+  found, failures = engine(tmp_path).inventory(())
+  assert not found and list(failures) == ["all zones"]
+
+
+def test_what_the_inventory_has_can_be_removed_if_it_still_is_what_it_was(tmp_path, program):
+  run, made = cloud.run(), engine(tmp_path, name="other")
+  program.answers("queued-resources", "list", [item(run, "SUSPENDED")])
+  program.answers("tpu-vm", "list", [])
+  (found,), _ = made.inventory(("europe-west4-a",))
+  program.answers("queued-resources", "describe", item(run, "SUSPENDED", attempt=2, name="vit-b16-a1"))
+  made.remove(found)
+  assert not [verb for verb in program.verbs() if "delete" in verb]
+  program.answers("queued-resources", "describe", item(run, "SUSPENDED"))
+  program.answers("queued-resources", "delete", {})
+  made.remove(found)
+  assert program.verbs()[-1] == "queued-resources delete vit-b16-a1"

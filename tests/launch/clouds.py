@@ -1,0 +1,101 @@
+"""A cloud in memory behind the interface of engines, and the crews of its machines."""
+
+import contextlib
+import time
+
+from launch import engine
+from launch.errors import LaunchError, UnknownError
+from launch.storage import storage
+from tests.launch.crew import Crew
+
+
+class Killed(BaseException):
+  """The one who watches is gone, between two instructions."""
+
+
+class Cloud:
+  """What outlives those who watch: machines by attempt. A context.
+
+  Args:
+    crews: what `Crew` is made with, by attempt; the last is every further attempt's.
+    removal: seconds that a deletion takes.
+  """
+
+  def __init__(self, crews=({},), removal: float = 0.05):
+    self.states, self.calls, self.made, self.most = {}, [], [], 0
+    self.crews, self.removal, self.resources = crews, removal, contextlib.ExitStack()
+    self.kill_at, self.fail_at, self.refuse = None, set(), None
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    self.resources.close()
+
+  def live(self):
+    """Attempts that exist and are not being deleted."""
+    return [attempt for attempt, (state, _) in self.states.items() if state != engine.DELETING]
+
+  def count(self, call: str) -> None:
+    """Of calls, before and after each of which there may be trouble."""
+    self.calls.append(call)
+    if len(self.calls) == self.kill_at:
+      raise Killed
+    if len(self.calls) in self.fail_at:
+      raise UnknownError("no answer")
+
+
+class Engine:
+  """Of a run on such a cloud."""
+
+  restarts = False
+  autonomous = True
+
+  def __init__(self, run, cloud: Cloud):
+    self._run, self._cloud = run, cloud
+
+  def place(self, attempt):
+    return "memory"
+
+  def request(self, attempt):
+    return f"make {self._run.attempt(attempt)}"
+
+  def create(self, attempt, expires):
+    cloud = self._cloud
+    cloud.count("create")
+    if cloud.refuse:
+      raise LaunchError(*cloud.refuse)
+    if attempt not in cloud.states:
+      cloud.states[attempt] = engine.READY, 0.0
+      cloud.made.append(attempt)
+      words = cloud.crews[min(len(cloud.made), len(cloud.crews)) - 1]
+      cloud.resources.enter_context(Crew(storage(self._run.folder), attempt, **words))
+    cloud.most = max(cloud.most, len(cloud.live()))
+    cloud.count("created")
+
+  def look(self, attempt):
+    cloud = self._cloud
+    cloud.count("look")
+    state, since = cloud.states.get(attempt, (engine.ABSENT, 0.0))
+    if state == engine.DELETING and time.monotonic() - since > cloud.removal:
+      del cloud.states[attempt]
+      state = engine.ABSENT
+    return engine.Look(state)
+
+  def delete(self, attempt):
+    cloud = self._cloud
+    cloud.count("delete")
+    if cloud.states.get(attempt, (engine.DELETING,))[0] != engine.DELETING:
+      cloud.states[attempt] = engine.DELETING, time.monotonic()
+    cloud.count("deleted")
+
+  def deletion(self, attempt):
+    return f"remove {self._run.attempt(attempt)}"
+
+  def inventory(self, zones):
+    rows = [engine.Resource(self._run.attempt(a), "memory", self._run.name, self._run.owner, a, state)
+            for a, (state, _) in self._cloud.states.items()]  # fmt: skip
+    return tuple(rows), {}
+
+  def shell(self, attempt, worker, words):
+    return words

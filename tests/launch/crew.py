@@ -1,0 +1,87 @@
+"""Workers without machines: they report in the files of a run what a script says."""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from launch import board
+from launch.errors import LaunchError, UnknownError
+
+
+class Crew:
+  """The workers of one attempt, on a thread: a context.
+
+  Args:
+    storage: the run's folder.
+    codes: the exit code of each worker, for each try; the last worker's is that of all further ones, and so of tries.
+    steps: that a try makes before it ends.
+    began: the step at which each try goes on.
+    ended: called with the codes of a try that has ended.
+    ordered: says the number of the last try that is to be made; by default that of the order in the folder.
+  """
+
+  def __init__(
+    self,
+    storage,
+    attempt: int,
+    codes: Sequence[Sequence[int]] = ((0,),),
+    steps: int = 3,
+    began: Sequence[int] = (0,),
+    beat: float = 0.02,
+    ended: Callable[[list[int]], None] | None = None,
+    ordered: Callable[[], int] | None = None,
+  ):
+    self._board, self._codes, self._steps, self._began, self._beat = (
+      board.Board(storage, attempt), codes, steps, began, beat,
+    )  # fmt: skip
+    self._ended, self._ordered = ended or (lambda _: None), ordered or (lambda: self._board.order().try_)
+    self._closed, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
+    self.tries, self.running = [], threading.Event()
+
+  def __enter__(self):
+    self._thread.start()
+    return self
+
+  def __exit__(self, *_):
+    self.close()
+
+  def close(self) -> None:
+    """They are gone, without a word."""
+    self._closed.set()
+    self._thread.join()
+
+  def _run(self):
+    count, now = 0, 0
+    while not self._closed.wait(self._beat):
+      try:
+        count = count or self._board.attempt().run.workers
+        wanted, stop = self._ordered(), self._board.order().stop
+        if stop and now:
+          self._write([board.Report(w, now, board.EXITED, exit=42) for w in range(count)])
+        elif wanted > now and not stop:
+          now = wanted
+          self.tries.append(now)
+          self._try(now, count)
+      except (LaunchError, UnknownError):  # not published yet, or no answer
+        continue
+
+  def _try(self, number, count):
+    began = self._began[min(number, len(self._began)) - 1]
+    codes = self._codes[min(number, len(self._codes)) - 1]
+    rows = [board.Report(w, number, board.RUNNING, began=began, host=f"h{w}") for w in range(count)]
+    for step in range(self._steps):
+      if self._closed.is_set() or self._board.order().stop:
+        return
+      rows = [dataclasses.replace(row, step=began + step, clock=time.time()) for row in rows]
+      self._write(rows)
+      self.running.set()
+      time.sleep(self._beat)
+    ends = [codes[min(w, len(codes) - 1)] for w in range(count)]
+    self._write([dataclasses.replace(row, phase=board.EXITED, exit=end, tail=f"the log of {row.worker}")
+                 for row, end in zip(rows, ends, strict=True)])  # fmt: skip
+    self._ended(ends)
+
+  def _write(self, rows):
+    for row in rows:
+      self._board.report(row)

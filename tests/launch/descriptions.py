@@ -1,0 +1,47 @@
+"""What gcloud says of queued resources and nodes, as Python values, and an engine to hear it."""
+
+from launch.backends import qr
+from tests.launch import cloud
+from tests.launch.scripted import said
+
+EXPIRES = 1_795_300_000
+GONE = said("NOT_FOUND", "Resource 'projects/proj-x/locations/z/queuedResources/a' was not found")
+MANY = {"tpu": "v5e-16", "slices": 3, "zones": ("us-west4-a",)}
+
+
+def engine(folder, **changes):
+  """An engine of a run, two attempts of which are published."""
+  run = cloud.run(**changes)
+  return qr.Engine(run, cloud.store(folder / "run", run, 1, 2))
+
+
+def labels(run, attempt=1):
+  """As `create` writes them."""
+  flag = next(word for word in qr.Engine(run)._request(attempt, EXPIRES) if word.startswith("--labels="))
+  return dict(pair.split("=") for pair in flag.removeprefix("--labels=").split(","))
+
+
+def item(run, state, attempt=1, name="", zone="europe-west4-a", **more):
+  """A queued resource as gcloud describes it."""
+  node = {"acceleratorType": "v3-32", "labels": labels(run, attempt)}
+  return {
+    "name": f"projects/proj-x/locations/{zone}/queuedResources/{name or run.attempt(attempt)}",
+    "state": {"state": state, "stateInitiator": "SERVICE", **more},
+    "tpu": {"nodeSpec": [{"node": node, "nodeId": run.attempt(attempt)}]},
+  }
+
+
+def node(run, name="vit-b16-a1", state="READY", hosts=4, attempt=1, zone="europe-west4-a", **more):
+  """A node as gcloud describes it."""
+  return {
+    "name": f"projects/proj-x/locations/{zone}/nodes/{name}",
+    "state": state,
+    "health": "HEALTHY",
+    "labels": labels(run, attempt),
+    "networkEndpoints": [{"ipAddress": f"10.0.0.{i}"} for i in range(hosts)],
+  } | more
+
+
+def flags(call):
+  """{flag: value} of an argument list."""
+  return {word.partition("=")[0]: word.partition("=")[2] for word in call if word.startswith("--")}

@@ -1,0 +1,183 @@
+"""The two clouds behind one interface, so that one suite holds for both engines."""
+
+import contextlib
+import os
+import pathlib
+
+from launch import spec
+from launch.backends import engine
+from launch.storage import storage
+from tests.launch import cloud, quick_gcloud
+from tests.launch.cluster import Cluster
+from tests.launch.crew import Crew
+from tests.launch.kubernetes_api import Fault
+
+LIMITS = spec.Limits(beat=0.05, poll=0.05, silence=3.0, grace=0.4, pause=0.05, delete=1.5, start=6.0, repair=2.0,
+                     queue=3.0, provision=3.0)  # fmt: skip
+IMAGE = "europe-docker.pkg.dev/p/r/vit@sha256:" + "0" * 64
+
+
+class Provider:
+  """A cloud, with crews on its machines: a context. `words` are the run's that only it needs."""
+
+  words = {}
+
+  def __init__(self, folder: pathlib.Path, bucket: str, **changes):
+    args = ("--config=c.py", f"--workdir={bucket}")
+    values = {"tpu": "v3-32", "owner": "alice", "limits": LIMITS} | self.words | changes
+    self.run = spec.checked(spec.Run("vit", module="vit_jax.train", args=args, workdir=bucket, **values))
+    self._folder, self._resources, self._before = folder, contextlib.ExitStack(), {}
+    self.crews = []
+
+  def __enter__(self):
+    self.open()
+    self._before = {name: os.environ.get(name) for name in self.environment}
+    os.environ.update(self.environment)
+    self.engine = engine(self.run)
+    return self
+
+  def __exit__(self, *_):
+    self._resources.close()
+    for name, value in self._before.items():
+      if value is None:
+        del os.environ[name]
+      else:
+        os.environ[name] = value
+
+  def crew(self, attempt: int, **words) -> None:
+    """Workers of an attempt that does not exist yet."""
+    made = Crew(storage(self.run.folder), attempt, **self.hooks(attempt), **words)
+    self.crews.append(made)
+    self._resources.enter_context(made)
+
+
+class Queued(Provider):
+  """Queued resources of Cloud TPU."""
+
+  words = {"backend": "qr", "project": "proj-x", "zones": ("europe-west4-a",)}
+
+  def open(self):
+    self._server = self._resources.enter_context(cloud.Server())
+    folder = quick_gcloud.install(self._folder / "bin")
+    self.environment = self._server.environment | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+  def hooks(self, attempt):
+    """A restart is ordered."""
+    return {}
+
+  def states(self):
+    """{name: its state} of what is there and not being deleted."""
+    return {name: state for name, state in self._server.states().items() if state != "DELETING"}
+
+  def everything(self):
+    """All that is there, nodes too."""
+    return self._server.live()
+
+  def made(self):
+    """Names in the order in which they were made."""
+    return [request.query["queuedResourceId"] for request in self._server.requests if request.verb == "create"]
+
+  def wait(self, name):
+    """It gets no capacity."""
+    self._server.script(name, "WAITING_FOR_RESOURCES")
+
+  def preempt(self, name):
+    """Its machines are taken away."""
+    self._server.set_state(name, "SUSPENDED")
+
+  def murmur(self, name):
+    """It says for a while what nobody knows."""
+    self._server.script(name, *["FLOURISHING"] * 8, *cloud.GRANTED)
+
+  def silence(self, calls):
+    """Nothing can be looked at, for so many calls."""
+    self._server.faults(describe=[500, 503, "cut", 429] * (calls // 4), node=[500] * calls)
+
+  def lose_answer(self):
+    """Of the next request to make something."""
+    self._server.faults(create=["lost"])
+
+  def refuse(self, code):
+    """The next requests to make something."""
+    self._server.faults(create=[code] * 100)
+
+  def keep(self):
+    """Nothing is deleted, whatever is asked."""
+    self._server.faults(delete=[500] * 10**4)
+
+  def linger(self):
+    """What is deleted is seen for long."""
+    self._server.lingering = 10**6
+
+
+class Gke(Provider):
+  """JobSets of a cluster."""
+
+  words = {"backend": "gke", "image": IMAGE, "cluster": "loopback"}
+
+  def open(self):
+    self._cluster = self._resources.enter_context(Cluster(starts=True))
+    self.environment = self._cluster.environment
+
+  def hooks(self, attempt):
+    """The JobSet starts again what has ended."""
+    name = self.run.attempt(attempt)
+
+    def ended(codes):
+      if not any(codes):
+        self._cluster.complete(name)
+      elif name in self.states():
+        worker = next(w for w, code in enumerate(codes) if code not in (0, 134))
+        self._cluster.exit(name, worker, codes[worker])
+
+    def ordered():
+      jobset = self._cluster.jobset(name)
+      if not jobset or any(each["type"] == "Failed" for each in jobset["status"]["conditions"]):
+        return 0
+      return 1 + jobset["status"]["restarts"]
+
+    return {"ended": ended, "ordered": ordered}
+
+  def states(self):
+    """{name: its state} of what is there and not being deleted."""
+    return dict.fromkeys(self._cluster.standing(), "there")
+
+  def everything(self):
+    """All that is there, pods too."""
+    return self._cluster.live()
+
+  def made(self):
+    """Names in the order in which they were made."""
+    return [body["metadata"]["name"] for body in self._cluster.bodies("jobsets")]
+
+  def wait(self, name):
+    """It gets no capacity."""
+    self._cluster.starts = False
+
+  def preempt(self, name):
+    """Its machines are taken away."""
+    self._cluster.lose(name)
+
+  def murmur(self, name):
+    """It says what nobody knows."""
+    self._cluster.say(name, "Flourishing")
+
+  def silence(self, calls):
+    """Nothing can be looked at, for so many calls."""
+    self._cluster.faults(Fault("GET", code=500, times=calls // 2), Fault("GET", code=0, times=calls // 2))
+
+  def lose_answer(self):
+    """Of the next request to make something."""
+    self._cluster.faults(Fault("POST", "jobsets", code=0, after=True))
+
+  def refuse(self, code):
+    """The next requests to make something."""
+    self._cluster.faults(Fault("POST", "jobsets", code=code, times=100))
+
+  def keep(self):
+    """Nothing is deleted, whatever is asked."""
+    self._cluster.faults(Fault("DELETE", code=500, times=10**4))
+
+  def linger(self):
+    """What is deleted is seen for long."""
+    self._cluster.linger()

@@ -1,0 +1,73 @@
+"""A gcloud that starts in a hundredth of a second: the calls of `launch.gcloud` to the server of `tests.launch.cloud`.
+
+The real one is tried against the same server in test_qr.py; where many calls are made, this one stands in. It says what
+gcloud says of the server's errors.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+
+KINDS = {"queued-resources": "queuedResources", "tpu-vm": "nodes", "locations": ""}
+
+
+def install(folder: pathlib.Path) -> pathlib.Path:
+  """Makes a program of gcloud's name in a folder, which belongs on PATH."""
+  folder.mkdir(parents=True, exist_ok=True)
+  program = folder / "gcloud"
+  program.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E {__file__} "$@"\n')
+  program.chmod(0o755)
+  return folder
+
+
+def main(words) -> int:
+  """One call."""
+  names = [word for word in words if not word.startswith("-") and word not in ("alpha", "compute", "tpus")]
+  flags = dict(word[2:].split("=", 1) if "=" in word else (word[2:], "true") for word in words if word[:2] == "--")
+  group, verb, name = [*names, ""][:3]
+  place = f"v2/projects/{flags['project']}/locations"
+  try:
+    if group == "locations":
+      print(json.dumps(ask("GET", place)["locations"]))
+    elif verb == "list":
+      print(json.dumps(ask("GET", f"{place}/{flags['zone']}/{KINDS[group]}").get(KINDS[group], [])))
+    elif verb == "describe":
+      print(json.dumps(ask("GET", f"{place}/{flags['zone']}/{KINDS[group]}/{name}")))
+    elif verb == "delete":
+      force = "?force=true" if "force" in flags else ""
+      ask("DELETE", f"{place}/{flags['zone']}/{KINDS[group]}/{name}{force}")
+    else:
+      create(f"{place}/{flags['zone']}", name, flags)
+  except urllib.error.HTTPError as error:
+    found = json.loads(error.read())["error"]
+    print(f"ERROR: (gcloud.compute.tpus.{group}.{verb}) {found['status']}: {found['message']}", file=sys.stderr)
+    return 1
+  except OSError as error:
+    print(f"ERROR: gcloud crashed (ConnectionError): {error}", file=sys.stderr)
+    return 1
+  return 0
+
+
+def create(place, name, flags):
+  """Asks for a queued resource of one node."""
+  labels = dict(pair.split("=", 1) for pair in flags["labels"].split(","))
+  node = {"acceleratorType": flags["accelerator-type"], "runtimeVersion": flags["runtime-version"], "labels": labels}
+  spec = {"parent": place.removeprefix("v2/"), "nodeId": flags["node-id"], "node": node}
+  ask("POST", f"{place}/queuedResources?queuedResourceId={name}", {"tpu": {"nodeSpec": [spec]}})
+
+
+def ask(method, path, body=None):
+  """The server's answer."""
+  address = os.environ["CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"]
+  content = None if body is None else json.dumps(body).encode()
+  request = urllib.request.Request(address + path, content, {"Content-Type": "application/json"}, method=method)
+  with urllib.request.urlopen(request, timeout=10) as answer:
+    return json.load(answer)
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv[1:]))

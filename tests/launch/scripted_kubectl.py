@@ -1,0 +1,71 @@
+"""A kubectl that plays a script: a program of that name, for tests that need neither kubectl nor a server."""
+
+import dataclasses
+import json
+import pathlib
+
+# The verb and the kind among its words choose the answers, one after the other; the last one stays. In sh, which starts
+# in a thousandth of a second.
+_PROGRAM = """#!/bin/sh
+call=$(mktemp "$0.calls/XXXXXX")
+printf '%s\\0' "$@" > "$call"
+verb= kind=
+for word; do
+  case $word in
+    -*) ;;
+    *) if [ -z "$verb" ]; then verb=$word; elif [ -z "$kind" ]; then kind=$word; fi ;;
+  esac
+done
+if [ "$verb" = create ]; then cat > /dev/null; fi
+here="$0.answers/$verb${kind:+.$kind}"
+if [ ! -d "$here" ]; then echo "no answer to $verb $kind" >&2; exit 9; fi
+set -- "$here"/*
+answer=$1
+if [ $# -gt 1 ]; then mv "$1" "$call.answer"; answer="$call.answer"; fi
+sleep "$(cat "$answer/seconds")"
+cat "$answer/error" >&2
+cat "$answer/output"
+exit "$(cat "$answer/code")"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """What a call answers: its output, its complaint, its exit code, after some seconds."""
+
+  output: str = ""
+  error: str = ""
+  code: int = 0
+  seconds: float = 0.0
+
+
+def complaint(text: str) -> Answer:
+  """What kubectl does when something is wrong."""
+  return Answer("", text + "\n", 1)
+
+
+class Kubectl:
+  """The program in a folder, which belongs on PATH."""
+
+  def __init__(self, folder: pathlib.Path):
+    self._folder = folder
+    for name in ("calls", "answers"):
+      (folder / f"kubectl.{name}").mkdir(parents=True)
+    (folder / "kubectl").write_text(_PROGRAM)
+    (folder / "kubectl").chmod(0o755)
+
+  def answers(self, words: str, *answers) -> None:
+    """What calls of "VERB KIND" answer, one after the other; JSON for what is no Answer."""
+    for number, answer in enumerate(answers):
+      answer = answer if isinstance(answer, Answer) else Answer(json.dumps(answer))
+      here = self._folder / "kubectl.answers" / words.replace(" ", ".") / f"{number:03d}"
+      here.mkdir(parents=True)
+      for key, value in dataclasses.asdict(answer).items():
+        (here / key).write_text(str(value))
+
+  @property
+  def calls(self) -> list:
+    """The argument lists so far, without kubectl's name."""
+    files = [each for each in (self._folder / "kubectl.calls").iterdir() if each.is_file()]
+    files.sort(key=lambda file: file.stat().st_mtime_ns)
+    return [file.read_bytes().decode(errors="surrogateescape").split("\0")[:-1] for file in files]

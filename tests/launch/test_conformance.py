@@ -1,0 +1,243 @@
+"""What `launch` promises, of queued resources and of JobSets by the real kubectl, on a real bucket server."""
+
+import contextlib
+import dataclasses
+import shutil
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launch import errors
+from launch.journal import Journal
+from launch.lease import Held
+from launch.state import OVER
+from launch.storage import storage
+from launch.watch import Watch
+from tests.launch.providers import Gke, Queued
+
+pytestmark = pytest.mark.heavy
+LONG = 10**6  # steps
+
+
+@pytest.fixture(params=[Queued, Gke], ids=["qr", "gke"])
+def kind(request):
+  if request.param is Gke and not shutil.which("kubectl"):
+    pytest.skip("kubectl is not installed")
+  return request.param
+
+
+@pytest.fixture
+def make(kind, bucket_server, tmp_path, monkeypatch, request):
+  """Makes clouds of a kind."""
+  with contextlib.ExitStack() as stack:
+    count = iter(range(10**6))
+
+    def made(**changes):
+      number = next(count)
+      monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"state{number}"))
+      name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)
+      return stack.enter_context(kind(tmp_path / str(number), f"gs://bkt/{name}/{number}", **changes))
+
+    yield made
+
+
+@contextlib.contextmanager
+def watching(cloud, **words):
+  """One who watches."""
+  book = Journal("vit", storage(cloud.run.folder))
+  with Watch(cloud.run, book, **words) as watch:
+    if not book.events:
+      watch.begin(None)
+    yield watch
+
+
+def watched(cloud, **words):
+  """The exit code of one who watches to the end. Never may two attempts be alive."""
+  with watching(cloud, **words) as watch:
+    while watch.state.stage != OVER:
+      watch.step()
+      assert len(cloud.states()) <= 1
+    return watch.to_end()
+
+
+def step_until(watch, condition, most=400):
+  for _ in range(most):
+    if condition():
+      return
+    watch.step()
+  raise AssertionError(f"never: {watch.state}")
+
+
+def test_a_run_is_made_once_and_nothing_is_left(make):
+  cloud = make()
+  cloud.crew(1)
+  assert watched(cloud) == errors.DONE
+  assert cloud.made() == ["vit-a1"] and not cloud.everything()
+
+
+def test_1_it_is_written_down_before_it_is_asked_for(make):
+  cloud = make()
+  cloud.refuse(503)
+  with watching(cloud) as watch:
+    watch.step()
+  assert Journal("vit").remaining() == [1] and not cloud.everything()
+
+
+def test_1_what_cannot_be_deleted_ends_with_13_and_the_command(make, capsys):
+  cloud = make()
+  cloud.crew(1)
+  cloud.keep()
+  assert watched(cloud) == errors.BILLING
+  said = capsys.readouterr().out
+  assert "vit-a1 may still be billed" in said and "delete" in said.split("or with")[1]
+  assert Journal("vit").remaining() == [1]
+
+
+def test_1_a_lost_answer_makes_nothing_twice(make):
+  cloud = make()
+  cloud.crew(1)
+  cloud.lose_answer()
+  assert watched(cloud) == errors.DONE and set(cloud.made()) == {"vit-a1"} and not cloud.everything()
+
+
+def test_2_a_cloud_without_answers_changes_nothing(make):
+  cloud = make()
+  cloud.crew(1, steps=60)
+  with watching(cloud) as watch:
+    step_until(watch, cloud.crews[0].running.is_set)
+    cloud.silence(20)
+    step_until(watch, lambda: watch.state.stage == OVER)
+    assert watch.to_end() == errors.DONE
+  assert cloud.made() == ["vit-a1"] and not cloud.everything()
+
+
+def test_2_words_that_nobody_knows_are_waited_for(make):
+  cloud = make()
+  cloud.crew(1, steps=20)
+  with watching(cloud) as watch:
+    watch.step()
+    cloud.murmur("vit-a1")
+    step_until(watch, lambda: watch.state.stage == OVER)
+    assert watch.to_end() == errors.DONE
+  assert cloud.made() == ["vit-a1"] and not cloud.everything()
+
+
+def test_3_without_capacity_nothing_is_left(make):
+  cloud = make()
+  cloud.wait("vit-a1")
+  assert watched(cloud) == errors.NO_CAPACITY and not cloud.everything()
+
+
+def test_3_what_lingers_stands_beside_a_new_name_and_is_named(make, capsys):
+  cloud = make()
+  cloud.crew(1, codes=((42,),))
+  cloud.crew(2)
+  cloud.linger()
+  code = watched(cloud)
+  assert code == errors.BILLING and "vit-a1 may still be billed" in capsys.readouterr().out
+  assert len(cloud.made()) == len(set(cloud.made()))
+
+
+def test_4_preemptions_cost_no_try(make):
+  cloud = make(max_failures=1)
+  cloud.crew(1, steps=LONG) if isinstance(cloud, Queued) else cloud.crew(1, codes=((42,), (42,), (0,)))
+  cloud.crew(2, steps=LONG)
+  cloud.crew(3)
+  with watching(cloud) as watch:
+    if isinstance(cloud, Queued):
+      for number in (1, 2):
+        step_until(
+          watch, lambda number=number: watch.state.attempt == number and cloud.crews[number - 1].running.is_set()
+        )
+        cloud.crews[number - 1].close()
+        cloud.preempt(f"vit-a{number}")
+    step_until(watch, lambda: watch.state.stage == OVER)
+    assert watch.to_end() == errors.DONE
+  assert not cloud.everything() and len(cloud.made()) == len(set(cloud.made()))
+
+
+def test_4_a_crash_loop_ends_after_three_tries_and_names_the_first_cause(make, capsys):
+  cloud = make()
+  cloud.crew(1, codes=((134, 1),))
+  assert watched(cloud) == errors.GAVE_UP
+  assert cloud.crews[0].tries == [1, 2, 3] and not cloud.everything()
+  said = capsys.readouterr().out
+  assert "w01" in said and "the log of 1" in said and cloud.made() == ["vit-a1"]
+
+
+@pytest.mark.parametrize("code", [2, 44, 45])
+def test_4_an_end_that_another_try_would_repeat_is_the_end(make, code):
+  cloud = make()
+  cloud.crew(1, codes=((134, code),))
+  assert watched(cloud) == code and cloud.crews[0].tries == [1] and not cloud.everything()
+
+
+def test_8_another_goes_on_where_one_has_died(make):
+  cloud = make()
+  cloud.crew(1, steps=30)
+  book = Journal("vit", storage(cloud.run.folder))
+  watch = Watch(cloud.run, book).__enter__()
+  watch.begin(None)
+  step_until(watch, cloud.crews[0].running.is_set)
+  with pytest.raises(Held):
+    watched(cloud)
+  assert watched(cloud, force=True) == errors.DONE
+  assert cloud.made() == ["vit-a1"] and not cloud.everything()
+  with pytest.raises(Held):
+    watch.to_end()
+
+
+def test_10_a_name_that_is_another_runs_is_not_taken(make):
+  cloud, words = make(), {}
+  cloud.crew(1, steps=LONG)
+  with watching(cloud) as watch:
+    step_until(watch, cloud.crews[0].running.is_set)
+    other = dataclasses.replace(cloud.run, workdir="gs://bkt/other", **words)
+    with Watch(other, Journal("vit-other", storage(other.folder))) as second:
+      second.begin(None)
+      assert second.to_end() == errors.USAGE
+    assert cloud.states()
+
+
+FAULTS = st.lists(
+  st.sampled_from(["lose_answer", "preempt", "silence", "crash", "die", "murmur", "keep", "linger", "wait"]), max_size=6
+)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(FAULTS)
+def test_whatever_happens_all_that_was_made_is_deleted_or_named(make, faults):
+  cloud = make(max_failures=2)
+  steady = {"codes": ((1,),), "steps": 4} if "crash" in faults else {"steps": 6}
+  for number in range(1, 9):
+    cloud.crew(number, **steady)
+  if "lose_answer" in faults:
+    cloud.lose_answer()
+  with contextlib.suppress(Held):
+    cause(cloud, faults)
+  code = watched(cloud, force=True) if Journal("vit").open else Journal("vit").last("end")["code"]
+  left = {f"vit-a{number}" for number in Journal("vit").remaining()}
+  assert cloud.states().keys() <= left
+  assert not left or code == errors.BILLING
+
+
+def cause(cloud, faults):
+  """Faults, one after the other, while somebody watches."""
+  with watching(cloud) as watch:
+    for fault in faults:
+      name = f"vit-a{max(1, watch.state.attempt)}"
+      if fault == "silence":
+        cloud.silence(8)
+      elif fault in ("preempt", "murmur", "wait") and name in cloud.states():
+        getattr(cloud, fault)(name)
+      elif fault in ("keep", "linger"):
+        getattr(cloud, fault)()
+      elif fault == "die":
+        return
+      for _ in range(5):
+        watch.step()
+    while watch.state.stage != OVER:
+      watch.step()
+      assert len(cloud.states()) <= 1
+    watch.to_end()

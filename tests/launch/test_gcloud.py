@@ -1,0 +1,182 @@
+import pathlib
+import time
+
+import pytest
+
+from launch import gcloud
+from launch.errors import DENIED, NO_CAPACITY, USAGE, LaunchError, UnknownError
+from tests.launch.scripted import Answer, said
+
+DESCRIBE = gcloud.command("queued-resources", "describe", "vit-a1", project="proj-x", zone="europe-west4-a")
+PREFIX = "ERROR: (gcloud.compute.tpus.queued-resources.create) "
+# As they have been seen: of SDK 528 against the fake server, of Google's documentation, and in threads on GitHub.
+COMPLAINTS = (
+  ("NOT_FOUND: Resource 'projects/p/locations/z/queuedResources/a' was not found", gcloud.AbsentError, None),
+  ("NOT_FOUND: Project 'p' not found or deleted", LaunchError, USAGE),
+  ("NOT_FOUND: The requested location europe-west9-z is not found", LaunchError, USAGE),
+  ("ALREADY_EXISTS: Resource 'projects/p/locations/z/queuedResources/a' already exists", gcloud.ExistsError, None),
+  (
+    "RESOURCE_EXHAUSTED: Quota limit 'TPUV3sPreemptiblePodPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 32 in "
+    "zone europe-west4-a.",
+    gcloud.QuotaError,
+    DENIED,
+  ),
+  (
+    'RESOURCE_EXHAUSTED: There is no more capacity in the zone "europe-west4-a"; you can try in another zone where '
+    "Cloud TPU Nodes are offered (see https://cloud.google.com/tpu/docs/regions)",
+    LaunchError,
+    NO_CAPACITY,
+  ),
+  (
+    "RESOURCE_EXHAUSTED: Quota exceeded for quota metric 'Read requests' and limit 'Read requests per minute' of "
+    "service 'tpu.googleapis.com' for consumer 'project_number:1'.",
+    UnknownError,
+    None,
+  ),
+  ("RESOURCE_EXHAUSTED: Resource has been exhausted (e.g. check quota).", UnknownError, None),
+  ("RESOURCE_EXHAUSTED: scripted", UnknownError, None),
+  ("PERMISSION_DENIED: Permission 'tpu.queuedResources.get' denied on resource", LaunchError, DENIED),
+  (
+    "PERMISSION_DENIED: Cloud TPU API has not been used in project 1 before or it is disabled. Enable it by visiting "
+    "https://console.developers.google.com/apis/api/tpu.googleapis.com/overview?project=1 then retry.",
+    LaunchError,
+    DENIED,
+  ),
+  ("UNAUTHENTICATED: Request had invalid authentication credentials", LaunchError, DENIED),
+  ("There was a problem refreshing your current auth tokens: ('invalid_grant: Bad Request', {})", LaunchError, DENIED),
+  ("There was a problem refreshing your current auth tokens: Reauthentication failed. cannot prompt during "
+   "non-interactive execution.\nPlease run:\n\n  $ gcloud auth login\n", LaunchError, DENIED),
+  (
+    "There was a problem refreshing your current auth tokens: HTTPSConnectionPool(host='oauth2.googleapis.com', "
+    "port=443): Max retries exceeded with url: /token (Caused by NameResolutionError(...))",
+    UnknownError,
+    None,
+  ),
+  ("You do not currently have an active account selected.\nPlease run:\n\n  $ gcloud auth login", LaunchError, DENIED),
+  ("INVALID_ARGUMENT: Cloud TPU received a bad request. the accelerator v3-33 was not found", LaunchError, USAGE),
+  ("FAILED_PRECONDITION: vit-a1 is being deleted", UnknownError, None),
+  ("INTERNAL: internal error", UnknownError, None),
+  ("UNAVAILABLE: The service is currently unavailable.", UnknownError, None),
+  ("ABORTED: conflict", UnknownError, None),
+  ("HttpError accessing <https://tpu.googleapis.com/v2/x?alt=json>: response: <{'status': 404}>, content <<html>404 "
+   "Not Found</html>>", UnknownError, None),
+  ("gcloud crashed (ConnectionError): ('Connection aborted.', RemoteDisconnected('Remote end closed'))", UnknownError,
+   None),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "kind", "code"), COMPLAINTS, ids=[each[0][:50] for each in COMPLAINTS])
+def test_a_complaint_is_understood(text, kind, code):
+  error = gcloud.failure(1, PREFIX + text + "\n")
+  assert type(error) is kind
+  assert getattr(error, "code", None) == code
+  assert "\n" not in str(error) and " ".join(text.split())[:40] in str(error)
+
+
+@pytest.mark.parametrize(
+  ("text", "remedy"),
+  [
+    ("PERMISSION_DENIED: Permission 'tpu.queuedResources.create' denied on 'projects/p'", "roles/tpu.admin"),
+    ("PERMISSION_DENIED: The caller lacks iam.serviceAccounts.actAs on vit@p", "roles/iam.serviceAccountUser"),
+    ("PERMISSION_DENIED: Cloud TPU API has not been used in project 1 before", "gcloud services enable tpu.googleapis"),
+    ("UNAUTHENTICATED: Request had invalid authentication credentials", "gcloud auth login"),
+  ],
+)
+def test_a_denial_says_what_to_do(text, remedy):
+  assert remedy in str(gcloud.failure(1, PREFIX + text))
+
+
+def test_only_gclouds_own_word_means_absent():
+  # What the cloud tells of something else, or a name, may hold that word too.
+  for text in ("INTERNAL: the subnetwork is NOT_FOUND", "PERMISSION_DENIED: NOT_FOUND", "NOT_FOUND"):
+    assert not isinstance(gcloud.failure(1, PREFIX + text), gcloud.AbsentError)
+
+
+def test_a_flag_that_gcloud_does_not_know_is_a_mistake_of_ours_and_never_tried_again():
+  error = gcloud.failure(2, PREFIX + "unrecognized arguments: --best-effort\n\nTo search the help text of gcloud …")
+  assert isinstance(error, LaunchError) and error.code == USAGE
+  assert "--best-effort" in str(error) and "help" not in str(error)
+
+
+@pytest.mark.parametrize("code", [-9, 3, 130, 255])
+def test_other_exit_codes_are_no_answer(code):
+  assert isinstance(gcloud.failure(code, "NOT_FOUND"), UnknownError)
+
+
+@pytest.mark.parametrize(
+  ("error", "code"),
+  [
+    ({"code": 8, "message": "There is no more capacity in the zone"}, NO_CAPACITY),
+    ({"code": 8, "message": "Quota limit 'TPUV3' has been exceeded. Limit: 32"}, DENIED),
+    ({"code": 9, "message": "Quota exceeded for TPU v5e"}, DENIED),
+    ({"code": 4, "message": "valid until constraint expired"}, NO_CAPACITY),
+    ({"message": "The valid_until_duration of the request has expired"}, NO_CAPACITY),
+    ({"code": 7, "message": "The service account may not be used"}, DENIED),
+    ({"code": 16, "message": "no credentials"}, DENIED),
+    ({"message": "Permission denied on subnetwork"}, DENIED),
+    ({"code": 3, "message": "the runtime version is unknown"}, USAGE),
+    ({"code": 13, "message": "an internal error has occurred"}, NO_CAPACITY),
+    ({}, NO_CAPACITY),
+  ],
+)
+def test_why_a_request_failed_is_understood(error, code):
+  found, words = gcloud.failed(error)
+  assert found == code and words and error.get("message", "") in words
+
+
+def test_an_answer_is_parsed_and_nothing_is_none(program):
+  program.answers("queued-resources", "describe", {"name": "ä"}, Answer(" \n"))
+  assert gcloud.run(DESCRIBE) == {"name": "ä"}
+  assert gcloud.run(DESCRIBE) is None
+  assert program.calls[0] == [*DESCRIBE[1:], "--quiet", "--format=json"]
+
+
+@pytest.mark.parametrize("text", ["<html>", "{", "[" * 100_000, "\udcff"])
+def test_what_cannot_be_read_is_no_answer(program, text):
+  answer = Answer("x")
+  program.answers("queued-resources", "describe", answer)
+  file = program.folder / "gcloud.answers/queued-resources.describe/000/output"
+  file.write_bytes(text.encode(errors="surrogateescape"))
+  with pytest.raises(UnknownError, match="no JSON"):
+    gcloud.run(DESCRIBE)
+
+
+def test_a_call_that_hangs_is_killed_with_what_it_started(program, tmp_path):
+  (program.folder / "gcloud").write_text(f"#!/bin/sh\nsleep 61 & echo $! > {tmp_path}/child\nwait\n")
+  start = time.monotonic()
+  with pytest.raises(UnknownError, match=r"queued-resources.* did not answer within 0.2 s"):
+    gcloud.run(DESCRIBE, timeout=0.2)
+  assert time.monotonic() - start < 5
+  child = int((tmp_path / "child").read_text())
+  for _ in range(100):
+    if not _alive(child):
+      break
+    time.sleep(0.02)
+  assert not _alive(child)
+
+
+def _alive(process):
+  try:
+    return pathlib.Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
+  except FileNotFoundError:
+    return False
+
+
+def test_without_gcloud_the_line_says_where_to_get_it(tmp_path, monkeypatch):
+  monkeypatch.setenv("PATH", str(tmp_path))
+  with pytest.raises(LaunchError, match=r"cloud\.google\.com/sdk") as caught:
+    gcloud.run(DESCRIBE)
+  assert caught.value.code == DENIED
+
+
+def test_each_flag_is_one_word():
+  argv = gcloud.command("a", "b", "c", alpha=True, node_id="-x y", spot=True, reserved=False, network="", count=2)
+  assert argv == ["gcloud", "alpha", "compute", "tpus", "a", "b", "c", "--node-id=-x y", "--spot", "--count=2"]
+
+
+@pytest.mark.parametrize("answer", [said("NOT_FOUND", "Resource 'vit-a1'"), said("INTERNAL"), said("nothing", code=2)])
+def test_nothing_is_asked_twice(program, answer):
+  program.answers("queued-resources", "describe", answer)
+  with pytest.raises((gcloud.AbsentError, UnknownError, LaunchError)):
+    gcloud.run(DESCRIBE)
+  assert len(program.calls) == 1

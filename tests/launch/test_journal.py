@@ -1,0 +1,115 @@
+"""What was done is on the disk before it is done, and whoever reads the last line can go on."""
+
+import dataclasses
+import json
+
+import pytest
+
+from launch import journal, storage
+from launch.errors import LaunchError, UnknownError
+from launch.journal import Journal
+from launch.state import WATCHING, State
+from tests.launch.world import run
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+STATE = State(attempt=3, try_=2, stage=WATCHING, since=5.5, unverified=(1,), end=(13, "why"))
+
+
+def test_what_is_appended_is_read_again_with_the_state_and_the_run():
+  book = Journal("vit")
+  book.append("run", State(), run=run().dumps(), sha="ab")
+  book.append("intent", STATE, place="europe-west4-a")
+  again = Journal("vit")
+  assert again.state == STATE and again.run == run() and again.last("intent")["place"] == "europe-west4-a"
+  assert [event["number"] for event in again.events] == [0, 1] and again.open and journal.names() == ["vit"]
+
+
+def test_attempts_that_were_to_be_made_remain_until_they_are_seen_to_be_gone():
+  book = Journal("vit")
+  for attempt in (1, 2, 3):
+    book.append("intent", dataclasses.replace(STATE, attempt=attempt))
+  book.append("deleted", dataclasses.replace(STATE, attempt=2))
+  assert Journal("vit").remaining() == [1, 3]
+  book.append("end", STATE, code=13, text="")
+  assert not Journal("vit").open
+
+
+@pytest.mark.parametrize("torn", [b'{"number": 2, "ti', b"\xff\xfe\x00", b"[]", b"{}", b"nul\n" + b"x" * 1000])
+def test_a_line_that_a_crash_tore_is_left_out_and_the_next_is_written_behind_what_is_whole(torn):
+  book = Journal("vit")
+  book.append("run", State(), run=run().dumps())
+  path = journal.folder() / "vit.jsonl"
+  with open(path, "ab") as file:
+    file.write(torn)
+  again = Journal("vit")
+  assert again.events == book.events
+  again.append("intent", STATE)
+  assert [event["event"] for event in Journal("vit").events] == ["run", "intent"]
+
+
+def test_the_copy_in_the_runs_folder_is_gone_on_with_by_another_machine(tmp_path, monkeypatch):
+  folder = storage.storage(str(tmp_path / "run"))
+  book = Journal("vit", folder)
+  book.append("run", State(), run=run().dumps())
+  book.append("intent", STATE)
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+  other = Journal("vit", folder)
+  assert other.events == book.events and Journal("vit").events == book.events
+  other.append("deleted", STATE)
+  book.read()
+  assert book.events == other.events
+
+
+class Away(storage.Disk):
+  """A folder that gives no answer while `away`."""
+
+  away = True
+
+  def write(self, *arguments):
+    if self.away:
+      raise UnknownError("no answer")
+    return super().write(*arguments)
+
+
+def test_a_folder_that_is_away_delays_the_copy_and_no_event(tmp_path, capsys):
+  folder = Away(str(tmp_path))
+  book = Journal("vit", folder)
+  book.append("run", State(), run=run().dumps())
+  assert "late" in capsys.readouterr().err and Journal("vit").events == book.events
+  folder.away = False
+  book.append("intent", STATE)
+  assert len(folder.read(journal.COPY).content.splitlines()) == 2
+
+
+def test_what_cannot_be_written_down_is_an_error_before_anything_is_made(tmp_path, monkeypatch):
+  (tmp_path / "file").write_text("")
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+  with pytest.raises(LaunchError, match="nothing is made that is not written down first"):
+    Journal("vit").append("intent", STATE)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "-a", "a" * 99, "a\n"])
+def test_names_that_are_none_reach_no_file(name):
+  with pytest.raises(LaunchError, match="no name of a run"):
+    Journal(name)
+
+
+def test_a_state_that_another_version_wrote_is_named():
+  book = Journal("vit")
+  book.append("run", State(), run=run().dumps())
+  path = journal.folder() / "vit.jsonl"
+  line = json.loads(path.read_text())
+  line["state"]["colour"] = "red"
+  path.write_text(json.dumps(line) + "\n")
+  with pytest.raises(LaunchError, match=r"vit.jsonl.*colour"):
+    _ = Journal("vit").state
+
+
+def test_a_run_that_is_unknown_here_says_where_to_look():
+  with pytest.raises(LaunchError, match="no such run on this machine"):
+    _ = Journal("vit").run

@@ -1,0 +1,60 @@
+"""Logs of all workers in one stream."""
+
+import pytest
+
+from launch import flags, logs, spec
+from launch.board import Board
+from launch.errors import LaunchError
+from launch.journal import Journal
+from launch.state import State
+from launch.storage import storage
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+  run = spec.checked(spec.Run("vit", "local", "m", ("--workdir=x",), str(tmp_path / "run"), processes=2))
+  book = Journal("vit")
+  book.append("run", State(), run=run.dumps())
+  book.append("intent", State(attempt=1))
+  return Board(storage(run.folder), 1)
+
+
+def printed(capsys, *words):
+  assert logs.logs(flags.parse(["logs", "vit", *words])[0]) == 0
+  return capsys.readouterr().out.splitlines()
+
+
+def test_lines_carry_their_worker_and_come_in_order_of_time(files, capsys):
+  files.write_log(1, 0, b"one\ntwo\n")
+  files.write_log(0, 0, b"three\n")
+  files.write_log(1, 1, b"four")
+  assert printed(capsys) == ["[w01] one", "[w01] two", "[w00] three", "[w01] four"]
+
+
+def test_a_line_in_two_pieces_is_one(files, capsys):
+  for piece, content in enumerate((b"step 1\nst", b"ep 2\n", "schön".encode()[:4], "schön".encode()[4:])):
+    files.write_log(0, piece, content)
+  assert printed(capsys) == ["[w00] step 1", "[w00] step 2", "[w00] schön"]
+
+
+def test_one_worker_and_lines_with_a_text_are_chosen(files, capsys):
+  files.write_log(0, 0, b"loss 1\nacc 2\n")
+  files.write_log(1, 0, b"loss 3\n")
+  assert printed(capsys, "-w", "0", "--grep=loss") == ["[w00] loss 1"]
+
+
+def test_what_would_move_a_terminals_cursor_is_shown_and_not_done(files, capsys):
+  files.write_log(0, 0, b"\x1b[2J\x07ok\xff\r\n")
+  assert printed(capsys) == ["[w00] \ufffd[2J\ufffdok\ufffd"]
+
+
+@pytest.mark.parametrize("worker", ["2", "-1", "x", ""])
+def test_a_worker_that_is_none_is_named(files, worker):
+  with pytest.raises(LaunchError, match="allowed: all, 0 to 1"):
+    logs.logs(flags.parse(["logs", "vit", f"--worker={worker}"])[0])
+
+
+def test_an_attempt_that_printed_nothing_says_where_to_look(files, capsys):
+  logs.logs(flags.parse(["logs", "vit"])[0])
+  assert "launch status vit" in capsys.readouterr().err

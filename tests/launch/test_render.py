@@ -1,0 +1,192 @@
+"""Texts for other launchers, read by parsers that are not ours: PyYAML, xpk's, SkyPilot's."""
+
+import importlib.util
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import hypothesis
+import pytest
+import yaml
+from hypothesis import strategies
+
+from launch import manifests, render, spec, tpus
+from launch.errors import LaunchError
+from tests.launch import launches
+
+ODD = ("a b", "$(id)", "`id`", "it's", '"', "-x", "--y=z", "ä", "#", "{}", "$HOME", "\\", "*", "&& true", "!x")
+
+
+def interpreter(package):
+  """Of a Python that has a package: xpk and SkyPilot need other versions of what we need, so they have their own."""
+  own = os.environ.get(f"LAUNCH_{package.upper()}_PYTHON")
+  if not own and importlib.util.find_spec(package) is None:
+    pytest.skip(f"{package} is not installed; LAUNCH_{package.upper()}_PYTHON may name an interpreter that has it")
+  return own or sys.executable
+
+
+def parsed(package, program, text, folder):
+  """What a program of another Python, which reads the text from its input, prints as JSON on its last line."""
+  environment = {"HOME": str(folder), "PATH": os.environ["PATH"], "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+  words = [interpreter(package), "-c", program]
+  result = subprocess.run(
+    words, input=text, capture_output=True, text=True, env=environment, cwd=folder, timeout=120, check=False
+  )
+  assert result.returncode == 0, result.stderr[-2000:]
+  return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_the_rendered_jobset_is_the_one_that_is_created():
+  run = launches.run("gke", queue="q", slices=2, service_account="vit")
+  text = render.jobset(run, 3, 1_795_300_000)
+  assert yaml.safe_load(text) == manifests.jobset(run, 3, 1_795_300_000)
+  assert text.startswith("# ") and "a3/spec.json" in text
+
+
+def test_a_run_of_queued_resources_has_the_same_jobset_but_for_its_image():
+  changes = {"tpu": "v5e-16", "workdir": "gs://bkt/runs/a"}
+  other = yaml.safe_load(render.jobset(launches.run("qr", **changes), 1, 5))
+  own = manifests.jobset(launches.run("gke", **changes), 1, 5)
+  pod = other["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+  assert pod["containers"][0]["image"] == render.IMAGE
+  pod["containers"][0]["image"] = launches.IMAGE
+  assert other == own
+
+
+letters = strategies.text(strategies.characters(codec="utf-8"), max_size=8)
+leaves = strategies.one_of(
+  strategies.none(),
+  strategies.booleans(),
+  strategies.integers(-9, 10**12),
+  letters,
+  strategies.sampled_from(
+    ["no", "Yes", "null", "~", "1e3", "0x1", "- a", "a: b", "a\nb\n", " a\nb\n", "a\n\n", "=", "<<"]
+  ),
+  strategies.lists(letters, max_size=3).map(lambda lines: "\n".join(["x", *lines, ""])),
+)
+nested = strategies.recursive(
+  leaves,
+  lambda inner: strategies.lists(inner, max_size=3) | strategies.dictionaries(letters, inner, max_size=3),
+  max_leaves=12,
+)
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(
+  strategies.lists(nested, min_size=1, max_size=3) | strategies.dictionaries(letters, nested, min_size=1)
+)
+def test_any_value_is_the_same_to_a_parser_of_yaml(value):
+  assert yaml.safe_load(render.yaml(value)) == value
+
+
+@pytest.mark.parametrize("backend", ["qr", "gke"])
+@pytest.mark.parametrize("capacity", spec.CAPACITIES)
+def test_the_words_of_the_xpk_command_are_what_bash_reads(backend, capacity):
+  run = launches.run(backend, args=ODD, capacity=capacity, env={"A": "b c$d"})
+  (line,) = render.xpk(run).splitlines()
+  words = shlex.split(line)
+  assert words[:3] == ["xpk", "workload", "create"]
+  (command,) = (word.removeprefix("--command=") for word in words if word.startswith("--command="))
+  assert shlex.split(command) == ["exec", "python3", "-u", "-m", "vit_jax.train", *ODD]
+  assert "--env=A=b c$d" in words
+  assert f"--tpu-type={tpus.find(run.tpu).rented}" in words
+  flags = {"spot": "--spot", "on-demand": "--on-demand", "flex-start": "--flex"}
+  assert {"--spot", "--on-demand", "--flex"} & set(words) == ({flags[capacity]} if capacity in flags else set())
+
+
+def test_xpk_takes_the_cluster_out_of_the_context():
+  line = render.xpk(launches.run("gke", cluster="gke_my-project_us-east5-b_tpus"))
+  assert {"--cluster=tpus", "--project=my-project", "--zone=us-east5-b"} <= set(shlex.split(line))
+  assert f"--cluster={render.CLUSTER}" in shlex.split(render.xpk(launches.run("gke", cluster="mine")))
+
+
+def test_what_xpk_cannot_take_is_refused():
+  with pytest.raises(LaunchError, match="line break"):
+    render.xpk(launches.run("gke", args=("a\nb",)))
+  with pytest.raises(LaunchError, match="line break"):
+    render.xpk(launches.run("gke", env={"A": "a\nb"}))
+  with pytest.raises(LaunchError, match="41 characters; allowed: 40"):
+    render.xpk(launches.run("gke", name="n" * 41))
+
+
+_XPK = """
+import argparse, json, shlex, sys
+from xpk.parser.core import set_parser
+parser = argparse.ArgumentParser(prog="xpk")
+set_parser(parser=parser)
+values = vars(parser.parse_args(shlex.split(sys.stdin.read(), comments=True)[1:]))
+print(json.dumps({key: value for key, value in values.items() if isinstance(value, (str, int, bool, list))}))
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("backend", "tpu"), [("gke", "v6e-16"), ("qr", "v5e-16")])
+def test_xpk_itself_accepts_the_command(backend, tpu, tmp_path):
+  run = launches.run(
+    backend, tpu=tpu, slices=2, args=ODD, env={"A": "b c"}, secrets={"W": "projects/p/secrets/w/versions/1"}
+  )
+  values = parsed("xpk", _XPK, render.xpk(run), tmp_path)
+  assert values["command"] == "exec " + shlex.join(["python3", "-u", "-m", "vit_jax.train", *ODD])
+  expected = {"workload": "vit-b16", "tpu_type": tpus.find(tpu).rented, "num_slices": 2, "spot": True, "env": ["A=b c"],
+              "restart_on_exit_codes": "42", "docker_image": run.image or render.IMAGE}  # fmt: skip
+  assert {key: values[key] for key in expected} == expected
+
+
+def test_bash_runs_of_the_skypilot_task_just_the_program_with_its_words():
+  run = launches.run("qr", args=(*ODD, "a\nb"), python="/opt/my/bin/python")
+  task = yaml.safe_load(render.skypilot(run))
+  result = subprocess.run(["bash", "-n", "-c", task["setup"] + task["run"]], capture_output=True, check=False)
+  assert result.returncode == 0, result.stderr
+  assert shlex.split(task["run"]) == ["exec", run.python, "-u", "-m", "vit_jax.train", *run.args]
+
+
+def test_the_skypilot_task_is_the_run():
+  secrets = {"WANDB": "projects/p/secrets/w/versions/1"}
+  run = launches.run("qr", zones=("us-central2-b", "europe-west4-a"), env={"A": "yes"}, secrets=secrets)
+  task = yaml.safe_load(render.skypilot(run))
+  assert task["resources"]["accelerators"] == "tpu-v3-32:1"
+  assert task["resources"]["accelerator_args"] == {"tpu_vm": True, "runtime_version": run.runtime_version}
+  zones = [{"infra": "gcp/us-central2/us-central2-b"}, {"infra": "gcp/europe-west4/europe-west4-a"}]
+  assert task["resources"]["any_of"] == zones
+  assert task["envs"] == {"A": "yes"}
+  assert task["secrets"] == {"WANDB": None}  # only its name
+  assert "projects/p" not in render.skypilot(run)
+
+
+def test_what_skypilot_cannot_do_is_refused():
+  with pytest.raises(LaunchError, match="one slice; --slices is 2"):
+    render.skypilot(launches.run("qr", slices=2))
+  with pytest.raises(LaunchError, match="--capacity is flex-start"):
+    render.skypilot(launches.run("gke", capacity="flex-start"))
+
+
+_SKY = """
+import json, sys, yaml
+import sky
+task = sky.Task.from_yaml_config(yaml.safe_load(sys.stdin.read()))
+found = [resources.to_yaml_config() for resources in task.resources]
+print(json.dumps({"name": task.name, "run": task.run, "envs": dict(task.envs), "found": found}))
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+  ("backend", "tpu", "changes"),
+  [
+    ("qr", "v3-32", {"zones": ("europe-west4-a",)}),
+    ("qr", "v5e-16", {"zones": ("us-central1-a", "us-west4-a"), "capacity": "on-demand"}),
+    ("gke", "v6e-8", {}),
+  ],
+)
+def test_skypilot_itself_accepts_the_task(backend, tpu, changes, tmp_path):
+  run = launches.run(backend, tpu=tpu, args=ODD, env={"A": "b c"}, **changes)
+  task = parsed("sky", _SKY, render.skypilot(run), tmp_path)
+  start = shlex.join(["-u", "-m", "vit_jax.train", *ODD])
+  assert task["run"].strip() == f"exec {render.PYTHON} {start}"
+  assert task["name"] == "vit-b16" and task["envs"]["A"] == "b c"
+  assert len(task["found"]) == max(1, len(run.zones))
+  for found in task["found"]:
+    assert f"tpu-{tpus.find(tpu).rented}" in str(found["accelerators"])
+    assert found.get("use_spot", False) == (run.capacity == "spot")

@@ -1,0 +1,235 @@
+"""Decisions about a run, in a world whose time is ours. Scenarios have the numbers of the launcher's specification."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launch import board, engine, errors
+from launch.state import OVER
+from tests.launch.world import World, run, running
+
+
+def ended(world):
+  """How it ended; nothing may be left."""
+  assert not world.live() and world.most <= 1
+  return world.state.end[0]
+
+
+def test_a_run_that_meets_no_trouble_is_made_once_and_deleted():
+  world = World(run()).to_end()
+  assert ended(world) == errors.DONE and world.made == [1] and world.saved == 90 and not world.machines
+
+
+def test_1_without_capacity_it_ends_with_its_own_code_and_nothing_is_left():
+  world = World(run(), queue=1e9).to_end()
+  assert ended(world) == errors.NO_CAPACITY and world.made == [1]
+  assert run().limits.queue <= world.now - 1e9 < run().limits.queue + 200
+
+
+def test_1_with_several_zones_each_is_tried_once_and_never_two_at_once():
+  world = World(run(zones=("us-central1-a", "europe-west4-a")), queue=1e9).to_end()
+  assert ended(world) == errors.NO_CAPACITY and world.made == [1, 2]
+
+
+def test_3_an_answer_that_is_lost_makes_no_second_machine():
+  world = World(run())
+  world.create_lost = 3
+  assert ended(world.to_end()) == errors.DONE and world.made == [1]
+
+
+def test_4_a_cloud_that_gives_no_answer_changes_nothing():
+  world = World(run()).until(running)
+  world.look_fails = 2000
+  assert ended(world.to_end()) == errors.DONE and world.made == [1]
+
+
+def test_5_a_worker_that_never_reports_is_named_and_the_machines_are_replaced():
+  world = World(run(), boot=1e9)
+  world.until(lambda w: len(w.made) == 2)
+  assert "w00, w01, w02, w03: no sign of life" in world.said[1]
+  world.boot = 0.0
+  assert ended(world.to_end()) == errors.DONE and world.made == [1, 2]
+
+
+@pytest.mark.parametrize("notice", [True, False])
+def test_6_7_preemption_costs_no_try(notice):
+  world = World(run(max_failures=1), total=2000)
+  for number in range(1, 6):
+    world.until(lambda w, number=number: len(w.made) == number and running(w))
+    world.until(lambda w, number=number: w.saved >= 60 * number)
+    world.preempt(notice)
+    world.step()
+  assert ended(world.to_end()) == errors.DONE and world.made == [1, 2, 3, 4, 5, 6]
+  assert world.state.failures == 0
+
+
+def test_pauses_between_attempts_grow_while_nothing_is_reached_and_have_a_bound():
+  world, pauses = World(run(max_hours=500), total=10**9, boot=1e9), []
+  for _ in range(8):
+    world.until(lambda w: w.state.look == engine.READY)
+    world.preempt(False)
+    before = world.now
+    world.until(lambda w: w.state.look == engine.QUEUED)
+    pauses.append(world.now - before)
+  assert pauses == sorted(pauses) and pauses[-1] < 30 * 30 + 120 and pauses[4] > 4 * 30
+
+
+def test_9_a_host_that_is_cut_off_is_started_again_in_place():
+  world = World(run(), total=3000).until(running)
+  world.silent = {2}
+  world.until(lambda w: w.state.try_ == 2)
+  assert "nothing was heard of w02" in world.said[-1] and world.made == [1]
+  world.silent = set()
+  assert ended(world.to_end()) == errors.DONE and world.made == [1]
+
+
+def test_10_a_second_hang_on_the_same_machines_takes_others():
+  world = World(run(), crash={3: (43, 20)}, every=1, total=1000)
+  world.until(lambda w: w.state.try_ == 2 or len(w.made) > 1)
+  assert world.made == [1] and "w03 (h3) ended with 43" in world.said[-1]
+  world.crash = {3: (43, 60)}
+  world.until(lambda w: len(w.made) == 2)
+  world.crash = {}
+  assert ended(world.to_end()) == errors.DONE and world.made == [1, 2]
+
+
+def test_11_a_crash_loop_ends_after_three_tries_and_names_its_first_cause():
+  world = World(run(), crash={1: (1, 5)}).to_end()
+  assert ended(world) == errors.GAVE_UP and world.made == [1]
+  assert "3 tries without a new checkpoint" in world.state.end[1] and "w01 (h1) ended with 1" in world.state.end[1]
+
+
+def test_tries_that_go_on_from_later_checkpoints_fill_the_budget_again():
+  world = World(run(), total=3000)
+  for step in range(100, 900, 100):
+    world.crash = {0: (1, step)}
+    world.until(lambda w, step=step: w.saved >= step - 40 and not running(w))
+  world.crash = {}
+  assert ended(world.to_end()) == errors.DONE and world.made == [1]
+
+
+@pytest.mark.parametrize("code", [2, 44, 45])
+def test_13_an_end_that_another_try_would_repeat_is_the_end(code):
+  world = World(run(), crash={2: (code, 30)}).to_end()
+  assert ended(world) == code and world.made == [1] and world.state.try_ == 1
+
+
+def test_machines_are_kept_after_a_failure_where_that_is_asked_for():
+  world = World(run(keep_on_fail=True), crash={2: (44, 30)}).to_end()
+  assert world.state.end[0] == 44 and world.live() == [1] and world.state.unverified == (1,) and world.state.kept
+
+
+def test_18_a_deletion_that_fails_for_long_is_an_end_of_its_own_and_makes_nothing_beside_it():
+  world = World(run(), total=3000).until(running)
+  world.preempt(False)
+  world.delete_ignored = 10**6
+  world.to_end()
+  assert world.state.end[0] == errors.BILLING and world.made == [1] and world.state.unverified == (1,)
+
+
+def test_18_what_is_being_deleted_for_long_stands_beside_a_new_name_and_is_named_at_the_end():
+  world = World(run(), total=3000, removal=10**6).until(running)
+  world.preempt(False)
+  world.to_end()
+  assert world.state.end[0] == errors.DONE and world.made == [1, 2] and world.most == 1
+  assert world.state.unverified == (1, 2)
+
+
+def test_24_a_node_that_is_repaired_goes_on_and_one_that_is_not_is_replaced():
+  world = World(run(), total=3000).until(running)
+  world.machines[1].state = engine.REPAIRING
+  rows = world.reports[1]
+  for worker, (report, at) in rows.items():
+    changes = {"try_": 2, "phase": board.READY} if worker == 3 else {"phase": board.EXITED, "exit": 134}
+    rows[worker] = (dataclasses.replace(report, **changes), at)
+  for _ in range(60):
+    world.step()
+  assert world.state.try_ == 1
+  world.machines[1].state = engine.READY
+  world.until(lambda w: w.state.try_ > 1)
+  assert world.made == [1] and world.state.failures == 0
+  world.until(running)
+  world.machines[1].state, world.silent = engine.REPAIRING, {3}
+  world.until(lambda w: len(w.made) == 2)
+  world.silent = set()
+  assert ended(world.to_end()) == errors.DONE and world.made == [1, 2]
+
+
+def test_a_run_that_is_stopped_keeps_its_machines_and_ends():
+  world = World(run(), total=3000).until(running)
+  world.orders[1] = board.Order(1, stop=True)
+  world.to_end()
+  assert world.state.end[0] == errors.DETACHED and world.live() == [1] and world.state.kept
+
+
+def test_hours_are_of_all_attempts_together():
+  world = World(run(max_hours=1.0), total=10**9)
+  while world.state.stage != OVER:
+    world.step()
+    if running(world) and world.state.ready and world.now - world.state.ready > 1300:
+      world.preempt(True)
+  assert ended(world) == errors.GAVE_UP and "--max-hours=1 are used up" in world.state.end[1] and len(world.made) == 3
+
+
+def test_a_refusal_of_the_cloud_is_an_end_with_its_words():
+  world = World(run())
+  world.step()
+  world.machines[1].state, world.machines[1].detail = engine.FAILED, "Quota 'TPUV3' exceeded"
+  world.machines[1].code = errors.DENIED
+  assert ended(world.to_end()) == errors.DENIED and "Quota" in world.state.end[1]
+
+
+FAULTS = ("look_fails", "create_fails", "create_lost", "delete_fails", "delete_ignored")
+EVENTS = st.one_of(
+  st.tuples(st.just("wait"), st.integers(1, 40)),
+  st.tuples(st.sampled_from(FAULTS), st.integers(1, 90)),
+  st.tuples(st.just("preempt"), st.booleans()),
+  st.tuples(st.just("crash"), st.sampled_from([1, 2, 42, 43, 44, 45, 134, 137, 143])),
+  st.tuples(st.just("silent"), st.sets(st.integers(0, 3))),
+  st.tuples(st.just("state"), st.sampled_from([s for s in engine.STATES if s not in (engine.ABSENT, engine.DELETING)])),
+  st.tuples(st.just("gone"), st.just(0)),
+  st.tuples(st.just("removal"), st.sampled_from([0, 30, 2000, 10**6])),
+  st.tuples(st.just("queue"), st.sampled_from([0, 600, 10**6])),
+  st.tuples(st.just("order"), st.sampled_from([board.Order(9), board.Order(1, stop=True), board.Order(1, fresh=True)])),
+)
+
+
+def cause(world, event, value):
+  """Makes trouble."""
+  if event == "wait":
+    for _ in range(value):
+      world.step()
+  elif event in FAULTS:
+    setattr(world, event, value)
+  elif event == "preempt":
+    world.preempt(value)
+  elif event == "crash":
+    world.crash = {value % 4: (value, world.saved + 5)}
+  elif event == "state":
+    for attempt in world.live():
+      world.machines[attempt].state = value
+  elif event == "gone":
+    world.machines.clear()
+  elif event == "order":
+    world.orders[world.state.attempt] = value
+  else:
+    setattr(world, event, value)
+  world.step()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(EVENTS, max_size=25), st.booleans())
+def test_whatever_happens_all_that_was_made_is_deleted_or_named_and_two_never_live(events, keep):
+  world = World(run(zones=("us-central1-a", "europe-west4-a"), keep_on_fail=keep, max_hours=60), total=2000)
+  for event in events:
+    cause(world, *event)
+  world.crash, world.silent = {}, set()
+  world.to_end()
+  assert world.most <= 1
+  assert set(world.machines) <= set(world.state.unverified)
+  assert world.live() == ([world.state.attempt] if world.state.kept and world.live() else []) or (
+    world.state.end[0] in (errors.BILLING, *errors.EXITS, 2, 44, 45)
+  )
+  assert world.state.end is not None and sorted({*world.made}) == [*range(1, world.state.attempt + 1)]

@@ -1,0 +1,162 @@
+"""One who watches may die at any moment: what was made is written down first, found again, and deleted."""
+
+import dataclasses
+
+import pytest
+
+from launch import board, engine, errors, journal, spec
+from launch.journal import Journal
+from launch.lease import Held
+from launch.storage import storage
+from launch.watch import Watch
+from tests.launch.clouds import Cloud, Engine, Killed
+
+LIMITS = spec.Limits(beat=0.02, poll=0.02, silence=0.5, grace=0.2, pause=0.02, delete=0.6, start=2.0, repair=0.5)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+  folder = str(tmp_path / "run")
+  run = spec.Run("vit", "local", "train", (f"--workdir={folder}",), folder, processes=2, limits=LIMITS)
+  return spec.checked(run)
+
+
+def watched(run, cloud):
+  """The exit code of one who watches from the beginning."""
+  with Watch(run, Journal(run.name, storage(run.folder)), Engine(run, cloud)) as watch:
+    watch.begin(None)
+    return watch.to_end()
+
+
+def events(run):
+  return [event["event"] for event in Journal(run.name).events]
+
+
+def test_a_run_is_written_down_made_watched_and_deleted(run, capsys):
+  with Cloud() as cloud:
+    assert watched(run, cloud) == errors.DONE
+  assert events(run) == ["run", "intent", "created", "ready", "done", "deleted", "end"]
+  assert not cloud.states and "vit: done" in capsys.readouterr().out
+  copied = storage(run.folder).read(journal.COPY).content
+  assert copied == (journal.folder() / "vit.jsonl").read_bytes()
+
+
+def test_nothing_is_asked_for_before_it_is_on_the_disk(run):
+  class Reading(Engine):
+    def create(self, attempt, expires):
+      assert Journal(run.name).remaining() == [attempt]
+      super().create(attempt, expires)
+
+  with Cloud() as cloud, Watch(run, Journal(run.name), Reading(run, cloud)) as watch:
+    watch.begin(None)
+    assert watch.to_end() == errors.DONE
+
+
+def test_the_first_cause_and_its_log_are_shown_and_not_what_followed(run, capsys):
+  with Cloud([{"codes": ((134, 1),)}]) as cloud:
+    assert watched(run, cloud) == errors.GAVE_UP
+  text = capsys.readouterr().out
+  assert "w01 (h1) ended with 1" in text and "the log of 1" in text and "the log of 0" not in text
+  assert cloud.made == [1] and events(run).count("again") == 2
+
+
+@pytest.mark.heavy
+def test_17_whoever_dies_at_whichever_call_another_goes_on_and_nothing_is_left(run):
+  crews = [{"codes": ((0, 43), (134, 43))}, {}]  # a hang, another on the same machines, then others
+  with Cloud(crews) as cloud:
+    assert watched(run, cloud) == errors.DONE and cloud.made == [1, 2]
+    total = len([call for call in cloud.calls if call != "look"])
+  assert total == 8
+  for number in range(1, 60, 3):
+    (journal.folder() / "vit.jsonl").unlink()
+    for name in storage(run.folder).names():
+      storage(run.folder).delete(name)
+    with Cloud(crews) as cloud:
+      cloud.kill_at = number
+      try:
+        code = watched(run, cloud)
+      except Killed:
+        cloud.kill_at = None
+        with Watch(run, Journal(run.name, storage(run.folder)), Engine(run, cloud), force=True) as watch:
+          code = watch.to_end()
+      assert code == errors.DONE and cloud.most == 1 and not cloud.states, number
+      assert sorted({*cloud.made}) == [1, 2]
+
+
+def test_calls_without_an_answer_are_made_again(run):
+  with Cloud() as cloud:
+    cloud.fail_at = {1, 2, 4, 5, 9, 14, 15, 16, 17, 18}
+    assert watched(run, cloud) == errors.DONE and cloud.made == [1]
+
+
+def test_18_what_cannot_be_deleted_is_named_with_the_command_and_code_13(run, capsys):
+  with Cloud(removal=1e9) as cloud:
+    assert watched(run, cloud) == errors.BILLING
+  text = capsys.readouterr().out
+  assert "vit-a1 may still be billed" in text and "remove vit-a1" in text and "launch down vit" in text
+  assert Journal(run.name).remaining() == [1]
+
+
+def test_a_refusal_is_an_end_with_the_clouds_words(run, capsys):
+  with Cloud() as cloud:
+    cloud.refuse = ("quota of v3 is used up by vit-a0", errors.DENIED)
+    assert watched(run, cloud) == errors.DENIED
+  assert "quota of v3 is used up by vit-a0" in capsys.readouterr().out and not cloud.states
+
+
+def test_25_two_do_not_watch(run):
+  with Cloud([{"steps": 10**6}]) as cloud:
+    with Watch(run, Journal(run.name), Engine(run, cloud)) as watch:
+      watch.begin(None)
+      for _ in range(5):
+        watch.step()
+      with pytest.raises(Held), Watch(run, Journal(run.name), Engine(run, cloud)):
+        pass
+      with Watch(run, Journal(run.name), Engine(run, cloud), force=True), pytest.raises(Held):
+        watch.to_end()
+    assert cloud.live() == [1]
+
+
+def test_a_run_that_was_kept_is_deleted_before_the_next_is_made(run):
+  run = dataclasses.replace(run, keep_on_fail=True)
+  with Cloud([{"codes": ((44,),)}, {}]) as cloud:
+    assert watched(run, cloud) == 44 and cloud.live() == [1]
+    assert watched(run, cloud) == errors.DONE and cloud.made == [1, 2] and cloud.most == 1
+
+
+def test_one_that_was_stopped_is_resumed_on_its_machines(run):
+  with Cloud([{"steps": 60, "began": (0, 5)}]) as cloud:
+    with Watch(run, Journal(run.name), Engine(run, cloud)) as watch:
+      watch.begin(None)
+      for _ in range(5):
+        watch.step()
+      files = board.Board(storage(run.folder), 1)
+      files.give(board.Order(1, stop=True))
+      assert watch.to_end() == errors.DETACHED and cloud.live() == [1]
+    with Watch(run, Journal(run.name), Engine(run, cloud)) as watch:
+      watch.resume(2)
+      files.give(board.Order(2))
+      assert watch.to_end() == errors.DONE
+  assert cloud.made == [1] and not cloud.states
+
+
+def test_23_a_clock_that_is_wrong_is_said_once(run, capsys):
+  run = dataclasses.replace(run, processes=3)
+  with Cloud() as cloud, Watch(run, Journal(run.name), Engine(run, cloud)) as watch:
+    for _ in range(3):
+      rows = {w: (board.Report(w, clock=1000.0 + 500 * (w == 2)), 0.0) for w in range(3)}
+      watch._check_clocks(1000.0, rows)
+  assert capsys.readouterr().out.count("w02: its clock is wrong by 500 s") == 1
+
+
+def test_reports_of_a_run_that_is_forgotten_do_not_count(run):
+  files = board.Board(storage(run.folder), 1)
+  for worker in range(2):
+    files.report(board.Report(worker, 1, board.EXITED, exit=0))
+  with Cloud([{"codes": ((44,),)}]) as cloud:
+    assert watched(run, cloud) == 44
+
+
+def test_the_engine_of_the_test_is_one():
+  assert {name for name in vars(engine.Engine) if not name.startswith("_")} <= {*vars(Engine)}

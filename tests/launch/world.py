@@ -1,0 +1,201 @@
+"""A cloud with workers, in time that does not pass by itself: what `supervise.decide` decides is done here at once."""
+
+import dataclasses
+
+from launch import board, engine, spec, supervise
+from launch.errors import LaunchError, UnknownError
+from launch.state import OVER, Action, Seen, State
+
+POLL = 15.0
+
+
+def run(**changes) -> spec.Run:
+  """A run on four hosts."""
+  args = ("--config=c.py", "--workdir=gs://bkt/a")
+  words = {"backend": "qr", "tpu": "v3-32", "project": "project", "zones": ("europe-west4-a",)}
+  return spec.checked(spec.Run("vit", module="vit_jax.train", args=args, workdir="gs://bkt/a", **words | changes))
+
+
+@dataclasses.dataclass
+class Machines:
+  """An attempt's, in the cloud; `born` in seconds."""
+
+  state: str
+  born: float
+  going: float = 0.0  # when its deletion was asked for
+  code: int = 0
+  detail: str = ""
+
+
+@dataclasses.dataclass
+class World:
+  """The cloud and the workers of a run.
+
+  Args:
+    saved: the step of the newest checkpoint; `total` is the last step.
+    delays: seconds in the queue, of provisioning, of the start of the workers, and of a deletion.
+    crash: {worker: (exit code, step)} at which it ends, each time.
+  """
+
+  run: spec.Run
+  total: int = 100
+  saved: int = 0
+  every: int = 10
+  pace: float = 1.0
+  queue: float = 30.0
+  provision: float = 60.0
+  boot: float = 30.0
+  removal: float = 30.0
+  crash: dict = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    self.now, self.state = 1e9, State()
+    self.machines, self.reports, self.orders = {}, {}, {}
+    self.made, self.most, self.notes, self.said = [], 0, [], []
+    self.silent, self.frozen = set(), set()
+    self.look_fails = self.create_fails = self.create_lost = self.delete_fails = self.delete_ignored = 0
+    self.refusal = None
+
+  # What the cloud does.
+
+  def live(self):
+    """Attempts that exist and are not being deleted."""
+    return [attempt for attempt, m in self.machines.items() if m.state != engine.DELETING]
+
+  def tick(self, seconds: float = POLL) -> None:
+    """Time passes."""
+    self.now += seconds
+    for attempt, m in list(self.machines.items()):
+      age = self.now - m.born
+      if m.state == engine.DELETING and self.now - m.going >= self.removal:
+        del self.machines[attempt]
+        self.reports.pop(attempt, None)
+      elif m.state == engine.QUEUED and age >= self.queue:
+        m.state = engine.STARTING
+      elif m.state == engine.STARTING and age >= self.queue + self.provision:
+        m.state = engine.READY
+      if m.state in (engine.READY, engine.REPAIRING) and age >= self.queue + self.provision + self.boot:
+        self._work(attempt, seconds)
+
+  def _work(self, attempt, seconds):
+    order = self.orders.get(attempt, board.Order())
+    rows = self.reports.setdefault(attempt, {})
+    for worker in range(self.run.workers):
+      report, _ = rows.get(worker, (None, 0.0))
+      if report is None or (report.try_ < order.try_ and worker not in self.silent):
+        rows[worker] = (board.Report(worker, order.try_, board.READY, host=f"h{worker}", clock=self.now), self.now)
+    if all(report.phase == board.READY and report.try_ == order.try_ for report, _ in rows.values()):
+      for worker, (report, _) in rows.items():
+        changes = {"phase": board.RUNNING, "step": self.saved, "began": self.saved}
+        rows[worker] = (dataclasses.replace(report, **changes), self.now)
+      return
+    for worker, (report, _) in rows.items():
+      if report.phase == board.RUNNING and worker not in self.frozen:
+        self._run(rows, worker, report, seconds, order)
+      elif worker not in self.silent:
+        rows[worker] = (report, self.now)
+    codes = {report.exit for report, _ in rows.values() if report.phase == board.EXITED}
+    if codes and codes != {0}:  # the others follow
+      for worker, (report, _) in rows.items():
+        if report.phase == board.RUNNING:
+          rows[worker] = (dataclasses.replace(report, phase=board.EXITED, exit=134, clock=self.now), self.now)
+
+  def _run(self, rows, worker, report, seconds, order):
+    step = min(self.total, report.step + int(seconds * self.pace))
+    code, at = self.crash.get(worker, (None, 0))
+    if order.stop:
+      report = dataclasses.replace(report, phase=board.EXITED, exit=42)
+    elif code is not None and step >= at:
+      report = dataclasses.replace(report, phase=board.EXITED, exit=code, step=at, clock=self.now, tail="the log")
+    elif step >= self.total:
+      report = dataclasses.replace(report, phase=board.EXITED, exit=0, step=step)
+    else:
+      report = dataclasses.replace(report, step=step)
+    if worker not in self.silent:
+      rows[worker] = (report, self.now)
+    if all(r.phase == board.RUNNING for r, _ in rows.values()):
+      self.saved = max(self.saved, min(r.step for r, _ in rows.values()) // self.every * self.every)
+
+  def preempt(self, notice: bool) -> None:
+    """Takes the machines away, after the programs could save or not."""
+    for attempt in self.live():
+      self.machines[attempt].state, self.machines[attempt].detail = engine.LOST, "SUSPENDED"
+      rows = self.reports.get(attempt, {})
+      for worker, (report, _) in rows.items():
+        if notice and report.phase == board.RUNNING:
+          self.saved = max(self.saved, report.step)
+          rows[worker] = (dataclasses.replace(report, phase=board.EXITED, exit=42), self.now)
+
+  # What the one who watches sees and does.
+
+  def seen(self) -> Seen:
+    """What is known now."""
+    attempt, refusal = self.state.attempt, self.refusal
+    self.refusal = None
+    look = None
+    if self.look_fails:
+      self.look_fails -= 1
+    else:
+      m = self.machines.get(attempt)
+      look = engine.Look(m.state, m.detail, m.code) if m else engine.Look(engine.ABSENT)
+    reports = {w: (report, self.now - at) for w, (report, at) in self.reports.get(attempt, {}).items()}
+    return Seen(self.now, look, reports, self.orders.get(attempt), refusal)
+
+  def act(self, action: Action, state: State) -> None:
+    """What was decided. UnknownError where the cloud gives no answer."""
+    if action.verb == "create":
+      if self.create_fails:
+        self.create_fails -= 1
+        raise UnknownError("503")
+      if state.attempt not in self.machines:
+        self.machines[state.attempt] = Machines(engine.QUEUED, self.now)
+        self.made.append(state.attempt)
+      self.most = max(self.most, len(self.live()))
+      if self.create_lost:
+        self.create_lost -= 1
+        raise UnknownError("the connection was cut")
+    elif action.verb == "delete":
+      if self.delete_fails:
+        self.delete_fails -= 1
+        raise UnknownError("500")
+      if self.delete_ignored:
+        self.delete_ignored -= 1
+      elif (m := self.machines.get(state.attempt)) and m.state != engine.DELETING:
+        m.state, m.going = engine.DELETING, self.now
+    elif action.verb == "order":
+      self.orders[state.attempt] = action.order
+    else:
+      self.notes.append(action.event)
+      self.said.append(action.text)
+
+  def step(self, restarts: bool = False) -> None:
+    """Looks, decides, acts, and time passes."""
+    state, actions = supervise.decide(self.run, restarts, self.state, self.seen())
+    try:
+      for action in actions:
+        try:
+          self.act(action, state)
+        except LaunchError as error:
+          self.refusal = error
+      self.state = state
+    except UnknownError:
+      pass
+    self.tick()
+
+  def until(self, condition, most: int = 5000) -> "World":
+    """Steps until something is so."""
+    for _ in range(most):
+      if condition(self):
+        return self
+      self.step()
+    raise AssertionError(f"never: {self.state}")
+
+  def to_end(self) -> "World":
+    """Steps until all is over."""
+    return self.until(lambda w: w.state.stage == OVER)
+
+
+def running(world: World) -> bool:
+  """Whether all workers run."""
+  rows = world.reports.get(world.state.attempt, {})
+  return bool(rows) and all(report.phase == board.RUNNING for report, _ in rows.values())
