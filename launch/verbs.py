@@ -32,9 +32,9 @@ def run(args, run: Run) -> int:
     print(engine_.request(1))
     return errors.DONE
   code = bundle.make(pathlib.Path.cwd())
-  findings = check.check(run, args.price, args.host_rate)
+  findings = [] if args.force else check.check(run, args.price, args.host_rate)
   check.show(findings)
-  if not args.force and any(finding.refuses for finding in findings):
+  if any(finding.refuses for finding in findings):
     raise LaunchError("not started, as of what is said above; --force starts it all the same")
   book = Journal(run.name, storage(run.folder))
   with Watch(run, book, engine_) as watch:

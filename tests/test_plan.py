@@ -33,11 +33,14 @@ def test_a_mistake_is_one_line(flags, place, suggestion, monkeypatch):
 
 
 def test_a_plan_is_printed_and_written(tmp_path, monkeypatch, capsys):
-  small = [f"--config.{key}={text}" for key, text in (runs.IMAGENET | {"batch": "1023"}).items()]
+  small = [
+    f"--config.{key}={text}" for key, text in (runs.IMAGENET | {"batch": "1023", "data.path": "gs://bkt/data"}).items()
+  ]
   file = tmp_path / "plan.json"
   monkeypatch.setattr("sys.argv", ["plan", CONFIG, *small, "--topology=v3-8,v3-32", f"--json={file}"])
   plan.main()
   printed = capsys.readouterr().out
   plans = json.loads(file.read_text())
   assert [p["rented"] for p in plans] == ["v3-8", "v3-32"]
+  assert {p["data_path"] for p in plans} == {"gs://bkt/data"}
   assert all("1023" in p["problem"] and p["problem"] in printed for p in plans)

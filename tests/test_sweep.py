@@ -1,6 +1,7 @@
 """The sweep command: mistakes, rendered commands, and one that is killed, stopped and continued to its end."""
 
 import json
+import pathlib
 import shlex
 import signal
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from tests import runs
 from tests.sweeps import studies
-from vit_jax import sweep
+from vit_jax import build, config, flags, sweep
 from vit_jax.prepare import prepare
 from vit_jax.schema import ConfigError
 
@@ -32,6 +33,7 @@ def sweep():
     ("def sweep():\n  return [{'init.from': '/nope'}]", [], "config.init.from", "/nope"),
     ("def sweep():\n  return [{}]", ["--parallel=0"], "--parallel", "1 and more"),
     ("def sweep():\n  return [{}]", ["--parralel=2"], "--parralel", "--parallel"),
+    ("def sweep():\n  return [{}]", ["--launch=--tpu=v3-8"], "--launch", "launch sweep"),
   ],
 )
 def test_a_mistake_is_one_line_before_anything_is_started(tmp_path, monkeypatch, body, flags, place, word):
@@ -63,6 +65,53 @@ def test_rendering_prints_a_command_for_each_trial_and_starts_none(tmp_path, mon
   assert ["--config.optim.lr=0.1" in line for line in commands] == [False, False, True, False]
   assert comment.startswith("#") and "sead=1" in comment
   assert not (tmp_path / "w").exists()
+
+
+def test_rendering_for_launch_names_each_trial(tmp_path, monkeypatch, capsys):
+  file, flags = studies.sweep_file(tmp_path, SWEEP), "--backend=qr --tpu=v3-8 --env='A=b c'"
+  words = [f"--config={file}", f"--workdir={tmp_path / 'My_W'}", "--render", f"--launch={flags}"]
+  monkeypatch.setattr(sys, "argv", ["sweep", *words])
+  sweep.main()
+  for i, line in enumerate(capsys.readouterr().out.splitlines()[:4]):
+    head, _, program = " ".join(shlex.split(line)).partition(" -- ")
+    assert head == f"python -m launch run my-w-t{i:02d} --backend=qr --tpu=v3-8 --env=A=b c"
+    assert program.startswith(f"vit_jax.train --config={file} --workdir={tmp_path / 'My_W'}/trials/")
+
+
+def test_what_is_finished_elsewhere_is_collected_and_then_the_last_run_is_rendered(tmp_path, monkeypatch, capsys):
+  body = 'def sweep():\n  return Sweep(product({"optim.lr": (0.1, 0.2)}), final=[{"seed": 4}])\n'
+  study = [f"--config={studies.sweep_file(tmp_path, body)}", f"--workdir={tmp_path / 'w'}"]
+
+  def run(*words):
+    monkeypatch.setattr(sys, "argv", ["sweep", *study, *words])
+    capsys.readouterr()
+    sweep.main()
+    return capsys.readouterr().out.splitlines()
+
+  def finish(line, top1):
+    words = shlex.split(line)
+    workdir = pathlib.Path(words[4].partition("=")[2])
+    workdir.mkdir(parents=True)
+    overrides = dict(word.removeprefix("--config.").split("=") for word in words[5:])
+    run = build.complete(config.resolve(flags.load(words[3].partition("=")[2], overrides)))
+    (workdir / "config.json").write_text(config.dumps(run))
+    (workdir / "result.json").write_text(json.dumps({"val/top1": top1, "top1": top1, "train_seconds": 1.0}))
+
+  first, second = run("--render")
+  with pytest.raises(ConfigError, match="no trial is done"):
+    run("--collect")
+  finish(first, 0.5)
+  assert len(run("--render")) == 2  # nothing is decided before all have ended, unless that is asked for
+  assert "--config.optim.lr=0.1" in run("--render", "--decide")[2]
+  run("--collect")
+  assert [t["status"] for t in json.loads((tmp_path / "w/sweep.json").read_text())["trials"]] == ["done", "waiting"]
+  finish(second, 0.6)
+  *_, last = run("--render")
+  assert "--config.optim.lr=0.2" in last and "/final/" in last
+  finish(last, 0.7)
+  run("--collect")
+  record = json.loads((tmp_path / "w/sweep.json").read_text())
+  assert record["best"] == {"optim.lr": 0.2} and record["final"][0]["figures"]["top1"] == 0.7
 
 
 @pytest.mark.heavy

@@ -5,13 +5,16 @@
 Trials run as `vit_jax.train`, several at a time with --parallel, each on devices of its own. They are measured on the
 split that decides and not on test; the best setting alone is, once. The same command continues a sweep that was stopped
 or killed; a trial that failed is written down with its error and not tried again, unless --retry says so. --render
-prints the trials as commands for other launchers; where they share the workdir, the sweep takes what is finished.
+prints the trials as commands for other launchers, and once all have ended the last runs too; --launch="--backend=qr
+--tpu=v3-8 ..." makes them commands of `launch`. Where they share the workdir, the sweep takes what is finished, with
+--collect that alone. `python -m launch sweep` does all of this.
 
 It leaves sweep.json, sweep.md (the table), sweep.png (which setting matters), and a log and a workdir of each trial.
 Exit codes: 0 finished, 2 mistake or nothing to choose from, 42 asked to stop, 130 Ctrl-C.
 """
 
 import argparse
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -29,7 +32,10 @@ def main() -> None:
   trials = study.trials()
   study.check(trials)
   if args.render:
-    render(study, trials)
+    render(study, trials, args.decide, args.launch)
+    return
+  if args.collect:
+    search.collect(study, trials, args.decide)
     return
   groups = pool.groups(args.parallel)
   check_data(trials, study.sweep.decide)
@@ -46,8 +52,15 @@ def parse() -> tuple[argparse.Namespace, Study]:
   parser.add_argument("--workdir", required=True, type=cli.directory, help="where the sweep lives; one sweep each")
   parser.add_argument("--parallel", type=int, default=1, metavar="N", help="trials at a time, on disjoint devices")
   parser.add_argument("--render", action="store_true", help="print the commands of all trials, and do nothing")
+  parser.add_argument("--launch", metavar="FLAGS", help="with --render: of `python -m launch run`, which is printed")
+  parser.add_argument("--collect", action="store_true", help="take what is finished elsewhere, and train nothing")
+  parser.add_argument("--decide", action="store_true", help="with these: choose though some trials are not finished")
   parser.add_argument("--retry", action="store_true", help="try failed and diverged trials again")
   args = parser.parse()
+  if args.decide and not (args.render or args.collect):
+    raise ConfigError("--decide: it is for --render and --collect; a sweep itself knows which trials have failed")
+  if args.launch is not None and not args.render:
+    raise ConfigError("--launch: it is for --render; `python -m launch sweep` runs a sweep")
   if args.parallel < 1:
     raise ConfigError(f"--parallel: {args.parallel}; allowed: 1 and more")
   if args.workdir.exists() and not args.workdir.is_dir():
@@ -55,13 +68,25 @@ def parse() -> tuple[argparse.Namespace, Study]:
   return args, Study(args.config, args.overrides, sweep_of(args.config), args.workdir)
 
 
-def render(study: Study, trials: Sequence[Trial]) -> None:
-  """Prints the command of each trial, or as a comment why it is impossible."""
-  for trial in trials:
-    if trial.config is None:
-      say(f"# impossible: {trial}: {trial.error}")
-    else:
-      say(shlex.join(execution.train_command(study.file, trial)))
+def render(study: Study, trials: Sequence[Trial], decide: bool = False, launch: str | None = None) -> None:
+  """Prints the command of each trial, or as a comment why it is impossible; once all have ended, of the last runs too.
+
+  Args:
+    decide: whether the last runs follow from those trials that are done, though others are not.
+    launch: flags of `python -m launch run`, which starts each then, under the name of the workdir; None for none.
+  """
+  name = re.sub("[^a-z0-9]+", "-", study.workdir.name.lower()).strip("-") or "sweep"
+  for letter, runs in (("t", trials), ("f", search.last_runs(study, trials, decide)[1])):
+    for i, trial in enumerate(runs):
+      if trial.config is None:
+        say(f"# impossible: {trial}: {trial.error}")
+        continue
+      final = letter == "f" and not study.sweep.final
+      command = execution.evaluate_command(trial) if final else execution.train_command(study.file, trial)
+      if launch is not None:
+        start = ["python", "-m", "launch", "run", f"{name}-{letter}{i:02d}", *shlex.split(launch), "--"]
+        command = [*start, *command[2:]]
+      say(shlex.join(command))
 
 
 if __name__ == "__main__":

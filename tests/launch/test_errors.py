@@ -1,8 +1,22 @@
-"""The exit codes of `launch`: one number each, none that means something else where training ends with it."""
+"""The exit codes of `launch`: one number each, none that means something else where training ends with it.
 
-from launch import errors
+And the page that explains them, whose commands the real gcloud and our own parsers must understand.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+
+import pytest
+
+from launch import errors, flags
 from vit_jax import runtime
 
+PAGE = (pathlib.Path(__file__).parents[2] / "docs/pods.md").read_text()
 NAMES = {name: value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
 
 
@@ -22,3 +36,43 @@ def test_an_error_is_its_message_and_a_code():
   assert errors.LaunchError("a typo").code == errors.USAGE
   assert errors.LaunchError("no quota", errors.DENIED).code == errors.DENIED
   assert str(errors.LaunchError("a typo")) == "a typo"
+
+
+def test_the_table_of_the_page_is_the_contract():
+  rows = re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", PAGE, re.MULTILINE)
+  assert {int(code): (meaning, action) for code, meaning, action in rows} == errors.EXITS
+
+
+def test_the_page_is_one_page():
+  assert len(PAGE.splitlines()) < 150
+
+
+def commands():
+  """The lines of the page's shell blocks, with variables for what they stand for."""
+  text = "\n".join(re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)).replace("\\\n", " ")
+  values = {"P": "my-project", "ME": "user:me@example.com", "R": "us-central1", "B": "my-bucket", "Z": "us-central1-a",
+            "SA": "vit@my-project.iam.gserviceaccount.com"}  # fmt: skip
+  return re.sub(r"\$(\w+)", lambda match: values[match[1]], text)
+
+
+def test_the_run_of_the_page_is_one_that_launch_takes():
+  (words,) = re.findall(r"^run=\((.*?)\)$", commands(), re.DOTALL | re.MULTILINE)
+  run = flags.run_of(*flags.parse(["run", *shlex.split(words)]))
+  assert (run.backend, run.workers, run.workdir) == ("qr", 4, "gs://my-bucket/runs/vit-s16")
+  for line in re.findall(r"`(?:python -m )?launch (\w+)[^`]*`", PAGE):
+    assert line in flags.VERBS, line
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed")
+def test_gcloud_understands_every_command_of_the_page(tmp_path):
+  lines = [line.partition("#")[0].strip() for line in commands().splitlines() if line.startswith("gcloud ")]
+  every = [part for line in lines for part in line.split(" && ")]
+  assert len(every) > 20
+  (tmp_path / "commands").write_text(json.dumps([{"command_string": command} for command in every]))
+  words = ["gcloud", "meta", "lint-gcloud-commands", f"--commands-file={tmp_path / 'commands'}"]
+  alone = {"CLOUDSDK_CONFIG": str(tmp_path / "config"), "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true"}
+  result = subprocess.run(words, capture_output=True, text=True, env=os.environ | alone, check=True)
+  found = json.loads(result.stdout)
+  assert len(found) == len(every)
+  assert [(each["command_string"], each["error_message"]) for each in found if not each["success"]] == []

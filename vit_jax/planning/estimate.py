@@ -39,6 +39,7 @@ class Plan:
   hosts: int
   mesh: str
   problem: str | None = None  # why there is no figure
+  data_path: str | None = None  # where the config says that the images are
   fits: bool = False
   hbm_limit: int = 0
   hbm_arguments: int = 0  # state and batch
@@ -156,7 +157,10 @@ def make_plan(
   """
   tpus = devices(slice_)
   wanted = ", ".join(f"{axis}={size}" for axis, size in schema.plain(run.mesh).items() if size != 1)
-  plan = Plan(slice_.name, slice_.rented, len(tpus), slice_.hosts, wanted or "data=1", hbm_limit=slice_.chip.memory)
+  plan = Plan(
+    slice_.name, slice_.rented, len(tpus), slice_.hosts, wanted or "data=1",
+    data_path=run.data.args.get("path"), hbm_limit=slice_.chip.memory,
+  )  # fmt: skip
   try:
     parts = build.build(run, tpus, catalog.known_split)
   except schema.ConfigError as error:

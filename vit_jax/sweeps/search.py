@@ -12,7 +12,7 @@ from vit_jax.schema import ConfigError
 from vit_jax.sweeps import execution, pool, results
 from vit_jax.sweeps.record import Record
 from vit_jax.sweeps.study import Study
-from vit_jax.sweeps.trials import Trial, settings, text
+from vit_jax.sweeps.trials import Setting, Trial, settings, text
 
 
 def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retry: bool) -> None:
@@ -47,6 +47,32 @@ def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retr
     raise ConfigError("no trial is done; see the errors above, and --retry")
   if any(trial.status != "done" for trial in record.last_runs):
     raise ConfigError("the last runs are not all done; see the errors above, and --retry")
+
+
+def last_runs(study: Study, trials: Sequence[Trial], decide: bool) -> tuple[Setting | None, list[Trial]]:
+  """(the best setting, what is scored on test) where the workdirs of all possible trials say that they are done.
+
+  With `decide` those that are done suffice. Takes their results.
+  """
+  possible = [trial for trial in trials if trial.config is not None]
+  finished = [trial.status == "done" or execution.take_result(trial) for trial in possible]
+  order = (
+    results.ranked(settings(trials), study.sweep.decide) if study.sweep.decide and (decide or all(finished)) else []
+  )
+  return (order[0], study.last_runs(order[0])) if order else (None, [])
+
+
+def collect(study: Study, trials: list[Trial], decide: bool) -> None:
+  """Takes what others have finished of a study, and trains nothing; leaves its record and table. See `last_runs`."""
+  with runtime.locked(study.workdir):
+    record = Record(study, trials)
+    record.restore(trials, retry=False)
+    record.best, record.last_runs = last_runs(study, trials, decide)
+    for trial in record.last_runs:
+      execution.take_result(trial)
+    record.close()
+  if not any(trial.status == "done" for trial in trials):
+    raise ConfigError("no trial is done yet; --render prints their commands")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,130 @@
+"""Where the time of a run went: the sum is the time, whatever journal and account say."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given, strategies
+
+from launch import goodput
+from launch.errors import LaunchError
+from tests.launch import launches
+from vit_jax import clock
+
+T = 1_795_000_000.0
+
+
+def events(*rows):
+  return [{"time": T + at, "event": event, "attempt": attempt} for at, event, attempt in rows]
+
+
+# 100 s for capacity, 50 s of setup; taken away after 300 s; again after 150 s; done, and deleted in 20 s.
+JOURNAL = events(
+  (0, "run", 0), (1, "intent", 1), (2, "created", 1), (100, "ready", 1), (450, "preempted", 1), (470, "deleted", 1),
+  (480, "intent", 2), (560, "ready", 2), (1000, "done", 2), (1020, "deleted", 2), (1020, "end", 2),
+)  # fmt: skip
+
+
+def phases(**seconds):
+  return dict.fromkeys(clock.PHASES, 0.0) | seconds
+
+
+def workdir(folder, attempts, older=None, lost=None):
+  account = {"older": older or {"attempts": 0, "waited": 0.0, "seconds": phases()}, "attempts": attempts}
+  (folder / "goodput.json").write_text(json.dumps(account))
+  if lost is not None:
+    (folder / "result.json").write_text(json.dumps({"goodput": {clock.LOST: lost}}))
+  return launches.run(workdir=str(folder))
+
+
+def attempt(began, **seconds):
+  return {"began": T + began, "waited": 0.0, "seconds": phases(**seconds)}
+
+
+def test_names_are_those_of_the_account_of_the_program():
+  assert goodput.PHASES == clock.PHASES and (goodput.LOST, goodput.BETWEEN) == (clock.LOST, clock.BETWEEN)
+
+
+def test_waits_and_the_programs_own_times_are_one_table(tmp_path):
+  first = attempt(150, start=10.0, compile=40.0, step=230.0, save=20.0)
+  run = workdir(tmp_path, [first, attempt(600, start=10.0, step=380.0, evaluation=10.0)], lost=30.0)
+  table = goodput.goodput(run, JOURNAL)
+  assert table["seconds"] == {
+    "queueing": 100.0,
+    "tpu_initialization": 50.0,
+    "training_prep": 20.0,
+    "program_startup": 40.0,
+    "steps": 580.0,
+    "wasted_progress_from_disruption": 30.0,
+    "unproductive_checkpoint_save_time": 20.0,
+    "custom_badput_events": 10.0,
+    "infrastructure_recovery_from_disruption": 150.0,
+    "deletion": 20.0,
+  }
+  assert table["total"] == 1020.0 == sum(table["seconds"].values())
+  assert table["goodput"] == 580 / 1020 and table["attempts"] == 2
+  printed = goodput.text(table).splitlines()
+  assert printed[0] == "vit-b16: goodput 56.86% of 0:17:00 in 2 attempts"
+  assert [line.split() for line in printed[1:3]] == [
+    ["steps", "0:09:40", "56.9%"],
+    ["infrastructure_recovery_from_disruption", "0:02:30", "14.7%"],
+  ]
+
+
+def test_without_an_account_the_journal_says_what_it_can(tmp_path):
+  table = goodput.goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
+  assert table["seconds"] == {
+    "queueing": 100.0,
+    "other": 350.0 + 460.0,
+    "infrastructure_recovery_from_disruption": 110.0,
+  }
+
+
+def test_what_was_trained_before_the_run_is_not_of_it(tmp_path):
+  run = workdir(tmp_path, [attempt(-5000, step=1000.0), attempt(150, step=850.0)])
+  assert goodput.goodput(run, JOURNAL)["seconds"]["steps"] == 850.0
+
+
+def test_a_run_that_goes_on_is_counted_until_now(tmp_path, monkeypatch):
+  monkeypatch.setattr(time, "time", lambda: T + 400)
+  table = goodput.goodput(workdir(tmp_path, [attempt(150, step=240.0)]), JOURNAL[:4])
+  assert table["total"] == 400.0
+  assert table["seconds"] == {
+    "queueing": 100.0,
+    "tpu_initialization": 50.0,
+    "steps": 240.0,
+    "infrastructure_recovery_from_disruption": 10.0,
+  }
+
+
+SECONDS = strategies.floats(0, 1000)
+
+
+@given(
+  times=strategies.lists(strategies.floats(-100, 2000), max_size=8),
+  kinds=strategies.lists(
+    strategies.sampled_from(["ready", "preempted", "failed", "intent", "again", "end"]), min_size=9
+  ),
+  programs=strategies.lists(strategies.tuples(strategies.floats(-2000, 3000), SECONDS, SECONDS), max_size=5),
+  lost=SECONDS,
+)
+def test_the_sum_is_the_time_whatever_the_clocks_say(tmp_path_factory, times, kinds, programs, lost):
+  folder = tmp_path_factory.getbasetemp() / "workdir"
+  folder.mkdir(exist_ok=True)
+  run = workdir(folder, [attempt(began, step=step, save=save) for began, step, save in programs], lost=lost)
+  journal = events((0, "run", 0), *((at, kind, 1) for at, kind in zip(times, kinds, strict=False)), (2000, "end", 1))
+  table = goodput.goodput(run, journal)
+  assert sum(table["seconds"].values()) == pytest.approx(table["total"], abs=1e-3)
+  assert all(value > 0 for value in table["seconds"].values()) and 0 <= table["goodput"] <= 1.000001
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"older": 1, "attempts": 2}', '{"older": {}, "attempts": [{}]}'])
+def test_an_account_that_is_none_is_said(tmp_path, content):
+  (tmp_path / "goodput.json").write_text(content)
+  with pytest.raises(LaunchError, match=r"goodput\.json"):
+    goodput.goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
+
+
+def test_a_journal_without_events_is_said():
+  with pytest.raises(LaunchError, match="empty"):
+    goodput.goodput(launches.run(), [])

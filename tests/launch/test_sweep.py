@@ -1,0 +1,175 @@
+"""A sweep whose trials are runs: each is asked for as the sweep itself was, no more at once than said, none twice."""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given, strategies
+
+from launch import flags, spec, sweep
+from launch.errors import DETACHED, GAVE_UP, LaunchError
+from launch.limits import Limits
+from tests.launch import launches
+from tests.sweeps import studies
+from vit_jax import build, config
+from vit_jax import flags as config_flags
+
+SWEEP = 'def sweep():\n  return Sweep(product({"optim.lr": (0.1, 0.2, 0.3)}), final=[{"seed": 4}])\n'
+
+
+def args(**changes):
+  return argparse.Namespace(**{"parallel": 2, "retry": False, "force": True} | changes)
+
+
+@pytest.mark.parametrize("backend", spec.BACKENDS)
+@given(
+  variable=strategies.text(strategies.characters(exclude_characters="\0", codec="utf-8")),
+  hours=strategies.floats(0.5, 100),
+  grace=strategies.integers(1, 10_000),
+  kept=strategies.booleans(),
+)
+def test_the_flags_of_a_run_ask_for_that_run(backend, variable, hours, grace, kept):
+  changes = {
+    "local": {"processes": 3},
+    "hosts": {},
+    "qr": {"zones": ("us-central1-a", "us-central1-b"), "slices": 2, "internal_ips": True, "capacity": "on-demand"},
+    "gke": {"queue": "tpus", "namespace": "ml", "secrets": {"KEY": "k8s:wandb/key"}},
+  }[backend]
+  run = launches.run(
+    backend, args=("--workdir=" + launches.words(backend)["workdir"], "--a=b c"), env={"A": variable}, max_hours=hours,
+    keep_on_fail=kept, limits=Limits(grace=float(grace), beat=0.25), **changes,
+  )  # fmt: skip
+  words = ["run", run.name, *sweep.flags_of(run), "--", run.module, *run.args]
+  assert flags.run_of(*flags.parse(words)) == run
+
+
+@pytest.mark.parametrize(
+  ("changes", "given_", "word"),
+  [
+    ({"module": "vit_jax.train"}, {}, "vit_jax.sweep"),
+    ({}, {"parallel": 0}, "--parallel"),
+    ({"module": "vit_jax.sweep"}, {"parallel": 0}, "1 and more"),
+  ],
+)
+def test_a_mistake_is_one_line(changes, given_, word):
+  with pytest.raises(LaunchError, match=word):
+    sweep.sweep(launches.run(**{"module": "vit_jax.sweep"} | changes), args(**given_))
+
+
+def test_without_vit_jax_here_it_says_so(monkeypatch):
+  monkeypatch.setattr(sweep, "NEEDED", ("no_such_jax",))
+  with pytest.raises(LaunchError, match="no no_such_jax"):
+    sweep.sweep(launches.run(module="vit_jax.sweep"), args())
+
+
+def test_a_run_that_is_under_way_is_adopted_and_one_that_has_ended_is_asked_for(tmp_path):
+  run = launches.run(workdir=str(tmp_path))
+  assert sweep._command(run)[3:5] == ["run", "vit-b16"]
+  (tmp_path / "launch").mkdir()
+  for event, verb in (("ready", "adopt"), ("end", "run")):
+    (tmp_path / "launch/journal.jsonl").write_text('{"event": "run"}\n' + json.dumps({"event": event}) + "\n")
+    assert sweep._command(run)[3:5] == [verb, "vit-b16"]
+
+
+@pytest.mark.parametrize(
+  ("code", "state"), [(0, "open"), (10, "open"), (42, "open"), (2, "failed"), (12, "failed"), (44, "failed")]
+)
+def test_the_journal_says_what_is_not_begun_again(tmp_path, code, state):
+  run = launches.run(workdir=str(tmp_path))
+  assert sweep._state(run) == "open"
+  (tmp_path / "launch").mkdir()
+  (tmp_path / "launch/journal.jsonl").write_text(json.dumps({"event": "end", "code": code}) + "\n")
+  assert sweep._state(run) == state
+  (tmp_path / "result.json").write_text("{}")
+  assert sweep._state(run) == "done"
+
+
+class Watchers:
+  """Commands that stand in for `launch run`: what they leave is what a run leaves."""
+
+  def __init__(self, folder):
+    self.folder, self.started, self.codes = folder, [], {}
+
+  def __call__(self, run):
+    self.started.append(run.name)
+    overrides = dict(word.removeprefix("--config.").split("=") for word in run.args if word.startswith("--config."))
+    resolved = build.complete(config.resolve(config_flags.load(spec.workdir_of(()) or self._config(run), overrides)))
+    lr, code = float(overrides["optim.lr"]), self.codes.get(run.name, 0)
+    result = {"val/top1": lr, "top1": lr, "train_seconds": 1.0} if code == 0 else None
+    files = {"config.json": config.dumps(resolved), "result.json": result and json.dumps(result)}
+    files["launch/journal.jsonl"] = json.dumps({"event": "end", "code": code}) + "\n"
+    made = self.folder / "made" / run.name
+    for name, text in files.items():
+      if text:
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text(text)
+    words = shlex.join(["cp", "-r", f"{made}/.", run.workdir])
+    return ["sh", "-c", f"mkdir -p {shlex.quote(run.workdir)} && sleep 0.2 && {words}; echo error: nan; exit {code}"]
+
+  @staticmethod
+  def _config(run):
+    return next(word.partition("=")[2] for word in run.args if word.startswith("--config="))
+
+
+@pytest.mark.heavy
+def test_a_sweep_runs_each_trial_once_and_then_what_they_lead_to(tmp_path, monkeypatch, capsys):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+  workdir = tmp_path / "w"
+  words = (f"--config={studies.sweep_file(tmp_path, SWEEP)}", f"--workdir={workdir}")
+  run = launches.run(name="s", module="vit_jax.sweep", args=words, workdir=str(workdir))
+  watchers = Watchers(tmp_path)
+  watchers.codes["s-t02"] = 44  # which would have been the best
+  assert sweep.sweep(run, args(), watchers) == GAVE_UP
+  assert sorted(watchers.started) == ["s-f00", "s-t00", "s-t01", "s-t02"]
+  printed = capsys.readouterr().out
+  assert "s-t02: failed with 44: error: nan" in printed and "--retry" in printed
+  record = json.loads((workdir / "sweep.json").read_text())
+  assert record["best"] == {"optim.lr": 0.2} and record["final"][0]["status"] == "done"
+  watchers.started.clear()
+  watchers.codes.clear()
+  trials, retried = sweep.listed(run), set()
+  assert sweep._work(trials, args(), watchers, retried) == trials[2:3]
+  assert sweep._work(trials, args(retry=True), watchers, retried) == []
+  assert watchers.started == ["s-t02"]
+
+
+def test_as_many_at_once_as_said_and_one_that_is_watched_elsewhere_comes_later(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+  monkeypatch.setattr(sweep, "PAUSE", 0.1)
+  trials = [sweep.Trial(launches.run(name=f"s-t0{i}", workdir=str(tmp_path / f"t{i}"))) for i in range(4)]
+  running, tries = tmp_path / "running", []
+
+  def command(run):
+    tries.append(run.name)
+    done = f"mkdir -p {run.workdir}; touch {run.workdir}/result.json"
+    if tries.count("s-t01") == 1 and run.name == "s-t01":  # held by another, who has a journal there
+      done = (
+        f'mkdir -p {run.workdir}/launch; echo \'{{"event": "ready"}}\' > {run.workdir}/launch/journal.jsonl; exit 2'
+      )
+    return ["sh", "-c", f"echo + >> {running}; sleep 0.3; echo - >> {running}; {done}"]
+
+  assert sweep._work(trials, args(), command, set()) == []
+  assert sorted(tries) == ["s-t00", "s-t01", "s-t01", "s-t02", "s-t03"]
+  depth = [0]
+  for sign in running.read_text().split():
+    depth.append(depth[-1] + (1 if sign == "+" else -1))
+  assert max(depth) == 2
+
+
+@pytest.mark.heavy
+def test_ctrl_c_lets_every_process_leave_its_run_alone(tmp_path, monkeypatch, capsys):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+  program = "import signal, time, pathlib; signal.signal(signal.SIGINT, lambda *_: exit(42)); "
+  program += f"pathlib.Path({str(tmp_path / 'up')!r}).touch(); time.sleep(60)"
+  trial = sweep.Trial(launches.run(name="s-t00", workdir=str(tmp_path / "t")))
+  trial.process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+  deadline = time.monotonic() + 30
+  while not (tmp_path / "up").exists() and time.monotonic() < deadline:
+    time.sleep(0.05)
+  assert sweep._left(launches.run(name="s"), [trial]) == DETACHED
+  assert trial.process.returncode == 42
+  assert "launch adopt s-t00" in capsys.readouterr().out
