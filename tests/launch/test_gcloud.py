@@ -60,6 +60,10 @@ COMPLAINTS = (
   ("ABORTED: conflict", UnknownError, None),
   ("HttpError accessing <https://tpu.googleapis.com/v2/x?alt=json>: response: <{'status': 404}>, content <<html>404 "
    "Not Found</html>>", UnknownError, None),
+  ("HttpError accessing <https://tpu.googleapis.com/v2/x?alt=json>: response: <{'status': 500}>, content <{\"error\": "
+   "{\"code\": 500, \"message\": \"Quota service\", \"status\": \"INTERNAL\"}}>\nThis may be due to network "
+   "connectivity issues. Please check your network settings, and the status of the service you are trying to reach.",
+   UnknownError, None),
   ("gcloud crashed (ConnectionError): ('Connection aborted.', RemoteDisconnected('Remote end closed'))", UnknownError,
    None),
 )  # fmt: skip
