@@ -33,6 +33,19 @@ COMPLAINTS = (
     UnknownError,
     None,
   ),
+  (
+    "RESOURCE_EXHAUSTED: Quota exceeded.\n- '@type': type.googleapis.com/google.rpc.ErrorInfo\n"
+    "  domain: googleapis.com\n  reason: RATE_LIMIT_EXCEEDED",
+    UnknownError,
+    None,
+  ),
+  (
+    "RESOURCE_EXHAUSTED: There is no more capacity in the zone; try again later, there is quota for it elsewhere",
+    LaunchError,
+    NO_CAPACITY,
+  ),
+  ("INTERNAL: a server answered UNAUTHENTICATED to another", UnknownError, None),
+  ("UNAVAILABLE: The quota service is out of reach", UnknownError, None),
   ("RESOURCE_EXHAUSTED: Resource has been exhausted (e.g. check quota).", UnknownError, None),
   ("RESOURCE_EXHAUSTED: scripted", UnknownError, None),
   ("PERMISSION_DENIED: Permission 'tpu.queuedResources.get' denied on resource", LaunchError, DENIED),
