@@ -121,16 +121,16 @@ class Server:
     with self.lock:
       return [f"{zone}/{name}" for zone, name in self._queued] + [f"{zone}/nodes/{name}" for zone, name in self._nodes]
 
+  def forget(self, name: str) -> None:
+    """The queued resource is gone, and its nodes are not: a leak."""
+    with self.lock:
+      self._queued = {key: each for key, each in self._queued.items() if key[1] != name}
+
   def add(self, name: str, labels: dict, zone="europe-west4-a", kind="v3-32", metadata=None) -> None:
     """A queued resource of one slice, as if somebody had created it."""
     with self.lock:
       node = {"acceleratorType": kind, "labels": labels, "metadata": metadata or {}}
       self._put(zone, name, {"tpu": {"nodeSpec": [{"node": node, "nodeId": name, "parent": _parent("proj-x", zone)}]}})
-
-  def forget(self, name: str) -> None:
-    """The queued resource is gone, and its nodes are not: a leak."""
-    with self.lock:
-      self._queued = {key: each for key, each in self._queued.items() if key[1] != name}
 
   def created(self) -> list:
     """The bodies of all requests that were to create something, in their order."""
