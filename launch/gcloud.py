@@ -26,7 +26,7 @@ _LOGIN = (
   r"|valid credentials|login again"
 )
 # Answers to many requests at once, which have nothing to do with the quota of chips.
-_BUSY = r"(?i)per minute|rate.?limit|too many requests|e\.g\. check quota|try again later"
+_BUSY = r"(?i)per minute|rate.?limit|too many requests|e\.g\. check quota"
 _CAPACITY = (
   r"(?i)no more capacity|insufficient capacity|out of capacity|not enough (resources|capacity)|stockout"
   r"|resource_pool_exhausted|no available (resources|capacity)|does not have enough resources"
@@ -121,7 +121,7 @@ def failure(code: int, text: str) -> Exception:
     return UnknownError(f"gcloud ended with {code}: {said}")
   if re.search(_AWAY, text):
     return UnknownError(f"gcloud did not get through: {said}")
-  error = re.search(r"^ERROR: \([\w.-]+\) ([A-Z_]+): (.*)", text, re.MULTILINE)
+  error = re.search(r"^ERROR: \([\w.-]+\) ([A-Z_]+): (.*)", text, re.MULTILINE | re.DOTALL)
   status, message = error.groups() if error else ("", text)
   if status == "NOT_FOUND":
     return LaunchError(f"gcloud: {said}; see --project and --zone") if re.match(_PLACE, message) else AbsentError(said)
@@ -133,11 +133,10 @@ def failure(code: int, text: str) -> Exception:
 def refusal(status: str, message: str) -> "Exception | None":
   """What a request's status and message mean, of a call or of what became of it later; None for anything else."""
   said = short(f"{status}: {message}" if status else message)
-  if status in ("RESOURCE_EXHAUSTED", "") or re.search(_CAPACITY, message):
-    if re.search(_BUSY, message):
-      return UnknownError(f"Cloud TPU is busy: {said}")
-    if re.search(_CAPACITY, message):
-      return LaunchError(f"no capacity: {said}", NO_CAPACITY)
+  if re.search(_CAPACITY, message):
+    return LaunchError(f"no capacity: {said}", NO_CAPACITY)
+  if status in ("RESOURCE_EXHAUSTED", "") and re.search(_BUSY, message):
+    return UnknownError(f"Cloud TPU is busy: {said}")
   if status in ("RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "") and re.search(_QUOTA, message):
     return QuotaError(f"quota: {said}")
   if re.search(_WRONG, status or message):
@@ -169,7 +168,9 @@ def short(text: str) -> str:
 
 
 def _denied(status, text):
-  return status in ("PERMISSION_DENIED", "UNAUTHENTICATED") or re.search(rf"{_LOGIN}|PERMISSION_DENIED", text)
+  if status:
+    return status in ("PERMISSION_DENIED", "UNAUTHENTICATED")
+  return re.search(rf"{_LOGIN}|PERMISSION_DENIED", text)  # gcloud's own words, before it has asked
 
 
 def _denial(text, said):

@@ -176,7 +176,7 @@ class Engine:
       tags="vitjax",
       service_account=run.service_account,
       scopes=_SCOPES,
-      # Keys of single users in the metadata would make every `ssh` change the node.
+      # Who may log in is IAM's, and not a list of keys that grows (though gcloud writes one all the same).
       metadata="enable-oslogin=TRUE",
       metadata_from_file="startup-script=startup.sh",
       **{"async": True},

@@ -49,7 +49,7 @@ class Server:
 
   def __init__(self, zones=("europe-west4-a", "us-central1-b"), lingering=1):
     self.zones, self.lingering, self.requests, self.unreachable = zones, lingering, [], []
-    self._queued, self._nodes, self._steps, self._left = {}, {}, {}, {}
+    self._queued, self._nodes, self._operations, self._steps, self._left = {}, {}, {}, {}, {}
     self._scripts, self._faults = collections.defaultdict(lambda: GRANTED), {}
     self.lock = threading.RLock()
 
@@ -68,6 +68,7 @@ class Server:
     self.environment = {
       "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{address}/",
       "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{address}/compute/v1/",
+      "CLOUDSDK_API_ENDPOINT_OVERRIDES_OSLOGIN": f"{address}/",
       "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
       "CLOUDSDK_CONFIG": config,
       "CLOUDSDK_CORE_CHECK_GCE_METADATA": "false",
@@ -130,6 +131,12 @@ class Server:
     with self.lock:
       self._queued = {key: each for key, each in self._queued.items() if key[1] != name}
 
+  def add(self, name: str, labels: dict, zone="europe-west4-a", kind="v3-32", metadata=None) -> None:
+    """A queued resource of one slice, as if somebody had created it."""
+    with self.lock:
+      node = {"acceleratorType": kind, "labels": labels, "metadata": metadata or {}}
+      self._put(zone, name, {"tpu": {"nodeSpec": [{"node": node, "nodeId": name, "parent": _parent("proj-x", zone)}]}})
+
   def created(self) -> list:
     """The bodies of all requests that were to create something, in their order."""
     return [request.body for request in self.requests if request.verb == "create"]
@@ -144,14 +151,14 @@ class Server:
     """Does what is asked."""
     zone, kind, name = match["zone"], match["kind"], match["name"]
     if not zone:
-      parent = f"projects/{match['project']}/locations"
-      return {"locations": [{"name": f"{parent}/{each}", "locationId": each} for each in self.zones]}
+      found = [{"name": _parent(match["project"], each), "locationId": each} for each in self.zones]
+      return {"locations": found}
     if kind == "operations":
-      return _operation(match)
+      return self._operations[name]
     store = self._queued if kind == "queuedResources" else self._nodes
     if request.method == "GET" and not name:
       shown = [each for key, each in store.items() if zone in ("-", key[0]) and key[0] not in self.unreachable]
-      unreachable = [f"projects/{match['project']}/locations/{each}" for each in self.unreachable if zone == "-"]
+      unreachable = [_parent(match["project"], each) for each in self.unreachable if zone == "-"]
       return {kind: shown, "unreachable": unreachable}
     if request.method == "POST" and not name:
       return self._create(match, request)
@@ -161,11 +168,11 @@ class Server:
       return _guest_attributes(store[zone, name])
     if request.method == "DELETE":
       self._delete(kind, (zone, name), request.query)
-      return _operation(match)
+      return self._operation(match)
     if request.method == "PATCH":
       store[zone, name]["metadata"] = request.body.get("metadata", {})
-      return _operation(match)
-    self._move((zone, name))
+      return self._operation(match, store[zone, name], "Node")
+    self._move(kind, (zone, name))
     if (zone, name) not in store:
       raise Refusal(404, f"Resource '{name}' was not found")
     return store[zone, name]
@@ -173,32 +180,34 @@ class Server:
   def _create(self, match, request):
     zone, name = match["zone"], request.query["queuedResourceId"]
     if (zone, name) in self._queued:
-      raise Refusal(
-        409, f"Resource 'projects/{match['project']}/locations/{zone}/queuedResources/{name}' already exists"
-      )
+      raise Refusal(409, f"Resource '{_parent(match['project'], zone)}/queuedResources/{name}' already exists")
     made = json.loads(json.dumps(request.body))
-    spec = made["tpu"]["nodeSpec"][0]
-    several = spec.get("multisliceParams") or spec.get("multiNodeParams")
+    asked = made["tpu"]["nodeSpec"][0]
+    several = asked.get("multisliceParams") or asked.get("multiNodeParams")
     if several:
       prefix = several.get("nodeIdPrefix", name)
-      made["tpu"]["nodeSpec"] = [dict(spec, nodeId=f"{prefix}-{i}") for i in range(several["nodeCount"])]
-    made["name"] = f"projects/{match['project']}/locations/{zone}/queuedResources/{name}"
-    made["createTime"] = time.strftime("%Y-%m-%dT%H:%M:%S.123456789Z", time.gmtime())
-    self._queued[zone, name] = made
-    self._steps[name] = 0
-    self._change((zone, name), "ACCEPTED")
-    return _operation(match, made)
+      made["tpu"]["nodeSpec"] = [dict(asked, nodeId=f"{prefix}-{i}") for i in range(several["nodeCount"])]
+    return self._operation(match, self._put(zone, name, made))
 
-  def _move(self, key):
-    """One step of a queued resource, and of what is being deleted."""
-    if key in self._left:
-      self._left[key] -= 1
-      if self._left[key] < 0:
-        for each in [each for each in self._nodes if self._owner(each) == key]:
+  def _put(self, zone, name, made):
+    made["name"] = f"{made['tpu']['nodeSpec'][0]['parent']}/queuedResources/{name}"
+    made["createTime"] = time.strftime("%Y-%m-%dT%H:%M:%S.123456789Z", time.gmtime())
+    self._queued[zone, name], self._steps[name] = made, 0
+    self._change((zone, name), "ACCEPTED")
+    return made
+
+  def _move(self, kind, key):
+    """One step of what is described: of a queued resource, and of all that is being deleted."""
+    if (kind, key) in self._left:
+      self._left[kind, key] -= 1
+      if self._left[kind, key] < 0:
+        del self._left[kind, key]
+        gone = [key] if kind == "nodes" else [each for each in self._nodes if self._owner(each) == key]
+        for each in gone:
           del self._nodes[each]
-        for store in (self._queued, self._nodes, self._left):
-          store.pop(key, None)
-    elif key in self._queued:
+        if kind == "queuedResources":
+          del self._queued[key]
+    elif kind == "queuedResources":
       name, states = key[1], self._scripts[key[1]]
       step = states[min(self._steps[name], len(states) - 1)]
       self._steps[name] += 1
@@ -235,6 +244,12 @@ class Server:
         for i in range(endpoints)
       ]
 
+  def _operation(self, match, response=None, kind="QueuedResource"):
+    name = f"operation-{len(self._operations) + 1}"
+    made = {"name": f"{_parent(match['project'], match['zone'])}/operations/{name}", "done": True}
+    made |= {"response": {"@type": f"type.googleapis.com/google.cloud.tpu.v2.{kind}"} | response} if response else {}
+    return self._operations.setdefault(name, made)
+
   def _owner(self, node):
     return node[0], self._nodes[node].get("queuedResource", "").rpartition("/")[2]
 
@@ -248,13 +263,11 @@ class Server:
       self._change(key, "DELETING", initiator="USER")
     else:
       self._nodes[key]["state"] = "DELETING"
-    self._left[key] = self.lingering
+    self._left[kind, key] = self.lingering
 
 
-def _operation(match, response=None):
-  found = {"name": f"projects/{match['project']}/locations/{match['zone']}/operations/operation-1", "done": True}
-  return found | ({"response": {"@type": "type.googleapis.com/google.cloud.tpu.v2.QueuedResource"} | response}
-                  if response else {})  # fmt: skip
+def _parent(project, zone):
+  return f"projects/{project}/locations/{zone}"
 
 
 def _guest_attributes(node):

@@ -67,6 +67,10 @@ def handler(server):
       content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
       if path.startswith("/compute/"):
         return self._send(200, {"name": path.rpartition("/")[2], "commonInstanceMetadata": {"items": []}})
+      if path.startswith("/v1/users/"):  # of OS Login
+        account = {"primary": True, "username": "alice_example_com", "operatingSystemType": "LINUX"}
+        profile = {"name": "alice", "posixAccounts": [account]}
+        return self._send(200, {"loginProfile": profile} if self.command == "POST" else profile)
       match = _PATH.fullmatch(path)
       if not match:
         return self._send(404, {"error": {"code": 404, "message": f"no {path}", "status": "NOT_FOUND"}})

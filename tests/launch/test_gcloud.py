@@ -33,6 +33,19 @@ COMPLAINTS = (
     UnknownError,
     None,
   ),
+  (
+    "RESOURCE_EXHAUSTED: Quota exceeded.\n- '@type': type.googleapis.com/google.rpc.ErrorInfo\n"
+    "  domain: googleapis.com\n  reason: RATE_LIMIT_EXCEEDED",
+    UnknownError,
+    None,
+  ),
+  (
+    "RESOURCE_EXHAUSTED: There is no more capacity in the zone; try again later, there is quota for it elsewhere",
+    LaunchError,
+    NO_CAPACITY,
+  ),
+  ("INTERNAL: a server answered UNAUTHENTICATED to another", UnknownError, None),
+  ("UNAVAILABLE: The quota service is out of reach", UnknownError, None),
   ("RESOURCE_EXHAUSTED: Resource has been exhausted (e.g. check quota).", UnknownError, None),
   ("RESOURCE_EXHAUSTED: scripted", UnknownError, None),
   ("PERMISSION_DENIED: Permission 'tpu.queuedResources.get' denied on resource", LaunchError, DENIED),
@@ -60,6 +73,10 @@ COMPLAINTS = (
   ("ABORTED: conflict", UnknownError, None),
   ("HttpError accessing <https://tpu.googleapis.com/v2/x?alt=json>: response: <{'status': 404}>, content <<html>404 "
    "Not Found</html>>", UnknownError, None),
+  ("HttpError accessing <https://tpu.googleapis.com/v2/x?alt=json>: response: <{'status': 500}>, content <{\"error\": "
+   "{\"code\": 500, \"message\": \"Quota service\", \"status\": \"INTERNAL\"}}>\nThis may be due to network "
+   "connectivity issues. Please check your network settings, and the status of the service you are trying to reach.",
+   UnknownError, None),
   ("gcloud crashed (ConnectionError): ('Connection aborted.', RemoteDisconnected('Remote end closed'))", UnknownError,
    None),
 )  # fmt: skip

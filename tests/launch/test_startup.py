@@ -155,6 +155,8 @@ def test_a_machine_gets_the_code_and_starts_the_worker_at_each_boot(tmp_path, wo
   bucket, _, name = folder.removeprefix("gs://").partition("/")
   machine = Machine(tmp_path, f"{bucket}/o/{name}/code/{code}.tgz", content, failures)
   expires = int(time.time()) + 5000
+  (tmp_path / "opt/draft/launch").mkdir(parents=True)
+  (tmp_path / "opt/draft/launch/stale.py").touch()  # of a boot that broke off
   with machine.on():
     first = machine.boot(script(workdir, code, expires))
     assert first.returncode == 0, first.stderr
@@ -171,7 +173,7 @@ def test_a_machine_gets_the_code_and_starts_the_worker_at_each_boot(tmp_path, wo
   assert f"--working-directory={home}" in timer and "--property=Restart=on-failure" in timer
   when = next(word.partition("=")[2] for word in timer if word.startswith("--on-calendar="))
   assert calendar.timegm(time.strptime(when, "%Y-%m-%d %H:%M:%S UTC")) == expires
-  assert not (tmp_path / "oops").exists()
+  assert not (tmp_path / "oops").exists() and not (tmp_path / "opt" / code / "launch/stale.py").exists()
 
   # The token goes to the bucket, and through no argument list.
   assert machine.asked[-1][1] == f"Bearer {TOKEN}" and machine.asked[0][2] == "Google"

@@ -1,0 +1,114 @@
+"""The server of Cloud TPU that is not there keeps its word, for other tests trust it."""
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tests.launch import cloud
+
+ZONE = "europe-west4-a"
+QUEUED = f"projects/proj-x/locations/{ZONE}/queuedResources"
+NODES = f"projects/proj-x/locations/{ZONE}/nodes"
+
+
+@pytest.fixture(scope="module")
+def started():
+  with cloud.Server() as server:
+    yield server
+
+
+@pytest.fixture
+def server(started):
+  started.faults(create=(), describe=(), delete=(), node=())
+  return started
+
+
+def ask(server, method, path, body=None):
+  """(Status, answer) of a request."""
+  address = server.environment["CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"]
+  content = None if body is None else json.dumps(body).encode()
+  request = urllib.request.Request(f"{address}v2/{path}", content, method=method)
+  try:
+    with urllib.request.urlopen(request, timeout=10) as answer:
+      return answer.status, json.load(answer)
+  except urllib.error.HTTPError as error:
+    with error:
+      return error.code, json.load(error)["error"]
+
+
+def create(server, name, **several):
+  """Asks for a v3-32, or several."""
+  spec = {"parent": QUEUED.rpartition("/")[0], "node": {"acceleratorType": "v3-32"}}
+  spec |= {"multisliceParams": several} if several else {"nodeId": name}
+  return ask(server, "POST", f"{QUEUED}?queuedResourceId={name}", {"tpu": {"nodeSpec": [spec]}})
+
+
+def state(server, name):
+  """What describing it says."""
+  status, found = ask(server, "GET", f"{QUEUED}/{name}")
+  return found["state"]["state"] if status == 200 else status
+
+
+def alive(server, name):
+  """What there is of a name."""
+  return [each.removeprefix(f"{ZONE}/") for each in server.live() if name in each]
+
+
+def test_what_is_asked_for_is_granted_step_by_step_and_billed_until_it_is_deleted(server):
+  assert create(server, "a1")[0] == 200 and create(server, "a1")[0] == 409
+  assert [state(server, "a1") for _ in range(4)] == [*cloud.GRANTED, "ACTIVE"]
+  node = ask(server, "GET", f"{NODES}/a1")[1]
+  assert node["state"] == "READY" and len(node["networkEndpoints"]) == 4
+  assert alive(server, "a1") == ["a1", "nodes/a1"]
+  assert ask(server, "DELETE", f"{QUEUED}/a1")[1]["status"] == "FAILED_PRECONDITION"
+  assert ask(server, "DELETE", f"{QUEUED}/a1?force=true")[0] == 200
+  assert [state(server, "a1") for _ in range(2)] == ["DELETING", 404]
+  assert ask(server, "GET", f"{NODES}/a1")[0] == 404 and not alive(server, "a1")
+
+
+def test_a_script_is_played_once_and_its_last_state_stays(server):
+  server.script("b1", "ACTIVE", {"state": "ACTIVE", "node": "REPAIRING", "endpoints": 3}, "SUSPENDED")
+  create(server, "b1")
+  assert state(server, "b1") == "ACTIVE" and state(server, "b1") == "ACTIVE"
+  node = ask(server, "GET", f"{NODES}/b1")[1]
+  assert node["state"] == "REPAIRING" and len(node["networkEndpoints"]) == 3
+  assert [state(server, "b1") for _ in range(2)] == ["SUSPENDED"] * 2
+  assert alive(server, "b1") == ["b1"]  # without nodes, but it holds the quota
+
+
+def test_a_state_that_is_set_stays_and_a_failure_says_why(server):
+  create(server, "c1", nodeCount=2, nodeIdPrefix="c1")
+  server.set_state("c1", "ACTIVE")
+  server.set_state("c1-1", node="PREEMPTED")
+  found = [ask(server, "GET", f"{NODES}/c1-{i}")[1]["state"] for i in range(2)]
+  assert found == ["READY", "PREEMPTED"] and state(server, "c1") == "ACTIVE"
+  server.set_state("c1", "FAILED", error=(8, "no more capacity"))
+  assert ask(server, "GET", f"{QUEUED}/c1")[1]["state"]["failedData"]["error"]["message"] == "no more capacity"
+  assert alive(server, "c1") == ["c1"]
+
+
+def test_a_node_may_outlive_its_queued_resource(server):
+  server.add("d1", {"vitjax": "1"})
+  server.set_state("d1", "ACTIVE")
+  server.forget("d1")
+  assert alive(server, "d1") == ["nodes/d1"] and state(server, "d1") == 404
+  assert ask(server, "DELETE", f"{NODES}/d1")[0] == 200
+  assert [ask(server, "GET", f"{NODES}/d1")[0] for _ in range(2)] == [200, 404] and not alive(server, "d1")
+
+
+def test_faults_come_one_a_request(server):
+  server.add("e1", {})
+  server.faults(describe=[500, None, (429, "slowly", "RESOURCE_EXHAUSTED")])
+  assert [ask(server, "GET", f"{QUEUED}/e1")[0] for _ in range(4)] == [500, 200, 429, 200]
+
+
+@pytest.mark.parametrize(("fault", "done"), [("cut", False), ("lost", True)])
+def test_a_connection_breaks_off_before_or_after_the_deed(server, fault, done):
+  server.faults(create=[fault])
+  with pytest.raises((http.client.HTTPException, OSError)):
+    create(server, f"f-{fault}")
+  assert bool(alive(server, f"f-{fault}")) == done
+  assert server.requests[-1].verb == "create" and server.requests[-1].body["tpu"]
