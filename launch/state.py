@@ -23,6 +23,7 @@ class State:
     trouble: when the first process of the try ended or fell silent, 0 if none.
     starting: when the try was ordered.
     continued: the latest step at which a try went on; `begun` whether the current one's is known.
+    reached: the same, of the attempt's first try, -1 before it is known.
     failures: tries that failed since then; `lost`: attempts.
     hangs: of this attempt.
     zone: how many places have had no capacity.
@@ -45,6 +46,7 @@ class State:
   starting: float = 0.0
   continued: int = 0
   begun: bool = False
+  reached: int = -1
   failures: int = 0
   lost: int = 0
   hangs: int = 0

@@ -148,7 +148,7 @@ def _refused(run, restarts, state, seen, look):
   tail = first.tail if first else ""
   if first and first.exit in verdict.FATAL:
     return _final(run, state, seen, verdict.Verdict(verdict.FINAL, text, tail, first.exit))
-  if restarts and not state.failures and not state.begun:
+  if restarts and state.continued <= max(0, state.reached):
     state = dataclasses.replace(state, failures=run.max_failures - 1)
   return _failed(run, state, seen, text, tail, fresh=True)
 
@@ -247,6 +247,8 @@ def _progress(restarts, state, seen):
   began = [r.began for r in reports if r.try_ == state.try_ and r.began >= 0]
   if state.begun or not began:
     return state
+  if state.reached < 0:
+    state = dataclasses.replace(state, reached=max(state.continued, *began))
   if min(began) <= state.continued:
     return dataclasses.replace(state, begun=True)
   return dataclasses.replace(state, begun=True, continued=min(began), failures=0, lost=0)
