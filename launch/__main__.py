@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 from launch import check, errors, flags, goodput, listing, logs, render, sweep, verbs
 from launch.backends import engine as engine_of
@@ -21,9 +22,8 @@ def main(words: list[str]) -> int:
       check.show(findings)
       return errors.USAGE if any(finding.refuses for finding in findings) else errors.DONE
     if args.verb == "render":
-      print(render.xpk(run) if args.xpk else render.skypilot(run) if args.skypilot else render.jobset(run))
-      return errors.DONE
-    return sweep.sweep(run, args)
+      return rendered(args, run)
+    return sweep.sweep(verbs.placed(run), args)
   if args.verb == "ssh":
     return ssh(args, command)
   if args.verb == "report":
@@ -31,6 +31,15 @@ def main(words: list[str]) -> int:
   alone = {"ls": listing.ls, "gc": listing.gc, "status": listing.status, "logs": logs.logs, "stop": verbs.stop,
            "down": verbs.down, "restart": verbs.restart, "adopt": verbs.adopt}  # fmt: skip
   return alone[args.verb](args)
+
+
+def rendered(args, run) -> int:
+  """Prints a run for another launcher."""
+  if args.xpk or args.skypilot:
+    print(render.xpk(run) if args.xpk else render.skypilot(run), end="")
+  else:
+    print(render.jobset(run, 1, int(time.time() + run.max_hours * 3600)), end="")
+  return errors.DONE
 
 
 def ssh(args, command: list[str]) -> int:

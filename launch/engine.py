@@ -74,6 +74,9 @@ class Engine(Protocol):
   def place(self, attempt: int) -> str:
     """Where the attempt is or will be: a zone, or whatever says it to people."""
 
+  def request(self, attempt: int, expires: int) -> str:
+    """What `create` would ask for, for people; nothing is asked."""
+
   def create(self, attempt: int, expires: int) -> None:
     """Asks for what the attempt needs, and for it to end at `expires`, seconds since the epoch.
 
@@ -85,6 +88,9 @@ class Engine(Protocol):
 
   def delete(self, attempt: int) -> None:
     """Asks for it to be deleted; what is absent or being deleted is fine. `look` says when it is gone."""
+
+  def remove(self, resource: Resource) -> None:
+    """Asks for something of the inventory to be deleted, if it is still what it was there."""
 
   def deletion(self, attempt: int) -> str:
     """The command with which a person deletes it by hand and looks whether it is gone."""

@@ -59,15 +59,26 @@ def gc(args: argparse.Namespace) -> int:
   if not chosen or not args.yes:
     print("nothing to delete" if not chosen else "nothing is deleted without --yes")
     return errors.UNKNOWN if troubles else errors.DONE
-  left = []
-  for row, run, attempt in chosen:
-    engine_ = engine_of(run)
-    if verbs.deleted(engine_, run, [attempt], _book(run.name)):
-      left.append(engine_.deletion(attempt))
-      print(f"{row.name}: its deletion was not seen; delete it with\n  {left[-1]}")
-    else:
-      print(f"{row.name}: deleted")
+  left = [each for each in chosen if not _removed(*each)]
   return errors.BILLING if left else errors.UNKNOWN if troubles else errors.DONE
+
+
+def _removed(row, run, resource):
+  """Deletes it, and says whether it was seen to be gone, or to be going."""
+  engine_, deadline = engine_of(run), time.monotonic() + run.limits.delete
+  while time.monotonic() < deadline:
+    try:
+      engine_.remove(resource)
+      resources, silent = engine_.inventory((resource.place,))
+      now = [each.state for each in resources if each.name == resource.name and each.place == resource.place]
+      if not silent and all(state == engine.DELETING for state in now):
+        print(f"{row.name}: {'is being ' if now else ''}deleted")
+        return True
+    except (UnknownError, LaunchError) as error:
+      print(f"{row.name}: {error}")
+    time.sleep(min(5.0, run.limits.poll))
+  print(f"{row.name}: its deletion was not seen; delete it with\n  {engine_.deletion(resource.attempt)}")
+  return False
 
 
 def status(args: argparse.Namespace) -> int:
@@ -109,7 +120,7 @@ def _show(book, run, state, reports):
 
 
 def _found(args):
-  """[(row, run, attempt)] of the cloud and of journals, {place: why it could not be asked}."""
+  """[(row, run, resource or None)] of the cloud and of journals, {place: why it could not be asked}."""
   books = {name: book for name in journal.names() if (book := _book(name)) and book.events}
   runs = {name: run for name, book in books.items() if (run := _run(book))}
   found, troubles, seen = [], {}, set()
@@ -125,12 +136,12 @@ def _found(args):
       run = runs.get(resource.run) or dataclasses.replace(probe, name=resource.run or "unknown")
       if run.backend == "qr":
         run = dataclasses.replace(run, zones=(resource.place,))
-      found.append((_row(resource, books.get(resource.run), run), run, resource.attempt))
+      found.append((_row(resource, books.get(resource.run), run), run, resource))
       seen.add((resource.run, resource.attempt))
   for name, run in runs.items():
     for attempt in books[name].remaining():
       if (name, attempt) not in seen and (args.all_users or run.owner == spec.owner()):
-        found.append((_recorded(books[name], run, attempt), run, attempt))
+        found.append((_recorded(books[name], run, attempt), run, None))
   return found, troubles
 
 
@@ -138,9 +149,9 @@ def _probes(args, runs):
   """A run for each place that is asked: of the flags, and of all journals."""
   probes = {}
   for run in runs:
-    probes.setdefault((run.backend, run.project, run.cluster, run.namespace if run.backend == "gke" else ""), run)
+    probes.setdefault((run.backend, run.project, run.cluster, run.namespace, run.hosts), run)
   blank = dict(name="ls", module="none", args=(), workdir="gs://none/none")
-  if args.project and ("qr", args.project, "", "") not in probes:
+  if args.project and not any(key[:2] == ("qr", args.project) for key in probes):
     probes["qr", args.project] = Run(backend="qr", project=args.project, tpu="v3-8", zones=args.zones or (), **blank)
   if args.cluster and not any(key[2] == args.cluster for key in probes):
     probes["gke", args.cluster] = Run(backend="gke", cluster=args.cluster, namespace=args.namespace, **blank)

@@ -156,7 +156,7 @@ def _refused(run, restarts, state, seen, look):
 def _ready(run, restarts, state, seen):
   """The machines are there: their workers must report, install and start."""
   if not state.ready:
-    state = dataclasses.replace(state, ready=seen.now, starting=seen.now)
+    state = dataclasses.replace(state, ready=seen.now, starting=seen.now, zone=0)
     return state, [Action("note", event="ready")]
   if seen.reports is None:
     return state, []

@@ -1,12 +1,13 @@
 """The verbs that change a run: start it, watch it, start its programs again, stop them, delete what was made."""
 
 import contextlib
+import dataclasses
 import pathlib
 import subprocess
 import sys
 import time
 
-from launch import board, bundle, check, engine, errors, journal
+from launch import board, bundle, check, engine, errors, journal, kubectl, spec
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
@@ -27,9 +28,10 @@ def opened(name: str, workdir: str = "") -> Journal:
 
 def run(args, run: Run) -> int:
   """Checks a run, makes it and watches it to its end; goes on with one of that name."""
+  run = placed(run)
   engine_ = engine_of(run)
   if args.dry_run:
-    print(engine_.request(1))
+    print(engine_.request(1, int(time.time() + run.max_hours * 3600)))
     return errors.DONE
   code = bundle.make(pathlib.Path.cwd())
   findings = [] if args.force else check.check(run, args.price, args.host_rate)
@@ -50,6 +52,13 @@ def run(args, run: Run) -> int:
     if not args.detach:
       return _watched(watch, run)
   return _detached(run)
+
+
+def placed(run: Run) -> Run:
+  """The run with the cluster that kubectl uses by default, which may be another one tomorrow."""
+  if run.backend == "gke" and not run.cluster:
+    return spec.checked(dataclasses.replace(run, cluster=kubectl.context()))
+  return run
 
 
 def adopt(args) -> int:

@@ -131,7 +131,10 @@ class Watch:
       if (self._journal.last("intent") or {}).get("attempt") != state.attempt:
         self._journal.append("intent", state, place=self.engine.place(state.attempt))
         files.clear()
-      attempt = board.Attempt(self._run, state.attempt, self._code, int(state.expires))
+      run = self._run
+      if run.zones:  # so that a machine knows its own
+        run = dataclasses.replace(run, zones=(self.engine.place(state.attempt),))
+      attempt = board.Attempt(run, state.attempt, self._code, int(state.expires))
       files.publish(attempt)
       say(f"{self._run.attempt(state.attempt)}: asking for it in {self.engine.place(state.attempt)}")
       try:

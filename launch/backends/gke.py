@@ -5,7 +5,7 @@ import re
 import shlex
 from datetime import datetime
 
-from launch import engine, kubectl, manifests, spec, tpus
+from launch import engine, kubectl, manifests, render, spec, tpus
 from launch.engine import Look, Resource
 from launch.errors import USAGE, LaunchError, UnknownError
 
@@ -28,6 +28,10 @@ class Engine:
   def place(self, attempt: int) -> str:
     """See engine.Engine."""
     return self._place(self._run.namespace)
+
+  def request(self, attempt: int, expires: int) -> str:
+    """See engine.Engine."""
+    return f"{shlex.join([*self._base, 'create', '--filename=-'])}\n\n{render.jobset(self._run, attempt, expires)}"
 
   def create(self, attempt: int, expires: int) -> None:
     """The JobSet, then the ConfigMap that its pods wait for: so it belongs to the JobSet, and goes with it."""
@@ -69,6 +73,21 @@ class Engine:
       kubectl.ask([*self._base, *words, "--ignore-not-found", "--wait=false"])
     except kubectl.NoJobSetError:  # nothing else is billed; `look` says whether any of it is there
       return
+
+  def remove(self, resource: Resource) -> None:
+    """See engine.Engine."""
+    namespace = resource.place.rpartition("/")[2]
+    base = kubectl.base(self._run.cluster, namespace)
+    try:
+      found = _parsed(kubectl.ask([*base, "get", manifests.JOBSETS, resource.name, "--output=json"]))
+    except LookupError:
+      return
+    marks = found.get("metadata", {}).get("labels", {})
+    now = marks.get("vitjax-run", ""), marks.get("vitjax-owner", ""), _number(marks.get("vitjax-attempt"))
+    if marks.get("vitjax") and now == (resource.run, resource.owner, resource.attempt):
+      kubectl.ask(
+        [*base, "delete", f"{manifests.JOBSETS},configmaps", resource.name, "--ignore-not-found", "--wait=false"]
+      )
 
   def deletion(self, attempt: int) -> str:
     """See engine.Engine."""

@@ -45,6 +45,11 @@ class Engine:
     """See `launch.engine.Engine`: a zone; the run's take turns."""
     return self.places.get(attempt) or self._run.zones[(attempt - 1) % len(self._run.zones)]
 
+  def request(self, attempt: int, expires: int) -> str:
+    """See `launch.engine.Engine`."""
+    script = startup(self._run, attempt, "0" * 64, expires)
+    return f"{shlex.join(self._request(attempt, expires))}\n\n# startup.sh, but for the hash of the code:\n{script}"
+
   def create(self, attempt: int, expires: int) -> None:
     """See `launch.engine.Engine`. The attempt's code is read from the run's folder: publish it first."""
     self._store = self._store or storage.storage(self._run.folder)
