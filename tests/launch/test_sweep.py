@@ -97,7 +97,7 @@ class Watchers:
   def __call__(self, run):
     self.started.append(run.name)
     overrides = dict(word.removeprefix("--config.").split("=") for word in run.args if word.startswith("--config."))
-    resolved = build.complete(config.resolve(config_flags.load(spec.workdir_of(()) or self._config(run), overrides)))
+    resolved = build.complete(config.resolve(config_flags.load(self._config(run), overrides)))
     lr, code = float(overrides["optim.lr"]), self.codes.get(run.name, 0)
     result = {"val/top1": lr, "top1": lr, "train_seconds": 1.0} if code == 0 else None
     files = {"config.json": config.dumps(resolved), "result.json": result and json.dumps(result)}
