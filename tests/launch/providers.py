@@ -109,6 +109,10 @@ class Queued(Provider):
     """What is deleted is seen for long."""
     self._server.lingering = 10**6
 
+  def mute(self):
+    """Nothing can be listed."""
+    self._server.faults(list=[500] * 1000, list_nodes=[500] * 1000)
+
 
 class Gke(Provider):
   """JobSets of a cluster."""
@@ -164,7 +168,7 @@ class Gke(Provider):
 
   def silence(self, calls):
     """Nothing can be looked at, for so many calls."""
-    self._cluster.faults(Fault("GET", code=500, times=calls // 2), Fault("GET", code=0, times=calls // 2))
+    self._cluster.faults(Fault("GET", code=500, times=calls))
 
   def lose_answer(self):
     """Of the next request to make something."""

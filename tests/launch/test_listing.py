@@ -1,0 +1,121 @@
+"""What is there, of the cloud and of journals; what nobody needs is deleted, and nothing else."""
+
+import json
+
+import pytest
+
+from launch import errors, flags, listing, spec
+from launch.journal import Journal
+from launch.state import WATCHING, State
+from launch.storage import storage
+from launch.watch import Watch
+from tests.launch.providers import Queued
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture
+def cloud(bucket_server, tmp_path, monkeypatch, request):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+  monkeypatch.setattr(spec, "owner", lambda: "alice")
+  with Queued(tmp_path, f"gs://bkt/{request.node.name}") as made:
+    yield made
+
+
+def begin(cloud, steps=10**6):
+  """A run whose workers run."""
+  cloud.crew(1, steps=steps)
+  with Watch(cloud.run, Journal("vit", storage(cloud.run.folder))) as watch:
+    watch.begin(None)
+    while not watch.state.begun:
+      watch.step()
+
+
+def listed(capsys, *words):
+  code = listing.ls(flags.parse(["ls", "--json", "--project=proj-x", *words])[0])
+  return code, json.loads(capsys.readouterr().out)
+
+
+def collected(capsys, *words):
+  code = listing.gc(flags.parse(["gc", "--project=proj-x", *words])[0])
+  return code, capsys.readouterr().out
+
+
+def test_a_run_that_is_alive_is_shown_and_not_collected(cloud, capsys):
+  begin(cloud)
+  code, found = listed(capsys)
+  (row,) = found["resources"]
+  assert code == errors.DONE and (row["name"], row["owner"], row["flag"], row["state"]) == (
+    "vit-a1",
+    "alice",
+    "",
+    "ready",
+  )
+  assert row["step"] >= 0 and row["kind"] == "v3-32" and row["place"] == "europe-west4-a"
+  code, said = collected(capsys, "--yes")
+  assert code == errors.DONE and "nothing to delete" in said and cloud.states()
+
+
+def test_what_has_expired_or_is_suspended_is_deleted_and_only_with_yes(cloud, capsys):
+  begin(cloud)
+  cloud.preempt("vit-a1")
+  code, said = collected(capsys)
+  assert "SUSPENDED" in said and "without --yes" in said and cloud.everything()
+  code, said = collected(capsys, "--yes")
+  assert code == errors.DONE and "deleted" in said and not cloud.states()
+
+
+def test_a_machine_that_no_journal_knows_is_an_orphan(cloud, capsys, tmp_path, monkeypatch):
+  begin(cloud)
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+  code, found = listed(capsys)
+  assert [row["flag"] for row in found["resources"]] == ["ORPHAN"]
+  code, said = collected(capsys, "--older-than=2h", "--yes")
+  assert "nothing to delete" in said and cloud.states()
+  code, said = collected(capsys, "--yes")
+  assert code == errors.DONE and not cloud.states()
+
+
+def test_anothers_machines_are_not_shown_nor_deleted(cloud, capsys, monkeypatch):
+  begin(cloud)
+  cloud.preempt("vit-a1")
+  monkeypatch.setattr(spec, "owner", lambda: "bob")
+  assert listed(capsys)[1]["resources"] == []
+  assert "nothing to delete" in collected(capsys, "--yes")[1] and cloud.everything()
+  assert len(listed(capsys, "--all-users")[1]["resources"]) == 1
+
+
+def test_a_zone_that_does_not_answer_is_unknown_and_not_empty(cloud, capsys):
+  begin(cloud)
+  cloud.mute()
+  code, found = listed(capsys)
+  assert code == errors.UNKNOWN and "europe-west4-a" in found["unknown"]
+  (row,) = found["resources"]
+  assert (row["name"], row["state"]) == ("vit-a1", "not listed")
+
+
+def test_a_deletion_that_is_not_seen_ends_with_13_and_the_command(cloud, capsys):
+  begin(cloud)
+  cloud.preempt("vit-a1")
+  cloud.keep()
+  code, said = collected(capsys, "--yes")
+  assert code == errors.BILLING and "gcloud compute tpus queued-resources delete vit-a1" in said
+
+
+def test_status_says_what_was_done_and_how_each_worker_is(cloud, capsys):
+  begin(cloud)
+  assert listing.status(flags.parse(["status", "vit"])[0]) == errors.DONE
+  said = capsys.readouterr().out
+  assert "vit  qr v3-32  watching" in said and "intent" in said and "w03  h3" in said and "step" in said
+  listing.status(flags.parse(["status", "vit", "--json"])[0])
+  values = json.loads(capsys.readouterr().out)
+  assert len(values["workers"]) == 4 and values["state"]["attempt"] == 1
+
+
+def test_a_journal_that_cannot_be_read_hides_no_other(cloud, capsys):
+  begin(cloud)
+  book = Journal("odd")
+  book.append("intent", State(attempt=1, stage=WATCHING), place="x")
+  listing.ls(flags.parse(["ls", "--project=proj-x"])[0])
+  said = capsys.readouterr().out
+  assert "vit-a1" in said and "odd" in said
