@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import email.utils
 import fcntl
+import http.client
 import json
 import os
 import pathlib
@@ -185,7 +186,7 @@ class Bucket:
           raise LaunchError(
             f"{name} refuses ({reason}); see that the bucket exists and who may use it", DENIED
           ) from None
-      except (OSError, ValueError) as error:  # connections that break or stand still; answers that are none
+      except (OSError, ValueError, http.client.HTTPException) as error:  # connections that break; answers that are none
         reason = str(getattr(error, "reason", error)) or type(error).__name__
     raise UnknownError(f"gs://{self._bucket} does not answer ({reason})")
 

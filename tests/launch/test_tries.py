@@ -1,0 +1,338 @@
+"""What real workers do with small programs: start together, obey, stop, notice what stands still, and end."""
+
+import hashlib
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from launch import board, program, spec
+from tests.launch import workers
+from tests.launch.workers import LIMITS, Lab, kill, zombies
+
+pytestmark = pytest.mark.heavy
+WAIT = "import threading\nthreading.Event().wait(60)\n"
+# Says how often it was asked, and ends by the contract.
+POLITE = """
+def asked(number, _):
+  print("asked", flush=True)
+  time.sleep(0.3)
+  sys.exit(42)
+signal.signal(signal.SIGTERM, asked)
+print("waits", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_first_try_starts_without_an_order_and_all_have_one_coordinator(tmp_path):
+  with Lab(tmp_path, processes=3, env={"JOB_A": "b c"}) as lab:
+    lab.environment |= {"MEGASCALE_SLICE_ID": "7", "VITJAX_DEVICES": "9", "http_proxy": "x", "TPU_NAME": "old",
+                        "JAX_COORDINATOR_PORT": "1"}  # fmt: skip
+    lab.starts()
+    reports = [lab.wait(board.EXITED, number) for number in range(3)]
+    assert [report.exit for report in reports] == [0, 0, 0]
+    assert {report.code for report in reports} == {lab.digest}
+    assert all(abs(report.clock - time.time()) < 20 and report.host for report in reports)
+    variables = [json.loads(lab.said("variables", number)[0]) for number in range(3)]
+    assert {each["VITJAX_COORDINATOR"] for each in variables} == {reports[0].address}
+    assert [each["VITJAX_PROCESS"] for each in variables] == ["0", "1", "2"]
+    kept = {"VITJAX_COORDINATOR", "VITJAX_PROCESSES", "VITJAX_PROCESS", "VITJAX_STATUS", "PYTHONUNBUFFERED", "HOME"}
+    assert set(variables[0]) == kept | {"JOB_A"}
+    assert variables[0]["JOB_A"] == "b c"
+
+
+def test_nothing_starts_until_all_are_ready_and_an_order_starts_the_next_try(tmp_path):
+  with Lab(tmp_path, "sys.exit(3)", processes=2) as lab:
+    lab.start(worker=0)
+    lab.wait(board.READY)
+    time.sleep(0.5)
+    assert lab.report().phase == board.READY and not lab.said("argv")
+    lab.start(worker=1)
+    first = lab.wait(board.EXITED)
+    assert (first.exit, first.try_) == (3, 1)
+    lab.wait(board.EXITED, 1)
+    time.sleep(0.4)
+    assert lab.report() == lab.report() and lab.report().phase == board.EXITED  # it stays, without an order
+    lab.board.give(board.Order(3))
+    second = lab.wait(lambda report: (report.phase, report.try_) == (board.EXITED, 3))
+    assert second.address != first.address
+    assert len(lab.said("argv")) == 2
+    assert not zombies()
+
+
+def test_a_higher_try_stops_what_runs_with_one_sigterm(tmp_path):
+  with Lab(tmp_path, "if os.path.exists(sys.argv[1]): sys.exit(0)\n" + POLITE, args=(str(tmp_path / "a"),)) as lab:
+    lab.start()
+    lab.wait(lambda _: "waits" in lab.text())
+    (tmp_path / "a").touch()
+    lab.board.give(board.Order(2))
+    lab.wait(lambda report: (report.phase, report.try_, report.exit) == (board.EXITED, 2, 0))
+    lab.wait(lambda _: "try 2 ended" in lab.text())
+    assert lab.text().count("asked") == 1
+    assert "try 1 ended with 42: try 2 is ordered" in lab.text()
+
+
+def test_a_stop_is_a_sigterm_and_then_all_of_the_group_is_killed(tmp_path):
+  code = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "600"])
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+print("waits", flush=True)
+time.sleep(60)
+"""
+  with Lab(tmp_path, code, limits=spec.Limits(**vars(LIMITS) | {"grace": 0.5})) as lab:
+    worker = lab.start()
+    lab.wait(lambda _: "waits" in lab.text())
+    assert len(lab.programs()) == 4 - 1  # the worker itself has no status file
+    lab.board.give(board.Order(1, stop=True))
+    report = lab.wait(board.ENDED)
+    assert (report.exit, report.detail) == (137, "stopped as ordered")
+    assert "limits.grace" in lab.text()
+    assert worker.wait(10) == 0
+    assert not lab.programs() and not zombies()
+
+
+def test_a_sigterm_to_the_worker_reaches_the_program_once_and_is_no_end_of_the_attempt(tmp_path):
+  with Lab(tmp_path, POLITE) as lab:
+    worker = lab.start()
+    lab.wait(lambda _: "waits" in lab.text())
+    for _ in range(3):
+      worker.send_signal(signal.SIGTERM)
+      time.sleep(0.02)
+    assert worker.wait(10) == 42
+    report = lab.report()
+    assert (report.phase, report.exit) == (board.EXITED, 42)
+    assert "SIGTERM to the worker" in report.detail
+    assert lab.text().count("asked") == 1
+    lab.start()  # the machine is there again
+    again = lab.wait(board.READY)
+    assert again.try_ == 2
+    time.sleep(0.5)
+    assert lab.report().phase == board.READY
+    lab.board.give(board.Order(2))
+    lab.wait(board.RUNNING)
+    lab.wait(lambda _: lab.text().count("waits\n") == 2)
+
+
+def test_a_worker_that_is_killed_leaves_a_program_that_the_next_one_ends(tmp_path):
+  with Lab(tmp_path, "print('waits', flush=True)\n" + WAIT) as lab:
+    worker = lab.start()
+    lab.wait(lambda _: "waits" in lab.text())
+    (left,) = lab.programs()
+    kill(worker)
+    assert lab.programs() == [left]
+    lab.storage.delete("a1/w00.json")  # the machine's own note is enough
+    lab.start()
+    assert lab.wait(board.READY).try_ == 2
+    assert not lab.programs()
+    assert lab.text().count("try 1 of vit-a1") == 1  # no piece twice
+
+
+def test_no_progress_ends_in_stacks_and_43(tmp_path):
+  code = """
+import faulthandler
+faulthandler.register(signal.SIGUSR2)
+def stuck(): time.sleep(60)
+for step in range(4):
+  json.dump({"step": step, "doing": "step", "polls": step}, open(os.environ["VITJAX_STATUS"], "w"))
+  time.sleep(0.3)
+stuck()
+"""
+  limits = spec.Limits(**vars(LIMITS) | {"stall": 1.0, "grace": 0.5})
+  with Lab(tmp_path, code, limits=limits) as lab:
+    lab.start()
+    lab.wait(lambda report: report.step == 2)
+    report = lab.wait(board.EXITED)
+    assert (report.exit, report.step, report.doing) == (43, 3, "step")
+    assert "limits.stall" in report.detail
+    assert "in stuck" in report.tail
+
+
+@pytest.mark.parametrize(
+  "code, exit_, detail",
+  [
+    ("os.kill(os.getpid(), signal.SIGABRT)", 134, ""),
+    ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by the system"),
+    ("print('/dev/accel0 is held by process 77 (python x)', flush=True); sys.exit(43)", 43, "held by process 77"),
+    ("import faulthandler; faulthandler.dump_traceback_later(0.1, exit=True); time.sleep(9)", 43, "stood still"),
+    ("raise ValueError('a bug')", 1, ""),
+  ],
+)
+def test_an_end_is_reported_by_the_contract(tmp_path, code, exit_, detail):
+  with Lab(tmp_path, code) as lab:
+    lab.start()
+    report = lab.wait(board.EXITED)
+    assert report.exit == exit_
+    assert detail in report.detail
+
+
+def test_arguments_arrive_byte_for_byte(tmp_path):
+  args = ("--x=$(touch /tmp/no)", "'; rm -rf ~", '"', "a\nb\r\tc", "", "-", "--", "ä→\U0001f600", "\udcff", "\\", "*")
+  with Lab(tmp_path, args=args) as lab:
+    lab.start(LC_ALL="C", LANG=None)
+    lab.wait(board.EXITED)
+    assert json.loads(lab.said("argv")[0]) == [*args]
+
+
+def test_secrets_are_in_the_program_and_nowhere_else(tmp_path):
+  secret, short = "hunter2-and-more", "abc"
+  (tmp_path / "secret").write_text(f"{secret}\n")
+  (tmp_path / "short").write_text(short)
+  code = f"""
+text = os.environ["JOB_KEY"]
+assert text == {secret[::-1]!r}[::-1]
+for _ in range(3000): print(text, end="", flush=_ % 100 == 0)
+print()
+for letter in text: print(letter, end="", flush=True); time.sleep(0.05)
+print("\\nheld by", text, "is held by process 1", text, os.environ["JOB_SHORT"], flush=True)
+sys.exit(43)
+"""
+  secrets = {"JOB_KEY": f"file:{tmp_path}/secret", "JOB_SHORT": f"file:{tmp_path}/short"}
+  with Lab(tmp_path, code, secrets=secrets) as lab:
+    lab.start()
+    report = lab.wait(board.EXITED)
+    lab.wait(lambda _: "try 1 ended" in lab.text())
+    assert report.exit == 43
+    for each in (lab.text(), report.tail, report.detail):
+      assert secret not in each and "***" in each and "abc" in each
+    assert lab.text().count("***") > 3000
+    written = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file() and path.suffix != ".tgz"]
+    assert not any(secret.encode() in content for content in written)
+
+
+def test_a_bundle_that_was_changed_starts_nothing(tmp_path):
+  with Lab(tmp_path, processes=2) as lab:
+    name = f"code/{lab.digest}.tgz"
+    lab.storage.write(name, lab.storage.read(name).content + b"x")
+    for number, process in enumerate(lab.starts()):
+      report = lab.wait(board.ENDED, number)
+      assert "it was changed" in report.detail and report.code == ""
+      assert process.wait(10) == 2
+    assert not lab.said("argv")
+
+
+def test_code_that_differs_between_workers_starts_nothing(tmp_path):
+  with Lab(tmp_path, processes=2) as lab:
+    lab.board.report(board.Report(1, 1, board.READY, code="0" * 64, address="h:1"))
+    lab.start(worker=0)
+    assert "worker 1 has the code 000000000000" in lab.wait(board.ENDED).detail
+    assert not lab.said("argv")
+
+
+def test_a_worker_ends_itself_when_its_time_is_over_and_when_nobody_orders(tmp_path):
+  with Lab(tmp_path, POLITE, expires=2) as lab:
+    worker = lab.start()
+    report = lab.wait(board.ENDED)
+    assert (report.exit, report.detail) == (42, "its time has ended")
+    assert worker.wait(10) == 0
+  limits = spec.Limits(**vars(LIMITS) | {"idle": 0.5})
+  with Lab(tmp_path / "b", limits=limits) as lab:
+    worker = lab.start()
+    assert "limits.idle" in lab.wait(board.ENDED).detail
+    assert worker.wait(10) == 0
+
+
+def test_a_jobset_restarts_so_the_worker_ends_with_the_code_of_its_program(tmp_path):
+  image = "h/p/r/v@sha256:" + "0" * 64
+  values = {"backend": "gke", "tpu": "v6e-8", "image": image, "workdir": "gs://bkt/x"}
+  run = spec.checked(spec.Run("vit", module="job", args=("4",), limits=LIMITS, **values))
+  with Lab(tmp_path, "sys.exit(int(sys.argv[1]))", python=os.sys.executable) as lab:
+    values = json.loads(run.dumps()) | {"python": os.sys.executable}
+    attempt = board.Attempt(spec.loads(json.dumps(values)), 1, lab.digest, int(time.time() + 99))
+    lab.board.publish(attempt)
+    lab.environment |= {"TPU_WORKER_ID": "0"}
+    worker = lab.start("--restart=2", engine="gke")
+    assert worker.wait(20) == 4
+    report = lab.report()
+    assert (report.try_, report.exit, report.phase) == (3, 4, board.EXITED)
+    variables = json.loads(lab.said("variables")[0])
+    assert variables["TPU_WORKER_ID"] == "0" and variables["VITJAX_DEVICES"] == "8"
+    assert variables["VITJAX_COORDINATOR"].rpartition(":")[2] in map(str, range(8476, 8483))
+    lab.board.give(board.Order(1, stop=True))
+    assert lab.start("--restart=3", engine="gke").wait(20) == 2  # after which it is not started again
+
+
+def test_garbage_in_the_folder_ends_no_worker(tmp_path):
+  with Lab(tmp_path, processes=2) as lab:
+    lab.storage.write("a1/order.json", b"{")
+    lab.storage.write("a1/w01.json", b"[1, 2]")
+    lab.start(worker=0)
+    lab.wait(board.READY)
+    time.sleep(0.3)
+    lab.start(worker=1)
+    assert lab.wait(board.EXITED).exit == 0
+    lab.board.give(board.Order(1, stop=True))
+    lab.wait(board.ENDED)
+
+
+def test_a_spec_that_is_none_is_said(tmp_path):
+  with Lab(tmp_path) as lab:
+    lab.storage.write("a1/spec.json", b"garbage")
+    worker = lab.start("--patience=0.3", "--name=vit")
+    assert worker.wait(20) == 3
+    assert "none of `launch`" in lab.report().detail
+    text = lab.attempt.dumps().replace('\\"vit\\"', '\\"a;b\\"')
+    lab.storage.write("a1/spec.json", text.encode())
+    worker = lab.start("--name=vit")
+    assert worker.wait(20) == 2
+    assert "'a;b' is not allowed" in lab.report().detail
+    lab.storage.delete("a1/spec.json")
+    assert lab.start("--name=vit").wait(20) == 2
+    assert "no attempt 1" in lab.report().detail
+
+
+def test_a_folder_that_does_not_answer_ends_no_program(tmp_path):
+  """A folder of the run that is no folder for a while: a program goes on, and what happened is reported later."""
+  with Lab(tmp_path, "time.sleep(1); print('through', flush=True); sys.exit(5)") as lab:
+    lab.start()
+    lab.wait(board.RUNNING)
+    os.rename(tmp_path / "run", tmp_path / "away")
+    (tmp_path / "run").write_text("")
+    time.sleep(1.5)
+    (tmp_path / "run").unlink()
+    os.rename(tmp_path / "away", tmp_path / "run")
+    assert lab.wait(board.EXITED).exit == 5
+    lab.wait(lambda _: "through" in lab.text())
+
+
+def test_a_bucket_carries_a_run_also_while_it_fails_now_and_then(tmp_path, bucket_server):
+  with Lab(tmp_path, "print('x' * 600_000, flush=True)", workdir="gs://bkt/worker", processes=2) as lab:
+    lab.environment |= bucket_server.environment
+    with bucket_server.troubled(busy=0.2, resets=0.1):
+      lab.starts()
+      assert [lab.wait(board.EXITED, number, 60).exit for number in range(2)] == [0, 0]
+      lab.wait(lambda _: "try 1 ended" in lab.text(), seconds=60)
+    assert lab.said("variables")
+    pieces = lab.board.pieces(0)
+    assert len(pieces) > 2
+    assert lab.text().count("x" * 600_000) == 1
+    lab.board.give(board.Order(1, stop=True))
+    lab.wait(board.ENDED, 0, 60)
+
+
+def test_without_a_home_a_program_has_one(tmp_path):
+  with Lab(tmp_path) as lab:
+    lab.start(HOME=None)
+    lab.wait(board.EXITED)
+    assert os.path.isdir(json.loads(lab.said("variables")[0])["HOME"])
+
+
+def test_a_full_disk_is_said(tmp_path):
+  big = {"job.py": "", "big": "x" * 3_000_000}
+  with Lab(tmp_path) as lab:
+    content = workers.bundle(big)
+    digest = hashlib.sha256(content).hexdigest()
+    lab.storage.write(f"code/{digest}.tgz", content)
+    lab.board.publish(board.Attempt(lab.run, 1, digest, int(time.time() + 99)))
+    command = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6)); "
+    command += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    command += "sys.argv = ['w', *sys.argv[1:]]; runpy.run_module('launch.worker', run_name='__main__')"
+    words = [os.sys.executable, "-c", command, "run", f"--folder={lab.folder}", "--engine=local", "--worker=0"]
+    result = workers.subprocess.run(words, env=lab.environment, cwd=workers.ROOT, capture_output=True, timeout=30)
+    assert result.returncode == 2
+    report = lab.wait(board.ENDED)
+    assert "File too large" in report.detail
+    assert not any((lab.state / "vit_jax/launch/code").iterdir())
+    assert not program._marked(str(lab.state))
