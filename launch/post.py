@@ -64,8 +64,10 @@ class Post:
           return
         wanted, report = self._wanted, self._report
       try:
-        self.board.report(dataclasses.replace(report, clock=time.time()))
-        self._send(report)
+        try:
+          self._send(report)  # first, for who reads of an end may delete what the log is on
+        finally:
+          self.board.report(dataclasses.replace(report, clock=time.time()))
         with self._turn:
           self._brought = wanted
           self._turn.notify_all()

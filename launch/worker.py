@@ -46,6 +46,7 @@ def _parser():
   parser.add_argument("--home", type=pathlib.Path, default=None, help="by default below XDG_STATE_HOME")
   parser.add_argument("--grace", type=float, default=spec.Limits().grace, help="seconds that a program has to stop")
   parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds to wait for a folder without answer")
+  parser.add_argument("--pause", type=float, default=15.0, help="seconds before `end` asks again, and at first")
   return parser
 
 
@@ -129,7 +130,7 @@ def end(options) -> int:
   found.stop(options.grace + 30)
   if options.engine != "qr":
     return 0
-  machine.give_back(named(_name(options), options.attempt))
+  machine.give_back(named(_name(options), options.attempt), pause=options.pause)
   found.forget()
   return 0
 

@@ -11,7 +11,7 @@ import sys
 import tarfile
 import time
 
-from launch import board, program, spec, storage
+from launch import board, program, spec, storage, unit
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 LIMITS = spec.Limits(
@@ -71,8 +71,9 @@ class Lab:
         process.kill()
       process.wait()
       process.stdout.close()
-    left = program.end(str(self.state))
-    assert not left
+    units = [unit.Unit(path.name, path.parent.parent) for path in self.state.rglob("units/*")]
+    assert all([each.stop(5.0) for each in units])
+    assert not program.end(str(self.state)) and not any(each.alive() for each in units)
 
   def start(self, *words, verb="run", engine="local", worker=0, **variables):
     """A worker process."""
@@ -108,9 +109,14 @@ class Lab:
     pieces = (self.storage.read(name) for name in self.board.pieces(worker))
     return b"".join(piece.content for piece in pieces).decode()
 
-  def said(self, word, worker=0):
-    """What its program has printed behind a word."""
-    return [line.partition(" ")[2] for line in self.text(worker).splitlines() if line.startswith(word + " ")]
+  def said(self, word, worker=0, count=1):
+    """What its program has printed behind a word, when it has so often."""
+    lines, deadline = [], time.monotonic() + 20
+    while len(lines) < count:
+      lines = [line.partition(" ")[2] for line in self.text(worker).splitlines() if line.startswith(word + " ")]
+      assert time.monotonic() < deadline, self.text(worker)
+      time.sleep(0.02)
+    return lines
 
   def programs(self):
     """Processes of programs that live."""
@@ -118,12 +124,12 @@ class Lab:
 
 
 def zombies():
-  """Processes below this one that have ended, and whose parent has not taken leave of them."""
+  """Processes that have ended and whose parent, neither this process nor the machine's first, did not notice."""
   found = []
   for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
     with contextlib.suppress(OSError):
       words = path.read_text().rpartition(")")[2].split()
-      if words[0] == "Z" and words[1] != str(os.getpid()):
+      if words[0] == "Z" and words[1] not in (str(os.getpid()), "1"):
         found.append(path.parent.name)
   return found
 
