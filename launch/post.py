@@ -42,7 +42,7 @@ class Post:
         self._turn.notify_all()
 
   def settle(self, seconds: float) -> bool:
-    """Waits until the last report and the log so far have arrived; whether they have."""
+    """Waits until the last report and the log so far have arrived, and orders were read after; whether they have."""
     with self._turn:
       self._wanted += 1
       wanted = self._wanted
@@ -68,10 +68,12 @@ class Post:
           self._send(report)  # first, for who reads of an end may delete what the log is on
         finally:
           self.board.report(dataclasses.replace(report, clock=time.time()))
-        with self._turn:
-          self._brought = wanted
-          self._turn.notify_all()
-        self.order = self.board.order()  # last, for one that cannot be read holds up nothing else
+        try:
+          self.order = self.board.order()
+        finally:  # one that cannot be read holds up nothing else
+          with self._turn:
+            self._brought = wanted
+            self._turn.notify_all()
         self.trouble = ""
       except (UnknownError, LaunchError) as error:  # the program goes on, and the next beat tries again
         self.trouble = str(error)

@@ -61,7 +61,7 @@ class Tries:
     self._say(code=self.attempt.code, detail="fetches secrets" if self.run.secrets else "installs packages")
     self.secrets = self._known(lambda: program.secrets(self.run))
     self.log.hide(self.secrets.values())
-    if self.engine == "local" and not self.run.python:
+    if self.engine in ("local", "gke") and not self.run.python:  # here, or in the image
       self.python = sys.executable
     else:
       self.python = install.interpreter(self.run, self.folder, self.home, self.log.path, self._tick)

@@ -120,7 +120,7 @@ class Unit:
       run = [sys.executable, "-m", "launch.worker", "run", *words]
       output, process = self.folder / "worker.txt", None
       if systemd and SYSTEMD.exists() and os.geteuid() == 0:
-        result = subprocess.run(command(self.name, run, grace), capture_output=True, text=True, timeout=60)
+        result = subprocess.run(command(self.name, run, grace), capture_output=True, text=True)
         if result.returncode and not _active(self.name):
           raise LaunchError(f"systemd-run {self.name}: {' '.join(result.stderr.split())[:300]}", 1)
       else:

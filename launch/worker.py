@@ -96,7 +96,8 @@ def start(options) -> int:
   before = (made.about or about).get("folder")
   if before != options.folder:
     raise LaunchError(f"{made.name} is there for {before}; give the run another name, or stop that one")
-  made.make(about)
+  if not made.about:
+    made.make(about)
   keys = ("folder", "attempt", "slice", "restart", "engine", "patience")
   words = [f"--name={about['run']}", *(f"--{key}={getattr(options, key)}" for key in keys)]
   words += [f"--home={options.home.absolute()}"] if options.home else []

@@ -58,7 +58,7 @@ class Engine:
     units = [unit.Unit(named(self._run.name, attempt, number), self._home) for number in range(self._run.workers)]
     for each in units:
       each.ask()
-    left = [each.name for each in units if not each.stop(self._run.limits.grace + 10)]
+    left = [each.name for each in units if not each.stop(self._run.limits.grace + 30)]
     if left:
       raise UnknownError(f"{', '.join(left)}: still there; the next look says more")
     for each in units:

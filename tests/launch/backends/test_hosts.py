@@ -83,7 +83,7 @@ def test_hosts_get_the_package_and_one_worker_each(lab):
 def test_a_connection_that_breaks_behind_the_command_starts_nothing_twice(lab):
   made = hosts.Engine(lab.run)
   (lab.state / "drops").touch()
-  with pytest.raises(UnknownError, match="one|two"):
+  with pytest.raises(UnknownError, match=r"one|two"):
     made.create(1, 0)
   made.create(1, 0)
   assert made.look(1).state == engine.READY
@@ -130,7 +130,7 @@ def test_what_hosts_cannot_share_is_refused(lab):
   with pytest.raises(LaunchError, match="name each once"):
     hosts.Engine(spec.checked(spec.Run("vit", "hosts", "job", (), "/x", hosts=("one", "one"))))
   elsewhere = spec.checked(spec.Run("vit", "hosts", "job", (), "/no/such", hosts=("one",), limits=LIMITS))
-  with pytest.raises(LaunchError, match="one: .*there is no attempt 1 in the run's folder"):
+  with pytest.raises(LaunchError, match=r"one: .*there is no attempt 1 in the run's folder"):
     hosts.Engine(elsewhere).create(1, 0)
 
 
