@@ -12,6 +12,7 @@ import tarfile
 import time
 
 from launch import board, program, spec, storage, unit
+from launch.errors import UnknownError
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 LIMITS = spec.Limits(
@@ -93,8 +94,10 @@ class Lab:
 
   def report(self, worker=0):
     """What a worker says."""
-    found = self.board.seen(worker)
-    return found[0] if found else board.Report(worker)
+    with contextlib.suppress(UnknownError):
+      if found := self.board.seen(worker):
+        return found[0]
+    return board.Report(worker)
 
   def wait(self, reached, worker=0, seconds=20.0):
     """The report of a worker when it is as `reached` says, or in that phase."""
@@ -125,14 +128,15 @@ class Lab:
 
 
 def zombies():
-  """Processes that have ended and whose parent, neither this process nor the machine's first, did not notice."""
-  found = []
+  """Processes that one below this one has started, and that have ended without its notice."""
+  parents, ended = {}, []
   for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
     with contextlib.suppress(OSError):
       words = path.read_text().rpartition(")")[2].split()
-      if words[0] == "Z" and words[1] not in (str(os.getpid()), "1"):
-        found.append(path.parent.name)
-  return found
+      parents[int(path.parent.name)] = int(words[1])
+      ended += [int(path.parent.name)] if words[0] == "Z" else []
+  below = lambda number: number in parents and (parents[number] == os.getpid() or below(parents[number]))  # noqa: E731
+  return [number for number in ended if parents[number] != os.getpid() and below(number)]
 
 
 def kill(process):
