@@ -83,6 +83,26 @@ def test_a_kill_for_want_of_memory_is_named(child, monkeypatch):
   assert child.meaning(137, "") == (137, "killed by the system (SIGKILL)")
 
 
+@pytest.mark.parametrize(
+  "child, expected, meaning",
+  [
+    ("kill -ABRT $$", 134, ""),
+    ("kill -TERM $$", 143, ""),
+    ("kill -9 $$", 137, "killed by the system"),
+    ("echo /dev/accel0 is held by process 77; exit 43", 43, "/dev/accel0 is held by process 77"),
+    ("echo /dev/accel0 is held by process 77; exit 1", 1, ""),
+    ("echo 'Timeout (0:30:00)!'; exit 1", 43, "stood still"),
+    ("exit 44", 44, ""),
+  ],
+  indirect=["child"],
+)
+def test_an_end_is_told_by_the_contract(child, tmp_path, expected, meaning):
+  child._process.wait()
+  code, words = child.meaning(child.poll(), (tmp_path / "log").read_text())
+  assert code == expected
+  assert meaning in words and bool(meaning) == bool(words)
+
+
 @pytest.mark.parametrize("child", ["sleep 60"], indirect=True)
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"step": "x"}', "[" * 9000, '{"doing": "x"}'])
 def test_half_a_file_of_progress_is_nothing(child, tmp_path, text):

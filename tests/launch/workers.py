@@ -105,7 +105,7 @@ class Lab:
     test = reached if callable(reached) else lambda report: report.phase == reached
     while not test(report := self.report(worker)):
       assert time.monotonic() < deadline, f"{report}\n{self.text(worker)}"
-      time.sleep(0.02)
+      time.sleep(0.05)
     return report
 
   def text(self, worker=0):
@@ -119,7 +119,7 @@ class Lab:
     while len(lines) < count:
       lines = [line.partition(" ")[2] for line in self.text(worker).splitlines() if line.startswith(word + " ")]
       assert time.monotonic() < deadline, self.text(worker)
-      time.sleep(0.02)
+      time.sleep(0.05)
     return lines
 
   def programs(self):

@@ -16,7 +16,7 @@ from tests.launch.workers import LIMITS, Lab
 pytestmark = pytest.mark.heavy
 WAIT = "print('waits', flush=True); time.sleep(60)"
 # As ssh: options, the host, one string, which the user's shell there runs. SSH_DROPS breaks off behind the command.
-SSH = """#!{python}
+SSH = """#!{python} -IS
 import json, os, subprocess, sys
 words = sys.argv[1:]
 while words[0].startswith("-"):
