@@ -55,6 +55,7 @@ class Report:
     code: the SHA-256 of the code that it has unpacked.
     exit: the exit code of the try's program, in EXITED; "killed for want of memory" and the like are in `detail`.
     step, doing: of the program, as it says them: its progress, and "compile", "step", "save", …
+    began: the step from which the program goes on in this try, -1 where it has not said so.
     address: HOST:PORT where its program would be the coordinator.
     clock: seconds since the epoch, by its own clock.
     tail: the last lines of its log, in EXITED.
@@ -66,6 +67,7 @@ class Report:
   code: str = ""
   exit: "int | None" = None
   step: int = -1
+  began: int = -1
   doing: str = ""
   detail: str = ""
   address: str = ""

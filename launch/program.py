@@ -16,7 +16,7 @@ from launch.spec import Run
 
 STATUS = "VITJAX_STATUS"
 HANG, PEER, KILLED = 43, 134, 137  # of the contract in README
-_INHERITED = re.compile(r"(?!MEGASCALE_|VITJAX_|JAX_COORDINATOR_).*(?<!_proxy)", re.IGNORECASE | re.DOTALL)
+_INHERITED = re.compile(r"(?!MEGASCALE_|VITJAX_|JAX_COORDINATOR_|LAUNCH_).*(?<!_proxy)", re.IGNORECASE | re.DOTALL)
 _HELD = re.compile(r"^.*is held by process .*$", re.MULTILINE)
 # Of Python's faulthandler, which exits with 1.
 _STOOD_STILL = re.compile(r"^Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!$", re.MULTILINE)

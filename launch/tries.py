@@ -47,9 +47,8 @@ class Tries:
       code = self._try(try_)
       if self.asked:
         return code
-      if self.engine == "gke":  # a JobSet starts the next try
-        self._order()
-        return code
+      if self.engine == "gke":  # a JobSet starts the next try, unless this one was stopped
+        return FATAL if self.letters.order.stop or time.time() > self.attempt.expires else code
       try_ = self._next(try_)
 
   # What comes before a program.
@@ -89,12 +88,12 @@ class Tries:
         try_ = max(try_, order.try_)
         told, since, met = try_, time.monotonic(), set()
         port, note = machine.port(self.engine)
-        self.letters.say(
-          phase=board.READY, try_=try_, address=f"{self.address}:{port}", step=-1, doing="", exit=None, tail="",
-          detail=note,
-        )  # fmt: skip
-      ordered = try_ <= max(order.try_, first)
-      if ordered and self.letters.settle(self._patience()) and self._all_ready(try_, met):
+        fresh = {"step": -1, "began": -1, "doing": "", "exit": None, "tail": ""}
+        address = f"{self.address}:{port}"
+        self.letters.say(phase=board.READY, try_=try_, address=address, detail=note, **fresh)
+      ordered = try_ <= max(order.try_, first) and not order.stop
+      ready = ordered and self.letters.settle(self._patience()) and self._all_ready(try_, met)
+      if ready and not self.letters.order.stop:
         return try_
       if time.monotonic() - since > (max(self.limits.idle, limit) if ordered else self.limits.idle):
         waiting = f"for workers {sorted(set(range(self.run.workers)) - met)}" if ordered else "for an order"
@@ -104,7 +103,7 @@ class Tries:
   def _next(self, try_):
     """The next try that is ordered; what was said of this one stays until then. Raises End."""
     since = time.monotonic()
-    while (order := self._order()).try_ <= try_:
+    while (order := self._order()).try_ <= try_ or order.stop:
       if time.monotonic() - since > self.limits.idle:
         raise End(f"waited {self.limits.idle:.0f} s for an order (limits.idle)")
       time.sleep(TICK)
@@ -163,7 +162,7 @@ class Tries:
         self._looked = now
         child.look()
         doing = str(child.progress.get("doing", ""))[:100]
-        self.letters.say(step=child.progress.get("step", -1), doing=doing)
+        self.letters.say(**_steps(child.progress), doing=doing)
       order, past = self._order(False), time.time() > self.attempt.expires
       if not why and (self.asked or past or order.stop or order.try_ > try_):
         why = (signal.Signals(self.asked[0]).name + " to the worker" if self.asked else
@@ -180,17 +179,17 @@ class Tries:
         child.kill()
       time.sleep(TICK if now - child.moved > 1 else TICK / 5)
     child.look()
-    self.letters.say(step=child.progress.get("step", -1))
+    self.letters.say(**_steps(child.progress))
     return (program.HANG if stalled else code), why
 
   # Between.
 
   def _order(self, ends=True):
-    """The last order. Raises End where it is to stop, or where the attempt's time has ended; and for a signal."""
+    """The last order. Raises End where the attempt's time has ended; and for a signal."""
     order = self.letters.order
     if ends:
       self._tick()
-      if order.stop:
+      if order.stop and self.engine == "gke":  # whose JobSet would start all again
         raise End("stopped as ordered")
     return order
 
@@ -247,6 +246,11 @@ class Tries:
       self.letters.say(detail=f"{reason}; {trouble or 'the machine is given back'}")
       self.letters.settle(self._patience())
     self.unit.forget()
+
+
+def _steps(progress):
+  """The step that a program says it is at, and from which it went on."""
+  return {key: value if isinstance(value := progress.get(key), int) else -1 for key in ("step", "began")}
 
 
 def give_back(run, attempt: int) -> str:

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import signal
 import socket
@@ -38,9 +39,10 @@ def _parser():
   parser.add_argument("verb", nargs="?", default="run", choices=("run", "start", "stop", "look", "end"))
   parser.add_argument("--folder", default="", help="the run's folder for launch: gs://BUCKET/runs/a/launch")
   parser.add_argument("--attempt", type=int, default=1)
-  parser.add_argument("--worker", type=int, help="of its slice; by default the metadata server is asked")
-  parser.add_argument("--slice", type=int, default=0)
-  parser.add_argument("--restart", type=int, default=0, help="how often a JobSet has started all again")
+  said = {key: os.environ.get(f"LAUNCH_{key}") or None for key in ("INDEX", "SLICE", "RESTART")}  # of a JobSet's pod
+  parser.add_argument("--worker", type=int, default=said["INDEX"], help="of its slice; else the metadata server knows")
+  parser.add_argument("--slice", type=int, default=said["SLICE"] or 0)
+  parser.add_argument("--restart", type=int, default=said["RESTART"] or 0, help="how often a JobSet has started again")
   parser.add_argument("--engine", choices=spec.BACKENDS, default="qr")
   parser.add_argument("--name", default="", help="of the run; by default that of the attempt in the folder")
   parser.add_argument("--home", type=pathlib.Path, default=None, help="by default below XDG_STATE_HOME")
@@ -79,7 +81,11 @@ def _patiently(ask, patience, asked=()):
 
 
 def _name(options):
-  return options.name or _patiently(_board(options).attempt, options.patience).run.name
+  """The run's name: as a unit of this machine knows it, or else the attempt."""
+  mine = (options.folder, options.attempt)
+  found = [each["run"] for each in unit.every((options.home or unit.home()).absolute(), options.engine)
+           if (each.get("folder"), each.get("attempt")) == mine]  # fmt: skip
+  return options.name or next(iter(found), "") or _patiently(_board(options).attempt, options.patience).run.name
 
 
 # The commands.

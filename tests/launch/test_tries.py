@@ -85,11 +85,13 @@ time.sleep(60)
     lab.wait(lambda _: "waits" in lab.text())
     assert len(lab.programs()) == 4 - 1  # the worker itself has no status file
     lab.board.give(board.Order(1, stop=True))
-    report = lab.wait(board.ENDED)
-    assert (report.exit, report.detail) == (137, "stopped as ordered")
-    assert "limits.grace" in lab.text()
-    assert worker.wait(10) == 0
+    report = lab.wait(board.EXITED)
+    assert report.exit == 137 and "stopped as ordered" in report.detail and "limits.grace" in report.detail
     assert not lab.programs() and not zombies()
+    time.sleep(0.3)
+    assert worker.poll() is None and lab.report().phase == board.EXITED  # until the next order, or limits.idle
+    lab.board.give(board.Order(2))
+    lab.wait(lambda report: (report.phase, report.try_) == (board.RUNNING, 2))
 
 
 def test_a_sigterm_to_the_worker_reaches_the_program_once_and_is_no_end_of_the_attempt(tmp_path):
@@ -134,7 +136,7 @@ import faulthandler
 faulthandler.register(signal.SIGUSR2)
 def stuck(): time.sleep(60)
 for step in range(4):
-  json.dump({"step": step, "doing": "step", "polls": step}, open(os.environ["VITJAX_STATUS"], "w"))
+  json.dump({"step": step, "began": 0, "doing": "step", "polls": step}, open(os.environ["VITJAX_STATUS"], "w"))
   time.sleep(0.3)
 stuck()
 """
@@ -143,7 +145,7 @@ stuck()
     lab.start()
     lab.wait(lambda report: report.step == 2)
     report = lab.wait(board.EXITED)
-    assert (report.exit, report.step, report.doing) == (43, 3, "step")
+    assert (report.exit, report.step, report.began, report.doing) == (43, 3, 0, "step")
     assert "limits.stall" in report.detail
     assert "in stuck" in report.tail
 
@@ -210,8 +212,8 @@ def test_a_jobset_restarts_so_the_worker_ends_with_the_code_of_its_program(tmp_p
     values = json.loads(run.dumps()) | {"python": os.sys.executable}
     attempt = board.Attempt(spec.loads(json.dumps(values)), 1, lab.digest, int(time.time() + 99))
     lab.board.publish(attempt)
-    lab.environment |= {"TPU_WORKER_ID": "0"}
-    worker = lab.start("--restart=2", engine="gke")
+    lab.environment |= {"TPU_WORKER_ID": "0", "LAUNCH_INDEX": "0", "LAUNCH_SLICE": "0", "LAUNCH_RESTART": "2"}
+    worker = lab.start(engine="gke", worker=None)
     assert worker.wait(20) == 4
     report = lab.report()
     assert (report.try_, report.exit, report.phase) == (3, 4, board.EXITED)

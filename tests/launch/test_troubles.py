@@ -42,8 +42,8 @@ def test_garbage_in_the_folder_ends_no_worker(tmp_path):
     time.sleep(0.3)
     lab.start(worker=1)
     assert lab.wait(board.EXITED).exit == 0
-    lab.board.give(board.Order(1, stop=True))
-    lab.wait(board.ENDED)
+    lab.board.give(board.Order(2))
+    lab.wait(lambda report: (report.phase, report.try_) == (board.EXITED, 2))
 
 
 def test_a_spec_that_is_none_is_said(tmp_path):
@@ -87,8 +87,6 @@ def test_a_bucket_carries_a_run_also_while_it_fails_now_and_then(tmp_path, bucke
     pieces = lab.board.pieces(0)
     assert len(pieces) > 2
     assert lab.text().count("x" * 600_000) == 1
-    lab.board.give(board.Order(1, stop=True))
-    lab.wait(board.ENDED, 0, 60)
 
 
 def test_without_a_home_a_program_has_one(tmp_path):

@@ -9,7 +9,7 @@ EVERY = 1.0  # seconds between two writes, at least
 
 
 class Progress:
-  """Writes {"step", "doing", "polls"} where it has changed, at most once a second; nothing without VITJAX_STATUS.
+  """Writes {"step", "began", "doing", "polls"} where it has changed, at most once a second; only with VITJAX_STATUS.
 
   A reader, which is `launch.worker`, sees a whole file or none. What cannot be written is left out: it says only how
   far a run is, and ends none.
@@ -18,11 +18,15 @@ class Progress:
   def __init__(self):
     name = os.environ.get("VITJAX_STATUS")
     self._path = pathlib.Path(name) if name else None
-    self._written, self._next = None, 0.0
+    self._written, self._next, self._began = None, 0.0, -1
 
   def say(self, step: int, doing: str, polls: int) -> None:
-    """The step that is done, -1 for none; the phase; and a number that grows while there is progress within a step."""
-    now, text = time.monotonic(), {"step": step, "doing": doing, "polls": polls}
+    """The step that is done, -1 before there is a state; the phase; a number that grows with progress within a step.
+
+    "began" is the first step that was said, from which the run goes on.
+    """
+    self._began = step if self._began < 0 else self._began
+    now, text = time.monotonic(), {"step": step, "began": self._began, "doing": doing, "polls": polls}
     if self._path is None or now < self._next or text == self._written:
       return
     self._next = now + EVERY
