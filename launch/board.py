@@ -119,8 +119,13 @@ class Board:
 
   def reports(self, workers: int) -> dict:
     """{worker: (report, its age in seconds)} of those that have written one."""
-    found = {worker: self.storage.read(f"{self._here}/w{worker:02d}.json") for worker in range(workers)}
-    return {worker: (_parsed(Report, item), item.age) for worker, item in found.items() if item}
+    found = {worker: self.seen(worker) for worker in range(workers)}
+    return {worker: pair for worker, pair in found.items() if pair}
+
+  def seen(self, worker: int) -> "tuple | None":
+    """(report, its age in seconds) of one worker; None where it has written none."""
+    item = self.storage.read(f"{self._here}/w{worker:02d}.json")
+    return (_parsed(Report, item), item.age) if item else None
 
   def write_log(self, worker: int, piece: int, content: bytes) -> None:
     """A piece of a worker's log."""

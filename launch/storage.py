@@ -203,11 +203,7 @@ class Bucket:
           raise LaunchError(
             f"{name} refuses ({reason}); see that the bucket exists and who may use it", DENIED
           ) from None
-      except (
-        OSError,
-        ValueError,
-        http.client.HTTPException,
-      ) as error:  # broken connections, answers that are none
+      except (OSError, ValueError, http.client.HTTPException) as error:  # broken connections, answers that are none
         reason = str(getattr(error, "reason", error)) or type(error).__name__
     raise UnknownError(f"gs://{self._bucket} does not answer ({reason})")
 

@@ -46,7 +46,7 @@ def train(
     watch = watch or resources.enter_context(runtime.Watch(parts.run.limits))
     resources.enter_context(watch.phase("save"))  # which closes what is open
     run, state = opened(resources, parts, workdir, profile, watch, weights, began)
-    step = int(state.step)
+    watch.step = step = int(state.step)
     say(f"continues at step {step} of {parts.total}" if step else f"{parts.total} steps to go")
     try:
       if not run.evaluated:  # a stop had cut it short
@@ -63,7 +63,7 @@ def train(
           with run.trace.step(step), jax.transfer_guard("disallow"):
             state, metrics = train_step(state, batch, run.frozen)
           run.log.write_due(step)  # of the steps before this one, so that the devices always have work
-          step += 1
+          watch.step = step = step + 1
           run.log.add(step, metrics, run.batches.skipped)
           if step < parts.total:
             evaluate(run, due(parts, step), step, state)

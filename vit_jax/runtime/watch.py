@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from vit_jax import config
 from vit_jax.runtime import exchange, exits
 from vit_jax.runtime.peers import Peers
+from vit_jax.runtime.progress import Progress
 
 # Signals that ask a run to stop, and how it then ends. One that is ignored, as by nohup, stays so.
 STOPS = {
@@ -44,11 +45,13 @@ class Watch:
   """Ends the program, with a code of the contract and a line, where a limit is passed: a context.
 
   Inside, SIGTERM and Ctrl-C are requests to stop, on whichever process; a second Ctrl-C ends it at once. All processes
-  call `poll` at the same points: between steps and between batches of an evaluation.
+  call `poll` at the same points: between steps and between batches of an evaluation. `step` is the last that is done,
+  set by the loop; with the phase it is said to who started the program, see `Progress`.
   """
 
   def __init__(self, limits: config.Limits | None = None):
     self.limits = limits or config.Limits()
+    self.step = -1
     self._phase, self._since, self._detail = "start", time.monotonic(), str
     self._durations = collections.defaultdict(lambda: collections.deque(maxlen=100))  # seconds between polls, by phase
     self._polled = None, 0.0  # phase and time of the last
@@ -158,7 +161,7 @@ class Watch:
   # On the thread.
 
   def _run(self):
-    armed, last = -BACKSTOP, time.monotonic()
+    armed, last, progress = -BACKSTOP, time.monotonic(), Progress()
     while not self._closed.is_set():
       ready, _, _ = select.select([self._pipe[0]], [], [], 0.25)
       for number in os.read(self._pipe[0], 64) if ready else b"":
@@ -174,6 +177,7 @@ class Watch:
       if now - armed > BACKSTOP / 20:
         armed = now
         faulthandler.dump_traceback_later(BACKSTOP, exit=True, file=2)
+      progress.say(self.step, self._phase, self._polls)
       if self._peers:
         self._peers.status = f"poll {self._polls}, {self._phase}"
         self._check_peers(now)

@@ -1,0 +1,138 @@
+"""Runs on hosts that are reached by ssh: GPU boxes, VMs of an instance group, TPUs that somebody has made by hand.
+
+ssh brings the package `launch` and starts a worker on each host; all else goes through the run's folder.
+"""
+
+import concurrent.futures
+import functools
+import gzip
+import hashlib
+import io
+import json
+import shlex
+import subprocess
+import tarfile
+
+from launch import engine, errors, spec, unit
+from launch.errors import LaunchError, UnknownError
+
+_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15",
+            "-o", "ServerAliveCountMax=4")  # fmt: skip
+_BROKEN = 255  # of ssh: the connection failed, before, while or after the command ran
+_DEADLINE = 180.0  # seconds for a command
+# In a folder named by its hash, which appears whole. Its standard input is the package.
+_BRING = """
+d=${XDG_STATE_HOME:-$HOME/.local/state}/vit_jax/launch/package/$1; shift
+if [ -d "$d" ]; then cat >/dev/null; else
+  mkdir -p "$d.$$" && tar -xzf - -C "$d.$$" || exit 1
+  mv -T "$d.$$" "$d" 2>/dev/null || { rm -rf "$d.$$"; [ -d "$d" ] || exit 1; }
+fi
+cd "$d" && exec python3 -m launch.worker "$@"
+"""
+
+
+class Engine:
+  """See `launch.engine.Engine`. The workers outlive `launch`, and end by themselves."""
+
+  restarts, autonomous = False, True
+
+  def __init__(self, run: spec.Run):
+    if not run.workdir.startswith(("gs://", "/")):
+      raise LaunchError(f"--workdir: {run.workdir!r} is no folder that all hosts have; write gs://BUCKET/NAME, or the "
+                        "absolute path of a file system that they and this machine share")  # fmt: skip
+    if len(set(run.hosts)) < len(run.hosts):
+      raise LaunchError(f"--hosts: {', '.join(run.hosts)}: a host has one worker; name each once")
+    self._run = run
+
+  def create(self, attempt: int, expires: int) -> None:
+    """Starts the worker of each host, where it does not live; a command that is delivered twice starts one."""
+    words = ["start", f"--folder={self._run.folder}", "--patience=30", f"--grace={self._run.limits.grace}"]
+    self._each(lambda number: [*words, f"--attempt={attempt}", f"--worker={number}"])
+
+  def look(self, attempt: int) -> engine.Look:
+    """READY while all workers live, ABSENT when no host has one."""
+    said = self._each(lambda _: ["look", f"--name={self._run.name}", f"--attempt={attempt}"])
+    found = {number: each[0] for number, text in enumerate(said) if (each := _listing(text, self._run.hosts[number]))}
+    return unit.look(found, self._run.workers)
+
+  def delete(self, attempt: int) -> None:
+    """Stops the workers and their programs, which have `limits.grace` to save."""
+    self._each(lambda _: self._stop(attempt), self._run.limits.grace + _DEADLINE)
+
+  def deletion(self, attempt: int) -> str:
+    """A command for each host, with which its worker is stopped."""
+    return " && ".join(shlex.join([*_ssh(host), f"{_remote(self._stop(attempt))}; exit $?"]) + " </dev/null"
+                       for host in self._run.hosts)  # fmt: skip
+
+  def inventory(self, zones: tuple) -> tuple:
+    """All attempts on the hosts of this run."""
+    found, silent = [], {}
+    for host in self._run.hosts:
+      try:
+        found += unit.resources(_listing(_ask(host, ["look"]), host), host)
+      except (UnknownError, LaunchError) as error:
+        silent[host] = str(error)
+    return tuple(found), silent
+
+  def shell(self, attempt: int, worker: int, words: list) -> list:
+    """ssh to the host."""
+    host = self._run.hosts[worker]
+    return [*_ssh(host), f"{shlex.join(words)}; exit $?"] if words else ["ssh", "-t", *_OPTIONS, host]
+
+  def _stop(self, attempt):
+    return ["stop", f"--name={self._run.name}", f"--attempt={attempt}", f"--grace={self._run.limits.grace}"]
+
+  def _each(self, words, deadline=_DEADLINE):
+    """What each host says to `words` of its number; raises the first trouble, when all have been asked."""
+    with concurrent.futures.ThreadPoolExecutor(min(32, len(self._run.hosts))) as pool:
+      answers = [pool.submit(_ask, host, words(number), deadline) for number, host in enumerate(self._run.hosts)]
+    return [answer.result() for answer in answers]
+
+
+def _ask(host, words, deadline=_DEADLINE):
+  """What launch.worker prints on a host."""
+  try:
+    result = subprocess.run(
+      [*_ssh(host), f"{_remote(words)}; exit $?"], input=package(), capture_output=True, timeout=deadline
+    )
+  except subprocess.TimeoutExpired:
+    raise UnknownError(f"{host}: no answer within {deadline:.0f} s") from None
+  except OSError as error:
+    raise LaunchError(f"ssh cannot be run: {error.strerror}; install openssh-client") from None
+  said = " ".join(result.stderr.decode(errors="replace").split())[-400:]
+  if result.returncode in (_BROKEN, errors.UNKNOWN):
+    raise UnknownError(f"{host}: {said or 'ssh gave no answer'}")
+  if result.returncode:
+    raise LaunchError(f"{host}: {said or f'exit code {result.returncode}'}", result.returncode)
+  return result.stdout.decode(errors="replace")
+
+
+def _ssh(host):
+  return ["ssh", *_OPTIONS, host]
+
+
+def _remote(words):
+  """The one string of a remote command."""
+  digest = hashlib.sha256(package()).hexdigest()[:16]
+  return shlex.join(["sh", "-c", _BRING, "sh", digest, words[0], "--engine=hosts", *words[1:]])
+
+
+def _listing(text, host):
+  try:
+    found = json.loads(text)
+  except ValueError:
+    raise UnknownError(f"{host}: said {text[:200]!r}") from None
+  return [each for each in found if isinstance(each, dict)]
+
+
+@functools.cache
+def package() -> bytes:
+  """The package `launch`, as a tar that is the same for the same files."""
+  content = io.BytesIO()
+  with gzip.GzipFile(fileobj=content, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+    for path in sorted((unit.ROOT / "launch").rglob("*.py")):
+      member = tarfile.TarInfo(str(path.relative_to(unit.ROOT)))
+      data = path.read_bytes()
+      member.size, member.mode = len(data), 0o644
+      tar.addfile(member, io.BytesIO(data))
+  return content.getvalue()

@@ -1,0 +1,264 @@
+"""The work of a worker: makes ready, starts the program of each try, says how it is, obeys orders, ends itself."""
+
+import os
+import signal
+import sys
+import time
+
+from launch import board, install, machine, program
+from launch.errors import LaunchError, UnknownError
+
+TICK = 0.1  # seconds
+STACKS = 3.0  # seconds for a program to print its stacks
+FATAL = 2  # the exit code after which a JobSet starts nothing again
+
+
+class End(Exception):
+  """The worker ends itself: its work is done, or cannot be."""
+
+
+class Tries:
+  """The tries of an attempt, as one worker makes them.
+
+  Args:
+    attempt: as it was published.
+    number: among all workers.
+    engine: local, hosts, qr or gke.
+    home: where code and interpreters are. unit: its own, with the lock.
+    letters: its `Post`. log: its `Log`.
+    asked: the signals that have asked this process to stop, to which a handler adds.
+  """
+
+  def __init__(self, attempt, number, engine, home, unit, letters, log, asked):
+    self.attempt, self.run, self.number, self.engine = attempt, attempt.run, number, engine
+    self.limits, self.home, self.unit, self.letters, self.log = attempt.run.limits, home, unit, letters, log
+    self.asked, self._looked = asked, 0.0
+
+  def work(self, first: int, try_: int) -> int:
+    """All tries; the exit code of the worker. Raises End, and LaunchError for what cannot be.
+
+    Args:
+      first: the last that needs no order.
+      try_: the first that this worker has not started, in a life before.
+    """
+    self._install()
+    while True:
+      try_ = self._meet(try_, first)
+      code = self._try(try_)
+      if self.asked:
+        return code
+      if self.engine == "gke":  # a JobSet starts the next try, unless this one was stopped
+        return FATAL if self.letters.order.stop or time.time() > self.attempt.expires else code
+      try_ = self._next(try_)
+
+  # What comes before a program.
+
+  def _install(self):
+    note = machine.widen(self.engine)
+    self._say(phase=board.INSTALLING, detail="fetches the code")
+    self.folder = self._known(lambda: install.code(self.letters.board.storage, self.attempt.code, self.home))
+    self._say(code=self.attempt.code, detail="fetches secrets" if self.run.secrets else "installs packages")
+    self.secrets = self._known(lambda: program.secrets(self.run))
+    self.log.hide(self.secrets.values())
+    if self.engine in ("local", "gke") and not self.run.python:  # here, or in the image
+      self.python = sys.executable
+    else:
+      self.python = install.interpreter(self.run, self.folder, self.home, self.log.path, self._tick)
+    self.address = self._known(lambda: machine.address(self.engine))
+    self._say(detail=note)
+    self.log.say(f"ready with {self.python}, code {self.attempt.code[:12]}{'; ' if note else ''}{note}")
+
+  def _known(self, ask):
+    """What `ask` gives, again and again while nobody answers."""
+    deadline = time.monotonic() + self.limits.install
+    while True:
+      try:
+        return ask()
+      except UnknownError as error:
+        if time.monotonic() > deadline:
+          raise LaunchError(f"{error}, for {self.limits.install:.0f} s (limits.install)") from None
+        self._pause(f"{error}; tries again")
+
+  def _meet(self, try_, first):
+    """Waits until all are ready for the try, or for a higher one that is ordered, and returns which. Raises End."""
+    since, told, met, limit = time.monotonic(), 0, set(), self.limits.start + self.limits.install
+    while True:
+      order = self._order()
+      if order.try_ > try_ or try_ != told:
+        try_ = max(try_, order.try_)
+        told, since, met = try_, time.monotonic(), set()
+        port, note = machine.port(self.engine)
+        fresh = {"step": -1, "began": -1, "doing": "", "exit": None, "tail": ""}
+        address = f"{self.address}:{port}"
+        self.letters.say(phase=board.READY, try_=try_, address=address, detail=note, **fresh)
+      ordered = try_ <= max(order.try_, first) and not order.stop
+      ready = ordered and self.letters.settle(self._patience()) and self._all_ready(try_, met)
+      if ready and not self.letters.order.stop:
+        return try_
+      if time.monotonic() - since > (max(self.limits.idle, limit) if ordered else self.limits.idle):
+        waiting = f"for workers {sorted(set(range(self.run.workers)) - met)}" if ordered else "for an order"
+        raise End(f"waited {time.monotonic() - since:.0f} s {waiting}")
+      self._pause("", min(self.limits.beat, 5.0))
+
+  def _next(self, try_):
+    """The next try that is ordered; what was said of this one stays until then. Raises End."""
+    since = time.monotonic()
+    while (order := self._order()).try_ <= try_ or order.stop:
+      if time.monotonic() - since > self.limits.idle:
+        raise End(f"waited {self.limits.idle:.0f} s for an order (limits.idle)")
+      time.sleep(TICK)
+    return order.try_
+
+  def _all_ready(self, try_, met):
+    """Whether all workers are ready for the try, or further on, with the same code; those that are get into `met`."""
+    for other in sorted(set(range(self.run.workers)) - met):
+      try:
+        found = self.letters.board.seen(other)
+      except (UnknownError, LaunchError):
+        return False
+      report, age = found or (board.Report(other), 0.0)
+      if report.try_ != try_ or report.phase not in (board.READY, board.RUNNING, board.EXITED):
+        return False
+      if report.phase == board.READY and age > self.limits.silence:
+        return False
+      if report.code != self.attempt.code:
+        raise LaunchError(f"worker {other} has the code {report.code[:12]}, this one {self.attempt.code[:12]}")
+      if other == 0:
+        self.coordinator = report.address
+      met.add(other)
+    return True
+
+  # A program.
+
+  def _try(self, try_):
+    """One try, reported; the exit code of its program."""
+    self._note(try_)
+    run = self.run
+    self.log.say(f"try {try_} of {run.attempt(self.attempt.number)}, worker {self.number} of {run.workers}")
+    here = self.log.size()
+    status = self.unit.folder / "status.json"
+    variables = program.environment(run, self.number, self.engine, self.coordinator, status, self.folder, self.secrets)
+    words = [self.python, "-m", run.module, *run.args]
+    self.letters.say(phase=board.RUNNING, try_=try_, detail="")
+    child = program.Program(words, self.folder, variables, self.log.path)
+    try:
+      code, why = self._watch(child, try_)
+    finally:
+      left = child.close()
+    tail = self.log.tail(here)
+    code, meaning = child.meaning(code, tail)
+    whole = "; ".join(filter(None, (why, meaning, f"processes {left} do not die" if left else "")))
+    self.log.say(f"try {try_} ended with {code}{': ' if whole else ''}{whole}")
+    self.letters.say(phase=board.EXITED, exit=code, tail=tail, detail=whole)
+    self.letters.settle(self._patience())
+    return code
+
+  def _watch(self, child, try_):
+    """(its exit code, why it was ended by this worker), when it has ended."""
+    why, stalled = "", None
+    while (code := child.poll()) is None:
+      now = time.monotonic()
+      if now - self._looked >= min(1.0, self.limits.beat):
+        self._looked = now
+        child.look()
+        doing = str(child.progress.get("doing", ""))[:100]
+        self.letters.say(**_steps(child.progress), doing=doing)
+      order, past = self._order(False), time.time() > self.attempt.expires
+      if not why and (self.asked or past or order.stop or order.try_ > try_):
+        why = (signal.Signals(self.asked[0]).name + " to the worker" if self.asked else
+               "its time has ended" if past else
+               "stopped as ordered" if order.stop else f"try {order.try_} is ordered")  # fmt: skip
+        child.ask()
+      if child.asked and now - child.asked > self.limits.grace:
+        child.kill()
+      elif stalled is None and not why and now - child.moved > self.limits.stall:
+        stalled = now
+        why = f"no progress for {self.limits.stall:.0f} s (limits.stall); the stacks are in the log"
+        child.print_stacks()
+      elif stalled and now - stalled > min(STACKS, self.limits.grace):
+        child.kill()
+      time.sleep(TICK if now - child.moved > 1 else TICK / 5)
+    child.look()
+    self.letters.say(**_steps(child.progress))
+    return (program.HANG if stalled else code), why
+
+  # Between.
+
+  def _order(self, ends=True):
+    """The last order. Raises End where the attempt's time has ended; and for a signal."""
+    order = self.letters.order
+    if ends:
+      self._tick()
+      if order.stop and self.engine == "gke":  # whose JobSet would start all again
+        raise End("stopped as ordered")
+    return order
+
+  def _tick(self):
+    if self.asked:
+      raise End(f"{signal.Signals(self.asked[0]).name} to the worker")
+    if time.time() > self.attempt.expires:
+      raise End("its time has ended")
+
+  def _pause(self, detail, seconds=None):
+    if detail:
+      self.letters.say(detail=detail)
+    deadline = time.monotonic() + (self.limits.beat if seconds is None else seconds)
+    while time.monotonic() < deadline:
+      self._order()
+      time.sleep(min(TICK, max(0.0, deadline - time.monotonic())))
+
+  def _patience(self):
+    """Seconds to wait until a report has arrived."""
+    return min(20.0, 2 * self.limits.beat + 5)
+
+  def _say(self, **changes):
+    self._order()
+    self.letters.say(**changes)
+
+  def _note(self, try_):
+    """That a try is started, where a start after the machine's sees it."""
+    try:
+      draft = self.unit.folder / ".tries"
+      draft.write_text(str(try_))
+      os.replace(draft, self.unit.folder / "tries")
+    except OSError as error:  # the report in the folder says it too
+      self.log.say(f"{self.unit.folder}: {error.strerror}")
+
+  def end(self, reason: str, failed: bool = False) -> None:
+    """The last report; and the engine's own end.
+
+    Args:
+      failed: a machine that costs stays for `limits.idle`, so that somebody can look at it.
+    """
+    self.log.say(f"ends: {reason}")
+    if self.asked:  # the machine goes down, or somebody stops the unit: what was last said holds
+      self.letters.settle(self._patience())
+      return
+    self.letters.say(phase=board.ENDED, detail=reason)
+    self.letters.settle(self._patience())
+    deadline = time.monotonic() + (self.limits.idle if failed and self.engine == "qr" else 0.0)
+    while time.monotonic() < deadline and time.time() < self.attempt.expires and not self.letters.order.stop:
+      if self.asked:
+        return
+      time.sleep(TICK)
+    if self.engine == "qr":
+      trouble = give_back(self.run, self.attempt.number)
+      self.letters.say(detail=f"{reason}; {trouble or 'the machine is given back'}")
+      self.letters.settle(self._patience())
+    self.unit.forget()
+
+
+def _steps(progress):
+  """The step that a program says it is at, and from which it went on."""
+  return {key: value if isinstance(value := progress.get(key), int) else -1 for key in ("step", "began")}
+
+
+def give_back(run, attempt: int) -> str:
+  """Deletes the queued resource of an attempt, from one of its machines; says why it cannot, and what to do."""
+  name, zone = run.attempt(attempt), run.zones[0] if run.zones else ""
+  try:
+    machine.give_back(name, run.project, zone, run.limits.beat)
+    return ""
+  except (LaunchError, UnknownError) as error:
+    words = f"gcloud compute tpus queued-resources delete {name} --force --project={run.project} --zone={zone}"
+    return f"the machine could not be given back and costs ({error}); run: {words}"

@@ -1,0 +1,235 @@
+"""A worker as a unit of its machine, of which there is one however often it is started: of systemd, or a daemon.
+
+Its folder has a lock that it holds while it lives, and who it is.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+from launch import engine, program
+from launch.errors import LaunchError
+
+ROOT = pathlib.Path(__file__).absolute().parent.parent  # of the package
+SYSTEMD = pathlib.Path("/run/systemd/system")  # there where it runs: sd_booted(3)
+PROBED = 0.3  # seconds, longer than `alive` holds a lock
+START = 30.0  # seconds that a worker may take until it has the lock
+# What a unit of systemd keeps of the environment; the rest is not its business.
+_KEPT = ("HOME", "PATH", "LANG", "XDG_STATE_HOME", "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST",
+         "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER")  # fmt: skip
+
+
+def home() -> pathlib.Path:
+  """Where workers keep code, interpreters and units on a machine; where nobody has a home, below /tmp."""
+  if state := os.environ.get("XDG_STATE_HOME"):
+    return pathlib.Path(state, "vit_jax/launch")
+  try:
+    return pathlib.Path.home() / ".local/state/vit_jax/launch"
+  except RuntimeError:
+    return pathlib.Path(f"/tmp/vit_jax-{os.getuid()}/launch")
+
+
+class Unit:
+  """A unit called `name`, as vit-b16-a1, with a folder below `home`."""
+
+  def __init__(self, name: str, home: pathlib.Path):
+    self.name, self.folder = f"vitjax-{name}", home / "units" / name
+
+  def make(self, about: dict) -> None:
+    """Notes that it is to be, and what. LaunchError where the folder cannot be written."""
+    try:
+      self.folder.mkdir(parents=True, exist_ok=True)
+      draft = self.folder / f".about.{os.getpid()}"
+      draft.write_text(json.dumps(about))
+      os.replace(draft, self.folder / "about.json")
+    except OSError as error:
+      raise LaunchError(f"{self.folder}: {error.strerror}; mend it, or set XDG_STATE_HOME to another folder") from None
+
+  @property
+  def about(self) -> "dict | None":
+    """What `make` was told; None where the unit was never made, or is gone."""
+    try:
+      about = json.loads((self.folder / "about.json").read_text())
+    except (OSError, ValueError):
+      return None
+    return about if isinstance(about, dict) else None
+
+  def forget(self) -> None:
+    """It is gone; its log stays."""
+    (self.folder / "about.json").unlink(missing_ok=True)
+
+  def lock(self) -> "int | None":
+    """Takes the lock for this process, until it ends; None where another one has it. LaunchError."""
+    try:
+      self.folder.mkdir(parents=True, exist_ok=True)
+      file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+      raise LaunchError(f"{self.folder}: {error.strerror}; mend it, or set XDG_STATE_HOME to another folder") from None
+    deadline = time.monotonic() + PROBED
+    while True:
+      try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        break
+      except OSError:
+        if time.monotonic() > deadline:
+          os.close(file)
+          return None
+        time.sleep(0.01)
+    os.ftruncate(file, 0)
+    with contextlib.suppress(OSError):  # of a full disk; `stop` then finds it only through systemd
+      os.pwrite(file, f"{os.getpid()} {_began(os.getpid())}".encode(), 0)
+    return file
+
+  def alive(self) -> bool:
+    """Whether a process holds the lock."""
+    try:
+      with open(self.folder / "lock") as file:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+      return True
+    except OSError:
+      pass
+    return False
+
+  def process(self) -> int:
+    """The process that holds the lock; 0 for none."""
+    try:
+      number, began = (self.folder / "lock").read_text().split()
+    except (OSError, ValueError):
+      return 0
+    return int(number) if self.alive() and _began(int(number)) == began else 0
+
+  def start(self, words: list, grace: float, systemd: bool = True) -> str:
+    """Starts `python -m launch.worker run` with these words, unless it lives; says what was done. LaunchError.
+
+    Args:
+      grace: seconds that it may take to stop.
+      systemd: not where its programs need the environment of this process.
+    """
+    self.folder.mkdir(parents=True, exist_ok=True)
+    with open(self.folder / "starting", "a") as turn:
+      fcntl.flock(turn, fcntl.LOCK_EX)
+      if self.alive():
+        return f"{self.name} lives already, process {self.process()}"
+      run = [sys.executable, "-m", "launch.worker", "run", *words]
+      output, process = self.folder / "worker.txt", None
+      if systemd and SYSTEMD.exists() and os.geteuid() == 0:
+        result = subprocess.run(command(self.name, run, grace), capture_output=True, text=True)
+        if result.returncode and not _active(self.name):
+          raise LaunchError(f"systemd-run {self.name}: {' '.join(result.stderr.split())[:300]}", 1)
+      else:
+        with open(output, "ab") as file:
+          process = subprocess.Popen(
+            run, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+          )
+      deadline = time.monotonic() + START
+      while not self.alive():
+        if not (process.poll() is None if process else _active(self.name)):
+          said = _last_line(output)
+          raise LaunchError(f"{self.name} ended at once{': ' if said else ''}{said}; see {output}, or journalctl", 1)
+        if time.monotonic() > deadline:
+          raise LaunchError(f"{self.name} has not taken its lock within {START:.0f} s; see {output}, or journalctl", 1)
+        time.sleep(0.02)
+      return f"{self.name} is started, process {self.process()}"
+
+  def ask(self) -> bool:
+    """Asks it to stop, and returns at once: whether there was one to ask."""
+    if SYSTEMD.exists() and _active(self.name):
+      subprocess.run(["systemctl", "stop", "--no-block", self.name], capture_output=True, timeout=60)
+      return True
+    if number := self.process():
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(number, signal.SIGTERM)
+    return bool(number)
+
+  def stop(self, grace: float) -> bool:
+    """Stops it with all that it has started; whether all is gone."""
+    asked, deadline = self.ask(), time.monotonic() + grace
+    while self.alive() and time.monotonic() < deadline:
+      asked = asked or self.ask()  # it may just be starting
+      time.sleep(0.02)
+    if number := self.process():
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(number, signal.SIGKILL)
+    left = program.end(f"{self.folder}/")  # also of a worker that was killed
+    while self.alive() and time.monotonic() < deadline + 5:
+      time.sleep(0.02)
+    return not left and not self.alive()
+
+
+def every(home: pathlib.Path, engine: str) -> list:
+  """What is known of the units of an engine that were made on this machine, with "alive" and "made", when."""
+  found = []
+  for path in sorted(home.glob("units/*/about.json")):
+    unit = Unit(path.parent.name, home)
+    if (about := unit.about) and about.get("engine") == engine:
+      with contextlib.suppress(FileNotFoundError):  # it is going just now
+        said = _last_line(unit.folder / "worker.txt")
+        found.append(about | {"alive": unit.alive(), "made": path.stat().st_mtime, "said": said})
+  return found
+
+
+def look(found: dict, workers: int) -> engine.Look:
+  """How an attempt is of which these units, by their workers, were found."""
+  if not found:
+    return engine.Look(engine.ABSENT)
+  alive = [worker for worker, each in found.items() if each.get("alive")]
+  dead = [f"worker {worker}: {found[worker].get('said') or 'it has ended'}" if worker in found else
+          f"worker {worker} was never started" for worker in range(workers) if worker not in alive]  # fmt: skip
+  return engine.Look(engine.LOST if dead else engine.READY, "; ".join(dead)[:1000], hosts=len(alive))
+
+
+def resources(found: list, place: str) -> list:
+  """Units as what they cost: one resource for each attempt."""
+  attempts = {}
+  for each in found:
+    attempts.setdefault((str(each.get("run")), each.get("attempt"), each.get("folder")), []).append(each)
+  return [
+    engine.Resource(
+      name=f"{run}-a{attempt}", place=place, run=run, owner=str(units[0].get("owner", "")), attempt=attempt,
+      state=engine.READY if all(each["alive"] for each in units) else engine.LOST,
+      detail=f"{sum(each['alive'] for each in units)} of {len(units)} workers live, for {folder}",
+      expires=units[0].get("expires", 0), created=min(each["made"] for each in units), kind=f"{len(units)} processes",
+    )
+    for (run, attempt, folder), units in attempts.items()
+  ]  # fmt: skip
+
+
+def command(name: str, run: list, grace: float) -> list:
+  """The argument list that starts a unit of systemd.
+
+  SIGTERM goes to the worker only, which asks its program; a program that is killed for want of memory is the worker's
+  business too.
+  """
+  properties = ("KillMode=mixed", "KillSignal=SIGTERM", f"TimeoutStopSec={grace + 30:.0f}", "OOMPolicy=continue",
+                "Restart=on-abnormal", "RestartSec=2", "LimitNOFILE=100000", "LimitMEMLOCK=infinity")  # fmt: skip
+  kept = [f"--setenv={name}={os.environ[name]}" for name in _KEPT if name in os.environ]
+  return ["systemd-run", f"--unit={name}", "--collect", "--quiet", f"--working-directory={ROOT}",
+          *(f"--property={each}" for each in properties), *kept, *run]  # fmt: skip
+
+
+def _active(name):
+  words = ["systemctl", "is-active", "--quiet", name]
+  return subprocess.run(words, capture_output=True, timeout=60).returncode == 0
+
+
+def _began(number):
+  """When a process began, in ticks since the start of the machine; "0" where nobody knows."""
+  try:
+    return pathlib.Path("/proc", str(number), "stat").read_text().rpartition(")")[2].split()[19]
+  except (OSError, IndexError):
+    return "0"
+
+
+def _last_line(path):
+  try:
+    lines = path.read_text(errors="replace").split("\n")
+  except OSError:
+    return ""
+  return next((line.strip() for line in reversed(lines) if line.strip()), "")[:300]

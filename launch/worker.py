@@ -1,0 +1,212 @@
+"""What runs on each host: a worker in the foreground, or as a unit of the machine, how that one is, and its end.
+
+  python3 -m launch.worker start --folder=gs://BUCKET/runs/a/launch --attempt=1 [--worker=3] [--engine=qr]
+
+`start` makes a unit that does `run`, once however often it is called; `stop` ends it; `look` prints how units are;
+`end` gives the machine back, as a timer does at the end of its time.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import socket
+import sys
+import time
+
+from launch import board, errors, machine, post, program, spec, storage, tries, unit
+from launch.errors import LaunchError, UnknownError
+from launch.log import Log
+
+PATIENCE = 600.0  # seconds to wait for a folder that does not answer, before there is anything to do
+
+
+def main(words=None) -> int:
+  """Does what is asked; returns the exit code."""
+  options = _parser().parse_args(words)
+  try:
+    return {"run": run, "start": start, "stop": stop, "look": look, "end": end}[options.verb](options)
+  except (LaunchError, UnknownError) as error:
+    print(f"launch.worker: {error}", file=sys.stderr)
+    return error.code if isinstance(error, LaunchError) else errors.UNKNOWN
+
+
+def _parser():
+  parser = argparse.ArgumentParser("python3 -m launch.worker", description=__doc__, allow_abbrev=False)
+  parser.add_argument("verb", nargs="?", default="run", choices=("run", "start", "stop", "look", "end"))
+  parser.add_argument("--folder", default="", help="the run's folder for launch: gs://BUCKET/runs/a/launch")
+  parser.add_argument("--attempt", type=int, default=1)
+  said = {key: os.environ.get(f"LAUNCH_{key}") or None for key in ("INDEX", "SLICE", "RESTART")}  # of a JobSet's pod
+  parser.add_argument("--worker", type=int, default=said["INDEX"], help="of its slice; else the metadata server knows")
+  parser.add_argument("--slice", type=int, default=said["SLICE"] or 0)
+  parser.add_argument("--restart", type=int, default=said["RESTART"] or 0, help="how often a JobSet has started again")
+  parser.add_argument("--engine", choices=spec.BACKENDS, default="qr")
+  parser.add_argument("--name", default="", help="of the run; by default that of the attempt in the folder")
+  parser.add_argument("--home", type=pathlib.Path, default=None, help="by default below XDG_STATE_HOME")
+  parser.add_argument("--grace", type=float, default=spec.Limits().grace, help="seconds that a program has to stop")
+  parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds to wait for a folder without answer")
+  parser.add_argument("--pause", type=float, default=15.0, help="seconds before `end` asks again, and at first")
+  return parser
+
+
+def named(run: str, attempt: int, number: "int | None" = None) -> str:
+  """What the unit of an attempt is called, of one worker where several are on one machine."""
+  return f"{run}-a{attempt}" + ("" if number is None else f"-w{number:02d}")
+
+
+def _unit(options, name):
+  several = options.worker if options.engine == "local" else None
+  return unit.Unit(named(name, options.attempt, several), (options.home or unit.home()).absolute())
+
+
+def _board(options):
+  if not options.folder:
+    raise LaunchError("--folder: missing; the run's workdir and /launch")
+  return board.Board(storage.storage(options.folder), options.attempt)
+
+
+def _patiently(ask, patience, asked=()):
+  """What `ask` gives, again and again while nobody answers; UnknownError when patience ends."""
+  deadline = time.monotonic() + patience
+  while True:
+    try:
+      return ask()
+    except UnknownError:
+      if time.monotonic() > deadline or asked:
+        raise
+      time.sleep(min(2.0, patience / 10))
+
+
+def _name(options):
+  """The run's name: as a unit of this machine knows it, or else the attempt."""
+  mine = (options.folder, options.attempt)
+  found = [each["run"] for each in unit.every((options.home or unit.home()).absolute(), options.engine)
+           if (each.get("folder"), each.get("attempt")) == mine]  # fmt: skip
+  return options.name or next(iter(found), "") or _patiently(_board(options).attempt, options.patience).run.name
+
+
+# The commands.
+
+
+def start(options) -> int:
+  """A unit that does `run`; one that lives is fine."""
+  about = {"folder": options.folder, "engine": options.engine, "run": options.name, "attempt": options.attempt,
+           "worker": options.worker}  # fmt: skip
+  if not options.name:
+    attempt = _patiently(_board(options).attempt, options.patience)
+    about |= {"run": attempt.run.name, "owner": attempt.run.owner, "expires": attempt.expires}
+  made = _unit(options, about["run"])
+  before = (made.about or about).get("folder")
+  if before != options.folder:
+    raise LaunchError(f"{made.name} is there for {before}; give the run another name, or stop that one")
+  if not made.about:
+    made.make(about)
+  keys = ("folder", "attempt", "slice", "restart", "engine", "patience")
+  words = [f"--name={about['run']}", *(f"--{key}={getattr(options, key)}" for key in keys)]
+  words += [f"--home={options.home.absolute()}"] if options.home else []
+  words += [] if options.worker is None else [f"--worker={options.worker}"]
+  print(made.start(words, options.grace, systemd=options.engine != "local"), flush=True)
+  return 0
+
+
+def stop(options) -> int:
+  """Stops the unit with all that it has started, and forgets it."""
+  found = _unit(options, _name(options))
+  if not found.stop(options.grace + 30):
+    raise LaunchError(f"{found.name} does not end; its processes are those of {found.folder}", errors.BUG)
+  found.forget()
+  print(f"{found.name} is stopped", flush=True)
+  return 0
+
+
+def look(options) -> int:
+  """Prints the units of this machine, as JSON: of a run's attempt where it is named, or all."""
+  found = unit.every((options.home or unit.home()).absolute(), options.engine)
+  if options.name:
+    found = [each for each in found if (each.get("run"), each.get("attempt")) == (options.name, options.attempt)]
+  print(json.dumps(found), flush=True)
+  return 0
+
+
+def end(options) -> int:
+  """Stops the unit, and gives the machine back."""
+  found = _unit(options, _name(options))
+  found.stop(options.grace + 30)
+  if options.engine != "qr":
+    return 0
+  machine.give_back(named(_name(options), options.attempt), pause=options.pause)
+  found.forget()
+  return 0
+
+
+def run(options) -> int:
+  """A worker in this process, until its work has ended; the exit code is that of its program where a JobSet asks."""
+  machine.adopt_orphans()
+  asked = []
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda got, _: asked.append(got))
+  name, here = _name(options), _board(options)
+  own = _unit(options, name)
+  if own.lock() is None:
+    raise LaunchError(f"{own.name} lives already on this host, process {own.process()}; this one ends", errors.BUG)
+  program.end(f"{own.folder}/", program.reap)  # of a worker that was killed
+  first = 1 + options.restart
+  try:
+    attempt = _patiently(here.attempt, options.patience, asked)
+    if (attempt.number, attempt.run.name) != (options.attempt, name):
+      raise LaunchError(f"{options.folder} has the attempt {attempt.run.attempt(attempt.number)}, which is not {name}-"
+                        f"a{options.attempt}")  # fmt: skip
+    number = machine.worker(attempt.run, options.attempt, options.worker, options.slice)
+    log = Log(own.folder / "log")
+    try_ = max(first, _begun(here, number, own, attempt.run.limits.beat) + 1)
+  except (LaunchError, UnknownError, OSError) as error:
+    _last_report(here, options, str(error))
+    raise error if not isinstance(error, OSError) else LaunchError(f"{error.filename}: {error.strerror}") from None
+  report = board.Report(number, try_, host=socket.gethostname())
+  with post.opened(options.folder, options.attempt, report, attempt.run.limits.beat, log) as letters:
+    home = (options.home or unit.home()).absolute()
+    made = tries.Tries(attempt, number, options.engine, home, own, letters, log, asked)
+    code = errors.DONE
+    try:
+      code = made.work(first, try_)
+      if not asked and options.engine != "gke":
+        made.end("its work is done")
+    except tries.End as reason:
+      made.end(str(reason))
+      code = tries.FATAL if options.engine == "gke" and not asked else errors.DONE
+    except LaunchError as error:
+      made.end(str(error), failed=True)
+      code = error.code
+  print(f"{own.name}, worker {number}: {letters.report.phase}: {letters.report.detail}", flush=True)
+  return code
+
+
+def _begun(here, number, own, beat):
+  """The last try that a worker has started in a life before; 0 for none. It is not started twice."""
+  begun = 0
+  with contextlib.suppress(OSError, ValueError):
+    begun = int((own.folder / "tries").read_text())
+  try:
+    found = _patiently(lambda: here.seen(number), 4 * beat)
+  except UnknownError:  # garbage, or no answer: the machine's own word counts
+    return begun
+  if found and (found[0].phase in (board.RUNNING, board.EXITED) or found[0].exit is not None):
+    begun = max(begun, found[0].try_)
+  return begun
+
+
+def _last_report(here, options, detail):
+  """Says why a worker cannot even begin, if it knows its number."""
+  if options.worker is not None:
+    report = board.Report(options.worker, phase=board.ENDED, detail=detail, host=socket.gethostname())
+    try:
+      here.report(dataclasses.replace(report, clock=time.time()))
+    except (LaunchError, UnknownError) as error:
+      print(f"launch.worker: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+  sys.exit(main())

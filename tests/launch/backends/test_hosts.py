@@ -1,0 +1,140 @@
+"""Workers on hosts that are reached by ssh: a stand-in of ssh runs the remote string in a home of its own."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from launch import board, engine, spec, unit
+from launch.backends import hosts
+from launch.errors import LaunchError, UnknownError
+from tests.launch.workers import LIMITS, Lab
+
+pytestmark = pytest.mark.heavy
+WAIT = "print('waits', flush=True); time.sleep(60)"
+# As ssh: options, the host, one string, which the user's shell there runs. SSH_DROPS breaks off behind the command.
+SSH = """#!{python} -IS
+import json, os, subprocess, sys
+words = sys.argv[1:]
+while words[0].startswith("-"):
+  words = words[2:] if words[0] == "-o" else words[1:]
+host, command = words[0], words[1] if len(words) > 1 else "exit 9"
+with open("{folder}/asked", "a") as file:
+  file.write(json.dumps(sys.argv) + "\\n")
+if host in os.environ.get("SSH_AWAY", "").split():
+  sys.exit(255)
+home = "{folder}/" + host
+os.makedirs(home, exist_ok=True)
+code = subprocess.run(["bash", "-c", command], env={{k: v for k, v in os.environ.items() if k != "XDG_STATE_HOME"}} |
+  {{"HOME": home}}, cwd=home).returncode
+drops = "{folder}/drops"
+if os.path.exists(drops):
+  os.unlink(drops)
+  sys.exit(255)
+sys.exit(255 if code < 0 else code)
+"""
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+  """Two hosts, and a run on them."""
+  ssh = tmp_path / "bin/ssh"
+  ssh.parent.mkdir()
+  ssh.write_text(SSH.format(python=sys.executable, folder=tmp_path))
+  ssh.chmod(0o755)
+  python = tmp_path / "bin/python3"
+  python.symlink_to(sys.executable)
+  monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+  monkeypatch.setattr(hosts, "_DEADLINE", 30.0)
+  changes = {"backend": "hosts", "hosts": ("alice@one", "two"), "python": sys.executable}
+  with Lab(tmp_path, WAIT, **changes) as lab:
+    lab.state = tmp_path
+    yield lab
+
+
+def alive(lab, host):
+  return unit.Unit("vit-a1", lab.state / host / ".local/state/vit_jax/launch").alive()
+
+
+def test_hosts_get_the_package_and_one_worker_each(lab):
+  made = hosts.Engine(lab.run)
+  assert made.look(1).state == engine.ABSENT
+  made.create(1, 0)
+  made.create(1, 0)
+  assert made.look(1) == engine.Look(engine.READY, hosts=2)
+  for number in range(2):
+    lab.wait(lambda _, number=number: "waits" in lab.text(number), number)
+  assert len(lab.programs()) == 2
+  found, silent = made.inventory(())
+  assert [(each.name, each.place, each.state) for each in found] == [
+    ("vit-a1", "alice@one", engine.READY), ("vit-a1", "two", engine.READY)]  # fmt: skip
+  assert not silent
+  (package,) = (lab.state / "two/.local/state/vit_jax/launch/package").iterdir()
+  assert (package / "launch/worker.py").read_bytes() == pathlib.Path(unit.ROOT, "launch/worker.py").read_bytes()
+  made.delete(1)
+  assert made.look(1).state == engine.ABSENT and not lab.programs()
+  asked = [json.loads(line) for line in (lab.state / "asked").read_text().splitlines()]
+  assert all(words[-1].endswith("; exit $?") and "BatchMode=yes" in words for words in asked)
+
+
+def test_a_connection_that_breaks_behind_the_command_starts_nothing_twice(lab):
+  made = hosts.Engine(lab.run)
+  (lab.state / "drops").touch()
+  with pytest.raises(UnknownError, match=r"one|two"):
+    made.create(1, 0)
+  made.create(1, 0)
+  assert made.look(1).state == engine.READY
+  for number in range(2):
+    lab.wait(lambda _, number=number: "waits" in lab.text(number), number)
+    assert lab.text(number).count("try 1 of") == 1
+  assert len(lab.programs()) == 2
+  result = subprocess.run(["sh", "-c", made.deletion(1)], capture_output=True, text=True, timeout=60)
+  assert result.returncode == 0, result
+  assert not alive(lab, "alice@one") and not alive(lab, "two")
+
+
+def test_a_host_that_does_not_answer_is_unknown_and_a_worker_that_died_is_a_loss(lab, monkeypatch):
+  made = hosts.Engine(lab.run)
+  made.create(1, 0)
+  lab.wait(board.RUNNING)
+  monkeypatch.setenv("SSH_AWAY", "two")
+  for call in (made.look, made.delete):
+    with pytest.raises(UnknownError, match="two: ssh gave no answer"):
+      call(1)
+  _, silent = made.inventory(())
+  assert list(silent) == ["two"]
+  monkeypatch.delenv("SSH_AWAY")
+  made.create(1, 0)  # `delete` had reached the first
+  os.kill(unit.Unit("vit-a1", lab.state / "two/.local/state/vit_jax/launch").process(), 9)
+  look = made.look(1)
+  assert look.state == engine.LOST and "worker 1" in look.detail
+  made.delete(1)
+  assert made.look(1).state == engine.ABSENT and not lab.programs()
+
+
+def test_words_reach_a_shell_byte_for_byte_and_bring_back_its_code(lab):
+  made = hosts.Engine(lab.run)
+  words = ["printf", "%s|", "a b", "$(id)", "'\"", "-x", "ä\n", ""]
+  result = subprocess.run(made.shell(1, 1, words), capture_output=True, text=True)
+  assert result.stdout == "a b|$(id)|'\"|-x|ä\n||"
+  killed = subprocess.run(made.shell(1, 1, ["sh", "-c", "kill -9 $$"]))
+  assert killed.returncode == 137  # and not 255, which means that nobody knows
+
+
+def test_what_hosts_cannot_share_is_refused(lab):
+  with pytest.raises(LaunchError, match=r"'runs/a' is no folder that all hosts have"):
+    hosts.Engine(spec.checked(spec.Run("vit", "hosts", "job", (), "runs/a", hosts=("one",))))
+  with pytest.raises(LaunchError, match="name each once"):
+    hosts.Engine(spec.checked(spec.Run("vit", "hosts", "job", (), "/x", hosts=("one", "one"))))
+  elsewhere = spec.checked(spec.Run("vit", "hosts", "job", (), "/no/such", hosts=("one",), limits=LIMITS))
+  with pytest.raises(LaunchError, match=r"one: .*there is no attempt 1 in the run's folder"):
+    hosts.Engine(elsewhere).create(1, 0)
+
+
+def test_the_package_is_the_same_for_the_same_files():
+  first = hosts.package()
+  hosts.package.cache_clear()
+  assert hosts.package() == first and len(first) < 200_000

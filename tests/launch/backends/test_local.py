@@ -1,0 +1,94 @@
+"""Workers on this machine, made, looked at and deleted by the engine."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch import board, engine, spec, unit
+from launch.backends import local
+from launch.errors import LaunchError
+from tests.launch.workers import Lab, zombies
+
+pytestmark = pytest.mark.heavy
+WAIT = "print('waits', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+  with Lab(tmp_path, WAIT, processes=2) as lab:
+    monkeypatch.setenv("XDG_STATE_HOME", str(lab.state))
+    monkeypatch.chdir("/")  # workers find themselves wherever `launch` is called
+    yield lab
+
+
+def process(lab, number):
+  return unit.Unit(f"vit-a1-w{number:02d}", lab.state / "vit_jax/launch").process()
+
+
+def test_workers_are_made_once_looked_at_and_deleted(lab):
+  made = local.Engine(lab.run)
+  assert made.look(1) == engine.Look(engine.ABSENT)
+  made.delete(1)  # of nothing
+  made.create(1, lab.attempt.expires)
+  made.create(1, lab.attempt.expires)
+  assert made.look(1) == engine.Look(engine.READY, hosts=2)
+  assert made.look(2).state == engine.ABSENT
+  for number in range(2):
+    lab.wait(lambda _, number=number: "waits" in lab.text(number), number)
+  assert len(lab.programs()) == 2
+  (one,), silent = made.inventory(())
+  assert (one.name, one.run, one.attempt, one.state, silent) == ("vit-a1", "vit", 1, engine.READY, {})
+  assert (one.owner, one.expires, one.kind) == (lab.run.owner, lab.attempt.expires, "2 processes")
+  made.delete(1)
+  assert made.look(1).state == engine.ABSENT and made.inventory(()) == ((), {})
+  assert not lab.programs() and not zombies()
+  assert [lab.report(number).exit for number in range(2)] == [143, 143]
+
+
+def test_a_worker_that_died_is_a_loss(lab):
+  made = local.Engine(lab.run)
+  made.create(1, 0)
+  lab.wait(lambda _: "waits" in lab.text())
+  os.kill(process(lab, 1), signal.SIGKILL)
+  deadline = time.monotonic() + 10
+  while (look := made.look(1)).state == engine.READY:
+    assert time.monotonic() < deadline
+  assert (look.state, look.hosts) == (engine.LOST, 1)
+  assert "worker 1" in look.detail
+  made.delete(1)
+  assert made.look(1).state == engine.ABSENT and not lab.programs()
+
+
+def test_workers_that_end_by_themselves_are_gone(lab):
+  made = local.Engine(lab.run)
+  lab.board.publish(dataclasses.replace(lab.attempt, expires=int(time.time()) + 3))
+  made.create(1, 0)
+  lab.wait(board.ENDED)
+  lab.wait(board.ENDED, 1)
+  deadline = time.monotonic() + 10
+  while made.look(1).state != engine.ABSENT:
+    assert time.monotonic() < deadline
+
+
+def test_the_command_that_deletes_by_hand_does(lab):
+  made = local.Engine(lab.run)
+  made.create(1, 0)
+  result = subprocess.run(["sh", "-c", made.deletion(1)], capture_output=True, text=True, timeout=30)
+  assert result.returncode == 0, result
+  assert made.look(1).state == engine.ABSENT
+  assert made.shell(1, 0, ["a b", "c"]) == ["a b", "c"] and made.shell(1, 0, [])
+
+
+def test_what_cannot_be_made_is_said(lab, tmp_path):
+  lab.storage.delete("a1/spec.json")
+  with pytest.raises(LaunchError, match="there is no attempt 1"):
+    local.Engine(lab.run).create(1, 0)
+  relative = spec.checked(spec.Run("vit", "local", "job", ("--workdir=runs/a",), "runs/a"))
+  with pytest.raises(LaunchError, match=f"'runs/a' is relative.*{os.getcwd()}"):
+    local.Engine(relative)
+  assert sys.executable

@@ -1,0 +1,195 @@
+"""The run's code, proved by its hash and unpacked safely; and an interpreter that has what it needs."""
+
+import hashlib
+import io
+import os
+import stat
+import tarfile
+import threading
+
+import pytest
+
+from launch import install, spec, storage
+from launch.errors import LaunchError
+from tests.launch.workers import bundle
+
+
+def packed(*members):
+  """A tar of (name, type, link or content)."""
+  content = io.BytesIO()
+  with tarfile.open(fileobj=content, mode="w:gz") as tar:
+    for name, kind, value in members:
+      member = tarfile.TarInfo(name)
+      member.type, member.mode = kind, 0o4777
+      if kind == tarfile.REGTYPE:
+        member.size = len(value)
+        tar.addfile(member, io.BytesIO(value))
+      else:
+        member.linkname = value
+        tar.addfile(member)
+  return content.getvalue()
+
+
+FILE, LINK = tarfile.REGTYPE, tarfile.SYMTYPE
+GOOD = (("a/b.py", FILE, b"x = 1"), ("a/link", LINK, "b.py"), ("up", LINK, "a/../a"), ("a/c", tarfile.DIRTYPE, ""))
+BAD = {
+  "an absolute name": (("/tmp/vit_jax_no_such_file", FILE, b""),),
+  "a name above": (("a/../../x", FILE, b""),),
+  "no name": (("", FILE, b""),),
+  "an absolute link": (("a", LINK, "/etc"),),
+  "a link above": (("a/b", LINK, "../../x"),),
+  "a link above by another": (("b", LINK, "."), ("d/e", LINK, "../b/../x")),
+  "a file through a link": (("a", LINK, "/tmp"), ("a/x", FILE, b"")),
+  "a hard link": (("a", tarfile.LNKTYPE, "/etc/passwd"),),
+  "a device": (("a", tarfile.CHRTYPE, ""),),
+  "a pipe": (("a", tarfile.FIFOTYPE, ""),),
+  "a name twice": (("a", FILE, b""), ("a", FILE, b"")),
+}
+
+
+def fetched(tmp_path, content, digest=None):
+  digest = digest or hashlib.sha256(content).hexdigest()
+  disk = storage.storage(str(tmp_path / "run"))
+  disk.write(f"code/{digest}.tgz", content)
+  return install.code(disk, digest, tmp_path / "home")
+
+
+def test_a_bundle_is_unpacked_once_into_a_folder_of_its_hash(tmp_path):
+  folder = fetched(tmp_path, packed(*GOOD))
+  assert folder.name == hashlib.sha256(packed(*GOOD)).hexdigest()
+  assert (folder / "a/b.py").read_text() == (folder / "a/link").read_text() == (folder / "up/b.py").read_text()
+  assert stat.S_IMODE((folder / "a/b.py").stat().st_mode) == 0o755  # and no set-user-ID
+  before = folder.stat().st_mtime_ns
+  assert fetched(tmp_path, packed(*GOOD)) == folder
+  assert folder.stat().st_mtime_ns == before
+  assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_would_leave_the_folder_is_refused(tmp_path, name):
+  if name == "a link above by another":
+    os.makedirs(tmp_path / "x", exist_ok=True)
+  with pytest.raises(LaunchError, match=r"\.tgz (is no bundle|cannot be unpacked)"):
+    fetched(tmp_path, packed(*BAD[name]))
+  assert not list((tmp_path / "home/code").iterdir())
+  assert not os.path.exists("/tmp/vit_jax_no_such_file")
+
+
+@pytest.mark.parametrize("content", [b"", b"no tar", bundle({"a": "b" * 9999})[:-100], b"\x1f\x8b" + bytes(50)])
+def test_what_is_no_bundle_is_said(tmp_path, content):
+  with pytest.raises(LaunchError, match=r"\.tgz is no bundle"):
+    fetched(tmp_path, content)
+  assert not list((tmp_path / "home/code").iterdir())
+
+
+def test_too_much_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(install, "BYTES", 5000)
+  with pytest.raises(LaunchError, match="larger than 5,000 bytes"):
+    fetched(tmp_path, bundle({"zeros": "0" * 6000}))
+
+
+def test_another_hash_or_no_bundle_is_refused(tmp_path):
+  with pytest.raises(LaunchError, match="it was changed"):
+    fetched(tmp_path, packed(*GOOD), "0" * 64)
+  with pytest.raises(LaunchError, match="not in the run's folder"):
+    install.code(storage.storage(str(tmp_path)), "1" * 64, tmp_path / "home")
+
+
+def test_workers_of_one_machine_unpack_at_the_same_time(tmp_path):
+  content, found = bundle({f"f{number}": "x" for number in range(200)}), []
+  threads = [threading.Thread(target=lambda: found.append(fetched(tmp_path, content))) for _ in range(8)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert len(found) == 8 and len(set(found)) == 1
+  assert len(list(found[0].iterdir())) == 200
+  assert len(list(found[0].parent.iterdir())) == 1
+
+
+# The interpreter, by a uv that writes down what it is asked.
+
+UV = """#!/bin/sh
+echo "$@" >> "$UV_ASKED"
+case "$1 $FAILS" in
+  "venv "*) for last; do :; done; mkdir -p "$last/bin"; ln -sf /bin/true "$last/bin/python" ;;
+  "pip yes") echo "error: no such package: jax"; exit 2 ;;
+  "pip hangs") sleep 600 ;;
+esac
+"""
+RUN = spec.Run("vit", "hosts", "job", (), "/x", hosts=("h",))
+
+
+@pytest.fixture
+def uv(tmp_path, monkeypatch):
+  """What uv was asked."""
+  (tmp_path / "bin").mkdir()
+  (tmp_path / "bin/uv").write_text(UV)
+  (tmp_path / "bin/uv").chmod(0o755)
+  monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+  monkeypatch.setenv("UV_ASKED", str(tmp_path / "asked"))
+  (tmp_path / "code").mkdir()
+  (tmp_path / "code/setup.py").write_text("1")
+  return lambda: (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
+
+
+def made(tmp_path, run=RUN, tick=lambda: None):
+  return install.interpreter(run, tmp_path / "code", tmp_path / "home", tmp_path / "log", tick)
+
+
+def test_an_interpreter_is_made_once_for_every_setup(tmp_path, uv):
+  first = made(tmp_path)
+  assert os.path.exists(first)
+  venv, pip = uv()
+  assert "--python 3.12" in venv
+  assert pip == f"pip install --python {first} {tmp_path}/code[{','.join(install.packages())}]"
+  assert made(tmp_path) == first and len(uv()) == 2
+  (tmp_path / "code/setup.py").write_text("2")
+  assert made(tmp_path) != first and len(uv()) == 4
+
+
+def test_an_installation_that_fails_says_its_last_line_and_is_made_again(tmp_path, uv, monkeypatch):
+  monkeypatch.setenv("FAILS", "yes")
+  monkeypatch.setattr(install.time, "sleep", lambda _: None)
+  with pytest.raises(LaunchError, match="ended with 2: error: no such package: jax"):
+    made(tmp_path)
+  assert len(uv()) == 1 + install.TRIES
+  monkeypatch.delenv("FAILS")
+  assert os.path.exists(made(tmp_path))
+
+
+def test_an_installation_ends_when_the_worker_must(tmp_path, uv, monkeypatch):
+  monkeypatch.setenv("FAILS", "hangs")
+
+  class Asked(Exception):
+    pass
+
+  def tick():
+    if len(uv()) == 2:
+      raise Asked
+
+  with pytest.raises(Asked):
+    made(tmp_path, tick=tick)
+  limits = spec.Limits(install=0.3)
+  with pytest.raises(LaunchError, match=r"limits\.install"):
+    made(tmp_path, spec.Run("vit", "hosts", "job", (), "/x", hosts=("h",), limits=limits))
+
+
+def test_an_interpreter_that_is_named_is_looked_at(tmp_path, uv):
+  run = spec.Run("vit", "hosts", "job", (), "/x", hosts=("h",), python="/bin/sh")
+  assert made(tmp_path, run) == "/bin/sh" and not uv()
+  with pytest.raises(LaunchError, match="--python: /no/such is no program"):
+    made(tmp_path, spec.Run("vit", "hosts", "job", (), "/x", hosts=("h",), python="/no/such"))
+  (tmp_path / "code/setup.py").unlink()
+  with pytest.raises(LaunchError, match=r"no setup\.py"):
+    made(tmp_path)
+
+
+@pytest.mark.parametrize(
+  "device, extras",
+  [("accel0", "tpu,gcs"), ("vfio/0", "tpu,gcs"), ("nvidia0", "gpu,gcs"), ("vfio/vfio", "gcs"), ("null", "gcs")],
+)
+def test_packages_are_those_of_the_devices(tmp_path, device, extras):
+  (tmp_path / "dev" / device).parent.mkdir(parents=True)
+  (tmp_path / "dev" / device).touch()
+  assert ",".join(install.packages(str(tmp_path))) == extras

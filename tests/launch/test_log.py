@@ -1,0 +1,88 @@
+"""The log of a worker in pieces, without secrets."""
+
+import random
+
+import pytest
+
+from launch import log
+from launch.log import Log
+
+
+def pieces(file, last=False):
+  """All that is to be sent."""
+  content = b""
+  while True:
+    piece, end = file.piece(last)
+    if not piece:
+      return content
+    file.sent(end)
+    content += piece
+
+
+def test_pieces_are_the_file_also_over_a_kill(tmp_path, monkeypatch):
+  monkeypatch.setattr(log, "PIECE", 1000)
+  text = bytes(random.Random(0).randbytes(12_345))
+  file = Log(tmp_path / "log")
+  (tmp_path / "log").write_bytes(text[:7000])
+  sent = pieces(file)
+  (tmp_path / "log").write_bytes(text)
+  again = Log(tmp_path / "log")
+  assert sent + pieces(again, last=True) == text
+  assert all(len(again.piece()[0]) <= 1000 for _ in range(3))
+  assert (tmp_path / "log").stat().st_mode & 0o77 == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_secret_passes_wherever_it_is_cut(tmp_path, monkeypatch, seed):
+  generator = random.Random(seed)
+  monkeypatch.setattr(log, "PIECE", generator.randint(60, 90))
+  secrets = ["hunter2hunter3", "hunter2hunter3-long\nwith a line", "tiny", "ähnlich→geheim"]
+  parts = [generator.choice([*secrets, "word ", "\n", "hunter2"]) for _ in range(300)]
+  whole = "".join(parts)
+  file, sent = Log(tmp_path / "log"), b""
+  file.hide(secrets)
+  content, position = whole.encode(), 0
+  while position < len(content):
+    step = generator.randint(1, 200)
+    with open(tmp_path / "log", "ab") as writer:
+      writer.write(content[position : position + step])
+    position += step
+    sent += pieces(file)
+  sent += pieces(file, last=True)
+  expected = whole
+  for secret in sorted(secrets, key=len, reverse=True):
+    expected = expected.replace(secret, "***") if len(secret) >= 8 else expected
+  assert sent.decode() == expected
+  for secret in secrets:
+    assert (secret in file.tail(0)) == ((secret == "tiny" and "tiny" in expected.splitlines()[-1]) or secret == "tiny")
+  assert file.hidden(f"a {secrets[0]} b") == "a *** b"
+
+
+def test_what_is_far_behind_is_left_out_and_said(tmp_path, monkeypatch):
+  monkeypatch.setattr(log, "PIECE", 100)
+  monkeypatch.setattr(log, "BEHIND", 1000)
+  file = Log(tmp_path / "log")
+  (tmp_path / "log").write_text("a" * 5000 + "b" * 100)
+  assert pieces(file, last=True).decode() == "launch: 5,000 bytes are left out\n" + "b" * 100
+
+
+def test_a_tail_is_of_one_try(tmp_path):
+  file = Log(tmp_path / "log")
+  (tmp_path / "log").write_text("before\n")
+  here = file.size()
+  with open(tmp_path / "log", "a") as writer:
+    writer.writelines(f"line {number}\n" for number in range(100))
+  assert file.tail(here).splitlines() == [f"line {number}" for number in range(60, 100)]
+  assert len(file.tail(here)) < log.TAIL
+  file.say("a word")
+  assert file.tail(0).splitlines()[-1].endswith("launch: a word")
+
+
+def test_a_file_that_is_gone_or_shorter_is_no_error(tmp_path):
+  file = Log(tmp_path / "log")
+  (tmp_path / "log").write_text("abcdef")
+  assert pieces(file, last=True) == b"abcdef"
+  (tmp_path / "log").write_text("xyz")
+  assert pieces(file, last=True) == b"xyz"
+  (tmp_path / "log").unlink()
+  assert (file.piece(), file.tail(0), file.size()) == ((b"", 0), "", 0)

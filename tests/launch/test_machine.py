@@ -1,0 +1,138 @@
+"""Who a worker is by the metadata server, its ports and limits, secrets, and the end of its machine."""
+
+import base64
+import json
+import socket
+
+import pytest
+
+from launch import machine, spec
+from launch.errors import DENIED, LaunchError, UnknownError
+from tests.launch import google
+
+RUN = spec.checked(
+  spec.Run("vit", "qr", "job", (), "gs://bkt/a", tpu="v3-32", slices=2, project="my-project", zones=("us-east1-d",))
+)
+
+
+@pytest.fixture
+def server(monkeypatch):
+  with google.Server() as server:
+    for name, value in server.environment().items():
+      monkeypatch.setenv(name, value)
+    monkeypatch.setattr(machine.time, "sleep", lambda _: None)
+    yield server
+    server.shutdown()
+
+
+@pytest.mark.parametrize(
+  "answers",
+  [
+    {"attributes/tpu-env": "ZONE: 'us-east1-d'\nNODE_ID: 'vit-a3-1'\nMEGASCALE_SLICE_ID: '0'\n"},
+    {"attributes/tpu-env": "NODE_ID: 'other'\n", "attributes/instance-id": "vit-a3-1"},
+    {"description": "Cloud TPU node projects/p/locations/z/nodes/vit-a3-1"},
+  ],
+)
+def test_a_worker_is_counted_over_the_slices(server, answers):
+  server.answers |= {f"instance/{key}": value for key, value in answers.items()}
+  server.answers["instance/attributes/agent-worker-number"] = [500, "2"]
+  assert machine.worker(RUN, 3, None) == 1 * 4 + 2
+  assert all(headers["Metadata-Flavor"] == "Google" for _, _, headers in server.asked)
+
+
+def test_a_worker_that_is_nobody_is_an_error(server):
+  with pytest.raises(LaunchError, match="is this a TPU VM"):
+    machine.worker(RUN, 3, None)
+  server.answers["instance/attributes/agent-worker-number"] = "1"
+  server.answers["instance/attributes/tpu-env"] = "NODE_ID: 'vit-a31-1'"
+  with pytest.raises(LaunchError, match="does not name the node"):
+    machine.worker(RUN, 3, None)
+  with pytest.raises(LaunchError, match="2 slices of 4 workers"):
+    machine.worker(RUN, 3, 4)
+  assert machine.worker(RUN, 3, 1, 1) == 5
+  server.answers["instance/attributes/agent-worker-number"] = 503
+  with pytest.raises(UnknownError, match="503"):
+    machine.worker(RUN, 3, None)
+
+
+def test_the_address_is_the_one_of_the_machine(server):
+  server.answers["instance/network-interfaces/0/ip"] = "10.1.2.3\n"
+  assert machine.address("qr") == "10.1.2.3"
+  assert machine.address("local") == "127.0.0.1"
+  socket.inet_aton(machine.address("hosts"))
+
+
+def test_a_coordinator_has_the_first_free_port_that_the_firewall_opens():
+  taken = [socket.socket() for _ in machine.PORTS]
+  for probe, number in zip(taken[:2], machine.PORTS, strict=False):
+    probe.bind(("", number))
+    probe.listen()
+  try:
+    assert machine.port("qr") == (8478, "port 8476, 8477 of this host is in use")
+    for probe, number in zip(taken[2:], machine.PORTS[2:], strict=True):
+      probe.bind(("", number))
+      probe.listen()
+    with pytest.raises(LaunchError, match="8476 to 8482"):
+      machine.port("gke")
+  finally:
+    for probe in taken:
+      probe.close()
+  assert machine.port("qr") == (8476, "")
+  assert machine.port("local")[0] not in machine.PORTS
+
+
+def test_the_queued_resource_of_the_machine_is_deleted(server):
+  path = "/v2/projects/my-project/locations/europe-west4-a/queuedResources/vit-a3?force=true"
+  server.answers |= {"instance/zone": "projects/7/zones/europe-west4-a", path: [503, 500, "{}"]}
+  machine.give_back("vit-a3", "my-project", "us-east1-d", 0.01)
+  deletes = [(path, headers.get("Authorization")) for method, path, headers in server.asked if method == "DELETE"]
+  assert deletes == [(path, "Bearer abc")] * 3
+  server.answers[path] = 404  # another worker was first
+  machine.give_back("vit-a3", "my-project", "", 0.01)
+  server.answers[path] = 403
+  with pytest.raises(LaunchError, match="403") as error:
+    machine.give_back("vit-a3", "my-project", "", 0.01)
+  assert error.value.code == DENIED
+  server.answers[path] = 500
+  with pytest.raises(UnknownError, match="500"):
+    machine.give_back("vit-a3", "my-project", "", 0.01)
+
+
+def test_a_secret_comes_from_secret_manager(server):
+  name = "projects/p/secrets/wandb/versions/3"
+  value = "ä" * 9
+  data = base64.b64encode(value.encode()).decode()
+  server.answers[f"/v1/{name}:access"] = json.dumps({"payload": {"data": data}})
+  assert machine.secret(name) == value
+  with pytest.raises(LaunchError, match="there is no projects/p/secrets/x"):
+    machine.secret("projects/p/secrets/x/versions/1")
+  server.answers[f"/v1/{name}:access"] = json.dumps({"payload": {"data": "%%%"}})
+  with pytest.raises(LaunchError, match="no value that is text"):
+    machine.secret(name)
+
+
+@pytest.mark.parametrize(
+  "group, file, text, count",
+  [
+    ("0::/a/b\n", "sys/fs/cgroup/a/b/memory.events", "oom 4\noom_kill 3\noom_group_kill 9\n", 3),
+    ("4:memory:/x\n0::/\n", "sys/fs/cgroup/memory/x/memory.oom_control", "under_oom 0\noom_kill 2\n", 2),
+    ("2:cpu:/x\n", "sys/fs/cgroup/memory/x/memory.oom_control", "oom_kill 2\n", 0),
+    ("garbage", "a", "", 0),
+  ],
+)
+def test_kills_for_want_of_memory_are_counted(tmp_path, group, file, text, count):
+  for name, content in (("proc/self/cgroup", group), (file, text)):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(content)
+  assert machine.oom_kills(str(tmp_path)) == count
+  assert machine.oom_kills(str(tmp_path / "none")) == 0
+
+
+def test_huge_pages_are_set_or_it_is_said(tmp_path):
+  file = tmp_path / machine._PAGES
+  file.parent.mkdir(parents=True)
+  file.write_text("always [madvise] never")
+  machine.widen("qr", str(tmp_path))
+  assert file.read_text() == "always"
+  assert "transparent huge pages" in machine.widen("gke", str(tmp_path / "none"))
+  assert machine.widen("local", str(tmp_path / "none")) == ""

@@ -1,0 +1,63 @@
+"""Reports, pieces of a log and orders, on a thread beside the work."""
+
+import os
+import time
+
+import pytest
+
+from launch import board, post, storage
+from launch.log import Log
+
+
+@pytest.fixture
+def letters(tmp_path):
+  log = Log(tmp_path / "log")
+  log.hide(["a-long-secret"])
+  with post.opened(str(tmp_path / "run"), 1, board.Report(2), 30.0, log) as letters:
+    letters.log = log
+    yield letters
+
+
+def test_what_is_new_goes_out_at_once_and_the_rest_with_the_beat(letters):
+  letters.say(phase=board.READY, detail="with a-long-secret")
+  assert letters.settle(5)
+  report, _ = letters.board.seen(2)
+  assert (report.phase, report.detail) == (board.READY, "with ***")
+  assert abs(report.clock - time.time()) < 5
+  letters.say(step=7)
+  time.sleep(0.1)
+  assert letters.board.seen(2)[0].step == -1
+  assert letters.settle(5) and letters.board.seen(2)[0].step == 7
+
+
+def test_an_order_is_known_when_a_report_has_settled(letters):
+  letters.board.give(board.Order(4, stop=True))
+  assert letters.settle(5)
+  assert letters.order == board.Order(4, stop=True)
+  letters.board.storage.write("a1/order.json", b"{")
+  letters.say(phase=board.EXITED, exit=3)
+  assert letters.settle(5)  # what cannot be read holds up nothing
+  assert letters.order == board.Order(4, stop=True) and "none of `launch`" in letters.trouble
+  assert letters.board.seen(2)[0].exit == 3
+
+
+def test_a_log_comes_before_the_report_of_its_end(letters):
+  letters.log.say("the last line with a-long-secret")
+  letters.say(phase=board.EXITED)
+  assert letters.settle(5)
+  names = letters.board.pieces(2)
+  pieces = [letters.board.storage.read(name).content for name in names]
+  assert b"the last line with ***\n" in b"".join(pieces)
+  run = letters.board.storage
+  assert os.stat(run._folder / names[-1]).st_mtime_ns <= os.stat(run._folder / "a1/w02.json").st_mtime_ns
+
+
+def test_pieces_are_numbered_on_from_what_is_there(tmp_path, letters):
+  letters.settle(5)
+  here = storage.storage(str(tmp_path / "other"))
+  board.Board(here, 1).write_log(0, 41, b"of a life before")
+  log = Log(tmp_path / "second")
+  log.say("on")
+  with post.opened(str(tmp_path / "other"), 1, board.Report(0), 30.0, log) as second:
+    assert second.settle(5)
+    assert [name[-5:] for name in second.board.pieces(0)] == ["00041", "00042"]

@@ -1,0 +1,138 @@
+"""What a program is given, and what its end means."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from launch import program, spec
+from launch.errors import LaunchError
+
+GKE = {"tpu": "v6e-16", "image": "h/p@sha256:" + "0" * 64, "workdir": "gs://bkt/x"}
+SLICES = spec.checked(spec.Run("vit", "gke", "job", (), slices=2, env={"A": "1", "B": "2"}, **GKE))
+
+
+def variables(monkeypatch, tmp_path, engine="gke", run=SLICES, worker=5, **inherited):
+  for name in list(os.environ):
+    monkeypatch.delenv(name)
+  for name, value in inherited.items():
+    monkeypatch.setenv(name, value)
+  return program.environment(run, worker, engine, "10.0.0.2:8477", tmp_path / "s.json", tmp_path / "code", {"B": "3"})
+
+
+def test_variables_of_another_job_are_not_inherited(tmp_path, monkeypatch):
+  old = {"MEGASCALE_NUM_SLICES": "9", "VITJAX_PROCESS": "9", "JAX_COORDINATOR_PORT": "9", "HTTPS_PROXY": "p",
+         "no_proxy": "q", "TPU_WORKER_ID": "1", "KEPT": "k", "HOME": "/h", "PATH": "/p",
+         "JAX_PLATFORMS": "cpu"}  # fmt: skip
+  new = variables(monkeypatch, tmp_path, **old)
+  assert new == {
+    "KEPT": "k", "HOME": "/h", "PATH": "/p", "JAX_PLATFORMS": "cpu", "TPU_WORKER_ID": "1", "A": "1", "B": "3",
+    "VITJAX_COORDINATOR": "10.0.0.2:8477", "VITJAX_PROCESSES": "8", "VITJAX_PROCESS": "5", "VITJAX_DEVICES": "32",
+    "VITJAX_STATUS": str(tmp_path / "s.json"), "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(tmp_path / "code"),
+    "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.2:8081", "MEGASCALE_PORT": "8081", "MEGASCALE_NUM_SLICES": "2",
+    "MEGASCALE_SLICE_ID": "1",
+  }  # fmt: skip
+  assert "TPU_WORKER_ID" not in variables(monkeypatch, tmp_path, "qr", **old)
+
+
+def test_a_single_slice_and_unknown_devices_have_no_variables(tmp_path, monkeypatch):
+  run = spec.checked(spec.Run("vit", "local", "job", (), "/x"))
+  new = variables(monkeypatch, tmp_path, "local", run, 0)
+  assert not [name for name in new if name.startswith("MEGASCALE_") or name == "VITJAX_DEVICES"]
+  assert new["VITJAX_COORDINATOR"] and os.path.isdir(new["HOME"]) and new["PATH"]
+
+
+def test_secrets_that_are_not_there_are_said(tmp_path, monkeypatch):
+  def run(source):
+    return spec.checked(spec.Run("vit", "local", "job", (), "/x", secrets={"KEY": source}))
+
+  with pytest.raises(LaunchError, match="--secret: KEY=file:/no/such cannot be read on this host: No such file"):
+    program.secrets(run("file:/no/such"))
+  (tmp_path / "binary").write_bytes(b"\xff\xfe")
+  with pytest.raises(LaunchError, match="it is no text"):
+    program.secrets(run(f"file:{tmp_path}/binary"))
+  (tmp_path / "zero").write_bytes(b"a\0b")
+  with pytest.raises(LaunchError, match="zero byte"):
+    program.secrets(run(f"file:{tmp_path}/zero"))
+  monkeypatch.delenv("KEY", raising=False)
+  of_cluster = spec.checked(spec.Run("vit", "gke", "job", (), secrets={"KEY": "k8s:name/key"}, **GKE))
+  with pytest.raises(LaunchError, match="Kubernetes did not set it"):
+    program.secrets(of_cluster)
+  monkeypatch.setenv("KEY", "value")
+  assert program.secrets(of_cluster) == {"KEY": "value"}
+
+
+@pytest.fixture
+def child(tmp_path, request):
+  """A program of sh."""
+  environment = {"VITJAX_STATUS": str(tmp_path / "s.json"), "PATH": os.environ["PATH"]}
+  child = program.Program(["sh", "-c", request.param], tmp_path, environment, tmp_path / "log")
+  yield child
+  child.close()
+
+
+@pytest.mark.parametrize("child", ["kill -9 $$"], indirect=True)
+def test_a_kill_for_want_of_memory_is_named(child, monkeypatch):
+  monkeypatch.setattr(program.machine, "oom_kills", lambda: 1)
+  child._ooms = 0
+  child._process.wait()
+  code, meaning = child.meaning(child.poll(), "")
+  assert code == 137 and meaning.startswith("killed for want of memory")
+  child._ooms = 1
+  assert child.meaning(137, "") == (137, "killed by the system (SIGKILL)")
+
+
+@pytest.mark.parametrize(
+  "child, expected, meaning",
+  [
+    ("kill -ABRT $$", 134, ""),
+    ("kill -TERM $$", 143, ""),
+    ("kill -9 $$", 137, "killed by the system"),
+    ("echo /dev/accel0 is held by process 77; exit 43", 43, "/dev/accel0 is held by process 77"),
+    ("echo /dev/accel0 is held by process 77; exit 1", 1, ""),
+    ("echo 'Timeout (0:30:00)!'; exit 1", 43, "stood still"),
+    ("exit 44", 44, ""),
+  ],
+  indirect=["child"],
+)
+def test_an_end_is_told_by_the_contract(child, tmp_path, expected, meaning):
+  child._process.wait()
+  code, words = child.meaning(child.poll(), (tmp_path / "log").read_text())
+  assert code == expected
+  assert meaning in words and bool(meaning) == bool(words)
+
+
+@pytest.mark.parametrize("child", ["sleep 60"], indirect=True)
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"step": "x"}', "[" * 9000, '{"doing": "x"}'])
+def test_half_a_file_of_progress_is_nothing(child, tmp_path, text):
+  (tmp_path / "s.json").write_text('{"step": 3, "doing": "step"}')
+  child.look()
+  moved = child.moved
+  (tmp_path / "s.json").write_text(text)
+  child.look()
+  assert child.progress == {"step": 3, "doing": "step"} and child.moved == moved
+  (tmp_path / "s.json").write_text('{"step": 3, "doing": "save"}')
+  child.look()
+  assert child.moved > moved
+
+
+def test_a_program_that_cannot_be_started_is_said(tmp_path):
+  environment = {"VITJAX_STATUS": str(tmp_path / "s.json")}
+  for words in (["/no/such"], ["/bin/true", "x" * 3_000_000]):
+    with pytest.raises(LaunchError, match="cannot be started"):
+      program.Program(words, tmp_path, environment, tmp_path / "log")
+
+
+def test_only_what_carries_the_mark_is_ended(tmp_path):
+  def started(mark):
+    return subprocess.Popen(["sleep", "60"], env={"VITJAX_STATUS": mark, "PATH": os.environ["PATH"]})
+
+  mine, other = started(f"{tmp_path}/vit-a1/status.json"), started(f"{tmp_path}/vit-a10/status.json")
+  try:
+    assert program.end(f"{tmp_path}/vit-a1/", mine.poll) == []
+    assert mine.poll() == -9 and other.poll() is None
+  finally:
+    other.kill()
+    other.wait()
+  assert sys.platform != "linux" or not program._marked(str(tmp_path))

@@ -1,0 +1,224 @@
+"""What real workers do with small programs: start together, obey, stop, notice what stands still, and end."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from launch import board, spec
+from tests.launch.workers import LIMITS, Lab, kill, zombies
+
+pytestmark = pytest.mark.heavy
+WAIT = "import threading\nthreading.Event().wait(60)\n"
+# Says how often it was asked, and ends by the contract.
+POLITE = """
+def asked(number, _):
+  print("asked", flush=True)
+  time.sleep(0.3)
+  sys.exit(42)
+signal.signal(signal.SIGTERM, asked)
+print("waits", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_first_try_starts_without_an_order_and_all_have_one_coordinator(tmp_path):
+  with Lab(tmp_path, processes=3, env={"JOB_A": "b c"}) as lab:
+    lab.environment |= {"MEGASCALE_SLICE_ID": "7", "VITJAX_DEVICES": "9", "http_proxy": "x", "TPU_NAME": "old",
+                        "JAX_COORDINATOR_PORT": "1"}  # fmt: skip
+    lab.starts()
+    reports = [lab.wait(board.EXITED, number) for number in range(3)]
+    assert [report.exit for report in reports] == [0, 0, 0]
+    assert {report.code for report in reports} == {lab.digest}
+    assert all(abs(report.clock - time.time()) < 20 and report.host for report in reports)
+    variables = [json.loads(lab.said("variables", number)[0]) for number in range(3)]
+    assert {each["VITJAX_COORDINATOR"] for each in variables} == {reports[0].address}
+    assert [each["VITJAX_PROCESS"] for each in variables] == ["0", "1", "2"]
+    kept = {"VITJAX_COORDINATOR", "VITJAX_PROCESSES", "VITJAX_PROCESS", "VITJAX_STATUS", "PYTHONUNBUFFERED", "HOME"}
+    assert set(variables[0]) == kept | {"JOB_A"}
+    assert variables[0]["JOB_A"] == "b c"
+
+
+def test_nothing_starts_until_all_are_ready_and_an_order_starts_the_next_try(tmp_path):
+  with Lab(tmp_path, "sys.exit(3)", processes=2) as lab:
+    lab.start(worker=0)
+    lab.wait(board.READY)
+    time.sleep(0.5)
+    assert lab.report().phase == board.READY and "argv" not in lab.text()
+    lab.start(worker=1)
+    first = lab.wait(board.EXITED)
+    assert (first.exit, first.try_) == (3, 1)
+    lab.wait(board.EXITED, 1)
+    time.sleep(0.4)
+    assert lab.report() == lab.report() and lab.report().phase == board.EXITED  # it stays, without an order
+    lab.board.give(board.Order(3))
+    second = lab.wait(lambda report: (report.phase, report.try_) == (board.EXITED, 3))
+    assert second.address != first.address
+    assert len(lab.said("argv", count=2)) == 2
+    assert not zombies()
+
+
+def test_a_higher_try_stops_what_runs_with_one_sigterm(tmp_path):
+  with Lab(tmp_path, "if os.path.exists(sys.argv[1]): sys.exit(0)\n" + POLITE, args=(str(tmp_path / "a"),)) as lab:
+    lab.start()
+    lab.wait(lambda _: "waits" in lab.text())
+    (tmp_path / "a").touch()
+    lab.board.give(board.Order(2))
+    lab.wait(lambda report: (report.phase, report.try_, report.exit) == (board.EXITED, 2, 0))
+    lab.wait(lambda _: "try 2 ended" in lab.text())
+    assert lab.text().count("asked") == 1
+    assert "try 1 ended with 42: try 2 is ordered" in lab.text()
+
+
+def test_a_stop_is_a_sigterm_and_then_all_of_the_group_is_killed(tmp_path):
+  code = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "600"])
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+print("waits", flush=True)
+time.sleep(60)
+"""
+  with Lab(tmp_path, code, limits=spec.Limits(**vars(LIMITS) | {"grace": 0.5})) as lab:
+    worker = lab.start()
+    lab.wait(lambda _: "waits" in lab.text())
+    assert len(lab.programs()) == 4 - 1  # the worker itself has no status file
+    lab.board.give(board.Order(1, stop=True))
+    report = lab.wait(board.EXITED)
+    assert report.exit == 137 and "stopped as ordered" in report.detail and "limits.grace" in report.detail
+    assert not lab.programs() and not zombies()
+    time.sleep(0.3)
+    assert worker.poll() is None and lab.report().phase == board.EXITED  # until the next order, or limits.idle
+    lab.board.give(board.Order(2))
+    lab.wait(lambda report: (report.phase, report.try_) == (board.RUNNING, 2))
+
+
+def test_a_sigterm_to_the_worker_reaches_the_program_once_and_is_no_end_of_the_attempt(tmp_path):
+  with Lab(tmp_path, POLITE) as lab:
+    worker = lab.start()
+    lab.wait(lambda _: "waits" in lab.text())
+    for _ in range(3):
+      worker.send_signal(signal.SIGTERM)
+      time.sleep(0.02)
+    assert worker.wait(10) == 42
+    report = lab.report()
+    assert (report.phase, report.exit) == (board.EXITED, 42)
+    assert "SIGTERM to the worker" in report.detail
+    assert lab.text().count("asked") == 1
+    lab.start()  # the machine is there again
+    again = lab.wait(board.READY)
+    assert again.try_ == 2
+    time.sleep(0.5)
+    assert lab.report().phase == board.READY
+    lab.board.give(board.Order(2))
+    lab.wait(board.RUNNING)
+    lab.wait(lambda _: lab.text().count("waits\n") == 2)
+
+
+def test_a_worker_that_is_killed_leaves_a_program_that_the_next_one_ends(tmp_path):
+  with Lab(tmp_path, "print('waits', flush=True)\n" + WAIT) as lab:
+    worker = lab.start()
+    lab.wait(lambda _: "waits" in lab.text())
+    (left,) = lab.programs()
+    kill(worker)
+    assert lab.programs() == [left]
+    lab.storage.delete("a1/w00.json")  # the machine's own note is enough
+    lab.start()
+    assert lab.wait(board.READY).try_ == 2
+    assert not lab.programs()
+    assert lab.text().count("try 1 of vit-a1") == 1  # no piece twice
+
+
+def test_no_progress_ends_in_stacks_and_43(tmp_path):
+  code = """
+import faulthandler
+faulthandler.register(signal.SIGUSR2)
+def stuck(): time.sleep(60)
+for step in range(4):
+  json.dump({"step": step, "began": 0, "doing": "step", "polls": step}, open(os.environ["VITJAX_STATUS"], "w"))
+  time.sleep(0.3)
+stuck()
+"""
+  limits = spec.Limits(**vars(LIMITS) | {"stall": 1.0, "grace": 0.5})
+  with Lab(tmp_path, code, limits=limits) as lab:
+    lab.start()
+    lab.wait(lambda report: report.step == 2)
+    report = lab.wait(board.EXITED)
+    assert (report.exit, report.step, report.began, report.doing) == (43, 3, 0, "step")
+    assert "limits.stall" in report.detail
+    assert "in stuck" in report.tail
+
+
+def test_a_device_that_is_held_is_named(tmp_path):
+  with Lab(tmp_path, "print('/dev/accel0 is held by process 77 (python x)', flush=True); sys.exit(43)") as lab:
+    lab.start()
+    report = lab.wait(board.EXITED)
+    assert (report.exit, report.detail) == (43, "/dev/accel0 is held by process 77 (python x)")
+
+
+def test_arguments_arrive_byte_for_byte(tmp_path):
+  args = ("--x=$(touch /tmp/no)", "'; rm -rf ~", '"', "a\nb\r\tc", "", "-", "--", "ä→\U0001f600", "\udcff", "\\", "*")
+  with Lab(tmp_path, args=args) as lab:
+    lab.start(LC_ALL="C", LANG=None)
+    lab.wait(board.EXITED)
+    assert json.loads(lab.said("argv")[0]) == [*args]
+
+
+def test_secrets_are_in_the_program_and_nowhere_else(tmp_path):
+  secret, short = "hunter2-and-more", "abc"
+  (tmp_path / "secret").write_text(f"{secret}\n")
+  (tmp_path / "short").write_text(short)
+  code = f"""
+text = os.environ["JOB_KEY"]
+assert text == {secret[::-1]!r}[::-1]
+for _ in range(3000): print(text, end="", flush=_ % 100 == 0)
+print()
+for letter in text: print(letter, end="", flush=True); time.sleep(0.05)
+print("\\nheld by", text, "is held by process 1", text, os.environ["JOB_SHORT"], flush=True)
+sys.exit(43)
+"""
+  secrets = {"JOB_KEY": f"file:{tmp_path}/secret", "JOB_SHORT": f"file:{tmp_path}/short"}
+  with Lab(tmp_path, code, secrets=secrets) as lab:
+    lab.start()
+    report = lab.wait(board.EXITED)
+    lab.wait(lambda _: "try 1 ended" in lab.text())
+    assert report.exit == 43
+    for each in (lab.text(), report.tail, report.detail):
+      assert secret not in each and "***" in each and "abc" in each
+    assert lab.text().count("***") > 3000
+    written = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file() and path.suffix != ".tgz"]
+    assert not any(secret.encode() in content for content in written)
+
+
+def test_a_worker_ends_itself_when_its_time_is_over_and_when_nobody_orders(tmp_path):
+  with Lab(tmp_path, POLITE, expires=2) as lab:
+    worker = lab.start()
+    report = lab.wait(board.ENDED)
+    assert (report.exit, report.detail) == (42, "its time has ended")
+    assert worker.wait(10) == 0
+  limits = spec.Limits(**vars(LIMITS) | {"idle": 0.5})
+  with Lab(tmp_path / "b", limits=limits) as lab:
+    worker = lab.start()
+    assert "limits.idle" in lab.wait(board.ENDED).detail
+    assert worker.wait(10) == 0
+
+
+def test_a_jobset_restarts_so_the_worker_ends_with_the_code_of_its_program(tmp_path):
+  image = "h/p/r/v@sha256:" + "0" * 64
+  values = {"backend": "gke", "tpu": "v6e-8", "image": image, "workdir": "gs://bkt/x"}
+  run = spec.checked(spec.Run("vit", module="job", args=("4",), limits=LIMITS, **values))
+  with Lab(tmp_path, "sys.exit(int(sys.argv[1]))", python=os.sys.executable) as lab:
+    values = json.loads(run.dumps()) | {"python": os.sys.executable}
+    attempt = board.Attempt(spec.loads(json.dumps(values)), 1, lab.digest, int(time.time() + 99))
+    lab.board.publish(attempt)
+    lab.environment |= {"TPU_WORKER_ID": "0", "LAUNCH_INDEX": "0", "LAUNCH_SLICE": "0", "LAUNCH_RESTART": "2"}
+    worker = lab.start(engine="gke", worker=None)
+    assert worker.wait(20) == 4
+    report = lab.report()
+    assert (report.try_, report.exit, report.phase) == (3, 4, board.EXITED)
+    variables = json.loads(lab.said("variables")[0])
+    assert variables["TPU_WORKER_ID"] == "0" and variables["VITJAX_DEVICES"] == "8"
+    assert variables["VITJAX_COORDINATOR"].rpartition(":")[2] in map(str, range(8476, 8483))
+    lab.board.give(board.Order(1, stop=True))
+    assert lab.start("--restart=3", engine="gke").wait(20) == 2  # after which it is not started again

@@ -1,0 +1,115 @@
+"""What real workers do where the run's folder, its code or the machine is not as it should be."""
+
+import hashlib
+import json
+import os
+import time
+
+import pytest
+
+from launch import board, program
+from tests.launch import workers
+from tests.launch.workers import Lab
+
+pytestmark = pytest.mark.heavy
+
+
+def test_a_bundle_that_was_changed_starts_nothing(tmp_path):
+  with Lab(tmp_path, processes=2) as lab:
+    name = f"code/{lab.digest}.tgz"
+    lab.storage.write(name, lab.storage.read(name).content + b"x")
+    for number, process in enumerate(lab.starts()):
+      report = lab.wait(board.ENDED, number)
+      assert "it was changed" in report.detail and report.code == ""
+      assert process.wait(10) == 2
+    assert "argv" not in lab.text()
+
+
+def test_code_that_differs_between_workers_starts_nothing(tmp_path):
+  with Lab(tmp_path, processes=2) as lab:
+    lab.board.report(board.Report(1, 1, board.READY, code="0" * 64, address="h:1"))
+    lab.start(worker=0)
+    assert "worker 1 has the code 000000000000" in lab.wait(board.ENDED).detail
+    assert "argv" not in lab.text()
+
+
+def test_garbage_in_the_folder_ends_no_worker(tmp_path):
+  with Lab(tmp_path, processes=2) as lab:
+    lab.storage.write("a1/order.json", b"{")
+    lab.storage.write("a1/w01.json", b"[1, 2]")
+    lab.start(worker=0)
+    lab.wait(board.READY)
+    time.sleep(0.3)
+    lab.start(worker=1)
+    assert lab.wait(board.EXITED).exit == 0
+    lab.board.give(board.Order(2))
+    lab.wait(lambda report: (report.phase, report.try_) == (board.EXITED, 2))
+
+
+def test_a_spec_that_is_none_is_said(tmp_path):
+  with Lab(tmp_path) as lab:
+    lab.storage.write("a1/spec.json", b"garbage")
+    worker = lab.start("--patience=0.3", "--name=vit")
+    assert worker.wait(20) == 3
+    assert "none of `launch`" in lab.report().detail
+    text = lab.attempt.dumps().replace('\\"vit\\"', '\\"a;b\\"')
+    lab.storage.write("a1/spec.json", text.encode())
+    worker = lab.start("--name=vit")
+    assert worker.wait(20) == 2
+    assert "'a;b' is not allowed" in lab.report().detail
+    lab.storage.delete("a1/spec.json")
+    assert lab.start("--name=vit").wait(20) == 2
+    assert "no attempt 1" in lab.report().detail
+
+
+def test_a_folder_that_does_not_answer_ends_no_program(tmp_path):
+  """A folder of the run that is no folder for a while: a program goes on, and what happened is reported later."""
+  with Lab(tmp_path, "time.sleep(1); print('through', flush=True); sys.exit(5)") as lab:
+    lab.start()
+    lab.wait(board.RUNNING)
+    os.rename(tmp_path / "run", tmp_path / "away")
+    (tmp_path / "run").write_text("")
+    time.sleep(1.5)
+    (tmp_path / "run").unlink()
+    os.rename(tmp_path / "away", tmp_path / "run")
+    assert lab.wait(board.EXITED).exit == 5
+    lab.wait(lambda _: "through" in lab.text())
+
+
+def test_a_bucket_carries_a_run_also_while_it_fails_now_and_then(tmp_path, bucket_server):
+  with Lab(tmp_path, "print('x' * 600_000, flush=True)", workdir="gs://bkt/worker", processes=2) as lab:
+    lab.environment |= bucket_server.environment
+    with bucket_server.troubled(busy=0.1, resets=0.05):
+      lab.starts()
+      assert [lab.wait(board.EXITED, number, 60).exit for number in range(2)] == [0, 0]
+      lab.wait(lambda _: "try 1 ended" in lab.text(), seconds=60)
+    assert lab.said("variables")
+    pieces = lab.board.pieces(0)
+    assert len(pieces) > 2
+    assert lab.text().count("x" * 600_000) == 1
+
+
+def test_without_a_home_a_program_has_one(tmp_path):
+  with Lab(tmp_path) as lab:
+    lab.start(HOME=None)
+    lab.wait(board.EXITED)
+    assert os.path.isdir(json.loads(lab.said("variables")[0])["HOME"])
+
+
+def test_a_full_disk_is_said(tmp_path):
+  big = {"job.py": "", "big": "x" * 3_000_000}
+  with Lab(tmp_path) as lab:
+    content = workers.bundle(big)
+    digest = hashlib.sha256(content).hexdigest()
+    lab.storage.write(f"code/{digest}.tgz", content)
+    lab.board.publish(board.Attempt(lab.run, 1, digest, int(time.time() + 99)))
+    command = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6)); "
+    command += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    command += "sys.argv = ['w', *sys.argv[1:]]; runpy.run_module('launch.worker', run_name='__main__')"
+    words = [os.sys.executable, "-c", command, "run", f"--folder={lab.folder}", "--engine=local", "--worker=0"]
+    result = workers.subprocess.run(words, env=lab.environment, cwd=workers.ROOT, capture_output=True, timeout=30)
+    assert result.returncode == 2
+    report = lab.wait(board.ENDED)
+    assert "File too large" in report.detail
+    assert not any((lab.state / "vit_jax/launch/code").iterdir())
+    assert not program._marked(str(lab.state))

@@ -1,0 +1,100 @@
+"""A unit's lock, what it notes of itself, and how an attempt of units is."""
+
+import fcntl
+import os
+import pathlib
+import subprocess
+import threading
+import time
+
+import pytest
+
+from launch import engine, unit
+from launch.errors import LaunchError
+from launch.unit import Unit
+
+
+def test_a_lock_is_held_by_one_process_and_told_from_a_look(tmp_path):
+  one = Unit("vit-a1", tmp_path)
+  assert not one.alive() and one.process() == 0
+  looking, stop = [], threading.Event()
+
+  def look():
+    while not stop.is_set():
+      looking.append(one.alive())
+
+  threads = [threading.Thread(target=look) for _ in range(2)]
+  (one.folder).mkdir(parents=True)
+  for thread in threads:
+    thread.start()
+  try:
+    for _ in range(20):  # a look, which takes the lock for a moment, keeps nobody from it
+      held = one.lock()
+      assert held is not None
+      assert one.alive() and one.process() == os.getpid()
+      os.close(held)
+  finally:
+    stop.set()
+    for thread in threads:
+      thread.join()
+  held = one.lock()
+  assert Unit("vit-a1", tmp_path).lock() is None
+  os.close(held)
+  assert True in looking
+
+
+def test_a_number_that_another_process_has_now_is_not_asked(tmp_path):
+  one = Unit("vit-a1", tmp_path)
+  other = subprocess.Popen(["sleep", "60"])
+  try:
+    one.folder.mkdir(parents=True)
+    with open(one.folder / "lock", "w") as file:
+      file.write(f"{other.pid} 12345")  # of an earlier start of the machine
+      file.flush()
+      fcntl.flock(file, fcntl.LOCK_EX)
+      assert one.alive() and one.process() == 0 and not one.ask()
+    assert other.poll() is None
+  finally:
+    other.kill()
+    other.wait()
+
+
+def test_what_was_made_is_known_until_it_is_forgotten(tmp_path):
+  one = Unit("vit-a1-w00", tmp_path)
+  assert one.about is None
+  one.make({"run": "vit", "attempt": 1, "worker": 0, "engine": "local", "folder": "/x", "owner": "me", "expires": 9})
+  Unit("b-a1", tmp_path).make({"run": "b", "attempt": 1, "worker": 0, "engine": "hosts", "folder": "/x"})
+  (found,) = unit.every(tmp_path, "local")
+  assert found["run"] == "vit" and not found["alive"] and abs(found["made"] - time.time()) < 60
+  (resource,) = unit.resources([found], "here")
+  assert (resource.name, resource.state, resource.expires) == ("vit-a1", engine.LOST, 9)
+  assert abs(resource.created - time.time()) < 60
+  (one.folder / "about.json").write_text("{")
+  assert one.about is None and unit.every(tmp_path, "local") == []
+  one.forget()
+  one.forget()
+
+
+@pytest.mark.parametrize(
+  "alive, state",
+  [({}, engine.ABSENT), ({0: True, 1: True}, engine.READY), ({0: True}, engine.LOST), ({0: 0, 1: 1}, engine.LOST)],
+)
+def test_an_attempt_is_ready_while_all_its_units_live(alive, state):
+  look = unit.look({worker: {"alive": value} for worker, value in alive.items()}, 2)
+  assert (look.state, look.hosts) == (state, sum(map(bool, alive.values())))
+
+
+def test_a_home_is_somewhere_for_everybody(monkeypatch):
+  monkeypatch.setenv("XDG_STATE_HOME", "/s")
+  assert unit.home() == pathlib.Path("/s/vit_jax/launch")
+  monkeypatch.delenv("XDG_STATE_HOME")
+  monkeypatch.setenv("HOME", "/h")
+  assert unit.home() == pathlib.Path("/h/.local/state/vit_jax/launch")
+  monkeypatch.setattr(pathlib.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError))
+  assert unit.home().is_absolute()
+
+
+@pytest.mark.heavy
+def test_a_worker_that_ends_at_once_is_said(tmp_path):
+  with pytest.raises(LaunchError, match=r"vitjax-vit-a1 ended at once: .*arguments: --nonsense.*worker\.txt"):
+    Unit("vit-a1", tmp_path).start(["--nonsense"], 1.0)

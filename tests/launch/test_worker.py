@@ -1,0 +1,225 @@
+"""The commands of a worker: as a unit, of which there is one however often it is started; its look, its end."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch import board, spec, unit
+from tests.launch import google, workers
+from tests.launch.workers import LIMITS, Lab, zombies
+
+pytestmark = pytest.mark.heavy
+WAIT = "print('waits', flush=True); time.sleep(60)"
+
+
+def done(process):
+  """(exit code, what it said)."""
+  text = process.communicate(timeout=30)[0]
+  return process.returncode, text
+
+
+def looked(lab):
+  """What `look` prints."""
+  code, text = done(lab.start(verb="look"))
+  assert code == 0
+  return json.loads(text)
+
+
+def test_a_unit_is_started_once_and_outlives_who_started_it(tmp_path):
+  with Lab(tmp_path, WAIT) as lab:
+    assert looked(lab) == []
+    starts = [done(process) for process in [lab.start(verb="start") for _ in range(4)]]
+    assert [code for code, _ in starts] == [0] * 4, starts
+    assert sum("is started" in text for _, text in starts) == 1
+    assert sum("lives already, process" in text for _, text in starts) == 3
+    lab.wait(board.RUNNING)
+    (one,) = looked(lab)
+    assert (one["run"], one["attempt"], one["worker"], one["alive"]) == ("vit", 1, 0, True)
+    assert one["expires"] == lab.attempt.expires and one["folder"] == lab.folder
+    lab.wait(lambda _: "waits" in lab.text())
+    (program,) = lab.programs()
+    code, text = done(lab.start(verb="run"))
+    assert code == 1 and "lives already on this host, process" in text
+    assert lab.programs() == [program]
+    code, text = done(lab.start("--name=vit", "--grace=5", verb="stop"))
+    assert code == 0, text
+    assert not lab.programs() and looked(lab) == [] and not zombies()
+    report = lab.report()
+    assert (report.phase, report.exit) == (board.EXITED, 143)
+    assert done(lab.start("--name=vit", verb="stop"))[0] == 0  # once more
+
+
+def test_a_unit_that_was_killed_is_known_and_started_again(tmp_path):
+  with Lab(tmp_path, WAIT) as lab:
+    done(lab.start(verb="start"))
+    lab.wait(lambda _: "waits" in lab.text())
+    process = unit.Unit("vit-a1-w00", lab.state / "vit_jax/launch").process()
+    os.kill(process, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while looked(lab)[0]["alive"]:
+      assert time.monotonic() < deadline
+    assert lab.programs()
+    code, text = done(lab.start(verb="start"))
+    assert code == 0 and "is started" in text
+    assert lab.wait(lambda report: report.phase == board.READY).try_ == 2
+    assert not lab.programs()
+    os.kill(unit.Unit("vit-a1-w00", lab.state / "vit_jax/launch").process(), signal.SIGKILL)
+    assert done(lab.start("--name=vit", verb="stop"))[0] == 0
+
+
+def test_a_name_that_is_in_use_for_another_folder_is_refused(tmp_path):
+  with Lab(tmp_path, WAIT) as lab, Lab(tmp_path, WAIT, workdir=tmp_path / "other") as other:
+    assert done(lab.start(verb="start"))[0] == 0
+    code, text = done(other.start(verb="start"))
+    assert code == 2 and str(lab.folder) in text
+    assert done(lab.start("--name=vit", "--grace=5", verb="stop"))[0] == 0
+
+
+def test_what_cannot_be_started_is_said_by_start(tmp_path):
+  with Lab(tmp_path) as lab:
+    lab.storage.delete("a1/spec.json")
+    code, text = done(lab.start(verb="start"))
+    assert code == 2 and "there is no attempt 1" in text
+    (tmp_path / "state").write_text("")
+    code, text = done(lab.start("--name=vit", verb="start"))
+    assert code == 2 and "XDG_STATE_HOME" in text
+    (tmp_path / "state").unlink()
+    code, text = done(lab.start("--folder=", verb="start"))
+    assert code == 2 and "--folder: missing" in text
+
+
+# A TPU VM, by its metadata server.
+
+
+@pytest.fixture
+def server():
+  with google.Server() as server:
+    server.answers |= {
+      "instance/attributes/agent-worker-number": "0",
+      "instance/network-interfaces/0/ip": "127.0.0.1",
+      "instance/zone": "projects/7/zones/us-east1-d",
+      "project/project-id": "my-project",
+      "/v2/projects/my-project/locations/us-east1-d/queuedResources/vit-a1?force=true": [503, "{}"],
+    }
+    yield server
+    server.shutdown()
+
+
+def tpu(lab, server, **limits):
+  """Makes the attempt one of a queued resource with one host."""
+  values = {"tpu": "v3-8", "project": "my-project", "python": sys.executable, "limits": spec.Limits(**limits)}
+  run = spec.checked(spec.Run("vit", "qr", "job", (), "gs://bkt/x", **values))
+  lab.board.publish(board.Attempt(run, 1, lab.digest, lab.attempt.expires))
+  lab.environment |= server.environment()
+
+
+def deletes(server):
+  return [path for method, path, _ in server.asked if method == "DELETE"]
+
+
+def test_a_tpu_vm_gives_itself_back_when_nobody_orders(tmp_path, server):
+  with Lab(tmp_path) as lab:
+    tpu(lab, server, **vars(LIMITS) | {"idle": 0.3})
+    process = lab.start(engine="qr", worker=None)
+    assert process.wait(20) == 0
+    report = lab.report()
+    assert (report.phase, report.exit) == (board.ENDED, 0)
+    assert "limits.idle" in report.detail and "the machine is given back" in report.detail
+    assert len(deletes(server)) == 2
+    variables = json.loads(lab.said("variables")[0])
+    assert variables["VITJAX_DEVICES"] == "8"
+    assert variables["VITJAX_COORDINATOR"].partition(":")[0] == "127.0.0.1"
+
+
+def test_a_tpu_vm_that_cannot_be_given_back_says_what_costs(tmp_path, server):
+  for name in list(server.answers):
+    if "queuedResources" in name:
+      server.answers[name] = 403
+  with Lab(tmp_path) as lab:
+    tpu(lab, server, **vars(LIMITS) | {"idle": 0.3})
+    lab.start(engine="qr", worker=None).wait(20)
+    assert "costs" in lab.report().detail
+    assert "gcloud compute tpus queued-resources delete vit-a1 --force --project=my-project" in lab.report().detail
+
+
+def test_a_timer_stops_the_unit_and_gives_the_machine_back(tmp_path, server):
+  with Lab(tmp_path, WAIT) as lab:
+    tpu(lab, server, **vars(LIMITS))
+    assert done(lab.start(verb="start", engine="qr", worker=None))[0] == 0
+    lab.wait(board.RUNNING)
+    lab.wait(lambda _: "waits" in lab.text())
+    code, text = done(lab.start("--name=vit", "--grace=5", "--pause=0.1", verb="end", engine="qr", worker=None))
+    assert code == 0, text
+    assert deletes(server) and not lab.programs()
+
+
+def test_a_tpu_vm_that_goes_down_keeps_its_last_word(tmp_path, server):
+  with Lab(tmp_path, WAIT) as lab:
+    tpu(lab, server, **vars(LIMITS))
+    process = lab.start(engine="qr", worker=None)
+    lab.wait(lambda _: "waits" in lab.text())
+    process.terminate()
+    assert process.wait(10) == 143
+    assert lab.report().phase == board.EXITED and not deletes(server)
+
+
+# systemd, by stand-ins of its commands.
+
+RUN = """#!{python}
+import json, os, subprocess, sys
+json.dump(sys.argv, open("{folder}/asked.json", "w"))
+name = next(word for word in sys.argv if word.startswith("--unit="))[7:]
+if os.path.exists("{folder}/" + name):
+  sys.exit("Failed to start transient service unit: Unit " + name + ".service was already loaded.")
+words = sys.argv[next(i for i, word in enumerate(sys.argv) if i and not word.startswith("-")):]
+folder = next(word for word in sys.argv if word.startswith("--working-directory="))[20:]
+process = subprocess.Popen(words, cwd=folder, start_new_session=True, stdout=-3, stderr=-3)  # DEVNULL
+open("{folder}/" + name, "w").write(str(process.pid))
+"""
+CONTROL = """#!{python}
+import os, signal, sys
+verb, name = sys.argv[1], sys.argv[-1]
+try:
+  pid = int(open("{folder}/" + name).read())
+  os.kill(pid, 0)
+except (OSError, ValueError):
+  sys.exit(3)
+if verb == "stop":
+  os.kill(pid, signal.SIGTERM)
+"""
+
+
+def test_where_systemd_runs_a_worker_is_a_unit_of_it(tmp_path):
+  (tmp_path / "bin").mkdir()
+  for name, text in (("systemd-run", RUN), ("systemctl", CONTROL)):
+    (tmp_path / "bin" / name).write_text(text.replace("{python}", sys.executable).replace("{folder}", str(tmp_path)))
+    (tmp_path / "bin" / name).chmod(0o755)
+  command = f"from launch import unit, worker; import pathlib, sys; unit.SYSTEMD = pathlib.Path({str(tmp_path)!r}); "
+  command += "sys.exit(worker.main(sys.argv[1:]))"
+  with Lab(tmp_path, WAIT) as lab:
+    lab.environment |= {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "JOB_SECRET": "not-in-argv"}
+
+    def do(verb, *words):
+      line = [sys.executable, "-c", command, verb, "--engine=hosts", *words]
+      return subprocess.run(line, env=lab.environment, cwd=workers.ROOT, capture_output=True, text=True, timeout=30)
+
+    start = ("start", f"--folder={lab.folder}", "--worker=0", "--grace=7")
+    lab.board.publish(board.Attempt(spec.checked(spec.Run("vit", "hosts", "job", (), str(tmp_path / "run"),
+      hosts=("h",), limits=LIMITS, python=sys.executable)), 1, lab.digest, lab.attempt.expires))  # fmt: skip
+    assert "is started" in do(*start).stdout
+    assert "lives already" in do(*start).stdout
+    asked = json.loads((tmp_path / "asked.json").read_text())
+    assert {"--unit=vitjax-vit-a1", "--collect", "--property=KillMode=mixed", "--property=TimeoutStopSec=37",
+            "--property=OOMPolicy=continue", f"--working-directory={workers.ROOT}"} <= set(asked)  # fmt: skip
+    assert not any("not-in-argv" in word for word in asked)
+    lab.wait(lambda _: "waits" in lab.text())
+    result = do("stop", "--name=vit", "--grace=5")
+    assert result.returncode == 0, result
+    assert not lab.programs()
+    assert pathlib.Path(tmp_path / "vitjax-vit-a1").exists()
