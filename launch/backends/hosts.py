@@ -44,10 +44,18 @@ class Engine:
       raise LaunchError(f"--hosts: {', '.join(run.hosts)}: a host has one worker; name each once")
     self._run = run
 
+  def place(self, attempt: int) -> str:
+    """The hosts."""
+    return ",".join(self._run.hosts)
+
+  def request(self, attempt: int, expires: int) -> str:
+    """The commands that start the workers, which get the package on their standard input."""
+    return "\n".join(shlex.join([*_ssh(host), f"{_remote(self._start(attempt, number))}; exit $?"])
+                     for number, host in enumerate(self._run.hosts))  # fmt: skip
+
   def create(self, attempt: int, expires: int) -> None:
     """Starts the worker of each host, where it does not live; a command that is delivered twice starts one."""
-    words = ["start", f"--folder={self._run.folder}", "--patience=30", f"--grace={self._run.limits.grace}"]
-    self._each(lambda number: [*words, f"--attempt={attempt}", f"--worker={number}"])
+    self._each(lambda number: self._start(attempt, number))
 
   def look(self, attempt: int) -> engine.Look:
     """READY while all workers live, ABSENT when no host has one."""
@@ -58,6 +66,11 @@ class Engine:
   def delete(self, attempt: int) -> None:
     """Stops the workers and their programs, which have `limits.grace` to save."""
     self._each(lambda _: self._stop(attempt), self._run.limits.grace + _DEADLINE)
+
+  def remove(self, resource: engine.Resource) -> None:
+    """Stops the worker of a listed attempt on its host."""
+    words = ["stop", f"--name={resource.run}", f"--attempt={resource.attempt}", f"--grace={self._run.limits.grace}"]
+    _ask(resource.place, words, self._run.limits.grace + _DEADLINE)
 
   def deletion(self, attempt: int) -> str:
     """A command for each host, with which its worker is stopped."""
@@ -78,6 +91,10 @@ class Engine:
     """ssh to the host."""
     host = self._run.hosts[worker]
     return [*_ssh(host), f"{shlex.join(words)}; exit $?"] if words else ["ssh", "-t", *_OPTIONS, host]
+
+  def _start(self, attempt, number):
+    words = ["start", f"--folder={self._run.folder}", "--patience=30", f"--grace={self._run.limits.grace}"]
+    return [*words, f"--attempt={attempt}", f"--worker={number}"]
 
   def _stop(self, attempt):
     return ["stop", f"--name={self._run.name}", f"--attempt={attempt}", f"--grace={self._run.limits.grace}"]

@@ -23,6 +23,15 @@ class Engine:
     check_workdir(run)
     self._run, self._home = run, unit.home()
 
+  def place(self, attempt: int) -> str:
+    """This machine."""
+    return socket.gethostname()
+
+  def request(self, attempt: int, expires: int) -> str:
+    """The commands that start the workers."""
+    starts = (shlex.join(self._words("start", attempt, number)) for number in range(self._run.workers))
+    return f"cd {shlex.quote(str(unit.ROOT))}\n" + "\n".join(starts)
+
   def create(self, attempt: int, expires: int) -> None:
     """Starts the workers that do not live, which read from the published attempt when they end."""
     starts = [subprocess.Popen(self._words("start", attempt, number), cwd=unit.ROOT, stdin=subprocess.DEVNULL,
@@ -63,6 +72,15 @@ class Engine:
       raise UnknownError(f"{', '.join(left)}: still there; the next look says more")
     for each in units:
       each.forget()
+
+  def remove(self, resource: engine.Resource) -> None:
+    """Stops the workers of a listed attempt; another run of its name in another folder is another machine's."""
+    for each in unit.every(self._home, "local"):
+      if (each.get("run"), each.get("attempt"), each.get("owner")) == (resource.run, resource.attempt, resource.owner):
+        found = unit.Unit(named(resource.run, resource.attempt, each["worker"]), self._home)
+        if not found.stop(self._run.limits.grace + 30):
+          raise UnknownError(f"{found.name}: still there")
+        found.forget()
 
   def deletion(self, attempt: int) -> str:
     """Commands that stop the workers."""
