@@ -16,11 +16,12 @@ from launch.storage import storage
 
 # What ends nothing by itself, and holds quota or goes on to cost.
 DEAD = (engine.LOST, engine.FAILED, engine.DONE)
+ELSEWHERE = "ELSEWHERE"  # watched from another machine, or from none: nobody here knows that it is of no use
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A resource in the cloud, or of a journal of this machine. `flag`: why it may be deleted; "" for none."""
+  """A resource in the cloud, or of a journal of this machine. `flag`: why it may be deleted, or ELSEWHERE, or ""."""
 
   name: str
   owner: str
@@ -52,7 +53,7 @@ def gc(args: argparse.Namespace) -> int:
   """Deletes what is expired, dead or nobody's; lists it without --yes. BILLING where a deletion was not seen."""
   oldest = spec.duration(args.older_than) / 3600 if args.older_than else 0.0
   found, troubles = _found(args)
-  chosen = [each for each in found if each[0].flag and each[0].hours >= oldest]
+  chosen = [each for each in found if each[0].flag not in ("", ELSEWHERE) and each[0].hours >= oldest]
   _table([row for row, _, _ in chosen])
   for place, why in troubles.items():
     print(f"{place}: UNKNOWN, not empty: {why}")
@@ -166,8 +167,10 @@ def _row(resource, book, run):
     flag = "EXPIRED"
   elif resource.state in DEAD:
     flag = resource.detail.upper() or resource.state.upper()
+  elif not book or not book.events:
+    flag = ELSEWHERE
   else:
-    flag = "" if live or kept or not book else "ORPHAN"
+    flag = "" if live or kept else "ORPHAN"
   step, beat = _step(run, resource.attempt)
   hours = (now - resource.created) / 3600 if resource.created else 0.0
   return Row(resource.name, resource.owner, resource.kind, resource.place, resource.state, round(hours, 2),

@@ -81,16 +81,17 @@ def restart(args) -> int:
   files = board.Board(storage(run.folder), state.attempt)
   tries = [state.try_, files.order().try_, *(report.try_ for report, _ in files.reports(run.workers).values())]
   order = board.Order(max(tries) + (not args.fresh_vm), fresh=args.fresh_vm)
-  try:
-    with Watch(run, book) as watch:
-      if kept:
-        watch.resume(order.try_)
+  with contextlib.ExitStack() as stack:
+    try:
+      watch = stack.enter_context(Watch(run, book))
+    except Held as error:  # the one who watches sees the order
       files.give(order)
-      return _watched(watch, run)
-  except Held as error:  # the one who watches sees the order
+      say(f"{run.name}: ordered; {error}")
+      return errors.DONE
+    if kept:
+      watch.resume(order.try_)
     files.give(order)
-    say(f"{run.name}: ordered; {error}")
-  return errors.DONE
+    return _watched(watch, run)
 
 
 def stop(args) -> int:

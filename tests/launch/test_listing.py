@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from launch import errors, flags, listing, spec
+from launch import engine, errors, flags, listing, spec
 from launch.journal import Journal
-from launch.state import WATCHING, State
+from launch.state import OVER, WATCHING, State
 from launch.storage import storage
 from launch.watch import Watch
 from tests.launch.providers import Queued
@@ -27,16 +27,18 @@ def begin(cloud, steps=10**6):
   cloud.crew(1, steps=steps)
   with Watch(cloud.run, Journal("vit", storage(cloud.run.folder))) as watch:
     watch.begin(None)
-    while not watch.state.begun:
+    while not (watch.state.begun and watch.state.look == engine.READY):
       watch.step()
 
 
 def listed(capsys, *words):
+  capsys.readouterr()
   code = listing.ls(flags.parse(["ls", "--json", "--project=proj-x", *words])[0])
   return code, json.loads(capsys.readouterr().out)
 
 
 def collected(capsys, *words):
+  capsys.readouterr()
   code = listing.gc(flags.parse(["gc", "--project=proj-x", *words])[0])
   return code, capsys.readouterr().out
 
@@ -65,13 +67,19 @@ def test_what_has_expired_or_is_suspended_is_deleted_and_only_with_yes(cloud, ca
   assert code == errors.DONE and "deleted" in said and not cloud.states()
 
 
-def test_a_machine_that_no_journal_knows_is_an_orphan(cloud, capsys, tmp_path, monkeypatch):
+def test_a_machine_that_is_watched_from_elsewhere_is_shown_and_not_collected(cloud, capsys, tmp_path, monkeypatch):
   begin(cloud)
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
-  code, found = listed(capsys)
-  assert [row["flag"] for row in found["resources"]] == ["ORPHAN"]
-  code, said = collected(capsys, "--older-than=2h", "--yes")
-  assert "nothing to delete" in said and cloud.states()
+  assert [row["flag"] for row in listed(capsys)[1]["resources"]] == ["ELSEWHERE"]
+  assert "nothing to delete" in collected(capsys, "--yes")[1] and cloud.states()
+
+
+def test_a_machine_of_a_run_that_has_ended_is_an_orphan(cloud, capsys):
+  begin(cloud)
+  book = Journal("vit")
+  book.append("end", State(attempt=1, stage=OVER, end=(12, "x")), code=12, text="x")
+  assert [row["flag"] for row in listed(capsys)[1]["resources"]] == ["ORPHAN"]
+  assert "nothing to delete" in collected(capsys, "--older-than=2h", "--yes")[1] and cloud.states()
   code, said = collected(capsys, "--yes")
   assert code == errors.DONE and not cloud.states()
 

@@ -1,0 +1,58 @@
+"""How `python -m launch` ends: one line and a code for whatever goes wrong."""
+
+import importlib
+
+import pytest
+
+from launch import errors, listing
+from launch.errors import LaunchError, UnknownError
+
+main = importlib.import_module("launch.__main__")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+  monkeypatch.chdir(tmp_path)
+
+
+def ended(monkeypatch, capsys, *words):
+  monkeypatch.setattr("sys.argv", ["launch", *words])
+  return main.program(), capsys.readouterr()
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "stop", "down", "ssh", "restart", "adopt", "report"])
+def test_a_run_that_nobody_knows_is_one_line(monkeypatch, capsys, verb):
+  code, said = ended(monkeypatch, capsys, verb, "nobody")
+  assert code == errors.USAGE and "no such run on this machine" in said.err and said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+  "error, code, text",
+  [
+    (LaunchError("no quota", errors.DENIED), errors.DENIED, "no quota"),
+    (UnknownError("503"), errors.UNKNOWN, "no answer: 503"),
+    (KeyboardInterrupt(), errors.DETACHED, "interrupted"),
+  ],
+)
+def test_an_end_has_its_code_and_its_line(monkeypatch, capsys, error, code, text):
+  def fail(_):
+    raise error
+
+  monkeypatch.setattr(listing, "ls", fail)
+  found, said = ended(monkeypatch, capsys, "ls")
+  assert found == code and text in said.err and said.err.count("\n") == 1
+
+
+def test_a_run_is_rendered_for_all_three(monkeypatch, capsys):
+  words = ["vit", "--backend=gke", "--tpu=v5e-16", "--image=europe-docker.pkg.dev/p/r/vit@sha256:" + "0" * 64]
+  words += ["--cluster=c"]
+  run = ["--", "vit_jax.train", "--config=c.py", "--workdir=gs://bkt/a"]
+  for flags, text in (([], "kind: JobSet"), (["--xpk"], "xpk workload create"), (["--skypilot"], "accelerators:")):
+    code, said = ended(monkeypatch, capsys, "render", *words, *flags, *run)
+    assert code == 0 and text in said.out
+
+
+def test_nothing_is_listed_where_nothing_is(monkeypatch, capsys):
+  code, said = ended(monkeypatch, capsys, "ls")
+  assert code == 0 and said.out.startswith("name")

@@ -1,0 +1,218 @@
+"""The command line of `launch` with real workers of small programs on this machine, by `python -m launch`."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch import errors, program
+from launch.journal import Journal
+from tests.launch import repositories
+
+pytestmark = pytest.mark.heavy
+ROOT = pathlib.Path(__file__).parent.parent.parent
+FAST = {
+  "beat": "0.1s",
+  "poll": "0.1s",
+  "silence": "20s",
+  "grace": "3s",
+  "pause": "0.1s",
+  "delete": "20s",
+  "idle": "60s",
+}
+LIMITS = [f"--limit={key}={value}" for key, value in FAST.items()]
+JOB = """
+import json, os, pathlib, signal, sys, time
+words = dict(word.split("=", 1) for word in sys.argv[1:])
+folder, first = pathlib.Path(words["--workdir"]), os.environ["VITJAX_PROCESS"] == "0"
+folder.mkdir(parents=True, exist_ok=True)
+count = folder / "count"
+begun = int(count.read_text()) if count.exists() else 0
+if first:
+  count.write_text(str(begun + 1))
+status = pathlib.Path(os.environ["VITJAX_STATUS"])
+stopped = []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+for step in range(int(words.get("--steps", 5))):
+  draft = status.with_name("draft")
+  draft.write_text(json.dumps({"step": step, "began": 0, "doing": "step"}))
+  os.replace(draft, status)
+  print("step", step, os.environ.get("COLOUR"), flush=True)
+  time.sleep(0.1)
+  if stopped:
+    sys.exit(42)
+sys.exit(int(words.get("--code", 0)))
+"""
+
+
+@pytest.fixture
+def home(tmp_path):
+  """A repository with `launch` and a program, a state folder, and a run's workdir; nothing is left at its end."""
+  files = {str(file.relative_to(ROOT)): file.read_bytes() for file in (ROOT / "launch").rglob("*") if file.is_file()}
+  files = {name: content for name, content in files.items() if "__pycache__" not in name}
+  made = Home(
+    repositories.made(tmp_path / "code", {**files, "job.py": JOB, "setup.py": "", ".gitignore": ""}), tmp_path
+  )
+  yield made
+  for process in made.processes:
+    process.kill()
+    process.wait()
+  made.launch("down", "vit", "--yes")
+  assert not program.end(str(tmp_path / "state"))
+
+
+class Home:
+  """A person's."""
+
+  def __init__(self, code, folder):
+    self.code, self.folder, self.workdir, self.processes = code, folder, folder / "run", []
+    self.environment = {
+      **os.environ,
+      "XDG_STATE_HOME": str(folder / "state"),
+      "PYTHONPATH": str(code),
+      "MEGASCALE_X": "1",
+    }
+
+  def words(self, *words, name="vit", job=(), processes=2):
+    where = ["--backend=local", f"--processes={processes}", *LIMITS]
+    return ["run", name, *where, *words, "--", "job", f"--workdir={self.workdir}", *job]
+
+  def launch(self, *words, **changes):
+    """(exit code, all that was printed)."""
+    result = subprocess.run(
+      [sys.executable, "-m", "launch", *words], cwd=self.code, env=self.environment | changes, text=True,
+      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=90,
+    )  # fmt: skip
+    return result.returncode, result.stdout
+
+  def begin(self, *words):
+    """A command that goes on; returns when its program runs."""
+    process = subprocess.Popen(
+      [sys.executable, "-m", "launch", *words], cwd=self.code, env=self.environment, text=True,
+      stdin=subprocess.DEVNULL, stdout=open(self.folder / "said", "a"), stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    self.processes.append(process)
+    self.until(lambda: (self.workdir / "count").exists())
+    return process
+
+  def until(self, condition, seconds=40):
+    deadline = time.monotonic() + seconds
+    while not condition():
+      assert time.monotonic() < deadline, self.said()
+      time.sleep(0.05)
+
+  def said(self):
+    file = self.folder / "said"
+    return file.read_text() if file.exists() else ""
+
+  def count(self):
+    return int((self.workdir / "count").read_text())
+
+  def events(self, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(self.folder / "state"))
+    return [event["event"] for event in Journal("vit").events]
+
+
+def test_a_run_is_checked_made_watched_and_deleted_and_the_same_command_runs_it_again(home, monkeypatch):
+  code, said = home.launch(*home.words("--env=COLOUR=red blue"))
+  assert code == errors.DONE and "vit: done" in said and home.count() == 1, said
+  assert home.events(monkeypatch)[-3:] == ["done", "deleted", "end"]
+  code, said = home.launch("logs", "vit")
+  assert {f"[w0{w}] step {s} red blue" for w in (0, 1) for s in range(5)} <= set(said.splitlines())
+  code, said = home.launch("status", "vit")
+  assert code == 0 and "ended with 0: done" in said
+  code, said = home.launch(*home.words())
+  assert code == errors.DONE and "vit-a2" in said and home.count() == 2
+
+
+def test_a_program_that_fails_ends_the_run_with_its_log_and_code(home):
+  code, said = home.launch(*home.words("--max-failures=2", job=["--code=1", "--steps=2"]))
+  assert code == errors.GAVE_UP and "ended with 1" in said and "    step 1" in said and home.count() == 2
+  code, said = home.launch(*home.words(job=["--code=44", "--steps=1"]))
+  assert code == 44 and home.count() == 3
+
+
+def test_17_a_watcher_that_is_killed_is_followed_by_another_and_the_program_runs_once(home, monkeypatch):
+  first = home.begin(*home.words(job=["--steps=40"]))
+  first.send_signal(signal.SIGKILL)
+  first.wait()
+  code, said = home.launch("adopt", "vit")
+  assert code == errors.DONE and home.count() == 1, said
+  code, said = home.launch("adopt", "vit")
+  assert code == errors.USAGE and "has ended" in said
+
+
+def test_ctrl_c_leaves_the_run_alone_and_says_how_to_end_it(home):
+  first = home.begin(*home.words(job=["--steps=200"]))
+  first.send_signal(signal.SIGINT)
+  assert first.wait(30) == errors.DETACHED
+  assert "launch adopt vit" in home.said() and "launch down vit" in home.said()
+  code, said = home.launch("ls")
+  assert code == 0 and "vit-a1" in said
+  assert home.launch("down", "vit")[0] == errors.USAGE  # it asks, and nobody is there to answer
+  code, said = home.launch("down", "vit", "--yes")
+  assert code == 0 and "nothing is left" in said
+  assert "vit-a1" not in home.launch("ls")[1]
+
+
+def test_25_a_second_watcher_is_refused_and_down_ends_the_first(home):
+  first = home.begin(*home.words(job=["--steps=400"]))
+  code, said = home.launch("adopt", "vit")
+  assert code == errors.USAGE and "the run is watched by process" in said
+  code, said = home.launch(*home.words(job=["--steps=9"]))
+  assert code == errors.USAGE
+  assert home.launch("down", "vit", "--yes")[0] == 0
+  assert first.wait(30) == errors.USAGE and home.count() == 1
+
+
+def test_what_is_stopped_keeps_its_machines_and_is_restarted_on_them(home):
+  first = home.begin(*home.words(job=["--steps=300"]))
+  code, said = home.launch("stop", "vit")
+  assert code == 0 and "w00: 42" in said, said
+  assert first.wait(30) == errors.DETACHED
+  assert "is kept and goes on being billed" in home.said()
+  process = home.begin("restart", "vit")
+  home.until(lambda: home.count() == 2)
+  assert home.launch("restart", "vit")[0] == 0  # while one watches
+  home.until(lambda: home.count() == 3)
+  assert home.launch("restart", "vit", "--fresh-vm")[0] == 0
+  home.until(lambda: home.count() == 4)
+  assert home.launch("down", "vit", "--yes")[0] == 0 and process.wait(30) != 0
+  assert "vit-a2" in home.said()
+
+
+def test_a_run_under_way_is_not_changed_by_other_arguments(home):
+  first = home.begin(*home.words(job=["--steps=400"]))
+  first.send_signal(signal.SIGKILL)
+  first.wait()
+  code, said = home.launch(*home.words(job=["--steps=9"]))
+  assert code == errors.USAGE and "under way with other arguments" in said
+  (home.code / "job.py").write_text(JOB + "\n")
+  code, said = home.launch(*home.words(job=["--steps=400"]))
+  assert code == errors.USAGE and "other code" in said
+
+
+def test_a_dry_run_touches_nothing(home):
+  code, said = home.launch(*home.words("--dry-run"))
+  assert code == 0 and said.count("launch.worker start") == 2
+  assert not home.workdir.exists() and not (home.folder / "state").exists()
+
+
+def test_a_command_on_a_worker_ends_with_its_code_and_the_report_adds_up(home):
+  home.launch(*home.words())
+  assert home.launch("ssh", "vit", "-w", "1", "--", "sh", "-c", "exit 7")[0] == 7
+  code, said = home.launch("report", "vit", "--json")
+  table = json.loads(said)
+  assert code == 0 and table["total"] > 0
+
+
+def test_a_run_in_the_background_is_watched_by_another_process(home):
+  code, said = home.launch(*home.words("--detach", job=["--steps=30"]))
+  assert code == 0 and "watched by process" in said
+  home.until(lambda: "ended with 0: done" in home.launch("status", "vit")[1])
+  assert home.count() == 1
