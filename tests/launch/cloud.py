@@ -121,6 +121,12 @@ class Server:
     with self.lock:
       return [f"{zone}/{name}" for zone, name in self._queued] + [f"{zone}/nodes/{name}" for zone, name in self._nodes]
 
+  def bodies(self) -> dict:
+    """{name: the node's description} of the queued resources that have machines."""
+    with self.lock:
+      active = [(name, each) for (_, name), each in self._queued.items() if each["state"]["state"] == "ACTIVE"]
+      return {name: each["tpu"]["nodeSpec"][0]["node"] for name, each in active}
+
   def states(self) -> dict:
     """{name: state} of all queued resources."""
     with self.lock:

@@ -92,6 +92,9 @@ class Engine:
   def deletion(self, attempt):
     return f"remove {self._run.attempt(attempt)}"
 
+  def remove(self, resource):
+    self.delete(resource.attempt)
+
   def inventory(self, zones):
     rows = [engine.Resource(self._run.attempt(a), "memory", self._run.name, self._run.owner, a, state)
             for a, (state, _) in self._cloud.states.items()]  # fmt: skip

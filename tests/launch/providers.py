@@ -12,7 +12,7 @@ from tests.launch.cluster import Cluster
 from tests.launch.crew import Crew
 from tests.launch.kubernetes_api import Fault
 
-LIMITS = spec.Limits(beat=0.05, poll=0.05, silence=3.0, grace=0.4, pause=0.05, delete=1.5, start=6.0, repair=2.0,
+LIMITS = spec.Limits(beat=0.05, poll=0.4, silence=3.0, grace=0.4, pause=0.05, delete=3.0, start=6.0, repair=2.0,
                      queue=3.0, provision=3.0)  # fmt: skip
 IMAGE = "europe-docker.pkg.dev/p/r/vit@sha256:" + "0" * 64
 
@@ -83,6 +83,10 @@ class Queued(Provider):
 
   def preempt(self, name):
     """Its machines are taken away."""
+    self._server.set_state(name, "SUSPENDED")
+
+  def take(self, name):
+    """It is no more, and will not come back."""
     self._server.set_state(name, "SUSPENDED")
 
   def murmur(self, name):
@@ -161,6 +165,10 @@ class Gke(Provider):
   def preempt(self, name):
     """Its machines are taken away."""
     self._cluster.lose(name)
+
+  def take(self, name):
+    """It is no more, and will not come back."""
+    self._cluster.remove(name)
 
   def murmur(self, name):
     """It says what nobody knows."""

@@ -55,7 +55,10 @@ def main(words) -> int:
 def create(place, name, flags):
   """Asks for a queued resource of one node."""
   labels = dict(pair.split("=", 1) for pair in flags["labels"].split(","))
+  key, _, file = flags["metadata-from-file"].partition("=")
+  metadata = {key: pathlib.Path(file).read_text()}
   node = {"acceleratorType": flags["accelerator-type"], "runtimeVersion": flags["runtime-version"], "labels": labels}
+  node["metadata"] = metadata
   spec = {"parent": place.removeprefix("v2/"), "nodeId": flags["node-id"], "node": node}
   ask("POST", f"{place}/queuedResources?queuedResourceId={name}", {"tpu": {"nodeSpec": [spec]}})
 

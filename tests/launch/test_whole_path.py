@@ -1,0 +1,98 @@
+"""From the command to the result: a cloud, its machines' boot, workers, four JAX processes, a bucket, a preemption."""
+
+import contextlib
+import json
+import os
+import pathlib
+import sys
+import threading
+import time
+
+import pytest
+
+from launch import bundle, errors, spec
+from launch.board import Board
+from launch.journal import Journal
+from launch.storage import storage
+from launch.watch import Watch
+from tests import runs
+from tests.launch import cloud, quick_gcloud
+from tests.launch.vms import Machines
+from vit_jax.prepare import prepare
+
+pytestmark = pytest.mark.heavy
+ROOT = pathlib.Path(__file__).parent.parent.parent
+LIMITS = spec.Limits(beat=0.5, poll=0.5, silence=120.0, grace=60.0, pause=0.1, delete=60.0, idle=300.0)
+SAME = ("weights_sha256", "loss", "top1", "images", "steps")
+VARIABLES = ("TFDS_DATA_DIR", "XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR", "JAX_PLATFORMS", "TF_CPP_MIN_LOG_LEVEL")
+
+
+def asked(workdir, **changes):
+  """The shrunk digits run on four processes with four devices each."""
+  flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+  environment = {name: os.environ[name] for name in VARIABLES if name in os.environ} | {"XLA_FLAGS": flags}
+  words = tuple(runs.words(workdir, total="14", checkpoint__every="2", log__every="1", evals__test__every="100%"))
+  common = {"module": "vit_jax.train", "args": words, "workdir": workdir, "limits": LIMITS, "env": environment}
+  return spec.checked(spec.Run("vit", python=sys.executable, **common | changes))
+
+
+def watched(run, code, disturb=lambda: None):
+  """The exit code of a run, which `disturb` meets on a thread."""
+  with Watch(run, Journal(run.name, storage(run.folder))) as watch:
+    watch.begin(code)
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+      return watch.to_end()
+    finally:
+      thread.join()
+
+
+def result(workdir):
+  return json.loads(storage(workdir).read("result.json").content)
+
+
+@pytest.fixture
+def queued(bucket_server, tmp_path, monkeypatch):
+  """A cloud with machines, which gcloud talks to."""
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+  with contextlib.ExitStack() as stack:
+    server = stack.enter_context(cloud.Server())
+    for name, value in server.environment.items():
+      monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{quick_gcloud.install(tmp_path / 'bin')}{os.pathsep}{os.environ['PATH']}")
+    address = bucket_server.environment["STORAGE_EMULATOR_HOST"]
+    yield server, stack.enter_context(Machines(server, tmp_path / "vms", address))
+
+
+def test_a_preempted_run_ends_in_the_undisturbed_result_bit_for_bit(queued, tmp_path, monkeypatch):
+  server, machines = queued
+  prepare("digits")
+  code = bundle.make(ROOT)
+  run = asked("gs://bkt/whole/a", backend="qr", tpu="v5e-16", project="proj-x", zones=("europe-west4-b",))
+
+  def preempt():
+    board, deadline = Board(storage(run.folder), 1), time.monotonic() + 300
+    while time.monotonic() < deadline:
+      reports = board.reports(4)
+      if len(reports) == 4 and all(3 <= report.step < 14 for report, _ in reports.values()):
+        break
+      time.sleep(0.1)
+    machines.power_off("vit-a1", 60.0)
+    server.set_state("vit-a1", "SUSPENDED")
+
+  server.zones = ("europe-west4-b",)
+  assert watched(run, code, preempt) == errors.DONE, machines.troubles
+  assert not machines.troubles and not server.live()
+  names = [request.query["queuedResourceId"] for request in server.requests if request.verb == "create"]
+  assert names == ["vit-a1", "vit-a2"]
+  exits = {report.exit for report, _ in Board(storage(run.folder), 1).reports(4).values()}
+  assert exits == {42}
+  codes = {report.code for report, _ in Board(storage(run.folder), 2).reports(4).values()}
+  assert codes == {code.sha}
+
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "undisturbed"))
+  still = asked(str(tmp_path / "b"), backend="local", processes=4)
+  assert watched(still, code) == errors.DONE
+  disturbed, undisturbed = result("gs://bkt/whole/a"), result(str(tmp_path / "b"))
+  assert {key: disturbed[key] for key in SAME} == {key: undisturbed[key] for key in SAME}
