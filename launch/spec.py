@@ -125,7 +125,7 @@ def loads(text: str) -> Run:
     listed = {key: tuple(value) if isinstance(value, list) else value for key, value in lists.items()}
     run = Run(**values, **listed, limits=limits)
   except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-    raise LaunchError(f"this is no run that `launch` wrote: {error}") from None
+    raise LaunchError(f"this is no run that `launch` wrote: {' '.join(str(error).split())[:200]}") from None
   return checked(run)
 
 

@@ -1,4 +1,4 @@
-"""Examples are drawn anew each time, few of them, and on a loaded machine each may take its time."""
+"""The same few examples each time; `python -m tests.campaigns.launch` draws others, and more."""
 
 import os
 
@@ -7,7 +7,10 @@ import pytest
 
 from tests.launch import scripted
 
-hypothesis.settings.register_profile("launch", deadline=None, database=None, max_examples=25)
+EXAMPLES = int(os.environ.get("VITJAX_EXAMPLES", "0"))
+hypothesis.settings.register_profile(
+  "launch", deadline=None, database=None, max_examples=EXAMPLES or 25, derandomize=not EXAMPLES
+)
 hypothesis.settings.load_profile("launch")
 
 

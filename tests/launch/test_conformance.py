@@ -211,7 +211,7 @@ FAULTS = st.lists(
 )
 
 
-@settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings.default.max_examples // 12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(FAULTS)
 def test_whatever_happens_all_that_was_made_is_deleted_or_named(make, faults):
   cloud = make(max_failures=2)

@@ -73,7 +73,6 @@ nested = strategies.recursive(
 )
 
 
-@hypothesis.settings(max_examples=60)
 @hypothesis.given(
   strategies.lists(nested, min_size=1, max_size=3) | strategies.dictionaries(letters, nested, min_size=1)
 )

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launch import board, engine, errors
@@ -233,7 +233,6 @@ def cause(world, event, value):
   world.step()
 
 
-@settings(max_examples=40)
 @given(st.lists(EVENTS, max_size=25), st.booleans())
 def test_whatever_happens_all_that_was_made_is_deleted_or_named_and_two_never_live(events, keep):
   world = World(run(zones=("us-central1-a", "europe-west4-a"), keep_on_fail=keep, max_hours=60), total=2000)

@@ -60,7 +60,8 @@ def queued(bucket_server, tmp_path, monkeypatch):
     server = stack.enter_context(cloud.Server())
     for name, value in server.environment.items():
       monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PATH", f"{quick_gcloud.install(tmp_path / 'bin')}{os.pathsep}{os.environ['PATH']}")
+    if not os.environ.get("VITJAX_REAL_GCLOUD"):
+      monkeypatch.setenv("PATH", f"{quick_gcloud.install(tmp_path / 'bin')}{os.pathsep}{os.environ['PATH']}")
     address = bucket_server.environment["STORAGE_EMULATOR_HOST"]
     yield server, stack.enter_context(Machines(server, tmp_path / "vms", address))
 

@@ -64,7 +64,6 @@ RUNS = strategies.fixed_dictionaries(
 )
 
 
-@hypothesis.settings(max_examples=40, deadline=None, database=None)
 @hypothesis.given(values=RUNS, attempt=strategies.integers(1, 999))
 def test_no_word_of_a_run_becomes_a_flag_or_two(values, attempt):
   run = cloud.run(**values)
@@ -85,7 +84,6 @@ def test_no_word_of_a_run_becomes_a_flag_or_two(values, attempt):
   assert qr.Engine(secret)._request(attempt, EXPIRES) == argv
 
 
-@hypothesis.settings(max_examples=40, deadline=None, database=None)
 @hypothesis.given(words=strategies.lists(TEXT, min_size=1, max_size=5))
 def test_any_words_are_one_command(words):
   argv = qr.Engine(cloud.run()).shell(1, 0, words)
