@@ -25,16 +25,19 @@ class Attempt:
   Args:
     code: the SHA-256 of the bundle.
     expires: seconds since the epoch at which the attempt ends itself.
+    date: of the packages that workers install, as 2026-11-23T10:00:00Z: none that is newer, so that all workers of all
+      attempts have the same; "" for the newest.
   """
 
   run: spec.Run
   number: int
   code: str
   expires: int
+  date: str = ""
 
   def dumps(self) -> str:
     """As JSON."""
-    return json.dumps({"run": self.run.dumps(), "number": self.number, "code": self.code, "expires": self.expires})
+    return json.dumps(dataclasses.asdict(self) | {"run": self.run.dumps()})
 
 
 @dataclasses.dataclass(frozen=True)

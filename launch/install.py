@@ -88,11 +88,14 @@ def unpack(content: bytes, folder: pathlib.Path) -> None:
       raise ValueError(f"{path.name!r} leads to {target!r}, outside of it")
 
 
-def interpreter(run: Run, folder: pathlib.Path, home: pathlib.Path, log: pathlib.Path, tick: Callable[[], None]) -> str:
-  """A Python that has what the run needs: `run.python`, or one that uv makes, for every setup.py once.
+def interpreter(
+  run: Run, folder: pathlib.Path, home: pathlib.Path, log: pathlib.Path, tick: Callable[[], None], date: str = ""
+) -> str:
+  """A Python that has what the run needs: `run.python`, or one that uv makes, for every setup.py and date once.
 
   Args:
     log: a file for the output of what is run.
+    date: no package that is newer is taken; "" for the newest of all.
     tick: called several times a second; what it raises ends the installation.
   """
   if run.python:
@@ -101,13 +104,14 @@ def interpreter(run: Run, folder: pathlib.Path, home: pathlib.Path, log: pathlib
     return run.python
   setup, extras = folder / "setup.py", ",".join(packages())
   try:
-    key = hashlib.sha256(setup.read_bytes() + extras.encode()).hexdigest()[:16]
+    key = hashlib.sha256(setup.read_bytes() + extras.encode() + date.encode()).hexdigest()[:16]
   except OSError:
     raise LaunchError("the code has no setup.py that says what it needs; add it, or name a --python that has it "
                       "on the workers") from None  # fmt: skip
   made = home / "python" / key
   words = [["venv", "--quiet", "--clear", "--python", PYTHON, str(made)],
-           ["pip", "install", "--python", str(made / "bin/python"), f"{folder}[{extras}]"]]  # fmt: skip
+           ["pip", "install", "--python", str(made / "bin/python"), f"{folder}[{extras}]",
+            *([f"--exclude-newer={date}"] if date else [])]]  # fmt: skip
   deadline = time.monotonic() + run.limits.install
   with _turn(made.with_suffix(".lock"), tick):
     if not (made / "complete").exists():

@@ -63,7 +63,7 @@ class Tries:
     if self.engine in ("local", "gke") and not self.run.python:  # here, or in the image
       self.python = sys.executable
     else:
-      self.python = install.interpreter(self.run, self.folder, self.home, self.log.path, self._tick)
+      self.python = install.interpreter(self.run, self.folder, self.home, self.log.path, self._tick, self.attempt.date)
     self.address = self._known(lambda: machine.address(self.engine))
     self._say(detail=note)
     self.log.say(f"ready with {self.python}, code {self.attempt.code[:12]}{'; ' if note else ''}{note}")

@@ -134,7 +134,7 @@ class Watch:
       run = self._run
       if run.zones:  # so that a machine knows its own
         run = dataclasses.replace(run, zones=(self.engine.place(state.attempt),))
-      attempt = board.Attempt(run, state.attempt, self._code, int(state.expires))
+      attempt = board.Attempt(run, state.attempt, self._code, int(state.expires), self._date())
       files.publish(attempt)
       say(f"{self._run.attempt(state.attempt)}: asking for it in {self.engine.place(state.attempt)}")
       try:
@@ -151,6 +151,11 @@ class Watch:
         self._trouble("delete", f"{self._run.attempt(state.attempt)} is not deleted: {error}")
     elif action.verb == "order":
       files.give(action.order)
+
+  def _date(self):
+    """When the run was first asked for with this code: of the packages of all its attempts."""
+    first = next(event for event in self._journal.events if event.get("sha") == self._code)
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(first["time"]))
 
   def _note(self, note):
     if note.tail:

@@ -133,8 +133,8 @@ def uv(tmp_path, monkeypatch):
   return lambda: (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
 
 
-def made(tmp_path, run=RUN, tick=lambda: None):
-  return install.interpreter(run, tmp_path / "code", tmp_path / "home", tmp_path / "log", tick)
+def made(tmp_path, run=RUN, tick=lambda: None, date=""):
+  return install.interpreter(run, tmp_path / "code", tmp_path / "home", tmp_path / "log", tick, date)
 
 
 def test_an_interpreter_is_made_once_for_every_setup(tmp_path, uv):
@@ -146,6 +146,12 @@ def test_an_interpreter_is_made_once_for_every_setup(tmp_path, uv):
   assert made(tmp_path) == first and len(uv()) == 2
   (tmp_path / "code/setup.py").write_text("2")
   assert made(tmp_path) != first and len(uv()) == 4
+
+
+def test_no_package_is_newer_than_the_run_so_that_all_workers_have_the_same(tmp_path, uv):
+  first = made(tmp_path)
+  dated = made(tmp_path, date="2026-11-23T10:00:00Z")
+  assert dated != first and "--exclude-newer=2026-11-23T10:00:00Z" in uv()[-1] and "newer" not in uv()[1]
 
 
 def test_an_installation_that_fails_says_its_last_line_and_is_made_again(tmp_path, uv, monkeypatch):
