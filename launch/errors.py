@@ -18,9 +18,11 @@ EXITS = {
   UNKNOWN: ("`ls`: a zone or cluster did not answer, and is not empty", "ask again"),
   NO_CAPACITY: ("no capacity within --queue-timeout; nothing costs", "other --zones, another --tpu, or later"),
   DENIED: ("quota, permission or credentials", "what the line says; `launch gc` frees quota"),
-  GAVE_UP: ("three tries without a new checkpoint, or --max-hours are used up", "read the log above; the same command tries again"),
+  GAVE_UP: ("three tries without a new checkpoint, or --max-hours are used up",
+    "read the log above; the same command tries again"),
   BILLING: ("something may still be billed, for its deletion could not be seen", "run the command that is printed"),
-  DETACHED: ("left alone by Ctrl-C, or stopped by `launch stop`: machines go on to cost", "`launch adopt NAME` or `restart`; `down`"),
+  DETACHED: ("left alone by Ctrl-C, or stopped by `launch stop`: machines go on to cost",
+    "`launch adopt NAME` or `restart`; `down`"),
 }  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from launch.errors import LaunchError
 USE = """Starts runs on TPU VMs, GKE, your own hosts or this machine, keeps them alive, and leaves nothing that costs.
 
   python -m launch run vit-s16 --backend=qr --tpu=v3-32 --zone=europe-west4-a --project=my-project \\
-      -- vit_jax.train --config=configs/vit_s16_i1k.py --workdir=gs://my-bucket/runs/vit-s16
+      -- vit_jax.train --config=configs/vit_s16_i1k.py --config.data.path=gs://my-bucket/data \\
+                       --workdir=gs://my-bucket/runs/vit-s16
   python -m launch ls | status NAME | logs NAME -f | stop NAME | down NAME | gc
 
 docs/pods.md has the way from an empty project to a run, and what to do at each exit code."""
