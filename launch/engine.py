@@ -42,7 +42,7 @@ class Resource:
 
   Args:
     name: vit-b16-a1.
-    place: its zone, or context and namespace.
+    location: its zone, or context and namespace.
     run, owner, attempt, expires: of its labels; expires in seconds since the epoch, 0 if it has none.
     state: one of STATES; `detail` the cloud's own word.
     created: seconds since the epoch, 0 if nobody knows.
@@ -50,7 +50,7 @@ class Resource:
   """
 
   name: str
-  place: str
+  location: str
   run: str
   owner: str
   attempt: int
@@ -71,7 +71,7 @@ class Engine(Protocol):
   restarts: bool  # whether it starts a try that failed again by itself, as JobSets do
   autonomous: bool  # whether what it made works on, and ends by itself, when `launch` is gone
 
-  def place(self, attempt: int) -> str:
+  def location(self, attempt: int) -> str:
     """Where the attempt is or will be: a zone, or whatever says it to people."""
 
   def request(self, attempt: int, expires: int) -> str:
@@ -96,7 +96,7 @@ class Engine(Protocol):
     """The command with which a person deletes it by hand and looks whether it is gone."""
 
   def inventory(self, zones: tuple) -> tuple:
-    """(resources of all runs that carry our labels, {place: why it could not be asked})."""
+    """(resources of all runs that carry our labels, {location: why it could not be asked})."""
 
   def shell(self, attempt: int, worker: int, words: list) -> list:
     """The argument list of a command that runs `words` on a worker, or a shell for none; ends with its exit code."""

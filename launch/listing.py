@@ -26,7 +26,7 @@ class Row:
   name: str
   owner: str
   kind: str
-  place: str
+  location: str
   state: str
   hours: float
   expires: str
@@ -37,15 +37,15 @@ class Row:
 
 
 def ls(args: argparse.Namespace) -> int:
-  """Prints all machines that carry our labels, and all open runs of this machine. UNKNOWN where a place is silent."""
+  """Prints all machines that carry our labels, and all open runs of this machine. UNKNOWN where one is silent."""
   found, troubles = _found(args)
   rows = [row for row, _, _ in found]
   if args.json:
     print(json.dumps({"resources": [dataclasses.asdict(row) for row in rows], "unknown": troubles}, indent=1))
   else:
     _table(rows)
-    for place, why in troubles.items():
-      print(f"{place}: UNKNOWN, not empty: {why}")
+    for location, why in troubles.items():
+      print(f"{location}: UNKNOWN, not empty: {why}")
   return errors.UNKNOWN if troubles else errors.DONE
 
 
@@ -55,8 +55,8 @@ def gc(args: argparse.Namespace) -> int:
   found, troubles = _found(args)
   chosen = [each for each in found if each[0].flag not in ("", ELSEWHERE) and each[0].hours >= oldest]
   _table([row for row, _, _ in chosen])
-  for place, why in troubles.items():
-    print(f"{place}: UNKNOWN, not empty: {why}")
+  for location, why in troubles.items():
+    print(f"{location}: UNKNOWN, not empty: {why}")
   if not chosen or not args.yes:
     print("nothing to delete" if not chosen else "nothing is deleted without --yes")
     return errors.UNKNOWN if troubles else errors.DONE
@@ -70,8 +70,8 @@ def _removed(row, run, resource):
   while time.monotonic() < deadline:
     try:
       engine_.remove(resource)
-      resources, silent = engine_.inventory((resource.place,))
-      now = [each.state for each in resources if each.name == resource.name and each.place == resource.place]
+      resources, silent = engine_.inventory((resource.location,))
+      now = [each.state for each in resources if each.name == resource.name and each.location == resource.location]
       if not silent and all(state == engine.DELETING for state in now):
         print(f"{row.name}: {'is being ' if now else ''}deleted")
         return True
@@ -111,7 +111,7 @@ def _show(book, run, state, reports):
   for event in book.events:
     if event["event"] not in ("run", "created", "progress"):
       when = time.strftime("%m-%d %H:%M:%S", time.gmtime(event["time"]))
-      text = event.get("text") or event.get("place") or ""
+      text = event.get("text") or event.get("location") or ""
       print(f"  {when}  a{event['attempt']} try {event['try']}  {event['event']:<10} {text[:90]}")
   for worker, (report, age) in sorted(reports.items()):
     step = f"step {report.step}" if report.step >= 0 else ""
@@ -121,7 +121,7 @@ def _show(book, run, state, reports):
 
 
 def _found(args):
-  """[(row, run, resource or None)] of the cloud and of journals, {place: why it could not be asked}."""
+  """[(row, run, resource or None)] of the cloud and of journals, {location: why it could not be asked}."""
   books = {name: book for name in journal.names() if (book := _book(name)) and book.events}
   runs = {name: run for name, book in books.items() if (run := _run(book))}
   found, troubles, seen = [], {}, set()
@@ -136,7 +136,7 @@ def _found(args):
         continue
       run = runs.get(resource.run) or dataclasses.replace(probe, name=resource.run or "unknown")
       if run.backend == "qr":
-        run = dataclasses.replace(run, zones=(resource.place,))
+        run = dataclasses.replace(run, zones=(resource.location,))
       found.append((_row(resource, books.get(resource.run), run), run, resource))
       seen.add((resource.run, resource.attempt))
   for name, run in runs.items():
@@ -147,7 +147,7 @@ def _found(args):
 
 
 def _probes(args, runs):
-  """A run for each place that is asked: of the flags, and of all journals."""
+  """A run for each location that is asked: of the flags, and of all journals."""
   probes = {}
   for run in runs:
     probes.setdefault((run.backend, run.project, run.cluster, run.namespace, run.hosts), run)
@@ -173,7 +173,7 @@ def _row(resource, book, run):
     flag = "" if live or kept else "ORPHAN"
   step, beat = _step(run, resource.attempt)
   hours = (now - resource.created) / 3600 if resource.created else 0.0
-  return Row(resource.name, resource.owner, resource.kind, resource.place, resource.state, round(hours, 2),
+  return Row(resource.name, resource.owner, resource.kind, resource.location, resource.state, round(hours, 2),
              _utc(resource.expires), step, beat, flag, resource.detail)  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def _recorded(book, run, attempt):
   intent = next((e for e in book.events if e["event"] == "intent" and e["attempt"] == attempt), {})
   hours = round((time.time() - intent.get("time", time.time())) / 3600, 2)
   return Row(
-    run.attempt(attempt), run.owner, run.tpu, intent.get("place", ""), "not listed", hours, "", -1, -1.0, "", ""
+    run.attempt(attempt), run.owner, run.tpu, intent.get("location", ""), "not listed", hours, "", -1, -1.0, "", ""
   )
 
 
@@ -198,7 +198,7 @@ def _step(run, attempt):
 
 
 def _table(rows):
-  heads = ("name", "owner", "kind", "place", "state", "hours", "expires", "step", "beat", "flag")
+  heads = ("name", "owner", "kind", "location", "state", "hours", "expires", "step", "beat", "flag")
   cells = [heads] + [
     tuple("" if value in (-1, -1.0) else f"{value:.0f} s" if key == "beat" else str(value) for key, value in pairs)
     for pairs in ([(key, getattr(row, key)) for key in heads] for row in rows)

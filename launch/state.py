@@ -26,7 +26,7 @@ class State:
     reached: the same, of the attempt's first try, -1 before it is known.
     failures: tries that failed since then; `lost`: attempts.
     hangs: of this attempt.
-    zone: how many places have had no capacity.
+    zone: how many zones in turn have had no capacity.
     used: seconds for which earlier attempts had machines.
     pause: until when nothing is made.
     end: (exit code, message) once it is known.

@@ -185,14 +185,14 @@ def look(found: dict, workers: int) -> engine.Look:
   return engine.Look(engine.LOST if dead else engine.READY, "; ".join(dead)[:1000], hosts=len(alive))
 
 
-def resources(found: list, place: str) -> list:
+def resources(found: list, location: str) -> list:
   """Units as what they cost: one resource for each attempt."""
   attempts = {}
   for each in found:
     attempts.setdefault((str(each.get("run")), each.get("attempt"), each.get("folder")), []).append(each)
   return [
     engine.Resource(
-      name=f"{run}-a{attempt}", place=place, run=run, owner=str(units[0].get("owner", "")), attempt=attempt,
+      name=f"{run}-a{attempt}", location=location, run=run, owner=str(units[0].get("owner", "")), attempt=attempt,
       state=engine.READY if all(each["alive"] for each in units) else engine.LOST,
       detail=f"{sum(each['alive'] for each in units)} of {len(units)} workers live, for {folder}",
       expires=units[0].get("expires", 0), created=min(each["made"] for each in units), kind=f"{len(units)} processes",

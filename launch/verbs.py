@@ -48,10 +48,34 @@ def run(args, run: Run) -> int:
         )
       say(f"{run.name}: goes on with attempt {book.state.attempt}")
     else:
+      _free(run, book, engine_)
       watch.begin(code)
     if not args.detach:
       return _watched(watch, run)
   return _detached(run)
+
+
+def _free(run, book, engine_):
+  """LaunchError where something of that name is there that the new attempts would not look at."""
+  if remaining := book.remaining():
+    keys = ("backend", "project", "zones", "cluster", "namespace", "hosts", "workdir")
+    differing = [key for key in keys if getattr(run, key) != getattr(book.run, key)]
+    if differing:
+      names = ", ".join(run.attempt(attempt) for attempt in remaining)
+      raise LaunchError(
+        f"{names} may still be there, with another {differing[0]} ({getattr(book.run, differing[0])!r}): "
+        f"launch down {run.name} looks, and deletes it"
+      )
+  resources, troubles = engine_.inventory(run.zones)
+  for location, why in troubles.items():
+    say(f"{location} could not be asked whether anything of {run.name} is there: {why}")
+  for resource in resources:
+    if resource.run == run.name and resource.owner == run.owner and resource.attempt not in remaining:
+      raise LaunchError(
+        f"{resource.name} is there in {resource.location} ({resource.detail}), and no journal here knows of it: launch "
+        f"adopt {run.name} --workdir=… goes on with it; or take another name, or delete it: "
+        f"{engine_.deletion(resource.attempt)}"
+      )
 
 
 def placed(run: Run) -> Run:
@@ -164,8 +188,8 @@ def deleted(engine_: engine.Engine, run: Run, attempts: list[int], book: Journal
 def _alive(engine_, run, book):
   """Attempts that may be there: of the journal and of the cloud."""
   resources, troubles = engine_.inventory(run.zones)
-  for place, why in troubles.items():
-    say(f"{place} could not be asked ({why}); what the journal names is deleted all the same")
+  for location, why in troubles.items():
+    say(f"{location} could not be asked ({why}); what the journal names is deleted all the same")
   return sorted({*book.remaining(), *(r.attempt for r in resources if r.run == run.name)})
 
 

@@ -129,14 +129,14 @@ class Watch:
     if action.verb == "create":
       # Written before it is asked for: what is made can be found.
       if (self._journal.last("intent") or {}).get("attempt") != state.attempt:
-        self._journal.append("intent", state, place=self.engine.place(state.attempt))
+        self._journal.append("intent", state, location=self.engine.location(state.attempt))
         files.clear()
       run = self._run
       if run.zones:  # so that a machine knows its own
-        run = dataclasses.replace(run, zones=(self.engine.place(state.attempt),))
+        run = dataclasses.replace(run, zones=(self.engine.location(state.attempt),))
       attempt = board.Attempt(run, state.attempt, self._code, int(state.expires), self._date())
       files.publish(attempt)
-      say(f"{self._run.attempt(state.attempt)}: asking for it in {self.engine.place(state.attempt)}")
+      say(f"{self._run.attempt(state.attempt)}: asking for it in {self.engine.location(state.attempt)}")
       try:
         self.engine.create(state.attempt, int(state.expires))
         self._journal.append("created", state)

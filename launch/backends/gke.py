@@ -25,9 +25,9 @@ class Engine:
     self._base = kubectl.base(run.cluster, run.namespace)
     self._taken = set()  # attempts whose names another run has
 
-  def place(self, attempt: int) -> str:
+  def location(self, attempt: int) -> str:
     """See engine.Engine."""
-    return self._place(self._run.namespace)
+    return self._location(self._run.namespace)
 
   def request(self, attempt: int, expires: int) -> str:
     """See engine.Engine."""
@@ -76,7 +76,7 @@ class Engine:
 
   def remove(self, resource: Resource) -> None:
     """See engine.Engine."""
-    namespace = resource.place.rpartition("/")[2]
+    namespace = resource.location.rpartition("/")[2]
     base = kubectl.base(self._run.cluster, namespace)
     try:
       found = _parsed(kubectl.ask([*base, "get", manifests.JOBSETS, resource.name, "--output=json"]))
@@ -104,7 +104,7 @@ class Engine:
     try:
       items = _parsed(kubectl.ask(words)).get("items", [])
     except (UnknownError, LaunchError) as error:
-      return [], {self._place("*" if everywhere else self._run.namespace): str(error)}
+      return [], {self._location("*" if everywhere else self._run.namespace): str(error)}
     return [self._resource(item) for item in items], {}
 
   def shell(self, attempt: int, worker: int, words: list) -> list:
@@ -136,7 +136,7 @@ class Engine:
     """Labels that everything of an attempt has, and nothing else."""
     return {key: each for key, each in manifests.labels(self._run, attempt, 0).items() if key != "vitjax-expires"}
 
-  def _place(self, namespace):
+  def _location(self, namespace):
     return f"{self._run.cluster or 'current context'}/{namespace}"
 
   def _ours(self, kind, attempt):
@@ -148,9 +148,9 @@ class Engine:
       raise UnknownError(f"{kind} {name} was there, and is gone: {error}") from error
     if not self._mine(found, attempt) or _folder(found) != self._run.folder:
       self._taken.add(attempt)
-      place = self._place(self._run.namespace)
+      location = self._location(self._run.namespace)
       raise LaunchError(
-        f"{kind} {name} in {place} is taken: it is {_whose(found)}; choose another name for the run", USAGE
+        f"{kind} {name} in {location} is taken: it is {_whose(found)}; choose another name for the run", USAGE
       )
     return found
 
@@ -219,7 +219,7 @@ class Engine:
     created = metadata.get("creationTimestamp", "")
     return Resource(
       metadata["name"],
-      self._place(metadata.get("namespace", "")),
+      self._location(metadata.get("namespace", "")),
       marks.get("vitjax-run", ""),
       marks.get("vitjax-owner", ""),
       _number(marks.get("vitjax-attempt")),

@@ -44,7 +44,7 @@ class Engine:
       raise LaunchError(f"--hosts: {', '.join(run.hosts)}: a host has one worker; name each once")
     self._run = run
 
-  def place(self, attempt: int) -> str:
+  def location(self, attempt: int) -> str:
     """The hosts."""
     return ",".join(self._run.hosts)
 
@@ -70,7 +70,7 @@ class Engine:
   def remove(self, resource: engine.Resource) -> None:
     """Stops the worker of a listed attempt on its host."""
     words = ["stop", f"--name={resource.run}", f"--attempt={resource.attempt}", f"--grace={self._run.limits.grace}"]
-    _ask(resource.place, words, self._run.limits.grace + _DEADLINE)
+    _ask(resource.location, words, self._run.limits.grace + _DEADLINE)
 
   def deletion(self, attempt: int) -> str:
     """A command for each host, with which its worker is stopped."""

@@ -23,7 +23,7 @@ class Engine:
     check_workdir(run)
     self._run, self._home = run, unit.home()
 
-  def place(self, attempt: int) -> str:
+  def location(self, attempt: int) -> str:
     """This machine."""
     return socket.gethostname()
 

@@ -28,22 +28,18 @@ class Engine:
   Args:
     run: whose backend is qr.
     store: the run's folder, if it is open already.
-
-  Attributes:
-    places: {attempt: zone} of attempts that are not in the zone whose turn it is.
   """
 
   restarts = False
   autonomous = True
 
   def __init__(self, run: spec.Run, store=None):
-    self.places = {}
     self._run, self._store = run, store
     self._leaked = {}  # {attempt: names of nodes that have outlived their queued resource}, as last seen
 
-  def place(self, attempt: int) -> str:
+  def location(self, attempt: int) -> str:
     """See `launch.engine.Engine`: a zone; the run's take turns."""
-    return self.places.get(attempt) or self._run.zones[(attempt - 1) % len(self._run.zones)]
+    return self._run.zones[(attempt - 1) % len(self._run.zones)]
 
   def request(self, attempt: int, expires: int) -> str:
     """See `launch.engine.Engine`."""
@@ -61,7 +57,7 @@ class Engine:
       except gcloud.ExistsError:
         self._claim(attempt)
       except gcloud.QuotaError as error:
-        raise LaunchError(f"{error}\n{self._holders(self.place(attempt))}", DENIED) from None
+        raise LaunchError(f"{error}\n{self._holders(self.location(attempt))}", DENIED) from None
       except gcloud.AbsentError as error:
         raise LaunchError(
           f"Cloud TPU does not know what was asked for ({error}); see --project, --zone, --tpu"
@@ -69,7 +65,7 @@ class Engine:
 
   def look(self, attempt: int) -> Look:
     """See `launch.engine.Engine`."""
-    name, zone = self._run.attempt(attempt), self.place(attempt)
+    name, zone = self._run.attempt(attempt), self.location(attempt)
     item = _describe("queued-resources", name, self._run.project, zone)
     if item is None:
       left = self._leftover(attempt)
@@ -84,7 +80,7 @@ class Engine:
 
   def delete(self, attempt: int) -> None:
     """See `launch.engine.Engine`. What has its name and not its labels is somebody else's, and stays."""
-    name, zone = self._run.attempt(attempt), self.place(attempt)
+    name, zone = self._run.attempt(attempt), self.location(attempt)
     item = _describe("queued-resources", name, self._run.project, zone)
     if item is None:
       self._leftover(attempt)
@@ -96,17 +92,17 @@ class Engine:
   def remove(self, resource: Resource) -> None:
     """Asks for something of the inventory to be deleted, if it still has the labels that it had there."""
     for group in ("queued-resources", "tpu-vm"):
-      item = _describe(group, resource.name, self._run.project, resource.place)
+      item = _describe(group, resource.name, self._run.project, resource.location)
       if item:
         now = queued.resource(item)
         same = (now.run, now.owner, now.attempt) == (resource.run, resource.owner, resource.attempt)
         if same and "vitjax" in queued.labels(item) and now.state != DELETING:
-          _delete(group, resource.name, self._run.project, resource.place)
+          _delete(group, resource.name, self._run.project, resource.location)
         return
 
   def deletion(self, attempt: int) -> str:
     """See `launch.engine.Engine`."""
-    zone = {"project": self._run.project, "zone": self.place(attempt)}
+    zone = {"project": self._run.project, "zone": self.location(attempt)}
     lines = [gcloud.command("queued-resources", "delete", self._run.attempt(attempt), force=True, **zone)]
     lines += [gcloud.command("tpu-vm", "delete", node, **zone) for node in self._leaked.get(attempt, ())]
     lines += [gcloud.command(group, "list", **zone) for group in ("queued-resources", "tpu-vm")]
@@ -136,7 +132,7 @@ class Engine:
     it reports success where a worker failed (SDK 528, command_lib/compute/tpus/tpu_vm/ssh.py).
     """
     names, hosts = self._names(attempt), tpus.find(self._run.tpu).hosts
-    flags = {"project": self._run.project, "zone": self.place(attempt)}
+    flags = {"project": self._run.project, "zone": self.location(attempt)}
     if words:
       # Without `exit`, ssh ends with 255 where the command dies of a signal.
       remote = f"{shlex.join(words)}; exit $?"
@@ -166,7 +162,7 @@ class Engine:
       *("queued-resources", "create", name),
       alpha=flex,
       project=run.project,
-      zone=self.place(attempt),
+      zone=self.location(attempt),
       **several,
       accelerator_type=tpus.find(run.tpu).rented,
       runtime_version=run.runtime_version,
@@ -189,7 +185,7 @@ class Engine:
 
   def _claim(self, attempt):
     """What has the name must be this attempt, whose creation has been answered by nobody."""
-    name, zone = self._run.attempt(attempt), self.place(attempt)
+    name, zone = self._run.attempt(attempt), self.location(attempt)
     item = _describe("queued-resources", name, self._run.project, zone)
     if item is None:
       raise UnknownError(f"{name} was there in {zone} a moment ago, and is not")
@@ -217,7 +213,7 @@ class Engine:
 
   def _nodes(self, attempt):
     """[(name, node or None)] of an attempt's slices."""
-    names, zone = self._names(attempt), self.place(attempt)
+    names, zone = self._names(attempt), self.location(attempt)
     with ThreadPoolExecutor(min(_AT_ONCE, len(names))) as pool:
       nodes = pool.map(lambda name: _describe("tpu-vm", name, self._run.project, zone), names)
       return list(zip(names, nodes, strict=True))

@@ -54,7 +54,7 @@ class Engine:
   def __init__(self, run, cloud: Cloud):
     self._run, self._cloud = run, cloud
 
-  def place(self, attempt):
+  def location(self, attempt):
     return "memory"
 
   def request(self, attempt):

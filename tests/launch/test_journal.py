@@ -23,9 +23,9 @@ STATE = State(attempt=3, try_=2, stage=WATCHING, since=5.5, unverified=(1,), end
 def test_what_is_appended_is_read_again_with_the_state_and_the_run():
   book = Journal("vit")
   book.append("run", State(), run=run().dumps(), sha="ab")
-  book.append("intent", STATE, place="europe-west4-a")
+  book.append("intent", STATE, location="europe-west4-a")
   again = Journal("vit")
-  assert again.state == STATE and again.run == run() and again.last("intent")["place"] == "europe-west4-a"
+  assert again.state == STATE and again.run == run() and again.last("intent")["location"] == "europe-west4-a"
   assert [event["number"] for event in again.events] == [0, 1] and again.open and journal.names() == ["vit"]
 
 

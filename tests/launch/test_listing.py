@@ -53,7 +53,7 @@ def test_a_run_that_is_alive_is_shown_and_not_collected(cloud, capsys):
     "",
     "ready",
   )
-  assert row["step"] >= 0 and row["kind"] == "v3-32" and row["place"] == "europe-west4-a"
+  assert row["step"] >= 0 and row["kind"] == "v3-32" and row["location"] == "europe-west4-a"
   code, said = collected(capsys, "--yes")
   assert code == errors.DONE and "nothing to delete" in said and cloud.states()
 
@@ -122,7 +122,7 @@ def test_status_says_what_was_done_and_how_each_worker_is(cloud, capsys):
 def test_a_journal_that_cannot_be_read_hides_no_other(cloud, capsys):
   begin(cloud)
   book = Journal("odd")
-  book.append("intent", State(attempt=1, stage=WATCHING), place="x")
+  book.append("intent", State(attempt=1, stage=WATCHING), location="x")
   listing.ls(flags.parse(["ls", "--project=proj-x"])[0])
   said = capsys.readouterr().out
   assert "vit-a1" in said and "odd" in said

@@ -126,7 +126,7 @@ def test_a_resource_has_what_its_labels_say():
   spec = {"node": {"acceleratorType": "v3-32", "labels": labels}, "nodeId": "a-a2"}
   item = {"name": "projects/p/locations/z/queuedResources/a-a2", "createTime": "1970-01-02T00:00:01.123456789Z"}
   found = queued.resource(item | {"state": {"state": "SUSPENDED"}, "tpu": {"nodeSpec": [spec]}})
-  assert (found.name, found.place, found.run, found.owner) == ("a-a2", "z", "a", "alice")
+  assert (found.name, found.location, found.run, found.owner) == ("a-a2", "z", "a", "alice")
   assert (found.attempt, found.expires, found.created) == (2, 1795, 86401.0)
   assert (found.state, found.detail, found.kind) == (LOST, "SUSPENDED", "v3-32")
 

@@ -1,5 +1,6 @@
 """The command line of `launch` with real workers of small programs on this machine, by `python -m launch`."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -216,3 +217,28 @@ def test_a_run_in_the_background_is_watched_by_another_process(home):
   assert code == 0 and "watched by process" in said
   home.until(lambda: "ended with 0: done" in home.launch("status", "vit")[1])
   assert home.count() == 1
+
+
+def test_what_may_still_be_there_is_looked_at_before_the_run_goes_elsewhere(home, monkeypatch):
+  monkeypatch.setenv("XDG_STATE_HOME", str(home.folder / "state"))
+  home.launch(*home.words())
+  book = Journal("vit")
+  book.append("intent", dataclasses.replace(book.state, attempt=2), location="here")
+  book.append("end", book.state, code=13, text="")
+  words = home.words()
+  other = [word.replace(str(home.workdir), f"{home.workdir}-b") for word in words]
+  code, said = home.launch(*other)
+  assert code == errors.USAGE and "vit-a2 may still be there, with another workdir" in said
+
+
+def test_a_machine_that_no_journal_knows_is_not_joined_by_another(home):
+  first = home.begin(*home.words(job=["--steps=400"]))
+  first.send_signal(signal.SIGKILL)
+  first.wait()
+  journal = home.folder / "state/vit_jax/launch/vit.jsonl"
+  kept = journal.read_bytes()
+  journal.unlink()
+  words = [word.replace(str(home.workdir), f"{home.workdir}-b") for word in home.words()]
+  code, said = home.launch(*words)
+  assert code == errors.USAGE and "vit-a1 is there" in said and "no journal here knows of it" in said
+  journal.write_bytes(kept)

@@ -225,9 +225,9 @@ def test_the_inventory_has_what_carries_our_labels(ready):
   made(name="other", namespace="team", tpu="v6e-8", slices=2).create(3, EXPIRES)
   ready.complete("other-a3")
   here, unknown = made(cluster="loopback").inventory(())
-  assert [(each.name, each.place, each.state) for each in here] == [(NAME, "loopback/default", engine.READY)]
+  assert [(each.name, each.location, each.state) for each in here] == [(NAME, "loopback/default", engine.READY)]
   assert not unknown
   everywhere, _ = made(cluster="loopback").inventory(("-",))
   (other,) = (each for each in everywhere if each.name == "other-a3")
   assert (other.run, other.attempt, other.state, other.kind) == ("other", 3, engine.DONE, "2 x v6e-8")
-  assert other.place == "loopback/team" and other.expires == EXPIRES and other.created > 1.7e9
+  assert other.location == "loopback/team" and other.expires == EXPIRES and other.created > 1.7e9

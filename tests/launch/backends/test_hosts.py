@@ -69,7 +69,7 @@ def test_hosts_get_the_package_and_one_worker_each(lab):
     lab.wait(lambda _, number=number: "waits" in lab.text(number), number)
   assert len(lab.programs()) == 2
   found, silent = made.inventory(())
-  assert [(each.name, each.place, each.state) for each in found] == [
+  assert [(each.name, each.location, each.state) for each in found] == [
     ("vit-a1", "alice@one", engine.READY), ("vit-a1", "two", engine.READY)]  # fmt: skip
   assert not silent
   (package,) = (lab.state / "two/.local/state/vit_jax/launch/package").iterdir()

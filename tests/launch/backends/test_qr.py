@@ -64,13 +64,12 @@ def test_several_slices_are_asked_for_as_one(tmp_path, program):
   assert found["--accelerator-type"] == "v5litepod-16"
 
 
-def test_attempts_take_turns_with_the_zones_unless_somebody_says_where(tmp_path, program):
+def test_attempts_take_turns_with_the_zones(tmp_path, program):
   made = engine(tmp_path, zones=("europe-west4-a", "us-central1-a"))
-  assert [made.place(k) for k in (1, 2, 3)] == ["europe-west4-a", "us-central1-a", "europe-west4-a"]
-  made.places[2] = "europe-west4-a"
+  assert [made.location(k) for k in (1, 2, 3)] == ["europe-west4-a", "us-central1-a", "europe-west4-a"]
   program.answers("queued-resources", "create", {})
   made.create(2, EXPIRES)
-  assert flags(program.calls[0])["--zone"] == "europe-west4-a"
+  assert flags(program.calls[0])["--zone"] == "us-central1-a"
 
 
 def test_a_week_is_the_most_of_flex_start(tmp_path, program):

@@ -152,7 +152,7 @@ def test_the_inventory_asks_each_zone_for_gcloud_hides_those_that_are_out_of_rea
     assert gcloud.run(everywhere) == []  # and not a word of us-central1-b
     found, failures = made.inventory(())
   assert len(failures) == 1 and "PERMISSION_DENIED" in next(iter(failures.values()))
-  assert [(each.name, each.state, each.run, each.place) for each in found] == [("kept-a1", READY, "kept", ZONE)]
+  assert [(each.name, each.state, each.run, each.location) for each in found] == [("kept-a1", READY, "kept", ZONE)]
 
 
 def test_a_shell_runs_words_as_they_are_and_ends_as_they_do(server, tmp_path, monkeypatch):
