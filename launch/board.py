@@ -10,10 +10,12 @@ journal.jsonl      what the one who watches has done
 
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 from launch import spec
 from launch.errors import LaunchError, UnknownError
 
+AT_ONCE = 16  # files that are read
 # Phases of a worker. In READY it waits for the others, or for an order.
 INSTALLING, READY, RUNNING, EXITED, ENDED = PHASES = ("installing", "ready", "running", "exited", "ended")
 
@@ -122,8 +124,9 @@ class Board:
 
   def reports(self, workers: int) -> dict:
     """{worker: (report, its age in seconds)} of those that have written one."""
-    found = {worker: self.seen(worker) for worker in range(workers)}
-    return {worker: pair for worker, pair in found.items() if pair}
+    with ThreadPoolExecutor(min(AT_ONCE, workers)) as pool:  # of a large slice there are hundreds
+      found = pool.map(self.seen, range(workers))
+      return {worker: pair for worker, pair in enumerate(found) if pair}
 
   def seen(self, worker: int) -> "tuple | None":
     """(report, its age in seconds) of one worker; None where it has written none."""
