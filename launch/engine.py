@@ -69,7 +69,6 @@ class Engine(Protocol):
   """
 
   restarts: bool  # whether it starts a try that failed again by itself, as JobSets do
-  autonomous: bool  # whether what it made works on, and ends by itself, when `launch` is gone
 
   def location(self, attempt: int) -> str:
     """Where the attempt is or will be: a zone, or whatever says it to people."""

@@ -100,7 +100,9 @@ def _run_flags(parser):
     text = "the default" if capacity == "spot" else None
     add(f"--{capacity}", dest="capacity", action="store_const", const=capacity, help=text)
   add("--queue-timeout", help="how long to wait for capacity; 6h")
-  add("--max-hours", type=float, help="of machines, all attempts together, after which they end themselves; 24")
+  add(
+    "--max-hours", type=float, help="of machines, all attempts together, after which they end themselves; 24 in a cloud"
+  )
   add("--max-failures", type=int, help="tries without a new checkpoint; 3")
   add("--runtime-version", help="of the TPU VM; by the slice")
   add("--network"), add("--subnetwork"), add("--service-account")

@@ -18,6 +18,7 @@ from launch.errors import LaunchError, UnknownError
 from launch.state import State
 
 COPY = "journal.jsonl"  # in the run's folder
+IN_FLIGHT = 240.0  # seconds that a request may be on its way: gcloud's deadline here is 180
 
 
 def folder() -> pathlib.Path:
@@ -64,15 +65,15 @@ class Journal:
     text = json.dumps(line)
     self._write(text + "\n", "a")
     self.events.append(json.loads(text))  # as it is read
-    self.copy()
+    try:
+      self.copy()
+    except (UnknownError, LaunchError) as error:
+      print(f"the journal's copy is late: {error}", file=sys.stderr)
 
   def copy(self) -> None:
-    """Copies it to the run's folder."""
+    """Copies it to the run's folder. UnknownError, LaunchError."""
     if self._storage:
-      try:
-        self._storage.write(COPY, "".join(json.dumps(event) + "\n" for event in self.events).encode())
-      except (UnknownError, LaunchError) as error:
-        print(f"the journal's copy is late: {error}", file=sys.stderr)
+      self._storage.write(COPY, "".join(json.dumps(event) + "\n" for event in self.events).encode())
 
   @property
   def run(self) -> spec.Run:
@@ -107,6 +108,12 @@ class Journal:
     """Attempts that were to be made, and were not seen to be gone."""
     made = {event["attempt"] for event in self.events if event["event"] == "intent"}
     return sorted(made - {event["attempt"] for event in self.events if event["event"] == "deleted"})
+
+  def settled(self, attempt: int) -> bool:
+    """Whether what is absent stays so: no request for the attempt can still be on its way."""
+    events = [each for each in self.events if each["attempt"] == attempt]
+    asked = max((each["time"] for each in events if each["event"] == "intent"), default=0.0)
+    return any(each["event"] == "created" for each in events) or time.time() - asked > IN_FLIGHT
 
   def _write(self, text, mode):
     try:

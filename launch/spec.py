@@ -11,6 +11,7 @@ from launch.errors import LaunchError
 from launch.limits import Limits, duration  # noqa: F401 - a run's durations are read by others through this file
 
 BACKENDS = ("local", "qr", "gke", "hosts")
+YEAR = 24.0 * 365  # hours
 CAPACITIES = ("spot", "reserved", "on-demand", "flex-start")
 NAME = r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?"
 _ACCOUNTS = {  # who the machines are, by backend
@@ -51,7 +52,8 @@ class Run:
     tpu: a slice, v3-32. slices: how many of them.
     zones: tried in turn, never two at once.
     capacity: one of CAPACITIES.
-    max_hours: after which an attempt ends itself, with or without `launch`.
+    max_hours: of machines, all attempts together, after which they end themselves, with or without `launch`; 0 is 24 in
+      a cloud, and a year on machines of one's own.
     max_failures: tries without progress.
     hosts: of the backend hosts, by ssh. processes: of the backend local.
     image, queue, namespace, cluster: of the backend gke.
@@ -70,7 +72,7 @@ class Run:
   zones: tuple[str, ...] = ()
   project: str = ""
   capacity: str = "spot"
-  max_hours: float = 24.0
+  max_hours: float = 0.0
   max_failures: int = 3
   runtime_version: str = ""
   network: str = ""
@@ -218,7 +220,7 @@ def _fine(text):
 
 
 def _numbers(run):
-  ranges = {"slices": (1, 256), "processes": (1, 64), "max_hours": (0.01, 24 * 365), "max_failures": (1, 100)}
+  ranges = {"slices": (1, 256), "processes": (1, 64), "max_hours": (0, YEAR), "max_failures": (1, 100)}
   for key, (low, high) in ranges.items():
     if not low <= getattr(run, key) <= high:
       raise LaunchError(f"{_flag(key)}: {getattr(run, key)}; allowed: {low} to {high}")
@@ -262,6 +264,8 @@ def _placed(run):
   for key in sorted({key for keys in only.values() for key in keys} - {*only[run.backend]}):
     if getattr(run, key) != default[key]:
       raise LaunchError(f"{_flag(key)}: --backend={run.backend} has no use for it; leave it out")
+  if not run.max_hours:
+    run = dataclasses.replace(run, max_hours=24.0 if run.backend in ("qr", "gke") else YEAR)
   if run.backend in ("qr", "gke"):
     slice_ = tpus.find(run.tpu)
     run = dataclasses.replace(run, tpu=f"{slice_.generation}-{slice_.chips * slice_.kind.cores}")

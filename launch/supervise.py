@@ -88,6 +88,8 @@ def _by_reports(run, restarts, state, seen):
   found = verdict.judge(run, state.try_, seen.reports, seen.order, waited, state.hangs)
   if found.kind == verdict.DONE:
     return _over(_ending(state, errors.DONE, "done"), seen, "done", found.text)
+  if found.kind == verdict.STOPPED and restarts:  # a JobSet whose pods have ended keeps no machines
+    return _over(_ending(state, errors.DETACHED, "stopped as ordered"), seen, "stopped", found.text)
   if found.kind == verdict.STOPPED:
     return _kept(_ending(state, errors.DETACHED, "stopped as ordered, its machines are kept"), "stopped", found.text)
   if restarts:  # and decides by itself what is to be tried again

@@ -130,7 +130,10 @@ def stop(args) -> int:
     going = [w for w, (report, _) in reports.items() if report.phase in (board.RUNNING, board.INSTALLING)]
     if reports and not going:
       codes = ", ".join(f"w{w:02d}: {report.exit}" for w, (report, _) in reports.items())
-      say(f"{run.attempt(attempt)} is stopped ({codes}). Its machines go on to cost: launch down {run.name}")
+      costs = (
+        "it keeps no machines" if engine_of(run).restarts else f"its machines go on to cost: launch down {run.name}"
+      )
+      say(f"{run.attempt(attempt)} is stopped ({codes}); {costs}")
       return errors.DONE
     time.sleep(min(2.0, run.limits.beat))
   raise LaunchError(
@@ -151,7 +154,8 @@ def down(args) -> int:
   lease = Lease(storage(run.folder), BEATS * run.limits.poll)
   with contextlib.suppress(UnknownError):  # a bucket that is away shall not keep machines alive
     lease.take(force=True)  # or the one who watches would make the next attempt
-  remaining = deleted(engine_, run, attempts, book)
+    book.read()
+  remaining = deleted(engine_, run, sorted({*attempts, *book.remaining()}), book)
   state = State(book.state.attempt, stage=OVER, end=(0, "deleted"), unverified=tuple(remaining))
   book.append("end", state, code=errors.BILLING if remaining else 0, text="deleted by launch down")
   with contextlib.suppress(UnknownError):
@@ -164,18 +168,17 @@ def down(args) -> int:
   return errors.DONE
 
 
-def deleted(engine_: engine.Engine, run: Run, attempts: list[int], book: Journal | None = None) -> list[int]:
+def deleted(engine_: engine.Engine, run: Run, attempts: list[int], book: Journal) -> list[int]:
   """Deletes attempts until they are seen to be gone; those that are not within `limits.delete`."""
   remaining, deadline, pause = list(attempts), time.monotonic() + run.limits.delete, 0.5
   while remaining and time.monotonic() < deadline:
     for attempt in list(remaining):
       try:
         found = engine_.look(attempt)
-        if found.state == engine.ABSENT:
+        if found.state == engine.ABSENT and book.settled(attempt):
           remaining.remove(attempt)
-          if book:
-            book.append("deleted", State(attempt))
-        elif found.state != engine.DELETING:
+          book.append("deleted", State(attempt))
+        elif found.state not in (engine.ABSENT, engine.DELETING):
           engine_.delete(attempt)
       except (UnknownError, LaunchError) as error:
         say(f"{run.attempt(attempt)}: {error}")
@@ -199,12 +202,20 @@ def _watched(watch, run):
     return watch.to_end()
   except KeyboardInterrupt:
     watch.leave()
-    state = watch.state
-    name = run.attempt(state.attempt) if state.attempt else run.name
-    costs = f"{name} goes on" if watch.engine.autonomous else f"{name} ends with this program"
-    say(f"left alone: {costs}, {state.look or 'not yet made'}, and ends itself by {_utc(state.expires)} at the latest")
-    say(f"  go on watching: python -m launch adopt {run.name}\n  end it:         python -m launch down {run.name}")
+    _left_alone(watch, run)
     return errors.DETACHED
+  except (LaunchError, UnknownError) as error:
+    if not isinstance(error, Held):
+      _left_alone(watch, run)
+    raise
+
+
+def _left_alone(watch, run):
+  """Says what goes on without this program, and how to end it."""
+  state = watch.state
+  name = run.attempt(state.attempt) if state.attempt else run.name
+  say(f"left alone: {name} goes on ({state.look or 'not yet made'}), by {_utc(state.expires)} at the latest")
+  say(f"  go on watching: python -m launch adopt {run.name}\n  end it:         python -m launch down {run.name}")
 
 
 def _detached(run):

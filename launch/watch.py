@@ -38,6 +38,7 @@ class Watch:
     self._lease.take(self._force)
     self._journal.read()  # another may have watched until now
     self.state = self._journal.state
+    self._intended = set(self._journal.remaining())
     return self
 
   def __exit__(self, *_):
@@ -128,15 +129,20 @@ class Watch:
     files = board.Board(self._storage, state.attempt)
     if action.verb == "create":
       # Written before it is asked for: what is made can be found.
-      if (self._journal.last("intent") or {}).get("attempt") != state.attempt:
-        self._journal.append("intent", state, location=self.engine.location(state.attempt))
+      if state.attempt not in self._intended:
+        if state.attempt not in self._journal.remaining():
+          self._journal.append("intent", state, location=self.engine.location(state.attempt))
+        self._journal.copy()  # whoever ends the run from elsewhere must know of it
+        if not self._lease.renew():  # who took it meanwhile has not read of this
+          raise UnknownError("the run's folder, whose lease is not surely held")
         files.clear()
+        self._intended.add(state.attempt)
+        say(f"{self._run.attempt(state.attempt)}: asking for it in {self.engine.location(state.attempt)}")
       run = self._run
       if run.zones:  # so that a machine knows its own
         run = dataclasses.replace(run, zones=(self.engine.location(state.attempt),))
       attempt = board.Attempt(run, state.attempt, self._code, int(state.expires), self._date())
       files.publish(attempt)
-      say(f"{self._run.attempt(state.attempt)}: asking for it in {self.engine.location(state.attempt)}")
       try:
         self.engine.create(state.attempt, int(state.expires))
         self._journal.append("created", state)

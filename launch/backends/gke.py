@@ -18,7 +18,6 @@ class Engine:
   """See engine.Engine."""
 
   restarts = True
-  autonomous = True
 
   def __init__(self, run: spec.Run):
     self._run = run

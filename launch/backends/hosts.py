@@ -34,7 +34,7 @@ cd "$d" && exec python3 -m launch.worker "$@"
 class Engine:
   """See `launch.engine.Engine`. The workers outlive `launch`, and end by themselves."""
 
-  restarts, autonomous = False, True
+  restarts = False
 
   def __init__(self, run: spec.Run):
     if not run.workdir.startswith(("gs://", "/")):

@@ -17,7 +17,7 @@ _DEADLINE = 60.0  # seconds for a worker to start
 class Engine:
   """See `launch.engine.Engine`. Workers are in sessions of their own, and outlive `launch`."""
 
-  restarts, autonomous = False, True
+  restarts = False
 
   def __init__(self, run: spec.Run):
     check_workdir(run)

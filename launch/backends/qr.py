@@ -31,7 +31,6 @@ class Engine:
   """
 
   restarts = False
-  autonomous = True
 
   def __init__(self, run: spec.Run, store=None):
     self._run, self._store = run, store

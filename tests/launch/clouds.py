@@ -49,7 +49,6 @@ class Engine:
   """Of a run on such a cloud."""
 
   restarts = False
-  autonomous = True
 
   def __init__(self, run, cloud: Cloud):
     self._run, self._cloud = run, cloud

@@ -26,6 +26,7 @@ def test_what_is_not_said_follows_from_the_slice_and_the_run():
   run = asked(*QR, *TRAIN)
   assert (run.capacity, run.zones, run.max_hours, run.max_failures) == ("spot", ("europe-west4-a",), 24.0, 3)
   assert run == spec.checked(run)
+  assert asked("run", "a", "--backend=local", "--workdir=/w", "--", "m").max_hours == spec.YEAR
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=5))

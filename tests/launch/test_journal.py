@@ -113,3 +113,15 @@ def test_a_state_that_another_version_wrote_is_named():
 def test_a_run_that_is_unknown_here_says_where_to_look():
   with pytest.raises(LaunchError, match="no such run on this machine"):
     _ = Journal("vit").run
+
+
+def test_what_is_absent_stays_so_once_no_request_can_be_on_its_way(monkeypatch):
+  book = Journal("vit")
+  book.append("intent", STATE)
+  assert not book.settled(3)
+  book.append("created", STATE)
+  assert book.settled(3)
+  book.append("intent", dataclasses.replace(STATE, attempt=4))
+  assert not book.settled(4)
+  monkeypatch.setattr(journal, "IN_FLIGHT", -1.0)
+  assert book.settled(4)

@@ -178,6 +178,16 @@ def test_a_run_that_is_stopped_keeps_its_machines_and_ends():
   assert world.state.end[0] == errors.DETACHED and world.live() == [1] and world.state.kept
 
 
+def test_a_jobset_that_is_stopped_keeps_no_machines():
+  world = World(run(), total=3000)
+  for _ in range(20):
+    world.step(restarts=True)
+  world.orders[1] = board.Order(1, stop=True)
+  while world.state.stage != OVER:
+    world.step(restarts=True)
+  assert ended(world) == errors.DETACHED and not world.machines
+
+
 def test_hours_are_of_all_attempts_together():
   world = World(run(max_hours=1.0), total=10**9)
   while world.state.stage != OVER:

@@ -224,6 +224,7 @@ def test_what_may_still_be_there_is_looked_at_before_the_run_goes_elsewhere(home
   home.launch(*home.words())
   book = Journal("vit")
   book.append("intent", dataclasses.replace(book.state, attempt=2), location="here")
+  book.append("created", dataclasses.replace(book.state, attempt=2))
   book.append("end", book.state, code=13, text="")
   words = home.words()
   other = [word.replace(str(home.workdir), f"{home.workdir}-b") for word in words]
