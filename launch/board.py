@@ -101,7 +101,10 @@ class Board:
     if item is None:
       raise LaunchError(f"there is no attempt {self._here[1:]} in the run's folder")
     values = _parsed(dict, item)
-    return _parsed(Attempt, item, run=spec.loads(values.get("run", "")))
+    found = _parsed(Attempt, item, run=spec.loads(values.get("run", "")))
+    if not 0 < found.expires < 1e11 or found.number < 1:  # seconds, that a calendar has
+      raise UnknownError("a file of the run's folder is none of `launch` (its number or its time)")
+    return found
 
   def clear(self) -> None:
     """Deletes what an attempt of this number, of a run whose journal is lost, has left."""

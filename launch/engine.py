@@ -47,6 +47,7 @@ class Resource:
     state: one of STATES; `detail` the cloud's own word.
     created: seconds since the epoch, 0 if nobody knows.
     kind: v3-32.
+    mark: of the run's folder, as spec.Run.mark; "" where nobody knows.
   """
 
   name: str
@@ -59,6 +60,7 @@ class Resource:
   expires: int = 0
   created: float = 0.0
   kind: str = ""
+  mark: str = ""
 
 
 class Engine(Protocol):

@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,8 @@ TRIES = 3
 
 def code(storage, digest: str, home: pathlib.Path) -> pathlib.Path:
   """The folder of a bundle, which is fetched and unpacked where it is not there yet. LaunchError, UnknownError."""
+  if not re.fullmatch("[0-9a-f]{64}", digest):
+    raise LaunchError(f"{digest[:80]!r} is no SHA-256 of a bundle; start the run again")
   folder = home / "code" / digest
   if folder.is_dir():  # appeared whole, after its hash was proved
     return folder

@@ -18,6 +18,7 @@ from launch.errors import LaunchError, UnknownError
 from launch.state import State
 
 COPY = "journal.jsonl"  # in the run's folder
+_KINDS = {"event": str, "time": (int, float), "attempt": int, "try": int, "state": dict}
 IN_FLIGHT = 240.0  # seconds that a request may be on its way: gcloud's deadline here is 180
 
 
@@ -53,17 +54,42 @@ class Journal:
     self.events = _parsed(content)
     if content and not content.endswith(b"\n"):
       self._write("\n", "a")
-    copy = storage.read(COPY) if storage else None
+    try:
+      copy = storage.read(COPY) if storage else None
+    except (UnknownError, LaunchError) as error:
+      if not self.events:
+        raise
+      print(f"the journal of this machine is taken, as the run's folder gives none: {error}", file=sys.stderr)
+      return
     if copy and len(found := _parsed(copy.content)) > len(self.events):
-      self.events = found
-      self._write("".join(json.dumps(event) + "\n" for event in found), "w")
+      self._take(found)
+
+  def _take(self, found):
+    """Goes on with the events of the run's folder, unless this machine's tell of another run that is not over."""
+    mine, theirs = (next((e["run"] for e in reversed(events) if "run" in e), None) for events in (self.events, found))
+    if self.remaining() and mine and theirs and spec.loads(mine).folder != spec.loads(theirs).folder:
+      ours, name = spec.loads(mine), self._path.stem
+      names = ", ".join(ours.attempt(attempt) for attempt in self.remaining())
+      raise LaunchError(
+        f"{name} is here the run of {ours.workdir}, of which {names} may still be there: launch down {name} first; or "
+        f"set XDG_STATE_HOME to another folder for that of {spec.loads(theirs).workdir}"
+      )
+    self.events = found
+    draft = self._path.with_suffix(".draft")
+    self._write("".join(json.dumps(event) + "\n" for event in found), "w", draft)
+    os.replace(draft, self._path)
 
   def append(self, event: str, state: State, **facts) -> None:
     """Writes an event; it is on the disk when this returns. A copy that cannot be made is said, and made later."""
     line = {"number": len(self.events), "time": time.time(), "event": event, "attempt": state.attempt} | facts
     line |= {"try": state.try_, "state": dataclasses.asdict(state)}
     text = json.dumps(line)
-    self._write(text + "\n", "a")
+    try:
+      self._write(text + "\n", "a")
+    except LaunchError as error:
+      if event == "intent":
+        raise
+      print(error, file=sys.stderr)  # what was made is known already, and is looked after
     self.events.append(json.loads(text))  # as it is read
     try:
       self.copy()
@@ -115,15 +141,20 @@ class Journal:
     asked = max((each["time"] for each in events if each["event"] == "intent"), default=0.0)
     return any(each["event"] == "created" for each in events) or time.time() - asked > IN_FLIGHT
 
-  def _write(self, text, mode):
+  def _write(self, text, mode, path=None):
     try:
-      self._path.parent.mkdir(parents=True, exist_ok=True)
-      with open(self._path, f"{mode}b") as file:
+      self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+      with open(path or self._path, f"{mode}b", opener=_private) as file:
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
     except OSError as error:
       raise LaunchError(f"{self._path}: {error.strerror}; nothing is made that is not written down first") from error
+
+
+def _private(path, flags):
+  """Opens a file that only its owner may read, for the variables of a run are in it."""
+  return os.open(path, flags, 0o600)
 
 
 def _parsed(content):
@@ -132,6 +163,7 @@ def _parsed(content):
   for line in content.split(b"\n"):
     with contextlib.suppress(ValueError, RecursionError):
       event = json.loads(line)
-      if isinstance(event, dict) and {"event", "time", "attempt", "try", "state"} <= event.keys():
+      whole = isinstance(event, dict) and all(isinstance(event.get(key), kind) for key, kind in _KINDS.items())
+      if whole and 0 <= event["time"] < 1e11:  # seconds, that a calendar has
         events.append(event)
   return events

@@ -26,7 +26,12 @@ class Lease:
 
   def __init__(self, storage, duration: float):
     self._storage, self._duration = storage, duration
-    self._token = {"token": uuid.uuid4().hex, "host": socket.gethostname(), "process": _process(os.getpid())}
+    self._token = {
+      "token": uuid.uuid4().hex,
+      "host": socket.gethostname(),
+      "boot": _boot(),
+      "process": _process(os.getpid()),
+    }
     self._generation, self._renewed = 0, 0.0
 
   def take(self, force: bool = False) -> None:
@@ -58,12 +63,20 @@ class Lease:
       self._generation = self._storage.write(FILE, json.dumps(self._token).encode(), self._generation)
       self._renewed = began
     except FileExistsError:
-      says, generation, _ = self._read()
-      if says.get("token") != self._token["token"]:
-        raise Held(f"the run is watched by {says.get('host', 'another')} now; this one ends") from None
-      self._generation, self._renewed = generation, began
-    except UnknownError:
+      return self._held(began)
+    except (UnknownError, LaunchError):  # away, or refused, as of credentials that are renewed: it may pass
       return began - self._renewed < self._duration / 2
+    return True
+
+  def _held(self, began):
+    """Whether what is there is ours, of a write whose answer was lost. Held where it is another's."""
+    try:
+      says, generation, _ = self._read()
+    except (UnknownError, LaunchError):
+      return began - self._renewed < self._duration / 2
+    if says.get("token") != self._token["token"]:
+      raise Held(f"the run is watched by {says.get('host', 'another')} now; this one ends")
+    self._generation, self._renewed = generation, began
     return True
 
   def give_back(self) -> None:
@@ -84,6 +97,14 @@ class Lease:
     return says if isinstance(says, dict) else {"host": "nobody knows whom"}, item.generation, item.age
 
 
+def _boot():
+  """Of this machine since it was started: names of hosts are not unique."""
+  try:
+    return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+  except OSError:
+    return ""
+
+
 def _process(number):
   """A process, with the time of its start where the system tells that."""
   try:
@@ -96,6 +117,6 @@ def _gone(says):
   """Whether the holder was a process of this machine that has ended."""
   process = str(says.get("process", ""))
   number, _, began = process.partition(" ")
-  if says.get("host") != socket.gethostname() or not number.isdigit() or not began:
+  if not says.get("boot") or says["boot"] != _boot() or not number.isdigit() or not began:
     return False
   return _process(int(number)) != process

@@ -4,12 +4,12 @@ import argparse
 import dataclasses
 import json
 import shlex
+import sys
 import time
 
 from launch import board, engine, errors, journal, spec, verbs
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
-from launch.journal import Journal
 from launch.spec import Run
 from launch.state import OVER
 from launch.storage import storage
@@ -58,7 +58,7 @@ def gc(args: argparse.Namespace) -> int:
   for location, why in troubles.items():
     print(f"{location}: UNKNOWN, not empty: {why}")
   if not chosen or not args.yes:
-    print("nothing to delete" if not chosen else "nothing is deleted without --yes")
+    print("nothing is deleted without --yes" if chosen else "nothing to delete" + " of what is known" * bool(troubles))
     return errors.UNKNOWN if troubles else errors.DONE
   left = [each for each in chosen if not _removed(*each)]
   return errors.BILLING if left else errors.UNKNOWN if troubles else errors.DONE
@@ -134,16 +134,26 @@ def _found(args):
     for resource in resources:
       if resource.owner != spec.owner() and not args.all_users:
         continue
-      run = runs.get(resource.run) or dataclasses.replace(probe, name=resource.run or "unknown")
+      run = runs.get(resource.run)
+      known = run and _asks_alike(run, probe) and run.mark == resource.mark
+      if not known:
+        run = dataclasses.replace(probe, name=resource.run or "unknown")
       if run.backend == "qr":
         run = dataclasses.replace(run, zones=(resource.location,))
-      found.append((_row(resource, books.get(resource.run), run), run, resource))
-      seen.add((resource.run, resource.attempt))
+      found.append((_row(resource, books[resource.run] if known else None, run), run, resource))
+      if known:
+        seen.add((resource.run, resource.attempt))
   for name, run in runs.items():
     for attempt in books[name].remaining():
       if (name, attempt) not in seen and (args.all_users or run.owner == spec.owner()):
         found.append((_recorded(books[name], run, attempt), run, None))
   return found, troubles
+
+
+def _asks_alike(run, probe):
+  """Whether two runs are looked for in the same place."""
+  keys = ("backend", "project", "cluster", "hosts")
+  return all(getattr(run, key) == getattr(probe, key) for key in keys)
 
 
 def _probes(args, runs):
@@ -171,7 +181,7 @@ def _row(resource, book, run):
     flag = ELSEWHERE
   else:
     flag = "" if live or kept else "ORPHAN"
-  step, beat = _step(run, resource.attempt)
+  step, beat = _step(run, resource.attempt) if book else (-1, -1.0)
   hours = (now - resource.created) / 3600 if resource.created else 0.0
   return Row(resource.name, resource.owner, resource.kind, resource.location, resource.state, round(hours, 2),
              _utc(resource.expires), step, beat, flag, resource.detail)  # fmt: skip
@@ -209,11 +219,11 @@ def _table(rows):
 
 
 def _book(name):
-  """The journal of this machine; None for one that cannot be read."""
+  """A run's journal, as its folder has it where another machine has gone on; None for one that cannot be read."""
   try:
-    return Journal(name)
-  except LaunchError as error:
-    print(error)
+    return verbs.opened(name)
+  except (UnknownError, LaunchError) as error:
+    print(error, file=sys.stderr)
     return None
 
 
@@ -221,7 +231,7 @@ def _run(book):
   try:
     return book.run
   except LaunchError as error:
-    print(error)
+    print(error, file=sys.stderr)
     return None
 
 

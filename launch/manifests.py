@@ -106,7 +106,7 @@ def code(run: spec.Run, attempt: int, expires: int, owner: dict) -> dict:
 
 def labels(run: spec.Run, attempt: int, expires: int) -> dict:
   """By which everything of an attempt is known as ours."""
-  own = {"run": run.name, "owner": run.owner, "attempt": str(attempt), "expires": str(expires)}
+  own = {"run": run.name, "owner": run.owner, "attempt": str(attempt), "folder": run.mark, "expires": str(expires)}
   return {"vitjax": "1"} | {f"vitjax-{key}": value for key, value in own.items()}
 
 

@@ -100,6 +100,7 @@ def resource(item: dict) -> Resource:
     _number(found.get("vitjax-expires")),
     _seconds(item.get("createTime", "")),
     f"{count}x{kind}" if count > 1 else kind,
+    found.get("vitjax-folder", ""),
   )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import getpass
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -108,6 +109,11 @@ class Run:
   def folder(self) -> str:
     """Where its reports, logs, code and journal are."""
     return f"{self.workdir.rstrip('/')}/launch"
+
+  @property
+  def mark(self) -> str:
+    """Of the run among all of its name: of its folder, as a label may have it."""
+    return hashlib.sha256(self.folder.encode(errors="surrogateescape")).hexdigest()[:16]
 
   def attempt(self, number: int) -> str:
     """The name of an attempt."""

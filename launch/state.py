@@ -25,7 +25,7 @@ class State:
     continued: the latest step at which a try went on; `begun` whether the current one's is known.
     reached: the same, of the attempt's first try, -1 before it is known.
     failures: tries that failed since then; `lost`: attempts.
-    hangs: of this attempt.
+    hangs: of this attempt; `anew` how often one of its workers was started anew; `asked` how often its deletion was.
     zone: how many zones in turn have had no capacity.
     used: seconds for which earlier attempts had machines.
     pause: until when nothing is made.
@@ -50,6 +50,8 @@ class State:
   failures: int = 0
   lost: int = 0
   hangs: int = 0
+  anew: int = 0
+  asked: int = 0
   zone: int = 0
   used: float = 0.0
   pause: float = 0.0

@@ -13,6 +13,8 @@ from launch.spec import Run
 from launch.state import DELETING, IDLE, OVER, WATCHING, Action, Seen, State
 
 LONGEST_PAUSE = 30  # times limits.pause
+ASKED = 5  # looks at a deletion before it is given up
+ANEW = 2  # workers that are started anew for nothing, as after a repair; further ones are failures
 
 
 def decide(run: Run, restarts: bool, state: State, seen: Seen) -> tuple[State, list[Action]]:
@@ -61,7 +63,8 @@ def _deleting(run, state, seen):
   waited, found = seen.now - state.since, seen.look.state if seen.look else None
   if found == engine.ABSENT:
     return _deleted(state, seen, ())
-  if waited > run.limits.delete:
+  state = dataclasses.replace(state, asked=state.asked + 1)
+  if waited > run.limits.delete and state.asked > ASKED:  # and not only of a laptop that slept
     if found != engine.DELETING and not state.end:
       name = run.attempt(state.attempt)
       text = f"{name} could not be deleted for {waited:.0f} s, and no other is made beside it"
@@ -83,7 +86,11 @@ def _by_reports(run, restarts, state, seen):
     return state, None
   ahead = [r for r, _ in seen.reports.values() if r.try_ > state.try_]
   if ahead and state.look == engine.READY and not restarts:
-    return _ordered(run, state, seen, f"w{ahead[0].worker:02d} ({ahead[0].host}) was started anew")
+    text, state = (
+      f"w{ahead[0].worker:02d} ({ahead[0].host}) was started anew",
+      dataclasses.replace(state, anew=state.anew + 1),
+    )
+    return _ordered(run, state, seen, text) if state.anew <= ANEW else _failed(run, state, seen, text, fresh=True)
   waited = seen.now - state.trouble if state.trouble else 0.0
   found = verdict.judge(run, state.try_, seen.reports, seen.order, waited, state.hangs)
   if found.kind == verdict.DONE:
@@ -195,7 +202,7 @@ def _final(run, state, seen, found):
 
 def _over(state, seen, event, text, tail=""):
   """Removes the attempt, after which all is over."""
-  state = dataclasses.replace(state, stage=DELETING, since=seen.now)
+  state = dataclasses.replace(state, stage=DELETING, since=seen.now, asked=0)
   return state, [Action("delete"), Action("note", event=event, text=text, tail=tail)]
 
 
@@ -211,7 +218,7 @@ def _again(run, state, seen, event, text, tail="", lost=1):
     return _over(_ending(state, errors.DETACHED, f"stopped as ordered; {text}"), seen, event, text, tail)
   lost += state.lost
   pause = run.limits.pause * min(LONGEST_PAUSE, 2 ** max(0, max(lost, state.failures) - 1))
-  state = dataclasses.replace(state, stage=DELETING, since=seen.now, lost=lost, pause=seen.now + pause)
+  state = dataclasses.replace(state, stage=DELETING, since=seen.now, asked=0, lost=lost, pause=seen.now + pause)
   return state, [Action("delete"), Action("note", event=event, text=text, tail=tail)]
 
 

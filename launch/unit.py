@@ -5,6 +5,7 @@ Its folder has a lock that it holds while it lives, and who it is.
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import pathlib
@@ -196,6 +197,7 @@ def resources(found: list, location: str) -> list:
       state=engine.READY if all(each["alive"] for each in units) else engine.LOST,
       detail=f"{sum(each['alive'] for each in units)} of {len(units)} workers live, for {folder}",
       expires=units[0].get("expires", 0), created=min(each["made"] for each in units), kind=f"{len(units)} processes",
+      mark=hashlib.sha256(str(folder).encode(errors="surrogateescape")).hexdigest()[:16],
     )
     for (run, attempt, folder), units in attempts.items()
   ]  # fmt: skip

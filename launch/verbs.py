@@ -122,6 +122,10 @@ def stop(args) -> int:
   """Lets the programs of a run save and end, and keeps its machines."""
   book = opened(args.name, args.workdir)
   run, attempt = book.run, book.state.attempt
+  if book.state.stage != WATCHING:
+    raise LaunchError(
+      f"{run.name} has no machines that run ({_end(book) or book.state.stage}); see launch status {run.name}"
+    )
   files = board.Board(storage(run.folder), attempt)
   files.give(board.Order(max(1, files.order().try_), stop=True))
   deadline = time.monotonic() + 3 * run.limits.beat + run.limits.grace
@@ -152,13 +156,13 @@ def down(args) -> int:
     if not sys.stdin.isatty() or input(f"delete {names}? What is not saved is lost. [y/N] ").strip().lower() != "y":
       raise LaunchError(f"{names}: not deleted; --yes does not ask")
   lease = Lease(storage(run.folder), BEATS * run.limits.poll)
-  with contextlib.suppress(UnknownError):  # a bucket that is away shall not keep machines alive
+  with contextlib.suppress(UnknownError, LaunchError):  # a bucket that is away shall not keep machines alive
     lease.take(force=True)  # or the one who watches would make the next attempt
     book.read()
   remaining = deleted(engine_, run, sorted({*attempts, *book.remaining()}), book)
   state = State(book.state.attempt, stage=OVER, end=(0, "deleted"), unverified=tuple(remaining))
   book.append("end", state, code=errors.BILLING if remaining else 0, text="deleted by launch down")
-  with contextlib.suppress(UnknownError):
+  with contextlib.suppress(UnknownError, LaunchError):
     lease.give_back()
   if remaining:
     commands = "\n".join(f"  {engine_.deletion(attempt)}" for attempt in remaining)
@@ -193,7 +197,9 @@ def _alive(engine_, run, book):
   resources, troubles = engine_.inventory(run.zones)
   for location, why in troubles.items():
     say(f"{location} could not be asked ({why}); what the journal names is deleted all the same")
-  return sorted({*book.remaining(), *(r.attempt for r in resources if r.run == run.name)})
+  return sorted(
+    {*book.remaining(), *(r.attempt for r in resources if (r.run, r.owner, r.mark) == (run.name, run.owner, run.mark))}
+  )
 
 
 def _watched(watch, run):

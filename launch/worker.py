@@ -115,6 +115,10 @@ def start(options) -> int:
 def stop(options) -> int:
   """Stops the unit with all that it has started, and forgets it."""
   found = _unit(options, _name(options))
+  whose = (found.about or {}).get("folder", options.folder)
+  if options.folder and whose != options.folder:
+    print(f"{found.name} is there for {whose}, and stays", flush=True)
+    return 0
   if not found.stop(options.grace + 30):
     raise LaunchError(f"{found.name} does not end; its processes are those of {found.folder}", errors.BUG)
   found.forget()
@@ -127,6 +131,8 @@ def look(options) -> int:
   found = unit.every((options.home or unit.home()).absolute(), options.engine)
   if options.name:
     found = [each for each in found if (each.get("run"), each.get("attempt")) == (options.name, options.attempt)]
+  if options.folder:
+    found = [each for each in found if each.get("folder") == options.folder]
   print(json.dumps(found), flush=True)
   return 0
 

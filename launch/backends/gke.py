@@ -83,7 +83,8 @@ class Engine:
       return
     marks = found.get("metadata", {}).get("labels", {})
     now = marks.get("vitjax-run", ""), marks.get("vitjax-owner", ""), _number(marks.get("vitjax-attempt"))
-    if marks.get("vitjax") and now == (resource.run, resource.owner, resource.attempt):
+    mark = marks.get("vitjax-folder", "")
+    if marks.get("vitjax") and (*now, mark) == (resource.run, resource.owner, resource.attempt, resource.mark):
       kubectl.ask(
         [*base, "delete", f"{manifests.JOBSETS},configmaps", resource.name, "--ignore-not-found", "--wait=false"]
       )
@@ -227,6 +228,7 @@ class Engine:
       _number(marks.get("vitjax-expires")),
       datetime.fromisoformat(created.replace("Z", "+00:00")).timestamp() if created else 0.0,
       notes.get(manifests.TPU, ""),
+      marks.get("vitjax-folder", ""),
     )
 
 

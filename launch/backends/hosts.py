@@ -59,7 +59,8 @@ class Engine:
 
   def look(self, attempt: int) -> engine.Look:
     """READY while all workers live, ABSENT when no host has one."""
-    said = self._each(lambda _: ["look", f"--name={self._run.name}", f"--attempt={attempt}"])
+    words = ["look", f"--name={self._run.name}", f"--attempt={attempt}", f"--folder={self._run.folder}"]
+    said = self._each(lambda _: words)
     found = {number: each[0] for number, text in enumerate(said) if (each := _listing(text, self._run.hosts[number]))}
     return unit.look(found, self._run.workers)
 
@@ -97,7 +98,8 @@ class Engine:
     return [*words, f"--attempt={attempt}", f"--worker={number}"]
 
   def _stop(self, attempt):
-    return ["stop", f"--name={self._run.name}", f"--attempt={attempt}", f"--grace={self._run.limits.grace}"]
+    words = ["stop", f"--name={self._run.name}", f"--attempt={attempt}", f"--folder={self._run.folder}"]
+    return [*words, f"--grace={self._run.limits.grace}"]
 
   def _each(self, words, deadline=_DEADLINE):
     """What each host says to `words` of its number; raises the first trouble, when all have been asked."""

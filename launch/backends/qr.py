@@ -5,7 +5,6 @@ resource is still billed.
 """
 
 import contextlib
-import hashlib
 import pathlib
 import re
 import shlex
@@ -264,13 +263,12 @@ def startup(run: spec.Run, attempt: int, code: str, expires: int) -> str:
 
 def _labels(run, attempt):
   """What tells an attempt from everything else: also from a run of that name in another folder."""
-  folder = hashlib.sha256(run.folder.encode()).hexdigest()[:16]
   return {
     "vitjax": "1",
     "vitjax-run": run.name,
     "vitjax-owner": run.owner,
     "vitjax-attempt": str(attempt),
-    "vitjax-folder": folder,
+    "vitjax-folder": run.mark,
   }
 
 

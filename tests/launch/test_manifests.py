@@ -165,7 +165,7 @@ def test_everything_of_an_attempt_has_our_labels_and_goes_with_the_jobset():
   run = launches.run("gke", queue="tpu-queue", owner="al_ice")
   jobset = manifests.jobset(run, 12, 1_795_300_000)
   mine = {"vitjax": "1", "vitjax-run": "vit-b16", "vitjax-owner": "al_ice", "vitjax-attempt": "12",
-          "vitjax-expires": "1795300000"}  # fmt: skip
+          "vitjax-expires": "1795300000", "vitjax-folder": run.mark}  # fmt: skip
   kueue = {"kueue.x-k8s.io/queue-name": "tpu-queue"}
   assert jobset["metadata"]["labels"] == mine | kueue
   (replicated,) = jobset["spec"]["replicatedJobs"]
