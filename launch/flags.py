@@ -180,7 +180,6 @@ def _of_render(parser):
 _FLAGS = {
   "run": _flags_of_run, "check": _prices, "sweep": _of_sweep, "ls": _of_ls, "gc": _of_gc, "status": _of_status,
   "logs": _of_logs, "ssh": _of_ssh, "render": _of_render,
-  "stop": lambda p: p.add_argument("--grace", help="to save within; 2m"),
   "down": lambda p: p.add_argument("--yes", action="store_true", help="do not ask"),
   "restart": lambda p: p.add_argument("--fresh-vm", action="store_true", help="on other machines"),
   "adopt": lambda p: p.add_argument("--force", action="store_true", help="also from one who seems to watch"),

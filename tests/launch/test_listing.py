@@ -124,5 +124,5 @@ def test_a_journal_that_cannot_be_read_hides_no_other(cloud, capsys):
   book = Journal("odd")
   book.append("intent", State(attempt=1, stage=WATCHING), location="x")
   listing.ls(flags.parse(["ls", "--project=proj-x"])[0])
-  said = capsys.readouterr().out
-  assert "vit-a1" in said and "odd" in said
+  said = capsys.readouterr()
+  assert "vit-a1" in said.out and "odd" in said.err
