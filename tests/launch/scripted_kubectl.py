@@ -4,6 +4,8 @@ import dataclasses
 import json
 import pathlib
 
+from tests.launch.scripted import Answer
+
 # The verb and the kind among its words choose the answers, one after the other; the last one stays. In sh, which starts
 # in a thousandth of a second.
 _PROGRAM = """#!/bin/sh
@@ -22,21 +24,11 @@ if [ ! -d "$here" ]; then echo "no answer to $verb $kind" >&2; exit 9; fi
 set -- "$here"/*
 answer=$1
 if [ $# -gt 1 ]; then mv "$1" "$call.answer"; answer="$call.answer"; fi
-sleep "$(cat "$answer/seconds")"
+sleep "$(cat "$answer/sleep")"
 cat "$answer/error" >&2
 cat "$answer/output"
 exit "$(cat "$answer/code")"
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-  """What a call answers: its output, its complaint, its exit code, after some seconds."""
-
-  output: str = ""
-  error: str = ""
-  code: int = 0
-  seconds: float = 0.0
 
 
 def complaint(text: str) -> Answer:

@@ -97,7 +97,7 @@ def test_warnings_and_logs_of_kubectl_are_left_out_of_what_it_says(script):
 def test_a_kubectl_that_stands_still_is_no_answer(script, monkeypatch):
   monkeypatch.setattr(kubectl, "TIMEOUT", 0.1)
   with pytest.raises(UnknownError, match="did not answer within"):
-    asked(script, Answer("{}", seconds=1))
+    asked(script, Answer("{}", sleep=1))
 
 
 def test_without_kubectl_the_line_that_installs_it_is_said(tmp_path, monkeypatch):
