@@ -1,6 +1,7 @@
 """The weights of a workdir, and what is said about them: from the newest that can be read, and nothing is changed."""
 
 import json
+import pathlib
 import shutil
 
 import numpy as np
@@ -25,6 +26,14 @@ def test_parameters_alone_are_read_on_the_host_from_the_newest(tmp_path):
   for path, array in arrays.items():
     assert type(array) is np.ndarray
     np.testing.assert_array_equal(array, expected[path])
+
+
+def test_a_folder_named_from_the_current_one_is_read_too(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  saved(pathlib.Path("run"), (10,), grid()).close()
+  absolute, relative = (checkpoints.read_weights(folder) for folder in (tmp_path / "run", pathlib.Path("run")))
+  assert absolute[1] == relative[1] == {"seconds": 10.0} and not checkpoints.damage("run")
+  assert all(np.array_equal(array, absolute[0][path]) for path, array in relative[0].items())
 
 
 def test_a_damaged_newest_leaves_the_one_before_and_changes_nothing(tmp_path):

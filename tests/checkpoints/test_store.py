@@ -1,5 +1,7 @@
 """Checkpoints: what is read is what was saved, on any mesh; what is broken is set aside and never deleted."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +49,14 @@ def saved(folder, numbers, g, **options):
 def test_the_newest_two_and_every_kth_are_kept(tmp_path):
   store = saved(tmp_path, (10, 20, 30, 40, 50, 60), grid(), keep=2, keep_every=30)
   assert store.steps() == [30, 50, 60]
+
+
+def test_a_folder_named_from_the_current_one_is_read_too(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  g = grid()
+  saved(pathlib.Path("run"), (10,), g).close()
+  restored, about = checkpoints.Checkpoints(pathlib.Path("run"), mesh.replicated(g)).restore(shapes_of(state(10, g)))
+  assert same(restored, state(10, g)) and about == {"seconds": 10.0}
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(8, {"data": 1, "fsdp": 8}), (4, {"fsdp": 2}), (1, {})])

@@ -76,15 +76,14 @@ def damage(workdir: str) -> str:
 def _read_part(folder, part):
   """Arrays whose path begins with `part`, verified, and what is said about them."""
   said, handler = read_sealed(folder), ocp.PyTreeCheckpointHandler()
-  tree = handler.metadata(folder / "state")
+  state = paths.absolute(folder) / "state"
+  tree = handler.metadata(state)
   wanted = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in tree.items() if path.startswith(part)}
   if not wanted:
     raise ConfigError(f"step {folder.name} holds no {part.rstrip('/')}; the run keeps an average with config.optim.ema")
   on_host = {path: ocp.RestoreArgs(restore_type=np.ndarray) for path in wanted}
   # The handlers themselves: a manager's `restore` would wait for all other processes at its end.
-  arrays = handler.restore(
-    folder / "state", args=ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True)
-  )
+  arrays = handler.restore(state, args=ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True))
   verify(jax.jit(digests.fingerprint)(arrays), said)
   return {path.removeprefix(part): array for path, array in arrays.items()}, said["run"]
 

@@ -111,7 +111,7 @@ class Checkpoints:
 
   def _read(self, step, state, check):
     """((state, about), None) of one step, or (None, why it cannot be read), the same on all processes."""
-    folder, wanted = self.directory / str(step), trees.flatten(state)
+    folder, wanted = paths.absolute(self.directory) / str(step), trees.flatten(state)
 
     def read():
       said = read_sealed(folder, check)
