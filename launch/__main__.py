@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from launch import check, errors, flags, goodput, listing, logs, render, sweep, verbs
+from launch import check, errors, flags, goodput, listing, logs, render, screen, sweep, verbs
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
 
@@ -18,9 +18,9 @@ def main(words: list[str]) -> int:
     if args.verb == "run":
       return verbs.run(args, run)
     if args.verb == "check":
-      findings = check.check(run, args.price, args.host_rate)
-      check.show(findings)
-      return errors.USAGE if any(finding.refuses for finding in findings) else errors.DONE
+      code = check.refusal(check.check(run, args.price, args.host_rate))
+      print("run would not start this, as of what is refused above" if code else "run would start this", flush=True)
+      return code
     if args.verb == "render":
       return rendered(args, run)
     return sweep.sweep(verbs.placed(run), args)
@@ -35,6 +35,11 @@ def main(words: list[str]) -> int:
 
 def rendered(args, run) -> int:
   """Prints a run for another launcher."""
+  if run.backend not in ("qr", "gke") or (run.backend == "qr" and not (args.xpk or args.skypilot)):
+    raise LaunchError(
+      f"render: --backend={run.backend} has no such text: a JobSet is of gke, --xpk and --skypilot are of gke and qr; "
+      "python -m launch run … --dry-run says what launch itself would ask for"
+    )
   if args.xpk or args.skypilot:
     print(render.xpk(run) if args.xpk else render.skypilot(run), end="")
   else:
@@ -63,6 +68,7 @@ def report(args) -> int:
 
 def program() -> int:
   """The exit code of the command line; mistakes are one line."""
+  sys.stdout, sys.stderr = screen.Screen(sys.stdout), screen.Screen(sys.stderr)
   try:
     return main(sys.argv[1:])
   except LaunchError as error:
@@ -72,8 +78,8 @@ def program() -> int:
     print(f"error: no answer: {error}; try again", file=sys.stderr)
     return errors.UNKNOWN
   except KeyboardInterrupt:
-    print("interrupted; what was started goes on: python -m launch ls", file=sys.stderr)
-    return errors.DETACHED
+    print("interrupted", file=sys.stderr)
+    return errors.INTERRUPTED
   except BrokenPipeError:  # as behind `| head`
     sys.stdout = None
     return errors.DONE

@@ -10,6 +10,7 @@ journal.jsonl      what the one who watches has done
 
 import dataclasses
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 from launch import spec
@@ -62,6 +63,7 @@ class Report:
     try_: that it works on, has ended or is ready for.
     phase: one of PHASES.
     code: the SHA-256 of the code that it has unpacked.
+    asked: the worker has asked the try's program to stop: as ordered, or as its machine goes down.
     exit: the exit code of the try's program, in EXITED; "killed for want of memory" and the like are in `detail`.
     step, doing: of the program, as it says them: its progress, and "compile", "step", "save", …
     began: the step from which the program goes on in this try, -1 where it has not said so.
@@ -74,6 +76,7 @@ class Report:
   try_: int = 1
   phase: str = INSTALLING
   code: str = ""
+  asked: bool = False
   exit: "int | None" = None
   step: int = -1
   began: int = -1
@@ -85,11 +88,20 @@ class Report:
   tail: str = ""
 
 
+class Garbage(UnknownError):
+  """A file that none of `launch` has written."""
+
+
 class Board:
-  """The files of an attempt in a run's folder, which is a `Disk` or `Bucket`. May raise UnknownError."""
+  """The files of an attempt in a run's folder, which is a `Disk` or `Bucket`. May raise UnknownError.
+
+  `clock` is the bucket's time when it last gave a report, 0 for none. `unreadable` are the workers whose reports were
+  none, when all were last read.
+  """
 
   def __init__(self, storage, number: int):
     self.storage, self._here = storage, f"a{number}"
+    self.clock, self.unreadable = 0.0, []
 
   def publish(self, attempt: Attempt) -> None:
     """For the workers to read."""
@@ -126,23 +138,37 @@ class Board:
     self.storage.write(f"{self._here}/w{report.worker:02d}.json", content)
 
   def reports(self, workers: int) -> dict:
-    """{worker: (report, its age in seconds)} of those that have written one."""
+    """{worker: (report, its age in seconds)} of those that have written one that can be read."""
     with ThreadPoolExecutor(min(AT_ONCE, workers)) as pool:  # of a large slice there are hundreds
-      found = pool.map(self.seen, range(workers))
-      return {worker: pair for worker, pair in enumerate(found) if pair}
+      found = dict(enumerate(pool.map(self._read, range(workers))))
+    self.unreadable = [worker for worker, pair in found.items() if pair is Garbage]
+    return {worker: pair for worker, pair in found.items() if pair and pair is not Garbage}
+
+  def _read(self, worker):
+    try:
+      return self.seen(worker)
+    except Garbage:
+      return Garbage
 
   def seen(self, worker: int) -> "tuple | None":
     """(report, its age in seconds) of one worker; None where it has written none."""
     item = self.storage.read(f"{self._here}/w{worker:02d}.json")
-    return (_parsed(Report, item), item.age) if item else None
+    if item is None:
+      return None
+    self.clock = max(self.clock, item.now)
+    return _parsed(Report, item, worker=worker), item.age  # whosever it says it is
 
   def write_log(self, worker: int, piece: int, content: bytes) -> None:
     """A piece of a worker's log."""
     self.storage.write(f"{self._here}/log/w{worker:02d}.{piece:05d}", content)
 
   def pieces(self, worker: int) -> list:
-    """Names of the pieces of a worker's log, in their order."""
-    return self.storage.names(f"{self._here}/log/w{worker:02d}.")
+    """Names of the pieces of a worker's log, in their order; whatever else is there is none."""
+    names = self.storage.names(prefix := f"{self._here}/log/w{worker:02d}.")
+    return sorted(
+      (name for name in names if re.fullmatch(r"\d{5,9}", name[len(prefix) :], re.ASCII)),
+      key=lambda name: int(name[len(prefix) :]),
+    )
 
 
 def _parsed(kind, item, **changes):
@@ -151,8 +177,9 @@ def _parsed(kind, item, **changes):
     found = kind(**json.loads(item.content) | changes)
     for field in dataclasses.fields(kind) if kind is not dict else ():
       allowed = {float: (int, float), "int | None": (int, type(None))}.get(field.type, field.type)
-      if not isinstance(getattr(found, field.name), allowed):
-        raise TypeError(f"{field.name} is of the wrong kind")
+      value = getattr(found, field.name)
+      if not isinstance(value, allowed) or (isinstance(value, (int, float)) and not abs(value) < 1e15):
+        raise TypeError(f"{field.name} is of the wrong kind, or no number that a run could have")
   except (ValueError, TypeError, RecursionError) as error:
-    raise UnknownError(f"a file of the run's folder is none of `launch` ({error})") from error
+    raise Garbage(f"a file of the run's folder is none of `launch` ({error})") from error
   return found

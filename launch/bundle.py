@@ -49,6 +49,12 @@ class Bundle:
   diff: str = dataclasses.field(repr=False)
   untracked: tuple = ()
 
+  @property
+  def words(self) -> str:
+    """What it is, for people: workers say the same of what they have."""
+    commit = f"commit {self.commit[:7]}" if self.commit else "no commit yet"
+    return f"{commit}{', changed' * self.dirty}, bundle {self.sha[:12]}"
+
   def about(self) -> str:
     """All but the content, as JSON."""
     values = dataclasses.asdict(dataclasses.replace(self, content=b"", names=()))

@@ -1,93 +1,92 @@
 """What is wrong with a run before anything is paid for: its code, its config on its slice, its buckets, its hours."""
 
-import dataclasses
+import contextlib
 import importlib.util
 import json
 import math
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
+import time
 
-from launch import bundle
-from launch.errors import LaunchError, UnknownError
+from launch import bundle, errors, findings
+from launch.errors import LaunchError
+from launch.findings import Finding
 from launch.spec import Run
-from launch.storage import Bucket
 
-PLANNED = "vit_jax.train"  # the module whose plan is known
-PATIENCE = 3600  # seconds for a plan: the compiler takes minutes for a large model
-NEEDED = ("vit_jax", "jax", "libtpu")  # by a plan
-_CLOUDS = ("qr", "gke")  # whose machines have nothing but the bundle
-_FILES = ("--config.init.from", "--config.task.teacher", "--weights")  # arguments that are files
-_REGION = r"[a-z]+-[a-z]+\d+"
+PLANNED = "vit_jax.train"  # the module whose config and plan are known
+PATIENCE = 3600.0  # seconds for a plan: the compiler takes minutes for a large model
+NEWS = 15.0  # seconds between two lines of one who waits
+NEEDED = ("vit_jax", "jax", "libtpu")  # by a plan; to read a config all but the last
+# Reads a config as vit_jax.train does, and prints where it says that the images are.
+_READ = """
+import json, sys
+from vit_jax import build, cli, config, flags
 
+def read():
+  overrides, (file,) = flags.overrides(sys.argv[1:])
+  run = build.complete(config.resolve(flags.load(file.partition("=")[2], overrides)))
+  print(json.dumps(run.data.args.get("path")))
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
-  """A line for the user. `kind` is refuse, warn or note."""
-
-  kind: str
-  text: str
-
-  @property
-  def refuses(self) -> bool:
-    """Whether `launch run` does not start such a run, unless --force."""
-    return self.kind == "refuse"
+cli.main(read)
+"""
 
 
-def check(run: Run, price: "float | None" = None, host_rate: "float | None" = None) -> list:
-  """Findings about a run, made from the folder that is current. No call raises, but for Ctrl-C.
+def check(
+  run: Run, price: "float | None" = None, host_rate: "float | None" = None, code: "bundle.Bundle | None" = None
+) -> list:
+  """Findings about a run, made from the folder that is current, each printed as it is made, the cheap ones first.
+
+  No call raises, but for Ctrl-C.
 
   Args:
     price: of a chip for an hour. host_rate: images a second that one host was measured to make.
+    code: what would be sent; it is made unless it is there.
   """
+  titles, found = {"note": "", "warn": "warning: ", "refuse": "refused: "}, []
+
+  def say(several):
+    for finding in several:
+      print(titles[finding.kind] + finding.text, flush=True)
+      found.append(finding)
+
   try:
-    code = bundle.make(pathlib.Path.cwd())
-    names, root = code.names, bundle.repository(pathlib.Path.cwd())
+    code = code or bundle.make(pathlib.Path.cwd())
+    root = bundle.repository(pathlib.Path.cwd())
   except LaunchError as error:
-    return [Finding("refuse", str(error))]
-  kept = f"{len(names):,} files, {len(code.content) / 1e6:,.1f} MB, {code.commit[:12]}{', changed' * code.dirty}"
-  findings = [Finding("note", f"code: {kept}"), *_place(run), *_files(run, names)]
-  if any(finding.refuses for finding in findings):  # before minutes of compiling
-    return findings
-  plan, found = _plan(run, root, price, host_rate)
-  findings += found
-  if plan:
-    findings += [*judged(run, plan), *_data(run, plan.get("data_path"), names)]
-  else:
-    path = value(run.args, "--config.data.path")
-    findings += _data(run, path, names) if path else []
-  return findings
-
-
-def show(findings: list) -> None:
-  """Prints them, what refuses last."""
-  titles = {"note": "", "warn": "warning: ", "refuse": "refused: "}
-  for kind, title in titles.items():
-    for finding in findings:
-      if finding.kind == kind:
-        print(title + finding.text, flush=True)
-
-
-def value(args, flag: str) -> str:
-  """The last value of a flag among a program's arguments, as argparse has it; "" for none."""
-  found = ""
-  for word, following in zip(args, [*args[1:], ""], strict=False):
-    if word.startswith(f"{flag}="):
-      found = word.partition("=")[2]
-    elif word == flag:
-      found = following
+    say([Finding("refuse", str(error))])
+    return found
+  say([Finding("note", f"code: {code.words}, {len(code.names):,} files, {len(code.content) / 1e6:,.1f} MB")])
+  say(findings.of_slice(run))
+  say(findings.of_module(run, code.names))
+  say(findings.of_files(run, root, code.names))
+  if refusal(found) == errors.USAGE:
+    return found
+  path, read = _config(run, root)
+  say(read)
+  folder = path or run.env.get("TFDS_DATA_DIR", "")
+  if path is not None:
+    say(findings.of_data(run, folder, code.names))
+  say(findings.of_buckets(run, folder))
+  if refusal(found) != errors.USAGE:  # else minutes of compiling are saved
+    say(_plan(run, root, price, host_rate))
   return found
+
+
+def refusal(found: list) -> int:
+  """The exit code of what refuses among findings; 0 where nothing does."""
+  codes = {finding.code for finding in found if finding.refuses}
+  return errors.USAGE if errors.USAGE in codes else max(codes, default=errors.DONE)
 
 
 def judged(run: Run, plan: dict) -> list:
   """Findings from what `vit_jax.plan --json` says of a run on its slice."""
   if plan["problem"]:
-    return [Finding("refuse", f"{plan['rented']}: {plan['problem']}")]
+    return [Finding("refuse", f"{run.tpu}: {plan['problem']}")]
   memory = f"{plan['hbm_bytes'] / 2**30:.1f} of {plan['hbm_limit'] / 2**30:.1f} GiB of each device"
-  found = [Finding("note", f"{plan['rented']}: fits, {memory}, {plan['mesh']}; {_hours(plan)}")]
+  found = [Finding("note", f"{run.tpu}: fits, {memory}, {plan['mesh']}; {_hours(plan)}")]
   if plan["cost"] is not None:
     found.append(Finding("note", f"cost: {plan['cost']:,.0f} at that price, without evaluations, starts and restarts"))
   if plan["input_bound"]:
@@ -116,36 +115,68 @@ def _hours(plan):
   )
 
 
+def _config(run, root):
+  """(where the images are, as the config or a flag of it says, "" for nowhere, None if that is not known; findings)."""
+  path = findings.value(run.args, "--config.data.path") or None
+  if run.module != PLANNED:
+    return path, []
+  if not findings.value(run.args, "--config"):
+    return path, [Finding("refuse", f"--config: missing; {PLANNED} needs one, as --config=configs/digits.py")]
+  if missing := _missing(NEEDED[:-1]):
+    return path, [Finding("warn", f"the config is not read, {missing}")]
+  words = [sys.executable, "-c", _READ, *_config_words(run.args)]
+  text, failed = _answer(words, root, "reading the config")
+  if failed:
+    return path, [failed]
+  return json.loads(text.splitlines()[-1]) or "", [Finding("note", "config: all its keys and values are understood")]
+
+
 def _plan(run, root, price, host_rate):
-  """(the plan or None, findings)."""
-  if run.module != PLANNED or run.backend not in _CLOUDS:
+  """Findings of a plan."""
+  if run.module != PLANNED or run.backend not in findings.CLOUDS:
     why = f"{run.module} is none" if run.module != PLANNED else f"--backend={run.backend} has the devices it has"
-    return None, [Finding("note", f"not planned: there are plans of {PLANNED} on slices of TPUs, and {why}")]
-  missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-  if missing:
-    return None, [
-      Finding("warn", f"not planned, as this Python has no {', '.join(missing)}: pip install -e '.[tpu]'; "
-              "whether the config is right and fits is seen on the machines")
-    ]  # fmt: skip
-  print(f"planning: the step is compiled for {run.slices}x{run.tpu}, which takes up to minutes", file=sys.stderr)
+    return [Finding("note", f"not planned: there are plans of {PLANNED} on slices of TPUs, and {why}")]
+  if missing := _missing(NEEDED):
+    return [Finding("warn", f"not planned, {missing}; whether it fits is seen on the machines")]
+  several = f"{run.slices}x" if run.slices > 1 else ""
   with tempfile.TemporaryDirectory(prefix="launch_check_") as folder:
     file = pathlib.Path(folder, "plan.json")
     words = [sys.executable, "-m", "vit_jax.plan", *_config_words(run.args), f"--json={file}"]
-    words += [f"--topology={f'{run.slices}x' * (run.slices > 1)}{run.tpu}"]
+    words += [f"--topology={several}{run.tpu}"]
     words += [f"--price={price}"] * (price is not None) + [f"--host-rate={host_rate}"] * (host_rate is not None)
+    _, failed = _answer(words, root, f"planning: compiling the step for {several}{run.tpu}, which takes up to minutes")
+    return [failed] if failed else judged(run, json.loads(file.read_text())[0])
+
+
+def _missing(names):
+  """What this Python lacks, and what to do; "" for nothing."""
+  missing = [name for name in names if importlib.util.find_spec(name) is None]
+  return f"as this Python has no {', '.join(missing)}: pip install -e '.[tpu]'" if missing else ""
+
+
+def _answer(words, root, what):
+  """(what a program of vit_jax prints, or None; the finding where it fails). Says what is waited for, every NEWS s."""
+  start = time.monotonic()
+  with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
+    process = subprocess.Popen(
+      words, cwd=root, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+      env={"VITJAX_PATIENCE": "30"} | os.environ,  # seconds for a bucket that is away: a plan can do without
+    )  # fmt: skip
     try:
-      result = subprocess.run(
-        words, cwd=root, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=PATIENCE,
-        env={"VITJAX_PATIENCE": "30"} | os.environ,  # seconds for a bucket that is away: a plan can do without
-      )  # fmt: skip
-    except subprocess.TimeoutExpired:
-      return None, [Finding("warn", f"not planned: the compiler took longer than {PATIENCE} s")]
-    if result.returncode == 0:
-      return json.loads(file.read_text())[0], []
-  last = (result.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("error: ")
-  if result.returncode == 2:  # of the user's, in vit_jax's own words
-    return None, [Finding("refuse", last)]
-  return None, [Finding("warn", f"not planned: vit_jax.plan ended with code {result.returncode} ({last})")]
+      while process.poll() is None and (passed := time.monotonic() - start) < PATIENCE:
+        print(f"{what} …{f' {passed:.0f} s' if passed >= NEWS else ''}", file=sys.stderr, flush=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+          process.wait(NEWS)
+    finally:  # of Ctrl-C too
+      process.kill()
+      code = process.wait()
+    out.seek(0), err.seek(0)
+    text, last = out.read(), (err.read().strip().splitlines() or ["it said nothing"])[-1].removeprefix("error: ")
+  if code == 0:
+    return text, None
+  if code == errors.USAGE:  # of the user's, in vit_jax's own words
+    return None, Finding("refuse", last)
+  return None, Finding("warn", f"{what}: ended with code {code} after {time.monotonic() - start:.0f} s ({last})")
 
 
 def _config_words(args):
@@ -155,87 +186,3 @@ def _config_words(args):
     if word == "--config" or word.startswith(("--config=", "--config.")):
       found += [word] if "=" in word else [f"{word}={following}"]
   return found
-
-
-def _place(run):
-  """The bucket is in the region of the machines."""
-  if not run.workdir.startswith("gs://"):
-    return []
-  try:
-    location = Bucket(run.workdir).location()
-  except UnknownError as error:
-    return [Finding("warn", f"--workdir: the region of its bucket is not known: {error}")]
-  except LaunchError as error:
-    return [Finding("refuse", f"--workdir: {error}")]
-  return _regions(run, "--workdir", run.workdir, location, "refuse")
-
-
-def _regions(run, flag, path, location, kind):
-  """Findings where a bucket is not in the region of the zones, which is slow and paid for."""
-  bucket = "/".join(path.split("/")[:3])
-  context = re.fullmatch(rf"gke_[^_]+_({_REGION})(-[a-z])?_.+", run.cluster)
-  regions = {zone.rpartition("-")[0] for zone in run.zones} | ({context[1]} if context else set())
-  other = sorted(regions - {location})
-  if not other:
-    return []
-  if not re.fullmatch(_REGION, location):
-    return [
-      Finding("warn", f"{flag}: {bucket} is in the multi-region {location}; one in {other[0]} is nearer and cheaper")
-    ]
-  return [
-    Finding(
-      kind,
-      f"{flag}: {bucket} is in {location}, and the machines would be in {', '.join(other)}: slow, and traffic between "
-      f"regions is paid for. Take a bucket in {other[0]}, or a --zone in {location}",
-    )
-  ]
-
-
-def _files(run, names):
-  """What is read on the workers, by arguments that are files: in a bucket, or among the code."""
-  found = []
-  config = value(run.args, "--config").partition(":")[0]
-  if config and not _there(run, config, names):
-    found.append(
-      Finding(
-        "refuse",
-        f"--config: {config} is not among the code that workers get, which is what git tracks or would add below the "
-        "root of the repository: write it from there, as configs/a.py, and see that .gitignore does not name it",
-      )
-    )
-  for flag in _FILES:
-    path = value(run.args, flag)
-    if path and path != "none" and not path.startswith("gs://") and not _there(run, path, names):
-      text = f"{flag}: {path} is on this machine, and workers do not have it: copy it to gs://, and name it there"
-      found.append(Finding("refuse", text))
-  return found
-
-
-def _there(run, path, names):
-  """Whether workers have a file or folder: of the code, or their own."""
-  pure = pathlib.PurePosixPath(path)
-  if pure.is_absolute() or path.startswith("~"):
-    return run.backend not in _CLOUDS
-  return str(pure) in names or any(name.startswith(f"{pure}/") for name in names)
-
-
-def _data(run, path, names):
-  """The images are where workers reach them."""
-  folder = path or run.env.get("TFDS_DATA_DIR", "")
-  if folder.startswith("gs://"):
-    try:
-      return _regions(run, "data", folder, Bucket(folder).location(), "warn")
-    except UnknownError as error:
-      return [Finding("warn", f"data: the region of {folder} is not known: {error}")]
-    except LaunchError as error:
-      return [Finding("refuse", f"data: {error}")]
-  if run.backend in _CLOUDS and not (folder and _there(run, folder, names)):
-    where = f"{folder} is on this machine" if folder else "the config names no place"
-    return [
-      Finding(
-        "refuse",
-        f"data: {where}, and the workers' disks are empty: bring the images once, as python -m vit_jax.prepare NAME "
-        "--data_dir=gs://BUCKET/data does, and add --config.data.path=gs://BUCKET/data",
-      )
-    ]
-  return []

@@ -5,7 +5,6 @@ runs can be compared. What it has no name for has a plain word.
 """
 
 import json
-import math
 import time
 from collections.abc import Sequence
 
@@ -14,7 +13,7 @@ from launch.errors import LaunchError
 from launch.spec import Run
 
 QUEUE = "queueing"  # for capacity, of the first attempt
-SETUP = "tpu_initialization"  # of its machines: what is installed, until the first program runs
+TPU_SETUP, SETUP = "tpu_initialization", "setup"  # of its machines, TPUs or others, until the first program runs
 BETWEEN = "infrastructure_recovery_from_disruption"  # the same of all further ones, and what a kill has cut off
 CLOSING = "deletion"  # after the last program has ended
 STEPS, LOST, OTHER = "steps", "wasted_progress_from_disruption", "other"
@@ -40,7 +39,7 @@ def goodput(run: Run, events: Sequence[dict]) -> dict:
       does not answer.
   """
   if not events:
-    raise LaunchError(f"{run.name}: its journal is empty; see launch ls")
+    raise LaunchError(f"{run.name}: its journal is empty; see python -m launch ls")
   start, ended = events[0]["time"], events[-1]["event"] == "end"
   end = max(start, events[-1]["time"] if ended else time.time())
   older, programs, lost = _account(run, start, end)
@@ -56,7 +55,7 @@ def goodput(run: Run, events: Sequence[dict]) -> dict:
     began = programs[0][0] if not older else min(programs[0][0], ready)
     queued = min(max(ready, start), began)
     closing = end - programs[-1][1] if ended else 0.0
-    seconds |= {QUEUE: queued - start, SETUP: began - queued, CLOSING: closing}
+    seconds |= {QUEUE: queued - start, TPU_SETUP if run.tpu else SETUP: began - queued, CLOSING: closing}
     rest = end - start - sum(seconds.values())
     if rest < 0:  # programs that overlap, as of clocks that differ
       seconds = {name: value * (end - start) / (end - start - rest) for name, value in seconds.items()}
@@ -118,15 +117,19 @@ def _account(run, start, end):
         part = {name: value * share for name, value in seconds.items()}
         programs.append((max(began, start), min(began + whole, end), part))
     older = _times(values["older"]["seconds"]) if programs and values["older"]["attempts"] else {}
-    lost = float(json.loads(result.content)["goodput"][LOST]) if result else 0.0
+    lost = _time(json.loads(result.content)["goodput"][LOST]) if result else 0.0
   except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
     raise LaunchError(f"{run.workdir}: goodput.json or result.json is none of vit_jax's ({error!r})") from error
   steps = older.get(STEPS, 0.0) + sum(part.get(STEPS, 0.0) for _, _, part in programs)
-  return older, sorted(programs, key=lambda program: program[0]), min(max(lost, 0.0), steps)
+  return older, sorted(programs, key=lambda program: program[0]), min(lost, steps)
 
 
 def _times(seconds):
   """Seconds under our names. ValueError for what is no time."""
-  if not all(0 <= value < math.inf for value in seconds.values()):
+  return {PHASES[name]: each for name, value in seconds.items() if (each := _time(value))}
+
+
+def _time(value):
+  if not 0 <= value < 1e11:  # more than a calendar has
     raise ValueError("a time is not a number of seconds")
-  return {PHASES[name]: float(value) for name, value in seconds.items() if value}
+  return float(value)

@@ -20,6 +20,7 @@ from launch.state import State
 COPY = "journal.jsonl"  # in the run's folder
 _KINDS = {"event": str, "time": (int, float), "attempt": int, "try": int, "state": dict}
 IN_FLIGHT = 240.0  # seconds that a request may be on its way: gcloud's deadline here is 180
+AT_HOME = 15.0  # the same on this machine
 
 
 def folder() -> pathlib.Path:
@@ -45,15 +46,15 @@ class Journal:
     if not re.fullmatch(spec.NAME, name, re.ASCII):
       raise LaunchError(f"{name[:80]!r} is no name of a run; write a small letter, then letters, digits and dashes")
     self._path, self._storage = folder() / f"{name}.jsonl", storage
+    self._asked, self._late = {}, {}  # attempts, with when they were asked for at the latest, by time.monotonic()
+    self._behind = False  # the file here lacks events, as the disk is full
     self.read()
 
   def read(self) -> None:
-    """Reads it again, as another may have written to it."""
+    """Reads it again, as another may have written to it. A disk that is full is said, and holds up nothing."""
     storage = self._storage
-    content = self._path.read_bytes() if self._path.exists() else b""
-    self.events = _parsed(content)
-    if content and not content.endswith(b"\n"):
-      self._write("\n", "a")
+    self.events = parsed(self._path.read_bytes() if self._path.exists() else b"")
+    self._copied = time.monotonic()  # nothing was asked for since, as each request is copied before it is made
     try:
       copy = storage.read(COPY) if storage else None
     except (UnknownError, LaunchError) as error:
@@ -61,53 +62,102 @@ class Journal:
         raise
       print(f"the journal of this machine is taken, as the run's folder gives none: {error}", file=sys.stderr)
       return
-    if copy and len(found := _parsed(copy.content)) > len(self.events):
+    self._copied -= copy.age if copy else 0.0  # by the folder's clock: whoever wrote may have a wrong one
+    found = parsed(copy.content) if copy else []
+    if not self._anothers(found) and len(found) > len(self.events):
       self._take(found)
+
+  def _anothers(self, found):
+    """Whether the events of the run's folder are another run's, which is over. LaunchError where it is not."""
+    run = _run(found)
+    if not run or run.name == self._path.stem:
+      return False
+    if found[-1]["event"] != "end" or _remaining(found):
+      raise LaunchError(
+        f"--workdir: {run.workdir} is that of the run {run.name}, which is not over: python -m launch status {run.name}"
+        f" shows it, python -m launch down {run.name} ends it; or give {self._path.stem} another --workdir"
+      )
+    return True
 
   def _take(self, found):
     """Goes on with the events of the run's folder, unless this machine's tell of another run that is not over."""
-    mine, theirs = (next((e["run"] for e in reversed(events) if "run" in e), None) for events in (self.events, found))
-    if self.remaining() and mine and theirs and spec.loads(mine).folder != spec.loads(theirs).folder:
-      ours, name = spec.loads(mine), self._path.stem
-      names = ", ".join(ours.attempt(attempt) for attempt in self.remaining())
+    mine, theirs, name = _run(self.events), _run(found), self._path.stem
+    if self.remaining() and mine and theirs and mine.folder != theirs.folder:
+      names = ", ".join(mine.attempt(attempt) for attempt in self.remaining())
       raise LaunchError(
-        f"{name} is here the run of {ours.workdir}, of which {names} may still be there: launch down {name} first; or "
-        f"set XDG_STATE_HOME to another folder for that of {spec.loads(theirs).workdir}"
+        f"{name} is here the run of {mine.workdir}, of which {names} may still be there: python -m launch down {name} "
+        f"first; or set XDG_STATE_HOME to another folder for that of {theirs.workdir}"
       )
     self.events = found
+    try:
+      self._save(found)
+    except LaunchError as error:
+      self._say(f"{error}: what the run's folder says of {name} is not written down here")
+
+  def _save(self, events):
+    """Writes the whole file anew."""
     draft = self._path.with_suffix(".draft")
-    self._write("".join(json.dumps(event) + "\n" for event in found), "w", draft)
-    os.replace(draft, self._path)
+    try:
+      self._write(_lines(events), "w", draft)
+      os.replace(draft, self._path)
+    except LaunchError:
+      with contextlib.suppress(OSError):
+        draft.unlink(missing_ok=True)
+      raise
+    self._behind = False
+
+  def _say(self, text):
+    """Says once that the file here falls behind."""
+    if not self._behind:
+      print(text, file=sys.stderr)
+    self._behind = True
 
   def append(self, event: str, state: State, **facts) -> None:
-    """Writes an event; it is on the disk when this returns. A copy that cannot be made is said, and made later."""
+    """Writes an event; it is on the disk when this returns. A copy that cannot be made is said, and made later.
+
+    "intent" is written before each request, and copied: whoever ends the run from elsewhere must know of it.
+    UnknownError, LaunchError.
+    """
     line = {"number": len(self.events), "time": time.time(), "event": event, "attempt": state.attempt} | facts
     line |= {"try": state.try_, "state": dataclasses.asdict(state)}
     text = json.dumps(line)
+    line = json.loads(text)  # as it is read
     try:
-      self._write(text + "\n", "a")
+      if self._behind:
+        self._save([*self.events, line])
+      else:
+        self._write("\n" * self._torn() + text + "\n", "a")
     except LaunchError as error:
       if event == "intent":
-        raise
-      print(error, file=sys.stderr)  # what was made is known already, and is looked after
-    self.events.append(json.loads(text))  # as it is read
+        raise LaunchError(f"{error}; nothing is made that is not written down first") from None
+      # What was made is known already, and is looked after.
+      self._say(f"{error}: {event!r} of {self._path.stem}-a{line['attempt']} is not written down here")
+    self.events.append(line)
+    if event == "intent":
+      self._asked[line["attempt"]] = time.monotonic()
+    elif event in ("created", "refused"):
+      self._asked.pop(line["attempt"], None)
     try:
       self.copy()
     except (UnknownError, LaunchError) as error:
+      if event == "intent":
+        raise
       print(f"the journal's copy is late: {error}", file=sys.stderr)
 
   def copy(self) -> None:
     """Copies it to the run's folder. UnknownError, LaunchError."""
     if self._storage:
-      self._storage.write(COPY, "".join(json.dumps(event) + "\n" for event in self.events).encode())
+      self._storage.write(COPY, _lines(self.events).encode())
 
   @property
   def run(self) -> spec.Run:
     """What was asked for last. LaunchError where nothing was."""
-    for event in reversed(self.events):
-      if "run" in event:
-        return spec.loads(event["run"])
-    raise LaunchError(f"{self._path.stem}: there is no such run on this machine; name its --workdir, or see launch ls")
+    if not (run := _run(self.events)):
+      name = self._path.stem
+      if trials := [each for each in names() if re.fullmatch(rf"{name}-[tf]\d+", each)]:
+        raise LaunchError(f"{name} is a sweep; its runs are {', '.join(trials)}")
+      raise LaunchError(f"{name}: there is no such run on this machine; name its --workdir, or see python -m launch ls")
+    return run
 
   @property
   def state(self) -> State:
@@ -132,14 +182,51 @@ class Journal:
 
   def remaining(self) -> list[int]:
     """Attempts that were to be made, and were not seen to be gone."""
-    made = {event["attempt"] for event in self.events if event["event"] == "intent"}
-    return sorted(made - {event["attempt"] for event in self.events if event["event"] == "deleted"})
+    return _remaining(self.events)
+
+  def attempts(self) -> list[int]:
+    """All that were to be made."""
+    return sorted({event["attempt"] for event in self.events if event["event"] == "intent"})
+
+  def asked(self, attempt: int) -> bool:
+    """Whether a request that this one has made for it had no answer."""
+    return attempt in self._asked
 
   def settled(self, attempt: int) -> bool:
     """Whether what is absent stays so: no request for the attempt can still be on its way."""
-    events = [each for each in self.events if each["attempt"] == attempt]
-    asked = max((each["time"] for each in events if each["event"] == "intent"), default=0.0)
-    return any(each["event"] == "created" for each in events) or time.time() - asked > IN_FLIGHT
+    began = [times[attempt] for times in (self._asked, self._late) if attempt in times]
+    return all(time.monotonic() > each + self._flight() for each in began)
+
+  def settles(self) -> float:
+    """Seconds until no request of any attempt can be on its way; 0 where none is."""
+    began = [*self._asked.values(), *self._late.values()]
+    return max([0.0, *(each + self._flight() - time.monotonic() for each in began)])
+
+  def _flight(self):
+    run = _run(self.events)
+    return min(IN_FLIGHT, AT_HOME) if run and run.backend == "local" else IN_FLIGHT
+
+  def settle(self) -> bool:
+    """Writes down of which attempts no request can be on its way any more; whether there are such."""
+    passed = sorted(attempt for attempt in {*self._asked, *self._late} if self.settled(attempt))
+    for attempt in passed:
+      self._asked.pop(attempt, None), self._late.pop(attempt, None)
+      self.append("settled", self.state, attempt=attempt)
+    return bool(passed)
+
+  def taken(self) -> None:
+    """Another watches now. What the one before has asked for, and has no answer to, may be on its way still."""
+    for attempt in _unsettled(self.events):
+      self._late[attempt] = self._copied
+      self.append("taken", self.state, attempt=attempt)
+    self.settle()
+
+  def _torn(self):
+    """Whether a crash, or a full disk, has left half a line at the end."""
+    with contextlib.suppress(OSError), open(self._path, "rb") as file:
+      file.seek(-1, os.SEEK_END)
+      return file.read() != b"\n"
+    return False
 
   def _write(self, text, mode, path=None):
     try:
@@ -149,7 +236,34 @@ class Journal:
         file.flush()
         os.fsync(file.fileno())
     except OSError as error:
-      raise LaunchError(f"{self._path}: {error.strerror}; nothing is made that is not written down first") from error
+      raise LaunchError(f"{self._path}: {error.strerror}") from error
+
+
+def _lines(events):
+  return "".join(json.dumps(event) + "\n" for event in events)
+
+
+def _run(events):
+  """What was asked for last; None where nothing was."""
+  text = next((event["run"] for event in reversed(events) if "run" in event), None)
+  return None if text is None else spec.loads(text)
+
+
+def _remaining(events):
+  made, gone = ({each["attempt"] for each in events if each["event"] == word} for word in ("intent", "deleted"))
+  return sorted(made - gone)
+
+
+def _unsettled(events):
+  """Attempts of which a request had no answer, or one of an earlier watcher was not waited for."""
+  asked, late = set(), set()
+  for event in events:
+    kind, attempt = event["event"], event["attempt"]
+    if kind in ("intent", "created", "refused", "taken", "settled"):
+      (asked.add if kind == "intent" else asked.discard)(attempt)
+    if kind in ("taken", "settled"):
+      (late.add if kind == "taken" else late.discard)(attempt)
+  return sorted(asked | late)
 
 
 def _private(path, flags):
@@ -157,8 +271,8 @@ def _private(path, flags):
   return os.open(path, flags, 0o600)
 
 
-def _parsed(content):
-  """The events of lines; a line that a crash has torn is left out."""
+def parsed(content: bytes) -> list[dict]:
+  """The events of a journal's lines; what is none, as a line that a crash has torn, is left out."""
   events = []
   for line in content.split(b"\n"):
     with contextlib.suppress(ValueError, RecursionError):

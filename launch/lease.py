@@ -12,13 +12,17 @@ import socket
 import time
 import uuid
 
-from launch.errors import LaunchError, UnknownError
+from launch.errors import USAGE, LaunchError, UnknownError
 
 FILE = "watcher.json"
 
 
 class Held(LaunchError):
-  """Another watches the run."""
+  """Another watches the run: `holder`, in words."""
+
+  def __init__(self, holder: str, advice: str, code: int = USAGE):
+    super().__init__(f"the run is watched by {holder}{advice}", code)
+    self.holder = holder
 
 
 class Lease:
@@ -41,13 +45,8 @@ class Lease:
       if says.get("token") == self._token["token"]:  # the answer to our own write was lost
         self._generation, self._renewed = generation, time.monotonic()
         return
-      free = force or not says or age > self._duration or _gone(says)
-      if not free:
-        number = str(says.get("process", "?")).partition(" ")[0]
-        raise Held(
-          f"the run is watched by process {number} on {says.get('host', '?')}, "
-          f"seen {age:.0f} s ago; stop that one, or wait {self._duration:.0f} s after it has died"
-        )
+      if not force and (holder := self._holder(says, age)):
+        raise Held(holder, f"; stop that one, or wait {self._duration:.0f} s after it has died")
       try:
         self._generation = self._storage.write(FILE, json.dumps(self._token).encode(), generation)
         self._renewed = time.monotonic()
@@ -55,6 +54,16 @@ class Lease:
       except FileExistsError:  # another was faster
         continue
     raise UnknownError("the run's folder changes faster than it can be read")
+
+  def holder(self) -> str:
+    """Who watches, in words; "" for nobody."""
+    says, _, age = self._read()
+    return self._holder(says, age)
+
+  def _holder(self, says, age):
+    if not says or age > self._duration or _gone(says):
+      return ""
+    return f"process {str(says.get('process', '?')).partition(' ')[0]} on {says.get('host', '?')}, seen {age:.0f} s ago"
 
   def renew(self) -> bool:
     """Renews it; whether it is surely held now. LaunchError where another has taken it."""
@@ -75,7 +84,7 @@ class Lease:
     except (UnknownError, LaunchError):
       return began - self._renewed < self._duration / 2
     if says.get("token") != self._token["token"]:
-      raise Held(f"the run is watched by {says.get('host', 'another')} now; this one ends")
+      raise Held(says.get("host", "another"), " now; this one ends")
     self._generation, self._renewed = generation, began
     return True
 

@@ -12,7 +12,8 @@ class Limits:
 
   Args:
     beat: between two reports of a worker.
-    poll: between two looks of the one who watches.
+    poll: between two looks of the one who watches, and before a request to no effect is made again: then after twice as
+      long each time, up to 20 times.
     silence: without a report, after which a worker is dead.
     queue: to wait for capacity.
     provision: from there to machines that are ready.

@@ -7,15 +7,25 @@ import shlex
 import sys
 import time
 
-from launch import board, engine, errors, journal, spec, verbs
+from launch import board, engine, errors, journal, removal, spec, verbs
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
+from launch.lease import Lease
+from launch.screen import utc
 from launch.spec import Run
-from launch.state import OVER
+from launch.state import DELETING, IDLE, OVER, WATCHING
 from launch.storage import storage
+from launch.watch import BEATS
 
 # What ends nothing by itself, and holds quota or goes on to cost.
 DEAD = (engine.LOST, engine.FAILED, engine.DONE)
+# Of a run that is not over, for people.
+STAGES = {
+  IDLE: "before its next attempt",
+  WATCHING: "under way",
+  DELETING: "its machines are being deleted",
+  OVER: "ended",
+}
 ELSEWHERE = "ELSEWHERE"  # watched from another machine, or from none: nobody here knows that it is of no use
 
 
@@ -37,49 +47,41 @@ class Row:
 
 
 def ls(args: argparse.Namespace) -> int:
-  """Prints all machines that carry our labels, and all open runs of this machine. UNKNOWN where one is silent."""
-  found, troubles = _found(args)
+  """Prints all machines that carry our labels, and the runs of this machine that are not over, or all of them.
+
+  UNKNOWN where a zone is silent.
+  """
+  found, troubles, unasked = _found(args, args.all)
   rows = [row for row, _, _ in found]
   if args.json:
     print(json.dumps({"resources": [dataclasses.asdict(row) for row in rows], "unknown": troubles}, indent=1))
   else:
     _table(rows)
-    for location, why in troubles.items():
-      print(f"{location}: UNKNOWN, not empty: {why}")
+    _tell(troubles, unasked)
   return errors.UNKNOWN if troubles else errors.DONE
 
 
 def gc(args: argparse.Namespace) -> int:
   """Deletes what is expired, dead or nobody's; lists it without --yes. BILLING where a deletion was not seen."""
   oldest = spec.duration(args.older_than) / 3600 if args.older_than else 0.0
-  found, troubles = _found(args)
+  found, troubles, unasked = _found(args)
   chosen = [each for each in found if each[0].flag not in ("", ELSEWHERE) and each[0].hours >= oldest]
-  _table([row for row, _, _ in chosen])
-  for location, why in troubles.items():
-    print(f"{location}: UNKNOWN, not empty: {why}")
+  if chosen:
+    _table([row for row, _, _ in chosen])
+  _tell(troubles, unasked)
   if not chosen or not args.yes:
-    print("nothing is deleted without --yes" if chosen else "nothing to delete" + " of what is known" * bool(troubles))
+    asked = "of what has answered, " * bool(troubles) + "of this machine, " * bool(unasked)
+    print("nothing is deleted without --yes" if chosen else f"{asked}nothing is to be deleted")
     return errors.UNKNOWN if troubles else errors.DONE
-  left = [each for each in chosen if not _removed(*each)]
+  left = [row for row, run, resource in chosen if not removal.removed(engine_of(run), run, resource)]
   return errors.BILLING if left else errors.UNKNOWN if troubles else errors.DONE
 
 
-def _removed(row, run, resource):
-  """Deletes it, and says whether it was seen to be gone, or to be going."""
-  engine_, deadline = engine_of(run), time.monotonic() + run.limits.delete
-  while time.monotonic() < deadline:
-    try:
-      engine_.remove(resource)
-      resources, silent = engine_.inventory((resource.location,))
-      now = [each.state for each in resources if each.name == resource.name and each.location == resource.location]
-      if not silent and all(state == engine.DELETING for state in now):
-        print(f"{row.name}: {'is being ' if now else ''}deleted")
-        return True
-    except (UnknownError, LaunchError) as error:
-      print(f"{row.name}: {error}")
-    time.sleep(min(5.0, run.limits.poll))
-  print(f"{row.name}: its deletion was not seen; delete it with\n  {engine_.deletion(resource.attempt)}")
-  return False
+def _tell(troubles, unasked):
+  for location, why in troubles.items():
+    print(f"{location}: UNKNOWN, not empty: {why}")
+  if unasked:
+    print("no cloud was asked: give --project=PROJECT for Cloud TPU, or --cluster=CONTEXT for GKE")
 
 
 def status(args: argparse.Namespace) -> int:
@@ -94,7 +96,8 @@ def status(args: argparse.Namespace) -> int:
       reports = {}
     if args.json:
       workers = {w: dataclasses.asdict(report) | {"age": age} for w, (report, age) in reports.items()}
-      print(json.dumps({"run": json.loads(run.dumps()), "state": dataclasses.asdict(state), "workers": workers}))
+      values = {"run": json.loads(run.dumps()), "state": dataclasses.asdict(state), "workers": workers}
+      print(json.dumps(values | {"watcher": _watcher(run) if book.open else ""}))
     else:
       _show(book, run, state, reports)
     if not args.watch:
@@ -105,11 +108,14 @@ def status(args: argparse.Namespace) -> int:
 
 def _show(book, run, state, reports):
   end = book.last("end")
-  over = f"ended with {end['code']}: {end['text']}" if end and not book.open else state.stage
+  over = f"ended with {end['code']}: {end['text']}" if end and not book.open else STAGES[state.stage]
   print(f"{run.name}  {run.backend} {run.tpu or run.workers}  {over}")
   print(f"  {shlex.join(['python', '-m', run.module, *run.args])}")
+  if book.open:
+    who = _watcher(run)
+    print(f"  watched by {who}" if who else f"  nobody watches it; go on by: python -m launch adopt {run.name}")
   for event in book.events:
-    if event["event"] not in ("run", "created", "progress"):
+    if event["event"] not in ("run", "created", "refused", "progress"):
       when = time.strftime("%m-%d %H:%M:%S", time.gmtime(event["time"]))
       text = event.get("text") or event.get("location") or ""
       print(f"  {when}  a{event['attempt']} try {event['try']}  {event['event']:<10} {text[:90]}")
@@ -120,12 +126,26 @@ def _show(book, run, state, reports):
     print(f"  w{worker:02d}  {report.host:<20} {age:5.0f} s ago  {words}")
 
 
-def _found(args):
-  """[(row, run, resource or None)] of the cloud and of journals, {location: why it could not be asked}."""
+def _watcher(run):
+  """Who watches a run, in words; "" for nobody."""
+  try:
+    return Lease(storage(run.folder), BEATS * run.limits.poll).holder()
+  except (UnknownError, LaunchError) as error:
+    return f"nobody knows whom: {error}"
+
+
+def _found(args, over=False):
+  """[(row, run, resource or None)] of the cloud and of journals, {location: why it could not be asked}; and whether no
+  cloud was asked.
+
+  Args:
+    over: also runs that are over.
+  """
   books = {name: book for name in journal.names() if (book := _book(name)) and book.events}
   runs = {name: run for name, book in books.items() if (run := _run(book))}
-  found, troubles, seen = [], {}, set()
-  for probe in _probes(args, runs.values()):
+  found, troubles, seen = {}, {}, set()
+  probes = _probes(args, runs.values())
+  for probe in probes:
     try:
       resources, silent = engine_of(probe).inventory(args.zones or ())
     except (UnknownError, LaunchError) as error:
@@ -140,14 +160,20 @@ def _found(args):
         run = dataclasses.replace(probe, name=resource.run or "unknown")
       if run.backend == "qr":
         run = dataclasses.replace(run, zones=(resource.location,))
-      found.append((_row(resource, books[resource.run] if known else None, run), run, resource))
+      key = resource.location, resource.name, resource.mark  # two runs may have a host in common
+      if known or key not in found:
+        found[key] = (_row(resource, books[resource.run] if known else None, run), run, resource)
       if known:
         seen.add((resource.run, resource.attempt))
+  rows = list(found.values())
   for name, run in runs.items():
-    for attempt in books[name].remaining():
-      if (name, attempt) not in seen and (args.all_users or run.owner == spec.owner()):
-        found.append((_recorded(books[name], run, attempt), run, None))
-  return found, troubles
+    if run.owner == spec.owner() or args.all_users:
+      remaining = books[name].remaining()
+      left = [attempt for attempt in remaining if (name, attempt) not in seen]
+      if not remaining and (over or books[name].open):
+        left = [0]
+      rows += [(_recorded(books[name], run, attempt), run, None) for attempt in left]
+  return rows, troubles, not any(probe.backend in ("qr", "gke") for probe in probes)
 
 
 def _asks_alike(run, probe):
@@ -163,9 +189,12 @@ def _probes(args, runs):
     probes.setdefault((run.backend, run.project, run.cluster, run.namespace, run.hosts), run)
   blank = dict(name="ls", module="none", args=(), workdir="gs://none/none")
   if args.project and not any(key[:2] == ("qr", args.project) for key in probes):
-    probes["qr", args.project] = Run(backend="qr", project=args.project, tpu="v3-8", zones=args.zones or (), **blank)
+    probe = Run(backend="qr", project=args.project, tpu="v3-8", zones=args.zones or (), **blank)
+    probes["qr", args.project] = spec.checked(probe)
   if args.cluster and not any(key[2] == args.cluster for key in probes):
     probes["gke", args.cluster] = Run(backend="gke", cluster=args.cluster, namespace=args.namespace, **blank)
+  if args.zones and not any(probe.backend == "qr" for probe in probes.values()):
+    raise LaunchError("--zone: of which project? give --project too")
   return probes.values()
 
 
@@ -184,16 +213,18 @@ def _row(resource, book, run):
   step, beat = _step(run, resource.attempt) if book else (-1, -1.0)
   hours = (now - resource.created) / 3600 if resource.created else 0.0
   return Row(resource.name, resource.owner, resource.kind, resource.location, resource.state, round(hours, 2),
-             _utc(resource.expires), step, beat, flag, resource.detail)  # fmt: skip
+             utc(resource.expires) if resource.expires else "", step, beat, flag, resource.detail)  # fmt: skip
 
 
 def _recorded(book, run, attempt):
-  """What was to be made, and is not in the cloud's lists."""
+  """What was to be made, and is not in the cloud's lists; of attempt 0 the run, which has no machines."""
   intent = next((e for e in book.events if e["event"] == "intent" and e["attempt"] == attempt), {})
   hours = round((time.time() - intent.get("time", time.time())) / 3600, 2)
-  return Row(
-    run.attempt(attempt), run.owner, run.tpu, intent.get("location", ""), "not listed", hours, "", -1, -1.0, "", ""
-  )
+  state, end = "not listed" if attempt else "no machines", book.state.end
+  if not attempt and not book.open and end:
+    state = f"ended with {end[0]}"
+  name = run.attempt(attempt) if attempt else run.name
+  return Row(name, run.owner, run.tpu, intent.get("location", ""), state, hours, "", -1, -1.0, "", "")
 
 
 def _step(run, attempt):
@@ -233,7 +264,3 @@ def _run(book):
   except LaunchError as error:
     print(error, file=sys.stderr)
     return None
-
-
-def _utc(seconds):
-  return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds)) if seconds else ""

@@ -1,13 +1,20 @@
-"""The log of a worker: a file of its machine, which goes to the run's folder in pieces, without secrets."""
+"""The log of a worker: a file of its machine, which goes to the run's folder in pieces, without secrets.
+
+Programs write to the file themselves, so what they print is in it as it is, and on the disk only BEHIND bytes of it
+are kept. Only who runs the worker may read it, who can read a program's variables too.
+"""
 
 import contextlib
+import ctypes
 import os
 import pathlib
 import re
+import sys
 import time
 
 PIECE = 2**18  # bytes
-BEHIND = 2**26  # bytes, beyond which what is between is left out
+BEHIND = 2**26  # bytes that the disk keeps; what is further behind is left out
+MOST = 2**27  # bytes of a try that go to the run's folder as they come; beyond, its last piece does
 SHORT = 8  # letters, below which a secret's value is a word of every log
 TAIL, LINES = 8192, 40
 
@@ -17,7 +24,7 @@ class Log:
 
   def __init__(self, path: pathlib.Path):
     self.path, self._sent, self._secrets, self._longest = path, path.with_suffix(".sent"), None, 1
-    self._start = 0
+    self._start = self._first = self._gone = 0
     with contextlib.suppress(OSError, ValueError):
       self._start = int(self._sent.read_text())
     os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
@@ -47,6 +54,21 @@ class Log:
       return self.path.stat().st_size
     return 0
 
+  def begin(self) -> int:
+    """A try begins: its place in the file."""
+    self._first = self.size()
+    return self._first
+
+  def trim(self) -> None:
+    """Gives the disk back all but the last BEHIND bytes, of however many; places in the file stay. Only on Linux."""
+    gone = self.size() - BEHIND
+    if gone - self._gone < PIECE or sys.platform != "linux":
+      return
+    self._gone = gone  # before it is so, as another thread reads
+    with contextlib.suppress(OSError), open(self.path, "rb+") as file:
+      # FALLOC_FL_KEEP_SIZE and _PUNCH_HOLE of linux/falloc.h; a file system that cannot, as NFS before 4.2, keeps all.
+      ctypes.CDLL(None).fallocate64(file.fileno(), 1 | 2, ctypes.c_int64(0), ctypes.c_int64(gone))
+
   def piece(self, last: bool = False) -> tuple:
     """(what was added since the last piece that was sent, where it ends); b"" for nothing.
 
@@ -55,22 +77,30 @@ class Log:
     """
     start, size, note = self._start, self.size(), b""
     if size < start:  # cut off by somebody
-      start = 0
-    if size - start > BEHIND:
+      start = self._first = self._gone = 0
+    full = start - self._first >= MOST
+    if full and not last:
+      return b"", start
+    content = self._read(start)
+    if size - start > (PIECE if full else BEHIND) or start < self._gone:
       note = f"launch: {size - PIECE - start:,} bytes are left out\n".encode()
       start = size - PIECE
-    try:
-      with open(self.path, "rb") as file:
-        file.seek(start)
-        content = file.read(PIECE)
-    except OSError:
-      return b"", start
+      content = self._read(start)
     end = len(content) if last and start + len(content) >= size else max(0, len(content) - self._longest + 1)
     for match in self._secrets.finditer(content) if self._secrets else ():
       if match.start() < end < match.end():
         end = match.end()
     text = self._hidden(content[:end])
-    return (note + text[self._longest - 1 :] if note else text), start + end  # it may begin inside of a secret
+    text = note + text[self._longest - 1 :] if note else text  # it may begin inside of a secret
+    if start - self._first < MOST <= start + end - self._first:
+      text += f"\nlaunch: {MOST:,} bytes of a try; of what follows only the end is brought, when it ends\n".encode()
+    return text, start + end
+
+  def _read(self, start):
+    with contextlib.suppress(OSError), open(self.path, "rb") as file:
+      file.seek(start)
+      return file.read(PIECE)
+    return b""
 
   def sent(self, end: int) -> None:
     """A piece up to there has arrived."""

@@ -5,7 +5,7 @@ import re
 import sys
 import time
 
-from launch import board, errors, verbs
+from launch import board, errors, screen, verbs
 from launch.errors import LaunchError
 from launch.storage import storage
 
@@ -19,8 +19,10 @@ def logs(args: argparse.Namespace) -> int:
   book = verbs.opened(args.name, args.workdir)
   run = book.run
   attempt = args.attempt or book.state.attempt
-  if not attempt:
-    raise LaunchError(f"{run.name}: there was no attempt yet")
+  if attempt not in (attempts := book.attempts()):
+    if not attempts:
+      raise LaunchError(f"{run.name}: there was no attempt yet")
+    raise LaunchError(f"--attempt: {attempt}; {run.name} has had {', '.join(map(str, attempts))}")
   workers = _workers(args.worker, run.workers)
   files = board.Board(storage(run.folder), attempt)
   printed, torn = dict.fromkeys(workers, 0), dict.fromkeys(workers, b"")
@@ -45,7 +47,8 @@ def logs(args: argparse.Namespace) -> int:
     if line:
       _print(worker, line, args.grep)
   if not any(printed.values()):
-    print(f"{run.attempt(attempt)}: nothing was printed yet; launch status {run.name} says how it is", file=sys.stderr)
+    advice = f"python -m launch status {run.name} says how it is"
+    print(f"{run.attempt(attempt)}: nothing was printed yet; {advice}", file=sys.stderr)
   return errors.DONE
 
 
@@ -65,4 +68,4 @@ def _print(worker, line, pattern):
   text = line.decode(errors="replace")
   if pattern in text:
     # What moves the cursor or changes colours is the program's, not this terminal's.
-    print(f"[w{worker:02d}] " + "".join(c if c.isprintable() or c == "\t" else "�" for c in text.rstrip("\r")))
+    print(f"[w{worker:02d}] {screen.printable(text.rstrip(chr(13)))}")

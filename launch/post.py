@@ -5,11 +5,12 @@ import dataclasses
 import threading
 import time
 
-from launch import board, storage
+from launch import board, errors, storage
 from launch.errors import LaunchError, UnknownError
 from launch.log import Log
 
 PIECES = 8  # of the log, at a time
+WORDS = {"detail": 2000, "doing": 100, "tail": 10_000}  # of a report, which hold no secret, and their letters at most
 
 
 class Post:
@@ -26,6 +27,11 @@ class Post:
     self._thread = threading.Thread(target=self._run, name="post", daemon=True)
     self._thread.start()
 
+  def check(self) -> None:
+    """LaunchError where the thread has ended by a mistake of ours."""
+    if self._closed:
+      raise LaunchError("what brings its reports and log has ended; why is in worker.txt, or journalctl", errors.BUG)
+
   @property
   def report(self) -> board.Report:
     """The last one."""
@@ -33,11 +39,14 @@ class Post:
 
   def say(self, **changes) -> None:
     """Changes the report; one that is in another phase or try goes out at once."""
-    if "detail" in changes:
-      changes["detail"] = self._log.hidden(changes["detail"])[:2000]
+    for key, most in WORDS.items():
+      if key in changes:
+        changes[key] = self._log.hidden(changes[key])[:most]
     with self._turn:
       before, self._report = self._report, dataclasses.replace(self._report, **changes)
-      if any(getattr(before, key) != getattr(self._report, key) for key in ("phase", "try_", "exit", "detail")):
+      if any(
+        getattr(before, key) != getattr(self._report, key) for key in ("phase", "try_", "asked", "exit", "detail")
+      ):
         self._wanted += 1
         self._turn.notify_all()
 
@@ -47,7 +56,12 @@ class Post:
       self._wanted += 1
       wanted = self._wanted
       self._turn.notify_all()
-      return self._turn.wait_for(lambda: self._brought >= wanted, seconds)
+      self._turn.wait_for(lambda: self._brought >= wanted or self._closed, seconds)
+      arrived = self._brought >= wanted
+    if self._closed:  # the last word of a worker that cannot go on
+      with contextlib.suppress(UnknownError, LaunchError):
+        self.board.report(dataclasses.replace(self._report, clock=time.time()))
+    return arrived
 
   def close(self) -> None:
     """Ends the thread; what has not arrived then does not."""
@@ -57,6 +71,14 @@ class Post:
     self._thread.join(1.0)
 
   def _run(self):
+    try:
+      self._bring()
+    finally:
+      with self._turn:
+        self._closed = True
+        self._turn.notify_all()
+
+  def _bring(self):
     while True:
       with self._turn:
         self._turn.wait_for(lambda: self._wanted > self._brought or self._closed, self._beat)

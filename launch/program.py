@@ -5,12 +5,12 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 
-from launch import machine
+from launch import machine, storage
 from launch.errors import LaunchError
 from launch.spec import Run
 
@@ -20,6 +20,7 @@ _INHERITED = re.compile(r"(?!MEGASCALE_|VITJAX_|JAX_COORDINATOR_|LAUNCH_).*(?<!_
 _HELD = re.compile(r"^.*is held by process .*$", re.MULTILINE)
 # Of Python's faulthandler, which exits with 1.
 _STOOD_STILL = re.compile(r"^Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!$", re.MULTILINE)
+_LONGEST = 10_000  # bytes of what a program says of its progress
 _REAPED = 10.0  # seconds that killed processes have to vanish
 
 
@@ -89,15 +90,21 @@ class Program:
   def __init__(self, words: list, folder: pathlib.Path, environment: dict, log: pathlib.Path):
     self._status, self._killed = pathlib.Path(environment[STATUS]), False
     self._ooms = machine.oom_kills()
-    self._status.unlink(missing_ok=True)
-    self.progress, self.moved = {}, time.monotonic()
+    _removed(self._status)
+    self.progress, self._said, self.moved = {}, {}, time.monotonic()
+    name = words[0]
+    if not shutil.which(name):
+      raise LaunchError(f"{name} cannot be started: it is no program on this host")
+    if path := shutil.which("setpriv"):  # of util-linux: so it ends with this process, also where that is killed
+      # Popen's preexec_fn could do it too, and is not safe beside threads.
+      words = [path, "--pdeathsig=KILL", "--", *words]
     try:
       with open(log, "ab") as file:
         self._process = subprocess.Popen(
           words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
         )
     except (OSError, ValueError) as error:
-      raise LaunchError(f"{words[0]} cannot be started: {error}") from None
+      raise LaunchError(f"{name} cannot be started: {getattr(error, 'strerror', None) or error}") from None
     self.asked = None  # when it was asked to stop
 
   def poll(self) -> "int | None":
@@ -106,13 +113,17 @@ class Program:
     return code if code is None or code >= 0 else 128 - code
 
   def look(self) -> None:
-    """Reads what it says of its progress into `progress`; a file that is none, or half of one, is nothing."""
+    """Reads what it says of its progress into `progress`; a file that is none, or half of one, is nothing.
+
+    Of `progress` are only "step", "began" (0 to 1e15, else -1) and "doing", a text.
+    """
     try:
-      said = json.loads(self._status.read_bytes()[:10_000])
+      said = json.loads(storage.regular(self._status, _LONGEST)[0])
     except (OSError, ValueError, RecursionError):
       return
-    if isinstance(said, dict) and isinstance(said.get("step"), int) and said != self.progress:
-      self.progress, self.moved = said, time.monotonic()
+    if isinstance(said, dict) and type(said.get("step")) is int and said != self._said:
+      self._said, self.moved = said, time.monotonic()
+      self.progress = {key: _step(said.get(key)) for key in ("step", "began")} | {"doing": _text(said.get("doing"))}
 
   def ask(self) -> None:
     """Asks it to stop, once. Not what it has started: its workers end with it, and not before."""
@@ -137,7 +148,7 @@ class Program:
     if self._process.poll() is None:
       self.kill()
       self._process.wait()
-    return end(str(self._status), reap)
+    return end(str(self._status), os.getpid())
 
   def meaning(self, code: int, tail: str) -> tuple:
     """(exit code by the contract, what it means in words) of its end."""
@@ -154,30 +165,67 @@ class Program:
     return code, ""
 
 
-def end(mark: str, tick: Callable[[], None] = lambda: None) -> list:
-  """Kills the processes whose status file begins with `mark`, and waits for it; returns those that do not die.
+def _step(value):
+  return value if type(value) is int and 0 <= value < 1e15 else -1
 
-  By what is in their environment, so also where they have left their group, or whoever started them was killed.
-  `tick` is called meanwhile.
+
+def _text(value):
+  """A text that a file can hold; "" for what is none."""
+  return re.sub("[\ud800-\udc7f\udd00-\udfff]", "?", value) if isinstance(value, str) else ""
+
+
+def _removed(path):
+  """Deletes what a program has left, whatever it is."""
+  if path.is_dir() and not path.is_symlink():
+    shutil.rmtree(path, ignore_errors=True)
+  else:
+    path.unlink(missing_ok=True)
+
+
+def end(mark: str, worker: int = 0) -> list:
+  """Kills what programs have started, and waits for it; returns the processes that do not die.
+
+  Args:
+    mark: how the names of their status files begin, which tells them also where whoever started them was killed.
+    worker: the process below which all of them are, orphans too, whatever their environment says; 0 for none.
   """
-  deadline = time.monotonic() + _REAPED
-  while alive := _marked(mark):
-    for number in alive:
-      with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(number, signal.SIGKILL)
-    tick()
-    if time.monotonic() > deadline:
-      return alive
-    time.sleep(0.02)
-  tick()
+  deadline, clean = time.monotonic() + _REAPED, 0
+  while clean < 2:  # what forks meanwhile may be missed once
+    marked, below = _marked(mark), _below(worker) if worker else {}
+    for kill, numbers in ((os.kill, marked), (os.killpg, set(below.values()))):
+      for number in numbers:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+          kill(number, signal.SIGKILL)
+    clean = 0 if marked or below else clean + 1
+    if not clean and time.monotonic() > deadline:
+      return sorted({*marked, *below})
+    time.sleep(0.01)
   return []
 
 
-def reap() -> None:
-  """Takes leave of children that have ended, orphans that this process was given among them."""
-  with contextlib.suppress(ChildProcessError):
-    while os.waitpid(-1, os.WNOHANG)[0]:
-      pass
+def _below(worker):
+  """{process: its group} of those that live below a worker: programs and what they have started.
+
+  They have sessions of their own; what else the worker has started is in the worker's.
+  """
+  rows = {}  # state, parent, group and session, see proc_pid_stat(5)
+  for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    with contextlib.suppress(OSError):  # it has ended
+      state, *numbers = path.read_text().rpartition(")")[2].split()[:4]
+      rows[int(path.parent.name)] = state, *map(int, numbers)
+  found = {}
+  for number, (state, parent, group, session) in rows.items():
+    above = number
+    while above in rows and above != worker:
+      above = rows[above][1]
+    if above != worker or session == rows.get(worker, (0, 0, 0, session))[3]:
+      continue
+    if state != "Z":
+      found[number] = group
+    elif parent == os.getpid():
+      with contextlib.suppress(ChildProcessError):
+        os.waitpid(number, os.WNOHANG)
+  return found
 
 
 def _marked(mark):

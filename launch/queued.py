@@ -7,7 +7,7 @@ import calendar
 import re
 import time
 
-from launch import gcloud
+from launch import gcloud, tpus
 from launch.engine import DELETING, FAILED, LOST, QUEUED, READY, REPAIRING, STARTING, Look, Resource
 
 QUEUE_STATES = {
@@ -86,7 +86,7 @@ def resource(item: dict) -> Resource:
   found, node = labels(item), "tpu" not in item
   _, _, _, zone, _, name = item["name"].split("/")
   specs = item.get("tpu", {}).get("nodeSpec") or [{"node": item}]
-  kind = specs[0].get("node", {}).get("acceleratorType", "").rpartition("/")[2]
+  kind = tpus.named(specs[0].get("node", {}).get("acceleratorType", "").rpartition("/")[2])
   count = max(len(specs), _slices(specs[0]))
   state = (NODE_STATES if node else QUEUE_STATES).get(word(item), STARTING)
   return Resource(

@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 
-from launch import manifests, spec, tpus
+from launch import limits, manifests, spec, tpus
 from launch.errors import LaunchError
 
 IMAGE = "REGION-docker.pkg.dev/PROJECT/REPOSITORY/vit@sha256:DIGEST"  # where the run has none
@@ -25,9 +25,11 @@ python3 -m uv pip install --quiet --python {PYTHON} '.[tpu,gcs]'
 
 
 def jobset(run: spec.Run, attempt: int, expires: int) -> str:
-  """The JobSet of an attempt, for kubectl. `launch run` makes the ConfigMap, spec and code that it needs too."""
-  value = manifests.jobset(dataclasses.replace(run, image=run.image or IMAGE), attempt, expires)
-  lines = [f"# `launch run` makes this, a ConfigMap of that name with {manifests.CODE}/launch.zip, and in the bucket"]
+  """The JobSet of an attempt, for kubectl. `run` makes the ConfigMap, spec and code that it needs too."""
+  value = manifests.jobset(run, attempt, expires)
+  lines = [
+    f"# `python -m launch run` makes this, a ConfigMap of that name with {manifests.CODE}/launch.zip, and in the bucket"
+  ]
   lines += [f"# a{attempt}/spec.json and the code that it says."]
   return "\n".join([*lines, yaml(value)])
 
@@ -52,16 +54,17 @@ def xpk(run: spec.Run) -> str:
   # xpk gives it to bash, which must become the program, or SIGTERM would not reach it.
   words.append("--command=exec " + shlex.join(["python3", "-u", "-m", run.module, *run.args]))
   missing = [f"# xpk hands no secrets over: give {key} to the program by other means.\n" for key in run.secrets]
+  missing.append(_left_out(run, "xpk", {"image", "cluster", "project", "slices"}))
   return "".join(missing) + shlex.join(words) + "\n"
 
 
 def skypilot(run: spec.Run) -> str:
   """The task of SkyPilot that starts the run's program on TPU VMs. LaunchError for what SkyPilot cannot do."""
   if run.slices > 1:
-    raise LaunchError(f"SkyPilot starts one slice; --slices is {run.slices}: use --backend=qr or gke")
+    raise LaunchError(f"SkyPilot starts one slice; --slices is {run.slices}: use python -m launch run, or --xpk")
   if run.capacity in ("reserved", "flex-start"):
     raise LaunchError(
-      f"SkyPilot's TPU VMs are spot or on demand; --capacity is {run.capacity}: use --backend=qr or gke"
+      f"SkyPilot's TPU VMs are spot or on demand; --{run.capacity} is for python -m launch run, or --xpk"
     )
   slice_ = tpus.find(run.tpu)
   places = [f"gcp/{zone.rpartition('-')[0]}/{zone}" for zone in run.zones] or ["gcp"]
@@ -81,7 +84,32 @@ def skypilot(run: spec.Run) -> str:
   task["setup"] = "true\n" if run.python else _SETUP
   task["run"] = f"exec {shlex.quote(run.python) if run.python else PYTHON} {start}\n"
   asked = "".join(f" --secret {key}" for key in run.secrets)
-  return f"# sky jobs launch{asked} THIS_FILE\n{yaml(task)}"
+  missing = _left_out(run, "SkyPilot", {"python", "max_failures", "runtime_version", "slices"})
+  return f"# sky jobs launch{asked} THIS_FILE\n{missing}{yaml(task)}"
+
+
+def _left_out(run, whose, takes):
+  """A comment on what was asked for and is not in the text, nor in anything else that the other launcher does."""
+  takes = takes | {
+    "name",
+    "backend",
+    "module",
+    "args",
+    "workdir",
+    "tpu",
+    "zones",
+    "capacity",
+    "env",
+    "secrets",
+    "owner",
+  }
+  default = {field.name: field.default for field in dataclasses.fields(run)}
+  default["runtime_version"] = tpus.find(run.tpu).kind.runtime if run.runtime_version else ""
+  default["limits"] = limits.Limits(**({"grace": run.limits.grace} if whose == "xpk" else {}))
+  missing = [spec.flag(key) for key in default if key not in {*takes, "owner"} and getattr(run, key) != default[key]]
+  if whose == "xpk":
+    missing += ["--zone but for the first"] * (len(run.zones) > 1) + ["--reserved"] * (run.capacity == "reserved")
+  return f"# Not in here, as {whose} has nothing for it: {', '.join(missing)}. Nothing ends at --max-hours.\n"
 
 
 def yaml(value) -> str:

@@ -1,6 +1,7 @@
 """What a run is asked to be: checked once, written as JSON, the same for every part of `launch`."""
 
 import dataclasses
+import difflib
 import getpass
 import hashlib
 import json
@@ -106,6 +107,16 @@ class Run:
     return tpus.find(self.tpu).devices * self.slices if self.tpu else 0
 
   @property
+  def billed(self) -> bool:
+    """Whether its machines cost while they are there."""
+    return self.backend in ("qr", "gke")
+
+  @property
+  def left(self) -> str:
+    """Of machines that nobody has seen to go."""
+    return "may still be billed" if self.billed else "may still be there"
+
+  @property
   def folder(self) -> str:
     """Where its reports, logs, code and journal are."""
     return f"{self.workdir.rstrip('/')}/launch"
@@ -157,6 +168,13 @@ def workdir_of(args: Sequence[str]) -> str:
   return found
 
 
+def flag(key: str) -> str:
+  """What a field is on the command line."""
+  others = {"name": "NAME", "module": "-- PROGRAM", "args": "[ARGUMENTS]", "capacity": "--spot", "zones": "--zone"}
+  singular = {"limits": "--limit", "secrets": "--secret"}
+  return (others | singular).get(key) or "--" + key.replace("_", "-")
+
+
 def checked(run: Run) -> Run:
   """The run, with the zones and the runtime version that follow from its slice. LaunchError for what cannot be."""
   _types(run)
@@ -165,13 +183,13 @@ def checked(run: Run) -> Run:
   for key, (shape, words) in (_SHAPES | {"service_account": account}).items():
     value = getattr(run, key)
     if (value or key in ("name", "module", "owner")) and not re.fullmatch(shape, value, re.ASCII):
-      raise LaunchError(f"{_flag(key)}: {_short(value)} is not allowed; write {words}")
+      raise LaunchError(f"{flag(key)}: {_short(value)} is not allowed; write {words}")
   _among("capacity", run.capacity, CAPACITIES)
   lists = (("zones", run.zones, ZONE, "europe-west4-a"), ("hosts", run.hosts, HOST, "alice@10.0.0.2"))
   for key, values, shape, example in lists:
     for value in values:
       if not re.fullmatch(shape, value, re.ASCII):
-        raise LaunchError(f"{_flag(key)}: {_short(value)} is not allowed; write one such as {example}")
+        raise LaunchError(f"{flag(key)}: {_short(value)} is not allowed; write one such as {example}")
   _variables(run)
   _numbers(run)
   _workdir(run)
@@ -197,16 +215,16 @@ def _types(run):
     if field.name in ("env", "secrets"):
       fine = isinstance(value, dict) and all(isinstance(each, str) for pair in value.items() for each in pair)
     if not fine:
-      raise LaunchError(f"{_flag(field.name)}: {_short(value)} is of the wrong kind")
+      raise LaunchError(f"{flag(field.name)}: {_short(value)} is of the wrong kind")
 
 
 def _variables(run):
-  for flag, values in (("--env", run.env), ("--secret", run.secrets)):
+  for option, values in (("--env", run.env), ("--secret", run.secrets)):
     for key, value in values.items():
       if not re.fullmatch(_VARIABLE, key, re.ASCII):
-        raise LaunchError(f"{flag}: {_short(key)} is no name of a variable; write letters, digits and _")
+        raise LaunchError(f"{option}: {_short(key)} is no name of a variable; write letters, digits and _")
       if not _fine(value):
-        raise LaunchError(f"{flag}: the value of {key} has a zero byte or no encoding, which no variable can have")
+        raise LaunchError(f"{option}: the value of {key} has a zero byte or no encoding, which no variable can have")
   for key, value in run.secrets.items():
     if not re.fullmatch(_SECRET, value, re.ASCII):
       raise LaunchError(
@@ -218,6 +236,10 @@ def _variables(run):
   for word in run.args:
     if not _fine(word):
       raise LaunchError(f"{_short(word)} has a zero byte or no encoding, which no argument can have")
+  sizes = [len(word.encode(errors="surrogateescape")) for word in run.args]
+  if max(sizes, default=0) >= 2**17 or sum(sizes) > 2**20:  # Linux starts none with more in one, or twice in all
+    raise LaunchError(f"the arguments of the program have {sum(sizes):,} bytes, one of them {max(sizes):,}; allowed: "
+                      "1,048,576 in all, 131,071 in one; write them into a file, and name that")  # fmt: skip
 
 
 def _fine(text):
@@ -229,7 +251,7 @@ def _numbers(run):
   ranges = {"slices": (1, 256), "processes": (1, 64), "max_hours": (0, YEAR), "max_failures": (1, 100)}
   for key, (low, high) in ranges.items():
     if not low <= getattr(run, key) <= high:
-      raise LaunchError(f"{_flag(key)}: {getattr(run, key)}; allowed: {low} to {high}")
+      raise LaunchError(f"{flag(key)}: {getattr(run, key)}; allowed: {low} to {high}")
   for field in dataclasses.fields(Limits):
     value = getattr(run.limits, field.name)
     if not isinstance(value, (int, float)) or not 0 < value < 1e8:
@@ -238,6 +260,9 @@ def _numbers(run):
 
 def _workdir(run):
   if not run.workdir:
+    flags = [word.partition("=")[0] for word in run.args]
+    if near := difflib.get_close_matches("--workdir", flags, 1, 0.8):
+      raise LaunchError(f"--workdir: missing; {near[0]} is no flag of {run.module}, did you mean --workdir?")
     raise LaunchError(
       "--workdir: missing; give it behind --, as `-- vit_jax.train --workdir=gs://BUCKET/runs/a`, or to launch"
     )
@@ -265,16 +290,16 @@ def _placed(run):
   }  # fmt: skip
   for key in needs:
     if not getattr(run, key):
-      raise LaunchError(f"{_flag(key)}: missing; --backend={run.backend} needs it")
+      raise LaunchError(f"{flag(key)}: missing; --backend={run.backend} needs it")
   default = {field.name: field.default for field in dataclasses.fields(run)}
   for key in sorted({key for keys in only.values() for key in keys} - {*only[run.backend]}):
     if getattr(run, key) != default[key]:
-      raise LaunchError(f"{_flag(key)}: --backend={run.backend} has no use for it; leave it out")
+      raise LaunchError(f"{flag(key)}: --backend={run.backend} has no use for it; leave it out")
   if not run.max_hours:
     run = dataclasses.replace(run, max_hours=24.0 if run.backend in ("qr", "gke") else YEAR)
   if run.backend in ("qr", "gke"):
     slice_ = tpus.find(run.tpu)
-    run = dataclasses.replace(run, tpu=f"{slice_.generation}-{slice_.chips * slice_.kind.cores}")
+    run = dataclasses.replace(run, tpu=slice_.name)
   if run.backend == "qr":
     run = dataclasses.replace(
       run, zones=run.zones or slice_.kind.zones[:1], runtime_version=run.runtime_version or slice_.kind.runtime
@@ -286,11 +311,7 @@ def _placed(run):
 
 def _among(key, value, allowed):
   if value not in allowed:
-    raise LaunchError(f"{_flag(key)}: {_short(value)}; allowed: {', '.join(allowed)}")
-
-
-def _flag(key):
-  return "--" + {"zones": "zone", "module": " MODULE", "name": "name"}.get(key, key).replace("_", "-")
+    raise LaunchError(f"{flag(key)}: {_short(value)}; allowed: {', '.join(allowed)}")
 
 
 def _short(value):

@@ -25,7 +25,9 @@ class State:
     continued: the latest step at which a try went on; `begun` whether the current one's is known.
     reached: the same, of the attempt's first try, -1 before it is known.
     failures: tries that failed since then; `lost`: attempts.
-    hangs: of this attempt; `anew` how often one of its workers was started anew; `asked` how often its deletion was.
+    hangs: of this attempt; `anew` how often one of its workers was started anew; `asked` how often its deletion was
+      looked at.
+    retries: how often its creation, or its deletion, was asked for; `retry` when it is to be asked for again.
     zone: how many zones in turn have had no capacity.
     used: seconds for which earlier attempts had machines.
     pause: until when nothing is made.
@@ -52,6 +54,8 @@ class State:
   hangs: int = 0
   anew: int = 0
   asked: int = 0
+  retries: int = 0
+  retry: float = 0.0
   zone: int = 0
   used: float = 0.0
   pause: float = 0.0
@@ -68,6 +72,7 @@ class Seen:
     reports: {worker: (report, its age)}.
     order: the last that was given to the workers, perhaps by `launch stop`.
     refusal: with which the attempt could not be made.
+    clock: the bucket's time, 0 where none answers.
   """
 
   now: float
@@ -75,6 +80,7 @@ class Seen:
   reports: Mapping | None = None
   order: board.Order | None = None
   refusal: LaunchError | None = None
+  clock: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

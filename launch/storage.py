@@ -14,7 +14,9 @@ import json
 import os
 import pathlib
 import random
+import re
 import secrets
+import stat
 import subprocess
 import time
 import urllib.error
@@ -31,16 +33,33 @@ _PASSING = (408, 429, 500, 502, 503, 504)
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-  """A file's bytes, its age in seconds by the clock of where it is, and its generation."""
+  """A file's bytes, its age in seconds by the clock of where it is, its generation, and that clock; 0 if it is ours."""
 
   content: bytes
   age: float
   generation: int
+  now: float = 0.0
 
 
 def storage(folder: str):
   """Files below gs://BUCKET/NAME, or below a folder of this machine."""
   return Bucket(folder) if folder.startswith("gs://") else Disk(folder)
+
+
+def regular(path, most: int) -> tuple:
+  """(the first `most` bytes of a regular file of this machine, its status). OSError for none, and for any other kind.
+
+  A pipe that somebody has put there is not waited for.
+  """
+  number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+  try:
+    status = os.fstat(number)
+    if not stat.S_ISREG(status.st_mode):
+      raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    with open(number, "rb", closefd=False) as file:
+      return file.read(most), status
+  finally:
+    os.close(number)
 
 
 class Disk:
@@ -131,7 +150,7 @@ class Bucket:
       return None
     content, headers = answer
     now, changed = (_seconds(headers.get(key)) for key in ("Date", "Last-Modified"))
-    return Item(content, max(0.0, now - changed), int(headers.get("X-Goog-Generation") or 0))
+    return Item(content, max(0.0, now - changed), int(headers.get("X-Goog-Generation") or 0), now)
 
   def write(self, name: str, content: bytes, generation: "int | None" = None) -> int:
     """Writes an object whole; returns its generation. FileExistsError unless it has the one given, 0 for no object."""
@@ -239,7 +258,7 @@ class Token:
     except subprocess.TimeoutExpired:
       raise UnknownError("gcloud auth print-access-token did not answer within a minute") from None
     if result.returncode:
-      why = " ".join(result.stderr.split())[:200]
+      why = re.sub(r"^ERROR: \(\S+\) ", "", (result.stderr.strip().splitlines() or ["it does not say why"])[0])
       raise LaunchError(f"gcloud has no credentials ({why}); run: gcloud auth login", DENIED)
     self._text, self._until = result.stdout.strip(), time.monotonic() + 1800
 

@@ -13,6 +13,7 @@ from launch.spec import Run
 from launch.state import DELETING, IDLE, OVER, WATCHING, Action, Seen, State
 
 LONGEST_PAUSE = 30  # times limits.pause
+RAREST = 20  # times limits.poll: what was asked for to no effect is asked again, after twice as long each time
 ASKED = 5  # looks at a deletion before it is given up
 ANEW = 2  # workers that are started anew for nothing, as after a repair; further ones are failures
 
@@ -25,6 +26,7 @@ def decide(run: Run, restarts: bool, state: State, seen: Seen) -> tuple[State, l
   """
   if state.stage == OVER:
     return state, []
+  state = _steady(run, state, seen.now)
   if state.stage == IDLE:
     return _idle(run, state, seen)
   if seen.look and seen.look.state != state.look:
@@ -42,6 +44,22 @@ def decide(run: Run, restarts: bool, state: State, seen: Seen) -> tuple[State, l
   return _by_look(run, restarts, state, seen) if actions is None else (state, actions)
 
 
+def _steady(run, state, now):
+  """The state, where a clock was set back: nothing has begun after now, or is to wait for longer than it ever would."""
+  begun = {key: min(getattr(state, key), now) for key in ("since", "look_since", "ready", "trouble", "starting")}
+  expires = min(state.expires, now + max(0.0, run.max_hours * 3600 - state.used))
+  retry = state.retry if state.retry <= now + run.limits.poll * RAREST else now
+  pause = state.pause if state.pause <= now + run.limits.pause * LONGEST_PAUSE else now
+  return dataclasses.replace(state, **begun, expires=expires, retry=retry, pause=pause)
+
+
+def _past(state, seen, grace=0.0):
+  """Whether the attempt's time has ended: by the clock here, and by one of the others that answer."""
+  others = [report.clock + age for report, age in (seen.reports or {}).values() if report.clock]
+  others += [seen.clock] * bool(seen.clock)
+  return min(seen.now, max(others, default=seen.now)) >= state.expires + grace
+
+
 def _idle(run, state, seen):
   left = run.max_hours * 3600 - state.used
   if left <= 0 and not state.end:
@@ -55,7 +73,7 @@ def _idle(run, state, seen):
     attempt=state.attempt + 1, try_=1, expires=seen.now + left, stage=WATCHING, since=seen.now, look_since=seen.now,
     **{key: getattr(state, key) for key in kept},
   )  # fmt: skip
-  return state, [Action("create")]
+  return _asked(run, state, seen, "create")
 
 
 def _deleting(run, state, seen):
@@ -70,7 +88,15 @@ def _deleting(run, state, seen):
       text = f"{name} could not be deleted for {waited:.0f} s, and no other is made beside it"
       state = _ending(state, errors.BILLING, text)
     return _deleted(state, seen, (state.attempt,))
-  return state, [] if found == engine.DELETING else [Action("delete")]
+  return (state, []) if found == engine.DELETING else _asked(run, state, seen, "delete")
+
+
+def _asked(run, state, seen, verb):
+  """Asks the cloud for it, if it was not asked a moment ago."""
+  if seen.now < state.retry:
+    return state, []
+  pause = run.limits.poll * min(RAREST, 2**state.retries)
+  return dataclasses.replace(state, retries=state.retries + 1, retry=seen.now + pause), [Action(verb)]
 
 
 def _deleted(state, seen, unverified):
@@ -94,9 +120,9 @@ def _by_reports(run, restarts, state, seen):
   waited = seen.now - state.trouble if state.trouble else 0.0
   found = verdict.judge(run, state.try_, seen.reports, seen.order, waited, state.hangs)
   if found.kind == verdict.DONE:
-    return _over(_ending(state, errors.DONE, "done"), seen, "done", found.text)
+    return _over(run, _ending(state, errors.DONE, "done"), seen, "done", found.text)
   if found.kind == verdict.STOPPED and restarts:  # a JobSet whose pods have ended keeps no machines
-    return _over(_ending(state, errors.DETACHED, "stopped as ordered"), seen, "stopped", found.text)
+    return _over(run, _ending(state, errors.DETACHED, "stopped as ordered"), seen, "stopped", found.text)
   if found.kind == verdict.STOPPED:
     return _kept(_ending(state, errors.DETACHED, "stopped as ordered, its machines are kept"), "stopped", found.text)
   if restarts:  # and decides by itself what is to be tried again
@@ -112,7 +138,7 @@ def _by_reports(run, restarts, state, seen):
     return _again(run, state, seen, "preempted", found.text)
   if found.kind == verdict.FINAL:
     return _final(run, state, seen, found)
-  if found.kind == verdict.FRESH and seen.now >= state.expires:
+  if found.kind == verdict.FRESH and _past(state, seen):
     return _again(run, state, seen, "expired", "it has ended itself at its end")
   state = dataclasses.replace(state, hangs=state.hangs + (found.code == verdict.HANG))
   return _failed(run, state, seen, found.text, found.tail, fresh=found.kind == verdict.FRESH)
@@ -126,7 +152,7 @@ def _by_look(run, restarts, state, seen):
   if look.state == engine.ABSENT and not state.seen:  # the answer may have been lost, or the question
     if seen.now - state.since > run.limits.queue:
       return _elsewhere(run, state, seen, f"it could not be asked for within {run.limits.queue / 3600:.1f} h")
-    return state, [Action("create")]
+    return _asked(run, state, seen, "create")
   state = dataclasses.replace(state, seen=True)
   if look.state == engine.READY:
     return _ready(run, restarts, state, seen)
@@ -142,7 +168,7 @@ def _by_look(run, restarts, state, seen):
   if look.state == engine.FAILED:
     return _refused(run, restarts, state, seen, look)
   if look.state == engine.DONE:
-    return _over(_ending(state, errors.DONE, "done"), seen, "done", look.detail)
+    return _over(run, _ending(state, errors.DONE, "done"), seen, "done", look.detail)
   return _again(run, state, seen, "preempted", f"{look.state}: {look.detail}")  # ABSENT, LOST, DELETING
 
 
@@ -151,7 +177,7 @@ def _refused(run, restarts, state, seen, look):
   if look.code == errors.NO_CAPACITY:
     return _elsewhere(run, state, seen, look.detail)
   if look.code:
-    return _over(_ending(state, look.code, look.detail), seen, "failed", look.detail)
+    return _over(run, _ending(state, look.code, look.detail), seen, "failed", look.detail)
   first = verdict.first_failure(seen.reports or {})
   text = look.detail + (f"; w{first.worker:02d} ended with {first.exit}" if first else "")
   tail = first.tail if first else ""
@@ -167,14 +193,14 @@ def _ready(run, restarts, state, seen):
   if not state.ready:
     state = dataclasses.replace(state, ready=seen.now, starting=seen.now, zone=0)
     return state, [Action("note", event="ready")]
+  if _past(state, seen, run.limits.grace):  # of workers that nobody hears too
+    return _again(run, state, seen, "expired", "it has reached its end, and goes on")
   if seen.reports is None:
     return state, []
-  if seen.now > state.expires + run.limits.grace:
-    return _again(run, state, seen, "expired", "it has reached its end, and goes on")
   waited, reports = seen.now - state.starting, {w: r for w, (r, _) in seen.reports.items()}
   absent = [w for w in range(run.workers) if w not in reports]
   late = [r for r in reports.values() if r.phase == board.INSTALLING or r.try_ < state.try_]
-  if absent and waited > run.limits.start:
+  if absent and waited > run.limits.start and not verdict.begun(reports.values(), state.try_):
     names = ", ".join(f"w{w:02d}" for w in absent[:8])
     return _failed(
       run, state, seen, f"{names}: no sign of life {waited:.0f} s after the machines were ready", fresh=True
@@ -197,13 +223,18 @@ def _final(run, state, seen, found):
   state = _ending(state, found.code, found.text)
   if run.keep_on_fail:
     return _kept(state, "failed", found.text, found.tail)
-  return _over(state, seen, "failed", found.text, found.tail)
+  return _over(run, state, seen, "failed", found.text, found.tail)
 
 
-def _over(state, seen, event, text, tail=""):
+def _over(run, state, seen, event, text, tail=""):
   """Removes the attempt, after which all is over."""
-  state = dataclasses.replace(state, stage=DELETING, since=seen.now, asked=0)
-  return state, [Action("delete"), Action("note", event=event, text=text, tail=tail)]
+  state, actions = _asked(run, _removing(state, seen), seen, "delete")
+  return state, [*actions, Action("note", event=event, text=text, tail=tail)]
+
+
+def _removing(state, seen, **changes):
+  changes |= {"stage": DELETING, "since": seen.now, "asked": 0, "retries": 0, "retry": 0.0}
+  return dataclasses.replace(state, **changes)
 
 
 def _kept(state, event, text, tail=""):
@@ -215,11 +246,11 @@ def _kept(state, event, text, tail=""):
 def _again(run, state, seen, event, text, tail="", lost=1):
   """Removes the attempt; the next one comes after a pause."""
   if seen.order and seen.order.stop:
-    return _over(_ending(state, errors.DETACHED, f"stopped as ordered; {text}"), seen, event, text, tail)
+    return _over(run, _ending(state, errors.DETACHED, f"stopped as ordered; {text}"), seen, event, text, tail)
   lost += state.lost
   pause = run.limits.pause * min(LONGEST_PAUSE, 2 ** max(0, max(lost, state.failures) - 1))
-  state = dataclasses.replace(state, stage=DELETING, since=seen.now, asked=0, lost=lost, pause=seen.now + pause)
-  return state, [Action("delete"), Action("note", event=event, text=text, tail=tail)]
+  state, actions = _asked(run, _removing(state, seen, lost=lost, pause=seen.now + pause), seen, "delete")
+  return state, [*actions, Action("note", event=event, text=text, tail=tail)]
 
 
 def _elsewhere(run, state, seen, text):
@@ -227,7 +258,7 @@ def _elsewhere(run, state, seen, text):
   state = dataclasses.replace(state, zone=state.zone + 1)
   if state.zone < len(run.zones):
     return _again(run, state, seen, "capacity", text, lost=0)
-  return _over(_ending(state, errors.NO_CAPACITY, text), seen, "capacity", text)
+  return _over(run, _ending(state, errors.NO_CAPACITY, text), seen, "capacity", text)
 
 
 def _failed(run, state, seen, text, tail="", fresh=False):

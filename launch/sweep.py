@@ -7,7 +7,7 @@ processes that may end at any time without harm: what runs goes on, and is watch
 import contextlib
 import dataclasses
 import importlib.util
-import json
+import os
 import re
 import shlex
 import signal
@@ -16,26 +16,38 @@ import sys
 import time
 from collections.abc import Callable
 
-from launch import check, errors, journal, limits, spec, storage
+from launch import check, errors, journal, spec, storage
 from launch.errors import LaunchError, UnknownError
+from launch.lease import Lease
 from launch.spec import Run
+from launch.watch import BEATS
 
 MODULE = "vit_jax.sweep"
 NEEDED = ("vit_jax", "jax")  # here, to list trials and to choose
 PASSING = (errors.UNKNOWN, errors.NO_CAPACITY, errors.DENIED, errors.DETACHED)  # of a trial's end: it may go on
-PAUSE = 60.0  # seconds before a trial that somebody else watches is looked at again
+LOOPBACK = ("TENSORSTORE_GCS_HTTP_URL", "CLOUD_STORAGE_EMULATOR_ENDPOINT")  # of a bucket server on this machine
+PAUSE = 60.0  # seconds before a trial that could not be started is tried again
+LOOK = 5.0  # seconds between looks at a trial that another process watches
 LEAVING = 60.0  # seconds for a watching process to leave its run alone
 DONE, FAILED, OPEN = "done", "failed", "open"
+DOING = {"run": "started", "adopt": "under way already, and watched again", "down": "done; what is left is deleted"}
 
 
 @dataclasses.dataclass
 class Trial:
-  """A run of the sweep, and its process where one watches it. `ready` is when it may be started again."""
+  """A run of the sweep, and its process where one watches it, or `watcher`, another one in words.
+
+  Args:
+    ready: when it may be looked at or started again.
+    billed: it has ended, and machines of it may be there that nobody wanted to keep.
+  """
 
   run: Run
   process: "subprocess.Popen | None" = None
+  watcher: str = ""
   ready: float = 0.0
   ended: str = ""
+  billed: bool = False
 
 
 def sweep(run: Run, args, command: "Callable | None" = None) -> int:
@@ -53,7 +65,8 @@ def sweep(run: Run, args, command: "Callable | None" = None) -> int:
   missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
   if missing:
     raise LaunchError(f"sweep: this Python has no {', '.join(missing)}, which list the trials: pip install -e '.[gcs]'")
-  failed, retried = [], set()
+  failed, retried, billed = [], set(), {}
+  print(f"asking {MODULE} for the trials", flush=True)
   for flags in ((), ("--decide",)):
     trials = listed(run, *flags)
     if not flags and not args.force and not all(_state(trial.run) == DONE for trial in trials):
@@ -62,10 +75,15 @@ def sweep(run: Run, args, command: "Callable | None" = None) -> int:
       failed = _work(trials, args, command or _command, retried)
     except KeyboardInterrupt:
       return _left(run, trials)
+    billed |= {trial.run.name: trial for trial in trials if trial.billed or trial.ended == DONE}
   _vit_jax(run, "--collect", "--decide", show=True)
   for trial in failed:
-    print(f"{trial.run.name} is {trial.ended}; see launch logs {trial.run.name}, and --retry")
-  return errors.GAVE_UP if failed else errors.DONE
+    print(f"{trial.run.name} is {trial.ended}; see python -m launch logs {trial.run.name}, and --retry")
+  billed = [trial.run for trial in billed.values() if trial.billed]
+  for each in billed:
+    print(f"{each.name} {each.left}; delete it with\n  python -m launch down {each.name} --workdir={each.workdir}\n"
+          f"or with the command at the end of {_log(each)}")  # fmt: skip
+  return errors.BILLING if billed else errors.GAVE_UP if failed else errors.DONE
 
 
 def listed(run: Run, *flags: str) -> list:
@@ -90,42 +108,32 @@ def listed(run: Run, *flags: str) -> list:
   return trials
 
 
-def flags_of(run: Run) -> list:
-  """The flags of `launch run` that ask for a run."""
-  default = {field.name: field.default for field in dataclasses.fields(run)}
-  words = [f"--backend={run.backend}", f"--owner={run.owner}"]
-  if run.capacity != default["capacity"]:
-    words.append(f"--{run.capacity}")
-  for key in ("zones", "hosts"):
-    words += [f"--{key}={','.join(getattr(run, key))}"] * bool(getattr(run, key))
-  for flag, values in (("--env", run.env), ("--secret", run.secrets)):
-    words += [f"{flag}={key}={value}" for key, value in values.items()]
-  usual = limits.Limits()
-  for field in dataclasses.fields(usual):
-    value = getattr(run.limits, field.name)
-    words += [f"--limit={field.name}={value:.3f}s"] * (value != getattr(usual, field.name))
-  apart = {"name", "backend", "module", "args", "workdir", "owner", "capacity", "zones", "hosts", "env", "secrets"}
-  for key in default.keys() - apart - {"limits"}:
-    value, flag = getattr(run, key), f"--{key.replace('_', '-')}"
-    if value != default[key]:
-      words.append(flag if value is True else f"{flag}={value}")
-  return sorted(words)
+def _verb(run):
+  """What is to be done with a trial: one that is under way is watched, and what is left of one that is done deleted."""
+  with contextlib.suppress(UnknownError):
+    last = _journal(run)
+    if last.get("event", "end") != "end":
+      return "adopt"
+    return "down" if _left_over(last) and _has_result(run) else "run"
+  return "run"
 
 
 def _command(run):
-  """What watches a run: it goes on with one that is under way, by the code that this one has."""
-  last, words = _journal(run), [sys.executable, "-m", "launch"]
-  if last and last.get("event") != "end":
-    return [*words, "adopt", run.name, f"--workdir={run.workdir}"]
-  return [*words, "run", run.name, *flags_of(run), "--force", "--", run.module, *run.args]
+  """What does that, by the code that this one has."""
+  verb, words = _verb(run), [sys.executable, "-m", "launch"]
+  if verb != "run":
+    return [*words, verb, run.name, f"--workdir={run.workdir}", *["--yes"] * (verb == "down")]
+  # All that a run is, its variables among it, by a file: whoever is on this machine sees the words of a command.
+  file = _log(run).with_suffix(".json")
+  with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+    opened.write(run.dumps())
+  return [*words, "run", run.name, f"--spec={file}", "--force"]
 
 
 def _check(run):
   """One trial stands for all: the others differ in a few values."""
-  findings = check.check(run)
-  check.show(findings)
-  if any(finding.refuses for finding in findings):
-    raise LaunchError("not started, as of what is said above; --force starts the sweep all the same")
+  if refused := check.refusal(check.check(run)):
+    raise LaunchError("not started, as of what is refused above", refused)
 
 
 def _work(trials, args, command, retried):
@@ -135,58 +143,93 @@ def _work(trials, args, command, retried):
     if trial.ended == OPEN or (trial.ended == FAILED and args.retry and trial.run.name not in retried):
       trial.ended = ""
       retried.add(trial.run.name)
+    if trial.ended == FAILED:
+      with contextlib.suppress(UnknownError):
+        last = _journal(trial.run)
+        trial.billed = _left_over(last) and not last["state"].get("kept")
   _tell(trials)
   while waiting := [trial for trial in trials if not trial.ended]:
     for trial in waiting:
       if trial.process and trial.process.poll() is not None:
         _settle(trial)
-    watched = sum(trial.process is not None for trial in trials)
+      elif not trial.process and time.monotonic() >= trial.ready:
+        _look(trial)
+    watched = sum(bool(trial.process or trial.watcher) for trial in waiting)
     for trial in [each for each in waiting if not each.process and not each.ended and time.monotonic() >= each.ready]:
       if watched < args.parallel:
+        doing = DOING[_verb(trial.run)]
         with open(_log(trial.run), "ab") as log:
           # A session of its own: Ctrl-C is for us, who let each process leave its run alone.
           trial.process = subprocess.Popen(
             command(trial.run), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
           )
         watched += 1
-        print(f"{trial.run.name}: started; its output is in {log.name}", flush=True)
+        print(f"{trial.run.name}: {doing}; the output is in {log.name}", flush=True)
     time.sleep(0.2)
   return [trial for trial in trials if trial.ended == FAILED]
+
+
+def _look(trial):
+  """Sees whether another process watches a trial, as after this one was killed: then it is one of so many at once."""
+  before = trial.watcher
+  with contextlib.suppress(UnknownError):
+    trial.watcher = Lease(storage.storage(trial.run.folder), BEATS * trial.run.limits.poll).holder()
+  if trial.watcher:
+    trial.ready = time.monotonic() + LOOK
+  if trial.watcher and not before:
+    print(f"{trial.run.name}: under way, and watched by {trial.watcher}", flush=True)
+  if before and not trial.watcher and (state := _state(trial.run)) != OPEN:
+    trial.ended = state
+    print(f"{trial.run.name}: {state}", flush=True)
 
 
 def _settle(trial):
   """What became of a trial whose process has ended."""
   code, trial.process = trial.process.returncode, None
   state = _state(trial.run)
-  if state == OPEN and code in (errors.USAGE, errors.BUG, errors.GAVE_UP) and _journal(trial.run) is None:
-    state = FAILED  # refused before anything was written down
+  if state == OPEN:
+    with contextlib.suppress(UnknownError):
+      refused = code in (errors.USAGE, errors.BUG, errors.GAVE_UP) and not _journal(trial.run)
+      if refused or code == errors.BILLING:  # before anything was written down; or what is left is not deleted
+        state = FAILED
   if state == OPEN:
     trial.ready = time.monotonic() + PAUSE  # somebody else watches it, or there was no capacity
     print(f"{trial.run.name}: ended with {code}, and goes on later", flush=True)
     return
-  trial.ended = state
+  trial.ended, trial.billed = state, code == errors.BILLING
   last = _log(trial.run).read_text(errors="replace").strip().splitlines()[-1:]
-  print(f"{trial.run.name}: {state}{f' with {code}: {last[0]}' if state == FAILED and last else ''}", flush=True)
+  why = f" with {code}: {last[0] if last else 'it said nothing'}" if state == FAILED else ""
+  print(f"{trial.run.name}: {state}{why}", flush=True)
 
 
 def _state(run):
-  """DONE where its workdir has a result; FAILED where its journal ends with a code for which it is not begun again."""
+  """DONE where its workdir has a result, and nothing is left of its machines; FAILED where its journal ends with a code
+  for which it is not begun again."""
   with contextlib.suppress(UnknownError):
-    if storage.storage(run.workdir).read("result.json") is not None:
-      return DONE
     last = _journal(run)
-    if last and last.get("event") == "end" and last.get("code") not in (errors.DONE, *PASSING):
+    if _has_result(run):
+      return OPEN if _left_over(last) else DONE
+    if last.get("event") == "end" and last.get("code") not in (errors.DONE, *PASSING):
       return FAILED
   return OPEN
 
 
+def _has_result(run):
+  return storage.storage(run.workdir).read("result.json") is not None
+
+
+def _left_over(last):
+  """Whether machines of a run may be there, by the last event of its journal."""
+  if last.get("event", "end") != "end":
+    return True
+  state = last.get("state")
+  return isinstance(state, dict) and bool(state.get("unverified"))
+
+
 def _journal(run):
-  """The last event of the journal in its folder; None for none."""
-  with contextlib.suppress(UnknownError, ValueError):
-    item = storage.storage(run.folder).read(journal.COPY)
-    lines = item.content.splitlines() if item else []
-    return json.loads(lines[-1]) if lines else None
-  return None
+  """The last event of the journal in its folder; {} for none. UnknownError."""
+  item = storage.storage(run.folder).read(journal.COPY)
+  return (journal.parsed(item.content) or [{}])[-1] if item else {}
 
 
 def _left(run, trials):
@@ -198,7 +241,11 @@ def _left(run, trials):
   for trial in going:
     with contextlib.suppress(subprocess.TimeoutExpired):
       trial.process.wait(max(0.1, deadline - time.monotonic()))
-    print(f"{trial.run.name} goes on: python -m launch adopt {trial.run.name}, or launch down {trial.run.name}")
+    name = trial.run.name
+    print(f"{name} goes on: python -m launch adopt {name}, or python -m launch down {name}")
+  for trial in trials:
+    if trial.watcher:
+      print(f"{trial.run.name} goes on, watched by {trial.watcher}")
   print(f"the same command continues the sweep {run.name}", flush=True)
   return errors.DETACHED
 
@@ -221,6 +268,8 @@ def _vit_jax(run, *flags, show=False):
   result = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
   if result.returncode:
     last = re.sub("^error: ", "", (result.stderr.strip().splitlines() or ["it said nothing"])[-1])
+    if "STORAGE_EMULATOR_HOST" in os.environ and (unset := [name for name in LOOPBACK if name not in os.environ]):
+      last += f" (STORAGE_EMULATOR_HOST is set, but vit_jax reads buckets of another server by {', '.join(unset)} too)"
     raise LaunchError(f"{MODULE}: {last}", result.returncode if result.returncode > 0 else errors.BUG)
   if show:
     print(result.stdout, end="", flush=True)

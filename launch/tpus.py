@@ -45,7 +45,8 @@ def _doubling(first, last):
 _UBUNTU = "tpu-ubuntu2204-base"
 GENERATIONS = {
   "v2": Generation(
-    "v2", 2, 2, 2, (4, 16, 64, 128, 256), _UBUNTU, ("us-central1-b", "us-central1-a"),
+    "v2", 2, 2, 2, (4, 16, 64, 128, 256), _UBUNTU,
+    ("us-central1-b", "us-central1-a", "us-central1-c", "europe-west4-a", "asia-east1-c"),
     ("tpu-v2-device", "tpu-v2-slice"),
   ),
   "v3": Generation(
@@ -62,12 +63,12 @@ GENERATIONS = {
     ("tpu-v5-lite-podslice", "tpu-v5-lite-podslice"), "ct5lp-hightpu-{}t",
   ),
   "v5p": Generation(
-    "v5p", 2, 1, 3, _doubling(4, 4096), "v2-alpha-tpuv5", ("us-central1-a", "us-east5-a"),
+    "v5p", 2, 1, 3, _doubling(4, 4096), "v2-alpha-tpuv5", ("us-central1-a", "us-east5-a", "europe-west4-b"),
     ("tpu-v5p-slice", "tpu-v5p-slice"), "ct5p-hightpu-{}t",
   ),
   "v6e": Generation(
     "v6e", 1, 1, 2, (1, *_doubling(4, 256)), "v2-alpha-tpuv6e",
-    ("us-central1-b", "us-east1-d", "us-east5-a", "us-east5-b", "europe-west4-a"),
+    ("us-central1-b", "us-east1-d", "us-east5-a", "us-east5-b", "europe-west4-a", "asia-northeast1-b"),
     ("tpu-v6e-slice", "tpu-v6e-slice"), "ct6e-standard-{}t",
   ),
 }  # fmt: skip
@@ -113,11 +114,21 @@ class Slice:
     """GKE's name of it, cloud.google.com/gke-tpu-accelerator."""
     return self.kind.gke[self.hosts > 1]
 
+  @property
+  def name(self) -> str:
+    """Ours, which is said everywhere but in commands of the cloud: v3-32, v5e-16."""
+    return f"{self.generation}-{self.chips * self.kind.cores}"
+
+
+def named(rented: str) -> str:
+  """Our name of a slice that gcloud calls so; what nobody knows as it is."""
+  return next((slice_.name for slice_ in slices().values() if slice_.rented == rented), rented)
+
 
 def slices() -> dict:
   """All slices by their names."""
   every = (Slice(name, chips) for name, kind in GENERATIONS.items() for chips in kind.chips)
-  return {f"{s.generation}-{s.chips * s.kind.cores}": s for s in every}
+  return {s.name: s for s in every}
 
 
 def find(text: str) -> Slice:

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 
-from launch import board, install, machine, program
+from launch import board, errors, install, machine, manifests, program
 from launch.errors import LaunchError, UnknownError
 
 TICK = 0.1  # seconds
@@ -66,7 +66,7 @@ class Tries:
       self.python = install.interpreter(self.run, self.folder, self.home, self.log.path, self._tick, self.attempt.date)
     self.address = self._known(lambda: machine.address(self.engine))
     self._say(detail=note)
-    self.log.say(f"ready with {self.python}, code {self.attempt.code[:12]}{'; ' if note else ''}{note}")
+    self.log.say(f"ready with {self.python}, bundle {self.attempt.code[:12]}{'; ' if note else ''}{note}")
 
   def _known(self, ask):
     """What `ask` gives, again and again while nobody answers."""
@@ -88,7 +88,7 @@ class Tries:
         try_ = max(try_, order.try_)
         told, since, met = try_, time.monotonic(), set()
         port, note = machine.port(self.engine)
-        fresh = {"step": -1, "began": -1, "doing": "", "exit": None, "tail": ""}
+        fresh = {"step": -1, "began": -1, "doing": "", "asked": False, "exit": None, "tail": ""}
         address = f"{self.address}:{port}"
         self.letters.say(phase=board.READY, try_=try_, address=address, detail=note, **fresh)
       ordered = try_ <= max(order.try_, first) and not order.stop
@@ -122,7 +122,7 @@ class Tries:
       if report.phase == board.READY and age > self.limits.silence:
         return False
       if report.code != self.attempt.code:
-        raise LaunchError(f"worker {other} has the code {report.code[:12]}, this one {self.attempt.code[:12]}")
+        raise LaunchError(f"worker {other} has the bundle {report.code[:12]}, this one {self.attempt.code[:12]}")
       if other == 0:
         self.coordinator = report.address
       met.add(other)
@@ -135,7 +135,7 @@ class Tries:
     self._note(try_)
     run = self.run
     self.log.say(f"try {try_} of {run.attempt(self.attempt.number)}, worker {self.number} of {run.workers}")
-    here = self.log.size()
+    here = self.log.begin()
     status = self.unit.folder / "status.json"
     variables = program.environment(run, self.number, self.engine, self.coordinator, status, self.folder, self.secrets)
     words = [self.python, "-m", run.module, *run.args]
@@ -149,9 +149,19 @@ class Tries:
     code, meaning = child.meaning(code, tail)
     whole = "; ".join(filter(None, (why, meaning, f"processes {left} do not die" if left else "")))
     self.log.say(f"try {try_} ended with {code}{': ' if whole else ''}{whole}")
-    self.letters.say(phase=board.EXITED, exit=code, tail=tail, detail=whole)
+    asked = child.asked is not None or bool(self.asked)
+    self.letters.say(phase=board.EXITED, asked=asked, exit=code, tail=tail, detail=whole)
     self.letters.settle(self._patience())
-    return code
+    return errors.BUG if self.engine == "gke" and code in manifests.FREE and not self._any_asked(try_) else code
+
+  def _any_asked(self, try_):
+    """Whether any worker's program was asked to stop, after which those of all end; True where nobody knows."""
+    try:
+      reports = self.letters.board.reports(self.run.workers).values()
+    except (UnknownError, LaunchError):
+      return True
+    unknown = bool(self.letters.board.unreadable)
+    return unknown or any(report.asked for report, _ in reports if report.try_ == try_)
 
   def _watch(self, child, try_):
     """(its exit code, why it was ended by this worker), when it has ended."""
@@ -161,14 +171,15 @@ class Tries:
       if now - self._looked >= min(1.0, self.limits.beat):
         self._looked = now
         child.look()
-        doing = str(child.progress.get("doing", ""))[:100]
-        self.letters.say(**_steps(child.progress), doing=doing)
+        self.log.trim()
+        self.letters.say(**child.progress)
       order, past = self._order(False), time.time() > self.attempt.expires
       if not why and (self.asked or past or order.stop or order.try_ > try_):
         why = (signal.Signals(self.asked[0]).name + " to the worker" if self.asked else
                "its time has ended" if past else
                "stopped as ordered" if order.stop else f"try {order.try_} is ordered")  # fmt: skip
         child.ask()
+        self.letters.say(asked=True)  # at once: a machine that goes down may not say how it ended
       if child.asked and now - child.asked > self.limits.grace:
         child.kill()
       elif stalled is None and not why and now - child.moved > self.limits.stall:
@@ -179,14 +190,15 @@ class Tries:
         child.kill()
       time.sleep(TICK if now - child.moved > 1 else TICK / 5)
     child.look()
-    self.letters.say(**_steps(child.progress))
+    self.letters.say(**child.progress)
     return (program.HANG if stalled else code), why
 
   # Between.
 
   def _order(self, ends=True):
-    """The last order. Raises End where the attempt's time has ended; and for a signal."""
+    """The last order. Raises End where the attempt's time has ended, and for a signal; LaunchError for a mistake."""
     order = self.letters.order
+    self.letters.check()
     if ends:
       self._tick()
       if order.stop and self.engine == "gke":  # whose JobSet would start all again
@@ -246,11 +258,6 @@ class Tries:
       self.letters.say(detail=f"{reason}; {trouble or 'the machine is given back'}")
       self.letters.settle(self._patience())
     self.unit.forget()
-
-
-def _steps(progress):
-  """The step that a program says it is at, and from which it went on."""
-  return {key: value if isinstance(value := progress.get(key), int) else -1 for key in ("step", "began")}
 
 
 def give_back(run, attempt: int) -> str:

@@ -156,6 +156,7 @@ class Unit:
       asked = asked or self.ask()  # it may just be starting
       time.sleep(0.02)
     if number := self.process():
+      program.end(f"{self.folder}/", number)
       with contextlib.suppress(ProcessLookupError):
         os.kill(number, signal.SIGKILL)
     left = program.end(f"{self.folder}/")  # also of a worker that was killed

@@ -7,23 +7,31 @@ import subprocess
 import sys
 import time
 
-from launch import board, bundle, check, engine, errors, journal, kubectl, spec
+from launch import board, bundle, check, errors, journal, kubectl, removal, spec
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
 from launch.lease import Held, Lease
+from launch.screen import say, utc
 from launch.spec import Run
 from launch.state import OVER, WATCHING, State
 from launch.storage import storage
-from launch.watch import BEATS, Watch, say
+from launch.watch import BEATS, Watch
 
 
 def opened(name: str, workdir: str = "") -> Journal:
   """The journal of a run that was started here, or whose workdir is named. LaunchError where there is none."""
-  if workdir:
-    return Journal(name, storage(f"{workdir.rstrip('/')}/launch"))
-  found = Journal(name)
-  return Journal(name, storage(found.run.folder))
+  if not workdir:
+    return Journal(name, storage(Journal(name).run.folder))
+  folder = f"{workdir.rstrip('/')}/launch"
+  found = Journal(name, storage(folder))
+  if not found.events:
+    raise LaunchError(f"--workdir: there is no run {name} in {workdir}")
+  if found.run.folder != folder:
+    raise LaunchError(
+      f"--workdir: {name} is here the run of {found.run.workdir}, and {workdir} has none of that name; leave it out"
+    )
+  return found
 
 
 def run(args, run: Run) -> int:
@@ -33,18 +41,17 @@ def run(args, run: Run) -> int:
   if args.dry_run:
     print(engine_.request(1, int(time.time() + run.max_hours * 3600)))
     return errors.DONE
+  say(f"{run.name}: bundling the code")  # which takes seconds where the disk is slow
   code = bundle.make(pathlib.Path.cwd())
-  findings = [] if args.force else check.check(run, args.price, args.host_rate)
-  check.show(findings)
-  if any(finding.refuses for finding in findings):
-    raise LaunchError("not started, as of what is said above; --force starts it all the same")
+  if refused := 0 if args.force else check.refusal(check.check(run, args.price, args.host_rate, code)):
+    raise LaunchError("not started, as of what is refused above", refused)
   book = Journal(run.name, storage(run.folder))
   with Watch(run, book, engine_) as watch:
     if book.open and book.state.stage != OVER:
       if book.run != run or (book.last("run") or {}).get("sha") != code.sha:
         raise LaunchError(
-          f"{run.name} is under way with other arguments or other code; `launch adopt {run.name}` goes on with those, "
-          f"`launch down {run.name}` ends it, or take another name"
+          f"{run.name} is under way with other arguments or other code; python -m launch adopt {run.name} goes on with "
+          f"those, python -m launch down {run.name} ends it, or take another name"
         )
       say(f"{run.name}: goes on with attempt {book.state.attempt}")
     else:
@@ -64,7 +71,7 @@ def _free(run, book, engine_):
       names = ", ".join(run.attempt(attempt) for attempt in remaining)
       raise LaunchError(
         f"{names} may still be there, with another {differing[0]} ({getattr(book.run, differing[0])!r}): "
-        f"launch down {run.name} looks, and deletes it"
+        f"python -m launch down {run.name} looks, and deletes it"
       )
   resources, troubles = engine_.inventory(run.zones)
   for location, why in troubles.items():
@@ -72,8 +79,8 @@ def _free(run, book, engine_):
   for resource in resources:
     if resource.run == run.name and resource.owner == run.owner and resource.attempt not in remaining:
       raise LaunchError(
-        f"{resource.name} is there in {resource.location} ({resource.detail}), and no journal here knows of it: launch "
-        f"adopt {run.name} --workdir=… goes on with it; or take another name, or delete it: "
+        f"{resource.name} is there in {resource.location} ({resource.detail}), and no journal here knows of it: "
+        f"python -m launch adopt {run.name} --workdir=… goes on with it; or take another name, or delete it: "
         f"{engine_.deletion(resource.attempt)}"
       )
 
@@ -91,7 +98,7 @@ def adopt(args) -> int:
   run = book.run
   with Watch(run, book, force=args.force) as watch:
     if not book.open or book.state.stage == OVER:
-      raise LaunchError(f"{run.name} has ended ({_end(book)}); `launch run` or `launch restart` starts it again")
+      raise LaunchError(_over(book, run))
     return _watched(watch, run)
 
 
@@ -100,8 +107,11 @@ def restart(args) -> int:
   book = opened(args.name, args.workdir)
   run, state = book.run, book.state
   kept = state.stage == OVER and state.kept
+  if not kept and (state.stage == OVER or not book.open):
+    raise LaunchError(_over(book, run))
   if not kept and state.stage != WATCHING:
-    raise LaunchError(f"{run.name} has no machines ({_end(book) or state.stage}); `launch run` starts it again")
+    text = "has no machines now, and makes others by itself while it is watched"
+    raise LaunchError(f"{run.name} {text}: python -m launch adopt {run.name}")
   files = board.Board(storage(run.folder), state.attempt)
   tries = [state.try_, files.order().try_, *(report.try_ for report, _ in files.reports(run.workers).values())]
   order = board.Order(max(tries) + (not args.fresh_vm), fresh=args.fresh_vm)
@@ -110,7 +120,7 @@ def restart(args) -> int:
       watch = stack.enter_context(Watch(run, book))
     except Held as error:  # the one who watches sees the order
       files.give(order)
-      say(f"{run.name}: ordered; {error}")
+      say(f"{run.name}: ordered; it is watched by {error.holder}")
       return errors.DONE
     if kept:
       watch.resume(order.try_)
@@ -122,10 +132,10 @@ def stop(args) -> int:
   """Lets the programs of a run save and end, and keeps its machines."""
   book = opened(args.name, args.workdir)
   run, attempt = book.run, book.state.attempt
+  if not book.open or book.state.stage == OVER:
+    raise LaunchError(_over(book, run))
   if book.state.stage != WATCHING:
-    raise LaunchError(
-      f"{run.name} has no machines that run ({_end(book) or book.state.stage}); see launch status {run.name}"
-    )
+    raise LaunchError(f"{run.name} has no machines now that could stop; python -m launch down {run.name} ends it")
   files = board.Board(storage(run.folder), attempt)
   files.give(board.Order(max(1, files.order().try_), stop=True))
   deadline = time.monotonic() + 3 * run.limits.beat + run.limits.grace
@@ -134,14 +144,14 @@ def stop(args) -> int:
     going = [w for w, (report, _) in reports.items() if report.phase in (board.RUNNING, board.INSTALLING)]
     if reports and not going:
       codes = ", ".join(f"w{w:02d}: {report.exit}" for w, (report, _) in reports.items())
-      costs = (
-        "it keeps no machines" if engine_of(run).restarts else f"its machines go on to cost: launch down {run.name}"
-      )
-      say(f"{run.attempt(attempt)} is stopped ({codes}); {costs}")
+      kept = "it keeps no machines"
+      if not engine_of(run).restarts:
+        kept = f"its machines are kept{' and go on to cost' * run.billed}: python -m launch restart {run.name}, or down"
+      say(f"{run.attempt(attempt)} is stopped ({codes}); {kept}")
       return errors.DONE
     time.sleep(min(2.0, run.limits.beat))
   raise LaunchError(
-    f"w{going[0] if going else 0:02d} has not stopped within {run.limits.grace:g} s; launch down ends it"
+    f"w{going[0] if going else 0:02d} has not stopped within {run.limits.grace:g} s; python -m launch down ends it"
   )
 
 
@@ -155,41 +165,42 @@ def down(args) -> int:
     names = ", ".join(run.attempt(attempt) for attempt in attempts)
     if not sys.stdin.isatty() or input(f"delete {names}? What is not saved is lost. [y/N] ").strip().lower() != "y":
       raise LaunchError(f"{names}: not deleted; --yes does not ask")
-  lease = Lease(storage(run.folder), BEATS * run.limits.poll)
-  with contextlib.suppress(UnknownError, LaunchError):  # a bucket that is away shall not keep machines alive
+  lease, untold = Lease(storage(run.folder), BEATS * run.limits.poll), None
+  try:
     lease.take(force=True)  # or the one who watches would make the next attempt
     book.read()
-  remaining = deleted(engine_, run, sorted({*attempts, *book.remaining()}), book)
-  state = State(book.state.attempt, stage=OVER, end=(0, "deleted"), unverified=tuple(remaining))
-  book.append("end", state, code=errors.BILLING if remaining else 0, text="deleted by launch down")
+  except (UnknownError, LaunchError) as error:  # a bucket that is away shall not keep machines alive
+    untold = error
+    say(f"{run.name}: one who watches it cannot be told: {error}; what is known of is deleted all the same")
+
+  def wait(seconds):
+    if not untold:
+      lease.renew()
+    time.sleep(seconds)
+
+  book.taken()
+  past = (0, "deleted by down") if book.open or not book.state.end else book.state.end
+  code, text = (0, "deleted by down") if past[0] in (errors.DETACHED, errors.BILLING) else past
+  attempts = sorted({*attempts, *book.remaining()})
+  remaining = removal.deleted(engine_, run, attempts, book, wait)
+  clean = removal.swept(engine_, run, book, remaining, wait) and not remaining and not untold
+  if attempts or book.open:  # or the end of the run stays what it was
+    state = State(book.state.attempt, stage=OVER, end=(code, text), unverified=tuple(remaining))
+    book.append("end", state, code=code if clean else errors.BILLING, text=text)
   with contextlib.suppress(UnknownError, LaunchError):
     lease.give_back()
   if remaining:
     commands = "\n".join(f"  {engine_.deletion(attempt)}" for attempt in remaining)
-    say(f"{run.name}: may still be billed, as its deletion was not seen within {run.limits.delete:.0f} s:\n{commands}")
+    say(f"{run.name} {run.left}: its deletion was not seen within {run.limits.delete:.0f} s:\n{commands}")
+  if untold:
+    say(
+      f"{run.name}: who watches it may make the next attempt, as the run's folder does not say it is over; end that "
+      f"one by Ctrl-C, or mend what is said above, then give python -m launch down {run.name} once more"
+    )
+  if not clean:
     return errors.BILLING
   say(f"{run.name}: nothing is left")
   return errors.DONE
-
-
-def deleted(engine_: engine.Engine, run: Run, attempts: list[int], book: Journal) -> list[int]:
-  """Deletes attempts until they are seen to be gone; those that are not within `limits.delete`."""
-  remaining, deadline, pause = list(attempts), time.monotonic() + run.limits.delete, 0.5
-  while remaining and time.monotonic() < deadline:
-    for attempt in list(remaining):
-      try:
-        found = engine_.look(attempt)
-        if found.state == engine.ABSENT and book.settled(attempt):
-          remaining.remove(attempt)
-          book.append("deleted", State(attempt))
-        elif found.state not in (engine.ABSENT, engine.DELETING):
-          engine_.delete(attempt)
-      except (UnknownError, LaunchError) as error:
-        say(f"{run.attempt(attempt)}: {error}")
-    if remaining:
-      time.sleep(min(pause, run.limits.poll, max(0.0, deadline - time.monotonic())))
-      pause = min(2 * pause, 15.0)
-  return remaining
 
 
 def _alive(engine_, run, book):
@@ -220,7 +231,8 @@ def _left_alone(watch, run):
   """Says what goes on without this program, and how to end it."""
   state = watch.state
   name = run.attempt(state.attempt) if state.attempt else run.name
-  say(f"left alone: {name} goes on ({state.look or 'not yet made'}), by {_utc(state.expires)} at the latest")
+  until = utc(state.expires) if state.expires else "its own limits"
+  say(f"left alone: {name} goes on ({state.look or 'not yet made'}), by {until} at the latest")
   say(f"  go on watching: python -m launch adopt {run.name}\n  end it:         python -m launch down {run.name}")
 
 
@@ -234,10 +246,13 @@ def _detached(run):
   return errors.DONE
 
 
-def _end(book):
-  event = book.last("end")
-  return event["text"] if event else ""
-
-
-def _utc(seconds):
-  return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds)) if seconds else "its own limits"
+def _over(book, run):
+  """What to do with a run that is over."""
+  text = f"{run.name} has ended ({(book.state.end or ('', 'nothing was asked for'))[1]})"
+  if book.state.kept:
+    goes_on = f"python -m launch restart {run.name} goes on with its machines"
+    return f"{text}: {goes_on}, python -m launch down {run.name} deletes them"
+  if remaining := book.remaining():
+    names = ", ".join(run.attempt(attempt) for attempt in remaining)
+    return f"{text}, and {names} {run.left}: python -m launch down {run.name} looks, and deletes it"
+  return f"{text}, and has no machines: its command, given again, goes on from its last checkpoint"

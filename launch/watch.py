@@ -1,19 +1,18 @@
 """Watches a run to its end: looks, decides by `supervise`, acts, and writes down what it does before it does it."""
 
 import dataclasses
-import os
 import random
 import statistics
-import sys
 import time
 
-from launch import board, bundle, engine, errors, supervise
+from launch import board, bundle, engine, errors, removal, supervise, verdict
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
-from launch.lease import Lease
+from launch.lease import Held, Lease
+from launch.screen import say, utc
 from launch.spec import Run
-from launch.state import DELETING, IDLE, OVER, WATCHING, Seen, State
+from launch.state import IDLE, OVER, WATCHING, Seen, State
 from launch.storage import storage
 
 BEATS = 6.0  # looks in the duration of the lease
@@ -32,11 +31,13 @@ class Watch:
     self._lease = Lease(self._storage, BEATS * run.limits.poll)
     self._code = (journal.last("run") or {}).get("sha", "")
     self._force = force
-    self._said, self._warned, self._news, self._refusal = {}, set(), 0.0, None
+    self._said, self._warned, self._garbled = {}, set(), set()
+    self._news, self._refusal = 0.0, None
 
   def __enter__(self):
     self._lease.take(self._force)
     self._journal.read()  # another may have watched until now
+    self._journal.taken()
     self.state = self._journal.state
     self._intended = set(self._journal.remaining())
     return self
@@ -50,14 +51,25 @@ class Watch:
   def begin(self, code: bundle.Bundle | None) -> None:
     """Writes down what is asked for, with the code that it runs; None for that of before."""
     before = self.state
-    if before.stage == OVER:  # what was kept goes before anything new comes
-      stage = DELETING if before.kept else IDLE
-      gone = tuple(number for number in before.unverified if not (before.kept and number == before.attempt))
-      self.state = State(before.attempt, stage=stage, since=time.time(), unverified=gone)
+    if before.stage == OVER:
+      self._clear(before)
+      self.state = State(before.attempt, since=time.time())
     if code:
       bundle.upload(self._storage, code)
       self._code = code.sha
     self._journal.append("run", self.state, run=self._run.dumps(), sha=self._code)
+
+  def _clear(self, before):
+    """Deletes what was kept, or was not seen to be gone, before anything new comes. LaunchError where it stays."""
+    attempts = self._journal.remaining()
+    if attempts:
+      say(f"{', '.join(map(self._run.attempt, attempts))}: of before, and deleted first")
+    if left := removal.deleted(self.engine, self._run, attempts, self._journal, self._wait):
+      names, commands = ", ".join(map(self._run.attempt, left)), "\n  ".join(map(self.engine.deletion, left))
+      text = f"{names} could not be deleted, and no other is made beside it"
+      state = dataclasses.replace(before, end=(errors.BILLING, text), unverified=tuple(left), kept=False)
+      self._journal.append("end", state, code=errors.BILLING, text=text)
+      raise LaunchError(f"{text}; delete it with\n  {commands}", errors.BILLING)
 
   def resume(self, try_: int) -> None:
     """Goes on with machines that were kept, by another try."""
@@ -84,6 +96,12 @@ class Watch:
 
   def step(self) -> bool:
     """Looks and acts once; whether there was something to do."""
+    if self._journal.settle():
+      self._strays()
+    if self.state.stage == IDLE and not self.state.end and (open_ := self._journal.settles()):
+      self._trouble("late", f"{self._run.name}: a request that had no answer may still make an attempt; the next one "
+                            f"waits until that is settled, {open_:.0f} s at most")  # fmt: skip
+      return False
     seen = self._look()
     state, actions = supervise.decide(self._run, self.engine.restarts, self.state, seen)
     try:
@@ -102,6 +120,16 @@ class Watch:
     self._describe(seen)
     return bool(actions) or changed
 
+  def _strays(self):
+    """Deletes what came of requests without an answer, of which no attempt goes on; the end looks once more."""
+    alive = [self.state.attempt] if self.state.stage != IDLE else []
+    found, _ = removal.strays(self.engine, self._run, alive)
+    for resource in found:
+      say(f"{resource.name} has come late in {resource.location}, and is deleted")
+      if not removal.removed(self.engine, self._run, resource, self._wait) and not alive and not self.state.end:
+        text = f"{resource.name} could not be deleted, and no other is made beside it"
+        self.state = dataclasses.replace(self.state, end=(errors.BILLING, text))
+
   def _look(self):
     """What is known now."""
     now, attempt = time.time(), self.state.attempt
@@ -109,47 +137,31 @@ class Watch:
     if self.state.stage == IDLE:
       return Seen(now, None)
     look = reports = order = None
+    files = board.Board(self._storage, attempt)
     try:
       look = self.engine.look(attempt)
       self._said.pop("look", None)
+      if look.state != engine.ABSENT and self._journal.asked(attempt):  # which is the answer that was lost
+        self._journal.append("created", self.state)
     except (UnknownError, LaunchError) as error:
       self._trouble("look", f"{self._run.attempt(attempt)}: {error}; what runs goes on")
     try:
-      files = board.Board(self._storage, attempt)
       reports, order = files.reports(self._run.workers), files.order()
       self._said.pop("reports", None)
     except (UnknownError, LaunchError) as error:
       self._trouble("reports", f"the workers' reports: {error}; what runs goes on")
+    for worker in {*files.unreadable} - {*self._garbled}:
+      self._garbled.add(worker)
+      say(f"w{worker:02d}: its report is none that `launch` writes, as if it had not reported")
     self._check_clocks(now, reports or {})
-    return Seen(now, look, reports, order, refusal)
+    return Seen(now, look, reports, order, refusal, files.clock)
 
   def _act(self, action, state):
     if not self._lease.renew():  # a call of the cloud's may have taken longer than the lease lasts
       raise UnknownError("the run's folder, whose lease is not surely held")
     files = board.Board(self._storage, state.attempt)
     if action.verb == "create":
-      # Written before it is asked for: what is made can be found.
-      if state.attempt not in self._intended:
-        if state.attempt not in self._journal.remaining():
-          self._journal.append("intent", state, location=self.engine.location(state.attempt))
-        self._journal.copy()  # whoever ends the run from elsewhere must know of it
-        if not self._lease.renew():  # who took it meanwhile has not read of this
-          raise UnknownError("the run's folder, whose lease is not surely held")
-        files.clear()
-        self._intended.add(state.attempt)
-        say(f"{self._run.attempt(state.attempt)}: asking for it in {self.engine.location(state.attempt)}")
-      run = self._run
-      if run.zones:  # so that a machine knows its own
-        run = dataclasses.replace(run, zones=(self.engine.location(state.attempt),))
-      attempt = board.Attempt(run, state.attempt, self._code, int(state.expires), self._date())
-      files.publish(attempt)
-      try:
-        self.engine.create(state.attempt, int(state.expires))
-        self._journal.append("created", state)
-      except LaunchError as error:
-        self._refusal = error
-      except UnknownError as error:  # it may be there: the next looks say
-        self._trouble("create", f"no answer: {error}; it is tried again")
+      self._create(state, files)
     elif action.verb == "delete":
       try:
         self.engine.delete(state.attempt)
@@ -158,10 +170,53 @@ class Watch:
     elif action.verb == "order":
       files.give(action.order)
 
+  def _create(self, state, files):
+    """Asks for an attempt, each time written down before: what is made can be found, and when it was asked for last."""
+    run, location = self._run, self.engine.location(state.attempt)
+    first = state.attempt not in self._intended
+    if first:
+      files.clear()
+    if run.zones:  # so that a machine knows its own
+      run = dataclasses.replace(run, zones=(location,))
+    files.publish(board.Attempt(run, state.attempt, self._code, int(state.expires), self._date()))
+    self._journal.append("intent", state, location=location)
+    self._intended.add(state.attempt)
+    if not self._lease.renew():  # who took it meanwhile has not read of this
+      raise UnknownError("the run's folder, whose lease is not surely held")
+    if first:
+      say(f"{self._run.attempt(state.attempt)}: asking for it in {location}")
+    unanswered = None
+    try:
+      self.engine.create(state.attempt, int(state.expires))
+    except LaunchError as error:
+      self._refusal = error
+    except UnknownError as error:  # it may be there: the next looks say
+      unanswered = error
+    try:
+      self._lease.renew()
+    except Held as error:  # as of a laptop that slept
+      self._undo(state.attempt, unanswered, error)
+      raise
+    if unanswered:
+      self._trouble("create", f"no answer: {unanswered}; it is tried again")
+    else:
+      self._journal.append("refused" if self._refusal else "created", state)
+
+  def _undo(self, attempt, unanswered, held):
+    """Deletes what was made after another had taken over, unless that one knows of it, and goes on with it."""
+    self._journal.read()
+    if self._refusal or (self._journal.open and attempt in self._journal.remaining()):
+      return
+    name, command = self._run.attempt(attempt), self.engine.deletion(attempt)
+    say(f"{name} was asked for after another had ended the run, and is deleted")
+    gone = not removal.deleted(self.engine, self._run, [attempt])
+    if unanswered or not gone:
+      raise Held(held.holder, f" now, and {name} {self._run.left}; delete it with\n  {command}", errors.BILLING)
+
   def _date(self):
     """When the run was first asked for with this code: of the packages of all its attempts."""
     first = next(event for event in self._journal.events if event.get("sha") == self._code)
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(first["time"]))
+    return utc(first["time"])
 
   def _note(self, note):
     if note.tail:
@@ -182,20 +237,26 @@ class Watch:
         if self.engine.look(attempt).state != engine.ABSENT:
           remaining.append(attempt)
         else:
-          self._journal.append("deleted", dataclasses.replace(state, attempt=attempt))
+          self._journal.append("deleted", state, attempt=attempt)
       except (UnknownError, LaunchError) as error:
         say(f"{self._run.attempt(attempt)}: {error}")
         remaining.append(attempt)
+    clean = removal.swept(self.engine, self._run, self._journal, remaining, self._wait)
     self._journal.append("end", state, code=code, text=text)
     say(f"{self._run.name}: {text}")
     for attempt in remaining:
       kept = attempt == state.attempt and state.kept
-      what = "is kept and goes on being billed" if kept else "may still be billed"
+      what = f"is kept{' and goes on being billed' * self._run.billed}" if kept else self._run.left
       say(f"{self._run.attempt(attempt)} {what}; delete it with\n  python -m launch down {self._run.name}\nor with\n"
           f"  {self.engine.deletion(attempt)}")  # fmt: skip
-    if [attempt for attempt in remaining if not (attempt == state.attempt and state.kept)]:
+    if not clean or [attempt for attempt in remaining if not (attempt == state.attempt and state.kept)]:
       return errors.BILLING
     return code
+
+  def _wait(self, seconds):
+    """Between two looks at what goes, or may come late."""
+    self._lease.renew()
+    time.sleep(seconds)
 
   def _check_clocks(self, now, reports):
     """Says which worker's clock is wrong beside the others'."""
@@ -214,24 +275,15 @@ class Watch:
     if self._said.get("state") != (text := f"{name}: {seen.look.state}{detail}"):
       self._said["state"] = text
       say(text)
-    running = [report for report, _ in (seen.reports or {}).values() if report.phase == board.RUNNING]
-    if running and time.monotonic() - self._news > NEWS:
-      self._news = time.monotonic()
-      slowest = min(running, key=lambda report: report.step)
-      step = f"step {slowest.step}, " if slowest.step >= 0 else ""
-      say(f"{name}: {len(running)} of {self._run.workers} workers run, {step}{slowest.doing}")
+    text = verdict.progress(self._run, seen.reports or {})
+    at_once = text.partition(", step ")[0]  # steps are said once a minute
+    if text and (self._said.get("progress") != at_once or time.monotonic() - self._news > NEWS):
+      hint = f" (what they print: python -m launch logs {self._run.name} -f)" * ("progress" not in self._said)
+      self._news, self._said["progress"] = time.monotonic(), at_once
+      say(f"{name}: {text}{hint}")
 
   def _trouble(self, about, text):
     """Says what is wrong about a thing, once a minute."""
     if time.monotonic() - self._said.get(about, -NEWS) >= NEWS:
       self._said[about] = time.monotonic()
       say(text)
-
-
-def say(text: str) -> None:
-  """A line with the time, at once."""
-  now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-  try:
-    print(f"{now} {text}", flush=True)
-  except OSError:  # nobody reads any longer: that ends no run
-    sys.stdout = open(os.devnull, "w")

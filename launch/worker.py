@@ -158,7 +158,7 @@ def run(options) -> int:
   own = _unit(options, name)
   if own.lock() is None:
     raise LaunchError(f"{own.name} lives already on this host, process {own.process()}; this one ends", errors.BUG)
-  program.end(f"{own.folder}/", program.reap)  # of a worker that was killed
+  program.end(f"{own.folder}/")  # of a worker that was killed
   first = 1 + options.restart
   try:
     attempt = _patiently(here.attempt, options.patience, asked)

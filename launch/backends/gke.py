@@ -112,7 +112,8 @@ class Engine:
     pods = (pod for pod in self._selected("pods", attempt) if self._worker(pod) == worker)
     running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running" and not _leaving(pod)]
     if not running:
-      raise LaunchError(f"worker {worker} of {self._run.attempt(attempt)} has no pod that runs; see `launch status`")
+      advice = f"see python -m launch status {self._run.name}"
+      raise LaunchError(f"worker {worker} of {self._run.attempt(attempt)} has no pod that runs; {advice}")
     name = running[-1]["metadata"]["name"]
     asking = [] if words else ["--stdin", "--tty"]
     return [*self._base, "exec", *asking, name, f"--container={manifests.CONTAINER}", "--", *(words or ["sh"])]

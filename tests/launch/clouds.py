@@ -24,7 +24,7 @@ class Cloud:
   def __init__(self, crews=({},), removal: float = 0.05):
     self.states, self.calls, self.made, self.most = {}, [], [], 0
     self.crews, self.removal, self.resources = crews, removal, contextlib.ExitStack()
-    self.kill_at, self.fail_at, self.refuse = None, set(), None
+    self.kill_at, self.fail_at, self.refuse, self.silent = None, set(), None, {}
 
   def __enter__(self):
     return self
@@ -95,9 +95,10 @@ class Engine:
     self.delete(resource.attempt)
 
   def inventory(self, zones):
-    rows = [engine.Resource(self._run.attempt(a), "memory", self._run.name, self._run.owner, a, state)
+    run = self._run
+    rows = [engine.Resource(run.attempt(a), "memory", run.name, run.owner, a, state, mark=run.mark)
             for a, (state, _) in self._cloud.states.items()]  # fmt: skip
-    return tuple(rows), {}
+    return tuple(rows), self._cloud.silent
 
   def shell(self, attempt, worker, words):
     return words

@@ -59,7 +59,7 @@ def test_a_file_that_anybody_changed_is_no_answer_or_one_of_the_right_types(tmp_
   content = json.dumps(good | {field: data.draw(VALUES)}).encode()
   board.storage.write("a1/w00.json" if kind is Report else "a1/order.json", content)
   try:
-    found = board.reports(1)[0][0] if kind is Report else board.order()
+    found = board.seen(0)[0] if kind is Report else board.order()
   except UnknownError as error:
     assert "run's folder" in str(error)
   else:
@@ -67,10 +67,33 @@ def test_a_file_that_anybody_changed_is_no_answer_or_one_of_the_right_types(tmp_
       assert isinstance(value, type(good[name])) or (name in ("exit", "clock") and isinstance(value, int)), name
 
 
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "-1" + "0" * 20, "1e400", "NaN", "9" * 5000])
+def test_a_number_that_no_run_could_have_is_no_answer(board, value):
+  board.storage.write("a2/order.json", f'{{"try_": {value}}}'.encode())
+  board.storage.write("a2/w00.json", f'{{"worker": 0, "clock": {value}}}'.encode())
+  for ask in (board.order, lambda: board.seen(0)):
+    with pytest.raises(UnknownError):
+      ask()
+
+
+def test_a_report_that_cannot_be_read_hides_no_other(board):
+  for worker in range(3):
+    board.report(Report(worker, step=worker))
+  board.storage.write("a2/w01.json", b'{"step": 2000000000000000000}')
+  assert {w: report.step for w, (report, _) in board.reports(4).items()} == {0: 0, 2: 2} and board.unreadable == [1]
+  board.report(Report(1))
+  assert len(board.reports(4)) == 3 and board.unreadable == []
+
+
+def test_a_report_is_of_whom_its_name_says(board):
+  board.storage.write("a2/w01.json", b'{"worker": 3, "step": 7}')
+  assert board.seen(1)[0] == Report(1, step=7)
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"5", b'{"x": 1}', b"[" * 100_000, b"{", b'[["try_", 1]]'])
 def test_what_is_no_file_of_ours_is_no_answer(board, content):
   for name in ("a2/spec.json", "a2/order.json", "a2/w00.json"):
     board.storage.write(name, content)
-  for ask in (board.attempt, board.order, lambda: board.reports(1)):
+  for ask in (board.attempt, board.order, lambda: board.seen(0)):
     with pytest.raises((UnknownError, LaunchError)):
       ask()

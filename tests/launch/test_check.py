@@ -1,12 +1,13 @@
 """What is said of a run before anything is paid for."""
 
-import argparse
+import os
 import pathlib
 
 import pytest
-from hypothesis import given, strategies
 
 from launch import check, storage
+from launch.errors import DENIED, USAGE
+from launch.findings import Finding
 from tests.launch import launches, repositories
 
 # What `vit_jax.plan --json` writes, as far as it is read here; the heavy tests read what it writes now.
@@ -48,34 +49,23 @@ def test_a_plan_becomes_findings(changes, kind, words):
   assert bool(texts(found, "warn")) == (kind == "warn")
 
 
-def test_a_run_as_it_should_be_has_notes_only_and_they_are_printed_first(capsys):
+def test_a_run_as_it_should_be_has_notes_only():
   found = check.judged(launches.run("qr", max_hours=2.0), PLAN)
   assert {finding.kind for finding in found} == {"note"}
-  check.show([check.Finding("refuse", "r"), check.Finding("warn", "w"), check.Finding("note", "n")])
-  assert capsys.readouterr().out == "n\nwarning: w\nrefused: r\n"
 
 
-WORDS = ["--config=a", "--config=b:c", "--config", "d", "--configs=x", "--weights=w", "-v"]
-
-
-@given(words=strategies.lists(strategies.sampled_from(WORDS)))
-def test_a_flag_has_the_value_that_the_program_takes(words):
-  parser = argparse.ArgumentParser(allow_abbrev=False)
-  parser.add_argument("--config", default="")
-  try:
-    expected = parser.parse_known_args(words)[0].config
-  except SystemExit:  # --config without a value
-    return
-  assert check.value(tuple(words), "--config") == expected
+@pytest.mark.parametrize(("codes", "code"), [((), 0), ((DENIED,), DENIED), ((USAGE, DENIED), USAGE)])
+def test_the_code_of_a_check_is_that_of_what_refuses(codes, code):
+  assert check.refusal([Finding("warn", ""), *(Finding("refuse", "", each) for each in codes)]) == code
 
 
 @pytest.mark.parametrize(
   ("backend", "args", "word"),
   [
-    ("qr", ["--config=configs/b.py"], "--config: configs/b.py"),
-    ("qr", ["--config=/etc/a.py:B/16"], "--config: /etc/a.py"),
-    ("local", ["--config=configs/b.py"], "--config: configs/b.py"),
-    ("qr", ["--config=data/new.py"], "--config: data/new.py"),
+    ("qr", ["--config=configs/b.py"], "--config: there is no file configs/b.py; did you mean configs/a.py?"),
+    ("qr", ["--config=/etc/hosts:B/16"], "--config: /etc/hosts is there, and not among the code"),
+    ("local", ["--config=configs/b.py"], "--config: there is no file configs/b.py"),
+    ("qr", ["--config=data/new.py"], "--config: data/new.py is there, and not among the code"),
     ("qr", ["--config=configs/a.py", "--config.init.from=B_16.npz"], "--config.init.from: B_16.npz"),
     ("gke", ["--weights", "/home/me/B_16.npz"], "--weights: /home/me/B_16.npz"),
     ("qr", ["--config.data.path=/data/imagenet"], "data: /data/imagenet is on this machine"),
@@ -116,38 +106,38 @@ def test_no_repository_is_a_refusal_and_not_an_error(tmp_path, monkeypatch):
   assert found.refuses and "git" in found.text
 
 
+NO_CREDENTIALS = """ERROR: (gcloud.auth.print-access-token) You do not currently have an active account selected.
+Please run:
+
+  $ gcloud auth login
+"""
+
+
+def test_without_credentials_all_the_rest_is_checked_and_the_code_is_11(here, tmp_path, monkeypatch):
+  monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+  monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+  gcloud = tmp_path / "bin/gcloud"
+  repositories.write(tmp_path, {"bin/gcloud": f"#!/bin/sh\ncat >&2 <<'EOF'\n{NO_CREDENTIALS}EOF\nexit 1\n"})
+  gcloud.chmod(0o755)
+  monkeypatch.setenv("PATH", f"{gcloud.parent}:{os.environ['PATH']}")
+  found = check.check(launches.run("qr", module="my.own", args=("--config.data.path=gs://other/data",)))
+  (refused,) = texts(found, "refuse")
+  assert "(You do not currently have an active account selected.); run: gcloud auth login" in refused
+  assert check.refusal(found) == DENIED
+  assert "not planned" in found[-1].text  # which comes last
+
+
 def test_a_bucket_that_does_not_answer_is_a_warning(here):
   found = check.check(launches.run("qr", module="my.own"))
-  assert "does not answer" in texts(found, "warn")[0] and not texts(found, "refuse")
+  assert "does not answer" in texts(found, "warn")[-1] and not texts(found, "refuse")
   assert "my.own" in texts(found, "note")[-1]
 
 
 def test_without_jax_the_rest_is_checked_and_a_line_says_so(here, monkeypatch):
-  monkeypatch.setattr(check, "NEEDED", ("vit_jax", "no_such_jax"))
+  monkeypatch.setattr(check, "NEEDED", ("vit_jax", "no_such_jax", "libtpu"))
   found = check.check(launches.run("qr", args=("--config=configs/a.py", "--config.data.path=/data")))
-  assert "has no no_such_jax" in texts(found, "warn")[-1]
+  assert "has no no_such_jax" in texts(found, "warn")[0]
   assert "/data" in texts(found, "refuse")[0]
-
-
-@pytest.mark.parametrize(
-  ("backend", "place", "location", "kind"),
-  [
-    ("qr", {"zones": ("europe-west4-a",)}, "europe-west4", None),
-    ("qr", {"zones": ("europe-west4-a",)}, "us-central1", "refuse"),
-    ("qr", {"zones": ("europe-west4-a", "us-central1-a")}, "europe-west4", "refuse"),
-    ("qr", {"zones": ("europe-west4-a",)}, "eu", "warn"),
-    ("qr", {"zones": ("europe-west4-a",)}, "eur4", "warn"),
-    ("gke", {"cluster": "gke_my-project_us-west4-a_tpus"}, "us-west4", None),
-    ("gke", {"cluster": "gke_my-project_us-west4_tpus"}, "us-west1", "refuse"),
-    ("gke", {"cluster": "kind-tpus"}, "us-west1", None),
-    ("gke", {}, "us-west1", None),
-  ],
-)
-def test_a_bucket_is_in_the_region_of_the_machines(backend, place, location, kind):
-  run = launches.run(backend, **place)
-  found = check._regions(run, "--workdir", run.workdir, location, "refuse")
-  assert [finding.kind for finding in found] == [kind] * (kind is not None)
-  assert all("gs://bkt is in" in finding.text for finding in found)
 
 
 @pytest.mark.heavy
@@ -157,8 +147,8 @@ def test_a_real_bucket_is_asked_for_its_region(here, bucket_server, monkeypatch)
   location = storage.Bucket("gs://bkt").location()
   (refused,) = texts(check.check(run), "refuse")
   assert f"--workdir: gs://bkt is in {location}" in refused
-  near = launches.run("qr", module="my.own", zones=(f"{location}-a",), args=("--config.data.path=gs://none/data",))
-  assert "gs://none: there is no such bucket" in texts(check.check(near), "refuse")[0]
+  other = launches.run("qr", module="my.own", args=("--config.data.path=gs://none/data",))
+  assert "gs://none: there is no such bucket" in texts(check.check(other), "refuse")[-1]
 
 
 SMALL = {
@@ -168,7 +158,7 @@ SMALL = {
 
 
 @pytest.mark.heavy
-def test_vit_jax_itself_judges_the_config_on_its_slice(tmp_path, monkeypatch):
+def test_vit_jax_itself_judges_the_config_on_its_slice(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
   monkeypatch.setattr(storage, "TRIES", 1)
   source = pathlib.Path(check.__file__).parents[1]
@@ -176,8 +166,11 @@ def test_vit_jax_itself_judges_the_config_on_its_slice(tmp_path, monkeypatch):
   monkeypatch.chdir(repositories.made(tmp_path, repositories.FILES | files))
   monkeypatch.setenv("PYTHONPATH", str(source))
   words = ["--config=configs/a.py", *(f"--config.{key}={text}" for key, text in SMALL.items())]
-  (refused,) = texts(check.check(launches.run("qr", tpu="v3-8", args=(*words, "--config.bacth=64"))), "refuse")
+  (refused,) = texts(check.check(launches.run("local", args=(*words, "--config.bacth=64"))), "refuse")
   assert "config.bacth" in refused and "'batch'" in refused
-  found = check.check(launches.run("qr", tpu="v3-8", args=tuple(words)), price=1.5, host_rate=1e4)
-  assert "v3-8: fits" in texts(found, "note")[1] and "cost: " in texts(found, "note")[2]
-  assert "data: the config names no place" in texts(found, "refuse")[0]  # it is on no worker
+  monkeypatch.setattr(check, "NEWS", 0.5)
+  there = launches.run("qr", tpu="v3-8", args=(*words, "--config.data.path=gs://bkt/data"))
+  found = check.check(there, price=1.5, host_rate=1e4)
+  assert "v3-8: fits" in texts(found, "note")[-2] and "cost: " in texts(found, "note")[-1]
+  said = capsys.readouterr()
+  assert texts(found, "note")[-1] in said.out and " 1 s" in said.err and "planning" in said.err

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launch import errors
+from launch import errors, journal
 from launch.journal import Journal
 from launch.lease import Held
 from launch.state import OVER
@@ -30,6 +30,7 @@ def kind(request):
 @pytest.fixture
 def make(kind, bucket_server, tmp_path, monkeypatch, request):
   """Makes clouds of a kind."""
+  monkeypatch.setattr(journal, "IN_FLIGHT", 1.0)
   with contextlib.ExitStack() as stack:
     count = iter(range(10**6))
 

@@ -3,6 +3,7 @@
 And the page that explains them, whose commands the real gcloud and our own parsers must understand.
 """
 
+import ast
 import json
 import os
 import pathlib
@@ -27,8 +28,10 @@ def test_every_code_has_a_number_of_its_own_and_a_line_that_says_what_to_do():
 
 
 def test_codes_of_the_program_keep_their_meaning():
-  # 0 is done, 1 a bug, 2 a mistake, and after 42 the run goes on or can, wherever it comes from.
-  assert set(NAMES.values()) & set(runtime.EXITS) == {errors.DONE, errors.BUG, errors.USAGE, errors.DETACHED}
+  # 0 is done, 1 a bug, 2 a mistake, after 42 the run goes on or can, 130 is Ctrl-C, wherever it comes from.
+  assert set(NAMES.values()) & set(runtime.EXITS) == {
+    *(errors.DONE, errors.BUG, errors.USAGE, errors.DETACHED, errors.INTERRUPTED)
+  }
   assert "mistake" in errors.EXITS[errors.USAGE][0] and "mistake" in runtime.EXITS[errors.USAGE][0]
 
 
@@ -41,6 +44,25 @@ def test_an_error_is_its_message_and_a_code():
 def test_the_table_of_the_page_is_the_contract():
   rows = re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", PAGE, re.MULTILINE)
   assert {int(code): (meaning, action) for code, meaning, action in rows} == errors.EXITS
+
+
+def literals(file):
+  """(line, text) of the strings of a file that are not its documentation."""
+  tree = ast.parse(file.read_text())
+  documented = (ast.Module, ast.FunctionDef, ast.ClassDef)
+  alone = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, documented)
+           and isinstance(node.body[0], ast.Expr)}  # fmt: skip
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+      yield node.lineno, node.value
+
+
+def test_a_command_is_written_as_it_is_typed():
+  command = re.compile(rf"(?<!python -m )(?<![\w./-])launch (?:{'|'.join(flags.VERBS)})\b")
+  files = sorted(pathlib.Path(errors.__file__).parent.rglob("*.py"))
+  found = [f"{file.name}:{line}: {text}" for file in files for line, text in literals(file) if command.search(text)]
+  assert not found, "\n".join(found)
+  assert [each for each in re.findall("`[^`]*`", PAGE) if command.search(each)] == []
 
 
 def test_the_page_is_one_page():
@@ -59,7 +81,7 @@ def test_the_run_of_the_page_is_one_that_launch_takes():
   (words,) = re.findall(r"^run=\((.*?)\)$", commands(), re.DOTALL | re.MULTILINE)
   run = flags.run_of(*flags.parse(["run", *shlex.split(words)]))
   assert (run.backend, run.workers, run.workdir) == ("qr", 4, "gs://my-bucket/runs/vit-s16")
-  for line in re.findall(r"`(?:python -m )?launch (\w+)[^`]*`", PAGE):
+  for line in re.findall(r"`python -m launch (\w+)[^`]*`", PAGE):
     assert line in flags.VERBS, line
 
 

@@ -1,5 +1,9 @@
 """What a person types becomes a run, byte for byte, or one line that says what is wrong."""
 
+import dataclasses
+import json
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +44,15 @@ def test_the_programs_words_are_kept_byte_for_byte(words):
   [
     ([], "VERB"),
     (["fly"], "fly"),
-    (["run", "vit"], "--backend"),
+    (["run", "vit"], "--backend: missing; allowed: local"),
+    (["run", "vit", "--backnd=qr", *TRAIN], "there is no flag --backnd; did you mean --backend?"),
+    (["run", "vit", "--backnd", "qr", *TRAIN], "did you mean --backend?"),
+    (["status", "vit", "--wach"], "did you mean --watch?"),
+    (["status", "vit", "more"], "'more' is one word too many"),
+    ([*QR, "--config=c.py"], "flags of the program go behind --"),
+    ([*QR, "--env=WANDB_API_KEY=abc", *TRAIN], "--secret WANDB_API_KEY=projects/"),
+    (["run", "a", "--backend=gke", "--env=HF_TOKEN=abc", *TRAIN], "HF_TOKEN=k8s:NAME/KEY"),
+    (["run", "vit", "--spec=/no/such.json"], "/no/such.json cannot be read"),
     ([*QR], "nothing to run"),
     ([*QR, "--tpus=v3-8", *TRAIN], "--tpus"),
     ([*QR, "--workdir=gs://bkt/b", *TRAIN], "leave out one"),
@@ -60,6 +72,94 @@ def test_a_mistake_is_one_line_that_names_it(words, message):
   with pytest.raises(LaunchError) as error:
     asked(*words)
   assert message in str(error.value) and "\n" not in str(error.value) and error.value.code == 2
+
+
+def written(path, text, mode=0o600):
+  path.write_text(text)
+  path.chmod(mode)
+  return f"--spec={path}"
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"env": {"WANDB_API_KEY": "sekret-key-123"}}, "--env: WANDB_API_KEY looks like a secret"),
+    ({"args": ["--workdir=gs://other/x"]}, "--workdir=gs://other/x among args"),
+  ],
+)
+def test_a_file_is_checked_as_flags_are(tmp_path, changes, message):
+  good = json.loads(asked(*QR, *TRAIN).dumps())
+  with pytest.raises(LaunchError, match=message) as error:
+    asked("run", "vit", written(tmp_path / "run.json", json.dumps(good | changes)))
+  assert "sekret" not in str(error.value)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o602, 0o604, 0o660])
+def test_a_file_that_others_may_read_or_change_is_no_run(tmp_path, mode):
+  with pytest.raises(LaunchError, match="chmod 600"):
+    asked("run", "vit", written(tmp_path / "run.json", asked(*QR, *TRAIN).dumps(), mode))
+
+
+def test_what_is_no_regular_file_is_no_run_and_not_waited_for(tmp_path):
+  os.mkfifo(tmp_path / "pipe", 0o600)
+  for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
+    with pytest.raises(LaunchError, match="cannot be read: it is no regular file"):
+      asked("run", "vit", f"--spec={path}")
+  with pytest.raises(LaunchError, match="more than 8,388,608 bytes"):
+    asked("run", "vit", written(tmp_path / "long.json", asked(*QR, *TRAIN).dumps() + " " * 2**23))
+
+
+def test_a_run_of_a_file_takes_nothing_else_of_a_run(tmp_path):
+  run = asked(*QR, *TRAIN)
+  written(tmp_path / "run.json", run.dumps())
+  words = ["run", "vit", f"--spec={tmp_path}/run.json", "--force", "--detach"]
+  assert asked(*words) == run
+  for more in (["--tpu=v3-8"], ["--limit=beat=1s"], ["--queue-timeout=1h"], TRAIN, ["--spot"]):
+    with pytest.raises(LaunchError, match="is all of the run vit"):
+      asked(*words, *more)
+  with pytest.raises(LaunchError, match="is all of the run vit"):
+    asked("run", "other", *words[2:])
+
+
+def test_a_program_without_dashes_is_shown_with_them():
+  with pytest.raises(LaunchError) as error:
+    asked(*QR, "vit_jax.train", "--config=a b.py")
+  shown = str(error.value).splitlines()[-1].strip()
+  assert shown.startswith("python -m launch run vit --backend=qr") and shown.endswith(
+    "-- vit_jax.train '--config=a b.py'"
+  )
+
+
+@pytest.mark.parametrize(
+  "name", ["TOKENIZERS_PARALLELISM", "KEYBOARD", "SSH_KEY_FILE", "GOOGLE_APPLICATION_CREDENTIALS"]
+)
+def test_what_only_sounds_like_a_secret_is_a_variable(name):
+  assert asked(*QR, f"--env={name}=/a", *TRAIN).env == {name: "/a"}
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(spec.Run)])
+def test_a_mistake_is_named_as_it_is_typed(field, capsys):
+  """Every name of a message is one of the help's."""
+  with pytest.raises(SystemExit):
+    flags.parse(["run", "--help"])
+  assert spec.flag(field) in " ".join(capsys.readouterr().out.split())
+
+
+def test_usage_has_the_program_and_help_the_default_zones(capsys):
+  with pytest.raises(SystemExit):
+    flags.parse(["run", "--help"])
+  said = " ".join(capsys.readouterr().out.split())
+  assert "run NAME [FLAGS] -- PROGRAM" in said and "europe-west4-a for v3" in said
+
+
+def test_two_kinds_of_capacity_are_refused():
+  with pytest.raises(LaunchError, match="--on-demand: not allowed with argument --spot"):
+    asked(*QR, "--spot", "--on-demand", *TRAIN)
+
+
+def test_a_misspelt_workdir_is_shown_what_was_meant():
+  with pytest.raises(LaunchError, match=r"--workdr is no flag of vit_jax.train, did you mean --workdir"):
+    asked(*QR, "--", "vit_jax.train", "--workdr=gs://bkt/a")
 
 
 def test_every_verb_has_help(capsys):

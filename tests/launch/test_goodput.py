@@ -1,5 +1,6 @@
 """Where the time of a run went: the sum is the time, whatever journal and account say."""
 
+import dataclasses
 import json
 import time
 
@@ -51,7 +52,7 @@ def test_waits_and_the_programs_own_times_are_one_table(tmp_path):
   table = goodput.goodput(run, JOURNAL)
   assert table["seconds"] == {
     "queueing": 100.0,
-    "tpu_initialization": 50.0,
+    "setup": 50.0,  # of no TPU
     "training_prep": 20.0,
     "program_startup": 40.0,
     "steps": 580.0,
@@ -91,7 +92,7 @@ def test_a_run_that_goes_on_is_counted_until_now(tmp_path, monkeypatch):
   assert table["total"] == 400.0
   assert table["seconds"] == {
     "queueing": 100.0,
-    "tpu_initialization": 50.0,
+    "setup": 50.0,  # of no TPU
     "steps": 240.0,
     "infrastructure_recovery_from_disruption": 10.0,
   }
@@ -118,10 +119,29 @@ def test_the_sum_is_the_time_whatever_the_clocks_say(tmp_path_factory, times, ki
   assert all(value > 0 for value in table["seconds"].values()) and 0 <= table["goodput"] <= 1.000001
 
 
+def test_only_tpus_are_initialized_as_tpus(tmp_path):
+  run = workdir(tmp_path, [attempt(150, step=850.0)])
+  assert "setup" in goodput.goodput(run, JOURNAL)["seconds"]
+  on_tpus = goodput.goodput(dataclasses.replace(run, tpu="v3-32"), JOURNAL)["seconds"]
+  assert on_tpus["tpu_initialization"] == 50.0 and "setup" not in on_tpus
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"older": 1, "attempts": 2}', '{"older": {}, "attempts": [{}]}'])
 def test_an_account_that_is_none_is_said(tmp_path, content):
   (tmp_path / "goodput.json").write_text(content)
   with pytest.raises(LaunchError, match=r"goodput\.json"):
+    goodput.goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 1e308, 10**400, "1", [1], {}, "[" * 10**5])
+@pytest.mark.parametrize("where", ["result.json", "goodput.json"])
+def test_a_time_that_is_none_is_said(tmp_path, where, value):
+  account = {"attempts": [{"began": 0.0, "seconds": {"step": value if where == "goodput.json" else 1.0}}]}
+  texts = {"goodput.json": json.dumps(account | {"older": {"attempts": 0}})}
+  texts["result.json"] = json.dumps({"goodput": {goodput.LOST: value if where == "result.json" else 0.0}})
+  for name, text in texts.items():
+    (tmp_path / name).write_text(value if value == "[" * 10**5 and name == where else text)
+  with pytest.raises(LaunchError, match=r"goodput\.json or result\.json is none"):
     goodput.goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
 
 

@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
+import os
+import time
 
 import pytest
 
 from launch import journal, storage
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
-from launch.state import WATCHING, State
+from launch.state import OVER, WATCHING, State
 from tests.launch.world import run
 
 
@@ -93,6 +95,63 @@ def test_what_cannot_be_written_down_is_an_error_before_anything_is_made(tmp_pat
     Journal("vit").append("intent", STATE)
 
 
+FULL = LaunchError("vit.jsonl: No space left on device")
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_full_disk_is_said_once_and_holds_up_nothing_but_what_would_be_made(tmp_path, monkeypatch, capsys, torn):
+  folder = storage.storage(str(tmp_path / "run"))
+  book, path = Journal("vit", folder), journal.folder() / "vit.jsonl"
+  book.append("run", State(), run=run().dumps())
+  book.append("intent", STATE)
+  book.append("created", STATE)
+  path.write_bytes(b"".join(path.read_bytes().splitlines(True)[:1]) + b'{"number": 9' * torn)
+  before = path.read_bytes()
+  write, full = Journal._write, [True]
+
+  def filled(self, text, mode, *rest):
+    if full[0]:
+      raise FULL
+    write(self, text, mode, *rest)
+
+  monkeypatch.setattr(Journal, "_write", filled)
+  again = Journal("vit", folder)
+  assert again.events == book.events and again.remaining() == [3] and path.read_bytes() == before
+  again.append("ready", STATE)
+  again.append("deleted", STATE)
+  assert capsys.readouterr().err.count("No space left") == 1
+  assert [event["event"] for event in Journal("vit", folder).events][-2:] == ["ready", "deleted"]
+  with pytest.raises(LaunchError, match="nothing is made"):
+    again.append("intent", dataclasses.replace(STATE, attempt=4))
+  full[0] = False
+  again.append("end", STATE, code=0, text="")
+  assert journal.parsed(path.read_bytes()) == again.events and len(again.events) == 6
+
+
+def test_who_reads_a_journal_does_not_write_to_it(monkeypatch):
+  book = Journal("vit")
+  book.append("run", State(), run=run().dumps())
+  path = journal.folder() / "vit.jsonl"
+  path.write_bytes(path.read_bytes() + b'{"number"')  # half of what another is writing now
+  before = path.read_bytes()
+  assert Journal("vit").events == book.events and path.read_bytes() == before
+
+
+@pytest.mark.parametrize("event", ["ready", "end"])
+def test_a_workdir_that_another_run_has_is_refused_by_its_name_until_that_is_over(tmp_path, event):
+  folder = storage.storage(str(tmp_path / "w"))
+  first = Journal("first", folder)
+  first.append("run", State(), run=dataclasses.replace(run(), name="first").dumps())
+  first.append("intent", State(attempt=1))
+  first.append(event, State(attempt=1))
+  with pytest.raises(LaunchError, match="is that of the run first, which is not over: python -m launch status first"):
+    Journal("second", folder)
+  assert journal.names() == ["first"]
+  first.append("deleted", State(attempt=1))
+  first.append("end", State(attempt=1, stage=OVER))
+  assert Journal("second", folder).events == []
+
+
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "-a", "a" * 99, "a\n"])
 def test_names_that_are_none_reach_no_file(name):
   with pytest.raises(LaunchError, match="no name of a run"):
@@ -113,6 +172,26 @@ def test_a_state_that_another_version_wrote_is_named():
 def test_a_run_that_is_unknown_here_says_where_to_look():
   with pytest.raises(LaunchError, match="no such run on this machine"):
     _ = Journal("vit").run
+
+
+@pytest.mark.parametrize("clock", [-600.0, 0.0, 86400.0])
+@pytest.mark.parametrize(("age", "least", "most"), [(0, 230, 240), (100, 130, 141), (300, 0, 0)])
+def test_how_long_a_request_is_waited_for_follows_from_the_folders_clock(
+  tmp_path, monkeypatch, clock, age, least, most
+):
+  folder, now = storage.storage(str(tmp_path / "run")), time.time()
+  with monkeypatch.context() as patch:
+    patch.setattr(time, "time", lambda: now + clock)
+    book = Journal("vit", folder)
+    for event in ("intent", "intent"):  # asked for again
+      book.append(event, STATE)
+  os.utime(tmp_path / "run" / journal.COPY, (now - age, now - age))
+  other = Journal("vit", folder)
+  other.taken()
+  assert least <= other.settles() <= most and other.settled(3) == (most == 0)
+  following = Journal("vit", folder)
+  following.taken()  # what was waited for is not waited for again
+  assert (following.settles() == 0) == (most == 0)
 
 
 def test_what_is_absent_stays_so_once_no_request_can_be_on_its_way(monkeypatch):

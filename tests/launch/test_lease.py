@@ -21,10 +21,13 @@ def folder(tmp_path):
 
 def test_a_second_one_is_told_who_watches_until_the_first_gives_back(folder):
   first, second = Lease(folder, 60), Lease(folder, 60)
+  assert second.holder() == ""
   first.take()
+  assert second.holder().startswith(f"process {os.getpid()} on")
   with pytest.raises(Held, match=f"watched by process {os.getpid()} on"):
     second.take()
   first.give_back()
+  assert second.holder() == ""
   second.take()
   with pytest.raises(Held, match="this one ends"):
     first.renew()

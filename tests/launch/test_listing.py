@@ -55,7 +55,7 @@ def test_a_run_that_is_alive_is_shown_and_not_collected(cloud, capsys):
   )
   assert row["step"] >= 0 and row["kind"] == "v3-32" and row["location"] == "europe-west4-a"
   code, said = collected(capsys, "--yes")
-  assert code == errors.DONE and "nothing to delete" in said and cloud.states()
+  assert code == errors.DONE and "nothing is to be deleted" in said and cloud.states()
 
 
 def test_what_has_expired_or_is_suspended_is_deleted_and_only_with_yes(cloud, capsys):
@@ -71,7 +71,7 @@ def test_a_machine_that_is_watched_from_elsewhere_is_shown_and_not_collected(clo
   begin(cloud)
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
   assert [row["flag"] for row in listed(capsys)[1]["resources"]] == ["ELSEWHERE"]
-  assert "nothing to delete" in collected(capsys, "--yes")[1] and cloud.states()
+  assert "nothing is to be deleted" in collected(capsys, "--yes")[1] and cloud.states()
 
 
 def test_a_machine_of_a_run_that_has_ended_is_an_orphan(cloud, capsys):
@@ -79,7 +79,7 @@ def test_a_machine_of_a_run_that_has_ended_is_an_orphan(cloud, capsys):
   book = Journal("vit")
   book.append("end", State(attempt=1, stage=OVER, end=(12, "x")), code=12, text="x")
   assert [row["flag"] for row in listed(capsys)[1]["resources"]] == ["ORPHAN"]
-  assert "nothing to delete" in collected(capsys, "--older-than=2h", "--yes")[1] and cloud.states()
+  assert "nothing is to be deleted" in collected(capsys, "--older-than=2h", "--yes")[1] and cloud.states()
   assert collected(capsys, "--yes")[0] == errors.DONE and not cloud.states()
 
 
@@ -88,7 +88,7 @@ def test_anothers_machines_are_not_shown_nor_deleted(cloud, capsys, monkeypatch)
   cloud.preempt("vit-a1")
   monkeypatch.setattr(spec, "owner", lambda: "bob")
   assert listed(capsys)[1]["resources"] == []
-  assert "nothing to delete" in collected(capsys, "--yes")[1] and cloud.everything()
+  assert "nothing is to be deleted" in collected(capsys, "--yes")[1] and cloud.everything()
   assert len(listed(capsys, "--all-users")[1]["resources"]) == 1
 
 
@@ -99,6 +99,8 @@ def test_a_zone_that_does_not_answer_is_unknown_and_not_empty(cloud, capsys):
   assert code == errors.UNKNOWN and "europe-west4-a" in found["unknown"]
   (row,) = found["resources"]
   assert (row["name"], row["state"]) == ("vit-a1", "not listed")
+  code, said = collected(capsys, "--yes")
+  assert code == errors.UNKNOWN and "of what has answered, nothing is to be deleted" in said
 
 
 def test_a_deletion_that_is_not_seen_ends_with_13_and_the_command(cloud, capsys):
@@ -113,7 +115,8 @@ def test_status_says_what_was_done_and_how_each_worker_is(cloud, capsys):
   begin(cloud)
   assert listing.status(flags.parse(["status", "vit"])[0]) == errors.DONE
   said = capsys.readouterr().out
-  assert "vit  qr v3-32  watching" in said and "intent" in said and "w03  h3" in said and "step" in said
+  assert "vit  qr v3-32  under way" in said and "nobody watches it; go on by: python -m launch adopt vit" in said
+  assert "intent" in said and "w03  h3" in said and "step" in said
   listing.status(flags.parse(["status", "vit", "--json"])[0])
   values = json.loads(capsys.readouterr().out)
   assert len(values["workers"]) == 4 and values["state"]["attempt"] == 1

@@ -1,6 +1,7 @@
 """The log of a worker in pieces, without secrets."""
 
 import random
+import sys
 
 import pytest
 
@@ -64,6 +65,36 @@ def test_what_is_far_behind_is_left_out_and_said(tmp_path, monkeypatch):
   file = Log(tmp_path / "log")
   (tmp_path / "log").write_text("a" * 5000 + "b" * 100)
   assert pieces(file, last=True).decode() == "launch: 5,000 bytes are left out\n" + "b" * 100
+
+
+def test_a_flood_fills_neither_the_disk_nor_the_folder(tmp_path, monkeypatch):
+  monkeypatch.setattr(log, "BEHIND", 2**20)
+  monkeypatch.setattr(log, "MOST", 2**21)
+  file, sent = Log(tmp_path / "log"), b""
+  file.say("an earlier try " * 1000)
+  sent = pieces(file, last=True)
+  begin = file.begin()
+  for number in range(64):
+    with open(tmp_path / "log", "ab") as writer:  # as the program does, which has it open
+      writer.write(bytes([number + 32]) * 2**18)
+    file.trim()
+    sent += pieces(file)
+    assert sys.platform != "linux" or (tmp_path / "log").stat().st_blocks * 512 < 2**20 + 3 * 2**18
+  assert len(sent) < 2**21 + 2 * 2**18 and b"launch: 2,097,152 bytes of a try; of what follows" in sent
+  end = pieces(file, last=True)
+  assert end.endswith(b"_" * 2**18) and len(end) < 2**19 and b" bytes are left out\n" in end
+  assert file.size() == begin + 64 * 2**18 and file.tail(begin) == "_" * log.TAIL
+  file.begin()
+  file.say("the next one")
+  assert pieces(file).endswith(b"the next one\n")
+
+
+def test_what_is_trimmed_before_it_was_sent_is_left_out_and_said(tmp_path, monkeypatch):
+  monkeypatch.setattr(log, "BEHIND", 2**20)
+  file = Log(tmp_path / "log")
+  (tmp_path / "log").write_bytes(b"#" * 2**21 + b"~" * 2**18)
+  file.trim()
+  assert pieces(file, last=True) == b"launch: 2,097,152 bytes are left out\n" + b"~" * 2**18
 
 
 def test_a_tail_is_of_one_try(tmp_path):

@@ -55,6 +55,11 @@ def test_a_worker_that_is_none_is_named(files, worker):
     logs.logs(flags.parse(["logs", "vit", f"--worker={worker}"])[0])
 
 
+def test_an_attempt_that_never_was_is_named_with_those_that_were(files):
+  with pytest.raises(LaunchError, match="--attempt: 9; vit has had 1"):
+    logs.logs(flags.parse(["logs", "vit", "--attempt=9"])[0])
+
+
 def test_an_attempt_that_printed_nothing_says_where_to_look(files, capsys):
   logs.logs(flags.parse(["logs", "vit"])[0])
   assert "launch status vit" in capsys.readouterr().err

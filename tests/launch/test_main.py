@@ -31,8 +31,9 @@ def test_a_run_that_nobody_knows_is_one_line(monkeypatch, capsys, verb):
   "error, code, text",
   [
     (LaunchError("no quota", errors.DENIED), errors.DENIED, "no quota"),
+    (LaunchError("\x1b[2J: no such zone"), errors.USAGE, "error: �[2J: no such zone"),
     (UnknownError("503"), errors.UNKNOWN, "no answer: 503"),
-    (KeyboardInterrupt(), errors.DETACHED, "interrupted"),
+    (KeyboardInterrupt(), errors.INTERRUPTED, "interrupted"),
   ],
 )
 def test_an_end_has_its_code_and_its_line(monkeypatch, capsys, error, code, text):
@@ -51,6 +52,15 @@ def test_a_run_is_rendered_for_all_three(monkeypatch, capsys):
   for flags, text in (([], "kind: JobSet"), (["--xpk"], "xpk workload create"), (["--skypilot"], "accelerators:")):
     code, said = ended(monkeypatch, capsys, "render", *words, *flags, *run)
     assert code == 0 and text in said.out
+
+
+@pytest.mark.parametrize("words", [["--backend=local"], ["--backend=local", "--skypilot"], ["--backend=qr"]])
+def test_a_form_that_a_backend_does_not_have_is_refused_with_those_that_there_are(monkeypatch, capsys, words):
+  place = ["--tpu=v3-32", "--project=my-project"] * ("--backend=qr" in words)
+  run = ["--", "vit_jax.train", "--config=c.py", "--workdir=gs://bkt/a"]
+  code, said = ended(monkeypatch, capsys, "render", "vit", *words, *place, *run)
+  assert code == errors.USAGE and not said.out
+  assert "a JobSet is of gke, --xpk and --skypilot are of gke and qr" in said.err
 
 
 def test_nothing_is_listed_where_nothing_is(monkeypatch, capsys):

@@ -1,11 +1,13 @@
 """Reports, pieces of a log and orders, on a thread beside the work."""
 
 import os
+import threading
 import time
 
 import pytest
 
 from launch import board, post, storage
+from launch.errors import LaunchError
 from launch.log import Log
 
 
@@ -30,6 +32,13 @@ def test_what_is_new_goes_out_at_once_and_the_rest_with_the_beat(letters):
   assert letters.settle(5) and letters.board.seen(2)[0].step == 7
 
 
+def test_no_word_of_a_report_has_a_secret(letters):
+  letters.say(detail="with a-long-secret", doing=f"{'x' * 95} a-long-secret", tail="a-long-secret!")
+  assert letters.settle(5)
+  report, _ = letters.board.seen(2)
+  assert (report.detail, report.doing, report.tail) == ("with ***", f"{'x' * 95} ***", "***!")
+
+
 def test_an_order_is_known_when_a_report_has_settled(letters):
   letters.board.give(board.Order(4, stop=True))
   assert letters.settle(5)
@@ -52,10 +61,24 @@ def test_a_log_comes_before_the_report_of_its_end(letters):
   assert os.stat(run._folder / names[-1]).st_mtime_ns <= os.stat(run._folder / "a1/w02.json").st_mtime_ns
 
 
+def test_a_mistake_in_the_thread_is_no_silence(tmp_path, letters, monkeypatch):
+  letters.check()
+  monkeypatch.setattr(threading, "excepthook", lambda _: None)  # it would print
+  letters.log.piece = None
+  letters.say(phase=board.RUNNING)
+  assert not letters.settle(5)
+  with pytest.raises(LaunchError, match="why is in worker"):
+    letters.check()
+  letters.say(phase=board.ENDED, detail="cannot go on")
+  assert not letters.settle(5)
+  assert letters.board.seen(2)[0].detail == "cannot go on"
+
+
 def test_pieces_are_numbered_on_from_what_is_there(tmp_path, letters):
   letters.settle(5)
   here = storage.storage(str(tmp_path / "other"))
   board.Board(here, 1).write_log(0, 41, b"of a life before")
+  here.write("a1/log/w00.9z", b"of nobody")
   log = Log(tmp_path / "second")
   log.say("on")
   with post.opened(str(tmp_path / "other"), 1, board.Report(0), 30.0, log) as second:

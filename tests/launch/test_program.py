@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from launch import program, spec
+from launch import board, program, spec, storage
 from launch.errors import LaunchError
 
 GKE = {"tpu": "v6e-16", "image": "h/p@sha256:" + "0" * 64, "workdir": "gs://bkt/x"}
@@ -111,10 +111,50 @@ def test_half_a_file_of_progress_is_nothing(child, tmp_path, text):
   moved = child.moved
   (tmp_path / "s.json").write_text(text)
   child.look()
-  assert child.progress == {"step": 3, "doing": "step"} and child.moved == moved
+  assert child.progress == {"step": 3, "began": -1, "doing": "step"} and child.moved == moved
   (tmp_path / "s.json").write_text('{"step": 3, "doing": "save"}')
   child.look()
   assert child.moved > moved
+
+
+@pytest.mark.parametrize("child", ["sleep 60"], indirect=True)
+@pytest.mark.parametrize(
+  "said, reported",
+  [
+    ('{"step": 2000000000000000000, "began": true, "doing": 7}', (-1, -1, "")),
+    ('{"step": -3, "began": 1e999, "doing": "\\ud800 \\udcff"}', (-1, -1, "? \udcff")),
+    ('{"step": ' + "9" * 400 + ', "began": 4, "asked": true, "phase": "ended"}', (-1, 4, "")),
+  ],
+)
+def test_what_a_program_says_is_what_a_report_can_hold(child, tmp_path, said, reported):
+  (tmp_path / "s.json").write_text(said)
+  child.look()
+  assert tuple(child.progress.values()) == reported
+  board.Board(storage.Disk(str(tmp_path)), 1).report(board.Report(0, **child.progress))
+  assert board.Board(storage.Disk(str(tmp_path)), 1).seen(0)[0].step == -1
+
+
+@pytest.mark.parametrize("child", ["sleep 60"], indirect=True)
+def test_a_status_that_is_a_pipe_a_folder_or_endless_is_not_waited_for(child, tmp_path):
+  path = tmp_path / "s.json"
+  os.mkfifo(path)
+  child.look()
+  path.unlink()
+  path.mkdir()
+  (path / "file").touch()
+  before = os.listdir("/proc/self/fd")
+  child.look()
+  assert os.listdir("/proc/self/fd") == before
+  environment = {"VITJAX_STATUS": str(path), "PATH": os.environ["PATH"]}
+  program.Program(["true"], tmp_path, environment, tmp_path / "log").close()  # the next try
+  assert not path.exists()
+  path.symlink_to("/dev/zero")
+  child.look()
+  path.unlink()
+  with open(path, "wb") as file:
+    file.truncate(2**40)
+  child.look()
+  assert child.progress == {}
 
 
 def test_a_program_that_cannot_be_started_is_said(tmp_path):
@@ -130,8 +170,8 @@ def test_only_what_carries_the_mark_is_ended(tmp_path):
 
   mine, other = started(f"{tmp_path}/vit-a1/status.json"), started(f"{tmp_path}/vit-a10/status.json")
   try:
-    assert program.end(f"{tmp_path}/vit-a1/", mine.poll) == []
-    assert mine.poll() == -9 and other.poll() is None
+    assert program.end(f"{tmp_path}/vit-a1/") == []
+    assert mine.wait(5) == -9 and other.poll() is None
   finally:
     other.kill()
     other.wait()

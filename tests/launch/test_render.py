@@ -12,7 +12,7 @@ import pytest
 import yaml
 from hypothesis import strategies
 
-from launch import manifests, render, spec, tpus
+from launch import limits, manifests, render, spec, tpus
 from launch.errors import LaunchError
 from tests.launch import launches
 
@@ -45,14 +45,19 @@ def test_the_rendered_jobset_is_the_one_that_is_created():
   assert text.startswith("# ") and "a3/spec.json" in text
 
 
-def test_a_run_of_queued_resources_has_the_same_jobset_but_for_its_image():
-  changes = {"tpu": "v5e-16", "workdir": "gs://bkt/runs/a"}
-  other = yaml.safe_load(render.jobset(launches.run("qr", **changes), 1, 5))
-  own = manifests.jobset(launches.run("gke", **changes), 1, 5)
-  pod = other["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-  assert pod["containers"][0]["image"] == render.IMAGE
-  pod["containers"][0]["image"] = launches.IMAGE
-  assert other == own
+@pytest.mark.parametrize("form", [render.xpk, render.skypilot])
+def test_what_another_launcher_has_nothing_for_is_said(form):
+  run = launches.run("qr", tpu="v5e-16", network="n", internal_ips=True, limits=limits.Limits(queue=60.0))
+  (line,) = [line for line in form(run).splitlines() if "has nothing for" in line]
+  assert line.startswith("#") and "Nothing ends at --max-hours" in line
+  assert all(flag in line for flag in ("--network", "--internal-ips", "--limit", "--max-hours"))
+  assert "--runtime-version" not in line and "--tpu" not in line  # which follows from the slice
+
+
+def test_xpk_has_one_zone_and_names_reservations():
+  run = launches.run("qr", zones=("us-central1-a", "us-central1-b"), capacity="reserved", runtime_version="other")
+  said = render.xpk(run).splitlines()[0]
+  assert all(word in said for word in ("--zone but for the first", "--reserved", "--runtime-version"))
 
 
 letters = strategies.text(strategies.characters(codec="utf-8"), max_size=8)
@@ -84,7 +89,7 @@ def test_any_value_is_the_same_to_a_parser_of_yaml(value):
 @pytest.mark.parametrize("capacity", spec.CAPACITIES)
 def test_the_words_of_the_xpk_command_are_what_bash_reads(backend, capacity):
   run = launches.run(backend, args=ODD, capacity=capacity, env={"A": "b c$d"})
-  (line,) = render.xpk(run).splitlines()
+  *_, line = render.xpk(run).splitlines()
   words = shlex.split(line)
   assert words[:3] == ["xpk", "workload", "create"]
   (command,) = (word.removeprefix("--command=") for word in words if word.startswith("--command="))
@@ -157,7 +162,7 @@ def test_the_skypilot_task_is_the_run():
 def test_what_skypilot_cannot_do_is_refused():
   with pytest.raises(LaunchError, match="one slice; --slices is 2"):
     render.skypilot(launches.run("qr", slices=2))
-  with pytest.raises(LaunchError, match="--capacity is flex-start"):
+  with pytest.raises(LaunchError, match="--flex-start is for"):
     render.skypilot(launches.run("gke", capacity="flex-start"))
 
 

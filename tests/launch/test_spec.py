@@ -52,7 +52,7 @@ def test_what_is_no_run_is_said(text):
 
 def test_a_text_in_place_of_a_list_of_words_is_no_run():
   values = json.loads(launches.run().dumps()) | {"args": "abc"}
-  with pytest.raises(LaunchError, match="args"):
+  with pytest.raises(LaunchError, match="ARGUMENTS"):
     spec.loads(json.dumps(values))
 
 
@@ -140,6 +140,8 @@ def test_the_workdir_may_be_a_word_of_its_own(words, workdir):
     ("qr", {"env": {"A B": "1"}}, "--env", "letters"),
     ("qr", {"env": {"A": "\0"}}, "--env", "zero byte"),
     ("qr", {"args": ("\0",)}, "zero byte", "argument"),
+    ("qr", {"args": ("ä" * 2**16,)}, "131,072", "131,071"),
+    ("qr", {"args": ("a" * 2**16,) * 17}, "1,114,112 bytes", "1,048,576"),
     ("qr", {"args": ("\ud800",)}, "no encoding", "argument"),
     ("qr", {"env": {"A": "\ud800"}}, "no encoding", "variable"),
     ("qr", {"backend": "slurm"}, "--backend", "hosts"),

@@ -88,9 +88,9 @@ def test_an_age_in_a_bucket_is_by_the_clock_of_its_server(in_bucket, monkeypatch
   real = time.time
   monkeypatch.setattr(time, "time", lambda: real() + 3600)  # the laptop's clock is an hour off
   in_bucket.write("beat", b"")
-  assert in_bucket.read("beat").age < 2
+  assert in_bucket.read("beat").age < 60
   time.sleep(2.1)
-  assert 1 <= in_bucket.read("beat").age < 4
+  assert 1 <= in_bucket.read("beat").age < 60
 
 
 def test_a_folder_is_one_name_only(files):
@@ -144,10 +144,14 @@ def test_a_bucket_behind_a_bad_line_keeps_every_condition(bucket_server, in_buck
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("trouble", [{"away": True}, {"stalls": 1.0}, {"busy": 1.0}, {"resets": 1.0}], ids=str)
-def test_a_bucket_that_gives_no_answer_is_never_taken_for_empty(bucket_server, in_bucket, impatient, trouble):
+def test_a_bucket_that_gives_no_answer_is_never_taken_for_empty(bucket_server, in_bucket, request, trouble):
   in_bucket.write("a", b"1")
+  request.getfixturevalue("impatient")  # from here on: a loaded machine has its time for what must succeed
   with bucket_server.troubled(**trouble):
-    for ask in (lambda: in_bucket.read("a"), in_bucket.names, in_bucket.location, lambda: in_bucket.delete("a")):
+    asks = [lambda: in_bucket.read("a"), in_bucket.names, in_bucket.location]
+    if "resets" not in trouble:  # which may cut the answer to a deletion that is done, as the next try then hears
+      asks.append(lambda: in_bucket.delete("a"))
+    for ask in asks:
       with pytest.raises(UnknownError, match="gs://bkt does not answer"):
         ask()
 

@@ -2,11 +2,12 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch import board, engine, errors
+from launch import board, engine, errors, spec
 from launch.state import OVER
 from tests.launch.world import World, run, running
 
@@ -95,10 +96,13 @@ def test_10_a_second_hang_on_the_same_machines_takes_others():
   assert ended(world.to_end()) == errors.DONE and world.made == [1, 2]
 
 
-def test_11_a_crash_loop_ends_after_three_tries_and_names_its_first_cause():
-  world = World(run(), crash={1: (1, 5)}).to_end()
+@pytest.mark.parametrize("code", [1, 42, 130])
+def test_11_a_crash_loop_ends_after_three_tries_and_names_its_first_cause(code):
+  world = World(run(), crash={1: (code, 5)}).to_end()
   assert ended(world) == errors.GAVE_UP and world.made == [1]
-  assert "3 tries without a new checkpoint" in world.state.end[1] and "w01 (h1) ended with 1" in world.state.end[1]
+  assert (
+    "3 tries without a new checkpoint" in world.state.end[1] and f"w01 (h1) ended with {code}" in world.state.end[1]
+  )
 
 
 def test_tries_that_go_on_from_later_checkpoints_fill_the_budget_again():
@@ -151,6 +155,20 @@ def test_18_what_is_being_deleted_for_long_stands_beside_a_new_name_and_is_named
   assert world.state.unverified == (1, 2)
 
 
+@pytest.mark.parametrize("verb", ["create", "delete"])
+def test_what_a_cloud_does_not_do_is_asked_for_more_and_more_rarely(verb):
+  world = World(run(limits=spec.Limits(delete=7200.0)))
+  setattr(world, f"{verb}_fails", 10**6)
+  pauses = np.diff(world.to_end().asked[verb])
+  assert (pauses[:4] == [15, 30, 60, 120]).all() and (pauses[5:] == 300).all() and len(pauses) > 20
+
+
+def test_what_is_asked_for_again_is_made_as_soon_as_the_cloud_answers():
+  world = World(run())
+  world.create_fails = 4
+  assert ended(world.to_end()) == errors.DONE and world.made == [1] and world.asked["create"][-1] - 1e9 == 225
+
+
 def test_24_a_node_that_is_repaired_goes_on_and_one_that_is_not_is_replaced():
   world = World(run(), total=3000).until(running)
   world.machines[1].state = engine.REPAIRING
@@ -195,6 +213,14 @@ def test_hours_are_of_all_attempts_together():
     if running(world) and world.state.ready and world.now - world.state.ready > 1300:
       world.preempt(True)
   assert ended(world) == errors.GAVE_UP and "--max-hours=1 are used up" in world.state.end[1] and len(world.made) == 3
+
+
+def test_a_worker_whose_report_cannot_be_read_is_as_one_that_is_silent():
+  world = World(run(), total=10**6).until(running)
+  before = world.now
+  world.hidden = {3}
+  world.until(lambda w: w.state.try_ == 2)
+  assert "nothing was heard of w03" in world.said[-1] and 180 <= world.now - before < 240 and world.made == [1]
 
 
 def test_a_refusal_of_the_cloud_is_an_end_with_its_words():

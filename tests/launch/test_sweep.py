@@ -1,18 +1,25 @@
 """A sweep whose trials are runs: each is asked for as the sweep itself was, no more at once than said, none twice."""
 
 import argparse
+import dataclasses
 import json
+import pathlib
 import shlex
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 
 import pytest
 from hypothesis import given, strategies
 
 from launch import flags, spec, sweep
-from launch.errors import DETACHED, GAVE_UP, LaunchError
+from launch.errors import BILLING, DETACHED, GAVE_UP, LaunchError
+from launch.lease import Lease
 from launch.limits import Limits
+from launch.state import State
+from launch.storage import storage
 from tests.launch import launches
 from tests.sweeps import studies
 from vit_jax import build, config
@@ -32,7 +39,7 @@ def args(**changes):
   grace=strategies.integers(1, 10_000),
   kept=strategies.booleans(),
 )
-def test_the_flags_of_a_run_ask_for_that_run(backend, variable, hours, grace, kept):
+def test_the_command_of_a_trial_asks_for_that_run_and_shows_nothing_of_it(backend, variable, hours, grace, kept):
   changes = {
     "local": {"processes": 3},
     "hosts": {},
@@ -43,8 +50,14 @@ def test_the_flags_of_a_run_ask_for_that_run(backend, variable, hours, grace, ke
     backend, args=("--workdir=" + launches.words(backend)["workdir"], "--a=b c"), env={"A": variable}, max_hours=hours,
     keep_on_fail=kept, limits=Limits(grace=float(grace), beat=0.25), **changes,
   )  # fmt: skip
-  words = ["run", run.name, *sweep.flags_of(run), "--", run.module, *run.args]
-  assert flags.run_of(*flags.parse(words)) == run
+  with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+    patch.setenv("XDG_STATE_HOME", folder)
+    patch.setattr(sweep, "_journal", lambda _: {})  # of a bucket that none is asked for
+    words = sweep._command(run)[3:]
+    assert flags.run_of(*flags.parse(words)) == run
+    (file,) = pathlib.Path(folder).rglob("*.json")
+    assert file.stat().st_mode & 0o777 == 0o600
+  assert words == ["run", run.name, f"--spec={file}", "--force"]
 
 
 @pytest.mark.parametrize(
@@ -66,13 +79,67 @@ def test_without_vit_jax_here_it_says_so(monkeypatch):
     sweep.sweep(launches.run(module="vit_jax.sweep"), args())
 
 
-def test_a_run_that_is_under_way_is_adopted_and_one_that_has_ended_is_asked_for(tmp_path):
+def line(event, unverified=(), **facts):
+  """Of a journal."""
+  state = dataclasses.asdict(State(unverified=unverified))
+  return json.dumps({"event": event, "time": 1e9, "attempt": 1, "try": 1, "state": state} | facts) + "\n"
+
+
+def write(folder, text):
+  (folder / "launch").mkdir(parents=True, exist_ok=True)
+  (folder / "launch/journal.jsonl").write_text(text)
+
+
+def test_a_run_that_is_under_way_is_adopted_and_one_that_has_ended_is_asked_for(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
   run = launches.run(workdir=str(tmp_path))
   assert sweep._command(run)[3:5] == ["run", "vit-b16"]
-  (tmp_path / "launch").mkdir()
   for event, verb in (("ready", "adopt"), ("end", "run")):
-    (tmp_path / "launch/journal.jsonl").write_text('{"event": "run"}\n' + json.dumps({"event": event}) + "\n")
+    write(tmp_path, line("run") + line(event))
     assert sweep._command(run)[3:5] == [verb, "vit-b16"]
+
+
+@pytest.mark.parametrize(("event", "unverified", "verb"), [("ready", (), "adopt"), ("end", (1,), "down")])
+def test_a_trial_that_has_its_result_is_open_while_a_machine_of_it_may_be_there(tmp_path, event, unverified, verb):
+  run = launches.run(workdir=str(tmp_path))
+  write(tmp_path, line(event, unverified, code=0))
+  (tmp_path / "result.json").write_text("{}")
+  assert sweep._state(run) == "open" and sweep._command(run)[3:5] == [verb, "vit-b16"]
+  assert ("--yes" in sweep._command(run)) == (verb == "down")
+  write(tmp_path, line(event, unverified, code=0) + line("end", code=0))
+  assert sweep._state(run) == "done"
+
+
+@pytest.mark.parametrize("text", ["[1]\n", "[" * 10**5, "9" * 5000, "\0\n", "{}\n", line("end", state=[1], code=[])])
+def test_a_journal_that_is_none_is_no_traceback(tmp_path, text):
+  write(tmp_path, text)
+  assert sweep._state(launches.run(workdir=str(tmp_path))) == "open"
+
+
+def test_a_trial_whose_machines_are_not_seen_to_go_has_failed(tmp_path, monkeypatch, capsys):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+  trial = sweep.Trial(launches.run(name="s-t00", workdir=str(tmp_path / "t")))
+  write(tmp_path / "t", line("ready"))
+  (tmp_path / "t/result.json").write_text("{}")
+  assert sweep._work([trial], args(), lambda run: ["sh", "-c", "exit 13"], set()) == [trial]
+  said = capsys.readouterr().out
+  assert "s-t00: under way already, and watched again" in said and "started" not in said and "failed with 13" in said
+
+
+@pytest.mark.parametrize(("code", "kept"), [(13, False), (0, False), (0, True)])
+def test_a_machine_that_may_be_left_is_the_code_of_the_sweep_and_its_command_is_shown(
+  tmp_path, monkeypatch, capsys, code, kept
+):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+  monkeypatch.setattr(sweep, "NEEDED", ())
+  monkeypatch.setattr(sweep, "_vit_jax", lambda *_, **__: f"python -m vit_jax.train --workdir={tmp_path}/t\n")
+  if not code:  # of an earlier time
+    state = dataclasses.asdict(State(unverified=(1,), kept=kept))
+    write(tmp_path / "t", line("end", code=12, state=state))
+  ended = sweep.sweep(launches.run(name="s", module="vit_jax.sweep"), args(), lambda run: ["sh", "-c", f"exit {code}"])
+  assert ended == (GAVE_UP if kept else BILLING)
+  said = capsys.readouterr().out
+  assert (f"launch down s-t00 --workdir={tmp_path}/t" in said) != kept
 
 
 @pytest.mark.parametrize(
@@ -81,8 +148,7 @@ def test_a_run_that_is_under_way_is_adopted_and_one_that_has_ended_is_asked_for(
 def test_the_journal_says_what_is_not_begun_again(tmp_path, code, state):
   run = launches.run(workdir=str(tmp_path))
   assert sweep._state(run) == "open"
-  (tmp_path / "launch").mkdir()
-  (tmp_path / "launch/journal.jsonl").write_text(json.dumps({"event": "end", "code": code}) + "\n")
+  write(tmp_path, line("end", code=code))
   assert sweep._state(run) == state
   (tmp_path / "result.json").write_text("{}")
   assert sweep._state(run) == "done"
@@ -101,7 +167,7 @@ class Watchers:
     lr, code = float(overrides["optim.lr"]), self.codes.get(run.name, 0)
     result = {"val/top1": lr, "top1": lr, "train_seconds": 1.0} if code == 0 else None
     files = {"config.json": config.dumps(resolved), "result.json": result and json.dumps(result)}
-    files["launch/journal.jsonl"] = json.dumps({"event": "end", "code": code}) + "\n"
+    files["launch/journal.jsonl"] = line("end", code=code)
     made = self.folder / "made" / run.name
     for name, text in files.items():
       if text:
@@ -145,11 +211,10 @@ def test_as_many_at_once_as_said_and_one_that_is_watched_elsewhere_comes_later(t
 
   def command(run):
     tries.append(run.name)
-    done = f"mkdir -p {run.workdir}; touch {run.workdir}/result.json"
-    if tries.count("s-t01") == 1 and run.name == "s-t01":  # held by another, who has a journal there
-      done = (
-        f'mkdir -p {run.workdir}/launch; echo \'{{"event": "ready"}}\' > {run.workdir}/launch/journal.jsonl; exit 2'
-      )
+    held = tries.count("s-t01") == 1 and run.name == "s-t01"  # by another, who has a journal there
+    text = shlex.quote(line("ready") if held else line("end", code=0))
+    done = f"mkdir -p {run.workdir}/launch; echo {text} > {run.workdir}/launch/journal.jsonl; "
+    done += "exit 2" if held else f"touch {run.workdir}/result.json"
     return ["sh", "-c", f"echo + >> {running}; sleep 0.3; echo - >> {running}; {done}"]
 
   assert sweep._work(trials, args(), command, set()) == []
@@ -158,6 +223,39 @@ def test_as_many_at_once_as_said_and_one_that_is_watched_elsewhere_comes_later(t
   for sign in running.read_text().split():
     depth.append(depth[-1] + (1 if sign == "+" else -1))
   assert max(depth) == 2
+
+
+def test_a_trial_that_another_process_watches_is_one_of_so_many_at_once_and_not_started(tmp_path, monkeypatch, capsys):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+  monkeypatch.setattr(sweep, "LOOK", 0.1)
+  trials = [sweep.Trial(launches.run(name=f"s-t0{i}", workdir=str(tmp_path / f"t{i}"))) for i in range(3)]
+  for trial in trials[:2]:
+    write(tmp_path / trial.run.name.replace("s-t0", "t"), line("ready"))
+  leases = [Lease(storage(trial.run.folder), 60.0) for trial in trials[:2]]
+  started = []
+
+  def command(run):
+    started.append(run.name)
+    assert not leases[0].holder() and leases[1].holder()
+    write(tmp_path / "t2", line("end", code=0))
+    return ["touch", f"{run.workdir}/result.json"]
+
+  def end():
+    """The watchers end, one after the other."""
+    for number, lease in enumerate(leases):
+      time.sleep(0.5)
+      assert started == ["s-t02"] * number
+      (tmp_path / f"t{number}/result.json").write_text("{}")
+      write(tmp_path / f"t{number}", line("end", code=0))
+      lease.give_back()
+
+  for lease in leases:
+    lease.take()
+  ending = threading.Thread(target=end)
+  ending.start()
+  assert sweep._work(trials, args(), command, set()) == []
+  ending.join()
+  assert started == ["s-t02"] and capsys.readouterr().out.count("watched by process") == 2
 
 
 @pytest.mark.heavy

@@ -23,7 +23,7 @@ def test_a_slice_is_as_the_other_table_has_it(name):
   assert (slice_.rented, slice_.hosts, slice_.chips) == (other.rented, other.hosts, other.chips)
   assert slice_.devices == other.chips * hardware.GENERATIONS[other.generation].devices
   assert f"{slice_.generation}:{slice_.grid}" == other.name
-  assert tpus.find(slice_.rented) == slice_
+  assert tpus.find(slice_.rented) == slice_ and tpus.named(slice_.rented) == slice_.name == name
 
 
 # developers.google.com's page of TPUs in GKE: what a node pool of one host is called, and of several.
@@ -60,6 +60,10 @@ def test_what_is_no_slice_is_refused_with_what_there_is(text, words):
     tpus.find(text)
   assert error.value.code == USAGE
   assert all(word in str(error.value) for word in words)
+
+
+def test_what_nobody_knows_keeps_its_name():
+  assert tpus.named("tpu9-16") == "tpu9-16"
 
 
 def test_zones_have_a_region():

@@ -77,17 +77,21 @@ def test_a_stop_is_a_sigterm_and_then_all_of_the_group_is_killed(tmp_path):
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen(["sleep", "600"])
 subprocess.Popen(["sleep", "600"], start_new_session=True)
+subprocess.Popen(["env", "-i", "setsid", "sh", "-c", f"echo $$ > {sys.argv[1]}; exec sleep 600"])
 print("waits", flush=True)
 time.sleep(60)
 """
-  with Lab(tmp_path, code, limits=spec.Limits(**vars(LIMITS) | {"grace": 0.5})) as lab:
+  limits = spec.Limits(**vars(LIMITS) | {"grace": 0.5})
+  with Lab(tmp_path, code, limits=limits, args=(str(tmp_path / "away"),)) as lab:
     worker = lab.start()
     lab.wait(lambda _: "waits" in lab.text())
     assert len(lab.programs()) == 4 - 1  # the worker itself has no status file
+    lab.wait(lambda _: (tmp_path / "away").exists() and (tmp_path / "away").read_text())
     lab.board.give(board.Order(1, stop=True))
     report = lab.wait(board.EXITED)
     assert report.exit == 137 and "stopped as ordered" in report.detail and "limits.grace" in report.detail
     assert not lab.programs() and not zombies()
+    assert not os.path.exists(f"/proc/{(tmp_path / 'away').read_text().strip()}")  # without our variables, and away
     time.sleep(0.3)
     assert worker.poll() is None and lab.report().phase == board.EXITED  # until the next order, or limits.idle
     lab.board.give(board.Order(2))
@@ -103,12 +107,12 @@ def test_a_sigterm_to_the_worker_reaches_the_program_once_and_is_no_end_of_the_a
       time.sleep(0.02)
     assert worker.wait(10) == 42
     report = lab.report()
-    assert (report.phase, report.exit) == (board.EXITED, 42)
+    assert (report.phase, report.exit, report.asked) == (board.EXITED, 42, True)
     assert "SIGTERM to the worker" in report.detail
     assert lab.text().count("asked") == 1
     lab.start()  # the machine is there again
     again = lab.wait(board.READY)
-    assert again.try_ == 2
+    assert again.try_ == 2 and not again.asked
     time.sleep(0.5)
     assert lab.report().phase == board.READY
     lab.board.give(board.Order(2))
@@ -116,13 +120,13 @@ def test_a_sigterm_to_the_worker_reaches_the_program_once_and_is_no_end_of_the_a
     lab.wait(lambda _: lab.text().count("waits\n") == 2)
 
 
-def test_a_worker_that_is_killed_leaves_a_program_that_the_next_one_ends(tmp_path):
-  with Lab(tmp_path, "print('waits', flush=True)\n" + WAIT) as lab:
+def test_a_worker_that_is_killed_takes_its_program_along_and_the_next_one_ends_what_that_has_left(tmp_path):
+  with Lab(tmp_path, "subprocess.Popen(['sleep', '600']); print('waits', flush=True)\n" + WAIT) as lab:
     worker = lab.start()
     lab.wait(lambda _: "waits" in lab.text())
-    (left,) = lab.programs()
+    assert len(lab.programs()) == 2
     kill(worker)
-    assert lab.programs() == [left]
+    lab.wait(lambda _: len(lab.programs()) == 1)
     lab.storage.delete("a1/w00.json")  # the machine's own note is enough
     lab.start()
     assert lab.wait(board.READY).try_ == 2
@@ -192,7 +196,7 @@ sys.exit(43)
 
 
 def test_a_worker_ends_itself_when_its_time_is_over_and_when_nobody_orders(tmp_path):
-  with Lab(tmp_path, POLITE, expires=2) as lab:
+  with Lab(tmp_path, POLITE, expires=4) as lab:
     worker = lab.start()
     report = lab.wait(board.ENDED)
     assert (report.exit, report.detail) == (42, "its time has ended")
@@ -208,7 +212,8 @@ def test_a_jobset_restarts_so_the_worker_ends_with_the_code_of_its_program(tmp_p
   image = "h/p/r/v@sha256:" + "0" * 64
   values = {"backend": "gke", "tpu": "v6e-8", "image": image, "workdir": "gs://bkt/x"}
   run = spec.checked(spec.Run("vit", module="job", args=("4",), limits=LIMITS, **values))
-  with Lab(tmp_path, "sys.exit(int(sys.argv[1]))", python=os.sys.executable) as lab:
+  code = f"sys.exit(42 if os.path.exists('{tmp_path}/by-itself') else int(sys.argv[1]))"
+  with Lab(tmp_path, code, python=os.sys.executable) as lab:
     values = json.loads(run.dumps()) | {"python": os.sys.executable}
     attempt = board.Attempt(spec.loads(json.dumps(values)), 1, lab.digest, int(time.time() + 99))
     lab.board.publish(attempt)
@@ -220,5 +225,8 @@ def test_a_jobset_restarts_so_the_worker_ends_with_the_code_of_its_program(tmp_p
     variables = json.loads(lab.said("variables")[0])
     assert variables["TPU_WORKER_ID"] == "0" and variables["VITJAX_DEVICES"] == "8"
     assert variables["VITJAX_COORDINATOR"].rpartition(":")[2] in map(str, range(8476, 8483))
+    (tmp_path / "by-itself").touch()
+    assert lab.start("--restart=3", engine="gke").wait(20) == 1  # 42 would start it again for nothing, for ever
+    assert (lab.report().exit, lab.report().asked) == (42, False)
     lab.board.give(board.Order(1, stop=True))
-    assert lab.start("--restart=3", engine="gke").wait(20) == 2  # after which it is not started again
+    assert lab.start("--restart=4", engine="gke").wait(20) == 2  # after which it is not started again

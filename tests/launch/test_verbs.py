@@ -112,7 +112,7 @@ class Home:
     return file.read_text() if file.exists() else ""
 
   def count(self):
-    return int((self.workdir / "count").read_text())
+    return int((self.workdir / "count").read_text() or 0)  # it may be written just now
 
   def events(self, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(self.folder / "state"))
@@ -145,7 +145,7 @@ def test_17_a_watcher_that_is_killed_is_followed_by_another_and_the_program_runs
   code, said = home.launch("adopt", "vit")
   assert code == errors.DONE and home.count() == 1, said
   code, said = home.launch("adopt", "vit")
-  assert code == errors.USAGE and "has ended" in said
+  assert code == errors.USAGE and "has ended (done), and has no machines: its command, given again" in said
 
 
 def test_ctrl_c_leaves_the_run_alone_and_says_how_to_end_it(home):
@@ -176,7 +176,9 @@ def test_what_is_stopped_keeps_its_machines_and_is_restarted_on_them(home):
   code, said = home.launch("stop", "vit")
   assert code == 0 and "w00: 42" in said, said
   assert first.wait(30) == errors.DETACHED
-  assert "is kept and goes on being billed" in home.said()
+  assert "vit-a1 is kept; delete it with" in home.said() and "billed" not in home.said()
+  code, said = home.launch("adopt", "vit")
+  assert code == errors.USAGE and "launch restart vit goes on with its machines" in said
   process = home.begin("restart", "vit")
   home.until(lambda: home.count() == 2)
   assert home.launch("restart", "vit")[0] == 0  # while one watches

@@ -11,20 +11,31 @@ from tests.launch.world import run
 LONG = 1e6  # seconds since the first sign of trouble
 
 
-def judged(*codes, waited=LONG, hangs=0, ages=(), order=None):
-  """The verdict on workers that ended with these codes; None for one that runs."""
+def judged(*codes, waited=LONG, hangs=0, ages=(), order=None, asked=()):
+  """The verdict on workers that ended with these codes; None for one that runs. `asked`: those that asked theirs."""
   reports = {}
   for worker, code in enumerate(codes):
     phase = RUNNING if code is None else EXITED
-    report = Report(worker, 1, phase, exit=code, clock=float(worker), tail=f"tail {worker}", host=f"h{worker}")
+    report = Report(
+      worker, 1, phase, exit=code, clock=float(worker), tail=f"tail {worker}", host=f"h{worker}", asked=worker in asked
+    )
     reports[worker] = (report, ages[worker] if ages else 1.0)
   return verdict.judge(run(), 1, reports, order, waited, hangs)
 
 
 def test_all_zero_is_done_and_zero_with_others_that_saved_is_saved():
   assert judged(0, 0, 0, 0).kind == verdict.DONE
-  assert judged(0, 42, 42, 0).kind == verdict.SAVED
+  assert judged(0, 42, 42, 0, asked=[1]).kind == verdict.SAVED
   assert judged(0, 0, 0, None, waited=0.0).kind == verdict.TROUBLE
+
+
+def test_only_an_end_that_a_worker_asked_for_costs_no_try():
+  for codes in ((42,) * 4, (130,) * 4, (143, 1, 143, 143)):
+    assert judged(*codes).kind == verdict.FAILED
+    assert judged(*codes, asked=[2]).kind == verdict.SAVED
+  assert judged(42, 42, None, 42, asked=[2]).kind == verdict.SAVED  # whose machine went down before it could say more
+  assert judged(42, 42, None, 42, ages=(1, 1, 999, 1)).kind == verdict.SAVED
+  assert "w00 (h0) ended with 42, as if asked to stop, which nobody did" in judged(42, 42, 42, 42).text
 
 
 @pytest.mark.parametrize("codes", sorted(set(itertools.permutations([134, 134, 1, 143]))))
@@ -82,3 +93,18 @@ def test_what_was_ordered_to_stop_is_stopped_whatever_its_codes():
   assert judged(42, 42, 143, 42, order=stop).kind == verdict.STOPPED
   assert judged(42, None, 42, 42, order=stop).kind == verdict.GOING
   assert judged(0, 0, 0, 0, order=stop).kind == verdict.DONE
+
+
+@pytest.mark.parametrize(
+  ("reports", "text"),
+  [
+    ([], ""),
+    ([Report(0), Report(1)], "2 installing"),
+    ([Report(0, 1, RUNNING), Report(1, 1, READY)], "1 of 4 workers run, 1 ready, starting"),
+    ([Report(0, 1, RUNNING, doing="compile"), Report(1, 1, RUNNING, doing="start")], "2 of 4 workers run, compile"),
+    ([Report(0, 1, RUNNING, step=7, doing="save"), Report(1, 1, RUNNING, step=6, doing="step")],
+     "2 of 4 workers run, step 6, step"),
+  ],
+)  # fmt: skip
+def test_progress_is_that_of_the_slowest_and_of_those_that_do_not_run_yet(reports, text):
+  assert verdict.progress(run(), {report.worker: (report, 1.0) for report in reports}) == text

@@ -1,17 +1,20 @@
 """One who watches may die at any moment: what was made is written down first, found again, and deleted."""
 
 import dataclasses
+import threading
 
 import pytest
 
 from launch import board, engine, errors, journal, spec
+from launch.errors import LaunchError
 from launch.journal import Journal
-from launch.lease import Held
+from launch.lease import Held, Lease
+from launch.state import IDLE, OVER
 from launch.storage import storage
 from launch.watch import Watch
 from tests.launch.clouds import Cloud, Engine, Killed
 
-LIMITS = spec.Limits(beat=0.02, poll=0.02, silence=0.5, grace=0.2, pause=0.02, delete=0.6, start=2.0, repair=0.5)
+LIMITS = spec.Limits(beat=0.02, poll=0.02, silence=10.0, grace=0.2, pause=0.02, delete=0.6, start=20.0, repair=0.5)
 
 
 @pytest.fixture
@@ -67,7 +70,8 @@ def test_the_first_cause_and_its_log_are_shown_and_not_what_followed(run, capsys
 
 
 @pytest.mark.heavy
-def test_17_whoever_dies_at_whichever_call_another_goes_on_and_nothing_is_left(run):
+def test_17_whoever_dies_at_whichever_call_another_goes_on_and_nothing_is_left(run, monkeypatch):
+  monkeypatch.setattr(journal, "IN_FLIGHT", 0.1)
   crews = [{"codes": ((0, 43), (134, 43))}, {}]  # a hang, another on the same machines, then others
   with Cloud(crews) as cloud:
     assert watched(run, cloud) == errors.DONE and cloud.made == [1, 2]
@@ -99,8 +103,55 @@ def test_18_what_cannot_be_deleted_is_named_with_the_command_and_code_13(run, ca
   with Cloud(removal=1e9) as cloud:
     assert watched(run, cloud) == errors.BILLING
   text = capsys.readouterr().out
-  assert "vit-a1 may still be billed" in text and "remove vit-a1" in text and "launch down vit" in text
+  assert "vit-a1 may still be there" in text and "remove vit-a1" in text and "launch down vit" in text
   assert Journal(run.name).remaining() == [1]
+
+
+def late(run, cloud, seconds):
+  """One who watches is killed while its request is on its way: `seconds` after another has taken over, it is done."""
+  cloud.kill_at = cloud.calls.count("create") + 1 + len(cloud.calls)
+  with Watch(run, Journal(run.name, storage(run.folder)), Engine(run, cloud)) as watch, pytest.raises(Killed):
+    watch.begin(None)
+    watch.to_end()
+  cloud.kill_at = None
+  timer = threading.Timer(seconds, lambda: cloud.states.update({9: (engine.READY, 0.0)}))
+  timer.start()
+  with Watch(run, Journal(run.name, storage(run.folder)), Engine(run, cloud)) as watch:
+    code = watch.to_end()
+  timer.join()
+  return code
+
+
+@pytest.mark.parametrize(("seconds", "word"), [(0.1, "has come late"), (0.8, "goes on with")])
+def test_2_what_a_request_of_one_who_was_killed_makes_late_is_deleted(run, capsys, monkeypatch, seconds, word):
+  monkeypatch.setattr(journal, "IN_FLIGHT", 1.0 if seconds > 0.5 else 0.3)
+  with Cloud([{"steps": 30 if seconds < 0.5 else 1}]) as cloud:
+    assert late(run, cloud, seconds) == errors.DONE and not cloud.live()
+  assert word in capsys.readouterr().out and "taken" in events(run)
+
+
+def test_what_may_have_come_late_and_cannot_be_asked_for_ends_with_13_and_the_command(run, capsys, monkeypatch):
+  monkeypatch.setattr(journal, "IN_FLIGHT", 0.1)
+  with Cloud() as cloud:
+    cloud.silent = {"memory": "503"}
+    assert watched(run, cloud) == errors.DONE  # of a run in which nothing was left open it is only said
+    (journal.folder() / "vit.jsonl").unlink(), storage(run.folder).delete(journal.COPY)
+    assert late(run, cloud, 0.0) == errors.BILLING
+  assert "memory could not be asked" in (said := capsys.readouterr().out) and "remove vit-a" in said
+
+
+def test_a_full_disk_after_the_creation_is_no_refusal_of_the_cloud(run, capsys, monkeypatch):
+  write = Journal._write
+
+  def full(self, text, *rest):
+    if '"created"' in text:
+      raise LaunchError(f"{self._path}: No space left on device")
+    write(self, text, *rest)
+
+  monkeypatch.setattr(Journal, "_write", full)
+  with Cloud() as cloud:
+    assert watched(run, cloud) == errors.DONE and cloud.made == [1] and not cloud.states
+  assert "No space left on device: 'created' of vit-a1 is not written down here" in capsys.readouterr().err
 
 
 def test_a_refusal_is_an_end_with_the_clouds_words(run, capsys):
@@ -155,12 +206,94 @@ def test_23_a_clock_that_is_wrong_is_said_once(run, capsys):
   assert capsys.readouterr().out.count("w02: its clock is wrong by 500 s") == 1
 
 
+def test_a_report_that_cannot_be_read_is_said_once_and_the_others_count(run, capsys):
+  files = board.Board(storage(run.folder), 1)
+  files.report(board.Report(0, step=7))
+  files.storage.write("a1/w01.json", b"{")
+  with Cloud() as cloud, Watch(run, Journal(run.name), Engine(run, cloud)) as watch:
+    watch.state = dataclasses.replace(watch.state, attempt=1, stage="watching")
+    found = [watch._look().reports for _ in range(3)]
+  assert all({w: report.step for w, (report, _) in each.items()} == {0: 7} for each in found)
+  assert capsys.readouterr().out.count("w01: its report is none") == 1
+
+
 def test_reports_of_a_run_that_is_forgotten_do_not_count(run):
   files = board.Board(storage(run.folder), 1)
   for worker in range(2):
     files.report(board.Report(worker, 1, board.EXITED, exit=0))
   with Cloud([{"codes": ((44,),)}]) as cloud:
     assert watched(run, cloud) == 44
+
+
+def test_what_was_not_seen_to_be_gone_goes_before_the_same_command_makes_another(run, capsys):
+  with Cloud(removal=1e9) as cloud:
+    assert watched(run, cloud) == errors.BILLING
+    with pytest.raises(LaunchError, match="vit-a1 could not be deleted, and no other") as found:
+      watched(run, cloud)
+    assert found.value.code == errors.BILLING and "remove vit-a1" in str(found.value)
+    assert cloud.made == [1] and not Journal(run.name).open and Journal(run.name).remaining() == [1]
+    cloud.removal = 0.05
+    assert watched(run, cloud) == errors.DONE and cloud.made == [1, 2] and cloud.most == 1 and not cloud.states
+
+
+def test_the_next_attempt_waits_until_nothing_can_come_late_and_what_came_is_gone(run, capsys, monkeypatch):
+  monkeypatch.setattr(journal, "IN_FLIGHT", 2.0)
+  with Cloud([{"steps": 10**6}, {"steps": 1}]) as cloud:
+    with Watch(run, Journal(run.name, storage(run.folder)), Engine(run, cloud)) as watch, pytest.raises(Killed):
+      watch.begin(None)
+      cloud.kill_at = 2
+      watch.to_end()
+    cloud.kill_at = None
+    with Watch(run, Journal(run.name, storage(run.folder)), Engine(run, cloud)) as watch:
+      while not seen(watch):
+        watch.step()
+      cloud.states[1] = engine.LOST, 0.0
+      while watch.state.stage != IDLE:
+        watch.step()
+      watch.step()
+      assert cloud.made == [1] and "the next one waits" in capsys.readouterr().out
+      cloud.states[1] = engine.READY, 0.0  # of the request of the one who was killed
+      assert watch.to_end() == errors.DONE
+    assert cloud.made == [1, 2] and cloud.most == 1 and not cloud.live()
+
+
+@pytest.mark.parametrize(("ended", "fails", "code"), [(True, (), 2), (True, range(9999), 13), (False, (), 2)])
+def test_what_is_made_after_another_has_ended_the_run_is_deleted_or_named(run, ended, fails, code):
+  class Asleep(Engine):
+    def create(self, attempt, expires):
+      Lease(storage(run.folder), 60).take(force=True)
+      book = Journal(run.name, storage(run.folder))
+      if ended:
+        book.append("deleted", book.state)
+        book.append("end", dataclasses.replace(book.state, stage=OVER, end=(0, "")), code=0, text="")
+      super().create(attempt, expires)
+      cloud.fail_at = set(fails)
+
+  with Cloud() as cloud, Watch(run, Journal(run.name, storage(run.folder)), Asleep(run, cloud)) as watch:
+    watch.begin(None)
+    with pytest.raises(Held) as found:
+      watch.to_end()
+    assert found.value.code == code and ("remove vit-a1" in str(found.value)) == (code == 13)
+    assert cloud.made == [1] and bool(cloud.states) == (code == 13 or not ended)
+
+
+class Losing(Cloud):
+  """One that loses two requests, and the answer to the third; looks, of which time decides how many are, not."""
+
+  def requests(self):
+    return [call for call in self.calls if call != "look"]
+
+  def count(self, call):
+    super().count(call)
+    if call != "look" and len(self.requests()) in (1, 2, 4):
+      raise errors.UnknownError("no answer")
+
+
+def test_each_request_is_written_down_before_it_is_made(run):
+  with Losing() as cloud:
+    assert watched(run, cloud) == errors.DONE
+  assert cloud.requests()[:4] == ["create", "create", "create", "created"]
+  assert events(run)[:5] == ["run", "intent", "intent", "intent", "created"]
 
 
 def test_the_engine_of_the_test_is_one():

@@ -50,9 +50,11 @@ class World:
 
   def __post_init__(self):
     self.now, self.state = 1e9, State()
+    self.ahead = self.bucket = 0.0  # seconds by which the watcher's clock is; the bucket's, 0 for none
     self.machines, self.reports, self.orders = {}, {}, {}
     self.made, self.most, self.notes, self.said = [], 0, [], []
-    self.silent, self.frozen = set(), set()
+    self.asked = {"create": [], "delete": []}  # when
+    self.silent, self.frozen, self.unreadable, self.hidden = set(), set(), set(), set()
     self.look_fails = self.create_fails = self.create_lost = self.delete_fails = self.delete_ignored = 0
     self.refusal = None
 
@@ -124,7 +126,7 @@ class World:
       for worker, (report, _) in rows.items():
         if notice and report.phase == board.RUNNING:
           self.saved = max(self.saved, report.step)
-          rows[worker] = (dataclasses.replace(report, phase=board.EXITED, exit=42), self.now)
+          rows[worker] = (dataclasses.replace(report, phase=board.EXITED, exit=42, asked=True), self.now)
 
   # What the one who watches sees and does.
 
@@ -138,11 +140,18 @@ class World:
     else:
       m = self.machines.get(attempt)
       look = engine.Look(m.state, m.detail, m.code) if m else engine.Look(engine.ABSENT)
-    reports = {w: (report, self.now - at) for w, (report, at) in self.reports.get(attempt, {}).items()}
-    return Seen(self.now, look, reports, self.orders.get(attempt), refusal)
+    reports = {}
+    for worker, (report, at) in self.reports.get(attempt, {}).items():
+      changes = {"clock": at} if report.phase == board.RUNNING else {}  # of each report; in others it is of the end
+      if worker not in self.hidden:
+        reports[worker] = dataclasses.replace(report, **changes), self.now - at
+    if attempt in self.unreadable:
+      reports = None
+    return Seen(self.now + self.ahead, look, reports, self.orders.get(attempt), refusal, self.bucket)
 
   def act(self, action: Action, state: State) -> None:
     """What was decided. UnknownError where the cloud gives no answer."""
+    self.asked.get(action.verb, []).append(self.now)
     if action.verb == "create":
       if self.create_fails:
         self.create_fails -= 1

@@ -1,0 +1,38 @@
+"""What people see: lines with the time, and nothing that would command their terminal."""
+
+import os
+import sys
+import time
+
+
+class Screen:
+  """A stream, as standard output, for text of which only what is printable gets there."""
+
+  def __init__(self, stream):
+    self._stream = stream
+
+  def write(self, text: str) -> int:
+    """Writes it; words of clouds, programs, journals and reports may hold anything."""
+    self._stream.write(printable(text))
+    return len(text)
+
+  def __getattr__(self, name):
+    return getattr(self._stream, name)
+
+
+def printable(text: str) -> str:
+  """The text with "�" in place of all that moves a cursor, changes colours, or has no encoding."""
+  return text if text.isprintable() else "".join(c if c.isprintable() or c in "\t\n" else "�" for c in text)
+
+
+def say(text: str) -> None:
+  """A line with the time, at once."""
+  try:
+    print(f"{utc(time.time())} {text}", flush=True)
+  except OSError:  # nobody reads any longer: that ends no run
+    sys.stdout = open(os.devnull, "w")
+
+
+def utc(seconds: float) -> str:
+  """A time, of seconds since the epoch."""
+  return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

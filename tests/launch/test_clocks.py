@@ -1,0 +1,59 @@
+"""The watcher's clock may be wrong, or be set right: machines are deleted in time, and none that is well."""
+
+import pytest
+
+from launch import engine, errors, state
+from tests.launch.world import World, run, running
+
+DAY = 86_400.0
+
+
+@pytest.mark.parametrize("stage", [state.IDLE, state.WATCHING, state.DELETING])
+def test_a_clock_that_was_a_day_ahead_and_is_set_right_delays_nothing(stage):
+  """The second formulation: the same run by a clock that was right all the time, but for what is asked for again."""
+
+  def seconds(ahead):
+    world = World(run(max_hours=20), total=10**9, boot=1e9)
+    world.ahead, world.delete_fails = ahead, 3
+    if stage == state.WATCHING:
+      world.create_fails = 3
+      world.until(lambda w: len(w.asked["create"]) == 2)
+    else:
+      world.until(lambda w: w.state.look == engine.READY).preempt(False)
+      world.until(lambda w: w.state.stage == stage and (stage == state.IDLE or len(w.asked["delete"]) == 2))
+    world.ahead, before = 0.0, world.now
+    world.until(lambda w: w.asked["create"][-1] >= before)
+    assert world.state.expires <= world.now + 20 * 3600
+    return world.now - before
+
+  assert seconds(DAY) <= seconds(0.0) + 30
+
+
+def test_a_clock_that_is_set_back_does_not_hold_up_what_has_a_bound():
+  world = World(run(), boot=1e9)
+  world.ahead = DAY
+  world.until(lambda w: w.state.look == engine.READY)
+  world.ahead, before = 0.0, world.now
+  world.until(lambda w: w.state.stage == state.DELETING)
+  assert world.now - before < run().limits.start + 60 and "no sign of life" in world.said[-1]
+
+
+@pytest.mark.parametrize("bucket", [0.0, 1e9])
+def test_9_a_clock_that_jumps_ahead_deletes_nothing_that_is_well(bucket):
+  world = World(run(max_hours=20), total=3000).until(running)
+  world.ahead, world.bucket = 2 * DAY, bucket
+  assert (
+    world.to_end().state.end[0] == errors.DONE
+    and not world.machines
+    and world.made == [1]
+    and "expired" not in world.notes
+  )
+
+
+@pytest.mark.parametrize("witness", ["a worker", "the bucket", "nobody"])
+def test_an_attempt_that_goes_on_behind_its_end_is_deleted_when_another_clock_says_so_or_none_answers(witness):
+  world = World(run(max_hours=1), total=10**9).until(running)
+  world.bucket = 1e9 + DAY if witness == "the bucket" else 0.0
+  world.unreadable = {1} if witness == "nobody" else set()
+  world.until(lambda w: w.state.stage == state.DELETING)
+  assert world.notes[-1] == "expired" and 0 <= world.now - world.state.expires - 120 <= 60

@@ -1,0 +1,114 @@
+"""What is seen of a run at once, before anything is asked for or compiled."""
+
+import argparse
+
+import pytest
+from hypothesis import given, strategies
+
+from launch import findings
+from tests.launch import launches
+
+WORDS = ["--config=a", "--config=b:c", "--config", "d", "--configs=x", "--weights=w", "-v"]
+
+
+@given(words=strategies.lists(strategies.sampled_from(WORDS)))
+def test_a_flag_has_the_value_that_the_program_takes(words):
+  parser = argparse.ArgumentParser(allow_abbrev=False)
+  parser.add_argument("--config", default="")
+  try:
+    expected = parser.parse_known_args(words)[0].config
+  except SystemExit:  # --config without a value
+    return
+  assert findings.value(tuple(words), "--config") == expected
+
+
+@pytest.mark.parametrize(
+  ("backend", "place", "location", "kind"),
+  [
+    ("qr", {"zones": ("europe-west4-a",)}, "europe-west4", "note"),
+    ("qr", {"zones": ("europe-west4-a",)}, "us-central1", "refuse"),
+    ("qr", {"zones": ("europe-west4-a", "us-central1-a")}, "europe-west4", "refuse"),
+    ("qr", {"zones": ("europe-west4-a",)}, "eu", "warn"),
+    ("qr", {"zones": ("europe-west4-a",)}, "eur4", "warn"),
+    ("gke", {"cluster": "gke_my-project_us-west4-a_tpus"}, "us-west4", "note"),
+    ("gke", {"cluster": "gke_my-project_us-west4_tpus"}, "us-west1", "refuse"),
+    ("gke", {"cluster": "kind-tpus"}, "us-west1", "note"),
+    ("gke", {}, "us-west1", "note"),
+  ],
+)
+def test_a_bucket_is_in_the_region_of_the_machines(backend, place, location, kind):
+  run = launches.run(backend, **place)
+  found = list(findings.of_region(run, "--workdir", run.workdir, location, "refuse"))
+  assert [finding.kind for finding in found] == [kind]
+  assert all("gs://bkt is in" in finding.text for finding in found)
+
+
+NAMES = (
+  "vit_jax/train.py",
+  "vit_jax/plan.py",
+  "vit_jax/models/__init__.py",
+  "tool/__main__.py",
+  "a.py",
+  "launch/worker.py",
+)
+
+
+@pytest.mark.parametrize(
+  ("module", "kind", "words"),
+  [
+    ("vit_jax.train", None, ""),
+    ("tool", None, ""),
+    ("a", None, ""),
+    ("http.server", None, ""),
+    ("vit_jax.trian", "refuse", "-- vit_jax.trian: there is no such program in the code that workers get. Did you "
+     "mean vit_jax.train?"),
+    ("vit_jax.models", "refuse", "no such program"),
+    ("vitjax.train", "refuse", "Did you mean vit_jax.train?"),
+    ("my.own", "warn", "no my in the code that workers get, and none is installed here"),
+  ],
+)  # fmt: skip
+def test_a_program_that_workers_lack_is_named_here(module, kind, words):
+  found = list(findings.of_module(launches.run(module=module), NAMES))
+  assert [finding.kind for finding in found] == [kind] * (kind is not None)
+  assert all(words in finding.text for finding in found)
+
+
+def test_a_program_may_be_of_an_interpreter_of_the_workers():
+  run = launches.run(module="vitjax.train", python="/opt/python")
+  assert [finding.kind for finding in findings.of_module(run, NAMES)] == ["warn"]
+
+
+@pytest.mark.parametrize(
+  ("backend", "changes", "words"),
+  [
+    ("qr", {"zones": ("mars-central1-a",)}, "no v3 in mars-central1-a, but in europe-west4-a, us-central1-a"),
+    ("qr", {"tpu": "v5e-16", "zones": ("us-west4-a", "europe-west4-a")}, "no v5e in europe-west4-a, but"),
+    ("qr", {"slices": 2}, "slices work together from v4 on, not of v3-32"),
+    ("gke", {"tpu": "v2-32", "slices": 2}, "slices work together from v4 on"),
+    ("gke", {"tpu": "v5e-8", "slices": 2}, "v5e-8 is one host"),
+  ],
+)
+def test_slices_that_google_does_not_have_are_refused(backend, changes, words):
+  (refused,) = [each for each in findings.of_slice(launches.run(backend, **changes)) if each.refuses]
+  assert words in refused.text
+  assert ("--force" in refused.text) == ("zones" in changes)  # where it can help
+
+
+@pytest.mark.parametrize(
+  ("backend", "changes"),
+  [
+    ("qr", {}),
+    ("qr", {"tpu": "v5litepod-8", "slices": 2}),
+    ("gke", {"slices": 2}),
+    ("gke", {"tpu": "v3-32"}),
+    ("local", {}),
+  ],
+)
+def test_slices_that_google_has_are_fine(backend, changes):
+  assert {finding.kind for finding in findings.of_slice(launches.run(backend, **changes))} <= {"note"}
+
+
+@pytest.mark.parametrize(("backend", "refused"), [("qr", ["data: the config names no place"]), ("local", [])])
+def test_a_config_that_names_no_place_of_images_is_for_machines_that_have_them(backend, refused):
+  found = findings.of_data(launches.run(backend), "", NAMES)
+  assert [finding.text.partition(",")[0] for finding in found if finding.refuses] == refused

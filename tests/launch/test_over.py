@@ -1,0 +1,153 @@
+"""What is said of runs of this machine, and done with them, where nobody watches or all is over."""
+
+import pytest
+
+from launch import errors, flags, listing, spec, verbs
+from launch.errors import LaunchError
+from launch.journal import Journal
+from launch.lease import Lease
+from launch.state import DELETING, IDLE, OVER, WATCHING, State
+from launch.storage import storage
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def book(tmp_path, *events, name="vit"):
+  """A journal with one attempt, which these events follow: (event, state)."""
+  folder = str(tmp_path / name)
+  run = spec.checked(spec.Run(name, "local", "m", (f"--workdir={folder}",), folder, limits=spec.Limits(delete=0.2)))
+  made = Journal(name, storage(run.folder))
+  made.append("run", State(), run=run.dumps())
+  for event in ("intent", "created"):
+    made.append(event, State(attempt=1, stage=WATCHING))
+  for event, state in events:
+    made.append(event, state, **({"code": state.end[0], "text": state.end[1]} if event == "end" else {}))
+  return made
+
+
+def done(code=0, text="done", **changes):
+  return State(attempt=1, stage=OVER, end=(code, text), **changes)
+
+
+def ended(tmp_path, *end):
+  return book(tmp_path, ("deleted", State(attempt=1, stage=IDLE)), ("end", done(*end)))
+
+
+def asked(verb, *words):
+  args = flags.parse([verb, *words])[0]
+  return {"ls": listing.ls, "gc": listing.gc, "status": listing.status}.get(verb, getattr(verbs, verb, None))(args)
+
+
+def said(capsys, verb, *words):
+  asked(verb, *words)
+  return capsys.readouterr().out
+
+
+KEPT = "end", done(42, "stopped", kept=True, unverified=(1,))
+UNSEEN = "end", done(13, "not seen", unverified=(1,))
+BETWEEN, GOING = ("deleted", State(attempt=1, stage=IDLE)), ("lost", State(attempt=1, stage=DELETING))
+
+
+@pytest.mark.parametrize(
+  ("verbs_", "last", "command"),
+  [
+    (("adopt", "stop"), KEPT, "launch restart vit goes on with its machines"),
+    (("adopt", "restart", "stop"), UNSEEN, "vit-a1 may still be there: python -m launch down vit"),
+    (("restart",), BETWEEN, "launch adopt vit"),
+    (("restart",), GOING, "launch adopt vit"),
+    (("stop",), BETWEEN, "launch down vit"),
+    (("stop",), GOING, "launch down vit"),
+  ],
+)
+def test_what_does_not_fit_a_run_names_the_command_that_does(tmp_path, verbs_, last, command):
+  book(tmp_path, last)
+  for verb in verbs_:
+    with pytest.raises(LaunchError, match=command) as error:
+      asked(verb, "vit")
+    assert "billed" not in str(error.value)
+
+
+@pytest.mark.parametrize("verb", ["adopt", "restart", "stop"])
+def test_a_run_that_is_over_is_given_again_by_its_own_command(tmp_path, verb):
+  ended(tmp_path)
+  with pytest.raises(LaunchError, match=r"vit has ended \(done\), and has no machines: its command, given again"):
+    asked(verb, "vit")
+
+
+def test_down_lets_a_run_that_is_done_be_done(tmp_path, capsys):
+  before = ended(tmp_path).events
+  assert asked("down", "vit", "--yes") == errors.DONE and Journal("vit").events == before
+  assert "ended with 0: done" in said(capsys, "status", "vit")
+
+
+def test_down_that_cannot_tell_who_watches_deletes_and_does_not_say_that_all_is_well(tmp_path, capsys):
+  made = book(tmp_path)
+  (tmp_path / "vit/launch/watcher.json").mkdir()  # the lease cannot be taken
+  assert asked("down", "vit", "--yes") == errors.BILLING
+  said = capsys.readouterr().out
+  assert "cannot be told" in said and "python -m launch down vit once more" in said and "nothing is left" not in said
+  made.read()
+  assert made.remaining() == [] and made.events[-1]["code"] == errors.BILLING
+
+
+@pytest.mark.parametrize(
+  ("state", "end"),
+  [
+    (done(44, "not finite", kept=True, unverified=(1,)), (44, "not finite")),
+    (done(42, "stopped, its machines are kept", kept=True, unverified=(1,)), (0, "deleted by down")),
+    (done(13, "could not be deleted", unverified=(1,)), (0, "deleted by down")),
+  ],
+)
+def test_down_deletes_what_was_kept_and_the_end_says_how_it_ended(tmp_path, state, end):
+  book(tmp_path, ("end", state))
+  assert asked("down", "vit", "--yes") == errors.DONE
+  after = Journal("vit")
+  assert after.remaining() == [] and after.state.end == end and not after.state.unverified
+  with pytest.raises(LaunchError, match="has no machines"):
+    asked("stop", "vit")
+
+
+def test_status_says_who_watches_or_that_nobody_does_and_what_to_do(tmp_path, capsys):
+  run = book(tmp_path).run
+  text = said(capsys, "status", "vit")
+  assert "vit  local 1  under way" in text and "nobody watches it; go on by: python -m launch adopt vit" in text
+  Lease(storage(run.folder), 60).take()
+  assert "watched by process" in (text := said(capsys, "status", "vit")) and "nobody" not in text
+
+
+def test_ls_has_one_line_for_a_run_and_those_that_are_over_only_if_asked(tmp_path, capsys):
+  ended(tmp_path)
+  book(tmp_path, name="open")
+  book(tmp_path, ("deleted", State(attempt=1, stage=IDLE)), name="between")
+  rows = said(capsys, "ls").splitlines()[1:-1]
+  assert [row.split()[0] for row in rows] == ["between", "open-a1"] and "no machines" in rows[0]
+  rows = said(capsys, "ls", "--all").splitlines()[1:-1]
+  assert [row.split()[0] for row in rows] == ["between", "open-a1", "vit"] and "ended with 0" in rows[2]
+
+
+@pytest.mark.parametrize("verb", ["ls", "gc"])
+def test_where_no_cloud_was_asked_it_is_said(verb, capsys):
+  assert "no cloud was asked: give --project=" in said(capsys, verb)
+  with pytest.raises(LaunchError, match="--zone: of which project"):
+    asked(verb, "--zone=europe-west4-a")
+
+
+def test_a_workdir_that_is_not_the_run_s_is_refused_and_stays_as_it_is(tmp_path):
+  book(tmp_path, BETWEEN)
+  (tmp_path / "other").mkdir()
+  for verb in ("adopt", "stop", "down", "restart", "status"):
+    with pytest.raises(LaunchError, match=f"vit is here the run of {tmp_path}/vit, and .*/other has none of that name"):
+      asked(verb, "vit", f"--workdir={tmp_path / 'other'}")
+    with pytest.raises(LaunchError, match=r"--workdir: there is no run nobody in .*/other"):
+      asked(verb, "nobody", f"--workdir={tmp_path / 'other'}")
+  assert not [*(tmp_path / "other").iterdir()]
+
+
+def test_a_sweep_s_name_says_its_runs(tmp_path):
+  for name in ("s-t00", "s-t01", "s-f00", "s-t", "sx-t00"):
+    book(tmp_path, name=name)
+  with pytest.raises(LaunchError, match=r"s is a sweep; its runs are s-f00, s-t00, s-t01$"):
+    asked("status", "s")

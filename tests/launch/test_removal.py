@@ -1,0 +1,99 @@
+"""What is deleted is seen to be gone, or named; also what a journal has not heard of."""
+
+import dataclasses
+import time
+
+import pytest
+
+from launch import engine, journal, removal, spec
+from launch.journal import Journal
+from launch.state import WATCHING, State
+from tests.launch.clouds import Cloud, Engine
+
+LIMITS = spec.Limits(poll=0.02, delete=0.3)
+STATE = State(attempt=2, try_=3, stage=WATCHING)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+  return spec.checked(spec.Run("vit", "local", "train", (), str(tmp_path / "run"), limits=LIMITS))
+
+
+@pytest.fixture
+def book(run):
+  made = Journal("vit")
+  made.append("run", State(), run=run.dumps())
+  for attempt in (1, 2):
+    made.append("intent", dataclasses.replace(STATE, attempt=attempt))
+    made.append("created", dataclasses.replace(STATE, attempt=attempt))
+  return made
+
+
+def there(*attempts):
+  cloud = Cloud()
+  cloud.states = dict.fromkeys(attempts, (engine.READY, 0.0))
+  return cloud
+
+
+def test_all_attempts_are_deleted_and_where_the_run_stands_stays_written_down(run, book):
+  cloud = there(1, 2)
+  assert removal.deleted(Engine(run, cloud), run, [1, 2], book) == [] and not cloud.states
+  assert book.remaining() == [] and book.state == STATE
+
+
+def test_what_is_absent_and_may_still_come_is_waited_for_longer_than_a_deletion_lasts_and_deleted(
+  run, book, monkeypatch
+):
+  monkeypatch.setattr(journal, "IN_FLIGHT", 0.4)
+  book.append("intent", dataclasses.replace(STATE, attempt=3))
+  cloud, began = there(), time.monotonic()
+
+  def wait(seconds):
+    time.sleep(seconds)
+    if time.monotonic() - began > 0.33:  # limits.delete is 0.3
+      cloud.states.setdefault(3, (engine.READY, 0.0))
+
+  assert removal.deleted(Engine(run, cloud), run, [1, 2, 3], book, wait) == [] and not cloud.states
+  assert "delete" in cloud.calls and book.remaining() == [] and time.monotonic() - began > 0.4
+
+
+def test_another_run_of_that_name_and_what_is_spared_stay(run, book):
+  cloud = there(1, 2, 3)
+  found, troubles = removal.strays(Engine(run, cloud), run, [2])
+  assert [each.attempt for each in found] == [1, 3] and troubles == {}
+  other = dataclasses.replace(run, workdir=run.workdir + "-b")
+  engine_ = Engine(run, cloud)
+  assert removal.strays(engine_, other, []) == ([], {}) and removal.strays(engine_, run, [1, 2, 3]) == ([], {})
+
+
+def test_a_run_that_left_nothing_open_is_not_waited_for(run, book, capsys):
+  began = time.monotonic()
+  assert removal.swept(Engine(run, there()), run, book, [], lambda _: pytest.fail("waits"))
+  assert time.monotonic() - began < 0.2 and capsys.readouterr().out == ""
+
+
+def test_what_was_asked_for_by_one_who_is_gone_is_waited_for_and_an_answer_to_another_does_not_count(
+  run, book, capsys, monkeypatch
+):
+  monkeypatch.setattr(journal, "IN_FLIGHT", 0.2)
+  book.append("intent", dataclasses.replace(STATE, attempt=3))
+  book.taken()
+  book.append("created", dataclasses.replace(STATE, attempt=3))
+  book.append("deleted", dataclasses.replace(STATE, attempt=3))
+  cloud, waits = there(), []
+
+  def wait(_):
+    waits.append(1)
+    cloud.states[3] = engine.READY, 0.0
+    time.sleep(0.05)
+
+  assert removal.swept(Engine(run, cloud), run, book, [], wait) and len(waits) >= 3
+  assert not cloud.live() and "vit-a3 is there" in capsys.readouterr().out
+
+
+def test_what_cannot_be_deleted_is_named_with_its_command(run, book, capsys):
+  cloud = there(1)
+  cloud.fail_at = set(range(1, 10**4))
+  assert not removal.swept(Engine(run, cloud), run, book, [], time.sleep)
+  assert "remove vit-a1" in capsys.readouterr().out

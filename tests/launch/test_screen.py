@@ -1,0 +1,33 @@
+"""What reaches a terminal commands none."""
+
+import io
+
+import pytest
+
+from launch import screen
+
+
+@pytest.mark.parametrize(
+  ("text", "shown"),
+  [
+    ("\x1b]0;PWNED\x07\x1b[2J\x9b31m", "�]0;PWNED��[2J�31m"),
+    ("a\r\nb\tc\0", "a�\nb\tc�"),
+    ("schön → 3·10⁴ 日本", "schön → 3·10⁴ 日本"),
+    ("\u202egpj.exe \ud8ff \udcff", "�gpj.exe � �"),
+  ],
+)
+def test_what_commands_a_terminal_or_has_no_encoding_is_shown_and_not_done(text, shown):
+  stream = io.StringIO()
+  print(text, file=screen.Screen(stream))
+  assert stream.getvalue() == shown + "\n"
+
+
+def test_what_is_said_to_nobody_ends_nothing(monkeypatch):
+  class Gone(io.StringIO):
+    def write(self, text):
+      raise BrokenPipeError
+
+  monkeypatch.setattr(screen.sys, "stdout", screen.Screen(Gone()))
+  screen.say("a")
+  screen.say("b")
+  screen.sys.stdout.close()
