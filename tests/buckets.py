@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import signal
 import socket
 import stat
 import subprocess
@@ -118,11 +119,11 @@ def _port():
 def main() -> None:
   """Runs a server until it is killed; what to set is printed."""
   argparse.ArgumentParser("python -m tests.buckets", description=__doc__).parse_args()
-  with Server() as server:
+  signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what it has started ends with it
+  with contextlib.suppress(KeyboardInterrupt), Server() as server:
     print("\n".join(f"export {name}={value}" for name, value in server.environment.items()), flush=True)
     print(f"# gs://{BUCKET} is there; Ctrl-C ends it", flush=True)
-    with contextlib.suppress(KeyboardInterrupt):
-      threading.Event().wait()
+    threading.Event().wait()
 
 
 if __name__ == "__main__":

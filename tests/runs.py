@@ -69,9 +69,9 @@ def words(workdir, **changes) -> list[str]:
   return ["--config=configs/digits.py", f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in keys.items())]
 
 
-def finish(process: subprocess.Popen, code: int = 0) -> str:
+def finish(process: subprocess.Popen, code: int = 0, seconds: float = 300) -> str:
   """Waits; everything it printed. Fails unless it exits with `code`."""
-  out, err = process.communicate(timeout=300)
+  out, err = process.communicate(timeout=seconds)
   assert process.returncode == code, f"exit {process.returncode}, expected {code}\n{out[-3000:]}\n{err[-5000:]}"
   return out + err
 

@@ -1,6 +1,10 @@
 """Requests to a real server of buckets on this machine, with trouble on the way."""
 
 import errno
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -22,6 +26,18 @@ def test_what_is_written_comes_back_whatever_happens_on_the_way(bucket_server, b
     assert {path.name: path.read_bytes() for path in bucket.iterdir()} == contents
     assert [(bucket / name).exists() for name in ("0.bin", "none")] == [True, False]
   assert bucket_server.counts["resets"] > before
+
+
+def test_a_server_that_is_ended_takes_all_that_it_has_started_along():
+  words = [sys.executable, "-m", "tests.buckets"]
+  with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    while not process.stdout.readline().startswith("# gs://"):
+      assert process.poll() is None
+    process.terminate()
+    code = process.wait(10)
+    with pytest.raises(ProcessLookupError):
+      os.killpg(process.pid, signal.SIGKILL)
+    assert code == 0
 
 
 def test_what_others_write_and_remove_is_seen_at_once(bucket):

@@ -11,11 +11,11 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
-  {"schema", "config", "flags", "trees", "rng", "paths", "buckets", "files", "disk", "shapes"},
+  {"schema", "config", "renames", "flags", "trees", "rng", "paths", "buckets", "files", "disk", "shapes"},
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests"},
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures",
-   "identity"},
-  {"build", "log", "measuring", "loop", "planning", "sweeps"},
+   "identity", "corpora"},
+  {"build", "log", "measuring", "loop", "planning", "sweeps", "preview"},
   {"cli", "train", "evaluate", "fewshot", "sweep", "plan", "prepare", "convert"},
 )  # fmt: skip
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
@@ -185,6 +185,7 @@ def test_what_is_imported_is_what_setup_asks_for():
       "matplotlib": "matplotlib", "rich": "rich", "tensorboard": "tensorboard", "jaxtyping": "jaxtyping",
       "google": "protobuf", "array_record": "array_record", "etils": "etils", "fsspec": "gcsfs", "gcsfs": "gcsfs",
       "aiohttp": "gcsfs", "requests": "gcsfs", "nvidia": "nvidia-nvimgcodec-cu12",
+      "PIL": "pillow", "pyarrow": "pyarrow", "imagehash": "imagehash", "apache_beam": "apache-beam",
   }  # fmt: skip
   standard = sys.stdlib_module_names
   for file, tree in FILES.items():

@@ -10,11 +10,10 @@ import types
 import jax
 import pytest
 
-from tests import runs
+from tests import forms, runs
 from tests.image_files import image
-from vit_jax import config, identity, mesh
-from vit_jax.data import order as orders
-from vit_jax.data import sources, stream
+from vit_jax import config, identity, mesh, schema
+from vit_jax.data import catalog, permutation, sources, stream
 from vit_jax.data.readers.folder import folder
 from vit_jax.schema import Choice
 
@@ -130,6 +129,29 @@ def test_the_same_data_at_another_place_are_the_same(photos):
   assert identity.notes(before, now) == []
 
 
+@pytest.mark.parametrize("mixed", [False, True], ids=["alone", "mixed"])
+@pytest.mark.parametrize("form", forms.FORMS)
+def test_any_form_of_storage_is_the_same_again_and_other_labels_are_other_data(form, mixed, tmp_path):
+  write, reader = forms.FORMS[form]
+  pictures = [image(i) for i in range(12)]
+
+  def opened(path):
+    args = {"path": str(path), "test": "train"}
+    parts = [args | {"name": reader}, args | {"name": reader, "weight": 0.5}]
+    choice = Choice("mixture", {"parts": parts}) if mixed else Choice(reader, args)
+    with schema.at("config.data"):
+      return catalog.open_split(choice, "train")
+
+  write(tmp_path / "data", pictures, [i % 3 for i in range(12)])
+  before = described(opened(tmp_path / "data"))
+  shutil.copytree(tmp_path / "data", tmp_path / "copy")
+  again = described(opened(tmp_path / "copy"))
+  assert identity.objection(before["data"], again["data"]) is None and identity.notes(before, again) == []
+  write(tmp_path / "other", pictures, [(i + (i == 5)) % 3 for i in range(12)])
+  objection = identity.objection(before["data"], described(opened(tmp_path / "other"))["data"])
+  assert objection and "are others" in objection, objection
+
+
 def test_exchanged_images_are_noticed_by_their_sizes_or_contents(photos):
   before = described(source(photos))["data"]
   exchange_two_images(photos)
@@ -194,8 +216,8 @@ def test_another_permutation_is_noticed_and_the_same_one_is_not(photos, monkeypa
   for epoch in (step * 8 // len(made), step * 8 // len(made) + 1):
     assert any(position // len(made) == epoch for position in positions["positions"])
   assert "another order of images (position" in identity.other_order(positions, stream.train_examples(made, 4, **plain))
-  before = orders.index_shuffle
-  monkeypatch.setattr(orders, "index_shuffle", lambda i, **rest: (before(i, **rest) + 1) % len(made))
+  before = permutation.index_shuffle
+  monkeypatch.setattr(permutation, "index_shuffle", lambda i, **rest: (before(i, **rest) + 1) % len(made))
   assert "another order of images" in identity.other_order(positions, stream.train_examples(made, 3, **plain))
 
 

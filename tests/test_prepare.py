@@ -11,6 +11,7 @@ import pytest
 from sklearn import datasets
 
 from tests import runs
+from tests.corpora import folders
 from vit_jax import prepare, schema
 from vit_jax.data import catalog, digits
 
@@ -112,6 +113,36 @@ def test_archives_to_be_fetched_by_hand_are_named_with_their_place(tmp_path):
     assert part in str(caught.value)
 
 
+@pytest.mark.parametrize("name", [name for name, row in catalog.CATALOG.items() if row.manual])
+def test_what_is_fetched_by_hand_is_asked_for_before_anything_is_downloaded(name, tmp_path):
+  row, folder = catalog.CATALOG[name], tmp_path / "downloads" / "manual"
+  with pytest.raises(schema.ConfigError) as caught:
+    prepare.prepare(name, str(tmp_path))
+  assert row.steps in str(caught.value) and str(folder) in str(caught.value) and "https://" in row.steps
+  assert all(part in str(caught.value) for part in row.manual)
+  assert not (tmp_path / "downloads").exists()
+  (folder / row.manual[0]).mkdir(parents=True)
+  if len(row.manual) == 1:
+    prepare.fetched(name, row, tmp_path)
+  else:
+    with pytest.raises(schema.ConfigError, match=rf"where (?!.*\b{row.manual[0]},).*{row.manual[1]}"):
+      prepare.fetched(name, row, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["sun397", "eurosat"])
+def test_a_host_that_is_gone_is_named_with_what_to_do_before_it_is_asked(name, tmp_path, monkeypatch, capsys):
+  import tensorflow_datasets
+
+  def offline(*_, **__):
+    raise OSError("no network")
+
+  monkeypatch.setattr(tensorflow_datasets, "builder", offline)
+  with pytest.raises(schema.ConfigError, match="no network"):
+    prepare.prepare(name, str(tmp_path))
+  said = capsys.readouterr().out
+  assert "no longer answers" in said and f"{tmp_path}/downloads/manual" in said
+
+
 @pytest.mark.heavy
 def test_two_at_once_are_both_served(tmp_path):
   processes = [runs.command("prepare", "digits", f"--data_dir={tmp_path}") for _ in range(2)]
@@ -135,3 +166,73 @@ def test_into_a_bucket_it_comes_by_way_of_a_disk_and_what_is_there_is_not_sent_a
   posts = bucket_server.counts["POST"]
   assert "a copy of" in prepare.prepare("digits", str(bucket))
   assert bucket_server.counts["POST"] == posts + 1
+
+
+@pytest.mark.parametrize(
+  ("words", "said"),
+  [
+    ("--data.name=foldr", r"data\.name: unknown name 'foldr'\. Did you mean 'folder'"),
+    ("--data.path=/x", r"data\.name: missing; --data\.name=READER .*: .*folder"),
+    ("--data.name=folder", r"data\.path: missing; .*--data\.path="),
+    ("--data.name=folder --data.pth=/x", r"data\.pth: unknown key for 'folder'.*Did you mean 'path'"),
+    ("--data.name=folder --data.path=/x --data.holdout=2", r"data\.holdout: 2.* out of range"),
+    ("--data.name=folder --data.path=/nowhere", r"data\.path: no folder '/nowhere'"),
+    ("--data.name=folder --data.path=/x --size=0", "--size: 0 is out of range"),
+    ("--data.name=folder --data.path=/x --max-rejected=2", "--max-rejected: 2.* out of range"),
+    ("--data_name=folder", "unknown flag '--data_name'"),
+    ("--size=3", "--size: it is for a corpus, whose input --data.name"),
+  ],
+)
+def test_mistakes_of_a_corpus_are_at_the_flag(tmp_path, monkeypatch, words, said):
+  monkeypatch.setattr(sys, "argv", ["prepare", "photos", f"--data_dir={tmp_path}", *words.split()])
+  with pytest.raises(schema.ConfigError, match=said):
+    prepare.main()
+  assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+  ("words", "said"),
+  [
+    ("", "^name: missing"),
+    ("--show=configs/digitz.py", r"--config: no file 'configs/digitz\.py'.*Did you mean"),
+    ("--show=configs/digits.py --config.data.crp.name=resize", r"config\.data\.crp: unknown key"),
+    ("--show=configs/digits.py digits", "^NAME: --show takes all"),
+    ("--show=configs/digits.py --data.name=folder", r"^--data\.name: --show takes all of its config"),
+    ("--show=configs/digits.py --dedup-against=x", "^--dedup-against: --show takes all"),
+    ("--show=configs/digits.py --sample=0", "--sample: 0 is out of range"),
+    ("--show=configs/digits.py --out=a.pdf", r"a\.pdf: \.pdf is not a format; end the name in \.png"),
+    ("--show=configs/folder.py", r"config\.data\.path: missing"),
+    ("--show=configs/folder.py --config.data.path=/nowhere", r"config\.data\.path: no folder '/nowhere'"),
+    ("digits --config.seed=1", r"^--config\.seed: it is for --show=CONFIG"),
+    ("digits --out=a.png", "^--out: it is for --show=CONFIG"),
+  ],
+)
+def test_mistakes_of_a_sheet_are_at_the_flag(monkeypatch, words, said):
+  monkeypatch.chdir(runs.ROOT)
+  monkeypatch.setattr(sys, "argv", ["prepare", *words.split()])
+  with pytest.raises(schema.ConfigError, match=said):
+    prepare.main()
+
+
+def test_a_corpus_of_the_command_line_is_read_by_path(tmp_path, monkeypatch, capsys):
+  photos = folders.folder(tmp_path / "photos", 5)
+  words = (
+    f"photos --data.name=folder --data.path={photos} --data.holdout 0.4 --size=30 --shards=2 --seed=3 --processes=1"
+  )
+  monkeypatch.setattr(sys, "argv", ["prepare", *words.split(), f"--data_dir={tmp_path}/data"])
+  prepare.main()
+  assert capsys.readouterr().out.startswith(
+    f"photos is prepared at {tmp_path}/data/photos/1.0.0\ntrain: 10 images in 2"
+  )
+  assert len(folders.source(tmp_path / "data", name="photos")) == 10
+  prepare.main()
+  assert capsys.readouterr().out == f"photos is already prepared at {tmp_path}/data/photos/1.0.0\n"
+
+
+def test_a_corpus_takes_the_keys_of_every_reader():
+  for name, reader in catalog.READERS.items():
+    keys = schema.keywords(reader)
+    needed = {"path": "/x"} if "path" in keys else {}
+    needed |= {"parts": "({'name': 'folder', 'path': '/x'},)"} if name == "mixture" else {}
+    chosen = prepare.input_choice({"name": name, **needed})
+    assert chosen.keys() == {"name", *keys}

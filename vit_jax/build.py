@@ -142,15 +142,15 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   with at("config.data"):
     source = open_split(run.data, "train")
   _check_batch(run, grid, len(source) if training else run.batch)
-  total = run.total.steps(run.batch, len(source))
+  total = run.total.steps(run.batch, source.epoch_length)
   if not 0 < total < 2**31:
     raise ConfigError(f"config.total: {run.total!s} is {total:,} steps of {run.batch} images; allowed: 1 to 2**31 - 1")
 
   def steps_of(duration: Duration) -> int:
-    return duration.steps(run.batch, len(source), total)
+    return duration.steps(run.batch, source.epoch_length, total)
 
   model = models.functional(models.Description(run.model, run.data.args["image_size"], len(source.classes))).on(grid)
-  task = _task(run, model, grid, steps_of)
+  task = make_task(run, model, grid, steps_of)
   shapes = model.shapes() | jax.eval_shape(lambda: task.init(jax.random.key(0)))
   params = mesh.parameters((*models.sharding(run.model.name), *task.sharding), shapes, grid)
   with at("config.optim"):
@@ -167,7 +167,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
     run=run,
     mesh=grid,
     total=total,
-    examples=len(source),
+    examples=source.epoch_length,
     images=examples,
     save_every=save_every,
     log_every=max(1, steps_of(run.log.every)),
@@ -194,7 +194,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   return parts
 
 
-def _task(run, model, grid, steps_of) -> tasks.Task:
+def make_task(run: Run, model: models.Model, grid: jax.sharding.Mesh, steps_of: Callable) -> tasks.Task:
   """What the run learns from a batch."""
   patch = model.patch if run.data.args["warp"].name == "none" else None  # a warp needs whole images
 

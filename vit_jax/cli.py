@@ -18,28 +18,34 @@ CONFIG = "file, or file:argument; --config.KEY=VALUE changes a value"  # help of
 
 
 class Parser(argparse.ArgumentParser):
-  """The flags of a verb; with a `--config` among them `--config.KEY=TEXT` too. A mistake is a ConfigError."""
+  """The flags of a verb; with a `--config` or `--show` among them `--config.KEY=TEXT` too. A mistake is a ConfigError.
 
-  def __init__(self, verb: str, description: str):
+  With `data` also `--data.KEY=TEXT`, a choice of data on the command line alone.
+  """
+
+  def __init__(self, verb: str, description: str, data: bool = False):
     super().__init__(
       f"python -m vit_jax.{verb}",
       allow_abbrev=False,
       description=description,
       formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    self.data = data
 
   def parse(self, words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Values by flag, and `overrides`, the {KEY: TEXT}; of the command line, unless other `words` are given."""
+    """Values by flag, and `overrides` and `data`, the {KEY: TEXT}; of the command line, or of other `words`."""
     overrides, words = flags.overrides(sys.argv[1:] if words is None else words)
+    data, words = flags.overrides(words, "data") if self.data else ({}, words)
     known = [flag for flag in self._option_string_actions if flag.startswith("--")]
     # Before what is missing: that may be what was misspelt.
     unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in [*known, "--"]]
-    unknown += [f"--config.{key}" for key in overrides if "--config" not in known]
+    configurable = not {"--config", "--show"}.isdisjoint(known)
+    unknown += [f"--config.{key}" for key in overrides if not configurable]
     if not unknown:
-      arguments, unknown = self.parse_known_args(words, argparse.Namespace(overrides=overrides))
+      arguments, unknown = self.parse_known_args(words, argparse.Namespace(overrides=overrides, data=data))
     if unknown:
       flag = unknown[0].partition("=")[0]
-      advice = " Values of the config are --config.KEY=VALUE." if "--config" in known else ""
+      advice = " Values of the config are --config.KEY=VALUE." if configurable else ""
       raise ConfigError(f"unknown flag {flag!r}.{nearest(flag, known)}{advice}")
     return arguments
 

@@ -159,48 +159,6 @@ def dumps(run: Run) -> str:
   return json.dumps(plain(run), indent=2, sort_keys=True) + "\n"
 
 
-# Stored configs.
-
-_DECAYS = {"adamw": "times_lr", "decoupled": "independent"}
-_AUGMENTATION = ("crop", "flip", "policy", "warp", "mixing", "erasing")
-
-
-def renamed(values: Mapping) -> dict:
-  """A run as a workdir stores it, in today's words, so that workdirs of before can be continued and measured.
-
-  Keys and values that have another name now get it; keys that were accepted without effect are left out. Configs and
-  flags of users do not come here: there a word of before is an error.
-  """
-  result = dict(values)
-  if isinstance(model := result.get("model"), Mapping):
-    result["model"] = renamed_model(model)
-  if isinstance(optim := result.get("optim"), Mapping) and "decay" in optim:
-    result["optim"] = {**optim, "decay": _DECAYS.get(str(optim["decay"]), optim["decay"])}
-  if isinstance(data := result.get("data"), Mapping):
-    result["data"] = _without_idle(data)
-  if isinstance(evals := result.get("evals"), Mapping):
-    result["evals"] = {name: _renamed_evaluation(choice) for name, choice in evals.items()}
-  return result
-
-
-def _renamed_evaluation(choice):
-  if isinstance(choice, Mapping) and isinstance(data := choice.get("data"), Mapping):
-    return {**choice, "data": _without_idle(data, *_AUGMENTATION)}
-  return choice
-
-
-def renamed_model(values: Mapping) -> dict:
-  """A model's name and arguments as a workdir or a file of weights stores them, in today's words."""
-  return {{"head": "pool"}.get(key, key): value for key, value in values.items()}
-
-
-def _without_idle(data, *idle):
-  """Data without the keys that their reader never looked at."""
-  idle += () if data.get("name") == "folder" else ("holdout", "split_seed")
-  idle += tuple(key for key in ("builder", "labels") if data.get(key) is None)
-  return {key: value for key, value in data.items() if key not in idle}
-
-
 # Sweeps.
 
 Changes = Mapping[str, Any]
@@ -218,11 +176,13 @@ class Sweep:
     final: changes, on top of the best setting's, of runs that are trained again and measured on test, such as
       {"data.train": "train", "seed": 1} where the protocol ends with all training images. None: the best setting's
       own trials are measured on test.
+    over: a key whose values are the tasks of a suite, as "data.name": one setting for all, by the mean of `decide`.
   """
 
   trials: Sequence[Changes]
   decide: str | None = "val/top1"
   final: Sequence[Changes] = ()
+  over: str | None = None
 
   def __post_init__(self):
     for name in ("trials", "final"):
@@ -236,6 +196,8 @@ class Sweep:
       raise ConfigError(f"sweep: decide is {show(self.decide)}; allowed: a figure such as 'val/top1', or None")
     if not self.trials:
       raise ConfigError("sweep: there are no trials")
+    if self.over is not None and not all(self.over in row for row in [*self.trials, *self.final]):
+      raise ConfigError(f"sweep: over is {show(self.over)}; allowed: a key that all of `trials` and `final` change")
     if self.final and not self.decide:
       raise ConfigError("sweep: `final` trains the best again, and nothing decides which that is: give `decide`")
 

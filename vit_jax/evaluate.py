@@ -22,7 +22,22 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from vit_jax import build, checkpoints, cli, config, files, flags, identity, loop, mesh, metrics, runtime, schema, steps
+from vit_jax import (
+  build,
+  checkpoints,
+  cli,
+  config,
+  files,
+  flags,
+  identity,
+  loop,
+  mesh,
+  metrics,
+  renames,
+  runtime,
+  schema,
+  steps,
+)
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, outcomes
 from vit_jax.evals.accuracy import Details
@@ -76,7 +91,7 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
   if own is None:
     raise schema.ConfigError(f"--workdir: {arguments.workdir} holds no run (no config.json); train one first")
   try:
-    return build.complete(config.resolve(config.renamed(own)))
+    return build.complete(config.resolve(renames.run(own)))
   except schema.ConfigError as error:
     raise schema.ConfigError(
       f"--workdir: {arguments.workdir / 'config.json'} is no run of this code: {error}"
@@ -129,7 +144,10 @@ def evaluate(
     raise schema.ConfigError(str(error)) from error
   runtime.say(f"{name}, step {int(state.step)} of {parts.total}" if state.step else str(name))
   intervals = {
-    prefix: metrics.intervals(outcome.details.predictions, len(outcome.details.source.classes))
+    prefix: {
+      outcome.details.way + figure: ends
+      for figure, ends in metrics.intervals(outcome.details.predictions, len(outcome.details.source.classes)).items()
+    }
     for prefix, outcome in measured.items()
     if isinstance(outcome.details, Details)
   }
@@ -152,7 +170,7 @@ def write(
   if folder:
     folder.mkdir(parents=True, exist_ok=True)
   for prefix in intervals:
-    source, predictions = measured[prefix].details
+    source, predictions, _ = measured[prefix].details
     mark = "-" + prefix.strip("/_").replace("/", "-") if prefix and len(intervals) > 1 else ""
     if predictions_file:
       path = predictions_file.with_stem(predictions_file.stem + mark)

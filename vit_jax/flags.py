@@ -79,12 +79,12 @@ def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     del config[last]
 
 
-def overrides(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def overrides(words: Sequence[str], group: str = "config") -> tuple[dict[str, str], list[str]]:
   """`--config.optim.lr=1e-3` and `--config.optim.lr 1e-3` as {"optim.lr": "1e-3"}, and the other words as they are."""
   changes, others, words = {}, [], list(words)
   while words:
     word = words.pop(0)
-    if not word.startswith("--config."):
+    if not word.startswith(f"--{group}."):
       others.append(word)
       continue
     flag, equals, text = word.partition("=")
@@ -92,5 +92,5 @@ def overrides(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
       if not words:
         raise ConfigError(f"{flag}: no value; write {flag}=VALUE")
       text = words.pop(0)
-    changes[flag.removeprefix("--config.")] = text
+    changes[flag.removeprefix(f"--{group}.")] = text
   return changes, others

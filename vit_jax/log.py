@@ -90,6 +90,7 @@ class Log:
       "skipped_images": self._skipped,
       "train/epoch": step * parts.run.batch / parts.examples,
     }
+    scalars |= {f"train/epoch_{name}": seen for name, seen in parts.images.epochs(step * parts.run.batch).items()}
     line = f"{step:>7}/{parts.total}  {step / parts.total:4.0%}  loss {means['loss']:.4f}"
     if headline in means:
       line += f"  top-1 {means['top1']:6.1%}" if headline == "top1" else f"  {headline} {means[headline]:.4f}"

@@ -18,6 +18,11 @@ def sigmoid_cross_entropy(logits: Float[Tensor, "*B V"], targets: Float[Tensor, 
   return -(targets * jax.nn.log_sigmoid(logits) + (1 - targets) * jax.nn.log_sigmoid(-logits)).sum(-1)
 
 
+def mean_sigmoid_cross_entropy(logits: Float[Tensor, "*B V"], targets: Float[Tensor, "*B V"]) -> Float[Array, "*B"]:
+  """The mean over classes of what `sigmoid_cross_entropy` sums: PyTorch's and timm's binary cross-entropy."""
+  return sigmoid_cross_entropy(logits, targets) / logits.shape[-1]
+
+
 def one_hot(labels: Integer[Tensor, " B"] | Integer[Tensor, "B K"], classes: int) -> Float[Array, "B {classes}"]:
   """One at each of a row's labels. A label outside of 0 ... V - 1 counts as none."""
   hot = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
@@ -61,6 +66,10 @@ def _float32(*arrays):
   return tuple(jnp.asarray(array, jnp.float32) for array in arrays)
 
 
-LOSSES = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}
+LOSSES = {
+  "softmax": softmax_cross_entropy,
+  "sigmoid": sigmoid_cross_entropy,
+  "mean_sigmoid": mean_sigmoid_cross_entropy,
+}
 # By the same names, the probabilities that the logits [B, V] stand for.
-PROBABILITIES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
+PROBABILITIES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid, "mean_sigmoid": jax.nn.sigmoid}

@@ -38,7 +38,7 @@ def main() -> None:
     search.collect(study, trials, args.decide)
     return
   groups = pool.groups(args.parallel)
-  check_data(trials, study.sweep.decide)
+  check_data(trials, study.sweep.decide, study.sweep.over)
   say(f"{len(trials)} different trials of the {len(study.sweep.trials)} listed")
   search.search(study, trials, groups, args.retry)
 

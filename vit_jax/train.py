@@ -11,7 +11,7 @@ import pathlib
 
 import jax
 
-from vit_jax import build, checkpoints, cli, clock, config, flags, identity, loop, runtime, schema, trees
+from vit_jax import build, checkpoints, cli, clock, config, flags, identity, loop, renames, runtime, schema, trees
 from vit_jax.runtime import say
 
 # What a restart in the same workdir may change.
@@ -94,7 +94,7 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
       )
     return None
   with contextlib.suppress(schema.ConfigError):  # keys that are new since then have their defaults
-    before = schema.plain(build.complete(config.resolve(config.renamed(before))))
+    before = schema.plain(build.complete(config.resolve(renames.run(before))))
   now = schema.plain(parts.run)
   differences = [line for line in trees.diff(before, now) if not may_change(line.partition(":")[0])]
   if differences:

@@ -67,7 +67,7 @@ def test_a_config_says_how_to_start_it(name):
 def test_every_trial_of_a_sweep_is_possible(name, tmp_path):
   path = recipes.path(name)
   sweep = study.sweep_of(path)
-  overrides = {"init.from": "weights.npz"} if name == "finetune" else {}
+  overrides = {"init.from": "weights.npz"} if name in ("finetune", "vtab") else {}
   trials = study.Study(path, overrides, sweep, tmp_path).trials()
   assert [trial.error for trial in trials if trial.config is None] == []
   assert len(trials) == len(sweep.trials)

@@ -6,7 +6,7 @@ from tests import recipes
 from vit_jax import schema
 
 MISTAKES = [  # a config with its argument, what of it is wrong, what is allowed
-  ("finetune:mnist", "'mnist'", "imagenet, cifar10, cifar100, pets, flowers, digits, folder"),
+  ("finetune:mnist", "'mnist'", "imagenet, cifar10, cifar100, pets, flowers, resisc45, kitti, digits, folder"),
   ("finetune:pets,ViT-B/16,384,1", "'pets,ViT-B/16,384,1'", "pets,ViT-B/16,384 or less"),
   ("finetune:digits,ViT-B/16,big", "'digits,ViT-B/16,big'", "digits,cct_2_3x2_32,48 or less"),
   ("vit_s16_i1k:60ep", "'60ep'", "90ep, 150ep, 300ep"),
@@ -19,6 +19,12 @@ MISTAKES = [  # a config with its argument, what of it is wrong, what is allowed
   ("vit_jft:G/14", "'G/14'", "B/32, B/16, L/32, L/16, H/14"),
   ("vit_jft:H/14,7ep", "'7ep' of H/14", "14ep"),
   ("vit_g_jft:e/14", "'e/14'", "g/14, G/14"),
+  ("deit:L", "'L'", "Ti, S, B"),
+  ("deit3:Ti,i1k,400", "'Ti,i1k,400'", "S,i1k,400, B,i1k,400"),
+  ("deit3:B,i1k,300", "'B,i1k,300'", "B,i1k,400"),
+  ("deit3:B,i1k,400,224,1", "'B,i1k,400,224,1'", "B,i1k,400"),
+  ("deit3:H,i1k,800,384", "'384'", "224"),
+  ("deit3:S,i1k,400,224", "'224' of S,i1k,400", "nothing"),
   ("cct_cifar:cct_14_7x2_224", "'cct_14_7x2_224'", "vit_2_4_32"),
   ("cct_cifar:cct_7_3x1_32,mnist", "'cct_7_3x1_32,mnist'", "cifar10,300, cifar10,1500, cifar10,5000, cifar100,300"),
   ("cct_cifar:cct_7_3x1_32,cifar10,200", "'cct_7_3x1_32,cifar10,200'", "cifar10,300, cifar10,1500"),

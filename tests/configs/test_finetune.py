@@ -1,13 +1,16 @@
 """The fine-tuning recipe: the papers' protocol, its argument and flags, and how its runs start."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 
 from tests import recipes
 from vit_jax import build, config, convert, importers, loop, models, schema, train, trees
-from vit_jax.data import catalog
+from vit_jax.data import catalog, sources
 from vit_jax.importers import containers, layout
+from vit_jax.sweeps import study, trials
 
 # Steps, warm-up, peak rate, images to train on, to decide by and to report, smaller side before a test's
 # central crop (None: squashed), as the papers and big_vision's transfer.py have them.
@@ -17,6 +20,8 @@ PROTOCOL = {
   "cifar100": (10_000, 500, 0.01, 49_000, 1_000, 10_000, None),
   "pets": (500, 100, 0.003, 3_312, 368, 3_669, 448),
   "flowers": (500, 100, 0.003, 918, 102, 6_149, 448),
+  "resisc45": (2_500, 200, 0.003, 18_900, 6_300, 6_300, 448),
+  "kitti": (500, 100, 0.003, 6_347, 423, 711, None),
   "digits": (202, 20, 0.01, 1_293, 144, 360, None),
   "folder": (55, 6, 0.01, 22, 2, 6, 448),
 }
@@ -45,7 +50,8 @@ def test_fine_tuning_is_the_protocol_of_the_papers(name, photos, monkeypatch):
   assert [parts.evals[key].every for key in ("val", "test")] == [round(steps / 10), steps]
   assert (run.optim.name, run.optim.args["momentum"], run.optim.args["accumulator_dtype"]) == ("sgd", 0.9, "bfloat16")
   assert (run.optim.args["clip"], run.optim.args["weight_decay"], run.init.head) == (1.0, 0.0, "new")
-  assert (data["crop"].name, data["flip"]) == (("resize", False) if name == "digits" else ("inception", True))
+  crop = "resize" if name in ("digits", "kitti") else "inception"
+  assert (data["crop"].name, data["flip"]) == (crop, name != "digits")
   assert (data["test_crop"].name, data["test_crop"].args.get("resize")) == (("centre" if resize else "resize"), resize)
   small = name == "digits"
   assert (run.model.name, data["image_size"]) == (("cct_2_3x2_32", 48) if small else ("ViT-B/16", 384))
@@ -137,3 +143,16 @@ def test_fine_tuning_starts_with_the_weights_and_a_head_of_zeros(argument, model
     assert result["steps"] == 2
     assert np.isfinite(result["loss"])
     assert {"top1", "val/top1"} <= result.keys()
+
+
+@pytest.mark.parametrize("name", PROTOCOL)
+def test_the_last_runs_of_a_sweep_train_on_what_was_held_out_and_not_on_test(name, photos, monkeypatch, tmp_path):
+  if name not in ("digits", "folder"):
+    monkeypatch.setenv("TFDS_DATA_DIR", "/nowhere")
+  own = {"data.path": str(photos)} if name == "folder" else {}
+  path = recipes.path(f"finetune:{name}")
+  made = study.Study(path, {"init.from": "weights.npz", **own}, study.sweep_of(path), tmp_path)
+  (last, *_) = made.last_runs(trials.settings(made.trials())[0])
+  data = config.resolve(json.loads(last.config)).data
+  train, test = (catalog.known_split(data, split) for split in ("train", "test"))
+  assert len(train) == sum(PROTOCOL[name][3:5]) and not sources.share(train, test)

@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.image_files import picture
 from vit_jax import schema
@@ -38,6 +39,93 @@ def test_growing_is_bilinear_between_pixel_centres():
   weight = np.maximum(0, 1 - np.abs(at[:, None] - np.arange(8)))
   expected = np.einsum("ip,jq,pqc->ijc", weight, weight, image)
   assert np.abs(crops.scale(image, 32, 32) - expected).max() <= 1
+
+
+def cubic(a):
+  def weight(x):
+    x = np.abs(x)
+    near, far = ((a + 2) * x - (a + 3)) * x * x + 1, a * (((x - 5) * x + 8) * x - 4)
+    return np.where(x < 1, near, np.where(x < 2, far, 0))
+
+  return weight
+
+
+# Weight by distance in pixels, and how many pixels away the last one is.
+KERNELS = {
+  "bilinear": (lambda x: np.maximum(0, 1 - np.abs(x)), 1),
+  "bicubic": (cubic(-0.5), 2),
+  "lanczos": (lambda x: np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0), 3),
+  "bilinear_aliased": (lambda x: np.maximum(0, 1 - np.abs(x)), 1),
+  "bicubic_aliased": (cubic(-0.75), 2),
+}
+
+
+def weights(kind, old, new):
+  """[new, old]: of each old pixel in each new one. Antialiased kernels are as wide as the new pixels, and cut off."""
+  kernel, _ = KERNELS[kind]
+  at, width = (np.arange(new) + 0.5) * old / new - 0.5, max(old / new, 1)
+  if kind.endswith("aliased"):
+    result, taps = np.zeros((new, old)), np.arange(-1, 3)
+    for row, x in zip(result, at, strict=True):
+      first = int(np.floor(x))
+      np.add.at(row, np.clip(first + taps, 0, old - 1), kernel(x - first - taps))  # the last pixel stands for the rest
+    return result
+  result = kernel((at[:, None] - np.arange(old)) / width)
+  return result / result.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("shape", [(20, 30), (61, 47), (33, 90), (64, 64)])
+def test_an_interpolation_is_its_kernel(kind, shape):
+  image = picture(64, 64).astype(np.uint8)
+  rows, columns = (weights(kind, 64, new) for new in shape)
+  expected = np.einsum("ip,jq,pqc->ijc", rows, columns, image.astype(float)).clip(0, 255)
+  ours = crops.scale(image, *shape, kind)
+  # Pillow cuts its weights to 22 bits and rounds between the axes, OpenCV its own to 11 bits.
+  assert np.abs(ours - expected).max() <= 1.51
+
+
+def test_an_aliased_interpolation_skips_pixels_where_the_others_average():
+  stripes = np.tile(np.array([0, 0, 0, 255], np.uint8)[:, None, None], (16, 64, 3))
+  for kind in KERNELS:
+    spread = np.ptp(crops.scale(stripes, 16, 64, kind)[3:-3].astype(int))
+    mean = crops.scale(stripes, 16, 64, kind)[3:-3].mean()
+    assert (abs(mean - 255 / 4) < 4 and spread < 4) == (not kind.endswith("aliased")), kind
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize(("height", "width", "size", "ratio"), [
+  (500, 375, 224, 0.875), (375, 500, 224, 0.9), (333, 501, 32, 0.875), (97, 131, 64, 1.0), (41, 41, 48, 0.95),
+])  # fmt: skip
+def test_the_torchvision_crop_is_pillow_s_resize_and_the_middle(height, width, size, ratio, interpolation):
+  image, small = picture(height, width), int(np.floor(size / ratio))
+  long = small * max(height, width) // min(height, width)
+  scaled = (small, long) if height >= width else (long, small)  # width, height
+  expected = Image.fromarray(image).resize(scaled, Image.Resampling[interpolation.upper()])
+  left, top = (int(np.round((side - size) / 2)) for side in scaled)
+  expected = np.asarray(expected.crop((left, top, left + size, top + size)))
+  ours = crops.torchvision(size, ratio=ratio, interpolation=interpolation)(image, None)
+  np.testing.assert_array_equal(ours, expected)
+
+
+def test_the_simple_random_crop_is_a_window_of_the_mirrored_border():
+  image = picture(64, 48)
+  scaled = np.asarray(Image.fromarray(image).resize((32, 43), Image.Resampling.BICUBIC))
+  padded = np.pad(scaled, ((4, 4), (4, 4), (0, 0)), "reflect")
+  windows = {padded[y : y + 32, x : x + 32].tobytes(): (y, x) for y in range(20) for x in range(9)}
+  crop = crops.random_crop(32, border="mirrored", interpolation="bicubic")
+  seen = {windows[crop(image, random.Random(seed)).tobytes()] for seed in range(1200)}
+  assert len(seen) > 175
+
+
+def test_a_random_interpolation_is_one_of_timm_s_two():
+  image, counts = picture(), {"bilinear": 0, "bicubic": 0}
+  for seed in range(100):
+    crop = schema.make(schema.Choice("inception", {"interpolation": "random"}), crops.CROPS, 16)  # as a config has it
+    ours = crop(image, random.Random(seed))
+    for kind in counts:
+      counts[kind] += (ours == crops.inception(16, interpolation=kind)(image, random.Random(seed))).all()
+  assert sum(counts.values()) == 100 and min(counts.values()) > 30
 
 
 def test_one_side_may_shrink_while_the_other_grows():

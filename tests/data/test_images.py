@@ -95,7 +95,7 @@ def test_an_error_of_cropping_or_of_the_policy_is_an_error_of_the_image(monkeypa
       raise error
     return cv2.resize(image, (2, 2))
 
-  table = crops.CROPS if stage == "crop" else stream.randaugment.POLICIES
+  table = crops.CROPS if stage == "crop" else stream.policies.POLICIES
   monkeypatch.setitem(table, "failing", (lambda size: fail) if stage == "crop" else lambda: fail)
   monkeypatch.setitem(crops.TEST_CROPS, "failing", lambda size: fail)
   args = {stage: schema.Choice("failing")}

@@ -8,7 +8,7 @@ import pytest
 
 from tests import modules
 from vit_jax import schema
-from vit_jax.data import randaugment
+from vit_jax.data import policies, randaugment
 
 GRAY = (128, 128, 128)
 SIGNED = {"Rotate", "ShearX", "TranslateY"}
@@ -64,7 +64,7 @@ def test_nothing_and_no_layers_leave_the_image_alone_and_draw_nothing():
 
 @pytest.mark.parametrize("name", ["randaugment", "randaugment_increasing"])
 def test_the_generator_alone_decides(name):
-  policy, image = randaugment.POLICIES[name](), modules.pictures(1, 64, 64)[0]
+  policy, image = policies.POLICIES[name](), modules.pictures(1, 64, 64)[0]
   before = image.copy()
   results = [policy(image, random.Random(seed)) for seed in range(60)]
   np.testing.assert_array_equal(image, before)
@@ -172,6 +172,6 @@ def test_mended_contrast_is_drawn_where_it_is_asked_for():
 )
 def test_bad_arguments_are_refused_with_what_is_allowed(name, arguments, said):
   with pytest.raises(schema.ConfigError, match=said):
-    schema.bind(schema.Choice(name, arguments), (randaugment.POLICIES[name],))
-  bound = schema.bind(schema.Choice(name), (randaugment.POLICIES[name],))
-  assert callable(randaugment.POLICIES[name](**bound.args))
+    schema.bind(schema.Choice(name, arguments), (policies.POLICIES[name],))
+  bound = schema.bind(schema.Choice(name), (policies.POLICIES[name],))
+  assert callable(policies.POLICIES[name](**bound.args))

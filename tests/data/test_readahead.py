@@ -96,6 +96,22 @@ def test_many_threads_that_want_one_run_wait_for_one_request():
   assert ahead.bytes == 0 and not ahead._waiting and not ahead._held
 
 
+@pytest.mark.parametrize("batch", [24, 32])  # of which 32 rows are no multiple of three copies
+def test_all_copies_of_a_record_come_out_of_one_read(batch, monkeypatch):
+  monkeypatch.setattr(images, "KEEP", 0)
+  args = RANDOM | {"order": BLOCKS, "repeats": 3}
+  counted = Counted(source(240, gradient=True))
+  batches = training(counted.source, batch, range(batch), threads=5, **args)
+  made = take(batches, 100)
+  same(train(source(240, gradient=True), batch, 20, **args), made[:20])
+  assert not counted.alone
+  first_epoch = counted.runs[: 240 // 8]
+  assert len(set(first_epoch)) == len(first_epoch)
+  # Nothing is left of what was asked for.
+  held = sum(len(reading.values) for reading in batches._chunks.ahead._held)
+  assert held <= 4 * (1.5 * 32 + 8) + 6 * batch / 3
+
+
 def test_evaluation_reads_neighbours_at_one_go():
   counted = Counted(source(100))
   found = list(evaluation(counted.source, 64, range(64)))

@@ -94,7 +94,7 @@ def test_a_policy_changes_what_crop_and_mirror_leave_and_draws_by_record():
   found = train(source(20, gradient=True), 20, 2, **args, policy=schema.Choice("randaugment", {"layers": 3}))
   assert np.mean([(a["image"] != b["image"]).any((1, 2, 3)).mean() for a, b in zip(plain, found, strict=True)]) > 0.5
   # The policy itself, on what came without it.
-  policy = randaugment.POLICIES["randaugment"](layers=3)
+  policy = randaugment.randaugment(layers=3)
   draws = [rng.draws(0, "example", e, r) for e in range(2) for r in range(20)]
   by_number = {int(draw.random() * 2**32): draw for draw in draws}
   for one, other in zip(plain, found, strict=True):

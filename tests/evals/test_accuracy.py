@@ -23,7 +23,9 @@ def source(length, classes, labels=1):
 def subject(found, classes, batches):
   """A model that says what `found` {name: rows} holds, over batches of row numbers."""
   return types.SimpleNamespace(
-    predictions=lambda data, logits: lambda params, batch: {name: rows[batch["row"]] for name, rows in found.items()},
+    predictions=lambda data, logits, classes=None: (
+      lambda params, batch: {name: rows[batch["row"]] for name, rows in found.items()}
+    ),
     source=lambda data, split: source(10, classes, found["label"].ndim),
     data=lambda data: schema.Choice("made", {"image_size": 8, "test_crop": schema.Choice("resize")}),
     batches=lambda data, source, size: (batch for batch in batches),
@@ -43,7 +45,7 @@ def test_padding_does_not_count_and_every_batch_is_polled():
   rows = {"label": label, "best": best, "loss": np.arange(12, dtype=np.float32), "mask": mask}
   polls = []
   measure = evals.accuracy(subject(rows | {"confidence": np.ones(12)}, 3, batches))
-  figures, (_, predictions) = measure({}, lambda: polls.append(1))
+  figures, (_, predictions, _) = measure({}, lambda: polls.append(1))
   assert figures["images"] == 9
   assert figures["top1"] == 7 / 9
   assert figures["loss"] == np.arange(12)[real].mean()
@@ -61,6 +63,33 @@ def test_several_labels_may_be_right():
   measure = evals.accuracy(subject(rows, 7, [{"row": np.arange(4)}]))
   found = measure({}, lambda: None).figures
   assert (found["images"], found["top1"], found["top5"]) == (3, 1 / 3, 2 / 3)
+
+
+def test_images_without_any_label_are_not_scored():
+  label = np.array([[0, 2, -1], [1, -1, -1], [-1, -1, -1], [-1, -1, -1]])
+  rows = {"label": label, "best": np.array([[2, 1], [0, 1], [0, 1], [1, 0]]), "loss": np.arange(4.0)}
+  rows |= {"confidence": np.ones(4), "mask": np.ones(4), "logits": np.eye(4, 7)}
+  outcome = evals.accuracy(subject(rows, 7, [{"row": np.arange(4)}]))({}, lambda: None)
+  figures = outcome.figures
+  assert (figures["images"], figures["top1"], figures["loss"]) == (2, 1 / 2, 0.5)
+  np.testing.assert_array_equal(outcome.details.predictions.position, [0, 1])
+  assert len(outcome.details.predictions.logits) == 2
+
+
+@pytest.mark.parametrize(("classes", "way"), [("all", "1000_way_"), ("subset", "200_way_")])
+@pytest.mark.parametrize("name", ["imagenet_a", "imagenet_r"])
+def test_the_name_of_a_figure_says_which_logits_compete(name, classes, way):
+  asked = []
+  rows = {"label": np.array([6, 11]), "best": np.array([[6], [13]]), "loss": np.zeros(2), "confidence": np.ones(2)}
+  model = subject(rows | {"mask": np.ones(2)}, 1000, [{"row": np.arange(2)}])
+  model.data, predictions = lambda data: schema.Choice(name, data.args), model.predictions
+  model.predictions = lambda data, logits, only: asked.append(only) or predictions(data, logits)
+  data = schema.Choice(name, {"image_size": 8, "test_crop": schema.Choice("resize")})
+  outcome = evals.accuracy(model, data=data, classes=classes)({}, lambda: None)
+  assert asked == [None if classes == "all" else catalog.CATALOG[name].subset]
+  assert (outcome.figures[f"{way}top1"], outcome.figures["images"], outcome.details.way) == (1 / 2, 2, way)
+  named = evals.figure_names(schema.Choice("accuracy", {"data": data, "classes": classes}))
+  assert set(outcome.figures) == set(named) - {f"{way}average_precision"}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +115,7 @@ def test_batch_size_and_devices_change_no_figure(reference, devices, batch):
 def test_any_split_of_the_data_can_be_measured_and_logits_are_kept_when_asked_for(reference):
   run = runs.run(evals__test__split="train[:100]", evals__test__logits="true")
   parts = build.build(run, jax.devices()[:1])
-  figures, (images, predictions) = parts.evals["test"].measure(reference[0], lambda: None)
+  figures, (images, predictions, _) = parts.evals["test"].measure(reference[0], lambda: None)
   assert figures["images"] == 100
   assert images.split == "train[:100]"
   np.testing.assert_array_equal(predictions.logits.argsort(1)[:, ::-1][:, 0], predictions.best[:, 0])
@@ -157,6 +186,7 @@ def test_other_classes_and_other_sizes_are_refused():
       "9 is smaller",
     ),
     ({"evry": "10%"}, "evry", "Did you mean 'every'"),
+    ({"classes": "subset"}, "classes", "'subset' of digits, in which all classes occur; allowed: 'all'"),
   ],
 )
 def test_a_mistake_in_an_evaluation_names_its_own_place(choice, place, message):

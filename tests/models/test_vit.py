@@ -28,6 +28,7 @@ def test_initial_values_have_the_published_distributions():
   np.testing.assert_allclose(np.std(model.position.table[...]), 0.02, rtol=0.02)
   np.testing.assert_allclose(model.head.bias[...], -6.9)
   np.testing.assert_allclose(np.std(model.pre_logits.kernel[...]), 192**-0.5, rtol=0.05)
+  np.testing.assert_allclose(np.std(models.create("ViT-mu/16", head_std=0.02).head.kernel[...]), 0.02, rtol=0.02)
 
 
 @pytest.mark.heavy

@@ -10,7 +10,7 @@ import pytest
 
 from tests.optimizers import assert_same_updates, example, make, walk
 from vit_jax import optim, trees
-from vit_jax.schema import Choice
+from vit_jax.schema import Choice, ConfigError
 
 pytestmark = pytest.mark.heavy
 
@@ -56,6 +56,16 @@ def numpy_lion(p, gradients, lr, wd, b1=0.9, b2=0.99):
   return p
 
 
+def numpy_lamb(p, gradients, lr, wd, b1=0.9, b2=0.999, eps=1e-6):
+  """timm's Lamb without its clipping: what is not decayed is not adapted."""
+  m = v = 0
+  for t, g in enumerate(gradients, 1):
+    m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+    u = m / (1 - b1**t) / (np.sqrt(v) / math.sqrt(1 - b2**t) + eps) + wd * p
+    p = p - lr * (np.linalg.norm(p) / np.linalg.norm(u) if wd else 1) * u
+  return p
+
+
 def numpy_adafactor(p, gradients, lr, wd, b2_cap=0.999):
   """Unfactored: no axis of the example is long enough."""
   v, m = np.zeros_like(p), 0
@@ -76,6 +86,8 @@ def numpy_adafactor(p, gradients, lr, wd, b2_cap=0.999):
     ("sgd", {"nesterov": True}, numpy_sgd),
     ("sgd", {"momentum": 0.0}, numpy_sgd),
     ("lion", {}, numpy_lion),
+    ("lamb", {}, numpy_lamb),
+    ("lamb", {"b1": 0.8, "b2": 0.95, "eps": 1e-3}, numpy_lamb),
     ("adafactor", {"momentum_dtype": "float32"}, numpy_adafactor),
     ("adafactor", {"momentum_dtype": "float32", "b2_cap": 0.5}, numpy_adafactor),
   ],
@@ -107,6 +119,34 @@ def test_adamw_is_optax_adamw():
   assert_same_updates(ours, expected, 1e-6)
   moments = optax.tree_utils.tree_get(state, "mu")
   assert all(m.dtype == jnp.bfloat16 for m in moments.values())
+
+
+def test_lamb_of_all_parameters_is_optax_lamb():
+  params, gradients = example()
+  params["cls"] = jnp.zeros_like(params["cls"])  # whose ratio is 1
+  transformation, rate = make(params, name="lamb", weight_decay=0.05, trust_ratio="all", clip=0.5, warmup="2")
+  mask = {path: path.endswith("kernel") for path in params}
+  theirs = optax.chain(optax.clip_by_global_norm(0.5), optax.lamb(rate, weight_decay=0.05, mask=mask))
+  _, ours, _ = walk(transformation, params, gradients)
+  _, expected, _ = walk(theirs, params, gradients)
+  assert_same_updates(ours, expected, 1e-6)
+
+
+def test_lars_is_sgd_with_the_ratio():
+  params, gradients = example()
+  transformation, _ = make(params, name="sgd", momentum=0.0, weight_decay=0.1, trust_ratio="decayed")
+  _, (update, *_), _ = walk(transformation, params, gradients)
+  for path, p in params.items():
+    g, ratio = gradients[0][path], 1
+    if path.endswith("kernel"):
+      g = g + 0.1 * p
+      ratio = np.linalg.norm(p) / np.linalg.norm(g)
+    np.testing.assert_allclose(update[path], -1e-2 * ratio * g, rtol=1e-5, atol=1e-8)
+
+
+def test_a_ratio_that_adapts_nothing_is_refused():
+  with pytest.raises(ConfigError, match=r"config.optim.trust_ratio: 'decayed' adapts nothing.*weight_decay is 0"):
+    make(example()[0], name="lamb")
 
 
 def test_independent_decay_does_not_depend_on_the_learning_rate():

@@ -3,7 +3,8 @@
 import pytest
 
 from tests import runs
-from vit_jax import hardware
+from vit_jax import build, config, flags, hardware
+from vit_jax.data import policies
 from vit_jax.planning import feed
 
 PLAIN, RANDAUGMENT = feed.PLAIN_SECONDS, feed.RANDAUGMENT_SECONDS
@@ -23,6 +24,27 @@ def test_an_image_costs_its_bytes_and_its_operations(changes, seconds):
   assert feed.seconds_per_image(runs.imagenet(**changes)) == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(
+  ("changes", "seconds"),
+  [
+    (dict(data__crop__interpolation="bicubic"), 0.525 * 5.4e-3 * 115 / 90),
+    (dict(data__crop__interpolation="bilinear", data__crop__area=(0.2, 1.0)), 0.6 * 3.7e-3 * 115 / 90),
+    (dict(data__crop__name="random_crop", data__crop__interpolation="bicubic"), 5.4e-3 * 115 / 90),
+    (dict(data__policy__name="three_augment"), 2.1e-3),
+    (dict(data__policy__name="autoaugment"), 3.0e-3),
+  ],
+)
+def test_scaling_without_aliasing_and_other_policies_cost_too(changes, seconds):
+  plain = {"data__image_size": 224, "data__policy__layers": "default", "data__policy__magnitude": "default"}
+  plain |= {"data__crop__name": "inception", "data__policy__name": "none"}
+  more = feed.seconds_per_image(runs.imagenet(**plain | changes)) - feed.seconds_per_image(runs.imagenet(**plain))
+  assert more == pytest.approx(seconds)
+
+
+def test_every_policy_has_a_cost():
+  assert set(feed.POLICY_SECONDS) == set(policies.POLICIES) - {"none"}
+
+
 def test_timm_s_operations_are_left_out_half_of_the_time():
   some = dict(data__image_size=224, data__policy__name="randaugment_increasing", data__policy__layers=2)
   half, always = (feed.seconds_per_image(runs.imagenet(**some, data__policy__probability=p)) for p in (0.5, 1))
@@ -33,6 +55,16 @@ def test_timm_s_operations_are_left_out_half_of_the_time():
 def test_a_folder_s_images_are_the_photographs_that_were_measured():
   run = runs.run("configs/folder.py", {"data.path": "/photos"})
   assert feed.seconds_per_image(run) == pytest.approx(PLAIN)
+
+
+def test_the_parts_of_a_mixture_count_by_their_weights():
+  file = flags.load(str(runs.ROOT / "configs/vit_s16_i1k.py"), {"data.policy.layers": "0", "data.image_size": "224"})
+  file.data.update(name="mixture", parts=[dict(name="imagenet2012", weight=3), dict(name="cifar10")])
+  run = build.complete(config.resolve(file))
+  assert feed.image_bytes(run.data) == pytest.approx((3 * 115_000 + 2_500) / 4)
+  assert feed.seconds_per_image(run) == pytest.approx(PLAIN * (3 * 115 + 2.5) / 4 / 90)
+  file.data.parts += (dict(name="folder", path="/photos"),)
+  assert feed.image_bytes(build.complete(config.resolve(file)).data) is None
 
 
 def test_small_images_cost_what_is_not_decoding():

@@ -84,3 +84,9 @@ def test_a_setting_without_the_figure_that_decides_is_not_the_best():
   without = trial(figures={"loss": 1.0}, optim__lr=0.3, seed=0)
   order = results.ranked(settings([*four(), without]), "val/top1")
   assert [setting.changes["optim.lr"] for setting in order] == [0.1, 0.2]
+
+
+def test_a_setting_of_several_tasks_has_no_deviation():
+  rows = [trial(figures={"top1": top1}, task=task) for task, top1 in (("a", 0.5), ("b", 0.7))]
+  lines = results.table(rows, ["top1"], None, "task").splitlines()
+  assert "60.00 (2)" in lines[2] and "±" not in lines[2] and len(lines) == 3

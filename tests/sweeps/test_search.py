@@ -43,6 +43,24 @@ def test_the_best_setting_is_chosen_and_its_last_runs_are_taken_where_they_are_f
   assert "70.00 (1)" in capsys.readouterr().out
 
 
+def test_of_a_suite_one_setting_is_best_for_all_tasks_and_each_has_its_column(tmp_path, capsys):
+  tasks = ("test[:64]", "test[64:]")
+  rows = [{"data.test": task, "optim.lr": rate} for rate in (0.1, 0.2) for task in tasks]
+  final = [{"data.test": task, "data.train": "train[:160]"} for task in tasks]
+  study = studies.study(tmp_path, rows, final=final, over="data.test")
+  listed = study.trials()
+  for trial, top1 in zip(listed, (0.9, 0.1, 0.6, 0.7), strict=True):  # the best of one task is not that of both
+    finished(trial, top1)
+  for last, top1 in zip(study.last_runs(search.settings(listed, "data.test")[1]), (0.5, 0.7), strict=True):
+    last.workdir.mkdir(parents=True)
+    (last.workdir / "config.json").write_text(last.config)
+    (last.workdir / "result.json").write_text(json.dumps({"top1": top1}))
+  search.search(study, listed, [pool.Group()], retry=False)
+  assert json.loads((tmp_path / "sweep.json").read_text())["best"] == {"optim.lr": 0.2}
+  said = capsys.readouterr().out
+  assert "65.00" in said and "60.00" in said  # mean that decided, mean on test
+
+
 def test_nothing_to_choose_from_is_an_error_and_the_table_is_there(tmp_path):
   study = studies.study(tmp_path, [{"batch": 100}])  # more than there are images, which its process says
   listed = study.trials()

@@ -251,3 +251,25 @@ def test_trials_without_end_are_refused():
     config.sample(10**12, {"seed": (0, 1)})
   with pytest.raises(ConfigError, match="trials is <generator"):
     config.Sweep({} for _ in itertools.count())
+
+
+def test_the_tasks_of_a_suite_whose_data_are_absent_have_not_failed(tmp_path, monkeypatch):
+  prepare("digits")
+  rows = [{"data.name": name, "data.train": "train[:96]"} for name in ("digits", "cifar10")]
+  final = [{**changes, "seed": seed} for changes in rows for seed in (1, 2)]
+  made = studies.study(tmp_path, rows, {"data.test": "test"}, final=final, over="data.name")
+  listed = made.trials()
+  made.check(listed)
+  study.check_data(listed, "val/top1", "data.name")
+  assert [trial.status for trial in listed] == ["waiting", "absent"]
+  assert "python -m vit_jax.prepare cifar10" in listed[1].error
+  listed[0].status = "done"
+  (setting,) = trials.settings(trials.measured(listed, "data.name"), "data.name")
+  assert [trial.changes for trial in made.last_runs(setting)] == final[:2]
+  with pytest.raises(ConfigError, match=r"python -m vit_jax\.prepare cifar10"):
+    study.check_data(listed[1:], "val/top1", "data.name")
+
+
+def test_a_suite_names_its_task_in_every_row(tmp_path):
+  with pytest.raises(ConfigError, match=r"over is 'data\.name'.*all of `trials` and `final` change"):
+    studies.study(tmp_path, [{"data.name": "digits"}, {"seed": 1}], over="data.name")

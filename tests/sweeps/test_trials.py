@@ -47,3 +47,12 @@ def test_statuses_are_counted_and_noughts_left_out():
 def test_changes_are_a_line():
   assert str(trial(batch=8, seed=1)) == "batch=8 seed=1"
   assert str(trial()) == "as it stands"
+
+
+def test_the_tasks_of_a_suite_are_of_one_setting_and_those_without_data_take_no_part():
+  rows = [trial("absent" if task == "b" else "done", {"top1": lr}, task=task, lr=lr) for lr in (1, 2) for task in "abc"]
+  assert len(trials.settings(rows)) == 6
+  first, second = trials.settings(trials.measured(rows, "task"), "task")
+  assert (first.changes, second.changes) == ({"lr": 1}, {"lr": 2})
+  assert [row.changes["task"] for row in first.trials] == ["a", "c"]
+  assert first.done and trials.measured(rows, None) == rows

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax import losses, models
-from vit_jax.schema import Choice
+from vit_jax.schema import Choice, ConfigError
 from vit_jax.tasks.classify import Classify
 from vit_jax.tasks.task import Supplied
 
@@ -84,6 +84,35 @@ def test_the_sigmoid_loss_asks_every_class_by_itself():
   np.testing.assert_allclose(found, -(hot * np.log(p) + (1 - hot) * np.log1p(-p)).sum(1), rtol=1e-4)
 
 
+def test_binary_cross_entropy_is_a_mean_over_classes_with_the_targets_of_deit3():
+  def expected(targets):
+    p = 1 / (1 + np.exp(-np.asarray(mixed["image"], np.float64).reshape(6, -1) @ PARAMS["w"]))
+    return -(targets * np.log(p) + (1 - targets) * np.log1p(-p)).mean()
+
+  soft, whole = task(loss="mean_sigmoid"), task(loss="mean_sigmoid", target_threshold=0.0)
+  mixed = whole.examples(batch(), {}, KEY, 0)
+  np.testing.assert_array_equal(mixed["target"].max(1), [0.5, 0.5, 1.0, 1.0, 0.5, 0.5])
+  assert float(whole.objective(PARAMS, mixed, None)[0]) == pytest.approx(
+    expected(np.asarray(mixed["target"]) > 0), 1e-5
+  )
+  assert float(soft.objective(PARAMS, mixed, None)[0]) == pytest.approx(expected(np.asarray(mixed["target"])), 1e-5)
+  # A test image has whole targets anyway.
+  found = [t.predict(PARAMS, normalise(IMAGES), LABELS)["loss"] for t in (soft, whole)]
+  np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "says"),
+  [
+    ({"target_threshold": 0.0}, r"^target_threshold: the targets of a softmax.*mean_sigmoid"),
+    ({"target_threshold": 0.0, "loss": "sigmoid", "label_smoothing": 0.1}, "label_smoothing=0.1 lifts every class"),
+  ],
+)
+def test_a_threshold_that_means_nothing_is_refused(arguments, says):
+  with pytest.raises(ConfigError, match=says):
+    task(**arguments)
+
+
 def test_predictions_are_the_five_best_classes_without_augmentation_or_smoothing():
   found = task(label_smoothing=0.5).predict(PARAMS, normalise(IMAGES), LABELS)
   logits = (IMAGES / 255.0).reshape(6, -1) @ PARAMS["w"].astype(np.float64)
@@ -94,6 +123,19 @@ def test_predictions_are_the_five_best_classes_without_augmentation_or_smoothing
 def test_fewer_than_five_classes_are_all_predicted():
   three = Linear(np.eye(6, 3), description=models.Description(Choice("linear"), 4, 3))
   assert task(model=three).predict({}, normalise(IMAGES), LABELS % 3)["best"].shape == (6, 3)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_only_logits_of_the_wanted_classes_compete(loss):
+  classes = [0, 1, 2, 3, 6]
+  column = {name: i for i, name in enumerate(classes)}
+  found = task(loss=loss).predict(PARAMS, normalise(IMAGES), LABELS, classes)
+  alone = Linear(description=models.Description(Choice("linear"), 4, len(classes)))
+  columns = {"w": PARAMS["w"][:, classes]}
+  expected = task(model=alone, loss=loss).predict(columns, normalise(IMAGES), np.vectorize(column.get)(LABELS))
+  np.testing.assert_array_equal(found["best"], np.array(classes)[expected["best"]])
+  for figure in ("confidence", "loss"):
+    np.testing.assert_allclose(found[figure], expected[figure], rtol=1e-5)
 
 
 def test_augmentation_gets_all_that_it_may_follow_from():

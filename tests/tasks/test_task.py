@@ -51,7 +51,7 @@ class Colours:
     error = jnp.mean((decoded - examples["colour"]) ** 2)
     return error, ({"error": jnp.sqrt(error)}, statistics)
 
-  def predict(self, params, images, labels):
+  def predict(self, params, images, labels, classes=None):
     raise NotImplementedError
 
 

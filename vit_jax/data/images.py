@@ -21,7 +21,7 @@ BAD_SHARE, BAD_FEW = 0.001, 5  # of a split's records; more than both stop the r
 KEEP = 2**28
 # An error of the file itself, always the same. Any other, of a disk or a file server, may be gone with the next try: if
 # it made a record bad, another would stand in for it, and the run would not be the same a second time.
-_OF_A_FILE = (None, errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.ENOTDIR)
+OF_A_FILE = (None, errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.ENOTDIR)
 
 
 class ImageError(ValueError):
@@ -54,9 +54,9 @@ class Images:
       except ConfigError:  # of the data as a whole
         raise
       except (OSError, ValueError, MemoryError, cv2.error) as error:
-        if isinstance(error, OSError) and error.errno not in _OF_A_FILE:
+        if isinstance(error, OSError) and error.errno not in OF_A_FILE:
           raise self.stop(
-            f"{self.source.place(record)}: {_text(error)}; see whether its disk or bucket is there"
+            f"{self.source.place(record)}: {text_of(error)}; see whether its disk or bucket is there"
           ) from error
         return self._bad(record, error)
       return image, self._label(record, label)
@@ -95,7 +95,7 @@ class Images:
 
   def _bad(self, record, error):
     """Raises ImageError, or counts the record as skipped."""
-    reason = f"{self.source.place(record)}: {_text(error)}"
+    reason = f"{self.source.place(record)}: {text_of(error)}"
     if self.on_error == "raise":
       raise self.stop(f"{reason}. Mend it, or leave out such images with --config.data.on_error=skip") from error
     self.skip(record, reason)
@@ -143,7 +143,7 @@ def _began(read):
   return read[1]
 
 
-def _text(error):
+def text_of(error):
   """What is wrong with an image, in a few words."""
   match error:
     case cv2.error():

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from grain.experimental import index_shuffle
 
-from vit_jax import rng, schema
+from vit_jax import schema
+from vit_jax.data import permutation
 
 GROUP = 16  # rows of a batch that share their blocks, at least, if a config does not say how many groups there are
-# Grain's function finds its place in at least 2^16 numbers: of 2^15 blocks or more 6 us, of 500 blocks 0.1 ms, of 10
-# 5 ms. Up to here all numbers are drawn at once instead, which takes up to 5 ms an epoch.
-TABLE = 2**16
+SIZE, WINDOW = 32, 16  # records of a block, blocks of a window
+LARGEST = 4096  # records of a block
 
 
 class Run(NamedTuple):
@@ -34,13 +33,23 @@ class Records:
 
   length: int
   seed: int
+  groups: int = 1  # that each have a part of every epoch, where a mixture asks for it
   rows = 1  # of a batch that share what is read together
+  copies = 1  # of a record in a batch
   about = ""  # as words behind the number of images
 
   def record(self, position: int) -> int:
     """The record at a position."""
-    epoch, place = divmod(position, self.length)
-    return index_shuffle(place, max_index=self.length - 1, seed=_epoch_seed(self.seed, epoch), rounds=4)
+    epoch, index = divmod(position, self.length)
+    return permutation.entry(index, self.length, self.seed, epoch)
+
+  def at(self, epoch: int, group: int, index: int) -> int:
+    """The record at an index of a group's part of an epoch."""
+    return self.record(epoch * self.length + permutation.part(self.length, epoch, group, self.groups)[index])
+
+  def visit(self, position: int) -> int:
+    """A number that no other position of this record has: the epoch."""
+    return position // self.length
 
   def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Run]]:
     """As of `Blocks`; nothing is worth reading together."""
@@ -53,6 +62,7 @@ class InOrder:
 
   length: int
   rows = 1
+  copies = 1
   about = ""
 
   def record(self, position: int) -> int:
@@ -88,6 +98,8 @@ class Blocks:
   size: int  # records of a block
   window: int  # blocks
   groups: int
+  even: bool = False  # groups have parts as `permutation.part` says, whatever the batch: for mixtures
+  copies = 1
 
   @property
   def rows(self) -> int:
@@ -101,11 +113,18 @@ class Blocks:
 
   def record(self, position: int) -> int:
     """The record at a position; 2 us on average."""
-    epoch, group, index = self._locate(position)
+    return self.at(*self._locate(position))
+
+  def at(self, epoch: int, group: int, index: int) -> int:
+    """The record at an index of a group's part of an epoch."""
     part = self._parts(epoch, group)
     window = ((index + 1) * part.windows - 1) // part.positions
     first, records = self._windows(epoch, group, window)
     return int(records[index - first])
+
+  def visit(self, position: int) -> int:
+    """A number that no other position of this record has: the epoch."""
+    return position // self.length
 
   def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Run]]:
     """The function of the next positions, of whichever rows, that gives the runs to read now, each once.
@@ -119,7 +138,8 @@ class Blocks:
       for position in positions:
         _, group, _ = self._locate(position)
         if group not in waiting:
-          runs = self._runs(group, start)
+          runs = self.runs(group, *self._first(group, start))
+          runs = ((epoch * self.length + ahead * self.groups, run) for epoch, ahead, run in runs)
           waiting[group] = runs, *next(runs)
         runs, moment, run = waiting[group]
         while moment <= position:
@@ -129,9 +149,8 @@ class Blocks:
 
     return due
 
-  def _runs(self, group: int, start: int) -> Iterator[tuple[int, Run]]:
-    """(position at which it is to be read, run) of a group, without end."""
-    epoch, index = self._first(group, start)
+  def runs(self, group: int, epoch: int, index: int) -> Iterator[tuple[int, int, Run]]:
+    """(epoch, index at which it is to be read, run) of a group from there on, without end."""
     while True:
       part = self._parts(epoch, group)
       begin, done = 0, frozenset()
@@ -145,7 +164,7 @@ class Blocks:
         ahead = at - part.first - part.positions // part.windows * 5 // 4 - 2 * self.rows
         for first, last in self._neighbours(epoch, at, stop):
           if wanted := frozenset(range(first, last)) - done:
-            yield epoch * self.length + ahead * self.groups, Run(first, last, wanted)
+            yield epoch, ahead, Run(first, last, wanted)
         at = stop
       epoch, index = epoch + 1, 0
 
@@ -177,6 +196,9 @@ class Blocks:
 
     @functools.lru_cache(maxsize=4 * self.groups)
     def part(epoch, group):
+      if self.even:
+        line = permutation.part(self.length, epoch, group, self.groups)
+        return _Part(0, line.start, len(line), max(1, round(len(line) / (self.size * self.window))))
       ends = epoch * self.length, (epoch + 1) * self.length
       (low, high), (below, above) = ([positions(end, groups) for groups in (group, group + 1)] for end in ends)
       count = above - high - (below - low)
@@ -193,7 +215,7 @@ class Blocks:
     def records(epoch, group, window):
       part = self._parts(epoch, group)
       first, stop = (number * part.positions // part.windows for number in (window, window + 1))
-      shuffled = part.first + first + _permutation(stop - first, self.seed, "window", epoch, group, window)
+      shuffled = part.first + first + permutation.drawn(stop - first, self.seed, "window", epoch, group, window)
       blocks, within = np.divmod(shuffled, self.size)
       low, high = int(blocks.min()), int(blocks.max())
       moved = np.array([self._block(epoch, block) for block in range(low, high + 1)])
@@ -212,13 +234,11 @@ class Blocks:
     whole = self.length // self.size
     if block >= whole:
       return block
-    if whole <= TABLE:
-      return int(_table(whole, self.seed, epoch)[block])
-    return index_shuffle(block, max_index=whole - 1, seed=_epoch_seed(self.seed, epoch), rounds=4)
+    return permutation.of_blocks(block, whole, self.seed, epoch)
 
   def _offset(self, epoch):
     """The record that the first block begins with."""
-    return _epoch_seed(self.seed, epoch) * self.length >> 32
+    return permutation.epoch_seed(self.seed, epoch) * self.length >> 32
 
 
 class _Part(NamedTuple):
@@ -230,27 +250,13 @@ class _Part(NamedTuple):
   windows: int
 
 
-@functools.lru_cache(maxsize=16)
-def _epoch_seed(seed, epoch):
-  return int(rng.generator(seed, "order", epoch).integers(2**32))
-
-
-@functools.lru_cache(maxsize=4)
-def _table(blocks, seed, epoch):
-  return _permutation(blocks, seed, "blocks", epoch)
-
-
-def _permutation(size, seed, name, *numbers):
-  """Of the numbers below `size`, from bits that no version of NumPy changes (NEP 19), as its `permutation` may."""
-  return np.argsort(rng.generator(seed, name, *numbers).bit_generator.random_raw(size), kind="stable")
-
-
 Order = Records | InOrder | Blocks
 
-# The table: (records, batch, seed, whether records that are neighbours are cheaper read together, *, ...) -> order.
+# The table: (records, batch, seed, neighbours that are stored together, 0 where they are no cheaper, copies of each
+# record in a batch, *, ...) -> order of the records that a batch has, without their copies.
 
 
-def records(length: int, batch: int | None, seed: int, together: bool) -> Records:
+def records(length: int, batch: int | None, seed: int, together: int, copies: int = 1) -> Records:
   """All records of the split at random: for local disks, and for what is small."""
   return Records(length, seed)
 
@@ -259,10 +265,11 @@ def blocks(
   length: int,
   batch: int | None,
   seed: int,
-  together: bool,
+  together: int,
+  copies: int = 1,
   *,
-  size: Annotated[int, schema.Range(1, 4096)] = 32,
-  window: Annotated[int, schema.Range(1, 65_536)] = 16,
+  size: Annotated[int, schema.Range(1, LARGEST)] = SIZE,
+  window: Annotated[int, schema.Range(1, 65_536)] = WINDOW,
   groups: Annotated[int, schema.Range(1, 65_536)] | None = None,
 ) -> Blocks:
   """Blocks of `size` records, each read at one go and shuffled with `window` others: for buckets.
@@ -271,25 +278,37 @@ def blocks(
     length: records.
     batch: of all processes together.
     seed: of the run.
-    together: whether records that are neighbours are cheaper read together.
+    together: neighbours that are stored together, 0 where neighbours are no cheaper than others.
+    copies: of each record in a batch; see `repeats`.
     size: records that are read at once: a request each.
     window: blocks over which the records are shuffled. All groups together hold size * window * groups images, of
       which each process has the share of its rows.
     groups: of neighbouring rows, into which the batch is cut; more than there are processes, which share no block
-      then. Without it as many as have 16 rows or more. They, and nothing of the machines, decide the order.
+      then. Without it as many as have 16 rows or more, or records. They, and nothing of the machines, decide the order.
   """
   if groups is None:
-    groups = max(count for count in range(1, max(1, batch // GROUP) + 1) if batch % count == 0)
+    groups = max(count for count in range(1, max(1, batch // (GROUP * copies)) + 1) if batch % count == 0)
   if batch % groups:
     near = [count for count in range(1, batch + 1) if batch % count == 0]
     near = sorted(sorted(near, key=lambda count: abs(count - groups))[:2])
     raise schema.ConfigError(f"{groups} groups do not divide a batch of {batch}; nearest that do: {near}", "groups")
-  return Blocks(length, batch, seed, size, window, groups)
+  return Blocks(length, distinct(batch, groups, copies), seed, size, window, groups)
 
 
-def auto(length: int, batch: int | None, seed: int, together: bool) -> Records | Blocks:
-  """`blocks` where the data are in a bucket, else `records`."""
-  return (blocks if together else records)(length, batch, seed, together)
+def distinct(batch: int, groups: int, copies: int) -> int:
+  """Records of a batch: of every group's rows one for each so many copies, and for what is left of them."""
+  return groups * -(-(batch // groups) // copies)
+
+
+def auto(length: int, batch: int | None, seed: int, together: int, copies: int = 1) -> Records | Blocks:
+  """`blocks` where neighbours are cheaper read together, as in a bucket, of at least as many as are stored together.
+
+  Else `records`. Of larger blocks a window has fewer, so that no more images wait.
+  """
+  if not together:
+    return records(length, batch, seed, together)
+  size = min(max(together, SIZE), LARGEST)
+  return blocks(length, batch, seed, together, copies, size=size, window=max(1, SIZE * WINDOW // size))
 
 
 ORDERS = {"auto": auto, "records": records, "blocks": blocks}

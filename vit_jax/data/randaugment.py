@@ -2,7 +2,7 @@
 
 A policy is `(image, draw) -> image`; `draw` is a `random.Random`, of which only `random()` is called. Each of the two
 tables of operations maps a published name to the argument that follows from the magnitude, and to the
-operation.
+operation. Policies by name are in `policies`.
 """
 
 import functools
@@ -131,7 +131,7 @@ def randaugment(
 
   def plan(draw):
     for _ in range(layers):
-      yield _one_of(ops, draw), magnitude, _one_of((-1, 1), draw), (draw.random(), draw.random())
+      yield one_of(ops, draw), magnitude, one_of((-1, 1), draw), (draw.random(), draw.random())
 
   return _policy(plan, (128, 128, 128)) if layers else none()
 
@@ -156,8 +156,8 @@ def randaugment_increasing(
   def plan(draw):
     for _ in range(layers):
       if draw.random() < probability:
-        strength = min(max(magnitude + magnitude_std * _normal(draw), 0), 10)
-        yield _one_of(ops, draw), strength, _one_of((-1, 1), draw), _one_of(allowed, draw)
+        strength = min(max(magnitude + magnitude_std * normal(draw), 0), 10)
+        yield one_of(ops, draw), strength, one_of((-1, 1), draw), one_of(allowed, draw)
 
   return _policy(plan, fill) if layers else none()
 
@@ -173,13 +173,11 @@ def _policy(plan, fill):
   return policy
 
 
-def _one_of(values, draw):
+def one_of(values, draw):
+  """One of the values, with equal chances."""
   return values[int(draw.random() * len(values))]
 
 
-def _normal(draw):
+def normal(draw):
   """From N(0, 1), by two uniform numbers (Box and Muller 1958)."""
   return math.sqrt(-2 * math.log(1 - draw.random())) * math.cos(2 * math.pi * draw.random())
-
-
-POLICIES = {"none": none, "randaugment": randaugment, "randaugment_increasing": randaugment_increasing}

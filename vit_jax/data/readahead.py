@@ -1,5 +1,6 @@
 """Runs of neighbouring records, read before they are asked for: with one request, however many threads want them."""
 
+import collections
 import dataclasses
 import logging
 import os
@@ -8,8 +9,10 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 
+from vit_jax.data.mixed import Mixed
 from vit_jax.data.order import Order, Run
 from vit_jax.data.prefetch import Pool
+from vit_jax.data.repeats import Repeated
 from vit_jax.data.sources import Source
 
 # Requests at a time. A host that trains on 5,000 images a second needs 160 runs of 32 a second; of 50 ms and 35 ms for
@@ -29,19 +32,20 @@ class _Reading:
   run: Run
   done: Future | None = None
   values: dict[int, bytes] = dataclasses.field(default_factory=dict)
+  left: dict[int, int] = dataclasses.field(default_factory=dict)  # copies that are yet to be asked for, by record
 
 
 class ReadAhead:
   """A `source` whose records come out of runs; `close` ends the threads that read them.
 
-  A record is given away once, and not kept: what waits are the records of the runs that are due and not yet asked for.
-  Anything else, as the image that stands in for a bad one, is read for itself. Of sources where a run costs as many
-  requests as its records, `source` is the source itself.
+  A record is given away once, or once for each of its copies, and not kept: what waits are the records of the runs that
+  are due and not yet asked for. Anything else, as the image that stands in for a bad one, is read for itself. Of
+  sources where a run costs as many requests as its records, `source` is the source itself.
   """
 
-  def __init__(self, source: Source, order: Order, start: int, processes: int = 1):
+  def __init__(self, source: Source, order: Order | Mixed | Repeated, start: int, processes: int = 1):
     """`start` is the first position that will be asked for, of any row, here or in the other `processes`."""
-    self._stored, self._due = source, order.schedule(start)
+    self._stored, self._order, self._due = source, order, order.schedule(start)
     self.source = dataclasses.replace(source, read=self._read) if source.runs else source
     self.alone = 0  # records that were read for themselves
     self.bytes = 0  # that wait
@@ -66,6 +70,16 @@ class ReadAhead:
         for record in wanted:
           self._waiting.setdefault(record, []).append(reading)
         reading.done = self._pool.submit(reading)
+      if self._order.copies > 1:
+        self._count(collections.Counter(map(self._order.record, positions)))
+
+  def _count(self, copies):
+    """Notes how often each record is about to be asked for."""
+    for record, count in copies.items():
+      for reading in self._waiting.get(record, ()):
+        if record not in reading.left:
+          reading.left[record] = count
+          break
 
   def close(self) -> None:
     """Ends the threads; what they have not begun to read never comes."""
@@ -75,18 +89,25 @@ class ReadAhead:
     """(image file, label), or OSError."""
     with self._lock:
       readings = self._waiting.get(record)
-      reading = readings.pop(0) if readings else None
+      reading, last = (readings[0], readings[0].left.get(record, 1) == 1) if readings else (None, True)
+      if reading and last:
+        readings.pop(0)
+      elif reading:
+        reading.left[record] -= 1
       if not readings:
         self._waiting.pop(record, None)
-    stored = self._taken(reading, record) if reading else None
+    stored = self._taken(reading, record, last) if reading else None
     if stored is None:
       with self._lock:
         self.alone += 1
       return self._stored.read(record)
     return self._stored.runs.parse(stored)
 
-  def _taken(self, reading, record):
-    """The record of a run, which has it no more; None where the run was dropped or is damaged, somewhere."""
+  def _taken(self, reading, record, last):
+    """The record of a run, which has it no more after the last copy.
+
+    None where the run was dropped or is damaged, somewhere.
+    """
     began = time.monotonic()
     try:
       reading.done.result()
@@ -96,8 +117,8 @@ class ReadAhead:
       raise
     with self._lock:
       self.waited += time.monotonic() - began
-      stored = reading.values.pop(record, None)
-      self.bytes -= len(stored or b"")
+      stored = reading.values.pop(record, None) if last else reading.values.get(record)
+      self.bytes -= len(stored or b"") * last
       if not reading.values:
         self._held.pop(reading, None)
     return stored

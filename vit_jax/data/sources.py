@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax import schema
+from vit_jax.data.rows import Row as Row  # the word that readers know it by
 from vit_jax.schema import at, place
 
 
@@ -24,24 +25,6 @@ class UnreachableError(AbsentError):
 
 class SplitError(schema.ConfigError):
   """A split string means nothing here: it is misspelled, or the dataset has no such split."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-  """A dataset of the catalog: its reader, the TFDS builder with its version, and facts, where these are known.
-
-  A plan needs the facts. Without a builder they are those of a set that TFDS cannot make: `path` names the user's own
-  copy.
-  """
-
-  reader: Callable  # (name, row, split, *, keys of the config) -> Source
-  builder: str | None = None
-  splits: Mapping[str, int] = dataclasses.field(default_factory=dict)  # images
-  classes: int | None = None
-  train: str = "train"  # split strings, unless a config says otherwise
-  test: str = "test"
-  labels: int = 1  # the most that one image has
-  image_bytes: int | None = None  # of a typical stored image, for the rate at which a host must read
 
 
 class Fingerprint(NamedTuple):
@@ -58,6 +41,16 @@ class Runs(NamedTuple):
 
   read: Callable[[int, int], list[bytes]]  # (first, stop); OSError, with an errno if it is not the data's fault
   parse: Callable[[bytes], tuple[bytes, int | tuple[int, ...]]]  # a record to what `Source.read` gives
+  together: int = 1  # records of which each costs as much as all of them, whatever is wanted of them
+
+
+class Corpus(NamedTuple):
+  """One of several corpora of a mixture."""
+
+  name: str
+  records: range  # of the mixture
+  weight: float  # of its share of the examples
+  together: int  # as of `Runs`, 0 where it has none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +74,16 @@ class Source:
   parts: tuple[tuple[str, range], ...] = ()  # splits of the dataset and their records, where these are known
   runs: Runs | None = None  # where neighbouring records cost one request and not one each
   remote: bool = False  # a record is a request to a server
+  corpora: tuple[Corpus, ...] = ()  # of a mixture
+  epoch: int | None = None  # examples of an epoch, if it is not each record once
 
   def __len__(self):
     return self.length
+
+  @property
+  def epoch_length(self) -> int:
+    """Examples of an epoch."""
+    return self.epoch or self.length
 
   def label(self, i: int) -> int | tuple[int, ...]:
     """The label of record i; its image is not decoded, and if possible not read."""
@@ -104,6 +104,8 @@ def subset(source: Source, records: Sequence[int]) -> Source:
     identify=at(source.identify),
     read_label=at(source.label),
     runs=None,  # neighbours here need not be neighbours there
+    corpora=(),
+    epoch=None,
   )
 
 
@@ -126,25 +128,28 @@ class Splits:
   """The split strings that a config has for "train", "val" and "test"; any other name of a split is a split string.
 
   `val` decides between settings, so that test images need not; without it, "val" is the dataset's split of that name.
+  `slices` are parts of splits that have a name of their own, as VTAB's "val200".
   """
 
   train: str
   val: str | None
   test: str
+  slices: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def specs(self) -> dict[str, str]:
     """Those that the config has."""
-    return {key: spec for key, spec in dataclasses.asdict(self).items() if spec}
+    return {key: spec for key in ("train", "val", "test") if (spec := getattr(self, key))}
 
   def spec(self, split: str) -> str:
-    """The split string that a name stands for."""
-    return self.specs().get(split, split)
+    """The split string that a name stands for, with every slice written out."""
+    parts = self.specs().get(split, split).split("+")
+    return "+".join(self.slices.get(part.strip(), part) for part in parts)
 
   def select(self, split: str, sizes: Mapping[str, int]) -> list[tuple[str, range]]:
     """Parts of a split by its name; errors are at the key of the config that names it, if one does."""
     try:
       with at(split) if split in ("train", "val", "test") else contextlib.nullcontext():
-        return select(self.spec(split), sizes)
+        return select(self.spec(split), sizes, self.slices)
     except SplitError as error:
       if split != "val" or self.val:
         raise
@@ -157,10 +162,11 @@ class Splits:
       self.select(key, sizes)
 
 
-def select(spec: str, sizes: Mapping[str, int]) -> list[tuple[str, range]]:
+def select(spec: str, sizes: Mapping[str, int], slices: Iterable[str] = ()) -> list[tuple[str, range]]:
   """Parts of a split string, in order: "train", "train[:99%]", "train[10:-20]", "train+test[50%:]", "all".
 
   Percentages round to the nearest record, as in TFDS, so that `[:99%]` and `[99%:]` never overlap and lose nothing.
+  An error about an unknown name has those of `slices` among the allowed ones.
   """
   parts = []
   for text in spec.split("+") if spec.strip() != "all" else sizes:
@@ -168,8 +174,10 @@ def select(spec: str, sizes: Mapping[str, int]) -> list[tuple[str, range]]:
     if not match:
       raise SplitError(f"{text.strip()!r} is not a split; write 'train', 'train[:99%]' or 'train[10:20]'")
     name, low, low_unit, high, high_unit = match.groups()
+    if name in slices:
+      raise SplitError(f"{text.strip()!r} cuts {name!r}, which is a part of a split by itself; take it whole")
     if name not in sizes:
-      raise SplitError(f"no split {name!r}.{schema.nearest(name, sizes)}")
+      raise SplitError(f"no split {name!r}.{schema.nearest(name, [*sizes, *slices])}")
     if low and high and low_unit != high_unit and float(low) and float(high):
       raise SplitError(f"{text.strip()!r} mixes records and percent; use one unit on both sides")
     ends = [_end(value, low_unit or high_unit, sizes[name], repr(text.strip())) for value in (low, high)]
@@ -238,7 +246,7 @@ def assemble(
     fingerprint,
     (lambda i: read_label(*locate(i))) if read_label else None,
     tuple(parts),
-    Runs(several, runs.parse) if runs else None,
+    runs._replace(read=several) if runs else None,
     remote,
   )
 

@@ -14,11 +14,14 @@ import numpy as np
 from einops import rearrange
 
 from vit_jax import rng
-from vit_jax.data import crops, randaugment
+from vit_jax.data import crops, mixed, policies
+from vit_jax.data.mixed import Mixed
 from vit_jax.data.order import ORDERS, InOrder, Order, Records
+from vit_jax.data.repeats import Repeated
 from vit_jax.data.sources import Source
-from vit_jax.schema import Choice, at, make
+from vit_jax.schema import Choice, ConfigError, Range, at, make
 
+TRIES = 100  # of images of the same corpus that might stand in for a bad one
 Shapes = dict[str, tuple[tuple[int, ...], type]]  # shape and type of what a batch holds of each example
 
 
@@ -27,7 +30,7 @@ class Examples:
   """Examples by position, a pure function of it and of the records of a source."""
 
   source: Source
-  order: Order  # of the records
+  order: Order | Mixed | Repeated  # of the records
   example: Callable  # (`Images.prepared`, position) -> values of what `shapes` names, in its order
   shapes: Shapes
   length: int | None  # None: without end
@@ -36,10 +39,16 @@ class Examples:
     """The record at a position."""
     return self.order.record(position)
 
+  def epochs(self, position: int) -> dict[str, float]:
+    """How many epochs each corpus of a mixture has seen before a position, by name."""
+    return mixed.epochs(self.source.corpora, position)
+
   @property
   def requests(self) -> bool:
     """Whether each record is a request to a server."""
-    return self.source.remote and (self.source.runs is None or isinstance(self.order, Records))
+    order = self.order.inner if isinstance(self.order, Repeated) else self.order
+    orders = order.orders if isinstance(order, Mixed) else (order,)
+    return self.source.remote and (self.source.runs is None or any(isinstance(each, Records) for each in orders))
 
 
 def train_examples(
@@ -49,27 +58,39 @@ def train_examples(
   batch: int = 1,
   *,
   order: Annotated[Choice, ORDERS] = Choice("auto"),
+  repeats: Annotated[int, Range(1, 256)] = 1,
   image_size: crops.Size = 224,
   crop: Annotated[Choice, crops.CROPS] = Choice("inception"),
   flip: bool = True,
-  policy: Annotated[Choice, randaugment.POLICIES] = Choice("none"),
+  policy: Annotated[Choice, policies.POLICIES] = Choice("none"),
 ) -> Examples:
   """Epochs without end, each a new permutation of the records, in an order that may depend on the size of the `batch`.
 
+  Of a mixture each corpus has epochs of its own, and so has its part in what follows.
+
   An example is cropped, mirrored half of the time with `flip`, then changed by the `policy`, and with `patch` P cut
   into patches: images are [S, S, 3], or [N, P*P*3], patches row by row, each as row, column, channel. All of it, and
-  `draw`, follows from (seed, epoch, record). So does the record that replaces a bad one.
+  `draw`, follows from (seed, epoch, record). So does the record that replaces a bad one. With `repeats` each record
+  stands so many times in a batch, drawn anew each time, and comes in one epoch of as many: see `repeats.Repeated`.
   """
+  if repeats > batch:
+    raise ConfigError(f"{repeats} copies of a record do not fit a batch of {batch}; allowed: 1 to {batch}", "repeats")
   with at("order"):
-    ordered = make(order, ORDERS, len(source), batch, seed, source.runs is not None)
+    if source.corpora:
+      ordered = mixed.order(order, source.corpora, batch, seed, repeats)
+    else:
+      together = source.runs.together if source.runs else 0
+      ordered = make(order, ORDERS, len(source), batch, seed, together, repeats)
+  if repeats > 1:
+    ordered = Repeated(ordered, batch, repeats)
   with at("crop"):
     cut = make(crop, crops.CROPS, image_size)
   with at("policy"):
-    change = make(policy, randaugment.POLICIES)
+    change = make(policy, policies.POLICIES)
 
   def example(prepared, position):
-    epoch, record = position // len(source), ordered.record(position)
-    draw = rng.draws(seed, "example", epoch, record)
+    visit, record = ordered.visit(position), ordered.record(position)
+    draw = rng.draws(seed, "example", visit, record)
     on_device = int(draw.random() * 2**32)
     mirrored = flip and draw.random() < 0.5
 
@@ -84,9 +105,12 @@ def train_examples(
 
     values = prepared(record, prepare)
     if values is None:
-      others = rng.draws(seed, "replace", epoch, record)
+      others = rng.draws(seed, "replace", visit, record)
+      same, tries = mixed.alike(source, record), 0
       while values is None:
-        values = prepared(int(others.random() * len(source)), prepare)
+        if tries == TRIES:  # all of a small corpus may be bad
+          same = range(len(source))
+        values, tries = prepared(same[int(others.random() * len(same))], prepare), tries + 1
     return *values, on_device
 
   image = (image_size, image_size, 3)

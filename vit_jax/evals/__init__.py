@@ -6,10 +6,9 @@ An evaluation is a function of (subject, *, ...) that gives (params, poll) -> Ou
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from vit_jax import metrics, schema
+from vit_jax import schema
 from vit_jax.data import augment, loader, stream
+from vit_jax.evals import accuracy as _accuracy
 from vit_jax.evals import fewshot as _fewshot
 from vit_jax.evals.accuracy import accuracy
 from vit_jax.evals.fewshot import fewshot
@@ -57,5 +56,4 @@ def figure_names(choice: Choice) -> list[str]:
   """The figures that a bound choice gives."""
   if choice.name == "fewshot":
     return _fewshot.figure_names(*(choice.args[name] for name in ("shots", "seeds", "probes")))
-  nothing = metrics.Predictions(*(np.zeros(shape, np.int64) for shape in (0, 0, (0, 1), 0, 0)))
-  return [*metrics.measure(nothing, 1), "average_precision"]
+  return _accuracy.figure_names(choice.args["data"], choice.args["classes"])

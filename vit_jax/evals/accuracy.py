@@ -2,14 +2,15 @@
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
+import numpy as np
 
 from vit_jax import metrics
 from vit_jax.data import catalog, sources
 from vit_jax.evals.subject import Outcome, Subject, open_source, rows
-from vit_jax.schema import Choice, ConfigError, Range
+from vit_jax.schema import Choice, ConfigError, Range, at
 
 
 class Details(NamedTuple):
@@ -17,6 +18,7 @@ class Details(NamedTuple):
 
   source: sources.Source
   predictions: metrics.Predictions
+  way: str = ""  # what the names of figures begin with, where it has to be said which classes compete
 
 
 def accuracy(
@@ -26,8 +28,12 @@ def accuracy(
   split: str = "test",
   batch: Annotated[int, Range(1, 2**16)] | None = None,
   logits: bool | None = None,
+  classes: Literal["all", "subset"] = "all",
 ) -> Callable:
-  """(params, poll) -> figures of `figures.measure` over the images of a split, with their predictions as details.
+  """(params, poll) -> figures of `metrics.measure` over the images of a split, with their predictions as details.
+
+  Where images may have several labels, those that have none are not scored: nothing would be right (ReaL's rule, Beyer
+  et al. 2020).
 
   Args:
     subject: the model and its data.
@@ -36,15 +42,46 @@ def accuracy(
     batch: images at a time.
     logits: keep the logits of all classes, 4 bytes each on every host: for average precision, which images with several
       labels have, and for files of predictions. None keeps them where images may have several labels.
+    classes: of data in which not all occur, as ImageNet-A and -R, whose logits compete: those of "all", or of the
+      "subset" that occurs alone. Figures differ by many points, so of such data their names say which: 1000_way_top1,
+      200_way_top1.
   """
   source, size = open_source(subject, data, split, "split"), subject.images_at_once(batch)
   if len(source.classes) != subject.classes:
     raise ConfigError(f"{split!r} has {len(source.classes)} classes, the model {subject.classes}", "split")
-  predict = subject.predictions(data, source.labels > 1 if logits is None else logits)
+  with at("classes"):
+    competing, way = _competing(subject.data(data), classes)
+  predict = subject.predictions(data, source.labels > 1 if logits is None else logits, competing)
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
     of_images = rows(functools.partial(predict, params), subject.batches(data, source, size), poll, size)
+    if source.labels > 1:
+      labelled = (of_images["label"] >= 0).any(1)
+      of_images = {name: values[labelled] for name, values in of_images.items()}
     predictions = metrics.Predictions(**of_images)
-    return Outcome(metrics.measure(predictions, subject.classes), Details(source, predictions))
+    measured = metrics.measure(predictions, subject.classes)
+    return Outcome({_name(way, name): value for name, value in measured.items()}, Details(source, predictions, way))
 
   return measure
+
+
+def figure_names(data: Choice | None, classes: str) -> list[str]:
+  """The figures of `accuracy` for such arguments, in order; `data` of None has all classes."""
+  nothing = metrics.Predictions(*(np.zeros(shape, np.int64) for shape in (0, 0, (0, 1), 0, 0)))
+  way = _competing(data, classes)[1] if data else ""
+  return [_name(way, name) for name in [*metrics.measure(nothing, 1), "average_precision"]]
+
+
+def _competing(data, classes):
+  """(the classes that compete or None for all, what figures begin with); ConfigError where there is no subset."""
+  row = catalog.CATALOG.get(data.name)
+  if row is None or row.subset is None:
+    if classes == "subset":
+      known = [name for name, row in catalog.CATALOG.items() if row.subset]
+      raise ConfigError(f"'subset' of {data.name}, in which all classes occur; allowed: 'all', or data of {known}")
+    return None, ""
+  return (row.subset, f"{len(row.subset)}_way_") if classes == "subset" else (None, f"{row.classes}_way_")
+
+
+def _name(way, figure):
+  return figure if figure == "images" else way + figure

@@ -40,14 +40,17 @@ class Subject:
     """The images of a split: "train", "val" or "test" as the data name them, or a split of the dataset."""
     return self.open_split(self.data(data), split)
 
-  def predictions(self, data: Choice | None, logits: bool) -> Callable:
-    """(params, batch) -> rows of `metrics.Predictions` for the whole batch, on every process."""
+  def predictions(self, data: Choice | None, logits: bool, classes: tuple[int, ...] | None = None) -> Callable:
+    """(params, batch) -> rows of `metrics.Predictions` for the whole batch, on every process.
+
+    Only the logits of these `classes` compete; None: all do.
+    """
 
     def rows(params, images, labels):
-      predicted = self.predict(params, images, labels)
+      predicted = self.predict(params, images, labels, classes)
       return {name: value for name, value in predicted.items() if logits or name != "logits"}
 
-    return self._program("logits" if logits else "best", data, rows)
+    return self._program(("logits" if logits else "best", classes), data, rows)
 
   def features(self, data: Choice | None) -> Callable:
     """(params, batch) -> "features" [B, D], what goes into the head, on every process."""

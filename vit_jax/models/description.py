@@ -3,13 +3,16 @@
 import dataclasses
 from typing import Any
 
-from vit_jax import config, schema
+from vit_jax import renames, schema
 from vit_jax.models import table
 from vit_jax.models.published.model import Published
 from vit_jax.schema import Choice, ConfigError
 
 # How a model is computed and regularised is not what it is.
-_BESIDE = ("scan", "remat", "dtype", "dropout", "attention_dropout", "stochastic_depth", "head_bias", "momentum")
+_BESIDE = (
+  *("scan", "remat", "dtype", "dropout", "attention_dropout", "stochastic_depth", "momentum"),
+  *("head_bias", "head_std"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Description:
   def from_json(cls, values: Any) -> "Description":
     """The description that `to_json` gave these values for; ConfigError for others."""
     try:
-      model, size = config.renamed_model(values["model"]), values["image_size"]
+      model, size = renames.model(values["model"]), values["image_size"]
       sides = [size] if isinstance(size, int) else list(size)
       classes, channels = values["classes"], values["channels"]
       if not all(type(number) is int for number in (*sides, classes, channels)):

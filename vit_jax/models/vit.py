@@ -47,6 +47,7 @@ def vit(
   layer_scale: Positive | None = None,
   pre_logits: Width | None = None,
   head_bias: Annotated[float, schema.Range(-1e4, 1e4)] = 0.0,
+  head_std: schema.NonNegative = 0.0,
   width: Width | None = None,
   depth: Depth | None = None,
   heads: Width | None = None,
@@ -79,6 +80,8 @@ def vit(
     layer_scale: initial factor of what each block adds.
     pre_logits: width of a layer with tanh before the head.
     head_bias: initial, of every class.
+    head_std: standard deviation of the head's initial kernel, 0.02 in timm and DeiT. LAMB, whose steps are shares of a
+      kernel's norm, would take thousands of steps to leave 0.
     width: of the tokens.
     depth: number of blocks.
     heads: of attention.
@@ -112,8 +115,9 @@ def vit(
     )
 
   def logits():
-    constant = nnx.initializers.constant(head_bias)
-    made = layers.Linear((pre_logits or width,), (classes,), kernel_init=layers.zeros, bias_init=constant, **common)
+    init = {"kernel_init": nnx.initializers.normal(head_std) if head_std else layers.zeros}
+    init["bias_init"] = nnx.initializers.constant(head_bias)
+    made = layers.Linear((pre_logits or width,), (classes,), **init, **common)
     return made if classes else None
 
   if pool == "distilled" and pre_logits:

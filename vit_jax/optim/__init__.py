@@ -26,6 +26,7 @@ from vit_jax.schema import (
   Range,
   arguments,
   lookup,
+  preset,
 )
 
 Precision = Literal["float32", "bfloat16"]
@@ -65,6 +66,7 @@ def optimizer(
   frozen: tuple[Pattern, ...] = (),
   lr_multipliers: tuple[tuple[Pattern, NonNegative], ...] = (),
   layer_decay: Annotated[float, Range(0, 1, open_low=True)] | None = None,
+  trust_ratio: Literal["none", "decayed", "all"] = "none",
   clip: Positive | None = None,
 ) -> tuple[optax.GradientTransformation, schedules.Schedule]:
   """The whole transformation of gradients to updates, and the schedule (step -> learning rate) to log beside it.
@@ -75,9 +77,11 @@ def optimizer(
     independent: update = -r(t) m u - r(t) / lr weight_decay p  (big_vision: here decay is independent of lr)
 
   `decay_on` and `lr_multipliers` are pairs of pattern and multiplier: the first that matches a whole path counts; what
-  none matches has 0 and 1. `layer_decay` multiplies the rates by layer_decay ** layers_above[path]. Frozen parameters
-  have no state, update zero, and no part in the norm that `clip` limits. Neither have `statistics`, the paths that the
-  model moves itself; patterns do not see them.
+  none matches has 0 and 1. `layer_decay` multiplies the rates by layer_decay ** layers_above[path]. `trust_ratio`
+  multiplies what follows m, of "all" parameters or of the "decayed" ones, by |p| over its own norm, for each parameter
+  and layer by itself; it makes LAMB of Adam and LARS of SGD (You et al. 2020). Frozen parameters have no state, update
+  zero, and no part in the norm that `clip` limits. Neither have `statistics`, the paths that the model moves itself;
+  patterns do not see them.
   """
   rate = schedules.create(schedule, lr, total, steps(warmup), steps)
   paths = _trainable(params, statistics)
@@ -91,11 +95,15 @@ def optimizer(
     decays = {k: weight_decay * v for k, v in _by_pattern("decay_on", decay_on, paths, 0.0).items() if v}
 
   clipping = [optax.clip_by_global_norm(clip)] if clip is not None else []
+  if trust_ratio == "decayed" and not decays:
+    raise ConfigError("'decayed' adapts nothing where weight_decay is 0; set that, or take 'all'", "trust_ratio")
+  stacked = frozenset(path for path, above in (layers_above or {}).items() if isinstance(above, np.ndarray))
+  trust = {"none": [], "decayed": [_trust(decays, stacked)], "all": [_trust(paths, stacked)]}[trust_ratio]
   if decay == "times_lr":
-    after = [_add_decayed(decays), _scale(scales), optax.scale_by_schedule(lambda step: -rate(step))]
+    after = [_add_decayed(decays), *trust, _scale(scales), optax.scale_by_schedule(lambda step: -rate(step))]
   else:
     scales = {path: lr * scale for path, scale in scales.items()}
-    after = [_scale(scales), _add_decayed(decays), optax.scale_by_schedule(lambda step: -rate(step) / lr)]
+    after = [*trust, _scale(scales), _add_decayed(decays), optax.scale_by_schedule(lambda step: -rate(step) / lr)]
   chain = optax.chain(*clipping, rule, *after)
 
   held = frozen_paths(frozen, params, statistics)
@@ -162,7 +170,17 @@ def lion(*, b1: Momentum = 0.9, b2: Momentum = 0.99, mu_dtype: Precision = "floa
   return optax.scale_by_lion(b1, b2, mu_dtype=mu_dtype)
 
 
+def lamb(*, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-6, mu_dtype: Precision = "float32"):
+  """LAMB (You et al. 2020): Adam, and by default the trust ratio of the "decayed" parameters, as in timm and apex.
+
+  The paper and Optax adapt "all". What has one tensor there and several here, as query, key and value, has as many
+  ratios.
+  """
+  return optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
+
+
 RULES = {rule.__name__: (rule, optimizer) for rule in (adamw, sgd, adafactor, lion)}
+RULES["lamb"] = (lamb, preset(optimizer, trust_ratio="decayed"))
 
 
 # Multipliers by path.
@@ -203,6 +221,20 @@ def _add_decayed(decays):
       lambda path, u, p: u + decays[path] * p if path in decays else u, updates, params
     )
   )
+
+
+def _trust(adapted, stacked):
+  """Updates of the adapted paths times |p| / |u|, where neither is 0: timm's, Optax's knows no stacks of layers."""
+
+  def adapt(path, u, p):
+    if path not in adapted:
+      return u
+    axes = tuple(range(path in stacked, u.ndim))
+    squares = (jnp.sum(jnp.square(x.astype(jnp.float32)), axes, keepdims=True) for x in (p, u))
+    of_p, of_u = (jnp.sqrt(square) for square in squares)
+    return u * jnp.where((of_p > 0) & (of_u > 0), of_p / of_u, 1)
+
+  return optax.stateless(lambda updates, params: trees.map_named(adapt, updates, params))
 
 
 def _power(decay, layers):

@@ -243,7 +243,7 @@ def _run_estimate(plan, parts, slice_, price, host_rate):
   plan = dataclasses.replace(plan, input_step_seconds=input_seconds, input_bound=input_seconds > plan.step_seconds)
   images, wanted = run.batch / plan.pace, run.batch / plan.step_seconds / plan.hosts
   state = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state_shapes))
-  image_bytes = catalog.CATALOG[run.data.name].image_bytes
+  image_bytes = feed.image_bytes(run.data)
   hours = parts.total * plan.pace / 3600
   return dataclasses.replace(
     plan,

@@ -46,15 +46,18 @@ def claim(workdir: pathlib.Path, leave: Callable[[int, str], None] = _exit) -> I
 
 
 @contextlib.contextmanager
-def locked(workdir: pathlib.Path) -> Iterator[None]:
-  """As `claim`, for a program of one process that touches no device; ConfigError if another holds the workdir."""
+def locked(workdir: pathlib.Path, otherwise: str = "another --workdir") -> Iterator[None]:
+  """As `claim`, for a program of one process that touches no device; ConfigError if another holds the workdir.
+
+  `otherwise` is what the error advises to take.
+  """
   if paths.in_bucket(workdir):
     with contextlib.closing(leases().Lease(workdir / "lock", _exit)):
       yield
     return
   workdir.mkdir(parents=True, exist_ok=True)
   with _opened(workdir / "lock") as file:
-    if problem := _lock(file, workdir):
+    if problem := _lock(file, workdir, otherwise):
       raise ConfigError(problem)
     yield
 
@@ -87,14 +90,14 @@ def _opened(path):
   return open(path, "a+")
 
 
-def _lock(file, workdir):
+def _lock(file, workdir, otherwise="another --workdir"):
   """Locks the file, or says who holds it."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
     file.seek(0)
     holder = file.read().strip() or "unknown"
-    return f"{workdir} {exits.IN_USE} {holder}; wait for it, stop it, or take another --workdir"
+    return f"{workdir} {exits.IN_USE} {holder}; wait for it, stop it, or take {otherwise}"
   with disk.writing(workdir / "lock"):
     file.truncate(0)
     os.write(file.fileno(), f"{os.getpid()} on {socket.gethostname()}\n".encode())  # nothing is left for the close

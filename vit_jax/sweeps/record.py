@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from vit_jax import files, paths
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, plain
-from vit_jax.sweeps import results
+from vit_jax.sweeps import results, suite
 from vit_jax.sweeps.study import Study
 from vit_jax.sweeps.trials import Setting, Trial, is_record, settings, text
 
@@ -77,7 +77,7 @@ class Record:
     metrics = [name for name in self._metrics() if name.endswith(("top1", "loss", "shot")) or name == decide]
     record = self._about | {
       "trials": [trial.to_json() for trial in self.trials],
-      "settings": [setting.to_json(metrics) for setting in settings(self.trials)],
+      "settings": [setting.to_json(metrics) for setting in settings(self.trials, self.study.sweep.over)],
       "best": None if self.best is None else plain(dict(self.best.changes)),
       "final": [trial.to_json() for trial in self.last_runs],
     }
@@ -111,8 +111,11 @@ class Record:
 
   def _report(self, metrics) -> str:
     """The text of sweep.md."""
-    parts = [results.table(self.trials, metrics, self.best)]
-    if self.last_runs:
+    over = self.study.sweep.over
+    parts = [results.table(self.trials, metrics, self.best, over)]
+    if over and (runs := self.last_runs if self.study.sweep.decide else self.trials):
+      parts.append(suite.report(runs, self.trials, over))
+    elif self.last_runs:
       final = "; ".join(map(text, self.study.sweep.final))
       trained = f"trained again: {final}" if final else "its own trials"
       parts.append(f"On test, the best setting ({text(self.best.changes)}), {trained}:")

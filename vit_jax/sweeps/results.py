@@ -1,5 +1,6 @@
 """What came of a sweep's trials: settings ranked by a metric, tables with mean and standard deviation over seeds."""
 
+import re
 import statistics
 from collections.abc import Sequence
 
@@ -42,15 +43,19 @@ def is_share(metric: str) -> bool:
   return not metric.endswith("loss")
 
 
-def table(trials: Sequence[Trial], metrics: Sequence[str], best: Setting | None) -> str:
-  """Markdown: a row for each setting with mean ± standard deviation (number of seeds) of the metrics; the best bold."""
-  keys = [key for key in varied(trials) if key != "seed"]
+def table(trials: Sequence[Trial], metrics: Sequence[str], best: Setting | None, over: str | None = None) -> str:
+  """Markdown: a row for each setting with mean ± standard deviation (number of trials) of the metrics; the best bold.
+
+  Where trials are of the tasks that differ in the key `over`, without the deviation, which would be that of the tasks.
+  """
+  keys = [key for key in varied(trials) if key not in ("seed", over)]
   head = [*(keys or ["setting"]), *(f"{metric}, %" if is_share(metric) else metric for metric in metrics), "trials"]
   rows = [head]
-  for setting in settings(trials):
+  for setting in settings(trials, over):
     cells = [f"{plain(setting.changes.get(key, '-'))}" for key in keys] or [text(setting.changes)]
-    cells += [mean_and_deviation(setting.values(metric), is_share(metric)) for metric in metrics]
-    cells.append(count(setting.trials, ("failed", "diverged", "waiting")) or f"{len(setting.trials)} done")
+    values = [mean_and_deviation(setting.values(metric), is_share(metric)) for metric in metrics]
+    cells += [re.sub(" ± [^ ]*", "", value) for value in values] if over else values
+    cells.append(count(setting.trials, ("failed", "diverged", "absent", "waiting")) or f"{len(setting.trials)} done")
     if best is not None and setting.changes == best.changes:
       cells = [f"**{cell}**" for cell in cells]
     rows.append([cell.replace("|", "\\|") for cell in cells])

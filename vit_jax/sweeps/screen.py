@@ -13,7 +13,7 @@ import rich.table
 from vit_jax.runtime import say
 from vit_jax.sweeps.trials import Trial, count
 
-_ORDER = ("running", "failed", "diverged", "done", "waiting")
+_ORDER = ("running", "failed", "diverged", "absent", "done", "waiting")
 
 
 class Screen:
@@ -63,7 +63,7 @@ class Screen:
   def table(self) -> rich.table.Table:
     """A row for each trial, those that run first; the title counts them."""
     minutes = (time.monotonic() - self._began) / 60
-    order = ("done", "running", "waiting", "failed", "diverged")
+    order = ("done", "running", "waiting", "failed", "diverged", "absent")
     table = rich.table.Table(title=f"{count(self._trials, order)}, {minutes:.0f} min", expand=True)
     table.add_column("trial", ratio=2, overflow="fold")
     table.add_column("status", min_width=8, no_wrap=True)

@@ -12,7 +12,7 @@ from vit_jax.schema import ConfigError
 from vit_jax.sweeps import execution, pool, results
 from vit_jax.sweeps.record import Record
 from vit_jax.sweeps.study import Study
-from vit_jax.sweeps.trials import Setting, Trial, settings, text
+from vit_jax.sweeps.trials import Setting, Trial, measured, settings, text
 
 
 def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retry: bool) -> None:
@@ -33,7 +33,8 @@ def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retr
     record.restore(trials, retry)
     execution.run(record, trials, groups, train, poll)
     if study.sweep.decide:
-      order = results.ranked(settings(trials), study.sweep.decide)
+      over = study.sweep.over
+      order = results.ranked(settings(measured(trials, over), over), study.sweep.decide)
       if not order:
         record.close()
         raise ConfigError("no setting has all of its trials done, so nothing was chosen; see the errors above")
@@ -56,9 +57,9 @@ def last_runs(study: Study, trials: Sequence[Trial], decide: bool) -> tuple[Sett
   """
   possible = [trial for trial in trials if trial.config is not None]
   finished = [trial.status == "done" or execution.take_result(trial) for trial in possible]
-  order = (
-    results.ranked(settings(trials), study.sweep.decide) if study.sweep.decide and (decide or all(finished)) else []
-  )
+  over, order = study.sweep.over, []
+  if study.sweep.decide and (decide or all(finished)):
+    order = results.ranked(settings(measured(trials, over), over), study.sweep.decide)
   return (order[0], study.last_runs(order[0])) if order else (None, [])
 
 

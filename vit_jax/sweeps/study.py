@@ -44,10 +44,12 @@ class Study:
 
     Those that `final` lists are not measured by the evaluation that decides, whose images they may train on.
     """
-    folder = self.workdir / "final"
+    folder, over = self.workdir / "final", self.sweep.over
     if not self.sweep.final:
       return [Trial(t.name, t.changes, t.flags, folder / t.name, t.config) for t in best.trials]
-    return _different(self._last_run({**best.changes, **changes}) for changes in self.sweep.final)
+    tasks = [trial.changes.get(over) for trial in best.trials]
+    rows = [changes for changes in self.sweep.final if over is None or changes[over] in tasks]
+    return _different(self._last_run({**best.changes, **changes}) for changes in rows)
 
   def check(self, trials: Sequence[Trial]) -> None:
     """Raises ConfigError if flags and trials give the same key, no trial is possible, or the last runs are not."""
@@ -56,8 +58,8 @@ class Study:
       if any(key == name or key.startswith(f"{name}.") for name in tried):
         raise ConfigError(f"--config.{key}: the sweep itself gives this value; change sweep() in {self.file}")
     check_possible(trials)
-    possible = next(trial for trial in trials if trial.config is not None)
-    for trial in self.last_runs(settings([possible])[0]):
+    possible = [trial for trial in trials if trial.config is not None]
+    for trial in self.last_runs(settings(possible, self.sweep.over)[0]):
       if trial.config is None:
         raise ConfigError(f"sweep: final: {trial}: {trial.error}")
 
@@ -143,15 +145,16 @@ def _check_decides(run: config.Run, decide: str) -> None:
 
 def check_possible(trials: Sequence[Trial]) -> None:
   """Raises ConfigError, with the first reason, if all trials have failed."""
-  if all(trial.status == "failed" for trial in trials):
+  if all(trial.status in ("failed", "absent") for trial in trials):
     errors = list(dict.fromkeys(trial.error for trial in trials))
     raise ConfigError(errors[0] if len(errors) == 1 else f"no trial is possible; the first: {errors[0]}")
 
 
-def check_data(trials: Sequence[Trial], decide: str | None) -> None:
+def check_data(trials: Sequence[Trial], decide: str | None, over: str | None = None) -> None:
   """Fails each trial whose data or weights are absent, or that decides by images of its test or training split.
 
-  Opens every dataset once. Raises ConfigError if no trial is left.
+  Opens every dataset once. Where `over` names the tasks of a suite, those whose data are absent have not failed. Raises
+  ConfigError if no trial is left.
   """
   opened = {}
 
@@ -167,7 +170,8 @@ def check_data(trials: Sequence[Trial], decide: str | None) -> None:
       try:
         _check_data(config.resolve(json.loads(trial.config)), decide, open_split)
       except ConfigError as error:
-        trial.fail(str(error))
+        absent = isinstance(error, sources.AbsentError) and not isinstance(error, sources.UnreachableError)
+        trial.fail(str(error), "absent" if over and absent else "failed")
   check_possible(trials)
 
 

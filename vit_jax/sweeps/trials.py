@@ -22,7 +22,7 @@ class Trial:
     flags: the same as {key: text} of `--config.KEY=VALUE`, with the flags of the sweep itself.
     workdir: where it is trained, or measured.
     config: the resolved config as JSON text; None where the changes make no valid config, which `error` explains.
-    status: waiting, running, done, failed or diverged.
+    status: waiting, running, done, failed, diverged, or absent, as are the data of a suite's task.
     figures: metrics of the result, {"val/top1": 0.93}.
     seconds: of training.
     attempts: how often it was started.
@@ -68,9 +68,9 @@ def is_record(values) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """Trials that differ in their seed alone."""
+  """Trials that differ in their seed alone, and in the task of a suite."""
 
-  changes: Changes  # without the seed
+  changes: Changes  # without the seed and the task
   trials: list[Trial]
 
   @property
@@ -91,14 +91,20 @@ class Setting:
     }
 
 
-def settings(trials: Sequence[Trial]) -> list[Setting]:
-  """The trials grouped by what they change except for the seed, in order."""
+def settings(trials: Sequence[Trial], over: str | None = None) -> list[Setting]:
+  """The trials grouped by what they change except for the seed and the task, the key `over`; in order."""
   groups: dict[str, Setting] = {}
   for trial in trials:
-    changes = {key: value for key, value in trial.changes.items() if key != "seed"}
+    changes = {key: value for key, value in trial.changes.items() if key not in ("seed", over)}
     key = json.dumps(plain(changes), sort_keys=True, default=str)
     groups.setdefault(key, Setting(changes, [])).trials.append(trial)
   return list(groups.values())
+
+
+def measured(trials: Sequence[Trial], over: str | None) -> list[Trial]:
+  """The trials of those tasks of which any is done; all of them where `over` names no tasks."""
+  done = [trial.changes[over] for trial in trials if trial.status == "done"] if over else []
+  return [trial for trial in trials if over is None or trial.changes[over] in done]
 
 
 def count(trials: Sequence[Trial], statuses: Sequence[str]) -> str:

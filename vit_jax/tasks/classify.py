@@ -1,13 +1,15 @@
 """Classification."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax import losses, models
-from vit_jax.schema import Probability
+from vit_jax.schema import ConfigError, Probability
 from vit_jax.shapes import Array, Count, Float, PRNGKey, Tensor
 from vit_jax.tasks.task import Frozen, Labels, Objective, Params, Rows, Supplied
 
@@ -16,17 +18,40 @@ from vit_jax.tasks.task import Frozen, Labels, Objective, Params, Rows, Supplied
 class Classify:
   """Cross-entropy to soft targets [B, V]: the labels, as augmentation mixed them, smoothed.
 
-  An image with several labels has a target of one for each with the sigmoid loss, and equal shares of one with softmax.
+  An image with several labels has a target of one for each with a sigmoid loss, and equal shares of one with softmax.
+
+  Args:
+    loss: "sigmoid" sums over classes, as big_vision; "mean_sigmoid" is their mean, timm's binary cross-entropy. The
+      difference is one of scale, which clipping sees.
+    label_smoothing: share of the targets that is spread over all classes.
+    target_threshold: of a sigmoid loss; targets above it count as one and the others as zero. With 0 all labels of
+      mixed images count in full, as in DeiT III. Accuracy goes by the targets as they were.
   """
 
   supplied: Supplied
   _: dataclasses.KW_ONLY
-  loss: Literal["softmax", "sigmoid"] = "softmax"
+  loss: Literal["softmax", "sigmoid", "mean_sigmoid"] = "softmax"
   label_smoothing: Probability = 0.0
+  target_threshold: Probability | None = None
 
   headline: ClassVar[str] = "top1"
   frozen: ClassVar[Frozen | None] = None
   sharding: ClassVar[models.Rows] = ()
+
+  def __post_init__(self):
+    if self.target_threshold is None:
+      return
+    if self.loss == "softmax":
+      raise ConfigError(
+        "the targets of a softmax share one among the classes; leave it out, or take loss='mean_sigmoid'",
+        "target_threshold",
+      )
+    if self.label_smoothing / self.supplied.model.description.classes > self.target_threshold:
+      raise ConfigError(
+        f"{self.target_threshold}: label_smoothing={self.label_smoothing} lifts every class above it; set one of the "
+        "two to none",
+        "target_threshold",
+      )
 
   @property
   def patch(self) -> int | None:
@@ -54,9 +79,17 @@ class Classify:
     loss = jnp.mean(self.cross_entropy(outputs.logits, examples["target"]))
     return loss, ({"top1": jnp.mean(hits)}, statistics)
 
-  def predict(self, params: Params, images: Float[Tensor, "B ..."], labels: Labels) -> Rows:
-    """Loss without smoothing, the best five classes, the probability of the best, logits."""
+  def predict(
+    self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
+  ) -> Rows:
+    """Loss without smoothing, the best five classes, the probability of the best, logits.
+
+    Of `classes` alone, where they are not all: the logits of others become so low that they take no part.
+    """
     logits = self.supplied.model.outputs(params, images, None)[0].logits
+    if classes is not None:
+      competing = np.isin(np.arange(logits.shape[-1]), classes)
+      logits = jnp.where(competing, logits, -1e9)  # not infinite: 0 times that is no number
     _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))
     return {
       "loss": self.cross_entropy(logits, self._targets(labels)),
@@ -67,6 +100,8 @@ class Classify:
 
   def cross_entropy(self, logits: Float[Tensor, "*B V"], targets: Float[Tensor, "*B V"]) -> Float[Array, "*B"]:
     """Of each image, by the loss of that name."""
+    if self.target_threshold is not None:
+      targets = (targets > self.target_threshold).astype(targets.dtype)
     return losses.LOSSES[self.loss](logits, targets)
 
   def _targets(self, labels):

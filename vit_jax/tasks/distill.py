@@ -8,7 +8,7 @@ labels with one head and the teacher with the other; another student learns both
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import jax
@@ -66,7 +66,7 @@ class Distill:
   ema: bool = False
   targets: Annotated[Choice, TARGETS] = Choice("hard")
   weight: Fraction = 0.5
-  loss: Literal["softmax", "sigmoid"] = "softmax"
+  loss: Literal["softmax", "sigmoid", "mean_sigmoid"] = "softmax"
   label_smoothing: Probability = 0.0
 
   headline: ClassVar[str] = "top1"
@@ -119,6 +119,8 @@ class Distill:
     }
     return jnp.mean(loss), (metrics, statistics)
 
-  def predict(self, params: Params, images: Float[Tensor, "B ..."], labels: Labels) -> Rows:
+  def predict(
+    self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
+  ) -> Rows:
     """As classification: the teacher is not asked."""
-    return self.labels.predict(params, images, labels)
+    return self.labels.predict(params, images, labels, classes)

@@ -1,6 +1,6 @@
 """What every stage of training is: the protocol that the trainer relies on, and what the run supplies to a stage."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
@@ -57,5 +57,7 @@ class Task(Protocol):
   def objective(self, params: Params, examples: Rows, key: PRNGKey | None) -> Objective:
     """The scalar to minimise, and ({metric: scalar}, {path: statistic that the model has moved})."""
 
-  def predict(self, params: Params, images: Float[Tensor, "B ..."], labels: Labels) -> Rows:
-    """Rows of `metrics.Predictions` for normalised images and their labels."""
+  def predict(
+    self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
+  ) -> Rows:
+    """Rows of `metrics.Predictions` for normalised images and their labels; only logits of these `classes` compete."""

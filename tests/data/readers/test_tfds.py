@@ -22,7 +22,7 @@ def opened(name, split, **args):
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-  """Two datasets with more features than image and label: `shapes` as array_record, `old` as tfrecord."""
+  """Two versions of a dataset with more features than image and label."""
   import tensorflow_datasets as tfds
 
   root = tmp_path_factory.mktemp("tfds")
@@ -31,7 +31,6 @@ def data_dir(tmp_path_factory):
   for name, version, form in (
     ("shapes", "1.0.0", "array_record"),
     ("shapes", "1.10.0", "array_record"),
-    ("old", "2.0.0", "tfrecord"),
   ):
     tfds.dataset_builders.store_as_tfds_dataset(
       name=name,
@@ -147,7 +146,6 @@ def test_a_builder_directory_needs_no_name(data_dir):
     ("tfds", {"builder": "shapes:3.0.0"}, "python -m vit_jax.prepare shapes:3.0.0"),
     ("tfds", {"builder": "missing"}, "python -m vit_jax.prepare missing"),
     ("cifar10", {}, "python -m vit_jax.prepare cifar10 --data_dir="),
-    ("tfds", {"builder": "old"}, "in tfrecord format, not array_record; remove it and prepare it with"),
     ("tfds", {"builder": "shapes", "test": "tests"}, "config.data.test: no split 'tests'. Did you mean 'test'"),
   ],
 )
@@ -155,6 +153,16 @@ def test_a_dataset_that_cannot_be_read_says_what_to_do(data_dir, name, args, mes
   with pytest.raises(schema.ConfigError) as caught:
     opened(name, "test", path=str(data_dir), **args)
   assert message in str(caught.value)
+
+
+def test_a_dataset_of_a_form_without_numbers_says_what_to_do(data_dir, tmp_path):
+  shutil.copytree(data_dir / "shapes" / "1.0.0", tmp_path / "shapes" / "1.0.0")
+  file = tmp_path / "shapes/1.0.0/dataset_info.json"
+  file.write_text(file.read_text().replace('"array_record"', '"riegeli"'))
+  with pytest.raises(
+    schema.ConfigError, match="in riegeli format, not array_record or tfrecord; remove it and prepare"
+  ):
+    opened("tfds", "test", path=str(tmp_path), builder="shapes")
 
 
 @pytest.fixture(scope="module")

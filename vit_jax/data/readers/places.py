@@ -55,7 +55,7 @@ class Bucket(NamedTuple):
   def listed(cls, root: pathlib.Path) -> "Bucket":
     """What is there now. Raises OSError."""
     start, objects, folders = f"{str(root).removeprefix(paths.BUCKET)}/", {}, {}
-    for name, about in _file_system().find(str(root), detail=True).items():
+    for name, about in file_system().find(str(root), detail=True).items():
       name = name.removeprefix(start)
       objects[name] = about["size"], str(about["updated"])
       while name:
@@ -76,11 +76,12 @@ class Bucket(NamedTuple):
     """As of a `Disk`."""
     if self.objects[file][0] > sources.LARGEST:
       raise OSError(f"it has {self.objects[file][0]:,} bytes; allowed: {sources.LARGEST:,}")
-    return _file_system().cat_file(f"{self.root}/{file}")
+    return file_system().cat_file(f"{self.root}/{file}")
 
 
 @functools.cache
-def _file_system():
+def file_system():
+  """Buckets, for requests of our own."""
   from vit_jax import buckets
 
   return buckets.FileSystem()

@@ -1,0 +1,153 @@
+"""DeiT and DeiT III: every value beside the public command that it is from.
+
+The commands are those of facebookresearch/deit, README_deit.md and README_revenge.md, and for 400 epochs the scripts of
+affjljoo3581/deit3-jax in their words. What a command does not say is the default of deit's main.py.
+"""
+
+import argparse
+import functools
+
+import pytest
+
+from tests import recipes
+
+# Defaults of main.py. The optimizer's clipping is that of apex's FusedLAMB, and None of AdamW.
+DEFAULTS = {"lr": 5e-4, "epochs": 300, "batch": 64, "nodes": 1, "ngpus": 8, "weight-decay": 0.05, "input-size": 224,
+            "eval-crop-ratio": 0.875, "reprob": 0.25, "smoothing": 0.1, "warmup-epochs": 5, "drop": 0.0, "opt": "adamw",
+            "warmup-lr": 1e-6, "min-lr": 1e-5, "opt-eps": 1e-8, "mixup": 0.8, "cutmix": 1.0, "mixup-switch-prob": 0.5,
+            "drop-path": 0.1, "color-jitter": 0.3, "aa": "rand-m9-mstd0.5-inc1", "train-interpolation": "bicubic",
+            }  # fmt: skip
+FLAGS = ("unscale-lr", "repeated-aug", "no-repeated-aug", "bce-loss", "ThreeAugment", "src")
+
+ONE = (
+  "--weight-decay 0.05 --eval-crop-ratio 1.0 --reprob 0.0 --smoothing 0.0 --opt fusedlamb --unscale-lr --repeated-aug"
+)
+ONE += " --bce-loss --ThreeAugment "
+TUNED = "--lr 1e-5 --epochs 20 --weight-decay 0.1 --eval-crop-ratio 1.0 --reprob 0.0 --unscale-lr --no-repeated-aug "
+LARGE = (
+  "--weight-decay 0.02 --eval-crop-ratio 1.0 --reprob 0.0 --opt fusedlamb --mixup 0 --unscale-lr --no-repeated-aug"
+)
+LARGE += " --ThreeAugment --src "
+COMMANDS = {
+  "deit:Ti": "--ngpus 4 --batch 256",
+  "deit:S": "--ngpus 4 --batch 256",
+  "deit:B": "--nodes 2",
+  "deit3:S,i1k,800": ONE + "--batch 256 --lr 4e-3 --epochs 800 --drop-path 0.05",
+  "deit3:B,i1k,800": ONE + "--batch 256 --lr 3e-3 --epochs 800 --drop-path 0.2 --input-size 192",
+  "deit3:L,i1k,800": ONE + "--batch 64 --nodes 4 --lr 3e-3 --epochs 800 --drop-path 0.45 --input-size 192",
+  "deit3:H,i1k,800": ONE + "--batch 64 --nodes 4 --lr 3e-3 --epochs 800 --drop-path 0.6 --input-size 160",
+  "deit3:S,i1k,400": ONE + "--batch 256 --lr 4e-3 --epochs 400 --drop-path 0.0 --weight-decay 0.02",
+  "deit3:B,i1k,400": ONE + "--batch 256 --lr 3e-3 --epochs 400 --drop-path 0.1 --weight-decay 0.02 --input-size 192",
+  "deit3:L,i1k,400": ONE + "--batch 256 --lr 3e-3 --epochs 400 --drop-path 0.4 --weight-decay 0.02 --input-size 192",
+  "deit3:H,i1k,400": ONE + "--batch 256 --lr 3e-3 --epochs 400 --drop-path 0.5 --weight-decay 0.02 --input-size 154",
+  "deit3:B,i1k,400,224": TUNED + "--batch 64 --drop-path 0.1",
+  "deit3:L,i1k,400,224": TUNED + "--batch 64 --drop-path 0.4",
+  "deit3:H,i1k,400,224": TUNED + "--batch 64 --drop-path 0.5",
+  "deit3:B,i1k,800,224": TUNED + "--batch 64 --drop-path 0.2",
+  "deit3:L,i1k,800,224": TUNED + "--batch 64 --drop-path 0.45",
+  "deit3:H,i1k,800,224": TUNED + "--batch 32 --nodes 2 --drop-path 0.55",
+  "deit3:S,i1k,800,384": TUNED + "--batch 64 --input-size 384 --drop-path 0.0",
+  "deit3:B,i1k,800,384": TUNED + "--batch 32 --nodes 2 --input-size 384 --drop-path 0.15",
+  "deit3:L,i1k,800,384": TUNED + "--batch 16 --nodes 4 --input-size 384 --drop-path 0.4",
+  "deit3:S,i21k,240": LARGE + "--batch 128 --nodes 2 --lr 0.001 --epochs 240 --drop-path 0.05",
+  "deit3:B,i21k,240": LARGE + "--batch 64 --nodes 4 --lr 0.001 --epochs 240 --drop-path 0.1",
+  "deit3:L,i21k,240": LARGE + "--batch 64 --nodes 4 --lr 0.001 --epochs 240 --drop-path 0.3",
+  "deit3:H,i21k,90": LARGE + "--batch 64 --nodes 4 --lr 0.001 --epochs 90 --drop-path 0.5 --input-size 128",
+  "deit3:S,i21k,240,224": LARGE + "--batch 128 --nodes 2 --lr 0.0003 --epochs 50 --drop-path 0.05",
+  "deit3:B,i21k,240,224": LARGE + "--batch 64 --nodes 4 --lr 0.0003 --epochs 50 --drop-path 0.15",
+  "deit3:L,i21k,240,224": LARGE + "--batch 64 --nodes 4 --lr 0.0003 --epochs 50 --drop-path 0.4",
+  "deit3:H,i21k,90,224": LARGE + "--batch 64 --nodes 4 --lr 0.0003 --epochs 50 --drop-path 0.45",
+}
+
+
+def parsed(command):
+  parser = argparse.ArgumentParser()
+  for name, default in DEFAULTS.items():
+    parser.add_argument(f"--{name}", type=type(default), default=default)
+  for name in FLAGS:
+    parser.add_argument(f"--{name}", action="store_true")
+  return parser.parse_args(command.split())
+
+
+@functools.cache
+def recipe(name):
+  return recipes.run(name, **({"init__from": "weights.npz"} if name.count(",") == 3 else {}))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_recipe_optimises_as_the_command_says(name):
+  said, run = parsed(COMMANDS[name]), recipe(name)
+  batch, optim = said.batch * said.ngpus * said.nodes, run.optim.args
+  assert (run.batch, str(run.total)) == (batch, f"{said.epochs}ep")
+  assert optim["lr"] == pytest.approx(said.lr if said.unscale_lr else said.lr * batch / 512)
+  assert (run.optim.name, optim["clip"]) == {"fusedlamb": ("lamb", 1.0), "adamw": ("adamw", None)}[said.opt]
+  assert (optim["eps"], optim["weight_decay"]) == (said.opt_eps, said.weight_decay)
+  assert optim["decay_on"] == ((".*kernel", 1.0),)  # no vectors, no biases, neither positions nor class token
+  assert (optim["decay"], optim["trust_ratio"]) == ("times_lr", "decayed" if said.opt == "fusedlamb" else "none")
+  schedule = optim["schedule"]
+  assert (schedule.name, str(optim["warmup"])) == ("epoch_cosine", f"{said.warmup_epochs}ep")
+  assert (schedule.args["start"], schedule.args["end"]) == (said.warmup_lr, said.min_lr)
+  # main.py trains for the epochs of the flag and never reaches the cool-down that its schedule has behind them.
+  assert schedule.args["cooldown"] == "0" and not schedule.args["after_warmup"]
+  task = run.task.args
+  assert (task["loss"], task["target_threshold"]) == (("mean_sigmoid", 0.0) if said.bce_loss else ("softmax", None))
+  assert task["label_smoothing"] == said.smoothing
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_recipe_shows_what_the_command_shows(name):
+  said, run = parsed(COMMANDS[name]), recipe(name)
+  data, model = run.data.args, run.model.args
+  patch = 14 if ":H" in name else 16
+  assert data["image_size"] == said.input_size // patch * patch  # all that their patches see
+  assert data["repeats"] == (1 if said.no_repeated_aug else 3)
+  crop = data["crop"]
+  if said.src:
+    assert crop.name == "random_crop"
+    assert crop.args == {"padding": 4, "border": "mirrored", "interpolation": "bicubic"}
+  else:
+    assert crop.name == "inception" and (crop.args["area"], crop.args["ratio"]) == ((0.08, 1.0), (3 / 4, 4 / 3))
+    assert crop.args["interpolation"] == said.train_interpolation
+  policy = data["policy"]
+  if said.ThreeAugment:
+    assert policy.name == "three_augment" and policy.args == {"blur": (0.1, 2.0), "jitter": said.color_jitter}
+  else:  # where timm leaves the jitter out
+    assert (policy.name, said.aa) == ("randaugment_increasing", "rand-m9-mstd0.5-inc1")
+    expected = {"layers": 2, "magnitude": 9.0, "magnitude_std": 0.5, "probability": 0.5, "interpolation": "bicubic"}
+    assert policy.args == expected | {"fill": (124, 116, 104)}  # 255 times the mean
+  mixing = data["mixing"]
+  if said.mixup:
+    assert (mixing.name, mixing.args["mixup_alpha"], mixing.args["switch"]) == (
+      "mixup_cutmix",
+      said.mixup,
+      said.mixup_switch_prob,
+    )
+    assert mixing.args["cutmix_alpha"] == said.cutmix
+  else:
+    assert (mixing.name, mixing.args["alpha"]) == ("cutmix", said.cutmix)
+  assert (mixing.args["mode"], mixing.args["probability"]) == ("pair", 1.0)
+  erasing = data["erasing"]
+  assert (erasing.args["probability"] if erasing.name == "random" else 0) == said.reprob
+  assert data["flip"] and data["test_crop"].name == "torchvision"
+  assert data["test_crop"].args == {"ratio": said.eval_crop_ratio, "interpolation": "bicubic"}
+  assert (data["mean"], data["std"]) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+  assert (model["stochastic_depth"], model["dropout"]) == (said.drop_path, said.drop)
+  assert (model["gelu"], model["eps"], model["head_std"]) == ("erf", 1e-6, 0.02)
+  assert model["layer_scale"] == (1e-4 if "deit3" in name else None)
+
+
+def test_every_run_of_deit3_has_its_command_or_one_of_other_epochs():
+  runs = [
+    ",".join(run) + (pixels and f",{pixels}")
+    for run, rates in recipes.module("deit3").DROPPED.items()
+    for pixels, rate in zip(("", "224", "384"), rates, strict=True)
+    if rate is not None
+  ]
+  commands = {name.partition(":")[2] for name in COMMANDS}
+  for run in {*runs} - commands:
+    size, images, epochs, *pixels = run.split(",")
+    other = ",".join((size, images, {"90": "240", "240": "90"}[epochs], *pixels))
+    one, two = recipe(f"deit3:{run}"), recipe(f"deit3:{other}")
+    assert images == "i21k" and other in commands
+    assert (one.optim, one.data, one.model, one.batch) == (two.optim, two.data, two.model, two.batch)
+  assert {f"deit3:{run}" for run in runs} >= {name for name in COMMANDS if "deit3" in name}

@@ -1,0 +1,197 @@
+"""Bad data, a table: each is handled as a user expects, or left out or refused with a line that names it."""
+
+import io
+import json
+import os
+import re
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests import hostile_images
+from tests.corpora import folders
+from tests.image_files import decoded, encode, picture
+from vit_jax.corpora import making
+from vit_jax.data import sources
+from vit_jax.schema import ConfigError
+
+
+def animated(form):
+  frames = [Image.fromarray(picture(seed=seed)) for seed in range(3)]
+  return encode(frames[0], form, save_all=True, append_images=frames[1:])
+
+
+def transparent():
+  return encode(Image.fromarray(np.dstack([picture(), np.full((60, 80), 7, np.uint8)])))
+
+
+def turned():
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  return encode(picture(), "JPEG", exif=exif)
+
+
+# Left out, by name: (the file, what is said).
+LEFT_OUT = {
+  "truncated": (lambda: hostile_images.cut(hostile_images.jpeg(), 0.6), "not a complete image"),
+  "truncated, with its end": (
+    lambda: hostile_images.REFUSED["jpeg cut at 60%, with its end"](),
+    "not a complete image",
+  ),
+  "zero bytes": (lambda: b"", "the file is empty"),
+  "a page called an image": (lambda: b"<!doctype html>404", "not a complete image; .* begin with b'<!doctyp'"),
+  "a TIFF called .jpg": (lambda: encode(picture(), "TIFF"), "not a complete image; .* begin with"),
+  "a bomb in PNG": (lambda: hostile_images.REFUSED["png of a sixteenth of the bytes it needs"](), "10,000 x 10,000"),
+  "a bomb in JPEG": (lambda: hostile_images.REFUSED["jpeg of 65,500 squared"](), "65,500 x 65,500"),
+  "a bomb in GIF": (lambda: hostile_images.REFUSED["gif of 65,535 squared"](), "65,535 x 65,535 pixels; allowed"),
+  "a strip": (lambda: encode(np.zeros((1, 500, 3), np.uint8)), "one side up to .* times the other"),
+}
+# Kept, by name: (the file, whether it keeps its bytes).
+KEPT = {
+  "CMYK": (lambda: hostile_images.jpeg(mode="CMYK"), False),
+  "gray": (lambda: hostile_images.jpeg(mode="L"), True),
+  "16 bits": (hostile_images.WHOLE["gray png of sixteen bits"], True),
+  "alpha": (transparent, True),
+  "palette": (lambda: encode(Image.fromarray(picture()).convert("P")), True),
+  "animated GIF": (lambda: animated("GIF"), False),
+  "animated PNG": (lambda: animated("PNG"), False),
+  "1 x 1": (lambda: encode(picture(1, 1)), True),
+  "a panorama of 20,000 pixels": (lambda: encode(cv2.resize(picture(), (20_000, 200)), "JPEG", quality=20), True),
+  "turned by EXIF": (turned, False),
+  "a colour profile": (lambda: encode(picture(), "JPEG", icc_profile=b"profile" * 99), True),
+  "damaged EXIF": (lambda: encode(picture(), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff"), True),
+  "a PNG called .jpg": (lambda: encode(picture()), True),
+}
+NAMES = (
+  "with blanks .jpg",
+  "of two\nlines.jpg",
+  "no\udcff\udcfeunicode.jpg",
+  "-dash.jpg",
+  "quote'\".jpg",
+  "ünïcode.jpg",
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+  """A corpus of a folder that has all of it, and what was said."""
+  top = tmp_path_factory.mktemp("bad")
+  root = folders.folder(top / "photos", 3)
+  for name, (make, *_) in (LEFT_OUT | KEPT).items():
+    (root / f"train/cat/{name}.jpg").write_bytes(make())
+  for kind in ("named pipe", "link to itself", "link to nothing", "unreadable", "100 GB with holes"):
+    hostile_images.NO_FILES[kind](root / f"train/dog/{kind}.jpg")
+  for i, name in enumerate(NAMES):
+    (root / "train/dog" / name).write_bytes(encode(picture(seed=100 + i)))
+  said = folders.made(root, top / "data", max_rejected=0.9)
+  return top, said
+
+
+def rejected(root):
+  lines = (root / "data/corpus/1.0.0/rejected.jsonl").read_text().splitlines()
+  return {row["file"]: row["reason"] for row in map(json.loads, lines)}
+
+
+def kept(root):
+  import tensorflow_datasets as tfds
+
+  examples = tfds.builder_from_directory(root / "data/corpus/1.0.0").as_data_source(
+    "train", decoders={"image": tfds.decode.SkipDecoding()}
+  )
+  return {os.fsdecode(example["id"]): example["image"] for example in examples}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_is_no_whole_image_is_left_out_with_its_reason(corpus, name):
+  assert re.search(LEFT_OUT[name][1], rejected(corpus[0])[f"train/cat/{name}.jpg"])
+  assert f"train/cat/{name}.jpg" not in kept(corpus[0])
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_odd_and_whole_is_kept_with_its_pixels(corpus, name):
+  data, same = KEPT[name][0](), KEPT[name][1]
+  stored = kept(corpus[0])[f"train/cat/{name}.jpg"]
+  assert (stored == data) == same
+  image = Image.open(io.BytesIO(stored))
+  assert image.format in ("JPEG", "PNG") and image.mode != "CMYK"
+  expected = np.rot90(decoded(data), -1) if name == "turned by EXIF" else decoded(data)
+  assert decoded(stored).shape == expected.shape
+  assert np.abs(decoded(stored).astype(int) - expected).mean() < 3
+
+
+@pytest.mark.parametrize(
+  ("name", "reason"),
+  {
+    "named pipe": "named pipe",
+    "link to itself": "symbolic links",
+    "link to nothing": "No such file",
+    "unreadable": "ermission|irectory",
+    "100 GB with holes": "100,000,000,000 bytes; allowed",
+  }.items(),
+)
+def test_what_is_no_readable_file_is_left_out_with_its_reason(corpus, name, reason):
+  assert re.search(reason, rejected(corpus[0])[f"train/dog/{name}.jpg"])
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_an_odd_name_is_kept(corpus, name):
+  assert f"train/dog/{name}" in kept(corpus[0])
+
+
+def test_all_are_counted(corpus):
+  root, said = corpus
+  assert len(rejected(root)) == len(LEFT_OUT) + 5
+  assert len(kept(root)) == 6 + len(KEPT) + len(NAMES)
+  assert any(line.startswith(f"{len(LEFT_OUT) + 5} rejected") for line in said)
+
+
+def labelled(*labels, most=1):
+  """A source of one good image under these labels."""
+  return sources.Source(
+    "set", "all", ("a", "b"), len(labels), lambda i: (encode(picture()), labels[i]), lambda i: f"set, record {i}", most
+  )
+
+
+def test_a_label_out_of_range_is_left_out():
+  maker = making.Maker(labelled(1, 2, -1))
+  assert [record.rejected for record in maker.records(range(3))] == [
+    None, "label 2 is not one of 2 classes", "label -1 is not one of 2 classes"
+  ]  # fmt: skip
+
+
+def test_several_labels_are_kept_and_none_is_left_out_where_each_image_has_one():
+  assert [record.labels for record in making.Maker(labelled((0, 1), (), most=2)).records(range(2))] == [(0, 1), ()]
+  (record,) = making.Maker(labelled(())).records(range(1))
+  assert record.rejected == "0 labels, where each image has one"
+
+
+def test_a_disk_that_fails_is_no_bad_image():
+  def read(i):
+    raise OSError(5, "Input/output error")
+
+  source = sources.Source("set", "all", ("a",), 1, read, lambda i: f"set, record {i}")
+  with pytest.raises(ConfigError, match=r"set, record 0: .*Input/output error; see whether its disk or bucket"):
+    list(making.Maker(source).records(range(1)))
+
+
+def test_an_empty_class_is_refused_by_name(tmp_path):
+  root = folders.folder(tmp_path / "photos")
+  (root / "train/empty").mkdir()
+  with pytest.raises(ConfigError, match=r"data.path: class folder '.*train/empty' holds no image"):
+    folders.made(root, tmp_path / "data")
+
+
+def test_classes_that_differ_only_in_case_stay_apart_and_are_named(tmp_path, capsys):
+  root = folders.folder(tmp_path / "photos", 6, ("cat", "Cat", "dog"))
+  folders.made(root, tmp_path / "data")
+  assert "differ only in case stay apart: 'Cat', 'cat'" in capsys.readouterr().out
+  assert folders.source(tmp_path / "data").classes == ("Cat", "cat", "dog")
+
+
+@pytest.mark.parametrize("name", ["of two\nlines", " blank", "no\udcffunicode"], ids=ascii)
+def test_a_class_that_is_no_line_of_text_is_refused(tmp_path, name):
+  root = folders.folder(tmp_path / "photos", 2, ("cat", name))
+  with pytest.raises(ConfigError, match=r"data: class .* cannot be a line of text"):
+    folders.made(root, tmp_path / "data")

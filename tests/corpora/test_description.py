@@ -1,0 +1,52 @@
+"""What stands beside the shards of a corpus."""
+
+import pytest
+
+from vit_jax.corpora import description, making, plan
+from vit_jax.data import sources
+from vit_jax.schema import ConfigError
+
+
+def report(records, rejected=0):
+  made = making.Report()
+  for i in range(records):
+    made.add(making.Record(str(i), bytes(10), (i % 2,), ("rotated",) if i == 1 else ()))
+  for i in range(rejected):
+    made.add(making.Record(str(i), rejected=f"{i} x {i + 9} pixels; allowed: 3"))
+  return made
+
+
+def described(tmp_path, reports, labels=1):
+  splits = tuple(plan.Split(name, 0, 9, len(each)) for name, each in reports.items())
+  made = plan.Plan("set", {}, sources.Fingerprint(), "", labels, splits, plan.Options())
+  description.describe(tmp_path, made, ("a", "b"), reports)
+
+
+@pytest.mark.parametrize("labels", [1, 4])
+def test_tfds_reads_it(tmp_path, labels):
+  import tensorflow_datasets as tfds
+
+  described(tmp_path, {"train": [report(3), report(4)], "test": [report(2)]}, labels)
+  info = tfds.builder_from_directory(tmp_path).info
+  assert info.splits["train"].shard_lengths == [3, 4] and info.splits["train"].num_bytes == 70
+  label = info.features["label"]
+  assert (label.feature if labels > 1 else label).names == ["a", "b"]
+  assert [file.name for file in info.splits["test"].filepaths] == ["set-test.array_record-00000-of-00001"]
+
+
+def test_a_shard_without_an_image_is_refused_and_nothing_looks_whole(tmp_path):
+  with pytest.raises(ConfigError, match="no image is left for 1 of the 2 files of split 'train'"):
+    described(tmp_path, {"train": [report(3), report(0, 9)]})
+  assert not (tmp_path / "dataset_info.json").exists()
+
+
+def test_the_summary_has_reasons_by_kind():
+  lines = description.summary({"train": [report(3, 7), report(2, 1)]}, ("a", "b"))
+  assert lines[0] == "train: 5 images in 2 files, 0 MiB; 2 classes of 2 ('b') to 3 ('a')"
+  assert lines[1:] == ["2 rotated", "8 rejected; rejected.jsonl names them", "        8  N x N pixels; allowed: N"]
+
+
+def test_names_that_are_there_twice_are_refused():
+  description.check_classes(("a", "A", "ä"))
+  with pytest.raises(ConfigError, match="several classes are called 'a'"):
+    description.check_classes(("a", "b", "a"))

@@ -1,0 +1,87 @@
+"""Perceptual hashes, and matching them."""
+
+import re
+
+import cv2
+import numpy as np
+import pytest
+
+from benchmarks import photographs
+from tests.image_files import decoded
+from vit_jax.corpora import duplicates
+from vit_jax.schema import ConfigError
+
+PHOTOGRAPHS = [decoded(photographs.picture(seed)) for seed in range(6)]
+ALIKE = {
+  "saved again": lambda image: decoded(cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 30])[1].tobytes())[
+    ..., ::-1
+  ],
+  "smaller": lambda image: cv2.resize(image, (160, 120), interpolation=cv2.INTER_AREA),
+  "square": lambda image: cv2.resize(image, (224, 224), interpolation=cv2.INTER_AREA),
+  "cut": lambda image: image[4:-4, 5:-5],
+}
+
+
+def index(images, distance=duplicates.DISTANCE):
+  hashes = [duplicates.hashed(each) for image in images for each in (image, cv2.flip(image, 1))]
+  return duplicates.Index(hashes, [("test set", f"image {i}", i) for i in range(len(images))], distance)
+
+
+@pytest.mark.parametrize("change", ALIKE)
+def test_another_picture_of_the_same_is_a_duplicate(change):
+  matched = index(PHOTOGRAPHS).match(np.ascontiguousarray(ALIKE[change](PHOTOGRAPHS[3])))
+  assert (matched["image"], matched["record"], matched["of"], matched["mirrored"]) == ("image 3", 3, "test set", False)
+  mirrored = cv2.flip(np.ascontiguousarray(ALIKE[change](PHOTOGRAPHS[3])), 1)
+  assert index(PHOTOGRAPHS).match(mirrored)["mirrored"]
+
+
+def test_another_image_is_none():
+  assert index(PHOTOGRAPHS[:-1]).match(PHOTOGRAPHS[-1]) is None
+
+
+@pytest.mark.parametrize("distance", [0, 3, 6, 20])
+def test_the_index_has_the_nearest_as_a_search_through_all_does(distance):
+  rng = np.random.default_rng(0)
+  hashes = rng.integers(0, 2**64, 500, dtype=np.uint64)
+  found = duplicates.Index(hashes, [], distance)
+  hits = 0
+  for _ in range(60):
+    value = int(hashes[rng.integers(500)])
+    for bit in rng.choice(64, rng.integers(0, 2 * distance + 2), replace=False):
+      value ^= 1 << int(bit)
+    distances = [int(each ^ value).bit_count() for each in hashes.tolist()]
+    best = min(distances)
+    assert found.nearest(value) == ((distances.index(best), best) if best <= distance else None)
+    hits += best <= distance
+  assert hits > 10
+
+
+def test_few_are_compared():
+  rng = np.random.default_rng(0)
+  found = duplicates.Index(rng.integers(0, 2**64, 50_000, dtype=np.uint64), [], 6)
+  (low, mask), (keys, _) = found._parts[0], found._tables[0]
+  counts = np.bincount(keys.astype(int), minlength=mask + 1)
+  assert low == 0 and counts.max() < 200  # of seven parts
+
+
+def test_the_page_shows_pairs_and_obeys_no_name(tmp_path):
+  rows = [
+    {"file": "<script>\udcff", "of": "a", "image": "x&y", "record": 1, "distance": 2, "mirrored": True}
+    | duplicates.shown(PHOTOGRAPHS[0])
+  ]
+  duplicates.page(tmp_path / "d.html", rows, 7, lambda row: duplicates.shown(PHOTOGRAPHS[row["record"]]))
+  text = (tmp_path / "d.html").read_text()
+  assert len(re.findall(r'src="data:image/jpeg;base64,[\w+/=]+"', text)) == 2
+  assert "&lt;script&gt;?" in text and "x&amp;y" in text and "mirrored" in text and "7 duplicates, the first 1" in text
+
+
+def test_a_test_image_of_no_use_is_an_error():
+  class Source:
+    def read(self, i):
+      return b"nothing", 0
+
+    def place(self, i):
+      return f"set, record {i}"
+
+  with pytest.raises(ConfigError, match=r"--dedup-against: set, record 4: not a complete image"):
+    duplicates.hashes(Source(), [4])

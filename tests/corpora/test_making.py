@@ -1,0 +1,98 @@
+"""The records of a corpus: how they are read, and written."""
+
+import errno
+import resource
+import signal
+
+import pytest
+
+from tests.image_files import encode, picture
+from vit_jax.corpora import making
+from vit_jax.data import sources
+
+
+def test_neighbours_are_runs_of_up_to_32():
+  assert list(making.neighbours([5, 3, 4, 9])) == [(3, 6), (9, 10)]
+  assert list(making.neighbours(range(70))) == [(0, 32), (32, 64), (64, 70)]
+  assert list(making.neighbours([])) == []
+
+
+def test_records_are_read_together_where_that_is_cheaper_and_alone_where_the_block_is_damaged():
+  image, asked = encode(picture()), []
+
+  def together(first, stop):
+    asked.append((first, stop))
+    if first == 64:
+      raise OSError("damaged")
+    return [b"%d" % i for i in range(first, stop)]
+
+  def read(i):
+    if i == 65:
+      raise OSError("record 65 is damaged")
+    return image, 0
+
+  runs = sources.Runs(together, lambda data: (image, int(data) % 2))
+  source = sources.Source("set", "all", ("a", "b"), 70, read, str, runs=runs)
+  numbers = [*range(69, -1, -1)]
+  records = list(making.Maker(source).records(numbers))
+  assert asked == [(0, 32), (32, 64), (64, 70)]
+  assert [record.name for record in records] == list(map(str, numbers))
+  assert [record.rejected for record in records if record.data is None] == ["record 65 is damaged"]
+  assert [record.labels for record in records[6:]] == [(i % 2,) for i in range(63, -1, -1)]
+
+
+def test_a_record_is_the_same_bytes_and_has_what_tfds_reads():
+  from tensorflow_datasets.proto import tf_example_pb2
+
+  data = making.serialised(b"image", (3, 1), "n\udcff")
+  assert data == making.serialised(b"image", (3, 1), "n\udcff")
+  features = tf_example_pb2.Example.FromString(data).features.feature
+  assert list(features["label"].int64_list.value) == [3, 1]
+  assert (features["image"].bytes_list.value[0], features["id"].bytes_list.value[0]) == (b"image", b"n\xff")
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+  from array_record.python.array_record_module import ArrayRecordReader
+
+  def broken():
+    yield b"one"
+    raise ValueError("no more")
+
+  with pytest.raises(ValueError, match="no more"):
+    making.write(tmp_path / "a", broken())
+  assert list(tmp_path.iterdir()) == []
+  making.write(tmp_path / "a", [b"one", b"two"])
+  assert ArrayRecordReader(str(tmp_path / "a")).read_all() == [b"one", b"two"]
+
+
+def test_what_the_disk_refuses_is_an_oserror_that_names_the_file(tmp_path):
+  before, kept = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, before[1]))
+  try:
+    with pytest.raises(OSError, match="File too large") as caught:
+      making.write(tmp_path / "a", (bytes(90_000) for _ in range(100)))
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, kept)
+  assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(tmp_path / "a"))
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_reports_add_up():
+  records = [
+    making.Record("a", b"123", (0, 1), ("resized",)),
+    making.Record("b", b"4", (1,)),
+    making.Record("c", rejected="bad"),
+    making.Record("d", duplicate={"of": "x"}),
+  ]
+  one, two = making.Report(), making.Report()
+  for record in records:
+    one.add(record)
+  for record in (*records, *records):
+    two.add(record)
+  both = making.Report()
+  both.merge(one.plain())
+  both.merge(one.plain())
+  assert both.plain() == two.plain()
+  assert (two.records, two.bytes, dict(two.classes), dict(two.done)) == (4, 8, {0: 2, 1: 4}, {"resized": 2})
+  assert one.rejected == [{"file": "c", "reason": "bad"}] and one.duplicates == [{"file": "d", "of": "x"}]

@@ -1,0 +1,84 @@
+"""The plan of a corpus."""
+
+import dataclasses
+import json
+
+import pytest
+
+from vit_jax.corpora import plan
+from vit_jax.data import sources
+from vit_jax.schema import ConfigError
+
+SPLITS = (plan.Split("train", 5, 1005, 7), plan.Split("test", 0, 5, 1))
+PLAN = plan.Plan(
+  "set", {"name": "folder", "path": "/a"}, sources.Fingerprint("n"), "c", 1, SPLITS, plan.Options(), (("x", "y"),)
+)
+
+
+@pytest.mark.parametrize(("length", "shards"), [(1, 1), (2, 1), (10, 3), (1000, 7), (999, 64)])
+def test_shards_cut_the_order_as_tfds_cuts_ordered_keys(length, shards):
+  from tensorflow_datasets.core import shuffle
+
+  split = plan.Split("train", 0, length, shards)
+  cut = [split.positions(shard) for shard in range(shards)]
+  assert [position for each in cut for position in each] == list(range(length))
+  for shard, positions in enumerate(cut):
+    assert positions and {shuffle.get_bucket_number(p, shards, length - 1) for p in positions} == {shard}
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_each_record_is_there_once_in_an_order_of_the_seed(together):
+  split = SPLITS[0]
+  orders = [
+    [record for shard in range(7) for record in plan.records(split, split.positions(shard), seed, together)]
+    for seed in (0, 0, 1)
+  ]
+  assert orders[0] == orders[1] != orders[2]
+  assert sorted(orders[0]) == list(range(5, 1005)) != orders[0]
+
+
+def test_neighbours_of_the_input_are_far_apart_and_read_in_blocks():
+  split = plan.Split("train", 0, 20_000, 4)
+  first = list(plan.records(split, range(512), 0, True))
+  assert max(first) - min(first) > 10_000
+  assert len({record // 32 for record in first}) < 40  # of 512 records alone 350 or so
+
+
+def test_it_is_kept_as_json_and_read_again(tmp_path):
+  assert plan.Plan.read(json.loads(json.dumps(PLAN.plain()))) == PLAN
+  assert not PLAN.check(tmp_path / "plan.json")
+  (tmp_path / "plan.json").write_text(json.dumps(PLAN.plain() | {"records": {"train": 9}}))
+  assert PLAN.check(tmp_path / "plan.json")
+  assert dataclasses.replace(PLAN, data={"name": "folder", "path": "/moved"}).check(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+  ("field", "value", "said"),
+  [
+    ("options", plan.Options(size=9), "size: None, now 9"),
+    ("fingerprint", sources.Fingerprint("other"), "the input's files: names"),
+    ("classes", "d", "classes: 'c', now 'd'"),
+    ("against", (), "against"),
+    ("form", 2, "form: 1, now 2"),
+  ],
+)
+def test_any_other_is_refused_by_what_differs(tmp_path, field, value, said):
+  (tmp_path / "plan.json").write_text(json.dumps(PLAN.plain()))
+  with pytest.raises(ConfigError, match=f"begun with other input or options .*{said}.*take another name"):
+    dataclasses.replace(PLAN, **{field: value}).check(tmp_path / "plan.json")
+
+
+def test_a_damaged_one_is_refused(tmp_path):
+  (tmp_path / "plan.json").write_text('{"name": "se')
+  with pytest.raises(ConfigError, match="begun with other input"):
+    PLAN.check(tmp_path / "plan.json")
+
+
+def test_splits_are_those_of_the_input_and_none_is_empty():
+  read = lambda i: (bytes(2**20), 0)  # noqa: E731
+  parts = ("test", range(0)), ("train", range(3000))
+  source = sources.Source("set", "all", ("a",), 3000, read, str, parts=parts)
+  assert plan.splits(source, plan.Options()) == (plan.Split("train", 0, 3000, 12),)  # of 250 MiB
+  assert plan.splits(source, plan.Options(shards=3)) == (plan.Split("train", 0, 3000, 3),)
+  small = dataclasses.replace(source, read=lambda i: (bytes(10), 0))
+  assert plan.splits(small, plan.Options()) == (plan.Split("train", 0, 3000, 6),)  # so that six cores have one each

@@ -1,0 +1,127 @@
+"""Tasks of several processes."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from vit_jax import runtime
+from vit_jax.corpora import processes
+from vit_jax.schema import ConfigError, at
+
+
+class Work:
+  """Adds one, or does what a task says."""
+
+  def __init__(self, lock):
+    self.lock = lock
+
+  def __call__(self, task, say):
+    say(task)
+    if task == "mistake":
+      with at("data"):
+        raise ConfigError("wrong", "path")
+    if task == "disk":
+      raise OSError(28, "No space left on device", "/data/a")
+    if task == "die":
+      os.kill(os.getpid(), signal.SIGKILL)
+    with self.lock:
+      return task + 1, os.getpid()
+
+
+def results(tasks, count):
+  heard = []
+  made = dict(processes.done(Work, tasks, count, lambda task, words: heard.append((task, words))))
+  assert sorted(heard) == [(task, task) for task in tasks]
+  return made
+
+
+def test_one_process_is_this_one():
+  assert results(range(5), 1) == {task: (task + 1, os.getpid()) for task in range(5)}
+  with pytest.raises(ConfigError, match=r"data\.path: wrong"):
+    list(processes.done(Work, ["mistake"], 1, lambda *_: None))
+
+
+def served(task):
+  """What a worker answers; its connection is a list here."""
+  answers = []
+
+  class Connection:
+    def recv(self):
+      if answers:
+        raise EOFError
+      return task
+
+    def send(self, answer):
+      answers.append(pickle.loads(pickle.dumps(answer)))
+
+  processes._serve(Silent, None, Connection(), os.getppid())
+  return answers[-1]
+
+
+class Silent(Work):
+  """Work that says nothing."""
+
+  def __call__(self, task, say):
+    return super().__call__(task, lambda words: None)
+
+
+def test_an_error_comes_with_its_place_and_number(monkeypatch):
+  monkeypatch.setattr(processes.ctypes, "CDLL", lambda name: types.SimpleNamespace(prctl=lambda *_: 0))
+  monkeypatch.setattr(processes.signal, "signal", lambda *_: None)
+  kind, error = served("mistake")
+  assert (kind, type(error), str(error)) == ("failed", ConfigError, "data.path: wrong")
+  kind, error = served("disk")
+  assert (kind, error.errno, error.filename) == ("failed", 28, "/data/a")
+
+
+@pytest.mark.heavy
+def test_several_do_each_task_once_and_a_death_is_said():
+  made = results(range(9), 2)
+  assert [made[task][0] for task in range(9)] == list(range(1, 10))
+  assert len({process for _, process in made.values()}) == 2 and os.getpid() not in dict(made.values())
+  with pytest.raises(
+    runtime.Stop, match="was ended by SIGKILL; the same command continues; if memory was short"
+  ) as stop:
+    list(processes.done(Work, ["die", 1], 2, lambda *_: None))
+  assert stop.value.code == runtime.EXIT_PEER
+
+
+SLEEP = """
+import sys, time
+from vit_jax.corpora import processes
+class Work:
+  def __init__(self, lock): pass
+  def __call__(self, task, say):
+    import os
+    os.write(1, b"%d\\n" % os.getpid())
+    time.sleep(600)
+if __name__ == "__main__":
+  list(processes.done(Work, [1, 2], 2, print))
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_none_is_left_of_a_program_that_is_killed(tmp_path):
+  (tmp_path / "sleep.py").write_text(SLEEP)
+  program = subprocess.Popen([sys.executable, str(tmp_path / "sleep.py")], stdout=subprocess.PIPE, text=True)
+  workers = [int(program.stdout.readline()) for _ in range(2)]
+  program.kill()
+  program.wait()
+  for _ in range(100):
+    left = [worker for worker in workers if os.path.exists(f"/proc/{worker}") and alive(worker)]
+    if not left:
+      break
+    time.sleep(0.1)
+  assert not left
+
+
+def alive(process):
+  with open(f"/proc/{process}/stat") as file:
+    return file.read().rpartition(")")[2].split()[0] != "Z"

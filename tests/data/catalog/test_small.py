@@ -1,0 +1,14 @@
+"""Small sets: what big_vision's few-shot suite makes of them."""
+
+import pytest
+
+from vit_jax.data import catalog, sources
+
+
+@pytest.mark.parametrize(
+  ("name", "train", "test"), [("cifar10", 50_000, 10_000), ("cars196", 8144, 8041), ("uc_merced", 1000, 1100)]
+)
+def test_a_set_is_split_as_big_vision_does(name, train, test):
+  row = catalog.CATALOG[name]
+  parts = [sources.select(spec, row.splits) for spec in (row.train, row.test)]
+  assert [sum(len(numbers) for _, numbers in part) for part in parts] == [train, test]

@@ -1,0 +1,133 @@
+"""Manifests: lines that name images or hold them, and lines that do neither."""
+
+import base64
+import json
+import tracemalloc
+
+import pytest
+
+from tests import forms
+from tests.forms import opened
+from tests.image_files import image, names, numbers
+from vit_jax import schema
+
+
+def write(root, *lines):
+  file = root / "all.jsonl"
+  file.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+  return file
+
+
+def manifest(path, split="train", **args):
+  return opened("manifest", path, split, **{"test": "train"} | args)
+
+
+def test_a_line_names_an_image_or_holds_it(tmp_path):
+  for i, name in enumerate(("a.png", "sub/b c.png", "ü.png")):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(image(i))
+  inline = base64.b64encode(image(4)).decode()
+  file = write(
+    tmp_path,
+    {"path": "a.png", "label": "cat", "width": 5},
+    "",
+    {"path": str(tmp_path / "sub/b c.png"), "label": "dog", "id": 17},
+    {"bytes": inline, "label": "cat"},
+    {"path": "ü.png", "label": "ant"},
+  )
+  source = manifest(file)
+  assert numbers(source) == [(image(0), 1), (image(1), 2), (image(4), 1), (image(2), 0)]
+  assert names(source) == ["a.png", "17", "train/2", "ü.png"] and source.classes == ("ant", "cat", "dog")
+  assert source.place(2).endswith(f"({file}, line 4)")
+
+
+def test_splits_are_in_the_lines_or_in_the_names_of_files(tmp_path):
+  lines = [{"path": f"{i}.png", "label": [i % 3, 3][: i % 4], "split": ["train", "val"][i % 2]} for i in range(20)]
+  file = write(tmp_path, *lines)
+  train, val = (manifest(file, split, labels=2) for split in ("train", "val"))
+  assert names(train) == [f"{i}.png" for i in range(0, 20, 2)] and names(val) == [f"{i}.png" for i in range(1, 20, 2)]
+  for source, first in ((train, 0), (val, 1)):
+    assert [source.label(i) for i in range(10)] == [tuple(lines[i]["label"]) for i in range(first, 20, 2)]
+  assert train.classes == val.classes
+  assert val.place(3).endswith("line 8)")
+  (tmp_path / "m").mkdir()
+  (tmp_path / "m/train.jsonl").write_text('{"path": "a", "label": 1}\n')
+  (tmp_path / "m/val.jsonl").write_text('{"path": "b", "label": 0}\n{"path": "c", "label": 0, "split": "train"}')
+  assert names(manifest(tmp_path / "m")) == ["a", "c"] and names(manifest(tmp_path / "m", "val")) == ["b"]
+
+
+@pytest.mark.parametrize(
+  ("line", "message"),
+  [
+    ("{'path': 1}", "line 2: Expecting property name"),
+    ('{"path": "a", "label": 1', "line 2: "),
+    ("[" * 5000, "line 2: it is nested deeper"),
+    ("[1]", r"line 2: \[1\] is no JSON object"),
+    ({"label": 1}, "line 2: it has neither of 'path' and 'bytes'"),
+    ({"path": "a", "bytes": "b", "label": 1}, "line 2: it has both"),
+    ({"path": 5, "label": 1}, "line 2: 'path' is 5; allowed: a text"),
+    ({"path": "", "label": 1}, "line 2: 'path' is ''"),
+    ({"path": "a"}, "line 2: it has no 'label'"),
+    ({"path": "a", "label": -1}, "line 2: label -1 is out of range"),
+    ({"path": "a", "label": 2**40}, "line 2: label 1099511627776 is out of range"),
+    ({"path": "a", "label": "x"}, "line 2: label 'x' is not a number, as others"),
+    ({"path": "a", "label": 1, "split": 2}, "line 2: 'split' is 2"),
+    ({"path": "a", "label": 1, "split": "a\nb"}, "line 2: split 'a"),
+    ("\ufeff\udcff", None),
+  ],
+)
+def test_a_line_of_another_shape_is_refused_with_file_and_line(tmp_path, line, message):
+  file = write(tmp_path, {"path": "a", "label": 0})
+  text = line if isinstance(line, str) else json.dumps(line)
+  with file.open("ab") as lines:
+    lines.write(text.encode("utf-8", "surrogateescape") + b"\n")
+  with pytest.raises(schema.ConfigError, match=message or "line 2: 'utf-8' codec can't decode") as caught:
+    manifest(file)
+  assert caught.value.place == "config.data.path" and str(file) in caught.value.message
+
+
+@pytest.mark.parametrize(
+  ("line", "message"),
+  [
+    ({"path": "none.png"}, "No such file"),
+    ({"path": "."}, "it is a folder"),
+    ({"path": "a\0b"}, "character of code 0"),
+    ({"path": "../all.jsonl/x"}, "Not a directory|No such file"),
+    ({"bytes": "not base64!"}, "no base64"),
+  ],
+)
+def test_an_image_that_is_not_there_is_an_error_of_that_image(tmp_path, line, message):
+  source = manifest(write(tmp_path, line | {"label": 0}))
+  with pytest.raises(OSError, match=message):
+    source.read(0)
+
+
+def test_memory_does_not_grow_with_what_lines_hold(tmp_path):
+  count, line = 3_000, json.dumps({"path": "p" * 200, "label": 3, "note": "x" * 300})
+  file = write(tmp_path, *[line] * count)
+  tracemalloc.start()
+  try:
+    source = manifest(file)
+    now, peak = tracemalloc.get_traced_memory()
+  finally:
+    tracemalloc.stop()
+  assert len(source) == count
+  assert now < 40 * count + 2**20 and peak < 80 * count + 2**22
+
+
+@pytest.mark.heavy
+def test_lines_and_images_may_be_in_a_bucket(bucket, bucket_server, tmp_path):
+  forms.inline(tmp_path, [image(i) for i in range(40)], [i % 3 for i in range(40)])
+  (bucket / "in/all.jsonl").write_bytes((tmp_path / "all.jsonl").read_bytes())
+  here, there = manifest(tmp_path), manifest(bucket / "in")
+  assert numbers(there) == numbers(here) and there.remote
+  asked = bucket_server.counts["GET"]
+  assert [there.runs.parse(data) for data in there.runs.read(3, 35)] == numbers(here)[3:35]
+  assert bucket_server.counts["GET"] == asked + 1
+  (bucket / "paths/b/1.png").write_bytes(image(1))
+  (bucket / "paths/m.jsonl").write_text(
+    f'{{"path": "b/1.png", "label": 0}}\n{{"path": "{bucket}/paths/b/1.png", "label": 1}}\n'
+  )
+  assert numbers(manifest(bucket / "paths/m.jsonl")) == [(image(1), 0), (image(1), 1)]
+  file = write(tmp_path, {"path": f"{bucket}/paths/b/1.png", "label": 0})
+  assert numbers(manifest(file)) == [(image(1), 0)] and manifest(file).remote

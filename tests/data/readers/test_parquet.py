@@ -1,0 +1,149 @@
+"""Parquet of Hugging Face's form: columns, classes, row groups that are read once for many, files that are damaged."""
+
+import json
+import threading
+
+import pytest
+
+from tests import forms
+from tests.forms import opened
+from tests.image_files import image, names, numbers
+from tests.streams import same, train
+from vit_jax import schema
+from vit_jax.data import images, order
+from vit_jax.data.readers import parquet as reader
+
+NAMES = ["tench", "goldfish", "great white shark"]
+
+
+def parquet(root, split="train", **args):
+  return opened("parquet", root, split, **{"test": "train"} | args)
+
+
+def table(root, columns, name="train-00000-of-00001.parquet", metadata=None, **options):
+  import pyarrow
+  from pyarrow import parquet as form
+
+  root.mkdir(parents=True, exist_ok=True)
+  made = pyarrow.table(columns)
+  form.write_table(made.replace_schema_metadata(metadata) if metadata else made, root / name, **options)
+
+
+def test_classes_are_those_of_the_schema_in_its_order(tmp_path):
+  forms.parquet(tmp_path, [image(i) for i in range(20)], [i % 2 for i in range(20)], names=NAMES)
+  source = parquet(tmp_path)
+  assert source.classes == tuple(NAMES) and source.label(3) == 1
+  assert source.place(9).endswith("data/train-00001-of-00003.parquet, row 3)") and names(source)[9] == "train/9"
+  assert parquet(tmp_path, classes="2").classes == ("0", "1")
+
+
+@pytest.mark.parametrize("kind", ["Sequence", "List", "list"])
+def test_lists_of_classes_in_any_of_the_schemas_words(tmp_path, kind):
+  label = {"_type": "ClassLabel", "names": NAMES}
+  features = {"image": {"_type": "Image"}, "label": [label] if kind == "list" else {"_type": kind, "feature": label}}
+  structs = [{"bytes": image(i), "path": None} for i in range(3)]
+  table(
+    tmp_path,
+    {"image": structs, "label": [[0, 2], [], [1]]},
+    metadata={"huggingface": json.dumps({"info": {"features": features}})},
+  )
+  source = parquet(tmp_path, labels=2)
+  assert source.classes == tuple(NAMES) and [source.label(i) for i in range(3)] == [(0, 2), (), (1,)]
+
+
+def test_columns_of_other_names_are_those_of_their_kind_or_of_the_config(tmp_path):
+  pictures = [image(i) for i in range(4)]
+  columns = {
+    "img": [{"bytes": p, "path": ""} for p in pictures],
+    "fine_label": [0, 1, 2, 0],
+    "coarse_label": [1, 1, 0, 0],
+  }
+  features = {"img": {"_type": "Image"}, "fine_label": {"_type": "ClassLabel", "names": NAMES}}
+  features["coarse_label"] = {"_type": "ClassLabel", "names": ["a", "b"]}
+  table(tmp_path, columns, metadata={"huggingface": json.dumps({"info": {"features": features}})})
+  with pytest.raises(schema.ConfigError, match=r"config\.data\.label: which column is the label\?.*coarse_label"):
+    parquet(tmp_path)
+  assert numbers(parquet(tmp_path, label="coarse_label")) == [*zip(pictures, [1, 1, 0, 0], strict=True)]
+  with pytest.raises(schema.ConfigError, match=r"data\.label: no column 'fine_labl'. Did you mean 'fine_label'"):
+    parquet(tmp_path, label="fine_labl")
+  with pytest.raises(schema.ConfigError, match=r"data\.image: column 'fine_label' .* is int64; allowed: struct"):
+    parquet(tmp_path, image="fine_label", label="fine_label")
+  table(tmp_path / "plain", {"image": pictures, "label": ["x", "y", "x", "z"]})
+  assert numbers(parquet(tmp_path / "plain")) == [*zip(pictures, [0, 1, 0, 2], strict=True)]
+
+
+def test_files_of_another_form_are_refused_by_name(tmp_path):
+  root, other = tmp_path / "one", tmp_path / "other"
+  forms.parquet(root, [image(0)] * 6, [0] * 6, names=NAMES)
+  file = root / "data/train-00002-of-00003.parquet"
+  whole = file.read_bytes()
+  for content in (whole[:-30], whole[:100], b"not Parquet " * 50):
+    file.write_bytes(content)
+    with pytest.raises(schema.ConfigError, match=r"train-00002-of-00003\.parquet is no whole Parquet file"):
+      parquet(root)
+  table(root / "data", {"image": [b"x"]}, file.name)
+  with pytest.raises(schema.ConfigError, match="has no column 'label'"):
+    parquet(root)
+  forms.parquet(other, [image(0)] * 6, [0] * 6, names=NAMES[:2])
+  file.write_bytes((other / "data" / file.name).read_bytes())
+  with pytest.raises(schema.ConfigError, match="has other classes than the first file"):
+    parquet(root)
+
+
+def test_a_row_without_bytes_and_a_damaged_row_group_are_errors_of_their_images(tmp_path):
+  table(tmp_path, {"image": [{"bytes": None, "path": "a.png"}, {"bytes": b"x", "path": ""}], "label": [0, 1]})
+  source = parquet(tmp_path)
+  with pytest.raises(OSError, match="its row has no bytes"):
+    source.read(0)
+  assert source.read(1) == (b"x", 1)
+  structs = [{"bytes": image(i), "path": ""} for i in range(40)]
+  table(tmp_path / "b", {"image": structs, "label": [0] * 40}, row_group_size=10, compression="snappy")
+  source, file = parquet(tmp_path / "b"), tmp_path / "b/train-00000-of-00001.parquet"
+  data = bytearray(file.read_bytes())
+  data[4:60] = b"\xff" * 56  # the first pages
+  file.write_bytes(data)
+  with pytest.raises(OSError, match=r"row group 0, cannot be read") as caught:
+    source.read(3)
+  assert caught.value.errno is None and source.read(15) == (image(15), 0)
+
+
+def test_a_row_group_is_read_once_for_all_threads_and_few_stay(tmp_path, monkeypatch):
+  forms.parquet(tmp_path, [image(i) for i in range(90)], [0] * 90, group=10)
+  reads, read = [], reader.RowGroups._read
+  monkeypatch.setattr(reader.RowGroups, "_read", lambda self, *which: reads.append(which) or read(self, *which))
+  source = parquet(tmp_path)
+  threads = [threading.Thread(target=lambda: [source.read(i) for i in range(10)]) for _ in range(8)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert reads == [(0, 0)]
+  monkeypatch.setattr(reader, "KEPT", 0)  # but for one
+  reads.clear()
+  for i in (0, 1, 11, 12, 0):
+    assert source.read(i)[0] == image(i)
+  assert reads == [(0, 1), (0, 0)]
+
+
+def test_its_own_order_is_of_blocks_as_large_as_row_groups(tmp_path):
+  forms.parquet(tmp_path, [image(0)] * 600, [0] * 600, group=50)
+  source = parquet(tmp_path)
+  made = order.auto(len(source), 64, 0, source.runs.together)
+  assert (source.runs.together, made.size, made.window) == (50, 50, 10)
+  assert order.auto(10**6, 64, 0, 10**5).size == 4096 and order.auto(10**6, 64, 0, 10**5).window == 1
+
+
+@pytest.mark.heavy
+def test_parquet_in_a_bucket_is_that_of_a_disk(bucket, bucket_server, tmp_path, monkeypatch):
+  monkeypatch.setattr(images, "KEEP", 0)
+  forms.parquet(tmp_path, [image(i) for i in range(120)], [i % 3 for i in range(120)], names=NAMES, group=20)
+  for file in (tmp_path / "data").iterdir():
+    (bucket / "data" / file.name).write_bytes(file.read_bytes())
+  here, there = parquet(tmp_path), parquet(bucket)
+  assert there.read(0) == here.read(0)  # the footer
+  asked = bucket_server.counts["GET"]
+  assert [there.runs.parse(data) for data in there.runs.read(20, 40)] == numbers(here)[20:40]
+  assert bucket_server.counts["GET"] == asked + 1
+  whole = train(there, 32, 6)
+  same(whole, train(here, 32, 6))
+  same(train(there, 32, 2, start=3), whole[3:5])

@@ -1,0 +1,137 @@
+"""Tar shards: WebDataset's conventions, and shards that are damaged or hold something else."""
+
+import gzip
+import io
+import tarfile
+
+import pytest
+
+from tests import forms
+from tests.forms import opened, tar
+from tests.image_files import image, names, numbers
+from tests.streams import same, train
+from vit_jax import schema
+from vit_jax.data import images
+
+PNG = image(0)
+
+
+def tars(root, **args):
+  return opened("tars", root, test="train", **args)
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_names_of_any_length_and_letters_are_read(tmp_path, form):
+  long = "d" * 90 + "/" + "ü" * 20 + "n" * 40
+  tar(tmp_path / "train-0.tar", [(f"{long}.JPEG", PNG), (f"{long}.cls", b"1\n"), ("a b.webp", PNG), ("a b.cls", b"0")],
+      format=form)  # fmt: skip
+  source = tars(tmp_path)
+  assert names(source) == [f"train-0.tar/{long}.JPEG", "train-0.tar/a b.webp"]
+  assert numbers(source) == [(PNG, 1), (PNG, 0)]
+
+
+def test_a_label_is_in_cls_or_json_or_txt(tmp_path):
+  members = [("0.jpg", PNG), ("0.cls", b"4"), ("0.json", b'{"label": 9}'), ("1.json", b'{"label": 3, "x": []}')]
+  members += [("1.png", PNG), ("1.txt", b"7"), ("2.txt", b" 2 "), ("2.jpeg", PNG), ("2.json", b"{}")]
+  # Neither of these is an image or a label.
+  members += [("2.seg.png", b"mask"), ("2.json.gz", b"x"), ("._2.jpg", b"of a Mac"), ("README", b"x")]
+  tar(tmp_path / "train-0.tar", members)
+  assert numbers(tars(tmp_path, classes="10")) == [(PNG, 4), (PNG, 3), (PNG, 2)]
+  tar(
+    tmp_path / "train-0.tar",
+    [("a.jpg", PNG), ("a.json", b'{"wnid": "n02"}'), ("b.jpg", PNG), ("b.json", b'{"wnid": "n01"}')],
+  )
+  source = tars(tmp_path, label="wnid")
+  assert source.classes == ("n01", "n02") and numbers(source) == [(PNG, 1), (PNG, 0)]
+
+
+def test_folders_inside_are_part_of_the_name(tmp_path):
+  tar(tmp_path / "train-0.tar", [("a/1.jpg", PNG), ("a/1.cls", b"0"), ("b/1.jpg", PNG), ("b/1.cls", b"1")])
+  assert names(tars(tmp_path)) == ["train-0.tar/a/1.jpg", "train-0.tar/b/1.jpg"]
+
+
+@pytest.mark.parametrize(
+  ("members", "message"),
+  [
+    ([("1.jpg", PNG), ("2.jpg", PNG), ("2.cls", b"0")], r"member '1\.jpg': it has no label; allowed: a \.cls"),
+    ([("1.jpg", PNG), ("1.cls", b"0"), ("2.cls", b"0")], "sample '2', has no image"),
+    ([("1.jpg", PNG), ("1.png", PNG), ("1.cls", b"0")], "has 2 images"),
+    ([("1.jpg", PNG), ("1.cls", b"0"), ("1.jpg", PNG)], r"has member '1\.jpg' twice"),
+    ([("1.jpg", PNG), ("1.cls", b"0"), ("2.jpg", PNG), ("2.cls", b"0"), ("1.jpg", PNG)], "has sample '1' twice"),
+    ([("1.jpg", PNG), ("1.json", b"{label: 0}")], r"'1\.json' is no JSON"),
+    ([("1.jpg", PNG), ("1.json", b"[" * 2000)], r"'1\.json' is no JSON"),
+    ([("1.jpg", PNG), ("1.cls", b"\xff")], r"'1\.cls' is no text"),
+    ([("1.jpg", PNG), ("1.cls", b"0" * 2**21)], "has 2,097,152 bytes; allowed"),
+    ([("notes.md", b"x")], "holds no image"),
+    ([("1.jpg", PNG), ("1.cls", b"0"), ("2.jpg", PNG), ("2.cls", b"cat")], "label 'cat' is not a number, as others"),
+  ],
+)
+def test_a_shard_of_another_shape_is_one_line_with_shard_and_member(tmp_path, members, message):
+  tar(tmp_path / "train-0.tar", members)
+  with pytest.raises(schema.ConfigError, match=message) as caught:
+    tars(tmp_path)
+  assert caught.value.place == "config.data.path" and str(tmp_path / "train-0.tar") in caught.value.message
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_links_and_devices_are_not_followed(tmp_path, kind):
+  with tarfile.open(tmp_path / "train-0.tar", "w") as file:
+    about = tarfile.TarInfo("1.jpg")
+    about.type, about.linkname = kind, "/etc/passwd"
+    file.addfile(about)
+  with pytest.raises(schema.ConfigError, match=r"member '1\.jpg', is a link or no regular file"):
+    tars(tmp_path)
+
+
+def damaged():
+  """Contents of tars that are not whole, by what is wrong with them."""
+  buffer = io.BytesIO()
+  with tarfile.open(fileobj=buffer, mode="w") as file:
+    for name, content in (("1.jpg", PNG), ("1.cls", b"0"), ("2.jpg", PNG * 20), ("2.cls", b"0")):
+      about = tarfile.TarInfo(name)
+      about.size = len(content)
+      file.addfile(about, io.BytesIO(content))
+  whole, end = buffer.getvalue(), 512 * (4 + 1 + 1 + 1 + -(-len(PNG) * 20 // 512))
+  return {
+    "cut inside of an image": whole[: 512 * 6],
+    "cut inside of a header": whole[: 512 * 4 + 100],
+    "cut between two members": whole[: 512 * 2],
+    "cut before its end": whole[:end],
+    "a header overwritten": whole[: 512 * 4] + b"x" * 512 + whole[512 * 5 :],
+    "compressed": gzip.compress(whole),
+    "text": b"not a tar at all\n" * 100,
+    "one after the other": whole + whole,
+  }
+
+
+@pytest.mark.parametrize("name", damaged())
+def test_a_tar_that_is_not_whole_is_refused_by_name(tmp_path, name):
+  (tmp_path / "train-0.tar").write_bytes(damaged()[name])
+  with pytest.raises(
+    schema.ConfigError, match=r"train-0\.tar is (no whole tar|damaged at byte|cut off at byte)"
+  ) as caught:
+    tars(tmp_path)
+  assert caught.value.place == "config.data.path"
+
+
+def test_classes_are_those_of_all_splits_of_the_config(tmp_path):
+  forms.tars(tmp_path, [PNG] * 6, [0, 1, 2, 3, 4, 5])
+  forms.tars(tmp_path, [PNG] * 3, [0, 1, 2], "validation")
+  assert len(opened("tars", tmp_path, "test", test="validation").classes) == 6
+  assert len(opened("tars", tmp_path, "validation", train="validation", test="validation").classes) == 3
+
+
+@pytest.mark.heavy
+def test_tars_in_a_bucket_take_one_request_for_neighbours(bucket, bucket_server, tmp_path, monkeypatch):
+  monkeypatch.setattr(images, "KEEP", 0)
+  forms.tars(tmp_path / "here", [image(i) for i in range(200)], [i % 3 for i in range(200)])
+  for file in (tmp_path / "here").iterdir():
+    (bucket / file.name).write_bytes(file.read_bytes())
+  here, there = tars(tmp_path / "here"), tars(bucket)
+  assert numbers(there) == numbers(here) and names(there) == names(here) and there.remote
+  assert tars(bucket / "photos-train-{0000..0001}.tar").length == 133
+  asked = bucket_server.counts["GET"]
+  assert [there.runs.parse(data) for data in there.runs.read(10, 42)] == numbers(here)[10:42]
+  assert bucket_server.counts["GET"] == asked + 1
+  whole = train(there, 32, 8)
+  same(train(there, 32, 3, start=4), whole[4:7])

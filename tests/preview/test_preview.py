@@ -1,0 +1,41 @@
+"""The sheet of a shipped config, from the command line to the picture and its numbers."""
+
+import collections
+import json
+import sys
+
+import cv2
+import pytest
+
+from tests import runs
+from vit_jax import prepare, schema
+from vit_jax.data import catalog
+from vit_jax.preview import sheet
+
+
+@pytest.mark.heavy
+def test_the_digits_are_drawn_with_their_numbers_beside_them(tmp_path, monkeypatch, capsys):
+  prepare.prepare("digits")
+  path = tmp_path / "a.png"
+  words = f"--show={runs.ROOT}/configs/digits.py --config.batch=20 --config.task.loss=sigmoid --out={path}"
+  monkeypatch.setattr(sys, "argv", ["prepare", *words.split()])
+  prepare.main()
+  said = capsys.readouterr().out
+  assert cv2.imread(str(path)).shape[1] == sheet.WIDTH
+  numbers = json.loads(path.with_suffix(".json").read_text())
+  source = catalog.open_split(schema.Choice("digits", {}), "train")
+  labels = [source.label(i) for i in range(len(source))]
+  assert {row["class"]: row["images"] for row in numbers["classes"]} == collections.Counter(map(str, labels))
+  assert (numbers["records"], numbers["looked_at"], numbers["counted"]) == (1437, 1437, 1437)
+  assert len(numbers["batch"]) == 20 and numbers["mixed_as_the_run"]
+  for example in numbers["batch"]:
+    label = str(labels[example["record"]])
+    assert example["labels"] == [label] and example["target"] == [{"class": label, "share": 1.0}]
+  most = max(collections.Counter(labels).values())
+  assert "10 classes in all 1,437 images" in said and f" {most}" in said and str(path) in said
+  assert sorted(file.name for file in tmp_path.iterdir()) == ["a.json", "a.png"]
+
+
+def test_how_many_is_said_of_how_many():
+  source = [0] * 1437
+  assert sheet.of(1437, source) == "all 1,437 images" and sheet.of(1000, source) == "1,000 of 1,437 images"

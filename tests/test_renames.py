@@ -1,0 +1,49 @@
+"""Words of before in stored configs."""
+
+import copy
+
+import pytest
+
+from tests.test_config import small
+from vit_jax import renames, schema
+from vit_jax.config import resolve
+from vit_jax.schema import ConfigError
+
+
+def test_words_of_before_are_read_as_todays():
+  stored = {
+    "model": {"name": "ViT-S/16", "head": "gap"},
+    "optim": {"name": "adamw", "lr": 0.1, "decay": "decoupled"},
+    "data": {"name": "digits", "flip": True, "holdout": 0.2, "split_seed": 0, "labels": None, "builder": None},
+    "evals": {
+      "test": {"name": "accuracy", "data": None},
+      "own": {"name": "fewshot", "data": {"name": "folder", "path": "x", "holdout": 0.3, "flip": True, "mixing": {}}},
+    },
+    "seed": 3,
+  }
+  before = copy.deepcopy(stored)
+  assert renames.run(stored) == {
+    "model": {"name": "ViT-S/16", "pool": "gap"},
+    "optim": {"name": "adamw", "lr": 0.1, "decay": "independent"},
+    "data": {"name": "digits", "flip": True},
+    "evals": {
+      "test": {"name": "accuracy", "data": None},
+      "own": {"name": "fewshot", "data": {"name": "folder", "path": "x", "holdout": 0.3}},
+    },
+    "seed": 3,
+  }
+  assert stored == before
+  assert renames.run(renames.run(stored)) == renames.run(stored)
+
+
+@pytest.mark.parametrize("value", [3, None, [], "x", {"a": 3}, {"a": {"data": 3}}])
+def test_a_damaged_config_is_left_for_the_schema_to_refuse(value):
+  stored = dict.fromkeys(("model", "optim", "data", "evals"), value)
+  assert renames.run(stored).keys() == stored.keys()
+  with pytest.raises(ConfigError):
+    resolve(renames.run(stored))
+
+
+def test_a_stored_config_of_today_stays_as_it_is():
+  run = schema.plain(resolve(small()))
+  assert renames.run(run) == run

@@ -1,0 +1,180 @@
+"""A corpus by Apache Beam, on many machines: the plan of one machine, carried out by TFDS's Beam writer.
+
+A piece of the order of records is an element of the pipeline. The same functions make its records, which are keyed by
+their places in the order; TFDS's writer groups them by shards, and writes each in the order of the keys. So the shards
+are the same as those of one machine, byte by byte.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from vit_jax import files, paths, runtime
+from vit_jax.corpora import making, work
+from vit_jax.corpora import plan as plans
+from vit_jax.corpora import write as whole
+from vit_jax.schema import ConfigError
+
+PIECE = 512  # records of an element: the blocks of a window, as `making.Maker` reads them
+REPORTS = "reports"
+
+
+def write(
+  name: str,
+  data: dict,
+  options: plans.Options,
+  root: pathlib.Path,
+  words: Sequence[str],
+  max_rejected: float = 0.01,
+) -> list[str]:
+  """As `write.write`; `words` are flags of Beam's pipeline, such as --runner=DataflowRunner.
+
+  What Beam has begun and not ended it does again: its shards are written at its end. A corpus is whole, or over the
+  bound of rejected images, when the pipeline has ended. Raises ConfigError without the extra beam.
+  """
+  beam = _library()
+  source, folders = whole.begun(name, data, root)
+  made = whole.planned(name, data, source, options)
+  if whole.is_whole(made, folders):
+    return [f"{name} is already prepared at {folders.corpus}"]
+  with runtime.locked(folders.work, "another name"):
+    if not made.check(folders.work / "plan.json"):
+      files.write_text(folders.work / "plan.json", json.dumps(made.plain(), indent=1))
+    folders.corpus.mkdir(exist_ok=True)
+    whole.hash_test_sets(folders, data, options, 1)
+    text = json.dumps([*map(str, folders), made.plain()])
+    writers = {split.name: _writer(made, folders, split) for split in made.splits}
+    with beam.Pipeline(options=beam.options.pipeline_options.PipelineOptions(list(words))) as pipeline:
+      for i, split in enumerate(made.splits):
+        _add(pipeline, text, i, split, writers[split.name])
+    reports = {split.name: _reports(folders, split, writers[split.name]) for split in made.splits}
+    whole.check_rejected(reports, source, max_rejected)
+    lines = whole.finished(made, source, folders, reports)
+    whole.clear(folders)
+  whole.remove(folders)
+  return lines
+
+
+def _library():
+  try:
+    import apache_beam as beam
+  except ImportError as error:
+    raise ConfigError(f"--beam needs the extra beam: pip install -e '.[beam]' ({error})") from error
+  return beam
+
+
+def _add(pipeline, text, number, split, writer):
+  """Adds a split to the pipeline."""
+  import apache_beam as beam
+
+  pieces = [
+    (number, shard, first) for shard in range(split.shards) for first in range(0, len(split.positions(shard)), PIECE)
+  ]
+  made = (
+    pipeline
+    | f"pieces of {split.name}" >> beam.Create(pieces)
+    | f"spread {split.name}" >> beam.Reshuffle()
+    | f"make {split.name}" >> beam.FlatMap(functools.partial(_piece, text)).with_outputs(REPORTS, main="records")
+  )
+  written = beam.ptransform_fn(lambda records: writer.write_from_pcollection(records))
+  _ = made["records"] | f"write {split.name}" >> written()
+  _ = (
+    made[REPORTS]
+    | f"group {split.name}" >> beam.GroupByKey()
+    | f"report {split.name}" >> beam.Map(functools.partial(_keep, text, number))
+  )
+
+
+def _piece(text, piece) -> Iterator[Any]:
+  """Records of a piece by their places in the order of the split, and its report by its shard."""
+  import apache_beam as beam
+
+  number, shard, first = piece
+  worker = _worker(text)
+  split, report = worker.plan.splits[number], making.Report()
+  positions = split.positions(shard)[first : first + PIECE]
+  for position, record in zip(positions, worker.records(split, positions), strict=True):
+    report.add(record)
+    if record.data is not None:
+      yield position, record.data
+  yield beam.pvalue.TaggedOutput(REPORTS, (shard, (first, report.plain())))
+
+
+@functools.lru_cache(maxsize=1)
+def _worker(text) -> work.Worker:
+  """What this process makes records with; what it has open stays open."""
+  corpus, beside, values = json.loads(text)
+  made = plans.Plan.read(values)
+  return work.Worker(made.data, work.Folders(*map(paths.parse, (corpus, beside))), plan=made)
+
+
+def _keep(text, number, pieces):
+  """Writes the report of a shard."""
+  shard, reports = pieces
+  worker = _worker(text)
+  merged = making.Report()
+  for _, report in sorted(reports, key=lambda each: each[0]):
+    merged.merge(report)
+  files.write_text(worker.folders.report(worker.plan.splits[number], shard), json.dumps(merged.plain()))
+
+
+def _reports(folders, split, writer):
+  """The reports of a split's shards, compared with what the writer says of them."""
+  reports = []
+  for number in range(split.shards):
+    report = making.Report()
+    report.merge(json.loads(files.content(folders.report(split, number))))
+    reports.append(report)
+  lengths, _ = writer.finalize()
+  there = [report.records for report in reports if report.records]
+  assert lengths == there, (lengths, there)
+  return reports
+
+
+# TFDS's writer.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Serialised:
+  """A serializer for records that are."""
+
+  def serialize_example(self, example: bytes) -> bytes:
+    """The record as it is."""
+    return example
+
+
+@dataclasses.dataclass(frozen=True)
+class _ExampleWriter:
+  """Writes shards as one machine does."""
+
+  def write(self, path, examples) -> None:
+    """(key, record) in the order of the keys."""
+    making.write(paths.parse(path), (record for _, record in examples))
+
+
+def _writer(made, folders, split):
+  """TFDS's writer of a split, with keys that are places in its order."""
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core import writer
+  from tensorflow_datasets.core.utils import shard_utils
+
+  class Writer(writer.BeamWriter):
+    """Its shards end where those of the plan do, also where the last records are left out."""
+
+    def _assign_shard(self, key_serialized_example, num_shards, largest_key):
+      return super()._assign_shard(key_serialized_example, num_shards, [len(split) - 1])
+
+  template = tfds.core.ShardedFileTemplate(
+    data_dir=folders.corpus, dataset_name=made.name, split=split.name, filetype_suffix="array_record"
+  )
+  return Writer(
+    serializer=_Serialised(),
+    filename_template=template,
+    hash_salt="",
+    disable_shuffling=True,
+    example_writer=_ExampleWriter(),
+    shard_config=shard_utils.ShardConfig(num_shards=split.shards),
+  )

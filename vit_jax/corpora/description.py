@@ -1,0 +1,166 @@
+"""What stands beside the shards of a corpus: the description that TFDS reads, counts, and what was left out."""
+
+import collections
+import json
+import pathlib
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+
+from vit_jax import files, paths, schema
+from vit_jax.corpora import duplicates, making, plan
+from vit_jax.schema import ConfigError
+from vit_jax.schema.errors import readable, some
+
+PLAN, INFO = "prepare.json", "dataset_info.json"  # INFO says that a corpus is whole, and is written last
+
+
+def check_name(name: str) -> None:
+  """ConfigError for what TFDS would not call a dataset."""
+  if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+    raise ConfigError(f"{name!r} is no name of a dataset; allowed: small letters, digits and _, a letter first")
+
+
+def check_classes(classes: Sequence[str]) -> None:
+  """ConfigError for names that TFDS cannot keep, a line each in a text file, or that are there twice."""
+  for name in classes:
+    if not name or name != name.strip() or "\n" in name or "\r" in name or not _unicode(name):
+      raise ConfigError(
+        f"class {name!a} cannot be a line of text, as which TFDS keeps it: it is empty, begins or ends with a blank, "
+        "has an end of line, or is not UTF-8; rename it"
+      )
+  if twice := [name for name, count in collections.Counter(classes).items() if count > 1]:
+    raise ConfigError(f"several classes are called {some(map(repr, twice), 5)}; rename them")
+
+
+def alike(classes: Sequence[str]) -> list[list[str]]:
+  """Groups of classes that differ only in case: two of one meaning, or, of letters, two that are meant."""
+  groups = collections.defaultdict(list)
+  for name in classes:
+    groups[name.casefold()].append(name)
+  return [group for group in groups.values() if len(group) > 1]
+
+
+def _unicode(name):
+  try:
+    name.encode()
+  except UnicodeEncodeError:
+    return False
+  return True
+
+
+def features(classes: Sequence[str], labels: int):
+  """TFDS features of a corpus; with more than one label an image has a list of them."""
+  import tensorflow_datasets as tfds
+
+  label = tfds.features.ClassLabel(names=classes)
+  return tfds.features.FeaturesDict(
+    {
+      "image": tfds.features.Image(shape=(None, None, 3)),  # JPEG or PNG
+      "label": tfds.features.Sequence(label) if labels > 1 else label,
+      "id": tfds.features.Text(),  # of the input: a file's name
+    }
+  )
+
+
+def describe(
+  corpus: pathlib.Path, made: plan.Plan, classes: Sequence[str], reports: Mapping[str, Sequence[making.Report]]
+) -> None:
+  """Writes what stands beside the shards.
+
+  `reports` are those of each split's shards, in order. ConfigError for a shard without images.
+  """
+  for split in made.splits:
+    empty = [number for number, report in enumerate(reports[split.name]) if not report.records]
+    if empty:
+      raise ConfigError(
+        f"no image is left for {len(empty)} of the {split.shards} files of split {split.name!r}; mend the input, or "
+        "take fewer --shards"
+      )
+  everything = making.Report()
+  for report in (report for each in reports.values() for report in each):
+    everything.merge(report.plain())
+  rows = {
+    "rejected.jsonl": everything.rejected,
+    "duplicates.jsonl": [{k: v for k, v in row.items() if k != "picture"} for row in everything.duplicates],
+  }
+  for name, lines in rows.items():
+    if lines or name == "rejected.jsonl":
+      files.write_text(corpus / name, "".join(json.dumps(line) + "\n" for line in lines))
+  counts = {name: sum((report.classes for report in each), collections.Counter()) for name, each in reports.items()}
+  by_class = {name: {label: count[i] for i, label in enumerate(classes)} for name, count in counts.items()}
+  files.write_text(corpus / "counts.json", json.dumps(by_class, indent=1) + "\n")
+  about = {"records": {name: sum(r.records for r in each) for name, each in reports.items()}} | {
+    "rejected": len(everything.rejected),
+    "duplicates": len(everything.duplicates),
+    "done": dict(sorted(everything.done.items())),
+  }
+  files.write_text(corpus / PLAN, json.dumps(made.plain() | about, indent=1) + "\n")
+  _describe_to_tfds(corpus, made, classes, reports)
+
+
+def _describe_to_tfds(corpus, made, classes, reports):
+  """Writes TFDS's files, the one that says that all is there as the last."""
+  import tensorflow_datasets as tfds
+
+  with tempfile.TemporaryDirectory(prefix="vit_jax_") as folder:
+    identity = tfds.core.dataset_info.DatasetIdentity(
+      name=made.name, version=tfds.core.Version("1.0.0"), data_dir=folder, module_name=""
+    )
+    done = f"at most {made.options.size} pixels on the smaller side" if made.options.size else "of their own sizes"
+    info = tfds.core.DatasetInfo(
+      builder=identity,
+      features=features(classes, made.labels),
+      description=f"Images {done}, upright and verified, by python -m vit_jax.prepare; see prepare.json.",
+    )
+    info.set_file_format(tfds.core.FileFormat.ARRAY_RECORD)
+    info.set_splits(
+      tfds.core.splits.SplitDict(
+        [
+          tfds.core.SplitInfo(
+            name=split.name,
+            shard_lengths=[report.records for report in reports[split.name]],
+            num_bytes=sum(report.bytes for report in reports[split.name]),
+            filename_template=tfds.core.ShardedFileTemplate(
+              data_dir=corpus, dataset_name=made.name, split=split.name, filetype_suffix="array_record"
+            ),
+          )
+          for split in made.splits
+        ]
+      )
+    )
+    info.write_to_directory(folder)
+    for file in sorted(pathlib.Path(folder).iterdir(), key=lambda file: file.name == INFO):
+      if paths.in_bucket(corpus):
+        files.copy(file, corpus / file.name)
+      else:
+        files.write_text(corpus / file.name, file.read_text())
+
+
+def summary(reports: Mapping[str, Sequence[making.Report]], classes: Sequence[str]) -> list[str]:
+  """Lines for the screen: images and classes of each split, what was done to them, and what was left out, by reason."""
+  lines, everything = [], making.Report()
+  for name, each in reports.items():
+    total, counts = sum(report.records for report in each), sum((r.classes for r in each), collections.Counter())
+    few, many = (pick((counts[i], label) for i, label in enumerate(classes)) for pick in (min, max))
+    lines.append(
+      f"{name}: {total:,} images in {len(each)} files, {sum(r.bytes for r in each) / 2**20:,.0f} MiB; "
+      f"{len(classes):,} classes of {few[0]:,} ({schema.show(few[1])}) to {many[0]:,} ({schema.show(many[1])})"
+    )
+    for report in each:
+      everything.merge(report.plain())
+  if everything.done:
+    lines.append(", ".join(f"{count:,} {word}" for word, count in sorted(everything.done.items())))
+  if everything.duplicates:
+    lines.append(f"{len(everything.duplicates):,} duplicates of test images left out; duplicates.html shows them")
+  kinds = collections.Counter(re.sub(r"\d[\d,]*", "N", row["reason"])[:100] for row in everything.rejected)
+  if kinds:
+    lines.append(f"{len(everything.rejected):,} rejected; rejected.jsonl names them")
+    lines += [f"  {count:>7,}  {readable(kind)}" for kind, count in kinds.most_common(5)]
+  return lines
+
+
+def show_duplicates(corpus: pathlib.Path, rows: Sequence[dict], picture) -> None:
+  """Writes the page of pairs, if there are any."""
+  if rows:
+    duplicates.page(corpus / "duplicates.html", rows[: duplicates.SHOWN], len(rows), picture)

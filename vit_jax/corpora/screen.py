@@ -1,0 +1,67 @@
+"""How far a corpus is, on a terminal as a bar, elsewhere as a line now and then."""
+
+import contextlib
+import sys
+import time
+
+from rich import progress
+
+from vit_jax.runtime import say
+
+EVERY = 30.0  # seconds between two lines
+
+
+class Screen:
+  """Shows images, images/s, what is left out, and the time that is left; a context manager."""
+
+  def __init__(self, what: str, total: int, done: int = 0, rejected: int = 0, duplicates: int = 0):
+    self._what, self._total, self._start, self._done = what, total, done, done
+    self._left_out = [rejected, duplicates]
+    self._began = self._said = time.monotonic()
+    self._bar = None
+
+  def __enter__(self):
+    if sys.stdout.isatty():
+      self._bar = progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f} images"),
+        progress.TextColumn("{task.fields[words]}"),
+        progress.TimeRemainingColumn(),
+      )
+      self._bar.start()
+      self._task = self._bar.add_task(self._what, total=self._total, completed=self._done, words="")
+    return self
+
+  def __exit__(self, *error):
+    if self._bar:
+      with contextlib.suppress(OSError):  # the terminal may be closed
+        self._bar.stop()
+
+  def add(self, records: int, rejected: int = 0, duplicates: int = 0) -> None:
+    """Counts."""
+    self._done += records
+    self._left_out = [self._left_out[0] + rejected, self._left_out[1] + duplicates]
+    now = time.monotonic()
+    if self._bar:
+      with contextlib.suppress(OSError):
+        self._bar.update(self._task, completed=self._done, words=self._words(now))
+    elif now - self._said > EVERY:
+      self._said = now
+      say(f"{self._what}  {self._done:,}/{self._total:,} images  {self._words(now)}{self._left(now)}")
+
+  @property
+  def rejected(self) -> int:
+    """So far."""
+    return self._left_out[0]
+
+  def _rate(self, now):
+    return (self._done - self._start) / max(1e-3, now - self._began)
+
+  def _words(self, now):
+    words = [f"{self._rate(now):,.0f} images/s", f"{self._left_out[0]:,} rejected"]
+    return "  ".join(words + [f"{self._left_out[1]:,} duplicates"] * bool(self._left_out[1]))
+
+  def _left(self, now):
+    rate = self._rate(now)
+    return f"  {(self._total - self._done) / rate / 60:,.0f} min left" if rate else ""

@@ -1,0 +1,146 @@
+"""What a process does for a corpus: hashes of test images, and shards, each written whole with its report."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax import files, paths, schema
+from vit_jax.corpora import duplicates, making
+from vit_jax.corpora import plan as plans
+from vit_jax.data import catalog
+from vit_jax.data.sources import Source
+from vit_jax.schema import Choice
+
+EVERY = 0.5  # seconds between two words about a shard
+
+
+class Hashes(NamedTuple):
+  """A task: the hashes of some records of a test set."""
+
+  test_set: str
+  first: int
+  stop: int
+
+
+class Shard(NamedTuple):
+  """A task: a file of the corpus."""
+
+  split: int
+  number: int
+
+
+class Folders(NamedTuple):
+  """Where a corpus is written, and what is kept beside it until it is whole."""
+
+  corpus: pathlib.Path
+  work: pathlib.Path
+
+  @classmethod
+  def of(cls, root: pathlib.Path, name: str) -> "Folders":
+    """In the TFDS data directory `root`."""
+    return cls(root / name / "1.0.0", root / name / ".1.0.0.work")
+
+  def shard(self, name: str, split: plans.Split, number: int) -> pathlib.Path:
+    """The file of a shard, as TFDS calls it."""
+    return self.corpus / f"{name}-{split.name}.array_record-{number:05d}-of-{split.shards:05d}"
+
+  def report(self, split: plans.Split, number: int) -> pathlib.Path:
+    """What is known of a shard; where it is, the shard is whole."""
+    return self.work / f"{split.name}-{number:05d}-of-{split.shards:05d}.json"
+
+  @property
+  def hashes(self) -> pathlib.Path:
+    """Of the test sets."""
+    return self.work / "hashes.npz"
+
+
+def test_set(text: str) -> Source:
+  """The test images that a word of --dedup-against means.
+
+  Of a dataset of the catalog those of its test split, where $TFDS_DATA_DIR says; of the path of an image folder or of a
+  prepared dataset, with dataset_info.json, all.
+  """
+  with schema.at("--dedup-against"):
+    if text in catalog.CATALOG and catalog.CATALOG[text].classes:
+      return schema.make(Choice(text), catalog.READERS, "test")
+    root = paths.path(text, bare=True).expanduser()
+    if not root.exists():
+      known = [name for name, row in catalog.CATALOG.items() if row.classes]
+      raise schema.ConfigError(f"{text!r} is no folder and no dataset.{schema.nearest(text, known)}")
+    name = "tfds" if (root / "dataset_info.json").exists() else "folder"
+    return schema.make(Choice(name, {"path": str(root)}), catalog.READERS, "all")
+
+
+@dataclasses.dataclass(frozen=True)
+class Worker:
+  """Does tasks; what they read is opened once in each process."""
+
+  data: dict
+  folders: Folders
+  large: Any = dataclasses.field(default_factory=contextlib.nullcontext)  # see `making.Maker`
+  plan: plans.Plan | None = None  # known once there are hashes
+
+  def __call__(self, task: Hashes | Shard, say: Callable) -> Any:
+    """The hashes, or the report of a shard; says (records, rejected, duplicates) of those that it has done since."""
+    if isinstance(task, Hashes):
+      return duplicates.hashes(self._test_set(task.test_set), range(task.first, task.stop))
+    split = self.plan.splits[task.split]
+    report = making.Report()
+    path = self.folders.shard(self.plan.name, split, task.number)
+    making.write(path, self._kept(split, split.positions(task.number), report, say))
+    files.write_text(self.folders.report(split, task.number), json.dumps(report.plain()))
+    return report.plain()
+
+  def _kept(self, split, positions, report, say):
+    """The serialised records that stay, counted."""
+    said, last = (0, 0, 0), time.monotonic()
+    for count, record in enumerate(self.records(split, positions), 1):
+      report.add(record)
+      if time.monotonic() - last > EVERY or count == len(positions):
+        now = count, len(report.rejected), len(report.duplicates)
+        say(tuple(new - old for new, old in zip(now, said, strict=True)))
+        said, last = now, time.monotonic()
+      if record.data is not None:
+        yield record.data
+
+  def records(self, split: plans.Split, positions: range) -> Iterator[making.Record]:
+    """What becomes of the records at places in the order of a split."""
+    together = self.source.runs is not None
+    return self.maker.records(plans.records(split, positions, self.plan.options.seed, together))
+
+  @functools.cached_property
+  def source(self) -> Source:
+    """The input."""
+    return plans.opened(self.data, catalog.READERS)
+
+  @functools.cached_property
+  def maker(self) -> making.Maker:
+    """What makes its records."""
+    return making.Maker(self.source, self.plan.options.size, self.index, self.large)
+
+  @functools.cached_property
+  def index(self) -> duplicates.Index | None:
+    """Of the test images."""
+    return read_index(self.folders, self.plan.options) if self.plan.options.against else None
+
+  @functools.cached_property
+  def _test_set(self):
+    return functools.cache(test_set)
+
+
+def read_index(folders: Folders, options: plans.Options) -> duplicates.Index:
+  """The index of the hashes that are kept beside a corpus."""
+  with np.load(files.local(folders.hashes)) as kept:
+    hashes, counts = kept["hashes"], kept["counts"]
+  names = []
+  for text, count in zip(options.against, counts, strict=True):
+    source = test_set(text)
+    names += [(text, source.identify(number), number) for number in range(count)]
+  return duplicates.Index(hashes, names, options.distance)

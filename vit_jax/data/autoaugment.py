@@ -1,0 +1,157 @@
+"""AutoAugment on the host (Cubuk et al. 2019): one of 25 published pairs of operations for each image.
+
+In Pillow's arithmetic, as the codes in PyTorch have it.
+"""
+
+from typing import Literal
+
+from vit_jax.data.randaugment import INCREASING, PUBLISHED, Level, Op, normal, one_of
+from vit_jax.schema import NonNegative
+
+# The tables of operations, by name: what follows from the magnitude, and the change.
+
+
+def _as(published, name):
+  """The argument of big_vision's operation, which is the original one, with Pillow's change."""
+  return Op(PUBLISHED[published].argument, INCREASING[name].apply)
+
+
+def _ninths(name):
+  """The argument from a magnitude that ends at 9 instead of 10."""
+  return Op(lambda magnitude, sign: INCREASING[name].argument(magnitude / 0.9, sign), INCREASING[name].apply)
+
+
+TIMM = INCREASING | {  # magnitudes 0 to 10
+  "Posterize": _as("Posterize", "PosterizeIncreasing"),
+  "Solarize": _as("Solarize", "SolarizeIncreasing"),
+  **{name: _as(name, f"{name}Increasing") for name in ("Color", "Contrast", "Brightness", "Sharpness")},
+}
+ORIGINAL = TIMM | {  # 4 to 8 bits, as the paper has them
+  "Posterize": Op(lambda magnitude, sign: int(magnitude / 10 * 4) + 4, INCREASING["PosterizeIncreasing"].apply)
+}
+TEN = {  # magnitudes 0 to 9, ten of them
+  **{name: _ninths(name) for name in ("Rotate", "ShearX", "ShearY", "AutoContrast", "Equalize", "Invert")},
+  **{name: _ninths(f"{name}Increasing") for name in ("Color", "Contrast", "Brightness", "Sharpness")},
+  **{
+    name: Op(lambda magnitude, sign: sign * magnitude / 9 * 150 / 331, INCREASING[name].apply)
+    for name in ("TranslateXRel", "TranslateYRel")
+  },
+  "Posterize": Op(lambda magnitude, sign: round(8 - magnitude / 9 * 4), INCREASING["PosterizeIncreasing"].apply),
+  "Solarize": Op(lambda magnitude, sign: 256 - magnitude / 9 * 256, INCREASING["SolarizeIncreasing"].apply),
+}
+
+# The pairs: operation, probability, magnitude.
+
+IMAGENET = (
+  (("Posterize", 0.4, 8), ("Rotate", 0.6, 9)),
+  (("Solarize", 0.6, 5), ("AutoContrast", 0.6, 5)),
+  (("Equalize", 0.8, 8), ("Equalize", 0.6, 3)),
+  (("Posterize", 0.6, 7), ("Posterize", 0.6, 6)),
+  (("Equalize", 0.4, 7), ("Solarize", 0.2, 4)),
+  (("Equalize", 0.4, 4), ("Rotate", 0.8, 8)),
+  (("Solarize", 0.6, 3), ("Equalize", 0.6, 7)),
+  (("Posterize", 0.8, 5), ("Equalize", 1, 2)),
+  (("Rotate", 0.2, 3), ("Solarize", 0.6, 8)),
+  (("Equalize", 0.6, 8), ("Posterize", 0.4, 6)),
+  (("Rotate", 0.8, 8), ("Color", 0.4, 0)),
+  (("Rotate", 0.4, 9), ("Equalize", 0.6, 2)),
+  (("Equalize", 0, 7), ("Equalize", 0.8, 8)),
+  (("Invert", 0.6, 4), ("Equalize", 1, 8)),
+  (("Color", 0.6, 4), ("Contrast", 1, 8)),
+  (("Rotate", 0.8, 8), ("Color", 1, 2)),
+  (("Color", 0.8, 8), ("Solarize", 0.8, 7)),
+  (("Sharpness", 0.4, 7), ("Invert", 0.6, 8)),
+  (("ShearX", 0.6, 5), ("Equalize", 1, 9)),
+  (("Color", 0.4, 0), ("Equalize", 0.6, 3)),
+  (("Equalize", 0.4, 7), ("Solarize", 0.2, 4)),
+  (("Solarize", 0.6, 5), ("AutoContrast", 0.6, 5)),
+  (("Invert", 0.6, 4), ("Equalize", 1, 8)),
+  (("Color", 0.6, 4), ("Contrast", 1, 8)),
+  (("Equalize", 0.8, 8), ("Equalize", 0.6, 3)),
+)
+IMAGENET_V0 = (
+  (("Equalize", 0.8, 1), ("ShearY", 0.8, 4)),
+  (("Color", 0.4, 9), ("Equalize", 0.6, 3)),
+  (("Color", 0.4, 1), ("Rotate", 0.6, 8)),
+  (("Solarize", 0.8, 3), ("Equalize", 0.4, 7)),
+  (("Solarize", 0.4, 2), ("Solarize", 0.6, 2)),
+  (("Color", 0.2, 0), ("Equalize", 0.8, 8)),
+  (("Equalize", 0.4, 8), ("SolarizeAdd", 0.8, 3)),
+  (("ShearX", 0.2, 9), ("Rotate", 0.6, 8)),
+  (("Color", 0.6, 1), ("Equalize", 1, 2)),
+  (("Invert", 0.4, 9), ("Rotate", 0.6, 0)),
+  (("Equalize", 1, 9), ("ShearY", 0.6, 3)),
+  (("Color", 0.4, 7), ("Equalize", 0.6, 0)),
+  (("Posterize", 0.4, 6), ("AutoContrast", 0.4, 7)),
+  (("Solarize", 0.6, 8), ("Color", 0.6, 9)),
+  (("Solarize", 0.2, 4), ("Rotate", 0.8, 9)),
+  (("Rotate", 1, 7), ("TranslateYRel", 0.8, 9)),
+  (("ShearX", 0, 0), ("Solarize", 0.8, 4)),
+  (("ShearY", 0.8, 0), ("Color", 0.6, 4)),
+  (("Color", 1, 0), ("Rotate", 0.6, 2)),
+  (("Equalize", 0.8, 4), ("Equalize", 0, 8)),
+  (("Equalize", 1, 4), ("AutoContrast", 0.6, 2)),
+  (("ShearY", 0.4, 7), ("SolarizeAdd", 0.6, 7)),
+  (("Posterize", 0.8, 2), ("Solarize", 0.6, 10)),
+  (("Solarize", 0.6, 8), ("Equalize", 0.6, 1)),
+  (("Color", 0.8, 6), ("Rotate", 0.4, 5)),
+)
+CIFAR10 = (
+  (("Invert", 0.1, 7), ("Contrast", 0.2, 6)),
+  (("Rotate", 0.7, 2), ("TranslateXRel", 0.3, 9)),
+  (("Sharpness", 0.8, 1), ("Sharpness", 0.9, 3)),
+  (("ShearY", 0.5, 8), ("TranslateYRel", 0.7, 9)),
+  (("AutoContrast", 0.5, 8), ("Equalize", 0.9, 2)),
+  (("ShearY", 0.2, 7), ("Posterize", 0.3, 7)),
+  (("Color", 0.4, 3), ("Brightness", 0.6, 7)),
+  (("Sharpness", 0.3, 9), ("Brightness", 0.7, 9)),
+  (("Equalize", 0.6, 5), ("Equalize", 0.5, 1)),
+  (("Contrast", 0.6, 7), ("Sharpness", 0.6, 5)),
+  (("Color", 0.7, 7), ("TranslateXRel", 0.5, 8)),
+  (("Equalize", 0.3, 7), ("AutoContrast", 0.4, 8)),
+  (("TranslateYRel", 0.4, 3), ("Sharpness", 0.2, 6)),
+  (("Brightness", 0.9, 6), ("Color", 0.2, 8)),
+  (("Solarize", 0.5, 2), ("Invert", 0, 3)),
+  (("Equalize", 0.2, 0), ("AutoContrast", 0.6, 0)),
+  (("Equalize", 0.2, 8), ("Equalize", 0.6, 4)),
+  (("Color", 0.9, 9), ("Equalize", 0.6, 6)),
+  (("AutoContrast", 0.8, 4), ("Solarize", 0.2, 8)),
+  (("Brightness", 0.1, 3), ("Color", 0.7, 0)),
+  (("Solarize", 0.4, 5), ("AutoContrast", 0.9, 3)),
+  (("TranslateYRel", 0.9, 9), ("TranslateYRel", 0.7, 9)),
+  (("AutoContrast", 0.9, 2), ("Solarize", 0.8, 3)),
+  (("Equalize", 0.8, 8), ("Invert", 0.1, 3)),
+  (("TranslateYRel", 0.7, 9), ("AutoContrast", 0.9, 1)),
+)
+
+PAIRS = {"imagenet": (IMAGENET, ORIGINAL, 10), "imagenet_v0": (IMAGENET_V0, TIMM, 10), "cifar10": (CIFAR10, TEN, 9)}
+
+
+def autoaugment(
+  *,
+  pairs: Literal["imagenet", "imagenet_v0", "cifar10"] = "imagenet",
+  magnitude_std: NonNegative = 0.0,
+  fill: tuple[Level, Level, Level] = (128, 128, 128),
+  interpolation: Literal["random", "bilinear", "bicubic"] = "random",
+):
+  """One of 25 pairs of operations, each of the two with its own probability and magnitude.
+
+  "imagenet" are the paper's, timm's `original`; "imagenet_v0" those of EfficientNet's TPU code, timm's `v0`; "cifar10"
+  the paper's in DeepVoltaire's form, which Compact-Transformers took, but rotations are interpolated too. With
+  `magnitude_std` magnitudes come from a normal distribution, clipped to the scale. Signs are drawn, and with "random"
+  the interpolation. `fill` is often the mean colour of the dataset, times 255.
+  """
+  rows, ops, highest = PAIRS[pairs]
+  allowed = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
+
+  def policy(image, draw):
+    for name, probability, magnitude in one_of(rows, draw):
+      if draw.random() < probability:
+        strength = magnitude
+        if magnitude_std:
+          strength = min(max(magnitude + magnitude_std * normal(draw), 0), highest)
+        argument = ops[name].argument(strength, one_of((-1, 1), draw))
+        image = ops[name].apply(image, argument, fill, one_of(allowed, draw))
+    return image
+
+  return policy

@@ -1,0 +1,149 @@
+"""The datasets: one row each. A row names the reader and states what is known before any file is opened."""
+
+from typing import Annotated
+
+from vit_jax import schema
+from vit_jax.data import augment, loader, mixture, sources, stream
+from vit_jax.data.catalog import imagenet, small, vtab
+from vit_jax.data.readers import folder, manifest, parquet, tars, tfds
+from vit_jax.data.rows import Row
+from vit_jax.data.sources import Splits
+from vit_jax.schema import Choice, bind, lookup
+
+# Sizes of images are those of the archives (TFDS checksums) by the images in them, if not said otherwise.
+CATALOG = {
+  **small.ROWS,
+  **vtab.ROWS,
+  **imagenet.ROWS,
+  "tfds": Row(tfds.any_builder),
+  "folder": Row(folder.folder),
+  "manifest": Row(manifest.manifest),
+  "tars": Row(tars.tars),
+  "parquet": Row(parquet.parquet),
+}
+
+
+def _defaults(row):
+  """What a row says of keys that its reader has."""
+  return {key: getattr(row, key) for key in ("train", "test", "labels") if key in schema.keywords(row.reader)}
+
+
+def _training(row):
+  """How training sees images: cropped and mirrored, unless that changes the labels of the row."""
+  return schema.preset(
+    stream.train_examples,
+    **({} if row.flip else {"flip": False}),
+    **({} if row.crop else {"crop": Choice("resize")}),
+  )
+
+
+# The keys of `config.data` by name: those of the reader, and of what is made of its images.
+READERS = {name: schema.preset(row.reader, name, row, **_defaults(row)) for name, row in CATALOG.items()}
+
+
+def _weight(*, weight: schema.Positive = 1.0) -> float:
+  return weight
+
+
+PARTS = {name: (reader, _weight) for name, reader in READERS.items()}  # of a mixture
+
+
+def _mixture(
+  open_part,
+  name: str,
+  row: Row,
+  split: str,
+  *,
+  parts: tuple[Annotated[Choice, PARTS], ...],
+  classes: mixture.Classes = "union",
+  epoch: str | None = None,
+  train: str = "train",
+  val: str | None = None,
+  test: str = "test",
+) -> sources.Source:
+  """Several datasets by weights, dict(name="imagenet21k", weight=2, ...): how many of the examples are drawn of each.
+
+  Each is permuted anew in every epoch of its own. "90ep" are 90 times as many examples as all parts have images, or
+  with `epoch`, the name of a part, so many that this part is seen 90 times. `classes` are the "union" by name, or the
+  "same" in all parts. `train`, `val` and `test` are what is asked of every part.
+  """
+  splits, opened = Splits(train, val, test), []
+  if not parts:
+    raise schema.ConfigError("no part; write parts=(dict(name=..., weight=1), ...)", "parts")
+  for i, part in enumerate(parts):
+    choice = Choice(part.name, {key: value for key, value in part.args.items() if key != "weight"})
+    with schema.at("parts"), schema.at(f"[{i}]"):
+      opened.append(open_part(choice, splits.spec(split)))
+  weights = [part.args["weight"] for part in parts]
+  return mixture.mixture(name, splits.spec(split), opened, weights, classes, epoch)
+
+
+def _open_part(choice, split):
+  return schema.make(choice, PARTS, split)
+
+
+CATALOG["mixture"] = Row(_mixture)
+READERS["mixture"] = schema.preset(_mixture, _open_part, "mixture", CATALOG["mixture"])
+DATA = {
+  name: (reader, _training(CATALOG[name]), stream.eval_examples, loader.batches, loader.processes, augment.build)
+  for name, reader in READERS.items()
+}
+# The same for data that are measured and not trained on.
+EVAL_DATA = {
+  name: (reader, stream.eval_examples, loader.batches, augment.normalise) for name, reader in READERS.items()
+}
+
+
+def about(name: str) -> str:
+  """What the catalog knows of a set, on one line: "" of one whose data alone say what they are."""
+  row = CATALOG.get(name)
+  if row is None or row.classes is None:
+    return ""
+  task = vtab.TASKS.get(name)
+  parts = [
+    f"{name}: {row.builder or 'no public builder'}",
+    ", ".join(f"{split} {images:,}" for split, images in row.splits.items()),
+    f"{row.classes:,} classes" + (f", of which {len(row.subset)} occur" if row.subset else ""),
+    f"trained on {row.train!r}, tested on {row.test!r} by {row.metric}",
+    *([f"VTAB's {task.title} ({task.group})"] if task else []),
+  ]
+  return "; ".join(parts)
+
+
+def open_split(choice: Choice, split: str) -> sources.Source:
+  """The source of a data choice; `split` is "train", "val" or "test", as the choice has them, or a split string."""
+  return schema.make(choice, DATA, split)
+
+
+def train_examples(choice: Choice, seed: int, patch: int | None, batch: int, source: sources.Source | None = None):
+  """`stream.train_examples` of the choice's "train", which is opened unless it is given as `source`."""
+  source = open_split(choice, "train") if source is None else source
+  return stream.train_examples(source, seed, patch, batch, **schema.arguments(choice, stream.train_examples))
+
+
+def known_split(choice: Choice, split: str) -> sources.Source:
+  """The same, or where the data are absent, what the catalog knows of them: enough for a plan, and an error to read.
+
+  Data that are there and cannot be used are an error, as are absent data that no row describes.
+  """
+  if choice.name == "mixture":
+    known = {"mixture": (schema.preset(_mixture, known_split, "mixture", CATALOG["mixture"]), *DATA["mixture"][1:])}
+    return schema.make(choice, known, split)
+  try:
+    return open_split(choice, split)
+  except sources.AbsentError as error:
+    row = CATALOG[choice.name]
+    if row.classes is None:
+      raise
+    absent = error
+
+  def read(i):
+    raise absent
+
+  choice = bind(choice, lookup(DATA, choice.name))
+  splits = Splits(*(choice.args[key] for key in ("train", "val", "test")), row.slices)
+  length = sum(len(numbers) for _, numbers in splits.select(split, row.splits))
+  classes, labels = tuple(map(str, range(row.classes))), choice.args.get("labels", row.labels)
+  return sources.Source(
+    choice.name, splits.spec(split), classes, length, read, lambda i: f"{choice.name}, record {i}", labels
+  )

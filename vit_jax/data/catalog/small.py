@@ -1,0 +1,39 @@
+"""Small sets that VTAB does not have: the digits, CIFAR-10, and two of big_vision's few-shot suite."""
+
+from vit_jax.data.readers import tfds
+from vit_jax.data.rows import Row
+
+ROWS = {
+  "digits": Row(
+    tfds.catalogued,
+    "digits:1.0.0",
+    {"train": 1437, "test": 360},
+    10,
+    image_bytes=1_900,  # measured
+  ),
+  "cifar10": Row(
+    tfds.catalogued,
+    "cifar10:3.0.2",
+    {"train": 50_000, "test": 10_000},
+    10,
+    image_bytes=2_500,  # PNG, of at most 3,072 bytes of pixels
+  ),
+  "cars196": Row(
+    tfds.catalogued,
+    "cars196:2.1.0",
+    {"train": 8144, "test": 8041},
+    196,
+    image_bytes=121_000,  # 1.96 GB
+    caution="its host, ai.stanford.edu, may not answer. Its files are taken from {manual}, if they are there under the "
+    "names cars_train.tgz, cars_test.tgz, car_devkit.tgz and cars_test_annos_withlabels.mat",
+  ),
+  "uc_merced": Row(
+    tfds.catalogued,
+    "uc_merced:2.0.0",
+    {"train": 2100},
+    21,
+    train="train[:1000]",  # as big_vision cuts it: evaluators/fewshot_lsr.py
+    test="train[1000:]",
+    image_bytes=158_000,  # 332 MB
+  ),
+}

@@ -1,0 +1,228 @@
+"""Where the records of files lie: made by reading a file once, kept in the cache of the machine, not in the corpus."""
+
+import bisect
+import dataclasses
+import hashlib
+import itertools
+import logging
+import os
+import pathlib
+import struct
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from vit_jax import files as caches
+from vit_jax import paths
+from vit_jax.data import sources
+from vit_jax.data.readers import labels, listing
+
+VERSION = 1  # of what is kept
+LARGE = 2**30  # bytes of files from which on it is said that they are read
+BETWEEN = 2**16  # bytes between two neighbours, at most, that are read to spare a request
+Arrays = dict[str, np.ndarray]
+
+
+def made(kind: str, files: listing.Files, scan: Callable[[int], Arrays], about: object = None) -> list[Arrays]:
+  """What `scan(file)` gives of each file; once, as long as its name, size and time of change are the same.
+
+  Args:
+    kind: of what is kept.
+    files: all of which are scanned, several at a time.
+    scan: gives arrays by name.
+    about: what else the arrays depend on.
+  """
+  folder = caches.cache("index")
+  if paths.in_bucket(folder):
+    folder = pathlib.Path.home() / ".cache/vit_jax/index"
+
+  def one(file):
+    key = repr((VERSION, kind, about, files.path(file), files.stamps[file]))
+    kept = folder / f"{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.npz"
+    if (arrays := _read(kept)) is None:
+      arrays = scan(file)
+      _keep(kept, arrays)
+    return arrays
+
+  size = sum(map(files.size, range(len(files.names))))
+  if size > LARGE:
+    logging.info("%s: %d files of %s, %.0f GB, are looked through once", files.root, len(files.names), kind, size / 1e9)
+  return files.each(one)
+
+
+def _read(kept):
+  try:
+    with np.load(kept, allow_pickle=False) as stored:
+      return dict(stored)
+  except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):  # it is not there, or damaged: made anew
+    return None
+
+
+def _keep(kept, arrays):
+  try:
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    # Several processes of this machine may write the same, each to a file of its own; one that is damaged is made anew.
+    with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=".", suffix=".partial", delete=False) as file:
+      try:
+        np.savez(file, **arrays)
+        file.close()
+        os.replace(file.name, kept)
+      except OSError:
+        os.unlink(file.name)
+        raise
+  except OSError as error:
+    logging.warning("%s cannot be kept (%s): the next run looks through the files again", kept, error)
+
+
+def firsts(lengths: Iterable[int]) -> list[int]:
+  """The first record of each of several files, one after the other, and how many there are in all."""
+  return [0, *itertools.accumulate(map(int, lengths))]
+
+
+def locate(firsts: Sequence[int], record: int) -> tuple[int, int]:
+  """(file, number in it) of a record."""
+  file = bisect.bisect_right(firsts, record) - 1
+  return file, record - firsts[file]
+
+
+class Extents:
+  """Records of files as bytes, by number through all files; neighbours in a file with one request."""
+
+  def __init__(self, files: listing.Files, arrays: Sequence[Arrays]):
+    """`arrays` have "starts" and "sizes" of the records of each file, in bytes."""
+    self.files = files
+    self._arrays = [(each["starts"], each["sizes"]) for each in arrays]
+    self._firsts = firsts(len(starts) for starts, _ in self._arrays)
+
+  def __len__(self):
+    return self._firsts[-1]
+
+  def locate(self, record: int) -> tuple[int, int]:
+    """(file, number in it) of a record."""
+    return locate(self._firsts, record)
+
+  def file(self, record: int) -> str:
+    """The file that a record is in."""
+    return self.files.path(self.locate(record)[0])
+
+  def read(self, first: int, stop: int) -> list[bytes]:
+    """Records `first` to `stop`. Raises OSError."""
+    result = []
+    while first < stop:
+      file, number = self.locate(first)
+      starts, sizes = self._arrays[file]
+      starts, sizes = (each[number : number + stop - first].tolist() for each in (starts, sizes))
+      if max(sizes) > sources.LARGEST:
+        size = next(size for size in sizes if size > sources.LARGEST)
+        raise OSError(f"it has {size:,} bytes; allowed: {sources.LARGEST:,}")
+      result += self._pieces(file, starts, sizes)
+      first += len(starts)
+    return result
+
+  def _pieces(self, file, starts, sizes):
+    """Pieces of a file: those that are close together with one read."""
+    result, low = [], 0
+    for i in range(1, len(starts) + 1):
+      if i == len(starts) or not 0 <= starts[i] - starts[i - 1] - sizes[i - 1] <= BETWEEN:
+        data = self.files.read(file, starts[low], starts[i - 1] + sizes[i - 1])
+        result += [
+          data[s - starts[low] : s - starts[low] + n] for s, n in zip(starts[low:i], sizes[low:i], strict=True)
+        ]
+        low = i
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+  """Records of a split with their labels."""
+
+  extents: Extents  # or what reads like it
+  labels: Sequence[labels.Labels]  # of each file
+
+  def __len__(self):
+    return len(self.extents)
+
+  def label(self, record: int) -> int | tuple[int, ...]:
+    """The label of a record."""
+    file, number = self.extents.locate(record)
+    return self.labels[file][number]
+
+  def read(self, record: int) -> tuple[bytes, int | tuple[int, ...]]:
+    """(bytes, label) of a record. Raises OSError."""
+    return self.extents.read(record, record + 1)[0], self.label(record)
+
+  def run(self, first: int, stop: int) -> list[bytes]:
+    """Records `first` to `stop`, each `packed`."""
+    return [packed(self.label(i), data) for i, data in enumerate(self.extents.read(first, stop), first)]
+
+
+def resolved(
+  parts: Mapping[str, tuple[listing.Files, Sequence[Arrays]]],
+  classes: Sequence[str] | None,
+  most: int,
+  where: Callable[[listing.Files, int, Arrays, int], str],
+  stored: Callable = Extents,
+) -> tuple[tuple[str, ...], dict[str, Records]]:
+  """The classes of some splits together, and the records of each.
+
+  Args:
+    parts: files of each split and what is known of each file: of its bytes as of `Extents`, of labels as of
+      `labels.Collected`.
+    classes: as of `labels.resolve`, like `most`.
+    most: labels of an image.
+    where: (files, file, its arrays, record of it) in words, for errors.
+    stored: (files, arrays) -> what has the bytes of records, as `Extents`.
+  """
+  flat = [(files, file, each) for files, arrays in parts.values() for file, each in enumerate(arrays)]
+  classes, numbered = labels.resolve(
+    [each for _, _, each in flat], classes, most, lambda i, record: where(*flat[i], record)
+  )
+  numbered = iter(numbered)
+  records = {
+    part: Records(stored(files, arrays), list(itertools.islice(numbered, len(arrays))))
+    for part, (files, arrays) in parts.items()
+  }
+  return classes, records
+
+
+def sizes(records: Mapping[str, Records], names: Sequence[str]) -> dict[str, int]:
+  """Records of each split by name, 0 of those that nobody asked for: what `Splits.select` takes."""
+  return {name: len(records[name]) if name in records else 0 for name in names}
+
+
+def fingerprint(parts: Sequence[tuple[str, range]], records: Mapping[str, Records], *about) -> sources.Fingerprint:
+  """Of the files of some splits, as they were listed, and of all labels; `about` is what else decides the records."""
+  names, stamps = [], []
+  for part in dict.fromkeys(part for part, _ in parts):
+    files = records[part].extents.files
+    names += [*files.names, *(hashlib.sha256(each.numbers).hexdigest() for each in records[part].labels)]
+    stamps += files.stamps
+  sizes, times = zip(*stamps, strict=True)
+  return sources.Fingerprint(sources.digest([parts, about, *names]), "", sources.digest(sizes), sources.digest(times))
+
+
+# A label in front of what is stored: what is read as a run is to be told from nothing but its bytes.
+
+
+def packed(label: int | tuple[int, ...], data: bytes) -> bytes:
+  """Both as bytes."""
+  if isinstance(label, tuple):
+    return struct.pack(f"<i{len(label)}i", len(label), *label) + data
+  return struct.pack("<ii", -1, label) + data
+
+
+def unpacked(data: bytes) -> tuple[bytes, int | tuple[int, ...]]:
+  """(what was stored, label)."""
+  count = struct.unpack_from("<i", data)[0]
+  if count < 0:
+    return data[8:], struct.unpack_from("<i", data, 4)[0]
+  return data[4 + 4 * count :], struct.unpack_from(f"<{count}i", data, 4)
+
+
+def used(by_split: Mapping[str, object], splits: sources.Splits, split: str, shared: bool) -> list[str]:
+  """The splits that must be known to open one of them; with `shared` classes all that the config names."""
+  names = sources.split_names([splits.spec(split), *(splits.specs().values() if shared else ())])
+  everything = "all" in {splits.spec(split).strip()}
+  return [name for name in by_split if name in names or everything]

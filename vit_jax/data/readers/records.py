@@ -1,0 +1,94 @@
+"""What a record that TFDS stored says: an image file and a label, by the dataset's features and a row's rule."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from google.protobuf import message
+
+from vit_jax.data.rows import Row, Rule
+from vit_jax.schema import ConfigError
+
+Label = int | tuple[int, ...]
+
+
+class Records(NamedTuple):
+  """How the records of a dataset are understood."""
+
+  classes: tuple[str, ...]
+  listed: bool  # whether a label is a tuple
+  parse: Callable[[bytes], tuple[bytes, Label]]  # a record to image file and label; OSError for anything else
+  label: Callable[[bytes], Label] | None  # a record to its label, where that is less work
+
+
+def understood(row: Row, features) -> Records:
+  """The records of a dataset with these TFDS features; ConfigError where an image or a label is not among them."""
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.proto import tf_example_pb2
+
+  image = _key(features, tfds.features.Image)
+  rule, listed = row.label, False
+  if isinstance(rule, Rule):
+    names = rule.names
+    if missing := {feature.split("/")[0] for feature in rule.features} - set(features):
+      raise ConfigError(f"the label follows from {sorted(missing)}, which the dataset does not have")
+  else:
+    key = rule or _key(features, tfds.features.ClassLabel)
+    if key not in features:
+      raise ConfigError(f"the label is {key!r}, which the dataset does not have; it has {sorted(features)}")
+    listed = isinstance(features[key], tfds.features.Sequence)
+    names = (features[key].feature if listed else features[key]).names
+
+  def values_of(data):
+    # As TFDS has them in protobuf, without its own parser, which takes 200 us where this takes 40.
+    try:
+      return tf_example_pb2.Example.FromString(data).features.feature
+    except message.Error as error:
+      raise OSError(f"damaged: {str(error).splitlines()[0]}") from error
+
+  def stored(values):
+    encoded, numbers = values[image].bytes_list.value, tuple(values[key].int64_list.value)
+    if len(encoded) != 1 or (len(numbers) != 1 and not listed):
+      raise OSError(f"damaged: a record with {len(encoded)} images and {len(numbers)} labels")
+    return encoded[0], numbers if listed else numbers[0]
+
+  def derived(values):
+    encoded = values[image].bytes_list.value
+    try:
+      label = rule.label(*(_numbers(values[feature]) for feature in rule.features))
+    except (ValueError, IndexError) as error:
+      raise OSError(f"damaged: no label follows from {rule.features}: {error}") from error
+    if len(encoded) != 1:
+      raise OSError(f"damaged: a record with {len(encoded)} images")
+    return encoded[0], label
+
+  read = derived if isinstance(rule, Rule) else stored
+
+  def parse(data):
+    return read(values_of(data))
+
+  def changed(data):
+    encoded, label = parse(data)
+    return row.image(encoded), label
+
+  if row.image is None:
+    return Records(tuple(names), listed, parse, None)
+  return Records(tuple(names), listed, changed, lambda data: parse(data)[1])
+
+
+def _numbers(feature):
+  """All numbers of a feature of tf.train.Example, whatever their type."""
+  kind = feature.WhichOneof("kind")
+  return list(getattr(feature, kind).value) if kind else []
+
+
+def _key(features, kind):
+  """The feature of a kind, or for labels the list of that kind; "image" and "label" before others."""
+
+  def fits(feature):
+    return isinstance(feature, kind) or (preferred == "label" and isinstance(getattr(feature, "feature", None), kind))
+
+  preferred = {"Image": "image", "ClassLabel": "label"}[kind.__name__]
+  keys = [key for key, feature in features.items() if fits(feature)]
+  if preferred not in keys and len(keys) != 1:
+    raise ConfigError(f"the dataset needs one {kind.__name__} feature; it has {keys or 'none'}")
+  return preferred if preferred in keys else keys[0]

@@ -1,0 +1,215 @@
+"""Tar shards of WebDataset as sources, where they are: no member is extracted, and any record is read by itself.
+
+A sample is the neighbouring members that are called alike up to the first dot of their name: `n01440764_10.jpg`,
+`n01440764_10.cls` (https://github.com/webdataset/webdataset). As timm has ImageNet: `cls` a number, json a "label".
+"""
+
+import array
+import functools
+import os
+import tarfile
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from vit_jax import files as json_reading
+from vit_jax.data import sources
+from vit_jax.data.readers import index, listing
+from vit_jax.data.readers import labels as label_columns
+from vit_jax.schema import ConfigError, Range
+
+IMAGES = ("jpg", "jpeg", "png", "webp")
+TEXTS = ("cls", "json", "txt")
+TEXT_BYTES = 2**20  # of a file with a label
+BLOCK = 2**14  # bytes that are read at a time while a shard of a disk is looked through: images are left out
+BEHIND = 2**20  # zeros that may follow the end, up to
+
+
+def tars(
+  name: str,
+  row: sources.Row,
+  split: str,
+  *,
+  path: str,
+  train: str = "train",
+  val: str | None = None,
+  test: str = "test",
+  classes: str | None = None,
+  label: str = "label",
+  labels: Annotated[int, Range(1, 4096)] = 1,
+) -> sources.Source:
+  """A split of tar shards: `path` is their folder, one of them, or a pattern such as imagenet1k-train-{0000..1023}.tar.
+
+  The first time, the headers of all shards of a split are read, on a disk 1 MB for 1,000 images, of a bucket all bytes;
+  what they say is kept in this machine's cache, 16 bytes an image and its name.
+
+  Args:
+    name: of the data.
+    row: of the catalog.
+    split: "train", "val", "test" or a split string; which split a shard is of, its name says, see `listing.split_of`.
+    path: on a disk or in a bucket.
+    train: split string.
+    val: split string.
+    test: split string.
+    classes: a text file with their names, one a line, or their number; by default the names in use, sorted, or the
+      largest number in use in the splits of the config.
+    label: what the label is called in a sample's json, where it has no cls; without both it is what the txt says.
+    labels: the most that one image has; more than one allows lists in json.
+  """
+  splits, named = sources.Splits(train, val, test), label_columns.class_names(classes)
+  files = listing.listed(path, (".tar",), "tar shards")
+  shards = {part: files.chosen(numbers) for part, numbers in listing.by_split(files).items()}
+  known = {
+    part: (shards[part], index.made("tars", shards[part], functools.partial(_scan, shards[part], label), label))
+    for part in index.used(shards, splits, split, named is None)
+  }
+  found, records = index.resolved(known, named, labels, _where)
+  parts, remote = splits.select(split, index.sizes(records, shards)), files.remote
+
+  def locate(part, i):
+    file, number = records[part].extents.locate(i)
+    return shards[part], file, known[part][1][file], number
+
+  def identify(part, i):
+    of, file, arrays, number = locate(part, i)
+    return f"{of.names[file]}/{_member(arrays, number)}"
+
+  return sources.assemble(
+    name,
+    splits.spec(split),
+    found,
+    parts,
+    lambda part, i: records[part].read(i),
+    lambda part, i: f" ({_where(*locate(part, i))})",
+    identify,
+    lambda: index.fingerprint(parts, records),
+    labels,
+    read_label=lambda part, i: records[part].label(i),
+    runs=sources.Runs(lambda part, first, stop: records[part].run(first, stop), index.unpacked) if remote else None,
+    remote=remote,
+  )
+
+
+def _where(files, file, arrays, record):
+  return f"{files.path(file)}, member {_member(arrays, record)!r}"
+
+
+def _member(arrays, record):
+  """The name of a record's image in its shard."""
+  ends = arrays["name_ends"]
+  name = arrays["names_of_members"][ends[record - 1] if record else 0 : ends[record]]
+  return bytes(name).decode("utf-8", "surrogateescape")
+
+
+# Looking through a shard.
+
+
+class _Sample(NamedTuple):
+  """Members that are called alike."""
+
+  key: str
+  images: dict[str, tuple[int, int]]  # (first byte, bytes) by member
+  texts: dict[str, tuple[str, bytes]]  # (member, content) by extension
+
+
+def _scan(files, label, file):
+  """Where the images of a shard are, their names and labels; ConfigError that names shard and member."""
+  path = files.path(file)
+  members, starts, lengths = bytearray(), array.array("q"), array.array("q")
+  ends, found, seen = array.array("q"), label_columns.Collected(), set()
+  for sample in _samples(path, files.stream(file, BLOCK)):
+    if sample.key in seen:
+      raise ConfigError(f"{path} has sample {sample.key!r} twice; its members are to be neighbours", "path")
+    seen.add(sample.key)
+    if len(sample.images) != 1:
+      there = f"{len(sample.images)} images, {sorted(sample.images)}" if sample.images else "no image"
+      raise ConfigError(f"{path}, sample {sample.key!r}, has {there}; allowed: one of {', '.join(IMAGES)}", "path")
+    ((member, (start, size)),) = sample.images.items()
+    starts.append(start)
+    lengths.append(size)
+    members += member.encode("utf-8", "surrogateescape")
+    ends.append(len(members))
+    try:
+      found.add(_label(sample, label))
+    except ValueError as error:
+      raise ConfigError(f"{path}, member {member!r}: {error}", "path") from error
+  if not starts:
+    raise ConfigError(f"{path} holds no image ({', '.join(IMAGES)})", "path")
+  return found.arrays() | {
+    "starts": np.array(starts, np.int64),
+    "sizes": np.array(lengths, np.int64),
+    "name_ends": np.array(ends, np.int64),
+    "names_of_members": np.frombuffer(bytes(members), np.uint8),
+  }
+
+
+def _samples(path, file):
+  """The samples of an open shard in order."""
+  sample = None
+  for member in _members(path, file):
+    folder, base = os.path.split(member.name)
+    stem, _, extension = base.partition(".")
+    extension = extension.lower()
+    if not stem or extension not in (*IMAGES, *TEXTS) or member.isdir():
+      continue
+    if not member.isreg() or member.issparse():
+      raise ConfigError(f"{path}, member {member.name!r}, is a link or no regular file; write its content", "path")
+    key = os.path.join(folder, stem)
+    if sample is None or sample.key != key:
+      if sample:
+        yield sample
+      sample = _Sample(key, {}, {})
+    if member.name in sample.images or extension in sample.texts:
+      raise ConfigError(f"{path} has member {member.name!r} twice", "path")
+    if extension in IMAGES:
+      sample.images[member.name] = member.offset_data, member.size
+      continue
+    if member.size > TEXT_BYTES:
+      raise ConfigError(f"{path}, member {member.name!r}, has {member.size:,} bytes; allowed: {TEXT_BYTES:,}", "path")
+    file.seek(member.offset_data)
+    sample.texts[extension] = member.name, file.read(member.size)
+  if sample:
+    yield sample
+
+
+def _members(path, file):
+  """The headers of a tar; ConfigError unless it is whole. Of what it holds nothing is looked at."""
+  try:
+    with tarfile.open(fileobj=file, mode="r:", errorlevel=2) as tar:
+      while member := tar.next():
+        tar.members.clear()  # a shard may have millions
+        yield member
+      end = tar.offset
+  except tarfile.TarError as error:
+    raise ConfigError(f"{path} is no whole tar ({error}); allowed: tars that are not compressed", "path") from error
+  # Python's reader takes a damaged header for the end.
+  file.seek(end)
+  if (behind := file.read(BEHIND)).strip(b"\0") or len(behind) == BEHIND:
+    raise ConfigError(f"{path} is damaged at byte {end:,}: neither a header nor the end is there", "path")
+  if len(behind) < 512:
+    raise ConfigError(f"{path} is cut off at byte {end:,}: the empty block of a tar's end is missing", "path")
+
+
+def _label(sample, key):
+  """The label of a sample; ValueError for none."""
+  if "cls" in sample.texts:
+    return _number(*sample.texts["cls"])
+  if "json" in sample.texts:
+    try:
+      about = json_reading.parse_json(sample.texts["json"][1])
+    except ValueError as error:
+      raise ValueError(f"{sample.texts['json'][0]!r} is no JSON ({error})") from error
+    if isinstance(about, dict) and key in about:
+      return about[key]
+  if "txt" in sample.texts:
+    return _number(*sample.texts["txt"])
+  raise ValueError(f"it has no label; allowed: a .cls, {key!r} in a .json, a .txt")
+
+
+def _number(member, content):
+  """A number or a name, as it is written in a member."""
+  try:
+    text = content.decode().strip()
+  except UnicodeDecodeError:
+    raise ValueError(f"{member!r} is no text") from None
+  return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text

@@ -1,0 +1,105 @@
+"""A look at a run's data before it is paid for: `write` draws what the model will see, and what stands out."""
+
+import json
+import pathlib
+
+import numpy as np
+
+from vit_jax import files
+from vit_jax.config import Run
+from vit_jax.corpora import survey
+from vit_jax.corpora.screen import Screen
+from vit_jax.data import catalog, loader
+from vit_jax.data.images import ImageError, Images
+from vit_jax.data.sources import Source
+from vit_jax.preview import batch, sheet
+from vit_jax.schema import arguments, at, plain
+
+SAMPLE = 4096  # images that are looked at, unless a flag says otherwise
+LISTED = 100  # of a kind of images that stand out, in the JSON file
+
+
+def write(run: Run, path: pathlib.Path, sample: int = SAMPLE) -> list[str]:
+  """Draws the contact sheet of a completed run to `path`, a PNG, with its numbers as JSON beside it; lines about it.
+
+  The first images of the first batch, as the run augments them; images of each class of its "train"; and what stands
+  out among a sample of so many images of it. ConfigError for data that are absent, as of a run.
+  """
+  files.check_path(path, (".png",))
+  with at("config.data"):
+    source = catalog.open_split(run.data, "train")
+    examples, exact = batch.first(run, source)
+  bounds = arguments(run.data, loader.batches)
+  images = Images(source, "raise", bounds["max_pixels"], bounds["max_aspect"])
+  records = survey.sample(len(source), sample, run.seed)
+  with Screen("looking at images", len(records)) as screen:
+    found = survey.looks(images, records, screen.add)
+  kinds = survey.offenders(found, run.data.args["image_size"], LISTED)
+  counts, counted = survey.counts(source, found)
+  numbers = {
+    "data": plain(run.data),
+    "seed": run.seed,
+    "mixed_as_the_run": exact,
+    "batch": [_example(example, source) for example in examples],
+    "records": len(source),
+    "counted": counted,
+    "classes": [{"class": name, "images": int(count)} for name, count in zip(source.classes, counts, strict=True)],
+    "looked_at": len(found),
+    "offenders": {name: _kind(kind, source) for name, kind in kinds.items()},
+  }
+  worst = {name: (kind, _pictures(kind, images)) for name, kind in kinds.items() if kind.count}
+  sheet.draw(path, run, source, (examples, exact), (counts, counted), len(found), worst)
+  files.write_text(path.with_suffix(".json"), json.dumps(numbers, indent=2) + "\n")
+  return _lines(path, source, examples, (counts, counted), len(found), kinds)
+
+
+def _lines(path, source, examples, classes, looked_at, kinds):
+  counts, counted = classes
+  words = ", ".join(f"{name} {kind.count:,}" for name, kind in kinds.items() if kind.count) or "nothing stands out"
+  unhashed = "" if survey.hash_of() else "; near-duplicates need the extra dedup: pip install -e '.[dedup]'"
+  most, least = (
+    f"{source.classes[i].encode('utf-8', 'replace').decode()!r} {counts[i]:,}"
+    for i in (counts.argmax(), counts.argmin())
+  )
+  return [
+    f"{path}: {len(examples)} images of the first batch, as the model will see them; numbers in "
+    f"{path.with_suffix('.json').name}",
+    f"{len(counts):,} classes in {sheet.of(counted, source)}: most {most}, least {least}, "
+    f"{int(np.sum(counts == 0)):,} without images",
+    f"of {sheet.of(looked_at, source)}: {words}{unhashed}",
+  ]
+
+
+def _pictures(kind, images):
+  """The worst of a kind that the sheet has room for: of each look its picture, None where there is none."""
+  return [tuple(_picture(images, look.record) for look in looks) for _, looks in kind.worst[: sheet.WORST]]
+
+
+def _picture(images, record):
+  try:
+    return images.prepared(record, lambda image: survey.small(np.asarray(image), sheet.TILE))[0]
+  except ImageError:
+    return None
+
+
+def _example(example: batch.Example, source: Source) -> dict:
+  """As JSON has it."""
+  return {
+    "record": example.record,
+    "image": source.identify(example.record),
+    "labels": [source.classes[label] for label in example.labels],
+    "target": [{"class": source.classes[label], "share": round(share, 4)} for label, share in example.target],
+    "error": example.error,
+  }
+
+
+def _kind(kind: survey.Kind, source: Source) -> dict:
+  """As JSON has it."""
+
+  def one(look):
+    labels = [source.classes[label] for label in look.labels]
+    about = {"error": look.error} if look.error else {"height": look.height, "width": look.width, "labels": labels}
+    return {"record": look.record, "image": source.identify(look.record)} | about
+
+  worst = [{"severity": round(severity, 4), "images": [one(look) for look in looks]} for severity, looks in kind.worst]
+  return {"about": kind.about, "count": kind.count, "worst": worst}

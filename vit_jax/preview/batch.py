@@ -1,0 +1,133 @@
+"""Images of the first batch of a run, as their files have them and as its first step will see them."""
+
+import concurrent.futures
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+
+from vit_jax import build, config, mesh, models, rng, tasks
+from vit_jax.config import Run
+from vit_jax.corpora import survey
+from vit_jax.data import catalog, decoding, loader
+from vit_jax.data.images import ImageError, Images
+from vit_jax.data.sources import Source
+from vit_jax.schema import Choice, Duration, arguments, bind, lookup
+
+COUNT = 24  # images of the batch
+SIDE = 256  # pixels that are kept of the longer side of what a file has
+# Values of a batch that is augmented whole: these take about 1 GiB.
+WHOLE = 2**26
+
+
+class Example(NamedTuple):
+  """An image of a batch. Pixels are uint8 [H, W, 3]; both are None, and the labels empty, where `error` says why."""
+
+  record: int
+  labels: tuple[int, ...] = ()
+  original: np.ndarray | None = None  # the whole image, made small
+  seen: np.ndarray | None = None  # by the model, [S, S, 3]
+  target: tuple[tuple[int, float], ...] = ()  # (class, share), the largest first, before they are smoothed
+  error: str | None = None
+
+
+def first(run: Run, source: Source, count: int = COUNT) -> tuple[list[Example], bool]:
+  """The first images of the first batch, in the order of its rows, and whether they are mixed just as in the run.
+
+  By the functions of the run, its stream and its task's augmentation, with all that the run draws. Only the rows that
+  are shown are made, and those that they may be mixed with. That is all a mixing of the whole "batch" depends on; one
+  by "pair" or "elem" draws for as many as there are, and of a batch that is too large for this draws other shares. An
+  image that would end the run says so.
+  """
+  task = _task(run, source)
+  examples = catalog.train_examples(run.data, run.seed, task.patch, run.batch, source)
+  options = arguments(run.data, loader.batches)
+  images = Images(source, options["on_error"], options["max_pixels"], options["max_aspect"])
+  rows, count = _rows(run.batch, count), min(count, run.batch)
+  by_image = run.data.args["mixing"].args.get("mode", "batch") != "batch"
+  fits = 3 * run.batch * run.data.args["image_size"] ** 2 <= WHOLE
+  size, places = (run.batch, rows) if by_image and fits else (len(rows), range(len(rows)))
+  threads = max(loader.REQUESTS if examples.requests else 2, decoding.cores())
+  with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+    made = list(pool.map(lambda row: _made(images, examples, row), rows))
+  batch = {name: np.zeros((size, *shape), kind) for name, (shape, kind) in examples.shapes.items()}
+  batch["label"][:] = -1  # of no class, where a row stays empty
+  for place, (_, _, values, _) in zip(places, made, strict=True):
+    for array, value in zip(batch.values(), values or (), strict=values is not None):
+      array[place] = value
+  seen, targets = map(np.asarray, _augmented(run, task, count)(batch, jnp.zeros((), jnp.int32)))
+  shown = [
+    _shown(run, task.patch, *each, image.astype(np.float32), target)
+    for each, image, target in zip(made[:count], seen, targets, strict=True)
+  ]
+  return shown, size == run.batch or not by_image
+
+
+def _task(run, source) -> tasks.Task:
+  """The run's task: of one with a teacher the part that learns from labels; without smoothing, which is no share."""
+  kept = {key: value for key, value in run.task.args.items() if key == "loss"}
+  choice = bind(Choice("classify", kept), lookup(tasks.TASKS, "classify"), tasks.TASKS)
+  run = dataclasses.replace(run, task=choice)
+  total = run.total.steps(run.batch, len(source))
+
+  def steps_of(duration: Duration) -> int:
+    return duration.steps(run.batch, len(source), total)
+
+  grid = mesh.make(config.Mesh(), jax.devices()[:1])
+  model = models.functional(models.Description(run.model, run.data.args["image_size"], len(source.classes))).on(grid)
+  return build.make_task(run, model, grid, steps_of)
+
+
+def _rows(batch, count):
+  """The rows that are shown, and those that mixings may mix them with: of the batch reversed, and of the one before."""
+  shown = range(min(count, batch))
+  return sorted({*shown, *(batch - 1 - row for row in shown)})
+
+
+def _made(images, examples, row):
+  """(record, its image made small, values of the example, None), or (record, None, None, what is wrong with it)."""
+  record, original = examples.record(row), None
+
+  def prepared(number, prepare):
+    nonlocal record, original
+    record = number  # another than at first where that one is bad and left out
+
+    def look(image):
+      nonlocal original
+      original = survey.small(np.asarray(image), SIDE)
+      return prepare(image)
+
+    return images.prepared(number, look)
+
+  try:
+    values = examples.example(prepared, row)
+    return record, original, values, None
+  except ImageError as error:
+    return record, None, None, survey.reason(error)
+
+
+def _augmented(run, task, count):
+  """The function (batch, step) -> (images, targets), as in `steps.train_step`, of so many rows."""
+
+  @jax.jit
+  def function(batch, step):
+    examples = task.examples(batch, {}, rng.stream(run.seed, step, "augment"), step)
+    return examples["image"][:count], examples["target"][:count]
+
+  return function
+
+
+def _shown(run, patch, record, original, values, error, seen, target) -> Example:
+  if error is not None:
+    return Example(record, error=error)
+  if patch is not None:
+    side = run.data.args["image_size"] // patch
+    seen = rearrange(seen, "(h w) (i j c) -> (h i) (w j) c", h=side, i=patch, j=patch)
+  mean, std = (np.asarray(run.data.args[key], np.float32) for key in ("mean", "std"))
+  pixels = np.clip(np.rint((seen * std + mean) * 255), 0, 255).astype(np.uint8)
+  best = [int(label) for label in np.argsort(-target, kind="stable")[:5] if target[label] > 0.005]
+  labels = tuple(int(label) for label in np.atleast_1d(values[1]) if label >= 0)
+  return Example(record, labels, original, pixels, tuple((label, float(target[label])) for label in best))

@@ -1,0 +1,266 @@
+"""The contact sheet: pictures in rows, with their names and labels, drawn without a display."""
+
+import pathlib
+import textwrap
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from vit_jax import files
+from vit_jax.config import Run
+from vit_jax.corpora.survey import Kind
+from vit_jax.data.sources import Source
+from vit_jax.pictures import LONGEST, shortened
+from vit_jax.preview.batch import Example
+
+# In pixels.
+DPI, WIDTH, EDGE = 100, 1600, 20
+TILE, LINE = 120, 14
+COLUMN = 130  # a tile and what is between two
+PAIRS = TILE + 4 * LINE  # a row of the batch, with three lines of words
+KIND = TILE + 8 * LINE  # a row of what stands out, with words above and below
+WORST = (WIDTH - 2 * EDGE) // COLUMN  # tiles in a row
+CHART = 130  # high
+NAMED = 50  # classes up to which each bar has its name
+_LISTED = 5  # of the largest and the smallest classes
+_RED, _GREY, _BLUE = "#b00020", "#666666", "#0b5394"
+
+Picture = np.ndarray | None  # uint8 [H, W, 3]; None where there is nothing to see
+
+
+class Text(NamedTuple):
+  """Words with their left upper corner at (x, y), cut off at a width."""
+
+  x: float
+  y: float
+  words: str
+  width: float = TILE
+  colour: str = "black"
+  size: float = 6.0  # points
+  bold: bool = False
+
+
+class Tile(NamedTuple):
+  """A picture in the middle of a square of TILE; a cross where there is none."""
+
+  x: float
+  y: float
+  pixels: Picture
+
+
+def draw(
+  path: pathlib.Path,
+  run: Run,
+  source: Source,
+  batch: tuple[Sequence[Example], bool],
+  classes: tuple[np.ndarray, int],
+  looked_at: int,
+  worst: Mapping[str, tuple[Kind, Sequence[tuple[Picture, ...]]]],
+) -> None:
+  """Draws the sheet as a PNG, 1,600 pixels wide.
+
+  Args:
+    path: ends in .png; ConfigError for any other, or where there is no such folder.
+    run: that the data are for.
+    source: its "train".
+    batch: examples of its first one, and whether they are mixed just as in the run.
+    classes: images of each [V], and the number of records in which they were counted.
+    looked_at: number of records of which all was looked at.
+    worst: {name: (kind, pictures of its worst)}, of the kinds that there are.
+  """
+  files.check_path(path, (".png",))
+  examples, exact = batch
+  items = [*_title(EDGE, f"{source.name}, {source.split}", _about(run, source, exact))]
+  items += _batch(examples, source, y := EDGE + 4 * LINE)
+  y += -(-len(examples) // (WORST // 2)) * PAIRS + LINE
+  counts, counted = classes
+  items += _title(y, "Classes", f"images of each in {of(counted, source)}, the largest first")
+  items += _extremes(counts, source.classes, y + 2 * LINE)
+  top = y + 2 * LINE
+  longest = max(len(shortened(name)) for name in source.classes) if len(counts) <= NAMED else 3
+  y = top + max(CHART + 15 + 6 * longest, (2 * _LISTED + 2) * LINE) + LINE
+  items += _title(y, "What stands out", f"of {of(looked_at, source)}" + ("" if worst else ": nothing"))
+  y += 2 * LINE
+  x = EDGE
+  for name, (kind, pictures) in worst.items():
+    some, width = _kind(name, kind, pictures, source)
+    if x > EDGE and x + width > WIDTH - EDGE:
+      x, y = EDGE, y + KIND
+    items += [item._replace(x=item.x + x, y=item.y + y) for item in some]
+    x += width + COLUMN // 3
+  height = y + KIND * bool(worst) + EDGE
+  figure = Figure(figsize=(WIDTH / DPI, height / DPI), dpi=DPI)
+  FigureCanvasAgg(figure)
+  page = figure.add_axes((0, 0, 1, 1), autoscale_on=False, xlim=(0, WIDTH), ylim=(height, 0))
+  page.set_axis_off()
+  for item in items:
+    (_draw_text if isinstance(item, Text) else _draw_tile)(page, item)
+  left, right = EDGE + 40, WIDTH - 400
+  bars = figure.add_axes((left / WIDTH, 1 - (top + CHART) / height, (right - left) / WIDTH, CHART / height))
+  _bars(bars, counts, source.classes)
+  with warnings.catch_warnings(), files.replacing(path) as partial:
+    # A character that the font lacks is drawn as a box.
+    warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+    figure.savefig(partial, format="png", dpi=DPI)
+
+
+# What stands where.
+
+
+def _title(y, name, about) -> Iterable[Text]:
+  yield Text(EDGE, y, name, WIDTH - 2 * EDGE, size=11, bold=True)
+  yield Text(EDGE + 9 * (len(name) + 3), y + 3, about, WIDTH, _GREY, 8.5)
+
+
+def _about(run, source, exact):
+  args = run.data.args
+  changes = [key for key in ("policy", "warp", "mixing", "erasing") if args[key].name != "none"]
+  changes = [f"crop {args['crop'].name}", *["flip"] * args["flip"], *(f"{key} {args[key].name}" for key in changes)]
+  smoothing = run.task.args.get("label_smoothing")
+  return (
+    f"{len(source):,} images, {len(source.classes):,} classes.  Left the image, right what the model sees of it in the "
+    f"first step: seed {run.seed}, batch {run.batch:,}, {args['image_size']} pixels, {', '.join(changes)}"
+    + (f"; labels before smoothing by {smoothing:g}" if smoothing else "")
+    + ("" if exact else "; mixed with other shares than the run's")
+  )
+
+
+def of(count: int, source: Source) -> str:
+  """So many of the images, in words."""
+  return f"all {count:,} images" if count == len(source) else f"{count:,} of {len(source):,} images"
+
+
+def _batch(examples, source, y):
+  """Pairs of tiles: an image and what is seen of it."""
+  for number, example in enumerate(examples):
+    row, column = divmod(number, WORST // 2)
+    x, top = EDGE + 2 * COLUMN * column, y + row * PAIRS
+    yield Tile(x, top, example.original)
+    yield Tile(x + TILE + 4, top, example.seen)
+    below = top + TILE + 2
+    yield Text(x, below, cut(source.identify(example.record)), colour=_GREY)
+    yield Text(x, below + LINE, _labels(example.labels, source))
+    if example.error:
+      yield Text(x, below + LINE, example.error, 2 * TILE, _RED)
+    for line, (label, share) in enumerate(example.target[:3] if _mixed(example) else ()):
+      words = f"{share:.0%} {shortened(source.classes[label])}"
+      yield Text(x + TILE + 4, below + line * LINE, words, colour=_BLUE)
+
+
+def _mixed(example):
+  """Whether the target is another than that of the labels alone."""
+  shares = {round(share, 3) for _, share in example.target}
+  return {label for label, _ in example.target} != set(example.labels) or len(shares) > 1
+
+
+def _labels(labels, source):
+  return ", ".join(shortened(source.classes[label]) for label in labels) if labels else "no label"
+
+
+def _extremes(counts, names, y):
+  """The largest and smallest classes, in words."""
+  order = np.argsort(-counts, kind="stable")
+  least = order[::-1][: min(_LISTED, max(0, len(order) - _LISTED))][::-1]
+  lines = [
+    f"median {np.median(counts):,.6g}, mean {counts.mean():,.1f}; {np.sum(counts == 0):,} classes without images"
+  ]
+  lines += [f"{counts[i]:>9,}  {shortened(names[i])}" for i in order[:_LISTED]]
+  lines += ["        …"] * (len(order) > 2 * _LISTED) + [f"{counts[i]:>9,}  {shortened(names[i])}" for i in least]
+  for line, words in enumerate(lines):
+    yield Text(WIDTH - 370, y + line * LINE, words, 350, size=7)
+
+
+def _kind(name, kind, pictures, source):
+  """Images that stand out in one way, from (0, 0) on; and how wide that is, up to the whole sheet."""
+  width = 3 * COLUMN
+  items, x, y = [], 0, 2 * LINE + 6
+  for (severity, looks), tiles in zip(kind.worst, pictures, strict=False):
+    wide = 2 if looks[0].error else len(looks)  # columns; what is wrong with an image takes words
+    if x + wide * COLUMN > WIDTH - 2 * EDGE:
+      break
+    odd = len({frozenset(look.labels) for look in looks}) > 1  # two labels for one image
+    for number, (look, pixels) in enumerate(zip(looks, tiles, strict=True)):
+      left, below = x + number * (TILE + 4), y + TILE + 2
+      items += [Tile(left, y, pixels), Text(left, below, cut(source.identify(look.record)), colour=_GREY)]
+      if look.error:
+        for line, words in enumerate(textwrap.wrap(look.error, 2 * LONGEST)[:4]):
+          items.append(Text(left, below + (1 + line) * LINE, words, 2 * COLUMN - 8, _RED))
+        continue
+      items.append(Text(left, below + LINE, _labels(look.labels, source), colour=_RED if odd else "black"))
+      items.append(Text(left, below + 2 * LINE, f"{look.width:,} x {look.height:,}", colour=_GREY))
+      if number:
+        items.append(Text(left, below + 3 * LINE, f"{severity:.0f} bits differ", colour=_GREY))
+    x += wide * COLUMN
+  width = max(width, x)
+  items.append(Text(0, 0, f"{name}: {kind.count:,}", width, _RED, 8.5, bold=True))
+  items.append(Text(0, LINE, kind.about, width, _GREY, 7))
+  return items, width
+
+
+def cut(name: str) -> str:
+  """The last part of a path, on one line of at most 24 characters: its beginning and its end."""
+  words = " ".join(name.rstrip("/").rpartition("/")[2].encode("utf-8", "replace").decode().split())
+  half = LONGEST // 2
+  return words if len(words) <= LONGEST else f"{words[: half - 1]}…{words[-half:]}"
+
+
+# How it is drawn.
+
+
+def _draw_text(page, text):
+  weight = "bold" if text.bold else "normal"
+  # A name with two dollar signs is no formula.
+  drawn = page.text(
+    text.x,
+    text.y,
+    text.words,
+    fontsize=text.size,
+    color=text.colour,
+    va="top",
+    parse_math=False,
+    weight=weight,
+    clip_on=True,
+  )
+  drawn.set_clip_path(Rectangle((text.x, text.y - 2), text.width, 2 * LINE, transform=page.transData))
+
+
+def _draw_tile(page, tile):
+  if tile.pixels is None:
+    page.add_patch(Rectangle((tile.x, tile.y), TILE, TILE, facecolor="#eeeeee", edgecolor="#bbbbbb", linewidth=0.5))
+    for ends in ((tile.y, tile.y + TILE), (tile.y + TILE, tile.y)):
+      page.plot((tile.x, tile.x + TILE), ends, color="#bbbbbb", linewidth=0.8)
+    return
+  height, width = tile.pixels.shape[:2]
+  share = TILE / max(height, width)
+  height, width = max(1, round(height * share)), max(1, round(width * share))
+  # Pixels that are enlarged stay squares: so many there are.
+  how = cv2.INTER_NEAREST if share > 1 else cv2.INTER_AREA
+  pixels = cv2.resize(tile.pixels, (width, height), interpolation=how)
+  left, top = tile.x + (TILE - width) // 2, tile.y + (TILE - height) // 2
+  page.add_patch(Rectangle((left, top), width, height, fill=False, edgecolor="#bbbbbb", linewidth=0.5))  # of white ones
+  page.imshow(pixels, extent=(left, left + width, top + height, top), aspect="auto", interpolation="nearest")
+
+
+def _bars(axes, counts, names):
+  """Images of each class: a bar each, or where they are too many a line."""
+  order = np.argsort(-counts, kind="stable")
+  heights, at = counts[order], np.arange(len(counts))
+  if len(counts) <= NAMED:
+    axes.bar(at, heights, color="#4a7ebb", width=0.8)
+    axes.set_xticks(at, [shortened(names[i]) for i in order], rotation=90, fontsize=6.5, parse_math=False)
+  else:
+    corners = np.repeat(np.arange(len(counts) + 1) - 0.5, 2)[1:-1]  # `stairs` would take seconds for 21,843
+    axes.fill_between(corners, np.repeat(heights, 2), color="#4a7ebb", linewidth=0)
+    axes.set_xlabel("classes, by their number of images", fontsize=7, labelpad=1)
+  if heights[0] > 50 * max(1, np.median(heights)):
+    axes.set_yscale("symlog", linthresh=1)
+  axes.set(xlim=(-0.5, len(counts) - 0.5), ylim=(0, None))
+  axes.tick_params(labelsize=6.5)
+  axes.grid(axis="y", alpha=0.3)
+  axes.spines[["top", "right"]].set_visible(False)
