@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import pathlib
-import resource
+import re
 import statistics
 import subprocess
 import sys
@@ -63,13 +63,17 @@ def one(way: str, source: str) -> None:
 
   os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
   with tempfile.TemporaryDirectory() as target:
-    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    before, began = peak(), time.process_time()
     if way == "tfds":
       by_tfds(pathlib.Path(source), target)
     else:
       by_us(pathlib.Path(source), target, way)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-  print("measured", time.process_time() - began, memory / 2**10)
+    print("measured", time.process_time() - began, peak() - before)
+
+
+def peak() -> float:
+  """MiB of memory that this process has had at most. `ru_maxrss` begins with what its parent had."""
+  return int(re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) / 2**10
 
 
 def measured(way: str, source: pathlib.Path) -> tuple[float, float]:
