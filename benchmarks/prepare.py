@@ -107,7 +107,7 @@ def write_panorama(root: pathlib.Path) -> pathlib.Path:
 def main() -> None:
   """Prints the comparison."""
   parser = argparse.ArgumentParser("python -m benchmarks.prepare", allow_abbrev=False)
-  parser.add_argument("--images", type=int, default=1000)
+  parser.add_argument("--images", type=int, default=4000)
   parser.add_argument("--rounds", type=int, default=3, help="that the medians are of")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)

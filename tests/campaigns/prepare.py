@@ -1,10 +1,10 @@
 """Whether corpora that are killed end in the same bytes: python -m tests.campaigns.prepare [N] [--seed S] [--beam=M]
 
-N times (10) `prepare` of a folder of 3,000 images, by two processes, is killed (SIGKILL) at a moment drawn from the
-time that it takes, two or three times, and ends at the last; all its files are compared with those of one that nobody
-killed, and shards that were done may not be written again. With --beam, M images (50,000) go through Apache Beam here,
-and are compared with those that were written without it. Prints a line each and `N passed, M failed`; exit code 1
-if any failed. Takes half a minute a run, and half an hour with --beam.
+N times (10) `prepare` of a folder of 6,000 images, by two processes, is killed (SIGKILL) three times, each at a drawn
+moment after a drawn number of its shards is done, and ends at the last; all its files are compared with those of one
+that nobody killed, and shards that were done may not be written again. With --beam, M images (50,000) go through Apache
+Beam here, and are compared with those that were written without it. Prints a line each and `N passed, M failed`; exit
+code 1 if any failed. Takes half a minute a run, and half an hour with --beam.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 
 from tests import runs
 
-IMAGES, SHARDS = 3000, 24
+IMAGES, SHARDS, KILLS = 6000, 24, 3
 
 
 def main() -> int:
@@ -39,11 +39,9 @@ def main() -> int:
   with tempfile.TemporaryDirectory() as folder:
     root = pathlib.Path(folder)
     photos = written(root / "photos", IMAGES)
-    began = time.monotonic()
     runs.finish(started(photos, root / "whole"))
-    took = time.monotonic() - began
     for number in range(args.runs):
-      wrong, moments = killed(photos, root / f"run{number}", draw, took)
+      wrong, moments = killed(photos, root / f"run{number}", draw)
       wrong += different(root / "whole", root / f"run{number}")
       failed += bool(wrong)
       print(f"{number + 1:>4}  {'FAILED' if wrong else 'passed'}  {moments}", *wrong, sep="\n      ", flush=True)
@@ -51,10 +49,10 @@ def main() -> int:
     if args.beam:
       many = written(root / "many", args.beam)
       began = time.monotonic()
-      runs.finish(started(many, root / "by one"), 0, 7200)
+      runs.finish(started(many, root / "alone"), 0, 7200)
       one, began = time.monotonic() - began, time.monotonic()
-      runs.finish(started(many, root / "by beam", "--beam=--runner=DirectRunner"), 0, 7200)
-      wrong = different(root / "by one", root / "by beam")
+      runs.finish(started(many, root / "beam", "--beam=--runner=DirectRunner"), 0, 7200)
+      wrong = different(root / "alone", root / "beam")
       failed, count = failed + bool(wrong), count + 1
       taken = f"{args.beam:,} images by Beam in {time.monotonic() - began:.0f} s, by two processes in {one:.0f} s"
       print(f"      {'FAILED' if wrong else 'passed'}  {taken}", *wrong, sep="\n      ", flush=True)
@@ -79,27 +77,32 @@ def started(photos: pathlib.Path, target: pathlib.Path, *words: str) -> subproce
   return runs.command("prepare", "corpus", *flags.split(), *words)
 
 
-def killed(photos, target, draw, took) -> tuple[list[str], str]:
-  """(what is wrong, moments): kills two or three times, and lets it end."""
+def killed(photos, target, draw) -> tuple[list[str], str]:
+  """(what is wrong, moments): kills, and lets it end."""
   wrong, moments, done = [], [], {}
-  for _ in range(draw.randint(2, 3)):
-    process, moment = started(photos, target), draw.uniform(0.3, 0.95) * took
-    try:
-      process.communicate(timeout=moment)
-      moments.append("ended before")
-    except subprocess.TimeoutExpired:
-      process.kill()
-      process.communicate()
-      moments.append(f"{moment:.1f} s")
-      if process.returncode != -signal.SIGKILL:
-        wrong.append(f"ended with {process.returncode}")
-    reports = [path.stem for path in (target / "corpus/.1.0.0.work").glob("train-*.json")]
-    now = {name: stamp(target, name) for name in reports}
+  for _ in range(KILLS):
+    bound, delay = len(done) + draw.randint(0, (SHARDS - len(done)) // 3), draw.uniform(0, 0.5)
+    process = started(photos, target)
+    while process.poll() is None and len(reports(target)) < bound:
+      time.sleep(0.005)
+    time.sleep(delay)
+    process.kill()
+    process.communicate()
+    now = reports(target)
+    if process.returncode != -signal.SIGKILL:
+      wrong.append(f"ended with {process.returncode} before it was killed at {bound} shards")
     wrong += [f"{name} was written again" for name in done if name in now and now[name] != done[name]]
     done = now
+    moments.append(f"{len(done)} shards + {delay:.2f} s")
   runs.finish(started(photos, target))
   wrong += [f"{name} was written again" for name in done if stamp(target, name) != done[name]]
-  return wrong, f"killed at {'; '.join(moments)}; {len(done)} of {SHARDS} shards were done"
+  return wrong, f"killed at {'; '.join(moments)} of {SHARDS}"
+
+
+def reports(target: pathlib.Path) -> dict[str, int]:
+  """When each shard that is done was written, by name of its report."""
+  names = [path.stem for path in (target / "corpus/.1.0.0.work").glob("train-*.json")]
+  return {name: stamp(target, name) for name in names}
 
 
 def stamp(target: pathlib.Path, name: str) -> int:

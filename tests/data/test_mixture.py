@@ -155,8 +155,30 @@ def test_a_mixture_is_planned_without_its_data(tmp_path):
   with schema.at("config.data"):
     source = catalog.known_split(choice, "train")
   assert len(source) == 1_281_167 + 50_000 and source.epoch_length == round(1_281_167 * 1.1)
+  assert len(source.classes) == 1000 + 10  # as many as there may be: nothing says which are the same
   with pytest.raises(sources.AbsentError, match=r"config\.data\.parts\[0\]"), schema.at("config.data"):
     catalog.open_split(choice, "train")
+
+
+def test_absent_parts_may_have_the_same_classes(tmp_path):
+  absent = [{"name": name, "path": str(tmp_path)} for name in ("imagenet2012", "imagenet2012_10pct")]
+  source = catalog.known_split(Choice("mixture", {"parts": absent, "classes": "same"}), "train")
+  assert len(source.classes) == 1000
+
+
+def test_a_part_whose_labels_crops_and_mirrors_would_change_is_named(parts, caplog):
+  def warned(name, **args):
+    caplog.clear()
+    absent = Choice("mixture", {"parts": [{"name": name}, {"name": "cifar10"}], **args})
+    choice = schema.bind(absent, schema.lookup(catalog.DATA, "mixture"))
+    catalog.train_examples(choice, 0, None, 10, opened(parts))
+    return [record.getMessage() for record in caplog.records]
+
+  assert not warned("cifar100")
+  (crop,), (flip,) = warned("clevr_count"), warned("smallnorb_azimuth")
+  assert "clevr_count" in crop and crop.endswith("config.data.crop=resize")
+  assert "smallnorb_azimuth" in flip and flip.endswith("config.data.flip=false")
+  assert not warned("clevr_count", crop={"name": "resize"}) and not warned("smallnorb_azimuth", flip=False)
 
 
 def test_a_mixture_measures_its_tests_one_after_the_other(parts):

@@ -1,5 +1,6 @@
 """The datasets: one row each. A row names the reader and states what is known before any file is opened."""
 
+import logging
 from typing import Annotated
 
 from vit_jax import schema
@@ -118,16 +119,38 @@ def open_split(choice: Choice, split: str) -> sources.Source:
 def train_examples(choice: Choice, seed: int, patch: int | None, batch: int, source: sources.Source | None = None):
   """`stream.train_examples` of the choice's "train", which is opened unless it is given as `source`."""
   source = open_split(choice, "train") if source is None else source
+  _warn_of_changed_labels(choice)
   return stream.train_examples(source, seed, patch, batch, **schema.arguments(choice, stream.train_examples))
 
 
-def known_split(choice: Choice, split: str) -> sources.Source:
-  """The same, or where the data are absent, what the catalog knows of them: enough for a plan, and an error to read.
+def _warn_of_changed_labels(choice):
+  """Of parts of a mixture, whose rows cannot have a say in how all of it is augmented."""
+  crops = choice.args["crop"].name != "resize"
+  for part in choice.args.get("parts", ()):
+    row = CATALOG[part.name]
+    for harm, key, value in (
+      (crops and not row.crop, "crop", "resize"),
+      (choice.args["flip"] and not row.flip, "flip", "false"),
+    ):
+      if harm:
+        logging.warning(
+          "labels of %s are those of whole images as they are; take config.data.%s=%s", part.name, key, value
+        )
 
-  Data that are there and cannot be used are an error, as are absent data that no row describes.
+
+def known_split(choice: Choice, split: str, prefix: str = "") -> sources.Source:
+  """As `open_split`, or where data are absent, what the catalog knows of them: enough for a plan, and an error to read.
+
+  Data that are there and cannot be used are an error, as are absent data that no row describes. Classes of absent data
+  are numbers behind the `prefix`.
   """
   if choice.name == "mixture":
-    known = {"mixture": (schema.preset(_mixture, known_split, "mixture", CATALOG["mixture"]), *DATA["mixture"][1:])}
+    same = choice.args.get("classes") == "same"
+
+    def open_part(part, split):
+      return known_split(part, split, "" if same else f"{part.name} ")  # none is known to be one of another part
+
+    known = {"mixture": (schema.preset(_mixture, open_part, "mixture", CATALOG["mixture"]), *DATA["mixture"][1:])}
     return schema.make(choice, known, split)
   try:
     return open_split(choice, split)
@@ -143,7 +166,7 @@ def known_split(choice: Choice, split: str) -> sources.Source:
   choice = bind(choice, lookup(DATA, choice.name))
   splits = Splits(*(choice.args[key] for key in ("train", "val", "test")), row.slices)
   length = sum(len(numbers) for _, numbers in splits.select(split, row.splits))
-  classes, labels = tuple(map(str, range(row.classes))), choice.args.get("labels", row.labels)
+  classes, labels = tuple(f"{prefix}{i}" for i in range(row.classes)), choice.args.get("labels", row.labels)
   return sources.Source(
     choice.name, splits.spec(split), classes, length, read, lambda i: f"{choice.name}, record {i}", labels
   )
