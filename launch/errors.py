@@ -12,7 +12,7 @@ DETACHED = 42
 INTERRUPTED = 130
 
 # The contract, in order: what a code means, and what to do. The table in docs/pods.md is this one. Codes that are not
-# here are those of the program that ran, of the contract in README.
+# here are those of the program that ran, of the contract in docs/runs.md.
 EXITS = {
   DONE: ("the run is done, and what was made for it is deleted", "nothing"),
   USAGE: ("a mistake in what was asked for; or in the config of the run", "mend what the line says"),

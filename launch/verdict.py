@@ -7,7 +7,7 @@ from launch import board
 from launch.spec import Run
 
 HANG = 43
-PEER, TERMINATED = 134, 143  # ends that follow from another process's, see README
+PEER, TERMINATED = 134, 143  # ends that follow from another process's, see docs/runs.md
 STOPS = {42, 130, TERMINATED}  # of a program that was asked to stop
 FATAL = (2, 44, 45)  # no further try would end otherwise
 

@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: floors, tests for every module, links of the README."""
+"""The house rules that a machine can check: floors, tests for every module, links of the pages."""
 
 import ast
 import graphlib
@@ -193,9 +193,18 @@ def test_what_is_imported_is_what_setup_asks_for():
       assert re.search(rf'"{re.escape(packages[top])}>=', setup), f"{file} imports {top}"
 
 
-def test_paths_in_the_readme_exist():
-  readme = (ROOT / "README.md").read_text()
-  for path in re.findall(r"\]\((?!http)([^)#]+)\)", readme) + re.findall(
-    r"`((?:configs|tests|benchmarks|vit_jax|launch|docs)/[\w/]+\.py)`", readme
-  ):
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
+def test_paths_in_a_page_exist(page):
+  text, folder = (ROOT / page).read_text(), (ROOT / page).parent
+  for path in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+    assert (folder / path).exists(), path
+  for path in re.findall(r"`((?:configs|tests|benchmarks|vit_jax|launch|docs)/[\w/]+\.py)`", text):
     assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/pods.md", "docs/data.md", "docs/runs.md"])
+def test_chapters_that_a_page_names_exist(page):
+  text, folder = (ROOT / page).read_text(), (ROOT / page).parent
+  for path, chapter in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", text):
+    heads = re.findall(r"^#+ (.*)$", (folder / path if path else ROOT / page).read_text(), re.MULTILINE)
+    assert chapter in {head.lower().replace(" ", "-") for head in heads}, f"{path}#{chapter}"

@@ -1,4 +1,4 @@
-"""The exit codes: one contract in code and README, and which error has which."""
+"""The exit codes: one contract in code and docs/runs.md, and which error has which."""
 
 import errno
 import os
@@ -14,11 +14,11 @@ from vit_jax import runtime
 from vit_jax.data.sources import AbsentError
 from vit_jax.schema import ConfigError
 
-README = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+PAGE = (pathlib.Path(__file__).parents[2] / "docs/runs.md").read_text()
 
 
 def test_the_table_of_the_readme_is_the_contract():
-  rows = re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", README, re.MULTILINE)
+  rows = re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", PAGE, re.MULTILINE)
   assert {int(code): (meaning, action) for code, meaning, action in rows} == runtime.EXITS
 
 

@@ -20,7 +20,7 @@ EXIT_NOT_FINITE = 44
 EXIT_MISSING = 45
 EXIT_INTERRUPTED = 130
 EXIT_PEER = 134
-# The contract, in order: what a code means, and what to do. The table in README is this one.
+# The contract, in order: what a code means, and what to do. The table in docs/runs.md is this one.
 EXITS = {
   EXIT_DONE: ("all steps are done, saved and measured; `result.json` is there", "nothing"),
   EXIT_BUG: ("a bug of ours, with a traceback; or Python itself stood still", "report it; the same command continues"),
