@@ -4,7 +4,7 @@ N times (10) `prepare` of a folder of 6,000 images, by two processes, is killed 
 moment after a drawn number of its shards is done, and ends at the last; all its files are compared with those of one
 that nobody killed, and shards that were done may not be written again. With --beam, M images (50,000) go through Apache
 Beam here, and are compared with those that were written without it. Prints a line each and `N passed, M failed`; exit
-code 1 if any failed. Takes half a minute a run, and half an hour with --beam.
+code 1 if any failed. Takes half a minute a run, and a minute more with --beam.
 """
 
 import argparse
