@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from vit_jax import build, config, flags, runtime, trees
-from vit_jax.prepare import prepare
+from vit_jax.corpora.builders import prepare
 
 
 class Block(nn.Module):

@@ -11,7 +11,7 @@ import sys
 import jax
 
 from vit_jax import build, config, flags
-from vit_jax.prepare import prepare
+from vit_jax.corpora.builders import prepare
 
 ROOT = pathlib.Path(__file__).parent.parent
 SMALL = {

@@ -12,8 +12,8 @@ from tests.evals.test_features import Model, extracted
 from tests.predictions import drawn
 from tests.test_convert import VIT, written
 from vit_jax import checkpoints, cli, convert, files, importers, loop, metrics, paths
+from vit_jax.corpora.builders import prepare
 from vit_jax.importers import containers
-from vit_jax.prepare import prepare
 from vit_jax.schema import ConfigError
 
 pytestmark = pytest.mark.heavy

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from vit_jax import cli, runtime
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, Fraction
 
 VERBS = ("train", "evaluate", "fewshot", "sweep", "plan", "prepare", "convert")
 
@@ -50,6 +50,15 @@ def test_a_mistake_in_the_flags_is_one_line(parser, words, says):
 def test_a_verb_without_a_config_takes_no_changes_of_one():
   with pytest.raises(ConfigError, match=r"unknown flag '--config\.seed'"):
     cli.Parser("convert", "Converts.").parse(["--config.seed=1"])
+
+
+def test_a_number_of_a_flag_is_what_the_schema_takes(parser):
+  parser.add_argument("--share", type=cli.number(Fraction))
+  words = ["--config=a", "--workdir=b"]
+  assert parser.parse([*words, "--share=0.25"]).share == 0.25
+  for text, says in (("2", "--share: 2.* out of range"), ("much", "--share: .*much")):
+    with pytest.raises(ConfigError, match=says):
+      parser.parse([*words, f"--share={text}"])
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -8,9 +8,9 @@ import pytest
 
 from tests import runs
 from vit_jax import checkpoints, convert, evaluate, importers, loop, train
+from vit_jax.corpora.builders import prepare
 from vit_jax.importers import containers, layout
 from vit_jax.models import Description
-from vit_jax.prepare import prepare
 from vit_jax.schema import Choice, ConfigError
 
 SMALL = {"width": 64, "depth": 2, "heads": 2, "hidden": 96}

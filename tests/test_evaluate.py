@@ -10,7 +10,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_m
 
 from tests import runs
 from vit_jax import config, evaluate, loop
-from vit_jax.prepare import prepare
+from vit_jax.corpora.builders import prepare
 from vit_jax.schema import Choice, ConfigError
 
 pytestmark = pytest.mark.heavy

@@ -6,7 +6,7 @@ import pytest
 
 from tests import runs
 from vit_jax import config, measuring, models
-from vit_jax.prepare import prepare
+from vit_jax.corpora.builders import prepare
 from vit_jax.schema import ConfigError
 
 pytestmark = pytest.mark.heavy

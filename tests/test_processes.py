@@ -11,7 +11,7 @@ import pytest
 
 from tests import runs
 from vit_jax import checkpoints, loop, mesh
-from vit_jax.prepare import prepare
+from vit_jax.corpora.builders import prepare
 
 pytestmark = pytest.mark.heavy
 

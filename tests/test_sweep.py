@@ -12,7 +12,7 @@ import pytest
 from tests import runs
 from tests.sweeps import studies
 from vit_jax import build, config, flags, sweep
-from vit_jax.prepare import prepare
+from vit_jax.corpora.builders import prepare
 from vit_jax.schema import ConfigError
 
 SWEEP = """

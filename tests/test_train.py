@@ -18,7 +18,7 @@ import pytest
 from tests import runs
 from tests.image_files import image
 from vit_jax import build, checkpoints, clock, config, evaluate, flags, loop, mesh, runtime, schema, train
-from vit_jax.prepare import prepare
+from vit_jax.corpora.builders import prepare
 
 pytestmark = pytest.mark.heavy
 

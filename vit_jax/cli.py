@@ -7,10 +7,11 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 
-from vit_jax import disk, flags, paths, runtime
+from vit_jax import disk, flags, paths, runtime, schema
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, nearest
 
@@ -76,6 +77,18 @@ def directory(text: str) -> pathlib.Path:
       f"{text!a} is no Unicode, which checkpoints cannot be written to; name another"
     ) from None
   return path(text)
+
+
+def number(kind: Any) -> Callable[[str], Any]:
+  """A `type` of argparse: what the schema takes for this kind of number."""
+
+  def parse(text):
+    try:
+      return schema.convert(schema.Text(text), kind)
+    except ConfigError as error:
+      raise argparse.ArgumentTypeError(str(error)) from error
+
+  return parse
 
 
 def table(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None = None) -> None:

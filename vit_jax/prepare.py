@@ -12,8 +12,6 @@ writes nothing but a picture: images of a run's first batch as the model will se
 """
 
 import argparse
-import contextlib
-import fcntl
 import functools
 import os
 from collections.abc import Mapping
@@ -21,100 +19,16 @@ from typing import Annotated
 
 import ml_collections
 
-from vit_jax import cli, files, flags, paths, runtime, schema
+from vit_jax import cli, flags, paths, schema
 from vit_jax.corpora import beam, survey, write
+from vit_jax.corpora.builders import prepare
 from vit_jax.corpora.duplicates import DISTANCE
 from vit_jax.corpora.plan import Options
-from vit_jax.data import catalog, decoding, digits
+from vit_jax.data import catalog, decoding
 from vit_jax.data.readers import tfds
 from vit_jax.schema.errors import some
 
 OF_A_CORPUS = ("size", "shards", "dedup_against", "beam")  # flags
-
-
-def prepare(name: str, data_dir: str | None = None) -> str:
-  """Makes sure that dataset `name` stands in the TFDS data directory as array_record; says where, in one sentence.
-
-  A name of the catalog, or any TFDS builder ("mnist:3.0.1"). Killed halfway, it leaves nothing that looks complete.
-  """
-  row = catalog.CATALOG.get(name, catalog.Row(tfds.any_builder, name))
-  if not row.builder:
-    with schema.at("config.data"):
-      advice = tfds.remedy(name, row, data_dir)
-    raise schema.ConfigError(advice if row.classes else f"{name!r} is read as it is; there is nothing to prepare")
-  root = tfds.data_dir(data_dir)
-  folder = tfds.builder_dir(row.builder, data_dir)
-  if folder is None and paths.in_bucket(root):
-    return _copy(name, row.builder, root)
-  if folder is None:
-    with _alone(root):
-      folder = tfds.builder_dir(row.builder, data_dir)
-      if folder is None:  # else another process has just done it
-        return _write(name, row, root, data_dir)
-  tfds.open_prepared(name, row, data_dir, row.labels, "all", catalog.Splits("train", None, "test"))
-  return f"{name} is already prepared at {folder}"
-
-
-@contextlib.contextmanager
-def _alone(root):
-  """One process at a time prepares in a directory; others wait. The lock dies with the process."""
-  try:
-    os.makedirs(root, exist_ok=True)
-    file = open(os.path.join(root, ".prepare.lock"), "a")
-  except OSError as error:
-    raise schema.ConfigError(f"cannot write to {root}: {error}") from error
-  with file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    yield
-
-
-def _copy(name, builder, root):
-  """Prepares on a disk, as TFDS can, and copies to a bucket what is not there yet; the last file says it is whole."""
-  disk = tfds.data_dir(None)
-  if paths.in_bucket(disk):  # $TFDS_DATA_DIR
-    disk = tfds.data_dir("~/tensorflow_datasets")
-  prepare(name, str(disk))
-  source = tfds.builder_dir(builder, str(disk))
-  target = root / source.relative_to(disk)
-  for file in sorted((f for f in source.rglob("*") if f.is_file()), key=lambda f: f.name == "dataset_info.json"):
-    there = target / file.relative_to(source)
-    if not there.exists() or there.stat().length != file.stat().st_size:
-      files.copy(file, there)
-  return f"{name} is prepared at {target}, a copy of {source}"
-
-
-def fetched(name: str, row: catalog.Row, root) -> None:
-  """ConfigError, before anything is downloaded, with what is missing of the files that are fetched by hand, and how."""
-  manual = os.path.join(root, "downloads", "manual")
-  missing = [part for part in row.manual if not os.path.exists(os.path.join(manual, part))]
-  if missing:
-    raise schema.ConfigError(
-      f"{name} is fetched by hand: {row.steps}. It has to be at {manual}, where {', '.join(missing)} "
-      f"{'is' if len(missing) == 1 else 'are'} missing; then the same command again"
-    )
-
-
-def _write(name, row, root, data_dir):
-  import tensorflow_datasets
-
-  fetched(name, row, root)
-  if row.caution:
-    runtime.say(f"{name}: " + row.caution.format(manual=os.path.join(root, "downloads", "manual")))
-  if name == "digits":
-    digits.write(root)
-  else:
-    try:
-      builder = tensorflow_datasets.builder(row.builder, data_dir=root, file_format="array_record", try_gcs=False)
-      builder.download_and_prepare()
-    except tensorflow_datasets.core.registered.DatasetNotFoundError:
-      known = [
-        *(n for n, r in catalog.CATALOG.items() if r.builder),
-        *tensorflow_datasets.list_builders(with_community_datasets=False),
-      ]
-      raise schema.ConfigError(f"unknown dataset {name!r}.{schema.nearest(name, known)}") from None
-    except (AssertionError, OSError) as error:  # files to be fetched by hand, as for ImageNet; no network, no space
-      raise schema.ConfigError(f"{name} cannot be prepared in {root}: {error}") from error
-  return f"{name} is prepared at {tfds.builder_dir(row.builder, data_dir)}"
 
 
 def input_choice(words: Mapping[str, str]) -> dict:
@@ -136,14 +50,12 @@ def corpus(arguments) -> list[str]:
   if paths.in_bucket(root):
     paths.path(root, bare=True)
   against = tuple(filter(None, (arguments.dedup_against or "").split(",")))
-  options = Options(
-    arguments.size, arguments.shards, arguments.seed, against, arguments.dedup_distance if against else 0
-  )
+  distance = arguments.dedup_distance if against else 0
+  options = Options(arguments.size, arguments.shards, arguments.seed, against, distance)
   if arguments.beam is not None:
     return beam.write(arguments.name, choice, options, root, arguments.beam.split(), arguments.max_rejected)
-  return write.write(
-    arguments.name, choice, options, root, arguments.processes or decoding.cores(), arguments.max_rejected
-  )
+  processes = arguments.processes or decoding.cores()
+  return write.write(arguments.name, choice, options, root, processes, arguments.max_rejected)
 
 
 def show(arguments: argparse.Namespace) -> list[str]:
@@ -161,13 +73,11 @@ def show(arguments: argparse.Namespace) -> list[str]:
 def _check(arguments):
   """ConfigError for a flag that the form of the command which is written does not take."""
   if arguments.show is not None:
-    form, others = (
-      "--show takes all of its config and --config.KEY=VALUE",
-      (*OF_A_CORPUS, "name", "data_dir", "processes"),
-    )
-    others += tuple(f"data.{key}" for key in arguments.data)
+    form = "--show takes all of its config and --config.KEY=VALUE"
+    others = [*OF_A_CORPUS, "name", "data_dir", "processes", *(f"data.{key}" for key in arguments.data)]
   else:
-    form, others = "it is for --show=CONFIG", ("out", "sample", *(f"config.{key}" for key in arguments.overrides))
+    form = "it is for --show=CONFIG"
+    others = ["out", "sample", *(f"config.{key}" for key in arguments.overrides)]
   values = vars(arguments)
   if odd := [name for name in others if "." in name or values[name] is not None]:
     raise schema.ConfigError(f"{'NAME' if odd[0] == 'name' else '--' + odd[0].replace('_', '-')}: {form}; see --help")
@@ -180,22 +90,10 @@ def _check(arguments):
       )
 
 
-def number(kind):
-  """A `type` of argparse: what the schema takes for this kind of number."""
-
-  def parse(text):
-    try:
-      return schema.convert(schema.Text(text), kind)
-    except schema.ConfigError as error:
-      raise argparse.ArgumentTypeError(str(error)) from error
-
-  return parse
-
-
 def main() -> None:
   """Reads flags, prepares, says where."""
   parser = cli.Parser("prepare", __doc__, data=True)
-  count = number(schema.Count)
+  count = cli.number(schema.Count)
   parser.add_argument(
     "name",
     nargs="?",
@@ -209,10 +107,13 @@ def main() -> None:
   parser.add_argument("--size", type=count, help="pixels of an image's smaller side, at most; default as they are")
   parser.add_argument("--shards", type=count, help="files of each split; default about 256 MiB each")
   parser.add_argument(
-    "--seed", type=number(Annotated[int, schema.Range(0, 2**31 - 1)]), default=0, help="of the order of images"
+    "--seed", type=cli.number(Annotated[int, schema.Range(0, 2**31 - 1)]), default=0, help="of the order of images"
   )
   parser.add_argument(
-    "--max-rejected", type=number(schema.Fraction), default=0.01, help="share of the images that may be left out as bad"
+    "--max-rejected",
+    type=cli.number(schema.Fraction),
+    default=0.01,
+    help="share of the images that may be left out as bad",
   )
   parser.add_argument("--processes", type=count, help="default as many as cores; the bytes are the same")
   parser.add_argument(
@@ -220,7 +121,7 @@ def main() -> None:
   )
   parser.add_argument(
     "--dedup-distance",
-    type=number(Annotated[int, schema.Range(0, 31)]),
+    type=cli.number(Annotated[int, schema.Range(0, 31)]),
     default=DISTANCE,
     help=f"bits of 64 in which the hashes of two pictures of one thing may differ; default {DISTANCE}",
   )
@@ -229,7 +130,7 @@ def main() -> None:
   parser.add_argument("--out", type=cli.path, metavar="FILE", help="of --show, a PNG; default show.png")
   parser.add_argument(
     "--sample",
-    type=number(Annotated[int, schema.Range(1, survey.LARGEST)]),
+    type=cli.number(Annotated[int, schema.Range(1, survey.LARGEST)]),
     metavar="IMAGES",
     help="of --show, that are looked at for what stands out; default 4,096",
   )

@@ -29,7 +29,7 @@ from tests import runs
 from tests.buckets import BUCKET, Server
 from tests.campaigns.group import free_port
 from vit_jax import paths
-from vit_jax.prepare import prepare
+from vit_jax.corpora.builders import prepare
 from vit_jax.runtime import leases
 
 STEPS, SAVED = 24, 4

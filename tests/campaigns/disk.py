@@ -40,7 +40,7 @@ from tests.campaigns.troubles import (
   started,
   watched,
 )
-from vit_jax.prepare import prepare
+from vit_jax.corpora.builders import prepare
 
 # Situations: each takes a disk that can be filled and the folder of the undisturbed run, and gives what was said.
 

@@ -27,7 +27,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
 
 from tests import hostile, hostile_paths, runs
-from vit_jax import cli, prepare
+from vit_jax import cli
+from vit_jax.corpora import builders
 
 VERBS = ("train", "evaluate", "convert", "fewshot", "sweep", "plan")
 SECONDS, BYTES, LINES = 60, 2**30, 4
@@ -49,7 +50,7 @@ def main() -> int:
       importlib.import_module(f"vit_jax.{verb}")
     importlib.import_module("torch")
     importlib.import_module("tensorflow_datasets")
-    child(lambda: prepare.prepare("digits"), root / "log")
+    child(lambda: builders.prepare("digits"), root / "log")
     child(lambda: run(["train", *runs.words(root / "run", total=2)]), root / "log")
     assert (root / "run/result.json").exists(), (root / "log").read_text()
     for case in cases(root / "run"):

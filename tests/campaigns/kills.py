@@ -22,7 +22,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
 
 from tests import runs
-from vit_jax.prepare import prepare
+from vit_jax.corpora.builders import prepare
 
 STEPS = 40
 LINES = 3  # steps

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from vit_jax.prepare import prepare
+from vit_jax.corpora.builders import prepare
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,8 +7,8 @@ import pytest
 from tests import runs
 from tests.image_files import decoded
 from vit_jax import build, config, measuring, models, probes
+from vit_jax.corpora.builders import prepare
 from vit_jax.data import catalog, crops
-from vit_jax.prepare import prepare
 from vit_jax.schema import Choice, ConfigError
 
 pytestmark = pytest.mark.heavy

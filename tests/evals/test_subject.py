@@ -6,9 +6,9 @@ import pytest
 
 from tests import runs
 from vit_jax import build, evals, mesh, models, schema
+from vit_jax.corpora.builders import prepare
 from vit_jax.data import catalog
 from vit_jax.evals import subject
-from vit_jax.prepare import prepare
 from vit_jax.schema import Choice
 
 

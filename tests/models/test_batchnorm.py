@@ -11,9 +11,9 @@ from flax import nnx
 
 from tests import modules, runs
 from vit_jax import build, checkpoints, config, loop, mesh, models, rng, schema, trees
+from vit_jax.corpora.builders import prepare
 from vit_jax.data import augment
 from vit_jax.models.batchnorm import BatchNorm
-from vit_jax.prepare import prepare
 from vit_jax.schema import Choice, ConfigError
 
 pytestmark = pytest.mark.heavy

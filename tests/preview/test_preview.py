@@ -9,13 +9,14 @@ import pytest
 
 from tests import runs
 from vit_jax import prepare, schema
+from vit_jax.corpora import builders
 from vit_jax.data import catalog
 from vit_jax.preview import sheet
 
 
 @pytest.mark.heavy
 def test_the_digits_are_drawn_with_their_numbers_beside_them(tmp_path, monkeypatch, capsys):
-  prepare.prepare("digits")
+  builders.prepare("digits")
   path = tmp_path / "a.png"
   words = f"--show={runs.ROOT}/configs/digits.py --config.batch=20 --config.task.loss=sigmoid --out={path}"
   monkeypatch.setattr(sys, "argv", ["prepare", *words.split()])

@@ -10,7 +10,7 @@ from tests import runs
 from tests.sweeps import studies
 from vit_jax import build, config, flags, schema
 from vit_jax.config import Sweep
-from vit_jax.prepare import prepare
+from vit_jax.corpora.builders import prepare
 from vit_jax.schema import ConfigError
 from vit_jax.sweeps import study, trials
 

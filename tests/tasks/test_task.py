@@ -13,7 +13,7 @@ import pytest
 
 from tests import runs
 from vit_jax import build, checkpoints, importers, loop, tasks
-from vit_jax.prepare import prepare
+from vit_jax.corpora.builders import prepare
 from vit_jax.schema import Fraction
 from vit_jax.tasks.task import Supplied
 

@@ -1,0 +1,94 @@
+"""A dataset of the catalog, or of any TFDS builder, written once to a disk or a bucket."""
+
+import contextlib
+import fcntl
+import os
+
+from vit_jax import files, paths, runtime, schema
+from vit_jax.data import catalog, digits
+from vit_jax.data.readers import tfds
+
+
+def prepare(name: str, data_dir: str | None = None) -> str:
+  """Makes sure that dataset `name` stands in the TFDS data directory as array_record; says where, in one sentence.
+
+  A name of the catalog, or any TFDS builder ("mnist:3.0.1"). Killed halfway, it leaves nothing that looks complete.
+  """
+  row = catalog.CATALOG.get(name, catalog.Row(tfds.any_builder, name))
+  if not row.builder:
+    with schema.at("config.data"):
+      advice = tfds.remedy(name, row, data_dir)
+    raise schema.ConfigError(advice if row.classes else f"{name!r} is read as it is; there is nothing to prepare")
+  root = tfds.data_dir(data_dir)
+  folder = tfds.builder_dir(row.builder, data_dir)
+  if folder is None:
+    if paths.in_bucket(root):
+      return _copy(name, row.builder, root)
+    with _alone(root):
+      folder = tfds.builder_dir(row.builder, data_dir)
+      if folder is None:  # else another process has just done it
+        return _write(name, row, root, data_dir)
+  tfds.open_prepared(name, row, data_dir, row.labels, "all", catalog.Splits("train", None, "test"))
+  return f"{name} is already prepared at {folder}"
+
+
+@contextlib.contextmanager
+def _alone(root):
+  """One process at a time prepares in a directory; others wait. The lock dies with the process."""
+  try:
+    os.makedirs(root, exist_ok=True)
+    file = open(os.path.join(root, ".prepare.lock"), "a")
+  except OSError as error:
+    raise schema.ConfigError(f"cannot write to {root}: {error}") from error
+  with file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    yield
+
+
+def _copy(name, builder, root):
+  """Prepares on a disk, as TFDS can, and copies to a bucket what is not there yet; the last file says it is whole."""
+  disk = tfds.data_dir(None)
+  if paths.in_bucket(disk):  # $TFDS_DATA_DIR
+    disk = tfds.data_dir("~/tensorflow_datasets")
+  prepare(name, str(disk))
+  source = tfds.builder_dir(builder, str(disk))
+  target = root / source.relative_to(disk)
+  for file in sorted((f for f in source.rglob("*") if f.is_file()), key=lambda f: f.name == "dataset_info.json"):
+    there = target / file.relative_to(source)
+    if not there.exists() or there.stat().length != file.stat().st_size:
+      files.copy(file, there)
+  return f"{name} is prepared at {target}, a copy of {source}"
+
+
+def check_manual(name: str, row: catalog.Row, root: os.PathLike) -> None:
+  """ConfigError, before anything is downloaded, with what is missing of the files that are fetched by hand, and how."""
+  manual = os.path.join(root, "downloads", "manual")
+  missing = [part for part in row.manual if not os.path.exists(os.path.join(manual, part))]
+  if missing:
+    raise schema.ConfigError(
+      f"{name} is fetched by hand: {row.steps}. It has to be at {manual}, where {', '.join(missing)} "
+      f"{'is' if len(missing) == 1 else 'are'} missing; then the same command again"
+    )
+
+
+def _write(name, row, root, data_dir):
+  import tensorflow_datasets
+
+  check_manual(name, row, root)
+  if row.caution:
+    runtime.say(f"{name}: " + row.caution.format(manual=os.path.join(root, "downloads", "manual")))
+  if name == "digits":
+    digits.write(root)
+  else:
+    try:
+      builder = tensorflow_datasets.builder(row.builder, data_dir=root, file_format="array_record", try_gcs=False)
+      builder.download_and_prepare()
+    except tensorflow_datasets.core.registered.DatasetNotFoundError:
+      known = [
+        *(n for n, r in catalog.CATALOG.items() if r.builder),
+        *tensorflow_datasets.list_builders(with_community_datasets=False),
+      ]
+      raise schema.ConfigError(f"unknown dataset {name!r}.{schema.nearest(name, known)}") from None
+    except (AssertionError, OSError) as error:  # files to be fetched by hand, as for ImageNet; no network, no space
+      raise schema.ConfigError(f"{name} cannot be prepared in {root}: {error}") from error
+  return f"{name} is prepared at {tfds.builder_dir(row.builder, data_dir)}"
