@@ -6,6 +6,7 @@ stream has one position per example, step * batch + row.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Annotated
 
@@ -73,16 +74,7 @@ def train_examples(
   `draw`, follows from (seed, epoch, record). So does the record that replaces a bad one. With `repeats` each record
   stands so many times in a batch, drawn anew each time, and comes in one epoch of as many: see `repeats.Repeated`.
   """
-  if repeats > batch:
-    raise ConfigError(f"{repeats} copies of a record do not fit a batch of {batch}; allowed: 1 to {batch}", "repeats")
-  with at("order"):
-    if source.corpora:
-      ordered = mixed.order(order, source.corpora, batch, seed, repeats)
-    else:
-      together = source.runs.together if source.runs else 0
-      ordered = make(order, ORDERS, len(source), batch, seed, together, repeats)
-  if repeats > 1:
-    ordered = Repeated(ordered, batch, repeats)
+  ordered = _ordered(source, batch, seed, order, repeats)
   with at("crop"):
     cut = make(crop, crops.CROPS, image_size)
   with at("policy"):
@@ -99,18 +91,12 @@ def train_examples(
       if mirrored:
         image = cv2.flip(image, 1)
       image = change(image, draw)
-      if patch is not None:
-        image = rearrange(image, "(h i) (w j) c -> (h w) (i j c)", i=patch, j=patch)
-      return image
+      return image if patch is None else _patches(image, patch)
 
     values = prepared(record, prepare)
-    if values is None:
-      others = rng.draws(seed, "replace", visit, record)
-      same, tries = mixed.alike(source, record), 0
-      while values is None:
-        if tries == TRIES:  # all of a small corpus may be bad
-          same = range(len(source))
-        values, tries = prepared(same[int(others.random() * len(same))], prepare), tries + 1
+    others = _replacements(source, seed, visit, record)
+    while values is None:
+      values = prepared(next(others), prepare)
     return *values, on_device
 
   image = (image_size, image_size, 3)
@@ -119,6 +105,31 @@ def train_examples(
     image = ((image_size // patch) ** 2, patch**2 * 3)
   shapes = {"image": (image, np.uint8), "label": (_label_shape(source), np.int32), "draw": ((), np.uint32)}
   return Examples(source, ordered, example, shapes, None)
+
+
+def _ordered(source, batch, seed, order, repeats):
+  """The order of the records of a source, or of each corpus of a mixture, with their repeats."""
+  if repeats > batch:
+    raise ConfigError(f"{repeats} copies of a record do not fit a batch of {batch}; allowed: 1 to {batch}", "repeats")
+  with at("order"):
+    if source.corpora:
+      once = mixed.order(order, source.corpora, batch, seed, repeats)
+    else:
+      together = source.runs.together if source.runs else 0
+      once = make(order, ORDERS, len(source), batch, seed, together, repeats)
+  return Repeated(once, batch, repeats) if repeats > 1 else once
+
+
+def _patches(image, side):
+  return rearrange(image, "(h i) (w j) c -> (h w) (i j c)", i=side, j=side)
+
+
+def _replacements(source, seed, visit, record):
+  """Records that may stand in for a bad one, without end: of its corpus, and in case all of that is bad, of any."""
+  draw = rng.draws(seed, "replace", visit, record)
+  for tries in itertools.count():
+    some = mixed.alike(source, record) if tries < TRIES else range(len(source))
+    yield some[int(draw.random() * len(some))]
 
 
 def eval_examples(
