@@ -6,6 +6,7 @@ from typing import Literal
 
 from vit_jax.data import sources
 from vit_jax.data.readers import index
+from vit_jax.data.readers.labels import packed, unpacked
 from vit_jax.data.sources import Corpus, Fingerprint, Runs, Source
 from vit_jax.schema import ConfigError, show
 from vit_jax.schema.errors import some
@@ -99,7 +100,7 @@ class _Joined:
     """As `Runs.parse`."""
     part = int.from_bytes(data[:2], "little")
     runs = self.parts[part].runs
-    image, label = (runs.parse if runs else index.unpacked)(data[2:])
+    image, label = (runs.parse if runs else unpacked)(data[2:])
     return image, self.renumbered(part, label)
 
 
@@ -107,7 +108,7 @@ def _run(part, first, stop):
   """Neighbours of a part as they are stored, or read one by one and `packed`."""
   if part.runs:
     return part.runs.read(first, stop)
-  return [index.packed(label, data) for data, label in map(part.read, range(first, stop))]
+  return [packed(label, data) for data, label in map(part.read, range(first, stop))]
 
 
 def _names(parts):

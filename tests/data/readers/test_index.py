@@ -1,140 +1,11 @@
-"""What every form of storage has in common: the same records, labels, errors and restarts; what is kept of a scan."""
+"""Where records lie: what is kept of a scan, and bytes that are read together."""
 
 import numpy as np
 import pytest
 
 from tests import forms, streams
-from tests.image_files import labels, numbers
-from vit_jax import schema
-from vit_jax.data import images, sources
+from vit_jax.data import sources
 from vit_jax.data.readers import index, listing
-
-COUNT = 50
-FILES = [streams.file(i) for i in range(COUNT)]
-CLASSES = ["ant", "bee", "cat"]
-each_form = pytest.mark.parametrize("form", forms.FORMS)
-
-
-def written(form, root, given, split="train", files=None):
-  forms.FORMS[form][0](root, files or FILES[: len(given)], given, split)
-  return root
-
-
-def opened(form, root, split="train", **args):
-  return forms.opened(forms.FORMS[form][1], root, split, **args)
-
-
-@each_form
-def test_every_form_has_the_records_that_were_written(form, tmp_path):
-  written(form, tmp_path, [i % 3 for i in range(COUNT)])
-  written(form, tmp_path, [2, 0], "test")
-  source, test = opened(form, tmp_path), opened(form, tmp_path, "test")
-  assert numbers(source) == [(FILES[i], i % 3) for i in range(COUNT)]
-  assert numbers(test) == [(FILES[0], 2), (FILES[1], 0)]
-  assert source.classes == test.classes == ("0", "1", "2")
-  assert labels(source) == [i % 3 for i in range(COUNT)]
-  part = opened(form, tmp_path, "train[10:30]+test[1:]")
-  assert numbers(part) == [*numbers(source)[10:30], numbers(test)[1]]
-  assert len({source.identify(i) for i in range(COUNT)}) == COUNT
-  assert str(tmp_path) in source.place(17) and "'train', record 17" in source.place(17)
-
-
-@each_form
-def test_neighbours_at_one_go_are_the_records(form, tmp_path):
-  source = opened(form, written(form, tmp_path, [i % 3 for i in range(COUNT)]), test="train")
-  if source.runs:
-    for first, stop in ((0, COUNT), (3, 40), (16, 18), (49, 50)):
-      assert [*map(source.runs.parse, source.runs.read(first, stop))] == numbers(source)[first:stop]
-  assert (source.runs is not None) == (form == "parquet") and not source.remote
-
-
-@each_form
-def test_labels_may_be_names_in_the_order_of_the_alphabet_or_of_a_file(form, tmp_path):
-  given = [CLASSES[(i * 2) % 3] for i in range(COUNT)]
-  written(form, tmp_path / "data", given)
-  source = opened(form, tmp_path / "data", test="train")
-  assert source.classes == ("ant", "bee", "cat") and labels(source) == [CLASSES.index(name) for name in given]
-  (tmp_path / "classes.txt").write_text("cat\nbee\nant\ndog\n")
-  source = opened(form, tmp_path / "data", test="train", classes=str(tmp_path / "classes.txt"))
-  assert source.classes == ("cat", "bee", "ant", "dog")
-  assert labels(source) == [2 - CLASSES.index(name) for name in given]
-  (tmp_path / "classes.txt").write_text("bee\nant\n")
-  with pytest.raises(schema.ConfigError, match=r"config\.data: .*label 'cat' is none of the classes"):
-    opened(form, tmp_path / "data", test="train", classes=str(tmp_path / "classes.txt"))
-
-
-@each_form
-def test_images_may_have_lists_of_labels(form, tmp_path):
-  given = [[*range(i % 4)][::-1] for i in range(COUNT)]
-  source = opened(form, written(form, tmp_path, given), test="train", labels=3)
-  assert source.labels == 3 and numbers(source) == [(FILES[i], tuple(given[i])) for i in range(COUNT)]
-  for most, message in ((2, "3 labels; allowed: 2"), (1, "set labels above 1")):
-    with pytest.raises(schema.ConfigError, match=message) as caught:
-      opened(form, tmp_path, test="train", labels=most)
-    assert caught.value.place == "config.data.labels"
-
-
-@each_form
-def test_a_label_out_of_range_is_refused_before_anything_is_read(form, tmp_path):
-  written(form, tmp_path, [7 if i == 31 else i % 3 for i in range(COUNT)])
-  assert len(opened(form, tmp_path, test="train").classes) == 8
-  with pytest.raises(schema.ConfigError, match=r"label 7 is out of range; allowed: 0 to 2") as caught:
-    opened(form, tmp_path, test="train", classes="3")
-  expected = {"tars": "0001.tar, member '000031.png'", "parquet": "train-00001-of-00003.parquet, row 15"}
-  assert expected.get(form, "all.jsonl, line 32") in caught.value.message
-
-
-@each_form
-@pytest.mark.parametrize("label", [-1, None, 1.5, True, {"a": 1}, ""])
-def test_what_is_no_label_is_refused(form, label, tmp_path):
-  given = [label] * 3 if form == "parquet" else [0, 1, label, 1]  # a column has one type
-  with pytest.raises(schema.ConfigError, match=r"config\.data\.path: .*label"):
-    opened(form, written(form, tmp_path, given), test="train")
-
-
-@each_form
-def test_a_run_goes_on_where_it_was_and_on_two_hosts_as_on_one(form, tmp_path, monkeypatch):
-  monkeypatch.setattr(images, "KEEP", 0)
-  source = opened(form, written(form, tmp_path, [i % 3 for i in range(COUNT)]), test="train")
-  whole = streams.train(source, 12, 12)
-  for start in (1, 5):
-    streams.same(streams.train(source, 12, 3, start=start), whole[start : start + 3])
-  for rows in (range(6), range(6, 12)):
-    for one, other in zip(streams.train(source, 12, 6, rows=rows), whole, strict=False):
-      assert (one["image"] == other["image"][rows.start : rows.stop]).all()
-  assert sorted(streams.records(whole)[:COUNT]) == [*range(COUNT)]
-
-
-@each_form
-def test_a_bad_image_stops_the_run_by_its_name_or_is_left_out(form, tmp_path):
-  files = [b"no image" if i == 4 else FILES[i] for i in range(COUNT)]
-  source = opened(form, written(form, tmp_path, [0] * COUNT, files=files), test="train")
-  with pytest.raises(images.ImageError, match="record 4"):
-    streams.train(source, 10, 5)
-  assert 4 not in streams.records(streams.train(source, 10, 5, on_error="skip"))
-
-
-@each_form
-def test_other_data_have_another_fingerprint(form, tmp_path):
-  one = opened(form, written(form, tmp_path / "a", [0] * 20), test="train").fingerprint()
-  assert opened(form, tmp_path / "a", test="train").fingerprint() == one
-  two = opened(form, written(form, tmp_path / "b", [0] * 20, files=[*FILES[:19], FILES[0] * 2]), test="train")
-  assert two.fingerprint() != one  # a tar is filled up to 10 kB: its time of change tells
-  three = opened(form, written(form, tmp_path / "c", [1] * 20), test="train")
-  assert three.fingerprint().names != one.names
-  assert opened(form, tmp_path / "a", "train[1:]", test="train").fingerprint().names != one.names
-
-
-@each_form
-def test_a_split_that_is_not_there_is_named_with_those_that_are(form, tmp_path):
-  written(form, tmp_path, [0, 1, 0])
-  with pytest.raises(sources.SplitError, match=r"config\.data\.test: no split 'test'.*Allowed: train"):
-    opened(form, tmp_path, "test")
-  with pytest.raises(sources.AbsentError, match=r"config\.data\.path: nothing is at"):
-    opened(form, tmp_path / "nowhere")
-
-
-# What is kept.
 
 
 def test_a_file_is_looked_through_again_only_when_it_has_changed(tmp_path, monkeypatch):
@@ -164,14 +35,9 @@ def test_a_file_is_looked_through_again_only_when_it_has_changed(tmp_path, monke
 def test_without_a_cache_the_data_are_read_all_the_same(tmp_path, monkeypatch, caplog):
   (tmp_path / "file").write_text("no folder")
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-  forms.tars(tmp_path / "data", FILES[:5], [0] * 5)
+  forms.tars(tmp_path / "data", [streams.file(i) for i in range(5)], [0] * 5)
   assert len(forms.opened("tars", tmp_path / "data", test="train")) == 5
   assert "cannot be kept" in caplog.text
-
-
-@pytest.mark.parametrize("label", [0, 2**31 - 1, (), (4,), (1, 2, 3)])
-def test_a_label_goes_with_the_bytes(label):
-  assert index.unpacked(index.packed(label, b"\0bytes")) == (b"\0bytes", label)
 
 
 def test_neighbours_are_one_read_and_what_lies_apart_is_several(tmp_path, monkeypatch):

@@ -76,3 +76,8 @@ def test_classes_are_a_number_or_a_file(tmp_path):
   for wrong in ("0", "99999999", str(tmp_path / "none.txt"), str(tmp_path)):
     with pytest.raises(schema.ConfigError, match=r"allowed: 1 to|or give their number"):
       labels.class_names(wrong)
+
+
+@pytest.mark.parametrize("label", [0, 2**31 - 1, (), (4,), (1, 2, 3)])
+def test_a_label_goes_with_the_bytes(label):
+  assert labels.unpacked(labels.packed(label, b"\0bytes")) == (b"\0bytes", label)

@@ -51,7 +51,10 @@ def test_a_path_is_a_file_a_folder_or_a_pattern(tmp_path):
   )
   assert len(listed(tmp_path / "a/x-train-*.tar").names) == 12
   assert listed(tmp_path / "*/x-val-*.tar").names == ("a/x-val-0000.tar",)
-  assert {split: len(files) for split, files in listing.by_split(listed(tmp_path)).items()} == {"train": 12, "val": 1}
+  assert {split: len(files.names) for split, files in listing.by_split(listed(tmp_path)).items()} == {
+    "train": 12,
+    "val": 1,
+  }
 
 
 def test_a_name_with_braces_is_that_file(tmp_path):

@@ -1,7 +1,6 @@
-"""Parquet of Hugging Face's form: columns, classes, row groups that are read once for many, files that are damaged."""
+"""Parquet of Hugging Face's form: columns, classes, files that are damaged."""
 
 import json
-import threading
 
 import pytest
 
@@ -11,7 +10,6 @@ from tests.image_files import image, names, numbers
 from tests.streams import same, train
 from vit_jax import schema
 from vit_jax.data import images, order
-from vit_jax.data.readers import parquet as reader
 
 NAMES = ["tench", "goldfish", "great white shark"]
 
@@ -105,24 +103,6 @@ def test_a_row_without_bytes_and_a_damaged_row_group_are_errors_of_their_images(
   with pytest.raises(OSError, match=r"row group 0, cannot be read") as caught:
     source.read(3)
   assert caught.value.errno is None and source.read(15) == (image(15), 0)
-
-
-def test_a_row_group_is_read_once_for_all_threads_and_few_stay(tmp_path, monkeypatch):
-  forms.parquet(tmp_path, [image(i) for i in range(90)], [0] * 90, group=10)
-  reads, read = [], reader.RowGroups._read
-  monkeypatch.setattr(reader.RowGroups, "_read", lambda self, *which: reads.append(which) or read(self, *which))
-  source = parquet(tmp_path)
-  threads = [threading.Thread(target=lambda: [source.read(i) for i in range(10)]) for _ in range(8)]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join()
-  assert reads == [(0, 0)]
-  monkeypatch.setattr(reader, "KEPT", 0)  # but for one
-  reads.clear()
-  for i in (0, 1, 11, 12, 0):
-    assert source.read(i)[0] == image(i)
-  assert reads == [(0, 1), (0, 0)]
 
 
 def test_its_own_order_is_of_blocks_as_large_as_row_groups(tmp_path):

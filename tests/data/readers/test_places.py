@@ -64,3 +64,13 @@ def test_what_is_no_regular_size_is_not_read(bucket, monkeypatch):
   listed = places.Bucket.listed(bucket)
   with pytest.raises(OSError, match="bytes; allowed: 5"):
     listed.read("a/1.png")
+
+
+@pytest.mark.heavy
+def test_stamps_are_in_the_order_of_the_files_on_a_disk_and_in_a_bucket(bucket, tmp_path):
+  for root in (bucket, tmp_path):
+    for name, length in (("a", 2), ("b", 1)):
+      (root / name).write_bytes(bytes(length))
+  here, there = (places.stamps([root / "b", root / "a"]) for root in (tmp_path, bucket))
+  assert here == [(size, (tmp_path / name).stat().st_mtime_ns) for name, size in (("b", 1), ("a", 2))]
+  assert there == [(size, (bucket / name).stat().mtime) for name, size in (("b", 1), ("a", 2))]

@@ -3,7 +3,6 @@
 import io
 import os
 import shutil
-import types
 
 import pytest
 from array_record.python import array_record_module
@@ -120,19 +119,6 @@ def test_the_fingerprint_of_a_tfds_dataset_follows_its_files(data_dir, tmp_path)
     assert found == fingerprint()
     assert found not in seen
     seen.add(found)
-
-
-def test_of_a_bucket_names_sizes_and_seconds_are_known():
-  class Bucket:
-    def iterdir(self):
-      for name, length in (("b", 1), ("a", 2)):
-        found = types.SimpleNamespace(length=length, mtime=10 * length)
-        yield types.SimpleNamespace(name=name, stat=lambda found=found: found)
-
-    def __fspath__(self):
-      return "gs://bucket/shapes/1.0.0"
-
-  assert [*tfds._stamps(Bucket())] == [("a", 2, 20), ("b", 1, 10)]
 
 
 def test_a_builder_directory_needs_no_name(data_dir):

@@ -1,23 +1,21 @@
 """Where the records of files lie: made by reading a file once, kept in the cache of the machine, not in the corpus."""
 
 import bisect
-import dataclasses
 import hashlib
 import itertools
 import logging
 import os
 import pathlib
-import struct
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from vit_jax import files as caches
 from vit_jax import paths
 from vit_jax.data import sources
-from vit_jax.data.readers import labels, listing
+from vit_jax.data.readers import listing
 
 VERSION = 1  # of what is kept
 LARGE = 2**30  # bytes of files from which on it is said that they are read
@@ -132,97 +130,3 @@ class Extents:
         ]
         low = i
     return result
-
-
-@dataclasses.dataclass(frozen=True)
-class Records:
-  """Records of a split with their labels."""
-
-  extents: Extents  # or what reads like it
-  labels: Sequence[labels.Labels]  # of each file
-
-  def __len__(self):
-    return len(self.extents)
-
-  def label(self, record: int) -> int | tuple[int, ...]:
-    """The label of a record."""
-    file, number = self.extents.locate(record)
-    return self.labels[file][number]
-
-  def read(self, record: int) -> tuple[bytes, int | tuple[int, ...]]:
-    """(bytes, label) of a record. Raises OSError."""
-    return self.extents.read(record, record + 1)[0], self.label(record)
-
-  def run(self, first: int, stop: int) -> list[bytes]:
-    """Records `first` to `stop`, each `packed`."""
-    return [packed(self.label(i), data) for i, data in enumerate(self.extents.read(first, stop), first)]
-
-
-def resolved(
-  parts: Mapping[str, tuple[listing.Files, Sequence[Arrays]]],
-  classes: Sequence[str] | None,
-  most: int,
-  where: Callable[[listing.Files, int, Arrays, int], str],
-  stored: Callable = Extents,
-) -> tuple[tuple[str, ...], dict[str, Records]]:
-  """The classes of some splits together, and the records of each.
-
-  Args:
-    parts: files of each split and what is known of each file: of its bytes as of `Extents`, of labels as of
-      `labels.Collected`.
-    classes: as of `labels.resolve`, like `most`.
-    most: labels of an image.
-    where: (files, file, its arrays, record of it) in words, for errors.
-    stored: (files, arrays) -> what has the bytes of records, as `Extents`.
-  """
-  flat = [(files, file, each) for files, arrays in parts.values() for file, each in enumerate(arrays)]
-  classes, numbered = labels.resolve(
-    [each for _, _, each in flat], classes, most, lambda i, record: where(*flat[i], record)
-  )
-  numbered = iter(numbered)
-  records = {
-    part: Records(stored(files, arrays), list(itertools.islice(numbered, len(arrays))))
-    for part, (files, arrays) in parts.items()
-  }
-  return classes, records
-
-
-def sizes(records: Mapping[str, Records], names: Sequence[str]) -> dict[str, int]:
-  """Records of each split by name, 0 of those that nobody asked for: what `Splits.select` takes."""
-  return {name: len(records[name]) if name in records else 0 for name in names}
-
-
-def fingerprint(parts: Sequence[tuple[str, range]], records: Mapping[str, Records], *about) -> sources.Fingerprint:
-  """Of the files of some splits, as they were listed, and of all labels; `about` is what else decides the records."""
-  names, stamps = [], []
-  for part in dict.fromkeys(part for part, _ in parts):
-    files = records[part].extents.files
-    names += [*files.names, *(hashlib.sha256(each.numbers).hexdigest() for each in records[part].labels)]
-    stamps += files.stamps
-  sizes, times = zip(*stamps, strict=True)
-  return sources.Fingerprint(sources.digest([parts, about, *names]), "", sources.digest(sizes), sources.digest(times))
-
-
-# A label in front of what is stored: what is read as a run is to be told from nothing but its bytes.
-
-
-def packed(label: int | tuple[int, ...], data: bytes) -> bytes:
-  """Both as bytes."""
-  if isinstance(label, tuple):
-    return struct.pack(f"<i{len(label)}i", len(label), *label) + data
-  return struct.pack("<ii", -1, label) + data
-
-
-def unpacked(data: bytes) -> tuple[bytes, int | tuple[int, ...]]:
-  """(what was stored, label)."""
-  count = struct.unpack_from("<i", data)[0]
-  if count < 0:
-    return data[8:], struct.unpack_from("<i", data, 4)[0]
-  return data[4 + 4 * count :], struct.unpack_from(f"<{count}i", data, 4)
-
-
-def used(by_split: Mapping[str, object], splits: sources.Splits, split: str, shared: bool) -> list[str]:
-  """The splits that must be known to open one of them; with `shared` classes all that the config names."""
-  names = sources.split_names([splits.spec(split), *(splits.specs().values() if shared else ())])
-  everything = "all" in {splits.spec(split).strip()}
-  return [name for name in by_split if name in names or everything]

@@ -2,13 +2,16 @@
 
 import array
 import dataclasses
+import struct
 from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
 
 import numpy as np
 
 from vit_jax import paths
-from vit_jax.schema import ConfigError, at, nearest, show
+from vit_jax.schema import ConfigError, Range, at, nearest, show
 
+Most = Annotated[int, Range(1, 4096)]  # labels of one image
 NAMES = 2**20  # different labels of a corpus, at most: more are captions
 
 
@@ -151,3 +154,21 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
       again = next(name for i, name in enumerate(names) if name in names[:i])
       raise ConfigError(f"{text} has {show(again)} twice; write each class once")
     return names
+
+
+# A label in front of what is stored: what is read as a run is to be told from nothing but its bytes.
+
+
+def packed(label: int | tuple[int, ...], data: bytes) -> bytes:
+  """Both as bytes."""
+  if isinstance(label, tuple):
+    return struct.pack(f"<i{len(label)}i", len(label), *label) + data
+  return struct.pack("<ii", -1, label) + data
+
+
+def unpacked(data: bytes) -> tuple[bytes, int | tuple[int, ...]]:
+  """(what was stored, label)."""
+  count = struct.unpack_from("<i", data)[0]
+  if count < 0:
+    return data[8:], struct.unpack_from("<i", data, 4)[0]
+  return data[4 + 4 * count :], struct.unpack_from(f"<{count}i", data, 4)

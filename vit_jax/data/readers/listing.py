@@ -21,7 +21,6 @@ from vit_jax.schema.errors import some
 DEPTH = 4  # of folders below the one that is named
 OPEN = 256  # files of a disk that are open at a time; a process may have 1,024
 ALTERNATIVES = 10**6  # of braces
-ASKED = 32  # files of a bucket at a time
 STREAMED = 2**23  # bytes of a request for what is read on and on: it takes as long to begin as for 4 MB
 _SPECIAL = re.compile(r"[*?\[{]")
 
@@ -79,7 +78,7 @@ class Files:
 
   def each(self, function) -> list:
     """function(file) of all files, of many at once; the first error ends it."""
-    with concurrent.futures.ThreadPoolExecutor(ASKED if self.remote else 8) as pool:
+    with concurrent.futures.ThreadPoolExecutor(places.ASKED if self.remote else 8) as pool:
       # Errors name the key of the config that is around here, which a thread would not know.
       waiting = [pool.submit(contextvars.copy_context().run, function, file) for file in range(len(self.names))]
       return [each.result() for each in waiting]
@@ -169,18 +168,18 @@ def split_of(name: str) -> str:
   return "train"
 
 
-def by_split(files: Files) -> dict[str, list[int]]:
-  """The numbers of the files of each split; those of one split must be in one folder."""
-  result = {}
+def by_split(files: Files) -> dict[str, Files]:
+  """The files of each split; those of one split must be in one folder."""
+  by_name = {}
   for file in range(len(files.names)):
-    result.setdefault(files.split(file), []).append(file)
-  for split, numbers in result.items():
+    by_name.setdefault(files.split(file), []).append(file)
+  for split, numbers in by_name.items():
     folders = sorted({os.path.dirname(files.names[i]) for i in numbers})
     if len(folders) > 1:
       raise ConfigError(
         f"files of split {split!r} are in several folders of {files.root}: {some(folders, 5)}; name one of them", "path"
       )
-  return result
+  return {split: files.chosen(numbers) for split, numbers in by_name.items()}
 
 
 def alternatives(pattern: str) -> list[str]:

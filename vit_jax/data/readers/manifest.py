@@ -7,16 +7,15 @@ import functools
 import itertools
 import os
 import pathlib
-from typing import Annotated
 
 import numpy as np
 
-from vit_jax import files as json_reading
 from vit_jax import paths
 from vit_jax.data import sources
-from vit_jax.data.readers import index, listing, places
-from vit_jax.data.readers import labels as label_columns
-from vit_jax.schema import ConfigError, Range, show
+from vit_jax.data.readers import index, indexed, listing, places
+from vit_jax.data.readers.labels import Collected, Most, class_names
+from vit_jax.files import JSON_BYTES, parse_json
+from vit_jax.schema import ConfigError, show
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
 BLOCK = 2**20  # bytes that are read at a time while a manifest is looked through
@@ -32,7 +31,7 @@ def manifest(
   val: str | None = None,
   test: str = "test",
   classes: str | None = None,
-  labels: Annotated[int, Range(1, 4096)] = 1,
+  labels: Most = 1,
 ) -> sources.Source:
   """A split of JSON lines: {"path": "a/1.jpg", "label": "cat"}, or "bytes" in base64 instead of a path.
 
@@ -54,51 +53,25 @@ def manifest(
       largest number in use in the splits of the config.
     labels: the most that one image has.
   """
-  splits, named = sources.Splits(train, val, test), label_columns.class_names(classes)
+  splits, named = sources.Splits(train, val, test), class_names(classes)
   files = listing.listed(path, SUFFIXES, "a manifest of JSON lines")
-  arrays = index.made("manifest", files, functools.partial(_scan, files), len(files.names) > 1)
-  known = _by_split(files, arrays)
-  used = index.used(known, splits, split, named is None)
-  found, records = index.resolved({part: known[part] for part in used}, named, labels, _where)
-  parts = splits.select(split, index.sizes(records, known))
-  kinds = {str(kind) for part, _ in parts for each in known[part][1] for kind in each["kinds"]}
-  remote = files.remote or "bucket" in kinds
-
-  def about(part, i):
-    return _parsed(records[part].extents.read(i, i + 1)[0])
-
-  def place(part, i):
-    file, number = records[part].extents.locate(i)
-    of, arrays = known[part]
-    return f" ({_where(of, file, arrays[file], number)})"
-
-  def identify(part, i):
-    line = about(part, i)
-    return str(line.get("id", line.get("path", f"{part}/{i}")))
-
-  def read(part, i):
-    file, _ = records[part].extents.locate(i)
-    return _image(known[part][0].path(file), about(part, i)), records[part].label(i)
-
-  def parse(data):
-    text, label = index.unpacked(data)
-    return _image("", _parsed(text)), label
-
-  together = files.remote and kinds == {"bytes"}
-  return sources.assemble(
-    name,
-    splits.spec(split),
-    found,
-    parts,
-    read,
-    place,
-    identify,
-    lambda: index.fingerprint(parts, records),
-    labels,
-    read_label=lambda part, i: records[part].label(i),
-    runs=sources.Runs(lambda part, first, stop: records[part].run(first, stop), parse) if together else None,
-    remote=remote,
+  known = _by_split(files, index.made("manifest", files, functools.partial(_scan, files), len(files.names) > 1))
+  used = indexed.used(known, splits, split, named is None)
+  names, records = indexed.resolved({part: known[part] for part in used}, named, labels, _where)
+  parts = splits.select(split, indexed.sizes(records, known))
+  kinds = {str(kind) for part, _ in parts for arrays in records[part].arrays for kind in arrays["kinds"]}
+  return indexed.source(
+    *(name, splits.spec(split), names, parts, records, labels, _where),
+    together=int(files.remote and kinds == {"bytes"}),
+    remote=files.remote or "bucket" in kinds,
+    content=lambda file, line: _image(file, _parsed(line)),
+    identify=_identify,
   )
+
+
+def _identify(part, records, i):
+  line = _parsed(records.extents.read(i, i + 1)[0])
+  return str(line.get("id", line.get("path", f"{part}/{i}")))
 
 
 def _image(manifest, about):
@@ -124,7 +97,7 @@ def _image(manifest, about):
 
 def _parsed(text):
   try:
-    return json_reading.parse_json(text)
+    return parse_json(text)
   except ValueError as error:  # it was JSON when the manifest was opened
     raise OSError(f"its line in the manifest is no JSON ({error}): the file was changed") from error
 
@@ -174,17 +147,17 @@ def _chosen(arrays, code):
 
 def _scan(files, file):
   """Where the lines of a manifest are, their labels and splits; ConfigError that names file and line."""
-  starts, sizes, found = array.array("q"), array.array("q"), label_columns.Collected()
+  starts, sizes, labels = array.array("q"), array.array("q"), Collected()
   default = files.split(file) if len(files.names) > 1 else "train"
   at, splits, codes, kinds = 0, {}, array.array("H"), set()
   with files.stream(file, BLOCK) as stream:
     for number in itertools.count(1):
-      line = stream.readline(json_reading.JSON_BYTES + 2)
+      line = stream.readline(JSON_BYTES + 2)
       if not line:
         break
       if line.strip():
         try:
-          split, kind = _checked(line, found)
+          split, kind = _checked(line, labels)
           if split is not None and (not split or "\n" in split or len(splits) >= 1000):
             raise ValueError(f"split {show(split)}: allowed are up to 1,000 names of one line")
         except ValueError as error:
@@ -196,7 +169,7 @@ def _scan(files, file):
       at += len(line)
   if not starts:
     raise ConfigError(f"{files.path(file)} has no line", "path")
-  return found.arrays() | {
+  return labels.arrays() | {
     "starts": np.array(starts, np.int64),
     "sizes": np.array(sizes, np.uint32),
     "split_codes": np.array(codes if len(splits) > 1 else [], np.uint16),
@@ -205,9 +178,9 @@ def _scan(files, file):
   }
 
 
-def _checked(line, found):
-  """(split or None, where its image is) of a line, whose label goes to those that were found; ValueError."""
-  about = json_reading.parse_json(line)
+def _checked(line, labels):
+  """(split or None, where its image is) of a line, whose label is added to `labels`; ValueError."""
+  about = parse_json(line)
   if not isinstance(about, dict):
     raise ValueError(f'{show(about)} is no JSON object; write {{"path": ..., "label": ...}}')
   if ("path" in about) == ("bytes" in about):
@@ -218,5 +191,5 @@ def _checked(line, found):
       raise ValueError(f"{key!r} is {show(about[key])}; allowed: a text")
   if "label" not in about:
     raise ValueError("it has no 'label'; allowed: a number, a name or a list of them")
-  found.add(about["label"])
+  labels.add(about["label"])
   return about.get("split"), "bucket" if about.get("path", "").startswith(paths.BUCKET) else kind

@@ -4,26 +4,20 @@ An image is a struct of bytes and path, or bytes; a label a number, a name, or a
 the key "huggingface" of the schema (https://huggingface.co/docs/datasets, features Image and ClassLabel).
 """
 
-import collections
-import contextlib
 import functools
 import logging
-import threading
-from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax import files as json_reading
 from vit_jax.data import sources
-from vit_jax.data.readers import index, listing
-from vit_jax.data.readers import labels as label_columns
-from vit_jax.schema import ConfigError, Range, nearest
+from vit_jax.data.readers import index, indexed, listing
+from vit_jax.data.readers.labels import Collected, Most, class_names
+from vit_jax.data.readers.row_groups import RowGroups, described, opened
+from vit_jax.files import parse_json
+from vit_jax.schema import ConfigError, nearest
 from vit_jax.schema.errors import some
 
-KEPT = 2**28  # bytes of row groups that stay in memory, but for one
-FOOTERS = 64  # files whose description stays in memory
 LARGE_GROUP = 2**29  # bytes from which on a row group is named: each thread may hold one
 
 
@@ -39,7 +33,7 @@ def parquet(
   classes: str | None = None,
   image: str | None = None,
   label: str | None = None,
-  labels: Annotated[int, Range(1, 4096)] = 1,
+  labels: Most = 1,
 ) -> sources.Source:
   """A split of Parquet files: `path` is their folder, one of them, or a pattern such as data/train-*.parquet.
 
@@ -61,148 +55,29 @@ def parquet(
     label: the column; by default the one that the schema calls a class, or "label".
     labels: the most that one image has.
   """
-  splits, named = sources.Splits(train, val, test), label_columns.class_names(classes)
+  splits, named = sources.Splits(train, val, test), class_names(classes)
   files = listing.listed(path, (".parquet",), "Parquet files")
-  tables = {part: files.chosen(numbers) for part, numbers in listing.by_split(files).items()}
-  columns = _columns(files, image, label)
+  tables, columns = listing.by_split(files), _columns(files, image, label)
   if named is None and columns.classes:
     named = columns.classes
   known = {
     part: (tables[part], index.made("Parquet", tables[part], functools.partial(_scan, tables[part], columns), columns))
-    for part in index.used(tables, splits, split, named is None)
+    for part in indexed.used(tables, splits, split, named is None)
   }
   stored = functools.partial(RowGroups, columns.image)
-  found, records = index.resolved(known, named, labels, _where, stored)
-  parts, remote = splits.select(split, index.sizes(records, tables)), files.remote
-  rows = [rows for part, _ in parts for each in known[part][1] for rows in each["rows"].tolist()]
-
-  def place(part, i):
-    file, number = records[part].extents.locate(i)
-    return f" ({_where(tables[part], file, None, number)})"
-
-  return sources.assemble(
-    name,
-    splits.spec(split),
-    found,
-    parts,
-    lambda part, i: records[part].read(i),
-    place,
-    lambda part, i: f"{part}/{i}",
-    lambda: index.fingerprint(parts, records, columns),
-    labels,
-    read_label=lambda part, i: records[part].label(i),
-    runs=sources.Runs(lambda part, *ends: records[part].run(*ends), index.unpacked, round(float(np.median(rows)))),
-    remote=remote,
+  names, records = indexed.resolved(known, named, labels, _where, stored)
+  parts = splits.select(split, indexed.sizes(records, tables))
+  rows = np.concatenate([arrays["rows"] for part, _ in parts for arrays in records[part].arrays])
+  return indexed.source(
+    *(name, splits.spec(split), names, parts, records, labels, _where),
+    together=round(float(np.median(rows))),
+    remote=files.remote,
+    about=(columns,),
   )
 
 
 def _where(files, file, arrays, record):
   return f"{files.path(file)}, row {record:,}"
-
-
-# Rows.
-
-
-class RowGroups:
-  """The images of the rows of files, by number through all of them; row groups that were read last are kept.
-
-  For many threads at once: a row group is read by one of them, and the others wait for it.
-  """
-
-  def __init__(self, column: tuple[str, ...], files: listing.Files, arrays: Sequence[index.Arrays]):
-    """`column` is that of the images, as words; `arrays` have "rows" of the row groups of each file."""
-    self._column, self.files = column, files
-    self._firsts = index.firsts(each["rows"].sum() for each in arrays)
-    self._groups = [index.firsts(each["rows"]) for each in arrays]
-    self._kept: collections.OrderedDict[tuple[int, int], Future] = collections.OrderedDict()
-    self._lock = threading.Lock()
-    self._footer = functools.lru_cache(maxsize=FOOTERS)(lambda file: opened(files, file).metadata)
-
-  def __len__(self):
-    return self._firsts[-1]
-
-  def locate(self, record: int) -> tuple[int, int]:
-    """(file, row) of a record."""
-    return index.locate(self._firsts, record)
-
-  def read(self, first: int, stop: int) -> list[bytes]:
-    """The images of records `first` to `stop`. Raises OSError."""
-    result = []
-    for record in range(first, stop):
-      file, number = self.locate(record)
-      group, number = index.locate(self._groups[file], number)
-      data = self._group(file, group)[number].as_py()
-      if data is None:
-        raise OSError("its row has no bytes; write the images into the files, not their paths")
-      if len(data) > sources.LARGEST:
-        raise OSError(f"it has {len(data):,} bytes; allowed: {sources.LARGEST:,}")
-      result.append(data)
-    return result
-
-  def _group(self, file, group):
-    """The column of a row group."""
-    with self._lock:
-      mine = (file, group) not in self._kept
-      future = self._kept.setdefault((file, group), Future())
-      self._kept.move_to_end((file, group))
-    if mine:
-      try:
-        future.set_result(self._read(file, group))
-      except OSError as error:
-        future.set_exception(error)
-      finally:
-        if not _is_read(future):  # another time it may be there
-          with self._lock:
-            self._kept.pop((file, group), None)
-          future.cancel()
-      self._forget()
-    return future.result()
-
-  def _forget(self):
-    """Lets go of row groups until the others have few bytes."""
-    with self._lock:
-      done = [(key, future.result().nbytes) for key, future in self._kept.items() if _is_read(future)]
-      size = sum(bytes_ for _, bytes_ in done)
-      for key, bytes_ in done[:-1]:
-        if size <= KEPT:
-          break
-        del self._kept[key]
-        size -= bytes_
-
-  def _read(self, file, group):
-    import pyarrow
-    import pyarrow.compute
-
-    try:
-      with opened(self.files, file, self._footer(file)) as table:
-        column = table.read_row_group(group, columns=[".".join(self._column)], use_threads=False).column(0)
-      for field in self._column[1:]:
-        column = pyarrow.compute.struct_field(column, field)
-      return column
-    except (pyarrow.ArrowException, ValueError, OSError) as error:
-      if isinstance(error, OSError) and error.errno is not None:  # of the disk or the bucket
-        raise
-      raise OSError(f"{self.files.path(file)}, row group {group}, cannot be read: {_line(error)}") from error
-
-
-def _is_read(future):
-  return future.done() and future.exception() is None
-
-
-def opened(files: listing.Files, file: int, footer=None):
-  """A Parquet file, open; a `footer` that is known is not read again. Of a bucket a column is one request."""
-  import pyarrow
-  from pyarrow import parquet as format_
-
-  source = pyarrow.PythonFile(files.opened(file), mode="r") if files.remote else files.path(file)
-  return format_.ParquetFile(source, metadata=footer, pre_buffer=files.remote)
-
-
-def _line(error):
-  return " ".join(str(error).split())[:300]
-
-
-# What is known of files.
 
 
 class _Columns(NamedTuple):
@@ -217,7 +92,7 @@ def _columns(files, image, label):
   """Of the first of the files; the others must have the same."""
   import pyarrow
 
-  with _described(files, 0), opened(files, 0) as table:
+  with _whole(files, 0), opened(files, 0) as table:
     schema = table.schema_arrow
   features = _features(schema)
   image = _chosen("image", image, schema.names, [name for name in features if _kind(features[name]) == "Image"])
@@ -247,7 +122,7 @@ def _chosen(key, name, names, fitting):
 def _features(schema):
   """What Hugging Face's library says of the columns, {} where it says nothing."""
   try:
-    about = json_reading.parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
+    about = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = about["info"]["features"]
   except (ValueError, KeyError, TypeError):
     return {}
@@ -274,8 +149,8 @@ def _classes(feature):
 
 def _scan(files, columns, file):
   """Rows of the row groups of a file, and the labels; ConfigError that names file and row."""
-  found = label_columns.Collected()
-  with _described(files, file), opened(files, file) as table:
+  labels = Collected()
+  with _whole(files, file), opened(files, file) as table:
     footer, names, features = table.metadata, table.schema_arrow.names, _features(table.schema_arrow)
     if missing := {columns.image[0], columns.label} - set(names):
       raise ConfigError(f"{files.path(file)} has no column {min(missing)!r}; allowed: files of the same form", "path")
@@ -286,7 +161,7 @@ def _scan(files, columns, file):
     for batch in table.iter_batches(columns=[columns.label], batch_size=2**16):
       for value in batch.column(0).to_pylist():
         try:
-          found.add(value)
+          labels.add(value)
         except ValueError as error:
           raise ConfigError(f"{_where(files, file, None, row)}: {error}", "path") from error
         row += 1
@@ -298,19 +173,8 @@ def _scan(files, columns, file):
       "%s has a row group of %.1f GB, which each read of one of its images takes: write them again with about 100 rows",
       files.path(file), largest / 1e9,
     )  # fmt: skip
-  return found.arrays() | {"rows": np.array([group.num_rows for group in groups], np.int64)}
+  return labels.arrays() | {"rows": np.array([group.num_rows for group in groups], np.int64)}
 
 
-@contextlib.contextmanager
-def _described(files, file):
-  """What pyarrow raises of a file that is no whole Parquet file becomes a line."""
-  import pyarrow
-
-  try:
-    yield
-  except ConfigError:
-    raise
-  except (pyarrow.ArrowException, ValueError, OSError) as error:
-    if isinstance(error, OSError) and error.errno is not None:  # of the disk or the bucket
-      raise
-    raise ConfigError(f"{files.path(file)} is no whole Parquet file: {_line(error)}", "path") from error
+def _whole(files, file):
+  return described(lambda text: ConfigError(f"{files.path(file)} is no whole Parquet file: {text}", "path"))

@@ -3,12 +3,15 @@
 import functools
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple
 
 from vit_jax import paths
 from vit_jax.data import sources
 from vit_jax.schema import ConfigError
+
+ASKED = 32  # files of a bucket at a time: of 3,000, each 50 ms away, it takes 5 s
 
 
 def reached(root: os.PathLike, ask: Callable[[], Any]) -> Any:
@@ -23,6 +26,19 @@ def reached(root: os.PathLike, ask: Callable[[], Any]) -> Any:
     raise sources.UnreachableError(f"{root} cannot be reached: {error.message}", "path") from error
   except OSError as error:
     raise sources.UnreachableError(f"{root} cannot be reached: {str(error).splitlines()[0]}", "path") from error
+
+
+def stamps(files: Sequence[pathlib.Path]) -> list[tuple[int, int]]:
+  """(bytes, time of last change) of files of a disk or a bucket, of many at once; of a bucket in whole seconds."""
+
+  def ask(file):
+    if not paths.in_bucket(file):
+      return sources.stamp(file)
+    status = file.stat()
+    return status.length, status.mtime
+
+  with futures.ThreadPoolExecutor(ASKED) as pool:
+    return list(pool.map(ask, files))
 
 
 class Disk(NamedTuple):

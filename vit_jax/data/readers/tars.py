@@ -8,15 +8,15 @@ import array
 import functools
 import os
 import tarfile
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax import files as json_reading
 from vit_jax.data import sources
-from vit_jax.data.readers import index, listing
-from vit_jax.data.readers import labels as label_columns
-from vit_jax.schema import ConfigError, Range
+from vit_jax.data.readers import index, indexed, listing
+from vit_jax.data.readers.labels import Collected, Most, class_names
+from vit_jax.files import parse_json
+from vit_jax.schema import ConfigError
 
 IMAGES = ("jpg", "jpeg", "png", "webp")
 TEXTS = ("cls", "json", "txt")
@@ -36,7 +36,7 @@ def tars(
   test: str = "test",
   classes: str | None = None,
   label: str = "label",
-  labels: Annotated[int, Range(1, 4096)] = 1,
+  labels: Most = 1,
 ) -> sources.Source:
   """A split of tar shards: `path` is their folder, one of them, or a pattern such as imagenet1k-train-{0000..1023}.tar.
 
@@ -56,38 +56,26 @@ def tars(
     label: what the label is called in a sample's json, where it has no cls; without both it is what the txt says.
     labels: the most that one image has; more than one allows lists in json.
   """
-  splits, named = sources.Splits(train, val, test), label_columns.class_names(classes)
+  splits, named = sources.Splits(train, val, test), class_names(classes)
   files = listing.listed(path, (".tar",), "tar shards")
-  shards = {part: files.chosen(numbers) for part, numbers in listing.by_split(files).items()}
+  shards = listing.by_split(files)
   known = {
     part: (shards[part], index.made("tars", shards[part], functools.partial(_scan, shards[part], label), label))
-    for part in index.used(shards, splits, split, named is None)
+    for part in indexed.used(shards, splits, split, named is None)
   }
-  found, records = index.resolved(known, named, labels, _where)
-  parts, remote = splits.select(split, index.sizes(records, shards)), files.remote
-
-  def locate(part, i):
-    file, number = records[part].extents.locate(i)
-    return shards[part], file, known[part][1][file], number
-
-  def identify(part, i):
-    of, file, arrays, number = locate(part, i)
-    return f"{of.names[file]}/{_member(arrays, number)}"
-
-  return sources.assemble(
-    name,
-    splits.spec(split),
-    found,
-    parts,
-    lambda part, i: records[part].read(i),
-    lambda part, i: f" ({_where(*locate(part, i))})",
-    identify,
-    lambda: index.fingerprint(parts, records),
-    labels,
-    read_label=lambda part, i: records[part].label(i),
-    runs=sources.Runs(lambda part, first, stop: records[part].run(first, stop), index.unpacked) if remote else None,
-    remote=remote,
+  names, records = indexed.resolved(known, named, labels, _where)
+  parts = splits.select(split, indexed.sizes(records, shards))
+  return indexed.source(
+    *(name, splits.spec(split), names, parts, records, labels, _where),
+    together=int(files.remote),
+    remote=files.remote,
+    identify=_identify,
   )
+
+
+def _identify(part, records, i):
+  files, file, arrays, number = records.locate(i)
+  return f"{files.names[file]}/{_member(arrays, number)}"
 
 
 def _where(files, file, arrays, record):
@@ -116,7 +104,7 @@ def _scan(files, label, file):
   """Where the images of a shard are, their names and labels; ConfigError that names shard and member."""
   path = files.path(file)
   members, starts, lengths = bytearray(), array.array("q"), array.array("q")
-  ends, found, seen = array.array("q"), label_columns.Collected(), set()
+  ends, labels, seen = array.array("q"), Collected(), set()
   for sample in _samples(path, files.stream(file, BLOCK)):
     if sample.key in seen:
       raise ConfigError(f"{path} has sample {sample.key!r} twice; its members are to be neighbours", "path")
@@ -130,12 +118,12 @@ def _scan(files, label, file):
     members += member.encode("utf-8", "surrogateescape")
     ends.append(len(members))
     try:
-      found.add(_label(sample, label))
+      labels.add(_label(sample, label))
     except ValueError as error:
       raise ConfigError(f"{path}, member {member!r}: {error}", "path") from error
   if not starts:
     raise ConfigError(f"{path} holds no image ({', '.join(IMAGES)})", "path")
-  return found.arrays() | {
+  return labels.arrays() | {
     "starts": np.array(starts, np.int64),
     "sizes": np.array(lengths, np.int64),
     "name_ends": np.array(ends, np.int64),
@@ -196,7 +184,7 @@ def _label(sample, key):
     return _number(*sample.texts["cls"])
   if "json" in sample.texts:
     try:
-      about = json_reading.parse_json(sample.texts["json"][1])
+      about = parse_json(sample.texts["json"][1])
     except ValueError as error:
       raise ValueError(f"{sample.texts['json'][0]!r} is no JSON ({error})") from error
     if isinstance(about, dict) and key in about:

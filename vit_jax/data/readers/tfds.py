@@ -6,19 +6,15 @@ import os
 import pathlib
 import re
 from collections.abc import Sequence
-from concurrent import futures
-from typing import Annotated
 
 from google.protobuf import json_format
 
 from vit_jax import paths
 from vit_jax.data import sources
 from vit_jax.data.readers import places, shards, tfrecords
+from vit_jax.data.readers.labels import Most
 from vit_jax.data.readers.records import understood
-from vit_jax.schema import ConfigError, Range, at, place
-
-ASKED = 32  # files at a time: of 3,000, each 50 ms away, it takes 5 s
-Labels = Annotated[int, Range(1, 4096)]  # the most of one image
+from vit_jax.schema import ConfigError, at, place
 
 
 def data_dir(path: str | None) -> pathlib.Path:
@@ -52,7 +48,7 @@ def own_copy(
   train: str = "train",
   val: str | None = None,
   test: str = "test",
-  labels: Labels = 1,
+  labels: Most = 1,
 ) -> sources.Source:
   """The user's copy in `path` of a dataset that has no public builder; `labels` is the most that an image has."""
   return open_prepared(name, row, path, labels, split, sources.Splits(train, val, test))
@@ -68,7 +64,7 @@ def any_builder(
   train: str = "train",
   val: str | None = None,
   test: str = "test",
-  labels: Labels = 1,
+  labels: Most = 1,
 ) -> sources.Source:
   """Any prepared dataset, by the name of its TFDS `builder`, by the directory `path` of one version, or by both.
 
@@ -193,22 +189,10 @@ def _stored(prepared, folder, part):
 
 def _fingerprint(folder, parts):
   """Of the files of a TFDS directory; which of their records belong to the split is among the names."""
-  names, sizes, times = zip(*_stamps(folder), strict=True)
-  names = sources.digest([folder.parts[-2:], parts, *names])
+  files = sorted(folder.iterdir(), key=lambda file: file.name)
+  names = sources.digest([folder.parts[-2:], parts, *(file.name for file in files)])
+  sizes, times = zip(*places.stamps(files), strict=True)
   return sources.Fingerprint(names, "", sources.digest(sizes), sources.digest(times))
-
-
-def _stamps(folder):
-  """(name, size, time of last change) of the files of a TFDS directory, of many at once."""
-
-  def ask(file):
-    if not paths.in_bucket(folder):
-      return file.name, *sources.stamp(file)
-    status = file.stat()
-    return file.name, status.length, status.mtime  # whole seconds: buckets tell no more
-
-  with futures.ThreadPoolExecutor(ASKED) as pool:
-    return list(pool.map(ask, sorted(folder.iterdir(), key=lambda f: f.name)))
 
 
 def builder_dir(builder: str | None, path: str | None):

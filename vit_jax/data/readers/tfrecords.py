@@ -14,8 +14,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax import paths
-from vit_jax.data import sources
 from vit_jax.data.readers import index, listing, places
 from vit_jax.schema import ConfigError
 
@@ -30,20 +28,13 @@ def opened(folder: pathlib.Path, files: Sequence[str], lengths: Sequence[int]) -
   machine's cache, 16 bytes a record.
   """
   names = tuple(pathlib.PurePosixPath(file).name for file in files)
-  stamps = places.reached(folder, lambda: tuple(_stamp(folder / name) for name in names))
+  stamps = places.reached(folder, lambda: tuple(places.stamps([folder / name for name in names])))
   listed = listing.Files(folder, names, stamps)
   arrays = index.made("TFRecord", listed, functools.partial(_scan, listed))
   for name, each, length in zip(names, arrays, lengths, strict=True):
     if len(each["starts"]) != length:
       raise ConfigError(f"{folder}/{name} has {len(each['starts'])} records, not the {length} of dataset_info.json")
   return index.Extents(listed, arrays)
-
-
-def _stamp(file):
-  if not paths.in_bucket(file):
-    return sources.stamp(file)
-  status = file.stat()
-  return status.length, status.mtime
 
 
 def _scan(files, file):

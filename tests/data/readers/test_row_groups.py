@@ -1,0 +1,25 @@
+"""Row groups of Parquet files: read once for many, few of them kept."""
+
+import threading
+
+from tests import forms
+from tests.image_files import image
+from vit_jax.data.readers import row_groups
+
+
+def test_a_row_group_is_read_once_for_all_threads_and_few_stay(tmp_path, monkeypatch):
+  forms.parquet(tmp_path, [image(i) for i in range(90)], [0] * 90, group=10)
+  reads, read = [], row_groups.RowGroups._read
+  monkeypatch.setattr(row_groups.RowGroups, "_read", lambda self, *which: reads.append(which) or read(self, *which))
+  source = forms.opened("parquet", tmp_path, test="train")
+  threads = [threading.Thread(target=lambda: [source.read(i) for i in range(10)]) for _ in range(8)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert reads == [(0, 0)]
+  monkeypatch.setattr(row_groups, "KEPT", 0)  # but for one
+  reads.clear()
+  for i in (0, 1, 11, 12, 0):
+    assert source.read(i)[0] == image(i)
+  assert reads == [(0, 1), (0, 0)]

@@ -1,0 +1,124 @@
+"""Images of Parquet files by number: row groups, read once for many threads, of which the last few are kept."""
+
+import collections
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+
+from vit_jax.data import sources
+from vit_jax.data.readers import index, listing
+from vit_jax.schema import ConfigError
+
+KEPT = 2**28  # bytes of row groups that stay in memory, but for one
+FOOTERS = 64  # files whose description stays in memory
+
+
+class RowGroups:
+  """The images of the rows of files, by number through all of them; row groups that were read last are kept.
+
+  For many threads at once: a row group is read by one of them, and the others wait for it.
+  """
+
+  def __init__(self, column: tuple[str, ...], files: listing.Files, arrays: Sequence[index.Arrays]):
+    """`column` is that of the images, as words; `arrays` have "rows" of the row groups of each file."""
+    self._column, self.files = column, files
+    self._firsts = index.firsts(each["rows"].sum() for each in arrays)
+    self._groups = [index.firsts(each["rows"]) for each in arrays]
+    self._kept: collections.OrderedDict[tuple[int, int], Future] = collections.OrderedDict()
+    self._lock = threading.Lock()
+    self._footer = functools.lru_cache(maxsize=FOOTERS)(lambda file: opened(files, file).metadata)
+
+  def __len__(self):
+    return self._firsts[-1]
+
+  def locate(self, record: int) -> tuple[int, int]:
+    """(file, row) of a record."""
+    return index.locate(self._firsts, record)
+
+  def read(self, first: int, stop: int) -> list[bytes]:
+    """The images of records `first` to `stop`. Raises OSError."""
+    result = []
+    for record in range(first, stop):
+      file, number = self.locate(record)
+      group, number = index.locate(self._groups[file], number)
+      data = self._group(file, group)[number].as_py()
+      if data is None:
+        raise OSError("its row has no bytes; write the images into the files, not their paths")
+      if len(data) > sources.LARGEST:
+        raise OSError(f"it has {len(data):,} bytes; allowed: {sources.LARGEST:,}")
+      result.append(data)
+    return result
+
+  def _group(self, file, group):
+    """The column of a row group."""
+    with self._lock:
+      mine = (file, group) not in self._kept
+      future = self._kept.setdefault((file, group), Future())
+      self._kept.move_to_end((file, group))
+    if mine:
+      try:
+        future.set_result(self._read(file, group))
+      except OSError as error:
+        future.set_exception(error)
+      finally:
+        if not _is_read(future):  # another time it may be there
+          with self._lock:
+            self._kept.pop((file, group), None)
+          future.cancel()
+      self._forget()
+    return future.result()
+
+  def _forget(self):
+    """Lets go of row groups until the others have few bytes."""
+    with self._lock:
+      done = [(key, future.result().nbytes) for key, future in self._kept.items() if _is_read(future)]
+      size = sum(bytes_ for _, bytes_ in done)
+      for key, bytes_ in done[:-1]:
+        if size <= KEPT:
+          break
+        del self._kept[key]
+        size -= bytes_
+
+  def _read(self, file, group):
+    import pyarrow.compute
+
+    where = f"{self.files.path(file)}, row group {group}"
+    with described(lambda text: OSError(f"{where}, cannot be read: {text}")):
+      with opened(self.files, file, self._footer(file)) as table:
+        column = table.read_row_group(group, columns=[".".join(self._column)], use_threads=False).column(0)
+      for field in self._column[1:]:
+        column = pyarrow.compute.struct_field(column, field)
+      return column
+
+
+def _is_read(future):
+  return future.done() and future.exception() is None
+
+
+def opened(files: listing.Files, file: int, footer=None):
+  """A Parquet file, open; a `footer` that is known is not read again. Of a bucket a column is one request."""
+  import pyarrow
+  from pyarrow import parquet as format_
+
+  source = pyarrow.PythonFile(files.opened(file), mode="r") if files.remote else files.path(file)
+  return format_.ParquetFile(source, metadata=footer, pre_buffer=files.remote)
+
+
+@contextlib.contextmanager
+def described(error_of: Callable[[str], Exception]) -> Iterator[None]:
+  """What pyarrow raises of a damaged file becomes the error that is made of its text.
+
+  Our own errors, and those of the disk or the bucket, which have an errno, stay as they are.
+  """
+  import pyarrow
+
+  try:
+    yield
+  except ConfigError:
+    raise
+  except (pyarrow.ArrowException, ValueError, OSError) as error:
+    if isinstance(error, OSError) and error.errno is not None:
+      raise
+    raise error_of(" ".join(str(error).split())[:300]) from error
