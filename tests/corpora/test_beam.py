@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.corpora import folders
-from vit_jax.corpora import beam, plan
+from vit_jax.corpora import beam, plan, write
 from vit_jax.schema import ConfigError
 
 
@@ -32,7 +32,7 @@ def test_the_files_are_those_of_one_machine(tmp_path, monkeypatch):
   assert by_beam(photos, tmp_path / "many", **options) == [
     f"corpus is already prepared at {tmp_path}/many/corpus/1.0.0"
   ]
-  monkeypatch.setattr(beam.whole, "FEW", 0)
+  monkeypatch.setattr(write, "FEW", 0)
   with pytest.raises(ConfigError, match="3 of 57 images are rejected; allowed: 0"):
     by_beam(photos, tmp_path / "third", max_rejected=0.0)
   assert not (tmp_path / "third/corpus/1.0.0/dataset_info.json").exists()

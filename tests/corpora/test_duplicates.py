@@ -64,12 +64,13 @@ def test_few_are_compared():
   assert low == 0 and counts.max() < 200  # of seven parts
 
 
-def test_the_page_shows_pairs_and_obeys_no_name(tmp_path):
+def test_the_page_shows_pairs_and_obeys_no_name(tmp_path, monkeypatch):
+  monkeypatch.setattr(duplicates, "SHOWN", 1)
   rows = [
     {"file": "<script>\udcff", "of": "a", "image": "x&y", "record": 1, "distance": 2, "mirrored": True}
     | duplicates.shown(PHOTOGRAPHS[0])
   ]
-  duplicates.page(tmp_path / "d.html", rows, 7, lambda row: duplicates.shown(PHOTOGRAPHS[row["record"]]))
+  duplicates.page(tmp_path / "d.html", 7 * rows, lambda row: duplicates.shown(PHOTOGRAPHS[row["record"]]))
   text = (tmp_path / "d.html").read_text()
   assert len(re.findall(r'src="data:image/jpeg;base64,[\w+/=]+"', text)) == 2
   assert "&lt;script&gt;?" in text and "x&amp;y" in text and "mirrored" in text and "7 duplicates, the first 1" in text

@@ -30,7 +30,7 @@ def test_shards_cut_the_order_as_tfds_cuts_ordered_keys(length, shards):
 def test_each_record_is_there_once_in_an_order_of_the_seed(together):
   split = SPLITS[0]
   orders = [
-    [record for shard in range(7) for record in plan.records(split, split.positions(shard), seed, together)]
+    [record for shard in range(7) for record in plan.numbers(split, split.positions(shard), seed, together)]
     for seed in (0, 0, 1)
   ]
   assert orders[0] == orders[1] != orders[2]
@@ -39,7 +39,7 @@ def test_each_record_is_there_once_in_an_order_of_the_seed(together):
 
 def test_neighbours_of_the_input_are_far_apart_and_read_in_blocks():
   split = plan.Split("train", 0, 20_000, 4)
-  first = list(plan.records(split, range(512), 0, True))
+  first = list(plan.numbers(split, range(512), 0, True))
   assert max(first) - min(first) > 10_000
   assert len({record // 32 for record in first}) < 40  # of 512 records alone 350 or so
 

@@ -26,7 +26,7 @@ def test_a_test_set_is_a_folder_or_a_prepared_dataset(tmp_path):
 
 def test_hashes_are_of_each_image_and_its_mirror_image(tmp_path):
   root = folders.folder(tmp_path, 3, split="test")
-  worker = work.Worker({}, work.Folders.of(tmp_path, "corpus"))
+  worker = work.Worker(None, work.Folders.of(tmp_path, "corpus"))
   hashes = worker(work.Hashes(str(root), 1, 3), print)
   source = work.test_set(str(root))
   images = [decoded(source.read(i)[0]) for i in (1, 2)]
@@ -42,7 +42,8 @@ def test_a_shard_says_how_far_it_is_and_leaves_a_report(tmp_path, monkeypatch):
   split = plan.Split("train", 0, 8, 2)
   made = plan.Plan("corpus", data, (), "", 1, (split,), plan.Options())
   said = []
-  report = work.Worker(data, at, plan=made)(work.Shard(0, 1), said.append)
+  report = work.Worker(made, at)(work.Shard(0, 1), said.append)
   assert [sum(each) for each in zip(*said, strict=True)] == [4, 0, 0]
   assert at.shard("corpus", split, 1) == pathlib.Path(tmp_path, "corpus/1.0.0/corpus-train.array_record-00001-of-00002")
-  assert at.shard("corpus", split, 1).exists() and at.report(split, 1).exists() and report["records"] == 4
+  assert at.shard("corpus", split, 1).exists() and report.records == 4
+  assert at.read_report(split, 1) == report and at.read_report(split, 0) is None

@@ -191,7 +191,7 @@ def test_any_number_of_processes_writes_the_same_bytes(photos, corpus, tmp_path)
 
 
 def test_the_plan_says_how_many_files(photos):
-  source = plan.opened(folders.choice(photos), write.catalog.READERS)
+  source = plan.opened(folders.choice(photos))
   assert [split.shards for split in plan.splits(source, plan.Options(shards=50))] == [6, 30]  # two images each
   assert [split.shards for split in plan.splits(source, plan.Options())] == [1, 1]
 

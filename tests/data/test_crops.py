@@ -33,6 +33,13 @@ def test_shrinking_by_a_whole_factor_is_the_mean_of_blocks():
   assert np.abs(crops.scale(image, 16, 24) - blocks).max() <= 0.51
 
 
+@pytest.mark.parametrize(("shape", "expected"), [((64, 96), (8, 12)), ((1, 300), (1, 12)), ((12, 5), (12, 5))])
+def test_a_small_copy_keeps_its_shape_and_is_never_larger(shape, expected):
+  image = picture(*shape)
+  copy = crops.small(image, 12)
+  assert copy.shape == (*expected, 3) and not np.shares_memory(copy, image)
+
+
 def test_growing_is_bilinear_between_pixel_centres():
   image = picture(8, 8)
   at = np.clip((np.arange(32) + 0.5) / 4 - 0.5, 0, 7)

@@ -12,20 +12,19 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vit_jax import files, paths, runtime
+from vit_jax import paths
 from vit_jax.corpora import making, work
-from vit_jax.corpora import plan as plans
-from vit_jax.corpora import write as whole
+from vit_jax.corpora.plan import Options, Plan
+from vit_jax.corpora.write import check_rejected, whole
 from vit_jax.schema import ConfigError
 
-PIECE = 512  # records of an element: the blocks of a window, as `making.Maker` reads them
 REPORTS = "reports"
 
 
 def write(
   name: str,
   data: dict,
-  options: plans.Options,
+  options: Options,
   root: pathlib.Path,
   words: Sequence[str],
   max_rejected: float = 0.01,
@@ -35,27 +34,27 @@ def write(
   What Beam has begun and not ended it does again: its shards are written at its end. A corpus is whole, or over the
   bound of rejected images, when the pipeline has ended. Raises ConfigError without the extra beam.
   """
+  _library()
+  return whole(name, data, options, root, functools.partial(_write_shards, words, max_rejected))
+
+
+def _write_shards(words, max_rejected, made, source, folders):
+  """Writes all shards; their reports."""
   beam = _library()
-  source, folders = whole.begun(name, data, root)
-  made = whole.planned(name, data, source, options)
-  if whole.is_whole(made, folders):
-    return [f"{name} is already prepared at {folders.corpus}"]
-  with runtime.locked(folders.work, "another name"):
-    if not made.check(folders.work / "plan.json"):
-      files.write_text(folders.work / "plan.json", json.dumps(made.plain(), indent=1))
-    folders.corpus.mkdir(exist_ok=True)
-    whole.hash_test_sets(folders, data, options, 1)
-    text = json.dumps([*map(str, folders), made.plain()])
-    writers = {split.name: _writer(made, folders, split) for split in made.splits}
-    with beam.Pipeline(options=beam.options.pipeline_options.PipelineOptions(list(words))) as pipeline:
-      for i, split in enumerate(made.splits):
-        _add(pipeline, text, i, split, writers[split.name])
-    reports = {split.name: _reports(folders, split, writers[split.name]) for split in made.splits}
-    whole.check_rejected(reports, source, max_rejected)
-    lines = whole.finished(made, source, folders, reports)
-    whole.clear(folders)
-  whole.remove(folders)
-  return lines
+  text = json.dumps([*map(str, folders), made.plain()])
+  writers = [_writer(made, folders, split) for split in made.splits]
+  with beam.Pipeline(options=beam.options.pipeline_options.PipelineOptions(list(words))) as pipeline:
+    for i, split in enumerate(made.splits):
+      _add(pipeline, text, i, split, writers[i])
+  reports = {}
+  for i, split in enumerate(made.splits):
+    each = [folders.read_report(split, number) for number in range(split.shards)]
+    lengths, _ = writers[i].finalize()
+    expected = [report.records for report in each if report.records]
+    assert lengths == expected, (lengths, expected)
+    reports |= {work.Shard(i, number): report for number, report in enumerate(each)}
+  check_rejected(reports, source, max_rejected)
+  return reports
 
 
 def _library():
@@ -71,7 +70,9 @@ def _add(pipeline, text, number, split, writer):
   import apache_beam as beam
 
   pieces = [
-    (number, shard, first) for shard in range(split.shards) for first in range(0, len(split.positions(shard)), PIECE)
+    (number, shard, first)
+    for shard in range(split.shards)
+    for first in range(0, len(split.positions(shard)), making.TOGETHER)
   ]
   made = (
     pipeline
@@ -95,7 +96,7 @@ def _piece(text, piece) -> Iterator[Any]:
   number, shard, first = piece
   worker = _worker(text)
   split, report = worker.plan.splits[number], making.Report()
-  positions = split.positions(shard)[first : first + PIECE]
+  positions = split.positions(shard)[first : first + making.TOGETHER]
   for position, record in zip(positions, worker.records(split, positions), strict=True):
     report.add(record)
     if record.data is not None:
@@ -107,31 +108,15 @@ def _piece(text, piece) -> Iterator[Any]:
 def _worker(text) -> work.Worker:
   """What this process makes records with; what it has open stays open."""
   corpus, beside, values = json.loads(text)
-  made = plans.Plan.read(values)
-  return work.Worker(made.data, work.Folders(*map(paths.parse, (corpus, beside))), plan=made)
+  return work.Worker(Plan.read(values), work.Folders(*map(paths.parse, (corpus, beside))))
 
 
 def _keep(text, number, pieces):
   """Writes the report of a shard."""
   shard, reports = pieces
   worker = _worker(text)
-  merged = making.Report()
-  for _, report in sorted(reports, key=lambda each: each[0]):
-    merged.merge(report)
-  files.write_text(worker.folders.report(worker.plan.splits[number], shard), json.dumps(merged.plain()))
-
-
-def _reports(folders, split, writer):
-  """The reports of a split's shards, compared with what the writer says of them."""
-  reports = []
-  for number in range(split.shards):
-    report = making.Report()
-    report.merge(json.loads(files.content(folders.report(split, number))))
-    reports.append(report)
-  lengths, _ = writer.finalize()
-  there = [report.records for report in reports if report.records]
-  assert lengths == there, (lengths, there)
-  return reports
+  in_order = (making.Report.read(report) for _, report in sorted(reports, key=lambda each: each[0]))
+  worker.folders.write_report(worker.plan.splits[number], shard, making.total(in_order))
 
 
 # TFDS's writer.

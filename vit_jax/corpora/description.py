@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from vit_jax import files, paths, schema
-from vit_jax.corpora import duplicates, making, plan
+from vit_jax.corpora import making, plan
 from vit_jax.schema import ConfigError
 from vit_jax.schema.errors import readable, some
 
@@ -77,9 +77,8 @@ def describe(
         f"no image is left for {len(empty)} of the {split.shards} files of split {split.name!r}; mend the input, or "
         "take fewer --shards"
       )
-  everything = making.Report()
-  for report in (report for each in reports.values() for report in each):
-    everything.merge(report.plain())
+  of_splits = {name: making.total(each) for name, each in reports.items()}
+  everything = making.total(of_splits.values())
   rows = {
     "rejected.jsonl": everything.rejected,
     "duplicates.jsonl": [{k: v for k, v in row.items() if k != "picture"} for row in everything.duplicates],
@@ -87,10 +86,10 @@ def describe(
   for name, lines in rows.items():
     if lines or name == "rejected.jsonl":
       files.write_text(corpus / name, "".join(json.dumps(line) + "\n" for line in lines))
-  counts = {name: sum((report.classes for report in each), collections.Counter()) for name, each in reports.items()}
-  by_class = {name: {label: count[i] for i, label in enumerate(classes)} for name, count in counts.items()}
+  by_class = {name: {label: each.classes[i] for i, label in enumerate(classes)} for name, each in of_splits.items()}
   files.write_text(corpus / "counts.json", json.dumps(by_class, indent=1) + "\n")
-  about = {"records": {name: sum(r.records for r in each) for name, each in reports.items()}} | {
+  about = {
+    "records": {name: each.records for name, each in of_splits.items()},
     "rejected": len(everything.rejected),
     "duplicates": len(everything.duplicates),
     "done": dict(sorted(everything.done.items())),
@@ -139,16 +138,14 @@ def _describe_to_tfds(corpus, made, classes, reports):
 
 def summary(reports: Mapping[str, Sequence[making.Report]], classes: Sequence[str]) -> list[str]:
   """Lines for the screen: images and classes of each split, what was done to them, and what was left out, by reason."""
-  lines, everything = [], making.Report()
-  for name, each in reports.items():
-    total, counts = sum(report.records for report in each), sum((r.classes for r in each), collections.Counter())
-    few, many = (pick((counts[i], label) for i, label in enumerate(classes)) for pick in (min, max))
+  lines, of_splits = [], {name: making.total(each) for name, each in reports.items()}
+  everything = making.total(of_splits.values())
+  for name, each in of_splits.items():
+    few, many = (pick((each.classes[i], label) for i, label in enumerate(classes)) for pick in (min, max))
     lines.append(
-      f"{name}: {total:,} images in {len(each)} files, {sum(r.bytes for r in each) / 2**20:,.0f} MiB; "
+      f"{name}: {each.records:,} images in {len(reports[name])} files, {each.bytes / 2**20:,.0f} MiB; "
       f"{len(classes):,} classes of {few[0]:,} ({schema.show(few[1])}) to {many[0]:,} ({schema.show(many[1])})"
     )
-    for report in each:
-      everything.merge(report.plain())
   if everything.done:
     lines.append(", ".join(f"{count:,} {word}" for word, count in sorted(everything.done.items())))
   if everything.duplicates:
@@ -158,9 +155,3 @@ def summary(reports: Mapping[str, Sequence[making.Report]], classes: Sequence[st
     lines.append(f"{len(everything.rejected):,} rejected; rejected.jsonl names them")
     lines += [f"  {count:>7,}  {readable(kind)}" for kind, count in kinds.most_common(5)]
   return lines
-
-
-def show_duplicates(corpus: pathlib.Path, rows: Sequence[dict], picture) -> None:
-  """Writes the page of pairs, if there are any."""
-  if rows:
-    duplicates.page(corpus / "duplicates.html", rows[: duplicates.SHOWN], len(rows), picture)

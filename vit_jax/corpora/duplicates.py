@@ -12,6 +12,7 @@ import numpy as np
 
 from vit_jax import files
 from vit_jax.corpora import conversion
+from vit_jax.data import crops
 from vit_jax.data.sources import Source
 from vit_jax.schema import ConfigError
 
@@ -86,43 +87,39 @@ class Index:
           continue
       distances = np.bitwise_count(self._hashes[some] ^ np.uint64(value))
       least = int(distances.min())
-      found = least, int(some[distances == least].min())
-      if least <= self.distance and (best is None or found < best):
-        best = found
+      candidate = least, int(some[distances == least].min())
+      if least <= self.distance and (best is None or candidate < best):
+        best = candidate
     return None if best is None else best[::-1]
 
   def match(self, pixels: np.ndarray) -> dict | None:
     """Of which test image an image is a duplicate; None for the most."""
-    found = self.nearest(hashed(pixels))
-    if found is None:
+    nearest = self.nearest(hashed(pixels))
+    if nearest is None:
       return None
-    number, mirrored = divmod(found[0], 2)
-    dataset, name, record = self._names[number]
-    return {"of": dataset, "image": name, "record": record, "distance": found[1], "mirrored": bool(mirrored)}
+    number, distance = nearest
+    dataset, name, record = self._names[number // 2]
+    return {"of": dataset, "image": name, "record": record, "distance": distance, "mirrored": bool(number % 2)}
 
 
 def shown(pixels: np.ndarray) -> dict:
   """A small picture of an image, for the page."""
-  height, width = pixels.shape[:2]
-  short = min(1.0, SIDE / max(height, width))
-  sides = max(1, round(width * short)), max(1, round(height * short))
-  small = cv2.cvtColor(cv2.resize(pixels, sides, interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2BGR)
-  return {
-    "picture": base64.b64encode(cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, 80])[1].tobytes()).decode()
-  }
+  small = cv2.cvtColor(crops.small(pixels, SIDE), cv2.COLOR_RGB2BGR)
+  _, data = cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, 80])
+  return {"picture": base64.b64encode(data.tobytes()).decode()}
 
 
-def page(path: pathlib.Path, duplicates: Iterable[dict], total: int, picture: Callable[[dict], dict]) -> None:
+def page(path: pathlib.Path, duplicates: Sequence[dict], picture: Callable[[dict], dict]) -> None:
   """Writes an HTML page of pairs side by side, with their pictures in it; `picture` gives that of the test image."""
   rows = []
-  for duplicate in duplicates:
+  for duplicate in duplicates[:SHOWN]:
     cells = "".join(
       f'<td><img src="data:image/jpeg;base64,{shot["picture"]}" alt=""><br>{html.escape(_text(name))}</td>'
       for shot, name in ((duplicate, duplicate["file"]), (picture(duplicate), duplicate["image"]))
     )
     about = f"{html.escape(duplicate['of'])}<br>{duplicate['distance']} of {BITS} bits"
     rows.append(f"<tr>{cells}<td>{about}{'<br>mirrored' if duplicate['mirrored'] else ''}</td></tr>")
-  title = f"{total:,} duplicates" + (f", the first {len(rows)}" if total > len(rows) else "")
+  title = f"{len(duplicates):,} duplicates" + (f", the first {len(rows)}" if len(duplicates) > len(rows) else "")
   text = io.StringIO()
   text.write(f"<!doctype html><meta charset=utf-8><title>{title}</title><h1>{title}</h1>")
   text.write("<style>td{padding:6px;font:12px sans-serif;max-width:260px;word-wrap:break-word}</style>")
@@ -136,11 +133,11 @@ def _text(name):
 
 def hashes(source: Source, numbers: Iterable[int]) -> list[int]:
   """Hashes of records, two of each: as it is, and mirrored. ConfigError for one of no use: a test set is whole."""
-  found = []
+  result = []
   for number in numbers:
     try:
       pixels = conversion.convert(source.read(number)[0]).pixels
     except (OSError, ValueError, cv2.error) as error:
       raise ConfigError(f"{source.place(number)}: {error}", "--dedup-against") from error
-    found += [hashed(pixels), hashed(cv2.flip(pixels, 1))]
-  return found
+    result += [hashed(pixels), hashed(cv2.flip(pixels, 1))]
+  return result

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from vit_jax import files, schema
 from vit_jax.corpora import conversion
-from vit_jax.data import order, sources
+from vit_jax.data import catalog, order, sources
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.schema.errors import some
@@ -150,14 +150,14 @@ def ordered(split: Split, seed: int, together: bool):
   return order.auto(len(split), 1, seed, together)
 
 
-def records(split: Split, positions: range, seed: int, together: bool) -> Iterator[int]:
+def numbers(split: Split, positions: range, seed: int, together: bool) -> Iterator[int]:
   """Numbers, in the input, of the records at places in the order of a split."""
   ranks = ordered(split, seed, together)
   return (split.first + int(ranks.record(position)) for position in positions)
 
 
-def opened(data: dict, readers) -> Source:
+def opened(data: dict) -> Source:
   """The input: all splits of a data choice, as one source."""
   with schema.at("data"):
     choice = Choice(data["name"], {key: value for key, value in data.items() if key != "name"})
-    return schema.make(choice, readers, "all")
+    return schema.make(choice, catalog.READERS, "all")

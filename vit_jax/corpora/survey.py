@@ -105,14 +105,6 @@ def reason(error: ImageError) -> str:
   return text_of(error.__cause__ or error)
 
 
-def small(pixels: np.ndarray, side: int) -> np.ndarray:
-  """A copy of an image whose longer side has so many pixels at most."""
-  height, width = pixels.shape[:2]
-  if (share := side / max(height, width)) >= 1:
-    return np.array(pixels)
-  return crops.scale(pixels, max(1, round(height * share)), max(1, round(width * share)))
-
-
 # What stands out.
 
 

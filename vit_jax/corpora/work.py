@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax import files, paths, schema
 from vit_jax.corpora import duplicates, making
-from vit_jax.corpora import plan as plans
+from vit_jax.corpora.plan import Options, Plan, Split, numbers, opened
 from vit_jax.data import catalog
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice
@@ -47,13 +47,22 @@ class Folders(NamedTuple):
     """In the TFDS data directory `root`."""
     return cls(root / name / "1.0.0", root / name / ".1.0.0.work")
 
-  def shard(self, name: str, split: plans.Split, number: int) -> pathlib.Path:
+  def shard(self, name: str, split: Split, number: int) -> pathlib.Path:
     """The file of a shard, as TFDS calls it."""
     return self.corpus / f"{name}-{split.name}.array_record-{number:05d}-of-{split.shards:05d}"
 
-  def report(self, split: plans.Split, number: int) -> pathlib.Path:
-    """What is known of a shard; where it is, the shard is whole."""
+  def report(self, split: Split, number: int) -> pathlib.Path:
+    """The file with the report of a shard; where it is, the shard is whole."""
     return self.work / f"{split.name}-{number:05d}-of-{split.shards:05d}.json"
+
+  def read_report(self, split: Split, number: int) -> making.Report | None:
+    """The report of a shard; None where it is not there."""
+    kept = files.content(self.report(split, number))
+    return None if kept is None else making.Report.read(json.loads(kept))
+
+  def write_report(self, split: Split, number: int, report: making.Report) -> None:
+    """Says that a shard is whole."""
+    files.write_text(self.report(split, number), json.dumps(report.plain()))
 
   @property
   def hashes(self) -> pathlib.Path:
@@ -82,10 +91,9 @@ def test_set(text: str) -> Source:
 class Worker:
   """Does tasks; what they read is opened once in each process."""
 
-  data: dict
+  plan: Plan
   folders: Folders
   large: Any = dataclasses.field(default_factory=contextlib.nullcontext)  # see `making.Maker`
-  plan: plans.Plan | None = None  # known once there are hashes
 
   def __call__(self, task: Hashes | Shard, say: Callable) -> Any:
     """The hashes, or the report of a shard; says (records, rejected, duplicates) of those that it has done since."""
@@ -95,8 +103,8 @@ class Worker:
     report = making.Report()
     path = self.folders.shard(self.plan.name, split, task.number)
     making.write(path, self._kept(split, split.positions(task.number), report, say))
-    files.write_text(self.folders.report(split, task.number), json.dumps(report.plain()))
-    return report.plain()
+    self.folders.write_report(split, task.number, report)
+    return report
 
   def _kept(self, split, positions, report, say):
     """The serialised records that stay, counted."""
@@ -110,15 +118,15 @@ class Worker:
       if record.data is not None:
         yield record.data
 
-  def records(self, split: plans.Split, positions: range) -> Iterator[making.Record]:
+  def records(self, split: Split, positions: range) -> Iterator[making.Record]:
     """What becomes of the records at places in the order of a split."""
     together = self.source.runs is not None
-    return self.maker.records(plans.records(split, positions, self.plan.options.seed, together))
+    return self.maker.records(numbers(split, positions, self.plan.options.seed, together))
 
   @functools.cached_property
   def source(self) -> Source:
     """The input."""
-    return plans.opened(self.data, catalog.READERS)
+    return opened(self.plan.data)
 
   @functools.cached_property
   def maker(self) -> making.Maker:
@@ -135,7 +143,7 @@ class Worker:
     return functools.cache(test_set)
 
 
-def read_index(folders: Folders, options: plans.Options) -> duplicates.Index:
+def read_index(folders: Folders, options: Options) -> duplicates.Index:
   """The index of the hashes that are kept beside a corpus."""
   with np.load(files.local(folders.hashes)) as kept:
     hashes, counts = kept["hashes"], kept["counts"]

@@ -53,6 +53,14 @@ def scale(image: np.ndarray, height: int, width: int, interpolation: Interpolati
   return image
 
 
+def small(image: np.ndarray, side: int) -> np.ndarray:
+  """A copy of an image whose longer side has so many pixels at most."""
+  height, width = image.shape[:2]
+  if (share := side / max(height, width)) >= 1:
+    return np.array(image)
+  return scale(image, max(1, round(height * share)), max(1, round(width * share)))
+
+
 def inception(
   size: int,
   *,

@@ -9,7 +9,7 @@ from vit_jax import files
 from vit_jax.config import Run
 from vit_jax.corpora import survey
 from vit_jax.corpora.screen import Screen
-from vit_jax.data import catalog, loader
+from vit_jax.data import catalog, crops, loader
 from vit_jax.data.images import ImageError, Images
 from vit_jax.data.sources import Source
 from vit_jax.preview import batch, sheet
@@ -77,7 +77,7 @@ def _pictures(kind, images):
 
 def _picture(images, record):
   try:
-    return images.prepared(record, lambda image: survey.small(np.asarray(image), sheet.TILE))[0]
+    return images.prepared(record, lambda image: crops.small(np.asarray(image), sheet.TILE))[0]
   except ImageError:
     return None
 

@@ -12,7 +12,7 @@ from einops import rearrange
 from vit_jax import build, config, mesh, models, rng, tasks
 from vit_jax.config import Run
 from vit_jax.corpora import survey
-from vit_jax.data import catalog, decoding, loader
+from vit_jax.data import catalog, crops, decoding, loader
 from vit_jax.data.images import ImageError, Images
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice, Duration, arguments, bind, lookup
@@ -97,7 +97,7 @@ def _made(images, examples, row):
 
     def look(image):
       nonlocal original
-      original = survey.small(np.asarray(image), SIDE)
+      original = crops.small(np.asarray(image), SIDE)
       return prepare(image)
 
     return images.prepared(number, look)
