@@ -1,6 +1,5 @@
 """Corpora of one machine: whole or not at all, the same bytes every time."""
 
-import collections
 import json
 import multiprocessing
 import os
@@ -54,7 +53,6 @@ def test_tfds_reads_it_by_itself(photos, corpus):
 def test_no_file_is_of_one_class(corpus):
   source, first = folders.source(corpus), 0
   for stop in (20, 40, 60):
-    assert min(collections.Counter(source.label(i) for i in range(first, stop))) < 1
     assert len({source.label(i) for i in range(first, stop)}) == 2
     first = stop
 

@@ -28,7 +28,7 @@ class Look(NamedTuple):
   height: int = 0
   width: int = 0
   spread: float = 0.0  # standard deviation, in levels of 255, of the channel that varies most
-  hash: int | None = None  # None where none was asked for
+  hash: int | None = None  # None without the extra that has hashes
   error: str | None = None  # why the image is of no use
 
   @property
@@ -65,24 +65,23 @@ def looks(images: Images, records: Sequence[int], seen: Callable[[int], None] = 
 
   `images` is to raise what is wrong with a record; all that is kept of one is a `Look`.
   """
-  hashed = hash_of() is not None
-  found = []
+  hashed, result = hashable(), []
   threads = max(loader.REQUESTS if images.source.remote else 2, decoding.cores())
   with concurrent.futures.ThreadPoolExecutor(threads) as pool:
     for first in range(0, len(records), 256):
       some = records[first : first + 256]
-      found += pool.map(lambda record: _look(images, record, hashed), some)
+      result += pool.map(lambda record: _look(images, record, hashed), some)
       seen(len(some))
-  return found
+  return result
 
 
-def hash_of() -> Callable[[np.ndarray], int] | None:
-  """The function of perceptual hashes; None where the extra that has it is not installed."""
+def hashable() -> bool:
+  """Whether the extra that has perceptual hashes is installed."""
   try:
     duplicates.hashed(np.zeros((8, 8, 3), np.uint8))
   except ConfigError:
-    return None
-  return duplicates.hashed
+    return False
+  return True
 
 
 def _look(images, record, hashed):
@@ -108,16 +107,15 @@ def reason(error: ImageError) -> str:
 # What stands out.
 
 
-def offenders(found: Iterable[Look], image_size: int, worst: int = 100) -> dict[str, Kind]:
+def offenders(looked_at: Sequence[Look], image_size: int, worst: int = 100) -> dict[str, Kind]:
   """{name: images that stand out in this way}, for a model that sees squares of `image_size`; of each kind the worst.
 
   An image may be of several kinds.
   """
-  found = list(found)
-  whole = [look for look in found if look.error is None]
+  whole = [look for look in looked_at if look.error is None]
   pixels = image_size**2
   kinds = {
-    "unreadable": ("the run ends at them, or leaves them out", [(1.0, look) for look in found if look.error]),
+    "unreadable": ("the run ends at them, or leaves them out", [(1.0, look) for look in looked_at if look.error]),
     "tiny": (
       f"the shorter side has under {image_size / 2:g} pixels: enlarged more than twice",
       [(image_size / look.side, look) for look in whole if 2 * look.side < image_size],
@@ -147,27 +145,27 @@ def offenders(found: Iterable[Look], image_size: int, worst: int = 100) -> dict[
   return result | {"pairs of near-duplicates": Kind(about, len(close), worse)}
 
 
-def pairs(found: Sequence[Look]) -> list[tuple[int, Look, Look]]:
+def pairs(looked_at: Sequence[Look]) -> list[tuple[int, Look, Look]]:
   """(bits that differ, image, the one most like it) of images that have one within `duplicates.DISTANCE`; once each."""
-  index = duplicates.Index([look.hash for look in found], [], duplicates.DISTANCE)
+  index = duplicates.Index([look.hash for look in looked_at], [], duplicates.DISTANCE)
   result = {}
-  for number, look in enumerate(found):
+  for number, look in enumerate(looked_at):
     if nearest := index.nearest(look.hash, besides=number):
       other, distance = nearest
       first, second = sorted((number, other))
-      result[first, second] = distance, found[first], found[second]
+      result[first, second] = distance, looked_at[first], looked_at[second]
   return list(result.values())
 
 
 # Classes.
 
 
-def counts(source: Source, found: Iterable[Look]) -> tuple[np.ndarray, int]:
+def counts(source: Source, looked_at: Iterable[Look]) -> tuple[np.ndarray, int]:
   """Images of each class [V], and of how many records: of all whose labels are at hand, else of those looked at."""
   if source.read_label and not source.remote and len(source) <= COUNTED:
     labels, records = map(source.label, range(len(source))), len(source)
   else:
-    some = [look for look in found if look.error is None]
+    some = [look for look in looked_at if look.error is None]
     labels, records = (look.labels for look in some), len(some)
   result = np.zeros(len(source.classes), np.int64)
   for label in labels:

@@ -33,9 +33,9 @@ def write(run: Run, path: pathlib.Path, sample: int = SAMPLE) -> list[str]:
   images = Images(source, "raise", bounds["max_pixels"], bounds["max_aspect"])
   records = survey.sample(len(source), sample, run.seed)
   with Screen("looking at images", len(records)) as screen:
-    found = survey.looks(images, records, screen.add)
-  kinds = survey.offenders(found, run.data.args["image_size"], LISTED)
-  counts, counted = survey.counts(source, found)
+    looks = survey.looks(images, records, screen.add)
+  kinds = survey.offenders(looks, run.data.args["image_size"], LISTED)
+  counts, counted = survey.counts(source, looks)
   numbers = {
     "data": plain(run.data),
     "seed": run.seed,
@@ -44,19 +44,19 @@ def write(run: Run, path: pathlib.Path, sample: int = SAMPLE) -> list[str]:
     "records": len(source),
     "counted": counted,
     "classes": [{"class": name, "images": int(count)} for name, count in zip(source.classes, counts, strict=True)],
-    "looked_at": len(found),
+    "looked_at": len(looks),
     "offenders": {name: _kind(kind, source) for name, kind in kinds.items()},
   }
   worst = {name: (kind, _pictures(kind, images)) for name, kind in kinds.items() if kind.count}
-  sheet.draw(path, run, source, (examples, exact), (counts, counted), len(found), worst)
+  sheet.draw(path, run, source, (examples, exact), (counts, counted), len(looks), worst)
   files.write_text(path.with_suffix(".json"), json.dumps(numbers, indent=2) + "\n")
-  return _lines(path, source, examples, (counts, counted), len(found), kinds)
+  return _lines(path, source, examples, (counts, counted), len(looks), kinds)
 
 
 def _lines(path, source, examples, classes, looked_at, kinds):
   counts, counted = classes
   words = ", ".join(f"{name} {kind.count:,}" for name, kind in kinds.items() if kind.count) or "nothing stands out"
-  unhashed = "" if survey.hash_of() else "; near-duplicates need the extra dedup: pip install -e '.[dedup]'"
+  unhashed = "" if survey.hashable() else "; near-duplicates need the extra dedup: pip install -e '.[dedup]'"
   most, least = (
     f"{source.classes[i].encode('utf-8', 'replace').decode()!r} {counts[i]:,}"
     for i in (counts.argmax(), counts.argmin())

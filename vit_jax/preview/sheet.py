@@ -75,6 +75,27 @@ def draw(
     worst: {name: (kind, pictures of its worst)}, of the kinds that there are.
   """
   files.check_path(path, (".png",))
+  items, top, height = _layout(run, source, batch, classes, looked_at, worst)
+  figure = Figure(figsize=(WIDTH / DPI, height / DPI), dpi=DPI)
+  FigureCanvasAgg(figure)
+  page = figure.add_axes((0, 0, 1, 1), autoscale_on=False, xlim=(0, WIDTH), ylim=(height, 0))
+  page.set_axis_off()
+  for item in items:
+    (_draw_text if isinstance(item, Text) else _draw_tile)(page, item)
+  left, right = EDGE + 40, WIDTH - 400
+  bars = figure.add_axes((left / WIDTH, 1 - (top + CHART) / height, (right - left) / WIDTH, CHART / height))
+  _bars(bars, classes[0], source.classes)
+  with warnings.catch_warnings(), files.replacing(path) as partial:
+    # A character that the font lacks is drawn as a box.
+    warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+    figure.savefig(partial, format="png", dpi=DPI)
+
+
+# What stands where.
+
+
+def _layout(run, source, batch, classes, looked_at, worst):
+  """(texts and tiles, where the chart of classes begins, the height of the sheet)."""
   examples, exact = batch
   items = [*_title(EDGE, f"{source.name}, {source.split}", _about(run, source, exact))]
   items += _batch(examples, source, y := EDGE + 4 * LINE)
@@ -94,23 +115,7 @@ def draw(
       x, y = EDGE, y + KIND
     items += [item._replace(x=item.x + x, y=item.y + y) for item in some]
     x += width + COLUMN // 3
-  height = y + KIND * bool(worst) + EDGE
-  figure = Figure(figsize=(WIDTH / DPI, height / DPI), dpi=DPI)
-  FigureCanvasAgg(figure)
-  page = figure.add_axes((0, 0, 1, 1), autoscale_on=False, xlim=(0, WIDTH), ylim=(height, 0))
-  page.set_axis_off()
-  for item in items:
-    (_draw_text if isinstance(item, Text) else _draw_tile)(page, item)
-  left, right = EDGE + 40, WIDTH - 400
-  bars = figure.add_axes((left / WIDTH, 1 - (top + CHART) / height, (right - left) / WIDTH, CHART / height))
-  _bars(bars, counts, source.classes)
-  with warnings.catch_warnings(), files.replacing(path) as partial:
-    # A character that the font lacks is drawn as a box.
-    warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
-    figure.savefig(partial, format="png", dpi=DPI)
-
-
-# What stands where.
+  return items, top, y + KIND * bool(worst) + EDGE
 
 
 def _title(y, name, about) -> Iterable[Text]:
