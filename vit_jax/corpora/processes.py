@@ -1,6 +1,7 @@
 """Worker processes that do tasks, one each at a time, and say how far they are."""
 
 import ctypes
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -25,7 +26,7 @@ def done(
 
   Args:
     prepare: makes the work of one process of a lock that all have; can be pickled.
-    tasks: that can be pickled.
+    tasks: that can be pickled; none of them None.
     processes: how many.
     heard: gets a task and whatever its work says.
 
@@ -42,7 +43,7 @@ def done(
     return
   workers, started = {}, []  # by connection: (process, task)
   try:
-    for task in (task for _, task in zip(range(processes), tasks, strict=False)):
+    for task in itertools.islice(tasks, processes):
       near, far = context.Pipe()
       process = context.Process(target=_serve, args=(prepare, lock, far, os.getpid()), daemon=True)
       process.start()
@@ -59,8 +60,8 @@ def done(
         elif kind == "failed":
           raise value
         else:
-          following = next(tasks, workers)
-          if following is workers:  # there is none
+          following = next(tasks, None)
+          if following is None:
             del workers[connection]
             connection.close()
           else:

@@ -256,14 +256,14 @@ Order = Records | InOrder | Blocks
 # record in a batch, *, ...) -> order of the records that a batch has, without their copies.
 
 
-def records(length: int, batch: int | None, seed: int, together: int, copies: int = 1) -> Records:
+def records(length: int, batch: int, seed: int, together: int, copies: int = 1) -> Records:
   """All records of the split at random: for local disks, and for what is small."""
   return Records(length, seed)
 
 
 def blocks(
   length: int,
-  batch: int | None,
+  batch: int,
   seed: int,
   together: int,
   copies: int = 1,
@@ -300,7 +300,7 @@ def distinct(batch: int, groups: int, copies: int) -> int:
   return groups * -(-(batch // groups) // copies)
 
 
-def auto(length: int, batch: int | None, seed: int, together: int, copies: int = 1) -> Records | Blocks:
+def auto(length: int, batch: int, seed: int, together: int, copies: int = 1) -> Records | Blocks:
   """`blocks` where neighbours are cheaper read together, as in a bucket, of at least as many as are stored together.
 
   Else `records`. Of larger blocks a window has fewer, so that no more images wait.
