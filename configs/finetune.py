@@ -20,14 +20,14 @@ Result:    published for ViT-B/16 from ImageNet-21k, with all of `train`: ImageN
 
 from vit_jax.config import Sweep, product, recipe, required
 
-SETS = {  # name in the catalog, length, warm-up, peak rate, percent of `train` that is trained on or SPLITS, batch
+SETS = {  # name in the catalog, length, warm-up, peak rate, percent of `train` that is trained on (or SPLITS), batch
   "imagenet": ("imagenet2012", "20k", "500", 0.03, 99, 512),
   "cifar10": ("cifar10", "10k", "500", 0.01, 98, 512),
   "cifar100": ("cifar100", "10k", "500", 0.01, 98, 512),
   "pets": ("oxford_iiit_pet", "500", "100", 0.003, 90, 512),
   "flowers": ("oxford_flowers102", "500", "100", 0.003, 90, 512),
-  "resisc45": ("resisc45", "2500", "200", 0.003, "resisc45", 512),  # arXiv:2106.10270, table 4, as KITTI
-  "kitti": ("kitti_distance", "500", "100", 0.003, "kitti", 512),
+  "resisc45": ("resisc45", "2500", "200", 0.003, None, 512),  # arXiv:2106.10270, table 4, as KITTI
+  "kitti": ("kitti_distance", "500", "100", 0.003, None, 512),
   "digits": ("digits", "10ep", "10%", 0.01, 90, 64),
   "folder": ("folder", "20ep", "10%", 0.01, 90, 32),
 }
@@ -90,7 +90,7 @@ def sweep(argument="cifar10"):
 def splits(images):
   """Split strings that are trained on, that decides, and both."""
   percent = SETS[images][4]
-  return SPLITS.get(percent, (f"train[:{percent}%]", f"train[{percent}%:]", "train"))
+  return SPLITS.get(images, (f"train[:{percent}%]", f"train[{percent}%:]", "train"))
 
 
 def views(images, size):
