@@ -97,25 +97,10 @@ def open_prepared(
   the row's sizes must be those of the files; without one, what the user's copy says goes before. `labels` is the most
   that an image has where they are lists. Errors say how to prepare `name`; AbsentError if there is no such dataset.
   """
-  import tensorflow_datasets as tfds
-
-  builder, advice = row.builder, remedy(name, row, path)
-  folder = builder_dir(builder, path)
-  if folder is None:
-    missing = f"dataset {builder!r} is not in {data_dir(path)}" if builder else f"no dataset_info.json in {path!r}"
-    raise sources.AbsentError(f"{missing}; {advice}")
-  with _described(folder, advice):
-    prepared = tfds.builder_from_directory(folder)
-  info, again = prepared.info, f"remove it and {advice}" if builder else advice
-  if builder and info.name != re.split("[:/]", builder)[0]:
-    raise ConfigError(f"{folder} holds the dataset {info.name!r}, not {builder!r}", "path")
-  if info.file_format not in (tfds.core.FileFormat.ARRAY_RECORD, tfds.core.FileFormat.TFRECORD):
-    form = info.file_format.value
-    raise ConfigError(f"{folder} is in {form} format, not array_record or tfrecord; {again}")
+  advice = remedy(name, row, path)
+  folder, prepared = _opened(row, path, advice)
+  info = prepared.info
   sizes = {part: info.splits[part].num_examples for part in info.splits}
-  for part, count in row.splits.items() if builder else ():
-    if sizes.get(part) != count:
-      raise ConfigError(f"{folder} has {sizes.get(part, 'no')} records in {part!r}, not {count}; {again}")
   records = understood(row, info.features)
   parts, remote = splits.select(split, sizes), paths.in_bucket(folder)
   with _described(folder, advice):
@@ -147,6 +132,30 @@ def open_prepared(
     runs=sources.Runs(lambda part, first, stop: stored[part].read(first, stop), parse) if remote else None,
     remote=remote,
   )
+
+
+def _opened(row, path, advice):
+  """(the directory of a dataset, TFDS's builder of it), whose name, format and sizes are those of the row."""
+  import tensorflow_datasets as tfds
+
+  builder = row.builder
+  folder = builder_dir(builder, path)
+  if folder is None:
+    missing = f"dataset {builder!r} is not in {data_dir(path)}" if builder else f"no dataset_info.json in {path!r}"
+    raise sources.AbsentError(f"{missing}; {advice}")
+  with _described(folder, advice):
+    prepared = tfds.builder_from_directory(folder)
+  info, again = prepared.info, f"remove it and {advice}" if builder else advice
+  if builder and info.name != re.split("[:/]", builder)[0]:
+    raise ConfigError(f"{folder} holds the dataset {info.name!r}, not {builder!r}", "path")
+  if info.file_format not in (tfds.core.FileFormat.ARRAY_RECORD, tfds.core.FileFormat.TFRECORD):
+    form = info.file_format.value
+    raise ConfigError(f"{folder} is in {form} format, not array_record or tfrecord; {again}")
+  for part, count in row.splits.items() if builder else ():
+    size = info.splits[part].num_examples if part in info.splits else "no"
+    if size != count:
+      raise ConfigError(f"{folder} has {size} records in {part!r}, not {count}; {again}")
+  return folder, prepared
 
 
 @contextlib.contextmanager
