@@ -70,7 +70,15 @@ def test_caches_are_where_the_environment_says(tmp_path, monkeypatch):
   assert files.cache("features") == tmp_path / "vit_jax/features"
   monkeypatch.delenv("XDG_CACHE_HOME")
   monkeypatch.setenv("HOME", str(tmp_path))
-  assert files.cache("features") == tmp_path / ".cache/vit_jax/features"
+  assert files.cache("features") == files.local_cache("features") == tmp_path / ".cache/vit_jax/features"
+
+
+@pytest.mark.heavy
+def test_what_libraries_read_from_a_disk_is_kept_on_one_where_the_cache_is_in_a_bucket(bucket, tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(bucket))
+  monkeypatch.setenv("HOME", str(tmp_path))
+  assert files.cache("index") == bucket / "vit_jax/index"
+  assert files.local_cache("index") == tmp_path / ".cache/vit_jax/index"
 
 
 @pytest.mark.parametrize(

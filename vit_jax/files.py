@@ -73,9 +73,7 @@ def local(path: pathlib.Path, beside: Sequence[str] = ()) -> pathlib.Path:
   """
   if not paths.in_bucket(path):
     return path
-  folder = cache("objects")
-  if paths.in_bucket(folder):
-    folder = pathlib.Path.home() / ".cache/vit_jax/objects"
+  folder = local_cache("objects")
   there = [path, *(other for name in beside if (other := path.with_name(name)).exists())]
   about = [(str(each), (stat := each.stat()).length, stat.mtime) for each in there]
   folder /= hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
@@ -236,6 +234,12 @@ def cache(kind: str) -> pathlib.Path:
   """Where things are kept that can be computed again: $XDG_CACHE_HOME/vit_jax, else ~/.cache/vit_jax."""
   folder = paths.path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
   return folder / "vit_jax" / kind
+
+
+def local_cache(kind: str) -> pathlib.Path:
+  """The same on this machine's disk: ~/.cache/vit_jax where the other is in a bucket."""
+  folder = cache(kind)
+  return pathlib.Path.home() / ".cache/vit_jax" / kind if paths.in_bucket(folder) else folder
 
 
 def check_path(path: pathlib.Path, suffixes: Sequence[str] = (".csv", ".npz")) -> None:

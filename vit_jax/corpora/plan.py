@@ -141,7 +141,7 @@ def _shards(source, first, stop, size):
 
 @functools.lru_cache(maxsize=16)
 def ordered(split: Split, seed: int, together: bool):
-  """The order of a split's records: all at random, or where neighbours are cheaper `together` blocks at random.
+  """The order of a split's records: a permutation, or with `together`, where neighbours are cheaper, one of blocks.
 
   Blocks of 32 are shuffled over windows of 16 of them (`order.blocks`), so that each is read once. A file is read back
   by neighbours too, of which a run shuffles only so many: were they those of the input, often sorted by class, a batch

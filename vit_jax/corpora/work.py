@@ -140,6 +140,7 @@ class Worker:
 
   @functools.cached_property
   def _test_set(self):
+    """`test_set`, of which each stays open."""
     return functools.cache(test_set)
 
 

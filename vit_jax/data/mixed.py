@@ -36,12 +36,12 @@ class Mixed:
 
   @property
   def rows(self) -> int:
-    """Of a batch, that share what is read together."""
+    """How many rows of a batch share what is read together."""
     return self.batch // self.groups if any(isinstance(each, Blocks) for each in self.orders) else 1
 
   @property
   def about(self) -> str:
-    """As words behind the number of images."""
+    """What is said of it behind the number of images."""
     shares = ", ".join(f"{weight / sum(self.weights):.1%}" for weight in self.weights)
     return f", mixed {shares}{next((each.about for each in self.orders if each.about), '')}"
 

@@ -103,12 +103,12 @@ class Blocks:
 
   @property
   def rows(self) -> int:
-    """Of a batch, that share what is read together: a group's."""
+    """How many rows of a batch share what is read together: those of a group."""
     return self.batch // self.groups
 
   @property
   def about(self) -> str:
-    """As words behind the number of images."""
+    """What is said of it behind the number of images."""
     return f" in blocks of {self.size}, shuffled over windows of {self.window} blocks"
 
   def record(self, position: int) -> int:

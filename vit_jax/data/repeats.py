@@ -26,12 +26,12 @@ class Repeated:
 
   @property
   def rows(self) -> int:
-    """Of a batch, that share what is read together: a group's."""
+    """How many rows of a batch share what is read together: those of a group."""
     return self._group if self.inner.rows > 1 else 1
 
   @property
   def about(self) -> str:
-    """As words behind the number of images."""
+    """What is said of it behind the number of images."""
     return f"{self.inner.about}, each {self.copies} times in a batch"
 
   def record(self, position: int) -> int:

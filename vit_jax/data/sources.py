@@ -41,7 +41,7 @@ class Runs(NamedTuple):
 
   read: Callable[[int, int], list[bytes]]  # (first, stop); OSError, with an errno if it is not the data's fault
   parse: Callable[[bytes], tuple[bytes, int | tuple[int, ...]]]  # a record to what `Source.read` gives
-  together: int = 1  # records of which each costs as much as all of them, whatever is wanted of them
+  together: int = 1  # neighbours that are stored as one: whoever wants one of them reads them all
 
 
 class Corpus(NamedTuple):
@@ -225,13 +225,13 @@ def assemble(
     return f"{name}, split {split!r}, record {number}{place(split, number)}"
 
   def several(first, stop):
-    found, before = [], 0
+    result, before = [], 0
     for split, numbers in parts:
       some = numbers[max(0, first - before) : max(0, stop - before)]
       if some:
-        found += runs.read(split, some.start, some.stop)
+        result += runs.read(split, some.start, some.stop)
       before += len(numbers)
-    return found
+    return result
 
   length = sum(len(r) for _, r in parts)
   return Source(
@@ -286,13 +286,13 @@ def stamps(files: Sequence[str]) -> list[tuple[int | None, int | None]]:
   """`stamp` of each file, of many at once, for a file server takes its time; (None, None) without such a file."""
 
   def ask(first):
-    found = []
+    result = []
     for file in files[first : first + 1000]:
       try:
-        found.append(stamp(file))
+        result.append(stamp(file))
       except OSError:  # it shows when it is read
-        found.append((None, None))
-    return found
+        result.append((None, None))
+    return result
 
   with concurrent.futures.ThreadPoolExecutor(16) as pool:
     return [one for some in pool.map(ask, range(0, len(files), 1000)) for one in some]

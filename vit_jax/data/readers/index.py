@@ -5,17 +5,15 @@ import hashlib
 import itertools
 import logging
 import os
-import pathlib
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from vit_jax import files as caches
-from vit_jax import paths
 from vit_jax.data import sources
 from vit_jax.data.readers import listing
+from vit_jax.files import local_cache
 
 VERSION = 1  # of what is kept
 LARGE = 2**30  # bytes of files from which on it is said that they are read
@@ -32,9 +30,7 @@ def made(kind: str, files: listing.Files, scan: Callable[[int], Arrays], about: 
     scan: gives arrays by name.
     about: what else the arrays depend on.
   """
-  folder = caches.cache("index")
-  if paths.in_bucket(folder):
-    folder = pathlib.Path.home() / ".cache/vit_jax/index"
+  folder = local_cache("index")
 
   def one(file):
     key = repr((VERSION, kind, about, files.path(file), files.stamps[file]))
