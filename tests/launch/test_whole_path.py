@@ -18,7 +18,7 @@ from launch.watch import Watch
 from tests import runs
 from tests.launch import cloud, quick_gcloud
 from tests.launch.vms import Machines
-from vit_jax.prepare import prepare
+from vit_jax.corpora.builders import prepare
 
 pytestmark = pytest.mark.heavy
 ROOT = pathlib.Path(__file__).parent.parent.parent
