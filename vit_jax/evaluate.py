@@ -174,7 +174,7 @@ def write(
     mark = "-" + prefix.strip("/_").replace("/", "-") if prefix and len(intervals) > 1 else ""
     if predictions_file:
       path = predictions_file.with_stem(predictions_file.stem + mark)
-      metrics.write(predictions, [source.identify(i) for i in predictions.position.tolist()], path)
+      metrics.write(predictions, [source.called(i) for i in predictions.position.tolist()], path)
       runtime.say(f"  predictions {path}")
     if folder and source.labels == 1:
       from vit_jax import pictures

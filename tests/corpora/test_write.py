@@ -50,6 +50,13 @@ def test_tfds_reads_it_by_itself(photos, corpus):
     assert builder.info.features["label"].int2str(int(example["label"])) == file.parent.name
 
 
+def test_a_record_is_called_by_the_name_of_its_file(photos, corpus):
+  source = folders.source(corpus)
+  for i in range(5):
+    assert (photos / source.called(i)).read_bytes() == source.read(i)[0]
+    assert source.identify(i) == f"train/{i}"
+
+
 def test_no_file_is_of_one_class(corpus):
   source, first = folders.source(corpus), 0
   for stop in (20, 40, 60):

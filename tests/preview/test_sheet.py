@@ -110,3 +110,17 @@ def test_only_a_target_that_was_mixed_is_written_beside_the_label():
 def test_a_sheet_is_a_png(tmp_path):
   with pytest.raises(ConfigError, match=r"end the name in \.png"):
     drawn(tmp_path / "a.pdf", "ab", [], [1, 1], {})
+
+
+def test_an_unreadable_image_has_its_error_where_others_have_labels(monkeypatch, tmp_path):
+  words = []
+  monkeypatch.setattr(sheet, "_draw_text", lambda page, text: words.append(text.words))
+  drawn(
+    tmp_path / "a.png",
+    ["cat"],
+    [Example(2, error="torn")],
+    [3],
+    {"tiny": (Kind("words", 9, [(2.0, [Look(1, (0,), 4, 4)])]), [(None,)])},
+  )
+  assert "torn" in words and "no label" not in words
+  assert "tiny: 9, the worst 1 here, more in the JSON file" in words

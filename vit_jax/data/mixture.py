@@ -54,6 +54,7 @@ def mixture(
       for i, part in enumerate(parts)
     ),
     _epoch(names, parts, weights, epoch),
+    of_part(lambda part, i: f"{names[part]}/{parts[part].called(i)}"),
   )
 
 

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import re
@@ -76,6 +77,7 @@ class Source:
   remote: bool = False  # a record is a request to a server
   corpora: tuple[Corpus, ...] = ()  # of a mixture
   epoch: int | None = None  # examples of an epoch, if it is not each record once
+  read_name: Callable[[int], str] | None = None  # the name of its image file, where that is stored in the record
 
   def __len__(self):
     return self.length
@@ -88,6 +90,10 @@ class Source:
   def label(self, i: int) -> int | tuple[int, ...]:
     """The label of record i; its image is not decoded, and if possible not read."""
     return self.read_label(i) if self.read_label else self.read(i)[1]
+
+  def called(self, i: int) -> str:
+    """The name of record i for a person: the one that is stored in it, which has to be read, or else `identify(i)`."""
+    return self.read_name(i) if self.read_name else self.identify(i)
 
 
 def subset(source: Source, records: Sequence[int]) -> Source:
@@ -106,6 +112,7 @@ def subset(source: Source, records: Sequence[int]) -> Source:
     runs=None,  # neighbours here need not be neighbours there
     corpora=(),
     epoch=None,
+    read_name=at(source.called),
   )
 
 
@@ -204,6 +211,15 @@ def _end(value, unit, size, text):
   return end + size if value.startswith("-") else end
 
 
+def located(parts: Sequence[tuple[str, range]], i: int) -> tuple[str, int]:
+  """(split, record number of all of it) of record i of parts of splits."""
+  for split, numbers in parts:
+    if i < len(numbers):
+      return split, numbers[i]
+    i -= len(numbers)
+  raise IndexError(f"{i} records past the end of {' + '.join(split for split, _ in parts)}")
+
+
 def assemble(
   name, spec, classes, parts, read, place, identify, fingerprint, labels=1, read_label=None, runs=None, remote=False
 ) -> Source:
@@ -213,12 +229,7 @@ def assemble(
   the numbers of the first and after the last.
   """
 
-  def locate(i):
-    for split, numbers in parts:
-      if i < len(numbers):
-        return split, numbers[i]
-      i -= len(numbers)
-    raise IndexError(f"record {i} is past the end of {name} {spec!r}")
+  locate = functools.partial(located, parts)
 
   def describe(i):
     split, number = locate(i)

@@ -86,7 +86,7 @@ def _example(example: batch.Example, source: Source) -> dict:
   """As JSON has it."""
   return {
     "record": example.record,
-    "image": source.identify(example.record),
+    "image": source.called(example.record),
     "labels": [source.classes[label] for label in example.labels],
     "target": [{"class": source.classes[label], "share": round(share, 4)} for label, share in example.target],
     "error": example.error,
@@ -99,7 +99,7 @@ def _kind(kind: survey.Kind, source: Source) -> dict:
   def one(look):
     labels = [source.classes[label] for label in look.labels]
     about = {"error": look.error} if look.error else {"height": look.height, "width": look.width, "labels": labels}
-    return {"record": look.record, "image": source.identify(look.record)} | about
+    return {"record": look.record, "image": source.called(look.record)} | about
 
   worst = [{"severity": round(severity, 4), "images": [one(look) for look in looks]} for severity, looks in kind.worst]
   return {"about": kind.about, "count": kind.count, "worst": worst}

@@ -149,10 +149,9 @@ def _batch(examples, source, y):
     yield Tile(x, top, example.original)
     yield Tile(x + TILE + 4, top, example.seen)
     below = top + TILE + 2
-    yield Text(x, below, cut(source.identify(example.record)), colour=_GREY)
-    yield Text(x, below + LINE, _labels(example.labels, source))
-    if example.error:
-      yield Text(x, below + LINE, example.error, 2 * TILE, _RED)
+    yield Text(x, below, cut(source.called(example.record)), colour=_GREY)
+    words = (example.error, 2 * TILE, _RED) if example.error else (_labels(example.labels, source),)
+    yield Text(x, below + LINE, *words)
     for line, (label, share) in enumerate(example.target[:3] if _mixed(example) else ()):
       words = f"{share:.0%} {shortened(source.classes[label])}"
       yield Text(x + TILE + 4, below + line * LINE, words, colour=_BLUE)
@@ -184,7 +183,7 @@ def _extremes(counts, names, y):
 def _kind(name, kind, pictures, source):
   """Images that stand out in one way, from (0, 0) on; and how wide that is, up to the whole sheet."""
   width = 3 * COLUMN
-  items, x, y = [], 0, 2 * LINE + 6
+  items, x, y, shown = [], 0, 2 * LINE + 6, 0
   for (severity, looks), tiles in zip(kind.worst, pictures, strict=False):
     wide = 2 if looks[0].error else len(looks)  # columns; what is wrong with an image takes words
     if x + wide * COLUMN > WIDTH - 2 * EDGE:
@@ -192,7 +191,7 @@ def _kind(name, kind, pictures, source):
     odd = len({frozenset(look.labels) for look in looks}) > 1  # two labels for one image
     for number, (look, pixels) in enumerate(zip(looks, tiles, strict=True)):
       left, below = x + number * (TILE + 4), y + TILE + 2
-      items += [Tile(left, y, pixels), Text(left, below, cut(source.identify(look.record)), colour=_GREY)]
+      items += [Tile(left, y, pixels), Text(left, below, cut(source.called(look.record)), colour=_GREY)]
       if look.error:
         for line, words in enumerate(textwrap.wrap(look.error, 2 * LONGEST)[:4]):
           items.append(Text(left, below + (1 + line) * LINE, words, 2 * COLUMN - 8, _RED))
@@ -201,9 +200,10 @@ def _kind(name, kind, pictures, source):
       items.append(Text(left, below + 2 * LINE, f"{look.width:,} x {look.height:,}", colour=_GREY))
       if number:
         items.append(Text(left, below + 3 * LINE, f"{severity:.0f} bits differ", colour=_GREY))
-    x += wide * COLUMN
+    x, shown = x + wide * COLUMN, shown + 1
   width = max(width, x)
-  items.append(Text(0, 0, f"{name}: {kind.count:,}", width, _RED, 8.5, bold=True))
+  more = f", the worst {shown} here, more in the JSON file" if shown < kind.count else ""
+  items.append(Text(0, 0, f"{name}: {kind.count:,}{more}", width, _RED, 8.5, bold=True))
   items.append(Text(0, LINE, kind.about, width, _GREY, 7))
   return items, width
 

@@ -52,6 +52,9 @@ Momentum = Annotated[float, Range(0, 1, open_high=True)]  # of a moving average:
 Pattern = typing.NewType("Pattern", str)  # a regular expression over a whole parameter path, see `patterns`
 
 
+_PERCENT = re.compile(r"(\d+(?:\.\d*)?) ?%")  # of whatever is a float
+
+
 class Text(str):
   """A value as typed in a flag; the schema decides what it is."""
 
@@ -275,11 +278,22 @@ def _tuple(value, kinds):
   return tuple(result)
 
 
+class _Dicts(ast.NodeTransformer):  # dict(name="a") becomes {"name": "a"}: configs are written so
+  def visit_Call(self, node):
+    self.generic_visit(node)
+    if not (
+      isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args and all(k.arg for k in node.keywords)
+    ):
+      return node
+    return ast.Dict([ast.Constant(k.arg) for k in node.keywords], [k.value for k in node.keywords])
+
+
 def _literal(value):
   if not isinstance(value, Text):
     return value
   try:
-    return ast.literal_eval({"true": "True", "false": "False"}.get(value.lower(), str(value)))
+    tree = ast.parse({"true": "True", "false": "False"}.get(value.lower(), value.strip()), mode="eval")
+    return ast.literal_eval(_Dicts().visit(tree))
   except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
     raise ConfigError(f"cannot read {show(str(value))} as a number or a list") from None
 
@@ -289,6 +303,8 @@ def _scalar(value, kind):
     if kind is Pattern:
       patterns.check(value)
     return str(value)
+  if kind is float and isinstance(value, Text) and (percent := _PERCENT.fullmatch(value)):
+    return float(percent[1]) / 100
   value = _literal(value)
   fits = {
     bool: isinstance(value, bool),

@@ -232,6 +232,14 @@ def test_a_folder_of_another_shape_is_one_clear_error(tmp_path, files, message):
   assert "config.data" in str(caught.value)
 
 
+def test_a_prepared_dataset_is_no_folder_of_images(tmp_path):
+  (tmp_path / "dataset_info.json").write_text("{}")
+  with pytest.raises(
+    schema.ConfigError, match=r"config\.data\.path: .* is a prepared dataset; .*config\.data\.name=tfds"
+  ):
+    folder(tmp_path)
+
+
 def test_a_missing_folder_is_an_error(tmp_path):
   with pytest.raises(schema.ConfigError, match=r"config\.data\.path: no folder .*nowhere"):
     folder(tmp_path / "nowhere")

@@ -73,6 +73,8 @@ def _opened(path) -> places.Disk | places.Bucket:
     return bucket
   if path and not root.exists():
     raise sources.AbsentError(f"no folder {path!r}; bring it back, or name one with {known}", "path")
+  if path and (root / "dataset_info.json").exists():
+    raise ConfigError(f"{path!r} is a prepared dataset; read it by config.data.name=tfds", "path")
   if not path or not root.is_dir():
     raise ConfigError(f"no folder {path!r}; name one with {known}", "path")
   return places.Disk(root)

@@ -1,6 +1,7 @@
 """What a record that TFDS stored says: an image file and a label, by the dataset's features and a row's rule."""
 
 import functools
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from vit_jax.data.rows import Row, Rule
 from vit_jax.schema import ConfigError
 
 Label = int | tuple[int, ...]
+_NAMES = ("id", "file_name", "filename", "image/filename")  # features with the name of the image file, in TFDS's sets
 
 
 class Records(NamedTuple):
@@ -19,6 +21,7 @@ class Records(NamedTuple):
   listed: bool  # whether a label is a tuple
   parse: Callable[[bytes], tuple[bytes, Label]]  # a record to image file and label; OSError for anything else
   label: Callable[[bytes], Label] | None  # a record to its label, where that is less work
+  name: Callable[[bytes], str] | None  # a record to the name of its image file, where that is stored
 
 
 def understood(row: Row, features) -> Records:
@@ -51,9 +54,18 @@ def understood(row: Row, features) -> Records:
     encoded, label = parse(data)
     return row.image(encoded), label
 
+  texts = [key for key in _NAMES if key in features and isinstance(features[key], tfds.features.Text)]
+  name = functools.partial(_name, texts[0]) if texts else None
   if row.image is None:
-    return Records(tuple(names), listed, parse, None)
-  return Records(tuple(names), listed, changed, lambda data: parse(data)[1])
+    return Records(tuple(names), listed, parse, None, name)
+  return Records(tuple(names), listed, changed, lambda data: parse(data)[1], name)
+
+
+def _name(key, data):
+  """The name of an image file that is stored in a record; names of files need not be UTF-8."""
+  from tensorflow_datasets.proto import tf_example_pb2
+
+  return os.fsdecode(tf_example_pb2.Example.FromString(data).features.feature[key].bytes_list.value[0])
 
 
 def _stored(key, listed, image, values):

@@ -118,7 +118,11 @@ def open_prepared(
     except OSError as error:
       raise OSError(f"{folder} is {error}") from error
 
-  return sources.assemble(
+  def name_of(i):
+    part, number = sources.located(parts, i)
+    return parse(fetch(part, number), records.name)
+
+  source = sources.assemble(
     info.name,
     splits.spec(split),
     records.classes,
@@ -132,6 +136,7 @@ def open_prepared(
     runs=sources.Runs(lambda part, first, stop: stored[part].read(first, stop), parse) if remote else None,
     remote=remote,
   )
+  return dataclasses.replace(source, read_name=name_of if records.name else None)
 
 
 def _opened(row, path, advice):
