@@ -8,9 +8,8 @@ import jax
 import pytest
 
 from vit_jax import cli, runtime
+from vit_jax.__main__ import VERBS
 from vit_jax.schema import ConfigError, Fraction
-
-VERBS = ("train", "evaluate", "fewshot", "sweep", "plan", "prepare", "convert")
 
 
 @pytest.fixture

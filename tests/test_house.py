@@ -15,8 +15,8 @@ FLOORS = (
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests"},
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures",
    "identity", "corpora"},
-  {"build", "log", "measuring", "loop", "planning", "sweeps", "preview"},
-  {"cli", "train", "evaluate", "fewshot", "sweep", "plan", "prepare", "convert"},
+  {"build", "log", "measuring", "loop", "planning", "sweeps", "preview", "inference"},
+  {"cli", "__main__", "train", "evaluate", "predict", "fewshot", "sweep", "plan", "prepare", "convert"},
 )  # fmt: skip
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
 # What the rest of a floor stands on.
@@ -55,7 +55,7 @@ LAUNCH = parsed("launch", feature_version=(3, 10))  # what TPU VMs have before a
 CONFIGS = {file.name: ast.parse(file.read_text()) for file in sorted((ROOT / "configs").glob("*.py"))}
 SOURCES = [
   file
-  for part in ("vit_jax", "launch", "configs", "benchmarks", "tests")
+  for part in ("vit_jax", "launch", "configs", "benchmarks", "examples", "tests")
   for file in sorted((ROOT / part).rglob("*.py"))
 ]
 

@@ -49,6 +49,27 @@ def test_every_figure_can_be_found_again_from_the_csv_alone(tmp_path, most, logi
     np.testing.assert_array_equal(metrics.confusion(again, 8), metrics.confusion(predictions, 8))
 
 
+@pytest.mark.parametrize("most", [None, 3])
+def test_classes_have_names_and_probabilities_in_both_forms(tmp_path, most):
+  predictions = drawn(0, 40, 8, 8, most)
+  shares = np.random.default_rng(1).random(predictions.best.shape, np.float32)
+  predictions = predictions._replace(probability=shares, logits=None)
+  classes = ("=cat", "-dog", *(f"class {i}" for i in range(6)))
+  for suffix in (".csv", ".npz"):
+    metrics.write(predictions, ["x"] * 40, tmp_path / f"a{suffix}", classes)
+  with open(tmp_path / "a.csv", newline="", encoding="utf-8") as file:
+    lines = list(csv.DictReader(file))
+  assert not [cell for line in lines for cell in line.values() if cell[:1] in tuple("=+-@")]
+  for line, best, expected in zip(lines, predictions.best, shares, strict=True):
+    assert [line[f"name{i + 1}"].removeprefix("'") for i in range(5)] == [classes[i] for i in best]
+    np.testing.assert_array_equal(np.array([line[f"probability{i + 1}"] for i in range(5)], np.float32), expected)
+    label = "|".join(classes[int(i)] for i in line["label"].split())
+    assert line["label_name"].removeprefix("'") == label
+  with np.load(tmp_path / "a.npz") as arrays:
+    np.testing.assert_array_equal(arrays["probability"], shares)
+    assert tuple(arrays["classes"]) == classes and {"id", "label", "best", "confidence", "loss"} < set(arrays)
+
+
 def test_the_csv_keeps_every_float32(tmp_path):
   bits = np.random.default_rng(0).integers(0, 2**32, 2993, dtype=np.uint32)
   values = np.concatenate([bits.view(np.float32), np.float32([0, 1e-45, 3.4028235e38, np.inf, -np.inf, np.nan, 0.1])])

@@ -1,5 +1,10 @@
-"""Vision Transformers in JAX: from a config file to a trained, evaluated, restartable model."""
+"""Vision Transformers in JAX: from a config file to a trained, evaluated, restartable model.
 
+`vit_jax.load("runs/a")` is a model to use; `python -m vit_jax` lists what else there is. Nothing large is imported
+before it is asked for.
+"""
+
+import importlib
 import os
 
 # Read by libraries when they first meet a path of a bucket. By default etils asks TensorFlow for it, whose seconds of
@@ -9,3 +14,18 @@ os.environ.setdefault("EPATH_USE_TF", "false")
 os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "20")
 os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
 os.environ.setdefault("TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS", "10")
+
+
+def load(path: str | os.PathLike, ema: bool = False, image_size: int | None = None):
+  """The model of a workdir or of any file of weights, with `predict`, `features`, `preprocess`, `classes`, `logits`.
+
+  See `vit_jax.inference.predictor.load`, which this is.
+  """
+  return importlib.import_module("vit_jax.inference.predictor").load(path, ema, image_size)
+
+
+def __getattr__(name: str):
+  """`vit_jax.models`, imported when it is first asked for."""
+  if name != "models":
+    raise AttributeError(f"module 'vit_jax' has no attribute {name!r}")
+  return importlib.import_module("vit_jax.models")

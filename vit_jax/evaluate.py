@@ -33,7 +33,6 @@ from vit_jax import (
   loop,
   mesh,
   metrics,
-  renames,
   runtime,
   schema,
   steps,
@@ -41,6 +40,7 @@ from vit_jax import (
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, outcomes
 from vit_jax.evals.accuracy import Details
+from vit_jax.inference import stored
 
 Intervals = dict[str, tuple[float, float]]  # figure -> (low, high)
 
@@ -86,16 +86,13 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
     raise schema.ConfigError(
       f"--config.{next(iter(overrides))}: a workdir has its own config; --split changes the split"
     )
-  about = checkpoints.about(arguments.workdir, identity.check) or {}
-  own = identity.stored_config(arguments.workdir, about)
-  if own is None:
-    raise schema.ConfigError(f"--workdir: {arguments.workdir} holds no run (no config.json); train one first")
   try:
-    return build.complete(config.resolve(renames.run(own)))
+    run = stored.run_of(arguments.workdir)
   except schema.ConfigError as error:
-    raise schema.ConfigError(
-      f"--workdir: {arguments.workdir / 'config.json'} is no run of this code: {error}"
-    ) from error
+    raise schema.ConfigError(f"--workdir: {error}") from error
+  if run is None:
+    raise schema.ConfigError(f"--workdir: {arguments.workdir} holds no run (no config.json); train one first")
+  return run
 
 
 def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> dict[str, schema.Choice]:
@@ -174,7 +171,7 @@ def write(
     mark = "-" + prefix.strip("/_").replace("/", "-") if prefix and len(intervals) > 1 else ""
     if predictions_file:
       path = predictions_file.with_stem(predictions_file.stem + mark)
-      metrics.write(predictions, [source.called(i) for i in predictions.position.tolist()], path)
+      metrics.write(predictions, [source.called(i) for i in predictions.position.tolist()], path, source.classes)
       runtime.say(f"  predictions {path}")
     if folder and source.labels == 1:
       from vit_jax import pictures

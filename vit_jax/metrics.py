@@ -24,6 +24,7 @@ class Predictions(NamedTuple):
   confidence: np.ndarray  # float32 [N]: probability of the best class
   loss: np.ndarray  # float32 [N]
   logits: np.ndarray | None = None  # float32 [N, V]
+  probability: np.ndarray | None = None  # float32 [N, k]: of the best
 
 
 class _Images(NamedTuple):
@@ -181,26 +182,30 @@ def _average_precision(images: _Images, logits: np.ndarray) -> float:
   return _mean(np.array(precisions))
 
 
-def write(predictions: Predictions, ids: Sequence[str], path: pathlib.Path) -> None:
+def write(predictions: Predictions, ids: Sequence[str], path: pathlib.Path, classes: Sequence[str] = ()) -> None:
   """Writes one row an image, in the order of the predictions, as .csv or .npz.
 
-  CSV: id (see `files.csv_name`), label (several with a space between), top1 to topk, confidence, loss and, where they
-  are there, logit_0 to logit_{V-1}. NPZ: arrays id, label, best, confidence, loss and logits. Both give back every
-  float32 exactly.
+  CSV: id, label (several with a space between), top1 to topk, confidence, loss; with `classes` label_name (several with
+  | between) and name1 to namek, and where they are there probability1 to probabilityk and logit_0 to logit_{V-1}. Names
+  are those of `files.csv_name`. NPZ: arrays id, label, best, confidence, loss, classes, probability and logits. Both
+  give back every float32 exactly.
 
   Args:
     predictions: of N images.
     ids: a name for each of them, N.
     path: ConfigError for another suffix, or where there is no such folder.
+    classes: their names, V.
   """
   files.check_path(path)
   assert len(ids) == len(predictions.best), (len(ids), len(predictions.best))
   if path.suffix.lower() == ".npz":
     columns = {name: value for name, value in predictions._asdict().items() if name != "position" and value is not None}
+    if classes:
+      columns["classes"] = np.array(classes, dtype=str)
     with files.replacing(path) as partial, partial.open("wb") as file:  # a file: NumPy would add a suffix to a name
       np.savez_compressed(file, id=np.array(ids, dtype=str), **columns)
   else:
-    files.write_csv(path, _rows(predictions, ids))
+    files.write_csv(path, _rows(predictions, ids, classes))
 
 
 def write_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
@@ -215,16 +220,30 @@ def write_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path
   files.write_csv(path, [["label \\ prediction", *cells], *rows])
 
 
-def _rows(predictions, ids):
+def _rows(predictions, ids, classes):
   labels = predictions.label if predictions.label.ndim == 2 else predictions.label[:, None]
-  floats = ["confidence", "loss"]
+  best = range(1, predictions.best.shape[1] + 1)
+  names = ["label_name", *(f"name{i}" for i in best)] if classes else []
+  # Columns of float32, by the arrays that they are of.
+  floats = {"probability": [f"probability{i}" for i in best], "logits": []}
   if predictions.logits is not None:
-    floats += [f"logit_{i}" for i in range(predictions.logits.shape[1])]
-  yield ["id", "label", *(f"top{i + 1}" for i in range(predictions.best.shape[1])), *floats]
+    floats["logits"] = [f"logit_{i}" for i in range(predictions.logits.shape[1])]
+  floats = {name: columns for name, columns in floats.items() if getattr(predictions, name) is not None}
+  columns = [column for several in floats.values() for column in several]
+  yield ["id", "label", *(f"top{i}" for i in best), "confidence", "loss", *names, *columns]
   for i, name in enumerate(ids):
-    values = [float(predictions.confidence[i]), float(predictions.loss[i])]
-    if predictions.logits is not None:
-      values += predictions.logits[i].tolist()
-    label = " ".join(str(label) for label in labels[i].tolist() if label >= 0)
-    # Nine digits tell any two float32 apart.
-    yield [files.csv_name(name), label, *predictions.best[i].tolist(), *(format(value, ".9g") for value in values)]
+    label, guess = [one for one in labels[i].tolist() if one >= 0], predictions.best[i].tolist()
+    named = ["|".join(classes[one] for one in label), *(classes[one] for one in guess)] if classes else []
+    yield [
+      files.csv_name(name),
+      " ".join(map(str, label)),
+      *guess,
+      *_digits([predictions.confidence[i], predictions.loss[i]]),
+      *map(files.csv_name, named),
+      *(cell for array in floats for cell in _digits(getattr(predictions, array)[i].tolist())),
+    ]
+
+
+def _digits(values):
+  """Numbers as texts; nine digits tell any two float32 apart."""
+  return [format(float(value), ".9g") for value in values]

@@ -122,22 +122,26 @@ def rows(compute: Callable, batches: Iterator, poll: Callable[[], None], size: i
 
   One batch is fetched while the devices work on the next; `poll` is called before each.
   """
-  parts, first, running = [], 0, None
+  computed = list(parts(compute, batches, poll, size))
+  return {name: np.concatenate([part[name] for part in computed]) for name in computed[0]}
 
-  def fetch(started):
-    nonlocal first
-    computed = jax.device_get(started)
-    real = computed.pop("mask") > 0
-    parts.append({name: value[real] for name, value in computed.items()} | {"position": first + np.flatnonzero(real)})
-    first += size
 
+def parts(compute: Callable, batches: Iterator, poll: Callable[[], None], size: int) -> Iterator[dict[str, np.ndarray]]:
+  """As `rows`, batch by batch."""
+  running = None
   with contextlib.closing(batches) as feed:
-    for images in feed:
+    for number, images in enumerate(feed):
       poll()
       started = compute(images)
       if running is not None:
-        fetch(running)
+        yield _fetched(running, (number - 1) * size)
       running = started
-  if running is not None:
-    fetch(running)
-  return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    if running is not None:
+      yield _fetched(running, number * size)
+
+
+def _fetched(running, first) -> dict[str, np.ndarray]:
+  """What was computed of a batch, on the host."""
+  computed = jax.device_get(running)
+  real = computed.pop("mask") > 0
+  return {name: value[real] for name, value in computed.items()} | {"position": first + np.flatnonzero(real)}

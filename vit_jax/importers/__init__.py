@@ -36,6 +36,7 @@ class Recognised(NamedTuple):
   description: Description
   tensors: Tensors
   notes: list[str]
+  beside: hub.Beside = hub.Beside()
 
   def read(self) -> dict[str, np.ndarray]:
     """All parameters by our paths, float32, layer by layer; ConfigError for a tensor too few, too many or misshapen."""
@@ -70,7 +71,7 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
       named = candidate.canonical(tensors, hints)
       description = header or candidate.describe(named, hints)
       hub.check(description, hints.get("said", {}))
-      return Recognised(candidate, description, named, hub.notes(hints.get("normalised", {})))
+      return Recognised(candidate, description, named, hub.notes(hints.get("normalised", {})), hub.beside(hints))
     except ConfigError:
       raise
     except (KeyError, StopIteration) as error:

@@ -7,8 +7,9 @@ ViT, timm's of anything, and what either says of the images.
 import contextlib
 import math
 import pathlib
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax import files
 from vit_jax.importers import layout
@@ -39,13 +40,28 @@ _SHOWN = {
   *("attn_drop_rate", "drop_path_rate"),
 }
 BESIDE = ("config.json", "preprocessor_config.json")  # names of these files
+_DEFAULT_NAME = re.compile(r"LABEL_\d+")  # of a class that Transformers knows no name of
 _NORMALISED = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # unless a config says otherwise
+
+
+class Beside(NamedTuple):
+  """What files beside weights say of images and classes."""
+
+  normalised: Mapping[str, tuple[float, ...]] = {}  # mean and std, where they are said
+  crop: Mapping[str, Any] = {}  # arguments of the test crop "torchvision", where timm's crop_pct is said
+  labels: tuple[str, ...] = ()  # names of classes; () where they are not said
+
+
+def beside(hints: Mapping[str, Any]) -> Beside:
+  """What `hints` has of these."""
+  return Beside(hints.get("normalised", {}), hints.get("crop", {}), hints.get("labels", ()))
 
 
 def hints(weights: pathlib.Path) -> dict[str, Any]:
   """What the files beside a file of weights say, as `importers.recognise` takes it; ConfigError for nonsense.
 
-  `said` are those of the values that must be true of the model, `normalised` the mean and std of its images.
+  `said` are those of the values that must be true of the model, `normalised` the mean and std of its images, `crop` and
+  `labels` as of `Beside`.
   """
   if weights.suffix.lower() == ".npz":
     return {"name": weights.name}
@@ -56,12 +72,13 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
     if config.get("global_pool") is not None:
       said["pool"] = _one_of(config, "global_pool", _POOL)
     name = config.get("architecture") if isinstance(config.get("architecture"), str) else weights.name
-    images = _images({**config, **_mapping(config, "pretrained_cfg")}, "mean", "std")
+    flat = {**config, **_mapping(config, "pretrained_cfg")}
+    images, crop, labels = _images(flat, "mean", "std"), _crop(flat), _labels(flat)
   with _in(prepared):
     images |= _images(preparation, "image_mean", "image_std")
   words = {"heads": "heads", "eps": "norm_eps", "gelu": "gelu", "image_size": "image_size"}
   read = {hint: said[key] for key, hint in words.items() if key in said}
-  return {"name": name, **read, "said": said, "normalised": images}
+  return {"name": name, **read, "said": said, "normalised": images, "crop": crop, "labels": labels}
 
 
 def check(description: Description, said: Mapping[str, Any]) -> None:
@@ -143,6 +160,29 @@ def _images(config, mean, std):
         raise ConfigError(f"{theirs} is {show(values)}; allowed: a number for each channel")
       result[key] = tuple(map(float, values))
   return result
+
+
+def _crop(config):
+  """The test crop, where timm's keys say it."""
+  if (share := config.get("crop_pct")) is None:
+    return {}
+  if not _number(share) or not 0.1 <= share <= 1:
+    raise ConfigError(f"crop_pct is {show(share)}; allowed: a number from 0.1 to 1")
+  kind = config.get("interpolation")
+  known = kind if kind in ("bilinear", "bicubic", "lanczos") else "bicubic"
+  return {"ratio": float(share), "interpolation": known}
+
+
+def _labels(config):
+  """Names of classes, by number: Transformers' id2label, or timm's label_names."""
+  named, listed = _mapping(config, "id2label"), config.get("label_names")
+  if not named and listed is None:
+    return ()
+  names = listed if not named else [named.get(str(i)) for i in range(len(named))]
+  if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    key = "id2label" if named else "label_names"
+    raise ConfigError(f"{key} is {show(config[key])}; allowed: a name for each class, from 0 on")
+  return () if all(map(_DEFAULT_NAME.fullmatch, names)) else tuple(names)
 
 
 def _mapping(config, key):

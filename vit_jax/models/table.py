@@ -1,6 +1,7 @@
 """Models by name: the published names of all families, other spellings of them, and what a name stands for."""
 
 import difflib
+import fnmatch
 import re
 from collections.abc import Callable
 
@@ -27,9 +28,12 @@ _SPELLINGS = (
 )
 
 
-def names() -> list[str]:
-  """All names; "ViT-<size>/<patch>" exists for every patch size, of which only the usual ones are listed."""
-  return list(TABLE)
+def names(pattern: str = "*") -> list[str]:
+  """The names that a pattern such as "*cct*" fits, with * and ? for any letters, in order of the table.
+
+  "ViT-<size>/<patch>" exists for every patch size, of which only the usual ones are listed.
+  """
+  return [name for name in TABLE if fnmatch.fnmatchcase(name, pattern)]
 
 
 def find(name: str) -> Published:

@@ -82,7 +82,7 @@ class Classify:
   def predict(
     self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
   ) -> Rows:
-    """Loss without smoothing, the best five classes, the probability of the best, logits.
+    """Loss without smoothing, the best five classes with their probabilities, that of the best alone too, logits.
 
     Of `classes` alone, where they are not all: the logits of others become so low that they take no part.
     """
@@ -91,10 +91,12 @@ class Classify:
       competing = np.isin(np.arange(logits.shape[-1]), classes)
       logits = jnp.where(competing, logits, -1e9)  # not infinite: 0 times that is no number
     _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))
+    probabilities = losses.PROBABILITIES[self.loss](logits)
     return {
       "loss": self.cross_entropy(logits, self._targets(labels)),
       "best": best,
-      "confidence": jnp.max(losses.PROBABILITIES[self.loss](logits), axis=-1),
+      "confidence": jnp.max(probabilities, axis=-1),
+      "probability": jnp.take_along_axis(probabilities, best, axis=-1),
       "logits": logits,
     }
 

@@ -81,18 +81,7 @@ def _image(manifest, about):
       return base64.b64decode(about["bytes"], validate=True)
     except (binascii.Error, ValueError) as error:
       raise OSError(f"its bytes are no base64: {error}") from error
-  there = about["path"]
-  if "\0" in there:
-    raise OSError("its path has a character of code 0")
-  if not there.startswith(paths.BUCKET):
-    there = os.path.join(os.path.dirname(manifest), there)
-  if not there.startswith(paths.BUCKET):
-    return sources.contents(pathlib.Path(there).expanduser())
-  paths.prepare()
-  data = places.file_system().cat_file(there, end=sources.LARGEST + 1)
-  if len(data) > sources.LARGEST:
-    raise OSError(f"it has more bytes than are allowed: {sources.LARGEST:,}")
-  return data
+  return places.content(places.beside(manifest, about["path"]))
 
 
 def _parsed(text):

@@ -103,6 +103,26 @@ def file_system():
   return buckets.FileSystem()
 
 
+def beside(manifest: str, file: str) -> str:
+  """The path of a file that a manifest names, from the manifest's folder on unless it is a whole one."""
+  if not file.startswith(paths.BUCKET):
+    file = os.path.join(os.path.dirname(manifest), file)
+  return file if file.startswith(paths.BUCKET) else str(pathlib.Path(file).expanduser())
+
+
+def content(file: str) -> bytes:
+  """The bytes of a file of a disk or a bucket. Raises OSError, also for what no image file is."""
+  if "\0" in file:
+    raise OSError("its path has a character of code 0")
+  if not file.startswith(paths.BUCKET):
+    return sources.contents(file)
+  paths.prepare()
+  data = file_system().cat_file(file, end=sources.LARGEST + 1)
+  if len(data) > sources.LARGEST:
+    raise OSError(f"it has more bytes than are allowed: {sources.LARGEST:,}")
+  return data
+
+
 def _is_folder(entry):
   try:
     return entry.is_dir()

@@ -1,0 +1,44 @@
+"""Uses a trained model: classes, features, attention maps, a gradient: python examples/use_a_model.py WEIGHTS PHOTO
+
+WEIGHTS is a run's workdir or a file of published weights, PHOTO an image. Nothing is written.
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+
+import vit_jax
+
+
+def main(weights: str, photo: str) -> None:
+  """Says what the model sees in the photo, in four ways."""
+  model = vit_jax.load(weights)
+  print(model.description)
+
+  # Classes by name, the best five; a list of photos, images of Pillow and uint8 arrays are taken too.
+  prediction = model.predict(photo)
+  for name, probability in zip(prediction.names, prediction.probabilities, strict=True):
+    print(f"  {name:<24}{probability:7.2%}")
+
+  # What goes into the head: for search by similarity, clusters, or a classifier of one's own.
+  features = model.features([photo, photo])
+  print(f"features {features.shape}, {features.dtype}")
+
+  # The model as a pure function of parameters and normalised images, in a jit of one's own: here, with attention.
+  batch = jnp.asarray(model.preprocess(photo))[None]
+  captured = jax.jit(vit_jax.models.capture(model.logits, "blocks/*/attention/weights"))
+  logits, attention = captured(model.params, batch)
+  for layer, maps in attention.items():
+    print(f"{layer} {maps.shape}: images, heads, tokens, tokens")
+
+  # And its gradient: how the best class depends on each pixel.
+  best = int(jnp.argmax(logits[0]))
+  saliency = jax.jit(jax.grad(lambda images: model.logits(model.params, images)[0, best]))(batch)
+  print(f"gradient of {model.classes[best]!r}: {saliency.shape}, at most {float(jnp.abs(saliency).max()):.3g}")
+
+
+if __name__ == "__main__":
+  if len(sys.argv) != 3:
+    sys.exit("write: python examples/use_a_model.py WEIGHTS PHOTO")
+  main(*sys.argv[1:])

@@ -1,0 +1,40 @@
+"""How images are normalised where nothing says it: as docs/models.md has it of the publishers."""
+
+import pathlib
+import re
+
+import pytest
+
+from vit_jax.importers import normalisation
+from vit_jax.models import Description
+from vit_jax.schema import Choice
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs/models.md"
+
+
+@pytest.mark.parametrize(
+  ("layout", "name", "arguments", "classes", "mean"),
+  [
+    ("vit_jax", "ViT-B/16", {}, 1000, 0.5),
+    ("big_vision", "ViT-B/16", {}, 1000, 0.5),
+    ("bit", "R50x1", {}, 1000, 0.5),
+    ("timm", "ViT-B/16", {}, 1000, 0.5),
+    ("hf", "ViT-B/16", {}, 1000, 0.5),
+    ("timm", "Mixer-B/16", {}, 1000, 0.5),
+    ("timm", "ViT-B/16", {"layer_scale": 1e-4}, 1000, 0.485),
+    ("timm", "deit_tiny_patch16_224", {}, 1000, 0.485),
+    ("timm", "swin_tiny_patch4_window7_224", {}, 1000, 0.485),
+    ("timm", "efficientnet_b0", {}, 1000, 0.485),
+    ("compact", "cct_14_7x2_224", {}, 1000, 0.485),
+    ("compact", "cct_7_3x1_32", {}, 10, 0.4914),
+    ("compact", "cct_7_3x1_32", {}, 100, 0.5071),
+    ("compact", "cct_7_7x2_224_sine", {}, 102, 0.4353),
+  ],
+)
+def test_publishers_have_their_own(layout, name, arguments, classes, mean):
+  usual = normalisation.usual(layout, Description(Choice(name, arguments), 224, classes))
+  assert usual["mean"][0] == mean
+  chapter = re.search(r"## Images(.*?)\n## ", PAGE.read_text(), re.DOTALL)[1]
+  for values in usual.values() if mean != 0.5 else ():
+    stated = [tuple(map(float, text.split(","))) for text in re.findall(r"`\(([\d.,]+)\)`", chapter)]
+    assert values in stated

@@ -1,0 +1,42 @@
+"""What a model says of images, against NumPy on its logits."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests import small_weights
+from vit_jax import models
+from vit_jax.inference import stored
+from vit_jax.inference.computing import says
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(scope="module")
+def use(tmp_path_factory):
+  return stored.load(small_weights.file(tmp_path_factory.mktemp("weights"), mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4]))
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_the_best_classes_are_those_of_the_largest_probabilities(use, loss):
+  images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+  model = models.functional(use.description)
+  said = jax.jit(says(model, use.data, loss, True))(use.arrays, images)
+  normalised = ((images / 255 - [0.4, 0.5, 0.6]) / [0.2, 0.3, 0.4]).astype(np.float32)
+  output, _ = jax.jit(model.outputs)(use.arrays, normalised)
+  logits = np.asarray(output.logits, np.float64)
+  shares = np.exp(logits) if loss == "softmax" else 1 / (1 + np.exp(-logits))
+  if loss == "softmax":
+    shares /= shares.sum(1, keepdims=True)
+  best = np.argsort(-shares, axis=1)[:, :5]
+  np.testing.assert_array_equal(said["best"], best)
+  np.testing.assert_allclose(said["probability"], np.take_along_axis(shares, best, 1), rtol=2e-3, atol=1e-6)
+  np.testing.assert_allclose(said["features"], output.features, rtol=1e-3, atol=1e-3)
+
+
+def test_a_model_without_a_head_has_features_alone(use):
+  model = models.functional(use.description.replaced(classes=0))
+  shapes = jax.eval_shape(
+    says(model, use.data, "softmax", True), use.arrays, jax.ShapeDtypeStruct((2, 32, 32, 3), np.uint8)
+  )
+  assert {name: shape.shape for name, shape in shapes.items()} == {"features": (2, 64)}

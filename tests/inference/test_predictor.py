@@ -1,0 +1,93 @@
+"""A model in Python: what it takes, and that its pure function is one's own to compile."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests import small_weights
+from tests.image_files import encode, picture
+from vit_jax import models
+from vit_jax.data.images import ImageError
+from vit_jax.inference import predictor
+from vit_jax.schema import ConfigError
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+  labels = {str(i): name for i, name in enumerate(small_weights.CLASSES)}
+  return predictor.load(small_weights.file(tmp_path_factory.mktemp("weights"), id2label=labels))
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory):
+  path = tmp_path_factory.mktemp("photos") / "a.png"
+  path.write_bytes(encode(picture(70, 50)))
+  return path
+
+
+def test_paths_pictures_and_pixels_of_one_image_are_one_image(model, photo):
+  opened = Image.open(photo)
+  same = model.predict([photo, str(photo), opened, opened.convert("RGBA"), np.asarray(opened), opened])
+  assert all(each == same[0] for each in same)
+  alone = model.predict(photo)
+  assert alone.names == same[0].names
+  np.testing.assert_allclose(alone.probabilities, same[0].probabilities, rtol=1e-4)
+  features = model.features([opened] * 3)
+  assert features.shape == (3, 64) and model.features(photo).shape == (64,)
+  stack = model.predict(np.stack([np.asarray(opened)] * 2))
+  assert isinstance(stack, list) and len(stack) == 2
+
+
+def test_the_pure_function_says_the_same_in_a_jit_of_ones_own(model, photo):
+  batch = jnp.stack([model.preprocess(photo)] * 2)
+  assert batch.shape == (2, 32, 32, 3) and batch.dtype == jnp.float32
+  probability = jax.jit(lambda params, x: jax.nn.softmax(model.logits(params, x)))(model.params, batch)[0]
+  said = model.predict(photo)
+  assert said.names == tuple(model.classes[i] for i in said.numbers)
+  np.testing.assert_array_equal(np.argsort(-probability)[:5], said.numbers)
+  np.testing.assert_allclose(np.sort(probability)[::-1][:5], said.probabilities, rtol=1e-3, atol=1e-6)
+
+
+def test_it_can_be_differentiated_mapped_and_compiled_as_it_is(model, photo):
+  image = jnp.asarray(model.preprocess(photo))
+  logits = jax.jit(model.logits)(model.params, image[None])
+
+  def first(x):
+    return model.logits(model.params, x[None])[0, 0]
+
+  value, gradient = jax.jit(jax.value_and_grad(first))(image)
+  np.testing.assert_allclose(value, logits[0, 0], rtol=1e-3, atol=1e-4)
+  assert gradient.shape == image.shape and float(jnp.abs(gradient).max()) > 0
+  mapped = jax.jit(jax.vmap(first))(jnp.stack([image, image]))
+  np.testing.assert_allclose(mapped, [value, value], rtol=1e-3, atol=1e-4)
+
+
+def test_attention_maps_come_by_capture(model, photo):
+  captured = jax.jit(models.capture(model.logits, "blocks/*/attention/weights"))
+  _, maps = captured(model.params, model.preprocess(photo)[None])
+  assert set(maps) == {"blocks/0/attention/weights", "blocks/1/attention/weights"}
+  for weights in maps.values():
+    assert weights.shape == (1, 1, 17, 17)
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+
+
+def test_bad_images_are_named(model, photo, tmp_path):
+  (tmp_path / "torn.jpg").write_bytes(photo.read_bytes()[:60])
+  for image, says in ((tmp_path / "torn.jpg", "torn.jpg: not a complete image"), ("none.jpg", "none.jpg: ")):
+    with pytest.raises(ImageError, match=says):
+      model.predict([photo, image])
+  with pytest.raises(ImageError, match="allowed: "):
+    model.features(np.zeros((8, 8, 3)))
+  with pytest.raises(ImageError, match="empty list"):
+    model.predict([])
+
+
+def test_a_model_without_a_head_has_features(tmp_path, photo):
+  headless = predictor.load(small_weights.file(tmp_path, small_weights.described(classes=0)))
+  assert headless.classes == () and headless.features(photo).shape == (64,)
+  with pytest.raises(ConfigError, match="no head"):
+    headless.predict(photo)

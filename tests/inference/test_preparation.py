@@ -1,0 +1,56 @@
+"""One image is prepared as evaluations prepare it."""
+
+import numpy as np
+import pytest
+
+from tests.image_files import encode, picture
+from vit_jax import schema
+from vit_jax.data import augment, loader, sources, stream
+from vit_jax.data.images import ImageError, Images
+from vit_jax.inference.preparation import Preparation
+from vit_jax.schema import Choice
+
+
+def bound(**args):
+  return schema.bind(Choice("images", args), (stream.eval_examples, loader.batches, augment.normalise))
+
+
+@pytest.mark.parametrize(
+  "crop", [{"name": "resize"}, {"name": "centre", "resize": 48}, {"name": "torchvision", "ratio": 0.9}]
+)
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_a_file_has_the_pixels_that_the_stream_of_an_evaluation_gives_it(crop, form):
+  data, config = encode(picture(90, 120), form), bound(image_size=32, test_crop=crop)
+  source = sources.Source("one", "all", ("a",), 1, lambda i: (data, 0), str)
+  examples = stream.eval_examples(source, **schema.arguments(config, stream.eval_examples))
+  image, _, mask = examples.example(Images(source, "raise", 10**6, 100.0).prepared, 0)
+  assert mask == 1
+  np.testing.assert_array_equal(Preparation.of(config).file(data), image)
+
+
+def test_pixels_are_prepared_as_the_file_that_holds_them():
+  preparation, image = Preparation.of(bound(image_size=24)), picture(50, 40)
+  np.testing.assert_array_equal(preparation.pixels(image), preparation.file(encode(image)))
+  gray = np.stack([image[..., 0]] * 3, axis=-1)
+  np.testing.assert_array_equal(preparation.pixels(image[..., 0]), preparation.pixels(gray))
+
+
+@pytest.mark.parametrize(
+  "image",
+  [
+    np.zeros((4, 4, 3)),
+    np.zeros((4, 4, 4), np.uint8),
+    np.zeros((3, 4, 4, 3), np.uint8),
+    np.zeros((0, 4, 3), np.uint8),
+    np.zeros((200, 200, 3), np.uint8),
+  ],
+  ids=lambda image: f"{image.shape} {image.dtype}",
+)
+def test_other_pixels_are_refused(image):
+  with pytest.raises(ImageError, match="an image of shape"):
+    Preparation.of(bound(image_size=8, max_pixels=10_000)).pixels(image)
+
+
+def test_the_bounds_of_the_run_hold():
+  with pytest.raises(ValueError, match="max_pixels=100"):
+    Preparation.of(bound(image_size=8, max_pixels=100)).file(encode(picture()))

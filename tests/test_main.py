@@ -1,0 +1,42 @@
+"""The list of verbs, and the package before anything of it is asked for."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_house import FLOORS
+from vit_jax import __main__ as listing
+
+
+def test_every_verb_has_its_line(capsys):
+  assert listing.main([]) == 0
+  said = capsys.readouterr().out
+  assert set(listing.VERBS) == FLOORS[-1] - {"cli", "__main__"}
+  for verb in listing.VERBS:
+    assert f"python -m vit_jax.{verb}" in said and len(listing.line(verb)) > 10
+  assert "train     Trains a model\n" in said
+
+
+@pytest.mark.parametrize(
+  ("words", "says"),
+  [
+    (["train", "--config=a b.py"], "write it with a dot: python -m vit_jax.train '--config=a b.py'"),
+    (["plan"], "python -m vit_jax.plan --help"),
+    (["tarin"], "unknown verb 'tarin'. Did you mean 'train'?"),
+  ],
+)
+def test_a_verb_behind_a_space_is_shown_behind_a_dot(words, says, capsys):
+  assert listing.main(words) == 2
+  assert says in capsys.readouterr().err
+
+
+@pytest.mark.heavy
+def test_importing_the_package_imports_nothing_large():
+  code = (
+    "import sys, vit_jax; print([name for name in ('jax', 'numpy', 'flax', 'vit_jax.models') if name in sys.modules])"
+  )
+  assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+  code = "import vit_jax; print(vit_jax.models.names('*cct_2*')[0], hasattr(vit_jax, 'modles'))"
+  said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+  assert said == "cct_2_3x2_32 False\n"

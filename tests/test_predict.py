@@ -1,0 +1,134 @@
+"""The predict verb and its neighbours, on a short run that is trained on a folder of photographs."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests import runs
+from tests.corpora import folders
+from vit_jax import build, config, flags, loop, predict
+from vit_jax.schema import ConfigError
+
+CLASSES = ("=cat", "dog", "owl")
+KEYS = {
+  **{f"model.{key}": value for key, value in (("depth", "1"), ("width", "16"), ("heads", "1"), ("hidden", "16"))},
+  "batch": "8",
+  "total": "4",
+  "data.image_size": "32",
+  "optim.ema": "0.5",
+  "data.mean": "(0.4,0.5,0.6)",
+  "data.test_crop.name": "centre",
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+  """(workdir, folder of photographs) of a run."""
+  import jax
+
+  root = tmp_path_factory.mktemp("run")
+  photos = folders.folder(root / "photos", 12, CLASSES)
+  folders.folder(root / "photos", 7, CLASSES, "test")
+  keys = KEYS | {"data.path": str(photos)}
+  run = build.complete(config.resolve(flags.load(str(runs.ROOT / "configs/folder.py") + ":cct_2_3x2_32", keys)))
+  loop.train(build.build(run, jax.devices()[:1]), root / "run")
+  return root / "run", photos
+
+
+def table(path):
+  with open(path, newline="", encoding="utf-8") as file:
+    return list(csv.DictReader(file))
+
+
+@pytest.mark.heavy
+def test_predictions_are_those_of_the_evaluation_of_the_run_by_name(trained, tmp_path):
+  workdir, photos = trained
+  bad = photos.parent / "bad.jpg"
+  bad.write_bytes(b"\xff\xd8\xff no image")
+  files = [str(tmp_path / name) for name in ("e.csv", "e.npz", "p.csv", "p.npz")]
+  commands = [
+    ["evaluate", f"--workdir={workdir}", f"--write-predictions={files[0]}"],
+    ["evaluate", f"--workdir={workdir}", f"--write-predictions={files[1]}"],
+    ["predict", f"--weights={workdir}", f"--out={files[2]}", f"{photos}/test", str(bad)],
+    ["predict", f"--weights={workdir}", f"--out={files[3]}", "--features", "--ema", f"{photos}/test"],
+    ["predict", f"--weights={workdir}", "--batch=3", f"{photos}/test", str(bad)],
+  ]
+  said = runs.finish(runs.several(*commands, devices=2), 1)
+  codes = [line for line in said.splitlines() if line.startswith("exit ")]
+  assert codes == ["exit 0", "exit 0", "exit 1", "exit 0", "exit 1"]
+  measured = {row["id"]: row for row in table(tmp_path / "e.csv")}
+  rows = table(files[2])
+  assert [row["file"] for row in rows[:-1]] == sorted(f"{photos}/{name}" for name in measured)
+  assert rows[-1]["file"] == str(bad) and "not a complete image" in rows[-1]["reason"]
+  for row in rows[:-1]:
+    same = measured[row["file"].removeprefix(f"{photos}/")]
+    assert [row[f"name{i}"] for i in (1, 2, 3)] == [same[f"name{i}"] for i in (1, 2, 3)]
+    shares = [[float(each[f"probability{i}"]) for i in (1, 2, 3)] for each in (row, same)]
+    np.testing.assert_allclose(*shares, rtol=1e-4)
+    assert same["label_name"].removeprefix("'") == row["file"].split("/")[-2]
+    assert float(same["confidence"]) == shares[1][0]
+  with np.load(tmp_path / "e-ema.npz") as average, np.load(files[3]) as predicted:
+    assert tuple(predicted["classes"]) == tuple(average["classes"]) == CLASSES
+    order = [list(predicted["id"]).index(f"{photos}/{name}") for name in average["id"]]
+    np.testing.assert_array_equal(predicted["best"][order], average["best"])
+    np.testing.assert_allclose(predicted["probability"][order], average["probability"], rtol=1e-4)
+    assert predicted["features"].shape[0] == 21
+  shown = said.rpartition("exit 0")[2]
+  assert "and 2 more" in shown and "1 of 22 files are bad" in shown and "=cat" in shown
+
+
+@pytest.mark.heavy
+def test_the_example_uses_the_run(trained):
+  workdir, photos = trained
+  words = [sys.executable, "examples/use_a_model.py", str(workdir), f"{photos}/test/dog/0.jpg"]
+  ended = subprocess.run(words, cwd=runs.ROOT, env=os.environ | {"PYTHONPATH": str(runs.ROOT)}, capture_output=True)
+  said = ended.stdout.decode()
+  assert ended.returncode == 0, ended.stderr.decode()[-2000:]
+  assert all(word in said for word in (*CLASSES, "features (2, 16)", "blocks/0/attention/weights", "gradient of"))
+
+
+@pytest.mark.heavy
+def test_paths_come_from_a_pipe_and_a_manifest(trained, tmp_path):
+  workdir, photos = trained
+  manifest, out = tmp_path / "all.jsonl", tmp_path / "p.jsonl"
+  manifest.write_text(json.dumps({"path": f"{photos}/test/owl/3.jpg"}) + "\n")
+  words = [sys.executable, "-m", "vit_jax.predict", f"--weights={workdir}", f"--out={out}"]
+  stdin = f"{photos}/test/dog/1.jpg\n{manifest}\n".encode()
+  ended = subprocess.run(words, cwd=runs.ROOT, input=stdin, capture_output=True)
+  assert ended.returncode == 0, ended.stderr.decode()[-2000:]
+  rows = [json.loads(line) for line in out.read_text().splitlines()]
+  assert [row["file"].removeprefix(f"{photos}/test/") for row in rows] == ["dog/1.jpg", "owl/3.jpg"]
+  assert all(set(row["names"]) == set(CLASSES) for row in rows)
+
+
+class Terminal:
+  """A stdin from which nothing comes."""
+
+  buffer = None
+
+  def isatty(self):
+    return True
+
+
+@pytest.mark.parametrize(
+  ("words", "says"),
+  [
+    ([], "no PATH; name files, folders, a manifest"),
+    (["none.jpg"], "there is no 'none.jpg'"),
+    (["a.jpg", "--features"], "--features: write them where"),
+    (["a.jpg", "--out=p.txt"], ".txt is not a format"),
+    (["a.jpg", "--batch=0"], "--batch: 0 is out of range"),
+    (["a.jpg", "--weigths=a"], "Did you mean '--weights'"),
+  ],
+)
+def test_a_mistake_is_one_line_before_anything_is_read(words, says, monkeypatch):
+  monkeypatch.setattr("sys.argv", ["predict", "--weights=none.npz", *words])
+  monkeypatch.setattr("sys.stdin", Terminal())
+  with pytest.raises(ConfigError) as caught:
+    predict.main()
+  assert says in str(caught.value) and "\n" not in str(caught.value)

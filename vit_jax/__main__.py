@@ -1,0 +1,37 @@
+"""Lists the verbs: python -m vit_jax"""
+
+import ast
+import pathlib
+import shlex
+import sys
+
+from vit_jax.schema import nearest
+
+VERBS = ("train", "evaluate", "predict", "fewshot", "sweep", "plan", "prepare", "convert")
+
+
+def main(words: list[str]) -> int:
+  """Prints the verbs with a line each, or how the one is called that `words` begin with; the exit code."""
+  verb, *rest = words or ["--help"]
+  if verb in ("-h", "--help", "help"):
+    print("Vision Transformers in JAX. Each verb is a module; --help says its flags:\n")
+    for name in VERBS:
+      print(f"  python -m vit_jax.{name:<10}{line(name)}")
+    print("\nIn Python: import vit_jax; vit_jax.load('runs/a').predict('photo.jpg')")
+    return 0
+  if verb in VERBS:
+    command = shlex.join([f"vit_jax.{verb}", *(rest or ["--help"])])
+    print(f"error: write it with a dot: python -m {command}", file=sys.stderr)
+  else:
+    print(f"error: unknown verb {verb!a}.{nearest(verb, VERBS)}", file=sys.stderr)
+  return 2
+
+
+def line(verb: str) -> str:
+  """The first line of a verb's docstring, without a command; the file is read and not imported."""
+  source = pathlib.Path(__file__).with_name(f"{verb}.py").read_text()
+  return ast.get_docstring(ast.parse(source)).partition("\n")[0].partition(": python -m")[0].rstrip(".")
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Weights in use: on images of anybody, by the verb and in Python."""

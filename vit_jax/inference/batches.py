@@ -1,0 +1,106 @@
+"""Predictions of many image files on all devices, in their order, while files are read and decoded ahead."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import cv2
+import jax
+import numpy as np
+
+from vit_jax import config, mesh, models
+from vit_jax.data import loader, sources, stream
+from vit_jax.data.device_batches import DeviceBatches
+from vit_jax.data.images import text_of
+from vit_jax.data.order import InOrder
+from vit_jax.data.readers import places
+from vit_jax.evals import subject
+from vit_jax.importers import surgery
+from vit_jax.inference.computing import says
+from vit_jax.inference.preparation import Preparation
+from vit_jax.inference.stored import Stored
+from vit_jax.schema import arguments
+
+TOGETHER = 64  # images of a batch on each device, at most
+
+
+class Row(NamedTuple):
+  """What is said of one file: classes, best first, their probabilities and features, or why it is bad."""
+
+  file: str
+  best: np.ndarray | None = None  # int32 [k], numbers of classes
+  probability: np.ndarray | None = None  # float32 [k]
+  features: np.ndarray | None = None  # float32 [D]
+  reason: str | None = None
+
+
+def predictions(
+  use: Stored,
+  files: Sequence[str],
+  devices: Sequence[jax.Device],
+  features: bool,
+  poll: Callable[[], None],
+  together: int = TOGETHER,
+) -> Iterator[list[Row]]:
+  """Rows of the files in their order, some at a time; in memory are only those of the batches that are under way.
+
+  Args:
+    use: the weights.
+    files: paths.
+    devices: of this process, over which each batch is split.
+    features: give what goes into the head.
+    poll: called between batches; raises to stop.
+    together: images of a batch on each device.
+  """
+  grid = mesh.make(config.Mesh(), devices)
+  model = models.functional(use.description).on(grid)
+  shardings = mesh.parameters(models.sharding(use.description.model.name), model.shapes(), grid)
+  arrays = surgery.stack(use.arrays, tuple(shardings))
+  params = {path: mesh.place(arrays[path], sharding) for path, sharding in shardings.items()}
+  says_of = says(model, use.data, use.loss, features)
+
+  def program(params, batch):
+    return says_of(params, batch["image"]) | {"mask": batch["mask"]}
+
+  compute = jax.jit(program, out_shardings=mesh.replicated(grid))
+  size = len(devices) * min(together, -(-len(files) // len(devices)))
+  reasons, split = {}, mesh.batch(grid)
+  rows = mesh.local_rows(split, size)
+  made = loader.batches(_examples(use, files, reasons), size, rows, **arguments(use.data, loader.batches))
+  batches = DeviceBatches(made, rows, size, split)
+  computed = subject.parts(lambda batch: compute(params, batch), batches, poll, size)
+  for first, part in zip(range(0, len(files), size), computed, strict=True):
+    yield _rows(files, first, size, part, reasons)
+
+
+def _examples(use, files, reasons) -> stream.Examples:
+  """The files as examples for evaluation; why one is bad goes to `reasons`, by its number.
+
+  Nothing ends for bad files, however many: unlike those of a dataset, each has a row of its own.
+  """
+  preparation = Preparation.of(use.data)
+  image = (preparation.size, preparation.size, 3)
+  nothing = np.zeros(image, np.uint8), 0.0
+
+  def example(_, position):
+    if position >= len(files):
+      return nothing
+    try:
+      return preparation.file(places.content(files[position])), 1.0
+    except (OSError, ValueError, MemoryError, cv2.error) as error:
+      reasons[position] = (error.strerror if isinstance(error, OSError) and error.strerror else text_of(error)) or "?"
+      return nothing
+
+  source = sources.Source("images", "all", (), len(files), lambda i: (places.content(files[i]), 0), files.__getitem__)
+  shapes = {"image": (image, np.uint8), "mask": ((), np.float32)}
+  return stream.Examples(source, InOrder(len(files)), example, shapes, len(files))
+
+
+def _rows(files, first, size, part, reasons) -> list[Row]:
+  """The rows of one batch, those of bad files between the others."""
+  good = dict(zip(part.pop("position").tolist(), range(size), strict=False))
+  return [
+    Row(files[i], **{name: values[good[i]] for name, values in part.items()})
+    if i in good
+    else Row(files[i], reason=reasons.pop(i))
+    for i in range(first, min(first + size, len(files)))
+  ]

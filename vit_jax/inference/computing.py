@@ -1,0 +1,39 @@
+"""What a model says of prepared images, as a pure function that any program may compile."""
+
+import functools
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import losses, models
+from vit_jax.data import augment
+from vit_jax.schema import Choice, arguments
+
+BEST = 5  # classes of an image, at most
+
+
+def says(model: models.Model, data: Choice, loss: str, features: bool) -> Callable:
+  """(params, images uint8 [B, S, S, 3]) -> {"best" [B, k], "probability" [B, k], "features" [B, D] if asked for}.
+
+  Args:
+    model: without a head there are no classes, and nothing is best.
+    data: how images are normalised.
+    loss: that the model was trained with, which says what its logits stand for.
+    features: give what goes into the head, float32.
+  """
+  normalise = functools.partial(augment.normalise, **arguments(data, augment.normalise))
+  dtype = np.dtype(model.description.model.args["dtype"])
+  best_of = min(BEST, model.description.classes)
+
+  def compute(params: Mapping[str, jax.Array], images: jax.Array) -> dict[str, jax.Array]:
+    output, _ = model.outputs(params, normalise(images, dtype))
+    result = {"features": output.features.astype(jnp.float32)} if features else {}
+    if best_of:
+      _, best = jax.lax.top_k(output.logits, best_of)
+      probability = jnp.take_along_axis(losses.PROBABILITIES[loss](output.logits), best, axis=-1)
+      result |= {"best": best, "probability": probability}
+    return result
+
+  return compute

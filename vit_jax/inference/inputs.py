@@ -1,0 +1,130 @@
+"""Which image files are meant: files, folders at any depth, manifests, paths that another program writes."""
+
+import collections
+import difflib
+import logging
+import os
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, NamedTuple
+
+from vit_jax import files as json_reading
+from vit_jax import paths
+from vit_jax.data.readers import places
+from vit_jax.schema import ConfigError, show
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # that are images in a folder
+MANIFESTS = (".jsonl", ".ndjson")
+STDIN = "-"
+
+
+class Inputs(NamedTuple):
+  """Image files in the order in which they were named, folders in order of name; and what of folders is no image."""
+
+  files: list[str]
+  ignored: dict[str, int]  # files by extension
+
+
+def listed(words: Iterable[str], stdin: BinaryIO) -> Inputs:
+  """The image files that words of a command line mean.
+
+  A word is a file, whatever its name; a folder, of which all images below count, and neither files nor folders whose
+  name begins with a dot; a manifest of JSON lines, each with a "path" that begins at the manifest's folder; or "-",
+  paths of these on `stdin`, one a line. ConfigError for a word that is nothing, for a line that has no path, and where
+  there is no image; a file of `stdin` or of a manifest that is not there shows when it is read.
+  """
+  ignored = collections.Counter()
+  files = [file for word in words for file in _named(word, stdin, ignored)]
+  if not files:
+    other = ", ".join(f"{count:,} {suffix or 'without extension'}" for suffix, count in sorted(ignored.items()))
+    raise ConfigError(
+      f"no image in {show(list(words))}" + (f", only other files ({other})" if other else "") + "; name image files, "
+      f"or folders with {', '.join(EXTENSIONS)}"
+    )
+  return Inputs(files, dict(ignored))
+
+
+def _named(word, stdin, ignored) -> Iterator[str]:
+  """The files that a word of the command line means."""
+  if word != STDIN:
+    yield from _below(word, ignored, asked=True)
+    return
+  for line in stdin:
+    if text := os.fsdecode(line.rstrip(b"\r\n")):
+      yield from _below(text, ignored, asked=False)
+
+
+def _below(text, ignored, asked) -> Iterator[str]:
+  """The files at a path; of one that was `asked` for by itself there must be something."""
+  path = paths.parse(text, bare=True).expanduser()
+  if path.suffix.lower() in MANIFESTS:
+    yield from _of_manifest(path)
+  elif paths.in_bucket(path):
+    yield from _of_bucket(path, ignored, asked)
+  elif path.is_dir():
+    yield from _of_folder(path, ignored)
+  elif asked and not os.path.lexists(path):
+    near = sorted(str(other) for other in path.parent.glob("*")) if path.parent.is_dir() else []
+    raise ConfigError(f"there is no {show(text)}.{_like(str(path), near)}")
+  else:
+    yield str(path)
+
+
+def _like(text, near):
+  close = difflib.get_close_matches(text, near, n=1)
+  return f" Did you mean {show(close[0])}?" if close else " Name files, folders, a manifest, or - for paths on stdin"
+
+
+def _of_folder(root, ignored) -> Iterator[str]:
+  """Images below a folder, in order of name. A folder that links lead to twice is read once, so that no loop is one."""
+  seen, waiting = set(), [str(root)]
+  while waiting:
+    entry = waiting.pop()
+    if not os.path.isdir(entry):
+      if entry.lower().endswith(EXTENSIONS):
+        yield entry
+      else:
+        ignored[pathlib.PurePath(entry).suffix.lower()] += 1
+      continue
+    status = os.stat(entry)
+    if (status.st_dev, status.st_ino) in seen:
+      logging.warning("%s is a link to a folder that is read already; it is left out", show(entry))
+      continue
+    seen.add((status.st_dev, status.st_ino))
+    with os.scandir(entry) as inside:
+      names = sorted((one.name for one in inside if not one.name.startswith(".")), reverse=True)
+    waiting += [os.path.join(entry, name) for name in names]
+
+
+def _of_bucket(path, ignored, asked) -> Iterator[str]:
+  """The object itself, or the images below a folder of a bucket, in order of name."""
+  if path.suffix.lower() in EXTENSIONS or places.reached(path, path.is_file):
+    yield str(path)
+    return
+  names = sorted(places.reached(path, lambda: places.Bucket.listed(path)).objects)
+  if not names and asked:
+    raise ConfigError(f"there is no {show(str(path))} in the bucket; name an object, or a folder of objects")
+  for name in names:
+    if any(part.startswith(".") for part in name.split("/")):
+      continue
+    if name.lower().endswith(EXTENSIONS):
+      yield f"{path}/{name}"
+    else:
+      ignored[pathlib.PurePath(name).suffix.lower()] += 1
+
+
+def _of_manifest(path) -> Iterator[str]:
+  """The files that the lines of a manifest name."""
+  if not path.is_file():
+    raise ConfigError(f"there is no manifest {show(str(path))}")
+  with json_reading.local(path).open("rb") as lines:
+    for number, line in enumerate(lines, 1):
+      if not line.strip():
+        continue
+      try:
+        about = json_reading.parse_json(line)
+        if not isinstance(about, dict) or not isinstance(about.get("path"), str) or not about["path"].strip("\0 "):
+          raise ValueError(f'{show(about)} has no path; write {{"path": "a.jpg"}}')
+      except ValueError as error:
+        raise ConfigError(f"{path}, line {number:,}: {error}") from error
+      yield places.beside(str(path), about["path"])

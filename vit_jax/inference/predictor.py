@@ -1,0 +1,139 @@
+"""A model to use in Python: images in, classes and features out, and the pure function behind both."""
+
+import concurrent.futures
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import cv2
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image
+
+from vit_jax import models
+from vit_jax.data import augment, decoding
+from vit_jax.data.images import ImageError, text_of
+from vit_jax.data.readers import places
+from vit_jax.importers import surgery
+from vit_jax.inference import stored
+from vit_jax.inference.computing import says
+from vit_jax.inference.preparation import Preparation
+from vit_jax.schema import Choice, ConfigError, arguments
+
+TOGETHER = 64  # images that are computed at one time, at most
+
+
+class Prediction(NamedTuple):
+  """The best classes of an image, best first."""
+
+  names: tuple[str, ...]
+  probabilities: tuple[float, ...]
+  numbers: tuple[int, ...]  # of the classes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Predictor:
+  """A model with its weights, and what its images and classes are. `load` makes it; nothing of it changes.
+
+  An image is a path, of a disk or a bucket, an image of Pillow, or pixels [H, W, 3] or [H, W] of uint8. Methods that
+  take images take one, or a list of them, and give one or a list. A bad image is an ImageError (a ValueError) that
+  names it.
+  """
+
+  description: models.Description
+  classes: tuple[str, ...]  # names, or numbers where nobody says them
+  params: Mapping[str, jax.Array] = dataclasses.field(repr=False)  # by path
+  data: Choice = dataclasses.field(repr=False)  # how images are prepared
+  loss: str  # that it was trained with, which says what logits stand for
+  notes: tuple[str, ...] = ()  # on what was taken for granted
+
+  def predict(self, images: Any) -> Prediction | list[Prediction]:
+    """The best five classes of each image, of fewer classes all of them. ConfigError of a model without a head."""
+    if not self.classes:
+      raise ConfigError("the model has no head, and so predicts no class; take `features`")
+    computed = self._computed(images, False)
+    rows = [
+      Prediction(tuple(self.classes[i] for i in best), tuple(probability), tuple(best))
+      for best, probability in zip(computed["best"].tolist(), computed["probability"].tolist(), strict=True)
+    ]
+    return rows[0] if _is_one(images) else rows
+
+  def features(self, images: Any) -> np.ndarray:
+    """What goes into the head, float32 [D], of a list [N, D]."""
+    features = self._computed(images, True)["features"]
+    return features[0] if _is_one(images) else features
+
+  def preprocess(self, image: Any) -> np.ndarray:
+    """One image as the model takes it: cut, scaled and normalised, float32 [S, S, 3]."""
+    return np.asarray(augment.normalise(self._square(image), **arguments(self.data, augment.normalise)))
+
+  def logits(self, params: Mapping[str, jax.Array], batch: jax.Array) -> jax.Array:
+    """Logits [B, V] in float32 of normalised images [B, S, S, 3]: pure, for one's own jax.jit, jax.grad and jax.vmap.
+
+    `models.capture(model.logits, "blocks/*/attention/weights")` gives attention maps beside them.
+    """
+    return self._model.outputs(params, batch)[0].logits
+
+  @functools.cached_property
+  def _model(self) -> models.Model:
+    return models.functional(self.description)
+
+  @functools.cached_property
+  def _preparation(self) -> Preparation:
+    return Preparation.of(self.data)
+
+  @functools.cached_property
+  def _programs(self):
+    return {wanted: jax.jit(says(self._model, self.data, self.loss, wanted)) for wanted in (False, True)}
+
+  def _computed(self, images, features) -> dict[str, np.ndarray]:
+    """What the program says of all images."""
+    several = [images] if _is_one(images) else list(images)
+    if not several:
+      raise ImageError("an empty list; give one image or more")
+    parts = [jax.device_get(self._programs[features](self.params, batch)) for batch in self._batches(several)]
+    return {name: np.concatenate([part[name] for part in parts])[: len(several)] for name in parts[0]}
+
+  def _batches(self, images) -> Iterator[np.ndarray]:
+    """Prepared images; of the last few so many that few programs are compiled, filled up with zeros."""
+    with concurrent.futures.ThreadPoolExecutor(decoding.cores()) as pool:
+      for first in range(0, len(images), TOGETHER):
+        squares = np.stack(list(pool.map(self._square, images[first : first + TOGETHER])))
+        size = 1 << (len(squares) - 1).bit_length()
+        yield np.pad(squares, ((0, size - len(squares)), (0, 0), (0, 0), (0, 0)))
+
+  def _square(self, image) -> np.ndarray:
+    """One image, cut and scaled, uint8 [S, S, 3]."""
+    if not isinstance(image, str | os.PathLike):
+      return self._preparation.pixels(np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image))
+    try:
+      return self._preparation.file(places.content(os.fspath(image)))
+    except (OSError, ValueError, MemoryError, cv2.error) as error:
+      raise ImageError(f"{os.fspath(image)}: {text_of(error)}") from error
+
+
+def load(path: str | pathlib.Path, ema: bool = False, image_size: int | None = None) -> Predictor:
+  """The model of a workdir, or of any file that `python -m vit_jax.convert` reads, on the first device.
+
+  Images are prepared as for the run's own evaluation, see `stored.load`. ConfigError for what is no model.
+
+  Args:
+    path: of the workdir or the file, also in a bucket.
+    ema: take the moving average of a workdir.
+    image_size: side of the images, if not that of the weights; positions are resampled.
+  """
+  use = stored.load(path, ema, image_size)
+  paths = models.functional(use.description).shapes()
+  params = {name: jnp.asarray(array) for name, array in surgery.stack(use.arrays, tuple(paths)).items()}
+  return Predictor(use.description, use.classes, params, use.data, use.loss, tuple(use.notes))
+
+
+def _is_one(images) -> bool:
+  """Whether this is one image and no list."""
+  if isinstance(images, str | os.PathLike | Image.Image):
+    return True
+  return not isinstance(images, Sequence | Iterator) and getattr(images, "ndim", 0) < 4
