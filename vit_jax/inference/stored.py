@@ -1,6 +1,7 @@
 """Weights to use, of a run or of any file: the model, what its images are made of, and what its classes are called."""
 
 import pathlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,12 @@ class Stored(NamedTuple):
   notes: list[str]
 
 
-def load(path: str | pathlib.Path, ema: bool = False, image_size: int | None = None) -> Stored:
+def load(
+  path: str | pathlib.Path,
+  ema: bool = False,
+  image_size: int | None = None,
+  hints: Mapping[str, Any] | None = None,
+) -> Stored:
   """The weights of a workdir or of any file that `importers.load` reads.
 
   Images are prepared as the run of a workdir was evaluated with; those of a file as its publisher did: what the JSON
@@ -33,6 +39,7 @@ def load(path: str | pathlib.Path, ema: bool = False, image_size: int | None = N
     path: also in a bucket.
     ema: take the moving average of a workdir.
     image_size: side of the images, if not that of the weights; positions are resampled.
+    hints: what the tensors of a file do not show, as of `importers.recognise`.
   """
   path = paths.path(path)
   if importers.is_workdir(path):
@@ -41,7 +48,7 @@ def load(path: str | pathlib.Path, ema: bool = False, image_size: int | None = N
   else:
     if ema:
       raise ConfigError(f"{path}: a moving average is in workdirs only; a file has one set of weights")
-    recognised = importers.inspect(path)
+    recognised = importers.inspect(path, hints)
     description = recognised.description
     try:
       arrays = recognised.read()
