@@ -133,7 +133,7 @@ def test_the_flags_of_an_inspection_make_the_model(tmp_path):
   ("given", "says"),
   [
     (["{}/a.npz", "{}/a.npz"], "is there already"),
-    (["{}/a.npz", "{}/b.pth"], r"cannot write '\.pth'; allowed: \.npz, \.safetensors, or a directory"),
+    (["{}/a.npz", "{}/b.pth"], r"cannot write '\.pth'; allowed: \.npz, \.safetensors, \.stablehlo, or a directory"),
     (["{}/a.npz", "{}/none/b.npz"], "there is no directory"),
     (["{}/a.npz", "{}/b.npz", "--layout=compact"], "'compact' is not known for ViT-"),
     (["{}/a.npz", "{}/b", "--layout=timm"], "a directory holds a checkpoint of ours, which has no layout"),

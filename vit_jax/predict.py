@@ -12,6 +12,7 @@ the head (.jsonl, .npz). Without it the first rows are shown. Exit code 1 says t
 import argparse
 import contextlib
 import sys
+import time
 from collections.abc import Iterable, Iterator
 
 import jax
@@ -94,8 +95,8 @@ def _introduce(weights, use, chosen) -> None:
 
 
 def _finish(computed: Iterator[list[Row]], count: int, classes, out) -> list[str]:
-  """Writes or shows all rows; words about those that are bad."""
-  bad = []
+  """Writes or shows all rows, and says how fast that was; words about those that are bad."""
+  bad, began = [], time.monotonic()
   with contextlib.ExitStack() as stack:
     screen = stack.enter_context(Screen("predict", count))
     rows = _counted(computed, screen, bad)
@@ -104,8 +105,8 @@ def _finish(computed: Iterator[list[Row]], count: int, classes, out) -> list[str
       output.write(out, rows, count, classes)
   for line in lines:
     say(line)
-  if out:
-    say(f"  predictions {out}")
+  rate = count / max(1e-3, time.monotonic() - began)
+  say(f"  {count:,} files, {rate:,.0f} a second with compiling" + (f", in {out}" if out else ""))
   return bad
 
 

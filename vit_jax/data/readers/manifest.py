@@ -5,8 +5,6 @@ import base64
 import binascii
 import functools
 import itertools
-import os
-import pathlib
 
 import numpy as np
 
