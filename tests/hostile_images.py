@@ -125,7 +125,11 @@ REFUSED: dict[str, Callable[[], bytes]] = {
   ),
   "webp of 16,384 squared": lambda: encode(picture(), "WEBP", lossless=True)[:21] + b"\xff" * 3 + b"\x0f" + bytes(999),
   "webp cut": lambda: cut(encode(picture(), "WEBP"), 0.5),
-  "tiff": lambda: encode(picture(), "TIFF"),
+  **{
+    f"tiff cut at {share:.0%}": lambda share=share: cut(encode(picture(), "TIFF"), share) for share in (0.1, 0.5, 0.9)
+  },
+  "tiff of 64-bit offsets": lambda: encode(picture(), "TIFF", big_tiff=True),
+  "tiff of fractions": lambda: encode(Image.fromarray(picture()[..., 0].astype(np.float32)), "TIFF"),
   "openexr": lambda: b"v/1\x01\x02\x00\x00\x00" + bytes(300),
   "text": lambda: b"404 Not Found\n",
   "nothing": lambda: b"",
@@ -141,6 +145,7 @@ WHOLE: dict[str, Callable[[], bytes]] = {
   "jpeg with another behind": lambda: jpeg() + jpeg(60, 80),
   "jpeg with 16 MB of comments": lambda: b"\xff\xd8" + (b"\xff\xfe\xff\xff" + bytes(65_533)) * 250 + jpeg()[2:],
   "png": lambda: encode(picture()),
+  "tiff": lambda: encode(picture(), "TIFF"),
   "gif": lambda: encode(picture(), "GIF"),
   "bmp": lambda: encode(picture(), "BMP"),
   "webp": lambda: encode(picture(), "WEBP"),

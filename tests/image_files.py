@@ -39,6 +39,30 @@ def encode(image, form="PNG", **options):
   return file.getvalue()
 
 
-def decoded(data):
+ORIENTATION = 0x0112  # the tag
+
+
+def tagged(image, orientation, form="JPEG", **options):
+  """An image file that says it is turned."""
+  exif = Image.Exif()
+  exif[ORIENTATION] = orientation
+  options |= {"lossless": True, "exact": True} if form == "WEBP" else {}
+  return encode(image, form, exif=exif, **options)
+
+
+def decoded(data, exif=False):
   """The pixels of a file of any size."""
-  return decoding.decode(data, decoding.check(data, 2**30, 2**30))
+  return decoding.decode(data, decoding.check(data, 2**30, 2**30, exif))
+
+
+def boxes(data, count=60, exif=False):
+  """(box, its pixels or None where they are refused) for random boxes of a file."""
+  header, draw = decoding.check(data, 2**30, 2**30, exif), np.random.default_rng(len(data))
+  for _ in range(count):
+    sides = decoding.Picture(data, header).shape[:2]
+    (top, bottom), (left, right) = (sorted(draw.choice(side + 1, 2, replace=False)) for side in sides)
+    box = slice(int(top), int(bottom)), slice(int(left), int(right))
+    try:
+      yield box, decoding.Picture(data, header)[box]
+    except decoding.DecodeError:
+      yield box, None

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tests import hostile_images
-from tests.image_files import decoded, encode, picture
+from tests.image_files import boxes, decoded, encode, picture
 from vit_jax.data import decoding
 
 
@@ -33,25 +33,6 @@ def test_sixteen_bits_are_cut_to_eight():
   np.testing.assert_array_equal(decoded(data), image)
   gray = encode(Image.fromarray(image[..., 0].astype(np.uint16) * 257))
   np.testing.assert_array_equal(decoded(gray), np.repeat(image[..., :1], 3, axis=-1))
-
-
-def test_the_camera_orientation_is_ignored():
-  exif = Image.Exif()
-  exif[0x0112] = 6
-  turned = encode(picture(), "JPEG", exif=exif.tobytes())
-  assert decoded(turned).shape == (60, 80, 3)
-
-
-def boxes(data, count=60):
-  """(box, its pixels or None where they are refused) for random boxes of a file."""
-  header, draw = decoding.check(data, 2**30, 2**30), np.random.default_rng(len(data))
-  for _ in range(count):
-    (top, bottom), (left, right) = (sorted(draw.choice(side + 1, 2, replace=False)) for side in header[:2])
-    box = slice(int(top), int(bottom)), slice(int(left), int(right))
-    try:
-      yield box, decoding.Picture(data, header)[box]
-    except decoding.DecodeError:
-      yield box, None
 
 
 JPEGS = {

@@ -83,7 +83,7 @@ def test_a_header_is_read_or_refused_in_no_time(name):
 
 
 def test_a_header_that_is_cut_is_an_error():
-  for form in ("JPEG", "PNG", "GIF", "BMP", "WEBP"):
+  for form in ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF"):
     data = encode(picture(20, 30), form)
     for length in range(10):
       with pytest.raises(headers.DecodeError):
@@ -108,6 +108,7 @@ def test_bytes_that_were_changed_at_random_are_refused_or_have_a_size():
     ("GIF", {}),
     ("BMP", {}),
     ("WEBP", {}),
+    ("TIFF", {}),
   ):
     data = encode(picture(20, 30), form, **options)
     for _ in range(300):

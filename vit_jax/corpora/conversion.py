@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import struct
 import warnings
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from PIL import Image
 
 from vit_jax.data import decoding
 from vit_jax.data.decoding import DecodeError
+from vit_jax.data.tiff import DAMAGED
 
 # Larger ones are refused before they are decoded, by the bounds that a run has by default (`loader.batches`).
 MAX_PIXELS, MAX_ASPECT = 178_956_970, 100.0
@@ -20,11 +20,8 @@ MAX_PIXELS, MAX_ASPECT = 178_956_970, 100.0
 LARGE = 2**28
 # Of libjpeg, with colours at half the resolution, as cameras have it; Pillow's documentation advises none above 95.
 QUALITY = 95
-ORIENTATION = 0x0112  # the tag of TIFF 6.0 that EXIF has
 # What is kept as it is where nothing else has to be done: what TFDS, Pillow and OpenCV all decode to the same pixels.
 KEPT = ("JPEG", "MPO", "PNG")  # MPO: a JPEG with further pictures behind it, as telephones make
-# What Pillow raises for metadata that are damaged.
-_DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error, OverflowError, MemoryError)
 
 
 class About(NamedTuple):
@@ -32,7 +29,6 @@ class About(NamedTuple):
 
   form: str  # as Pillow calls it; "" if it knows none
   mode: str
-  orientation: int  # 1 to 8, as EXIF counts
   animated: bool
 
 
@@ -50,12 +46,12 @@ def convert(
   """An image file as a corpus has it. Raises DecodeError for one that is damaged or over the bounds.
 
   All of it is decoded. One that EXIF calls turned or mirrored is made upright. With `size` its smaller side becomes so
-  many pixels, by area (antialiased), unless it has fewer. Printers' colours (CMYK), GIF, BMP, WebP and animations, of
-  which the first frame is taken, become RGB. What was changed is a JPEG of quality 95 if it was lossy, else a PNG; any
-  other file keeps its bytes, with colour profile and metadata.
+  many pixels, by area (antialiased), unless it has fewer. Printers' colours (CMYK), GIF, BMP, WebP, TIFF and
+  animations, of which the first frame is taken, become RGB. What was changed is a JPEG of quality 95 if it was lossy,
+  else a PNG; any other file keeps its bytes, with colour profile and metadata.
   `large` is held while an image is decoded and encoded that takes more than `LARGE` bytes.
   """
-  header = decoding.check(data, MAX_PIXELS, MAX_ASPECT)
+  header = decoding.check(data, MAX_PIXELS, MAX_ASPECT, exif=True)
   with large if header.memory > LARGE else contextlib.nullcontext():
     return _converted(data, header, size)
 
@@ -63,10 +59,7 @@ def convert(
 def _converted(data, header, size):
   pixels = decoding.decode(data, header)
   about = inspect(data)
-  done = []
-  if about.orientation != 1:
-    pixels = upright(pixels, about.orientation)
-    done.append("rotated")
+  done = ["rotated"] * (header.orientation != 1)
   height, width, _ = pixels.shape
   if size and min(height, width) > size:
     short = size / min(height, width)
@@ -81,36 +74,19 @@ def _converted(data, header, size):
 
 
 def inspect(data: bytes) -> About:
-  """Form, mode, orientation and animation of a file that has passed `decoding.check`; defaults where these are damaged.
+  """Form, mode and animation of a file that has passed `decoding.check`; defaults where its metadata are damaged.
 
-  Pillow reads no pixels for it. EXIF that cannot be read, or has a number that it does not define, turns nothing.
+  Pillow reads no pixels for it.
   """
   try:
     with warnings.catch_warnings():
       warnings.simplefilter("ignore")  # of large images, which have been checked, and of odd metadata
       image = Image.open(io.BytesIO(data))
-      animated = image.format in ("GIF", "PNG", "WEBP") and getattr(image, "is_animated", False)
-      about = About(image.format, image.mode, 1, animated)
-  except _DAMAGED:
-    form = {b"\xff\xd8": "JPEG", b"\x89P": "PNG"}.get(data[:2], "")
-    return About(form, "", 1, False)
-  try:
-    with warnings.catch_warnings():
-      warnings.simplefilter("ignore")
-      exif = Image.Exif()
-      exif.load(image.info.get("exif"))
-      orientation = exif.get(ORIENTATION, 1)
-  except _DAMAGED:
-    return about
-  return about._replace(orientation=orientation if orientation in range(1, 9) else 1)
-
-
-def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
-  """Pixels [H, W, 3] that a file with this orientation shows; EXIF 2.32, section 4.6.4 A says which side is which."""
-  if orientation >= 5:  # the first row of the file is shown as a column
-    pixels = cv2.transpose(pixels)
-  flip = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}.get(orientation)  # OpenCV's numbers: sideways, both, upside down
-  return pixels if flip is None else cv2.flip(pixels, flip)
+      return About(
+        image.format, image.mode, image.format in ("GIF", "PNG", "WEBP") and getattr(image, "is_animated", False)
+      )
+  except (*DAMAGED, MemoryError):
+    return About({b"\xff\xd8": "JPEG", b"\x89P": "PNG"}.get(data[:2], ""), "", False)
 
 
 def encode(pixels: np.ndarray, lossy: bool) -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import cv2
 import numpy as np
 
-from vit_jax.data import headers
+from vit_jax.data import headers, tiff
 from vit_jax.data.headers import DecodeError, Header
 
 # Eight bytes of ones, which libjpeg looks at behind the last block; no code of a block is all ones.
@@ -111,9 +111,15 @@ class Memory:
 MEMORY = Memory(2**31)
 
 
-def check(data: bytes, max_pixels: int, max_aspect: float) -> Header:
-  """The header of an image file that may be decoded; DecodeError, with the reason, for any other."""
+def check(data: bytes, max_pixels: int, max_aspect: float, exif: bool = False) -> Header:
+  """The header of an image file that may be decoded; DecodeError, with the reason, for any other.
+
+  With `exif` an image that its camera calls turned or mirrored is decoded upright, else as it is stored.
+  """
   header = headers.read(data)
+  if header.orientation != 1:  # its copy that is turned has room too
+    memory = header.memory + 3 * header.height * header.width
+    header = header._replace(memory=memory) if exif else header._replace(orientation=1)
   height, width, *_ = header
   if height * width > max_pixels:
     raise DecodeError(f"{width:,} x {height:,} pixels; allowed: up to data.max_pixels={max_pixels:,} in all")
@@ -125,12 +131,24 @@ def check(data: bytes, max_pixels: int, max_aspect: float) -> Header:
 
 
 def decode(data: bytes, header: Header) -> np.ndarray:
-  """RGB image [H, W, 3], uint8, of a checked file; gray, palette and CMYK are converted, alpha and EXIF ignored.
+  """RGB image [H, W, 3], uint8, of a checked file; gray, palette and CMYK are converted, alpha ignored.
+
+  It is turned as its header says. Of an animation it is the first frame, of a TIFF the first page.
 
   Raises DecodeError with the reason. A truncated file is an error, also one that has its end marker: of JPEGs with one
   scan all that lack more than the last three blocks of 64 samples; of progressive ones all whose scans do not bring
   each coefficient to its last bit, but not those that lack a part of the last scan.
   """
+  image = tiff.decoded(data, header.page) if header.page else _decoded(data, header)
+  if image.shape[:2] != (header.height, header.width):
+    raise DecodeError(
+      f"its header promises {header.height} rows of {header.width} pixels, and it has {image.shape[:2]}"
+    )
+  return upright(image, header.orientation)
+
+
+def _decoded(data, header) -> np.ndarray:
+  """The pixels as they are stored, by OpenCV."""
   if header.end is not None:
     # libjpeg paints gray what is missing before an end marker. Where there is none, it waits for more, and OpenCV
     # returns no image.
@@ -141,11 +159,24 @@ def decode(data: bytes, header: Header) -> np.ndarray:
     raise DecodeError(f"OpenCV cannot decode it: {error.err}") from error
   if image is None:
     raise DecodeError(f"not a complete image; {len(data)} bytes that begin with {data[:8]!r}")
-  if image.shape[:2] != (header.height, header.width):
-    raise DecodeError(
-      f"its header promises {header.height} rows of {header.width} pixels, and it has {image.shape[:2]}"
-    )
   return image
+
+
+# By orientation, how a transposed or stored image is mirrored: across, and down (EXIF 2.32, section 4.6.4 A).
+_MIRRORED = {2: (True, False), 3: (True, True), 4: (False, True), 6: (True, False), 7: (True, True), 8: (False, True)}
+_FLIPS = {(True, False): 1, (True, True): -1, (False, True): 0}  # OpenCV's numbers
+
+
+def _is_transposed(orientation):
+  """Whether the first row of the file is shown as a column."""
+  return orientation >= 5
+
+
+def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+  """Pixels [H, W, 3] that a file with this orientation shows, of those that it stores."""
+  if _is_transposed(orientation):
+    pixels = cv2.transpose(pixels)
+  return cv2.flip(pixels, _FLIPS[_MIRRORED[orientation]]) if orientation in _MIRRORED else pixels
 
 
 def _without_end(data, header) -> bytes:
@@ -162,19 +193,31 @@ class Picture:
 
   def __init__(self, data: bytes, header: Header):
     self._data, self._header = data, header
-    self.shape = (header.height, header.width, 3)
+    height, width = header.height, header.width
+    self.shape = (width, height, 3) if _is_transposed(header.orientation) else (height, width, 3)
 
   def __array__(self, dtype=None, copy=None) -> np.ndarray:
     return decode(self._data, self._header)
 
   def __getitem__(self, box: tuple[slice, slice]) -> np.ndarray:
-    (top, bottom, _), (left, right, _) = (part.indices(side) for part, side in zip(box, self.shape, strict=False))
+    top, bottom, left, right = self._stored(box)
     # Up to the last row a decoder wants the end marker, which it shall not have.
-    if nvimgcodec and self._header.regions and bottom < self.shape[0] and right - left >= _NARROW:
+    if nvimgcodec and self._header.regions and bottom < self._header.height and right - left >= _NARROW:
       pixels = _box(_without_end(self._data, self._header), nvimgcodec.Region(top, left, bottom, right))
       if pixels is not None:
-        return pixels
+        return upright(pixels, self._header.orientation)
     return decode(self._data, self._header)[box]
+
+  def _stored(self, box):
+    """(top, bottom, left, right) of a box in the image as the file stores it."""
+    (top, bottom, _), (left, right, _) = (part.indices(side) for part, side in zip(box, self.shape, strict=False))
+    height, width, _ = self.shape
+    across, down = _MIRRORED.get(self._header.orientation, (False, False))
+    if across:
+      left, right = width - right, width - left
+    if down:
+      top, bottom = height - bottom, height - top
+    return (left, right, top, bottom) if _is_transposed(self._header.orientation) else (top, bottom, left, right)
 
 
 def _box(data, region) -> np.ndarray | None:

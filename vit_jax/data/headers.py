@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-
-class DecodeError(ValueError):
-  """Bytes that are not one whole image, or an image that is not allowed."""
+from vit_jax.data import tiff
+from vit_jax.data.tiff import DecodeError as DecodeError  # what it is raised as here
 
 
 class Header(NamedTuple):
   """Size in pixels, and the bytes of memory that decoding takes at most.
 
   `end`: where the data of a JPEG end that has Huffman codes, all in one scan; None for all other files. `regions`:
-  whether a part of such a file can be decoded alone; its colours are not those of a printer.
+  whether a part of such a file can be decoded alone; its colours are not those of a printer. `orientation`: how the
+  stored pixels are to be turned, 1 to 8 as EXIF counts. `page`: of a TIFF.
   """
 
   height: int
@@ -24,6 +24,8 @@ class Header(NamedTuple):
   memory: int
   end: int | None = None
   regions: bool = False
+  orientation: int = 1
+  page: tiff.Page | None = None
 
 
 # More than any real file has: they cost time, and no pixels.
@@ -35,7 +37,7 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def read(data: bytes) -> Header:
-  """The header of a JPEG, PNG, GIF, BMP or WebP file, whatever its name; DecodeError for any other, and for a torn one.
+  """The header of a JPEG, PNG, GIF, BMP, WebP or TIFF file, whatever its name; DecodeError for others, and torn ones.
 
   Also an error is a file with fewer bytes than its pixels need: no whole JPEG has less than a bit for each block of 64
   (two, if it is not progressive), no PNG less than a 1032nd of its bytes.
@@ -63,9 +65,11 @@ def _header(data) -> Header:
     return _bmp(data)
   if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
     return _webp(data)
+  if data.startswith(tiff.BEGINNINGS):
+    return _tiff(data)
   raise DecodeError(
-    f"not a complete image; {len(data)} bytes that begin with {data[:8]!r}, where a JPEG, PNG, GIF, BMP or WebP file "
-    "begins otherwise"
+    f"not a complete image; {len(data)} bytes that begin with {data[:8]!r}, where a JPEG, PNG, GIF, BMP, WebP or TIFF "
+    "file begins otherwise"
   )
 
 
@@ -80,7 +84,7 @@ def _check_length(data, height, width, least):
 # JPEG (ITU T.81): segments that begin with a marker, then scans, each a segment and coded data.
 
 _SOF, _DHT, _JPG, _DAC = range(0xC0, 0xD0), 0xC4, 0xC8, 0xCC
-_SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
+_SOI, _EOI, _SOS, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 _HUFFMAN = {0xC0: 2, 0xC1: 2, 0xC2: 1}  # by start of frame: bits that a block has at least
 _MARKER = re.compile(rb"\xff([\x01-\xfe])")  # whatever stands before it is skipped, as libjpeg does
 _END_OF_SCAN = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # restart markers are part of the data
@@ -101,7 +105,7 @@ class _Frame(NamedTuple):
 
 
 def _jpeg(data) -> Header:
-  frame, at = None, 2
+  frame, at, turned = None, 2, 0
   for _ in range(SEGMENTS):
     marker, at = _marker(data, at, _MARKER)
     if marker == _SOS:
@@ -112,6 +116,8 @@ def _jpeg(data) -> Header:
       continue
     if marker in _SOF and marker not in (_DHT, _JPG, _DAC):
       frame = _frame(data, at, marker)
+    elif marker == _APP1 and not turned and data[at + 2 : at + 8] == b"Exif\0\0":
+      turned = tiff.orientation(memoryview(data)[at + 2 : at + unpack_from(">H", data, at)[0]])
     at += unpack_from(">H", data, at)[0]
   else:
     raise DecodeError(f"a JPEG of more than {SEGMENTS:,} segments")
@@ -123,9 +129,11 @@ def _jpeg(data) -> Header:
   pixels = frame.height * frame.width
   if not frame.progressive and data[at + 2 : at + 3] == bytes([len(frame.names)]):
     end = _end(data, at)
-    return Header(frame.height, frame.width, _PIXEL * pixels, end, end is not None and len(frame.names) < 4)
+    regions = end is not None and len(frame.names) < 4
+    return Header(frame.height, frame.width, _PIXEL * pixels, end, regions, turned or 1)
   _check_scans(data, at, frame)
-  return Header(frame.height, frame.width, 3 * pixels + max(3 * pixels, 128 * frame.blocks))  # coefficients of 2 bytes
+  memory = 3 * pixels + max(3 * pixels, 128 * frame.blocks)  # coefficients of 2 bytes
+  return Header(frame.height, frame.width, memory, orientation=turned or 1)
 
 
 def _end(data, at):
@@ -197,11 +205,13 @@ def _png(data) -> Header:
   _, name, width, height, depth, colour = unpack_from(">I4sIIBB", data, 8)
   if name != b"IHDR" or colour not in _CHANNELS:
     raise DecodeError("not a complete image; a PNG without its header")
-  at, pixel = 8, _PIXEL
+  at, pixel, turned = 8, _PIXEL, 1
   for _ in range(CHUNKS):
     length, name = unpack_from(">I4s", data, at)
     if name == b"acTL":
       pixel = 32  # OpenCV composes the frames of an animation in three images more, of up to 8 bytes a pixel
+    elif name == b"eXIf":
+      turned = tiff.orientation(memoryview(data)[at + 8 : at + 8 + length])
     at += 12 + length
     if at > len(data):
       raise DecodeError(f"not a complete image; {len(data)} bytes of a PNG, and a chunk that ends at {at:,}")
@@ -210,10 +220,10 @@ def _png(data) -> Header:
   else:
     raise DecodeError(f"a PNG of more than {CHUNKS:,} chunks")
   _check_length(data, height, width, height * (1 + -(-width * depth * _CHANNELS[colour] // 8)) // _INFLATE)
-  return Header(height, width, pixel * height * width)
+  return Header(height, width, pixel * height * width, orientation=turned)
 
 
-# BMP and WebP.
+# BMP, WebP and TIFF.
 
 
 def _bmp(data) -> Header:
@@ -227,7 +237,7 @@ def _bmp(data) -> Header:
 
 
 def _webp(data) -> Header:
-  pixel = 8  # it may have alpha
+  pixel, turned = 8, 1  # it may have alpha
   match data[12:16]:
     case b"VP8 ":
       width, height = (number & 0x3FFF for number in unpack_from("<HH", data, 26))
@@ -238,6 +248,26 @@ def _webp(data) -> Header:
       flags, *sides = unpack_from("<B3xHBHB", data, 20)
       width, height = (1 + low + (high << 16) for low, high in (sides[:2], sides[2:]))
       pixel = 32 if flags & 2 else pixel  # an animation, as of a PNG
+      turned = _webp_orientation(data) if flags & 8 else 1
     case _:
       raise DecodeError("not a complete image; a WebP without its header")
-  return Header(height, width, pixel * height * width)
+  return Header(height, width, pixel * height * width, orientation=turned)
+
+
+def _webp_orientation(data):
+  """What its chunk of EXIF says."""
+  at = 12
+  for _ in range(CHUNKS):
+    if at + 8 > len(data):
+      break
+    name, length = unpack_from("<4sI", data, at)
+    if name == b"EXIF":
+      return tiff.orientation(memoryview(data)[at + 8 : at + 8 + length])
+    at += 8 + length + length % 2
+  return 1
+
+
+def _tiff(data) -> Header:
+  page = tiff.page(data)
+  _check_length(data, page.height, page.width, page.least)
+  return Header(page.height, page.width, page.memory, orientation=page.orientation, page=page)

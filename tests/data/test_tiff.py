@@ -1,0 +1,194 @@
+"""The first page of TIFF files, against Pillow, OpenCV and NumPy; files that are not whole."""
+
+import io
+import struct
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.image_files import ORIENTATION, decoded, encode, picture
+from vit_jax.data import headers, tiff
+from vit_jax.data.headers import DecodeError
+
+PACKED = {
+  "none": None, "packbits": "packbits", "lzw": "tiff_lzw", "deflate": "tiff_adobe_deflate", "jpeg": "jpeg"
+}  # fmt: skip
+
+
+def stored(image, compression=None, **options):
+  return encode(image, "TIFF", compression=compression, **options)
+
+
+def pillows(data):
+  return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
+@pytest.mark.parametrize("packed", ["none", "lzw", "deflate"])
+def test_every_kind_of_tiff_becomes_the_rgb_that_pillow_makes(mode, packed):
+  data = stored(Image.fromarray(picture()).convert(mode), PACKED[packed])
+  np.testing.assert_array_equal(decoded(data), pillows(data))
+
+
+@pytest.mark.parametrize("packed", PACKED)
+def test_every_compression_gives_the_pixels_that_opencv_sees(packed):
+  data = stored(picture(), PACKED[packed])
+  expected = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+  assert np.abs(decoded(data).astype(int) - expected).max() <= 2
+
+
+@pytest.mark.parametrize("kind", ["group3", "group4", "tiff_ccitt"])
+def test_pages_of_fax_machines_are_read(kind):
+  image = Image.fromarray(picture(2000, 300)).convert("1")
+  np.testing.assert_array_equal(decoded(stored(image, kind)), np.asarray(image.convert("RGB")))
+  blank = Image.new("1", (5000, 3000), 1)
+  assert decoded(stored(blank, kind)).min() == 255
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_sixteen_bits_are_cut_to_eight(channels):
+  image = picture()
+  wide = np.dstack([image[..., ::-1], image[..., :1]])[..., :channels].astype(np.uint16) * 257
+  data = cv2.imencode(".tif", wide)[1].tobytes()
+  expected = np.repeat(image[..., 2:], 3, -1) if channels == 1 else image
+  np.testing.assert_array_equal(decoded(data), expected)
+
+
+def by_hand(width, height, pixels, order="<", **tags):
+  """A TIFF of one strip behind its directory; tags by number as (kind, value)."""
+  known = {256: (4, width), 257: (4, height), 258: (3, 8), 259: (3, 1), 262: (3, 1), 277: (3, 1), 278: (4, height),
+           279: (4, len(pixels))}  # fmt: skip
+  known |= {int(tag[1:]): value for tag, value in tags.items()}
+  known[273] = 4, 8 + 2 + 12 * (len(known) + 1) + 4
+  if 322 in known and 324 not in known:
+    known |= {324: known.pop(273), 325: known.pop(279)}
+  known = {tag: value for tag, value in known.items() if value is not None}
+  entries = b"".join(
+    struct.pack(f"{order}HHI", tag, kind, 1) + struct.pack(f"{order}{' BxHI'[kind]}", value).ljust(4, b"\0")
+    if kind != 1 else struct.pack(f"{order}HHIB3x", tag, kind, 1, value)
+    for tag, (kind, value) in sorted(known.items())
+  )  # fmt: skip
+  start = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}I", 8)
+  return start + struct.pack(f"{order}H", len(known)) + entries + bytes(4) + pixels
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("inverted", [False, True])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_gray_may_have_zero_as_white_and_either_order_of_bytes(order, inverted, bits):
+  gray = picture()[..., 0]
+  pixels = (gray.astype(f"{order}u2") * 257).tobytes() if bits == 16 else gray.tobytes()
+  data = by_hand(80, 60, pixels, order, t258=(3, bits), t262=(3, 0 if inverted else 1))
+  if (order, inverted, bits) == (">", True, 16):  # Pillow has no word for it
+    with pytest.raises(DecodeError, match="unknown pixel mode"):
+      decoded(data)
+    return
+  np.testing.assert_array_equal(decoded(data)[..., 1], 255 - gray if inverted else gray)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("kind", [1, 3, 4])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_orientation_may_be_of_any_kind_of_number(order, kind, packed):
+  gray = picture()[..., 0]
+  data = by_hand(80, 60, gray.tobytes(), order, t274=(kind, 8))
+  np.testing.assert_array_equal(decoded(data)[..., 0], gray)
+  np.testing.assert_array_equal(decoded(data, exif=True)[..., 0], np.rot90(gray))
+
+
+def test_of_several_pages_the_first_is_taken():
+  first, second = (Image.fromarray(picture(seed=seed)) for seed in range(2))
+  data = encode(first, "TIFF", save_all=True, append_images=[second])
+  np.testing.assert_array_equal(decoded(data), np.asarray(first))
+
+
+def test_tiles_are_read_and_one_behind_the_file_is_an_error():
+  gray = picture()[..., 0]
+  tile = np.zeros((64, 96), np.uint8)
+  tile[:60, :80] = gray
+  data = by_hand(80, 60, tile.tobytes(), t322=(3, 96), t323=(3, 64))
+  np.testing.assert_array_equal(decoded(data)[..., 2], gray)
+  with pytest.raises(DecodeError, match="pixels end at"):
+    decoded(data[:-1])
+  with pytest.raises(DecodeError, match="lacks some of its 4"):
+    decoded(by_hand(80, 60, tile.tobytes(), t322=(3, 48), t323=(3, 32)))
+
+
+@pytest.mark.parametrize("packed", PACKED)
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9, 0.99])
+def test_a_truncated_file_is_an_error(packed, share):
+  data = stored(picture(300, 400), PACKED[packed])
+  with pytest.raises(DecodeError, match="not a complete image"):
+    decoded(data[: int(share * len(data))])
+
+
+@pytest.mark.parametrize("packed", ["lzw", "deflate", "jpeg"])
+def test_a_strip_that_was_never_written_is_an_error(packed):
+  data = bytearray(stored(picture(300, 400), PACKED[packed]))
+  page = tiff.directory(bytes(data))
+  last = tiff._values(bytes(data), page.order, page.entries[273])[-1]
+  size = tiff._values(bytes(data), page.order, page.entries[279])[-1]
+  data[last : last + size] = bytes(int(size))
+  with pytest.raises(DecodeError, match="not a complete image"):
+    decoded(bytes(data))
+
+
+GRAY = bytes(4800)
+
+
+@pytest.mark.parametrize(
+  ("data", "message"),
+  [
+    (by_hand(80, 60, GRAY)[:-1], "pixels end at"),
+    (by_hand(800, 600, GRAY), "take 480,000 bytes or more"),
+    (by_hand(800_000, 600_000, GRAY, t259=(3, 5)), "take 117,187,500 bytes or more"),
+    (by_hand(80, 60, GRAY, t256=None), "lacks tag 256"),
+    (by_hand(80, 60, GRAY, t279=None), "lacks tag 279"),
+    (by_hand(80, 60, GRAY, t279=(4, 0)), "lacks some of its 1 strips"),
+    (by_hand(80, 60, GRAY, t278=(4, 1)), "lacks some of its 60 strips"),
+    (by_hand(80, 60, GRAY, t278=(4, 0)), "pieces of 80 x 0"),
+    (by_hand(0, 60, GRAY), "0 x 60"),
+    (by_hand(80, 2**31, GRAY, t278=(4, 1)), "more than 131,072 strips"),
+    (by_hand(80, 60, GRAY, t258=(3, 32)), "32 bits"),
+    (by_hand(80, 60, GRAY, t339=(3, 3)), "fractions"),
+    (by_hand(80, 60, GRAY, t262=(3, 8)), "colours of kind 8"),
+    (by_hand(80, 60, GRAY, t256=(4, 80), t324=(4, 9), t322=(4, 60_000), t323=(4, 60_000)), "60,000 x 60,000"),
+    (encode(picture(), "TIFF", big_tiff=True), "BigTIFF"),
+    (b"II*\0" + b"\xff" * 40, "lacks tag"),
+    (b"MM\0*\0\0\0\x08\xff\xff" + bytes(12 * 9), "lacks tag"),
+  ],
+  ids=range(17),
+)
+def test_what_is_no_whole_page_is_refused_before_it_is_decoded(data, message):
+  with pytest.raises(DecodeError, match=message):
+    headers.read(data)
+
+
+def test_bytes_that_were_changed_at_random_are_refused_or_decoded():
+  draw = np.random.default_rng(0)
+  for packed in PACKED:
+    data = stored(picture(20, 30), PACKED[packed])
+    table = tiff.directory(data).entries[256].at
+    for i in range(150):
+      changed = bytearray(data)
+      for _ in range(2):
+        at = draw.integers(len(data)) if i % 2 else (table + draw.integers(-10, 120)) % len(data)
+        changed[at] = draw.integers(256)
+      try:
+        header = headers.read(bytes(changed))
+        if header.height * header.width < 10**6:
+          assert tiff.decoded(bytes(changed), header.page).shape == (header.height, header.width, 3)
+      except DecodeError:
+        pass
+
+
+def test_exif_ends_where_its_bytes_do():
+  exif = Image.Exif()
+  exif[ORIENTATION] = 6
+  data = exif.tobytes()
+  assert tiff.orientation(data) == tiff.orientation(memoryview(data)[6:]) == 6
+  assert [tiff.orientation(data[:length]) for length in range(len(data) - 4)].count(6) <= 1
+  for length in range(len(data)):
+    assert tiff.orientation(data[:length]) in (1, 6)
