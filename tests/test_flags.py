@@ -1,5 +1,6 @@
 """Config files and flags: what is read, and that what is wrong with them is said in one line."""
 
+import ml_collections
 import pytest
 
 from vit_jax import flags
@@ -82,3 +83,9 @@ def test_a_key_of_thousands_of_words_is_refused(tmp_path):
   )
   with pytest.raises(ConfigError, match="no key of 50001 words"):
     flags.load(str(tmp_path / "c.py"), {"model" + ".x" * 50_000: "1"})
+
+
+def test_a_config_says_which_keys_it_has():
+  config = ml_collections.ConfigDict({"optim": {"lr": 0.1}, "seed": 0})
+  assert flags.has(config, "optim.lr") and flags.has(config, "seed") and flags.has(config, "optim")
+  assert not any(flags.has(config, key) for key in ("optim.ema", "data", "seed.x", "data.exif"))

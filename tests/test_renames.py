@@ -28,7 +28,7 @@ def test_words_of_before_are_read_as_todays():
     "data": {"name": "digits", "flip": True},
     "evals": {
       "test": {"name": "accuracy", "data": None},
-      "own": {"name": "fewshot", "data": {"name": "folder", "path": "x", "holdout": 0.3}},
+      "own": {"name": "fewshot", "data": {"name": "folder", "path": "x", "holdout": 0.3, "exif": False}},
     },
     "seed": 3,
   }
@@ -47,3 +47,14 @@ def test_a_damaged_config_is_left_for_the_schema_to_refuse(value):
 def test_a_stored_config_of_today_stays_as_it_is():
   run = schema.plain(resolve(small()))
   assert renames.run(run) == run
+
+
+def test_a_run_of_before_on_files_of_cameras_goes_on_without_exif():
+  own = {"name": "accuracy", "data": {"name": "manifest", "path": "x"}}
+  stored = {"data": {"name": "folder"}, "evals": {"own": own, "test": {"name": "accuracy", "data": None}}}
+  assert renames.kept(stored) == {"data.exif": "false", "evals.own.data.exif": "false"}
+  assert renames.kept(renames.run(stored)) == renames.kept({"data": {"name": "digits"}}) == renames.kept({}) == {}
+  assert renames.run(stored)["data"]["exif"] is False
+  assert renames.run({"data": {"name": "folder", "exif": True}})["data"]["exif"] is True
+  for value in (3, None, [], {"a": 3}, {"a": {"data": 3}}):
+    assert renames.kept({"data": value, "evals": value}) == {}

@@ -17,7 +17,7 @@ import pytest
 
 from tests import runs
 from tests.image_files import image
-from vit_jax import build, checkpoints, clock, config, evaluate, flags, loop, mesh, runtime, schema, train
+from vit_jax import build, checkpoints, clock, config, evaluate, flags, identity, loop, mesh, runtime, schema, train
 from vit_jax.corpora.builders import prepare
 
 pytestmark = pytest.mark.heavy
@@ -206,6 +206,26 @@ def test_other_data_are_refused_before_a_state_is_read_and_nothing_changes(saved
   with pytest.raises(schema.ConfigError, match="times of change of files are others"):
     train.main()
   assert {file: file.stat().st_mtime_ns for file in workdir.rglob("*")} == before
+
+
+def test_a_run_that_was_begun_before_exif_counted_goes_on_without(saved, monkeypatch, capsys):
+  _, words, workdir = saved
+  file, flagged = "configs/folder.py:cct_2_3x2_32", flags.overrides(words)[0]
+  run = build.complete(config.resolve(flags.load(file, flagged)))
+  assert run.data.args["exif"] is True
+  stored = schema.plain(run)
+  del stored["data"]["exif"]
+  monkeypatch.setattr(identity, "stored_config", lambda workdir, about: stored)
+  begun = train.as_begun(file, flagged, run, workdir)
+  assert begun.data.args == run.data.args | {"exif": False}
+  assert "config.data.exif=false, as in the run that" in capsys.readouterr().out
+  parts = build.build(begun, jax.devices()[:1])
+  assert train.objection(workdir, parts, accept=True) is None
+  explicit = flagged | {"data.exif": "true"}
+  run = build.complete(config.resolve(flags.load(file, explicit)))
+  assert train.as_begun(file, explicit, run, workdir) == run
+  assert "data.exif: False -> True" in train.objection(workdir, build.build(run, jax.devices()[:1]))
+  assert train.as_begun(file, flagged, run, workdir / "nothing") == run
 
 
 def test_a_second_process_in_the_workdir_is_refused(tmp_path):

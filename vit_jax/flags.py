@@ -79,6 +79,15 @@ def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     del config[last]
 
 
+def has(config: ml_collections.ConfigDict, key: str) -> bool:
+  """Whether a config has a value for a key such as "optim.lr"."""
+  for name in key.split("."):
+    if not isinstance(config, ml_collections.ConfigDict) or name not in config:
+      return False
+    config = config[name]
+  return True
+
+
 def overrides(words: Sequence[str], group: str = "config") -> tuple[dict[str, str], list[str]]:
   """`--config.optim.lr=1e-3` and `--config.optim.lr 1e-3` as {"optim.lr": "1e-3"}, and the other words as they are."""
   changes, others, words = {}, [], list(words)

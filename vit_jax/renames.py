@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 _DECAYS = {"adamw": "times_lr", "decoupled": "independent"}
+_CAMERAS = ("folder", "manifest")  # data whose EXIF counts by default, and did not before the key was there
 _AUGMENTATION = ("crop", "flip", "policy", "warp", "mixing", "erasing")
 
 
@@ -18,7 +19,7 @@ def run(values: Mapping) -> dict:
   if isinstance(optim := result.get("optim"), Mapping) and "decay" in optim:
     result["optim"] = {**optim, "decay": _DECAYS.get(str(optim["decay"]), optim["decay"])}
   if isinstance(data := result.get("data"), Mapping):
-    result["data"] = _without_idle(data)
+    result["data"] = _as_read(_without_idle(data))
   if isinstance(evals := result.get("evals"), Mapping):
     result["evals"] = {name: _evaluation(choice) for name, choice in evals.items()}
   return result
@@ -26,7 +27,7 @@ def run(values: Mapping) -> dict:
 
 def _evaluation(choice):
   if isinstance(choice, Mapping) and isinstance(data := choice.get("data"), Mapping):
-    return {**choice, "data": _without_idle(data, *_AUGMENTATION)}
+    return {**choice, "data": _as_read(_without_idle(data, *_AUGMENTATION))}
   return choice
 
 
@@ -40,3 +41,21 @@ def _without_idle(data, *idle):
   idle += () if data.get("name") == "folder" else ("holdout", "split_seed")
   idle += tuple(key for key in ("builder", "labels") if data.get(key) is None)
   return {key: value for key, value in data.items() if key not in idle}
+
+
+def _as_read(data):
+  """Data with what decides how their images are read, where that was no key."""
+  return {**data, "exif": False} if data.get("name") in _CAMERAS and "exif" not in data else data
+
+
+def kept(stored: Mapping) -> dict[str, str]:
+  """{key: text} of what a run as a workdir stores it has no key for, and goes on with, whatever the default is now."""
+  now, keys = run(stored), {}
+  groups = {"data": (stored.get("data"), now.get("data"))}
+  for name, choice in now["evals"].items() if isinstance(now.get("evals"), Mapping) else ():
+    if isinstance(choice, Mapping):
+      groups[f"evals.{name}.data"] = stored["evals"][name].get("data"), choice.get("data")
+  for place, (before, data) in groups.items():
+    if isinstance(data, Mapping) and "exif" in data and "exif" not in before:
+      keys[f"{place}.exif"] = "false"
+  return keys

@@ -20,10 +20,12 @@ MAY_CHANGE = (
   "log",
   "limits",
   "data.on_error",
+  "data.max_bad",
   "data.threads",
   "data.workers",
   "data.prefetch",
   "evals.*.data.on_error",
+  "evals.*.data.max_bad",
 )
 
 
@@ -43,6 +45,7 @@ def main() -> None:
     raise schema.ConfigError(f"--profile: {arguments.profile} is not a number of steps")
 
   with runtime.joined(run.limits) as watch:  # from here on a SIGTERM is not lost
+    run = as_begun(arguments.config, overrides, run, workdir)
     parts = build.build(run, jax.devices())
     runtime.compare({"config": schema.plain(run), "workdir": str(workdir)} | identity.alike(parts.identity))
     # A checkpoint has the times of change that the first process saw; copies on other hosts may have others.
@@ -70,6 +73,27 @@ def changes_of(file, run: config.Run, overrides: dict[str, str]) -> list[str]:
   except schema.ConfigError:
     return [f"{key}: {value}" for key, value in overrides.items()]
   return trees.diff(schema.plain(before), schema.plain(run))
+
+
+def as_begun(file: str, overrides: dict[str, str], run: config.Run, workdir: pathlib.Path) -> config.Run:
+  """The run, or where its workdir was begun before some keys were there, with what that run did, unless a config says.
+
+  Args:
+    file: of the config.
+    overrides: flags.
+    run: that both make.
+    workdir: whose first process's files count.
+  """
+  older = {}
+  if runtime.process() == 0 and workdir.is_dir():
+    older = renames.kept(identity.stored_config(workdir, checkpoints.about(workdir, identity.check) or {}) or {})
+  older = json.loads(runtime.gather(json.dumps(older), "older")[0])
+  editable = flags.load(file, overrides)
+  if not (older := {key: text for key, text in older.items() if not flags.has(editable, key)}):
+    return run
+  for key, text in older.items():
+    say(f"config.{key}={text}, as in the run that {workdir} holds: it was begun before there was this key")
+  return build.complete(config.resolve(flags.load(file, overrides | older)))
 
 
 def may_change(key: str) -> bool:

@@ -104,7 +104,8 @@ def test_the_keys_of_a_dataset_are_those_that_its_reader_reads(name):
     manifest.manifest: {"classes", "labels"},
     parquet.parquet: {"classes", "image", "label", "labels"},
   }[catalog.CATALOG[name].reader]
-  images = {"image_size", "test_crop", "mean", "std", "on_error", "max_pixels", "max_aspect", "threads", "prefetch"}
+  images = {"image_size", "test_crop", "mean", "std", "on_error", "max_bad", "exif", "max_pixels", "max_aspect",
+            "threads", "prefetch"}  # fmt: skip
   training = {"order", "repeats", "crop", "flip", "policy", "warp", "mixing", "erasing", "workers"}
   measured = {"path", "train", "val", "test"} | own | images
   data = {"path": "/photos"}
@@ -220,3 +221,14 @@ def test_every_argument_of_every_table_has_a_default(table):
     assert all(
       p.default is not p.empty for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY
     )
+
+
+@pytest.mark.parametrize("name", catalog.DATA)
+def test_exif_counts_by_default_in_files_of_cameras_alone(name):
+  data = {"parts": ({"name": "digits"},)} if name == "mixture" else {"path": "x"}
+  for table in (catalog.DATA, catalog.EVAL_DATA):
+    try:
+      args = bound(name, table, **data).args
+    except schema.ConfigError:  # it takes no path
+      args = bound(name, table).args
+    assert args["exif"] == (name in ("folder", "manifest"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests import hostile_images
-from tests.image_files import encode, picture
+from tests.image_files import decoded, encode, picture, tagged
 from tests.streams import PLAIN, file, records, source, train
 from vit_jax import schema
 from vit_jax.data import catalog, crops, images, loader, prefetch, sources, stream
@@ -197,3 +197,38 @@ def test_a_file_that_is_replaced_by_a_pipe_is_closed_again(tmp_path):
     with pytest.raises(OSError, match="named pipe"):
       sources.contents(tmp_path / "x.jpg")
   assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+  ("max_bad", "bad", "stops"), [(0.0, 5, False), (0.0, 6, True), (0.1, 20, False), (0.1, 21, True)]
+)
+def test_a_config_may_say_how_many_bad_records_are_too_many(max_bad, bad, stops):
+  examples = stream.eval_examples(source(200, bad=range(bad)), image_size=2)
+  batches = loader.batches(examples, 200, range(200), on_error="skip", max_bad=max_bad)
+  if stops:
+    with pytest.raises(images.ImageError, match=rf"over the limit of {100 * max_bad:g}% .config.data.max_bad. and 5"):
+      next(batches)
+  else:
+    assert (next(batches)["mask"] == 0).sum() == bad
+  batches.close()
+
+
+@pytest.mark.parametrize("records", [1, 10**6], ids=["kept", "not kept"])
+@pytest.mark.parametrize("exif", [False, True])
+def test_images_are_turned_as_the_config_says_also_those_that_are_kept(exif, records):
+  data = tagged(picture(), 6)
+  made = sources.Source("made", "t", ("a",), records, lambda i: (data, 0), str)
+  opened = images.Images(made, "raise", 10**6, 100, exif)
+  for _ in range(2):
+    pixels, _ = opened.prepared(0, np.asarray)
+    np.testing.assert_array_equal(pixels, decoded(data, exif))
+    assert opened.prepared(0, lambda image: image.shape)[0] == ((80, 60, 3) if exif else (60, 80, 3))
+
+
+def test_evaluations_see_turned_images_upright_where_exif_counts():
+  data = tagged(picture(60, 60), 3, "PNG")
+  made = sources.Source("made", "t", ("a",), 1, lambda i: (data, 0), str)
+  for exif in (False, True):
+    batches = loader.batches(stream.eval_examples(made, image_size=60), 1, range(1), exif=exif)
+    np.testing.assert_array_equal(next(batches)["image"][0], np.rot90(picture(60, 60), 2 * exif))
+    batches.close()

@@ -13,7 +13,8 @@ from vit_jax.schema import Choice
 pytestmark = pytest.mark.heavy
 
 SOURCE = sources.Source("made", "train", ("a", "b"), 50, lambda i: (bytes([i]), i % 2), str, fingerprint=lambda: "1")
-DATA = Choice("made", {"image_size": 8, "test_crop": Choice("resize"), "mean": (0.5,), "std": (0.5,), "threads": 4})
+DATA = Choice("made", {"image_size": 8, "test_crop": Choice("resize"), "mean": (0.5,), "std": (0.5,), "threads": 4,
+                       "exif": False})  # fmt: skip
 
 
 class Model:

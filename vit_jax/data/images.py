@@ -16,7 +16,7 @@ from vit_jax.schema import ConfigError
 
 LOG = logging.getLogger(__name__)  # of what is skipped
 
-BAD_SHARE, BAD_FEW = 0.001, 5  # of a split's records; more than both stop the run
+BAD_SHARE, BAD_FEW = 0.001, 5  # of a split's records, unless a config says otherwise; more than both stop the run
 # Bytes of decoded images a split may take to be kept in memory: CIFAR's 150 MB are, so that they are decoded only once.
 KEEP = 2**28
 # An error of the file itself, always the same. Any other, of a disk or a file server, may be gone with the next try: if
@@ -34,9 +34,17 @@ class Images:
   `problem` is the first ImageError that any thread met. `reasons` says what is wrong with each record that was skipped.
   """
 
-  def __init__(self, source: Source, on_error: str, max_pixels: int, max_aspect: float):
-    self.source, self.on_error = source, on_error
-    self.bounds = max_pixels, max_aspect
+  def __init__(
+    self,
+    source: Source,
+    on_error: str,
+    max_pixels: int,
+    max_aspect: float,
+    exif: bool = False,
+    max_bad: float = BAD_SHARE,
+  ):
+    self.source, self.on_error, self.max_bad = source, on_error, max_bad
+    self.bounds = max_pixels, max_aspect, exif
     self.reasons: dict[int, str] = {}
     self.problem: ImageError | None = None
     self.kept = {}  # small images and their labels, by record
@@ -107,10 +115,10 @@ class Images:
         LOG.warning("skipped: %s", reason)
       self.reasons[record] = reason
       some = list(self.reasons.values())
-    if len(some) > max(BAD_FEW, BAD_SHARE * len(self.source)) or len(some) == len(self.source):
+    if too_many(len(some), len(self.source), self.max_bad):
       raise self.stop(
-        f"{len(some)} of {len(self.source)} records are bad, over the limit of {BAD_SHARE:.1%} and {BAD_FEW}; "
-        f"mend them: {'; '.join(some[:5])}"
+        f"{len(some)} of {len(self.source)} records are bad, over the limit of {100 * self.max_bad:g}% "
+        f"(config.data.max_bad) and {BAD_FEW}; mend them: {'; '.join(some[:5])}"
       )
 
   def stop(self, message: str) -> ImageError:
@@ -137,6 +145,11 @@ class Images:
     if not labels:
       raise self.stop(f"{self.source.place(record)}: no label; set data.labels above 1 to allow that")
     return labels[0]
+
+
+def too_many(bad: int, records: int, max_bad: float) -> bool:
+  """Whether a run ends, that skips bad records, where so many are."""
+  return bad > max(BAD_FEW, max_bad * records) or bad == records > 0
 
 
 def _began(read):

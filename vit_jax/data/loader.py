@@ -16,7 +16,7 @@ import numpy as np
 
 from vit_jax import schema
 from vit_jax.data.decoding import cores
-from vit_jax.data.images import ImageError, Images
+from vit_jax.data.images import BAD_SHARE, ImageError, Images
 from vit_jax.data.prefetch import Prefetch
 from vit_jax.data.readahead import ReadAhead
 from vit_jax.data.stream import Examples
@@ -97,6 +97,8 @@ def batches(
   on_error: OnError = "raise",
   max_pixels: Pixels = 178_956_970,
   max_aspect: Annotated[float, schema.Range(1, 2**30)] = 100.0,
+  max_bad: schema.Fraction = BAD_SHARE,
+  exif: bool = False,
   threads: Threads | None = None,
   prefetch: Annotated[int, schema.Range(1, 256)] | None = None,
 ) -> "Batches":
@@ -114,6 +116,9 @@ def batches(
       left to the examples, and `skipped` counts it.
     max_pixels: an image with more is bad. The default is what decodes to 512 MiB, as in Pillow.
     max_aspect: an image whose one side is more times the other is bad; panoramas reach 20.
+    max_bad: the share of a split's records that may be skipped; five always may, and not all.
+    exif: an image that its camera calls turned or mirrored is made upright, as people see it; else it is as it is
+      stored, as TensorFlow and torchvision see it, with which results on ImageNet were published.
     threads: that read and decode, of all workers together; as many as the process has cores, or REQUESTS where each
       image is a request, unless given. With more than it has cores a process is slower: they wait for Python's lock.
     prefetch: batches made before they are asked for, which hide pauses of a disk or a bucket; 2, or up to 16 where
@@ -121,7 +126,7 @@ def batches(
   """
   threads = threads or max(REQUESTS if examples.requests else 2, cores())
   assert getattr(examples.order, "batch", size) == size
-  options = size, tuple(map(int, rows)), start, (on_error, max_pixels, max_aspect)
+  options = size, tuple(map(int, rows)), start, (on_error, max_pixels, max_aspect, exif, max_bad)
   chunks = _chunks(lambda: examples, *options)
   if workers is None:
     return Batches(chunks, start, threads, prefetch)

@@ -39,6 +39,7 @@ class Row:
   metric: str = "top-1 accuracy"  # that is published
   flip: bool = True  # whether a mirror image has the same label
   crop: bool = True  # whether a part of an image has the same label
+  exif: bool = False  # whether images are turned as EXIF says, unless a config says otherwise
   manual: tuple[str, ...] = ()  # files and folders that have to be in downloads/manual before it is prepared
   steps: str = ""  # how they get there
   caution: str = ""  # what else to know before it is prepared

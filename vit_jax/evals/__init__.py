@@ -34,8 +34,12 @@ def make(choice: Choice, subject: Subject) -> Callable:
 
 
 def preparation(data: Choice) -> dict[str, Any]:
-  """How images of a bound data choice are prepared: other data as these, unless an evaluation says otherwise."""
-  return arguments(data, stream.eval_examples, loader.batches, augment.normalise)
+  """How images of a bound data choice are prepared: other data as these, unless an evaluation says otherwise.
+
+  Whether EXIF counts is a fact of each dataset by itself.
+  """
+  prepared = arguments(data, stream.eval_examples, loader.batches, augment.normalise)
+  return {key: value for key, value in prepared.items() if key != "exif"}
 
 
 def bind(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Choice:

@@ -60,7 +60,7 @@ def cache_file(identity: str, data: Choice, source: sources.Source) -> pathlib.P
   origin = {
     "code": importlib.metadata.version("vit_jax"),
     "model": identity,
-    "prepared": arguments(data, stream.eval_examples, augment.normalise),
+    "prepared": arguments(data, stream.eval_examples, augment.normalise) | {"exif": data.args["exif"]},
     "split": source.split,
     "data": source.fingerprint(),
   }

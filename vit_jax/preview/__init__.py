@@ -30,7 +30,7 @@ def write(run: Run, path: pathlib.Path, sample: int = SAMPLE) -> list[str]:
     source = catalog.open_split(run.data, "train")
     examples, exact = batch.first(run, source)
   bounds = arguments(run.data, loader.batches)
-  images = Images(source, "raise", bounds["max_pixels"], bounds["max_aspect"])
+  images = Images(source, "raise", bounds["max_pixels"], bounds["max_aspect"], bounds["exif"])
   records = survey.sample(len(source), sample, run.seed)
   with Screen("looking at images", len(records)) as screen:
     looks = survey.looks(images, records, screen.add)

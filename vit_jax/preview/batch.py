@@ -45,7 +45,7 @@ def first(run: Run, source: Source, count: int = COUNT) -> tuple[list[Example], 
   task = _task(run, source)
   examples = catalog.train_examples(run.data, run.seed, task.patch, run.batch, source)
   options = arguments(run.data, loader.batches)
-  images = Images(source, options["on_error"], options["max_pixels"], options["max_aspect"])
+  images = Images(source, *(options[key] for key in ("on_error", "max_pixels", "max_aspect", "exif", "max_bad")))
   rows, count = _rows(run.batch, count), min(count, run.batch)
   by_image = run.data.args["mixing"].args.get("mode", "batch") != "batch"
   fits = 3 * run.batch * run.data.args["image_size"] ** 2 <= WHOLE

@@ -164,7 +164,8 @@ def arguments(choice: Choice, *functions: Callable) -> dict[str, Any]:
 def preset(function: Callable, *first, **defaults) -> Callable:
   """The function with its first arguments filled in and some defaults replaced: as a schema it is like any other."""
   made = functools.partial(function, *first, **defaults)
-  made.__annotations__ = function.__annotations__  # which a partial hides
+  # A partial hides them, and the module that their names are of.
+  made.__annotations__ = typing.get_type_hints(function, include_extras=True)
   return made
 
 

@@ -17,8 +17,8 @@ CATALOG = {
   **vtab.ROWS,
   **imagenet.ROWS,
   "tfds": Row(tfds.any_builder),
-  "folder": Row(folder.folder),
-  "manifest": Row(manifest.manifest),
+  "folder": Row(folder.folder, exif=True),
+  "manifest": Row(manifest.manifest, exif=True),
   "tars": Row(tars.tars),
   "parquet": Row(parquet.parquet),
 }
@@ -36,6 +36,11 @@ def _training(row):
     **({} if row.flip else {"flip": False}),
     **({} if row.crop else {"crop": Choice("resize")}),
   )
+
+
+def _loading(row):
+  """How images are decoded: those of a camera, which nobody has published results on, as people see them."""
+  return schema.preset(loader.batches, exif=row.exif)
 
 
 # The keys of `config.data` by name: those of the reader, and of what is made of its images.
@@ -86,12 +91,19 @@ def _open_part(choice, split):
 CATALOG["mixture"] = Row(_mixture)
 READERS["mixture"] = schema.preset(_mixture, _open_part, "mixture", CATALOG["mixture"])
 DATA = {
-  name: (reader, _training(CATALOG[name]), stream.eval_examples, loader.batches, loader.processes, augment.build)
+  name: (
+    reader,
+    _training(CATALOG[name]),
+    stream.eval_examples,
+    _loading(CATALOG[name]),
+    loader.processes,
+    augment.build,
+  )
   for name, reader in READERS.items()
 }
 # The same for data that are measured and not trained on.
 EVAL_DATA = {
-  name: (reader, stream.eval_examples, loader.batches, augment.normalise) for name, reader in READERS.items()
+  name: (reader, stream.eval_examples, _loading(CATALOG[name]), augment.normalise) for name, reader in READERS.items()
 }
 
 
