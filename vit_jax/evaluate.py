@@ -66,6 +66,7 @@ def main() -> None:
   run = dataclasses.replace(run, evals=chosen(run.evals, arguments.split, arguments.logits))
   with runtime.joined(run.limits) as watch:
     parts = build.build(run, jax.devices(), training=False)
+    runtime.note(parts.images.source.note)
     with watch.phase("restore"):
       state = restored(parts, arguments.workdir) if arguments.workdir else imported(parts)
     with watch.phase("evaluation"):

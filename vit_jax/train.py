@@ -47,6 +47,7 @@ def main() -> None:
   with runtime.joined(run.limits) as watch:  # from here on a SIGTERM is not lost
     run = as_begun(arguments.config, overrides, run, workdir)
     parts = build.build(run, jax.devices())
+    runtime.note(parts.images.source.note)
     runtime.compare({"config": schema.plain(run), "workdir": str(workdir)} | identity.alike(parts.identity))
     # A checkpoint has the times of change that the first process saw; copies on other hosts may have others.
     runtime.agree(objection(workdir, parts, arguments.accept_data) if runtime.process() == 0 else None)

@@ -72,6 +72,7 @@ def _begun(name, data, root):
   source = plan.opened(data)
   with schema.at("data"):
     description.check_classes(source.classes)
+  runtime.note(source.note)
   for group in description.alike(source.classes):
     runtime.say(f"note: classes that differ only in case stay apart: {some(map(repr, group))}")
   return source, work.Folders.of(root, name)

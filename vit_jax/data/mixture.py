@@ -55,6 +55,7 @@ def mixture(
     ),
     _epoch(names, parts, weights, epoch),
     of_part(lambda part, i: f"{names[part]}/{parts[part].called(i)}"),
+    "\n".join(filter(None, (part.note for part in parts))),
   )
 
 

@@ -78,6 +78,7 @@ class Source:
   corpora: tuple[Corpus, ...] = ()  # of a mixture
   epoch: int | None = None  # examples of an epoch, if it is not each record once
   read_name: Callable[[int], str] | None = None  # the name of its image file, where that is stored in the record
+  note: str = ""  # which files are records and which are not, to be said once
 
   def __len__(self):
     return self.length

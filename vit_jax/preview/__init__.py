@@ -50,7 +50,7 @@ def write(run: Run, path: pathlib.Path, sample: int = SAMPLE) -> list[str]:
   worst = {name: (kind, _pictures(kind, images)) for name, kind in kinds.items() if kind.count}
   sheet.draw(path, run, source, (examples, exact), (counts, counted), len(looks), worst)
   files.write_text(path.with_suffix(".json"), json.dumps(numbers, indent=2) + "\n")
-  return _lines(path, source, examples, (counts, counted), len(looks), kinds)
+  return [*filter(None, [source.note]), *_lines(path, source, examples, (counts, counted), len(looks), kinds)]
 
 
 def _lines(path, source, examples, classes, looked_at, kinds):

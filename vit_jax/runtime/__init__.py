@@ -72,6 +72,12 @@ def joined(limits: config.Limits | None = None) -> Iterator[Watch]:
       barrier("done")  # while the first process writes, the others give signs of life
 
 
+def note(text: str) -> None:
+  """As `say`, where there is something to say."""
+  if text:
+    say(text)
+
+
 def say(text: str) -> None:
   """Prints a line at once, on the first process only."""
   if process() == 0:

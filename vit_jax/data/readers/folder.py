@@ -1,14 +1,15 @@
 """Image folders as sources: which files are records, their classes, splits and order."""
 
+import collections
+import dataclasses
 import hashlib
 from typing import Annotated
 
 from vit_jax import paths
 from vit_jax.data import sources
 from vit_jax.data.readers import places
+from vit_jax.data.readers.tree import EXTENSIONS, Tree, counted, extension
 from vit_jax.schema import ConfigError, Fraction, Range, at
-
-EXTENSIONS = (".jpg", ".jpeg", ".png")
 
 
 def folder(
@@ -32,11 +33,14 @@ def folder(
   """
   splits = sources.Splits(train, val, test)
   root = _opened(path)
-  top = _folders(root)
-  if _holds_classes(root, top):
-    classes, drawn = top, _held_out(root, top, holdout, split_seed)
+  tree = Tree(root)
+  top = tree.folders()
+  if _holds_classes(tree, top):
+    classes, drawn, above = top, _held_out(tree, top, holdout, split_seed), ()
   else:
-    drawn, classes = _split_folders(root, top, (splits.spec(split), *splits.specs().values()), split_seed)
+    drawn, classes = _split_folders(tree, top, (splits.spec(split), *splits.specs().values()), split_seed)
+    above = [part for part in drawn if drawn[part]]
+  note = tree.about([f"{part}/{name}" for part in above for name in classes] or classes, ("", *above))
   files = {part: _spread(images) for part, images in drawn.items()}
   parts = splits.select(split, {part: len(records) for part, records in files.items()})
 
@@ -46,7 +50,7 @@ def folder(
     sizes, times = zip(*root.stamps(names), strict=True)
     return sources.Fingerprint(*map(sources.digest, (records, sorted(names), sizes, times)))
 
-  return sources.assemble(
+  source = sources.assemble(
     name,
     splits.spec(split),
     classes,
@@ -59,6 +63,7 @@ def folder(
     read_label=lambda part, i: files[part][i][1],
     remote=isinstance(root, places.Bucket),
   )
+  return dataclasses.replace(source, note=note)
 
 
 def _opened(path) -> places.Disk | places.Bucket:
@@ -80,56 +85,60 @@ def _opened(path) -> places.Disk | places.Bucket:
   return places.Disk(root)
 
 
-def _holds_classes(root, top):
-  """Whether the folders of `root` hold images, so that they are classes; otherwise they are splits."""
-  holding = [folder for folder in top if _images(root, folder)]
-  nested = [folder for folder in top if _folders(root, folder)]
+def _holds_classes(tree, top):
+  """Whether the folders of the root hold images, so that they are classes; otherwise they are splits."""
+  holding = [folder for folder in top if tree.entries(folder).images]
+  nested = [folder for folder in top if tree.folders(folder)]
+  where = repr(str(tree.root.root))
   if not nested and not holding:
-    raise ConfigError(f"no images ({', '.join(EXTENSIONS)}) in {str(root.root)!r}/<class> or /<split>/<class>", "path")
+    raise ConfigError(f"no images ({', '.join(EXTENSIONS)}) in {where}/<class> or /<split>/<class>", "path")
   if nested and holding:
+    flat, deep = tree.example(holding[0], 0), tree.example(f"{nested[0]}/{tree.folders(nested[0])[0]}", 1)
     raise ConfigError(
-      f"{str(root.root)!r} mixes layouts: {holding[0]!r} holds images, {nested[0]!r} holds folders; "
-      "use <split>/<class>/*.jpg or <class>/*.jpg",
+      f"{where} mixes layouts: {holding[0]!r} holds images, as {flat!r}, and {nested[0]!r} holds folders, as "
+      f"{deep or f'{nested[0]}/{tree.folders(nested[0])[0]}'!r}; move what is too deep up, or away, until all is "
+      "<class>/*.jpg, or all <split>/<class>/*.jpg",
       "path",
     )
   return bool(holding)
 
 
-def _held_out(root, classes, holdout, seed):
+def _held_out(tree, classes, holdout, seed):
   """What is drawn of class folders: of each class the share `holdout` for "test"."""
   drawn = {"train": [], "test": []}
   for label in classes:
-    images = _drawn(seed, root, label)
+    images = _drawn(seed, tree, label)
     held = round(len(images) * holdout)
     drawn["test"].append(images[:held])
     drawn["train"].append(images[held:])
   return drawn
 
 
-def _split_folders(root, splits, specs, seed):
+def _split_folders(tree, splits, specs, seed):
   """What is drawn of the splits that `specs` name, and the classes, which all of these splits must share."""
   names = sources.split_names(specs)
   used = [split for split in splits if split in names or "all" in names]
-  classes = {split: _folders(root, split) for split in used}
+  classes = {split: tree.folders(split) for split in used}
   for split in used[1:]:
     if classes[split] != classes[used[0]]:
       odd = sorted(set(classes[split]) ^ set(classes[used[0]]))
-      raise ConfigError(f"splits {used[0]!r} and {split!r} of {str(root.root)!r} differ in classes {odd[:5]}", "path")
+      raise ConfigError(
+        f"splits {used[0]!r} and {split!r} of {str(tree.root.root)!r} differ in classes {odd[:5]}", "path"
+      )
   drawn = {split: [] for split in splits}
   for split in used:
-    drawn[split] = [_drawn(seed, root, name, f"{split}/") for name in classes[split]]
+    drawn[split] = [_drawn(seed, tree, name, f"{split}/") for name in classes[split]]
   return drawn, classes[used[0]] if used else []
 
 
-def _drawn(seed, root, name, split=""):
+def _drawn(seed, tree, name, split=""):
   """(hash, file) of a class's images, in order of the hash."""
 
   def draw(file):
     return hashlib.blake2b(f"{seed}/{name}/{file}".encode("utf-8", "surrogateescape")).digest()
 
   folder = f"{split}{name}"
-  images = _require(_images(root, folder), f"{root.root}/{folder}")
-  return sorted((draw(file), f"{folder}/{file}") for file in images)
+  return sorted((draw(file), f"{folder}/{file}") for file in _required(tree, folder))
 
 
 def _spread(drawn):
@@ -142,20 +151,16 @@ def _spread(drawn):
   return [(file, label) for _, _, file, label in sorted(placed)]
 
 
-def _require(files, folder):
-  if not files:
-    raise ConfigError(f"class folder {folder!r} holds no image ({', '.join(EXTENSIONS)})", "path")
-  return files
-
-
-def _folders(root, folder=""):
-  return sorted(name for name, is_folder in root.entries(folder) if is_folder and not name.startswith("."))
-
-
-def _images(root, folder):
-  # Anything that is called an image is one: a dangling link or an unreadable file is an error when it is read.
-  return sorted(
-    name
-    for name, is_folder in root.entries(folder)
-    if name.lower().endswith(EXTENSIONS) and not name.startswith(".") and not is_folder
-  )
+def _required(tree, folder):
+  """The images of a class."""
+  images, others, inner = tree.entries(folder)
+  if images:
+    return images
+  message = f"class folder {f'{tree.root.root}/{folder}'!r} holds no image ({', '.join(EXTENSIONS)})"
+  if others:
+    message += f", but {', '.join(counted(collections.Counter(map(extension, others)), 5))}"
+  if inner and (deep := tree.example(folder, 2)):
+    above = f"{tree.root.root}/{folder.rpartition('/')[0] or folder}"
+    message += f"; there are some deeper, as {deep!r}: move them up"
+    message += f", or where all classes are so deep, take {above!r} as the path"
+  raise ConfigError(message, "path")

@@ -51,6 +51,11 @@ class Disk(NamedTuple):
     with os.scandir(self.root / folder) as entries:
       return [(entry.name, _is_folder(entry)) for entry in entries]
 
+  def contains_itself(self, folder: str) -> bool:
+    """Whether a folder is a link to one that it is in."""
+    path = self.root / folder
+    return path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve())
+
   def stamps(self, files: list[str]) -> list[tuple[int | None, int | None]]:
     """(bytes, time of last change) of files."""
     return sources.stamps([f"{self.root}/{file}" for file in files])
@@ -83,6 +88,10 @@ class Bucket(NamedTuple):
   def entries(self, folder: str) -> list[tuple[str, bool]]:
     """As of a `Disk`."""
     return list(self.folders.get(folder, {}).items())
+
+  def contains_itself(self, folder: str) -> bool:
+    """As of a `Disk`."""
+    return False
 
   def stamps(self, files: list[str]) -> list[tuple[int, str]]:
     """As of a `Disk`."""

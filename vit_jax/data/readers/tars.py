@@ -15,10 +15,11 @@ import numpy as np
 from vit_jax.data import sources
 from vit_jax.data.readers import index, indexed, listing
 from vit_jax.data.readers.labels import Collected, Most, class_names
+from vit_jax.data.readers.tree import EXTENSIONS
 from vit_jax.files import parse_json
 from vit_jax.schema import ConfigError
 
-IMAGES = ("jpg", "jpeg", "png", "webp")
+IMAGES = tuple(each.removeprefix(".") for each in EXTENSIONS)
 TEXTS = ("cls", "json", "txt")
 TEXT_BYTES = 2**20  # of a file with a label
 BLOCK = 2**14  # bytes that are read at a time while a shard of a disk is looked through: images are left out
@@ -60,7 +61,10 @@ def tars(
   files = listing.listed(path, (".tar",), "tar shards")
   shards = listing.by_split(files)
   known = {
-    part: (shards[part], index.made("tars", shards[part], functools.partial(_scan, shards[part], label), label))
+    part: (
+      shards[part],
+      index.made("tars", shards[part], functools.partial(_scan, shards[part], label), (label, IMAGES)),
+    )
     for part in indexed.used(shards, splits, split, named is None)
   }
   names, records = indexed.resolved(known, named, labels, _where)

@@ -1,0 +1,93 @@
+"""What is used of an image folder, what is ignored and said, and folders that contain themselves."""
+
+import pytest
+
+from tests.image_files import image, names
+from vit_jax import schema
+from vit_jax.data import catalog
+from vit_jax.data.readers import places, tree
+
+
+def write(root, *files):
+  for i, name in enumerate(files):
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(image(i))
+  return str(root)
+
+
+def folder(path, split="all", **args):
+  with schema.at("config.data"):
+    return catalog.open_split(schema.Choice("folder", {"path": str(path)} | args), split)
+
+
+FILES = [f"a/{i}{extension}" for i, extension in enumerate(tree.EXTENSIONS)]
+
+
+def test_every_form_of_image_is_read_and_all_files_are_counted(tmp_path):
+  path = write(tmp_path, *FILES, "a/x.JPG", "a/y.heic", "a/z.HEIC", "a/readme", "a/.DS_Store", "b/1.webp", "labels.csv",
+               ".hidden.png")  # fmt: skip
+  source = folder(path)
+  assert sorted(names(source)) == sorted([*FILES, "a/x.JPG", "b/1.webp"])
+  assert source.note == (
+    f"{path!r}: 10 images, 2 .jpg, 2 .webp, 1 .jpeg, 1 .png, 1 .bmp, 1 .gif, 1 .tif, 1 .tiff; "
+    "ignored: 2 .heic, 1 without an extension, 1 .csv"
+  )
+
+
+def test_images_outside_of_classes_and_folders_inside_of_them_are_said_to_be_ignored(tmp_path):
+  path = write(tmp_path, "1.png", "2.jpg", "train/a/3.png", "train/a/deep/4.png", "train/b/5.png", "other/c/6.png")
+  assert folder(path, "train", test="train").note == (
+    f"{path!r}: 2 images, 2 .png; ignored: 2 images outside of classes, as '1.png', 1 folder inside of classes, as "
+    "'train/a/deep'"
+  )
+
+
+def test_nothing_ignored_is_said_too(tmp_path):
+  path = write(tmp_path, "a/1.png", "b/1.png")
+  assert folder(path).note == f"{path!r}: 2 images, 2 .png; ignored: nothing"
+
+
+def test_odd_and_many_extensions_are_on_one_line(tmp_path):
+  write(tmp_path, "a/1.png", "a/x.\udcff", "a/y.new\nline", *(f"a/{i}.e{i}" for i in range(20)))
+  note = folder(tmp_path).note
+  assert "\n" not in note and note.encode() and note.endswith(", 12 others")
+
+
+@pytest.mark.parametrize(
+  ("files", "link", "target", "said"),
+  [
+    (("a/1.png", "b/1.png"), "c", ".", "c"),
+    (("train/a/1.png", "train/b/1.png"), "train/c", "..", "train/c"),
+    (("train/a/1.png", "train/b/1.png"), "train/c", ".", "train/c"),
+    (("a/1.png", "b/1.png"), "b/c", "..", "b/c"),
+  ],
+)
+def test_a_folder_that_contains_itself_is_named(tmp_path, files, link, target, said):
+  write(tmp_path, *files)
+  (tmp_path / link).symlink_to(target)
+  with pytest.raises(schema.ConfigError, match=rf"config\.data\.path: '{tmp_path}/{said}' is a link to a folder that"):
+    folder(tmp_path, "train")
+
+
+def test_a_link_to_another_folder_is_a_class_and_one_back_inside_of_a_class_is_ignored(tmp_path):
+  write(tmp_path / "photos", "train/a/1.png")
+  write(tmp_path / "else", "1.png")
+  (tmp_path / "photos/train/b").symlink_to(tmp_path / "else")
+  (tmp_path / "photos/train/a/back").symlink_to("..")
+  source = folder(tmp_path / "photos", "train", test="train")
+  assert source.classes == ("a", "b")
+  assert source.note.endswith("ignored: 1 folder inside of classes, as 'train/a/back'")
+
+
+def test_the_first_image_of_a_folder_is_looked_for_so_deep(tmp_path):
+  write(tmp_path, "a/x.txt", "a/b/c/1.png")
+  (tmp_path / "a/b/back").symlink_to("..")
+  made = tree.Tree(places.Disk(tmp_path))
+  assert [made.example("a", deep) for deep in range(4)] == [None, None, "a/b/c/1.png", "a/b/c/1.png"]
+
+
+def test_a_folder_whose_classes_are_all_too_deep_has_another_path(tmp_path):
+  path = write(tmp_path, "x/train/a/1.png", "x/train/b/1.png")
+  with pytest.raises(schema.ConfigError, match=r"deeper, as 'x/train/a/1.png': move them up, or .* take '.*/x' as the"):
+    folder(path, "train", train="x", test="x")
