@@ -66,6 +66,11 @@ def test_mistakes_of_a_corpus_are_at_the_flag(tmp_path, monkeypatch, words, said
     ("--show=configs/folder.py --config.data.path=/nowhere", r"config\.data\.path: no folder '/nowhere'"),
     ("digits --config.seed=1", r"^--config\.seed: it is for --show=CONFIG"),
     ("digits --out=a.png", "^--out: it is for --show=CONFIG"),
+    ("digits --move-bad=x", "^--move-bad: it is for --check=PATH"),
+    ("digits --check=x", r"^NAME: --check=PATH takes --move-bad=DIR alone"),
+    ("--check=x --size=4", r"^--size: --check=PATH takes"),
+    ("--check=x --data.name=folder", r"^--data\.name: --check=PATH takes"),
+    ("--check=/nowhere", "^--check: no folder '/nowhere'"),
   ],
 )
 def test_mistakes_of_a_sheet_are_at_the_flag(monkeypatch, words, said):
@@ -82,12 +87,13 @@ def test_a_corpus_of_the_command_line_is_read_by_path(tmp_path, monkeypatch, cap
   )
   monkeypatch.setattr(sys, "argv", ["prepare", *words.split(), f"--data_dir={tmp_path}/data"])
   prepare.main()
+  note = f"'{photos}': 10 images, 10 .jpg; ignored: nothing\n"
   assert capsys.readouterr().out.startswith(
-    f"photos is prepared at {tmp_path}/data/photos/1.0.0\ntrain: 10 images in 2"
+    f"{note}photos is prepared at {tmp_path}/data/photos/1.0.0\ntrain: 10 images in 2"
   )
   assert len(folders.source(tmp_path / "data", name="photos")) == 10
   prepare.main()
-  assert capsys.readouterr().out == f"photos is already prepared at {tmp_path}/data/photos/1.0.0\n"
+  assert capsys.readouterr().out == f"{note}photos is already prepared at {tmp_path}/data/photos/1.0.0\n"
 
 
 def test_a_corpus_takes_the_keys_of_every_reader():
@@ -97,3 +103,17 @@ def test_a_corpus_takes_the_keys_of_every_reader():
     needed |= {"parts": "({'name': 'folder', 'path': '/x'},)"} if name == "mixture" else {}
     chosen = prepare.input_choice({"name": name, **needed})
     assert chosen.keys() == {"name", *keys}
+
+
+def test_a_check_ends_with_code_1_where_an_image_is_bad_and_with_0_where_none_is(tmp_path, monkeypatch, capsys):
+  photos = folders.folder(tmp_path / "photos", 3)
+  (photos / "train/cat/torn.jpg").write_bytes(b"x")
+  words = ["prepare", f"--check={photos}", f"--move-bad={tmp_path / 'aside'}"]
+  monkeypatch.setattr(sys, "argv", words)
+  with pytest.raises(SystemExit) as ended:
+    prepare.main()
+  out = capsys.readouterr().out
+  assert ended.value.code == 1
+  assert out.startswith("bad: train/cat/torn.jpg: not a complete image") and "1 bad, 1 moved to" in out
+  prepare.main()
+  assert capsys.readouterr().out.endswith("\nno bad image\n")

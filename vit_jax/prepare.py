@@ -9,22 +9,28 @@ reads: docs/data.md. Both are array_record datasets of TFDS, and the same comman
     python -m vit_jax.prepare --show=configs/digits.py [--config.KEY=VALUE] [--out=show.png]
 
 writes nothing but a picture: images of a run's first batch as the model will see them, classes, and what stands out.
+
+    python -m vit_jax.prepare --check=/photos [--move-bad=DIR]
+
+decodes every image of a folder, lists those that are bad, with exit code 1 if there are any, and sets them aside.
 """
 
 import argparse
 import functools
 import os
+import sys
 from collections.abc import Mapping
 from typing import Annotated
 
 import ml_collections
 
 from vit_jax import cli, flags, paths, schema
-from vit_jax.corpora import beam, survey, write
+from vit_jax.corpora import beam, checking, survey, write
 from vit_jax.corpora.builders import prepare
 from vit_jax.corpora.duplicates import DISTANCE
 from vit_jax.corpora.plan import Options
 from vit_jax.data import catalog, decoding
+from vit_jax.data.images import ImageError
 from vit_jax.data.readers import tfds
 from vit_jax.schema.errors import some
 
@@ -70,17 +76,36 @@ def show(arguments: argparse.Namespace) -> list[str]:
   return preview.write(run, arguments.out or cli.path("show.png"), arguments.sample or preview.SAMPLE)
 
 
-def _check(arguments):
+def check(arguments: argparse.Namespace) -> None:
+  """Checks the folder of the command line, and prints lines about it; ends with code 1 where images are bad."""
+  try:
+    lines, bad = checking.check(arguments.check.expanduser(), arguments.move_bad and arguments.move_bad.expanduser())
+  except ImageError as error:
+    raise schema.ConfigError(str(error)) from error
+  print(*lines, sep="\n")
+  if bad:
+    sys.exit(1)
+
+
+def _allowed(arguments):
   """ConfigError for a flag that the form of the command which is written does not take."""
-  if arguments.show is not None:
+  if arguments.check is not None:
+    form = "--check=PATH takes --move-bad=DIR alone"
+    others = [*OF_A_CORPUS, "name", "data_dir", "processes", "show", "out", "sample"]
+    others += [*(f"data.{key}" for key in arguments.data), *(f"config.{key}" for key in arguments.overrides)]
+  elif arguments.show is not None:
     form = "--show takes all of its config and --config.KEY=VALUE"
-    others = [*OF_A_CORPUS, "name", "data_dir", "processes", *(f"data.{key}" for key in arguments.data)]
+    others = [*OF_A_CORPUS, "name", "data_dir", "processes", "move_bad", *(f"data.{key}" for key in arguments.data)]
   else:
     form = "it is for --show=CONFIG"
     others = ["out", "sample", *(f"config.{key}" for key in arguments.overrides)]
+    if arguments.move_bad is not None:
+      raise schema.ConfigError("--move-bad: it is for --check=PATH; see --help")
   values = vars(arguments)
   if odd := [name for name in others if "." in name or values[name] is not None]:
     raise schema.ConfigError(f"{'NAME' if odd[0] == 'name' else '--' + odd[0].replace('_', '-')}: {form}; see --help")
+  if arguments.check is not None:
+    return
   if arguments.show is None and arguments.name is None:
     raise schema.ConfigError("name: missing; --help says what it is")
   for flag in OF_A_CORPUS if arguments.show is None and not arguments.data else ():
@@ -134,8 +159,13 @@ def main() -> None:
     metavar="IMAGES",
     help="of --show, that are looked at for what stands out; default 4,096",
   )
+  parser.add_argument("--check", type=cli.path, metavar="PATH", help="a folder whose images are all decoded")
+  parser.add_argument("--move-bad", type=cli.path, metavar="DIR", help="of --check, where bad images are moved to")
   arguments = parser.parse()
-  _check(arguments)
+  _allowed(arguments)
+  if arguments.check is not None:
+    check(arguments)
+    return
   os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # TFDS encodes with TensorFlow, which must not see it
   if arguments.show is not None:
     print(*show(arguments), sep="\n")

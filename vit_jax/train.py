@@ -12,6 +12,8 @@ import pathlib
 import jax
 
 from vit_jax import build, checkpoints, cli, clock, config, flags, identity, loop, renames, runtime, schema, trees
+from vit_jax.corpora import checking
+from vit_jax.data import catalog, sources
 from vit_jax.runtime import say
 
 # What a restart in the same workdir may change.
@@ -48,6 +50,7 @@ def main() -> None:
     run = as_begun(arguments.config, overrides, run, workdir)
     parts = build.build(run, jax.devices())
     runtime.note(parts.images.source.note)
+    runtime.agree(bad_images(run, parts.images.source) if runtime.process() == 0 else None)
     runtime.compare({"config": schema.plain(run), "workdir": str(workdir)} | identity.alike(parts.identity))
     # A checkpoint has the times of change that the first process saw; copies on other hosts may have others.
     runtime.agree(objection(workdir, parts, arguments.accept_data) if runtime.process() == 0 else None)
@@ -95,6 +98,15 @@ def as_begun(file: str, overrides: dict[str, str], run: config.Run, workdir: pat
   for key, text in older.items():
     say(f"config.{key}={text}, as in the run that {workdir} holds: it was begun before there was this key")
   return build.complete(config.resolve(flags.load(file, overrides | older)))
+
+
+def bad_images(run: config.Run, source: sources.Source) -> str | None:
+  """All bad images of a folder that is small enough to look at all of them, if they are reason not to begin."""
+  if run.data.name != "folder" or source.remote:
+    return None
+  own = [c.args["split"] for c in run.evals.values() if c.name == "accuracy" and c.args["data"] is None]
+  splits = [source, *(catalog.open_split(run.data, split) for split in dict.fromkeys(own))]
+  return checking.objection(run.data, splits, pathlib.Path(run.data.args["path"]).expanduser())
 
 
 def may_change(key: str) -> bool:
