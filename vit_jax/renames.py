@@ -55,7 +55,7 @@ def kept(stored: Mapping) -> dict[str, str]:
   for name, choice in now["evals"].items() if isinstance(now.get("evals"), Mapping) else ():
     if isinstance(choice, Mapping):
       groups[f"evals.{name}.data"] = stored["evals"][name].get("data"), choice.get("data")
-  for place, (before, data) in groups.items():
+  for group, (before, data) in groups.items():
     if isinstance(data, Mapping) and "exif" in data and "exif" not in before:
-      keys[f"{place}.exif"] = "false"
+      keys[f"{group}.exif"] = "false"
   return keys

@@ -85,15 +85,15 @@ def orientation(data: bytes | memoryview) -> int:
   """How EXIF says that an image is turned, 1 to 8; 1 where it is damaged, or has a number that it does not define."""
   if data[:6] == b"Exif\0\0":
     data = data[6:]
-  found = directory(data)
-  return _orientation(data, found) if found else 1
+  said = directory(data)
+  return _orientation(data, said) if said else 1
 
 
-def _orientation(data, found):
-  entry = found.entries.get(_ORIENTATION)
+def _orientation(data, said):
+  entry = said.entries.get(_ORIENTATION)
   if entry is None or entry.count != 1 or entry.kind not in _KINDS:
     return 1
-  value = int(_values(data, found.order, entry)[0])
+  value = int(_values(data, said.order, entry)[0])
   return value if 1 <= value <= 8 else 1
 
 
@@ -111,13 +111,13 @@ def page(data: bytes) -> Page:
   """The first page of a TIFF file. DecodeError unless all of its strips or tiles are there, and can be read."""
   if data[:4] in _BIG:
     raise DecodeError("a BigTIFF, whose offsets have 64 bits; save it again as a usual TIFF")
-  found = directory(data)
+  said = directory(data)
 
   def values(tag, *default):
-    entry = found.entries.get(tag)
+    entry = said.entries.get(tag)
     if entry is None and not default:
       raise DecodeError(f"not a complete image; {len(data)} bytes of a TIFF whose directory lacks tag {tag}")
-    return np.array(default) if entry is None else _values(data, found.order, entry)
+    return np.array(default) if entry is None else _values(data, said.order, entry)
 
   height, width, samples, planes = (
     int(values(*each)[0]) for each in ((_HEIGHT,), (_WIDTH,), (_SAMPLES, 1), (_PLANES, 1))
@@ -129,7 +129,7 @@ def page(data: bytes) -> Page:
     raise DecodeError(f"a TIFF with colours of kind {colours}; save it again as RGB")
   if min(height, width, samples) < 1:
     raise DecodeError(f"not a complete image; {width} x {height} pixels")
-  tiled = _TILES[0] in found.entries
+  tiled = _TILES[0] in said.entries
   across, down = (int(values(tag)[0]) for tag in (_TILE_WIDTH, _TILE_HEIGHT)) if tiled else (width, 0)
   down = down if tiled else min(height, int(values(_ROWS, height)[0]))
   if min(across, down) < 1 or (tiled and across * down > max(_TILE, 4 * height * width)):
@@ -142,9 +142,9 @@ def page(data: bytes) -> Page:
   row = -(-across * int(bits.max()) * (samples // planes) // 8)
   raw = row * (count * down if tiled else height * planes)
   unturned = None
-  if (turned := _orientation(data, found)) != 1:
-    entry = found.entries[_ORIENTATION]
-    unturned = entry.at, struct.pack(found.order + _KINDS[entry.kind], 1)
+  if (turned := _orientation(data, said)) != 1:
+    entry = said.entries[_ORIENTATION]
+    unturned = entry.at, struct.pack(said.order + _KINDS[entry.kind], 1)
   memory, least = _PIXEL * height * width + 8 * across * down, raw // _RATIOS.get(compression, raw)
   return Page(height, width, memory, least, turned, unturned, colours == 0)
 
