@@ -1,7 +1,10 @@
 """One image is prepared as evaluations prepare it."""
 
+import io
+
 import numpy as np
 import pytest
+from PIL import Image, ImageOps
 
 from tests.image_files import encode, picture
 from vit_jax import schema
@@ -26,6 +29,15 @@ def test_a_file_has_the_pixels_that_the_stream_of_an_evaluation_gives_it(crop, f
   image, _, mask = examples.example(Images(source, "raise", 10**6, 100.0).prepared, 0)
   assert mask == 1
   np.testing.assert_array_equal(Preparation.of(config).file(data), image)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photograph_is_turned_upright(orientation):
+  exif = Image.Exif()
+  exif[0x0112] = orientation
+  data, preparation = encode(picture(90, 120), "PNG", exif=exif), Preparation.of(bound(image_size=32))
+  upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+  np.testing.assert_array_equal(preparation.file(data), preparation.pixels(upright))
 
 
 def test_pixels_are_prepared_as_the_file_that_holds_them():

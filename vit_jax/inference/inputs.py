@@ -11,9 +11,9 @@ from typing import BinaryIO, NamedTuple
 from vit_jax import files as json_reading
 from vit_jax import paths
 from vit_jax.data.readers import places
+from vit_jax.data.readers.tree import EXTENSIONS
 from vit_jax.schema import ConfigError, show
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # that are images in a folder
 MANIFESTS = (".jsonl", ".ndjson")
 STDIN = "-"
 

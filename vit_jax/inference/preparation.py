@@ -29,10 +29,11 @@ class Preparation:
   def file(self, data: bytes) -> np.ndarray:
     """The square of an image file's bytes, within the bounds of a run. Raises ValueError and what OpenCV raises.
 
-    This is the one place where files become pixels here: an orientation of EXIF is applied by what `decoding` gives.
+    Photographs are turned upright, as EXIF says, also for models whose evaluation ignores it: nobody wants a portrait
+    to be seen lying on its side.
     """
     with decoding.core():
-      header = decoding.check(data, self.max_pixels, self.max_aspect)
+      header = decoding.check(data, self.max_pixels, self.max_aspect, exif=True)
       with decoding.MEMORY.share(header.memory + 2 * len(data)):
         return self.cut(decoding.Picture(data, header), None)
 
