@@ -8,7 +8,7 @@ import pytest
 from tests.corpora import folders
 from tests.image_files import decoded
 from vit_jax.corpora import duplicates, plan, work
-from vit_jax.data import catalog
+from vit_jax.data import catalog, sources
 from vit_jax.schema import ConfigError
 
 
@@ -40,7 +40,9 @@ def test_a_shard_says_how_far_it_is_and_leaves_a_report(tmp_path, monkeypatch):
   at.work.mkdir(parents=True)
   at.corpus.mkdir()
   split = plan.Split("train", 0, 8, 2)
-  made = plan.Plan("corpus", data, (), "", 1, (split,), plan.Options())
+  source = plan.opened(data)
+  classes = sources.digest(source.classes)
+  made = plan.Plan("corpus", data, source.fingerprint(), classes, 1, (split,), plan.Options())
   said = []
   report = work.Worker(made, at)(work.Shard(0, 1), said.append)
   assert [sum(each) for each in zip(*said, strict=True)] == [4, 0, 0]

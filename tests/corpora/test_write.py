@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 
 import pytest
 
@@ -122,6 +123,60 @@ def test_stopped_and_started_again_it_writes_the_other_files_and_the_same_bytes(
   assert folders.shards(tmp_path) == folders.shards(corpus)
   untouched = [file for file, time in done.items() if file.stat().st_mtime_ns == time]
   assert len(untouched) == 2
+
+
+# What becomes of an input that is read, and what an error says of it.
+CHANGES = {
+  "a class renamed": (lambda root: (root / "train/cat").rename(root / "train/zebra"), "names, members, sizes.*classes"),
+  "a file copied in": (
+    lambda root: (root / "train/cat/new.jpg").write_bytes(encode(picture())),
+    "names, members, sizes",
+  ),
+  "a file removed": (lambda root: (root / "train/dog/1.jpg").unlink(), "names, members, sizes"),
+  "other bytes of the same number": (
+    lambda root: (root / "train/dog/1.jpg").write_bytes(bytes(len((root / "train/dog/1.jpg").read_bytes()))),
+    r"\(times\)",
+  ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_input_that_changes_while_it_is_read_is_an_error_and_nothing_looks_whole(tmp_path, change):
+  root, (make, said) = folders.folder(tmp_path / "photos", 8), CHANGES[change]
+
+  def shards(made, source, beside):
+    reports = write._write_shards(1, 0.01, made, source, beside)
+    make(root)
+    with pytest.raises(ConfigError, match=said):  # of a process that opens it now
+      work.Worker(made, beside).source  # noqa: B018
+    return reports
+
+  data = tmp_path / "data"
+  said = rf"the input, '.*photos', has changed .*{said}.*remove {data}/corpus/\.1\.0\.0\.work, and run the same"
+  with pytest.raises(ConfigError, match=said):
+    write.whole("corpus", folders.choice(root), plan.Options(), data, shards)
+  assert not (data / "corpus/1.0.0/dataset_info.json").exists()
+  shutil.rmtree(data / "corpus/.1.0.0.work")
+  assert folders.made(root, data, max_rejected=0.5)[0].startswith("corpus is prepared")
+
+
+def test_a_test_set_that_changes_is_an_error(photos, tmp_path):
+  others = folders.folder(tmp_path / "others", 3)
+
+  def shards(*arguments):
+    folders.folder(tmp_path / "others", 4)
+    return write._write_shards(1, 0.01, *arguments)
+
+  with pytest.raises(ConfigError, match=r"--dedup-against: test sets have changed .* remove .*\.work"):
+    write.whole("corpus", folders.choice(photos), plan.Options(against=(str(others),)), tmp_path / "data", shards)
+
+
+def test_one_process_opens_its_input_once_and_compares_it_at_the_end(photos, tmp_path, monkeypatch):
+  calls, real = [], plan.opened
+  for module in (plan, work):
+    monkeypatch.setattr(module, "opened", lambda data: calls.append(data) or real(data))
+  folders.made(photos, tmp_path)
+  assert len(calls) == 2
 
 
 def test_two_at_once_are_one(photos, tmp_path):

@@ -100,6 +100,17 @@ class Plan:
       f"{file.parent} was begun with other input or options ({words}); give those, take another name, or remove it"
     )
 
+  def check_input(self, source: Source, folder: pathlib.Path) -> None:
+    """ConfigError unless a source that was opened after the plan is the same; `folder` is to be removed then."""
+    before = self.fingerprint._asdict() | {"classes": self.classes}
+    now = source.fingerprint()._asdict() | {"classes": sources.digest(source.classes)}
+    if changed := [what for what in now if now[what] != before[what]]:
+      name = schema.show(self.data.get("path") or source.name)
+      raise ConfigError(
+        f"the input, {name}, has changed since this corpus was begun ({', '.join(changed)}), of which files are "
+        f"written already; when nothing changes it any more, remove {folder}, and run the same command again"
+      )
+
 
 def _difference(key, before, now):
   if key == "fingerprint":

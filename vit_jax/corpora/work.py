@@ -94,6 +94,7 @@ class Worker:
   plan: Plan
   folders: Folders
   large: Any = dataclasses.field(default_factory=contextlib.nullcontext)  # see `making.Maker`
+  input: Source | None = None  # open already, where the plan was made in this process
 
   def __call__(self, task: Hashes | Shard, say: Callable) -> Any:
     """The hashes, or the report of a shard; says (records, rejected, duplicates) of those that it has done since."""
@@ -126,7 +127,7 @@ class Worker:
   @functools.cached_property
   def source(self) -> Source:
     """The input."""
-    return opened(self.plan.data)
+    return self.input or reopened(self.plan, self.folders)
 
   @functools.cached_property
   def maker(self) -> making.Maker:
@@ -142,6 +143,13 @@ class Worker:
   def _test_set(self):
     """`test_set`, of which each stays open."""
     return functools.cache(test_set)
+
+
+def reopened(made: Plan, folders: Folders) -> Source:
+  """The input, opened again. ConfigError unless it is what the plan was made of."""
+  source = opened(made.data)
+  made.check_input(source, folders.work)
+  return source
 
 
 def read_index(folders: Folders, options: Options) -> duplicates.Index:

@@ -88,11 +88,15 @@ def _is_whole(made, folders):
 
 
 def _planned(name, data, source, options):
-  against = [(text, sources.digest(work.test_set(text).fingerprint())) for text in options.against]
   return Plan(
     *(name, data, source.fingerprint(), sources.digest(source.classes), source.labels),
-    *(plan.splits(source, options), options, tuple(against)),
+    *(plan.splits(source, options), options, _digests(options)),
   )
+
+
+def _digests(options):
+  """(test set, digest of what is known of its files) of each."""
+  return tuple((text, sources.digest(work.test_set(text).fingerprint())) for text in options.against)
 
 
 def _hash_test_sets(made, folders, count):
@@ -123,6 +127,7 @@ def _write_shards(count, max_rejected, made, source, folders):
   kept = {task: folders.read_report(made.splits[task.split], task.number) for task in tasks}
   reports = {task: report for task, report in kept.items() if report is not None}
   todo = [task for task in tasks if task not in reports]
+  count = min(count, len(todo))
   before, limit = making.total(reports.values()), _allowed(source, max_rejected)
   left_out = len(before.rejected), len(before.duplicates)
   with screen.Screen(made.name, len(source), before.records + sum(left_out), *left_out) as shown:
@@ -133,8 +138,8 @@ def _write_shards(count, max_rejected, made, source, folders):
         _refuse(f"more than {2 * limit:,}", reports, source, limit)
 
     check_rejected(reports, source, max_rejected)
-    prepare = functools.partial(work.Worker, made, folders)
-    for task, report in processes.done(prepare, todo, min(count, len(todo)), heard):
+    prepare = functools.partial(work.Worker, made, folders, input=source if count < 2 else None)
+    for task, report in processes.done(prepare, todo, count, heard):
       reports[task] = report
       check_rejected(reports, source, max_rejected)
   return reports
@@ -164,6 +169,7 @@ def _refuse(many, reports, source, limit):
 
 def _finished(made, source, folders, reports):
   """Writes what stands beside the shards, the last of it that all is whole; lines about it."""
+  _check_unchanged(made, folders)
   by_split = {
     split.name: [reports[work.Shard(i, number)] for number in range(split.shards)]
     for i, split in enumerate(made.splits)
@@ -174,6 +180,16 @@ def _finished(made, source, folders, reports):
     duplicates.page(folders.corpus / "duplicates.html", rows, lambda row: _picture(opened(row["of"]), row["record"]))
   description.describe(folders.corpus, made, source.classes, by_split)
   return [f"{made.name} is prepared at {folders.corpus}", *description.summary(by_split, source.classes)]
+
+
+def _check_unchanged(made, folders):
+  """ConfigError where the input or a test set is another by now: a file may be of either."""
+  work.reopened(made, folders)
+  if _digests(made.options) != made.against:
+    raise ConfigError(
+      f"test sets have changed since this corpus was begun; remove {folders.work}, and run the same command again",
+      "--dedup-against",
+    )
 
 
 def _picture(test_set, record):
