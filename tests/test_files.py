@@ -34,6 +34,11 @@ def test_what_is_cut_short_leaves_what_was_there(tmp_path, error, before):
   assert not before or file.read_text() == before
 
 
+def test_the_size_of_a_file_is_known_where_there_is_one(tmp_path):
+  (tmp_path / "a").write_bytes(b"four")
+  assert (files.size(tmp_path / "a"), files.size(tmp_path / "b")) == (4, None)
+
+
 def test_json_comes_back_and_an_absent_file_is_none(tmp_path):
   file = tmp_path / "a.json"
   files.write_text(file, json.dumps({"a": [1, None, "ü"]}))

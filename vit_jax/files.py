@@ -133,6 +133,15 @@ def content(path: pathlib.Path) -> bytes | None:
     return None
 
 
+def size(path: pathlib.Path) -> int | None:
+  """Bytes of a file; None where there is none."""
+  try:
+    status = path.stat()
+  except FileNotFoundError:
+    return None
+  return status.length if paths.in_bucket(path) else status.st_size
+
+
 class Lines:
   """A file of a disk to which bytes are added: a resource. A reader sees at once what was added."""
 

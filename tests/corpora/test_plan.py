@@ -68,9 +68,11 @@ def test_any_other_is_refused_by_what_differs(tmp_path, field, value, said):
     dataclasses.replace(PLAN, **{field: value}).check(tmp_path / "plan.json")
 
 
-def test_a_damaged_one_is_refused(tmp_path):
-  (tmp_path / "plan.json").write_text('{"name": "se')
-  with pytest.raises(ConfigError, match="begun with other input"):
+@pytest.mark.parametrize("text", ['{"name": "se', "", "[]", "{}"])
+def test_a_damaged_one_is_refused(tmp_path, text):
+  (tmp_path / "plan.json").write_text(text)
+  said = f"^{tmp_path}/plan.json .*damaged.*remove {tmp_path}, and run the same command again"
+  with pytest.raises(ConfigError, match=said):
     PLAN.check(tmp_path / "plan.json")
 
 

@@ -3,31 +3,15 @@
 import json
 import multiprocessing
 import os
-import shutil
 
 import pytest
 
 from tests.corpora import folders
 from tests.image_files import decoded, encode, picture
 from vit_jax import runtime, schema
-from vit_jax.corpora import making, plan, work, write
+from vit_jax.corpora import plan, write
 from vit_jax.data import catalog
 from vit_jax.schema import ConfigError
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-  root = folders.folder(tmp_path_factory.mktemp("photos"), 30)
-  return folders.folder(root, 6, split="test")
-
-
-@pytest.fixture(scope="module")
-def corpus(photos, tmp_path_factory):
-  root = tmp_path_factory.mktemp("data")
-  said = folders.made(photos, root, shards=3)
-  assert said[0] == f"corpus is prepared at {root}/corpus/1.0.0"
-  assert any(line.startswith("train: 60 images in 3 files") for line in said)
-  return root
 
 
 def test_every_image_is_there_once_under_its_class(photos, corpus):
@@ -93,92 +77,6 @@ def test_again_it_does_nothing_and_other_options_or_input_are_refused(photos, co
   assert {file: file.stat().st_mtime_ns for file in corpus.rglob("*")} == before
 
 
-def stopped(monkeypatch, after):
-  """Ends with KeyboardInterrupt at the writing of so many reports, as a kill between a shard and its report would."""
-  calls, real = [], work.files.write_text
-
-  def write_text(path, text):
-    calls.append(path)
-    if len(calls) > after:
-      raise KeyboardInterrupt
-    real(path, text)
-
-  monkeypatch.setattr(work.files, "write_text", write_text)
-
-
-def test_stopped_and_started_again_it_writes_the_other_files_and_the_same_bytes(photos, corpus, tmp_path, monkeypatch):
-  with monkeypatch.context() as patch:
-    stopped(patch, 3)  # the plan and two shards
-    with pytest.raises(KeyboardInterrupt):
-      folders.made(photos, tmp_path, shards=3)
-  assert not (tmp_path / "corpus/1.0.0/dataset_info.json").exists()
-  with pytest.raises(ConfigError):
-    folders.source(tmp_path)
-  with pytest.raises(ConfigError, match="begun with other input or options"):
-    folders.made(photos, tmp_path, shards=2)
-  done = {file: file.stat().st_mtime_ns for file in (tmp_path / "corpus/1.0.0").glob("*array_record*")}
-  kept = {report.name for report in (tmp_path / "corpus/.1.0.0.work").glob("t*.json")}
-  assert len(kept) == 2
-  folders.made(photos, tmp_path, shards=3)
-  assert folders.shards(tmp_path) == folders.shards(corpus)
-  untouched = [file for file, time in done.items() if file.stat().st_mtime_ns == time]
-  assert len(untouched) == 2
-
-
-# What becomes of an input that is read, and what an error says of it.
-CHANGES = {
-  "a class renamed": (lambda root: (root / "train/cat").rename(root / "train/zebra"), "names, members, sizes.*classes"),
-  "a file copied in": (
-    lambda root: (root / "train/cat/new.jpg").write_bytes(encode(picture())),
-    "names, members, sizes",
-  ),
-  "a file removed": (lambda root: (root / "train/dog/1.jpg").unlink(), "names, members, sizes"),
-  "other bytes of the same number": (
-    lambda root: (root / "train/dog/1.jpg").write_bytes(bytes(len((root / "train/dog/1.jpg").read_bytes()))),
-    r"\(times\)",
-  ),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_input_that_changes_while_it_is_read_is_an_error_and_nothing_looks_whole(tmp_path, change):
-  root, (make, said) = folders.folder(tmp_path / "photos", 8), CHANGES[change]
-
-  def shards(made, source, beside):
-    reports = write._write_shards(1, 0.01, made, source, beside)
-    make(root)
-    with pytest.raises(ConfigError, match=said):  # of a process that opens it now
-      work.Worker(made, beside).source  # noqa: B018
-    return reports
-
-  data = tmp_path / "data"
-  said = rf"the input, '.*photos', has changed .*{said}.*remove {data}/corpus/\.1\.0\.0\.work, and run the same"
-  with pytest.raises(ConfigError, match=said):
-    write.whole("corpus", folders.choice(root), plan.Options(), data, shards)
-  assert not (data / "corpus/1.0.0/dataset_info.json").exists()
-  shutil.rmtree(data / "corpus/.1.0.0.work")
-  assert folders.made(root, data, max_rejected=0.5)[0].startswith("corpus is prepared")
-
-
-def test_a_test_set_that_changes_is_an_error(photos, tmp_path):
-  others = folders.folder(tmp_path / "others", 3)
-
-  def shards(*arguments):
-    folders.folder(tmp_path / "others", 4)
-    return write._write_shards(1, 0.01, *arguments)
-
-  with pytest.raises(ConfigError, match=r"--dedup-against: test sets have changed .* remove .*\.work"):
-    write.whole("corpus", folders.choice(photos), plan.Options(against=(str(others),)), tmp_path / "data", shards)
-
-
-def test_one_process_opens_its_input_once_and_compares_it_at_the_end(photos, tmp_path, monkeypatch):
-  calls, real = [], plan.opened
-  for module in (plan, work):
-    monkeypatch.setattr(module, "opened", lambda data: calls.append(data) or real(data))
-  folders.made(photos, tmp_path)
-  assert len(calls) == 2
-
-
 def test_two_at_once_are_one(photos, tmp_path):
   said = pytest.raises(ConfigError, match=f"in use by process {os.getpid()}.*take another name")
   with runtime.locked(tmp_path / "corpus/.1.0.0.work"), said:
@@ -196,19 +94,6 @@ def test_bad_images_are_left_out_up_to_a_bound_and_named(photos, tmp_path):
   rows = [json.loads(line) for line in (tmp_path / "data/corpus/1.0.0/rejected.jsonl").read_text().splitlines()]
   assert sorted(row["file"] for row in rows) == [f"train/cat/bad{i}.jpg" for i in range(6)]
   assert len(folders.source(tmp_path / "data")) == 40
-
-
-def test_a_full_disk_is_an_oserror_and_it_goes_on(photos, corpus, tmp_path, monkeypatch):
-  def full(path, records):
-    next(iter(records))
-    raise OSError(28, "No space left on device", str(path))
-
-  with monkeypatch.context() as patch:
-    patch.setattr(making, "write", full)
-    with pytest.raises(OSError, match="No space left on device"):
-      folders.made(photos, tmp_path, shards=3)
-  folders.made(photos, tmp_path, shards=3)
-  assert folders.shards(tmp_path) == folders.shards(corpus)
 
 
 def test_duplicates_of_test_images_are_left_out_and_shown(photos, tmp_path):

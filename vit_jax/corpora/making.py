@@ -162,6 +162,7 @@ class Report:
 
   records: int = 0
   bytes: int = 0
+  size: int = 0  # bytes of their file; 0 before it is written
   classes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
   done: collections.Counter = dataclasses.field(default_factory=collections.Counter)
   rejected: list[dict] = dataclasses.field(default_factory=list)

@@ -85,12 +85,15 @@ class Plan:
 
     Where the input lies may change, what is in it may not.
     """
+    if not file.exists():
+      return False
     try:
       before = files.read_json(file)
     except ConfigError:
-      before = {"damaged": True}
-    if before is None:
-      return False
+      before = None
+    if not before:
+      again = f"remove {file.parent}, and run the same command again, which makes all of it anew"
+      raise ConfigError(f"{file} is damaged, so that nobody knows what was made; {again}")
     mine = self.plain()
     differing = [key for key in mine if key != "data" and mine[key] != before.get(key)]
     if not differing:

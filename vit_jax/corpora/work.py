@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import pathlib
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -52,22 +54,38 @@ class Folders(NamedTuple):
     return self.corpus / f"{name}-{split.name}.array_record-{number:05d}-of-{split.shards:05d}"
 
   def report(self, split: Split, number: int) -> pathlib.Path:
-    """The file with the report of a shard; where it is, the shard is whole."""
+    """The file with the report of a shard."""
     return self.work / f"{split.name}-{number:05d}-of-{split.shards:05d}.json"
 
   def read_report(self, split: Split, number: int) -> making.Report | None:
-    """The report of a shard; None where it is not there."""
-    kept = files.content(self.report(split, number))
-    return None if kept is None else making.Report.read(json.loads(kept))
+    """The report of a shard; None where it is not there, or damaged."""
+    try:
+      kept = json.loads(files.content(self.report(split, number)) or b"{}")
+    except (ValueError, RecursionError):
+      return None
+    if not isinstance(kept, dict) or kept.pop("sha256", None) != _digest(kept):
+      return None
+    return making.Report.read(kept)
+
+  def read_whole(self, name: str, split: Split, number: int) -> making.Report | None:
+    """The report of a shard that is there with the size that it has; None of any other, which has to be made."""
+    report = self.read_report(split, number)
+    there = report is not None and report.size == files.size(self.shard(name, split, number))
+    return report if there else None
 
   def write_report(self, split: Split, number: int, report: making.Report) -> None:
-    """Says that a shard is whole."""
-    files.write_text(self.report(split, number), json.dumps(report.plain()))
+    """Says what is in a shard, and with its size that it is whole."""
+    plain = report.plain()
+    files.write_text(self.report(split, number), json.dumps(plain | {"sha256": _digest(plain)}))
 
   @property
   def hashes(self) -> pathlib.Path:
     """Of the test sets."""
     return self.work / "hashes.npz"
+
+
+def _digest(plain):
+  return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
 
 
 def test_set(text: str) -> Source:
@@ -104,6 +122,7 @@ class Worker:
     report = making.Report()
     path = self.folders.shard(self.plan.name, split, task.number)
     making.write(path, self._kept(split, split.positions(task.number), report, say))
+    report.size = files.size(path)
     self.folders.write_report(split, task.number, report)
     return report
 
@@ -152,10 +171,18 @@ def reopened(made: Plan, folders: Folders) -> Source:
   return source
 
 
+def read_hashes(folders: Folders) -> tuple[np.ndarray, np.ndarray] | None:
+  """(hashes of all test images, how many each test set has); None where they are not there, or damaged."""
+  try:
+    with np.load(files.local(folders.hashes)) as kept:
+      return kept["hashes"], kept["counts"]
+  except (FileNotFoundError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+    return None
+
+
 def read_index(folders: Folders, options: Options) -> duplicates.Index:
   """The index of the hashes that are kept beside a corpus."""
-  with np.load(files.local(folders.hashes)) as kept:
-    hashes, counts = kept["hashes"], kept["counts"]
+  hashes, counts = read_hashes(folders)
   names = []
   for text, count in zip(options.against, counts, strict=True):
     source = test_set(text)

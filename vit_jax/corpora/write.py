@@ -49,11 +49,15 @@ def whole(name: str, data: dict, options: Options, root: pathlib.Path, shards: C
   """As `write`, but for the shards, which `shards(plan, source, folders)` writes, and whose `Reports` it gives."""
   source, folders = _begun(name, data, root)
   made = _planned(name, data, source, options)
+  said = [f"{name} is already prepared at {folders.corpus}"]
   if _is_whole(made, folders):
     _remove(folders)  # of one that was killed at its last step
-    return [f"{name} is already prepared at {folders.corpus}"]
+    return said
   with runtime.locked(folders.work, "another name"):
+    if _is_whole(made, folders):  # by a process that held the lock until now
+      return said
     if not made.check(folders.work / "plan.json"):
+      _clear(folders)  # reports of a plan that is gone say nothing
       files.write_text(folders.work / "plan.json", json.dumps(made.plain(), indent=1))
     if not paths.in_bucket(root):
       folders.corpus.mkdir(exist_ok=True)
@@ -102,7 +106,7 @@ def _digests(options):
 def _hash_test_sets(made, folders, count):
   """Writes the hashes of the test sets, unless they are there."""
   against = made.options.against
-  if not against or folders.hashes.exists():
+  if not against or work.read_hashes(folders) is not None:
     return
   lengths = [len(work.test_set(text)) for text in against]
   tasks = [
@@ -124,7 +128,7 @@ def _hash_test_sets(made, folders, count):
 def _write_shards(count, max_rejected, made, source, folders):
   """Writes the shards that are not there; the reports of all."""
   tasks = [work.Shard(i, number) for i, split in enumerate(made.splits) for number in range(split.shards)]
-  kept = {task: folders.read_report(made.splits[task.split], task.number) for task in tasks}
+  kept = {task: folders.read_whole(made.name, made.splits[task.split], task.number) for task in tasks}
   reports = {task: report for task, report in kept.items() if report is not None}
   todo = [task for task in tasks if task not in reports]
   count = min(count, len(todo))
@@ -201,7 +205,7 @@ def _clear(folders):
   """Removes what was kept beside the corpus, but for the lock."""
   for file in folders.work.iterdir():
     if file.name != "lock":
-      file.unlink()
+      file.unlink(missing_ok=True)
 
 
 def _remove(folders):

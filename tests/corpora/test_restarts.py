@@ -1,0 +1,178 @@
+"""Corpora whose making ends before its time, or whose input or work changes meanwhile: the same bytes, or an error."""
+
+import contextlib
+import shutil
+
+import pytest
+
+from tests.corpora import folders
+from tests.image_files import encode, picture
+from vit_jax import runtime
+from vit_jax.corpora import making, plan, work, write
+from vit_jax.schema import ConfigError
+
+
+def stopped(monkeypatch, after):
+  """Ends with KeyboardInterrupt at the writing of so many reports, as a kill between a shard and its report would."""
+  calls, real = [], work.files.write_text
+
+  def write_text(path, text):
+    calls.append(path)
+    if len(calls) > after:
+      raise KeyboardInterrupt
+    real(path, text)
+
+  monkeypatch.setattr(work.files, "write_text", write_text)
+
+
+def test_stopped_and_started_again_it_writes_the_other_files_and_the_same_bytes(photos, corpus, tmp_path, monkeypatch):
+  with monkeypatch.context() as patch:
+    stopped(patch, 3)  # the plan and two shards
+    with pytest.raises(KeyboardInterrupt):
+      folders.made(photos, tmp_path, shards=3)
+  assert not (tmp_path / "corpus/1.0.0/dataset_info.json").exists()
+  with pytest.raises(ConfigError):
+    folders.source(tmp_path)
+  with pytest.raises(ConfigError, match="begun with other input or options"):
+    folders.made(photos, tmp_path, shards=2)
+  done = {file: file.stat().st_mtime_ns for file in (tmp_path / "corpus/1.0.0").glob("*array_record*")}
+  kept = {report.name for report in (tmp_path / "corpus/.1.0.0.work").glob("t*.json")}
+  assert len(kept) == 2
+  folders.made(photos, tmp_path, shards=3)
+  assert folders.shards(tmp_path) == folders.shards(corpus)
+  untouched = [file for file, time in done.items() if file.stat().st_mtime_ns == time]
+  assert len(untouched) == 2
+
+
+# What becomes of an input that is read, and what an error says of it.
+CHANGES = {
+  "a class renamed": (lambda root: (root / "train/cat").rename(root / "train/zebra"), "names, members, sizes.*classes"),
+  "a file copied in": (
+    lambda root: (root / "train/cat/new.jpg").write_bytes(encode(picture())),
+    "names, members, sizes",
+  ),
+  "a file removed": (lambda root: (root / "train/dog/1.jpg").unlink(), "names, members, sizes"),
+  "other bytes of the same number": (
+    lambda root: (root / "train/dog/1.jpg").write_bytes(bytes(len((root / "train/dog/1.jpg").read_bytes()))),
+    r"\(times\)",
+  ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_input_that_changes_while_it_is_read_is_an_error_and_nothing_looks_whole(tmp_path, change):
+  root, (make, said) = folders.folder(tmp_path / "photos", 8), CHANGES[change]
+
+  def shards(made, source, beside):
+    reports = write._write_shards(1, 0.01, made, source, beside)
+    make(root)
+    with pytest.raises(ConfigError, match=said):  # of a process that opens it now
+      work.Worker(made, beside).source  # noqa: B018
+    return reports
+
+  data = tmp_path / "data"
+  said = rf"the input, '.*photos', has changed .*{said}.*remove {data}/corpus/\.1\.0\.0\.work, and run the same"
+  with pytest.raises(ConfigError, match=said):
+    write.whole("corpus", folders.choice(root), plan.Options(), data, shards)
+  assert not (data / "corpus/1.0.0/dataset_info.json").exists()
+  shutil.rmtree(data / "corpus/.1.0.0.work")
+  assert folders.made(root, data, max_rejected=0.5)[0].startswith("corpus is prepared")
+
+
+def test_a_test_set_that_changes_is_an_error(photos, tmp_path):
+  others = folders.folder(tmp_path / "others", 3)
+
+  def shards(*arguments):
+    folders.folder(tmp_path / "others", 4)
+    return write._write_shards(1, 0.01, *arguments)
+
+  with pytest.raises(ConfigError, match=r"--dedup-against: test sets have changed .* remove .*\.work"):
+    write.whole("corpus", folders.choice(photos), plan.Options(against=(str(others),)), tmp_path / "data", shards)
+
+
+def test_one_process_opens_its_input_once_and_compares_it_at_the_end(photos, tmp_path, monkeypatch):
+  calls, real = [], plan.opened
+  for module in (plan, work):
+    monkeypatch.setattr(module, "opened", lambda data: calls.append(data) or real(data))
+  folders.made(photos, tmp_path)
+  assert len(calls) == 2
+
+
+# What happens to a shard or its report while nothing runs: (the file, by its suffix; what becomes of it).
+DAMAGES = {
+  "the shard is gone": ("", lambda file: file.unlink()),
+  "the shard is empty": ("", lambda file: file.write_bytes(b"")),
+  "the shard is cut": ("", lambda file: file.write_bytes(file.read_bytes()[:-1])),
+  **{
+    f"the report is {text[:20]!r}": (".json", lambda file, text=text: file.write_text(text))
+    for text in ("", "{}", "[]", "null", '{"records": 5}', '{"records', "[" * 100_000)
+  },
+  "the report has other figures": (
+    ".json",
+    lambda file: file.write_text(file.read_text().replace('"records": 4', '"records": 3')),
+  ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_shard_that_is_damaged_or_whose_report_is_is_made_again(photos, corpus, tmp_path, monkeypatch, damage):
+  with monkeypatch.context() as patch:
+    stopped(patch, 3)  # the plan and two shards
+    with pytest.raises(KeyboardInterrupt):
+      folders.made(photos, tmp_path, shards=3)
+  at, (suffix, change) = work.Folders.of(tmp_path, "corpus"), DAMAGES[damage]
+  split = plan.Split("test", 0, 12, 3)
+  change(at.report(split, 0) if suffix else at.shard("corpus", split, 0))
+  folders.made(photos, tmp_path, shards=3)
+  beside = [{f.name: f.read_bytes() for f in (root / "corpus/1.0.0").iterdir()} for root in (corpus, tmp_path)]
+  assert beside[0] == beside[1]
+
+
+def test_reports_of_a_plan_that_is_gone_are_not_believed(photos, corpus, tmp_path, monkeypatch):
+  with monkeypatch.context() as patch:
+    stopped(patch, 3)
+    with pytest.raises(KeyboardInterrupt):
+      folders.made(photos, tmp_path, shards=3, seed=1)
+  (tmp_path / "corpus/.1.0.0.work/plan.json").unlink()
+  folders.made(photos, tmp_path, shards=3)
+  assert folders.shards(tmp_path) == folders.shards(corpus)
+
+
+def test_hashes_that_are_damaged_are_made_again(photos, tmp_path, monkeypatch):
+  options = {"against": (str(folders.folder(tmp_path / "others", 3)),), "distance": 2}
+  with monkeypatch.context() as patch:
+    stopped(patch, 1)  # the plan
+    with pytest.raises(KeyboardInterrupt):
+      folders.made(photos, tmp_path, **options)
+  (tmp_path / "corpus/.1.0.0.work/hashes.npz").write_bytes(b"PK")
+  assert folders.made(photos, tmp_path, **options)[0].startswith("corpus is prepared")
+
+
+@pytest.mark.parametrize("size", [20, 30])
+def test_a_corpus_that_another_process_ends_before_the_lock_is_left_alone(photos, tmp_path, monkeypatch, size):
+  real, before = runtime.locked, {}
+
+  def locked(*arguments):
+    monkeypatch.setattr(runtime, "locked", real)
+    folders.made(photos, tmp_path, size=size)
+    before.update(folders.shards(tmp_path))
+    return real(*arguments)
+
+  monkeypatch.setattr(runtime, "locked", locked)
+  refused = pytest.raises(ConfigError, match=r"begun with other input or options .*size: 20, now 30.*another name")
+  with contextlib.nullcontext() if size == 30 else refused:
+    assert folders.made(photos, tmp_path, size=30) == [f"corpus is already prepared at {tmp_path}/corpus/1.0.0"]
+  assert folders.shards(tmp_path) == before and before
+
+
+def test_a_full_disk_is_an_oserror_and_it_goes_on(photos, corpus, tmp_path, monkeypatch):
+  def full(path, records):
+    next(iter(records))
+    raise OSError(28, "No space left on device", str(path))
+
+  with monkeypatch.context() as patch:
+    patch.setattr(making, "write", full)
+    with pytest.raises(OSError, match="No space left on device"):
+      folders.made(photos, tmp_path, shards=3)
+  folders.made(photos, tmp_path, shards=3)
+  assert folders.shards(tmp_path) == folders.shards(corpus)
