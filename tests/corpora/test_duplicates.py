@@ -67,13 +67,20 @@ def test_few_are_compared():
 def test_the_page_shows_pairs_and_obeys_no_name(tmp_path, monkeypatch):
   monkeypatch.setattr(duplicates, "SHOWN", 1)
   rows = [
-    {"file": "<script>\udcff", "of": "a", "image": "x&y", "record": 1, "distance": 2, "mirrored": True}
+    {"file": "<script>\udcff\x1b[2J", "of": "a\x07", "image": "x&y", "record": 1, "distance": 2, "mirrored": True}
     | duplicates.shown(PHOTOGRAPHS[0])
   ]
   duplicates.page(tmp_path / "d.html", 7 * rows, lambda row: duplicates.shown(PHOTOGRAPHS[row["record"]]))
   text = (tmp_path / "d.html").read_text()
   assert len(re.findall(r'src="data:image/jpeg;base64,[\w+/=]+"', text)) == 2
-  assert "&lt;script&gt;?" in text and "x&amp;y" in text and "mirrored" in text and "7 duplicates, the first 1" in text
+  assert (
+    "&lt;script&gt;\\udcff\\x1b[2J" in text
+    and "a\\x07" in text
+    and "\x1b" not in text
+    and "x&amp;y" in text
+    and "mirrored" in text
+    and "7 duplicates, the first 1" in text
+  )
 
 
 def test_a_test_image_of_no_use_is_an_error():
@@ -85,4 +92,4 @@ def test_a_test_image_of_no_use_is_an_error():
       return f"set, record {i}"
 
   with pytest.raises(ConfigError, match=r"--dedup-against: set, record 4: not a complete image"):
-    duplicates.hashes(Source(), [4])
+    duplicates.hashes(Source(), 4)

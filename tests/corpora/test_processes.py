@@ -1,7 +1,10 @@
 """Tasks of several processes."""
 
+import functools
+import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -30,21 +33,29 @@ class Work:
       raise OSError(28, "No space left on device", "/data/a")
     if task == "die":
       os.kill(os.getpid(), signal.SIGKILL)
+    if task == "stand":
+      os.kill(os.getpid(), signal.SIGSTOP)
     with self.lock:
       return task + 1, os.getpid()
 
 
 def results(tasks, count):
   heard = []
-  made = dict(processes.done(Work, tasks, count, lambda task, words: heard.append((task, words))))
+  with processes.done(Work, tasks, count, lambda task, words: heard.append((task, words))) as done:
+    made = dict(done)
   assert sorted(heard) == [(task, task) for task in tasks]
   return made
+
+
+def run(tasks, count, heard=lambda *_: None):
+  with processes.done(Work, tasks, count, heard, "task {}".format) as done:
+    return list(done)
 
 
 def test_one_process_is_this_one():
   assert results(range(5), 1) == {task: (task + 1, os.getpid()) for task in range(5)}
   with pytest.raises(ConfigError, match=r"data\.path: wrong"):
-    list(processes.done(Work, ["mistake"], 1, lambda *_: None))
+    run(["mistake"], 1)
 
 
 def served(task):
@@ -60,7 +71,7 @@ def served(task):
     def send(self, answer):
       answers.append(pickle.loads(pickle.dumps(answer)))
 
-  processes._serve(Silent, None, Connection(), os.getppid())
+  processes._serve(functools.partial(Silent, None), Connection(), os.getppid())
   return answers[-1]
 
 
@@ -88,8 +99,24 @@ def test_several_do_each_task_once_and_a_death_is_said():
   with pytest.raises(
     runtime.Stop, match="was ended by SIGKILL; the same command continues; if memory was short"
   ) as stop:
-    list(processes.done(Work, ["die", 1], 2, lambda *_: None))
+    run(["die", 1], 2)
   assert stop.value.code == runtime.EXIT_PEER
+
+
+@pytest.mark.heavy
+def test_one_that_stands_still_is_named_and_ended_at_the_limit(monkeypatch, capsys):
+  def heard(task, words):  # it has started, and stops now
+    for name, seconds in (("LOOK", 0.05), ("QUIET", 0.2), ("LIMIT", 0.5)):
+      monkeypatch.setattr(processes, name, seconds)
+
+  silence = r"worker process \d+ has said nothing for"
+  said = rf"^{silence} 0.5 s, the limit, at task stand and is ended \(SIGKILL\); .*same command continues"
+  with pytest.raises(runtime.Stop, match=said) as stop:
+    run(["stand"], 2, heard)
+  assert stop.value.code == runtime.EXIT_HANG
+  note = rf"note: {silence} 0.2 s, at task stand; it is ended after 0.5 s\n"
+  assert re.fullmatch(note, capsys.readouterr().out)
+  assert not multiprocessing.active_children()
 
 
 SLEEP = """
@@ -102,7 +129,8 @@ class Work:
     os.write(1, b"%d\\n" % os.getpid())
     time.sleep(600)
 if __name__ == "__main__":
-  list(processes.done(Work, [1, 2], 2, print))
+  with processes.done(Work, [1, 2], 2, print) as done:
+    list(done)
 """
 
 

@@ -5,7 +5,7 @@ import html
 import io
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
@@ -15,6 +15,7 @@ from vit_jax.corpora import conversion
 from vit_jax.data import crops
 from vit_jax.data.sources import Source
 from vit_jax.schema import ConfigError
+from vit_jax.schema.errors import readable
 
 BITS = 64
 # Bits in which two pictures of one thing may differ. Of 300 generated photographs that were saved again with quality
@@ -114,10 +115,10 @@ def page(path: pathlib.Path, duplicates: Sequence[dict], picture: Callable[[dict
   rows = []
   for duplicate in duplicates[:SHOWN]:
     cells = "".join(
-      f'<td><img src="data:image/jpeg;base64,{shot["picture"]}" alt=""><br>{html.escape(_text(name))}</td>'
+      f'<td><img src="data:image/jpeg;base64,{shot["picture"]}" alt=""><br>{html.escape(readable(name))}</td>'
       for shot, name in ((duplicate, duplicate["file"]), (picture(duplicate), duplicate["image"]))
     )
-    about = f"{html.escape(duplicate['of'])}<br>{duplicate['distance']} of {BITS} bits"
+    about = f"{html.escape(readable(duplicate['of']))}<br>{duplicate['distance']} of {BITS} bits"
     rows.append(f"<tr>{cells}<td>{about}{'<br>mirrored' if duplicate['mirrored'] else ''}</td></tr>")
   title = f"{len(duplicates):,} duplicates" + (f", the first {len(rows)}" if len(duplicates) > len(rows) else "")
   text = io.StringIO()
@@ -127,17 +128,10 @@ def page(path: pathlib.Path, duplicates: Sequence[dict], picture: Callable[[dict
   files.write_text(path, text.getvalue())
 
 
-def _text(name):
-  return name.encode("utf-8", "replace").decode()
-
-
-def hashes(source: Source, numbers: Iterable[int]) -> list[int]:
-  """Hashes of records, two of each: as it is, and mirrored. ConfigError for one of no use: a test set is whole."""
-  result = []
-  for number in numbers:
-    try:
-      pixels = conversion.convert(source.read(number)[0]).pixels
-    except (OSError, ValueError, cv2.error) as error:
-      raise ConfigError(f"{source.place(number)}: {error}", "--dedup-against") from error
-    result += [hashed(pixels), hashed(cv2.flip(pixels, 1))]
-  return result
+def hashes(source: Source, number: int) -> list[int]:
+  """Hashes of a record: as it is, and mirrored. ConfigError for one of no use: a test set is whole."""
+  try:
+    pixels = conversion.convert(source.read(number)[0]).pixels
+  except (OSError, ValueError, cv2.error) as error:
+    raise ConfigError(f"{source.place(number)}: {error}", "--dedup-against") from error
+  return [hashed(pixels), hashed(cv2.flip(pixels, 1))]

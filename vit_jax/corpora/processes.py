@@ -1,12 +1,17 @@
 """Worker processes that do tasks, one each at a time, and say how far they are."""
 
+import contextlib
 import ctypes
+import dataclasses
+import functools
 import itertools
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.process
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -15,64 +20,111 @@ from vit_jax.schema import ConfigError
 
 _PDEATHSIG = 1  # PR_SET_PDEATHSIG: the signal that comes when the process that started this one ends
 
+# Seconds between two looks at workers, and without a word of one after which it is said, and ended. A request to a bucket
+# is tried for 240.
+LOOK, QUIET, LIMIT = 1.0, 60.0, 900.0
+# What a terminal or a machine that shuts down sends to all processes: the first one ends the others.
+FOR_THE_FIRST = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
 # (task, say) -> result; `say` takes anything that can be pickled.
 Work = Callable[[Any, Callable[[Any], None]], Any]
 
 
+@dataclasses.dataclass
+class _Worker:
+  """A worker as the first process sees it."""
+
+  process: multiprocessing.process.BaseProcess
+  task: Any
+  silent: float = 0.0  # seconds
+
+
+@contextlib.contextmanager
 def done(
-  prepare: Callable[[Any], Work], tasks: Iterable, processes: int, heard: Callable[[Any, Any], None]
-) -> Iterator[tuple[Any, Any]]:
-  """(task, result) of all tasks, as they end. With one process they are done in this one.
+  prepare: Callable[[Any], Work],
+  tasks: Iterable,
+  processes: int,
+  heard: Callable[[Any, Any], None],
+  named: Callable[[Any], str] = str,
+) -> Iterator[Iterator[tuple[Any, Any]]]:
+  """(task, result) of all tasks, as they end, for as long as the context lasts. One process does them in this one.
 
   Args:
     prepare: makes the work of one process of a lock that all have; can be pickled.
     tasks: that can be pickled; none of them None.
     processes: how many.
     heard: gets a task and whatever its work says.
+    named: a task in words.
 
   Raises:
     ConfigError, OSError: of the work.
-    runtime.Stop: a process has died.
+    runtime.Stop: a process has died, or has said nothing for `LIMIT` seconds.
   """
   context = multiprocessing.get_context("spawn")  # threads, also those of libraries, survive no fork
-  tasks, lock = iter(tasks), context.Lock()
   if processes < 2:
-    work = prepare(lock)
-    for task in tasks:
-      yield task, work(task, lambda words, task=task: heard(task, words))
+    yield _alone(prepare(context.Lock()), tasks, heard)
     return
-  workers, started = {}, []  # by connection: (process, task)
+  workers = {}  # by connection
   try:
-    for task in itertools.islice(tasks, processes):
-      near, far = context.Pipe()
-      process = context.Process(target=_serve, args=(prepare, lock, far, os.getpid()), daemon=True)
-      process.start()
-      started.append(process)
-      far.close()
-      near.send(task)
-      workers[near] = process, task
-    while workers:
-      for connection in multiprocessing.connection.wait(list(workers)):
-        process, task = workers[connection]
-        kind, value = _received(connection, process)
-        if kind == "said":
-          heard(task, value)
-        elif kind == "failed":
-          raise value
-        else:
-          following = next(tasks, None)
-          if following is None:
-            del workers[connection]
-            connection.close()
-          else:
-            connection.send(following)
-            workers[connection] = process, following
-          yield task, value
+    yield _together(context, workers, functools.partial(prepare, context.Lock()), iter(tasks), processes, heard, named)
   finally:
-    for process in started:
-      process.kill()  # it holds nothing but half a file
-    for process in started:
-      process.join()
+    for worker in workers.values():
+      worker.process.kill()  # it holds nothing but half a file
+    for worker in workers.values():
+      worker.process.join(10)  # one that waits for a disk in the kernel takes longer
+
+
+def _alone(work, tasks, heard):
+  """(task, result) of tasks that this process does."""
+  for task in tasks:
+    yield task, work(task, lambda words, task=task: heard(task, words))
+
+
+def _together(context, workers, prepare, tasks, processes, heard, named):
+  """(task, result) of tasks that `workers` do, to which so many processes are added."""
+  for task in itertools.islice(tasks, processes):
+    near, far = context.Pipe()
+    process = context.Process(target=_serve, args=(prepare, far, os.getpid()), daemon=True)
+    process.start()
+    workers[near] = _Worker(process, task)
+    far.close()
+    near.send(task)
+  busy = dict(workers)
+  while busy:
+    before = time.monotonic()
+    ready = multiprocessing.connection.wait(list(busy), LOOK)
+    # Of a program that was stopped as a whole, as by Ctrl-Z, the pause does not count.
+    _check_silence(busy.values(), min(time.monotonic() - before, 2 * LOOK), named)
+    for connection in ready:
+      worker = busy[connection]
+      worker.silent, (kind, value) = 0.0, _received(connection, worker.process)
+      if kind == "said":
+        heard(worker.task, value)
+      elif kind == "failed":
+        raise value
+      else:
+        task, worker.task = worker.task, next(tasks, None)
+        if worker.task is None:
+          del busy[connection]
+          connection.close()
+        else:
+          connection.send(worker.task)
+        yield task, value
+
+
+def _check_silence(workers, seconds, named):
+  """Says which worker has said nothing for long, after so many seconds more; Stop where it is too long."""
+  for worker in workers:
+    before, worker.silent = worker.silent, worker.silent + seconds
+    about = f"worker process {worker.process.pid} has said nothing for"
+    if worker.silent >= LIMIT:
+      raise runtime.Stop(
+        runtime.EXIT_HANG,
+        f"{about} {LIMIT:g} s, the limit, at {named(worker.task)} and is ended (SIGKILL); see whether the disk or "
+        "bucket of its input answers; the same command continues",
+      )
+    if before < QUIET <= worker.silent:
+      runtime.say(f"note: {about} {QUIET:g} s, at {named(worker.task)}; it is ended after {LIMIT:g} s")
 
 
 def _received(connection, process):
@@ -91,13 +143,14 @@ def _received(connection, process):
 # In a worker.
 
 
-def _serve(prepare, lock, connection, parent):
+def _serve(prepare, connection, parent):
   """Does tasks until the pipe ends."""
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
       os._exit(0)
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, to all: the first process ends the others
+  for number in FOR_THE_FIRST:
+    signal.signal(number, signal.SIG_IGN)
   work = None
   while True:
     try:
@@ -105,7 +158,7 @@ def _serve(prepare, lock, connection, parent):
     except EOFError:
       return
     try:
-      work = work or prepare(lock)
+      work = work or prepare()
       result = work(task, lambda words: connection.send(("said", words)))
     except (ConfigError, OSError) as error:
       connection.send(("failed", error))

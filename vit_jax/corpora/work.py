@@ -30,6 +30,9 @@ class Hashes(NamedTuple):
   first: int
   stop: int
 
+  def __str__(self):
+    return f"images {self.first:,} to {self.stop:,} of {self.test_set}"
+
 
 class Shard(NamedTuple):
   """A task: a file of the corpus."""
@@ -115,9 +118,16 @@ class Worker:
   input: Source | None = None  # open already, where the plan was made in this process
 
   def __call__(self, task: Hashes | Shard, say: Callable) -> Any:
-    """The hashes, or the report of a shard; says (records, rejected, duplicates) of those that it has done since."""
+    """The hashes, or the report of a shard; says (records, rejected, duplicates) of those that it has done since.
+
+    Of hashes it says how many images they are of.
+    """
     if isinstance(task, Hashes):
-      return duplicates.hashes(self._test_set(task.test_set), range(task.first, task.stop))
+      source, hashes = self._test_set(task.test_set), []
+      for number in range(task.first, task.stop):
+        hashes += duplicates.hashes(source, number)
+        say(1)
+      return hashes
     split = self.plan.splits[task.split]
     report = making.Report()
     path = self.folders.shard(self.plan.name, split, task.number)

@@ -114,12 +114,10 @@ def _hash_test_sets(made, folders, count):
     for text, length in zip(against, lengths, strict=True)
     for first in range(0, length, CHUNK)
   ]
-  by_task = {}
   with screen.Screen("test images", sum(lengths)) as shown:
     prepare = functools.partial(work.Worker, made, folders)
-    for task, hashes in processes.done(prepare, tasks, min(count, len(tasks)), lambda *_: None):
-      by_task[task] = hashes
-      shown.add(task.stop - task.first)
+    with processes.done(prepare, tasks, min(count, len(tasks)), lambda task, words: shown.add(words)) as results:
+      by_task = dict(results)
   hashes = [value for task in tasks for value in by_task[task]]
   with files.replacing(folders.hashes) as partial, partial.open("wb") as file:
     np.savez(file, hashes=np.array(hashes, np.uint64), counts=np.array(lengths))
@@ -136,6 +134,9 @@ def _write_shards(count, max_rejected, made, source, folders):
   left_out = len(before.rejected), len(before.duplicates)
   with screen.Screen(made.name, len(source), before.records + sum(left_out), *left_out) as shown:
 
+    def named(task):
+      return folders.shard(made.name, made.splits[task.split], task.number).name
+
     def heard(task, words):
       shown.add(*words)
       if shown.rejected > 2 * limit:  # some shards are not done, and none need be done any more
@@ -143,9 +144,10 @@ def _write_shards(count, max_rejected, made, source, folders):
 
     check_rejected(reports, source, max_rejected)
     prepare = functools.partial(work.Worker, made, folders, input=source if count < 2 else None)
-    for task, report in processes.done(prepare, todo, count, heard):
-      reports[task] = report
-      check_rejected(reports, source, max_rejected)
+    with processes.done(prepare, todo, count, heard, named) as results:
+      for task, report in results:
+        reports[task] = report
+        check_rejected(reports, source, max_rejected)
   return reports
 
 
