@@ -1,8 +1,10 @@
 """The command line of `prepare`: what it prints, and mistakes at their flags."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -94,6 +96,20 @@ def test_a_corpus_of_the_command_line_is_read_by_path(tmp_path, monkeypatch, cap
   assert len(folders.source(tmp_path / "data", name="photos")) == 10
   prepare.main()
   assert capsys.readouterr().out == f"{note}photos is already prepared at {tmp_path}/data/photos/1.0.0\n"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT], ids=lambda number: number.name)
+def test_one_that_is_asked_to_stop_ends_with_one_line(tmp_path, number):
+  photos = folders.folder(tmp_path / "photos", 400)
+  words = [f"--data.path={photos}", f"--data_dir={tmp_path}/data", "--shards=40", "--processes=2"]
+  process = runs.command("prepare", "photos", "--data.name=folder", *words)
+  work = tmp_path / "data/photos/.1.0.0.work"
+  while not list(work.glob("train-*.json")) and process.poll() is None:
+    time.sleep(0.01)
+  process.send_signal(number)
+  printed = runs.finish(process, 42)
+  assert printed == f"stopped as asked ({number.name}); the same command starts or continues it\n"
 
 
 def test_a_corpus_takes_the_keys_of_every_reader():

@@ -24,7 +24,7 @@ from typing import Annotated
 
 import ml_collections
 
-from vit_jax import cli, flags, paths, schema
+from vit_jax import cli, flags, paths, runtime, schema
 from vit_jax.corpora import beam, checking, survey, write
 from vit_jax.corpora.builders import prepare
 from vit_jax.corpora.duplicates import DISTANCE
@@ -115,6 +115,17 @@ def _allowed(arguments):
       )
 
 
+def _lines(arguments):
+  """Does what the command line asks for; lines about it."""
+  if arguments.show is not None:
+    return show(arguments)
+  if arguments.data:
+    return corpus(arguments)
+  if known := catalog.about(arguments.name):
+    print(known)
+  return [prepare(arguments.name, arguments.data_dir and str(arguments.data_dir))]
+
+
 def main() -> None:
   """Reads flags, prepares, says where."""
   parser = cli.Parser("prepare", __doc__, data=True)
@@ -167,15 +178,8 @@ def main() -> None:
     check(arguments)
     return
   os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # TFDS encodes with TensorFlow, which must not see it
-  if arguments.show is not None:
-    print(*show(arguments), sep="\n")
-    return
-  if arguments.data:
-    print(*corpus(arguments), sep="\n")
-    return
-  if known := catalog.about(arguments.name):
-    print(known)
-  print(prepare(arguments.name, arguments.data_dir and str(arguments.data_dir)))
+  with runtime.stoppable():
+    print(*_lines(arguments), sep="\n")
 
 
 if __name__ == "__main__":

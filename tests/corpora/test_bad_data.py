@@ -1,5 +1,6 @@
 """Bad data, a table: each is handled as a user expects, or left out or refused with a line that names it."""
 
+import dataclasses
 import io
 import json
 import os
@@ -166,6 +167,21 @@ def test_several_labels_are_kept_and_none_is_left_out_where_each_image_has_one()
   assert [record.labels for record in making.Maker(labelled((0, 1), (), most=2)).records(range(2))] == [(0, 1), ()]
   (record,) = making.Maker(labelled(())).records(range(1))
   assert record.rejected == "0 labels, where each image has one"
+
+
+@pytest.mark.parametrize(
+  ("name", "stored"),
+  [("ü", b"\xc3\xbc"), ("no\udcffunicode", b"no\xffunicode"), ("\ud800", b"\xed\xa0\x80"), ("\ud800\udcff", None)],
+  ids=ascii,
+)
+def test_an_image_is_kept_whatever_it_is_called(name, stored):
+  from tensorflow_datasets.proto import tf_example_pb2
+
+  source = dataclasses.replace(labelled(1), identify=lambda i: name)
+  (record,) = making.Maker(source).records(range(1))
+  assert record.rejected is None
+  (kept,) = tf_example_pb2.Example.FromString(record.data).features.feature["id"].bytes_list.value
+  assert kept == stored or (stored is None and kept.decode("utf-8", "surrogatepass") == name)
 
 
 def test_a_disk_that_fails_is_no_bad_image():

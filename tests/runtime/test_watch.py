@@ -1,5 +1,6 @@
 """Requests to stop and waits that take too long, in one process."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -54,6 +55,17 @@ def test_a_sigterm_is_seen_at_the_next_poll():
       watch.poll()
     assert stop.value.code == 42
     watch.poll()  # once is enough: what follows saves
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], ids=lambda number: number.name)
+def test_a_program_without_steps_is_stopped_where_it_is_and_closes(number):
+  before, closed = signal.getsignal(number), []
+  said = f"{number.name}.*; the same command starts or continues it"
+  with pytest.raises(runtime.Stop, match=said) as stop, runtime.stoppable(), contextlib.ExitStack() as stack:
+    stack.callback(closed.append, 1)
+    os.kill(os.getpid(), number)
+    time.sleep(60)
+  assert (stop.value.code, closed, signal.getsignal(number)) == (42, [1], before)
 
 
 @pytest.mark.parametrize("phase", ["data", "evaluation"])

@@ -125,8 +125,16 @@ def serialised(image: bytes, labels: tuple[int, ...], name: str) -> bytes:
   values = example.features.feature
   values["image"].bytes_list.value.append(image)
   values["label"].int64_list.value.extend(labels)
-  values["id"].bytes_list.value.append(os.fsencode(name))  # names of files need not be UTF-8
+  values["id"].bytes_list.value.append(_encoded(name))
   return example.SerializeToString(deterministic=True)
+
+
+def _encoded(name):
+  """A name as bytes: those of a file that is called so, and of halves of pairs, which JSON may have, as UTF-8 would."""
+  try:
+    return os.fsencode(name)
+  except UnicodeEncodeError:
+    return name.encode("utf-8", "surrogatepass")
 
 
 def write(path: pathlib.Path, records: Iterable[bytes]) -> None:

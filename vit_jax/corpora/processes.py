@@ -20,8 +20,8 @@ from vit_jax.schema import ConfigError
 
 _PDEATHSIG = 1  # PR_SET_PDEATHSIG: the signal that comes when the process that started this one ends
 
-# Seconds between two looks at workers, and without a word of one after which it is said, and ended. A request to a bucket
-# is tried for 240.
+# Seconds between two looks at workers, and without a word of one after which it is named, and ended. A request to a
+# bucket is tried for 240.
 LOOK, QUIET, LIMIT = 1.0, 60.0, 900.0
 # What a terminal or a machine that shuts down sends to all processes: the first one ends the others.
 FOR_THE_FIRST = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

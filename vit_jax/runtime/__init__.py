@@ -24,7 +24,7 @@ from vit_jax.runtime.exits import (
   ending,
 )
 from vit_jax.runtime.processes import check_devices, start
-from vit_jax.runtime.watch import Preempted, Watch
+from vit_jax.runtime.watch import Preempted, Watch, stoppable
 from vit_jax.runtime.workdirs import claim, holder, locked
 
 __all__ = [
@@ -57,6 +57,7 @@ __all__ = [
   "process",
   "say",
   "start",
+  "stoppable",
 ]
 
 

@@ -41,6 +41,32 @@ class Preempted(exits.Stop):
   """All processes shall save what is at hand, at this same poll, and end with this code and message."""
 
 
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+  """For a program without steps to save: inside, a request to stop raises Stop in the main thread, wherever that is.
+
+  So what has to be closed is closed. Ctrl-C is Python's KeyboardInterrupt, as ever.
+  """
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  requests = {number: STOPS[number] for number in (signal.SIGTERM, signal.SIGHUP)}
+  requests[signal.SIGQUIT] = exits.EXIT_PREEMPTED, "stopped as asked (SIGQUIT)"
+
+  def stop(number, _):
+    code, message = requests[number]
+    raise exits.Stop(code, f"{message}; the same command starts or continues it")
+
+  before = {number: handler for number in requests if (handler := signal.getsignal(number)) != signal.SIG_IGN}
+  for number in before:
+    signal.signal(number, stop)
+  try:
+    yield
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler or signal.SIG_DFL)
+
+
 class Watch:
   """Ends the program, with a code of the contract and a line, where a limit is passed: a context.
 
