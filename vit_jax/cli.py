@@ -122,8 +122,8 @@ def quiet() -> None:
   """Shows our warnings, and of the libraries' only errors that they do not raise as well."""
   logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
   logging.getLogger("tensorflow").setLevel(logging.ERROR)
-  # Of a save that fails, Orbax's threads print pages beside the error that is raised.
-  for library in ("absl", "asyncio"):
+  # Of a save that fails, Orbax's threads print pages beside the error that is raised; of an image, Beam's do.
+  for library in ("absl", "asyncio", "apache_beam.runners.common"):
     logging.getLogger(library).setLevel(logging.CRITICAL)
   sys.unraisablehook = disk.unraisable
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -1,12 +1,16 @@
 """Corpora by Apache Beam."""
 
 import json
+import os
+import signal
 import sys
 
 import pytest
 
 from tests.corpora import folders
-from vit_jax.corpora import beam, plan, write
+from vit_jax import runtime
+from vit_jax.corpora import beam, making, plan, work, write
+from vit_jax.data import sources
 from vit_jax.schema import ConfigError
 
 
@@ -36,6 +40,61 @@ def test_the_files_are_those_of_one_machine(tmp_path, monkeypatch):
   with pytest.raises(ConfigError, match="3 of 57 images are rejected; allowed: 0"):
     by_beam(photos, tmp_path / "third", max_rejected=0.0)
   assert not (tmp_path / "third/corpus/1.0.0/dataset_info.json").exists()
+
+
+@pytest.mark.heavy
+def test_input_that_changes_is_one_line_and_what_was_done_is_done_again(tmp_path, monkeypatch):
+  pytest.importorskip("apache_beam")
+  photos = folders.folder(tmp_path / "photos", 6)
+  real, beside = plan.Plan.plain, work.Folders.of(tmp_path / "data", "corpus")
+
+  def plain(made):  # of the plan, and then for the pipeline
+    if (beside.work / "plan.json").exists():
+      (photos / "train/cat").rename(photos / "train/zebra")
+    return real(made)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(plan.Plan, "plain", plain)
+    with pytest.raises(ConfigError, match=r"has changed since .*remove .*\.work, and run the same command again$"):
+      by_beam(photos, tmp_path / "data")
+  assert not (beside.corpus / "dataset_info.json").exists()
+  (photos / "train/zebra").rename(photos / "train/cat")
+  assert by_beam(photos, tmp_path / "data")[0].startswith("corpus is prepared")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+  ("error", "said"),
+  [
+    (OSError(5, "Input/output error"), r"Input/output error; see whether its disk or bucket is there$"),
+    (runtime.Stop(42, "stopped as asked"), "^stopped as asked$"),
+  ],
+  ids=("disk", "stop"),
+)
+def test_an_error_of_the_input_or_a_request_to_stop_comes_as_it_is(tmp_path, monkeypatch, error, said):
+  pytest.importorskip("apache_beam")
+
+  def contents(file):
+    raise error
+
+  photos = folders.folder(tmp_path / "photos", 4)
+  monkeypatch.setattr(sources, "contents", contents)
+  with pytest.raises((ConfigError, runtime.Stop), match=said):
+    beam.write("corpus", folders.choice(photos), plan.Options(shards=1), tmp_path / "data", [])
+
+
+@pytest.mark.heavy
+def test_reports_without_their_files_are_not_believed_without_beam(tmp_path, monkeypatch):
+  pytest.importorskip("apache_beam")
+  photos = folders.folder(tmp_path / "photos", 6)
+  with monkeypatch.context() as patch:  # killed between its reports and its files
+    patch.setattr(making, "write", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+      by_beam(photos, tmp_path / "data", shards=2)
+  assert len(list((tmp_path / "data/corpus/.1.0.0.work").glob("train-*.json"))) == 2
+  folders.made(photos, tmp_path / "data", shards=2)
+  folders.made(photos, tmp_path / "one", shards=2)
+  assert folders.shards(tmp_path / "data") == folders.shards(tmp_path / "one")
 
 
 def test_without_beam_it_says_which_extra(tmp_path, monkeypatch):

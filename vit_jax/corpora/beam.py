@@ -5,6 +5,7 @@ their places in the order; TFDS's writer groups them by shards, and writes each 
 are the same as those of one machine, byte by byte.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -12,7 +13,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vit_jax import paths
+from vit_jax import paths, runtime
 from vit_jax.corpora import making, work
 from vit_jax.corpora.plan import Options, Plan
 from vit_jax.corpora.write import check_rejected, whole
@@ -43,7 +44,9 @@ def _write_shards(words, max_rejected, made, source, folders):
   beam = _library()
   text = json.dumps([*map(str, folders), made.plain()])
   writers = [_writer(made, folders, split) for split in made.splits]
-  with beam.Pipeline(options=beam.options.pipeline_options.PipelineOptions(list(words))) as pipeline:
+  with contextlib.ExitStack() as stack:
+    stack.push(functools.partial(_raise_own, made, folders))
+    pipeline = stack.enter_context(beam.Pipeline(options=beam.options.pipeline_options.PipelineOptions(list(words))))
     for i, split in enumerate(made.splits):
       _add(pipeline, text, i, split, writers[i])
   reports = {}
@@ -55,6 +58,19 @@ def _write_shards(words, max_rejected, made, source, folders):
     reports |= {work.Shard(i, number): report for number, report in enumerate(each)}
   check_rejected(reports, source, max_rejected)
   return reports
+
+
+def _raise_own(made, folders, kind, error, trace):
+  """Raises an error of ours as it was: Beam raises it anew with words about its steps, or as a bug."""
+  if error is None:
+    return
+  chain = [error]
+  while following := chain[-1].__cause__ or chain[-1].__context__:
+    chain.append(following)
+  own = [each for each in chain if isinstance(each, (ConfigError, runtime.Stop, OSError, KeyboardInterrupt))]
+  if own:
+    raise [each for each in own if type(each) is type(own[0])][-1]  # the one that had no such words
+  work.reopened(made, folders)  # an error of another machine is a text
 
 
 def _library():
@@ -78,18 +94,16 @@ def _add(pipeline, text, number, split, writer):
     pipeline
     | f"pieces of {split.name}" >> beam.Create(pieces)
     | f"spread {split.name}" >> beam.Reshuffle()
-    | f"make {split.name}" >> beam.FlatMap(functools.partial(_piece, text)).with_outputs(REPORTS, main="records")
+    | f"make {split.name}" >> beam.FlatMap(_piece, text).with_outputs(REPORTS, main="records")
   )
   written = beam.ptransform_fn(lambda records: writer.write_from_pcollection(records))
   _ = made["records"] | f"write {split.name}" >> written()
   _ = (
-    made[REPORTS]
-    | f"group {split.name}" >> beam.GroupByKey()
-    | f"report {split.name}" >> beam.Map(functools.partial(_keep, text, number))
+    made[REPORTS] | f"group {split.name}" >> beam.GroupByKey() | f"report {split.name}" >> beam.Map(_keep, text, number)
   )
 
 
-def _piece(text, piece) -> Iterator[Any]:
+def _piece(piece, text) -> Iterator[Any]:
   """Records of a piece by their places in the order of the split, and its report by its shard."""
   import apache_beam as beam
 
@@ -111,7 +125,7 @@ def _worker(text) -> work.Worker:
   return work.Worker(Plan.read(values), work.Folders(*map(paths.parse, (corpus, beside))))
 
 
-def _keep(text, number, pieces):
+def _keep(pieces, text, number):
   """Writes the report of a shard."""
   shard, reports = pieces
   worker = _worker(text)
