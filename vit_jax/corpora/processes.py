@@ -64,14 +64,15 @@ def done(
   if processes < 2:
     yield _alone(prepare(context.Lock()), tasks, heard)
     return
-  workers = {}  # by connection
+  others = multiprocessing.active_children()
   try:
-    yield _together(context, workers, functools.partial(prepare, context.Lock()), iter(tasks), processes, heard, named)
+    yield _together(context, functools.partial(prepare, context.Lock()), iter(tasks), processes, heard, named)
   finally:
-    for worker in workers.values():
-      worker.process.kill()  # it holds nothing but half a file
-    for worker in workers.values():
-      worker.process.join(10)  # one that waits for a disk in the kernel takes longer
+    mine = [process for process in multiprocessing.active_children() if process not in others]
+    for process in mine:
+      process.kill()  # it holds nothing but half a file
+    for process in mine:
+      process.join(10)  # one that waits for a disk in the kernel takes longer
 
 
 def _alone(work, tasks, heard):
@@ -80,8 +81,9 @@ def _alone(work, tasks, heard):
     yield task, work(task, lambda words, task=task: heard(task, words))
 
 
-def _together(context, workers, prepare, tasks, processes, heard, named):
-  """(task, result) of tasks that `workers` do, to which so many processes are added."""
+def _together(context, prepare, tasks, processes, heard, named):
+  """(task, result) of tasks that so many processes do."""
+  workers = {}  # that have a task, by connection
   for task in itertools.islice(tasks, processes):
     near, far = context.Pipe()
     process = context.Process(target=_serve, args=(prepare, far, os.getpid()), daemon=True)
@@ -89,14 +91,13 @@ def _together(context, workers, prepare, tasks, processes, heard, named):
     workers[near] = _Worker(process, task)
     far.close()
     near.send(task)
-  busy = dict(workers)
-  while busy:
+  while workers:
     before = time.monotonic()
-    ready = multiprocessing.connection.wait(list(busy), LOOK)
+    ready = multiprocessing.connection.wait(list(workers), LOOK)
     # Of a program that was stopped as a whole, as by Ctrl-Z, the pause does not count.
-    _check_silence(busy.values(), min(time.monotonic() - before, 2 * LOOK), named)
+    _check_silence(workers.values(), min(time.monotonic() - before, 2 * LOOK), named)
     for connection in ready:
-      worker = busy[connection]
+      worker = workers[connection]
       worker.silent, (kind, value) = 0.0, _received(connection, worker.process)
       if kind == "said":
         heard(worker.task, value)
@@ -105,7 +106,7 @@ def _together(context, workers, prepare, tasks, processes, heard, named):
       else:
         task, worker.task = worker.task, next(tasks, None)
         if worker.task is None:
-          del busy[connection]
+          del workers[connection]
           connection.close()
         else:
           connection.send(worker.task)
