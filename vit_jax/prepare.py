@@ -174,12 +174,12 @@ def main() -> None:
   parser.add_argument("--move-bad", type=cli.path, metavar="DIR", help="of --check, where bad images are moved to")
   arguments = parser.parse()
   _allowed(arguments)
-  if arguments.check is not None:
-    check(arguments)
-    return
   os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # TFDS encodes with TensorFlow, which must not see it
   with runtime.stoppable():
-    print(*_lines(arguments), sep="\n")
+    if arguments.check is not None:
+      check(arguments)
+    else:
+      print(*_lines(arguments), sep="\n")
 
 
 if __name__ == "__main__":
