@@ -26,9 +26,15 @@ def test_a_file_is_looked_through_again_only_when_it_has_changed(tmp_path, monke
   assert (made(), scanned) == ([[0, 1, 2], [1, 2, 3]], [])
   (tmp_path / "b.tar").write_text("another")
   assert (made(), scanned) == ([[0, 1, 2], [1, 2, 3]], [1])
-  for kept in (tmp_path / "cache").rglob("*.npz"):  # as a full disk leaves it
-    kept.write_bytes(kept.read_bytes()[:50])
-  assert (made(), sorted(scanned)) == ([[0, 1, 2], [1, 2, 3]], [0, 1])
+  # As a full disk leaves it, and with another name of the array, or a way of packing that there is not.
+  for damage in (
+    lambda data: data[:50],
+    lambda data: data.replace(b"starts", b"stirts"),
+    lambda data: data[:-60] + b"x" * 60,
+  ):
+    for kept in (tmp_path / "cache").rglob("*.index"):
+      kept.write_bytes(damage(kept.read_bytes()))
+    assert (made(), sorted(scanned)) == ([[0, 1, 2], [1, 2, 3]], [0, 1])
   assert not [*(tmp_path / "cache").rglob("*.partial")]
 
 

@@ -2,11 +2,11 @@
 
 import bisect
 import hashlib
+import io
 import itertools
 import logging
 import os
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -15,8 +15,9 @@ from vit_jax.data import sources
 from vit_jax.data.readers import listing
 from vit_jax.files import local_cache
 
-VERSION = 1  # of what is kept
+VERSION = 2  # of what is kept, and of what is checked while files are looked through
 LARGE = 2**30  # bytes of files from which on it is said that they are read
+DIGEST = 32  # bytes of SHA-256, in front of what is kept: any damage is seen, whatever the format makes of it
 BETWEEN = 2**16  # bytes between two neighbours, at most, that are read to spare a request
 Arrays = dict[str, np.ndarray]
 
@@ -34,7 +35,7 @@ def made(kind: str, files: listing.Files, scan: Callable[[int], Arrays], about: 
 
   def one(file):
     key = repr((VERSION, kind, about, files.path(file), files.stamps[file]))
-    kept = folder / f"{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.npz"
+    kept = folder / f"{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.index"
     if (arrays := _read(kept)) is None:
       arrays = scan(file)
       _keep(kept, arrays)
@@ -47,20 +48,26 @@ def made(kind: str, files: listing.Files, scan: Callable[[int], Arrays], about: 
 
 
 def _read(kept):
+  """The arrays of a file; None where it is not there or not what was written: they are made anew."""
   try:
-    with np.load(kept, allow_pickle=False) as stored:
-      return dict(stored)
-  except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):  # it is not there, or damaged: made anew
+    digest, data = (whole := kept.read_bytes())[:DIGEST], whole[DIGEST:]
+  except OSError:
     return None
+  if hashlib.sha256(data).digest() != digest:
+    return None
+  with np.load(io.BytesIO(data), allow_pickle=False) as stored:
+    return dict(stored)
 
 
 def _keep(kept, arrays):
+  data = io.BytesIO()
+  np.savez(data, **arrays)
   try:
     kept.parent.mkdir(parents=True, exist_ok=True)
     # Several processes of this machine may write the same, each to a file of its own; one that is damaged is made anew.
     with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=".", suffix=".partial", delete=False) as file:
       try:
-        np.savez(file, **arrays)
+        file.write(hashlib.sha256(data.getbuffer()).digest() + data.getbuffer())
         file.close()
         os.replace(file.name, kept)
       except OSError:
