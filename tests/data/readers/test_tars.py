@@ -63,6 +63,15 @@ def test_folders_inside_are_part_of_the_name(tmp_path):
     ([("1.jpg", PNG), ("1.cls", b"\xff")], r"'1\.cls' is no text"),
     ([("1.jpg", PNG), ("1.cls", b"0" * 2**21)], "has 2,097,152 bytes; allowed"),
     ([("notes.md", b"x")], "holds no image"),
+    (
+      [("a.b/4.jpg", PNG), ("a.b/4.cls", b"0"), ("a.b/4.edit.jpg", PNG), ("a.b/4.edit.cls", b"1")],
+      r"1 images of no sample, the first 'a\.b/4\.edit\.jpg': .* write it as 'a\.b/4_edit\.jpg'",
+    ),
+    ([("1.jpg", PNG), ("1.cls", b"0"), ("2.v1.png", PNG), ("3.v1.PNG", PNG)], r"2 images .* '2\.v1\.png'.*'2_v1\.png'"),
+    ([("1.jpg", PNG), ("1.cls", b"-1")], r"member '1\.jpg': label '-1' is no number of a class; allowed: 0 and above"),
+    ([("1.jpg", PNG), ("1.cls", b"1.0")], "label '1.0' is no number of a class"),
+    ([("1.jpg", PNG), ("1.txt", b"1e3")], "label '1e3' is no number of a class"),
+    ([("1.jpg", PNG), ("1.cls", b"1234567890")], "label '1234567890' is no number of a class"),
     ([("1.jpg", PNG), ("1.cls", b"0"), ("2.jpg", PNG), ("2.cls", b"cat")], "label 'cat' is not a number, as others"),
   ],
 )
@@ -71,6 +80,11 @@ def test_a_shard_of_another_shape_is_one_line_with_shard_and_member(tmp_path, me
   with pytest.raises(schema.ConfigError, match=message) as caught:
     tars(tmp_path)
   assert caught.value.place == "config.data.path" and str(tmp_path / "train-0.tar") in caught.value.message
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_a_label(tmp_path):
+  tar(tmp_path / "train-0.tar", [("1.jpg", PNG), ("1.cls", b"\xef\xbb\xbf1"), ("2.jpg", PNG), ("2.cls", b"0")])
+  assert numbers(tars(tmp_path)) == [(PNG, 1), (PNG, 0)]
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
@@ -92,7 +106,22 @@ def damaged():
       about.size = len(content)
       file.addfile(about, io.BytesIO(content))
   whole, end = buffer.getvalue(), 512 * (4 + 1 + 1 + 1 + -(-len(PNG) * 20 // 512))
+
+  def said(at, size, kind=b"0"):
+    """A header of another size and kind, with the sum that belongs to it."""
+    header = bytearray(whole[at : at + 512])
+    header[124:136], header[156:157], header[148:156] = size, kind, b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return whole[:at] + header + whole[at + 512 :]
+
+  nested = tarfile.TarInfo("x")
+  nested.type, nested.size = tarfile.GNUTYPE_LONGNAME, 4
   return {
+    "a size below 0": said(512 * 2, b"\xff" * 10 + b"\xfe\0"),
+    "a size below 0 of the first": said(0, b"\xff" * 12),
+    "a size of 2^64 - 1": said(0, b"\x80" + b"\0" * 3 + b"\xff" * 8),
+    "a long name of 2^40 bytes": said(512 * 2, b"\x80" + b"\0" * 5 + b"\1" + b"\0" * 5, tarfile.GNUTYPE_LONGNAME),
+    "3,000 long names of one member": (nested.tobuf(tarfile.GNU_FORMAT) + b"abc".ljust(512, b"\0")) * 3000 + whole,
     "cut inside of an image": whole[: 512 * 6],
     "cut inside of a header": whole[: 512 * 4 + 100],
     "cut between two members": whole[: 512 * 2],
@@ -108,7 +137,7 @@ def damaged():
 def test_a_tar_that_is_not_whole_is_refused_by_name(tmp_path, name):
   (tmp_path / "train-0.tar").write_bytes(damaged()[name])
   with pytest.raises(
-    schema.ConfigError, match=r"train-0\.tar is (no whole tar|damaged at byte|cut off at byte)"
+    schema.ConfigError, match=r"train-0\.tar is (no whole tar, at byte [\d,]+ |damaged at byte|cut off at byte)"
   ) as caught:
     tars(tmp_path)
   assert caught.value.place == "config.data.path"

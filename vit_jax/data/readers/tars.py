@@ -2,11 +2,13 @@
 
 A sample is the neighbouring members that are called alike up to the first dot of their name: `n01440764_10.jpg`,
 `n01440764_10.cls` (https://github.com/webdataset/webdataset). As timm has ImageNet: `cls` a number, json a "label".
+What has a longer ending, as `10.seg.png`, is not read.
 """
 
 import array
 import functools
 import os
+import re
 import tarfile
 from typing import NamedTuple
 
@@ -14,16 +16,17 @@ import numpy as np
 
 from vit_jax.data import sources
 from vit_jax.data.readers import index, indexed, listing
-from vit_jax.data.readers.labels import Collected, Most, class_names
+from vit_jax.data.readers.labels import NAMES, Collected, Most, class_names
 from vit_jax.data.readers.tree import EXTENSIONS
 from vit_jax.files import parse_json
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, show
 
 IMAGES = tuple(each.removeprefix(".") for each in EXTENSIONS)
 TEXTS = ("cls", "json", "txt")
 TEXT_BYTES = 2**20  # of a file with a label
 BLOCK = 2**14  # bytes that are read at a time while a shard of a disk is looked through: images are left out
 BEHIND = 2**20  # zeros that may follow the end, up to
+_NUMERIC = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
 def tars(
@@ -108,8 +111,8 @@ def _scan(files, label, file):
   """Where the images of a shard are, their names and labels; ConfigError that names shard and member."""
   path = files.path(file)
   members, starts, lengths = bytearray(), array.array("q"), array.array("q")
-  ends, labels, seen = array.array("q"), Collected(), set()
-  for sample in _samples(path, files.stream(file, BLOCK)):
+  ends, labels, seen, longer = array.array("q"), Collected(), set(), {}
+  for sample in _samples(path, files.stream(file, BLOCK), longer):
     if sample.key in seen:
       raise ConfigError(f"{path} has sample {sample.key!r} twice; its members are to be neighbours", "path")
     seen.add(sample.key)
@@ -125,6 +128,7 @@ def _scan(files, label, file):
       labels.add(_label(sample, label))
     except ValueError as error:
       raise ConfigError(f"{path}, member {member!r}: {error}", "path") from error
+  _check_longer(path, longer, seen)
   if not starts:
     raise ConfigError(f"{path} holds no image ({', '.join(IMAGES)})", "path")
   return labels.arrays() | {
@@ -135,13 +139,36 @@ def _scan(files, label, file):
   }
 
 
-def _samples(path, file):
-  """The samples of an open shard in order."""
+def _check_longer(path, longer, samples):
+  """ConfigError for images that were meant as samples, where the first dot of a name is not that of its ending."""
+  unused = [
+    member
+    for (key, _), by_extension in longer.items()
+    for extension, member in by_extension.items()
+    if extension in IMAGES and (key not in samples or not by_extension.keys().isdisjoint(TEXTS))
+  ]
+  if unused:
+    folder, base = os.path.split(unused[0])
+    stem, extension = os.path.splitext(base)
+    better = os.path.join(folder, stem.replace(".", "_") + extension)
+    raise ConfigError(
+      f"{path} has {len(unused):,} images of no sample, the first {unused[0]!r}: in WebDataset a sample's name "
+      f"ends at its first dot; write it as {better!r}",
+      "path",
+    )
+
+
+def _samples(path, file, longer):
+  """The samples of an open shard in order; {(sample, name up to the last dot): {ending: member}} of `longer` names."""
   sample = None
   for member in _members(path, file):
     folder, base = os.path.split(member.name)
     stem, _, extension = base.partition(".")
     extension = extension.lower()
+    if stem and "." in extension and member.isreg():
+      before, _, last = member.name.rpartition(".")
+      if last.lower() in (*IMAGES, *TEXTS):
+        longer.setdefault((os.path.join(folder, stem), before), {})[last.lower()] = member.name
     if not stem or extension not in (*IMAGES, *TEXTS) or member.isdir():
       continue
     if not member.isreg() or member.issparse():
@@ -164,16 +191,38 @@ def _samples(path, file):
     yield sample
 
 
+class _Headers:
+  """A file of which no more is read at a time than any header takes: a long name may be said to have 2^40 bytes."""
+
+  def __init__(self, file):
+    self._file = file
+    self.tell, self.seek = file.tell, file.seek
+
+  def read(self, size):
+    """So many bytes; ReadError for too many."""
+    if not 0 <= size <= TEXT_BYTES:
+      raise tarfile.ReadError(f"a header of {size:,} bytes")
+    return self._file.read(size)
+
+
 def _members(path, file):
   """The headers of a tar; ConfigError unless it is whole. Of what it holds nothing is looked at."""
+  end, size = 0, file.seek(0, os.SEEK_END)
+  file.seek(0)
   try:
-    with tarfile.open(fileobj=file, mode="r:", errorlevel=2) as tar:
+    with tarfile.open(fileobj=_Headers(file), mode="r:", errorlevel=2) as tar:
       while member := tar.next():
+        if member.size < 0 or tar.offset > size:
+          raise tarfile.ReadError(f"a member of {member.size:,} bytes, of a file of {size:,}")
         tar.members.clear()  # a shard may have millions
         yield member
+        end = tar.offset
       end = tar.offset
-  except tarfile.TarError as error:
-    raise ConfigError(f"{path} is no whole tar ({error}); allowed: tars that are not compressed", "path") from error
+  # Sizes and names are whatever a header says: seeking to 2^64 is a ValueError, 3,000 names of one member recurse.
+  except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+    raise ConfigError(
+      f"{path} is no whole tar, at byte {end:,} ({error}); allowed: tars that are not compressed", "path"
+    ) from error
   # Python's reader takes a damaged header for the end.
   file.seek(end)
   if (behind := file.read(BEHIND)).strip(b"\0") or len(behind) == BEHIND:
@@ -201,7 +250,11 @@ def _label(sample, key):
 def _number(member, content):
   """A number or a name, as it is written in a member."""
   try:
-    text = content.decode().strip()
+    text = content.decode("utf-8-sig").strip()
   except UnicodeDecodeError:
     raise ValueError(f"{member!r} is no text") from None
-  return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+  if text.isascii() and text.isdigit() and len(text) < 10:
+    return int(text)
+  if _NUMERIC.fullmatch(text):
+    raise ValueError(f"label {show(text)} is no number of a class; allowed: 0 and above, below {NAMES:,}, or a name")
+  return text
