@@ -42,6 +42,8 @@ def test_labels_of_many_forms_are_those_that_were_added():
     ([[0, []]], 1, "labels", "file 0, record 1: 0 labels"),
     ([[0, 1], [1, [1, 2, 3]]], 2, "labels", "file 1, record 1: 3 labels; allowed: 2"),
     ([[[]]], 2, "", "there is no label"),
+    ([[1], [0, 7, 2**20]], 1, "", r"file 1, record 2: label 1,048,576; allowed: below 1,048,576\. Is it an id\?"),
+    ([[[0, 1], [2, 2**31 - 1]]], 2, "", "file 0, record 1: label 2,147,483,647; allowed: below 1,048,576"),
   ],
 )
 def test_labels_that_do_not_go_together_are_refused(files, most, key, message):

@@ -23,7 +23,7 @@ def table(root, columns, name="train-00000-of-00001.parquet", metadata=None, **o
   from pyarrow import parquet as form
 
   root.mkdir(parents=True, exist_ok=True)
-  made = pyarrow.table(columns)
+  made = columns if isinstance(columns, pyarrow.Table) else pyarrow.table(columns)
   form.write_table(made.replace_schema_metadata(metadata) if metadata else made, root / name, **options)
 
 
@@ -86,6 +86,47 @@ def test_files_of_another_form_are_refused_by_name(tmp_path):
   file.write_bytes((other / "data" / file.name).read_bytes())
   with pytest.raises(schema.ConfigError, match="has other classes than the first file"):
     parquet(root)
+
+
+@pytest.mark.parametrize("other", [["text"], [[b"list"]], [7], [{"bytes": b"x", "path": ""}]])
+def test_images_of_two_types_are_refused_with_both_files(tmp_path, other):
+  for name, pictures in (("train-0.parquet", [image(0)]), ("train-1.parquet", other)):
+    table(tmp_path, {"image": pictures, "label": [0]}, name)
+  with pytest.raises(schema.ConfigError, match=r"is .* in .*train-1\.parquet, and binary in .*train-0\.p") as caught:
+    parquet(tmp_path)
+  assert caught.value.place == "config.data.path" and "column 'image'" in caught.value.message
+
+
+@pytest.mark.parametrize("names", [["image", "image", "label"], ["image", "label", "label"]])
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_column_that_is_there_twice_is_refused(tmp_path, names, damaged):
+  import pyarrow
+
+  for i in range(2):
+    table(tmp_path, {"image": [image(0)], "label": [0]}, f"train-{i}.parquet")
+  columns = [pyarrow.array([0] if name == "label" else [b"x"]) for name in names]
+  table(tmp_path, pyarrow.Table.from_arrays(columns, names), f"train-{damaged}.parquet")
+  with pytest.raises(schema.ConfigError, match=rf"train-{damaged}\.parquet has 2 columns '{names[1]}'") as caught:
+    parquet(tmp_path)
+  assert caught.value.place == "config.data.path"
+
+
+def test_columns_whose_names_begin_alike_are_told_apart(tmp_path):
+  columns = {
+    "image.bytes": [b"wrong"] * 2,
+    "label.x": [5, 6],
+    "image": [{"bytes": image(i), "path": ""} for i in (0, 1)],
+  }
+  table(tmp_path, columns | {"label": [1, 0]})
+  assert numbers(parquet(tmp_path)) == [(image(0), 1), (image(1), 0)]
+
+
+def test_a_class_that_the_schema_has_twice_is_named(tmp_path):
+  forms.parquet(tmp_path, [image(0)] * 6, [0] * 6, names=["a", "b", "a"])
+  with pytest.raises(schema.ConfigError, match=r"train-00000-of-00003\.parquet has class 'a' twice; ") as caught:
+    parquet(tmp_path)
+  assert caught.value.place == "config.data.classes"
+  assert parquet(tmp_path, classes="3").classes == ("0", "1", "2")
 
 
 def test_a_row_without_bytes_and_a_damaged_row_group_are_errors_of_their_images(tmp_path):

@@ -87,6 +87,10 @@ def resolve(
     raise ConfigError(f"labels are names at {where(named, 0)} and numbers at {where(numbered[0], 0)}; take either")
   if classes is None:
     largest = max((int(file["numbers"].max()) for file in files if len(file["numbers"])), default=-1)
+    if largest >= NAMES:
+      i = next(i for i in numbered if files[i]["numbers"].max() >= NAMES)
+      record = _record(files[i], int(np.argmax(files[i]["numbers"] >= NAMES)))
+      raise ConfigError(f"{where(i, record)}: label {largest:,}; allowed: below {NAMES:,}. Is it an id?")
     classes = sorted(set().union(*names)) if any(names) else map(str, range(largest + 1))
   classes = tuple(classes)
   if not classes:
@@ -99,11 +103,10 @@ def resolve(
 
 def _resolved(file, names, index, most, where) -> Labels:
   numbers, counts = file["numbers"], file["counts"]
-  ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]) if len(counts) else None
+  ends = _ends(file)
 
   def refuse(at, reason):
-    record = at if ends is None else int(np.searchsorted(ends, at, "right")) - 1
-    raise ConfigError(f"{where(record)}: {reason}")
+    raise ConfigError(f"{where(_record(file, at))}: {reason}")
 
   if names:
     if unknown := [number for number, name in enumerate(names) if name not in index]:
@@ -121,6 +124,18 @@ def _resolved(file, names, index, most, where) -> Labels:
       record = int(counts.argmax())
       raise ConfigError(f"{where(record)}: {counts[record]} labels; allowed: {most}, which `labels` sets", "labels")
   return Labels(numbers, ends, most > 1)
+
+
+def _ends(file):
+  """Where the labels of each record begin and end, int64 [records + 1]; None where each has one."""
+  counts = file["counts"]
+  return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]) if len(counts) else None
+
+
+def _record(file, at):
+  """The record that a label is of."""
+  ends = _ends(file)
+  return at if ends is None else int(np.searchsorted(ends, at, "right")) - 1
 
 
 def _names(file):
@@ -150,10 +165,15 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
     if not names or "" in names:
       line = names.index("") + 1 if names else 1
       raise ConfigError(f"{text}, line {line}, has no name; write one class a line")
-    if len(set(names)) < len(names):
-      again = next(name for i, name in enumerate(names) if name in names[:i])
+    if again := repeated(names):
       raise ConfigError(f"{text} has {show(again)} twice; write each class once")
     return names
+
+
+def repeated(names: Sequence[str]) -> str | None:
+  """The first name that was there before; None where each is there once."""
+  seen = set()
+  return next((name for name in names if name in seen or seen.add(name)), None)
 
 
 # A label in front of what is stored: what is read as a run is to be told from nothing but its bytes.

@@ -12,10 +12,10 @@ import numpy as np
 
 from vit_jax.data import sources
 from vit_jax.data.readers import index, indexed, listing
-from vit_jax.data.readers.labels import Collected, Most, class_names
+from vit_jax.data.readers.labels import Collected, Most, class_names, repeated
 from vit_jax.data.readers.row_groups import RowGroups, described, opened
 from vit_jax.files import parse_json
-from vit_jax.schema import ConfigError, nearest
+from vit_jax.schema import ConfigError, nearest, show
 from vit_jax.schema.errors import some
 
 LARGE_GROUP = 2**29  # bytes from which on a row group is named: each thread may hold one
@@ -57,11 +57,19 @@ def parquet(
   """
   splits, named = sources.Splits(train, val, test), class_names(classes)
   files = listing.listed(path, (".parquet",), "Parquet files")
-  tables, columns = listing.by_split(files), _columns(files, image, label)
+  tables, (columns, kind) = listing.by_split(files), _columns(files, image, label)
   if named is None and columns.classes:
+    if again := repeated(columns.classes):
+      raise ConfigError(
+        f"{files.path(0)} has class {show(again)} twice; give their number, or a file of names", "classes"
+      )
     named = columns.classes
+  first = f"{kind} in {files.path(0)}"
   known = {
-    part: (tables[part], index.made("Parquet", tables[part], functools.partial(_scan, tables[part], columns), columns))
+    part: (
+      tables[part],
+      index.made("Parquet", tables[part], functools.partial(_scan, tables[part], columns, first), columns),
+    )
     for part in indexed.used(tables, splits, split, named is None)
   }
   stored = functools.partial(RowGroups, columns.image)
@@ -89,21 +97,36 @@ class _Columns(NamedTuple):
 
 
 def _columns(files, image, label):
-  """Of the first of the files; the others must have the same."""
-  import pyarrow
-
+  """(of the first of the files, the type of its images); the others must have the same columns."""
   with _whole(files, 0), opened(files, 0) as table:
     schema = table.schema_arrow
   features = _features(schema)
   image = _chosen("image", image, schema.names, [name for name in features if _kind(features[name]) == "Image"])
   label = _chosen("label", label, schema.names, [name for name in features if _kind(features[name]) == "ClassLabel"])
+  _check_single(files.path(0), schema, (image, label))
   kind = schema.field(image).type
-  bytes_ = kind.field("bytes").type if pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
-  if not (pyarrow.types.is_binary(bytes_) or pyarrow.types.is_large_binary(bytes_)):
+  if (words := _image(image, kind)) is None:
     raise ConfigError(
       f"column {image!r} of {files.path(0)} is {kind}; allowed: struct<bytes: binary, ...>, binary", "image"
     )
-  return _Columns((image,) if bytes_ is kind else (image, "bytes"), label, _classes(features.get(label)))
+  return _Columns(words, label, _classes(features.get(label))), kind
+
+
+def _check_single(path, schema, columns):
+  for column in columns:
+    if (count := schema.names.count(column)) > 1:
+      raise ConfigError(f"{path} has {count} columns {column!r}; write it with one", "path")
+
+
+def _image(column, kind):
+  """The words of a column of images of a type; None for another type."""
+  import pyarrow
+
+  struct = pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+  stored = kind.field("bytes").type if struct else kind
+  if not (pyarrow.types.is_binary(stored) or pyarrow.types.is_large_binary(stored)):
+    return None
+  return (column, "bytes") if struct else (column,)
 
 
 def _chosen(key, name, names, fitting):
@@ -147,19 +170,26 @@ def _classes(feature):
   return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def _scan(files, columns, file):
-  """Rows of the row groups of a file, and the labels; ConfigError that names file and row."""
+def _scan(files, columns, first, file):
+  """Rows of the row groups of a file, and the labels; ConfigError that names file and row, and what the `first` has."""
   labels = Collected()
   with _whole(files, file), opened(files, file) as table:
     footer, names, features = table.metadata, table.schema_arrow.names, _features(table.schema_arrow)
     if missing := {columns.image[0], columns.label} - set(names):
       raise ConfigError(f"{files.path(file)} has no column {min(missing)!r}; allowed: files of the same form", "path")
+    _check_single(files.path(file), table.schema_arrow, (columns.image[0], columns.label))
+    kind = table.schema_arrow.field(columns.image[0]).type
+    if _image(columns.image[0], kind) != columns.image:
+      raise ConfigError(
+        f"column {columns.image[0]!r} is {kind} in {files.path(file)}, and {first}; allowed: files of the same form",
+        "path",
+      )
     if _classes(features.get(columns.label)) != columns.classes:
       raise ConfigError(f"{files.path(file)} has other classes than the first file; allowed: the same", "path")
     groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
     row = 0
     for batch in table.iter_batches(columns=[columns.label], batch_size=2**16):
-      for value in batch.column(0).to_pylist():
+      for value in batch.column(columns.label).to_pylist():
         try:
           labels.add(value)
         except ValueError as error:

@@ -87,7 +87,8 @@ class RowGroups:
     where = f"{self.files.path(file)}, row group {group}"
     with described(lambda text: OSError(f"{where}, cannot be read: {text}")):
       with opened(self.files, file, self._footer(file)) as table:
-        column = table.read_row_group(group, columns=[".".join(self._column)], use_threads=False).column(0)
+        rows = table.read_row_group(group, columns=[".".join(self._column)], use_threads=False)
+      column = rows.column(self._column[0])  # a column called "image.bytes" comes with them
       for field in self._column[1:]:
         column = pyarrow.compute.struct_field(column, field)
       return column
