@@ -1,5 +1,6 @@
 """Worker processes: the stream of the threads, errors that name what died, and none of them left behind."""
 
+import dataclasses
 import functools
 import logging
 import os
@@ -12,11 +13,11 @@ import time
 import pytest
 
 from tests import runs
-from tests.streams import opened, same, take
-from vit_jax.data import loader
+from tests.streams import PLAIN, file, opened, same, take
+from vit_jax.data import catalog, loader, stream
 from vit_jax.data.images import ImageError
 from vit_jax.data.workers import WorkerError
-from vit_jax.schema import ConfigError
+from vit_jax.schema import Choice, ConfigError
 
 pytestmark = pytest.mark.heavy
 
@@ -98,6 +99,33 @@ def test_data_that_are_gone_when_a_worker_opens_them_are_an_error_as_the_trainer
   with pytest.raises(ImageError, match=r"config.data.path: gs://data cannot be reached"):
     next(made)
   made.close()
+
+
+def photos(root):
+  source = catalog.open_split(Choice("folder", {"path": str(root), "test": "train"}), "train")
+  source = dataclasses.replace(source, fingerprint=functools.cache(source.fingerprint))
+  return stream.train_examples(source, 0, **PLAIN)
+
+
+def test_data_that_change_before_a_worker_opens_them_are_an_error(tmp_path):
+  def add(name):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes(file(3))
+
+  for name in ("a/1.png", "a/2.png", "b/1.png"):
+    add(f"train/{name}")
+  take(loader.batches(photos(tmp_path), 2, range(2), 0, loader.Workers(functools.partial(photos, tmp_path), 1)), 3)
+  for name, said in (
+    ("train/a/2.png", "times of change of files"),
+    ("train/c/1.png", "names, labels or order of images, sizes of files, times of change of files, classes"),
+  ):
+    examples = photos(tmp_path)
+    examples.source.fingerprint()
+    add(name)
+    made = loader.batches(examples, 2, range(2), 0, loader.Workers(functools.partial(photos, tmp_path), 1))
+    with pytest.raises(ImageError, match=rf"the data changed while the run began: .*{said}.*; bring them back"):
+      next(made)
+    made.close()
 
 
 def test_what_a_worker_warns_of_is_seen_once_and_says_who(capfd):

@@ -15,6 +15,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 
 from vit_jax import schema
+from vit_jax.data import sources
 from vit_jax.data.decoding import cores
 from vit_jax.data.images import BAD_SHARE, ImageError, Images
 from vit_jax.data.prefetch import Prefetch
@@ -130,15 +131,31 @@ def batches(
   chunks = _chunks(lambda: examples, *options)
   if workers is None:
     return Batches(chunks, start, threads, prefetch)
-  opened = functools.partial(_chunks, workers.opened, *options, workers.count)
+  source = examples.source
+  known = source.fingerprint(), sources.digest(source.classes)
+  opened = functools.partial(_chunks, workers.opened, *options, workers.count, known)
   return Batches(chunks, start, threads, prefetch, Pool(opened, chunks, workers.count, threads))
 
 
-def _chunks(opened, size, rows, start, bounds, workers=1):
-  """The chunks of the examples that are opened, here or in one of so many workers."""
+def _chunks(opened, size, rows, start, bounds, workers=1, known=None):
+  """The chunks of the examples that are opened, here or in one of so many workers, to which their data are `known`."""
   examples = opened()
+  if known is not None:
+    _check_same(examples.source, *known)
   ahead = ReadAhead(examples.source, examples.order, start * size, workers)
   return Chunks(examples, size, rows, Images(ahead.source, *bounds), ahead)
+
+
+def _check_same(source, fingerprint, classes):
+  """ConfigError for data that are others than when the trainer opened them, seconds ago."""
+  changes = fingerprint.changes(source.fingerprint())
+  if sources.digest(source.classes) != classes:
+    changes.append("classes")
+  if changes:
+    raise schema.ConfigError(
+      f"the data changed while the run began: {', '.join(changes)}. Let nothing write to them; bring them back as they "
+      "were, or take another --workdir"
+    )
 
 
 class Workers(NamedTuple):

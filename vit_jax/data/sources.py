@@ -36,6 +36,15 @@ class Fingerprint(NamedTuple):
   sizes: str = ""  # of files
   times: str = ""  # of the last change of files
 
+  def changes(self, now: "Fingerprint") -> list[str]:
+    """What is another `now`, in words."""
+    words = {
+      "names": "names, labels or order of images",
+      "sizes": "sizes of files",
+      "times": "times of change of files",
+    }
+    return [words[key] for key in words if getattr(self, key) != getattr(now, key)]
+
 
 class Runs(NamedTuple):
   """Records as they are stored, neighbours at one go."""

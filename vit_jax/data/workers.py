@@ -175,7 +175,7 @@ def main(size: int, parent: int, descriptors: list[int]) -> None:
   try:
     chunks = connections[0].recv()()
     lines = [threading.Thread(target=_serve, args=(chunks, *line)) for line in zip(connections, memories, strict=True)]
-  except (ConfigError, OSError) as error:  # the trainer could open it: its bucket has gone since
+  except (ConfigError, OSError) as error:  # the trainer could open it: its bucket has gone since, or its files changed
     lines = [threading.Thread(target=_refuse, args=(str(error), connection)) for connection in connections]
   for line in lines:
     line.start()
