@@ -10,6 +10,7 @@ import pytest
 from tests.image_files import encode, picture
 from vit_jax.corpora import making
 from vit_jax.data import sources
+from vit_jax.schema import ConfigError
 
 
 def test_neighbours_are_runs_of_up_to_32():
@@ -40,6 +41,16 @@ def test_records_are_read_together_where_that_is_cheaper_and_alone_where_the_blo
   assert [record.name for record in records] == list(map(str, numbers))
   assert [record.rejected for record in records if record.data is None] == ["record 65 is damaged"]
   assert [record.labels for record in records[6:]] == [(i % 2,) for i in range(63, -1, -1)]
+
+
+def test_too_little_memory_rejects_no_record_and_says_what_to_do():
+  def fail(*which):
+    raise MemoryError
+
+  for runs, first in ((None, 7), (sources.Runs(fail, fail), 5)):
+    source = sources.Source("set", "all", ("a", "b"), 70, fail, lambda i: f"set, record {i}", runs=runs)
+    with pytest.raises(ConfigError, match=f"set, record {first}: not enough memory; take fewer --processes"):
+      list(making.Maker(source).records([7, 5]))
 
 
 def test_a_record_is_the_same_bytes_and_has_what_tfds_reads():

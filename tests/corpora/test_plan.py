@@ -84,3 +84,12 @@ def test_splits_are_those_of_the_input_and_none_is_empty():
   assert plan.splits(source, plan.Options(shards=3)) == (plan.Split("train", 0, 3000, 3),)
   small = dataclasses.replace(source, read=lambda i: (bytes(10), 0))
   assert plan.splits(small, plan.Options()) == (plan.Split("train", 0, 3000, 6),)  # so that six cores have one each
+
+
+def test_too_little_memory_for_a_sample_does_not_change_the_files():
+  def fail(i):
+    raise MemoryError
+
+  source = sources.Source("set", "all", ("a",), 70, fail, lambda i: f"set, record {i}")
+  with pytest.raises(ConfigError, match="set, record 0: not enough memory; it takes a machine with more"):
+    plan.splits(source, plan.Options())

@@ -46,6 +46,15 @@ def seen(tmp_path_factory):
   return source, looked_at(source)
 
 
+def test_too_little_memory_is_no_fault_of_an_image(tmp_path):
+  def fail(i):
+    raise MemoryError
+
+  source = dataclasses.replace(opened(folders.folder(tmp_path, 2)), read=fail)
+  with pytest.raises(schema.ConfigError, match=r"train/(cat|dog)/.*: not enough memory"):
+    looked_at(source)
+
+
 def test_each_kind_has_the_images_that_are_of_it_and_no_others(seen):
   source, found = seen
   kinds = survey.offenders(found, SIDE)

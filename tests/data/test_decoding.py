@@ -1,6 +1,9 @@
 """Decoding against Pillow; files that are not whole; memory that threads share."""
 
 import io
+import pathlib
+import resource
+import sys
 import threading
 
 import cv2
@@ -33,6 +36,21 @@ def test_sixteen_bits_are_cut_to_eight():
   np.testing.assert_array_equal(decoded(data), image)
   gray = encode(Image.fromarray(image[..., 0].astype(np.uint16) * 257))
   np.testing.assert_array_equal(decoded(gray), np.repeat(image[..., :1], 3, axis=-1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("left", [30, 230], ids="{} MB, where pixels take 192 and decoding 384".format)
+def test_too_little_memory_is_no_fault_of_the_file(left):
+  data = encode(np.full((8000, 8000, 3), 99, np.uint8), "JPEG", progressive=True)
+  header, before = decoding.check(data, 2**30, 100), resource.getrlimit(resource.RLIMIT_AS)
+  used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+  resource.setrlimit(resource.RLIMIT_AS, (used + left * 10**6, before[1]))
+  try:
+    with pytest.raises(MemoryError):
+      decoding.decode(data, header)
+  finally:
+    resource.setrlimit(resource.RLIMIT_AS, before)
+  assert decoding.decode(data, header)[0, 0].tolist() == [99, 99, 99]
 
 
 JPEGS = {

@@ -71,6 +71,20 @@ def test_an_error_of_the_disk_makes_no_record_bad_and_stops_the_run(on_error):
   assert not made.reasons
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize(
+  "error", [MemoryError(), cv2.error("OpenCV(5.0.0) a.cpp:1: error: (-4:Insufficient memory) F")]
+)
+def test_too_little_memory_makes_no_record_bad_and_stops_the_run(on_error, error):
+  def fail(image):
+    raise error
+
+  made = of(lambda i: (file(3), 0), on_error, 1000)
+  with pytest.raises(images.ImageError, match=r"made, record 3: not enough memory; take fewer data\.threads"):
+    made.prepared(3, fail)
+  assert not made.reasons
+
+
 def test_a_set_of_which_every_image_is_bad_stops_the_run():
   made = of(lambda i: (b"", 0), "skip", 3)
   assert made.prepared(0, same) is None
@@ -80,8 +94,7 @@ def test_a_set_of_which_every_image_is_bad_stops_the_run():
 
 
 ERRORS = (
-  cv2.error("OpenCV(5.0.0) resize.cpp:1: error: (-4:Insufficient memory) in function 'resize'"),
-  MemoryError(),
+  cv2.error("OpenCV(5.0.0) resize.cpp:1: error: (-215:Assertion failed) in function 'resize'"),
   ValueError("cannot reshape"),
 )
 

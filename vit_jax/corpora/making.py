@@ -13,7 +13,7 @@ import cv2
 
 from vit_jax import disk, files
 from vit_jax.corpora import conversion, duplicates
-from vit_jax.data import order
+from vit_jax.data import decoding, order
 from vit_jax.data.images import OF_A_FILE, text_of
 from vit_jax.data.sources import Source
 from vit_jax.schema import ConfigError
@@ -47,7 +47,7 @@ class Maker:
   def record(self, number: int, read: Callable[[], tuple]) -> Record:
     """One record; `read` gives its file and label.
 
-    Raises ConfigError for trouble with the disk or bucket of the input, which may be gone with the next try.
+    Raises ConfigError for trouble with memory, or the disk or bucket of the input, which may be gone with the next try.
     """
     name = self.source.identify(number)
     try:
@@ -60,6 +60,8 @@ class Maker:
     except ConfigError:
       raise
     except (OSError, ValueError, MemoryError, cv2.error) as error:
+      if decoding.no_memory(error):
+        raise self._no_memory(number) from error
       if isinstance(error, OSError) and error.errno not in OF_A_FILE:
         reason = f"{self.source.place(number)}: {text_of(error)}; see whether its disk or bucket is there"
         raise ConfigError(reason) from error
@@ -85,6 +87,8 @@ class Maker:
     for first, stop in neighbours(numbers):
       try:
         stored |= zip(range(first, stop), self.source.runs.read(first, stop), strict=True)
+      except MemoryError as error:
+        raise self._no_memory(first) from error
       except OSError as error:
         if error.errno not in OF_A_FILE:
           raise ConfigError(f"{self.source.place(first)}: {text_of(error)}; see whether it is there") from error
@@ -94,6 +98,9 @@ class Maker:
         number,
         lambda number=number, data=data: self.source.read(number) if data is None else self.source.runs.parse(data),
       )
+
+  def _no_memory(self, number):
+    return ConfigError(f"{self.source.place(number)}: not enough memory; take fewer --processes")
 
   def _checked(self, label):
     labels, classes = label if isinstance(label, tuple) else (label,), len(self.source.classes)

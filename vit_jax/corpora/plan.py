@@ -6,9 +6,11 @@ import json
 import pathlib
 from collections.abc import Iterator
 
+import cv2
+
 from vit_jax import files, schema
 from vit_jax.corpora import conversion
-from vit_jax.data import catalog, order, sources
+from vit_jax.data import catalog, decoding, order, sources
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.schema.errors import some
@@ -147,8 +149,10 @@ def _shards(source, first, stop, size):
     try:
       data, _ = source.read(number)
       lengths.append(len(conversion.convert(data, size).data if size else data))
-    except (OSError, ValueError):  # it is seen again, and reported, when its shard is made
-      continue
+    except (OSError, ValueError, MemoryError, cv2.error) as error:
+      if decoding.no_memory(error):  # without this image the files might be fewer
+        raise ConfigError(f"{source.place(number)}: not enough memory; it takes a machine with more") from error
+      # Any other is seen again, and reported, when its shard is made.
   total = (stop - first) * sum(lengths) / max(1, len(lengths))
   return max(1, min(MOST, round(total / SHARD)), min(CORES, (stop - first) // FEW))
 

@@ -88,6 +88,8 @@ def _look(images, record, hashed):
   try:
     facts, label = images.prepared(record, lambda image: _facts(np.asarray(image), hashed))
   except ImageError as error:
+    if decoding.no_memory(error.__cause__):
+      raise ConfigError(str(error)) from error
     return Look(record, error=reason(error))
   return Look(record, tuple(int(each) for each in np.atleast_1d(label) if each >= 0), *facts)
 

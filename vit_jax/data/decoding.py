@@ -137,7 +137,7 @@ def decode(data: bytes, header: Header) -> np.ndarray:
 
   Raises DecodeError with the reason. A truncated file is an error, also one that has its end marker: of JPEGs with one
   scan all that lack more than the last three blocks of 64 samples; of progressive ones all whose scans do not bring
-  each coefficient to its last bit, but not those that lack a part of the last scan.
+  each coefficient to its last bit, but not those that lack a part of the last scan. MemoryError is none of the file.
   """
   image = tiff.decoded(data, header.page) if header.page else _decoded(data, header)
   if image.shape[:2] != (header.height, header.width):
@@ -156,8 +156,11 @@ def _decoded(data, header) -> np.ndarray:
   try:
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
   except cv2.error as error:
+    if no_memory(error):
+      raise MemoryError from error
     raise DecodeError(f"OpenCV cannot decode it: {error.err}") from error
   if image is None:
+    np.empty(header.memory, np.uint8)  # MemoryError: of WebP and progressive JPEGs OpenCV does not say that it is this
     raise DecodeError(f"not a complete image; {len(data)} bytes that begin with {data[:8]!r}")
   return image
 
@@ -177,6 +180,12 @@ def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
   if _is_transposed(orientation):
     pixels = cv2.transpose(pixels)
   return cv2.flip(pixels, _FLIPS[_MIRRORED[orientation]]) if orientation in _MIRRORED else pixels
+
+
+def no_memory(error: BaseException | None) -> bool:
+  """Whether an error is that of a process with too little memory, and so no fault of an image."""
+  # OpenCV's `error.code` is an attribute of the class: that of the last error of any thread.
+  return isinstance(error, MemoryError) or (isinstance(error, cv2.error) and "(-4:Insufficient memory)" in str(error))
 
 
 def _without_end(data, header) -> bytes:

@@ -54,7 +54,7 @@ class Images:
   def prepared(self, record: int, prepare: Callable[[np.ndarray | decoding.Picture], np.ndarray]):
     """(prepare(image), label or labels [K]), or None for a bad record where these are skipped. Raises ImageError.
 
-    Bad is a record that cannot be read, decoded or prepared.
+    Bad is a record that cannot be read, decoded or prepared; where memory or the disk is at fault, none is.
     """
     with self._being_read(record):
       try:
@@ -62,6 +62,10 @@ class Images:
       except ConfigError:  # of the data as a whole
         raise
       except (OSError, ValueError, MemoryError, cv2.error) as error:
+        if decoding.no_memory(error):
+          raise self.stop(
+            f"{self.source.place(record)}: {text_of(error)}; take fewer data.threads, and data.workers"
+          ) from error
         if isinstance(error, OSError) and error.errno not in OF_A_FILE:
           raise self.stop(
             f"{self.source.place(record)}: {text_of(error)}; see whether its disk or bucket is there"
@@ -158,11 +162,8 @@ def _began(read):
 
 def text_of(error):
   """What is wrong with an image, in a few words."""
-  match error:
-    case cv2.error():
-      text = f"OpenCV: {error.err}"
-    case MemoryError():
-      text = "there is no memory for it"
-    case _:
-      text = str(error)
+  if decoding.no_memory(error):
+    text = "not enough memory"
+  else:
+    text = f"OpenCV: {error.err}" if isinstance(error, cv2.error) else str(error)
   return text if len(text) <= 300 else f"{text[:300]}..."

@@ -2,9 +2,24 @@
 
 import threading
 
+import pyarrow.parquet
+import pytest
+
 from tests import forms
 from tests.image_files import image
 from vit_jax.data.readers import row_groups
+
+
+def test_too_little_memory_is_no_damage_of_the_file(tmp_path, monkeypatch):
+  def fail(*which, **options):
+    raise pyarrow.lib.ArrowMemoryError("malloc of size 77 failed")
+
+  forms.parquet(tmp_path, [image(0)] * 6, [0] * 6)
+  source = forms.opened("parquet", tmp_path, test="train")
+  monkeypatch.setattr(pyarrow.parquet.ParquetFile, "read_row_group", fail)
+  for _ in range(2):
+    with pytest.raises(MemoryError):
+      source.read(0)
 
 
 def test_a_row_group_is_read_once_for_all_threads_and_few_stay(tmp_path, monkeypatch):

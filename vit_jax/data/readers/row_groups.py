@@ -60,7 +60,7 @@ class RowGroups:
     if mine:
       try:
         future.set_result(self._read(file, group))
-      except OSError as error:
+      except (OSError, MemoryError) as error:
         future.set_exception(error)
       finally:
         if not _is_read(future):  # another time it may be there
@@ -85,7 +85,7 @@ class RowGroups:
     import pyarrow.compute
 
     where = f"{self.files.path(file)}, row group {group}"
-    with described(lambda text: OSError(f"{where}, cannot be read: {text}")):
+    with described(lambda text: OSError(f"{where}, cannot be read: {text}"), MemoryError):
       with opened(self.files, file, self._footer(file)) as table:
         rows = table.read_row_group(group, columns=[".".join(self._column)], use_threads=False)
       column = rows.column(self._column[0])  # a column called "image.bytes" comes with them
@@ -108,16 +108,16 @@ def opened(files: listing.Files, file: int, footer=None):
 
 
 @contextlib.contextmanager
-def described(error_of: Callable[[str], Exception]) -> Iterator[None]:
+def described(error_of: Callable[[str], Exception], besides: type[Exception] = ConfigError) -> Iterator[None]:
   """What pyarrow raises of a damaged file becomes the error that is made of its text.
 
-  Our own errors, and those of the disk or the bucket, which have an errno, stay as they are.
+  Errors that are one of `besides`, and those of the disk or the bucket, which have an errno, stay as they are.
   """
   import pyarrow
 
   try:
     yield
-  except ConfigError:
+  except besides:
     raise
   except (pyarrow.ArrowException, ValueError, OSError) as error:
     if isinstance(error, OSError) and error.errno is not None:
