@@ -214,3 +214,17 @@ def test_records_that_are_requests_want_more_threads_in_whichever_part_they_are(
 
   assert requests() and requests(repeats=2)  # tars are read one by one
   assert requests(order=ORDERS["records"]) and not requests(order=ORDERS["blocks"])
+
+
+@pytest.mark.parametrize(
+  ("weights", "key", "message"),
+  [
+    ((1, 1e-8), "parts", "weights 1e-08 and 1; allowed: the largest up to 1,000,000 times the smallest"),
+    ((1, 1e-320), "parts[1].weight", "1e-320"),
+    ((1e308, 1e308), "parts[0].weight", "1e"),
+  ],
+)
+def test_weights_of_no_share_are_refused(parts, weights, key, message):
+  with pytest.raises(ConfigError, match=message) as caught:
+    opened([part | {"weight": weight} for part, weight in zip(parts, weights, strict=False)])
+  assert caught.value.place == f"config.data.{key}"

@@ -12,6 +12,7 @@ from vit_jax.schema import ConfigError, show
 from vit_jax.schema.errors import some
 
 Classes = Literal["union", "same"]
+RATIO = 10**6  # of the largest to the smallest weight: a smaller share is not seen in a run
 
 
 def mixture(
@@ -28,6 +29,12 @@ def mixture(
     epoch: the part by name of which an epoch of the run is one; None: as many examples as there are records.
   """
   names = _names(parts)
+  if max(weights) > RATIO * min(weights):
+    raise ConfigError(
+      f"weights {min(weights):g} and {max(weights):g}; allowed: the largest up to {RATIO:,} times the smallest. Leave "
+      "out a part that is to have no share",
+      "parts",
+    )
   together, numbers = _classes(names, parts, classes)
   firsts, labels = index.firsts(map(len, parts)), max(part.labels for part in parts)
   joined = _Joined(name, tuple(parts), firsts, numbers, len(together), labels)

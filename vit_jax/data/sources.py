@@ -204,6 +204,11 @@ def select(spec: str, sizes: Mapping[str, int], slices: Iterable[str] = ()) -> l
   return parts
 
 
+def is_split_name(text: str) -> bool:
+  """Whether a split may be called so: else a split string would mean something else by it."""
+  return bool((match := _PART.fullmatch(text)) and match[1] == text and text != "all")
+
+
 def split_names(specs: Iterable[str]) -> set[str]:
   """The names in split strings, whether or not there are such splits: "train[:99%]+test" has train and test."""
   return {match[1] for spec in specs for text in spec.split("+") if (match := _PART.fullmatch(text.strip()))}
@@ -311,7 +316,7 @@ def stamps(files: Sequence[str]) -> list[tuple[int | None, int | None]]:
     for file in files[first : first + 1000]:
       try:
         result.append(stamp(file))
-      except OSError:  # it shows when it is read
+      except (OSError, ValueError):  # it shows when it is read; a name may hold a character of code 0
         result.append((None, None))
     return result
 

@@ -72,7 +72,13 @@ def test_splits_are_in_the_lines_or_in_the_names_of_files(tmp_path):
     ({"path": "a", "label": 2**40}, "line 2: label 1099511627776 is out of range"),
     ({"path": "a", "label": "x"}, "line 2: label 'x' is not a number, as others"),
     ({"path": "a", "label": 1, "split": 2}, "line 2: 'split' is 2"),
-    ({"path": "a", "label": 1, "split": "a\nb"}, "line 2: split 'a"),
+    *(
+      (
+        {"path": "a", "label": 1, "split": split},
+        "line 2: split '.*; allowed: up to 1,000 names of letters.*as 'train'",
+      )
+      for split in ("a\nb", "train[:1]", " train", "all", "train+test", "../x", "\ud800")
+    ),
     ("\ufeff\udcff", None),
   ],
 )
@@ -100,6 +106,23 @@ def test_an_image_that_is_not_there_is_an_error_of_that_image(tmp_path, line, me
   source = manifest(write(tmp_path, line | {"label": 0}))
   with pytest.raises(OSError, match=message):
     source.read(0)
+
+
+def test_a_fingerprint_has_the_images_that_lines_name(tmp_path):
+  for name in ("a.png", "b.png"):
+    (tmp_path / name).write_bytes(image(0))
+  lines = [{"path": name, "label": 0} for name in ("a.png", str(tmp_path / "b.png"), "none.png", "x\0y", "~nobody/x")]
+  file = write(tmp_path, *lines, {"bytes": base64.b64encode(image(4)).decode(), "label": 0})
+  part, before = manifest(file, "train[2:]").fingerprint(), manifest(file).fingerprint()
+  assert before == manifest(file).fingerprint()
+  (tmp_path / "b.png").write_bytes(image(0) + b"more")
+  now = manifest(file).fingerprint()
+  assert before.changes(now) == ["sizes of files", "times of change of files"]
+  (tmp_path / "a.png").write_bytes(image(1))
+  assert now.changes(manifest(file).fingerprint())[-1] == "times of change of files"
+  assert part == manifest(file, "train[2:]").fingerprint()
+  with pytest.raises(OSError, match="No such file"):
+    manifest(file).read(4)
 
 
 def test_memory_does_not_grow_with_what_lines_hold(tmp_path):

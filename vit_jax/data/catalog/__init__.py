@@ -47,7 +47,7 @@ def _loading(row):
 READERS = {name: schema.preset(row.reader, name, row, **_defaults(row)) for name, row in CATALOG.items()}
 
 
-def _weight(*, weight: schema.Positive = 1.0) -> float:
+def _weight(*, weight: Annotated[float, schema.Range(1e-9, 1e12)] = 1.0) -> float:
   return weight
 
 

@@ -91,6 +91,7 @@ def source(
   content: Callable[[str, bytes], bytes] = lambda file, stored: stored,
   identify: Callable[[str, Records, int], str] = lambda part, records, i: f"{part}/{i}",
   about: tuple = (),
+  beside: Callable[[Records, range], list] = lambda records, numbers: [],
 ) -> sources.Source:
   """The source of parts of splits, whose records are known.
 
@@ -107,6 +108,7 @@ def source(
     content: (file, what is stored of a record) -> its image; OSError for none. The file is "" in a run of neighbours.
     identify: (split, its records, number) -> the name of a record.
     about: what else decides the records.
+    beside: (records of a split, some of their numbers) -> (bytes, time of last change) of files that these name.
   """
 
   def read(part, i):
@@ -125,7 +127,7 @@ def source(
     read,
     lambda part, i: f" ({where(*records[part].locate(i))})",
     lambda part, i: identify(part, records[part], i),
-    lambda: _fingerprint(parts, records, about),
+    lambda: _fingerprint(parts, records, about, beside),
     labels,
     read_label=lambda part, i: records[part].label(i),
     runs=sources.Runs(lambda part, *ends: records[part].run(*ends), parse, together) if together else None,
@@ -133,12 +135,13 @@ def source(
   )
 
 
-def _fingerprint(parts, records, about):
-  """Of the files of some splits, as they were listed, and of all labels."""
+def _fingerprint(parts, records, about, beside):
+  """Of the files of some splits, as they were listed, of those that they name, and of all labels."""
   names, stamps = [], []
   for part in dict.fromkeys(part for part, _ in parts):
     files = records[part].extents.files
     names += [*files.names, *(hashlib.sha256(each.numbers).hexdigest() for each in records[part].labels)]
     stamps += files.stamps
+  stamps += [stamp for part, numbers in parts for stamp in beside(records[part], numbers)]
   sizes, times = zip(*stamps, strict=True)
   return sources.Fingerprint(sources.digest([parts, about, *names]), "", sources.digest(sizes), sources.digest(times))

@@ -16,6 +16,7 @@ from vit_jax.files import JSON_BYTES, parse_json
 from vit_jax.schema import ConfigError, show
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
+TOGETHER = 1000  # lines that are read at one go for the stamps of their images
 BLOCK = 2**20  # bytes that are read at a time while a manifest is looked through
 
 
@@ -64,12 +65,28 @@ def manifest(
     remote=files.remote or "bucket" in kinds,
     content=lambda file, line: _image(file, _parsed(line)),
     identify=_identify,
+    beside=_stamps,
   )
 
 
 def _identify(part, records, i):
   line = _parsed(records.extents.read(i, i + 1)[0])
   return str(line.get("id", line.get("path", f"{part}/{i}")))
+
+
+def _stamps(records, numbers):
+  """(size, time of change) of the images that records name on a disk; in a bucket each would cost a request."""
+  kinds = {str(kind) for arrays in records.arrays for kind in arrays["kinds"]}
+  if "path" not in kinds or records.extents.files.remote:
+    return []
+  named = []
+  for first in range(numbers.start, numbers.stop, TOGETHER):
+    lines = records.extents.read(first, min(first + TOGETHER, numbers.stop))
+    for i, line in enumerate(lines, first):
+      about = _parsed(line)
+      if "path" in about:
+        named.append(places.beside(records.extents.file(i), about["path"]))
+  return sources.stamps([path for path in named if not path.startswith(paths.BUCKET)])
 
 
 def _image(manifest, about):
@@ -145,8 +162,10 @@ def _scan(files, file):
       if line.strip():
         try:
           split, kind = _checked(line, labels)
-          if split is not None and (not split or "\n" in split or len(splits) >= 1000):
-            raise ValueError(f"split {show(split)}: allowed are up to 1,000 names of one line")
+          if split is not None and (not sources.is_split_name(split) or len(splits) >= 1000):
+            raise ValueError(
+              f"split {show(split)}; allowed: up to 1,000 names of letters, digits and - . _ but for 'all', as 'train'"
+            )
         except ValueError as error:
           raise ConfigError(f"{files.path(file)}, line {number:,}: {error}", "path") from error
         starts.append(at)

@@ -116,7 +116,7 @@ def beside(manifest: str, file: str) -> str:
   """The path of a file that a manifest names, from the manifest's folder on unless it is a whole one."""
   if not file.startswith(paths.BUCKET):
     file = os.path.join(os.path.dirname(manifest), file)
-  return file if file.startswith(paths.BUCKET) else str(pathlib.Path(file).expanduser())
+  return file if file.startswith(paths.BUCKET) else os.path.expanduser(file)
 
 
 def content(file: str) -> bytes:
