@@ -140,9 +140,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   """
   grid = mesh.make(run.mesh, devices)
   with at("config.data"):
-    source = open_split(run.data, "train")
-  # For the identity of a state and for workers: a file server is asked once.
-  source = dataclasses.replace(source, fingerprint=functools.cache(source.fingerprint))
+    source = loader.stamped_once(open_split(run.data, "train"))
   _check_batch(run, grid, len(source) if training else run.batch)
   total = run.total.steps(run.batch, source.epoch_length)
   if not 0 < total < 2**31:

@@ -146,6 +146,11 @@ def _chunks(opened, size, rows, start, bounds, workers=1, known=None):
   return Chunks(examples, size, rows, Images(ahead.source, *bounds), ahead)
 
 
+def stamped_once(source: sources.Source) -> sources.Source:
+  """A source whose fingerprint is that of when it was asked for first: a file server takes its time for many files."""
+  return dataclasses.replace(source, fingerprint=functools.cache(source.fingerprint))
+
+
 def _check_same(source, fingerprint, classes):
   """ConfigError for data that are others than when the trainer opened them, seconds ago."""
   changes = fingerprint.changes(source.fingerprint())

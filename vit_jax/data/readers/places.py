@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vit_jax import paths
 from vit_jax.data import sources
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, show
 
 ASKED = 32  # files of a bucket at a time: of 3,000, each 50 ms away, it takes 5 s
 
@@ -124,7 +124,10 @@ def content(file: str) -> bytes:
   if "\0" in file:
     raise OSError("its path has a character of code 0")
   if not file.startswith(paths.BUCKET):
-    return sources.contents(file)
+    try:
+      return sources.contents(file)
+    except UnicodeEncodeError as error:
+      raise OSError(f"its path {show(file)} is no Unicode") from error
   paths.prepare()
   data = file_system().cat_file(file, end=sources.LARGEST + 1)
   if len(data) > sources.LARGEST:
