@@ -10,7 +10,7 @@ import pytest
 from tests.corpora import folders
 from vit_jax import runtime
 from vit_jax.corpora import beam, making, plan, work, write
-from vit_jax.data import sources
+from vit_jax.data import local_files
 from vit_jax.schema import ConfigError
 
 
@@ -78,7 +78,7 @@ def test_an_error_of_the_input_or_a_request_to_stop_comes_as_it_is(tmp_path, mon
     raise error
 
   photos = folders.folder(tmp_path / "photos", 4)
-  monkeypatch.setattr(sources, "contents", contents)
+  monkeypatch.setattr(local_files, "contents", contents)
   with pytest.raises((ConfigError, runtime.Stop), match=said):
     beam.write("corpus", folders.choice(photos), plan.Options(shards=1), tmp_path / "data", [])
 

@@ -11,7 +11,7 @@ from tests import hostile_images
 from tests.image_files import encode, picture
 from vit_jax import schema
 from vit_jax.corpora import checking
-from vit_jax.data import catalog, images, sources
+from vit_jax.data import catalog, images, local_files
 
 GOOD = encode(picture())
 BAD = {
@@ -141,7 +141,7 @@ def test_what_may_be_the_disks_fault_makes_no_image_bad(monkeypatch, photos):
   def fails(file):
     raise OSError(errno.EIO, "Input/output error")
 
-  monkeypatch.setattr(sources, "contents", fails)
+  monkeypatch.setattr(local_files, "contents", fails)
   with pytest.raises(images.ImageError, match="see whether its disk"):
     checking.check(photos)
   choice, splits = opened(photos)

@@ -1,7 +1,6 @@
 """Images by record: bad ones are named or skipped, whatever is wrong with them; what is being read is known."""
 
 import errno
-import os
 import threading
 import time
 
@@ -201,15 +200,6 @@ def test_many_bad_images_are_counted_under_all_threads_and_the_log_names_each_on
   assert batches.skipped == 3
   named = [record.getMessage() for record in caplog.records if "skipped: made" in record.getMessage()]
   assert sorted(int(text.split("record ")[1].split(":")[0]) for text in named) == bad
-
-
-def test_a_file_that_is_replaced_by_a_pipe_is_closed_again(tmp_path):
-  os.mkfifo(tmp_path / "x.jpg")
-  before = len(os.listdir("/proc/self/fd"))
-  for _ in range(5):
-    with pytest.raises(OSError, match="named pipe"):
-      sources.contents(tmp_path / "x.jpg")
-  assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize(

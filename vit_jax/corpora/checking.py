@@ -15,7 +15,7 @@ import numpy as np
 from vit_jax import paths
 from vit_jax.corpora import conversion, survey
 from vit_jax.corpora.screen import Screen
-from vit_jax.data import catalog, decoding, images, sources
+from vit_jax.data import catalog, decoding, images, local_files
 from vit_jax.data.images import ImageError, Images
 from vit_jax.data.readers import tree
 from vit_jax.data.sources import Source
@@ -74,7 +74,7 @@ def is_quick(source: Source, root: pathlib.Path) -> bool:
   left = SECONDS - EACH * len(source)
   if source.remote or left < 0:
     return False
-  sizes = sources.stamps([f"{root}/{source.identify(i)}" for i in range(len(source))])
+  sizes = local_files.stamps([f"{root}/{source.identify(i)}" for i in range(len(source))])
   return sum(size or 0 for size, _ in sizes) <= left * RATE * decoding.cores()
 
 
@@ -137,7 +137,7 @@ def check(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple[list[s
     raise ConfigError(f"--check: no image ({', '.join(tree.EXTENSIONS)}) in {str(root)!r}")
   source = Source(
     *("check", "all", ("",), len(walked.images)),
-    read=lambda i: (sources.contents(root / walked.images[i]), 0),
+    read=lambda i: (local_files.contents(root / walked.images[i]), 0),
     place=lambda i: f"file {f'{root}/{walked.images[i]}'!r}",
   )
   with Screen("checking", len(source)) as screen:
@@ -238,7 +238,7 @@ def _copy(file, target):
     return
   with open(target, "xb") as opened:
     try:
-      opened.write(sources.contents(file))
+      opened.write(local_files.contents(file))
       opened.flush()
       os.fsync(opened.fileno())
       shutil.copystat(file, target)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests import forms, streams
-from vit_jax.data import sources
+from vit_jax.data import local_files
 from vit_jax.data.readers import index, listing
 
 
@@ -56,6 +56,6 @@ def test_neighbours_are_one_read_and_what_lies_apart_is_several(tmp_path, monkey
   whole = (tmp_path / "a.tar").read_bytes()
   assert extents.read(0, 5) == [whole[a : a + n] for a, n in zip(starts, sizes, strict=True)]
   assert reads == [(0, 0, 300), (0, 100_000, 100_010), (0, 256, 307)]
-  monkeypatch.setattr(sources, "LARGEST", 150)
+  monkeypatch.setattr(local_files, "LARGEST", 150)
   with pytest.raises(OSError, match="200 bytes; allowed: 150"):
     extents.read(1, 2)

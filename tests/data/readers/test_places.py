@@ -4,7 +4,7 @@ import pytest
 
 from tests.data.readers.test_folder import folder, write
 from tests.image_files import image, names, numbers
-from vit_jax.data import catalog, sources
+from vit_jax.data import catalog, local_files, sources
 from vit_jax.data.readers import places
 from vit_jax.schema import Choice, ConfigError, at
 
@@ -59,7 +59,7 @@ def test_data_of_another_scheme_are_one_line(name, path):
 
 @pytest.mark.heavy
 def test_what_is_no_regular_size_is_not_read(bucket, monkeypatch):
-  monkeypatch.setattr(sources, "LARGEST", 5)
+  monkeypatch.setattr(local_files, "LARGEST", 5)
   (bucket / "a/1.png").write_bytes(image(1))
   listed = places.Bucket.listed(bucket)
   with pytest.raises(OSError, match="bytes; allowed: 5"):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from vit_jax.data import sources
+from vit_jax.data import local_files
 from vit_jax.data.readers import listing
 from vit_jax.files import local_cache
 
@@ -115,9 +115,9 @@ class Extents:
       file, number = self.locate(first)
       starts, sizes = self._arrays[file]
       starts, sizes = (each[number : number + stop - first].tolist() for each in (starts, sizes))
-      if max(sizes) > sources.LARGEST:
-        size = next(size for size in sizes if size > sources.LARGEST)
-        raise OSError(f"it has {size:,} bytes; allowed: {sources.LARGEST:,}")
+      if max(sizes) > local_files.LARGEST:
+        size = next(size for size in sizes if size > local_files.LARGEST)
+        raise OSError(f"it has {size:,} bytes; allowed: {local_files.LARGEST:,}")
       result += self._pieces(file, starts, sizes)
       first += len(starts)
     return result

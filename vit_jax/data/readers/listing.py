@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 
 from vit_jax import paths
-from vit_jax.data import sources
+from vit_jax.data import local_files, sources
 from vit_jax.data.readers import places
 from vit_jax.schema import ConfigError, at, show
 from vit_jax.schema.errors import some
@@ -234,7 +234,7 @@ def _entries(root):
     everything = places.file_system().find(str(root), detail=True)
     return {name.removeprefix(start).lstrip("/"): (e["size"], str(e["updated"])) for name, e in everything.items()}
   if root.is_file():
-    return {"": sources.stamp(root)}
+    return {"": local_files.stamp(root)}
   if not root.is_dir():
     raise sources.AbsentError(f"nothing is at {show(str(root))}; bring it back, or name what is there", "path")
   disk, names, folders = places.Disk(root), [], [""]

@@ -9,7 +9,7 @@ import itertools
 import numpy as np
 
 from vit_jax import paths
-from vit_jax.data import sources
+from vit_jax.data import local_files, sources
 from vit_jax.data.readers import index, indexed, listing, places
 from vit_jax.data.readers.labels import Collected, Most, class_names
 from vit_jax.files import JSON_BYTES, parse_json
@@ -86,7 +86,7 @@ def _stamps(records, numbers):
       about = _parsed(line)
       if "path" in about:
         named.append(places.beside(records.extents.file(i), about["path"]))
-  return sources.stamps([path for path in named if not path.startswith(paths.BUCKET)])
+  return local_files.stamps([path for path in named if not path.startswith(paths.BUCKET)])
 
 
 def _image(manifest, about):

@@ -8,7 +8,7 @@ from concurrent import futures
 from typing import Any, NamedTuple
 
 from vit_jax import paths
-from vit_jax.data import sources
+from vit_jax.data import local_files, sources
 from vit_jax.schema import ConfigError, show
 
 ASKED = 32  # files of a bucket at a time: of 3,000, each 50 ms away, it takes 5 s
@@ -33,7 +33,7 @@ def stamps(files: Sequence[pathlib.Path]) -> list[tuple[int, int]]:
 
   def ask(file):
     if not paths.in_bucket(file):
-      return sources.stamp(file)
+      return local_files.stamp(file)
     status = file.stat()
     return status.length, status.mtime
 
@@ -58,11 +58,11 @@ class Disk(NamedTuple):
 
   def stamps(self, files: list[str]) -> list[tuple[int | None, int | None]]:
     """(bytes, time of last change) of files."""
-    return sources.stamps([f"{self.root}/{file}" for file in files])
+    return local_files.stamps([f"{self.root}/{file}" for file in files])
 
   def read(self, file: str) -> bytes:
     """The content of a file. Raises OSError."""
-    return sources.contents(self.root / file)
+    return local_files.contents(self.root / file)
 
 
 class Bucket(NamedTuple):
@@ -99,8 +99,8 @@ class Bucket(NamedTuple):
 
   def read(self, file: str) -> bytes:
     """As of a `Disk`."""
-    if self.objects[file][0] > sources.LARGEST:
-      raise OSError(f"it has {self.objects[file][0]:,} bytes; allowed: {sources.LARGEST:,}")
+    if self.objects[file][0] > local_files.LARGEST:
+      raise OSError(f"it has {self.objects[file][0]:,} bytes; allowed: {local_files.LARGEST:,}")
     return file_system().cat_file(f"{self.root}/{file}")
 
 
@@ -125,13 +125,13 @@ def content(file: str) -> bytes:
     raise OSError("its path has a character of code 0")
   if not file.startswith(paths.BUCKET):
     try:
-      return sources.contents(file)
+      return local_files.contents(file)
     except UnicodeEncodeError as error:
       raise OSError(f"its path {show(file)} is no Unicode") from error
   paths.prepare()
-  data = file_system().cat_file(file, end=sources.LARGEST + 1)
-  if len(data) > sources.LARGEST:
-    raise OSError(f"it has more bytes than are allowed: {sources.LARGEST:,}")
+  data = file_system().cat_file(file, end=local_files.LARGEST + 1)
+  if len(data) > local_files.LARGEST:
+    raise OSError(f"it has more bytes than are allowed: {local_files.LARGEST:,}")
   return data
 
 

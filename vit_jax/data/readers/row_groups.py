@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
-from vit_jax.data import sources
+from vit_jax.data import local_files
 from vit_jax.data.readers import index, listing
 from vit_jax.schema import ConfigError
 
@@ -46,8 +46,8 @@ class RowGroups:
       data = self._group(file, group)[number].as_py()
       if data is None:
         raise OSError("its row has no bytes; write the images into the files, not their paths")
-      if len(data) > sources.LARGEST:
-        raise OSError(f"it has {len(data):,} bytes; allowed: {sources.LARGEST:,}")
+      if len(data) > local_files.LARGEST:
+        raise OSError(f"it has {len(data):,} bytes; allowed: {local_files.LARGEST:,}")
       result.append(data)
     return result
 
