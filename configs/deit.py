@@ -3,6 +3,7 @@
 Command:   python -m vit_jax.train --config=configs/deit.py:S --workdir=runs/deit_s
            for Ti, S, B
 Hardware:  TPU v4-64 takes 2 h 40 min for Ti, 2 h 43 min for S, 4 h 40 min for B (github.com/affjljoo3581/deit3-jax)
+           Planned there: S 1.7 hours, B 3.8; on v3-32 with scanned layers 6.6 and 15.5 (docs/results.md)
 Result:    published: Ti 72.2, S 79.8, B 81.8 % top-1 (README of facebookresearch/deit); repeated by deit3-jax: 73.1,
            79.68, 81.46. All training images are trained on, and the epoch is not chosen: take the last one's
 """

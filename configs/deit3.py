@@ -7,7 +7,7 @@ Command:   python -m vit_jax.train --config=configs/deit3.py:B,i1k,800 --workdir
            public builder has ImageNet-21k: --config.data.path=DIR is your own TFDS directory of it, with a split `full`
 Hardware:  TPU v4-64, both steps, by github.com/affjljoo3581/deit3-jax: i1k for 400 epochs S 2 h 38 min, B 4 h 42,
            L 14 h 10, H 19 h 10, for 800 S 5 h 19, B 9 h 28; i21k for 90 S 7 h 30, B 12 h 12, L 37 h 13, H 35 h 51.
-           Planned with scanned layers for the first step of B,i1k,400: 5.9 hours, on v3-32 16.2 (vit_jax.plan)
+           Planned for the first step of B,i1k,400: 4.1 hours, on v3-32 scanned 16.2; docs/results.md has all
 Result:    published at 224 px: i1k for 800 epochs S 81.4, B 83.8, L 84.9, H 85.2 % top-1; i21k for 240 (H: 90) S 83.1,
            B 85.7, L 87.0, H 87.2 (README_revenge of facebookresearch/deit). Repeated by deit3-jax for 400 epochs:
            80.7, 83.6, 84.62, 85.12. All training images are trained on, and the epoch is not chosen
