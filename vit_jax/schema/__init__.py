@@ -6,7 +6,6 @@ their types, ranges and defaults. Positional parameters are what the run itself 
 again names its table in the annotation, `crop: Annotated[Choice, CROPS]`. So there is no second list of keys to keep.
 """
 
-import ast
 import collections.abc
 import dataclasses
 import functools
@@ -20,9 +19,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import ml_collections
 
-from vit_jax.schema import patterns, signatures
+from vit_jax.schema import patterns, signatures, texts
 from vit_jax.schema.errors import ConfigError, at, nearest, place, show
 from vit_jax.schema.signatures import keywords
+from vit_jax.schema.texts import Text
 
 # Types that a signature may use.
 
@@ -50,13 +50,6 @@ Fraction = Annotated[float, Range(0, 1)]
 Probability = Annotated[float, Range(0, 1, open_high=True)]  # of dropping: 1 would drop everything
 Momentum = Annotated[float, Range(0, 1, open_high=True)]  # of a moving average: 1 would never move
 Pattern = typing.NewType("Pattern", str)  # a regular expression over a whole parameter path, see `patterns`
-
-
-_PERCENT = re.compile(r"(\d+(?:\.\d*)?) ?%")  # of whatever is a float
-
-
-class Text(str):
-  """A value as typed in a flag; the schema decides what it is."""
 
 
 class Required(str):
@@ -201,6 +194,8 @@ def convert(value, kind):
     is_none = value is None or (isinstance(value, Text) and value.lower() == "none")
     if is_none and type(None) in args:
       return None
+    if str in args and int in args and isinstance(value, int):  # a number among words, as it would be typed
+      value = str(value)
     return convert(value, next(a for a in args if a is not type(None)))
   if origin is Literal:
     if value not in args:
@@ -215,7 +210,7 @@ def convert(value, kind):
   if origin is collections.abc.Mapping:
     return _mapping(value, args[1])
   if origin is tuple:
-    return _tuple(_literal(value), args)
+    return _tuple(texts.literal(value), args)
   return _scalar(value, kind)
 
 
@@ -279,34 +274,12 @@ def _tuple(value, kinds):
   return tuple(result)
 
 
-class _Dicts(ast.NodeTransformer):  # dict(name="a") becomes {"name": "a"}: configs are written so
-  def visit_Call(self, node):
-    self.generic_visit(node)
-    if not (
-      isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args and all(k.arg for k in node.keywords)
-    ):
-      return node
-    return ast.Dict([ast.Constant(k.arg) for k in node.keywords], [k.value for k in node.keywords])
-
-
-def _literal(value):
-  if not isinstance(value, Text):
-    return value
-  try:
-    tree = ast.parse({"true": "True", "false": "False"}.get(value.lower(), value.strip()), mode="eval")
-    return ast.literal_eval(_Dicts().visit(tree))
-  except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-    raise ConfigError(f"cannot read {show(str(value))} as a number or a list") from None
-
-
 def _scalar(value, kind):
   if kind in (str, Pattern) and isinstance(value, str):
     if kind is Pattern:
       patterns.check(value)
     return str(value)
-  if kind is float and isinstance(value, Text) and (percent := _PERCENT.fullmatch(value)):
-    return float(percent[1]) / 100
-  value = _literal(value)
+  value = texts.number(value) if kind is float else texts.literal(value)
   fits = {
     bool: isinstance(value, bool),
     int: isinstance(value, int) and not isinstance(value, bool),

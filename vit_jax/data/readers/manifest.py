@@ -29,7 +29,7 @@ def manifest(
   train: str = "train",
   val: str | None = None,
   test: str = "test",
-  classes: str | None = None,
+  classes: str | int | None = None,
   labels: Most = 1,
 ) -> sources.Source:
   """A split of JSON lines: {"path": "a/1.jpg", "label": "cat"}, or "bytes" in base64 instead of a path.

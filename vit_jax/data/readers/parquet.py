@@ -30,7 +30,7 @@ def parquet(
   train: str = "train",
   val: str | None = None,
   test: str = "test",
-  classes: str | None = None,
+  classes: str | int | None = None,
   image: str | None = None,
   label: str | None = None,
   labels: Most = 1,

@@ -38,7 +38,7 @@ def tars(
   train: str = "train",
   val: str | None = None,
   test: str = "test",
-  classes: str | None = None,
+  classes: str | int | None = None,
   label: str = "label",
   labels: Most = 1,
 ) -> sources.Source:

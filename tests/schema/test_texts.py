@@ -1,0 +1,30 @@
+"""What is typed in a flag is read as configs are written, and nothing of it is run."""
+
+import pytest
+
+from vit_jax import schema
+from vit_jax.schema import Choice, ConfigError
+
+
+def test_a_flag_may_be_written_as_a_config_is():
+  def parsed(text):
+    return schema.convert(schema.Text(text), tuple[schema.Choice, ...])
+
+  assert parsed("[dict(name='a', inner=dict(x=[1])), {'name': 'b'}]") == (
+    Choice("a", {"inner": {"x": [1]}}),
+    Choice("b"),
+  )
+  for text in ("[dict(**{'name': 'a'})]", "[dict({'name': 'a'})]", "[list(name='a')]", "[open('x')]", "dict(name=x)"):
+    with pytest.raises(ConfigError, match="as a number or a list"):
+      parsed(text)
+
+
+@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("12.5 %", 0.125), ("0%", 0.0), ("100%", 1.0)])
+def test_a_share_may_be_a_percentage(text, share):
+  assert schema.convert(schema.Text(text), schema.Fraction) == share
+
+
+@pytest.mark.parametrize("text", ["101%", "-5%", "%", "5%%"])
+def test_what_is_no_share_is_refused(text):
+  with pytest.raises(ConfigError):
+    schema.convert(schema.Text(text), schema.Fraction)
