@@ -147,6 +147,9 @@ def test_all_are_counted(corpus):
   assert len(rejected(root)) == len(LEFT_OUT) + 5
   assert len(kept(root)) == 6 + len(KEPT) + len(NAMES)
   assert any(line.startswith(f"{len(LEFT_OUT) + 5} rejected") for line in said)
+  bombs = next(line for line in said if "data.max_pixels" in line)
+  assert re.match(r" +\d  (such as )?train/cat/a bomb in (GIF|JPEG|PNG).jpg: \d\d,\d{3} x \d\d,\d{3} pixels", bombs)
+  assert said[-1] == f"train on it with --config.data.name=tfds --config.data.path={root}/data/corpus/1.0.0"
 
 
 def labelled(*labels, most=1):

@@ -150,8 +150,11 @@ def summary(reports: Mapping[str, Sequence[making.Report]], classes: Sequence[st
     lines.append(", ".join(f"{count:,} {word}" for word, count in sorted(everything.done.items())))
   if everything.duplicates:
     lines.append(f"{len(everything.duplicates):,} duplicates of test images left out; duplicates.html shows them")
-  kinds = collections.Counter(re.sub(r"\d[\d,]*", "N", row["reason"])[:100] for row in everything.rejected)
+  kinds = collections.defaultdict(list)
+  for row in everything.rejected:
+    kinds[re.sub(r"\d[\d,]*", "", row["reason"])[:100]].append(f"{row['file']}: {row['reason'][:200]}")
   if kinds:
     lines.append(f"{len(everything.rejected):,} rejected; rejected.jsonl names them")
-    lines += [f"  {count:>7,}  {readable(kind)}" for kind, count in kinds.most_common(5)]
+    largest = sorted(kinds.values(), key=len, reverse=True)[:5]
+    lines += [f"  {len(each):>7,}  {'such as ' * (len(each) > 1)}{readable(each[0])}" for each in largest]
   return lines

@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import pathlib
+import shlex
 import shutil
 from collections.abc import Callable
 
@@ -185,7 +186,8 @@ def _finished(made, source, folders, reports):
     opened = functools.cache(work.test_set)
     duplicates.page(folders.corpus / "duplicates.html", rows, lambda row: _picture(opened(row["of"]), row["record"]))
   description.describe(folders.corpus, made, source.classes, by_split)
-  return [f"{made.name} is prepared at {folders.corpus}", *description.summary(by_split, source.classes)]
+  trained = f"train on it with --config.data.name=tfds --config.data.path={shlex.quote(str(folders.corpus))}"
+  return [f"{made.name} is prepared at {folders.corpus}", *description.summary(by_split, source.classes), trained]
 
 
 def _check_unchanged(made, folders):
