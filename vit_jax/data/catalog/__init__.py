@@ -5,7 +5,7 @@ from typing import Annotated
 
 from vit_jax import schema
 from vit_jax.data import augment, loader, mixture, sources, stream
-from vit_jax.data.catalog import imagenet, small, vtab
+from vit_jax.data.catalog import imagenet, licences, small, vtab
 from vit_jax.data.readers import folder, manifest, parquet, tars, tfds
 from vit_jax.data.rows import Row
 from vit_jax.data.sources import Splits
@@ -119,6 +119,7 @@ def about(name: str) -> str:
     f"{row.classes:,} classes" + (f", of which {len(row.subset)} occur" if row.subset else ""),
     f"trained on {row.train!r}, tested on {row.test!r} by {row.metric}",
     *([f"VTAB's {task.title} ({task.group})"] if task else []),
+    f"licence: {licences.licence(row.builder)}",
   ]
   return "; ".join(parts)
 

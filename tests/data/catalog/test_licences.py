@@ -1,0 +1,25 @@
+"""Licences of sets by the builders that the catalog has."""
+
+import pytest
+
+from vit_jax.data import catalog
+from vit_jax.data.catalog import licences
+
+
+def test_all_are_of_sets_of_the_catalog():
+  names = {row.builder.partition(":")[0].partition("/")[0] for row in catalog.CATALOG.values() if row.builder}
+  assert licences.LICENCES.keys() <= names
+
+
+@pytest.mark.parametrize(
+  ("name", "said"),
+  [
+    ("clevr_count", "licence: CC BY 4.0"),
+    ("imagenet2012_1pct", "licence: image-net.org's terms"),
+    ("imagenet_v2", "licence: MIT"),
+    ("svhn_cropped", "licence: not known here"),
+    ("jft300m", "licence: that of your copy"),
+  ],
+)
+def test_a_line_about_a_set_names_its_licence(name, said):
+  assert said in catalog.about(name)

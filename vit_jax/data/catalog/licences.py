@@ -1,0 +1,27 @@
+"""Under which licence a set's images may be used, by TFDS's name, where that could be read; TFDS itself says none."""
+
+_IMAGENET = "image-net.org's terms of access: non-commercial research and education"
+
+LICENCES = {
+  "clevr": "CC BY 4.0",  # LICENSE.txt in its archive
+  "eurosat": "MIT",  # phelber/EuroSAT; the card of torchgeo/eurosat
+  "imagenet_a": "MIT",  # hendrycks/natural-adv-examples
+  "imagenet_sketch": "MIT",  # HaohanWang/ImageNet-Sketch
+  "imagenet_v2": "MIT",  # modestyachts/ImageNetV2
+  "imagenet2012": _IMAGENET,
+  "imagenet2012_subset": _IMAGENET,
+  "imagenet2012_fewshot": _IMAGENET,
+  "imagenet2012_real": _IMAGENET,  # the images; the labels have their own, google-research/reassessed-imagenet
+  "imagenet2012_multilabel": _IMAGENET,
+  "imagenet2012_corrupted": _IMAGENET,
+  "kitti": "CC BY-NC-SA 3.0",  # cvlibs.net/datasets/kitti
+  "oxford_iiit_pet": "CC BY-SA 4.0",  # robots.ox.ac.uk/~vgg/data/pets
+  "patch_camelyon": "CC0",  # basveeling/pcam; the card of bramtoula/vtab_patch_camelyon
+  "uc_merced": "public domain (USGS)",  # the card of torchgeo/ucmerced
+}
+
+
+def licence(builder: str | None) -> str:
+  """That of a TFDS builder, "name/config:version", or where to look for it."""
+  name = (builder or "").partition(":")[0].partition("/")[0]
+  return LICENCES.get(name, "not known here; see the page of the set" if builder else "that of your copy")
