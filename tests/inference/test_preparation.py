@@ -35,7 +35,7 @@ def test_a_file_has_the_pixels_that_the_stream_of_an_evaluation_gives_it(crop, f
 def test_a_photograph_is_turned_upright(orientation):
   exif = Image.Exif()
   exif[0x0112] = orientation
-  data, preparation = encode(picture(90, 120), "PNG", exif=exif), Preparation.of(bound(image_size=32))
+  data, preparation = encode(picture(90, 120), "PNG", exif=exif), Preparation.of(bound(image_size=32, exif=True))
   upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
   np.testing.assert_array_equal(preparation.file(data), preparation.pixels(upright))
 

@@ -18,22 +18,19 @@ class Preparation:
   cut: Callable  # (image [H, W, 3], None) -> [S, S, 3]
   max_pixels: int
   max_aspect: float
+  exif: bool  # whether photographs are turned upright
 
   @classmethod
   def of(cls, data: Choice) -> "Preparation":
     """That of bound data."""
     size = data.args["image_size"]
     cut = make(data.args["test_crop"], crops.TEST_CROPS, size)
-    return cls(size, cut, data.args["max_pixels"], data.args["max_aspect"])
+    return cls(size, cut, data.args["max_pixels"], data.args["max_aspect"], data.args["exif"])
 
   def file(self, data: bytes) -> np.ndarray:
-    """The square of an image file's bytes, within the bounds of a run. Raises ValueError and what OpenCV raises.
-
-    Photographs are turned upright, as EXIF says, also for models whose evaluation ignores it: nobody wants a portrait
-    to be seen lying on its side.
-    """
+    """The square of an image file's bytes, within the bounds of a run. Raises ValueError and what OpenCV raises."""
     with decoding.core():
-      header = decoding.check(data, self.max_pixels, self.max_aspect, exif=True)
+      header = decoding.check(data, self.max_pixels, self.max_aspect, self.exif)
       with decoding.MEMORY.share(header.memory + 2 * len(data)):
         return self.cut(decoding.Picture(data, header), None)
 

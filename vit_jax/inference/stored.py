@@ -71,7 +71,8 @@ def load(
     notes = [*notes, f"{len(names)} names are said for {description.classes} classes; numbers stand for the classes"]
   if len(names) != description.classes:
     names = tuple(map(str, range(description.classes)))
-  data = Choice(data.name, {**data.args, "image_size": size})
+  # Nobody wants a portrait to be seen lying on its side, also by models whose evaluation ignores EXIF.
+  data = Choice(data.name, {**data.args, "image_size": size, "exif": True})
   return Stored(wanted, dict(arrays), data, tuple(names), loss, [*notes, *done])
 
 
