@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_matrix, f1_score
 
-from tests import runs
-from vit_jax import config, evaluate, loop
+from tests import runs, small_weights
+from vit_jax import build, config, evaluate, flags, loop
 from vit_jax.corpora.builders import prepare
 from vit_jax.schema import Choice, ConfigError
 
@@ -121,3 +121,16 @@ def test_weights_are_measured_with_a_recipe_that_asks_for_weights(trained):
   changes = ["--config.model.depth=1", "--config.model.width=16", "--config.model.heads=1", "--config.model.hidden=16"]
   said = runs.finish(runs.command("evaluate", *words, *changes, "--config.data.image_size=32"))
   assert "images                          64" in said
+
+
+def test_a_config_that_normalises_otherwise_than_published_weights_is_named(tmp_path, caplog):
+  run = build.complete(config.resolve(flags.load("configs/digits.py", {"data.path": str(tmp_path)})))
+  said = {"mean": list(run.data.args["mean"]), "std": [0.1, 0.2, 0.3]}
+  evaluate.warn_of_normalisation(str(small_weights.file(tmp_path, pretrained_cfg=said)), run)
+  (record,) = caplog.records
+  assert record.getMessage().endswith(": --config.data.std=(0.1,0.2,0.3)")
+  caplog.clear()
+  (tmp_path / "same").mkdir()
+  same = said | {"std": list(run.data.args["std"])}
+  evaluate.warn_of_normalisation(str(small_weights.file(tmp_path / "same", pretrained_cfg=same)), run)
+  assert not caplog.records

@@ -30,9 +30,11 @@ from vit_jax import (
   files,
   flags,
   identity,
+  importers,
   loop,
   mesh,
   metrics,
+  paths,
   runtime,
   schema,
   steps,
@@ -40,6 +42,7 @@ from vit_jax import (
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, outcomes
 from vit_jax.evals.accuracy import Details
+from vit_jax.importers import normalisation
 from vit_jax.inference import stored
 
 Intervals = dict[str, tuple[float, float]]  # figure -> (low, high)
@@ -82,7 +85,9 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
   overrides = arguments.overrides
   if arguments.weights:
     overrides |= {"init.from": arguments.weights, "init.head": "keep"}
-    return build.complete(config.resolve(flags.load(arguments.config, overrides)))
+    run = build.complete(config.resolve(flags.load(arguments.config, overrides)))
+    warn_of_normalisation(arguments.weights, run)
+    return run
   if overrides:
     raise schema.ConfigError(
       f"--config.{next(iter(overrides))}: a workdir has its own config; --split changes the split"
@@ -94,6 +99,17 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
   if run is None:
     raise schema.ConfigError(f"--workdir: {arguments.workdir} holds no run (no config.json); train one first")
   return run
+
+
+def warn_of_normalisation(weights: str, run: config.Run) -> None:
+  """Says where a config normalises images otherwise than those of published weights are: that costs points."""
+  path = paths.path(weights)
+  if importers.is_workdir(path):
+    return
+  wanted = {key: tuple(values) for key, values in normalisation.published(importers.inspect(path)).items()}
+  if other := {key: values for key, values in wanted.items() if run.data.args[key] != values}:
+    advice = " ".join(f"--config.data.{key}={str(values).replace(' ', '')}" for key, values in other.items())
+    logging.warning("images of such weights are usually normalised otherwise than this config does: %s", advice)
 
 
 def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> dict[str, schema.Choice]:

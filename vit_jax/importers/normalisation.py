@@ -14,6 +14,11 @@ _COMPACT = {
 }
 
 
+def published(recognised) -> dict[str, Channels]:
+  """{"mean", "std"} of the images of `importers.Recognised` weights: as files beside them say, or else as is usual."""
+  return {**usual(recognised.layout.name, recognised.description), **recognised.beside.normalised}
+
+
 def usual(layout: str, description: Description) -> dict[str, Channels]:
   """{"mean", "std"} of values in 0..1 with which files of this layout and model are published.
 

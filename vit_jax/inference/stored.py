@@ -101,9 +101,8 @@ def _of_run(workdir, description):
 def _published(recognised) -> Choice:
   """How the images of a recognised file are prepared."""
   beside, description = recognised.beside, recognised.description
-  usual = normalisation.usual(recognised.layout.name, description)
   crop = {"test_crop": Choice("torchvision", beside.crop)} if beside.crop else {}
-  return _data(_side(description), **{**usual, **beside.normalised}, **crop)
+  return _data(_side(description), **normalisation.published(recognised), **crop)
 
 
 def _unsaid(recognised):
