@@ -2,24 +2,10 @@
 
 import pytest
 
-from tests.image_files import image, names
+from tests.data.readers.test_folder import folder, write
+from tests.image_files import names
 from vit_jax import schema
-from vit_jax.data import catalog
 from vit_jax.data.readers import places, tree
-
-
-def write(root, *files):
-  for i, name in enumerate(files):
-    path = root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(image(i))
-  return str(root)
-
-
-def folder(path, split="all", **args):
-  with schema.at("config.data"):
-    return catalog.open_split(schema.Choice("folder", {"path": str(path)} | args), split)
-
 
 FILES = [f"a/{i}{extension}" for i, extension in enumerate(tree.EXTENSIONS)]
 
@@ -27,7 +13,7 @@ FILES = [f"a/{i}{extension}" for i, extension in enumerate(tree.EXTENSIONS)]
 def test_every_form_of_image_is_read_and_all_files_are_counted(tmp_path):
   path = write(tmp_path, *FILES, "a/x.JPG", "a/y.heic", "a/z.HEIC", "a/readme", "a/.DS_Store", "b/1.webp", "labels.csv",
                ".hidden.png")  # fmt: skip
-  source = folder(path)
+  source = folder(path, "all")
   assert sorted(names(source)) == sorted([*FILES, "a/x.JPG", "b/1.webp"])
   assert source.note == (
     f"{path!r}: 10 images, 2 .jpg, 2 .webp, 1 .jpeg, 1 .png, 1 .bmp, 1 .gif, 1 .tif, 1 .tiff; "
@@ -45,12 +31,12 @@ def test_images_outside_of_classes_and_folders_inside_of_them_are_said_to_be_ign
 
 def test_nothing_ignored_is_said_too(tmp_path):
   path = write(tmp_path, "a/1.png", "b/1.png")
-  assert folder(path).note == f"{path!r}: 2 images, 2 .png; ignored: nothing"
+  assert folder(path, "all").note == f"{path!r}: 2 images, 2 .png; ignored: nothing"
 
 
 def test_odd_and_many_extensions_are_on_one_line(tmp_path):
   write(tmp_path, "a/1.png", "a/x.\udcff", "a/y.new\nline", *(f"a/{i}.e{i}" for i in range(20)))
-  note = folder(tmp_path).note
+  note = folder(tmp_path, "all").note
   assert "\n" not in note and note.encode() and note.endswith(", 12 others")
 
 
