@@ -131,6 +131,13 @@ def test_json_is_read_from_files_only(tmp_path):
 NAMES = ["=1+1", "+1", "-1", "@a", "\t=1", "\r=1", "\n=1", "＝1", "'a", "''=1", "a=1", "", " =1", "a'b", "plain"]
 
 
+def test_half_a_pair_in_a_name_is_replaced_and_bytes_of_file_names_are_kept(tmp_path):
+  files.write_csv(
+    tmp_path / "a.csv", [[files.csv_name(name)] for name in ("a\ud800b", "a\udffff", "a\udc80b", "\ud800=1")]
+  )
+  assert (tmp_path / "a.csv").read_bytes() == "a\ufffdb\na\ufffdf\n".encode() + b"a\x80b\n" + "\ufffd=1\n".encode()
+
+
 def test_names_in_csv_are_no_formulas_and_come_back(tmp_path):
   files.write_csv(tmp_path / "a.csv", [[files.csv_name(name), -1.5] for name in NAMES])
   with open(tmp_path / "a.csv", newline="", encoding="utf-8") as file:

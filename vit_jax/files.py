@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from vit_jax import disk, paths
 from vit_jax.schema import ConfigError
 
+_HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # but those that stand for bytes of file names
 JSON_BYTES, JSON_DEPTH = 2**24, 64  # more than any JSON of ours has, or of the codes whose weights are read
 
 
@@ -234,8 +235,9 @@ def write_csv(path: pathlib.Path, rows: Iterable[Sequence]) -> None:
 def csv_name(name: str) -> str:
   """A name as a cell: with ' in front where a spreadsheet would compute with it, or where it begins with ' itself.
 
-  Whoever reads it takes the first ' away.
+  Whoever reads it takes the first ' away. Half of a pair of UTF-16, which JSON may have and no file, becomes U+FFFD.
   """
+  name = _HALVES.sub("\ufffd", name)
   return f"'{name}" if name[:1] in tuple("=+-@\t\r\n'＝＋－＠") else name
 
 
