@@ -72,6 +72,8 @@ def main() -> None:
     runtime.note(parts.images.source.note)
     with watch.phase("restore"):
       state = restored(parts, arguments.workdir) if arguments.workdir else imported(parts)
+      if arguments.weights and jax.process_index() == 0:
+        warn_of_normalisation(arguments.weights, run)
     with watch.phase("evaluation"):
       measured, intervals = evaluate(parts, state, arguments.workdir or arguments.weights, watch.poll)
     if jax.process_index() == 0:
@@ -85,9 +87,7 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
   overrides = arguments.overrides
   if arguments.weights:
     overrides |= {"init.from": arguments.weights, "init.head": "keep"}
-    run = build.complete(config.resolve(flags.load(arguments.config, overrides)))
-    warn_of_normalisation(arguments.weights, run)
-    return run
+    return build.complete(config.resolve(flags.load(arguments.config, overrides)))
   if overrides:
     raise schema.ConfigError(
       f"--config.{next(iter(overrides))}: a workdir has its own config; --split changes the split"
