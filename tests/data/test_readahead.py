@@ -9,12 +9,13 @@ import pathlib
 import subprocess
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
 
 from tests.streams import RANDOM, evaluation, opened, records, same, source, take, train, training
-from vit_jax.data import images, loader, order, readahead, sources, workers
+from vit_jax.data import images, loader, order, readahead, repeats, sources, workers
 from vit_jax.schema import Choice
 
 BLOCKS = Choice("blocks", {"size": 8, "window": 4, "groups": 4})
@@ -110,6 +111,36 @@ def test_all_copies_of_a_record_come_out_of_one_read(batch, monkeypatch):
   # Nothing is left of what was asked for.
   held = sum(len(reading.values) for reading in batches._chunks.ahead._held)
   assert held <= 4 * (1.5 * 32 + 8) + 6 * batch / 3
+
+
+def test_who_asks_last_for_a_copy_may_take_it_first():
+  made = repeats.Repeated(order.Blocks(240, 8, 0, size=8, window=2, groups=1), 24, 3)
+  counted = Counted(source(240))
+  ahead = readahead.ReadAhead(counted.source, made, 0)
+  ahead.expect(range(24))
+  assert [made.record(position) for position in range(24)].count(made.record(0)) == 3
+  (reading,) = ahead._waiting[record := made.record(0)]
+  done, gate, waiting, taken = reading.done, threading.Event(), [], []
+
+  def result():
+    waiting.append(None)
+    if len(waiting) < 3:
+      gate.wait(60)
+    return done.result()
+
+  reading.done = types.SimpleNamespace(result=result)
+  threads = [threading.Thread(target=lambda: taken.append(ahead.source.read(record))) for _ in range(2)]
+  for thread in threads:
+    thread.start()
+  while len(waiting) < 2:
+    time.sleep(0.001)
+  taken.append(ahead.source.read(record))
+  gate.set()
+  for thread in threads:
+    thread.join()
+  ahead.close()
+  assert taken == [source(240).read(record)] * 3
+  assert not counted.alone and not ahead.alone and record not in reading.values
 
 
 def test_evaluation_reads_neighbours_at_one_go():

@@ -33,6 +33,7 @@ class _Reading:
   done: Future | None = None
   values: dict[int, bytes] = dataclasses.field(default_factory=dict)
   left: dict[int, int] = dataclasses.field(default_factory=dict)  # copies that are yet to be asked for, by record
+  untaken: dict[int, int] = dataclasses.field(default_factory=dict)  # copies that are yet to be taken
 
 
 class ReadAhead:
@@ -78,7 +79,7 @@ class ReadAhead:
     for record, count in copies.items():
       for reading in self._waiting.get(record, ()):
         if record not in reading.left:
-          reading.left[record] = count
+          reading.left[record] = reading.untaken[record] = count
           break
 
   def close(self) -> None:
@@ -96,15 +97,15 @@ class ReadAhead:
         reading.left[record] -= 1
       if not readings:
         self._waiting.pop(record, None)
-    stored = self._taken(reading, record, last) if reading else None
+    stored = self._taken(reading, record) if reading else None
     if stored is None:
       with self._lock:
         self.alone += 1
       return self._stored.read(record)
     return self._stored.runs.parse(stored)
 
-  def _taken(self, reading, record, last):
-    """The record of a run, which has it no more after the last copy.
+  def _taken(self, reading, record):
+    """The record of a run, which has it no more after the last copy is taken: who asks last need not be who takes last.
 
     None where the run was dropped or is damaged, somewhere.
     """
@@ -117,8 +118,10 @@ class ReadAhead:
       raise
     with self._lock:
       self.waited += time.monotonic() - began
-      stored = reading.values.pop(record, None) if last else reading.values.get(record)
-      self.bytes -= len(stored or b"") * last
+      stored = reading.values.get(record)
+      reading.untaken[record] = reading.untaken.get(record, 1) - 1
+      if not reading.untaken[record]:
+        self.bytes -= len(reading.values.pop(record, b""))
       if not reading.values:
         self._held.pop(reading, None)
     return stored
