@@ -15,7 +15,7 @@ from launch.errors import LaunchError
 from launch.spec import Run
 
 STATUS = "VITJAX_STATUS"
-HANG, PEER, KILLED = 43, 134, 137  # of the contract in README
+HANG, PEER, KILLED = 43, 134, 137  # of the contract in docs/runs.md
 _INHERITED = re.compile(r"(?!MEGASCALE_|VITJAX_|JAX_COORDINATOR_|LAUNCH_).*(?<!_proxy)", re.IGNORECASE | re.DOTALL)
 _HELD = re.compile(r"^.*is held by process .*$", re.MULTILINE)
 # Of Python's faulthandler, which exits with 1.

@@ -9,7 +9,6 @@ five classes by name with their probabilities, or the reason why the file is bad
 the head (.jsonl, .npz). Without it the first rows are shown. Exit code 1 says that there were bad files.
 """
 
-import argparse
 import contextlib
 import sys
 import time
@@ -36,8 +35,12 @@ def main() -> None:
   parser.add_argument("--out", type=cli.path, metavar="FILE", help="a row for each image: .csv, .jsonl or .npz")
   parser.add_argument("--features", action="store_true", help="what goes into the head, in that file (.jsonl, .npz)")
   parser.add_argument("--ema", action="store_true", help="take the moving average of a workdir")
-  parser.add_argument("--image-size", type=_count, metavar="N", help="side in pixels, if not that of the weights")
-  parser.add_argument("--batch", type=_count, default=batches.TOGETHER, help="images at a time on each device")
+  parser.add_argument(
+    "--image-size", type=cli.number(schema.Count), metavar="N", help="side in pixels, if not that of the weights"
+  )
+  parser.add_argument(
+    "--batch", type=cli.number(schema.Count), default=batches.TOGETHER, help="images at a time on each device"
+  )
   arguments = parser.parse()
   output.check(arguments.out, arguments.features)
   chosen = inputs.listed(_words(arguments.paths), sys.stdin.buffer)
@@ -61,13 +64,6 @@ def main() -> None:
       f"  {len(bad):,} of {len(chosen.files):,} files are bad: " + "; ".join(bad[:NAMED]) + "; ..." * (len(bad) > NAMED)
     )
     sys.exit(EXIT_BAD)
-
-
-def _count(text):
-  try:
-    return schema.convert(schema.Text(text), schema.Count)
-  except schema.ConfigError as error:
-    raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _words(paths) -> list[str]:

@@ -8,10 +8,10 @@ import pathlib
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
-from vit_jax import files as json_reading
 from vit_jax import paths
 from vit_jax.data.readers import places
 from vit_jax.data.readers.tree import EXTENSIONS
+from vit_jax.files import local, parse_json
 from vit_jax.schema import ConfigError, show
 
 MANIFESTS = (".jsonl", ".ndjson")
@@ -117,12 +117,12 @@ def _of_manifest(path) -> Iterator[str]:
   """The files that the lines of a manifest name."""
   if not path.is_file():
     raise ConfigError(f"there is no manifest {show(str(path))}")
-  with json_reading.local(path).open("rb") as lines:
+  with local(path).open("rb") as lines:
     for number, line in enumerate(lines, 1):
       if not line.strip():
         continue
       try:
-        about = json_reading.parse_json(line)
+        about = parse_json(line)
         if not isinstance(about, dict) or not isinstance(about.get("path"), str) or not about["path"].strip("\0 "):
           raise ValueError(f'{show(about)} has no path; write {{"path": "a.jpg"}}')
       except ValueError as error:
