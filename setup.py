@@ -13,7 +13,7 @@ setup(
   version="0.1.0",
   description="Vision Transformers in JAX: configs, exact restarts, any number of devices",
   packages=find_packages(include=["vit_jax", "vit_jax.*", "launch", "launch.*"]),
-  package_data={"launch": ["startup.sh.in"]},
+  package_data={"launch": ["startup.sh.in"], "vit_jax": ["reports/page.html.j2"]},
   python_requires=">=3.11,<3.14",
   install_requires=[
     "jax>=0.10.2,<0.12",
@@ -44,6 +44,9 @@ setup(
     "nvidia-nvimgcodec-cu12>=0.9,<0.10; sys_platform == 'linux' and platform_machine == 'x86_64'",
     "scikit-learn>=1.5,<2",  # the bundled digits; probes by neighbours and logistic regression
     "matplotlib>=3.9,<4",
+    "jinja2>=3.1,<4",
+    "altair>=6,<7",
+    "vl-convert-python>=1.9,<2",  # Vega's scripts, which stand in the page
     "rich>=13,<16",
   ],
   extras_require={

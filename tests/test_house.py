@@ -16,7 +16,8 @@ FLOORS = (
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures",
    "identity", "corpora"},
   {"build", "log", "measuring", "loop", "planning", "sweeps", "preview", "inference"},
-  {"cli", "__main__", "train", "evaluate", "predict", "fewshot", "sweep", "plan", "prepare", "convert"},
+  {"reports"},
+  {"cli", "__main__", "train", "evaluate", "predict", "fewshot", "sweep", "plan", "prepare", "convert", "report"},
 )  # fmt: skip
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
 # What the rest of a floor stands on.
@@ -185,7 +186,8 @@ def test_what_is_imported_is_what_setup_asks_for():
       "matplotlib": "matplotlib", "rich": "rich", "tensorboard": "tensorboard", "jaxtyping": "jaxtyping",
       "google": "protobuf", "array_record": "array_record", "etils": "etils", "fsspec": "gcsfs", "gcsfs": "gcsfs",
       "aiohttp": "gcsfs", "requests": "gcsfs", "nvidia": "nvidia-nvimgcodec-cu12",
-      "PIL": "pillow", "pyarrow": "pyarrow", "imagehash": "imagehash", "apache_beam": "apache-beam",
+      "PIL": "pillow", "jinja2": "jinja2", "altair": "altair", "vl_convert": "vl-convert-python",
+      "pyarrow": "pyarrow", "imagehash": "imagehash", "apache_beam": "apache-beam",
   }  # fmt: skip
   standard = sys.stdlib_module_names
   for file, tree in FILES.items():

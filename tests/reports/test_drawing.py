@@ -1,0 +1,32 @@
+"""Charts: what is drawn is in the SVG, the same bytes each time."""
+
+import re
+
+from vit_jax.reports import drawing
+
+
+def drawn(name):
+  with drawing.style():
+    made, [axes] = drawing.figure(4, 3)
+    axes.plot([0, 1], [2, 3], color=drawing.SERIES[3], label="$a$ < b")
+    axes.set(xlabel="images seen", title="loss")
+    axes.legend()
+    return drawing.svg(made, name)
+
+
+def test_words_of_a_chart_are_text_and_no_formulas():
+  text = drawn("one")
+  words = re.findall(r"<text[^>]*>([^<]*)</text>", text)
+  assert {"images seen", "loss", "$a$ &lt; b"} <= set(words)
+  assert "var(--series-3)" in text
+
+
+def test_a_chart_is_the_same_each_time_and_shares_no_names_with_another():
+  assert drawn("one") == drawn("one")
+  ids = [set(re.findall(r'id="([^"]*)"', drawn(name))) for name in ("one", "two")]
+  assert ids[0] and not ids[0] & ids[1]
+
+
+def test_a_chart_is_as_wide_as_drawn_or_as_the_page():
+  head = drawn("one").partition(">")[0]
+  assert 'style="width: 288pt"' in head and " height=" not in head

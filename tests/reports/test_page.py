@@ -1,0 +1,104 @@
+"""The page: texts stay texts, nothing comes from outside, and what it shows is in the file."""
+
+import base64
+import html.parser
+import re
+
+import cv2
+import numpy as np
+import pytest
+
+from vit_jax.reports import drawing, page
+from vit_jax.schema import ConfigError
+
+HOSTILE = "<script>alert(\"1\")</script> & 'x' {{ 7 * 7 }} \udcff\x1b[31m"
+TABLE = page.Table("A table", ["class", "images"], [[HOSTILE, "1,437"]])
+PIXELS = np.random.default_rng(0).integers(0, 255, (5, 7, 3), np.uint8)
+
+
+class Reader(html.parser.HTMLParser):
+  """What a browser sees: tags with their attributes, and texts."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.tags, self.words = [], []
+    self.feed(text)
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append((tag, dict(attrs)))
+
+  def handle_data(self, data):
+    self.words.append(data)
+
+
+def rendered(*parts):
+  return page.render("Run", "about it", [page.Chapter("One", parts), page.Chapter("Empty", [])])
+
+
+def test_names_with_html_in_them_stay_text():
+  with drawing.style():
+    made, [axes] = drawing.figure(3, 2)
+    axes.plot([1, 2], label=drawing.drawable(HOSTILE))
+    axes.legend()
+    chart = page.Chart(HOSTILE, drawing.svg(made, "one"))
+  gallery = page.Gallery(HOSTILE, [page.Picture(PIXELS, [HOSTILE], wrong=True)])
+  text = page.render(HOSTILE, HOSTILE, [page.Chapter(HOSTILE, [TABLE, chart, gallery, page.Words(HOSTILE)], HOSTILE)])
+  seen = Reader(text)
+  assert "script" not in {tag for tag, _ in seen.tags}
+  shown = HOSTILE.replace("\udcff", "?").replace("\x1b", "?")
+  assert sum(shown in words for words in seen.words) >= 9, "{{ }} is no template, and all of it is there"
+  assert text.encode() and "\x1b" not in text
+
+
+def test_nothing_is_loaded_from_outside():
+  with drawing.style():
+    made, [axes] = drawing.figure(3, 2)
+    axes.imshow([[1, 2], [3, 4]])
+    chart = page.Chart("Picture", drawing.svg(made, "one"))
+  seen = Reader(rendered(chart, page.Gallery("Pictures", [page.Picture(PIXELS)])))
+  links = [value for _, attrs in seen.tags for key, value in attrs.items() if key in ("src", "href", "xlink:href")]
+  assert links and all(link.startswith(("#", "data:")) for link in links)
+  policy = next(attrs["content"] for tag, attrs in seen.tags if attrs.get("http-equiv"))
+  assert policy.startswith("default-src 'none'; img-src data:;")
+
+
+def test_pixels_in_the_page_are_those_of_the_picture():
+  seen = Reader(rendered(page.Gallery("Pictures", [page.Picture(PIXELS, ["a.jpg"])])))
+  data = next(attrs["src"] for tag, attrs in seen.tags if tag == "img").removeprefix("data:image/png;base64,")
+  decoded = cv2.imdecode(np.frombuffer(base64.b64decode(data), np.uint8), cv2.IMREAD_COLOR_RGB)
+  np.testing.assert_array_equal(decoded, PIXELS)
+
+
+def test_charts_have_the_colours_of_the_page_and_no_id_twice():
+  with drawing.style():
+    charts = []
+    for name in ("one", "two"):
+      made, both = drawing.figure(6, 2, 1, 2)
+      for axes in both:
+        axes.plot([1, 2, 3], marker="o", label="loss")
+        axes.fill_between([0, 1], [1, 2], alpha=0.3)
+        axes.legend()
+      charts.append(page.Chart(name, drawing.svg(made, name)))
+  text = rendered(*charts)
+  assert "var(--series-0)" in text and "currentColor" in text
+  assert not re.search("|".join((drawing.INK, drawing.FAINT, *drawing.SERIES)), text)
+  ids = [attrs["id"] for _, attrs in Reader(text).tags if "id" in attrs]
+  assert len(set(ids)) == len(ids)
+  assert set(re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", text)) <= {(i, "") for i in ids} | {("", i) for i in ids}
+
+
+def test_an_empty_chapter_is_left_out_and_a_folded_table_is_there_all_the_same():
+  text = rendered(TABLE._replace(open=False))
+  assert "<details>" in text and "1,437" in text and "Empty" not in text
+
+
+def test_without_scripts_there_is_a_table_instead():
+  text = rendered(page.Interactive("Compare", "<div id=vis></div>", TABLE))
+  assert "1,437" in text[text.index("<noscript>") : text.index("</noscript>")]
+
+
+def test_a_page_has_to_be_html(tmp_path):
+  with pytest.raises(ConfigError, match=r"\.html"):
+    page.write(tmp_path / "report.pdf", "Run", "", [])
+  page.write(tmp_path / "report.html", "Run", "", [page.Chapter("One", [TABLE])])
+  assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
