@@ -66,7 +66,12 @@ def several(*commands: list[str], devices: int = 1, **environment) -> subprocess
 def words(workdir, **changes) -> list[str]:
   """Flags of `train` for the shrunk run."""
   keys = SMALL | {k.replace("__", "."): str(v) for k, v in changes.items()}
-  return ["--config=configs/digits.py", f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in keys.items())]
+  return [
+    "--config=configs/digits.py",
+    f"--workdir={workdir}",
+    "--no-report",
+    *(f"--config.{k}={v}" for k, v in keys.items()),
+  ]
 
 
 def finish(process: subprocess.Popen, code: int = 0, seconds: float = 300) -> str:

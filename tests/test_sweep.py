@@ -92,7 +92,7 @@ def test_what_is_finished_elsewhere_is_collected_and_then_the_last_run_is_render
     words = shlex.split(line)
     workdir = pathlib.Path(words[4].partition("=")[2])
     workdir.mkdir(parents=True)
-    overrides = dict(word.removeprefix("--config.").split("=") for word in words[5:])
+    overrides = flags.overrides(words[5:])[0]
     run = build.complete(config.resolve(flags.load(words[3].partition("=")[2], overrides)))
     (workdir / "config.json").write_text(config.dumps(run))
     (workdir / "result.json").write_text(json.dumps({"val/top1": top1, "top1": top1, "train_seconds": 1.0}))

@@ -7,7 +7,7 @@ import sys
 
 from vit_jax.schema import nearest
 
-VERBS = ("train", "evaluate", "predict", "fewshot", "sweep", "plan", "prepare", "convert")
+VERBS = ("train", "evaluate", "predict", "fewshot", "sweep", "plan", "prepare", "convert", "report")
 
 
 def main(words: list[str]) -> int:

@@ -187,7 +187,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
     },
     batches=functools.partial(_train_batches, run, examples, opened, mesh.batch(grid)),
     evals=_evals(run, subject, steps_of),
-    flops_per_image=3 * _forward_flops(model.description),
+    flops_per_image=3 * forward_flops(model.description),
   )
   if training:  # a mistake in the step shows here, not on the devices
     jax.eval_shape(step, state_shapes, parts.batch_shapes, parts.frozen_shapes)
@@ -308,7 +308,7 @@ def _check_memory(run, grid, shapes, shardings):
     )
 
 
-def _forward_flops(description):
+def forward_flops(description):
   """FLOPs of the forward pass of one image; without a mesh, over which one image cannot be split."""
   model, size = models.functional(description), description.image_size
   image = jax.ShapeDtypeStruct((1, size, size, description.channels), np.float32)

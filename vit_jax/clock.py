@@ -170,6 +170,14 @@ class Clock:
     return {"began": self._began, "waited": self._waited, "seconds": self._now()}
 
 
+def spent(file: pathlib.Path) -> tuple[int, dict[str, float], float]:
+  """What the account in a file adds up to: attempts, seconds of each phase, and seconds between attempts."""
+  older, attempts = _read(file)
+  every = [older, *attempts]
+  seconds = {name: sum(each["seconds"][name] for each in every) for name in PHASES}
+  return older["attempts"] + len(attempts), seconds, sum(each["waited"] for each in every)
+
+
 def lines(goodput: dict[str, float]) -> list[str]:
   """The table for the screen."""
   titles = {title: name for name, title in PHASES.items()} | {LOST: "lost steps"}

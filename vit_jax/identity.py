@@ -24,6 +24,7 @@ from vit_jax.schema.errors import readable
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "grain", "numpy", "opencv-python-headless")  # that make bits
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")  # of the environment, as well
+RECIPE = "recipe.json"  # in a workdir: which config file it is of, and what that says of itself
 SAMPLES = 8  # records whose contents are compared, and positions of each epoch
 SHOWN = 5  # of things that differ
 

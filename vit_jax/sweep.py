@@ -41,6 +41,9 @@ def main() -> None:
   check_data(trials, study.sweep.decide, study.sweep.over)
   say(f"{len(trials)} different trials of the {len(study.sweep.trials)} listed")
   search.search(study, trials, groups, args.retry)
+  from vit_jax.reports import report  # what draws takes its time
+
+  report.make_at_end(study.workdir)
 
 
 def parse() -> tuple[argparse.Namespace, Study]:

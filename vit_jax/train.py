@@ -11,7 +11,21 @@ import pathlib
 
 import jax
 
-from vit_jax import build, checkpoints, cli, clock, config, flags, identity, loop, renames, runtime, schema, trees
+from vit_jax import (
+  build,
+  checkpoints,
+  cli,
+  clock,
+  config,
+  files,
+  flags,
+  identity,
+  loop,
+  renames,
+  runtime,
+  schema,
+  trees,
+)
 from vit_jax.corpora import checking
 from vit_jax.data import catalog, sources
 from vit_jax.runtime import say
@@ -38,6 +52,7 @@ def main() -> None:
   parser.add_argument("--workdir", required=True, type=cli.directory, help="where the run lives; one run each")
   parser.add_argument("--accept-data", action="store_true", help="go on with the same images in files that changed")
   parser.add_argument("--profile", type=int, default=0, metavar="STEPS", help="trace so many steps for TensorBoard")
+  parser.add_argument("--no-report", action="store_true", help="make no page to look at when all is done")
   arguments = parser.parse()
   workdir, overrides = arguments.workdir, arguments.overrides
 
@@ -58,6 +73,9 @@ def main() -> None:
       has_state = runtime.gather(json.dumps(checkpoints.exist(workdir)), "workdir")[0] == "true"
       weights = None if has_state else loop.starting_weights(parts)
     with runtime.claim(workdir, watch.leave):
+      if runtime.process() == 0:
+        note_recipe(workdir, arguments.config, changes)
+      before = files.read_json(workdir / "result.json")
       say(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, as it stands")
       for line in changes:
         say(f"  {line}")
@@ -68,6 +86,17 @@ def main() -> None:
   for line in clock.lines(result["goodput"]) if "goodput" in result else ():  # older results have none
     say(line)
   say(f"\n  figures   {workdir / 'result.json'}\n  curves    tensorboard --logdir={workdir / 'tensorboard'}")
+  if jax.process_index() == 0 and not arguments.no_report and result != before:
+    from vit_jax.reports import report  # what draws takes its time
+
+    report.make_at_end(workdir)
+
+
+def note_recipe(workdir: pathlib.Path, file: str, changes: list[str]) -> None:
+  """Writes which config file the run is of, what that says of itself, and what the flags changed, for its report."""
+  about = {"config": file, "about": flags.module(file)[0].__doc__, "changes": changes}
+  if files.read_json(workdir / identity.RECIPE) != about:
+    files.write_text(workdir / identity.RECIPE, json.dumps(about, indent=2) + "\n")
 
 
 def changes_of(file, run: config.Run, overrides: dict[str, str]) -> list[str]:

@@ -3,7 +3,7 @@
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -91,6 +91,13 @@ def count(tree) -> int:
 def diff(old, new) -> list[str]:
   """Lines such as `optim.lr: 0.001 -> 0.01`, one for each value that differs between two nested dicts."""
   return [f"{path}: {_show(before)} -> {_show(after)}" for path, before, after in _changes(old, new, "")]
+
+
+def leaves(tree: Mapping, path: str = "") -> Iterator[tuple[str, Any]]:
+  """Pairs such as ("optim.lr", 0.01) of nested dicts; what is no dict is a leaf."""
+  for key, value in tree.items():
+    inside = f"{path}.{key}" if path else str(key)
+    yield from leaves(value, inside) if isinstance(value, Mapping) else [(inside, value)]
 
 
 def _changes(old, new, path):

@@ -40,6 +40,14 @@ class Chart(NamedTuple):
   about: str = ""
 
 
+class Charts(NamedTuple):
+  """Drawings of `drawing.svg` side by side, as many in a row as there is room for."""
+
+  title: str
+  svgs: Sequence[str]
+  about: str = ""
+
+
 class Picture(NamedTuple):
   """Pixels uint8 [H, W, 3], and what stands below them, line by line."""
 
@@ -66,7 +74,7 @@ class Interactive(NamedTuple):
   about: str = ""
 
 
-Part = Words | Table | Chart | Gallery | Interactive
+Part = Words | Table | Chart | Charts | Gallery | Interactive
 
 
 class Chapter(NamedTuple):

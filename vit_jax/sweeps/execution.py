@@ -23,7 +23,7 @@ CONTINUED = (runtime.EXIT_PREEMPTED, runtime.EXIT_HANG, runtime.EXIT_INTERRUPTED
 def train_command(file: str, trial: Trial) -> list[str]:
   """The command that trains a trial of a config file, or continues it."""
   overrides = [f"--config.{key}={text}" for key, text in trial.flags.items()]
-  return ["python", "-m", "vit_jax.train", f"--config={file}", f"--workdir={trial.workdir}", *overrides]
+  return ["python", "-m", "vit_jax.train", f"--config={file}", f"--workdir={trial.workdir}", "--no-report", *overrides]
 
 
 def evaluate_command(trial: Trial) -> list[str]:

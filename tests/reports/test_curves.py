@@ -1,0 +1,61 @@
+"""Curves: all runs in each chart, the points of the files in the interactive one."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from tests.reports import workdirs
+from vit_jax.reports import curves, recorded
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("runs")
+  return [recorded.read(workdirs.run(folder / name, rate=rate), name) for name, rate in (("a", 100.0), ("b", 50.0))]
+
+
+def points(html):
+  return json.loads(re.search(r'vegaEmbed\("#comparison", (\{.*\}), \{"renderer"', html)[1])["datasets"]["points"]
+
+
+def test_every_metric_that_was_written_has_a_chart(pair):
+  titles = [panel.title for panel in curves.panels(pair)]
+  assert titles == ["loss", "top-1", "learning rate", "images a second", "waiting for data"]
+  one, several = curves.chapter(pair[:1]), curves.chapter(pair)
+  assert [len(part.svgs) for part in one.parts] == [5, 2]
+  assert [type(part).__name__ for part in several.parts] == ["Charts", "Charts", "Interactive"]
+  assert "var(--series-0)" in several.parts[0].svgs[0] and "var(--series-1)" in several.parts[0].svgs[0]
+  assert "var(--series-1)" not in one.parts[0].svgs[0]
+
+
+def test_points_in_the_page_are_those_of_the_lines(pair):
+  values = points(curves.interactive(pair).html)
+  loss = [each for each in values if each["run"] == "b" and each["metric"] == "train/loss"]
+  assert [(each["step"], each["images"]) for each in loss] == [(step, 16 * step) for step in range(2, 13, 2)]
+  assert [each["value"] for each in loss] == pytest.approx([2 / step for step in range(2, 13, 2)], rel=1e-4)
+  # b is half as fast on as many cores.
+  assert loss[-1]["hours"] == pytest.approx(192 / 25 / 3600, rel=1e-4)
+
+
+def test_a_name_cannot_end_the_script(pair):
+  odd = "</script><script>alert(1)</script>"
+  html = curves.interactive([dataclasses.replace(pair[0], name=odd), pair[1]]).html
+  assert html.count("</script") == 1 and odd in {each["run"] for each in points(html)}
+
+
+def test_a_long_run_is_thinned_and_keeps_its_ends(pair):
+  rows = [{"step": step, "train/loss": 1.0, "images_per_second": 10.0} for step in range(1, 5001)]
+  values = points(curves.interactive([dataclasses.replace(pair[0], rows=rows), pair[1]]).html)
+  steps = [each["step"] for each in values if each["run"] == "a" and each["metric"] == "train/loss"]
+  assert (len(steps), steps[0], steps[-1]) == (curves.POINTS, 1, 5000)
+
+
+def test_a_run_that_has_written_nothing_has_no_curves(pair):
+  assert not curves.chapter([dataclasses.replace(pair[0], rows=[])]).parts
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0"), (950, "950"), (1500, "1.5k"), (2.5e7, "25M"), (3e9, "3G")])
+def test_counts_are_short(count, text):
+  assert curves.short(count) == text

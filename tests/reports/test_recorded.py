@@ -1,0 +1,68 @@
+"""What small files of a workdir say of a run; hostile and torn ones included."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.reports import workdirs
+from vit_jax import identity
+from vit_jax.reports import recorded
+from vit_jax.schema import ConfigError
+
+
+def test_hours_images_and_figures_are_those_of_the_files(tmp_path):
+  run = recorded.read(workdirs.run(tmp_path / "a"), "a")
+  assert (run.steps, run.total, run.attempts, run.waited) == (12, 12, 2, 14.0)
+  assert run.cores == 2 and run.core_hours == pytest.approx(2 * 144 / 3600)
+  assert run.figures == {"top1": 0.9, "loss": 0.5, "images": 360}
+  loss = run.series("train/loss")
+  np.testing.assert_allclose(loss.images, [32, 64, 96, 128, 160, 192])
+  np.testing.assert_allclose(loss.values, [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6])
+  # A second formulation: images over the rate of one core.
+  np.testing.assert_allclose(loss.hours, loss.images / 50 / 3600)
+  np.testing.assert_allclose(run.series("test/top1").hours, [192 / 50 / 3600])
+
+
+def test_an_unfinished_run_has_the_figures_of_its_last_evaluation(tmp_path):
+  run = recorded.read(workdirs.run(tmp_path / "a", finished=False), "a")
+  assert run.result == {} and run.figures == {"top1": 0.9, "loss": 0.5, "images": 360}
+  assert run.total == 12
+
+
+def test_lines_and_values_that_are_none_are_left_out(tmp_path):
+  folder = workdirs.run(tmp_path / "a")
+  with (folder / "metrics.jsonl").open("a") as lines:
+    lines.write(
+      '{"step": 13, "train/loss": NaN}\n[1]\n{"step": "x"}\n{"step": 14, "train/loss": "<b>"}\n{"step": 15, "tr'
+    )
+  assert [row["step"] for row in recorded.read(folder, "a").rows][-3:] == [12, 13, 14]
+  np.testing.assert_array_equal(recorded.read(folder, "a").series("train/loss").images[-1], 192)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"steps": "many"}', "{}"])
+def test_a_result_that_is_none_of_ours_is_no_result(text, tmp_path):
+  folder = workdirs.run(tmp_path / "a")
+  (folder / "result.json").write_text(text)
+  if text == "[]":
+    with pytest.raises(ConfigError, match=r"result\.json"):
+      recorded.read(folder, "a")
+  else:
+    assert recorded.read(folder, "a").result == {}
+
+
+def test_what_a_plan_and_a_recipe_say_is_read(tmp_path):
+  folder = workdirs.run(tmp_path / "a")
+  plan = {"problem": None, "hours": 2.5, "core_days": 3.0, "rented": "v3-32"}
+  (folder / "plan.json").write_text(json.dumps([plan, {**plan, "problem": "does not fit"}]))
+  (folder / identity.RECIPE).write_text(json.dumps({"config": "configs/digits.py"}))
+  run = recorded.read(folder, "a")
+  assert list(run.plans) == [plan] and run.recipe == {"config": "configs/digits.py"}
+  (folder / "plan.json").write_text('{"a": 1}')
+  with pytest.raises(ConfigError, match=r"plan\.json"):
+    recorded.read(folder, "a")
+
+
+def test_a_folder_without_a_run_is_named(tmp_path):
+  with pytest.raises(ConfigError, match="no run"):
+    recorded.read(tmp_path, "a")

@@ -1,0 +1,49 @@
+"""Scaling: sizes by a second formulation, charts where something differs."""
+
+import dataclasses
+
+import pytest
+
+from tests.reports import workdirs
+from vit_jax import models
+from vit_jax.reports import recorded, scaling
+from vit_jax.schema import Choice
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+  return recorded.read(workdirs.run(tmp_path_factory.mktemp("runs") / "a"), "a")
+
+
+def vit(width):
+  args = {"width": width, "depth": 2, "heads": 2, "hidden": 4 * width}
+  return models.Description(Choice("ViT-Ti/16", args), 32, 10).bound()
+
+
+def macs(width, tokens=5, patches=4, depth=2):
+  """Of the model above, by hand: patches; projections, products of attention and MLP of each block; head."""
+  block = 4 * tokens * width**2 + 2 * tokens**2 * width + 8 * tokens * width**2
+  return patches * 16 * 16 * 3 * width + depth * block + width * 10
+
+
+def test_parameters_macs_and_compute_are_those_counted_by_hand(one):
+  size = scaling.size(dataclasses.replace(one, description=vit(32)))
+  assert size.macs == macs(32)
+  assert size.flops == 6 * macs(32) * 12 * 16
+  block = 4 * 32 * 32 + 4 * 32 + 8 * 32 * 32 + 5 * 32 + 4 * 32
+  assert size.parameters == 768 * 32 + 32 + 5 * 32 + 32 + 2 * block + 2 * 32 + 330
+
+
+def test_only_what_differs_is_drawn(one):
+  small, large = (dataclasses.replace(one, name=str(w), description=vit(w), records=1437) for w in (32, 64))
+  charts, table = scaling.chapter([small, large]).parts
+  assert len(charts.svgs) == 3, "training FLOPs, parameters and MACs; core-hours and images are the same"
+  assert table.rows[0][:2] == ["32", "90.00 %"] and table.rows[1][4] == f"{scaling.size(large).parameters:,}"
+  assert not scaling.chapter([small]).parts
+
+
+def test_few_shot_curves_are_in_order_and_without_deviations(one):
+  figures = {"few/logistic_10shot": 0.8, "few/logistic_10shot_std": 0.1, "few/logistic_5shot": 0.7, "steps": 12}
+  run = dataclasses.replace(one, result=figures)
+  assert scaling.few_shot(run) == {"few/logistic": [(5, 0.7), (10, 0.8)]}
+  assert [part.title for part in scaling.chapter([run]).parts] == ["Few-shot"]

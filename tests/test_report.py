@@ -1,0 +1,43 @@
+"""The report verb: where its page goes, and what it says of mistakes."""
+
+import pytest
+
+from tests.reports import workdirs
+from vit_jax import cli, report
+
+
+def told(monkeypatch, capsys, *words):
+  """What the verb prints, and its exit code."""
+  monkeypatch.setattr("sys.argv", ["report", *map(str, words)])
+  try:
+    cli.main(report.main)
+    code = 0
+  except SystemExit as stop:
+    code = stop.code
+  return "".join(capsys.readouterr()), code
+
+
+def test_the_page_of_one_workdir_lies_in_it_and_of_several_here(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  first, second = (workdirs.run(tmp_path / name) for name in ("a", "b"))
+  assert report.default([first]) == first / "report.html"
+  assert str(report.default([first, second])) == "report.html"
+  assert str(report.default([tmp_path / "w.safetensors"])) == "report.html"
+
+
+@pytest.mark.parametrize(
+  ("words", "parts"),
+  [
+    (["a", "--out=page.pdf"], ["page.pdf", ".html"]),
+    (["a", "--out=gone/page.html"], ["gone"]),
+    (["runs/absent"], ["runs/absent", "is not there", "--workdir"]),
+    ([], ["PATH"]),
+    (["a", "--outt=x.html"], ["--outt", "--out"]),
+  ],
+)
+def test_a_mistake_is_named_and_nothing_is_written(words, parts, tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  workdirs.run(tmp_path / "a")
+  said, code = told(monkeypatch, capsys, *words)
+  assert code == 2 and all(part in said for part in parts), said
+  assert not list(tmp_path.rglob("*.html")) + list(tmp_path.rglob("*.pdf"))

@@ -1,0 +1,169 @@
+"""How runs went: their metrics over images seen and over core-hours."""
+
+import functools
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import altair
+import numpy as np
+import vl_convert
+from matplotlib.ticker import LogLocator
+
+from vit_jax.reports import drawing
+from vit_jax.reports.page import Chapter, Charts, Interactive, Part, Table
+from vit_jax.reports.recorded import Recorded
+from vit_jax.reports.verdict import shared_headline, text
+
+COLOURED = len(drawing.SERIES)  # runs that have a colour of their own
+POINTS = 200  # of a curve in the interactive chart
+
+
+class Panel(NamedTuple):
+  """A chart: what it is called, and the metrics that it draws, the first one in full and others dashed."""
+
+  title: str
+  metrics: Sequence[str]
+  percent: bool = False
+  logarithmic: bool = False
+
+
+BY_HOURS = ("loss", "top-1")
+
+
+def chapter(runs: Sequence[Recorded]) -> Chapter:
+  """Curves of the runs, all in one picture each, over images seen and over core-hours of training."""
+  runs = [run for run in runs if run.rows]
+  parts: list[Part] = []
+  about = "; ".join(panel.title for panel in panels(runs) if len(panel.metrics) > 1)
+  about = f"Of {about}, what was measured during training is drawn in full, on held-out images dashed." if about else ""
+  if images := [drawn(runs, panel, "images") for panel in panels(runs)]:
+    parts.append(Charts("Against images seen", images, about))
+  if hours := [drawn(runs, panel, "hours") for panel in panels(runs) if panel.title in BY_HOURS]:
+    parts.append(Charts("Against core-hours of training", hours, "Without start, evaluations and checkpoints."))
+  if len(runs) > 1:
+    parts.append(interactive(runs))
+  return Chapter("Curves", parts)
+
+
+def panels(runs: Sequence[Recorded]) -> list[Panel]:
+  """The charts for which any run has points."""
+  names = dict.fromkeys(key for run in runs for row in run.rows for key in row)
+  held_out = [next((name for name in names if name.endswith(f"/{what}") and not name.startswith("train/")), None)
+              for what in ("loss", "top1")]  # fmt: skip
+  every = [
+    Panel("loss", ["train/loss", held_out[0]]),
+    Panel("top-1", ["train/top1", held_out[1]], percent=True),
+    Panel("learning rate", ["train/learning_rate"]),
+    Panel("gradient norm", ["train/gradient_norm"], logarithmic=True),
+    Panel("images a second", ["images_per_second"]),
+    Panel("waiting for data", ["data_wait"], percent=True),
+    Panel("MFU", ["mfu"], percent=True),
+  ]
+  kept = [panel._replace(metrics=[name for name in panel.metrics if name in names]) for panel in every]
+  return [panel for panel in kept if panel.metrics]
+
+
+def drawn(runs: Sequence[Recorded], panel: Panel, over: str) -> str:
+  """SVG of a panel over "images" or "hours"; beyond the colours, runs are faint."""
+  with drawing.style():
+    figure, [axes] = drawing.figure(3.6, 2.5)
+    scale = 100 if panel.percent else 1
+    for number, run in list(enumerate(runs))[::-1]:
+      colour = drawing.SERIES[number] if number < COLOURED else drawing.FAINT
+      for metric, line in zip(panel.metrics, ("-", "--"), strict=False):
+        series = run.series(metric)
+        few = {"marker": "o", "markersize": 3} if len(series.values) < 20 else {}
+        named = {"label": drawing.drawable(run.name)} if metric == panel.metrics[0] and number < COLOURED else {}
+        axes.plot(getattr(series, over), scale * series.values, line, color=colour, **few, **named)
+    axes.set_title(panel.title + (", %" if panel.percent else ""), loc="left")
+    axes.set_xlabel("images seen" if over == "images" else "core-hours")
+    if panel.logarithmic:
+      axes.set_yscale("log")
+      axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+      axes.yaxis.set_major_formatter("{x:g}")
+      axes.yaxis.set_minor_formatter("")
+    if over == "images":
+      axes.xaxis.set_major_formatter(lambda value, _: short(value))
+    if len(runs) > 1 and panel.title == "loss":
+      handles, labels = axes.get_legend_handles_labels()
+      axes.legend(handles[::-1], labels[::-1], fontsize=7)
+    return drawing.svg(figure, f"{panel.title} {over}")
+
+
+def short(count: float) -> str:
+  """A count in few letters: 25M."""
+  for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    if abs(count) >= unit:
+      return f"{count / unit:g}{letter}"
+  return f"{count:g}"
+
+
+# What can be pointed at.
+
+
+def interactive(runs: Sequence[Recorded]) -> Interactive:
+  """A chart in which metric and axis are chosen, runs picked and values pointed at; without scripts a table."""
+  metrics = list(dict.fromkeys(name for panel in panels(runs) for name in panel.metrics))
+  rows = [row for run in runs for metric in metrics for row in _points(run, metric)]
+  metric = altair.param("metric", value=metrics[0], bind=altair.binding_select(options=metrics, name="metric "))
+  axis = altair.param(
+    "axis", value="images seen", bind=altair.binding_select(options=["images seen", "core-hours"], name=" over ")
+  )
+  picked = altair.selection_point(fields=["run"], bind="legend", name="picked")
+  order = [run.name for run in runs]
+  chart = (
+    altair.Chart(altair.NamedData("points"))
+    .add_params(metric, axis, picked)
+    .transform_filter("datum.metric == metric")
+    .transform_calculate(x="axis == 'images seen' ? datum.images : datum.hours")
+    .mark_line(point={"size": 18}, strokeWidth=1.5)
+    .encode(
+      altair.X("x:Q", title=None),
+      altair.Y("value:Q", title=None, scale=altair.Scale(zero=False)),
+      altair.Color("run:N", sort=order, scale=altair.Scale(domain=order, range=_colours(len(order)))),
+      opacity=altair.condition(picked, altair.value(1.0), altair.value(0.1)),
+      tooltip=[altair.Tooltip(f"{name}:{kind}") for name, kind in
+               (("run", "N"), ("step", "Q"), ("images", "Q"), ("hours", "Q"), ("value", "Q"))],
+    )
+    .properties(width="container", height=360, background="transparent")
+    .interactive()
+    .configure_view(stroke=None)
+    .configure_axis(labelColor="currentColor", gridColor="#8884", domainColor="#8888", tickColor="#8888")
+    .configure_legend(labelColor="currentColor", titleColor="currentColor", orient="bottom", columns=2, labelLimit=300)
+  )  # fmt: skip
+  name = shared_headline(runs) or ""
+  instead = Table("", ["run", name], [[run.name, text(name, run.figures[name])] for run in runs if name in run.figures])
+  about = "Choose a metric; click names below it, with shift several; drag and turn the wheel to look closer."
+  return Interactive("Compare", _embedded(chart.to_dict() | {"datasets": {"points": rows}}), instead, about)
+
+
+def _colours(count):
+  return [f"var(--series-{number % COLOURED})" for number in range(count)]
+
+
+def _points(run, metric):
+  series = run.series(metric)
+  kept = np.unique(np.linspace(0, len(series.values) - 1, min(POINTS, len(series.values))).round().astype(int))
+  for at in kept.tolist():
+    images, hours, value = (float(values[at]) for values in (series.images, series.hours, series.values))
+    yield {
+      "run": run.name, "metric": metric, "step": round(images / run.run.batch), "images": images,
+      "hours": float(f"{hours:.5g}"), "value": float(f"{value:.5g}"),
+    }  # fmt: skip
+
+
+def _embedded(specification) -> str:
+  """HTML with Vega itself in it. Only `</script>` could end a script early, so `<` is written otherwise."""
+  values = json.dumps(specification).replace("<", "\\u003c")
+  options = json.dumps({"renderer": "svg", "actions": False})
+  return (
+    '<div id="comparison" style="width: 100%; min-width: 20rem"></div>\n'
+    f'<script type="module">{_vega()}\nvegaEmbed("#comparison", {values}, {options});</script>'
+  )
+
+
+@functools.cache
+def _vega() -> str:
+  """Vega-Lite, Vega and vega-embed as one script."""
+  return vl_convert.javascript_bundle().replace("</script", "<\\/script")

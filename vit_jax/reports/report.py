@@ -1,0 +1,121 @@
+"""Which chapters a page has, of the runs, sweeps and weights that it is about."""
+
+import datetime
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+
+from vit_jax import files, importers
+from vit_jax.reports import curves, page, recorded, scaling, verdict
+from vit_jax.reports.page import Chapter, Table
+from vit_jax.reports.recorded import Recorded
+from vit_jax.runtime import say
+from vit_jax.schema import ConfigError
+from vit_jax.sweeps.trials import is_record, text
+
+NAME = "report.html"  # of the page in a workdir
+
+
+class Subjects(NamedTuple):
+  """What a page is about."""
+
+  runs: Sequence[Recorded]
+  weights: Sequence[pathlib.Path]  # files, or workdirs without a run
+  waiting: Sequence[str] = ()  # trials that cannot be shown, and why
+
+
+def subjects(places: Sequence[pathlib.Path]) -> Subjects:
+  """What lies at these paths: workdirs of runs and of sweeps, whose trials are runs, and files of weights.
+
+  ConfigError for what is none of these.
+  """
+  named, weights, waiting, sweeps = {}, [], [], False
+  for place in places:
+    if (place / "sweep.json").exists():
+      begun, others = _trials(place)
+      named, waiting, sweeps = named | begun, waiting + others, True
+    elif (place / "config.json").exists():
+      named[place] = None
+    elif place.exists() and (place.is_file() or importers.is_workdir(place)):
+      weights.append(place)
+    else:
+      kind = "is no workdir of a run or of a sweep, and no file of weights" if place.exists() else "is not there"
+      raise ConfigError(f"{place} {kind}; name what --workdir named, or a file that vit_jax.convert reads")
+  if not named and not weights:
+    raise ConfigError(f"no trial of {', '.join(map(str, places))} has begun yet; there is nothing to show")
+  runs = [recorded.read(place, name) for place, name in zip(named, _distinct(named), strict=True)]
+  return Subjects(verdict.ranked(runs) if sweeps else runs, weights, waiting)
+
+
+def _trials(workdir) -> tuple[dict[pathlib.Path, str], list[str]]:
+  """({workdir: changes} of the trials of a sweep that have begun, what is to be said of the others)."""
+  record = files.read_json(workdir / "sweep.json") or {}
+  begun, waiting = {}, []
+  for kind in ("trials", "final"):
+    for trial in filter(is_record, record.get(kind, ())):
+      changes = trial.get("changes")
+      name = text(changes) if isinstance(changes, dict) else trial["name"]
+      # The sweep may have been moved since it was written down.
+      place = workdir / kind / pathlib.PurePath(trial["name"]).name
+      if (place / "config.json").exists():
+        begun[place] = name if kind == "trials" else f"final: {name}"
+      elif trial["status"] != "done":  # a last run that is only measured has no workdir of its own
+        waiting.append(f"{name}: {trial['status']} {trial['error']}".strip())
+  return begun, waiting
+
+
+def _distinct(named) -> list[str]:
+  """A name for each workdir, its own or as much of the end of its path as tells it from the others."""
+  names = []
+  for place, name in named.items():
+    others = [other for other in named if other != place]
+    words = 1
+    while words < len(place.parts) and any(other.parts[-words:] == place.parts[-words:] for other in others):
+      words += 1
+    names.append(name or "/".join(place.parts[-words:]) or str(place))
+  return names
+
+
+def make(places: Sequence[pathlib.Path], out: pathlib.Path, measure: bool = True) -> None:
+  """Writes the page about what lies at these paths; ConfigError where there is nothing to show.
+
+  Args:
+    places: workdirs and files, see `subjects`.
+    out: ends in .html.
+    measure: also what needs the weights: what the best run got wrong, and what is inside of it.
+  """
+  files.check_path(out, (".html",))
+  about = subjects(places)
+  page.write(out, ", ".join(run.name for run in about.runs[:3]), _line(about), chapters(about, measure))
+
+
+def make_at_end(workdir: pathlib.Path) -> None:
+  """The page of a workdir whose run or sweep has just ended. What hinders it is said, and does not undo the end.
+
+  Where processes share the devices, without what needs the weights: `vit_jax.report` makes that on one machine.
+  """
+  try:
+    make([workdir], workdir / NAME, measure=jax.process_count() == 1)
+  except (ConfigError, OSError) as error:
+    say(f"  report    not made: {error}")
+  else:
+    say(f"  report    {workdir / NAME}")
+
+
+def chapters(about: Subjects, measure: bool) -> list[Chapter]:
+  """The chapters, in the order in which they are read."""
+  made = []
+  if about.runs:
+    made += [verdict.chapter(about.runs), curves.chapter(about.runs), scaling.chapter(about.runs)]
+  if about.waiting:
+    made.append(Chapter("Not shown", [Table("Trials", ["why"], [[line] for line in about.waiting])]))
+  return made
+
+
+def _line(about):
+  """What the page is about, in a line."""
+  counts = [(len(about.runs), "run"), (len(about.weights), "file of weights")]
+  said = [f"{count:,} {what}{'s' if count > 1 and what == 'run' else ''}" for count, what in counts if count]
+  return f"{', '.join(said)}. Made by vit_jax.report on {datetime.date.today():%d %B %Y}; this file needs nothing else."

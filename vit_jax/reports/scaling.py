@@ -1,0 +1,139 @@
+"""Accuracy against what it costs, across runs: compute, parameters, multiplications, images, images of a class."""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vit_jax import build, models, trees
+from vit_jax.pictures import shortened
+from vit_jax.reports import drawing
+from vit_jax.reports.curves import COLOURED, short
+from vit_jax.reports.page import Chapter, Charts, Part, Table
+from vit_jax.reports.recorded import Recorded
+from vit_jax.reports.verdict import shared_headline, text
+from vit_jax.sweeps import results
+
+NAMED = 12  # points that have room for their names
+_SHOTS = re.compile(r"(.+)_(\d+)shot")
+
+
+class Size(NamedTuple):
+  """Of a model, and of a run of it."""
+
+  parameters: int
+  macs: int  # multiplications and additions in pairs, of one image's forward pass
+  flops: float  # of the whole training: 3 x forward, which is 2 FLOPs a pair
+  images: int  # different ones to train on
+  core_hours: float
+
+
+AXES = {
+  "core_hours": "core-hours",
+  "flops": "training FLOPs",
+  "parameters": "parameters",
+  "macs": "MACs an image",
+  "images": "images to train on",
+}
+
+
+def chapter(runs: Sequence[Recorded]) -> Chapter:
+  """Charts of the runs' metric over all that differs between them, as in the figures of both papers."""
+  metric = shared_headline(runs)
+  measured = [run for run in runs if metric in run.figures]
+  parts: list[Part] = []
+  if len(measured) > 1:
+    sizes = [size(run) for run in measured]
+    axes = [axis for axis in AXES if len({getattr(each, axis) for each in sizes} - {0}) > 1]
+    if axes:
+      parts.append(Charts(f"{metric} against its cost", [_drawn(measured, sizes, axis, metric) for axis in axes]))
+    parts.append(
+      Table(
+        "Sizes", ["run", metric, *AXES.values()], [_row(*each, metric) for each in zip(measured, sizes, strict=True)]
+      )
+    )
+  if shots := {run.name: curve for run in runs if (curve := few_shot(run))}:
+    about = "Top-1 of a linear probe on the features, by images of each class that it learned from."
+    parts.append(Charts("Few-shot", [_few_shot_drawn(shots)], about))
+  return Chapter("Scaling", parts)
+
+
+def size(run: Recorded) -> Size:
+  """How large a run's model is, and what its training took; zeros where no checkpoint says what it was."""
+  parameters, flops = _of_model(run.description) if run.description else (0, 0)
+  seen = run.steps * run.run.batch
+  return Size(parameters, flops // 2, 3.0 * flops * seen, run.records or 0, run.core_hours)
+
+
+@functools.cache
+def _of_model(description: models.Description) -> tuple[int, int]:
+  """Parameters, and FLOPs of one image's forward pass."""
+  description = description.bound()
+  return trees.count(models.functional(description).shapes()), build.forward_flops(description)
+
+
+def few_shot(run: Recorded) -> dict[str, list[tuple[int, float]]]:
+  """{probe: (images of each class, top-1), in order} of what a run was measured by few-shot probes."""
+  curves: dict[str, list[tuple[int, float]]] = {}
+  for name, value in run.figures.items():
+    if match := _SHOTS.fullmatch(name):
+      curves.setdefault(match[1], []).append((int(match[2]), value))
+  return {probe: sorted(points) for probe, points in curves.items()}
+
+
+def _drawn(runs, sizes, axis, metric):
+  """SVG of the metric over one of the axes."""
+  scale = 100 if results.is_share(metric) else 1
+  with drawing.style():
+    figure, [axes] = drawing.figure(3.6, 2.8)
+    for number, (run, each) in enumerate(zip(runs, sizes, strict=True)):
+      if not (x := getattr(each, axis)):
+        continue
+      colour = drawing.SERIES[number] if number < COLOURED else drawing.FAINT
+      axes.plot([x], [scale * run.figures[metric]], "o", color=colour)
+      if len(runs) <= NAMED:
+        name = drawing.drawable(shortened(run.name))
+        axes.annotate(name, (x, scale * run.figures[metric]), (4, 4), textcoords="offset points", fontsize=7)
+    axes.set_title(metric + (", %" if scale == 100 else ""), loc="left")
+    axes.set_xlabel(AXES[axis])
+    axes.margins(x=0.15, y=0.15)
+    _counted(axes, [getattr(each, axis) for each in sizes])
+    return drawing.svg(figure, f"scaling {axis}")
+
+
+def _counted(axes, values):
+  """An axis of counts, logarithmic if they are of different sizes."""
+  values = [value for value in values if value]
+  if max(values) > 5 * min(values):
+    axes.set_xscale("log")
+  axes.xaxis.set_major_formatter(lambda value, _: short(value))
+  axes.xaxis.set_minor_formatter("")
+
+
+def _few_shot_drawn(shots):
+  """SVG of the top-1 of probes over images of each class; {run: {probe: points}}."""
+  with drawing.style():
+    figure, [axes] = drawing.figure(4.8, 3.2)
+    for number, (run, curves) in enumerate(shots.items()):
+      for (probe, points), line in zip(curves.items(), ("-", "--", ":", "-."), strict=False):
+        colour = drawing.SERIES[number] if number < COLOURED else drawing.FAINT
+        label = drawing.drawable(shortened(f"{run}: {probe}")) if number < COLOURED else None
+        axes.plot(
+          *zip(*((count, 100 * top1) for count, top1 in points), strict=True), line + "o", color=colour, label=label
+        )
+    axes.set_title("top-1, %", loc="left")
+    axes.set_xlabel("images of each class")
+    _counted(axes, [count for curves in shots.values() for points in curves.values() for count, _ in points])
+    axes.legend(fontsize=7)
+    return drawing.svg(figure, "few-shot")
+
+
+def _row(run, each, metric):
+  counts = [
+    f"{each.core_hours:,.3g}",
+    f"{each.flops:.3g}",
+    f"{each.parameters:,}",
+    f"{each.macs:.3g}",
+    f"{each.images:,}",
+  ]
+  return [run.name, text(metric, run.figures[metric]), *counts]

@@ -1,0 +1,213 @@
+"""What came of runs: their figures beside those that the recipe expects, what they cost, and what they lost."""
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+
+from vit_jax import clock, trees
+from vit_jax.reports.page import Chapter, Part, Table, Words
+from vit_jax.reports.recorded import Recorded
+from vit_jax.schema import plain
+from vit_jax.sweeps import results
+
+SHARES = re.compile(r"(?:.*[/_])?(?:top1|top5)")  # means of what is right or wrong: these have intervals
+
+
+def chapter(runs: Sequence[Recorded]) -> Chapter:
+  """The first chapter: of one run all figures and costs, of several a row each, and means over seeds."""
+  parts = _of_one(runs[0]) if len(runs) == 1 else _of_several(runs)
+  return Chapter("Verdict", parts)
+
+
+def headline(run: Recorded) -> str | None:
+  """The metric that a run is judged by: top-1, of test if it was measured there; None where nothing was measured."""
+  figures = [name for name in run.figures if name.endswith("top1")] or list(run.figures)
+  return min(figures, key=lambda name: ("/" in name, "ema_" in name), default=None)
+
+
+def interval(share: float, count: int) -> tuple[float, float]:
+  """The 95 % interval of a share of `count` images that are right: Wilson 1927, JASA 22, 209-212."""
+  z = statistics.NormalDist().inv_cdf(0.975)
+  middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+  half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+  return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def text(name: str, value: float) -> str:
+  """A figure as readers shall see it: shares as per cent, counts whole."""
+  if name.endswith("images"):
+    return f"{value:,.0f}"
+  return f"{100 * value:.2f} %" if results.is_share(name) else f"{value:.4f}"
+
+
+def core_hours(run: Recorded) -> str:
+  """What the run was paid for, in words."""
+  what = run.devices.get("kind", "")
+  return f"{run.core_hours:,.3g}" + (f" ({run.cores} x {what})" if what else "")
+
+
+def state(run: Recorded) -> str:
+  """How far a run is."""
+  if run.result:
+    return f"finished, {run.steps:,} steps"
+  return f"not finished: step {run.steps:,}" + (f" of {run.total:,} ({run.steps / run.total:.0%})" if run.total else "")
+
+
+# One run.
+
+
+def _of_one(run) -> list[Part]:
+  name = headline(run)
+  words = [f"{name}: {_with_interval(run, name)}" if name else "Nothing is measured yet", state(run).capitalize()]
+  parts = [Words(". ".join(words) + "."), _expected(run), _figures(run), _time(run), _cost(run), _setting(run)]
+  return [part for part in parts if isinstance(part, Words) or part.rows]
+
+
+def _with_interval(run, name):
+  value, ends = run.figures[name], _ends(run, name)
+  return text(name, value) + (f" (95 %: {100 * ends[0]:.2f} to {100 * ends[1]:.2f})" if ends else "")
+
+
+def _ends(run, name):
+  """The interval of a share that was measured on images whose number is known."""
+  count = run.figures.get(f"{name.rpartition('/')[0]}/images".lstrip("/"), 0)
+  return interval(min(run.figures[name], 1.0), int(count)) if count >= 1 and SHARES.fullmatch(name) else None
+
+
+def _expected(run) -> Table:
+  said = run.recipe.get("about")
+  rows = [[key, _paragraph(said, key)] for key in ("Result", "Hardware")] if isinstance(said, str) else []
+  rows = [row for row in rows if row[1]]
+  if changes := run.recipe.get("changes"):
+    rows += [["changed by flags", "\n".join(map(str, changes))]] if isinstance(changes, list) else []
+  return Table("What the recipe says", ["", str(run.recipe.get("config", ""))], rows)
+
+
+def _paragraph(docstring, key) -> str:
+  """What follows `key:` in a recipe's docstring, up to the next such word."""
+  match = re.search(rf"^{key}:\s*(.*?)(?=^[A-Z]\w*:|^\s*$|\Z)", docstring, re.MULTILINE | re.DOTALL)
+  return " ".join(match[1].split()) if match else ""
+
+
+def _figures(run) -> Table:
+  rows = []
+  for name, value in run.figures.items():
+    ends = _ends(run, name)
+    rows.append([name, text(name, value), f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %" if ends else ""])
+  about = "Of the last step." if run.result else "Of the last evaluation."
+  return Table("Figures", ["", "", "95 % (Wilson)"], rows, about)
+
+
+def _cost(run) -> Table:
+  rate = run.result.get("images_per_second")
+  rows = [
+    ["images seen", f"{run.steps * run.run.batch:,}" + (f", of {run.records:,} different ones" if run.records else "")],
+    ["core-hours, with start and evaluations", core_hours(run)],
+    *([["images a second, steady", f"{rate:,.0f}"]] if rate else []),
+  ]
+  for plan in run.plans:
+    rows.append(
+      [f"planned on {plan['rented']}", f"{24 * plan['core_days']:,.3g} core-hours, {plan['hours']:,.3g} hours"]
+    )
+  return Table("Cost", ["", ""], rows)
+
+
+def _time(run) -> Table:
+  rows = [[name, f"{seconds:,.1f} s"] for name, seconds in run.seconds.items() if seconds >= 0.05]
+  goodput = run.result.get("goodput", {})
+  if lost := goodput.get(clock.LOST):
+    rows.append(["of the steps, done in vain", f"{lost:,.1f} s"])
+  rows += [["restarts", f"{run.attempts - 1}"]] if run.attempts else []
+  rows += [["between attempts", f"{run.waited:,.1f} s"]] if run.waited else []
+  rows += [["goodput", f"{goodput['goodput']:.1%}"]] if "goodput" in goodput else []
+  return Table("Where the time went", ["", ""], rows)
+
+
+def _setting(run) -> Table:
+  of = run.run
+  rows = [
+    ["model", of.model.name],
+    ["data", of.data.name],
+    ["pixels", str(of.data.args["image_size"])],
+    ["batch", f"{of.batch:,}"],
+    ["length", str(of.total)],
+    ["optimizer", f"{of.optim.name}, rate {of.optim.args['lr']:g}"],
+    ["seed", str(of.seed)],
+  ]
+  packages = run.result.get("packages", {})
+  rows += [["packages", ", ".join(f"{name} {version}" for name, version in packages.items())]] if packages else []
+  return Table("Setting", ["", ""], rows)
+
+
+# Several.
+
+
+def ranked(runs: Sequence[Recorded]) -> list[Recorded]:
+  """The runs, the best by the metric that most of them have first, and those without it last."""
+  metric = shared_headline(runs)
+  sign = 1 if metric and results.is_share(metric) else -1
+  return sorted(runs, key=lambda run: -sign * run.figures[metric] if metric in run.figures else math.inf)
+
+
+def shared_headline(runs: Sequence[Recorded]) -> str | None:
+  """The metric that runs are compared by."""
+  names = [name for run in runs if (name := headline(run))]
+  return max(names, key=names.count, default=None)
+
+
+def _of_several(runs) -> list[Part]:
+  metric = shared_headline(runs)
+  measured = [run for run in runs if metric in run.figures]
+  parts: list[Part] = []
+  if measured:
+    best = ranked(measured)[0]
+    parts.append(Words(f"The best of {len(runs)} runs by {metric} is {best.name}: {_with_interval(best, metric)}."))
+  head = ["run", metric or "", "95 % (Wilson)", "images seen", "core-hours", "images/s", "restarts", ""]
+  parts.append(Table("Runs", head, [_row(run, metric) for run in runs]))
+  if seeds := _over_seeds(measured, metric):
+    parts.append(Table("Over seeds", ["runs", f"{metric}: mean ± standard deviation (runs)"], seeds))
+  if rows := differences(runs):
+    table = [["", *(run.name for run in runs)], *rows]
+    if len(rows) < len(runs):  # the narrower one
+      table = list(zip(*table, strict=True))
+    parts.append(Table("Where their configs differ", table[0], table[1:]))
+  return parts
+
+
+def _row(run, metric):
+  ends = _ends(run, metric) if metric in run.figures else None
+  rate = run.result.get("images_per_second")
+  return [
+    run.name,
+    text(metric, run.figures[metric]) if metric in run.figures else "-",
+    f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %" if ends else "",
+    f"{run.steps * run.run.batch:,}",
+    core_hours(run),
+    f"{rate:,.0f}" if rate else "",
+    f"{max(run.attempts - 1, 0)}",
+    state(run),
+  ]
+
+
+def _over_seeds(runs, metric):
+  """Rows of the groups of runs that differ in nothing but their seed."""
+  groups = {}
+  for run in runs:
+    groups.setdefault(repr({**plain(run.run), "seed": None}), []).append(run)
+  return [
+    [
+      ", ".join(run.name for run in group),
+      results.mean_and_deviation([run.figures[metric] for run in group], results.is_share(metric)),
+    ]
+    for group in groups.values()
+    if len(group) > 1
+  ]
+
+
+def differences(runs: Sequence[Recorded]) -> list[list[str]]:
+  """Rows of the config's keys whose values differ between runs: the key, and the value of each run."""
+  values = [dict(trees.leaves(plain(run.run))) for run in runs]
+  keys = dict.fromkeys(key for each in values for key in each)
+  rows = [[key, *(repr(each[key]) if key in each else "-" for each in values)] for key in keys]
+  return [row for row in rows if len(set(row[1:])) > 1]
