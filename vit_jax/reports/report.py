@@ -88,7 +88,7 @@ def make(places: Sequence[pathlib.Path], out: pathlib.Path, measure: bool = True
   """
   files.check_path(out, (".html",))
   about = subjects(places)
-  page.write(out, ", ".join(run.name for run in about.runs[:3]), _line(about), chapters(about, measure))
+  page.write(out, _title(places), _line(about), chapters(about, measure))
 
 
 def make_at_end(workdir: pathlib.Path) -> None:
@@ -112,6 +112,12 @@ def chapters(about: Subjects, measure: bool) -> list[Chapter]:
   if about.waiting:
     made.append(Chapter("Not shown", [Table("Trials", ["why"], [[line] for line in about.waiting])]))
   return made
+
+
+def _title(places):
+  """The names of what the page is about, of many the first three."""
+  names = [place.name or str(place) for place in places]
+  return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _line(about):

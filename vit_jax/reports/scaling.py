@@ -5,6 +5,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from matplotlib.ticker import MaxNLocator
+
 from vit_jax import build, models, trees
 from vit_jax.pictures import shortened
 from vit_jax.reports import drawing
@@ -106,6 +108,8 @@ def _counted(axes, values):
   values = [value for value in values if value]
   if max(values) > 5 * min(values):
     axes.set_xscale("log")
+  else:
+    axes.xaxis.set_major_locator(MaxNLocator(4))
   axes.xaxis.set_major_formatter(lambda value, _: short(value))
   axes.xaxis.set_minor_formatter("")
 
