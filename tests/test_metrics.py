@@ -223,3 +223,34 @@ def test_small_integers_do_not_overflow_in_a_confusion_matrix():
 def test_several_labels_have_no_confusion_matrix():
   with pytest.raises(ConfigError, match=r"one label an image; these have up to 3.*Leave it out"):
     metrics.confusion(drawn(0, 5, 10, 10, most=3), 10)
+
+
+@pytest.mark.parametrize(("images", "classes", "present"), SHAPES)
+@pytest.mark.parametrize("most", [None, 3])
+def test_counts_of_a_class_are_those_of_a_loop_and_its_rates_scikit_learns(images, classes, present, most):
+  predictions = drawn(7, images, classes, present, most)
+  guess = predictions.best[:, 0]
+  sets = [{one for one in np.atleast_1d(label).tolist() if one >= 0} for label in predictions.label]
+  counts = metrics.per_class(predictions, classes)
+  for one in range(classes):
+    assert counts.true[one] == sum(one in labels for labels in sets)
+    assert counts.guessed[one] == np.sum(guess == one)
+    assert counts.right[one] == sum(one in labels and best == one for labels, best in zip(sets, guess, strict=True))
+  expected = sklearn.metrics.precision_recall_fscore_support(
+    indicators(sets, classes), np.eye(classes, dtype=int)[guess], zero_division=0
+  )
+  for name, values in zip(("precision", "recall", "f1"), expected, strict=False):
+    np.testing.assert_allclose(counts.rates[name], values, atol=1e-12)
+
+
+@pytest.mark.parametrize(("images", "classes", "present"), SHAPES)
+def test_bins_of_confidence_add_up_to_the_calibration_error(images, classes, present):
+  predictions = drawn(8, images, classes, present)
+  bins = metrics.calibration(predictions, classes)
+  for i in range(metrics.BINS):
+    held = (predictions.confidence > i / 15) & (predictions.confidence <= (i + 1) / 15)
+    assert bins.images[i] == held.sum()
+    assert bins.right[i] == (predictions.best[held, 0] == predictions.label[held]).sum()
+    assert bins.confidence[i] == pytest.approx(predictions.confidence[held].sum(dtype=np.float64))
+  error = np.abs(bins.right - bins.confidence).sum() / images
+  assert error == pytest.approx(metrics.measure(predictions, classes)["calibration_error"], **CLOSE)

@@ -27,6 +27,31 @@ class Predictions(NamedTuple):
   probability: np.ndarray | None = None  # float32 [N, k]: of the best
 
 
+class Counts(NamedTuple):
+  """Images by class, int64 [V] each; an image with several labels counts for each of them."""
+
+  right: np.ndarray  # whose best class it is, and it is a label
+  guessed: np.ndarray  # whose best class it is
+  true: np.ndarray  # that have it as a label
+
+  @property
+  def rates(self) -> dict[str, np.ndarray]:
+    """Precision, recall and F1, float64 [V] each; 0 of a class that was not predicted or does not occur."""
+    return {
+      "precision": self.right / np.maximum(self.guessed, 1),
+      "recall": self.right / np.maximum(self.true, 1),
+      "f1": 2 * self.right / np.maximum(self.guessed + self.true, 1),
+    }
+
+
+class Bins(NamedTuple):
+  """Images by the probability of their best class, [BINS] each."""
+
+  images: np.ndarray  # int64: how many
+  right: np.ndarray  # float64: how many of them are right
+  confidence: np.ndarray  # float64: sum of their probabilities
+
+
 class _Images(NamedTuple):
   """What metrics need of the images, prepared once for any number of weightings."""
 
@@ -86,6 +111,22 @@ def intervals(
     return {name: tuple(np.percentile(values, [2.5, 97.5]).tolist()) for name, values in resampled.items()}
 
 
+def per_class(predictions: Predictions, classes: int) -> Counts:
+  """Images of each class, of which precision, recall and F1 of `measure` are made."""
+  images = _images(predictions, classes)
+  return Counts(*(count.astype(np.int64) for count in _counts(images, np.ones(len(images.guess)))))
+
+
+def calibration(predictions: Predictions, classes: int) -> Bins:
+  """Images in BINS equal bins of confidence, (i / BINS, (i + 1) / BINS].
+
+  The `calibration_error` of `measure` is the sum over bins of |right - confidence| / N.
+  """
+  images = _images(predictions, classes)
+  sums = (np.bincount(images.bin, weights, BINS) for weights in (images.top1, images.top1 - images.gap))
+  return Bins(np.bincount(images.bin, minlength=BINS), *sums)
+
+
 def confusion(predictions: Predictions, classes: int) -> np.ndarray:
   """Images by label and prediction, int64 [V, V]: a row is a label, a column the best class.
 
@@ -134,24 +175,25 @@ def _metrics(images: _Images, weights: np.ndarray) -> dict[str, float]:
   classes that occur neither as a label nor as a prediction are left out. calibration_error: sum over bins of
   |right - confidence| / N (Guo et al. 2017, eq. 3).
   """
-  right = np.bincount(images.guess, weights * images.top1, images.classes)
-  guessed = np.bincount(images.guess, weights, images.classes)
-  true = np.bincount(images.label, weights[images.owner], images.classes)
-  present = (true + guessed) > 0
-  right, guessed, true = right[present], guessed[present], true[present]
-  per_class = {
-    "precision": right / np.maximum(guessed, 1),
-    "recall": right / np.maximum(true, 1),
-    "f1": 2 * right / (guessed + true),
-  }
+  counts = _counts(images, weights)
+  present = (counts.true + counts.guessed) > 0
+  counts = Counts(*(count[present] for count in counts))
+  true, rates = counts.true, counts.rates
   total = max(weights.sum(), 1)
   metrics = {name: float(np.sum(weights * getattr(images, name)) / total) for name in ("top1", "top5", "loss")}
-  metrics["mean_per_class"] = _mean(per_class["recall"][true > 0])
-  for name, values in per_class.items():
+  metrics["mean_per_class"] = _mean(rates["recall"][true > 0])
+  for name, values in rates.items():
     metrics[f"{name}_weighted"] = float(np.sum(values * true) / max(true.sum(), 1))
     metrics[f"{name}_macro"] = _mean(values)
   gaps = np.bincount(images.bin, weights * images.gap, BINS)
   return metrics | {"calibration_error": float(np.abs(gaps).sum() / total)}
+
+
+def _counts(images: _Images, weights: np.ndarray) -> Counts:
+  """Images by class, float64 [V], that count `weights` [N] times each."""
+  right = np.bincount(images.guess, weights * images.top1, images.classes)
+  guessed = np.bincount(images.guess, weights, images.classes)
+  return Counts(right, guessed, np.bincount(images.label, weights[images.owner], images.classes))
 
 
 def _mean(values):
