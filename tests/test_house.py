@@ -15,7 +15,7 @@ FLOORS = (
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests"},
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures",
    "identity", "corpora"},
-  {"build", "log", "measuring", "loop", "planning", "sweeps", "preview", "inference"},
+  {"build", "log", "measuring", "evaluation", "loop", "planning", "sweeps", "preview", "inference"},
   {"reports"},
   {"cli", "__main__", "train", "evaluate", "predict", "fewshot", "sweep", "plan", "prepare", "convert", "report"},
 )  # fmt: skip

@@ -12,7 +12,6 @@ as many classes, and its positions are resampled to the config's resolution.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import logging
@@ -24,12 +23,11 @@ import jax.numpy as jnp
 
 from vit_jax import (
   build,
-  checkpoints,
   cli,
   config,
+  evaluation,
   files,
   flags,
-  identity,
   importers,
   loop,
   mesh,
@@ -39,13 +37,10 @@ from vit_jax import (
   schema,
   steps,
 )
-from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, outcomes
-from vit_jax.evals.accuracy import Details
+from vit_jax.evaluation import Intervals
 from vit_jax.importers import normalisation
 from vit_jax.inference import stored
-
-Intervals = dict[str, tuple[float, float]]  # figure -> (low, high)
 
 
 def main() -> None:
@@ -113,11 +108,11 @@ def warn_of_normalisation(weights: str, run: config.Run) -> None:
 
 
 def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> dict[str, schema.Choice]:
-  """A run's evaluations, or with a split its first one by accuracy on that split, under the name test."""
+  """A run's evaluations, or with a split its headline on that split, under the name test."""
   kept = dict(evals)
   if split:
-    first = next((choice for choice in evals.values() if choice.name == "accuracy"), schema.Choice("accuracy"))
-    kept = {"test": schema.Choice("accuracy", {**first.args, "split": split})}
+    _, headline = evaluation.headline(evals)
+    kept = {"test": schema.Choice("accuracy", {**headline.args, "split": split})}
   changes = {"logits": True} if logits else {}
   return {
     name: schema.Choice(choice.name, {**choice.args, **changes}) if choice.name == "accuracy" else choice
@@ -126,16 +121,9 @@ def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> 
 
 
 def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
-  """The newest readable checkpoint of a run."""
-  store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)
-  with contextlib.closing(store):
-    saved = store.restore(parts.state_shapes, identity.check)
-  if saved is None:
-    raise schema.ConfigError(f"--workdir: {workdir} has no checkpoint yet; train first")
-  state, about = saved
-  if "identity" in about and (other := identity.other_data(about["identity"]["data"], parts.identity["data"])):
-    logging.warning("the run was trained on other data than are there now: %s", "; ".join(other))
-  return state
+  """The newest readable checkpoint of the run in --workdir."""
+  with schema.at("--workdir"):
+    return evaluation.restored(parts, workdir)
 
 
 def imported(parts: build.Parts) -> steps.State:
@@ -149,22 +137,10 @@ def imported(parts: build.Parts) -> steps.State:
 def evaluate(
   parts: build.Parts, state: steps.State, name, poll: Callable[[], None]
 ) -> tuple[dict[str, Outcome], dict[str, Intervals]]:
-  """Measures a state's weights and prints the figures: outcomes, and intervals of those by accuracy, both by what the
-  figures' names begin with."""
+  """Measures a state's weights and prints the figures; returns what `evaluation.measured` does."""
   measures = {name: each.measure for name, each in parts.evals.items()}
-  try:
-    measured = outcomes.measure(measures, state.params, state.ema, poll)
-  except ImageError as error:
-    raise schema.ConfigError(str(error)) from error
+  measured, intervals = evaluation.measured(measures, state, poll)
   runtime.say(f"{name}, step {int(state.step)} of {parts.total}" if state.step else str(name))
-  intervals = {
-    prefix: {
-      outcome.details.way + figure: ends
-      for figure, ends in metrics.intervals(outcome.details.predictions, len(outcome.details.source.classes)).items()
-    }
-    for prefix, outcome in measured.items()
-    if isinstance(outcome.details, Details)
-  }
   cli.table(outcomes.figures(measured), named(intervals))
   return measured, intervals
 

@@ -1,0 +1,56 @@
+"""What a state's evaluations give: intervals by the names of the figures; test_evaluate has those of real runs."""
+
+import numpy as np
+import pytest
+
+from tests import predictions as made
+from tests import runs
+from vit_jax import checkpoints, evaluation, metrics, steps
+from vit_jax.data.images import ImageError
+from vit_jax.data.sources import Source
+from vit_jax.evals import Outcome
+from vit_jax.evals.accuracy import Details
+from vit_jax.schema import Choice, ConfigError
+
+STATE = steps.State(np.zeros((), np.int32), {"x": np.ones(3)}, ema={}, optimizer=None)
+
+
+def measured(**evaluations):
+  return evaluation.measured(evaluations, STATE, lambda: None)
+
+
+def test_what_is_called_test_is_the_headline_and_else_the_first_by_accuracy():
+  shots, val, test = Choice("fewshot", {}), Choice("accuracy", {"split": "val"}), Choice("accuracy", {"split": "test"})
+  assert evaluation.headline({"shots": shots, "real": val, "test": test}) == ("test", test)
+  assert evaluation.headline({"shots": shots, "real": val, "val": test}) == ("real", val)
+  assert evaluation.headline({"test": shots}) == ("test", Choice("accuracy"))
+
+
+def test_intervals_have_the_names_of_the_figures_they_are_of():
+  predictions = made.drawn(0, 50, 4, 4)
+  source = Source("set", "test", tuple("abcd"), 50, None, str)
+  details = Details(source, predictions, "4_way_")
+  outcomes, intervals = measured(
+    test=lambda *_: Outcome({"4_way_top1": 0.5}, details), shots=lambda *_: Outcome({"linear_5shot": 0.1}, None)
+  )
+  assert list(outcomes) == ["", "shots/"] and list(intervals) == [""]
+  expected = metrics.intervals(predictions, 4)
+  assert intervals[""] == {f"4_way_{name}": ends for name, ends in expected.items()}
+  low, high = intervals[""]["4_way_top1"]
+  assert low <= np.mean(predictions.label == predictions.best[:, 0]) <= high
+
+
+def test_an_image_that_cannot_be_decoded_is_a_mistake_of_the_users():
+  def bad(*_):
+    raise ImageError("test/cat/3.jpg: truncated")
+
+  with pytest.raises(ConfigError, match=r"cat/3\.jpg"):
+    measured(test=bad)
+
+
+@pytest.mark.heavy
+def test_a_run_without_checkpoint_is_named(tmp_path):
+  parts = runs.parts(1)
+  with pytest.raises(ConfigError, match="has no checkpoint yet"):
+    evaluation.restored(parts, tmp_path)
+  assert not checkpoints.exist(tmp_path)

@@ -1,0 +1,58 @@
+"""Assembly of an evaluation: the newest state of a run, and what its evaluations measure of it, with intervals."""
+
+import contextlib
+import logging
+import pathlib
+from collections.abc import Callable, Mapping
+
+from vit_jax import build, checkpoints, identity, mesh, metrics, steps
+from vit_jax.data.images import ImageError
+from vit_jax.evals import Outcome, outcomes
+from vit_jax.evals.accuracy import Details
+from vit_jax.schema import Choice, ConfigError
+
+Intervals = dict[str, tuple[float, float]]  # figure -> (low, high)
+
+
+def headline(evals: Mapping[str, Choice]) -> tuple[str, Choice]:
+  """The evaluation by accuracy called test, with its name, or else the first; of a run without one, a default one.
+
+  Not just the first: what a workdir keeps is sorted by name, and "real" would come before "test".
+  """
+  by_accuracy = {name: choice for name, choice in evals.items() if choice.name == "accuracy"}
+  name = "test" if "test" in by_accuracy else next(iter(by_accuracy), "test")
+  return name, by_accuracy.get(name, Choice("accuracy"))
+
+
+def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
+  """The newest readable checkpoint of a run; ConfigError where there is none."""
+  store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)
+  with contextlib.closing(store):
+    saved = store.restore(parts.state_shapes, identity.check)
+  if saved is None:
+    raise ConfigError(f"{workdir} has no checkpoint yet; train first")
+  state, about = saved
+  if "identity" in about and (other := identity.other_data(about["identity"]["data"], parts.identity["data"])):
+    logging.warning("the run was trained on other data than are there now: %s", "; ".join(other))
+  return state
+
+
+def measured(
+  measures: Mapping[str, Callable], state: steps.State, poll: Callable[[], None]
+) -> tuple[dict[str, Outcome], dict[str, Intervals]]:
+  """Outcomes of evaluations of a state, and intervals of those by accuracy, both by what the figures' names begin with.
+
+  ConfigError for an image that cannot be decoded. The arguments are those of `outcomes.measure`.
+  """
+  try:
+    result = outcomes.measure(measures, state.params, state.ema, poll)
+  except ImageError as error:
+    raise ConfigError(str(error)) from error
+  details = {prefix: each.details for prefix, each in result.items() if isinstance(each.details, Details)}
+  return result, {prefix: intervals(each) for prefix, each in details.items()}
+
+
+def intervals(details: Details) -> Intervals:
+  """95 % intervals of figures by accuracy, under their names."""
+  ends = metrics.intervals(details.predictions, len(details.source.classes))
+  return {details.way + figure: each for figure, each in ends.items()}
