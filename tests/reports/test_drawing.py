@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from vit_jax.reports import drawing
 
 
@@ -30,3 +32,18 @@ def test_a_chart_is_the_same_each_time_and_shares_no_names_with_another():
 def test_a_chart_is_as_wide_as_drawn_or_as_the_page():
   head = drawn("one").partition(">")[0]
   assert 'style="width: 288pt"' in head and " height=" not in head
+
+
+@pytest.mark.parametrize(
+  ("text", "line"),
+  [
+    ("x" * 24, "x" * 24),
+    ("train/cat/" + "x" * 30 + ".jpg", "train/cat/x…xxxxxxxx.jpg"),
+    ("two\n  lines", "two lines"),
+    ("caf\udce9\x1b[31m", "caf??[31m"),
+    ("", ""),
+  ],
+)
+def test_a_long_name_keeps_its_two_ends(text, line):
+  assert drawing.fitted(text) == line
+  assert len(drawing.fitted(text)) <= 24

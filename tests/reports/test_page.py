@@ -69,6 +69,20 @@ def test_pixels_in_the_page_are_those_of_the_picture():
   np.testing.assert_array_equal(decoded, PIXELS)
 
 
+def test_two_pictures_stand_side_by_side_and_large_ones_are_nearly_the_same():
+  smooth = cv2.resize(np.random.default_rng(1).integers(0, 255, (6, 6, 3), np.uint8), (300, 200))
+  noisy = cv2.add(smooth, np.random.default_rng(2).integers(0, 9, smooth.shape, np.uint8))
+  seen = Reader(rendered(page.Gallery("Pictures", [page.Picture(PIXELS, ["a.jpg"], before=noisy)], side=96)))
+  before, after = [attrs for tag, attrs in seen.tags if tag == "img"]
+  assert next(attrs["style"] for tag, attrs in seen.tags if tag == "figure") == "width: 196px"
+  assert (before["alt"], after["alt"]) == ("", "a.jpg")
+  assert "class" not in before and after["class"] == "squares"  # seven pixels in 96
+  kind, data = before["src"].split(";base64,")
+  decoded = cv2.imdecode(np.frombuffer(base64.b64decode(data), np.uint8), cv2.IMREAD_COLOR_RGB)
+  assert kind == "data:image/jpeg" and len(data) < 60_000
+  assert decoded.shape == noisy.shape and np.abs(decoded.astype(int) - noisy).mean() < 4
+
+
 def test_charts_have_the_colours_of_the_page_and_no_id_twice():
   with drawing.style():
     charts = []

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 # Colours that the page's style sheet sets: matplotlib draws with these, and they are variables in the SVG.
 INK, FAINT = "#010203", "#040506"
@@ -59,6 +61,12 @@ def figure(width: float, height: float, rows: int = 1, columns: int = 1, **optio
   return made, list(made.subplots(rows, columns, squeeze=False, **options).flat)
 
 
+def numbered(axis: Axis) -> None:
+  """A logarithmic axis has whole numbers at its ticks: matplotlib's powers would be formulas, which are not drawn."""
+  axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+  axis.set_minor_formatter(NullFormatter())
+
+
 def svg(made: Figure, name: str) -> str:
   """The figure as an SVG element to stand in a page; `name` tells its parts from those of the page's other figures."""
   with io.StringIO() as file, matplotlib.rc_context({"svg.hashsalt": name}):
@@ -77,3 +85,10 @@ def drawable(text: str) -> str:
   """The text as a page can have it: bytes that are not UTF-8 become question marks, as do control characters."""
   words = text.encode("utf-8", "replace").decode()
   return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in words)
+
+
+def fitted(text: str, longest: int = 24) -> str:
+  """The text on one line that can be drawn, of at most so many characters: the middle of a longer one is left out."""
+  words = " ".join(drawable(text).split())
+  half = longest // 2
+  return words if len(words) <= longest else f"{words[: longest - half - 1]}…{words[-half:]}"

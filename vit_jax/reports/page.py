@@ -14,6 +14,7 @@ from vit_jax import files
 from vit_jax.reports.drawing import drawable
 
 TEMPLATE = "page.html.j2"
+LARGE = 2**14  # bytes of a PNG
 
 
 class Words(NamedTuple):
@@ -54,6 +55,7 @@ class Picture(NamedTuple):
   pixels: np.ndarray
   lines: Sequence[str] = ()
   wrong: bool = False  # it is marked
+  before: np.ndarray | None = None  # pixels that stand left of it
 
 
 class Gallery(NamedTuple):
@@ -62,7 +64,7 @@ class Gallery(NamedTuple):
   title: str
   pictures: Sequence[Picture]
   about: str = ""
-  side: int = 96  # CSS pixels that each takes of the width
+  side: int = 96  # CSS pixels that each takes of the width; what has fewer shows its pixels as squares
 
 
 class Interactive(NamedTuple):
@@ -107,10 +109,14 @@ def render(title: str, about: str, chapters: Sequence[Chapter]) -> str:
 
 
 def embedded(pixels: np.ndarray) -> str:
-  """A data URI of pixels uint8 [H, W, 3] or [H, W], without loss: PNG."""
-  done, data = cv2.imencode(".png", pixels[..., ::-1] if pixels.ndim == 3 else pixels)
+  """A data URI of pixels uint8 [H, W, 3] or [H, W]: PNG without loss, of what would be large JPEG of quality 90."""
+  pixels, form = pixels[..., ::-1] if pixels.ndim == 3 else pixels, "png"
+  done, data = cv2.imencode(".png", pixels)
+  if done and len(data) > LARGE:  # photographs of 192 pixels: 60 kB against 10
+    done, data = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, 90])
+    form = "jpeg"
   assert done, pixels.shape
-  return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+  return f"data:image/{form};base64,{base64.b64encode(data).decode()}"
 
 
 @functools.cache
