@@ -101,10 +101,10 @@ def test_names_are_cut_in_the_middle_of_their_last_part(name, short):
 
 
 def test_only_a_target_that_was_mixed_is_written_beside_the_label():
-  assert not sheet._mixed(Example(0, (3,), target=((3, 1.0),)))
-  assert not sheet._mixed(Example(0, (3, 5), target=((3, 0.5), (5, 0.5))))
-  assert sheet._mixed(Example(0, (3,), target=((3, 0.6), (5, 0.4))))
-  assert sheet._mixed(Example(0, (3, 5), target=((3, 0.7), (5, 0.3))))
+  assert not sheet.mixed(Example(0, (3,), target=((3, 1.0),)))
+  assert not sheet.mixed(Example(0, (3, 5), target=((3, 0.5), (5, 0.5))))
+  assert sheet.mixed(Example(0, (3,), target=((3, 0.6), (5, 0.4))))
+  assert sheet.mixed(Example(0, (3, 5), target=((3, 0.7), (5, 0.3))))
 
 
 def test_a_sheet_is_a_png(tmp_path):

@@ -97,7 +97,7 @@ def draw(
 def _layout(run, source, batch, classes, looked_at, worst):
   """(texts and tiles, where the chart of classes begins, the height of the sheet)."""
   examples, exact = batch
-  items = [*_title(EDGE, f"{source.name}, {source.split}", _about(run, source, exact))]
+  items = [*_title(EDGE, f"{source.name}, {source.split}", about(run, source, exact))]
   items += _batch(examples, source, y := EDGE + 4 * LINE)
   y += -(-len(examples) // (WORST // 2)) * PAIRS + LINE
   counts, counted = classes
@@ -123,7 +123,8 @@ def _title(y, name, about) -> Iterable[Text]:
   yield Text(EDGE + 9 * (len(name) + 3), y + 3, about, WIDTH, _GREY, 8.5)
 
 
-def _about(run, source, exact):
+def about(run: Run, source: Source, exact: bool) -> str:
+  """What a batch of the run shows, in words; `exact`: it is mixed just as in the run."""
   args = run.data.args
   changes = [key for key in ("policy", "warp", "mixing", "erasing") if args[key].name != "none"]
   changes = [f"crop {args['crop'].name}", *["flip"] * args["flip"], *(f"{key} {args[key].name}" for key in changes)]
@@ -152,12 +153,12 @@ def _batch(examples, source, y):
     yield Text(x, below, cut(source.called(example.record)), colour=_GREY)
     words = (example.error, 2 * TILE, _RED) if example.error else (_labels(example.labels, source),)
     yield Text(x, below + LINE, *words)
-    for line, (label, share) in enumerate(example.target[:3] if _mixed(example) else ()):
+    for line, (label, share) in enumerate(example.target[:3] if mixed(example) else ()):
       words = f"{share:.0%} {shortened(source.classes[label])}"
       yield Text(x + TILE + 4, below + line * LINE, words, colour=_BLUE)
 
 
-def _mixed(example):
+def mixed(example: Example) -> bool:
   """Whether the target is another than that of the labels alone."""
   shares = {round(share, 3) for _, share in example.target}
   return {label for label, _ in example.target} != set(example.labels) or len(shares) > 1

@@ -1,0 +1,111 @@
+"""A run that is measured again for its page: the figures of its end, the images that it was measured on, and limits."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from tests import runs
+from tests.reports import reading
+from vit_jax import config, loop, metrics
+from vit_jax.corpora.builders import prepare
+from vit_jax.data import catalog
+from vit_jax.evals.subject import Subject
+from vit_jax.reports import mistakes, outcomes, page, seen
+from vit_jax.schema import ConfigError
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+  """A short run with an average of its weights, evaluated twice, on another mesh than there is here."""
+  workdir = tmp_path_factory.mktemp("run") / "run"
+  changes = {"optim__ema": "0.5", "total": "4", "evals__later__name": "accuracy", "evals__later__split": "test[:10]"}
+  loop.train(runs.parts(2, mesh__fsdp="2", batch="20", **changes), workdir)
+  return workdir
+
+
+def test_figures_are_those_of_the_end_of_training_on_all_images_of_the_test(workdir):
+  chapters, measured = outcomes.chapters(workdir)
+  result = json.loads((workdir / "result.json").read_text())
+  assert list(measured.outcomes) == ["", "ema_"] == list(measured.intervals)
+  for prefix, outcome in measured.outcomes.items():
+    assert outcome.figures["images"] == 360 == measured.whole
+    for name, value in outcome.figures.items():
+      assert value == pytest.approx(result[prefix + name], abs=1e-5), prefix + name
+    low, high = measured.intervals[prefix]["top1"]
+    assert low <= outcome.figures["top1"] <= high
+  assert [chapter.title for chapter in chapters] == [seen.TITLE, mistakes.TITLE]
+  details = measured.outcomes[""].details
+  figures = {row["figure"]: row["value"] for row in reading.table(chapters[1], "Figures")}
+  assert figures["top1"] == f"{100 * metrics.measure(details.predictions, 10)['top1']:.2f} %"
+  assert "weights of step 4 of 4, not their average" in chapters[1].about
+  assert len(page.render("Run", "", chapters)) < 1_500_000
+
+  picture = reading.named(chapters[1], "Worst mistakes").pictures[0]
+  names = [details.source.called(i) for i in details.predictions.position]
+  number = names.index(picture.lines[-1])
+  assert picture.lines[0] == f"label {details.source.classes[details.predictions.label[number]]}"
+  subject = Subject(measured.parts.model, measured.parts.mesh, measured.parts.run.data, 40, catalog.open_split)
+  batches = subject.batches(None, details.source, 40)
+  images = np.concatenate([np.asarray(batch["image"]) for batch in batches])
+  batches.close()
+  np.testing.assert_array_equal(picture.pixels, images[number])
+
+
+def test_of_a_large_split_some_are_measured_always_the_same_and_over_all_of_it(workdir):
+  one, other = (outcomes.measured(workdir, limit=50) for _ in range(2))
+  details = one.outcomes[""].details
+  assert one.whole == 360 and len(details.predictions.best) == 50
+  names = [details.source.called(i) for i in details.predictions.position]
+  assert names == [other.outcomes[""].details.source.called(i) for i in range(50)]
+  whole = outcomes.measured(workdir).outcomes[""].details
+  everyone = [whole.source.called(i) for i in range(360)]
+  positions = [everyone.index(name) for name in names]
+  assert [position // 72 for position in positions] == [i // 10 for i in range(50)]
+  np.testing.assert_array_equal(details.predictions.label, whole.predictions.label[positions])
+  np.testing.assert_array_equal(details.predictions.best[:, 0], whole.predictions.best[positions, 0])
+  chapter = outcomes.chapter(one)
+  assert "50 of 360 images" in chapter.about
+  (first, *_) = outcomes.as_seen(details.source, one.data, [7])
+  (same, *_) = outcomes.as_seen(whole.source, one.data, [positions[7]])
+  np.testing.assert_array_equal(first, same)
+
+
+def test_a_run_whose_data_or_checkpoints_are_gone_has_words_in_their_place(workdir, tmp_path):
+  moved = tmp_path / "run"
+  shutil.copytree(workdir, moved)
+  shutil.rmtree(moved / "checkpoints")
+  (seen_, wrong), measured = outcomes.chapters(moved)
+  assert measured is None and len(seen_.parts) == 3
+  assert "no checkpoint yet" in wrong.parts[0].text
+
+  run = runs.run(data__path=str(tmp_path / "nowhere"))
+  (moved / "config.json").write_text(config.dumps(run))
+  chapters, measured = outcomes.chapters(moved)
+  assert measured is None and [chapter.title for chapter in chapters] == [seen.TITLE, mistakes.TITLE]
+  assert all("cannot be read any more. config.data" in chapter.parts[0].text for chapter in chapters)
+
+  run = dataclasses.replace(runs.run(), evals=runs.run(evals__test__split="tset").evals)
+  (moved / "config.json").write_text(config.dumps(run))
+  (_, wrong), _ = outcomes.chapters(moved)
+  assert "config.evals.test.split" in wrong.parts[0].text and "tset" in wrong.parts[0].text
+  with pytest.raises(ConfigError, match="holds no run"):
+    outcomes.chapters(tmp_path)
+
+
+def test_an_image_that_is_gone_since_is_none(tmp_path):
+  prepare("digits")
+  run = runs.run()
+  source = catalog.open_split(run.data, "test")
+
+  def read(record):
+    if record == 3:
+      raise FileNotFoundError(2, "gone")
+    return source.read(record)
+
+  there, gone = outcomes.as_seen(dataclasses.replace(source, read=read), run.data, [2, 3])
+  assert there.shape == (32, 32, 3) and gone is None

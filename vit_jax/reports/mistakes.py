@@ -1,0 +1,273 @@
+"""What a model got wrong, as a chapter: confusions, calibration, its worst mistakes as pictures, class by class.
+
+Shapes: N images, V classes, C classes that occur.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from vit_jax import metrics
+from vit_jax.data import crops
+from vit_jax.evals.accuracy import Details
+from vit_jax.reports import drawing, page, reliability
+from vit_jax.reports.drawing import fitted
+
+TITLE = "What it got wrong"
+NAMED, NUMBERED = 50, 20  # classes up to which there is room for names, and for numbers in the cells
+DRAWN = 1000  # classes up to which there is a picture of all confusions
+CELLS = 250  # of a side of it: with more classes a cell stands for several
+PAIRS = 20  # of classes that are confused
+SHOWN, SIDE = 18, 96  # pictures of a gallery, CSS pixels of each
+LISTED, OPEN = 1000, 12  # classes in a table, and up to which it is not folded
+LONGEST = 60  # characters of a name in a table
+RIGHT, WRONG = (0x3F, 0x87, 0xD4), (0xE0, 0x6A, 0x1B)  # seen on white and on black
+
+Squares = Callable[[Sequence[int]], Sequence[np.ndarray | None]]
+
+
+def chapter(
+  details: Details,
+  squares: Squares,
+  intervals: Mapping[str, tuple[float, float]] | None = None,
+  whole: int | None = None,
+  about: str = "",
+) -> page.Chapter:
+  """The chapter; its figures are those of `metrics`.
+
+  Args:
+    details: of an evaluation by accuracy.
+    squares: images as the model sees them, uint8 [S, S, 3], of positions in the details' source; None where there is
+      none any more.
+    intervals: of figures by their names, where they were made.
+    whole: images of the split, where these are only some of them.
+    about: what else is to be known of them.
+  """
+  source, predictions, way = details
+  count, names = len(predictions.best), source.classes
+  if not count:
+    return page.Chapter(TITLE, [page.Words(f"{_split(source)} has no image that could be scored.")])
+  right = _right(predictions)
+  all_ = f"all {count:,}" if whole in (None, count) else f"{count:,} of {whole:,}"
+  words = f"{_split(source)}, {all_} images: {right.sum():,} right, {count - right.sum():,} wrong. {about}".strip()
+  if predictions.label.ndim == 2:
+    words += f" An image has up to {source.labels} labels, and is right where the best class is one of them."
+  counts, taken = metrics.per_class(predictions, len(names)), _confused(predictions, right)
+  parts = [
+    _figures(metrics.measure(predictions, len(names)), intervals or {}, way),
+    *_confusion(predictions, names),
+    *_pairs(taken, counts, names),
+    *reliability.parts(metrics.calibration(predictions, len(names))),
+    *_worst(details, right, squares),
+    *_uncertain(details, right, squares),
+    _classes(counts, taken, names),
+  ]
+  return page.Chapter(TITLE, parts, words)
+
+
+def _split(source):
+  return f"{fitted(source.name, LONGEST)}, {fitted(source.split, LONGEST)}"
+
+
+def _right(predictions):
+  """bool [N]: the best class is a label."""
+  labels = predictions.label if predictions.label.ndim == 2 else predictions.label[:, None]
+  return (labels == predictions.best[:, :1]).any(1)
+
+
+def _figures(measured, intervals, way):
+  def text(name, value):
+    if name == "images":
+      return f"{value:,}"
+    return f"{value:.4f}" if name == "loss" else percent(value)
+
+  rows = []
+  for name, value in measured.items():
+    ends = intervals.get(way + name)
+    said = "" if ends is None else " to ".join(text(name, end) for end in ends)
+    rows.append([(name if name == "images" else way + name).replace("_", " "), text(name, value), said])
+  return page.Table("Figures", ["figure", "value", "95 % interval"], rows, open=False)
+
+
+def percent(share: float) -> str:
+  """As the page has it."""
+  return f"{100 * share:.2f} %"
+
+
+# Which classes are taken for which.
+
+
+def _confused(predictions, right):
+  """(label, best class, images of the two that are wrong) of C pairs, the most frequent first: int64 [C] each."""
+  labels = predictions.label if predictions.label.ndim == 2 else predictions.label[:, None]
+  labels, best = labels[~right], predictions.best[~right, :1]
+  pairs = np.stack([labels, np.broadcast_to(best, labels.shape)], axis=-1).reshape(-1, 2)
+  owner = np.repeat(np.arange(len(labels)), labels.shape[1])
+  # A label that an image has twice counts once.
+  cells = np.unique(np.column_stack([owner, pairs])[pairs[:, 0] >= 0], axis=0)[:, 1:]
+  pairs, images = np.unique(cells, axis=0, return_counts=True)
+  order = np.argsort(-images, kind="stable")
+  return pairs[order, 0], pairs[order, 1], images[order]
+
+
+def _confusion(predictions, names):
+  """The matrix of the classes that occur as a picture, where it has one and there are not too many."""
+  if predictions.label.ndim != 1:
+    return []
+  labelled = predictions.label >= 0
+  both = np.stack([predictions.label[labelled], predictions.best[labelled, 0]])
+  occur, numbers = np.unique(both, return_inverse=True)
+  if not 1 < len(occur) <= DRAWN:
+    return []
+  label, best = numbers.reshape(both.shape)
+  matrix = metrics.confusion(predictions._replace(label=label, best=best[:, None]), len(occur))
+  about = (
+    "A row is a label, a column the class that was predicted: blue is right, orange wrong, and the stronger the larger "
+    "the share of the row's images"
+  )
+  if len(occur) <= NUMBERED:
+    about += ". Numbers are images"
+  elif len(occur) > CELLS:
+    about += f". A square is of up to {-(-len(occur) // CELLS)} classes, and shows the largest share among them"
+  if len(occur) < len(names):
+    about += f". Of {len(names):,} classes only the {len(occur):,} that occur are here"
+  svg = _drawn_confusion(matrix, [fitted(names[number]) for number in occur])
+  return [page.Chart("Confusions", svg, f"{about}.")]
+
+
+def _drawn_confusion(matrix, names):
+  classes = len(names)
+  share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+  eye = np.eye(classes, dtype=bool)
+  right, wrong = (_largest(np.where(kind, share, 0)) for kind in (eye, ~eye))
+  cells = np.zeros((*right.shape, 4))
+  for shown, colour in ((wrong, WRONG), (right, RIGHT)):
+    # By the square root: a confusion of 2 % would be as good as invisible.
+    cells[shown > 0] = np.column_stack(
+      [np.tile(np.array(colour) / 255, (np.sum(shown > 0), 1)), 0.15 + 0.7 * np.sqrt(shown[shown > 0])]
+    )
+  longest = max(map(len, names)) if classes <= NAMED else 0
+  side = float(np.clip(0.42 * classes, 2, 5.5) if classes <= NUMBERED else np.clip(0.16 * classes, 5.5, 7))
+  with drawing.style():
+    figure, [axes] = drawing.figure(side + 0.6 + 0.075 * longest, side + 0.5 + 0.075 * longest)
+    axes.imshow(cells, interpolation="none", aspect="equal", extent=(-0.5, classes - 0.5, classes - 0.5, -0.5))
+    axes.grid(False)
+    axes.spines[["top", "right"]].set_visible(True)
+    axes.set(xlabel="prediction", ylabel="label")
+    if classes <= NAMED:
+      size = 8 if classes <= NUMBERED else 6.5
+      axes.set_xticks(range(classes), names, rotation=90, fontsize=size)
+      axes.set_yticks(range(classes), names, fontsize=size)
+    else:
+      axes.set(xticks=[], yticks=[])
+    if classes <= NUMBERED:
+      for row, column in zip(*np.nonzero(matrix), strict=True):
+        number = f"{matrix[row, column]:,}"
+        axes.text(column, row, number, ha="center", va="center", fontsize=7 if len(number) < 5 else 5)
+    return drawing.svg(figure, "confusion")
+
+
+def _largest(share):
+  """[V, V] -> at most [CELLS, CELLS]: the largest of neighbours."""
+  size = len(share)
+  if size <= CELLS:
+    return share
+  starts = np.arange(CELLS) * size // CELLS
+  return np.maximum.reduceat(np.maximum.reduceat(share, starts, axis=0), starts, axis=1)
+
+
+def _pairs(confused, counts, names):
+  """A table of the pairs that are confused most."""
+  labels, best, images = confused
+  if not len(images):
+    return []
+  rows = [
+    [fitted(names[label], LONGEST), fitted(names[guess], LONGEST), f"{number:,}", percent(number / counts.true[label])]
+    for label, guess, number in zip(labels[:PAIRS], best[:PAIRS], images[:PAIRS], strict=True)
+  ]
+  more = f"The first {PAIRS} of {len(images):,} pairs." if len(images) > PAIRS else ""
+  return [page.Table("Most frequent confusions", ["label", "taken for", "images", "of the label's"], rows, more)]
+
+
+# Pictures.
+
+
+def _worst(details, right, squares):
+  """The wrong ones of the highest loss."""
+  source, predictions, _ = details
+  labelled = (predictions.label >= 0).reshape(len(right), -1).any(1)
+  wrong = np.flatnonzero(~right & labelled)
+  if not len(wrong):
+    return [page.Words("None of these images is wrong.")]
+  loss = np.nan_to_num(predictions.loss[wrong].astype(np.float64), nan=np.inf)
+  chosen = wrong[np.argsort(-loss, kind="stable")][:SHOWN]
+  lines = [
+    [_labels(details, i), f"taken for {_class(source, predictions.best[i, 0])}, {percent(predictions.confidence[i])}"]
+    for i in chosen
+  ]
+  about = "Label, prediction and its probability; those whose label had the lowest probability first, as the model saw"
+  return _gallery("Worst mistakes", f"{about} them.", details, chosen, lines, squares)
+
+
+def _uncertain(details, right, squares):
+  """Those whose two best classes are closest, right or wrong."""
+  source, predictions, _ = details
+  probability = predictions.probability
+  if probability is None or probability.shape[1] < 2:
+    probability, about = predictions.confidence[:, None], "The lowest probabilities of a best class"
+    certainty = probability[:, 0]
+  else:
+    certainty, about = probability[:, 0] - probability[:, 1], "The two best classes are closest"
+  chosen = np.argsort(np.nan_to_num(certainty, nan=-1.0), kind="stable")[:SHOWN]
+  lines = [
+    [
+      _labels(details, i),
+      *(f"{_class(source, predictions.best[i, k])} {percent(value)}" for k, value in enumerate(probability[i, :2])),
+    ]
+    for i in chosen
+  ]
+  about += "; label, and the probabilities that it was decided by. What is red is wrong."
+  return _gallery("Least certain", about, details, chosen, lines, squares, marked=~right)
+
+
+def _gallery(title, about, details, chosen, lines, squares, marked=None):
+  source, positions = details.source, details.predictions.position[chosen].tolist()
+  pictures = []
+  for i, position, words, square in zip(chosen, positions, lines, squares(positions), strict=True):
+    if square is None:
+      square, words = np.full((1, 1, 3), 128, np.uint8), [*words, "the image is gone"]
+    name = fitted(source.called(position), LONGEST)
+    pixels = crops.small(square, 2 * SIDE)
+    pictures.append(page.Picture(pixels, [*words, name], wrong=marked is not None and bool(marked[i])))
+  return [page.Gallery(title, pictures, about, SIDE)]
+
+
+def _labels(details, i):
+  labels = np.atleast_1d(details.predictions.label[i])
+  names = ", ".join(_class(details.source, label) for label in labels[labels >= 0][:5])
+  return f"label {names}" if names else "no label"
+
+
+def _class(source, number):
+  return fitted(source.classes[number], 24)
+
+
+# Class by class.
+
+
+def _classes(counts, confused, names):
+  """A table of the classes that occur, the worst first."""
+  rates = counts.rates
+  occur = np.flatnonzero(counts.true + counts.guessed)
+  order = occur[np.lexsort((-counts.true[occur], rates["f1"][occur]))][:LISTED]
+  most = {}
+  for label, guess, images in zip(*confused, strict=True):
+    most.setdefault(int(label), f"{fitted(names[guess], LONGEST)} ({images:,})")  # the most frequent come first
+  rows = []
+  for i in order.tolist():
+    shares = [percent(rates[key][i]) for key in ("recall", "precision", "f1")]
+    rows.append([fitted(names[i], LONGEST), f"{counts.true[i]:,}", *shares, most.get(i, "")])
+  some = f"The worst {LISTED:,} of {len(occur):,}. " if len(occur) > LISTED else ""
+  about = f"{some}By F1; recall is the share of the class's images that are right, precision that of its predictions."
+  head = ["class", "images", "recall", "precision", "F1", "most often taken for"]
+  return page.Table("Classes, the worst first", head, rows, about, open=len(rows) <= OPEN)

@@ -1,0 +1,126 @@
+"""A run's weights measured again for a page: what they say of its test images, and the chapters that show it."""
+
+import concurrent.futures
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax import build, config, evals, evaluation
+from vit_jax.corpora import survey
+from vit_jax.data import catalog, decoding, loader, sources, stream
+from vit_jax.data.images import Images
+from vit_jax.evals import Outcome
+from vit_jax.evals.subject import open_source
+from vit_jax.inference import stored
+from vit_jax.reports import mistakes, page, seen
+from vit_jax.schema import Choice, ConfigError, arguments, at
+
+LIMIT = 10_000  # images of a split that are measured
+BATCH = 64  # images at a time on each device
+
+
+class Measured(NamedTuple):
+  """What a run's newest weights, and their average where there is one, say of the images of one evaluation."""
+
+  parts: build.Parts  # of the run, without its evaluations, on the devices that are here
+  step: int  # of the weights
+  outcomes: dict[str, Outcome]  # by what figures are called before: "" of `test`, "val/", "ema_"
+  intervals: dict[str, evaluation.Intervals]  # likewise
+  data: Choice  # that the images are of
+  whole: int  # images of the split, of which those measured may be only some
+
+
+def chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.Chapter], Measured | None]:
+  """What the run in a workdir saw, and what it gets wrong; and what was measured for that.
+
+  Where its data or its checkpoints are gone the chapters say so, and nothing is measured. ConfigError for a workdir
+  that holds no run.
+
+  Args:
+    workdir: of a run that this process does not train.
+    limit: images that are measured; of a larger split so many, spread over all of it, always the same.
+  """
+  run = _run(workdir)
+  try:
+    with at("config.data"):
+      source = loader.stamped_once(catalog.open_split(run.data, "train"))
+      first = seen.chapter(run, source)
+  except ConfigError as error:
+    gone = [page.Words(f"The data of this run cannot be read any more. {error}")]
+    return [page.Chapter(seen.TITLE, gone), page.Chapter(mistakes.TITLE, gone)], None
+  try:
+    result = _measured(run, workdir, source, limit)
+  except ConfigError as error:
+    return [first, page.Chapter(mistakes.TITLE, [page.Words(f"This could not be measured. {error}")])], None
+  return [first, chapter(result)], result
+
+
+def measured(workdir: pathlib.Path, limit: int = LIMIT) -> Measured:
+  """The newest weights of a workdir, measured by the run's headline evaluation; ConfigError if they cannot be.
+
+  The arguments are those of `chapters`.
+  """
+  run = _run(workdir)
+  with at("config.data"):
+    source = loader.stamped_once(catalog.open_split(run.data, "train"))
+  return _measured(run, workdir, source, limit)
+
+
+def chapter(result: Measured) -> page.Chapter:
+  """What the weights get wrong, by the first of the outcomes."""
+  prefix, outcome = next(iter(result.outcomes.items()))
+  about = f"The weights of step {result.step:,} of {result.parts.total:,}"
+  about += ", not their average." if len(result.outcomes) > 1 else "."
+  squares = functools.partial(as_seen, outcome.details.source, result.data)
+  return mistakes.chapter(outcome.details, squares, result.intervals[prefix], result.whole, about)
+
+
+def as_seen(source: sources.Source, data: Choice, records: Sequence[int]) -> list[np.ndarray | None]:
+  """Squares uint8 [S, S, 3] that an evaluation makes of these records; None of those that cannot be read now.
+
+  Args:
+    source: of the records.
+    data: how images are prepared, bound.
+    records: their numbers.
+  """
+  examples = stream.eval_examples(source, **arguments(data, stream.eval_examples))
+  bounds = (arguments(data, loader.batches)[key] for key in ("max_pixels", "max_aspect", "exif"))
+  images = Images(source, "skip", *bounds, max_bad=1.0)
+
+  def square(record):
+    image, _, here = examples.example(images.prepared, record)
+    return image if here else None
+
+  with concurrent.futures.ThreadPoolExecutor(decoding.cores()) as pool:
+    return list(pool.map(square, records))
+
+
+def _run(workdir):
+  if (run := stored.run_of(workdir)) is None:
+    raise ConfigError(f"{workdir} holds no run (no config.json); train one first")
+  return run
+
+
+def _measured(run, workdir, train, limit):
+  name, choice = evaluation.headline(run.evals)
+  # On what is here, which need not be what the run had.
+  run, devices = dataclasses.replace(run, mesh=config.Mesh(), evals={}), jax.local_devices()
+  unit = run.optim.args["accumulate"]
+  devices = devices[: max(n for n in range(1, len(devices) + 1) if n == 1 or run.batch % (n * unit) == 0)]
+  parts = build.build(run, devices, lambda *_: train, training=False)
+  size = BATCH * len(devices)
+  subject = evals.Subject(parts.model, parts.mesh, run.data, size, catalog.open_split, parts.task.predict)
+  with at(f"config.evals.{name}"):
+    data = choice.args.get("data")
+    source = open_source(subject, data, choice.args.get("split", "test"), "split")
+    some = sources.subset(source, survey.sample(len(source), limit, run.seed)) if len(source) > limit else source
+    subject = dataclasses.replace(subject, open_split=lambda *_: some)
+    measure = evals.make(Choice(choice.name, {**choice.args, "batch": size}), subject)
+  state = evaluation.restored(parts, workdir)
+  result, intervals = evaluation.measured({name: measure}, state, lambda: None)
+  return Measured(parts, int(state.step), result, intervals, subject.data(data), len(source))
