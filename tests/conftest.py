@@ -47,6 +47,8 @@ SHAPED = (
   "data.mixing",
   "data.warping",
   "data.erasing",
+  "reports.attention",
+  "reports.embeddings",
 )
 jaxtyping.install_import_hook(
   [f"vit_jax.{name}" for name in (*SHAPED, "probes")],
