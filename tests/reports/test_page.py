@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.image_files import picture
 from vit_jax.reports import drawing, page
 from vit_jax.schema import ConfigError
 
@@ -81,6 +82,12 @@ def test_two_pictures_stand_side_by_side_and_large_ones_are_nearly_the_same():
   decoded = cv2.imdecode(np.frombuffer(base64.b64decode(data), np.uint8), cv2.IMREAD_COLOR_RGB)
   assert kind == "data:image/jpeg" and len(data) < 60_000
   assert decoded.shape == noisy.shape and np.abs(decoded.astype(int) - noisy).mean() < 4
+
+
+def test_a_strip_may_take_the_whole_width():
+  text = rendered(*(page.Gallery("Some", [page.Picture(PIXELS)], side=side) for side in (344, 96)))
+  galleries = [attrs["class"] for _, attrs in Reader(text).tags if "gallery" in attrs.get("class", "")]
+  assert galleries == ["gallery strips", "gallery"]
 
 
 def test_charts_have_the_colours_of_the_page_and_no_id_twice():

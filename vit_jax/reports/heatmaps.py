@@ -1,0 +1,104 @@
+"""Maps of weights as pictures and charts: over photographs, of filters, of positions, of distances."""
+
+import math
+from collections.abc import Sequence
+
+import cv2
+import matplotlib
+import numpy as np
+
+from vit_jax.reports import drawing
+
+SMALLEST, LARGEST = 112, 224  # pixels of a picture's side in the page
+GAP = 4  # pixels between the pictures of a strip
+_GREY = 128
+_TILES = 16  # along a side of the chart of similarities
+
+
+def shown(square: np.ndarray) -> np.ndarray:
+  """A picture [S, S, 3] as large as the page has it: small ones as whole blocks of pixels, large ones made smaller."""
+  side = len(square)
+  if side > LARGEST:
+    return cv2.resize(square, (LARGEST, LARGEST), interpolation=cv2.INTER_AREA)
+  times = math.ceil(SMALLEST / side)
+  return square.repeat(times, 0).repeat(times, 1)
+
+
+def over(square: np.ndarray, weights: np.ndarray) -> np.ndarray:
+  """A map [h, w] over a picture, uint8 [S, S, 3]: grey below, and from black (0) to yellow (the map's largest)."""
+  share = weights / max(float(weights.max()), np.finfo(np.float32).tiny)
+  share = cv2.resize(share.astype(np.float32), square.shape[1::-1], interpolation=cv2.INTER_LINEAR)
+  heat = matplotlib.colormaps["inferno"](share)[..., :3] * 255
+  return np.uint8(0.45 * square.mean(-1, keepdims=True) + 0.55 * heat)
+
+
+def strip(pictures: Sequence[np.ndarray]) -> np.ndarray:
+  """Pictures of one size side by side, with a grey gap."""
+  gap = np.full((len(pictures[0]), GAP, 3), _GREY, np.uint8)
+  return np.concatenate([part for picture in pictures for part in (gap, picture)][1:], 1)
+
+
+def filter_pictures(filters: np.ndarray) -> list[np.ndarray]:
+  """Each of the filters [K, P, P, 3] as uint8 [P, P, 3]: 0 is grey, its largest weight black or full."""
+  largest = np.abs(filters).max((1, 2, 3), keepdims=True)
+  return list(np.uint8(np.rint(127.5 + 127.5 * filters / largest)))
+
+
+def rows_of(side: int) -> range:
+  """The rows (or columns) of a grid whose maps are drawn: all, or of a large grid every second, third, …"""
+  step = math.ceil(side / _TILES)
+  return range((side - 1) % step // 2, side, step)
+
+
+def similarity(values: np.ndarray, name: str) -> str:
+  """Figure 7 (centre) of Dosovitskiy et al. 2021, of similarities [h, w, h, w]: a grid of patches, a map of each."""
+  high, wide = values.shape[:2]
+  rows, columns = rows_of(high), rows_of(wide)
+  gap = max(1, round(wide / 10))
+  coloured = matplotlib.colormaps["viridis"]((values + 1) / 2)  # [h, w, h, w, 4]
+  tiles = np.zeros((len(rows), len(columns), high + gap, wide + gap, 4))  # transparent between the maps
+  tiles[:, :, :high, :wide] = coloured[np.ix_(rows, columns)]
+  image = tiles.swapaxes(1, 2).reshape(len(rows) * (high + gap), len(columns) * (wide + gap), 4)[:-gap, :-gap]
+  with drawing.style():
+    figure, [axes] = drawing.figure(5.2, 4.5)
+    drawn = axes.imshow(image, interpolation="none")
+    every = math.ceil(len(columns) / 8)  # labels
+    for axis, numbers, size in ((axes.xaxis, columns, wide), (axes.yaxis, rows, high)):
+      at = [(size - 1) / 2 + i * (size + gap) for i in range(len(numbers))]
+      axis.set_ticks(at[::every], [str(number + 1) for number in numbers[::every]])
+    axes.set(xlabel="column of the patch", ylabel="row of the patch")
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    drawn.set(cmap="viridis", clim=(-1, 1))
+    bar = figure.colorbar(drawn, ax=axes, shrink=0.8, label="cosine similarity", ticks=[-1, -0.5, 0, 0.5, 1])
+    bar.outline.set_visible(False)
+    bar.solids.set_rasterized(True)
+    return drawing.svg(figure, name)
+
+
+def distances(values: np.ndarray, alike: np.ndarray, side: int, name: str) -> str:
+  """Figure 7 (right): the distance [L, H] of each head, and what it were if it attended to all patches `alike` [L]."""
+  layers = np.arange(1, len(values) + 1)
+  with drawing.style():
+    figure, [axes] = drawing.figure(5.2, 3.2)
+    # Heads of one layer a little beside each other, nearest first, so that equal ones are seen.
+    beside = np.linspace(-0.18, 0.18, values.shape[1]) if values.shape[1] > 1 else [0]
+    axes.scatter(
+      (layers[:, None] + beside).ravel(),
+      np.sort(values, 1).ravel(),
+      s=16,
+      color=drawing.SERIES[0],
+      linewidth=0,
+      alpha=0.85,
+      label="a head",
+    )
+    edges = np.concatenate([layers - 0.5, layers[-1:] + 0.5])
+    axes.stairs(alike, edges, baseline=None, color=drawing.SERIES[1], linestyle="--", label="attention to all alike")
+    axes.set(
+      xlabel="layer", ylabel=f"attention distance, pixels of {side}", xlim=(0.4, len(values) + 0.6), ylim=(0, None)
+    )
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylim(0, 1.25 * max(float(np.nanmax(values)), float(alike.max())))
+    axes.legend(ncols=2, loc="upper left")
+    return drawing.svg(figure, name)

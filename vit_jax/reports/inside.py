@@ -1,0 +1,276 @@
+"""Inside a model: what its weights have learned and where it looks, as arrays and as a chapter of a page."""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax import models
+from vit_jax.data import augment
+from vit_jax.inference.predictor import Predictor
+from vit_jax.models import resnet, swin
+from vit_jax.models.transformer import Transformer
+from vit_jax.reports import attention, embeddings, heatmaps, page
+from vit_jax.schema import Choice, arguments
+
+_ANNOUNCED = r"logits|embedding|(.*/)?attention/weights|pool/weights"  # every model has logits
+_LAYER = r"(blocks|stages/\d+/blocks)/\d+/attention/weights"
+_DRAWN, _HEADS = 8, 16  # pictures, and heads of one of them, that a chapter shows
+_COMPUTED = {"attention": "xla", "dtype": "float32"}  # the fused kernel never has weights
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Inside:
+  """What is inside a model, and what it makes of B pictures: float32. What it has not is None, with the reason."""
+
+  filters: np.ndarray  # [K, P, P, 3], components of the filters that see pixels: `embeddings.filters`
+  shares: np.ndarray  # [K], of the filters' variance
+  similarity: np.ndarray | None  # [h, w, h, w], of position embeddings: `embeddings.similarity`
+  distance: np.ndarray | None  # [L, H], pixels, mean over pictures: `attention.distance`; NaN beyond a layer's heads
+  alike: np.ndarray | None  # [L], the distance of a head that attends to all it sees alike
+  maps: np.ndarray | None  # [B, H, h, w], of the last layer: `attention.maps`
+  rollout: np.ndarray | None  # [B, h, w]: `attention.rollout`
+  pooling: np.ndarray | None  # [B, h, w], learned weights of the patches in the output; of a probe, the mean of heads
+  absent: Mapping[str, str]  # name of what is None -> the reason, a sentence
+
+
+def of(predictor: Predictor, squares: Sequence[np.ndarray]) -> Inside:
+  """What is inside any weights that `vit_jax.load` reads.
+
+  Pictures are computed one by one, and each layer's weights are reduced at once: of a large model at 384 pixels they
+  would be gigabytes. It is computed in float32 and without the fused kernel, whatever the model was trained with.
+
+  Args:
+    predictor: the model.
+    squares: uint8 [S, S, 3], cut and scaled as the model takes them; ValueError for others. Without any, nothing is
+      said of attention.
+  """
+  side = predictor.description.image_size
+  for square in squares:
+    if square.shape != (side, side, 3) or square.dtype != np.uint8:
+      raise ValueError(
+        f"a picture is {square.dtype} {list(square.shape)}; the model takes uint8 [{side}, {side}, 3]: cut it first"
+      )
+  model = models.functional(_plain(predictor.description))
+  module = model.create(predictor.params)
+  normalised = arguments(predictor.data, augment.normalise)
+  look = jax.jit(functools.partial(_look, model, _cuts(module), _leading(module), normalised))
+  seen = [jax.device_get(look(predictor.params, square[None])) for square in squares]
+  filters, shares = embeddings.filters(np.asarray(_first(module)))
+  values = {"filters": filters, "shares": shares, "similarity": _similarity(module)} | _gathered(seen)
+  return Inside(**values, absent=_absent(model.description, module, values, len(seen)))
+
+
+def chapter(
+  predictor: Predictor, pictures: Sequence[tuple[np.ndarray, Sequence[str]]], title: str = "Inside"
+) -> page.Chapter:
+  """The figures of both papers for any weights; what the model has not is said in words.
+
+  Args:
+    predictor: the model.
+    pictures: as `of` takes them, each with the lines below it. Distances are means over all of them; the first eight
+      are drawn.
+    title: of the chapter, which also tells its charts from those of another.
+  """
+  inside = of(predictor, [square for square, _ in pictures])
+  side = predictor.description.image_size
+  parts = [_filters(inside)]
+  if inside.similarity is not None:
+    parts.append(_positions(inside.similarity, title))
+  if inside.distance is not None:
+    parts.append(_distances(inside, side, len(pictures), title))
+  if inside.rollout is not None:
+    parts += [_looks(inside, pictures[:_DRAWN]), _heads(inside, *pictures[0])]
+  reasons = dict.fromkeys(reason for name, reason in inside.absent.items() if name != "pooling")
+  if reasons:
+    parts.append(page.Words("\n".join(reasons)))
+  return page.Chapter(title, parts, str(predictor.description))
+
+
+def _plain(description):
+  """The same model, computed so that it announces its attention."""
+  args = description.arguments()
+  changes = {key: value for key, value in _COMPUTED.items() if key in args}
+  return description.replaced(model=Choice(description.model.name, {**args, **changes}))
+
+
+def _leading(module: nnx.Module) -> int:
+  """How many tokens in front of the patches the output is made of; 0 where it is made of the patches."""
+  if not isinstance(module, Transformer):
+    return 0
+  return (module.cls is not None) + (module.distillation is not None)
+
+
+def _cuts(module: nnx.Module) -> list[tuple]:
+  """(window, shift) of each layer that attends inside windows."""
+  if not isinstance(module, swin.Swin):
+    return []
+  return [(block.attention.window, block.attention.shift) for stage in module.stages for block in stage.blocks]
+
+
+def _first(module: nnx.Module) -> jax.Array:
+  """The kernel that sees pixels, [P, P, C, D], as it is applied."""
+  stem = getattr(module, "stem", None)
+  root = getattr(module if stem is None else stem, "root", None)
+  if root is not None:
+    return resnet.standardised(root.kernel[...], root.divisor)
+  layer = module.embedding if stem is None else stem
+  return getattr(layer, "convolutions", [layer])[0].kernel[...]
+
+
+def _similarity(module):
+  if not isinstance(module, Transformer) or module.position is None:
+    return None
+  table = np.asarray(module.position())
+  side = math.isqrt(len(table) - _leading(module))  # registers have no position
+  return embeddings.similarity(table, (side, side))
+
+
+# What the model makes of a picture.
+
+
+def _look(model, cuts, leading, normalised, params, square) -> dict:
+  """Of uint8 [1, S, S, 3] whatever the model has: distance and alike by layer, maps, rollout, pooling."""
+
+  def logits(images):
+    return model.outputs(params, images)[0].logits
+
+  _, announced = models.capture(logits, _ANNOUNCED)(augment.normalise(square, **normalised))
+  layers = [weights for name, weights in announced.items() if re.fullmatch(_LAYER, name)]
+  if not layers:
+    return {}
+  side = square.shape[1]
+  if cuts:
+    return _windows(layers, cuts, side)
+  count = announced["embedding"].shape[1]
+  grid = (math.isqrt(count),) * 2
+  learned, pooling = _pooling(announced, leading, layers[0].shape[-1], count)
+  return {
+    "distance": [attention.distance(weights, grid, side / grid[0])[0] for weights in layers],
+    "alike": [attention.between(grid, side / grid[0]).mean()] * len(layers),
+    "maps": attention.maps(layers[-1], pooling, grid)[0],
+    "rollout": attention.rollout(layers, pooling, grid)[0],
+    **({"pooling": pooling[0, -count:].reshape(grid)} if learned else {}),
+  }
+
+
+def _pooling(announced, leading, tokens, count):
+  """(whether they are learned, shares [1, T] of the tokens in the output)."""
+  weights = announced.get("pool/weights")
+  if "pool/attention/weights" in announced:
+    weights = announced["pool/attention/weights"].mean(1)[:, 0]
+  if weights is not None:
+    return True, jnp.pad(weights.astype(jnp.float32), ((0, 0), (tokens - count, 0)))
+  number = np.arange(tokens)[None]
+  chosen = number < leading if leading else number >= tokens - count
+  return False, jnp.asarray(chosen / chosen.sum(), jnp.float32)
+
+
+def _windows(layers, cuts, side):
+  """Distances inside windows, whose weights are [windows, H, N, N]; `cuts` has the (window, shift) of each layer."""
+  distances, alike = [], []
+  for weights, (window, shift) in zip(layers, cuts, strict=True):
+    windows, _, count, _ = weights.shape
+    rows = math.isqrt(windows * count)
+    sees = swin.seen((rows, rows), window, shift)[:, None].astype(np.float32)
+    far, wherever = (attention.distance(x, window, side / rows).mean(0) for x in (weights, sees))
+    distances.append(far)
+    alike.append(wherever[0])
+  return {"distance": distances, "alike": alike}
+
+
+def _gathered(seen: list[dict]) -> dict[str, np.ndarray | None]:
+  """What was seen of each picture, together."""
+  first = seen[0] if seen else {}
+  values = {name: np.stack([one[name] for one in seen]) for name in ("maps", "rollout", "pooling") if name in first}
+  if "distance" in first:
+    layers = [np.mean(layer, axis=0) for layer in zip(*(one["distance"] for one in seen), strict=True)]
+    heads = max(map(len, layers))
+    values["distance"] = np.stack([np.pad(x, (0, heads - len(x)), constant_values=np.nan) for x in layers])
+    values["alike"] = np.stack(first["alike"])
+  return {name: values.get(name) for name in ("distance", "alike", "maps", "rollout", "pooling")}
+
+
+def _absent(description, module, values, pictures) -> dict[str, str]:
+  """Why the model has not what is None."""
+  name, position = description.model.name, description.model.args.get("position")
+  reasons = {"similarity": f"{name} adds no position embeddings to its tokens."}
+  if isinstance(module, swin.Swin):
+    reasons["similarity"] = f"{name} has a bias for each offset inside a window, and no position embeddings."
+  elif position == "relative":
+    reasons["similarity"] = f"{name} has relative positions inside its attention, and no position embeddings."
+  elif not isinstance(module, Transformer):
+    reasons["similarity"] = f"{name} has no tokens, and so no position embeddings."
+  if not pictures:
+    nothing = "Where a model looks is measured with pictures, and there are none."
+  else:
+    nothing = f"{name} has no attention."
+  reasons |= dict.fromkeys(("distance", "alike", "maps", "rollout", "pooling"), nothing)
+  if values["distance"] is not None:
+    shifted = f"{name} attends inside windows that shift from layer to layer, and no token stands for the output."
+    reasons |= dict.fromkeys(("maps", "rollout"), shifted)
+    reasons["pooling"] = f"{name} has no learned weights of patches in its output."
+  return {name: reasons[name] for name, value in values.items() if value is None}
+
+
+# The chapter.
+
+
+def _filters(inside):
+  pictures = [page.Picture(pixels) for pixels in heatmaps.filter_pictures(inside.filters)]
+  about = (
+    f"The first {len(pictures)} principal components of the filters that see pixels, as in figure 7 (left) of "
+    f"Dosovitskiy et al. 2021; they have {inside.shares.sum():.0%} of the filters' variance. Grey is 0."
+  )
+  return page.Gallery("Filters of the embedding, RGB", pictures, about, 56)
+
+
+def _positions(similarity, title):
+  rows, columns = similarity.shape[:2]
+  step = heatmaps.rows_of(rows).step
+  about = (
+    f"Each map shows how alike the position embedding of one patch is to those of all {rows} x {columns}, as in "
+    "figure 7 (centre) of the same paper"
+    + (f"; drawn are those of every {step}th row and column." if step > 1 else ".")
+  )
+  return page.Chart("Similarity of position embeddings", heatmaps.similarity(similarity, f"{title} similarity"), about)
+
+
+def _distances(inside, side, count, title):
+  about = (
+    "How far away heads look: pixels between a patch and the others, weighted by its attention, mean over patches and "
+    f"{count} pictures, as in figure 7 (right) of the same paper. Tokens that are no patches are left out."
+  )
+  drawn = heatmaps.distances(inside.distance, inside.alike, side, f"{title} distance")
+  return page.Chart("Attention distance by layer and head", drawn, about)
+
+
+def _looks(inside, pictures):
+  strips = []
+  for number, (square, lines) in enumerate(pictures):
+    pixels = heatmaps.shown(square)
+    maps = [inside.maps[number].mean(0), inside.rollout[number]]
+    maps += [] if inside.pooling is None else [inside.pooling[number]]
+    drawn = heatmaps.strip([pixels, *(heatmaps.over(pixels, weights) for weights in maps)])
+    strips.append(page.Picture(drawn, lines))
+  about = (
+    "From left: the picture; attention of the output in the last layer, mean of heads; attention rollout through all "
+    "layers (Abnar and Zuidema 2020)"
+    + ("" if inside.pooling is None else "; the learned weights that pool the patches (Hassani et al. 2021)")
+    + ". Black is 0, yellow the largest of a map."
+  )
+  return page.Gallery("Where the model looks", strips, about, 116 * (4 if inside.pooling is not None else 3) - 4)
+
+
+def _heads(inside, square, lines):
+  pixels = heatmaps.shown(square)
+  maps = inside.maps[0][:_HEADS]
+  pictures = [page.Picture(heatmaps.over(pixels, each), [f"head {i}"]) for i, each in enumerate(maps, 1)]
+  about = f"Attention of the output in the last layer, by head, of the first picture: {', '.join(lines)}"
+  return page.Gallery("Heads of the last layer", pictures, about.rstrip(": "), 112)
