@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 
 import vit_jax
+from vit_jax.reports import inside
 
 
 def main(weights: str, photo: str) -> None:
-  """Says what the model sees in the photo, in four ways."""
+  """Says what the model sees in the photo, in five ways."""
   model = vit_jax.load(weights)
   print(model.description)
 
@@ -36,6 +37,15 @@ def main(weights: str, photo: str) -> None:
   best = int(jnp.argmax(logits[0]))
   saliency = jax.jit(jax.grad(lambda images: model.logits(model.params, images)[0, best]))(batch)
   print(f"gradient of {model.classes[best]!r}: {saliency.shape}, at most {float(jnp.abs(saliency).max()):.3g}")
+
+  # What the papers show of a model: filters, positions, how far heads look, rollout; what it has not is None.
+  looked = inside.of(model, [model.square(photo)])
+  print(f"inside: {len(looked.filters)} filters of {looked.filters.shape[1:]}")
+  if looked.rollout is not None:
+    row, column = divmod(int(looked.rollout[0].argmax()), looked.rollout.shape[2])
+    print(f"  attention distance {looked.distance.mean():.1f} pixels; most comes from patch ({row}, {column})")
+  for reason in dict.fromkeys(looked.absent.values()):
+    print(f"  {reason}")
 
 
 if __name__ == "__main__":

@@ -89,7 +89,9 @@ def test_the_example_uses_the_run(trained):
   ended = subprocess.run(words, cwd=runs.ROOT, env=os.environ | {"PYTHONPATH": str(runs.ROOT)}, capture_output=True)
   said = ended.stdout.decode()
   assert ended.returncode == 0, ended.stderr.decode()[-2000:]
-  assert all(word in said for word in (*CLASSES, "features (2, 16)", "blocks/0/attention/weights", "gradient of"))
+  assert all(
+    word in said for word in (*CLASSES, "features (2, 16)", "blocks/0/attention/weights", "gradient of", "inside: ")
+  )
 
 
 @pytest.mark.heavy

@@ -43,6 +43,9 @@ def test_paths_pictures_and_pixels_of_one_image_are_one_image(model, photo):
 
 
 def test_the_pure_function_says_the_same_in_a_jit_of_ones_own(model, photo):
+  square = model.square(photo)
+  assert square.shape == (32, 32, 3) and square.dtype == np.uint8
+  np.testing.assert_allclose(model.preprocess(photo), square / 127.5 - 1, atol=1e-6)  # mean and std are 0.5
   batch = jnp.stack([model.preprocess(photo)] * 2)
   assert batch.shape == (2, 32, 32, 3) and batch.dtype == jnp.float32
   probability = jax.jit(lambda params, x: jax.nn.softmax(model.logits(params, x)))(model.params, batch)[0]

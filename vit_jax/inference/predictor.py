@@ -67,9 +67,18 @@ class Predictor:
     features = self._computed(images, True)["features"]
     return features[0] if _is_one(images) else features
 
+  def square(self, image: Any) -> np.ndarray:
+    """One image, cut and scaled as the model takes it, uint8 [S, S, 3]."""
+    if not isinstance(image, str | os.PathLike):
+      return self._preparation.pixels(np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image))
+    try:
+      return self._preparation.file(places.content(os.fspath(image)))
+    except (OSError, ValueError, MemoryError, cv2.error) as error:
+      raise ImageError(f"{os.fspath(image)}: {text_of(error)}") from error
+
   def preprocess(self, image: Any) -> np.ndarray:
     """One image as the model takes it: cut, scaled and normalised, float32 [S, S, 3]."""
-    return np.asarray(augment.normalise(self._square(image), **arguments(self.data, augment.normalise)))
+    return np.asarray(augment.normalise(self.square(image), **arguments(self.data, augment.normalise)))
 
   def logits(self, params: Mapping[str, jax.Array], batch: jax.Array) -> jax.Array:
     """Logits [B, V] in float32 of normalised images [B, S, S, 3]: pure, for one's own jax.jit, jax.grad and jax.vmap.
@@ -102,18 +111,9 @@ class Predictor:
     """Prepared images; of the last few so many that few programs are compiled, filled up with zeros."""
     with concurrent.futures.ThreadPoolExecutor(decoding.cores()) as pool:
       for first in range(0, len(images), TOGETHER):
-        squares = np.stack(list(pool.map(self._square, images[first : first + TOGETHER])))
+        squares = np.stack(list(pool.map(self.square, images[first : first + TOGETHER])))
         size = 1 << (len(squares) - 1).bit_length()
         yield np.pad(squares, ((0, size - len(squares)), (0, 0), (0, 0), (0, 0)))
-
-  def _square(self, image) -> np.ndarray:
-    """One image, cut and scaled, uint8 [S, S, 3]."""
-    if not isinstance(image, str | os.PathLike):
-      return self._preparation.pixels(np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image))
-    try:
-      return self._preparation.file(places.content(os.fspath(image)))
-    except (OSError, ValueError, MemoryError, cv2.error) as error:
-      raise ImageError(f"{os.fspath(image)}: {text_of(error)}") from error
 
 
 def load(path: str | pathlib.Path, ema: bool = False, image_size: int | None = None) -> Predictor:
