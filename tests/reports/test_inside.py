@@ -1,5 +1,6 @@
 """vit_jax/reports/inside.py: of every family, against captured weights of whole batches and NumPy."""
 
+import dataclasses
 import math
 import re
 
@@ -218,3 +219,13 @@ def test_pictures_that_are_not_cut_for_the_model_are_refused():
   for bad in (squares(side + 4)[0], squares(side)[0].astype(np.float32)):
     with pytest.raises(ValueError, match=r"the model takes uint8 \[16, 16, 3\]: cut it first"):
       inside.of(model, [bad])
+
+
+def test_of_weights_that_diverged_there_is_a_line():
+  name, args, side, *_ = ATTENDING["class token"]
+  model = predictor(name, args, side)
+  broken = dataclasses.replace(model, params={**model.params, "norm/bias": jnp.full(16, jnp.nan)})
+  [words] = inside.chapter(broken, [(squares(side)[0], [])]).parts
+  assert "not finite, norm/bias among them" in words.text
+  with pytest.raises(ValueError, match="norm/bias"):
+    inside.of(broken, squares(side))

@@ -95,10 +95,8 @@ def distances(values: np.ndarray, alike: np.ndarray, side: int, name: str) -> st
     )
     edges = np.concatenate([layers - 0.5, layers[-1:] + 0.5])
     axes.stairs(alike, edges, baseline=None, color=drawing.SERIES[1], linestyle="--", label="attention to all alike")
-    axes.set(
-      xlabel="layer", ylabel=f"attention distance, pixels of {side}", xlim=(0.4, len(values) + 0.6), ylim=(0, None)
-    )
+    axes.set(xlabel="layer", ylabel=f"attention distance, pixels of {side}", xlim=(0.4, len(values) + 0.6))
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_ylim(0, 1.25 * max(float(np.nanmax(values)), float(alike.max())))
+    axes.set_ylim(0, 1.25 * np.nanmax([*values.ravel(), *alike]))
     axes.legend(ncols=2, loc="upper left")
     return drawing.svg(figure, name)

@@ -45,6 +45,7 @@ def of(predictor: Predictor, squares: Sequence[np.ndarray]) -> Inside:
 
   Pictures are computed one by one, and each layer's weights are reduced at once: of a large model at 384 pixels they
   would be gigabytes. It is computed in float32 and without the fused kernel, whatever the model was trained with.
+  ValueError for weights that are not finite.
 
   Args:
     predictor: the model.
@@ -57,6 +58,8 @@ def of(predictor: Predictor, squares: Sequence[np.ndarray]) -> Inside:
       raise ValueError(
         f"a picture is {square.dtype} {list(square.shape)}; the model takes uint8 [{side}, {side}, 3]: cut it first"
       )
+  if broken := _broken(predictor):
+    raise ValueError(broken)
   model = models.functional(_plain(predictor.description))
   module = model.create(predictor.params)
   normalised = arguments(predictor.data, augment.normalise)
@@ -78,6 +81,8 @@ def chapter(
       are drawn.
     title: of the chapter, which also tells its charts from those of another.
   """
+  if broken := _broken(predictor):
+    return page.Chapter(title, [page.Words(broken)], str(predictor.description))
   inside = of(predictor, [square for square, _ in pictures])
   side = predictor.description.image_size
   parts = [_filters(inside)]
@@ -91,6 +96,12 @@ def chapter(
   if reasons:
     parts.append(page.Words("\n".join(reasons)))
   return page.Chapter(title, parts, str(predictor.description))
+
+
+def _broken(predictor) -> str:
+  """Says which weights are not finite, if any are."""
+  paths = [path for path, value in predictor.params.items() if not bool(jnp.isfinite(value).all())]
+  return f"{len(paths)} of {len(predictor.params)} parameters are not finite, {paths[0]} among them." if paths else ""
 
 
 def _plain(description):
