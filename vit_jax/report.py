@@ -6,9 +6,11 @@ and `sweep` end by making one in their workdir.
 """
 
 import pathlib
+import sys
 import time
 
 from vit_jax import cli
+from vit_jax.inference import inputs
 from vit_jax.reports import report
 from vit_jax.runtime import say
 
@@ -16,16 +18,16 @@ from vit_jax.runtime import say
 def main() -> None:
   """Reads flags, writes the page."""
   parser = cli.Parser("report", __doc__)
-  parser.add_argument(
-    "paths", nargs="+", type=cli.path, metavar="PATH", help="a workdir of a run or a sweep, or a file of weights"
-  )
-  parser.add_argument(
-    "--out", type=cli.path, metavar="FILE", help="ends in .html; by default report.html in the one workdir, else here"
-  )
+  images = "files or folders to show attention over; by default test images of the run"
+  out = "ends in .html; by default report.html in the one workdir, else here"
+  parser.add_argument("paths", nargs="+", type=cli.path, metavar="PATH", help="a run's or sweep's workdir, or weights")
+  parser.add_argument("--out", type=cli.path, metavar="FILE", help=out)
+  parser.add_argument("--images", type=cli.path, action="append", default=[], metavar="PATH", help=images)
   arguments = parser.parse()
   began = time.perf_counter()
   out = arguments.out or default(arguments.paths)
-  report.make(arguments.paths, out)
+  images = inputs.listed(map(str, arguments.images), sys.stdin.buffer).files if arguments.images else ()
+  report.make(arguments.paths, out, images)
   say(f"  report    {out}   made in {time.perf_counter() - began:.1f} s")
 
 

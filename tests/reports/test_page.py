@@ -8,7 +8,6 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.image_files import picture
 from vit_jax.reports import drawing, page
 from vit_jax.schema import ConfigError
 

@@ -80,6 +80,19 @@ def chapter(result: Measured) -> page.Chapter:
   return mistakes.chapter(outcome.details, squares, result.intervals[prefix], result.whole, about)
 
 
+def pictures(result: Measured, count: int) -> list[tuple[np.ndarray, list[str]]]:
+  """So many of the images that were measured, uint8 [S, S, 3], each with its name and label; of other classes first."""
+  source, predictions, _ = next(iter(result.outcomes.values())).details
+  labels = predictions.label if predictions.label.ndim == 1 else predictions.label[:, 0]
+  _, firsts = np.unique(labels, return_index=True)
+  chosen = list(dict.fromkeys([*firsts[:: max(1, len(firsts) // count)].tolist(), *range(len(labels))]))[:count]
+  positions = predictions.position[chosen].tolist()
+  named = [[source.called(position), source.classes[labels[i]] if labels[i] >= 0 else "no label"]
+           for i, position in zip(chosen, positions, strict=True)]  # fmt: skip
+  squares = as_seen(source, result.data, positions)
+  return [(square, lines) for square, lines in zip(squares, named, strict=True) if square is not None]
+
+
 def as_seen(source: sources.Source, data: Choice, records: Sequence[int]) -> list[np.ndarray | None]:
   """Squares uint8 [S, S, 3] that an evaluation makes of these records; None of those that cannot be read now.
 

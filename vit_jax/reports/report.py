@@ -6,16 +6,20 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from vit_jax import files, importers
-from vit_jax.reports import curves, page, recorded, scaling, verdict
-from vit_jax.reports.page import Chapter, Table
+from vit_jax.data.images import ImageError
+from vit_jax.inference import predictor
+from vit_jax.reports import curves, inside, outcomes, page, recorded, scaling, verdict
+from vit_jax.reports.page import Chapter, Table, Words
 from vit_jax.reports.recorded import Recorded
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError
 from vit_jax.sweeps.trials import is_record, text
 
 NAME = "report.html"  # of the page in a workdir
+PICTURES = 8  # over which attention is shown
 
 
 class Subjects(NamedTuple):
@@ -78,17 +82,18 @@ def _distinct(named) -> list[str]:
   return names
 
 
-def make(places: Sequence[pathlib.Path], out: pathlib.Path, measure: bool = True) -> None:
+def make(places: Sequence[pathlib.Path], out: pathlib.Path, images: Sequence[str] = (), measure: bool = True) -> None:
   """Writes the page about what lies at these paths; ConfigError where there is nothing to show.
 
   Args:
     places: workdirs and files, see `subjects`.
     out: ends in .html.
-    measure: also what needs the weights: what the best run got wrong, and what is inside of it.
+    images: files that attention is shown over; by default of a run its own test images.
+    measure: also what needs the weights of a run: what the best one got wrong, and what is inside of it.
   """
   files.check_path(out, (".html",))
   about = subjects(places)
-  page.write(out, _title(places), _line(about), chapters(about, measure))
+  page.write(out, _title(places), _line(about), chapters(about, images, measure))
 
 
 def make_at_end(workdir: pathlib.Path) -> None:
@@ -98,20 +103,66 @@ def make_at_end(workdir: pathlib.Path) -> None:
   """
   try:
     make([workdir], workdir / NAME, measure=jax.process_count() == 1)
-  except (ConfigError, OSError) as error:
+  except (ConfigError, OSError, jax.errors.JaxRuntimeError) as error:
     say(f"  report    not made: {error}")
   else:
     say(f"  report    {workdir / NAME}")
 
 
-def chapters(about: Subjects, measure: bool) -> list[Chapter]:
-  """The chapters, in the order in which they are read."""
+def chapters(about: Subjects, images: Sequence[str] = (), measure: bool = True) -> list[Chapter]:
+  """The chapters, in the order in which they are read; see `make`."""
   made = []
   if about.runs:
-    made += [verdict.chapter(about.runs), curves.chapter(about.runs), scaling.chapter(about.runs)]
+    made += [verdict.chapter(about.runs), curves.chapter(about.runs)]
+    if measure:
+      made += _of_weights(verdict.ranked(about.runs)[0], len(about.runs) > 1, images)
+    made.append(scaling.chapter(about.runs))
+  for place in about.weights:
+    made += _of_file(place, images)
   if about.waiting:
     made.append(Chapter("Not shown", [Table("Trials", ["why"], [[line] for line in about.waiting])]))
   return made
+
+
+def _of_weights(run, of_several, images) -> list[Chapter]:
+  """What a run saw, what it got wrong and what is inside of it."""
+  made, measured = outcomes.chapters(run.workdir)
+  try:
+    use = predictor.load(run.workdir)
+    pictures = _pictures(use, images) if images or not measured else outcomes.pictures(measured, PICTURES)
+    made.append(inside.chapter(use, pictures))
+  except ConfigError as error:
+    made.append(Chapter("Inside", [Words(f"The weights cannot be read. {error}")]))
+  return [chapter._replace(title=f"{chapter.title}: {run.name}") for chapter in made] if of_several else made
+
+
+def _of_file(place, images) -> list[Chapter]:
+  """What a file of weights is, and what is inside of it."""
+  use = predictor.load(place)
+  parameters, flops = scaling.of_model(use.description)
+  rows = [
+    ["model", use.description.model.name],
+    ["parameters", f"{parameters:,}"],
+    ["MACs an image", f"{flops // 2:,}"],
+    ["pixels", str(use.description.image_size)],
+    [
+      "classes",
+      f"{len(use.classes):,}: {', '.join(use.classes[:5])}, …" if len(use.classes) > 5 else ", ".join(use.classes),
+    ],
+  ]
+  pictures = _pictures(use, images)
+  hint = [] if pictures else [Words("Attention is shown over pictures: name some by --images=PATH.")]
+  name = place.name or str(place)
+  facts = Chapter(f"Weights: {name}", [Table("The model", ["", ""], rows), *map(Words, use.notes), *hint])
+  return [facts, inside.chapter(use, pictures, f"Inside: {name}")]
+
+
+def _pictures(use, images) -> list[tuple[np.ndarray, list[str]]]:
+  """The first of the images, as the model sees them, with their names; ConfigError for a bad one."""
+  try:
+    return [(use.square(image), [pathlib.PurePath(image).name]) for image in images[:PICTURES]]
+  except ImageError as error:
+    raise ConfigError(str(error)) from error
 
 
 def _title(places):

@@ -62,13 +62,13 @@ def chapter(runs: Sequence[Recorded]) -> Chapter:
 
 def size(run: Recorded) -> Size:
   """How large a run's model is, and what its training took; zeros where no checkpoint says what it was."""
-  parameters, flops = _of_model(run.description) if run.description else (0, 0)
+  parameters, flops = of_model(run.description) if run.description else (0, 0)
   seen = run.steps * run.run.batch
   return Size(parameters, flops // 2, 3.0 * flops * seen, run.records or 0, run.core_hours)
 
 
 @functools.cache
-def _of_model(description: models.Description) -> tuple[int, int]:
+def of_model(description: models.Description) -> tuple[int, int]:
   """Parameters, and FLOPs of one image's forward pass."""
   description = description.bound()
   return trees.count(models.functional(description).shapes()), build.forward_flops(description)
