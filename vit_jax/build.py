@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from clu import parameter_overview
 
 from vit_jax import checkpoints, evals, flops, hardware, identity, importers, mesh, models, optim, rng, steps, tasks
 from vit_jax.config import Run
@@ -19,6 +18,7 @@ from vit_jax.data import augment, catalog, loader, stream
 from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.digests import sha256
 from vit_jax.importers import surgery
+from vit_jax.models import overview
 from vit_jax.schema import ConfigError, Duration, arguments, at, bind, lookup, make
 from vit_jax.trees import count
 
@@ -100,15 +100,12 @@ class Parts:
     return dataclasses.replace(state, params=state.params | put(shapes.params), ema=state.ema | put(shapes.ema))
 
   def overview(self) -> str:
-    """Table of the parameters, and how large the run is."""
+    """The parameters in a dozen lines, and how large the run is."""
     params = {path: leaf for path, leaf in self.state_shapes.params.items() if path not in self.model.statistics}
-    return "\n".join(
-      (
-        parameter_overview.get_parameter_overview(params, include_stats=False),
-        f"{self.run.model.name}: {count(params):,} parameters, "
-        f"{self.flops_per_image / 1e9:.3g} GFLOP an image; {self.examples:,} images{self.images.order.about}, "
-        f"batch {self.run.batch}, {self.total:,} steps on {_device_text(self.mesh)}",
-      )
+    flops, order = self.flops_per_image / 1e9, self.images.order.about
+    return (
+      f"{overview.table(params)}\n{self.run.model.name}: {count(params):,} parameters, {flops:.3g} GFLOP an image; "
+      f"{self.examples:,} images{order}, batch {self.run.batch}, {self.total:,} steps on {_device_text(self.mesh)}"
     )
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, nearest
 
 CONFIG = "file, or file:argument; --config.KEY=VALUE changes a value"  # help of --config
+PARAMETERS = "print the table of all parameters too"  # help of --parameters
 
 
 class Parser(argparse.ArgumentParser):
@@ -89,6 +90,15 @@ def number(kind: Any) -> Callable[[str], Any]:
       raise argparse.ArgumentTypeError(str(error)) from error
 
   return parse
+
+
+def parameters(shapes: Mapping[str, jax.ShapeDtypeStruct], besides: Collection[str]) -> str:
+  """The table of all parameters, {path: shape}, `besides` some paths: a line for each."""
+  from clu import parameter_overview  # for those who ask
+
+  return parameter_overview.get_parameter_overview(
+    {path: shape for path, shape in shapes.items() if path not in besides}, include_stats=False
+  )
 
 
 def table(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None = None) -> None:

@@ -9,19 +9,24 @@ a TPU: what the figures mean is printed below them.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import json
 import math
 
-from vit_jax import build, cli, config, files, flags, hardware, paths
+from vit_jax import build, cli, config, files, flags, hardware, models, paths
+from vit_jax.data import catalog
+from vit_jax.models import overview
 from vit_jax.planning import estimate, search, tables
 from vit_jax.schema import ConfigError
+from vit_jax.trees import count
 
 
 def main() -> None:
   """Reads flags, plans on each slice, prints the table."""
   args, slices, run = parse()
+  describe(run, args.parameters)
   plans = []
   with estimate.compiler(kernels=run.model.args.get("attention") == "fused") as schedules:
     make_plan = functools.partial(estimate.make_plan, schedules=schedules, price=args.price, host_rate=args.host_rate)
@@ -42,6 +47,7 @@ def parse() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
   parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument("--topology", required=True, help="slices, with commas between: v3-32, v3:4x4, 2xv5e-256")
   parser.add_argument("--search", action="store_true", help="try meshes, rematerialisation, scan and micro-batches")
+  parser.add_argument("--parameters", action="store_true", help=cli.PARAMETERS)
   parser.add_argument("--json", type=cli.path, metavar="FILE", help="write the figures there too")
   parser.add_argument("--price", type=float, metavar="PRICE", help="of a chip for an hour, in any currency")
   parser.add_argument(
@@ -67,6 +73,17 @@ def parse() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
     raise ConfigError(f"--topology: {error}") from error
   overrides = args.overrides | {"init.from": "none"}  # a plan reads no weights; a recipe may ask for some
   return args, slices, build.complete(config.resolve(flags.load(args.config, overrides)))
+
+
+def describe(run: config.Run, whole: bool) -> None:
+  """Prints the parameters of the model in a dozen lines, with `whole` all of them too; nothing where it cannot be."""
+  with contextlib.suppress(ConfigError):  # which is the problem of every plan then
+    classes = len(catalog.known_split(run.data, "train").classes)
+    model = models.functional(models.Description(run.model, run.data.args["image_size"], classes))
+    shapes = {path: shape for path, shape in model.shapes().items() if path not in model.statistics}
+    if whole:
+      print(cli.parameters(shapes, ()))
+    print(f"{overview.table(shapes)}\n{run.model.name}: {count(shapes):,} parameters\n", flush=True)
 
 
 if __name__ == "__main__":
