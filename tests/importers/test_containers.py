@@ -156,13 +156,19 @@ def test_a_damaged_file_is_one_error(tmp_path, name, data):
   [
     ("weights.npz", r"no file .*weights\.npz'\. Did you mean '.*weight\.npz'"),
     ("x.h5", r"cannot read '\.h5'; allowed: \.npz, \.safetensors, \.pth"),
-    (".", r"no file '.*model\.safetensors'"),
-    ("nowhere/x.npz", "no file"),
+    (".", r"no file '.*model\.safetensors'. '.*' is neither a workdir, with checkpoints/, nor a folder"),
+    ("nowhere/x.npz", r"no file .*x\.npz'\. Allowed: \.npz, .*, or a workdir$"),
+    ("run", r"no file .*run'\. Did you mean '.*runs'"),
+    ("code.npz", r"no file .*code\.npz'\. Allowed: "),
+    ("data", r"no file .*data'\. Allowed: "),
   ],
 )
 def test_files_that_are_not_there_or_of_another_kind_are_refused(tmp_path, name, says):
   (tmp_path / "weight.npz").write_bytes(b"")
   (tmp_path / "x.h5").write_bytes(b"")
+  (tmp_path / "code.py").write_bytes(b"")
+  (tmp_path / "data1").mkdir()
+  (tmp_path / "runs" / "checkpoints").mkdir(parents=True)
   with pytest.raises(ConfigError, match=says):
     containers.read(tmp_path / name)
 

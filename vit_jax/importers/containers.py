@@ -50,8 +50,7 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
   if not there and paths.in_bucket(path):
     raise ConfigError(f"no object {str(path)!r} in the bucket")
   if not there:
-    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*") if p.is_file()], n=1)
-    raise ConfigError(f"no file {str(path)!r}." + (f" Did you mean {str(path.parent / near[0])!r}?" if near else ""))
+    raise ConfigError(f"no file {str(path)!r}.{_advice(path)}")
   suffix = path.suffix.lower()
   if suffix not in READ:
     raise ConfigError(f"{path}: cannot read {path.suffix or 'a file without ending'!r}; allowed: {', '.join(READ)}")
@@ -60,6 +59,22 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
     return _read(local, suffix)
   except ConfigError as error:
     raise ConfigError(str(error).replace(str(local), str(path))) from error
+
+
+def _advice(path):
+  """What is called like a path that is not there and may be weights; for a folder, that it has none."""
+  if path.parent.is_dir() and path.name == "model.safetensors":
+    return f" {str(path.parent)!r} is neither a workdir, with checkpoints/, nor a folder of Hugging Face"
+  with reading(path):
+    beside = [each for each in path.parent.glob("*") if _may_be_weights(each)]
+  near = difflib.get_close_matches(path.name, [each.name for each in beside], n=1)
+  return f" Did you mean {str(path.parent / near[0])!r}?" if near else f" Allowed: {', '.join(READ)}, or a workdir"
+
+
+def _may_be_weights(path):
+  if path.is_dir():
+    return (path / "checkpoints").is_dir() or (path / "model.safetensors").is_file()
+  return path.suffix.lower() in READ and path.is_file()
 
 
 def _read(path, suffix):

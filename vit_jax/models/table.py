@@ -16,6 +16,8 @@ TABLE: dict[str, Published] = {
   name: row for family in (vit, compact, mixer, bit, swin, efficientnet) for name, row in family.NAMES.items()
 }
 
+ALIKE = 0.75  # share of the letters of two names that one has made the other by mistake
+
 # Other spellings under which a model is published -> the name here: files of vit_jax, AugReg and BiT, hubs.
 _SPELLINGS = (
   (r"(?:ViT-)?(mu|Ti|S|M|B|L|So400m|H|g|g-opt|G|G-opt|e)_(\d+)", r"ViT-\1/\2"),
@@ -45,14 +47,34 @@ def find(name: str) -> Published:
     return TABLE[name]
   made = vit.any_patch(name)
   if made is None:
-    near = difflib.get_close_matches(name, TABLE, n=8, cutoff=0.0)
+    near = similar(name)
+    advice = f"Did you mean {near[0]!r}? Near it: {', '.join(near)}." if near else "None is like it."
     raise schema.ConfigError(
-      f"unknown name {name!r}. Did you mean {near[0]!r}? Near it: {', '.join(near)}. Others of the "
-      f"{len(TABLE)}: ViT-S/16, R50+B/16, deit_tiny_patch16_224, cct_7_3x1_32, Mixer-B/16, R50x1, efficientnet_b0, "
+      f"unknown name {name!r}. {advice} All {len(TABLE)}: python -c 'import vit_jax; print(*vit_jax.models.names())'; "
+      "among them ViT-S/16, R50+B/16, deit_tiny_patch16_224, cct_7_3x1_32, Mixer-B/16, R50x1, efficientnet_b0, "
       "swin_tiny_patch4_window7_224",
       "name",
     )
   return made
+
+
+def similar(name: str, most: int = 8) -> list[str]:
+  """Names of the same family, as their first word says it, or spelt almost alike: the nearest first."""
+  spelt = name.lower()
+
+  def likeness(other):
+    return difflib.SequenceMatcher(None, spelt, other.lower()).ratio()
+
+  word = _first_word(name)
+  allowed = [(likeness(other), other) for other in TABLE]
+  allowed = [(share, other) for share, other in allowed if share >= ALIKE or (word and word == _first_word(other))]
+  return [other for _, other in sorted(allowed, key=lambda pair: -pair[0])[:most]]
+
+
+def _first_word(name):
+  """The letters with which a name begins, if they are enough to name a family."""
+  letters = re.match("[a-z]*", name.lower().removeprefix("timm/").removeprefix("tf_"))[0]
+  return letters if len(letters) > 2 else ""
 
 
 def lookup(name: str) -> Callable[..., nnx.Module]:

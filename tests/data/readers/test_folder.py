@@ -63,6 +63,24 @@ def test_other_split_names_and_slices(tmp_path):
     folder(path, "test")
 
 
+@pytest.mark.parametrize(
+  ("files", "inside", "advice"),
+  [
+    (("b/train/x/1.png", "b/test/x/1.png", "c/d/e/1.png"), "", r"'{0}/b' has 'test', 'train': name that folder as"),
+    (
+      ("b/x/1.png", "b/y/1.png"),
+      "",
+      r"If 'b/x/1.png' is an image of the class 'x', name '{0}/b' as config\.data\.path",
+    ),
+    (("x/1.png",), "x", r"'{0}/x'/<class> or /<split>/<class>; it holds images itself: name the folder above it"),
+  ],
+)
+def test_a_folder_too_high_or_too_low_says_which_one_to_name(tmp_path, files, inside, advice):
+  write(tmp_path, *files)
+  with pytest.raises(schema.ConfigError, match=advice.format(tmp_path)):
+    folder(tmp_path / inside)
+
+
 def test_class_folders_are_split_by_seed_whatever_the_file_system_says(tmp_path, monkeypatch):
   path = write(tmp_path, *(f"{label}/{i}.png" for label in ("cat", "dog") for i in range(10)))
   train, test = folder(path), folder(path, "test")

@@ -9,7 +9,7 @@ from vit_jax import paths
 from vit_jax.data import sources
 from vit_jax.data.readers import places
 from vit_jax.data.readers.tree import EXTENSIONS, Tree, counted, extension
-from vit_jax.schema import ConfigError, Fraction, Range, at
+from vit_jax.schema import ConfigError, Fraction, Range, at, place
 
 
 def folder(
@@ -36,13 +36,20 @@ def folder(
   tree = Tree(root)
   top = tree.folders()
   if _holds_classes(tree, top):
-    classes, drawn, above = top, _held_out(tree, top, holdout, split_seed), ()
+    classes, drawn, above, advice = top, _held_out(tree, top, holdout, split_seed), (), ""
   else:
     drawn, classes = _split_folders(tree, top, (splits.spec(split), *splits.specs().values()), split_seed)
     above = [part for part in drawn if drawn[part]]
+    advice = "" if above else _too_high(tree, top, splits)
   note = tree.about([f"{part}/{name}" for part in above for name in classes] or classes, ("", *above))
   files = {part: _spread(images) for part, images in drawn.items()}
-  parts = splits.select(split, {part: len(records) for part, records in files.items()})
+  try:
+    parts = splits.select(split, {part: len(records) for part, records in files.items()})
+  except sources.SplitError as error:
+    if not advice:
+      raise
+    key = split if split in ("train", "val", "test") else ""
+    raise sources.SplitError(error.message + advice, key) from None
 
   def fingerprint():
     records = [record for part, numbers in parts for record in files[part][numbers.start : numbers.stop]]
@@ -91,7 +98,8 @@ def _holds_classes(tree, top):
   nested = [folder for folder in top if tree.folders(folder)]
   where = repr(str(tree.root.root))
   if not nested and not holding:
-    raise ConfigError(f"no images ({', '.join(EXTENSIONS)}) in {where}/<class> or /<split>/<class>", "path")
+    loose = "; it holds images itself: name the folder above it" if tree.entries().images else ""
+    raise ConfigError(f"no images ({', '.join(EXTENSIONS)}) in {where}/<class> or /<split>/<class>{loose}", "path")
   if nested and holding:
     flat, deep = tree.example(holding[0], 0), tree.example(f"{nested[0]}/{tree.folders(nested[0])[0]}", 1)
     raise ConfigError(
@@ -101,6 +109,18 @@ def _holds_classes(tree, top):
       "path",
     )
   return bool(holding)
+
+
+def _too_high(tree, top, splits):
+  """Which folder to name, where the folders of the root are no splits but one of them has some, or has classes."""
+  wanted = sources.split_names(splits.specs().values())
+  for name in top:
+    inner, path = tree.folders(name), f"{tree.root.root}/{name}"
+    if parts := [part for part in inner if part in wanted and tree.folders(f"{name}/{part}")]:
+      return f" {path!r} has {', '.join(map(repr, parts))}: name that folder as {place('path')}"
+    if len(top) == 1 and (image := next(filter(None, (tree.example(f"{name}/{each}", 0) for each in inner)), None)):
+      return f" If {image!r} is an image of the class {image.split('/')[1]!r}, name {path!r} as {place('path')}"
+  return ""
 
 
 def _held_out(tree, classes, holdout, seed):
