@@ -58,3 +58,8 @@ def test_a_run_of_before_on_files_of_cameras_goes_on_without_exif():
   assert renames.run({"data": {"name": "folder", "exif": True}})["data"]["exif"] is True
   for value in (3, None, [], {"a": 3}, {"a": {"data": 3}}):
     assert renames.kept({"data": value, "evals": value}) == {}
+
+
+def test_a_run_of_before_goes_on_evaluating_as_often():
+  evals = {"test": {"name": "accuracy", "every": "10%"}, "own": {"name": "accuracy", "every": "20%"}}
+  assert renames.kept({"evals": evals}) == {"evals.test.every": "10%"}

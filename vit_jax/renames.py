@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 _DECAYS = {"adamw": "times_lr", "decoupled": "independent"}
 _CAMERAS = ("folder", "manifest")  # data whose EXIF counts by default, and did not before the key was there
+_EVERY = "10%"  # from one evaluation to the next, before the default was 20 %
 _AUGMENTATION = ("crop", "flip", "policy", "warp", "mixing", "erasing")
 
 
@@ -49,11 +50,13 @@ def _as_read(data):
 
 
 def kept(stored: Mapping) -> dict[str, str]:
-  """{key: text} of what a run as a workdir stores it has no key for, and goes on with, whatever the default is now."""
+  """{key: text} of what a run as a workdir stores it has no key for, or another default, and what it goes on with."""
   now, keys = run(stored), {}
   groups = {"data": (stored.get("data"), now.get("data"))}
   for name, choice in now["evals"].items() if isinstance(now.get("evals"), Mapping) else ():
     if isinstance(choice, Mapping):
+      if choice.get("every") == _EVERY:
+        keys[f"evals.{name}.every"] = _EVERY
       groups[f"evals.{name}.data"] = stored["evals"][name].get("data"), choice.get("data")
   for group, (before, data) in groups.items():
     if isinstance(data, Mapping) and "exif" in data and "exif" not in before:

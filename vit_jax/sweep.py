@@ -18,7 +18,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from vit_jax import cli
+from vit_jax import cli, runtime
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError
 from vit_jax.sweeps import execution, pool, search
@@ -68,6 +68,8 @@ def parse() -> tuple[argparse.Namespace, Study]:
     raise ConfigError(f"--parallel: {args.parallel}; allowed: 1 and more")
   if args.workdir.exists() and not args.workdir.is_dir():
     raise ConfigError(f"--workdir: {args.workdir} is a file; name a directory")
+  if not args.render and (problem := runtime.obstacle(args.workdir)):
+    raise ConfigError(problem)
   return args, Study(args.config, args.overrides, sweep_of(args.config), args.workdir)
 
 

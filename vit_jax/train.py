@@ -51,6 +51,7 @@ def main() -> None:
   parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument("--workdir", required=True, type=cli.directory, help="where the run lives; one run each")
   parser.add_argument("--accept-data", action="store_true", help="go on with the same images in files that changed")
+  parser.add_argument("--parameters", action="store_true", help=cli.PARAMETERS)
   parser.add_argument("--profile", type=int, default=0, metavar="STEPS", help="trace so many steps for TensorBoard")
   parser.add_argument("--no-report", action="store_true", help="make no page to look at when all is done")
   arguments = parser.parse()
@@ -62,6 +63,7 @@ def main() -> None:
     raise schema.ConfigError(f"--profile: {arguments.profile} is not a number of steps")
 
   with runtime.joined(run.limits) as watch:  # from here on a SIGTERM is not lost
+    runtime.agree(runtime.obstacle(workdir) if runtime.process() == 0 else None)
     run = as_begun(arguments.config, overrides, run, workdir)
     parts = build.build(run, jax.devices())
     runtime.note(parts.images.source.note)
@@ -79,6 +81,8 @@ def main() -> None:
       say(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, as it stands")
       for line in changes:
         say(f"  {line}")
+      if arguments.parameters:
+        say(cli.parameters(parts.state_shapes.params, parts.model.statistics))
       result = loop.train(parts, workdir, arguments.profile, watch, weights, clock.program_began())
   cli.table(result)
   rate = result["images_per_second"]
@@ -122,10 +126,11 @@ def as_begun(file: str, overrides: dict[str, str], run: config.Run, workdir: pat
     older = renames.kept(identity.stored_config(workdir, checkpoints.about(workdir, identity.check) or {}) or {})
   older = json.loads(runtime.gather(json.dumps(older), "older")[0])
   editable = flags.load(file, overrides)
-  if not (older := {key: text for key, text in older.items() if not flags.has(editable, key)}):
+  missing = [key for key in older if flags.has(editable, key.rpartition(".")[0]) and not flags.has(editable, key)]
+  if not (older := {key: older[key] for key in missing}):
     return run
   for key, text in older.items():
-    say(f"config.{key}={text}, as in the run that {workdir} holds: it was begun before there was this key")
+    say(f"config.{key}={text}, as in the run that {workdir} holds, which was begun with other defaults")
   return build.complete(config.resolve(flags.load(file, overrides | older)))
 
 

@@ -195,3 +195,13 @@ def test_a_mistake_in_an_evaluation_names_its_own_place(choice, place, message):
     build.build(build.complete(run), jax.devices()[:1])
   assert caught.value.place == (place if place.startswith("config.") else f"config.evals.it.{place}")
   assert message in caught.value.message
+
+
+@pytest.mark.parametrize("total", [1, 10, 100, 10_000])
+def test_a_run_of_any_length_evaluates_a_handful_of_times_unless_it_says_more(total):
+  def steps_of(duration):
+    return duration.steps(1, 1, total)
+
+  every = evals.interval(steps_of)
+  assert len(range(every, total, every)) + 1 <= 5
+  assert evals.interval(steps_of, every=schema.Duration("1%")) == max(1, total // 100)

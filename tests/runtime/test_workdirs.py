@@ -33,3 +33,11 @@ def test_a_lock_that_is_no_file_is_named(tmp_path):
   os.mkfifo(tmp_path / "lock")
   with pytest.raises(ConfigError, match="lock is no regular file; remove it"), runtime.claim(tmp_path):
     pass
+
+
+def test_a_workdir_that_cannot_be_made_says_where_and_leaves_nothing(tmp_path):
+  (tmp_path / "file").write_text("")
+  assert runtime.obstacle(tmp_path / "a" / "b") is runtime.obstacle(tmp_path) is None
+  problem = runtime.obstacle(tmp_path / "file" / "run")
+  assert problem.startswith(f"--workdir: {tmp_path}/file/run cannot be made in {tmp_path}/file: Not a directory; ")
+  assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -18,7 +18,7 @@ from vit_jax.schema import Choice, ConfigError, Duration, arguments, at, lookup
 __all__ = ["EVALS", "REPEATED", "Outcome", "Subject", "bind", "figure_names", "interval", "make", "preparation"]
 
 
-def interval(steps_of: Callable[[Duration], int], *, every: Duration = Duration("10%")) -> int:
+def interval(steps_of: Callable[[Duration], int], *, every: Duration = Duration("20%")) -> int:
   """Steps of a run from one measurement to the next; there is always one at its end."""
   return max(1, steps_of(every))
 

@@ -25,7 +25,7 @@ from vit_jax.runtime.exits import (
 )
 from vit_jax.runtime.processes import check_devices, start
 from vit_jax.runtime.watch import Preempted, Watch, stoppable
-from vit_jax.runtime.workdirs import claim, holder, locked
+from vit_jax.runtime.workdirs import claim, holder, locked, obstacle
 
 __all__ = [
   "EXITS",
@@ -54,6 +54,7 @@ __all__ = [
   "holder",
   "joined",
   "locked",
+  "obstacle",
   "process",
   "say",
   "start",

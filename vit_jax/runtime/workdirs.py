@@ -5,11 +5,14 @@ import fcntl
 import os
 import pathlib
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 
 from vit_jax import disk, paths
 from vit_jax.runtime import exchange, exits
 from vit_jax.schema import ConfigError
+
+OTHER = "name a directory on a disk that this account may write to"
 
 
 def _exit(code, message):
@@ -60,6 +63,19 @@ def locked(workdir: pathlib.Path, otherwise: str = "another --workdir") -> Itera
     if problem := _lock(file, workdir, otherwise):
       raise ConfigError(problem)
     yield
+
+
+def obstacle(workdir: pathlib.Path) -> str | None:
+  """Why a workdir that is not there cannot be made on this disk, in words; None where it can, which is tried."""
+  if paths.in_bucket(workdir) or workdir.exists():
+    return None
+  above = next(each for each in workdir.absolute().parents if each.exists())
+  try:
+    os.rmdir(tempfile.mkdtemp(prefix=".vit_jax_", dir=above))
+  except OSError as error:
+    reason = error.strerror or str(error)
+    return f"--workdir: {workdir} cannot be made in {above}: {reason}; {disk.ADVICE.get(error.errno, OTHER)}"
+  return None
 
 
 def holder(workdir: pathlib.Path) -> str | None:

@@ -1,0 +1,43 @@
+"""How `train` begins: defaults of before, a workdir that cannot be made, and what it prints first."""
+
+import pathlib
+
+import pytest
+
+from tests import runs
+from vit_jax import build, config, flags, identity, schema, train
+
+pytestmark = pytest.mark.heavy
+
+
+def test_a_run_that_was_begun_under_another_default_goes_on_with_it(tmp_path, monkeypatch, capsys):
+  file, flagged = str(runs.ROOT / "configs/folder.py:cct_2_3x2_32"), {"data.path": "/photos"}
+  run = build.complete(config.resolve(flags.load(file, flagged)))
+  assert run.evals["test"].args["every"] == "20%"
+  stored = schema.plain(run)
+  stored["evals"]["test"]["every"] = "10%"
+  stored["evals"]["gone"] = stored["evals"]["test"]
+  monkeypatch.setattr(identity, "stored_config", lambda *_: stored)
+  assert train.as_begun(file, flagged, run, tmp_path).evals["test"].args["every"] == "10%"
+  assert "config.evals.test.every=10%, as in the run that" in capsys.readouterr().out
+  explicit = flagged | {"evals.test.every": "20%"}
+  assert train.as_begun(file, explicit, run, tmp_path) == run
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self").exists(), reason="needs a directory in which nothing can be made")
+def test_a_workdir_that_cannot_be_made_is_an_error_before_anything_is_read(monkeypatch):
+  monkeypatch.setattr(build, "build", None)
+  monkeypatch.setattr("sys.argv", ["train", *runs.words("/proc/run/a")])
+  with pytest.raises(schema.ConfigError, match=r"--workdir: /proc/run/a cannot be made in /proc: .*name a directory"):
+    train.main()
+
+
+def test_all_parameters_are_printed_where_that_is_asked(tmp_path, monkeypatch, capsys):
+  made = runs.parts(1)
+  monkeypatch.setattr(build, "build", lambda run, devices: made)
+  monkeypatch.setattr(train.loop, "train", lambda *_: dict.fromkeys(("images_per_second", "train_seconds"), 1.0))
+  for more in ([], ["--parameters"]):
+    monkeypatch.setattr("sys.argv", ["train", *runs.words(tmp_path / "run"), *more])
+    train.main()
+    printed = capsys.readouterr().out
+    assert all((f"| {path} " in printed) == bool(more) for path in made.state_shapes.params)
