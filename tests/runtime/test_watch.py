@@ -57,6 +57,27 @@ def test_a_sigterm_is_seen_at_the_next_poll():
     watch.poll()  # once is enough: what follows saves
 
 
+@pytest.mark.heavy
+def test_a_program_whose_parent_is_killed_stops_as_asked_on_any_system(tmp_path):
+  polls = "[(watch.poll(), time.sleep(0.02)) for _ in range(3000)]"
+  child = PROGRAM.format(f"{polls}\n    ").replace("step=0.5", "step=60")
+  parent = (
+    "import os, subprocess, sys, time\n"
+    f"child = subprocess.Popen([sys.executable, '-c', {child!r}, 'step'], stderr=open({str(tmp_path / 'log')!r}, 'w'), "
+    "env=os.environ | {'VITJAX_PARENT': str(os.getpid())})\n"
+    "print(child.pid, flush=True)\ntime.sleep(600)"
+  )
+  process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+  lines = {process.stdout.readline(), process.stdout.readline()}
+  assert "ready\n" in lines
+  process.kill()
+  deadline = time.monotonic() + 60
+  while "the process that started it is gone" not in (tmp_path / "log").read_text():
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+  process.communicate()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], ids=lambda number: number.name)
 def test_a_program_without_steps_is_stopped_where_it_is_and_closes(number):
   before, closed = signal.getsignal(number), []

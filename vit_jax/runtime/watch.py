@@ -28,6 +28,8 @@ STOPS = {
   signal.SIGHUP: (exits.EXIT_PREEMPTED, "stopped as its terminal was closed (SIGHUP)"),
   signal.SIGINT: (exits.EXIT_INTERRUPTED, "interrupted (Ctrl-C)"),
 }
+PARENT = "VITJAX_PARENT"  # the process without which a program shall not go on, as a sweep for its trials
+ORPHANED = exits.EXIT_PREEMPTED, "stopped, as the process that started it is gone"
 ACT = 5.0  # seconds after which a SIGTERM has had its effect, unless a step takes longer
 # Phases in which a single process may be stopped in the middle: they change nothing.
 INTERRUPTIBLE = ("data", "evaluation")
@@ -88,6 +90,7 @@ class Watch:
     self._reported = False
     self._interrupts = 0
     self._closed = threading.Event()
+    self._parent = os.environ.get(PARENT)
     self._peers = None if exchange.alone() else Peers(self.limits.peer)
 
   def __enter__(self):
@@ -203,6 +206,8 @@ class Watch:
       if now - armed > BACKSTOP / 20:
         armed = now
         faulthandler.dump_traceback_later(BACKSTOP, exit=True, file=2)
+      if self._parent and self._parent != str(os.getppid()):
+        self.ask(*ORPHANED)
       progress.say(self.step, self._phase, self._polls)
       if self._peers:
         self._peers.status = f"poll {self._polls}, {self._phase}"

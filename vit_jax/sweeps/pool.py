@@ -10,14 +10,15 @@ import sys
 import time
 from collections.abc import Sequence
 
+from vit_jax.runtime.watch import PARENT
 from vit_jax.schema import ConfigError
 
 PATIENCE = 120.0  # seconds between a SIGTERM and a SIGKILL: a large state takes its time to be saved
 # Chips of a TPU host that can be a machine of their own, and the box that they are: the driver takes no other shapes.
 _TPU_BOXES = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 # Becomes the command, on its cores. On Linux it first asks for a SIGTERM when the process that started it is killed: it
-# then saves, and rents nothing any longer; elsewhere it goes on to its end. (A function for after the fork would be
-# shorter, and is not safe beside JAX's threads.)
+# then saves, and rents nothing any longer; elsewhere the run's own watch sees that (`watch.PARENT`). (A function for
+# after the fork would be shorter, and is not safe beside JAX's threads.)
 _LAUNCH = """
 import ctypes, os, signal, sys
 parent, cores, *command = sys.argv[1:]
@@ -124,7 +125,7 @@ class Pool:
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        env=os.environ | group.environment,
+        env=os.environ | group.environment | {PARENT: str(os.getpid())},
         start_new_session=True,
       )
     self._running[name] = process, group
