@@ -3,6 +3,7 @@
 import cv2
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from vit_jax.pictures import DPI
 from vit_jax.sweeps import pictures
@@ -28,3 +29,25 @@ def test_effects_of_numbers_names_and_gaps_are_drawn(tmp_path, values):
   drawn = cv2.imread(str(tmp_path / "it.png"))
   assert drawn.shape[0] == 4 * DPI
   assert drawn.std() > 5
+
+
+@pytest.mark.parametrize(
+  ("key", "values", "joined"),
+  [
+    ("optim.lr", (0.1, 0.2, 0.3), True),
+    ("seed", (0, 1, 2), False),
+    ("seed", tuple(range(9)), False),
+    ("model.name", ("a", "b"), False),
+    ("data.flip", (True, False), False),
+    ("optim.clip", (1.0, None), False),
+  ],
+)
+def test_a_line_joins_ordered_numbers_alone(key, values, joined):
+  axes = Figure().subplots()
+  rows = [({key: value}, metric) for value in values for metric in (0.5, 0.6)]
+  pictures._panel(axes, pictures._by_value(rows, key), key)
+  *points, means = axes.lines
+  assert (means.get_linestyle() == "-") == joined
+  assert all(line.get_linestyle() == "None" for line in points)
+  assert list(means.get_ydata()) == pytest.approx([0.55] * len(values))
+  assert all(len(set(line.get_xdata())) == 2 for line in points)  # side by side

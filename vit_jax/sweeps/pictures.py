@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from vit_jax import files
 from vit_jax.pictures import DPI, shortened
 
+NUMBERED = ("seed", "data.split_seed")  # keys whose numbers are names: 2 is not between 1 and 3
 Row = tuple[Mapping[str, object], float]  # changes of a trial, its metric
 
 
@@ -25,7 +26,7 @@ def effects(rows: Sequence[Row], keys: Sequence[str], metric: str, path: pathlib
   FigureCanvasAgg(figure)
   every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
   for axes, (share, key) in zip(every, panels, strict=True):
-    _panel(axes, _by_value(rows, key))
+    _panel(axes, _by_value(rows, key), key)
     axes.set_title(f"{shortened(key)}: {share:.0%}", fontsize=10, parse_math=False)
   every[0].set_ylabel(metric)
   figure.suptitle(f"{len(rows)} trials; share of variance that each key explains", fontsize=10)
@@ -33,16 +34,17 @@ def effects(rows: Sequence[Row], keys: Sequence[str], metric: str, path: pathlib
     figure.savefig(partial, format="png", dpi=DPI)
 
 
-def _panel(axes, groups):
-  """Draws the metrics of each value of a key, and their means."""
+def _panel(axes, groups, key):
+  """Draws the metrics of each value of a key, and their means, which a line joins where the values have an order."""
   numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in groups)
-  # Numbers stand where they belong if there is room for them, names side by side.
-  to_scale = numeric and len(groups) > 6
+  # Numbers stand where they belong if there is room for them, names and few numbers side by side.
+  to_scale = numeric and len(groups) > 6 and key not in NUMBERED
   positions = list(groups) if to_scale else range(len(groups))
   for position, metrics in zip(positions, groups.values(), strict=True):
-    axes.plot([position] * len(metrics), metrics, "o", color="C0", alpha=0.5, markersize=5)
-  means = [np.mean(metrics) for metrics in groups.values()]
-  axes.plot(positions, means, "-" if numeric else "", marker="_", markersize=18, color="C1", linewidth=1)
+    at = [position] * len(metrics) if to_scale else position + np.linspace(-0.15, 0.15, len(metrics) + 2)[1:-1]
+    axes.plot(at, metrics, "o", color="C0", alpha=0.5, markersize=5)
+  means, joined = [np.mean(metrics) for metrics in groups.values()], numeric and key not in NUMBERED
+  axes.plot(positions, means, linestyle="-" if joined else "none", marker="_", markersize=18, color="C1", linewidth=1)
   if to_scale and min(groups) > 0 and max(groups) > 20 * min(groups):
     axes.set_xscale("log")
   if not to_scale:
