@@ -14,7 +14,8 @@ from tests import modules, parity
 from vit_jax import flops, models
 
 TEXT = (pathlib.Path(__file__).parent.parent / "docs" / "models.md").read_text()
-COLUMNS = ["Name", "Arguments", "Size", "Parameters", "GFLOPs", "Published as", "Accuracy, %", "Fixtures"]
+MODELS = ["Model", "Pixels", "Parameters", "GFLOPs", "Fixtures"]
+WEIGHTS = ["Model", "Pixels", "Published as", "Accuracy, %"]
 FIXTURES = parity.FOLDER / "models"
 
 
@@ -33,23 +34,35 @@ class Row(NamedTuple):
 
 
 def tables():
-  """The cells of every row, below each head row of a table."""
-  cells = None
-  for line in TEXT.splitlines():
+  """(head, rows of cells) of every table."""
+  table = None
+  for line in [*TEXT.splitlines(), ""]:
+    cells = [cell.strip() for cell in line.strip("|").split(" | ")]
     if not line.startswith("|"):
-      cells = None
-    elif cells is None:
-      cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-      assert cells == COLUMNS, line
+      if table:
+        yield table
+      table = None
+    elif table is None:
+      table = cells, []
     elif not set(line) <= set("|-:"):
-      yield read([cell.strip() for cell in line.strip("|").split(" | ")])
+      table[1].append(cells)
 
 
-def read(cells):
-  names, arguments, size, parameters, gflops, published, accuracy, fixtures = cells
-  pairs = (pair.split("=") for pair in re.findall("`([^`]+)`", arguments))
+def rows():
+  """Every row of a table of models, with the one of the table of weights below it that is of the same."""
+  some = list(tables())
+  for (head, these), (head_below, below) in zip(some[::2], some[1::2], strict=True):
+    assert (head, head_below) == (MODELS, WEIGHTS), these[0]
+    assert [row[:2] for row in these] == [row[:2] for row in below], these[0]
+    for (model, *numbers), (_, _, *weights) in zip(these, below, strict=True):
+      yield read(model, *numbers, *weights)
+
+
+def read(model, size, parameters, gflops, fixtures, published, accuracy):
+  words = re.findall("`([^`]+)`", model)
+  pairs = (word.split("=") for word in words if "=" in word)
   return Row(
-    tuple(re.findall("`([^`]+)`", names)),
+    tuple(word for word in words if "=" not in word),
     {key: int(value) if value.isdigit() else value for key, value in pairs},
     int(size),
     tuple(parameters.split(" / ")),
@@ -57,11 +70,16 @@ def read(cells):
     published,
     accuracy,
     tuple(re.findall("`([^`]+)`", fixtures)),
-    not fixtures.startswith("none"),
+    fixtures != "of the family",
   )
 
 
-ROWS = list(tables())
+def families():
+  """Fixtures that are named below each table of models."""
+  return [re.findall("`([^`]+)`", text) for text in re.findall(r"Fixtures of the family: ([^.]*)\.", TEXT)]
+
+
+ROWS = list(rows())
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +140,7 @@ def test_every_model_has_a_row_or_is_said_to_have_no_weights():
 def test_every_row_names_fixtures_and_a_source_of_its_accuracy():
   sources = set(re.findall(r"\[([^\]]+)\]", TEXT.partition("## Sources")[2]))
   for row in ROWS:
-    assert row.fixtures, row
+    assert bool(row.fixtures) == row.exact, row
     named = re.findall(r"\[([^\]]+)\]", row.accuracy)
     assert set(named) <= sources, row
     assert named or row.accuracy == "not found", row
@@ -131,5 +149,6 @@ def test_every_row_names_fixtures_and_a_source_of_its_accuracy():
 
 def test_fixtures_and_rows_name_each_other():
   there = {file.stem for file in FIXTURES.glob("*.json")}
-  assert {name for row in ROWS for name in row.fixtures} <= there
-  assert {name for row in ROWS if row.exact for name in row.fixtures} == there
+  assert {name for row in ROWS for name in row.fixtures} == there
+  assert {name for names in families() for name in names} == there
+  assert len(families()) == len(list(tables())) / 2 and all(families())
