@@ -157,26 +157,36 @@ def lines_of(trial: Trial) -> list[dict]:
 
 def picture(scratch, probed, tuned, best, path) -> None:
   """Left: accuracy on val over the images seen in training. Right: on test by the number of different images."""
-  figure, images = Figure(figsize=(11, 4.2), layout="constrained"), images_of(scratch)
+  figure, images = Figure(figsize=(11, 4.6), layout="constrained"), images_of(scratch)
   FigureCanvasAgg(figure)
   left, right = figure.subplots(1, 2)
   for number, (name, title) in enumerate(MODELS.items()):
     colour, trials = f"C{number}", of(scratch, name)
     curve(left, [lines_of(trial) for trial in trials], images, colour, title)
-    dotted(right, [10 * k for k in SHOTS], [[top1(f, k) for f in probed[name, 32]] for k in SHOTS], colour,
-           f"{title}, frozen, few-shot")  # fmt: skip
-    dotted(right, [images], [[trial.figures["top1"] for trial in trials]], colour, None, "s")
-  dotted(right, [10 * k for k in SHOTS], [[top1(f, k) for f in probed[best, PIXELS[1]]] for k in SHOTS], "C3",
-         f"{MODELS[best]}, the same at {PIXELS[1]} px")  # fmt: skip
-  dotted(right, [images * 1.15], [[t.figures["top1"] for t in tuned]], "C3", f"fine-tuned at {PIXELS[1]} px", "D")
+    dotted(right, beside(number, [10 * k for k in SHOTS]), [[top1(f, k) for f in probed[name, 32]] for k in SHOTS],
+           colour, f"{title}, frozen, few-shot")  # fmt: skip
+    dotted(right, beside(number, [images]), [[trial.figures["top1"] for trial in trials]], colour, None, "s")
+  number = len(MODELS)
+  dotted(right, beside(number, [10 * k for k in SHOTS]), [[top1(f, k) for f in probed[best, PIXELS[1]]] for k in SHOTS],
+         f"C{number}", f"{MODELS[best]}, the same at {PIXELS[1]} px")  # fmt: skip
+  dotted(right, beside(number, [images]), [[t.figures["top1"] for t in tuned]], f"C{number}",
+         f"fine-tuned at {PIXELS[1]} px", "D")  # fmt: skip
   left.set(xlabel="training images seen", ylabel="top-1 on val", title="from scratch, mean ± std of 3 seeds")
-  right.set(xlabel="different labelled images", ylabel="top-1 on test", xscale="log",
-            title="probes of frozen features, which saw all labels; squares: from scratch")  # fmt: skip
+  right.set(xlabel="different labelled images", ylabel="top-1 on test", xscale="log")
+  right.set_title("probes of frozen features, which saw all labels,\nand (squares) from scratch; mean ± std of 3 seeds")
+  at = [*(10 * k for k in SHOTS), images]
+  right.set_xticks(at, [f"{position:,}" for position in at], minor=False)
+  right.set_xticks([], minor=True)
   for axes in (left, right):
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower right")
   with files.replacing(path) as partial:
     figure.savefig(partial, format="png", dpi=110)
+
+
+def beside(number: int, positions: list[float]) -> list[float]:
+  """Positions on a logarithmic axis for one of several series that have the same: side by side, so that bars show."""
+  return [position * 1.09 ** (number - len(MODELS) / 2) for position in positions]
 
 
 def curve(axes, runs: list[list[dict]], images: int, colour: str, label: str) -> None:
