@@ -4,6 +4,8 @@ import pathlib
 import subprocess
 import sys
 
+import cv2
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -29,6 +31,21 @@ def test_tensorboard_reads_every_point_before_the_file_is_closed(tmp_path):
   assert scalars(tmp_path / "tensorboard") == expected
   file.close()
   assert scalars(tmp_path / "tensorboard") == expected
+
+
+def test_tensorboard_reads_pictures_and_texts(tmp_path):
+  _, png = cv2.imencode(".png", np.full((5, 7, 3), 9, np.uint8))
+  file = EventFile(tmp_path)
+  file.image(4, "first batch", png.tobytes())
+  file.text(0, "config", "a\ud800 | *b*")
+  file.close()
+  events = EventAccumulator(str(tmp_path))
+  events.Reload()
+  (image,) = events.Images("first batch")
+  assert (image.step, image.width, image.height, image.encoded_image_string) == (4, 7, 5, png.tobytes())
+  (text,) = events.Tensors("config")
+  assert text.tensor_proto.string_val == [b"a? | *b*"]
+  assert events.SummaryMetadata("config").plugin_data.plugin_name == "text"
 
 
 def test_a_continued_run_s_points_follow(tmp_path):

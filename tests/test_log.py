@@ -1,14 +1,20 @@
 """Lines of metrics are those of an undisturbed run, wherever a kill fell between a save and a line."""
 
 import contextlib
+import dataclasses
+import errno
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests import runs
-from vit_jax import clock, log
+from vit_jax import clock, config, log, loop, metrics, pictures
+from vit_jax.data import catalog
+from vit_jax.evals.accuracy import Details
 
 pytestmark = pytest.mark.heavy
 
@@ -98,3 +104,61 @@ def test_a_run_that_waits_for_its_data_says_once_what_helps(parts, tmp_path, mon
       lines.write(step)
       said.append("data.workers (now by the cores)" in capsys.readouterr().out)
   assert said == [False] * 5 + [True, False]
+
+
+def shown(workdir):
+  """(pictures, texts) that TensorBoard reads of a run: {name: [(step, bytes)]}, {name: [(step, text)]}."""
+  events = EventAccumulator(str(workdir / "tensorboard"), size_guidance={"images": 0, "tensors": 0})
+  events.Reload()
+  pictures = {
+    name: [(each.step, each.encoded_image_string) for each in events.Images(name)] for name in events.Tags()["images"]
+  }
+  texts = {
+    name: [(each.step, each.tensor_proto.string_val[0].decode()) for each in events.Tensors(name)]
+    for name in events.Tags()["tensors"]
+  }
+  return pictures, texts
+
+
+def test_tensorboard_gets_config_first_batch_confusion_and_mistakes(parts, tmp_path, monkeypatch):
+  monkeypatch.setattr(log, "DRAWING", 0.0)
+  png = pictures.png(pictures.sheet([], []), 20)
+  with pytest.raises(InterruptedError):
+    loop.train(runs.dying(parts, 5), tmp_path, pictures={"first batch": png})
+  loop.train(parts, tmp_path, pictures={"first batch": png})
+  drawn, texts = shown(tmp_path)
+  assert texts == {"config": [(0, f"```\n{config.dumps(parts.run)}```")]}
+  assert drawn["first batch"] == [(0, png)]
+  assert {name: [step for step, _ in each] for name, each in drawn.items()} == {
+    "first batch": [0],
+    "test/confusion": [6, 12],  # the first, after which no time is left, and the last
+    "test/mistakes": [6, 12],
+  }
+  assert all(sum(len(each[i][1]) for each in drawn.values() if len(each) > i) < 2**20 for i in (0, 1))
+  monkeypatch.setattr(jax, "process_index", lambda: 1)
+  made = log.Log(parts, tmp_path / "other", 0, timer := clock.Clock(), timer.phase, Store(), {})
+  made.begin({"first batch": png})
+  made.draw(12, {"": None})
+  assert not (tmp_path / "other").exists()
+
+
+def test_a_thousand_classes_and_images_that_went_are_drawn_within_the_bound(parts, monkeypatch):
+  source = catalog.open_split(parts.run.data, "test")
+  gone = dataclasses.replace(source, classes=tuple(f"class {i}" for i in range(1000)), read=None)
+  generator = np.random.default_rng(0)
+  label, best = generator.integers(0, 1000, 300), generator.integers(0, 1000, (300, 5))
+  rows = np.arange(300), label, best, *generator.random((2, 300))
+
+  def read(record):
+    if record % 2:
+      raise FileNotFoundError(errno.ENOENT, "gone")
+    return source.read(record)
+
+  details = Details(dataclasses.replace(gone, read=read), metrics.Predictions(*rows))
+  drawn = log.pictures_of(details, parts.run.data)
+  assert drawn.keys() == {"confusion", "mistakes"}
+  assert sum(map(len, drawn.values())) < 2**20
+  right = details._replace(predictions=details.predictions._replace(best=label[:, None]))
+  assert log.pictures_of(right, parts.run.data).keys() == {"confusion"}
+  more = right._replace(source=dataclasses.replace(source, classes=tuple(map(str, range(1001)))))
+  assert log.pictures_of(more, parts.run.data) == {}

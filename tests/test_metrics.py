@@ -254,3 +254,16 @@ def test_bins_of_confidence_add_up_to_the_calibration_error(images, classes, pre
     assert bins.confidence[i] == pytest.approx(predictions.confidence[held].sum(dtype=np.float64))
   error = np.abs(bins.right - bins.confidence).sum() / images
   assert error == pytest.approx(metrics.measure(predictions, classes)["calibration_error"], **CLOSE)
+
+
+def test_the_worst_mistakes_are_the_surest_wrong_images():
+  generator = np.random.default_rng(3)
+  label, best = generator.integers(0, 4, (200, 2)), generator.integers(0, 4, (200, 1))
+  label[:50] = -1
+  confidence = generator.random(200).astype(np.float32)
+  for labels in (label, np.maximum(label[:, 0], 0)):
+    predictions = metrics.Predictions(np.arange(200), labels, best, confidence, confidence)
+    several = labels if labels.ndim == 2 else labels[:, None]
+    wrong = [i for i in range(200) if best[i, 0] not in several[i] and max(several[i]) >= 0]
+    assert metrics.mistakes(predictions, 7).tolist() == sorted(wrong, key=lambda i: -confidence[i])[:7]
+    assert len(metrics.mistakes(predictions, 1000)) == len(wrong)

@@ -1,5 +1,7 @@
 """The picture of a confusion matrix is a whole PNG file, readable, right, and drawn whatever the classes are called."""
 
+import pathlib
+
 import cv2
 import numpy as np
 import pytest
@@ -97,12 +99,13 @@ def test_drawing_leaves_nothing_behind_and_needs_no_display(tmp_path, monkeypatc
 
 
 def test_what_is_cut_short_leaves_the_old_picture(tmp_path, monkeypatch):
-  def half(self, path, **_):
-    path.write_bytes(b"half")
+  def half(self, content):
+    with self.open("wb") as file:
+      file.write(content[:4])
     raise OSError("disk full")
 
-  (tmp_path / "a.png").write_bytes(b"old")
-  monkeypatch.setattr(pictures.Figure, "savefig", half)
+  (tmp_path / "a.png").write_text("old")
+  monkeypatch.setattr(pathlib.Path, "write_bytes", half)
   with pytest.raises(OSError, match="disk full"):
     pictures.confusion(matrix_of(3), ["a", "b", "c"], tmp_path / "a.png")
   assert (tmp_path / "a.png").read_bytes() == b"old"
@@ -115,3 +118,19 @@ def test_what_is_cut_short_leaves_the_old_picture(tmp_path, monkeypatch):
 def test_a_path_that_cannot_be_written_is_refused(tmp_path, name, message):
   with pytest.raises(ConfigError, match=message):
     pictures.confusion(matrix_of(3), ["a", "b", "c"], tmp_path / name)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_sheet_has_every_image_with_its_words_and_no_more():
+  colours = [(250, 0, 0), (0, 250, 0), (0, 0, 250)]
+  images = [np.full((20 + i, 30, 3), colour, np.uint8) for i, colour in enumerate(colours)]
+  words = [["a $x$ $y$", "日本"], ["b" * 90, ""], ["", "c"], ["none", "to see"]]
+  drawn = pictures.png(pictures.sheet([*images, None], words, columns=2), 100)
+  pixels = cv2.imdecode(np.frombuffer(drawn, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+  side, line = 100 * pictures.TILE, 100 * pictures.LINE
+  assert pixels.shape == (round(2 * (side + 2 * line)), round(2 * side), 3)
+  middle = [pixels[int(y * (side + 2 * line) + 0.7 * side), int(x * side + side / 2)] for y in (0, 1) for x in (0, 1)]
+  np.testing.assert_array_equal(middle[:3], colours)
+  assert middle[3].tolist() == [255, 255, 255]
+  assert (pixels[int(side) : int(side + 2 * line), : int(side)] < 200).any()  # words
+  assert pictures.png(pictures.sheet([], []), 50)[:4] == b"\x89PNG"

@@ -4,15 +4,23 @@ import collections
 import contextlib
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import numpy as np
 
-from vit_jax import build, checkpoints, clock, hardware, runtime, writer
+from vit_jax import build, checkpoints, clock, config, hardware, metrics, runtime, writer
+from vit_jax.data import crops
+from vit_jax.data.images import ImageError, Images
+from vit_jax.evals import Outcome
+from vit_jax.evals.accuracy import Details
 from vit_jax.runtime import say
+from vit_jax.schema import Choice
 
 WAITING, WAITS = 0.1, 3  # share of the time that is too much, and of so many lines in a row
+DRAWING = 0.01  # share of a run's time that pictures may take before its end
+CLASSES, MISTAKES, TILE = 1000, 24, 96  # at most so many of each in a picture; pixels of an image
 AHEAD = 4  # steps that the devices may be behind this program
 
 
@@ -47,6 +55,7 @@ class Log:
     self._lap_began = self._seen = start  # step
     self._skipped = 0
     self._evaluated = None  # step
+    self._drawing = 0.0  # seconds
     self._waits = 0  # lines in a row in which the devices waited for data; below 0: that was said
 
   def add(self, step: int, metrics: dict[str, jax.Array], skipped: int) -> None:
@@ -123,6 +132,26 @@ class Log:
     shown = [name for name in figures if name.endswith(("top1", "loss", "shot"))]
     say(f"{step:>7}  evaluated: " + "  ".join(f"{name} {figures[name]:.4f}" for name in shown))
 
+  def begin(self, pictures: Mapping[str, bytes]) -> None:
+    """Gives TensorBoard the config and `pictures`, bytes of PNGs by name, where the run begins with its first step."""
+    if self._start == 0:
+      self._writer.text(0, "config", f"```\n{config.dumps(self._parts.run)}```")
+      for name, png in pictures.items():
+        self._writer.image(0, name, png)
+
+  def draw(self, step: int, measured: Mapping[str, Outcome]) -> None:
+    """Gives TensorBoard pictures of what was measured: at the end, and before it while they take next to no time."""
+    if jax.process_index() != 0 or (step < self._parts.total and self._drawing > DRAWING * self.clock.train_seconds):
+      return
+    began = time.perf_counter()
+    for prefix, outcome in measured.items():
+      if isinstance(outcome.details, Details) and not prefix.endswith("ema_"):
+        run, prefix = self._parts.run, prefix or "test/"
+        data = run.evals[prefix[:-1]].args["data"] or run.data
+        for name, png in pictures_of(outcome.details, data).items():
+          self._writer.image(step, prefix + name, png)
+    self._drawing += time.perf_counter() - began
+
   def flush(self) -> None:
     """Brings what was written where a restart finds it."""
     self._writer.flush()
@@ -161,6 +190,32 @@ class Log:
       for name, value in row.items():
         self._sums[name] += float(value)
       self._summed, self._loss = self._summed + 1, row["loss"]
+
+
+def pictures_of(details: Details, data: Choice) -> dict[str, bytes]:
+  """PNGs by name of what was predicted of `data`: confusion of classes, and the worst mistakes; together below 1 MB."""
+  from vit_jax import pictures  # half a second, and not of the start
+
+  source, predictions, _ = details
+  drawn, classes = {}, source.classes
+  if source.labels == 1 and len(classes) <= CLASSES:
+    figure = pictures.confusion_figure(metrics.confusion(predictions, len(classes)), classes)
+    drawn["confusion"] = pictures.png(figure, 75 if len(classes) <= 100 else 50)
+  if len(rows := metrics.mistakes(predictions, MISTAKES)):
+    bounds = (data.args[key] for key in ("max_pixels", "max_aspect", "exif"))
+    images, tiles, words = Images(source, "raise", *bounds), [], []
+    for row in rows:
+      record = int(predictions.position[row])
+      try:
+        tile = images.prepared(record, lambda image: crops.small(np.asarray(image), TILE))[0]
+      except ImageError:  # it went since it was measured
+        tile = None
+      labels = [classes[label] for label in np.atleast_1d(predictions.label[row]) if label >= 0]
+      guess = f"{predictions.confidence[row]:.0%} {classes[predictions.best[row, 0]]}"
+      tiles.append(tile)
+      words.append((source.called(record).rpartition("/")[2], f"is {', '.join(labels)}", guess))
+    drawn["mistakes"] = pictures.png(pictures.sheet(tiles, words), 80)
+  return drawn
 
 
 def check_finite(step: int, metrics: dict[str, np.ndarray], store: checkpoints.Checkpoints) -> None:

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import numpy as np
@@ -28,6 +28,7 @@ def train(
   watch: runtime.Watch | None = None,
   weights: dict[str, np.ndarray] | None = None,
   began: float | None = None,
+  pictures: Mapping[str, bytes] | None = None,
 ) -> dict:
   """Trains to the end, from the newest checkpoint where there is one; writes and returns the result.
 
@@ -36,6 +37,7 @@ def train(
     watch: by default one of its own.
     weights: {path: host array} to begin with, where there is no checkpoint; by default those that the run names.
     began: when the program was started, in seconds since the epoch; by default now.
+    pictures: PNGs by name that TensorBoard gets before the first step.
 
   Raises runtime.Stop when asked to stop, and for a value that is not finite; ConfigError for an image that cannot be
   decoded. The first and the last save before. OSError for a file that cannot be written.
@@ -46,6 +48,7 @@ def train(
     watch = watch or resources.enter_context(runtime.Watch(parts.run.limits))
     resources.enter_context(watch.phase("save"))  # which closes what is open
     run, state = opened(resources, parts, workdir, profile, watch, weights, began)
+    run.log.begin(pictures or {})
     watch.step = step = int(state.step)
     say(f"continues at step {step} of {parts.total}" if step else f"{parts.total} steps to go")
     try:
@@ -235,8 +238,11 @@ def evaluate(run: Run, evals: dict[str, build.Eval], step: int, state: steps.Sta
     return {}
   with run.log.phase("evaluation", step):
     measures = {name: each.measure for name, each in evals.items()}
-    figures = outcomes.figures(outcomes.measure(measures, state.params, state.ema, run.watch.poll))
+    measured = outcomes.measure(measures, state.params, state.ema, run.watch.poll)
+    figures = outcomes.figures(measured)
   run.log.evaluated(step, figures)  # not in that phase, which may be interrupted
+  with run.log.phase("evaluation", step):
+    run.log.draw(step, measured)
   return figures
 
 

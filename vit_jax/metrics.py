@@ -143,6 +143,13 @@ def confusion(predictions: Predictions, classes: int) -> np.ndarray:
   return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
 
 
+def mistakes(predictions: Predictions, count: int) -> np.ndarray:
+  """Rows of the `count` worst mistakes: images whose best class is none of their labels, the surest first."""
+  labels = predictions.label if predictions.label.ndim == 2 else predictions.label[:, None]
+  wrong = np.flatnonzero(~(predictions.best[:, :1] == labels).any(axis=1) & (labels >= 0).any(axis=1))
+  return wrong[np.argsort(-predictions.confidence[wrong], kind="stable")][:count]
+
+
 def _images(predictions: Predictions, classes: int) -> _Images:
   """Labels without repetitions and hits, which no weights change."""
   labels = np.sort(predictions.label if predictions.label.ndim == 2 else predictions.label[:, None], axis=1)

@@ -1,5 +1,7 @@
-"""The picture of a confusion matrix, drawn without a display."""
+"""Pictures of what a model does, drawn without a display: a confusion matrix, images with words below them."""
 
+import io
+import math
 import pathlib
 import warnings
 from collections.abc import Sequence
@@ -14,19 +16,29 @@ from vit_jax import files
 DPI = 150
 NAMED, NUMBERED = 50, 20  # classes up to which there is room for names, and for numbers in the cells
 LONGEST = 24  # characters of a name
+TILE, LINE = 1.2, 0.11  # inches: a side of an image in a sheet, and a line of words
 
 
 def confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
-  """Draws a PNG of a confusion matrix: the share of each label's images that each class was predicted for.
+  """Writes a PNG of a confusion matrix, see `confusion_figure`.
+
+  `path` ends in .png; ConfigError for any other, or where there is no such folder.
+  """
+  files.check_path(path, (".png",))
+  content = png(confusion_figure(matrix, names), DPI)
+  with files.replacing(path) as partial:
+    partial.write_bytes(content)
+
+
+def confusion_figure(matrix: np.ndarray, names: Sequence[str]) -> Figure:
+  """The share of each label's images that each class was predicted for.
 
   By objects, never pyplot, which keeps figures of its own and may look for a display.
 
   Args:
     matrix: images by label (row) and prediction (column), [V, V].
     names: of the classes, V.
-    path: ends in .png; ConfigError for any other, or where there is no such folder.
   """
-  files.check_path(path, (".png",))
   classes = len(names)
   assert matrix.shape == (classes, classes), (matrix.shape, classes)
   share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)  # a class without images has an empty row
@@ -34,7 +46,6 @@ def confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> N
   # A cell of half an inch holds a number, one of a quarter a name beside it; 10 inches are 1,500 pixels.
   side = np.clip(classes / 2, 4, 10) if classes <= NUMBERED else np.clip(classes / 4, 10, 12.5)
   figure = Figure(figsize=(side + 3, side + 2), layout="constrained")
-  FigureCanvasAgg(figure)
   axes = figure.add_subplot()
   # By the square root: a confusion of 2 % would be as white as none.
   drawn = axes.imshow(share, cmap="Blues", norm=PowerNorm(0.5, 0, 1))
@@ -50,10 +61,47 @@ def confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> N
     axes.set_yticks(range(classes), short, fontsize=8, parse_math=False)
   if classes <= NUMBERED:
     _number(axes, share)
-  with warnings.catch_warnings(), files.replacing(path) as partial:
+  return figure
+
+
+def sheet(images: Sequence[np.ndarray | None], words: Sequence[Sequence[str]], columns: int = 8) -> Figure:
+  """Images in rows, with lines of words below each.
+
+  Args:
+    images: uint8 [H, W, 3] of any sizes; None where there is nothing to see.
+    words: of each image as many lines as of the others.
+    columns: images in a row.
+  """
+  columns, lines = min(columns, max(len(images), 1)), max(map(len, words), default=0)
+  rows = max(1, math.ceil(len(images) / columns))
+  figure = Figure(figsize=(columns * TILE, rows * (TILE + lines * LINE)))
+  cells = figure.subplots(rows, columns, squeeze=False)
+  height = TILE / (TILE + lines * LINE)  # of an image, as a share of its cell
+  for i, axes in enumerate(cells.flat):
+    row, column = divmod(i, columns)
+    axes.set_position((column / columns, 1 - (row + 0.96 * height) / rows, 0.96 / columns, 0.96 * height / rows))
+    axes.set_axis_off()
+    if i >= len(images):
+      continue
+    if images[i] is not None:
+      axes.imshow(images[i], interpolation="nearest")
+      axes.set_anchor("S")  # above its words, whatever its shape
+    text = "\n".join(map(shortened, words[i]))
+    below = (0.5, 1 - 0.98) if images[i] is None else (0.5, -0.02)
+    axes.text(
+      *below, text, transform=axes.transAxes, ha="center", va="top", fontsize=6, parse_math=False, clip_on=False
+    )
+  return figure
+
+
+def png(figure: Figure, dpi: int) -> bytes:
+  """A figure as the bytes of a PNG."""
+  FigureCanvasAgg(figure)
+  with warnings.catch_warnings(), io.BytesIO() as file:
     # A character that the font lacks is drawn as a box.
     warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
-    figure.savefig(partial, format="png", dpi=DPI)
+    figure.savefig(file, format="png", dpi=dpi)
+    return file.getvalue()
 
 
 def _number(axes, share):

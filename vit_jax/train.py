@@ -21,6 +21,7 @@ from vit_jax import (
   flags,
   identity,
   loop,
+  preview,
   renames,
   runtime,
   schema,
@@ -83,7 +84,8 @@ def main() -> None:
         say(f"  {line}")
       if arguments.parameters:
         say(cli.parameters(parts.state_shapes.params, parts.model.statistics))
-      result = loop.train(parts, workdir, arguments.profile, watch, weights, clock.program_began())
+      pictures = {} if has_state or runtime.process() else {"first batch": preview.picture(run, parts.images.source)}
+      result = loop.train(parts, workdir, arguments.profile, watch, weights, clock.program_began(), pictures)
   cli.table(result)
   rate = result["images_per_second"]
   say(f"  {'training':<24}{result['train_seconds']:>8.1f} s" + (f"   {rate:,.0f} images/s" if rate else ""))

@@ -1,4 +1,4 @@
-"""What a run writes for TensorBoard: scalars, which metrics.jsonl gets too, and a profile."""
+"""What a run writes for TensorBoard: scalars, which metrics.jsonl gets too, pictures, its config, and a profile."""
 
 import functools
 import io
@@ -36,6 +36,16 @@ class Writer:
     if self._active:
       self._lines.add((json.dumps({"step": step, **scalars}) + "\n").encode())
       self._events.write(step, scalars)
+
+  def image(self, step: int, name: str, png: bytes) -> None:
+    """A picture for TensorBoard alone, the bytes of a PNG."""
+    if self._active:
+      self._events.image(step, name, png)
+
+  def text(self, step: int, name: str, markdown: str) -> None:
+    """A text for TensorBoard alone."""
+    if self._active:
+      self._events.text(step, name, markdown)
 
   def flush(self) -> None:
     """Brings all lines where a restart finds them: before a state is saved that they lead up to."""

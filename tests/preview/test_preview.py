@@ -2,13 +2,14 @@
 
 import collections
 import json
+import struct
 import sys
 
 import cv2
 import pytest
 
 from tests import runs
-from vit_jax import prepare, schema
+from vit_jax import pictures, prepare, preview, schema
 from vit_jax.corpora import builders
 from vit_jax.data import catalog
 from vit_jax.preview import sheet
@@ -40,3 +41,14 @@ def test_the_digits_are_drawn_with_their_numbers_beside_them(tmp_path, monkeypat
 def test_how_many_is_said_of_how_many():
   source = [0] * 1437
   assert sheet.of(1437, source) == "all 1,437 images" and sheet.of(1000, source) == "1,000 of 1,437 images"
+
+
+@pytest.mark.heavy
+def test_the_first_batch_is_one_picture_for_tensorboard():
+  builders.prepare("digits")
+  run = runs.run(data__mixing__name="mixup")
+  drawn = preview.picture(run, catalog.open_split(run.data, "train"))
+  width, height = struct.unpack(">II", drawn[16:24])
+  tile, line = 80 * pictures.TILE, 80 * pictures.LINE
+  assert (width, height) == (int(8 * tile), int(2 * (tile + 3 * line)))  # 16 images, with two shares of each
+  assert len(drawn) < 2**20

@@ -124,5 +124,5 @@ def test_a_record_in_a_bucket_is_recalled_and_gets_the_output_of_trials(bucket):
   record.keep_log(listed[0])
   record.close()
   assert (bucket / f"logs/{log.name}").read_text() == "said"
-  assert {path.name for path in bucket.iterdir()} == {"logs", "sweep.json", "sweep.md", "sweep.png"}
+  assert {path.name for path in bucket.iterdir()} == {"logs", "sweep.json", "sweep.md", "sweep.png", "tensorboard"}
   assert [trial.status for trial in restored(bucket, listed)] == [trial.status for trial in listed]

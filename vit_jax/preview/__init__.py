@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 
-from vit_jax import files
+from vit_jax import files, pictures
 from vit_jax.config import Run
 from vit_jax.corpora import survey
 from vit_jax.corpora.screen import Screen
@@ -51,6 +51,17 @@ def write(run: Run, path: pathlib.Path, sample: int = SAMPLE) -> list[str]:
   sheet.draw(path, run, source, (examples, exact), (counts, counted), len(looks), worst)
   files.write_text(path.with_suffix(".json"), json.dumps(numbers, indent=2) + "\n")
   return [*filter(None, [source.note]), *_lines(path, source, examples, (counts, counted), len(looks), kinds)]
+
+
+def picture(run: Run, source: Source) -> bytes:
+  """A PNG of the first images of a completed run's first batch, as its first step sees them, with their labels."""
+  examples, _ = batch.first(run, source)
+  words = [
+    [source.called(each.record).rpartition("/")[2]]
+    + [f"{share:.0%} {source.classes[label]}" for label, share in each.target[:2]]
+    for each in examples
+  ]
+  return pictures.png(pictures.sheet([each.seen for each in examples], words), 80)
 
 
 def _lines(path, source, examples, classes, looked_at, kinds):

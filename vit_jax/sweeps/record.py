@@ -93,11 +93,12 @@ class Record:
     metric = next((name for name in metrics if name == self.study.sweep.decide or name.endswith("top1")), None)
     measured = [trial for trial in self.trials if metric in trial.figures]
     if keys := results.varied(measured):
-      from vit_jax.sweeps import pictures  # matplotlib takes its time
+      from vit_jax.sweeps import board, pictures  # TensorBoard and matplotlib take their time
 
       rows = [(trial.changes, trial.figures[metric]) for trial in measured]
       pictures.effects(rows, keys, metric, workdir / "sweep.png")
-      say(f"  picture   {workdir / 'sweep.png'}")
+      board.write(workdir, self.trials, keys, metrics)
+      say(f"  picture   {workdir / 'sweep.png'}\n  settings  tensorboard --logdir={workdir}, page HParams")
 
   def _metrics(self) -> Sequence[str]:
     """All metrics that any trial has, in order."""

@@ -1,0 +1,58 @@
+"""HParams of a sweep, as TensorBoard's own plugin reads them."""
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata
+
+from vit_jax import events
+from vit_jax.sweeps import board
+from vit_jax.sweeps.trials import Trial
+
+
+def content(folder, tag):
+  """The plugin's data under a tag of a folder."""
+  loaded = EventAccumulator(str(folder))
+  loaded.Reload()
+  return loaded.SummaryMetadata(tag).plugin_data.content
+
+
+@pytest.fixture
+def trials(tmp_path):
+  made = []
+  for i, status in enumerate(("done", "failed", "done")):
+    changes = {"optim.lr": 0.1 * i, "data.flip": bool(i), "optim.schedule": {"name": "cosine", "end": 0.0}, "seed": i}
+    trial = Trial(f"t{i}", changes, {}, tmp_path / "trials" / f"t{i}", "{}", status, figures={"val/top1": 0.5})
+    file = events.EventFile(trial.workdir / "tensorboard")
+    file.write(3, {"val/top1": 0.5})
+    file.close()
+    made.append(trial)
+  return made
+
+
+def test_a_trial_that_is_done_says_what_it_changes(tmp_path, trials):
+  keys = ["optim.lr", "data.flip", "optim.schedule"]
+  for _ in range(2):
+    board.write(tmp_path, trials, keys, ["val/top1", "loss"])
+  started = metadata.parse_session_start_info_plugin_data(
+    content(trials[2].workdir / "tensorboard", metadata.SESSION_START_INFO_TAG)
+  )
+  told = {key: getattr(value, value.WhichOneof("kind")) for key, value in started.hparams.items()}
+  assert told == {"optim.lr": 0.2, "data.flip": True, "optim.schedule": "{'name': 'cosine', 'end': 0.0}"}
+  ended = metadata.parse_session_end_info_plugin_data(
+    content(trials[2].workdir / "tensorboard", metadata.SESSION_END_INFO_TAG)
+  )
+  assert ended.status == 1  # success
+  assert [len(list((each.workdir / "tensorboard").iterdir())) for each in trials] == [2, 1, 2]
+  experiment = metadata.parse_experiment_plugin_data(content(tmp_path / "tensorboard", metadata.EXPERIMENT_TAG))
+  assert [each.name for each in experiment.hparam_infos] == keys
+  assert [(each.name.tag, each.display_name) for each in experiment.metric_infos] == [
+    ("val/top1", "val/top1"),
+    ("test/loss", "loss"),
+  ]
+  assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+
+
+def test_a_trial_that_was_only_measured_has_no_board(tmp_path):
+  trial = Trial("t", {"seed": 1}, {}, tmp_path / "t", "{}", "done")
+  board.write(tmp_path, [trial], ["seed"], [])
+  assert not trial.workdir.exists()

@@ -1,0 +1,55 @@
+"""What TensorBoard's HParams page shows of a sweep: what each trial changes, and which figures to compare."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2, summary_v2
+
+from vit_jax import events
+from vit_jax.schema import plain
+from vit_jax.sweeps.trials import Trial
+
+ENDING = ".hparams"  # of the names of its files
+
+
+def write(workdir: pathlib.Path, trials: Sequence[Trial], keys: Sequence[str], metrics: Sequence[str]) -> None:
+  """Adds a file to the sweep's `tensorboard`, and one to that of each trial which is done; once, if called again.
+
+  Args:
+    workdir: of the sweep.
+    trials: those of it; each has scalars of its own in `tensorboard` of its workdir.
+    keys: of the config, that the trials change.
+    metrics: figures as results name them, "val/top1", or "top1" of the evaluation called test.
+  """
+  shown = [summary_v2.HParam(key) for key in keys]
+  tags = [summary_v2.Metric(name if "/" in name else f"test/{name}", display_name=name) for name in metrics]
+  _add(workdir / "tensorboard", [summary_v2.hparams_config_pb(shown, tags)])
+  for trial in trials:
+    if trial.status == "done" and (trial.workdir / "tensorboard").is_dir():
+      began = summary_v2.hparams_pb(values(trial.changes, keys), trial_id=trial.name)
+      _add(trial.workdir / "tensorboard", [began, _end()])
+
+
+def values(changes: Mapping, keys: Sequence[str]) -> dict[str, bool | int | float | str]:
+  """What a trial changes, as HParams takes it: a choice as its text."""
+  changed = {key: plain(changes[key]) for key in keys if key in changes}
+  return {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in changed.items()}
+
+
+def _end():
+  """The summary that ends a trial."""
+  content = plugin_data_pb2.HParamsPluginData(
+    session_end_info=plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS)
+  )
+  about = metadata.create_summary_metadata(content)
+  return Summary(value=[Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=about, tensor=metadata.NULL_TENSOR)])
+
+
+def _add(folder, summaries):
+  if folder.is_dir() and any(folder.glob(f"*{ENDING}")):
+    return
+  file = events.EventFile(folder, ENDING)
+  for summary in summaries:
+    file.summary(0, summary)
+  file.close()
