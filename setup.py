@@ -8,6 +8,10 @@ TORCH = ["torch>=2.13,<2.14"]  # .pth and .bin files, a second formulation in te
 DEDUP = ["imagehash>=4.3.2,<5"]  # perceptual hashes, for `prepare --dedup-against`
 BEAM = ["apache-beam>=2.77,<2.78"]  # `prepare --beam`; it wants protobuf below 7 and pyarrow below 26
 
+WANDB = ["wandb>=0.31,<0.33"]
+MLFLOW = ["mlflow-skinny>=3.17,<4", "sqlalchemy>=2,<3", "alembic>=1.20,<2"]  # a file of SQLite, without its server
+TRACKIO = ["trackio>=0.43,<0.50"]
+
 setup(
   name="vit_jax",
   version="0.1.0",
@@ -63,6 +67,9 @@ setup(
       *GCS,
       *TORCH,
       *TPU,
+      *TRACKIO,
+      *MLFLOW,
+      *WANDB,
     ],
     "beam": BEAM,
     "dedup": DEDUP,
@@ -70,5 +77,8 @@ setup(
     "tpu": TPU,
     "gpu": ["jax[cuda12]>=0.10.2,<0.12"],
     "torch": TORCH,
+    "wandb": WANDB,
+    "mlflow": MLFLOW,
+    "trackio": TRACKIO,
   },
 )

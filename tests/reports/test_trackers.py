@@ -1,0 +1,122 @@
+"""Metrics in trackers, read back by their own means: every row once, however often and whenever it is asked for."""
+
+import json
+import sqlite3
+
+import pytest
+
+from vit_jax.reports import trackers
+from vit_jax.schema import ConfigError
+
+CONFIG = {"optim": {"name": "adamw", "lr": 0.1}, "evals": {"test": {"name": "accuracy"}}, "seed": 3}
+
+
+def write(workdir, last, extra=0.0):
+  """A run that is at a step: a line of training at each, one of evaluation at each third."""
+  workdir.mkdir(exist_ok=True)
+  (workdir / "config.json").write_text(json.dumps(CONFIG))
+  lines = []
+  for step in range(1, last + 1):
+    lines.append({"step": step, "train/loss": 1 / step, "images_per_second": 9 + extra})
+    lines += [{"step": step, "test/top1": step / 10, "test/1000_way_top1": 0.5}] * (step % 3 == 0)
+  (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 99, "torn')
+
+
+def wandb_rows(folder):
+  """[(step, {name: value})] of the files for later upload: blocks of 32 KiB with records as LevelDB's log has them."""
+  from wandb.proto import wandb_internal_pb2
+
+  rows = {}
+  for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime_ns):
+    content, at, parts = file.read_bytes(), 7, b""
+    while at + 7 <= len(content):
+      if 2**15 - at % 2**15 < 7:
+        at += 2**15 - at % 2**15
+      size, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+      parts, at = parts + content[at + 7 : at + 7 + size], at + 7 + size
+      if kind in (1, 4):  # whole, or the last part
+        record = wandb_internal_pb2.Record.FromString(parts)
+        values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+        if values:
+          rows.setdefault(values["_step"], {}).update({k: v for k, v in values.items() if not k.startswith("_")})
+        parts = b""
+  return rows
+
+
+def mlflow_rows(folder):
+  from mlflow.tracking import MlflowClient
+
+  client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+  (run,) = client.search_runs([client.get_experiment_by_name("vit_jax").experiment_id])
+  assert run.data.params["optim.lr"] == "0.1" and run.data.params["evals.test.name"] == "accuracy"
+  rows = {}
+  for name in run.data.metrics:
+    for each in client.get_metric_history(run.info.run_id, name):
+      assert name not in rows.setdefault(each.step, {})
+      rows[each.step][name] = each.value
+  return rows
+
+
+def trackio_rows(folder):
+  with sqlite3.connect(folder / "trackio" / "vit_jax.db") as database:
+    logged = database.execute("select step, metrics from metrics order by id").fetchall()
+    assert len(database.execute("select distinct run_id from metrics").fetchall()) == 1
+  rows = {}
+  for step, text in logged:
+    assert not rows.setdefault(step, {}).keys() & json.loads(text).keys()
+    rows[step] |= json.loads(text)
+  return rows
+
+
+def expected(workdir):
+  rows = {}
+  for line in (workdir / "metrics.jsonl").read_text().splitlines()[:-1]:
+    values = json.loads(line)
+    rows.setdefault(values.pop("step"), {}).update(values)
+  return rows
+
+
+READ = {"wandb": wandb_rows, "mlflow": mlflow_rows, "trackio": trackio_rows}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("to", trackers.TRACKERS)
+def test_every_row_arrives_once_while_a_run_goes_on(to, tmp_path, monkeypatch):
+  pytest.importorskip(to, reason=f"the extra {to} is not installed")
+  for name in ("WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI"):
+    monkeypatch.delenv(name, raising=False)
+  if to == "trackio":  # which reads its folder when it is imported
+    from trackio import sqlite_storage, utils
+
+    for module in (sqlite_storage, utils):
+      monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
+  workdir = tmp_path / "run"
+  write(workdir, 7)
+  assert "9 of 9 lines to" in trackers.export(workdir, to)
+  assert f"{to} has all 9 lines" in trackers.export(workdir, to)
+  before = expected(workdir)
+  write(workdir, 5, extra=1.0)  # back at a checkpoint: the steps that it makes again are there
+  assert f"{to} has all 6 lines" in trackers.export(workdir, to)
+  write(workdir, 12, extra=1.0)
+  assert "7 of 16 lines to" in trackers.export(workdir, to)
+  after = {step: row for step, row in expected(workdir).items() if step > 7}
+  assert READ[to](tmp_path) == before | after
+  if to == "wandb":
+    import wandb
+
+    wandb.teardown()  # ends its process
+
+
+def test_a_nested_config_is_flat():
+  assert trackers.flat(CONFIG) == {"optim.name": "adamw", "optim.lr": 0.1, "evals.test.name": "accuracy", "seed": 3}
+
+
+def test_mistakes_say_what_to_do(tmp_path, monkeypatch):
+  with pytest.raises(ConfigError, match=r"unknown tracker 'wndb'. Did you mean 'wandb'"):
+    trackers.export(tmp_path, "wndb")
+  monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(ConfigError, match=r"mlflow is not installed; run: pip install -e '.\[mlflow\]'"):
+    trackers.export(tmp_path, "mlflow")
+  monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name)
+  with pytest.raises(ConfigError, match="holds no run that has measured anything"):
+    trackers.export(tmp_path, "wandb")

@@ -1,0 +1,156 @@
+"""A run's lines of metrics replayed into a tracker of experiments, outside of the training: W&B, MLflow, Trackio.
+
+Without a key or an address they work offline. What was sent is noted in `exports.json` of the workdir, so that the same
+call later adds what is new, also where the run has gone on, or has gone back to a checkpoint and on from there.
+"""
+
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vit_jax import files, paths
+from vit_jax.schema import ConfigError, nearest
+
+NOTES = "exports.json"
+BATCH = 500  # metrics in a request to MLflow, which takes 1,000
+
+
+class Export(NamedTuple):
+  """What a tracker is to get."""
+
+  id: str  # of the run there; the same at each call
+  name: str
+  project: str
+  config: dict[str, Any]
+  rows: list[tuple[int, dict[str, float]]]  # (step, figures), in order
+  folder: pathlib.Path  # for what it writes on this disk
+  written: int  # milliseconds since the epoch
+
+
+def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pathlib.Path | None = None) -> str:
+  """Gives a tracker the lines of a run's metrics.jsonl that it has not got yet; says in a line how many, and where.
+
+  Args:
+    workdir: of the run, which may be training.
+    to: "wandb", "mlflow" or "trackio"; ConfigError where its package is missing.
+    project: what the tracker keeps runs under; MLflow's word is experiment.
+    folder: on a disk, for W&B's folder `wandb` and MLflow's `mlflow.db`; by default that around the workdir.
+  """
+  if to not in TRACKERS:
+    raise ConfigError(f"unknown tracker {to!r}.{nearest(to, TRACKERS)}")
+  if importlib.util.find_spec(to) is None:
+    raise ConfigError(f"{to} is not installed; run: pip install -e '.[{to}]'")
+  config, lines = files.read_json(workdir / "config.json"), list(rows(workdir))
+  if config is None or not lines:
+    raise ConfigError(f"{workdir} holds no run that has measured anything (config.json, metrics.jsonl)")
+  notes = files.read_json(workdir / NOTES) or {}
+  note = notes.get(to) or {"id": _identity(workdir, config), "step": -1, "rows": 0}
+  fresh = _after(lines, note["step"], note["rows"])
+  if not fresh:
+    return f"{workdir}: {to} has all {len(lines):,} lines"
+  folder = folder or (files.local_cache("trackers") if paths.in_bucket(workdir) else workdir.absolute().parent)
+  folder.mkdir(parents=True, exist_ok=True)
+  name = f"{workdir.name}-{note['id'][:6]}"
+  written = int((workdir / "metrics.jsonl").stat().st_mtime * 1000) if not paths.in_bucket(workdir) else 0
+  where = TRACKERS[to](Export(note["id"], name, project, config, fresh, folder, written))
+  last = lines[-1][0]
+  note |= {"step": last, "rows": sum(step == last for step, _ in lines)}
+  files.write_text(workdir / NOTES, json.dumps(notes | {to: note}, indent=2) + "\n")
+  return f"{workdir}: {len(fresh):,} of {len(lines):,} lines to {where}"
+
+
+def rows(workdir: pathlib.Path) -> Iterator[tuple[int, dict[str, float]]]:
+  """(step, figures) of the whole lines of metrics.jsonl; in a bucket it may be several objects."""
+  for file in sorted(workdir.glob("metrics.jsonl*"), key=str):
+    for line in file.read_bytes().splitlines():
+      try:
+        values = files.parse_json(line)
+        yield int(values.pop("step")), {name: float(value) for name, value in values.items()}
+      except (ValueError, KeyError, TypeError, AttributeError):
+        continue  # half a line, of a run that is writing it
+
+
+def _after(lines, step, count):
+  """The lines after the first `count` ones of a step."""
+  at = [line for line in lines if line[0] == step]
+  return at[count:] + [line for line in lines if line[0] > step]
+
+
+def _identity(workdir, config):
+  """Of a run, by what it is and where."""
+  text = json.dumps([str(paths.absolute(workdir)), config], sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def flat(values: Mapping[str, Any] | Sequence, prefix: str = "") -> dict[str, Any]:
+  """A nested config as {"optim.lr": 0.1}."""
+  result = {}
+  for key, value in values.items():
+    result |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+  return result
+
+
+# One function for each: adds the rows to the run of that id, and says where it is.
+
+
+def _wandb(what: Export) -> str:
+  """Offline unless WANDB_API_KEY or WANDB_MODE is set."""
+  import wandb
+
+  mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+  quiet = wandb.Settings(silent=True, console="off", x_disable_stats=True)
+  run = wandb.init(
+    project=what.project, id=what.id, name=what.name, config=what.config, dir=str(what.folder), mode=mode,
+    resume="allow", settings=quiet,
+  )  # fmt: skip
+  for step, figures in what.rows:
+    run.log(figures, step=step)
+  run.finish()
+  if mode == "offline":
+    return f"{what.folder / 'wandb'}, offline; upload with: wandb sync {pathlib.Path(run.dir).parent}"
+  return str(run.url)
+
+
+def _mlflow(what: Export) -> str:
+  """Into MLFLOW_TRACKING_URI, or a file of SQLite."""
+  logging.getLogger("alembic").setLevel(logging.WARNING)
+  from mlflow.entities import Metric, Param
+  from mlflow.tracking import MlflowClient
+
+  address = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{what.folder / 'mlflow.db'}"
+  client = MlflowClient(tracking_uri=address)
+  experiment = client.get_experiment_by_name(what.project)
+  number = experiment.experiment_id if experiment else client.create_experiment(what.project)
+  there = client.search_runs([number], filter_string=f"tags.vit_jax_id = '{what.id}'")
+  run = there[0] if there else client.create_run(number, run_name=what.name, tags={"vit_jax_id": what.id})
+  if not there:
+    params = [Param(key, str(value)[:500]) for key, value in flat(what.config).items()]
+    for i in range(0, len(params), 100):
+      client.log_batch(run.info.run_id, params=params[i : i + 100])
+  metrics = [Metric(name, value, what.written, step) for step, figures in what.rows for name, value in figures.items()]
+  for i in range(0, len(metrics), BATCH):
+    client.log_batch(run.info.run_id, metrics=metrics[i : i + BATCH])
+  client.set_terminated(run.info.run_id)
+  return f"{address}, experiment {what.project!r}; see: mlflow ui --backend-store-uri={address}"
+
+
+def _trackio(what: Export) -> str:
+  """Into TRACKIO_DIR, or Trackio's own folder in the cache of Hugging Face."""
+  import trackio
+
+  run = trackio.init(
+    what.project, name=what.name, config=what.config, resume="allow", embed=False, auto_log_gpu=False,
+    auto_log_cpu=False,
+  )  # fmt: skip
+  for step, figures in what.rows:
+    run.log(figures, step=step)
+  run.finish()
+  return f"Trackio's project {what.project!r}; look at it with: trackio show --project={what.project}"
+
+
+TRACKERS = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
