@@ -33,6 +33,7 @@ def test_the_page_of_one_workdir_lies_in_it_and_of_several_here(tmp_path, monkey
     (["runs/absent"], ["runs/absent", "is not there", "--workdir"]),
     ([], ["PATH"]),
     (["a", "--outt=x.html"], ["--outt", "--out"]),
+    (["a", "--export=wnadb"], ["--export", "'wnadb'", "'wandb'", "'mlflow'", "'trackio'"]),
   ],
 )
 def test_a_mistake_is_named_and_nothing_is_written(words, parts, tmp_path, monkeypatch, capsys):
@@ -41,3 +42,12 @@ def test_a_mistake_is_named_and_nothing_is_written(words, parts, tmp_path, monke
   said, code = told(monkeypatch, capsys, *words)
   assert code == 2 and all(part in said for part in parts), said
   assert not list(tmp_path.rglob("*.html")) + list(tmp_path.rglob("*.pdf"))
+
+
+def test_runs_are_given_to_a_tracker_and_no_page_is_made(tmp_path, monkeypatch, capsys):
+  asked = []
+  monkeypatch.setattr(report.trackers, "export", lambda *words: asked.append(words) or f"{words[0].name}: sent")
+  paths = [workdirs.run(tmp_path / name) for name in ("a", "b")]
+  assert told(monkeypatch, capsys, *paths, "--export=mlflow", "--project=p") == ("a: sent\nb: sent\n", 0)
+  assert asked == [(path, "mlflow", "p") for path in paths]
+  assert not list(tmp_path.rglob("*.html"))

@@ -37,7 +37,7 @@ def test_all_parameters_are_printed_where_that_is_asked(tmp_path, monkeypatch, c
   monkeypatch.setattr(build, "build", lambda run, devices: made)
   monkeypatch.setattr(train.loop, "train", lambda *_: dict.fromkeys(("images_per_second", "train_seconds"), 1.0))
   for more in ([], ["--parameters"]):
-    monkeypatch.setattr("sys.argv", ["train", *runs.words(tmp_path / "run"), *more])
+    monkeypatch.setattr("sys.argv", ["train", "--no-report", *runs.words(tmp_path / "run"), *more])
     train.main()
     printed = capsys.readouterr().out
     assert all((f"| {path} " in printed) == bool(more) for path in made.state_shapes.params)

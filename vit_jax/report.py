@@ -2,16 +2,17 @@
 
 One HTML file that loads nothing from anywhere: what came of it and what it cost, the curves, what the model saw and
 what it got wrong, and what is inside of it. Several PATHs are compared; of a sweep, all trials that have begun. `train`
-and `sweep` end by making one in their workdir.
+and `sweep` end by making one in their workdir. With --export the lines of the runs' metrics go to a tracker instead,
+and with the same command later those that are new.
 """
 
 import pathlib
 import sys
 import time
 
-from vit_jax import cli
+from vit_jax import cli, schema
 from vit_jax.inference import inputs
-from vit_jax.reports import report
+from vit_jax.reports import outcomes, report, trackers
 from vit_jax.runtime import say
 
 
@@ -19,15 +20,23 @@ def main() -> None:
   """Reads flags, writes the page."""
   parser = cli.Parser("report", __doc__)
   images = "files or folders to show attention over; by default test images of the run"
+  limit = "images that the best run is measured on again, at most, to see what it gets wrong"
   out = "ends in .html; by default report.html in the one workdir, else here"
   parser.add_argument("paths", nargs="+", type=cli.path, metavar="PATH", help="a run's or sweep's workdir, or weights")
   parser.add_argument("--out", type=cli.path, metavar="FILE", help=out)
   parser.add_argument("--images", type=cli.path, action="append", default=[], metavar="PATH", help=images)
+  parser.add_argument("--limit", type=cli.number(schema.Count), default=outcomes.LIMIT, metavar="N", help=limit)
+  parser.add_argument("--export", choices=trackers.TRACKERS, help="give the runs' metrics to it, and make no page")
+  parser.add_argument("--project", default="vit_jax", metavar="NAME", help="under which it keeps them")
   arguments = parser.parse()
+  if arguments.export:
+    for run in report.subjects(arguments.paths).runs:
+      say(trackers.export(run.workdir, arguments.export, arguments.project))
+    return
   began = time.perf_counter()
   out = arguments.out or default(arguments.paths)
   images = inputs.listed(map(str, arguments.images), sys.stdin.buffer).files if arguments.images else ()
-  report.make(arguments.paths, out, images)
+  report.make(arguments.paths, out, images, arguments.limit)
   say(f"  report    {out}   made in {time.perf_counter() - began:.1f} s")
 
 

@@ -42,7 +42,7 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
 
 
 def test_the_page_has_the_figures_and_texts_as_texts(tmp_path):
-  report.make([sweep(tmp_path)], tmp_path / "page.html", measure=False)
+  report.make([sweep(tmp_path)], tmp_path / "page.html", limit=0)
   text = (tmp_path / "page.html").read_text()
   assert "75.00 %" in text and "50.00 %" in text
   assert "failed &lt;out of memory&gt;" in text and "<out of memory>" not in text

@@ -82,18 +82,18 @@ def _distinct(named) -> list[str]:
   return names
 
 
-def make(places: Sequence[pathlib.Path], out: pathlib.Path, images: Sequence[str] = (), measure: bool = True) -> None:
+def make(places: Sequence[pathlib.Path], out: pathlib.Path, images: Sequence[str] = (), limit: int = outcomes.LIMIT) -> None:
   """Writes the page about what lies at these paths; ConfigError where there is nothing to show.
 
   Args:
     places: workdirs and files, see `subjects`.
     out: ends in .html.
     images: files that attention is shown over; by default of a run its own test images.
-    measure: also what needs the weights of a run: what the best one got wrong, and what is inside of it.
+    limit: images that the best run is measured on again, at most; of 0 nothing is shown that needs its weights.
   """
   files.check_path(out, (".html",))
   about = subjects(places)
-  page.write(out, _title(places), _line(about), chapters(about, images, measure))
+  page.write(out, _title(places), _line(about), chapters(about, images, limit))
 
 
 def make_at_end(workdir: pathlib.Path) -> None:
@@ -102,20 +102,20 @@ def make_at_end(workdir: pathlib.Path) -> None:
   Where processes share the devices, without what needs the weights: `vit_jax.report` makes that on one machine.
   """
   try:
-    make([workdir], workdir / NAME, measure=jax.process_count() == 1)
+    make([workdir], workdir / NAME, limit=outcomes.LIMIT if jax.process_count() == 1 else 0)
   except (ConfigError, OSError, jax.errors.JaxRuntimeError) as error:
     say(f"  report    not made: {error}")
   else:
     say(f"  report    {workdir / NAME}")
 
 
-def chapters(about: Subjects, images: Sequence[str] = (), measure: bool = True) -> list[Chapter]:
+def chapters(about: Subjects, images: Sequence[str] = (), limit: int = outcomes.LIMIT) -> list[Chapter]:
   """The chapters, in the order in which they are read; see `make`."""
   made = []
   if about.runs:
     made += [verdict.chapter(about.runs), curves.chapter(about.runs)]
-    if measure:
-      made += _of_weights(verdict.ranked(about.runs)[0], len(about.runs) > 1, images)
+    if limit:
+      made += _of_weights(verdict.ranked(about.runs)[0], len(about.runs) > 1, images, limit)
     made.append(scaling.chapter(about.runs))
   for place in about.weights:
     made += _of_file(place, images)
@@ -124,9 +124,9 @@ def chapters(about: Subjects, images: Sequence[str] = (), measure: bool = True) 
   return made
 
 
-def _of_weights(run, of_several, images) -> list[Chapter]:
+def _of_weights(run, of_several, images, limit) -> list[Chapter]:
   """What a run saw, what it got wrong and what is inside of it."""
-  made, measured = outcomes.chapters(run.workdir)
+  made, measured = outcomes.chapters(run.workdir, limit)
   try:
     use = predictor.load(run.workdir)
     pictures = _pictures(use, images) if images or not measured else outcomes.pictures(measured, PICTURES)
