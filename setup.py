@@ -6,6 +6,7 @@ TPU = ["jax[tpu]>=0.10.2,<0.12"]  # with the compiler, which plans use and tests
 GCS = ["gcsfs>=2026.9,<2027"]  # runs and data in buckets; with fsspec, aiohttp, requests and google-auth
 TORCH = ["torch>=2.13,<2.14"]  # .pth and .bin files, a second formulation in tests, the peer in benchmarks/
 DEDUP = ["imagehash>=4.3.2,<5"]  # perceptual hashes, for `prepare --dedup-against`
+ONNX = ["onnx>=1.19,<2", "onnxruntime>=1.22,<2"]  # `convert OUT.onnx`: writes, reads again and runs
 BEAM = ["apache-beam>=2.77,<2.78"]  # `prepare --beam`; it wants protobuf below 7 and pyarrow below 26
 
 WANDB = ["wandb>=0.31,<0.33"]
@@ -65,6 +66,7 @@ setup(
       *BEAM,
       *DEDUP,
       *GCS,
+      *ONNX,
       *TORCH,
       *TPU,
       *TRACKIO,
@@ -74,6 +76,7 @@ setup(
     "beam": BEAM,
     "dedup": DEDUP,
     "gcs": GCS,
+    "onnx": ONNX,
     "tpu": TPU,
     "gpu": ["jax[cuda12]>=0.10.2,<0.12"],
     "torch": TORCH,

@@ -189,6 +189,7 @@ def test_what_is_imported_is_what_setup_asks_for():
       "PIL": "pillow", "jinja2": "jinja2", "altair": "altair", "vl_convert": "vl-convert-python",
       "pyarrow": "pyarrow", "imagehash": "imagehash", "apache_beam": "apache-beam",
       "wandb": "wandb", "mlflow": "mlflow-skinny", "trackio": "trackio",
+      "onnx": "onnx", "onnxruntime": "onnxruntime",
   }  # fmt: skip
   standard = sys.stdlib_module_names
   for file, tree in FILES.items():

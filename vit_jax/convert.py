@@ -7,7 +7,8 @@ IN is a workdir of ours, or a file as vit_jax, big_vision, BiT, timm, Hugging Fa
 .npz, .safetensors, and with the extra torch .pth, .pt and .bin, of which nothing but tensors is unpickled. OUT is
 .npz, .safetensors, or a directory: a workdir with one checkpoint, which `--weights` and `init.from` take. A tensor that
 has no place in OUT is an error; nothing is written then, and nothing is ever overwritten. OUT.stablehlo is the model
-as a program with its weights, for CPUs, CUDA and TPUs, which needs nothing of vit_jax: see `inference.exported`.
+as a program with its weights, for CPUs, CUDA and TPUs, and OUT.onnx for ONNX Runtime and others (extra onnx); they need
+nothing of vit_jax: see `inference.exported`.
 """
 
 import argparse
@@ -31,7 +32,7 @@ def main() -> None:
   parser.add_argument("paths", nargs="+", metavar="PATH", type=cli.path, help="IN and OUT, or FILE")
   parser.add_argument("--inspect", action="store_true", help="say what a file holds, and the config that selects it")
   parser.add_argument(
-    "--layout", help="names and shapes of OUT: vit_jax, big_vision, bit, timm, hf, compact; stablehlo"
+    "--layout", help="names and shapes of OUT: vit_jax, big_vision, bit, timm, hf, compact; stablehlo, onnx"
   )
   parser.add_argument("--ema", action="store_true", help="take the moving average of a workdir")
   parser.add_argument("--heads", type=int, help="attention heads, where IN packs them and has an unusual number")
@@ -62,18 +63,20 @@ def _size(text):
 def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints: dict, ema: bool = False) -> str:
   """Writes the weights of `source` to `target` in the layout `name`; a line that says what was done."""
   suffix = target.suffix.lower()
-  allowed = (*containers.WRITTEN, exported.SUFFIX)
+  allowed = (*containers.WRITTEN, *exported.FORMATS)
   if suffix not in ("", *allowed):
     raise ConfigError(f"{target}: cannot write {suffix!r}; allowed: {', '.join(allowed)}, or a directory")
-  if name and (name == "stablehlo") != (suffix == exported.SUFFIX):
-    raise ConfigError(f"--layout={name}: {target.name} is to be {suffix or 'a directory'}; a program is OUT.stablehlo")
+  if name and (f".{name}" in exported.FORMATS or suffix in exported.FORMATS) and suffix != f".{name}":
+    raise ConfigError(
+      f"--layout={name}: {target.name} is to be {suffix or 'a directory'}; a program is OUT.stablehlo or OUT.onnx"
+    )
   if suffix == "" and name:
     raise ConfigError(f"--layout={name}: a directory holds a checkpoint of ours, which has no layout; name a file")
   if target.exists() and (target.is_file() or any(target.iterdir())):
     raise ConfigError(f"{target} is there already; name another, or remove it")
   if not paths.in_bucket(target) and not target.absolute().parent.is_dir():
     raise ConfigError(f"{target}: there is no directory {target.absolute().parent}")
-  if suffix == exported.SUFFIX:
+  if suffix in exported.FORMATS:
     return export(source, target, hints, ema)
   description, arrays = importers.load(source, hints, ema)
   about = description.to_json()
@@ -99,11 +102,13 @@ def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints:
 
 def export(source: pathlib.Path, target: pathlib.Path, hints: dict, ema: bool) -> str:
   """Writes the model of `source` as a program; lines that say what was done."""
-  if (described := exported.beside(target)).exists():
+  exported.check(target)
+  if (described := exported.beside(target)) and described.exists():
     raise ConfigError(f"{described} is there already, and says what {target.name} is; name another, or remove it")
   use = stored.load(source, ema, hints=hints)
   apart = exported.write(use, target)
-  said = f"{target}: {use.description} for {', '.join(exported.PLATFORMS)}, any number of images; read again and run: "
+  where = "ONNX Runtime and others" if described is None else ", ".join(exported.PLATFORMS)
+  said = f"{target}: {use.description} for {where}, any number of images; read again and run: "
   return "\n".join([said + f"{apart:.1g} of the largest logit apart"] + [f"note: {note}" for note in use.notes])
 
 

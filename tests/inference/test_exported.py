@@ -1,16 +1,20 @@
 """A model as a program: what another process makes of the file alone is what the model says."""
 
 import json
+import sys
 
 import jax
 import numpy as np
+import onnxruntime
 import pytest
 from jax import export
 
+import vit_jax
 from tests import small_weights
 from vit_jax import convert, models
+from vit_jax.importers import layout
 from vit_jax.inference import exported, stored
-from vit_jax.schema import ConfigError
+from vit_jax.schema import Choice, ConfigError
 
 pytestmark = pytest.mark.heavy
 
@@ -39,14 +43,92 @@ def test_the_file_alone_gives_the_logits_of_any_number_of_images(tmp_path):
     convert.convert(source, tmp_path / "a.stablehlo", None, {})
 
 
-def test_a_program_that_says_something_else_is_not_kept(tmp_path, monkeypatch):
-  monkeypatch.setattr(exported, "_apart", lambda *_: float("nan"))
-  with pytest.raises(ConfigError, match="differ by nan"):
-    convert.convert(small_weights.file(tmp_path), tmp_path / "a.stablehlo", None, {})
+def test_an_onnx_file_gives_the_logits_and_says_what_it_needs_by_itself(tmp_path):
+  labels = {str(i): name for i, name in enumerate(small_weights.CLASSES)}
+  source = small_weights.file(tmp_path, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4], id2label=labels)
+  said = convert.convert(source, tmp_path / "a.onnx", "onnx", {})
+  assert "ONNX Runtime" in said and "apart" in said and not (tmp_path / "a.json").exists()
+  session = onnxruntime.InferenceSession(tmp_path / "a.onnx", providers=["CPUExecutionProvider"])
+  model = vit_jax.load(source)
+  for count in (1, 5):
+    images = np.random.default_rng(count).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+    logits = model.logits(model.params, np.stack(list(map(model.preprocess, images))))
+    (found,) = session.run(["logits"], {"images": images})
+    np.testing.assert_allclose(found, logits, atol=1e-4 * float(np.abs(logits).max()))
+  about = {key: json.loads(text) for key, text in session.get_modelmeta().custom_metadata_map.items()}
+  assert about["classes"] == list(small_weights.CLASSES) and about["std"] == [0.2, 0.3, 0.4]
+  assert about["image_size"] == 32 and about["test_crop"]["name"] == "resize"
+  with pytest.raises(ConfigError, match="is there already"):
+    convert.convert(source, tmp_path / "a.onnx", None, {})
+
+
+# The smallest name of each family, and each part of one that computes in a way of its own.
+FAMILIES = {
+  "ViT-Ti/32": {"pool": "map", "registers": 2, "dtype": "bfloat16"},
+  "deit_tiny_distilled_patch16_224": {"depth": 1},
+  "ViT-S/8": {"width": 64, "depth": 1, "heads": 2, "hidden": 96, "position": "sincos2d", "pool": "gap"},
+  "R+Ti/16": {"depth": 1},
+  "cct_2_3x2_32": {},
+  "cct_2_3x2_32_sine": {},
+  "cvt_2_4_32": {},
+  "vit_2_4_32": {},
+  "Mixer-S/32": {"depth": 2},
+  "R26x1": {"stages": (1, 1, 1, 1)},
+  "swin_tiny_patch4_window7_224": {"depths": (2, 2), "heads": (3, 6)},
+  "tf_efficientnet_b0": {},
+}
+
+
+def test_every_family_is_tried():
+  of = models.table.find
+  assert {of(name).family for name in FAMILIES} == {row.family for row in models.table.TABLE.values()}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_written_as_onnx(tmp_path, name):
+  size = 56 if models.table.find(name).family == "swin" else 32
+  described = models.Description(Choice(name, FAMILIES[name]), size, 5).bound()
+  draw, arrays = np.random.default_rng(0), {}
+  for path, shape in layout.shapes(described).items():
+    spread = draw.normal(0, 0.1, shape).astype(np.float32)
+    arrays[path] = np.abs(spread) + 0.5 if path.endswith(("scale", "var")) else spread
+  use = stored.Stored(described, arrays, stored._data(size), tuple("abcde"), "softmax", [])
+  assert exported.write(use, tmp_path / "a.onnx") < 1e-4
+  assert [path.name for path in tmp_path.iterdir()] == ["a.onnx"]
+
+
+def test_more_weights_than_a_file_holds_are_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(exported, "LARGEST", 1000)
+  with pytest.raises(ConfigError, match=r"bytes of weights.*holds 1,000.*OUT\.stablehlo"):
+    convert.convert(small_weights.file(tmp_path), tmp_path / "a.onnx", None, {})
   assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-@pytest.mark.parametrize(("name", "layout"), [("a.npz", "stablehlo"), ("a.stablehlo", "timm"), ("a", "stablehlo")])
+def test_without_the_extra_a_line_says_what_to_install(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, "onnxruntime", None)
+  with pytest.raises(ConfigError, match=r"vit_jax\[onnx\]"):
+    convert.convert(tmp_path / "none.npz", tmp_path / "a.onnx", None, {})
+
+
+@pytest.mark.parametrize("suffix", ["stablehlo", "onnx"])
+def test_a_program_that_says_something_else_is_not_kept(tmp_path, monkeypatch, suffix):
+  monkeypatch.setattr(exported, "_apart", lambda *_: float("nan"))
+  with pytest.raises(ConfigError, match="differ by nan"):
+    convert.convert(small_weights.file(tmp_path), tmp_path / f"a.{suffix}", None, {})
+  assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+  ("name", "layout"),
+  [
+    ("a.npz", "stablehlo"),
+    ("a.stablehlo", "timm"),
+    ("a", "stablehlo"),
+    ("a.npz", "onnx"),
+    ("a.onnx", "hf"),
+    ("a.onnx", "stablehlo"),
+  ],
+)
 def test_layout_and_ending_must_agree(tmp_path, name, layout):
   with pytest.raises(ConfigError, match=f"--layout={layout}"):
     convert.convert(tmp_path / "none.npz", tmp_path / name, layout, {})

@@ -1,4 +1,7 @@
-"""A model as one file of StableHLO, weights inside, for any number of images on CPUs, CUDA and TPUs: `jax.export`."""
+"""A model as one file with its weights inside, for any number of images, that needs nothing of vit_jax.
+
+.stablehlo is a program for CPUs, CUDA and TPUs, by `jax.export`; .onnx is what ONNX Runtime and many others run.
+"""
 
 import json
 import pathlib
@@ -11,10 +14,12 @@ from jax import export
 
 from vit_jax import files, models, schema
 from vit_jax.data import augment
+from vit_jax.inference import graph, operators
 from vit_jax.inference.stored import Stored
 from vit_jax.schema import Choice, ConfigError, arguments
 
-SUFFIX, PLATFORMS = ".stablehlo", ("cpu", "cuda", "tpu")
+PLATFORMS = ("cpu", "cuda", "tpu")
+LARGEST = 2**31 - 2**20  # bytes of weights in an .onnx file, which Protocol Buffers end at 2 GiB
 CLOSE = 1e-4  # of the largest logit: how far those of the file may be from the model's
 COMPARED = (1, 3)  # images at a time
 
@@ -23,35 +28,88 @@ def write(use: Stored, path: pathlib.Path) -> float:
   """Writes the model: uint8 images [B, S, S, 3] -> logits float32 [B, V], without a head features [B, D].
 
   The file is read again and compared with the model on this machine before it takes its name; how far they are apart,
-  as a share of the largest value. `jax.export.deserialize(data).call(images)` runs it. What the squares are made of and
-  the names of classes are in a JSON file of the same name. ConfigError where they differ by more than CLOSE.
+  as a share of the largest value. `jax.export.deserialize(data).call(images)` runs a .stablehlo; what its squares are
+  made of and the names of classes are in a JSON file of the same name. An .onnx has these as metadata, each as
+  JSON. ConfigError where they differ by more than CLOSE.
   """
-  compute = _function(use)
-  size = use.description.image_size
-  (batch,) = export.symbolic_shape("b")
-  images = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
-  data = export.export(compute, platforms=PLATFORMS)(images).serialize()
+  make, run = FORMATS[path.suffix.lower()]
+  model, data = make(use)
   with files.replacing(path) as partial:
     partial.write_bytes(data)
-    apart = _apart(export.deserialize(bytearray(partial.read_bytes())).call, compute, size)
+    apart = _apart(run(partial.read_bytes()), model, use.description.image_size)
     if not apart <= CLOSE:
       raise ConfigError(
         f"{path}: the logits of what was exported differ by {apart:.2g} of the largest; nothing is kept"
       )
-  files.write_text(beside(path), json.dumps(_about(use), indent=2) + "\n")
+  if described := beside(path):
+    files.write_text(described, json.dumps(_about(use), indent=2) + "\n")
   return apart
 
 
-def beside(path: pathlib.Path) -> pathlib.Path:
-  """The JSON file of an exported model."""
-  return path.with_suffix(".json")
+def beside(path: pathlib.Path) -> pathlib.Path | None:
+  """The JSON file of an exported model; None where the model's own file says it all."""
+  return path.with_suffix(".json") if path.suffix.lower() == ".stablehlo" else None
 
 
-def _function(use) -> Callable:
+def check(path: pathlib.Path) -> None:
+  """ConfigError where what writes files of this ending is not installed."""
+  if path.suffix.lower() == ".onnx":
+    _onnx()
+
+
+def _stablehlo(use):
+  """(the model, its program as bytes)."""
+  compute, size = _function(use), use.description.image_size
+  (batch,) = export.symbolic_shape("b")
+  images = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
+  return compute, export.export(compute, platforms=PLATFORMS)(images).serialize()
+
+
+def _run_stablehlo(data):
+  """images -> logits, of a program's bytes."""
+  return export.deserialize(bytearray(data)).call
+
+
+def _onnx_graph(use):
+  """(the model in float32, which all that run ONNX compute; its graph as bytes)."""
+  onnx, _ = _onnx()
+  if (weights := sum(array.nbytes for array in use.arrays.values())) > LARGEST:
+    raise ConfigError(f"{weights:,} bytes of weights; an .onnx file holds {LARGEST:,}: write OUT.stablehlo instead")
+  compute, size = _function(use, dtype="float32"), use.description.image_size
+  made, inputs, outputs = graph.trace(compute, (size, size, 3), onnx, operators.OPERATORS)
+  name = "logits" if use.description.classes else "features"
+  about = {key: json.dumps(value, ensure_ascii=False) for key, value in _about(use).items()}
+  model = made.model(inputs, {name: outputs[0]}, about)
+  return compute, model.SerializeToString()
+
+
+def _run_onnx(data):
+  """images -> logits, of a graph's bytes."""
+  _, runtime = _onnx()
+  session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+  return lambda images: session.run(None, {graph.INPUT: images})[0]
+
+
+def _onnx():
+  """The packages of the extra; ConfigError without it."""
+  try:
+    import onnx
+    import onnxruntime
+  except ImportError:
+    raise ConfigError("OUT.onnx needs the extra onnx: pip install 'vit_jax[onnx]'; or write OUT.stablehlo") from None
+  return onnx, onnxruntime
+
+
+# Ending -> (model and bytes of weights to use, the function of images that bytes are).
+FORMATS = {".stablehlo": (_stablehlo, _run_stablehlo), ".onnx": (_onnx_graph, _run_onnx)}
+
+
+def _function(use, **changes) -> Callable:
   """images -> logits, compiled by JAX; a kernel that one platform has alone is not taken."""
   choice = use.description.model
   if "attention" in choice.args:
-    choice = Choice(choice.name, {**choice.args, "attention": "xla"})
+    changes["attention"] = "xla"
+  choice = Choice(choice.name, {**choice.args, **changes})
   model = models.functional(use.description.replaced(model=choice))
   normalise = arguments(use.data, augment.normalise)
   params = {name: jnp.asarray(array) for name, array in use.arrays.items()}

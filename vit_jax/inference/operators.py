@@ -1,0 +1,225 @@
+"""Which nodes of ONNX compute what a primitive of JAX does: functions (graph, equation, values) -> value."""
+
+import math
+
+import numpy as np
+
+from vit_jax.inference import graph as graphs
+from vit_jax.inference.graph import Graph, Value, constant
+from vit_jax.schema import ConfigError
+
+
+def _full(graph, equation, values) -> list[Value]:
+  """The values in the shapes that were traced."""
+  return [graph.full(v, variable.aval.shape) for v, variable in zip(values, equation.invars, strict=True)]
+
+
+def _shape(equation):
+  return equation.outvars[0].aval.shape
+
+
+def _elementwise(operator: str, dtype=None):
+  """An operator that broadcasts by itself."""
+
+  def add(graph: Graph, equation, values):
+    return graph.node(operator, values, np.broadcast_shapes(*(value.shape for value in values)), dtype)
+
+  return add
+
+
+def _reciprocal_root(graph: Graph, equation, values):
+  root = graph.node("Sqrt", values, values[0].shape)
+  return graph.node("Reciprocal", [root], root.shape)
+
+
+def _square(graph: Graph, equation, values):
+  return graph.node("Mul", [*values, *values], values[0].shape)
+
+
+def _integer_power(graph: Graph, equation, values):
+  exponent = equation.params["y"]
+  if exponent < 1:
+    return graph.node("Pow", [*values, constant(np.array(exponent, values[0].dtype))], values[0].shape)
+  result = values[0]
+  for _ in range(exponent - 1):
+    result = graph.node("Mul", [result, values[0]], result.shape)
+  return result
+
+
+def _complement(graph: Graph, equation, values):
+  """1 - erf, where JAX has a function of its own."""
+  error = graph.node("Erf", values, values[0].shape)
+  return graph.node("Sub", [constant(np.array(1, error.dtype)), error], error.shape)
+
+
+def _same(graph: Graph, equation, values):
+  return values[0]
+
+
+def _cast(graph: Graph, equation, values):
+  dtype = np.dtype(equation.params["new_dtype"])
+  kind = graph.onnx.helper.np_dtype_to_tensor_dtype(dtype)
+  return graph.node("Cast", values, values[0].shape, dtype, to=kind)
+
+
+def _select(graph: Graph, equation, values):
+  which, if_false, *if_true = values
+  if which.dtype != bool or len(if_true) != 1:
+    raise ConfigError("the model chooses among more than two values, which is not written as ONNX")
+  shape = np.broadcast_shapes(*(value.shape for value in values))
+  return graph.node("Where", [which, *if_true, if_false], shape, if_false.dtype)
+
+
+def _broadcast(graph: Graph, equation, values):
+  """The axes alone; who cannot broadcast takes the full size."""
+  (value,), axes, shape = values, equation.params["broadcast_dimensions"], _shape(equation)
+  sides = [1] * len(shape)
+  for side, axis in zip(value.shape, axes, strict=True):
+    sides[axis] = side
+  return graph.reshape(value, sides)
+
+
+def _reshape(graph: Graph, equation, values):
+  return graph.reshape(*_full(graph, equation, values), _shape(equation))
+
+
+def _transpose(graph: Graph, equation, values):
+  return graph.transpose(values[0], equation.params["permutation"])
+
+
+def _concatenate(graph: Graph, equation, values):
+  return graph.node("Concat", _full(graph, equation, values), _shape(equation), axis=int(equation.params["dimension"]))
+
+
+def _tile(graph: Graph, equation, values):
+  times = constant(np.array(equation.params["reps"], np.int64))
+  return graph.node("Tile", [*_full(graph, equation, values), times], _shape(equation))
+
+
+def _slice(graph: Graph, equation, values):
+  (value,), taken = _full(graph, equation, values), equation.params
+  strides = taken["strides"] or (1,) * len(value.shape)
+  sides = zip(taken["start_indices"], taken["limit_indices"], strides, value.shape, strict=True)
+  if value.shape == _shape(equation):
+    return value
+  cut = [
+    (start, limit, by, i) for i, (start, limit, by, side) in enumerate(sides) if (start, limit, by) != (0, side, 1)
+  ]
+  start, limit, by, axes = (constant(np.array(column, np.int64)) for column in zip(*cut, strict=True))
+  return graph.node("Slice", [value, start, limit, axes, by], _shape(equation))
+
+
+def _pad(graph: Graph, equation, values):
+  (value, filling), borders = _full(graph, equation, values), equation.params["padding_config"]
+  if any(inside for _, _, inside in borders):
+    raise ConfigError("the model pads between pixels, which is not written as ONNX")
+  sides = constant(np.array([[low for low, _, _ in borders], [high for _, high, _ in borders]], np.int64).ravel())
+  return graph.node("Pad", [value, sides, filling], _shape(equation))
+
+
+def _reduction(operator):
+  def add(graph: Graph, equation, values):
+    axes = constant(np.array(equation.params["axes"], np.int64))
+    return graph.node(operator, [*_full(graph, equation, values), axes], _shape(equation), keepdims=0)
+
+  return add
+
+
+def _product(graph: Graph, equation, values):
+  """Axes of both go to the ends that a product of matrices takes: common ones first, summed ones beside each other."""
+  left, right = _full(graph, equation, values)
+  (summed_left, summed_right), (common_left, common_right) = equation.params["dimension_numbers"]
+  free_left = [i for i in range(len(left.shape)) if i not in (*summed_left, *common_left)]
+  free_right = [i for i in range(len(right.shape)) if i not in (*summed_right, *common_right)]
+  common = [left.shape[i] for i in common_left]
+  rows, columns = [left.shape[i] for i in free_left], [right.shape[i] for i in free_right]
+  inner = math.prod(left.shape[i] for i in summed_left)
+  left = graph.transpose(left, [*common_left, *free_left, *summed_left])
+  right = graph.transpose(right, [*common_right, *summed_right, *free_right])
+  # Rows need not be one axis where nothing is common: a product of matrices takes as many as there are.
+  height = [math.prod(rows)] if common else rows
+  left = graph.reshape(left, [*common, *height, inner])
+  right = graph.reshape(right, [*common, inner, math.prod(columns)])
+  made = graph.node("MatMul", [left, right], [*common, *height, math.prod(columns)])
+  return graph.reshape(made, _shape(equation))
+
+
+def _convolution(graph: Graph, equation, values):
+  (image, kernel), said = _full(graph, equation, values), equation.params
+  if any(side != 1 for side in said["lhs_dilation"]) or said["batch_group_count"] != 1:
+    raise ConfigError("the model has a transposed convolution, which is not written as ONNX")
+  into, of_kernel, out = said["dimension_numbers"]
+  image, kernel = graph.transpose(image, into), graph.transpose(kernel, of_kernel)
+  shape = [_shape(equation)[i] for i in out]
+  made = graph.node("Conv", [image, kernel], shape, **_window(said["padding"], said["window_strides"]),
+                    dilations=list(said["rhs_dilation"]), group=said["feature_group_count"])  # fmt: skip
+  return graph.transpose(made, np.argsort(out).tolist())
+
+
+def _window(padding, strides):
+  """Attributes of a window over an image."""
+  return {"pads": [low for low, _ in padding] + [high for _, high in padding], "strides": list(strides)}
+
+
+def _largest(graph: Graph, equation, values):
+  """reduce_window_max of [B, H, W, C]"""
+  (value,), said = _full(graph, equation, values), equation.params
+  sides, strides, padding = said["window_dimensions"], said["window_strides"], said["padding"]
+  dilated = {*said["base_dilation"], *said["window_dilation"]} != {1}
+  if len(sides) != 4 or dilated or any((sides[i], strides[i], *padding[i]) != (1, 1, 0, 0) for i in (0, 3)):
+    raise ConfigError("the model has a pooling of other axes than height and width, which is not written as ONNX")
+  order, shape = (0, 3, 1, 2), _shape(equation)
+  made = graph.node("MaxPool", [graph.transpose(value, order)], [shape[i] for i in order],
+                    kernel_shape=list(sides[1:3]), **_window(padding[1:3], strides[1:3]))  # fmt: skip
+  return graph.transpose(made, (0, 2, 3, 1))
+
+
+def _platform(graph: Graph, equation, values):
+  """The branch for a platform of which JAX knows nothing."""
+  return constant(np.array(equation.params["platforms"].index(None), np.int32))
+
+
+def _branch(graph: Graph, equation, values):
+  which, *rest = values
+  if which.array is None:
+    raise ConfigError("the model chooses a branch by what it computes, which is not written as ONNX")
+  return graphs.walk(graph, equation.params["branches"][int(which.array)], rest, OPERATORS)
+
+
+OPERATORS = {
+  **{
+    name: _elementwise(operator)
+    for name, operator in (
+      *(("add", "Add"), ("add_any", "Add"), ("sub", "Sub"), ("mul", "Mul"), ("div", "Div"), ("pow", "Pow")),
+      *(("max", "Max"), ("min", "Min"), ("neg", "Neg"), ("exp", "Exp"), ("log", "Log"), ("abs", "Abs")),
+      *(("sqrt", "Sqrt"), ("tanh", "Tanh"), ("erf", "Erf"), ("logistic", "Sigmoid"), ("sin", "Sin"), ("cos", "Cos")),
+    )
+  },
+  **{
+    name: _elementwise(operator, bool)
+    for name, operator in (("lt", "Less"), ("le", "LessOrEqual"), ("gt", "Greater"), ("ge", "GreaterOrEqual"))
+  },
+  **dict.fromkeys(("name", "stop_gradient", "copy", "copy_p", "reduce_precision"), _same),
+  "rsqrt": _reciprocal_root,
+  "square": _square,
+  "integer_pow": _integer_power,
+  "erfc": _complement,
+  "convert_element_type": _cast,
+  "select_n": _select,
+  "broadcast_in_dim": _broadcast,
+  "reshape": _reshape,
+  "squeeze": _reshape,
+  "expand_dims": _reshape,
+  "transpose": _transpose,
+  "concatenate": _concatenate,
+  "tile": _tile,
+  "slice": _slice,
+  "pad": _pad,
+  "reduce_sum": _reduction("ReduceSum"),
+  "reduce_max": _reduction("ReduceMax"),
+  "dot_general": _product,
+  "conv_general_dilated": _convolution,
+  "reduce_window_max": _largest,
+  "platform_index": _platform,
+  "cond": _branch,
+}
