@@ -70,7 +70,7 @@ def test_a_notice_where_the_other_code_computes_a_little_differently(tmp_path):
   said = convert.convert(tmp_path / "a.npz", tmp_path / "b.safetensors", "timm", {})
   assert "note: gelu=tanh is not in the tensors; who has nothing else takes erf" in said
   assert "note: heads=2 is not in the tensors; who has nothing else takes 1" in said
-  assert "note" not in convert.convert(tmp_path / "a.npz", tmp_path / "b.npz", "vit_jax", {})
+  assert "is not in the tensors" not in convert.convert(tmp_path / "a.npz", tmp_path / "b.npz", "vit_jax", {})
 
 
 def test_padding_of_an_efficientnet_is_in_its_name_only(tmp_path):
@@ -78,7 +78,8 @@ def test_padding_of_an_efficientnet_is_in_its_name_only(tmp_path):
   written(tmp_path / "a.safetensors", "timm", described)
   said = convert.convert(tmp_path / "a.safetensors", tmp_path / "weights.npz", None, {})
   assert "eps=0.001 is not in the tensors" in said and "padding=same is not in the tensors" in said
-  assert "note" not in convert.convert(tmp_path / "a.safetensors", tmp_path / "tf_efficientnet_b0.npz", None, {})
+  named = convert.convert(tmp_path / "a.safetensors", tmp_path / "tf_efficientnet_b0.npz", None, {})
+  assert "is not in the tensors" not in named
 
 
 def test_hugging_face_gets_the_config_that_its_library_reads(tmp_path):
@@ -133,7 +134,10 @@ def test_the_flags_of_an_inspection_make_the_model(tmp_path):
   ("given", "says"),
   [
     (["{}/a.npz", "{}/a.npz"], "is there already"),
-    (["{}/a.npz", "{}/b.pth"], r"cannot write '\.pth'; allowed: \.npz, \.safetensors, \.stablehlo, or a directory"),
+    (
+      ["{}/a.npz", "{}/b.pth"],
+      r"cannot write '\.pth'; allowed: \.npz, \.safetensors, \.stablehlo, \.onnx, or a directory",
+    ),
     (["{}/a.npz", "{}/none/b.npz"], "there is no directory"),
     (["{}/a.npz", "{}/b.npz", "--layout=compact"], "'compact' is not known for ViT-"),
     (["{}/a.npz", "{}/b", "--layout=timm"], "a directory holds a checkpoint of ours, which has no layout"),

@@ -6,9 +6,10 @@
 IN is a workdir of ours, or a file as vit_jax, big_vision, BiT, timm, Hugging Face or Compact-Transformers have them:
 .npz, .safetensors, and with the extra torch .pth, .pt and .bin, of which nothing but tensors is unpickled. OUT is
 .npz, .safetensors, or a directory: a workdir with one checkpoint, which `--weights` and `init.from` take. A tensor that
-has no place in OUT is an error; nothing is written then, and nothing is ever overwritten. OUT.stablehlo is the model
-as a program with its weights, for CPUs, CUDA and TPUs, and OUT.onnx for ONNX Runtime and others (extra onnx); they need
-nothing of vit_jax: see `inference.exported`.
+has no place in OUT is an error; nothing is written then, and nothing is ever overwritten. Names of classes, size,
+crop, mean and std of the images go with the weights: in the file, and as hubs read them beside it. OUT.stablehlo is the
+model as a program with its weights, for CPUs, CUDA and TPUs, and OUT.onnx for ONNX Runtime and others (extra onnx);
+they need nothing of vit_jax: see `inference.exported`.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import pathlib
 import numpy as np
 
 from vit_jax import checkpoints, cli, files, importers, models, paths
-from vit_jax.importers import containers, layout
+from vit_jax.importers import architectures, containers, layout, processing
 from vit_jax.inference import exported, stored
 from vit_jax.schema import ConfigError
 
@@ -78,26 +79,51 @@ def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints:
     raise ConfigError(f"{target}: there is no directory {target.absolute().parent}")
   if suffix in exported.FORMATS:
     return export(source, target, hints, ema)
-  description, arrays = importers.load(source, hints, ema)
-  about = description.to_json()
+  use = stored.read(source, ema, hints)
+  description, said = use.description, stored.travelling(use)
+  about = {**description.to_json(), "use": processing.to_json(said)}
+  remarks = [f"note: {note}" for note in use.notes]
   if suffix == "":
-    checkpoints.write_weights(target, arrays, {"model": about})
-    return f"{target}: checkpoint of {description}, {count(arrays):,} parameters"
+    checkpoints.write_weights(target, use.arrays, {"model": description.to_json(), "use": about["use"]})
+    return "\n".join([f"{target}: checkpoint of {description}, {count(use.arrays):,} parameters", *remarks])
   chosen = importers.layout_of(description, name) if name else preferred(description, suffix)
-  tensors = layout.write(chosen, arrays, description)
-  if chosen.beside:
-    config_file = target.with_name("config.json")
-    if config_file.exists():
-      raise ConfigError(
-        f"{config_file} is there already, and layout {chosen.name!r} writes one; take an empty directory"
-      )
-    files.write_text(config_file, json.dumps(chosen.beside(description), indent=2) + "\n")
+  tensors = layout.write(chosen, use.arrays, description)
+  documents = beside(target, chosen, description, said, about)
+  for file, values in documents.items():
+    files.write_text(file, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
   containers.write(target, tensors, about)
-  notes = [] if chosen.beside else unsaid(tensors, description, target.name)
-  named = f"{target}: {description} as {chosen.name} names it"
-  return "\n".join(
-    [f"{named}, {len(tensors)} tensors, {count(arrays):,} parameters"] + [f"note: {note}" for note in notes]
-  )
+  remarks += [f"note: {note}" for note in ([] if chosen.beside else unsaid(tensors, description, target.name))]
+  if suffix == ".safetensors":
+    remarks += [f"note: {note}" for note in architectures.notes(chosen, description, said)]
+  named = f"{target}: {description} as {chosen.name} names it, {len(tensors)} tensors, {count(use.arrays):,} parameters"
+  return "\n".join([named, *([f"beside it {some_names(documents)}"] if documents else []), *remarks])
+
+
+def beside(target: pathlib.Path, chosen: layout.Layout, description: models.Description, said, about) -> dict:
+  """{path: JSON values} that go with a file of weights; ConfigError where one is there, or would be taken for others'.
+
+  Hubs have them under fixed names; an .npz has OUT.json, of our own form.
+  """
+  if target.suffix.lower() == ".npz":
+    documents = {target.with_suffix(".json"): {"vit_jax": about}}
+  else:
+    documents = {
+      target.with_name(name): values for name, values in architectures.beside(chosen, description, said).items()
+    }
+  if there := next((file for file in documents if file.exists()), None):
+    raise ConfigError(f"{there} is there already, and one goes with {target.name}; take an empty directory")
+  # An .npz has its own; what else is in the folder would be read with these.
+  others = [file for file in target.parent.glob("*") if file.suffix.lower() in containers.READ[1:] and file != target]
+  if documents and others and target.suffix.lower() != ".npz":
+    raise ConfigError(
+      f"{others[0]} would be read with the config.json that layout {chosen.name!r} writes; take an empty directory"
+    )
+  return documents
+
+
+def some_names(documents) -> str:
+  """The names of files, in words."""
+  return " and ".join(file.name for file in documents)
 
 
 def export(source: pathlib.Path, target: pathlib.Path, hints: dict, ema: bool) -> str:

@@ -28,18 +28,15 @@ from vit_jax import (
   evaluation,
   files,
   flags,
-  importers,
   loop,
   mesh,
   metrics,
-  paths,
   runtime,
   schema,
   steps,
 )
 from vit_jax.evals import Outcome, outcomes
 from vit_jax.evaluation import Intervals
-from vit_jax.importers import normalisation
 from vit_jax.inference import stored
 
 
@@ -97,13 +94,9 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
 
 
 def warn_of_normalisation(weights: str, run: config.Run) -> None:
-  """Says where a config normalises images otherwise than those of published weights are: that costs points."""
-  path = paths.path(weights)
-  if importers.is_workdir(path):
-    return
-  wanted = {key: tuple(values) for key, values in normalisation.published(importers.inspect(path)).items()}
-  if other := {key: values for key, values in wanted.items() if run.data.args[key] != values}:
-    advice = " ".join(f"--config.data.{key}={str(values).replace(' ', '')}" for key, values in other.items())
+  """Says where a config normalises images otherwise than those of the weights are: that costs points."""
+  if other := stored.other_normalisation(weights, run.data):
+    advice = " ".join(f"--config.data.{word}" for word in other.split())
     logging.warning("images of such weights are usually normalised otherwise than this config does: %s", advice)
 
 

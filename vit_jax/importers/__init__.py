@@ -15,6 +15,7 @@ import numpy as np
 from vit_jax import checkpoints, paths, schema
 from vit_jax.importers import containers, hub, layout, surgery
 from vit_jax.importers.layout import Layout, Tensors
+from vit_jax.importers.processing import Beside
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError, show
 from vit_jax.schema.errors import some
@@ -36,7 +37,7 @@ class Recognised(NamedTuple):
   description: Description
   tensors: Tensors
   notes: list[str]
-  beside: hub.Beside = hub.Beside()
+  beside: Beside = Beside()
 
   def read(self) -> dict[str, np.ndarray]:
     """All parameters by our paths, float32, layer by layer; ConfigError for a tensor too few, too many or misshapen."""
@@ -71,7 +72,7 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
       named = candidate.canonical(tensors, hints)
       description = header or candidate.describe(named, hints)
       hub.check(description, hints.get("said", {}))
-      return Recognised(candidate, description, named, hub.notes(hints.get("normalised", {})), hub.beside(hints))
+      return Recognised(candidate, description, named, hub.notes(hub.beside(hints).normalised), hub.beside(hints))
     except ConfigError:
       raise
     except (KeyError, StopIteration) as error:

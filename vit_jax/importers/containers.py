@@ -54,7 +54,7 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
   suffix = path.suffix.lower()
   if suffix not in READ:
     raise ConfigError(f"{path}: cannot read {path.suffix or 'a file without ending'!r}; allowed: {', '.join(READ)}")
-  local = files.local(path, hub.BESIDE)
+  local = files.local(path, (*hub.BESIDE, f"{path.stem}.json"))
   try:
     return _read(local, suffix)
   except ConfigError as error:
@@ -199,7 +199,7 @@ def _safetensors(path):
       raise ConfigError(f"{path}: {name} has type {piece.get_dtype()}; allowed: {', '.join(_KINDS)}")
     result[name] = Tensor(piece.get_shape(), kind, _guarded(path, lambda name=name: file.get_tensor(name)))
   about = (file.metadata() or {}).get("vit_jax")
-  return result, {"description": files.parse_json(about.encode())} if about else {}
+  return result, hub.own(files.parse_json(about.encode())) if about else {}
 
 
 _KINDS = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "I64": "i8", "I32": "i4"}

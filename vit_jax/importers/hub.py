@@ -5,14 +5,14 @@ ViT, timm's of anything, and what either says of the images.
 """
 
 import contextlib
-import math
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vit_jax import files
-from vit_jax.importers import layout
+from vit_jax.importers import layout, processing
+from vit_jax.importers.processing import Beside
 from vit_jax.models import Description
 from vit_jax.schema import ConfigError, nearest, show
 
@@ -44,27 +44,22 @@ _DEFAULT_NAME = re.compile(r"LABEL_\d+")  # of a class that Transformers knows n
 _NORMALISED = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # unless a config says otherwise
 
 
-class Beside(NamedTuple):
-  """What files beside weights say of images and classes."""
-
-  normalised: Mapping[str, tuple[float, ...]] = {}  # mean and std, where they are said
-  crop: Mapping[str, Any] = {}  # arguments of the test crop "torchvision", where timm's crop_pct is said
-  labels: tuple[str, ...] = ()  # names of classes; () where they are not said
-
-
 def beside(hints: Mapping[str, Any]) -> Beside:
-  """What `hints` has of these."""
-  return Beside(hints.get("normalised", {}), hints.get("crop", {}), hints.get("labels", ()))
+  """What `hints` has of images and classes. What is in the file itself is exact; people change the names, the mean and
+  the std that stand beside it."""
+  inside, said = hints.get("use", Beside()), hints.get("beside", Beside())
+  exact = inside if inside.crop else said
+  normalised = {**inside.normalised, **said.normalised}
+  return Beside(normalised, exact.crop, exact.size, said.labels or inside.labels, inside.loss or said.loss)
 
 
 def hints(weights: pathlib.Path) -> dict[str, Any]:
   """What the files beside a file of weights say, as `importers.recognise` takes it; ConfigError for nonsense.
 
-  `said` are those of the values that must be true of the model, `normalised` the mean and std of its images, `crop` and
-  `labels` as of `Beside`.
+  `said` are those of the values that must be true of the model, `beside` what is said of images and classes.
   """
   if weights.suffix.lower() == ".npz":
-    return {"name": weights.name}
+    return {"name": weights.name} | _own(weights.with_suffix(".json"))
   file, prepared = map(weights.with_name, BESIDE)
   config, preparation = files.read_json(file) or {}, files.read_json(prepared) or {}
   with _in(file):
@@ -73,12 +68,32 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
       said["pool"] = _one_of(config, "global_pool", _POOL)
     name = config.get("architecture") if isinstance(config.get("architecture"), str) else weights.name
     flat = {**config, **_mapping(config, "pretrained_cfg")}
-    images, crop, labels = _images(flat, "mean", "std"), _crop(flat), _labels(flat)
+    images, (crop, size), labels = processing.normalised(flat, "mean", "std"), processing.of_timm(flat), _labels(flat)
+    loss = "sigmoid" if config.get("problem_type") == "multi_label_classification" else None
   with _in(prepared):
-    images |= _images(preparation, "image_mean", "image_std")
+    images |= processing.normalised(preparation, "image_mean", "image_std")
+    if crop is None:
+      crop, size = processing.of_transformers(preparation)
   words = {"heads": "heads", "eps": "norm_eps", "gelu": "gelu", "image_size": "image_size"}
   read = {hint: said[key] for key, hint in words.items() if key in said}
-  return {"name": name, **read, "said": said, "normalised": images, "crop": crop, "labels": labels}
+  return {"name": name, **read, "said": said, "beside": Beside(images, crop, size, labels, loss)}
+
+
+def own(values: Any) -> dict[str, Any]:
+  """The hints that our own JSON has: the description, and what is said of images where it is."""
+  if not isinstance(values, Mapping):
+    raise ConfigError(f"{show(values)} does not describe a model; allowed: an object of names and values")
+  return {"description": values} | ({"use": processing.from_json(values["use"])} if "use" in values else {})
+
+
+def _own(file):
+  """What a JSON file that `convert` wrote beside an .npz says; nothing of other files of that name."""
+  try:
+    values = files.read_json(file) or {}
+  except ConfigError:
+    return {}
+  with _in(file):
+    return own(values["vit_jax"]) if "vit_jax" in values else {}
 
 
 def check(description: Description, said: Mapping[str, Any]) -> None:
@@ -128,7 +143,7 @@ def _transformers(config):
   if config.get("hidden_act") is not None:
     said["gelu"] = _one_of(config, "hidden_act", _GELU)
   if (eps := config.get("layer_norm_eps")) is not None:
-    if not _number(eps) or not 0 < eps < 1:
+    if not processing.number(eps) or not 0 < eps < 1:
       raise ConfigError(f"layer_norm_eps is {show(eps)}; allowed: a number between 0 and 1")
     said["eps"] = float(eps)
   for key, built in (("qkv_bias", True), ("pooler_act", "tanh")):
@@ -148,29 +163,6 @@ def _timm(arguments):
     key = min(unknown)
     raise ConfigError(f"model_args has {key}={show(arguments[key])}, with which another model may be meant")
   return said
-
-
-def _images(config, mean, std):
-  """Mean and std of the images, where they are said."""
-  result = {}
-  for key, theirs in (("mean", mean), ("std", std)):
-    if (values := config.get(theirs)) is not None:
-      low = -math.inf if key == "mean" else 0
-      if not isinstance(values, list) or not 0 < len(values) < 2**10 or not all(_number(v) and v > low for v in values):
-        raise ConfigError(f"{theirs} is {show(values)}; allowed: a number for each channel")
-      result[key] = tuple(map(float, values))
-  return result
-
-
-def _crop(config):
-  """The test crop, where timm's keys say it."""
-  if (share := config.get("crop_pct")) is None:
-    return {}
-  if not _number(share) or not 0.1 <= share <= 1:
-    raise ConfigError(f"crop_pct is {show(share)}; allowed: a number from 0.1 to 1")
-  kind = config.get("interpolation")
-  known = kind if kind in ("bilinear", "bicubic", "lanczos") else "bicubic"
-  return {"ratio": float(share), "interpolation": known}
 
 
 def _labels(config):
@@ -206,7 +198,3 @@ def _one_of(config, key, table):
   if not isinstance(value, str) or value not in table:
     raise ConfigError(f"{key} is {show(value)}, which is not built.{nearest(str(value), table)}")
   return table[value]
-
-
-def _number(value):
-  return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -8,7 +8,8 @@ import numpy as np
 
 from vit_jax import build, checkpoints, config, evals, identity, importers, paths, renames, schema
 from vit_jax.data import augment, loader, stream
-from vit_jax.importers import normalisation, surgery
+from vit_jax.importers import normalisation, processing, surgery
+from vit_jax.importers.processing import Beside
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 
@@ -41,10 +42,30 @@ def load(
     image_size: side of the images, if not that of the weights; positions are resampled.
     hints: what the tensors of a file do not show, as of `importers.recognise`.
   """
+  use = read(path, ema, hints)
+  size = image_size or use.description.image_size
+  if not isinstance(size, int) or use.description.channels != 3:
+    raise ConfigError(
+      f"{path}: the weights are of images of {use.description.image_size} pixels with {use.description.channels} "
+      "channels; here images are squares in RGB. Name a side: --image-size=N, image_size=N"
+    )
+  wanted = use.description.replaced(image_size=size).bound()
+  try:
+    arrays, done = surgery.fit(use.arrays, use.description, wanted, "keep")
+  except ConfigError as error:
+    raise ConfigError(f"{path}: {error}") from error
+  # Nobody wants a portrait to be seen lying on its side, also by models whose evaluation ignores EXIF.
+  data = Choice(use.data.name, {**at_size(use.data, size).args, "exif": True})
+  names = use.classes or tuple(map(str, range(wanted.classes)))
+  return Stored(wanted, dict(arrays), data, names, use.loss, [*use.notes, *done])
+
+
+def read(path: str | pathlib.Path, ema: bool = False, hints: Mapping[str, Any] | None = None) -> Stored:
+  """As `load`, of images of any shape and size; `classes` is empty where nobody says names."""
   path = paths.path(path)
   if importers.is_workdir(path):
-    description, arrays = importers.load(path, ema=ema)
-    data, loss, names, notes = _of_run(path, description)
+    description, arrays = importers.load(path, hints, ema)
+    data, loss, names, notes = _of_workdir(path, description)
   else:
     if ema:
       raise ConfigError(f"{path}: a moving average is in workdirs only; a file has one set of weights")
@@ -54,26 +75,44 @@ def load(
       arrays = recognised.read()
     except ConfigError as error:
       raise ConfigError(f"{path}: {error}") from error
-    data, loss, names = _published(recognised), "softmax", recognised.beside.labels
-    notes = _unsaid(recognised)
-  size = image_size or description.image_size
-  if not isinstance(size, int) or description.channels != 3:
-    raise ConfigError(
-      f"{path}: the weights are of images of {description.image_size} pixels with {description.channels} channels; "
-      "here images are squares in RGB. Name a side: --image-size=N, image_size=N"
-    )
-  wanted = description.replaced(image_size=size).bound()
-  try:
-    arrays, done = surgery.fit(arrays, description, wanted, "keep")
-  except ConfigError as error:
-    raise ConfigError(f"{path}: {error}") from error
+    usual = normalisation.usual(recognised.layout.name, description)
+    data, loss, names, notes = _said(path, recognised.beside, description, usual)
   if names and len(names) != description.classes:
     notes = [*notes, f"{len(names)} names are said for {description.classes} classes; numbers stand for the classes"]
-  if len(names) != description.classes:
-    names = tuple(map(str, range(description.classes)))
-  # Nobody wants a portrait to be seen lying on its side, also by models whose evaluation ignores EXIF.
-  data = Choice(data.name, {**data.args, "image_size": size, "exif": True})
-  return Stored(wanted, dict(arrays), data, tuple(names), loss, [*notes, *done])
+    names = ()
+  return Stored(description, arrays, data, names, loss, notes)
+
+
+def travelling(use: Stored) -> Beside:
+  """What is to be said of images and classes wherever the weights go."""
+  args = use.data.args
+  normalised = {key: args[key] for key in ("mean", "std")}
+  return Beside(normalised, args["test_crop"], args["image_size"], use.classes, use.loss)
+
+
+def at_size(data: Choice, size: int) -> Choice:
+  """The preparation of images for those of another size."""
+  crop = processing.at_size(data.args["test_crop"], data.args["image_size"], size)
+  return Choice(data.name, {**data.args, "image_size": size, "test_crop": crop})
+
+
+def normalised(path: str | pathlib.Path) -> dict[str, tuple[float, ...]]:
+  """{"mean", "std"} of the images that weights are for, as `load` has them; the weights themselves are not read."""
+  path = paths.path(path)
+  if not importers.is_workdir(path):
+    return normalisation.published(importers.inspect(path))
+  about = checkpoints.about(path, identity.check) or {}
+  data = _of_workdir(path, Description.from_json(about.get("model")))[0]
+  return {key: data.args[key] for key in ("mean", "std")}
+
+
+def other_normalisation(weights: str | pathlib.Path, data: Choice) -> str | None:
+  """A line where data are normalised otherwise than the images of weights, which costs points; else None."""
+  wanted = {key: tuple(values) for key, values in normalised(weights).items()}
+  other = {key: values for key, values in wanted.items() if data.args[key] != values}
+  if not other:
+    return None
+  return " ".join(f"{key}={str(values).replace(' ', '')}" for key, values in other.items())
 
 
 def run_of(workdir: pathlib.Path) -> config.Run | None:
@@ -88,30 +127,32 @@ def run_of(workdir: pathlib.Path) -> config.Run | None:
     raise ConfigError(f"{workdir / 'config.json'} is no run of this code: {error}") from error
 
 
-def _of_run(workdir, description):
+def _of_workdir(workdir, description):
   """(data, loss, names of classes, notes) of a workdir."""
   run, about = run_of(workdir), checkpoints.about(workdir, identity.check) or {}
-  names = tuple(about["identity"]["data"]["classes"]) if "identity" in about else ()
   if run is None:  # weights that `convert` wrote
-    note = "the workdir holds no run, which would say how images are normalised; taken is mean=0.5, std=0.5"
-    return _data(_side(description)), "softmax", names, [note]
+    said = processing.from_json(about["use"]) if "use" in about else Beside()
+    return _said(workdir, said, description, normalisation.HALVES)
+  names = tuple(about["identity"]["data"]["classes"]) if "identity" in about else ()
   return Choice(run.data.name, evals.preparation(run.data)), run.task.args.get("loss", "softmax"), names, []
 
 
-def _published(recognised) -> Choice:
-  """How the images of a recognised file are prepared."""
-  beside, description = recognised.beside, recognised.description
-  crop = {"test_crop": Choice("torchvision", beside.crop)} if beside.crop else {}
-  return _data(_side(description), **normalisation.published(recognised), **crop)
-
-
-def _unsaid(recognised):
-  """A note where nobody says how the images were normalised."""
-  if set(recognised.beside.normalised) == {"mean", "std"}:
-    return []
-  usual = normalisation.usual(recognised.layout.name, recognised.description)
-  values = ", ".join(f"{key}={str(value).replace(' ', '')}" for key, value in usual.items())
-  return [f"nothing beside the file says how its images were normalised; taken is {values}, see docs/models.md#images"]
+def _said(path, said, description, usual):
+  """(data, loss, names of classes, notes) of weights beside which this is said, if not all of it."""
+  notes = []
+  if set(said.normalised) != {"mean", "std"}:
+    values = ", ".join(f"{key}={str(value).replace(' ', '')}" for key, value in usual.items())
+    where = (
+      "the workdir holds no run, which would say" if importers.is_workdir(path) else "nothing beside the file says"
+    )
+    notes = [f"{where} how its images were normalised; taken is {values}, see docs/models.md#images"]
+  side = _side(description)
+  crop = {"test_crop": processing.at_size(said.crop, said.size, side)} if said.crop else {}
+  try:
+    data = _data(side, **{**usual, **said.normalised}, **crop)
+  except ConfigError as error:
+    raise ConfigError(f"{path}: what is said of its images: {error}") from error
+  return data, said.loss or "softmax", said.labels, notes
 
 
 def _side(description):

@@ -1,0 +1,127 @@
+"""The JSON that hubs keep beside weights, written: Transformers' of a ViT, timm's of every family it has.
+
+timm builds a model from the name of an architecture and arguments; a model that it cannot build so has no name there.
+"""
+
+from typing import Any
+
+from vit_jax.importers import layout, processing
+from vit_jax.importers.layout import Layout
+from vit_jax.importers.processing import Beside
+from vit_jax.models import Description, table
+from vit_jax.schema import Choice
+
+# timm's names of the first convolution and of the head.
+_ENDS = {"vit": ("patch_embed.proj", "head"), "swin": ("patch_embed.proj", "head.fc"), "mixer": ("stem.proj", "head")}
+_ENDS |= {"efficientnet": ("conv_stem", "classifier")}
+_POOL = {"cls": "token", "gap": "avg", "map": "map"}
+# Arguments of a ViT that have a place in timm's, or in tensors.
+_VIT = {"width", "depth", "heads", "hidden", "pool", "registers", "layer_scale", "gelu", "position", "eps", "patch"}
+
+
+def beside(chosen: Layout, description: Description, said: Beside) -> dict[str, dict[str, Any]]:
+  """{name of a file: JSON values} that stand beside a file of this layout; nothing where its readers know none."""
+  if chosen.beside:
+    return _transformers(chosen.beside(description), description, said)
+  return {"config.json": _timm(description, said)} if chosen.name == "timm" else {}
+
+
+def notes(chosen: Layout, description: Description, said: Beside) -> list[str]:
+  """What these files cannot say."""
+  if not chosen.beside and chosen.name != "timm":
+    return []
+  unnamed = chosen.name == "timm" and architecture(description) is None
+  return [
+    *(["timm has no architecture with these arguments; config.json names none"] if unnamed else []),
+    *(processing.notes(said) if _square(description, said) else ["no preparation of images is written: theirs "
+      "and ours are for squares in RGB"]),
+  ]  # fmt: skip
+
+
+def _square(description, said):
+  return description.channels == 3 and description.image_size == said.size
+
+
+def _transformers(config, description, said):
+  names = said.labels or tuple(f"LABEL_{i}" for i in range(description.classes))
+  numbers = {name: i for i, name in enumerate(names)}
+  config |= {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": numbers}
+  if description.classes:
+    several = said.loss not in (None, "softmax")
+    config["problem_type"] = "multi_label_classification" if several else "single_label_classification"
+  prepared = processing.for_transformers(said) if _square(description, said) else None
+  return {"config.json": config} | ({"preprocessor_config.json": prepared} if prepared else {})
+
+
+def _timm(description, said):
+  named = architecture(description)
+  first, head = _ENDS[description.published.family]
+  size = description.image_size
+  height, width = (size, size) if isinstance(size, int) else size
+  prepared = {"input_size": [description.channels, height, width]}
+  if _square(description, said):
+    prepared |= processing.for_timm(said)
+    prepared |= {key: list(values) for key, values in said.normalised.items()}
+  prepared |= {"num_classes": description.classes, "first_conv": first}
+  prepared |= {"fixed_input_size": description.published.family != "efficientnet"}
+  distilled = description.arguments().get("pool") == "distilled"
+  prepared["classifier"] = [head, f"{head}_dist"] if distilled else head
+  return {
+    **({"architecture": named.name} if named else {}),
+    "num_classes": description.classes,
+    **({"label_names": list(said.labels)} if said.labels else {}),
+    "pretrained_cfg": prepared,
+    **({"model_args": dict(named.args)} if named and named.args else {}),
+  }
+
+
+def architecture(description: Description) -> Choice | None:
+  """timm's name of the model, and arguments that it needs; None where timm cannot build it."""
+  published, essential = description.published, description.essential()
+  if published.family == "vit":
+    return _vit(description)
+  size = {} if published.family == "efficientnet" or description.image_size == published.image_size else {
+    "img_size": description.image_size
+  }  # fmt: skip
+  name = description.model.name.removeprefix("timm/").partition(".")[0]
+  if published.family == "mixer":
+    same = [other for other in table.names("mixer_*") if table.find(other).row == published.row]
+    name = next(iter(same), "")
+    gelu = description.arguments()["gelu"]
+    size |= {"act_layer": "gelu_tanh"} if gelu == "tanh" else {}
+    essential.pop("gelu", None)
+  known = name in table.names() and (name.islower() or "_" in name)
+  return Choice(name, size) if known and not essential else None
+
+
+def _vit(description):
+  """A ViT, of which every size is said."""
+  bound, shapes = description.arguments(), layout.shapes(description)
+  if bound.get("stages") or bound.get("pre_logits") or not description.essential().keys() <= _VIT:
+    return None
+  width, heads, _ = shapes["blocks/0/attention/query/kernel"]
+  hidden, patch = shapes["blocks/0/mlp/up/kernel"][1], shapes["embedding/kernel"][0]
+  depth = len({path.split("/")[1] for path in shapes if path.startswith("blocks/")})
+  distilled = bound["pool"] == "distilled"
+  names = table.names("deit_*_distilled_*" if distilled else "vit_*_patch*_*")
+  near = [name for name in names if table.find(name).row == ((width, depth, heads, hidden), patch)]
+  near.sort(key=lambda name: table.find(name).image_size != description.image_size)
+  share = hidden / width
+  args = {
+    "img_size": description.image_size if isinstance(description.image_size, int) else list(description.image_size),
+    "patch_size": patch,
+    "in_chans": description.channels,
+    "embed_dim": width,
+    "depth": depth,
+    "num_heads": heads,
+    "mlp_ratio": share if int(width * share) == hidden else (hidden + 0.5) / width,
+  }
+  if not distilled:
+    args["global_pool"] = _POOL[bound["pool"]]
+    args |= {} if "cls" in shapes else {"class_token": False}
+    args |= {"fc_norm": False} if bound["pool"] == "gap" else {}
+  args |= {"reg_tokens": bound["registers"], "no_embed_class": True} if bound.get("registers") else {}
+  args |= {"init_values": bound["layer_scale"]} if bound.get("layer_scale") is not None else {}
+  args |= {"act_layer": "gelu_tanh"} if bound["gelu"] == "tanh" else {}
+  fallback = "deit_base_distilled_patch16_224" if distilled else "vit_base_patch16_224"
+  return Choice(near[0] if near else fallback, args)
