@@ -199,7 +199,8 @@ def _safetensors(path):
       raise ConfigError(f"{path}: {name} has type {piece.get_dtype()}; allowed: {', '.join(_KINDS)}")
     result[name] = Tensor(piece.get_shape(), kind, _guarded(path, lambda name=name: file.get_tensor(name)))
   about = (file.metadata() or {}).get("vit_jax")
-  return result, hub.own(files.parse_json(about.encode())) if about else {}
+  with hub.within(path):
+    return result, hub.own(files.parse_json(about.encode())) if about else {}
 
 
 _KINDS = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "I64": "i8", "I32": "i4"}

@@ -62,7 +62,7 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
     return {"name": weights.name} | _own(weights.with_suffix(".json"))
   file, prepared = map(weights.with_name, BESIDE)
   config, preparation = files.read_json(file) or {}, files.read_json(prepared) or {}
-  with _in(file):
+  with within(file):
     said = _transformers(config) | _timm(_mapping(config, "model_args"))
     if config.get("global_pool") is not None:
       said["pool"] = _one_of(config, "global_pool", _POOL)
@@ -70,7 +70,7 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
     flat = {**config, **_mapping(config, "pretrained_cfg")}
     images, (crop, size), labels = processing.normalised(flat, "mean", "std"), processing.of_timm(flat), _labels(flat)
     loss = "sigmoid" if config.get("problem_type") == "multi_label_classification" else None
-  with _in(prepared):
+  with within(prepared):
     images |= processing.normalised(preparation, "image_mean", "image_std")
     if crop is None:
       crop, size = processing.of_transformers(preparation)
@@ -92,7 +92,7 @@ def _own(file):
     values = files.read_json(file) or {}
   except ConfigError:
     return {}
-  with _in(file):
+  with within(file):
     return own(values["vit_jax"]) if "vit_jax" in values else {}
 
 
@@ -127,7 +127,7 @@ def notes(images: Mapping[str, tuple[float, ...]]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _in(file):
+def within(file: pathlib.Path):
   """Errors inside name the file."""
   try:
     yield
