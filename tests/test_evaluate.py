@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_matrix, f1_score
 
+import vit_jax
 from tests import runs, small_weights
 from vit_jax import build, config, evaluate, flags, loop
 from vit_jax.corpora.builders import prepare
-from vit_jax.schema import Choice, ConfigError
+from vit_jax.data import augment, catalog, stream
+from vit_jax.inference import stored
+from vit_jax.schema import Choice, ConfigError, arguments
 
 pytestmark = pytest.mark.heavy
 
@@ -134,3 +137,17 @@ def test_a_config_that_normalises_otherwise_than_published_weights_is_named(tmp_
   same = said | {"std": list(run.data.args["std"])}
   evaluate.warn_of_normalisation(str(small_weights.file(tmp_path / "same", pretrained_cfg=same)), run)
   assert not caplog.records
+
+
+@pytest.mark.parametrize("size", [16, 48])
+def test_a_run_at_another_size_is_the_model_of_that_size_with_resampled_positions(trained, tmp_path, size):
+  words = [f"--workdir={trained}", f"--image-size={size}", "--split=test[:16]", "--logits"]
+  runs.finish(runs.command("evaluate", *words, f"--write-predictions={tmp_path / 'p.npz'}"))
+  data = stored.at_size(stored.run_of(trained).data, size)
+  examples = stream.eval_examples(catalog.open_split(data, "test[:16]"), **arguments(data, stream.eval_examples))
+  images = np.stack([examples[i]["image"] for i in range(16)])
+  normalised = augment.normalise(images, **arguments(data, augment.normalise))
+  for name, ema in (("p.npz", False), ("p-ema.npz", True)):
+    model = vit_jax.load(trained, ema, size)
+    expected = model.logits(model.params, normalised)
+    np.testing.assert_allclose(np.load(tmp_path / name)["logits"], expected, rtol=1e-4, atol=1e-5)

@@ -8,7 +8,8 @@ logits in it too; --report=DIR gets figures.json with the intervals, and confusi
 
 A run's newest checkpoint, on the split that the run was evaluated on and on the same devices, gives the figures of the
 end of training. PATH is any file that `vit_jax.convert` reads, or a workdir; its head is kept, so the config must have
-as many classes, and its positions are resampled to the config's resolution.
+as many classes, and its positions are resampled to the config's resolution. --image-size=N measures at another one, of
+a run too: positions are resampled as `init.from` does, and a test crop in pixels grows with the images.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from vit_jax import (
   evaluation,
   files,
   flags,
+  importers,
   loop,
   mesh,
   metrics,
@@ -37,6 +39,7 @@ from vit_jax import (
 )
 from vit_jax.evals import Outcome, outcomes
 from vit_jax.evaluation import Intervals
+from vit_jax.importers import surgery
 from vit_jax.inference import stored
 
 
@@ -46,6 +49,9 @@ def main() -> None:
   parser.add_argument("--workdir", type=cli.directory, help="where the run lives")
   parser.add_argument("--weights", help="a file of weights or a workdir; needs --config")
   parser.add_argument("--config", help=cli.CONFIG)
+  parser.add_argument(
+    "--image-size", type=cli.number(schema.Count), metavar="N", help="side in pixels, if not that of the run or config"
+  )
   parser.add_argument("--split", help="train, val, test, or a split of the dataset such as train[:10%%]")
   parser.add_argument("--write-predictions", type=cli.path, metavar="FILE", help="a row for each image: .csv or .npz")
   parser.add_argument("--logits", action="store_true", help="logits of all classes in that file")
@@ -58,12 +64,14 @@ def main() -> None:
   elif arguments.logits:
     raise schema.ConfigError("--logits: write them where? Add --write-predictions=FILE")
   run = run_of(arguments)
+  if arguments.workdir:
+    run = of_workdir(run, arguments.workdir, arguments.image_size)
   run = dataclasses.replace(run, evals=chosen(run.evals, arguments.split, arguments.logits))
   with runtime.joined(run.limits) as watch:
     parts = build.build(run, jax.devices(), training=False)
     runtime.note(parts.images.source.note)
     with watch.phase("restore"):
-      state = restored(parts, arguments.workdir) if arguments.workdir else imported(parts)
+      state = imported(parts, bool(arguments.workdir)) if run.init.from_ else restored(parts, arguments.workdir)
       if arguments.weights and jax.process_index() == 0:
         warn_of_normalisation(arguments.weights, run)
     with watch.phase("evaluation"):
@@ -79,6 +87,8 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
   overrides = arguments.overrides
   if arguments.weights:
     overrides |= {"init.from": arguments.weights, "init.head": "keep"}
+    if arguments.image_size:
+      overrides["data.image_size"] = str(arguments.image_size)
     return build.complete(config.resolve(flags.load(arguments.config, overrides)))
   if overrides:
     raise schema.ConfigError(
@@ -91,6 +101,20 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
   if run is None:
     raise schema.ConfigError(f"--workdir: {arguments.workdir} holds no run (no config.json); train one first")
   return run
+
+
+def of_workdir(run: config.Run, workdir: pathlib.Path, image_size: int | None) -> config.Run:
+  """A run as it is measured: its checkpoint is read as it is, or at another size as any weights are."""
+  if image_size in (None, run.data.args["image_size"]):
+    return dataclasses.replace(run, init=config.Init())
+  resized = {
+    name: schema.Choice(choice.name, {**choice.args, "data": stored.at_size(choice.args["data"], image_size)})
+    if choice.args["data"]
+    else choice
+    for name, choice in run.evals.items()
+  }
+  init = config.Init(str(workdir), head="keep")
+  return dataclasses.replace(run, data=stored.at_size(run.data, image_size), evals=resized, init=init)
 
 
 def warn_of_normalisation(weights: str, run: config.Run) -> None:
@@ -119,12 +143,19 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
     return evaluation.restored(parts, workdir)
 
 
-def imported(parts: build.Parts) -> steps.State:
-  """The weights that the run starts from, without optimizer; every parameter comes from the file."""
-  shapes = parts.state_shapes.params
-  arrays = loop.starting_weights(parts, "--weights")
-  params = {path: mesh.place(arrays[path], shape.sharding) for path, shape in shapes.items()}
-  return steps.State(jnp.zeros((), jnp.int32), params, ema={}, optimizer=None)
+def imported(parts: build.Parts, own: bool) -> steps.State:
+  """The weights that the run starts from, without optimizer; every parameter comes from the file.
+
+  `own` says that they are the run's, at another size: then with the average that it may keep.
+  """
+  shapes, init = parts.state_shapes, parts.run.init
+  arrays, averages = loop.starting_weights(parts, "--weights"), {}
+  if shapes.ema and own:
+    fitted, _ = importers.fitted(init.from_, parts.model.description, init.head, ema=True)
+    averages = surgery.stack(fitted, tuple(shapes.ema))
+  params = {path: mesh.place(arrays[path], shape.sharding) for path, shape in shapes.params.items()}
+  ema = {path: mesh.place(averages[path], shapes.ema[path].sharding) for path in averages}
+  return steps.State(jnp.zeros((), jnp.int32), params, ema, optimizer=None)
 
 
 def evaluate(

@@ -4,7 +4,7 @@ import pytest
 
 from tests import small_weights
 from tests.small_weights import CLASSES, described
-from vit_jax import checkpoints
+from vit_jax import checkpoints, convert
 from vit_jax.inference import stored
 from vit_jax.schema import ConfigError
 
@@ -82,3 +82,16 @@ def test_a_workdir_without_a_run_says_what_is_taken_for_granted(tmp_path):
   use = stored.load(tmp_path / "w")
   assert use.classes == tuple("0123456") and "holds no run" in use.notes[0]
   assert stored.run_of(tmp_path / "w") is None
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("target", ["w", "a.npz", "a.safetensors", "hub/model.safetensors"])
+def test_what_is_said_goes_wherever_convert_writes(tmp_path, target):
+  (tmp_path / "in").mkdir()
+  (tmp_path / "hub").mkdir()
+  said = {"crop_pct": 0.9, "interpolation": "bicubic", "label_names": list(CLASSES)} | IMAGENET
+  source = small_weights.file(tmp_path / "in", pretrained_cfg=said, problem_type="multi_label_classification")
+  convert.convert(source, tmp_path / target, None, {})
+  before, after = stored.load(source), stored.load(tmp_path / target)
+  assert after.classes == CLASSES and after.data == before.data and after.loss == before.loss == "sigmoid"
+  assert after.notes == [] and stored.normalised(tmp_path / target) == IMAGENET

@@ -31,11 +31,10 @@ def notes(chosen: Layout, description: Description, said: Beside) -> list[str]:
   if not chosen.beside and chosen.name != "timm":
     return []
   unnamed = chosen.name == "timm" and architecture(description) is None
-  return [
-    *(["timm has no architecture with these arguments; config.json names none"] if unnamed else []),
-    *(processing.notes(said) if _square(description, said) else ["no preparation of images is written: theirs "
-      "and ours are for squares in RGB"]),
-  ]  # fmt: skip
+  result = ["timm has no architecture with these arguments; config.json names none"] if unnamed else []
+  if not _square(description, said):
+    return [*result, "no preparation of images is written: theirs and ours are for squares in RGB"]
+  return [*result, *processing.notes(said, transformers=bool(chosen.beside))]
 
 
 def _square(description, said):

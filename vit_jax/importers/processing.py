@@ -180,15 +180,19 @@ def ratio(cut: int, large: int) -> float:
               and int(cut / r) == large)  # fmt: skip
 
 
-def notes(beside: Beside) -> list[str]:
-  """What a hub's form cannot say of the crop."""
-  kind, known = beside.crop.args["interpolation"], _known(beside.crop)
+def notes(beside: Beside, transformers: bool) -> list[str]:
+  """What the forms of hubs, Transformers' or timm's, cannot say of the crop."""
+  kind, known, result = beside.crop.args["interpolation"], _known(beside.crop), []
   if kind == "area":
     text = "interpolation=area is written as Pillow's box; theirs is nearest where an image grows, ours bilinear"
-    return [f"{text}, so pixels differ a little"]
-  if kind != known:
-    return [f"interpolation={kind} is written as {known}; theirs smooths where an image shrinks, ours does not"]
-  return []
+    result = [f"{text}, so pixels differ a little"]
+  elif kind != known:
+    result = [f"interpolation={kind} is written as {known}; theirs smooths where an image shrinks, ours does not"]
+  large, squash = _large(beside)
+  if beside.crop.name == ("torchvision" if transformers else "centre") and not (squash and large == beside.size):
+    who = "Transformers" if transformers else "timm"
+    result.append(f"{who} rounds the margins of the central square otherwise: on some images it is a pixel off")
+  return result
 
 
 def at_size(crop: Choice, old: int | None, new: int) -> Choice:

@@ -101,7 +101,7 @@ def normalised(path: str | pathlib.Path) -> dict[str, tuple[float, ...]]:
   path = paths.path(path)
   if not importers.is_workdir(path):
     return normalisation.published(importers.inspect(path))
-  about = checkpoints.about(path, identity.check) or {}
+  about = checkpoints.about(path) or {}
   data = _of_workdir(path, Description.from_json(about.get("model")))[0]
   return {key: data.args[key] for key in ("mean", "std")}
 
@@ -130,7 +130,8 @@ def run_of(workdir: pathlib.Path) -> config.Run | None:
 def _of_workdir(workdir, description):
   """(data, loss, names of classes, notes) of a workdir."""
   run, about = run_of(workdir), checkpoints.about(workdir, identity.check) or {}
-  if run is None:  # weights that `convert` wrote
+  if run is None:  # weights that `convert` wrote, which say less than a run
+    about = checkpoints.about(workdir) or {}
     said = processing.from_json(about["use"]) if "use" in about else Beside()
     return _said(workdir, said, description, normalisation.HALVES)
   names = tuple(about["identity"]["data"]["classes"]) if "identity" in about else ()

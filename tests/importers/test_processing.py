@@ -1,0 +1,93 @@
+"""What travels with weights: each of our crops through the forms of hubs and back, and through our own JSON."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import schema
+from vit_jax.data import crops
+from vit_jax.importers import processing
+from vit_jax.importers.processing import Beside
+from vit_jax.schema import Choice, ConfigError
+
+NORMALISED = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
+CROPS = [
+  ("resize", {"interpolation": "bilinear"}),
+  ("torchvision", {"ratio": 0.9, "interpolation": "bicubic"}),
+  ("torchvision", {"ratio": 0.95, "interpolation": "lanczos"}),
+  ("centre", {"resize": 256, "squash": True, "interpolation": "bicubic"}),
+  ("resize", {"interpolation": "area"}),
+]
+
+
+def said(name="resize", **arguments):
+  crop = schema.bind(Choice(name, arguments), (crops.TEST_CROPS[name],))
+  return Beside(NORMALISED, crop, 224, ("a", "ü", "=c"), "sigmoid")
+
+
+def cut(choice, image):
+  return schema.make(schema.bind(choice, (crops.TEST_CROPS[choice.name],)), crops.TEST_CROPS, 224)(image, None)
+
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (301, 400, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(("name", "arguments"), CROPS)
+def test_a_crop_comes_back_from_hubs_with_the_same_pixels(name, arguments):
+  beside = said(name, **arguments)
+  expected = cut(beside.crop, IMAGE)
+  of_timm, _ = processing.of_timm({**processing.for_timm(beside), "input_size": [3, 224, 224]})
+  of_transformers, _ = processing.of_transformers(processing.for_transformers(beside))
+  np.testing.assert_array_equal(cut(of_timm, IMAGE), expected)
+  np.testing.assert_array_equal(cut(of_transformers, IMAGE), expected)
+
+
+@pytest.mark.parametrize(("name", "arguments"), CROPS[:1] + CROPS[3:4])
+def test_what_is_written_for_transformers_gives_the_pixels_with_pillow(name, arguments):
+  beside = said(name, **arguments)
+  written = processing.for_transformers(beside)
+  size = written["size"]["width"], written["size"]["height"]
+  scaled = np.array(Image.fromarray(IMAGE).resize(size, Image.Resampling(written["resample"])))
+  margin = (size[0] - 224) // 2
+  np.testing.assert_array_equal(scaled[margin : margin + 224, margin : margin + 224], cut(beside.crop, IMAGE))
+  assert written["do_center_crop"] == (name == "centre")
+
+
+@pytest.mark.parametrize(("name", "arguments"), CROPS)
+def test_our_own_form_says_it_all(name, arguments):
+  beside = said(name, **arguments)
+  assert processing.from_json(json.loads(json.dumps(processing.to_json(beside)))) == beside
+
+
+@pytest.mark.parametrize("large", range(224, 460, 7))
+def test_a_ratio_stands_for_the_pixels(large):
+  assert int(224 / processing.ratio(224, large)) == large
+
+
+def test_published_processors_are_read():
+  vit = {"do_resize": True, "size": 224, "resample": 2, "feature_extractor_type": "ViTFeatureExtractor"}
+  assert processing.of_transformers(vit)[0] == Choice("resize", {"interpolation": "bilinear"})
+  bit = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, "resample": 3}
+  bit |= {"do_center_crop": True, "crop_size": {"height": 224, "width": 224}}
+  assert processing.of_transformers(bit)[0] == Choice("torchvision", {"ratio": 0.875, "interpolation": "bicubic"})
+  assert processing.of_transformers({"size": {"shortest_edge": 256}}) == (None, None)
+
+
+@pytest.mark.parametrize("values", [{"size": "x"}, {"size": {"height": 0}}, {"size": [1]}], ids=str)
+def test_nonsense_of_a_processor_is_named(values):
+  with pytest.raises(ConfigError, match="size is"):
+    processing.of_transformers(values)
+
+
+def test_what_a_hub_cannot_say_is_said():
+  assert processing.notes(said("resize", interpolation="bilinear"), True) == []
+  assert "Pillow's box" in processing.notes(said(), True)[0]
+  assert "smooths" in processing.notes(said("resize", interpolation="bicubic_aliased"), False)[0]
+  torchvision = said("torchvision", ratio=0.9, interpolation="bicubic")
+  assert "a pixel off" in processing.notes(torchvision, True)[0] and processing.notes(torchvision, False) == []
+
+
+def test_pixels_of_a_crop_grow_with_the_images():
+  assert processing.at_size(said("centre", resize=256).crop, 224, 448).args["resize"] == 512
