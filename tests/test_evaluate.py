@@ -1,5 +1,6 @@
 """The evaluate verb: what it refuses, and files from which its figures are found again; test_train has training's."""
 
+import contextlib
 import csv
 import json
 import re
@@ -12,7 +13,7 @@ import vit_jax
 from tests import runs, small_weights
 from vit_jax import build, config, evaluate, flags, loop
 from vit_jax.corpora.builders import prepare
-from vit_jax.data import augment, catalog, stream
+from vit_jax.data import augment, catalog, loader, stream
 from vit_jax.inference import stored
 from vit_jax.schema import Choice, ConfigError, arguments
 
@@ -145,7 +146,8 @@ def test_a_run_at_another_size_is_the_model_of_that_size_with_resampled_position
   runs.finish(runs.command("evaluate", *words, f"--write-predictions={tmp_path / 'p.npz'}"))
   data = stored.at_size(stored.run_of(trained).data, size)
   examples = stream.eval_examples(catalog.open_split(data, "test[:16]"), **arguments(data, stream.eval_examples))
-  images = np.stack([examples[i]["image"] for i in range(16)])
+  with contextlib.closing(loader.batches(examples, 16, range(16), **arguments(data, loader.batches))) as batches:
+    images = next(batches)["image"]
   normalised = augment.normalise(images, **arguments(data, augment.normalise))
   for name, ema in (("p.npz", False), ("p-ema.npz", True)):
     model = vit_jax.load(trained, ema, size)
