@@ -164,12 +164,12 @@ def _check_equal(arrays, have, want, shapes, anew):
     for path, shape in shapes.items()
     if path in arrays and arrays[path].shape != shape
   ]
-  if differences and have.image_size != want.image_size and have.essential() == want.essential():
-    if have.model.name == want.model.name and all(path in arrays or path in anew for path in shapes):
-      raise ConfigError(
-        f"{differences[0]}: the weights of {have.model.name} are for images of {have.image_size} pixels alone, and "
-        f"have no positions to resample to {want.image_size}; leave the size as it is"
-      )
+  resized = have.model.name == want.model.name and have.essential() == want.essential()
+  if differences and resized and have.image_size != want.image_size and shapes.keys() - anew <= arrays.keys():
+    raise ConfigError(
+      f"{differences[0]}: the weights of {have.model.name} are for images of {have.image_size} pixels alone, and "
+      f"have no positions to resample to {want.image_size}; leave the size as it is"
+    )
   if differences:
     more = len(differences) - layout.LISTED
     raise ConfigError(
