@@ -82,7 +82,9 @@ def _distinct(named) -> list[str]:
   return names
 
 
-def make(places: Sequence[pathlib.Path], out: pathlib.Path, images: Sequence[str] = (), limit: int = outcomes.LIMIT) -> None:
+def make(
+  places: Sequence[pathlib.Path], out: pathlib.Path, images: Sequence[str] = (), limit: int = outcomes.LIMIT
+) -> None:
   """Writes the page about what lies at these paths; ConfigError where there is nothing to show.
 
   Args:
