@@ -233,7 +233,7 @@ def test_a_run_starts_from_another_runs_workdir_and_its_average(tmp_path):
   assert "checkpoint of vit_jax" in said and "--config.model.depth=1" in said and "dtype" not in said
 
   # Measured from outside, the weights give the figures of the run.
-  flags = [word for word in runs.words(tmp_path) if not word.startswith("--workdir")]
+  flags = [word for word in runs.words(tmp_path) if word.startswith("--config")]
   out = runs.finish(runs.command("evaluate", f"--weights={tmp_path / 'a'}", *flags))
   result = json.loads((tmp_path / "a/result.json").read_text())
   assert f"{result['top1']:.2%}" in out and f"{result['loss']:.4f}" in out

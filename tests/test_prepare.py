@@ -102,7 +102,7 @@ def test_a_corpus_of_the_command_line_is_read_by_path(tmp_path, monkeypatch, cap
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT], ids=lambda number: number.name)
 def test_one_that_is_asked_to_stop_ends_with_one_line(tmp_path, number):
   photos = folders.folder(tmp_path / "photos", 400)
-  words = [f"--data.path={photos}", f"--data_dir={tmp_path}/data", "--shards=40", "--processes=2"]
+  words = [f"--data.path={photos}", f"--data_dir={tmp_path}/data", "--shards=80", "--processes=1"]
   process = runs.command("prepare", "photos", "--data.name=folder", *words)
   work = tmp_path / "data/photos/.1.0.0.work"
   while not list(work.glob("train-*.json")) and process.poll() is None:

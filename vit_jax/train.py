@@ -21,7 +21,6 @@ from vit_jax import (
   flags,
   identity,
   loop,
-  preview,
   renames,
   runtime,
   schema,
@@ -84,7 +83,7 @@ def main() -> None:
         say(f"  {line}")
       if arguments.parameters:
         say(cli.parameters(parts.state_shapes.params, parts.model.statistics))
-      pictures = {} if has_state or runtime.process() else {"first batch": preview.picture(run, parts.images.source)}
+      pictures = {} if has_state or runtime.process() else first_batch(run, parts.images.source)
       result = loop.train(parts, workdir, arguments.profile, watch, weights, clock.program_began(), pictures)
   cli.table(result)
   rate = result["images_per_second"]
@@ -96,6 +95,13 @@ def main() -> None:
     from vit_jax.reports import report  # what draws takes its time
 
     report.make_at_end(workdir)
+
+
+def first_batch(run: config.Run, source: sources.Source) -> dict[str, bytes]:
+  """What the model sees first, for TensorBoard: PNGs by name."""
+  from vit_jax import preview  # what draws takes its time
+
+  return {"first batch": preview.picture(run, source)}
 
 
 def note_recipe(workdir: pathlib.Path, file: str, changes: list[str]) -> None:

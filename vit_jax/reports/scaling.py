@@ -8,7 +8,6 @@ from typing import NamedTuple
 from matplotlib.ticker import MaxNLocator
 
 from vit_jax import build, models, trees
-from vit_jax.pictures import shortened
 from vit_jax.reports import drawing
 from vit_jax.reports.curves import COLOURED, short
 from vit_jax.reports.page import Chapter, Charts, Part, Table
@@ -94,7 +93,7 @@ def _drawn(runs, sizes, axis, metric):
       colour = drawing.SERIES[number] if number < COLOURED else drawing.FAINT
       axes.plot([x], [scale * run.figures[metric]], "o", color=colour)
       if len(runs) <= NAMED:
-        name = drawing.drawable(shortened(run.name))
+        name = drawing.fitted(run.name)
         axes.annotate(name, (x, scale * run.figures[metric]), (4, 4), textcoords="offset points", fontsize=7)
     axes.set_title(metric + (", %" if scale == 100 else ""), loc="left")
     axes.set_xlabel(AXES[axis])
@@ -121,7 +120,7 @@ def _few_shot_drawn(shots):
     for number, (run, curves) in enumerate(shots.items()):
       for (probe, points), line in zip(curves.items(), ("-", "--", ":", "-."), strict=False):
         colour = drawing.SERIES[number] if number < COLOURED else drawing.FAINT
-        label = drawing.drawable(shortened(f"{run}: {probe}")) if number < COLOURED else None
+        label = drawing.fitted(f"{run}: {probe}", 40) if number < COLOURED else None
         axes.plot(
           *zip(*((count, 100 * top1) for count, top1 in points), strict=True), line + "o", color=colour, label=label
         )
