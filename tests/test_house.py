@@ -168,11 +168,13 @@ def test_no_module_catches_everything():
   }
   # Orbax raises plain Exception on a truncated file; checkpoints.restore tries the one before. A config file is a
   # program of the user's, and raises what it likes. A thread hands its error, whatever it is, to the one that waits.
+  # What ends well has ended well, whatever is wrong with the page about it: its traceback is printed.
   assert catching == {
     "vit_jax/checkpoints/reading.py",
     "vit_jax/checkpoints/store.py",
     "vit_jax/flags.py",
     "vit_jax/data/prefetch.py",
+    "vit_jax/reports/report.py",
   }
 
 

@@ -91,10 +91,11 @@ def main() -> None:
   for line in clock.lines(result["goodput"]) if "goodput" in result else ():  # older results have none
     say(line)
   say(f"\n  figures   {workdir / 'result.json'}\n  curves    tensorboard --logdir={workdir / 'tensorboard'}")
-  if jax.process_index() == 0 and not arguments.no_report and result != before:
+  if jax.process_index() == 0 and not arguments.no_report:
     from vit_jax.reports import report  # what draws takes its time
 
-    report.make_at_end(workdir)
+    if result != before or not (workdir / report.NAME).exists():
+      report.make_at_end(workdir)
 
 
 def first_batch(run: config.Run, source: sources.Source) -> dict[str, bytes]:

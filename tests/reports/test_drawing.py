@@ -47,3 +47,13 @@ def test_a_chart_is_as_wide_as_drawn_or_as_the_page():
 def test_a_long_name_keeps_its_two_ends(text, line):
   assert drawing.fitted(text) == line
   assert len(drawing.fitted(text)) <= 24
+
+
+def test_names_that_look_like_colours_or_begin_with_an_underscore_are_in_the_legend():
+  with drawing.style():
+    made, [axes] = drawing.figure(4, 3)
+    for name in (drawing.INK, drawing.SERIES[0], "_hidden"):
+      axes.plot([0, 1], label=drawing.labelled(name))
+    axes.legend()
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", drawing.svg(made, "one"))
+  assert {drawing.INK, drawing.SERIES[0], "\u2060_hidden"} <= set(words)

@@ -148,7 +148,7 @@ def test_pictures_are_the_worst_and_the_least_certain_in_order():
 
 
 def test_without_probabilities_the_confidence_says_what_is_least_certain():
-  predictions = made.drawn(6, 50, 4, 4)
+  predictions = made.drawn(6, 180, 4, 4)
   pictures = reading.named(chapter_of(predictions), "Least certain").pictures
   least = np.argsort(predictions.confidence, kind="stable")[:18]
   assert [picture.lines[-1] for picture in pictures] == [f"test/<b>{i}</b>.jpg" for i in least]
@@ -192,7 +192,7 @@ def test_some_of_a_split_and_the_way_of_its_figures_are_said():
   chapter = mistakes.chapter(details, squares, intervals, whole=50_000, about="Weights of step 3.")
   assert "100 of 50,000 images" in chapter.about and chapter.about.endswith("Weights of step 3.")
   row = next(row for row in reading.table(chapter, "Figures") if row["figure"] == "200 way top1")
-  assert row["95 % interval"] == "25.00 % to 50.00 %"
+  assert row["95 % (bootstrap)"] == "25.00 % to 50.00 %"
 
 
 def test_without_mistakes_without_images_and_without_the_files_there_are_words():

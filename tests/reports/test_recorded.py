@@ -7,7 +7,7 @@ import pytest
 
 from tests.reports import workdirs
 from vit_jax import identity
-from vit_jax.reports import recorded
+from vit_jax.reports import curves, page, recorded, scaling, verdict
 from vit_jax.schema import ConfigError
 
 
@@ -58,11 +58,39 @@ def test_what_a_plan_and_a_recipe_say_is_read(tmp_path):
   (folder / identity.RECIPE).write_text(json.dumps({"config": "configs/digits.py"}))
   run = recorded.read(folder, "a")
   assert list(run.plans) == [plan] and run.recipe == {"config": "configs/digits.py"}
-  (folder / "plan.json").write_text('{"a": 1}')
-  with pytest.raises(ConfigError, match=r"plan\.json"):
-    recorded.read(folder, "a")
+  for odd in ('{"a": 1}', '[{"problem": null, "hours": 1, "rented": "x"}]', json.dumps([plan | {"core_days": "x"}])):
+    (folder / "plan.json").write_text(odd)
+    with pytest.raises(ConfigError, match=r"plan\.json"):
+      recorded.read(folder, "a")
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):
   with pytest.raises(ConfigError, match="no run"):
     recorded.read(tmp_path, "a")
+
+
+@pytest.mark.parametrize(
+  "odd",
+  [
+    {"images_per_second_per_chip": 1.0},
+    {"train/loss": 10**400, "images_per_second": 1e308, "images_per_second_per_chip": 5e-324},
+    {"train/loss": -1e308, "images_per_second": 0.0, "images_per_second_per_chip": 0.0},
+  ],
+)
+def test_odd_lines_and_results_make_a_page_all_the_same(odd, tmp_path):
+  folder = workdirs.run(tmp_path / "a")
+  with (folder / "metrics.jsonl").open("a") as lines:
+    lines.write(json.dumps({"step": 13, **odd}) + "\n")
+  figures = {"top1": -1, "images": 1e308, "images_per_second": "x", "goodput": None, "packages": [1], "a_0shot": 1.0}
+  (folder / "result.json").write_text(json.dumps({"steps": 13, "train_seconds": 1.0} | figures))
+  run = recorded.read(folder, "a")
+  assert run.cores in (1, 2)
+  for chapter in (verdict.chapter([run]), curves.chapter([run]), scaling.chapter([run])):
+    page.render("a", "", [chapter])
+
+
+def test_a_thinned_series_keeps_its_ends():
+  series = recorded.Series(np.arange(100.0), np.arange(100.0), np.arange(100.0) ** 2)
+  few = series.thinned(7)
+  assert len(few.values) == 7 and (few.images[0], few.images[-1], few.values[-1]) == (0, 99, 99**2)
+  np.testing.assert_array_equal(series.thinned(1000).values, series.values)

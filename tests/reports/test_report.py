@@ -1,11 +1,12 @@
 """The page as a whole: of runs, sweeps and weights; what hinders it is said."""
 
+import dataclasses
 import json
 
 import pytest
 
 from tests.reports import workdirs
-from vit_jax.reports import report
+from vit_jax.reports import page, report
 from vit_jax.schema import ConfigError
 
 
@@ -64,3 +65,44 @@ def test_what_cannot_be_shown_is_named(what, tmp_path):
 def test_at_the_end_of_a_run_what_hinders_the_page_is_said_and_undoes_nothing(tmp_path, capsys):
   report.make_at_end(tmp_path)
   assert "report    not made: " in capsys.readouterr().out
+
+
+def test_a_bug_in_the_page_is_printed_and_undoes_nothing(tmp_path, monkeypatch, capsys):
+  workdirs.run(tmp_path)
+  monkeypatch.setattr(report.verdict, "chapter", lambda runs: runs["x"])
+  report.make_at_end(tmp_path)
+  printed = capsys.readouterr()
+  assert "report    not made: a bug of ours" in printed.out and "Traceback" in printed.err
+
+
+def test_two_sweeps_have_no_name_twice(tmp_path):
+  about = report.subjects([sweep(tmp_path / "s1"), sweep(tmp_path / "s2")])
+  assert sorted(run.name for run in about.runs) == [f"s{i}: optim.lr={j}" for i in (1, 2) for j in (0, 1)]
+
+
+def test_what_a_sweep_chose_and_its_figures_on_test_come_first(tmp_path):
+  folder = sweep(tmp_path / "s")
+  record = json.loads((folder / "sweep.json").read_text())
+  final = [{"name": name, "status": "done", "figures": {"top1": top1}} for name, top1 in (("f1", 0.9), ("f2", 1.0))]
+  chosen = {"best": {"optim.lr": 1}, "decide": "val/top1", "final": final}
+  (folder / "sweep.json").write_text(json.dumps(record | chosen))
+  first = report.chapters(report.subjects([folder]), limit=0)[0]
+  assert first.parts[0].text == "s chose optim.lr=1 by val/top1."
+  assert first.parts[1].rows == [["top1", "95.00 ± 7.07 (2)"]]
+
+
+@pytest.mark.parametrize("odd", [{"trials": None}, {"trials": 3}, {"trials": [{}, 1, {"status": "failed"}]}])
+def test_a_record_of_a_sweep_that_is_none_of_ours_is_no_sweep_that_has_begun(odd, tmp_path):
+  (tmp_path / "sweep.json").write_text(json.dumps(odd))
+  with pytest.raises(ConfigError, match="has begun"):
+    report.subjects([tmp_path])
+
+
+def test_sixty_long_runs_make_a_page_below_five_megabytes(tmp_path):
+  about = report.subjects([workdirs.run(tmp_path / "a")])
+  rows = [{"step": step, "train/loss": 1 / step, "train/top1": step / 500, "images_per_second": 9.0 + step % 7,
+           "images_per_second_per_chip": 4.5, "data_wait": step % 3 / 3, "train/learning_rate": 1e-3}
+          for step in range(1, 501)]  # fmt: skip
+  runs = [dataclasses.replace(about.runs[0], name=f"run {i}", rows=rows) for i in range(60)]
+  page.write(tmp_path / "page.html", "many", "", report.chapters(about._replace(runs=runs), limit=0))
+  assert (tmp_path / "page.html").stat().st_size < 5e6

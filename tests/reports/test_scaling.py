@@ -47,3 +47,9 @@ def test_few_shot_curves_are_in_order_and_without_deviations(one):
   run = dataclasses.replace(one, result=figures)
   assert scaling.few_shot(run) == {"few/logistic": [(5, 0.7), (10, 0.8)]}
   assert [part.title for part in scaling.chapter([run]).parts] == ["Few-shot"]
+
+
+def test_every_probe_is_drawn(one):
+  figures = {f"probe{i}/logistic_{shots}shot": 0.5 for i in range(6) for shots in (1, 5)}
+  [charts] = scaling.chapter([dataclasses.replace(one, result=figures | {"steps": 12})]).parts
+  assert all(f"probe{i}/logistic" in charts.svgs[0] for i in range(6))

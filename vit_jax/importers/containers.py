@@ -266,4 +266,7 @@ def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray], about: dict) -> 
         np.savez(file, **arrays)
     else:
       metadata = {"format": "pt", "vit_jax": json.dumps(about)}
+      partial.touch()  # with the rights that files have here: the library would make one for its owner alone
+      mode = partial.stat().st_mode
       safetensors.numpy.save_file(dict(arrays), partial, metadata=metadata)
+      partial.chmod(mode)

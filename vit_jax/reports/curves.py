@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import altair
-import numpy as np
 import vl_convert
 from matplotlib.ticker import LogLocator
 
@@ -16,7 +15,9 @@ from vit_jax.reports.recorded import Recorded
 from vit_jax.reports.verdict import shared_headline, text
 
 COLOURED = len(drawing.SERIES)  # runs that have a colour of their own
-POINTS = 200  # of a curve in the interactive chart
+POINTS, ALL = 200, 12_000  # of a curve in the interactive chart, and of all of them: each takes 130 bytes
+FEW = 4  # runs whose names have room in a chart
+DRAWN = 4000  # points of all curves of a chart
 
 
 class Panel(NamedTuple):
@@ -35,10 +36,11 @@ def chapter(runs: Sequence[Recorded]) -> Chapter:
   """Curves of the runs, all in one picture each, over images seen and over core-hours of training."""
   runs = [run for run in runs if run.rows]
   parts: list[Part] = []
-  about = "; ".join(panel.title for panel in panels(runs) if len(panel.metrics) > 1)
-  about = f"Of {about}, what was measured during training is drawn in full, on held-out images dashed." if about else ""
+  about = " and ".join(panel.title for panel in panels(runs) if len(panel.metrics) > 1)
+  about = f"In {about} full lines are of training, dashed ones of held-out images." if about else ""
+  names = [legend(runs)] if len(runs) > FEW else []
   if images := [drawn(runs, panel, "images") for panel in panels(runs)]:
-    parts.append(Charts("Against images seen", images, about))
+    parts.append(Charts("Against images seen", images + names, about))
   if hours := [drawn(runs, panel, "hours") for panel in panels(runs) if panel.title in BY_HOURS]:
     parts.append(Charts("Against core-hours of training", hours, "Without start, evaluations and checkpoints."))
   if len(runs) > 1:
@@ -72,23 +74,36 @@ def drawn(runs: Sequence[Recorded], panel: Panel, over: str) -> str:
     for number, run in list(enumerate(runs))[::-1]:
       colour = drawing.SERIES[number] if number < COLOURED else drawing.FAINT
       for metric, line in zip(panel.metrics, ("-", "--"), strict=False):
-        series = run.series(metric)
+        series = run.series(metric).thinned(max(20, DRAWN // len(runs)))
         few = {"marker": "o", "markersize": 3} if len(series.values) < 20 else {}
-        named = {"label": drawing.drawable(run.name)} if metric == panel.metrics[0] and number < COLOURED else {}
+        named = {"label": drawing.labelled(run.name, 40)} if metric == panel.metrics[0] and number < COLOURED else {}
         axes.plot(getattr(series, over), scale * series.values, line, color=colour, **few, **named)
     axes.set_title(panel.title + (", %" if panel.percent else ""), loc="left")
     axes.set_xlabel("images seen" if over == "images" else "core-hours")
-    if panel.logarithmic:
+    if panel.logarithmic and any((run.series(panel.metrics[0]).values > 0).any() for run in runs):
       axes.set_yscale("log")
       axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
       axes.yaxis.set_major_formatter("{x:g}")
       axes.yaxis.set_minor_formatter("")
     if over == "images":
       axes.xaxis.set_major_formatter(lambda value, _: short(value))
-    if len(runs) > 1 and panel.title == "loss":
+    if 1 < len(runs) <= FEW and panel.title == "loss":
       handles, labels = axes.get_legend_handles_labels()
       axes.legend(handles[::-1], labels[::-1], fontsize=7)
     return drawing.svg(figure, f"{panel.title} {over}")
+
+
+def legend(runs: Sequence[Recorded]) -> str:
+  """SVG of the names of runs, which have no room in a chart."""
+  count = min(len(runs), COLOURED)
+  with drawing.style():
+    figure, [axes] = drawing.figure(3.6, 2.5)
+    axes.set_axis_off()
+    for number, run in enumerate(runs[:count]):
+      axes.plot([], [], color=drawing.SERIES[number], label=drawing.labelled(run.name, 40))
+    more = f"and {len(runs) - count} more, faint" if len(runs) > count else None
+    axes.legend(loc="upper left", fontsize=8, title=more, borderaxespad=0)
+    return drawing.svg(figure, "names")
 
 
 def short(count: float) -> str:
@@ -105,7 +120,8 @@ def short(count: float) -> str:
 def interactive(runs: Sequence[Recorded]) -> Interactive:
   """A chart in which metric and axis are chosen, runs picked and values pointed at; without scripts a table."""
   metrics = list(dict.fromkeys(name for panel in panels(runs) for name in panel.metrics))
-  rows = [row for run in runs for metric in metrics for row in _points(run, metric)]
+  most = max(2, min(POINTS, ALL // (len(runs) * len(metrics))))
+  rows = [row for run in runs for metric in metrics for row in _points(run, metric, most)]
   metric = altair.param("metric", value=metrics[0], bind=altair.binding_select(options=metrics, name="metric "))
   axis = altair.param(
     "axis", value="images seen", bind=altair.binding_select(options=["images seen", "core-hours"], name=" over ")
@@ -142,11 +158,9 @@ def _colours(count):
   return [f"var(--series-{number % COLOURED})" for number in range(count)]
 
 
-def _points(run, metric):
-  series = run.series(metric)
-  kept = np.unique(np.linspace(0, len(series.values) - 1, min(POINTS, len(series.values))).round().astype(int))
-  for at in kept.tolist():
-    images, hours, value = (float(values[at]) for values in (series.images, series.hours, series.values))
+def _points(run, metric, most):
+  series = run.series(metric).thinned(most)
+  for images, hours, value in zip(series.images.tolist(), series.hours.tolist(), series.values.tolist(), strict=True):
     yield {
       "run": run.name, "metric": metric, "step": round(images / run.run.batch), "images": images,
       "hours": float(f"{hours:.5g}"), "value": float(f"{value:.5g}"),

@@ -19,6 +19,7 @@ SERIES = tuple(f"#0a0b{number:02x}" for number in range(8))
 _VARIABLES = {INK: "currentColor", FAINT: "var(--faint)"} | {
   colour: f"var(--series-{number})" for number, colour in enumerate(SERIES)
 }
+_COLOUR = re.compile("|".join(_VARIABLES))
 _STYLE = {
   "svg.fonttype": "none",  # text stays text, in the page's font and colour
   "font.family": "DejaVu Sans",
@@ -78,7 +79,8 @@ def svg(made: Figure, name: str) -> str:
   text = re.sub(r'(<svg[^>]*?) width="([\d.]+)pt"', r'\1 style="width: \2pt"', text, count=1)
   # Those of its groups are the same in every figure, and nothing refers to them.
   text = re.sub(r'<g id="(?!m[0-9a-f]{10})[^"]*">', "<g>", text)
-  return re.sub("|".join(_VARIABLES), lambda match: _VARIABLES[match[0]], text)
+  # In styles alone: a class may be called like a colour.
+  return re.sub(r'style="[^"]*"', lambda style: _COLOUR.sub(lambda match: _VARIABLES[match[0]], style[0]), text)
 
 
 def drawable(text: str) -> str:
@@ -92,3 +94,9 @@ def fitted(text: str, longest: int = 24) -> str:
   words = " ".join(drawable(text).split())
   half = longest // 2
   return words if len(words) <= longest else f"{words[: longest - half - 1]}…{words[-half:]}"
+
+
+def labelled(text: str, longest: int = 24) -> str:
+  """As `fitted`, for a legend, from which matplotlib would leave out what begins with an underscore."""
+  words = fitted(text, longest)
+  return f"\u2060{words}" if words.startswith("_") else words

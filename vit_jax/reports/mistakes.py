@@ -23,6 +23,10 @@ LISTED, OPEN = 1000, 12  # classes in a table, and up to which it is not folded
 LONGEST = 60  # characters of a name in a table
 RIGHT, WRONG = (0x3F, 0x87, 0xD4), (0xE0, 0x6A, 0x1B)  # seen on white and on black
 
+_BOOTSTRAP = (
+  "Intervals as `evaluate` prints them: images drawn again, which of few images are narrower than Wilson's above."
+)
+
 Squares = Callable[[Sequence[int]], Sequence[np.ndarray | None]]
 
 
@@ -86,7 +90,7 @@ def _figures(measured, intervals, way):
     ends = intervals.get(way + name)
     said = "" if ends is None else " to ".join(text(name, end) for end in ends)
     rows.append([(name if name == "images" else way + name).replace("_", " "), text(name, value), said])
-  return page.Table("Figures", ["figure", "value", "95 % interval"], rows, open=False)
+  return page.Table("Figures", ["figure", "value", "95 % (bootstrap)"], rows, _BOOTSTRAP, open=False)
 
 
 def percent(share: float) -> str:
@@ -218,7 +222,7 @@ def _uncertain(details, right, squares):
     certainty = probability[:, 0]
   else:
     certainty, about = probability[:, 0] - probability[:, 1], "The two best classes are closest"
-  chosen = np.argsort(np.nan_to_num(certainty, nan=-1.0), kind="stable")[:SHOWN]
+  chosen = np.argsort(np.nan_to_num(certainty, nan=-1.0), kind="stable")[: min(SHOWN, max(6, len(right) // 10))]
   lines = [
     [
       _labels(details, i),

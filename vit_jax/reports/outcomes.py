@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import functools
+import logging
 import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import build, config, evals, evaluation
+from vit_jax import build, config, evals, evaluation, runtime
 from vit_jax.corpora import survey
 from vit_jax.data import catalog, decoding, loader, sources, stream
 from vit_jax.data.images import Images
@@ -51,11 +52,14 @@ def chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.Chapt
       source = loader.stamped_once(catalog.open_split(run.data, "train"))
       first = seen.chapter(run, source)
   except ConfigError as error:
-    gone = [page.Words(f"The data of this run cannot be read any more. {error}")]
+    said = f"The data of this run cannot be read from here. {error}"
+    logging.warning("%s: %s; the page does without", workdir, said)
+    gone = [page.Words(said)]
     return [page.Chapter(seen.TITLE, gone), page.Chapter(mistakes.TITLE, gone)], None
   try:
     result = _measured(run, workdir, source, limit)
-  except ConfigError as error:
+  except (ConfigError, runtime.Stop) as error:
+    logging.warning("%s: the weights could not be measured: %s; the page does without", workdir, error)
     return [first, page.Chapter(mistakes.TITLE, [page.Words(f"This could not be measured. {error}")])], None
   return [first, chapter(result)], result
 

@@ -13,6 +13,7 @@ from vit_jax.inference import stored
 from vit_jax.schema import ConfigError
 
 PLAN = "plan.json"
+LARGEST = 1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +64,8 @@ class Recorded:
 
   def _devices_of_rows(self):
     for row in reversed(self.rows):
-      if row.get("images_per_second_per_chip"):
-        return round(row["images_per_second"] / row["images_per_second_per_chip"])
+      if (each := row.get("images_per_second_per_chip", 0)) > 0 and (rate := row.get("images_per_second", 0)) >= each:
+        return round(rate / each)
     return 1
 
   @property
@@ -107,6 +108,12 @@ class Series:
   hours: np.ndarray
   values: np.ndarray
 
+  def thinned(self, most: int) -> "Series":
+    """So many of the points at most, evenly over them and with both ends."""
+    count = len(self.values)
+    kept = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))
+    return Series(self.images[kept], self.hours[kept], self.values[kept])
+
 
 def read(workdir: pathlib.Path, name: str) -> Recorded:
   """What is known of the run in a workdir; ConfigError where there is none, or a file of it cannot be read."""
@@ -147,8 +154,14 @@ def _rows(path) -> list[dict[str, float]]:
 
 
 def _result(values):
-  """The result; nothing where the file is none of ours."""
-  return values if all(_is_number(values.get(key)) for key in ("steps", "train_seconds")) else {}
+  """The numbers of a result, and of its groups those values that are what they should be; nothing of another file."""
+  if not all(_is_number(values.get(key)) for key in ("steps", "train_seconds")):
+    return {}
+  goodput, packages = (values[key] if isinstance(values.get(key), dict) else {} for key in ("goodput", "packages"))
+  return {key: value for key, value in values.items() if _is_number(value)} | {
+    "goodput": {key: value for key, value in goodput.items() if _is_number(value)},
+    "packages": {key: value for key, value in packages.items() if isinstance(value, str)},
+  }
 
 
 def _plans(path) -> list[dict[str, Any]]:
@@ -158,13 +171,17 @@ def _plans(path) -> list[dict[str, Any]]:
     return []
   try:
     plans = files.parse_json(content)
-    return [each for each in plans if each["problem"] is None and _is_number(each["hours"]) and each["rented"]]
+    made = [each for each in plans if each["problem"] is None]
+    if not all(_is_number(each[key]) for each in made for key in ("hours", "core_days")):
+      raise ValueError("hours or core_days is no number")
+    return [each for each in made if each["rented"]]
   except (ValueError, LookupError, TypeError) as error:
     raise ConfigError(f"{path} is none of vit_jax.plan's ({error}); mend or remove it") from error
 
 
 def _is_number(value):
-  return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+  # No figure of a run is larger, and what is may be too large to calculate with or to draw.
+  return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def _of_evaluation(key):

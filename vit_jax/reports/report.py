@@ -2,23 +2,27 @@
 
 import datetime
 import pathlib
+import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from vit_jax import files, importers
+from vit_jax import files, importers, runtime
 from vit_jax.data.images import ImageError
 from vit_jax.inference import predictor
 from vit_jax.reports import curves, inside, outcomes, page, recorded, scaling, verdict
-from vit_jax.reports.page import Chapter, Table, Words
+from vit_jax.reports.drawing import fitted
+from vit_jax.reports.page import Chapter, Part, Table, Words
 from vit_jax.reports.recorded import Recorded
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError
+from vit_jax.sweeps import results
 from vit_jax.sweeps.trials import is_record, text
 
 NAME = "report.html"  # of the page in a workdir
+LONGEST = 60  # characters of a name
 PICTURES = 8  # over which attention is shown
 
 
@@ -28,6 +32,7 @@ class Subjects(NamedTuple):
   runs: Sequence[Recorded]
   weights: Sequence[pathlib.Path]  # files, or workdirs without a run
   waiting: Sequence[str] = ()  # trials that cannot be shown, and why
+  chosen: Sequence[Part] = ()  # what sweeps chose, and how that is on test
 
 
 def subjects(places: Sequence[pathlib.Path]) -> Subjects:
@@ -35,10 +40,12 @@ def subjects(places: Sequence[pathlib.Path]) -> Subjects:
 
   ConfigError for what is none of these.
   """
-  named, weights, waiting, sweeps = {}, [], [], False
+  named, weights, waiting, sweeps, chosen = {}, [], [], False, []
   for place in places:
     if (place / "sweep.json").exists():
-      begun, others = _trials(place)
+      record = files.read_json(place / "sweep.json") or {}
+      begun, others = _trials(place, record)
+      chosen += _chosen(place, record)
       named, waiting, sweeps = named | begun, waiting + others, True
     elif (place / "config.json").exists():
       named[place] = None
@@ -50,36 +57,54 @@ def subjects(places: Sequence[pathlib.Path]) -> Subjects:
   if not named and not weights:
     raise ConfigError(f"no trial of {', '.join(map(str, places))} has begun yet; there is nothing to show")
   runs = [recorded.read(place, name) for place, name in zip(named, _distinct(named), strict=True)]
-  return Subjects(verdict.ranked(runs) if sweeps else runs, weights, waiting)
+  return Subjects(verdict.ranked(runs) if sweeps else runs, weights, waiting, chosen)
 
 
-def _trials(workdir) -> tuple[dict[pathlib.Path, str], list[str]]:
+def _trials(workdir, record) -> tuple[dict[pathlib.Path, str], list[str]]:
   """({workdir: changes} of the trials of a sweep that have begun, what is to be said of the others)."""
-  record = files.read_json(workdir / "sweep.json") or {}
   begun, waiting = {}, []
   for kind in ("trials", "final"):
-    for trial in filter(is_record, record.get(kind, ())):
+    for trial in _recorded(record, kind):
+      written = pathlib.PurePath(trial.get("name", "")).name
       changes = trial.get("changes")
-      name = text(changes) if isinstance(changes, dict) else trial["name"]
-      # The sweep may have been moved since it was written down.
-      place = workdir / kind / pathlib.PurePath(trial["name"]).name
-      if (place / "config.json").exists():
+      name = fitted(text(changes) if isinstance(changes, dict) else written, LONGEST)
+      place = workdir / kind / written  # the sweep may have been moved since it was written down
+      if written and (place / "config.json").exists():
         begun[place] = name if kind == "trials" else f"final: {name}"
-      elif trial["status"] != "done":  # a last run that is only measured has no workdir of its own
-        waiting.append(f"{name}: {trial['status']} {trial['error']}".strip())
+      elif trial.get("status") != "done":  # a last run that is only measured has no workdir of its own
+        waiting.append(f"{name}: {trial.get('status', 'unknown')} {trial.get('error', '')}".strip())
   return begun, waiting
 
 
+def _recorded(record, kind):
+  trials = record.get(kind)
+  return [trial for trial in trials if is_record(trial)] if isinstance(trials, list) else []
+
+
+def _chosen(workdir, record) -> list[Part]:
+  """What a sweep chose, and the figures on test of the runs that were made with it."""
+  best, parts = record.get("best"), []
+  if isinstance(best, dict):
+    parts.append(Words(f"{workdir.name} chose {fitted(text(best), LONGEST)} by {record.get('decide')}."))
+  figures = [trial.get("figures", {}) for trial in _recorded(record, "final") if trial.get("status") == "done"]
+  values = {name: [each[name] for each in figures if name in each] for name in ("top1", "top5", "loss")}
+  rows = [[name, results.mean_and_deviation(some, results.is_share(name))] for name, some in values.items() if some]
+  head = ["", "mean ± standard deviation (runs); shares in per cent"]
+  return [*parts, Table(f"On test, of what {workdir.name} chose", head, rows)] if rows else parts
+
+
 def _distinct(named) -> list[str]:
-  """A name for each workdir, its own or as much of the end of its path as tells it from the others."""
+  """A name for each workdir: its own, or as much of the end of its path as tells it from the others."""
   names = []
   for place, name in named.items():
     others = [other for other in named if other != place]
     words = 1
     while words < len(place.parts) and any(other.parts[-words:] == place.parts[-words:] for other in others):
       words += 1
+    if name and list(named.values()).count(name) > 1:  # of several sweeps, or cut to the same length
+      name = f"{place.parent.parent.name}: {name}"
     names.append(name or "/".join(place.parts[-words:]) or str(place))
-  return names
+  return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
 
 
 def make(
@@ -105,8 +130,11 @@ def make_at_end(workdir: pathlib.Path) -> None:
   """
   try:
     make([workdir], workdir / NAME, limit=outcomes.LIMIT if jax.process_count() == 1 else 0)
-  except (ConfigError, OSError, jax.errors.JaxRuntimeError) as error:
+  except (ConfigError, OSError, runtime.Stop, jax.errors.JaxRuntimeError) as error:
     say(f"  report    not made: {error}")
+  except Exception:  # whatever is wrong with a page, what it is about has ended well
+    traceback.print_exc()
+    say("  report    not made: a bug of ours, see above; the run itself is whole")
   else:
     say(f"  report    {workdir / NAME}")
 
@@ -115,7 +143,8 @@ def chapters(about: Subjects, images: Sequence[str] = (), limit: int = outcomes.
   """The chapters, in the order in which they are read; see `make`."""
   made = []
   if about.runs:
-    made += [verdict.chapter(about.runs), curves.chapter(about.runs)]
+    first = verdict.chapter(about.runs)
+    made += [first._replace(parts=[*about.chosen, *first.parts]), curves.chapter(about.runs)]
     if limit:
       made += _of_weights(verdict.ranked(about.runs)[0], len(about.runs) > 1, images, limit)
     made.append(scaling.chapter(about.runs))
@@ -133,7 +162,7 @@ def _of_weights(run, of_several, images, limit) -> list[Chapter]:
     use = predictor.load(run.workdir)
     pictures = _pictures(use, images) if images or not measured else outcomes.pictures(measured, PICTURES)
     made.append(inside.chapter(use, pictures))
-  except ConfigError as error:
+  except (ConfigError, runtime.Stop) as error:
     made.append(Chapter("Inside", [Words(f"The weights cannot be read. {error}")]))
   return [chapter._replace(title=f"{chapter.title}: {run.name}") for chapter in made] if of_several else made
 
@@ -147,10 +176,7 @@ def _of_file(place, images) -> list[Chapter]:
     ["parameters", f"{parameters:,}"],
     ["MACs an image", f"{flops // 2:,}"],
     ["pixels", str(use.description.image_size)],
-    [
-      "classes",
-      f"{len(use.classes):,}: {', '.join(use.classes[:5])}, …" if len(use.classes) > 5 else ", ".join(use.classes),
-    ],
+    ["classes", ", ".join([f"{len(use.classes):,}", *map(fitted, use.classes[:5]), *["…"] * (len(use.classes) > 5)])],
   ]
   pictures = _pictures(use, images)
   hint = [] if pictures else [Words("Attention is shown over pictures: name some by --images=PATH.")]
@@ -160,11 +186,16 @@ def _of_file(place, images) -> list[Chapter]:
 
 
 def _pictures(use, images) -> list[tuple[np.ndarray, list[str]]]:
-  """The first of the images, as the model sees them, with their names; ConfigError for a bad one."""
+  """Some of the images, as the model sees them, with names and what is predicted; ConfigError for a bad one."""
+  some = [images[i * len(images) // PICTURES] for i in range(PICTURES)] if len(images) > PICTURES else images
   try:
-    return [(use.square(image), [pathlib.PurePath(image).name]) for image in images[:PICTURES]]
+    squares = [use.square(image) for image in some]
   except ImageError as error:
     raise ConfigError(str(error)) from error
+  lines = [["/".join(pathlib.PurePath(image).parts[-2:])] for image in some]
+  for words, best in zip(lines, use.predict(squares) if squares and use.classes else [], strict=False):
+    words.append(f"{best.probabilities[0]:.1%} {fitted(best.names[0])}")
+  return list(zip(squares, lines, strict=True))
 
 
 def _title(places):

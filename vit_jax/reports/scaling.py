@@ -1,6 +1,7 @@
 """Accuracy against what it costs, across runs: compute, parameters, multiplications, images, images of a class."""
 
 import functools
+import itertools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +17,8 @@ from vit_jax.reports.verdict import shared_headline, text
 from vit_jax.sweeps import results
 
 NAMED = 12  # points that have room for their names
-_SHOTS = re.compile(r"(.+)_(\d+)shot")
+_LINES = [f"{line}{marker}" for marker in "os^D" for line in ("-", "--", ":", "-.")]
+_SHOTS = re.compile(r"(.+)_([1-9]\d{0,8})shot")
 
 
 class Size(NamedTuple):
@@ -118,12 +120,10 @@ def _few_shot_drawn(shots):
   with drawing.style():
     figure, [axes] = drawing.figure(4.8, 3.2)
     for number, (run, curves) in enumerate(shots.items()):
-      for (probe, points), line in zip(curves.items(), ("-", "--", ":", "-."), strict=False):
+      for (probe, points), line in zip(curves.items(), itertools.cycle(_LINES), strict=False):
         colour = drawing.SERIES[number] if number < COLOURED else drawing.FAINT
-        label = drawing.fitted(f"{run}: {probe}", 40) if number < COLOURED else None
-        axes.plot(
-          *zip(*((count, 100 * top1) for count, top1 in points), strict=True), line + "o", color=colour, label=label
-        )
+        label = drawing.labelled(f"{run}: {probe}", 40) if number < COLOURED else None
+        axes.plot(*zip(*((count, 100 * top1) for count, top1 in points), strict=True), line, color=colour, label=label)
     axes.set_title("top-1, %", loc="left")
     axes.set_xlabel("images of each class")
     _counted(axes, [count for curves in shots.values() for points in curves.values() for count, _ in points])

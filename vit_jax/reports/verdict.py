@@ -3,6 +3,7 @@
 import math
 import re
 import statistics
+import textwrap
 from collections.abc import Sequence
 
 from vit_jax import clock, trees
@@ -59,7 +60,7 @@ def state(run: Recorded) -> str:
 
 def _of_one(run) -> list[Part]:
   name = headline(run)
-  words = [f"{name}: {_with_interval(run, name)}" if name else "Nothing is measured yet", state(run).capitalize()]
+  words = [f"{name}: {_with_interval(run, name)}" if name else "Not evaluated yet", state(run).capitalize()]
   parts = [Words(". ".join(words) + "."), _expected(run), _figures(run), _time(run), _cost(run), _setting(run)]
   return [part for part in parts if isinstance(part, Words) or part.rows]
 
@@ -72,7 +73,8 @@ def _with_interval(run, name):
 def _ends(run, name):
   """The interval of a share that was measured on images whose number is known."""
   count = run.figures.get(f"{name.rpartition('/')[0]}/images".lstrip("/"), 0)
-  return interval(min(run.figures[name], 1.0), int(count)) if count >= 1 and SHARES.fullmatch(name) else None
+  share = run.figures[name]
+  return interval(share, int(count)) if count >= 1 and 0 <= share <= 1 and SHARES.fullmatch(name) else None
 
 
 def _expected(run) -> Table:
@@ -87,7 +89,7 @@ def _expected(run) -> Table:
 def _paragraph(docstring, key) -> str:
   """What follows `key:` in a recipe's docstring, up to the next such word."""
   match = re.search(rf"^{key}:\s*(.*?)(?=^[A-Z]\w*:|^\s*$|\Z)", docstring, re.MULTILINE | re.DOTALL)
-  return " ".join(match[1].split()) if match else ""
+  return textwrap.shorten(match[1], 1000, placeholder=" …") if match else ""
 
 
 def _figures(run) -> Table:
@@ -120,7 +122,7 @@ def _time(run) -> Table:
     rows.append(["of the steps, done in vain", f"{lost:,.1f} s"])
   rows += [["restarts", f"{run.attempts - 1}"]] if run.attempts else []
   rows += [["between attempts", f"{run.waited:,.1f} s"]] if run.waited else []
-  rows += [["goodput", f"{goodput['goodput']:.1%}"]] if "goodput" in goodput else []
+  rows += [["goodput", f"{100 * goodput['goodput']:.1f} %"]] if "goodput" in goodput else []
   return Table("Where the time went", ["", ""], rows)
 
 
@@ -144,16 +146,23 @@ def _setting(run) -> Table:
 
 
 def ranked(runs: Sequence[Recorded]) -> list[Recorded]:
-  """The runs, the best by the metric that most of them have first, and those without it last."""
+  """The runs, the best by the shared metric first, of equals that with the lower loss, and those without it last."""
   metric = shared_headline(runs)
-  sign = 1 if metric and results.is_share(metric) else -1
-  return sorted(runs, key=lambda run: -sign * run.figures[metric] if metric in run.figures else math.inf)
+
+  def order(run):
+    name = metric if metric in run.figures else headline(run)
+    if name is None:
+      return 2, 0.0, 0.0
+    value, loss = run.figures[name], run.figures.get(f"{name.rpartition('/')[0]}/loss".lstrip("/"), 0.0)
+    return int(name != metric), -value if results.is_share(name) else value, loss
+
+  return sorted(runs, key=order)
 
 
 def shared_headline(runs: Sequence[Recorded]) -> str | None:
-  """The metric that runs are compared by."""
+  """The metric that runs are compared by: top-1 of test where any has it, else what most have."""
   names = [name for run in runs if (name := headline(run))]
-  return max(names, key=names.count, default=None)
+  return "top1" if "top1" in names else max(names, key=names.count, default=None)
 
 
 def _of_several(runs) -> list[Part]:
@@ -163,25 +172,27 @@ def _of_several(runs) -> list[Part]:
   if measured:
     best = ranked(measured)[0]
     parts.append(Words(f"The best of {len(runs)} runs by {metric} is {best.name}: {_with_interval(best, metric)}."))
-  head = ["run", metric or "", "95 % (Wilson)", "images seen", "core-hours", "images/s", "restarts", ""]
-  parts.append(Table("Runs", head, [_row(run, metric) for run in runs]))
+  others = list(dict.fromkeys(name for run in runs if (name := headline(run)) not in (None, metric)))[:3]
+  head = ["run", metric or "", "95 % (Wilson)", *others, "images seen", "core-hours", "images/s", "restarts", ""]
+  parts.append(Table("Runs", head, [_row(run, metric, others) for run in runs]))
   if seeds := _over_seeds(measured, metric):
     parts.append(Table("Over seeds", ["runs", f"{metric}: mean ± standard deviation (runs)"], seeds))
   if rows := differences(runs):
     table = [["", *(run.name for run in runs)], *rows]
     if len(rows) < len(runs):  # the narrower one
       table = list(zip(*table, strict=True))
-    parts.append(Table("Where their configs differ", table[0], table[1:]))
+    parts.append(Table("Where their configs differ", table[0], table[1:], "Without what is evaluated."))
   return parts
 
 
-def _row(run, metric):
+def _row(run, metric, others):
   ends = _ends(run, metric) if metric in run.figures else None
   rate = run.result.get("images_per_second")
   return [
     run.name,
     text(metric, run.figures[metric]) if metric in run.figures else "-",
     f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %" if ends else "",
+    *(text(name, run.figures[name]) if name in run.figures else "-" for name in others),
     f"{run.steps * run.run.batch:,}",
     core_hours(run),
     f"{rate:,.0f}" if rate else "",
@@ -206,8 +217,8 @@ def _over_seeds(runs, metric):
 
 
 def differences(runs: Sequence[Recorded]) -> list[list[str]]:
-  """Rows of the config's keys whose values differ between runs: the key, and the value of each run."""
-  values = [dict(trees.leaves(plain(run.run))) for run in runs]
+  """Rows of the config's keys whose values differ between runs, without evaluations: the key, each run's value."""
+  values = [dict(trees.leaves({**plain(run.run), "evals": {}})) for run in runs]
   keys = dict.fromkeys(key for each in values for key in each)
-  rows = [[key, *(repr(each[key]) if key in each else "-" for each in values)] for key in keys]
+  rows = [[key, *(str(each[key]) if key in each else "-" for each in values)] for key in keys]
   return [row for row in rows if len(set(row[1:])) > 1]
