@@ -62,3 +62,13 @@ def test_transformers_gets_names_both_ways_and_a_processor():
 
 def test_without_names_transformers_gets_its_own():
   assert written("hf", "ViT-Ti/16", labels=())["config.json"]["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
+
+
+def test_classes_of_one_name_are_said_where_numbers_go_by_names():
+  described = Description(Choice("ViT-Ti/16"), 224, 3).bound()
+  hf, timm = (importers.layout_of(described, layout) for layout in ("hf", "timm"))
+  same, others = Beside(labels=("same", "b", "same")), Beside(labels=("a", "b", "c"))
+  note = architectures.notes(hf, described, same)[0]
+  assert "called 'same'" in note and "label2id" in note and "id2label has every class" in note
+  assert not any("label2id" in note for note in architectures.notes(hf, described, others))
+  assert not any("label2id" in note for note in architectures.notes(timm, described, same))

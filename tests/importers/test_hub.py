@@ -43,6 +43,22 @@ def test_other_normalisations_of_the_images_are_said(tmp_path):
   assert recognised.notes[0] in importers.fitted(str(tmp_path), recognised.description)[1]
 
 
+@pytest.mark.parametrize(
+  ("name", "values", "said"),
+  [
+    ("config.json", {"layer_norm_eps": 10**400}, "layer_norm_eps is 1000"),
+    ("preprocessor_config.json", {"image_mean": [10**400] * 3}, "image_mean is [1000"),
+    ("preprocessor_config.json", {"resample": [3], "size": 224}, "resample is [3]"),
+  ],
+)
+def test_nonsense_beside_weights_is_named_with_its_file(tmp_path, name, values, said):
+  safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
+  (tmp_path / name).write_text(json.dumps(values))
+  with pytest.raises(ConfigError) as error:
+    importers.inspect(tmp_path)
+  assert str(tmp_path / name) in str(error.value) and said in str(error.value)
+
+
 def test_all_that_is_said_and_true_is_taken(tmp_path):
   safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
   true = {

@@ -81,6 +81,41 @@ def test_nonsense_of_a_processor_is_named(values):
     processing.of_transformers(values)
 
 
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+  ("read", "values", "parts"),
+  [
+    (processing.of_transformers, {"resample": [3], "size": 224}, ["resample is [3]", "3 (bicubic)"]),
+    (processing.of_transformers, {"resample": {}, "size": 224}, ["resample is {}", "2 (bilinear)"]),
+    (processing.from_json, {"test_crop": {"name": [1]}}, ["test_crop is {'name': [1]}", "torchvision"]),
+    (processing.from_json, {"probabilities": ["softmax"]}, ["probabilities is ['softmax']", "sigmoid"]),
+    (processing.from_json, {"mean": [HUGE] * 3}, ["mean is [1000", "a number for each channel"]),
+    (processing.of_timm, {"crop_pct": HUGE}, ["crop_pct is 1000", "from 0.1 to 1"]),
+  ],
+  ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_value_of_another_kind_is_named_with_what_is_allowed(read, values, parts):
+  with pytest.raises(ConfigError) as error:
+    read(values)
+  assert all(part in str(error.value) for part in parts), error.value
+
+
+@pytest.mark.parametrize("kind", ["Bit", "DeiT"])
+def test_images_are_scaled_to_ten_times_a_crop_at_most(kind):
+  values = {"size": {"shortest_edge": 65535}, "do_center_crop": True, "crop_size": 1, "image_processor_type": kind}
+  with pytest.raises(ConfigError, match=r"size is {'shortest_edge': 65535}, with a crop_size of 1.*ten times"):
+    processing.of_transformers(values)
+  crop = processing.of_transformers({**values, "size": 2240, "crop_size": 224, "image_processor_type": "Bit"})[0]
+  cut(crop, IMAGE)
+
+
+@pytest.mark.parametrize(("small", "large"), [(1, 65535), (1, 2001), (3, 60000), (17, 65535)])
+def test_a_ratio_of_less_than_a_thousandth_has_more_digits(small, large):
+  assert int(small / processing.ratio(small, large)) == large
+
+
 def test_what_a_hub_cannot_say_is_said():
   assert processing.notes(said("resize", interpolation="bilinear"), True) == []
   assert "Pillow's box" in processing.notes(said(), True)[0]

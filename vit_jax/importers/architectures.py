@@ -3,13 +3,15 @@
 timm builds a model from the name of an architecture and arguments; a model that it cannot build so has no name there.
 """
 
+from collections import Counter
 from typing import Any
 
 from vit_jax.importers import layout, processing
 from vit_jax.importers.layout import Layout
 from vit_jax.importers.processing import Beside
 from vit_jax.models import Description, table
-from vit_jax.schema import Choice
+from vit_jax.schema import Choice, show
+from vit_jax.schema.errors import some
 
 # timm's names of the first convolution and of the head.
 _ENDS = {"vit": ("patch_embed.proj", "head"), "swin": ("patch_embed.proj", "head.fc"), "mixer": ("stem.proj", "head")}
@@ -32,6 +34,9 @@ def notes(chosen: Layout, description: Description, said: Beside) -> list[str]:
     return []
   unnamed = chosen.name == "timm" and architecture(description) is None
   result = ["timm has no architecture with these arguments; config.json names none"] if unnamed else []
+  if chosen.beside and (same := sorted(name for name, count in Counter(said.labels).items() if count > 1)):
+    text = f"several classes are called {some(map(show, same), 3)}: label2id has one number for each name"
+    result.append(f"{text}; id2label has every class, and is what is read")
   if not _square(description, said):
     return [*result, "no preparation of images is written: theirs and ours are for squares in RGB"]
   return [*result, *processing.notes(said, transformers=bool(chosen.beside))]

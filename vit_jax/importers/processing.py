@@ -4,6 +4,7 @@ In three forms: Transformers' preprocessor_config.json, timm's pretrained_cfg, a
 """
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -43,16 +44,21 @@ def from_json(values: Any) -> Beside:
   if not isinstance(values, Mapping):
     raise ConfigError(f"{show(values)} says nothing of images; allowed: an object of names and values")
   crop, size, loss, classes = (values.get(key) for key in ("test_crop", "image_size", "probabilities", "classes"))
-  if crop is not None and not (isinstance(crop, Mapping) and crop.get("name") in crops.TEST_CROPS):
+  if crop is not None and not (isinstance(crop, Mapping) and _known_name(crop.get("name"), crops.TEST_CROPS)):
     raise ConfigError(f"test_crop is {show(crop)}; allowed: one of {', '.join(crops.TEST_CROPS)}, with its arguments")
   if size is not None and not (type(size) is int and 0 < size < 2**16):
     raise ConfigError(f"image_size is {show(size)}; allowed: a whole number from 1")
-  if loss is not None and loss not in losses.PROBABILITIES:
+  if loss is not None and not _known_name(loss, losses.PROBABILITIES):
     raise ConfigError(f"probabilities is {show(loss)}; allowed: {', '.join(losses.PROBABILITIES)}")
   if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
     raise ConfigError(f"classes is {show(classes)}; allowed: a list of names")
   made = crop and Choice(crop["name"], {str(key): value for key, value in crop.items() if key != "name"})
   return Beside(normalised(values, "mean", "std"), made, size, tuple(classes or ()), loss)
+
+
+def _known_name(value, table):
+  """Whether a JSON value is a name of the table; lists and objects cannot be looked up."""
+  return isinstance(value, str) and value in table
 
 
 def normalised(config: Mapping, mean: str, std: str) -> dict[str, tuple[float, ...]]:
@@ -68,8 +74,8 @@ def normalised(config: Mapping, mean: str, std: str) -> dict[str, tuple[float, .
 
 
 def number(value: Any) -> bool:
-  """Whether a value is a finite number."""
-  return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+  """Whether a value is a number that a float holds: whole ones of JSON may have any number of digits."""
+  return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def of_timm(config: Mapping) -> tuple[Choice | None, int | None]:
@@ -92,7 +98,11 @@ def of_timm(config: Mapping) -> tuple[Choice | None, int | None]:
 
 def of_transformers(config: Mapping) -> tuple[Choice | None, int | None]:
   """(test crop, size of the images that it is for) by a preprocessor_config.json; None where it is none of ours."""
-  interpolation, kind = _RESAMPLE.get(config.get("resample", 2)), config.get("image_processor_type")
+  code, kind = config.get("resample", 2), config.get("image_processor_type")
+  if isinstance(code, list | Mapping):
+    ours = ", ".join(f"{number} ({name})" for number, name in _RESAMPLE.items())
+    raise ConfigError(f"resample is {show(code)}; allowed: one of {ours}")
+  interpolation = _RESAMPLE.get(code)
   kind = kind or config.get("feature_extractor_type") or "ViT"
   squashing = isinstance(kind, str) and kind.startswith(_SQUASHING)
   size = config.get("size")
@@ -105,6 +115,8 @@ def of_transformers(config: Mapping) -> tuple[Choice | None, int | None]:
     return (Choice("resize", {"interpolation": interpolation}), None) if squashed else (None, None)
   if large is None or large < cut:
     return None, None
+  if large > 10 * cut:
+    raise ConfigError(f"size is {show(size)}, with a crop_size of {cut}; allowed: up to ten times the crop_size")
   if squashed:
     return _squashed(large, cut, interpolation), cut
   return Choice("torchvision", {"ratio": ratio(cut, large), "interpolation": interpolation}), None
@@ -176,8 +188,8 @@ def _known(crop):
 
 def ratio(cut: int, large: int) -> float:
   """The shortest number r for which cut / r, rounded down, is `large`."""
-  return next(r for digits in range(3, 18) if (r := round(cut / (large + 0.5 * (digits > 15)), digits)) <= 1
-              and int(cut / r) == large)  # fmt: skip
+  return next(r for digits in range(3, 18) if (r := round(cut / (large + 0.5 * (digits > 15)), digits))
+              and r <= 1 and int(cut / r) == large)  # fmt: skip
 
 
 def notes(beside: Beside, transformers: bool) -> list[str]:
