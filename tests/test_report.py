@@ -51,3 +51,11 @@ def test_runs_are_given_to_a_tracker_and_no_page_is_made(tmp_path, monkeypatch, 
   assert told(monkeypatch, capsys, *paths, "--export=mlflow", "--project=p") == ("a: sent\nb: sent\n", 0)
   assert asked == [(path, "mlflow", "p") for path in paths]
   assert not list(tmp_path.rglob("*.html"))
+
+
+def test_of_several_runs_one_without_lines_is_said_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(report.trackers, "export", lambda *words: f"{words[0].name}: sent")
+  paths = [workdirs.run(tmp_path / name) for name in ("a", "b")]
+  (paths[0] / "metrics.jsonl").write_text("")
+  said, code = told(monkeypatch, capsys, *paths, "--export=mlflow")
+  assert (said, code) == (f"{paths[0]}: has measured nothing yet; left out\nb: sent\n", 0)

@@ -30,14 +30,23 @@ def main() -> None:
   parser.add_argument("--project", default="vit_jax", metavar="NAME", help="under which it keeps them")
   arguments = parser.parse()
   if arguments.export:
-    for run in report.subjects(arguments.paths).runs:
-      say(trackers.export(run.workdir, arguments.export, arguments.project))
+    export([run.workdir for run in report.subjects(arguments.paths).runs], arguments.export, arguments.project)
     return
   began = time.perf_counter()
   out = arguments.out or default(arguments.paths)
   images = inputs.listed(map(str, arguments.images), sys.stdin.buffer).files if arguments.images else ()
   report.make(arguments.paths, out, images, arguments.limit)
   say(f"  report    {out}   made in {time.perf_counter() - began:.1f} s")
+
+
+def export(workdirs: list[pathlib.Path], to: str, project: str) -> None:
+  """Gives a tracker the runs' lines; of several runs, those that have measured nothing yet are said and left out."""
+  measured = [workdir for workdir in workdirs if trackers.measured(workdir)]
+  for workdir in workdirs:
+    if measured and workdir not in measured:
+      say(f"{workdir}: has measured nothing yet; left out")
+    else:
+      say(trackers.export(workdir, to, project))
 
 
 def default(places: list[pathlib.Path]) -> pathlib.Path:

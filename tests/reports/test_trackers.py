@@ -1,7 +1,10 @@
 """Metrics in trackers, read back by their own means: every row once, however often and whenever it is asked for."""
 
 import json
+import pathlib
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 
@@ -120,3 +123,98 @@ def test_mistakes_say_what_to_do(tmp_path, monkeypatch):
   monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name)
   with pytest.raises(ConfigError, match="holds no run that has measured anything"):
     trackers.export(tmp_path, "wandb")
+
+
+@pytest.mark.parametrize("project", ["", "a" * 101, "a/b:c", "..", " "])
+def test_a_project_is_a_name_that_all_trackers_take(tmp_path, project):
+  for to in trackers.TRACKERS:
+    with pytest.raises(ConfigError, match=r"--project is '.*1 to 100 letters, digits"):
+      trackers.export(tmp_path, to, project)
+
+
+@pytest.mark.parametrize(
+  "note", [3, {}, {"id": 5, "step": "x", "rows": 0}, {"id": "0" * 16, "step": 1.5, "rows": 0}], ids=str
+)
+def test_a_damaged_note_of_exports_says_mend_or_remove(tmp_path, monkeypatch, note):
+  monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name)
+  write(tmp_path, 3)
+  (tmp_path / "exports.json").write_text(json.dumps({"mlflow": note}))
+  with pytest.raises(ConfigError) as error:
+    trackers.export(tmp_path, "mlflow")
+  assert all(part in str(error.value) for part in (str(tmp_path / "exports.json"), "mlflow is", "Mend", "remove"))
+
+
+def test_lines_with_numbers_that_nothing_holds_are_left_out(tmp_path):
+  write(tmp_path, 2)
+  huge = "1" + "0" * 400
+  lines = [f'{{"step": {step}, "a": 1}}' for step in ("Infinity", "NaN", huge, 2**63, "1e30", -3)]
+  (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, f'{{"step": 1, "a": {huge}}}', '{"step": 4, "a": 1}']))
+  assert list(trackers.rows(tmp_path)) == [(4, {"a": 1.0})]
+  assert trackers.measured(tmp_path)
+  (tmp_path / "metrics.jsonl").write_text(lines[0])
+  assert not trackers.measured(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("key", "name"),
+  [
+    ("evals.a*b", "evals.a_2a_b"),
+    ("test/1000_way_top1", "test/1000_way_top1"),
+    ("日本/top1", "日本/top1"),
+    ("../..//x", "x"),
+    ("", "_"),
+    ("x" * 300, "x" * 250),
+  ],
+)
+def test_names_for_mlflow_have_characters_that_it_takes(key, name):
+  assert trackers._mlflow_name(key) == name
+
+
+SOURCE = """
+import json, pathlib, sys
+from mlflow.tracking import MlflowClient
+from vit_jax.reports import trackers
+from vit_jax.schema import ConfigError
+workdir = pathlib.Path(sys.argv[1])
+whole, times = MlflowClient.log_batch, []
+
+def broken(self, *args, **kwargs):
+  times.append(kwargs)
+  return whole(self, *args, **kwargs) if len(times) < 3 else whole(self, "absent", *args[1:], **kwargs)
+
+trackers.BATCH = 3
+MlflowClient.log_batch = broken
+try:
+  trackers.export(workdir, "mlflow")
+except ConfigError as error:
+  assert "mlflow does not take it" in str(error) and "same command again" in str(error), error
+else:
+  raise SystemExit("no error")
+client = MlflowClient(tracking_uri=f"sqlite:///{workdir.parent / 'mlflow.db'}")
+(run,) = client.search_runs([client.get_experiment_by_name("vit_jax").experiment_id])
+assert run.info.status == "FAILED" and run.data.metrics, run
+MlflowClient.log_batch = whole
+trackers.export(workdir, "mlflow")
+run = client.get_run(run.info.run_id)
+assert run.info.status == "FINISHED" and run.data.params["evals.a_2a_b.name"] == "accuracy", run
+rows = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+print(json.dumps({name: [(row.step, row.value) for row in history] for name, history in rows.items()}))
+"""
+
+
+@pytest.mark.heavy
+def test_an_export_to_mlflow_that_breaks_off_is_said_and_is_whole_the_next_time(tmp_path):
+  pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
+  workdir = tmp_path / "run"
+  write(workdir, 4)
+  config = {**CONFIG, "evals": {"a*b": {"name": "accuracy"}}}
+  (workdir / "config.json").write_text(json.dumps(config))
+  with (workdir / "metrics.jsonl").open("a") as file:
+    file.write('\n{"step": 5, "a*b/top1": 0.25}\n')
+  root = pathlib.Path(__file__).parents[2]
+  done = subprocess.run([sys.executable, "-c", SOURCE, workdir], cwd=root, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  assert "INFO" not in done.stderr and "alembic" not in done.stderr, done.stderr
+  rows = json.loads(done.stdout)
+  assert rows["a_2a_b/top1"] == [[5, 0.25]]
+  assert sorted(rows["train/loss"]) == [[step, 1 / step] for step in range(1, 5)]

@@ -4,20 +4,31 @@ Without a key or an address they work offline. What was sent is noted in `export
 call later adds what is new, also where the run has gone on, or has gone back to a checkpoint and on from there.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import json
 import logging
 import os
 import pathlib
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax import files, paths
-from vit_jax.schema import ConfigError, nearest
+from vit_jax.schema import ConfigError, nearest, show
 
 NOTES = "exports.json"
 BATCH = 500  # metrics in a request to MLflow, which takes 1,000
+LAST = 2**63 - 1  # step that databases hold
+_PROJECT = re.compile(r"(?=.*[^\W_])[\w. -]{1,100}")  # names that all of them take
+_ID = re.compile(r"[0-9a-f]{16}")  # what `_identity` makes
+_ERRORS = {  # module and class of what they raise themselves
+  "wandb": ("wandb.errors", "Error"),
+  "mlflow": ("mlflow.exceptions", "MlflowException"),
+  "trackio": ("trackio.exceptions", "TrackioAPIError"),
+}
 
 
 class Export(NamedTuple):
@@ -38,17 +49,20 @@ def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pat
   Args:
     workdir: of the run, which may be training.
     to: "wandb", "mlflow" or "trackio"; ConfigError where its package is missing.
-    project: what the tracker keeps runs under; MLflow's word is experiment.
+    project: what the tracker keeps runs under, MLflow's word is experiment; a name that all of them take.
     folder: on a disk, for W&B's folder `wandb` and MLflow's `mlflow.db`; by default that around the workdir.
   """
   if to not in TRACKERS:
     raise ConfigError(f"unknown tracker {to!r}.{nearest(to, TRACKERS)}")
+  if not _PROJECT.fullmatch(project):
+    allowed = "1 to 100 letters, digits, '-', '_', '.' and spaces, with a letter or digit among them"
+    raise ConfigError(f"--project is {show(project)}; allowed: {allowed}")
   if importlib.util.find_spec(to) is None:
     raise ConfigError(f"{to} is not installed; run: pip install -e '.[{to}]'")
   config, lines = files.read_json(workdir / "config.json"), list(rows(workdir))
   if config is None or not lines:
     raise ConfigError(f"{workdir} holds no run that has measured anything (config.json, metrics.jsonl)")
-  notes = files.read_json(workdir / NOTES) or {}
+  notes = _notes(workdir / NOTES)
   note = notes.get(to) or {"id": _identity(workdir, config), "step": -1, "rows": 0}
   fresh = _after(lines, note["step"], note["rows"])
   if not fresh:
@@ -57,7 +71,8 @@ def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pat
   folder.mkdir(parents=True, exist_ok=True)
   name = f"{workdir.name}-{note['id'][:6]}"
   written = int((workdir / "metrics.jsonl").stat().st_mtime * 1000) if not paths.in_bucket(workdir) else 0
-  where = TRACKERS[to](Export(note["id"], name, project, config, fresh, folder, written))
+  with _errors(to, workdir):
+    where = TRACKERS[to](Export(note["id"], name, project, config, fresh, folder, written))
   last = lines[-1][0]
   note |= {"step": last, "rows": sum(step == last for step, _ in lines)}
   files.write_text(workdir / NOTES, json.dumps(notes | {to: note}, indent=2) + "\n")
@@ -65,14 +80,54 @@ def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pat
 
 
 def rows(workdir: pathlib.Path) -> Iterator[tuple[int, dict[str, float]]]:
-  """(step, figures) of the whole lines of metrics.jsonl; in a bucket it may be several objects."""
+  """(step, figures) of the whole lines of metrics.jsonl; in a bucket it may be several objects.
+
+  A line is left out that is torn, or has a number that a float or a database does not hold.
+  """
   for file in sorted(workdir.glob("metrics.jsonl*"), key=str):
     for line in file.read_bytes().splitlines():
       try:
         values = files.parse_json(line)
-        yield int(values.pop("step")), {name: float(value) for name, value in values.items()}
-      except (ValueError, KeyError, TypeError, AttributeError):
+        step, figures = int(values.pop("step")), {name: float(value) for name, value in values.items()}
+      except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         continue  # half a line, of a run that is writing it
+      if 0 <= step <= LAST:
+        yield step, figures
+
+
+def measured(workdir: pathlib.Path) -> bool:
+  """Whether a run has lines that can be exported."""
+  return next(rows(workdir), None) is not None
+
+
+def _notes(file):
+  """What exports.json says of each tracker."""
+  notes = files.read_json(file) or {}
+  for to, note in notes.items():
+    values = [note.get(key) for key in ("id", "step", "rows")] if isinstance(note, Mapping) else [None] * 3
+    identity, *counts = values
+    known = isinstance(identity, str) and _ID.fullmatch(identity)
+    if not known or not all(type(count) is int and -1 <= count <= LAST for count in counts):
+      advice = "Mend the file, or remove it and the tracker's run: all lines are then sent again"
+      raise ConfigError(f"{file}: {to} is {show(note)}; allowed: the id, step and rows of an export. {advice}")
+  return notes
+
+
+@contextlib.contextmanager
+def _errors(to, workdir):
+  """What a tracker raises itself is a ConfigError with its first line."""
+  module, name = _ERRORS[to]
+  try:
+    yield
+  except _class(module, name) as error:
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    advice = "The run there may have a part of the lines; mend this and run the same command again"
+    raise ConfigError(f"{workdir}: {to} does not take it: {said}. {advice}") from error
+
+
+def _class(module, name):
+  """A class of a package that is imported already where one of it was raised."""
+  return getattr(importlib.import_module(module), name)
 
 
 def _after(lines, step, count):
@@ -108,9 +163,9 @@ def _wandb(what: Export) -> str:
     project=what.project, id=what.id, name=what.name, config=what.config, dir=str(what.folder), mode=mode,
     resume="allow", settings=quiet,
   )  # fmt: skip
-  for step, figures in what.rows:
-    run.log(figures, step=step)
-  run.finish()
+  with run:  # which is a failed one for W&B if it ends by an error
+    for step, figures in what.rows:
+      run.log(figures, step=step)
   if mode == "offline":
     return f"{what.folder / 'wandb'}, offline; upload with: wandb sync {pathlib.Path(run.dir).parent}"
   return str(run.url)
@@ -118,25 +173,44 @@ def _wandb(what: Export) -> str:
 
 def _mlflow(what: Export) -> str:
   """Into MLFLOW_TRACKING_URI, or a file of SQLite."""
-  logging.getLogger("alembic").setLevel(logging.WARNING)
   from mlflow.entities import Metric, Param
+  from mlflow.exceptions import MlflowException
   from mlflow.tracking import MlflowClient
 
+  for library in ("alembic", "mlflow"):  # which say each table that they make; importing it sets their levels
+    logging.getLogger(library).setLevel(logging.WARNING)
   address = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{what.folder / 'mlflow.db'}"
   client = MlflowClient(tracking_uri=address)
   experiment = client.get_experiment_by_name(what.project)
   number = experiment.experiment_id if experiment else client.create_experiment(what.project)
   there = client.search_runs([number], filter_string=f"tags.vit_jax_id = '{what.id}'")
   run = there[0] if there else client.create_run(number, run_name=what.name, tags={"vit_jax_id": what.id})
-  if not there:
-    params = [Param(key, str(value)[:500]) for key, value in flat(what.config).items()]
+  identity, broken = run.info.run_id, bool(there) and run.info.status != "FINISHED"
+  # Of an export that broke off, a part is there.
+  sent = {(name, row.step) for name in run.data.metrics if broken for row in client.get_metric_history(identity, name)}
+  config = {_mlflow_name(key): str(value)[:500] for key, value in flat(what.config).items()}
+  params = [Param(key, value) for key, value in config.items() if key not in run.data.params]
+  params = params if broken or not there else []
+  figures = [(_mlflow_name(name), step, value) for step, row in what.rows for name, value in row.items()]
+  metrics = [Metric(name, value, what.written, step) for name, step, value in figures if (name, step) not in sent]
+  client.update_run(identity, status="RUNNING")
+  try:
     for i in range(0, len(params), 100):
-      client.log_batch(run.info.run_id, params=params[i : i + 100])
-  metrics = [Metric(name, value, what.written, step) for step, figures in what.rows for name, value in figures.items()]
-  for i in range(0, len(metrics), BATCH):
-    client.log_batch(run.info.run_id, metrics=metrics[i : i + BATCH])
-  client.set_terminated(run.info.run_id)
+      client.log_batch(identity, params=params[i : i + 100])
+    for i in range(0, len(metrics), BATCH):
+      client.log_batch(identity, metrics=metrics[i : i + BATCH])
+  except MlflowException:
+    with contextlib.suppress(MlflowException):  # of a server that is gone
+      client.set_terminated(identity, status="FAILED")
+    raise
+  client.set_terminated(identity)
   return f"{address}, experiment {what.project!r}; see: mlflow ui --backend-store-uri={address}"
+
+
+def _mlflow_name(key: str) -> str:
+  """A key in characters that MLflow takes, others as their hexadecimal numbers: a path without "..", "." and "//"."""
+  letters = "".join(c if re.fullmatch(r"[\w./ -]", c) else f"_{ord(c):x}_" for c in key)
+  return "/".join(part for part in letters[:250].split("/") if part.strip(".")) or "_"
 
 
 def _trackio(what: Export) -> str:
@@ -150,7 +224,7 @@ def _trackio(what: Export) -> str:
   for step, figures in what.rows:
     run.log(figures, step=step)
   run.finish()
-  return f"Trackio's project {what.project!r}; look at it with: trackio show --project={what.project}"
+  return f"Trackio's project {what.project!r}; look at it with: trackio show --project={shlex.quote(what.project)}"
 
 
 TRACKERS = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
