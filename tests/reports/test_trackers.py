@@ -202,6 +202,19 @@ print(json.dumps({name: [(row.step, row.value) for row in history] for name, his
 """
 
 
+def test_what_a_tracker_raises_is_said_in_a_line(tmp_path, monkeypatch):
+  monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name)
+  write(tmp_path, 3)
+
+  def refuses(what):
+    raise sqlite3.DatabaseError("file is not a database\nand more")
+
+  monkeypatch.setitem(trackers.TRACKERS, "trackio", refuses)
+  with pytest.raises(ConfigError, match=r"trackio does not take it: file is not a database\. .*same command again"):
+    trackers.export(tmp_path, "trackio", folder=tmp_path)
+  assert not (tmp_path / "exports.json").exists()
+
+
 @pytest.mark.heavy
 def test_an_export_to_mlflow_that_breaks_off_is_said_and_is_whole_the_next_time(tmp_path):
   pytest.importorskip("mlflow", reason="the extra mlflow is not installed")

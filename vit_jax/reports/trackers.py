@@ -13,6 +13,7 @@ import os
 import pathlib
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,10 +25,10 @@ BATCH = 500  # metrics in a request to MLflow, which takes 1,000
 LAST = 2**63 - 1  # step that databases hold
 _PROJECT = re.compile(r"(?=.*[^\W_])[\w. -]{1,100}")  # names that all of them take
 _ID = re.compile(r"[0-9a-f]{16}")  # what `_identity` makes
-_ERRORS = {  # module and class of what they raise themselves
-  "wandb": ("wandb.errors", "Error"),
-  "mlflow": ("mlflow.exceptions", "MlflowException"),
-  "trackio": ("trackio.exceptions", "TrackioAPIError"),
+_ERRORS = {  # {module: class} of what they raise themselves, and their databases
+  "wandb": {"wandb.errors": "Error"},
+  "mlflow": {"mlflow.exceptions": "MlflowException", "sqlalchemy.exc": "SQLAlchemyError"},
+  "trackio": {"trackio.exceptions": "TrackioAPIError", "sqlite3": "Error"},
 }
 
 
@@ -116,18 +117,17 @@ def _notes(file):
 @contextlib.contextmanager
 def _errors(to, workdir):
   """What a tracker raises itself is a ConfigError with its first line."""
-  module, name = _ERRORS[to]
   try:
     yield
-  except _class(module, name) as error:
+  except _classes(to) as error:
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     advice = "The run there may have a part of the lines; mend this and run the same command again"
     raise ConfigError(f"{workdir}: {to} does not take it: {said}. {advice}") from error
 
 
-def _class(module, name):
-  """A class of a package that is imported already where one of it was raised."""
-  return getattr(importlib.import_module(module), name)
+def _classes(to):
+  """The errors of a tracker; a module that is not imported has raised none."""
+  return tuple(getattr(sys.modules[module], name) for module, name in _ERRORS[to].items() if module in sys.modules)
 
 
 def _after(lines, step, count):
