@@ -41,6 +41,8 @@ def main() -> None:
 
 def export(workdirs: list[pathlib.Path], to: str, project: str) -> None:
   """Gives a tracker the runs' lines; of several runs, those that have measured nothing yet are said and left out."""
+  if not workdirs:
+    raise schema.ConfigError(f"--export: there is no run among the PATHs, whose metrics {to} could get; name a workdir")
   measured = [workdir for workdir in workdirs if trackers.measured(workdir)]
   for workdir in workdirs:
     if measured and workdir not in measured:
