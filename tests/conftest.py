@@ -59,8 +59,9 @@ from vit_jax import runtime  # noqa: E402 - the hook comes first
 
 runtime.start()  # before any array exists, as every verb does
 
-# Tests send these to themselves; `nohup make test` would ignore one of them.
+# Tests send these to themselves; `nohup make test &` would ignore all of them.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # JAX holds on to every program and every graph; collecting garbage among them takes longer with each test.
