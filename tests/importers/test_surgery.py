@@ -202,3 +202,33 @@ def test_a_mixer_says_that_its_weights_are_for_one_size():
   arrays = {path: np.zeros(shape, np.float32) for path, shape in layout.shapes(have).items()}
   with pytest.raises(ConfigError, match=r"images of 224 pixels alone.*leave the size as it is"):
     surgery.fit(arrays, have, have.replaced(image_size=256), "keep")
+
+
+@pytest.mark.parametrize("position_at", ["input", "each", "shared"])
+@pytest.mark.parametrize("position", ["learned", "factored"])
+def test_positions_are_resampled_wherever_they_are_added(position, position_at):
+  have, want = (described(image_size=size, position=position, position_at=position_at) for size in (32, 48))
+  arrays = drawn(have)
+  fitted, notes = surgery.fit(arrays, have, want)
+  assert {path: array.shape for path, array in fitted.items()} == layout.shapes(want)
+  paths = [path for path in arrays if "position/" in path]
+  assert len(notes) == len(paths) == (2 if position_at == "each" else 1) * (2 if position == "factored" else 1)
+  for path in paths:
+    rows = arrays[path][1:].reshape(4, 4, -1) if position == "learned" else arrays[path]
+    sides = rows.ndim - 1
+    expected = scipy.ndimage.zoom(rows, (*[6 / 4] * sides, 1), order=1)
+    np.testing.assert_allclose(fitted[path][-(6**sides) :], expected.reshape(-1, rows.shape[-1]), atol=1e-6)
+
+
+def test_tables_that_are_added_elsewhere_are_said():
+  have, want = (described(position_at=position_at) for position_at in ("shared", "input"))
+  assert "model.position_at: the file's model has shared, this one input" in surgery.fit(drawn(have), have, want)[1]
+
+
+@pytest.mark.parametrize("name", ["timm", "hf", "vit_jax", "big_vision"])
+def test_no_other_code_adds_positions_in_front_of_every_layer(name):
+  from vit_jax import importers
+
+  have = described(position_at="shared")
+  with pytest.raises(ConfigError, match=f"layout '{name}' means position_at=input; this model has shared"):
+    layout.write(importers.layout_of(have, name), drawn(have), have)

@@ -55,6 +55,8 @@ def test_every_option_of_a_vit_is_in_its_tables(pool, scan):
   options |= {"pre_logits": 8} if pool != "distilled" else {}
   for position in ("learned", "sincos2d", "factored", "relative", "none"):
     modules.check_tables(modules.abstract("ViT-Ti/16", 32, position=position, **options))
+    for position_at in ("each", "shared") if position in ("learned", "sincos2d", "factored") else ():
+      modules.check_tables(modules.abstract("ViT-Ti/16", 32, position=position, position_at=position_at, **options))
 
 
 @pytest.mark.parametrize("name", ["vit_2_4_32", "cvt_2_4_32_sine", "cct_7_7x2_224", "Mixer-S/16"])

@@ -20,9 +20,9 @@ DROP = {"dropout": 0.2, "attention_dropout": 0.2, "stochastic_depth": 0.4}
 
 
 @functools.cache
-def value_and_gradients(scan, remat, drop=False):
+def value_and_gradients(scan, remat, drop=False, position_at="input"):
   """Logits, and gradients by path with per-layer paths, of the same weights under the same dropout key."""
-  arguments = dict(depth=2, **(DROP if drop else {}))
+  arguments = dict(depth=2, position_at=position_at, **(DROP if drop else {}))
   listed = modules.model(**arguments)
   model = nnx.eval_shape(
     lambda: models.create("ViT-S/4", **(modules.SIZE | arguments | {"scan": scan, "remat": remat}))
@@ -56,6 +56,13 @@ def assert_same(one, other):
 def test_scanned_equals_unrolled_in_logits_dropout_and_gradients():
   assert_same(value_and_gradients(False, "none", drop=True), value_and_gradients(True, "none", drop=True))
   assert np.abs(value_and_gradients(True, "none", drop=True)[0] - value_and_gradients(True, "none")[0]).max() > 0.01
+
+
+@pytest.mark.parametrize("position_at", ["each", "shared"])
+def test_positions_of_every_layer_are_the_same_scanned_and_computed_again(position_at):
+  expected = value_and_gradients(False, "none", position_at=position_at)
+  assert_same(expected, value_and_gradients(True, "full", position_at=position_at))
+  assert sum("position" in path for path in expected[1]) == (2 if position_at == "each" else 1)
 
 
 def test_rematerialisation_draws_the_same_dropout_again():

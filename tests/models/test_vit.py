@@ -53,6 +53,36 @@ def test_grid_positions_leave_the_class_token_alone():
     assert table.shape == (17, 16) and not np.any(table[0]) and np.any(table[1])
 
 
+def with_tables(model, tables, first):
+  """Logits of a model whose tables [L, T, D], by hand, are added in front of its blocks; of the first token."""
+  x = jnp.asarray(modules.images())
+  x = model.embedding(x).reshape(3, -1, 16)
+  prefix = [token for token in (model.cls, model.registers) if token is not None]
+  rows = [jnp.broadcast_to(token[...].reshape(-1, 16)[None], (3, token[...].size // 16, 16)) for token in prefix]
+  x = jnp.concatenate([*rows, x], axis=1)
+  for block, table in zip(model.blocks, tables, strict=True):
+    gap = x.shape[1] - len(table)
+    block.position = None
+    x = block(x + np.insert(np.asarray(table), [first] * gap, 0, axis=0))
+  return model.head(model.norm(x)[:, 0])
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("position", ["learned", "sincos2d", "factored"])
+@pytest.mark.parametrize(("position_at", "registers"), [("each", 0), ("shared", 2), ("each", 2)])
+def test_positions_are_added_in_front_of_every_block(position, position_at, registers):
+  arguments = {"position": position, "registers": registers, "depth": 2}
+  model = modules.model(position_at=position_at, **arguments)
+  logits = modules.run(model, modules.images())
+  each = position_at == "each"
+  assert (model.position is None) == each
+  tables = [np.asarray((block if each else model).position()) for block in model.blocks]
+  assert np.array_equal(*tables) == (not each or position == "sincos2d")
+  np.testing.assert_allclose(logits, with_tables(model, tables, 1), atol=2e-5)
+  once = modules.run(modules.model(position_at="input", **arguments), modules.images())
+  assert np.abs(logits - once).max() > 1e-3
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("scan", [False, True])
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters(scan):
@@ -94,6 +124,8 @@ def test_the_same_configuration_gives_the_same_graph():
     ({"depth": 0}, r"model.depth: 0 is out of range; allowed: \[1, 1024\]"),
     ({"dropout": 1.0}, r"model.dropout: 1.0 is out of range"),
     ({"layer_scale": 0.0}, r"model.layer_scale: 0.0 is out of range"),
+    ({"position": "relative", "position_at": "each"}, r"position_at 'each' .* 'relative' has none; allowed: .*'input'"),
+    ({"position": "none", "position_at": "shared"}, r"position_at 'shared' .* 'none' has none; allowed: .*'input'"),
     ({"pool": "token"}, r"model.pool: 'token' is not a choice.* Allowed: cls, gap, map, seqpool"),
     ({"remat": "ful"}, r"model.remat: 'ful' is not a choice. Did you mean 'full'"),
     ({"stochastic_dept": 0.1}, r"model.stochastic_dept: unknown key .* Did you mean 'stochastic_depth'"),

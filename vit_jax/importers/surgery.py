@@ -138,7 +138,7 @@ def _fit_grids(arrays, have, want, shapes):
   for path, array in arrays.items():
     if path not in shapes or array.shape == shapes[path]:
       continue
-    if path == "position/table" and array.shape[1] == shapes[path][1]:
+    if re.fullmatch(r"(blocks/\d+/)?position/table", path) and array.shape[1] == shapes[path][1]:
       leading = sum(token in arrays for token in tokens)
       if leading != sum(token in shapes for token in tokens):
         continue
@@ -146,6 +146,9 @@ def _fit_grids(arrays, have, want, shapes):
       new = grid(shapes[path][0] - leading, want.image_size)
       rest = resample(array[leading:], old, new, "bilinear" if family == "compact" else "zoom")
       result[path] = np.concatenate([array[:leading], rest])
+    elif re.fullmatch(r"(blocks/\d+/)?position/(rows|columns)", path) and array.shape[1] == shapes[path][1]:
+      old, new = ((rows[0], 1) for rows in (array.shape, shapes[path]))
+      result[path] = resample(array, old, new)
     elif path.endswith("attention/table"):
       old, new = (2 * (math.isqrt(rows[0]),) for rows in (array.shape, shapes[path]))
       result[path] = resample(array, old, new, "bicubic")
@@ -185,6 +188,6 @@ def _differing_arguments(have, want):
   theirs, ours = have.arguments(), want.arguments()
   return [
     f"model.{key}: the file's model has {theirs[key]}, this one {ours[key]}"
-    for key in ("gelu", "eps", "norm_order", "padding", "position")
+    for key in ("gelu", "eps", "norm_order", "padding", "position", "position_at")
     if key in theirs and key in ours and theirs[key] != ours[key]
   ]

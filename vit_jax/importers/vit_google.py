@@ -196,6 +196,7 @@ LAYOUTS = (
     recognises=lambda tensors: _google(tensors) and _old_table(tensors),
     describe=_describe_flax,
     canonical=_vit_jax_names,
+    computes={"position_at": "input"},
   ),
   Layout(
     name="big_vision",
@@ -206,5 +207,6 @@ LAYOUTS = (
     canonical=_big_vision_names,
     finish=_big_vision_finish,
     stores_tables=False,
+    computes={"position_at": "input"},
   ),
 )

@@ -217,6 +217,7 @@ LAYOUTS = (
     describe=_describe_timm,
     canonical=_timm_names,
     finish=_timm_finish,
+    computes={"position_at": "input"},
   ),
   Layout(
     name="hf",
@@ -227,6 +228,6 @@ LAYOUTS = (
     canonical=_hf_names,
     beside=_hf_config,
     finish=_hf_finish,
-    computes={"pool": "cls"},
+    computes={"pool": "cls", "position_at": "input"},
   ),
 )

@@ -74,7 +74,7 @@ SHARDING = (
   (r".*layer_scale[12]", (None,)),
   (r"cls|distillation|pool/probe", (None,)),
   (r"registers", (None, None)),
-  (r"position/(table|rows|columns)", (None, None)),
+  (r"(.*/)?position/(table|rows|columns)", (None, None)),
   (r"pool/score/kernel", (None, None)),
   (r"(pool/score|pre_logits|head|head_distillation)/bias", (None,)),
   (r"(pre_logits|head|head_distillation)/kernel", ("fsdp", None)),

@@ -30,6 +30,13 @@ def sincos2d(rows: int, columns: int, width: int) -> Float[np.ndarray, "{rows*co
   return np.concatenate(parts, axis=1).astype(np.float32)
 
 
+def skipping(table: Float[Tensor, "T D"], first: int, count: int) -> Float[Tensor, "T+{count} D"]:
+  """The table with `count` rows of zeros from row `first` on, for tokens that have no position."""
+  if not count:
+    return table
+  return jnp.concatenate([table[:first], jnp.zeros((count, table.shape[1])), table[first:]])
+
+
 class Fixed(nnx.Module):
   """A computed table, which is not a parameter. `leading` rows of zeros come first, for a class token."""
 

@@ -63,29 +63,30 @@ def run(
   rates: Float[np.ndarray, " depth"],
   remat: str,
   name: str,
+  added: Float[Tensor, " *x"] | None = None,
 ) -> Float[Tensor, " B *x"]:
-  """The stream through all layers: layer(x, key, rate) with key number l and rates[l]."""
+  """The stream through all layers: layer(x + added, key, rate) with key number l and rates[l]; None adds nothing."""
   keys = None if key is None else jax.vmap(functools.partial(jax.random.fold_in, key))(np.arange(len(rates)))
   if isinstance(layers, nnx.List):
-    return _unrolled(layers, x, keys, rates, remat, name)
-  return _scanned(layers, x, keys, rates, remat, name)
+    return _unrolled(layers, x, keys, rates, remat, name, added)
+  return _scanned(layers, x, keys, rates, remat, name, added)
 
 
-def _unrolled(layers, x, keys, rates, remat, name):
+def _unrolled(layers, x, keys, rates, remat, name, added):
   for i, layer in enumerate(layers):
     graph, params = nnx.split(layer)
     # The rate stays a constant, so that a layer of rate 0 draws nothing.
-    call, names = _layer(graph, [f"{name}/{i}/"], rate=rates[i])
+    call, names = _layer(graph, [f"{name}/{i}/"], added, rate=rates[i])
     # Without a loop between forward and backward pass XLA would merge the second computation with the first.
     x, values = _checkpointed(call, remat, prevent_cse=True)(params, x, None if keys is None else keys[i])
     intermediates.publish(f"{name}/{i}/", names, values)
   return x
 
 
-def _scanned(layers, x, keys, rates, remat, name):
+def _scanned(layers, x, keys, rates, remat, name, added):
   graph, params = nnx.split(layers)
   prefixes = [f"{name}/{i}/" for i in range(len(rates))]
-  call, names = _layer(graph, prefixes, **({} if rates.any() else {"rate": rates[0]}))
+  call, names = _layer(graph, prefixes, added, **({} if rates.any() else {"rate": rates[0]}))
   call = _checkpointed(call, remat, prevent_cse=False)
   rows = {"params": params} | ({} if keys is None else {"key": keys}) | ({"rate": rates} if rates.any() else {})
   x, values = jax.lax.scan(lambda x, row: call(x=x, **({"key": None} | row)), x, rows)
@@ -94,12 +95,13 @@ def _scanned(layers, x, keys, rates, remat, name):
   return x
 
 
-def _layer(graph, prefixes, **constants):
+def _layer(graph, prefixes, added, **constants):
   """The layer as a function (params, x, key, rate) -> (x, recorded values), and the list of names that a call fills."""
   names = []
 
   def call(params, x, key, rate):
     with intermediates.layer(prefixes) as recorder:
+      x = x if added is None else x + added
       x = activations.constrain(nnx.merge(graph, activations.gather(prefixes[0], params))(x, key, rate))
     names[:] = recorder.names
     return x, recorder.values

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.models import stack
+from vit_jax.models import positions, stack
 from vit_jax.models.intermediates import record
 from vit_jax.models.layers import PatchEmbedding, dropout, fold, residual
 from vit_jax.models.output import Output, check_shape, classified
@@ -35,6 +35,8 @@ class Block(nnx.Module):
     order: of norms and branches.
     layer_scale: initial factor of both branches, one for each channel (Touvron et al. 2021b); None has no factors.
     dropout: rate, of both branches.
+    position: () -> [T, D], added to the stream before anything else; None adds nothing.
+    registers: (first, count) of tokens that have no row in it.
   """
 
   def __init__(
@@ -47,10 +49,13 @@ class Block(nnx.Module):
     order: Literal["pre", "official"] = "pre",
     layer_scale: tuple[nnx.Param, nnx.Param] | None = None,
     dropout: float = 0.0,
+    position: nnx.Module | None = None,
+    registers: tuple[int, int] = (0, 0),
   ):
     self.norm1, self.attention, self.norm2, self.mlp = norm1, attention, norm2, mlp
     self.layer_scale1, self.layer_scale2 = layer_scale or (None, None)
     self.order, self.dropout = order, dropout
+    self.position, self.registers = position, registers
 
   def __call__(
     self, x: Float[Tensor, " B *N D"], key: PRNGKey | None = None, path_rate: Scalar = np.float32(0)
@@ -60,6 +65,8 @@ class Block(nnx.Module):
         branch = branch * scale[...].astype(branch.dtype)
       return residual(stream, branch, self.dropout, path_rate, key, number)
 
+    if self.position is not None:
+      x = x + jnp.asarray(positions.skipping(self.position(), *self.registers), x.dtype)
     x = add(x, self.attention(self.norm1(x), key=fold(key, 0)), self.layer_scale1, 1)
     normed = self.norm2(x)
     x = add(normed if self.order == "official" else x, self.mlp(normed, key=fold(key, 3)), self.layer_scale2, 4)
@@ -81,6 +88,7 @@ class Transformer(nnx.Module):
     embedding: image or map -> [B, ..., D].
     prefix: tokens by names of `PREFIX`: cls [D], distillation [D], registers [R, D].
     position: () -> [T, D], of class and distillation token, if there are any, and patches; None adds nothing.
+    position_at: "input" adds it once, "shared" again in front of every block.
     blocks: of which a stack is made.
     norm: of all tokens after the last block.
     pool: "cls", "gap", or a module [B, N, D] -> [B, D] of the patches.
@@ -99,6 +107,7 @@ class Transformer(nnx.Module):
     embedding: nnx.Module,
     prefix: Mapping[str, nnx.Param],
     position: nnx.Module | None,
+    position_at: Literal["input", "shared"] = "input",
     blocks: stack.Blocks,
     norm: nnx.Module,
     pool: nnx.Module | str,
@@ -111,7 +120,7 @@ class Transformer(nnx.Module):
     assert prefix.keys() <= set(PREFIX), prefix
     self.shape, self.dropout = shape, dropout
     self.depth, self.remat, self.stochastic_depth = blocks.depth, blocks.remat, blocks.stochastic_depth
-    self.stem, self.embedding, self.position = stem, embedding, position
+    self.stem, self.embedding, self.position, self.position_at = stem, embedding, position, position_at
     self.patch = embedding.patch if stem is None and isinstance(embedding, PatchEmbedding) else None
     self.cls, self.distillation, self.registers = (prefix.get(name) for name in PREFIX)
     self.blocks = stack.build(blocks.block, blocks.depth, scan=blocks.scan, rngs=rngs)
@@ -128,12 +137,12 @@ class Transformer(nnx.Module):
     # Tokens.
     x = self.embedding(images if self.stem is None else self.stem(images))
     x = record("embedding", x.reshape(x.shape[0], -1, x.shape[-1]))
-    x, prefix = self._with_prefix(x)
+    x, prefix, added = self._with_prefix(x)
     x = record("tokens", dropout(x, self.dropout, fold(key, 0)))
 
     # Features.
     rates = stack.growing(self.stochastic_depth, self.depth)
-    x = stack.run(self.blocks, x, fold(key, 1), rates=rates, remat=self.remat, name="blocks")
+    x = stack.run(self.blocks, x, fold(key, 1), rates=rates, remat=self.remat, name="blocks", added=added)
     tokens = record("encoded", self.norm(x))
     distilled = None if self.distillation is None else tokens[:, 1]
     x = record("features", self._pool(tokens, prefix))
@@ -159,7 +168,7 @@ class Transformer(nnx.Module):
     return height * width // self.patch**2, self.patch**2 * channels
 
   def _with_prefix(self, patches):
-    """([B, T + N, D] prefix tokens and patches with positions, T)."""
+    """([B, T + N, D] prefix tokens and patches with positions, T, what every block adds to them or None)."""
     batch, _, width = patches.shape
     tokens = [token for token in (self.cls, self.distillation, self.registers) if token is not None]
     counts = [math.prod(token.shape[:-1]) for token in tokens]
@@ -168,13 +177,13 @@ class Transformer(nnx.Module):
       values = [token[...].astype(x.dtype) for token in tokens]
       rows = [jnp.broadcast_to(value, (batch, n, width)) for value, n in zip(values, counts, strict=True)]
       x = jnp.concatenate([*rows, x], axis=1)
-    if self.position is not None:
-      table = self.position()
-      if self.registers is not None:  # which come last of the prefix, and stay where they are
-        first = sum(counts[:-1])
-        table = jnp.concatenate([table[:first], jnp.zeros((counts[-1], width)), table[first:]])
-      x = x + jnp.asarray(table, x.dtype)
-    return x, sum(counts)
+    if self.position is None:
+      return x, sum(counts), None
+    table = self.position()
+    if self.registers is not None:  # which come last of the prefix, and stay where they are
+      table = positions.skipping(table, sum(counts[:-1]), counts[-1])
+    table = jnp.asarray(table, x.dtype)
+    return (x + table, sum(counts), None) if self.position_at == "input" else (x, sum(counts), table)
 
   def _pool(self, tokens, prefix):
     if self.pool == "cls":

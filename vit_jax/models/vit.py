@@ -3,6 +3,7 @@
 Defaults are those of the published image models of Google; names as in timm and on Hugging Face bring their own.
 """
 
+import functools
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ def vit(
   pool: Literal["cls", "gap", "map", "seqpool", "distilled"] = "cls",
   registers: Annotated[int, schema.Range(0, 1024)] = 0,
   position: Literal["learned", "sincos2d", "factored", "relative", "none"] = "learned",
+  position_at: Literal["input", "each", "shared"] = "input",
   stages: tuple[Blocks, ...] | None = None,
   attention: Formulation = "xla",
   gelu: Literal["tanh", "erf"] = "tanh",
@@ -70,6 +72,8 @@ def vit(
     registers: tokens that no pooling reads and that have no position (Darcet et al. 2024).
     position: learned ones include class and distillation token; "sincos2d" and "factored" belong to the patches;
       "relative" lives in the attention and counts every token.
+    position_at: where positions are added (Dosovitskiy et al. 2021, appendix D.4): once to the tokens, in front of each
+      block with a table of its own, or in front of each the same table, shared.
     stages: puts a ResNet with so many units in each stage in front of the patches.
     attention: "fused" is one kernel on TPUs (see `fused_attention`), with the same weights.
     gelu: how it is computed.
@@ -90,6 +94,7 @@ def vit(
     scan: whether the blocks are one stack, and compiled once.
     remat: what the backward pass computes again; see `stack.POLICIES`.
   """
+  _check(pool, pre_logits, position, position_at)
   width, depth, heads, hidden = size(row, width=width, depth=depth, heads=heads, hidden=hidden)
   rows, columns = grid(image_size if stages is None else resnet.stem_sides(sides(image_size), stages), patch)
   leading = {"cls": 1, "distilled": 2}.get(pool, 0)
@@ -97,6 +102,7 @@ def vit(
   common = {"dtype": compute, "rngs": rngs}
   mlp = {"gelu": gelu, "bias_init": nnx.initializers.normal(1e-6)}
   lecun = nnx.initializers.lecun_normal()
+  tables = functools.partial(_positions, position, rows, columns, width, leading)
 
   def norm():
     return layers.LayerNorm(width, eps=eps, dtype=compute)
@@ -105,6 +111,7 @@ def vit(
     relative = rows * columns + leading + registers if position == "relative" else None
     options = {"dropout": attention_dropout, "relative": relative, "formulation": attention}
     common = {"dtype": compute, "rngs": rngs}
+    parts = {"position": tables(rngs), "registers": (leading, registers)} if position_at == "each" else {}
     return Block(
       norm(),
       Attention(width, heads, **options, **common),
@@ -112,6 +119,7 @@ def vit(
       layers.Mlp(width, hidden, dropout=dropout, **mlp, **common),
       layer_scale=layers.layer_scale(width, layer_scale),
       dropout=dropout,
+      **parts,
     )
 
   def logits():
@@ -120,8 +128,6 @@ def vit(
     made = layers.Linear((pre_logits or width,), (classes,), **init, **common)
     return made if classes else None
 
-  if pool == "distilled" and pre_logits:
-    raise schema.ConfigError("model: pool 'distilled' has two heads and takes no pre_logits; leave one of them out")
   match pool:
     case "map":
       pooling = Map(width, heads, hidden, eps=eps, **mlp, **common)
@@ -135,7 +141,8 @@ def vit(
     (*sides(image_size), channels),
     stem=stem,
     embedding=layers.PatchEmbedding(inputs, width, patch, kernel_init=lecun, **common),
-    position=_positions(position, rows, columns, width, leading, rngs),
+    position=None if position_at == "each" else tables(rngs),
+    position_at="shared" if position_at == "shared" else "input",
     prefix=prefix_tokens(width, cls=leading > 0, distillation=pool == "distilled", registers=registers, rngs=rngs),
     blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth),
     norm=norm(),
@@ -146,6 +153,17 @@ def vit(
     dropout=dropout,
     rngs=rngs,
   )
+
+
+def _check(pool, pre_logits, position, position_at):
+  """Raises ConfigError for arguments that exclude each other."""
+  if position_at != "input" and position in ("relative", "none"):
+    raise schema.ConfigError(
+      f"model: position_at {position_at!r} says where a table is added, and position {position!r} has none; allowed: "
+      "position_at='input', or position 'learned', 'sincos2d' or 'factored'"
+    )
+  if pool == "distilled" and pre_logits:
+    raise schema.ConfigError("model: pool 'distilled' has two heads and takes no pre_logits; leave one of them out")
 
 
 def _positions(position, rows, columns, width, leading, rngs):
