@@ -8,7 +8,8 @@ from tests import runs
 from vit_jax import build, config, flags
 from vit_jax.data import catalog, sources
 
-NAMES = sorted(file.stem for file in (runs.ROOT / "configs").glob("*.py"))
+CONFIGS = runs.ROOT / "configs"
+NAMES = sorted(file.relative_to(CONFIGS).with_suffix("").as_posix() for file in CONFIGS.rglob("*.py"))
 NAMES.remove("fewshot")  # no run; see test_fewshot
 SHRUNK = {
   "optim.accumulate": "1",

@@ -53,7 +53,7 @@ def parsed(folder, **version):
 
 FILES = parsed("vit_jax")
 LAUNCH = parsed("launch", feature_version=(3, 10))  # what TPU VMs have before anything is installed
-CONFIGS = {file.name: ast.parse(file.read_text()) for file in sorted((ROOT / "configs").glob("*.py"))}
+CONFIGS = {file.name: ast.parse(file.read_text()) for file in sorted((ROOT / "configs").rglob("*.py"))}
 SOURCES = [
   file
   for part in ("vit_jax", "launch", "configs", "benchmarks", "examples", "tests")

@@ -134,7 +134,7 @@ def pictures(choice, split):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("file", sorted(f for f in (runs.ROOT / "configs").glob("*.py") if f.stem != "fewshot"),
+@pytest.mark.parametrize("file", sorted(f for f in (runs.ROOT / "configs").rglob("*.py") if f.stem != "fewshot"),
                          ids=lambda f: f.stem)  # fmt: skip
 def test_every_key_of_a_config_is_handed_to_a_function(file):
   run = narrow(file)

@@ -9,7 +9,7 @@ prints the trials as commands for other launchers, and once all have ended the l
 --tpu=v3-8 ..." makes them commands of `launch`. Where they share the workdir, the sweep takes what is finished, with
 --collect that alone. `python -m launch sweep` does all of this.
 
-It leaves sweep.json, sweep.md (the table), sweep.png (which setting matters), and a log and a workdir of each trial.
+It leaves sweep.json, sweep.md (the table), sweep.png (the settings, or which key matters), a log and a workdir of each.
 Exit codes: 0 finished, 2 mistake or nothing to choose from, 42 asked to stop, 130 Ctrl-C.
 """
 

@@ -31,6 +31,23 @@ def test_effects_of_numbers_names_and_gaps_are_drawn(tmp_path, values):
   assert drawn.std() > 5
 
 
+@pytest.mark.heavy
+def test_settings_stand_side_by_side_with_their_mean_and_deviation(tmp_path, monkeypatch):
+  drawn = []
+  monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+  groups = {"position=learned": [0.9, 0.8, 0.7], "position=none $x": [0.5]}
+  with pytest.raises(FileNotFoundError):  # nothing was saved
+    pictures.compared(groups, "top1", tmp_path / "it.png")
+  (axes,) = drawn[0].axes
+  assert [label.get_text() for label in axes.get_yticklabels()] == list(groups)
+  one, two = (bar.lines[2][0].get_segments()[0][:, 0] for bar in axes.containers)
+  np.testing.assert_allclose(one, [0.7, 0.9], atol=1e-9)  # 0.8 and statistics.stdev([0.9, 0.8, 0.7]) = 0.1
+  np.testing.assert_allclose(two, [0.5, 0.5])
+  monkeypatch.undo()
+  pictures.compared(groups, "top1", tmp_path / "it.png")
+  assert cv2.imread(str(tmp_path / "it.png")).std() > 5
+
+
 @pytest.mark.parametrize(
   ("key", "values", "joined"),
   [

@@ -1,4 +1,4 @@
-"""The picture of a sweep: which of its keys matters, drawn without a display."""
+"""The picture of a sweep: its settings side by side, or which of its keys matters; drawn without a display."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,35 @@ from matplotlib.figure import Figure
 from vit_jax import files
 from vit_jax.pictures import DPI, shortened
 
+ROWS = 40  # settings that are drawn side by side, at most
 NUMBERED = ("seed", "data.split_seed")  # keys whose numbers are names: 2 is not between 1 and 3
 Row = tuple[Mapping[str, object], float]  # changes of a trial, its metric
+
+
+def compared(groups: Mapping[str, Sequence[float]], metric: str, path: pathlib.Path) -> None:
+  """Draws a PNG with a row for each setting, in their order: its trials, their mean and standard deviation (n - 1).
+
+  Args:
+    groups: the metric of each trial of a setting, by what the setting is called.
+    metric: its name.
+    path: of the picture.
+  """
+  files.check_path(path, (".png",))
+  assert groups and all(groups.values())
+  figure = Figure(figsize=(7, 1.2 + 0.35 * len(groups)), layout="constrained")
+  FigureCanvasAgg(figure)
+  axes = figure.subplots()
+  for row, values in enumerate(groups.values()):
+    axes.plot(values, [row] * len(values), "o", color="C0", alpha=0.5, markersize=5)
+    deviation = np.std(values, ddof=1) if len(values) > 1 else 0.0
+    axes.errorbar(np.mean(values), row, xerr=deviation, marker="|", markersize=14, color="C1", capsize=3)
+  axes.set_yticks(range(len(groups)), [shortened(name) for name in groups], parse_math=False)
+  axes.set_ylim(len(groups) - 0.5, -0.5)
+  axes.set_xlabel(metric)
+  axes.grid(axis="x", alpha=0.3)
+  axes.set_title("trials, mean ± standard deviation", fontsize=10)
+  with files.replacing(path) as partial:
+    figure.savefig(partial, format="png", dpi=DPI)
 
 
 def effects(rows: Sequence[Row], keys: Sequence[str], metric: str, path: pathlib.Path) -> None:

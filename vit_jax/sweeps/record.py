@@ -95,10 +95,24 @@ class Record:
     if keys := results.varied(measured):
       from vit_jax.sweeps import board, pictures  # TensorBoard and matplotlib take their time
 
-      rows = [(trial.changes, trial.figures[metric]) for trial in measured]
-      pictures.effects(rows, keys, metric, workdir / "sweep.png")
+      groups = self._groups(metric)
+      if self.study.sweep.decide is None and 1 < len(groups) <= pictures.ROWS:
+        pictures.compared(groups, metric, workdir / "sweep.png")
+      else:
+        rows = [(trial.changes, trial.figures[metric]) for trial in measured]
+        pictures.effects(rows, keys, metric, workdir / "sweep.png")
       board.write(workdir, self.trials, keys, metrics)
       say(f"  picture   {workdir / 'sweep.png'}\n  settings  tensorboard --logdir={workdir}, page HParams")
+
+  def _groups(self, metric) -> dict[str, list[float]]:
+    """The values of a metric by setting; what differs between settings is what they are called by."""
+    keys = results.varied(self.trials)
+    named = {}
+    for setting in settings(self.trials, self.study.sweep.over):
+      words = [f"{key.rpartition('.')[2]}={plain(value)}" for key, value in setting.changes.items() if key in keys]
+      if values := setting.values(metric):
+        named[" ".join(words)] = values
+    return named
 
   def _metrics(self) -> Sequence[str]:
     """All metrics that any trial has, in order."""

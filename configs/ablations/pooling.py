@@ -1,0 +1,36 @@
+"""What the head reads, the class token or the mean of the patches, each at several rates: figure 9 of the ViT paper.
+
+Command:   python -m vit_jax.sweep --config=configs/ablations/pooling.py --workdir=runs/pooling --parallel=2
+Splits:    the first 90 % of `train` are trained on, `val`, the rest of it, says which rate suits which head, `test` how
+           good the two are then
+Hardware:  two CPU cores
+"""
+
+from vit_jax.config import product, recipe
+
+
+def get_config():
+  """A ViT of four layers and 36 patches, on nine tenths of the training images; its head reads the class token."""
+  return recipe(
+    model=dict(name="ViT-Ti/4", width=64, depth=4, heads=2, hidden=128, head_std=0.02),
+    data=dict(
+      name="digits",
+      image_size=24,
+      train="train[:90%]",
+      val="train[90%:]",
+      crop=dict(name="resize"),
+      test_crop=dict(name="resize"),
+      flip=False,
+      warp=dict(name="affine", degrees=15.0, translate=0.1, scale=(0.75, 1.25), shear=15.0),
+    ),
+    optim=dict(name="adamw", lr=3e-3, weight_decay=0.05, warmup="10%", schedule=dict(name="cosine"), clip=1.0),
+    total="20ep",
+    batch=64,
+    evals=dict(val=dict(name="accuracy", split="val", every="100%"), test=dict(name="accuracy", every="100%")),
+    checkpoint=dict(every="100%"),
+  )
+
+
+def sweep():
+  """Both heads at three rates, with three seeds: compared at one rate alone, the rate may be what is compared."""
+  return product({"model.pool": ("cls", "gap"), "optim.lr": (1e-3, 3e-3, 1e-2), "seed": range(3)})

@@ -1,0 +1,38 @@
+"""Which position embeddings, and where they are added: the ViT paper's appendix D.4 and table 8, at digit size.
+
+Command:   python -m vit_jax.sweep --config=configs/ablations/positions.py --workdir=runs/positions --parallel=2
+Hardware:  two CPU cores
+"""
+
+from vit_jax.config import recipe
+
+
+def get_config():
+  """A ViT of four layers and 36 patches, on all training images; its positions are learned, and added once."""
+  return recipe(
+    model=dict(name="ViT-Ti/4", width=64, depth=4, heads=2, hidden=128, head_std=0.02),
+    data=dict(
+      name="digits",
+      image_size=24,
+      crop=dict(name="resize"),
+      test_crop=dict(name="resize"),
+      flip=False,
+      warp=dict(name="affine", degrees=15.0, translate=0.1, scale=(0.75, 1.25), shear=15.0),
+    ),
+    optim=dict(name="adamw", lr=3e-3, weight_decay=0.05, warmup="10%", schedule=dict(name="cosine"), clip=1.0),
+    total="20ep",
+    batch=64,
+    evals=dict(test=dict(name="accuracy", every="100%")),
+    checkpoint=dict(every="100%"),
+  )
+
+
+def sweep():
+  """None, 1-D, 2-D and relative, the tables at the input, in each layer and shared by all: eight settings, 3 seeds."""
+  tables = [(position, at) for position in ("learned", "factored") for at in ("input", "each", "shared")]
+  settings = [("none", "input"), *tables, ("relative", "input")]
+  return [
+    {"model.position": position, "model.position_at": at, "seed": seed}
+    for position, at in settings
+    for seed in range(3)
+  ]

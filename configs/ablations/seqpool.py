@@ -1,0 +1,32 @@
+"""SeqPool against the class token, behind patches and behind convolutions: table 4 of the compact transformers' paper.
+
+Command:   python -m vit_jax.sweep --config=configs/ablations/seqpool.py --workdir=runs/seqpool --parallel=2
+Hardware:  two CPU cores
+"""
+
+from vit_jax.config import product, recipe
+
+
+def get_config():
+  """A CCT of four layers and 36 tokens, on all training images."""
+  return recipe(
+    model=dict(name="cct_2_3x2_32", width=64, depth=4, heads=2, hidden=128),
+    data=dict(
+      name="digits",
+      image_size=24,
+      crop=dict(name="resize"),
+      test_crop=dict(name="resize"),
+      flip=False,
+      warp=dict(name="affine", degrees=15.0, translate=0.1, scale=(0.75, 1.25), shear=15.0),
+    ),
+    optim=dict(name="adamw", lr=3e-3, weight_decay=0.05, warmup="10%", schedule=dict(name="cosine"), clip=1.0),
+    total="20ep",
+    batch=64,
+    evals=dict(test=dict(name="accuracy", every="100%")),
+    checkpoint=dict(every="100%"),
+  )
+
+
+def sweep():
+  """ViT-Lite, CVT (the same with SeqPool), CCT with a class token, and CCT, with three seeds."""
+  return product({"model.name": ("vit_2_4_32", "cct_2_3x2_32"), "model.pool": ("cls", "seqpool"), "seed": range(3)})

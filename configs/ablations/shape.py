@@ -1,0 +1,37 @@
+"""Depth against width where an image costs the same: the ViT paper's appendix D.2 and figure 8, at digit size.
+
+Command:   python -m vit_jax.sweep --config=configs/ablations/shape.py --workdir=runs/shape --parallel=2
+Hardware:  two CPU cores
+"""
+
+from vit_jax.config import recipe
+
+
+def get_config():
+  """A ViT of four layers and 36 patches, on all training images."""
+  return recipe(
+    model=dict(name="ViT-Ti/4", width=64, depth=4, heads=2, hidden=128, head_std=0.02),
+    data=dict(
+      name="digits",
+      image_size=24,
+      crop=dict(name="resize"),
+      test_crop=dict(name="resize"),
+      flip=False,
+      warp=dict(name="affine", degrees=15.0, translate=0.1, scale=(0.75, 1.25), shear=15.0),
+    ),
+    optim=dict(name="adamw", lr=3e-3, weight_decay=0.05, warmup="10%", schedule=dict(name="cosine"), clip=1.0),
+    total="20ep",
+    batch=64,
+    evals=dict(test=dict(name="accuracy", every="100%")),
+    checkpoint=dict(every="100%"),
+  )
+
+
+def sweep():
+  """Five shapes of equal FLOPs an image, within 5 %, from one wide layer to sixteen narrow ones; three seeds."""
+  shapes = ((1, 132), (2, 92), (4, 64), (8, 44), (16, 30))  # depth, width
+  return [
+    {"model.depth": depth, "model.width": width, "model.hidden": 2 * width, "seed": seed}
+    for depth, width in shapes
+    for seed in range(3)
+  ]

@@ -1,0 +1,37 @@
+"""What makes tokens of images: patches, or one to three convolutions of 3 x 3 or 7 x 7, as CCT's names say them.
+
+Command:   python -m vit_jax.sweep --config=configs/ablations/tokenizer.py --workdir=runs/tokenizer --parallel=2
+Hardware:  two CPU cores
+"""
+
+from vit_jax.config import recipe
+
+
+def get_config():
+  """A CCT of four layers, on all training images; two convolutions of 3 x 3 make 36 tokens of 24 px."""
+  return recipe(
+    model=dict(name="cct_2_3x2_32", width=64, depth=4, heads=2, hidden=128),
+    data=dict(
+      name="digits",
+      image_size=24,
+      crop=dict(name="resize"),
+      test_crop=dict(name="resize"),
+      flip=False,
+      warp=dict(name="affine", degrees=15.0, translate=0.1, scale=(0.75, 1.25), shear=15.0),
+    ),
+    optim=dict(name="adamw", lr=3e-3, weight_decay=0.05, warmup="10%", schedule=dict(name="cosine"), clip=1.0),
+    total="20ep",
+    batch=64,
+    evals=dict(test=dict(name="accuracy", every="100%")),
+    checkpoint=dict(every="100%"),
+  )
+
+
+def sweep():
+  """Patches of 8 and 4 pixels, then convolutions that leave 9, 36 and 144 tokens of 3 x 3, and 36 of 7 x 7; 3 seeds."""
+  tokenizers = ((8, 0), (4, 0), (3, 3), (3, 2), (3, 1), (7, 1))  # kernel, number of convolutions; 0 cuts patches
+  return [
+    {"model.kernel": kernel, "model.convolutions": convolutions, "seed": seed}
+    for kernel, convolutions in tokenizers
+    for seed in range(3)
+  ]
