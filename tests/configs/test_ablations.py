@@ -1,11 +1,16 @@
 """The papers' ablations: what is compared is comparable, and every setting has three seeds."""
 
 import collections
+import contextlib
+import dataclasses
+import itertools
 
+import jax
+import numpy as np
 import pytest
 
-from tests import recipes
-from vit_jax import build, config, flags
+from tests import recipes, runs
+from vit_jax import build, checkpoints, config, flags, loop, mesh
 from vit_jax.models import Description
 from vit_jax.sweeps import study
 
@@ -38,3 +43,52 @@ def test_shapes_cost_the_same_within_five_per_cent(tmp_path):
 
 def test_all_sizes_of_data_take_equally_many_steps():
   assert recipes.load("ablations/data_size").total == "450"
+
+
+POSITIONS = {  # the smallest run with tables in front of every layer, whose steps a checkpoint parts
+  "model.width": "16",
+  "model.depth": "2",
+  "model.hidden": "16",
+  "model.position_at": "each",
+  "model.scan": "true",
+  "batch": "16",
+  "total": "4",
+  "checkpoint.every": "2",
+  "evals.test.every": "3",
+  "optim.clip": "none",
+}
+
+
+def narrow(devices, **changes):
+  run = runs.run("configs/ablations/positions.py", POSITIONS, **changes)
+  return build.build(run, jax.devices()[:devices])
+
+
+def stepped(parts):
+  """Parameters after all steps."""
+  step, state = parts.compile(), parts.init()
+  with contextlib.closing(parts.batches(0)) as batches:
+    for batch in itertools.islice(batches, parts.total):
+      state, _ = step(state, batch, {})
+  return jax.device_get(state.params)
+
+
+@pytest.mark.heavy
+def test_tables_of_every_layer_train_the_same_on_a_mesh_and_after_a_death(tmp_path):
+  expected = stepped(narrow(1))
+  meshed = stepped(narrow(8, mesh__data=2, mesh__fsdp=2, mesh__tensor=2))
+  assert any("position/table" in path for path in expected)
+  for path, value in expected.items():
+    np.testing.assert_allclose(meshed[path], value, atol=1e-5, err_msg=path)
+
+  def dies(params, poll):
+    raise InterruptedError
+
+  parts = narrow(1)
+  with pytest.raises(InterruptedError):
+    loop.train(dataclasses.replace(parts, evals={"test": build.Eval(3, dies)}), tmp_path)
+  loop.train(parts, tmp_path)
+  with contextlib.closing(checkpoints.Checkpoints(tmp_path, mesh.replicated(parts.mesh), read_only=True)) as store:
+    restored = jax.device_get(store.restore(parts.state_shapes)[0].params)
+  for path, value in expected.items():
+    np.testing.assert_array_equal(restored[path], value, err_msg=path)

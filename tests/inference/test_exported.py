@@ -67,6 +67,7 @@ FAMILIES = {
   "ViT-Ti/32": {"pool": "map", "registers": 2, "dtype": "bfloat16"},
   "deit_tiny_distilled_patch16_224": {"depth": 1},
   "ViT-S/8": {"width": 64, "depth": 1, "heads": 2, "hidden": 96, "position": "sincos2d", "pool": "gap"},
+  "ViT-Ti/8": {"depth": 2, "position": "factored", "position_at": "shared", "registers": 2},
   "R+Ti/16": {"depth": 1},
   "cct_2_3x2_32": {},
   "cct_2_3x2_32_sine": {},
