@@ -112,7 +112,7 @@ def _number(axes, share):
     axes.text(column, row, f"{100 * value:.3g}", ha="center", va="center", fontsize=7, color=colour)
 
 
-def shortened(name: str) -> str:
-  """The name on one line of at most 24 characters that can be drawn; bytes that are not UTF-8 become question marks."""
+def shortened(name: str, most: int = LONGEST) -> str:
+  """The name on one line of at most so many characters that can be drawn; what is not UTF-8 becomes question marks."""
   name = " ".join(name.encode("utf-8", "replace").decode().split())
-  return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+  return name if len(name) <= most else name[: most - 1] + "…"

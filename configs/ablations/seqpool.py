@@ -2,6 +2,7 @@
 
 Command:   python -m vit_jax.sweep --config=configs/ablations/seqpool.py --workdir=runs/seqpool --parallel=2
 Hardware:  two CPU cores
+Result:    not measured yet
 """
 
 from vit_jax.config import product, recipe

@@ -35,7 +35,7 @@ def test_effects_of_numbers_names_and_gaps_are_drawn(tmp_path, values):
 def test_settings_stand_side_by_side_with_their_mean_and_deviation(tmp_path, monkeypatch):
   drawn = []
   monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-  groups = {"position=learned": [0.9, 0.8, 0.7], "position=none $x": [0.5]}
+  groups = {"position=learned": [0.9, 0.8, 0.7], "position=factored position_at=shared $x": [0.5]}
   with pytest.raises(FileNotFoundError):  # nothing was saved
     pictures.compared(groups, "top1", tmp_path / "it.png")
   (axes,) = drawn[0].axes

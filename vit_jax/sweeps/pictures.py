@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from vit_jax import files
 from vit_jax.pictures import DPI, shortened
 
-ROWS = 40  # settings that are drawn side by side, at most
+ROWS, LONGEST = 40, 48  # settings that are drawn side by side, and characters of the name of one, at most
 NUMBERED = ("seed", "data.split_seed")  # keys whose numbers are names: 2 is not between 1 and 3
 Row = tuple[Mapping[str, object], float]  # changes of a trial, its metric
 
@@ -25,14 +25,14 @@ def compared(groups: Mapping[str, Sequence[float]], metric: str, path: pathlib.P
   """
   files.check_path(path, (".png",))
   assert groups and all(groups.values())
-  figure = Figure(figsize=(7, 1.2 + 0.35 * len(groups)), layout="constrained")
+  figure = Figure(figsize=(8, 1.2 + 0.35 * len(groups)), layout="constrained")
   FigureCanvasAgg(figure)
   axes = figure.subplots()
   for row, values in enumerate(groups.values()):
     axes.plot(values, [row] * len(values), "o", color="C0", alpha=0.5, markersize=5)
     deviation = np.std(values, ddof=1) if len(values) > 1 else 0.0
     axes.errorbar(np.mean(values), row, xerr=deviation, marker="|", markersize=14, color="C1", capsize=3)
-  axes.set_yticks(range(len(groups)), [shortened(name) for name in groups], parse_math=False)
+  axes.set_yticks(range(len(groups)), [shortened(name, LONGEST) for name in groups], parse_math=False)
   axes.set_ylim(len(groups) - 0.5, -0.5)
   axes.set_xlabel(metric)
   axes.grid(axis="x", alpha=0.3)
