@@ -39,7 +39,7 @@ def example(scanned=False, seed=0):
   rng = np.random.default_rng(seed)
   # Two shapes only: every further one costs a compilation of each operation.
   kernel, vector = (4, 4), (4,)
-  block = {"attention/query/kernel": kernel, "attention/query/bias": vector, "norm1/scale": vector}
+  block = {"mlp/up/kernel": kernel, "mlp/up/bias": vector, "norm1/scale": vector}
   shapes = {"cls": vector, "embedding/kernel": kernel, "position/table": kernel, "norm/scale": vector}
   shapes |= {"head/kernel": kernel, "head/bias": vector}
   layers = 3

@@ -14,6 +14,7 @@ import optax
 
 from vit_jax import trees
 from vit_jax.optim import schedules
+from vit_jax.optim.matrices import muon
 from vit_jax.schema import (
   Choice,
   ConfigError,
@@ -179,7 +180,7 @@ def lamb(*, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-6, mu_d
   return optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
 
 
-RULES = {rule.__name__: (rule, optimizer) for rule in (adamw, sgd, adafactor, lion)}
+RULES = {rule.__name__: (rule, optimizer) for rule in (adamw, sgd, adafactor, lion, muon)}
 RULES["lamb"] = (lamb, preset(optimizer, trust_ratio="decayed"))
 
 
