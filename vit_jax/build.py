@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import checkpoints, evals, flops, hardware, identity, importers, mesh, models, optim, rng, steps, tasks
+from vit_jax import checkpoints, evals, hardware, identity, importers, mesh, models, optim, rng, steps, tasks
 from vit_jax.config import Run
 from vit_jax.data import augment, catalog, loader, stream
 from vit_jax.data.device_batches import DeviceBatches
@@ -20,6 +20,7 @@ from vit_jax.digests import sha256
 from vit_jax.importers import surgery
 from vit_jax.models import overview
 from vit_jax.schema import ConfigError, Duration, arguments, at, bind, lookup, make
+from vit_jax.tasks import cost
 from vit_jax.trees import count
 
 OPTIM = {name: (*functions, steps.accumulated, steps.train_step) for name, functions in optim.RULES.items()}
@@ -55,7 +56,7 @@ class Parts:
   batch_shapes: dict[str, jax.ShapeDtypeStruct]
   batches: Callable[[int], DeviceBatches]  # from a step on
   evals: dict[str, Eval]
-  flops_per_image: int  # forward and backward, of the model
+  flops_per_image: int  # forward and backward, of what the task learns by; 0 where nothing is trained
 
   def compile(self):
     """The train step for these shapes, compiled: (state, batch, frozen) -> (state, metrics)."""
@@ -146,7 +147,8 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   def steps_of(duration: Duration) -> int:
     return duration.steps(run.batch, source.epoch_length, total)
 
-  model = models.functional(models.Description(run.model, run.data.args["image_size"], len(source.classes))).on(grid)
+  classes = len(source.classes) if tasks.TASKS[run.task.name].classes else 0
+  model = models.functional(models.Description(run.model, run.data.args["image_size"], classes)).on(grid)
   task = make_task(run, model, grid, steps_of)
   shapes = model.shapes() | jax.eval_shape(lambda: task.init(jax.random.key(0)))
   params = mesh.parameters((*models.sharding(run.model.name), *task.sharding), shapes, grid)
@@ -184,11 +186,15 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
     },
     batches=functools.partial(_train_batches, run, examples, opened, mesh.batch(grid)),
     evals=_evals(run, subject, steps_of),
-    flops_per_image=3 * forward_flops(model.description),
+    flops_per_image=0,
   )
-  if training:  # a mistake in the step shows here, not on the devices
-    jax.eval_shape(step, state_shapes, parts.batch_shapes, parts.frozen_shapes)
-  return parts
+  if not training:
+    return parts
+  # A mistake in the step shows here, not on the devices.
+  jax.eval_shape(step, state_shapes, parts.batch_shapes, parts.frozen_shapes)
+  drawn = jax.eval_shape(task.examples, parts.batch_shapes, parts.frozen_shapes, jax.random.key(0), state_shapes.step)
+  alone = make_task(run, models.functional(model.description), grid, steps_of)
+  return dataclasses.replace(parts, flops_per_image=3 * cost.forward_flops(alone.objective, shapes, drawn))
 
 
 def make_task(run: Run, model: models.Model, grid: jax.sharding.Mesh, steps_of: Callable) -> tasks.Task:
@@ -200,7 +206,8 @@ def make_task(run: Run, model: models.Model, grid: jax.sharding.Mesh, steps_of: 
     with at("config.data"):
       return augment.build(dtype, run.seed, patch, steps_of, **arguments(run.data, augment.build))
 
-  supplied = tasks.Supplied(model, patch, augmentation, functools.partial(_frozen, run, grid))
+  pixels = functools.partial(augment.pixels, **arguments(run.data, augment.pixels))
+  supplied = tasks.Supplied(model, patch, augmentation, functools.partial(_frozen, run, grid), pixels)
   with at("config.task"):
     return make(run.task, tasks.TASKS, supplied)
 
@@ -303,13 +310,6 @@ def _check_memory(run, grid, shapes, shardings):
       f"parameters, gradients and optimizer alone; a {device.device_kind} has {limit / 2**30:.1f} GiB. Spread it with "
       "config.mesh.fsdp, or take a smaller model"
     )
-
-
-def forward_flops(description):
-  """FLOPs of the forward pass of one image; without a mesh, over which one image cannot be split."""
-  model, size = models.functional(description), description.image_size
-  image = jax.ShapeDtypeStruct((1, size, size, description.channels), np.float32)
-  return flops.count(lambda params, images: model.outputs(params, images)[0].logits, model.shapes(), image)
 
 
 def _device_text(grid):

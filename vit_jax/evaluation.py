@@ -17,11 +17,13 @@ Intervals = dict[str, tuple[float, float]]  # figure -> (low, high)
 def headline(evals: Mapping[str, Choice]) -> tuple[str, Choice]:
   """The evaluation by accuracy called test, with its name, or else the first; of a run without one, a default one.
 
-  Not just the first: what a workdir keeps is sorted by name, and "real" would come before "test".
+  Where none is by accuracy, one of what is hidden counts. Not just the first: what a workdir keeps is sorted by name,
+  and "real" would come before "test".
   """
-  by_accuracy = {name: choice for name, choice in evals.items() if choice.name == "accuracy"}
-  name = "test" if "test" in by_accuracy else next(iter(by_accuracy), "test")
-  return name, by_accuracy.get(name, Choice("accuracy"))
+  kinds = [{name: c for name, c in evals.items() if c.name == kind} for kind in ("accuracy", "masked")]
+  fitting = next(filter(None, kinds), {})
+  name = "test" if "test" in fitting else next(iter(fitting), "test")
+  return name, fitting.get(name, Choice("accuracy"))
 
 
 def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:

@@ -52,7 +52,7 @@ def plain(key, images, targets, draws, step):
 
 
 def task(augment=mix, model=Linear(), **arguments):
-  return Classify(Supplied(model, None, lambda patch: augment, None), **arguments)
+  return Classify(Supplied(model, None, lambda patch: augment, None, None), **arguments)
 
 
 def batch(labels=LABELS):

@@ -29,6 +29,7 @@ class Colours:
   noise: Fraction = 0.0
 
   headline: ClassVar[str] = "error"
+  classes: ClassVar[bool] = True
   frozen: ClassVar[None] = None
   sharding: ClassVar[tuple] = ((r"task/decoder/kernel", ("fsdp", None)),)
 

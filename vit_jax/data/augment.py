@@ -67,6 +67,14 @@ def build(
   return augment
 
 
+def pixels(
+  images: Float[Tensor, "*image"], *, mean: Channels = (0.5, 0.5, 0.5), std: Scales = (0.5, 0.5, 0.5)
+) -> Float[Array, "*image"]:
+  """What `normalise` made, in any type, back to values of 0..1 in float32; erased parts may lie outside."""
+  mean, std = (jnp.tile(jnp.asarray(x, jnp.float32), images.shape[-1] // 3) for x in (mean, std))
+  return images.astype(jnp.float32) * std + mean
+
+
 def normalise(
   images: Num[Tensor, "*image"],
   dtype: np.dtype | type | str = jnp.float32,

@@ -12,6 +12,7 @@ from vit_jax.evals import accuracy as _accuracy
 from vit_jax.evals import fewshot as _fewshot
 from vit_jax.evals.accuracy import accuracy
 from vit_jax.evals.fewshot import fewshot
+from vit_jax.evals.masked import masked
 from vit_jax.evals.subject import Outcome, Subject
 from vit_jax.schema import Choice, ConfigError, Duration, arguments, at, lookup
 
@@ -23,7 +24,7 @@ def interval(steps_of: Callable[[Duration], int], *, every: Duration = Duration(
   return max(1, steps_of(every))
 
 
-EVALS = {"accuracy": accuracy, "fewshot": fewshot}
+EVALS = {"accuracy": accuracy, "fewshot": fewshot, "masked": masked}
 REPEATED = {name: (function, interval) for name, function in EVALS.items()}  # during a run
 
 

@@ -47,6 +47,10 @@ def accuracy(
       200_way_top1.
   """
   source, size = open_source(subject, data, split, "split"), subject.images_at_once(batch)
+  if not subject.classes:
+    raise ConfigError(
+      "the model has no classes: what it learns is measured by name='masked', its features by 'fewshot'", "name"
+    )
   if len(source.classes) != subject.classes:
     raise ConfigError(f"{split!r} has {len(source.classes)} classes, the model {subject.classes}", "split")
   with at("classes"):

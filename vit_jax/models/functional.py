@@ -13,7 +13,7 @@ from vit_jax import mesh, rng, trees
 from vit_jax.models import activations, parameters
 from vit_jax.models.description import Description
 from vit_jax.models.output import Output
-from vit_jax.shapes import Array, Float, PRNGKey, Shaped, Tensor
+from vit_jax.shapes import Array, Float, Integer, PRNGKey, Shaped, Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Model:
   patch: int | None  # images may come cut into patches of this side
   _graph: nnx.GraphDef = dataclasses.field(repr=False)
   _abstract: nnx.State = dataclasses.field(repr=False)
-  _sharded: Callable = dataclasses.field(default=contextlib.nullcontext, repr=False)
+  sharded: Callable = dataclasses.field(default=contextlib.nullcontext, repr=False)  # context of its tracing
 
   def init(self, key: PRNGKey) -> dict[str, Shaped[Array, "..."]]:
     """Initial parameters by path, statistics among them."""
@@ -49,6 +49,7 @@ class Model:
     params: Mapping[str, Shaped[Tensor, "..."]],
     images: Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"],
     key: PRNGKey | None = None,
+    **masks: Callable | Integer[Tensor, "B M"],
   ) -> tuple[Output, dict[str, Float[Array, "..."]]]:
     """(what the model computes of images, {path: statistic after these images}).
 
@@ -56,10 +57,12 @@ class Model:
       params: all parameters by path; others among them are ignored.
       images: normalised; where `patch` is not None, they may come cut into patches.
       key: of dropout and stochastic depth, for training; None means evaluation, which moves no statistic.
+      **masks: of a Transformer whose tokens are patches: `corrupt`, a function [B, N, D] -> [B, N, D] of their
+        embeddings before positions are added, and `visible` [B, M], the numbers of those that the blocks see.
     """
     module = self.create(params)
-    with self._sharded():
-      output = module.outputs(images, key)
+    with self.sharded():
+      output = module.outputs(images, key, **masks)
     return output, trees.flatten(nnx.state(module, nnx.BatchStat))
 
   def on(self, grid: jax.sharding.Mesh) -> "Model":
@@ -68,7 +71,7 @@ class Model:
     gather = mesh.gather(self.description.published.sharding, grid, np.dtype(choice.args["dtype"]))
     per_device = functools.partial(mesh.per_device, grid)
     return dataclasses.replace(
-      self, _sharded=functools.partial(activations.sharded, mesh.batch(grid), gather, per_device)
+      self, sharded=functools.partial(activations.sharded, mesh.batch(grid), gather, per_device)
     )
 
 

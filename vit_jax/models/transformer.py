@@ -1,7 +1,7 @@
 """The computation that all Vision Transformers share; vit.py, compact.py and mixer.py choose its parts."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import jax
@@ -14,7 +14,7 @@ from vit_jax.models.intermediates import record
 from vit_jax.models.layers import PatchEmbedding, dropout, fold, residual
 from vit_jax.models.output import Output, check_shape, classified
 from vit_jax.models.parameters import Keys
-from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
+from vit_jax.shapes import Array, Float, Integer, PRNGKey, Scalar, Tensor
 
 Images = Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"]  # whole, or cut into patches
 PREFIX = ("cls", "distillation", "registers")  # tokens in front of the patches, in this order
@@ -130,14 +130,23 @@ class Transformer(nnx.Module):
   def __call__(self, images: Images, key: PRNGKey | None = None) -> Float[Array, "B V"]:
     return self.outputs(images, key).logits
 
-  def outputs(self, images: Images, key: PRNGKey | None = None) -> Output:
-    """Everything that is computed of images."""
+  def outputs(
+    self,
+    images: Images,
+    key: PRNGKey | None = None,
+    corrupt: Callable | None = None,
+    visible: Integer[Tensor, "B M"] | None = None,
+  ) -> Output:
+    """Everything that is computed of images; see `functional.Model.outputs`."""
     check_shape(images, self.shape, self._cut())
 
     # Tokens.
     x = self.embedding(images if self.stem is None else self.stem(images))
     x = record("embedding", x.reshape(x.shape[0], -1, x.shape[-1]))
-    x, prefix, added = self._with_prefix(x)
+    x, prefix, added = self._with_prefix(x if corrupt is None else corrupt(x))
+    if visible is not None:
+      patches = jnp.take_along_axis(x[:, prefix:], visible[..., None], axis=1)
+      x = jnp.concatenate([x[:, :prefix], patches], axis=1)
     x = record("tokens", dropout(x, self.dropout, fold(key, 0)))
 
     # Features.

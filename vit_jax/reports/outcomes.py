@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import build, config, evals, evaluation, runtime
+from vit_jax import build, config, evals, evaluation, runtime, tasks
 from vit_jax.corpora import survey
 from vit_jax.data import catalog, decoding, loader, sources, stream
 from vit_jax.data.images import Images
@@ -56,6 +56,8 @@ def chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.Chapt
     logging.warning("%s: %s; the page does without", workdir, said)
     gone = [page.Words(said)]
     return [page.Chapter(seen.TITLE, gone), page.Chapter(mistakes.TITLE, gone)], None
+  if not tasks.TASKS[run.task.name].classes:
+    return [first], None  # nothing to be right or wrong about
   try:
     result = _measured(run, workdir, source, limit)
   except (ConfigError, runtime.Stop) as error:

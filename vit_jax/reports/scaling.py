@@ -6,9 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
+import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from vit_jax import build, models, trees
+from vit_jax import flops, models, trees
 from vit_jax.reports import drawing
 from vit_jax.reports.curves import COLOURED, short
 from vit_jax.reports.page import Chapter, Charts, Part, Table
@@ -71,8 +73,11 @@ def size(run: Recorded) -> Size:
 @functools.cache
 def of_model(description: models.Description) -> tuple[int, int]:
   """Parameters, and FLOPs of one image's forward pass."""
-  description = description.bound()
-  return trees.count(models.functional(description).shapes()), build.forward_flops(description)
+  model, size = models.functional(description), description.image_size
+  sides = (size, size) if isinstance(size, int) else size
+  image = jax.ShapeDtypeStruct((1, *sides, description.channels), np.float32)
+  forward = flops.count(lambda params, images: model.outputs(params, images)[0].logits, model.shapes(), image)
+  return trees.count(model.shapes()), forward
 
 
 def few_shot(run: Recorded) -> dict[str, list[tuple[int, float]]]:

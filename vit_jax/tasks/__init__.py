@@ -5,8 +5,15 @@ The keyword-only fields of the classes in `TASKS` are the schema of these argume
 
 from vit_jax.tasks.classify import Classify
 from vit_jax.tasks.distill import Distill
+from vit_jax.tasks.masked_autoencoder import MaskedAutoencoder
+from vit_jax.tasks.masked_patches import MaskedPatches
 from vit_jax.tasks.task import Frozen, Supplied, Task
 
 __all__ = ["TASKS", "Frozen", "Supplied", "Task"]
 
-TASKS = {"classify": Classify, "distill": Distill}
+TASKS = {
+  "classify": Classify,
+  "distill": Distill,
+  "masked_patches": MaskedPatches,
+  "masked_autoencoder": MaskedAutoencoder,
+}

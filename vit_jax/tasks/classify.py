@@ -35,6 +35,7 @@ class Classify:
   target_threshold: Probability | None = None
 
   headline: ClassVar[str] = "top1"
+  classes: ClassVar[bool] = True
   frozen: ClassVar[Frozen | None] = None
   sharding: ClassVar[models.Rows] = ()
 

@@ -70,6 +70,7 @@ class Distill:
   label_smoothing: Probability = 0.0
 
   headline: ClassVar[str] = "top1"
+  classes: ClassVar[bool] = True
   sharding: ClassVar[models.Rows] = ()
 
   @functools.cached_property

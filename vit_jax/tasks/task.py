@@ -35,6 +35,7 @@ class Supplied(NamedTuple):
   patch: int | None  # side of the patches that its images may come cut into
   augment: Callable  # (patch) -> (key, images uint8, targets, draws, step) -> (images, targets); see `data.augment`
   freeze: Callable[[str, str, bool], Frozen]  # (key of the config, path of weights, their average or not)
+  pixels: Callable  # normalised images, or such cut into patches -> values 0..1, float32
 
 
 class Task(Protocol):
@@ -42,6 +43,7 @@ class Task(Protocol):
 
   headline: str  # the metric that is shown beside the loss
   patch: int | None  # side of the patches that images come cut into; None: whole images
+  classes: bool  # whether it learns classes; else the model has no head
   frozen: Frozen | None  # asked for where the task trains, and not where it only predicts
 
   def init(self, key: PRNGKey) -> Params:

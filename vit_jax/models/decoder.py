@@ -1,0 +1,103 @@
+"""The decoder of a masked autoencoder (He et al. 2022): the tokens of some patches to all patches."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax import rng, trees
+from vit_jax.models import layers, positions, stack
+from vit_jax.models.attention import Attention
+from vit_jax.models.transformer import Block
+from vit_jax.shapes import Array, Float, Integer, PRNGKey, Shaped, Tensor
+
+
+class _Module(nnx.Module):
+  """[B, T + M, D] -> [B, N, O]: tokens of the patches that were seen, with prefix tokens in front, to all patches."""
+
+  def __init__(self, inputs, outputs, grid, *, width, heads, blocks, dtype, rngs):
+    common = {"dtype": dtype, "rngs": rngs}
+    self.embedding = layers.Linear((inputs,), (width,), **common)
+    self.mask_token = nnx.Param(0.02 * jax.random.normal(rngs.params(), (width,), jnp.float32))
+    self.position = positions.Fixed(positions.sincos2d, (*grid, width))
+    self.depth, self.remat = blocks.depth, blocks.remat
+    self.blocks = stack.build(blocks.block, blocks.depth, scan=blocks.scan, rngs=rngs)
+    self.norm = layers.LayerNorm(width, eps=1e-6, dtype=dtype)
+    self.prediction = layers.Linear((width,), (outputs,), **common)
+
+  def __call__(
+    self, tokens: Float[Tensor, "B T D"], visible: Integer[Tensor, "B M"], restore: Integer[Tensor, "B N"], name: str
+  ) -> Float[Array, "B N O"]:
+    x = self.embedding(tokens)
+    prefix, seen = jnp.split(x, [x.shape[1] - visible.shape[1]], axis=1)
+    hidden = (len(x), restore.shape[1] - visible.shape[1], x.shape[-1])
+    masks = jnp.broadcast_to(self.mask_token[...].astype(x.dtype), hidden)
+    patches = jnp.take_along_axis(jnp.concatenate([seen, masks], axis=1), restore[..., None], axis=1)
+    x = jnp.concatenate([prefix, patches + jnp.asarray(self.position(), x.dtype)], axis=1)
+    x = stack.run(self.blocks, x, None, rates=np.zeros(self.depth, np.float32), remat=self.remat, name=name)
+    return self.prediction(self.norm(x[:, prefix.shape[1] :]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+  """Pure functions of parameters by path, which begin with `path`."""
+
+  path: str
+  inputs: int  # width of the encoder's tokens
+  outputs: int  # of each patch
+  grid: tuple[int, int]  # rows and columns of patches
+  width: int
+  depth: int
+  heads: int
+  dtype: str
+  scan: bool
+  remat: str
+
+  def init(self, key: PRNGKey) -> dict[str, Shaped[Array, "..."]]:
+    """Initial parameters."""
+    state = trees.flatten(nnx.state(self._make(rng.Keys(key))))
+    return {f"{self.path}/{path}": value for path, value in state.items()}
+
+  def __call__(
+    self,
+    params: Mapping[str, Shaped[Tensor, "..."]],
+    tokens: Float[Tensor, "B T D"],
+    visible: Integer[Tensor, "B M"],
+    restore: Integer[Tensor, "B N"],
+  ) -> Float[Array, "B N O"]:
+    """What is predicted of every patch.
+
+    Args:
+      params: by path; others among them are ignored.
+      tokens: of the encoder, prefix tokens in front, then those of the visible patches.
+      visible: their numbers.
+      restore: where each patch stands in (visible patches, hidden patches).
+    """
+    graph, abstract = nnx.split(nnx.eval_shape(lambda: self._make(rng.Keys(jax.random.key(0)))))
+    own = {path: params[f"{self.path}/{path}"] for path in trees.flatten(abstract)}
+    module = nnx.merge(graph, trees.unflatten(abstract, own))
+    return module(tokens, visible, restore, f"{self.path}/blocks")
+
+  def _make(self, keys):
+    dtype, width = jnp.dtype(self.dtype), self.width
+
+    def norm():
+      return layers.LayerNorm(width, eps=1e-6, dtype=dtype)
+
+    def block(rngs):
+      attention = Attention(width, self.heads, dtype=dtype, rngs=rngs)
+      return Block(norm(), attention, norm(), layers.Mlp(width, 4 * width, gelu="erf", dtype=dtype, rngs=rngs))
+
+    blocks = stack.Blocks(block, self.depth, self.scan, self.remat, 0.0)
+    sizes = {"width": width, "heads": self.heads, "blocks": blocks, "dtype": dtype, "rngs": keys}
+    return _Module(self.inputs, self.outputs, self.grid, **sizes)
+
+
+# Rows of a sharding table besides those that all blocks have.
+SHARDING = (
+  (r".*/decoder/(embedding|prediction)/kernel", ("fsdp", None)),
+  (r".*/decoder/((embedding|prediction)/bias|mask_token)", (None,)),
+)
