@@ -59,6 +59,7 @@ def narrow(name):
     (edited.model, "pre_logits", 16),
     (edited.data.get("test_crop", {}), "resize", 36),
     (edited.optim.schedule, "cooldown", 0),
+    *((edited.task, key, value) for key, value in (("width", 16), ("depth", 1), ("heads", 2))),
   ):
     if key in part:
       part[key] = value

@@ -183,3 +183,11 @@ def test_slices_are_replicas():
     assert {device.slice_index for device in part.flat} == {slice_}
   with pytest.raises(schema.ConfigError, match=r"config.mesh.replica: 1 over 2 slices.*set config.mesh.replica=2"):
     mesh.make(config.Mesh(), devices)
+
+
+def test_shapes_take_the_shardings_of_a_pytree_like_theirs():
+  shapes = {"a": jax.ShapeDtypeStruct((8, 2), np.float16), "b": [jax.ShapeDtypeStruct((3,), np.int32)]}
+  whole, split = mesh.replicated(grid()), mesh.batch(grid())
+  made = mesh.sharded(shapes, {"a": split, "b": [whole]})
+  assert (made["a"].shape, made["a"].dtype, made["a"].sharding) == ((8, 2), np.float16, split)
+  assert (made["b"][0].shape, made["b"][0].sharding) == ((3,), whole)

@@ -6,7 +6,7 @@ raise ConfigError, before anything is written.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -147,14 +147,12 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   def steps_of(duration: Duration) -> int:
     return duration.steps(run.batch, source.epoch_length, total)
 
-  classes = len(source.classes) if tasks.TASKS[run.task.name].classes else 0
-  model = models.functional(models.Description(run.model, run.data.args["image_size"], classes)).on(grid)
+  model = models.functional(description(run, source.classes)).on(grid)
   task = make_task(run, model, grid, steps_of)
   shapes = model.shapes() | jax.eval_shape(lambda: task.init(jax.random.key(0)))
   params = mesh.parameters((*models.sharding(run.model.name), *task.sharding), shapes, grid)
   with at("config.optim"):
-    above, statistics = model.layers_above(), model.statistics
-    transformation, schedule = optim.create(run.optim, shapes, total, steps_of, statistics, above)
+    transformation, schedule = optim.create(run.optim, shapes, total, steps_of, model.statistics, model.layers_above())
   init, state_shapes = _state(run, model, task, transformation, params, grid)
   step = _step(run, model, task, transformation, state_shapes, grid)
   with at("config.data"):
@@ -197,6 +195,12 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   return dataclasses.replace(parts, flops_per_image=3 * cost.forward_flops(alone.objective, shapes, drawn))
 
 
+def description(run: Run, classes: Sequence[str]) -> models.Description:
+  """The model of a completed run on data of these classes; without a head where its task learns none."""
+  head = len(classes) if tasks.TASKS[run.task.name].classes else 0
+  return models.Description(run.model, run.data.args["image_size"], head)
+
+
 def make_task(run: Run, model: models.Model, grid: jax.sharding.Mesh, steps_of: Callable) -> tasks.Task:
   """What the run learns from a batch."""
   patch = model.patch if run.data.args["warp"].name == "none" else None  # a warp needs whole images
@@ -218,7 +222,7 @@ def _frozen(run, grid, key, path, ema) -> tasks.Frozen:
     description, load = importers.frozen(path, run.data.args["image_size"], run.model.args["dtype"], ema)
   model = models.functional(description).on(grid)
   shardings = mesh.parameters(models.sharding(description.model.name), model.shapes(), grid)
-  return tasks.Frozen(model, _sharded(model.shapes(), shardings), load, key, path)
+  return tasks.Frozen(model, mesh.sharded(model.shapes(), shardings), load, key, path)
 
 
 def _state(run, model, task, transformation, params, grid):
@@ -236,7 +240,7 @@ def _state(run, model, task, transformation, params, grid):
     optimizer=mesh.optimizer(transformation, shapes.params, params, grid),
   )
   _check_memory(run, grid, shapes, shardings)
-  return jax.jit(init, out_shardings=shardings), _sharded(shapes, shardings)
+  return jax.jit(init, out_shardings=shardings), mesh.sharded(shapes, shardings)
 
 
 def _step(run, model, task, transformation, state_shapes, grid):
@@ -250,13 +254,6 @@ def _step(run, model, task, transformation, state_shapes, grid):
   averaged = arguments(run.optim, steps.train_step)
   step = steps.train_step(run.seed, task.examples, gradient, transformation, hold, **averaged)
   return jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh.replicated(grid)))
-
-
-def _sharded(shapes, shardings):
-  """The shapes of a pytree, with their shardings."""
-  return jax.tree.map(
-    lambda shape, where: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=where), shapes, shardings
-  )
 
 
 def _weights(init, description, paths):

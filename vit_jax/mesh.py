@@ -119,6 +119,13 @@ def _spec(table, path, shape, mesh):
   )
 
 
+def sharded(shapes, shardings):
+  """The shapes of a pytree, with the shardings of one like it."""
+  return jax.tree.map(
+    lambda shape, where: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=where), shapes, shardings
+  )
+
+
 def gather(table: Table, mesh, dtype) -> Callable:
   """The function (path, parameter of one layer) -> the parameter in `dtype`, gathered over `fsdp`.
 

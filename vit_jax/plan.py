@@ -78,8 +78,7 @@ def parse() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
 def describe(run: config.Run, whole: bool) -> None:
   """Prints the parameters of the model in a dozen lines, with `whole` all of them too; nothing where it cannot be."""
   with contextlib.suppress(ConfigError):  # which is the problem of every plan then
-    classes = len(catalog.known_split(run.data, "train").classes)
-    model = models.functional(models.Description(run.model, run.data.args["image_size"], classes))
+    model = models.functional(build.description(run, catalog.known_split(run.data, "train").classes))
     shapes = {path: shape for path, shape in model.shapes().items() if path not in model.statistics}
     if whole:
       print(cli.parameters(shapes, ()))

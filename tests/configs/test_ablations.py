@@ -11,7 +11,7 @@ import pytest
 
 from tests import recipes, runs
 from vit_jax import build, checkpoints, config, flags, loop, mesh
-from vit_jax.models import Description
+from vit_jax.reports import scaling
 from vit_jax.sweeps import study
 
 NAMES = [name for name in recipes.NAMES if name.startswith("ablations/")]
@@ -35,7 +35,7 @@ def test_shapes_cost_the_same_within_five_per_cent(tmp_path):
   costs = {}
   for trial in trials("ablations/shape", tmp_path):
     run = build.complete(config.resolve(flags.load(recipes.path("ablations/shape"), trial.flags)))
-    costs[run.model.args["depth"]] = build.forward_flops(Description(run.model, run.data.args["image_size"], 10))
+    _, costs[run.model.args["depth"]] = scaling.of_model(build.description(run, range(10)))
   assert sorted(costs) == [1, 2, 4, 8, 16]
   middle = costs[4]
   assert all(abs(cost / middle - 1) < 0.05 for cost in costs.values()), costs

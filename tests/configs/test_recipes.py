@@ -30,6 +30,8 @@ PUBLISHED = {
   "vit_jft:H/14": (4096, 1_035_474, 3e-4, "linear", 0.1, 0.1, 0.0, None, PAPER),
   "vit_g_jft": (16384, 1_000_000, 8e-4, "rsqrt", 0.03, 3.0, 0.0, 533.1, ("adafactor", None, 1.0)),
   "vit_g_jft:G/14": (16384, 1_000_000, 8e-4, "rsqrt", 0.03, 3.0, 0.0, 965.3, ("adafactor", None, 1.0)),
+  "vit_mpp": (4096, 1_000_000, 2e-4, "cosine", 0.0, 0.0, 0.0, None, PAPER),
+  "vit_mpp:imagenet,L/16": (4096, 1_000_000, 2e-4, "cosine", 0.0, 0.0, 0.0, None, PAPER),
   "cct_cifar": (128, 121_094, 5.5e-4, "epoch_cosine", 0.06, 0.06, 0.0, 2 * 1.182, PAPER),
   "cct_cifar:cct_7_3x1_32,cifar100": (128, 121_094, 6e-4, "epoch_cosine", 0.06, 0.06, 0.0, 2 * 1.182, PAPER),
   "cct_cifar:cct_7_3x1_32_sine,cifar100,1500": (128, 589_844, 7e-4, "epoch_cosine", 0.05, 0.05, 0.0, 2.364, PAPER),

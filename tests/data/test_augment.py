@@ -24,6 +24,17 @@ def test_normalising_is_the_formula():
   np.testing.assert_allclose(half.astype(jnp.float32), expected, rtol=2**-8, atol=2**-8)
 
 
+@pytest.mark.parametrize("channels", [3, 48])
+def test_pixels_of_normalised_images_are_those_before(channels):
+  images = np.random.default_rng(0).integers(0, 256, (2, 5, channels), np.uint8)
+  arguments = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.25)}
+  whole = augment.pixels(augment.normalise(images, **arguments), **arguments)
+  np.testing.assert_allclose(whole, images / 255, atol=1e-6)
+  half = augment.pixels(augment.normalise(images, jnp.bfloat16, **arguments), **arguments)
+  assert half.dtype == jnp.float32
+  np.testing.assert_allclose(half, images / 255, atol=4e-3)
+
+
 def test_the_defaults_span_minus_one_to_one():
   np.testing.assert_allclose(augment.normalise(np.array([[[[0, 255, 0]]]], np.uint8))[0, 0, 0], [-1, 1, -1], atol=1e-6)
 

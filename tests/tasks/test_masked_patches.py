@@ -244,7 +244,7 @@ def test_classification_goes_on_from_such_weights_with_a_new_head(stage, whole, 
   assert description.classes == 0
   assert not [path for path in arrays if path.startswith(("task/", "head"))]
   parts = build.build(runs.run(**SMALL, init__from=whole[0]), jax.devices())
-  weights, notes = parts.weights()
+  weights, _ = parts.weights()
   np.testing.assert_array_equal(weights["embedding/kernel"], arrays["embedding/kernel"])
   np.testing.assert_array_equal(weights["head/kernel"], np.zeros((16, 10)))
   assert json.loads((whole[0] / "config.json").read_text())["task"]["name"] == stage

@@ -77,7 +77,7 @@ def _task(run, source) -> tasks.Task:
     return duration.steps(run.batch, len(source), total)
 
   grid = mesh.make(config.Mesh(), jax.devices()[:1])
-  model = models.functional(models.Description(run.model, run.data.args["image_size"], len(source.classes))).on(grid)
+  model = models.functional(build.description(run, source.classes)).on(grid)
   return build.make_task(run, model, grid, steps_of)
 
 

@@ -1,0 +1,49 @@
+"""What is measured of masked patches, beside the mean over single images."""
+
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+
+from tests import runs
+from vit_jax import build
+from vit_jax.corpora.builders import prepare
+from vit_jax.data import catalog
+from vit_jax.evals.subject import Subject
+from vit_jax.schema import ConfigError
+
+pytestmark = pytest.mark.heavy
+
+SMALL = {"model__name": "ViT-Ti/8", "model__depth": 1, "model__width": 16, "model__heads": 2, "model__hidden": 16}
+TASKS = {"masked_patches": "accuracy", "masked_autoencoder": "error"}
+
+
+def parts(name, **changes):
+  prepare("digits")
+  keys = {"task__name": name, "task__label_smoothing": "default", "evals__test__name": "masked"}
+  keys |= {"task__width": 16, "task__depth": 1, "task__heads": 2} if name == "masked_autoencoder" else {}
+  return build.build(runs.run(**(SMALL | keys | changes)), jax.devices())
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_figures_are_the_means_over_images_one_by_one(name):
+  made = parts(name, evals__test__split="test[:40]", evals__test__batch=16)  # the last batch is padded
+  params = made.init().params
+  figures = made.evals["test"].measure(params, lambda: None).figures
+  subject = Subject(made.model, made.mesh, made.run.data, 40, catalog.open_split)
+  with contextlib.closing(subject.batches(None, subject.source(None, "test[:40]"), 40)) as batches:
+    images = np.asarray(next(batches)["image"], np.float32) / 127.5 - 1
+  predict = jax.jit(build.build(made.run, jax.devices()[:1]).task.predict)
+  params, label = jax.device_get(params), np.zeros(1, np.int32)
+  alone = [predict(params, images[i : i + 1], label) for i in range(40)]
+  assert figures["images"] == 40
+  for figure in ("loss", TASKS[name]):
+    assert figures[figure] == pytest.approx(np.mean([float(rows[figure][0]) for rows in alone]), rel=1e-5)
+  assert set(figures) == {"loss", TASKS[name], "images"}
+
+
+def test_a_model_of_classes_has_nothing_masked():
+  prepare("digits")
+  with pytest.raises(ConfigError, match=r"config\.evals\.test\.name.*hides no patches; take 'accuracy'"):
+    build.build(runs.run(**SMALL, evals__test__name="masked"), jax.devices())

@@ -1,0 +1,94 @@
+"""The decoder of a masked autoencoder beside loops that put tokens where they belong."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import erf
+
+from vit_jax.models import decoder, positions
+
+pytestmark = pytest.mark.heavy
+
+DECODER = decoder.Decoder(
+  "task/decoder",
+  inputs=8,
+  outputs=5,
+  grid=(2, 3),
+  width=16,
+  depth=2,
+  heads=2,
+  dtype="float32",
+  scan=False,
+  remat="none",
+)
+ORDER = np.array([[4, 1, 0, 2, 3, 5], [2, 5, 1, 0, 4, 3]])  # of which two are seen
+
+
+def params():
+  """Drawn ones, all of them other than zero and one."""
+  values = DECODER.init(jax.random.key(0))
+  return {path: value + 0.1 * jax.random.normal(jax.random.key(i), value.shape)
+          for i, (path, value) in enumerate(values.items())}  # fmt: skip
+
+
+def tokens(prefix):
+  return jax.random.normal(jax.random.key(1), (2, prefix + 2, 8))
+
+
+def norm(x, values, path):
+  x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+  return x * values[f"{path}/scale"] + values[f"{path}/bias"]
+
+
+def attention(x, values, path):
+  result = values[f"{path}/out/bias"].copy() * np.ones_like(x)
+  for head in range(2):
+    q, k, v = (
+      np.einsum("td,dk->tk", x, values[f"{path}/{name}/kernel"][:, head]) + values[f"{path}/{name}/bias"][head]
+      for name in ("query", "key", "value")
+    )
+    scores = np.exp(q @ k.T / np.sqrt(q.shape[-1]))
+    result += scores / scores.sum(-1, keepdims=True) @ v @ values[f"{path}/out/kernel"][head]
+  return result
+
+
+def mlp(x, values, path):
+  x = x @ values[f"{path}/up/kernel"] + values[f"{path}/up/bias"]
+  return x * (1 + erf(x / np.sqrt(2))) / 2 @ values[f"{path}/down/kernel"] + values[f"{path}/down/bias"]
+
+
+def by_hand(values, seen, order):
+  """Of one image: tokens with a prefix in front -> what is predicted of each patch."""
+  values = {path.removeprefix("task/decoder/"): np.asarray(value, np.float64) for path, value in values.items()}
+  x = np.asarray(seen, np.float64) @ values["embedding/kernel"] + values["embedding/bias"]
+  prefix, patches = len(x) - 2, []
+  for number in range(6):
+    place = list(order).index(number)
+    patches.append(x[prefix + place] if place < 2 else values["mask_token"])
+  x = np.concatenate([x[:prefix], np.stack(patches) + positions.sincos2d(2, 3, 16)])
+  for i in range(2):
+    x = x + attention(norm(x, values, f"blocks/{i}/norm1"), values, f"blocks/{i}/attention")
+    x = x + mlp(norm(x, values, f"blocks/{i}/norm2"), values, f"blocks/{i}/mlp")
+  return (norm(x, values, "norm") @ values["prediction/kernel"] + values["prediction/bias"])[prefix:]
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 3])
+def test_tokens_stand_where_their_patches_are_and_mask_tokens_elsewhere(prefix):
+  values, seen = params(), tokens(prefix)
+  got = DECODER(values, seen, jnp.asarray(ORDER[:, :2]), jnp.argsort(ORDER, axis=1))
+  expected = [by_hand(values, seen[i], ORDER[i]) for i in range(2)]
+  np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+def test_scanned_and_computed_again_it_is_the_same():
+  values, seen = params(), tokens(1)
+  arguments = (seen, jnp.asarray(ORDER[:, :2]), jnp.argsort(ORDER, axis=1))
+  scanned = dataclasses.replace(DECODER, scan=True, remat="full")
+  stacked = {path: value for path, value in values.items() if "/blocks/" not in path}
+  for path in scanned.init(jax.random.key(0)).keys() - stacked.keys():
+    inside = path.removeprefix("task/decoder/blocks/")
+    stacked[path] = jnp.stack([values[f"task/decoder/blocks/{i}/{inside}"] for i in range(2)])
+  np.testing.assert_allclose(scanned(stacked, *arguments), DECODER(values, *arguments), atol=1e-5)

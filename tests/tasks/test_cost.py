@@ -1,0 +1,51 @@
+"""What stages cost, beside the sums of their matrices."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vit_jax import models
+from vit_jax.schema import Choice
+from vit_jax.tasks import cost
+from vit_jax.tasks.masked_autoencoder import MaskedAutoencoder
+from vit_jax.tasks.masked_patches import MaskedPatches
+from vit_jax.tasks.task import Supplied
+
+pytestmark = pytest.mark.heavy
+
+N, P, D, H, L = 196, 16, 768, 3072, 12  # ViT-B/16
+
+
+def of_blocks(tokens, width, hidden, depth):
+  """FLOPs of so many blocks, two for each multiplication."""
+  return depth * 2 * (4 * tokens * width**2 + 2 * tokens**2 * width + 2 * tokens * width * hidden)
+
+
+EMBEDDING = 2 * N * 3 * P**2 * D
+
+
+def measured(stage, **arguments):
+  """FLOPs of one image's forward pass; nothing is computed."""
+  model = models.functional(models.Description(Choice("ViT-B/16"), 224, 0))
+  task = stage(Supplied(model, None, lambda patch: augment, None, lambda x: x), **arguments)
+  batch = {"image": jax.ShapeDtypeStruct((8, 224, 224, 3), jnp.float32), "draw": jax.ShapeDtypeStruct((8,), "int32")}
+  examples = jax.eval_shape(task.examples, batch, {}, jax.random.key(0), 0)
+  shapes = model.shapes() | jax.eval_shape(task.init, jax.random.key(0))
+  return cost.forward_flops(task.objective, shapes, examples)
+
+
+def augment(key, images, targets, draws, step):
+  return images, targets
+
+
+def test_masked_patches_cost_their_model_and_a_linear_map_of_half_the_patches():
+  expected = EMBEDDING + of_blocks(N + 1, D, H, L) + 2 * N // 2 * D * 512
+  assert measured(MaskedPatches) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_masked_autoencoder_costs_a_quarter_of_the_patches_and_its_decoder():
+  encoder = EMBEDDING + of_blocks(N // 4 + 1, D, H, L)
+  decoder = 2 * (N // 4 + 1) * D * 512 + of_blocks(N + 1, 512, 2048, 8) + 2 * N * 512 * 3 * P**2
+  flops = measured(MaskedAutoencoder)
+  assert flops == pytest.approx(encoder + decoder, rel=1e-3)
+  assert flops < 0.6 * measured(MaskedPatches)
