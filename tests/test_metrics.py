@@ -64,6 +64,14 @@ def test_figures_equal_scikit_learn(seed, images, classes, present):
   assert metrics.measure(predictions, classes) == pytest.approx(expected, **CLOSE)
 
 
+@pytest.mark.parametrize(
+  ("metric", "share"),
+  [("top1", True), ("test/ema_top1", True), ("calibration_error", True), ("val/loss", False), ("rmse", False)],
+)
+def test_shares_are_what_is_printed_as_per_cent(metric, share):
+  assert metrics.is_share(metric) == share
+
+
 def test_the_figures_that_people_ask_for_come_first():
   names = list(metrics.measure(drawn(0, 50, 10, 10, most=2), 10))
   assert names[:4] == ["top1", "top5", "loss", "mean_per_class"]

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from vit_jax import disk, flags, paths, runtime, schema
+from vit_jax.metrics import is_share
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, nearest
 
@@ -109,7 +110,7 @@ def table(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None 
     if name.endswith("images") and isinstance(value, int):
       say(f"{label}{value:>10,}")
     elif isinstance(value, float) and not name.endswith(("seconds", "per_second")):
-      form = ".4f" if name.endswith("loss") else ".2%"
+      form = ".2%" if is_share(name) else ".4f"
       low, high = (intervals or {}).get(name, (None, None))
       say(f"{label}{value:>10{form}}" + (f"   95 % [{low:{form}}, {high:{form}}]" if low is not None else ""))
 

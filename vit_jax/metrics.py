@@ -12,7 +12,13 @@ import numpy as np
 from vit_jax import files
 from vit_jax.schema import ConfigError
 
+FALLING = ("loss", "rmse", "calibration_error")  # metrics that are better when they are lower
 BINS = 15  # of confidence, as Guo et al. 2017
+
+
+def is_share(metric: str) -> bool:
+  """Whether a metric is printed as per cent."""
+  return not metric.endswith(("loss", "rmse"))
 
 
 class Predictions(NamedTuple):

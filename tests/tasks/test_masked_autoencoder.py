@@ -78,7 +78,7 @@ def test_the_loss_is_that_of_the_hidden_patches_of_each_image_by_itself(normalis
         pixels = (pixels - pixels.mean()) / np.sqrt(pixels.var(ddof=1) + 1e-6)
       errors.append(np.mean(np.square(np.asarray(predicted[number]) - pixels)))
   assert float(loss) == pytest.approx(np.mean(errors), rel=1e-4)
-  assert float(metrics["error"]) == pytest.approx(np.mean(np.sqrt(errors)), rel=1e-4)
+  assert float(metrics["rmse"]) == pytest.approx(np.mean(np.sqrt(errors)), rel=1e-4)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"pool": "gap"}, {"registers": 2}, {"position": "sincos2d"}], ids=str)

@@ -14,6 +14,7 @@ import scipy.stats
 from tests import runs
 from vit_jax import build, checkpoints, importers, loop, models
 from vit_jax.corpora.builders import prepare
+from vit_jax.inference import stored
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.tasks import masked_patches
 from vit_jax.tasks.masked_patches import MaskedPatches
@@ -248,6 +249,12 @@ def test_classification_goes_on_from_such_weights_with_a_new_head(stage, whole, 
   np.testing.assert_array_equal(weights["embedding/kernel"], arrays["embedding/kernel"])
   np.testing.assert_array_equal(weights["head/kernel"], np.zeros((16, 10)))
   assert json.loads((whole[0] / "config.json").read_text())["task"]["name"] == stage
+
+
+def test_such_weights_have_no_names_of_classes_and_are_refused_where_classes_are_measured(stage, whole):
+  assert stored.read(whole[0]).classes == () == stored.load(whole[0]).classes
+  with pytest.raises(ConfigError, match=r"the file has no head for classes, this model 10.*init\.head=new"):
+    importers.fitted(whole[0], build.description(runs.run(**SMALL), range(10)), "keep")
 
 
 def test_digits_are_learned(stage):

@@ -111,9 +111,8 @@ def fit(
 def _fit_head(arrays, have, want, head, shapes):
   """(arrays with the head that `want` has, paths that start anew, notes)."""
   if head == "keep" and have.classes != want.classes:
-    raise ConfigError(
-      f"the file's head has {have.classes} classes, this model {want.classes}; training with init.head=new replaces it"
-    )
+    known = f"the file's head has {have.classes} classes" if have.classes else "the file has no head for classes"
+    raise ConfigError(f"{known}, this model {want.classes}; training with init.head=new replaces it")
   if want.classes and head != "new" and have.classes == want.classes:
     return dict(arrays), set(), []
   of_head = re.compile(want.published.order.head).fullmatch

@@ -77,7 +77,9 @@ def read(path: str | pathlib.Path, ema: bool = False, hints: Mapping[str, Any] |
       raise ConfigError(f"{path}: {error}") from error
     usual = normalisation.usual(recognised.layout.name, description)
     data, loss, names, notes = _said(path, recognised.beside, description, usual)
-  if names and len(names) != description.classes:
+  if not description.classes:  # pre-trained without labels, on data that may well have names
+    names = ()
+  elif names and len(names) != description.classes:
     notes = [*notes, f"{len(names)} names are said for {description.classes} classes; numbers stand for the classes"]
     names = ()
   return Stored(description, arrays, data, names, loss, notes)

@@ -12,6 +12,7 @@ import numpy as np
 from vit_jax import files, importers, runtime
 from vit_jax.data.images import ImageError
 from vit_jax.inference import predictor
+from vit_jax.metrics import is_share
 from vit_jax.reports import curves, inside, outcomes, page, recorded, scaling, verdict
 from vit_jax.reports.drawing import fitted
 from vit_jax.reports.page import Chapter, Part, Table, Words
@@ -88,7 +89,7 @@ def _chosen(workdir, record) -> list[Part]:
     parts.append(Words(f"{workdir.name} chose {fitted(text(best), LONGEST)} by {record.get('decide')}."))
   figures = [trial.get("figures", {}) for trial in _recorded(record, "final") if trial.get("status") == "done"]
   values = {name: [each[name] for each in figures if name in each] for name in ("top1", "top5", "loss")}
-  rows = [[name, results.mean_and_deviation(some, results.is_share(name))] for name, some in values.items() if some]
+  rows = [[name, results.mean_and_deviation(some, is_share(name))] for name, some in values.items() if some]
   head = ["", "mean ± standard deviation (runs); shares in per cent"]
   return [*parts, Table(f"On test, of what {workdir.name} chose", head, rows)] if rows else parts
 

@@ -11,12 +11,12 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from vit_jax import flops, models, trees
+from vit_jax.metrics import is_share
 from vit_jax.reports import drawing
 from vit_jax.reports.curves import COLOURED, short
 from vit_jax.reports.page import Chapter, Charts, Part, Table
 from vit_jax.reports.recorded import Recorded
 from vit_jax.reports.verdict import shared_headline, text
-from vit_jax.sweeps import results
 
 NAMED = 12  # points that have room for their names
 _LINES = [f"{line}{marker}" for marker in "os^D" for line in ("-", "--", ":", "-.")]
@@ -91,7 +91,7 @@ def few_shot(run: Recorded) -> dict[str, list[tuple[int, float]]]:
 
 def _drawn(runs, sizes, axis, metric):
   """SVG of the metric over one of the axes."""
-  scale = 100 if results.is_share(metric) else 1
+  scale = 100 if is_share(metric) else 1
   with drawing.style():
     figure, [axes] = drawing.figure(3.6, 2.8)
     for number, (run, each) in enumerate(zip(runs, sizes, strict=True)):

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from vit_jax import clock, trees
+from vit_jax.metrics import is_share
 from vit_jax.reports.page import Chapter, Part, Table, Words
 from vit_jax.reports.recorded import Recorded
 from vit_jax.schema import plain
@@ -39,7 +40,7 @@ def text(name: str, value: float) -> str:
   """A figure as readers shall see it: shares as per cent, counts whole."""
   if name.endswith("images"):
     return f"{value:,.0f}"
-  return f"{100 * value:.2f} %" if results.is_share(name) else f"{value:.4f}"
+  return f"{100 * value:.2f} %" if is_share(name) else f"{value:.4f}"
 
 
 def core_hours(run: Recorded) -> str:
@@ -154,7 +155,7 @@ def ranked(runs: Sequence[Recorded]) -> list[Recorded]:
     if name is None:
       return 2, 0.0, 0.0
     value, loss = run.figures[name], run.figures.get(f"{name.rpartition('/')[0]}/loss".lstrip("/"), 0.0)
-    return int(name != metric), -value if results.is_share(name) else value, loss
+    return int(name != metric), -value if is_share(name) else value, loss
 
   return sorted(runs, key=order)
 
@@ -209,7 +210,7 @@ def _over_seeds(runs, metric):
   return [
     [
       ", ".join(run.name for run in group),
-      results.mean_and_deviation([run.figures[metric] for run in group], results.is_share(metric)),
+      results.mean_and_deviation([run.figures[metric] for run in group], is_share(metric)),
     ]
     for group in groups.values()
     if len(group) > 1

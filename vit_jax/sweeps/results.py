@@ -4,10 +4,9 @@ import re
 import statistics
 from collections.abc import Sequence
 
+from vit_jax.metrics import FALLING, is_share
 from vit_jax.schema import plain
 from vit_jax.sweeps.trials import Setting, Trial, count, settings, text
-
-FALLING = ("loss", "calibration_error")  # metrics that are better when they are lower
 
 
 def ranked(candidates: Sequence[Setting], decide: str) -> list[Setting]:
@@ -36,11 +35,6 @@ def mean_and_deviation(values: Sequence[float], share: bool = True) -> str:
   mean = f"{scale * statistics.mean(values):.{digits}f}"
   deviation = f" ± {scale * statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
   return f"{mean}{deviation} ({len(values)})"
-
-
-def is_share(metric: str) -> bool:
-  """Whether a metric is printed as per cent."""
-  return not metric.endswith("loss")
 
 
 def table(trials: Sequence[Trial], metrics: Sequence[str], best: Setting | None, over: str | None = None) -> str:

@@ -45,7 +45,7 @@ class MaskedAutoencoder:
   depth: Depth = 8
   heads: Width = 16
 
-  headline: ClassVar[str] = "error"
+  headline: ClassVar[str] = "rmse"
   classes: ClassVar[bool] = False
   frozen: ClassVar[None] = None
   sharding: ClassVar[models.Rows] = decoder.SHARDING
@@ -101,17 +101,17 @@ class MaskedAutoencoder:
     return {"image": images, "order": masking.orders(masking.drawn(key), len(images), self._patches)}
 
   def objective(self, params: Params, examples: Rows, key: PRNGKey | None) -> Objective:
-    """Mean squared error over all hidden patches; the metric is its root, over patches."""
+    """Mean squared error over all hidden patches; the metric is the mean of their roots."""
     squared, statistics = self._squared(params, examples, key)
-    return jnp.mean(squared), ({"error": jnp.mean(jnp.sqrt(squared))}, statistics)
+    return jnp.mean(squared), ({"rmse": jnp.mean(jnp.sqrt(squared))}, statistics)
 
   def predict(
     self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
   ) -> Rows:
-    """Loss and error of each image, of which the same patches are hidden."""
+    """Loss and metric of each image, of which the same patches are hidden."""
     order = masking.same(masking.orders(jax.random.key(0), 1, self._patches)[0], len(images))
     squared, _ = self._squared(params, {"image": images, "order": order}, None)
-    return {"loss": squared.mean(1), "error": jnp.sqrt(squared).mean(1)}
+    return {"loss": squared.mean(1), "rmse": jnp.sqrt(squared).mean(1)}
 
   def _squared(self, params, examples, key):
     """(mean squared error of each hidden patch [B, N - M], statistics)."""

@@ -70,7 +70,7 @@ def pixels(patch: int) -> Target:
     squared = jnp.square(predicted.astype(jnp.float32) - targets).mean(-1)
     return squared, jnp.sqrt(squared)
 
-  return Target(3 * patch**2, "error", of, compare)
+  return Target(3 * patch**2, "rmse", of, compare)
 
 
 TARGETS = {"mean_colour": mean_colour, "small_patches": small_patches, "pixels": pixels}
@@ -126,7 +126,7 @@ class MaskedPatches:
 
   @property
   def headline(self) -> str:
-    """Accuracy of colours, or error of pixels."""
+    """Accuracy of colours, or root mean square of the errors of pixels."""
     return self.target.metric
 
   @property
