@@ -190,7 +190,8 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
     return parts
   # A mistake in the step shows here, not on the devices.
   jax.eval_shape(step, state_shapes, parts.batch_shapes, parts.frozen_shapes)
-  drawn = jax.eval_shape(task.examples, parts.batch_shapes, parts.frozen_shapes, jax.random.key(0), state_shapes.step)
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  drawn = jax.eval_shape(task.examples, parts.batch_shapes, parts.frozen_shapes, key, state_shapes.step)
   alone = make_task(run, models.functional(model.description), grid, steps_of)
   return dataclasses.replace(parts, flops_per_image=3 * cost.forward_flops(alone.objective, shapes, drawn))
 
