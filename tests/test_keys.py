@@ -138,7 +138,8 @@ def pictures(choice, split):
                          ids=lambda f: f.stem)  # fmt: skip
 def test_every_key_of_a_config_is_handed_to_a_function(file):
   run = narrow(file)
-  other = schema.Choice("accuracy", {"data": schema.Choice(run.data.name, {"path": "other"})})
+  kind = "accuracy" if tasks.TASKS[run.task.name].classes else "masked"
+  other = schema.Choice(kind, {"data": schema.Choice(run.data.name, {"path": "other"})})
   run = build.complete(runs.changed(run, evals={**run.evals, "other": other}))
   parts = {key: recorded(getattr(run, key)) for key in ("model", "data", "optim", "task")}
   parts["evals"] = {name: recorded(choice) for name, choice in run.evals.items()}
