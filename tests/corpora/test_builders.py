@@ -1,5 +1,6 @@
 """Datasets of the catalog on a disk or in a bucket, once and whole or not at all."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from sklearn import datasets
 
 from vit_jax import schema
 from vit_jax.corpora import builders
-from vit_jax.data import catalog, digits
+from vit_jax.data import catalog, digits, glyphs
+from vit_jax.data.readers import tfds
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,17 @@ builders.prepare("digits", {str(tmp_path / "data")!r})
     catalog.open_split(schema.Choice("digits", {"path": str(tmp_path / "data")}), "train")
   assert builders.prepare("digits", str(tmp_path / "data")).startswith("digits is prepared at")
   assert len(catalog.open_split(schema.Choice("digits", {"path": str(tmp_path / "data")}), "train")) == 1437
+
+
+def test_generated_signs_are_written_as_they_are_drawn(tmp_path, monkeypatch):
+  monkeypatch.setattr(glyphs, "TRAIN", 400)
+  monkeypatch.setattr(glyphs, "TEST", 200)
+  row = dataclasses.replace(catalog.CATALOG["glyphs"], splits={"train": 400, "test": 200})
+  monkeypatch.setitem(catalog.CATALOG, "glyphs", row)
+  assert builders.prepare("glyphs", str(tmp_path)) == f"glyphs is prepared at {tmp_path}/glyphs/1.0.0"
+  for split, records in glyphs.examples().items():
+    source = tfds.catalogued("glyphs", row, split, path=str(tmp_path))
+    assert all_records(source) == [(record["image"].getvalue(), record["label"]) for record in records]
 
 
 @pytest.mark.parametrize("name", ["folder", "tfds"])

@@ -9,24 +9,8 @@ from vit_jax import rng
 
 CLASSES = tuple("0123456789")
 TRAIN = 1437
-
-
-def write(data_dir) -> None:
-  """Writes the dataset into a TFDS data directory; it appears there, complete, in one rename at the end."""
-  import tensorflow_datasets as tfds
-
-  tfds.disable_progress_bar()
-  image = tfds.features.Image(shape=(32, 32, 3), encoding_format="png")
-  tfds.dataset_builders.store_as_tfds_dataset(
-    name="digits",
-    version="1.0.0",
-    features=tfds.features.FeaturesDict({"image": image, "label": tfds.features.ClassLabel(names=CLASSES)}),
-    split_datasets={split: enumerate(records) for split, records in examples().items()},
-    description="scikit-learn's digits: 8x8 images, scaled to 32x32 (bicubic), 1437 / 360 by a seeded permutation.",
-    data_dir=data_dir,
-    file_format="array_record",
-    disable_shuffling=True,
-  )
+DESCRIPTION = "scikit-learn's digits: 8x8 images, scaled to 32x32 (bicubic), 1437 / 360 by a seeded permutation."
+PIXELS = 32
 
 
 def examples() -> dict[str, list[dict]]:

@@ -1,4 +1,4 @@
-"""Small sets that VTAB does not have: the digits, CIFAR-10, and two of big_vision's few-shot suite."""
+"""Small sets that VTAB does not have: the digits, generated signs, CIFAR-10, and two of big_vision's few-shot suite."""
 
 from vit_jax.data.readers import tfds
 from vit_jax.data.rows import Row
@@ -10,6 +10,14 @@ ROWS = {
     {"train": 1437, "test": 360},
     10,
     image_bytes=1_900,  # measured
+  ),
+  "glyphs": Row(  # generated, to pre-train on: see data/glyphs.py
+    tfds.catalogued,
+    "glyphs:1.0.0",
+    {"train": 20_000, "test": 2_000},
+    200,
+    flip=False,
+    image_bytes=1_000,
   ),
   "cifar10": Row(
     tfds.catalogued,
