@@ -1,0 +1,149 @@
+"""What pre-training on generated signs gives to digits: make transfer, or python -m benchmarks.transfer
+
+ViT-Lite-2/4 begins in several ways: as it is drawn, or pre-trained on 20,000 signs that a program drew, with their
+labels or by masked patches, without them. Three seeds of each; then a few digits of each class are probed with frozen
+features, and the model is trained on 100 digits and on all, by one recipe at equal steps. Test images decide nothing.
+Everything is trained by the verbs of vit_jax; the same command continues where it was killed.
+It leaves transfer.md, transfer.json and transfer.png in its workdir.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import time
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from benchmarks import compare
+from vit_jax import files
+from vit_jax.sweeps import pool, results
+from vit_jax.sweeps.trials import Trial
+
+SEEDS, SHOTS = (0, 1, 2), (1, 5, 10, 25)
+SPARE = {"log.every": "10%", "checkpoint.every": "100%"}  # what costs time and tells nothing here
+STARTS = {  # changes of configs/glyphs.py
+  "as drawn": {"total": "1", "optim.lr": "1e-9", "optim.warmup": "0"},
+  "by labels": {},
+  "by masked patches": {"task": "masked_patches", "optim.accumulate": "16", "evals.test": "none"},
+}
+LABELLED = {  # digits with labels -> changes of configs/digits.py
+  100: {"data.train": "train[:100]", "batch": "50", "optim.accumulate": "5", "total": "120"},
+  1437: {"total": "10ep"},
+}
+
+
+def main() -> None:
+  """Pre-trains, probes, trains on digits, and writes the comparison."""
+  parser = argparse.ArgumentParser("python -m benchmarks.transfer", allow_abbrev=False, description=__doc__)
+  parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/transfer"))
+  workdir = parser.parse_args().workdir
+  began, groups = time.perf_counter(), pool.groups(2)
+  before = {name: pretrained(workdir, name, groups) for name in STARTS}
+  probed = {name: probes(workdir, trials, groups) for name, trials in before.items()}
+  tuned = {
+    (name, labelled): onwards(workdir, name, labelled, before[name], groups) for name in STARTS for labelled in LABELLED
+  }
+  rows = table(probed, tuned)
+  text = results.markdown(rows)
+  files.write_text(workdir / "transfer.md", text + "\n")
+  trials = [trial for group in [*before.values(), *tuned.values()] for trial in group]
+  record = {"rows": rows, "fewshot": probed, "trials": [trial.to_json() for trial in trials]}
+  files.write_text(workdir / "transfer.json", json.dumps(record, indent=2, default=str) + "\n")
+  picture(before, probed, tuned, workdir / "transfer.png")
+  print(
+    f"\n{text}\n\n{time.perf_counter() - began:.0f} s; {workdir}/transfer.md, transfer.json, transfer.png", flush=True
+  )
+
+
+def folder(name: str) -> str:
+  """The name of a start as that of a folder."""
+  return name.replace(" ", "_")
+
+
+def pretrained(workdir: pathlib.Path, name: str, groups) -> list[Trial]:
+  """A run of the signs for each seed."""
+  return compare.trained(
+    "configs/glyphs.py", workdir / folder(name), SPARE | STARTS[name], [{"seed": seed} for seed in SEEDS], groups
+  )
+
+
+def probes(workdir: pathlib.Path, trials: list[Trial], groups) -> list[dict]:
+  """Few-shot figures of each trial's weights on digits."""
+  answers, commands = [], {}
+  for trial in trials:
+    file = workdir / "fewshot" / f"{trial.workdir.parent.name}-{trial.name}.json"
+    answers.append(file)
+    if not file.exists():
+      commands[str(file)] = [
+        *(sys.executable, "-m", "vit_jax.fewshot", "--config=configs/fewshot.py:digits"),
+        *(f"--weights={trial.workdir}", f"--json={file}"),
+      ]
+  (workdir / "fewshot").mkdir(parents=True, exist_ok=True)
+  compare.run(commands, groups)
+  return [json.loads(file.read_text())["evals"]["digits"]["figures"] for file in answers]
+
+
+def onwards(workdir: pathlib.Path, name: str, labelled: int, before: list[Trial], groups) -> list[Trial]:
+  """The runs on so many labelled digits that begin with the weights of `before`."""
+  overrides = SPARE | LABELLED[labelled] | {"model.name": "vit_2_4_32", "evals.test.every": "100%"}
+  changes = [{"init.from": str(trial.workdir), "seed": trial.changes["seed"]} for trial in before]
+  return compare.trained("configs/digits.py", workdir / f"{folder(name)}-{labelled}", overrides, changes, groups)
+
+
+def table(probed: dict[str, list[dict]], tuned: dict[tuple[str, int], list[Trial]]) -> list[list[str]]:
+  """The rows of transfer.md, the first its head: test top-1."""
+  rows = [["ViT-Lite-2/4 on digits, test top-1, % (runs)", *STARTS]]
+  for shots in SHOTS:
+    cells = [results.mean_and_deviation([compare.top1(f, shots) for f in probed[name]]) for name in STARTS]
+    rows.append([f"frozen, ridge on {shots} of each class", *cells])
+  for labelled in LABELLED:
+    rows.append([f"trained on {labelled:,}", *(compare.cell(tuned[name, labelled]) for name in STARTS)])
+  return rows
+
+
+def picture(before, probed, tuned, path: pathlib.Path) -> None:
+  """Left: few-shot accuracy over pre-training. Middle: probes by shots. Right: trained on digits, by their labels."""
+  figure = Figure(figsize=(14, 4.4), layout="constrained")
+  FigureCanvasAgg(figure)
+  during, frozen, trained = figure.subplots(1, 3)
+  for number, name in enumerate(STARTS):
+    colour, offset = f"C{number}", 1.05 ** (number - 1)
+    if name != "as drawn":
+      curve(during, before[name], "digits/ridge_10shot", colour, "-", name)
+      curve(during, before[name], "digits/ema_ridge_10shot", colour, ":", f"{name}, averaged weights")
+    few = [[compare.top1(figures, shots) for figures in probed[name]] for shots in SHOTS]
+    compare.dotted(frozen, [10 * shots * offset for shots in SHOTS], few, colour, name)
+    values = [[trial.figures["top1"] for trial in tuned[name, labelled]] for labelled in LABELLED]
+    compare.dotted(trained, [labelled * offset for labelled in LABELLED], values, colour, name)
+  during.set(
+    xlabel="steps of pre-training", ylabel="top-1 of digits, 10 of each class", title="while it is pre-trained"
+  )
+  frozen.set(xlabel="labelled digits", title="frozen features, ridge", xscale="log")
+  trained.set(xlabel="labelled digits", title="all trained, equal steps", xscale="log")
+  for axes, ticks in ((frozen, [10 * shots for shots in SHOTS]), (trained, list(LABELLED))):
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], minor=False)
+    axes.set_xticks([], minor=True)
+  for axes in (during, frozen, trained):
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="lower right")
+  with files.replacing(path) as partial:
+    figure.savefig(partial, format="png", dpi=110)
+
+
+def curve(axes, trials: list[Trial], figure: str, colour: str, style: str, label: str) -> None:
+  """The mean over seeds of a figure that was measured during training."""
+  values = {}
+  for trial in trials:
+    for text in (trial.workdir / "metrics.jsonl").read_text().splitlines():
+      line = json.loads(text)
+      if figure in line:
+        values.setdefault(line["step"], []).append(line[figure])
+  steps = sorted(values)
+  axes.plot(steps, [sum(values[s]) / len(values[s]) for s in steps], style, marker="o", markersize=3, color=colour,
+            label=label)  # fmt: skip
+
+
+if __name__ == "__main__":
+  main()
