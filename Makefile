@@ -1,6 +1,7 @@
 # make digits: train on real images and see the result.
 # make check: format, lint, and all tests that compile nothing, in minutes.  make test: these and then all others.
 # make compare: three compact models, few-shot probes and fine-tuning.
+# make transfer: what pre-training on generated signs gives to digits, with labels and without.
 # SEED=1 and WORKDIR=... choose another run.
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ SEED ?= 0
 WORKDIR ?= runs/digits$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 BIN := $(VENV)/bin
 
-.PHONY: digits compare check test bench clean
+.PHONY: digits compare transfer check test bench clean
 
 digits: $(VENV)/installed
 	$(BIN)/python -m vit_jax.prepare digits
@@ -18,6 +19,11 @@ digits: $(VENV)/installed
 compare: $(VENV)/installed
 	$(BIN)/python -m vit_jax.prepare digits
 	$(BIN)/python -m benchmarks.compare --workdir=runs/compare
+
+transfer: $(VENV)/installed
+	$(BIN)/python -m vit_jax.prepare glyphs
+	$(BIN)/python -m vit_jax.prepare digits
+	$(BIN)/python -m benchmarks.transfer --workdir=runs/transfer
 
 check: $(VENV)/installed-test
 	$(BIN)/ruff format --check .

@@ -26,11 +26,13 @@ SPARE = {"log.every": "10%", "checkpoint.every": "100%"}  # what costs time and 
 STARTS = {  # changes of configs/glyphs.py
   "as drawn": {"total": "1", "optim.lr": "1e-9", "optim.warmup": "0"},
   "by labels": {},
-  "by masked patches": {"task": "masked_patches", "optim.accumulate": "16", "evals.test": "none"},
-}
+  "by masked patches": {
+    "task.name": "masked_patches", "task.label_smoothing": "default", "evals.test.name": "masked",
+  },
+}  # fmt: skip
 LABELLED = {  # digits with labels -> changes of configs/digits.py
-  100: {"data.train": "train[:100]", "batch": "50", "optim.accumulate": "5", "total": "120"},
-  1437: {"total": "10ep"},
+  100: {"data.train": "train[:100]", "batch": "50", "optim.accumulate": "5", "total": "300"},
+  1437: {"total": "20ep"},
 }
 
 
@@ -86,9 +88,11 @@ def probes(workdir: pathlib.Path, trials: list[Trial], groups) -> list[dict]:
 
 
 def onwards(workdir: pathlib.Path, name: str, labelled: int, before: list[Trial], groups) -> list[Trial]:
-  """The runs on so many labelled digits that begin with the weights of `before`."""
+  """The runs on so many labelled digits that begin with the weights of `before`, or from scratch."""
   overrides = SPARE | LABELLED[labelled] | {"model.name": "vit_2_4_32", "evals.test.every": "100%"}
-  changes = [{"init.from": str(trial.workdir), "seed": trial.changes["seed"]} for trial in before]
+  # From scratch is from scratch: a new head of zeros, as weights of elsewhere get, is no help to drawn ones.
+  starts = [{} if name == "as drawn" else {"init.from": str(trial.workdir)} for trial in before]
+  changes = [start | {"seed": trial.changes["seed"]} for start, trial in zip(starts, before, strict=True)]
   return compare.trained("configs/digits.py", workdir / f"{folder(name)}-{labelled}", overrides, changes, groups)
 
 

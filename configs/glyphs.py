@@ -30,7 +30,7 @@ def get_config():
     total="4ep",
     batch=128,
     evals=dict(
-      test=dict(name="accuracy", every="50%"),
       digits=dict(name="fewshot", data=dict(name="digits"), shots=(1, 5, 10), every="20%"),
+      test=dict(name="accuracy", every="50%"),
     ),
   )
