@@ -2,6 +2,7 @@
 
     python -m vit_jax.evaluate --workdir=runs/digits [--split=test]
     python -m vit_jax.evaluate --weights=PATH --config=FILE [--config.KEY=VALUE] [--split=test]
+    python -m vit_jax.evaluate --workdir=runs/teacher --write-labels=FOLDER --split='train[100:]' [--data.KEY=VALUE]
 
 Nothing is written unless asked for: --write-predictions=FILE, .csv or .npz, has a row for each image, --logits the
 logits in it too; --report=DIR gets figures.json with the intervals, and confusion.png and confusion.csv.
@@ -10,6 +11,10 @@ A run's newest checkpoint, on the split that the run was evaluated on and on the
 end of training. PATH is any file that `vit_jax.convert` reads, or a workdir; its head is kept, so the config must have
 as many classes, and its positions are resampled to the config's resolution. --image-size=N measures at another one, of
 a run too: positions are resampled as `init.from` does, and a test crop in pixels grows with the images.
+
+--write-labels measures nothing: the weights, or their average where the run keeps one, label every image of a split, of
+the run's data or of others that --data.name and its keys say, for a student to train on: docs/experiments.md. The same
+command goes on after a kill.
 """
 
 import argparse
@@ -26,6 +31,7 @@ from vit_jax import (
   build,
   cli,
   config,
+  evals,
   evaluation,
   files,
   flags,
@@ -37,7 +43,10 @@ from vit_jax import (
   schema,
   steps,
 )
-from vit_jax.evals import Outcome, outcomes
+from vit_jax.data import catalog
+from vit_jax.data.images import ImageError
+from vit_jax.evals import Outcome, labelling, outcomes
+from vit_jax.evals.subject import open_source
 from vit_jax.evaluation import Intervals
 from vit_jax.importers import surgery
 from vit_jax.inference import stored
@@ -45,7 +54,7 @@ from vit_jax.inference import stored
 
 def main() -> None:
   """Reads flags, restores, measures, prints the table."""
-  parser = cli.Parser("evaluate", __doc__)
+  parser = cli.Parser("evaluate", __doc__, data=True)
   parser.add_argument("--workdir", type=cli.directory, help="where the run lives")
   parser.add_argument("--weights", help="a file of weights or a workdir; needs --config")
   parser.add_argument("--config", help=cli.CONFIG)
@@ -56,7 +65,12 @@ def main() -> None:
   parser.add_argument("--write-predictions", type=cli.path, metavar="FILE", help="a row for each image: .csv or .npz")
   parser.add_argument("--logits", action="store_true", help="logits of all classes in that file")
   parser.add_argument("--report", type=cli.directory, metavar="DIR", help="figures.json, confusion.png and .csv")
+  parser.add_argument(
+    "--write-labels", type=cli.directory, metavar="FOLDER", help="labels of the weights for a student"
+  )
+  parser.add_argument("--labels", choices=("soft", "hard"), help="the best five classes of an image (default), or one")
   arguments = parser.parse()
+  _check_labelling(arguments)
   if arguments.report and arguments.report.exists() and not arguments.report.is_dir():
     raise schema.ConfigError(f"--report: {arguments.report} is a file; name a folder")
   if arguments.write_predictions:
@@ -74,6 +88,10 @@ def main() -> None:
       state = imported(parts, bool(arguments.workdir)) if run.init.from_ else restored(parts, arguments.workdir)
       if arguments.weights and jax.process_index() == 0:
         warn_of_normalisation(arguments.weights, run)
+    if arguments.write_labels:
+      with watch.phase("evaluation"):
+        label(parts, state, arguments, watch.poll)
+      return
     with watch.phase("evaluation"):
       measured, intervals = evaluate(parts, state, arguments.workdir or arguments.weights, watch.poll)
     if jax.process_index() == 0:
@@ -156,6 +174,40 @@ def imported(parts: build.Parts, own: bool) -> steps.State:
   params = {path: mesh.place(arrays[path], shape.sharding) for path, shape in shapes.params.items()}
   ema = {path: mesh.place(averages[path], shapes.ema[path].sharding) for path in averages}
   return steps.State(jnp.zeros((), jnp.int32), params, ema, optimizer=None)
+
+
+def _check_labelling(arguments):
+  """ConfigError for flags that do not go together."""
+  if not arguments.write_labels:
+    if other := ["--labels"] * bool(arguments.labels) + [f"--data.{key}" for key in arguments.data]:
+      raise schema.ConfigError(f"{other[0]}: it is for --write-labels=FOLDER, and without it says nothing")
+    return
+  if arguments.write_predictions or arguments.report or arguments.logits:
+    raise schema.ConfigError("--write-labels measures nothing; leave out --write-predictions, --logits and --report")
+  if not arguments.split:
+    raise schema.ConfigError("--split: missing; --write-labels labels the images of a split, such as 'train[100:]'")
+
+
+def label(parts: build.Parts, state: steps.State, arguments: argparse.Namespace, poll: Callable[[], None]) -> None:
+  """Writes labels of the state's weights, or of their average, for the images that the flags name."""
+  run, data = parts.run, None
+  if arguments.data:
+    with schema.at("data"):
+      choice = schema.convert(flags.choice(arguments.data), schema.Choice)
+    prepared = evals.preparation(run.data)
+    data = evals.bind(schema.Choice("accuracy", {"data": choice}), evals.EVALS, prepared).args["data"]
+  subject = evals.Subject(parts.model, parts.mesh, run.data, run.batch, catalog.open_split, parts.task.predict)
+  source = open_source(subject, data, arguments.split, "split")
+  own, folder = subject.data(data), arguments.write_labels
+  origin = {"name": own.name, **schema.plain(schema.arguments(own, catalog.READERS[own.name]))}
+  params = outcomes.gathered(state.params, state.ema) if state.ema else state.params
+  classes, soft = parts.images.source.classes, arguments.labels != "hard"
+  try:
+    plan = labelling.plan(subject, data, origin, source, classes, params, soft)
+    made = labelling.write(subject, data, source, params, plan, folder, poll)
+  except ImageError as error:
+    raise schema.ConfigError(str(error)) from error
+  runtime.say(f"{folder}: labels of {len(source):,} images of {own.name}, {source.split!r}; {made:,} made now")
 
 
 def evaluate(

@@ -23,14 +23,19 @@ def measure(
     poll: called between batches; raises to stop.
   """
   outcomes = {}
-  if evals and average:  # it is spread over more devices than the parameters: gathered once, not by every batch
-    shardings = {path: params[path].sharding for path in average}
-    average = jax.jit(lambda arrays: arrays, out_shardings=shardings)(average)
+  if evals and average:
+    average = gathered(params, average)
   for name, evaluation in evals.items():
     for prefix, weights in (("", params), ("ema_", average)):
       if weights:
         outcomes[prefix if name == "test" else f"{name}/{prefix}"] = evaluation(weights, poll)
   return outcomes
+
+
+def gathered(params: dict[str, jax.Array], average: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  """An average, which is spread over more devices, sharded as the parameters: once, not by every batch."""
+  shardings = {path: params[path].sharding for path in average}
+  return jax.jit(lambda arrays: arrays, out_shardings=shardings)(average)
 
 
 def figures(outcomes: Mapping[str, Outcome]) -> dict[str, float]:

@@ -1,0 +1,131 @@
+"""Labels of a teacher for all images of a split, written shard by shard: a kill costs one shard."""
+
+import functools
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from vit_jax import files, runtime
+from vit_jax.data import augment, pseudo_labels, sources, stream
+from vit_jax.data.pseudo_labels import PLAN, Plan
+from vit_jax.evals import subject as subjects
+from vit_jax.evals.subject import Subject
+from vit_jax.schema import Choice, ConfigError, arguments
+
+
+def plan(
+  subject: Subject,
+  data: Choice | None,
+  origin: dict,
+  source: sources.Source,
+  classes: tuple[str, ...],
+  params: dict[str, jax.Array],
+  soft: bool,
+) -> Plan:
+  """What the labels are of.
+
+  Args:
+    subject: the teacher.
+    data: that it labels; None: its own.
+    origin: how a reader opens them again, plain.
+    source: their images.
+    classes: the teacher's.
+    params: its weights.
+    soft: whether to keep `pseudo_labels.BEST` classes of an image, or one.
+  """
+  seen = arguments(subject.data(data), stream.eval_examples, augment.normalise)
+  weights = hashlib.sha256(f"{subject.identity(params)} {json.dumps(seen, sort_keys=True, default=repr)}".encode())
+  kept = min(pseudo_labels.BEST, len(classes)) if soft else 1
+  return Plan(origin, source.split, len(source), source.fingerprint(), classes, weights.hexdigest(), kept)
+
+
+def write(
+  subject: Subject,
+  data: Choice | None,
+  source: sources.Source,
+  params: dict[str, jax.Array],
+  wanted: Plan,
+  folder: pathlib.Path,
+  poll: Callable[[], None],
+) -> int:
+  """Labels every image that is not labelled yet; how many those were. Memory holds one shard.
+
+  All processes compute, the first one reads and writes the folder. ConfigError, on each of them, where the folder holds
+  labels by other weights or of other images.
+  """
+  first = jax.process_index() == 0
+  stop = _objection(folder, wanted) if first else ""
+  if runtime.from_first(np.array([bool(stop)]))[0]:
+    raise ConfigError(stop or f"{folder} holds other labels; the first process says which")
+  if first:
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_text(folder / PLAN, wanted.to_json())
+  shards = list(wanted.shards())
+  done = _done(folder, wanted, shards) if first else 0
+  done = int(runtime.from_first(np.array([done]))[0])
+  if done == len(shards):
+    return 0
+  size = subject.images_at_once(None)
+  start = shards[done][1].start // size * size  # the same batches as without a kill: the same bits
+  rest = sources.subset(source, range(start, wanted.records)) if start else source
+  compute = functools.partial(subject.predictions(data, False), params)
+  made = subjects.parts(compute, subject.batches(data, rest, size), poll, size)
+  waiting = []
+  for name, records in shards[done:]:
+    while not waiting or waiting[-1]["reached"] < records.stop:
+      rows = next(made, None)
+      if rows is None:
+        break
+      record = rows["position"] + start
+      reached = int(record[-1]) + 1 if len(record) else start  # none could be decoded
+      waiting.append({"best": rows["best"], "probability": rows["probability"], "record": record, "reached": reached})
+    if first:
+      pseudo_labels.write_shard(folder / name, *_shard(waiting, records, wanted.kept))
+    waiting = [rows for rows in waiting if rows["reached"] > records.stop]
+  return wanted.records - shards[done][1].start
+
+
+def _shard(waiting, records, kept):
+  """(classes [N, K], probabilities [N, K]) of the records of a file, of batches that hold them."""
+  classes, probabilities = np.zeros((len(records), kept), np.int32), np.zeros((len(records), kept), np.float16)
+  for rows in waiting:
+    inside = (rows["record"] >= records.start) & (rows["record"] < records.stop)
+    at = rows["record"][inside] - records.start
+    classes[at], probabilities[at] = rows["best"][inside, :kept], rows["probability"][inside, :kept]
+  return classes, probabilities
+
+
+def _done(folder, wanted, shards):
+  """How many files from the first on are there: what comes after one that is not is made again, to the same bytes."""
+  for number, (name, records) in enumerate(shards):
+    if pseudo_labels.read_shard(folder / name, len(records)) is None:
+      return number
+  return len(shards)
+
+
+def _objection(folder, wanted):
+  """Why nothing is written into a folder, or nothing."""
+  try:
+    before = pseudo_labels.read_plan(folder)
+  except ConfigError as error:
+    return str(error)
+  if before is None or before == wanted:
+    return ""
+  what = [
+    words
+    for key, words in (
+      ("weights", "by other weights, or of images prepared otherwise"),
+      ("classes", "of other classes"),
+      ("kept", "of the other kind, hard or soft"),
+      ("split", f"of the split {before.split!r}"),
+      ("records", f"of {before.records:,} images"),
+    )
+    if getattr(before, key) != getattr(wanted, key)
+  ]
+  changes = before.fingerprint.changes(wanted.fingerprint)
+  what += [f"of other data, {', '.join(changes)}"] if changes else []
+  return f"{folder} holds labels {'; '.join(what or ['of other data'])}; take another folder, or remove this one"
