@@ -110,3 +110,9 @@ def test_the_divergence_between_distributions_is_that_of_scipy():
   divergence = losses.kl_divergence(jnp.asarray(expected), jnp.asarray(predicted))
   np.testing.assert_allclose(divergence, scipy.special.rel_entr(p, q).sum(-1), rtol=2e-5)
   np.testing.assert_allclose(losses.kl_divergence(jnp.asarray(expected), jnp.asarray(expected)), 0, atol=1e-6)
+
+
+def test_labels_that_count_in_parts_are_targets_of_these_parts():
+  labels, shares = np.array([[2, 0], [1, -1], [1, 1]]), np.array([[0.7, 0.2], [1.0, 0.5], [0.25, 0.5]], np.float32)
+  expected = [[0.2, 0, 0.7], [0, 1, 0], [0, 0.75, 0]]
+  np.testing.assert_allclose(losses.parts_hot(jnp.asarray(labels), jnp.asarray(shares), 3), expected, atol=1e-7)

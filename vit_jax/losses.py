@@ -29,6 +29,13 @@ def one_hot(labels: Integer[Tensor, " B"] | Integer[Tensor, "B K"], classes: int
   return hot.max(1) if labels.ndim == 2 else hot
 
 
+def parts_hot(
+  labels: Integer[Tensor, "B K"], shares: Float[Tensor, "B K"], classes: int
+) -> Float[Array, "B {classes}"]:
+  """The share of each of a row's labels; a label outside of 0 ... V - 1 counts as none."""
+  return jnp.einsum("bkv,bk->bv", jax.nn.one_hot(labels, classes, dtype=jnp.float32), shares)
+
+
 def shared(targets: Float[Tensor, "*B V"]) -> Float[Array, "*B V"]:
   """Rows divided by their sums; a row of zeros stays one."""
   (targets,) = _float32(targets)

@@ -9,6 +9,7 @@ from vit_jax import schema
 from vit_jax.data import augment, catalog, crops, erasing, mixing, policies, sources, stream, warping
 from vit_jax.data.readers import folder, manifest, parquet, tars, tfds
 
+OF_OTHERS = ("mixture", "pseudo_labelled")  # made of other datasets
 KNOWN = [name for name, row in catalog.CATALOG.items() if row.splits]
 OWN = ("imagenet21k", "imagenet21k_p", "jft300m", "jft3b")  # TFDS makes none of these
 
@@ -93,7 +94,7 @@ def test_binding_fills_in_every_default_of_nested_choices_too(name):
   assert bound(name, **data.args) == data
 
 
-@pytest.mark.parametrize("name", [name for name in catalog.CATALOG if name != "mixture"])
+@pytest.mark.parametrize("name", [name for name in catalog.CATALOG if name not in OF_OTHERS])
 def test_the_keys_of_a_dataset_are_those_that_its_reader_reads(name):
   own = {
     tfds.catalogued: set(),
@@ -225,7 +226,8 @@ def test_every_argument_of_every_table_has_a_default(table):
 
 @pytest.mark.parametrize("name", catalog.DATA)
 def test_exif_counts_by_default_in_files_of_cameras_alone(name):
-  data = {"parts": ({"name": "digits"},)} if name == "mixture" else {"path": "x"}
+  labelled = {"labelled": {"name": "digits"}} if name == "pseudo_labelled" else {}
+  data = {"parts": ({"name": "digits"},)} if name == "mixture" else {"path": "x"} | labelled
   for table in (catalog.DATA, catalog.EVAL_DATA):
     try:
       args = bound(name, table, **data).args

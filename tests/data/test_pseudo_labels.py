@@ -8,8 +8,10 @@ import pytest
 
 from tests import forms
 from tests.streams import file
-from vit_jax.data import pseudo_labels
-from vit_jax.data.pseudo_labels import Plan
+from vit_jax import schema
+from vit_jax.data import catalog, pseudo_labels, sources, stream
+from vit_jax.data import images as image_files
+from vit_jax.data.pseudo_labels import Choice, Plan
 from vit_jax.data.sources import Fingerprint
 from vit_jax.schema import ConfigError
 
@@ -66,7 +68,7 @@ def test_a_folder_is_read_as_it_was_written(labels):
   assert [(name, len(records)) for name, records in plan.shards()] == [
     ("labels-00000-of-00003.npz", 4), ("labels-00001-of-00003.npz", 4), ("labels-00002-of-00003.npz", 2)
   ]  # fmt: skip
-  classes, probabilities = pseudo_labels.best(folder, plan)
+  classes, probabilities = (values[:, 0] for values in pseudo_labels.kept(folder, plan, None, 1))
   np.testing.assert_array_equal(classes, np.arange(10) % 3)
   np.testing.assert_array_equal(probabilities, (np.arange(10) / 10).astype(np.float16))
 
@@ -83,7 +85,7 @@ def test_a_file_that_is_not_whole_is_named_with_what_to_do(labels, harm):
     shard.write_bytes(content[: len(content) // 2] if harm == "cut" else b"")
   assert pseudo_labels.read_shard(shard, 4) is None
   with pytest.raises(ConfigError, match=r"labels-00001-of-00003\.npz is missing or damaged; run evaluate --write"):
-    pseudo_labels.best(folder, plan)
+    pseudo_labels.kept(folder, plan, None, 1)
 
 
 @pytest.mark.parametrize("text", ['{"records": 3}', '{"fingerprint": {"colour": 1}, "classes": []}'])
@@ -93,34 +95,148 @@ def test_a_plan_that_is_none_is_refused(tmp_path, text):
     pseudo_labels.read_plan(tmp_path)
 
 
+HARD = Choice(minimum=0.3, per_class=2, soft=False)
+
+
 def test_a_student_sees_the_images_with_the_labels_of_the_teacher(images, labels):
   folder, plan = labels
-  records = np.array([2, 5, 5, 9])
-  source = pseudo_labels.labelled("pseudo", "train", images, folder, plan, records)
-  assert source.classes == NAMES and len(source) == 4
-  assert [source.read(i) for i in range(4)] == [(images.read(int(i))[0], int(i) % 3) for i in records]
-  assert [source.label(i) for i in range(4)] == [2, 2, 2, 0]
-  assert source.identify(3) == images.identify(9)
+  source = pseudo_labels.labelled("pseudo", "train", images, folder, plan, HARD)
+  records = [4, 5, 6, 7, 8, 9]
+  assert source.classes == NAMES and len(source) == 6 and source.shares is None
+  assert [source.read(i) for i in range(6)] == [(images.read(i)[0], i % 3) for i in records]
+  assert [source.label(i) for i in range(6)] == [i % 3 for i in records]
+  assert source.identify(5) == images.identify(9)
+
+
+def test_soft_labels_come_with_their_shares(images, labels):
+  folder, plan = labels
+  plan = dataclasses.replace(plan, kept=2)
+  for name, records in plan.shards():
+    numbers = np.array(records)[:, None]
+    best = numbers / 10
+    pseudo_labels.write_shard(folder / name, np.hstack([numbers % 3, (numbers + 1) % 3]), np.hstack([best, 1 - best]))
+  source = pseudo_labels.labelled("pseudo", "train", images, folder, plan, Choice(0.75, None, True))
+  assert [source.label(i) for i in range(2)] == [(2, 0), (0, 1)] and source.labels == 2
+  shares = np.array([source.shares(i) for i in range(2)])
+  np.testing.assert_allclose(shares, [[0.8, 0.2], [0.9, 0.1]], atol=1e-3)
+  assert shares.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+  ("choice", "says"),
+  [
+    (HARD._replace(soft=True), "soft: .*holds hard labels.*soft=false"),
+    (HARD._replace(minimum=0.95), r"minimum: 0.95: the teacher is nowhere so sure; its surest label has 0\.9"),
+  ],
+)
+def test_what_labels_cannot_give_is_refused(images, labels, choice, says):
+  with pytest.raises(ConfigError, match=says):
+    pseudo_labels.labelled("pseudo", "train", images, *labels, choice)
 
 
 def test_a_fingerprint_changes_with_the_records_and_their_labels(images, labels):
   folder, plan = labels
 
-  def fingerprint(records):
-    return pseudo_labels.labelled("pseudo", "train", images, folder, plan, np.array(records)).fingerprint()
+  def fingerprint(minimum):
+    return pseudo_labels.labelled("pseudo", "train", images, folder, plan, HARD._replace(minimum=minimum)).fingerprint()
 
-  assert fingerprint([1, 2]) == fingerprint([1, 2])
-  assert fingerprint([1, 2]).changes(fingerprint([1, 3])) == ["names, labels or order of images"]
+  assert fingerprint(0.3) == fingerprint(0.35)  # the same images are chosen
+  assert fingerprint(0.3).changes(fingerprint(0.6)) == ["names, labels or order of images"]
 
 
 def test_images_that_changed_since_they_were_labelled_are_refused_and_copied_ones_are_not(images, labels):
   folder, plan = labels
-  records, now = np.array([1]), images.fingerprint()
+  now = images.fingerprint()
   copied = dataclasses.replace(images, fingerprint=lambda: now._replace(times="later"))
-  assert len(pseudo_labels.labelled("pseudo", "train", copied, folder, plan, records)) == 1
+  assert len(pseudo_labels.labelled("pseudo", "train", copied, folder, plan, HARD)) == 6
   for other, says in (
     (dataclasses.replace(images, fingerprint=lambda: Fingerprint("other")), "names, labels or order of images"),
     (dataclasses.replace(images, length=9), "9 images, not 10"),
   ):
     with pytest.raises(ConfigError, match=re.escape(says)):
-      pseudo_labels.labelled("pseudo", "train", other, folder, plan, records)
+      pseudo_labels.labelled("pseudo", "train", other, folder, plan, HARD)
+
+
+# As data of a run: labelled images and those of the teacher.
+
+
+def opened(folder, path, split="train", **args):
+  """Of ten labelled images at `path`, and of what the folder has labels of."""
+  labelled = {"name": "manifest", "path": str(path), "test": "train[:3]"}
+  with schema.at("config.data"):
+    return catalog.open_split(
+      schema.Choice("pseudo_labelled", {"path": str(folder), "labelled": labelled, "soft": False, **args}), split
+    )
+
+
+@pytest.fixture
+def labelled(tmp_path):
+  """A manifest of six images of the teacher's three classes."""
+  forms.manifest(tmp_path / "l", [file(100 + i) for i in range(6)], list(NAMES) * 2)
+  return tmp_path / "l/all.jsonl"
+
+
+@pytest.fixture
+def teacher(labels, images, tmp_path):
+  """The folder of labels, whose plan says where the images are."""
+  folder, plan = labels
+  origin = {"name": "manifest", "path": str(tmp_path / "m/all.jsonl")}
+  (folder / pseudo_labels.PLAN).write_text(dataclasses.replace(plan, data=origin).to_json())
+  return folder
+
+
+def test_a_student_trains_on_both_and_is_measured_on_what_has_labels(teacher, labelled, images):
+  source = opened(teacher, labelled, ratio=3.0, per_class=2)
+  assert source.classes == NAMES and len(source) == 6 + 6
+  assert [(part.name, len(part.records), part.weight) for part in source.corpora] == [
+    ("manifest", 6, 1.0), ("pseudo-labels", 6, 3.0)
+  ]  # fmt: skip
+  assert [source.label(i) for i in range(12)] == [0, 1, 2, 0, 1, 2] + [i % 3 for i in range(4, 10)]
+  assert source.read(6)[0] == images.read(4)[0]
+  assert len(opened(teacher, labelled, "test")) == 3 and len(opened(teacher, labelled, "train[:2]")) == 2
+
+
+def test_images_that_moved_are_named_by_a_key(teacher, labelled, tmp_path):
+  (tmp_path / "m").rename(tmp_path / "moved")
+  with pytest.raises(ConfigError, match=r"config\.data\.path"):
+    opened(teacher, labelled)
+  images = {"name": "manifest", "path": str(tmp_path / "moved/all.jsonl")}
+  assert len(opened(teacher, labelled, images=images)) == 6 + 7
+
+
+def test_labels_of_other_classes_and_folders_without_any_are_refused(teacher, labelled, tmp_path):
+  with pytest.raises(sources.AbsentError, match=r"config\.data\.path: .*holds no labels; write them: .*--write-labels"):
+    opened(tmp_path, labelled)
+  forms.manifest(tmp_path / "o", [file(i) for i in range(4)], ["dog", "eel"] * 2)
+  with pytest.raises(ConfigError, match=r"labels of 3 classes, 'ant' first; .* are 2, 'dog' first"):
+    opened(teacher, tmp_path / "o/all.jsonl")
+
+
+def test_a_plan_without_labels_knows_the_labelled_images(labelled, tmp_path):
+  labelled = {"name": "manifest", "path": str(labelled)}
+  choice = schema.Choice("pseudo_labelled", {"path": str(tmp_path), "labelled": labelled})
+  assert len(catalog.known_split(choice, "train")) == 6
+
+
+def test_soft_labels_count_in_parts_beside_whole_ones(teacher, labelled, tmp_path):
+  plan = dataclasses.replace(pseudo_labels.read_plan(teacher), kept=2)
+  (teacher / pseudo_labels.PLAN).write_text(plan.to_json())
+  for name, records in plan.shards():
+    numbers = np.array(records)[:, None]
+    pseudo_labels.write_shard(
+      teacher / name, np.hstack([numbers % 3, (numbers + 1) % 3]), np.hstack([numbers / 10, 1 - numbers / 10])
+    )
+  source = opened(teacher, labelled, soft=True, minimum=0.75)
+  assert source.labels == 2
+  assert [source.label(i) for i in (0, 6, 7)] == [(0,), (2, 0), (0, 1)]
+  np.testing.assert_allclose([source.shares(i) for i in (0, 6, 7)], [[1, 0], [0.8, 0.2], [0.9, 0.1]], atol=1e-3)
+  examples = stream.train_examples(source, 0, image_size=8, crop=schema.Choice("resize"))
+  assert examples.shapes["share"] == ((2,), np.float32)
+  reader = image_files.Images(source, "raise", 10**6, 100.0)
+  for position in range(20):
+    record = examples.record(position)
+    _, label, _, share = examples.example(reader.prepared, position)
+    expected = source.label(record)
+    assert label.tolist() == [*expected, -1][:2] and share.tolist() == source.shares(record).tolist()
+  part = sources.subset(source, [7, 0])
+  np.testing.assert_array_equal(part.shares(0), source.shares(7))

@@ -76,6 +76,15 @@ def test_the_loss_is_cross_entropy_to_mixed_and_smoothed_targets(smoothing):
   np.testing.assert_allclose(statistics["mean"], mixed.mean(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_labels_of_a_teacher_count_in_parts(loss):
+  share = np.tile(np.array([0.6, 0.2], np.float32), (6, 1))
+  labels = np.stack([LABELS, (LABELS + 1) % 7], 1)
+  found = task(plain, loss=loss).examples(batch(labels) | {"share": share}, {}, KEY, 0)["target"]
+  expected = 0.6 * np.eye(7)[LABELS] + 0.2 * np.eye(7)[(LABELS + 1) % 7]
+  np.testing.assert_allclose(found, expected / 0.8 if loss == "softmax" else expected, atol=1e-6)
+
+
 def test_the_sigmoid_loss_asks_every_class_by_itself():
   t = task(loss="sigmoid")
   found = t.predict(PARAMS, normalise(IMAGES), LABELS)["loss"]

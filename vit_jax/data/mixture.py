@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+
 from vit_jax.data import sources
 from vit_jax.data.readers import index
 from vit_jax.data.readers.labels import packed, unpacked
@@ -62,6 +64,7 @@ def mixture(
     ),
     _epoch(names, parts, weights, epoch),
     of_part(lambda part, i: f"{names[part]}/{parts[part].called(i)}"),
+    of_part(joined.shares) if any(part.shares for part in parts) else None,
     "\n".join(filter(None, (part.note for part in parts))),
   )
 
@@ -89,6 +92,12 @@ class _Joined:
     # One that is none of the classes is for `Images` to refuse, whose error names the record.
     of_all = tuple(numbers[n] if 0 <= n < len(numbers) else self.classes for n in several)
     return of_all if self.labels > 1 or len(of_all) != 1 else of_all[0]
+
+  def shares(self, part: int, i: int) -> np.ndarray:
+    """As `Source.shares`, of a part; all of it where that has none."""
+    one = self.parts[part]
+    own = one.shares(i) if one.shares else np.ones(one.labels, np.float32)
+    return np.pad(own, (0, self.labels - one.labels))
 
   def read(self, part: int, i: int) -> tuple[bytes, int | tuple[int, ...]]:
     """As `Source.read`, of a part."""

@@ -6,7 +6,7 @@ import json
 import pathlib
 import zipfile
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,14 @@ class Plan:
       yield name, range(first, min(first + self.shard, self.records))
 
 
+class Choice(NamedTuple):
+  """Which labels a student learns from."""
+
+  minimum: float  # probability of the best class
+  per_class: int | None  # images; see `chosen`
+  soft: bool  # the best classes with their probabilities, or the best alone
+
+
 def read_plan(folder: pathlib.Path) -> Plan | None:
   """The plan in a folder; None where there is none. ConfigError for one that says something else."""
   values = files.read_json(folder / PLAN)
@@ -79,15 +87,20 @@ def write_shard(file: pathlib.Path, classes: np.ndarray, probabilities: np.ndarr
     np.savez(opened, classes=classes.astype(np.int32), probabilities=probabilities.astype(np.float16))
 
 
-def best(folder: pathlib.Path, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-  """(class int32 [N], probability float16 [N]) of every record, 6 bytes each. ConfigError where a file is missing."""
-  classes, probabilities = np.zeros(plan.records, np.int32), np.zeros(plan.records, np.float16)
-  for name, records in plan.shards():
-    shard = read_shard(folder / name, len(records))
+def kept(folder: pathlib.Path, plan: Plan, records: np.ndarray | None, count: int) -> tuple[np.ndarray, np.ndarray]:
+  """(classes int32 [M, count], probabilities float16 [M, count]) of records in order, best first; None: of all.
+
+  ConfigError where a file is missing.
+  """
+  records = np.arange(plan.records) if records is None else records
+  classes, probabilities = (np.zeros((len(records), count), kind) for kind in (np.int32, np.float16))
+  for name, of_shard in plan.shards():
+    shard = read_shard(folder / name, len(of_shard))
     if shard is None:
       raise ConfigError(f"{folder / name} is missing or damaged; run evaluate --write-labels={folder} again to its end")
-    classes[records.start : records.stop] = shard[0][:, 0]
-    probabilities[records.start : records.stop] = shard[1][:, 0]
+    rows = slice(*np.searchsorted(records, (of_shard.start, of_shard.stop)))
+    for values, stored in zip((classes, probabilities), shard, strict=True):
+      values[rows] = stored[records[rows] - of_shard.start, :count]
   return classes, probabilities
 
 
@@ -111,16 +124,35 @@ def chosen(classes: np.ndarray, probabilities: np.ndarray, minimum: float, per_c
   return np.sort(np.concatenate([records[:0], *parts]))
 
 
-def labelled(name: str, split: str, source: Source, folder: pathlib.Path, plan: Plan, records: np.ndarray) -> Source:
-  """These records of a source with the teacher's best class as their label. ConfigError where it holds other images."""
+def labelled(name: str, split: str, source: Source, folder: pathlib.Path, plan: Plan, choice: Choice) -> Source:
+  """The records of a source that a student learns from, with the teacher's labels.
+
+  Args:
+    name: of the result.
+    split: of it.
+    source: the images that were labelled; ConfigError where it holds others.
+    folder: with the labels.
+    plan: of these.
+    choice: what is chosen, and how it is said.
+  """
   changes = [change for change in plan.fingerprint.changes(source.fingerprint()) if not change.startswith("times")]
   if len(source) != plan.records or changes:
     what = ", ".join(changes) or f"{len(source):,} images, not {plan.records:,}"
     raise ConfigError(f"{folder} labels other images than are there now: {what}; bring them back, or label them anew")
-  classes, _ = best(folder, plan)
-  labels = classes[records]
+  count = plan.kept if choice.soft else 1
+  if choice.soft and count == 1:
+    raise ConfigError(f"{folder} holds hard labels, one class an image; write soft ones, or take soft=false", "soft")
+  classes, probabilities = (values[:, 0] for values in kept(folder, plan, None, 1))
+  records = chosen(classes, probabilities, choice.minimum, choice.per_class)
+  if not len(records):
+    most = float(probabilities.max(initial=0))
+    raise ConfigError(f"{choice.minimum}: the teacher is nowhere so sure; its surest label has {most:.3f}", "minimum")
+  classes, probabilities = kept(folder, plan, records, count)
   part = sources.subset(source, records)
-  content = hashlib.sha256(np.ascontiguousarray(records).tobytes() + labels.tobytes()).hexdigest()
+  content = hashlib.sha256(b"".join(map(np.ascontiguousarray, (records, classes, probabilities)))).hexdigest()
+
+  def label(i):
+    return tuple(classes[i].tolist()) if choice.soft else int(classes[i, 0])
 
   def fingerprint():
     now = source.fingerprint()
@@ -131,9 +163,10 @@ def labelled(name: str, split: str, source: Source, folder: pathlib.Path, plan: 
     name=name,
     split=split,
     classes=plan.classes,
-    read=lambda i: (part.read(i)[0], int(labels[i])),
-    read_label=lambda i: int(labels[i]),
-    labels=1,
+    read=lambda i: (part.read(i)[0], label(i)),
+    read_label=label,
+    labels=count,
+    shares=(lambda i: probabilities[i].astype(np.float32)) if choice.soft else None,
     fingerprint=fingerprint,
     parts=(),
   )

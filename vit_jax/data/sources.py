@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from vit_jax import schema
 from vit_jax.data.rows import Row as Row  # the word that readers know it by
 from vit_jax.schema import at, place
@@ -84,6 +86,9 @@ class Source:
   corpora: tuple[Corpus, ...] = ()  # of a mixture
   epoch: int | None = None  # examples of an epoch, if it is not each record once
   read_name: Callable[[int], str] | None = None  # the name of its image file, where that is stored in the record
+  shares: Callable[[int], np.ndarray] | None = (
+    None  # float32 [labels]: how much each of record i's counts; None: all of it
+  )
   note: str = ""  # which files are records and which are not, to be said once
 
   def __len__(self):
@@ -120,6 +125,7 @@ def subset(source: Source, records: Sequence[int]) -> Source:
     corpora=(),
     epoch=None,
     read_name=at(source.called),
+    shares=at(source.shares) if source.shares else None,
   )
 
 

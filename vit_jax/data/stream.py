@@ -1,7 +1,8 @@
 """Examples as a pure function of (seed, position): shuffled without end for training, once in order for evaluation.
 
 An example has image uint8 [S, S, 3] and label int32 [], or [K] padded with -1 where an image has up to K labels. For
-training also draw uint32 [], which augmentation on the device follows from; for evaluation mask float32 []. The global
+training also draw uint32 [], which augmentation on the device follows from, and where labels count in parts share
+float32 [K], how much each does; for evaluation mask float32 []. The global
 stream has one position per example, step * batch + row.
 """
 
@@ -93,17 +94,19 @@ def train_examples(
       image = change(image, draw)
       return image if patch is None else _patches(image, patch)
 
-    values = prepared(record, prepare)
-    others = _replacements(source, seed, visit, record)
+    values, others = prepared(record, prepare), _replacements(source, seed, visit, record)
     while values is None:
-      values = prepared(next(others), prepare)
-    return *values, on_device
+      record = next(others)
+      values = prepared(record, prepare)
+    return (*values, on_device, source.shares(record)) if source.shares else (*values, on_device)
 
   image = (image_size, image_size, 3)
   if patch is not None:
     assert image_size % patch == 0
     image = ((image_size // patch) ** 2, patch**2 * 3)
   shapes = {"image": (image, np.uint8), "label": (_label_shape(source), np.int32), "draw": ((), np.uint32)}
+  if source.shares:
+    shapes["share"] = (_label_shape(source), np.float32)
   return Examples(source, ordered, example, shapes, None)
 
 

@@ -18,7 +18,8 @@ from vit_jax.tasks.task import Frozen, Labels, Objective, Params, Rows, Supplied
 class Classify:
   """Cross-entropy to soft targets [B, V]: the labels, as augmentation mixed them, smoothed.
 
-  An image with several labels has a target of one for each with a sigmoid loss, and equal shares of one with softmax.
+  An image with several labels has a target of one for each with a sigmoid loss, and equal shares of one with softmax;
+  where data say how much each counts, as a teacher's do, targets are that, with softmax of a sum of one.
 
   Args:
     loss: "sigmoid" sums over classes, as big_vision; "mean_sigmoid" is their mean, timm's binary cross-entropy. The
@@ -69,7 +70,7 @@ class Classify:
 
   def augmented(self, batch: Rows, key: PRNGKey, step: Count, patch: int | None) -> Rows:
     """The examples for images that come cut into patches of a side, or whole."""
-    targets = self._targets(batch["label"])
+    targets = self._targets(batch["label"], batch.get("share"))
     images, targets = self.supplied.augment(patch)(key, batch["image"], targets, batch["draw"], step)
     return {"image": images, "target": losses.smooth(targets, self.label_smoothing)}
 
@@ -107,6 +108,7 @@ class Classify:
       targets = (targets > self.target_threshold).astype(targets.dtype)
     return losses.LOSSES[self.loss](logits, targets)
 
-  def _targets(self, labels):
-    targets = losses.one_hot(labels, self.supplied.model.description.classes)
+  def _targets(self, labels, shares=None):
+    classes = self.supplied.model.description.classes
+    targets = losses.one_hot(labels, classes) if shares is None else losses.parts_hot(labels, shares, classes)
     return losses.shared(targets) if self.loss == "softmax" else targets

@@ -3,13 +3,13 @@
 import logging
 from typing import Annotated
 
-from vit_jax import schema
-from vit_jax.data import augment, loader, mixture, sources, stream
+from vit_jax import paths, schema
+from vit_jax.data import augment, loader, mixture, pseudo_labels, sources, stream
 from vit_jax.data.catalog import imagenet, licences, small, vtab
 from vit_jax.data.readers import folder, manifest, parquet, tars, tfds
 from vit_jax.data.rows import Row
 from vit_jax.data.sources import Splits
-from vit_jax.schema import Choice, bind, lookup
+from vit_jax.schema import Choice, bind, lookup, show
 
 # Sizes of images are those of the archives (TFDS checksums) by the images in them, if not said otherwise.
 CATALOG = {
@@ -88,8 +88,61 @@ def _open_part(choice, split):
   return schema.make(choice, PARTS, split)
 
 
+def _pseudo_labelled(
+  open_part,
+  name: str,
+  row: Row,
+  split: str,
+  *,
+  path: str,
+  labelled: Annotated[Choice, READERS],
+  images: Annotated[Choice | None, READERS] = None,
+  ratio: Annotated[float, schema.Range(1e-3, 1e3)] = 1.0,
+  minimum: schema.Fraction = 0.3,
+  per_class: Annotated[int, schema.Range(1, 2**31)] | None = None,
+  soft: bool = True,
+  train: str = "train",
+  val: str | None = None,
+  test: str = "test",
+) -> sources.Source:
+  """Labelled images, and to train on also images with a teacher's labels (Noisy Student, Xie et al. 2020).
+
+  `path` is the folder that `evaluate --write-labels` wrote. `ratio` images with its labels are drawn for each labelled
+  one: those whose best class has at least the `minimum` probability, and with `per_class` so many of each class, the
+  surest ones, or what there is of it several times. `soft` labels are the best classes with their probabilities.
+  `images` says where the images are, if no longer where they were labelled. `train`, `val` and `test` are what is asked
+  of the labelled ones.
+  """
+  splits = Splits(train, val, test)
+  with schema.at("labelled"):
+    source = open_part(labelled, splits.spec(split))
+  if split != "train":
+    return source
+  folder = paths.path(path)
+  with schema.at("path"):
+    plan = pseudo_labels.read_plan(folder)
+    if plan is None:
+      raise sources.AbsentError(
+        f"{path} holds no labels; write them: python -m vit_jax.evaluate --workdir=TEACHER --split=SPLIT "
+        f"--write-labels={path}"
+      )
+    if plan.classes != source.classes:
+      raise schema.ConfigError(
+        f"{path} has labels of {len(plan.classes)} classes, {show(plan.classes[0])} first; those of labelled are "
+        f"{len(source.classes)}, {show(source.classes[0])} first. Take a teacher of the same classes"
+      )
+  with schema.at("images" if images else "path"):
+    choice = images or bind(schema.convert(plan.data, Choice), (READERS[plan.data["name"]],))
+    others = open_part(choice, plan.split)
+  taken = pseudo_labels.Choice(minimum, per_class, soft)
+  pseudo = pseudo_labels.labelled("pseudo-labels", plan.split, others, folder, plan, taken)
+  return mixture.mixture(name, splits.spec(split), [source, pseudo], [1.0, ratio], "same", None)
+
+
 CATALOG["mixture"] = Row(_mixture)
+CATALOG["pseudo_labelled"] = Row(_pseudo_labelled)
 READERS["mixture"] = schema.preset(_mixture, _open_part, "mixture", CATALOG["mixture"])
+READERS["pseudo_labelled"] = schema.preset(_pseudo_labelled, _open_part, "pseudo_labelled", CATALOG["pseudo_labelled"])
 DATA = {
   name: (
     reader,
@@ -168,6 +221,10 @@ def known_split(choice: Choice, split: str, prefix: str = "") -> sources.Source:
   try:
     return open_split(choice, split)
   except sources.AbsentError as error:
+    if choice.name == "pseudo_labelled":  # of the same classes; steps do not depend on how many there are
+      known = bind(choice, lookup(DATA, choice.name)).args
+      splits = Splits(known["train"], known["val"], known["test"])
+      return known_split(known["labelled"], splits.spec(split))
     row = CATALOG[choice.name]
     if row.classes is None:
       raise

@@ -1,0 +1,92 @@
+"""Labels that a teacher writes: those of its predictions one by one, the same bytes after any kill."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tests import runs
+from vit_jax import build
+from vit_jax.corpora.builders import prepare
+from vit_jax.data import catalog, pseudo_labels
+from vit_jax.evals import labelling
+from vit_jax.evals.subject import Subject
+from vit_jax.schema import ConfigError
+
+pytestmark = pytest.mark.heavy
+
+SPLIT = "train[:70]"
+
+
+class Killed(Exception):
+  """What ends a run from outside."""
+
+
+@pytest.fixture(scope="module")
+def teacher():
+  """(subject, parameters) of an untrained model."""
+  prepare("digits")
+  made = build.build(runs.run(), jax.devices())
+  return Subject(made.model, made.mesh, made.run.data, 16, catalog.open_split, made.task.predict), made.init().params
+
+
+def written(teacher, folder, soft=True, params=None, split=SPLIT, poll=lambda: None):
+  """(how many were made, their plan), in files of 20, which no batch of 16 ends with."""
+  subject, own = teacher
+  source = subject.source(None, split)
+  plan = labelling.plan(subject, None, {"name": "digits"}, source, source.classes, params or own, soft)
+  plan = dataclasses.replace(plan, shard=20)
+  return labelling.write(subject, None, source, params or own, plan, folder, poll), plan
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_labels_are_the_predictions_of_each_image(teacher, tmp_path, soft):
+  made, plan = written(teacher, tmp_path / "l", soft)
+  assert made == 70 and plan.kept == (5 if soft else 1)
+  subject, params = teacher
+  rows = jax.device_get([
+    subject.predictions(None, True)(params, batch)
+    for batch in subject.batches(None, subject.source(None, SPLIT), 16)
+  ])  # fmt: skip
+  logits = np.concatenate([row["logits"] for row in rows])[:70].astype(np.float64)
+  probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+  classes, shares = pseudo_labels.kept(tmp_path / "l", plan, None, plan.kept)
+  np.testing.assert_array_equal(classes, np.argsort(-probabilities, kind="stable")[:, : plan.kept])
+  np.testing.assert_allclose(shares, -np.sort(-probabilities)[:, : plan.kept], rtol=2e-3)
+
+
+def test_a_kill_costs_a_shard_and_no_bit(teacher, tmp_path):
+  whole, _ = written(teacher, tmp_path / "whole")
+  calls = []
+
+  def poll():
+    calls.append(1)
+    if len(calls) == 4:  # 64 images are computed, of which 60 make three files
+      raise Killed
+
+  with pytest.raises(Killed):
+    written(teacher, tmp_path / "again", poll=poll)
+  done = {file.name for file in (tmp_path / "again").glob("*.npz")}
+  assert 0 < len(done) < 4
+  made, _ = written(teacher, tmp_path / "again")
+  assert made == 70 - 20 * len(done) < whole
+  names = sorted(file.name for file in (tmp_path / "whole").iterdir())
+  assert names == sorted(file.name for file in (tmp_path / "again").iterdir())
+  for name in names:
+    assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+  assert written(teacher, tmp_path / "again")[0] == 0
+
+
+def test_labels_of_something_else_are_not_written_over(teacher, tmp_path):
+  written(teacher, tmp_path)
+  before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+  other = {path: value + 1 for path, value in teacher[1].items()}
+  for changes, says in (
+    ({"params": other}, "by other weights"),
+    ({"split": "train[70:140]"}, r"of the split 'train\[:70\]'"),
+    ({"soft": False}, "of the other kind, hard or soft"),
+  ):
+    with pytest.raises(ConfigError, match=f"holds labels .*{says}.*take another folder, or remove this one"):
+      written(teacher, tmp_path, **changes)
+  assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
