@@ -119,7 +119,7 @@ def run(commands: dict[str, list[str]], groups) -> None:
         name = waiting.pop()
         running.start(name, commands[name], pathlib.Path(name).with_suffix(".log"))
       for name, code in running.finished().items():
-        print(f"{time.strftime('%H:%M:%S')}  few-shot  {pathlib.Path(name).stem}", flush=True)
+        print(f"{time.strftime('%H:%M:%S')}  done  {pathlib.Path(name).stem}", flush=True)
         if code:
           sys.exit(f"{name}: {pathlib.Path(name).with_suffix('.log').read_text()}")
       time.sleep(0.1)

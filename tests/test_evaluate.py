@@ -13,7 +13,7 @@ import vit_jax
 from tests import runs, small_weights
 from vit_jax import build, config, evaluate, flags, loop
 from vit_jax.corpora.builders import prepare
-from vit_jax.data import augment, catalog, loader, stream
+from vit_jax.data import augment, catalog, loader, pseudo_labels, stream
 from vit_jax.inference import stored
 from vit_jax.schema import Choice, ConfigError, arguments
 
@@ -153,3 +153,40 @@ def test_a_run_at_another_size_is_the_model_of_that_size_with_resampled_position
     model = vit_jax.load(trained, ema, size)
     expected = model.logits(model.params, normalised)
     np.testing.assert_allclose(np.load(tmp_path / name)["logits"], expected, rtol=1e-4, atol=1e-5)
+
+
+MISTAKES = [  # flags with --write-labels, what is said
+  (["--split=train", "--report=x"], "--write-labels measures nothing; leave out"),
+  ([], "--split: missing; --write-labels labels"),
+  (["--split=train", "--data.path=x"], "--data.name: missing"),
+  (["--split=train", "--data.name=digit"], "Did you mean 'digits'"),
+  (["--split=trian"], "Did you mean 'train'"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), MISTAKES)
+def test_labels_that_cannot_be_written_are_one_line(trained, tmp_path, words, says):
+  command = ["evaluate", f"--workdir={trained}", f"--write-labels={tmp_path / 'labels'}", *words]
+  with pytest.raises((ConfigError, SystemExit), match=re.escape(says)):
+    in_process(evaluate.main, command)
+  assert not (tmp_path / "labels").exists()
+
+
+def test_labels_are_those_of_the_average_for_the_split_of_the_data_that_flags_name(trained, tmp_path):
+  folder = tmp_path / "labels"
+  command = ["evaluate", f"--workdir={trained}", f"--write-labels={folder}", "--split=test[:50]", "--data.name=digits"]
+  in_process(evaluate.main, command)
+  plan = pseudo_labels.read_plan(folder)
+  assert (plan.data["name"], plan.split, plan.records, plan.kept) == ("digits", "test[:50]", 50, 5)
+  best, _ = pseudo_labels.kept(folder, plan, None, 5)
+  names = [f"--write-predictions={tmp_path / 'p.npz'}", "--split=test[:50]"]
+  in_process(evaluate.main, ["evaluate", f"--workdir={trained}", *names])
+  averaged = np.load(tmp_path / "p-ema.npz")
+  np.testing.assert_array_equal(best, averaged["best"])
+
+
+def in_process(verb, command):
+  """A verb with a command line."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr("sys.argv", command)
+    verb()

@@ -89,3 +89,9 @@ def test_a_config_says_which_keys_it_has():
   config = ml_collections.ConfigDict({"optim": {"lr": 0.1}, "seed": 0})
   assert flags.has(config, "optim.lr") and flags.has(config, "seed") and flags.has(config, "optim")
   assert not any(flags.has(config, key) for key in ("optim.ema", "data", "seed.x", "data.exif"))
+
+
+def test_flags_alone_make_a_choice():
+  chosen = flags.choice({"name": "folder", "path": "/photos", "test_crop.name": "centre"}, "data")
+  assert chosen.to_dict() == {"name": "folder", "path": "/photos", "test_crop": {"name": "centre"}}
+  assert flags.choice({}, "data").to_dict() == {}

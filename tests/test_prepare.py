@@ -118,6 +118,7 @@ def test_a_corpus_takes_the_keys_of_every_reader():
     keys = schema.keywords(reader)
     needed = {"path": "/x"} if "path" in keys else {}
     needed |= {"parts": "({'name': 'folder', 'path': '/x'},)"} if name == "mixture" else {}
+    needed |= {"labelled.name": "digits"} if name == "pseudo_labelled" else {}
     chosen = prepare.input_choice({"name": name, **needed})
     assert chosen.keys() == {"name", *keys}
 

@@ -191,9 +191,13 @@ def _check_labelling(arguments):
 def label(parts: build.Parts, state: steps.State, arguments: argparse.Namespace, poll: Callable[[], None]) -> None:
   """Writes labels of the state's weights, or of their average, for the images that the flags name."""
   run, data = parts.run, None
+  if not parts.model.description.classes:
+    raise schema.ConfigError("--write-labels: the weights have no head, and so no class to label with")
   if arguments.data:
+    if "name" not in arguments.data:
+      raise schema.ConfigError("--data.name: missing; it names the dataset, as in configs")
     with schema.at("data"):
-      choice = schema.convert(flags.choice(arguments.data), schema.Choice)
+      choice = schema.convert(flags.choice(arguments.data, "data"), schema.Choice)
     prepared = evals.preparation(run.data)
     data = evals.bind(schema.Choice("accuracy", {"data": choice}), evals.EVALS, prepared).args["data"]
   subject = evals.Subject(parts.model, parts.mesh, run.data, run.batch, catalog.open_split, parts.task.predict)

@@ -79,6 +79,14 @@ def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     del config[last]
 
 
+def choice(changes: Mapping[str, str], group: str) -> ml_collections.ConfigDict:
+  """What flags alone choose, {"name": "folder", "path": "/photos"} of `--data.name=folder --data.path=/photos`."""
+  config = ml_collections.ConfigDict({group: ml_collections.ConfigDict(type_safe=False)})
+  for key, text in changes.items():
+    edit(config, f"{group}.{key}", text)
+  return config[group]
+
+
 def has(config: ml_collections.ConfigDict, key: str) -> bool:
   """Whether a config has a value for a key such as "optim.lr"."""
   for name in key.split("."):

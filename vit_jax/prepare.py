@@ -22,8 +22,6 @@ import sys
 from collections.abc import Mapping
 from typing import Annotated
 
-import ml_collections
-
 from vit_jax import cli, flags, paths, runtime, schema
 from vit_jax.corpora import beam, checking, survey, write
 from vit_jax.corpora.builders import prepare
@@ -39,14 +37,12 @@ OF_A_CORPUS = ("size", "shards", "dedup_against", "beam")  # flags
 
 def input_choice(words: Mapping[str, str]) -> dict:
   """The choice that `--data.KEY=VALUE` make, bound and plain. ConfigError at the flag, as for `--config.data.KEY`."""
-  config = ml_collections.ConfigDict({"data": ml_collections.ConfigDict(type_safe=False)})
-  for key, text in words.items():
-    flags.edit(config, f"data.{key}", text)
+  choice = flags.choice(words, "data")
   with schema.at("data"):
-    if "name" not in config["data"]:
+    if "name" not in choice:
       readers = some(name for name, row in catalog.CATALOG.items() if row.classes is None)
       raise schema.ConfigError(f"missing; --data.name=READER says how the input is stored: {readers}", "name")
-    return schema.plain(schema.convert(config["data"], Annotated[schema.Choice, catalog.READERS]))
+    return schema.plain(schema.convert(choice, Annotated[schema.Choice, catalog.READERS]))
 
 
 def corpus(arguments) -> list[str]:

@@ -31,6 +31,7 @@ from vit_jax.schema import show
 ARGUMENTS = {  # of configs that take one
   "vit_i1k": ("B/16", "Ti/16"), "vit_i21k": ("L/16", "B/32"), "vit_jft": ("H/14",), "vit_g_jft": ("G/14",),
   "vit_mpp": ("imagenet21k,L/16", "digits"), "mae": ("H/14,1600ep", "B/16,finetune", "digits"),
+  "noisy_student": ("digits,student", "imagenet,teacher", "imagenet,student"),
   "cct_cifar": ("cct_7_3x1_32_sine,cifar100,1500", "cvt_7_4_32,cifar10,5000"),
   "finetune": ("cifar10", "pets", "folder,ViT-Ti/16,96"),
 }  # fmt: skip
@@ -88,7 +89,7 @@ def shipped(photos: str) -> list[tuple[str, dict[str, str], dict[str, object]]]:
   names += [f"finetune:cifar10,{model},224" for model in MODELS]
   for name in [*recipes.NAMES, *names]:
     needed = {"init.from": "weights.npz"} if "finetune" in name else {}
-    needed |= {"data.path": photos} if "folder" in name else {}
+    needed |= {"data.path": photos} if "folder" in name or ",student" in name else {}
     result.append((name, needed))
   return [(name, needed, mutations.keys(recipes.run(name, **needed))) for name, needed in result]
 

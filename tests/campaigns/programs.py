@@ -33,7 +33,7 @@ WHOLE = (
 )  # fmt: skip
 SHALLOW = (  # with two layers
   "vit_i1k:Ti/16", "vit_i1k:B/16,strong2", "vit_i21k:B/32", "vit_i21k:B/16,augreg", "vit_jft:L/32", "vit_g_jft:G/14",
-  "vit_mpp:imagenet,L/16", "mae:H/14", "mae:L/16,finetune",
+  "vit_mpp:imagenet,L/16", "mae:H/14", "mae:L/16,finetune", "noisy_student:imagenet,student",
   "cct_cifar:cct_7_3x1_32_sine,cifar100,1500", "cct_cifar:cvt_7_4_32,cifar10,5000", "cct_cifar:vit_7_4_32,cifar100",
   *(f"finetune:{name}" for name in ("imagenet", "cifar100", "pets", "flowers", "digits", "folder")),
 )  # fmt: skip
@@ -88,7 +88,7 @@ def hashes() -> dict[str, str]:
     for name, recipe, changes in rows:
       file, _, argument = recipe.partition(":")
       extra = {"init.from": "weights.npz"} if "finetune" in recipe else {}
-      extra |= {"data.path": photos} if "folder" in recipe else {}
+      extra |= {"data.path": photos} if "folder" in recipe or ",student" in recipe else {}
       for devices, mesh in ((1, {"mesh.fsdp": "1"}), (8, {})):
         edited = flags.load(f"{ROOT}/configs/{file}.py{argument and ':'}{argument}", extra | changes | mesh)
         digest = hashed[f"{name}@{devices}"] = program(edited, jax.devices()[:devices])

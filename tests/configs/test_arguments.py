@@ -23,6 +23,7 @@ MISTAKES = [  # a config with its argument, what of it is wrong, what is allowed
   ("vit_mpp:jft,H/14", "'H/14'", "Ti/16, S/16, B/16, L/16"),
   ("mae:S/16", "'S/16'", "B/16, L/16, H/14, digits"),
   ("mae:B/16,400ep", "'400ep'", "800ep, 1600ep, finetune"),
+  ("noisy_student:imagenet", "'imagenet'", "digits,teacher, digits,student, imagenet,teacher, imagenet,student"),
   ("deit:L", "'L'", "Ti, S, B"),
   ("deit3:Ti,i1k,400", "'Ti,i1k,400'", "S,i1k,400, B,i1k,400"),
   ("deit3:B,i1k,300", "'B,i1k,300'", "B,i1k,400"),
