@@ -191,3 +191,21 @@ def test_shapes_take_the_shardings_of_a_pytree_like_theirs():
   made = mesh.sharded(shapes, {"a": split, "b": [whole]})
   assert (made["a"].shape, made["a"].dtype, made["a"].sharding) == ((8, 2), np.float16, split)
   assert (made["b"][0].shape, made["b"][0].sharding) == ((3,), whole)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("sizes", [(3,), (3, 5), (4, 8, 1)])
+def test_rows_are_shared_out_and_come_back_in_order_to_all(sizes):
+  made, draw = grid(data=2, fsdp=2, tensor=2), np.random.default_rng(0)
+  stacks = [draw.standard_normal((rows, 4, 5)).astype(np.float32) for rows in sizes]
+  seen = []
+
+  def function(part):
+    seen.append(part.shape)
+    return part @ part.swapaxes(1, 2)
+
+  result = jax.jit(lambda *x: mesh.spread(made)(function, x))(*stacks)
+  assert set(seen) == {(-(-sum(sizes) // 8), 4, 5)}
+  whole = np.concatenate(stacks)
+  np.testing.assert_allclose(result, whole @ whole.swapaxes(1, 2), rtol=1e-5, atol=1e-5)
+  assert result.sharding.is_fully_replicated

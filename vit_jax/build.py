@@ -253,7 +253,7 @@ def _step(run, model, task, transformation, state_shapes, grid):
   shardings = jax.tree.map(lambda shape: shape.sharding, state_shapes)
   hold = functools.partial(jax.lax.with_sharding_constraint, shardings=shardings.params)
   averaged = arguments(run.optim, steps.train_step)
-  step = steps.train_step(run.seed, task.examples, gradient, transformation, hold, **averaged)
+  step = steps.train_step(run.seed, task.examples, gradient, transformation, hold, mesh.spread(grid), **averaged)
   return jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh.replicated(grid)))
 
 

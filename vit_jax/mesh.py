@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.experimental import mesh_utils
@@ -95,6 +96,38 @@ def per_device(mesh, function: Callable) -> Callable:
     return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=parts[3], check_vma=False)(*arrays)
 
   return split
+
+
+def spread(mesh) -> Callable:
+  """The function (function, stacks [N_i, ...]) -> function of all rows [N, ...], of which each device computes some.
+
+  `function` takes any number of rows, each by itself, and is run on rows of zeros too. What is sent are rows of which
+  no device has all, before, and the results, after.
+  """
+
+  def run(function, stacks):
+    count = sum(map(len, stacks))
+    each = -(-count // mesh.size)
+
+    def on_device(*stacks):
+      first = each * jax.lax.axis_index(mesh.axis_names)
+      return function(jnp.stack([_row(stacks, first + i) for i in range(each)]))
+
+    parts = PartitionSpec(mesh.axis_names)
+    made = jax.shard_map(on_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=parts, check_vma=False)(*stacks)
+    return jax.lax.with_sharding_constraint(made, replicated(mesh))[:count]
+
+  return run
+
+
+def _row(stacks, number):
+  """One of the rows of all stacks, or zeros past the last: the others need not even be computed."""
+  row, first = jnp.zeros_like(stacks[0][0]), 0
+  for stack in stacks:
+    inside = (number >= first) & (number < first + len(stack))
+    own = jax.lax.dynamic_index_in_dim(stack, jnp.clip(number - first, 0, len(stack) - 1), keepdims=False)
+    row, first = jnp.where(inside, own, row), first + len(stack)
+  return row
 
 
 def parameters(table: Table, shapes: Mapping[str, jax.ShapeDtypeStruct], mesh) -> dict[str, NamedSharding]:

@@ -78,21 +78,25 @@ def train_step(
   gradient: Callable,
   transformation: optax.GradientTransformation,
   hold: Callable = lambda params: params,
+  spread: Callable | None = None,
   *,
   ema: Momentum | None = None,
 ) -> Callable:
   """(state, batch, frozen) -> (state, metrics): one optimizer step, a function of its arguments alone.
 
   `frozen` {path: array} are weights that the task reads and nothing trains, such as a teacher's. `hold` pins
-  {path: parameter} where the parameters are. `ema` is the decay of the moving average of a state that has one.
+  {path: parameter} where the parameters are; `spread`, for rules that want it, shares out a function of rows as
+  `mesh.spread` does. `ema` is the decay of the moving average of a state that has one.
   """
+
+  update, extra = optax.with_extra_args_support(transformation).update, {"spread": spread} if spread else {}
 
   def step(
     state: State, batch: dict[str, jax.Array], frozen: dict[str, jax.Array]
   ) -> tuple[State, dict[str, jax.Array]]:
     drawn = examples(batch, frozen, rng.stream(seed, state.step, "augment"), state.step)
     gradients, metrics, statistics = gradient(state.params, drawn, rng.stream(seed, state.step, "dropout"))
-    updates, optimizer = transformation.update(gradients, state.optimizer, state.params)
+    updates, optimizer = update(gradients, state.optimizer, state.params, **extra)
     params = optax.apply_updates(state.params, updates) | statistics
     # Held: the average is split over more devices, and XLA would split the whole update with it and gather the result.
     held = hold(params) if state.ema else {}

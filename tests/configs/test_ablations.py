@@ -1,4 +1,4 @@
-"""The papers' ablations: what is compared is comparable, and every setting has three seeds."""
+"""The papers' ablations: what is compared is comparable, and every setting has three seeds or more."""
 
 import collections
 import contextlib
@@ -23,12 +23,12 @@ def trials(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_ablation_chooses_nothing_and_has_three_seeds_of_every_setting(name, tmp_path):
+def test_an_ablation_chooses_nothing_and_has_equally_many_seeds_of_every_setting(name, tmp_path):
   assert study.sweep_of(recipes.path(name)).decide is None
   settings = collections.Counter()
   for trial in trials(name, tmp_path):
     settings[tuple(sorted((key, value) for key, value in trial.changes.items() if key != "seed"))] += 1
-  assert len(settings) >= 4 and set(settings.values()) == {3}
+  assert len(settings) >= 4 and set(settings.values()) == {5 if name == "ablations/optimizer" else 3}
 
 
 def test_shapes_cost_the_same_within_five_per_cent(tmp_path):

@@ -1,14 +1,20 @@
 """Muon against NumPy in float64, and which parameters of the models are its matrices."""
 
+import contextlib
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from tests import modules
+from tests import modules, runs
 from tests.optimizers import make, walk
+from vit_jax import loop
 from vit_jax.optim import matrices
+from vit_jax.planning import hlo
+from vit_jax.schema import ConfigError
 
 SHAPES = {
   "attention/query/kernel": (6, 2, 5),
@@ -23,11 +29,10 @@ INPUTS = {"query": 6, "out": 10, "up": 6, "down": 9}
 def numpy_muon(p, gradients, inputs, lr, wd, beta=0.95, iterations=5):
   """Keller Jordan's iteration on [inputs, outputs], by the singular values: they alone change."""
   p, m = p.reshape(inputs, -1), 0
-  for t, g in enumerate(gradients, 1):
+  for g in gradients:
     g = g.reshape(p.shape)
     m = beta * m + (1 - beta) * g
-    # Optax corrects the momentum for a step ahead, as Nesterov's Adam does.
-    look = beta * m / (1 - beta ** (t + 1)) + (1 - beta) * g / (1 - beta**t)
+    look = beta * m + (1 - beta) * g  # Nesterov's
     u, s, v = np.linalg.svd(look, full_matrices=False)
     s = s / np.linalg.norm(s)
     for _ in range(iterations):
@@ -48,11 +53,13 @@ def drawn(rng, layers):
 def test_matrices_of_a_stack_equal_their_definition_and_all_else_is_adam(args):
   rng = np.random.default_rng(0)
   params, gradients = drawn(rng, layers=3), [drawn(rng, layers=3) for _ in range(3)]
-  after, _, _ = walk(make(params, name="muon", lr=0.02, weight_decay=0.3, **args)[0], params, gradients)
+  after, _, _ = walk(
+    make(params, name="muon", dtype="float32", lr=0.02, weight_decay=0.3, **args)[0], params, gradients
+  )
   adam, _, _ = walk(make(params, lr=0.02, weight_decay=0.3)[0], params, gradients)
   names = {"beta": args.get("momentum", 0.95), "iterations": args.get("iterations", 5)}
   for path, value in params.items():
-    if matrices.dimensions(path) is None:
+    if matrices.axes(path) is None:
       np.testing.assert_array_equal(after[path], adam[path])
       continue
     for layer, p in enumerate(np.asarray(value, np.float64)):
@@ -70,7 +77,7 @@ def test_layers_have_the_same_updates_stacked_and_by_themselves():
     own = {p.replace("blocks/", f"blocks/{i}/"): v[i] for p, v in flat.items() if p != "head/kernel" for i in range(2)}
     return own | {"head/kernel": flat["head/kernel"]}
 
-  args = {"name": "muon", "layer_decay": 0.7, "clip": 1.0, "weight_decay": 0.1}
+  args = {"name": "muon", "dtype": "float32", "layer_decay": 0.7, "clip": 1.0, "weight_decay": 0.1}
   after, _, _ = walk(make(stacked[0], **args)[0], stacked[0], stacked[1:])
   params, *gradients = map(apart, stacked)
   expected, _, _ = walk(make(params, **args)[0], params, gradients)
@@ -79,11 +86,22 @@ def test_layers_have_the_same_updates_stacked_and_by_themselves():
 
 
 @pytest.mark.heavy
+def test_what_devices_send_each_other_is_rounded_once():
+  rng = np.random.default_rng(3)
+  params, gradient = drawn(rng, layers=2), drawn(rng, layers=2)
+  updates = [walk(make(params, name="muon", lr=1.0, dtype=kind)[0], params, [gradient])[1][0]
+             for kind in ("float32", "bfloat16")]  # fmt: skip
+  for path, exact in updates[0].items():
+    expected = exact if matrices.axes(path) is None else exact.astype(jnp.bfloat16).astype(jnp.float32)
+    np.testing.assert_array_equal(updates[1][path], expected)
+
+
+@pytest.mark.heavy
 def test_the_momentum_is_stored_as_asked():
   state = make(drawn(np.random.default_rng(2), layers=1), name="muon", mu_dtype="bfloat16")[0].init(
     drawn(np.random.default_rng(2), layers=1)
   )
-  moments = optax.tree_utils.tree_get_all_with_path(state, "mu")
+  moments = [found for name in ("mu", "trace") for found in optax.tree_utils.tree_get_all_with_path(state, name)]
   assert len(moments) == 2
   assert all(leaf.dtype == jnp.bfloat16 for _, tree in moments for leaf in jax.tree.leaves(tree))
 
@@ -91,6 +109,82 @@ def test_the_momentum_is_stored_as_asked():
 @pytest.mark.parametrize("scan", [False, True])
 def test_the_matrices_of_a_vit_are_all_kernels_of_its_blocks_and_no_others(scan):
   shapes = modules.shapes("ViT-Ti/16", scan=scan)
-  kernels = {path for path in shapes if matrices.dimensions(path) is not None}
+  kernels = {path for path in shapes if matrices.axes(path) is not None}
   assert kernels == {path for path in shapes if path.startswith("blocks/") and path.endswith("/kernel")}
   assert len(kernels) == 6 * (1 if scan else 12)
+
+
+@pytest.mark.parametrize("path", ["root/conv/kernel", "head/kernel"])
+def test_a_model_without_such_matrices_is_refused(path):
+  with pytest.raises(ConfigError, match=r"config\.optim\.name: this model has no matrices.*take 'adamw'"):
+    make({path: np.zeros((4, 4), np.float32)}, name="muon")
+
+
+# Runs.
+
+VIT = {"model__name": "ViT-Ti/8", "model__depth": 3, "model__width": 16, "model__heads": 2, "model__hidden": 32}
+VIT |= {"optim__name": "muon", "optim__dtype": "float32", "model__scan": True, "total": 6}
+
+
+def run(devices=8, **changes):
+  """Parts of a small run by Muon."""
+  return runs.parts(devices, **VIT | changes)
+
+
+def collectives(parts):
+  """{kind: how many in a step} of the compiled program."""
+  return {kind: traffic.calls for kind, traffic in hlo.read(parts.compile().as_text()).collectives.items()}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+  "changes", [{}, {"mesh__data": 2, "mesh__fsdp": 4}, {"mesh__data": 4, "mesh__tensor": 2}], ids=str
+)
+def test_nothing_is_sent_while_matrices_are_iterated_on(changes):
+  one, five = (collectives(run(optim__iterations=count, **changes)) for count in (1, 5))
+  assert one == five
+  if not changes:  # of two shapes of matrices the results come back; AdamW gathers nothing
+    assert five["all-gather"] == 2 and "all-gather" not in collectives(run(optim__name="adamw", optim__dtype="default"))
+
+
+def after(parts, count=4):
+  """Parameters after some steps."""
+  step, state = parts.compile(), parts.init()
+  with contextlib.closing(parts.batches(0)) as batches:
+    for batch in itertools.islice(batches, count):
+      state, _ = step(state, batch, {})
+  return jax.device_get(state.params)
+
+
+@pytest.fixture(scope="module")
+def alone():
+  return after(run(1))
+
+
+MESHES = [
+  {},
+  {"mesh__data": 4, "mesh__fsdp": 2},
+  {"mesh__data": 2, "mesh__tensor": 4},
+  {"optim__accumulate": 2},
+  {"model__remat": "full"},
+]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("changes", MESHES, ids=str)
+def test_a_run_is_the_same_on_any_mesh(alone, changes):
+  for path, value in after(run(8, **changes)).items():
+    np.testing.assert_allclose(value, alone[path], atol=3e-4, err_msg=path)
+
+
+@pytest.mark.heavy
+def test_a_restart_has_the_same_bits_and_what_is_frozen_stays(tmp_path):
+  parts = run(optim__frozen="['blocks/mlp/up/kernel']", optim__layer_decay=0.8)
+  whole = loop.train(parts, tmp_path / "whole")
+  with pytest.raises(InterruptedError):
+    loop.train(runs.dying(parts, 4), tmp_path / "again")
+  assert loop.train(parts, tmp_path / "again")["weights_sha256"] == whole["weights_sha256"]
+  before, now = jax.device_get(parts.init().params), after(parts)
+  moved = {path for path in before if not np.array_equal(before[path], now[path])}
+  assert "blocks/mlp/up/kernel" not in moved
+  assert {"blocks/mlp/down/kernel", "blocks/attention/query/kernel", "head/kernel", "embedding/kernel"} <= moved

@@ -124,7 +124,7 @@ def test_the_state_tells_which_of_its_arrays_belong_to_which_parameter(name, fro
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", optim.RULES)
+@pytest.mark.parametrize("name", [name for name in optim.RULES if name != "muon"])  # which wants blocks
 def test_states_of_modules_nested_dicts_and_flat_dicts_are_trained_alike(name):
   state = nnx.split(nnx.Sequential(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 2, rngs=nnx.Rngs(1))))[1]
   gradient = jax.tree.map(lambda x: 0.1 + jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), state)

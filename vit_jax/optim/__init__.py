@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from vit_jax import trees
-from vit_jax.optim import schedules
+from vit_jax.optim import matrices, schedules
 from vit_jax.optim.matrices import muon
 from vit_jax.schema import (
   Choice,
@@ -45,6 +45,8 @@ def create(
 ):
   """The `optimizer` of a bound choice for parameters (arrays or shapes) and a run of `total` steps."""
   rule, around = lookup(RULES, choice.name)
+  if rule is muon:
+    matrices.check(trees.flatten(params))
   return around(
     rule(**arguments(choice, rule)), params, total, steps, statistics, layers_above, **arguments(choice, around)
   )

@@ -23,6 +23,7 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _KERNEL = re.compile(r'custom_call_target="tpu_custom_call"')
+_CHANNEL = re.compile(r"channel_id=\d+")
 _BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\b[^{]*> *\{")
 _DELAY = re.compile(r"vdelay (\d+)")
 _EXIT = re.compile(r"totalorder %s\w+, (\d+) /\* loop exit")
@@ -60,7 +61,7 @@ def read(text: str) -> Program:
   turns = _turns(computations, entry)
   fused = _fused(computations)
   cycles = network = traffic = loops = 0
-  kernels, sums = collections.Counter(), {}
+  kernels, sums, channels = collections.Counter(), {}, set()
   for name, instructions in computations.items():
     times = turns[name]
     types = {i.name: i.type for i in instructions}
@@ -68,7 +69,11 @@ def read(text: str) -> Program:
       cycles += times * sum(map(int, _CYCLES.findall(i.rest)))
       kind = i.opcode.removesuffix("-start")
       if kind in COLLECTIVES:
-        _add(sums, kind, i, times)
+        # One that goes on while other things are computed is written in each of the fusions that it goes on in.
+        channel = _CHANNEL.search(i.rest)
+        if name not in fused or not channel or channel[0] not in channels:
+          _add(sums, kind, i, times)
+        channels.add(channel and channel[0])
       elif i.opcode == "send":
         network += times * _bytes(i.type)
       elif _KERNEL.search(i.rest):

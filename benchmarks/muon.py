@@ -1,0 +1,69 @@
+"""The train step of a scanned ViT by Muon beside AdamW's on TPUs that are not there: python -m benchmarks.muon
+
+Both are compiled by the TPU's own compiler for --topology=v5e-64, ViT-B/16 in bfloat16 with --images a device. The
+ratio is that of whole steps with their links. Collectives of a step are counted with five iterations of Newton-Schulz
+and with one: what is the same is outside of them. Needs pip install -e '.[tpu]' and no TPU.
+"""
+
+import argparse
+import json
+import pathlib
+
+import jax
+
+from vit_jax import build, cli, config, files, hardware
+from vit_jax.planning import estimate
+
+
+def run(model: str, images: int, **optim) -> config.Run:
+  """The run that is measured."""
+  return build.complete(
+    config.resolve(
+      config.recipe(
+        model=dict(name=f"ViT-{model}", pool="gap", dtype="bfloat16", scan=True),
+        data=dict(name="imagenet2012", mixing=dict(name="mixup", alpha=0.2)),
+        optim=dict(lr=1e-3, weight_decay=0.1, warmup="10k", **optim),
+        total="90ep",
+        batch=images,
+        mesh=dict(data=-1),
+      )
+    )
+  )
+
+
+def main() -> None:
+  """Prints a line for each optimizer, and the ratio."""
+  parser = argparse.ArgumentParser("python -m benchmarks.muon", allow_abbrev=False, description=__doc__)
+  parser.add_argument("--model", default="B/16", help="size and patch")
+  parser.add_argument("--topology", default="v5e-64")
+  parser.add_argument("--images", type=int, default=64, help="on a device")
+  parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
+  args = parser.parse_args()
+  slice_, plans = hardware.topology(args.topology), {}
+  settings = {
+    "adamw": dict(name="adamw", mu_dtype="bfloat16"),
+    "muon": dict(name="muon", mu_dtype="bfloat16"),
+    "muon, 1 iteration": dict(name="muon", mu_dtype="bfloat16", iterations=1),
+  }
+  with estimate.compiler(kernels=False) as schedules:
+    for name, optim in settings.items():
+      images = args.images * len(estimate.devices(slice_))
+      plan = plans[name] = estimate.make_plan(run(args.model, images, **optim), slice_, schedules)
+      if plan.problem:
+        raise SystemExit(f"{name}: {plan.problem}")
+      calls = ", ".join(
+        f"{kind} {each['calls']} x, {each['payload'] / 1e6:.0f} MB" for kind, each in plan.collectives.items()
+      )
+      print(f"{name:<18}{plan.step_seconds * 1e3:7.2f} ms a step, {plan.flops / 1e12:.3f} TFLOP; {calls}", flush=True)
+      jax.clear_caches()
+  ratio = plans["muon"].step_seconds / plans["adamw"].step_seconds
+  calls = [{kind: each["calls"] for kind, each in plans[name].collectives.items()} for name in list(settings)[1:]]
+  inside = "none" if calls[0] == calls[1] else f"{calls[0]}, with one {calls[1]}"
+  print(f"muon takes {ratio:.3f} times adamw's step; collectives inside the iterations: {inside}")
+  if args.json:
+    record = {"ratio": ratio, "seconds": {name: plan.step_seconds for name, plan in plans.items()}, "calls": calls}
+    files.write_text(args.json, json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+  cli.main(main)
