@@ -58,7 +58,7 @@ def narrow(name):
   for part, key, value in (
     (edited.model, "pre_logits", 16),
     (edited.data.get("test_crop", {}), "resize", 36),
-    (edited.optim.schedule, "cooldown", 0),
+    (edited.optim.get("schedule", {}), "cooldown", 0),
     *((edited.task, key, value) for key, value in (("width", 16), ("depth", 1), ("heads", 2))),
   ):
     if key in part:
