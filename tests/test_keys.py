@@ -108,7 +108,14 @@ def narrow(file):
   edited = flags.load(str(file))
   side = "28" if edited.model.name.endswith("/14") else "32"
   small = {"model.width": "16", "model.heads": "2", "model.hidden": "16", "model.depth": "1", "data.image_size": side}
-  small |= {"batch": "8", "total": "2", "optim.warmup": "0", "mesh.fsdp": "1", "init.from": "weights.npz"}
+  small |= {
+    "batch": "8",
+    "optim.accumulate": "1",
+    "total": "2",
+    "optim.warmup": "0",
+    "mesh.fsdp": "1",
+    "init.from": "weights.npz",
+  }
   small |= {"data.path": "photos"} if edited.data.name == "folder" else {}
   for key, text in small.items():
     flags.edit(edited, key, text)

@@ -1,6 +1,8 @@
-"""Muon against AdamW at equal steps, each at three rates: a ViT-Lite-size model on the digits, five seeds.
+"""Muon against AdamW at equal steps, each at five rates: a small CCT on the digits, with five seeds.
 
 Command:   python -m vit_jax.sweep --config=configs/ablations/optimizer.py --workdir=runs/optimizer --parallel=2
+Splits:    the first 90 % of `train` are trained on, `val`, the rest of it, says which rate suits which, `test` how good
+           the two are then
 Hardware:  two CPU cores
 Result:    docs/results.md
 """
@@ -14,6 +16,8 @@ def get_config():
     model=dict(name="cct_2_3x2_32", width=64, depth=4, heads=2, hidden=128),
     data=dict(
       name="digits",
+      train="train[:90%]",
+      val="train[90%:]",
       image_size=24,
       crop=dict(name="resize"),
       test_crop=dict(name="resize"),
@@ -23,11 +27,14 @@ def get_config():
     optim=dict(name="adamw", lr=3e-3, weight_decay=0.05, warmup="10%", schedule=dict(name="cosine"), clip=1.0),
     total="225",
     batch=64,
-    evals=dict(test=dict(name="accuracy", every="100%")),
+    evals=dict(
+      val=dict(name="accuracy", split="val", every="100%"),
+      test=dict(name="accuracy", every="100%"),
+    ),
     checkpoint=dict(every="100%"),
   )
 
 
 def sweep():
-  """Both rules at three rates each, with five seeds."""
-  return product({"optim.name": ("adamw", "muon"), "optim.lr": (1e-3, 3e-3, 1e-2), "seed": range(5)})
+  """Both rules at five rates each, with five seeds."""
+  return product({"optim.name": ("adamw", "muon"), "optim.lr": (1e-3, 3e-3, 5e-3, 1e-2, 2e-2), "seed": range(5)})

@@ -10,6 +10,7 @@ from vit_jax import schema
 from vit_jax.data import augment, loader, stream
 from vit_jax.evals import accuracy as _accuracy
 from vit_jax.evals import fewshot as _fewshot
+from vit_jax.evals import masked as _masked
 from vit_jax.evals.accuracy import accuracy
 from vit_jax.evals.fewshot import fewshot
 from vit_jax.evals.masked import masked
@@ -58,7 +59,9 @@ def bind(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Ch
 
 
 def figure_names(choice: Choice) -> list[str]:
-  """The figures that a bound choice gives."""
+  """The figures that a bound choice gives; of `masked` one of its metrics, whichever the task has."""
   if choice.name == "fewshot":
     return _fewshot.figure_names(*(choice.args[name] for name in ("shots", "seeds", "probes")))
+  if choice.name == "masked":
+    return _masked.figure_names()
   return _accuracy.figure_names(choice.args["data"], choice.args["classes"])

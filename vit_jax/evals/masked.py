@@ -37,3 +37,8 @@ def masked(
     return Outcome(figures | {"images": len(of_images["position"])}, None)
 
   return measure
+
+
+def figure_names() -> list[str]:
+  """The figures of any task: it has one of `accuracy` and `rmse`."""
+  return ["loss", "accuracy", "rmse", "images"]
