@@ -3,8 +3,8 @@
 Command:   python -m vit_jax.sweep --config=configs/ablations/optimizer.py --workdir=runs/optimizer --parallel=2
 Splits:    the first 90 % of `train` are trained on, `val`, the rest of it, says which rate suits which, `test` how good
            the two are then
-Hardware:  two CPU cores
-Result:    docs/results.md
+Hardware:  two CPU cores, 11 minutes with tests running beside
+Result:    at the rates that `val` chooses AdamW has 96.7 ± 1.2 % on test and Muon 98.3 ± 0.9; see docs/results.md
 """
 
 from vit_jax.config import product, recipe
