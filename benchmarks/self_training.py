@@ -20,11 +20,8 @@ from vit_jax.sweeps.trials import Trial
 SEEDS = (0, 1, 2)
 STAGES = ("teacher", "student 1", "student 2")
 UNLABELLED = "train[100:]"
-SPARE = {
-  "log.every": "10%",
-  "checkpoint.every": "100%",
-  "evals.test.every": "100%",
-}  # what costs time and tells nothing
+# What costs time and tells nothing.
+SPARE = {"log.every": "10%", "checkpoint.every": "100%", "evals.test.every": "100%"}
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
 An example has image uint8 [S, S, 3] and label int32 [], or [K] padded with -1 where an image has up to K labels. For
 training also draw uint32 [], which augmentation on the device follows from, and where labels count in parts share
-float32 [K], how much each does; for evaluation mask float32 []. The global
-stream has one position per example, step * batch + row.
+float32 [K], how much each does; for evaluation mask float32 []. The global stream has one position per example,
+step * batch + row.
 """
 
 import dataclasses
