@@ -1,6 +1,7 @@
 """Labels of a teacher: what is kept of them, in which files, and what a student sees, beside NumPy's loops."""
 
 import dataclasses
+import json
 import re
 
 import numpy as np
@@ -71,6 +72,22 @@ def test_a_folder_is_read_as_it_was_written(labels):
   classes, probabilities = (values[:, 0] for values in pseudo_labels.kept(folder, plan, None, 1))
   np.testing.assert_array_equal(classes, np.arange(10) % 3)
   np.testing.assert_array_equal(probabilities, (np.arange(10) / 10).astype(np.float16))
+
+
+@pytest.mark.parametrize(("number", "probability"), [(3, 0.5), (-1, 0.5), (0, 1.5), (0, np.nan)])
+def test_labels_that_no_teacher_gives_are_refused(labels, number, probability):
+  folder, plan = labels
+  pseudo_labels.write_shard(folder / "labels-00001-of-00003.npz", np.full((4, 1), number), np.full((4, 1), probability))
+  with pytest.raises(ConfigError, match="damaged"):
+    pseudo_labels.kept(folder, plan, None, 1)
+
+
+@pytest.mark.parametrize(("key", "value"), [("shard", 0), ("records", "ten"), ("kept", -1), ("kept", 1.5)])
+def test_a_plan_with_numbers_that_are_none_is_refused(labels, key, value):
+  folder, plan = labels
+  (folder / pseudo_labels.PLAN).write_text(json.dumps(json.loads(plan.to_json()) | {key: value}))
+  with pytest.raises(ConfigError, match=f"no plan of labels.*{key}"):
+    pseudo_labels.read_plan(folder)
 
 
 @pytest.mark.parametrize("harm", ["missing", "cut", "empty", "longer"])

@@ -13,11 +13,11 @@ import numpy as np
 from vit_jax import files
 from vit_jax.data import sources
 from vit_jax.data.sources import Fingerprint, Source
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, show
 
 PLAN = "labels.json"
 SHARD = 2**16  # records of a file: 300 million take 4,578 files
-BEST = 5  # classes that soft labels keep of an image: 20 bytes an image, 6 GB of 300 million; all of 1,000: 600 GB
+BEST = 5  # classes that soft labels keep of an image: 30 bytes an image, 9 GB of 300 million; all of 1,000: 600 GB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,12 @@ def read_plan(folder: pathlib.Path) -> Plan | None:
     return None
   try:
     fingerprint, classes = Fingerprint(**values["fingerprint"]), tuple(values["classes"])
-    return Plan(**{**values, "fingerprint": fingerprint, "classes": classes})
-  except (KeyError, TypeError) as error:
+    plan = Plan(**{**values, "fingerprint": fingerprint, "classes": classes})
+    for key in ("records", "kept", "shard"):
+      if type(getattr(plan, key)) is not int or getattr(plan, key) < 1:
+        raise ValueError(f"{key}={show(getattr(plan, key))}")
+    return plan
+  except (KeyError, TypeError, ValueError) as error:
     raise ConfigError(
       f"{folder / PLAN} is no plan of labels ({error}); take a folder of evaluate --write-labels"
     ) from None
@@ -96,12 +100,20 @@ def kept(folder: pathlib.Path, plan: Plan, records: np.ndarray | None, count: in
   classes, probabilities = (np.zeros((len(records), count), kind) for kind in (np.int32, np.float16))
   for name, of_shard in plan.shards():
     shard = read_shard(folder / name, len(of_shard))
-    if shard is None:
+    if shard is None or not _by_teacher(plan, *shard):
       raise ConfigError(f"{folder / name} is missing or damaged; run evaluate --write-labels={folder} again to its end")
     rows = slice(*np.searchsorted(records, (of_shard.start, of_shard.stop)))
     for values, stored in zip((classes, probabilities), shard, strict=True):
       values[rows] = stored[records[rows] - of_shard.start, :count]
   return classes, probabilities
+
+
+def _by_teacher(plan, classes, probabilities):
+  """Whether labels are some that a teacher of these classes gives: others would teach nothing, without a word."""
+  kinds = classes.shape[1] == plan.kept and classes.dtype.kind == "i" and probabilities.dtype.kind == "f"
+  return kinds and bool(
+    np.all((classes >= 0) & (classes < len(plan.classes)) & (probabilities >= 0) & (probabilities <= 1))
+  )
 
 
 def chosen(classes: np.ndarray, probabilities: np.ndarray, minimum: float, per_class: int | None) -> np.ndarray:

@@ -132,8 +132,8 @@ def _pseudo_labelled(
         f"{len(source.classes)}, {show(source.classes[0])} first. Take a teacher of the same classes"
       )
   with schema.at("images" if images else "path"):
-    choice = images or bind(schema.convert(plan.data, Choice), (READERS[plan.data["name"]],))
-    others = open_part(choice, plan.split)
+    stored = schema.convert(plan.data, Choice)
+    others = open_part(images or bind(stored, lookup(READERS, stored.name)), plan.split)
   taken = pseudo_labels.Choice(minimum, per_class, soft)
   pseudo = pseudo_labels.labelled("pseudo-labels", plan.split, others, folder, plan, taken)
   return mixture.mixture(name, splits.spec(split), [source, pseudo], [1.0, ratio], "same", None)
