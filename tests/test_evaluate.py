@@ -56,6 +56,20 @@ def test_another_split_is_measured_once_and_alone():
   }
 
 
+def test_a_run_without_classes_is_measured_by_what_it_has_on_another_split_too():
+  masked, shots = Choice("masked", {"split": "test", "batch": None}), Choice("fewshot", {"train": "train"})
+  assert evaluate.chosen({"shots": shots, "test": masked}, "train", False) == {
+    "test": Choice("masked", {"split": "train", "batch": None})
+  }
+
+
+def test_a_run_without_classes_has_no_predictions_to_write(tmp_path, monkeypatch):
+  (tmp_path / "config.json").write_text(config.dumps(runs.run("configs/vit_mpp.py:digits", {})))
+  monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={tmp_path}", f"--write-predictions={tmp_path / 'p.csv'}"])
+  with pytest.raises(ConfigError, match=r"predicts no class; it has fewshot, masked.*--features writes features"):
+    evaluate.main()
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
   """A short run that is evaluated on two splits, with an average of its weights."""

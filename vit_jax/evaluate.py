@@ -81,6 +81,12 @@ def main() -> None:
   if arguments.workdir:
     run = of_workdir(run, arguments.workdir, arguments.image_size)
   run = dataclasses.replace(run, evals=chosen(run.evals, arguments.split, arguments.logits))
+  kinds = {choice.name for choice in run.evals.values()}
+  if arguments.write_predictions and "accuracy" not in kinds:
+    raise schema.ConfigError(
+      f"--write-predictions: this run predicts no class; it has {', '.join(sorted(kinds))}. Leave it out; "
+      "vit_jax.predict --features writes features"
+    )
   with runtime.joined(run.limits) as watch:
     parts = build.build(run, jax.devices(), training=False)
     runtime.note(parts.images.source.note)
@@ -89,7 +95,7 @@ def main() -> None:
       if arguments.weights and jax.process_index() == 0:
         warn_of_normalisation(arguments.weights, run)
     if arguments.write_labels:
-      with watch.phase("evaluation"):
+      with runtime.claim(arguments.write_labels, watch.leave, "another folder"), watch.phase("evaluation"):
         label(parts, state, arguments, watch.poll)
       return
     with watch.phase("evaluation"):
@@ -147,7 +153,7 @@ def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> 
   kept = dict(evals)
   if split:
     _, headline = evaluation.headline(evals)
-    kept = {"test": schema.Choice("accuracy", {**headline.args, "split": split})}
+    kept = {"test": schema.Choice(headline.name, {**headline.args, "split": split})}
   changes = {"logits": True} if logits else {}
   return {
     name: schema.Choice(choice.name, {**choice.args, **changes}) if choice.name == "accuracy" else choice
@@ -184,6 +190,8 @@ def _check_labelling(arguments):
     return
   if arguments.write_predictions or arguments.report or arguments.logits:
     raise schema.ConfigError("--write-labels measures nothing; leave out --write-predictions, --logits and --report")
+  if arguments.write_labels.exists() and not arguments.write_labels.is_dir():
+    raise schema.ConfigError(f"--write-labels: {arguments.write_labels} is a file; name a folder")
   if not arguments.split:
     raise schema.ConfigError("--split: missing; --write-labels labels the images of a split, such as 'train[100:]'")
 
@@ -203,7 +211,7 @@ def label(parts: build.Parts, state: steps.State, arguments: argparse.Namespace,
   subject = evals.Subject(parts.model, parts.mesh, run.data, run.batch, catalog.open_split, parts.task.predict)
   source = open_source(subject, data, arguments.split, "split")
   own, folder = subject.data(data), arguments.write_labels
-  origin = {"name": own.name, **schema.plain(schema.arguments(own, catalog.READERS[own.name]))}
+  origin = labelling.origin(own)
   params = outcomes.gathered(state.params, state.ema) if state.ema else state.params
   classes, soft = parts.images.source.classes, arguments.labels != "hard"
   try:

@@ -5,12 +5,17 @@ import csv
 import hashlib
 import itertools
 import json
+import lzma
 import os
 import pathlib
 import re
 import shutil
+import struct
 import tempfile
 import time
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from vit_jax import disk, paths
@@ -18,6 +23,23 @@ from vit_jax.schema import ConfigError
 
 _HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # but those that stand for bytes of file names
 JSON_BYTES, JSON_DEPTH = 2**24, 64  # more than any JSON of ours has, or of the codes whose weights are read
+DAMAGE = (  # what NumPy and zipfile raise of damaged or hostile files, beside OSError
+  ArithmeticError,
+  AssertionError,
+  AttributeError,
+  EOFError,
+  LookupError,
+  MemoryError,
+  RuntimeError,
+  SyntaxError,
+  TypeError,
+  ValueError,
+  lzma.LZMAError,
+  struct.error,
+  tokenize.TokenError,
+  zipfile.BadZipFile,
+  zlib.error,
+)
 
 
 @contextlib.contextmanager

@@ -16,16 +16,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from vit_jax import config, files, schema
-from vit_jax.data import sources, stream
+from vit_jax.data import samples, sources, stream
 from vit_jax.schema.errors import readable
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "grain", "numpy", "opencv-python-headless")  # that make bits
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")  # of the environment, as well
 RECIPE = "recipe.json"  # in a workdir: which config file it is of, and what that says of itself
-SAMPLES = 8  # records whose contents are compared, and positions of each epoch
 SHOWN = 5  # of things that differ
 
 
@@ -71,8 +69,8 @@ BITS = "bits may differ from those of the uninterrupted run"
 def of(run: config.Run, source: sources.Source, grid: jax.sharding.Mesh) -> dict[str, Any]:
   """What a state of the run is a state of, as JSON values.
 
-  Looks at each file of an image folder once and reads `SAMPLES` records: of 200,000 files that takes 2.3 s of a core,
-  two thirds of what listing them takes; a file server is asked by 16 threads.
+  Looks at each file of an image folder once and reads `samples.COUNT` records: of 200,000 files that takes 2.3 s of a
+  core, two thirds of what listing them takes; a file server is asked by 16 threads.
   """
   return {
     "config": schema.plain(run),
@@ -80,7 +78,7 @@ def of(run: config.Run, source: sources.Source, grid: jax.sharding.Mesh) -> dict
       "classes": list(source.classes),
       "records": len(source),
       "fingerprint": source.fingerprint()._asdict(),
-      "samples": [_sample(source, i) for i in _spread(len(source))],
+      "samples": samples.of(source),
     },
     "packages": {"vit_jax": code()} | {name: version for name in PACKAGES if (version := _version(name))},
     "flags": {name: os.environ.get(name, "") for name in FLAGS},
@@ -110,7 +108,7 @@ def order(images: stream.Examples, position: int) -> dict[str, list[int]]:
   """Which records are at a few positions of the epoch that a position is in, and of the next one."""
   length = len(images.source)
   first = position // length * length
-  positions = [start + i for start in (first, first + length) for i in _spread(length)]
+  positions = [start + i for start in (first, first + length) for i in samples.spread(length)]
   return {"positions": positions, "records": [int(images.record(i)) for i in positions]}
 
 
@@ -199,21 +197,6 @@ def _version(name):
     return importlib.metadata.version(name)
   except importlib.metadata.PackageNotFoundError:
     return None
-
-
-def _spread(length):
-  """A few numbers below `length`, evenly spaced."""
-  return sorted({int(i) for i in np.linspace(0, length - 1, SAMPLES).round()})
-
-
-def _sample(source, i):
-  """What record i is called and holds; no hash where it cannot be read: that shows when it is trained on."""
-  try:
-    content, label = source.read(i)
-  except OSError:
-    content, label = None, None
-  hashed = None if content is None else hashlib.sha256(content).hexdigest()
-  return {"record": i, "name": source.identify(i), "label": schema.plain(label), "sha256": hashed}
 
 
 def _other_records(before, now):

@@ -69,9 +69,10 @@ def test_other_labels_in_the_place_of_these_are_refused(labels, tmp_path):
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(student(), 7), tmp_path / "run")
   assert train.objection(tmp_path / "run", student()) is None
-  for file in folder.glob("*.npz"):
-    best, probabilities = pseudo_labels.read_shard(file, 300)
-    pseudo_labels.write_shard(file, (best + 1) % 10, probabilities)
+  plan = pseudo_labels.read_plan(folder)
+  for name, records in plan.shards():
+    best, probabilities = pseudo_labels.read_shard(folder / name, plan, len(records))
+    pseudo_labels.write_shard(folder / name, plan, (best + 1) % 10, probabilities)
   assert "names, labels or order of images are others" in train.objection(tmp_path / "run", student())
 
 

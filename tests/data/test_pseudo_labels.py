@@ -1,8 +1,11 @@
 """Labels of a teacher: what is kept of them, in which files, and what a student sees, beside NumPy's loops."""
 
 import dataclasses
+import io
 import json
+import os
 import re
+import zipfile
 
 import numpy as np
 import pytest
@@ -53,14 +56,35 @@ def images(tmp_path):
 @pytest.fixture
 def labels(images, tmp_path):
   """(folder, plan) of labels in shards of four: the class of image i is i % 3, its probability i / 10."""
-  plan = Plan({"name": "manifest"}, "train", 10, images.fingerprint(), NAMES, "w", 1, shard=4)
+  about = (10, images.fingerprint(), pseudo_labels.contents(images))
+  plan = Plan({"name": "manifest"}, "train", *about, NAMES, "w", 1, shard=4)
   folder = tmp_path / "labels"
   folder.mkdir()
   (folder / pseudo_labels.PLAN).write_text(plan.to_json())
   for name, records in plan.shards():
     numbers = np.array(records)[:, None]
-    pseudo_labels.write_shard(folder / name, numbers % 3, numbers / 10)
+    pseudo_labels.write_shard(folder / name, plan, numbers % 3, numbers / 10)
   return folder, plan
+
+
+def two_best(folder, plan):
+  """The plan of soft labels in the folder: what `labels` has, then the next class with i / 10 of what is left."""
+  plan = dataclasses.replace(plan, kept=2)
+  (folder / pseudo_labels.PLAN).write_text(plan.to_json())
+  for name, records in plan.shards():
+    numbers = np.array(records)[:, None]
+    classes, best = np.hstack([numbers % 3, (numbers + 1) % 3]), numbers / 10
+    pseudo_labels.write_shard(folder / name, plan, classes, np.hstack([best, (1 - best) * best]))
+  return plan
+
+
+@pytest.mark.parametrize("best", [[(0, 0.5), (0, 0.4)], [(0, 0.4), (1, 0.5)]])
+def test_a_class_twice_or_out_of_order_is_of_no_teacher(labels, best):
+  folder, plan = labels
+  plan = two_best(folder, plan)
+  classes, shares = (np.tile(column, (4, 1)) for column in zip(*best, strict=True))
+  pseudo_labels.write_shard(folder / "labels-00000-of-00003.npz", plan, classes, shares)
+  assert pseudo_labels.read_shard(folder / "labels-00000-of-00003.npz", plan, 4) is None
 
 
 def test_a_folder_is_read_as_it_was_written(labels):
@@ -77,12 +101,16 @@ def test_a_folder_is_read_as_it_was_written(labels):
 @pytest.mark.parametrize(("number", "probability"), [(3, 0.5), (-1, 0.5), (0, 1.5), (0, np.nan)])
 def test_labels_that_no_teacher_gives_are_refused(labels, number, probability):
   folder, plan = labels
-  pseudo_labels.write_shard(folder / "labels-00001-of-00003.npz", np.full((4, 1), number), np.full((4, 1), probability))
+  file = folder / "labels-00001-of-00003.npz"
+  pseudo_labels.write_shard(file, plan, np.full((4, 1), number), np.full((4, 1), probability))
   with pytest.raises(ConfigError, match="damaged"):
     pseudo_labels.kept(folder, plan, None, 1)
 
 
-@pytest.mark.parametrize(("key", "value"), [("shard", 0), ("records", "ten"), ("kept", -1), ("kept", 1.5)])
+@pytest.mark.parametrize(
+  ("key", "value"),
+  [("shard", 0), ("records", "ten"), ("kept", -1), ("kept", 1.5), ("split", None), ("classes", []), ("weights", None)],
+)
 def test_a_plan_with_numbers_that_are_none_is_refused(labels, key, value):
   folder, plan = labels
   (folder / pseudo_labels.PLAN).write_text(json.dumps(json.loads(plan.to_json()) | {key: value}))
@@ -90,17 +118,33 @@ def test_a_plan_with_numbers_that_are_none_is_refused(labels, key, value):
     pseudo_labels.read_plan(folder)
 
 
-@pytest.mark.parametrize("harm", ["missing", "cut", "empty", "longer"])
+@pytest.mark.parametrize(
+  "harm", ["missing", "cut", "empty", "longer", "pipe", "boundless", "an array", "of another plan"]
+)
 def test_a_file_that_is_not_whole_is_named_with_what_to_do(labels, harm):
   folder, plan = labels
   shard = folder / "labels-00001-of-00003.npz"
   content = shard.read_bytes()
   shard.unlink()
   if harm == "longer":
-    pseudo_labels.write_shard(shard, np.zeros((5, 1)), np.zeros((5, 1)))
+    pseudo_labels.write_shard(shard, plan, np.zeros((5, 1)), np.zeros((5, 1)))
+  elif harm == "of another plan":
+    other = dataclasses.replace(plan, weights="others")
+    pseudo_labels.write_shard(shard, other, np.zeros((4, 1)), np.full((4, 1), 0.5))
+  elif harm == "an array":
+    with shard.open("wb") as opened:
+      np.save(opened, np.zeros((4, 1)))
+  elif harm == "pipe":
+    os.mkfifo(shard)
+  elif harm == "boundless":
+    claims = io.BytesIO()
+    np.lib.format.write_array_header_1_0(claims, {"descr": "<i4", "fortran_order": False, "shape": (10**15, 1)})
+    with zipfile.ZipFile(shard, "w") as archive:
+      archive.writestr("classes.npy", claims.getvalue())
+      archive.writestr("probabilities.npy", claims.getvalue())
   elif harm != "missing":
     shard.write_bytes(content[: len(content) // 2] if harm == "cut" else b"")
-  assert pseudo_labels.read_shard(shard, 4) is None
+  assert pseudo_labels.read_shard(shard, plan, 4) is None
   with pytest.raises(ConfigError, match=r"labels-00001-of-00003\.npz is missing or damaged; run evaluate --write"):
     pseudo_labels.kept(folder, plan, None, 1)
 
@@ -127,15 +171,11 @@ def test_a_student_sees_the_images_with_the_labels_of_the_teacher(images, labels
 
 def test_soft_labels_come_with_their_shares(images, labels):
   folder, plan = labels
-  plan = dataclasses.replace(plan, kept=2)
-  for name, records in plan.shards():
-    numbers = np.array(records)[:, None]
-    best = numbers / 10
-    pseudo_labels.write_shard(folder / name, np.hstack([numbers % 3, (numbers + 1) % 3]), np.hstack([best, 1 - best]))
+  plan = two_best(folder, plan)
   source = pseudo_labels.labelled("pseudo", "train", images, folder, plan, Choice(0.75, None, True))
   assert [source.label(i) for i in range(2)] == [(2, 0), (0, 1)] and source.labels == 2
   shares = np.array([source.shares(i) for i in range(2)])
-  np.testing.assert_allclose(shares, [[0.8, 0.2], [0.9, 0.1]], atol=1e-3)
+  np.testing.assert_allclose(shares, [[0.8, 0.16], [0.9, 0.09]], atol=1e-3)
   assert shares.dtype == np.float32
 
 
@@ -143,6 +183,7 @@ def test_soft_labels_come_with_their_shares(images, labels):
   ("choice", "says"),
   [
     (HARD._replace(soft=True), "soft: .*holds hard labels.*soft=false"),
+    (HARD._replace(per_class=11), "per_class: 11; allowed: up to 10, all images"),
     (HARD._replace(minimum=0.95), r"minimum: 0.95: the teacher is nowhere so sure; its surest label has 0\.9"),
   ],
 )
@@ -169,6 +210,7 @@ def test_images_that_changed_since_they_were_labelled_are_refused_and_copied_one
   for other, says in (
     (dataclasses.replace(images, fingerprint=lambda: Fingerprint("other")), "names, labels or order of images"),
     (dataclasses.replace(images, length=9), "9 images, not 10"),
+    (dataclasses.replace(images, read=lambda i: images.read(9 - i)), "contents of some images"),
   ):
     with pytest.raises(ConfigError, match=re.escape(says)):
       pseudo_labels.labelled("pseudo", "train", other, folder, plan, HARD)
@@ -236,17 +278,11 @@ def test_a_plan_without_labels_knows_the_labelled_images(labelled, tmp_path):
 
 
 def test_soft_labels_count_in_parts_beside_whole_ones(teacher, labelled, tmp_path):
-  plan = dataclasses.replace(pseudo_labels.read_plan(teacher), kept=2)
-  (teacher / pseudo_labels.PLAN).write_text(plan.to_json())
-  for name, records in plan.shards():
-    numbers = np.array(records)[:, None]
-    pseudo_labels.write_shard(
-      teacher / name, np.hstack([numbers % 3, (numbers + 1) % 3]), np.hstack([numbers / 10, 1 - numbers / 10])
-    )
+  two_best(teacher, pseudo_labels.read_plan(teacher))
   source = opened(teacher, labelled, soft=True, minimum=0.75)
   assert source.labels == 2
   assert [source.label(i) for i in (0, 6, 7)] == [(0,), (2, 0), (0, 1)]
-  np.testing.assert_allclose([source.shares(i) for i in (0, 6, 7)], [[1, 0], [0.8, 0.2], [0.9, 0.1]], atol=1e-3)
+  np.testing.assert_allclose([source.shares(i) for i in (0, 6, 7)], [[1, 0], [0.8, 0.16], [0.9, 0.09]], atol=1e-3)
   examples = stream.train_examples(source, 0, image_size=8, crop=schema.Choice("resize"))
   assert examples.shapes["share"] == ((2,), np.float32)
   reader = image_files.Images(source, "raise", 10**6, 100.0)

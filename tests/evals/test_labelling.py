@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import build
+from vit_jax import build, schema
 from vit_jax.corpora.builders import prepare
 from vit_jax.data import catalog, pseudo_labels
 from vit_jax.evals import labelling
 from vit_jax.evals.subject import Subject
-from vit_jax.schema import ConfigError
+from vit_jax.schema import Choice, ConfigError
 
 pytestmark = pytest.mark.heavy
 
@@ -76,6 +76,25 @@ def test_a_kill_costs_a_shard_and_no_bit(teacher, tmp_path):
   for name in names:
     assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
   assert written(teacher, tmp_path / "again")[0] == 0
+
+
+def test_a_student_s_own_data_are_opened_again_as_those_that_have_labels_and_a_mixture_is_asked_for_a_name():
+  labelled = catalog.READERS["digits"]
+  digits = Choice("digits", schema.arguments(schema.bind(Choice("digits"), (labelled,)), labelled))
+  student = Choice("pseudo_labelled", {"path": "x", "labelled": digits})
+  assert labelling.origin(student) == labelling.origin(digits) == {"name": "digits", **schema.plain(digits.args)}
+  with pytest.raises(ConfigError, match=r"--data\.name: missing; the run's own data are a mixture"):
+    labelling.origin(Choice("mixture", {}))
+
+
+def test_files_by_another_teacher_are_made_again(teacher, tmp_path):
+  _, plan = written(teacher, tmp_path)
+  before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+  name, records = next(plan.shards())
+  other = dataclasses.replace(plan, weights="of another")
+  pseudo_labels.write_shard(tmp_path / name, other, *pseudo_labels.read_shard(tmp_path / name, plan, len(records)))
+  assert written(teacher, tmp_path)[0] == 70
+  assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
 
 def test_labels_of_something_else_are_not_written_over(teacher, tmp_path):

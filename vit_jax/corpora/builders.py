@@ -80,16 +80,20 @@ def _make(name, module, root):
   tfds.disable_progress_bar()
   image = tfds.features.Image(shape=(module.PIXELS, module.PIXELS, 3), encoding_format="png")
   label = tfds.features.ClassLabel(names=module.CLASSES)
-  tfds.dataset_builders.store_as_tfds_dataset(
-    name=name,
-    version="1.0.0",
-    features=tfds.features.FeaturesDict({"image": image, "label": label}),
-    split_datasets={split: enumerate(records) for split, records in module.examples().items()},
-    description=module.DESCRIPTION,
-    data_dir=root,
-    file_format="array_record",
-    disable_shuffling=True,
-  )
+  try:
+    tfds.dataset_builders.store_as_tfds_dataset(
+      name=name,
+      version="1.0.0",
+      features=tfds.features.FeaturesDict({"image": image, "label": label}),
+      split_datasets={split: enumerate(records) for split, records in module.examples().items()},
+      description=module.DESCRIPTION,
+      data_dir=root,
+      file_format="array_record",
+      disable_shuffling=True,
+    )
+  except (OSError, RuntimeError) as error:  # of the latter TFDS makes what its writer meets, such as a full disk
+    said = str(error.__cause__ or error).splitlines()[0]
+    raise schema.ConfigError(f"{name} cannot be prepared in {root}: {said}; the same command begins again") from error
 
 
 def _write(name, row, root, data_dir):

@@ -4,14 +4,13 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax import files
-from vit_jax.data import sources
+from vit_jax.data import samples, sources
 from vit_jax.data.sources import Fingerprint, Source
 from vit_jax.schema import ConfigError, show
 
@@ -28,6 +27,7 @@ class Plan:
   split: str
   records: int
   fingerprint: Fingerprint
+  contents: str  # digest of a few images
   classes: tuple[str, ...]  # the teacher's
   weights: str  # SHA-256 of the teacher, and of how it sees images
   kept: int  # classes of an image
@@ -36,6 +36,10 @@ class Plan:
   def to_json(self) -> str:
     """As text, of the same plan always the same."""
     return json.dumps(dataclasses.asdict(self) | {"fingerprint": self.fingerprint._asdict()}, indent=1) + "\n"
+
+  def digest(self) -> str:
+    """What each file has, so that no other plan takes it for one of its own; images may move."""
+    return hashlib.sha256(dataclasses.replace(self, data={}).to_json().encode()).hexdigest()
 
   def shards(self) -> Iterator[tuple[str, range]]:
     """The name of each file and its records, in order."""
@@ -64,6 +68,12 @@ def read_plan(folder: pathlib.Path) -> Plan | None:
     for key in ("records", "kept", "shard"):
       if type(getattr(plan, key)) is not int or getattr(plan, key) < 1:
         raise ValueError(f"{key}={show(getattr(plan, key))}")
+    texts = {key: getattr(plan, key) for key in ("split", "contents", "weights")} | dict(enumerate(classes))
+    for key, value in texts.items():
+      if not isinstance(value, str):
+        raise ValueError(f"{key}={show(value)}")
+    if not classes or not isinstance(values["classes"], list) or not isinstance(plan.data, Mapping):
+      raise ValueError(f"classes={show(values['classes'])}, data={show(plan.data)}")
     return plan
   except (KeyError, TypeError, ValueError) as error:
     raise ConfigError(
@@ -71,24 +81,39 @@ def read_plan(folder: pathlib.Path) -> Plan | None:
     ) from None
 
 
-def read_shard(file: pathlib.Path, records: int) -> tuple[np.ndarray, np.ndarray] | None:
-  """(classes int32 [records, K], probabilities float16 [records, K]), best first; None where it is not there, whole.
+def read_shard(file: pathlib.Path, plan: Plan, records: int) -> tuple[np.ndarray, np.ndarray] | None:
+  """(classes int32 [records, K], probabilities float16 [records, K]), best first, of a file of this plan.
 
-  An image that could not be decoded has the probability 0.
+  None where there is none, or one that is damaged, or of another plan, or says what no teacher does: others would teach
+  nonsense without a word. An image that could not be decoded has the probability 0.
   """
+  if not file.is_file():  # a pipe would be waited for
+    return None
   try:
     with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
-      classes, probabilities = arrays["classes"], arrays["probabilities"]
-  except (FileNotFoundError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+      classes, probabilities, digest = (arrays[name] for name in ("classes", "probabilities", "plan"))
+  except files.DAMAGE:
     return None
-  whole = classes.ndim == 2 and classes.shape == probabilities.shape and len(classes) == records
-  return (classes, probabilities) if whole else None
+  shape = (records, plan.kept)
+  if str(digest) != plan.digest() or classes.shape != shape or probabilities.shape != shape:
+    return None
+  return (classes, probabilities) if _by_teacher(plan, classes, probabilities) else None
 
 
-def write_shard(file: pathlib.Path, classes: np.ndarray, probabilities: np.ndarray) -> None:
+def _by_teacher(plan, classes, probabilities):
+  if classes.dtype != np.int32 or probabilities.dtype != np.float16:
+    return False
+  inside = (classes >= 0) & (classes < len(plan.classes)) & (probabilities >= 0) & (probabilities <= 1)
+  ordered = np.diff(probabilities.astype(np.float32), axis=1) <= 0
+  twice = np.diff(np.sort(classes, axis=1), axis=1) == 0  # but in images that could not be decoded
+  return bool(inside.all() and ordered.all() and not (twice & (probabilities[:, :1] > 0)).any())
+
+
+def write_shard(file: pathlib.Path, plan: Plan, classes: np.ndarray, probabilities: np.ndarray) -> None:
   """Writes the file at once, of the same labels the same bytes."""
   with files.replacing(file) as partial, partial.open("wb") as opened:
-    np.savez(opened, classes=classes.astype(np.int32), probabilities=probabilities.astype(np.float16))
+    arrays = {"classes": classes.astype(np.int32), "probabilities": probabilities.astype(np.float16)}
+    np.savez(opened, **arrays, plan=np.array(plan.digest()))
 
 
 def kept(folder: pathlib.Path, plan: Plan, records: np.ndarray | None, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -99,21 +124,13 @@ def kept(folder: pathlib.Path, plan: Plan, records: np.ndarray | None, count: in
   records = np.arange(plan.records) if records is None else records
   classes, probabilities = (np.zeros((len(records), count), kind) for kind in (np.int32, np.float16))
   for name, of_shard in plan.shards():
-    shard = read_shard(folder / name, len(of_shard))
-    if shard is None or not _by_teacher(plan, *shard):
+    shard = read_shard(folder / name, plan, len(of_shard))
+    if shard is None:
       raise ConfigError(f"{folder / name} is missing or damaged; run evaluate --write-labels={folder} again to its end")
     rows = slice(*np.searchsorted(records, (of_shard.start, of_shard.stop)))
     for values, stored in zip((classes, probabilities), shard, strict=True):
       values[rows] = stored[records[rows] - of_shard.start, :count]
   return classes, probabilities
-
-
-def _by_teacher(plan, classes, probabilities):
-  """Whether labels are some that a teacher of these classes gives: others would teach nothing, without a word."""
-  kinds = classes.shape[1] == plan.kept and classes.dtype.kind == "i" and probabilities.dtype.kind == "f"
-  return kinds and bool(
-    np.all((classes >= 0) & (classes < len(plan.classes)) & (probabilities >= 0) & (probabilities <= 1))
-  )
 
 
 def chosen(classes: np.ndarray, probabilities: np.ndarray, minimum: float, per_class: int | None) -> np.ndarray:
@@ -136,6 +153,11 @@ def chosen(classes: np.ndarray, probabilities: np.ndarray, minimum: float, per_c
   return np.sort(np.concatenate([records[:0], *parts]))
 
 
+def contents(source: Source) -> str:
+  """Digest of the names and contents of a few images."""
+  return sources.digest([(each["name"], each["sha256"]) for each in samples.of(source)])
+
+
 def labelled(name: str, split: str, source: Source, folder: pathlib.Path, plan: Plan, choice: Choice) -> Source:
   """The records of a source that a student learns from, with the teacher's labels.
 
@@ -148,9 +170,15 @@ def labelled(name: str, split: str, source: Source, folder: pathlib.Path, plan: 
     choice: what is chosen, and how it is said.
   """
   changes = [change for change in plan.fingerprint.changes(source.fingerprint()) if not change.startswith("times")]
+  if len(source) == plan.records and contents(source) != plan.contents:
+    changes.append("contents of some images")
   if len(source) != plan.records or changes:
     what = ", ".join(changes) or f"{len(source):,} images, not {plan.records:,}"
     raise ConfigError(f"{folder} labels other images than are there now: {what}; bring them back, or label them anew")
+  if choice.per_class is not None and choice.per_class > plan.records:
+    raise ConfigError(
+      f"{choice.per_class:,}; allowed: up to {plan.records:,}, all images that have labels", "per_class"
+    )
   count = plan.kept if choice.soft else 1
   if choice.soft and count == 1:
     raise ConfigError(f"{folder} holds hard labels, one class an image; write soft ones, or take soft=false", "soft")

@@ -10,17 +10,17 @@ import jax
 import numpy as np
 
 from vit_jax import files, runtime
-from vit_jax.data import augment, pseudo_labels, sources, stream
+from vit_jax.data import augment, catalog, pseudo_labels, sources, stream
 from vit_jax.data.pseudo_labels import PLAN, Plan
 from vit_jax.evals import subject as subjects
 from vit_jax.evals.subject import Subject
-from vit_jax.schema import Choice, ConfigError, arguments
+from vit_jax.schema import Choice, ConfigError, arguments, plain
 
 
 def plan(
   subject: Subject,
   data: Choice | None,
-  origin: dict,
+  opened: dict,
   source: sources.Source,
   classes: tuple[str, ...],
   params: dict[str, jax.Array],
@@ -31,7 +31,7 @@ def plan(
   Args:
     subject: the teacher.
     data: that it labels; None: its own.
-    origin: how a reader opens them again, plain.
+    opened: how a reader opens them again, as `origin` says it.
     source: their images.
     classes: the teacher's.
     params: its weights.
@@ -40,7 +40,19 @@ def plan(
   seen = arguments(subject.data(data), stream.eval_examples, augment.normalise)
   weights = hashlib.sha256(f"{subject.identity(params)} {json.dumps(seen, sort_keys=True, default=repr)}".encode())
   kept = min(pseudo_labels.BEST, len(classes)) if soft else 1
-  return Plan(origin, source.split, len(source), source.fingerprint(), classes, weights.hexdigest(), kept)
+  images = (len(source), source.fingerprint(), pseudo_labels.contents(source))
+  return Plan(opened, source.split, *images, classes, weights.hexdigest(), kept)
+
+
+def origin(data: Choice) -> dict:
+  """How a reader opens the images of bound data again, plain; of a student's data, those that have labels."""
+  if data.name == "pseudo_labelled":
+    return origin(data.args["labelled"])
+  if data.name == "mixture":
+    raise ConfigError(
+      "--data.name: missing; the run's own data are a mixture, so name the images that are to be labelled"
+    )
+  return {"name": data.name, **plain(arguments(data, catalog.READERS[data.name]))}
 
 
 def write(
@@ -84,7 +96,7 @@ def write(
       reached = int(record[-1]) + 1 if len(record) else start  # none could be decoded
       waiting.append({"best": rows["best"], "probability": rows["probability"], "record": record, "reached": reached})
     if first:
-      pseudo_labels.write_shard(folder / name, *_shard(waiting, records, wanted.kept))
+      pseudo_labels.write_shard(folder / name, wanted, *_shard(waiting, records, wanted.kept))
     waiting = [rows for rows in waiting if rows["reached"] > records.stop]
   return wanted.records - shards[done][1].start
 
@@ -102,7 +114,7 @@ def _shard(waiting, records, kept):
 def _done(folder, wanted, shards):
   """How many files from the first on are there: what comes after one that is not is made again, to the same bytes."""
   for number, (name, records) in enumerate(shards):
-    if pseudo_labels.read_shard(folder / name, len(records)) is None:
+    if pseudo_labels.read_shard(folder / name, wanted, len(records)) is None:
       return number
   return len(shards)
 
@@ -126,6 +138,8 @@ def _objection(folder, wanted):
     )
     if getattr(before, key) != getattr(wanted, key)
   ]
-  changes = before.fingerprint.changes(wanted.fingerprint)
+  same_split = (before.split, before.records) == (wanted.split, wanted.records)
+  changes = before.fingerprint.changes(wanted.fingerprint) if same_split else []  # those of another split follow
+  changes += ["contents of some images"] if same_split and before.contents != wanted.contents else []
   what += [f"of other data, {', '.join(changes)}"] if changes else []
   return f"{folder} holds labels {'; '.join(what or ['of other data'])}; take another folder, or remove this one"

@@ -10,11 +10,8 @@ import json
 import math
 import pathlib
 import pickle
-import struct
-import tokenize
 import warnings
 import zipfile
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -107,25 +104,7 @@ def reading(path):
     with warnings.catch_warnings():
       warnings.simplefilter("ignore")
       yield
-  except (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    pickle.UnpicklingError,
-    safetensors.SafetensorError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-  ) as error:
+  except (OSError, *files.DAMAGE, pickle.UnpicklingError, safetensors.SafetensorError) as error:
     if isinstance(error, ConfigError):
       raise
     what = " ".join(str(error).split())[:200] or type(error).__name__

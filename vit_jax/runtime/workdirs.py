@@ -22,8 +22,10 @@ def _exit(code, message):
 
 
 @contextlib.contextmanager
-def claim(workdir: pathlib.Path, leave: Callable[[int, str], None] = _exit) -> Iterator[None]:
-  """Holds the workdir for this run; a second one is refused.
+def claim(
+  workdir: pathlib.Path, leave: Callable[[int, str], None] = _exit, otherwise: str = "another --workdir"
+) -> Iterator[None]:
+  """Holds the workdir for this run; a second one is refused, with `otherwise` as what to take.
 
   The lock dies with the process, however it dies; a lease in a bucket is free after `leases.duration`. A lease that is
   lost, as the bucket is, ends the program by `leave`, with an exit code and a message.
@@ -44,7 +46,7 @@ def claim(workdir: pathlib.Path, leave: Callable[[int, str], None] = _exit) -> I
     return
   workdir.mkdir(parents=True, exist_ok=True)
   with _opened(workdir / "lock") as file:
-    exchange.agree(_lock(file, workdir))
+    exchange.agree(_lock(file, workdir, otherwise))
     yield
 
 

@@ -147,6 +147,7 @@ def _opened(row, path, advice):
   folder = builder_dir(builder, path)
   if folder is None:
     missing = f"dataset {builder!r} is not in {data_dir(path)}" if builder else f"no dataset_info.json in {path!r}"
+    missing = missing if builder or path else "path: missing"
     raise sources.AbsentError(f"{missing}; {advice}")
   with _described(folder, advice):
     prepared = tfds.builder_from_directory(folder)
