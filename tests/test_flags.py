@@ -61,6 +61,13 @@ def test_the_line_of_a_mistake_is_said_of_a_relative_path_with_an_argument_too(t
     flags.load("c.py:x")
 
 
+def test_what_a_config_file_says_itself_is_said_as_it_is(tmp_path, monkeypatch):
+  (tmp_path / "c.py").write_text("\n\ndef get_config(word):\n  raise ValueError(f'unknown {word}; allowed: y')\n")
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(ConfigError, match=r"^--config: c\.py:x: unknown x; allowed: y$"):
+    flags.load("c.py:x")
+
+
 def test_an_interrupt_inside_a_config_file_is_an_interrupt(tmp_path):
   (tmp_path / "c.py").write_text("raise KeyboardInterrupt")
   with pytest.raises(KeyboardInterrupt):

@@ -43,7 +43,8 @@ def called(path: str, function: Callable, *arguments):
     # An error that the file raises itself is in words for the user.
     words = isinstance(error, ValueError) and frames and frames[-1].line.startswith("raise")
     line = f", line {frames[-1].lineno}" if frames and not words else ""
-    raise ConfigError(f"--config: {path}{line}: {type(error).__name__}: {error}") from error
+    what = str(error) if words else f"{type(error).__name__}: {error}"
+    raise ConfigError(f"--config: {path}{line}: {what}") from error
 
 
 def load(path: str, overrides: Mapping[str, str] | None = None) -> ml_collections.ConfigDict:

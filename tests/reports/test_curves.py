@@ -30,6 +30,20 @@ def test_every_metric_that_was_written_has_a_chart(pair):
   assert "var(--series-1)" not in one.parts[0].svgs[0]
 
 
+def test_probes_during_training_are_curves_by_the_most_images_beside_those_of_averaged_weights(pair):
+  probed = [
+    {"step": step, **{f"digits/{ema}ridge_{k}shot": step / 12 for ema in ("", "ema_") for k in (1, 10, 5)},
+     "digits/ridge_10shot_std": 0.1}
+    for step in (6, 12)
+  ]  # fmt: skip
+  runs = [dataclasses.replace(run, rows=[*run.rows, *probed]) for run in pair]
+  panel = curves.panels(runs)[-1]
+  assert panel == curves.Panel("digits/ridge 10shot", ["digits/ridge_10shot", "digits/ema_ridge_10shot"], percent=True)
+  assert curves.chapter(runs).parts[0].about.endswith("Of probes dashed lines are of the averaged weights.")
+  drawn = {each["metric"] for each in points(curves.interactive(runs).html)}
+  assert set(panel.metrics) <= drawn
+
+
 def test_points_in_the_page_are_those_of_the_lines(pair):
   values = points(curves.interactive(pair).html)
   loss = [each for each in values if each["run"] == "b" and each["metric"] == "train/loss"]

@@ -1,5 +1,6 @@
 """The verdict: figures with intervals, costs and losses as the files have them."""
 
+import dataclasses
 import json
 
 import pytest
@@ -68,3 +69,28 @@ def test_a_lower_loss_is_better(tmp_path):
   many = [read(tmp_path / name) for name in ("a", "b")]
   only = [{**run.__dict__, "result": {"steps": 12, "loss": loss}} for run, loss in zip(many, (2.0, 1.0), strict=True)]
   assert [run.name for run in verdict.ranked([recorded.Recorded(**each) for each in only])] == ["b", "a"]
+
+
+def unlike(folder, name, shots, **figures):
+  """A run of the task of that name, with a result of these figures and of a probe by ten images of each class."""
+  run = read(folder)
+  task = dataclasses.replace(run.run.task, name=name)
+  result = {"steps": 12, "train_seconds": 1.0, "digits/ema_ridge_25shot": 0.9, "digits/ridge_10shot": shots, **figures}
+  return dataclasses.replace(run, run=dataclasses.replace(run.run, task=task), result=result)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_runs_of_different_tasks_are_compared_by_a_probe_that_all_have_in_any_order(tmp_path, backwards):
+  runs = [unlike(tmp_path / "a", "masked_patches", 0.4, loss=3.0, accuracy=0.6)]
+  runs.append(unlike(tmp_path / "b", "masked_autoencoder", 0.3, loss=0.6, rmse=0.8))
+  runs = runs[::-1] if backwards else runs
+  assert verdict.shared_headline(runs) == "digits/ridge_10shot"
+  assert verdict.chapter(runs).parts[0].text.startswith("The best of 2 runs by digits/ridge_10shot is a: 40.00 %")
+  assert [run.name for run in verdict.ranked(runs)] == ["a", "b"]
+
+
+def test_runs_of_different_tasks_without_a_figure_in_common_are_not_ranked(tmp_path):
+  runs = [unlike(tmp_path / name, name, 0.4) for name in ("masked_patches", "masked_autoencoder")]
+  runs[1].result.pop("digits/ridge_10shot")
+  assert verdict.shared_headline(runs) is None and verdict.ranked(runs[::-1]) == runs[::-1]
+  assert "none is the best" in verdict.chapter(runs).parts[0].text

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator
 from vit_jax.reports import drawing
 from vit_jax.reports.page import Chapter, Charts, Interactive, Part, Table
 from vit_jax.reports.recorded import Recorded
-from vit_jax.reports.verdict import shared_headline, text
+from vit_jax.reports.verdict import PROBE, shared_headline, text
 
 COLOURED = len(drawing.SERIES)  # runs that have a colour of their own
 POINTS, ALL = 200, 12_000  # of a curve in the interactive chart, and of all of them: each takes 130 bytes
@@ -36,8 +36,10 @@ def chapter(runs: Sequence[Recorded]) -> Chapter:
   """Curves of the runs, all in one picture each, over images seen and over core-hours of training."""
   runs = [run for run in runs if run.rows]
   parts: list[Part] = []
-  about = " and ".join(panel.title for panel in panels(runs) if len(panel.metrics) > 1)
+  about = " and ".join(panel.title for panel in panels(runs) if panel.title in BY_HOURS and len(panel.metrics) > 1)
   about = f"In {about} full lines are of training, dashed ones of held-out images." if about else ""
+  if any("shot" in panel.title and len(panel.metrics) > 1 for panel in panels(runs)):
+    about += " Of probes dashed lines are of the averaged weights."
   names = [legend(runs)] if len(runs) > FEW else []
   if images := [drawn(runs, panel, "images") for panel in panels(runs)]:
     parts.append(Charts("Against images seen", images + names, about))
@@ -61,9 +63,22 @@ def panels(runs: Sequence[Recorded]) -> list[Panel]:
     Panel("images a second", ["images_per_second"]),
     Panel("waiting for data", ["data_wait"], percent=True),
     Panel("MFU", ["mfu"], percent=True),
+    *_probes(names),
   ]
   kept = [panel._replace(metrics=[name for name in panel.metrics if name in names]) for panel in every]
   return [panel for panel in kept if panel.metrics]
+
+
+def _probes(names) -> list[Panel]:
+  """Of each few-shot probe, by the most images of a class that it was measured with: the weights, and their average."""
+  most: dict[str, tuple[int, str]] = {}
+  for name in names:
+    if match := PROBE.fullmatch(name):
+      probe = name.removesuffix(f"_{match[1]}shot")
+      most[probe] = max(most.get(probe, (0, "")), (int(match[1]), name))
+  return [
+    Panel(name.replace("_", " "), [name, "/ema_".join(name.rsplit("/", 1))], percent=True) for _, name in most.values()
+  ]
 
 
 def drawn(runs: Sequence[Recorded], panel: Panel, over: str) -> str:

@@ -13,6 +13,7 @@ from vit_jax.reports.recorded import Recorded
 from vit_jax.schema import plain
 from vit_jax.sweeps import results
 
+PROBE = re.compile(r"(?!.*ema_).+_([1-9]\d{0,8})shot")  # by the weights themselves
 SHARES = re.compile(r"(?:.*[/_])?(?:top1|top5)")  # means of what is right or wrong: these have intervals
 
 
@@ -152,7 +153,7 @@ def ranked(runs: Sequence[Recorded]) -> list[Recorded]:
 
   def order(run):
     name = metric if metric in run.figures else headline(run)
-    if name is None:
+    if name is None or metric is None:
       return 2, 0.0, 0.0
     value, loss = run.figures[name], run.figures.get(f"{name.rpartition('/')[0]}/loss".lstrip("/"), 0.0)
     return int(name != metric), -value if is_share(name) else value, loss
@@ -161,9 +162,18 @@ def ranked(runs: Sequence[Recorded]) -> list[Recorded]:
 
 
 def shared_headline(runs: Sequence[Recorded]) -> str | None:
-  """The metric that runs are compared by: top-1 of test where any has it, else what most have."""
+  """The metric that runs are compared by: top-1 of test where any has it, else what most have.
+
+  Figures of different tasks are of different things, whatever their names: such runs are compared by the few-shot probe
+  of most images that all of them have, or not at all.
+  """
   names = [name for run in runs if (name := headline(run))]
-  return "top1" if "top1" in names else max(names, key=names.count, default=None)
+  if "top1" in names:
+    return "top1"
+  if len({(run.run.task.name, str(plain(run.run.task).get("targets"))) for run in runs}) == 1:
+    return max(names, key=names.count, default=None)
+  shots = {name: int(match[1]) for name in runs[0].figures if (match := PROBE.fullmatch(name))}
+  return max((name for name in shots if all(name in run.figures for run in runs)), key=shots.get, default=None)
 
 
 def _of_several(runs) -> list[Part]:
@@ -173,6 +183,8 @@ def _of_several(runs) -> list[Part]:
   if measured:
     best = ranked(measured)[0]
     parts.append(Words(f"The best of {len(runs)} runs by {metric} is {best.name}: {_with_interval(best, metric)}."))
+  elif any(run.figures for run in runs):
+    parts.append(Words("These runs learn different tasks and have no figure in common: none is the best."))
   others = list(dict.fromkeys(name for run in runs if (name := headline(run)) not in (None, metric)))[:3]
   head = ["run", metric or "", "95 % (Wilson)", *others, "images seen", "core-hours", "images/s", "restarts", ""]
   parts.append(Table("Runs", head, [_row(run, metric, others) for run in runs]))
