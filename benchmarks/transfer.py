@@ -30,6 +30,7 @@ STARTS = {  # changes of configs/glyphs.py
     "task.name": "masked_patches", "task.label_smoothing": "default", "evals.test.name": "masked",
   },
 }  # fmt: skip
+MODEL = {"model.name": "vit_2_4_32", "model.pool": "seqpool"}  # that of configs/glyphs.py
 LABELLED = {  # digits with labels -> changes of configs/digits.py
   100: {"data.train": "train[:100]", "batch": "50", "optim.accumulate": "5", "total": "300"},
   1437: {"total": "20ep"},
@@ -89,7 +90,7 @@ def probes(workdir: pathlib.Path, trials: list[Trial], groups) -> list[dict]:
 
 def onwards(workdir: pathlib.Path, name: str, labelled: int, before: list[Trial], groups) -> list[Trial]:
   """The runs on so many labelled digits that begin with the weights of `before`, or from scratch."""
-  overrides = SPARE | LABELLED[labelled] | {"model.name": "vit_2_4_32", "evals.test.every": "100%"}
+  overrides = SPARE | LABELLED[labelled] | MODEL | {"evals.test.every": "100%"}
   # From scratch is from scratch: a new head of zeros, as weights of elsewhere get, is no help to drawn ones.
   starts = [{} if name == "as drawn" else {"init.from": str(trial.workdir)} for trial in before]
   changes = [start | {"seed": trial.changes["seed"]} for start, trial in zip(starts, before, strict=True)]

@@ -2,8 +2,8 @@
 
 Command:   python -m vit_jax.prepare glyphs, and python -m vit_jax.prepare digits, once
            python -m vit_jax.train --config=configs/glyphs.py --workdir=runs/glyphs
-           configs/digits.py with --config.model.name=vit_2_4_32 --config.init.from=runs/glyphs goes on from it;
-           `make transfer` does both three times, and compares
+           configs/ablations/pretraining.py goes on from it with digits; `make transfer` does both three times, and
+           compares
 Hardware:  two CPU cores
 Result:    docs/results.md. During training a few digits of each class are probed every so often, by the weights and by
            their average: few-shot accuracy over pre-training, as a curve of the report
@@ -16,7 +16,7 @@ def get_config():
   """The run; its seed is 0."""
   whole = dict(name="resize")
   return recipe(
-    model=dict(name="vit_2_4_32"),
+    model=dict(name="vit_2_4_32", pool="seqpool"),  # reads the patches, which masked patches train too
     data=dict(
       name="glyphs",
       image_size=32,

@@ -1,0 +1,42 @@
+"""With pre-training and without, from few images to all: the central claim of the ViT paper, at the size of digits.
+
+Command:   python -m vit_jax.prepare glyphs, and python -m vit_jax.prepare digits, once
+           python -m vit_jax.train --config=configs/glyphs.py --workdir=runs/glyphs
+           python -m vit_jax.sweep --config=configs/ablations/pretraining.py --workdir=runs/pretraining --parallel=2
+           configs/ablations/pretraining.py:PATH begins with other weights than runs/glyphs
+Hardware:  two CPU cores
+Result:    docs/results.md
+Source:    arXiv:2010.11929, section 4.3, figures 3 and 4
+"""
+
+from vit_jax.config import product, recipe
+
+
+def get_config(weights="runs/glyphs"):
+  """ViT-Lite-2/4 from scratch, on all training images; `sweep` begins half of its trials with the weights."""
+  whole = dict(name="resize")
+  return recipe(
+    model=dict(name="vit_2_4_32", pool="seqpool"),  # as configs/glyphs.py
+    data=dict(
+      name="digits",
+      image_size=32,
+      crop=whole,
+      test_crop=whole,
+      flip=False,
+      warp=dict(name="affine", degrees=15.0, translate=0.1, scale=(0.75, 1.25), shear=15.0),
+    ),
+    # Micro-batches of ten images stay in a CPU's cache; see configs/digits.py.
+    optim=dict(
+      name="adamw", accumulate=5, lr=3e-3, weight_decay=0.05, warmup="10%", schedule=dict(name="cosine"), clip=1.0
+    ),
+    total="200",
+    batch=50,
+    evals=dict(test=dict(name="accuracy", every="100%")),
+    checkpoint=dict(every="100%"),
+  )
+
+
+def sweep(weights="runs/glyphs"):
+  """From scratch and from the weights, on the first 50, 100 and 287 and on all 1,437 training images, three seeds."""
+  parts = ("train[:50]", "train[:100]", "train[:20%]", "train")
+  return product({"init.from": (None, weights), "data.train": parts, "seed": range(3)})
