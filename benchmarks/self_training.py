@@ -55,7 +55,7 @@ def labelled(workdir: pathlib.Path, trials: list[Trial], groups) -> list[pathlib
   commands = {
     str(folder.with_suffix(".json")): [
       *(sys.executable, "-m", "vit_jax.evaluate", f"--workdir={trial.workdir}", f"--split={UNLABELLED}"),
-      *(f"--write-labels={folder}"),
+      f"--write-labels={folder}",
     ]
     for folder, trial in zip(folders, trials, strict=True)
   }
