@@ -4,16 +4,18 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax import schema
-from vit_jax.models import activations
+from vit_jax.models import activations, rotary
 from vit_jax.models.intermediates import record
 from vit_jax.models.layers import Linear, dropout, xavier
 from vit_jax.shapes import Array, Float, PRNGKey, Tensor
 
 Formulation = Literal["xla", "fused"]
+Bias = Literal["all", "query_value", "none"]  # of the projections of query, key and value
 
 
 class Attention(nnx.Module):
@@ -23,8 +25,13 @@ class Attention(nnx.Module):
   query and key (Shaw et al. 2018), one set for all heads; row j is the offset p_q - p_k = N - 1 - j. A `bias` that
   broadcasts to [B, H, M, N] is added to what goes into the softmax.
 
-  `formulation` "fused" is the TPU kernel of `fused_attention`: of a token sequence to itself, without any of these and
-  without dropout. It announces no logits and weights, for it never has them.
+  Queries and keys are normalised over the K channels of each head by `query_norm` and `key_norm` (Dehghani et al. 2023),
+  then turned by `turning`, a value of `rotary.ROTARY`, for the patches at the `coordinates`, which are the last tokens;
+  between them and the first `leading` ones are registers. `context_norm` normalises what goes into the last projection
+  (Fang et al. 2023). These are of self-attention only.
+
+  `formulation` "fused" is the TPU kernel of `fused_attention`: of a token sequence to itself, without offsets and bias
+  and without dropout. It announces no logits and weights, for it never has them.
   """
 
   def __init__(
@@ -33,9 +40,14 @@ class Attention(nnx.Module):
     heads,
     *,
     dropout=0.0,
-    bias=True,
+    bias: Bias = "all",
     kernel_init=xavier,
     relative: int | None = None,
+    query_norm: nnx.Module | None = None,
+    key_norm: nnx.Module | None = None,
+    context_norm: nnx.Module | None = None,
+    turning=None,
+    leading: int = 0,
     formulation: Formulation = "xla",
     dtype,
     rngs,
@@ -47,12 +59,17 @@ class Attention(nnx.Module):
       )
     size = width // heads
     linear = {"kernel_init": kernel_init, "dtype": dtype, "rngs": rngs}
-    self.query = Linear((width,), (heads, size), bias=bias, **linear)
-    self.key = Linear((width,), (heads, size), bias=bias, softmax=True, **linear)
-    self.value = Linear((width,), (heads, size), bias=bias, **linear)
+    softmax = key_norm is None and turning is None  # nothing comes between the keys' bias and the softmax
+    self.query = Linear((width,), (heads, size), bias=bias != "none", **linear)
+    self.key = Linear((width,), (heads, size), bias=bias == "all", softmax=softmax, **linear)
+    self.value = Linear((width,), (heads, size), bias=bias != "none", **linear)
     self.out = Linear((heads, size), (width,), **linear)
     draw = nnx.initializers.normal(0.02)
     self.offsets = nnx.Param(draw(rngs.params(), (2 * relative - 1, size), jnp.float32)) if relative else None
+    frequencies = None if turning is None else turning.init(rngs.params())
+    self.frequencies = None if frequencies is None else nnx.Param(frequencies)
+    self.query_norm, self.key_norm, self.context_norm = query_norm, key_norm, context_norm
+    self.turning, self.leading = turning, leading
     self.dropout, self.scale, self.formulation = dropout, size**-0.5, formulation
 
   def __call__(
@@ -61,19 +78,42 @@ class Attention(nnx.Module):
     memory: Float[Tensor, "B N D"] | None = None,
     key: PRNGKey | None = None,
     bias: Float[Tensor, "*#B #H #M #N"] | None = None,
+    coordinates: Float[Tensor, "*#B P 2"] | None = None,
   ) -> Float[Array, "B M D"]:
     if self.formulation == "fused":
       assert memory is None and bias is None
-      out = self.out.flat(record("attention/context", self._fused(x)))
+      out = self.out.flat(self._normed(record("attention/context", self._fused(x, coordinates))))
     else:
-      out = self.out(record("attention/context", self._plain(x, memory, key, bias)))
+      context = record("attention/context", self._plain(x, memory, key, bias, coordinates))
+      out = self.out(self._normed(context.reshape(*x.shape[:2], -1)).reshape(context.shape))
     return record("attention/out", out)
 
-  def _plain(self, x, memory, key, bias):
+  def _normed(self, context: Float[Tensor, "B M D"]) -> Float[Tensor, "B M D"]:
+    return context if self.context_norm is None else self.context_norm(context)
+
+  def _placed(self, query, keys, coordinates):
+    """Query and keys [B, N, H, K], normalised and turned."""
+    if self.query_norm is not None:
+      query, keys = self.query_norm(query), self.key_norm(keys)
+    if self.turning is None:
+      return query, keys
+    frequencies = None if self.frequencies is None else self.frequencies[...]
+    angles = self.turning.angles(coordinates, frequencies)
+    registers = query.shape[1] - angles.shape[-3] - self.leading
+    prefix = jnp.concatenate(
+      [jnp.zeros((self.leading, 1, self.turning.size // 2)), self.turning.of_registers(registers)]
+    )
+    prefix = jnp.broadcast_to(prefix, (*angles.shape[:-3], len(prefix), *angles.shape[-2:]))
+    angles = jnp.concatenate([prefix, angles], axis=-3)
+    return rotary.turn(query, angles), rotary.turn(keys, angles)
+
+  def _plain(self, x, memory, key, bias, coordinates):
     memory = x if memory is None else memory
-    query = record("attention/query", self.query(x)) * self.scale
+    query = record("attention/query", self.query(x))
     keys = record("attention/key", self.key(memory))
     values = record("attention/value", self.value(memory))
+    query, keys = self._placed(query, keys, coordinates)
+    query = query * self.scale
     logits = jnp.einsum("bqhk,bnhk->bhqn", query, keys)
     if self.offsets is not None:
       logits = logits + relative_logits(query, self.offsets[...].astype(query.dtype))
@@ -86,22 +126,31 @@ class Attention(nnx.Module):
     context = jnp.einsum("bhqn,bnhk->bqhk", dropout(weights, self.dropout, key), values)
     return checkpoint_name(context, "attention/averaged")
 
-  def _fused(self, x):
-    """[B, N, D] -> [B, N, H * K]. The kernel adds the biases of query and value; that of the key changes nothing."""
+  def _fused(self, x, coordinates):
+    """[B, N, D] -> [B, N, H * K]. The kernel adds the biases of query and value; that of the key changes nothing.
+
+    Unless queries and keys are normalised or turned: then their biases come before that.
+    """
     from vit_jax.models.kernels.fused_attention import fused_attention  # loads Pallas, which nothing else needs
 
-    size = self.query.kernel.shape[-1]
-    products = [
-      record(f"attention/{name}", linear.flat(x, bias=False))
+    heads, size = self.query.kernel.shape[-2:]
+    placed = self.query_norm is not None or self.turning is not None
+    query, keys, values = (
+      record(f"attention/{name}", linear.flat(x, bias=placed and name != "value" and linear.bias is not None))
       for name, linear in (("query", self.query), ("key", self.key), ("value", self.value))
-    ]
-    biases = [linear.bias[...].reshape(-1) for linear in (self.query, self.value) if linear.bias is not None]
+    )
+    if placed:
+      apart = (rearrange(flat, "b n (h k) -> b n h k", h=heads) for flat in (query, keys))
+      query, keys = (rearrange(x, "b n h k -> b n (h k)") for x in self._placed(*apart, coordinates))
+    biases = {"query": self.query.bias if not placed else None, "value": self.value.bias}
+    biases = {name: bias[...].reshape(-1) for name, bias in biases.items() if bias is not None}
 
-    def kernel(query, key, value, *biases):
+    def kernel(query, key, value, *given):
       # One device's part, which may have some of the heads only.
-      return fused_attention(query, key, value, *(biases or (None, None)), query.shape[-1] // size)
+      named = dict(zip(biases, given, strict=True))
+      return fused_attention(query, key, value, named.get("query"), named.get("value"), query.shape[-1] // size)
 
-    return activations.per_device(kernel)(*products, *biases)
+    return activations.per_device(kernel)(query, keys, values, *biases.values())
 
 
 @jax.custom_vjp

@@ -113,7 +113,7 @@ def compact(
     common = {"kernel_init": _normal, "dtype": compute, "rngs": rngs}
     return Block(
       norm(),
-      Attention(width, heads, dropout=attention_dropout, bias=False, **common),
+      Attention(width, heads, dropout=attention_dropout, bias="none", **common),
       norm(),
       layers.Mlp(width, hidden, dropout=dropout, gelu="erf", **common),
       order=norm_order,

@@ -150,6 +150,22 @@ class LayerNorm(nnx.Module):
     return (x * self.scale[...] + self.bias[...]).astype(self.dtype)
 
 
+class RMSNorm(nnx.Module):
+  """Divides the last axis by its root mean square (Zhang and Sennrich 2019); statistics in float32."""
+
+  def __init__(self, width, *, eps, dtype):
+    self.eps, self.dtype = eps, dtype
+    self.scale = nnx.Param(jnp.ones(width, jnp.float32))
+
+  def __call__(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+    x = x.astype(jnp.float32)
+    x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
+    return (x * self.scale[...]).astype(self.dtype)
+
+
+NORMS = {"layer": LayerNorm, "rms": RMSNorm}
+
+
 def layer_scale(width: int, value: float | None) -> tuple[nnx.Param, nnx.Param] | None:
   """Initial factors of both branches of a block; None for None."""
   return None if value is None else tuple(nnx.Param(jnp.full(width, value, jnp.float32)) for _ in range(2))
@@ -168,4 +184,31 @@ class Mlp(nnx.Module):
 
   def __call__(self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None) -> Float[Tensor, "*B D"]:
     x = jax.nn.gelu(record("mlp/hidden", self.up(x)), approximate=GELU[self.gelu])
+    return record("mlp/out", self.down(dropout(x, self.dropout, key)))
+
+
+class SwiGLU(nnx.Module):
+  """down(silu(gate(x)) * up(x)), of a hidden width (Shazeer 2020); with `norm`, of what goes down (Fang et al. 2023)."""
+
+  def __init__(
+    self,
+    width,
+    hidden,
+    *,
+    norm: nnx.Module | None = None,
+    dropout=0.0,
+    kernel_init=xavier,
+    bias_init=zeros,
+    dtype,
+    rngs,
+  ):
+    linear = {"kernel_init": kernel_init, "bias_init": bias_init, "dtype": dtype, "rngs": rngs}
+    self.gate = Linear((width,), (hidden,), **linear)
+    self.up = Linear((width,), (hidden,), **linear)
+    self.down = Linear((hidden,), (width,), **linear)
+    self.norm, self.dropout = norm, dropout
+
+  def __call__(self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None) -> Float[Tensor, "*B D"]:
+    x = jax.nn.silu(record("mlp/gate", self.gate(x))) * record("mlp/hidden", self.up(x))
+    x = x if self.norm is None else self.norm(x)
     return record("mlp/out", self.down(dropout(x, self.dropout, key)))

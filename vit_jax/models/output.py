@@ -24,6 +24,14 @@ def check_shape(images: Shaped[Tensor, "B ..."], *shapes: tuple[int, ...] | None
     raise ValueError(f"images are {images.shape[1:]} (height, width, channels); the model was built for {shapes[0]}")
 
 
+def check_patches(images: Shaped[Tensor, "B H W C"], patch: int, channels: int) -> None:
+  """Raises ValueError for images that no whole patches fill, or of other channels."""
+  if images.shape[1] % patch or images.shape[2] % patch or images.shape[3] != channels or 0 in images.shape:
+    raise ValueError(
+      f"images are {images.shape[1:]} (height, width, channels); allowed: multiples of {patch}, and {channels} channels"
+    )
+
+
 def classified(
   tokens: Float[Array, "B N D"] | Float[Array, "B H W D"], features: Float[Array, "B F"], head: nnx.Module | None
 ) -> Output:

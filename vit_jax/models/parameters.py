@@ -29,7 +29,7 @@ class Order(NamedTuple):
 ORDER = Order(
   before=r"(stem|embedding|position|cls|distillation|registers)(/.*)?",
   blocks=r"blocks/(?:(\d+)/)?.*",
-  after=r"(norm|pool|pre_logits)(/.*)?",
+  after=r"(norm|pool|pool_norm|pre_logits)(/.*)?",
   head=r"(head|head_distillation)/.*",
   positioned=("cls", "distillation"),
 )
@@ -66,11 +66,12 @@ SHARDING = (
   (r".*attention/(query|key|value)/bias", ("tensor", None)),
   (r".*attention/out/kernel", ("tensor", None, "fsdp")),
   (r".*attention/offsets", (None, None)),
-  (r".*mlp/up/kernel", ("fsdp", "tensor")),
-  (r".*mlp/up/bias", ("tensor",)),
+  (r".*attention/frequencies", (None, "tensor", None)),
+  (r".*mlp/(gate|up)/kernel", ("fsdp", "tensor")),
+  (r".*mlp/(gate|up)/bias", ("tensor",)),
   (r".*mlp/down/kernel", ("tensor", "fsdp")),
   (r".*(attention/out|mlp/down)/bias", (None,)),
-  (r".*norm[12]?/(scale|bias)", (None,)),
+  (r".*norm[12]?/(scale|bias)", (None,)),  # of queries and keys too
   (r".*layer_scale[12]", (None,)),
   (r"cls|distillation|pool/probe", (None,)),
   (r"registers", (None, None)),

@@ -23,9 +23,11 @@ POLICIES = {
   "full": _policies.nothing_saveable,  # only the layer's input
   "dots": _policies.dots_saveable,  # every matrix product, attention scores too
   # Products with parameters, and what attention gives; its scores are computed again: 0.8 % of a ViT-B/16's FLOPs.
-  "projections": _policies.save_only_these_names(*_projections, "mlp/hidden", "mlp/out"),
+  "projections": _policies.save_only_these_names(*_projections, "mlp/gate", "mlp/hidden", "mlp/out"),
   "attention": _policies.save_only_these_names(*_projections, "attention/logits"),  # the MLP is computed again
-  "mlp": _policies.save_only_these_names("attention/out", "mlp/hidden", "mlp/out"),  # the attention is computed again
+  "mlp": _policies.save_only_these_names(
+    "attention/out", "mlp/gate", "mlp/hidden", "mlp/out"
+  ),  # the attention is computed again
 }
 Remat = Literal["none", "full", "dots", "projections", "attention", "mlp"]
 
@@ -64,29 +66,33 @@ def run(
   remat: str,
   name: str,
   added: Float[Tensor, " *x"] | None = None,
+  **places: Float[Tensor, "..."],
 ) -> Float[Tensor, " B *x"]:
-  """The stream through all layers: layer(x + added, key, rate) with key number l and rates[l]; None adds nothing."""
+  """The stream through all layers: layer(x + added, key, rate, **places) with key number l and rates[l].
+
+  `added` of None adds nothing; `places` are the same for all layers.
+  """
   keys = None if key is None else jax.vmap(functools.partial(jax.random.fold_in, key))(np.arange(len(rates)))
   if isinstance(layers, nnx.List):
-    return _unrolled(layers, x, keys, rates, remat, name, added)
-  return _scanned(layers, x, keys, rates, remat, name, added)
+    return _unrolled(layers, x, keys, rates, remat, name, added, places)
+  return _scanned(layers, x, keys, rates, remat, name, added, places)
 
 
-def _unrolled(layers, x, keys, rates, remat, name, added):
+def _unrolled(layers, x, keys, rates, remat, name, added, places):
   for i, layer in enumerate(layers):
     graph, params = nnx.split(layer)
     # The rate stays a constant, so that a layer of rate 0 draws nothing.
-    call, names = _layer(graph, [f"{name}/{i}/"], added, rate=rates[i])
+    call, names = _layer(graph, [f"{name}/{i}/"], added, places, rate=rates[i])
     # Without a loop between forward and backward pass XLA would merge the second computation with the first.
     x, values = _checkpointed(call, remat, prevent_cse=True)(params, x, None if keys is None else keys[i])
     intermediates.publish(f"{name}/{i}/", names, values)
   return x
 
 
-def _scanned(layers, x, keys, rates, remat, name, added):
+def _scanned(layers, x, keys, rates, remat, name, added, places):
   graph, params = nnx.split(layers)
   prefixes = [f"{name}/{i}/" for i in range(len(rates))]
-  call, names = _layer(graph, prefixes, added, **({} if rates.any() else {"rate": rates[0]}))
+  call, names = _layer(graph, prefixes, added, places, **({} if rates.any() else {"rate": rates[0]}))
   call = _checkpointed(call, remat, prevent_cse=False)
   rows = {"params": params} | ({} if keys is None else {"key": keys}) | ({"rate": rates} if rates.any() else {})
   x, values = jax.lax.scan(lambda x, row: call(x=x, **({"key": None} | row)), x, rows)
@@ -95,14 +101,14 @@ def _scanned(layers, x, keys, rates, remat, name, added):
   return x
 
 
-def _layer(graph, prefixes, added, **constants):
+def _layer(graph, prefixes, added, places, **constants):
   """The layer as a function (params, x, key, rate) -> (x, recorded values), and the list of names that a call fills."""
   names = []
 
   def call(params, x, key, rate):
     with intermediates.layer(prefixes) as recorder:
       x = x if added is None else x + added
-      x = activations.constrain(nnx.merge(graph, activations.gather(prefixes[0], params))(x, key, rate))
+      x = activations.constrain(nnx.merge(graph, activations.gather(prefixes[0], params))(x, key, rate, **places))
     names[:] = recorder.names
     return x, recorder.values
 

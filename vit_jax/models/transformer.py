@@ -12,12 +12,13 @@ from flax import nnx
 from vit_jax.models import positions, stack
 from vit_jax.models.intermediates import record
 from vit_jax.models.layers import PatchEmbedding, dropout, fold, residual
-from vit_jax.models.output import Output, check_shape, classified
+from vit_jax.models.output import Output, check_patches, check_shape, classified
 from vit_jax.models.parameters import Keys
 from vit_jax.shapes import Array, Float, Integer, PRNGKey, Scalar, Tensor
 
 Images = Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"]  # whole, or cut into patches
 PREFIX = ("cls", "distillation", "registers")  # tokens in front of the patches, in this order
+Order = Literal["pre", "official", "parallel", "post"]
 
 
 class Block(nnx.Module):
@@ -25,12 +26,14 @@ class Block(nnx.Module):
 
   order "pre" normalises the input of each branch (Dosovitskiy et al. 2021, eq. 2-3). order "official" is that of the
   published compact transformers, where the second norm overwrites the stream itself:
-  s = s + attention(norm1(s)); s = norm2(s); s = s + mlp(s).
+  s = s + attention(norm1(s)); s = norm2(s); s = s + mlp(s). order "parallel" adds both branches of one norm at once, under
+  one layer scale: s = s + attention(norm1(s)) + mlp(norm1(s)) (Dehghani et al. 2023). order "post" normalises what the
+  branches give: s = s + norm1(attention(s)); s = s + norm2(mlp(s)).
 
   Args:
     norm1: of the input of `attention`.
-    attention: module (x, key=key) -> [B, N, D].
-    norm2: of the input of `mlp`.
+    attention: module (x, key=key, ...) -> [B, N, D].
+    norm2: of the input of `mlp`; None where both have one.
     mlp: module (x, key=key) -> [B, N, D].
     order: of norms and branches.
     layer_scale: initial factor of both branches, one for each channel (Touvron et al. 2021b); None has no factors.
@@ -43,10 +46,10 @@ class Block(nnx.Module):
     self,
     norm1: nnx.Module,
     attention: nnx.Module,
-    norm2: nnx.Module,
+    norm2: nnx.Module | None,
     mlp: nnx.Module,
     *,
-    order: Literal["pre", "official"] = "pre",
+    order: Order = "pre",
     layer_scale: tuple[nnx.Param, nnx.Param] | None = None,
     dropout: float = 0.0,
     position: nnx.Module | None = None,
@@ -54,12 +57,16 @@ class Block(nnx.Module):
   ):
     self.norm1, self.attention, self.norm2, self.mlp = norm1, attention, norm2, mlp
     self.layer_scale1, self.layer_scale2 = layer_scale or (None, None)
+    if order == "parallel":
+      self.layer_scale2 = None
     self.order, self.dropout = order, dropout
     self.position, self.registers = position, registers
 
   def __call__(
-    self, x: Float[Tensor, " B *N D"], key: PRNGKey | None = None, path_rate: Scalar = np.float32(0)
+    self, x: Float[Tensor, " B *N D"], key: PRNGKey | None = None, path_rate: Scalar = np.float32(0), **places
   ) -> Float[Array, " B *N D"]:
+    """The stream after this block; `places` are where patches are, as attention wants it."""
+
     def add(stream, branch, scale, number):
       if scale is not None:
         branch = branch * scale[...].astype(branch.dtype)
@@ -67,7 +74,14 @@ class Block(nnx.Module):
 
     if self.position is not None:
       x = x + jnp.asarray(positions.skipping(self.position(), *self.registers), x.dtype)
-    x = add(x, self.attention(self.norm1(x), key=fold(key, 0)), self.layer_scale1, 1)
+    if self.order == "post":
+      x = add(x, self.norm1(self.attention(x, key=fold(key, 0), **places)), self.layer_scale1, 1)
+      return record("out", add(x, self.norm2(self.mlp(x, key=fold(key, 3))), self.layer_scale2, 4))
+    normed = self.norm1(x)
+    branch = self.attention(normed, key=fold(key, 0), **places)
+    if self.order == "parallel":
+      return record("out", add(x, branch + self.mlp(normed, key=fold(key, 3)), self.layer_scale1, 1))
+    x = add(x, branch, self.layer_scale1, 1)
     normed = self.norm2(x)
     x = add(normed if self.order == "official" else x, self.mlp(normed, key=fold(key, 3)), self.layer_scale2, 4)
     return record("out", x)
@@ -80,6 +94,7 @@ class Transformer(nnx.Module):
   blocks; norm; pool; head. With a distillation token (Touvron et al. 2021a) the logits are the mean of two heads.
   Registers (Darcet et al. 2024) have no position, and no pooling reads them. Without a head the result is the features.
   Where `patch` is not None, images may also come cut into patches [B, N, P P C], as `layers.PatchEmbedding` has them.
+  Where positions are computed, not learned, whole images may have any size that patches fill.
   `key` is the key of all dropout; None means evaluation.
 
   Args:
@@ -89,9 +104,12 @@ class Transformer(nnx.Module):
     prefix: tokens by names of `PREFIX`: cls [D], distillation [D], registers [R, D].
     position: () -> [T, D], of class and distillation token, if there are any, and patches; None adds nothing.
     position_at: "input" adds it once, "shared" again in front of every block.
+    turning: a value of `rotary.ROTARY`, which says where patches are that attention turns; None: it turns none.
+    resizable: whether nothing in the blocks belongs to one size of images.
     blocks: of which a stack is made.
-    norm: of all tokens after the last block.
+    norm: of all tokens after the last block, if any.
     pool: "cls", "gap", or a module [B, N, D] -> [B, D] of the patches.
+    pool_norm: of what is pooled, if any.
     pre_logits: a layer with tanh before the head, if any.
     head: features -> logits; None: no classes.
     head_distillation: of the distillation token.
@@ -108,9 +126,12 @@ class Transformer(nnx.Module):
     prefix: Mapping[str, nnx.Param],
     position: nnx.Module | None,
     position_at: Literal["input", "shared"] = "input",
+    turning=None,
+    resizable: bool = False,
     blocks: stack.Blocks,
-    norm: nnx.Module,
+    norm: nnx.Module | None,
     pool: nnx.Module | str,
+    pool_norm: nnx.Module | None = None,
     pre_logits: nnx.Module | None = None,
     head: nnx.Module | None,
     head_distillation: nnx.Module | None = None,
@@ -124,7 +145,11 @@ class Transformer(nnx.Module):
     self.patch = embedding.patch if stem is None and isinstance(embedding, PatchEmbedding) else None
     self.cls, self.distillation, self.registers = (prefix.get(name) for name in PREFIX)
     self.blocks = stack.build(blocks.block, blocks.depth, scan=blocks.scan, rngs=rngs)
-    self.norm, self.pool, self.pre_logits = norm, pool, pre_logits
+    self.turning = turning
+    self.resizable = (
+      resizable and self.patch is not None and (position is None or isinstance(position, positions.Fixed))
+    )
+    self.norm, self.pool, self.pool_norm, self.pre_logits = norm, pool, pool_norm, pre_logits
     self.head, self.head_distillation = head, head_distillation
 
   def __call__(self, images: Images, key: PRNGKey | None = None) -> Float[Array, "B V"]:
@@ -138,23 +163,26 @@ class Transformer(nnx.Module):
     visible: Integer[Tensor, "B M"] | None = None,
   ) -> Output:
     """Everything that is computed of images; see `functional.Model.outputs`."""
-    check_shape(images, self.shape, self._cut())
+    grid = self._grid(images)
 
     # Tokens.
     x = self.embedding(images if self.stem is None else self.stem(images))
     x = record("embedding", x.reshape(x.shape[0], -1, x.shape[-1]))
-    x, prefix, added = self._with_prefix(x if corrupt is None else corrupt(x))
+    x, prefix, added = self._with_prefix(x if corrupt is None else corrupt(x), grid)
+    places = {} if self.turning is None else {"coordinates": self.turning.coordinates(*grid, fold(key, 2))}
     if visible is not None:
       patches = jnp.take_along_axis(x[:, prefix:], visible[..., None], axis=1)
       x = jnp.concatenate([x[:, :prefix], patches], axis=1)
+      places = {name: jnp.asarray(value)[visible] for name, value in places.items()}
     x = record("tokens", dropout(x, self.dropout, fold(key, 0)))
 
     # Features.
     rates = stack.growing(self.stochastic_depth, self.depth)
-    x = stack.run(self.blocks, x, fold(key, 1), rates=rates, remat=self.remat, name="blocks", added=added)
-    tokens = record("encoded", self.norm(x))
+    x = stack.run(self.blocks, x, fold(key, 1), rates=rates, remat=self.remat, name="blocks", added=added, **places)
+    tokens = record("encoded", x if self.norm is None else self.norm(x))
     distilled = None if self.distillation is None else tokens[:, 1]
-    x = record("features", self._pool(tokens, prefix))
+    x = self._pool(tokens, prefix)
+    x = record("features", x if self.pool_norm is None else self.pool_norm(x))
 
     # Logits.
     if self.pre_logits is not None:
@@ -169,14 +197,20 @@ class Transformer(nnx.Module):
     logits = record("logits", (heads["head"] + heads["head_distillation"]) / 2)
     return Output(tokens, features, logits, heads)
 
-  def _cut(self):
-    """Shape of an image that is cut into patches, if it may be."""
-    if self.patch is None:
-      return None
+  def _grid(self, images):
+    """(rows, columns) of the patches; ValueError for images of a size that the model does not take."""
     height, width, channels = self.shape
-    return height * width // self.patch**2, self.patch**2 * channels
+    if self.patch is None:
+      check_shape(images, self.shape)
+      return None if self.turning is None else self.turning.grid
+    if self.resizable and images.ndim == 4:
+      check_patches(images, self.patch, channels)
+      height, width = images.shape[1:3]
+    else:
+      check_shape(images, self.shape, (height * width // self.patch**2, self.patch**2 * channels))
+    return height // self.patch, width // self.patch
 
-  def _with_prefix(self, patches):
+  def _with_prefix(self, patches, grid):
     """([B, T + N, D] prefix tokens and patches with positions, T, what every block adds to them or None)."""
     batch, _, width = patches.shape
     tokens = [token for token in (self.cls, self.distillation, self.registers) if token is not None]
@@ -188,7 +222,7 @@ class Transformer(nnx.Module):
       x = jnp.concatenate([*rows, x], axis=1)
     if self.position is None:
       return x, sum(counts), None
-    table = self.position()
+    table = self.position.of(grid) if self.resizable else self.position()
     if self.registers is not None:  # which come last of the prefix, and stay where they are
       table = positions.skipping(table, sum(counts[:-1]), counts[-1])
     table = jnp.asarray(table, x.dtype)

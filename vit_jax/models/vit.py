@@ -11,12 +11,13 @@ from flax import nnx
 
 from vit_jax import schema
 from vit_jax.models import layers, parameters, positions, resnet, stack
-from vit_jax.models.attention import Attention, Formulation
+from vit_jax.models.attention import Attention, Bias, Formulation
 from vit_jax.models.parameters import Keys
 from vit_jax.models.pooling import Map, SeqPool
+from vit_jax.models.rotary import ROTARY
 from vit_jax.models.sizes import Blocks, Depth, Dtype, Hidden, Width, grid, sides, size
 from vit_jax.models.transformer import Block, Transformer, prefix_tokens
-from vit_jax.schema import Positive, Probability
+from vit_jax.schema import Choice, Positive, Probability
 
 ORDER = parameters.ORDER
 SHARDING = (
@@ -36,12 +37,21 @@ def vit(
   rngs: Keys,
   *,
   pool: Literal["cls", "gap", "map", "seqpool", "distilled"] = "cls",
+  class_token: bool | None = None,
   registers: Annotated[int, schema.Range(0, 1024)] = 0,
   position: Literal["learned", "sincos2d", "factored", "relative", "none"] = "learned",
   position_at: Literal["input", "each", "shared"] = "input",
+  rotary: Annotated[Choice, ROTARY] = Choice("none"),
   stages: tuple[Blocks, ...] | None = None,
   attention: Formulation = "xla",
+  qk_norm: Literal["none", "layer", "rms"] = "none",
+  qkv_bias: Bias = "all",
+  context_norm: bool = False,
+  mlp: Literal["gelu", "swiglu", "swiglu_normed"] = "gelu",
   gelu: Literal["tanh", "erf"] = "tanh",
+  norm: Literal["layer", "rms"] = "layer",
+  norm_order: Literal["pre", "post", "parallel"] = "pre",
+  norm_pooled: bool = False,
   eps: Positive = 1e-6,
   dropout: Probability = 0.0,
   attention_dropout: Probability = 0.0,
@@ -54,6 +64,7 @@ def vit(
   depth: Depth | None = None,
   heads: Width | None = None,
   hidden: Hidden | None = None,
+  hidden_multiple: Annotated[int, schema.Range(1, 1024)] | None = None,
   dtype: Dtype = "float32",
   scan: bool = False,
   remat: stack.Remat = "none",
@@ -67,17 +78,28 @@ def vit(
     channels: of the images.
     classes: 0 leaves the head out.
     rngs: of initial values.
-    pool: what the head reads. The class token exists for "cls" and "distilled" only; the latter has a distillation
-      token beside it, and the logits are the mean of two heads. The others read the patches.
+    pool: what the head reads; the others than "cls" and "distilled" read the patches. "distilled" has a distillation
+      token beside the class token, and the logits are the mean of two heads.
+    class_token: whether there is one where the head does not read it, as in DINOv3; None: there is not.
     registers: tokens that no pooling reads and that have no position (Darcet et al. 2024).
     position: learned ones include class and distillation token; "sincos2d" and "factored" belong to the patches;
       "relative" lives in the attention and counts every token.
     position_at: where positions are added (Dosovitskiy et al. 2021, appendix D.4): once to the tokens, in front of each
       block with a table of its own, or in front of each the same table, shared.
+    rotary: positions by which queries and keys are turned, beside those that are added: "axial" (rope-vit, EVA-02),
+      "mixed" (rope-vit's learned ones) or "dinov3".
     stages: puts a ResNet with so many units in each stage in front of the patches.
     attention: "fused" is one kernel on TPUs (see `fused_attention`), with the same weights.
+    qk_norm: of the queries and keys of each head (Dehghani et al. 2023), before they are turned.
+    qkv_bias: which of the projections of query, key and value have a bias.
+    context_norm: whether what goes into attention's last projection is normalised (EVA-02's CLIP).
+    mlp: "swiglu" has three matrices (Shazeer 2020), "swiglu_normed" a norm in front of the last of them (EVA-02).
     gelu: how it is computed.
-    eps: of the layer norms.
+    norm: of the stream: with mean and bias, or the root mean square alone (Zhang and Sennrich 2019).
+    norm_order: "pre" is Dosovitskiy's, "post" normalises what branches give, "parallel" has one norm for both branches,
+      which are added at once.
+    norm_pooled: whether the last norm is of what is pooled, not of all tokens.
+    eps: of the norms.
     dropout: rate, of tokens and of what each block adds to them.
     attention_dropout: rate, of attention's weights.
     stochastic_depth: rate at the last block; it grows linearly from 0 at the first.
@@ -90,33 +112,65 @@ def vit(
     depth: number of blocks.
     heads: of attention.
     hidden: width inside an MLP.
+    hidden_multiple: of SwiGLU, whose width is then two thirds of `hidden`, for as many parameters, rounded up to a multiple
+      of this (DINOv2 and DINOv3: 8 to 128); None takes `hidden` as it is.
     dtype: of computation; parameters are float32.
     scan: whether the blocks are one stack, and compiled once.
     remat: what the backward pass computes again; see `stack.POLICIES`.
   """
-  _check(pool, pre_logits, position, position_at)
+  _check(pool, pre_logits, position, position_at, mlp, hidden_multiple)
   width, depth, heads, hidden = size(row, width=width, depth=depth, heads=heads, hidden=hidden)
   rows, columns = grid(image_size if stages is None else resnet.stem_sides(sides(image_size), stages), patch)
-  leading = {"cls": 1, "distilled": 2}.get(pool, 0)
+  if hidden_multiple:
+    hidden = -(-(hidden * 2 // 3) // hidden_multiple) * hidden_multiple
+  leading = {"cls": 1, "distilled": 2}.get(pool, int(bool(class_token)))
   compute = jnp.dtype(dtype)
   common = {"dtype": compute, "rngs": rngs}
-  mlp = {"gelu": gelu, "bias_init": nnx.initializers.normal(1e-6)}
+  of_mlp = {"bias_init": nnx.initializers.normal(1e-6)}
   lecun = nnx.initializers.lecun_normal()
   tables = functools.partial(_positions, position, rows, columns, width, leading)
 
-  def norm():
-    return layers.LayerNorm(width, eps=eps, dtype=compute)
+  with schema.at("model.rotary"):
+    turning = schema.make(rotary, ROTARY, heads, width // heads, (rows, columns))
+    if turning is not None:
+      turning.of_registers(registers)
+
+  def norm_of(size, kind=norm):
+    return layers.NORMS[kind](size, eps=eps, dtype=compute)
+
+  def branches(rngs):
+    """Attention and MLP of a block."""
+    common = {"dtype": compute, "rngs": rngs}
+    of_heads = (
+      {} if qk_norm == "none" else {f"{name}_norm": norm_of(width // heads, qk_norm) for name in ("query", "key")}
+    )
+    made = Attention(
+      width,
+      heads,
+      dropout=attention_dropout,
+      bias=qkv_bias,
+      relative=rows * columns + leading + registers if position == "relative" else None,
+      context_norm=norm_of(width) if context_norm else None,
+      turning=turning,
+      leading=leading,
+      formulation=attention,
+      **of_heads,
+      **common,
+    )
+    if mlp == "gelu":
+      return made, layers.Mlp(width, hidden, dropout=dropout, gelu=gelu, **of_mlp, **common)
+    inner = norm_of(hidden) if mlp == "swiglu_normed" else None
+    return made, layers.SwiGLU(width, hidden, norm=inner, dropout=dropout, **of_mlp, **common)
 
   def block(rngs):
-    relative = rows * columns + leading + registers if position == "relative" else None
-    options = {"dropout": attention_dropout, "relative": relative, "formulation": attention}
-    common = {"dtype": compute, "rngs": rngs}
+    made, feed_forward = branches(rngs)
     parts = {"position": tables(rngs), "registers": (leading, registers)} if position_at == "each" else {}
     return Block(
-      norm(),
-      Attention(width, heads, **options, **common),
-      norm(),
-      layers.Mlp(width, hidden, dropout=dropout, **mlp, **common),
+      norm_of(width),
+      made,
+      None if norm_order == "parallel" else norm_of(width),
+      feed_forward,
+      order=norm_order,
       layer_scale=layers.layer_scale(width, layer_scale),
       dropout=dropout,
       **parts,
@@ -130,7 +184,7 @@ def vit(
 
   match pool:
     case "map":
-      pooling = Map(width, heads, hidden, eps=eps, **mlp, **common)
+      pooling = Map(width, heads, hidden, eps=eps, gelu=gelu, **of_mlp, **common)
     case "seqpool":
       pooling = SeqPool(width, kernel_init=layers.xavier, **common)
     case _:
@@ -143,10 +197,13 @@ def vit(
     embedding=layers.PatchEmbedding(inputs, width, patch, kernel_init=lecun, **common),
     position=None if position_at == "each" else tables(rngs),
     position_at="shared" if position_at == "shared" else "input",
+    turning=turning,
+    resizable=position_at != "each" and position != "relative",
     prefix=prefix_tokens(width, cls=leading > 0, distillation=pool == "distilled", registers=registers, rngs=rngs),
     blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth),
-    norm=norm(),
+    norm=None if norm_pooled else norm_of(width),
     pool=pooling,
+    pool_norm=norm_of(width) if norm_pooled else None,
     pre_logits=layers.Linear((width,), (pre_logits,), kernel_init=lecun, **common) if pre_logits else None,
     head=logits(),
     head_distillation=logits() if pool == "distilled" else None,
@@ -155,8 +212,12 @@ def vit(
   )
 
 
-def _check(pool, pre_logits, position, position_at):
+def _check(pool, pre_logits, position, position_at, mlp, hidden_multiple):
   """Raises ConfigError for arguments that exclude each other."""
+  if hidden_multiple and mlp == "gelu":
+    raise schema.ConfigError(
+      f"model.hidden_multiple: {hidden_multiple} is for SwiGLU, and mlp is 'gelu'; leave it out, or take mlp='swiglu'"
+    )
   if position_at != "input" and position in ("relative", "none"):
     raise schema.ConfigError(
       f"model: position_at {position_at!r} says where a table is added, and position {position!r} has none; allowed: "

@@ -17,7 +17,7 @@ from vit_jax.shapes import Array, Float, Tensor
 MATRICES = (
   (r".*attention/(query|key|value)/kernel", (1, 2)),  # [D, H, K]
   (r".*attention/out/kernel", (2, 1)),  # [H, K, D]
-  (r".*(mlp|tokens)/(up|down)/kernel", (1, 1)),  # [D, F], [F, D]
+  (r".*(mlp|tokens)/(gate|up|down)/kernel", (1, 1)),  # [D, F], [F, D]
 )
 
 

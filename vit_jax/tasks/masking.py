@@ -47,4 +47,4 @@ def count(model: models.Model) -> int:
 
 def width(model: models.Model) -> int:
   """Of the model's tokens."""
-  return model.shapes()["norm/scale"].shape[-1]
+  return model.shapes()["embedding/bias"].shape[-1]
