@@ -189,7 +189,7 @@ def _axial(coordinates, temperature, size, first):
   return xp.concatenate([coordinates[..., i, None, None] * frequencies for i in order], axis=-1)
 
 
-def turn(x: Float[Tensor, "B N H K"], angles: Float[Tensor, "#B N #H K2"]) -> Float[Array, "B N H K"]:
+def turn(x: Float[Tensor, "B N H K"], angles: Float[Tensor, "*#B N #H K2"]) -> Float[Array, "B N H K"]:
   """Each pair of channels by its angle, computed in float32."""
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
