@@ -10,7 +10,7 @@ from flax import nnx
 
 from tests import modules
 from vit_jax import config, mesh, models, schema
-from vit_jax.models import activations
+from vit_jax.models import activations, layers
 from vit_jax.models import attention as formulations
 from vit_jax.models.attention import Attention
 
@@ -44,7 +44,7 @@ def attention(module, x, memory):
 
 
 @pytest.mark.parametrize("relative", [None, 7])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bias", ["all", "query_value", "none"])
 def test_attention_is_its_definition(relative, bias):
   module = modules.layer(lambda rngs: Attention(12, 3, relative=relative, bias=bias, dtype=F32, rngs=rngs))
   x = normal(2, 7, 12)
@@ -92,6 +92,44 @@ def gradients(module, x, weight):
   graph, params = nnx.split(module)
   value, back = jax.vjp(lambda params, x: nnx.merge(graph, params)(x), params, jnp.asarray(x))
   return value, dict(nnx.to_flat_state(back(jnp.asarray(weight))[0]))
+
+
+def test_the_context_is_normalised_in_front_of_the_last_projection():
+  norm = {"context_norm": layers.LayerNorm(12, eps=1e-6, dtype=F32)}
+  module = modules.layer(lambda rngs: Attention(12, 3, **norm, dtype=F32, rngs=rngs))
+  x = normal(2, 7, 12)
+  _, inside = models.capture(module, "attention/context")(x)
+  context = np.asarray(inside["attention/context"]).reshape(2, 7, 12)
+  normed = (context - context.mean(-1, keepdims=True)) / np.sqrt(context.var(-1, keepdims=True) + 1e-6)
+  normed = normed * module.context_norm.scale[...] + module.context_norm.bias[...]
+  out = np.asarray(module.out.kernel[...]).reshape(12, 12)
+  np.testing.assert_allclose(module(x), normed @ out + module.out.bias[...], atol=1e-5)
+
+
+PLACED = {
+  "turned": {"rotary": {"name": "dinov3"}},
+  "normed": {"qk_norm": "layer"},
+  "both, with registers": {"rotary": {"name": "mixed"}, "qk_norm": "rms", "registers": 3, "qkv_bias": "query_value"},
+  "as ViT-5": {"rotary": {"name": "axial", "registers": 9.0}, "qk_norm": "rms", "registers": 4, "qkv_bias": "none"},
+}
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("arguments", PLACED.values(), ids=list(PLACED))
+def test_the_kernel_takes_queries_and_keys_that_are_normalised_and_turned(arguments, scan):
+  """Their biases then change something: that of the key too."""
+  arguments = dict(depth=2, width=64, heads=2, scan=scan, pool="gap", **arguments)
+  plain = modules.model(**arguments)
+  fused = nnx.merge(
+    nnx.graphdef(nnx.eval_shape(lambda: models.create("ViT-S/4", **(modules.SIZE | arguments), attention="fused"))),
+    nnx.state(plain),
+  )
+  weight = normal(3, 5)
+  (expected, wanted), (value, found) = (gradients(module, modules.images(), weight) for module in (plain, fused))
+  np.testing.assert_allclose(value, expected, atol=1e-4)
+  for path, gradient in wanted.items():
+    largest = np.abs(gradient[...]).max()
+    np.testing.assert_allclose(found[path][...], gradient[...], atol=1e-4 * max(largest, 1e-2), err_msg=str(path))
 
 
 @pytest.mark.parametrize("heads", [2, 4])

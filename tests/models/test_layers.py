@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -83,3 +84,26 @@ def test_linear_initialises_its_kernel_as_one_matrix():
 
   modules.layer(lambda rngs: layers.Linear((12,), (3, 4), kernel_init=kernel_init, dtype=F32, rngs=rngs))
   assert seen == [(12, 12)]
+
+
+def test_rms_norm_is_its_definition_with_float32_statistics():
+  module = modules.layer(lambda rngs: layers.RMSNorm(6, eps=1e-5, dtype=jnp.dtype("bfloat16")))
+  x = np.random.default_rng(0).standard_normal((3, 6)).astype(ml_dtypes.bfloat16)
+  exact = x.astype(np.float64)
+  expected = exact / np.sqrt(np.square(exact).mean(-1, keepdims=True) + 1e-5) * module.scale[...]
+  found = module(x)
+  assert found.dtype == jnp.bfloat16
+  np.testing.assert_allclose(found.astype(np.float64), expected, rtol=2**-8)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_swiglu_is_its_definition(normed):
+  norm = layers.LayerNorm(10, eps=1e-6, dtype=jnp.dtype("float32")) if normed else None
+  module = modules.layer(lambda rngs: layers.SwiGLU(6, 10, norm=norm, dtype=jnp.dtype("float32"), rngs=rngs))
+  x = np.random.default_rng(0).standard_normal((2, 3, 6)).astype(np.float32)
+  gate, up = (x @ part.kernel[...] + part.bias[...] for part in (module.gate, module.up))
+  hidden = gate / (1 + np.exp(-gate)) * up
+  if normed:
+    mean, variance = hidden.mean(-1, keepdims=True), hidden.var(-1, keepdims=True)
+    hidden = (hidden - mean) / np.sqrt(variance + 1e-6) * module.norm.scale[...] + module.norm.bias[...]
+  np.testing.assert_allclose(module(x), hidden @ module.down.kernel[...] + module.down.bias[...], atol=1e-5)

@@ -10,6 +10,7 @@ from flax import nnx
 from tests import modules
 from tests.test_provenance import ROWS
 from vit_jax import models, schema
+from vit_jax.models import rotary
 
 ONE = {  # family -> what makes a model of it small
   "vit": {"depth": 1},
@@ -57,6 +58,34 @@ def test_every_option_of_a_vit_is_in_its_tables(pool, scan):
     modules.check_tables(modules.abstract("ViT-Ti/16", 32, position=position, **options))
     for position_at in ("each", "shared") if position in ("learned", "sincos2d", "factored") else ():
       modules.check_tables(modules.abstract("ViT-Ti/16", 32, position=position, position_at=position_at, **options))
+
+
+PARTS = {
+  "class_token": [True],
+  "rotary": [{"name": name} for name in rotary.ROTARY],
+  "qk_norm": ["layer", "rms"],
+  "qkv_bias": ["query_value", "none"],
+  "context_norm": [True],
+  "mlp": ["swiglu", "swiglu_normed"],
+  "norm": ["rms"],
+  "norm_order": ["post", "parallel"],
+  "norm_pooled": [True],
+}
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in PARTS.items() for value in values], ids=str)
+def test_every_part_of_today_s_blocks_is_in_the_tables(key, value, scan):
+  arguments = {"pool": "gap", "registers": 4, "layer_scale": 0.1, "scan": scan, "depth": 1}
+  bound = models.Description(schema.Choice("ViT-Ti/16", arguments | {key: value}), 32, 7).bound()
+  modules.check_tables(models.functional(bound))
+
+
+@pytest.mark.parametrize(("hidden", "multiple", "expected"), [(6144, 8, 4096), (2304, 8, 1536), (1000, 64, 704)])
+def test_swiglu_has_two_thirds_of_the_width_rounded_up(hidden, multiple, expected):
+  arguments = {"mlp": "swiglu", "hidden": hidden, "hidden_multiple": multiple, "depth": 1}
+  shapes = modules.abstract("ViT-Ti/16", **arguments).shapes()
+  assert shapes["blocks/0/mlp/up/kernel"].shape == shapes["blocks/0/mlp/gate/kernel"].shape == (192, expected)
 
 
 @pytest.mark.parametrize("name", ["vit_2_4_32", "cvt_2_4_32_sine", "cct_7_7x2_224", "Mixer-S/16"])

@@ -16,13 +16,17 @@ from vit_jax.models import activations, layers, stack
 
 pytestmark = pytest.mark.heavy
 
+TODAY = {  # what a block may have beside what it had in 2020
+  "rotary": {"name": "mixed"}, "registers": 4, "qk_norm": "rms", "qkv_bias": "query_value", "context_norm": True,
+  "mlp": "swiglu_normed", "norm": "rms", "norm_order": "parallel", "layer_scale": 0.5,
+}  # fmt: skip
 DROP = {"dropout": 0.2, "attention_dropout": 0.2, "stochastic_depth": 0.4}
 
 
 @functools.cache
-def value_and_gradients(scan, remat, drop=False, position_at="input"):
+def value_and_gradients(scan, remat, drop=False, position_at="input", today=False):
   """Logits, and gradients by path with per-layer paths, of the same weights under the same dropout key."""
-  arguments = dict(depth=2, position_at=position_at, **(DROP if drop else {}))
+  arguments = dict(depth=2, position_at=position_at, **(DROP if drop else {}), **(TODAY if today else {}))
   listed = modules.model(**arguments)
   model = nnx.eval_shape(
     lambda: models.create("ViT-S/4", **(modules.SIZE | arguments | {"scan": scan, "remat": remat}))
@@ -63,6 +67,13 @@ def test_positions_of_every_layer_are_the_same_scanned_and_computed_again(positi
   expected = value_and_gradients(False, "none", position_at=position_at)
   assert_same(expected, value_and_gradients(True, "full", position_at=position_at))
   assert sum("position" in path for path in expected[1]) == (2 if position_at == "each" else 1)
+
+
+@pytest.mark.parametrize("remat", ["none", "projections"])
+def test_parts_of_today_s_blocks_are_the_same_scanned_and_computed_again(remat):
+  plain = value_and_gradients(False, "none", today=True)
+  assert_same(plain, value_and_gradients(True, remat, today=True))
+  assert any("frequencies" in path for path in plain[1])
 
 
 def test_rematerialisation_draws_the_same_dropout_again():

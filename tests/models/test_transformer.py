@@ -99,6 +99,23 @@ def test_the_official_order_overwrites_the_stream_with_its_norm():
   np.testing.assert_allclose(module(x), s, atol=1e-5)
 
 
+def test_parallel_branches_read_one_norm_and_have_one_scale():
+  module = block(order="parallel", layer_scale=0.1)
+  assert module.layer_scale2 is None
+  x = normal(2, 5, 12)
+  normed = module.norm1(x)
+  s = x + (module.attention(normed) + module.mlp(normed)) * module.layer_scale1[...]
+  np.testing.assert_allclose(module(x), s, atol=1e-5)
+
+
+def test_a_block_of_post_norms_normalises_what_its_branches_give():
+  module = block(order="post")
+  x = normal(2, 5, 12)
+  s = x + module.norm1(module.attention(x))
+  s = s + module.norm2(module.mlp(s))
+  np.testing.assert_allclose(module(x), s, atol=1e-5)
+
+
 def test_both_branches_of_a_block_are_dropped_independently():
   module = block()
   x = normal(1, 1, 12)

@@ -25,8 +25,8 @@ class Attention(nnx.Module):
   query and key (Shaw et al. 2018), one set for all heads; row j is the offset p_q - p_k = N - 1 - j. A `bias` that
   broadcasts to [B, H, M, N] is added to what goes into the softmax.
 
-  Queries and keys are normalised over the K channels of each head by `query_norm` and `key_norm` (Dehghani et al. 2023),
-  then turned by `turning`, a value of `rotary.ROTARY`, for the patches at the `coordinates`, which are the last tokens;
+  Queries and keys are normalised over the K channels of each head by `query_norm` and `key_norm` (Dehghani et al.
+  2023), then turned by `turning`, a value of `rotary.ROTARY`, for the patches at the `coordinates`, which are the last tokens;
   between them and the first `leading` ones are registers. `context_norm` normalises what goes into the last projection
   (Fang et al. 2023). These are of self-attention only.
 

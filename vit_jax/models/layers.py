@@ -188,7 +188,7 @@ class Mlp(nnx.Module):
 
 
 class SwiGLU(nnx.Module):
-  """down(silu(gate(x)) * up(x)), of a hidden width (Shazeer 2020); with `norm`, of what goes down (Fang et al. 2023)."""
+  """down(silu(gate(x)) * up(x)), of a hidden width (Shazeer 2020), normalised before it goes down if so."""
 
   def __init__(
     self,

@@ -28,8 +28,8 @@ class Axial:
     grid: (rows, columns) of the images that the model is built for.
     temperature: frequency i is this to the power of -4 i / K.
     first: which coordinate the first half of the pairs turns by.
-    reference: side of the grid on which other grids are laid: coordinates then run to this side whatever the image. None
-      leaves them whole numbers; 0 takes the side that the model is built for.
+    reference: side of the grid on which other grids are laid: coordinates then run to this side whatever the image.
+      None leaves them whole numbers; 0 takes the side that the model is built for.
     registers: the temperature by which registers turn, that have places on a square of their own; None: they stay.
   """
 
@@ -171,8 +171,8 @@ ROTARY = {"none": lambda *_: None, "axial": Axial, "mixed": Mixed, "dinov3": Cen
 def _check(rotary, parts):
   if rotary.size % parts:
     raise ConfigError(
-      f"model.rotary: a head has {rotary.size} channels, of which rows and columns turn two at a time; allowed: a width "
-      f"of {parts} heads' multiples"
+      f"model.rotary: a head has {rotary.size} channels, of which rows and columns turn two at a time; allowed: "
+      f"multiples of {parts}. Take another width or number of heads"
     )
 
 

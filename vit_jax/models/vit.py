@@ -112,8 +112,8 @@ def vit(
     depth: number of blocks.
     heads: of attention.
     hidden: width inside an MLP.
-    hidden_multiple: of SwiGLU, whose width is then two thirds of `hidden`, for as many parameters, rounded up to a multiple
-      of this (DINOv2 and DINOv3: 8 to 128); None takes `hidden` as it is.
+    hidden_multiple: of SwiGLU, whose width is then two thirds of `hidden`, for as many parameters, rounded up to a
+      multiple of this (DINOv2 and DINOv3: 8 to 128); None takes `hidden` as it is.
     dtype: of computation; parameters are float32.
     scan: whether the blocks are one stack, and compiled once.
     remat: what the backward pass computes again; see `stack.POLICIES`.

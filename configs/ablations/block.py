@@ -1,0 +1,72 @@
+"""Parts of today's blocks, each alone beside the plain block and all together, at the size of the digits, five seeds.
+
+Command:   python -m vit_jax.sweep --config=configs/ablations/block.py --workdir=runs/block --parallel=2
+Hardware:  two CPU cores
+Result:    docs/results.md
+Source:    all together are what ViT-5 is made of (arXiv:2602.08071), with positions added at the input too
+"""
+
+from vit_jax.config import recipe
+
+ROTARY = {
+  "none": dict(name="none"),
+  "axial": dict(name="axial"),
+  "mixed": dict(name="mixed"),
+  "dinov3": dict(name="dinov3"),
+  "vit5": dict(name="axial", temperature=10000.0, reference=0, registers=100.0),
+}
+PLAIN = {
+  "model.registers": 0,
+  "model.rotary": ROTARY["none"],
+  "model.qk_norm": "none",
+  "model.norm": "layer",
+  "model.mlp": "gelu",
+  "model.hidden_multiple": None,
+  "model.layer_scale": None,
+  "model.qkv_bias": "all",
+}
+PARTS = {  # changes of the plain block
+  "registers": {"model.registers": 4},
+  "rotary positions, axial": {"model.rotary": ROTARY["axial"]},
+  "rotary positions, learned": {"model.rotary": ROTARY["mixed"]},
+  "rotary positions of DINOv3": {"model.rotary": ROTARY["dinov3"]},
+  "norms of queries and keys": {"model.qk_norm": "rms"},
+  "RMSNorm": {"model.norm": "rms"},
+  "SwiGLU": {"model.mlp": "swiglu", "model.hidden_multiple": 8},
+  "layer scale": {"model.layer_scale": 1e-4},
+  "no biases of queries, keys and values": {"model.qkv_bias": "none"},
+}
+TOGETHER = {
+  "model.registers": 4,
+  "model.rotary": ROTARY["vit5"],
+  "model.qk_norm": "rms",
+  "model.norm": "rms",
+  "model.layer_scale": 1e-4,
+  "model.qkv_bias": "none",
+}
+
+
+def get_config():
+  """A plain ViT of four layers and 36 patches, on all training images."""
+  return recipe(
+    model=dict(name="ViT-Ti/4", width=64, depth=4, heads=2, hidden=128, head_std=0.02),
+    data=dict(
+      name="digits",
+      image_size=24,
+      crop=dict(name="resize"),
+      test_crop=dict(name="resize"),
+      flip=False,
+      warp=dict(name="affine", degrees=15.0, translate=0.1, scale=(0.75, 1.25), shear=15.0),
+    ),
+    optim=dict(name="adamw", lr=3e-3, weight_decay=0.05, warmup="10%", schedule=dict(name="cosine"), clip=1.0),
+    total="225",
+    batch=64,
+    evals=dict(test=dict(name="accuracy", every="100%")),
+    checkpoint=dict(every="100%"),
+  )
+
+
+def sweep():
+  """The plain block, each part alone, and those of ViT-5 together."""
+  settings = [PLAIN | changes for changes in ({}, *PARTS.values(), TOGETHER)]
+  return [changes | {"seed": seed} for changes in settings for seed in range(5)]
