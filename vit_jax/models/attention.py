@@ -26,9 +26,9 @@ class Attention(nnx.Module):
   broadcasts to [B, H, M, N] is added to what goes into the softmax.
 
   Queries and keys are normalised over the K channels of each head by `query_norm` and `key_norm` (Dehghani et al.
-  2023), then turned by `turning`, a value of `rotary.ROTARY`, for the patches at the `coordinates`, which are the last tokens;
-  between them and the first `leading` ones are registers. `context_norm` normalises what goes into the last projection
-  (Fang et al. 2023). These are of self-attention only.
+  2023), then turned by `turning`, a value of `rotary.ROTARY`, for the patches at the `coordinates`, which are the last
+  tokens; between them and the first `leading` ones are registers. `context_norm` normalises what goes into the last
+  projection (Fang et al. 2023). These are of self-attention only.
 
   `formulation` "fused" is the TPU kernel of `fused_attention`: of a token sequence to itself, without offsets and bias
   and without dropout. It announces no logits and weights, for it never has them.

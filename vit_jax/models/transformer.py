@@ -27,8 +27,8 @@ class Block(nnx.Module):
   order "pre" normalises the input of each branch (Dosovitskiy et al. 2021, eq. 2-3). order "official" is that of the
   published compact transformers, where the second norm overwrites the stream itself:
   s = s + attention(norm1(s)); s = norm2(s); s = s + mlp(s). order "parallel" adds both branches of one norm at once,
-  under one layer scale: s = s + attention(norm1(s)) + mlp(norm1(s)) (Dehghani et al. 2023). order "post" normalises what the
-  branches give: s = s + norm1(attention(s)); s = s + norm2(mlp(s)).
+  under one layer scale: s = s + attention(norm1(s)) + mlp(norm1(s)) (Dehghani et al. 2023). order "post" normalises
+  what the branches give: s = s + norm1(attention(s)); s = s + norm2(mlp(s)).
 
   Args:
     norm1: of the input of `attention`.
