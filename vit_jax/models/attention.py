@@ -4,6 +4,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from einops import rearrange
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
@@ -11,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax import schema
 from vit_jax.models import activations, rotary
 from vit_jax.models.intermediates import record
-from vit_jax.models.layers import Linear, dropout, xavier
+from vit_jax.models.layers import Linear, RMSNorm, dropout, xavier
 from vit_jax.shapes import Array, Float, PRNGKey, Tensor
 
 Formulation = Literal["xla", "fused"]
@@ -97,15 +98,18 @@ class Attention(nnx.Module):
       query, keys = self.query_norm(query), self.key_norm(keys)
     if self.turning is None:
       return query, keys
-    frequencies = None if self.frequencies is None else self.frequencies[...]
-    angles = self.turning.angles(coordinates, frequencies)
-    registers = query.shape[1] - angles.shape[-3] - self.leading
-    prefix = jnp.concatenate(
-      [jnp.zeros((self.leading, 1, self.turning.size // 2)), self.turning.of_registers(registers)]
-    )
-    prefix = jnp.broadcast_to(prefix, (*angles.shape[:-3], len(prefix), *angles.shape[-2:]))
-    angles = jnp.concatenate([prefix, angles], axis=-3)
+    angles = self._angles(query.shape[1], coordinates)
     return rotary.turn(query, angles), rotary.turn(keys, angles)
+
+  def _angles(self, tokens: int, coordinates: Float[Tensor, "*B P 2"]) -> Float[Tensor, "*B N #H K2"]:
+    """By which each token is turned: those in front of the patches too."""
+    angles = self.turning.angles(coordinates, None if self.frequencies is None else self.frequencies[...])
+    registers = self.turning.of_registers(tokens - angles.shape[-3] - self.leading)
+    prefix = np.concatenate([np.zeros((self.leading, 1, self.turning.size // 2), np.float32), registers])
+    xp = np if isinstance(angles, np.ndarray) else jnp  # known before the program is, or not
+    return xp.concatenate(
+      [xp.broadcast_to(prefix, (*angles.shape[:-3], len(prefix), *angles.shape[-2:])), angles], axis=-3
+    )
 
   def _plain(self, x, memory, key, bias, coordinates):
     memory = x if memory is None else memory
@@ -127,30 +131,45 @@ class Attention(nnx.Module):
     return checkpoint_name(context, "attention/averaged")
 
   def _fused(self, x, coordinates):
-    """[B, N, D] -> [B, N, H * K]. The kernel adds the biases of query and value; that of the key changes nothing.
+    """[B, N, D] -> [B, N, H * K]. The kernel adds the biases of query and value.
 
-    Unless queries and keys are normalised or turned: then their biases come before that.
+    That of the key changes nothing, unless keys are normalised or turned: then it is added before. The kernel does both
+    where it can: not with angles that are computed in the program, and not with means.
     """
-    from vit_jax.models.kernels.fused_attention import fused_attention  # loads Pallas, which nothing else needs
+    from vit_jax.models.kernels import fused_attention, placing  # loads Pallas, which nothing else needs
 
     heads, size = self.query.kernel.shape[-2:]
-    placed = self.query_norm is not None or self.turning is not None
+    turned, normed = self.turning is not None, self.query_norm is not None
+    angles = self._angles(x.shape[1], coordinates) if turned else None
+    inside = placing.fits(size) and isinstance(angles, np.ndarray | None)
+    inside = inside and (not normed or isinstance(self.query_norm, RMSNorm))
+    outside = (turned or normed) and not inside
+    added = {"query": outside, "key": turned or normed, "value": False}  # biases that the kernel does not add
     query, keys, values = (
-      record(f"attention/{name}", linear.flat(x, bias=placed and name != "value" and linear.bias is not None))
+      record(f"attention/{name}", linear.flat(x, bias=added[name] and linear.bias is not None))
       for name, linear in (("query", self.query), ("key", self.key), ("value", self.value))
     )
-    if placed:
+    options = {}
+    if outside:
       apart = (rearrange(flat, "b n (h k) -> b n h k", h=heads) for flat in (query, keys))
       query, keys = (rearrange(x, "b n h k -> b n (h k)") for x in self._placed(*apart, coordinates))
-    biases = {"query": self.query.bias if not placed else None, "value": self.value.bias}
-    biases = {name: bias[...].reshape(-1) for name, bias in biases.items() if bias is not None}
+    elif turned:
+      options["angles"] = angles[:, 0]
+    given = {"query": None if outside else self.query.bias, "value": self.value.bias}
+    given = {name: bias[...].reshape(-1) for name, bias in given.items() if bias is not None}
+    if normed and not outside:
+      options["eps"] = self.query_norm.eps
+      norms = {"gain of query": self.query_norm, "gain of key": self.key_norm}
+      given |= {name: jnp.tile(norm.scale[...], heads) for name, norm in norms.items()}
 
-    def kernel(query, key, value, *given):
+    def kernel(query, key, value, *arrays):
       # One device's part, which may have some of the heads only.
-      named = dict(zip(biases, given, strict=True))
-      return fused_attention(query, key, value, named.get("query"), named.get("value"), query.shape[-1] // size)
+      named = dict(zip(given, arrays, strict=True))
+      gains = tuple(named[name] for name in named if name.startswith("gain")) or None
+      biases = named.get("query"), named.get("value")
+      return fused_attention.fused_attention(query, key, value, *biases, query.shape[-1] // size, gains, **options)
 
-    return activations.per_device(kernel)(query, keys, values, *biases.values())
+    return activations.per_device(kernel)(query, keys, values, *given.values())
 
 
 @jax.custom_vjp

@@ -18,12 +18,14 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from vit_jax import schema
-from vit_jax.models.kernels import tiling
+from vit_jax.models.kernels import placing, tiling
+from vit_jax.models.kernels.placing import Placed, Placing
 from vit_jax.shapes import Array, Float, Tensor
 
 BASE = math.log2(math.e)  # the chip's exponential has base 2
@@ -36,6 +38,9 @@ def fused_attention(
   query_bias: Float[Tensor, "..."] | None,
   value_bias: Float[Tensor, "..."] | None,
   heads: int,
+  gains: tuple[Float[Tensor, "..."], Float[Tensor, "..."]] | None = None,
+  angles: Float[np.ndarray, "N K2"] | None = None,
+  eps: float = 1e-6,
 ) -> Float[Array, "*query"]:
   """softmax((q + b) k^T / sqrt(K)) v + c for each of the heads, three times [B, N, heads * K] -> the same.
 
@@ -43,35 +48,61 @@ def fused_attention(
   bfloat16 or float32, and products are what a TPU makes of float32 by default: operands rounded to bfloat16, sums in
   float32. (Mosaic takes no bfloat16 right-hand side on v3, and float32 operands are one pass on v3 to v6e alike.)
 
+  With `gains` [heads * K] of queries and keys both are divided by the root mean square of each head's channels first;
+  with `angles` [N, K / 2] channel i is then turned with channel i + K / 2, as `rotary.turn` does. Heads are then of 2,
+  4, ... or 128 channels. No gradient passes through the angles.
+
   Elsewhere than on a TPU the kernel is interpreted, which is slow. XLA cannot partition it: under a mesh it belongs
   into `jax.shard_map`. Raises ConfigError for shapes and dtypes that it is not made for.
   """
-  layout = tiling.cut(query, key, value, heads)
+  placed = Placing(None if gains is None else eps, angles is not None)
+  layout = tiling.cut(query, key, value, heads, placed.operands > 0)
   width = query.shape[-1:]
   for name, bias in (("query", query_bias), ("value", value_bias)):
     if bias is not None and bias.shape != width:
       raise schema.ConfigError(f"the {name} bias of fused attention has shape {bias.shape}; allowed: {width} or None")
   zero = jnp.zeros(width, jnp.float32)
   query_bias, value_bias = (zero if bias is None else bias.astype(jnp.float32) for bias in (query_bias, value_bias))
-  return _attend(query, key, value, query_bias, value_bias, layout)
+  if placed.operands and not placing.fits(layout.size):
+    raise schema.ConfigError(
+      f"fused attention normalises and turns heads of a size that divides {tiling.LANES}, not {layout.size}; take "
+      'attention="xla"'
+    )
+  gains = tuple(gain.astype(jnp.float32) for gain in gains or ())
+  extra = placing.operands(placed, layout, gains, angles)
+  tables = tuple(array for kind, array in extra if kind != "bias")
+  kinds = tuple(kind for kind, _ in extra)
+  return _attend(query, key, value, query_bias, value_bias, gains, tables, layout, placed, kinds)
 
 
 # Kernels, unrolled over images and heads.
 
 
-def _reader(refs, query_bias, layout):
-  """-> load(image, group), read(image, head): 128 lanes of each of `refs`, the first with bias and softmax's scale."""
+def _reader(refs, query_bias, layout, placed):
+  """-> load(image, group), read(image, head), raw(image, group).
+
+  They have 128 lanes of each of `refs`: the first, queries, with bias and softmax's scale, keys as they are; both as
+  `placed` makes them, which `raw` leaves out, as the scale.
+  """
+
+  @functools.cache
+  def raw(image, group):
+    return (
+      tiling.load(refs[0], image, group, layout) + query_bias[:, tiling.at(group)],
+      tiling.load(refs[1], image, group, layout),
+    )
 
   @functools.cache
   def load(image, group):
-    first, *others = (tiling.load(ref, image, group, layout) for ref in refs)
-    return (first + query_bias[:, tiling.at(group)]) * (layout.size**-0.5 * BASE), *others
+    queries, keys = (placed.forward(x, which, group) for which, x in enumerate(raw(image, group)))
+    others = (tiling.load(ref, image, group, layout) for ref in refs[2:])
+    return queries * (layout.size**-0.5 * BASE), keys, *others
 
   def read(image, head):
     groups = {group: load(image, group) for group in head.groups}
     return [tiling.gather(head, {group: arrays[i] for group, arrays in groups.items()}) for i in range(len(refs))]
 
-  return load, read
+  return load, read, raw
 
 
 def _schedule(layout):
@@ -102,8 +133,9 @@ def _scores(query, key, layout):
   return jnp.where(real, scores, -jnp.inf)
 
 
-def _forward_kernel(query, key, value, query_bias, value_bias, context, *kept, layout):
-  _, read = _reader((query, key, value), query_bias, layout)
+def _forward_kernel(query, key, value, query_bias, value_bias, *refs, layout, placed):
+  extra, (context, *kept) = refs[: placed.operands], refs[placed.operands :]
+  _, read, _ = _reader((query, key, value), query_bias, layout, Placed(placed, extra))
 
   def begin(image, head, _):
     queries, keys, values = read(image, head)
@@ -132,10 +164,13 @@ def _forward_kernel(query, key, value, query_bias, value_bias, context, *kept, l
         kept[0][image] = tops + jnp.log2(totals)
 
 
-def _backward_kernel(query, key, value, query_bias, normalizer, context, *results, layout):
+def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, layout, placed):
   """`context` is the gradient of what this name says elsewhere; results are gradients, those of biases for an image."""
-  d_query, d_key, d_value, d_query_bias, d_value_bias, *sums = results
-  load, read = _reader((query, key, value, context), query_bias, layout)
+  extra, results = refs[: placed.operands], refs[placed.operands :]
+  d_query, d_key, d_value, d_query_bias, d_value_bias, *rest = results
+  of_gains, sums = (rest[:2], rest[2:]) if placed.eps is not None else ((), rest)
+  place = Placed(placed, extra)
+  load, read, raw = _reader((query, key, value, context), query_bias, layout, place)
 
   def begin(image, head, number):
     """Weights, gradients of scores, and what they are multiplied with."""
@@ -159,6 +194,13 @@ def _backward_kernel(query, key, value, query_bias, normalizer, context, *result
       index = image, slice(None), tiling.at(group)
       if sums:
         of_key, of_value = (tiling.add(ref, index, x, layout) for ref, x in zip(sums, (of_key, of_value), strict=True))
+      if placed.operands:
+        queries, keys = raw(image, group)
+        of_query, gain_of_query = place.backward(of_query, queries, 0, group)
+        of_key, gain_of_key = place.backward(of_key, keys, 1, group)
+        if of_gains:
+          tiling.add(of_gains[0], index, gain_of_query, layout)
+          of_gains[1][index] = gain_of_key  # of the sum so far: the last one is that of all queries
       for ref, x in ((d_query, of_query), (d_key, of_key), (d_value, of_value)):
         tiling.store(ref, image, group, x, layout)
       for ref, x in ((d_query_bias, of_query), (d_value_bias, load(image, group)[3])):
@@ -168,11 +210,12 @@ def _backward_kernel(query, key, value, query_bias, normalizer, context, *result
 # Calls.
 
 
-def _call(kernel, name, layout, products, operands, outputs, scratch=0):
+def _call(kernel, name, layout, placed, products, operands, outputs, scratch=0):
   """Runs a kernel on pairs of kind and array, into pairs of kind and shape, by steps of the grid.
 
-  Kinds are all tokens, a chunk of them, one row for all of them, a bias, a number for each head and token. `products`
-  is how many matrix products there are, `scratch` how many arrays add up over chunks.
+  Kinds are all tokens, a chunk of them, one row for all of them, a bias, a number for each head and token, a table of
+  all tokens or of a chunk for 128 lanes, a matrix of these. `products` is how many matrix products there are, `scratch`
+  how many arrays add up over chunks.
   """
   images, chunk, width = layout.images, layout.chunk, layout.lanes
   specs = {
@@ -181,12 +224,15 @@ def _call(kernel, name, layout, products, operands, outputs, scratch=0):
     "row": pl.BlockSpec((images, 1, width), lambda i, j, c: (i, 0, j)),
     "bias": pl.BlockSpec((1, width), lambda i, j, c: (0, j)),
     "number": pl.BlockSpec((images, chunk, tiling.LANES), lambda i, j, c: (i, c, j)),
+    "table": pl.BlockSpec((layout.rows, tiling.LANES), lambda i, j, c: (0, 0)),
+    "chunk table": pl.BlockSpec((chunk, tiling.LANES), lambda i, j, c: (c, 0)),
+    "constant": pl.BlockSpec((tiling.LANES, tiling.LANES), lambda i, j, c: (0, 0)),
   }
   arrays = [x for _, x in operands]
   batch, scores = arrays[0].shape[0], arrays[0].shape[0] * layout.width // layout.size * layout.tokens**2
   call = functools.partial(
     pl.pallas_call,
-    functools.partial(kernel, layout=layout),
+    functools.partial(kernel, layout=layout, placed=placed),
     grid=(batch // images, -(-layout.width // width), -(-layout.rows // chunk)),
     in_specs=[specs[kind] for kind, _ in operands],
     out_specs=[specs[kind] for kind, _ in outputs],
@@ -203,41 +249,54 @@ def _call(kernel, name, layout, products, operands, outputs, scratch=0):
   return jax.lax.platform_dependent(*arrays, tpu=call(interpret=False), default=call(interpret=True))
 
 
-def _forward(query, key, value, query_bias, value_bias, layout, keep):
-  operands = [("chunk", query), ("all", key), ("all", value), ("bias", query_bias[None]), ("bias", value_bias[None])]
+def _row(x):
+  """[1, F], with zeros up to whole groups of lanes: beyond an array may be no number, which products would spread."""
+  return jnp.pad(x, (0, -len(x) % tiling.LANES))[None]
+
+
+def _extra(gains, tables, kinds):
+  """Pairs of kind and array, as `placing.operands` made them, of gains and of what is no gain."""
+  gains, tables = iter(gains), iter(tables)
+  return [(kind, _row(next(gains)) if kind == "bias" else next(tables)) for kind in kinds]
+
+
+def _forward(query, key, value, query_bias, value_bias, gains, tables, layout, placed, kinds, keep):
+  operands = [("chunk", query), ("all", key), ("all", value), ("bias", _row(query_bias)), ("bias", _row(value_bias))]
+  operands += _extra(gains, tables, kinds)
   outputs = [("chunk", jax.ShapeDtypeStruct(query.shape, query.dtype))]
   if keep:
     rows, blocks = -(-layout.rows // layout.chunk) * layout.chunk, -(-layout.width // layout.lanes)
     outputs.append(("number", jax.ShapeDtypeStruct((query.shape[0], rows, blocks * tiling.LANES), jnp.float32)))
-  return _call(_forward_kernel, "fused_attention_forward", layout, 2, operands, outputs)
+  return _call(_forward_kernel, "fused_attention_forward", layout, placed, 2, operands, outputs)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attend(query, key, value, query_bias, value_bias, layout):
-  return _forward(query, key, value, query_bias, value_bias, layout, keep=False)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(7, 8, 9))
+def _attend(query, key, value, query_bias, value_bias, gains, tables, layout, placed, kinds):
+  return _forward(query, key, value, query_bias, value_bias, gains, tables, layout, placed, kinds, keep=False)[0]
 
 
-def _attend_forward(query, key, value, query_bias, value_bias, layout):
+def _attend_forward(query, key, value, query_bias, value_bias, gains, tables, layout, placed, kinds):
   # Under the name by which rematerialisation keeps what attention gives, as in attention.py.
   context, normalizer = (
     checkpoint_name(x, "attention/averaged")
-    for x in _forward(query, key, value, query_bias, value_bias, layout, keep=True)
+    for x in _forward(query, key, value, query_bias, value_bias, gains, tables, layout, placed, kinds, keep=True)
   )
-  return context, (query, key, value, query_bias, normalizer)
+  return context, (query, key, value, query_bias, gains, tables, normalizer)
 
 
-def _attend_backward(layout, saved, gradient):
-  query, key, value, query_bias, normalizer = saved
-  operands = [("chunk", query), ("all", key), ("all", value), ("bias", query_bias[None])]
-  operands += [("number", normalizer), ("chunk", gradient)]
+def _attend_backward(layout, placed, kinds, saved, gradient):
+  query, key, value, query_bias, gains, tables, normalizer = saved
+  operands = [("chunk", query), ("all", key), ("all", value), ("bias", _row(query_bias))]
+  operands += [("number", normalizer), ("chunk", gradient), *_extra(gains, tables, kinds)]
   like = jax.ShapeDtypeStruct(query.shape, query.dtype)
   rows = jax.ShapeDtypeStruct((query.shape[0], 1, query.shape[2]), jnp.float32)
-  outputs = [("chunk", like), ("all", like), ("all", like), ("row", rows), ("row", rows)]
+  outputs = [("chunk", like), ("all", like), ("all", like), *[("row", rows)] * (2 + len(gains))]
   sums = 2 if layout.chunk < layout.rows else 0
-  *gradients, of_query_bias, of_value_bias = _call(
-    _backward_kernel, "fused_attention_backward", layout, 5, operands, outputs, sums
+  of_query, of_key, of_value, *of_rows = _call(
+    _backward_kernel, "fused_attention_backward", layout, placed, 5, operands, outputs, sums
   )
-  return *gradients, of_query_bias.sum((0, 1)), of_value_bias.sum((0, 1))
+  of_query_bias, of_value_bias, *of_gains = (row.sum((0, 1)) for row in of_rows)
+  return of_query, of_key, of_value, of_query_bias, of_value_bias, tuple(of_gains), jax.tree.map(jnp.zeros_like, tables)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

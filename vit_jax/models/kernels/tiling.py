@@ -31,8 +31,8 @@ class Layout(NamedTuple):
   lanes: int
 
 
-def cut(query, key, value, heads: int) -> Layout:
-  """The layout of [B, N, heads * K]; ConfigError where there is none."""
+def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
+  """The layout of [B, N, heads * K]; ConfigError where there is none. `placed`: there are tables of tokens too."""
   advice = 'or take attention="xla"'
   shapes, dtypes = [x.shape for x in (query, key, value)], {x.dtype.name for x in (query, key, value)}
   if len(set(shapes)) > 1 or len(shapes[0]) != 3 or 0 in shapes[0]:
@@ -54,7 +54,8 @@ def cut(query, key, value, heads: int) -> Layout:
     sums = 2 * 4 * lanes * rows if chunk < rows else 0
     scores, head = chunk * -(-rows // LANES) * LANES, rows * LANES
     spilled = (min(lanes, width) // size) * (SPILLED[0] * scores + SPILLED[1] * head)
-    return images * (arrays + sums + spilled)
+    tables = 2 * 2 * 4 * LANES * (rows + chunk) if placed else 0  # of cosines and sines, this step's and the next's
+    return images * (arrays + sums + spilled) + tables
 
   # Whole heads in whole groups of lanes that divide the width, or all of the width; queries uncut where possible.
   unit = math.lcm(size, LANES)
