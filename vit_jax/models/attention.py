@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax import schema
 from vit_jax.models import activations, rotary
 from vit_jax.models.intermediates import record
-from vit_jax.models.layers import Linear, RMSNorm, dropout, xavier
+from vit_jax.models.layers import Linear, RMSNorm, Scale, dropout, xavier
 from vit_jax.shapes import Array, Float, PRNGKey, Tensor
 
 Formulation = Literal["xla", "fused"]
@@ -80,13 +80,15 @@ class Attention(nnx.Module):
     key: PRNGKey | None = None,
     bias: Float[Tensor, "*#B #H #M #N"] | None = None,
     coordinates: Float[Tensor, "*#B P 2"] | None = None,
+    scale: Scale = None,
   ) -> Float[Array, "B M D"]:
+    """With `scale` [D] the result is scaled."""
     if self.formulation == "fused":
       assert memory is None and bias is None
-      out = self.out.flat(self._normed(record("attention/context", self._fused(x, coordinates))))
+      out = self.out.flat(self._normed(record("attention/context", self._fused(x, coordinates))), scale=scale)
     else:
       context = record("attention/context", self._plain(x, memory, key, bias, coordinates))
-      out = self.out(self._normed(context.reshape(*x.shape[:2], -1)).reshape(context.shape))
+      out = self.out(self._normed(context.reshape(*x.shape[:2], -1)).reshape(context.shape), scale)
     return record("attention/out", out)
 
   def _normed(self, context: Float[Tensor, "B M D"]) -> Float[Tensor, "B M D"]:

@@ -16,6 +16,7 @@ from vit_jax.models.convolution import conv
 from vit_jax.models.intermediates import record
 from vit_jax.shapes import Float, PRNGKey, Scalar, Tensor
 
+Scale = Float[Tensor, " D"] | None
 GELU = {"tanh": True, "erf": False}  # name -> is approximate
 xavier = nnx.initializers.xavier_uniform()
 zeros = nnx.initializers.zeros_init()
@@ -71,18 +72,22 @@ class Linear(nnx.Module):
     self.kernel = nnx.Param(kernel.reshape(*inputs, *outputs))
     self.bias = nnx.Param(bias_init(rngs.params(), tuple(outputs), jnp.float32)) if bias else None
 
-  def __call__(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    y = jnp.tensordot(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.rank)
+  def __call__(self, x: Float[Tensor, "..."], scale: Scale = None) -> Float[Tensor, "..."]:
+    """`scale`, of the last axis of outputs, is taken into kernel and bias: a pass over what they give would cost more."""
+    y = jnp.tensordot(x.astype(self.dtype), self._scaled(self.kernel, scale), self.rank)
     if self.bias is None:
       return y
-    bias = self.bias[...].astype(self.dtype)
+    bias = self._scaled(self.bias, scale)
     return y + (jax.lax.stop_gradient(bias) if self.softmax else bias)
 
-  def flat(self, x: Float[Tensor, "*B I"], bias: bool = True) -> Float[Tensor, "*B O"]:
+  def flat(self, x: Float[Tensor, "*B I"], bias: bool = True, scale: Scale = None) -> Float[Tensor, "*B O"]:
     """The same with inputs as one axis and outputs as one. For kernels that want it so."""
-    kernel = _matrix(self.kernel[...].astype(self.dtype), self.rank)
+    kernel = _matrix(self._scaled(self.kernel, scale), self.rank)
     y = jnp.einsum("...i,oi->...o" if self.rank == 1 else "...i,io->...o", x.astype(self.dtype), kernel)
-    return y + self.bias[...].astype(self.dtype).reshape(-1) if bias else y
+    return y + self._scaled(self.bias, scale).reshape(-1) if bias else y
+
+  def _scaled(self, values, scale):
+    return (values[...] if scale is None else values[...] * scale).astype(self.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -182,9 +187,12 @@ class Mlp(nnx.Module):
     self.down = Linear((hidden,), (width,), **linear)
     self.gelu, self.dropout = gelu, dropout
 
-  def __call__(self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None) -> Float[Tensor, "*B D"]:
+  def __call__(
+    self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None, scale: Scale = None
+  ) -> Float[Tensor, "*B D"]:
+    """With `scale` the result is scaled."""
     x = jax.nn.gelu(record("mlp/hidden", self.up(x)), approximate=GELU[self.gelu])
-    return record("mlp/out", self.down(dropout(x, self.dropout, key)))
+    return record("mlp/out", self.down(dropout(x, self.dropout, key), scale))
 
 
 class SwiGLU(nnx.Module):
@@ -208,7 +216,10 @@ class SwiGLU(nnx.Module):
     self.down = Linear((hidden,), (width,), **linear)
     self.norm, self.dropout = norm, dropout
 
-  def __call__(self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None) -> Float[Tensor, "*B D"]:
+  def __call__(
+    self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None, scale: Scale = None
+  ) -> Float[Tensor, "*B D"]:
+    """With `scale` the result is scaled."""
     x = jax.nn.silu(record("mlp/gate", self.gate(x))) * record("mlp/hidden", self.up(x))
     x = x if self.norm is None else self.norm(x)
-    return record("mlp/out", self.down(dropout(x, self.dropout, key)))
+    return record("mlp/out", self.down(dropout(x, self.dropout, key), scale))

@@ -67,24 +67,32 @@ class Block(nnx.Module):
   ) -> Float[Array, " B *N D"]:
     """The stream after this block; `places` are where patches are, as attention wants it."""
 
-    def add(stream, branch, scale, number):
-      if scale is not None:
-        branch = branch * scale[...].astype(branch.dtype)
+    def add(stream, branch, number):
       return residual(stream, branch, self.dropout, path_rate, key, number)
+
+    def scaled(branch, x, scale, number, **arguments):
+      # What has no such factors knows nothing of them.
+      factors = {} if scale is None else {"scale": scale[...]}
+      return branch(x, key=fold(key, number), **factors, **arguments)
 
     if self.position is not None:
       x = x + jnp.asarray(positions.skipping(self.position(), *self.registers), x.dtype)
+    first, second = self.layer_scale1, self.layer_scale2
     if self.order == "post":
-      x = add(x, self.norm1(self.attention(x, key=fold(key, 0), **places)), self.layer_scale1, 1)
-      return record("out", add(x, self.norm2(self.mlp(x, key=fold(key, 3))), self.layer_scale2, 4))
+      x = add(x, _times(self.norm1(self.attention(x, key=fold(key, 0), **places)), first), 1)
+      return record("out", add(x, _times(self.norm2(self.mlp(x, key=fold(key, 3))), second), 4))
     normed = self.norm1(x)
-    branch = self.attention(normed, key=fold(key, 0), **places)
+    branch = scaled(self.attention, normed, first, 0, **places)
     if self.order == "parallel":
-      return record("out", add(x, branch + self.mlp(normed, key=fold(key, 3)), self.layer_scale1, 1))
-    x = add(x, branch, self.layer_scale1, 1)
+      return record("out", add(x, branch + scaled(self.mlp, normed, first, 3), 1))
+    x = add(x, branch, 1)
     normed = self.norm2(x)
-    x = add(normed if self.order == "official" else x, self.mlp(normed, key=fold(key, 3)), self.layer_scale2, 4)
+    x = add(normed if self.order == "official" else x, scaled(self.mlp, normed, second, 3), 4)
     return record("out", x)
+
+
+def _times(branch, scale):
+  return branch if scale is None else branch * scale[...].astype(branch.dtype)
 
 
 class Transformer(nnx.Module):

@@ -79,22 +79,22 @@ def fused_attention(
 
 
 def _reader(refs, query_bias, layout, placed):
-  """-> load(image, group), read(image, head), raw(image, group).
+  """-> load(image, group), read(image, head), place(image, group).
 
-  They have 128 lanes of each of `refs`: the first, queries, with bias and softmax's scale, keys as they are; both as
-  `placed` makes them, which `raw` leaves out, as the scale.
+  The first two give 128 lanes of each of `refs`: the first, queries, with bias and softmax's scale, keys as they are;
+  both as `placed` makes them. The third gives both before that, and by what they were divided.
   """
 
   @functools.cache
-  def raw(image, group):
-    return (
-      tiling.load(refs[0], image, group, layout) + query_bias[:, tiling.at(group)],
-      tiling.load(refs[1], image, group, layout),
-    )
+  def place(image, group):
+    queries, keys = (tiling.load(ref, image, group, layout) for ref in refs[:2])
+    pair = queries + query_bias[:, tiling.at(group)], keys
+    made, rates = placed.forward(pair, group)
+    return made, pair, rates
 
   @functools.cache
   def load(image, group):
-    queries, keys = (placed.forward(x, which, group) for which, x in enumerate(raw(image, group)))
+    queries, keys = place(image, group)[0]
     others = (tiling.load(ref, image, group, layout) for ref in refs[2:])
     return queries * (layout.size**-0.5 * BASE), keys, *others
 
@@ -102,7 +102,7 @@ def _reader(refs, query_bias, layout, placed):
     groups = {group: load(image, group) for group in head.groups}
     return [tiling.gather(head, {group: arrays[i] for group, arrays in groups.items()}) for i in range(len(refs))]
 
-  return load, read, raw
+  return load, read, place
 
 
 def _schedule(layout):
@@ -169,8 +169,8 @@ def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, 
   extra, results = refs[: placed.operands], refs[placed.operands :]
   d_query, d_key, d_value, d_query_bias, d_value_bias, *rest = results
   of_gains, sums = (rest[:2], rest[2:]) if placed.eps is not None else ((), rest)
-  place = Placed(placed, extra)
-  load, read, raw = _reader((query, key, value, context), query_bias, layout, place)
+  made = Placed(placed, extra)
+  load, read, place = _reader((query, key, value, context), query_bias, layout, made)
 
   def begin(image, head, number):
     """Weights, gradients of scores, and what they are multiplied with."""
@@ -195,12 +195,11 @@ def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, 
       if sums:
         of_key, of_value = (tiling.add(ref, index, x, layout) for ref, x in zip(sums, (of_key, of_value), strict=True))
       if placed.operands:
-        queries, keys = raw(image, group)
-        of_query, gain_of_query = place.backward(of_query, queries, 0, group)
-        of_key, gain_of_key = place.backward(of_key, keys, 1, group)
-        if of_gains:
-          tiling.add(of_gains[0], index, gain_of_query, layout)
-          of_gains[1][index] = gain_of_key  # of the sum so far: the last one is that of all queries
+        _, pair, rates = place(image, group)
+        (of_query, of_key), gains = made.backward((of_query, of_key), pair, rates, group)
+        if gains:
+          tiling.add(of_gains[0], index, gains[0], layout)
+          of_gains[1][index] = gains[1]  # of the sum so far: the last one is that of all queries
       for ref, x in ((d_query, of_query), (d_key, of_key), (d_value, of_value)):
         tiling.store(ref, image, group, x, layout)
       for ref, x in ((d_query_bias, of_query), (d_value_bias, load(image, group)[3])):

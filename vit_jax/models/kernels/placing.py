@@ -68,7 +68,10 @@ def _arranged(table, rows, packed):
 
 
 class Placed:
-  """Functions of one group of lanes, in a kernel that was given `operands`."""
+  """Functions of one group of lanes, in a kernel that was given `operands`.
+
+  Queries and keys go through the matrix unit together, so that it loads each constant once for both.
+  """
 
   def __init__(self, placing: Placing, refs):
     refs = list(refs)
@@ -77,31 +80,42 @@ class Placed:
     turning = refs[3 * (placing.eps is not None) :]
     self.tables, self.exchange = ((turning[:2], turning[2:4]), turning[4]) if placing.turned else (None, None)
 
-  def forward(self, x: Tensor, which: int, group: int) -> jax.Array:
-    """Queries (`which` 0) or keys (1), normalised and turned."""
+  def forward(self, pair: tuple[Tensor, Tensor], group: int) -> tuple[list[jax.Array], list[jax.Array] | None]:
+    """(queries and keys, normalised and turned; what they were divided by, for `backward`)."""
+    rates = None
     if self.eps is not None:
-      x = x * self._rate(x) * self.gains[which][:, tiling.at(group)]
+      rates = [jax.lax.rsqrt(squares + self.eps) for squares in _products([x * x for x in pair], self.mean)]
+      pair = [x * gain for x, gain in zip(pair, self._gains(group), strict=True)]  # does not wait for the rates
     if self.turned:
-      cos, sin = self.tables[which]
-      x = x * cos[...] + _product(x, self.exchange[...]) * sin[...]
-    return x
+      exchanged = _products(pair, self.exchange)
+      pair = [x * cos[...] + y * sin[...] for x, y, (cos, sin) in zip(pair, exchanged, self.tables, strict=True)]
+    return list(pair) if rates is None else [x * rate for x, rate in zip(pair, rates, strict=True)], rates
 
-  def backward(self, gradient: Tensor, x: Tensor, which: int, group: int) -> tuple[jax.Array, jax.Array | None]:
-    """(gradient of x, that of the gain [1, 128] or None) for the gradient of `forward`."""
+  def backward(self, gradients: tuple[Tensor, Tensor], pair, rates, group: int) -> tuple[list, list]:
+    """(gradients of queries and keys as they were, those of the gains [1, 128], if any) for those of `forward`."""
     if self.turned:
-      cos, sin = self.tables[which]
-      gradient = gradient * cos[...] - _product(gradient * sin[...], self.exchange[...])
+      sines = [gradient * sin[...] for gradient, (_, sin) in zip(gradients, self.tables, strict=True)]
+      exchanged = _products(sines, self.exchange)
+      gradients = [
+        gradient * cos[...] - y for gradient, y, (cos, _) in zip(gradients, exchanged, self.tables, strict=True)
+      ]
     if self.eps is None:
-      return gradient, None
-    rate = self._rate(x)
-    normed = x * rate
-    of_gain = (gradient * normed).sum(0, keepdims=True)
-    gradient = gradient * self.gains[which][:, tiling.at(group)]
-    return rate * (gradient - normed * _product(gradient * normed, self.mean[...])), of_gain
+      return list(gradients), []
+    normed = [x * rate for x, rate in zip(pair, rates, strict=True)]
+    of_gains = [(gradient * x).sum(0, keepdims=True) for gradient, x in zip(gradients, normed, strict=True)]
+    gradients = [gradient * gain for gradient, gain in zip(gradients, self._gains(group), strict=True)]
+    means = _products([gradient * x for gradient, x in zip(gradients, normed, strict=True)], self.mean)
+    parts = zip(rates, gradients, normed, means, strict=True)
+    return [rate * (gradient - x * mean) for rate, gradient, x, mean in parts], of_gains
 
-  def _rate(self, x):
-    return jax.lax.rsqrt(_product(x * x, self.mean[...]) + self.eps)
+  def _gains(self, group):
+    return [gain[:, tiling.at(group)] for gain in self.gains]
 
 
-def _product(a, b):
-  return jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+def _products(pair, constant):
+  """Both [R, 128] times the matrix."""
+  rows = pair[0].shape[0]
+  both = jax.lax.dot_general(
+    jnp.concatenate(pair), constant[...], (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
+  )
+  return both[:rows], both[rows:]
