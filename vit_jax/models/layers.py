@@ -73,7 +73,7 @@ class Linear(nnx.Module):
     self.bias = nnx.Param(bias_init(rngs.params(), tuple(outputs), jnp.float32)) if bias else None
 
   def __call__(self, x: Float[Tensor, "..."], scale: Scale = None) -> Float[Tensor, "..."]:
-    """`scale`, of the last axis of outputs, is taken into kernel and bias: a pass over what they give would cost more."""
+    """`scale` [D], of the last axis, is taken into kernel and bias: a pass over what they give would cost more."""
     y = jnp.tensordot(x.astype(self.dtype), self._scaled(self.kernel, scale), self.rank)
     if self.bias is None:
       return y
