@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
+from sklearn.neighbors import KNeighborsClassifier
 
 from vit_jax import probes
 from vit_jax.schema import ConfigError
@@ -72,6 +73,38 @@ def test_a_large_offset_costs_no_accuracy():
   (plain,) = probes.ridge(features.astype(np.float64), labels, 5)
   (moved,) = probes.ridge(features.astype(np.float64) + 1e6, labels, 5)
   np.testing.assert_allclose(moved.weights, plain.weights, atol=1e-6)
+
+
+def unit(x):
+  return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("count", [1, 5, 40, 100])
+def test_neighbours_by_distance_vote_as_in_scikit_learn(count, monkeypatch):
+  (features, labels), (others, _) = problem(60, 6), problem(50, 6, seed=1)
+  others = np.concatenate([others, 3 * features[:7]])  # of the same angle: no distance at all
+  theirs = KNeighborsClassifier(min(count, 60), weights="distance", algorithm="brute").fit(unit(features), labels)
+  monkeypatch.setattr(probes, "ROWS", 9)
+  ((value, ours),) = probes.nearest_neighbours(features, labels, 5, neighbours=(count,))
+  assert value == count
+  np.testing.assert_array_equal(ours(others), theirs.predict(unit(others)))
+
+
+@pytest.mark.parametrize("temperature", [0.07, 0.5])
+def test_neighbours_by_softmax_vote_as_in_dino(temperature):
+  (features, labels), (others, _) = problem(80, 6), problem(50, 6, seed=1)
+  similarity = unit(others).astype(np.float64) @ unit(features).T.astype(np.float64)
+  settings = probes.nearest_neighbours(
+    features, labels, 5, neighbours=(10, 20, 200), weights="softmax", temperature=temperature
+  )
+  for count, ours in settings:
+    expected = []
+    for row in similarity:
+      nearest, votes = np.argsort(-row)[:count], np.zeros(5)
+      for i in nearest:
+        votes[labels[i]] += np.exp(row[i] / temperature)
+      expected.append(votes.argmax())
+    np.testing.assert_array_equal(ours(others), expected)
 
 
 def test_a_draw_is_a_random_order_of_each_class_cut_off():

@@ -69,18 +69,22 @@ def report(name: str, outcome: Outcome) -> None:
   episodes = outcome.details.episodes
   train_split, test_split = outcome.details.train, outcome.details.test
   seeds = len({episode.seed for episode in episodes})
-  say(f"\n{name}: {len(train_split.classes)} classes, drawn from {train_split.split!r} by {seeds} seeds, "
+  shots = {episode.shots: episode.images for episode in episodes}
+  drawn = (
+    f"all images of {train_split.split!r}" if "all" in shots else f"drawn from {train_split.split!r} by {seeds} seeds"
+  )
+  say(f"\n{name}: {len(train_split.classes)} classes, {drawn}, "
       f"{outcome.figures['images']:,} images of {test_split.split!r}")  # fmt: skip
-  shots = list(dict.fromkeys(episode.shots for episode in episodes))
-  say(f"  {'':<12}" + "".join(f"{f'{k}-shot':>18}" for k in shots))
-  for k in shots:
-    images = max(episode.images for episode in episodes if episode.shots == k)
-    if images < k * len(train_split.classes):
+  say(
+    f"  {'':<12}" + "".join(f"{f'{images:,} images' if k == 'all' else f'{k}-shot':>18}" for k, images in shots.items())
+  )
+  for k, images in shots.items():
+    if k != "all" and images < k * len(train_split.classes):
       say(f"  {k}-shot: some classes have fewer than {k} images; {images:,} are trained on")
   for probe in dict.fromkeys(episode.probe for episode in episodes):
     cells = []
     for k in shots:
-      figure = f"{probe}_{k}shot"
+      figure = next(episode.name for episode in episodes if (episode.probe, episode.shots) == (probe, k))
       spread = outcome.figures.get(f"{figure}_std")
       cells.append(f"{outcome.figures[figure]:.2%}" + ("" if spread is None else f" ± {100 * spread:.2f}"))
     say(f"  {probe:<12}" + "".join(f"{cell:>18}" for cell in cells))

@@ -6,17 +6,19 @@ paths on stdin, one a line, which are read too where there is no PATH. Weights a
 
 --out=FILE.csv, .jsonl or .npz has a row for each file in the order of the PATHs, folders in order of name: the best
 five classes by name with their probabilities, or the reason why the file is bad; with --features also what goes into
-the head (.jsonl, .npz). Without it the first rows are shown. Exit code 1 says that there were bad files.
+the head (.jsonl, .npz), or with --features-of=cls, patches or cls_patches the class token after the last norm, the mean
+of the patches, or both. Without it the first rows are shown. Exit code 1 says that there were bad files.
 """
 
 import contextlib
 import sys
 import time
+import typing
 from collections.abc import Iterable, Iterator
 
 import jax
 
-from vit_jax import cli, runtime, schema
+from vit_jax import cli, models, runtime, schema
 from vit_jax.corpora.screen import Screen
 from vit_jax.inference import batches, inputs, output, stored
 from vit_jax.inference.batches import Row
@@ -34,6 +36,11 @@ def main() -> None:
   parser.add_argument("--weights", required=True, help="a file of weights or a workdir")
   parser.add_argument("--out", type=cli.path, metavar="FILE", help="a row for each image: .csv, .jsonl or .npz")
   parser.add_argument("--features", action="store_true", help="what goes into the head, in that file (.jsonl, .npz)")
+  parser.add_argument(
+    "--features-of",
+    choices=typing.get_args(models.Features),
+    help="--features of what: head unless given; class token, mean of the patches, both",
+  )
   parser.add_argument("--ema", action="store_true", help="take the moving average of a workdir")
   parser.add_argument(
     "--image-size", type=cli.number(schema.Count), metavar="N", help="side in pixels, if not that of the weights"
@@ -42,7 +49,8 @@ def main() -> None:
     "--batch", type=cli.number(schema.Count), default=batches.TOGETHER, help="images at a time on each device"
   )
   arguments = parser.parse()
-  output.check(arguments.out, arguments.features)
+  features = arguments.features_of or ("head" if arguments.features else None)
+  output.check(arguments.out, bool(features))
   chosen = inputs.listed(_words(arguments.paths), sys.stdin.buffer)
   with runtime.joined() as watch:
     if jax.process_count() > 1:
@@ -51,13 +59,14 @@ def main() -> None:
       )
     with watch.phase("restore"):
       use = _loaded(arguments)
-    if not use.classes and not arguments.features:
+    if not use.classes and not features:
       raise schema.ConfigError(f"--weights: {arguments.weights} has no head, and so predicts no class; add --features")
+    if features:
+      with schema.at("--features-of"):
+        models.functional(use.description).features_of(features)  # an error before anything is read or written
     _introduce(arguments.weights, use, chosen)
     with watch.phase("evaluation"):
-      computed = batches.predictions(
-        use, chosen.files, jax.local_devices(), arguments.features, watch.poll, arguments.batch
-      )
+      computed = batches.predictions(use, chosen.files, jax.local_devices(), features, watch.poll, arguments.batch)
       bad = _finish(computed, len(chosen.files), use.classes, arguments.out)
   if bad:
     say(

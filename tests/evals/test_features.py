@@ -36,7 +36,7 @@ class Model:
       found = np.stack([batch["number"], batch["number"] ** 2], 1).astype(np.float32)
       return {"features": params["scale"] * found, "label": batch["number"] % 2, "mask": batch["mask"]}
 
-    return types.SimpleNamespace(features=lambda data: compute, batches=batches)
+    return types.SimpleNamespace(features=lambda data, kind: compute, batches=batches)
 
 
 def extracted(model, wanted, file, size=8):
@@ -98,14 +98,16 @@ def test_a_folder_that_cannot_be_written_costs_only_the_cache(tmp_path, caplog):
 def test_the_name_follows_from_all_that_features_depend_on_and_nothing_else(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-  def name(model="a", source=SOURCE, **changes):
-    return features.cache_file(model, Choice("made", DATA.args | changes), source)
+  def name(model="a", source=SOURCE, kind="head", **changes):
+    return features.cache_file(model, Choice("made", DATA.args | changes), source, kind)
 
   assert name().is_relative_to(tmp_path)
   assert name() == name(threads=8)
   others = [
     name(),
     name("b"),
+    name(kind="cls"),
+    name(kind="cls_patches"),
     name(image_size=9),
     name(test_crop=Choice("resize", {"size": 3})),
     name(mean=(0.4,)),

@@ -3,6 +3,8 @@
 import jax
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
+from sklearn.preprocessing import StandardScaler
 
 from tests import runs
 from tests.image_files import decoded
@@ -38,8 +40,8 @@ def outcome(weights):
   return measured.evals["digits"](measured.params, lambda: None)
 
 
-def by_hand(weights, split):
-  """Features and labels of the digits of a split, image by image."""
+def by_hand(weights, split, mean=False):
+  """Features, or means of patches, and labels of the digits of a split, image by image."""
   description, arrays = weights
   source = catalog.open_split(Choice("digits"), split)
   headless = {path: array for path, array in arrays.items() if "head" not in path}
@@ -49,7 +51,8 @@ def by_hand(weights, split):
     data, label = source.read(i)
     images.append(crops.resize(32)(decoded(data), None))
     labels.append(label)
-  return np.asarray(model(np.stack(images) / 127.5 - 1, None)), np.array(labels)
+  output = model.outputs(np.stack(images) / 127.5 - 1, None)
+  return np.asarray(output.tokens.mean(1) if mean else output.features), np.array(labels)
 
 
 def test_figures_are_those_of_features_and_draws_made_by_hand(weights, outcome):
@@ -120,12 +123,60 @@ def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
     ({"probes": {"a": {"name": "rigde"}}}, r"probes.a.name: unknown name 'rigde'. Did you mean 'ridge'"),
     ({"probes": {"a": {"name": "ridge", "l2": ()}}}, r"probes.a.l2: empty"),
     ({"probes": {"a": {"name": "ridge", "l2": (0.0,)}}}, r"probes.a.l2\[0\]: 0.0 is out of range"),
+    ({"shots": "al"}, r"config.evals.digits.shots: cannot read 'al'|'al' is not a list"),
+    ({"features": "cls"}, r"config.evals.digits.*'cls' has a class token, and the model has none"),
+    ({"features": "class"}, r"features: 'class' is not a choice.*'cls'"),
     ({"batch": 15}, r"config.evals.digits.batch: 15 does not divide over 2 devices"),
   ],
 )
 def test_what_cannot_be_measured_is_refused(weights, changes, says):
   with pytest.raises(ConfigError, match=says):
     measuring.build(wanted(**changes), *weights, jax.devices()[:2])
+
+
+WHOLE = {
+  "ridge": {"name": "ridge", "l2": (1.0, 100.0)},
+  "knn": {"name": "knn", "neighbours": (20,), "weights": "softmax"},
+  "linear": {"name": "logistic", "l2": (0.1, 10.0)},
+}
+
+
+@pytest.mark.parametrize("probe", WHOLE)
+def test_from_all_images_a_probe_is_fitted_once_to_what_is_not_held_out(weights, probe):
+  given = wanted(shots="all", probes={"it": WHOLE[probe]}, held_out=4, features="patches")
+  found = measuring.build(given, *weights, jax.devices()[:2])
+  found = found.evals["digits"](found.params, lambda: None)
+  assert list(found.figures) == ["it_all", "images"]
+  (x, labels), (test_x, truth) = (by_hand(weights, split, mean=True) for split in ("train[:300]", "test[:96]"))
+  held = np.zeros(300, bool)
+  if probe != "knn":
+    rng = np.random.default_rng(0)
+    for label in range(10):
+      held[rng.permutation(np.flatnonzero(labels == label))[-4:]] = True
+  (episode,) = found.details.episodes
+  assert (episode.shots, episode.images) == ("all", 300 - held.sum())
+  np.testing.assert_array_equal(np.sort(found.details.drawn[0]), np.flatnonzero(~held))
+  if probe == "knn":
+    unit, other = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (x, test_x))
+    similarity = other @ unit.T
+    nearest = np.argsort(-similarity)[:, :20]
+    votes = np.zeros((96, 10))
+    np.add.at(
+      votes, (np.arange(96)[:, None], labels[nearest]), np.exp(np.take_along_axis(similarity, nearest, 1) / 0.07)
+    )
+    expected = votes.argmax(1)
+  else:
+    scaler = StandardScaler().fit(x[~held])
+    inputs, choosing, testing = (scaler.transform(rows) for rows in (x[~held], x[held], test_x))
+    best = []
+    for l2 in WHOLE[probe]["l2"]:
+      model = RidgeClassifier(alpha=l2) if probe == "ridge" else LogisticRegression(C=1 / l2, max_iter=10_000)
+      model.fit(inputs, labels[~held])
+      best.append((model.score(choosing, labels[held]), l2, model.predict(testing)))
+    _, l2, expected = max(best, key=lambda row: row[0])
+    assert episode.setting == l2
+  assert np.mean(episode.predicted != expected) < 0.03  # images on a border
+  assert found.figures["it_all"] == pytest.approx(np.mean(expected == truth), abs=0.03)
 
 
 def test_nothing_left_to_choose_on_is_refused(weights):

@@ -21,7 +21,7 @@ def use(tmp_path_factory):
 def test_the_best_classes_are_those_of_the_largest_probabilities(use, loss):
   images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
   model = models.functional(use.description)
-  said = jax.jit(says(model, use.data, loss, True))(use.arrays, images)
+  said = jax.jit(says(model, use.data, loss, "head"))(use.arrays, images)
   normalised = ((images / 255 - [0.4, 0.5, 0.6]) / [0.2, 0.3, 0.4]).astype(np.float32)
   output, _ = jax.jit(model.outputs)(use.arrays, normalised)
   logits = np.asarray(output.logits, np.float64)
@@ -37,6 +37,6 @@ def test_the_best_classes_are_those_of_the_largest_probabilities(use, loss):
 def test_a_model_without_a_head_has_features_alone(use):
   model = models.functional(use.description.replaced(classes=0))
   shapes = jax.eval_shape(
-    says(model, use.data, "softmax", True), use.arrays, jax.ShapeDtypeStruct((2, 32, 32, 3), np.uint8)
+    says(model, use.data, "softmax", "head"), use.arrays, jax.ShapeDtypeStruct((2, 32, 32, 3), np.uint8)
   )
   assert {name: shape.shape for name, shape in shapes.items()} == {"features": (2, 64)}

@@ -7,7 +7,7 @@ import pytest
 
 from vit_jax import models
 from vit_jax.models.output import check_shape, classified
-from vit_jax.schema import Choice
+from vit_jax.schema import Choice, ConfigError
 
 pytestmark = pytest.mark.heavy
 
@@ -60,3 +60,25 @@ def test_images_of_another_shape_are_refused():
   check_shape(images, (8, 8, 3), None)
   with pytest.raises(ValueError, match=r"images are \(8, 8, 3\) .* was built for \(9, 9, 3\)"):
     check_shape(images, (9, 9, 3), (4, 12))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_features_are_the_class_token_the_mean_of_patches_or_both(name):
+  arguments, size, tokens = CASES[name]
+  arguments = arguments | ({"registers": 2} if name == "ViT-S/16" else {})
+  model = models.functional(models.Description(Choice(name, arguments), size, 0))
+  images = np.random.default_rng(0).standard_normal((2, size, size, 3), np.float32)
+  output, _ = jax.jit(model.outputs)(model.init(jax.random.key(0)), images)
+  kinds = {"ViT-S/16": ("cls", "registers"), "deit_tiny_distilled_patch16_224": ("cls", "distillation")}
+  assert tuple(model.prefix) == kinds.get(name, ())
+  patches = np.asarray(output.tokens)[:, {"ViT-S/16": 3, "deit_tiny_distilled_patch16_224": 2}.get(name, 0) :]
+  assert patches.shape[1] == {"ViT-S/16": 4, "deit_tiny_distilled_patch16_224": 4}.get(name, tokens)
+  np.testing.assert_array_equal(model.features_of("head")(output), output.features)
+  np.testing.assert_allclose(model.features_of("patches")(output), patches.mean(1), rtol=1e-5, atol=1e-6)
+  if not model.prefix:
+    with pytest.raises(ConfigError, match="'cls_patches' has a class token.*allowed: 'head', 'patches'"):
+      model.features_of("cls_patches")
+    return
+  both = np.concatenate([np.asarray(output.tokens)[:, 0], patches.mean(1)], axis=1)
+  np.testing.assert_allclose(model.features_of("cls_patches")(output), both, rtol=1e-5, atol=1e-6)
+  np.testing.assert_array_equal(model.features_of("cls")(output), output.tokens[:, 0])

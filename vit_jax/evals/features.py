@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from vit_jax import files, runtime
+from vit_jax import files, models, runtime
 from vit_jax.data import augment, sources, stream
 from vit_jax.evals.subject import Subject, rows
 from vit_jax.schema import Choice, arguments
@@ -26,6 +26,7 @@ def extract(
   poll: Callable[[], None],
   size: int,
   file: pathlib.Path | None,
+  kind: models.Features = "head",
 ) -> tuple[np.ndarray, np.ndarray]:
   """(record numbers [N], features [N, D]) of the `wanted` records, without those that cannot be decoded.
 
@@ -37,7 +38,7 @@ def extract(
   missing = wanted[~runtime.from_first(np.isin(wanted, known))]
   if len(missing):
     batches = subject.batches(data, sources.subset(source, missing), size)
-    compute = subject.features(data)
+    compute = subject.features(data, kind)
     of_images = rows(lambda batch: compute(params, batch), batches, poll, size)
     position, features = missing[of_images["position"]], of_images["features"]
     if kept is not None:
@@ -52,8 +53,9 @@ def extract(
   return known[use], kept[use]
 
 
-def cache_file(identity: str, data: Choice, source: sources.Source) -> pathlib.Path:
-  """Where features are kept: a name that follows from the version of this code, model, weights, preparation, images.
+def cache_file(identity: str, data: Choice, source: sources.Source, kind: models.Features = "head") -> pathlib.Path:
+  """Where features are kept: a name that follows from the version of this code, model, weights, preparation, images,
+  and the kind of features.
 
   Any of these files may be removed at any time.
   """
@@ -63,6 +65,7 @@ def cache_file(identity: str, data: Choice, source: sources.Source) -> pathlib.P
     "prepared": arguments(data, stream.eval_examples, augment.normalise) | {"exif": data.args["exif"]},
     "split": source.split,
     "data": source.fingerprint(),
+    "features": kind,
   }
   name = hashlib.sha256(json.dumps(origin, sort_keys=True, default=repr).encode()).hexdigest()
   return files.cache("features") / f"{name}.npz"

@@ -1,32 +1,34 @@
-"""Few-shot probes: classifiers of frozen features, from a few images of a class (Dosovitskiy et al. 2021, section 4.1).
+"""Probes: classifiers of frozen features, from a few images of a class (Dosovitskiy et al. 2021, section 4.1), or all.
 
 big_vision's protocol: for each seed, k images of each class are drawn, 1 among 5 among 10 among 25; features are
 standardised by those images and classified by regularised least squares. The drawn images follow from (seed, labels of
-the split) alone, whatever the devices, processes and batches.
+the split) alone, whatever the devices, processes and batches. From all images of a split k-NN and linear probes are
+those of DINO and DINOv2.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import numpy as np
 
+from vit_jax import models, runtime
 from vit_jax import probes as tables
-from vit_jax import runtime
 from vit_jax.data import catalog, sources
-from vit_jax.evals import features
+from vit_jax.evals.features import cache_file, extract
 from vit_jax.evals.subject import Outcome, Subject, open_source
 from vit_jax.schema import Choice, ConfigError, Count, Range, at, place
 
 Seed = Annotated[int, Range(0, 2**31 - 1)]
+Shots = tuple[Count, ...] | Literal["all"]
 
 
 class Episode(NamedTuple):
   """One draw, and what a probe made of it."""
 
   probe: str
-  shots: int
+  shots: int | Literal["all"]
   seed: int
   images: int  # trained on
   setting: float  # of the probe: the penalty, the number of neighbours
@@ -36,7 +38,7 @@ class Episode(NamedTuple):
   @property
   def name(self) -> str:
     """The figure that this is one of."""
-    return f"{self.probe}_{self.shots}shot"
+    return _name(self.probe, self.shots)
 
 
 class Details(NamedTuple):
@@ -45,7 +47,7 @@ class Details(NamedTuple):
   episodes: list[Episode]
   train: sources.Source
   test: sources.Source
-  drawn: dict[int, np.ndarray]  # seed -> record numbers of the most shots, class by class
+  drawn: dict[int, np.ndarray]  # seed -> record numbers that the most shots were, class by class
   label: np.ndarray  # of each test image [M]
   position: np.ndarray  # record number of each test image [M]
 
@@ -56,7 +58,8 @@ def fewshot(
   data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
   train: str = "train",
   test: str = "test",
-  shots: tuple[Count, ...] = (1, 5, 10, 25),
+  features: models.Features = "head",
+  shots: Shots = (1, 5, 10, 25),
   seeds: tuple[Seed, ...] = (0, 1, 2),
   probes: Mapping[str, Annotated[Choice, tables.PROBES]] = {"ridge": Choice("ridge")},
   held_out: Count = 5,
@@ -70,11 +73,15 @@ def fewshot(
     data: a dataset, with any classes; images are prepared as the run's own unless it says otherwise.
     train: the split that images are drawn from.
     test: the split that probes are scored on, each image once.
-    shots: images of each class to train on; classes that have fewer give all of theirs.
-    seeds: one draw each.
+    features: "head" is what goes into the head, "cls" the class token after the last norm, "patches" the mean of the
+      patches, "cls_patches" both, one behind the other.
+    shots: images of each class to train on; classes that have fewer give all of theirs. "all" trains once, on all
+      images but those that are held out.
+    seeds: one draw each; of "all" the first alone counts, and draws no more than what is held out.
     probes: by name, choices of `probes.PROBES`. Of several penalties (or neighbours) the best on held-out shots is
       taken, for each draw by itself.
-    held_out: images of each class to choose on, drawn after the most `shots` and never trained on.
+    held_out: images of each class to choose on, drawn after the most `shots` and never trained on; of "all" at most
+      half of a class.
     cache: keep features on disk, under a hash of weights, preparation and images.
     batch: images at a time.
   """
@@ -82,18 +89,21 @@ def fewshot(
   sides = {key: open_source(subject, data, split, key) for key, split in (("train", train), ("test", test))}
   classes = len(sides["train"].classes)
   _check(sides, shots, seeds, probes)
-  most = max(shots)
-  choosing = held_out if any(len(fitted) > 1 for probe in probes.values() for fitted in probe.args.values()) else 0
+  subject.features(data, features)  # a model without a class token shows before anything is computed
+  grids = [values for probe in probes.values() for values in probe.args.values() if isinstance(values, tuple)]
+  choosing = held_out if any(len(values) > 1 for values in grids) else 0
   labels = {side: functools.cache(functools.partial(_labels, source)) for side, source in sides.items()}
+  draws = seeds[:1] if shots == "all" else seeds
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
-    drawn = {seed: tables.draw(labels["train"](), classes, most + choosing, seed) for seed in seeds}
-    wanted = {"train": np.unique(np.concatenate([*drawn.values()])), "test": np.arange(len(sides["test"]))}
+    drawn = {seed: _draw(labels["train"](), classes, shots, choosing, seed) for seed in draws}
+    trained_on = np.unique(np.concatenate([rows for draw in drawn.values() for rows in draw]))
+    wanted = {"train": trained_on, "test": np.arange(len(sides["test"]))}
     weights = subject.identity(params) if cache else None
     extracted = {}
     for side, source in sides.items():
-      file = features.cache_file(weights, subject.data(data), source) if cache else None
-      extracted[side] = features.extract(subject, data, source, wanted[side], params, poll, size, file)
+      file = cache_file(weights, subject.data(data), source, features) if cache else None
+      extracted[side] = extract(subject, data, source, wanted[side], params, poll, size, file, features)
     outcome, problem = None, None
     if jax.process_index() == 0:
       try:
@@ -110,10 +120,35 @@ def fewshot(
   return measure
 
 
-def figure_names(shots: Sequence[int], seeds: Sequence[int], probes: Iterable[str]) -> list[str]:
+def figure_names(shots: Shots, seeds: tuple[int, ...], probes: Iterable[str]) -> list[str]:
   """The figures of `fewshot`, in order."""
-  means = [f"{name}_{k}shot" for name in probes for k in shots]
-  return [name + end for name in means for end in (("", "_std") if len(seeds) > 1 else ("",))] + ["images"]
+  means = [_name(name, k) for name in probes for k in _sizes(shots)]
+  ends = ("", "_std") if len(seeds) > 1 and shots != "all" else ("",)
+  return [name + end for name in means for end in ends] + ["images"]
+
+
+def _name(probe, shots):
+  return f"{probe}_all" if shots == "all" else f"{probe}_{shots}shot"
+
+
+def _sizes(shots):
+  return ("all",) if shots == "all" else shots
+
+
+def _draw(labels, classes, shots, choosing, seed) -> tuple[np.ndarray, np.ndarray]:
+  """(record numbers to train on, class by class; those that are held out) of one seed."""
+  most = len(labels) if shots == "all" else max(shots)
+  numbers = tables.draw(labels, classes, most + choosing, seed)
+  rank = _ranks(labels[numbers])
+  if shots == "all":
+    count = np.bincount(labels, minlength=classes)[labels[numbers]]
+    most = count - np.minimum(choosing, count // 2)
+  return numbers[rank < most], numbers[rank >= most]
+
+
+def _ranks(labels):
+  """The place of each of some labels, which stand class by class, within its class."""
+  return np.arange(len(labels)) - np.searchsorted(labels, labels)
 
 
 def _check(sides, shots, seeds, probes):
@@ -123,12 +158,12 @@ def _check(sides, shots, seeds, probes):
     raise ConfigError(f"{test.split!r} has other classes than {train.split!r}", "test")
   if max(train.labels, test.labels) > 1:
     raise ConfigError(f"images of {train.name} may have several labels; a probe needs one for each image", "data")
-  for name, values in (("shots", shots), ("seeds", seeds), ("probes", probes)):
+  for name, values in (("shots", _sizes(shots)), ("seeds", seeds), ("probes", probes)):
     if not values or len(set(values)) != len(values):
       raise ConfigError(f"{values!r}; allowed: one or more, each once", name)
   for name, probe in probes.items():
     for key, values in probe.args.items():
-      if not values:
+      if values == ():
         raise ConfigError("empty; give one value, or several to choose from", f"probes.{name}.{key}")
 
 
@@ -138,26 +173,27 @@ def _labels(source) -> np.ndarray:
 
 
 def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
-  """The outcome, from (record numbers, features) of both sides; `drawn` holds out what is beyond the most shots."""
+  """The outcome, from (record numbers, features) of both sides and what each seed drew and held out."""
   (position, x), (test_position, test_x) = extracted["train"], extracted["test"]
   if not len(test_position):
     raise ConfigError("there is no test image that can be decoded")
   label, truth = labels["train"]()[position], labels["test"]()[test_position]
-  most, episodes, trained_on = max(shots), [], {}
-  for seed, numbers in drawn.items():
-    of_each = labels["train"]()[numbers]  # class by class
-    rank = np.arange(len(numbers)) - np.searchsorted(of_each, of_each)  # within its class
-    trained_on[seed] = numbers[rank < most]
-    held = np.flatnonzero(np.isin(position, numbers[rank >= most]))
-    for k in shots:
-      rows = np.flatnonzero(np.isin(position, numbers[rank < k]))  # those that can be decoded
+  episodes = []
+  for seed, (numbers, held_out) in drawn.items():
+    rank = _ranks(labels["train"]()[numbers])
+    held = np.flatnonzero(np.isin(position, held_out))
+    for k in _sizes(shots):
+      drawn_here = numbers if k == "all" else numbers[rank < k]
+      rows = np.flatnonzero(np.isin(position, drawn_here))  # those that can be decoded
+      # Of a whole split no second copy.
+      few = (x, label) if len(rows) == len(x) else (x[rows], label[rows])
       for name, probe in probes.items():
-        fitted = tables.PROBES[probe.name](x[rows], label[rows], classes, **probe.args)
+        fitted = tables.PROBES[probe.name](*few, classes, **probe.args)
         if len(fitted) > 1:
           if not len(held):
+            beyond = "a second image" if shots == "all" else f"an image beyond {max(shots)} shots"
             raise ConfigError(
-              f"no class has an image beyond {most} shots to choose a setting on; give each probe one setting, or "
-              "fewer shots"
+              f"no class has {beyond} to choose a setting on; give each probe one setting, or fewer shots"
             )
           fitted.sort(key=lambda one: -np.mean(one[1](x[held]) == label[held]))  # stable: of equals the first
         setting, predict = fitted[0]
@@ -169,4 +205,5 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
     figures[name] = float(np.mean(values))
     if len(values) > 1:
       figures[f"{name}_std"] = float(np.std(values, ddof=1))
+  trained_on = {seed: numbers for seed, (numbers, _) in drawn.items()}
   return Outcome(figures, Details(episodes, *sides.values(), trained_on, truth, test_position))

@@ -52,13 +52,14 @@ class Subject:
 
     return self._program(("logits" if logits else "best", classes), data, rows)
 
-  def features(self, data: Choice | None) -> Callable:
-    """(params, batch) -> "features" [B, D], what goes into the head, on every process."""
+  def features(self, data: Choice | None, kind: models.Features = "head") -> Callable:
+    """(params, batch) -> "features" [B, D], on every process; ConfigError for a kind that the model does not have."""
+    of_image = self.model.features_of(kind)
 
     def rows(params, images, labels):
-      return {"features": self.model.outputs(params, images)[0].features}
+      return {"features": of_image(self.model.outputs(params, images)[0])}
 
-    return self._program("features", data, rows)
+    return self._program(("features", kind), data, rows)
 
   def batches(self, data: Choice | None, source: sources.Source, size: int) -> device_batches.DeviceBatches:
     """Batches of `size` images that cover the source once, padded; to be closed."""

@@ -37,7 +37,7 @@ def predictions(
   use: Stored,
   files: Sequence[str],
   devices: Sequence[jax.Device],
-  features: bool,
+  features: models.Features | None,
   poll: Callable[[], None],
   together: int = TOGETHER,
 ) -> Iterator[list[Row]]:
@@ -47,7 +47,7 @@ def predictions(
     use: the weights.
     files: paths.
     devices: of this process, over which each batch is split.
-    features: give what goes into the head.
+    features: what of an image to give too; None: nothing.
     poll: called between batches; raises to stop.
     together: images of a batch on each device.
   """

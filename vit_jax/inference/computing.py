@@ -14,22 +14,23 @@ from vit_jax.schema import Choice, arguments
 BEST = 5  # classes of an image, at most
 
 
-def says(model: models.Model, data: Choice, loss: str, features: bool) -> Callable:
+def says(model: models.Model, data: Choice, loss: str, features: models.Features | None) -> Callable:
   """(params, images uint8 [B, S, S, 3]) -> {"best" [B, k], "probability" [B, k], "features" [B, D] if asked for}.
 
   Args:
     model: without a head there are no classes, and nothing is best.
     data: how images are normalised.
     loss: that the model was trained with, which says what its logits stand for.
-    features: give what goes into the head, float32.
+    features: what of an image to give too, float32; None: nothing.
   """
   normalise = functools.partial(augment.normalise, **arguments(data, augment.normalise))
   dtype = np.dtype(model.description.model.args["dtype"])
   best_of = min(BEST, model.description.classes)
+  of_image = features and model.features_of(features)
 
   def compute(params: Mapping[str, jax.Array], images: jax.Array) -> dict[str, jax.Array]:
     output, _ = model.outputs(params, normalise(images, dtype))
-    result = {"features": output.features.astype(jnp.float32)} if features else {}
+    result = {"features": of_image(output).astype(jnp.float32)} if of_image else {}
     if best_of:
       _, best = jax.lax.top_k(output.logits, best_of)
       probability = jnp.take_along_axis(losses.PROBABILITIES[loss](output.logits), best, axis=-1)

@@ -55,16 +55,19 @@ class Predictor:
     """The best five classes of each image, of fewer classes all of them. ConfigError of a model without a head."""
     if not self.classes:
       raise ConfigError("the model has no head, and so predicts no class; take `features`")
-    computed = self._computed(images, False)
+    computed = self._computed(images, None)
     rows = [
       Prediction(tuple(self.classes[i] for i in best), tuple(probability), tuple(best))
       for best, probability in zip(computed["best"].tolist(), computed["probability"].tolist(), strict=True)
     ]
     return rows[0] if _is_one(images) else rows
 
-  def features(self, images: Any) -> np.ndarray:
-    """What goes into the head, float32 [D], of a list [N, D]."""
-    features = self._computed(images, True)["features"]
+  def features(self, images: Any, of: models.Features = "head") -> np.ndarray:
+    """What goes into the head, float32 [D], of a list [N, D]; or `of` "cls", "patches", "cls_patches".
+
+    See `models.output.features_of`. ConfigError for a class token that the model does not have.
+    """
+    features = self._computed(images, of)["features"]
     return features[0] if _is_one(images) else features
 
   def square(self, image: Any) -> np.ndarray:
@@ -97,14 +100,14 @@ class Predictor:
 
   @functools.cached_property
   def _programs(self):
-    return {wanted: jax.jit(says(self._model, self.data, self.loss, wanted)) for wanted in (False, True)}
+    return functools.cache(lambda features: jax.jit(says(self._model, self.data, self.loss, features)))
 
   def _computed(self, images, features) -> dict[str, np.ndarray]:
     """What the program says of all images."""
     several = [images] if _is_one(images) else list(images)
     if not several:
       raise ImageError("an empty list; give one image or more")
-    parts = [jax.device_get(self._programs[features](self.params, batch)) for batch in self._batches(several)]
+    parts = [jax.device_get(self._programs(features)(self.params, batch)) for batch in self._batches(several)]
     return {name: np.concatenate([part[name] for part in parts])[: len(several)] for name in parts[0]}
 
   def _batches(self, images) -> Iterator[np.ndarray]:

@@ -12,12 +12,13 @@ from vit_jax import rng, schema
 from vit_jax.models.description import Description
 from vit_jax.models.functional import Model, functional
 from vit_jax.models.intermediates import capture
-from vit_jax.models.output import Output
+from vit_jax.models.output import Features, Output
 from vit_jax.models.parameters import Keys, Rows
 from vit_jax.models.table import find, lookup, names, sharding
 
 __all__ = [
   "Description",
+  "Features",
   "Model",
   "Output",
   "Rows",

@@ -12,7 +12,7 @@ from flax import nnx
 from vit_jax import mesh, rng, trees
 from vit_jax.models import activations, parameters
 from vit_jax.models.description import Description
-from vit_jax.models.output import Output
+from vit_jax.models.output import Features, Output, features_of
 from vit_jax.shapes import Array, Float, Integer, PRNGKey, Shaped, Tensor
 
 
@@ -23,6 +23,7 @@ class Model:
   description: Description  # bound
   statistics: frozenset[str]  # paths that the model moves itself, among the parameters: running averages
   patch: int | None  # images may come cut into patches of this side
+  prefix: Mapping[str, int]  # tokens in front of the patches, by name, in order
   _graph: nnx.GraphDef = dataclasses.field(repr=False)
   _abstract: nnx.State = dataclasses.field(repr=False)
   sharded: Callable = dataclasses.field(default=contextlib.nullcontext, repr=False)  # context of its tracing
@@ -65,6 +66,10 @@ class Model:
       output = module.outputs(images, key, **masks)
     return output, trees.flatten(nnx.state(module, nnx.BatchStat))
 
+  def features_of(self, kind: Features) -> Callable[[Output], Float[Array, "B F"]]:
+    """What is taken of an image, of an output: see `output.features_of`."""
+    return features_of(kind, self.prefix)
+
   def on(self, grid: jax.sharding.Mesh) -> "Model":
     """The same model, whose activations are sharded over a mesh wherever it is traced."""
     choice = self.description.model
@@ -85,7 +90,8 @@ def _functional(description):
   module = nnx.eval_shape(lambda: _make(description, jax.random.key(0)))
   graph, abstract = nnx.split(module)
   statistics = frozenset(trees.flatten(nnx.filter_state(abstract, nnx.BatchStat)))
-  return Model(description, statistics, getattr(module, "patch", None), graph, abstract)
+  patch, prefix = getattr(module, "patch", None), getattr(module, "prefix", {})
+  return Model(description, statistics, patch, prefix, graph, abstract)
 
 
 def _make(description, key):

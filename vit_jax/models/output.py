@@ -1,12 +1,16 @@
 """What a model computes of images, of any family."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.models.intermediates import record
+from vit_jax.schema import ConfigError
 from vit_jax.shapes import Array, Float, Shaped, Tensor
+
+Features = Literal["head", "cls", "patches", "cls_patches"]
 
 
 class Output(NamedTuple):
@@ -39,3 +43,30 @@ def classified(
   logits = record("logits", (features if head is None else head(features)).astype(jnp.float32))
   heads = {} if head is None else {"head": logits}
   return Output(tokens.reshape(tokens.shape[0], -1, tokens.shape[-1]), features, logits, heads)
+
+
+def features_of(kind: Features, prefix: Mapping[str, int]) -> Callable[[Output], Float[Array, "B F"]]:
+  """What is taken of an image: the function from an output to it.
+
+  "head" is what goes into the head. The others are of the tokens after the last norm, float32: "cls" the class token,
+  "patches" the mean of the patches, or of the places of a map, "cls_patches" both, one behind the other (DINO, Caron et
+  al. 2021; DINOv2, Oquab et al. 2023). Where the last norm is of what is pooled, tokens are as the blocks leave them.
+
+  Args:
+    kind: of features.
+    prefix: how many tokens of which name are in front of the patches.
+
+  ConfigError for a class token that the model does not have.
+  """
+  if "cls" in kind and "cls" not in prefix:
+    raise ConfigError(f"{kind!r} has a class token, and the model has none; allowed: 'head', 'patches'")
+  first = sum(prefix.values())
+
+  def features(output):
+    if kind == "head":
+      return output.features
+    tokens = output.tokens.astype(jnp.float32)
+    parts = {"cls": lambda: tokens[:, 0], "patches": lambda: tokens[:, first:].mean(1)}
+    return jnp.concatenate([parts[part]() for part in kind.split("_")], axis=-1)
+
+  return features

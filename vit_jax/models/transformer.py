@@ -163,6 +163,12 @@ class Transformer(nnx.Module):
   def __call__(self, images: Images, key: PRNGKey | None = None) -> Float[Array, "B V"]:
     return self.outputs(images, key).logits
 
+  @property
+  def prefix(self) -> dict[str, int]:
+    """How many tokens of which name are in front of the patches, in order."""
+    tokens = {name: getattr(self, name) for name in PREFIX}
+    return {name: math.prod(token.shape[:-1]) for name, token in tokens.items() if token is not None}
+
   def outputs(
     self,
     images: Images,
@@ -221,11 +227,10 @@ class Transformer(nnx.Module):
   def _with_prefix(self, patches, grid):
     """([B, T + N, D] prefix tokens and patches with positions, T, what every block adds to them or None)."""
     batch, _, width = patches.shape
-    tokens = [token for token in (self.cls, self.distillation, self.registers) if token is not None]
-    counts = [math.prod(token.shape[:-1]) for token in tokens]
+    names, counts = tuple(self.prefix), tuple(self.prefix.values())
     x = patches
-    if tokens:
-      values = [token[...].astype(x.dtype) for token in tokens]
+    if names:
+      values = [getattr(self, name)[...].astype(x.dtype) for name in names]
       rows = [jnp.broadcast_to(value, (batch, n, width)) for value, n in zip(values, counts, strict=True)]
       x = jnp.concatenate([*rows, x], axis=1)
     if self.position is None:

@@ -194,6 +194,9 @@ def convert(value, kind):
     is_none = value is None or (isinstance(value, Text) and value.lower() == "none")
     if is_none and type(None) in args:
       return None
+    words = [word for each in args[1:] if typing.get_origin(each) is Literal for word in typing.get_args(each)]
+    if isinstance(value, str) and value in words:  # a word beside values of another kind
+      return str(value)
     if str in args and int in args and isinstance(value, int):  # a number among words, as it would be typed
       value = str(value)
     return convert(value, next(a for a in args if a is not type(None)))
