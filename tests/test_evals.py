@@ -5,14 +5,29 @@ import pytest
 
 from tests import runs
 from vit_jax import build, evals
+from vit_jax.data import scenes
 from vit_jax.schema import Choice
 
 pytestmark = pytest.mark.heavy
 
 SMALL = {
   "accuracy": {"split": "test[:16]"},
+  "dense": {"train": "train", "test": "test"},
   "fewshot": {"train": "train[:200]", "test": "test[:16]", "shots": (1, 2), "probes": {"a": {"name": "knn"}}},
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def masks(tmp_path_factory):
+  """A few scenes, which a dense probe is given."""
+  root = tmp_path_factory.mktemp("scenes")
+  for split, numbers in (("train", range(16)), ("test", range(16, 24))):
+    for number in numbers:
+      for folder, pixels in zip(("images", "masks"), scenes.draw(number), strict=True):
+        file = root / folder / split / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(scenes.png(pixels).getvalue())
+  SMALL["dense"]["data"] = Choice("segmentation", {"path": str(root), "classes": 8})
 
 
 @pytest.mark.parametrize("name", [name for name in evals.EVALS if name != "masked"])

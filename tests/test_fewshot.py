@@ -39,6 +39,10 @@ def test_the_command_prints_writes_and_keeps_features(tmp_path):
     (["--weights=/nowhere.npz"], "/nowhere.npz"),
     (["--weights=x.npz", "--json=/nowhere/f.json"], "there is no folder /nowhere"),
     (["--weights=x.npz", "--config.evals.digits.shot=3"], "Did you mean 'shots'"),
+    (
+      ["--weights=x", "--config.evals.d.name=dense", "--config.evals.d.data.name=scenes", "--write-predictions=p.csv"],
+      "--write-predictions: d predicts no class of an image; leave it out",
+    ),
   ],
 )
 def test_a_mistake_is_one_line(told, says):
@@ -52,6 +56,34 @@ def test_a_measurement_that_takes_too_long_ends_by_the_limit_that_it_names(tmp_p
   told = ["--config=configs/fewshot.py:digits", f"--weights={tmp_path}", "--config.limits.evaluation=0.1"]
   said = runs.finish(runs.command("fewshot", *told, XDG_CACHE_HOME=str(tmp_path)), 43)
   assert "nothing happened for 0.1 s in evaluation (config.limits.evaluation)" in said
+
+
+@pytest.mark.parametrize("kind", ["knn", "linear", "dense"])
+def test_every_dataset_of_a_kind_of_probe_resolves(kind):
+  module, _ = flags.module(str(runs.ROOT / "configs/probes.py"))
+  for name in module.DENSE if kind == "dense" else module.SETS:
+    found = config.resolve(module.get_config(f"{kind},{name}"), config.Measurement)
+    assert [choice.name for choice in found.evals.values()] == ["dense" if kind == "dense" else "fewshot"]
+  for wrong in (kind, f"{kind},pet", "pets"):
+    with pytest.raises(ValueError, match=r"is not knn, linear or dense, then with commas datasets of .*pets"):
+      module.get_config(wrong)
+
+
+def test_probes_of_a_whole_split_are_printed_with_their_images(tmp_path):
+  loop.train(runs.parts(1, total=2), tmp_path / "run")
+  told = [
+    f"--weights={tmp_path / 'run'}", "--config.evals.digits.data.train=train[:200]",
+    "--config.evals.digits.features=patches",
+  ]  # fmt: skip
+  files = {kind: tmp_path / f"{kind}.json" for kind in ("knn", "linear")}
+  several = [["fewshot", f"--config=configs/probes.py:{kind},digits", *told, f"--json={files[kind]}"] for kind in files]
+  said = runs.finish(runs.several(*several, XDG_CACHE_HOME=str(tmp_path)))
+  assert "10 classes, all images of 'train[:200]', 360 images of 'test'" in said
+  assert "200 images" in said and "100 images" in said  # ten of each class are held out
+  figures = {kind: json.loads(file.read_text())["evals"]["digits"]["figures"] for kind, file in files.items()}
+  assert list(figures["knn"]) == [*(f"knn{count}_all" for count in (10, 20, 100, 200)), "images"]
+  assert list(figures["linear"]) == ["linear_all", "images"] and figures["linear"]["linear_all"] > 0.3
+  assert len(list((tmp_path / "vit_jax" / "features").iterdir())) == 2  # of both probes
 
 
 def test_every_dataset_of_the_recipe_resolves():

@@ -1,11 +1,12 @@
-"""Few-shot probes of frozen features: python -m vit_jax.fewshot --config=configs/fewshot.py --weights=PATH
+"""Probes of frozen features: python -m vit_jax.fewshot --config=configs/fewshot.py --weights=PATH
 
 PATH is any file of weights that `vit_jax.convert` reads, or a workdir. Nothing is trained but the probes: mean top-1
 and standard deviation over the seeds that draw the images. Features are kept under a hash of weights, preparation and
-images, so the next call with other shots, seeds or probes computes only what is new.
+images, so the next call with other shots, seeds or probes computes only what is new. configs/probes.py has those of
+whole splits, by nearest neighbours and linear, and the dense one, which tells the class of each pixel.
 
---json=FILE gets every draw with its figure and the names of the drawn images; --write-predictions=FILE.csv a row for
-each test image: id, label, and the class that each probe predicts.
+--json=FILE gets every draw with its figure and the names of the drawn images, of a dense probe the IoU of each class;
+--write-predictions=FILE.csv a row for each test image: id, label, and the class that each probe predicts.
 """
 
 import json
@@ -16,6 +17,7 @@ import jax
 from vit_jax import cli, config, files, flags, importers, measuring, runtime, schema
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome
+from vit_jax.evals.dense import Details as Dense
 from vit_jax.runtime import say
 
 
@@ -31,7 +33,9 @@ def main() -> None:
     if path:
       files.check_path(path, (suffix,))
   measurement = config.resolve(flags.load(arguments.config, arguments.overrides), config.Measurement)
-  measuring.complete(measurement, measurement.image_size)  # a mistake shows before the weights, which give the size
+  choices = measuring.complete(measurement, measurement.image_size)  # mistakes show before the weights, which give it
+  if arguments.write_predictions and (without := [name for name, c in choices.items() if c.name != "fewshot"]):
+    raise schema.ConfigError(f"--write-predictions: {', '.join(without)} predicts no class of an image; leave it out")
 
   with runtime.joined(measurement.limits) as watch:
     with watch.phase("restore"):
@@ -48,7 +52,7 @@ def main() -> None:
       except ImageError as error:
         raise schema.ConfigError(str(error)) from error
       if jax.process_index() == 0:
-        report(name, outcomes[name])
+        {Dense: report_dense}.get(type(outcomes[name].details), report)(name, outcomes[name])
     if jax.process_index() == 0:
       write(outcomes, arguments.weights, arguments.json, arguments.write_predictions)
 
@@ -62,6 +66,16 @@ def loaded(path: str, measurement: config.Measurement):
     problem = f"--weights: {error}"
   runtime.agree(problem)
   return weights
+
+
+def report_dense(name: str, outcome: Outcome) -> None:
+  """The figures of a dense probe, and the IoU of each class."""
+  figures, details = outcome.figures, outcome.details
+  say(f"\n{name}: {len(details.classes)} classes of pixels, from {len(details.train):,} images of {details.train.split!r}, "
+      f"{figures['images']:,} of {details.test.split!r}")  # fmt: skip
+  say(f"  mean IoU {figures['mean_iou']:.2%}, pixels right {figures['pixel_accuracy']:.2%}")
+  for label, iou in details.iou.items():
+    say(f"  {label:<24}" + ("does not occur" if iou is None else f"{iou:8.2%}"))
 
 
 def report(name: str, outcome: Outcome) -> None:
@@ -110,6 +124,9 @@ def write(outcomes: dict[str, Outcome], weights: str, json_file: pathlib.Path | 
 def as_json(outcome: Outcome) -> dict:
   """An outcome's values: figures, each episode, and which images each seed drew, class by class."""
   details = outcome.details
+  if isinstance(details, Dense):
+    splits = {"train": details.train.split, "test": details.test.split}
+    return {"figures": outcome.figures, **splits, "iou": details.iou, "pixels": details.pixels.tolist()}
   episodes = [
     {key: value for key, value in episode._asdict().items() if key != "predicted"} for episode in details.episodes
   ]

@@ -17,6 +17,7 @@ BIAS = 100.0  # the appended constant: a penalty on its weight hardly matters
 # [N, D] and [N]; other shapes are errors of whoever runs this, which `ridge` and `draw` explain.
 Features, Labels = Num[np.ndarray, "..."], Shaped[np.ndarray, "..."]
 
+_NOT_FINITE = "features are not finite: the weights are damaged or the model overflows; try dtype=float32"
 ROWS = 8192  # standardised at a time, so that a million images need no second copy of their features
 
 
@@ -62,9 +63,7 @@ def ridge(features: Features, labels: Labels, classes: int, l2: Sequence[float] 
   if not len(labels):
     raise schema.ConfigError("a probe needs at least one image; there is none of any class")
   if not np.isfinite(features).all():
-    raise schema.ConfigError(
-      "features are not finite: the weights are damaged or the model overflows; try dtype=float32"
-    )
+    raise schema.ConfigError(_NOT_FINITE)
   if min(l2) <= 0:
     raise schema.ConfigError(f"{min(l2)}; allowed: above 0", "l2")
   mean = features.mean(0, dtype=np.float64)
@@ -118,6 +117,56 @@ def _dual(features, labels, classes, mean, deviation, l2):
   targets = 2.0 * np.eye(classes)[labels] - 1
   gram = x @ x.T
   return [x.T @ np.linalg.solve(gram + penalty * np.eye(len(x)), targets) for penalty in l2]
+
+
+# The same, from more rows than memory holds, whose labels may be shares of classes.
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+  """Weighted sums over rows [x - centre, 1]: all that least squares need to know of them."""
+
+  centre: Float[np.ndarray, " D"]  # near the mean, so that little cancels
+  gram: Float[np.ndarray, "D+1 D+1"]
+  targets: Float[np.ndarray, "D+1 V"]
+
+  def add(self, features: Float[np.ndarray, "N D"], shares: Float[np.ndarray, "N V"]) -> "Moments":
+    """With more rows, of which each weighs the sum of its shares of classes."""
+    x = np.concatenate([features - self.centre, np.ones((len(features), 1))], axis=1)
+    gram = x.T @ (x * shares.sum(1, keepdims=True))
+    return dataclasses.replace(self, gram=self.gram + gram, targets=self.targets + x.T @ shares)
+
+
+def no_moments(centre: Float[np.ndarray, " D"], classes: int) -> Moments:
+  """Of no row."""
+  width = len(centre) + 1
+  return Moments(centre.astype(np.float64), np.zeros((width, width)), np.zeros((width, classes)))
+
+
+def ridge_of_moments(moments: Moments, l2: float) -> Probe:
+  """As `ridge`, of rows whose label is shares of classes: the W that minimises sum share |x W - y|^2 + l2 |W|^2.
+
+  ConfigError where no row has a label, or features are not finite.
+  """
+  rows, width = moments.gram[-1, -1], len(moments.centre)
+  if not rows:
+    raise schema.ConfigError("a probe needs at least one row with a label; there is none")
+  if not np.isfinite(moments.gram).all():
+    raise schema.ConfigError(_NOT_FINITE)
+  shift = moments.gram[-1, :-1] / rows
+  deviation = np.sqrt(np.maximum(np.diag(moments.gram)[:-1] / rows - shift**2, 0)) + 1e-5
+  change = np.zeros((width + 1, width + 1))  # of a row to the standardised one
+  change[:-1, :-1], change[-1, :-1], change[-1, -1] = np.diag(1 / deviation), -shift / deviation, BIAS
+  gram, targets = change.T @ moments.gram @ change, change.T @ moments.targets
+  targets = 2 * targets - (change.T @ moments.gram[:, -1])[:, None]
+  weights = np.linalg.solve(gram + l2 * np.eye(width + 1), targets)
+  return Probe(moments.centre + shift, deviation, weights.astype(np.float32))
+
+
+def affine(probe: Probe) -> tuple[Float[np.ndarray, "D V"], Float[np.ndarray, " V"]]:
+  """(kernel, bias) of the scores of features as they are."""
+  kernel = probe.weights[:-1] / probe.deviation[:, None]
+  return kernel, BIAS * probe.weights[-1] - probe.mean @ kernel
 
 
 # The probes that a config can name. Each takes features [N, D], labels [N], the number of classes, and a grid of values

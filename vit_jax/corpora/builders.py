@@ -5,10 +5,10 @@ import fcntl
 import os
 
 from vit_jax import files, paths, runtime, schema
-from vit_jax.data import catalog, digits, glyphs
+from vit_jax.data import catalog, digits, glyphs, scenes
 from vit_jax.data.readers import tfds
 
-MADE = {"digits": digits, "glyphs": glyphs}  # here, of what an installed library ships or of nothing
+MADE = {"digits": digits, "glyphs": glyphs, "scenes": scenes}  # here, of what an installed library ships or of nothing
 
 
 def prepare(name: str, data_dir: str | None = None) -> str:
@@ -73,18 +73,21 @@ def check_manual(name: str, row: catalog.Row, root: os.PathLike) -> None:
     )
 
 
-def _make(name, module, root):
+def _make(name, module, segments, root):
   """Writes a set of `MADE`, version 1.0.0; it appears there, complete, in one rename at the end."""
   import tensorflow_datasets as tfds
 
   tfds.disable_progress_bar()
-  image = tfds.features.Image(shape=(module.PIXELS, module.PIXELS, 3), encoding_format="png")
+  image, mask = (
+    tfds.features.Image(shape=(module.PIXELS, module.PIXELS, channels), encoding_format="png") for channels in (3, 1)
+  )
   label = tfds.features.ClassLabel(names=module.CLASSES)
+  features = {"image": image, "label": label} | ({segments.feature: mask} if segments else {})
   try:
     tfds.dataset_builders.store_as_tfds_dataset(
       name=name,
       version="1.0.0",
-      features=tfds.features.FeaturesDict({"image": image, "label": label}),
+      features=tfds.features.FeaturesDict(features),
       split_datasets={split: enumerate(records) for split, records in module.examples().items()},
       description=module.DESCRIPTION,
       data_dir=root,
@@ -103,7 +106,7 @@ def _write(name, row, root, data_dir):
   if row.caution:
     runtime.say(f"{name}: " + row.caution.format(manual=os.path.join(root, "downloads", "manual")))
   if name in MADE:
-    _make(name, MADE[name], root)
+    _make(name, MADE[name], row.segments, root)
   else:
     try:
       builder = tensorflow_datasets.builder(row.builder, data_dir=root, file_format="array_record", try_gcs=False)

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import cv2
 import numpy as np
@@ -57,21 +58,25 @@ class Images:
     Bad is a record that cannot be read, decoded or prepared; where memory or the disk is at fault, none is.
     """
     with self._being_read(record):
-      try:
-        image, label = self._prepared(record, prepare)
-      except ConfigError:  # of the data as a whole
-        raise
-      except (OSError, ValueError, MemoryError, cv2.error) as error:
-        if decoding.no_memory(error):
-          raise self.stop(
-            f"{self.source.place(record)}: {text_of(error)}; take fewer data.threads, and data.workers"
-          ) from error
-        if isinstance(error, OSError) and error.errno not in OF_A_FILE:
-          raise self.stop(
-            f"{self.source.place(record)}: {text_of(error)}; see whether its disk or bucket is there"
-          ) from error
-        return self._bad(record, error)
-      return image, self._label(record, label)
+      made = self.judged(record, lambda: self._prepared(record, prepare))
+      return made and (made[0], self._label(record, made[1]))
+
+  def judged(self, record: int, make: Callable[[], Any]) -> Any:
+    """`make()` of a record, or None where that shows that it is bad and these are skipped. Raises ImageError."""
+    try:
+      return make()
+    except ConfigError:  # of the data as a whole
+      raise
+    except (OSError, ValueError, MemoryError, cv2.error) as error:
+      if decoding.no_memory(error):
+        raise self.stop(
+          f"{self.source.place(record)}: {text_of(error)}; take fewer data.threads, and data.workers"
+        ) from error
+      if isinstance(error, OSError) and error.errno not in OF_A_FILE:
+        raise self.stop(
+          f"{self.source.place(record)}: {text_of(error)}; see whether its disk or bucket is there"
+        ) from error
+      return self._bad(record, error)
 
   def reading(self) -> list[tuple[str, float]]:
     """(place, seconds) of the records that are being read and prepared now, those that take longest first."""

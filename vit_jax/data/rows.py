@@ -17,6 +17,15 @@ class Rule:
 
 
 @dataclasses.dataclass(frozen=True)
+class Segments:
+  """The feature of a record that is its mask, and the number that each class has in it."""
+
+  feature: str
+  values: Mapping[str, int]
+  ignored: tuple[int, ...] = ()  # numbers of no class, beside 255
+
+
+@dataclasses.dataclass(frozen=True)
 class Row:
   """A dataset of the catalog: its reader, the TFDS builder with its version, and facts, where these are known.
 
@@ -34,6 +43,7 @@ class Row:
   image_bytes: int | None = None  # of a typical stored image, for the rate at which a host must read
   slices: Mapping[str, str] = dataclasses.field(default_factory=dict)  # split strings that have a name: val200
   label: str | Rule | None = None  # the feature that is the label; None: the only one, or "label"
+  segments: Segments | None = None  # where records have masks
   image: Callable[[bytes], bytes] | None = None  # what is done to an image file before it is decoded
   subset: tuple[int, ...] | None = None  # the classes that occur, where these are not all
   metric: str = "top-1 accuracy"  # that is published

@@ -53,6 +53,19 @@ class Runs(NamedTuple):
   together: int = 1  # neighbours that are stored as one: whoever wants one of them reads them all
 
 
+class Masks(NamedTuple):
+  """The class of each pixel of a record's image, as an image file of its own, which only dense probes read.
+
+  A pixel is the number of its class, or 255 where it is of none; where `values` are given, the number that a class has
+  in the files.
+  """
+
+  classes: tuple[str, ...]
+  read: Callable[[int], bytes]  # record -> image file of one channel; OSError
+  values: tuple[int, ...] | None = None
+  ignored: tuple[int, ...] = ()  # numbers of no class, beside 255
+
+
 class Corpus(NamedTuple):
   """One of several corpora of a mixture."""
 
@@ -89,6 +102,7 @@ class Source:
   shares: Callable[[int], np.ndarray] | None = (
     None  # float32 [labels]: how much each of record i's counts; None: all of it
   )
+  masks: Masks | None = None
   note: str = ""  # which files are records and which are not, to be said once
 
   def __len__(self):
@@ -126,6 +140,7 @@ def subset(source: Source, records: Sequence[int]) -> Source:
     epoch=None,
     read_name=at(source.called),
     shares=at(source.shares) if source.shares else None,
+    masks=source.masks._replace(read=at(source.masks.read)) if source.masks else None,
   )
 
 

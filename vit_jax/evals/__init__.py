@@ -9,9 +9,11 @@ from typing import Any
 from vit_jax import schema
 from vit_jax.data import augment, loader, stream
 from vit_jax.evals import accuracy as _accuracy
+from vit_jax.evals import dense as _dense
 from vit_jax.evals import fewshot as _fewshot
 from vit_jax.evals import masked as _masked
 from vit_jax.evals.accuracy import accuracy
+from vit_jax.evals.dense import dense
 from vit_jax.evals.fewshot import fewshot
 from vit_jax.evals.masked import masked
 from vit_jax.evals.subject import Outcome, Subject
@@ -25,7 +27,7 @@ def interval(steps_of: Callable[[Duration], int], *, every: Duration = Duration(
   return max(1, steps_of(every))
 
 
-EVALS = {"accuracy": accuracy, "fewshot": fewshot, "masked": masked}
+EVALS = {"accuracy": accuracy, "fewshot": fewshot, "dense": dense, "masked": masked}
 REPEATED = {name: (function, interval) for name, function in EVALS.items()}  # during a run
 
 
@@ -62,6 +64,8 @@ def figure_names(choice: Choice) -> list[str]:
   """The figures that a bound choice gives; of `masked` one of its metrics, whichever the task has."""
   if choice.name == "fewshot":
     return _fewshot.figure_names(*(choice.args[name] for name in ("shots", "seeds", "probes")))
+  if choice.name == "dense":
+    return list(_dense.FIGURES)
   if choice.name == "masked":
     return _masked.figure_names()
   return _accuracy.figure_names(choice.args["data"], choice.args["classes"])

@@ -4,11 +4,14 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from einops import rearrange
 
 from vit_jax import digests, mesh, models
 from vit_jax.data import augment, device_batches, loader, sources, stream
@@ -61,6 +64,39 @@ class Subject:
 
     return self._program(("features", kind), data, rows)
 
+  def tokens(self, data: Choice | None) -> Callable:
+    """(params, batch) -> "tokens" [B, P, P, D] of square images, float32, on every process."""
+    return self._program("tokens", data, self._map)
+
+  def segments(self, data: Choice | None) -> Callable:
+    """((params, kernel [D, V], bias [V]), batch) -> "classes" [B, S, S] uint8, on every process.
+
+    Scores of tokens, scaled to the pixels of the images (bilinear, corners not aligned); of each pixel the best class.
+    """
+
+    def rows(parameters, images, labels):
+      params, kernel, bias = parameters
+      tokens = self._map(params, images, labels)["tokens"]
+      scores = jnp.einsum("bpqd,dv->vbpq", tokens, kernel, precision="highest") + bias[:, None, None, None]
+      return {"classes": resized_best(scores, images.shape[1])}
+
+    return self._program("segments", data, rows)
+
+  @functools.cached_property
+  def map_shape(self) -> tuple[int, int, int]:
+    """(P, P, D) of the patches of an image, or of the last map. ConfigError where they are no square."""
+    size, dtype = self.model.description.image_size, self.model.description.model.args["dtype"]
+    images = jax.ShapeDtypeStruct((self.batch, size, size, self.model.description.channels), dtype)
+    tokens = jax.eval_shape(lambda *of: self.model.outputs(*of)[0].tokens, self.model.shapes(), images)
+    patches = tokens.shape[1] - sum(self.model.prefix.values())
+    if (side := math.isqrt(patches)) ** 2 != patches:
+      raise ConfigError(f"{self.model.description.model.name} has {patches} patches, which are no square")
+    return side, side, tokens.shape[2]
+
+  def _map(self, params, images, labels):
+    tokens = self.model.outputs(params, images)[0].tokens[:, sum(self.model.prefix.values()) :]
+    return {"tokens": rearrange(tokens.astype(jnp.float32), "b (p q) d -> b p q d", p=self.map_shape[0])}
+
   def batches(self, data: Choice | None, source: sources.Source, size: int) -> device_batches.DeviceBatches:
     """Batches of `size` images that cover the source once, padded; to be closed."""
     split = mesh.batch(self.mesh)
@@ -96,6 +132,23 @@ class Subject:
 
       self.programs[key] = jax.jit(program, out_shardings=mesh.replicated(self.mesh))
     return self.programs[key]
+
+
+def resized_best(scores: jax.Array, size: int) -> jax.Array:
+  """[V, B, P, P] -> the number uint8 of the best class at each pixel [B, S, S], S = `size`; of equals the first.
+
+  Class by class: the scores of all at every pixel would take V times the memory.
+  """
+
+  def better(best, candidate):
+    (score, number), (scores_of_one, one) = best, candidate
+    resized = jax.image.resize(scores_of_one, score.shape, "bilinear")
+    return (jnp.maximum(score, resized), jnp.where(resized > score, one, number)), None
+
+  shape = (scores.shape[1], size, size)
+  nothing = jnp.full(shape, -jnp.inf, scores.dtype), jnp.zeros(shape, jnp.uint8)
+  (_, best), _ = jax.lax.scan(better, nothing, (scores, jnp.arange(len(scores), dtype=jnp.uint8)))
+  return best
 
 
 def open_source(subject: Subject, data: Choice | None, split: str, key: str) -> sources.Source:

@@ -6,7 +6,7 @@ from typing import Annotated
 from vit_jax import paths, schema
 from vit_jax.data import augment, loader, mixture, pseudo_labels, sources, stream
 from vit_jax.data.catalog import imagenet, licences, small, vtab
-from vit_jax.data.readers import folder, manifest, parquet, tars, tfds
+from vit_jax.data.readers import folder, manifest, parquet, segmentation, tars, tfds
 from vit_jax.data.rows import Row
 from vit_jax.data.sources import Splits
 from vit_jax.schema import Choice, bind, lookup, show
@@ -21,6 +21,7 @@ CATALOG = {
   "manifest": Row(manifest.manifest, exif=True),
   "tars": Row(tars.tars),
   "parquet": Row(parquet.parquet),
+  "segmentation": Row(segmentation.segmentation),
 }
 
 
@@ -237,6 +238,7 @@ def known_split(choice: Choice, split: str, prefix: str = "") -> sources.Source:
   splits = Splits(*(choice.args[key] for key in ("train", "val", "test")), row.slices)
   length = sum(len(numbers) for _, numbers in splits.select(split, row.splits))
   classes, labels = tuple(f"{prefix}{i}" for i in range(row.classes)), choice.args.get("labels", row.labels)
+  masks = row.segments and sources.Masks(tuple(row.segments.values), read)
   return sources.Source(
-    choice.name, splits.spec(split), classes, length, read, lambda i: f"{choice.name}, record {i}", labels
+    choice.name, splits.spec(split), classes, length, read, lambda i: f"{choice.name}, record {i}", labels, masks=masks
   )

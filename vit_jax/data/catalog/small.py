@@ -1,7 +1,8 @@
-"""Small sets that VTAB does not have: the digits, generated signs, CIFAR-10, and two of big_vision's few-shot suite."""
+"""Small sets that VTAB does not have: digits, generated signs and scenes, CIFAR-10, and two of big_vision's suite."""
 
+from vit_jax.data import scenes
 from vit_jax.data.readers import tfds
-from vit_jax.data.rows import Row
+from vit_jax.data.rows import Row, Segments
 
 ROWS = {
   "digits": Row(
@@ -18,6 +19,14 @@ ROWS = {
     200,
     flip=False,
     image_bytes=1_000,
+  ),
+  "scenes": Row(  # generated, with masks: see data/scenes.py
+    tfds.catalogued,
+    "scenes:1.0.0",
+    {"train": 2_500, "test": 500},
+    7,
+    image_bytes=8_900,  # measured
+    segments=Segments("mask", {name: number for number, name in enumerate(("ground", *scenes.CLASSES))}),
   ),
   "cifar10": Row(
     tfds.catalogued,

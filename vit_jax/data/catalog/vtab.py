@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vit_jax.data.catalog import labels
 from vit_jax.data.readers import tfds
-from vit_jax.data.rows import Row
+from vit_jax.data.rows import Row, Segments
 
 
 class Task(NamedTuple):
@@ -110,6 +110,7 @@ ROWS = {
     37,
     108_000,  # 792 MB
     "train[2944:3144]",
+    segments=Segments("segmentation_mask", {"pet": 1, "background": 2}, ignored=(3,)),  # 3 lies between them
   ),
   "sun397": _row(
     "sun397/tfds:4.0.0",

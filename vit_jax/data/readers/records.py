@@ -22,6 +22,7 @@ class Records(NamedTuple):
   parse: Callable[[bytes], tuple[bytes, Label]]  # a record to image file and label; OSError for anything else
   label: Callable[[bytes], Label] | None  # a record to its label, where that is less work
   name: Callable[[bytes], str] | None  # a record to the name of its image file, where that is stored
+  mask: Callable[[bytes], bytes] | None  # a record to the file of its mask, where it has one
 
 
 def understood(row: Row, features) -> Records:
@@ -42,13 +43,26 @@ def understood(row: Row, features) -> Records:
     names = (features[key].feature if listed else features[key]).names
     read = functools.partial(_stored, key, listed, image)
 
-  def parse(data):
+  if row.segments and row.segments.feature not in features:
+    raise ConfigError(
+      f"the mask is {row.segments.feature!r}, which the dataset does not have; it has {sorted(features)}"
+    )
+
+  def values_of(data):
     # As TFDS has them in protobuf, without its own parser, which takes 200 us where this takes 40.
     try:
-      values = tf_example_pb2.Example.FromString(data).features.feature
+      return tf_example_pb2.Example.FromString(data).features.feature
     except message.Error as error:
       raise OSError(f"damaged: {str(error).splitlines()[0]}") from error
-    return read(values)
+
+  def parse(data):
+    return read(values_of(data))
+
+  def mask_of(data):
+    encoded = values_of(data)[row.segments.feature].bytes_list.value
+    if len(encoded) != 1:
+      raise OSError(f"damaged: a record with {len(encoded)} masks")
+    return encoded[0]
 
   def changed(data):
     encoded, label = parse(data)
@@ -56,9 +70,10 @@ def understood(row: Row, features) -> Records:
 
   texts = [key for key in _NAMES if key in features and isinstance(features[key], tfds.features.Text)]
   name = functools.partial(_name, texts[0]) if texts else None
+  mask = mask_of if row.segments else None
   if row.image is None:
-    return Records(tuple(names), listed, parse, None, name)
-  return Records(tuple(names), listed, changed, lambda data: parse(data)[1], name)
+    return Records(tuple(names), listed, parse, None, name, mask)
+  return Records(tuple(names), listed, changed, lambda data: parse(data)[1], name, mask)
 
 
 def _name(key, data):

@@ -118,9 +118,9 @@ def open_prepared(
     except OSError as error:
       raise OSError(f"{folder} is {error}") from error
 
-  def name_of(i):
+  def stored_in(i, understand):
     part, number = sources.located(parts, i)
-    return parse(fetch(part, number), records.name)
+    return parse(fetch(part, number), understand)
 
   source = sources.assemble(
     info.name,
@@ -136,7 +136,14 @@ def open_prepared(
     runs=sources.Runs(lambda part, first, stop: stored[part].read(first, stop), parse) if remote else None,
     remote=remote,
   )
-  return dataclasses.replace(source, read_name=name_of if records.name else None)
+  masks = row.segments and sources.Masks(
+    tuple(row.segments.values),
+    lambda i: stored_in(i, records.mask),
+    tuple(row.segments.values.values()),
+    row.segments.ignored,
+  )
+  named = (lambda i: stored_in(i, records.name)) if records.name else None
+  return dataclasses.replace(source, read_name=named, masks=masks)
 
 
 def _opened(row, path, advice):

@@ -1,0 +1,32 @@
+"""Features for dense probes without a download: a small ViT on 2,500 generated scenes, told what most of each shows.
+
+Command:   python -m vit_jax.prepare scenes, once
+           python -m vit_jax.train --config=configs/scenes.py --workdir=runs/scenes
+           python -m vit_jax.fewshot --config=configs/probes.py:dense,scenes --weights=runs/scenes
+Hardware:  two CPU cores
+Result:    docs/results.md. No mask is seen in training; during it a linear map of frozen patches is fitted to those of
+           the training images every so often, and measured on those of the others
+"""
+
+from vit_jax.config import recipe
+
+
+def get_config():
+  """The run; its seed is 0."""
+  whole = dict(name="resize")
+  return recipe(
+    model=dict(name="ViT-Ti/8", width=96, depth=3, heads=3, hidden=192, pool="gap"),
+    data=dict(
+      name="scenes",
+      image_size=64,
+      crop=dict(name="random_crop", padding=8, border="mirrored"),
+      test_crop=whole,
+    ),
+    optim=dict(name="adamw", accumulate=4, lr=2e-3, weight_decay=0.05, warmup="5%", clip=1.0),
+    total="40ep",
+    batch=32,
+    evals=dict(
+      masks=dict(name="dense", every="25%"),
+      test=dict(name="accuracy", every="25%"),
+    ),
+  )

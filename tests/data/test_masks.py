@@ -1,0 +1,105 @@
+"""Masks: numbers of pixels whatever the PNG, scaled by their middles, shares of patches counted one by one."""
+
+import dataclasses
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data import masks, sources
+from vit_jax.data.images import ImageError, Images
+
+STORED = np.random.default_rng(0).integers(0, 4, (5, 7)).astype(np.uint8)
+
+
+def file(pixels, mode="L", form="PNG"):
+  made = Image.fromarray(pixels)
+  if mode == "P":
+    made.putpalette(np.random.default_rng(1).integers(0, 256, 768).astype(np.uint8).tobytes())
+  elif mode != "L":
+    made = made.convert(mode)
+  written = io.BytesIO()
+  made.save(written, form)
+  return written.getvalue()
+
+
+def images(content, on_error="raise", count=100, **of_masks):
+  def read(i):
+    if content is None:
+      raise FileNotFoundError(2, "No such file", "masks/x.png")
+    return content
+
+  known = sources.Masks(("a", "b", "c", "d"), read, **of_masks)
+  made = sources.Source("made", "train", ("image",), count, read, lambda i: f"record {i}")
+  return Images(dataclasses.replace(made, masks=known), on_error, 10_000, 100.0)
+
+
+@pytest.mark.parametrize("mode", ["L", "P"])
+def test_numbers_are_those_of_gray_pixels_and_of_places_in_a_palette(mode):
+  np.testing.assert_array_equal(masks.pixels(file(STORED, mode), 10_000, 100), STORED)
+
+
+def test_one_bit_is_two_classes():
+  stored = file(255 * (STORED > 1).astype(np.uint8), "1")
+  np.testing.assert_array_equal(masks.pixels(stored, 10_000, 100), STORED > 1)
+
+
+def test_numbers_in_files_become_classes_and_others_none():
+  known = sources.Masks(("pet", "ground"), None, (1, 2), (3,))
+  stored = np.array([[1, 2, 3, 255]], np.uint8)
+  np.testing.assert_array_equal(masks.numbered(stored, known), [[0, 1, 255, 255]])
+
+
+@pytest.mark.parametrize("size", [3, 5, 11, 16])
+@pytest.mark.parametrize("shape", [(5, 7), (16, 16), (33, 20)])
+def test_each_pixel_of_a_scaled_mask_is_the_one_at_its_middle(size, shape):
+  mask = np.random.default_rng(0).integers(0, 200, shape).astype(np.uint8)
+  scaled = masks.scaled(mask, size)
+  for i in range(size):
+    for j in range(size):
+      # In quarters of a pixel, so that no rounding decides; on a border either side is right.
+      rows, columns = ((2 * k + 1) * side / (2 * size) for k, side in ((i, shape[0]), (j, shape[1])))
+      near = {
+        mask[min(int(r), shape[0] - 1), min(int(c), shape[1] - 1)]
+        for r in (rows - 1e-4, rows + 1e-4)
+        for c in (columns - 1e-4, columns + 1e-4)
+      }
+      assert scaled[i, j] in near
+
+
+@pytest.mark.parametrize(("size", "side"), [(8, 2), (16, 16), (12, 4), (10, 4)])
+def test_shares_are_counted_pixel_by_pixel(size, side):
+  made = np.random.default_rng(0).integers(0, 4, (3, size, size)).astype(np.uint8)
+  made[made == 3] = masks.NONE
+  counts, pixels = np.zeros((3, side, side, 3)), np.zeros((side, side))
+  for i in range(size):
+    for j in range(size):
+      p, q = int((i + 0.5) * side / size), int((j + 0.5) * side / size)
+      pixels[p, q] += 1
+      for image in range(3):
+        if made[image, i, j] < 3:
+          counts[image, p, q, made[image, i, j]] += 1
+  np.testing.assert_allclose(masks.shares(made, side, 3), counts / pixels[:, :, None])
+
+
+@pytest.mark.parametrize(
+  ("content", "says"),
+  [
+    (file(STORED, "RGB"), "record 3: its mask is bad: it is in Pillow's mode 'RGB'"),
+    (file(STORED, "L", "JPEG"), "a JPEG changes the numbers"),
+    (file(STORED)[:-30], "record 3: its mask is bad"),
+    (b"no image", "record 3: its mask is bad: not a complete image"),
+    (file(STORED + 9), "pixels of number (9|10|11|12); allowed are 0 to 3 of 4 classes, and 255 of none"),
+    (file(np.zeros((200, 200), np.uint8)), "200 x 200 pixels; allowed: up to data.max_pixels=10,000"),
+    (None, "record 3: .*masks/x.png"),
+  ],
+)
+def test_a_bad_mask_is_named_or_skipped(content, says):
+  with pytest.raises(ImageError, match=says):
+    masks.read(images(content), 3, 8)
+  skipping = images(content, "skip")
+  assert masks.read(skipping, 3, 8) is None and list(skipping.reasons) == [3]
+  with pytest.raises(ImageError, match="2 of 2 records are bad"):
+    some = images(content, "skip", count=2)
+    [masks.read(some, i, 8) for i in range(2)]

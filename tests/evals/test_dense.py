@@ -1,0 +1,244 @@
+"""Dense probes against least squares on all pixels by scikit-learn, PyTorch's scaling and counting pixel by pixel."""
+
+import json
+import os
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+
+from tests import runs, test_processes
+from tests.image_files import decoded
+from vit_jax import build, config, loop, measuring, models
+from vit_jax.corpora.builders import prepare
+from vit_jax.data import crops, masks, scenes
+from vit_jax.data.images import ImageError
+from vit_jax.evals import subject
+from vit_jax.evals.dense import confusion, intersection_over_union
+from vit_jax.schema import Choice, ConfigError
+
+pytestmark = pytest.mark.heavy
+
+CLASSES, SIZE, SIDE = 8, 32, 4
+TRAIN, TEST = 30, 13  # images; batches of 8, so that the last is padded
+DESCRIPTION = models.Description(
+  Choice("ViT-Ti/8", {"width": 16, "depth": 1, "heads": 2, "hidden": 16, "registers": 2}), SIZE, 3
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  """Scenes, in whose masks some pixels are of no class."""
+  root = tmp_path_factory.mktemp("scenes")
+  for split, numbers in (("train", range(TRAIN)), ("test", range(TRAIN, TRAIN + TEST))):
+    for name in ("images", "masks"):
+      (root / name / split).mkdir(parents=True)
+    for number in numbers:
+      pixels, mask = scenes.draw(number)
+      mask[: number % 9, :20] = masks.NONE
+      (root / "images" / split / f"{number:03}.png").write_bytes(scenes.png(pixels[..., ::-1]).getvalue())
+      (root / "masks" / split / f"{number:03}.png").write_bytes(scenes.png(mask).getvalue())
+  return root
+
+
+@pytest.fixture(scope="module")
+def weights():
+  parameters = models.functional(DESCRIPTION).init(jax.random.key(3))
+  return DESCRIPTION, {path: np.asarray(value) for path, value in parameters.items()}
+
+
+def wanted(folder, **changes):
+  data = {"name": "segmentation", "path": str(folder), "classes": CLASSES}
+  edited = config.measurement(
+    evals={"it": {"name": "dense", "data": data | changes.pop("data", {})} | changes}, batch=8
+  )
+  return config.resolve(edited, config.Measurement)
+
+
+def measured(weights, devices=1, **changes):
+  parts = measuring.build(wanted(**changes), *weights, jax.devices()[:devices])
+  return parts.evals["it"](parts.params, lambda: None)
+
+
+@pytest.fixture(scope="module")
+def outcome(weights, folder):
+  return measured(weights, folder=folder)
+
+
+def by_hand(folder, split, weights):
+  """(tokens [N, P, P, D], masks [N, S, S]) of a split, image by image."""
+  description, arrays = weights
+  headless = {path: array for path, array in arrays.items() if "head" not in path.split("/")[0]}
+  model = models.functional(description.replaced(classes=0)).create(headless)
+  tokens, truth = [], []
+  for file in sorted((folder / "images" / split).iterdir()):
+    image = crops.resize(SIZE)(decoded(file.read_bytes()), None)
+    tokens.append(np.asarray(model.outputs(image[None] / 127.5 - 1).tokens)[0, 3:].reshape(SIDE, SIDE, -1))
+    mask = masks.pixels((folder / "masks" / split / file.name).read_bytes(), 10**6, 10)
+    truth.append(masks.scaled(mask, SIZE))
+  return np.stack(tokens), np.stack(truth)
+
+
+def test_the_probe_is_the_least_squares_of_all_pixels_by_the_tokens_of_their_patches(weights, folder, outcome):
+  torch = pytest.importorskip("torch")
+  (tokens, truth), (test_tokens, test_truth) = (by_hand(folder, split, weights) for split in ("train", "test"))
+  patch = SIZE // SIDE
+  rows = tokens.repeat(patch, 1).repeat(patch, 2).astype(np.float64)[truth < CLASSES]
+  labels = truth[truth < CLASSES]
+  mean, deviation = rows.mean(0), rows.std(0) + 1e-5
+  x = np.concatenate([(rows - mean) / deviation, np.full((len(rows), 1), 100.0)], 1)
+  y = np.where(labels[:, None] == np.arange(CLASSES), 1.0, -1.0)
+  fitted = Ridge(alpha=1024.0, fit_intercept=False).fit(x, y, sample_weight=np.full(len(x), 1 / patch**2))
+  predicted = []
+  for image in test_tokens:
+    z = (image.reshape(SIDE**2, -1) - mean) / deviation
+    scores = fitted.predict(np.concatenate([z, np.full((len(z), 1), 100.0)], 1)).reshape(SIDE, SIDE, CLASSES)
+    scores = torch.from_numpy(scores.transpose(2, 0, 1))[None]
+    large = torch.nn.functional.interpolate(scores, (SIZE, SIZE), mode="bilinear", align_corners=False)
+    predicted.append(large[0].argmax(0).numpy())
+  predicted, pixels = np.stack(predicted), np.zeros((CLASSES, CLASSES), int)
+  for one, other in zip(test_truth.ravel(), predicted.ravel(), strict=True):
+    if one < CLASSES:
+      pixels[one, other] += 1
+  assert pixels.sum() == outcome.details.pixels.sum() == (test_truth < CLASSES).sum()
+  assert np.abs(pixels - outcome.details.pixels).sum() < 0.002 * pixels.sum()  # pixels between two classes
+  ious = []
+  for number in range(CLASSES):
+    both = ((test_truth == number) & (predicted == number)).sum()
+    either = ((test_truth == number) | ((predicted == number) & (test_truth < CLASSES))).sum()
+    ious += [both / either] if either else []
+  assert outcome.figures["mean_iou"] == pytest.approx(np.mean(ious), abs=2e-3)
+  right = (test_truth == predicted)[test_truth < CLASSES].mean()
+  assert outcome.figures["pixel_accuracy"] == pytest.approx(right, abs=2e-3)
+  assert outcome.figures["images"] == TEST
+
+
+@pytest.mark.parametrize(("devices", "batch"), [(8, 8), (4, 20), (2, 64)])
+def test_devices_and_batch_change_nothing(weights, folder, outcome, devices, batch):
+  found = measured(weights, devices, folder=folder, batch=batch)
+  assert np.abs(found.details.pixels - outcome.details.pixels).sum() < 0.002 * outcome.details.pixels.sum()
+  assert found.figures == pytest.approx(outcome.figures, abs=2e-3)
+
+
+@pytest.mark.parametrize(("side", "size"), [(2, 8), (4, 32), (5, 16), (7, 7)])
+def test_scores_are_scaled_as_pytorch_does_and_the_first_of_equals_is_best(side, size):
+  torch = pytest.importorskip("torch")
+  scores = np.random.default_rng(0).standard_normal((5, 3, side, side)).astype(np.float32)
+  scores[3] = scores[1]  # which therefore never wins
+  large = torch.nn.functional.interpolate(
+    torch.from_numpy(scores), (size, size), mode="bilinear", align_corners=False
+  ).numpy()
+  best = np.asarray(jax.jit(subject.resized_best, static_argnums=1)(scores, size))
+  chosen = np.take_along_axis(large, best[None].astype(int), 0)[0]
+  np.testing.assert_allclose(chosen, large.max(0), atol=1e-6)
+  assert best.dtype == np.uint8 and 3 not in best
+
+
+def test_intersections_and_unions_are_those_of_sets_of_pixels():
+  draw = np.random.default_rng(0)
+  truth, predicted = draw.integers(0, 5, (2, 6, 20))
+  truth[truth == 4] = masks.NONE
+  predicted[predicted == 2] = 0
+  truth[truth == 2] = 1  # class 2 is neither there nor predicted
+  pixels = confusion(truth, predicted, 5)
+  for number, iou in enumerate(intersection_over_union(pixels)):
+    places = [
+      {place for place in np.ndindex(truth.shape) if where[place] == number and truth[place] != masks.NONE}
+      for where in (truth, predicted)
+    ]
+    either = places[0] | places[1]
+    assert iou == pytest.approx(len(places[0] & places[1]) / len(either)) if either else np.isnan(iou)
+
+
+def test_a_bad_mask_is_named_or_left_out(weights, folder, tmp_path):
+  shutil.copytree(folder, tmp_path / "bad")
+  file = tmp_path / "bad/masks/test/033.png"
+  file.write_bytes(file.read_bytes()[:40])
+  with pytest.raises(ConfigError, match=r"record 3 \(files 'images/test/033.png'.*its mask is bad"):
+    measured(weights, 2, folder=tmp_path / "bad")
+  found = measured(weights, 2, folder=tmp_path / "bad", data={"on_error": "skip"})
+  assert found.figures["images"] == TEST - 1
+  (tmp_path / "bad/images/test/035.png").write_bytes(b"no image")
+  assert measured(weights, 2, folder=tmp_path / "bad", data={"on_error": "skip"}).figures["images"] == TEST - 2
+  with pytest.raises(ImageError, match=r"035\.png"):
+    measured(weights, 2, folder=tmp_path / "bad")
+
+
+@pytest.mark.parametrize(
+  ("changes", "says"),
+  [
+    ({"data": {"test_crop": {"name": "centre"}}}, r"config.evals.it.data.test_crop.name: 'centre' cuts images"),
+    ({"data": {"name": "digits", "path": None}}, r"config.evals.it.data: .*digits have no masks; allowed: .*scenes"),
+    ({"train": "trian"}, r"config.evals.it.train: no split 'trian'"),
+    ({"l2": 0.0}, r"config.evals.it.l2: 0.0 is out of range"),
+    ({"batch": 15}, r"config.evals.it.batch: 15 does not divide over 2 devices"),
+  ],
+)
+def test_what_cannot_be_measured_is_refused(weights, folder, changes, says):
+  prepare("digits")
+  given = wanted(folder)
+  if changes.get("data", {}).get("name") == "digits":
+    given = config.resolve(
+      config.measurement(evals={"it": {"name": "dense", "data": {"name": "digits"}}}), config.Measurement
+    )
+  else:
+    given = wanted(folder, **changes)
+  with pytest.raises(ConfigError, match=says):
+    measuring.build(given, *weights, jax.devices()[:2])
+
+
+def test_masks_of_one_class_alone_are_refused(weights, folder, tmp_path):
+  shutil.copytree(folder, tmp_path / "one")
+  for file in (tmp_path / "one/masks/train").iterdir():
+    file.write_bytes(scenes.png(np.full((64, 64), 3, np.uint8)).getvalue())
+  with pytest.raises(ConfigError, match=r"config.evals.it.train: masks show '3' alone; a probe needs two classes"):
+    measured(weights, folder=tmp_path / "one")
+
+
+def evaluated(folder):
+  """The shrunk run on digits, measured on scenes every third step."""
+  data = Choice("segmentation", {"path": str(folder), "classes": CLASSES})
+  choice = Choice("dense", {"data": data, "every": "3"})
+  run = build.complete(runs.changed(runs.run(total="9"), evals={"scenes": choice}))
+  return build.build(run, jax.devices()[:1])
+
+
+def test_a_run_is_measured_while_it_trains_and_goes_on_where_it_died(folder, tmp_path):
+  prepare("digits")
+  parts = evaluated(folder)
+  whole = loop.train(parts, tmp_path / "whole")
+  with pytest.raises(InterruptedError):
+    loop.train(runs.dying(parts, 5), tmp_path / "killed")
+  again = loop.train(parts, tmp_path / "killed")
+  lines = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "killed")]
+  found = [[row for line in some if "scenes/mean_iou" in (row := json.loads(line))] for some in lines]
+  assert found[0] == found[1] and [row["step"] for row in found[0]] == [3, 6, 9]
+  assert whole["scenes/mean_iou"] == again["scenes/mean_iou"]
+
+
+def test_two_processes_measure_what_one_does_and_end_together_for_a_bad_mask(weights, folder, tmp_path):
+  prepare("digits")
+  loop.train(runs.parts(1, total=2), tmp_path / "run")
+  shutil.copytree(folder, tmp_path / "bad")
+  os.truncate(tmp_path / "bad/masks/train/004.png", 50)
+
+  def words(path, name):
+    return [
+      "--config=configs/probes.py:dense,scenes", f"--weights={tmp_path / 'run'}",
+      "--config.evals.scenes.data.name=segmentation",
+      f"--config.evals.scenes.data.path={path}", f"--config.evals.scenes.data.classes={CLASSES}", "--config.batch=8",
+      f"--json={tmp_path / name}.json",
+    ]  # fmt: skip
+
+  single = runs.command("fewshot", *words(folder, "one"), devices=2)
+  said = runs.finish(single)
+  assert "mean IoU" in said and "8 classes of pixels, from 30 images of 'train', 13 of 'test'" in said
+  both = test_processes.placed_pair("vit_jax.fewshot", *words(folder, "two"))
+  assert "mean IoU" in runs.finish(both[0])
+  assert "mean IoU" not in runs.finish(both[1])
+  one, two = (json.loads((tmp_path / f"{name}.json").read_text())["evals"]["scenes"] for name in ("one", "two"))
+  assert one["figures"] == pytest.approx(two["figures"], abs=2e-3) and one["iou"].keys() == two["iou"].keys()
+  for process in test_processes.placed_pair("vit_jax.fewshot", *words(tmp_path / "bad", "bad")):
+    assert "its mask is bad" in runs.finish(process, 2)

@@ -1,0 +1,145 @@
+"""Folders of images with masks as sources: `images/x.jpg` and `masks/x.png`, for dense probes."""
+
+import dataclasses
+import hashlib
+import os
+from typing import Annotated
+
+from vit_jax import paths
+from vit_jax.data import sources
+from vit_jax.data.readers import places
+from vit_jax.data.readers.labels import class_names
+from vit_jax.data.readers.tree import Tree
+from vit_jax.schema import ConfigError, Fraction, Range, at
+
+Number = Annotated[int, Range(0, 255)]
+
+
+def segmentation(
+  name: str,
+  row: sources.Row,
+  split: str,
+  *,
+  path: str,
+  classes: str | int,
+  images: str = "images",
+  masks: str = "masks",
+  first: Number = 0,
+  ignored: tuple[Number, ...] = (),
+  train: str = "train",
+  val: str | None = None,
+  test: str = "test",
+  holdout: Fraction = 0.2,
+  split_seed: Annotated[int, Range(0, 2**31 - 1)] = 0,
+) -> sources.Source:
+  """A split of the folder `path`: each mask, `masks/[<split>/]x.png`, with its image, `images/[<split>/]x.jpg`.
+
+  A mask has one channel of numbers, also as places in a palette; 255 is no class. Masks without an image and images
+  without a mask are left out, and counted in a note. Without folders of splits the share `holdout` of the images is
+  "test", those with the smallest hashes. Images have no class of their own: all have the label 0.
+
+  Args:
+    name: of the data.
+    row: of the catalog.
+    split: "train", "val", "test" or a split string.
+    path: a folder, on a disk or in a bucket.
+    classes: a text file with the names of the classes of pixels, one a line, or their number.
+    images: the folder of images in it; JPEGImages in Pascal VOC's.
+    masks: that of masks; SegmentationClass in Pascal VOC's.
+    first: the number of the first class in masks: 1 where 0 is no class, as in ADE20K's, with ignored=(0,).
+    ignored: numbers of no class in masks, beside 255.
+    train: split string.
+    val: split string.
+    test: split string.
+    holdout: share of the images that are "test" where there are no folders of splits.
+    split_seed: of the hashes.
+  """
+  with at("path"):
+    root = _opened(path)
+  tree, splits = Tree(root), sources.Splits(train, val, test)
+  names = class_names(classes)
+  found, note = _found(tree, images, masks)
+  if "" in found:
+    found = _held_out(found[""], holdout, split_seed)
+  parts = splits.select(split, {part: len(pairs) for part, pairs in found.items()})
+  if first + len(names) > 255:
+    raise ConfigError(f"{len(names)} classes from {first} on do not fit below 255, which is no class", "classes")
+
+  def pair(i):
+    part, number = sources.located(parts, i)
+    return found[part][number]
+
+  def fingerprint():
+    used = [file for part, numbers in parts for both in found[part][numbers.start : numbers.stop] for file in both]
+    sizes, times = zip(*root.stamps(used), strict=True)
+    return sources.Fingerprint(*map(sources.digest, (used, sorted(used), sizes, times)))
+
+  source = sources.assemble(
+    name,
+    splits.spec(split),
+    ("image",),
+    parts,
+    lambda part, i: (root.read(found[part][i][0]), 0),
+    lambda part, i: f" (files {found[part][i][0]!r} and {found[part][i][1]!r} in {str(root.root)!r})",
+    lambda part, i: found[part][i][0],
+    fingerprint,
+    read_label=lambda part, i: 0,
+    remote=isinstance(root, places.Bucket),
+  )
+  values = tuple(range(first, first + len(names)))
+  of_pixels = sources.Masks(tuple(names), lambda i: root.read(pair(i)[1]), values, ignored)
+  return dataclasses.replace(source, masks=of_pixels, note=note)
+
+
+def _opened(path) -> places.Disk | places.Bucket:
+  """The folder that `path` names."""
+  root = paths.parse(path, bare=True).expanduser()
+  if paths.in_bucket(root):
+    return places.reached(root, lambda: places.Bucket.listed(root))
+  if not path or not root.is_dir():
+    raise sources.AbsentError(f"no folder {path!r}; name one with images/x.jpg and masks/x.png")
+  return places.Disk(root)
+
+
+def _found(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:
+  """({split, or "" without folders of splits: (image, mask)s in order of name}, what is left out in words)."""
+  top = tree.folders()
+  for key, folder in (("images", images), ("masks", masks)):
+    if folder.split("/")[0] not in top:
+      raise ConfigError(f"no folder {folder!r} in {str(tree.root.root)!r}, which has {top}; name that of {key}", key)
+  inner = tree.folders(masks)
+  result, alone = {}, [0, 0]
+  for split in inner or [""]:
+    of_images, of_masks = (
+      {os.path.splitext(name)[0]: os.path.join(above, split, name) for name in _images(tree, above, split)}
+      for above in (images, masks)
+    )
+    both = sorted(of_images.keys() & of_masks.keys())
+    alone[0], alone[1] = alone[0] + len(of_images) - len(both), alone[1] + len(of_masks) - len(both)
+    result[split] = [(of_images[name], of_masks[name]) for name in both]
+  if not any(result.values()):
+    raise ConfigError(
+      f"no mask in {masks!r} has the name of an image in {images!r}; write images/x.jpg and masks/x.png, or "
+      "images/train/x.jpg and masks/train/x.png",
+      "path",
+    )
+  note = f"{str(tree.root.root)!r}: {sum(map(len, result.values())):,} images with masks; left out: "
+  return result, f"{note}{alone[0]:,} images without a mask, {alone[1]:,} masks without an image"
+
+
+def _images(tree, above, split) -> list[str]:
+  """The images in a folder of splits, or none where there is no such folder."""
+  if split and split not in tree.folders(above):
+    return []
+  return tree.entries(os.path.join(above, split)).images
+
+
+def _held_out(pairs, holdout, seed) -> dict[str, list[tuple[str, str]]]:
+  """The share `holdout` of them as "test", the others as "train", both in order of their hashes."""
+
+  def draw(pair):
+    return hashlib.blake2b(f"{seed}/{pair[0]}".encode("utf-8", "surrogateescape")).digest()
+
+  drawn = sorted(pairs, key=draw)
+  held = round(len(drawn) * holdout)
+  return {"train": drawn[held:], "test": drawn[:held]}
