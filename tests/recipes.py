@@ -75,4 +75,9 @@ def pictures(choice, split):
   if row.labels == 1:
     labels = [label for (label,) in labels]
   names = tuple(map(str, range(row.classes)))
-  return sources.Source("made", split, names, 16, lambda i: (files[i], labels[i]), str, row.labels)
+  masks = None
+  if row.segments:
+    values = tuple(row.segments.values.values())
+    drawn = [draw.choice(values, (40, 50)).astype(np.uint8) for _ in files]
+    masks = sources.Masks(tuple(row.segments.values), lambda i: cv2.imencode(".png", drawn[i])[1].tobytes(), values)
+  return sources.Source("made", split, names, 16, lambda i: (files[i], labels[i]), str, row.labels, masks=masks)

@@ -137,7 +137,9 @@ def pictures(choice, split):
   """In the place of the data, which are not here; says that the reader got its keys."""
   keys = schema.arguments(choice, catalog.READERS[choice.name])
   names = tuple(map(str, range(catalog.CATALOG[choice.name].classes or 3)))
-  return sources.Source("made", split, names, 16, None, str, keys.get("labels", 1))
+  segments = catalog.CATALOG[choice.name].segments
+  masks = segments and sources.Masks(tuple(segments.values), None)
+  return sources.Source("made", split, names, 16, None, str, keys.get("labels", 1), masks=masks)
 
 
 @pytest.mark.heavy

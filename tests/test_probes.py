@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neighbors import KNeighborsClassifier
 
 from vit_jax import probes
@@ -138,3 +138,58 @@ def test_every_image_is_drawn_as_often_as_another():
 def test_what_cannot_be_is_an_error(call, message):
   with pytest.raises(ConfigError, match=message):
     call(*problem())
+
+
+def of_patches(rows=300, width=6, classes=4):
+  """Features, and shares of one or two classes, of which some are of no class in part."""
+  (features, labels), draw = problem(rows, width, classes), np.random.default_rng(3)
+  shares = 0.7 * np.eye(classes)[labels] + 0.3 * np.eye(classes)[draw.integers(0, classes, rows)]
+  return features, (shares * draw.choice([0.0, 0.5, 1.0], (rows, 1))).astype(np.float32)
+
+
+def as_pixels(features, shares):
+  """(standardised features, class, weight) of a row for each share that is not zero."""
+  row, label = np.nonzero(shares)
+  weight = shares[row, label].astype(np.float64)
+  x = features[row].astype(np.float64)
+  mean = np.average(x, 0, weight)
+  return (x - mean) / (np.sqrt(np.average((x - mean) ** 2, 0, weight)) + 1e-5), label, weight
+
+
+@pytest.mark.parametrize("l2", [0.5, 30.0])
+def test_least_squares_of_shares_are_those_of_pixels_in_scikit_learn(l2, monkeypatch):
+  features, shares = of_patches()
+  monkeypatch.setattr(probes, "ROWS", 77)
+  probe = probes.ridge_of_shares(features, shares, l2=l2)
+  x, label, weight = as_pixels(features, shares)
+  x = np.concatenate([x, np.full((len(x), 1), 100.0)], 1)
+  theirs = Ridge(alpha=l2, fit_intercept=False).fit(x, np.where(label[:, None] == np.arange(4), 1.0, -1.0), weight)
+  np.testing.assert_allclose(probe.weights, theirs.coef_.T, atol=1e-5)
+  kernel, bias = probes.affine(probe)
+  np.testing.assert_allclose(features @ kernel + bias, probes.scores(probe, features), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("l2", [0.1, 10.0])
+def test_logistic_regression_of_shares_is_that_of_pixels_in_scikit_learn(l2):
+  features, shares = of_patches()
+  probe = probes.logistic_of_shares(features, shares, l2=l2)
+  x, label, weight = as_pixels(features, shares)
+  theirs = LogisticRegression(C=1 / l2, max_iter=10_000, tol=1e-8).fit(x, label, weight)
+  ours = probe.weights - probe.weights.mean(1, keepdims=True)  # what all scores have in common says nothing
+  np.testing.assert_allclose(ours[:-1], theirs.coef_.T - theirs.coef_.T.mean(1, keepdims=True), atol=5e-3)
+  np.testing.assert_allclose(100 * ours[-1], theirs.intercept_ - theirs.intercept_.mean(), atol=5e-3)
+
+
+@pytest.mark.parametrize("name", probes.OF_SHARES)
+@pytest.mark.parametrize(
+  ("change", "says"),
+  [
+    (lambda x, shares: (x, shares * [1, 0, 0, 0]), "fewer than two classes"),
+    (lambda x, shares: (x, 0 * shares), "fewer than two classes"),
+    (lambda x, shares: (x * np.where(np.arange(6), 1, np.nan), shares), "features are not finite"),
+  ],
+)
+def test_shares_that_teach_nothing_are_an_error(name, change, says):
+  with pytest.raises(ConfigError, match=says):
+    probes.OF_SHARES[name](*change(*of_patches()))

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import schema
@@ -119,48 +121,66 @@ def _dual(features, labels, classes, mean, deviation, l2):
   return [x.T @ np.linalg.solve(gram + penalty * np.eye(len(x)), targets) for penalty in l2]
 
 
-# The same, from more rows than memory holds, whose labels may be shares of classes.
+# Probes of rows whose label is shares of classes, as those of the pixels of a patch. A config can name them.
 
 
-@dataclasses.dataclass(frozen=True)
-class Moments:
-  """Weighted sums over rows [x - centre, 1]: all that least squares need to know of them."""
-
-  centre: Float[np.ndarray, " D"]  # near the mean, so that little cancels
-  gram: Float[np.ndarray, "D+1 D+1"]
-  targets: Float[np.ndarray, "D+1 V"]
-
-  def add(self, features: Float[np.ndarray, "N D"], shares: Float[np.ndarray, "N V"]) -> "Moments":
-    """With more rows, of which each weighs the sum of its shares of classes."""
-    x = np.concatenate([features - self.centre, np.ones((len(features), 1))], axis=1)
-    gram = x.T @ (x * shares.sum(1, keepdims=True))
-    return dataclasses.replace(self, gram=self.gram + gram, targets=self.targets + x.T @ shares)
+def ridge_of_shares(features: Features, shares: Features, *, l2: Positive = 1024.0) -> Probe:
+  """As `ridge`, of pixels that share the features of their patch: minimises sum share |x W - y|^2 + l2 |W|^2."""
+  mean, deviation, weight = _weighted(features, shares)
+  width, classes = features.shape[1] + 1, shares.shape[1]
+  gram, targets = np.zeros((width, width)), np.zeros((width, classes))
+  for rows, of_rows, weights in zip(_parts(features), _parts(shares), _parts(weight), strict=True):
+    x = _standardised(rows, mean, deviation)
+    gram += x.T @ (x * weights[:, None])
+    targets += x.T @ (2 * of_rows - weights[:, None])
+  return Probe(mean, deviation, np.linalg.solve(gram + l2 * np.eye(width), targets).astype(np.float32))
 
 
-def no_moments(centre: Float[np.ndarray, " D"], classes: int) -> Moments:
-  """Of no row."""
-  width = len(centre) + 1
-  return Moments(centre.astype(np.float64), np.zeros((width, width)), np.zeros((width, classes)))
+def logistic_of_shares(features: Features, shares: Features, *, l2: Positive = 1.0) -> Probe:
+  """Logistic regression of standardised features, by L-BFGS: minimises sum share -log p + l2 |W|^2 / 2, and one exists.
 
-
-def ridge_of_moments(moments: Moments, l2: float) -> Probe:
-  """As `ridge`, of rows whose label is shares of classes: the W that minimises sum share |x W - y|^2 + l2 |W|^2.
-
-  ConfigError where no row has a label, or features are not finite.
+  The constant has no penalty, as in scikit-learn. Sums are float32, of the first device of this process.
   """
-  rows, width = moments.gram[-1, -1], len(moments.centre)
-  if not rows:
-    raise schema.ConfigError("a probe needs at least one row with a label; there is none")
-  if not np.isfinite(moments.gram).all():
+  from scipy.optimize import minimize  # a tenth of a second, for those who probe
+
+  mean, deviation, weight = _weighted(features, shares)
+  total, shape = weight.sum(), (features.shape[1] + 1, shares.shape[1])
+  with jax.default_device(jax.local_devices()[0]):
+    x = jnp.asarray(((features - mean) / deviation).astype(np.float32))
+    of_rows = jnp.asarray((shares / total).astype(np.float32))
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(weights, x, of_rows):
+      scores = jnp.matmul(x, weights[:-1], precision="highest") + weights[-1]
+      return -jnp.sum(of_rows * jax.nn.log_softmax(scores)) + l2 / (2 * total) * jnp.sum(weights[:-1] ** 2)
+
+    def objective(flat):
+      value, slope = loss(jnp.asarray(flat.reshape(shape), jnp.float32), x, of_rows)
+      return float(value), np.asarray(slope, np.float64).ravel()
+
+    # Below these steps the sums themselves are no more exact.
+    found = minimize(objective, np.zeros(np.prod(shape)), jac=True, method="L-BFGS-B",
+                     options={"maxiter": 1000, "maxfun": 2000, "ftol": 1e-8, "gtol": 1e-6})  # fmt: skip
+  weights = found.x.reshape(shape)
+  weights[-1] /= BIAS
+  return Probe(mean, deviation, weights.astype(np.float32))
+
+
+OF_SHARES = {"logistic": logistic_of_shares, "ridge": ridge_of_shares}
+
+
+def _weighted(features, shares):
+  """(mean, deviation, weights [N]) of rows that weigh the sum of their shares; ConfigError without two classes."""
+  weight = shares.sum(1, dtype=np.float64)
+  if np.count_nonzero(shares.sum(0)) < 2:
+    raise schema.ConfigError("rows show fewer than two classes; a probe needs two")
+  if not np.isfinite(features).all():
     raise schema.ConfigError(_NOT_FINITE)
-  shift = moments.gram[-1, :-1] / rows
-  deviation = np.sqrt(np.maximum(np.diag(moments.gram)[:-1] / rows - shift**2, 0)) + 1e-5
-  change = np.zeros((width + 1, width + 1))  # of a row to the standardised one
-  change[:-1, :-1], change[-1, :-1], change[-1, -1] = np.diag(1 / deviation), -shift / deviation, BIAS
-  gram, targets = change.T @ moments.gram @ change, change.T @ moments.targets
-  targets = 2 * targets - (change.T @ moments.gram[:, -1])[:, None]
-  weights = np.linalg.solve(gram + l2 * np.eye(width + 1), targets)
-  return Probe(moments.centre + shift, deviation, weights.astype(np.float32))
+  pairs = list(zip(_parts(features), _parts(weight), strict=True))
+  mean = sum(weights @ rows.astype(np.float64) for rows, weights in pairs) / weight.sum()
+  square = sum(weights @ np.square(rows - mean) for rows, weights in pairs) / weight.sum()
+  return mean, np.sqrt(square) + 1e-5, weight
 
 
 def affine(probe: Probe) -> tuple[Float[np.ndarray, "D V"], Float[np.ndarray, " V"]]:

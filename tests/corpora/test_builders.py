@@ -12,7 +12,7 @@ from sklearn import datasets
 
 from vit_jax import schema
 from vit_jax.corpora import builders
-from vit_jax.data import catalog, digits, glyphs
+from vit_jax.data import catalog, digits, glyphs, scenes
 from vit_jax.data.readers import tfds
 
 
@@ -94,6 +94,20 @@ def test_generated_signs_are_written_as_they_are_drawn(tmp_path, monkeypatch):
   for split, records in glyphs.examples().items():
     source = tfds.catalogued("glyphs", row, split, path=str(tmp_path))
     assert all_records(source) == [(record["image"].getvalue(), record["label"]) for record in records]
+
+
+def test_generated_scenes_are_written_with_their_masks(tmp_path, monkeypatch):
+  monkeypatch.setattr(scenes, "TRAIN", 30)
+  monkeypatch.setattr(scenes, "TEST", 20)
+  row = dataclasses.replace(catalog.CATALOG["scenes"], splits={"train": 30, "test": 20})
+  monkeypatch.setitem(catalog.CATALOG, "scenes", row)
+  assert builders.prepare("scenes", str(tmp_path)) == f"scenes is prepared at {tmp_path}/scenes/1.0.0"
+  for split, records in scenes.examples().items():
+    source = tfds.catalogued("scenes", row, split, path=str(tmp_path))
+    assert source.masks.classes == ("ground", *source.classes)
+    for i, record in enumerate(records):
+      assert source.read(i) == (record["image"].getvalue(), record["label"])
+      assert source.masks.read(i) == record["mask"].getvalue()
 
 
 @pytest.mark.parametrize("name", ["folder", "tfds"])

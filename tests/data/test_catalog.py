@@ -7,7 +7,7 @@ import pytest
 
 from vit_jax import schema
 from vit_jax.data import augment, catalog, crops, erasing, mixing, policies, sources, stream, warping
-from vit_jax.data.readers import folder, manifest, parquet, tars, tfds
+from vit_jax.data.readers import folder, manifest, parquet, segmentation, tars, tfds
 
 OF_OTHERS = ("mixture", "pseudo_labelled")  # made of other datasets
 KNOWN = [name for name, row in catalog.CATALOG.items() if row.splits]
@@ -104,12 +104,13 @@ def test_the_keys_of_a_dataset_are_those_that_its_reader_reads(name):
     tars.tars: {"classes", "label", "labels"},
     manifest.manifest: {"classes", "labels"},
     parquet.parquet: {"classes", "image", "label", "labels"},
+    segmentation.segmentation: {"classes", "images", "masks", "first", "ignored", "holdout", "split_seed"},
   }[catalog.CATALOG[name].reader]
   images = {"image_size", "test_crop", "mean", "std", "on_error", "max_bad", "exif", "max_pixels", "max_aspect",
             "threads", "prefetch"}  # fmt: skip
   training = {"order", "repeats", "crop", "flip", "policy", "warp", "mixing", "erasing", "workers"}
   measured = {"path", "train", "val", "test"} | own | images
-  data = {"path": "/photos"}
+  data = {"path": "/photos"} | ({"classes": 8} if name == "segmentation" else {})
   assert bound(name, **data).args.keys() == measured | training
   assert bound(name, catalog.EVAL_DATA, **data).args.keys() == measured
   for key in {"holdout", "split_seed", "builder", "labels"} - own:
@@ -227,7 +228,8 @@ def test_every_argument_of_every_table_has_a_default(table):
 @pytest.mark.parametrize("name", catalog.DATA)
 def test_exif_counts_by_default_in_files_of_cameras_alone(name):
   labelled = {"labelled": {"name": "digits"}} if name == "pseudo_labelled" else {}
-  data = {"parts": ({"name": "digits"},)} if name == "mixture" else {"path": "x"} | labelled
+  needed = labelled | ({"classes": 8} if name == "segmentation" else {})
+  data = {"parts": ({"name": "digits"},)} if name == "mixture" else {"path": "x"} | needed
   for table in (catalog.DATA, catalog.EVAL_DATA):
     try:
       args = bound(name, table, **data).args

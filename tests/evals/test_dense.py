@@ -1,4 +1,4 @@
-"""Dense probes against least squares on all pixels by scikit-learn, PyTorch's scaling and counting pixel by pixel."""
+"""Dense probes against scikit-learn's on all pixels, PyTorch's scaling and counting pixel by pixel."""
 
 import json
 import os
@@ -7,11 +7,11 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import LogisticRegression, Ridge
 
 from tests import runs, test_processes
 from tests.image_files import decoded
-from vit_jax import build, config, loop, measuring, models
+from vit_jax import build, config, loop, measuring, models, probes
 from vit_jax.corpora.builders import prepare
 from vit_jax.data import crops, masks, scenes
 from vit_jax.data.images import ImageError
@@ -81,7 +81,9 @@ def by_hand(folder, split, weights):
   return np.stack(tokens), np.stack(truth)
 
 
-def test_the_probe_is_the_least_squares_of_all_pixels_by_the_tokens_of_their_patches(weights, folder, outcome):
+@pytest.mark.parametrize("probe", ["logistic", "ridge"])
+def test_the_probe_is_that_of_all_pixels_by_the_tokens_of_their_patches(weights, folder, outcome, probe):
+  outcome = outcome if probe == "logistic" else measured(weights, folder=folder, probe={"name": probe})
   torch = pytest.importorskip("torch")
   (tokens, truth), (test_tokens, test_truth) = (by_hand(folder, split, weights) for split in ("train", "test"))
   patch = SIZE // SIDE
@@ -89,12 +91,16 @@ def test_the_probe_is_the_least_squares_of_all_pixels_by_the_tokens_of_their_pat
   labels = truth[truth < CLASSES]
   mean, deviation = rows.mean(0), rows.std(0) + 1e-5
   x = np.concatenate([(rows - mean) / deviation, np.full((len(rows), 1), 100.0)], 1)
-  y = np.where(labels[:, None] == np.arange(CLASSES), 1.0, -1.0)
-  fitted = Ridge(alpha=1024.0, fit_intercept=False).fit(x, y, sample_weight=np.full(len(x), 1 / patch**2))
+  each = np.full(len(x), 1 / patch**2)
+  if probe == "ridge":
+    y = np.where(labels[:, None] == np.arange(CLASSES), 1.0, -1.0)
+    scores_of = Ridge(alpha=1024.0, fit_intercept=False).fit(x, y, each).predict
+  else:
+    scores_of = LogisticRegression(max_iter=1000).fit(x, labels, each).decision_function
   predicted = []
   for image in test_tokens:
     z = (image.reshape(SIDE**2, -1) - mean) / deviation
-    scores = fitted.predict(np.concatenate([z, np.full((len(z), 1), 100.0)], 1)).reshape(SIDE, SIDE, CLASSES)
+    scores = scores_of(np.concatenate([z, np.full((len(z), 1), 100.0)], 1)).reshape(SIDE, SIDE, CLASSES)
     scores = torch.from_numpy(scores.transpose(2, 0, 1))[None]
     large = torch.nn.functional.interpolate(scores, (SIZE, SIZE), mode="bilinear", align_corners=False)
     predicted.append(large[0].argmax(0).numpy())
@@ -120,6 +126,26 @@ def test_devices_and_batch_change_nothing(weights, folder, outcome, devices, bat
   found = measured(weights, devices, folder=folder, batch=batch)
   assert np.abs(found.details.pixels - outcome.details.pixels).sum() < 0.002 * outcome.details.pixels.sum()
   assert found.figures == pytest.approx(outcome.figures, abs=2e-3)
+
+
+def test_of_more_patches_than_are_wanted_each_image_gives_some_at_random(weights, folder, outcome, monkeypatch):
+  taken = []
+
+  real = probes.ridge_of_shares
+
+  def fit(tokens, shares, *, l2: float = 1.0):
+    taken.append(tokens)
+    return real(tokens, shares, l2=l2)
+
+  monkeypatch.setitem(probes.OF_SHARES, "ridge", fit)
+  for devices, batch in ((1, 8), (2, 20)):
+    measured(weights, devices, folder=folder, probe={"name": "ridge"}, patches=100, batch=batch)
+  assert taken[0].shape == (TRAIN * (100 // TRAIN), 16)
+  np.testing.assert_allclose(*taken, atol=1e-4)
+  tokens, _ = by_hand(folder, "train", weights)
+  for number, some in enumerate(taken[0].reshape(TRAIN, 3, 16)):
+    distance = np.abs(tokens[number].reshape(SIDE**2, 1, 16) - some).max(2)
+    assert (distance.min(0) < 1e-3).all() and len(set(distance.argmin(0))) == 3
 
 
 @pytest.mark.parametrize(("side", "size"), [(2, 8), (4, 32), (5, 16), (7, 7)])
@@ -172,7 +198,8 @@ def test_a_bad_mask_is_named_or_left_out(weights, folder, tmp_path):
     ({"data": {"test_crop": {"name": "centre"}}}, r"config.evals.it.data.test_crop.name: 'centre' cuts images"),
     ({"data": {"name": "digits", "path": None}}, r"config.evals.it.data: .*digits have no masks; allowed: .*scenes"),
     ({"train": "trian"}, r"config.evals.it.train: no split 'trian'"),
-    ({"l2": 0.0}, r"config.evals.it.l2: 0.0 is out of range"),
+    ({"probe": {"name": "ridge", "l2": 0.0}}, r"config.evals.it.probe.l2: 0.0 is out of range"),
+    ({"probe": {"name": "knn"}}, r"config.evals.it.probe.name: unknown name 'knn'. Allowed: logistic, ridge"),
     ({"batch": 15}, r"config.evals.it.batch: 15 does not divide over 2 devices"),
   ],
 )

@@ -1,10 +1,10 @@
 """Dense probes: linear classifiers of frozen patch tokens, for the class of each pixel, by intersection over union.
 
 As DINOv2 and DINOv3 measure (Oquab et al. 2023, section 7.4), simplified to what has one exact answer. Tokens after the
-last norm are standardised, as a batch norm does in theirs; instead of thousands of steps of AdamW regularised least
-squares tell the share of each class in a patch, so that every pixel counts once, by the features of its patch. Scores
-are scaled bilinearly to the pixels of the image and compared with the mask. Images are squashed whole, without windows
-that slide or augmentation, and so are their masks.
+last norm are standardised, as a batch norm does in theirs; instead of thousands of steps of AdamW the cross-entropy of
+the shares of classes in each patch has its minimum by L-BFGS, so that every pixel counts by the features of its patch.
+Scores are scaled bilinearly to the pixels of the image and compared with the mask. Images are squashed whole, without
+windows that slide or augmentation, and so are their masks.
 """
 
 import concurrent.futures
@@ -15,11 +15,11 @@ from typing import Annotated, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import mesh, probes, runtime
+from vit_jax import mesh, probes, rng, runtime
 from vit_jax.data import catalog, loader, masks, sources
 from vit_jax.data.images import ImageError, Images
 from vit_jax.evals.subject import Outcome, Subject, open_source, parts
-from vit_jax.schema import Choice, ConfigError, Positive, Range, arguments, at, place
+from vit_jax.schema import Choice, ConfigError, Count, Range, arguments, at, place
 
 FIGURES = ["mean_iou", "pixel_accuracy", "images"]
 THREADS = 16  # that read masks
@@ -46,20 +46,23 @@ def dense(
   data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
   train: str = "train",
   test: str = "test",
-  l2: Positive = 1024.0,
+  probe: Annotated[Choice, probes.OF_SHARES] = Choice("logistic"),
+  patches: Count = 2**18,
   batch: Annotated[int, Range(1, 2**16)] | None = None,
 ) -> Callable:
   """(params, poll) -> mean IoU over classes, and the share of pixels that are right.
 
   Intersections and unions are summed over the whole split. The mean is over classes that its masks have, or that were
-  predicted. Pixels of no class, 255 in masks, count nowhere. Memory holds a batch, and the square of the width.
+  predicted. Pixels of no class, 255 in masks, count nowhere.
 
   Args:
     subject: the model and its data.
     data: a dataset with masks, squashed whole (test_crop "resize").
     train: the split that the probe is fitted to, each image once.
     test: the split that it is measured on.
-    l2: penalty on the weights, of standardised tokens, for each of which the labelled share of its patch counts.
+    probe: "logistic", or "ridge", least squares in closed form, which misses classes that are rare; `l2` is the penalty
+      on the weights, of standardised tokens, for each of which the labelled share of its patch counts.
+    patches: to fit it to, at most, equally many of each image, drawn at random; of width 768 the default takes 0.8 GB.
     batch: images at a time.
   """
   size, here = subject.images_at_once(batch), place()
@@ -72,23 +75,24 @@ def dense(
     def pairs(compute, split):
       return _with_masks(compute, subject, data, sources_of[split], size, poll)
 
-    moments, problem, fitted = None, None, (np.zeros((width, len(classes))), np.zeros(len(classes)))
+    learnt, problem, fitted = [], None, (np.zeros((width, len(classes))), np.zeros(len(classes)))
     for rows, truth in pairs(lambda images: tokens(params, images), "train"):
-      x = rows["tokens"].reshape(-1, width).astype(np.float64)
-      moments = moments or probes.no_moments(x.mean(0), len(classes))
-      moments = moments.add(x, masks.shares(truth, side, len(classes)).reshape(-1, len(classes)))
+      shares = masks.shares(truth, side, len(classes)).astype(np.float32)
+      for record, *of_image in zip(rows["position"].tolist(), rows["tokens"], shares, strict=True):
+        few = _drawn(record, side**2, patches // len(sources_of["train"]))
+        learnt.append([values.reshape(side**2, -1)[few] for values in of_image])
     if jax.process_index() == 0:
       try:
         with at(here):
-          fitted = _fitted(moments, classes, l2)
+          fitted = _fitted(learnt, classes, probe)
       except ConfigError as error:
         problem = str(error)
     runtime.agree(problem)
-    probe = [
+    linear = [
       mesh.place(runtime.from_first(array.astype(np.float32)), mesh.replicated(subject.mesh)) for array in fitted
     ]
     pixels, images = np.zeros((len(classes), len(classes)), np.int64), 0
-    for rows, truth in pairs(lambda images: segments((params, *probe), images), "test"):
+    for rows, truth in pairs(lambda images: segments((params, *linear), images), "test"):
       pixels += confusion(truth, rows["classes"], len(classes))
       images += len(truth)
     figures = runtime.from_first(np.array([*_figures(pixels), images])).tolist()
@@ -167,11 +171,17 @@ def _with_masks(compute, subject, data, source, size, poll) -> Iterator[tuple[di
   runtime.agree(problem)
 
 
-def _fitted(moments, classes, l2):
-  """(kernel [D, V], bias [V]) of the probe."""
-  if moments is None:
+def _drawn(record, patches, count) -> np.ndarray:
+  """Numbers of so many patches of a record's image, at least one; of as many as there are, all."""
+  draws = rng.generator(0, "patches of a dense probe", record)
+  return np.sort(draws.permutation(patches)[: max(1, count)])
+
+
+def _fitted(learnt, classes, probe) -> tuple[np.ndarray, np.ndarray]:
+  """(kernel [D, V], bias [V]) of the probe, of (tokens, shares) of each image."""
+  if not learnt:
     raise ConfigError("there is no image with a mask that can be decoded", "train")
-  pixels = moments.targets[-1]
-  if np.count_nonzero(pixels) < 2:
-    raise ConfigError(f"masks show {classes[int(pixels.argmax())]!r} alone; a probe needs two classes", "train")
-  return probes.affine(probes.ridge_of_moments(moments, l2))
+  tokens, shares = (np.concatenate(each) for each in zip(*learnt, strict=True))
+  if np.count_nonzero(shares.sum(0)) < 2:
+    raise ConfigError(f"masks show {classes[int(shares.sum(0).argmax())]!r} alone; a probe needs two classes", "train")
+  return probes.affine(probes.OF_SHARES[probe.name](tokens, shares, **probe.args))

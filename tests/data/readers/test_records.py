@@ -9,7 +9,7 @@ from tests import runs
 from tests.data import prepared
 from vit_jax import build, schema
 from vit_jax.corpora.builders import MADE
-from vit_jax.data import catalog, sources, stream
+from vit_jax.data import catalog, masks, sources, stream
 from vit_jax.data.images import Images
 from vit_jax.data.readers import tfds
 from vit_jax.data.readers.records import understood
@@ -68,6 +68,18 @@ def test_a_set_gives_the_images_and_labels_of_its_records(stored):
     assert number == label(record)
     decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
     np.testing.assert_array_equal(decoded, pixels(record, name))
+
+
+def test_a_mask_is_that_of_its_record_and_classes_have_the_numbers_of_the_row(stored):
+  name, records, source = stored
+  segments = catalog.CATALOG[name].segments
+  assert (source.masks is None) == (segments is None)
+  for i, record in enumerate(records if segments else ()):
+    np.testing.assert_array_equal(masks.pixels(source.masks.read(i), 10**6, 10), record[segments.feature][..., 0])
+    other = sources.subset(source, range(i, len(source)))
+    assert other.masks.read(0) == source.masks.read(i)
+  if segments:
+    assert dict(zip(source.masks.classes, source.masks.values, strict=True)) == segments.values
 
 
 @pytest.mark.parametrize("name", ["imagenet2012_real", "clevr_count", "dsprites_location"])
