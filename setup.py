@@ -48,6 +48,7 @@ setup(
     # Decodes a part of a JPEG on the CPU, with the pixels that OpenCV gives it; without it all is decoded.
     "nvidia-nvimgcodec-cu12>=0.9,<0.10; sys_platform == 'linux' and platform_machine == 'x86_64'",
     "scikit-learn>=1.5,<2",  # the bundled digits; probes by neighbours and logistic regression
+    "scipy>=1.14,<2",  # L-BFGS, of probes of patches; JAX and scikit-learn need it too
     "matplotlib>=3.9,<4",
     "jinja2>=3.1,<4",
     "altair>=6,<7",
