@@ -52,7 +52,8 @@ def get_config(argument="B,i1k,400"):
   if rates.get(pixels) is None:
     after = ", ".join(key for key, rate in rates.items() if key and rate is not None)
     raise ValueError(f"no published {pixels!r} of {size},{images},{epochs}; allowed after it: {after or 'nothing'}")
-  model = dict(gelu="erf", layer_scale=1e-4, stochastic_depth=rates[pixels], head_std=0.02, dtype="bfloat16")
+  dropped = dict(stochastic_depth=rates[pixels], stochastic_depth_rates="equal")
+  model = dict(gelu="erf", layer_scale=1e-4, **dropped, head_std=0.02, dtype="bfloat16")
   data, rest = pretraining(size, images, epochs) if not pixels else finetuning(images)
   return recipe(
     model=dict(name=MODELS[size], **model),

@@ -132,6 +132,8 @@ def test_a_recipe_shows_what_the_command_shows(name):
   assert data["test_crop"].args == {"ratio": said.eval_crop_ratio, "interpolation": "bicubic"}
   assert (data["mean"], data["std"]) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
   assert (model["stochastic_depth"], model["dropout"]) == (said.drop_path, said.drop)
+  # models_v2.py of DeiT III has one rate for all blocks, timm's ViT of DeiT a growing one.
+  assert model["stochastic_depth_rates"] == ("equal" if "deit3" in name else "growing")
   assert (model["gelu"], model["eps"], model["head_std"]) == ("erf", 1e-6, 0.02)
   assert model["layer_scale"] == (1e-4 if "deit3" in name else None)
 

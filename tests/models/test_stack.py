@@ -129,6 +129,20 @@ def test_stochastic_depth_grows_linearly_from_zero():
   assert not np.any(stack.growing(0.4, 1)) and not np.any(stack.growing(0.0, 5))
 
 
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize(("way", "rates"), [("growing", (0, 0.35, 0.7)), ("equal", (0.7, 0.7, 0.7))])
+def test_blocks_of_a_vit_drop_both_branches_as_often_as_their_rates_say(scan, way, rates):
+  """Counted: images that leave a block as they came have lost both branches, which each draw for themselves."""
+  size = dict(image_size=8, width=8, heads=2, hidden=8, scan=scan)
+  model = modules.model("ViT-S/8", stochastic_depth=0.7, stochastic_depth_rates=way, **size)
+  assert model.stochastic_depth == 0.7
+  call = models.capture(lambda x: model(x, jax.random.key(3)), "tokens", "blocks/./out")
+  found = jax.jit(lambda x: call(x)[1])(modules.images(size=8, batch=2000))
+  stream = [found["tokens"], *(found[f"blocks/{i}/out"] for i in range(3))]
+  unchanged = [np.mean(np.all(np.asarray(a == b), axis=(1, 2))) for a, b in zip(stream, stream[1:], strict=False)]
+  np.testing.assert_allclose(unchanged, np.square(rates), atol=0.04)
+
+
 def test_every_layer_gets_its_rate():
   class Layer(nnx.Module):
     def __init__(self, place):

@@ -10,8 +10,8 @@ from vit_jax.schema import Choice, ConfigError
 
 # How a model is computed and regularised is not what it is.
 _BESIDE = (
-  *("scan", "remat", "dtype", "dropout", "attention_dropout", "stochastic_depth", "momentum"),
-  *("head_bias", "head_std"),
+  *("scan", "remat", "dtype", "dropout", "attention_dropout", "stochastic_depth"),
+  *("stochastic_depth_rates", "momentum", "head_bias", "head_std"),
 )
 
 

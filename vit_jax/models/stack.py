@@ -30,6 +30,7 @@ POLICIES = {
   ),  # the attention is computed again
 }
 Remat = Literal["none", "full", "dots", "projections", "attention", "mlp"]
+Dropping = Literal["growing", "equal"]  # how the rate of stochastic depth goes over the layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Blocks:
   scan: bool  # whether they are one module with a leading axis, and compiled once
   remat: str  # a key of POLICIES
   stochastic_depth: float  # rate at the last
+  dropping: Dropping = "growing"
 
 
 def build(layer: Callable[[Keys], nnx.Module], depth: int, *, scan: bool, rngs: Keys) -> nnx.Module:
@@ -55,6 +57,11 @@ def build(layer: Callable[[Keys], nnx.Module], depth: int, *, scan: bool, rngs: 
 def growing(stochastic_depth: float, depth: int) -> Float[np.ndarray, " {depth}"]:
   """Rates of dropping a layer's branches, from 0 at the first layer linearly to `stochastic_depth`."""
   return np.linspace(0, stochastic_depth, depth).astype(np.float32)
+
+
+def rates(stochastic_depth: float, depth: int, dropping: Dropping) -> Float[np.ndarray, " {depth}"]:
+  """Rates of dropping a layer's branches: `growing`, or the same in every layer."""
+  return growing(stochastic_depth, depth) if dropping == "growing" else np.full(depth, stochastic_depth, np.float32)
 
 
 def run(

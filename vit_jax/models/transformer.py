@@ -148,7 +148,8 @@ class Transformer(nnx.Module):
   ):
     assert prefix.keys() <= set(PREFIX), prefix
     self.shape, self.dropout = shape, dropout
-    self.depth, self.remat, self.stochastic_depth = blocks.depth, blocks.remat, blocks.stochastic_depth
+    self.depth, self.remat = blocks.depth, blocks.remat
+    self.stochastic_depth, self.dropping = blocks.stochastic_depth, blocks.dropping
     self.stem, self.embedding, self.position, self.position_at = stem, embedding, position, position_at
     self.patch = embedding.patch if stem is None and isinstance(embedding, PatchEmbedding) else None
     self.cls, self.distillation, self.registers = (prefix.get(name) for name in PREFIX)
@@ -191,7 +192,7 @@ class Transformer(nnx.Module):
     x = record("tokens", dropout(x, self.dropout, fold(key, 0)))
 
     # Features.
-    rates = stack.growing(self.stochastic_depth, self.depth)
+    rates = stack.rates(self.stochastic_depth, self.depth, self.dropping)
     x = stack.run(self.blocks, x, fold(key, 1), rates=rates, remat=self.remat, name="blocks", added=added, **places)
     tokens = record("encoded", x if self.norm is None else self.norm(x))
     distilled = None if self.distillation is None else tokens[:, 1]

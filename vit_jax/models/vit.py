@@ -56,6 +56,7 @@ def vit(
   dropout: Probability = 0.0,
   attention_dropout: Probability = 0.0,
   stochastic_depth: Probability = 0.0,
+  stochastic_depth_rates: stack.Dropping = "growing",
   layer_scale: Positive | None = None,
   pre_logits: Width | None = None,
   head_bias: Annotated[float, schema.Range(-1e4, 1e4)] = 0.0,
@@ -102,7 +103,8 @@ def vit(
     eps: of the norms.
     dropout: rate, of tokens and of what each block adds to them.
     attention_dropout: rate, of attention's weights.
-    stochastic_depth: rate at the last block; it grows linearly from 0 at the first.
+    stochastic_depth: rate at the last block.
+    stochastic_depth_rates: "growing" linearly from 0 at the first block, as in DeiT, or "equal" in all, as in DeiT III.
     layer_scale: initial factor of what each block adds.
     pre_logits: width of a layer with tanh before the head.
     head_bias: initial, of every class.
@@ -200,7 +202,7 @@ def vit(
     turning=turning,
     resizable=position_at != "each" and position != "relative",
     prefix=prefix_tokens(width, cls=leading > 0, distillation=pool == "distilled", registers=registers, rngs=rngs),
-    blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth),
+    blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth, stochastic_depth_rates),
     norm=None if norm_pooled else norm_of(width),
     pool=pooling,
     pool_norm=norm_of(width) if norm_pooled else None,
