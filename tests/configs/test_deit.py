@@ -1,7 +1,8 @@
-"""DeiT and DeiT III: every value beside the public command that it is from.
+"""DeiT, DeiT III, rope-vit and ViT-5: every value beside the public command that it is from.
 
 The commands are those of facebookresearch/deit, README_deit.md and README_revenge.md, and for 400 epochs the scripts of
-affjljoo3581/deit3-jax in their words. What a command does not say is the default of deit's main.py.
+affjljoo3581/deit3-jax in their words. What a command does not say is the default of deit's main.py. naver-ai/rope-vit
+(deit/README.md) and wangf3014/ViT-5 (README.md) train by the same main.py.
 """
 
 import argparse
@@ -10,6 +11,8 @@ import functools
 import pytest
 
 from tests import recipes
+from vit_jax import models
+from vit_jax.trees import count
 
 # Defaults of main.py. The optimizer's clipping is that of apex's FusedLAMB, and None of AdamW.
 DEFAULTS = {"lr": 5e-4, "epochs": 300, "batch": 64, "nodes": 1, "ngpus": 8, "weight-decay": 0.05, "input-size": 224,
@@ -57,6 +60,24 @@ COMMANDS = {
   "deit3:B,i21k,240,224": LARGE + "--batch 64 --nodes 4 --lr 0.0003 --epochs 50 --drop-path 0.15",
   "deit3:L,i21k,240,224": LARGE + "--batch 64 --nodes 4 --lr 0.0003 --epochs 50 --drop-path 0.4",
   "deit3:H,i21k,90,224": LARGE + "--batch 64 --nodes 4 --lr 0.0003 --epochs 50 --drop-path 0.45",
+  "vit5:S": ONE + "--batch 256 --lr 4e-3 --epochs 800 --drop-path 0.05",
+  "vit5:B": ONE + "--batch 256 --lr 3e-3 --epochs 800 --drop-path 0.2 --input-size 192",
+  "vit5:L": ONE + "--batch 256 --lr 3e-3 --epochs 400 --drop-path 0.35 --input-size 192",
+  "vit5:S,224": TUNED + "--batch 64 --drop-path 0.05",
+  "vit5:B,224": TUNED + "--batch 64 --drop-path 0.25",
+  "vit5:L,224": TUNED + "--batch 64 --drop-path 0.5",
+}
+ROPE = {
+  "S,{}": ONE + "--batch 256 --lr 4e-3 --epochs 400 --drop-path 0.0 --weight-decay 0.03",
+  "B,{}": ONE + "--batch 256 --lr 3e-3 --epochs 400 --drop-path 0.1 --weight-decay 0.03 --input-size 192",
+  "L,{}": ONE + "--batch 32 --nodes 8 --lr 3e-3 --epochs 400 --drop-path 0.4 --weight-decay 0.03 --input-size 192",
+  "B,{},224": TUNED + "--batch 64 --drop-path 0.2",
+  "L,{},224": TUNED + "--batch 8 --nodes 8 --drop-path 0.45",
+}
+COMMANDS |= {
+  f"rope_vit:{run.format(positions)}": command
+  for positions in recipes.module("rope_vit").POSITIONS
+  for run, command in ROPE.items()
 }
 
 
@@ -71,7 +92,8 @@ def parsed(command):
 
 @functools.cache
 def recipe(name):
-  return recipes.run(name, **({"init__from": "weights.npz"} if name.count(",") == 3 else {}))
+  after = name.count(",") == {"deit3": 3, "rope_vit": 2, "vit5": 1}.get(name.partition(":")[0])
+  return recipes.run(name, **({"init__from": "weights.npz"} if after else {}))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -92,6 +114,9 @@ def test_a_recipe_optimises_as_the_command_says(name):
   task = run.task.args
   assert (task["loss"], task["target_threshold"]) == (("mean_sigmoid", 0.0) if said.bce_loss else ("softmax", None))
   assert task["label_smoothing"] == said.smoothing
+  # main.py averages by default, what nobody looks at but ViT-5: its fine-tuning is with --load_ema.
+  assert optim["ema"] == (None if "deit" in name else 0.99996)
+  assert run.init.ema == (name in ("vit5:S,224", "vit5:B,224", "vit5:L,224"))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -132,10 +157,10 @@ def test_a_recipe_shows_what_the_command_shows(name):
   assert data["test_crop"].args == {"ratio": said.eval_crop_ratio, "interpolation": "bicubic"}
   assert (data["mean"], data["std"]) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
   assert (model["stochastic_depth"], model["dropout"]) == (said.drop_path, said.drop)
-  # models_v2.py of DeiT III has one rate for all blocks, timm's ViT of DeiT a growing one.
-  assert model["stochastic_depth_rates"] == ("equal" if "deit3" in name else "growing")
+  # models_v2.py of DeiT III, and what is made from it, has one rate for all blocks, timm's ViT of DeiT a growing one.
+  assert model["stochastic_depth_rates"] == ("growing" if "deit:" in name else "equal")
   assert (model["gelu"], model["eps"], model["head_std"]) == ("erf", 1e-6, 0.02)
-  assert model["layer_scale"] == (1e-4 if "deit3" in name else None)
+  assert model["layer_scale"] == (None if "deit:" in name else 1e-4)
 
 
 def test_every_run_of_deit3_has_its_command_or_one_of_other_epochs():
@@ -153,3 +178,47 @@ def test_every_run_of_deit3_has_its_command_or_one_of_other_epochs():
     assert images == "i21k" and other in commands
     assert (one.optim, one.data, one.model, one.batch) == (two.optim, two.data, two.model, two.batch)
   assert {f"deit3:{run}" for run in runs} >= {name for name in COMMANDS if "deit3" in name}
+
+
+# Parameters of models_vit5.py and vit_rope.py at 224 px for 1000 classes, and whether a table of positions is in them,
+# which has a row for the class token here.
+COUNTS = {
+  "vit5:S,224": (22_039_144, True),
+  "vit5:B,224": (86_543_080, True),
+  "vit5:L,224": (304_258_024, True),
+  "rope_vit:S,axial": (21_984_232, False),
+  "rope_vit:S,mixed": (21_988_840, False),
+  "rope_vit:S,axial_ape": (22_059_496, True),
+  "rope_vit:S,mixed_ape": (22_064_104, True),
+  "rope_vit:B,axial,224": (86_434_792, False),
+  "rope_vit:B,mixed,224": (86_444_008, False),
+  "rope_vit:L,axial,224": (304_174_056, False),
+  "rope_vit:L,mixed_ape,224": (304_399_336, True),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_model_has_as_many_parameters_as_its_authors_have(name):
+  parameters, positions = COUNTS[name]
+  description = models.Description(recipe(name).model, 224, 1000)
+  shapes = models.functional(description).shapes()
+  width = shapes["head/kernel"].shape[0]
+  assert count(shapes) == parameters + width * positions
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if "vit5" in name or "rope" in name])
+def test_a_model_turns_as_its_authors_have_it(name):
+  run = recipe(name)
+  model, rotary = run.model.args, run.model.args["rotary"]
+  if "vit5" in name:
+    assert (model["norm"], model["qk_norm"], model["qkv_bias"]) == ("rms", "rms", "none")
+    assert (model["registers"], model["mlp"], model["position"]) == (4, "gelu", "learned")
+    turns = {"temperature": 10000.0, "first": "rows", "reference": 0, "registers": 100.0}
+    assert (rotary.name, rotary.args) == ("axial", turns)
+  else:
+    positions = name.split(",")[1]
+    assert (model["norm"], model["qk_norm"], model["qkv_bias"], model["registers"]) == ("layer", "none", "all", 0)
+    assert model["position"] == ("learned" if "ape" in positions else "none")
+    assert rotary.name == positions.removesuffix("_ape")
+    assert rotary.args["temperature"] == {"axial": 100.0, "mixed": 10.0}[rotary.name]
+    assert rotary.args.get("first", "columns") == "columns" and rotary.args.get("reference") is None

@@ -1,6 +1,7 @@
 """vit_jax/models/stack.py: scanned, unrolled and rematerialised stacks compute the same numbers."""
 
 import functools
+import itertools
 import typing
 
 import jax
@@ -139,7 +140,7 @@ def test_blocks_of_a_vit_drop_both_branches_as_often_as_their_rates_say(scan, wa
   call = models.capture(lambda x: model(x, jax.random.key(3)), "tokens", "blocks/./out")
   found = jax.jit(lambda x: call(x)[1])(modules.images(size=8, batch=2000))
   stream = [found["tokens"], *(found[f"blocks/{i}/out"] for i in range(3))]
-  unchanged = [np.mean(np.all(np.asarray(a == b), axis=(1, 2))) for a, b in zip(stream, stream[1:], strict=False)]
+  unchanged = [np.mean(np.all(np.asarray(a == b), axis=(1, 2))) for a, b in itertools.pairwise(stream)]
   np.testing.assert_allclose(unchanged, np.square(rates), atol=0.04)
 
 
