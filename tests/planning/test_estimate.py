@@ -75,6 +75,9 @@ def test_devices_wait_for_hosts_that_make_too_few_images(planned, host_rate):
   assert slow.cost == pytest.approx(2.0 * 4 * slow.hours) and slow.core_days == pytest.approx(slow.hours / 24 * 8)
   assert slow.images_per_second_per_chip == pytest.approx(made / 4)
   assert slow.mfu / planned.mfu == pytest.approx(planned.step_seconds / slow.pace)
+  # Evaluations wait too, and are in no other figure.
+  images = sum(each["times"] * each["images"] for each in slow.evaluations.values())
+  assert slow.evaluation_hours == pytest.approx(images / made / 3600) > planned.evaluation_hours > 0
 
 
 def test_a_scanned_step_counts_every_layer(schedules, planned):

@@ -23,6 +23,12 @@ def test_a_cost_and_collectives_are_there_where_they_are_known():
   assert collectives.endswith("all-reduce 3 x, 2.0 MB")
 
 
+def test_evaluations_are_a_line_of_their_own():
+  known = {"validation": {"times": 20, "images": 50_176}, "probes": None}
+  _, _, line = tables.table([dataclasses.replace(GOOD, evaluations=known, evaluation_hours=1.25)]).splitlines()
+  assert line == "v3-8, data=8: evaluations: 1.25 hours more: validation 20 x 50,176 images, probes not counted"
+
+
 def test_a_line_says_whether_a_plan_fits():
   limited = dataclasses.replace(GOOD, hbm_bytes=2**31, hbm_limit=2**34, limit="memory", method="roofline")
   assert tables.line(limited).startswith("v3-8             data=8: fits, 2.0 of 16.0 GiB, 12.5 ms")

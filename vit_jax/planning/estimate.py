@@ -21,7 +21,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from vit_jax import build, config, flops, hardware, schema
 from vit_jax.data import catalog
-from vit_jax.planning import feed, hlo
+from vit_jax.planning import evaluations, feed, hlo
 
 WRITE_RATE = 0.5e9  # bytes a second that a host writes to a bucket: assumed, from usual throughputs of Cloud Storage
 
@@ -61,6 +61,9 @@ class Plan:
   steps: int = 0  # of the run
   hours: float = 0.0
   device_hours: float = 0.0  # if no device had to wait for data
+  evaluations: dict = dataclasses.field(default_factory=dict)  # name -> times and images of each; None: not known
+  evaluation_rate: float = 0.0  # images a second of all devices, by the arithmetic of a forward pass
+  evaluation_hours: float = 0.0  # in none of the others, at this rate or that of the hosts
   core_days: float = 0.0  # TensorCores, as published costs are counted
   checkpoint_bytes: int = 0  # of the whole run's state
   checkpoint_seconds: float = 0.0
@@ -245,12 +248,21 @@ def _run_estimate(plan, parts, slice_, price, host_rate):
   state = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state_shapes))
   image_bytes = feed.image_bytes(run.data)
   hours = parts.total * plan.pace / 3600
+  measured = evaluations.of(parts)
+  working = plan.step_seconds - plan.shares["links"]
+  forward = (
+    run.batch / (working * evaluations.share(parts, plan.flops * plan.devices)) if parts.flops_per_image else 0.0
+  )
+  slowest = min(forward, host_rate * plan.hosts)
   return dataclasses.replace(
     plan,
     images_per_second_per_chip=images / slice_.chips,
     mfu=images * parts.flops_per_image / (plan.devices * slice_.chip.peak),
     hours=hours,
     device_hours=parts.total * plan.step_seconds / 3600,
+    evaluations={name: each and each._asdict() for name, each in measured.items()},
+    evaluation_rate=forward,
+    evaluation_hours=evaluations.hours(measured, slowest) if slowest else 0.0,
     core_days=hours / 24 * slice_.cores,
     checkpoint_bytes=state,
     checkpoint_seconds=state / (plan.hosts * WRITE_RATE),

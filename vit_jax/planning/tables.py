@@ -11,8 +11,10 @@ links  bytes that a device sends for collectives, in rings, at the rate of all i
 MFU    the model's matrix products, forward and backward, as a share of the chip's peak; recomputation is no gain.
 checkpoint  its size, and how long it takes to write at {WRITE_RATE / 1e9:.1f} GB/s a host.
 input  images/s that the chips ask of a host, of those that it makes: --host-rate, or a rough estimate for all its cores
-       at work, by the worker processes that a run has by default. Reading from disks or buckets, and evaluations, are
-       not in it. images/s/chip, MFU, hours and cost are those of the run, which waits where it is input-bound."""
+       at work, by the worker processes that a run has by default. Reading from disks or buckets is not in it.
+       images/s/chip, MFU, hours and cost are those of the run, which waits where it is input-bound.
+evaluations  whole splits, forward at the share that this is of a step's arithmetic, or at the rate of the hosts if that
+       is longer. They come on top: no other figure has them, nor the time to start, compile and restart."""
 
 
 def line(plan: Plan) -> str:
@@ -69,8 +71,15 @@ def _input_bound(plan):
   )
 
 
+def _evaluations(plan):
+  """What they are, and how long they take; of those that go over no split, that they are not in it."""
+  known = [f"{name} {e['times']:,} x {e['images']:,} images" for name, e in plan.evaluations.items() if e]
+  unknown = [f"{name} not counted" for name, e in plan.evaluations.items() if not e]
+  return f"evaluations: {plan.evaluation_hours:,.2f} hours more: {', '.join(known + unknown)}"
+
+
 def table(plans: Sequence[Plan]) -> str:
-  """All plans that run, a row each; then the collectives of each, which wait for data, and why others do not run."""
+  """All plans that run, a row each; then what each exchanges and measures, which wait for data, and why others fail."""
   columns = [(heading, cell) for heading, cell in _COLUMNS if heading != "cost" or any(p.cost for p in plans)]
   rows = [[cell(plan) for _, cell in columns] for plan in plans if not plan.problem]
   lines = []
@@ -82,6 +91,8 @@ def table(plans: Sequence[Plan]) -> str:
     kinds = [f"{kind} {c['calls']} x, {c['payload'] / 1e6:,.1f} MB" for kind, c in plan.collectives.items()]
     if kinds:
       lines.append(f"{plan.rented}, {plan.mesh}: collectives a step: {'; '.join(kinds)}")
+    if plan.evaluations:
+      lines.append(f"{plan.rented}, {plan.mesh}: {_evaluations(plan)}")
     if plan.input_bound:
       lines.append(f"{plan.rented}, {plan.mesh}: {_input_bound(plan)}")
     if plan.problem:

@@ -1,0 +1,166 @@
+"""Plans of runs beside the hours that they took: python -m benchmarks.real_runs [--only="deit.py:S ..."] [--json=FILE]
+
+deit3-jax (github.com/affjljoo3581/deit3-jax at 753d01b) says how long its DeiT and DeiT III took on a v4-64. The same
+runs are planned: 32 devices with all parameters each, float32 throughout, unrolled layers, batches and epochs as in its
+configs, all 50,000 images of the validation set after each epoch on ImageNet-1k and none on -21k, no fine-tuning: its
+hours grow with the epochs and leave no room for one. Its gelu and its rates of stochastic depth are taken, too.
+
+Each program is compiled once, in one to ten minutes, and kept in --json; runs of more epochs are the same program.
+`steps` are the devices' (with the all-reduce, which no plan overlaps), `evaluations` what comes on top: forward passes,
+or the 10 processes a host that read for them. A run is `input` where its hosts cannot have made its images in less than
+that: HOST_RATE is what they reached where nothing else can have limited them. They go on reading while devices measure.
+Needs pip install -e '.[tpu]' and no TPU.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import statistics
+from typing import NamedTuple
+
+import jax
+
+from vit_jax import build, cli, config, files, flags, hardware
+from vit_jax.planning import estimate, tables
+
+CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
+SLICE = "v4-64"
+IMAGES = {"i1k": 1_281_167, "i21k": 13_151_276}  # of its ImageNet-21k, the one of winter 2021
+VALIDATION, AT_ONCE = 50_000, 512
+# Images a second of a host, by what its 40 processes with Pillow do: of DeiT Ti and S, which take as long, though one has
+# four times the arithmetic of the other; of DeiT III S; of DeiT III S on ImageNet-21k, which decodes each image that it
+# sees, the others one of three. A fourth of the processes reads for evaluations, and decodes each.
+HOST_RATE = {"randaugment": 5000, "three_augment": 6800, "decoding": 5500}
+EVALUATING = HOST_RATE["decoding"] / 4
+
+
+class Program(NamedTuple):
+  """Runs of one step and other lengths."""
+
+  recipe: str
+  host_rate: str  # a key of HOST_RATE
+  hours: dict[int, float]  # published, by epochs
+  dropped: float | None = None  # its rate of stochastic depth, where the recipe has another
+
+  @property
+  def images(self) -> str:
+    """A key of IMAGES."""
+    return "i21k" if "i21k" in self.recipe else "i1k"
+
+
+PROGRAMS = (  # cheapest first
+  Program("deit.py:Ti", "randaugment", {300: 2 + 40 / 60}, 0.0),
+  Program("deit.py:S", "randaugment", {300: 2 + 43 / 60}, 0.0),
+  Program("deit.py:B", "randaugment", {300: 4 + 40 / 60}, 0.05),
+  Program("deit3.py:S,i1k,800", "three_augment", {400: 2 + 38 / 60, 800: 5 + 19 / 60}),
+  Program("deit3.py:B,i1k,800", "three_augment", {400: 4 + 42 / 60, 800: 9 + 28 / 60}),
+  Program("deit3.py:S,i21k,90", "decoding", {90: 7.5, 240: 20.1}),
+  Program("deit3.py:B,i21k,90", "decoding", {90: 12.2, 240: 33.15}),
+  Program("deit3.py:L,i1k,400", "three_augment", {400: 14 + 10 / 60}),
+  Program("deit3.py:L,i21k,90", "decoding", {90: 37 + 13 / 60}),
+  Program("deit3.py:H,i1k,400", "three_augment", {400: 19 + 10 / 60}),
+  Program("deit3.py:H,i21k,90", "decoding", {90: 35 + 51 / 60}),
+)
+
+
+class Row(NamedTuple):
+  """A run: hours of its parts, planned and published."""
+
+  run: str
+  epochs: int
+  published: float
+  steps: float  # of the devices, with
+  links: float
+  evaluations: float
+  input: float  # that the hosts need for its images
+
+  @property
+  def planned(self) -> float:
+    """What takes longest."""
+    return max(self.steps + self.evaluations, self.input)
+
+  @property
+  def waits(self) -> bool:
+    """Whether the input limits it."""
+    return self.input > self.steps + self.evaluations
+
+
+def run(program: Program) -> config.Run:
+  """The run that is compiled."""
+  changes = {"model.dtype": "float32", "model.gelu": "tanh", "mesh.fsdp": "1"}
+  if program.dropped is not None:
+    changes |= {"model.stochastic_depth": str(program.dropped), "model.stochastic_depth_rates": "equal"}
+  made = build.complete(config.resolve(flags.load(str(CONFIGS / program.recipe), changes)))
+  return dataclasses.replace(made, evals={})  # which are no part of a step
+
+
+def rows(program: Program, plan: estimate.Plan) -> list[Row]:
+  """The runs of a program, from the plan of its step."""
+  slice_ = hardware.topology(SLICE)
+  batch = run(program).batch
+  result = []
+  for epochs, published in program.hours.items():
+    images = IMAGES[program.images] * epochs
+    measured = epochs * -(-VALIDATION // AT_ONCE) * AT_ONCE if program.images == "i1k" else 0
+    result.append(
+      Row(
+        program.recipe,
+        epochs,
+        published,
+        steps=images / batch * plan.step_seconds / 3600,
+        links=images / batch * plan.shares["links"] / 3600,
+        evaluations=measured / min(plan.evaluation_rate, EVALUATING * slice_.hosts) / 3600,
+        input=images / (HOST_RATE[program.host_rate] * slice_.hosts) / 3600,
+      )
+    )
+  return result
+
+
+def table(made: list[Row]) -> str:
+  """The rows, and the median of the ratios of the runs that do not wait for their input."""
+  lines = [
+    f"{'run':<20}{'epochs':>6}{'published':>11}{'planned':>9}{'ratio':>7}   steps (links) + evaluations, hosts' hours"
+  ]
+  for row in made:
+    lines.append(
+      f"{row.run:<20}{row.epochs:>6}{row.published:>11.2f}{row.planned:>9.2f}{row.planned / row.published:>7.2f}   "
+      f"{row.steps:.2f} ({row.links:.2f}) + {row.evaluations:.2f}, {row.input:.2f}{'  input' if row.waits else ''}"
+    )
+  ratios = [row.planned / row.published for row in made if not row.waits]
+  if ratios:
+    worst = max(ratios, key=lambda ratio: abs(ratio - 1))
+    lines.append(
+      f"not limited by their input: {len(ratios)} runs, median ratio {statistics.median(ratios):.2f}, "
+      f"farthest {worst:.2f}"
+    )
+  return "\n".join(lines)
+
+
+def main() -> None:
+  """Compiles what --json does not have yet, and prints the table."""
+  parser = argparse.ArgumentParser("python -m benchmarks.real_runs", allow_abbrev=False)
+  parser.add_argument("--only", metavar="RECIPES", help="what they begin with, with spaces between; else all")
+  parser.add_argument("--json", type=cli.path, metavar="FILE", help="plans that were made, to which others are added")
+  args = parser.parse_args()
+  wanted = tuple((args.only or "deit").split())
+  plans = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+  made = []
+  with estimate.compiler(kernels=False) as schedules:
+    for program in PROGRAMS:
+      if not program.recipe.startswith(wanted):
+        continue
+      if program.recipe not in plans:
+        plan = estimate.make_plan(run(program), hardware.topology(SLICE), schedules)
+        plans[program.recipe] = dataclasses.asdict(plan)
+        jax.clear_caches()
+        if args.json:
+          files.write_text(args.json, json.dumps(plans, indent=2) + "\n")
+      plan = estimate.Plan(**plans[program.recipe])
+      print(f"{program.recipe}: {tables.line(plan)}", flush=True)
+      made += [] if plan.problem else rows(program, plan)
+  print(f"\n{table(made)}")
+
+
+if __name__ == "__main__":
+  cli.main(main)
