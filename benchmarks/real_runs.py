@@ -28,9 +28,9 @@ CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 SLICE = "v4-64"
 IMAGES = {"i1k": 1_281_167, "i21k": 13_151_276}  # of its ImageNet-21k, the one of winter 2021
 VALIDATION, AT_ONCE = 50_000, 512
-# Images a second of a host, by what its 40 processes with Pillow do: of DeiT Ti and S, which take as long, though one has
-# four times the arithmetic of the other; of DeiT III S; of DeiT III S on ImageNet-21k, which decodes each image that it
-# sees, the others one of three. A fourth of the processes reads for evaluations, and decodes each.
+# Images a second of a host, by what its 40 processes with Pillow do: of DeiT Ti and S, which take as long, though S has
+# four times the arithmetic; of DeiT III S; of DeiT III S on ImageNet-21k, which decodes each image that it sees, the
+# others one of three. A fourth of the processes reads for evaluations, and decodes each.
 HOST_RATE = {"randaugment": 5000, "three_augment": 6800, "decoding": 5500}
 EVALUATING = HOST_RATE["decoding"] / 4
 
