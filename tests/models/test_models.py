@@ -54,7 +54,7 @@ def test_classes_and_channels_are_those_of_the_run_and_without_classes_there_is_
 def test_every_option_of_a_vit_is_in_its_tables(pool, scan):
   options = {"pool": pool, "registers": 2, "layer_scale": 0.1, "scan": scan, "depth": 1}
   options |= {"pre_logits": 8} if pool != "distilled" else {}
-  for position in ("learned", "sincos2d", "factored", "relative", "none"):
+  for position in ("learned", "learned_patches", "learned_all", "sincos2d", "factored", "relative", "none"):
     modules.check_tables(modules.abstract("ViT-Ti/16", 32, position=position, **options))
     for position_at in ("each", "shared") if position in ("learned", "sincos2d", "factored") else ():
       modules.check_tables(modules.abstract("ViT-Ti/16", 32, position=position, position_at=position_at, **options))

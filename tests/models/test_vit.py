@@ -48,7 +48,7 @@ def test_only_a_model_without_positions_is_blind_to_the_order_of_patches(pool, p
 
 @pytest.mark.heavy
 def test_grid_positions_leave_the_class_token_alone():
-  for position in ("sincos2d", "factored"):
+  for position in ("learned_patches", "sincos2d", "factored"):
     table = np.asarray(modules.model(position=position).position())
     assert table.shape == (17, 16) and not np.any(table[0]) and np.any(table[1])
 
@@ -68,7 +68,7 @@ def with_tables(model, tables, first):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("position", ["learned", "sincos2d", "factored"])
+@pytest.mark.parametrize("position", ["learned", "learned_patches", "learned_all", "sincos2d", "factored"])
 @pytest.mark.parametrize(("position_at", "registers"), [("each", 0), ("shared", 2), ("each", 2)])
 def test_positions_are_added_in_front_of_every_block(position, position_at, registers):
   arguments = {"position": position, "registers": registers, "depth": 2}

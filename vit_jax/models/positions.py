@@ -52,13 +52,14 @@ class Fixed(nnx.Module):
 
 
 class Learned(nnx.Module):
-  """One free vector a token."""
+  """One free vector a token. `leading` as in Fixed."""
 
-  def __init__(self, tokens, width, *, std, rngs):
+  def __init__(self, tokens, width, *, leading: int = 0, std, rngs):
     self.table = nnx.Param(std * jax.random.normal(rngs.params(), (tokens, width), jnp.float32))
+    self.leading = leading
 
   def __call__(self) -> Float[Tensor, "T D"]:
-    return self.table[...]
+    return skipping(self.table[...], 0, self.leading)
 
 
 class Factored(nnx.Module):

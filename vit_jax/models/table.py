@@ -9,11 +9,11 @@ from flax import nnx
 
 from vit_jax import schema
 from vit_jax.models.parameters import Rows
-from vit_jax.models.published import bit, compact, efficientnet, mixer, swin, vit
+from vit_jax.models.published import bit, compact, efficientnet, mixer, modern, swin, vit
 from vit_jax.models.published.model import Published
 
 TABLE: dict[str, Published] = {
-  name: row for family in (vit, compact, mixer, bit, swin, efficientnet) for name, row in family.NAMES.items()
+  name: row for family in (vit, modern, compact, mixer, bit, swin, efficientnet) for name, row in family.NAMES.items()
 }
 
 ALIKE = 0.75  # share of the letters of two names that one has made the other by mistake

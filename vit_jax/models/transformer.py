@@ -100,7 +100,8 @@ class Transformer(nnx.Module):
 
   Tokens of the embedding of the image, or of what a stem makes of it, row by row; prefix tokens in front; positions;
   blocks; norm; pool; head. With a distillation token (Touvron et al. 2021a) the logits are the mean of two heads.
-  Registers (Darcet et al. 2024) have no position, and no pooling reads them. Without a head the result is the features.
+  Registers (Darcet et al. 2024), which no pooling reads, have no position where the table has no rows for them.
+  Without a head the result is the features.
   Where `patch` is not None, images may also come cut into patches [B, N, P P C], as `layers.PatchEmbedding` has them.
   Where positions are computed, not learned, whole images may have any size that patches fill.
   `key` is the key of all dropout; None means evaluation.
@@ -110,7 +111,8 @@ class Transformer(nnx.Module):
     stem: what stands between image and embedding, if anything.
     embedding: image or map -> [B, ..., D].
     prefix: tokens by names of `PREFIX`: cls [D], distillation [D], registers [R, D].
-    position: () -> [T, D], of class and distillation token, if there are any, and patches; None adds nothing.
+    position: () -> [T, D], of class and distillation token, if there are any, of registers or not, and of patches; None
+      adds nothing.
     position_at: "input" adds it once, "shared" again in front of every block.
     turning: a value of `rotary.ROTARY`, which says where patches are that attention turns; None: it turns none.
     resizable: whether nothing in the blocks belongs to one size of images.
@@ -237,8 +239,8 @@ class Transformer(nnx.Module):
     if self.position is None:
       return x, sum(counts), None
     table = self.position.of(grid) if self.resizable else self.position()
-    if self.registers is not None:  # which come last of the prefix, and stay where they are
-      table = positions.skipping(table, sum(counts[:-1]), counts[-1])
+    if self.registers is not None:  # which come last of the prefix, and mostly have no position
+      table = positions.skipping(table, sum(counts[:-1]), x.shape[1] - table.shape[0])
     table = jnp.asarray(table, x.dtype)
     return (x + table, sum(counts), None) if self.position_at == "input" else (x, sum(counts), table)
 

@@ -39,7 +39,9 @@ def vit(
   pool: Literal["cls", "gap", "map", "seqpool", "distilled"] = "cls",
   class_token: bool | None = None,
   registers: Annotated[int, schema.Range(0, 1024)] = 0,
-  position: Literal["learned", "sincos2d", "factored", "relative", "none"] = "learned",
+  position: Literal[
+    "learned", "learned_patches", "learned_all", "sincos2d", "factored", "relative", "none"
+  ] = "learned",
   position_at: Literal["input", "each", "shared"] = "input",
   rotary: Annotated[Choice, ROTARY] = Choice("none"),
   stages: tuple[Blocks, ...] | None = None,
@@ -82,9 +84,10 @@ def vit(
     pool: what the head reads; the others than "cls" and "distilled" read the patches. "distilled" has a distillation
       token beside the class token, and the logits are the mean of two heads.
     class_token: whether there is one where the head does not read it, as in DINOv3; None: there is not.
-    registers: tokens that no pooling reads and that have no position (Darcet et al. 2024).
-    position: learned ones include class and distillation token; "sincos2d" and "factored" belong to the patches;
-      "relative" lives in the attention and counts every token.
+    registers: tokens that no pooling reads (Darcet et al. 2024), without a position unless that is "learned_all".
+    position: "learned" has a vector for class and distillation token and each patch, "learned_patches" for the patches
+      alone (DeiT III), "learned_all" for registers too; "sincos2d" and "factored" belong to the patches; "relative"
+      lives in the attention and counts every token.
     position_at: where positions are added (Dosovitskiy et al. 2021, appendix D.4): once to the tokens, in front of each
       block with a table of its own, or in front of each the same table, shared.
     rotary: positions by which queries and keys are turned, beside those that are added: "axial" (rope-vit, EVA-02),
@@ -130,7 +133,8 @@ def vit(
   common = {"dtype": compute, "rngs": rngs}
   of_mlp = {"bias_init": nnx.initializers.normal(1e-6)}
   lecun = nnx.initializers.lecun_normal()
-  tables = functools.partial(_positions, position, rows, columns, width, leading)
+  tables = functools.partial(_positions, position, rows, columns, width, leading, registers)
+  placeless = 0 if position == "learned_all" else registers
 
   with schema.at("model.rotary"):
     turning = schema.make(rotary, ROTARY, heads, width // heads, (rows, columns))
@@ -166,7 +170,7 @@ def vit(
 
   def block(rngs):
     made, feed_forward = branches(rngs)
-    parts = {"position": tables(rngs), "registers": (leading, registers)} if position_at == "each" else {}
+    parts = {"position": tables(rngs), "registers": (leading, placeless)} if position_at == "each" else {}
     return Block(
       norm_of(width),
       made,
@@ -223,19 +227,23 @@ def _check(pool, pre_logits, position, position_at, mlp, hidden_multiple):
   if position_at != "input" and position in ("relative", "none"):
     raise schema.ConfigError(
       f"model: position_at {position_at!r} says where a table is added, and position {position!r} has none; allowed: "
-      "position_at='input', or position 'learned', 'sincos2d' or 'factored'"
+      "position_at='input', or a position that is learned, 'sincos2d' or 'factored'"
     )
   if pool == "distilled" and pre_logits:
     raise schema.ConfigError("model: pool 'distilled' has two heads and takes no pre_logits; leave one of them out")
 
 
-def _positions(position, rows, columns, width, leading, rngs):
+def _positions(position, rows, columns, width, leading, registers, rngs):
   parts = {"sincos2d": 4, "factored": 2}.get(position, 1)
   if width % parts:
     raise schema.ConfigError(f"model: position {position!r} needs a width that is a multiple of {parts}; it is {width}")
   match position:
     case "learned":
       return positions.Learned(rows * columns + leading, width, std=0.02, rngs=rngs)
+    case "learned_patches":
+      return positions.Learned(rows * columns, width, leading=leading, std=0.02, rngs=rngs)
+    case "learned_all":
+      return positions.Learned(rows * columns + leading + registers, width, std=0.02, rngs=rngs)
     case "sincos2d":
       return positions.Fixed(positions.sincos2d, (rows, columns, width), leading=leading)
     case "factored":

@@ -1,0 +1,221 @@
+"""Published Vision Transformers with today's blocks: sizes, and names as timm and ViT-5 have them.
+
+Of DeiT III, DINOv2, DINOv3, SigLIP and SigLIP 2, timm's recipes with registers (SBB), rope-vit, EVA-02 and ViT-5.
+"""
+
+import itertools
+
+from vit_jax.models.published.model import published
+from vit_jax.models.published.vit import SIZES
+from vit_jax.schema import Choice
+
+# Rotary positions, by who has them.
+DINOV3 = Choice("dinov3", {"temperature": 100.0})
+EVA02 = Choice("axial", {"temperature": 10_000.0, "reference": 16})  # and timm's own
+ROPE_VIT = Choice("axial", {"temperature": 100.0, "first": "columns"})
+MIXED = Choice("mixed", {"temperature": 10.0})
+VIT5 = Choice("axial", {"temperature": 10_000.0, "reference": 0, "registers": 100.0})
+
+
+def _vit(row, patch, image_size, classes=1000, **defaults):
+  return published("vit:vit", row, patch, image_size=image_size, classes=classes, **{"gelu": "erf"} | defaults)
+
+
+_DEIT3 = {
+  f"deit3_{word}_patch{patch}_{side}": _vit(SIZES[size], patch, side, position="learned_patches", layer_scale=1e-6)
+  for word, size, patch, sides in (
+    ("small", "S", 16, (224, 384)),
+    ("medium", "M", 16, (224,)),
+    ("base", "B", 16, (224, 384)),
+    ("large", "L", 16, (224, 384)),
+    ("huge", "H", 14, (224,)),
+  )
+  for side in sides
+}
+
+_GIANT = (1536, 40, 24, 4096)
+_DINOV2 = {
+  f"vit_{word}_patch14_{registers}dinov2": _vit(
+    row,
+    14,
+    518,
+    0,
+    layer_scale=1e-5,
+    **({"mlp": "swiglu"} if row is _GIANT else {}),
+    **({"registers": 4, "position": "learned_patches"} if registers else {}),
+  )
+  for word, row in (("small", SIZES["S"]), ("base", SIZES["B"]), ("large", SIZES["L"]), ("giant", _GIANT))
+  for registers in ("", "reg4_")
+}
+
+# timm pools the patches; the authors' own code takes the class token.
+_DINOV3 = {
+  f"vit_{word}_patch16_dinov3{biased}": _vit(
+    row,
+    16,
+    256,
+    0,
+    pool="gap",
+    class_token=True,
+    registers=4,
+    position="none",
+    rotary=DINOV3,
+    layer_scale=1e-5,
+    eps=1e-5,
+    mlp=mlp,
+    qkv_bias="query_value" if biased else "none",
+  )
+  for word, row, mlp, kinds in (
+    ("tiny", SIZES["Ti"], "gelu", ("_qkvb",)),
+    ("small", SIZES["S"], "gelu", ("", "_qkvb")),
+    ("small_plus", SIZES["S"], "swiglu", ("", "_qkvb")),
+    ("base", SIZES["B"], "gelu", ("", "_qkvb")),
+    ("large", SIZES["L"], "gelu", ("", "_qkvb")),
+    ("huge_plus", (1280, 32, 20, 5120), "swiglu", ("", "_qkvb")),
+    ("7b", (4096, 40, 32, 8192), "swiglu", ("",)),
+  )
+  for biased in kinds
+}
+
+# timm computes the erf form of GELU but for its newest names; the authors' code the tanh form in all.
+_SIGLIP = {
+  f"vit_{word}_patch{patch}_siglip_{gap}{side}": _vit(
+    SIZES[size], patch, side // patch * patch, 0, pool="gap" if gap else "map", gelu=gelu
+  )
+  for word, size, patch, gelu, sides, only_gap in (
+    ("base", "B", 32, "tanh", (256,), ()),
+    ("base", "B", 16, "erf", (224, 256, 384, 512), ()),
+    ("large", "L", 16, "erf", (256, 384), ()),
+    ("large", "L", 16, "tanh", (512,), ()),
+    ("so400m", "So400m", 14, "erf", (224, 378, 384), (448, 896)),
+    ("so400m", "So400m", 16, "tanh", (256, 384, 512), ()),
+    ("giantopt", "g-opt", 16, "tanh", (256, 384), ()),
+  )
+  for gap in ("", "gap_")
+  for side in (*sides, *(only_gap if gap else ()))
+}
+
+_LITTLE, _WEE, _BETWIXT = (320, 14, 5, 1792), (256, 14, 4, 1280), (640, 12, 10, 2560)
+_MEDIUM_DEEP, _SO150M, _SO150M2 = (512, 20, 8, 2048), (896, 18, 14, 2304), (832, 21, 13, 2176)
+_SBB = {
+  f"vit_{word}_patch16_{kind}_{side}": _vit(
+    row, 16, side, classes, **{"pool": "gap", "norm_pooled": True, "position": "learned_patches"} | defaults
+  )
+  for word, row, kind, sides, classes, defaults in (
+    *(
+      (word, row, f"reg{registers}_gap", sides, 1000, {"registers": registers, "layer_scale": 1e-5})
+      for word, row, registers, sides in (
+        ("wee", _WEE, 1, (256,)),
+        ("little", _LITTLE, 1, (256,)),
+        ("little", _LITTLE, 4, (256,)),
+        ("medium", SIZES["M"], 1, (256,)),
+        ("medium", SIZES["M"], 4, (256,)),
+        ("mediumd", _MEDIUM_DEEP, 4, (256, 384)),
+        ("betwixt", _BETWIXT, 1, (256,)),
+        ("betwixt", _BETWIXT, 4, (256, 384)),
+      )
+    ),
+    ("pwee", (256, 16, 4, 1280), "reg1_gap", (256,), 1000,
+     {"registers": 1, "layer_scale": 1e-5, "norm_order": "parallel"}),
+    ("base", SIZES["B"], "reg4_gap", (256,), 1000, {"registers": 4}),
+    ("so150m", _SO150M, "reg4_gap", (256, 384), 1000,
+     {"registers": 4, "position": "learned_all", "norm_pooled": False}),
+    ("so150m", _SO150M, "reg4_map", (256,), 1000,
+     {"registers": 4, "position": "learned_all", "norm_pooled": False, "pool": "map"}),
+    ("so150m2", _SO150M2, "reg1_gap", (256, 384, 448), 1000,
+     {"registers": 1, "position": "learned_all", "layer_scale": 1e-5, "qkv_bias": "none"}),
+    *(
+      (word, row, "gap", sides, classes,
+       {"position": "learned", "norm_pooled": False, "layer_scale": 1e-6, "qkv_bias": "none"})
+      for word, row, sides, classes in (
+        ("medium", SIZES["M"], (240,), 11821),
+        ("medium", SIZES["M"], (256, 384), 1000),
+        ("betwixt", _BETWIXT, (256,), 1000),
+      )
+    ),
+    *(
+      (word, row, f"rope_reg{registers}_gap", (256,), 1000,
+       {"registers": registers, "position": "none", "rotary": EVA02, "layer_scale": 1e-5, "qkv_bias": bias})
+      for word, row, registers, bias in (
+        ("medium", SIZES["M"], 1, "query_value"),
+        ("mediumd", _MEDIUM_DEEP, 1, "none"),
+        ("betwixt", _BETWIXT, 4, "query_value"),
+        ("base", SIZES["B"], 1, "query_value"),
+      )
+    ),
+  )
+  for side in sides
+}  # fmt: skip
+
+_ROPE_VIT = {
+  f"vit_{word}_patch16_rope{mixed}{table}_224": _vit(
+    SIZES[size],
+    16,
+    224,
+    position="learned_patches" if table else "none",
+    rotary=MIXED if mixed else ROPE_VIT,
+    layer_scale=1e-5,
+  )
+  for (word, size), mixed, table in itertools.product(
+    (("small", "S"), ("base", "B"), ("large", "L")), ("", "_mixed"), ("", "_ape")
+  )
+}
+
+_EVA02_SIZES = {
+  "tiny": (192, 12, 3, 512),
+  "small": (384, 12, 6, 1024),
+  "base": (768, 12, 12, 2048),
+  "large": (1024, 24, 16, 2730),
+}
+_EVA02 = {
+  **{
+    f"eva02_{word}_patch14_{side}": _vit(
+      _EVA02_SIZES[word],
+      14,
+      side,
+      1000 if side > 224 else 0,
+      pool="gap",
+      class_token=True,
+      norm_pooled=True,
+      rotary=EVA02,
+      qkv_bias="query_value",
+      mlp="swiglu" if word in ("tiny", "small") else "swiglu_normed",
+    )
+    for word, larger in (("tiny", 336), ("small", 336), ("base", 448), ("large", 448))
+    for side in (224, larger)
+  },
+  **{
+    f"eva02_{word}_patch{patch}_clip_{side}": _vit(
+      _EVA02_SIZES[word],
+      patch,
+      side,
+      classes,
+      rotary=EVA02,
+      qkv_bias="query_value",
+      mlp="swiglu_normed",
+      context_norm=True,
+    )
+    for word, patch, side, classes in (("base", 16, 224, 512), ("large", 14, 224, 768), ("large", 14, 336, 768))
+  },
+  "eva02_enormous_patch14_clip_224": _vit(
+    (1792, 64, 16, 15360), 14, 224, 1024, qkv_bias="query_value", norm_order="post"
+  ),
+}
+
+_VIT5 = {
+  f"vit5_{word}": _vit(
+    SIZES[size],
+    16,
+    224,
+    registers=4,
+    position="learned_patches",
+    rotary=VIT5,
+    qk_norm="rms",
+    qkv_bias="none",
+    norm="rms",
+    layer_scale=1e-4,
+  )
+  for word, size in (("small", "S"), ("base", "B"), ("large", "L"))
+}
+
+NAMES = {**_DEIT3, **_DINOV2, **_DINOV3, **_SIGLIP, **_SBB, **_ROPE_VIT, **_EVA02, **_VIT5}
