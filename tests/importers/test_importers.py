@@ -9,7 +9,8 @@ import pytest
 from tests.importers.test_layout import SMALL, example
 from vit_jax import importers
 from vit_jax.importers import layout
-from vit_jax.schema import ConfigError
+from vit_jax.models import Description
+from vit_jax.schema import Choice, ConfigError
 
 pytestmark = pytest.mark.heavy
 
@@ -18,7 +19,7 @@ def test_no_layout_is_imported_before_a_file_is_read():
   code = """
 import sys
 from vit_jax import importers
-names = {"bit", "compact", "efficientnet", "mixer", "swin", "vit", "vit_google", "vit_torch"}
+names = {"bit", "compact", "efficientnet", "mixer", "swin", "vit", "vit_google", "vit_torch", "vit_eva", "vit_hf"}
 print(sorted(names & {name.rpartition(".")[2] for name in sys.modules if name.startswith("vit_jax.importers.")}))
 print({one.family for one in importers.layouts()} == {"vit", "compact", "mixer", "bit", "swin", "efficientnet"})
 """
@@ -26,10 +27,17 @@ print({one.family for one in importers.layouts()} == {"vit", "compact", "mixer",
   assert printed.splitlines() == ["[]", "True"]
 
 
-def test_a_norm_after_the_mean_is_another_model_and_refused():
+def test_a_norm_after_the_mean_is_another_model_than_one_of_all_tokens():
   written, description, arrays = example("timm", "ViT-S/8", SMALL | {"gelu": "erf", "pool": "gap"}, 32, 3)
   tensors = layout.write(written, arrays, description)
   theirs = {name.replace("norm.", "fc_norm.") if name.startswith("norm.") else name: t for name, t in tensors.items()}
-  with pytest.raises(ConfigError, match=r"missing \(2\): norm.bias, norm.weight\n.*left over \(2\): fc_norm"):
-    importers.recognise(theirs, {"heads": 2}).check()
-  assert np.array_equal(importers.recognise(tensors, {"heads": 2}).read()["norm/scale"], arrays["norm/scale"])
+  for some, path in ((theirs, "pool_norm/scale"), (tensors, "norm/scale")):
+    found = importers.recognise(some, {"heads": 2})
+    assert found.description.arguments()["norm_pooled"] == (path == "pool_norm/scale")
+    assert np.array_equal(found.read()[path], arrays["norm/scale"])
+
+
+def test_a_layout_that_cannot_hold_a_model_is_refused_with_those_that_can():
+  model = Description(Choice("ViT-S/8", SMALL | {"mlp": "swiglu_normed", "rotary": Choice("dinov3")}), 32, 3)
+  with pytest.raises(ConfigError, match=r"'timm' has no place for ViT-S/8, .* allowed: "):
+    importers.layout_of(model, "timm")

@@ -21,7 +21,7 @@ from vit_jax.schema import Choice, ConfigError, show
 from vit_jax.schema.errors import some
 
 # Files of this folder that have layouts, in the order in which these are tried.
-_FILES = ("vit_google", "vit_torch", "compact", "mixer", "bit", "swin", "efficientnet")
+_FILES = ("vit_google", "vit_hf", "vit_eva", "vit_torch", "compact", "mixer", "bit", "swin", "efficientnet")
 
 
 @functools.cache
@@ -69,6 +69,8 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
     if not candidate.recognises(tensors):
       continue
     try:
+      if not candidate.fits(tensors, hints):
+        continue
       named = candidate.canonical(tensors, hints)
       description = header or candidate.describe(named, hints)
       hub.check(description, hints.get("said", {}))
@@ -171,11 +173,13 @@ def export(arrays: Mapping[str, np.ndarray], description: Description, name: str
 def layout_of(description: Description, name: str) -> Layout:
   """The layout of that name for the described model's family, or a ConfigError with those that there are."""
   known = {one.name: one for one in layouts_of(description)}
-  if name not in known:
-    raise ConfigError(f"layout {name!r} is not known for {description.model.name}.{schema.nearest(name, known)}")
-  return known[name]
+  if name in known:
+    return known[name]
+  if any(one.name == name and one.family == description.published.family for one in layouts()):
+    raise ConfigError(f"layout {name!r} has no place for {description}; allowed: {', '.join(known) or 'none'}")
+  raise ConfigError(f"layout {name!r} is not known for {description.model.name}.{schema.nearest(name, known)}")
 
 
 def layouts_of(description: Description) -> list[Layout]:
-  """The layouts in which models of this family are published."""
-  return [one for one in layouts() if one.family == description.published.family]
+  """The layouts in which models of this family are published, and that may hold this one."""
+  return [one for one in layouts() if one.family == description.published.family and one.holds(description)]

@@ -15,7 +15,7 @@ from einops import rearrange
 
 from vit_jax import models
 from vit_jax.models import Description, positions
-from vit_jax.schema import ConfigError
+from vit_jax.schema import Choice, ConfigError
 from vit_jax.schema.errors import some
 
 LISTED = 12  # tensors of each kind that an error names
@@ -39,12 +39,15 @@ class Row(NamedTuple):
   """One tensor, or one for each value of the placeholders.
 
   `ours` is a parameter path in which {i}, {j}, {l} stand for numbers; `theirs` is the name in the file, where {i1} is
-  the number counted from 1. Where `ours` is a tuple, the first axis to the right of the arrow runs over it.
+  the number counted from 1. Where `ours` is a tuple, the first axis to the right of the arrow runs over it. An axis
+  called `two` has that length, so that "(two k)" may split one of ours. A row with `beside` is of models that have a
+  parameter of that path too.
   """
 
   theirs: str
   ours: str | tuple[str, ...]
   pattern: str
+  beside: str | None = None
 
   @property
   def paths(self) -> tuple[str, ...]:
@@ -62,11 +65,18 @@ class Layout(NamedTuple):
   describe: Callable[[Tensors, Mapping[str, Any]], Description]  # from names, shapes and hints
   # Other generations of names, and of what their tensors hold -> those of the rows.
   canonical: Callable[[Tensors, Mapping[str, Any]], Tensors] = lambda tensors, hints: tensors
-  finish: Callable[[dict], dict] = lambda arrays: arrays  # the last touch before writing
+  finish: Callable[[dict, Description], dict] = lambda arrays, description: arrays  # the last touch before writing
   stores_tables: bool = True  # also those that are computed, not learned
   beside: Callable[[Description], dict] | None = None  # JSON that stands beside the file, as config.json
-  computes: Mapping[str, Any] = {}  # arguments without which a code that reads this layout computes another model
+  # Arguments without which a code that reads this layout computes another model; of a tuple any will do.
+  computes: Mapping[str, Any] = {}
   ignored: str = r"(?!)"  # names that carry no parameters
+  untaken: str = r"(?!)"  # names of parameters that only their training has a use for, and that no model here has
+  # Of several layouts of one name and family: which models are published so, and whether a file may be, where what
+  # stands beside it says more than tensors do.
+  holds: Callable[[Description], bool] = lambda description: True
+  fits: Callable[[Tensors, Mapping[str, Any]], bool] = lambda tensors, hints: True
+  position: str | None = None  # how tables of positions are, whatever tokens those of the model are of: see `placed`
 
 
 class Entry(NamedTuple):
@@ -113,17 +123,25 @@ def _entry(row, expressions, path, shape, ours):
     return None
   numbers = {key: int(value) for key, value in match.groupdict().items()}
   paths = tuple(template.format(**numbers) for template in row.paths)
-  if any(p not in ours for p in paths):
+  needed = paths if row.beside is None else (*paths, row.beside.format(**numbers))
+  if any(p not in ours for p in needed):
     return None
   name = row.theirs.format(**numbers, **{f"{key}1": value + 1 for key, value in numbers.items()})
-  theirs, here = (side.strip() for side in row.pattern.split("->"))
+  theirs, here = map(_groups, row.pattern.split("->"))
   shape = shape if len(paths) == 1 else (len(paths), *shape)
-  axes = here.split()
-  assert len(axes) == len(shape), (row, shape)
-  lengths = {axis: length for axis, length in zip(axes, shape, strict=True) if not axis.isdecimal()}
-  groups = [group.strip("()").split() for group in re.findall(r"\([^)]*\)|\S+", theirs)]
-  outside = tuple(math.prod(1 if axis == "1" else lengths[axis] for axis in group) for group in groups)
+  assert len(here) == len(shape), (row, shape)
+  lengths = {}
+  for group, length in zip(here, shape, strict=True):
+    *split, axis = group
+    assert split in ([], ["two"]), row
+    lengths |= dict.fromkeys(split, 2) | ({} if axis.isdecimal() else {axis: length // 2 ** len(split)})
+  outside = tuple(math.prod(1 if axis == "1" else lengths[axis] for axis in group) for group in theirs)
   return Entry(name, outside, paths, row.pattern, lengths)
+
+
+def _groups(side):
+  """The names of the axes that make up each dimension."""
+  return [group.strip("()").split() for group in re.findall(r"\([^)]*\)|\S+", side)]
 
 
 def read(layout: Layout, tensors: Tensors, description: Description) -> dict[str, np.ndarray]:
@@ -146,7 +164,8 @@ def match(layout: Layout, tensors: Tensors, description: Description) -> list[En
   # A table that the model computes may be stored: of another length in one published file, so it is not compared.
   computed = _computed(layout, description)
   known = {*expected, *(row.theirs for row in layout.rows if computed and row.ours == TABLE)}
-  surplus = [name for name in tensors if name not in known and not re.fullmatch(layout.ignored, name)]
+  no_place = re.compile(f"{layout.ignored}|{layout.untaken}")
+  surplus = [name for name in tensors if name not in known and not no_place.fullmatch(name)]
   missing = [name for name in expected if name not in tensors]
   here = [(name, entry, tensors[name]) for name, entry in expected.items() if name in tensors]
   misshapen = [f"{name} {tuple(t.shape)} instead of {entry.shape}" for name, entry, t in here if t.shape != entry.shape]
@@ -176,11 +195,13 @@ def write(layout: Layout, arrays: Mapping[str, np.ndarray], description: Descrip
 
   ConfigError where a code that reads this layout computes something else, or has no place for a parameter.
   """
+  arrays, description = placed(arrays, description, layout.position)
   bound = description.arguments()
   for key, value in layout.computes.items():
-    if bound[key] != value:
+    if bound[key] not in (value if isinstance(value, tuple) else (value,)):
+      means = " or ".join(map(_shown, value if isinstance(value, tuple) else (value,)))
       raise ConfigError(
-        f"layout {layout.name!r} means {key}={value}; this model has {bound[key]}: its numbers would differ"
+        f"layout {layout.name!r} means {key}={means}; this model has {_shown(bound[key])}: its numbers would differ"
       )
   ours = shapes(description)
   computed = _computed(layout, description)
@@ -193,7 +214,36 @@ def write(layout: Layout, arrays: Mapping[str, np.ndarray], description: Descrip
     theirs, here = entry.pattern.split("->")
     array = rearrange(parts[0] if len(parts) == 1 else np.stack(parts), f"{here} -> {theirs}", **entry.lengths)
     result[entry.name] = np.ascontiguousarray(array)
-  return layout.finish(result)
+  return layout.finish(result, description)
+
+
+def _shown(value):
+  """An argument in an error; of a choice its name."""
+  return value.name if isinstance(value, Choice) else value
+
+
+def placed(
+  arrays: Mapping[str, np.ndarray], description: Description, position: str | None
+) -> tuple[Mapping[str, np.ndarray], Description]:
+  """The same model with its table of positions for class and distillation token and patches ("learned"), or for patches
+  alone ("learned_patches"), where it has the other of these; None leaves it.
+
+  A token that loses its row has it added, which gives the blocks the same input.
+  """
+  other = {"learned": "learned_patches", "learned_patches": "learned"}.get(position)
+  if other is None or description.arguments().get("position") != other or TABLE not in arrays:
+    return arrays, description
+  order = description.published.order.positioned
+  tokens = [token for token in order if token in arrays]
+  changed = Choice(description.model.name, {**description.model.args, "position": position})
+  table = arrays[TABLE]
+  if position == "learned":
+    table = np.pad(table, ((len(tokens), 0), (0, 0)))
+    return {**arrays, TABLE: table}, description.replaced(model=changed)
+  folded = {
+    token: arrays[token] + row if np.any(row) else arrays[token] for token, row in zip(tokens, table, strict=False)
+  }
+  return {**arrays, **folded, TABLE: table[len(tokens) :]}, description.replaced(model=changed)
 
 
 def _computed(layout, description):

@@ -1,13 +1,18 @@
 """What the tensors of a Vision Transformer say of it, however they are named: size, heads, image size, positions."""
 
+import functools
+import inspect
 import math
 import re
 from collections.abc import Mapping
 
 import numpy as np
 
+from vit_jax import models
 from vit_jax.importers.layout import Tensor, Tensors, named
 from vit_jax.models import Description
+from vit_jax.models.published import modern
+from vit_jax.models.published.model import Published
 from vit_jax.models.published.vit import HYBRIDS, SIZES
 from vit_jax.schema import Choice, ConfigError
 
@@ -60,8 +65,68 @@ def with_leading_zeros(table, count: int) -> Tensor:
   return Tensor((1, tokens + count, width), table.dtype, read)
 
 
+def described(hints: Mapping) -> Description | None:
+  """The description that a file of ours has beside its tensors."""
+  return Description.from_json(hints["description"]) if "description" in hints else None
+
+
+def position_of(table, tokens: int, registers: int, patch: int, hints: Mapping) -> tuple[str, int]:
+  """Which tokens have a row each in a table [1, T, D] as timm has them, as (position, rows before those of patches)."""
+  if table is None:
+    return "none", 0
+  if (tokens or registers) and not has_rows(table, tokens + registers, patch, hints, usually=not registers):
+    return "learned_patches", 0
+  return ("learned_all" if registers else "learned"), tokens + registers
+
+
+def published_as(hints: Mapping, row: tuple, patch: int) -> tuple[str, Published] | None:
+  """The name of timm that a file says it has, and what it stands for, if its model has these sizes.
+
+  Args:
+    hints: of which `name` is that of the file or its architecture, maybe with another number of pixels at the end.
+    row: width, depth, heads or None for any number of them, hidden.
+    patch: its side in pixels.
+  """
+  for name in _called(hints):
+    known = modern.NAMES[name]
+    if known.row[1] == patch and all(b in (None, a) for a, b in zip(known.row[0], row, strict=True)):
+      return name, known
+  return None
+
+
+def gelu_of(hints: Mapping) -> str:
+  """How timm computes GELU: in the erf form but under a few names, whatever the sizes."""
+  return next((modern.NAMES[name].defaults["gelu"] for name in _called(hints)), "erf")
+
+
+def _called(hints):
+  """Published names that the name of a file may mean, which may have other pixels at its end; the likeliest first."""
+  name = str(hints.get("name", "")).removeprefix("timm/").partition(".")[0]
+  bare = _without_size(name)
+  alike = [other for other in modern.NAMES if bare in (other, _without_size(other))]
+  return [name, *alike] if name in modern.NAMES else alike
+
+
+def _without_size(name):
+  return re.sub(r"_\d+$", "", name)
+
+
 def describe(
-  patches, row, table, classes, hints, *, leading, stages=None, channels=None, pool=None, gelu=None, eps=None, **rest
+  patches,
+  row,
+  table,
+  classes,
+  hints,
+  *,
+  leading,
+  before=None,
+  stages=None,
+  channels=None,
+  pool=None,
+  gelu=None,
+  eps=None,
+  position=None,
+  **rest,
 ) -> Description:
   """The model of a file.
 
@@ -72,11 +137,13 @@ def describe(
     classes: bias [V] of the head, or None.
     hints: of what tensors do not say.
     leading: class and distillation tokens, 0 to 2.
+    before: rows of the table before those of patches; None: one for each of these.
     stages: units in each stage of a ResNet in front.
     channels: of the images, where a ResNet reads them.
     pool: what the head reads, where tokens do not say it.
     gelu: how it is computed, where no hint says it.
     eps: of the layer norms, where no hint says it.
+    position: how positions are known, where there need be no table.
     **rest: other arguments of the model; None stands for the default.
   """
   key, overrides = named(SIZES, row, _SIZE)
@@ -84,23 +151,48 @@ def describe(
   hybrid = {sizes: name for name, sizes in HYBRIDS.items()}.get((key, patch, stages))
   arguments = {
     "pool": pool or {0: "gap", 1: "cls", 2: "distilled"}[leading],
-    "position": "sincos2d" if table is None else "learned",
+    "position": position or ("sincos2d" if table is None else "learned"),
     "stages": None if hybrid else stages,
     "gelu": gelu or hints.get("gelu", "tanh"),
     "eps": float(eps or hints.get("norm_eps", 1e-6)),
     **rest,
-    **overrides,
   }
-  default = {"pool": "cls", "position": "learned", "gelu": "tanh", "eps": 1e-6}
+  arguments = {key: value for key, value in arguments.items() if value is not None and value != _defaults().get(key)}
+  plain = Choice(hybrid or f"ViT-{key}/{patch}", arguments | overrides)
   return Description(
-    Choice(
-      hybrid or f"ViT-{key}/{patch}",
-      {k: value for k, value in arguments.items() if value is not None and value != default.get(k)},
-    ),
-    _image_size(table, leading, patch * reduction(stages), hints),
+    plain if stages else _shortest(plain, arguments, row, patch, hints),
+    _image_size(table, leading if before is None else before, patch * reduction(stages), hints),
     0 if classes is None else classes.shape[0],
     channels or patches[2],
   )
+
+
+@functools.cache
+def _defaults():
+  """All arguments of a ViT by their defaults."""
+  return {name: one.default for name, one in inspect.signature(models.lookup("ViT-Ti/16")).parameters.items()}
+
+
+def _shortest(plain: Choice, arguments: Mapping, row: tuple, patch: int, hints: Mapping) -> Choice:
+  """The model by the name that the file says it has, or else by the one that needs the fewest other arguments."""
+  known = published_as(hints, row, patch)
+  names = [known[0]] if known else []
+  names += [name for name, other in modern.NAMES.items() if other.row == (row, patch) and "siglip" not in name]
+  have = _defaults() | arguments
+
+  def by(name):
+    there = _defaults() | modern.NAMES[name].defaults
+    said = {key: value for key, value in have.items() if value != there[key]}
+    if have["layer_scale"] and there["layer_scale"]:  # the initial value, which no tensor shows
+      said.pop("layer_scale", None)
+    return Choice(name, said)
+
+  def length(choice):
+    same_size = modern.NAMES[choice.name].image_size == hints.get("image_size")
+    return not known or choice.name != known[0], len(choice.args), not same_size
+
+  best = min(map(by, names), key=length, default=plain)
+  return best if known or len(best.args) < len(plain.args) else plain
 
 
 def count(pattern, tensors):
@@ -112,12 +204,17 @@ def reduction(stages):
   return 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
 
 
-def heads_of(width, depth, hidden, hints):
-  """The number of heads, which packed matrices do not show: of the hint, the published size, else of width 64."""
+def heads_of(width, depth, hidden, hints, gated=False):
+  """The number of heads, which packed matrices do not show: of the hint, the published size, else of width 64.
+
+  `gated` says that the MLP is a SwiGLU, by which sizes of one width differ.
+  """
   if "heads" in hints and hints.get("width", width) == width:
     return hints["heads"]
-  near = [row for row in SIZES.values() if (row[0], row[1], row[3]) == (width, depth, hidden)]
-  near += [row for row in SIZES.values() if row[0] == width]
+  sizes = [*SIZES.values()] if not gated else []
+  sizes += [known.row[0] for known in modern.NAMES.values() if ("mlp" in known.defaults) == gated]
+  near = [row for row in sizes if (row[0], row[1], row[3]) == (width, depth, hidden)]
+  near += [row for row in sizes if row[0] == width]
   return near[0][2] if near else max(width // 64, 1)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from vit_jax.importers.layout import Layout, Row, Tensor, Tensors, flax_conv, flax_linear, flax_norm
 from vit_jax.importers.vit import ATTENTION, count, counting_tokens, describe, fold_token, reduction
 from vit_jax.models import Description
+from vit_jax.schema import Choice
 
 # Rows.
 
@@ -142,7 +143,7 @@ def _inlined_map(tensors: Tensors) -> Tensors:
   return {f"MAPHead_0/{name}" if re.fullmatch(parts, name) else name: tensor for name, tensor in tensors.items()}
 
 
-def _big_vision_finish(arrays: dict) -> dict:
+def _big_vision_finish(arrays: dict, description: Description) -> dict:
   """What `_big_vision_names` does, backwards: the class token's own position goes into the token."""
   if "cls" in arrays and "pos_embedding" in arrays:
     arrays["cls"], arrays["pos_embedding"] = fold_token(arrays["cls"], arrays["pos_embedding"])
@@ -188,6 +189,16 @@ def _old_table(tensors):
   return _TABLE in tensors or "Transformer/pos_embedding" in tensors
 
 
+_COMPUTES = {
+  "position_at": "input",
+  "position": ("learned", "sincos2d", "factored", "relative"),  # of which rows have no place for the last two
+  "rotary": Choice("none"),
+  "norm_order": "pre",
+  "norm": "layer",
+  "qkv_bias": "all",
+  "class_token": (None, False),
+}
+
 LAYOUTS = (
   Layout(
     name="vit_jax",
@@ -196,7 +207,8 @@ LAYOUTS = (
     recognises=lambda tensors: _google(tensors) and _old_table(tensors),
     describe=_describe_flax,
     canonical=_vit_jax_names,
-    computes={"position_at": "input"},
+    computes=_COMPUTES,
+    position="learned",
   ),
   Layout(
     name="big_vision",
@@ -207,6 +219,7 @@ LAYOUTS = (
     canonical=_big_vision_names,
     finish=_big_vision_finish,
     stores_tables=False,
-    computes={"position_at": "input"},
+    computes=_COMPUTES,
+    position="learned",
   ),
 )

@@ -1,4 +1,4 @@
-"""Names of Vision Transformers in the state dicts of timm, DeiT and Hugging Face."""
+"""Names of Vision Transformers in the state dicts of timm and DeiT; vit_eva.py has those of its other class."""
 
 import re
 from collections.abc import Mapping
@@ -10,98 +10,114 @@ from vit_jax.importers.layout import (
   Row,
   Tensor,
   Tensors,
-  shapes,
   torch_conv,
   torch_linear,
   torch_norm,
 )
-from vit_jax.importers.vit import ATTENTION, count, counting_tokens, describe, fold_token, has_rows, heads_of
+from vit_jax.importers.vit import (
+  ATTENTION,
+  count,
+  counting_tokens,
+  describe,
+  described,
+  fold_token,
+  gelu_of,
+  has_rows,
+  heads_of,
+  position_of,
+  published_as,
+)
 from vit_jax.models import Description
-from vit_jax.schema import ConfigError
+from vit_jax.schema import Choice
 
 # Rows.
 
 
-def _packed(theirs, ours):
-  """Query, key and value of torch in one matrix, rows in this order, inside by head."""
+def packed(theirs: str, ours: str, neighbours: bool = False) -> tuple[Row, ...]:
+  """Query, key and value of torch in one matrix, rows in this order, inside by head.
+
+  Codes that turn `neighbours` have the two channels of a pair side by side, where ours are half a head apart. Those of
+  values, which nothing turns, and what reads them are moved with the others.
+  """
   paths = tuple(f"{ours}/{part}" for part in ATTENTION)
+  inside, here = ("k two", "(two k)") if neighbours else ("k", "k")
   return (
-    Row(f"{theirs}.weight", tuple(f"{path}/kernel" for path in paths), "(t h k) d -> t d h k"),
-    Row(f"{theirs}.bias", tuple(f"{path}/bias" for path in paths), "(t h k) -> t h k"),
+    Row(f"{theirs}.weight", tuple(f"{path}/kernel" for path in paths), f"(t h {inside}) d -> t d h {here}"),
+    Row(f"{theirs}.bias", tuple(f"{path}/bias" for path in paths), f"(t h {inside}) -> t h {here}"),
   )
 
 
-def _out(theirs, ours):
+def out(theirs: str, ours: str, neighbours: bool = False) -> tuple[Row, ...]:
+  """The projection after attention, which reads values as `packed` has them."""
+  inside, here = ("k two", "(two k)") if neighbours else ("k", "k")
   return (
-    Row(f"{theirs}.weight", f"{ours}/kernel", "d (h k) -> h k d"),
+    Row(f"{theirs}.weight", f"{ours}/kernel", f"d (h {inside}) -> h {here} d"),
     Row(f"{theirs}.bias", f"{ours}/bias", "d -> d"),
   )
 
 
-TIMM_ROWS = (
+def mlp(theirs: str, ours: str) -> tuple[Row, ...]:
+  """timm's: two linear maps, of which the first may hold that of a gate too, in front."""
+  gated = (f"{ours}/gate", f"{ours}/up")
+  return (
+    Row(f"{theirs}.fc1.weight", tuple(f"{path}/kernel" for path in gated), "(t f) d -> t d f"),
+    Row(f"{theirs}.fc1.bias", tuple(f"{path}/bias" for path in gated), "(t f) -> t f"),
+    *torch_linear(f"{theirs}.fc1", f"{ours}/up"),
+    *torch_linear(f"{theirs}.fc2", f"{ours}/down"),
+  )
+
+
+AROUND = (  # the blocks, in all of timm's
   Row("cls_token", "cls", "1 1 d -> d"),
   Row("dist_token", "distillation", "1 1 d -> d"),
   Row("reg_token", "registers", "1 r d -> r d"),
   Row("pos_embed", "position/table", "1 n d -> n d"),
   *torch_conv("patch_embed.proj", "embedding"),
+  *torch_norm("norm", "norm"),
+  *torch_norm("fc_norm", "pool_norm"),
+  *torch_linear("head", "head"),
+)
+
+TIMM_ROWS = (
+  *AROUND,
   *torch_norm("blocks.{l}.norm1", "blocks/{l}/norm1"),
-  *_packed("blocks.{l}.attn.qkv", "blocks/{l}/attention"),
-  *_out("blocks.{l}.attn.proj", "blocks/{l}/attention/out"),
+  *packed("blocks.{l}.attn.qkv", "blocks/{l}/attention"),
+  *torch_norm("blocks.{l}.attn.q_norm", "blocks/{l}/attention/query_norm"),
+  *torch_norm("blocks.{l}.attn.k_norm", "blocks/{l}/attention/key_norm"),
+  *out("blocks.{l}.attn.proj", "blocks/{l}/attention/out"),
   Row("blocks.{l}.ls1.gamma", "blocks/{l}/layer_scale1", "d -> d"),
   *torch_norm("blocks.{l}.norm2", "blocks/{l}/norm2"),
-  *torch_linear("blocks.{l}.mlp.fc1", "blocks/{l}/mlp/up"),
-  *torch_linear("blocks.{l}.mlp.fc2", "blocks/{l}/mlp/down"),
+  *mlp("blocks.{l}.mlp", "blocks/{l}/mlp"),
   Row("blocks.{l}.ls2.gamma", "blocks/{l}/layer_scale2", "d -> d"),
-  *torch_norm("norm", "norm"),
   Row("attn_pool.latent", "pool/probe", "1 1 d -> d"),
   Row("attn_pool.q.weight", "pool/attention/query/kernel", "(h k) d -> d h k"),
   Row("attn_pool.q.bias", "pool/attention/query/bias", "(h k) -> h k"),
   Row("attn_pool.kv.weight", ("pool/attention/key/kernel", "pool/attention/value/kernel"), "(t h k) d -> t d h k"),
   Row("attn_pool.kv.bias", ("pool/attention/key/bias", "pool/attention/value/bias"), "(t h k) -> t h k"),
-  *_out("attn_pool.proj", "pool/attention/out"),
+  *out("attn_pool.proj", "pool/attention/out"),
   *torch_norm("attn_pool.norm", "pool/norm"),
   *torch_linear("attn_pool.mlp.fc1", "pool/mlp/up"),
   *torch_linear("attn_pool.mlp.fc2", "pool/mlp/down"),
   *torch_linear("pre_logits.fc", "pre_logits"),
-  *torch_linear("head", "head"),
   *torch_linear("head_dist", "head_distillation"),
 )
-
-_HF = "vit.encoder.layer.{l}"
-HF_ROWS = (
-  Row("vit.embeddings.cls_token", "cls", "1 1 d -> d"),
-  Row("vit.embeddings.position_embeddings", "position/table", "1 n d -> n d"),
-  *torch_conv("vit.embeddings.patch_embeddings.projection", "embedding"),
-  *torch_norm(f"{_HF}.layernorm_before", "blocks/{l}/norm1"),
-  *(
-    row
-    for part in ATTENTION
-    for row in (
-      Row(f"{_HF}.attention.attention.{part}.weight", f"blocks/{{l}}/attention/{part}/kernel", "(h k) d -> d h k"),
-      Row(f"{_HF}.attention.attention.{part}.bias", f"blocks/{{l}}/attention/{part}/bias", "(h k) -> h k"),
-    )
-  ),
-  *_out(f"{_HF}.attention.output.dense", "blocks/{l}/attention/out"),
-  *torch_norm(f"{_HF}.layernorm_after", "blocks/{l}/norm2"),
-  *torch_linear(f"{_HF}.intermediate.dense", "blocks/{l}/mlp/up"),
-  *torch_linear(f"{_HF}.output.dense", "blocks/{l}/mlp/down"),
-  *torch_norm("vit.layernorm", "norm"),
-  *torch_linear("vit.pooler.dense", "pre_logits"),
-  *torch_linear("classifier", "head"),
-)
-
 
 # What a file holds.
 
 _TOKENS = ("cls_token", "dist_token")
-# The names of timm that compute the tanh form of GELU, which no tensor shows: some of the second SigLIP's.
-_TANH = re.compile(
-  r"(timm/)?vit_(base_patch32|large_patch16|so400m_patch16|giantopt_patch16)_siglip(_gap)?_(256|384|512)"
-)
 
 
-def _timm_names(tensors: Tensors, hints: Mapping) -> Tensors:
-  patch = tensors["patch_embed.proj.weight"].shape[-1]  # DeiT-3 gives positions to the patches only
+def part(whole, shape: tuple[int, ...], take: slice | tuple) -> Tensor:
+  """A slice of a tensor of a file, read when needed."""
+  return Tensor(shape, whole.dtype, lambda: np.asarray(whole)[take])
+
+
+def with_rows(tensors: Tensors, hints: Mapping) -> Tensors:
+  """The tensors with a table as the description beside them means it, whose model may have rows for more tokens."""
+  header = described(hints)
+  if header is None or header.arguments().get("position") != "learned":
+    return tensors
+  patch = tensors["patch_embed.proj.weight"].shape[-1]
   return counting_tokens(_fold_registers(tensors, patch, hints), "pos_embed", _TOKENS, patch, hints, usually=True)
 
 
@@ -128,84 +144,153 @@ def _fold_registers(tensors, patch, hints):
   }
 
 
-def _hf_names(tensors: Tensors, hints: Mapping) -> Tensors:
-  bare = any(name.startswith("embeddings.") for name in tensors)  # saved without a head
-  return {f"vit.{name}" if bare else name: tensor for name, tensor in tensors.items()}
+def describe_timm(tensors: Tensors, hints: Mapping, rotary: Choice | None = None, **rest) -> Description:
+  """The model of tensors that are called as timm does, or the rows of another layout do.
 
-
-def _describe_timm(tensors: Tensors, hints: Mapping) -> Description:
+  Args:
+    tensors: by name.
+    hints: of what they do not say.
+    rotary: positions, of a code that has such.
+    **rest: arguments of the model that this layout alone has.
+  """
   width, channels, patch, _ = tensors["patch_embed.proj.weight"].shape
-  depth, hidden = count(r"blocks\.(\d+)\.", tensors), tensors["blocks.0.mlp.fc1.weight"].shape[0]
+  depth, (hidden, mlp) = count(r"blocks\.(\d+)\.", tensors), _mlp(tensors)
+  known = published_as(hints, (width, depth, None, hidden), patch)
+  usual = known[1].defaults if known else {}
+  heads = (
+    known[1].row[0][2] if known and "heads" not in hints else heads_of(width, depth, hidden, hints, mlp is not None)
+  )
+  registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
+  leading = sum(name in tensors for name in _TOKENS)
+  position, before = position_of(tensors.get("pos_embed"), leading, registers, patch, hints)
+  centred = rotary is not None and rotary.name == "dinov3"
+  pool = _pool(tensors, hints, usual.get("pool", "gap" if centred else "cls"), centred)
   return describe(
     (patch, patch, channels, width),
-    (width, depth, heads_of(width, depth, hidden, hints), hidden),
+    (width, depth, heads, hidden),
     tensors.get("pos_embed"),
     tensors.get("head.bias"),
     hints,
-    leading=("cls_token" in tensors) + ("dist_token" in tensors),
-    pool="map" if "attn_pool.latent" in tensors else None,
-    registers=tensors["reg_token"].shape[1] if "reg_token" in tensors else None,
-    pre_logits=tensors["pre_logits.fc.bias"].shape[0] if "pre_logits.fc.bias" in tensors else None,
-    gelu=hints.get("gelu") or ("tanh" if _TANH.match(str(hints.get("name", ""))) else "erf"),
-    layer_scale=1e-4 if "blocks.0.ls1.gamma" in tensors else None,
+    leading=leading,
+    before=before,
+    **{
+      "pool": pool,
+      "class_token": True if leading and pool in ("gap", "map") else None,
+      "registers": registers or None,
+      "position": position,
+      "rotary": rotary,
+      "pre_logits": tensors["pre_logits.fc.bias"].shape[0] if "pre_logits.fc.bias" in tensors else None,
+      "gelu": hints.get("gelu") or gelu_of(hints),
+      "eps": hints.get("norm_eps") or usual.get("eps") or (1e-5 if centred else 1e-6),
+      "mlp": mlp,
+      "norm": "rms" if "blocks.0.norm1.weight" in tensors and "blocks.0.norm1.bias" not in tensors else None,
+      "norm_pooled": True if "fc_norm.weight" in tensors else None,
+      "layer_scale": 1e-4 if tensors.keys() & _SCALES else None,
+    }
+    | _attention(tensors)
+    | rest,
   )
 
 
-def _describe_hf(tensors: Tensors, hints: Mapping) -> Description:
-  width, channels, patch, _ = tensors["vit.embeddings.patch_embeddings.projection.weight"].shape
-  depth = count(r"vit\.encoder\.layer\.(\d+)\.", tensors)
-  hidden = tensors["vit.encoder.layer.0.intermediate.dense.weight"].shape[0]
-  return describe(
-    (patch, patch, channels, width),
-    (width, depth, heads_of(width, depth, hidden, hints), hidden),
-    tensors["vit.embeddings.position_embeddings"],
-    tensors.get("classifier.bias"),
-    hints,
-    leading=1,
-    pre_logits=width if "vit.pooler.dense.bias" in tensors else None,
-    gelu=hints.get("gelu", "erf"),
-    eps=hints.get("norm_eps", 1e-12),
-  )
+_SCALES = {"blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.ls.gamma"}
 
 
-def _timm_finish(arrays: dict) -> dict:
+def _mlp(tensors):
+  """(hidden width, the model's argument or None for the default) of the MLP."""
+  gate = tensors.get("blocks.0.mlp.fc1_g.weight")
+  first, second = tensors["blocks.0.mlp.fc1.weight"] if gate is None else gate, tensors["blocks.0.mlp.fc2.weight"]
+  if gate is None and first.shape[0] != 2 * second.shape[1]:
+    return first.shape[0], None
+  return second.shape[1], "swiglu_normed" if "blocks.0.mlp.norm.weight" in tensors else "swiglu"
+
+
+def _attention(tensors):
+  """What the tensors of attention say, as arguments of the model."""
+  names = {name.removeprefix("blocks.0.attn.") for name in tensors if name.startswith("blocks.0.attn.")}
+  biased = "query_value" if names & {"q_bias", "q_proj.bias"} else "none"
+  normed = "layer" if "q_norm.bias" in names else "rms"
+  return {
+    "qkv_bias": None if "qkv.bias" in names else biased,
+    "qk_norm": normed if "q_norm.weight" in names else None,
+    "context_norm": True if "norm.weight" in names else None,
+  }
+
+
+def _pool(tensors, hints, usual, free):
+  """What the head reads. Beside a class token it is `usual` unless a norm, or what stands beside the file, says other;
+  `free` codes pool in either way without one."""
+  if "attn_pool.latent" in tensors:
+    return "map"
+  if "cls_token" not in tensors:
+    return "gap"
+  if "dist_token" in tensors:
+    return "distilled"
+  if "fc_norm.weight" in tensors:
+    return "gap"
+  said = hints.get("said", {}).get("pool") if free or hints.get("fc_norm") is False else None
+  return said or usual
+
+
+def finish_timm(arrays: dict, description: Description) -> dict:
   """Models with registers, and DeiT-3, known by its layer scale, have rows for the patches only in their tables."""
-  if "pos_embed" not in arrays:
+  if "pos_embed" not in arrays or description.arguments()["position"] != "learned":
     return arrays
   tokens = [name for name in _TOKENS if name in arrays]
-  deit3 = "blocks.0.ls1.gamma" in arrays and not np.any(arrays["pos_embed"][:, : len(tokens)])
+  scaled = description.arguments()["layer_scale"] is not None
+  deit3 = scaled and not np.any(arrays["pos_embed"][:, : len(tokens)])
   if deit3 or "reg_token" in arrays:
     for name in tokens:
       arrays[name], arrays["pos_embed"] = fold_token(arrays[name], arrays["pos_embed"])
   return arrays
 
 
-def _hf_finish(arrays: dict) -> dict:
-  if "vit.pooler.dense.bias" in arrays and "classifier.bias" in arrays:
-    raise ConfigError("layout 'hf' has no place for pre_logits before a head: its classifier reads the class token")
-  return arrays
+# Of a block with both branches at once the matrices in front of them are one.
+
+_PARALLEL = {"in_norm": "norm1", "attn_out_proj": "attn.proj", "mlp_out_proj": "mlp.fc2", "ls": "ls1"}
 
 
-def _hf_config(description: Description) -> dict:
-  """What Hugging Face's library reads beside the tensors to build the model."""
-  bound, ours = description.arguments(), shapes(description)
-  width, heads, _ = ours["blocks/0/attention/query/kernel"]
-  return {
-    "architectures": ["ViTForImageClassification" if description.classes else "ViTModel"],
-    "model_type": "vit",
-    "hidden_size": width,
-    "num_hidden_layers": len({path.split("/")[1] for path in ours if path.startswith("blocks/")}),
-    "num_attention_heads": heads,
-    "intermediate_size": ours["blocks/0/mlp/up/kernel"][1],
-    "hidden_act": {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}[bound["gelu"]],
-    "layer_norm_eps": bound["eps"],
-    "image_size": description.image_size,
-    "patch_size": ours["embedding/kernel"][0],
-    "num_channels": description.channels,
-    "qkv_bias": True,
-    "id2label": {str(i): f"LABEL_{i}" for i in range(description.classes)},
-    "label2id": {f"LABEL_{i}": i for i in range(description.classes)},
-  }
+def _apart(tensors: Tensors) -> Tensors:
+  """The tensors with the names of a block whose branches follow each other."""
+  result = {}
+  for name, tensor in tensors.items():
+    block, _, rest = name.rpartition(".in_proj.")
+    if block:
+      _, width, *_ = tensors[f"{block}.attn_out_proj.weight"].shape
+      hidden = tensor.shape[0] - 3 * width
+      result[f"{block}.mlp.fc1.{rest}"] = part(tensor, (hidden, *tensor.shape[1:]), slice(hidden))
+      result[f"{block}.attn.qkv.{rest}"] = part(tensor, (3 * width, *tensor.shape[1:]), slice(hidden, None))
+    else:
+      result[_renamed(name, _PARALLEL)] = tensor
+  return result
+
+
+def _in_one(arrays: dict) -> dict:
+  """What `_apart` does, backwards."""
+  back = {ours: theirs for theirs, ours in _PARALLEL.items()}
+  result = {}
+  for name, array in arrays.items():
+    block, _, rest = name.rpartition(".attn.qkv.")
+    if block:
+      result[f"{block}.in_proj.{rest}"] = np.concatenate([arrays[f"{block}.mlp.fc1.{rest}"], array])
+    elif ".mlp.fc1." not in name:
+      result[_renamed(name, back)] = array
+  return result
+
+
+def _renamed(name, words):
+  """A name in a block with its middle in other words."""
+  match = re.fullmatch(r"(blocks\.\d+\.)(.*)(\.\w+)", name)
+  return f"{match[1]}{words.get(match[2], match[2])}{match[3]}" if match else name
+
+
+# Arguments that change what is computed, and that the codes here have one of.
+PLAIN = {"position_at": "input", "norm_order": "pre", "norm": "layer"}
+
+
+def _turned(description: Description) -> bool:
+  """Whether timm has the model in another class, that of EVA."""
+  bound = description.arguments()
+  return bound["rotary"].name != "none" or bound["qkv_bias"] == "query_value" or bound["norm_order"] == "post"
 
 
 LAYOUTS = (
@@ -214,20 +299,21 @@ LAYOUTS = (
     family="vit",
     rows=TIMM_ROWS,
     recognises=lambda tensors: "patch_embed.proj.weight" in tensors and "blocks.0.attn.qkv.weight" in tensors,
-    describe=_describe_timm,
-    canonical=_timm_names,
-    finish=_timm_finish,
-    computes={"position_at": "input"},
+    describe=describe_timm,
+    canonical=with_rows,
+    finish=finish_timm,
+    computes=PLAIN,
+    holds=lambda description: not _turned(description) and description.arguments()["norm_order"] != "parallel",
   ),
   Layout(
-    name="hf",
+    name="timm",
     family="vit",
-    rows=HF_ROWS,
-    recognises=lambda tensors: any(n.endswith("embeddings.patch_embeddings.projection.weight") for n in tensors),
-    describe=_describe_hf,
-    canonical=_hf_names,
-    beside=_hf_config,
-    finish=_hf_finish,
-    computes={"pool": "cls", "position_at": "input"},
+    rows=TIMM_ROWS,
+    recognises=lambda tensors: "patch_embed.proj.weight" in tensors and "blocks.0.in_proj.weight" in tensors,
+    describe=lambda tensors, hints: describe_timm(tensors, hints, norm_order="parallel"),
+    canonical=lambda tensors, hints: with_rows(_apart(tensors), hints),
+    finish=lambda arrays, description: finish_timm(_in_one(arrays), description),
+    computes=PLAIN | {"norm_order": "parallel", "qkv_bias": "all", "mlp": "gelu"},
+    holds=lambda description: not _turned(description) and description.arguments()["norm_order"] == "parallel",
   ),
 )

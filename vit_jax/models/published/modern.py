@@ -62,7 +62,7 @@ _DINOV3 = {
     rotary=DINOV3,
     layer_scale=1e-5,
     eps=1e-5,
-    mlp=mlp,
+    **({"mlp": mlp} if mlp != "gelu" else {}),
     qkv_bias="query_value" if biased else "none",
   )
   for word, row, mlp, kinds in (

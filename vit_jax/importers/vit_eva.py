@@ -1,0 +1,229 @@
+"""Names of Vision Transformers in timm's state dicts of its class EVA: DINOv3, EVA-02, rope-vit, timm's with rotary
+positions.
+
+Fixed rotary positions are in no tensor. They follow from the name of a file or what stands beside it, else from what
+else a file has.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from vit_jax.importers.layout import Layout, Row, Tensor, Tensors, torch_linear, torch_norm
+from vit_jax.importers.vit import ATTENTION, count, described, published_as
+from vit_jax.importers.vit_torch import AROUND, PLAIN, describe_timm, finish_timm, mlp, out, packed, with_rows
+from vit_jax.models import Description
+from vit_jax.models.published import modern
+from vit_jax.schema import Choice
+
+# Rows.
+
+
+def biases(theirs: str, ours: str, neighbours: bool = False) -> tuple[Row, ...]:
+  """Those of query and value, where the key has none."""
+  pattern = "(h k two) -> h (two k)" if neighbours else "(h k) -> h k"
+  return tuple(Row(f"{theirs}.{part[0]}_bias", f"{ours}/{part}/bias", pattern) for part in ("query", "value"))
+
+
+def apart(theirs: str, ours: str) -> tuple[Row, ...]:
+  """Query, key and value in matrices of their own. Values stay as they are, for what comes after them is normalised."""
+  turned, stays = "(h k two) d -> d h (two k)", "(h k) d -> d h k"
+  patterns = {"query": turned, "key": turned, "value": stays}
+  return tuple(Row(f"{theirs}.{part[0]}_proj.weight", f"{ours}/{part}/kernel", patterns[part]) for part in ATTENTION)
+
+
+def of_heads(theirs: str, ours: str, neighbours: bool) -> tuple[Row, ...]:
+  """Norms of queries and keys."""
+  pattern = "(k two) -> (two k)" if neighbours else "k -> k"
+  return tuple(
+    Row(f"{theirs}.{part[0]}_norm.{word}", f"{ours}/{part}_norm/{kind}", pattern)
+    for part in ("query", "key")
+    for word, kind in (("weight", "scale"), ("bias", "bias"))
+  )
+
+
+def two(theirs: str, ours: str, names: tuple[str, str, str]) -> tuple[Row, ...]:
+  """A SwiGLU with its gate in a matrix of its own."""
+  gate, up, down = names
+  parts = {gate: "gate", up: "up", down: "down"}
+  return tuple(
+    row._replace(beside=f"{ours}/gate/kernel")
+    for name, part in parts.items()
+    for row in torch_linear(f"{theirs}.{name}", f"{ours}/{part}")
+  )
+
+
+_BLOCK, _OURS = "blocks.{l}", "blocks/{l}"
+_COMMON = (
+  *AROUND,
+  *torch_norm(f"{_BLOCK}.norm1", f"{_OURS}/norm1"),
+  *torch_norm(f"{_BLOCK}.norm2", f"{_OURS}/norm2"),
+  *(Row(f"{_BLOCK}.gamma_{i}", f"{_OURS}/layer_scale{i}", "d -> d") for i in (1, 2)),
+)
+
+
+def turned(neighbours: bool) -> tuple[Row, ...]:
+  """Rows of attention with one matrix for query, key and value."""
+  theirs, ours = f"{_BLOCK}.attn", f"{_OURS}/attention"
+  return (
+    *_COMMON,
+    *packed(f"{theirs}.qkv", ours, neighbours),
+    *biases(theirs, ours, neighbours),
+    *of_heads(theirs, ours, neighbours),
+    *out(f"{theirs}.proj", f"{ours}/out", neighbours),
+    Row(f"{theirs}.freqs", f"{ours}/frequencies", "x h k -> x h k"),
+  )
+
+
+_SPLIT = two(f"{_BLOCK}.mlp", f"{_OURS}/mlp", ("fc1_g", "fc1_x", "fc2"))
+DINOV3_ROWS = (*turned(neighbours=False), *_SPLIT, *mlp(f"{_BLOCK}.mlp", f"{_OURS}/mlp"))
+TURNED_ROWS = (*turned(neighbours=True), *mlp(f"{_BLOCK}.mlp", f"{_OURS}/mlp"))
+EVA02_ROWS = (
+  *_COMMON,
+  *apart(f"{_BLOCK}.attn", f"{_OURS}/attention"),
+  Row(f"{_BLOCK}.attn.q_proj.bias", f"{_OURS}/attention/query/bias", "(h k two) -> h (two k)"),
+  Row(f"{_BLOCK}.attn.v_proj.bias", f"{_OURS}/attention/value/bias", "(h k) -> h k"),
+  *torch_norm(f"{_BLOCK}.attn.norm", f"{_OURS}/attention/context_norm"),
+  *out(f"{_BLOCK}.attn.proj", f"{_OURS}/attention/out"),
+  *_SPLIT,
+  *torch_norm(f"{_BLOCK}.mlp.norm", f"{_OURS}/mlp/norm"),
+)
+
+
+# Frequencies of all layers in one tensor.
+
+
+def frequencies_apart(tensors: Tensors, name: str = "rope.freqs") -> Tensors:
+  """The tensors with frequencies [2, L, H, K / 2] layer by layer."""
+  if name not in tensors:
+    return tensors
+  whole = tensors[name]
+  first, layers, *rest = whole.shape
+  once = []
+
+  def layer(i):
+    if not once:
+      once.append(np.asarray(whole))
+    return once[0][:, i]
+
+  result = {key: tensor for key, tensor in tensors.items() if key != name}
+  for i in range(layers):
+    result[f"blocks.{i}.attn.freqs"] = Tensor((first, *rest), whole.dtype, lambda i=i: layer(i))
+  return result
+
+
+def frequencies_in_one(arrays: dict, name: str = "rope.freqs") -> dict:
+  """What `frequencies_apart` does, backwards."""
+  layers = count(r"blocks\.(\d+)\.attn\.freqs", arrays)
+  if not layers:
+    return arrays
+  whole = np.stack([arrays[f"blocks.{i}.attn.freqs"] for i in range(layers)], axis=1)
+  return {key: array for key, array in arrays.items() if not key.endswith(".attn.freqs")} | {name: whole}
+
+
+# What a file holds.
+
+
+def _rotary(tensors: Tensors, hints: Mapping) -> Choice | None:
+  """Rotary positions, which fixed ones do not show."""
+  if header := described(hints):
+    return header.arguments()["rotary"]
+  if "turning" in hints:
+    return hints["turning"]
+  first = {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
+  if {"rope.freqs", "blocks.0.attn.freqs"} & tensors.keys():
+    return modern.MIXED
+  known = _known(tensors, hints)
+  if known is not None:
+    return known.get("rotary")
+  if "gamma_1" not in first:
+    gated = "mlp.fc1_g.weight" in first or _gated(tensors)
+    return modern.EVA02 if gated else None  # without a gate it is EVA, whose positions are a table alone
+  if "attn.qkv.bias" in first:
+    return modern.ROPE_VIT
+  return modern.DINOV3 if "cls_token" in tensors and "pos_embed" not in tensors else modern.EVA02
+
+
+def _gated(tensors):
+  return tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * tensors["blocks.0.mlp.fc2.weight"].shape[1]
+
+
+def _known(tensors, hints):
+  """Arguments of the model that the file says it has, by its name; None where that says nothing."""
+  width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
+  depth, hidden = count(r"blocks\.(\d+)\.", tensors), tensors["blocks.0.mlp.fc2.weight"].shape[1]
+  known = published_as(hints, (width, depth, None, hidden), patch)
+  return known[1].defaults if known else None
+
+
+def _describe(tensors: Tensors, hints: Mapping) -> Description:
+  known = _known(tensors, hints) or {}
+  width, depth = tensors["patch_embed.proj.weight"].shape[0], count(r"blocks\.(\d+)\.", tensors)
+  enormous = not known and "blocks.0.gamma_1" not in tensors and (width, depth) == (1792, 64)
+  order = hints.get("norm_order") or known.get("norm_order") or ("post" if enormous else None)
+  return describe_timm(tensors, hints, _rotary(tensors, hints), norm_order=order)
+
+
+def _canonical(tensors: Tensors, hints: Mapping) -> Tensors:
+  return with_rows(frequencies_apart(tensors), hints)
+
+
+def _finish(arrays: dict, description: Description) -> dict:
+  return frequencies_in_one(finish_timm(arrays, description))
+
+
+def _eva(tensors):
+  """Whether it is this class of timm: what it calls layer scale, or how queries have a bias."""
+  first = {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
+  return "patch_embed.proj.weight" in tensors and bool(
+    first & {"gamma_1", "attn.q_bias", "attn.q_proj.weight", "mlp.fc1_g.weight"}
+  )
+
+
+def _holds(*rotary: str, normed: bool = False):
+  def holds(description):
+    bound = description.arguments()
+    eva = bound["rotary"].name != "none" or bound["qkv_bias"] == "query_value" or bound["norm_order"] == "post"
+    return eva and bound["rotary"].name in rotary and (bound["mlp"] == "swiglu_normed") == normed
+
+  return holds
+
+
+_COMPUTES = PLAIN | {"norm_order": ("pre", "post"), "pool": ("cls", "gap")}
+
+LAYOUTS = (
+  Layout(
+    name="timm",
+    family="vit",
+    rows=EVA02_ROWS,
+    recognises=lambda tensors: _eva(tensors) and "blocks.0.attn.q_proj.weight" in tensors,
+    describe=_describe,
+    canonical=_canonical,
+    finish=_finish,
+    computes=_COMPUTES | {"qkv_bias": "query_value", "qk_norm": "none"},
+    holds=_holds("none", "axial", normed=True),
+  ),
+  Layout(
+    name="timm",
+    family="vit",
+    rows=DINOV3_ROWS,
+    recognises=_eva,
+    fits=lambda tensors, hints: (rotary := _rotary(tensors, hints)) is not None and rotary.name == "dinov3",
+    describe=_describe,
+    canonical=_canonical,
+    finish=_finish,
+    computes=_COMPUTES,
+    holds=_holds("dinov3"),
+  ),
+  Layout(
+    name="timm",
+    family="vit",
+    rows=TURNED_ROWS,
+    recognises=_eva,
+    describe=_describe,
+    canonical=_canonical,
+    finish=_finish,
+    computes=_COMPUTES,
+    holds=_holds("none", "axial", "mixed"),
+  ),
+)
