@@ -79,24 +79,18 @@ def position_of(table, tokens: int, registers: int, patch: int, hints: Mapping) 
   return ("learned_all" if registers else "learned"), tokens + registers
 
 
-def published_as(hints: Mapping, row: tuple, patch: int) -> tuple[str, Published] | None:
-  """The name of timm that a file says it has, and what it stands for, if its model has these sizes.
+def published_as(hints: Mapping) -> tuple[str, Published] | None:
+  """The name of timm that a file says it has, and what it stands for.
 
-  Args:
-    hints: of which `name` is that of the file or its architecture, maybe with another number of pixels at the end.
-    row: width, depth, heads or None for any number of them, hidden.
-    patch: its side in pixels.
+  hints["name"] is that of the file or of its architecture, maybe with another number of pixels at the end. Its sizes
+  may be others: what is beside timm's files may change any.
   """
-  for name in _called(hints):
-    known = modern.NAMES[name]
-    if known.row[1] == patch and all(b in (None, a) for a, b in zip(known.row[0], row, strict=True)):
-      return name, known
-  return None
+  return next(((name, modern.NAMES[name]) for name in _called(hints)), None)
 
 
 def gelu_of(hints: Mapping) -> str:
   """How timm computes GELU: in the erf form but under a few names, whatever the sizes."""
-  return next((modern.NAMES[name].defaults["gelu"] for name in _called(hints)), "erf")
+  return known[1].defaults["gelu"] if (known := published_as(hints)) else "erf"
 
 
 def _called(hints):
@@ -159,9 +153,10 @@ def describe(
   }
   arguments = {key: value for key, value in arguments.items() if value is not None and value != _defaults().get(key)}
   plain = Choice(hybrid or f"ViT-{key}/{patch}", arguments | overrides)
+  model = plain if stages else _shortest(plain, arguments, row, patch, hints)
   return Description(
-    plain if stages else _shortest(plain, arguments, row, patch, hints),
-    _image_size(table, leading if before is None else before, patch * reduction(stages), hints),
+    model,
+    _image_size(table, leading if before is None else before, patch * reduction(stages), hints, model.name),
     0 if classes is None else classes.shape[0],
     channels or patches[2],
   )
@@ -175,24 +170,32 @@ def _defaults():
 
 def _shortest(plain: Choice, arguments: Mapping, row: tuple, patch: int, hints: Mapping) -> Choice:
   """The model by the name that the file says it has, or else by the one that needs the fewest other arguments."""
-  known = published_as(hints, row, patch)
-  names = [known[0]] if known else []
+  known = published_as(hints)
+  names = [known[0]] if known and known[1].row[1] == patch else []
   names += [name for name, other in modern.NAMES.items() if other.row == (row, patch) and "siglip" not in name]
   have = _defaults() | arguments
 
   def by(name):
-    there = _defaults() | modern.NAMES[name].defaults
+    there, sizes = _defaults() | modern.NAMES[name].defaults, modern.NAMES[name].row[0]
     said = {key: value for key, value in have.items() if value != there[key]}
     if have["layer_scale"] and there["layer_scale"]:  # the initial value, which no tensor shows
       said.pop("layer_scale", None)
-    return Choice(name, said)
+    if have["pool"] in ("cls", "distilled"):  # which need the token
+      said.pop("class_token", None)
+    return Choice(name, said | {key: b for key, a, b in zip(_SIZE, sizes, row, strict=True) if a != b})
 
   def length(choice):
-    same_size = modern.NAMES[choice.name].image_size == hints.get("image_size")
-    return not known or choice.name != known[0], len(choice.args), not same_size
+    other = modern.NAMES[choice.name]
+    its_own = bool(known) and choice.name == known[0] and other.row == (row, patch)
+    return (
+      not its_own,
+      len(choice.args),
+      not known or choice.name != known[0],
+      other.image_size != hints.get("image_size"),
+    )
 
   best = min(map(by, names), key=length, default=plain)
-  return best if known or len(best.args) < len(plain.args) else plain
+  return best if best is plain or not length(best)[0] or len(best.args) < len(plain.args) else plain
 
 
 def count(pattern, tensors):
@@ -218,11 +221,14 @@ def heads_of(width, depth, hidden, hints, gated=False):
   return near[0][2] if near else max(width // 64, 1)
 
 
-def _image_size(table, leading, pixels, hints):
-  """Image size of a table [1, leading + N, D], an entry for `pixels` x `pixels`: square unless the hint says so."""
+def _image_size(table, leading, pixels, hints, name):
+  """Image size of a table [1, leading + N, D], an entry for `pixels` x `pixels`: square unless the hint says so.
+
+  Without a table it is that of the name.
+  """
   hint = hints.get("image_size")
   if table is None:
-    return hint or 224
+    return hint or models.find(name).image_size
   tokens = table.shape[1] - leading
   if _grid_of_hint(hints, pixels) == tokens:
     return hint

@@ -133,9 +133,8 @@ def _rotary(tensors: Tensors, hints: Mapping) -> Choice | None:
   first = {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
   if {"rope.freqs", "blocks.0.attn.freqs"} & tensors.keys():
     return modern.MIXED
-  known = _known(tensors, hints)
-  if known is not None:
-    return known.get("rotary")
+  if known := published_as(hints):
+    return known[1].defaults.get("rotary")
   if "gamma_1" not in first:
     gated = "mlp.fc1_g.weight" in first or _gated(tensors)
     return modern.EVA02 if gated else None  # without a gate it is EVA, whose positions are a table alone
@@ -148,16 +147,8 @@ def _gated(tensors):
   return tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * tensors["blocks.0.mlp.fc2.weight"].shape[1]
 
 
-def _known(tensors, hints):
-  """Arguments of the model that the file says it has, by its name; None where that says nothing."""
-  width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
-  depth, hidden = count(r"blocks\.(\d+)\.", tensors), tensors["blocks.0.mlp.fc2.weight"].shape[1]
-  known = published_as(hints, (width, depth, None, hidden), patch)
-  return known[1].defaults if known else None
-
-
 def _describe(tensors: Tensors, hints: Mapping) -> Description:
-  known = _known(tensors, hints) or {}
+  known = named[1].defaults if (named := published_as(hints)) else {}
   width, depth = tensors["patch_embed.proj.weight"].shape[0], count(r"blocks\.(\d+)\.", tensors)
   enormous = not known and "blocks.0.gamma_1" not in tensors and (width, depth) == (1792, 64)
   order = hints.get("norm_order") or known.get("norm_order") or ("post" if enormous else None)

@@ -155,11 +155,12 @@ def describe_timm(tensors: Tensors, hints: Mapping, rotary: Choice | None = None
   """
   width, channels, patch, _ = tensors["patch_embed.proj.weight"].shape
   depth, (hidden, mlp) = count(r"blocks\.(\d+)\.", tensors), _mlp(tensors)
-  known = published_as(hints, (width, depth, None, hidden), patch)
-  usual = known[1].defaults if known else {}
-  heads = (
-    known[1].row[0][2] if known and "heads" not in hints else heads_of(width, depth, hidden, hints, mlp is not None)
-  )
+  known = published_as(hints)
+  usual, near = (known[1].defaults, known[1].row[0]) if known else ({}, ())
+  if "heads" not in hints and (width, hidden) == (*near[:1], *near[3:]):
+    heads = near[2]
+  else:
+    heads = heads_of(width, depth, hidden, hints, mlp is not None)
   registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
   leading = sum(name in tensors for name in _TOKENS)
   position, before = position_of(tensors.get("pos_embed"), leading, registers, patch, hints)
