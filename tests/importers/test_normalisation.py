@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from vit_jax import models
 from vit_jax.importers import normalisation
 from vit_jax.models import Description
 from vit_jax.schema import Choice
@@ -23,6 +24,18 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs/models.md"
     ("timm", "Mixer-B/16", {}, 1000, 0.5),
     ("timm", "ViT-B/16", {"layer_scale": 1e-4}, 1000, 0.485),
     ("timm", "deit_tiny_patch16_224", {}, 1000, 0.485),
+    ("timm", "deit3_base_patch16_224", {}, 1000, 0.485),
+    ("timm", "vit_small_patch14_reg4_dinov2", {}, 0, 0.485),
+    ("dinov3", "vit_small_patch16_dinov3", {"pool": "cls"}, 0, 0.485),
+    ("timm", "vit_small_patch16_rope_mixed_224", {}, 1000, 0.485),
+    ("vit5", "vit5_small", {}, 1000, 0.485),
+    ("timm", "vit_base_patch16_siglip_224", {}, 0, 0.5),
+    ("timm", "vit_wee_patch16_reg1_gap_256", {}, 1000, 0.5),
+    ("timm", "vit_medium_patch16_rope_reg1_gap_256", {}, 1000, 0.5),
+    ("timm", "vit_betwixt_patch16_rope_reg4_gap_256", {}, 1000, 0.48145466),
+    ("timm", "eva02_tiny_patch14_224", {}, 0, 0.48145466),
+    ("timm", "eva02_base_patch16_clip_224", {}, 512, 0.48145466),
+    ("timm", "eva02_enormous_patch14_clip_224", {}, 1024, 0.48145466),
     ("timm", "swin_tiny_patch4_window7_224", {}, 1000, 0.485),
     ("timm", "efficientnet_b0", {}, 1000, 0.485),
     ("compact", "cct_14_7x2_224", {}, 1000, 0.485),
@@ -32,7 +45,7 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs/models.md"
   ],
 )
 def test_publishers_have_their_own(layout, name, arguments, classes, mean):
-  usual = normalisation.usual(layout, Description(Choice(name, arguments), 224, classes))
+  usual = normalisation.usual(layout, Description(Choice(name, arguments), models.find(name).image_size, classes))
   assert usual["mean"][0] == mean
   chapter = re.search(r"## Images(.*?)\n## ", PAGE.read_text(), re.DOTALL)[1]
   for values in usual.values() if mean != 0.5 else ():
