@@ -69,7 +69,9 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
     if not candidate.recognises(tensors):
       continue
     try:
-      if not candidate.fits(tensors, hints):
+      if not candidate.fits(tensors, hints) or (
+        header and header.published.family == candidate.family and not candidate.holds(header)
+      ):
         continue
       named = candidate.canonical(tensors, hints)
       description = header or candidate.describe(named, hints)

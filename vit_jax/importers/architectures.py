@@ -6,7 +6,7 @@ timm builds a model from the name of an architecture and arguments; a model that
 from collections import Counter
 from typing import Any
 
-from vit_jax.importers import layout, processing
+from vit_jax.importers import processing, vit_arguments
 from vit_jax.importers.layout import Layout
 from vit_jax.importers.processing import Beside
 from vit_jax.models import Description, table
@@ -16,9 +16,6 @@ from vit_jax.schema.errors import some
 # timm's names of the first convolution and of the head.
 _ENDS = {"vit": ("patch_embed.proj", "head"), "swin": ("patch_embed.proj", "head.fc"), "mixer": ("stem.proj", "head")}
 _ENDS |= {"efficientnet": ("conv_stem", "classifier")}
-_POOL = {"cls": "token", "gap": "avg", "map": "map"}
-# Arguments of a ViT that have a place in timm's, or in tensors.
-_VIT = {"width", "depth", "heads", "hidden", "pool", "registers", "layer_scale", "gelu", "position", "eps", "patch"}
 
 
 def beside(chosen: Layout, description: Description, said: Beside) -> dict[str, dict[str, Any]]:
@@ -83,7 +80,7 @@ def architecture(description: Description) -> Choice | None:
   """timm's name of the model, and arguments that it needs; None where timm cannot build it."""
   published, essential = description.published, description.essential()
   if published.family == "vit":
-    return _vit(description)
+    return vit_arguments.written(description)
   size = {} if published.family == "efficientnet" or description.image_size == published.image_size else {
     "img_size": description.image_size
   }  # fmt: skip
@@ -96,36 +93,3 @@ def architecture(description: Description) -> Choice | None:
     essential.pop("gelu", None)
   known = name in table.names() and (name.islower() or "_" in name)
   return Choice(name, size) if known and not essential else None
-
-
-def _vit(description):
-  """A ViT, of which every size is said."""
-  bound, shapes = description.arguments(), layout.shapes(description)
-  if bound.get("stages") or bound.get("pre_logits") or not description.essential().keys() <= _VIT:
-    return None
-  width, heads, _ = shapes["blocks/0/attention/query/kernel"]
-  hidden, patch = shapes["blocks/0/mlp/up/kernel"][1], shapes["embedding/kernel"][0]
-  depth = len({path.split("/")[1] for path in shapes if path.startswith("blocks/")})
-  distilled = bound["pool"] == "distilled"
-  names = table.names("deit_*_distilled_*" if distilled else "vit_*_patch*_*")
-  near = [name for name in names if table.find(name).row == ((width, depth, heads, hidden), patch)]
-  near.sort(key=lambda name: table.find(name).image_size != description.image_size)
-  share = hidden / width
-  args = {
-    "img_size": description.image_size if isinstance(description.image_size, int) else list(description.image_size),
-    "patch_size": patch,
-    "in_chans": description.channels,
-    "embed_dim": width,
-    "depth": depth,
-    "num_heads": heads,
-    "mlp_ratio": share if int(width * share) == hidden else (hidden + 0.5) / width,
-  }
-  if not distilled:
-    args["global_pool"] = _POOL[bound["pool"]]
-    args |= {} if "cls" in shapes else {"class_token": False}
-    args |= {"fc_norm": False} if bound["pool"] == "gap" else {}
-  args |= {"reg_tokens": bound["registers"], "no_embed_class": True} if bound.get("registers") else {}
-  args |= {"init_values": bound["layer_scale"]} if bound.get("layer_scale") is not None else {}
-  args |= {"act_layer": "gelu_tanh"} if bound["gelu"] == "tanh" else {}
-  fallback = "deit_base_distilled_patch16_224" if distilled else "vit_base_patch16_224"
-  return Choice(near[0] if near else fallback, args)

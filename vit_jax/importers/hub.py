@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax import files
-from vit_jax.importers import layout, processing
+from vit_jax.importers import layout, processing, vit_arguments
 from vit_jax.importers.processing import Beside
 from vit_jax.models import Description
-from vit_jax.schema import ConfigError, nearest, show
+from vit_jax.schema import Choice, ConfigError, nearest, show
 
 # Theirs -> ours. Transformers' other names of the tanh form differ in how they round.
 _GELU = {
@@ -37,7 +37,9 @@ _SHOWN = {
   *("img_size", "in_chans", "num_classes", "embed_dim", "depth", "mlp_ratio", "class_token", "reg_tokens"),
   *("init_values", "no_embed_class", "fc_norm", "window_size", "weight_init", "fix_init", "strict_img_size"),
   *("dynamic_img_size", "dynamic_img_pad", "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate"),
-  *("attn_drop_rate", "drop_path_rate"),
+  *("attn_drop_rate", "drop_path_rate", "head_init_scale"),
+  *("num_reg_tokens", "use_fc_norm", "qkv_bias", "qkv_fused", "qk_norm", "attn_type", "use_abs_pos_emb"),
+  *("swiglu_mlp", "swiglu_align_to", "scale_mlp", "scale_attn_inner"),
 }
 BESIDE = ("config.json", "preprocessor_config.json")  # names of these files
 _DEFAULT_NAME = re.compile(r"LABEL_\d+")  # of a class that Transformers knows no name of
@@ -66,7 +68,8 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
     said = _transformers(config) | _timm(_mapping(config, "model_args"))
     if config.get("global_pool") is not None:
       said["pool"] = _one_of(config, "global_pool", _POOL)
-    name = config.get("architecture") if isinstance(config.get("architecture"), str) else weights.name
+    stem = weights.parent.name if weights.stem in ("model", "pytorch_model") else weights.name
+    name = config.get("architecture") if isinstance(config.get("architecture"), str) else stem
     flat = {**config, **_mapping(config, "pretrained_cfg")}
     images, (crop, size), labels = processing.normalised(flat, "mean", "std"), processing.of_timm(flat), _labels(flat)
     loss = "sigmoid" if config.get("problem_type") == "multi_label_classification" else None
@@ -74,8 +77,11 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
     images |= processing.normalised(preparation, "image_mean", "image_std")
     if crop is None:
       crop, size = processing.of_transformers(preparation)
+    arguments = _mapping(config, "model_args")
+    normed = next((arguments[key] for key in ("fc_norm", "use_fc_norm") if key in arguments), None)
   words = {"heads": "heads", "eps": "norm_eps", "gelu": "gelu", "image_size": "image_size"}
-  read = {hint: said[key] for key, hint in words.items() if key in said}
+  words |= {"norm_order": "norm_order", "rotary": "turning"}
+  read = {hint: said[key] for key, hint in words.items() if key in said} | {"fc_norm": normed}
   return {"name": name, **read, "said": said, "beside": Beside(images, crop, size, labels, loss)}
 
 
@@ -110,12 +116,20 @@ def check(description: Description, said: Mapping[str, Any]) -> None:
   if query := shapes.get("blocks/0/attention/query/kernel"):
     facts |= {"width": query[0], "heads": query[1], "hidden": shapes["blocks/0/mlp/up/kernel"][1]}
     facts["depth"] = len({path.split("/")[1] for path in shapes if path.startswith("blocks/")})
+  facts["norm_order"] = bound.get("norm_order")
+  facts["rotary"] = _as_said(bound.get("rotary"), said.get("rotary"))
   for key, value in said.items():
     if facts.get(key) != value:
       raise ConfigError(
         f"config.json beside it says {key}={show(value)}; the tensors are those of {description} with "
         f"{key}={show(facts.get(key))}. Mend or remove config.json"
       )
+
+
+def _as_said(choice, said):
+  """A choice with the arguments only that are said too, where it is the same."""
+  same = choice is not None and said is not None and choice.name == said.name
+  return Choice(choice.name, {key: choice.args[key] for key in said.args}) if same else choice
 
 
 def notes(images: Mapping[str, tuple[float, ...]]) -> list[str]:
@@ -159,7 +173,14 @@ def _timm(arguments):
     said["gelu"] = _one_of(arguments, "act_layer", _GELU)
   if "global_pool" in arguments:
     said["pool"] = _one_of(arguments, "global_pool", _POOL)
-  if unknown := arguments.keys() - _SHOWN - _COUNTS.keys() - {"act_layer", "global_pool"}:
+  if arguments.get("pos_embed", "learn") not in ("learn", "none"):
+    raise ConfigError(f"model_args has pos_embed={show(arguments['pos_embed'])}; built are 'learn' and 'none'")
+  if "use_post_norm" in arguments:
+    said["norm_order"] = "post" if arguments["use_post_norm"] is True else "pre"
+  if (turning := vit_arguments.rotary_of(arguments)) is not None:
+    said["rotary"] = turning
+  known = _SHOWN | vit_arguments.TURNING | _COUNTS.keys() | {"act_layer", "global_pool", "use_post_norm", "pos_embed"}
+  if unknown := arguments.keys() - known:
     key = min(unknown)
     raise ConfigError(f"model_args has {key}={show(arguments[key])}, with which another model may be meant")
   return said

@@ -163,12 +163,19 @@ def _finish(arrays: dict, description: Description) -> dict:
   return frequencies_in_one(finish_timm(arrays, description))
 
 
-def _eva(tensors):
-  """Whether it is this class of timm: what it calls layer scale, or how queries have a bias."""
+def _recognised(tensors):
+  return "patch_embed.proj.weight" in tensors and "blocks.0.mlp.fc2.weight" in tensors
+
+
+def _eva(tensors, hints):
+  """Whether it is this class of timm: by what it calls layer scale, by the biases of queries, or by what is said."""
   first = {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
-  return "patch_embed.proj.weight" in tensors and bool(
-    first & {"gamma_1", "attn.q_bias", "attn.q_proj.weight", "mlp.fc1_g.weight"}
-  )
+  said = hints.get("turning", Choice("none")).name != "none" or hints.get("norm_order") == "post"
+  return said or described(hints) or bool(first & {"gamma_1", "attn.q_bias", "attn.q_proj.weight", "mlp.fc1_g.weight"})
+
+
+def _centred(tensors, hints):
+  return (rotary := _rotary(tensors, hints)) is not None and rotary.name == "dinov3"
 
 
 def _holds(*rotary: str, normed: bool = False):
@@ -187,7 +194,7 @@ LAYOUTS = (
     name="timm",
     family="vit",
     rows=EVA02_ROWS,
-    recognises=lambda tensors: _eva(tensors) and "blocks.0.attn.q_proj.weight" in tensors,
+    recognises=lambda tensors: _recognised(tensors) and "blocks.0.attn.q_proj.weight" in tensors,
     describe=_describe,
     canonical=_canonical,
     finish=_finish,
@@ -198,8 +205,8 @@ LAYOUTS = (
     name="timm",
     family="vit",
     rows=DINOV3_ROWS,
-    recognises=_eva,
-    fits=lambda tensors, hints: (rotary := _rotary(tensors, hints)) is not None and rotary.name == "dinov3",
+    recognises=_recognised,
+    fits=lambda tensors, hints: _eva(tensors, hints) and _centred(tensors, hints),
     describe=_describe,
     canonical=_canonical,
     finish=_finish,
@@ -210,7 +217,8 @@ LAYOUTS = (
     name="timm",
     family="vit",
     rows=TURNED_ROWS,
-    recognises=_eva,
+    recognises=_recognised,
+    fits=_eva,
     describe=_describe,
     canonical=_canonical,
     finish=_finish,

@@ -182,7 +182,7 @@ def describe_timm(tensors: Tensors, hints: Mapping, rotary: Choice | None = None
       "rotary": rotary,
       "pre_logits": tensors["pre_logits.fc.bias"].shape[0] if "pre_logits.fc.bias" in tensors else None,
       "gelu": hints.get("gelu") or gelu_of(hints),
-      "eps": hints.get("norm_eps") or usual.get("eps") or (1e-5 if centred else 1e-6),
+      "eps": hints.get("norm_eps") or usual.get("eps") or (1e-5 if centred and "turning" not in hints else 1e-6),
       "mlp": mlp,
       "norm": "rms" if "blocks.0.norm1.weight" in tensors and "blocks.0.norm1.bias" not in tensors else None,
       "norm_pooled": True if "fc_norm.weight" in tensors else None,

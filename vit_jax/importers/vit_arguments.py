@@ -1,0 +1,189 @@
+"""The arguments with which timm builds a Vision Transformer, written for a config.json and read from one.
+
+timm has two classes, of which EVA's alone turns queries and keys. What no argument says, such as the epsilon of the
+norms or a parallel block, is that of an architecture.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.importers import layout
+from vit_jax.models import Description, table
+from vit_jax.models.published import modern
+from vit_jax.schema import Choice, ConfigError, show
+
+_POOL = {"cls": "token", "gap": "avg", "map": "map"}
+# Arguments of a model that have a place in timm's, or in tensors.
+_SIZES = {"width", "depth", "heads", "hidden", "patch", "pool", "registers", "layer_scale", "gelu", "position", "eps"}
+_BLOCKS = {"class_token", "qkv_bias", "mlp", "norm_pooled", "norm_order", "qk_norm", "rotary", "context_norm"}
+_KINDS = {"axial": "cat", "mixed": "mixed", "dinov3": "dinov3"}
+# Arguments of timm's classes that say what turns.
+TURNING = {
+  *("use_rot_pos_emb", "rope_type", "rope_temperature", "rope_grid_indexing", "rope_rotate_half", "ref_feat_shape"),
+}
+
+
+def written(description: Description) -> Choice | None:
+  """timm's name of a ViT, and arguments that it needs; None where timm cannot build it."""
+  bound, other = description.arguments(), set(description.essential())
+  named = description.model.name in modern.NAMES and not description.model.name.startswith("vit5")
+  if named and other <= {"layer_scale"}:
+    same = description.image_size == description.published.image_size
+    scale = {"init_values": bound["layer_scale"]} if other else {}
+    return Choice(description.model.name, scale if same else scale | {"img_size": _size(description)})
+  if bound.get("stages") or bound.get("pre_logits") or not other <= _SIZES | _BLOCKS or bound["norm"] != "layer":
+    return None
+  if bound["rotary"].name != "none" or bound["qkv_bias"] == "query_value" or bound["norm_order"] == "post":
+    return _eva(description, bound)
+  return _vision_transformer(description, bound)
+
+
+def _size(description):
+  return description.image_size if isinstance(description.image_size, int) else list(description.image_size)
+
+
+def _sizes(description, bound):
+  """(row of the model, patch, arguments of both classes)."""
+  shapes = layout.shapes(description)
+  width, heads, _ = shapes["blocks/0/attention/query/kernel"]
+  hidden, patch = shapes["blocks/0/mlp/up/kernel"][1], shapes["embedding/kernel"][0]
+  depth = len({path.split("/")[1] for path in shapes if path.startswith("blocks/")})
+  inside = 2 * hidden if bound["mlp"] == "swiglu" and bound["rotary"].name == "none" else hidden
+  share = inside / width
+  args = {
+    "img_size": _size(description),
+    "patch_size": patch,
+    "in_chans": description.channels,
+    "embed_dim": width,
+    "depth": depth,
+    "num_heads": heads,
+    "mlp_ratio": share if int(width * share) == inside else (inside + 0.5) / width,
+  }
+  return (width, depth, heads, hidden), patch, args
+
+
+def _vision_transformer(description, bound):
+  """timm's plain class."""
+  row, patch, args = _sizes(description, bound)
+  distilled, token = bound["pool"] == "distilled", bound["pool"] == "cls" or bool(bound["class_token"])
+  if bound["mlp"] == "swiglu_normed" or bound["context_norm"] or bound["qk_norm"] == "rms":
+    return None
+  names = table.names("deit_*_distilled_*" if distilled else "vit_*_patch*_*")
+  plain = [name for name in names if name not in modern.NAMES and table.find(name).row == (row, patch)]
+  plain.sort(key=lambda name: table.find(name).image_size != description.image_size)
+  base = plain[0] if plain else "deit_base_distilled_patch16_224" if distilled else "vit_base_patch16_224"
+  if bound["norm_order"] == "parallel":
+    base = "vit_pwee_patch16_reg1_gap_256"
+  elif bound["mlp"] == "swiglu":
+    base = "vit_giant_patch14_dinov2"
+  usual = modern.NAMES[base].defaults if base in modern.NAMES else {}
+  if not distilled:
+    args |= {"global_pool": _POOL.get(bound["pool"])}
+    args |= {"class_token": token} if not token or usual.get("pool") == "gap" else {}
+    args |= {"fc_norm": bound["norm_pooled"]} if bound["pool"] == "gap" or usual.get("norm_pooled") else {}
+  registers = bound["registers"]
+  args |= {"act_layer": "gelu_tanh"} if bound["gelu"] == "tanh" else {}
+  args |= {"reg_tokens": registers} if registers or usual.get("registers") else {}
+  if registers or usual.get("registers") or (bound["position"] == "learned_patches" and token):
+    args["no_embed_class"] = _patches_only(bound)
+  args |= {"pos_embed": "none"} if bound["position"] == "none" else {}
+  args |= {"init_values": bound["layer_scale"]} if bound["layer_scale"] is not None or "layer_scale" in usual else {}
+  args |= {"qkv_bias": False} if bound["qkv_bias"] == "none" else {}
+  args |= {"qk_norm": True} if bound["qk_norm"] != "none" else {}
+  unsaid = args.get("global_pool", "token") is None or ("layer_scale" in usual and bound["layer_scale"] is None)
+  return None if unsaid else Choice(base, args)  # timm takes nothing for an argument that is not given
+
+
+def _patches_only(bound):
+  """Whether a table that timm reads is of patches alone; registers have rows in it if a class token has."""
+  return bound["position"] == "learned_patches" or bool(bound["registers"] and bound["position"] == "learned")
+
+
+def _eva(description, bound):
+  """timm's class of EVA, with every argument said."""
+  _, patch, args = _sizes(description, bound)
+  rotary, normed, gated = bound["rotary"], bound["mlp"] == "swiglu_normed", bound["mlp"] != "gelu"
+  bases = {1e-5: "vit_small_patch16_dinov3", 1e-6: "eva_giant_patch14_224"}  # no argument says the epsilon
+  turned = rotary.args.get("registers") or rotary.args.get("normalise", "separate") != "separate"
+  unscaled = bound["eps"] == 1e-5 and bound["layer_scale"] is None  # timm takes None for what is not said
+  unsaid = (
+    unscaled
+    or (bound["gelu"] == "tanh" and not gated)
+    or bound["pool"] not in _POOL
+    or bound["pool"] == "map"
+    or bound["qk_norm"] == "rms"
+  )
+  if bound["eps"] not in bases or turned or unsaid or (normed != bound["context_norm"] and bound["context_norm"]):
+    return None
+  token = bound["pool"] == "cls" or bool(bound["class_token"])
+  args |= {
+    "class_token": token,
+    "global_pool": _POOL[bound["pool"]],
+    "use_fc_norm": bound["norm_pooled"],
+    "qkv_bias": bound["qkv_bias"] != "none",
+    "qkv_fused": not normed,
+    "attn_type": "rope" if bound["qkv_bias"] == "all" else "eva",
+    "qk_norm": bound["qk_norm"] == "layer",
+    "swiglu_mlp": gated,
+    # With a multiple timm has two matrices, otherwise one.
+    "swiglu_align_to": 1 if gated and rotary.name == "dinov3" else 0,
+    "scale_mlp": normed,
+    "scale_attn_inner": bound["context_norm"],
+    "init_values": bound["layer_scale"],
+    "num_reg_tokens": bound["registers"],
+    "no_embed_class": _patches_only(bound),
+    "use_abs_pos_emb": bound["position"] != "none",
+    "use_post_norm": bound["norm_order"] == "post",
+    "use_rot_pos_emb": rotary.name != "none",
+  }
+  if rotary.name != "none":
+    args |= _turning(rotary, description, patch)
+  return Choice(bases[bound["eps"]], args)
+
+
+def _turning(rotary, description, patch):
+  args = rotary.args
+  reference = args.get("reference")
+  if reference == 0:
+    sides = (description.image_size,) * 2 if isinstance(description.image_size, int) else description.image_size
+    ref = [side // patch for side in sides]
+  else:
+    ref = [reference] * 2 if reference else None
+  columns_first = rotary.name == "mixed" or args.get("first") == "columns"
+  return {
+    "rope_type": _KINDS[rotary.name],
+    "rope_temperature": args["temperature"],
+    "rope_grid_indexing": "xy" if columns_first else "ij",
+    "rope_rotate_half": rotary.name == "dinov3",
+    "ref_feat_shape": ref,
+  }
+
+
+def rotary_of(arguments: Mapping[str, Any]) -> Choice | None:
+  """The rotary positions that arguments of timm mean; None where they say nothing of any.
+
+  ConfigError for those that are not built.
+  """
+  if not arguments.get("use_rot_pos_emb"):
+    if said := sorted(TURNING & arguments.keys() - {"use_rot_pos_emb"}):
+      raise ConfigError(f"model_args has {said[0]}={show(arguments[said[0]])}, but not use_rot_pos_emb=true")
+    return Choice("none") if "use_rot_pos_emb" in arguments else None
+  kind = arguments.get("rope_type", "cat")
+  temperature, ref = arguments.get("rope_temperature", 10_000.0), arguments.get("ref_feat_shape")
+  indexing, half = arguments.get("rope_grid_indexing", "ij"), arguments.get("rope_rotate_half", False)
+  names = {theirs: ours for ours, theirs in _KINDS.items()}
+  square = ref is None or (isinstance(ref, list) and len(ref) == 2 and ref[0] == ref[1] and type(ref[0]) is int)
+  allowed = {
+    "rope_type": (kind, isinstance(kind, str) and kind in names),
+    "rope_temperature": (temperature, isinstance(temperature, int | float) and 0 < temperature < 1e9),
+    "rope_grid_indexing": (indexing, indexing in (("xy",) if kind == "mixed" else ("ij", "xy"))),
+    "rope_rotate_half": (half, half is (kind == "dinov3")),
+    "ref_feat_shape": (ref, square and (ref is None or 0 < ref[0] <= 2**12)),
+  }
+  if wrong := next((key for key, (_, right) in allowed.items() if not right), None):
+    raise ConfigError(f"model_args has {wrong}={show(allowed[wrong][0])}, with which no model here turns")
+  args = {"temperature": float(temperature)}
+  if kind == "cat":
+    args |= {"first": "columns"} if indexing == "xy" else {}
+    args |= {"reference": ref[0]} if ref else {}
+  return Choice(names[kind], args)
