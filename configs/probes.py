@@ -7,8 +7,9 @@ Command:   python -m vit_jax.fewshot --config=configs/probes.py:knn,imagenet --w
 Protocol:  knn: the class token after the last norm, all training images, 10, 20, 100 and 200 neighbours by cosine, each
            with the weight exp(cosine / 0.07). linear: class token and mean of patches, logistic regression, its penalty
            chosen on ten images of each class that it is not trained on, where DINOv2 has 52 heads by SGD on augmented
-           images, of which the best on the test images counts; --config.evals.cifar100.probes.linear.name=ridge is a closed form, and takes seconds. dense: a linear
-           map of patches, mean IoU. Of weights without a class token --config.evals.cifar100.features=patches
+           images, of which the best on the test images counts; --config.evals.cifar100.probes.linear.name=ridge is a
+           closed form, and takes seconds. dense: a linear map of patches, mean IoU. Of weights without a class token
+           --config.evals.cifar100.features=patches
 Hardware:  one accelerator, or patience: a forward pass for each image. A host keeps the features, 4 bytes times the
            width an image (of B/16 4 GB for ImageNet), twice while they are put together
 Result:    published for DINOv2's ViT-L/14 on ImageNet: k-NN 83.5, linear 86.3 % (its README), of images of 224 px cut

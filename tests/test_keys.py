@@ -78,7 +78,8 @@ def test_all_tables_are_found():
     "models.vit.vit", "optim.lion", "optim.optimizer", "optim.schedules.rsqrt", "steps.train_step",
     "tasks.classify.Classify", "data.crops.centre", "data.randaugment.none", "data.warping.affine",
     "data.readers.folder.folder", "data.readers.tfds.own_copy", "data.loader.batches", "data.augment.normalise",
-    "evals.interval", "data.mixing.cutmix", "evals.fewshot.fewshot", "evals.dense.dense", "data.erasing.no_erasing", "probes.ridge_probe",
+    "evals.interval", "data.mixing.cutmix", "evals.fewshot.fewshot", "evals.dense.dense",
+    "data.erasing.no_erasing", "probes.ridge_probe",
     "data.order.blocks",
   }  # fmt: skip
 
@@ -142,9 +143,11 @@ def pictures(choice, split):
   return sources.Source("made", split, names, 16, None, str, keys.get("labels", 1), masks=masks)
 
 
+RECIPES = sorted(file for file in (runs.ROOT / "configs").rglob("*.py") if file.stem not in ("fewshot", "probes"))
+
+
 @pytest.mark.heavy
-@pytest.mark.parametrize("file", sorted(f for f in (runs.ROOT / "configs").rglob("*.py") if f.stem not in ("fewshot", "probes")),
-                         ids=lambda f: f.stem)  # fmt: skip
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_every_key_of_a_config_is_handed_to_a_function(file):
   run = narrow(file)
   kind = "accuracy" if tasks.TASKS[run.task.name].classes else "masked"

@@ -71,8 +71,10 @@ def loaded(path: str, measurement: config.Measurement):
 def report_dense(name: str, outcome: Outcome) -> None:
   """The figures of a dense probe, and the IoU of each class."""
   figures, details = outcome.figures, outcome.details
-  say(f"\n{name}: {len(details.classes)} classes of pixels, from {len(details.train):,} images of {details.train.split!r}, "
-      f"{figures['images']:,} of {details.test.split!r}")  # fmt: skip
+  say(
+    f"\n{name}: {len(details.classes)} classes of pixels, from {len(details.train):,} images of "
+    f"{details.train.split!r}, {figures['images']:,} of {details.test.split!r}"
+  )
   say(f"  mean IoU {figures['mean_iou']:.2%}, pixels right {figures['pixel_accuracy']:.2%}")
   for label, iou in details.iou.items():
     say(f"  {label:<24}" + ("does not occur" if iou is None else f"{iou:8.2%}"))

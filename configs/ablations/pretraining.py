@@ -5,8 +5,8 @@ Command:   python -m vit_jax.prepare glyphs, and python -m vit_jax.prepare digit
            python -m vit_jax.sweep --config=configs/ablations/pretraining.py --workdir=runs/pretraining --parallel=2
            configs/ablations/pretraining.py:PATH begins with other weights than runs/glyphs
 Hardware:  two CPU cores, 15 minutes with other programs beside it
-Result:    top-1 on test with 50, 100, 287 and 1,437 digits, three seeds: from scratch 63.9, 77.2, 80.7, 80.7 %, pre-trained
-           81.3, 91.3, 96.6, 96.2; see docs/results.md
+Result:    top-1 on test with 50, 100, 287 and 1,437 digits, three seeds: from scratch 63.9, 77.2, 80.7, 80.7 %,
+           pre-trained 81.3, 91.3, 96.6, 96.2; see docs/results.md
 Source:    arXiv:2010.11929, section 4.3, figures 3 and 4
 """
 

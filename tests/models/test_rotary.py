@@ -128,7 +128,7 @@ def test_attention_turns_queries_and_keys_of_patches_and_leaves_the_class_token(
   model = modules.model(**arguments)
   attention = model.blocks[0].attention
   x = rng.standard_normal((2, 1 + 4 + 16, 16)).astype(np.float32)
-  places = attention.turning.coordinates(4, 4, None)
+  places = attention.rotary.coordinates(4, 4, None)
 
   def projected(part):
     return np.einsum("bnd,dhk->bnhk", x, part.kernel[...]) + part.bias[...]
@@ -137,8 +137,8 @@ def test_attention_turns_queries_and_keys_of_patches_and_leaves_the_class_token(
     return y / np.sqrt(np.square(y).mean(-1, keepdims=True) + 1e-6) * scale[...]
 
   frequencies = None if attention.frequencies is None else np.asarray(attention.frequencies[...])
-  angles = np.asarray(attention.turning.angles(places, frequencies))
-  prefix = np.concatenate([np.zeros((1, 1, 4)), attention.turning.of_registers(4)])
+  angles = np.asarray(attention.rotary.angles(places, frequencies))
+  prefix = np.concatenate([np.zeros((1, 1, 4)), attention.rotary.of_registers(4)])
   angles = np.concatenate([np.broadcast_to(prefix, (5, *angles.shape[1:])), angles])
   q, k = (
     turned(normed(projected(part), norm.scale), angles)

@@ -1,9 +1,9 @@
 """Generated scenes with masks: 3,000 images of 64x64 pixels, as the TFDS dataset `scenes` 1.0.0 of PNG files.
 
 For dense probes, without a download. One to four things lie on a dark, mottled ground. Four classes are outlines (a
-patch from the inside does not tell which), three are textures in a blob of any outline (no outline tells which); colours
-only tell things from the ground. A mask has the class of every pixel, 0 the ground; the label of an image is the thing
-that most pixels show. Every scene follows from its number alone.
+patch from the inside does not tell which), three are textures in a blob of any outline (no outline tells which);
+colours only tell things from the ground. A mask has the class of every pixel, 0 the ground; the label of an image is
+the thing that most pixels show. Every scene follows from its number alone.
 """
 
 import io

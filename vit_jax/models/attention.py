@@ -10,9 +10,10 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax import schema
-from vit_jax.models import activations, rotary
+from vit_jax.models import activations
 from vit_jax.models.intermediates import record
 from vit_jax.models.layers import Linear, RMSNorm, Scale, dropout, xavier
+from vit_jax.models.rotary import turn
 from vit_jax.shapes import Array, Float, PRNGKey, Tensor
 
 Formulation = Literal["xla", "fused"]
@@ -27,7 +28,7 @@ class Attention(nnx.Module):
   broadcasts to [B, H, M, N] is added to what goes into the softmax.
 
   Queries and keys are normalised over the K channels of each head by `query_norm` and `key_norm` (Dehghani et al.
-  2023), then turned by `turning`, a value of `rotary.ROTARY`, for the patches at the `coordinates`, which are the last
+  2023), then turned by `rotary`, a value of `rotary.ROTARY`, for the patches at the `coordinates`, which are the last
   tokens; between them and the first `leading` ones are registers. `context_norm` normalises what goes into the last
   projection (Fang et al. 2023). These are of self-attention only.
 
@@ -47,7 +48,7 @@ class Attention(nnx.Module):
     query_norm: nnx.Module | None = None,
     key_norm: nnx.Module | None = None,
     context_norm: nnx.Module | None = None,
-    turning=None,
+    rotary=None,
     leading: int = 0,
     formulation: Formulation = "xla",
     dtype,
@@ -60,17 +61,17 @@ class Attention(nnx.Module):
       )
     size = width // heads
     linear = {"kernel_init": kernel_init, "dtype": dtype, "rngs": rngs}
-    softmax = key_norm is None and turning is None  # nothing comes between the keys' bias and the softmax
+    softmax = key_norm is None and rotary is None  # nothing comes between the keys' bias and the softmax
     self.query = Linear((width,), (heads, size), bias=bias != "none", **linear)
     self.key = Linear((width,), (heads, size), bias=bias == "all", softmax=softmax, **linear)
     self.value = Linear((width,), (heads, size), bias=bias != "none", **linear)
     self.out = Linear((heads, size), (width,), **linear)
     draw = nnx.initializers.normal(0.02)
     self.offsets = nnx.Param(draw(rngs.params(), (2 * relative - 1, size), jnp.float32)) if relative else None
-    frequencies = None if turning is None else turning.init(rngs.params())
+    frequencies = None if rotary is None else rotary.init(rngs.params())
     self.frequencies = None if frequencies is None else nnx.Param(frequencies)
     self.query_norm, self.key_norm, self.context_norm = query_norm, key_norm, context_norm
-    self.turning, self.leading = turning, leading
+    self.rotary, self.leading = rotary, leading
     self.dropout, self.scale, self.formulation = dropout, size**-0.5, formulation
 
   def __call__(
@@ -98,16 +99,16 @@ class Attention(nnx.Module):
     """Query and keys [B, N, H, K], normalised and turned."""
     if self.query_norm is not None:
       query, keys = self.query_norm(query), self.key_norm(keys)
-    if self.turning is None:
+    if self.rotary is None:
       return query, keys
     angles = self._angles(query.shape[1], coordinates)
-    return rotary.turn(query, angles), rotary.turn(keys, angles)
+    return turn(query, angles), turn(keys, angles)
 
   def _angles(self, tokens: int, coordinates: Float[Tensor, "*B P 2"]) -> Float[Tensor, "*B N #H K2"]:
     """By which each token is turned: those in front of the patches too."""
-    angles = self.turning.angles(coordinates, None if self.frequencies is None else self.frequencies[...])
-    registers = self.turning.of_registers(tokens - angles.shape[-3] - self.leading)
-    prefix = np.concatenate([np.zeros((self.leading, 1, self.turning.size // 2), np.float32), registers])
+    angles = self.rotary.angles(coordinates, None if self.frequencies is None else self.frequencies[...])
+    registers = self.rotary.of_registers(tokens - angles.shape[-3] - self.leading)
+    prefix = np.concatenate([np.zeros((self.leading, 1, self.rotary.size // 2), np.float32), registers])
     xp = np if isinstance(angles, np.ndarray) else jnp  # known before the program is, or not
     return xp.concatenate(
       [xp.broadcast_to(prefix, (*angles.shape[:-3], len(prefix), *angles.shape[-2:])), angles], axis=-3
@@ -141,7 +142,7 @@ class Attention(nnx.Module):
     from vit_jax.models.kernels import fused_attention, placing  # loads Pallas, which nothing else needs
 
     heads, size = self.query.kernel.shape[-2:]
-    turned, normed = self.turning is not None, self.query_norm is not None
+    turned, normed = self.rotary is not None, self.query_norm is not None
     angles = self._angles(x.shape[1], coordinates) if turned else None
     inside = placing.fits(size) and isinstance(angles, np.ndarray | None)
     inside = inside and (not normed or isinstance(self.query_norm, RMSNorm))

@@ -165,7 +165,11 @@ class Centred:
     return np.zeros((count, 1, self.size // 2), np.float32)
 
 
-ROTARY = {"none": lambda *_: None, "axial": Axial, "mixed": Mixed, "dinov3": Centred}
+def none(heads: int, size: int, grid: tuple[int, int]) -> None:
+  """Nothing is turned."""
+
+
+ROTARY = {"none": none, "axial": Axial, "mixed": Mixed, "dinov3": Centred}
 
 
 def _check(rotary, parts):

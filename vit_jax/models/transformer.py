@@ -114,7 +114,7 @@ class Transformer(nnx.Module):
     position: () -> [T, D], of class and distillation token, if there are any, of registers or not, and of patches; None
       adds nothing.
     position_at: "input" adds it once, "shared" again in front of every block.
-    turning: a value of `rotary.ROTARY`, which says where patches are that attention turns; None: it turns none.
+    rotary: a value of `rotary.ROTARY`, which says where patches are that attention turns; None: it turns none.
     resizable: whether nothing in the blocks belongs to one size of images.
     blocks: of which a stack is made.
     norm: of all tokens after the last block, if any.
@@ -136,7 +136,7 @@ class Transformer(nnx.Module):
     prefix: Mapping[str, nnx.Param],
     position: nnx.Module | None,
     position_at: Literal["input", "shared"] = "input",
-    turning=None,
+    rotary=None,
     resizable: bool = False,
     blocks: stack.Blocks,
     norm: nnx.Module | None,
@@ -156,7 +156,7 @@ class Transformer(nnx.Module):
     self.patch = embedding.patch if stem is None and isinstance(embedding, PatchEmbedding) else None
     self.cls, self.distillation, self.registers = (prefix.get(name) for name in PREFIX)
     self.blocks = stack.build(blocks.block, blocks.depth, scan=blocks.scan, rngs=rngs)
-    self.turning = turning
+    self.rotary = rotary
     self.resizable = (
       resizable and self.patch is not None and (position is None or isinstance(position, positions.Fixed))
     )
@@ -186,7 +186,7 @@ class Transformer(nnx.Module):
     x = self.embedding(images if self.stem is None else self.stem(images))
     x = record("embedding", x.reshape(x.shape[0], -1, x.shape[-1]))
     x, prefix, added = self._with_prefix(x if corrupt is None else corrupt(x), grid)
-    places = {} if self.turning is None else {"coordinates": self.turning.coordinates(*grid, fold(key, 2))}
+    places = {} if self.rotary is None else {"coordinates": self.rotary.coordinates(*grid, fold(key, 2))}
     if visible is not None:
       patches = jnp.take_along_axis(x[:, prefix:], visible[..., None], axis=1)
       x = jnp.concatenate([x[:, :prefix], patches], axis=1)
@@ -219,7 +219,7 @@ class Transformer(nnx.Module):
     height, width, channels = self.shape
     if self.patch is None:
       check_shape(images, self.shape)
-      return None if self.turning is None else self.turning.grid
+      return None if self.rotary is None else self.rotary.grid
     if self.resizable and images.ndim == 4:
       check_patches(images, self.patch, channels)
       height, width = images.shape[1:3]

@@ -131,84 +131,51 @@ def vit(
   leading = {"cls": 1, "distilled": 2}.get(pool, int(bool(class_token)))
   compute = jnp.dtype(dtype)
   common = {"dtype": compute, "rngs": rngs}
-  of_mlp = {"bias_init": nnx.initializers.normal(1e-6)}
-  lecun = nnx.initializers.lecun_normal()
+  lecun, of_mlp = nnx.initializers.lecun_normal(), {"bias_init": nnx.initializers.normal(1e-6)}
   tables = functools.partial(_positions, position, rows, columns, width, leading, registers)
-  placeless = 0 if position == "learned_all" else registers
-
-  with schema.at("model.rotary"):
-    turning = schema.make(rotary, ROTARY, heads, width // heads, (rows, columns))
-    if turning is not None:
-      turning.of_registers(registers)
+  turning = _rotary(rotary, heads, width // heads, (rows, columns), registers)
+  of_attention = {
+    "dropout": attention_dropout,
+    "bias": qkv_bias,
+    "relative": rows * columns + leading + registers if position == "relative" else None,
+    "rotary": turning,
+    "leading": leading,
+    "formulation": attention,
+  }
 
   def norm_of(size, kind=norm):
     return layers.NORMS[kind](size, eps=eps, dtype=compute)
 
-  def branches(rngs):
-    """Attention and MLP of a block."""
-    common = {"dtype": compute, "rngs": rngs}
-    of_heads = (
-      {} if qk_norm == "none" else {f"{name}_norm": norm_of(width // heads, qk_norm) for name in ("query", "key")}
-    )
-    made = Attention(
-      width,
-      heads,
-      dropout=attention_dropout,
-      bias=qkv_bias,
-      relative=rows * columns + leading + registers if position == "relative" else None,
-      context_norm=norm_of(width) if context_norm else None,
-      turning=turning,
-      leading=leading,
-      formulation=attention,
-      **of_heads,
-      **common,
-    )
-    if mlp == "gelu":
-      return made, layers.Mlp(width, hidden, dropout=dropout, gelu=gelu, **of_mlp, **common)
-    inner = norm_of(hidden) if mlp == "swiglu_normed" else None
-    return made, layers.SwiGLU(width, hidden, norm=inner, dropout=dropout, **of_mlp, **common)
-
   def block(rngs):
-    made, feed_forward = branches(rngs)
-    parts = {"position": tables(rngs), "registers": (leading, placeless)} if position_at == "each" else {}
+    common = {"dtype": compute, "rngs": rngs}
+    norms = _norms(norm_of, width, heads, qk_norm, context_norm)
+    unplaced = 0 if position == "learned_all" else registers
+    parts = {"position": tables(rngs), "registers": (leading, unplaced)} if position_at == "each" else {}
     return Block(
       norm_of(width),
-      made,
+      Attention(width, heads, **of_attention, **norms, **common),
       None if norm_order == "parallel" else norm_of(width),
-      feed_forward,
+      _mlp(mlp, width, hidden, norm_of, gelu, dropout=dropout, **of_mlp, **common),
       order=norm_order,
       layer_scale=layers.layer_scale(width, layer_scale),
       dropout=dropout,
       **parts,
     )
 
-  def logits():
-    init = {"kernel_init": nnx.initializers.normal(head_std) if head_std else layers.zeros}
-    init["bias_init"] = nnx.initializers.constant(head_bias)
-    made = layers.Linear((pre_logits or width,), (classes,), **init, **common)
-    return made if classes else None
-
-  match pool:
-    case "map":
-      pooling = Map(width, heads, hidden, eps=eps, gelu=gelu, **of_mlp, **common)
-    case "seqpool":
-      pooling = SeqPool(width, kernel_init=layers.xavier, **common)
-    case _:
-      pooling = "gap" if pool == "gap" else "cls"
-  stem = None if stages is None else resnet.Stem(channels, stages, **common)
-  inputs = channels if stem is None else resnet.stem_width(stages)
+  logits = functools.partial(_head, pre_logits or width, classes, head_std, head_bias, common)
+  stem, inputs = (None, channels) if stages is None else _stem(channels, stages, common)
   return Transformer(
     (*sides(image_size), channels),
     stem=stem,
     embedding=layers.PatchEmbedding(inputs, width, patch, kernel_init=lecun, **common),
     position=None if position_at == "each" else tables(rngs),
     position_at="shared" if position_at == "shared" else "input",
-    turning=turning,
+    rotary=turning,
     resizable=position_at != "each" and position != "relative",
     prefix=prefix_tokens(width, cls=leading > 0, distillation=pool == "distilled", registers=registers, rngs=rngs),
     blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth, stochastic_depth_rates),
     norm=None if norm_pooled else norm_of(width),
-    pool=pooling,
+    pool=_pooling(pool, width, {"heads": heads, "hidden": hidden, "eps": eps, "gelu": gelu} | of_mlp, common),
     pool_norm=norm_of(width) if norm_pooled else None,
     pre_logits=layers.Linear((width,), (pre_logits,), kernel_init=lecun, **common) if pre_logits else None,
     head=logits(),
@@ -216,6 +183,48 @@ def vit(
     dropout=dropout,
     rngs=rngs,
   )
+
+
+def _stem(channels, stages, common):
+  return resnet.Stem(channels, stages, **common), resnet.stem_width(stages)
+
+
+def _rotary(choice, heads, channels, patches, registers):
+  """The rotary positions of a choice, None for none; ConfigError for registers that cannot be turned so."""
+  with schema.at("model.rotary"):
+    made = schema.make(choice, ROTARY, heads, channels, patches)
+    if made is not None:
+      made.of_registers(registers)
+  return made
+
+
+def _norms(norm_of, width, heads, qk_norm, context_norm):
+  """Norms inside of an attention, by their names there."""
+  names = () if qk_norm == "none" else ("query_norm", "key_norm")
+  norms = {name: norm_of(width // heads, qk_norm) for name in names}
+  return norms | ({"context_norm": norm_of(width)} if context_norm else {})
+
+
+def _mlp(kind, width, hidden, norm_of, gelu, **options):
+  if kind == "gelu":
+    return layers.Mlp(width, hidden, gelu=gelu, **options)
+  return layers.SwiGLU(width, hidden, norm=norm_of(hidden) if kind == "swiglu_normed" else None, **options)
+
+
+def _pooling(pool, width, of_map, common):
+  match pool:
+    case "map":
+      return Map(width, **of_map, **common)
+    case "seqpool":
+      return SeqPool(width, kernel_init=layers.xavier, **common)
+  return "gap" if pool == "gap" else "cls"
+
+
+def _head(width, classes, std, bias, common):
+  """From features to logits; None without classes."""
+  kernel = nnx.initializers.normal(std) if std else layers.zeros
+  made = layers.Linear((width,), (classes,), kernel_init=kernel, bias_init=nnx.initializers.constant(bias), **common)
+  return made if classes else None
 
 
 def _check(pool, pre_logits, position, position_at, mlp, hidden_multiple):
