@@ -21,7 +21,20 @@ from vit_jax.schema import Choice, ConfigError, show
 from vit_jax.schema.errors import some
 
 # Files of this folder that have layouts, in the order in which these are tried.
-_FILES = ("vit_google", "vit_hf", "vit_eva", "vit_torch", "compact", "mixer", "bit", "swin", "efficientnet")
+_FILES = (
+  "vit_google",
+  "vit_hf",
+  "vit_dino",
+  "vit_originals",
+  "vit_eva",
+  "vit_parallel",
+  "vit_torch",
+  "compact",
+  "mixer",
+  "bit",
+  "swin",
+  "efficientnet",
+)
 
 
 @functools.cache
@@ -76,7 +89,9 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
       named = candidate.canonical(tensors, hints)
       description = header or candidate.describe(named, hints)
       hub.check(description, hints.get("said", {}))
-      return Recognised(candidate, description, named, hub.notes(hub.beside(hints).normalised), hub.beside(hints))
+      said = hub.beside(hints)
+      notes = [*hub.notes(said.normalised), *layout.notes(candidate, named, hints)]
+      return Recognised(candidate, description, named, notes, said)
     except ConfigError:
       raise
     except (KeyError, StopIteration) as error:

@@ -34,9 +34,20 @@ WRITTEN = (".npz", ".safetensors")
 MEMBERS, PACKED, FEW, HEADER = 10_000, 10, 2**28, 2**14
 
 # Where training codes keep the weights beside other things.
-_WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "module", "net", "params")
+_WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "module", "net", "params", "teacher")
 # What stands in front of every name in some files; of several the longest that fits.
-_PREFIXES = ("opt/target/", "params/img/", "params/", "target/", "img/", "module.", "model.", "state_dict.")
+_PREFIXES = (
+  "opt/target/",
+  "params/img/",
+  "params/",
+  "target/",
+  "img/",
+  "module.",
+  "model.",
+  "state_dict.",
+  "backbone.",
+  "visual.",
+)
 
 
 def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:

@@ -81,7 +81,9 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
     normed = next((arguments[key] for key in ("fc_norm", "use_fc_norm") if key in arguments), None)
   words = {"heads": "heads", "eps": "norm_eps", "gelu": "gelu", "image_size": "image_size"}
   words |= {"norm_order": "norm_order", "rotary": "turning"}
-  read = {hint: said[key] for key, hint in words.items() if key in said} | {"fc_norm": normed}
+  read = {hint: said[key] for key, hint in words.items() if key in said} | (
+    {} if normed is None else {"fc_norm": normed}
+  )
   return {"name": name, **read, "said": said, "beside": Beside(images, crop, size, labels, loss)}
 
 

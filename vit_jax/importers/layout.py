@@ -76,6 +76,7 @@ class Layout(NamedTuple):
   # stands beside it says more than tensors do.
   holds: Callable[[Description], bool] = lambda description: True
   fits: Callable[[Tensors, Mapping[str, Any]], bool] = lambda tensors, hints: True
+  doubts: Callable[[Tensors, Mapping[str, Any]], list[str]] = lambda tensors, hints: []  # notes for who reads a file
   position: str | None = None  # how tables of positions are, whatever tokens those of the model are of: see `placed`
 
 
@@ -182,6 +183,13 @@ def match(layout: Layout, tensors: Tensors, description: Description) -> list[En
     if not _is_float(tensor.dtype):
       raise ConfigError(f"tensor {some([name])} holds {some([tensor.dtype])}; allowed: floating-point numbers")
   return list(expected.values())
+
+
+def notes(layout: Layout, tensors: Tensors, hints: Mapping[str, Any]) -> list[str]:
+  """What a reader of these tensors should know: what is left out, and what they might be of as well."""
+  left_out = [name for name in tensors if re.fullmatch(layout.untaken, name)]
+  result = [f"left out, for only their training has a use for them: {some(left_out, LISTED)}"] if left_out else []
+  return result + layout.doubts(tensors, hints)
 
 
 def _is_float(dtype):

@@ -4,7 +4,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -245,3 +245,34 @@ def _grid_of_hint(hints, pixels):
   hint = hints.get("image_size")
   sides = (hint, hint) if isinstance(hint, int) else hint
   return math.prod(side // pixels for side in sides) if sides else None
+
+
+# What layouts are made with.
+
+
+def first_block(tensors: Tensors) -> set[str]:
+  """Names inside the first block."""
+  return {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
+
+
+def with_words(tensors: Mapping, words: Mapping[str, str]) -> dict:
+  """The tensors with words of their names, between dots, replaced."""
+  pattern = re.compile("|".join(rf"(?<![^.]){re.escape(word)}(?![^.])" for word in words))
+  return {pattern.sub(lambda match: words[match[0]], name): tensor for name, tensor in tensors.items()}
+
+
+def back(words: Mapping[str, str]) -> dict[str, str]:
+  """Words the other way round."""
+  return {ours: theirs for theirs, ours in words.items()}
+
+
+def holding(*kinds: Choice, **wanted) -> Callable[[Description], bool]:
+  """Whether a model turns in one of these ways and has these arguments; of a tuple any will do."""
+
+  def holds(description):
+    bound = description.arguments()
+    own = bound["rotary"]
+    turns = any(own.name == kind.name and own.args.items() >= kind.args.items() for kind in kinds)
+    return turns and all(bound[key] in (v if isinstance(v, tuple) else (v,)) for key, v in wanted.items())
+
+  return holds

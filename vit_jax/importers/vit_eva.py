@@ -54,7 +54,7 @@ def two(theirs: str, ours: str, names: tuple[str, str, str]) -> tuple[Row, ...]:
 
 
 _BLOCK, _OURS = "blocks.{l}", "blocks/{l}"
-_COMMON = (
+COMMON = (  # what is called alike in all of them
   *AROUND,
   *torch_norm(f"{_BLOCK}.norm1", f"{_OURS}/norm1"),
   *torch_norm(f"{_BLOCK}.norm2", f"{_OURS}/norm2"),
@@ -66,7 +66,7 @@ def turned(neighbours: bool) -> tuple[Row, ...]:
   """Rows of attention with one matrix for query, key and value."""
   theirs, ours = f"{_BLOCK}.attn", f"{_OURS}/attention"
   return (
-    *_COMMON,
+    *COMMON,
     *packed(f"{theirs}.qkv", ours, neighbours),
     *biases(theirs, ours, neighbours),
     *of_heads(theirs, ours, neighbours),
@@ -79,7 +79,7 @@ _SPLIT = two(f"{_BLOCK}.mlp", f"{_OURS}/mlp", ("fc1_g", "fc1_x", "fc2"))
 DINOV3_ROWS = (*turned(neighbours=False), *_SPLIT, *mlp(f"{_BLOCK}.mlp", f"{_OURS}/mlp"))
 TURNED_ROWS = (*turned(neighbours=True), *mlp(f"{_BLOCK}.mlp", f"{_OURS}/mlp"))
 EVA02_ROWS = (
-  *_COMMON,
+  *COMMON,
   *apart(f"{_BLOCK}.attn", f"{_OURS}/attention"),
   Row(f"{_BLOCK}.attn.q_proj.bias", f"{_OURS}/attention/query/bias", "(h k two) -> h (two k)"),
   Row(f"{_BLOCK}.attn.v_proj.bias", f"{_OURS}/attention/value/bias", "(h k) -> h k"),
@@ -99,6 +99,8 @@ def frequencies_apart(tensors: Tensors, name: str = "rope.freqs") -> Tensors:
     return tensors
   whole = tensors[name]
   first, layers, *rest = whole.shape
+  if layers != count(r"blocks\.(\d+)\.", tensors):
+    raise ValueError(f"{name} is of {layers} layers")
   once = []
 
   def layer(i):

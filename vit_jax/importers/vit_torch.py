@@ -1,6 +1,5 @@
-"""Names of Vision Transformers in the state dicts of timm and DeiT; vit_eva.py has those of its other class."""
+"""Names of Vision Transformers in the state dicts of timm and DeiT; vit_eva.py has those of timm's other class."""
 
-import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -144,13 +143,16 @@ def _fold_registers(tensors, patch, hints):
   }
 
 
-def describe_timm(tensors: Tensors, hints: Mapping, rotary: Choice | None = None, **rest) -> Description:
+def describe_timm(
+  tensors: Tensors, hints: Mapping, rotary: Choice | None = None, rows: tuple[str, int] | None = None, **rest
+) -> Description:
   """The model of tensors that are called as timm does, or the rows of another layout do.
 
   Args:
     tensors: by name.
     hints: of what they do not say.
     rotary: positions, of a code that has such.
+    rows: which tokens the table of positions has rows for, as `position_of` says it, where the code has one kind.
     **rest: arguments of the model that this layout alone has.
   """
   width, channels, patch, _ = tensors["patch_embed.proj.weight"].shape
@@ -163,7 +165,7 @@ def describe_timm(tensors: Tensors, hints: Mapping, rotary: Choice | None = None
     heads = heads_of(width, depth, hidden, hints, mlp is not None)
   registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
   leading = sum(name in tensors for name in _TOKENS)
-  position, before = position_of(tensors.get("pos_embed"), leading, registers, patch, hints)
+  position, before = rows or position_of(tensors.get("pos_embed"), leading, registers, patch, hints)
   centred = rotary is not None and rotary.name == "dinov3"
   pool = _pool(tensors, hints, usual.get("pool", "gap" if centred else "cls"), centred)
   return describe(
@@ -245,50 +247,11 @@ def finish_timm(arrays: dict, description: Description) -> dict:
   return arrays
 
 
-# Of a block with both branches at once the matrices in front of them are one.
-
-_PARALLEL = {"in_norm": "norm1", "attn_out_proj": "attn.proj", "mlp_out_proj": "mlp.fc2", "ls": "ls1"}
-
-
-def _apart(tensors: Tensors) -> Tensors:
-  """The tensors with the names of a block whose branches follow each other."""
-  result = {}
-  for name, tensor in tensors.items():
-    block, _, rest = name.rpartition(".in_proj.")
-    if block:
-      _, width, *_ = tensors[f"{block}.attn_out_proj.weight"].shape
-      hidden = tensor.shape[0] - 3 * width
-      result[f"{block}.mlp.fc1.{rest}"] = part(tensor, (hidden, *tensor.shape[1:]), slice(hidden))
-      result[f"{block}.attn.qkv.{rest}"] = part(tensor, (3 * width, *tensor.shape[1:]), slice(hidden, None))
-    else:
-      result[_renamed(name, _PARALLEL)] = tensor
-  return result
-
-
-def _in_one(arrays: dict) -> dict:
-  """What `_apart` does, backwards."""
-  back = {ours: theirs for theirs, ours in _PARALLEL.items()}
-  result = {}
-  for name, array in arrays.items():
-    block, _, rest = name.rpartition(".attn.qkv.")
-    if block:
-      result[f"{block}.in_proj.{rest}"] = np.concatenate([arrays[f"{block}.mlp.fc1.{rest}"], array])
-    elif ".mlp.fc1." not in name:
-      result[_renamed(name, back)] = array
-  return result
-
-
-def _renamed(name, words):
-  """A name in a block with its middle in other words."""
-  match = re.fullmatch(r"(blocks\.\d+\.)(.*)(\.\w+)", name)
-  return f"{match[1]}{words.get(match[2], match[2])}{match[3]}" if match else name
-
-
 # Arguments that change what is computed, and that the codes here have one of.
 PLAIN = {"position_at": "input", "norm_order": "pre", "norm": "layer"}
 
 
-def _turned(description: Description) -> bool:
+def turns(description: Description) -> bool:
   """Whether timm has the model in another class, that of EVA."""
   bound = description.arguments()
   return bound["rotary"].name != "none" or bound["qkv_bias"] == "query_value" or bound["norm_order"] == "post"
@@ -304,17 +267,6 @@ LAYOUTS = (
     canonical=with_rows,
     finish=finish_timm,
     computes=PLAIN,
-    holds=lambda description: not _turned(description) and description.arguments()["norm_order"] != "parallel",
-  ),
-  Layout(
-    name="timm",
-    family="vit",
-    rows=TIMM_ROWS,
-    recognises=lambda tensors: "patch_embed.proj.weight" in tensors and "blocks.0.in_proj.weight" in tensors,
-    describe=lambda tensors, hints: describe_timm(tensors, hints, norm_order="parallel"),
-    canonical=lambda tensors, hints: with_rows(_apart(tensors), hints),
-    finish=lambda arrays, description: finish_timm(_in_one(arrays), description),
-    computes=PLAIN | {"norm_order": "parallel", "qkv_bias": "all", "mlp": "gelu"},
-    holds=lambda description: not _turned(description) and description.arguments()["norm_order"] == "parallel",
+    holds=lambda description: not turns(description) and description.arguments()["norm_order"] != "parallel",
   ),
 )

@@ -1,0 +1,65 @@
+"""vit_jax/importers/vit_dino.py: files of DINOv2 and DINOv3, whose round trip is in test_layout."""
+
+import numpy as np
+import pytest
+
+from tests import modules
+from tests.importers import originals
+from vit_jax import importers, models
+from vit_jax.schema import ConfigError
+
+
+def outputs(description, arrays):
+  return np.asarray(models.functional(description).create(arrays)(modules.images(32, 2)))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("registers", "mlp", "chunk"), [(0, "gelu", None), (4, "swiglu", None), (4, "gelu", 1)])
+def test_files_of_dinov2_give_the_features_of_timms(registers, mlp, chunk):
+  description, arrays, tensors = originals.dinov2(registers, mlp, chunk)
+  found = importers.recognise(tensors, {"heads": 2})
+  assert (found.layout.name, found.description.arguments()["position"]) == ("dinov2", "learned")
+  assert found.notes == ["left out, for only their training has a use for them: mask_token"]
+  back = found.read()
+  np.testing.assert_allclose(outputs(found.description, back), outputs(description, arrays), rtol=2e-4, atol=2e-5)
+  again = importers.export(back, found.description, "dinov2")
+  assert {name.replace("blocks.0.0.", "blocks.0.").replace("blocks.1.1.", "blocks.1.") for name in tensors} == set(
+    again
+  )
+  assert not np.any(again["mask_token"])
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("qkv_bias", "mlp"), [("query_value", "gelu"), ("none", "swiglu")])
+def test_files_of_dinov3_give_the_features_of_timms(qkv_bias, mlp):
+  description, arrays, tensors = originals.dinov3(qkv_bias, mlp)
+  found = importers.recognise(tensors | {"local_cls_norm.weight": np.ones(64, np.float32)}, {"heads": 2})
+  assert (found.layout.name, found.description.arguments()["eps"]) == ("dinov3", 1e-5)
+  assert "mask_token, local_cls_norm.weight" in found.notes[0]
+  back = found.read()
+  for path, array in arrays.items():
+    np.testing.assert_array_equal(back[path], array, err_msg=path)
+  assert originals.shown(found.description) == originals.shown(description)
+  again = importers.export(back, found.description, "dinov3")
+  assert again.keys() == tensors.keys()
+  np.testing.assert_allclose(again["rope_embed.periods"], 100 ** (np.arange(8) / 8), rtol=1e-6)
+  if qkv_bias != "none":
+    bias, mask = again["blocks.1.attn.qkv.bias"], again["blocks.1.attn.qkv.bias_mask"]
+    np.testing.assert_array_equal(bias * mask, tensors["blocks.1.attn.qkv.bias"] * mask)
+    assert np.array_equal(mask, tensors["blocks.1.attn.qkv.bias_mask"]) and not np.any(bias[64:128])
+
+
+def test_a_mask_that_leaves_keys_a_bias_is_refused():
+  _, _, tensors = originals.dinov3("query_value", "gelu")
+  tensors["blocks.0.attn.qkv.bias_mask"] = np.ones(192, np.float32)
+  with pytest.raises(ConfigError, match=r"blocks.0.attn.qkv.bias: its mask leaves keys a bias"):
+    importers.recognise(tensors, {"heads": 2}).read()
+
+
+def test_what_their_code_has_not_is_refused():
+  description, arrays, _ = originals.timm(originals.DINOV3 | {"qkv_bias": "none"}, 3)
+  with pytest.raises(ConfigError, match=r"'dinov3' has no place for head/"):
+    importers.export(arrays, description, "dinov3")
+  description, arrays, _ = originals.timm(originals.TURNED | {"position": "none"}, 0)
+  with pytest.raises(ConfigError, match=r"'dinov3' has no place for ViT-S/8.* allowed: .*timm"):
+    importers.export(arrays, description, "dinov3")

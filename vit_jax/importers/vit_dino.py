@@ -1,0 +1,143 @@
+"""Names of Vision Transformers in the files of DINOv2 and DINOv3.
+
+They are read under timm's names, which say the same. What only pre-training has a use for, the mask token and a norm of
+its own for small crops, is left out; the token is written as zeros, as their code begins, which would miss it.
+"""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from vit_jax.importers.layout import Layout, Row, Tensor, Tensors, shapes
+from vit_jax.importers.vit import back, holding, with_words
+from vit_jax.importers.vit_eva import DINOV3_ROWS
+from vit_jax.importers.vit_torch import PLAIN, TIMM_ROWS, describe_timm, part
+from vit_jax.models import Description
+from vit_jax.models.published import modern
+from vit_jax.schema import Choice, ConfigError
+
+
+def _without_head(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+  return tuple(row for row in rows if not row.theirs.startswith(("head.", "head_dist.", "fc_norm.", "dist_token")))
+
+
+def _theirs(words: Mapping[str, str], description: Description) -> dict[str, str]:
+  """timm's words to theirs; an MLP without a gate is called alike."""
+  gated = description.arguments()["mlp"] != "gelu"
+  return {ours: theirs for ours, theirs in back(words).items() if gated or not ours.startswith("mlp.")}
+
+
+# DINOv2.
+
+_DINOV2 = {"register_tokens": "reg_token", "mlp.w12": "mlp.fc1", "mlp.w3": "mlp.fc2"}
+
+
+def _dinov2_names(tensors: Tensors, hints: Mapping) -> Tensors:
+  """Training has blocks in chunks, blocks.CHUNK.NUMBER, numbered through."""
+  return with_words({re.sub(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1", name): t for name, t in tensors.items()}, _DINOV2)
+
+
+def _dinov2_finish(arrays: dict, description: Description) -> dict:
+  width = arrays["norm.weight"].shape[0]
+  return {**with_words(arrays, _theirs(_DINOV2, description)), "mask_token": np.zeros((1, width), np.float32)}
+
+
+def _dinov2(tensors):
+  if "patch_embed.proj.weight" not in tensors or "storage_tokens" in tensors:
+    return False
+  scaled = any(re.fullmatch(r"blocks\.(\d+\.)?0\.ls1\.gamma", name) for name in tensors)
+  chunked = any(re.match(r"blocks\.\d+\.\d+\.", name) for name in tensors)
+  own = {"register_tokens", "mask_token"} & tensors.keys() or any(".mlp.w12." in name for name in tensors)
+  return scaled and bool(own or chunked)
+
+
+# DINOv3.
+
+_DINOV3 = {
+  "storage_tokens": "reg_token",
+  "ls1.gamma": "gamma_1",
+  "ls2.gamma": "gamma_2",
+  "mlp.w1": "mlp.fc1_g",
+  "mlp.w2": "mlp.fc1_x",
+  "mlp.w3": "mlp.fc2",
+}
+
+
+def _dinov3_names(tensors: Tensors, hints: Mapping) -> Tensors:
+  """The bias of query, key and value stands beside a mask, that takes the key's away."""
+  result = {}
+  for name, tensor in with_words(tensors, _DINOV3).items():
+    block, _, rest = name.rpartition(".attn.qkv.")
+    if rest == "bias":
+      width = tensor.shape[0] // 3
+      masked = _masked(name, tensor, tensors.get(f"{name}_mask"))
+      result[f"{block}.attn.q_bias"] = part(masked, (width,), slice(width))
+      result[f"{block}.attn.v_bias"] = part(masked, (width,), slice(2 * width, None))
+    elif rest != "bias_mask":
+      result[name] = tensor
+  return result
+
+
+def _masked(name, bias, mask):
+  """A bias as it is added, which is none for keys."""
+
+  def read():
+    whole = np.asarray(bias) if mask is None else np.where(np.asarray(mask) == 0, 0, np.asarray(bias))
+    width = len(whole) // 3
+    if mask is not None and (np.any(whole[width : 2 * width]) or not np.isin(np.asarray(mask), (0, 1)).all()):
+      raise ConfigError(f"{name}: its mask leaves keys a bias, or is not of zeros and ones; no model here has that")
+    return whole
+
+  return Tensor(bias.shape, bias.dtype, read)
+
+
+def _dinov3_finish(arrays: dict, description: Description) -> dict:
+  result = {}
+  for name, array in arrays.items():
+    block, _, rest = name.rpartition(".attn.")
+    if rest == "q_bias":
+      none, other = np.zeros_like(array), arrays[f"{block}.attn.v_bias"]
+      result[f"{block}.attn.qkv.bias"] = np.concatenate([array, none, other])
+      result[f"{block}.attn.qkv.bias_mask"] = np.concatenate([none + 1, none, none + 1])
+    elif rest != "v_bias":
+      result[name] = array
+  width, _, size = shapes(description)["blocks/0/attention/query/kernel"]
+  periods = description.arguments()["rotary"].args["temperature"] ** (4 * np.arange(size // 4) / size)
+  return {
+    **with_words(result, _theirs(_DINOV3, description)),
+    "mask_token": np.zeros((1, width), np.float32),
+    "rope_embed.periods": periods.astype(np.float32),
+  }
+
+
+LAYOUTS = (
+  Layout(
+    name="dinov3",
+    family="vit",
+    rows=_without_head(DINOV3_ROWS),
+    recognises=lambda tensors: (
+      "patch_embed.proj.weight" in tensors and bool({"storage_tokens", "rope_embed.periods"} & tensors.keys())
+    ),
+    describe=lambda tensors, hints: describe_timm(tensors, hints, modern.DINOV3, pool="cls", class_token=None),
+    canonical=_dinov3_names,
+    finish=_dinov3_finish,
+    computes=PLAIN | {"position": "none", "eps": 1e-5},
+    ignored=r"rope_embed\.periods",
+    untaken=r"mask_token|local_cls_norm\..*",
+    holds=holding(modern.DINOV3, mlp=("gelu", "swiglu"), qkv_bias=("query_value", "none")),
+  ),
+  Layout(
+    name="dinov2",
+    family="vit",
+    rows=_without_head(TIMM_ROWS),
+    recognises=_dinov2,
+    describe=lambda tensors, hints: describe_timm(tensors, hints, rows=("learned", 1)),
+    canonical=_dinov2_names,
+    finish=_dinov2_finish,
+    computes=PLAIN | {"position": "learned", "qkv_bias": "all", "eps": 1e-6},
+    untaken=r"mask_token",
+    position="learned",
+    holds=holding(Choice("none"), mlp=("gelu", "swiglu"), pool="cls", norm_order="pre"),
+  ),
+)

@@ -1,0 +1,177 @@
+"""Names of Vision Transformers in the files of their authors: EVA-02, DeiT III, rope-vit and ViT-5.
+
+They are read under timm's names, which say the same.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from vit_jax.importers.layout import Layout, Tensor, Tensors, shapes
+from vit_jax.importers.vit import back, count, first_block, heads_of, holding, with_words
+from vit_jax.importers.vit_eva import COMMON, EVA02_ROWS, TURNED_ROWS, frequencies_apart, frequencies_in_one
+from vit_jax.importers.vit_torch import PLAIN, describe_timm, mlp, out, packed
+from vit_jax.models import Description
+from vit_jax.models.published import modern
+from vit_jax.schema import Choice
+
+# EVA-02.
+
+_EVA02 = {"mlp.w12": "mlp.fc1", "mlp.w3": "mlp.fc2"}
+_EVA02_NORMED = {
+  "mlp.w1": "mlp.fc1_g",
+  "mlp.w2": "mlp.fc1_x",
+  "mlp.w3": "mlp.fc2",
+  "mlp.ffn_ln": "mlp.norm",
+  "attn.inner_attn_ln": "attn.norm",
+  "attn.q_bias": "attn.q_proj.bias",
+  "attn.v_bias": "attn.v_proj.bias",
+}
+
+
+def _eva02_names(words: Mapping[str, str]) -> Callable[[Tensors, Mapping], Tensors]:
+  """Where the patches were masked the last norm was of all of them; other heads read their mean, and norm that."""
+
+  def canonical(tensors, hints):
+    masked = {"mask_token", "lm_head.weight"} & tensors.keys()
+    last = {f"norm.{word}": f"fc_norm.{word}" for word in ("weight", "bias")} if masked else {}
+    return with_words({last.get(name, name): tensor for name, tensor in tensors.items()}, words)
+
+  return canonical
+
+
+# rope-vit.
+
+
+def _rope_vit_names(tensors: Tensors, hints: Mapping) -> Tensors:
+  """Frequencies are one tensor [2, L, H K / 2]."""
+  whole = tensors["freqs"]
+  width = tensors["patch_embed.proj.weight"].shape[0]
+  heads = heads_of(width, count(r"blocks\.(\d+)\.", tensors), tensors["blocks.0.mlp.fc1.weight"].shape[0], hints)
+  two, layers, pairs = whole.shape
+  shape = (two, layers, heads, pairs // heads)
+  apart = Tensor(shape, whole.dtype, lambda: np.asarray(whole).reshape(shape))
+  rest = {name: tensor for name, tensor in tensors.items() if name != "freqs"}
+  return frequencies_apart({**rest, "rope.freqs": apart})
+
+
+def _rope_vit_finish(arrays: dict, description: Description) -> dict:
+  arrays = frequencies_in_one(arrays, "freqs")
+  return arrays | ({"freqs": arrays["freqs"].reshape(*arrays["freqs"].shape[:2], -1)} if "freqs" in arrays else {})
+
+
+# DeiT III, whose names are also those of rope-vit with fixed frequencies and a table.
+
+
+def _deit3(tensors):
+  own = {"gamma_1", "attn.qkv.bias", "norm1.bias"} <= first_block(tensors)
+  return own and "pos_embed" in tensors and not {"freqs", "rope.freqs", "reg_token"} & tensors.keys()
+
+
+def _is_deit3(tensors: Tensors, hints: Mapping) -> bool:
+  return "rope" not in str(hints.get("name", "")) and "turning" not in hints
+
+
+def _deit3_or_rope_vit(tensors: Tensors, hints: Mapping) -> list[str]:
+  if "deit" in str(hints.get("name", "")):
+    return []
+  text = "read as DeiT III; rope-vit with fixed frequencies and a table has the same tensors"
+  return [f"{text}: where it is that, call the file as timm calls the model, vit_small_patch16_rope_ape_224"]
+
+
+_DEIT3_ROWS = (
+  *COMMON,
+  *packed("blocks.{l}.attn.qkv", "blocks/{l}/attention"),
+  *out("blocks.{l}.attn.proj", "blocks/{l}/attention/out"),
+  *mlp("blocks.{l}.mlp", "blocks/{l}/mlp"),
+)
+
+
+# ViT-5.
+
+
+def _vit5_finish(arrays: dict, description: Description) -> dict:
+  """With the frequencies that its code stores in every block."""
+  size = shapes(description)["blocks/0/attention/query/kernel"][2]
+  rotary = description.arguments()["rotary"].args
+  power = (np.arange(0, size // 2, 2, dtype=np.float32) / np.float32(size // 2)).astype(np.float64)
+  for layer in range(count(r"blocks\.(\d+)\.", arrays)):
+    for name, key in (("rope", "temperature"), ("rope_reg", "registers")):
+      arrays[f"blocks.{layer}.attn.{name}.freqs"] = 1 / (rotary[key] ** power).astype(np.float32)
+  return arrays
+
+
+_GATED = {"qkv_bias": "query_value", "eps": 1e-6}
+
+LAYOUTS = (
+  Layout(
+    name="eva02",
+    family="vit",
+    rows=TURNED_ROWS,
+    recognises=lambda tensors: {"mlp.w12.weight", "attn.qkv.weight"} <= first_block(tensors) and "cls_token" in tensors,
+    describe=lambda tensors, hints: describe_timm(tensors, hints, modern.EVA02),
+    canonical=_eva02_names(_EVA02),
+    finish=lambda arrays, description: with_words(arrays, back(_EVA02)),
+    computes=PLAIN | {"position": "learned"},
+    ignored=r"(.*\.)?rope\.freqs_(cos|sin)",
+    untaken=r"mask_token|lm_head\..*",
+    position="learned",
+    holds=holding(modern.EVA02, mlp="swiglu", registers=0, **_GATED),
+  ),
+  Layout(
+    name="eva02",
+    family="vit",
+    rows=EVA02_ROWS,
+    recognises=lambda tensors: (
+      {"mlp.w1.weight", "attn.q_proj.weight"} <= first_block(tensors) and "cls_token" in tensors
+    ),
+    describe=lambda tensors, hints: describe_timm(tensors, hints, modern.EVA02),
+    canonical=_eva02_names(_EVA02_NORMED),
+    finish=lambda arrays, description: with_words(arrays, back(_EVA02_NORMED)),
+    computes=PLAIN | {"position": "learned"},
+    ignored=r"(.*\.)?rope\.freqs_(cos|sin)",
+    untaken=r"mask_token|lm_head\..*",
+    position="learned",
+    holds=holding(modern.EVA02, mlp="swiglu_normed", registers=0, **_GATED),
+  ),
+  Layout(
+    name="rope_vit",
+    family="vit",
+    rows=TURNED_ROWS,
+    recognises=lambda tensors: "freqs" in tensors and "gamma_1" in first_block(tensors),
+    describe=lambda tensors, hints: describe_timm(tensors, hints, modern.MIXED),
+    canonical=_rope_vit_names,
+    finish=_rope_vit_finish,
+    computes=PLAIN | {"position": ("learned_patches", "none"), "eps": 1e-6, "gelu": "erf"},
+    ignored=r"freqs_t_[xy]",
+    position="learned_patches",
+    holds=holding(Choice("mixed"), modern.ROPE_VIT, mlp="gelu", qkv_bias="all", pool="cls", registers=0),
+  ),
+  Layout(
+    name="deit3",
+    family="vit",
+    rows=_DEIT3_ROWS,
+    recognises=_deit3,
+    fits=_is_deit3,
+    doubts=_deit3_or_rope_vit,
+    describe=describe_timm,
+    computes=PLAIN | {"position": "learned_patches", "eps": 1e-6, "gelu": "erf"},
+    position="learned_patches",
+    holds=holding(Choice("none"), mlp="gelu", qkv_bias="all", pool="cls", registers=0),
+  ),
+  Layout(
+    name="vit5",
+    family="vit",
+    rows=TURNED_ROWS,
+    recognises=lambda tensors: (
+      {"gamma_1", "attn.q_norm.weight", "norm1.weight"} <= first_block(tensors)
+      and not {"norm1.bias", "attn.q_norm.bias"} & first_block(tensors)
+    ),
+    describe=lambda tensors, hints: describe_timm(tensors, hints, modern.VIT5),
+    finish=_vit5_finish,
+    computes={**PLAIN, "norm": "rms", "position": ("learned_patches", "none"), "eps": 1e-6, "gelu": "erf"},
+    ignored=r"blocks\.\d+\.attn\.rope(_reg)?\.freqs",
+    position="learned_patches",
+    holds=holding(modern.VIT5, mlp="gelu", norm="rms", qk_norm="rms", qkv_bias="none", pool="cls"),
+  ),
+)
