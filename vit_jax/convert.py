@@ -21,6 +21,7 @@ import numpy as np
 from vit_jax import checkpoints, cli, files, importers, models, paths
 from vit_jax.importers import architectures, containers, layout, processing
 from vit_jax.inference import exported, stored
+from vit_jax.models.description import in_words
 from vit_jax.schema import ConfigError
 
 # Which layout a file gets that is not told: of those that the family knows, the first.
@@ -147,7 +148,7 @@ def unsaid(tensors: dict, description: models.Description, name: str) -> list[st
   taken, ours = ({**one.arguments(), "heads": _heads(one)} for one in (recognised, description))
   return [
     f"{key}={ours[key]} is not in the tensors; who has nothing else takes {taken[key]}"
-    for key in ("heads", "gelu", "eps", "padding")
+    for key in ("heads", "gelu", "eps", "padding", "pool", "rotary", "norm_order")
     if key in ours and ours[key] != taken.get(key)
   ]
 
@@ -200,9 +201,11 @@ def facts(shapes: dict, bound: dict) -> dict[str, str]:
     hidden = shapes["blocks/0/mlp/up/kernel"][1]
     result["size"] = f"width {query[0]}, depth {depth}, heads {query[1]}, hidden {hidden}"
   tokens = {"pool/score/kernel": "seqpool", "pool/probe": "map", "distillation": "distilled", "cls": "cls"}
-  result["pool"] = next((word for path, word in tokens.items() if path in shapes), "gap")
+  result["pool"] = bound.get("pool") or next((word for path, word in tokens.items() if path in shapes), "gap")
   words = ("registers", "position", "pre_logits", "gelu", "eps", "norm_order", "stages", "padding")
   result |= {word: str(bound[word]) for word in words if bound.get(word) not in (None, 0)}
+  if "rotary" in bound and bound["rotary"].name != "none":
+    result["rotary"] = in_words(bound["rotary"])
   return result
 
 

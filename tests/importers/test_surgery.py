@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
+from tests import modules
+from vit_jax import models
 from vit_jax.importers import layout, surgery
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
@@ -218,6 +220,33 @@ def test_positions_are_resampled_wherever_they_are_added(position, position_at):
     sides = rows.ndim - 1
     expected = scipy.ndimage.zoom(rows, (*[6 / 4] * sides, 1), order=1)
     np.testing.assert_allclose(fitted[path][-(6**sides) :], expected.reshape(-1, rows.shape[-1]), atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "before"), [("learned_patches", 0), ("learned", 1), ("learned_all", 3)])
+def test_rows_of_tokens_before_the_patches_stay_as_they_are(kind, before):
+  have, want = (described(image_size=size, position=kind, registers=2) for size in (32, 48))
+  arrays = drawn(have)
+  fitted, _ = surgery.fit(arrays, have, want)
+  table = arrays["position/table"]
+  np.testing.assert_array_equal(fitted["position/table"][:before], table[:before])
+  expected = scipy.ndimage.zoom(table[before:].reshape(4, 4, -1), (6 / 4, 6 / 4, 1), order=1)
+  np.testing.assert_allclose(fitted["position/table"][before:], expected.reshape(36, -1), atol=1e-6)
+
+
+@pytest.mark.heavy
+def test_a_table_of_patches_alone_and_one_with_the_class_token_fit_each_other():
+  whole, patches = (described(position=position) for position in ("learned", "learned_patches"))
+  images = modules.images(32, 2)
+
+  def logits(description, arrays):
+    return np.asarray(models.functional(description).create(arrays)(images))
+
+  for have, want in ((whole, patches), (patches, whole)):
+    arrays = drawn(have)
+    fitted, notes = surgery.fit(arrays, have, want)
+    assert {path: array.shape for path, array in fitted.items()} == layout.shapes(want)
+    assert notes == ["position/table: rows of tokens before the patches moved"]
+    np.testing.assert_allclose(logits(want, fitted), logits(have, arrays), rtol=1e-4, atol=1e-5)
 
 
 def test_tables_that_are_added_elsewhere_are_said():

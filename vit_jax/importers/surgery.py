@@ -102,10 +102,12 @@ def fit(
   Tables that belong to a grid are resampled. Whatever else differs is a ConfigError that lists it.
   """
   shapes = layout.shapes(want)
-  arrays, anew, notes = _fit_head(arrays, have, want, head, shapes)
+  placed, have = layout.placed(arrays, have, want.arguments().get("position"))
+  moved = [f"{layout.TABLE}: rows of tokens before the patches moved"] if placed is not arrays else []
+  arrays, anew, notes = _fit_head(placed, have, want, head, shapes)
   arrays, resampled = _fit_grids(arrays, have, want, shapes)
   _check_equal(arrays, have, want, shapes, anew)
-  return arrays, [*notes, *resampled, *_differing_arguments(have, want)]
+  return arrays, [*moved, *notes, *resampled, *_differing_arguments(have, want)]
 
 
 def _fit_head(arrays, have, want, head, shapes):
@@ -138,8 +140,8 @@ def _fit_grids(arrays, have, want, shapes):
     if path not in shapes or array.shape == shapes[path]:
       continue
     if re.fullmatch(r"(blocks/\d+/)?position/table", path) and array.shape[1] == shapes[path][1]:
-      leading = sum(token in arrays for token in tokens)
-      if leading != sum(token in shapes for token in tokens):
+      leading, others = (_rows(params, one, tokens) for params, one in ((arrays, have), (shapes, want)))
+      if leading != others:
         continue
       old = grid(array.shape[0] - leading, have.image_size)
       new = grid(shapes[path][0] - leading, want.image_size)
@@ -155,6 +157,13 @@ def _fit_grids(arrays, have, want, shapes):
       continue
     notes.append(f"{path}: {old[0]} x {old[1]} resampled to {new[0]} x {new[1]}")
   return result, notes
+
+
+def _rows(params, description, tokens):
+  """Rows that tables of positions have before those of patches."""
+  position = description.arguments().get("position")
+  count = 0 if position == "learned_patches" else sum(token in params for token in tokens)
+  return count + (description.arguments()["registers"] if position == "learned_all" else 0)
 
 
 def _check_equal(arrays, have, want, shapes, anew):

@@ -15,6 +15,14 @@ _BESIDE = (
 )
 
 
+def in_words(value: Any) -> str:
+  """An argument in a line; of a choice its name, and its own in brackets."""
+  if not isinstance(value, Choice):
+    return str(value)
+  own = " ".join(f"{key}={one}" for key, one in value.args.items())
+  return f"{value.name} ({own})" if own else value.name
+
+
 @dataclasses.dataclass(frozen=True)
 class Description:
   """A model by name and arguments, for images of a size; no classes means no head."""
@@ -59,14 +67,19 @@ class Description:
 
   def flags(self) -> str:
     """The flags that select the model in a config."""
-    chosen = {"name": self.model.name} | self.essential()
+    chosen = {"name": self.model.name}
+    for key, value in self.essential().items():
+      if isinstance(value, Choice):
+        chosen |= {f"{key}.name": value.name} | {f"{key}.{inner}": one for inner, one in value.args.items()}
+      else:
+        chosen[key] = value
     # A list in a flag takes no spaces, so that no shell cuts it.
     return " ".join(f"--config.model.{key}={str(value).replace(' ', '')}" for key, value in chosen.items())
 
   def __str__(self):
     """One line: model, arguments, sizes."""
     size = self.image_size
-    arguments = "".join(f", {key}={value}" for key, value in self.essential().items())
+    arguments = "".join(f", {key}={in_words(value)}" for key, value in self.essential().items())
     side = f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"
     return f"{self.model.name}{arguments} ({side}, {self.classes or 'no'} classes)"
 
