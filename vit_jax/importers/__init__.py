@@ -23,6 +23,8 @@ from vit_jax.schema.errors import some
 # Files of this folder that have layouts, in the order in which these are tried.
 _FILES = (
   "vit_google",
+  "vit_transformers",
+  "vit_siglip",
   "vit_hf",
   "vit_dino",
   "vit_originals",

@@ -242,6 +242,8 @@ def _torch(path):
 def without_prefix(tensors):
   """The tensors whose names have the prefix, without it; all of them where there is none."""
   for prefix in _PREFIXES:
+    if prefix == "model." and "embeddings.patch_embeddings.weight" in tensors:
+      continue  # Transformers' DINOv3, with its layers in `model.layer.` and the rest beside
     chosen = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
     if chosen:
       return without_prefix(chosen)

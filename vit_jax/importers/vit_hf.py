@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 
+from vit_jax.importers.hub_transformers import kind
 from vit_jax.importers.layout import Layout, Row, Tensors, shapes, torch_conv, torch_linear, torch_norm
 from vit_jax.importers.vit import ATTENTION, count, describe, heads_of
 from vit_jax.importers.vit_torch import PLAIN, out
+from vit_jax.importers.vit_transformers import folded
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 
@@ -34,7 +36,8 @@ HF_ROWS = (
 
 def _hf_names(tensors: Tensors, hints: Mapping) -> Tensors:
   bare = any(name.startswith("embeddings.") for name in tensors)  # saved without a head
-  return {f"vit.{name}" if bare else name: tensor for name, tensor in tensors.items()}
+  named = {f"vit.{name}" if bare else name: tensor for name, tensor in tensors.items()}
+  return folded(named, "vit.embeddings.cls_token", "vit.embeddings.position_embeddings", hints)
 
 
 def _describe_hf(tensors: Tensors, hints: Mapping) -> Description:
@@ -94,5 +97,6 @@ LAYOUTS = (
     finish=_hf_finish,
     computes=PLAIN | {"pool": "cls", "rotary": Choice("none"), "qkv_bias": "all"},
     position="learned",
+    holds=lambda description: kind(description) is None,
   ),
 )

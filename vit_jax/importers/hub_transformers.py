@@ -1,0 +1,217 @@
+"""Transformers' config.json of DINOv2, DINOv3 and SigLIP, read and written.
+
+What it leaves out has Transformers' defaults; a value with which another model is meant is an error.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.importers import processing
+from vit_jax.importers.layout import shapes
+from vit_jax.models import Description
+from vit_jax.schema import Choice, ConfigError, show
+
+# What Transformers takes for a key that a config.json does not have, by model_type.
+_DINOV2 = {"num_attention_heads": 12, "hidden_act": "gelu", "layer_norm_eps": 1e-6, "mlp_ratio": 4, "qkv_bias": True}
+_DINOV2 |= {"use_swiglu_ffn": False}
+_DEFAULTS = {
+  "dinov2": _DINOV2,
+  "dinov2_with_registers": _DINOV2 | {"num_register_tokens": 4},
+  "dinov3_vit": {
+    "num_attention_heads": 6,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5,
+    "num_register_tokens": 0,
+    "rope_theta": 100.0,
+    "pos_embed_rescale": 2.0,
+    "use_gated_mlp": False,
+    "query_bias": True,
+    "key_bias": False,
+    "value_bias": True,
+  },
+  "siglip_vision_model": {"num_attention_heads": 12, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6},
+}
+# Keys of which one value is built.
+_BUILT = {"proj_bias": True, "mlp_bias": True}
+_BIASES = {(True, True, True): "all", (True, False, True): "query_value", (False, False, False): "none"}
+# Of coordinates that training moves: theirs, ours, and the value that moves none, where theirs is null.
+_MOVED = (("pos_embed_shift", "shift", 0.0), ("pos_embed_jitter", "jitter", 1.0), ("pos_embed_rescale", "rescale", 1.0))
+
+
+def _gated_width(width: int, ratio: int) -> int:
+  """The hidden width of DINOv2's SwiGLU: two thirds of that of an MLP, in eights."""
+  return (int(int(width * ratio) * 2 / 3) + 7) // 8 * 8
+
+
+def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], Choice | None]:
+  """(the config with all keys that say what the model is, those of a ViT; what else it says, in our words; its rotary
+  positions). ConfigError for a value with which another model is meant.
+  """
+  config = _tower(config)
+  kind = config.get("model_type")
+  if not isinstance(kind, str) or kind not in _DEFAULTS:
+    return config, {}, None
+  config = {**_DEFAULTS[kind], **config}
+  for key, built in _BUILT.items():
+    if config.get(key, built) != built:
+      raise ConfigError(f"{key} is {show(config[key])}; built is {built!r} only")
+  said, turning = {}, None
+  if "num_register_tokens" in config:
+    said["registers"] = _registers(config)
+  if kind == "dinov3_vit":
+    biased = tuple(_flag(config, f"{part}_bias") for part in ("query", "key", "value"))
+    if biased not in _BIASES:
+      values = ", ".join(f"{part}_bias={value}" for part, value in zip(("query", "key", "value"), biased, strict=True))
+      raise ConfigError(f"{values} is not built; allowed: all of them, query and value, none")
+    said["qkv_bias"], turning = _BIASES[biased], _turning(config)
+    said["temperature"] = turning.args["temperature"]
+  elif "qkv_bias" in config:
+    said["qkv_bias"] = "all" if _flag(config, "qkv_bias") else "none"
+  config = {key: value for key, value in config.items() if key != "qkv_bias"}
+  for key in ("use_gated_mlp", "use_swiglu_ffn"):
+    if key in config:
+      said["mlp"] = "swiglu" if _flag(config, key) else "gelu"
+  if "mlp_ratio" in config:
+    config["intermediate_size"] = _hidden(config)
+  if said.get("mlp") == "swiglu":  # of which DINOv2's has SiLU whatever is said
+    act = config.pop("hidden_act")
+    if kind == "dinov3_vit" and act not in ("silu", "swish"):
+      raise ConfigError(f"hidden_act is {show(act)} with use_gated_mlp; built is 'silu' only")
+  return config, said, turning
+
+
+def _tower(config):
+  """The config of SigLIP's images, where it is that of both towers."""
+  tower = config.get("vision_config")
+  if config.get("model_type") != "siglip":
+    return config
+  if not isinstance(tower, Mapping | None):
+    raise ConfigError(f"vision_config is {show(tower)}; allowed: an object of names and values")
+  return {**config, **(tower or {}), "model_type": "siglip_vision_model"}
+
+
+def _flag(config, key):
+  if not isinstance(config[key], bool):
+    raise ConfigError(f"{key} is {show(config[key])}; allowed: true or false")
+  return config[key]
+
+
+def _registers(config):
+  value = config["num_register_tokens"]
+  if type(value) is not int or not 0 <= value <= 1024:
+    raise ConfigError(f"num_register_tokens is {show(value)}; allowed: a whole number from 0 to 1024")
+  return value
+
+
+def _hidden(config):
+  """DINOv2's hidden width, which its config has as a share of the width."""
+  ratio, width = config["mlp_ratio"], config.get("hidden_size", 768)
+  if not processing.number(ratio) or not 0 < ratio < 2**10 or type(width) is not int:
+    raise ConfigError(f"mlp_ratio is {show(ratio)}, of hidden_size {show(width)}; allowed: whole numbers from 1")
+  return _gated_width(width, ratio) if _flag(config, "use_swiglu_ffn") else int(width * ratio)
+
+
+def _turning(config):
+  """DINOv3's rotary positions."""
+  theta, arguments = config["rope_theta"], {}
+  if not processing.number(theta) or theta <= 0:
+    raise ConfigError(f"rope_theta is {show(theta)}; allowed: a number above 0")
+  for theirs, ours, still in _MOVED:
+    if (value := config.get(theirs)) is None:
+      continue
+    if not processing.number(value) or not still <= value <= 1e3:
+      raise ConfigError(f"{theirs} is {show(value)}; allowed: null, or a number from {still:g}")
+    arguments[ours] = float(value)
+  return Choice("dinov3", {"temperature": float(theta), **arguments})
+
+
+# Written.
+
+
+def kind(description: Description) -> str | None:
+  """Which of these a model may be: "dinov2", "dinov3", "siglip"; None for none."""
+  bound = description.arguments()
+  token = bound["pool"] == "cls" or (bound["pool"] == "gap" and bool(bound["class_token"]))
+  scaled = bound["layer_scale"] is not None
+  if bound["rotary"].name != "none":
+    return "dinov3" if token and scaled and bound["rotary"].name == "dinov3" else None
+  if token:
+    return "dinov2" if scaled else None
+  pooled = bound["pool"] == "map" and not description.classes
+  return "siglip" if (pooled or bound["pool"] == "gap") and not bound["class_token"] else None
+
+
+def check(description: Description, square: bool) -> None:
+  """ConfigError for what Transformers has no such model for."""
+  if square and not isinstance(description.image_size, int):
+    raise ConfigError(f"layout 'hf' has tables of positions for squares; this model is for {description.image_size}")
+  turning = description.arguments()["rotary"]
+  if turning.name == "dinov3" and turning.args["normalise"] != "separate":
+    raise ConfigError(
+      "layout 'hf' means rotary.normalise=separate; this model has "
+      f"{turning.args['normalise']}: its numbers would differ"
+    )
+
+
+def written(description: Description) -> dict:
+  """What Transformers reads beside the tensors to build the model."""
+  bound, ours = description.arguments(), shapes(description)
+  width, heads, _ = ours["blocks/0/attention/query/kernel"]
+  hidden, gated = ours["blocks/0/mlp/up/kernel"][1], bound["mlp"] == "swiglu"
+  act = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}[bound["gelu"]]
+  sizes = {
+    "hidden_size": width,
+    "num_hidden_layers": len({path.split("/")[1] for path in ours if path.startswith("blocks/")}),
+    "num_attention_heads": heads,
+    "hidden_act": act,
+    "layer_norm_eps": bound["eps"],
+    "image_size": description.image_size,
+    "patch_size": ours["embedding/kernel"][0],
+    "num_channels": description.channels,
+  }
+  match kind(description):
+    case "dinov2":
+      named = {"architectures": ["Dinov2Model"], "model_type": "dinov2"}
+      if bound["registers"]:
+        named = {"architectures": ["Dinov2WithRegistersModel"], "model_type": "dinov2_with_registers"}
+        named["num_register_tokens"] = bound["registers"]
+      return named | sizes | {
+        "mlp_ratio": _ratio(width, hidden, gated),
+        "use_swiglu_ffn": gated,
+        "qkv_bias": bound["qkv_bias"] == "all",
+        "layerscale_value": bound["layer_scale"],
+      }  # fmt: skip
+    case "dinov3":
+      turning, biased = bound["rotary"].args, bound["qkv_bias"]
+      return sizes | {
+        "architectures": ["DINOv3ViTModel"],
+        "model_type": "dinov3_vit",
+        "hidden_act": "silu" if gated else act,
+        "intermediate_size": hidden,
+        "num_register_tokens": bound["registers"],
+        "use_gated_mlp": gated,
+        "query_bias": biased != "none",
+        "key_bias": biased == "all",
+        "value_bias": biased != "none",
+        "layerscale_value": bound["layer_scale"],
+        "rope_theta": turning["temperature"],
+        **{theirs: None if turning[ours] == still else turning[ours] for theirs, ours, still in _MOVED},
+      }
+  tower = sizes | {
+    "model_type": "siglip_vision_model",
+    "intermediate_size": hidden,
+    "vision_use_head": bound["pool"] == "map",
+  }
+  if not description.classes:
+    return {"architectures": ["SiglipVisionModel"], **tower}
+  return {"architectures": ["SiglipForImageClassification"], "model_type": "siglip", "vision_config": tower}
+
+
+def _ratio(width, hidden, gated):
+  """The whole number by which DINOv2 says the hidden width."""
+  of = {_gated_width(width, ratio) if gated else width * ratio: ratio for ratio in range(64, 0, -1)}
+  if hidden not in of:
+    raise ConfigError(
+      f"layout 'hf' says hidden as mlp_ratio, a whole number, of width {width}; this model has hidden={hidden}"
+    )
+  return of[hidden]

@@ -1,0 +1,101 @@
+"""Names of the image towers of SigLIP, and of SigLIP 2 for one size, in Hugging Face's state dicts.
+
+What these give as features is what their attention pools; with classes there is a head on the mean of the patches.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from vit_jax.importers.hub_transformers import check, written
+from vit_jax.importers.layout import Layout, Row, Tensor, Tensors, torch_conv, torch_linear, torch_norm
+from vit_jax.importers.vit import ATTENTION, count, describe, heads_of
+from vit_jax.importers.vit_torch import out
+from vit_jax.importers.vit_transformers import ONLY, apart, holds
+from vit_jax.models import Description
+from vit_jax.schema import Choice, ConfigError
+
+_TOWER, _POOL = "vision_model.encoder.layers.{l}", "vision_model.head"
+_PLACES = "vision_model.embeddings.position_embedding.weight"
+SIGLIP_ROWS = (
+  *torch_conv("vision_model.embeddings.patch_embedding", "embedding"),
+  Row(_PLACES, "position/table", "n d -> n d"),
+  *torch_norm(f"{_TOWER}.layer_norm1", "blocks/{l}/norm1"),
+  *apart(f"{_TOWER}.self_attn", "blocks/{l}/attention", ("q_proj", "k_proj", "v_proj")),
+  *out(f"{_TOWER}.self_attn.out_proj", "blocks/{l}/attention/out"),
+  *torch_norm(f"{_TOWER}.layer_norm2", "blocks/{l}/norm2"),
+  *torch_linear(f"{_TOWER}.mlp.fc1", "blocks/{l}/mlp/up"),
+  *torch_linear(f"{_TOWER}.mlp.fc2", "blocks/{l}/mlp/down"),
+  *torch_norm("vision_model.post_layernorm", "norm"),
+  Row(f"{_POOL}.probe", "pool/probe", "1 1 d -> d"),
+  Row(
+    f"{_POOL}.attention.in_proj_weight",
+    tuple(f"pool/attention/{part}/kernel" for part in ATTENTION),
+    "(t h k) d -> t d h k",
+  ),
+  Row(
+    f"{_POOL}.attention.in_proj_bias", tuple(f"pool/attention/{part}/bias" for part in ATTENTION), "(t h k) -> t h k"
+  ),
+  *out(f"{_POOL}.attention.out_proj", "pool/attention/out"),
+  *torch_norm(f"{_POOL}.layernorm", "pool/norm"),
+  *torch_linear(f"{_POOL}.mlp.fc1", "pool/mlp/up"),
+  *torch_linear(f"{_POOL}.mlp.fc2", "pool/mlp/down"),
+  *torch_linear("classifier", "head"),
+)
+
+
+def _siglip_names(tensors: Tensors, hints: Mapping) -> Tensors:
+  bare = any(name.startswith("embeddings.") for name in tensors)
+  if bare:
+    tensors = {f"vision_model.{name}": tensor for name, tensor in tensors.items()}
+  if len(tensors["vision_model.embeddings.patch_embedding.weight"].shape) == 2:
+    raise ConfigError(
+      "the tensors are those of SigLIP 2 for images of any shape (NaFlex), which is not built here; take one for a "
+      "size, as google/siglip2-base-patch16-224"
+    )
+  # A classifier reads the mean, whatever pooling is there too.
+  dropped = f"{_POOL}." if "classifier.weight" in tensors else ()
+  return {name: tensor for name, tensor in tensors.items() if not name.startswith(dropped)}
+
+
+def _describe_siglip(tensors: Tensors, hints: Mapping) -> Description:
+  width, channels, patch, _ = tensors["vision_model.embeddings.patch_embedding.weight"].shape
+  depth = count(r"vision_model\.encoder\.layers\.(\d+)\.", tensors)
+  hidden, _ = tensors["vision_model.encoder.layers.0.mlp.fc1.weight"].shape
+  table = tensors[_PLACES]
+  return describe(
+    (patch, patch, channels, width),
+    (width, depth, heads_of(width, depth, hidden, hints), hidden),
+    Tensor((1, *table.shape), table.dtype, lambda: np.asarray(table)[None]),
+    tensors.get("classifier.bias"),
+    hints,
+    leading=0,
+    pool="map" if f"{_POOL}.probe" in tensors else "gap",
+    gelu=hints.get("gelu", "tanh"),
+    eps=hints.get("norm_eps", 1e-6),
+  )
+
+
+def _siglip_finish(arrays: dict, description: Description) -> dict:
+  check(description, square=True)
+  return arrays
+
+
+LAYOUTS = (
+  Layout(
+    name="hf",
+    family="vit",
+    rows=SIGLIP_ROWS,
+    recognises=lambda tensors: any(
+      name.removeprefix("vision_model.") == "embeddings.patch_embedding.weight" for name in tensors
+    ),
+    describe=_describe_siglip,
+    canonical=_siglip_names,
+    finish=_siglip_finish,
+    beside=written,
+    computes=ONLY | {"rotary": Choice("none"), "qkv_bias": "all"},
+    ignored=r"text_model\..*|logit_scale|logit_bias|(vision_model\.)?embeddings\.position_ids",
+    holds=holds("siglip"),
+    position="learned",
+  ),
+)

@@ -1,0 +1,252 @@
+"""Names of DINOv2, with and without registers, and of DINOv3 in Hugging Face's state dicts; vit_siglip.py has SigLIP's.
+
+What these give as features is the normalised class token. A model with classes is another there, whose head reads
+class token and mean of the patches.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from vit_jax.importers.hub_transformers import check, kind, written
+from vit_jax.importers.layout import (
+  Layout,
+  Row,
+  Tensor,
+  Tensors,
+  torch_conv,
+  torch_linear,
+  torch_norm,
+)
+from vit_jax.importers.vit import ATTENTION, count, describe, described, fold_token, heads_of
+from vit_jax.importers.vit_torch import PLAIN, out
+from vit_jax.models import Description
+from vit_jax.models.published import modern
+from vit_jax.schema import Choice, ConfigError
+
+# Rows.
+
+
+def apart(theirs: str, ours: str, names: tuple[str, str, str]) -> tuple[Row, ...]:
+  """Query, key and value in matrices of their own, rows by head."""
+  return tuple(
+    row
+    for name, part in zip(names, ATTENTION, strict=True)
+    for row in (
+      Row(f"{theirs}.{name}.weight", f"{ours}/{part}/kernel", "(h k) d -> d h k"),
+      Row(f"{theirs}.{name}.bias", f"{ours}/{part}/bias", "(h k) -> h k"),
+    )
+  )
+
+
+def _block(theirs: str) -> tuple[Row, ...]:
+  """Of both generations of DINO."""
+  return (
+    *torch_norm(f"{theirs}.norm1", "blocks/{l}/norm1"),
+    *torch_norm(f"{theirs}.norm2", "blocks/{l}/norm2"),
+    *(Row(f"{theirs}.layer_scale{i}.lambda1", f"blocks/{{l}}/layer_scale{i}", "d -> d") for i in (1, 2)),
+  )
+
+
+_TOKENS = (
+  Row("embeddings.cls_token", "cls", "1 1 d -> d"),
+  Row("embeddings.register_tokens", "registers", "1 r d -> r d"),
+)
+_TABLE = "embeddings.position_embeddings"
+_LAYER = "encoder.layer.{l}"
+_GATED = ("blocks/{l}/mlp/gate", "blocks/{l}/mlp/up")
+_GATED_MLP = (  # of the giant models, the gate in front
+  Row(f"{_LAYER}.mlp.weights_in.weight", tuple(f"{path}/kernel" for path in _GATED), "(t f) d -> t d f"),
+  Row(f"{_LAYER}.mlp.weights_in.bias", tuple(f"{path}/bias" for path in _GATED), "(t f) -> t f"),
+  *(
+    row._replace(beside="blocks/{l}/mlp/gate/kernel")
+    for row in torch_linear(f"{_LAYER}.mlp.weights_out", "blocks/{l}/mlp/down")
+  ),
+)
+DINOV2_ROWS = (
+  *_TOKENS,
+  Row(_TABLE, "position/table", "1 n d -> n d"),
+  *torch_conv("embeddings.patch_embeddings.projection", "embedding"),
+  *_block(_LAYER),
+  *apart(f"{_LAYER}.attention.attention", "blocks/{l}/attention", ATTENTION),
+  *out(f"{_LAYER}.attention.output.dense", "blocks/{l}/attention/out"),
+  *_GATED_MLP,
+  *torch_linear(f"{_LAYER}.mlp.fc1", "blocks/{l}/mlp/up"),
+  *torch_linear(f"{_LAYER}.mlp.fc2", "blocks/{l}/mlp/down"),
+  *torch_norm("layernorm", "norm"),
+)
+
+DINOV3_ROWS = (
+  *_TOKENS,
+  *torch_conv("embeddings.patch_embeddings", "embedding"),
+  *_block("layer.{l}"),
+  *apart("layer.{l}.attention", "blocks/{l}/attention", ("q_proj", "k_proj", "v_proj")),
+  *out("layer.{l}.attention.o_proj", "blocks/{l}/attention/out"),
+  *(
+    row
+    for part in ("gate", "up", "down")
+    for row in torch_linear(f"layer.{{l}}.mlp.{part}_proj", f"blocks/{{l}}/mlp/{part}")
+  ),
+  *torch_norm("norm", "norm"),
+)
+
+# Other generations of names.
+
+
+def _bare(tensors: Tensors, *prefixes: str) -> Tensors:
+  """The tensors without what stands in front of the names of a model with a head."""
+  for prefix in prefixes:
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+  return tensors
+
+
+def _dinov2_names(tensors: Tensors, hints: Mapping) -> Tensors:
+  if any(name.startswith("classifier.") for name in tensors):
+    raise ConfigError(
+      "a classifier of DINOv2 reads class token and mean of the patches, side by side, which no head here does; "
+      "convert the model without it: Dinov2Model.from_pretrained(...).save_pretrained(...)"
+    )
+  return folded(
+    _without_none(_bare(tensors, "dinov2.", "dinov2_with_registers.")), "embeddings.cls_token", _TABLE, hints
+  )
+
+
+def _dinov3_names(tensors: Tensors, hints: Mapping) -> Tensors:
+  return _without_none({re.sub(r"^model\.layer\.", "layer.", name): tensor for name, tensor in tensors.items()})
+
+
+def _without_none(tensors: Tensors) -> Tensors:
+  """The tensors without that of registers where it holds none."""
+  name = "embeddings.register_tokens"
+  empty = name in tensors and tensors[name].shape[1] == 0
+  return {key: tensor for key, tensor in tensors.items() if key != name} if empty else tensors
+
+
+def folded(tensors: Tensors, token: str, table: str, hints: Mapping) -> Tensors:
+  """The tensors with a table [1, T, D] as the description beside them means it: without a row for the class token
+  where its model has none, which then has it added."""
+  header = described(hints)
+  if header is None or header.arguments()["position"] != "learned_patches":
+    return tensors
+  whole, first = tensors[table], tensors[token]
+  _, rows, width = whole.shape
+  return {
+    **tensors,
+    token: Tensor(first.shape, first.dtype, lambda: fold_token(np.asarray(first), np.asarray(whole))[0]),
+    table: Tensor((1, rows - 1, width), whole.dtype, lambda: np.asarray(whole)[:, 1:]),
+  }
+
+
+# What a file holds.
+
+
+def _describe_dinov2(tensors: Tensors, hints: Mapping) -> Description:
+  width, channels, patch, _ = tensors["embeddings.patch_embeddings.projection.weight"].shape
+  depth, first = count(r"encoder\.layer\.(\d+)\.", tensors), "encoder.layer.0"
+  gated = f"{first}.mlp.weights_out.weight" in tensors
+  hidden = tensors[f"{first}.mlp.{'weights_out' if gated else 'fc2'}.weight"].shape[1]
+  return describe(
+    (patch, patch, channels, width),
+    (width, depth, heads_of(width, depth, hidden, hints, gated), hidden),
+    tensors[_TABLE],
+    None,
+    hints,
+    leading=1,
+    layer_scale=1e-5,
+    registers=_registers(tensors),
+    qkv_bias=None if f"{first}.attention.attention.query.bias" in tensors else "none",
+    mlp="swiglu" if gated else None,
+    gelu=hints.get("gelu", "erf"),
+    eps=hints.get("norm_eps", 1e-6),
+  )
+
+
+def _registers(tensors):
+  return tensors["embeddings.register_tokens"].shape[1] if "embeddings.register_tokens" in tensors else None
+
+
+def _describe_dinov3(tensors: Tensors, hints: Mapping) -> Description:
+  width, channels, patch, _ = tensors["embeddings.patch_embeddings.weight"].shape
+  depth, first = count(r"layer\.(\d+)\.", tensors), "layer.0"
+  gated = f"{first}.mlp.gate_proj.weight" in tensors
+  hidden = tensors[f"{first}.mlp.down_proj.weight"].shape[1]
+  biased = tuple(f"{first}.attention.{part}_proj.bias" in tensors for part in "qkv")
+  if biased not in _BIASED:
+    raise ConfigError(
+      "which of query, key and value have a bias is not built: "
+      f"{', '.join(part for part, there in zip(ATTENTION, biased, strict=True) if there)}; allowed: all, query and "
+      "value, none"
+    )
+  return describe(
+    (patch, patch, channels, width),
+    (width, depth, heads_of(width, depth, hidden, hints, gated), hidden),
+    None,
+    None,
+    hints,
+    leading=1,
+    position="none",
+    rotary=hints.get("turning", modern.DINOV3),
+    layer_scale=1e-5,
+    registers=_registers(tensors),
+    qkv_bias=_BIASED[biased],
+    mlp="swiglu" if gated else None,
+    gelu=hints.get("gelu", "erf"),
+    eps=hints.get("norm_eps", 1e-5),
+  )
+
+
+_BIASED = {(True, False, True): "query_value", (False, False, False): "none", (True, True, True): None}
+
+
+# Which models they are, and what is written.
+
+
+def holds(wanted: str) -> Callable[[Description], bool]:
+  """Whether a model is one of that kind."""
+  return lambda description: kind(description) == wanted
+
+
+def _dino_finish(arrays: dict, description: Description) -> dict:
+  """With the token that stands for hidden patches, as Transformers begins it; here no model has it."""
+  check(description, square=_TABLE in arrays)
+  width = arrays["embeddings.cls_token"].shape[-1]
+  written(description)  # whose errors belong in front of what is written
+  if _TABLE in arrays:
+    return {**arrays, "embeddings.mask_token": np.zeros((1, width), np.float32)}
+  none = {"embeddings.register_tokens": np.zeros((1, 0, width), np.float32)}
+  return {**none, **arrays, "embeddings.mask_token": np.zeros((1, 1, width), np.float32)}
+
+
+# Arguments that none of these codes has a choice of.
+ONLY = PLAIN | {"qk_norm": "none", "context_norm": False, "norm_pooled": False}
+
+LAYOUTS = (
+  Layout(
+    name="hf",
+    family="vit",
+    rows=DINOV2_ROWS,
+    recognises=lambda tensors: any(name.endswith("encoder.layer.0.layer_scale1.lambda1") for name in tensors),
+    describe=_describe_dinov2,
+    canonical=_dinov2_names,
+    finish=_dino_finish,
+    beside=written,
+    computes=ONLY | {"position": ("learned", "sincos2d"), "rotary": Choice("none"), "qkv_bias": ("all", "none")},
+    untaken=r"embeddings\.mask_token",
+    holds=holds("dinov2"),
+    position="learned",
+  ),
+  Layout(
+    name="hf",
+    family="vit",
+    rows=DINOV3_ROWS,
+    recognises=lambda tensors: {"embeddings.patch_embeddings.weight", "embeddings.cls_token"} <= tensors.keys(),
+    describe=_describe_dinov3,
+    canonical=_dinov3_names,
+    finish=_dino_finish,
+    beside=written,
+    computes=ONLY | {"position": "none"},
+    untaken=r"embeddings\.mask_token",
+    holds=holds("dinov3"),
+  ),
+)
