@@ -6,20 +6,23 @@
 IN is a workdir of ours, or a file as vit_jax, big_vision, BiT, timm, Hugging Face or Compact-Transformers have them:
 .npz, .safetensors, and with the extra torch .pth, .pt and .bin, of which nothing but tensors is unpickled. OUT is
 .npz, .safetensors, or a directory: a workdir with one checkpoint, which `--weights` and `init.from` take. A tensor that
-has no place in OUT is an error; nothing is written then, and nothing is ever overwritten. Names of classes, size,
-crop, mean and std of the images go with the weights: in the file, and as hubs read them beside it. OUT.stablehlo is the
-model as a program with its weights, for CPUs, CUDA and TPUs, and OUT.onnx for ONNX Runtime and others (extra onnx);
+has no place in OUT is an error; nothing is written then, and nothing is ever overwritten. From file to file tensors go
+one by one: memory holds a few of the largest. Names of classes, size, crop, mean and std of the images go with the
+weights: in the file, and as hubs read them beside it. OUT.stablehlo is the model as a program with its weights, for
+CPUs, CUDA and TPUs, and OUT.onnx for ONNX Runtime and others (extra onnx);
 they need nothing of vit_jax: see `inference.exported`.
 """
 
 import argparse
 import json
+import math
 import pathlib
 
 import numpy as np
 
 from vit_jax import checkpoints, cli, files, importers, models, paths
 from vit_jax.importers import architectures, containers, layout, processing
+from vit_jax.importers.tensors import Tensors
 from vit_jax.inference import exported, stored
 from vit_jax.models.description import in_words
 from vit_jax.schema import ConfigError
@@ -85,14 +88,15 @@ def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints:
   about = {**description.to_json(), "use": processing.to_json(said)}
   remarks = [f"note: {note}" for note in use.notes]
   if suffix == "":
-    checkpoints.write_weights(target, use.arrays, {"model": description.to_json(), "use": about["use"]})
+    arrays = {name: np.asarray(array) for name, array in use.arrays.items()}
+    checkpoints.write_weights(target, arrays, {"model": description.to_json(), "use": about["use"]})
     return "\n".join([f"{target}: checkpoint of {description}, {count(use.arrays):,} parameters", *remarks])
   chosen = importers.layout_of(description, name) if name else preferred(description, suffix)
-  tensors = layout.write(chosen, use.arrays, description)
+  tensors = layout.written(chosen, use.arrays, description)
   documents = beside(target, chosen, description, said, about)
+  containers.write(target, tensors, about)  # first, for this is where values are read, and may be found damaged
   for file, values in documents.items():
     files.write_text(file, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
-  containers.write(target, tensors, about)
   remarks += [f"note: {note}" for note in ([] if chosen.beside else unsaid(tensors, description, target.name))]
   if suffix == ".safetensors":
     remarks += [f"note: {note}" for note in architectures.notes(chosen, description, said)]
@@ -139,7 +143,7 @@ def export(source: pathlib.Path, target: pathlib.Path, hints: dict, ema: bool) -
   return "\n".join([said + f"{apart:.1g} of the largest logit apart"] + [f"note: {note}" for note in use.notes])
 
 
-def unsaid(tensors: dict, description: models.Description, name: str) -> list[str]:
+def unsaid(tensors: Tensors, description: models.Description, name: str) -> list[str]:
   """What a reader takes for something else that has only the tensors, and the file's name."""
   try:
     recognised = importers.recognise(tensors, {"name": name}).description
@@ -213,9 +217,9 @@ def _pixels(size):
   return f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"
 
 
-def count(arrays: dict[str, np.ndarray]) -> int:
+def count(arrays: Tensors) -> int:
   """Values in all arrays."""
-  return sum(array.size for array in arrays.values())
+  return sum(math.prod(array.shape) for array in arrays.values())
 
 
 if __name__ == "__main__":

@@ -72,3 +72,12 @@ def test_classes_of_one_name_are_said_where_numbers_go_by_names():
   assert "called 'same'" in note and "label2id" in note and "id2label has every class" in note
   assert not any("label2id" in note for note in architectures.notes(hf, described, others))
   assert not any("label2id" in note for note in architectures.notes(timm, described, same))
+
+
+@pytest.mark.parametrize(("pool", "said"), [("gap", True), ("cls", False)])
+def test_that_transformers_reads_the_class_token_is_said_where_ours_reads_patches(pool, said):
+  described = Description(Choice("vit_small_patch16_dinov3", {"pool": pool}), 256, 0).bound()
+  notes = architectures.notes(importers.layout_of(described, "hf"), described, Beside())
+  assert any("pooler_output of Transformers is the normalised class token" in note for note in notes) == said
+  timm = architectures.notes(importers.layout_of(described, "timm"), described, Beside())
+  assert not any("pooler_output" in note for note in timm)

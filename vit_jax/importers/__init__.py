@@ -16,6 +16,7 @@ from vit_jax import checkpoints, paths, schema
 from vit_jax.importers import containers, hub, layout, surgery
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.importers.processing import Beside
+from vit_jax.importers.tensors import Tensor
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError, show
 from vit_jax.schema.errors import some
@@ -57,6 +58,10 @@ class Recognised(NamedTuple):
   def read(self) -> dict[str, np.ndarray]:
     """All parameters by our paths, float32, layer by layer; ConfigError for a tensor too few, too many or misshapen."""
     return layout.read(self.layout, self.tensors, self.description)
+
+  def lazily(self) -> dict[str, Tensor]:
+    """As `read`, of parameters that are read when their values are needed."""
+    return layout.lazily(self.layout, self.tensors, self.description)
 
   def check(self) -> None:
     """ConfigError where `read` would raise one, by names and shapes alone."""

@@ -31,6 +31,9 @@ def notes(chosen: Layout, description: Description, said: Beside) -> list[str]:
     return []
   unnamed = chosen.name == "timm" and architecture(description) is None
   result = ["timm has no architecture with these arguments; config.json names none"] if unnamed else []
+  bound = description.arguments()
+  if chosen.beside and bound.get("pool") == "gap" and bound.get("class_token"):
+    result.append("pool=gap is not in the file: pooler_output of Transformers is the normalised class token")
   if chosen.beside and (same := sorted(name for name, count in Counter(said.labels).items() if count > 1)):
     text = f"several classes are called {some(map(show, same), 3)}: label2id has one number for each name"
     result.append(f"{text}; id2label has every class, and is what is read")

@@ -3,35 +3,34 @@
 Files are opened lazily: names, shapes and types first, the values of a tensor when it is wanted.
 """
 
-import contextlib
 import difflib
 import io
 import json
 import math
 import pathlib
-import pickle
-import warnings
+import re
 import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from vit_jax import files, paths
-from vit_jax.importers import hub
-from vit_jax.importers.layout import Tensor, Tensors
+from vit_jax.importers import hub, safetensors_files
+from vit_jax.importers.tensors import Tensor, Tensors, bytes_of, check_size, guarded, reading
 from vit_jax.schema import ConfigError, show
 
 TORCH = (".pth", ".pt", ".bin", ".ckpt", ".zip")  # torch.save, whatever the name
 READ = (".npz", ".safetensors", *TORCH)
 WRITTEN = (".npz", ".safetensors")
 
-# Refused before anything is allocated: more members than any model has tensors, members or tensors of more bytes than
-# weights are packed into, unless it is few, and longer headers than NumPy allows once it has read them.
-MEMBERS, PACKED, FEW, HEADER = 10_000, 10, 2**28, 2**14
+# Hugging Face's models of several files: the list of these, and one of them.
+_INDEX, _SHARD = ".safetensors.index.json", re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors")
+
+# Refused before anything is allocated: more members than any model has tensors, and longer headers than NumPy allows
+# once it has read them.
+MEMBERS, HEADER = 10_000, 2**14
 
 # Where training codes keep the weights beside other things.
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "module", "net", "params", "teacher")
@@ -53,12 +52,17 @@ _PREFIXES = (
 def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
   """(tensors by name, hints of what stands beside them); ConfigError for what is no file of weights."""
   with reading(path):
-    path = path / "model.safetensors" if path.is_dir() else path
+    path = _of_folder(path) if path.is_dir() else path
+    if (shard := _SHARD.fullmatch(path.name)) and (index := path.with_name(f"{shard[1]}{_INDEX}")).is_file():
+      path = index
     there = path.is_file()
   if not there and paths.in_bucket(path):
     raise ConfigError(f"no object {str(path)!r} in the bucket")
   if not there:
     raise ConfigError(f"no file {str(path)!r}.{_advice(path)}")
+  if path.name.endswith(_INDEX):
+    tensors, hints = safetensors_files.read_sharded(path)
+    return without_prefix(tensors), hints
   suffix = path.suffix.lower()
   if suffix not in READ:
     raise ConfigError(f"{path}: cannot read {path.suffix or 'a file without ending'!r}; allowed: {', '.join(READ)}")
@@ -67,6 +71,12 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
     return _read(local, suffix)
   except ConfigError as error:
     raise ConfigError(str(error).replace(str(local), str(path))) from error
+
+
+def _of_folder(path):
+  """The file of weights in a folder of Hugging Face, or that which lists several."""
+  index = path / f"model{_INDEX}"
+  return index if index.is_file() and not (path / "model.safetensors").is_file() else path / "model.safetensors"
 
 
 def _advice(path):
@@ -81,7 +91,7 @@ def _advice(path):
 
 def _may_be_weights(path):
   if path.is_dir():
-    return (path / "checkpoints").is_dir() or (path / "model.safetensors").is_file()
+    return (path / "checkpoints").is_dir() or _of_folder(path).is_file()
   return path.suffix.lower() in READ and path.is_file()
 
 
@@ -92,44 +102,13 @@ def _read(path, suffix):
       case ".npz":
         tensors, about = _npz(path), {}
       case ".safetensors":
-        tensors, about = _safetensors(path)
+        tensors, about = safetensors_files.read(path)
       case _:
         tensors, about = _torch(path), {}
-    _check_size(path, sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors.values()))
+    check_size(path, bytes_of(tensors))
   if not tensors:
     raise ConfigError(f"{path}: holds no tensors")
   return without_prefix(tensors), hub.hints(path) | about
-
-
-def _check_size(path, claimed):
-  """ConfigError for a file that inflates, or that names one value many times, to more than weights are packed."""
-  held = path.stat().st_size
-  if claimed > max(FEW, PACKED * held):
-    raise ConfigError(f"{path}: {held:,} bytes claim to hold {claimed:,}; no weights are packed like that")
-
-
-@contextlib.contextmanager
-def reading(path):
-  """Turns what a damaged or hostile file, or its name, raises into one line, and leaves out what libraries warn of."""
-  try:
-    with warnings.catch_warnings():
-      warnings.simplefilter("ignore")
-      yield
-  except (OSError, *files.DAMAGE, pickle.UnpicklingError, safetensors.SafetensorError) as error:
-    if isinstance(error, ConfigError):
-      raise
-    what = " ".join(str(error).split())[:200] or type(error).__name__
-    raise ConfigError(f"{path}: cannot be read: {what}") from error
-
-
-def _guarded(path, function):
-  """`function` with its failures reported as the file's."""
-
-  def read():
-    with reading(path):
-      return function()
-
-  return read
 
 
 def _npz(path):
@@ -154,7 +133,7 @@ def _npz(path):
       with archive.open(member) as file:
         return _bfloat16(np.lib.format.read_array(file, allow_pickle=False))
 
-    result[name] = Tensor(shape, dtype, _guarded(path, values))
+    result[name] = Tensor(shape, dtype, guarded(path, values))
   return result
 
 
@@ -166,35 +145,13 @@ def _members(path, archive, *compressions):
   for member in members:
     if member.compress_type not in compressions:
       raise ConfigError(f"{path}: {member.filename} is compressed, as no such file of weights is")
-  _check_size(path, sum(member.file_size for member in members))
+  check_size(path, sum(member.file_size for member in members))
   return members
 
 
 def _bfloat16(array):
   """NumPy's own format forgets what bfloat16 is, and says two bytes."""
   return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
-
-
-def _safetensors(path):
-  with path.open("rb") as start:
-    length = int.from_bytes(start.read(8), "little")
-  if length > files.JSON_BYTES:
-    raise ConfigError(f"{path}: has a header of {length:,} bytes; allowed: {files.JSON_BYTES:,}")
-  file = safetensors.safe_open(path, framework="np")
-  result = {}
-  for name in file.keys():  # noqa: SIM118  it is no dict
-    piece = file.get_slice(name)
-    kind = _KINDS.get(piece.get_dtype())
-    if kind is None:
-      raise ConfigError(f"{path}: {name} has type {piece.get_dtype()}; allowed: {', '.join(_KINDS)}")
-    result[name] = Tensor(piece.get_shape(), kind, _guarded(path, lambda name=name: file.get_tensor(name)))
-  about = (file.metadata() or {}).get("vit_jax")
-  with hub.within(path):
-    return result, hub.own(files.parse_json(about.encode())) if about else {}
-
-
-_KINDS = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "I64": "i8", "I32": "i4"}
-_KINDS |= {"I16": "i2", "I8": "i1", "U8": "u1", "BOOL": "?"}
 
 
 def _torch(path):
@@ -233,7 +190,7 @@ def _torch(path):
     name: Tensor(
       tensor.shape,
       kinds.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch."),
-      _guarded(path, lambda tensor=tensor: values(tensor)),
+      guarded(path, lambda tensor=tensor: values(tensor)),
     )
     for name, tensor in tensors.items()
   }
@@ -250,15 +207,11 @@ def without_prefix(tensors):
   return tensors
 
 
-def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray], about: dict) -> None:
-  """Writes a file whole or not at all; `about`, JSON values, goes into the header of .safetensors."""
+def write(path: pathlib.Path, tensors: Tensors, about: dict) -> None:
+  """Writes a file whole or not at all, tensor by tensor; `about`, JSON values, goes into the header of .safetensors."""
   with files.replacing(path) as partial:
     if path.suffix.lower() == ".npz":
       with partial.open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, **tensors)
     else:
-      metadata = {"format": "pt", "vit_jax": json.dumps(about)}
-      partial.touch()  # with the rights that files have here: the library would make one for its owner alone
-      mode = partial.stat().st_mode
-      safetensors.numpy.save_file(dict(arrays), partial, metadata=metadata)
-      partial.chmod(mode)
+      safetensors_files.write(partial, tensors, {"format": "pt", "vit_jax": json.dumps(about)})

@@ -4,6 +4,7 @@ A row names their tensor, our parameter (or the several that one tensor packs) a
 one become those of the other. Reading applies the patterns, writing applies them reversed.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -14,25 +15,13 @@ import numpy as np
 from einops import rearrange
 
 from vit_jax import models
+from vit_jax.importers.tensors import Tensor, Tensors
 from vit_jax.models import Description, positions
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.schema.errors import some
 
 LISTED = 12  # tensors of each kind that an error names
 TABLE = "position/table"
-
-
-class Tensor:
-  """A tensor of a file that is read when its values are needed."""
-
-  def __init__(self, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[], np.ndarray]):
-    self.shape, self.dtype, self.read = tuple(shape), np.dtype(dtype), read
-
-  def __array__(self, dtype=None, copy=None):
-    return np.asarray(self.read(), dtype)
-
-
-Tensors = Mapping[str, Any]  # name -> np.ndarray or Tensor
 
 
 class Row(NamedTuple):
@@ -65,7 +54,7 @@ class Layout(NamedTuple):
   describe: Callable[[Tensors, Mapping[str, Any]], Description]  # from names, shapes and hints
   # Other generations of names, and of what their tensors hold -> those of the rows.
   canonical: Callable[[Tensors, Mapping[str, Any]], Tensors] = lambda tensors, hints: tensors
-  finish: Callable[[dict, Description], dict] = lambda arrays, description: arrays  # the last touch before writing
+  finish: Callable[[dict, Description], dict] = lambda tensors, description: tensors  # the last touch before writing
   stores_tables: bool = True  # also those that are computed, not learned
   beside: Callable[[Description], dict] | None = None  # JSON that stands beside the file, as config.json
   # Arguments without which a code that reads this layout computes another model; of a tuple any will do.
@@ -147,15 +136,38 @@ def _groups(side):
 
 def read(layout: Layout, tensors: Tensors, description: Description) -> dict[str, np.ndarray]:
   """All parameters of the described model by our paths; ConfigError as `match`, before any tensor is read."""
-  expected = match(layout, tensors, description)
+  return {path: np.asarray(tensor) for path, tensor in lazily(layout, tensors, description).items()}
+
+
+def lazily(layout: Layout, tensors: Tensors, description: Description) -> dict[str, Tensor]:
+  """As `read`, of parameters that are read when their values are needed, and not kept."""
+  ours, last = shapes(description), []
+
+  def values(entry, part):
+    if part is None:
+      return _ours(entry, tensors[entry.name])
+    if not last or last[0] is not entry:  # the parts of one tensor are wanted one after the other
+      last[:] = entry, _ours(entry, tensors[entry.name])
+    return last[1][part]
+
   result = {}
-  for entry in expected:
-    array = rearrange(np.asarray(tensors[entry.name]), entry.pattern, **entry.lengths).astype(np.float32, copy=False)
-    if len(entry.paths) > 1:
-      result |= zip(entry.paths, array, strict=True)
-    else:
-      result[entry.paths[0]] = array
+  for entry in match(layout, tensors, description):
+    for part, path in enumerate(entry.paths):
+      one = len(entry.paths) == 1
+      result[path] = Tensor(ours[path], np.float32, functools.partial(values, entry, None if one else part))
   return result
+
+
+def _ours(entry, tensor):
+  """The parameters that a tensor packs, or the one that it is."""
+  return rearrange(np.asarray(tensor), entry.pattern, **entry.lengths).astype(np.float32, copy=False)
+
+
+def _theirs(entry, parts):
+  """The tensor of these parameters."""
+  theirs, here = entry.pattern.split("->")
+  array = np.asarray(parts[0]) if len(parts) == 1 else np.stack(parts)
+  return np.ascontiguousarray(rearrange(array, f"{here} -> {theirs}", **entry.lengths))
 
 
 def match(layout: Layout, tensors: Tensors, description: Description) -> list[Entry]:
@@ -198,11 +210,16 @@ def _is_float(dtype):
   return (dtype.kind == "f" and dtype.itemsize <= 8) or dtype in (np.dtype(ml_dtypes.bfloat16), np.dtype("V2"))
 
 
-def write(layout: Layout, arrays: Mapping[str, np.ndarray], description: Description) -> dict[str, np.ndarray]:
+def write(layout: Layout, arrays: Tensors, description: Description) -> dict[str, np.ndarray]:
   """The tensors of a file of this layout, from all parameters by our paths.
 
   ConfigError where a code that reads this layout computes something else, or has no place for a parameter.
   """
+  return {name: np.asarray(tensor) for name, tensor in written(layout, arrays, description).items()}
+
+
+def written(layout: Layout, arrays: Tensors, description: Description) -> Tensors:
+  """As `write`, of tensors that are made when their values are needed, and not kept."""
   arrays, description = placed(arrays, description, layout.position)
   bound = description.arguments()
   for key, value in layout.computes.items():
@@ -219,9 +236,7 @@ def write(layout: Layout, arrays: Mapping[str, np.ndarray], description: Descrip
   result = {}
   for entry in entries(layout, ours):
     parts = [arrays[path] for path in entry.paths]
-    theirs, here = entry.pattern.split("->")
-    array = rearrange(parts[0] if len(parts) == 1 else np.stack(parts), f"{here} -> {theirs}", **entry.lengths)
-    result[entry.name] = np.ascontiguousarray(array)
+    result[entry.name] = Tensor(entry.shape, parts[0].dtype, functools.partial(_theirs, entry, parts))
   return layout.finish(result, description)
 
 
@@ -230,9 +245,7 @@ def _shown(value):
   return value.name if isinstance(value, Choice) else value
 
 
-def placed(
-  arrays: Mapping[str, np.ndarray], description: Description, position: str | None
-) -> tuple[Mapping[str, np.ndarray], Description]:
+def placed(arrays: Tensors, description: Description, position: str | None) -> tuple[Tensors, Description]:
   """The same model with its table of positions for class and distillation token and patches ("learned"), or for patches
   alone ("learned_patches"), where it has the other of these; None leaves it.
 

@@ -2,9 +2,8 @@
 
 import re
 
-import numpy as np
-
-from vit_jax.importers.layout import Layout, Tensors
+from vit_jax.importers.layout import Layout
+from vit_jax.importers.tensors import Tensors, joined
 from vit_jax.importers.vit_torch import PLAIN, TIMM_ROWS, describe_timm, finish_timm, part, turns, with_rows
 
 _PARALLEL = {"in_norm": "norm1", "attn_out_proj": "attn.proj", "mlp_out_proj": "mlp.fc2", "ls": "ls1"}
@@ -32,7 +31,7 @@ def _in_one(arrays: dict) -> dict:
   for name, array in arrays.items():
     block, _, rest = name.rpartition(".attn.qkv.")
     if block:
-      result[f"{block}.in_proj.{rest}"] = np.concatenate([arrays[f"{block}.mlp.fc1.{rest}"], array])
+      result[f"{block}.in_proj.{rest}"] = joined([arrays[f"{block}.mlp.fc1.{rest}"], array])
     elif ".mlp.fc1." not in name:
       result[_renamed(name, back)] = array
   return result

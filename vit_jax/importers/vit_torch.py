@@ -4,15 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax.importers.layout import (
-  Layout,
-  Row,
-  Tensor,
-  Tensors,
-  torch_conv,
-  torch_linear,
-  torch_norm,
-)
+from vit_jax.importers.layout import Layout, Row, torch_conv, torch_linear, torch_norm
+from vit_jax.importers.tensors import Tensor, Tensors
 from vit_jax.importers.vit import (
   ATTENTION,
   count,

@@ -10,6 +10,7 @@ from vit_jax import build, checkpoints, config, evals, identity, importers, path
 from vit_jax.data import augment, loader, stream
 from vit_jax.importers import normalisation, processing, surgery
 from vit_jax.importers.processing import Beside
+from vit_jax.importers.tensors import Tensors
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 
@@ -18,7 +19,7 @@ class Stored(NamedTuple):
   """What weights are used by."""
 
   description: Description  # bound, of a model for squares
-  arrays: dict[str, np.ndarray]  # by path, layer by layer
+  arrays: Tensors  # by path, layer by layer
   data: Choice  # how images are prepared: arguments of `evals.preparation`
   classes: tuple[str, ...]  # names; numbers where nobody says them
   loss: str  # a name of `losses.PROBABILITIES`
@@ -51,7 +52,8 @@ def load(
     )
   wanted = use.description.replaced(image_size=size).bound()
   try:
-    arrays, done = surgery.fit(use.arrays, use.description, wanted, "keep")
+    have = {name: np.asarray(array) for name, array in use.arrays.items()}
+    arrays, done = surgery.fit(have, use.description, wanted, "keep")
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
   # Nobody wants a portrait to be seen lying on its side, also by models whose evaluation ignores EXIF.
@@ -61,7 +63,10 @@ def load(
 
 
 def read(path: str | pathlib.Path, ema: bool = False, hints: Mapping[str, Any] | None = None) -> Stored:
-  """As `load`, of images of any shape and size; `classes` is empty where nobody says names."""
+  """As `load`, of images of any shape and size; `classes` is empty where nobody says names.
+
+  What a file holds is read when it is needed, and not kept.
+  """
   path = paths.path(path)
   if importers.is_workdir(path):
     description, arrays = importers.load(path, hints, ema)
@@ -72,7 +77,7 @@ def read(path: str | pathlib.Path, ema: bool = False, hints: Mapping[str, Any] |
     recognised = importers.inspect(path, hints)
     description = recognised.description
     try:
-      arrays = recognised.read()
+      arrays = recognised.lazily()
     except ConfigError as error:
       raise ConfigError(f"{path}: {error}") from error
     usual = normalisation.usual(recognised.layout.name, description)

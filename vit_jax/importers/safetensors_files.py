@@ -1,0 +1,97 @@
+"""Files of .safetensors: read tensor by tensor, also where a model is in several, and written so."""
+
+import functools
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+
+from vit_jax import files
+from vit_jax.importers import hub
+from vit_jax.importers.tensors import Tensor, Tensors, bytes_of, check_size, guarded, reading
+from vit_jax.schema import ConfigError, show
+
+
+def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+  """(tensors by name, the hints that a header of ours has)."""
+  with path.open("rb") as start:
+    length = int.from_bytes(start.read(8), "little")
+  if length > files.JSON_BYTES:
+    raise ConfigError(f"{path}: has a header of {length:,} bytes; allowed: {files.JSON_BYTES:,}")
+  file = safetensors.safe_open(path, framework="np")
+  result = {}
+
+  def values(name):
+    # Opened anew, for what was read stays in memory as long as a file is open.
+    with safetensors.safe_open(path, framework="np") as again:
+      return again.get_tensor(name)
+
+  for name in file.keys():  # noqa: SIM118  it is no dict
+    piece = file.get_slice(name)
+    kind = _KINDS.get(piece.get_dtype())
+    if kind is None:
+      raise ConfigError(f"{path}: {name} has type {piece.get_dtype()}; allowed: {', '.join(_KINDS)}")
+    result[name] = Tensor(piece.get_shape(), kind, guarded(path, functools.partial(values, name)))
+  about = (file.metadata() or {}).get("vit_jax")
+  with hub.within(path):
+    return result, hub.own(files.parse_json(about.encode())) if about else {}
+
+
+_KINDS = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "I64": "i8", "I32": "i4"}
+_KINDS |= {"I16": "i2", "I8": "i1", "U8": "u1", "BOOL": "?"}
+_WRITTEN = {np.dtype(kind): name for name, kind in _KINDS.items()}
+
+
+def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+  """(tensors by name, hints of what stands beside) of a model in several files, which an index lists by tensor."""
+  places = (files.read_json(index) or {}).get("weight_map")
+  if not isinstance(places, Mapping) or not all(isinstance(name, str) and _plain(name) for name in places.values()):
+    raise ConfigError(f"{index}: weight_map is {show(places)}; allowed: a .safetensors beside it for each tensor")
+  shards = sorted(set(places.values()))
+  local = files.local(index, (*hub.BESIDE, *shards))
+  held = {}
+  for shard in shards:
+    path = local.with_name(shard)
+    with reading(index.with_name(shard)):
+      held[shard], _ = read(path)
+      check_size(path, bytes_of(held[shard]))
+  if lost := [name for name, shard in places.items() if name not in held[shard]]:
+    raise ConfigError(f"{index}: {show(lost[0])} is not in {places[lost[0]]}, as it says")
+  if not places:
+    raise ConfigError(f"{index}: lists no tensors")
+  return {name: held[shard][name] for name, shard in places.items()}, hub.hints(local)
+
+
+def _plain(name):
+  """Whether it is the name of a file in the same folder."""
+  return name.endswith(".safetensors") and pathlib.PurePath(name).name == name
+
+
+def write(path: pathlib.Path, tensors: Tensors, metadata: Mapping[str, str]) -> None:
+  """Writes a file tensor by tensor, where the library of the format writes what is in memory as a whole.
+
+  See https://github.com/huggingface/safetensors#format. As there the widest types come first, then names in order, and
+  values begin at a multiple of 8 bytes.
+  """
+  header, end = {"__metadata__": metadata}, 0
+  for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
+    tensor, start = tensors[name], end
+    end += math.prod(tensor.shape) * tensor.dtype.itemsize
+    kind = _WRITTEN[tensor.dtype.newbyteorder("=")]
+    header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
+  text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+  text += b" " * (-len(text) % 8)
+  with path.open("wb") as file:
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in list(header)[1:]:
+      array = np.asarray(tensors[name])
+      assert (array.shape, array.dtype) == (tensors[name].shape, tensors[name].dtype), name
+      little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+      file.write(little.reshape(-1).view(np.uint8))
+  with safetensors.safe_open(path, framework="np") as again:
+    assert again.keys()
