@@ -5,7 +5,7 @@ Command:   python -m vit_jax.train --config=configs/deit3.py:B,i1k,800 --workdir
                 --config.init.from=runs/b, 20 epochs more at 224 px, or at 384 with B,i1k,800,384 and runs/b224.
            S, B, L, H; i1k for 400 or 800 epochs; i21k for 90 or 240, then 50 on ImageNet-1k with L,i21k,240,224. No
            public builder has ImageNet-21k: --config.data.path=DIR is your own TFDS directory of it, with a split `full`
-Hardware:  TPU v4-64, both steps, by github.com/affjljoo3581/deit3-jax: i1k for 400 epochs S 2 h 38 min, B 4 h 42,
+Hardware:  TPU v4-64, first step, by github.com/affjljoo3581/deit3-jax: i1k for 400 epochs S 2 h 38 min, B 4 h 42,
            L 14 h 10, H 19 h 10, for 800 S 5 h 19, B 9 h 28; i21k for 90 S 7 h 30, B 12 h 12, L 37 h 13, H 35 h 51.
            Planned for the first step of B,i1k,400: 4.1 hours, on v3-32 scanned 16.2; docs/results.md has all
 Result:    published at 224 px: i1k for 800 epochs S 81.4, B 83.8, L 84.9, H 85.2 % top-1; i21k for 240 (H: 90) S 83.1,
