@@ -5,18 +5,18 @@ import json
 import pytest
 import safetensors.numpy
 
-from tests.importers.test_layout import DINOV3, GIANT, MODERN, SIGLIP, example
+from tests.importers.test_layout import GIANT, HF_DINOV3, MODERN, SIGLIP, example
 from vit_jax import importers
 from vit_jax.importers import hub_transformers, layout
-from vit_jax.schema import ConfigError
+from vit_jax.schema import Choice, ConfigError
 
 MODELS = {
   "dinov2": (MODERN, 0),
   "dinov2_giant": (GIANT | {"qkv_bias": "none"}, 0),
   "dinov2_with_registers": (MODERN | {"registers": 3, "eps": 1e-5, "gelu": "tanh"}, 0),
-  "dinov3": (DINOV3 | {"eps": 1e-5}, 0),
-  "dinov3_gated": (DINOV3 | {"mlp": "swiglu", "qkv_bias": "none", "registers": 0}, 0),
-  "dinov3_key": (DINOV3 | {"qkv_bias": "all"}, 0),
+  "dinov3": (HF_DINOV3 | {"eps": 1e-5}, 0),
+  "dinov3_gated": (HF_DINOV3 | {"mlp": "swiglu", "qkv_bias": "none", "registers": 0}, 0),
+  "dinov3_key": (HF_DINOV3 | {"qkv_bias": "all"}, 0),
   "siglip": (SIGLIP, 0),
   "siglip_gap": (SIGLIP | {"pool": "gap", "gelu": "erf"}, 0),
   "siglip_classes": (SIGLIP | {"pool": "gap"}, 3),
@@ -91,7 +91,16 @@ def test_coordinates_that_training_moves_are_those_of_the_config(tmp_path):
   [
     ("dinov2", {"eps": 1e-6, "gelu": "erf", "heads": 12}),
     ("dinov2_with_registers", {"eps": 1e-6, "gelu": "erf", "heads": 12, "registers": 4}),
-    ("dinov3_vit", {"eps": 1e-5, "gelu": "erf", "heads": 6, "registers": 0, "temperature": 100.0}),
+    (
+      "dinov3_vit",
+      {
+        "eps": 1e-5,
+        "gelu": "erf",
+        "heads": 6,
+        "registers": 0,
+        "rotary": Choice("dinov3", {"temperature": 100.0, "rescale": 2.0}),
+      },
+    ),
     ("siglip_vision_model", {"eps": 1e-6, "gelu": "tanh", "heads": 12}),
     ("siglip", {"eps": 1e-6, "gelu": "tanh", "heads": 12}),
   ],

@@ -16,7 +16,7 @@ SMALL = {"width": 64, "depth": 2, "heads": 2, "hidden": 96}
 COMPACT = {"width": 64, "depth": 2, "hidden": 32, "heads": 1}
 MODERN = SMALL | {"hidden": 128, "gelu": "erf", "layer_scale": 1e-5}
 GIANT = MODERN | {"hidden": 88, "mlp": "swiglu"}
-DINOV3_HF = MODERN | {"rotary": Choice("dinov3", {}), "position": "none", "registers": 4, "qkv_bias": "query_value"}
+HF_DINOV3 = MODERN | {"rotary": modern.DINOV3, "position": "none", "registers": 4, "qkv_bias": "query_value"}
 SIGLIP = SMALL | {"pool": "map"}
 SWIN = {"width": 8, "depths": (1, 1), "heads": (2, 4)}
 ERF = SMALL | {"gelu": "erf"}
@@ -82,9 +82,9 @@ EXAMPLES = [  # layout, model, image size, classes
   ("hf", "ViT-S/8", MODERN | {"registers": 3, "qkv_bias": "none"}, 32, 0),
   ("hf", "ViT-S/8", GIANT, 32, 0),
   ("hf", "ViT-S/8", GIANT | {"registers": 4}, 32, 0),
-  ("hf", "ViT-S/8", DINOV3_HF | {"eps": 1e-5}, 32, 0),
-  ("hf", "ViT-S/8", DINOV3_HF | {"eps": 1e-5, "mlp": "swiglu", "qkv_bias": "none", "registers": 0}, (32, 48), 0),
-  ("hf", "ViT-S/8", DINOV3_HF | {"eps": 1e-5, "qkv_bias": "all"}, 32, 0),
+  ("hf", "ViT-S/8", HF_DINOV3 | {"eps": 1e-5}, 32, 0),
+  ("hf", "ViT-S/8", HF_DINOV3 | {"eps": 1e-5, "mlp": "swiglu", "qkv_bias": "none", "registers": 0}, (32, 48), 0),
+  ("hf", "ViT-S/8", HF_DINOV3 | {"eps": 1e-5, "qkv_bias": "all"}, 32, 0),
   ("hf", "ViT-S/8", SIGLIP, 32, 0),
   ("hf", "ViT-S/8", SIGLIP | {"pool": "gap"}, 32, 0),
   ("hf", "ViT-S/8", SIGLIP | {"pool": "gap"}, 32, 3),
@@ -206,7 +206,7 @@ def test_whole_numbers_are_no_weights():
     ("hf", {"pool": "gap", "class_token": True}, r"'hf' means pool=cls; this model has gap"),
     ("hf", MODERN | {"norm": "rms"}, r"'hf' means norm=layer; this model has rms"),
     ("hf", MODERN | {"registers": 3, "position": "learned_all"}, r"'hf' means position=learned or sincos2d"),
-    ("hf", DINOV3_HF | {"rotary": Choice("axial", {})}, r"'hf' means rotary=none; this model has axial"),
+    ("hf", HF_DINOV3 | {"rotary": Choice("axial", {})}, r"'hf' means rotary=none; this model has axial"),
     ("hf", {"pre_logits": 6}, r"'hf' has no place for pre_logits before a head"),
     ("timm", {"position": "factored"}, r"'timm' has no place for position/"),
     ("vit_jax", {"position": "relative"}, r"no place for blocks/0/attention/offsets"),

@@ -4,7 +4,7 @@ test_layout."""
 import numpy as np
 import pytest
 
-from tests.importers.test_layout import DINOV3, GIANT, MODERN, example
+from tests.importers.test_layout import GIANT, HF_DINOV3, MODERN, example
 from vit_jax import convert, importers, models
 from vit_jax.importers import layout
 from vit_jax.schema import Choice, ConfigError
@@ -35,13 +35,13 @@ def test_the_classifier_of_dinov2_is_refused_with_the_way_out():
 
 
 def test_layers_of_dinov3_may_be_called_as_transformers_5_has_them_in_memory():
-  tensors, _, arrays = tensors_of(DINOV3)
+  tensors, _, arrays = tensors_of(HF_DINOV3)
   inside = {f"model.{name}" if name.startswith("layer.") else name: tensor for name, tensor in tensors.items()}
   assert inside.keys() != tensors.keys() and same(inside, arrays)
   assert same({f"model.{name}": tensor for name, tensor in tensors.items()}, arrays)  # of a model with a head
 
 
-@pytest.mark.parametrize("arguments", [MODERN, GIANT | {"registers": 4}, DINOV3, DINOV3 | {"registers": 0}])
+@pytest.mark.parametrize("arguments", [MODERN, GIANT | {"registers": 4}, HF_DINOV3, HF_DINOV3 | {"registers": 0}])
 def test_the_token_of_hidden_patches_is_written_as_transformers_begins_it_and_not_read(arguments):
   tensors, _, arrays = tensors_of(arguments)
   token = tensors["embeddings.mask_token"]
@@ -65,7 +65,7 @@ def test_a_table_without_a_row_for_the_class_token_gets_one_and_is_read_as_it_wa
 
 
 def test_features_are_those_of_the_class_token_while_timms_are_the_mean():
-  tensors, description, arrays = tensors_of(DINOV3 | {"pool": "gap", "class_token": True})
+  tensors, description, arrays = tensors_of(HF_DINOV3 | {"pool": "gap", "class_token": True})
   assert importers.recognise(tensors, {"heads": 2}).description.arguments()["pool"] == "cls"
   timm = layout.write(importers.layout_of(description, "timm"), arrays, description)
   found = importers.recognise(timm, {"heads": 2}).description.arguments()
@@ -73,7 +73,7 @@ def test_features_are_those_of_the_class_token_while_timms_are_the_mean():
 
 
 def test_a_bias_of_the_key_alone_is_no_model_here():
-  tensors, _, _ = tensors_of(DINOV3 | {"qkv_bias": "none"})
+  tensors, _, _ = tensors_of(HF_DINOV3 | {"qkv_bias": "none"})
   tensors |= {f"layer.{i}.attention.k_proj.bias": np.zeros(64, np.float32) for i in range(2)}
   with pytest.raises(ConfigError, match=r"have a bias is not built: key; allowed: all, query and value, none"):
     importers.recognise(tensors, {"heads": 2})
@@ -85,7 +85,7 @@ def test_a_bias_of_the_key_alone_is_no_model_here():
     (MODERN, (32, 48), r"tables of positions for squares; this model is for \(32, 48\)"),
     (MODERN | {"hidden": 96}, 32, r"mlp_ratio, a whole number, of width 64; this model has hidden=96"),
     (GIANT | {"hidden": 96}, 32, r"mlp_ratio, a whole number, of width 64; this model has hidden=96"),
-    (DINOV3 | {"rotary": Choice("dinov3", {"normalise": "max"})}, 32, r"normalise=separate; this model has max"),
+    (HF_DINOV3 | {"rotary": Choice("dinov3", {"normalise": "max"})}, 32, r"normalise=separate; this model has max"),
   ],
 )
 def test_what_transformers_cannot_say_of_these_models_is_refused(arguments, size, says):

@@ -65,8 +65,7 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
   file, prepared = map(weights.with_name, BESIDE)
   config, preparation = files.read_json(file) or {}, files.read_json(prepared) or {}
   with within(file):
-    said, turning = _transformers(config)
-    said |= _timm(_mapping(config, "model_args"))
+    said = _transformers(config) | _timm(_mapping(config, "model_args"))
     if config.get("global_pool") is not None:
       said["pool"] = _one_of(config, "global_pool", _POOL)
     stem = weights.parent.name if weights.stem in ("model", "pytorch_model") else weights.name
@@ -82,9 +81,9 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
     normed = next((arguments[key] for key in ("fc_norm", "use_fc_norm") if key in arguments), None)
   words = {"heads": "heads", "eps": "norm_eps", "gelu": "gelu", "image_size": "image_size"}
   words |= {"norm_order": "norm_order", "rotary": "turning"}
-  read = {hint: said[key] for key, hint in words.items() if key in said}
-  read |= {} if normed is None else {"fc_norm": normed}
-  read |= {"turning": turning} if turning else {}
+  read = {hint: said[key] for key, hint in words.items() if key in said} | (
+    {} if normed is None else {"fc_norm": normed}
+  )
   return {"name": name, **read, "said": said, "beside": Beside(images, crop, size, labels, loss)}
 
 
@@ -112,8 +111,6 @@ def check(description: Description, said: Mapping[str, Any]) -> None:
   shapes, bound = layout.shapes(description), description.arguments()
   facts = {"channels": description.channels, "image_size": description.image_size, "pool": bound.get("pool") or "gap"}
   facts |= {key: bound[key] for key in ("gelu", "eps", "registers", "mlp", "qkv_bias") if key in bound}
-  if "rotary" in bound:
-    facts["temperature"] = bound["rotary"].args.get("temperature")
   if facts["pool"] == "distilled":
     facts["pool"] = "cls"
   if "embedding/kernel" in shapes:
@@ -155,8 +152,8 @@ def within(file: pathlib.Path):
 
 
 def _transformers(config):
-  """(what the keys of Transformers say, in our words; rotary positions, or None)."""
-  config, more, turning = hub_transformers.read(config)
+  """What the keys of Transformers say, in our words."""
+  config, more = hub_transformers.read(config)
   said = {ours: _count(config, theirs) for theirs, ours in _COUNTS.items() if config.get(theirs) is not None}
   if config.get("image_size") is not None:
     said["image_size"] = _count(config, "image_size", oblong=True)
@@ -169,7 +166,7 @@ def _transformers(config):
   for key, built in (("qkv_bias", True), ("pooler_act", "tanh")):
     if config.get(key, built) != built:
       raise ConfigError(f"{key} is {show(config[key])}; built is {built!r} only")
-  return said | more, turning
+  return said | more
 
 
 def _timm(arguments):

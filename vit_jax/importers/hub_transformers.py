@@ -43,19 +43,20 @@ def _gated_width(width: int, ratio: int) -> int:
   return (int(int(width * ratio) * 2 / 3) + 7) // 8 * 8
 
 
-def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], Choice | None]:
-  """(the config with all keys that say what the model is, those of a ViT; what else it says, in our words; its rotary
-  positions). ConfigError for a value with which another model is meant.
+def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+  """(the config with all keys that say what the model is, those of a ViT; what else it says, in our words).
+
+  ConfigError for a value with which another model is meant.
   """
   config = _tower(config)
   kind = config.get("model_type")
   if not isinstance(kind, str) or kind not in _DEFAULTS:
-    return config, {}, None
+    return config, {}
   config = {**_DEFAULTS[kind], **config}
   for key, built in _BUILT.items():
     if config.get(key, built) != built:
       raise ConfigError(f"{key} is {show(config[key])}; built is {built!r} only")
-  said, turning = {}, None
+  said = {}
   if "num_register_tokens" in config:
     said["registers"] = _registers(config)
   if kind == "dinov3_vit":
@@ -63,8 +64,7 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], 
     if biased not in _BIASES:
       values = ", ".join(f"{part}_bias={value}" for part, value in zip(("query", "key", "value"), biased, strict=True))
       raise ConfigError(f"{values} is not built; allowed: all of them, query and value, none")
-    said["qkv_bias"], turning = _BIASES[biased], _turning(config)
-    said["temperature"] = turning.args["temperature"]
+    said["qkv_bias"], said["rotary"] = _BIASES[biased], _turning(config)
   elif "qkv_bias" in config:
     said["qkv_bias"] = "all" if _flag(config, "qkv_bias") else "none"
   config = {key: value for key, value in config.items() if key != "qkv_bias"}
@@ -77,7 +77,7 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], 
     act = config.pop("hidden_act")
     if kind == "dinov3_vit" and act not in ("silu", "swish"):
       raise ConfigError(f"hidden_act is {show(act)} with use_gated_mlp; built is 'silu' only")
-  return config, said, turning
+  return config, said
 
 
 def _tower(config):

@@ -64,7 +64,9 @@ def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]
     raise ConfigError(f"{index}: {show(lost[0])} is not in {places[lost[0]]}, as it says")
   if not places:
     raise ConfigError(f"{index}: lists no tensors")
-  return {name: held[shard][name] for name, shard in places.items()}, hub.hints(local)
+  return {name: held[shard][name] for name, shard in places.items()}, hub.hints(
+    local.with_name(index.name.removesuffix(".index.json"))
+  )
 
 
 def _plain(name):

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax.importers.layout import Layout, Row, shapes
-from vit_jax.importers.tensors import Tensor, Tensors
+from vit_jax.importers.layout import Layout, Row, Tensor, Tensors, shapes
 from vit_jax.importers.vit import back, holding, with_words
 from vit_jax.importers.vit_eva import DINOV3_ROWS
 from vit_jax.importers.vit_torch import PLAIN, TIMM_ROWS, describe_timm, part

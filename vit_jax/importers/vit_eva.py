@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax.importers.layout import Layout, Row, torch_linear, torch_norm
-from vit_jax.importers.tensors import Tensor, Tensors
+from vit_jax.importers.layout import Layout, Row, Tensor, Tensors, torch_linear, torch_norm
 from vit_jax.importers.vit import ATTENTION, count, described, published_as
 from vit_jax.importers.vit_torch import AROUND, PLAIN, describe_timm, finish_timm, mlp, out, packed, with_rows
 from vit_jax.models import Description

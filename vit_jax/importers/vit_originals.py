@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from vit_jax.importers.layout import Layout, shapes
-from vit_jax.importers.tensors import Tensor, Tensors
+from vit_jax.importers.layout import Layout, Tensor, Tensors, shapes
 from vit_jax.importers.vit import back, count, first_block, heads_of, holding, with_words
 from vit_jax.importers.vit_eva import COMMON, EVA02_ROWS, TURNED_ROWS, frequencies_apart, frequencies_in_one
 from vit_jax.importers.vit_torch import PLAIN, describe_timm, mlp, out, packed

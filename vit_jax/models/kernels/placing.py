@@ -37,7 +37,7 @@ def operands(
   layout: tiling.Layout,
   gains: tuple[Float[Tensor, " F"], ...],
   angles: Float[np.ndarray, "N K2"] | None,
-) -> list[tuple[str, jax.Array]]:
+) -> list[tuple[str, Float[Tensor, "..."]]]:
   """Pairs of kind and array, in the order in which `Placed` reads them."""
   made, size = [], layout.size
   lane = np.arange(tiling.LANES)
