@@ -3,7 +3,8 @@
     python -m vit_jax.convert IN OUT [--layout=timm]
     python -m vit_jax.convert --inspect FILE
 
-IN is a workdir of ours, or a file as vit_jax, big_vision, BiT, timm, Hugging Face or Compact-Transformers have them:
+IN is a workdir of ours, or a file as vit_jax, big_vision, BiT, timm, Hugging Face, Compact-Transformers or the authors
+of DINOv2, DINOv3, DeiT III, rope-vit, EVA-02 and ViT-5 have them:
 .npz, .safetensors, and with the extra torch .pth, .pt and .bin, of which nothing but tensors is unpickled. OUT is
 .npz, .safetensors, or a directory: a workdir with one checkpoint, which `--weights` and `init.from` take. A tensor that
 has no place in OUT is an error; nothing is written then, and nothing is ever overwritten. From file to file tensors go
@@ -37,7 +38,9 @@ def main() -> None:
   parser.add_argument("paths", nargs="+", metavar="PATH", type=cli.path, help="IN and OUT, or FILE")
   parser.add_argument("--inspect", action="store_true", help="say what a file holds, and the config that selects it")
   parser.add_argument(
-    "--layout", help="names and shapes of OUT: vit_jax, big_vision, bit, timm, hf, compact; stablehlo, onnx"
+    "--layout",
+    help="names and shapes of OUT: vit_jax, big_vision, bit, timm, hf, compact, dinov2, dinov3, deit3, rope_vit, "
+    "eva02, vit5; stablehlo, onnx",
   )
   parser.add_argument("--ema", action="store_true", help="take the moving average of a workdir")
   parser.add_argument("--heads", type=int, help="attention heads, where IN packs them and has an unusual number")

@@ -49,6 +49,17 @@ def test_files_of_dinov3_give_the_features_of_timms(qkv_bias, mlp):
     assert np.array_equal(mask, tensors["blocks.1.attn.qkv.bias_mask"]) and not np.any(bias[64:128])
 
 
+@pytest.mark.parametrize("registers", [0, 4])
+def test_a_file_of_ours_is_read_as_its_code_has_it_and_comes_back_bit_by_bit(registers):
+  arguments = originals.ERF | {"layer_scale": 1e-4, "registers": registers, "position": "learned_patches"}
+  description, arrays, tensors = originals.timm(arguments, 0)
+  theirs = importers.export(arrays, description, "dinov2")
+  found = importers.recognise(theirs, {"description": description.to_json()})
+  assert found.description.arguments()["position"] == "learned"
+  again = importers.export(found.read(), found.description, "timm")
+  assert all(np.array_equal(again[name], array) for name, array in tensors.items())
+
+
 def test_a_mask_that_leaves_keys_a_bias_is_refused():
   _, _, tensors = originals.dinov3("query_value", "gelu")
   tensors["blocks.0.attn.qkv.bias_mask"] = np.ones(192, np.float32)

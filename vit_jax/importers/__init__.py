@@ -94,7 +94,9 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
       ):
         continue
       named = candidate.canonical(tensors, hints)
-      description = header or candidate.describe(named, hints)
+      # Of a file of ours: its table may be stored in another way than its model has it.
+      stored = header and layout.with_position(header, candidate.position)
+      description = stored or candidate.describe(named, hints)
       hub.check(description, hints.get("said", {}))
       said = hub.beside(hints)
       notes = [*hub.notes(said.normalised), *layout.notes(candidate, named, hints)]

@@ -251,20 +251,25 @@ def placed(arrays: Tensors, description: Description, position: str | None) -> t
 
   A token that loses its row has it added, which gives the blocks the same input.
   """
-  other = {"learned": "learned_patches", "learned_patches": "learned"}.get(position)
-  if other is None or description.arguments().get("position") != other or TABLE not in arrays:
+  changed = with_position(description, position)
+  if changed == description or TABLE not in arrays:
     return arrays, description
-  order = description.published.order.positioned
-  tokens = [token for token in order if token in arrays]
-  changed = Choice(description.model.name, {**description.model.args, "position": position})
+  tokens = [token for token in description.published.order.positioned if token in arrays]
   table = arrays[TABLE]
   if position == "learned":
-    table = np.pad(table, ((len(tokens), 0), (0, 0)))
-    return {**arrays, TABLE: table}, description.replaced(model=changed)
+    return {**arrays, TABLE: np.pad(table, ((len(tokens), 0), (0, 0)))}, changed
   folded = {
     token: arrays[token] + row if np.any(row) else arrays[token] for token, row in zip(tokens, table, strict=False)
   }
-  return {**arrays, **folded, TABLE: table[len(tokens) :]}, description.replaced(model=changed)
+  return {**arrays, **folded, TABLE: table[len(tokens) :]}, changed
+
+
+def with_position(description: Description, position: str | None) -> Description:
+  """The description of what `placed` gives."""
+  other = {"learned": "learned_patches", "learned_patches": "learned"}.get(position)
+  if other is None or description.arguments().get("position") != other:
+    return description
+  return description.replaced(model=Choice(description.model.name, {**description.model.args, "position": position}))
 
 
 def _computed(layout, description):
