@@ -119,6 +119,7 @@ def test_a_corpus_takes_the_keys_of_every_reader():
     needed = {"path": "/x"} if "path" in keys else {}
     needed |= {"parts": "({'name': 'folder', 'path': '/x'},)"} if name == "mixture" else {}
     needed |= {"labelled.name": "digits"} if name == "pseudo_labelled" else {}
+    needed |= {"classes": "('a', 'b')"} if name == "segmentation" else {}
     chosen = prepare.input_choice({"name": name, **needed})
     assert chosen.keys() == {"name", *keys}
 

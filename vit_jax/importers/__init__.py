@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import checkpoints, paths, schema
-from vit_jax.importers import containers, hub, layout, surgery
+from vit_jax.importers import containers, hub, layout, surgery, tables
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.importers.processing import Beside
 from vit_jax.importers.tensors import Tensor
@@ -94,9 +94,7 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
       ):
         continue
       named = candidate.canonical(tensors, hints)
-      # Of a file of ours: its table may be stored in another way than its model has it.
-      stored = header and layout.with_position(header, candidate.position)
-      description = stored or candidate.describe(named, hints)
+      description = _stored(header, candidate, named) if header else candidate.describe(named, hints)
       hub.check(description, hints.get("said", {}))
       said = hub.beside(hints)
       notes = [*hub.notes(said.normalised), *layout.notes(candidate, named, hints)]
@@ -113,6 +111,17 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
     f"the tensors are those of no known model: {len(tensors)} of them, such as {some(sorted(tensors)[:4])}. "
     "Known: " + ", ".join(sorted({f"{known.family} ({known.name})" for known in layouts()}))
   )
+
+
+def _stored(header, candidate, named):
+  """The model of a file of ours; where its code stores the table of positions in another way, with that."""
+  other = tables.with_position(header, candidate.position)
+  if other != header:
+    try:
+      layout.match(candidate, named, header)
+    except ConfigError:
+      return other
+  return header
 
 
 def load(

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from vit_jax.importers import layout
+from vit_jax.importers import layout, tables
 from vit_jax.models import Description
 from vit_jax.schema import ConfigError
 
@@ -102,8 +102,8 @@ def fit(
   Tables that belong to a grid are resampled. Whatever else differs is a ConfigError that lists it.
   """
   shapes = layout.shapes(want)
-  placed, have = layout.placed(arrays, have, want.arguments().get("position"))
-  moved = [f"{layout.TABLE}: rows of tokens before the patches moved"] if placed is not arrays else []
+  placed, have = tables.placed(arrays, have, want.arguments().get("position"))
+  moved = [f"{tables.TABLE}: rows of tokens before the patches moved"] if placed is not arrays else []
   arrays, anew, notes = _fit_head(placed, have, want, head, shapes)
   arrays, resampled = _fit_grids(arrays, have, want, shapes)
   _check_equal(arrays, have, want, shapes, anew)

@@ -5,6 +5,7 @@ then stand in all its lanes, and the exchange of its two halves are products wit
 time for them, where reductions and rotations of lanes would take that of the vector unit.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,6 +14,8 @@ import numpy as np
 
 from vit_jax.models.kernels import tiling
 from vit_jax.shapes import Float, Tensor
+
+Lanes = Float[Tensor, "R 128"]
 
 
 class Placing(NamedTuple):
@@ -80,7 +83,7 @@ class Placed:
     turning = refs[3 * (placing.eps is not None) :]
     self.tables, self.exchange = ((turning[:2], turning[2:4]), turning[4]) if placing.turned else (None, None)
 
-  def forward(self, pair: tuple[Tensor, Tensor], group: int) -> tuple[list[jax.Array], list[jax.Array] | None]:
+  def forward(self, pair: Sequence[Lanes], group: int) -> tuple[list[Lanes], list[Lanes] | None]:
     """(queries and keys, normalised and turned; what they were divided by, for `backward`)."""
     rates = None
     if self.eps is not None:
@@ -91,7 +94,9 @@ class Placed:
       pair = [x * cos[...] + y * sin[...] for x, y, (cos, sin) in zip(pair, exchanged, self.tables, strict=True)]
     return list(pair) if rates is None else [x * rate for x, rate in zip(pair, rates, strict=True)], rates
 
-  def backward(self, gradients: tuple[Tensor, Tensor], pair, rates, group: int) -> tuple[list, list]:
+  def backward(
+    self, gradients: Sequence[Lanes], pair: Sequence[Lanes], rates: Sequence[Lanes] | None, group: int
+  ) -> tuple[list[Lanes], list[Lanes]]:
     """(gradients of queries and keys as they were, those of the gains [1, 128], if any) for those of `forward`."""
     if self.turned:
       sines = [gradient * sin[...] for gradient, (_, sin) in zip(gradients, self.tables, strict=True)]
