@@ -6,6 +6,7 @@ TPU = ["jax[tpu]>=0.10.2,<0.12"]  # with the compiler, which plans use and tests
 GCS = ["gcsfs>=2026.9,<2027"]  # runs and data in buckets; with fsspec, aiohttp, requests and google-auth
 TORCH = ["torch>=2.13,<2.14"]  # .pth and .bin files, a second formulation in tests, the peer in benchmarks/
 DEDUP = ["imagehash>=4.3.2,<5"]  # perceptual hashes, for `prepare --dedup-against`
+TRANSFORMERS = ["transformers>=5.24,<6"]  # Hugging Face's own models, which tests compute beside ours
 ONNX = ["onnx>=1.19,<2", "onnxruntime>=1.22,<2"]  # `convert OUT.onnx`: writes, reads again and runs
 BEAM = ["apache-beam>=2.77,<2.78"]  # `prepare --beam`; it wants protobuf below 7 and pyarrow below 26
 
@@ -71,6 +72,7 @@ setup(
       *TORCH,
       *TPU,
       *TRACKIO,
+      *TRANSFORMERS,
       *MLFLOW,
       *WANDB,
     ],

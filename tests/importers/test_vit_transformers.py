@@ -117,7 +117,7 @@ THEIRS = {
 @pytest.mark.parametrize("case", THEIRS)
 def test_transformers_computes_the_same_of_its_files_and_of_ours(tmp_path, case):
   torch = pytest.importorskip("torch")
-  transformers = pytest.importorskip("transformers", "5", reason="needs transformers 5, which no extra installs")
+  transformers = pytest.importorskip("transformers", "5", reason="needs transformers 5: pip install -e '.[test]'")
   kind, (config, arguments) = getattr(transformers, case.split()[0]), THEIRS[case]
   model = kind(getattr(transformers, config)(**arguments)).eval()
   draw = torch.Generator().manual_seed(0)
