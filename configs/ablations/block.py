@@ -1,8 +1,9 @@
 """Parts of today's blocks, each alone beside the plain block and all together, at the size of the digits, five seeds.
 
 Command:   python -m vit_jax.sweep --config=configs/ablations/block.py --workdir=runs/block --parallel=2
-Hardware:  two CPU cores
-Result:    docs/results.md
+Hardware:  two CPU cores, an hour with other programs beside it
+Result:    top-1 on test: plain 82.6 ± 3.8 %; rotary positions 93.2 to 95.4, layer scale 89.4, each other part 79.5 to
+           82.7; ViT-5's together 95.3 ± 1.5; see docs/results.md
 Source:    all together are what ViT-5 is made of (arXiv:2602.08071), with positions added at the input too
 """
 
