@@ -95,8 +95,8 @@ def main() -> None:
       if arguments.weights and jax.process_index() == 0:
         warn_of_normalisation(arguments.weights, run)
     if arguments.write_labels:
-      with runtime.claim(arguments.write_labels, watch.leave, "another folder"), watch.phase("evaluation"):
-        label(parts, state, arguments, watch.poll)
+      with watch.phase("evaluation"):
+        label(parts, state, arguments, watch)
       return
     with watch.phase("evaluation"):
       measured, intervals = evaluate(parts, state, arguments.workdir or arguments.weights, watch.poll)
@@ -196,7 +196,7 @@ def _check_labelling(arguments):
     raise schema.ConfigError("--split: missing; --write-labels labels the images of a split, such as 'train[100:]'")
 
 
-def label(parts: build.Parts, state: steps.State, arguments: argparse.Namespace, poll: Callable[[], None]) -> None:
+def label(parts: build.Parts, state: steps.State, arguments: argparse.Namespace, watch: runtime.Watch) -> None:
   """Writes labels of the state's weights, or of their average, for the images that the flags name."""
   run, data = parts.run, None
   if not parts.model.description.classes:
@@ -214,11 +214,12 @@ def label(parts: build.Parts, state: steps.State, arguments: argparse.Namespace,
   origin = labelling.origin(own)
   params = outcomes.gathered(state.params, state.ema) if state.ema else state.params
   classes, soft = parts.images.source.classes, arguments.labels != "hard"
-  try:
-    plan = labelling.plan(subject, data, origin, source, classes, params, soft)
-    made = labelling.write(subject, data, source, params, plan, folder, poll)
-  except ImageError as error:
-    raise schema.ConfigError(str(error)) from error
+  with runtime.claim(folder, watch.leave, "another folder"):
+    try:
+      plan = labelling.plan(subject, data, origin, source, classes, params, soft)
+      made = labelling.write(subject, data, source, params, plan, folder, watch.poll)
+    except ImageError as error:
+      raise schema.ConfigError(str(error)) from error
   runtime.say(f"{folder}: labels of {len(source):,} images of {own.name}, {source.split!r}; {made:,} made now")
 
 
