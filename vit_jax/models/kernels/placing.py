@@ -15,7 +15,7 @@ import numpy as np
 from vit_jax.models.kernels import tiling
 from vit_jax.shapes import Float, Tensor
 
-Lanes = Float[Tensor, "R 128"]
+Lanes = Float[Tensor, "_ 128"]  # queries may be fewer than keys
 
 
 class Placing(NamedTuple):
