@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import scipy.stats
 
 from tests import modules
 from vit_jax.models import layers
@@ -73,6 +74,18 @@ def test_mlp_is_its_definition(gelu):
     h = h * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
   expected = h @ np.asarray(module.down.kernel[...]) + module.down.bias[...]
   np.testing.assert_allclose(module(x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gelu_and_its_slope_are_those_of_the_normal_distribution(dtype):
+  x = jnp.linspace(-9, 9, 4001).astype(dtype)
+  wide = np.asarray(x, np.float64)
+  below = scipy.stats.norm.cdf(wide)
+  value, slope = jax.vmap(jax.value_and_grad(layers.gelu))(x)
+  assert value.dtype == slope.dtype == x.dtype
+  tolerance = {"float32": {"rtol": 0, "atol": 1e-6}, "bfloat16": {"rtol": 2**-8, "atol": 1e-6}}[dtype]
+  np.testing.assert_allclose(np.asarray(value, np.float64), wide * below, **tolerance)
+  np.testing.assert_allclose(np.asarray(slope, np.float64), below + wide * scipy.stats.norm.pdf(wide), **tolerance)
 
 
 def test_linear_initialises_its_kernel_as_one_matrix():

@@ -17,9 +17,32 @@ from vit_jax.models.intermediates import record
 from vit_jax.shapes import Float, PRNGKey, Scalar, Tensor
 
 Scale = Float[Tensor, " D"] | None
-GELU = {"tanh": True, "erf": False}  # name -> is approximate
 xavier = nnx.initializers.xavier_uniform()
 zeros = nnx.initializers.zeros_init()
+
+
+@jax.custom_jvp
+def gelu(x: Float[Tensor, "*x"]) -> Float[Tensor, "*x"]:
+  """x times the normal distribution function of x, by erf and in float32 whatever the dtype."""
+  wide = x.astype(jnp.float32)
+  return (wide * _normal_distribution(wide)).astype(x.dtype)
+
+
+@gelu.defjvp
+def _gelu_jvp(primals, tangents):
+  # The slope is kept for the backward pass in place of x: erf and the exponential are computed once.
+  (x,), (tangent,) = primals, tangents
+  wide = x.astype(jnp.float32)
+  below = _normal_distribution(wide)
+  slope = below + wide * jnp.exp(-0.5 * wide * wide) * (2 * math.pi) ** -0.5
+  return (wide * below).astype(x.dtype), tangent * slope.astype(x.dtype)
+
+
+def _normal_distribution(x):
+  return 0.5 * (1 + jax.lax.erf(x * 2**-0.5))
+
+
+GELU = {"tanh": jax.nn.gelu, "erf": gelu}
 
 
 def dropout(x: Float[Tensor, "*x"], rate: float, key: PRNGKey | None) -> Float[Tensor, "*x"]:
@@ -191,7 +214,7 @@ class Mlp(nnx.Module):
     self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None, scale: Scale = None
   ) -> Float[Tensor, "*B D"]:
     """With `scale` the result is scaled."""
-    x = jax.nn.gelu(record("mlp/hidden", self.up(x)), approximate=GELU[self.gelu])
+    x = GELU[self.gelu](record("mlp/hidden", self.up(x)))
     return record("mlp/out", self.down(dropout(x, self.dropout, key), scale))
 
 
