@@ -51,8 +51,10 @@ def main() -> None:
           outcomes[name] = evaluation(measured.params, watch.poll)
       except ImageError as error:
         raise schema.ConfigError(str(error)) from error
-      if jax.process_index() == 0:
-        {Dense: report_dense}.get(type(outcomes[name].details), report)(name, outcomes[name])
+      if details := outcomes[name].details:  # of the first process
+        for note in dict.fromkeys((details.train.note, details.test.note)):
+          runtime.note(note)
+        {Dense: report_dense}.get(type(details), report)(name, outcomes[name])
     if jax.process_index() == 0:
       write(outcomes, arguments.weights, arguments.json, arguments.write_predictions)
 

@@ -19,7 +19,6 @@ BIAS = 100.0  # the appended constant: a penalty on its weight hardly matters
 # [N, D] and [N]; other shapes are errors of whoever runs this, which `ridge` and `draw` explain.
 Features, Labels = Num[np.ndarray, "..."], Shaped[np.ndarray, "..."]
 
-_NOT_FINITE = "features are not finite: the weights are damaged or the model overflows; try dtype=float32"
 ROWS = 8192  # standardised at a time, so that a million images need no second copy of their features
 
 
@@ -45,6 +44,14 @@ def draw(labels: Labels, classes: int, shots: int, seed: int) -> Integer[np.ndar
   return np.concatenate([generator.permutation(np.flatnonzero(labels == label))[:shots] for label in range(classes)])
 
 
+def check_finite(features: Features) -> None:
+  """ConfigError where they are not, which no probe can use."""
+  if not np.isfinite(features).all():
+    raise schema.ConfigError(
+      "features are not finite: the weights are damaged or the model overflows; try dtype=float32"
+    )
+
+
 def ridge(features: Features, labels: Labels, classes: int, l2: Sequence[float] = (1024.0,)) -> list[Probe]:
   """For each penalty the W that minimises |X W - Y|^2 + l2 |W|^2.
 
@@ -64,8 +71,7 @@ def ridge(features: Features, labels: Labels, classes: int, l2: Sequence[float] 
     raise schema.ConfigError(f"features have shape {features.shape}, labels {labels.shape}; allowed: [N, D] and [N]")
   if not len(labels):
     raise schema.ConfigError("a probe needs at least one image; there is none of any class")
-  if not np.isfinite(features).all():
-    raise schema.ConfigError(_NOT_FINITE)
+  check_finite(features)
   if min(l2) <= 0:
     raise schema.ConfigError(f"{min(l2)}; allowed: above 0", "l2")
   mean = features.mean(0, dtype=np.float64)
@@ -175,8 +181,7 @@ def _weighted(features, shares):
   weight = shares.sum(1, dtype=np.float64)
   if np.count_nonzero(shares.sum(0)) < 2:
     raise schema.ConfigError("rows show fewer than two classes; a probe needs two")
-  if not np.isfinite(features).all():
-    raise schema.ConfigError(_NOT_FINITE)
+  check_finite(features)
   pairs = list(zip(_parts(features), _parts(weight), strict=True))
   mean = sum(weights @ rows.astype(np.float64) for rows, weights in pairs) / weight.sum()
   square = sum(weights @ np.square(rows - mean) for rows, weights in pairs) / weight.sum()

@@ -182,7 +182,8 @@ def test_a_bad_mask_is_named_or_left_out(weights, folder, tmp_path):
   shutil.copytree(folder, tmp_path / "bad")
   file = tmp_path / "bad/masks/test/033.png"
   file.write_bytes(file.read_bytes()[:40])
-  with pytest.raises(ConfigError, match=r"record 3 \(files 'images/test/033.png'.*its mask is bad"):
+  advice = r"its mask is bad.*leave out such images with --config\.evals\.it\.data\.on_error=skip"
+  with pytest.raises(ConfigError, match=rf"record 3 \(files 'images/test/033.png'.*{advice}"):
     measured(weights, 2, folder=tmp_path / "bad")
   found = measured(weights, 2, folder=tmp_path / "bad", data={"on_error": "skip"})
   assert found.figures["images"] == TEST - 1
@@ -222,6 +223,21 @@ def test_masks_of_one_class_alone_are_refused(weights, folder, tmp_path):
     file.write_bytes(scenes.png(np.full((64, 64), 3, np.uint8)).getvalue())
   with pytest.raises(ConfigError, match=r"config.evals.it.train: masks show '3' alone; a probe needs two classes"):
     measured(weights, folder=tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+  ("split", "says"),
+  [
+    ("train", r"config.evals.it.train: masks show no class at all; a probe needs two"),
+    ("test", r"config.evals.it.test: no pixel of its masks is of a class; take another split"),
+  ],
+)
+def test_masks_of_no_class_are_refused(weights, folder, tmp_path, split, says):
+  shutil.copytree(folder, tmp_path / "void")
+  for file in (tmp_path / "void/masks" / split).iterdir():
+    file.write_bytes(scenes.png(np.full((64, 64), 255, np.uint8)).getvalue())
+  with pytest.raises(ConfigError, match=says):
+    measured(weights, folder=tmp_path / "void")
 
 
 def evaluated(folder):

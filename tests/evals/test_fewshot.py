@@ -134,6 +134,17 @@ def test_what_cannot_be_measured_is_refused(weights, changes, says):
     measuring.build(wanted(**changes), *weights, jax.devices()[:2])
 
 
+@pytest.mark.parametrize("name", ["ridge", "knn", "logistic"])
+def test_features_that_are_not_finite_are_refused_whatever_the_probe(weights, name):
+  description, arrays = weights
+  path = next(path for path in arrays if path.endswith("kernel"))
+  broken = arrays | {path: np.full_like(arrays[path], np.nan)}
+  with pytest.raises(ConfigError, match=r"config.evals.digits: features are not finite: the weights are damaged"):
+    given = wanted(probes={"it": {"name": name}}, shots=(1,), seeds=(0,))
+    measured = measuring.build(given, description, broken, jax.devices()[:1])
+    measured.evals["digits"](measured.params, lambda: None)
+
+
 WHOLE = {
   "ridge": {"name": "ridge", "l2": (1.0, 100.0)},
   "knn": {"name": "knn", "neighbours": (20,), "weights": "softmax"},

@@ -114,7 +114,7 @@ class Images:
     """Raises ImageError, or counts the record as skipped."""
     reason = f"{self.source.place(record)}: {text_of(error)}"
     if self.on_error == "raise":
-      raise self.stop(f"{reason}. Mend it, or leave out such images with --config.data.on_error=skip") from error
+      raise self.stop(f"{reason}. Mend it, or leave out such images with --{self.source.key}.on_error=skip") from error
     self.skip(record, reason)
 
   def skip(self, record: int, reason: str) -> None:
@@ -127,7 +127,7 @@ class Images:
     if too_many(len(some), len(self.source), self.max_bad):
       raise self.stop(
         f"{len(some)} of {len(self.source)} records are bad, over the limit of {100 * self.max_bad:g}% "
-        f"(config.data.max_bad) and {BAD_FEW}; mend them: {'; '.join(some[:5])}"
+        f"({self.source.key}.max_bad) and {BAD_FEW}; mend them: {'; '.join(some[:5])}"
       )
 
   def stop(self, message: str) -> ImageError:

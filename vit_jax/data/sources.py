@@ -104,6 +104,7 @@ class Source:
   )
   masks: Masks | None = None
   note: str = ""  # which files are records and which are not, to be said once
+  key: str = "config.data"  # where a config says how it is read, for advice
 
   def __len__(self):
     return self.length

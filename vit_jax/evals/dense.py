@@ -95,6 +95,9 @@ def dense(
     for rows, truth in pairs(lambda images: segments((params, *linear), images), "test"):
       pixels += confusion(truth, rows["classes"], len(classes))
       images += len(truth)
+    with at(here):
+      nothing = f"{place('test')}: no pixel of its masks is of a class; take another split"
+    runtime.agree(nothing if jax.process_index() == 0 and not pixels.sum() else None)
     figures = runtime.from_first(np.array([*_figures(pixels), images])).tolist()
     details = Details(classes, pixels, **sources_of) if jax.process_index() == 0 else None
     return Outcome(dict(zip(FIGURES, figures, strict=True)) | {"images": int(figures[-1])}, details)
@@ -182,6 +185,8 @@ def _fitted(learnt, classes, probe) -> tuple[np.ndarray, np.ndarray]:
   if not learnt:
     raise ConfigError("there is no image with a mask that can be decoded", "train")
   tokens, shares = (np.concatenate(each) for each in zip(*learnt, strict=True))
-  if np.count_nonzero(shares.sum(0)) < 2:
-    raise ConfigError(f"masks show {classes[int(shares.sum(0).argmax())]!r} alone; a probe needs two classes", "train")
+  shown = np.flatnonzero(shares.sum(0))
+  if len(shown) < 2:
+    seen = "".join(f"{classes[i]!r} alone" for i in shown) or "no class at all"
+    raise ConfigError(f"masks show {seen}; a probe needs two classes", "train")
   return probes.affine(probes.OF_SHARES[probe.name](tokens, shares, **probe.args))

@@ -177,6 +177,8 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
   (position, x), (test_position, test_x) = extracted["train"], extracted["test"]
   if not len(test_position):
     raise ConfigError("there is no test image that can be decoded")
+  for features in (x, test_x):
+    tables.check_finite(features)
   label, truth = labels["train"]()[position], labels["test"]()[test_position]
   episodes = []
   for seed, (numbers, held_out) in drawn.items():

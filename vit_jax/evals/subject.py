@@ -15,7 +15,7 @@ from einops import rearrange
 
 from vit_jax import digests, mesh, models
 from vit_jax.data import augment, device_batches, loader, sources, stream
-from vit_jax.schema import Choice, ConfigError, arguments, at
+from vit_jax.schema import Choice, ConfigError, arguments, at, place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,7 @@ def open_source(subject: Subject, data: Choice | None, split: str, key: str) -> 
   """The source of an evaluation's split, which its own `key` names; what cannot be prepared is an error too."""
   try:
     with at("config.data" if data is None else "data"):
-      source = subject.source(data, split)
+      source = dataclasses.replace(subject.source(data, split), key=place())
       stream.eval_examples(source, **arguments(subject.data(data), stream.eval_examples))
   except sources.SplitError as error:
     if split in ("train", "val", "test"):

@@ -56,6 +56,13 @@ def test_without_folders_of_splits_a_share_is_held_out_whatever_the_order_of_the
   assert {again.identify(i) for i in range(5)} != set(names[15:])
 
 
+def test_two_images_of_one_mask_are_refused(tmp_path):
+  path = write(tmp_path, "train/a", "test/c")
+  (tmp_path / "images/train/a.jpg").write_bytes(image(1))
+  with pytest.raises(schema.ConfigError, match=r"path: 'images/train/a.jpg' and 'a.png' differ in their suffix alone"):
+    opened(path)
+
+
 def test_images_and_masks_that_stand_alone_are_left_out_and_counted(tmp_path):
   path = write(tmp_path, "train/a", "train/b", "train/c", "test/d")
   (tmp_path / "masks/train/a.png").unlink()
@@ -94,6 +101,7 @@ def test_the_fingerprint_sees_masks(tmp_path):
     ({"classes": "/nowhere.txt"}, r"config.data.classes: no names of classes"),
     ({"train": "trian"}, r"config.data.train: no split 'trian'.*'train'"),
     ({"ignored": (256,)}, r"config.data.ignored\[0\]: 256 is out of range"),
+    ({"ignored": (9, 8), "first": 3}, r"config.data.ignored: 8 is class '5' too; a number is of a class or of none"),
   ],
 )
 def test_a_mistake_says_where_it_is(tmp_path, args, says):

@@ -62,6 +62,11 @@ def segmentation(
   if "" in found:
     found = _held_out(found[""], holdout, split_seed)
   parts = splits.select(split, {part: len(pairs) for part, pairs in found.items()})
+  values = tuple(range(first, first + len(names)))
+  if both := sorted(set(ignored) & set(values)):
+    raise ConfigError(
+      f"{both[0]} is class {names[both[0] - first]!r} too; a number is of a class or of none", "ignored"
+    )
   if first + len(names) > 255:
     raise ConfigError(f"{len(names)} classes from {first} on do not fit below 255, which is no class", "classes")
 
@@ -86,7 +91,6 @@ def segmentation(
     read_label=lambda part, i: 0,
     remote=isinstance(root, places.Bucket),
   )
-  values = tuple(range(first, first + len(names)))
   of_pixels = sources.Masks(tuple(names), lambda i: root.read(pair(i)[1]), values, ignored)
   return dataclasses.replace(source, masks=of_pixels, note=note)
 
@@ -110,10 +114,7 @@ def _found(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:
   inner = tree.folders(masks)
   result, alone = {}, [0, 0]
   for split in inner or [""]:
-    of_images, of_masks = (
-      {os.path.splitext(name)[0]: os.path.join(above, split, name) for name in _images(tree, above, split)}
-      for above in (images, masks)
-    )
+    of_images, of_masks = (_by_stem(tree, above, split) for above in (images, masks))
     both = sorted(of_images.keys() & of_masks.keys())
     alone[0], alone[1] = alone[0] + len(of_images) - len(both), alone[1] + len(of_masks) - len(both)
     result[split] = [(of_images[name], of_masks[name]) for name in both]
@@ -127,11 +128,16 @@ def _found(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:
   return result, f"{note}{alone[0]:,} images without a mask, {alone[1]:,} masks without an image"
 
 
-def _images(tree, above, split) -> list[str]:
-  """The images in a folder of splits, or none where there is no such folder."""
+def _by_stem(tree, above, split) -> dict[str, str]:
+  """{name without suffix: file} of the images in a folder of splits; none where there is no such folder."""
   if split and split not in tree.folders(above):
-    return []
-  return tree.entries(os.path.join(above, split)).images
+    return {}
+  files, result = tree.entries(os.path.join(above, split)).images, {}
+  for name in files:
+    other = result.setdefault(os.path.splitext(name)[0], os.path.join(above, split, name))
+    if os.path.basename(other) != name:
+      raise ConfigError(f"{other!r} and {name!r} differ in their suffix alone, and are one pair; rename one", "path")
+  return result
 
 
 def _held_out(pairs, holdout, seed) -> dict[str, list[tuple[str, str]]]:
