@@ -7,6 +7,7 @@ GCS = ["gcsfs>=2026.9,<2027"]  # runs and data in buckets; with fsspec, aiohttp,
 TORCH = ["torch>=2.13,<2.14"]  # .pth and .bin files, a second formulation in tests, the peer in benchmarks/
 DEDUP = ["imagehash>=4.3.2,<5"]  # perceptual hashes, for `prepare --dedup-against`
 TRANSFORMERS = ["transformers>=5.24,<6"]  # Hugging Face's own models, which tests compute beside ours
+TIMM = ["timm>=1.0.31,<1.1", "torchvision>=0.28,<0.29"]  # models that tests compute beside ours; timm imports the other
 ONNX = ["onnx>=1.19,<2", "onnxruntime>=1.22,<2"]  # `convert OUT.onnx`: writes, reads again and runs
 BEAM = ["apache-beam>=2.77,<2.78"]  # `prepare --beam`; it wants protobuf below 7 and pyarrow below 26
 
@@ -70,6 +71,7 @@ setup(
       *GCS,
       *ONNX,
       *TORCH,
+      *TIMM,
       *TPU,
       *TRACKIO,
       *TRANSFORMERS,

@@ -4,6 +4,7 @@ test_layout."""
 import numpy as np
 import pytest
 
+from tests import peers
 from tests.importers.test_layout import GIANT, HF_DINOV3, MODERN, example
 from vit_jax import convert, importers, models
 from vit_jax.importers import layout
@@ -116,8 +117,9 @@ THEIRS = {
 @pytest.mark.heavy
 @pytest.mark.parametrize("case", THEIRS)
 def test_transformers_computes_the_same_of_its_files_and_of_ours(tmp_path, case):
-  torch = pytest.importorskip("torch")
-  transformers = pytest.importorskip("transformers", "5", reason="needs transformers 5: pip install -e '.[test]'")
+  transformers = peers.transformers()
+  import torch
+
   kind, (config, arguments) = getattr(transformers, case.split()[0]), THEIRS[case]
   model = kind(getattr(transformers, config)(**arguments)).eval()
   draw = torch.Generator().manual_seed(0)

@@ -73,8 +73,9 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
 
   Args:
     tensors: by the names in the file.
-    hints: what tensors do not show: heads, norm_eps, gelu ("tanh", "erf"), padding, image_size, name. With `width`,
-      heads are those of models of that width only. What is `said` must be true of the model.
+    hints: what tensors do not show: heads, norm_eps, gelu ("tanh", "erf"), padding, image_size, name; input_size, where
+      nothing else says the image size. With `width`, heads are those of models of that width only. What is `said` must
+      be true of the model.
   """
   hints = dict(hints or {})
   if isinstance(hints.get("image_size"), list):

@@ -73,6 +73,7 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
     flat = {**config, **_mapping(config, "pretrained_cfg")}
     images, (crop, size), labels = processing.normalised(flat, "mean", "std"), processing.of_timm(flat), _labels(flat)
     loss = "sigmoid" if config.get("problem_type") == "multi_label_classification" else None
+    built_for = _input_size(flat, _mapping(config, "model_args"))
   with within(prepared):
     images |= processing.normalised(preparation, "image_mean", "image_std")
     if crop is None:
@@ -84,6 +85,8 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
   read = {hint: said[key] for key, hint in words.items() if key in said} | (
     {} if normed is None else {"fc_norm": normed}
   )
+  if built_for is not None:
+    read["input_size"] = built_for  # of a table of positions the tensors show it better
   return {"name": name, **read, "said": said, "beside": Beside(images, crop, size, labels, loss)}
 
 
@@ -187,6 +190,14 @@ def _timm(arguments):
     key = min(unknown)
     raise ConfigError(f"model_args has {key}={show(arguments[key])}, with which another model may be meant")
   return said
+
+
+def _input_size(config, arguments):
+  """The size of images for which timm builds a model, in pixels; None where nothing is said of it."""
+  if "img_size" in arguments:
+    return _count(arguments, "img_size", oblong=True)
+  sides = config.get("input_size")
+  return _count({"input_size": sides[1:]}, "input_size", oblong=True) if isinstance(sides, list) and sides[1:] else None
 
 
 def _labels(config):

@@ -51,7 +51,7 @@ def describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   depths = tuple(stages.count(i) for i in range(max(stages) + 1))
   heads = tuple(_table(tensors, i).shape[1] for i in range(len(depths)))
   window = (int(_table(tensors, 0).shape[0] ** 0.5) + 1) // 2
-  image_size = hints.get("image_size") or swin.PATCH * window * 2 ** (len(depths) - 1)
+  image_size = hints.get("image_size") or hints.get("input_size") or swin.PATCH * window * 2 ** (len(depths) - 1)
 
   # Of the names with the nearest size the one with this window, if there is one.
   size, arguments = layout.named(swin.SIZES, (width, depths, heads), ("width", "depths", "heads"))

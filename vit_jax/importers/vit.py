@@ -224,11 +224,11 @@ def heads_of(width, depth, hidden, hints, gated=False):
 def _image_size(table, leading, pixels, hints, name):
   """Image size of a table [1, leading + N, D], an entry for `pixels` x `pixels`: square unless the hint says so.
 
-  Without a table it is that of the name.
+  Without a table it is what a config beside it says, or that of the name.
   """
   hint = hints.get("image_size")
   if table is None:
-    return hint or models.find(name).image_size
+    return hint or hints.get("input_size") or models.find(name).image_size
   tokens = table.shape[1] - leading
   if _grid_of_hint(hints, pixels) == tokens:
     return hint
