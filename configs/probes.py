@@ -3,6 +3,8 @@
 Command:   python -m vit_jax.fewshot --config=configs/probes.py:knn,imagenet --weights=model.safetensors
            python -m vit_jax.fewshot --config=configs/probes.py:linear,cifar100 --weights=runs/a
            python -m vit_jax.fewshot --config=configs/probes.py:dense,scenes --weights=runs/scenes
+           python -m vit_jax.fewshot --config=configs/probes.py:dense,segmentation --weights=runs/a \\
+                --config.evals.segmentation.data.path=/my/masks --config.evals.segmentation.data.classes=names.txt
            datasets by name as in SETS and DENSE; few images of a class: configs/fewshot.py
 Protocol:  knn: the class token after the last norm, all training images, 10, 20, 100 and 200 neighbours by cosine, each
            with the weight exp(cosine / 0.07). linear: class token and mean of patches, logistic regression, its penalty
@@ -31,6 +33,7 @@ SETS = {
 DENSE = {
   "scenes": dict(name="scenes"),
   "pets": dict(name="oxford_iiit_pet"),  # the animal and what is around it
+  "segmentation": dict(name="segmentation"),  # your own images/x.jpg and masks/x.png, as the command has it
 }
 KINDS = {
   "knn": dict(

@@ -82,7 +82,7 @@ def _reader(refs, query_bias, layout, placed):
   """-> load(image, group), read(image, head), place(image, group).
 
   The first two give 128 lanes of each of `refs`: the first, queries, with bias and softmax's scale, keys as they are;
-  both as `placed` makes them. The third gives both before that, and by what they were divided.
+  both as `placed` makes them. The third gives both before and after that, and by what they were divided.
   """
 
   @functools.cache
@@ -90,11 +90,11 @@ def _reader(refs, query_bias, layout, placed):
     queries, keys = (tiling.load(ref, image, group, layout) for ref in refs[:2])
     pair = queries + query_bias[:, tiling.at(group)], keys
     made, rates = placed.forward(pair, group)
-    return made, pair, rates
+    return pair, made, rates
 
   @functools.cache
   def load(image, group):
-    queries, keys = place(image, group)[0]
+    queries, keys = place(image, group)[1]
     others = (tiling.load(ref, image, group, layout) for ref in refs[2:])
     return queries * (layout.size**-0.5 * BASE), keys, *others
 
@@ -195,8 +195,7 @@ def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, 
       if sums:
         of_key, of_value = (tiling.add(ref, index, x, layout) for ref, x in zip(sums, (of_key, of_value), strict=True))
       if placed.operands:
-        _, pair, rates = place(image, group)
-        (of_query, of_key), gains = made.backward((of_query, of_key), pair, rates, group)
+        (of_query, of_key), gains = made.backward((of_query, of_key), *place(image, group), group)
         if gains:
           tiling.add(of_gains[0], index, gains[0], layout)
           of_gains[1][index] = gains[1]  # of the sum so far: the last one is that of all queries

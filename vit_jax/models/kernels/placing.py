@@ -2,7 +2,7 @@
 
 Both work on 128 lanes at once, which are whole heads of up to 128 channels. Sums over the channels of a head, which
 then stand in all its lanes, and the exchange of its two halves are products with a constant matrix: the matrix unit has
-time for them, where reductions and rotations of lanes would take that of the vector unit.
+time for them, where reductions and rotations of lanes take eight cycles of a v3 for each eight tokens.
 """
 
 from collections.abc import Sequence
@@ -96,9 +96,17 @@ class Placed:
     return list(pair) if rates is None else [x * rate for x, rate in zip(pair, rates, strict=True)], rates
 
   def backward(
-    self, gradients: Sequence[Lanes], pair: Sequence[Lanes], rates: Sequence[Lanes] | None, group: int
+    self,
+    gradients: Sequence[Lanes],
+    pair: Sequence[Lanes],
+    placed: Sequence[Lanes],
+    rates: Sequence[Lanes] | None,
+    group: int,
   ) -> tuple[list[Lanes], list[Lanes]]:
     """(gradients of queries and keys as they were, those of the gains [1, 128], if any) for those of `forward`."""
+    if self.eps is not None:
+      # The radial part, by the queries and keys that were made: a rotation changes no inner product.
+      means = _products([gradient * x for gradient, x in zip(gradients, placed, strict=True)], self.mean)
     if self.turned:
       sines = [gradient * sin[...] for gradient, (_, sin) in zip(gradients, self.tables, strict=True)]
       exchanged = _products(sines, self.exchange)
@@ -110,7 +118,6 @@ class Placed:
     normed = [x * rate for x, rate in zip(pair, rates, strict=True)]
     of_gains = [(gradient * x).sum(0, keepdims=True) for gradient, x in zip(gradients, normed, strict=True)]
     gradients = [gradient * gain for gradient, gain in zip(gradients, self._gains(group), strict=True)]
-    means = _products([gradient * x for gradient, x in zip(gradients, normed, strict=True)], self.mean)
     parts = zip(rates, gradients, normed, means, strict=True)
     return [rate * (gradient - x * mean) for rate, gradient, x, mean in parts], of_gains
 

@@ -1,0 +1,70 @@
+"""The train step of ViT-5 beside a plain ViT's on TPUs that are not there: python -m benchmarks.modern_block
+
+Both are compiled by the TPU's own compiler for each slice of --topology, in bfloat16 with --images of 224 px a core and
+AdamW, with attention as one kernel and as XLA has it. A plain ViT has the tanh form of GELU, ViT-5 that by erf: the
+ratio is to a plain one with either. Needs pip install -e '.[tpu]' and no TPU; two to four minutes a program.
+"""
+
+import argparse
+import json
+
+import jax
+
+from vit_jax import build, cli, config, files, hardware
+from vit_jax.planning import estimate
+
+MODELS = {
+  "plain": {"name": "ViT-B/16"},
+  "plain by erf": {"name": "ViT-B/16", "gelu": "erf"},
+  "ViT-5": {"name": "vit5_base"},
+}
+
+
+def run(images: int, **model) -> config.Run:
+  """The run that is measured, of so many images in all."""
+  return build.complete(
+    config.resolve(
+      config.recipe(
+        model=dict(dtype="bfloat16", **model),
+        data=dict(name="imagenet2012", image_size=224, mixing=dict(name="mixup", alpha=0.2)),
+        optim=dict(name="adamw", lr=1e-3, weight_decay=0.1, warmup="10k", mu_dtype="bfloat16"),
+        total="90ep",
+        batch=images,
+        mesh=dict(data=-1),
+      )
+    )
+  )
+
+
+def main() -> None:
+  """Prints a line for each program, and the ratios."""
+  parser = argparse.ArgumentParser("python -m benchmarks.modern_block", allow_abbrev=False, description=__doc__)
+  parser.add_argument("--topology", default="v3-32,v5e-64", help="slices, with commas between")
+  parser.add_argument("--attention", default="fused,xla", help="of fused and xla, with a comma between")
+  parser.add_argument("--images", type=int, default=32, help="on a core")
+  parser.add_argument("--json", type=cli.path, metavar="FILE")
+  args = parser.parse_args()
+  record = {}
+  with estimate.compiler(kernels="fused" in args.attention) as schedules:
+    for name in args.topology.split(","):
+      slice_ = hardware.topology(name)
+      images = args.images * len(estimate.devices(slice_))
+      for attention in args.attention.split(","):
+        seconds = {}
+        for model, arguments in MODELS.items():
+          plan = estimate.make_plan(run(images, attention=attention, **arguments), slice_, schedules)
+          if plan.problem:
+            raise SystemExit(f"{model} on {name}: {plan.problem}")
+          seconds[model] = plan.step_seconds
+          print(f"{name} {attention:<6}{model:<14}{plan.step_seconds * 1e3:8.2f} ms a step", flush=True)
+          jax.clear_caches()
+        today = seconds["ViT-5"]
+        print(f"{name} {attention:<6}ViT-5 takes {today / seconds['plain by erf']:.3f} times the plain step by erf, "
+              f"{today / seconds['plain']:.3f} times the plain one", flush=True)  # fmt: skip
+        record[f"{name} {attention}"] = seconds
+        if args.json:
+          files.write_text(args.json, json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+  cli.main(main)
