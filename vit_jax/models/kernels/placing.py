@@ -1,8 +1,8 @@
 """What a kernel of attention does to queries and keys before their products: root mean square norm, then rotation.
 
 Both work on 128 lanes at once, which are whole heads of up to 128 channels. Sums over the channels of a head, which
-then stand in all its lanes, and the exchange of its two halves are products with a constant matrix: the matrix unit has
-time for them, where reductions and rotations of lanes take eight cycles of a v3 for each eight tokens.
+then stand in all its lanes, and the exchange of its two halves are products with a constant matrix: eight tokens take
+the matrix units four cycles of a v3, where a reduction or a rotation of lanes takes eight.
 """
 
 from collections.abc import Sequence
