@@ -24,6 +24,8 @@ NAMES = (
   "vit_base_patch32_siglip_256",
   "vit_wee_patch16_reg1_gap_256",
   "vit_pwee_patch16_reg1_gap_256",
+  "vit_dwee_patch16_reg1_gap_256",
+  "vit_dpwee_patch16_reg1_gap_256",
   "vit_so150m_patch16_reg4_map_256",
   "vit_so150m2_patch16_reg1_gap_256",
   "vit_medium_patch16_gap_256",

@@ -16,6 +16,7 @@ _POOL = {"cls": "token", "gap": "avg", "map": "map"}
 # Arguments of a model that have a place in timm's, or in tensors.
 _SIZES = {"width", "depth", "heads", "hidden", "patch", "pool", "registers", "layer_scale", "gelu", "position", "eps"}
 _BLOCKS = {"class_token", "qkv_bias", "mlp", "norm_pooled", "norm_order", "qk_norm", "rotary", "context_norm"}
+_BLOCKS |= {"differential"}
 _KINDS = {"axial": "cat", "mixed": "mixed", "dinov3": "dinov3"}
 # Arguments of timm's classes that say what turns.
 TURNING = {
@@ -73,7 +74,9 @@ def _vision_transformer(description, bound):
   plain.sort(key=lambda name: table.find(name).image_size != description.image_size)
   base = plain[0] if plain else "deit_base_distilled_patch16_224" if distilled else "vit_base_patch16_224"
   if bound["norm_order"] == "parallel":
-    base = "vit_pwee_patch16_reg1_gap_256"
+    base = "vit_dpwee_patch16_reg1_gap_256" if bound["differential"] else "vit_pwee_patch16_reg1_gap_256"
+  elif bound["differential"]:
+    base = "vit_dwee_patch16_reg1_gap_256"
   elif bound["mlp"] == "swiglu":
     base = "vit_giant_patch14_dinov2"
   usual = modern.NAMES[base].defaults if base in modern.NAMES else {}
@@ -112,6 +115,7 @@ def _eva(description, bound):
     or bound["pool"] not in _POOL
     or bound["pool"] == "map"
     or bound["qk_norm"] == "rms"
+    or bound["differential"]
   )
   if bound["eps"] not in bases or turned or unsaid or (normed != bound["context_norm"] and bound["context_norm"]):
     return None

@@ -1,12 +1,17 @@
-"""Names of timm's Vision Transformers with both branches at once, of which the matrices in front are one."""
+"""Names of timm's Vision Transformers with both branches at once, of which the matrices in front are one; with
+differential attention those behind them too."""
 
 import re
 
+import numpy as np
+
 from vit_jax.importers.layout import Layout
-from vit_jax.importers.tensors import Tensors, joined
+from vit_jax.importers.tensors import Tensor, Tensors, joined
 from vit_jax.importers.vit_torch import PLAIN, TIMM_ROWS, describe_timm, finish_timm, part, turns, with_rows
 
 _PARALLEL = {"in_norm": "norm1", "attn_out_proj": "attn.proj", "mlp_out_proj": "mlp.fc2", "ls": "ls1"}
+_PARALLEL |= {"sub_norm": "attn.sub_norm"}
+_LAMBDA = re.compile(r"(blocks\.\d+)\.(?:attn\.)?(lambda_\w+)")
 
 
 def _apart(tensors: Tensors) -> Tensors:
@@ -14,11 +19,20 @@ def _apart(tensors: Tensors) -> Tensors:
   result = {}
   for name, tensor in tensors.items():
     block, _, rest = name.rpartition(".in_proj.")
+    after, _, end = name.rpartition(".out_proj.")
     if block:
-      _, width, *_ = tensors[f"{block}.attn_out_proj.weight"].shape
+      width = tensors[f"{block}.in_norm.weight"].shape[0]
       hidden = tensor.shape[0] - 3 * width
       result[f"{block}.mlp.fc1.{rest}"] = part(tensor, (hidden, *tensor.shape[1:]), slice(hidden))
       result[f"{block}.attn.qkv.{rest}"] = part(tensor, (3 * width, *tensor.shape[1:]), slice(hidden, None))
+    elif after and end == "weight":
+      width, both = tensor.shape
+      result[f"{after}.attn.proj.weight"] = part(tensor, (width, width), np.s_[:, :width])
+      result[f"{after}.mlp.fc2.weight"] = part(tensor, (width, both - width), np.s_[:, width:])
+    elif after:
+      result[f"{after}.mlp.fc2.{end}"] = tensor  # the one bias of both
+    elif match := _LAMBDA.fullmatch(name):
+      result[f"{match[1]}.attn.{match[2]}"] = tensor
     else:
       result[_renamed(name, _PARALLEL)] = tensor
   return result
@@ -30,11 +44,29 @@ def _in_one(arrays: dict) -> dict:
   result = {}
   for name, array in arrays.items():
     block, _, rest = name.rpartition(".attn.qkv.")
+    after, _, end = name.rpartition(".mlp.fc2.")
     if block:
       result[f"{block}.in_proj.{rest}"] = joined([arrays[f"{block}.mlp.fc1.{rest}"], array])
-    elif ".mlp.fc1." not in name:
+    elif after and _norm_beside(f"{after}.attn.") in arrays:
+      result[f"{after}.out_proj.{end}"] = (
+        array if end == "bias" else _side_by_side(arrays[f"{after}.attn.proj.weight"], array)
+      )
+    elif match := _LAMBDA.fullmatch(name):
+      result[f"{match[1]}.{match[2]}"] = array
+    elif ".mlp.fc1." not in name and not (name.endswith(".attn.proj.weight") and _norm_beside(name) in arrays):
       result[_renamed(name, back)] = array
   return result
+
+
+def _norm_beside(name):
+  """Of what the difference of a block gives: without it both matrices stay apart."""
+  return name.rpartition(".attn.")[0] + ".attn.sub_norm.weight"
+
+
+def _side_by_side(one, other):
+  """Two matrices of as many rows."""
+  shape = one.shape[0], one.shape[1] + other.shape[1]
+  return Tensor(shape, one.dtype, lambda: np.concatenate([np.asarray(one), np.asarray(other)], axis=1))
 
 
 def _renamed(name, words):

@@ -76,6 +76,12 @@ TIMM_ROWS = (
   *packed("blocks.{l}.attn.qkv", "blocks/{l}/attention"),
   *torch_norm("blocks.{l}.attn.q_norm", "blocks/{l}/attention/query_norm"),
   *torch_norm("blocks.{l}.attn.k_norm", "blocks/{l}/attention/key_norm"),
+  *(
+    Row(f"blocks.{{l}}.attn.lambda_{kind[0]}{half}", f"blocks/{{l}}/attention/difference/{kind}{half}", "k -> k")
+    for half in (1, 2)
+    for kind in ("query", "key")
+  ),
+  *torch_norm("blocks.{l}.attn.sub_norm", "blocks/{l}/attention/difference/norm"),
   *out("blocks.{l}.attn.proj", "blocks/{l}/attention/out"),
   Row("blocks.{l}.ls1.gamma", "blocks/{l}/layer_scale1", "d -> d"),
   *torch_norm("blocks.{l}.norm2", "blocks/{l}/norm2"),
@@ -152,7 +158,9 @@ def describe_timm(
   depth, (hidden, mlp) = count(r"blocks\.(\d+)\.", tensors), _mlp(tensors)
   known = published_as(hints)
   usual, near = (known[1].defaults, known[1].row[0]) if known else ({}, ())
-  if "heads" not in hints and (width, hidden) == (*near[:1], *near[3:]):
+  if (difference := tensors.get("blocks.0.attn.sub_norm.weight")) is not None:
+    heads = width // difference.shape[0]
+  elif "heads" not in hints and (width, hidden) == (*near[:1], *near[3:]):
     heads = near[2]
   else:
     heads = heads_of(width, depth, hidden, hints, mlp is not None)
@@ -209,6 +217,7 @@ def _attention(tensors):
     "qkv_bias": None if "qkv.bias" in names else biased,
     "qk_norm": normed if "q_norm.weight" in names else None,
     "context_norm": True if "norm.weight" in names else None,
+    "differential": True if "sub_norm.weight" in names else None,
   }
 
 

@@ -11,10 +11,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax import schema
 from vit_jax.models import activations
+from vit_jax.models.differential import Difference
 from vit_jax.models.intermediates import record
 from vit_jax.models.layers import Linear, RMSNorm, Scale, dropout, xavier
 from vit_jax.models.rotary import turn
-from vit_jax.shapes import Array, Float, PRNGKey, Tensor
+from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
 Formulation = Literal["xla", "fused"]
 Bias = Literal["all", "query_value", "none"]  # of the projections of query, key and value
@@ -30,7 +31,8 @@ class Attention(nnx.Module):
   Queries and keys are normalised over the K channels of each head by `query_norm` and `key_norm` (Dehghani et al.
   2023), then turned by `rotary`, a value of `rotary.ROTARY`, for the patches at the `coordinates`, which are the last
   tokens; between them and the first `leading` ones are registers. `context_norm` normalises what goes into the last
-  projection (Fang et al. 2023). These are of self-attention only.
+  projection (Fang et al. 2023). With a `difference` each head has two halves, which attend apart. These are of
+  self-attention only.
 
   `formulation` "fused" is the TPU kernel of `fused_attention`: of a token sequence to itself, without offsets and bias
   and without dropout. It announces no logits and weights, for it never has them.
@@ -48,6 +50,8 @@ class Attention(nnx.Module):
     query_norm: nnx.Module | None = None,
     key_norm: nnx.Module | None = None,
     context_norm: nnx.Module | None = None,
+    difference: Difference | None = None,
+    out_bias: bool = True,
     rotary=None,
     leading: int = 0,
     formulation: Formulation = "xla",
@@ -59,18 +63,22 @@ class Attention(nnx.Module):
         f"model: attention 'fused' has no attention_dropout and no relative positions; they are {dropout} and "
         f"{'on' if relative else 'off'}. Set both to none, or attention='xla'"
       )
-    size = width // heads
+    if formulation == "fused" and difference:
+      raise schema.ConfigError("model: attention 'fused' has no halves of heads, as differential=true; take 'xla'")
+    size, self.halves = width // heads, 1 if difference is None else 2
     linear = {"kernel_init": kernel_init, "dtype": dtype, "rngs": rngs}
     softmax = key_norm is None and rotary is None  # nothing comes between the keys' bias and the softmax
     self.query = Linear((width,), (heads, size), bias=bias != "none", **linear)
     self.key = Linear((width,), (heads, size), bias=bias == "all", softmax=softmax, **linear)
     self.value = Linear((width,), (heads, size), bias=bias != "none", **linear)
-    self.out = Linear((heads, size), (width,), **linear)
+    self.out = Linear((heads, size), (width,), bias=out_bias, **linear)
+    size //= self.halves
     draw = nnx.initializers.normal(0.02)
     self.offsets = nnx.Param(draw(rngs.params(), (2 * relative - 1, size), jnp.float32)) if relative else None
     frequencies = None if rotary is None else rotary.init(rngs.params())
     self.frequencies = None if frequencies is None else nnx.Param(frequencies)
     self.query_norm, self.key_norm, self.context_norm = query_norm, key_norm, context_norm
+    self.difference = difference
     self.rotary, self.leading = rotary, leading
     self.dropout, self.scale, self.formulation = dropout, size**-0.5, formulation
 
@@ -82,13 +90,16 @@ class Attention(nnx.Module):
     bias: Float[Tensor, "*#B #H #M #N"] | None = None,
     coordinates: Float[Tensor, "*#B P 2"] | None = None,
     scale: Scale = None,
+    number: Scalar | None = None,
   ) -> Float[Array, "B M D"]:
-    """With `scale` [D] the result is scaled."""
+    """With `scale` [D] the result is scaled. `number` is that of the block, where a difference wants it."""
     if self.formulation == "fused":
       assert memory is None and bias is None
       out = self.out.flat(self._normed(record("attention/context", self._fused(x, coordinates))), scale=scale)
     else:
-      context = record("attention/context", self._plain(x, memory, key, bias, coordinates))
+      context = self._plain(x, memory, key, bias, coordinates)
+      context = context if self.difference is None else self.difference(context, number)
+      context = record("attention/context", context)
       out = self.out(self._normed(context.reshape(*x.shape[:2], -1)).reshape(context.shape), scale)
     return record("attention/out", out)
 
@@ -119,6 +130,9 @@ class Attention(nnx.Module):
     query = record("attention/query", self.query(x))
     keys = record("attention/key", self.key(memory))
     values = record("attention/value", self.value(memory))
+    if self.difference is not None:
+      query, keys = (rearrange(x, "b n h (two k) -> b n (h two) k", two=2) for x in (query, keys))
+      values = jnp.repeat(values, 2, axis=2)
     query, keys = self._placed(query, keys, coordinates)
     query = query * self.scale
     logits = jnp.einsum("bqhk,bnhk->bhqn", query, keys)

@@ -66,6 +66,7 @@ SHARDING = (
   (r".*attention/(query|key|value)/bias", ("tensor", None)),
   (r".*attention/out/kernel", ("tensor", None, "fsdp")),
   (r".*attention/offsets", (None, None)),
+  (r".*attention/difference/(query1|key1|query2|key2)", (None,)),
   (r".*attention/frequencies", (None, "tensor", None)),
   (r".*mlp/(gate|up)/kernel", ("fsdp", "tensor")),
   (r".*mlp/(gate|up)/bias", ("tensor",)),

@@ -43,6 +43,7 @@ class Blocks:
   remat: str  # a key of POLICIES
   stochastic_depth: float  # rate at the last
   dropping: Dropping = "growing"
+  numbered: bool = False  # whether a block is told its number
 
 
 def build(layer: Callable[[Keys], nnx.Module], depth: int, *, scan: bool, rngs: Keys) -> nnx.Module:
@@ -73,35 +74,38 @@ def run(
   remat: str,
   name: str,
   added: Float[Tensor, " *x"] | None = None,
+  numbered: bool = False,
   **places: Float[Tensor, "..."],
 ) -> Float[Tensor, " B *x"]:
   """The stream through all layers: layer(x + added, key, rate, **places) with key number l and rates[l].
 
-  `added` of None adds nothing; `places` are the same for all layers.
+  `added` of None adds nothing; `places` are the same for all layers, of which each gets its `number` too if so.
   """
+  own = {"number": np.arange(len(rates), dtype=np.float32)} if numbered else {}
   keys = None if key is None else jax.vmap(functools.partial(jax.random.fold_in, key))(np.arange(len(rates)))
   if isinstance(layers, nnx.List):
-    return _unrolled(layers, x, keys, rates, remat, name, added, places)
-  return _scanned(layers, x, keys, rates, remat, name, added, places)
+    return _unrolled(layers, x, keys, rates, remat, name, added, places, own)
+  return _scanned(layers, x, keys, rates, remat, name, added, places, own)
 
 
-def _unrolled(layers, x, keys, rates, remat, name, added, places):
+def _unrolled(layers, x, keys, rates, remat, name, added, places, own):
   for i, layer in enumerate(layers):
     graph, params = nnx.split(layer)
     # The rate stays a constant, so that a layer of rate 0 draws nothing.
-    call, names = _layer(graph, [f"{name}/{i}/"], added, places, rate=rates[i])
+    of_layer = places | {key: values[i] for key, values in own.items()}
+    call, names = _layer(graph, [f"{name}/{i}/"], added, of_layer, rate=rates[i])
     # Without a loop between forward and backward pass XLA would merge the second computation with the first.
     x, values = _checkpointed(call, remat, prevent_cse=True)(params, x, None if keys is None else keys[i])
     intermediates.publish(f"{name}/{i}/", names, values)
   return x
 
 
-def _scanned(layers, x, keys, rates, remat, name, added, places):
+def _scanned(layers, x, keys, rates, remat, name, added, places, own):
   graph, params = nnx.split(layers)
   prefixes = [f"{name}/{i}/" for i in range(len(rates))]
   call, names = _layer(graph, prefixes, added, places, **({} if rates.any() else {"rate": rates[0]}))
   call = _checkpointed(call, remat, prevent_cse=False)
-  rows = {"params": params} | ({} if keys is None else {"key": keys}) | ({"rate": rates} if rates.any() else {})
+  rows = {"params": params} | ({} if keys is None else {"key": keys}) | ({"rate": rates} if rates.any() else {}) | own
   x, values = jax.lax.scan(lambda x, row: call(x=x, **({"key": None} | row)), x, rows)
   for i, prefix in enumerate(prefixes):
     intermediates.publish(prefix, names, {local: value[i] for local, value in values.items()})
@@ -112,10 +116,12 @@ def _layer(graph, prefixes, added, places, **constants):
   """The layer as a function (params, x, key, rate) -> (x, recorded values), and the list of names that a call fills."""
   names = []
 
-  def call(params, x, key, rate):
+  def call(params, x, key, rate, **own):
     with intermediates.layer(prefixes) as recorder:
       x = x if added is None else x + added
-      x = activations.constrain(nnx.merge(graph, activations.gather(prefixes[0], params))(x, key, rate, **places))
+      x = activations.constrain(
+        nnx.merge(graph, activations.gather(prefixes[0], params))(x, key, rate, **places, **own)
+      )
     names[:] = recorder.names
     return x, recorder.values
 

@@ -65,15 +65,15 @@ class Block(nnx.Module):
   def __call__(
     self, x: Float[Tensor, " B *N D"], key: PRNGKey | None = None, path_rate: Scalar = np.float32(0), **places
   ) -> Float[Array, " B *N D"]:
-    """The stream after this block; `places` are where patches are, as attention wants it."""
+    """The stream after this block; `places` are where patches are, and its own number, as attention wants it."""
 
     def add(stream, branch, number):
       return residual(stream, branch, self.dropout, path_rate, key, number)
 
-    def scaled(branch, x, scale, number, **arguments):
+    def scaled(branch, x, scale, draw, **arguments):
       # What has no such factors knows nothing of them.
       factors = {} if scale is None else {"scale": scale[...]}
-      return branch(x, key=fold(key, number), **factors, **arguments)
+      return branch(x, key=fold(key, draw), **factors, **arguments)
 
     if self.position is not None:
       x = x + jnp.asarray(positions.skipping(self.position(), *self.registers), x.dtype)
@@ -151,7 +151,7 @@ class Transformer(nnx.Module):
     assert prefix.keys() <= set(PREFIX), prefix
     self.shape, self.dropout = shape, dropout
     self.depth, self.remat = blocks.depth, blocks.remat
-    self.stochastic_depth, self.dropping = blocks.stochastic_depth, blocks.dropping
+    self.stochastic_depth, self.dropping, self.numbered = blocks.stochastic_depth, blocks.dropping, blocks.numbered
     self.stem, self.embedding, self.position, self.position_at = stem, embedding, position, position_at
     self.patch = embedding.patch if stem is None and isinstance(embedding, PatchEmbedding) else None
     self.cls, self.distillation, self.registers = (prefix.get(name) for name in PREFIX)
@@ -195,7 +195,8 @@ class Transformer(nnx.Module):
 
     # Features.
     rates = stack.rates(self.stochastic_depth, self.depth, self.dropping)
-    x = stack.run(self.blocks, x, fold(key, 1), rates=rates, remat=self.remat, name="blocks", added=added, **places)
+    how = {"rates": rates, "remat": self.remat, "name": "blocks", "added": added, "numbered": self.numbered}
+    x = stack.run(self.blocks, x, fold(key, 1), **how, **places)
     tokens = record("encoded", x if self.norm is None else self.norm(x))
     distilled = None if self.distillation is None else tokens[:, 1]
     x = self._pool(tokens, prefix)

@@ -12,6 +12,7 @@ from flax import nnx
 from vit_jax import schema
 from vit_jax.models import layers, parameters, positions, resnet, stack
 from vit_jax.models.attention import Attention, Bias, Formulation
+from vit_jax.models.differential import Difference
 from vit_jax.models.parameters import Keys
 from vit_jax.models.pooling import Map, SeqPool
 from vit_jax.models.rotary import ROTARY
@@ -49,6 +50,7 @@ def vit(
   qk_norm: Literal["none", "layer", "rms"] = "none",
   qkv_bias: Bias = "all",
   context_norm: bool = False,
+  differential: bool = False,
   mlp: Literal["gelu", "swiglu", "swiglu_normed"] = "gelu",
   gelu: Literal["tanh", "erf"] = "tanh",
   norm: Literal["layer", "rms"] = "layer",
@@ -97,6 +99,8 @@ def vit(
     qk_norm: of the queries and keys of each head (Dehghani et al. 2023), before they are turned.
     qkv_bias: which of the projections of query, key and value have a bias.
     context_norm: whether what goes into attention's last projection is normalised (EVA-02's CLIP).
+    differential: whether heads have two halves, of which one takes away from what the other attends to (Ye et al.
+      2024). With "parallel" the projections after both branches then have one bias, as in timm's code.
     mlp: "swiglu" has three matrices (Shazeer 2020), "swiglu_normed" a norm in front of the last of them (EVA-02).
     gelu: how it is computed.
     norm: of the stream: with mean and bias, or the root mean square alone (Zhang and Sennrich 2019).
@@ -126,34 +130,31 @@ def vit(
   _check(pool, pre_logits, position, position_at, mlp, hidden_multiple)
   width, depth, heads, hidden = size(row, width=width, depth=depth, heads=heads, hidden=hidden)
   rows, columns = grid(image_size if stages is None else resnet.stem_sides(sides(image_size), stages), patch)
-  if hidden_multiple:
-    hidden = -(-(hidden * 2 // 3) // hidden_multiple) * hidden_multiple
+  hidden = _rounded_up(hidden * 2 // 3, hidden_multiple) if hidden_multiple else hidden
   leading = {"cls": 1, "distilled": 2}.get(pool, int(bool(class_token)))
   compute = jnp.dtype(dtype)
   common = {"dtype": compute, "rngs": rngs}
   lecun, of_mlp = nnx.initializers.lecun_normal(), {"bias_init": nnx.initializers.normal(1e-6)}
   tables = functools.partial(_positions, position, rows, columns, width, leading, registers)
-  turning = _rotary(rotary, heads, width // heads, (rows, columns), registers)
-  of_attention = {
-    "dropout": attention_dropout,
-    "bias": qkv_bias,
-    "relative": rows * columns + leading + registers if position == "relative" else None,
-    "rotary": turning,
-    "leading": leading,
-    "formulation": attention,
-  }
+  apart = heads * (1 + differential)  # what attends for itself: heads, or halves of them
+  turning = _rotary(rotary, apart, width // apart, (rows, columns), registers)
+  of_attention = {"dropout": attention_dropout, "bias": qkv_bias, "rotary": turning, "leading": leading}
+  of_attention |= {"formulation": attention, "out_bias": not (differential and norm_order == "parallel")}
+  if position == "relative":
+    of_attention["relative"] = rows * columns + leading + registers
 
   def norm_of(size, kind=norm):
     return layers.NORMS[kind](size, eps=eps, dtype=compute)
 
   def block(rngs):
     common = {"dtype": compute, "rngs": rngs}
-    norms = _norms(norm_of, width, heads, qk_norm, context_norm)
+    inside = _norms(norm_of, width, apart, qk_norm, context_norm)
+    inside |= {"difference": Difference(width // heads, **common)} if differential else {}
     unplaced = 0 if position == "learned_all" else registers
     parts = {"position": tables(rngs), "registers": (leading, unplaced)} if position_at == "each" else {}
     return Block(
       norm_of(width),
-      Attention(width, heads, **of_attention, **norms, **common),
+      Attention(width, heads, **of_attention, **inside, **common),
       None if norm_order == "parallel" else norm_of(width),
       _mlp(mlp, width, hidden, norm_of, gelu, dropout=dropout, **of_mlp, **common),
       order=norm_order,
@@ -173,7 +174,7 @@ def vit(
     rotary=turning,
     resizable=position_at != "each" and position != "relative",
     prefix=prefix_tokens(width, cls=leading > 0, distillation=pool == "distilled", registers=registers, rngs=rngs),
-    blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth, stochastic_depth_rates),
+    blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth, stochastic_depth_rates, differential),
     norm=None if norm_pooled else norm_of(width),
     pool=_pooling(pool, width, {"heads": heads, "hidden": hidden, "eps": eps, "gelu": gelu} | of_mlp, common),
     pool_norm=norm_of(width) if norm_pooled else None,
@@ -183,6 +184,10 @@ def vit(
     dropout=dropout,
     rngs=rngs,
   )
+
+
+def _rounded_up(number, multiple):
+  return -(-number // multiple) * multiple
 
 
 def _stem(channels, stages, common):

@@ -95,7 +95,8 @@ _SIGLIP = {
   for side in (*sides, *(only_gap if gap else ()))
 }
 
-_LITTLE, _WEE, _BETWIXT = (320, 14, 5, 1792), (256, 14, 4, 1280), (640, 12, 10, 2560)
+_WEE, _WEE_DEEP = (256, 14, 4, 1280), (256, 16, 4, 1280)
+_LITTLE, _BETWIXT = (320, 14, 5, 1792), (640, 12, 10, 2560)
 _MEDIUM_DEEP, _SO150M, _SO150M2 = (512, 20, 8, 2048), (896, 18, 14, 2304), (832, 21, 13, 2176)
 _SBB = {
   f"vit_{word}_patch16_{kind}_{side}": _vit(
@@ -115,8 +116,11 @@ _SBB = {
         ("betwixt", _BETWIXT, 4, (256, 384)),
       )
     ),
-    ("pwee", (256, 16, 4, 1280), "reg1_gap", (256,), 1000,
-     {"registers": 1, "layer_scale": 1e-5, "norm_order": "parallel"}),
+    ("dwee", _WEE, "reg1_gap", (256,), 1000, {"registers": 1, "layer_scale": 1e-5, "differential": True}),
+    ("dlittle", _LITTLE, "reg1_gap", (256,), 1000, {"registers": 1, "layer_scale": 1e-5, "differential": True}),
+    ("pwee", _WEE_DEEP, "reg1_gap", (256,), 1000, {"registers": 1, "layer_scale": 1e-5, "norm_order": "parallel"}),
+    ("dpwee", _WEE_DEEP, "reg1_gap", (256,), 1000,
+     {"registers": 1, "layer_scale": 1e-5, "norm_order": "parallel", "differential": True}),
     ("base", SIZES["B"], "reg4_gap", (256,), 1000, {"registers": 4}),
     ("so150m", _SO150M, "reg4_gap", (256, 384), 1000,
      {"registers": 4, "position": "learned_all", "norm_pooled": False}),

@@ -1,0 +1,36 @@
+"""Differential attention (Ye et al. 2024, arXiv:2410.05258): what one half of a head's channels attends to, less a part
+of what the other half does."""
+
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+
+from vit_jax import schema
+from vit_jax.models.layers import RMSNorm
+from vit_jax.shapes import Array, Float, Scalar, Tensor
+
+
+class Difference(nnx.Module):
+  """norm(first - lambda second) (1 - start), of the contexts of both halves of each head.
+
+  lambda = exp(q1 k1) - exp(q2 k2) + start with learned vectors, and start = 0.8 - 0.6 exp(-0.3 l) in block l from 0.
+  """
+
+  def __init__(self, size, *, dtype, rngs):
+    if size % 2:
+      raise schema.ConfigError(f"model.differential: heads have {size} channels; allowed: an even number")
+    draw = nnx.initializers.normal(0.1)
+    self.query1, self.key1, self.query2, self.key2 = (
+      nnx.Param(draw(rngs.params(), (size // 2,), jnp.float32)) for _ in range(4)
+    )
+    self.norm = RMSNorm(size, eps=1e-5, dtype=dtype)
+
+  def __call__(self, context: Float[Tensor, "B M HH K"], number: Scalar) -> Float[Array, "B M HH//2 K"]:
+    """The halves of a head follow each other; `number` is that of the block."""
+    start = 0.8 - 0.6 * jnp.exp(-0.3 * jnp.asarray(number, jnp.float32))
+    first, second = (
+      jnp.exp(jnp.sum(query[...] * key[...])) for query, key in ((self.query1, self.key1), (self.query2, self.key2))
+    )
+    one, other = rearrange(context, "b m (h two) k -> two b m h k", two=2)
+    rest = one - (first - second + start).astype(one.dtype) * other
+    return self.norm(rest) * (1 - start).astype(rest.dtype)
