@@ -11,7 +11,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
-  {"schema", "config", "renames", "flags", "trees", "rng", "paths", "buckets", "files", "disk", "shapes"},
+  {"schema", "config", "renames", "flags", "trees", "rng", "paths", "buckets", "files", "disk", "locks",
+   "shapes"},
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests"},
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures",
    "identity", "corpora"},
@@ -26,6 +27,7 @@ GROUND = {
   "paths",
   "buckets",
   "disk",
+  "locks",
   "files",
   "mesh",
   "runtime",

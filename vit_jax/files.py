@@ -16,9 +16,9 @@ import time
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from vit_jax import disk, paths
+from vit_jax import disk, locks, paths
 from vit_jax.schema import ConfigError
 
 _HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # but those that stand for bytes of file names
@@ -43,24 +43,30 @@ DAMAGE = (  # what NumPy and zipfile raise of damaged or hostile files, beside O
 
 
 @contextlib.contextmanager
-def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def replacing(path: pathlib.Path, before: Callable[[], None] | None = None) -> Iterator[pathlib.Path]:
   """A path on a disk to write to, which takes the place of `path` at the end; of one in a bucket, a copy does.
 
   A reader, or a restart after a kill, sees the old file or the new one, never a part; what raises leaves the old one.
+  Several may write at once, each to a file of its own. `before` is called when all is written, by one process of a
+  disk's folder at a time, which then takes the place; what it raises leaves the old file.
   """
   if paths.in_bucket(path):
     with tempfile.TemporaryDirectory(prefix="vit_jax_") as folder:
       partial = pathlib.Path(folder, path.name)
       yield partial
+      if before:
+        before()
       copy(partial, path)
     return
-  partial = path.with_name(f".{path.name}.partial")
-  with disk.writing(path):
+  with disk.writing(path), locks.partial(path) as partial:
     try:
       yield partial
       with partial.open("rb") as file:
         os.fsync(file.fileno())
-      os.replace(partial, path)
+      with locks.alone(path.parent) if before else contextlib.nullcontext():
+        if before:
+          before()
+        os.replace(partial, path)
     finally:
       with contextlib.suppress(OSError):  # of what went wrong before, if anything
         partial.unlink()
@@ -74,6 +80,20 @@ def write_text(path: pathlib.Path, text: str) -> None:
     return
   with replacing(path) as partial:
     partial.write_text(text)
+
+
+def write_together(documents: Mapping[pathlib.Path, str]) -> None:
+  """Writes texts, of which none is left where one cannot be written; one that is there already with its text stays."""
+  made = []
+  try:
+    for path, text in documents.items():
+      if content(path) != text.encode():
+        write_text(path, text)
+        made.append(path)
+  except OSError:
+    for path in made:
+      path.unlink(missing_ok=True)
+    raise
 
 
 def copy(source: pathlib.Path, target: pathlib.Path) -> None:

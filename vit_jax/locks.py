@@ -1,0 +1,46 @@
+"""Locks of a disk that die with their process: on a file to be written, and on what a folder holds."""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def partial(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """A file beside `path` that nobody else writes to: locked, and where a kill has left one, that one."""
+  number = 0
+  while True:
+    own = path.with_name(f".{path.name}.{number}.partial" if number else f".{path.name}.partial")
+    with own.open("ab") as file:
+      try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        number += 1
+        continue
+      except OSError:  # a file system without locks
+        pass
+      if _leads(own, file):  # or it has its place by now, and this name is free
+        yield own
+        return
+
+
+def _leads(path, file):
+  """Whether a path leads to the open file."""
+  try:
+    return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+  except FileNotFoundError:
+    return False
+
+
+@contextlib.contextmanager
+def alone(folder: pathlib.Path) -> Iterator[None]:
+  """Waits until no other process is in such a block for this folder; on a file system without locks it does not."""
+  descriptor = os.open(folder, os.O_RDONLY)
+  try:
+    with contextlib.suppress(OSError):
+      fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield
+  finally:
+    os.close(descriptor)
