@@ -15,13 +15,16 @@ they need nothing of vit_jax: see `inference.exported`.
 """
 
 import argparse
+import functools
 import json
 import math
+import os
 import pathlib
+from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax import checkpoints, cli, files, importers, models, paths
+from vit_jax import checkpoints, cli, files, importers, models, paths, runtime
 from vit_jax.importers import architectures, containers, layout, processing
 from vit_jax.importers.tensors import Tensors
 from vit_jax.inference import exported, stored
@@ -80,8 +83,7 @@ def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints:
     )
   if suffix == "" and name:
     raise ConfigError(f"--layout={name}: a directory holds a checkpoint of ours, which has no layout; name a file")
-  if target.exists() and (target.is_file() or any(target.iterdir())):
-    raise ConfigError(f"{target} is there already; name another, or remove it")
+  check_absent(target)
   if not paths.in_bucket(target) and not target.absolute().parent.is_dir():
     raise ConfigError(f"{target}: there is no directory {target.absolute().parent}")
   if suffix in exported.FORMATS:
@@ -92,14 +94,20 @@ def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints:
   remarks = [f"note: {note}" for note in use.notes]
   if suffix == "":
     arrays = {name: np.asarray(array) for name, array in use.arrays.items()}
-    checkpoints.write_weights(target, arrays, {"model": description.to_json(), "use": about["use"]})
+    with runtime.locked(target, "another OUT"):
+      check_absent(target)
+      checkpoints.write_weights(target, arrays, {"model": description.to_json(), "use": about["use"]})
     return "\n".join([f"{target}: checkpoint of {description}, {count(use.arrays):,} parameters", *remarks])
   chosen = importers.layout_of(description, name) if name else preferred(description, suffix)
   tensors = layout.written(chosen, use.arrays, description)
   documents = beside(target, chosen, description, said, about)
-  containers.write(target, tensors, about)  # first, for this is where values are read, and may be found damaged
-  for file, values in documents.items():
-    files.write_text(file, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+  def place():  # once all values are read, which may be found damaged; the weights come last, and with what is beside
+    check_new(target, documents)
+    files.write_together(documents)
+
+  check_new(target, documents)
+  containers.write(target, tensors, about, place)
   remarks += [f"note: {note}" for note in ([] if chosen.beside else unsaid(tensors, description, target.name))]
   if suffix == ".safetensors":
     remarks += [f"note: {note}" for note in architectures.notes(chosen, description, said)]
@@ -108,25 +116,42 @@ def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints:
 
 
 def beside(target: pathlib.Path, chosen: layout.Layout, description: models.Description, said, about) -> dict:
-  """{path: JSON values} that go with a file of weights; ConfigError where one is there, or would be taken for others'.
-
-  Hubs have them under fixed names; an .npz has OUT.json, of our own form.
-  """
+  """{path: JSON} of what goes with a file of weights. Hubs have it under fixed names; an .npz has OUT.json, our own."""
   if target.suffix.lower() == ".npz":
     documents = {target.with_suffix(".json"): {"vit_jax": about}}
   else:
     documents = {
       target.with_name(name): values for name, values in architectures.beside(chosen, description, said).items()
     }
-  if there := next((file for file in documents if file.exists()), None):
-    raise ConfigError(f"{there} is there already, and one goes with {target.name}; take an empty directory")
-  # An .npz has its own; what else is in the folder would be read with these.
-  others = [file for file in target.parent.glob("*") if file.suffix.lower() in containers.READ[1:] and file != target]
-  if documents and others and target.suffix.lower() != ".npz":
+  return {file: json.dumps(values, indent=2, ensure_ascii=False) + "\n" for file, values in documents.items()}
+
+
+def check_absent(target: pathlib.Path) -> None:
+  """ConfigError where something is there that is no empty folder, nor what a checkpoint that was cut short has left."""
+  if target.suffix == "" and target.is_dir():
+    there = any(target.iterdir()) and not checkpoints.begun(target)
+  else:
+    there = target.exists() or os.path.lexists(target)  # also a link that leads nowhere
+  if there:
+    raise ConfigError(f"{target} is there already; name another, or remove it")
+
+
+def check_new(target: pathlib.Path, documents: Mapping[pathlib.Path, str]) -> None:
+  """ConfigError where a file is there, or another's document, or where these would be taken for those of others.
+
+  A document with the very text is what a conversion has left that was killed before it put the weights beside it.
+  """
+  check_absent(target)
+  hubs = target.suffix.lower() in containers.READ[1:]  # an .npz has a document of its own, and so has a program
+  others = [file for file in target.parent.glob("*") if file.suffix.lower() in containers.READ[1:] and hubs]
+  for file, text in documents.items():
+    left = not others and file.is_file() and files.content(file) == text.encode()
+    if not left and (file.exists() or os.path.lexists(file)):
+      raise ConfigError(f"{file} is there already, and one goes with {target.name}; take an empty directory")
+  if documents and others:
     raise ConfigError(
-      f"{others[0]} would be read with the config.json that layout {chosen.name!r} writes; take an empty directory"
+      f"{others[0]} would be read with the {some_names(documents)} of {target.name}; take an empty directory"
     )
-  return documents
 
 
 def some_names(documents) -> str:
@@ -137,10 +162,9 @@ def some_names(documents) -> str:
 def export(source: pathlib.Path, target: pathlib.Path, hints: dict, ema: bool) -> str:
   """Writes the model of `source` as a program; lines that say what was done."""
   exported.check(target)
-  if (described := exported.beside(target)) and described.exists():
-    raise ConfigError(f"{described} is there already, and says what {target.name} is; name another, or remove it")
   use = stored.load(source, ema, hints=hints)
-  apart = exported.write(use, target)
+  apart = exported.write(use, target, functools.partial(check_new, target))
+  described = exported.beside(target)
   where = "ONNX Runtime and others" if described is None else ", ".join(exported.PLATFORMS)
   said = f"{target}: {use.description} for {where}, any number of images; read again and run: "
   return "\n".join([said + f"{apart:.1g} of the largest logit apart"] + [f"note: {note}" for note in use.notes])

@@ -40,6 +40,7 @@ def test_the_file_alone_gives_the_logits_of_any_number_of_images(tmp_path):
     convert.convert(source, tmp_path / "a.stablehlo", None, {})
   with pytest.raises(ConfigError, match=r"a\.json is there already"):
     (tmp_path / "a.stablehlo").unlink()
+    (tmp_path / "a.json").write_text("{}")  # of something else
     convert.convert(source, tmp_path / "a.stablehlo", None, {})
 
 

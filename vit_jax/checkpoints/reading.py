@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
 from vit_jax import digests, disk, paths, runtime
 from vit_jax.schema import ConfigError
@@ -44,6 +45,15 @@ def whole_steps(workdir: pathlib.Path) -> list[int]:
 def exist(workdir: pathlib.Path) -> bool:
   """Whether a workdir holds checkpoints; an empty folder is a start that was killed."""
   return bool(whole_steps(workdir))
+
+
+def begun(workdir: pathlib.Path) -> bool:
+  """Whether a workdir holds nothing but what a first save that failed or was killed has left."""
+  if not {path.name for path in workdir.iterdir()} <= {"checkpoints", "lock"}:
+    return False
+  with contextlib.suppress(FileNotFoundError):
+    return all(ocp.utils.is_tmp_checkpoint(epath.Path(path)) for path in (workdir / "checkpoints").iterdir())
+  return True
 
 
 def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[str, np.ndarray], dict]:

@@ -10,7 +10,7 @@ import math
 import pathlib
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -207,9 +207,12 @@ def without_prefix(tensors):
   return tensors
 
 
-def write(path: pathlib.Path, tensors: Tensors, about: dict) -> None:
-  """Writes a file whole or not at all, tensor by tensor; `about`, JSON values, goes into the header of .safetensors."""
-  with files.replacing(path) as partial:
+def write(path: pathlib.Path, tensors: Tensors, about: dict, before: Callable[[], None] | None = None) -> None:
+  """Writes a file whole or not at all, tensor by tensor; `about`, JSON values, goes into the header of .safetensors.
+
+  `before` is called when all is written, see `files.replacing`.
+  """
+  with files.replacing(path, before) as partial:
     if path.suffix.lower() == ".npz":
       with partial.open("wb") as file:
         np.savez(file, **tensors)

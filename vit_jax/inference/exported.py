@@ -24,25 +24,32 @@ CLOSE = 1e-4  # of the largest logit: how far those of the file may be from the 
 COMPARED = (1, 3)  # images at a time
 
 
-def write(use: Stored, path: pathlib.Path) -> float:
+def write(use: Stored, path: pathlib.Path, check_new: Callable[[dict], None] = lambda documents: None) -> float:
   """Writes the model: uint8 images [B, S, S, 3] -> logits float32 [B, V], without a head features [B, D].
 
   The file is read again and compared with the model on this machine before it takes its name; how far they are apart,
   as a share of the largest value. `jax.export.deserialize(data).call(images)` runs a .stablehlo; what its squares are
   made of and the names of classes are in a JSON file of the same name. An .onnx has these as metadata, each as
-  JSON. ConfigError where they differ by more than CLOSE.
+  JSON. ConfigError where they differ by more than CLOSE; `check_new` raises it where one of the files may not be made,
+  of which it gets {path: text} of the JSON.
   """
   make, run = FORMATS[path.suffix.lower()]
+  described = beside(path)
+  documents = {described: json.dumps(_about(use), indent=2) + "\n"} if described else {}
+  check_new(documents)
   model, data = make(use)
-  with files.replacing(path) as partial:
+
+  def place():
+    check_new(documents)
+    files.write_together(documents)
+
+  with files.replacing(path, place) as partial:
     partial.write_bytes(data)
     apart = _apart(run(partial.read_bytes()), model, use.description.image_size)
     if not apart <= CLOSE:
       raise ConfigError(
         f"{path}: the logits of what was exported differ by {apart:.2g} of the largest; nothing is kept"
       )
-  if described := beside(path):
-    files.write_text(described, json.dumps(_about(use), indent=2) + "\n")
   return apart
 
 
