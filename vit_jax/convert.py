@@ -31,7 +31,7 @@ from vit_jax.inference import exported, stored
 from vit_jax.models.description import in_words
 from vit_jax.schema import ConfigError
 
-# Which layout a file gets that is not told: of those that the family knows, the first.
+# Which layout a file gets that is not told: of those that have a place for the model, the first.
 PREFERRED = {".npz": ("vit_jax", "big_vision", "compact", "timm"), ".safetensors": ("timm", "compact", "big_vision")}
 
 
@@ -178,7 +178,7 @@ def unsaid(tensors: Tensors, description: models.Description, name: str) -> list
     return [f"the tensors alone do not say it all: {error}"]
   taken, ours = ({**one.arguments(), "heads": _heads(one)} for one in (recognised, description))
   return [
-    f"{key}={ours[key]} is not in the tensors; who has nothing else takes {taken[key]}"
+    f"{key}={in_words(ours[key])} is not in the tensors; who has nothing else takes {in_words(taken.get(key))}"
     for key in ("heads", "gelu", "eps", "padding", "pool", "rotary", "norm_order")
     if key in ours and ours[key] != taken.get(key)
   ]
@@ -191,8 +191,10 @@ def _heads(description):
 
 
 def preferred(description: models.Description, suffix: str) -> layout.Layout:
-  """The layout that a file of this ending is expected to have."""
+  """The layout that a file of this ending is expected to have, of those that have a place for the model."""
   known = {one.name: one for one in importers.layouts_of(description)}
+  if not known:
+    raise ConfigError(f"no layout has a place for {description}; name a directory, for a checkpoint of ours")
   return known[next((name for name in PREFERRED[suffix] if name in known), next(iter(known)))]
 
 

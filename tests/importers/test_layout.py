@@ -96,7 +96,9 @@ def example(name, model, arguments, image_size, classes, seed=0):
   description = Description(Choice(model, arguments), image_size, classes)
   rng = np.random.default_rng(seed)
   arrays = {path: rng.standard_normal(shape).astype(np.float32) for path, shape in layout.shapes(description).items()}
-  return importers.layout_of(description, name), description, arrays
+  family = description.published.family
+  known = [one for one in importers.layouts() if (one.name, one.family) == (name, family) and one.holds(description)]
+  return known[-1], description, arrays
 
 
 def hints_of(description):

@@ -207,15 +207,24 @@ def export(arrays: Mapping[str, np.ndarray], description: Description, name: str
 
 
 def layout_of(description: Description, name: str) -> Layout:
-  """The layout of that name for the described model's family, or a ConfigError with those that there are."""
-  known = {one.name: one for one in layouts_of(description)}
-  if name in known:
-    return known[name]
-  if any(one.name == name and one.family == description.published.family for one in layouts()):
-    raise ConfigError(f"layout {name!r} has no place for {description}; allowed: {', '.join(known) or 'none'}")
-  raise ConfigError(f"layout {name!r} is not known for {description.model.name}.{schema.nearest(name, known)}")
+  """The layout of that name for the described model, or a ConfigError with those that have a place for it."""
+  family = [one for one in layouts() if one.family == description.published.family]
+  if name not in (one.name for one in family):
+    raise ConfigError(
+      f"layout {name!r} is not known for {description.model.name}.{schema.nearest(name, _names(description))}"
+    )
+  held = [one for one in family if one.name == name and one.holds(description)]
+  why = layout.refusal(held[-1], description) if held else f"layout {name!r} has no place for {description}"
+  if why:
+    raise ConfigError(f"{why}; allowed: {', '.join(_names(description)) or 'none but a directory, which is a workdir'}")
+  return held[-1]
 
 
 def layouts_of(description: Description) -> list[Layout]:
-  """The layouts in which models of this family are published, and that may hold this one."""
-  return [one for one in layouts() if one.family == description.published.family and one.holds(description)]
+  """The layouts in which models of this family are published, and that have a place for this one."""
+  family = [one for one in layouts() if one.family == description.published.family and one.holds(description)]
+  return [one for one in family if layout.refusal(one, description) is None]
+
+
+def _names(description):
+  return dict.fromkeys(one.name for one in layouts_of(description))

@@ -240,9 +240,19 @@ def written(layout: Layout, arrays: Tensors, description: Description) -> Tensor
   return layout.finish(result, description)
 
 
+def refusal(layout: Layout, description: Description) -> str | None:
+  """Why `written` has no file for the described model, whatever its values; None where it has."""
+  try:
+    zero = np.float32(0)
+    written(layout, {path: np.broadcast_to(zero, shape) for path, shape in shapes(description).items()}, description)
+  except ConfigError as error:
+    return str(error)
+  return None
+
+
 def _shown(value):
   """An argument in an error; of a choice its name."""
-  return value.name if isinstance(value, Choice) else value
+  return value.name if isinstance(value, Choice) else str(value)
 
 
 def _computed(layout, description):
