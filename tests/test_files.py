@@ -86,6 +86,13 @@ def test_what_libraries_read_from_a_disk_is_kept_on_one_where_the_cache_is_in_a_
   assert files.local_cache("index") == tmp_path / ".cache/vit_jax/index"
 
 
+@pytest.mark.parametrize("leads", ["../blobs/gone", "config.json"])
+def test_json_that_is_a_link_to_nothing_is_an_error_that_names_both(tmp_path, leads):
+  (tmp_path / "config.json").symlink_to(leads)
+  with pytest.raises(ConfigError, match=f"config.json is a link to '{leads}', where no file is; bring that file back"):
+    files.read_json(tmp_path / "config.json")
+
+
 @pytest.mark.parametrize(
   ("data", "says"),
   [

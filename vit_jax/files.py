@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from vit_jax import disk, locks, paths
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, show
 
 _HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # but those that stand for bytes of file names
 JSON_BYTES, JSON_DEPTH = 2**24, 64  # more than any JSON of ours has, or of the codes whose weights are read
@@ -144,10 +144,15 @@ def parse_json(data: bytes):
 
 
 def read_json(path: pathlib.Path) -> dict | None:
-  """The JSON object in a file; None where there is no such file, or an empty object. OSError for a bucket's trouble."""
+  """The JSON object in a file; None where there is no such file, or an empty object. OSError for a bucket's trouble.
+
+  ConfigError for what is no such text, and for a link that leads nowhere.
+  """
   try:
     data = content(path) if paths.in_bucket(path) else _read(path)
     values = {} if data is None else parse_json(data)
+  except ConfigError:
+    raise
   except ValueError as error:
     raise ConfigError(f"{path} cannot be read as JSON ({error}); mend or remove it") from error
   if not isinstance(values, dict):
@@ -159,6 +164,9 @@ def _read(path):
   """The beginning of a file of a disk, None where there is none; ValueError where it cannot be read."""
   try:
     if not path.exists():
+      if path.is_symlink():
+        leads = show(os.readlink(path))
+        raise ConfigError(f"{path} is a link to {leads}, where no file is; bring that file back, or remove the link")
       return None
     if not path.is_file():
       raise ValueError("it is no file")
