@@ -128,11 +128,9 @@ def test_hostile_json_takes_no_time():
 def test_json_is_read_from_files_only(tmp_path):
   (tmp_path / "folder").mkdir()
   (tmp_path / "device").symlink_to("/dev/zero")
-  (tmp_path / "loop").symlink_to(tmp_path / "loop")
   for name in ("folder", "device"):
     with pytest.raises(ConfigError, match="no file"):
       files.read_json(tmp_path / name)
-  assert files.read_json(tmp_path / "loop") is None
 
 
 NAMES = ["=1+1", "+1", "-1", "@a", "\t=1", "\r=1", "\n=1", "＝1", "'a", "''=1", "a=1", "", " =1", "a'b", "plain"]

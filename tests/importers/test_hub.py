@@ -7,7 +7,8 @@ import safetensors.numpy
 
 from tests import hostile
 from vit_jax import importers
-from vit_jax.schema import ConfigError
+from vit_jax.models import Description
+from vit_jax.schema import Choice, ConfigError
 
 
 @pytest.mark.parametrize(
@@ -29,8 +30,18 @@ def test_heads_of_a_config_json_are_not_those_that_a_run_would_like(tmp_path):
   have = importers.inspect(tmp_path).description
   assert importers.fitted(str(tmp_path), have)[0]
   want = have.replaced(model=type(have.model)(have.model.name, {**have.model.args, "heads": 2}))
-  with pytest.raises(ConfigError, match="says heads=4"):
+  with pytest.raises(ConfigError, match=r"the file holds ViT-.* heads=4.*; this model is ViT-") as error:
     importers.fitted(str(tmp_path), want)
+  assert "Mend" not in str(error.value) and "--config.model.heads=4" in str(error.value)
+
+
+def test_a_run_of_another_width_is_told_so_and_the_config_json_is_believed(tmp_path):
+  safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
+  (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 2, "hidden_size": 64}))
+  want = Description(Choice("ViT-Ti/16"), 32, 3)
+  with pytest.raises(ConfigError, match=r"the file holds ViT-.*; this model is ViT-Ti/16") as error:
+    importers.fitted(str(tmp_path), want)
+  assert "Mend" not in str(error.value)
 
 
 def test_other_normalisations_of_the_images_are_said(tmp_path):

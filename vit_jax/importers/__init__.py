@@ -135,15 +135,15 @@ def load(
   return _load(paths.path(path), hints, ema)[:2]
 
 
-def _load(path, hints, ema):
-  """What `load` gives, and what else is known of a file."""
+def _load(path, hints, ema, likely=None):
+  """What `load` gives, and what else is known of a file; `likely` as of `inspect`."""
   if is_workdir(path):
     arrays, about = checkpoints.read_weights(path, ema)
     description = Description.from_json(about.get("model")).unscanned()
     return description, surgery.unstack(arrays, layout.shapes(description)), []
   if ema:
     raise ConfigError(f"{path}: a moving average is in workdirs only; a file has one set of weights")
-  recognised = inspect(path, hints)
+  recognised = inspect(path, hints, likely)
   try:
     return recognised.description, recognised.read(), recognised.notes
   except ConfigError as error:
@@ -181,10 +181,10 @@ def fitted(
   """A file's parameters made to fit the model `want`, layer by layer, and what was done; see `surgery.fit`."""
   shapes = layout.shapes(want)
   # Heads do not show in tensors; they are most likely those of the model that is wanted, if widths are the same.
-  hints = {} if isinstance(want.image_size, int) else {"image_size": want.image_size}
+  likely = {} if isinstance(want.image_size, int) else {"image_size": want.image_size}
   if query := shapes.get("blocks/0/attention/query/kernel"):
-    hints |= {"width": query[0], "heads": query[1]}
-  have, arrays, known = _load(paths.path(path), hints, ema)
+    likely |= {"width": query[0], "heads": query[1]}
+  have, arrays, known = _load(paths.path(path), None, ema, likely)
   try:
     fitting, notes = surgery.fit(arrays, have, want, head)
     return fitting, [*notes, *known]
@@ -192,11 +192,15 @@ def fitted(
     raise ConfigError(f"{path}: {error}") from error
 
 
-def inspect(path: str | pathlib.Path, hints: Mapping[str, Any] | None = None) -> Recognised:
-  """As `recognise`, of a file; its tensors are not read yet."""
+def inspect(
+  path: str | pathlib.Path, hints: Mapping[str, Any] | None = None, likely: Mapping[str, Any] | None = None
+) -> Recognised:
+  """As `recognise`, of a file; its tensors are not read yet. `likely` are hints of what nothing else says."""
   tensors, beside = containers.read(paths.path(path))
+  known = beside | dict(hints or {})
+  guessed = {key: value for key, value in (likely or {}).items() if key != "width" or "heads" not in known}
   try:
-    return recognise(tensors, beside | dict(hints or {}))
+    return recognise(tensors, guessed | known)
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 
