@@ -246,3 +246,16 @@ def test_sizes_that_no_table_has_are_said_as_overrides():
   sizes = {"a": (8, 2), "b": (16, 4)}
   assert layout.named(sizes, (16, 4), ("width", "depth")) == ("b", {})
   assert layout.named(sizes, (16, 5), ("width", "depth")) == ("b", {"depth": 5})
+
+
+@pytest.mark.parametrize("value", [1e300, -1e39])
+def test_a_value_that_float32_cannot_hold_is_refused_with_its_tensor(value):
+  written, description, arrays = example("timm", "ViT-S/8", SMALL | {"gelu": "erf"}, 32, 3)
+  tensors = {name: tensor.astype(np.float64) for name, tensor in layout.write(written, arrays, description).items()}
+  tensors["blocks.1.attn.qkv.bias"][7] = np.inf  # which float32 has too
+  layout.read(written, tensors, description)
+  tensors["blocks.1.attn.qkv.bias"][5] = value
+  with pytest.raises(
+    ConfigError, match=rf"blocks\.1\.attn\.qkv\.bias'? has values as large as {abs(value):.3g}".replace("+", r"\+")
+  ):
+    layout.read(written, tensors, description)

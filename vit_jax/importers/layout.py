@@ -159,8 +159,17 @@ def lazily(layout: Layout, tensors: Tensors, description: Description) -> dict[s
 
 
 def _ours(entry, tensor):
-  """The parameters that a tensor packs, or the one that it is."""
-  return rearrange(np.asarray(tensor), entry.pattern, **entry.lengths).astype(np.float32, copy=False)
+  """The parameters that a tensor packs, or the one that it is; ConfigError for values that float32 cannot hold."""
+  array = np.asarray(tensor)
+  with np.errstate(over="ignore"):
+    single = array.astype(np.float32, copy=False)
+  if single is not array and not np.array_equal(np.isinf(single), np.isinf(array)):
+    largest = np.max(np.abs(array), where=np.isfinite(array), initial=0.0)
+    raise ConfigError(
+      f"tensor {some([entry.name])} has values as large as {largest:.3g}; allowed: up to "
+      f"{np.finfo(np.float32).max:.3g}, the largest of float32; write the file anew without them"
+    )
+  return rearrange(single, entry.pattern, **entry.lengths)
 
 
 def _theirs(entry, parts):
