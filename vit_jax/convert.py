@@ -51,7 +51,7 @@ def main() -> None:
   arguments = parser.parse()
   paths = arguments.paths
   if arguments.heads is not None and not 0 < arguments.heads < 2**15:
-    raise ConfigError(f"--heads: {arguments.heads}; allowed: a number from 1")
+    raise ConfigError(f"--heads: {arguments.heads}; allowed: a whole number from 1 to {2**15 - 1}")
   if len(paths) != (1 if arguments.inspect else 2):
     raise ConfigError(f"{len(paths)} paths; write `IN OUT`, or `--inspect FILE`")
   hints = {key: value for key in ("heads", "image_size") if (value := getattr(arguments, key)) is not None}

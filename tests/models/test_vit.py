@@ -127,7 +127,7 @@ def test_the_same_configuration_gives_the_same_graph():
     ({"hidden_multiple": 8}, r"model.hidden_multiple: 8 is for SwiGLU, and mlp is 'gelu'"),
     ({"rotary": {"name": "axail"}}, r"model.rotary.name: unknown name 'axail'.*'axial'"),
     ({"rotary": {"name": "mixed", "first": "rows"}}, r"model.rotary.first: unknown key for 'mixed'.*axial takes it"),
-    ({"rotary": {"name": "axial"}, "heads": 8}, r"model.rotary: a head has 2 channels"),
+    ({"rotary": {"name": "axial"}, "heads": 8}, r"^model.rotary: a head has 2 channels"),
     ({"rotary": {"name": "axial", "registers": 9.0}, "registers": 3}, r"registers: 3; those that turn are a square"),
     ({"position": "relative", "position_at": "each"}, r"position_at 'each' .* 'relative' has none; allowed: .*'input'"),
     ({"position": "none", "position_at": "shared"}, r"position_at 'shared' .* 'none' has none; allowed: .*'input'"),

@@ -224,7 +224,7 @@ def _count(config, key, oblong=False):
   value = config[key]
   sides = value if isinstance(value, list) and len(value) == 2 else [value]
   if not all(type(side) is int and 0 < side < 2**20 for side in sides) or (len(set(sides)) > 1 and not oblong):
-    raise ConfigError(f"{key} is {show(value)}; allowed: a whole number from 1")
+    raise ConfigError(f"{key} is {show(value)}; allowed: a whole number from 1 to {2**20 - 1}")
   return sides[0] if len(set(sides)) == 1 else tuple(sides)
 
 

@@ -107,7 +107,9 @@ def _hidden(config):
   """DINOv2's hidden width, which its config has as a share of the width."""
   ratio, width = config["mlp_ratio"], config.get("hidden_size", 768)
   if not processing.number(ratio) or not 0 < ratio < 2**10 or type(width) is not int:
-    raise ConfigError(f"mlp_ratio is {show(ratio)}, of hidden_size {show(width)}; allowed: whole numbers from 1")
+    raise ConfigError(
+      f"mlp_ratio is {show(ratio)}, of hidden_size {show(width)}; allowed: a number above 0 and below 1024, of a whole number"
+    )
   return _gated_width(width, ratio) if _flag(config, "use_swiglu_ffn") else int(width * ratio)
 
 
@@ -120,7 +122,7 @@ def _turning(config):
     if (value := config.get(theirs)) is None:
       continue
     if not processing.number(value) or not still <= value <= 1e3:
-      raise ConfigError(f"{theirs} is {show(value)}; allowed: null, or a number from {still:g}")
+      raise ConfigError(f"{theirs} is {show(value)}; allowed: null, or a number from {still:g} to 1000")
     arguments[ours] = float(value)
   return Choice("dinov3", {"temperature": float(theta), **arguments})
 

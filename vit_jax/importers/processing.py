@@ -47,7 +47,7 @@ def from_json(values: Any) -> Beside:
   if crop is not None and not (isinstance(crop, Mapping) and _known_name(crop.get("name"), crops.TEST_CROPS)):
     raise ConfigError(f"test_crop is {show(crop)}; allowed: one of {', '.join(crops.TEST_CROPS)}, with its arguments")
   if size is not None and not (type(size) is int and 0 < size < 2**16):
-    raise ConfigError(f"image_size is {show(size)}; allowed: a whole number from 1")
+    raise ConfigError(f"image_size is {show(size)}; allowed: a whole number from 1 to {2**16 - 1}")
   if loss is not None and not _known_name(loss, losses.PROBABILITIES):
     raise ConfigError(f"probabilities is {show(loss)}; allowed: {', '.join(losses.PROBABILITIES)}")
   if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
@@ -92,7 +92,9 @@ def of_timm(config: Mapping) -> tuple[Choice | None, int | None]:
     return Choice("resize", {"interpolation": interpolation}), None
   sides = config.get("input_size")
   if not isinstance(sides, list) or len(sides) != 3 or type(sides[2]) is not int or not 0 < sides[2] < 2**16:
-    raise ConfigError(f"input_size is {show(sides)}; allowed: channels, height and width")
+    raise ConfigError(
+      f"input_size is {show(sides)}; allowed: channels, height and width, each side of 1 to {2**16 - 1} pixels"
+    )
   return _squashed(math.floor(sides[2] / share), sides[2], interpolation), sides[2]
 
 
@@ -137,7 +139,9 @@ def _side(value, key):
     squashed = isinstance(value, Mapping) and "height" in value
   sides = list(value.values()) if isinstance(value, Mapping) else []
   if not 0 < len(sides) <= 2 or not all(type(side) is int and 0 < side < 2**16 for side in sides):
-    raise ConfigError(f"{key} is {show(value)}; allowed: shortest_edge, or height and width")
+    raise ConfigError(
+      f"{key} is {show(value)}; allowed: shortest_edge, or height and width, of 1 to {2**16 - 1} pixels"
+    )
   return (sides[0] if len(set(sides)) == 1 else None), squashed
 
 

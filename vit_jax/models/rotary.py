@@ -175,7 +175,7 @@ ROTARY = {"none": none, "axial": Axial, "mixed": Mixed, "dinov3": Centred}
 def _check(rotary, parts):
   if rotary.size % parts:
     raise ConfigError(
-      f"model.rotary: a head has {rotary.size} channels, of which rows and columns turn two at a time; allowed: "
+      f"a head has {rotary.size} channels, of which rows and columns turn two at a time; allowed: "
       f"multiples of {parts}. Take another width or number of heads"
     )
 
