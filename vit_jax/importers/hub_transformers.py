@@ -108,7 +108,8 @@ def _hidden(config):
   ratio, width = config["mlp_ratio"], config.get("hidden_size", 768)
   if not processing.number(ratio) or not 0 < ratio < 2**10 or type(width) is not int:
     raise ConfigError(
-      f"mlp_ratio is {show(ratio)}, of hidden_size {show(width)}; allowed: a number above 0 and below 1024, of a whole number"
+      f"mlp_ratio is {show(ratio)}, of hidden_size {show(width)}; allowed: a number above 0 and below 1024, of a whole "
+      "number"
     )
   return _gated_width(width, ratio) if _flag(config, "use_swiglu_ffn") else int(width * ratio)
 
