@@ -8,6 +8,7 @@ import io
 import json
 import math
 import pathlib
+import pickle
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -166,7 +167,15 @@ def _torch(path):
   if mapped:
     with zipfile.ZipFile(path) as archive:
       _members(path, archive, zipfile.ZIP_STORED)
-  loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+  try:
+    loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+  except pickle.UnpicklingError as error:  # whose text advises to load it all the same
+    what = re.search(r"GLOBAL [\w.]+|Unsupported operand \d+", str(error))
+    more = what[0] if what else "no pickle of tensors"
+    raise ConfigError(
+      f"{path}: cannot be read: it is damaged or holds more than tensors ({more}), which is never unpickled, for it may "
+      "run any program; take the weights as .safetensors, or as a state dict of tensors alone"
+    ) from None
   for _ in _WRAPPERS:  # of which some may be inside of others, but none inside of itself
     if not isinstance(loaded, Mapping):
       raise ConfigError(f"{path}: holds a {type(loaded).__name__}, not a state dict of tensors by name")
