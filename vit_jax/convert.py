@@ -89,6 +89,7 @@ def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints:
   if suffix in exported.FORMATS:
     return export(source, target, hints, ema)
   use = stored.read(source, ema, hints)
+  check_hints(use.description, hints)
   description, said = use.description, stored.travelling(use)
   about = {**description.to_json(), "use": processing.to_json(said)}
   remarks = [f"note: {note}" for note in use.notes]
@@ -163,6 +164,7 @@ def export(source: pathlib.Path, target: pathlib.Path, hints: dict, ema: bool) -
   """Writes the model of `source` as a program; lines that say what was done."""
   exported.check(target)
   use = stored.load(source, ema, hints=hints)
+  check_hints(use.description, hints)
   apart = exported.write(use, target, functools.partial(check_new, target))
   described = exported.beside(target)
   where = "ONNX Runtime and others" if described is None else ", ".join(exported.PLATFORMS)
@@ -182,6 +184,21 @@ def unsaid(tensors: Tensors, description: models.Description, name: str) -> list
     for key in ("heads", "gelu", "eps", "padding", "pool", "rotary", "norm_order")
     if key in ours and ours[key] != taken.get(key)
   ]
+
+
+def check_hints(description: models.Description, hints: Mapping) -> None:
+  """ConfigError for a flag that the weights contradict, or know nothing of."""
+  facts = {"heads": _heads(description), "image_size": description.image_size}
+  for key, value in hints.items():
+    if _sides(facts[key]) != _sides(value):
+      flag = f"--{key.replace('_', '-')}"
+      known = "heads that are not packed, or none" if facts[key] is None else f"{key}={facts[key]}"
+      shown = value if isinstance(value, int) else ",".join(map(str, value))
+      raise ConfigError(f"{flag}={shown}: the weights are of {description}, which say {known}; leave {flag} out")
+
+
+def _sides(value):
+  return tuple(value) if isinstance(value, list | tuple) else (value, value)
 
 
 def _heads(description):
@@ -204,11 +221,13 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool = False) -> str:
     description, arrays = importers.load(path, hints, ema)
     kind, stored, notes = "checkpoint of vit_jax", f"{len(arrays)} arrays", []
   else:
+    importers.check_average(path, ema)
     recognised = importers.inspect(path, hints)
     description, kind = recognised.description, f"{recognised.layout.name} names ({path.suffix})"
     stored, notes = f"{len(recognised.tensors)} tensors", recognised.notes
     recognised.check()
   shapes, bound = layout.shapes(description), description.arguments()
+  check_hints(description, hints)
   rows = {
     "layout": f"{kind}, {stored}",
     "family": description.published.family,

@@ -141,13 +141,18 @@ def _load(path, hints, ema, likely=None):
     arrays, about = checkpoints.read_weights(path, ema)
     description = Description.from_json(about.get("model")).unscanned()
     return description, surgery.unstack(arrays, layout.shapes(description)), []
-  if ema:
-    raise ConfigError(f"{path}: a moving average is in workdirs only; a file has one set of weights")
+  check_average(path, ema)
   recognised = inspect(path, hints, likely)
   try:
     return recognised.description, recognised.read(), recognised.notes
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
+
+
+def check_average(path: pathlib.Path, ema: bool) -> None:
+  """ConfigError where the moving average of a file is wanted."""
+  if ema:
+    raise ConfigError(f"{path}: a moving average is in workdirs only; a file has one set of weights; leave it out")
 
 
 def frozen(

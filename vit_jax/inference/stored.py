@@ -72,8 +72,7 @@ def read(path: str | pathlib.Path, ema: bool = False, hints: Mapping[str, Any] |
     description, arrays = importers.load(path, hints, ema)
     data, loss, names, notes = _of_workdir(path, description)
   else:
-    if ema:
-      raise ConfigError(f"{path}: a moving average is in workdirs only; a file has one set of weights")
+    importers.check_average(path, ema)
     recognised = importers.inspect(path, hints)
     description = recognised.description
     try:
