@@ -173,8 +173,8 @@ def _torch(path):
     what = re.search(r"GLOBAL [\w.]+|Unsupported operand \d+", str(error))
     more = what[0] if what else "no pickle of tensors"
     raise ConfigError(
-      f"{path}: cannot be read: it is damaged or holds more than tensors ({more}), which is never unpickled, for it may "
-      "run any program; take the weights as .safetensors, or as a state dict of tensors alone"
+      f"{path}: cannot be read: it is damaged or holds more than tensors ({more}), which is never unpickled, for it "
+      "may run any program; take the weights as .safetensors, or as a state dict of tensors alone"
     ) from None
   for _ in _WRAPPERS:  # of which some may be inside of others, but none inside of itself
     if not isinstance(loaded, Mapping):
