@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import safetensors.numpy
 
@@ -83,3 +84,17 @@ def test_all_that_is_said_and_true_is_taken(tmp_path):
   true |= {"hidden_dropout_prob": 0.5, "global_pool": "token", "model_args": {"img_size": 32, "act_layer": "gelu"}}
   (tmp_path / "config.json").write_text(json.dumps(true))
   assert importers.inspect(tmp_path).description.arguments()["eps"] == 1e-6
+
+
+@pytest.mark.parametrize("leads", ["../blobs/gone", "config.json"])
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "model.json"])
+def test_a_link_to_nothing_beside_weights_is_an_error_and_no_file_is_none(tmp_path, name, leads):
+  weights = tmp_path / ("model.npz" if name == "model.json" else "model.safetensors")
+  if name == "model.json":
+    np.savez(weights, **hostile.good("vit_jax"))
+  else:
+    safetensors.numpy.save_file(hostile.good("hf"), weights)
+  importers.inspect(weights)
+  (tmp_path / name).symlink_to(leads.replace("config.json", name))
+  with pytest.raises(ConfigError, match=f"{name} is a link to .*, where no file is"):
+    importers.inspect(weights)

@@ -98,10 +98,15 @@ def own(values: Any) -> dict[str, Any]:
 
 
 def _own(file):
-  """What a JSON file that `convert` wrote beside an .npz says; nothing of other files of that name."""
+  """What a JSON file that `convert` wrote beside an .npz says; nothing of other files of that name.
+
+  ConfigError for a link that leads nowhere, which may have been to such a file.
+  """
   try:
     values = files.read_json(file) or {}
   except ConfigError:
+    if file.is_symlink() and not file.exists():
+      raise
     return {}
   with within(file):
     return own(values["vit_jax"]) if "vit_jax" in values else {}
