@@ -30,6 +30,8 @@ def test_weights_are_measured_at_the_size_that_is_asked_for(weights, size):
   parts = measuring.build(measurement(image_size=size), *weights, jax.devices()[:1])
   assert parts.params["position/table"].shape == (((size or 32) // 4) ** 2, 16)
   assert any("resampled" in note for note in parts.notes) == bool(size)
+  told = parts.notes[0]
+  assert f"images of {size or 32} px" in told and ("--config.image_size=" in told) == (size is None)
   assert not any(path.startswith("head") for path in parts.params)
   assert all(np.isfinite(value).all() for value in parts.params.values())
 

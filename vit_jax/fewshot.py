@@ -15,6 +15,7 @@ import pathlib
 import jax
 
 from vit_jax import cli, config, files, flags, importers, measuring, runtime, schema
+from vit_jax.corpora.screen import Screen
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome
 from vit_jax.evals.dense import Details as Dense
@@ -40,7 +41,7 @@ def main() -> None:
   with runtime.joined(measurement.limits) as watch:
     with watch.phase("restore"):
       description, arrays = loaded(arguments.weights, measurement)
-    measured = measuring.build(measurement, description, arrays, jax.devices())
+    measured = measuring.build(measurement, description, arrays, jax.devices(), screen=screen)
     say(f"{arguments.weights}: {description.model.name}")
     for note in measured.notes:
       say(f"  {note}")
@@ -68,6 +69,12 @@ def loaded(path: str, measurement: config.Measurement):
     problem = f"--weights: {error}"
   runtime.agree(problem)
   return weights
+
+
+def screen(split: str, images: int) -> Screen:
+  """Says what is computed of a split, and shows how many of its images are done."""
+  say(f"  {split}: {images:,} images to compute")
+  return Screen(split, images)
 
 
 def report_dense(name: str, outcome: Outcome) -> None:

@@ -18,7 +18,7 @@ class Parts(NamedTuple):
 
   params: dict[str, jax.Array]
   evals: dict[str, Callable]  # (params, poll) -> evals.Outcome
-  notes: list[str]  # what was done to the weights
+  notes: list[str]  # at which size images are measured, and what was done to the weights
 
 
 def complete(measurement: Measurement, image_size: int | None) -> dict[str, Choice]:
@@ -40,6 +40,7 @@ def build(
   arrays: dict[str, np.ndarray],
   devices,
   open_split: Callable = catalog.open_split,
+  screen: evals.Screen | None = None,
 ) -> Parts:
   """Everything for a measurement on `devices`, of the weights of a file, which lose their head.
 
@@ -49,6 +50,7 @@ def build(
     arrays: its parameters by path, layer by layer.
     devices: of the mesh.
     open_split: (data choice, split) -> the images.
+    screen: where it is shown how many images are done.
   """
   size = measurement.image_size or description.image_size
   if not isinstance(size, int):
@@ -61,9 +63,18 @@ def build(
   shardings = mesh.parameters(models.sharding(headless.model.name), model.shapes(), grid)
   arrays = surgery.stack(arrays, tuple(shardings))
   params = {path: mesh.place(arrays[path], sharding) for path, sharding in shardings.items()}
-  subject = evals.Subject(model, grid, None, measurement.batch, open_split)
+  subject = evals.Subject(model, grid, None, measurement.batch, open_split, screen=screen)
   made = {}
   for name, choice in choices.items():
     with at(f"config.evals.{name}"):
       made[name] = evals.make(choice, subject)
-  return Parts(params, made, notes)
+  return Parts(params, made, [_size(measurement, size), *notes])
+
+
+def _size(measurement, size):
+  """A note of the side of images, and where it is the weights' own how another is taken."""
+  if measurement.image_size:
+    return f"images of {size} px (config.image_size)"
+  return (
+    f"images of {size} px, which is the weights' own size; another: --config.image_size={224 if size > 224 else 'N'}"
+  )

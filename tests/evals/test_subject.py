@@ -1,5 +1,8 @@
 """What evaluations measure: programs are shared; rows of a split come in order, a batch ahead of what is fetched."""
 
+import contextlib
+import types
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import pytest
 from tests import runs
 from vit_jax import build, evals, mesh, models, schema
 from vit_jax.corpora.builders import prepare
-from vit_jax.data import catalog
+from vit_jax.data import catalog, sources
 from vit_jax.evals import subject
 from vit_jax.schema import Choice
 
@@ -53,6 +56,24 @@ def test_threads_are_ended_when_a_poll_asks_to_stop():
   with pytest.raises(InterruptedError):
     subject.rows(lambda batch: batch, batches, stop, 4)
   assert batches.closed
+
+
+@pytest.mark.parametrize(("length", "size", "counts"), [(10, 4, [4]), (3, 16, []), (20, 4, [4, 4, 4])])
+def test_batches_that_are_fetched_are_counted_where_that_is_shown(length, size, counts):
+  shown, polls = [], []
+
+  @contextlib.contextmanager
+  def screen(*what):
+    shown.append(what)
+    yield types.SimpleNamespace(add=shown.append)
+
+  source = sources.Source("made", "train", ("a", "b"), length, lambda i: (b"", 0), str)
+  for screens, expected in ((None, []), (screen, [("made train", length), *counts])):
+    measured = evals.Subject(None, None, None, size, None, screen=screens)
+    with measured.counting(source, size, lambda: polls.append(0)) as poll:
+      subject.rows(lambda batch: {"mask": batch["mask"]}, Batches(length, size), poll, size)
+    assert shown == expected
+  assert len(polls) == 2 * -(-length // size)
 
 
 @pytest.fixture(scope="module")

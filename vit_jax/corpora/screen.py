@@ -6,7 +6,7 @@ import time
 
 from rich import progress
 
-from vit_jax.runtime import say
+from vit_jax.runtime import process, say
 
 EVERY = 30.0  # seconds between two lines
 
@@ -21,7 +21,7 @@ class Screen:
     self._bar = None
 
   def __enter__(self):
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and process() == 0:
       self._bar = progress.Progress(
         progress.TextColumn("{task.description}"),
         progress.BarColumn(),
@@ -59,8 +59,10 @@ class Screen:
     return (self._done - self._start) / max(1e-3, now - self._began)
 
   def _words(self, now):
-    words = [f"{self._rate(now):,.0f} images/s", f"{self._left_out[0]:,} rejected"]
-    return "  ".join(words + [f"{self._left_out[1]:,} duplicates"] * bool(self._left_out[1]))
+    rate = self._rate(now)
+    left_out = zip(self._left_out, ("rejected", "duplicates"), strict=True)
+    words = [f"{count:,} {what}" for count, what in left_out if count]
+    return "  ".join([f"{rate:,.{0 if rate >= 10 else 1}f} images/s", *words])
 
   def _left(self, now):
     rate = self._rate(now)

@@ -16,10 +16,21 @@ from vit_jax.evals.accuracy import accuracy
 from vit_jax.evals.dense import dense
 from vit_jax.evals.fewshot import fewshot
 from vit_jax.evals.masked import masked
-from vit_jax.evals.subject import Outcome, Subject
+from vit_jax.evals.subject import Outcome, Screen, Subject
 from vit_jax.schema import Choice, ConfigError, Duration, arguments, at, lookup
 
-__all__ = ["EVALS", "REPEATED", "Outcome", "Subject", "bind", "figure_names", "interval", "make", "preparation"]
+__all__ = [
+  "EVALS",
+  "REPEATED",
+  "Outcome",
+  "Screen",
+  "Subject",
+  "bind",
+  "figure_names",
+  "interval",
+  "make",
+  "preparation",
+]
 
 
 def interval(steps_of: Callable[[Duration], int], *, every: Duration = Duration("20%")) -> int:

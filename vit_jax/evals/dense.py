@@ -159,8 +159,8 @@ def _with_masks(compute, subject, data, source, size, poll) -> Iterator[tuple[di
   account = ("on_error", "max_pixels", "max_aspect", "exif", "max_bad")
   images, side = Images(source, *(wanted[key] for key in account)), subject.data(data).args["image_size"]
   problem = None
-  with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-    for rows in parts(compute, subject.batches(data, source, size), poll, size):
+  with concurrent.futures.ThreadPoolExecutor(THREADS) as pool, subject.counting(source, size, poll) as counted:
+    for rows in parts(compute, subject.batches(data, source, size), counted, size):
       if jax.process_index() or problem:
         continue
       try:

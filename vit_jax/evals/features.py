@@ -37,9 +37,9 @@ def extract(
   known, kept = _read(file) if file and first else (np.zeros(0, np.int64), None)
   missing = wanted[~runtime.from_first(np.isin(wanted, known))]
   if len(missing):
-    batches = subject.batches(data, sources.subset(source, missing), size)
-    compute = subject.features(data, kind)
-    of_images = rows(lambda batch: compute(params, batch), batches, poll, size)
+    lacking, compute = sources.subset(source, missing), subject.features(data, kind)
+    with subject.counting(lacking, size, poll) as counted:
+      of_images = rows(lambda batch: compute(params, batch), subject.batches(data, lacking, size), counted, size)
     position, features = missing[of_images["position"]], of_images["features"]
     if kept is not None:
       position, features = np.concatenate([known, position]), np.concatenate([kept, features])

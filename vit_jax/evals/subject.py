@@ -17,6 +17,8 @@ from vit_jax import digests, mesh, models
 from vit_jax.data import augment, device_batches, loader, sources, stream
 from vit_jax.schema import Choice, ConfigError, arguments, at, place
 
+Screen = Callable[[str, int], contextlib.AbstractContextManager]  # (of what, how many images) -> it has add(images)
+
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
@@ -28,6 +30,7 @@ class Subject:
   batch: int  # images at a time, unless an evaluation says otherwise
   open_split: Callable[[Choice, str], sources.Source]  # of data and a split
   predict: Callable | None = None  # `tasks.Task.predict`; None: only features are measured
+  screen: Screen | None = None  # where it is shown how many images are done; None: nowhere
   programs: dict = dataclasses.field(default_factory=dict, compare=False, repr=False)  # compiled once, shared
 
   @property
@@ -104,6 +107,24 @@ class Subject:
     examples = stream.eval_examples(source, **arguments(self.data(data), stream.eval_examples))
     batches = loader.batches(examples, size, rows, **arguments(self.data(data), loader.batches))
     return device_batches.DeviceBatches(batches, rows, size, split)
+
+  @contextlib.contextmanager
+  def counting(self, source: sources.Source, size: int, poll: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """`poll` for `parts` of the source's batches, which also shows on the screen how many of the images are done."""
+    if self.screen is None:
+      yield poll
+      return
+    with self.screen(f"{source.name} {source.split}", len(source)) as screen:
+      polls = 0
+
+      def counted():
+        nonlocal polls
+        poll()
+        if polls > 1:  # one batch is computed, and one before it is not fetched yet
+          screen.add(size)
+        polls += 1
+
+      yield counted
 
   def images_at_once(self, size: int | None) -> int:
     """`size`, or by default the run's batch; ConfigError if the devices cannot share it evenly."""
