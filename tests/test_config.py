@@ -50,7 +50,8 @@ def test_a_measurement_has_limits_and_no_keys_of_a_run():
   ("key", "text", "says"),
   [
     ("bacth", "1", r"config.bacth: unknown key.*value '1'.*Did you mean 'batch'"),
-    ("mehs.data", "1", r"no group 'mehs'.*Did you mean 'mesh'"),
+    ("mehs.data", "1", r"no group 'mehs'. Did you mean --config.mesh.data\?$"),
+    ("mehs.x", "1", r"no group 'mehs'. Did you mean 'mesh'"),
     ("batch", "many", r"config.batch: cannot read 'many'"),
     ("batch", "6.5", r"config.batch: 6.5 is a float; it takes a int"),
     ("batch", "0", r"config.batch: 0 is out of range; allowed: \[1"),
@@ -68,6 +69,21 @@ def test_a_mistake_names_the_place_the_value_and_what_is_allowed(key, text, says
   c = small()
   with pytest.raises(ConfigError, match=says):
     flags.edit(c, key, text)
+    resolve(c)
+
+
+@pytest.mark.parametrize(
+  ("key", "says"),
+  [
+    ("width", r"config.width: unknown key.*Did you mean --config.data.width\?$"),
+    ("optim.data.width", r"config has no group 'optim'. Did you mean --config.data.width\?$"),
+    ("crop.name", r"config has no group 'crop'. Did you mean --config.data.crop.name\?$"),
+  ],
+)
+def test_a_key_that_stands_elsewhere_is_named_there(key, says):
+  c = recipe(data=dict(name="d", width=3, crop=dict(name="x")), optim=1, model=1, total=1, batch=1)
+  with pytest.raises(ConfigError, match=says):
+    flags.edit(c, key, "1")
     resolve(c)
 
 

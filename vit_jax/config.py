@@ -148,6 +148,9 @@ def resolve(config: Mapping, kind: type = Run):
   with schema.at("config"):
     try:
       return schema.convert(config, kind)
+    except schema.UnknownKeyError as error:
+      elsewhere = schema.places.advice(config, error.place.removeprefix("config."))
+      raise schema.UnknownKeyError(error.message + elsewhere, error.place) from None
     except ml_collections.config_dict.RequiredValueError as error:
       raise ConfigError(f"a placeholder has no value: {error}") from error
     except RecursionError:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import ml_collections
 
-from vit_jax.schema import ConfigError, Text, nearest, show
+from vit_jax.schema import ConfigError, Text, nearest, places, show
 
 DEPTH = 16  # words of a key; those that there are have up to 7
 
@@ -63,6 +63,7 @@ def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
   *parents, last = key.split(".")
   if len(parents) > DEPTH:
     raise ConfigError(f"--config.{show(key)}: there is no key of {len(parents) + 1} words")
+  whole = config
   for depth, name in enumerate(parents):
     if depth and name and name not in config and text != "default":
       config[name] = ml_collections.ConfigDict(type_safe=False)  # a choice that the file leaves at its default
@@ -70,7 +71,8 @@ def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     if not isinstance(part, ml_collections.ConfigDict):
       place = ".".join(["config", *parents[:depth]])
       groups = [k for k, v in config.items() if isinstance(v, ml_collections.ConfigDict)]
-      raise ConfigError(f"--config.{key}: {place} has no group {show(name)}.{nearest(name, groups)}")
+      elsewhere = "" if depth else places.advice(whole, key)
+      raise ConfigError(f"--config.{key}: {place} has no group {show(name)}.{elsewhere or nearest(name, groups)}")
     config = part
   if not last:
     raise ConfigError(f"--config.{key}: the key ends in a dot")

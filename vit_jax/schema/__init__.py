@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import ml_collections
 
-from vit_jax.schema import patterns, signatures, texts
-from vit_jax.schema.errors import ConfigError, at, nearest, place, show
+from vit_jax.schema import patterns, places, signatures, texts
+from vit_jax.schema.errors import ConfigError, UnknownKeyError, at, nearest, place, show
 from vit_jax.schema.signatures import keywords
 from vit_jax.schema.texts import Text
 
@@ -167,7 +167,7 @@ def _fields(values: Mapping, entries: Mapping, owner: str, no_default, others: T
   for key in values:
     if key not in entries:
       advice = signatures.advice(key, values[key], entries, others or {})
-      raise ConfigError(f"unknown key for {owner}, value {show(plain(values[key]))}.{advice}", str(key))
+      raise UnknownKeyError(f"unknown key for {owner}, value {show(plain(values[key]))}.{advice}", str(key))
   result = {}
   for key, (kind, default) in entries.items():
     absent = isinstance(values[key], Required) if key in values else default is no_default

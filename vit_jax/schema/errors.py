@@ -47,6 +47,10 @@ class ConfigError(ValueError):
     return f"{self.place}: {self.message}" if self.place else self.message
 
 
+class UnknownKeyError(ConfigError):
+  """A key that nothing takes at its place."""
+
+
 def readable(text: str, most: int = LONGEST) -> str:
   """The text without the middle of what is too long, and with characters that are not printed as escapes."""
   if len(text) > most:

@@ -1,0 +1,46 @@
+"""Where in a config a key stands that was looked for in another place."""
+
+from collections.abc import Iterator, Mapping
+
+import ml_collections
+
+DEPTH = 16  # of groups in each other; configs have up to 7
+MOST = 3  # places that a message names
+
+
+def elsewhere(config: Mapping | ml_collections.ConfigDict, key: str) -> list[str]:
+  """Other keys of a config that end as a dotted key does, or that it would be in a group of that name; at most `MOST`.
+
+  Of "data.path" the first may be "evals.pets.data.path", also where the group "evals.pets.data" has no path yet. As
+  many of the last words as possible count; "name" alone, which every choice has, does not.
+  """
+  groups = dict(_items(config))
+  words = key.split(".")
+  for first in range(len(words)):
+    tail = words[first:]
+    for end in range(len(tail), 0, -1):
+      head, rest = tail[:end], tail[end:]
+      if tail == ["name"] or len(words) > DEPTH:
+        continue
+      at = [place for place, is_group in groups.items() if place.split(".")[-end:] == head and is_group == bool(rest)]
+      if found := [there for place in at if (there := ".".join([place, *rest])) != key]:
+        return sorted(found, key=lambda place: place.count("."))[:MOST]
+  return []
+
+
+def advice(config: Mapping | ml_collections.ConfigDict, key: str) -> str:
+  """' Did you mean ...?' with flags for the places, or nothing."""
+  places = elsewhere(config, key)
+  return f" Did you mean {' or '.join(f'--config.{place}' for place in places)}?" if places else ""
+
+
+def _items(config, above: str = "", depth: int = 0) -> Iterator[tuple[str, bool]]:
+  """(dotted key, whether it is a group) of all keys; a value that is not given yet is a key too."""
+  if depth > DEPTH:
+    return
+  editable = isinstance(config, ml_collections.ConfigDict)
+  for key, value in config.items(preserve_field_references=True) if editable else config.items():
+    is_group = isinstance(value, Mapping | ml_collections.ConfigDict)
+    yield f"{above}{key}", is_group
+    if is_group:
+      yield from _items(value, f"{above}{key}.", depth + 1)
