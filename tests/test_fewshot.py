@@ -23,7 +23,8 @@ def test_the_command_prints_writes_and_keeps_features(tmp_path):
   said = runs.finish(runs.command("fewshot", *told, devices=2, XDG_CACHE_HOME=str(tmp_path / "cache")))
   assert "1-shot" in said and "±" in said
   assert "images of 32 px, which is the weights' own size; another: --config.image_size=" in said
-  assert re.search(r"digits train\[:200\]: \d+ images to compute", said) and "digits test: 360 images to compute" in said
+  assert re.search(r"digits train\[:200\]: \d+ images to compute", said)
+  assert "digits test: 360 images to compute" in said
   found = json.loads((tmp_path / "f.json").read_text())["evals"]["digits"]
   rows = list(csv.DictReader((tmp_path / "p.csv").open()))
   assert len(rows) == found["figures"]["images"] == 360

@@ -16,7 +16,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax import schema
-from vit_jax.schema import Choice, ConfigError, Count, Duration, Range, plain, required, show
+from vit_jax.schema import Choice, ConfigError, Count, Duration, Range, places, plain, required, show
 
 __all__ = ["required"]
 
@@ -149,7 +149,7 @@ def resolve(config: Mapping, kind: type = Run):
     try:
       return schema.convert(config, kind)
     except schema.UnknownKeyError as error:
-      elsewhere = schema.places.advice(config, error.place.removeprefix("config."))
+      elsewhere = places.advice(config, error.place.removeprefix("config."))
       raise schema.UnknownKeyError(error.message + elsewhere, error.place) from None
     except ml_collections.config_dict.RequiredValueError as error:
       raise ConfigError(f"a placeholder has no value: {error}") from error

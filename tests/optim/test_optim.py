@@ -149,6 +149,8 @@ def test_states_of_modules_nested_dicts_and_flat_dicts_are_trained_alike(name):
   [
     ({"frozen": ("head/kernal",)}, r"frozen\[0\]: 'head/kernal' matches no parameter.*nearest: head/kernel"),
     ({"frozen": ("head",)}, r"'head' matches no parameter.*whole path"),
+    ({"frozen": ("backbone/.*",)}, r"""All but the head: --config\.optim\.frozen='\["\(\?!head\)\.\*"\]'$"""),
+    ({"lr_multipliers": (("backbone", 1.0),)}, r"nearest: [^ ]+(, [^ ]+)*$"),
     ({"frozen": (".*",)}, r"config\.optim\.frozen: .*nothing is left to train"),
     ({"lr_multipliers": (("cls", 1.0), ("block/.*", 0.1))}, r"lr_multipliers\[1\]: 'block/\.\*'.*nearest: blocks/"),
     ({"weight_decay": 0.1, "decay_on": ((".*/kernels", 1.0),)}, r"decay_on\[0\]"),

@@ -169,6 +169,11 @@ def test_arguments_without_a_name_are_those_of_the_default():
   [
     ({"kind": {"by": 3}}, "kind.by", "unknown key for 'steady', value 3. moving takes it. Allowed: scale."),
     ({"other": {"by": 3}}, "other", "is not a choice; write dict(name='...', ...), or --c.other.name="),
+    ({"kind": True}, "kind", "dict(name='...', ...), or --c.kind.name=.... Allowed: steady, moving."),
+    ({"kind": "stedy"}, "kind", "--c.kind.name=.... Did you mean 'steady'? Allowed: steady, moving."),
+    ({"kind": "moving"}, "kind", "dict(name='moving', ...), or --c.kind.name=moving"),
+    ({"other": "true"}, "other", "--c.other.name=.... Allowed: steady, moving."),
+    ({"named": {"x": "true"}}, "named.x", "--c.named.x.name=.... Allowed: steady, moving."),
     ({"kind": {"name": "stedy"}}, "kind.name", "unknown name 'stedy'. Did you mean 'steady'? Allowed: steady, moving."),
     ({"kind": {"name": "moving"}}, "kind.by", "missing; 'moving' needs it. Add it to the config or as --c.kind.by="),
     ({"other": {"name": "steady", "scale": 1}}, "other.scale", "1.0 is out of range"),

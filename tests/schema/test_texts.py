@@ -19,6 +19,27 @@ def test_a_flag_may_be_written_as_a_config_is():
       parsed(text)
 
 
+@pytest.mark.parametrize(
+  ("text", "says"),
+  [
+    ("true", """True is not a list of values; write --config.s='["..."]'"""),
+    ("blocks", """cannot read 'blocks' as a number or a list; write --config.s='["blocks"]'"""),
+    ("(?!head).*", """--config.s='["(?!head).*"]'"""),
+    ("['blocks'", """--config.s='["..."]'"""),
+  ],
+)
+@pytest.mark.parametrize("word", [str, schema.Pattern])
+def test_what_is_no_list_of_words_is_shown_how_one_is_written(text, says, word):
+  with pytest.raises(ConfigError) as caught, schema.at("config.s"):
+    schema.convert(schema.Text(text), tuple[word, ...])
+  assert caught.value.message.endswith(says)
+
+
+def test_what_is_no_list_of_numbers_is_told_nothing_of_words():
+  with pytest.raises(ConfigError, match=r"as a number or a list$"):
+    schema.convert(schema.Text("al"), tuple[int, ...])
+
+
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("12.5 %", 0.125), ("0%", 0.0), ("100%", 1.0)])
 def test_a_share_may_be_a_percentage(text, share):
   assert schema.convert(schema.Text(text), schema.Fraction) == share

@@ -182,6 +182,8 @@ def lamb(*, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-6, mu_d
   return optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
 
 
+ADVICE = {"frozen": """. All but the head: --config.optim.frozen='["(?!head).*"]'"""}  # where a pattern matches nothing
+
 RULES = {rule.__name__: (rule, optimizer) for rule in (adamw, sgd, adafactor, lion, muon)}
 RULES["lamb"] = (lamb, preset(optimizer, trust_ratio="decayed"))
 
@@ -202,7 +204,7 @@ def _by_pattern(key: str, rows: Sequence[tuple[str, object]], paths, default) ->
       )
     raise ConfigError(
       f"{pattern!r} matches no parameter. A pattern is a regular expression for the whole path; nearest: "
-      f"{', '.join(trees.nearest(pattern, paths))}",
+      f"{', '.join(trees.nearest(pattern, paths))}{ADVICE.get(key, '')}",
       f"{key}[{i}]",
     )
   return {path: default if i is None else rows[i][1] for path, i in first.items()}

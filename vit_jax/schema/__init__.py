@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import ml_collections
 
-from vit_jax.schema import patterns, places, signatures, texts
+from vit_jax.schema import patterns, signatures, texts
 from vit_jax.schema.errors import ConfigError, UnknownKeyError, at, nearest, place, show
 from vit_jax.schema.signatures import keywords
 from vit_jax.schema.texts import Text
@@ -185,11 +185,14 @@ def default_of(field):
   return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def convert(value, kind):
-  """The value as the annotated type `kind`, or a ConfigError that names the place, the value and what is allowed."""
+def convert(value, kind, table: Table | None = None):
+  """The value as the annotated type `kind`, or a ConfigError that names the place, the value and what is allowed.
+
+  `table` is that of a choice, where it is known.
+  """
   origin, args = typing.get_origin(kind), typing.get_args(kind)
   if origin is Annotated:
-    return _annotated(convert(value, args[0]), args[1])
+    return _annotated(convert(value, args[0], args[1] if isinstance(args[1], Mapping) else None), args[1])
   if origin in (types.UnionType, typing.Union):
     is_none = value is None or (isinstance(value, Text) and value.lower() == "none")
     if is_none and type(None) in args:
@@ -199,13 +202,13 @@ def convert(value, kind):
       return str(value)
     if str in args and int in args and isinstance(value, int):  # a number among words, as it would be typed
       value = str(value)
-    return convert(value, next(a for a in args if a is not type(None)))
+    return convert(value, next(a for a in args if a is not type(None)), table)
   if origin is Literal:
     if value not in args:
       raise ConfigError(f"{show(value)} is not a choice.{nearest(value, args)}")
     return str(value) if isinstance(value, str) else value
   if kind is Choice:
-    return _choice(value)
+    return _choice(value, table)
   if kind is Duration:
     return Duration(value)
   if dataclasses.is_dataclass(kind):
@@ -213,7 +216,7 @@ def convert(value, kind):
   if origin is collections.abc.Mapping:
     return _mapping(value, args[1])
   if origin is tuple:
-    return _tuple(texts.literal(value), args)
+    return _tuple(value, args)
   return _scalar(value, kind)
 
 
@@ -228,13 +231,15 @@ def _annotated(value, annotation):
   return value
 
 
-def _choice(value):
+def _choice(value, table):
   if isinstance(value, Choice):
     return value
   if not isinstance(value, Mapping | ml_collections.ConfigDict) or not isinstance(value.get("name"), str):
-    name = str(value) if isinstance(value, str) and value.isidentifier() else "..."
+    allowed = isinstance(value, str) and (value.isidentifier() if table is None else value in table)
+    name = str(value) if allowed else "..."
+    names = "" if allowed or table is None else f".{nearest(value, table)}"
     raise ConfigError(
-      f"{show(plain(value))} is not a choice; write dict(name={name!r}, ...), or --{place('name')}={name}"
+      f"{show(plain(value))} is not a choice; write dict(name={name!r}, ...), or --{place('name')}={name}{names}"
     )
   # Nested choices keep their own form until their table is known.
   return Choice(str(value["name"]), {k: v for k, v in value.items() if k != "name"})
@@ -264,8 +269,13 @@ def _mapping(value, kind):
 
 
 def _tuple(value, kinds):
-  if not isinstance(value, tuple | list):
-    raise ConfigError(f"{show(value)} is not a list of values")
+  try:
+    read = texts.literal(value)
+  except ConfigError as error:
+    raise ConfigError(f"{error.message}{_as_list(value, kinds[0])}") from None
+  if not isinstance(read, tuple | list):
+    raise ConfigError(f"{show(read)} is not a list of values{_as_list(read, kinds[0])}")
+  value = read
   if kinds[-1] is Ellipsis:
     kinds = (kinds[0],) * len(value)
   if len(kinds) != len(value):
@@ -275,6 +285,14 @@ def _tuple(value, kinds):
     with at(f"[{i}]"):
       result.append(convert(entry, kind))
   return tuple(result)
+
+
+def _as_list(value, kind):
+  """How a list of words with this one is written in a flag, where words are wanted."""
+  if kind not in (str, Pattern) or not place():
+    return ""
+  word = value if isinstance(value, str) and not set(value) & set("'\"[") else "..."
+  return f"""; write --{place()}='["{word}"]'"""
 
 
 def _scalar(value, kind):
