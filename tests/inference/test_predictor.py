@@ -89,6 +89,12 @@ def test_bad_images_are_named(model, photo, tmp_path):
     model.predict([])
 
 
+@pytest.mark.parametrize("of", ["patch", None, ["cls"]])
+def test_features_of_another_kind_are_refused_by_name(model, of):
+  with pytest.raises(ConfigError, match=r"of: .* is not a choice.* Allowed: head, cls, patches, cls_patches\.$"):
+    model.features([], of=of)
+
+
 def test_a_model_without_a_head_has_features(tmp_path, photo):
   headless = predictor.load(small_weights.file(tmp_path, small_weights.described(classes=0)))
   assert headless.classes == () and headless.features(photo).shape == (64,)

@@ -22,7 +22,7 @@ from vit_jax.importers import surgery
 from vit_jax.inference import stored
 from vit_jax.inference.computing import says
 from vit_jax.inference.preparation import Preparation
-from vit_jax.schema import Choice, ConfigError, arguments
+from vit_jax.schema import Choice, ConfigError, arguments, at, convert
 
 TOGETHER = 64  # images that are computed at one time, at most
 
@@ -65,8 +65,10 @@ class Predictor:
   def features(self, images: Any, of: models.Features = "head") -> np.ndarray:
     """What goes into the head, float32 [D], of a list [N, D]; or `of` "cls", "patches", "cls_patches".
 
-    See `models.output.features_of`. ConfigError for a class token that the model does not have.
+    See `models.output.features_of`. ConfigError for another kind, and for a class token that the model does not have.
     """
+    with at("of"):
+      of = convert(of, models.Features)
     features = self._computed(images, of)["features"]
     return features[0] if _is_one(images) else features
 
