@@ -87,7 +87,8 @@ def main() -> None:
       f"--write-predictions: this run predicts no class; it has {', '.join(sorted(kinds))}. Leave it out; "
       "vit_jax.predict --features writes features"
     )
-  with runtime.joined(run.limits) as watch:
+  again = "continues it" if arguments.write_labels else "starts it again"
+  with runtime.joined(run.limits, again) as watch:
     parts = build.build(run, jax.devices(), training=False)
     runtime.note(parts.images.source.note)
     with watch.phase("restore"):

@@ -38,7 +38,9 @@ def main() -> None:
   if arguments.write_predictions and (without := [name for name, c in choices.items() if c.name != "fewshot"]):
     raise schema.ConfigError(f"--write-predictions: {', '.join(without)} predicts no class of an image; leave it out")
 
-  with runtime.joined(measurement.limits) as watch:
+  keeps = any(choice.args.get("cache") for choice in choices.values())
+  again = "starts it again" + ", but for the features of splits that are done" * keeps
+  with runtime.joined(measurement.limits, again) as watch:
     with watch.phase("restore"):
       description, arrays = loaded(arguments.weights, measurement)
     measured = measuring.build(measurement, description, arrays, jax.devices(), screen=screen)

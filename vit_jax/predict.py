@@ -52,7 +52,7 @@ def main() -> None:
   features = arguments.features_of or ("head" if arguments.features else None)
   output.check(arguments.out, bool(features))
   chosen = inputs.listed(_words(arguments.paths), sys.stdin.buffer)
-  with runtime.joined() as watch:
+  with runtime.joined(again="starts it again") as watch:
     if jax.process_count() > 1:
       raise schema.ConfigError(
         f"{jax.process_count()} processes; predict is one: give each host its own PATHs and no VITJAX_PROCESSES"

@@ -31,10 +31,10 @@ FILL = """import os; os.set_blocking(2, False)
     except OSError: os.set_blocking(2, True)"""
 
 
-def started(phase, code="pass"):
+def started(phase, code="pass", program=PROGRAM):
   """A process inside of a phase."""
   process = subprocess.Popen(
-    [sys.executable, "-c", PROGRAM.format(code), phase], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    [sys.executable, "-c", program.format(code), phase], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
   )
   assert process.stdout.readline() == "ready\n"
   return process
@@ -166,6 +166,30 @@ def test_evaluations_between_slow_steps_do_not_make_them_look_quick(monkeypatch)
 
 def test_every_phase_has_a_limit():
   assert {"start", "compile", "restore", "step", "evaluation", "save"} < set(vars(config.Limits()))
+
+
+WITHOUT_STEPS = PROGRAM.replace("evaluation=3)", "evaluation=99), again='starts it again'")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_program_without_checkpoints_waits_for_no_batch_and_speaks_of_none(times):
+  inside_c = "import ctypes; watch._durations['evaluation'].append(100.0); ctypes.CDLL(None).sleep(600)"
+  process = started("evaluation", inside_c, WITHOUT_STEPS)
+  time.sleep(0.5)
+  for _ in range(times):
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+  code, text, seconds = ended(process)
+  assert code == 130 and seconds < 20
+  assert text.strip().endswith("the same command starts it again") and "checkpoint" not in text
+
+
+def test_what_the_same_command_does_is_said_of_a_program_without_checkpoints():
+  with runtime.Watch(again="starts it again") as watch:
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(runtime.Preempted, match=r"Ctrl-C\); the same command starts it again$"):
+      watch.poll()
 
 
 @pytest.mark.heavy

@@ -63,11 +63,14 @@ __all__ = [
 
 
 @contextlib.contextmanager
-def joined(limits: config.Limits | None = None) -> Iterator[Watch]:
-  """Joins the processes of the run, see `start`, and watches them: what is inside ends by the contract of `EXITS`."""
+def joined(limits: config.Limits | None = None, again: str | None = None) -> Iterator[Watch]:
+  """Joins the processes of the run, see `start`, and watches them: what is inside ends by the contract of `EXITS`.
+
+  `again` as of a `Watch`: what the same command does after a stop, of a program without checkpoints.
+  """
   limits = limits or config.Limits()
   start(limits.start, int(limits.peer) + 40)  # JAX's own watch, which aborts, comes second
-  with Watch(limits) as watch:
+  with Watch(limits, again) as watch:
     check_devices()
     yield watch
     with watch.phase("save"):

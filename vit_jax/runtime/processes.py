@@ -50,8 +50,8 @@ def start(patience: float = 900.0, heartbeat: int = 100) -> None:
   if not exchange.alone():
     _last_words(
       "this process was aborted: if the lines above name no bug of its own, another process of this run died, or "
-      "process 0 cannot be reached; see how it ended, and start all again: the same command continues from the last "
-      "checkpoint\n"
+      "process 0 cannot be reached; see how it ended, and start all again: the same command continues a run from "
+      "its last checkpoint\n"
     )
   _started = True
 

@@ -77,8 +77,12 @@ class Watch:
   set by the loop; with the phase it is said to who started the program, see `Progress`.
   """
 
-  def __init__(self, limits: config.Limits | None = None):
+  def __init__(self, limits: config.Limits | None = None, again: str | None = None):
+    """`again`: what the same command does after a stop, of a program without checkpoints, which none waits for."""
     self.limits = limits or config.Limits()
+    self._saves = again is None
+    self._again = f"the same command {'continues from the last checkpoint' if self._saves else again}"
+    self._later = "the same command continues" if self._saves else self._again
     self.step = -1
     self._phase, self._since, self._detail = "start", time.monotonic(), str
     self._durations = collections.defaultdict(lambda: collections.deque(maxlen=100))  # seconds between polls, by phase
@@ -124,7 +128,7 @@ class Watch:
       self.leave(*(self._peers.reason(ACT) or (code, message)))
     if code == exits.EXIT_BUG:
       exits.tell("".join(traceback.format_exception(error)))
-      self.leave(code, "this is a bug; the same command continues from the last checkpoint")
+      self.leave(code, f"this is a bug; {self._again}")
     self._peers.end(code, message)
     # Closing may have to wait for the others, which are leaving.
     self._stopping, self._asked, self._request = True, time.monotonic(), (code, message)
@@ -169,7 +173,7 @@ class Watch:
     request = self._peers.request_at(self._polls) if self._peers else self._request
     if request and not self._stopping:
       self._stopping = True
-      raise Preempted(*request)
+      raise self._preempted(*request)
 
   def ask(self, code: int, message: str) -> None:
     """Asks all processes to stop at one of the next polls, and to end with `code` and `message`."""
@@ -185,7 +189,10 @@ class Watch:
     self.ask(*STOPS[number])
     if self._phase in INTERRUPTIBLE and not self._stopping:
       self._stopping = True
-      raise Preempted(*self._request)
+      raise self._preempted(*self._request)
+
+  def _preempted(self, code, message):
+    return Preempted(code, message if self._saves else f"{message}; {self._again}")
 
   # On the thread.
 
@@ -227,17 +234,22 @@ class Watch:
       return
     waited, (code, message) = now - self._asked, self._request or self._peers.asked
     if self._interrupts > 1:
-      self.leave(code, f"{message} twice; the same command continues from the last checkpoint")
+      self.leave(code, f"{message} twice; {self._again}")
     if self._stopping:
       if waited > self.limits.stop:
         self.leave(code, f"{message}; the save was not done after {waited:.0f} s (config.limits.stop) and is left "
                           "out: the same command continues from the checkpoint before")  # fmt: skip
     elif self._phase in BEFORE_STEPS:
       doing = {"start": "started", "compile": "was compiled", "restore": "was restored"}[self._phase]
-      self.leave(code, f"{message} while it {doing}; nothing is lost, the same command continues")
-    elif waited > (self.limits.stop if self._phase == "save" else max(ACT - 1, 2 * self._pace(self._phase))):
-      self.leave(code, f"{message} during {self._phase}, which did not end; the same command continues from the last "
-                        "checkpoint")  # fmt: skip
+      self.leave(code, f"{message} while it {doing}; nothing is lost, {self._later}")
+    elif waited > self._patience():
+      self.leave(code, f"{message} during {self._phase}, which did not end; {self._again}")
+
+  def _patience(self):
+    """Seconds that a phase may take to see a request to stop, after which there may be a save."""
+    if self._phase == "save":
+      return self.limits.stop
+    return max(ACT - 1, 2 * self._pace(self._phase)) if self._saves else ACT - 1
 
   def _check_limit(self, now):
     key = {"data": "step"}.get(self._phase, self._phase)
@@ -251,7 +263,7 @@ class Watch:
     details = "".join(f"; {text}" for text in whom if text)
     what = f"nothing happened for {round(limit, 1):g} s in {self._phase} (config.limits.{key})"
     self.leave(exits.EXIT_HANG, f"{what}{details}; "
-                                 "the stacks of all threads are above; the same command continues")  # fmt: skip
+                                f"the stacks of all threads are above; {self._later}")  # fmt: skip
 
   def _pace(self, phase):
     """Median seconds between polls."""
