@@ -115,7 +115,7 @@ def complete(run: Run) -> Run:
   # Their tables are on higher floors than `config.Run`, whose annotations cannot name them.
   parts = {}
   with at("config.model"):
-    parts["model"] = bind(run.model, (models.lookup(run.model.name),))
+    parts["model"] = models.bind(run.model)
   for key, table in (("data", catalog.DATA), ("optim", OPTIM), ("task", tasks.TASKS)):
     choice = getattr(run, key)
     with at(f"config.{key}"):

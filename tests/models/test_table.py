@@ -1,5 +1,8 @@
 """Names of models and other spellings of them."""
 
+import subprocess
+import sys
+
 import pytest
 from flax import nnx
 
@@ -10,6 +13,33 @@ from vit_jax.models.published import compact, vit
 def test_all_registered_names_are_listed():
   assert set(compact.VARIANTS) <= set(models.names())
   assert {f"ViT-{size}/16" for size in ("Ti", "S", "B", "L", "H", "g", "G")} <= set(models.names())
+
+
+@pytest.mark.parametrize(
+  ("name", "argument", "says"),
+  [
+    ("vit_2_4_32", "qk_norm", "ViT-mu/8's family takes it. Allowed: position,"),
+    ("Mixer-B/16", "registers", "ViT-mu/8's family, vit_2_4_32's family take it. Allowed: gelu,"),
+    ("ViT-S/16", "kernel", "vit_2_4_32's family takes it. Allowed: pool,"),
+    ("ViT-S/16", "poool", "Did you mean 'pool'? Allowed: pool,"),
+  ],
+)
+def test_an_argument_of_another_family_names_it(name, argument, says):
+  with pytest.raises(schema.ConfigError) as caught:
+    models.bind(schema.Choice(name, {argument: 3}))
+  assert caught.value.place == argument
+  assert caught.value.message.startswith(f"unknown key for {name!r}, value 3. {says}")
+
+
+@pytest.mark.heavy
+def test_no_other_family_is_imported_for_a_model():
+  code = """
+import sys
+from vit_jax import models, schema
+models.bind(schema.Choice("vit_2_4_32"))
+assert "vit_jax.models.compact" in sys.modules and "vit_jax.models.swin" not in sys.modules
+"""
+  subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from vit_jax.models.functional import Model, functional
 from vit_jax.models.intermediates import capture
 from vit_jax.models.output import Features, Output
 from vit_jax.models.parameters import Keys, Rows
-from vit_jax.models.table import find, lookup, names, sharding
+from vit_jax.models.table import bind, find, lookup, names, sharding
 
 __all__ = [
   "Description",
@@ -22,6 +22,7 @@ __all__ = [
   "Model",
   "Output",
   "Rows",
+  "bind",
   "capture",
   "create",
   "find",
@@ -52,6 +53,6 @@ def create(
   """
   with schema.at("model"):
     row = find(name)
-    choice = schema.bind(schema.Choice(name, arguments), (row.make,))
+    choice = bind(schema.Choice(name, arguments))
   classes = row.classes if classes is None else classes
   return row.make(image_size or row.image_size, channels, classes, rngs or rng.Keys(jax.random.key(0)), **choice.args)

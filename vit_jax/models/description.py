@@ -49,7 +49,7 @@ class Description:
   def bound(self) -> "Description":
     """The description with every argument of the model checked and filled in; ConfigError for what is not allowed."""
     with schema.at("model"):
-      return self.replaced(model=schema.bind(self.model, (table.lookup(self.model.name),)))
+      return self.replaced(model=table.bind(self.model))
 
   def unscanned(self) -> "Description":
     """The same model with parameters layer by layer, as importers have them."""

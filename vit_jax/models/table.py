@@ -3,7 +3,7 @@
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from flax import nnx
 
@@ -16,6 +16,7 @@ TABLE: dict[str, Published] = {
   name: row for family in (vit, modern, compact, mixer, bit, swin, efficientnet) for name, row in family.NAMES.items()
 }
 
+_FAMILY = "'s family"  # in errors, behind one of its names
 ALIKE = 0.75  # share of the letters of two names that one has made the other by mistake
 
 # Other spellings under which a model is published -> the name here: files of vit_jax, AugReg and BiT, hubs.
@@ -80,6 +81,28 @@ def _first_word(name):
 def lookup(name: str) -> Callable[..., nnx.Module]:
   """The function of a name, or a ConfigError with the nearest names."""
   return find(name).make
+
+
+def bind(choice: schema.Choice) -> schema.Choice:
+  """The choice with every argument of the model checked and filled in; ConfigError for what is not allowed.
+
+  Of an argument that other families have the error says which.
+  """
+  return schema.bind(choice, (lookup(choice.name),), _Families())
+
+
+class _Families(Mapping):
+  """{"ViT-mu/8's family": function} with the first name of each; it is imported where it is asked for."""
+
+  def __getitem__(self, family):
+    return lookup(family.removesuffix(_FAMILY))
+
+  def __iter__(self):
+    first = {row.function: name for name, row in reversed(TABLE.items())}
+    return (name + _FAMILY for name in reversed(first.values()))
+
+  def __len__(self):
+    return len(list(iter(self)))
 
 
 def sharding(name: str) -> Rows:

@@ -139,8 +139,7 @@ def bind(choice: Choice, functions: tuple[Callable, ...], table: Table | None = 
   for function in functions:
     hints = typing.get_type_hints(function, include_extras=True)
     entries |= {name: (hints[name], default) for name, default in keywords(function).items()}
-  others = {name: table[name] for name in table or () if name != choice.name}
-  return Choice(choice.name, _fields(choice.args, entries, f"{choice.name!r}", inspect.Parameter.empty, others))
+  return Choice(choice.name, _fields(choice.args, entries, f"{choice.name!r}", inspect.Parameter.empty, table))
 
 
 def make(choice: Choice, table: Table, *supplied):
