@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import config, flags, loop
+from vit_jax import config, fewshot, flags, loop
 
 pytestmark = pytest.mark.heavy
 
@@ -83,6 +83,8 @@ def test_probes_of_a_whole_split_are_printed_with_their_images(tmp_path):
   several = [["fewshot", f"--config=configs/probes.py:{kind},digits", *told, f"--json={files[kind]}"] for kind in files]
   said = runs.finish(runs.several(*several, XDG_CACHE_HOME=str(tmp_path)))
   assert "10 classes, all images of 'train[:200]', 360 images of 'test'" in said
+  assert re.findall(r"^  (knn\d+) .*%$", said, re.MULTILINE) == ["knn10", "knn20", "knn100", "knn200"]
+  assert "neighbours of" not in said  # 200 of 200
   found = {kind: json.loads(file.read_text())["evals"]["digits"] for kind, file in files.items()}
   few = found["linear"]["episodes"][0]["images"]
   assert 100 <= few < 120 and "200 images" in said and f"{few} images" in said  # ten of a class, or half, are held out
@@ -90,6 +92,11 @@ def test_probes_of_a_whole_split_are_printed_with_their_images(tmp_path):
   assert figures["knn"].keys() == {*(f"knn{count}_all" for count in (10, 20, 100, 200)), "images"}
   assert list(figures["linear"]) == ["linear_all", "images"] and figures["linear"]["linear_all"] > 0.3
   assert len(list((tmp_path / "vit_jax" / "features").iterdir())) == 2  # of both probes
+
+
+def test_numbers_in_names_of_probes_count_as_numbers():
+  names = ["knn10", "knn100", "knn2", "knn", "a10b2", "a10b10", "10"]
+  assert sorted(names, key=fewshot.in_numbers) == ["10", "a10b2", "a10b10", "knn", "knn2", "knn10", "knn100"]
 
 
 def test_every_dataset_of_the_recipe_resolves():

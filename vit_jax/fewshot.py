@@ -11,6 +11,7 @@ whole splits, by nearest neighbours and linear, and the dense one, which tells t
 
 import json
 import pathlib
+import re
 
 import jax
 
@@ -108,13 +109,20 @@ def report(name: str, outcome: Outcome) -> None:
   for k, images in shots.items():
     if k != "all" and images < k * len(train_split.classes):
       say(f"  {k}-shot: some classes have fewer than {k} images; {images:,} are trained on")
-  for probe in dict.fromkeys(episode.probe for episode in episodes):
+  for note in outcome.details.notes:
+    say(f"  {note}")
+  for probe in sorted({episode.probe for episode in episodes}, key=in_numbers):
     cells = []
     for k in shots:
       figure = next(episode.name for episode in episodes if (episode.probe, episode.shots) == (probe, k))
       spread = outcome.figures.get(f"{figure}_std")
       cells.append(f"{outcome.figures[figure]:.2%}" + ("" if spread is None else f" ± {100 * spread:.2f}"))
     say(f"  {probe:<12}" + "".join(f"{cell:>18}" for cell in cells))
+
+
+def in_numbers(name: str) -> list:
+  """Sorts names as words and numbers: knn20 stands before knn100."""
+  return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 def write(outcomes: dict[str, Outcome], weights: str, json_file: pathlib.Path | None, predictions: pathlib.Path | None):

@@ -134,6 +134,16 @@ def test_what_cannot_be_measured_is_refused(weights, changes, says):
     measuring.build(wanted(**changes), *weights, jax.devices()[:2])
 
 
+def test_more_neighbours_than_images_are_said(weights):
+  probes = {f"knn{count}": {"name": "knn", "neighbours": (count,)} for count in (5, 10, 11, 90)}
+  measured = measuring.build(wanted(probes=probes, seeds=(0,)), *weights, jax.devices()[:1])
+  notes = measured.evals["digits"](measured.params, lambda: None).details.notes
+  assert notes == [
+    "knn11: 11 neighbours of 10 images are all of them",
+    "knn90: 90 neighbours of 10, 40 images are all of them",
+  ]
+
+
 @pytest.mark.parametrize("name", ["ridge", "knn", "logistic"])
 def test_features_that_are_not_finite_are_refused_whatever_the_probe(weights, name):
   description, arrays = weights

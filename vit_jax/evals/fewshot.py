@@ -50,6 +50,7 @@ class Details(NamedTuple):
   drawn: dict[int, np.ndarray]  # seed -> record numbers that the most shots were, class by class
   label: np.ndarray  # of each test image [M]
   position: np.ndarray  # record number of each test image [M]
+  notes: list[str]  # what of the probes is not as it was asked for
 
 
 def fewshot(
@@ -208,4 +209,16 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
     if len(values) > 1:
       figures[f"{name}_std"] = float(np.std(values, ddof=1))
   trained_on = {seed: numbers for seed, (numbers, _) in drawn.items()}
-  return Outcome(figures, Details(episodes, *sides.values(), trained_on, truth, test_position))
+  return Outcome(
+    figures, Details(episodes, *sides.values(), trained_on, truth, test_position, _notes(probes, episodes))
+  )
+
+
+def _notes(probes, episodes) -> list[str]:
+  """A line for each probe of more neighbours than some draw has images, all of which are then asked."""
+  notes = []
+  for name, probe in probes.items():
+    most = max(probe.args.get("neighbours", (0,)))
+    if few := sorted({episode.images for episode in episodes if episode.probe == name and episode.images < most}):
+      notes.append(f"{name}: {most} neighbours of {', '.join(f'{count:,}' for count in few)} images are all of them")
+  return notes
