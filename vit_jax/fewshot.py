@@ -74,9 +74,9 @@ def loaded(path: str, measurement: config.Measurement):
   return weights
 
 
-def screen(split: str, images: int) -> Screen:
+def screen(split: str, images: int, size: int) -> Screen:
   """Says what is computed of a split, and shows how many of its images are done."""
-  say(f"  {split}: {images:,} images to compute")
+  say(f"  {split}: {images:,} images to compute, {size} at a time (batch)")
   return Screen(split, images)
 
 

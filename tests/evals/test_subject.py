@@ -68,7 +68,7 @@ def test_batches_that_are_fetched_are_counted_where_that_is_shown(length, size, 
     yield types.SimpleNamespace(add=shown.append)
 
   source = sources.Source("made", "train", ("a", "b"), length, lambda i: (b"", 0), str)
-  for screens, expected in ((None, []), (screen, [("made train", length), *counts])):
+  for screens, expected in ((None, []), (screen, [("made train", length, size), *counts])):
     measured = evals.Subject(None, None, None, size, None, screen=screens)
     with measured.counting(source, size, lambda: polls.append(0)) as poll:
       subject.rows(lambda batch: {"mask": batch["mask"]}, Batches(length, size), poll, size)

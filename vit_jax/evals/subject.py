@@ -17,7 +17,7 @@ from vit_jax import digests, mesh, models
 from vit_jax.data import augment, device_batches, loader, sources, stream
 from vit_jax.schema import Choice, ConfigError, arguments, at, place
 
-Screen = Callable[[str, int], contextlib.AbstractContextManager]  # (of what, how many images) -> it has add(images)
+Screen = Callable[[str, int, int], contextlib.AbstractContextManager]  # (of what, images, at a time): has add(images)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Subject:
     if self.screen is None:
       yield poll
       return
-    with self.screen(f"{source.name} {source.split}", len(source)) as screen:
+    with self.screen(f"{source.name} {source.split}", len(source), size) as screen:
       polls = 0
 
       def counted():

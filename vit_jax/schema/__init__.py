@@ -237,9 +237,8 @@ def _choice(value, table):
     allowed = isinstance(value, str) and (value.isidentifier() if table is None else value in table)
     name = str(value) if allowed else "..."
     names = "" if allowed or table is None else f".{nearest(value, table)}"
-    raise ConfigError(
-      f"{show(plain(value))} is not a choice; write dict(name={name!r}, ...), or --{place('name')}={name}{names}"
-    )
+    flag = f"--{place('name')}={name if allowed else 'NAME'}"
+    raise ConfigError(f"{show(plain(value))} is not a choice; write dict(name={name!r}, ...), or {flag}{names}")
   # Nested choices keep their own form until their table is known.
   return Choice(str(value["name"]), {k: v for k, v in value.items() if k != "name"})
 
