@@ -3,7 +3,7 @@
 Command:   make digits, or once that has prepared the data
            python -m vit_jax.train --config=configs/digits.py --workdir=runs/digits
 Hardware:  two CPU cores, 98 to 232 s of training, by the day
-Result:    99.44 % top-1 on the test images, with each of the seeds 0, 1 and 2
+Result:    98.89, 98.89 and 99.17 % top-1 on the test images, with the seeds 0, 1 and 2
 """
 
 from vit_jax.config import recipe
