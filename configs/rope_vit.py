@@ -4,9 +4,9 @@ Command:   python -m vit_jax.train --config=configs/rope_vit.py:B,mixed --workdi
            then python -m vit_jax.train --config=configs/rope_vit.py:B,mixed,224 --workdir=runs/b224 \\
                 --config.init.from=runs/b, 20 epochs more at 224 px; S has no second step. S, B, L with axial, mixed, or
            axial_ape, mixed_ape, which have learned positions too
-Hardware:  published: 8 GPUs with 256 images each for S and B, 64 with 32 for L; no hours are. Planned for v3-32,
-           v4-64 and v5e-64, by python -m vit_jax.plan --config=configs/rope_vit.py:B,mixed --topology=v3-32,v4-64,v5e-64:
-           S,mixed 6.2, 2.3 and 1.2 hours, B,mixed 13.2, 4.6 and 2.6, with two minutes of evaluations at most
+Hardware:  published: 8 GPUs with 256 images each for S and B, 64 with 32 for L; no hours are. Planned, by python -m
+           vit_jax.plan --config=configs/rope_vit.py:B,mixed --topology=v3-32,v4-64,v5e-64: S,mixed 6.2, 2.3 and 1.2
+           hours, B,mixed 13.2, 4.6 and 2.6, and a minute of evaluations
 Result:    published, 400 epochs, % top-1 at 224 px, and the same weights at 384:
                         S            B            L
            axial        80.9, 80.0   83.6, 83.9   84.7, 85.1
