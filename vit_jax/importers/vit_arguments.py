@@ -15,8 +15,8 @@ from vit_jax.schema import Choice, ConfigError, show
 _POOL = {"cls": "token", "gap": "avg", "map": "map"}
 # Arguments of a model that have a place in timm's, or in tensors.
 _SIZES = {"width", "depth", "heads", "hidden", "patch", "pool", "registers", "layer_scale", "gelu", "position", "eps"}
-_BLOCKS = {"class_token", "qkv_bias", "mlp", "norm_pooled", "norm_order", "qk_norm", "rotary", "context_norm"}
-_BLOCKS |= {"differential"}
+_BLOCKS = {"class_token", "qkv_bias", "mlp", "norm_pooled", "norm_order", "qk_norm", "rotary"}
+_BLOCKS |= {"context_norm", "differential"}
 _KINDS = {"axial": "cat", "mixed": "mixed", "dinov3": "dinov3"}
 # Arguments of timm's classes that say what turns.
 TURNING = {

@@ -65,14 +65,14 @@ class Attention(nnx.Module):
       )
     if formulation == "fused" and difference:
       raise schema.ConfigError("model: attention 'fused' has no halves of heads, as differential=true; take 'xla'")
-    size, self.halves = width // heads, 1 if difference is None else 2
+    size = width // heads
     linear = {"kernel_init": kernel_init, "dtype": dtype, "rngs": rngs}
     softmax = key_norm is None and rotary is None  # nothing comes between the keys' bias and the softmax
     self.query = Linear((width,), (heads, size), bias=bias != "none", **linear)
     self.key = Linear((width,), (heads, size), bias=bias == "all", softmax=softmax, **linear)
     self.value = Linear((width,), (heads, size), bias=bias != "none", **linear)
     self.out = Linear((heads, size), (width,), bias=out_bias, **linear)
-    size //= self.halves
+    size = size // 2 if difference else size  # of what attends for itself
     draw = nnx.initializers.normal(0.02)
     self.offsets = nnx.Param(draw(rngs.params(), (2 * relative - 1, size), jnp.float32)) if relative else None
     frequencies = None if rotary is None else rotary.init(rngs.params())
