@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import hashlib
 import itertools
 import json
@@ -60,7 +61,10 @@ def replacing(path: pathlib.Path, before: Callable[[], None] | None = None) -> I
     return
   with disk.writing(path), locks.partial(path) as partial:
     try:
+      os.utime(partial, (0, 0))  # writing, and opening to write, change that
       yield partial
+      if not partial.stat().st_mtime_ns:
+        raise FileNotFoundError(errno.ENOENT, "nothing was written", str(path))
       with partial.open("rb") as file:
         os.fsync(file.fileno())
       with locks.alone(path.parent) if before else contextlib.nullcontext():
