@@ -12,7 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
   {"schema", "config", "renames", "flags", "trees", "rng", "paths", "buckets", "files", "disk", "locks",
-   "shapes"},
+   "shapes", "json_text"},
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests"},
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures",
    "identity", "corpora"},
@@ -29,6 +29,7 @@ GROUND = {
   "disk",
   "locks",
   "files",
+  "json_text",
   "mesh",
   "runtime",
   "events",

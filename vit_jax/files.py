@@ -20,10 +20,11 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from vit_jax import disk, locks, paths
+from vit_jax.json_text import JSON_BYTES as JSON_BYTES
+from vit_jax.json_text import parse_json as parse_json
 from vit_jax.schema import ConfigError, show
 
 _HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # but those that stand for bytes of file names
-JSON_BYTES, JSON_DEPTH = 2**24, 64  # more than any JSON of ours has, or of the codes whose weights are read
 DAMAGE = (  # what NumPy and zipfile raise of damaged or hostile files, beside OSError
   ArithmeticError,
   AssertionError,
@@ -131,20 +132,6 @@ def local(path: pathlib.Path, beside: Sequence[str] = ()) -> pathlib.Path:
       with source.open("rb") as content, replacing(target) as partial, partial.open("wb") as file:
         shutil.copyfileobj(content, file, 2**22)
   return folder / path.name
-
-
-def parse_json(data: bytes):
-  """The value of a JSON text in UTF-8; ValueError for what is none, or longer or deeper than the bounds above."""
-  if len(data) > JSON_BYTES:
-    raise ValueError(f"it is longer than {JSON_BYTES:,} bytes")
-  text = data.decode("utf-8-sig")
-  if text.count("[") + text.count("{") > JSON_DEPTH:  # Python would recurse, in C and then wherever the value goes
-    depth, bare = 0, re.sub(r'"[^"]*"', "", re.sub(r"\\.", "", text))  # without strings
-    for bracket in re.finditer(r"[\[\]{}]", bare):
-      depth += 1 if bracket[0] in "[{" else -1
-      if depth > JSON_DEPTH:
-        raise ValueError(f"it is nested deeper than {JSON_DEPTH} brackets")
-  return json.loads(text)
 
 
 def read_json(path: pathlib.Path) -> dict | None:
