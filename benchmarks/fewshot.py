@@ -6,11 +6,11 @@
 intercept without penalty. Both in double precision; medians of rounds in turn. Memory is that of a whole process.
 """
 
-import argparse
 import json
 import multiprocessing
 import pathlib
 import resource
+import signal
 import statistics
 import time
 
@@ -49,6 +49,7 @@ def theirs(features, labels, test) -> np.ndarray:
 
 def memory(function, answer) -> None:
   """Puts the most bytes that a process had which did nothing else, the arrays included."""
+  signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process without a traceback
   function(*problem())
   answer.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
@@ -66,7 +67,7 @@ def peak(function) -> int:
 
 def main() -> None:
   """Prints the comparison."""
-  parser = argparse.ArgumentParser("python -m benchmarks.fewshot", allow_abbrev=False)
+  parser = cli.Parser("benchmarks.fewshot", __doc__)
   parser.add_argument("--rounds", type=int, default=5)
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   args = parser.parse_args()

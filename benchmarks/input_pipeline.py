@@ -1,12 +1,13 @@
-"""Images a second of the input, beside tf.data on the same cores: python -m benchmarks.input_pipeline [--json=FILE]
+"""Compares the input pipeline with tf.data on the same cores: python -m benchmarks.input_pipeline [--json=FILE]
 
 JPEGs of 500 x 375 pixels and about 90 kB become uint8 crops of 224: an inception crop, bilinear, half of them mirrored;
 and the same with RandAugment (2, 10). Ours reads them from array_record through the catalog, as a run does, and tf.data
 the same examples from a TFRecord file; the bare decoding of the crop has them in memory. Medians of rounds in turn, the
 first of each left out.
 
-With `--gil` also the seconds of a core that an image takes, and those that Python's lock is held, sampled by py-spy
-(`pip install py-spy`): one process cannot make more images a second than the inverse, however many cores there are.
+With `--gil` the output also has the seconds of a core that an image takes, and the seconds for which Python's lock is
+held. They are sampled by py-spy, which pip install -e '.[bench]' installs. One process cannot make more images per
+second than the inverse of the second figure, however many cores there are.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 
-from benchmarks import photographs, tf_data
+from benchmarks import children, photographs, tf_data
 from vit_jax import cli, files
 from vit_jax.data import catalog, decoding, loader
 from vit_jax.schema import Choice, bind
@@ -52,23 +53,34 @@ def rate(batches, seconds: float) -> float:
   return count / taken
 
 
-def shares(folder: str, threads: int, policy: bool) -> tuple[float, float]:
-  """(seconds that Python's lock is held, seconds of a core), for an image of ours made by threads of one process."""
+def shares(spy: str, folder: str, threads: int, policy: bool) -> tuple[float, float]:
+  """Measures one process that makes our batches.
+
+  Args:
+    spy: path of py-spy.
+    folder: of the dataset.
+    threads: of the pipeline.
+    policy: whether images get RandAugment.
+
+  Returns:
+    Seconds for which Python's lock is held per image, and seconds of a core per image.
+  """
   words = [sys.executable, "-m", "benchmarks.input_pipeline", "--only", folder, str(threads), str(policy)]
-  process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-  process.stdout.readline()
-  with tempfile.NamedTemporaryFile() as raw:
-    subprocess.run(
-      [
-        # While it looks the process must run on, or it would hold the lock longer.
-        *("py-spy", "record", "--gil", "--nonblocking", "--format=raw", f"--rate={SAMPLES}", "--duration=10"),
-        *(f"--pid={process.pid}", f"--output={raw.name}"),
-      ],
-      check=True,
-      capture_output=True,
-    )
-    samples = sum(int(line.rpartition(" ")[2]) for line in pathlib.Path(raw.name).read_text().splitlines())
-  images, cpu = map(float, process.communicate()[0].split()[-2:])
+  with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+    try:
+      process.stdout.readline()
+      with tempfile.NamedTemporaryFile() as raw:
+        children.output(
+          [
+            # Without pauses: a paused process would hold the lock longer.
+            *(spy, "record", "--gil", "--nonblocking", "--format=raw", f"--rate={SAMPLES}", "--duration=10"),
+            *(f"--pid={process.pid}", f"--output={raw.name}"),
+          ]
+        )
+        samples = sum(int(line.rpartition(" ")[2]) for line in pathlib.Path(raw.name).read_text().splitlines())
+      images, cpu = map(float, process.communicate()[0].split()[-2:])
+    finally:
+      process.kill()
   return samples / (10 * SAMPLES) / images, cpu
 
 
@@ -86,7 +98,7 @@ def only(folder: str, threads: str, policy: str) -> None:
 
 def main() -> None:
   """Prints the comparison."""
-  parser = argparse.ArgumentParser("python -m benchmarks.input_pipeline", allow_abbrev=False)
+  parser = cli.Parser("benchmarks.input_pipeline", __doc__)
   parser.add_argument("--rounds", type=int, default=5, help="that the medians are of")
   parser.add_argument("--seconds", type=float, default=4.0, help="of one round")
   parser.add_argument("--threads", type=int, default=0, help="of each pipeline; as many as cores unless given")
@@ -98,6 +110,7 @@ def main() -> None:
   args = parser.parse_args()
   if args.only:
     return only(*args.only)
+  spy = children.program("py-spy", "bench") if args.gil else None  # before minutes of measuring
   cores = args.threads or decoding.cores()
   processes = cores + 1  # one is always ready, whoever waits for the trainer to take what it has made
   with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
@@ -116,6 +129,10 @@ def main() -> None:
     for batches in pipelines.values():
       if isinstance(batches, loader.Batches):
         opened.callback(batches.close)
+    held = {}  # first: py-spy may lack the permission to look at a process
+    for prefix, policy in (("", False), ("randaugment_", True)) if spy else ():
+      for key, value in zip(("gil", "cpu"), shares(spy, folder, cores, policy), strict=True):
+        held[f"{prefix}{key}_seconds_per_image"] = value
     rates = {name: [] for name in pipelines}
     for _ in range(args.rounds + 1):
       for name, batches in pipelines.items():
@@ -134,10 +151,7 @@ def main() -> None:
       "workers": processes if median["workers"] > median["threads"] else 0,
       "medians": median,
     }
-    if args.gil:
-      for prefix, policy in (("", False), ("randaugment_", True)):
-        for key, value in zip(("gil", "cpu"), shares(folder, cores, policy), strict=True):
-          row[f"{prefix}{key}_seconds_per_image"] = value
+    row |= held
   for name, value in ({f"images/s {name}": value for name, value in median.items()} | row).items():
     if isinstance(value, int | float):
       print(f"{name:<36} {value:>12,.{4 if 0 < value < 10 else 0}f}")

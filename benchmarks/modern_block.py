@@ -5,12 +5,11 @@ AdamW, with attention as one kernel and as XLA has it. A plain ViT has the tanh 
 ratio is to a plain one with either. Needs pip install -e '.[tpu]' and no TPU; two to four minutes a program.
 """
 
-import argparse
 import json
 
 import jax
 
-from vit_jax import build, cli, config, files, hardware
+from vit_jax import build, cli, config, files
 from vit_jax.planning import estimate
 
 MODELS = {
@@ -38,16 +37,16 @@ def run(images: int, **model) -> config.Run:
 
 def main() -> None:
   """Prints a line for each program, and the ratios."""
-  parser = argparse.ArgumentParser("python -m benchmarks.modern_block", allow_abbrev=False, description=__doc__)
-  parser.add_argument("--topology", default="v3-32,v5e-64", help="slices, with commas between")
+  parser = cli.Parser("benchmarks.modern_block", __doc__)
+  parser.add_argument("--topology", type=cli.slices, default="v3-32,v5e-64", help="slices, with commas between")
   parser.add_argument("--attention", default="fused,xla", help="of fused and xla, with a comma between")
   parser.add_argument("--images", type=int, default=32, help="on a core")
   parser.add_argument("--json", type=cli.path, metavar="FILE")
   args = parser.parse_args()
   record = {}
   with estimate.compiler(kernels="fused" in args.attention) as schedules:
-    for name in args.topology.split(","):
-      slice_ = hardware.topology(name)
+    for slice_ in args.topology:
+      name = slice_.rented
       images = args.images * len(estimate.devices(slice_))
       for attention in args.attention.split(","):
         seconds = {}

@@ -5,13 +5,12 @@ ratio is that of whole steps with their links. Collectives of a step are counted
 and with one: what is the same is outside of them. Needs pip install -e '.[tpu]' and no TPU.
 """
 
-import argparse
 import json
 import pathlib
 
 import jax
 
-from vit_jax import build, cli, config, files, hardware
+from vit_jax import build, cli, config, files
 from vit_jax.planning import estimate
 
 
@@ -33,13 +32,13 @@ def run(model: str, images: int, **optim) -> config.Run:
 
 def main() -> None:
   """Prints a line for each optimizer, and the ratio."""
-  parser = argparse.ArgumentParser("python -m benchmarks.muon", allow_abbrev=False, description=__doc__)
+  parser = cli.Parser("benchmarks.muon", __doc__)
   parser.add_argument("--model", default="B/16", help="size and patch")
-  parser.add_argument("--topology", default="v5e-64")
+  parser.add_argument("--topology", type=cli.slices, default="v5e-64", help="a slice")
   parser.add_argument("--images", type=int, default=64, help="on a device")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   args = parser.parse_args()
-  slice_, plans = hardware.topology(args.topology), {}
+  slice_, plans = args.topology[0], {}
   settings = {
     "adamw": dict(name="adamw", mu_dtype="bfloat16"),
     "muon": dict(name="muon", mu_dtype="bfloat16"),

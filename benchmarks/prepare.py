@@ -12,12 +12,11 @@ import os
 import pathlib
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
-from benchmarks import photographs
+from benchmarks import children, photographs
 from vit_jax import cli, files, schema
 from vit_jax.corpora import duplicates, plan, write
 from vit_jax.data import catalog
@@ -79,8 +78,7 @@ def peak() -> float:
 def measured(way: str, source: pathlib.Path) -> tuple[float, float]:
   """(seconds of a core, MiB) of a way, in a process of its own."""
   words = [sys.executable, "-m", "benchmarks.prepare", "--only", way, str(source)]
-  out = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
-  seconds, memory = out.split("measured")[1].split()
+  seconds, memory = children.output(words).split("measured")[1].split()
   return float(seconds), float(memory)
 
 
@@ -106,7 +104,7 @@ def write_panorama(root: pathlib.Path) -> pathlib.Path:
 
 def main() -> None:
   """Prints the comparison."""
-  parser = argparse.ArgumentParser("python -m benchmarks.prepare", allow_abbrev=False)
+  parser = cli.Parser("benchmarks.prepare", __doc__)
   parser.add_argument("--images", type=int, default=4000)
   parser.add_argument("--rounds", type=int, default=3, help="that the medians are of")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")

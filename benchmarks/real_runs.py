@@ -14,7 +14,6 @@ that: HOST_RATE is what they reached where nothing else can have limited them. T
 Needs pip install -e '.[tpu]' and no TPU.
 """
 
-import argparse
 import dataclasses
 import json
 import pathlib
@@ -161,7 +160,7 @@ def table(made: list[Row]) -> str:
 
 def main() -> None:
   """Compiles what --json does not have yet, and prints the table."""
-  parser = argparse.ArgumentParser("python -m benchmarks.real_runs", allow_abbrev=False)
+  parser = cli.Parser("benchmarks.real_runs", __doc__)
   parser.add_argument("--only", metavar="RECIPES", help="what they begin with, with spaces between; else all")
   parser.add_argument("--json", type=cli.path, metavar="FILE", help="plans that were made, to which others are added")
   args = parser.parse_args()

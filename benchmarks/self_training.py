@@ -6,14 +6,14 @@ are looked at only to say how many of the teacher's are right. Everything is don
 command continues where it was killed. It leaves self_training.md and self_training.json in its workdir.
 """
 
-import argparse
 import json
 import pathlib
 import sys
 import time
 
 from benchmarks import compare
-from vit_jax import files
+from vit_jax import cli, files
+from vit_jax.corpora.builders import prepare
 from vit_jax.sweeps import pool, results
 from vit_jax.sweeps.trials import Trial
 
@@ -26,9 +26,10 @@ SPARE = {"log.every": "10%", "checkpoint.every": "100%", "evals.test.every": "10
 
 def main() -> None:
   """Trains, labels, trains, labels, trains, and writes what came of it."""
-  parser = argparse.ArgumentParser("python -m benchmarks.self_training", allow_abbrev=False, description=__doc__)
-  parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/self_training"))
+  parser = cli.Parser("benchmarks.self_training", __doc__)
+  parser.add_argument("--workdir", type=cli.directory, default=pathlib.Path("runs/self_training"))
   workdir = parser.parse_args().workdir
+  prepare("digits")
   began, groups = time.perf_counter(), pool.groups(2)
   rounds, right, starts = {}, {}, [{} for _ in SEEDS]
   for stage in STAGES:
@@ -81,4 +82,4 @@ def measured(workdir: pathlib.Path, trials: list[Trial], groups) -> list[float]:
 
 
 if __name__ == "__main__":
-  main()
+  cli.main(main)

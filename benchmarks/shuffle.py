@@ -9,7 +9,6 @@ every second image is of the class of the one before. For neighbours in the stre
 source, of whose length it is 0.293 in a true permutation, and the share of those that are 32 records apart or less.
 """
 
-import argparse
 import json
 import pathlib
 from collections.abc import Callable
@@ -51,7 +50,7 @@ def measure(records: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 def main() -> None:
   """Prints the comparison."""
-  parser = argparse.ArgumentParser("python -m benchmarks.shuffle", allow_abbrev=False)
+  parser = cli.Parser("benchmarks.shuffle", __doc__)
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   args = parser.parse_args()
   draw = np.random.default_rng(0)

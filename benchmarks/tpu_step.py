@@ -16,7 +16,7 @@ import pathlib
 import jax
 
 from benchmarks import big_vision
-from vit_jax import build, cli, config, files, hardware
+from vit_jax import build, cli, config, files
 from vit_jax.planning import estimate, hlo
 
 
@@ -38,7 +38,7 @@ def run(model: str, attention: str, images: int, fsdp: bool, **arguments) -> con
 
 def measure(model: str, attention: str, args: argparse.Namespace, schedules: pathlib.Path) -> dict:
   """One row of the table, of ours."""
-  slice_ = hardware.topology(args.topology)
+  slice_ = args.topology[0]
   images = args.images * len(estimate.devices(slice_))
   chosen = run(model, attention, images, args.fsdp, scan=args.scan, remat=args.remat)
   plan = estimate.make_plan(chosen, slice_, schedules)
@@ -64,16 +64,16 @@ def measure(model: str, attention: str, args: argparse.Namespace, schedules: pat
 
 def measure_peer(model: str, args: argparse.Namespace) -> float:
   """Seconds of big_vision's step, whose attention is XLA's and whose parameters are on every device."""
-  slice_ = hardware.topology(args.topology)
+  slice_ = args.topology[0]
   compiled = big_vision.compile_step(model, estimate.devices(slice_), args.images)
   return hlo.read(compiled.as_text()).cycles / slice_.chip.clock
 
 
 def main() -> None:
   """Prints a line for each model and formulation, the peer's first."""
-  parser = argparse.ArgumentParser("python -m benchmarks.tpu_step", allow_abbrev=False)
+  parser = cli.Parser("benchmarks.tpu_step", __doc__)
   parser.add_argument("--models", default="B/16,L/16", help="sizes and patches, with commas between")
-  parser.add_argument("--topology", default="v3:4x4")
+  parser.add_argument("--topology", type=cli.slices, default="v3:4x4", help="a slice")
   parser.add_argument("--attention", default="xla,fused", help="formulations, with commas between")
   parser.add_argument("--fsdp", action="store_true", help="parameters split over all devices")
   parser.add_argument("--images", type=int, default=32, help="on a device")

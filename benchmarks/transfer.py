@@ -7,7 +7,6 @@ Everything is trained by the verbs of vit_jax; the same command continues where 
 It leaves transfer.md, transfer.json and transfer.png in its workdir.
 """
 
-import argparse
 import json
 import pathlib
 import sys
@@ -17,7 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks import compare
-from vit_jax import files
+from vit_jax import cli, files
+from vit_jax.corpora.builders import prepare
 from vit_jax.sweeps import pool, results
 from vit_jax.sweeps.trials import Trial
 
@@ -39,9 +39,11 @@ LABELLED = {  # digits with labels -> changes of configs/digits.py
 
 def main() -> None:
   """Pre-trains, probes, trains on digits, and writes the comparison."""
-  parser = argparse.ArgumentParser("python -m benchmarks.transfer", allow_abbrev=False, description=__doc__)
-  parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/transfer"))
+  parser = cli.Parser("benchmarks.transfer", __doc__)
+  parser.add_argument("--workdir", type=cli.directory, default=pathlib.Path("runs/transfer"))
   workdir = parser.parse_args().workdir
+  prepare("glyphs")
+  prepare("digits")
   began, groups = time.perf_counter(), pool.groups(2)
   before = {name: pretrained(workdir, name, groups) for name in STARTS}
   probed = {name: probes(workdir, trials, groups) for name, trials in before.items()}
@@ -151,4 +153,4 @@ def curve(axes, trials: list[Trial], figure: str, colour: str, style: str, label
 
 
 if __name__ == "__main__":
-  main()
+  cli.main(main)

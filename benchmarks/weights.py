@@ -1,12 +1,13 @@
-"""How long published weights take to arrive: python -m benchmarks.weights
+"""Measures how long published weights take to load: python -m benchmarks.weights [--model=ViT-B/16]
 
-Builds ViT-L/16 abstractly, as every check of a config does. Then writes random weights of ViT-B/16 as vit_jax's .npz,
-and reads, recognises, converts and places them, in a process of its own: seconds, and peak memory over the file's size.
+Builds ViT-L/16 abstractly, as every check of a config does. Then writes random weights of a model as vit_jax's .npz,
+and reads, recognises, converts and places them in a separate process. Prints seconds, and peak memory divided by the
+size of the file.
 """
 
+import argparse
 import pathlib
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,21 +16,21 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax import importers, models
+from benchmarks import children
+from vit_jax import cli, importers, models, schema
 from vit_jax.importers import containers, layout
 from vit_jax.models import Description
-from vit_jax.schema import Choice
 
 REPEATS = 5
 
 
 def peak() -> int:
-  """Largest memory of this process so far, in bytes."""
+  """Returns the largest memory of this process so far, in bytes."""
   return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def arrive(path: pathlib.Path) -> None:
-  """Imports one file and prints what it took."""
+  """Loads one file and prints time and memory."""
   jax.numpy.ones(3).block_until_ready()  # the backend itself takes its time
   before, began = peak(), time.perf_counter()
   description, arrays = importers.load(path)
@@ -45,23 +46,28 @@ def arrive(path: pathlib.Path) -> None:
 
 def main() -> None:
   """Prints both figures."""
-  if len(sys.argv) > 1:
-    return arrive(pathlib.Path(sys.argv[1]))
+  parser = cli.Parser("benchmarks.weights", __doc__)
+  parser.add_argument("--model", default="ViT-B/16", help="model whose weights are read, with 1,000 classes at 224 px")
+  parser.add_argument("--only", type=pathlib.Path, help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.only:
+    arrive(args.only)
+    return
+  with schema.at("--model"):
+    description = Description(models.bind(schema.Choice(args.model)), 224, 1000)
   seconds = []
   for _ in range(REPEATS):
     began = time.perf_counter()
     nnx.eval_shape(lambda: models.create("ViT-L/16"))
     seconds.append(time.perf_counter() - began)
-  print(f"ViT-L/16 built abstractly: {np.median(seconds):.2f} s, median of {REPEATS}")
-  description = Description(Choice("ViT-B/16"), 224, 1000)
+  print(f"ViT-L/16 built abstractly: {np.median(seconds):.2f} s, median of {REPEATS}", flush=True)
   rng = np.random.default_rng(0)
   arrays = {path: rng.standard_normal(s, dtype=np.float32) for path, s in layout.shapes(description).items()}
   with tempfile.TemporaryDirectory() as folder:
-    file = pathlib.Path(folder) / "ViT-B_16.npz"
+    file = pathlib.Path(folder) / f"{args.model.replace('/', '_')}.npz"
     containers.write(file, importers.export(arrays, description, "vit_jax"), {})
-    subprocess.run([sys.executable, "-m", "benchmarks.weights", str(file)], check=True)
-  return None
+    print(children.output([sys.executable, "-m", "benchmarks.weights", f"--only={file}"]), end="")
 
 
 if __name__ == "__main__":
-  main()
+  cli.main(main)

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from vit_jax import disk, flags, paths, runtime, schema
+from vit_jax import disk, flags, hardware, paths, runtime, schema
 from vit_jax.metrics import is_share
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, nearest
@@ -21,14 +21,19 @@ PARAMETERS = "print the table of all parameters too"  # help of --parameters
 
 
 class Parser(argparse.ArgumentParser):
-  """The flags of a verb; with a `--config` or `--show` among them `--config.KEY=TEXT` too. A mistake is a ConfigError.
+  """The flags of a program; a mistake in them is a ConfigError.
 
-  With `data` also `--data.KEY=TEXT`, a choice of data on the command line alone.
+  If `--config` or `--show` is among the flags, `--config.KEY=TEXT` is accepted too.
+
+  Args:
+    verb: a module of vit_jax such as "train", or the full name of another module.
+    description: printed by --help.
+    data: also accept `--data.KEY=TEXT`, a choice of data on the command line alone.
   """
 
   def __init__(self, verb: str, description: str, data: bool = False):
     super().__init__(
-      f"python -m vit_jax.{verb}",
+      f"python -m {verb if '.' in verb else f'vit_jax.{verb}'}",
       allow_abbrev=False,
       description=description,
       formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -91,6 +96,18 @@ def number(kind: Any) -> Callable[[str], Any]:
       raise argparse.ArgumentTypeError(str(error)) from error
 
   return parse
+
+
+def slices(text: str) -> list[hardware.Slice]:
+  """Returns the slices of TPUs that a flag names, as a `type` of argparse.
+
+  Args:
+    text: names with commas between, such as "v3-32,v3:4x4,2xv5e-256".
+  """
+  try:
+    return [hardware.topology(name) for name in text.split(",")]
+  except ValueError as error:
+    raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def parameters(shapes: Mapping[str, jax.ShapeDtypeStruct], besides: Collection[str]) -> str:

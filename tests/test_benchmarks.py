@@ -1,0 +1,135 @@
+"""Tests of the programs in benchmarks/: they report mistakes in one line, and the cheap ones run at reduced size."""
+
+import ast
+import importlib
+import json
+import sys
+
+import pytest
+
+from benchmarks import children
+from tests import runs
+from vit_jax import cli, runtime
+from vit_jax.schema import Choice, ConfigError
+
+FILES = {file.stem: ast.parse(file.read_text()) for file in sorted((runs.ROOT / "benchmarks").glob("*.py"))}
+
+
+def guard(tree):
+  """Returns the statements below `if __name__ == "__main__"`, as text."""
+  tests = [
+    node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+  ]
+  return [ast.unparse(statement) for node in tests for statement in node.body]
+
+
+PROGRAMS = [name for name, tree in FILES.items() if guard(tree)]
+
+
+def ended(monkeypatch, capsys, name, *words):
+  """Runs a benchmark in this process as a program; returns its exit code and its standard error."""
+  module = importlib.import_module(f"benchmarks.{name}")
+  monkeypatch.setattr("sys.argv", [name, *words])
+  with pytest.raises(SystemExit) as end:
+    cli.main(module.main)
+  return end.value.code, capsys.readouterr().err
+
+
+def test_d7_the_directory_contains_the_known_programs():
+  assert {"digits_step", "digits_picture", "weights", "transfer", "self_training", "compare"} <= {*PROGRAMS}
+
+
+@pytest.mark.parametrize("name", [name for name, tree in FILES.items() if "def main" in ast.unparse(tree)])
+def test_d7_every_benchmark_ends_in_cli_main(name):
+  assert guard(FILES[name]) == ["cli.main(main)"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_d7_ctrl_c_is_one_line(name, monkeypatch, capsys):
+  def interrupted(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr("argparse.ArgumentParser.parse_args", interrupted)
+  code, text = ended(monkeypatch, capsys, name)
+  assert (code, len(text.splitlines())) == (130, 1)
+  assert text.startswith("interrupted")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+  ("name", "words", "message"),
+  [
+    ("digits_picture", ["--workdir={}/none", "--out={}/a.png"], "none contains no run (no config.json). Train one"),
+    ("digits_step", ["--json={}/a.json"], "cannot write to"),
+    ("weights", ["--model=ViT-Q/16"], "'Q'"),
+    ("weights", ["--only={}/none.npz"], "none.npz"),
+    ("transfer", ["--workdir={}/runs"], "cannot write to"),
+    ("self_training", ["--workdir={}/runs"], "cannot write to"),
+    ("compare", ["--workdir={}/runs"], "cannot write to"),
+    ("gpu_step", ["--models=Q/16"], "'Q'"),
+    ("shuffle", ["--jsn=a"], "unrecognized arguments: --jsn=a"),
+    ("modern_block", ["--topology=v9-8"], "v9-8"),
+    ("muon", ["--topology=v9-8"], "v9-8"),
+    ("tpu_step", ["--topology=v9-8"], "v9-8"),
+  ],
+)
+def test_d7_missing_data_and_wrong_values_are_one_line(name, words, message, tmp_path, monkeypatch, capsys):
+  (tmp_path / "file").write_text("no folder")
+  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "file"))
+  code, text = ended(monkeypatch, capsys, name, *(word.format(tmp_path) for word in words))
+  assert code in (runtime.EXIT_CONFIG, runtime.EXIT_MISSING)
+  assert len(text.splitlines()) == 1 and text.startswith("error: ") and message in text, text
+
+
+def test_d1_a_missing_profiler_is_named_with_its_extra_before_anything_is_measured(monkeypatch, capsys):
+  monkeypatch.setattr("shutil.which", lambda name, path: None)
+  code, text = ended(monkeypatch, capsys, "input_pipeline", "--gil", "--rounds=1")
+  assert (code, text) == (2, "error: py-spy is not installed. Run: pip install -e '.[bench]'\n")
+
+
+def test_d1_a_program_is_found_beside_this_python_without_an_active_environment(monkeypatch):
+  monkeypatch.setenv("PATH", "/nowhere")
+  assert children.program("pytest", "test").endswith("/pytest")
+
+
+def test_a_missing_module_is_named_with_its_extra():
+  children.require("json", "torch")
+  with pytest.raises(ConfigError, match=r"no_such_module is not installed\. Run: pip install -e '\.\[torch\]'"):
+    children.require("no_such_module", "torch")
+
+
+@pytest.mark.heavy
+def test_a_child_that_fails_ends_the_benchmark_with_its_last_line():
+  assert children.output([sys.executable, "-c", "print(1)"]) == "1\n"
+  with pytest.raises(runtime.Stop, match=r"no such thing \(exit code 3\)") as stop:
+    children.output([sys.executable, "-c", "import sys; print('error: no such thing', file=sys.stderr); sys.exit(3)"])
+  assert stop.value.code == 3
+
+
+@pytest.mark.heavy
+def test_d2_the_step_beside_pytorch_is_measured(tmp_path, monkeypatch, capsys):
+  file = tmp_path / "a.json"
+  monkeypatch.setattr("sys.argv", ["digits_step", "--rounds=1", f"--json={file}"])
+  importlib.import_module("benchmarks.digits_step").main()
+  figures = json.loads(file.read_text())
+  assert figures["ratio"] == pytest.approx(
+    figures["vit_jax_images_per_second"] / figures["torch_images_per_second"], rel=1e-6
+  )
+  assert "ratio" in capsys.readouterr().out
+
+
+@pytest.mark.heavy
+def test_d2_the_gpu_benchmark_takes_a_step_of_ours():
+  import jax
+  import numpy as np
+
+  from benchmarks import gpu_step, sides
+  from vit_jax import build
+  from vit_jax.data import catalog
+
+  run = gpu_step.run("Ti/16", "xla", 2)
+  run = runs.changed(run, model=Choice(run.model.name, {**run.model.args, "depth": 1, "width": 32, "heads": 1}))
+  parts = build.build(run, jax.devices()[:1], catalog.known_split)
+  images = np.zeros((2, sides.SIDE, sides.SIDE, 3), np.uint8)
+  side = gpu_step.ours(parts, images, np.zeros(2, np.int64))
+  assert np.isclose(side.steps(1), np.log(sides.CLASSES))  # the head starts at zero
