@@ -2,12 +2,13 @@
 
 import os
 import pathlib
+import pwd
 import sys
 
 import pytest
 from etils import epath
 
-from vit_jax import cli, evaluate, paths, train
+from vit_jax import cli, evaluate, files, paths, train
 from vit_jax.schema import ConfigError
 
 
@@ -86,3 +87,22 @@ def test_a_workdir_that_is_no_place_ends_with_2_and_nothing_is_made(monkeypatch,
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith(f"error: --workdir: {text!r}: ")
   assert not os.listdir(tmp_path)
+
+
+def test_a_tilde_is_the_home_directory_or_one_line(monkeypatch, tmp_path):
+  monkeypatch.setenv("HOME", str(tmp_path))
+  assert paths.expand(pathlib.Path("~/a")) == tmp_path / "a"
+  assert paths.expand(pathlib.Path("b/~/a")) == pathlib.Path("b/~/a")
+  with pytest.raises(ConfigError, match=r"'~no-such-user/a': the home directory .* unknown.*\./~no-such-user"):
+    paths.expand(pathlib.Path("~no-such-user/a"))
+
+
+def test_without_a_home_directory_one_line_says_what_to_set(monkeypatch):
+  def absent(_):
+    raise KeyError
+
+  monkeypatch.delenv("HOME")
+  monkeypatch.delenv("XDG_CACHE_HOME")
+  monkeypatch.setattr(pwd, "getpwuid", absent)  # a container whose user has no entry
+  with pytest.raises(ConfigError, match=r"~/\.cache.*set HOME"):
+    files.cache("programs")

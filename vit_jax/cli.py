@@ -13,7 +13,7 @@ import jax
 
 from vit_jax import disk, flags, hardware, paths, runtime, schema
 from vit_jax.metrics import is_share
-from vit_jax.runtime import say
+from vit_jax.runtime import platforms, say, streams
 from vit_jax.schema import ConfigError, nearest
 
 CONFIG = "file, or file:argument; --config.KEY=VALUE changes a value"  # help of --config
@@ -134,8 +134,10 @@ def table(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None 
 
 def main(verb: Callable[[], None]) -> None:
   """Runs a verb as a program: users' mistakes become one clear line and an exit code, bugs keep their traceback."""
+  streams.repair()
   quiet()
   try:
+    platforms.check_names()
     verb()
   except (ConfigError, runtime.Stop, OSError, KeyboardInterrupt, jax.errors.JaxRuntimeError) as error:
     code, message = runtime.ending(error)

@@ -283,15 +283,15 @@ def csv_name(name: str) -> str:
 
 
 def cache(kind: str) -> pathlib.Path:
-  """Where things are kept that can be computed again: $XDG_CACHE_HOME/vit_jax, else ~/.cache/vit_jax."""
-  folder = paths.path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+  """Returns the directory of what can be computed again: $XDG_CACHE_HOME/vit_jax, else ~/.cache/vit_jax."""
+  folder = paths.path(os.environ.get("XDG_CACHE_HOME") or paths.expand(pathlib.Path("~/.cache")))
   return folder / "vit_jax" / kind
 
 
 def local_cache(kind: str) -> pathlib.Path:
-  """The same on this machine's disk: ~/.cache/vit_jax where the other is in a bucket."""
+  """Returns the same on this machine's disk: ~/.cache/vit_jax if the other is in a bucket."""
   folder = cache(kind)
-  return pathlib.Path.home() / ".cache/vit_jax" / kind if paths.in_bucket(folder) else folder
+  return paths.expand(pathlib.Path("~/.cache/vit_jax", kind)) if paths.in_bucket(folder) else folder
 
 
 def check_path(path: pathlib.Path, suffixes: Sequence[str] = (".csv", ".npz")) -> None:

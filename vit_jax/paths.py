@@ -57,6 +57,22 @@ def absolute(path: pathlib.Path) -> pathlib.Path:
   return path if in_bucket(path) else path.absolute()
 
 
+def expand(path: pathlib.Path) -> pathlib.Path:
+  """Returns the path with the home directory in place of a leading `~` or `~USER`.
+
+  Raises:
+    ConfigError: there is no such user, or this user has no home directory.
+  """
+  try:
+    return path.expanduser()
+  except RuntimeError as error:
+    first = path.parts[0]
+    raise ConfigError(
+      f"{show(str(path))}: the home directory of {show(first)} is unknown. Write the whole path"
+      + (", or set HOME" if first == "~" else f", or ./{first} for a directory of this name")
+    ) from error
+
+
 @functools.cache
 def prepare():
   """Makes sure, once and before a path is used, that buckets can be, by our own requests; ConfigError if not."""

@@ -75,7 +75,7 @@ def show(arguments: argparse.Namespace) -> list[str]:
 def check(arguments: argparse.Namespace) -> None:
   """Checks the folder of the command line, and prints lines about it; ends with code 1 where images are bad."""
   try:
-    lines, bad = checking.check(arguments.check.expanduser(), arguments.move_bad and arguments.move_bad.expanduser())
+    lines, bad = checking.check(paths.expand(arguments.check), arguments.move_bad and paths.expand(arguments.move_bad))
   except ImageError as error:
     raise schema.ConfigError(str(error)) from error
   print(*lines, sep="\n")

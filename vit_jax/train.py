@@ -21,6 +21,7 @@ from vit_jax import (
   flags,
   identity,
   loop,
+  paths,
   renames,
   runtime,
   schema,
@@ -149,7 +150,7 @@ def bad_images(run: config.Run, source: sources.Source) -> str | None:
     return None
   own = [c.args["split"] for c in run.evals.values() if c.name == "accuracy" and c.args["data"] is None]
   splits = [source, *(catalog.open_split(run.data, split) for split in dict.fromkeys(own))]
-  return checking.objection(run.data, splits, pathlib.Path(run.data.args["path"]).expanduser())
+  return checking.objection(run.data, splits, paths.expand(pathlib.Path(run.data.args["path"])))
 
 
 def may_change(key: str) -> bool:

@@ -100,7 +100,7 @@ def test_set(text: str) -> Source:
   with schema.at("--dedup-against"):
     if text in catalog.CATALOG and catalog.CATALOG[text].classes:
       return schema.make(Choice(text), catalog.READERS, "test")
-    root = paths.path(text, bare=True).expanduser()
+    root = paths.expand(paths.path(text, bare=True))
     if not root.exists():
       known = [name for name, row in catalog.CATALOG.items() if row.classes]
       raise schema.ConfigError(f"{text!r} is no folder and no dataset.{schema.nearest(text, known)}")

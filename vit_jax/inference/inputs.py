@@ -56,7 +56,7 @@ def _named(word, stdin, ignored) -> Iterator[str]:
 
 def _below(text, ignored, asked) -> Iterator[str]:
   """The files at a path; of one that was `asked` for by itself there must be something."""
-  path = paths.parse(text, bare=True).expanduser()
+  path = paths.expand(paths.parse(text, bare=True))
   if path.suffix.lower() in MANIFESTS:
     yield from _of_manifest(path)
   elif paths.in_bucket(path):

@@ -12,7 +12,7 @@ import jax
 from jax._src import distributed
 
 from vit_jax import files
-from vit_jax.runtime import exchange, peers
+from vit_jax.runtime import clusters, exchange, peers, platforms
 from vit_jax.runtime.exits import EXIT_HANG, EXIT_PEER, Stop, tell
 from vit_jax.schema import ConfigError
 
@@ -25,9 +25,9 @@ _started = False
 def start(patience: float = 900.0, heartbeat: int = 100) -> None:
   """Joins the other processes of a run, if there are any; called before any use of a device.
 
-  VITJAX_COORDINATOR (host:port), VITJAX_PROCESSES and VITJAX_PROCESS place a process by hand. Without them JAX asks
-  the cluster that it finds (Cloud TPU, Slurm, Open MPI, Kubernetes), else the process is alone. VITJAX_DEVICES is the
-  number of devices that all of them shall have together.
+  VITJAX_COORDINATOR (host:port), VITJAX_PROCESSES and VITJAX_PROCESS place a process by hand; VITJAX_PROCESSES=1 alone
+  runs one process. Without them JAX asks the cluster that it finds (Cloud TPU, Slurm, Open MPI, Kubernetes), else the
+  process is alone. VITJAX_DEVICES is the number of devices that all processes must have together.
 
   Args:
     patience: seconds to wait for the others; then the program ends with EXIT_HANG and says who is missing.
@@ -42,11 +42,14 @@ def start(patience: float = 900.0, heartbeat: int = 100) -> None:
   check_slices()
   check_devices_free()
   os.environ.setdefault("JAX_COORDINATOR_PORT", PORT)
-  if not placed or placed[1] > 1:
+  cluster = None if placed and placed[1] == 1 else clusters.detect()
+  count = placed[1] if placed else cluster.count if cluster else None
+  if count != 1:
     join = functools.partial(jax.distributed.initialize, *placed or ())
     _last_words("the processes cannot join: one ended, or two have the same number (VITJAX_PROCESS); start all again\n")
-    with _Patience(patience):
+    with _Patience(patience, None if placed else cluster):
       _join(functools.partial(join, initialization_timeout=int(patience) + 60, heartbeat_timeout_seconds=heartbeat))
+    clusters.use_all_local_devices(cluster)
   if not exchange.alone():
     _last_words(
       "this process was aborted: if the lines above name no bug of its own, another process of this run died, or "
@@ -57,7 +60,13 @@ def start(patience: float = 900.0, heartbeat: int = 100) -> None:
 
 
 def check_devices() -> None:
-  """ConfigError unless there are as many devices as VITJAX_DEVICES says, and equally many at every process."""
+  """Opens the devices and checks their number.
+
+  Raises:
+    ConfigError: JAX cannot start a platform, the number of all devices is not VITJAX_DEVICES, or two processes have
+      different numbers of devices.
+  """
+  platforms.open_devices()
   expected, counts = os.environ.get("VITJAX_DEVICES"), exchange.gather(str(jax.local_device_count()), "devices")
   per_process = ", ".join(f"process {number}: {count}" for number, count in enumerate(counts))
   if expected and expected != str(jax.device_count()):
@@ -67,8 +76,10 @@ def check_devices() -> None:
 
 
 def placement() -> tuple[str, int, int] | None:
-  """Coordinator, number of processes and number of this one, where the environment says them."""
+  """Returns the coordinator, the number of processes and the index of this one, if the environment defines them."""
   values = [os.environ.get(name) for name in NAMES]
+  if values == [None, "1", None]:  # one process, whatever a cluster manager set
+    return "", 1, 0
   if not any(values):
     return None
   address, count, number = values
@@ -137,8 +148,9 @@ def _join(initialize):
 class _Patience:
   """Ends the program if what is inside takes too long: JAX would abort, and name nobody. A context."""
 
-  def __init__(self, seconds):
+  def __init__(self, seconds, cluster):
     self._seconds = seconds
+    self._advice = f". {cluster.advice()}" if cluster else ""
     self._timers = [threading.Timer(min(10, seconds / 2), self._say), threading.Timer(seconds, self._end)]
 
   def __enter__(self):
@@ -151,12 +163,12 @@ class _Patience:
       timer.cancel()
 
   def _say(self):
-    tell(f"{self._whom()}; waiting up to {self._seconds:.0f} s\n")
+    tell(f"{self._whom()}{self._advice}; waiting up to {self._seconds:.0f} s\n")
 
   def _end(self):
     tell(
-      f"{self._whom()}, for {self._seconds:.0f} s. Start the missing process, or see why it ended; open the port "
-      "between the hosts; config.limits.start is the limit\n"
+      f"{self._whom()}, for {self._seconds:.0f} s{self._advice}. Start the missing process, or see why it ended; open "
+      "the port between the hosts; config.limits.start is the limit\n"
     )
     os._exit(EXIT_HANG)
 

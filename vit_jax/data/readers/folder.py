@@ -76,7 +76,7 @@ def folder(
 def _opened(path) -> places.Disk | places.Bucket:
   """The folder that `path` names."""
   with at("path"):
-    root = paths.parse(path, bare=True).expanduser()
+    root = paths.expand(paths.parse(path, bare=True))
   known = "<split>/<class>/*.jpg or <class>/*.jpg"
   if paths.in_bucket(root):
     bucket = places.reached(root, lambda: places.Bucket.listed(root))

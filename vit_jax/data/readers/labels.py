@@ -156,7 +156,7 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
         raise ConfigError(f"{text} classes; allowed: 1 to {NAMES:,}")
       return tuple(map(str, range(int(text))))
     try:
-      lines = paths.path(text).expanduser().read_text("utf-8-sig").splitlines()
+      lines = paths.expand(paths.path(text)).read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeError) as error:
       raise ConfigError(f"no names of classes can be read from {show(text)}: {error}; or give their number") from error
     while lines and not lines[-1].strip():

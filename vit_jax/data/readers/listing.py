@@ -135,7 +135,7 @@ def listed(path: str, suffixes: Sequence[str], what: str) -> Files:
     what: the files are, for errors.
   """
   with at("path"):
-    named = paths.parse(path, bare=True).expanduser()
+    named = paths.expand(paths.parse(path, bare=True))
   if not path:
     raise ConfigError(f"no path; name a folder or a file of {what}", "path")
   pattern = bool(_SPECIAL.search(path)) and (paths.in_bucket(named) or not named.exists())

@@ -97,7 +97,7 @@ def segmentation(
 
 def _opened(path) -> places.Disk | places.Bucket:
   """The folder that `path` names."""
-  root = paths.parse(path, bare=True).expanduser()
+  root = paths.expand(paths.parse(path, bare=True))
   if paths.in_bucket(root):
     return places.reached(root, lambda: places.Bucket.listed(root))
   if not path or not root.is_dir():

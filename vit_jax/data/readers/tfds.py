@@ -20,7 +20,7 @@ from vit_jax.schema import ConfigError, at, place
 def data_dir(path: str | None) -> pathlib.Path:
   """The TFDS data directory: `path`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets; on a disk or in a bucket."""
   with at("path"):
-    return paths.parse(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets", bare=True).expanduser()
+    return paths.expand(paths.parse(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets", bare=True))
 
 
 def catalogued(

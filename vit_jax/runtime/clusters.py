@@ -1,0 +1,91 @@
+"""The variables by which a cluster manager (Slurm, Open MPI) places a process, as JAX reads them."""
+
+import dataclasses
+import os
+
+import jax
+
+from vit_jax.schema import ConfigError
+
+ALONE = "VITJAX_PROCESSES=1"  # the setting that runs one process, whatever the cluster manager set
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+  """A placement by a cluster manager.
+
+  Attributes:
+    name: of the cluster manager.
+    count: number of processes of the job.
+    process: index of this process.
+    local: number of processes on this host, or None if unknown.
+    starter: the command that starts one process per task.
+    variables: {name: text} of the environment variables that define the placement.
+  """
+
+  name: str
+  count: int
+  process: int
+  local: int | None
+  starter: str
+  variables: dict[str, str]
+
+  def advice(self) -> str:
+    """Returns a sentence that names the variables and how to run with or without the other processes."""
+    values = ", ".join(f"{name}={text}" for name, text in self.variables.items())
+    return (
+      f"{self.name} placed this process ({values}). Start all of them with {self.starter}, or set {ALONE} to run one"
+    )
+
+
+def detect() -> Cluster | None:
+  """Returns the placement that JAX would take from Slurm or Open MPI, or None.
+
+  A Slurm step with one task inside a larger job (SLURM_STEP_NUM_TASKS=1, as in the shell of `salloc`) counts as one
+  process: SLURM_NTASKS then describes the whole job, whose other tasks do not run this program.
+
+  Raises:
+    ConfigError: a variable that counts processes is no whole number.
+  """
+  return _slurm() or _open_mpi()
+
+
+def use_all_local_devices(cluster: Cluster | None) -> None:
+  """Gives the only process of a host all of its GPUs; JAX would give it one, by the index of its task."""
+  if cluster and cluster.local == 1 and "JAX_LOCAL_DEVICE_IDS" not in os.environ:
+    for name in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
+      jax.config.update(name, "all")
+
+
+def _slurm() -> Cluster | None:
+  """The placement of a Slurm task, by the variables that JAX needs too."""
+  needed = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+  further = ("SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS")
+  if not all(name in os.environ for name in needed):
+    return None
+  variables = {name: os.environ[name] for name in (*needed, *further) if name in os.environ}
+  count, process = _number("SLURM_NTASKS"), _number("SLURM_PROCID")
+  if variables.get("SLURM_STEP_NUM_TASKS") == "1":
+    count, process = 1, 0
+  hosts = _number("SLURM_STEP_NUM_NODES") if "SLURM_STEP_NUM_NODES" in variables else None
+  local = 1 if hosts == count else None if hosts is None else count // max(1, hosts)
+  return Cluster("Slurm", count, process, local, "srun", variables)
+
+
+def _open_mpi() -> Cluster | None:
+  """The placement of a process of mpirun."""
+  needed = ("OMPI_MCA_orte_hnp_uri", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+  if not all(name in os.environ for name in needed):
+    return None
+  variables = {name: os.environ[name] for name in needed[1:]}
+  local = _number("OMPI_COMM_WORLD_LOCAL_SIZE") if "OMPI_COMM_WORLD_LOCAL_SIZE" in os.environ else None
+  count, process = _number("OMPI_COMM_WORLD_SIZE"), _number("OMPI_COMM_WORLD_RANK")
+  return Cluster("Open MPI", count, process, local, "mpirun", variables)
+
+
+def _number(name: str) -> int:
+  """The whole number in an environment variable."""
+  text = os.environ[name]
+  if not (text.isascii() and text.isdigit()):
+    raise ConfigError(f"{name}: expected a whole number, got {text!r}. Unset it, or set {ALONE} to run one process.")
+  return int(text)
