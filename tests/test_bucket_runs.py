@@ -11,6 +11,9 @@ from tests import runs
 from tests.checkpoints.test_store import grid, same, shapes_of
 from tests.test_disk import SAME, large
 from vit_jax import checkpoints, files, loop, mesh, writer
+from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import store as store_module
+from vit_jax.schema import ConfigError
 
 pytestmark = pytest.mark.heavy
 RATES = ("images_per_second", "images_per_second_per_chip", "data_wait", "mfu")  # which no two runs share
@@ -170,3 +173,23 @@ def test_a_save_that_the_bucket_refuses_names_the_last_whole_one(saved, bucket_s
   with contextlib.suppress(OSError):
     store.close()
   assert same(restored(workdir, states[3])[0], states[3])
+
+
+@pytest.mark.parametrize("gone", ["state/manifest.ocdbt", "about/metadata"])
+def test_a1_a_save_in_a_bucket_that_cannot_be_read_back_is_no_checkpoint_and_removes_none(saved, monkeypatch, gone):
+  workdir, states = saved
+  check = store_module.check_readable
+  monkeypatch.setattr(store_module, "check_readable", lambda folder: ((folder / gone).unlink(), check(folder)))
+  store = checkpoints.Checkpoints(workdir, mesh.replicated(grid(1)), keep=1)
+  with pytest.raises(OSError, match=r"cannot be read back.*the last whole one is step 3"):
+    store.save(4, large(4, grid(1)), {})
+  with contextlib.suppress(OSError):
+    store.close()
+  assert reading.whole_steps(workdir) == [1, 2, 3]
+  assert same(restored(workdir, states[3])[0], states[3])
+
+
+def test_a1_a_name_in_a_bucket_that_checkpoints_cannot_be_saved_under_is_refused_before_anything_is_written(bucket):
+  with pytest.raises(ConfigError, match="cannot be saved under a name with '\\['"):
+    checkpoints.Checkpoints(bucket / "a[1", mesh.replicated(grid(1)))
+  assert not bucket.exists()

@@ -34,3 +34,14 @@ def test_the_digest_of_arrays_on_the_host_sees_names_and_bytes():
   assert digests.on_host(arrays) == digests.on_host(dict(reversed(arrays.items())))
   for other in ({"a": arrays["a"]}, {"c": arrays["a"], "b": arrays["b"]}, arrays | {"b": -arrays["b"]}):
     assert digests.on_host(other) != digests.on_host(arrays)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "bfloat16", "float16", "uint16", "int32", "float32"])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4, 5), (0, 2)])
+def test_a1_the_host_computes_the_fingerprint_of_the_devices(dtype, shape):
+  array = np.asarray(100 * np.random.default_rng(5).random(size=shape)).astype(jnp.dtype(dtype))
+  expected = jax.jit(digests.fingerprint)({"x": jnp.asarray(array)})["x"]
+  assert digests.fingerprint_on_host(array) == int(expected)
+  assert digests.fingerprint_on_host(array[..., ::-1] if array.ndim else array) == int(
+    jax.jit(digests.fingerprint)({"x": jnp.asarray(array[..., ::-1] if array.ndim else array)})["x"]
+  )

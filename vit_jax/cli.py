@@ -74,7 +74,7 @@ def path(text: str, bare: bool = False) -> pathlib.Path:
 
 
 def directory(text: str) -> pathlib.Path:
-  """The path of a --workdir; as a `type` of argparse."""
+  """Parses the path of a directory that verbs write to; as a `type` of argparse."""
   if not text.strip():
     raise argparse.ArgumentTypeError("is empty; name a directory")
   try:
@@ -84,6 +84,18 @@ def directory(text: str) -> pathlib.Path:
       f"{text!a} is no Unicode, which checkpoints cannot be written to; name another"
     ) from None
   return path(text)
+
+
+def workdir(text: str) -> pathlib.Path:
+  """Parses the path of a --workdir that checkpoints are saved in; as a `type` of argparse."""
+  from vit_jax import checkpoints  # Orbax takes a second, which other verbs do not need
+
+  parsed = directory(text)
+  try:
+    checkpoints.check_name(parsed)
+  except ConfigError as error:
+    raise argparse.ArgumentTypeError(str(error)) from error
+  return parsed
 
 
 def number(kind: Any) -> Callable[[str], Any]:

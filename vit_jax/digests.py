@@ -26,6 +26,15 @@ def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
   return {path: mixed(x) for path, x in arrays.items()}
 
 
+def fingerprint_on_host(array: np.ndarray) -> int:
+  """Returns the number that `fingerprint` computes for an array, without a device."""
+  words = np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}").astype(np.uint32)
+  h = words ^ (np.arange(words.size, dtype=np.uint32) * np.uint32(0x9E3779B1))
+  for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+    h = (h ^ (h >> np.uint32(shift))) * np.uint32(factor)
+  return int(np.sum(h ^ (h >> np.uint32(16)), dtype=np.uint32))
+
+
 def sha256(params: dict[str, jax.Array], replicated: jax.sharding.Sharding) -> str:
   """SHA-256 over the parameters' little-endian bytes in path order; gathers one parameter at a time."""
   gather = jax.jit(lambda x: x, out_shardings=replicated)

@@ -52,7 +52,7 @@ def parse() -> tuple[argparse.Namespace, Study]:
   parser.add_argument(
     "--config", required=True, help="file with a sweep(), or file:argument; --config.KEY=VALUE for all"
   )
-  parser.add_argument("--workdir", required=True, type=cli.directory, help="where the sweep lives; one sweep each")
+  parser.add_argument("--workdir", required=True, type=cli.workdir, help="where the sweep lives; one sweep each")
   parser.add_argument("--parallel", type=int, default=1, metavar="N", help="trials at a time, on disjoint devices")
   parser.add_argument("--render", action="store_true", help="print the commands of all trials, and do nothing")
   parser.add_argument("--launch", metavar="FLAGS", help="with --render: of `python -m launch run`, which is printed")

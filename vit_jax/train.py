@@ -50,7 +50,7 @@ def main() -> None:
   """Reads flags, checks everything, trains."""
   parser = cli.Parser("train", __doc__)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
-  parser.add_argument("--workdir", required=True, type=cli.directory, help="where the run lives; one run each")
+  parser.add_argument("--workdir", required=True, type=cli.workdir, help="where the run lives; one run each")
   parser.add_argument("--accept-data", action="store_true", help="go on with the same images in files that changed")
   parser.add_argument("--parameters", action="store_true", help=cli.PARAMETERS)
   parser.add_argument("--profile", type=int, default=0, metavar="STEPS", help="trace so many steps for TensorBoard")

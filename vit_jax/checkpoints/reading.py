@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 import logging
+import math
 import pathlib
 import sys
 import threading
@@ -18,8 +19,10 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax import digests, disk, paths, runtime
+from vit_jax.checkpoints import aliases
 from vit_jax.schema import ConfigError
 
+SAMPLE = 2**24  # bytes of the largest array that is read back after a save
 Check = Callable[[dict], None]  # raises ValueError for what is said about a state and cannot be used
 
 
@@ -85,17 +88,49 @@ def damage(workdir: str) -> str:
 
 def _read_part(folder, part):
   """Arrays whose path begins with `part`, verified, and what is said about them."""
-  said, handler = read_sealed(folder), ocp.PyTreeCheckpointHandler()
-  state = paths.absolute(folder) / "state"
-  tree = handler.metadata(state)
-  wanted = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in tree.items() if path.startswith(part)}
-  if not wanted:
-    raise ConfigError(f"step {folder.name} holds no {part.rstrip('/')}; the run keeps an average with config.optim.ema")
-  on_host = {path: ocp.RestoreArgs(restore_type=np.ndarray) for path in wanted}
-  # The handlers themselves: a manager's `restore` would wait for all other processes at its end.
-  arrays = handler.restore(state, args=ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True))
+  said = read_sealed(folder)
+  with aliases.usable(folder) as usable:
+    tree = ocp.PyTreeCheckpointHandler().metadata(usable / "state")
+    wanted = {path: leaf for path, leaf in tree.items() if path.startswith(part)}
+    if not wanted:
+      raise ConfigError(
+        f"step {folder.name} holds no {part.rstrip('/')}; the run keeps an average with config.optim.ema"
+      )
+    arrays = _read_arrays(usable / "state", wanted)
   verify(jax.jit(digests.fingerprint)(arrays), said)
   return {path.removeprefix(part): array for path, array in arrays.items()}, said["run"]
+
+
+def check_readable(folder: pathlib.Path) -> None:
+  """Raises an error unless a save can be restored, as far as a cheap test shows.
+
+  Reads the description, the manifest and the bytes of two arrays: the smallest one, and the largest one of at most
+  `SAMPLE` bytes, which in a run of several processes is likely to be divided among them.
+
+  Args:
+    folder: of the save, as `aliases.usable` gives it.
+
+  Raises:
+    ValueError: the save is incomplete or contains other bytes than the state that was saved.
+    Exception: Orbax raises errors of many types.
+  """
+  said, tree = read_sealed(folder), ocp.PyTreeCheckpointHandler().metadata(folder / "state")
+  if absent := sorted(said["fingerprint"].keys() - tree.keys()):
+    raise ValueError(f"{', '.join(absent[:3])} is not in the save")
+  sizes = {path: math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for path, leaf in tree.items()}
+  ordered = sorted(sizes, key=lambda path: (sizes[path], path))
+  chosen = {ordered[0], *[path for path in ordered if sizes[path] <= SAMPLE][-1:]}
+  arrays = _read_arrays(folder / "state", {path: tree[path] for path in chosen})
+  verify({path: digests.fingerprint_on_host(array) for path, array in arrays.items()}, said)
+
+
+def _read_arrays(state, wanted):
+  """Reads arrays to the host: those of the metadata `wanted`, by path."""
+  items = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in wanted.items()}
+  on_host = {path: ocp.RestoreArgs(restore_type=np.ndarray) for path in items}
+  # The handlers themselves: a manager's `restore` would wait for all other processes at its end.
+  arguments = ocp.args.PyTreeRestore(item=items, restore_args=on_host, partial_restore=True)
+  return ocp.PyTreeCheckpointHandler().restore(state, args=arguments)
 
 
 def same(arrays: dict[str, np.ndarray], path: str | None) -> dict[str, np.ndarray]:
@@ -165,6 +200,8 @@ def _quiet_threads():
   sys.unraisablehook = threading.excepthook = lambda _: None
   try:
     yield
-  finally:
+  except BaseException:
     gc.collect()  # coroutines that were never finished complain when they are collected
+    raise
+  finally:
     sys.unraisablehook, threading.excepthook = hooks

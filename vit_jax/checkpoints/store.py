@@ -1,6 +1,7 @@
 """The checkpoints of a run by Orbax: saved asynchronously and atomically, and the newest that can be read restored."""
 
 import contextlib
+import errno
 import itertools
 import json
 import logging
@@ -17,7 +18,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax import digests, disk, paths, runtime, trees
-from vit_jax.checkpoints.reading import Check, attempt, read_sealed, seal, verify, whole_steps
+from vit_jax.checkpoints import aliases
+from vit_jax.checkpoints.reading import Check, attempt, check_readable, read_sealed, seal, verify, whole_steps
 
 
 class _Manager(ocp.CheckpointManager):
@@ -34,7 +36,11 @@ def _meet(key: str, timeout_ms: int) -> None:
 
 
 class Checkpoints:
-  """The checkpoints of one workdir, `checkpoints/<step>`: a resource, closed when the run ends."""
+  """The checkpoints of one workdir, `checkpoints/<step>`: a resource, closed when the run ends.
+
+  A save is read back before it is completed, and older saves are removed only then. See `check_readable`. Raises
+  ConfigError for a workdir whose name checkpoints cannot be saved under.
+  """
 
   def __init__(
     self,
@@ -45,40 +51,73 @@ class Checkpoints:
     read_only: bool = False,
   ):
     self.directory = workdir / "checkpoints"
+    self._proven = False  # a save of this process has been read back
+    self._saving = 0  # the step of the newest save
     options = ocp.CheckpointManagerOptions(
       max_to_keep=keep,
       keep_period=keep_every,
       create=not read_only,
       read_only=read_only,
       # Where a folder cannot be made in the background, Orbax's other threads wait for it for five minutes.
-      async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False, barrier_sync_fn=_meet),
+      async_options=ocp.options.AsyncOptions(
+        create_directories_asynchronously=False, barrier_sync_fn=_meet, post_finalization_callback=self._read_back
+      ),
     )
     self._read_only = read_only
     self._fingerprint = jax.jit(digests.fingerprint, out_shardings=replicated)
-    if not read_only:
-      self.directory.mkdir(parents=True, exist_ok=True)
-      self._descriptor = disk.hold(self.directory)
+    with contextlib.ExitStack() as resources:
+      if not read_only:
+        aliases.check_name(workdir)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._descriptor = disk.hold(self.directory)
+        resources.callback(disk.release, self._descriptor)
+        with self._writing():
+          _remove_unfinished(self.directory)
+      self._usable = resources.enter_context(aliases.usable(self.directory))
       with self._writing():
-        _remove_unfinished(self.directory)
-    with self._writing():
-      self._manager = _Manager(paths.absolute(self.directory), options=options, item_names=("state", "about"))
+        self._manager = _Manager(self._usable, options=options, item_names=("state", "about"))
+      self._resources = resources.pop_all()
 
   def steps(self) -> list[int]:
     """Steps that have a complete checkpoint, oldest first."""
     return sorted(self._manager.all_steps())
 
   def save(self, step: int, state: Any, about: dict) -> None:
-    """Starts to save `state` and the JSON values `about`; returns once the arrays are copied off the devices.
+    """Starts to save a state, and returns once the arrays are copied off the devices.
 
-    OSError where the disk fails, or failed since the last save.
+    The first save of a process returns once it is complete and was read back, so that a workdir that cannot be
+    restored ends the run at once.
+
+    Args:
+      step: the number of the save.
+      state: a pytree of arrays.
+      about: JSON values that describe the state.
+
+    Raises:
+      OSError: this save or the one before could not be written or could not be read back.
     """
     arrays = trees.flatten(state)
     said = seal(about, self._fingerprint(arrays))
     disk.check_there(self.directory, self._descriptor)
     with self._writing():
+      self._manager.wait_until_finished()  # before the step of the save that is read back changes
+      self._saving = step
       self._manager.save(
         step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(said))
       )
+    if not self._proven:
+      self.wait()
+      self._proven = True
+
+  def _read_back(self):
+    """Raises OSError unless the save can be read that is about to be completed. Called by Orbax in process 0."""
+    folder = self._usable / str(self._saving)  # in a bucket, where an object marks a save as complete
+    if not paths.in_bucket(folder):
+      started = [path for path in self._usable.iterdir() if path.name.startswith(f"{self._saving}.")]
+      (folder,) = [path for path in started if ocp.utils.is_tmp_checkpoint(epath.Path(path))]
+    _, problem = attempt(lambda: check_readable(folder))
+    if problem:
+      raise OSError(errno.EIO, f"what was written cannot be read back ({problem})", str(self.directory))
 
   def restore(self, state: Any, check: Check = lambda about: None) -> tuple[Any, dict] | None:
     """The newest readable (state, about), None where there is no checkpoint yet.
@@ -111,7 +150,7 @@ class Checkpoints:
 
   def _read(self, step, state, check):
     """((state, about), None) of one step, or (None, why it cannot be read), the same on all processes."""
-    folder, wanted = paths.absolute(self.directory) / str(step), trees.flatten(state)
+    folder, wanted = self._usable / str(step), trees.flatten(state)
 
     def read():
       said = read_sealed(folder, check)
@@ -152,8 +191,7 @@ class Checkpoints:
       with self._writing():
         self._manager.close()
     finally:
-      if not self._read_only:
-        disk.release(self._descriptor)
+      self._resources.close()
 
   @contextlib.contextmanager
   def _writing(self):

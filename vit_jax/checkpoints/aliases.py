@@ -1,0 +1,65 @@
+"""Paths of checkpoint folders that Orbax and TensorStore can use, whatever the name of the workdir."""
+
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+
+from vit_jax import paths
+from vit_jax.schema import ConfigError, show
+
+# Names that both libraries use unchanged. Orbax takes `[1]` for a pattern and `gs:/` for a bucket, and it resolves
+# `..` without following links. TensorStore takes a backslash for a slash.
+_PLAIN = re.compile(r"[\w./+=@,~ -]*")
+# The longest path that leaves room for the names that Orbax adds below the folder. Linux allows 4,095 bytes.
+_LONGEST = 3500
+_OPEN_FOLDERS = pathlib.Path("/proc/self/fd")  # Linux: each open folder of this process by its descriptor
+_OBJECTS = re.compile(r"[\w./+=@,~: -]*")
+
+
+def check_name(workdir: pathlib.Path) -> None:
+  """Raises ConfigError for a workdir whose name checkpoints cannot be saved under, before anything is written."""
+  if paths.in_bucket(workdir):
+    if wrong := sorted(set(_OBJECTS.sub("", os.fspath(workdir)))):
+      raise ConfigError(
+        f"{show(os.fspath(workdir))}: checkpoints cannot be saved under a name with {' '.join(map(repr, wrong))} in a "
+        "bucket. Use letters, digits and . _ - + = @ , ~"
+      )
+  elif not _is_plain(workdir.absolute()) and not _OPEN_FOLDERS.is_dir():
+    raise ConfigError(
+      f"{show(os.fspath(workdir))}: on this system checkpoints can only be saved below a path of letters, digits, "
+      "spaces and . _ - + = @ , ~ without '..'. Use another directory"
+    )
+
+
+@contextlib.contextmanager
+def usable(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yields a path of `folder` that Orbax and TensorStore can use, valid inside the context.
+
+  Yields the absolute path if its name is plain, and the path of a bucket unchanged. For any other name the folder is
+  opened, and its path in /proc/self/fd is yielded.
+
+  Args:
+    folder: an existing folder, or the path of a bucket.
+
+  Raises:
+    OSError: the folder does not exist or cannot be opened.
+    ConfigError: this system has no /proc/self/fd.
+  """
+  path = paths.absolute(folder)
+  if paths.in_bucket(path) or _is_plain(path):
+    yield path
+    return
+  check_name(folder)
+  descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+  try:
+    yield _OPEN_FOLDERS / str(descriptor)
+  finally:
+    os.close(descriptor)
+
+
+def _is_plain(path):
+  """Returns True if both libraries use the absolute path of a disk unchanged."""
+  text = os.fspath(path)
+  return bool(_PLAIN.fullmatch(text)) and ".." not in path.parts and len(os.fsencode(text)) <= _LONGEST
