@@ -37,13 +37,16 @@ cli.main(read)
 def check(
   run: Run, price: "float | None" = None, host_rate: "float | None" = None, code: "bundle.Bundle | None" = None
 ) -> list:
-  """Findings about a run, made from the folder that is current, each printed as it is made, the cheap ones first.
+  """Returns findings about a run in the current folder, and prints each one as soon as it is known.
 
-  No call raises, but for Ctrl-C.
+  Cheap checks come first. A refusal ends the check before anything that takes longer: the config is read only if the
+  credentials are there, and the step is compiled for a plan only if nothing was refused. Only Ctrl-C is raised.
 
   Args:
-    price: of a chip for an hour. host_rate: images a second that one host was measured to make.
-    code: what would be sent; it is made unless it is there.
+    run: to be checked.
+    price: of a chip for an hour.
+    host_rate: images per second that one host was measured to make.
+    code: the bundle that would be sent; it is made if None.
   """
   titles, found = {"note": "", "warn": "warning: ", "refuse": "refused: "}, []
 
@@ -64,13 +67,17 @@ def check(
   say(findings.of_files(run, root, code.names))
   if refusal(found) == errors.USAGE:
     return found
+  say(findings.of_bucket(run, "--workdir", run.workdir))
+  if refusal(found) == errors.DENIED:  # no bucket can be asked, and reading the config and planning take time
+    return found
   path, read = _config(run, root)
   say(read)
   folder = path or run.env.get("TFDS_DATA_DIR", "")
   if path is not None:
     say(findings.of_data(run, folder, code.names))
-  say(findings.of_buckets(run, folder))
-  if refusal(found) != errors.USAGE:  # else minutes of compiling are saved
+  if findings.bucket_of(folder) != findings.bucket_of(run.workdir):
+    say(findings.of_bucket(run, "data", folder))
+  if not refusal(found):
     say(_plan(run, root, price, host_rate))
   return found
 

@@ -123,27 +123,32 @@ def of_data(run: Run, folder: str, names: Sequence[str]) -> Iterator[Finding]:
     )
 
 
-def of_buckets(run: Run, data: str) -> Iterator[Finding]:
-  """Whether the buckets of the workdir and of the images are there, and in the region of the machines."""
-  said = set()
-  for flag, path, kind in (("--workdir", run.workdir, "refuse"), ("data", data, "warn")):
-    bucket = "/".join(path.split("/")[:3])
-    if not path.startswith("gs://") or bucket in said:
-      continue
-    said.add(bucket)
-    try:
-      yield from of_region(run, flag, path, Bucket(path).location(), kind)
-    except UnknownError as error:
-      yield Finding("warn", f"{flag}: the region of {bucket} is not known: {error}")
-    except LaunchError as error:
-      if str(error) not in said:  # of credentials, which are the same for all
-        yield Finding("refuse", f"{flag}: {error}", error.code)
-      said.add(str(error))
+def of_bucket(run: Run, flag: str, path: str) -> Iterator[Finding]:
+  """Finds whether a bucket exists, can be reached, and is in the region of the machines.
+
+  Args:
+    run: whose machines use it.
+    flag: "--workdir", which refuses a bucket elsewhere, or "data", which warns.
+    path: in the bucket; nothing is found for a path on a disk.
+  """
+  if not path.startswith("gs://"):
+    return
+  try:
+    yield from of_region(run, flag, path, Bucket(path).location(), "refuse" if flag == "--workdir" else "warn")
+  except UnknownError as error:
+    yield Finding("warn", f"{flag}: the region of {bucket_of(path)} is not known: {error}")
+  except LaunchError as error:
+    yield Finding("refuse", f"{flag}: {error}", error.code)
+
+
+def bucket_of(path: str) -> str:
+  """Returns gs://BUCKET of a path in a bucket."""
+  return "/".join(path.split("/")[:3])
 
 
 def of_region(run: Run, flag: str, path: str, location: str, kind: str) -> Iterator[Finding]:
   """Whether a bucket in `location` is in the region of the zones: else it is slow and paid for."""
-  bucket = "/".join(path.split("/")[:3])
+  bucket = bucket_of(path)
   context = re.fullmatch(rf"gke_[^_]+_({_REGION})(-[a-z])?_.+", run.cluster)
   regions = {zone.rpartition("-")[0] for zone in run.zones} | ({context[1]} if context else set())
   other = sorted(regions - {location})

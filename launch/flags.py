@@ -112,6 +112,8 @@ def run_of(args: argparse.Namespace, command: Sequence[str]) -> spec.Run:
   if not command:
     raise LaunchError(f"{args.verb}: nothing to run; write -- vit_jax.train --config=… --workdir=… behind the flags")
   module, *words = command
+  if args.backend == "local":
+    words, args.workdir = _with_absolute_workdir(words), _absolute(args.workdir)
   workdir = spec.workdir_of(words)
   if workdir and args.workdir and workdir != args.workdir:
     raise LaunchError(f"--workdir: {args.workdir!r} before -- and {workdir!r} behind it; leave out one")
@@ -127,6 +129,22 @@ def run_of(args: argparse.Namespace, command: Sequence[str]) -> spec.Run:
     allowed = ", ".join(field.name for field in dataclasses.fields(spec.Limits))
     raise LaunchError(f"--limit: there is no {sorted(unknown)[0]!r}; allowed: {allowed}")
   return spec.checked(spec.Run(**values | {"limits": spec.Limits(**limits)}))
+
+
+def _absolute(workdir: str) -> str:
+  """Returns a folder of this machine as an absolute path; a bucket and "" as they are."""
+  return workdir if not workdir or "://" in workdir or workdir.startswith("-") else os.path.abspath(workdir)
+
+
+def _with_absolute_workdir(words: Sequence[str]) -> list[str]:
+  """Returns the program's words with an absolute --workdir: the program runs in a copy of the code, not here."""
+  result = list(words)
+  for i, word in enumerate(words):
+    if word.startswith("--workdir="):
+      result[i] = f"--workdir={_absolute(word.partition('=')[2])}"
+    elif word == "--workdir" and i + 1 < len(words):
+      result[i + 1] = _absolute(words[i + 1])
+  return result
 
 
 def _written(args, command):

@@ -56,7 +56,11 @@ def ls(args: argparse.Namespace) -> int:
   if args.json:
     print(json.dumps({"resources": [dataclasses.asdict(row) for row in rows], "unknown": troubles}, indent=1))
   else:
-    _table(rows)
+    if rows:
+      _table(rows)
+    else:
+      kind, answered = "runs" if args.all else "unfinished runs", " where an answer came" * bool(troubles)
+      print(f"no machines and no {kind}{answered}")
     _tell(troubles, unasked)
   return errors.UNKNOWN if troubles else errors.DONE
 

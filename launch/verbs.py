@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import subprocess
 import sys
@@ -23,6 +24,8 @@ def opened(name: str, workdir: str = "") -> Journal:
   """The journal of a run that was started here, or whose workdir is named. LaunchError where there is none."""
   if not workdir:
     return Journal(name, storage(Journal(name).run.folder))
+  if "://" not in workdir:
+    workdir = os.path.abspath(workdir)
   folder = f"{workdir.rstrip('/')}/launch"
   found = Journal(name, storage(folder))
   if not found.events:

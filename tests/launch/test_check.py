@@ -113,7 +113,9 @@ Please run:
 """
 
 
-def test_without_credentials_all_the_rest_is_checked_and_the_code_is_11(here, tmp_path, monkeypatch):
+def test_f10_without_credentials_a_run_is_refused_at_once_and_the_code_is_11(here, tmp_path, monkeypatch):
+  monkeypatch.setattr(check, "_config", None)  # nothing that takes time is called
+  monkeypatch.setattr(check, "_plan", None)
   monkeypatch.delenv("STORAGE_EMULATOR_HOST")
   monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
   gcloud = tmp_path / "bin/gcloud"
@@ -124,7 +126,13 @@ def test_without_credentials_all_the_rest_is_checked_and_the_code_is_11(here, tm
   (refused,) = texts(found, "refuse")
   assert "(You do not currently have an active account selected.); run: gcloud auth login" in refused
   assert check.refusal(found) == DENIED
-  assert "not planned" in found[-1].text  # which comes last
+  assert found[-1].text == refused
+
+
+def test_f10_a_run_that_was_refused_is_not_planned(here, monkeypatch):
+  monkeypatch.setattr(check, "_plan", None)  # would raise a TypeError
+  found = check.check(launches.run("qr", module="my.own", args=("--config.data.path=/data/imagenet",)))
+  assert found[-1].refuses and "/data/imagenet" in found[-1].text
 
 
 def test_a_bucket_that_does_not_answer_is_a_warning(here):
@@ -136,7 +144,7 @@ def test_a_bucket_that_does_not_answer_is_a_warning(here):
 def test_without_jax_the_rest_is_checked_and_a_line_says_so(here, monkeypatch):
   monkeypatch.setattr(check, "NEEDED", ("vit_jax", "no_such_jax", "libtpu"))
   found = check.check(launches.run("qr", args=("--config=configs/a.py", "--config.data.path=/data")))
-  assert "has no no_such_jax" in texts(found, "warn")[0]
+  assert "has no no_such_jax" in texts(found, "warn")[-1]
   assert "/data" in texts(found, "refuse")[0]
 
 

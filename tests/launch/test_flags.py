@@ -39,6 +39,17 @@ def test_the_programs_words_are_kept_byte_for_byte(words):
   assert run.args == (*words, "--workdir=/w") and spec.loads(run.dumps()) == run
 
 
+@pytest.mark.parametrize("form", [["--workdir=runs/try"], ["--workdir", "runs/try"]])
+def test_d4_a_local_run_has_an_absolute_workdir_in_the_flag_and_in_the_programs_words(form, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  run = asked("run", "try", "--backend=local", "--", "vit_jax.train", "--config=c.py", *form)
+  assert run.workdir == spec.workdir_of(run.args) == f"{tmp_path}/runs/try"
+  assert run.args[0] == "--config=c.py" and len(run.args) == 1 + len(form)
+  assert asked("run", "try", "--backend=local", "--workdir=runs/try", "--", "m").workdir == f"{tmp_path}/runs/try"
+  assert asked("run", "try", "--backend=local", "--workdir=gs://bkt/a", "--", "m").workdir == "gs://bkt/a"
+  assert asked("run", "try", "--backend=hosts", "--hosts=a", "--workdir=runs/try", "--", "m").workdir == "runs/try"
+
+
 @pytest.mark.parametrize(
   "words, message",
   [

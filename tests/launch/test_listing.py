@@ -58,6 +58,14 @@ def test_a_run_that_is_alive_is_shown_and_not_collected(cloud, capsys):
   assert code == errors.DONE and "nothing is to be deleted" in said and cloud.states()
 
 
+def test_f10_no_machines_are_reported_in_words(cloud, capsys):
+  assert listing.ls(flags.parse(["ls", "--project=proj-x"])[0]) == errors.DONE
+  assert capsys.readouterr().out == "no machines and no unfinished runs\n"
+  listing.ls(flags.parse(["ls", "--project=proj-x", "--all"])[0])
+  assert capsys.readouterr().out == "no machines and no runs\n"
+  assert listed(capsys)[1]["resources"] == []
+
+
 def test_what_has_expired_or_is_suspended_is_deleted_and_only_with_yes(cloud, capsys):
   begin(cloud)
   cloud.preempt("vit-a1")

@@ -65,4 +65,4 @@ def test_a_form_that_a_backend_does_not_have_is_refused_with_those_that_there_ar
 
 def test_nothing_is_listed_where_nothing_is(monkeypatch, capsys):
   code, said = ended(monkeypatch, capsys, "ls")
-  assert code == 0 and said.out.startswith("name")
+  assert code == 0 and said.out.startswith("no machines and no unfinished runs\n")
