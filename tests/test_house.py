@@ -12,8 +12,9 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
   {"schema", "config", "renames", "flags", "trees", "rng", "paths", "buckets", "files", "disk", "locks",
-   "shapes", "json_text"},
-  {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests"},
+   "shapes", "json_text", "intervals"},
+  {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests",
+   "selection"},
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures",
    "identity", "corpora"},
   {"build", "log", "measuring", "evaluation", "loop", "planning", "sweeps", "preview", "inference"},

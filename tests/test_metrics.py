@@ -145,7 +145,7 @@ def test_without_images_every_figure_is_nought(most):
   measured = metrics.measure(nothing, 10)
   assert set(measured.values()) == {0}
   bounds = metrics.intervals(nothing, 10, resamples=3)
-  assert set(bounds.values()) == {(0, 0)}
+  assert bounds == {}
   assert not metrics.confusion(drawn(0, 5, 4, 4)._replace(label=np.full(5, -1)), 4).any()
 
 
@@ -166,6 +166,8 @@ def test_intervals_equal_a_bootstrap_that_repeats_images(seed, most):
   bounds_of = metrics.intervals(predictions, 12, resamples=40, seed=seed)
   assert bounds_of.keys() == again[0].keys() - {"images", "average_precision"}
   for name, bounds in bounds_of.items():
+    if metrics.interval_method(name, predictions) == "Wilson":  # test_intervals has these
+      continue
     values = sorted(figure[name] for figure in again)
     for bound, share in zip(bounds, (0.025, 0.975), strict=True):
       below, part = divmod(share * 39, 1)  # between two of the 40, in proportion
@@ -179,7 +181,7 @@ def test_the_interval_of_a_proportion_is_as_wide_as_the_binomial_says(share):
   predictions = drawn(0, images, 10, 10)
   right = np.arange(images) < share * images
   predictions = predictions._replace(label=np.where(right, predictions.best[:, 0], predictions.best[:, 1]))
-  low, high = metrics.intervals(predictions, 10)["top1"]
+  low, high = metrics.intervals(predictions, 10, resamples=2)["top1"]
   half = 1.96 * math.sqrt(share * (1 - share) / images)
   assert low == pytest.approx(share - half, abs=0.15 * half)
   assert high == pytest.approx(share + half, abs=0.15 * half)

@@ -135,7 +135,7 @@ def table(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None 
   """Prints figures {name: value}, as result.json names them, with their `intervals` {name: (low, high)}."""
   say("")
   for name, value in figures.items():
-    label = f"  {name.replace('_', ' '):<24}"
+    label = f"  {name:<24}"
     if name.endswith("images") and isinstance(value, int):
       say(f"{label}{value:>10,}")
     elif isinstance(value, float) and not name.endswith(("seconds", "per_second")):

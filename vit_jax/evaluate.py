@@ -23,6 +23,7 @@ import json
 import logging
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,7 @@ from vit_jax.evals.subject import open_source
 from vit_jax.evaluation import Intervals
 from vit_jax.importers import surgery
 from vit_jax.inference import stored
+from vit_jax.intervals import METHODS, NONE
 
 
 def main() -> None:
@@ -231,13 +233,29 @@ def evaluate(
   measures = {name: each.measure for name, each in parts.evals.items()}
   measured, intervals = evaluation.measured(measures, state, poll)
   runtime.say(f"{name}, step {int(state.step)} of {parts.total}" if state.step else str(name))
-  cli.table(outcomes.figures(measured), named(intervals))
+  figures = outcomes.figures(measured)
+  cli.table(figures, named(intervals))
+  for line in interval_notes(measured, intervals):
+    runtime.say(f"  {line}")
   return measured, intervals
 
 
-def named(intervals: dict[str, Intervals]) -> Intervals:
-  """Intervals under the names of result.json."""
-  return {prefix + figure: ends for prefix, these in intervals.items() for figure, ends in these.items()}
+def interval_notes(measured: dict[str, Outcome], intervals: dict[str, Intervals]) -> list[str]:
+  """Returns lines that state the method of the intervals, and which figures have none because of their images."""
+  if not intervals:
+    return []
+  without = [
+    prefix + name
+    for prefix, ends in intervals.items()
+    for name in measured[prefix].figures
+    if name not in ends and not name.endswith(("images", "average_precision"))
+  ]
+  return [METHODS] + [f"No interval for {', '.join(without)}: {NONE}."] * bool(without)
+
+
+def named(values: dict[str, dict[str, Any]]) -> dict[str, Any]:
+  """Returns values of figures by prefix, such as intervals, under the names of result.json."""
+  return {prefix + figure: value for prefix, these in values.items() for figure, value in these.items()}
 
 
 def write(
@@ -266,6 +284,9 @@ def write(
     report = {
       "figures": outcomes.figures(measured),
       "intervals": named(intervals),
+      "interval_methods": named(
+        {prefix: evaluation.methods(measured[prefix].details, ends) for prefix, ends in intervals.items()}
+      ),
       "classes": {prefix: list(measured[prefix].details.source.classes) for prefix in intervals},
     }
     files.write_text(folder / "figures.json", json.dumps(report, indent=2) + "\n")

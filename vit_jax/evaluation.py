@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from vit_jax import build, checkpoints, identity, mesh, metrics, steps
 from vit_jax.data.images import ImageError
@@ -55,6 +55,11 @@ def measured(
 
 
 def intervals(details: Details) -> Intervals:
-  """95 % intervals of figures by accuracy, under their names."""
+  """Computes the 95 % intervals of figures by accuracy, under their names; see `metrics.intervals`."""
   ends = metrics.intervals(details.predictions, len(details.source.classes))
   return {details.way + figure: each for figure, each in ends.items()}
+
+
+def methods(details: Details, names: Iterable[str]) -> dict[str, str]:
+  """Returns the method of each interval, {figure: "Wilson" or "bootstrap"}, for figures of these names."""
+  return {name: metrics.interval_method(name.removeprefix(details.way), details.predictions) for name in names}

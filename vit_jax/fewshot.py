@@ -15,7 +15,7 @@ import re
 
 import jax
 
-from vit_jax import cli, config, files, flags, importers, measuring, runtime, schema
+from vit_jax import cli, config, files, flags, importers, intervals, measuring, runtime, schema
 from vit_jax.corpora.screen import Screen
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome
@@ -97,6 +97,7 @@ def report(name: str, outcome: Outcome) -> None:
   episodes = outcome.details.episodes
   train_split, test_split = outcome.details.train, outcome.details.test
   seeds = len({episode.seed for episode in episodes})
+  single = intervals.of_figures(outcome.figures)
   shots = {episode.shots: episode.images for episode in episodes}
   drawn = (
     f"all images of {train_split.split!r}" if "all" in shots else f"drawn from {train_split.split!r} by {seeds} seeds"
@@ -104,7 +105,7 @@ def report(name: str, outcome: Outcome) -> None:
   say(f"\n{name}: {len(train_split.classes)} classes, {drawn}, "
       f"{outcome.figures['images']:,} images of {test_split.split!r}")  # fmt: skip
   say(
-    f"  {'':<12}" + "".join(f"{f'{images:,} images' if k == 'all' else f'{k}-shot':>18}" for k, images in shots.items())
+    f"  {'':<12}" + "".join(f"{f'{images:,} images' if k == 'all' else f'{k}-shot':>22}" for k, images in shots.items())
   )
   for k, images in shots.items():
     if k != "all" and images < k * len(train_split.classes):
@@ -116,8 +117,14 @@ def report(name: str, outcome: Outcome) -> None:
     for k in shots:
       figure = next(episode.name for episode in episodes if (episode.probe, episode.shots) == (probe, k))
       spread = outcome.figures.get(f"{figure}_std")
-      cells.append(f"{outcome.figures[figure]:.2%}" + ("" if spread is None else f" ± {100 * spread:.2f}"))
-    say(f"  {probe:<12}" + "".join(f"{cell:>18}" for cell in cells))
+      ends = single.get(figure)
+      of_draw = "" if ends is None else f" [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]"
+      cells.append(f"{outcome.figures[figure]:.2%}" + (of_draw if spread is None else f" ± {100 * spread:.2f}"))
+    say(f"  {probe:<12}" + "".join(f"{cell:>22}" for cell in cells))
+  if single:
+    say(f"  [low, high]: 95 % interval ({intervals.WILSON}) of one draw")
+  if len(single) < len({episode.name for episode in episodes}):
+    say(f"  ±: standard deviation over {seeds} draws; the images that they are scored on are the same")
 
 
 def in_numbers(name: str) -> list:
@@ -153,6 +160,7 @@ def as_json(outcome: Outcome) -> dict:
   ]
   return {
     "figures": outcome.figures,
+    "intervals": intervals.of_figures(outcome.figures),  # Wilson, of one draw
     "train": details.train.split,
     "test": details.test.split,
     "episodes": episodes,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 import numpy as np
 
-from vit_jax import build, checkpoints, clock, config, hardware, metrics, runtime, writer
+from vit_jax import build, checkpoints, clock, config, hardware, metrics, runtime, selection, writer
 from vit_jax.data import crops
 from vit_jax.data.images import ImageError, Images
 from vit_jax.evals import Outcome
@@ -128,9 +128,9 @@ class Log:
   def evaluated(self, step: int, figures: dict[str, float]) -> None:
     """Writes figures, and prints the most telling ones."""
     self._evaluated = step
-    self._writer.write(step, {name if "/" in name else f"test/{name}": value for name, value in figures.items()})
+    self._writer.write(step, {selection.shown(name): value for name, value in figures.items()})
     shown = [name for name in figures if name.endswith(("top1", "loss", "shot"))]
-    say(f"{step:>7}  evaluated: " + "  ".join(f"{name} {figures[name]:.4f}" for name in shown))
+    say(f"{step:>7}  evaluated: " + "  ".join(f"{selection.shown(name)} {figures[name]:.4f}" for name in shown))
 
   def begin(self, pictures: Mapping[str, bytes]) -> None:
     """Gives TensorBoard the config and `pictures`, bytes of PNGs by name, where the run begins with its first step."""

@@ -11,14 +11,28 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 import numpy as np
 
-from vit_jax import build, checkpoints, clock, config, digests, files, identity, mesh, runtime, steps, writer
+from vit_jax import (
+  build,
+  checkpoints,
+  clock,
+  config,
+  digests,
+  files,
+  identity,
+  intervals,
+  mesh,
+  runtime,
+  selection,
+  steps,
+  writer,
+)
 from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.data.images import ImageError
 from vit_jax.data.workers import WorkerError
 from vit_jax.evals import outcomes
 from vit_jax.log import Log, due
 from vit_jax.runtime import say
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, plain
 
 
 def train(
@@ -84,7 +98,9 @@ def train(
         run.store.wait()  # before the others hear of the end, and leave
       raise ending(reason, step) from reason
     run.store.wait()  # a run that has a result has its last state too
-    return write_result(workdir, figures | {"skipped_images": run.batches.skipped} | facts(run, state))
+    return write_result(
+      workdir, figures | {"skipped_images": run.batches.skipped} | chosen(parts, figures) | facts(run, state)
+    )
 
 
 # What is open while a run trains.
@@ -193,6 +209,15 @@ def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict
   for note in notes:
     say(note)
   return checkpoints.same(weights, parts.run.init.from_)
+
+
+def chosen(parts: build.Parts, figures: Mapping[str, float]) -> dict:
+  """Returns the intervals of a result's proportions, and which figure ranks the run; see `selection.about`."""
+  counts = selection.measurements({name: each.every for name, each in parts.evals.items()}, parts.total)
+  return {
+    "intervals": intervals.of_figures(figures),
+    "selection": selection.about(plain(parts.run), figures, counts),
+  }
 
 
 def facts(run: Run, state: steps.State) -> dict:

@@ -3,6 +3,7 @@
 Shapes: N images, K labels an image, V classes.
 """
 
+import functools
 import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax import files
+from vit_jax import intervals as confidence
 from vit_jax.schema import ConfigError
 
 FALLING = ("loss", "rmse", "calibration_error")  # metrics that are better when they are lower
@@ -86,35 +88,42 @@ def measure(predictions: Predictions, classes: int) -> dict[str, float]:
 
 
 def intervals(
-  predictions: Predictions, classes: int, resamples: int = 1000, seed: int = 0
-) -> dict[str, tuple[float, float]]:
-  """95 % interval of each metric by the percentile bootstrap over images (Efron and Tibshirani 1993, chapter 13).
+  predictions: Predictions, classes: int, resamples: int = confidence.RESAMPLES, seed: int = 0
+) -> dict[str, confidence.Interval]:
+  """Computes the 95 % interval of each metric by the method that `interval_method` names.
 
-  Not of `images`, which does not vary, nor of `average_precision`, which would sort every class `resamples` times.
-  Where classes have few images, a resample repeats some and misses others, which moves averages over classes as a
-  whole: at 1,000 classes of 5 images a precision_weighted of 0.792 had the interval 0.801 to 0.823. top1, top5 and loss
-  are means over images, and free of that.
+  `images` does not vary. `average_precision` has no interval: a bootstrap would sort every class `resamples` times. A
+  metric also has none if all resamples agree, see `intervals.bootstrap`.
 
   Args:
     predictions: of N images.
-    classes: how many there are.
+    classes: number of classes.
     resamples: how often N images are drawn with replacement; 1 or more.
     seed: of the draws.
 
-  Returns {metric: (low, high)}.
+  Returns:
+    {metric: (low, high)}.
   """
-  assert resamples > 0, resamples
-  images, draw = _images(predictions, classes), np.random.default_rng(seed)
+  images = _images(predictions, classes)
   count = len(images.guess)
-  resampled: dict[str, list[float]] = {}
-  # An infinite loss leaves no interval of the loss (NaN): that is an answer, not a warning.
-  with np.errstate(invalid="ignore"):
-    for _ in range(resamples):
-      # How often each image is drawn is multinomial; counting draws takes a quarter of N binomials' time.
-      weights = np.bincount(draw.integers(0, max(count, 1), count), minlength=count).astype(np.float64)
-      for name, value in _metrics(images, weights).items():
-        resampled.setdefault(name, []).append(value)
-    return {name: tuple(np.percentile(values, [2.5, 97.5]).tolist()) for name, values in resampled.items()}
+  result = confidence.bootstrap(functools.partial(_metrics, images), count, resamples, seed)
+  of = {"top1": count, "top5": count, "recall_weighted": len(images.owner)}  # a share of so many
+  for name, value in _metrics(images, np.ones(count)).items():
+    if _is_proportion(name, predictions) and of[name]:
+      result[name] = confidence.wilson(min(value, 1.0), of[name])
+  return result
+
+
+def interval_method(name: str, predictions: Predictions) -> str:
+  """Returns the method of a metric's interval: Wilson for shares of images, the bootstrap for every other metric.
+
+  With one label an image, recall_weighted is the share of labelled images that are right, which is a proportion too.
+  """
+  return confidence.WILSON if _is_proportion(name, predictions) else confidence.BOOTSTRAP
+
+
+def _is_proportion(name, predictions):
+  return name in ("top1", "top5") or (name == "recall_weighted" and predictions.label.ndim == 1)
 
 
 def per_class(predictions: Predictions, classes: int) -> Counts:

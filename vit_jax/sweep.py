@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from vit_jax import cli, runtime
 from vit_jax.runtime import say
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
 from vit_jax.sweeps import execution, pool, search
 from vit_jax.sweeps.study import Study, check_data, sweep_of
 from vit_jax.sweeps.trials import Trial
@@ -39,7 +39,7 @@ def main() -> None:
     return
   groups = pool.groups(args.parallel)
   check_data(trials, study.sweep.decide, study.sweep.over)
-  say(f"{len(trials)} different trials of the {len(study.sweep.trials)} listed")
+  say(f"{amount(len(trials), 'different trial')} of the {len(study.sweep.trials)} listed")
   search.search(study, trials, groups, args.retry)
   from vit_jax.reports import report  # what draws takes its time
 

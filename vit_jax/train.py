@@ -25,6 +25,7 @@ from vit_jax import (
   renames,
   runtime,
   schema,
+  selection,
   trees,
 )
 from vit_jax.corpora import checking
@@ -87,6 +88,8 @@ def main() -> None:
       pictures = {} if has_state or runtime.process() else first_batch(run, parts.images.source)
       result = loop.train(parts, workdir, arguments.profile, watch, weights, clock.program_began(), pictures)
   cli.table(result)
+  if chosen := selection.sentence(result.get("selection", {})):
+    say(f"  {chosen}")
   rate = result["images_per_second"]
   say(f"  {'training':<24}{result['train_seconds']:>8.1f} s" + (f"   {rate:,.0f} images/s" if rate else ""))
   for line in clock.lines(result["goodput"]) if "goodput" in result else ():  # older results have none

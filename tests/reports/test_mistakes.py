@@ -10,7 +10,7 @@ import sklearn.metrics
 
 from tests import predictions as made
 from tests.reports import reading
-from vit_jax import metrics
+from vit_jax import intervals, metrics
 from vit_jax.data.sources import Source
 from vit_jax.evals.accuracy import Details
 from vit_jax.reports import mistakes, page
@@ -54,7 +54,7 @@ def test_numbers_of_a_chapter_are_scikit_learns(images, classes, present):
   assert f"all {images:,} images: {right:,} right, {images - right:,} wrong" in chapter.about
   figures = {row["figure"]: row["value"] for row in reading.table(chapter, "Figures")}
   measured = metrics.measure(predictions, classes)
-  assert set(figures) == {name.replace("_", " ") for name in measured}
+  assert set(figures) == set(measured)
   assert figures["top1"] == percent(sklearn.metrics.accuracy_score(label, guess))
   assert figures["loss"] == f"{measured['loss']:.4f}" and figures["images"] == f"{images:,}"
 
@@ -170,7 +170,7 @@ def test_images_of_several_labels_have_no_matrix_and_are_right_by_any_of_them():
   said = reading.table(chapter, "Most frequent confusions")
   assert [int(row["images"]) for row in said] == [count for _, count in pairs.most_common(20)]
   figures = {row["figure"]: row["value"] for row in reading.table(chapter, "Figures")}
-  assert figures["average precision"] == percent(metrics.measure(predictions, 12)["average_precision"])
+  assert figures["average_precision"] == percent(metrics.measure(predictions, 12)["average_precision"])
   assert ", class" in " ".join(line for p in reading.named(chapter, "Least certain").pictures for line in p.lines)
 
 
@@ -191,8 +191,23 @@ def test_some_of_a_split_and_the_way_of_its_figures_are_said():
   details = details_of(predictions, way="200_way_")
   chapter = mistakes.chapter(details, squares, intervals, whole=50_000, about="Weights of step 3.")
   assert "100 of 50,000 images" in chapter.about and chapter.about.endswith("Weights of step 3.")
-  row = next(row for row in reading.table(chapter, "Figures") if row["figure"] == "200 way top1")
-  assert row["95 % (bootstrap)"] == "25.00 % to 50.00 %"
+  row = next(row for row in reading.table(chapter, "Figures") if row["figure"] == "200_way_top1")
+  assert (row["95 % interval"], row["method"]) == ("25.00 % to 50.00 %", "Wilson")
+
+
+def test_e1_the_page_has_one_interval_of_a_share_and_says_which_figures_have_none():
+  predictions = made.drawn(9, 67, 4, 4)
+  predictions = predictions._replace(label=predictions.best[:, 0])
+  details = details_of(predictions)
+  found = metrics.intervals(predictions, len(details.source.classes))
+  chapter = mistakes.chapter(details, squares, found)
+  rows = {row["figure"]: row for row in reading.table(chapter, "Figures")}
+  low, high = (100 * end for end in intervals.wilson(1.0, 67))
+  assert rows["top1"]["95 % interval"] == f"{low:.2f} % to {high:.2f} %" and rows["top1"]["method"] == "Wilson"
+  assert rows["mean_per_class"]["95 % interval"] == "" and rows["loss"]["method"] == "bootstrap"
+  about = reading.named(chapter, "Figures").about
+  assert "No interval for mean_per_class, " in about and "too few" in about
+  assert not any("100.00 % to 100.00 %" in row["95 % interval"] for row in rows.values())
 
 
 def test_without_mistakes_without_images_and_without_the_files_there_are_words():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from tests import predictions as made
 from tests.reports import reading
@@ -10,7 +11,8 @@ from vit_jax.reports import page, reliability
 
 
 def parts_of(predictions, classes):
-  return page.Chapter("", reliability.parts(metrics.calibration(predictions, classes)))
+  right = predictions.label == predictions.best[:, 0]
+  return page.Chapter("", reliability.parts(metrics.calibration(predictions, classes), predictions.confidence, right))
 
 
 @pytest.mark.parametrize("images", [1, 40, 3000])
@@ -30,20 +32,80 @@ def test_bins_are_those_of_a_loop(images):
   about = reading.named(chapter, "Calibration").about
   assert f"Expected calibration error {100 * error:.2f} %" in about
   assert f"error {100 * metrics.measure(predictions, 10)['calibration_error']:.2f} %" in about
-  assert f"says {100 * predictions.confidence.mean(dtype=np.float64):.2f} % and is right in" in about
+  assert f"The mean probability is {100 * predictions.confidence.mean(dtype=np.float64):.2f} %" in about
 
 
-@pytest.mark.parametrize(("hits", "word"), [(np.ones(50), "too unsure"), (np.zeros(50), "too sure")])
+def drawn(confidence, right):
+  """(words, texts of the chart) of predictions with these confidences, some of them right."""
+  bins = np.clip(np.ceil(confidence * 15).astype(int) - 1, 0, 14)
+  sums = (np.bincount(bins, weights, 15) for weights in (right, confidence))
+  chart, _ = reliability.parts(metrics.Bins(np.bincount(bins, minlength=15), *sums), confidence, right)
+  return chart.about, reading.words(chart.svg)
+
+
+@pytest.mark.parametrize(("hits", "word"), [(np.ones(50), "under"), (np.zeros(50), "over")])
 def test_which_way_it_leans_is_said_and_drawn(hits, word):
-  confidence = np.linspace(0.3, 0.9, 50)
-  bin_ = np.ceil(confidence * 15).astype(int) - 1
-  sums = (np.bincount(bin_, weights, 15) for weights in (hits, confidence))
-  chart, _ = reliability.parts(metrics.Bins(np.bincount(bin_, minlength=15), *sums))
-  assert chart.about.endswith(f": {word}.")
-  assert [text for text in reading.words(chart.svg) if text.startswith("too")] == [word]
+  about, texts = drawn(np.linspace(0.3, 0.9, 50), hits)
+  assert f"{word}-confident on average (exact test of the means, p < 0.001)" in about
+  assert "the model is miscalibrated" in about and "not enough" not in about
+  side = {"under": "probability below the share", "over": "probability above the share"}[word]
+  assert [text for text in texts if text.startswith("probability ") and "share" in text] == [side]
+
+
+def test_e7_sixty_seven_images_that_are_all_right_show_nothing():
+  # The page of the faults list: 67 of 67 right, called "too unsure".
+  about, _ = drawn(np.full(67, 0.97), np.ones(67))
+  assert "not enough images to tell whether it is over- or under-confident" in about
+  assert "not enough images to tell whether the model is miscalibrated" in about
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 64, 300])
+def test_e7_the_count_of_right_images_has_its_exact_distribution(count):
+  probability = np.random.default_rng(count).uniform(size=count)
+  mass = np.ones(1)  # image by image
+  for p in probability:
+    mass = np.convolve(mass, [1 - p, p])
+  np.testing.assert_allclose(reliability.count_distribution(probability), mass, atol=1e-12)
+  same = stats.binom.pmf(np.arange(count + 1), count, 0.3)
+  np.testing.assert_allclose(reliability.count_distribution(np.full(count, 0.3)), same, atol=1e-12)
+
+
+@pytest.mark.parametrize("images", [20, 67, 400])
+@pytest.mark.parametrize(("shift", "alarms"), [(0.0, (0.0, 0.10)), (0.15, (0.3, 1.0)), (-0.15, (0.3, 1.0))])
+def test_e7_alarms_are_as_rare_as_the_tests_claim(images, shift, alarms, monkeypatch):
+  monkeypatch.setattr(reliability, "SIMULATIONS", 100)
+  draw, tries, leaning, error = np.random.default_rng(images), 200, 0, 0
+  for seed in range(tries):
+    truth = draw.uniform(0.55, 0.85, images)
+    confidence, right = truth + shift, draw.uniform(size=images) < truth
+    found = reliability.examine(confidence, right, seed)
+    leaning += found.leaning < reliability.ALPHA
+    error += found.error < reliability.ALPHA
+  low, high = alarms
+  if shift == 0:  # nominal 0.05; three standard deviations of 200 tries are 0.046
+    assert leaning / tries <= high and error / tries <= high
+  elif images >= 67:
+    assert leaning / tries >= low
+  if shift and images == 400:
+    assert leaning / tries > 0.99 and error / tries > 0.95
+
+
+def test_e7_predictions_that_are_no_numbers_are_left_out_of_the_tests():
+  confidence, right = np.full(60, 0.9), np.arange(60) % 10 > 0
+  bins = metrics.Bins(np.bincount([13], [60], 15).astype(int), np.bincount([13], [54], 15), np.bincount([13], [54], 15))
+  with_nan = np.append(confidence, np.nan), np.append(right, False)
+  assert reliability.parts(bins, *with_nan)[0].about == reliability.parts(bins, confidence, right)[0].about
+  assert reliability.examine(np.zeros(0), np.zeros(0)) == (1.0, 1.0, 0.0)
+
+
+def test_f3_a_legend_has_no_entry_without_a_mark():
+  _, texts = drawn(np.full(100, 0.9), np.arange(100) < 90)
+  assert not [text for text in texts if "the share" in text]
 
 
 def test_a_bin_that_has_nearly_all_images_leaves_the_others_to_be_seen():
   images = np.array([1] * 14 + [100_000])
-  chart, _ = reliability.parts(metrics.Bins(images, images * 0.5, images * (np.arange(15) + 0.5) / 15))
+  chart, _ = reliability.parts(
+    metrics.Bins(images, images * 0.5, images * (np.arange(15) + 0.5) / 15), np.full(10, 0.5), np.arange(10) % 2
+  )
   assert {"1", "10,000"} <= set(reading.words(chart.svg)), "powers of ten as numbers"

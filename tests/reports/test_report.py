@@ -84,11 +84,12 @@ def test_what_a_sweep_chose_and_its_figures_on_test_come_first(tmp_path):
   folder = sweep(tmp_path / "s")
   record = json.loads((folder / "sweep.json").read_text())
   final = [{"name": name, "status": "done", "figures": {"top1": top1}} for name, top1 in (("f1", 0.9), ("f2", 1.0))]
-  chosen = {"best": {"optim.lr": 1}, "decide": "val/top1", "final": final}
+  chosen = {"best": {"optim.lr": 1}, "decide": "val/top1", "final": final,
+            "ranked_by": {"metric": "val/top1", "split": "val"}}  # fmt: skip
   (folder / "sweep.json").write_text(json.dumps(record | chosen))
   first = report.chapters(report.subjects([folder]), limit=0)[0]
-  assert first.parts[0].text == "s chose optim.lr=1 by val/top1."
-  assert first.parts[1].rows == [["top1", "95.00 ± 7.07 (2)"]]
+  assert first.parts[0].text == "s chose optim.lr=1 by val/top1 (split 'val')."
+  assert first.parts[1].rows == [["test/top1", "95.00 ± 7.07 (2)"]]
 
 
 @pytest.mark.parametrize("odd", [{"trials": None}, {"trials": 3}, {"trials": [{}, 1, {"status": "failed"}]}])

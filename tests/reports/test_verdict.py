@@ -4,21 +4,14 @@ import dataclasses
 import json
 
 import pytest
-from scipy import stats
 
 from tests.reports import workdirs
-from vit_jax import identity
+from vit_jax import identity, intervals
 from vit_jax.reports import recorded, verdict
 
 
 def read(folder, **changes):
   return recorded.read(workdirs.run(folder, **changes), folder.name)
-
-
-@pytest.mark.parametrize(("right", "count"), [(358, 360), (0, 5), (5, 5), (1, 1), (31_415, 50_000)])
-def test_intervals_are_those_of_scipy(right, count):
-  expected = stats.binomtest(right, count).proportion_ci(0.95, method="wilson")
-  assert verdict.interval(right / count, count) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def test_one_run_has_its_figures_costs_and_losses(tmp_path):
@@ -30,8 +23,8 @@ def test_one_run_has_its_figures_costs_and_losses(tmp_path):
   (folder / "plan.json").write_text(json.dumps([plan]))
   chapter = verdict.chapter([recorded.read(folder, "a")])
   cells = workdirs.texts(chapter)
-  low, high = (100 * end for end in verdict.interval(0.9, 360))
-  assert chapter.parts[0].text == f"top1: 90.00 % (95 %: {low:.2f} to {high:.2f}). Finished, 12 steps."
+  low, high = (100 * end for end in intervals.wilson(0.9, 360))
+  assert chapter.parts[0].text == f"test/top1: 90.00 % (95 %: {low:.2f} to {high:.2f}). Finished, 12 steps."
   assert cells["Figures", "top1"] == ["90.00 %", f"{low:.2f} to {high:.2f} %"]
   assert cells["Figures", "loss"] == ["0.5000", ""]
   assert cells["Cost", "images seen"] == ["192"]
@@ -56,12 +49,12 @@ def test_several_runs_are_ranked_averaged_over_seeds_and_their_differences_named
   assert [run.name for run in verdict.ranked(many)] == ["b", "a", "c"]
   chapter = verdict.chapter(many)
   cells = workdirs.texts(chapter)
-  assert "top1 is b: 90.00 %" in chapter.parts[0].text
+  assert chapter.parts[0].text.startswith("The best of 3 runs by test/top1 (split 'test') is b: 90.00 %")
   assert cells["Over seeds", "a, b"] == ["85.00 ± 7.07 (2)"]
   assert cells["Runs", "c"][0] == "50.00 %" and cells["Runs", "c"][-1] == "finished, 12 steps"
   table = next(part for part in chapter.parts if getattr(part, "title", "") == "Where their configs differ")
   assert [list(row) for row in (table.head, *table.rows)] == [
-    ["", "optim.lr", "seed"], ["a", "0.001", "0"], ["b", "0.001", "1"], ["c", "0.01", "0"],
+    ["key", "optim.lr", "seed"], ["a", "0.001", "0"], ["b", "0.001", "1"], ["c", "0.01", "0"],
   ]  # fmt: skip
 
 
@@ -85,7 +78,11 @@ def test_runs_of_different_tasks_are_compared_by_a_probe_that_all_have_in_any_or
   runs.append(unlike(tmp_path / "b", "masked_autoencoder", 0.3, loss=0.6, rmse=0.8))
   runs = runs[::-1] if backwards else runs
   assert verdict.shared_headline(runs) == "digits/ridge_10shot"
-  assert verdict.chapter(runs).parts[0].text.startswith("The best of 2 runs by digits/ridge_10shot is a: 40.00 %")
+  assert (
+    verdict.chapter(runs)
+    .parts[0]
+    .text.startswith("The best of 2 runs by digits/ridge_10shot (split 'digits') is a: 40.00 %")
+  )
   assert [run.name for run in verdict.ranked(runs)] == ["a", "b"]
 
 
@@ -94,3 +91,49 @@ def test_runs_of_different_tasks_without_a_figure_in_common_are_not_ranked(tmp_p
   runs[1].result.pop("digits/ridge_10shot")
   assert verdict.shared_headline(runs) is None and verdict.ranked(runs[::-1]) == runs[::-1]
   assert "none is the best" in verdict.chapter(runs).parts[0].text
+
+
+def validated(folder, val, test, **changes):
+  """A run that measured these shares of 360 images of each split, `test` once, at the end."""
+  run = read(folder, evals__val__name="accuracy", evals__val__split="val", evals__test__every="100%", **changes)
+  result = {**run.result, "top1": test, "val/top1": val, "val/images": 360, "val/loss": 0.1}
+  return dataclasses.replace(run, result=result)
+
+
+def test_e2_runs_with_a_validation_split_are_ranked_by_it_and_the_page_names_it(tmp_path):
+  many = [validated(tmp_path / "low", 0.80, 0.99, optim__lr=1e-3), validated(tmp_path / "high", 0.95, 0.90)]
+  assert [run.name for run in verdict.ranked(many)] == ["high", "low"]
+  chapter = verdict.chapter(many)
+  words = chapter.parts[0].text
+  assert words.startswith("The best of 2 runs by val/top1 (split 'val') is high: 95.00 %")
+  assert "'test'" not in words  # it decided nothing, and was measured once
+  table = next(part for part in chapter.parts if getattr(part, "title", "") == "Runs")
+  assert list(table.head[1:4]) == ["val/top1", "95 % (Wilson)", "test/top1"]
+  assert workdirs.texts(chapter)["Runs", "low"][2] == "99.00 %"
+
+
+def test_e2_a_choice_on_test_is_stated(tmp_path):
+  words = verdict.chapter([read(tmp_path / name, top1=top1) for name, top1 in (("a", 0.9), ("b", 0.8))]).parts[0].text
+  assert "by test/top1 (split 'test')" in words and "the choice itself uses 'test'" in words
+
+
+def test_e3_measurements_of_test_during_training_are_stated(tmp_path):
+  run = read(tmp_path / "a")
+  once = verdict.chapter([run]).parts[0].text
+  assert "during training" not in once
+  early = [{"step": step, "test/top1": 0.5} for step in (3, 6)]
+  words = verdict.chapter([dataclasses.replace(run, rows=[*early, *run.rows])]).parts[0].text
+  assert "Split 'test' was measured 2 times during training" in words
+  held = dataclasses.replace(validated(tmp_path / "b", 0.9, 0.9), rows=[{"step": 3, "val/top1": 0.5}, *run.rows])
+  assert "during training" not in verdict.chapter([held]).parts[0].text
+
+
+@pytest.mark.parametrize(
+  ("one", "other", "clear"), [(0.95, 0.80, True), (0.950, 0.945, False), (1.0, 1.0, False), (0.97, 0.92, True)]
+)
+def test_e7_a_lead_counts_only_if_the_images_show_it(tmp_path, one, other, clear):
+  many = [validated(tmp_path / "a", one, 0.5), validated(tmp_path / "b", other, 0.5, optim__lr=1e-3)]
+  words = verdict.chapter(many).parts[0].text
+  low, high = (100 * end for end in intervals.difference(one, 360, other, 360))
+  assert f"(95 %: {low:.2f} to {high:.2f}, Newcombe's interval of two shares)" in words
+  assert ("not enough images to tell" in words) == (not clear)

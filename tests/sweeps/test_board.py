@@ -5,6 +5,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import metadata
 
 from vit_jax import events
+from vit_jax.selection import Criterion
 from vit_jax.sweeps import board
 from vit_jax.sweeps.trials import Trial
 
@@ -32,7 +33,7 @@ def trials(tmp_path):
 def test_a_trial_that_is_done_says_what_it_changes(tmp_path, trials):
   keys = ["optim.lr", "data.flip", "optim.schedule"]
   for _ in range(2):
-    board.write(tmp_path, trials, keys, ["val/top1", "loss"])
+    board.write(tmp_path, trials, keys, ["loss", "val/top1"], Criterion("val/top1", "val"))
   started = metadata.parse_session_start_info_plugin_data(
     content(trials[2].workdir / "tensorboard", metadata.SESSION_START_INFO_TAG)
   )
@@ -45,9 +46,10 @@ def test_a_trial_that_is_done_says_what_it_changes(tmp_path, trials):
   assert [len(list((each.workdir / "tensorboard").iterdir())) for each in trials] == [2, 1, 2]
   experiment = metadata.parse_experiment_plugin_data(content(tmp_path / "tensorboard", metadata.EXPERIMENT_TAG))
   assert [each.name for each in experiment.hparam_infos] == keys
-  assert [(each.name.tag, each.display_name) for each in experiment.metric_infos] == [
-    ("val/top1", "val/top1"),
-    ("test/loss", "loss"),
+  # E2: what ranks comes first, and is described so.
+  assert [(each.name.tag, each.display_name, each.description) for each in experiment.metric_infos] == [
+    ("val/top1", "val/top1", "ranks the settings, by val/top1 (split 'val')"),
+    ("test/loss", "test/loss", ""),
   ]
   assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 

@@ -3,8 +3,10 @@
 import pathlib
 import statistics
 
+import numpy as np
 import pytest
 
+from vit_jax.config import Sweep
 from vit_jax.sweeps import results
 from vit_jax.sweeps.trials import Trial, settings
 
@@ -77,7 +79,10 @@ def test_a_sweep_over_seeds_alone_has_one_row():
 def test_the_last_runs_metrics_on_test_are_a_row_each():
   lines = results.final_table([trial(figures={"top1": value, "loss": 2 * value}) for value in (0.5, 0.7)]).splitlines()
   cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-  assert cells[2:] == [["top1", "60.00 ± 14.14 (2)"], ["loss", f"1.2000 ± {statistics.stdev([1.0, 1.4]):.4f} (2)"]]
+  assert cells[2:] == [
+    ["test/top1", "60.00 ± 14.14 (2)"],
+    ["test/loss", f"1.2000 ± {statistics.stdev([1.0, 1.4]):.4f} (2)"],
+  ]
 
 
 def test_a_setting_without_the_figure_that_decides_is_not_the_best():
@@ -90,3 +95,42 @@ def test_a_setting_of_several_tasks_has_no_deviation():
   rows = [trial(figures={"top1": top1}, task=task) for task, top1 in (("a", 0.5), ("b", 0.7))]
   lines = results.table(rows, ["top1"], None, "task").splitlines()
   assert "60.00 (2)" in lines[2] and "±" not in lines[2] and len(lines) == 3
+
+
+def measured(lr, seed, val, test, images=106):
+  """A trial that measured both splits; its config does not matter, for the evaluations are called as their splits."""
+  figures = {"top1": test, "val/top1": val, "val/loss": 1.0, "val/images": images}
+  return trial(figures=figures, optim__lr=lr, seed=seed)
+
+
+def test_e2_a_sweep_that_decides_nothing_is_ranked_by_val_although_test_disagrees():
+  trials = [measured(0.001, 0, 0.8962, 0.99), measured(0.003, 0, 0.9057, 0.97)]
+  chosen = results.criterion(trials, None)
+  assert chosen == ("val/top1", "val")
+  assert [s.changes["optim.lr"] for s in results.ranked(settings(trials), chosen.metric)] == [0.003, 0.001]
+  (words,) = results.choice(trials, Sweep([{}], decide=None))
+  assert words.startswith("Ranked by val/top1 (split 'val'): higher is better. This sweep chooses nothing. First: ")
+  assert "First: optim.lr=0.003" in words and "not enough images to tell which is better" in words
+
+
+def test_e2_a_comparison_on_test_is_stated():
+  trials = [trial(figures={"top1": top1, "images": 1000}, optim__lr=top1, seed=0) for top1 in (0.5, 0.9)]
+  (words,) = results.choice(trials, Sweep([{}], decide=None))
+  assert "Ranked by test/top1 (split 'test')" in words and "uses 'test'" in words
+  assert "Difference from the next, optim.lr=0.5: 40.00 points" in words and "not enough" not in words
+
+
+def test_e7_settings_of_several_seeds_are_compared_by_their_spread():
+  trials = [
+    measured(lr, seed, val, 0.5) for lr, vals in ((1, (0.9, 0.92)), (2, (0.89, 0.91))) for seed, val in enumerate(vals)
+  ]
+  (words,) = results.choice(trials, Sweep([{}]))
+  assert "Welch's t-test over seeds): not enough runs to tell which is better." in words
+
+
+def test_e7_a_verdict_raises_few_false_alarms():
+  draw, alarms = np.random.default_rng(0), 0
+  for _ in range(400):  # two settings that are equally good
+    one, other = ({"val/top1": right / 200, "val/images": 200} for right in draw.binomial(200, 0.9, 2))
+    alarms += "not enough" not in results.lead([one], [other], "val/top1", "b")
+  assert alarms / 400 < 0.08  # nominal 0.05, four standard deviations are 0.04

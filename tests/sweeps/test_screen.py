@@ -32,7 +32,7 @@ def test_a_terminal_gets_a_table_with_the_last_line_of_each_log(tmp_path, trials
   text = console.export_text()
   assert "1 done, 1 running, 1 failed" in text
   assert "12/40  30%  loss 1.5" in text
-  assert "0.8000" in text and "too | large" in text
+  assert "val/top1 80.00 %" in text and "too | large" in text
 
 
 def test_without_a_terminal_each_change_is_a_line(capsys, monkeypatch, trials):
@@ -42,14 +42,19 @@ def test_without_a_terminal_each_change_is_a_line(capsys, monkeypatch, trials):
     shown.changed(trials[2])
     shown.refresh()
   first, second = capsys.readouterr().out.splitlines()
-  assert first.endswith("done      2/3  optim.lr=0.2  0.8000")
+  assert first.endswith("done      2/3  optim.lr=0.2  val/top1 80.00 %")
   assert second.endswith("failed    3/3  optim.lr=9.0  too | large")
 
 
-def test_top1_is_shown_where_nothing_decides(trials):
+@pytest.mark.parametrize(
+  ("figures", "expected"),
+  [({"top1": 0.3}, "test/top1 30.00 %"), ({"top1": 0.9, "val/top1": 0.3, "val/loss": 1.0}, "val/top1 30.00 %")],
+)
+def test_e2_if_nothing_decides_val_is_shown_before_test_and_named(trials, figures, expected):
+  trials[1].figures = figures
   console = rich.console.Console(width=100, record=True, file=io.StringIO())
   console.print(Screen(trials, None, lambda trial: pathlib.Path("none")).table())
-  assert "0.3000" in console.export_text()
+  assert expected in console.export_text()
 
 
 def test_the_last_line_ends_where_a_progress_bar_returns(tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 from vit_jax import metrics
 from vit_jax.data import crops
 from vit_jax.evals.accuracy import Details
+from vit_jax.intervals import METHODS, NONE
 from vit_jax.reports import drawing, page, reliability
 from vit_jax.reports.drawing import fitted
 
@@ -22,10 +23,6 @@ SHOWN, SIDE = 18, 96  # pictures of a gallery, CSS pixels of each
 LISTED, OPEN = 1000, 12  # classes in a table, and up to which it is not folded
 LONGEST = 60  # characters of a name in a table
 RIGHT, WRONG = (0x3F, 0x87, 0xD4), (0xE0, 0x6A, 0x1B)  # seen on white and on black
-
-_BOOTSTRAP = (
-  "Intervals as `evaluate` prints them: images drawn again, which of few images are narrower than Wilson's above."
-)
 
 Squares = Callable[[Sequence[int]], Sequence[np.ndarray | None]]
 
@@ -58,10 +55,10 @@ def chapter(
     words += f" An image has up to {source.labels} labels, and is right where the best class is one of them."
   counts, taken = metrics.per_class(predictions, len(names)), _confused(predictions, right)
   parts = [
-    _figures(metrics.measure(predictions, len(names)), intervals or {}, way),
+    _figures(predictions, len(names), intervals or {}, way),
     *_confusion(predictions, names),
     *_pairs(taken, counts, names),
-    *reliability.parts(metrics.calibration(predictions, len(names))),
+    *reliability.parts(metrics.calibration(predictions, len(names)), predictions.confidence, right),
     *_worst(details, right, squares),
     *_uncertain(details, right, squares),
     _classes(counts, taken, names),
@@ -79,18 +76,23 @@ def _right(predictions):
   return (labels == predictions.best[:, :1]).any(1)
 
 
-def _figures(measured, intervals, way):
+def _figures(predictions, classes, intervals, way):
+  """All figures, each with its interval and the method of the interval."""
+
   def text(name, value):
     if name == "images":
       return f"{value:,}"
     return f"{value:.4f}" if name == "loss" else percent(value)
 
-  rows = []
-  for name, value in measured.items():
-    ends = intervals.get(way + name)
-    said = "" if ends is None else " to ".join(text(name, end) for end in ends)
-    rows.append([(name if name == "images" else way + name).replace("_", " "), text(name, value), said])
-  return page.Table("Figures", ["figure", "value", "95 % (bootstrap)"], rows, _BOOTSTRAP, open=False)
+  rows, without = [], []
+  for name, value in metrics.measure(predictions, classes).items():
+    ends, method = intervals.get(way + name), metrics.interval_method(name, predictions)
+    if ends is None and intervals and name not in ("images", "average_precision"):
+      without.append(way + name)
+    said = ["", ""] if ends is None else [" to ".join(text(name, end) for end in ends), method]
+    rows.append([name if name == "images" else way + name, text(name, value), *said])
+  about = METHODS + (f" No interval for {', '.join(without)}: {NONE}." if without else "")
+  return page.Table("Figures", ["figure", "value", "95 % interval", "method"], rows, about, open=False)
 
 
 def percent(share: float) -> str:

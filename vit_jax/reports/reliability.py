@@ -1,22 +1,81 @@
-"""How far probabilities can be believed: a reliability diagram, and the bins that it is drawn of."""
+"""How far probabilities can be believed: a reliability diagram, its bins, and tests of what the images can show."""
+
+from typing import NamedTuple
 
 import numpy as np
+from scipy import signal
 
 from vit_jax.metrics import BINS, Bins
 from vit_jax.reports import drawing, page
+from vit_jax.schema import amount
+
+ALPHA = 0.05  # of both tests
+SIMULATIONS = 1000
+VISIBLE = 0.004  # of the axis: the smallest bar that deserves an entry in the legend
 
 
-def parts(bins: Bins) -> list[page.Part]:
-  """The diagram (Guo et al. 2017, figure 1) with the number of images below, and the bins as a table."""
-  total = max(int(bins.images.sum()), 1)
-  error = float(np.abs(bins.right - bins.confidence).sum() / total)
-  right, confidence = bins.right.sum() / total, bins.confidence.sum() / total
-  leaning = "too sure" if confidence > right else "too unsure"
-  about = (
-    f"Expected calibration error {100 * error:.2f} %: by so much the share of right images differs from the "
-    f"probability that the model gives its best class. On average it says {100 * confidence:.2f} % and is right in "
-    f"{100 * right:.2f} %: {leaning}."
+class Findings(NamedTuple):
+  """Tests of the hypothesis that a model is calibrated: each image is right with the probability that was given."""
+
+  leaning: float  # p-value of the difference of the means, two-sided
+  error: float  # p-value of the calibration error
+  usual: float  # calibration error that calibrated models exceed in 5 % of cases, with these probabilities
+
+
+def examine(confidence: np.ndarray, right: np.ndarray, seed: int = 0) -> Findings:
+  """Tests whether predictions contradict calibration.
+
+  The number of right images of a calibrated model has a Poisson binomial distribution, which is computed exactly; its
+  tail counts the observed value half (mid-p), so that the false alarm rate of few images is near the nominal one. The
+  calibration error is compared with those of simulated calibrated models (consistency resampling, Broecker and Smith
+  2007, doi:10.1175/WAF993.1), because it is above 0 for any finite number of images.
+
+  Args:
+    confidence: probability of the best class, float [N], finite.
+    right: whether the best class is right, [N].
+    seed: of the simulations.
+
+  Returns:
+    p-values and the usual calibration error; of no image 1, 1 and 0.
+  """
+  if not len(confidence):
+    return Findings(1.0, 1.0, 0.0)
+  probability = np.clip(np.asarray(confidence, np.float64), 0, 1)
+  mass, count = count_distribution(probability), int(np.sum(right))
+  below, above = mass[:count].sum() + mass[count] / 2, mass[count + 1 :].sum() + mass[count] / 2
+  bins = np.clip(np.searchsorted(np.arange(BINS + 1) / BINS, probability) - 1, 0, BINS - 1)
+  draw, expected = np.random.default_rng(seed), np.bincount(bins, probability, BINS)
+
+  def error(hits):
+    return float(np.abs(np.bincount(bins, hits, BINS) - expected).sum() / len(probability))
+
+  simulated = np.array([error(draw.uniform(size=len(probability)) < probability) for _ in range(SIMULATIONS)])
+  reached = np.sum(simulated >= error(np.asarray(right, np.float64)) - 1e-12)
+  return Findings(
+    min(1.0, 2 * min(below, above)), (1 + reached) / (1 + SIMULATIONS), float(np.quantile(simulated, 0.95))
   )
+
+
+def count_distribution(probability: np.ndarray) -> np.ndarray:
+  """Computes the Poisson binomial distribution: how many of N independent events [N] happen, float64 [N + 1]."""
+  size = 1 << max(0, (len(probability) - 1).bit_length())
+  padded = np.pad(probability, (0, size - len(probability)))  # events that never happen
+  mass = np.stack([1 - padded, padded], axis=1)
+  while len(mass) > 1:  # sums of two halves, pair by pair
+    mass = signal.fftconvolve(mass[0::2], mass[1::2], axes=1)
+  return np.clip(mass[0, : len(probability) + 1], 0, 1)
+
+
+def parts(bins: Bins, confidence: np.ndarray, right: np.ndarray) -> list[page.Part]:
+  """Draws the diagram (Guo et al. 2017, figure 1) with the number of images below, and lists the bins in a table.
+
+  Args:
+    bins: of the images, as `metrics.calibration` makes them.
+    confidence: probability of the best class of each image [N].
+    right: whether its best class is right [N].
+  """
+  finite = np.isfinite(confidence)
+  about = _words(bins, examine(confidence[finite], right[finite]))
   filled = np.flatnonzero(bins.images)
   rows = [
     [
@@ -31,6 +90,34 @@ def parts(bins: Bins) -> list[page.Part]:
   return [page.Chart("Calibration", _drawn(bins, filled), about), table]
 
 
+def _words(bins, tests):
+  """The calibration error and the means, each with what its test allows to conclude."""
+  total = max(int(bins.images.sum()), 1)
+  error = float(np.abs(bins.right - bins.confidence).sum() / total)
+  share, mean = bins.right.sum() / total, bins.confidence.sum() / total
+  images = amount(int(bins.images.sum()), "image")
+  usual = f"Calibrated models with these probabilities reach up to {100 * tests.usual:.2f} % on {images} "
+  usual += f"(95 % of {SIMULATIONS:,} simulations): "
+  usual += (
+    f"the model is miscalibrated ({_p(tests.error)})."
+    if tests.error < ALPHA
+    else f"not enough images to tell whether the model is miscalibrated ({_p(tests.error)})."
+  )
+  if tests.leaning < ALPHA:
+    leaning = f"{'over' if mean > share else 'under'}-confident on average"
+  else:
+    leaning = "not enough images to tell whether it is over- or under-confident"
+  return (
+    f"Expected calibration error {100 * error:.2f} %: the mean difference, over bins of confidence, between the share "
+    f"of right images and the probability of the best class. {usual} The mean probability is {100 * mean:.2f} %, and "
+    f"{100 * share:.2f} % of the images are right: {leaning} (exact test of the means, {_p(tests.leaning)})."
+  )
+
+
+def _p(value):
+  return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"
+
+
 def _drawn(bins, filled):
   middle, width = (filled + 0.5) / BINS, 0.94 / BINS
   share = bins.right[filled] / bins.images[filled]
@@ -41,10 +128,10 @@ def _drawn(bins, filled):
     both = np.minimum(share, confidence)
     upper.bar(middle, both, width, color=drawing.SERIES[0], alpha=0.8)
     for more, colour, label in (
-      (confidence - share, drawing.SERIES[1], "too sure"),
-      (share - confidence, drawing.SERIES[2], "too unsure"),
+      (confidence - share, drawing.SERIES[1], "probability above the share"),
+      (share - confidence, drawing.SERIES[2], "probability below the share"),
     ):
-      if np.any(more > 0):
+      if np.any(more > VISIBLE):
         upper.bar(middle, np.maximum(more, 0), width, bottom=both, color=colour, alpha=0.6, label=label)
         upper.legend(loc="upper left")
     upper.set(ylim=(0, 1), ylabel="share of images that are right")

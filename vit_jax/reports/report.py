@@ -18,7 +18,8 @@ from vit_jax.reports.drawing import fitted
 from vit_jax.reports.page import Chapter, Part, Table, Words
 from vit_jax.reports.recorded import Recorded
 from vit_jax.runtime import say
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
+from vit_jax.selection import shown
 from vit_jax.sweeps import results
 from vit_jax.sweeps.trials import is_record, text
 
@@ -86,11 +87,13 @@ def _chosen(workdir, record) -> list[Part]:
   """What a sweep chose, and the figures on test of the runs that were made with it."""
   best, parts = record.get("best"), []
   if isinstance(best, dict):
-    parts.append(Words(f"{workdir.name} chose {fitted(text(best), LONGEST)} by {record.get('decide')}."))
+    by = record.get("ranked_by")
+    split = f" (split '{by['split']}')" if isinstance(by, dict) and isinstance(by.get("split"), str) else ""
+    parts.append(Words(f"{workdir.name} chose {fitted(text(best), LONGEST)} by {record.get('decide')}{split}."))
   figures = [trial.get("figures", {}) for trial in _recorded(record, "final") if trial.get("status") == "done"]
   values = {name: [each[name] for each in figures if name in each] for name in ("top1", "top5", "loss")}
-  rows = [[name, results.mean_and_deviation(some, is_share(name))] for name, some in values.items() if some]
-  head = ["", "mean ± standard deviation (runs); shares in per cent"]
+  rows = [[shown(name), results.mean_and_deviation(some, is_share(name))] for name, some in values.items() if some]
+  head = ["figure", "mean ± standard deviation (runs); shares in per cent"]
   return [*parts, Table(f"On test, of what {workdir.name} chose", head, rows)] if rows else parts
 
 
@@ -207,6 +210,6 @@ def _title(places):
 
 def _line(about):
   """What the page is about, in a line."""
-  counts = [(len(about.runs), "run"), (len(about.weights), "file of weights")]
-  said = [f"{count:,} {what}{'s' if count > 1 and what == 'run' else ''}" for count, what in counts if count]
+  counts = [(len(about.runs), "run", ""), (len(about.weights), "file of weights", "files of weights")]
+  said = [amount(*each) for each in counts if each[0]]
   return f"{', '.join(said)}. Made by vit_jax.report on {datetime.date.today():%d %B %Y}; this file needs nothing else."

@@ -1,20 +1,18 @@
 """What came of runs: their figures beside those that the recipe expects, what they cost, and what they lost."""
 
-import math
 import re
-import statistics
 import textwrap
 from collections.abc import Sequence
 
-from vit_jax import clock, trees
-from vit_jax.metrics import is_share
+from vit_jax import clock, intervals, selection, trees
+from vit_jax.metrics import FALLING, is_share
 from vit_jax.reports.page import Chapter, Part, Table, Words
 from vit_jax.reports.recorded import Recorded
-from vit_jax.schema import plain
+from vit_jax.schema import amount, plain
+from vit_jax.selection import Criterion, shown
 from vit_jax.sweeps import results
 
 PROBE = re.compile(r"(?!.*ema_).+_([1-9]\d{0,8})shot")  # by the weights themselves
-SHARES = re.compile(r"(?:.*[/_])?(?:top1|top5)")  # means of what is right or wrong: these have intervals
 
 
 def chapter(runs: Sequence[Recorded]) -> Chapter:
@@ -27,14 +25,6 @@ def headline(run: Recorded) -> str | None:
   """The metric that a run is judged by: top-1, of test if it was measured there; None where nothing was measured."""
   figures = [name for name in run.figures if name.endswith("top1")] or list(run.figures)
   return min(figures, key=lambda name: ("/" in name, "ema_" in name), default=None)
-
-
-def interval(share: float, count: int) -> tuple[float, float]:
-  """The 95 % interval of a share of `count` images that are right: Wilson 1927, JASA 22, 209-212."""
-  z = statistics.NormalDist().inv_cdf(0.975)
-  middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-  half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-  return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def text(name: str, value: float) -> str:
@@ -62,8 +52,15 @@ def state(run: Recorded) -> str:
 
 def _of_one(run) -> list[Part]:
   name = headline(run)
-  words = [f"{name}: {_with_interval(run, name)}" if name else "Not evaluated yet", state(run).capitalize()]
-  parts = [Words(". ".join(words) + "."), _expected(run), _figures(run), _time(run), _cost(run), _setting(run)]
+  words = [f"{shown(name)}: {_with_interval(run, name)}" if name else "Not evaluated yet", state(run).capitalize()]
+  parts = [
+    Words(f"{'. '.join(words)}. {use_of_test([run])}".strip()),
+    _expected(run),
+    _figures(run),
+    _time(run),
+    _cost(run),
+    _setting(run),
+  ]
   return [part for part in parts if isinstance(part, Words) or part.rows]
 
 
@@ -74,9 +71,29 @@ def _with_interval(run, name):
 
 def _ends(run, name):
   """The interval of a share that was measured on images whose number is known."""
-  count = run.figures.get(f"{name.rpartition('/')[0]}/images".lstrip("/"), 0)
-  share = run.figures[name]
-  return interval(share, int(count)) if count >= 1 and 0 <= share <= 1 and SHARES.fullmatch(name) else None
+  return intervals.of_figures(run.figures).get(name)
+
+
+def use_of_test(runs: Sequence[Recorded]) -> str:
+  """Returns a sentence if any of the runs measured the test split before its last step; else ""."""
+  times = [measured_on_test(run) for run in runs]
+  early = [before for before, _ in times if before]
+  if not early:
+    return ""
+  during = f"{amount(max(early), 'time')} during training" + (f", by {amount(len(early), 'run')}" * (len(runs) > 1))
+  return (
+    f"Split 'test' was measured {during}: a choice of a setting or of a step by these figures makes them too high. "
+    "A validation split avoids that: config.data.val, or config.data.validation."
+  )
+
+
+def measured_on_test(run: Recorded) -> tuple[int, int]:
+  """Returns how often a run measured the test split before its last step, and at it."""
+  config = plain(run.run)
+  names = {name for name in config["evals"] if selection.role(config, name) == selection.TEST}
+  steps = {row["step"] for row in run.rows for key in row if key.rpartition("/")[0] in names}
+  last = run.total or max(steps, default=0)
+  return sum(step < last for step in steps), sum(step >= last for step in steps)
 
 
 def _expected(run) -> Table:
@@ -100,7 +117,7 @@ def _figures(run) -> Table:
     ends = _ends(run, name)
     rows.append([name, text(name, value), f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %" if ends else ""])
   about = "Of the last step." if run.result else "Of the last evaluation."
-  return Table("Figures", ["", "", "95 % (Wilson)"], rows, about)
+  return Table("Figures", ["figure", "value", f"95 % ({intervals.WILSON})"], rows, about)
 
 
 def _cost(run) -> Table:
@@ -148,7 +165,7 @@ def _setting(run) -> Table:
 
 
 def ranked(runs: Sequence[Recorded]) -> list[Recorded]:
-  """The runs, the best by the shared metric first, of equals that with the lower loss, and those without it last."""
+  """Sorts runs by their shared criterion, best first; of equals that with the lower loss, and those without it last."""
   metric = shared_headline(runs)
 
   def order(run):
@@ -156,42 +173,63 @@ def ranked(runs: Sequence[Recorded]) -> list[Recorded]:
     if name is None or metric is None:
       return 2, 0.0, 0.0
     value, loss = run.figures[name], run.figures.get(f"{name.rpartition('/')[0]}/loss".lstrip("/"), 0.0)
-    return int(name != metric), -value if is_share(name) else value, loss
+    return int(name != metric), value if name.endswith(FALLING) else -value, loss
 
   return sorted(runs, key=order)
 
 
-def shared_headline(runs: Sequence[Recorded]) -> str | None:
-  """The metric that runs are compared by: top-1 of test where any has it, else what most have.
+def criterion(runs: Sequence[Recorded]) -> Criterion | None:
+  """Returns the figure that runs are compared by, see `selection.shared`; None if they have none in common.
 
-  Figures of different tasks are of different things, whatever their names: such runs are compared by the few-shot probe
-  of most images that all of them have, or not at all.
+  Figures of different tasks measure different things, whatever their names. Such runs are compared by the few-shot
+  probe of most images that all of them have, or not at all.
   """
-  names = [name for run in runs if (name := headline(run))]
-  if "top1" in names:
-    return "top1"
-  if len({(run.run.task.name, str(plain(run.run.task).get("targets"))) for run in runs}) == 1:
-    return max(names, key=names.count, default=None)
+  chosen = selection.shared([(plain(run.run), run.figures) for run in runs])
+  tasks = {(run.run.task.name, str(plain(run.run.task).get("targets"))) for run in runs}
+  if chosen is None or len(tasks) == 1 or chosen.metric.endswith("top1"):
+    return chosen
   shots = {name: int(match[1]) for name in runs[0].figures if (match := PROBE.fullmatch(name))}
-  return max((name for name in shots if all(name in run.figures for run in runs)), key=shots.get, default=None)
+  metric = max((name for name in shots if all(name in run.figures for run in runs)), key=shots.get, default=None)
+  return metric and Criterion(metric, selection.role_of(plain(runs[0].run), metric))
+
+
+def shared_headline(runs: Sequence[Recorded]) -> str | None:
+  """Returns the name of the figure that runs are compared by."""
+  chosen = criterion(runs)
+  return chosen and chosen.metric
+
+
+def _best(runs, chosen) -> str:
+  """Which run is best, by what, whether its lead is more than noise, and on which split the choice was made."""
+  metric, order = chosen.metric, ranked(runs)
+  words = f"The best of {len(runs)} runs by {chosen} is {order[0].name}: {_with_interval(order[0], metric)}."
+  if len(order) > 1:
+    words += " " + results.lead([order[0].figures], [order[1].figures], metric, order[1].name)
+  if chosen.split == selection.TEST:
+    words += (
+      " No validation split decides here: the choice itself uses 'test', so the figure of the best run is too high on "
+      "average."
+    )
+  return words
 
 
 def _of_several(runs) -> list[Part]:
-  metric = shared_headline(runs)
+  chosen = criterion(runs)
+  metric = chosen and chosen.metric
   measured = [run for run in runs if metric in run.figures]
   parts: list[Part] = []
   if measured:
-    best = ranked(measured)[0]
-    parts.append(Words(f"The best of {len(runs)} runs by {metric} is {best.name}: {_with_interval(best, metric)}."))
+    parts.append(Words(f"{_best(measured, chosen)} {use_of_test(measured)}".strip()))
   elif any(run.figures for run in runs):
     parts.append(Words("These runs learn different tasks and have no figure in common: none is the best."))
   others = list(dict.fromkeys(name for run in runs if (name := headline(run)) not in (None, metric)))[:3]
-  head = ["run", metric or "", "95 % (Wilson)", *others, "images seen", "core-hours", "images/s", "restarts", ""]
+  head = ["run", shown(metric) if metric else "", f"95 % ({intervals.WILSON})", *map(shown, others)]
+  head += ["images seen", "core-hours", "images/s", "restarts", "state"]
   parts.append(Table("Runs", head, [_row(run, metric, others) for run in runs]))
   if seeds := _over_seeds(measured, metric):
-    parts.append(Table("Over seeds", ["runs", f"{metric}: mean ± standard deviation (runs)"], seeds))
+    parts.append(Table("Over seeds", ["runs", f"{shown(metric)}: mean ± standard deviation (runs)"], seeds))
   if rows := differences(runs):
-    table = [["", *(run.name for run in runs)], *rows]
+    table = [["key", *(run.name for run in runs)], *rows]
     if len(rows) < len(runs):  # the narrower one
       table = list(zip(*table, strict=True))
     parts.append(Table("Where their configs differ", table[0], table[1:], "Without what is evaluated."))

@@ -23,6 +23,7 @@ from vit_jax.schema import patterns, signatures, texts
 from vit_jax.schema.errors import ConfigError, UnknownKeyError, at, nearest, place, show
 from vit_jax.schema.signatures import keywords
 from vit_jax.schema.texts import Text
+from vit_jax.schema.texts import amount as amount
 
 # Types that a signature may use.
 

@@ -13,6 +13,11 @@ class Text(str):
   """A value as typed in a flag; the schema decides what it is."""
 
 
+def amount(number: int, noun: str, plural: str = "") -> str:
+  """Returns a number with its noun: "1 trial", "1,437 trials"; `plural` if that is not the noun with an s."""
+  return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def number(value: Any) -> Any:
   """As `literal`, and "5%" is 0.05."""
   percent = _PERCENT.fullmatch(value) if isinstance(value, Text) else None

@@ -8,12 +8,19 @@ from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2, summ
 
 from vit_jax import events
 from vit_jax.schema import plain
+from vit_jax.selection import Criterion, shown
 from vit_jax.sweeps.trials import Trial
 
 ENDING = ".hparams"  # of the names of its files
 
 
-def write(workdir: pathlib.Path, trials: Sequence[Trial], keys: Sequence[str], metrics: Sequence[str]) -> None:
+def write(
+  workdir: pathlib.Path,
+  trials: Sequence[Trial],
+  keys: Sequence[str],
+  metrics: Sequence[str],
+  ranked_by: Criterion | None = None,
+) -> None:
   """Adds a file to the sweep's `tensorboard`, and one to that of each trial which is done; once, if called again.
 
   Args:
@@ -21,10 +28,19 @@ def write(workdir: pathlib.Path, trials: Sequence[Trial], keys: Sequence[str], m
     trials: those of it; each has scalars of its own in `tensorboard` of its workdir.
     keys: of the config, that the trials change.
     metrics: figures as results name them, "val/top1", or "top1" of the evaluation called test.
+    ranked_by: the one of them that ranks the settings, which is listed first and described so.
   """
-  shown = [summary_v2.HParam(key) for key in keys]
-  tags = [summary_v2.Metric(name if "/" in name else f"test/{name}", display_name=name) for name in metrics]
-  _add(workdir / "tensorboard", [summary_v2.hparams_config_pb(shown, tags)])
+  changed = [summary_v2.HParam(key) for key in keys]
+  first = [ranked_by.metric] if ranked_by else []
+  tags = [
+    summary_v2.Metric(
+      shown(name),
+      display_name=shown(name),
+      description=f"ranks the settings, by {ranked_by}" if name in first else None,
+    )
+    for name in dict.fromkeys([*first, *metrics])
+  ]
+  _add(workdir / "tensorboard", [summary_v2.hparams_config_pb(changed, tags)])
   for trial in trials:
     if trial.status == "done" and (trial.workdir / "tensorboard").is_dir():
       began = summary_v2.hparams_pb(values(trial.changes, keys), trial_id=trial.name)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from vit_jax import files, runtime
 from vit_jax.runtime import say
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
 from vit_jax.sweeps import pool
 from vit_jax.sweeps.record import Record
 from vit_jax.sweeps.screen import Screen
@@ -93,7 +93,7 @@ def _stopping(processes: pool.Pool):
   try:
     yield
   except runtime.Stop:
-    say(f"stopping: {len(processes.names)} trials save their state, which may take up to {pool.PATIENCE:.0f} s")
+    say(f"stopping: {amount(len(processes.names), 'trial')} saving state, which may take up to {pool.PATIENCE:.0f} s")
     raise
 
 

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from vit_jax import files
 from vit_jax.pictures import DPI, shortened
+from vit_jax.schema import amount
 
 ROWS, LONGEST = 40, 48  # settings that are drawn side by side, and characters of the name of one, at most
 NUMBERED = ("seed", "data.split_seed")  # keys whose numbers are names: 2 is not between 1 and 3
@@ -56,7 +57,7 @@ def effects(rows: Sequence[Row], keys: Sequence[str], metric: str, path: pathlib
     _panel(axes, _by_value(rows, key), key)
     axes.set_title(f"{shortened(key)}: {share:.0%}", fontsize=10, parse_math=False)
   every[0].set_ylabel(metric)
-  figure.suptitle(f"{len(rows)} trials; share of variance that each key explains", fontsize=10)
+  figure.suptitle(f"{amount(len(rows), 'trial')}; share of variance that each key explains", fontsize=10)
   with files.replacing(path) as partial:
     figure.savefig(partial, format="png", dpi=DPI)
 

@@ -6,7 +6,7 @@ import pathlib
 import tempfile
 from collections.abc import Sequence
 
-from vit_jax import files, paths
+from vit_jax import files, paths, selection
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, plain
 from vit_jax.sweeps import results, suite
@@ -75,7 +75,10 @@ class Record:
     """Replaces sweep.json."""
     decide = self.study.sweep.decide
     metrics = [name for name in self._metrics() if name.endswith(("top1", "loss", "shot")) or name == decide]
+    chosen = results.criterion(self.trials, decide)
+    ranked_by = {"metric": selection.shown(chosen.metric), "split": chosen.split} if chosen else None
     record = self._about | {
+      "ranked_by": ranked_by,
       "trials": [trial.to_json() for trial in self.trials],
       "settings": [setting.to_json(metrics) for setting in settings(self.trials, self.study.sweep.over)],
       "best": None if self.best is None else plain(dict(self.best.changes)),
@@ -90,18 +93,19 @@ class Record:
     report = self._report(metrics)
     files.write_text(workdir / "sweep.md", report + "\n")
     say(f"\n{report}\n\n  record    {workdir / 'sweep.json'}\n  table     {workdir / 'sweep.md'}")
-    metric = next((name for name in metrics if name == self.study.sweep.decide or name.endswith("top1")), None)
+    chosen = results.criterion(self.trials, self.study.sweep.decide)
+    metric = chosen and chosen.metric
     measured = [trial for trial in self.trials if metric in trial.figures]
     if keys := results.varied(measured):
       from vit_jax.sweeps import board, pictures  # TensorBoard and matplotlib take their time
 
       groups = self._groups(metric)
       if self.study.sweep.decide is None and 1 < len(groups) <= pictures.ROWS:
-        pictures.compared(groups, metric, workdir / "sweep.png")
+        pictures.compared(groups, str(chosen), workdir / "sweep.png")
       else:
         rows = [(trial.changes, trial.figures[metric]) for trial in measured]
-        pictures.effects(rows, keys, metric, workdir / "sweep.png")
-      board.write(workdir, self.trials, keys, metrics)
+        pictures.effects(rows, keys, str(chosen), workdir / "sweep.png")
+      board.write(workdir, self.trials, keys, metrics, chosen)
       say(f"  picture   {workdir / 'sweep.png'}\n  settings  tensorboard --logdir={workdir}, page HParams")
 
   def _groups(self, metric) -> dict[str, list[float]]:
@@ -119,15 +123,17 @@ class Record:
     return dict.fromkeys(name for trial in self.trials for name in trial.figures)
 
   def _shown(self) -> list[str]:
-    """The metrics of the table."""
+    """The metrics of the table, the one that ranks first."""
     if decide := self.study.sweep.decide:
       return list(dict.fromkeys([decide, f"{decide.rpartition('/')[0]}/loss"]))
-    return [name for name in self._metrics() if name.endswith(("top1", "loss"))]
+    chosen = results.criterion(self.trials, None)
+    names = [name for name in self._metrics() if name.endswith(("top1", "loss"))]
+    return list(dict.fromkeys([chosen.metric, *names])) if chosen else names
 
   def _report(self, metrics) -> str:
     """The text of sweep.md."""
     over = self.study.sweep.over
-    parts = [results.table(self.trials, metrics, self.best, over)]
+    parts = [results.table(self.trials, metrics, self.best, over), *results.choice(self.trials, self.study.sweep)]
     if over and (runs := self.last_runs if self.study.sweep.decide else self.trials):
       parts.append(suite.report(runs, self.trials, over))
     elif self.last_runs:

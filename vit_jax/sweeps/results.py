@@ -1,24 +1,81 @@
 """What came of a sweep's trials: settings ranked by a metric, tables with mean and standard deviation over seeds."""
 
+import json
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from vit_jax import intervals, selection
+from vit_jax.config import Sweep
 from vit_jax.metrics import FALLING, is_share
 from vit_jax.schema import plain
-from vit_jax.sweeps.trials import Setting, Trial, count, settings, text
+from vit_jax.sweeps.trials import Setting, Trial, count, measured, settings, text
 
 
 def ranked(candidates: Sequence[Setting], decide: str) -> list[Setting]:
   """Settings whose trials are all done, the best by the mean of a metric first; of equals that with the lower loss."""
   sign = 1 if decide.endswith(FALLING) else -1
-  evaluation, loss = decide.rpartition("/")[0], "ema_loss" if "/ema_" in decide else "loss"
+  evaluation, loss = decide.rpartition("/")[0], "ema_loss" if "/ema_" in f"/{decide}" else "loss"
 
   def order(setting):
-    losses = setting.values(f"{evaluation}/{loss}")
+    losses = setting.values(f"{evaluation}/{loss}".lstrip("/"))
     return sign * statistics.mean(setting.values(decide)), statistics.mean(losses) if losses else 0.0
 
   return sorted((setting for setting in candidates if setting.done and setting.values(decide)), key=order)
+
+
+def criterion(trials: Sequence[Trial], decide: str | None) -> selection.Criterion | None:
+  """Returns the figure that ranks trials: what the sweep decides by, else one of the validation split, else of test."""
+  plain_configs = [(json.loads(trial.config or "{}"), trial.figures) for trial in trials]
+  if decide is None:
+    return selection.shared(plain_configs)
+  return selection.Criterion(decide, selection.role_of(plain_configs[0][0] if plain_configs else {}, decide))
+
+
+def choice(trials: Sequence[Trial], sweep: Sweep) -> list[str]:
+  """Returns what ranks the settings, and whether the best one leads by more than noise; nothing before any figure."""
+  chosen = criterion(trials, sweep.decide)
+  if chosen is None or not any(chosen.metric in trial.figures for trial in trials):
+    return []
+  metric = chosen.metric
+  words = f"Ranked by {chosen}: {'lower' if metric.endswith(FALLING) else 'higher'} is better."
+  if sweep.decide is None:
+    words += " This sweep chooses nothing."
+    if chosen.split == selection.TEST:
+      words += " It measures no validation split: a choice by this table uses 'test', and its best figure is too high."
+  order = ranked(settings(measured(trials, sweep.over), sweep.over), metric)
+  if len(order) > 1 and sweep.over is None:
+    sides = [[trial.figures for trial in setting.trials] for setting in order[:2]]
+    words += f" First: {text(order[0].changes)}. {lead(*sides, metric, text(order[1].changes))}"
+  return [words]
+
+
+def lead(first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, float]], metric: str, name: str) -> str:
+  """Returns a sentence on whether the best setting is better than the next one by more than noise.
+
+  Args:
+    first: figures of each run of the best setting.
+    second: figures of each run of the next one.
+    metric: that they are compared by.
+    name: what the next one is called.
+  """
+  values = [[each[metric] for each in side if metric in each] for side in (first, second)]
+  if not all(values):
+    return ""
+  if all(len(side) > 1 for side in values):
+    ends, noise, missing = intervals.welch(*values), "Welch's t-test over seeds", "runs"
+  else:
+    counts = [side[0].get(f"{metric.rpartition('/')[0]}/images".lstrip("/"), 0) for side in (first, second)]
+    if not intervals.is_proportion(metric) or min(counts) < 1 or f"{metric}_std" in first[0]:
+      return f"Whether this is better than {name} by more than noise cannot be told from one run each."
+    ends = intervals.difference(values[0][0], int(counts[0]), values[1][0], int(counts[1]))
+    noise, missing = "Newcombe's interval of two shares", "images"
+  gap, scale, unit = statistics.mean(values[0]) - statistics.mean(values[1]), 1.0, ""
+  if is_share(metric):
+    scale, unit = 100.0, " points"
+  low, high = (scale * end for end in ends)
+  said = f"Difference from the next, {name}: {scale * gap:.2f}{unit} (95 %: {low:.2f} to {high:.2f}, {noise})"
+  return f"{said}." if low > 0 or high < 0 else f"{said}: not enough {missing} to tell which is better."
 
 
 def varied(trials: Sequence[Trial]) -> list[str]:
@@ -43,7 +100,11 @@ def table(trials: Sequence[Trial], metrics: Sequence[str], best: Setting | None,
   Where trials are of the tasks that differ in the key `over`, without the deviation, which would be that of the tasks.
   """
   keys = [key for key in varied(trials) if key not in ("seed", over)]
-  head = [*(keys or ["setting"]), *(f"{metric}, %" if is_share(metric) else metric for metric in metrics), "trials"]
+  head = [
+    *(keys or ["setting"]),
+    *(f"{selection.shown(name)}, %" if is_share(name) else selection.shown(name) for name in metrics),
+    "trials",
+  ]
   rows = [head]
   for setting in settings(trials, over):
     cells = [f"{plain(setting.changes.get(key, '-'))}" for key in keys] or [text(setting.changes)]
@@ -60,7 +121,7 @@ def final_table(runs: Sequence[Trial]) -> str:
   """Markdown: the metrics of the last runs on test, one a row."""
   names = ("top1", "top5", "mean_per_class", "f1_macro", "loss", "ema_top1", "ema_loss")
   values = {name: [trial.figures[name] for trial in runs if name in trial.figures] for name in names}
-  rows = [[name, mean_and_deviation(values[name], is_share(name))] for name in names if values[name]]
+  rows = [[selection.shown(name), mean_and_deviation(values[name], is_share(name))] for name in names if values[name]]
   return markdown([["figure", "mean ± standard deviation (runs)"], *rows])
 
 

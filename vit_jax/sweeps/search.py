@@ -40,7 +40,8 @@ def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retr
         raise ConfigError("no setting has all of its trials done, so nothing was chosen; see the errors above")
       record.best, record.last_runs = order[0], study.last_runs(order[0])
       record.restore(record.last_runs, retry)
-      say(f"\nbest of {len(order)}: {text(record.best.changes)}")
+      chosen = results.criterion(trials, study.sweep.decide)
+      say(f"\nbest of {len(order)} by {chosen}: {text(record.best.changes)}")
       last = train if study.sweep.final else execution.evaluate_command
       execution.run(record, record.last_runs, groups, last, poll)
     record.close()

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax import build, config, evals, flags, paths, schema
+from vit_jax import build, config, evals, flags, paths, schema, selection
 from vit_jax.config import Changes, Sweep
 from vit_jax.data import catalog, sources
 from vit_jax.schema import ConfigError
@@ -120,12 +120,9 @@ def _resolved(file, texts):
 
 def _on_test(run: config.Run) -> list[str]:
   """Names of the evaluations that look at the test split of the run's own data."""
-  return [name for name, choice in run.evals.items() if _split_of(choice) in ("test", run.data.args["test"])]
-
-
-def _split_of(choice: schema.Choice) -> str | None:
-  """The split of the run's own data that an evaluation measures; None where it has data of its own."""
-  return choice.args.get("split", choice.args.get("test")) if choice.args["data"] is None else None
+  return [
+    name for name, choice in run.evals.items() if selection.split_of(choice.args) in ("test", run.data.args["test"])
+  ]
 
 
 def _check_decides(run: config.Run, decide: str) -> None:
@@ -180,7 +177,7 @@ def _check_data(run, decide, open_split):
   if weights and not paths.path(weights).exists():
     raise ConfigError(f"config.init.from: no file {weights!r}")
   train = open_split(run.data, "train")
-  split = _split_of(run.evals[decide.partition("/")[0]]) if decide else None
+  split = selection.split_of(run.evals[decide.partition("/")[0]].args) if decide else None
   if split is None:
     return
   deciding = open_split(run.data, split)

@@ -26,7 +26,7 @@ def report(runs: Sequence[Trial], trials: Sequence[Trial], over: str) -> str:
   tasks = list(dict.fromkeys(trial.changes[over] for trial in trials))
   figures = {task: _figures(runs, over, task) for task in tasks}
   done = {task: values for task, values in figures.items() if values}
-  parts = [f"On test, {METRIC} in per cent, mean of each task's runs:", table(done, tasks, _models(runs))]
+  parts = [f"On split 'test', test/{METRIC} in per cent, mean of each task's runs:", table(done, tasks, _models(runs))]
   missing = [f"- {task}: {_reason(task, [*runs, *trials], over)}" for task in tasks if task not in done]
   if missing:
     parts.append("\n".join([f"Missing, {len(missing)} of {len(tasks)}:", *missing]))

@@ -1,0 +1,69 @@
+"""Which figure ranks: that of the validation split if there is one, with its name."""
+
+import pytest
+
+from tests import runs
+from vit_jax import selection
+from vit_jax.schema import plain
+from vit_jax.selection import Criterion
+
+
+def config(**evals):
+  """A plain config with these evaluations, {name: split}, of data with split strings."""
+  choices = {name: {"name": "accuracy", "split": split, "data": None} for name, split in evals.items()}
+  return {"data": {"name": "digits", "val": "train[90%:]", "test": "test"}, "evals": choices}
+
+
+BOTH = config(val="val", test="test")
+
+
+@pytest.mark.parametrize(
+  ("run", "names", "expected"),
+  [
+    (BOTH, ["top1", "val/top1", "val/ema_top1"], ("val/top1", "val")),
+    (BOTH, ["top1", "loss"], ("top1", "test")),
+    (config(held="train[90%:]", test="test"), ["top1", "held/top1"], ("held/top1", "val")),
+    (config(test="val"), ["top1"], ("top1", "val")),  # an evaluation that is called test, of val
+    (config(real="other"), ["real/1000_way_top1"], ("real/1000_way_top1", "real")),
+    (BOTH, ["loss", "val/loss", "val/images"], ("val/loss", "val")),
+    ({}, ["top1", "val/top1"], ("val/top1", "val")),  # a config that is not there
+  ],
+)
+def test_e2_the_validation_split_comes_before_test(run, names, expected):
+  assert selection.criterion(run, names) == Criterion(*expected)
+
+
+def test_e2_other_data_are_no_validation_split():
+  run = config(val="val")
+  run["evals"]["val"]["data"] = {"name": "imagenet_v2"}
+  assert selection.role(run, "val") == "val" and selection.split_of(run["evals"]["val"]) is None
+
+
+def test_e2_runs_share_a_validation_figure_or_are_compared_on_test():
+  both = (BOTH, ["top1", "val/top1"])
+  assert selection.shared([both, both]) == Criterion("val/top1", "val")
+  assert selection.shared([both, (config(test="test"), ["top1"])]) == Criterion("top1", "test")
+  assert selection.shared([both, (BOTH, [])]) == Criterion("val/top1", "val")  # which has measured nothing yet
+  assert selection.shared([]) is None
+
+
+def test_e2_a_result_names_its_criterion_and_how_often_test_was_measured():
+  counts = selection.measurements({"val": 2, "test": 12}, 12)
+  assert counts == {"val": 6, "test": 1}
+  about = selection.about(BOTH, ["val/top1", "top1"], counts)
+  assert about == {"metric": "val/top1", "split": "val", "test_measurements": 1}
+  assert selection.sentence(about) == "Ranked by val/top1 (split 'val'); 'test' was measured once, at the end."
+  often = selection.about(config(test="test"), ["top1"], selection.measurements({"test": 5}, 12))
+  assert often["test_measurements"] == 3
+  assert "no validation split" in selection.sentence(often) and "3 times" in selection.sentence(often)
+  assert selection.sentence(selection.about(BOTH, [], {})) == ""
+
+
+@pytest.mark.parametrize("every", range(1, 14))
+def test_e2_measurements_are_those_of_the_loop(every):
+  steps = [step for step in range(1, 13) if step == 12 or step % every == 0]
+  assert selection.measurements({"test": every}, 12) == {"test": len(steps)}
+
+
+def test_e2_a_completed_recipe_is_understood():
+  assert selection.role(plain(runs.run()), "test") == "test"

@@ -1,0 +1,114 @@
+"""The figure that ranks runs, trials and settings: one of the validation split if it is measured, else one of test.
+
+Every output that ranks uses `criterion`, and names the split and the metric. Runs are given as plain configs, the JSON
+values of config.json.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+VAL, TEST = "val", "test"
+
+
+class Criterion(NamedTuple):
+  """A figure that ranks, and the split that it is measured on."""
+
+  metric: str  # as result.json has it: "val/top1", or "top1" of the evaluation called test
+  split: str  # "val", "test", or the name of an evaluation of other data
+
+  def __str__(self):
+    return f"{shown(self.metric)} (split '{self.split}')"
+
+
+def shown(metric: str) -> str:
+  """Returns the name of a figure with its evaluation: "test/top1" for "top1"."""
+  return metric if "/" in metric else f"{TEST}/{metric}"
+
+
+def split_of(choice: Mapping[str, Any]) -> str | None:
+  """Returns the split of the run's own data that an evaluation measures; None if it has data of its own."""
+  return None if choice.get("data") is not None else choice.get("split", choice.get("test", TEST))
+
+
+def role(run: Mapping[str, Any], evaluation: str) -> str:
+  """Returns what an evaluation of a plain run measures: "val", "test", or its own name for other data and splits."""
+  choice, data = (run.get("evals") or {}).get(evaluation), run.get("data") or {}
+  if not isinstance(choice, Mapping):
+    return evaluation
+  split = split_of(choice)
+  for name in (VAL, TEST):
+    if split is not None and split in (name, data.get(name)):
+      return name
+  return evaluation if split is None or evaluation not in (VAL, TEST) else split
+
+
+def role_of(run: Mapping[str, Any], metric: str) -> str:
+  """Returns the `role` of the evaluation that a figure is of."""
+  return role(run, metric.rpartition("/")[0] or TEST)
+
+
+def criterion(run: Mapping[str, Any], figures: Iterable[str]) -> Criterion | None:
+  """Returns the figure that ranks a run, of those that it has; None if it has none.
+
+  Top-1 comes before other figures, the validation split before the test split, the weights before their average.
+
+  Args:
+    run: plain config.
+    figures: names as in result.json.
+  """
+  names = [name for name in figures if not name.endswith(("images", "_std"))]
+  names = [name for name in names if name.endswith("top1")] or names
+  roles = {name: role_of(run, name) for name in names}
+  names = [name for name in names if roles[name] == VAL] or names
+  metric = min(names, key=lambda name: ("/" in name, "ema_" in name), default=None)
+  return None if metric is None else Criterion(metric, roles[metric])
+
+
+def shared(runs: Sequence[tuple[Mapping[str, Any], Iterable[str]]]) -> Criterion | None:
+  """Returns the criterion of several runs, (plain config, figures) each; runs without figures do not count.
+
+  It is a figure of the validation split only if all of them have it. Otherwise it is the one that most of them have,
+  top-1 on test before others.
+  """
+  runs = [(run, list(figures)) for run, figures in runs]
+  runs = [(run, figures) for run, figures in runs if figures]
+  own = [each for run, figures in runs if (each := criterion(run, figures))]
+  for each in dict.fromkeys(own):
+    if each.split == VAL and all(each.metric in figures for _, figures in runs):
+      return each
+  others = [criterion(run, [name for name in names if role_of(run, name) != VAL] or names) for run, names in runs]
+  others = [each for each in others if each]
+  on_test = [each for each in others if each.metric == "top1"]
+  return max(on_test or others, key=others.count, default=None)
+
+
+def measurements(every: Mapping[str, int], total: int) -> dict[str, int]:
+  """Returns how often each evaluation is due in a run of `total` steps: every so many steps, and at the end."""
+  return {name: 1 + (total - 1) // steps for name, steps in every.items()}
+
+
+def about(run: Mapping[str, Any], figures: Iterable[str], counts: Mapping[str, int]) -> dict[str, Any]:
+  """Returns what result.json records: the metric, its split, and how often `test` was measured.
+
+  Args:
+    run: plain config.
+    figures: names as in result.json.
+    counts: how often each evaluation was due.
+  """
+  chosen = criterion(run, figures)
+  on_test = [count for name, count in counts.items() if role(run, name) == TEST]
+  split = {"metric": shown(chosen.metric), "split": chosen.split} if chosen else {"metric": None, "split": None}
+  return split | {"test_measurements": max(on_test, default=0)}
+
+
+def sentence(about: Mapping[str, Any]) -> str:
+  """Returns what `about` recorded, as a sentence; "" if nothing was measured."""
+  if not about.get("metric"):
+    return ""
+  count, metric, split = about["test_measurements"], about["metric"], about["split"]
+  times = {0: "not measured", 1: "measured once, at the end"}.get(
+    count, f"measured {count} times, also during training"
+  )
+  if split == TEST:
+    return f"Ranked by {metric}: there is no validation split, so choices use '{TEST}', which was {times}."
+  return f"Ranked by {metric} (split '{split}'); '{TEST}' was {times}."
