@@ -59,7 +59,9 @@ def parquet(root, images, labels, split="train", names=None, group=7):
     features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": names}}
     if names:
       table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    form.write_table(table, root / f"data/{split}-{shard:05d}-of-{SHARDS:05d}.parquet", row_group_size=group)
+    form.write_table(
+      table, root / f"data/{split}-{shard:05d}-of-{SHARDS:05d}.parquet", row_group_size=group, compression="none"
+    )
 
 
 def pieces(count):

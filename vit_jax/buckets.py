@@ -12,7 +12,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import aiohttp
 import google.auth.exceptions
@@ -53,6 +53,15 @@ def seconds(name: str, default: float) -> float:
   except ValueError:
     pass
   raise ConfigError(f"{name}: {text!r} is no number of seconds; allowed: more than 0, as {default:g}")
+
+
+def version(about: Mapping) -> tuple[str, ...]:
+  """Returns what identifies the contents of an object, from its description by gcsfs (`info`, `find`).
+
+  The generation is a new number for each write (https://cloud.google.com/storage/docs/metadata); the digests are for
+  servers that imitate buckets and have no generations. The time of change has whole seconds in some clients.
+  """
+  return tuple(str(about.get(key, "")) for key in ("generation", "etag", "md5Hash", "crc32c", "size", "updated"))
 
 
 class FileSystem(core.GCSFileSystem):

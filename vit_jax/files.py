@@ -116,14 +116,17 @@ def copy(source: pathlib.Path, target: pathlib.Path) -> None:
 def local(path: pathlib.Path, beside: Sequence[str] = ()) -> pathlib.Path:
   """The file itself, or of an object in a bucket a copy on this machine's disk, for libraries that read nothing else.
 
-  The copy is kept in the cache under bucket, name, size and time of change; with it come the objects of its folder that
-  are called as `beside` says.
+  The copy is kept in the cache under bucket, name and version of the object (`buckets.version`). The objects of its
+  folder whose names are in `beside` are copied too.
   """
   if not paths.in_bucket(path):
     return path
   folder = local_cache("objects")
   there = [path, *(other for name in beside if (other := path.with_name(name)).exists())]
-  about = [(str(each), (stat := each.stat()).length, stat.mtime) for each in there]
+  from vit_jax import buckets  # gcsfs, if it is there, takes a second
+
+  file_system = buckets.FileSystem()
+  about = [(str(each), buckets.version(file_system.info(str(each)))) for each in there]
   folder /= hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
   for source in there:
     target = folder / source.name

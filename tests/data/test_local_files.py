@@ -1,6 +1,7 @@
 """Files of data: regular ones are read whole, and a change shows in their stamp."""
 
 import os
+import shutil
 
 import pytest
 
@@ -33,3 +34,45 @@ def test_a_file_that_is_replaced_by_a_pipe_is_closed_again(tmp_path):
     with pytest.raises(OSError, match="named pipe"):
       local_files.contents(tmp_path / "x.jpg")
   assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_g7_a_version_changes_with_the_content_although_size_and_time_do_not(tmp_path):
+  file, other = tmp_path / "a", tmp_path / "b"
+  for size in (1, local_files.WHOLE, local_files.WHOLE + 1, 3 * local_files.WHOLE):
+    file.write_bytes(bytes(size))
+    os.utime(file, ns=(10**18, 10**18))
+    before = local_files.version(file)
+    assert local_files.version(str(file)) == before and before.size == size
+    with file.open("r+b") as opened:
+      opened.seek(size // 3)  # between two of the sampled blocks of a large file
+      opened.write(b"x")
+    os.utime(file, ns=(10**18, 10**18))
+    after = local_files.version(file)
+    assert (after.size, after.modified, after.inode) == (before.size, before.modified, before.inode)
+    assert after != before
+    assert (after.sampled == before.sampled) == (size > local_files.WHOLE)
+    shutil.copy2(file, other)
+    assert local_files.version(other).modified == after.modified and local_files.version(other) != after
+
+
+def test_g7_the_first_and_the_last_byte_of_a_large_file_are_sampled(tmp_path):
+  file = tmp_path / "a"
+  digests = set()
+  for place in (None, 0, 10**6 - 1):
+    content = bytearray(10**6)
+    if place is not None:
+      content[place] = 1
+    file.write_bytes(content)
+    digests.add(local_files.version(file).sampled)
+  assert len(digests) == 3
+
+
+def test_g7_a_relative_path_is_that_of_the_current_folder(tmp_path, monkeypatch):
+  for folder in "ab":
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "x").write_text("1")
+  versions = []
+  for folder in "ab":
+    monkeypatch.chdir(tmp_path / folder)
+    versions.append(local_files.version("x"))
+  assert versions[0].path == f"{tmp_path}/a/x" and versions[1].path == f"{tmp_path}/b/x"

@@ -1,12 +1,16 @@
-"""Files of data on a disk: their bytes, bounded, and what tells that they were changed."""
+"""Files of data on a disk: their bytes, bounded, and values that change when a file changes."""
 
 import concurrent.futures
+import hashlib
 import os
 import stat
 from collections.abc import Sequence
+from typing import NamedTuple
 
 # Bytes of the largest image file: any image that is allowed by default has fewer, if it is compressed at all.
 LARGEST = 2**28
+# A digest covers all bytes of a file up to WHOLE bytes, and of a larger one BLOCKS blocks of BLOCK bytes.
+WHOLE, BLOCKS, BLOCK = 2**18, 8, 2**14
 _KINDS = {"d": "a folder", "p": "a named pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
 
@@ -45,3 +49,34 @@ def stamps(files: Sequence[str]) -> list[tuple[int | None, int | None]]:
 
   with concurrent.futures.ThreadPoolExecutor(16) as pool:
     return [one for some in pool.map(ask, range(0, len(files), 1000)) for one in some]
+
+
+class Version(NamedTuple):
+  """Values of which at least one changes when a file is replaced or written to.
+
+  Size and time of modification alone do not: `cp -p`, `rsync -t` and `os.utime` restore the time, and a label can
+  change without a change of size. No program can set the time of status change (`changed`).
+  """
+
+  path: str  # absolute, as it was named
+  real: str  # the same without symbolic links
+  device: int
+  inode: int
+  size: int  # bytes
+  modified: int  # ns
+  changed: int  # ns, of the status
+  sampled: str  # digest of some bytes, for file systems whose times are coarse or whose inodes are reused
+
+
+def version(file: str | os.PathLike) -> Version:
+  """Returns the version of a regular file on a disk; reads up to WHOLE bytes of it. Raises OSError."""
+  path, hashed = os.path.abspath(file), hashlib.blake2b(digest_size=16)
+  with open(path, "rb", buffering=0) as opened:
+    status = os.fstat(opened.fileno())
+    whole, last = status.st_size <= WHOLE, status.st_size - BLOCK
+    blocks = [(0, WHOLE)] if whole else [(last * i // (BLOCKS - 1), BLOCK) for i in range(BLOCKS)]
+    for first, size in blocks:
+      hashed.update(os.pread(opened.fileno(), size, first))
+  times = status.st_mtime_ns, status.st_ctime_ns
+  about = status.st_dev, status.st_ino, status.st_size, *times
+  return Version(path, os.path.realpath(path), *about, hashed.hexdigest())

@@ -1,15 +1,27 @@
-"""Where records lie: what is kept of a scan, and bytes that are read together."""
+"""Positions of records: what is kept of a scan, and bytes that are read together."""
+
+import base64
+import json
+import os
+import shutil
 
 import numpy as np
 import pytest
 
 from tests import forms, streams
+from tests.image_files import labels
 from vit_jax.data import local_files
 from vit_jax.data.readers import index, listing
 
 
-def test_a_file_is_looked_through_again_only_when_it_has_changed(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def kept_at_once(monkeypatch, tmp_path):
+  """The cache alone has to tell files apart: a file that has just been written is kept too."""
+  monkeypatch.setattr(index, "SETTLED", 0.0)
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_a_file_is_looked_through_again_only_when_it_has_changed(tmp_path):
   for name in "ab":
     (tmp_path / f"{name}.tar").write_text(name)
   scanned = []
@@ -44,6 +56,103 @@ def test_without_a_cache_the_data_are_read_all_the_same(tmp_path, monkeypatch, c
   forms.tars(tmp_path / "data", [streams.file(i) for i in range(5)], [0] * 5)
   assert len(forms.opened("tars", tmp_path / "data", test="train")) == 5
   assert "cannot be kept" in caplog.text
+
+
+def labelled(form, root, values):
+  """Writes eight images with these labels in one form of storage; returns the name of its reader."""
+  root.mkdir(parents=True, exist_ok=True)
+  images = [streams.file(i) for i in range(len(values))]
+  write, reader = forms.FORMS[form]
+  (root / "all.jsonl").unlink(missing_ok=True)
+  write(root, images, values)
+  return reader
+
+
+def stamps(root):
+  """(size, time of modification) of each file that is not an image."""
+  found = [file for file in sorted(root.rglob("*")) if file.is_file() and file.suffix != ".png"]
+  return {file: (file.stat().st_size, file.stat().st_mtime_ns) for file in found}
+
+
+@pytest.mark.parametrize("form", forms.FORMS)
+@pytest.mark.parametrize("how", ["written over", "replaced", "copied over"])
+def test_g7_data_with_new_labels_and_the_same_size_and_time_are_read_anew(tmp_path, form, how):
+  before, after = [0, 1, 2, 3, 0, 1, 2, 3], [1, 0, 3, 2, 1, 0, 3, 2]
+  root, other = tmp_path / "data", tmp_path / "other"
+  reader = labelled(form, root, before)
+  assert labels(forms.opened(reader, root, test="train")) == before
+  old = stamps(root)
+  labelled(form, other, after)
+  for file, (_, time) in old.items():
+    new = other / file.relative_to(root)
+    if how == "written over":
+      file.write_bytes(new.read_bytes())
+    elif how == "copied over":
+      shutil.copyfile(new, file)
+    else:
+      os.replace(new, file)
+    os.utime(file, ns=(time, time))
+  assert stamps(root) == old
+  assert labels(forms.opened(reader, root, test="train")) == after
+
+
+@pytest.mark.parametrize("form", forms.FORMS)
+def test_g7_one_relative_path_in_two_folders_is_two_data_sets(tmp_path, form, monkeypatch):
+  values = {"a": [0, 1, 2, 3, 0, 1, 2, 3], "b": [3, 2, 1, 0, 3, 2, 1, 0]}
+  for folder in "ab":
+    reader = labelled(form, tmp_path / folder / "data", values[folder])
+    for file in stamps(tmp_path / folder):
+      os.utime(file, ns=(10**18, 10**18))
+  for folder in "aba":
+    monkeypatch.chdir(tmp_path / folder)
+    assert labels(forms.opened(reader, "data", test="train")) == values[folder]
+
+
+def test_g7_a_manifest_that_a_link_leads_to_is_the_one_it_leads_to_now(tmp_path):
+  for i, name in enumerate(("one", "two")):
+    line = {"bytes": base64.b64encode(b"x").decode(), "label": [0, 1][i]}
+    (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+    os.utime(tmp_path / f"{name}.jsonl", ns=(10**18, 10**18))
+    link = tmp_path / "now.jsonl"
+    link.unlink(missing_ok=True)
+    link.symlink_to(f"{name}.jsonl")
+    assert labels(forms.opened("manifest", link, test="train")) == [i]
+
+
+def test_g7_a_scan_of_a_file_that_changes_meanwhile_is_not_kept(tmp_path):
+  (tmp_path / "a.tar").write_text("1")
+
+  def scan(file):
+    value = int((tmp_path / "a.tar").read_text())
+    (tmp_path / "a.tar").write_text("2")
+    return {"starts": np.array([value])}
+
+  def made():
+    (arrays,) = index.made("x", listing.listed(str(tmp_path), (".tar",), "x"), scan)
+    return arrays["starts"].tolist()
+
+  assert [made(), made()] == [[1], [2]]
+  (tmp_path / "a.tar").write_text("1")
+  assert made() == [1]
+
+
+def test_g7_a_scan_is_kept_only_if_a_later_change_would_show(tmp_path, monkeypatch):
+  monkeypatch.setattr(index, "SETTLED", 2.0)
+  (tmp_path / "a.tar").write_text("1")
+  index.made("x", listing.listed(str(tmp_path), (".tar",), "x"), lambda file: {"starts": np.zeros(1)})
+  assert not [*(tmp_path / "cache").rglob("*.index")]
+
+
+@pytest.mark.heavy
+def test_g7_an_object_of_a_bucket_that_was_replaced_is_read_anew(bucket, monkeypatch):
+  about, listed = {"bytes": base64.b64encode(b"x").decode()}, listing.places.Bucket.listed
+  for label in (0, 1):
+    (bucket / "a.jsonl").write_text(json.dumps(about | {"label": label}) + "\n")
+    entries = listed(bucket)
+    # Clients that know the time in whole seconds, and a clock that was set back, see the same size and time.
+    same = entries._replace(objects={name: (size, "2020") for name, (size, _) in entries.objects.items()})
+    monkeypatch.setattr(listing.places.Bucket, "listed", lambda root, same=same: same)
+    assert labels(forms.opened("manifest", bucket, test="train")) == [label]
 
 
 def test_neighbours_are_one_read_and_what_lies_apart_is_several(tmp_path, monkeypatch):

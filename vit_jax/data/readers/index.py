@@ -1,4 +1,4 @@
-"""Where the records of files lie: made by reading a file once, kept in the cache of the machine, not in the corpus."""
+"""Positions of the records in files: found by reading a file once, and kept in this machine's cache."""
 
 import bisect
 import hashlib
@@ -15,7 +15,10 @@ from vit_jax.data import local_files
 from vit_jax.data.readers import listing
 from vit_jax.files import local_cache
 
-VERSION = 2  # of what is kept, and of what is checked while files are looked through
+VERSION = 3  # of what is kept, and of what is checked while files are looked through
+# Seconds since the last change of a file before its scan is kept. Some file systems count times in steps of up to 2 s,
+# so that a second change within a step leaves the time as it is.
+SETTLED = 2.0
 LARGE = 2**30  # bytes of files from which on it is said that they are read
 DIGEST = 32  # bytes of SHA-256, in front of what is kept: any damage is seen, whatever the format makes of it
 BETWEEN = 2**16  # bytes between two neighbours, at most, that are read to spare a request
@@ -23,22 +26,30 @@ Arrays = dict[str, np.ndarray]
 
 
 def made(kind: str, files: listing.Files, scan: Callable[[int], Arrays], about: object = None) -> list[Arrays]:
-  """What `scan(file)` gives of each file; once, as long as its name, size and time of change are the same.
+  """Returns what `scan` finds in each file, from the cache if the file has not changed since it was scanned.
+
+  The cache is keyed by the version of a file, see `listing.Files.version`: two files never share an entry, and neither
+  do two contents of one file.
 
   Args:
-    kind: of what is kept.
-    files: all of which are scanned, several at a time.
-    scan: gives arrays by name.
-    about: what else the arrays depend on.
+    kind: name of the result, part of the key.
+    files: the files to scan, several at a time.
+    scan: file number -> arrays by name.
+    about: other values on which the arrays depend.
+
+  Returns:
+    The arrays of each file, in order.
   """
   folder = local_cache("index")
 
   def one(file):
-    key = repr((VERSION, kind, about, files.path(file), files.stamps[file]))
+    version = files.version(file)
+    key = repr((VERSION, kind, about, version))
     kept = folder / f"{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.index"
     if (arrays := _read(kept)) is None:
       arrays = scan(file)
-      _keep(kept, arrays)
+      if files.settled(file, SETTLED) and files.version(file) == version:
+        _keep(kept, arrays)
     return arrays
 
   size = sum(map(files.size, range(len(files.names))))

@@ -1,28 +1,27 @@
-"""Files of many records: which there are below a path, which split each is of, and bytes of them."""
+"""Files of many records: the files below a path, the split of each, and reads of their bytes."""
 
 import concurrent.futures
 import contextvars
 import dataclasses
-import fnmatch
+import errno
 import functools
 import io
 import os
 import pathlib
 import re
 import threading
+import time
 from collections.abc import Sequence
 
 from vit_jax import paths
 from vit_jax.data import local_files, sources
-from vit_jax.data.readers import places
+from vit_jax.data.readers import patterns, places
 from vit_jax.schema import ConfigError, at, show
 from vit_jax.schema.errors import some
 
 DEPTH = 4  # of folders below the one that is named
 OPEN = 256  # files of a disk that are open at a time; a process may have 1,024
-ALTERNATIVES = 10**6  # of braces
 STREAMED = 2**23  # bytes of a request for what is read on and on: it takes as long to begin as for 4 MB
-_SPECIAL = re.compile(r"[*?\[{]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +31,8 @@ class Files:
   root: pathlib.Path
   names: tuple[str, ...]  # from the root on
   stamps: tuple[tuple, ...]  # (bytes, time of last change) of each
+  versions: tuple[tuple, ...] = ()  # of each object of a bucket, see `buckets.version`
+  matched: bool = False  # whether a pattern chose each of them
 
   @property
   def remote(self) -> bool:
@@ -45,6 +46,14 @@ class Files:
   def size(self, file: int) -> int:
     """Bytes of a file."""
     return self.stamps[file][0]
+
+  def version(self, file: int) -> tuple:
+    """Returns values of which at least one changes when the file does: see `local_files.Version`, `buckets.version`."""
+    return (self.path(file), *self.versions[file]) if self.remote else local_files.version(self.path(file))
+
+  def settled(self, file: int, seconds: float) -> bool:
+    """Returns whether another change of the file would change its version: on a disk, if the last one is older."""
+    return self.remote or abs(time.time() - os.stat(self.path(file)).st_ctime) >= seconds
 
   def read(self, file: int, first: int, stop: int) -> bytes:
     """Bytes `first` to `stop` of a file. OSError that names it, without an errno where it is shorter than that."""
@@ -74,7 +83,8 @@ class Files:
 
   def chosen(self, numbers: Sequence[int]) -> "Files":
     """Some of the files."""
-    return Files(self.root, tuple(self.names[i] for i in numbers), tuple(self.stamps[i] for i in numbers))
+    some = (tuple(values[i] for i in numbers if values) for values in (self.names, self.stamps, self.versions))
+    return Files(self.root, *some, self.matched)
 
   def each(self, function) -> list:
     """function(file) of all files, of many at once; the first error ends it."""
@@ -127,32 +137,52 @@ class _Stream(io.RawIOBase):
 
 
 def listed(path: str, suffixes: Sequence[str], what: str) -> Files:
-  """The files that `path` stands for: a file, those below a folder, or of a pattern like train-{0000..1023}.tar.
+  """Returns the files that a path stands for.
 
   Args:
-    path: also in a bucket.
+    path: a file, a folder, or a pattern such as train-{0000..1023}.tar (see `patterns`), on a disk or in a bucket. A
+      file or folder that exists under exactly this name is not taken as a pattern.
     suffixes: of the files that count below a folder.
-    what: the files are, for errors.
+    what: name of the files, for errors.
+
+  Raises:
+    sources.AbsentError: there is no such file.
+    ConfigError: `path` is empty, no pattern, or stands for an empty file.
   """
   with at("path"):
     named = paths.expand(paths.parse(path, bare=True))
   if not path:
     raise ConfigError(f"no path; name a folder or a file of {what}", "path")
-  pattern = bool(_SPECIAL.search(path)) and (paths.in_bucket(named) or not named.exists())
-  root, rest = _fixed(str(named)) if pattern else (named, "")
-  entries = places.reached(root, lambda: _entries(root))
-  if "" in entries:  # it is a file
-    root, entries = root.parent, {root.name: entries[""]}
+  above, pattern = patterns.split(str(named), _exists)
+  root = paths.parse(above, bare=True)
+  tree = places.reached(root, lambda: _tree(root))
   if pattern:
-    entries = _matching(entries, rest, path)
+    found = patterns.matches(pattern, tree.entries)
+    names = [name for name, is_folder in found.items() if not is_folder]
+    names += [file for name, is_folder in found.items() if is_folder for file in _below(tree, name, suffixes)]
+  elif tree.is_file():
+    root, names, tree = root.parent, [root.name], tree.above()
   else:
-    entries = {name: about for name, about in entries.items() if name.lower().endswith(tuple(suffixes))}
-  if not entries:
-    raise sources.AbsentError(f"no {what} ({', '.join(suffixes)}) at {show(path)}; name their folder or a file", "path")
-  names = tuple(sorted(entries))
-  if empty := [name for name in names if not entries[name][0]]:
+    names = _below(tree, "", suffixes)
+  about = {name: stamp for name, stamp in zip(names, tree.stamps(names), strict=True) if stamp[0] is not None}
+  if not about:
+    advice = f" The path is a pattern. {patterns.ESCAPES}" if pattern else ""
+    raise sources.AbsentError(
+      f"no {what} ({', '.join(suffixes)}) at {show(path)}; name their folder or a file.{advice}", "path"
+    )
+  names = tuple(sorted(about))
+  if empty := [name for name in names if not about[name][0]]:
     raise ConfigError(f"{root}/{empty[0]} is empty; remove it or bring it back", "path")
-  return Files(root, names, tuple(entries[name] for name in names))
+  return Files(root, names, tuple(about[name] for name in names), tree.versions(names), bool(pattern))
+
+
+def named(root: pathlib.Path, names: Sequence[str]) -> Files:
+  """Returns files of a folder by name. Raises FileNotFoundError if one of them does not exist."""
+  tree = places.reached(root, lambda: _tree(root))
+  stamps = tree.stamps(names)
+  if absent := [name for name, stamp in zip(names, stamps, strict=True) if stamp[0] is None]:
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{root}/{absent[0]}")
+  return Files(root, tuple(names), tuple(stamps), tree.versions(names))
 
 
 def split_of(name: str) -> str:
@@ -169,77 +199,53 @@ def split_of(name: str) -> str:
 
 
 def by_split(files: Files) -> dict[str, Files]:
-  """The files of each split; those of one split must be in one folder."""
+  """Returns the files of each split.
+
+  Raises ConfigError if files of one split are in several folders, unless a pattern chose them: below a folder they may
+  be several versions of one dataset.
+  """
   by_name = {}
   for file in range(len(files.names)):
     by_name.setdefault(files.split(file), []).append(file)
   for split, numbers in by_name.items():
     folders = sorted({os.path.dirname(files.names[i]) for i in numbers})
-    if len(folders) > 1:
+    if len(folders) > 1 and not files.matched:
       raise ConfigError(
         f"files of split {split!r} are in several folders of {files.root}: {some(folders, 5)}; name one of them", "path"
       )
   return {split: files.chosen(numbers) for split, numbers in by_name.items()}
 
 
-def alternatives(pattern: str) -> list[str]:
-  """All that braces stand for: {a,b}, {0000..1023}; ConfigError for too many."""
-  match = re.search(r"\{([^{}]*)\}", pattern)
-  if not match:
-    return [pattern]
-  before, after = pattern[: match.start()], pattern[match.end() :]
-  if numbers := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
-    low, high = map(int, numbers.groups())
-    if not 0 <= high - low < ALTERNATIVES:
-      raise ConfigError(f"{show(match[0])} in a path is no range; allowed: {{0000..1023}}, up to a million", "path")
-    words = [f"{number:0{len(numbers[1])}d}" for number in range(low, high + 1)]
-  else:
-    words = match[1].split(",")
-  rests = alternatives(after)
-  if len(words) * len(rests) > ALTERNATIVES:
-    raise ConfigError(f"{show(pattern)} stands for more than a million files", "path")
-  return [before + word + rest for word in words for rest in rests]
+def _exists(path):
+  """Whether there is a file or folder of exactly this name."""
+  if not paths.in_bucket(paths.parse(path, bare=True)):
+    return os.path.lexists(path)
+
+  def ask():
+    system = places.file_system()
+    return system.isfile(path) or system.isdir(path)
+
+  return places.reached(paths.parse(path, bare=True), ask)
 
 
-def _fixed(pattern):
-  """(the folder above the first special character, the pattern from there on)."""
-  start = pattern.rindex("/", 0, _SPECIAL.search(pattern).start()) if "/" in pattern.split("{")[0] else -1
-  folder = pattern[:start] if start > 0 else "/" if start == 0 else "."
-  return paths.parse(folder, bare=True), pattern[start + 1 :]
-
-
-def _matching(entries, pattern, path):
-  """The entries that a pattern stands for; each alternative without a * must be there."""
-  chosen = {}
-  for one in alternatives(pattern):
-    if _SPECIAL.search(one):
-      parts = one.split("/")
-      fitting = [name for name in entries if _fits(name.split("/"), parts)]
-    else:
-      fitting = [one] if one in entries else []
-      if not fitting:
-        raise sources.AbsentError(f"there is no {show(one)}, one of {show(path)}; bring it back", "path")
-    chosen |= {name: entries[name] for name in fitting}
-  return chosen
-
-
-def _fits(words, patterns):
-  return len(words) == len(patterns) and all(map(fnmatch.fnmatchcase, words, patterns))
-
-
-def _entries(root):
-  """{name: (bytes, time of last change)} of files below a folder; the name of a file itself is ""."""
+def _tree(root) -> places.Disk | places.Bucket:
+  """The files at or below a path."""
   if paths.in_bucket(root):
-    start = str(root).removeprefix(paths.BUCKET)
-    everything = places.file_system().find(str(root), detail=True)
-    return {name.removeprefix(start).lstrip("/"): (e["size"], str(e["updated"])) for name, e in everything.items()}
-  if root.is_file():
-    return {"": local_files.stamp(root)}
-  if not root.is_dir():
+    return places.Bucket.listed(root)
+  if not root.is_dir() and not root.is_file():
     raise sources.AbsentError(f"nothing is at {show(str(root))}; bring it back, or name what is there", "path")
-  disk, names, folders = places.Disk(root), [], [""]
-  for _ in range(DEPTH):
-    below = [(folder, *entry) for folder in folders for entry in disk.entries(folder) if not entry[0].startswith(".")]
-    names += [f"{folder}{name}" for folder, name, is_folder in below if not is_folder]
-    folders = [f"{folder}{name}/" for folder, name, is_folder in below if is_folder]
-  return {name: about for name, about in zip(names, disk.stamps(names), strict=True) if about[0] is not None}
+  return places.Disk(root)
+
+
+def _below(tree, folder, suffixes) -> list[str]:
+  """The files below a folder whose names end in one of the suffixes; on a disk, those up to DEPTH folders down."""
+  start = f"{folder}/" if folder else ""
+  if isinstance(tree, places.Bucket):
+    names = [name for name in tree.objects if name.startswith(start)]
+  else:
+    names, folders = [], [start]
+    for _ in range(DEPTH):
+      below = [(above, *entry) for above in folders for entry in tree.entries(above) if not entry[0].startswith(".")]
+      names += [f"{above}{name}" for above, name, is_folder in below if not is_folder]
+      folders = [f"{above}{name}/" for above, name, is_folder in below if is_folder]
+  return [name for name in names if name.lower().endswith(tuple(suffixes))]

@@ -46,6 +46,14 @@ class Disk(NamedTuple):
 
   root: pathlib.Path
 
+  def is_file(self) -> bool:
+    """Returns whether the root is a file and no folder."""
+    return self.root.is_file()
+
+  def above(self) -> "Disk":
+    """Returns the folder of the root."""
+    return Disk(self.root.parent)
+
   def entries(self, folder: str) -> list[tuple[str, bool]]:
     """(name, whether it is a folder) of what is in a folder, given from the root on."""
     with os.scandir(self.root / folder) as entries:
@@ -56,9 +64,13 @@ class Disk(NamedTuple):
     path = self.root / folder
     return path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve())
 
-  def stamps(self, files: list[str]) -> list[tuple[int | None, int | None]]:
+  def stamps(self, files: Sequence[str]) -> list[tuple[int | None, int | None]]:
     """(bytes, time of last change) of files."""
     return local_files.stamps([f"{self.root}/{file}" for file in files])
+
+  def versions(self, files: Sequence[str]) -> tuple[tuple, ...]:
+    """Nothing: the version of a file on a disk is asked when it is used, see `local_files.version`."""
+    return ()
 
   def read(self, file: str) -> bytes:
     """The content of a file. Raises OSError."""
@@ -69,21 +81,33 @@ class Bucket(NamedTuple):
   """A folder of a bucket, listed once, a request for 1,000 objects; each file that is read is one more."""
 
   root: pathlib.Path
-  objects: dict[str, tuple[int, str]]  # (bytes, time of last change) by name, from the root on
+  objects: dict[str, tuple[int, str]]  # (bytes, time of last change) by name, from the root on; "" is the root itself
   folders: dict[str, dict[str, bool]]  # whether it is a folder, by name, by folder
+  described: dict[str, tuple[str, ...]]  # `buckets.version` by name
 
   @classmethod
   def listed(cls, root: pathlib.Path) -> "Bucket":
-    """What is there now. Raises OSError."""
-    start, objects, folders = f"{str(root).removeprefix(paths.BUCKET)}/", {}, {}
+    """Returns what is there now. Raises OSError."""
+    from vit_jax import buckets
+
+    start, objects, folders, described = str(root).removeprefix(paths.BUCKET), {}, {}, {}
     for name, about in file_system().find(str(root), detail=True).items():
-      name = name.removeprefix(start)
-      objects[name] = about["size"], str(about["updated"])
+      name = name.removeprefix(start).lstrip("/")
+      objects[name], described[name] = (about["size"], str(about["updated"])), buckets.version(about)
       while name:
         folder, _, last = name.rpartition("/")
         folders.setdefault(folder, {}).setdefault(last, name not in objects)
         name = folder
-    return cls(root, objects, folders)
+    return cls(root, objects, folders, described)
+
+  def is_file(self) -> bool:
+    """Returns whether the root is an object and no folder."""
+    return "" in self.objects
+
+  def above(self) -> "Bucket":
+    """Returns the folder of an object, with this object alone in it."""
+    name = self.root.name
+    return Bucket(self.root.parent, {name: self.objects[""]}, {"": {name: False}}, {name: self.described[""]})
 
   def entries(self, folder: str) -> list[tuple[str, bool]]:
     """As of a `Disk`."""
@@ -93,9 +117,13 @@ class Bucket(NamedTuple):
     """As of a `Disk`."""
     return False
 
-  def stamps(self, files: list[str]) -> list[tuple[int, str]]:
+  def stamps(self, files: Sequence[str]) -> list[tuple[int | None, str | None]]:
     """As of a `Disk`."""
-    return [self.objects[file] for file in files]
+    return [self.objects.get(file, (None, None)) for file in files]
+
+  def versions(self, files: Sequence[str]) -> tuple[tuple, ...]:
+    """The version of each file, see `buckets.version`."""
+    return tuple(self.described[file] for file in files)
 
   def read(self, file: str) -> bytes:
     """As of a `Disk`."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data.readers import index, listing, places
+from vit_jax.data.readers import index, listing
 from vit_jax.schema import ConfigError
 
 BLOCK = 2**12  # bytes that are read at a time while a file of a disk is looked through: records are left out
@@ -28,8 +28,7 @@ def opened(folder: pathlib.Path, files: Sequence[str], lengths: Sequence[int]) -
   machine's cache, 16 bytes a record.
   """
   names = tuple(pathlib.PurePosixPath(file).name for file in files)
-  stamps = places.reached(folder, lambda: tuple(places.stamps([folder / name for name in names])))
-  listed = listing.Files(folder, names, stamps)
+  listed = listing.named(folder, names)
   arrays = index.made("TFRecord", listed, functools.partial(_scan, listed))
   for name, each, length in zip(names, arrays, lengths, strict=True):
     if len(each["starts"]) != length:

@@ -1,0 +1,102 @@
+"""Shell patterns in paths: `*`, `?` and `[...]` within a component, and braces as WebDataset and Bash write them."""
+
+import fnmatch
+import functools
+import re
+from collections.abc import Callable, Iterator
+
+from vit_jax import paths
+from vit_jax.data import sources
+from vit_jax.schema import ConfigError, show
+
+ALTERNATIVES = 10**6  # of braces
+ESCAPES = "For one of these characters itself, write it in brackets: [[], [*], [?] or [{]."
+_SPECIAL = re.compile(r"[*?\[{]")
+# A set of characters, in which braces are characters like others, or an innermost pair of braces.
+_BRACES = re.compile(r"\[!?\]?[^\]/]*\]|\{([^{}]*)\}")
+Entries = Callable[[str], list[tuple[str, bool]]]  # folder -> (name, whether it is a folder) of what is in it
+
+
+def split(path: str, exists: Callable[[str], bool]) -> tuple[str, str]:
+  """Splits a path in front of the first component that has to be matched.
+
+  A component with special characters is taken literally if the file system has it under exactly this name.
+
+  Args:
+    path: a path on a disk or in a bucket; the name of a bucket is never a pattern.
+    exists: whether a path exists.
+
+  Returns:
+    (the path above the pattern, the pattern); the pattern is "" if nothing has to be matched.
+  """
+  words = path.split("/")
+  start = 3 if path.startswith(paths.BUCKET) else 0
+  for i in range(start, len(words)):
+    if _SPECIAL.search(words[i]) and not exists("/".join(words[: i + 1])):
+      above = "/".join(words[:i])
+      return above or ("/" if i else "."), "/".join(words[i:])
+  return path, ""
+
+
+def alternatives(pattern: str) -> list[str]:
+  """Returns all patterns that braces abbreviate: {a,b}, {0000..1023}. Raises ConfigError if they are too many."""
+  match = next((match for match in _BRACES.finditer(pattern) if match[1] is not None), None)
+  if not match:
+    return [pattern]
+  before, after = pattern[: match.start()], pattern[match.end() :]
+  if numbers := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
+    low, high = map(int, numbers.groups())
+    if not 0 <= high - low < ALTERNATIVES:
+      raise ConfigError(f"{show(match[0])} in a path is no range; allowed: {{0000..1023}}, up to a million", "path")
+    words = [f"{number:0{len(numbers[1])}d}" for number in range(low, high + 1)]
+  else:
+    words = match[1].split(",")
+  rests = alternatives(after)
+  if len(words) * len(rests) > ALTERNATIVES:
+    raise ConfigError(f"{show(pattern)} stands for more than a million files", "path")
+  return [before + word + rest for word in words for rest in rests]
+
+
+def matches(pattern: str, entries: Entries) -> dict[str, bool]:
+  """Returns what matches a pattern below a folder.
+
+  As in a shell, a name that begins with a dot is matched only by a component that begins with a dot.
+
+  Args:
+    pattern: from the folder on.
+    entries: what is in the folder "", and in folders below it.
+
+  Returns:
+    {name from the folder on: whether it is a folder}.
+
+  Raises:
+    sources.AbsentError: one of the alternatives of braces matches nothing.
+  """
+  listed, result = functools.cache(lambda folder: dict(entries(folder))), {}
+  all_of = alternatives(pattern)
+  for one in all_of:
+    found = dict(_below("", one.split("/"), listed))
+    if not found and len(all_of) > 1:
+      raise sources.AbsentError(f"there is no {show(one)}, one of {show(pattern)}; bring it back", "path")
+    result |= found
+  return result
+
+
+def _below(folder, words, entries) -> Iterator[tuple[str, bool]]:
+  """(name, whether it is a folder) of what matches the components of a pattern, from a folder on."""
+  word, *others = words
+  names = entries(folder)
+  if word in ("", ".", ".."):  # a second slash, this folder, the one above
+    fitting = [(word, True)]
+  elif _SPECIAL.search(word):
+    hidden = word.startswith(".")
+    visible = [name for name in names if hidden or not name.startswith(".")]
+    fitting = [(name, names[name]) for name in fnmatch.filter(visible, word.replace("[^", "[!"))]
+  else:
+    fitting = [(word, names[word])] if word in names else []
+  for name, is_folder in fitting:
+    path = f"{folder}/{name}" if folder else name
+    if not others:
+      yield path, is_folder
+    elif is_folder:
+      yield from _below(path, others, entries)
