@@ -28,7 +28,7 @@ def get_config():
     ),
     total="30ep",
     batch=64,
-    evals=dict(test=dict(name="accuracy", every="50%")),
+    evals=dict(test=dict(name="accuracy", every="100%")),
   )
 
 

@@ -2,7 +2,9 @@
 
     python -m vit_jax.train --config=configs/folder.py:ViT-S/16 --workdir=runs/photos --config.data.path=/my/photos
 
-Without split folders a seeded fifth of each class is held out as `test`. Learning rate, decay and clipping are those
+Without split folders a seeded fifth of each class is held out as `test`. Without a folder `val` a tenth of the training
+images of each class is held out for validation: it is measured five times, and `test` once, at the end
+(`--config.data.validation=0` trains on all of them). Learning rate, decay and clipping are those
 of the plain ViT-S/16 baselines (Beyer et al. 2022, arXiv:2205.01580); the batch is one for a single accelerator.
 """
 

@@ -16,7 +16,7 @@ FLOORS = (
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests",
    "selection"},
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures",
-   "identity", "corpora"},
+   "identity", "corpora", "validation"},
   {"build", "log", "measuring", "evaluation", "loop", "planning", "sweeps", "preview", "inference"},
   {"reports"},
   {"cli", "__main__", "train", "evaluate", "predict", "fewshot", "sweep", "plan", "prepare", "convert", "report"},

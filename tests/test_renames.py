@@ -52,7 +52,9 @@ def test_a_stored_config_of_today_stays_as_it_is():
 def test_a_run_of_before_on_files_of_cameras_goes_on_without_exif():
   own = {"name": "accuracy", "data": {"name": "manifest", "path": "x"}}
   stored = {"data": {"name": "folder"}, "evals": {"own": own, "test": {"name": "accuracy", "data": None}}}
-  assert renames.kept(stored) == {"data.exif": "false", "evals.own.data.exif": "false"}
+  assert renames.kept(stored) == {
+    "data.validation": "0", "data.exif": "false", "evals.own.data.exif": "false",
+  }  # fmt: skip
   assert renames.kept(renames.run(stored)) == renames.kept({"data": {"name": "digits"}}) == renames.kept({}) == {}
   assert renames.run(stored)["data"]["exif"] is False
   assert renames.run({"data": {"name": "folder", "exif": True}})["data"]["exif"] is True

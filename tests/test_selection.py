@@ -24,7 +24,9 @@ BOTH = config(val="val", test="test")
     (BOTH, ["top1", "loss"], ("top1", "test")),
     (config(held="train[90%:]", test="test"), ["top1", "held/top1"], ("held/top1", "val")),
     (config(test="val"), ["top1"], ("top1", "val")),  # an evaluation that is called test, of val
-    (config(real="other"), ["real/1000_way_top1"], ("real/1000_way_top1", "real")),
+    (config(real="other"), ["real/1000_way_top1"], ("real/1000_way_top1", "other")),
+    (config(minival="train[99%:]", test="test"), ["top1", "minival/top1"], ("minival/top1", "val")),  # as vit_i1k.py
+    (config(seen="train", test="test"), ["top1", "seen/top1"], ("top1", "test")),  # images that are trained on
     (BOTH, ["loss", "val/loss", "val/images"], ("val/loss", "val")),
     ({}, ["top1", "val/top1"], ("val/top1", "val")),  # a config that is not there
   ],
@@ -36,7 +38,7 @@ def test_e2_the_validation_split_comes_before_test(run, names, expected):
 def test_e2_other_data_are_no_validation_split():
   run = config(val="val")
   run["evals"]["val"]["data"] = {"name": "imagenet_v2"}
-  assert selection.role(run, "val") == "val" and selection.split_of(run["evals"]["val"]) is None
+  assert selection.role(run, "val") == "imagenet_v2 val"
 
 
 def test_e2_runs_share_a_validation_figure_or_are_compared_on_test():

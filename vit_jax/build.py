@@ -22,6 +22,7 @@ from vit_jax.models import overview
 from vit_jax.schema import ConfigError, Duration, arguments, at, bind, lookup, make
 from vit_jax.tasks import cost
 from vit_jax.trees import count
+from vit_jax.validation import with_evaluations, with_share
 
 OPTIM = {name: (*functions, steps.accumulated, steps.train_step) for name, functions in optim.RULES.items()}
 
@@ -116,12 +117,13 @@ def complete(run: Run) -> Run:
   parts = {}
   with at("config.model"):
     parts["model"] = models.bind(run.model)
+  run = dataclasses.replace(run, data=with_share(run.data, run.evals))
   for key, table in (("data", catalog.DATA), ("optim", OPTIM), ("task", tasks.TASKS)):
     choice = getattr(run, key)
     with at(f"config.{key}"):
       parts[key] = bind(choice, lookup(table, choice.name), table)
   prepared, measured = evals.preparation(parts["data"]), {}
-  for name, choice in run.evals.items():
+  for name, choice in with_evaluations(parts["data"], run.evals).items():
     with at(f"config.evals.{name}"):
       measured[name] = evals.bind(choice, evals.REPEATED, prepared)
   return dataclasses.replace(run, **parts, evals=measured)

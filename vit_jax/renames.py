@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 _DECAYS = {"adamw": "times_lr", "decoupled": "independent"}
 _CAMERAS = ("folder", "manifest")  # data whose EXIF counts by default, and did not before the key was there
+_HELD_OUT = ("folder",)  # data with a validation share, which was no key before
 _EVERY = "10%"  # from one evaluation to the next, before the default was 20 %
 _AUGMENTATION = ("crop", "flip", "policy", "warp", "mixing", "erasing")
 
@@ -20,7 +21,7 @@ def run(values: Mapping) -> dict:
   if isinstance(optim := result.get("optim"), Mapping) and "decay" in optim:
     result["optim"] = {**optim, "decay": _DECAYS.get(str(optim["decay"]), optim["decay"])}
   if isinstance(data := result.get("data"), Mapping):
-    result["data"] = _as_read(_without_idle(data))
+    result["data"] = _as_split(_as_read(_without_idle(data)))
   if isinstance(evals := result.get("evals"), Mapping):
     result["evals"] = {name: _evaluation(choice) for name, choice in evals.items()}
   return result
@@ -49,6 +50,12 @@ def _as_read(data):
   return {**data, "exif": False} if data.get("name") in _CAMERAS and "exif" not in data else data
 
 
+def _as_split(data):
+  """Data without the validation share that they have by default now."""
+  missing = data.get("name") in _HELD_OUT and "validation" not in data
+  return {**data, "validation": 0.0} if missing else data
+
+
 def kept(stored: Mapping) -> dict[str, str]:
   """{key: text} of what a run as a workdir stores it has no key for, or another default, and what it goes on with."""
   now, keys = run(stored), {}
@@ -58,6 +65,8 @@ def kept(stored: Mapping) -> dict[str, str]:
       if choice.get("every") == _EVERY:
         keys[f"evals.{name}.every"] = _EVERY
       groups[f"evals.{name}.data"] = stored["evals"][name].get("data"), choice.get("data")
+  if isinstance(data := now.get("data"), Mapping) and "validation" in data and "validation" not in stored["data"]:
+    keys["data.validation"] = "0"
   for group, (before, data) in groups.items():
     if isinstance(data, Mapping) and "exif" in data and "exif" not in before:
       keys[f"{group}.exif"] = "false"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 VAL, TEST = "val", "test"
+CALLED_VAL = ("val", "minival", "valid", "validation", "dev")  # evaluations of images that are held out of training
 
 
 class Criterion(NamedTuple):
@@ -31,15 +32,19 @@ def split_of(choice: Mapping[str, Any]) -> str | None:
 
 
 def role(run: Mapping[str, Any], evaluation: str) -> str:
-  """Returns what an evaluation of a plain run measures: "val", "test", or its own name for other data and splits."""
+  """Returns the split that an evaluation of a plain run measures: "val", "test", or in its own words.
+
+  A slice of the run's own data is a validation split if `data.val` says so, or if the evaluation is called like one.
+  """
   choice, data = (run.get("evals") or {}).get(evaluation), run.get("data") or {}
   if not isinstance(choice, Mapping):
     return evaluation
   split = split_of(choice)
-  for name in (VAL, TEST):
-    if split is not None and split in (name, data.get(name)):
-      return name
-  return evaluation if split is None or evaluation not in (VAL, TEST) else split
+  if split is None:
+    return f"{choice['data'].get('name')} {choice.get('split', choice.get('test', TEST))}"
+  if split in (TEST, data.get(TEST)):
+    return TEST
+  return VAL if split in (VAL, data.get(VAL)) or evaluation in CALLED_VAL else split
 
 
 def role_of(run: Mapping[str, Any], metric: str) -> str:

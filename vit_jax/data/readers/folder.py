@@ -11,6 +11,9 @@ from vit_jax.data.readers import places
 from vit_jax.data.readers.tree import EXTENSIONS, Tree, counted, extension
 from vit_jax.schema import ConfigError, Fraction, Range, at, place
 
+VALIDATION = ("val", "valid", "validation", "dev")  # folders of validation images, in this order
+FEWEST = 3  # files of a class that gives one for validation
+
 
 def folder(
   name: str,
@@ -22,14 +25,31 @@ def folder(
   val: str | None = None,
   test: str = "test",
   holdout: Fraction = 0.2,
+  validation: Annotated[float, Range(0, 0.5)] = 0.0,
   split_seed: Annotated[int, Range(0, 2**31 - 1)] = 0,
 ) -> sources.Source:
-  """A split of the image folder `path`, `<split>/<class>/*.jpg` or `<class>/*.jpg`; classes count in order of name.
+  """Opens a split of the image folder `path`, `<split>/<class>/*.jpg` or `<class>/*.jpg`.
 
-  Files are drawn by hashes of (split_seed, class, file), in whatever order the file system lists them: the run's own
-  seed must not move its test images. Without split folders, each class gives the share `holdout` of its files to
-  "test": those with the smallest hashes. The records of a split are in such an order that any slice of it is a
-  stratified sample. All splits that the config has share their classes.
+  Classes are numbered in order of name. Files are drawn by hashes of (split_seed, class, file), whatever the order in
+  which the file system lists them. The seed of the run must not move its test images. The records of a split are in an
+  order of which any slice is a stratified sample. All splits that the config names have the same classes.
+
+  Args:
+    name: of the data.
+    row: of the catalog.
+    split: "train", "val", "test" or a split string.
+    path: on a disk or in a bucket.
+    train: split string.
+    val: split string. By default a folder called val, valid, validation or dev, if `validation` is above 0.
+    test: split string.
+    holdout: without split folders, the share of the files of each class that become "test".
+    validation: the share of the training files of each class that become "val", if `val` is not set and there is no
+      folder of validation images. A class of three files or more gives at least one and keeps at least one; smaller
+      classes give none. A run on a folder has 0.1 by default, 0 switches it off.
+    split_seed: of the draws.
+
+  Raises:
+    ConfigError: no such folder, a mixed layout, other classes in another split, no file to hold out.
   """
   splits = sources.Splits(train, val, test)
   root = _opened(path)
@@ -38,10 +58,15 @@ def folder(
   if _holds_classes(tree, top):
     classes, drawn, above, advice = top, _held_out(tree, top, holdout, split_seed), (), ""
   else:
+    if validation and val is None:
+      splits = dataclasses.replace(splits, val=next((name for name in VALIDATION if name in top), None))
     drawn, classes = _split_folders(tree, top, (splits.spec(split), *splits.specs().values()), split_seed)
     above = [part for part in drawn if drawn[part]]
     advice = "" if above else _too_high(tree, top, splits)
   note = tree.about([f"{part}/{name}" for part in above for name in classes] or classes, ("", *above))
+  if validation and splits.val is None:
+    drawn, held = _with_validation(drawn, train, validation)
+    note += f"; {held:,} of the {train} images are held out for validation as 'val' (validation={validation:g})"
   files = {part: _spread(images) for part, images in drawn.items()}
   try:
     parts = splits.select(split, {part: len(records) for part, records in files.items()})
@@ -132,6 +157,24 @@ def _held_out(tree, classes, holdout, seed):
     drawn["test"].append(images[:held])
     drawn["train"].append(images[held:])
   return drawn
+
+
+def _with_validation(drawn, train, share):
+  """What is drawn, with a part of each class of `train` as "val", and how many files that are."""
+  if train not in drawn:
+    raise ConfigError(
+      f"{share:g} of which images? {train!r} is no whole split. Set `val`, or set this to 0", "validation"
+    )
+  counts = [max(1, round(len(images) * share)) if len(images) >= FEWEST else 0 for images in drawn[train]]
+  if drawn[train] and not any(counts):
+    raise ConfigError(
+      f"no class of {train!r} has {FEWEST} images, so none can be held out for validation. Set this to 0, and choose "
+      "nothing by the test images",
+      "validation",
+    )
+  pairs = list(zip(drawn[train], counts, strict=True))
+  parts = {"val": [images[:count] for images, count in pairs], train: [images[count:] for images, count in pairs]}
+  return drawn | parts, sum(counts)
 
 
 def _split_folders(tree, splits, specs, seed):
