@@ -36,7 +36,7 @@ FINETUNE = {"total": "3ep", "checkpoint.every": "100%", "log.every": "20%", "eva
 def main() -> None:
   """Trains, probes, fine-tunes, and writes the comparison."""
   parser = cli.Parser("benchmarks.compare", __doc__)
-  parser.add_argument("--workdir", type=cli.directory, default=pathlib.Path("runs/compare"))
+  parser.add_argument("--workdir", type=cli.workdir, default=pathlib.Path("runs/compare"))
   workdir = parser.parse_args().workdir
   prepare("digits")
   began, groups = time.perf_counter(), pool.groups(2)

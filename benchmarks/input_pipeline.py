@@ -6,7 +6,7 @@ the same examples from a TFRecord file; the bare decoding of the crop has them i
 first of each left out.
 
 With `--gil` the output also has the seconds of a core that an image takes, and the seconds for which Python's lock is
-held. They are sampled by py-spy, which pip install -e '.[bench]' installs. One process cannot make more images per
+held. They are sampled by py-spy, which `pip install -e '.[bench]'` installs. One process cannot make more images per
 second than the inverse of the second figure, however many cores there are.
 """
 

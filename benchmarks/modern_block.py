@@ -2,7 +2,7 @@
 
 Both are compiled by the TPU's own compiler for each slice of --topology, in bfloat16 with --images of 224 px a core and
 AdamW, with attention as one kernel and as XLA has it. A plain ViT has the tanh form of GELU, ViT-5 that by erf: the
-ratio is to a plain one with either. Needs pip install -e '.[tpu]' and no TPU; two to four minutes a program.
+ratio is to a plain one with either. Needs `pip install -e '.[tpu]'` and no TPU; two to four minutes a program.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 Both are compiled by the TPU's own compiler for --topology=v5e-64, ViT-B/16 in bfloat16 with --images a device. The
 ratio is that of whole steps with their links. Collectives of a step are counted with five iterations of Newton-Schulz
-and with one: what is the same is outside of them. Needs pip install -e '.[tpu]' and no TPU.
+and with one: what is the same is outside of them. Needs `pip install -e '.[tpu]'` and no TPU.
 """
 
 import json

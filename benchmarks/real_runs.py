@@ -11,7 +11,7 @@ as that all blocks are alike. (L by 6 and 12 of its 24: 186.8 ms, compiled 186.6
 `steps` are the devices' (with the all-reduce, which no plan overlaps), `evaluations` what comes on top: forward passes,
 or the 10 processes a host that read for them. A run is `input` where its hosts cannot have made its images in less than
 that: HOST_RATE is what they reached where nothing else can have limited them. They go on reading while devices measure.
-Needs pip install -e '.[tpu]' and no TPU.
+Needs `pip install -e '.[tpu]'` and no TPU.
 """
 
 import dataclasses

@@ -27,7 +27,7 @@ SPARE = {"log.every": "10%", "checkpoint.every": "100%", "evals.test.every": "10
 def main() -> None:
   """Trains, labels, trains, labels, trains, and writes what came of it."""
   parser = cli.Parser("benchmarks.self_training", __doc__)
-  parser.add_argument("--workdir", type=cli.directory, default=pathlib.Path("runs/self_training"))
+  parser.add_argument("--workdir", type=cli.workdir, default=pathlib.Path("runs/self_training"))
   workdir = parser.parse_args().workdir
   prepare("digits")
   began, groups = time.perf_counter(), pool.groups(2)

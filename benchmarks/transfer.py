@@ -40,7 +40,7 @@ LABELLED = {  # digits with labels -> changes of configs/digits.py
 def main() -> None:
   """Pre-trains, probes, trains on digits, and writes the comparison."""
   parser = cli.Parser("benchmarks.transfer", __doc__)
-  parser.add_argument("--workdir", type=cli.directory, default=pathlib.Path("runs/transfer"))
+  parser.add_argument("--workdir", type=cli.workdir, default=pathlib.Path("runs/transfer"))
   workdir = parser.parse_args().workdir
   prepare("glyphs")
   prepare("digits")

@@ -5,7 +5,7 @@ Command:   python -m vit_jax.train --config=configs/noisy_student.py:digits,teac
            python -m vit_jax.train --config=configs/noisy_student.py:digits,student --workdir=runs/student \\
                --config.data.path=runs/labels
            and from runs/student again, as often as it helps: each round is the last two commands. On the digits, 100 of
-           which have labels, python -m benchmarks.self_training runs two rounds with three seeds. imagenet,teacher and
+           which have labels, `python -m benchmarks.self_training` runs two rounds with three seeds. imagenet,teacher and
            imagenet,student are ViT-B/16 and L/16: the teacher labels JFT-300M or whatever images you have, with
            --data.name=jft300m --data.path=DIR --split=train added to evaluate
 Hardware:  digits: two CPU cores. ImageNet: none published for a ViT

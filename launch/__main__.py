@@ -1,4 +1,4 @@
-"""python -m launch: see flags.USE."""
+"""The command line of `python -m launch`; flags.USE describes it."""
 
 import json
 import subprocess

@@ -1,6 +1,7 @@
 """Trains what a config's `sweep()` lists, chooses the best setting, trains it again where that is asked, scores it.
 
-    python -m vit_jax.sweep --config=configs/finetune.py:cifar100 --workdir=runs/sweep [--parallel=N]
+    python -m vit_jax.sweep --config=configs/finetune.py:cifar100 --workdir=runs/sweep \\
+        --config.init.from=B_16.npz [--parallel=N]
 
 Trials run as `vit_jax.train`, several at a time with --parallel, each on devices of its own. They are measured on the
 split that decides and not on test; the best setting alone is, once. The same command continues a sweep that was stopped
