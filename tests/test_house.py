@@ -11,7 +11,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
-  {"schema", "config", "renames", "flags", "trees", "rng", "paths", "buckets", "files", "disk", "locks",
+  {"schema", "config", "renames", "flags", "trees", "rng", "numerics", "paths", "buckets", "files", "disk", "locks",
    "shapes", "json_text", "intervals"},
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests",
    "selection"},

@@ -12,7 +12,7 @@ import pytest
 
 from tests import forms, runs
 from tests.image_files import image
-from vit_jax import config, identity, mesh, schema
+from vit_jax import config, identity, mesh, numerics, schema
 from vit_jax.data import catalog, permutation, sources, stream
 from vit_jax.data.readers.folder import folder
 from vit_jax.schema import Choice
@@ -221,23 +221,30 @@ def test_another_permutation_is_noticed_and_the_same_one_is_not(photos, monkeypa
   assert "another order of images" in identity.other_order(positions, stream.train_examples(made, 3, **plain))
 
 
-def test_other_packages_and_devices_are_a_line_each(photos, monkeypatch):
+def test_a3_other_packages_settings_and_devices_are_a_warning_each(photos, monkeypatch):
   made = source(photos)
   before, version = described(made), importlib.metadata.version("grain")
+  assert identity.notes(before, before) == []
   known = importlib.metadata.version
   monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9" if name == "grain" else known(name))
-  monkeypatch.setattr(identity.jax, "process_count", lambda: 2)
-  monkeypatch.setenv("XLA_FLAGS", "--fast\x1b")
-  packages, flags, devices = identity.notes(before, described(made, devices=4))
-  assert packages == f"other packages, grain {version} -> 9.9: {identity.BITS}"
-  assert flags.startswith("other XLA_FLAGS, ") and flags.endswith(f" -> '--fast\\x1b': {identity.BITS}")
-  assert identity.notes({key: value for key, value in before.items() if key != "flags"}, before) == []
-  assert devices == f"other devices, 8 x cpu in 1 process -> 4 x cpu in 2 processes: {identity.BITS}"
+  monkeypatch.setattr(numerics.jax, "process_count", lambda: 2)
+  monkeypatch.setenv("XLA_FLAGS", f"{os.environ['XLA_FLAGS']} --fast=\x1b --xla_dump_to=there")
+  assert identity.notes(before, described(made, devices=4)) == [
+    f"warning: package grain: {version} at the last checkpoint, 9.9 now. {numerics.BOTH}.",
+    f"warning: XLA_FLAGS '--fast': 'not set' at the last checkpoint, '\\x1b' now. {numerics.BITS}.",
+    "warning: devices: 8 x cpu in 1 process at the last checkpoint, 4 x cpu in 2 processes now. " + numerics.BITS + ".",
+  ]
   assert identity.objection(before["data"], described(made)["data"]) is None
 
 
+def test_a3_all_processes_have_the_same_settings(photos, monkeypatch):
+  before = identity.alike(described(source(photos)))
+  monkeypatch.setattr(numerics, "settings", lambda: {"jax_enable_x64": "True"})
+  assert identity.alike(described(source(photos)))["settings"] != before["settings"]
+
+
 def test_a_checkpoint_of_before_is_said_to_tell_nothing():
-  assert "not compared" in identity.notes(None, {})[0]
+  assert "are not compared" in identity.notes(None, {})[0]
   identity.check(COUNTS)
 
 
@@ -248,7 +255,8 @@ WRONG = [
   {"devices": {"kind": 3}}, {"order": None}, {"order": [3]}, {"order": {"positions": [0]}},
   {"order": {**ORDER, "records": ["a"]}}, {"frozen": [1]}, {"evaluated": 3},
   {"pending": {"steps": 1, "sums": {"loss": "x"}}}, {"seconds": None}, {"images": "64"},
-  {"train_seconds": -1.0}, {"seconds": float("nan")},
+  {"train_seconds": -1.0}, {"seconds": float("nan")}, {"settings": {"jax_enable_x64": True}}, {"flags": []},
+  {"host": {"features": "avx"}}, {"host": 3},
 ]  # fmt: skip
 
 
@@ -257,6 +265,8 @@ def test_what_no_run_says_is_a_value_error(photos, change):
   good = {"identity": described(source(photos)), "order": ORDER, "frozen": {}, "evaluated": True, **COUNTS}
   good |= {"step_seconds": 1.0, "pending": {"steps": 1, "sums": {"loss": 0.5}}}
   identity.check(good)
+  older = {key: value for key, value in good["identity"].items() if key not in ("settings", "flags", "host")}
+  identity.check(good | {"identity": older})
   inner = change.keys() <= good["identity"].keys()
   with pytest.raises(ValueError, match="what no run does"):
     identity.check(good | ({"identity": good["identity"] | change} if inner else change))

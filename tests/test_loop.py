@@ -206,3 +206,16 @@ def test_an_evaluation_that_was_made_up_for_and_then_killed_has_one_line(parts, 
   loop.train(run, tmp_path)
   steps = [line["step"] for line in lines(tmp_path) if "test/top1" in line]
   assert steps == sorted(set(steps))
+
+
+def test_a3_a_restart_with_another_setting_prints_one_warning_with_its_consequence(tmp_path, parts, capsys):
+  with pytest.raises(InterruptedError):
+    loop.train(runs.dying(parts, 5), tmp_path)
+  assert "warning" not in capsys.readouterr().out
+  with jax.default_matmul_precision("highest"):  # which changes no bits on a CPU
+    loop.train(dataclasses.replace(parts, task=parts.task), tmp_path)
+  warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+  assert warnings == [
+    "warning: JAX_DEFAULT_MATMUL_PRECISION: None at the last checkpoint, highest now. Low-order bits may differ from "
+    "those of an uninterrupted run."
+  ]

@@ -151,7 +151,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
 
   model = models.functional(description(run, source.classes)).on(grid)
   task = make_task(run, model, grid, steps_of)
-  shapes = model.shapes() | jax.eval_shape(lambda: task.init(jax.random.key(0)))
+  shapes = model.shapes() | jax.eval_shape(lambda: task.init(rng.key(0)))
   params = mesh.parameters((*models.sharding(run.model.name), *task.sharding), shapes, grid)
   with at("config.optim"):
     transformation, schedule = optim.create(run.optim, shapes, total, steps_of, model.statistics, model.layers_above())
@@ -192,7 +192,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
     return parts
   # A mistake in the step shows here, not on the devices.
   jax.eval_shape(step, state_shapes, parts.batch_shapes, parts.frozen_shapes)
-  key = jax.eval_shape(lambda: jax.random.key(0))
+  key = jax.eval_shape(lambda: rng.key(0))
   drawn = jax.eval_shape(task.examples, parts.batch_shapes, parts.frozen_shapes, key, state_shapes.step)
   alone = make_task(run, models.functional(model.description), grid, steps_of)
   return dataclasses.replace(parts, flops_per_image=3 * cost.forward_flops(alone.objective, shapes, drawn))

@@ -7,22 +7,18 @@ read.
 
 import functools
 import hashlib
-import importlib.metadata
 import inspect
 import math
-import os
 import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 
-from vit_jax import config, files, schema
+from vit_jax import config, files, numerics, schema
 from vit_jax.data import samples, sources, stream
 from vit_jax.schema.errors import readable
 
-PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "grain", "numpy", "opencv-python-headless")  # that make bits
-FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")  # of the environment, as well
 RECIPE = "recipe.json"  # in a workdir: which config file it is of, and what that says of itself
 SHOWN = 5  # of things that differ
 
@@ -37,6 +33,10 @@ def _is_position(value):
 
 def _are_sums(values):
   return isinstance(values, dict) and all(isinstance(value, int | float) for value in values.values())
+
+
+def _are_words(values):
+  return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def _are_texts(values):
@@ -63,7 +63,12 @@ _FORM = {
   "step_seconds": _is_count,
   "pending": {"steps": int, "sums": _are_sums},
 }
-BITS = "bits may differ from those of the uninterrupted run"
+# The form of what older checkpoints lack.
+_LATER = {
+  "settings": _are_texts,
+  "flags": _are_texts,
+  "host": lambda host: isinstance(host, dict) and _are_words(host.get("features", [])),
+}
 
 
 def of(run: config.Run, source: sources.Source, grid: jax.sharding.Mesh) -> dict[str, Any]:
@@ -80,10 +85,7 @@ def of(run: config.Run, source: sources.Source, grid: jax.sharding.Mesh) -> dict
       "fingerprint": source.fingerprint()._asdict(),
       "samples": samples.of(source),
     },
-    "packages": {"vit_jax": code()} | {name: version for name in PACKAGES if (version := _version(name))},
-    "flags": {name: os.environ.get(name, "") for name in FLAGS},
-    "devices": {"kind": grid.devices.flat[0].device_kind, "count": grid.devices.size, "processes": jax.process_count()},
-  }
+  } | numerics.record(grid, code())
 
 
 @functools.cache
@@ -113,7 +115,7 @@ def order(images: stream.Examples, position: int) -> dict[str, list[int]]:
 
 
 def alike(now: Mapping) -> dict[str, Any]:
-  """What all processes of a run must have in common: all of its data but times of change, and packages."""
+  """Returns what all processes of a run must have in common: its data without times of change, packages, settings."""
   data = now["data"]
   of_files = {name: value[:12] for name, value in data["fingerprint"].items() if name != "times"}
   contents = sources.digest([(each["name"], each["sha256"]) for each in data["samples"]])[:12]
@@ -121,6 +123,7 @@ def alike(now: Mapping) -> dict[str, Any]:
     "data": {"records": data["records"], "classes": sources.digest(data["classes"])[:12]} | of_files,
     "contents of some images": contents,
     "packages": now["packages"],
+    "settings": now["settings"],
   }
 
 
@@ -159,27 +162,26 @@ def other_order(before: Mapping, images: stream.Examples) -> str | None:
 
 
 def notes(before: Mapping | None, now: Mapping) -> list[str]:
-  """What is another and no reason not to go on, a line each; `before` is None of a checkpoint that has no `of`."""
+  """Returns a line for each difference that does not prevent a run from being continued.
+
+  Args:
+    before: what a checkpoint has of `of`; None for an older checkpoint that has no such record.
+    now: the same of this process.
+  """
   if before is None:
-    return ["the checkpoint does not say which data, order, packages and devices it is of: they are not compared"]
+    return ["warning: the checkpoint does not record its data, order, packages and devices. They are not compared."]
   lines = [f"data accepted as they are now: {line}" for line in _other_files(before["data"], now["data"])]
-  old, new = before["packages"], now["packages"]
-  versions = [f"{name} {old.get(name)} -> {new.get(name)}" for name in {**old, **new} if old.get(name) != new.get(name)]
-  if versions:
-    lines.append(f"other packages, {', '.join(versions)}: {BITS}")
-  old, new = before.get("flags", now["flags"]), now["flags"]
-  lines += [f"other {name}, {old.get(name)!r} -> {new[name]!r}: {BITS}" for name in new if old.get(name) != new[name]]
-  old, new = before["devices"], now["devices"]
-  if old != new:
-    shown = " -> ".join(f"{d['count']} x {d['kind']} in {_count(d['processes'], 'process')}" for d in (old, new))
-    lines.append(f"other devices, {shown}: {BITS}")
+  lines += [f"warning: {line}" for line in numerics.differences(before, now)]
   return [readable(line) for line in lines]
 
 
 def check(about: Mapping) -> None:
   """ValueError for what a checkpoint says, where it is not in the form that a run writes."""
   form = _COUNTS | (_FORM if "identity" in about else {})
-  if wrong := [name for name in form if not _fits(about.get(name), form[name])]:
+  wrong = [name for name in form if not _fits(about.get(name), form[name])]
+  later = about["identity"] if "identity" in about and not wrong else {}
+  wrong += [name for name in _LATER if name in later and not _fits(later[name], _LATER[name])]
+  if wrong:
     raise ValueError(f"it says of {', '.join(wrong)} what no run does: {str(about.get(wrong[0]))[:80]}")
 
 
@@ -189,14 +191,6 @@ def _fits(value, form):
   if isinstance(form, list):
     return isinstance(value, list) and all(_fits(each, form[0]) for each in value)
   return form(value) if inspect.isfunction(form) else isinstance(value, form)
-
-
-def _version(name):
-  """Of a package; None where it is not installed."""
-  try:
-    return importlib.metadata.version(name)
-  except importlib.metadata.PackageNotFoundError:
-    return None
 
 
 def _other_records(before, now):

@@ -6,10 +6,24 @@ import zlib
 import jax
 import numpy as np
 
+# Named, so that JAX_DEFAULT_PRNG_IMPL changes no draw. It is JAX's default.
+_IMPLEMENTATION = "threefry2x32"
 
-def stream(seed: int, step, name: str) -> jax.Array:
-  """Key of the stream `name` at `step` (an int or a traced scalar)."""
-  return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode())), step)
+
+def fix_settings() -> None:
+  """Sets what JAX has no argument for, so that JAX_THREEFRY_PARTITIONABLE changes no draw. It is JAX's default too."""
+  if "jax_threefry_partitionable" in jax.config.values:
+    jax.config.update("jax_threefry_partitionable", True)
+
+
+def key(seed: int) -> jax.Array:
+  """Returns the key of a seed. All keys of the package are made here or from these."""
+  return jax.random.key(seed, impl=_IMPLEMENTATION)
+
+
+def stream(seed: int, step: int | jax.Array, name: str) -> jax.Array:
+  """Returns the key of the stream `name` at `step`, which may be traced."""
+  return jax.random.fold_in(jax.random.fold_in(key(seed), zlib.crc32(name.encode())), step)
 
 
 class Keys:

@@ -5,7 +5,6 @@ classes, to features. Its state is `nnx.Param`, and `nnx.BatchStat` for averages
 `published/` lists the names of each family, `table` finds them; `capture` gives access to intermediates.
 """
 
-import jax
 from flax import nnx
 
 from vit_jax import rng, schema
@@ -55,4 +54,4 @@ def create(
     row = find(name)
     choice = bind(schema.Choice(name, arguments))
   classes = row.classes if classes is None else classes
-  return row.make(image_size or row.image_size, channels, classes, rngs or rng.Keys(jax.random.key(0)), **choice.args)
+  return row.make(image_size or row.image_size, channels, classes, rngs or rng.Keys(rng.key(0)), **choice.args)

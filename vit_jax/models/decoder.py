@@ -76,7 +76,7 @@ class Decoder:
       visible: their numbers.
       restore: where each patch stands in (visible patches, hidden patches).
     """
-    graph, abstract = nnx.split(nnx.eval_shape(lambda: self._make(rng.Keys(jax.random.key(0)))))
+    graph, abstract = nnx.split(nnx.eval_shape(lambda: self._make(rng.Keys(rng.key(0)))))
     own = {path: params[f"{self.path}/{path}"] for path in trees.flatten(abstract)}
     module = nnx.merge(graph, trees.unflatten(abstract, own))
     return module(tokens, visible, restore, f"{self.path}/blocks")

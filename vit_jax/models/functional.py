@@ -87,7 +87,7 @@ def functional(description: Description) -> Model:
 
 @functools.lru_cache(maxsize=64)
 def _functional(description):
-  module = nnx.eval_shape(lambda: _make(description, jax.random.key(0)))
+  module = nnx.eval_shape(lambda: _make(description, rng.key(0)))
   graph, abstract = nnx.split(module)
   statistics = frozenset(trees.flatten(nnx.filter_state(abstract, nnx.BatchStat)))
   patch, prefix = getattr(module, "patch", None), getattr(module, "prefix", {})

@@ -11,7 +11,7 @@ import threading
 import jax
 from jax._src import distributed
 
-from vit_jax import files
+from vit_jax import files, numerics, rng
 from vit_jax.runtime import clusters, exchange, peers, platforms
 from vit_jax.runtime.exits import EXIT_HANG, EXIT_PEER, Stop, tell
 from vit_jax.schema import ConfigError
@@ -36,6 +36,7 @@ def start(patience: float = 900.0, heartbeat: int = 100) -> None:
   global _started
   if _started:
     return
+  rng.fix_settings()
   _cpu_devices()
   _keep_programs()
   placed = placement()
@@ -233,8 +234,7 @@ def _cpu_devices() -> None:
   """
   chosen = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
   if not chosen and "JAX_NUM_CPU_DEVICES" not in os.environ:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    jax.config.update("jax_num_cpu_devices", 2 ** min(3, cores.bit_length() - 1))
+    jax.config.update("jax_num_cpu_devices", 2 ** min(3, numerics.cores().bit_length() - 1))
 
 
 def _keep_programs() -> None:

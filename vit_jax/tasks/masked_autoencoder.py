@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from einops import rearrange
 
-from vit_jax import models
+from vit_jax import models, rng
 from vit_jax.models import decoder
 from vit_jax.models.sizes import Depth, Width, sides
 from vit_jax.schema import ConfigError, Range
@@ -109,7 +109,7 @@ class MaskedAutoencoder:
     self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
   ) -> Rows:
     """Loss and metric of each image, of which the same patches are hidden."""
-    order = masking.same(masking.orders(jax.random.key(0), 1, self._patches)[0], len(images))
+    order = masking.same(masking.orders(rng.key(0), 1, self._patches)[0], len(images))
     squared, _ = self._squared(params, {"image": images, "order": order}, None)
     return {"loss": squared.mean(1), "rmse": jnp.sqrt(squared).mean(1)}
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from einops import rearrange, reduce
 
-from vit_jax import losses, models
+from vit_jax import losses, models, rng
 from vit_jax.schema import Choice, ConfigError, Fraction, Range, make
 from vit_jax.shapes import Array, Count, Float, Integer, PRNGKey, Shaped, Tensor
 from vit_jax.tasks import masking
@@ -179,7 +179,7 @@ class MaskedPatches:
     self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
   ) -> Rows:
     """Loss and metric of each image, whose masks are the same for all images."""
-    masks = {name: masking.same(rows[0], len(images)) for name, rows in self.masks(jax.random.key(0), 1).items()}
+    masks = {name: masking.same(rows[0], len(images)) for name, rows in self.masks(rng.key(0), 1).items()}
     loss, metric, _ = self._compared(params, {"image": images} | masks, None)
     return {"loss": loss.mean(1), self.headline: metric.mean(1)}
 
