@@ -196,3 +196,11 @@ def test_the_table_has_a_line_for_what_took_time():
 def test_a_process_knows_when_it_began():
   age = time.time() - clock.program_began()
   assert time.perf_counter() > 0 and 0 <= age < 24 * 3600
+
+
+def test_f3_an_account_knows_when_its_first_attempt_began(tmp_path):
+  file = tmp_path / "goodput.json"
+  assert clock.began(file) is None
+  for began in (1000.0, 2000.0):
+    clock.Clock(file, began).close()
+  assert clock.began(file) == 1000.0

@@ -1,5 +1,6 @@
 """Chips and slices: figures of a device by its kind, names of slices, and that the TPU's compiler knows them."""
 
+import platform
 import types
 
 import jax
@@ -36,10 +37,10 @@ def test_cpu_devices_share_the_machine():
     ("v3:4x8", "v3:4x8", "v3-64", 64, 32, 8),
     ("v3-512", "v3:16x16", "v3-512", 512, 256, 64),
     ("v4-16", "v4:2x2x2", "v4-16", 16, 8, 2),
-    ("v5litepod-16", "v5e:4x4", "v5litepod-16", 16, 16, 4),
-    ("v5e-8", "v5e:2x4", "v5litepod-8", 8, 8, 1),
+    ("v5litepod-16", "v5e:4x4", "v5e-16", 16, 16, 4),
+    ("v5e-8", "v5e:2x4", "v5e-8", 8, 8, 1),
     ("v6e-16", "v6e:4x4", "v6e-16", 16, 16, 4),
-    ("2xv5e-256", "v5e:16x16", "2xv5litepod-256", 512, 512, 128),
+    ("2xv5e-256", "v5e:16x16", "2xv5e-256", 512, 512, 128),
   ],
 )
 def test_a_slice_by_any_of_its_names(text, name, rented, cores, chips, hosts):
@@ -91,3 +92,9 @@ def _compare():
       assert len(devices) == slice_.chips * kind.devices
       if slice_.chips > 8:  # smaller ones the compiler cuts otherwise than Cloud TPU
         assert len({d.process_index for d in devices}) == slice_.hosts
+
+
+def test_f3_the_processor_is_named_as_the_system_names_it():
+  with open("/proc/cpuinfo") as file:
+    named = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+  assert hardware.processor() == (named[0] if named else platform.processor())

@@ -178,6 +178,15 @@ def spent(file: pathlib.Path) -> tuple[int, dict[str, float], float]:
   return older["attempts"] + len(attempts), seconds, sum(each["waited"] for each in every)
 
 
+def began(file: pathlib.Path) -> float | None:
+  """Returns when the first attempt in the account of a file began, in seconds since the epoch; None without any.
+
+  An account keeps the last `KEPT` attempts, so that of a run of more it is the first of these.
+  """
+  _, attempts = _read(file)
+  return attempts[0]["began"] if attempts else None
+
+
 def lines(goodput: dict[str, float]) -> list[str]:
   """The table for the screen."""
   titles = {title: name for name, title in PHASES.items()} | {LOST: "lost steps"}

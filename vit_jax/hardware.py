@@ -3,9 +3,12 @@
 Figures of Google are per chip; a device is half a chip on TPU v2 and v3, a chip from v4 on.
 """
 
+import contextlib
 import difflib
 import math
 import os
+import pathlib
+import platform
 import re
 from typing import NamedTuple
 
@@ -77,9 +80,8 @@ class Slice(NamedTuple):
 
   @property
   def rented(self) -> str:
-    """The name under which Cloud TPU rents it: v3-32."""
-    generation = "v5litepod" if self.generation == "v5e" else self.generation
-    name = f"{generation}-{math.prod(self.grid) * GENERATIONS[self.generation].cores}"
+    """The name by which all output calls it: v3-32, v5e-16 (which Cloud TPU's commands spell v5litepod-16)."""
+    name = f"{self.generation}-{math.prod(self.grid) * GENERATIONS[self.generation].cores}"
     return f"{self.slices}x{name}" if self.slices > 1 else name
 
   @property
@@ -141,6 +143,15 @@ def topology(text: str) -> Slice:
       f"v3:4x4, or 2xv5e-256 for two. Allowed: {', '.join(names)}"
     )
   return slice_._replace(slices=int(match[1] or 1))
+
+
+def processor() -> str:
+  """Returns the model name of this machine's CPU; "" if the system does not report one."""
+  with contextlib.suppress(OSError):
+    for line in pathlib.Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+      if line.startswith("model name"):
+        return line.partition(":")[2].strip()
+  return platform.processor()
 
 
 def peak(device) -> float | None:

@@ -8,6 +8,8 @@ import contextlib
 import fnmatch
 import json
 import pathlib
+import shlex
+import sys
 
 import jax
 
@@ -19,6 +21,7 @@ from vit_jax import (
   config,
   files,
   flags,
+  hardware,
   identity,
   loop,
   paths,
@@ -110,8 +113,10 @@ def first_batch(run: config.Run, source: sources.Source) -> dict[str, bytes]:
 
 
 def note_recipe(workdir: pathlib.Path, file: str, changes: list[str]) -> None:
-  """Writes which config file the run is of, what that says of itself, and what the flags changed, for its report."""
-  about = {"config": file, "about": flags.module(file)[0].__doc__, "changes": changes}
+  """Writes the config file, its docstring, what the flags changed, the command and the processor, for the report."""
+  command = shlex.join(["python", "-m", "vit_jax.train", *sys.argv[1:]])
+  about = {"config": file, "about": flags.module(file)[0].__doc__, "changes": changes, "command": command}
+  about["processor"] = hardware.processor()
   if files.read_json(workdir / identity.RECIPE) != about:
     files.write_text(workdir / identity.RECIPE, json.dumps(about, indent=2) + "\n")
 

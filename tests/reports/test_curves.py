@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.reports import workdirs
+from tests.reports import reading, workdirs
 from vit_jax.reports import curves, recorded
 
 
@@ -73,3 +73,31 @@ def test_a_run_that_has_written_nothing_has_no_curves(pair):
 @pytest.mark.parametrize(("count", "text"), [(0, "0"), (950, "950"), (1500, "1.5k"), (2.5e7, "25M"), (3e9, "3G")])
 def test_counts_are_short(count, text):
   assert curves.short(count) == text
+
+
+def test_f3_ticks_are_few_and_short(pair):
+  # 1/3 of a core-hour and its multiples have no short decimals.
+  rows = [{"step": step, "train/loss": 1.0, "images_per_second": 0.0061} for step in range(1, 40)]
+  svg = curves.drawn([dataclasses.replace(pair[0], rows=rows)], curves.Panel("loss", ["train/loss"]), "hours")
+  ticks = [text for text in reading.words(svg) if re.fullmatch(r"[\d.e+-]+", text)]
+  assert len(ticks) < 14 and max(map(len, ticks)) <= 6
+
+
+def test_f3_a_run_without_a_metric_has_no_entry_in_the_legend(pair):
+  rows = [{"step": 2, "train/loss": 1.0}, {"step": 4, "train/loss": 0.5}]
+  silent = [{"step": 2, "train/top1": 0.1}]
+  runs = [dataclasses.replace(run, rows=each) for run, each in zip(pair, (rows, silent), strict=True)]
+  words = reading.words(curves.drawn(runs, curves.Panel("loss", ["train/loss"]), "images"))
+  assert "a" in words and "b" not in words
+
+
+def test_e2_dashed_lines_are_of_the_validation_split_before_test_and_named(pair):
+  both = [{"step": 6, "val/loss": 0.5, "val/top1": 0.1, "test/loss": 0.1}, {"step": 12, "val/loss": 0.4}]
+  runs = [dataclasses.replace(pair[0], rows=[*pair[0].rows, *both])]
+  assert curves.panels(runs)[0].metrics == ["train/loss", "val/loss"]
+  assert "dashed ones of the split 'val'." in curves.chapter(runs).parts[0].about
+  early = [dataclasses.replace(pair[0], rows=[{"step": 6, "test/loss": 0.5}, *pair[0].rows])]
+  assert (
+    "dashed ones of the split 'test', with 'test' measured during training." in curves.chapter(early).parts[0].about
+  )
+  assert "during training" not in curves.chapter(pair[:1]).parts[0].about  # which measured it at its end alone

@@ -52,6 +52,7 @@ def mlflow_rows(folder):
   client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
   (run,) = client.search_runs([client.get_experiment_by_name("vit_jax").experiment_id])
   assert run.data.params["optim.lr"] == "0.1" and run.data.params["evals.test.name"] == "accuracy"
+  assert (run.data.params["ranked_by.metric"], run.data.params["ranked_by.split"]) == ("test/top1", "test")
   rows = {}
   for name in run.data.metrics:
     for each in client.get_metric_history(run.info.run_id, name):
@@ -108,6 +109,17 @@ def test_every_row_arrives_once_while_a_run_goes_on(to, tmp_path, monkeypatch):
     import wandb
 
     wandb.teardown()  # ends its process
+
+
+def test_e2_a_tracker_is_given_what_ranks_the_run(tmp_path, monkeypatch):
+  write(tmp_path / "run", 3)
+  evals = {name: {"name": "accuracy", "split": name, "data": None} for name in ("val", "test")}
+  (tmp_path / "run/config.json").write_text(json.dumps({**CONFIG, "evals": evals}))
+  sent = []
+  monkeypatch.setitem(trackers.TRACKERS, "trackio", lambda export: str(sent.append(export)))
+  monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name)
+  trackers.export(tmp_path / "run", "trackio")
+  assert sent[0].config["ranked_by"] == {"metric": "val/top1", "split": "val"}
 
 
 def test_a_nested_config_is_flat():

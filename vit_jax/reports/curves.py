@@ -9,10 +9,13 @@ import altair
 import vl_convert
 from matplotlib.ticker import LogLocator
 
+from vit_jax import selection
 from vit_jax.reports import drawing
 from vit_jax.reports.page import Chapter, Charts, Interactive, Part, Table
 from vit_jax.reports.recorded import Recorded
-from vit_jax.reports.verdict import PROBE, shared_headline, text
+from vit_jax.reports.verdict import PROBE, measured_on_test, shared_headline, text
+from vit_jax.schema import plain
+from vit_jax.selection import shown
 
 COLOURED = len(drawing.SERIES)  # runs that have a colour of their own
 POINTS, ALL = 200, 12_000  # of a curve in the interactive chart, and of all of them: each takes 130 bytes
@@ -37,7 +40,7 @@ def chapter(runs: Sequence[Recorded]) -> Chapter:
   runs = [run for run in runs if run.rows]
   parts: list[Part] = []
   about = " and ".join(panel.title for panel in panels(runs) if panel.title in BY_HOURS and len(panel.metrics) > 1)
-  about = f"In {about} full lines are of training, dashed ones of held-out images." if about else ""
+  about = f"In {about} full lines are of training, dashed ones of {_held_out(runs)[1]}." if about else ""
   if any("shot" in panel.title and len(panel.metrics) > 1 for panel in panels(runs)):
     about += " Of probes dashed lines are of the averaged weights."
   names = [legend(runs)] if len(runs) > FEW else []
@@ -53,8 +56,7 @@ def chapter(runs: Sequence[Recorded]) -> Chapter:
 def panels(runs: Sequence[Recorded]) -> list[Panel]:
   """The charts for which any run has points."""
   names = dict.fromkeys(key for run in runs for row in run.rows for key in row)
-  held_out = [next((name for name in names if name.endswith(f"/{what}") and not name.startswith("train/")), None)
-              for what in ("loss", "top1")]  # fmt: skip
+  held_out = [_held_out(runs)[0].get(what) for what in ("loss", "top1")]
   every = [
     Panel("loss", ["train/loss", held_out[0]]),
     Panel("top-1", ["train/top1", held_out[1]], percent=True),
@@ -67,6 +69,27 @@ def panels(runs: Sequence[Recorded]) -> list[Panel]:
   ]
   kept = [panel._replace(metrics=[name for name in panel.metrics if name in names]) for panel in every]
   return [panel for panel in kept if panel.metrics]
+
+
+def _held_out(runs) -> tuple[dict[str, str], str]:
+  """({"loss" or "top1": its curve}, what the curves are of): the validation split before test, and others last."""
+  ranks, found = {selection.VAL: 0, selection.TEST: 1}, {}
+  configs = [plain(run.run) for run in runs]
+  roles = {
+    name: selection.role_of(config, name)
+    for config, run in zip(configs, runs, strict=True)
+    for row in run.rows
+    for name in row
+    if name.endswith(("/loss", "/top1")) and not name.startswith("train/")
+  }
+  for what in ("loss", "top1"):
+    of = [name for name in roles if name.endswith(f"/{what}")]
+    if of:
+      found[what] = min(of, key=lambda name: ranks.get(roles[name], 2))
+  splits = list(dict.fromkeys(roles[name] for name in found.values()))
+  early = selection.TEST in splits and any(measured_on_test(run)[0] for run in runs)
+  named = f"the split{'s' * (len(splits) > 1)} {' and '.join(map(repr, splits))}"
+  return found, named + (", with 'test' measured during training" if early else "")
 
 
 def _probes(names) -> list[Panel]:
@@ -91,7 +114,8 @@ def drawn(runs: Sequence[Recorded], panel: Panel, over: str) -> str:
       for metric, line in zip(panel.metrics, ("-", "--"), strict=False):
         series = run.series(metric).thinned(max(20, DRAWN // len(runs)))
         few = {"marker": "o", "markersize": 3} if len(series.values) < 20 else {}
-        named = {"label": drawing.labelled(run.name, 40)} if metric == panel.metrics[0] and number < COLOURED else {}
+        first = metric == panel.metrics[0] and number < COLOURED and len(series.values)
+        named = {"label": drawing.labelled(run.name, 40)} if first else {}
         axes.plot(getattr(series, over), scale * series.values, line, color=colour, **few, **named)
     axes.set_title(panel.title + (", %" if panel.percent else ""), loc="left")
     axes.set_xlabel("images seen" if over == "images" else "core-hours")
@@ -100,6 +124,7 @@ def drawn(runs: Sequence[Recorded], panel: Panel, over: str) -> str:
       axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
       axes.yaxis.set_major_formatter("{x:g}")
       axes.yaxis.set_minor_formatter("")
+    drawing.few_ticks(axes.xaxis)
     if over == "images":
       axes.xaxis.set_major_formatter(lambda value, _: short(value))
     if 1 < len(runs) <= FEW and panel.title == "loss":
@@ -125,8 +150,8 @@ def short(count: float) -> str:
   """A count in few letters: 25M."""
   for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
     if abs(count) >= unit:
-      return f"{count / unit:g}{letter}"
-  return f"{count:g}"
+      return f"{count / unit:.4g}{letter}"
+  return f"{count:.4g}"
 
 
 # What can be pointed at.
@@ -164,7 +189,9 @@ def interactive(runs: Sequence[Recorded]) -> Interactive:
     .configure_legend(labelColor="currentColor", titleColor="currentColor", orient="bottom", columns=2, labelLimit=300)
   )  # fmt: skip
   name = shared_headline(runs) or ""
-  instead = Table("", ["run", name], [[run.name, text(name, run.figures[name])] for run in runs if name in run.figures])
+  instead = Table(
+    "", ["run", shown(name)], [[run.name, text(name, run.figures[name])] for run in runs if name in run.figures]
+  )
   about = "Choose a metric; click names below it, with shift several; drag and turn the wheel to look closer."
   return Interactive("Compare", _embedded(chart.to_dict() | {"datasets": {"points": rows}}), instead, about)
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 # Colours that the page's style sheet sets: matplotlib draws with these, and they are variables in the SVG.
 INK, FAINT = "#010203", "#040506"
@@ -60,6 +60,12 @@ def figure(width: float, height: float, rows: int = 1, columns: int = 1, **optio
   made = Figure(figsize=(width, height), layout="constrained")
   FigureCanvasSVG(made)
   return made, list(made.subplots(rows, columns, squeeze=False, **options).flat)
+
+
+def few_ticks(axis: Axis) -> None:
+  """Gives an axis at most four intervals, with labels of three digits, so that labels do not touch each other."""
+  axis.set_major_locator(MaxNLocator(4))
+  axis.set_major_formatter(lambda value, _: f"{value:.3g}")
 
 
 def numbered(axis: Axis) -> None:

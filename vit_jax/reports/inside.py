@@ -271,12 +271,13 @@ def _looks(inside, pictures):
     drawn = heatmaps.strip([pixels, *(heatmaps.over(pixels, weights) for weights in maps)])
     strips.append(page.Picture(drawn, lines))
   about = (
-    "From left: the picture; attention of the output in the last layer, mean of heads; attention rollout through all "
-    "layers (Abnar and Zuidema 2020)"
+    "Attention of the output in the last layer, mean of heads; attention rollout through all layers (Abnar and Zuidema "
+    "2020)"
     + ("" if inside.pooling is None else "; the learned weights that pool the patches (Hassani et al. 2021)")
     + ". Black is 0, yellow the largest of a map."
   )
-  return page.Gallery("Where the model looks", strips, about, 116 * (4 if inside.pooling is not None else 3) - 4)
+  columns = ["picture", "last layer", "rollout", *(["pooling weights"] if inside.pooling is not None else [])]
+  return page.Gallery("Where the model looks", strips, about, 116 * len(columns) - 4, columns)
 
 
 def _heads(inside, square, lines):

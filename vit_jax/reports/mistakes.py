@@ -22,6 +22,7 @@ PAIRS = 20  # of classes that are confused
 SHOWN, SIDE = 18, 96  # pictures of a gallery, CSS pixels of each
 LISTED, OPEN = 1000, 12  # classes in a table, and up to which it is not folded
 LONGEST = 60  # characters of a name in a table
+STRONGEST = 0.55  # opacity of a cell; numbers stay readable in light and dark
 RIGHT, WRONG = (0x3F, 0x87, 0xD4), (0xE0, 0x6A, 0x1B)  # seen on white and on black
 
 Squares = Callable[[Sequence[int]], Sequence[np.ndarray | None]]
@@ -148,9 +149,9 @@ def _drawn_confusion(matrix, names):
   right, wrong = (_largest(np.where(kind, share, 0)) for kind in (eye, ~eye))
   cells = np.zeros((*right.shape, 4))
   for shown, colour in ((wrong, WRONG), (right, RIGHT)):
-    # By the square root: a confusion of 2 % would be as good as invisible.
+    # By the square root: a confusion of 2 % would be as good as invisible. Stronger colours hide the numbers.
     cells[shown > 0] = np.column_stack(
-      [np.tile(np.array(colour) / 255, (np.sum(shown > 0), 1)), 0.15 + 0.7 * np.sqrt(shown[shown > 0])]
+      [np.tile(np.array(colour) / 255, (np.sum(shown > 0), 1)), 0.1 + (STRONGEST - 0.1) * np.sqrt(shown[shown > 0])]
     )
   longest = max(map(len, names)) if classes <= NAMED else 0
   side = float(np.clip(0.42 * classes, 2, 5.5) if classes <= NUMBERED else np.clip(0.16 * classes, 5.5, 7))

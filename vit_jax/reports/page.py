@@ -65,6 +65,7 @@ class Gallery(NamedTuple):
   pictures: Sequence[Picture]
   about: str = ""
   side: int = 96  # CSS pixels that each takes of the width; what has fewer shows its pixels as squares
+  columns: Sequence[str] = ()  # headings above the parts of each picture, which are equally wide
 
 
 class Interactive(NamedTuple):

@@ -28,6 +28,7 @@ class Recorded:
   attempts: int
   seconds: Mapping[str, float]  # by phase, of `clock.PHASES`, over all attempts
   waited: float  # seconds between attempts
+  began: float | None  # when the first attempt began, in seconds since the epoch
   recipe: Mapping[str, Any]  # "config", "about" and "changes", as `train` wrote them; nothing in older workdirs
   plans: Sequence[Mapping[str, Any]]  # of plan.json, which `vit_jax.plan --json` may have put there
   records: int | None  # images to train on
@@ -132,6 +133,7 @@ def read(workdir: pathlib.Path, name: str) -> Recorded:
     attempts=attempts,
     seconds=seconds,
     waited=waited,
+    began=clock.began(workdir / "goodput.json"),
     recipe=files.read_json(workdir / identity.RECIPE) or {},
     plans=_plans(workdir / PLAN),
     records=of_state.get("data", {}).get("records"),

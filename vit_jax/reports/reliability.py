@@ -133,7 +133,7 @@ def _drawn(bins, filled):
     ):
       if np.any(more > VISIBLE):
         upper.bar(middle, np.maximum(more, 0), width, bottom=both, color=colour, alpha=0.6, label=label)
-        upper.legend(loc="upper left")
+        upper.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0, fontsize=8)
     upper.set(ylim=(0, 1), ylabel="share of images that are right")
     lower.bar(middle, bins.images[filled], width, color=drawing.SERIES[7])
     lower.set(xlim=(0, 1), xlabel="probability of the best class", ylabel="images")

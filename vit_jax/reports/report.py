@@ -124,7 +124,7 @@ def make(
   """
   files.check_path(out, (".html",))
   about = subjects(places)
-  page.write(out, _title(places), _line(about), chapters(about, images, limit))
+  page.write(out, _title(places, about), _line(about), chapters(about, images, limit))
 
 
 def make_at_end(workdir: pathlib.Path) -> None:
@@ -202,10 +202,15 @@ def _pictures(use, images) -> list[tuple[np.ndarray, list[str]]]:
   return list(zip(squares, lines, strict=True))
 
 
-def _title(places):
-  """The names of what the page is about, of many the first three."""
+def _title(places, about):
+  """The names of what the page is about, of many the first three, and what they are."""
   names = [place.name or str(place) for place in places]
-  return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+  named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+  models = list(dict.fromkeys(f"{run.run.model.name} on {run.run.data.name}" for run in about.runs))
+  what = ", ".join(models[:3]) + ("" if len(models) < 4 else f" and {len(models) - 3} more")
+  if len(about.runs) > 1:
+    what = f"{amount(len(about.runs), 'run')} of {what}"
+  return f"{named}: {', '.join([what] * bool(what) + ['weights'] * bool(about.weights))}"
 
 
 def _line(about):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator
 
 from vit_jax import flops, models, trees
 from vit_jax.metrics import is_share
@@ -17,6 +17,7 @@ from vit_jax.reports.curves import COLOURED, short
 from vit_jax.reports.page import Chapter, Charts, Part, Table
 from vit_jax.reports.recorded import Recorded
 from vit_jax.reports.verdict import shared_headline, text
+from vit_jax.selection import shown
 
 NAMED = 12  # points that have room for their names
 _LINES = [f"{line}{marker}" for marker in "os^D" for line in ("-", "--", ":", "-.")]
@@ -51,10 +52,14 @@ def chapter(runs: Sequence[Recorded]) -> Chapter:
     sizes = [size(run) for run in measured]
     axes = [axis for axis in AXES if len({getattr(each, axis) for each in sizes} - {0}) > 1]
     if axes:
-      parts.append(Charts(f"{metric} against its cost", [_drawn(measured, sizes, axis, metric) for axis in axes]))
+      parts.append(
+        Charts(f"{shown(metric)} against its cost", [_drawn(measured, sizes, axis, metric) for axis in axes])
+      )
     parts.append(
       Table(
-        "Sizes", ["run", metric, *AXES.values()], [_row(*each, metric) for each in zip(measured, sizes, strict=True)]
+        "Sizes",
+        ["run", shown(metric), *AXES.values()],
+        [_row(*each, metric) for each in zip(measured, sizes, strict=True)],
       )
     )
   if shots := {run.name: curve for run in runs if (curve := few_shot(run))}:
@@ -102,7 +107,7 @@ def _drawn(runs, sizes, axis, metric):
       if len(runs) <= NAMED:
         name = drawing.fitted(run.name)
         axes.annotate(name, (x, scale * run.figures[metric]), (4, 4), textcoords="offset points", fontsize=7)
-    axes.set_title(metric + (", %" if scale == 100 else ""), loc="left")
+    axes.set_title(shown(metric) + (", %" if scale == 100 else ""), loc="left")
     axes.set_xlabel(AXES[axis])
     axes.margins(x=0.15, y=0.15)
     _counted(axes, [getattr(each, axis) for each in sizes])
@@ -114,8 +119,9 @@ def _counted(axes, values):
   values = [value for value in values if value]
   if max(values) > 5 * min(values):
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(numticks=4))
   else:
-    axes.xaxis.set_major_locator(MaxNLocator(4))
+    drawing.few_ticks(axes.xaxis)
   axes.xaxis.set_major_formatter(lambda value, _: short(value))
   axes.xaxis.set_minor_formatter("")
 

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax import files, paths
+from vit_jax import files, paths, selection
 from vit_jax.schema import ConfigError, nearest, show
 
 NOTES = "exports.json"
@@ -73,7 +73,7 @@ def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pat
   name = f"{workdir.name}-{note['id'][:6]}"
   written = int((workdir / "metrics.jsonl").stat().st_mtime * 1000) if not paths.in_bucket(workdir) else 0
   with _errors(to, workdir):
-    where = TRACKERS[to](Export(note["id"], name, project, config, fresh, folder, written))
+    where = TRACKERS[to](Export(note["id"], name, project, config | _ranked_by(config), fresh, folder, written))
   last = lines[-1][0]
   note |= {"step": last, "rows": sum(step == last for step, _ in lines)}
   files.write_text(workdir / NOTES, json.dumps(notes | {to: note}, indent=2) + "\n")
@@ -94,6 +94,13 @@ def rows(workdir: pathlib.Path) -> Iterator[tuple[int, dict[str, float]]]:
         continue  # half a line, of a run that is writing it
       if 0 <= step <= LAST:
         yield step, figures
+
+
+def _ranked_by(config) -> dict[str, Any]:
+  """What ranks a run of this config, for the tracker's own table: {"ranked_by": {"metric": ..., "split": ...}}."""
+  evals = config.get("evals") or {}
+  chosen = selection.criterion(config, ["top1" if name == "test" else f"{name}/top1" for name in evals])
+  return {"ranked_by": {"metric": selection.shown(chosen.metric), "split": chosen.split}} if chosen else {}
 
 
 def measured(workdir: pathlib.Path) -> bool:

@@ -1,5 +1,6 @@
 """What came of runs: their figures beside those that the recipe expects, what they cost, and what they lost."""
 
+import datetime
 import re
 import textwrap
 from collections.abc import Sequence
@@ -55,6 +56,7 @@ def _of_one(run) -> list[Part]:
   words = [f"{shown(name)}: {_with_interval(run, name)}" if name else "Not evaluated yet", state(run).capitalize()]
   parts = [
     Words(f"{'. '.join(words)}. {use_of_test([run])}".strip()),
+    _origin(run),
     _expected(run),
     _figures(run),
     _time(run),
@@ -94,6 +96,30 @@ def measured_on_test(run: Recorded) -> tuple[int, int]:
   steps = {row["step"] for row in run.rows for key in row if key.rpartition("/")[0] in names}
   last = run.total or max(steps, default=0)
   return sum(step < last for step in steps), sum(step >= last for step in steps)
+
+
+def _origin(run) -> Table:
+  """The command of a run, where, when and how long it ran."""
+  kind, count = run.devices.get("kind"), run.devices.get("count", 0)
+  processor = run.recipe.get("processor") if isinstance(run.recipe.get("processor"), str) else ""
+  seconds, command = sum(run.seconds.values()), run.recipe.get("command")
+  rows = [["command", command]] if isinstance(command, str) else []
+  rows.append(["workdir", str(run.workdir)])
+  rows += [["devices", f"{count} x {kind}" + (f", {processor}" if processor else "")]] if kind else []
+  if run.began is not None:
+    rows.append(["started", f"{datetime.datetime.fromtimestamp(run.began, datetime.UTC):%d %B %Y, %H:%M} UTC"])
+  rows += [["duration", duration(seconds) + (" in " + amount(run.attempts, "attempt")) * (run.attempts > 1)]] * bool(
+    seconds
+  )
+  return Table("Run", ["", ""], rows)
+
+
+def duration(seconds: float) -> str:
+  """Returns a time in the units that a person would use: "42 s", "3 min 5 s", "2 h 15 min"."""
+  whole = round(seconds)
+  if whole < 60:
+    return f"{whole} s"
+  return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _expected(run) -> Table:

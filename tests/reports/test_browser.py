@@ -1,0 +1,176 @@
+"""The report in a real browser: nothing overflows at 400 and 1280 pixels, all text can be read in light and dark."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tests import browser
+from tests import predictions as made
+from tests.reports import workdirs
+from tests.reports.test_mistakes import details_of
+from vit_jax import metrics
+from vit_jax.reports import curves, heatmaps, mistakes, page, recorded, report, scaling, verdict
+
+pytestmark = pytest.mark.skipif(
+  browser.installed() is None, reason="no Chromium and no Chrome is installed; run: apt-get install chromium"
+)
+WIDTHS, THEMES = (400, 1280), ("light", "dark")
+LONG = "a_name_without_any_space_that_is_far_longer_than_a_column"
+
+# What is wrong with the layout: elements that are wider than their place or outside of the page, headers that are not
+# above their column, labels of charts that overlap.
+LAYOUT = """
+(() => {
+  const found = [], root = document.documentElement, at = e => `${e.tagName} ${e.textContent.slice(0, 40)}`;
+  document.querySelectorAll('details').forEach(e => e.open = true);
+  if (root.scrollWidth > root.clientWidth) found.push(`document: ${root.scrollWidth} of ${root.clientWidth}`);
+  for (const e of document.querySelectorAll('body *')) {
+    const box = e.getBoundingClientRect();
+    if (!box.width || (e.closest('svg') && e.tagName !== 'svg')) continue;
+    if (box.right > root.clientWidth + 1 || box.left < -1) found.push(`outside: ${at(e)}`);
+    if (e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display !== 'inline' && e.tagName !== 'svg')
+      found.push(`overflows: ${at(e)} ${e.scrollWidth} of ${e.clientWidth}`);
+  }
+  for (const table of document.querySelectorAll('table')) {
+    const heads = [...table.querySelectorAll('th')].filter(e => e.getBoundingClientRect().width);
+    for (const row of heads.length ? table.tBodies[0].rows : [])
+      heads.forEach((head, i) => {
+        if (Math.abs(head.getBoundingClientRect().left - row.cells[i].getBoundingClientRect().left) > 1)
+          found.push(`not above its column: ${at(head)}`);
+      });
+  }
+  for (const svg of document.querySelectorAll('svg:not(#comparison svg)')) {
+    const texts = [...svg.querySelectorAll('text')].map(e => [e.textContent, e.getBoundingClientRect()]);
+    texts.forEach(([text, a], i) => texts.slice(i + 1).forEach(([other, b]) => {
+      const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (wide > 1 && high > 3) found.push(`on top of each other: ${text} and ${other}`);
+    }));
+    for (const [text, box] of texts) if (box.right > root.clientWidth + 1) found.push(`outside: text ${text}`);
+  }
+  return [...new Set(found)];
+})()
+"""
+
+# Texts with less contrast to what is behind them than WCAG 2.2 asks for (4.5 to 1, criterion 1.4.3).
+CONTRAST = """
+(() => {
+  const parse = text => (text.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+  const linear = v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  const behind = e => {
+    for (; e; e = e.parentElement) {
+      const colour = parse(getComputedStyle(e).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+  let texts = 0;
+  while (walker.nextNode()) {
+    const e = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || ['SCRIPT', 'NOSCRIPT', 'STYLE', 'OPTION'].includes(e.tagName)) continue;
+    const style = getComputedStyle(e), colour = parse(e.closest('svg') ? style.fill : style.color);
+    const [a, b] = [light(colour), light(behind(e))].sort((x, y) => y - x);
+    texts += 1;
+    if ((a + 0.05) / (b + 0.05) < 4.5) found.push(`${walker.currentNode.data.slice(0, 30)} ${colour} on ${behind(e)}`);
+  }
+  return {texts, found: [...new Set(found)], page: getComputedStyle(document.body).backgroundColor};
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def shown():
+  with browser.Browser() as opened:
+    yield opened
+
+
+def one_run(folder):
+  """The chapters of a run with long names, of which nothing is trained."""
+  workdir = workdirs.run(folder / "b")
+  command = f"python -m vit_jax.train --config=configs/digits.py --workdir=/data/{LONG} --config.total=3ep"
+  about = {"config": "configs/digits.py", "about": "Result: 99 %", "changes": [], "command": command, "processor": "X"}
+  (workdir / "recipe.json").write_text(json.dumps(about))
+  run = recorded.read(workdir, "b")
+  names = [f"class {i}" if i else LONG for i in range(10)]
+  details = details_of(made.drawn(3, 200, 10, 10), names)
+  details = details._replace(source=details.source.__class__(**{**details.source.__dict__, "identify": lambda i: LONG}))
+  squares = [np.full((32, 32, 3), 40 * i, np.uint8) for i in range(4)]
+  columns = ["picture", "last layer", "rollout", "pooling weights"]
+  strip = page.Picture(heatmaps.strip([heatmaps.shown(square) for square in squares]), [f"test/{LONG}/1.jpg"])
+  bounds = metrics.intervals(details.predictions, 10, 20)
+  return [
+    verdict.chapter([run]),
+    curves.chapter([run]),
+    mistakes.chapter(details, lambda of: [squares[i % 4] for i, _ in enumerate(of)], bounds),
+    page.Chapter("Inside", [page.Gallery("Where the model looks", [strip] * 2, "", 460, columns)]),
+  ]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+  """{what: file} of a page about one run and one about several."""
+  folder = tmp_path_factory.mktemp("pages")
+  runs = [
+    recorded.read(workdirs.run(folder / f"{LONG}_{i}", seed=i, top1=0.9 - i / 50, rate=90 + 7 * i), f"{LONG}_{i}")
+    for i in range(3)
+  ]
+  several = [verdict.chapter(runs), curves.chapter(runs), scaling.chapter(runs)]
+  page.write(folder / "one.html", "b: cct_2_3x2_32 on digits", "about", one_run(folder))
+  page.write(folder / "several.html", f"{LONG}_0, {LONG}_1: 3 runs", "about", several)
+  return {name: folder / f"{name}.html" for name in ("one", "several")}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("which", ["one", "several"])
+def test_f3_nothing_overflows_or_overlaps(shown, pages, which, width):
+  shown.open(pages[which], width)
+  shown.wait("!document.querySelector('#comparison') || document.querySelector('#comparison svg')")
+  assert shown.evaluate("document.documentElement.clientWidth") == width
+  assert shown.evaluate(LAYOUT) == []
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("which", ["one", "several"])
+def test_f3_all_text_can_be_read_in_light_and_dark(shown, pages, which, theme):
+  shown.open(pages[which], 1280, dark=theme == "dark")
+  found = shown.evaluate(CONTRAST)
+  assert found["page"] == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 26)"}[theme]
+  assert found["texts"] > 100 and found["found"] == []
+
+
+def test_f3_the_check_finds_what_is_wrong(shown, tmp_path):
+  style = "body{margin:0;background:#fff;color:#999}th{position:relative;left:9px}"
+  table = "<table><thead><tr><th>a</th></tr></thead><tbody><tr><td>b</td></tr></tbody></table>"
+  wide = f"<div style='width:424px'>wide</div><div style='width:90px;overflow:auto'>{LONG}</div>{table}"
+  texts = "<svg width=90 height=30><text x=5 y=15>one</text><text x=8 y=15>two</text></svg>"
+  (tmp_path / "bad.html").write_text(f"<!doctype html><style>{style}</style>{wide}{texts}")
+  shown.open(tmp_path / "bad.html", 400)
+  kinds = {re.split("[: ]", each)[0] for each in shown.evaluate(LAYOUT)}
+  assert kinds == {"document", "outside", "overflows", "not", "on"}
+  assert shown.evaluate(CONTRAST)["found"]
+
+
+def test_f3_numbers_on_coloured_cells_can_be_read():
+  def light(colour):
+    linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
+    return linear @ [0.2126, 0.7152, 0.0722]
+
+  for behind, ink in (((255, 255, 255), (0x1D, 0x21, 0x26)), ((0x14, 0x17, 0x1A), (0xE6, 0xE9, 0xEC))):
+    for colour in (mistakes.RIGHT, mistakes.WRONG):
+      cell = mistakes.STRONGEST * np.array(colour) + (1 - mistakes.STRONGEST) * np.array(behind)
+      low, high = sorted([light(cell / 255), light(np.array(ink) / 255)])
+      assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
+def test_f3_a_page_has_a_title_the_command_the_device_the_date_and_the_duration(tmp_path):
+  one_run(tmp_path)
+  about = report.subjects([tmp_path / "b"])
+  assert report._title([tmp_path / "b"], about) == "b: cct_2_3x2_32 on digits"
+  cells = workdirs.texts(verdict.chapter(about.runs))
+  assert cells["Run", "command"][0].startswith("python -m vit_jax.train --config=configs/digits.py")
+  assert cells["Run", "started"] == ["01 January 1970, 00:00 UTC"]
+  assert cells["Run", "duration"] == ["2 min 24 s in 2 attempts"]
