@@ -131,3 +131,18 @@ def test_the_data_end_at_the_first_end_marker(more):
   for behind in (b"", b"junk", data, b"x" + data):
     assert headers.read(data + behind).end == end
   assert headers.read(data[:end]).end is None
+
+
+@pytest.mark.parametrize(
+  ("change", "reason"),
+  [
+    ((4, b"\x0c"), "3 channels with 12 bits; allowed: 1, 3 or 4 channels with 8 bits. Convert it to PNG"),
+    ((9, b"\x02"), "2 channels with 8 bits"),
+  ],
+)
+def test_a_jpeg_that_libjpeg_does_not_decode_to_eight_bits_is_refused_with_its_reason(change, reason):
+  data = bytearray(hostile_images.jpeg())
+  at = data.index(b"\xff\xc0") + change[0]
+  data[at : at + 1] = change[1]
+  with pytest.raises(headers.DecodeError, match=reason):
+    headers.read(bytes(data))

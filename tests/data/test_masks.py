@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.made_images import bmp, chunk, pack_bits, png
+from tests.made_images import tiff as made_tiff
 from vit_jax.data import masks, sources
 from vit_jax.data.images import ImageError, Images
 
@@ -43,6 +45,27 @@ def test_numbers_are_those_of_gray_pixels_and_of_places_in_a_palette(mode):
 def test_one_bit_is_two_classes():
   stored = file(255 * (STORED > 1).astype(np.uint8), "1")
   np.testing.assert_array_equal(masks.pixels(stored, 10_000, 100), STORED > 1)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("form", ["PNG, gray", "PNG, palette", "TIFF, gray", "TIFF, palette", "BMP"])
+def test_b_numbers_of_few_bits_are_as_they_are_stored(form, bits):
+  stored = np.random.default_rng(0).integers(0, 1 << bits, (5, 7, 1))
+  colours = np.random.default_rng(1).integers(0, 256, (1 << bits, 3))
+  data = {
+    "PNG, gray": lambda: png(stored, bits, 0),
+    "PNG, palette": lambda: png(stored, bits, 3, before=chunk(b"PLTE", colours.astype(np.uint8).tobytes())),
+    "TIFF, gray": lambda: made_tiff(stored, bits, 1),
+    "TIFF, palette": lambda: made_tiff(stored, bits, 3, tags={320: (3, (colours.T * 257).ravel().tolist())}),
+    "BMP": lambda: bmp([pack_bits(row.T, bits) for row in stored[::-1]], 7, 5, bits, palette=colours),
+  }[form]()
+  np.testing.assert_array_equal(masks.pixels(data, 10_000, 100), stored[..., 0])
+
+
+def test_b2_a_mask_in_a_tiff_is_never_turned():
+  stored = np.random.default_rng(0).integers(0, 4, (5, 7, 1))
+  data = made_tiff(stored, 8, 1, tags={274: (3, [6])})
+  np.testing.assert_array_equal(masks.pixels(data, 10_000, 100), stored[..., 0])
 
 
 def test_numbers_in_files_become_classes_and_others_none():

@@ -1,12 +1,14 @@
-"""Images that EXIF calls turned, against Pillow: whole, by boxes, and with EXIF that is damaged."""
+"""Images that EXIF calls turned, against Pillow: whole, by boxes, and with EXIF that is damaged or elsewhere."""
 
 import io
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
 from tests.image_files import boxes, decoded, encode, picture, tagged
+from tests.made_images import chunk, tiff
 from vit_jax.data import decoding
 
 FORMS = {
@@ -98,3 +100,94 @@ def test_exif_that_was_changed_at_random_turns_an_image_as_pillow_does_or_not_at
       image = decoding.decode(bytes(changed), header)
       assert image.shape in ((60, 80, 3), (80, 60, 3))
   assert 50 < turns < 200
+
+
+# Orientations that do not count.
+
+XMP = (
+  b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+  b'<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>'
+)
+SHAPES = pytest.mark.parametrize("shape", [(20, 30), (20, 20)], ids=["long", "square"])
+
+
+def gray_tiff(shape, deflated, order="<", **tags):
+  """(a gray TIFF with more tags, its pixels)."""
+  gray = np.random.default_rng(0).integers(0, 256, (*shape, 1))
+  tags = {int(tag[1:]): value for tag, value in tags.items()}
+  return tiff(gray, 8, 1, order, deflated=deflated, tags=tags), np.repeat(gray, 3, -1)
+
+
+UNUSUAL = {
+  "SBYTE": (6, [6]), "SSHORT": (8, [6]), "SLONG": (9, [6]), "FLOAT": (11, [6.0]), "DOUBLE": (12, [6.0]),
+  "ASCII": (2, list(b"6\0")), "UNDEFINED": (7, [6]), "RATIONAL": (5, [6, 1]), "two SHORTs": (3, [6, 6]),
+  "two LONGs": (4, [6, 6]), "0": (3, [0]), "9": (3, [9]),
+}  # fmt: skip
+
+
+@SHAPES
+@pytest.mark.parametrize("exif", [False, True])
+@pytest.mark.parametrize("deflated", [False, True])
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_b2_an_orientation_of_an_unusual_type_or_number_never_turns_a_tiff(name, order, deflated, exif, shape):
+  data, expected = gray_tiff(shape, deflated, order, t274=UNUSUAL[name])
+  np.testing.assert_array_equal(decoded(data, exif=exif), expected)
+
+
+@SHAPES
+@pytest.mark.parametrize("deflated", [False, True])
+@pytest.mark.parametrize("kind", [1, 3, 4])
+def test_b2_an_orientation_of_a_usual_type_turns_a_tiff_if_exif_counts(kind, deflated, shape):
+  data, expected = gray_tiff(shape, deflated, t274=(kind, [6]))
+  np.testing.assert_array_equal(decoded(data), expected)
+  np.testing.assert_array_equal(decoded(data, exif=True), np.rot90(expected, -1))
+
+
+@SHAPES
+@pytest.mark.parametrize("exif", [False, True])
+@pytest.mark.parametrize("kind", [1, 2, 7])
+def test_b2_an_orientation_in_xmp_never_turns_a_tiff(kind, exif, shape):
+  data, expected = gray_tiff(shape, False, t700=(kind, list(XMP)))
+  np.testing.assert_array_equal(decoded(data, exif=exif), expected)
+  data, expected = gray_tiff(shape, True, t700=(kind, list(XMP)), t274=(3, [3]))
+  np.testing.assert_array_equal(decoded(data, exif=exif), expected[::-1, ::-1] if exif else expected)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("exif", [False, True])
+def test_b2_an_orientation_in_xmp_turns_no_other_file(form, exif):
+  options = {"lossless": True} if form == "WEBP" else {}
+  plain = encode(picture(), form, **options)
+  if form == "PNG":
+    text = chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + XMP)
+    marked = plain[:33] + text + plain[33:]
+  else:
+    marked = encode(picture(), form, xmp=XMP, **options)
+  assert ImageOps.exif_transpose(Image.open(io.BytesIO(marked))).size == (60, 80)  # Pillow turns it
+  np.testing.assert_array_equal(decoded(marked, exif=exif), decoded(plain))
+
+
+@pytest.mark.parametrize("name", [b"tEXt", b"zTXt"])
+def test_b4_an_orientation_in_a_text_chunk_of_imagemagick_never_turns_a_png(name):
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  body = exif.tobytes()
+  text = b"\nexif\n%8d\n%s\n" % (len(body), body.hex().encode())
+  key = b"Raw profile type exif\0"
+  plain = encode(picture())
+  marked = plain[:33] + chunk(name, key + (text if name == b"tEXt" else b"\0" + zlib.compress(text))) + plain[33:]
+  assert ImageOps.exif_transpose(Image.open(io.BytesIO(marked))).size == (60, 80)  # Pillow turns it
+  for exif_counts in (False, True):
+    np.testing.assert_array_equal(decoded(marked, exif=exif_counts), picture())
+
+
+@pytest.mark.parametrize("place", ["before the image data", "behind them"])
+def test_exif_of_a_png_may_stand_before_or_behind_the_image_data(place):
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  plain = encode(picture())
+  at = 33 if place.startswith("before") else len(plain) - 12
+  marked = plain[:at] + chunk(b"eXIf", exif.tobytes()[6:]) + plain[at:]
+  np.testing.assert_array_equal(decoded(marked), picture())
+  np.testing.assert_array_equal(decoded(marked, exif=True), np.rot90(picture(), -1))

@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 from tests.image_files import ORIENTATION, decoded, encode, picture
+from tests.made_images import scaled, tiff_file
+from tests.made_images import tiff as made
 from vit_jax.data import headers, tiff
 from vit_jax.data.headers import DecodeError
 
@@ -179,7 +181,7 @@ def test_bytes_that_were_changed_at_random_are_refused_or_decoded():
       try:
         header = headers.read(bytes(changed))
         if header.height * header.width < 10**6:
-          assert tiff.decoded(bytes(changed), header.page).shape == (header.height, header.width, 3)
+          assert header.layout.decode(bytes(changed)).shape == (header.height, header.width, 3)
       except DecodeError:
         pass
 
@@ -192,3 +194,105 @@ def test_exif_ends_where_its_bytes_do():
   assert [tiff.orientation(data[:length]) for length in range(len(data) - 4)].count(6) <= 1
   for length in range(len(data)):
     assert tiff.orientation(data[:length]) in (1, 6)
+
+
+# Files by the specification, against arithmetic.
+
+
+def rgb(samples, bits, colours, palette):
+  """RGB of stored samples by TIFF 6.0."""
+  if colours == 3:
+    return palette[samples[..., 0]] >> 8
+  eight = scaled(samples, bits) if bits < 8 else samples >> (bits - 8)
+  if colours == 5:
+    return ((255 - eight[..., :3]) * (255 - eight[..., 3:4]) * 2 + 255) // 510  # rounded
+  if colours == 2:
+    return eight[..., :3]
+  return np.repeat(255 - eight[..., :1] if colours == 0 else eight[..., :1], 3, -1)
+
+
+FORMS = [
+  *((bits, colours, 1, ()) for colours in (0, 1) for bits in (1, 2, 4, 8, 16)),
+  (12, 1, 1, ()), (1, 3, 1, ()), (2, 3, 1, ()), (4, 3, 1, ()), (8, 3, 1, ()), (8, 2, 3, ()), (16, 2, 3, ()),
+  (8, 2, 4, (0,)), (8, 2, 4, (2,)), (16, 2, 4, (2,)), (8, 1, 2, (2,)), (8, 3, 2, (0,)), (8, 3, 2, (2,)),
+  (8, 2, 5, (0, 0)), (8, 5, 4, ()), (16, 5, 4, ()), (8, 5, 5, (0,)),
+]  # fmt: skip
+LAYOUTS = {"one strip": {}, "strips": {"rows": 5}, "tiles": {"tile": (16, 16)}}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("bits", "colours", "channels", "extra"), FORMS)
+def test_b2_every_form_has_the_pixels_that_its_samples_define_or_is_refused(bits, colours, channels, extra, layout):
+  draw, exact = np.random.default_rng(bits), 0
+  samples = draw.integers(0, 1 << bits, (19, 29, channels))
+  palette = draw.integers(256, 65536, (1 << bits, 3)) if colours == 3 else None
+  tags = {338: (3, list(extra))} if extra else {}
+  tags |= {320: (3, palette.T.ravel().tolist())} if colours == 3 else {}
+  expected = rgb(samples, bits, colours, palette)
+  for order in "<>":
+    for planes in (False, True) if channels > 1 else (False,):
+      for options in ({}, {"deflated": True}, {"deflated": True, "differences": True}, {"reversed_bits": True}):
+        if options.get("differences") and bits not in (8, 16):
+          continue
+        data = made(samples, bits, colours, order, planes=planes, tags=tags, **options, **LAYOUTS[layout])
+        try:
+          found = decoded(data)
+        except DecodeError as error:
+          assert "that Pillow cannot read: unknown pixel mode" in str(error)
+          continue
+        np.testing.assert_array_equal(found, expected)
+        exact += 1
+  assert exact >= 1
+
+
+@pytest.mark.parametrize("deflated", [False, True])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_colours_that_were_multiplied_with_their_alpha_are_divided_by_it(bits, deflated):
+  draw = np.random.default_rng(0)
+  alpha = draw.integers(0, 256, (20, 30, 1))
+  colours = draw.integers(0, 256, (20, 30, 3)) * alpha // 255
+  samples = np.concatenate([colours, alpha], -1) * (257 if bits == 16 else 1)
+  expected = np.where(alpha > 0, np.minimum(255, colours * 255 // np.maximum(alpha, 1)), colours)
+  np.testing.assert_array_equal(decoded(made(samples, bits, 2, deflated=deflated, tags={338: (3, [1])})), expected)
+
+
+GRAY_SAMPLES = np.zeros((6, 8, 1), np.int64)
+CMYK_SAMPLES = np.zeros((6, 8, 4), np.int64)
+
+
+@pytest.mark.parametrize(
+  ("data", "reason"),
+  [
+    (made(CMYK_SAMPLES, 8, 5, tags={332: (3, [2])}), "inks other than cyan"),
+    (made(GRAY_SAMPLES, 8, 1, tags={317: (3, [2])}), "predictor 2 and compression 1"),
+    (made(GRAY_SAMPLES, 8, 1, deflated=True, tags={317: (3, [3])}), "predictor 3 and compression 8"),
+    (made(GRAY_SAMPLES, 8, 3, tags={320: (3, [7] * 768)}), "colours of 8 bits instead of 16"),
+    (made(CMYK_SAMPLES[..., :3], 8, 2, tags={258: (3, [5, 6, 5])}), "samples of 5 and 6 bits"),
+    *(
+      (made(GRAY_SAMPLES, 8, 1, tags={259: (3, [number])}), f"compression {number}")
+      for number in (6, 32771, 32809, 34676, 34712, 34887, 50001, 9)
+    ),
+    (made(GRAY_SAMPLES, 8, 8), "colours of kind 8"),
+    (made(GRAY_SAMPLES, 8, 1, tags={339: (3, [2])}), "fractions"),
+  ],
+  ids=range(15),
+)
+def test_b2_what_would_have_wrong_colours_is_refused_with_its_reason(data, reason):
+  with pytest.raises(DecodeError, match=reason):
+    headers.read(data)
+
+
+def test_a_directory_that_repeats_a_tag_is_refused():
+  data = tiff_file({256: (4, [8]), 257: (4, [6]), 258: (3, [8]), 262: (3, [1]), 278: (4, [6])}, [bytes(48)], (273, 279))
+  assert headers.read(data)[:2] == (6, 8)
+  with pytest.raises(DecodeError, match="repeats a tag"):
+    headers.read(data.replace(struct.pack("<HHI", 278, 4, 1), struct.pack("<HHI", 262, 4, 1)))
+
+
+def test_a_strip_that_is_shorter_than_its_rows_is_an_error():
+  samples = np.random.default_rng(0).integers(0, 256, (20, 30, 1))
+  data = made(samples, 8, 1, rows=5)
+  short = data.replace(struct.pack("<4I", *[150] * 4), struct.pack("<4I", 150, 140, 150, 150))
+  assert short != data
+  with pytest.raises(DecodeError, match="not a complete image"):
+    decoded(short)

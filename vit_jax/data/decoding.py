@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import cv2
 import numpy as np
 
-from vit_jax.data import headers, tiff
+from vit_jax.data import headers, opencv
 from vit_jax.data.headers import DecodeError, Header
+from vit_jax.data.opencv import no_memory as no_memory
 
 # Eight bytes of ones, which libjpeg looks at behind the last block; no code of a block is all ones.
 _BEHIND = b"\xff\x00" * 8
@@ -139,7 +140,7 @@ def decode(data: bytes, header: Header) -> np.ndarray:
   scan all that lack more than the last three blocks of 64 samples; of progressive ones all whose scans do not bring
   each coefficient to its last bit, but not those that lack a part of the last scan. MemoryError is none of the file.
   """
-  image = tiff.decoded(data, header.page) if header.page else _decoded(data, header)
+  image = header.layout.decode(data) if header.layout else opencv.decode(_guarded(data, header), header.memory)
   if image.shape[:2] != (header.height, header.width):
     raise DecodeError(
       f"its header promises {header.height} rows of {header.width} pixels, and it has {image.shape[:2]}"
@@ -147,22 +148,12 @@ def decode(data: bytes, header: Header) -> np.ndarray:
   return upright(image, header.orientation)
 
 
-def _decoded(data, header) -> np.ndarray:
-  """The pixels as they are stored, by OpenCV."""
-  if header.end is not None:
-    # libjpeg paints gray what is missing before an end marker. Where there is none, it waits for more, and OpenCV
-    # returns no image.
-    data = _without_end(data, header)
-  try:
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-  except cv2.error as error:
-    if no_memory(error):
-      raise MemoryError from error
-    raise DecodeError(f"OpenCV cannot decode it: {error.err}") from error
-  if image is None:
-    np.empty(header.memory, np.uint8)  # MemoryError: of WebP and progressive JPEGs OpenCV does not say that it is this
-    raise DecodeError(f"not a complete image; {len(data)} bytes that begin with {data[:8]!r}")
-  return image
+def _guarded(data, header) -> bytes:
+  """The file, a JPEG without its end marker.
+
+  libjpeg paints gray what is missing before an end marker. Without one, it waits for more, and OpenCV returns no image.
+  """
+  return data if header.end is None else _without_end(data, header)
 
 
 # By orientation, how a transposed or stored image is mirrored: across, and down (EXIF 2.32, section 4.6.4 A).
@@ -180,12 +171,6 @@ def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
   if _is_transposed(orientation):
     pixels = cv2.transpose(pixels)
   return cv2.flip(pixels, _FLIPS[_MIRRORED[orientation]]) if orientation in _MIRRORED else pixels
-
-
-def no_memory(error: BaseException | None) -> bool:
-  """Whether an error is that of a process with too little memory, and so no fault of an image."""
-  # OpenCV's `error.code` is an attribute of the class: that of the last error of any thread.
-  return isinstance(error, MemoryError) or (isinstance(error, cv2.error) and "(-4:Insufficient memory)" in str(error))
 
 
 def _without_end(data, header) -> bytes:

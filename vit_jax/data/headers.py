@@ -3,20 +3,32 @@
 import re
 from struct import error as StructError
 from struct import unpack_from
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from vit_jax.data import tiff
+from vit_jax.data import apng, bmp, gif, tiff
 from vit_jax.data.tiff import DecodeError as DecodeError  # what it is raised as here
 
 
-class Header(NamedTuple):
-  """Size in pixels, and the bytes of memory that decoding takes at most.
+class Layout(Protocol):
+  """The layout of the pixels of a file, for formats that OpenCV alone does not decode exactly."""
 
-  `end`: where the data of a JPEG end that has Huffman codes, all in one scan; None for all other files. `regions`:
-  whether a part of such a file can be decoded alone; its colours are not those of a printer. `orientation`: how the
-  stored pixels are to be turned, 1 to 8 as EXIF counts. `page`: of a TIFF.
+  def decode(self, data: bytes) -> np.ndarray:
+    """Returns the pixels as the file stores them, uint8 [H, W, 3] RGB. Raises DecodeError for damaged files."""
+
+
+class Header(NamedTuple):
+  """The size of an image in pixels, and what decoding needs to know.
+
+  Attributes:
+    height: number of rows as the file stores them.
+    width: pixels in a row as the file stores them.
+    memory: bytes of memory that decoding takes at most.
+    end: offset of the end marker of a JPEG that has Huffman codes, all in one scan. None for all other files.
+    regions: a box of such a JPEG can be decoded alone, because it has one or three channels.
+    orientation: how the stored pixels must be turned, 1 to 8 as EXIF counts.
+    layout: decodes BMP, GIF, TIFF and animated PNG files. None for files that OpenCV decodes as they are.
   """
 
   height: int
@@ -25,7 +37,7 @@ class Header(NamedTuple):
   end: int | None = None
   regions: bool = False
   orientation: int = 1
-  page: tiff.Page | None = None
+  layout: Layout | None = None
 
 
 # More than any real file has: they cost time, and no pixels.
@@ -58,11 +70,12 @@ def _header(data) -> Header:
     return _jpeg(data)
   if data.startswith(_SIGNATURE):
     return _png(data)
-  if data.startswith((b"GIF87a", b"GIF89a")):
-    width, height = unpack_from("<HH", data, 6)
-    return Header(height, width, 10 * height * width)
+  if data.startswith(gif.BEGINNINGS):
+    screen = gif.read(data)
+    return Header(screen.height, screen.width, screen.memory, layout=screen)
   if data.startswith(b"BM"):
-    return _bmp(data)
+    bitmap = bmp.read(data)
+    return Header(bitmap.height, bitmap.width, bitmap.memory, layout=bitmap)
   if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
     return _webp(data)
   if data.startswith(tiff.BEGINNINGS):
@@ -86,6 +99,7 @@ def _check_length(data, height, width, least):
 _SOF, _DHT, _JPG, _DAC = range(0xC0, 0xD0), 0xC4, 0xC8, 0xCC
 _SOI, _EOI, _SOS, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 _HUFFMAN = {0xC0: 2, 0xC1: 2, 0xC2: 1}  # by start of frame: bits that a block has at least
+_COLOURS = (1, 3, 4)  # channels: gray, colours (YCbCr or RGB), colours of a printer (YCCK or CMYK)
 _MARKER = re.compile(rb"\xff([\x01-\xfe])")  # whatever stands before it is skipped, as libjpeg does
 _END_OF_SCAN = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # restart markers are part of the data
 
@@ -94,6 +108,7 @@ class _Frame(NamedTuple):
   """How a JPEG is coded: its start-of-frame segment."""
 
   kind: int
+  bits: int  # of a sample
   height: int
   width: int
   names: list[int]  # of its components
@@ -125,6 +140,11 @@ def _jpeg(data) -> Header:
     raise DecodeError("not a complete image; a JPEG that does not say its size")
   if frame.kind not in _HUFFMAN:  # an arithmetic code has no least length, and may hold its own end marker
     raise DecodeError("a JPEG with an arithmetic code, or lossless; save it again as a usual one")
+  if frame.bits != 8 or len(frame.names) not in _COLOURS:
+    raise DecodeError(
+      f"a JPEG of {len(frame.names)} channels with {frame.bits} bits; allowed: 1, 3 or 4 channels with 8 bits. "
+      "Convert it to PNG"
+    )
   _check_length(data, frame.height, frame.width, frame.blocks * _HUFFMAN[frame.kind] // 8)
   pixels = frame.height * frame.width
   if not frame.progressive and data[at + 2 : at + 3] == bytes([len(frame.names)]):
@@ -158,7 +178,7 @@ def _marker(data, at, pattern):
 
 
 def _frame(data, at, kind) -> _Frame:
-  height, width, count = unpack_from(">HHB", data, at + 3)
+  bits, height, width, count = unpack_from(">BHHB", data, at + 2)
   components = [unpack_from("BB", data, at + 8 + 3 * i) for i in range(count)]
   across, down = [factors >> 4 for _, factors in components], [factors & 15 for _, factors in components]
   if not count or not min(*across, *down):
@@ -166,7 +186,7 @@ def _frame(data, at, kind) -> _Frame:
   blocks = sum(
     -(-width * x // (8 * max(across))) * -(-height * y // (8 * max(down))) for x, y in zip(across, down, strict=True)
   )
-  return _Frame(kind, height, width, [name for name, _ in components], blocks)
+  return _Frame(kind, bits, height, width, [name for name, _ in components], blocks)
 
 
 def _check_scans(data, at, frame):
@@ -205,11 +225,11 @@ def _png(data) -> Header:
   _, name, width, height, depth, colour = unpack_from(">I4sIIBB", data, 8)
   if name != b"IHDR" or colour not in _CHANNELS:
     raise DecodeError("not a complete image; a PNG without its header")
-  at, pixel, turned = 8, _PIXEL, 1
+  at, still, turned = 8, None, 1
   for _ in range(CHUNKS):
     length, name = unpack_from(">I4s", data, at)
-    if name == b"acTL":
-      pixel = 32  # OpenCV composes the frames of an animation in three images more, of up to 8 bytes a pixel
+    if name == apng.CHUNK:
+      still = apng.Still(_PIXEL * height * width)
     elif name == b"eXIf":
       turned = tiff.orientation(memoryview(data)[at + 8 : at + 8 + length])
     at += 12 + length
@@ -220,20 +240,10 @@ def _png(data) -> Header:
   else:
     raise DecodeError(f"a PNG of more than {CHUNKS:,} chunks")
   _check_length(data, height, width, height * (1 + -(-width * depth * _CHANNELS[colour] // 8)) // _INFLATE)
-  return Header(height, width, pixel * height * width, orientation=turned)
+  return Header(height, width, _PIXEL * height * width, orientation=turned, layout=still)
 
 
-# BMP, WebP and TIFF.
-
-
-def _bmp(data) -> Header:
-  (size,) = unpack_from("<I", data, 14)
-  if size == 12:
-    width, height = unpack_from("<HH", data, 18)
-  else:
-    width, height = unpack_from("<ii", data, 18)
-    height = abs(height)  # negative where the first row is the top one
-  return Header(height, width, _PIXEL * height * width)
+# WebP and TIFF.
 
 
 def _webp(data) -> Header:
@@ -247,7 +257,8 @@ def _webp(data) -> Header:
     case b"VP8X":
       flags, *sides = unpack_from("<B3xHBHB", data, 20)
       width, height = (1 + low + (high << 16) for low, high in (sides[:2], sides[2:]))
-      pixel = 32 if flags & 2 else pixel  # an animation, as of a PNG
+      # OpenCV composes the frames of an animation in three images more, of up to 8 bytes a pixel.
+      pixel = 32 if flags & 2 else pixel
       turned = _webp_orientation(data) if flags & 8 else 1
     case _:
       raise DecodeError("not a complete image; a WebP without its header")
@@ -270,4 +281,4 @@ def _webp_orientation(data):
 def _tiff(data) -> Header:
   page = tiff.page(data)
   _check_length(data, page.height, page.width, page.least)
-  return Header(page.height, page.width, page.memory, orientation=page.orientation, page=page)
+  return Header(page.height, page.width, page.memory, orientation=page.orientation, layout=page)

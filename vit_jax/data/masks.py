@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from vit_jax.data import decoding
+from vit_jax.data import bmp, decoding, tiff
 from vit_jax.data.headers import DecodeError
 from vit_jax.data.images import Images
 from vit_jax.data.sources import Masks
@@ -34,20 +34,45 @@ def read(images: Images, record: int, size: int) -> UInt8[np.ndarray, "S S"] | N
 
 
 def pixels(data: bytes, max_pixels: int, max_aspect: float) -> UInt8[np.ndarray, "H W"]:
-  """The numbers in a file of one channel. Raises DecodeError."""
+  """Reads the numbers in a file of one channel as they are stored: no gray is scaled, and no orientation counts.
+
+  Args:
+    data: the bytes of a PNG, GIF, BMP or TIFF file.
+    max_pixels: limit of the number of pixels.
+    max_aspect: limit of the longer side over the shorter one.
+
+  Returns:
+    The values of gray pixels, or the places of pixels in a palette.
+
+  Raises:
+    DecodeError: the file is damaged, exceeds a limit, or has more than one channel or more than eight bits.
+  """
   header = decoding.check(data, max_pixels, max_aspect)
   if data.startswith(b"\xff\xd8"):
     raise DecodeError("a JPEG changes the numbers of classes; store masks as PNG")
   with decoding.MEMORY.share(header.memory):
-    try:
-      with Image.open(io.BytesIO(data)) as image:
-        if image.mode not in _MODES:
-          raise DecodeError(
-            f"it is in Pillow's mode {image.mode!r}; allowed is one channel of up to eight bits, {', '.join(_MODES)}"
-          )
-        return np.asarray(image).astype(np.uint8)
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's, for what is torn or huge
-      raise DecodeError(str(error)) from error
+    stored, mode = _stored(data, header.layout)
+  if mode not in _MODES:
+    raise DecodeError(
+      f"it is in Pillow's mode {mode!r}; allowed is one channel of up to eight bits, {', '.join(_MODES)}"
+    )
+  return stored
+
+
+def _stored(data, layout):
+  """(numbers [H, W], Pillow's name of the mode)."""
+  if isinstance(layout, bmp.Layout):
+    return (layout.numbers(data), "P") if layout.bits in bmp.PALETTES else (None, "RGB")
+  if isinstance(layout, tiff.Page):
+    return layout.numbers(data)
+  try:
+    with Image.open(io.BytesIO(data)) as image:
+      # Pillow scales gray of 2 and 4 bits. A PNG has the bits of a sample and the type of its colours here.
+      bits, colours = data[24:26] if data.startswith(b"\x89PNG") else (8, 0)
+      scale = 255 // ((1 << bits) - 1) if image.mode == "L" and colours == 0 else 1
+      return np.asarray(image).astype(np.uint8) // scale, image.mode
+  except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's, for what is torn or huge
+    raise DecodeError(str(error)) from error
 
 
 def numbered(stored: UInt8[np.ndarray, "H W"], masks: Masks) -> UInt8[np.ndarray, "H W"]:

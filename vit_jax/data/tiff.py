@@ -1,5 +1,6 @@
-"""The directory of a TIFF file, which EXIF has too: what it says, whether the first page is whole, and its pixels."""
+"""TIFF files and the directories that EXIF shares with them: the layout of the first page, and its pixels."""
 
+import contextlib
 import io
 import math
 import struct
@@ -11,8 +12,11 @@ from PIL import TiffImagePlugin
 
 # What Pillow raises for files and metadata that are damaged.
 DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error, OverflowError)
-# What it says of odd metadata; `warnings.catch_warnings` is not for threads.
+# It warns of odd metadata; `warnings.catch_warnings` is not safe in threads.
 warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
+# Pillow's own reader of files without compression gives wrong colours for separate planes of 16 bits or of reversed bit
+# order, and does not compare the sizes of strips with those of the image. libtiff does both.
+TiffImagePlugin.READ_LIBTIFF = True
 
 
 class DecodeError(ValueError):
@@ -31,19 +35,85 @@ class Directory(NamedTuple):
   """The first directory of a file or of EXIF."""
 
   order: str  # of bytes, as `struct` has it
-  entries: dict[int, Entry]  # by tag
+  entries: dict[int, Entry]  # by tag; of a tag that is repeated the first
+  repeated: bool  # a tag has more than one entry
 
 
 class Page(NamedTuple):
-  """The first page of a TIFF file: its size in pixels, and the bytes of memory that decoding takes at most."""
+  """The first page of a TIFF file.
+
+  Attributes:
+    height: number of rows as the file stores them.
+    width: pixels in a row as the file stores them.
+    memory: bytes of memory that decoding takes at most.
+    least: bytes that so many pixels take at least.
+    orientation: 1 to 8, as EXIF counts.
+    bits: of a sample.
+    inverted: zero is white.
+    patches: (offset, bytes) that remove the orientation and the XMP from the directory.
+  """
 
   height: int
   width: int
   memory: int
-  least: int  # bytes that so many pixels take
-  orientation: int  # 1 to 8
-  unturned: tuple[int, bytes] | None  # where that is said, and the bytes which would say 1
-  inverted: bool  # whether zero is white
+  least: int
+  orientation: int
+  bits: int
+  inverted: bool
+  patches: tuple[tuple[int, bytes], ...]
+
+  def decode(self, data: bytes) -> np.ndarray:
+    """Returns the pixels as they are stored, uint8 [H, W, 3] RGB.
+
+    Transparency is ignored. Colours that were multiplied with it are divided by it. Of 16 bits the upper eight count.
+
+    Raises:
+      DecodeError: the page is damaged, or has a form that Pillow does not read.
+    """
+    with _reported():
+      image = self._load(data)
+      if image.mode.startswith("I;16"):
+        gray = (np.asarray(image) >> (self.bits - 8)).astype(np.uint8)
+        return np.repeat((255 - gray if self.inverted else gray)[..., None], 3, -1)
+      if image.mode in ("La", "RGBa"):
+        image = image.convert(image.mode.upper())
+      return np.array(image.convert("RGB"))
+
+  def numbers(self, data: bytes) -> tuple[np.ndarray, str]:
+    """Returns the values of the samples of one channel as they are stored, and Pillow's name of the mode.
+
+    Returns:
+      uint8 [H, W] if the mode is "1", "L" or "P".
+
+    Raises:
+      DecodeError: as `decode`.
+    """
+    with _reported():
+      image = self._load(data)
+      scale = 255 // ((1 << self.bits) - 1) if image.mode == "L" else 1  # Pillow scales gray of 2 and 4 bits
+      return np.asarray(image).astype(np.uint8) // scale, image.mode
+
+  def _load(self, data):
+    """Pillow's image, not turned."""
+    if self.patches:
+      patched = bytearray(data)
+      for at, entry in self.patches:
+        patched[at : at + len(entry)] = entry
+      data = bytes(patched)
+    image = TiffImagePlugin.TiffImageFile(io.BytesIO(data))
+    image.load()
+    return image
+
+
+@contextlib.contextmanager
+def _reported():
+  """Makes a DecodeError of what Pillow raises."""
+  try:
+    yield
+  except SyntaxError as error:
+    raise DecodeError(f"a TIFF that Pillow cannot read: {error}. Convert it to PNG") from error
+  except DAMAGED as error:
+    raise DecodeError(f"not a complete image; Pillow cannot decode the TIFF: {error}") from error
 
 
 ENTRIES, PIECES = 4096, 2**17  # more than any real file has, as of `headers`
@@ -54,20 +124,25 @@ _BIG = (b"II+\0", b"MM\0+")  # whose offsets have 64 bits
 BEGINNINGS = (*_ORDERS, *_BIG)
 _KINDS = {1: "B", 3: "H", 4: "I"}  # of values: bytes, shorts, longs
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _COLOURS, _SAMPLES, _PLANES, _FORMAT = 256, 257, 258, 259, 262, 277, 284, 339
+_PREDICTOR, _PALETTE, _INKS, _XMP = 317, 320, 332, 700
 _STRIPS = (273, 279)  # offsets, and bytes of each
 _ROWS, _TILE_WIDTH, _TILE_HEIGHT = 278, 322, 323
 _TILES = (324, 325)
 _READ = (0, 1, 2, 3, 5)  # colours: gray, RGB, a palette, of a printer
-_YCBCR, _JPEG = 6, 7  # colours, and the compression that has them
-# How many bytes one stands for at most, by compression. Of fax machines' a bit may be a row.
-_RATIOS = {1: 1, 5: 4096, _JPEG: 2048, 8: 1032, 32946: 1032, 32773: 64}
+_OF_PALETTE, _CMYK, _YCBCR = 3, 5, 6  # colours
+_JPEG = 7  # the compression that YCbCr is read with
+_DIFFERENCES = (5, 8, 32946, 34925, 50000)  # compressions that may have a predictor
+# Compressions that are read, and how many bytes one byte has at most, None if it is not known: none, three of fax
+# machines, of which a bit may be a row, LZW, JPEG, two of deflate, PackBits, LZMA, ZSTD.
+_RATIOS = {1: 1, 2: None, 3: None, 4: None, 5: 4096, _JPEG: 2048, 8: 1032, 32946: 1032, 32773: 64, 34925: None,
+           50000: None}  # fmt: skip
 _PIXEL = 24  # bytes: a strip may be the whole image, of four samples with 16 bits, beside the image and its copies
 _TILE = 2**22  # pixels of a tile of an image that has less
 
 
 def directory(data: bytes | memoryview) -> Directory | None:
   """The first directory of a TIFF file or of EXIF, as far as it is there; None for anything else."""
-  order, entries = _ORDERS.get(bytes(data[:4])), {}
+  order, entries, repeated = _ORDERS.get(bytes(data[:4])), {}, False
   if order is None:
     return None
   try:
@@ -75,10 +150,11 @@ def directory(data: bytes | memoryview) -> Directory | None:
     (count,) = struct.unpack_from(f"{order}H", data, at)
     for first in range(at + 2, at + 2 + 12 * min(count, ENTRIES), 12):
       tag, kind, length, _ = struct.unpack_from(f"{order}HHI4s", data, first)
+      repeated |= tag in entries
       entries.setdefault(tag, Entry(kind, length, first + 8))
   except struct.error:  # it is cut off
     pass
-  return Directory(order, entries)
+  return Directory(order, entries, repeated)
 
 
 def orientation(data: bytes | memoryview) -> int:
@@ -123,10 +199,20 @@ def page(data: bytes) -> Page:
     int(values(*each)[0]) for each in ((_HEIGHT,), (_WIDTH,), (_SAMPLES, 1), (_PLANES, 1))
   )
   bits, compression, colours = values(_BITS, 1), int(values(_COMPRESSION, 1)[0]), int(values(_COLOURS)[0])
-  if bits.max() > 16 or (values(_FORMAT, 1) != 1).any():
-    raise DecodeError(f"a TIFF with samples of {bits.max()} bits or of fractions; save it with 8 or 16 bits")
+  if bits.max() > 16 or bits.min() != bits.max() or (values(_FORMAT, 1) != 1).any():
+    raise DecodeError(f"a TIFF with samples of {_listed(bits)} bits or of fractions; save it with 8 or 16 bits")
   if colours not in _READ and (colours, compression) != (_YCBCR, _JPEG):
     raise DecodeError(f"a TIFF with colours of kind {colours}; save it again as RGB")
+  if compression not in _RATIOS:
+    raise DecodeError(f"a TIFF with compression {compression}. Convert it to PNG")
+  if int(values(_PREDICTOR, 1)[0]) not in ((1, 2) if compression in _DIFFERENCES else (1,)):
+    raise DecodeError(f"a TIFF with predictor {values(_PREDICTOR)[0]} and compression {compression}. Convert it to PNG")
+  if colours == _CMYK and values(_INKS, 1)[0] != 1:
+    raise DecodeError("a TIFF with inks other than cyan, magenta, yellow and black; save it again as RGB")
+  if colours == _OF_PALETTE and 0 < values(_PALETTE).max() < 256:
+    raise DecodeError("a TIFF whose palette has colours of 8 bits instead of 16. Convert it to PNG")
+  if said.repeated:
+    raise DecodeError("a TIFF whose directory repeats a tag. Convert it to PNG")
   if min(height, width, samples) < 1:
     raise DecodeError(f"not a complete image; {width} x {height} pixels")
   tiled = _TILES[0] in said.entries
@@ -138,41 +224,45 @@ def page(data: bytes) -> Page:
   count = math.ceil(width / across) * math.ceil(height / down) * planes
   if count > PIECES:
     raise DecodeError(f"a TIFF of more than {PIECES:,} strips or tiles")
-  _check_pieces(data, *map(values, _TILES if tiled else _STRIPS), count, compression)
   row = -(-across * int(bits.max()) * (samples // planes) // 8)
+  needed = np.full(count, row * down)  # bytes of each strip or tile without compression
+  if not tiled:
+    needed = needed.reshape(planes, -1)
+    needed[:, -1] = row * (height - (needed.shape[1] - 1) * down)
+  _check_pieces(data, *map(values, _TILES if tiled else _STRIPS), needed.ravel(), compression)
   raw = row * (count * down if tiled else height * planes)
-  unturned = None
-  if (turned := _orientation(data, said)) != 1:
-    entry = said.entries[_ORIENTATION]
-    unturned = entry.at, struct.pack(said.order + _KINDS[entry.kind], 1)
-  memory, least = _PIXEL * height * width + 8 * across * down, raw // _RATIOS.get(compression, raw)
-  return Page(height, width, memory, least, turned, unturned, colours == 0)
+  memory, ratio = _PIXEL * height * width + 8 * across * down, _RATIOS[compression]
+  least = raw // ratio if ratio else 1
+  turned = _orientation(data, said)
+  return Page(height, width, memory, least, turned, int(bits.max()), colours == 0, _patches(said))
 
 
-def _check_pieces(data, offsets, sizes, count, compression):
-  """DecodeError unless so many strips or tiles are in the file, and those of JPEG have their end."""
+def _listed(bits):
+  """The different numbers in words."""
+  return " and ".join(map(str, sorted({*bits.tolist()})))
+
+
+def _patches(said):
+  """(offset, bytes) of entries without an orientation and without XMP.
+
+  Pillow turns an image by both, and reads an orientation of any type.
+  """
+  plain = {_ORIENTATION: struct.pack(f"{said.order}HIHH", 3, 1, 1, 0), _XMP: struct.pack(f"{said.order}HIB3x", 1, 1, 0)}
+  return tuple((said.entries[tag].at - 6, entry) for tag, entry in plain.items() if tag in said.entries)
+
+
+def _check_pieces(data, offsets, sizes, needed, compression):
+  """Raises DecodeError unless all strips or tiles are in the file, with `needed` bytes if they are not compressed.
+
+  Those of JPEG must have their end.
+  """
+  count = len(needed)
   if min(len(offsets), len(sizes)) < count or not sizes[:count].min():
     raise DecodeError(f"not a complete image; a TIFF that lacks some of its {count:,} strips or tiles")
   ends = offsets[:count] + sizes[:count]
   if ends.max() > len(data):
     raise DecodeError(f"not a complete image; {len(data)} bytes of a TIFF whose pixels end at {ends.max():,}")
+  if compression == 1 and needed.sum() <= len(data) and (sizes[:count] < needed).any():  # fewer bytes: reported later
+    raise DecodeError("not a complete image; a TIFF with strips or tiles that are shorter than their rows")
   if compression == _JPEG and any(b"\xff\xd9" not in data[max(0, end - 4) : end] for end in ends.tolist()):
     raise DecodeError("not a complete image; a TIFF with a JPEG that has no end")
-
-
-def decoded(data: bytes, page: Page) -> np.ndarray:
-  """RGB pixels [H, W, 3], uint8, of a first page as it is stored; alpha is ignored. DecodeError for damaged ones."""
-  if page.unturned:  # Pillow would turn it, and so would OpenCV
-    at, one = page.unturned
-    data = data[:at] + one + data[at + len(one) :]
-  try:
-    image = TiffImagePlugin.TiffImageFile(io.BytesIO(data))
-    image.load()
-    if image.mode.startswith("I;16"):
-      gray = (np.asarray(image) >> 8).astype(np.uint8)
-      return np.repeat((255 - gray if page.inverted else gray)[..., None], 3, -1)
-    if image.mode in ("La", "RGBa"):
-      image = image.convert(image.mode.upper())
-    return np.array(image.convert("RGB"))
-  except DAMAGED as error:
-    raise DecodeError(f"not a complete image; Pillow cannot decode the TIFF: {error}") from error

@@ -1,0 +1,117 @@
+"""The same pixels of a file in training, evaluation, `predict`, `prepare` and `prepare --check`."""
+
+import numpy as np
+import pytest
+
+from tests.image_files import encode, picture
+from tests.made_images import bmp, chunk, gif, gif_frame, png, tiff
+from vit_jax import schema
+from vit_jax.corpora import checking, conversion
+from vit_jax.data import catalog, crops, loader, stream
+from vit_jax.data.images import Images
+from vit_jax.inference.preparation import Preparation
+
+SIDE = 24
+DRAW = np.random.default_rng(0)
+MASKS = 0x3FF, 0xFFC00, 0x3FF00000
+PALETTE = DRAW.integers(0, 256, (16, 3))
+
+
+def masked():
+  """A BMP with 10 bits a channel, and its pixels."""
+  channels = DRAW.integers(0, 1024, (SIDE, SIDE, 3))
+  pixels = sum(channels[..., i].astype(np.uint32) << np.uint32(10 * i) for i in range(3))
+  rows = [row.astype("<u4").tobytes() for row in pixels[::-1]]
+  return bmp(rows, SIDE, SIDE, 32, compression=3, masks=MASKS), (channels * 510 + 1023) // 2046
+
+
+def numbered(form):
+  """A GIF with a background outside its palette, or a transparent one, and its pixels."""
+  numbers = DRAW.integers(0, 16, (SIDE, SIDE))
+  frame = gif_frame(numbers, transparent=3 if form == "transparent" else None)
+  return gif(SIDE, SIDE, frame, palette=PALETTE, background=99 if form == "background" else 0), PALETTE[numbers]
+
+
+def gray(kind):
+  """A square TIFF whose orientation does not count, and its pixels."""
+  samples = DRAW.integers(0, 256, (SIDE, SIDE, 1))
+  return tiff(samples, 8, 1, tags={274: (kind, [6])}), np.repeat(samples, 3, -1)
+
+
+def deep():
+  """A PNG of 16 bits with a transparent colour, and its pixels."""
+  samples = DRAW.integers(0, 65536, (SIDE, SIDE, 3))
+  return png(samples, 16, 2, before=chunk(b"tRNS", samples[0, 0].astype(">u2").tobytes())), samples >> 8
+
+
+FILES = {
+  "b1.bmp": masked(),
+  "b2.tif": gray(8),
+  "b3.gif": numbered("background"),
+  "b4.gif": numbered("transparent"),
+  "deep.png": deep(),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  root = tmp_path_factory.mktemp("formats")
+  (root / "train/a").mkdir(parents=True)
+  for name, (data, _) in FILES.items():
+    (root / "train/a" / name).write_bytes(data)
+  return root
+
+
+@pytest.fixture(scope="module")
+def source(folder):
+  return catalog.open_split(schema.Choice("folder", {"path": str(folder), "test": "train"}), "train")
+
+
+def record(source, name):
+  return next(i for i in range(len(source)) if source.identify(i).endswith(name))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_b1_to_b4_each_verb_has_the_pixels_that_the_format_defines(source, name):
+  data, expected = FILES[name]
+  preparation = Preparation(SIDE, crops.TEST_CROPS["resize"](SIDE), 10**6, 100, True)
+  np.testing.assert_array_equal(preparation.file(data), expected)  # predict and the report
+  np.testing.assert_array_equal(conversion.convert(data).pixels, expected)  # prepare, on one machine or many
+  for exif in (False, True):
+    images = Images(source, "raise", 10**6, 100, exif)
+    whole, _ = images.prepared(record(source, name), np.asarray)  # --show and --check
+    np.testing.assert_array_equal(whole, expected)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_b1_to_b4_what_prepare_writes_has_the_same_pixels(name):
+  data, expected = FILES[name]
+  written = conversion.convert(data)
+  np.testing.assert_array_equal(conversion.convert(written.data).pixels, expected)
+
+
+def test_b1_to_b4_training_and_evaluation_have_the_same_pixels(source):
+  training = stream.train_examples(source, 0, image_size=SIDE, crop=schema.Choice("resize"), flip=False)
+  testing = stream.eval_examples(source, image_size=SIDE, test_crop=schema.Choice("resize"))
+  for examples in (training, testing):
+    batches = loader.batches(examples, len(FILES), range(len(FILES)))
+    images = list(next(batches)["image"])
+    batches.close()
+    for _, expected in FILES.values():
+      assert sum(np.array_equal(image, expected) for image in images) == 1
+
+
+def test_b1_check_reports_no_bad_image_and_names_what_a_run_refuses(folder, tmp_path):
+  lines, bad = checking.check(folder)
+  assert bad == 0, lines
+  refused = {
+    "shared.bmp": bmp([bytes(4)], 1, 1, 32, compression=3, masks=(1, 1, 2)),
+    "sixteen.tif": b"II+\0" + bytes(9),
+  }
+  for name, data in refused.items():
+    (tmp_path / name).write_bytes(data)
+  (tmp_path / "good.png").write_bytes(encode(picture()))
+  lines, bad = checking.check(tmp_path)
+  assert bad == 2
+  assert any("shared.bmp: a BMP whose channel masks share bits" in line for line in lines)
+  assert any("sixteen.tif: a BigTIFF" in line for line in lines)
