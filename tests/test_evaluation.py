@@ -1,11 +1,14 @@
 """What a state's evaluations give: intervals by the names of the figures; test_evaluate has those of real runs."""
 
+import contextlib
+import dataclasses
+
 import numpy as np
 import pytest
 
 from tests import predictions as made
 from tests import runs
-from vit_jax import checkpoints, evaluation, metrics, steps
+from vit_jax import checkpoints, evaluation, importers, mesh, metrics, steps
 from vit_jax.data.images import ImageError
 from vit_jax.data.sources import Source
 from vit_jax.evals import Outcome
@@ -54,3 +57,19 @@ def test_a_run_without_checkpoint_is_named(tmp_path):
   with pytest.raises(ConfigError, match="has no checkpoint yet"):
     evaluation.restored(parts, tmp_path)
   assert not checkpoints.exist(tmp_path)
+
+
+@pytest.mark.heavy
+def test_a2_a_checkpoint_with_a_weight_that_is_not_finite_is_refused(tmp_path):
+  parts = runs.parts(1)
+  state = parts.init()
+  params = {**state.params, "head/bias": state.params["head/bias"].at[1].set(np.nan)}
+  store = checkpoints.Checkpoints(tmp_path, mesh.replicated(parts.mesh))
+  with contextlib.closing(store):
+    about = {"images": 0, "seconds": 0.0, "train_seconds": 0.0} | {"model": parts.model.description.to_json()}
+    store.save(1, dataclasses.replace(state, params=params), about)
+    store.wait()
+  with pytest.raises(ConfigError, match=r"parameter head/bias is not finite at \[1\] \(nan\)"):
+    evaluation.restored(parts, tmp_path)
+  with pytest.raises(ConfigError, match=r"parameter head/bias is not finite at \[1\] \(nan\)"):
+    importers.load(tmp_path)

@@ -14,6 +14,7 @@ from vit_jax import build, checkpoints, loop, mesh, runtime
 from vit_jax.data.images import ImageError
 from vit_jax.data.workers import WorkerError
 from vit_jax.schema import ConfigError
+from vit_jax.schema.errors import NotFiniteError
 
 pytestmark = pytest.mark.heavy
 
@@ -219,3 +220,17 @@ def test_a3_a_restart_with_another_setting_prints_one_warning_with_its_consequen
     "warning: JAX_DEFAULT_MATMUL_PRECISION: None at the last checkpoint, highest now. Low-order bits may differ from "
     "those of an uninterrupted run."
   ]
+
+
+def test_a2_an_evaluation_that_is_not_finite_ends_with_44_and_saves_nothing_at_that_step(parts, tmp_path):
+  def measure(params, poll):
+    raise NotFiniteError("image 'a.png': output 'logits' is not finite")
+
+  broken = dataclasses.replace(parts, evals={"test": build.Eval(parts.total, measure)})
+  with pytest.raises(
+    runtime.Stop, match=r"step \d+: image 'a\.png': output 'logits' is not finite.*checkpoint"
+  ) as stopped:
+    loop.train(broken, tmp_path)
+  assert stopped.value.code == 44
+  assert not (tmp_path / "result.json").exists()
+  assert not (tmp_path / "checkpoints" / str(parts.total)).exists()

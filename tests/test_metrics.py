@@ -277,3 +277,12 @@ def test_the_worst_mistakes_are_the_surest_wrong_images():
     wrong = [i for i in range(200) if best[i, 0] not in several[i] and max(several[i]) >= 0]
     assert metrics.mistakes(predictions, 7).tolist() == sorted(wrong, key=lambda i: -confidence[i])[:7]
     assert len(metrics.mistakes(predictions, 1000)) == len(wrong)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a2_predictions_without_finite_confidence_have_no_metrics(value):
+  predictions = drawn(0, 20, 5, 5)
+  predictions.confidence[3] = value
+  for function in (metrics.measure, metrics.intervals, metrics.calibration, metrics.per_class):
+    with pytest.raises(metrics.NotFiniteError, match=f"image {predictions.position[3]}: its confidence is not finite"):
+      function(predictions, 5)

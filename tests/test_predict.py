@@ -8,10 +8,12 @@ import sys
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
-from tests import runs
+from tests import runs, small_weights
 from tests.corpora import folders
-from vit_jax import build, config, flags, loop, predict
+from tests.image_files import encode, picture
+from vit_jax import build, config, convert, fewshot, flags, loop, predict
 from vit_jax.schema import ConfigError
 
 CLASSES = ("=cat", "dog", "owl")
@@ -134,3 +136,23 @@ def test_a_mistake_is_one_line_before_anything_is_read(words, says, monkeypatch)
   with pytest.raises(ConfigError) as caught:
     predict.main()
   assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a2_a_file_of_weights_that_are_not_finite_is_refused_by_every_verb(tmp_path, monkeypatch, value):
+  file = small_weights.file(tmp_path)
+  tensors = safetensors.numpy.load_file(file)
+  tensors["blocks.1.mlp.fc1.bias"][3] = value
+  safetensors.numpy.save_file(tensors, file)
+  place = f"tensor blocks.1.mlp.fc1.bias is not finite at [3] ({value})"
+  (tmp_path / "photo.png").write_bytes(encode(picture(40, 50)))
+  for module, words in (
+    (predict, [f"--weights={file}", f"--out={tmp_path / 'a.csv'}", str(tmp_path / "photo.png")]),
+    (convert, [str(file), str(tmp_path / "a.onnx")]),
+    (fewshot, [f"--weights={file}", f"--config={runs.ROOT / 'configs/fewshot.py'}"]),
+  ):
+    monkeypatch.setattr("sys.argv", [module.__name__, *words])
+    with pytest.raises(ConfigError) as error:
+      module.main()
+    assert place in str(error.value), module
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "photo.png"]

@@ -9,6 +9,7 @@ from vit_jax import build, checkpoints, identity, mesh, metrics, steps
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, outcomes
 from vit_jax.evals.accuracy import Details
+from vit_jax.models import finite
 from vit_jax.schema import Choice, ConfigError
 
 Intervals = dict[str, tuple[float, float]]  # figure -> (low, high)
@@ -27,13 +28,24 @@ def headline(evals: Mapping[str, Choice]) -> tuple[str, Choice]:
 
 
 def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
-  """The newest readable checkpoint of a run; ConfigError where there is none."""
+  """Restores the newest readable checkpoint of a run.
+
+  Args:
+    parts: the run.
+    workdir: its directory.
+
+  Raises:
+    ConfigError: there is no checkpoint.
+    NotFiniteError: a parameter or its moving average is NaN or infinite.
+  """
   store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)
   with contextlib.closing(store):
     saved = store.restore(parts.state_shapes, identity.check)
   if saved is None:
     raise ConfigError(f"{workdir} has no checkpoint yet; train first")
   state, about = saved
+  named = {"parameter": state.params, "moving average of": state.ema}
+  finite.check_weights({f"{kind} {path}": value for kind, arrays in named.items() for path, value in arrays.items()})
   if "identity" in about and (other := identity.other_data(about["identity"]["data"], parts.identity["data"])):
     logging.warning("the run was trained on other data than are there now: %s", "; ".join(other))
   return state

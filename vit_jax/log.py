@@ -219,14 +219,28 @@ def pictures_of(details: Details, data: Choice) -> dict[str, bytes]:
 
 
 def check_finite(step: int, metrics: dict[str, np.ndarray], store: checkpoints.Checkpoints) -> None:
-  """Ends the run where a metric of `step` is not a finite number, and says which checkpoint is good."""
+  """Ends the run if a metric of a step is NaN or infinite.
+
+  Args:
+    step: of the metrics.
+    metrics: {name: scalar}.
+    store: the checkpoints, to name the last good one.
+
+  Raises:
+    runtime.Stop: with exit code 44.
+  """
   wrong = {name: float(value) for name, value in metrics.items() if not np.isfinite(value)}
   if wrong:
-    store.wait()
-    saved = store.steps()
-    raise runtime.Stop(
-      runtime.EXIT_NOT_FINITE,
-      f"step {step}: not finite: {wrong}; "
-      + (f"the last good checkpoint is step {saved[-1]}. " if saved else "no checkpoint was saved yet. ")
-      + "A lower config.optim.lr, a longer warmup or config.optim.clip usually helps.",
-    )
+    raise not_finite(step, f"not finite: {wrong}", store)
+
+
+def not_finite(step: int, problem: str, store: checkpoints.Checkpoints) -> runtime.Stop:
+  """Returns the exception that ends a run at a step because of NaN or infinite values, with exit code 44."""
+  store.wait()
+  saved = store.steps()
+  return runtime.Stop(
+    runtime.EXIT_NOT_FINITE,
+    f"step {step}: {problem}; "
+    + (f"the last good checkpoint is step {saved[-1]}. " if saved else "no checkpoint was saved yet. ")
+    + "A lower config.optim.lr, a longer warmup or config.optim.clip usually helps.",
+  )

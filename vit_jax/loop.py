@@ -30,9 +30,10 @@ from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.data.images import ImageError
 from vit_jax.data.workers import WorkerError
 from vit_jax.evals import outcomes
-from vit_jax.log import Log, due
+from vit_jax.log import Log, due, not_finite
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, plain
+from vit_jax.schema.errors import NotFiniteError
 
 
 def train(
@@ -258,12 +259,29 @@ def ending(reason: Exception, step: int) -> Exception:
 
 
 def evaluate(run: Run, evals: dict[str, build.Eval], step: int, state: steps.State) -> dict[str, float]:
-  """Figures of the state at `step`, written and printed. Raises Preempted between batches where the run shall stop."""
+  """Measures the state at a step, then writes and prints the figures.
+
+  Args:
+    run: what is open.
+    evals: the evaluations that are due.
+    step: of the state.
+    state: its parameters and their average are measured.
+
+  Returns:
+    The figures under the names of result.json.
+
+  Raises:
+    Preempted: the run must stop; raised between batches.
+    Stop: an output of the model is NaN or infinite. Exit code 44; the state is not saved.
+  """
   if not evals:
     return {}
   with run.log.phase("evaluation", step):
     measures = {name: each.measure for name, each in evals.items()}
-    measured = outcomes.measure(measures, state.params, state.ema, run.watch.poll)
+    try:
+      measured = outcomes.measure(measures, state.params, state.ema, run.watch.poll)
+    except NotFiniteError as error:
+      raise not_finite(step, str(error), run.store) from error
     figures = outcomes.figures(measured)
   run.log.evaluated(step, figures)  # not in that phase, which may be interrupted
   with run.log.phase("evaluation", step):

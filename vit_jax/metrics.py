@@ -13,6 +13,7 @@ import numpy as np
 from vit_jax import files
 from vit_jax import intervals as confidence
 from vit_jax.schema import ConfigError
+from vit_jax.schema.errors import NotFiniteError
 
 FALLING = ("loss", "rmse", "calibration_error")  # metrics that are better when they are lower
 BINS = 15  # of confidence, as Guo et al. 2017
@@ -174,6 +175,9 @@ def _images(predictions: Predictions, classes: int) -> _Images:
   # Column by column: all at once would take N x 5 x K bytes.
   hits = np.stack([(labels == guess[:, None]).any(1) for guess in predictions.best.T], axis=1)
   confidence = predictions.confidence.astype(np.float64)
+  if not np.isfinite(confidence).all():
+    position = int(predictions.position[np.argmin(np.isfinite(confidence))])
+    raise NotFiniteError(f"image {position}: its confidence is not finite, so the predicted class has no meaning")
   return _Images(
     classes=classes,
     owner=owner,

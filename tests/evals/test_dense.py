@@ -285,3 +285,10 @@ def test_two_processes_measure_what_one_does_and_end_together_for_a_bad_mask(wei
   assert one["figures"] == pytest.approx(two["figures"], abs=2e-3) and one["iou"].keys() == two["iou"].keys()
   for process in test_processes.placed_pair("vit_jax.fewshot", *words(tmp_path / "bad", "bad")):
     assert "its mask is bad" in runs.finish(process, 2)
+
+
+def test_a2_tokens_that_are_not_finite_are_an_error(weights, folder):
+  description, arrays = weights
+  broken = arrays | {"norm/bias": np.full_like(arrays["norm/bias"], np.inf)}
+  with pytest.raises(ConfigError, match=r"config\.evals\.it: image '.*': output 'tokens' is not finite"):
+    measured((description, broken), folder=folder)

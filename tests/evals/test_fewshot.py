@@ -149,7 +149,9 @@ def test_features_that_are_not_finite_are_refused_whatever_the_probe(weights, na
   description, arrays = weights
   path = next(path for path in arrays if path.endswith("kernel"))
   broken = arrays | {path: np.full_like(arrays[path], np.nan)}
-  with pytest.raises(ConfigError, match=r"config.evals.digits: features are not finite: the weights are damaged"):
+  with pytest.raises(
+    ConfigError, match=r"config.evals.digits: image '.*': output 'features' is not finite. The weights may"
+  ):
     given = wanted(probes={"it": {"name": name}}, shots=(1,), seeds=(0,))
     measured = measuring.build(given, description, broken, jax.devices()[:1])
     measured.evals["digits"](measured.params, lambda: None)

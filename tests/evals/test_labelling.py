@@ -109,3 +109,10 @@ def test_labels_of_something_else_are_not_written_over(teacher, tmp_path):
     with pytest.raises(ConfigError, match=f"holds labels .*{says}.*take another folder, or remove this one"):
       written(teacher, tmp_path, **changes)
   assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+
+def test_a2_a_teacher_whose_logits_are_not_finite_writes_no_labels(teacher, tmp_path):
+  params = {**teacher[1], "head/bias": teacher[1]["head/bias"].at[2].set(np.inf)}
+  with pytest.raises(ConfigError, match=r"image .*: output .logits. is not finite"):
+    written(teacher, tmp_path / "l", params=params)
+  assert [path.name for path in (tmp_path / "l").iterdir()] == [pseudo_labels.PLAN]

@@ -47,3 +47,12 @@ def test_a_model_of_classes_has_nothing_masked():
   prepare("digits")
   with pytest.raises(ConfigError, match=r"config\.evals\.test\.name.*hides no patches; take 'accuracy'"):
     build.build(runs.run(**SMALL, evals__test__name="masked"), jax.devices())
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a2_predictions_of_patches_that_are_not_finite_are_an_error(name):
+  made = parts(name, evals__test__split="test[:16]", evals__test__batch=16)
+  params = made.init().params
+  params["norm/bias"] = params["norm/bias"] * np.nan
+  with pytest.raises(ConfigError, match=r"config\.evals\.test: image '.*': output 'loss' is not finite"):
+    made.evals["test"].measure(params, lambda: None)

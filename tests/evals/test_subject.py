@@ -1,6 +1,7 @@
 """What evaluations measure: programs are shared; rows of a split come in order, a batch ahead of what is fetched."""
 
 import contextlib
+import dataclasses
 import types
 
 import jax
@@ -13,6 +14,7 @@ from vit_jax.corpora.builders import prepare
 from vit_jax.data import catalog, sources
 from vit_jax.evals import subject
 from vit_jax.schema import Choice
+from vit_jax.schema.errors import NotFiniteError
 
 
 class Batches:
@@ -38,7 +40,7 @@ def test_rows_come_in_order_without_padding(length, size):
     seen.append(len(batch["row"]))
     return {"square": batch["row"] ** 2, "pair": np.stack([batch["row"]] * 2, 1), "mask": batch["mask"]}
 
-  found = subject.rows(compute, batches, lambda: None, size)
+  found = subject.rows(compute, batches, lambda: None, size, str)
   expected = np.array([row for row in range(length) if row != 2])
   np.testing.assert_array_equal(found["position"], expected)
   np.testing.assert_array_equal(found["square"], expected**2)
@@ -54,7 +56,7 @@ def test_threads_are_ended_when_a_poll_asks_to_stop():
     raise InterruptedError
 
   with pytest.raises(InterruptedError):
-    subject.rows(lambda batch: batch, batches, stop, 4)
+    subject.rows(lambda batch: batch, batches, stop, 4, str)
   assert batches.closed
 
 
@@ -71,7 +73,7 @@ def test_batches_that_are_fetched_are_counted_where_that_is_shown(length, size, 
   for screens, expected in ((None, []), (screen, [("made train", length, size), *counts])):
     measured = evals.Subject(None, None, None, size, None, screen=screens)
     with measured.counting(source, size, lambda: polls.append(0)) as poll:
-      subject.rows(lambda batch: {"mask": batch["mask"]}, Batches(length, size), poll, size)
+      subject.rows(lambda batch: {"mask": batch["mask"]}, Batches(length, size), poll, size, str)
     assert shown == expected
   assert len(polls) == 2 * -(-length // size)
 
@@ -136,3 +138,27 @@ def test_features_are_what_the_head_is_a_product_of(name):
   logits = np.asarray(output.features) @ np.asarray(params["head/kernel"]) + np.asarray(params["head/bias"])
   np.testing.assert_allclose(output.logits, logits, rtol=1e-4, atol=1e-4)
   np.testing.assert_array_equal(output.heads["head"], output.logits)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("images", ["one", "all"])
+def test_a2_logits_that_are_not_finite_are_an_error_that_names_the_image(parts, value, images):
+  measured = of(parts)
+  fifth = np.asarray(next(iter(measured.batches(None, measured.source(None, "test[:16]"), 16)))["image"])[5]
+
+  def predict(params, batch, labels, classes):
+    rows = parts.task.predict(params, batch, labels, classes)
+    chosen = (
+      jax.numpy.ones(len(batch), bool) if images == "all" else (abs(batch - (fifth / 127.5 - 1)) < 1e-3).all((1, 2, 3))
+    )
+    logits = rows["logits"].at[:, 3].set(jax.numpy.where(chosen, value, rows["logits"][:, 3]))
+    return rows | {"logits": logits}  # the best class of each image stays plausible
+
+  broken = dataclasses.replace(measured, predict=predict)
+  with schema.at("config.evals.test"):
+    measure = evals.accuracy(broken, split="test[:16]")
+  with pytest.raises(NotFiniteError) as error:
+    measure(parts.init().params, lambda: None)
+  named = measured.source(None, "test[:16]").called(0 if images == "all" else 5)
+  assert str(error.value).startswith(f"config.evals.test: image {named!r}: output 'logits' is not finite")

@@ -7,6 +7,7 @@ import pytest
 from tests import small_weights
 from tests.image_files import encode, picture
 from vit_jax.inference import batches, predictor, stored
+from vit_jax.schema import ConfigError
 
 pytestmark = pytest.mark.heavy
 
@@ -51,3 +52,10 @@ def test_rows_are_those_of_single_images_whatever_the_devices_and_batches(weight
 def test_nothing_but_bad_files_is_no_end(weights, files):
   rows = computed(stored.load(weights), [files[0], files[7]], 2, 64)
   assert [row.best for row in rows] == [None, None]
+
+
+def test_a2_a_file_whose_outputs_are_not_finite_is_named(weights, files):
+  use = stored.load(weights)
+  use = use._replace(arrays={**use.arrays, "head/bias": np.full_like(use.arrays["head/bias"], np.nan)})
+  with pytest.raises(ConfigError, match=r"image '.*1\.jpg': output 'logits' is not finite"):
+    computed(use, files, 2, 2)

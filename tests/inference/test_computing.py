@@ -39,4 +39,4 @@ def test_a_model_without_a_head_has_features_alone(use):
   shapes = jax.eval_shape(
     says(model, use.data, "softmax", "head"), use.arrays, jax.ShapeDtypeStruct((2, 32, 32, 3), np.uint8)
   )
-  assert {name: shape.shape for name, shape in shapes.items()} == {"features": (2, 64)}
+  assert {name: shape.shape for name, shape in shapes.items()} == {"features": (2, 64), "finite/features": (2,)}

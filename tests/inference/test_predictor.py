@@ -1,5 +1,7 @@
 """A model in Python: what it takes, and that its pure function is one's own to compile."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,3 +102,31 @@ def test_a_model_without_a_head_has_features(tmp_path, photo):
   assert headless.classes == () and headless.features(photo).shape == (64,)
   with pytest.raises(ConfigError, match="no head"):
     headless.predict(photo)
+
+
+def broken(model, name, value):
+  """Returns the model with one value of a parameter replaced."""
+  params = {**model.params, name: model.params[name].at[..., 1].set(value)}
+  return dataclasses.replace(model, params=params)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a2_logits_that_are_not_finite_are_an_error_that_names_the_image(model, photo, value):
+  with pytest.raises(ConfigError, match=rf"image {str(photo)!r}: output 'logits' is not finite"):
+    broken(model, "head/bias", value).predict([photo])
+  with pytest.raises(ConfigError, match="image 'number 0': output 'logits' is not finite"):
+    broken(model, "head/bias", value).predict(Image.open(photo))
+
+
+def test_a2_features_that_are_not_finite_are_an_error(model, photo):
+  with pytest.raises(ConfigError, match="is not finite"):
+    broken(model, "norm/bias", np.inf).features([photo, photo])
+
+
+def test_a2_one_image_that_overflows_finite_weights_is_named_among_others(model):
+  grey, white = (np.full((32, 32, 3), value, np.uint8) for value in (127, 255))
+  kernel = model.params["embedding/kernel"]
+  overflowing = dataclasses.replace(model, params={**model.params, "embedding/kernel": kernel * 2e38})
+  assert len(overflowing.predict([grey, grey])) == 2
+  with pytest.raises(ConfigError, match="image 'number 2': output 'logits' is not finite"):
+    overflowing.predict([grey, grey, white, grey])

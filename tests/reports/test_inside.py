@@ -229,3 +229,12 @@ def test_of_weights_that_diverged_there_is_a_line():
   assert "not finite, norm/bias among them" in words.text
   with pytest.raises(ValueError, match="norm/bias"):
     inside.of(broken, squares(side))
+
+
+def test_a2_attention_that_is_not_finite_is_a_line_and_no_map():
+  name, args, side, *_ = ATTENDING["class token"]
+  model = predictor(name, args, side)
+  params = {path: value * 1e30 if path.endswith("query/kernel") else value for path, value in model.params.items()}
+  params |= {path: value * 1e30 for path, value in model.params.items() if path.endswith("key/kernel")}
+  [words] = inside.chapter(dataclasses.replace(model, params=params), [(squares(side)[0], [])]).parts
+  assert "picture 0: attention is not finite" in words.text

@@ -143,3 +143,12 @@ def test_figures_that_are_none_are_said(tmp_path):
   assert execution.take_result(trial) and trial.status == "failed"  # without its config.json it may be another's
   (trial.workdir / "config.json").write_text(trial.config)
   assert execution.take_result(trial) and (trial.status, trial.figures, trial.seconds) == ("done", {}, 0.0)
+
+
+def test_a2_a_result_that_is_not_finite_is_a_trial_that_diverged(tmp_path):
+  (trial,) = studies.waiting(tmp_path, 1)
+  trial.workdir.mkdir(parents=True)
+  (trial.workdir / "config.json").write_text(trial.config)
+  (trial.workdir / "result.json").write_text('{"top1": 0.5, "val/loss": NaN}')
+  assert execution.take_result(trial)
+  assert (trial.status, trial.error) == ("diverged", "its result is not finite: val/loss is nan")

@@ -134,3 +134,12 @@ def test_e7_a_verdict_raises_few_false_alarms():
     one, other = ({"val/top1": right / 200, "val/images": 200} for right in draw.binomial(200, 0.9, 2))
     alarms += "not enough" not in results.lead([one], [other], "val/top1", "b")
   assert alarms / 400 < 0.08  # nominal 0.05, four standard deviations are 0.04
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("position", [0, 1])
+def test_a2_a_setting_with_a_figure_that_is_not_finite_is_never_the_best(value, position):
+  values = [(0.5, 0.7), (0.5, 0.7)]
+  values[position] = (value, 0.9)
+  [best] = results.ranked(settings(four(*values)), "val/top1")
+  assert best.changes["optim.lr"] == (0.1, 0.2)[1 - position]

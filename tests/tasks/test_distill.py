@@ -214,3 +214,13 @@ def test_a_teacher_of_other_classes_is_refused():
   supplied = Supplied(Fixed(("student",)), None, None, lambda key, path, ema: Frozen(ten, {}, dict, key, path), None)
   with pytest.raises(ConfigError, match=r"config\.task\.teacher: .* 10 classes.* 7"):
     _ = Distill(supplied, teacher="teacher.npz").frozen
+
+
+@pytest.mark.parametrize("targets", ["hard", "soft"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a2_a_teacher_without_finite_logits_gives_no_finite_loss(monkeypatch, targets, value):
+  broken = LOGITS["teacher"].copy()
+  broken[4, 2] = value
+  monkeypatch.setitem(LOGITS, "teacher", broken)
+  loss, metrics = objective(task(targets=Choice(targets)))
+  assert np.isnan(loss) and np.isnan(metrics["teacher_agreement"]) and np.isfinite(metrics["top1"])

@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax import metrics
 from vit_jax.data import catalog, sources
 from vit_jax.evals.subject import Outcome, Subject, open_source, rows
-from vit_jax.schema import Choice, ConfigError, Range, at
+from vit_jax.schema import Choice, ConfigError, Range, at, place
 
 
 class Details(NamedTuple):
@@ -30,10 +30,10 @@ def accuracy(
   logits: bool | None = None,
   classes: Literal["all", "subset"] = "all",
 ) -> Callable:
-  """(params, poll) -> figures of `metrics.measure` over the images of a split, with their predictions as details.
+  """Builds the function (params, poll) -> Outcome: figures of `metrics.measure` over a split, with all predictions.
 
-  Where images may have several labels, those that have none are not scored: nothing would be right (ReaL's rule, Beyer
-  et al. 2020).
+  If images may have several labels, images without a label are not scored (ReaL's rule, Beyer et al. 2020). The
+  function raises NotFiniteError if the logits of an image are NaN or infinite.
 
   Args:
     subject: the model and its data.
@@ -46,7 +46,7 @@ def accuracy(
       "subset" that occurs alone. Figures differ by many points, so of such data their names say which: 1000_way_top1,
       200_way_top1.
   """
-  source, size = open_source(subject, data, split, "split"), subject.images_at_once(batch)
+  source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), place()
   if not subject.classes:
     raise ConfigError(
       "the model has no classes: what it learns is measured by name='masked', its features by 'fewshot'", "name"
@@ -58,7 +58,9 @@ def accuracy(
   predict = subject.predictions(data, source.labels > 1 if logits is None else logits, competing)
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
-    of_images = rows(functools.partial(predict, params), subject.batches(data, source, size), poll, size)
+    with at(here):
+      images = subject.batches(data, source, size)
+      of_images = rows(functools.partial(predict, params), images, poll, size, source.called)
     if source.labels > 1:
       labelled = (of_images["label"] >= 0).any(1)
       of_images = {name: values[labelled] for name, values in of_images.items()}

@@ -72,6 +72,10 @@ def dense(
   tokens, segments = subject.tokens(data), subject.segments(data)
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
+    with at(here):
+      return measured(params, poll)
+
+  def measured(params, poll):
     def pairs(compute, split):
       return _with_masks(compute, subject, data, sources_of[split], size, poll)
 
@@ -83,8 +87,7 @@ def dense(
         learnt.append([values.reshape(side**2, -1)[few] for values in of_image])
     if jax.process_index() == 0:
       try:
-        with at(here):
-          fitted = _fitted(learnt, classes, probe)
+        fitted = _fitted(learnt, classes, probe)
       except ConfigError as error:
         problem = str(error)
     runtime.agree(problem)
@@ -95,8 +98,7 @@ def dense(
     for rows, truth in pairs(lambda images: segments((params, *linear), images), "test"):
       pixels += confusion(truth, rows["classes"], len(classes))
       images += len(truth)
-    with at(here):
-      nothing = f"{place('test')}: no pixel of its masks is of a class; take another split"
+    nothing = f"{place('test')}: no pixel of its masks is of a class; take another split"
     runtime.agree(nothing if jax.process_index() == 0 and not pixels.sum() else None)
     figures = runtime.from_first(np.array([*_figures(pixels), images])).tolist()
     details = Details(classes, pixels, **sources_of) if jax.process_index() == 0 else None
@@ -160,7 +162,7 @@ def _with_masks(compute, subject, data, source, size, poll) -> Iterator[tuple[di
   images, side = Images(source, *(wanted[key] for key in account)), subject.data(data).args["image_size"]
   problem = None
   with concurrent.futures.ThreadPoolExecutor(THREADS) as pool, subject.counting(source, size, poll) as counted:
-    for rows in parts(compute, subject.batches(data, source, size), counted, size):
+    for rows in parts(compute, subject.batches(data, source, size), counted, size, source.called):
       if jax.process_index() or problem:
         continue
       try:

@@ -39,7 +39,9 @@ def extract(
   if len(missing):
     lacking, compute = sources.subset(source, missing), subject.features(data, kind)
     with subject.counting(lacking, size, poll) as counted:
-      of_images = rows(lambda batch: compute(params, batch), subject.batches(data, lacking, size), counted, size)
+      of_images = rows(
+        lambda batch: compute(params, batch), subject.batches(data, lacking, size), counted, size, lacking.called
+      )
     position, features = missing[of_images["position"]], of_images["features"]
     if kept is not None:
       position, features = np.concatenate([known, position]), np.concatenate([kept, features])

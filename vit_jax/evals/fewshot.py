@@ -104,7 +104,8 @@ def fewshot(
     extracted = {}
     for side, source in sides.items():
       file = cache_file(weights, subject.data(data), source, features) if cache else None
-      extracted[side] = extract(subject, data, source, wanted[side], params, poll, size, file, features)
+      with at(here):
+        extracted[side] = extract(subject, data, source, wanted[side], params, poll, size, file, features)
     outcome, problem = None, None
     if jax.process_index() == 0:
       try:

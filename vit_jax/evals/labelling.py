@@ -85,7 +85,7 @@ def write(
   start = shards[done][1].start // size * size  # the same batches as without a kill: the same bits
   rest = sources.subset(source, range(start, wanted.records)) if start else source
   compute = functools.partial(subject.predictions(data, False), params)
-  made = subjects.parts(compute, subject.batches(data, rest, size), poll, size)
+  made = subjects.parts(compute, subject.batches(data, rest, size), poll, size, rest.called)
   waiting = []
   for name, records in shards[done:]:
     while not waiting or waiting[-1]["reached"] < records.stop:

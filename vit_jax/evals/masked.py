@@ -8,7 +8,7 @@ import jax
 
 from vit_jax.data import catalog
 from vit_jax.evals.subject import Outcome, Subject, open_source, rows
-from vit_jax.schema import Choice, ConfigError, Range
+from vit_jax.schema import Choice, ConfigError, Range, at, place
 
 
 def masked(
@@ -28,11 +28,13 @@ def masked(
   """
   if subject.classes or subject.predict is None:
     raise ConfigError("the model has classes and hides no patches; take 'accuracy'", "name")
-  source, size = open_source(subject, data, split, "split"), subject.images_at_once(batch)
+  source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), place()
   predict = subject.predictions(data, logits=False)
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
-    of_images = rows(functools.partial(predict, params), subject.batches(data, source, size), poll, size)
+    with at(here):
+      images = subject.batches(data, source, size)
+      of_images = rows(functools.partial(predict, params), images, poll, size, source.called)
     figures = {name: float(of_images[name].mean()) for name in of_images if name not in ("label", "position")}
     return Outcome(figures | {"images": len(of_images["position"])}, None)
 

@@ -15,6 +15,7 @@ from einops import rearrange
 
 from vit_jax import digests, mesh, models
 from vit_jax.data import augment, device_batches, loader, sources, stream
+from vit_jax.models import finite
 from vit_jax.schema import Choice, ConfigError, arguments, at, place
 
 Screen = Callable[[str, int, int], contextlib.AbstractContextManager]  # (of what, images, at a time): has add(images)
@@ -54,7 +55,8 @@ class Subject:
 
     def rows(params, images, labels):
       predicted = self.predict(params, images, labels, classes)
-      return {name: value for name, value in predicted.items() if logits or name != "logits"}
+      kept = {name: value for name, value in predicted.items() if logits or name != "logits"}
+      return kept | finite.flagged(predicted)
 
     return self._program(("logits" if logits else "best", classes), data, rows)
 
@@ -63,7 +65,8 @@ class Subject:
     of_image = self.model.features_of(kind)
 
     def rows(params, images, labels):
-      return {"features": of_image(self.model.outputs(params, images)[0])}
+      made = {"features": of_image(self.model.outputs(params, images)[0])}
+      return made | finite.flagged(made)
 
     return self._program(("features", kind), data, rows)
 
@@ -81,7 +84,8 @@ class Subject:
       params, kernel, bias = parameters
       tokens = self._map(params, images, labels)["tokens"]
       scores = jnp.einsum("bpqd,dv->vbpq", tokens, kernel, precision="highest") + bias[:, None, None, None]
-      return {"classes": resized_best(scores, images.shape[1])}
+      flags = finite.flagged({"scores of pixels": rearrange(scores, "v b p q -> b p q v")})
+      return {"classes": resized_best(scores, images.shape[1])} | flags
 
     return self._program("segments", data, rows)
 
@@ -98,7 +102,8 @@ class Subject:
 
   def _map(self, params, images, labels):
     tokens = self.model.outputs(params, images)[0].tokens[:, sum(self.model.prefix.values()) :]
-    return {"tokens": rearrange(tokens.astype(jnp.float32), "b (p q) d -> b p q d", p=self.map_shape[0])}
+    made = {"tokens": rearrange(tokens.astype(jnp.float32), "b (p q) d -> b p q d", p=self.map_shape[0])}
+    return made | finite.flagged(made)
 
   def batches(self, data: Choice | None, source: sources.Source, size: int) -> device_batches.DeviceBatches:
     """Batches of `size` images that cover the source once, padded; to be closed."""
@@ -192,31 +197,48 @@ class Outcome(NamedTuple):
   details: object  # metrics.Predictions and the like
 
 
-def rows(compute: Callable, batches: Iterator, poll: Callable[[], None], size: int) -> dict[str, np.ndarray]:
-  """What `compute` gives for each image of the batches, in order, without padding, and its `position` in the source.
-
-  One batch is fetched while the devices work on the next; `poll` is called before each.
-  """
-  computed = list(parts(compute, batches, poll, size))
+def rows(
+  compute: Callable, batches: Iterator, poll: Callable[[], None], size: int, name: Callable[[int], str]
+) -> dict[str, np.ndarray]:
+  """Computes all batches; see `parts`. Returns {name: array} for all images together."""
+  computed = list(parts(compute, batches, poll, size, name))
   return {name: np.concatenate([part[name] for part in computed]) for name in computed[0]}
 
 
-def parts(compute: Callable, batches: Iterator, poll: Callable[[], None], size: int) -> Iterator[dict[str, np.ndarray]]:
-  """As `rows`, batch by batch."""
+def parts(
+  compute: Callable, batches: Iterator, poll: Callable[[], None], size: int, name: Callable[[int], str]
+) -> Iterator[dict[str, np.ndarray]]:
+  """Computes batches, and fetches each one while the devices work on the next.
+
+  Args:
+    compute: program batch -> rows, with `mask` and with the flags of `finite.flagged`.
+    batches: of images; closed at the end.
+    poll: called before each batch; raises an exception to stop.
+    size: images of a batch.
+    name: returns the name of a record, for errors.
+
+  Yields:
+    The rows of the images of a batch, in order and without padding, and their `position` in the source.
+
+  Raises:
+    NotFiniteError: an output of an image is NaN or infinite.
+  """
   running = None
   with contextlib.closing(batches) as feed:
     for number, images in enumerate(feed):
       poll()
       started = compute(images)
       if running is not None:
-        yield _fetched(running, (number - 1) * size)
+        yield _fetched(running, (number - 1) * size, name)
       running = started
     if running is not None:
-      yield _fetched(running, number * size)
+      yield _fetched(running, number * size, name)
 
 
-def _fetched(running, first) -> dict[str, np.ndarray]:
-  """What was computed of a batch, on the host."""
+def _fetched(running, first, name) -> dict[str, np.ndarray]:
+  """Returns the rows of a batch on the host."""
   computed = jax.device_get(running)
   real = computed.pop("mask") > 0
-  return {name: value[real] for name, value in computed.items()} | {"position": first + np.flatnonzero(real)}
+  positions = first + np.flatnonzero(real)
+  of_images = finite.checked({key: value[real] for key, value in computed.items()}, positions, name)
+  return of_images | {"position": positions}

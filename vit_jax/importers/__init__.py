@@ -17,9 +17,9 @@ from vit_jax.importers import containers, hub, layout, surgery, tables
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.importers.processing import Beside
 from vit_jax.importers.tensors import Tensor
-from vit_jax.models import Description
+from vit_jax.models import Description, finite
 from vit_jax.schema import Choice, ConfigError, show
-from vit_jax.schema.errors import some
+from vit_jax.schema.errors import NotFiniteError, some
 
 # Files of this folder that have layouts, in the order in which these are tried.
 _FILES = (
@@ -96,6 +96,7 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
         continue
       named = candidate.canonical(tensors, hints)
       description = _stored(header, candidate, named) if header else candidate.describe(named, hints)
+      description = _with_resampling(description, candidate, hints, header)
       hub.check(description, hints.get("said", {}))
       said = hub.beside(hints)
       notes = [*hub.notes(said.normalised), *layout.notes(candidate, named, hints)]
@@ -112,6 +113,18 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
     f"the tensors are those of no known model: {len(tensors)} of them, such as {some(sorted(tensors)[:4])}. "
     "Known: " + ", ".join(sorted({f"{known.family} ({known.name})" for known in layouts()}))
   )
+
+
+def _with_resampling(description, candidate, hints, header):
+  """Returns the description with the publisher's rule for position tables, unless the file's header has one."""
+  rule = hints.get("resampling")
+  if rule is None and not header and (rule := candidate.resampling) and description.arguments().get("registers"):
+    # DINOv2 with registers, by its authors and in Transformers.
+    rule = {"dinov2": "bicubic_antialiased", "hf": "bicubic_antialiased"}.get(candidate.name, rule)
+  if rule is None or description.arguments().get("resampling", rule) == rule:
+    return description
+  args = {**description.model.args, "resampling": rule}
+  return description.replaced(model=Choice(description.model.name, args))
 
 
 def _stored(header, candidate, named):
@@ -139,6 +152,10 @@ def _load(path, hints, ema, likely=None):
   """What `load` gives, and what else is known of a file; `likely` as of `inspect`."""
   if is_workdir(path):
     arrays, about = checkpoints.read_weights(path, ema)
+    try:
+      finite.check_weights({f"parameter {name}": array for name, array in arrays.items()})
+    except ConfigError as error:
+      raise NotFiniteError(f"{path}: {error}") from error
     description = Description.from_json(about.get("model")).unscanned()
     return description, surgery.unstack(arrays, layout.shapes(description)), []
   check_average(path, ema)

@@ -17,7 +17,8 @@ from einops import rearrange
 from vit_jax import models
 from vit_jax.importers.tables import TABLE, placed
 from vit_jax.importers.tensors import Tensor, Tensors
-from vit_jax.models import Description, positions
+from vit_jax.models import Description, finite, positions
+from vit_jax.models.positions import Resampling
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.schema.errors import some
 
@@ -66,6 +67,7 @@ class Layout(NamedTuple):
   holds: Callable[[Description], bool] = lambda description: True
   fits: Callable[[Tensors, Mapping[str, Any]], bool] = lambda tensors, hints: True
   doubts: Callable[[Tensors, Mapping[str, Any]], list[str]] = lambda tensors, hints: []  # notes for who reads a file
+  resampling: Resampling | None = None  # of position tables at another resolution; None: that of the model's name
   position: str | None = None  # how tables of positions are, whatever tokens those of the model are of: see `placed`
 
 
@@ -159,7 +161,7 @@ def lazily(layout: Layout, tensors: Tensors, description: Description) -> dict[s
 
 
 def _ours(entry, tensor):
-  """The parameters that a tensor packs, or the one that it is; ConfigError for values that float32 cannot hold."""
+  """Returns the parameters of a tensor; ConfigError for values outside float32, NotFiniteError for NaN and inf."""
   array = np.asarray(tensor)
   with np.errstate(over="ignore"):
     single = array.astype(np.float32, copy=False)
@@ -169,6 +171,7 @@ def _ours(entry, tensor):
       f"tensor {some([entry.name])} has values as large as {largest:.3g}; allowed: up to "
       f"{np.finfo(np.float32).max:.3g}, the largest of float32; write the file anew without them"
     )
+  finite.check_weights({f"tensor {some([entry.name])}": single})
   return rearrange(single, entry.pattern, **entry.lengths)
 
 

@@ -67,7 +67,7 @@ def predictions(
   rows = mesh.local_rows(split, size)
   made = loader.batches(_examples(use, files, reasons), size, rows, **arguments(use.data, loader.batches))
   batches = DeviceBatches(made, rows, size, split)
-  computed = subject.parts(lambda batch: compute(params, batch), batches, poll, size)
+  computed = subject.parts(lambda batch: compute(params, batch), batches, poll, size, files.__getitem__)
   for first, part in zip(range(0, len(files), size), computed, strict=True):
     yield _rows(files, first, size, part, reasons)
 

@@ -9,19 +9,24 @@ import numpy as np
 
 from vit_jax import losses, models
 from vit_jax.data import augment
+from vit_jax.models import finite
 from vit_jax.schema import Choice, arguments
 
 BEST = 5  # classes of an image, at most
 
 
 def says(model: models.Model, data: Choice, loss: str, features: models.Features | None) -> Callable:
-  """(params, images uint8 [B, S, S, 3]) -> {"best" [B, k], "probability" [B, k], "features" [B, D] if asked for}.
+  """Builds the function that predicts prepared images.
 
   Args:
-    model: without a head there are no classes, and nothing is best.
-    data: how images are normalised.
-    loss: that the model was trained with, which says what its logits stand for.
-    features: what of an image to give too, float32; None: nothing.
+    model: without a head it predicts no class.
+    data: the preparation of the images, of which mean and standard deviation are used.
+    loss: the loss that the model was trained with, which determines the probabilities.
+    features: the features to return, float32; None returns no features.
+
+  Returns:
+    (params, images uint8 [B, S, S, 3]) -> {"best" [B, k], "probability" [B, k], "features" [B, D]}, and the flags of
+    `finite.flagged`.
   """
   normalise = functools.partial(augment.normalise, **arguments(data, augment.normalise))
   dtype = np.dtype(model.description.model.args["dtype"])
@@ -35,6 +40,7 @@ def says(model: models.Model, data: Choice, loss: str, features: models.Features
       _, best = jax.lax.top_k(output.logits, best_of)
       probability = jnp.take_along_axis(losses.PROBABILITIES[loss](output.logits), best, axis=-1)
       result |= {"best": best, "probability": probability}
-    return result
+    flags = {"logits": output.logits, **result} if best_of else result
+    return result | finite.flagged(flags)
 
   return compute

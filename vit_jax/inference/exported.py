@@ -46,6 +46,8 @@ def write(use: Stored, path: pathlib.Path, check_new: Callable[[dict], None] = l
   with files.replacing(path, place) as partial:
     partial.write_bytes(data)
     apart = _apart(run(partial.read_bytes()), model, use.description.image_size)
+    if np.isnan(apart):
+      raise ConfigError(f"{path}: outputs are not finite, of the model or of the exported file; nothing is kept")
     if not apart <= CLOSE:
       raise ConfigError(
         f"{path}: the logits of what was exported differ by {apart:.2g} of the largest; nothing is kept"

@@ -22,6 +22,7 @@ from vit_jax.importers import surgery
 from vit_jax.inference import stored
 from vit_jax.inference.computing import says
 from vit_jax.inference.preparation import Preparation
+from vit_jax.models import finite
 from vit_jax.schema import Choice, ConfigError, arguments, at, convert
 
 TOGETHER = 64  # images that are computed at one time, at most
@@ -52,7 +53,15 @@ class Predictor:
   notes: tuple[str, ...] = ()  # on what was taken for granted
 
   def predict(self, images: Any) -> Prediction | list[Prediction]:
-    """The best five classes of each image, of fewer classes all of them. ConfigError of a model without a head."""
+    """Returns the best five classes of each image, best first; all classes if there are fewer.
+
+    Args:
+      images: an image or a list of images.
+
+    Raises:
+      ConfigError: the model has no head.
+      NotFiniteError: the outputs for an image are NaN or infinite.
+    """
     if not self.classes:
       raise ConfigError("the model has no head, and so predicts no class; take `features`")
     computed = self._computed(images, None)
@@ -63,9 +72,15 @@ class Predictor:
     return rows[0] if _is_one(images) else rows
 
   def features(self, images: Any, of: models.Features = "head") -> np.ndarray:
-    """What goes into the head, float32 [D], of a list [N, D]; or `of` "cls", "patches", "cls_patches".
+    """Returns the features of an image, float32 [D], or of a list of images, [N, D].
 
-    See `models.output.features_of`. ConfigError for another kind, and for a class token that the model does not have.
+    Args:
+      images: an image or a list of images.
+      of: "head" for the input of the head, "cls", "patches" or "cls_patches"; see `models.output.features_of`.
+
+    Raises:
+      ConfigError: `of` is unknown, or the model has no class token.
+      NotFiniteError: the features of an image are NaN or infinite.
     """
     with at("of"):
       of = convert(of, models.Features)
@@ -86,7 +101,10 @@ class Predictor:
     return np.asarray(augment.normalise(self.square(image), **arguments(self.data, augment.normalise)))
 
   def logits(self, params: Mapping[str, jax.Array], batch: jax.Array) -> jax.Array:
-    """Logits [B, V] in float32 of normalised images [B, S, S, 3]: pure, for one's own jax.jit, jax.grad and jax.vmap.
+    """Returns logits [B, V] in float32 of normalised images [B, S, S, 3].
+
+    The function is pure and can be used inside jax.jit, jax.grad and jax.vmap. Therefore it does not check that the
+    logits are finite, as `predict` and `features` do.
 
     `models.capture(model.logits, "blocks/*/attention/weights")` gives attention maps beside them.
     """
@@ -110,7 +128,8 @@ class Predictor:
     if not several:
       raise ImageError("an empty list; give one image or more")
     parts = [jax.device_get(self._programs(features)(self.params, batch)) for batch in self._batches(several)]
-    return {name: np.concatenate([part[name] for part in parts])[: len(several)] for name in parts[0]}
+    rows = {name: np.concatenate([part[name] for part in parts])[: len(several)] for name in parts[0]}
+    return finite.checked(rows, np.arange(len(several)), lambda number: _name(several[number], number))
 
   def _batches(self, images) -> Iterator[np.ndarray]:
     """Prepared images; of the last few so many that few programs are compiled, filled up with zeros."""
@@ -135,6 +154,11 @@ def load(path: str | pathlib.Path, ema: bool = False, image_size: int | None = N
   paths = models.functional(use.description).shapes()
   params = {name: jnp.asarray(array) for name, array in surgery.stack(use.arrays, tuple(paths)).items()}
   return Predictor(use.description, use.classes, params, use.data, use.loss, tuple(use.notes))
+
+
+def _name(image: Any, number: int) -> str:
+  """Returns the path of an image, or its number in the list."""
+  return os.fspath(image) if isinstance(image, str | os.PathLike) else f"number {number}"
 
 
 def _is_one(images) -> bool:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,16 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.shapes import Float, Tensor
+
+# How a learned table is resampled when weights are used at another resolution; see `importers.resampling`.
+#   zoom: linear, corners stay corners: scipy.ndimage.zoom of order 1 (vision_transformer, big_vision).
+#   bilinear: PyTorch, align_corners=False (compact transformers).
+#   bilinear_antialiased: PyTorch with antialias=True.
+#   bicubic: PyTorch, align_corners=False, a = -0.75 (DeiT III, EVA-02, rope-vit, Swin, and ViT, DeiT, SigLIP and DINOv2
+#     in Transformers).
+#   bicubic_antialiased: PyTorch with antialias=True, a = -0.5 (timm, and DINOv2 with registers).
+#   bicubic_offset: PyTorch with the scale factor (new + 0.1) / old (DINO, and DINOv2 without registers).
+Resampling = Literal["zoom", "bilinear", "bilinear_antialiased", "bicubic", "bicubic_antialiased", "bicubic_offset"]
 
 
 @functools.cache

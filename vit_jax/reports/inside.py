@@ -14,10 +14,11 @@ from flax import nnx
 from vit_jax import models
 from vit_jax.data import augment
 from vit_jax.inference.predictor import Predictor
-from vit_jax.models import resnet, swin
+from vit_jax.models import finite, resnet, swin
 from vit_jax.models.transformer import Transformer
 from vit_jax.reports import attention, embeddings, heatmaps, page
 from vit_jax.schema import Choice, arguments
+from vit_jax.schema.errors import NotFiniteError
 
 _ANNOUNCED = r"logits|embedding|(.*/)?attention/weights|pool/weights"  # every model has logits
 _LAYER = r"(blocks|stages/\d+/blocks)/\d+/attention/weights"
@@ -65,6 +66,9 @@ def of(predictor: Predictor, squares: Sequence[np.ndarray]) -> Inside:
   normalised = arguments(predictor.data, augment.normalise)
   look = jax.jit(functools.partial(_look, model, _cuts(module), _leading(module), normalised))
   seen = [jax.device_get(look(predictor.params, square[None])) for square in squares]
+  for number, one in enumerate(seen):
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(one)):
+      raise NotFiniteError(f"picture {number}: attention is not finite. {finite.ADVICE}")
   filters, shares = embeddings.filters(np.asarray(_first(module)))
   values = {"filters": filters, "shares": shares, "similarity": _similarity(module)} | _gathered(seen)
   return Inside(**values, absent=_absent(model.description, module, values, len(seen)))
@@ -83,7 +87,10 @@ def chapter(
   """
   if broken := _broken(predictor):
     return page.Chapter(title, [page.Words(broken)], str(predictor.description))
-  inside = of(predictor, [square for square, _ in pictures])
+  try:
+    inside = of(predictor, [square for square, _ in pictures])
+  except NotFiniteError as error:
+    return page.Chapter(title, [page.Words(f"{error}.")], str(predictor.description))
   side = predictor.description.image_size
   parts = [_filters(inside)]
   if inside.similarity is not None:

@@ -29,7 +29,8 @@ EXITS = {
   EXIT_PREEMPTED: ("asked to stop (SIGTERM, or a closed terminal)", "the same command continues"),
   EXIT_HANG: ("something took longer than `config.limits` allow, or a device is held by another program", "read the "
               "stacks; the same command continues; the second time take another machine"),
-  EXIT_NOT_FINITE: ("loss or gradient not finite; the last good checkpoint is kept", "change the config"),
+  EXIT_NOT_FINITE: ("loss, gradient or an evaluated output not finite; the last good checkpoint is kept", "change the "
+                    "config"),
   EXIT_MISSING: ("the data are not there, or no checkpoint can be read", "bring them"),
   EXIT_INTERRUPTED: ("Ctrl-C: between steps it saves first; a second one ends it", "the same command continues"),
   EXIT_PEER: ("another process of the run died, or C++ aborted this one", "see how that one ended, and what the last "

@@ -51,6 +51,10 @@ class UnknownKeyError(ConfigError):
   """A key that nothing takes at its place."""
 
 
+class NotFiniteError(ConfigError):
+  """Weights, or outputs of a model, that contain NaN or an infinite value."""
+
+
 def readable(text: str, most: int = LONGEST) -> str:
   """The text without the middle of what is too long, and with characters that are not printed as escapes."""
   if len(text) > most:

@@ -1,6 +1,7 @@
 """Trials are run until none is left: as processes, whose exit codes and result files say what became of each."""
 
 import contextlib
+import math
 import pathlib
 import signal
 import sys
@@ -111,6 +112,9 @@ def take_result(trial: Trial) -> bool:
   if not isinstance(values, dict):
     raise ConfigError(f"{trial.workdir / 'figures.json'} holds no figures; mend or remove it")
   trial.figures = {key: value for key, value in values.items() if isinstance(value, float | int)}
+  if wrong := [key for key, value in trial.figures.items() if not math.isfinite(value)]:
+    trial.fail(f"its result is not finite: {wrong[0]} is {trial.figures[wrong[0]]}", "diverged")
+    return True
   trial.status, trial.error, trial.seconds = "done", "", trial.figures.get("train_seconds", 0.0)
   return True
 

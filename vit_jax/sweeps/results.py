@@ -1,6 +1,7 @@
 """What came of a sweep's trials: settings ranked by a metric, tables with mean and standard deviation over seeds."""
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,12 @@ from vit_jax.sweeps.trials import Setting, Trial, count, measured, settings, tex
 
 
 def ranked(candidates: Sequence[Setting], decide: str) -> list[Setting]:
-  """Settings whose trials are all done, the best by the mean of a metric first; of equals that with the lower loss."""
+  """Ranks settings by the mean of a metric, the best first. Of equal settings, that with the lower loss is first.
+
+  Args:
+    candidates: settings. Those with unfinished trials are left out, and those whose metric is not finite.
+    decide: the metric.
+  """
   sign = 1 if decide.endswith(FALLING) else -1
   evaluation, loss = decide.rpartition("/")[0], "ema_loss" if "/ema_" in f"/{decide}" else "loss"
 
@@ -21,7 +27,11 @@ def ranked(candidates: Sequence[Setting], decide: str) -> list[Setting]:
     losses = setting.values(f"{evaluation}/{loss}".lstrip("/"))
     return sign * statistics.mean(setting.values(decide)), statistics.mean(losses) if losses else 0.0
 
-  return sorted((setting for setting in candidates if setting.done and setting.values(decide)), key=order)
+  def has_finite(setting):
+    values = setting.values(decide)
+    return bool(values) and all(map(math.isfinite, values))
+
+  return sorted((setting for setting in candidates if setting.done and has_finite(setting)), key=order)
 
 
 def criterion(trials: Sequence[Trial], decide: str | None) -> selection.Criterion | None:

@@ -114,9 +114,13 @@ class Distill:
     divergence = make(self.targets, TARGETS)
     loss = (1 - self.weight) * self.labels.cross_entropy(labels_head, examples["target"])
     loss += self.weight * divergence(teacher_head, examples["teacher"])
+    # The best class of a teacher without finite logits would be class 0. NaN stops the run.
+    known = jnp.isfinite(examples["teacher"]).all(-1)
+    loss = jnp.where(known, loss, jnp.nan)
+    agree = jnp.argmax(outputs.logits, -1) == jnp.argmax(examples["teacher"], -1)
     metrics = {
       "top1": jnp.mean(losses.best_is_positive(outputs.logits, examples["target"])),
-      "teacher_agreement": jnp.mean(jnp.argmax(outputs.logits, -1) == jnp.argmax(examples["teacher"], -1)),
+      "teacher_agreement": jnp.mean(jnp.where(known, agree, jnp.nan)),
     }
     return jnp.mean(loss), (metrics, statistics)
 

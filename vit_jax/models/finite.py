@@ -1,0 +1,91 @@
+"""Checks that weights and model outputs are finite. NaN and infinite values are an error, never a figure.
+
+`top_k` and `argmax` of NaN return class 0. Without these checks, top-1 of a broken model is the share of class 0.
+"""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.schema.errors import NotFiniteError, show
+from vit_jax.shapes import Array, Bool, Shaped, Tensor
+
+FLAG = "finite/"  # prefix of the flag of an output
+ADVICE = "The weights may be damaged, or the computation overflows. Check the weights, or compute in dtype=float32"
+
+
+def flagged(outputs: Mapping[str, Shaped[Tensor, "B ..."]]) -> dict[str, Bool[Array, " B"]]:
+  """Returns one flag per image for each floating-point output.
+
+  Args:
+    outputs: {name: array}, with one row per image.
+
+  Returns:
+    {"finite/NAME": bool [B]}, False for an image of which any value is NaN or infinite.
+  """
+  return {
+    FLAG + name: jnp.isfinite(value).all(axis=tuple(range(1, value.ndim)))
+    for name, value in outputs.items()
+    if jnp.issubdtype(value.dtype, jnp.floating)
+  }
+
+
+def checked(rows: dict[str, np.ndarray], positions: np.ndarray, name: Callable[[int], str]) -> dict[str, np.ndarray]:
+  """Checks and removes the flags that `flagged` added.
+
+  Args:
+    rows: {name: array}, with one row per image and flags among them.
+    positions: record numbers of the images, int [N].
+    name: returns the name of a record, for the message.
+
+  Returns:
+    The rows without flags.
+
+  Raises:
+    NotFiniteError: an output of an image is not finite. The message names the first image and the output.
+  """
+  flags = {key.removeprefix(FLAG): value for key, value in rows.items() if key.startswith(FLAG)}
+  for output, finite in sorted(flags.items(), key=lambda item: item[0] != "logits"):
+    if not np.all(finite):
+      first = int(np.argmin(finite))
+      raise NotFiniteError(f"image {show(name(int(positions[first])))}: output {output!r} is not finite. {ADVICE}")
+  return {key: value for key, value in rows.items() if not key.startswith(FLAG)}
+
+
+def check_weights(arrays: Mapping[str, Shaped[Tensor, "..."]]) -> None:
+  """Checks that all weights are finite.
+
+  Args:
+    arrays: {name: array}, on the host or spread over devices. Names are those of the message: "parameter head/bias".
+
+  Raises:
+    NotFiniteError: a weight is NaN or infinite. The message names the first one.
+  """
+  on_devices = {path: array for path, array in arrays.items() if isinstance(array, jax.Array)}
+  finite = jax.device_get(_finite_on_devices(on_devices)) if on_devices else {}
+  finite |= {path: np.isfinite(array).all() for path, array in arrays.items() if path not in on_devices}
+  broken = [path for path in arrays if not finite[path]]
+  if not broken:
+    return
+  array = arrays[broken[0]]
+  first = ""
+  if not isinstance(array, jax.Array) or array.is_fully_addressable:
+    first = f" at {place(np.asarray(array))}"
+  more = f", and {len(broken) - 1:,} more are not finite" if len(broken) > 1 else ""
+  raise NotFiniteError(
+    f"{broken[0]} is not finite{first}{more}. Use another copy of the weights, or another checkpoint"
+  )
+
+
+def place(array: np.ndarray) -> str:
+  """Returns the index and the value of the first value that is not finite: "[3, 0] (nan)"."""
+  index = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
+  return f"{[int(i) for i in index]} ({float(array[index])})"
+
+
+@jax.jit
+def _finite_on_devices(arrays):
+  """Returns {path: whether all values are finite}, compiled as one program."""
+  return {path: jnp.isfinite(array).all() for path, array in arrays.items()}
