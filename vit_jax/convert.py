@@ -20,6 +20,7 @@ import json
 import math
 import os
 import pathlib
+import typing
 from collections.abc import Mapping
 
 import numpy as np
@@ -29,6 +30,7 @@ from vit_jax.importers import architectures, containers, layout, processing
 from vit_jax.importers.tensors import Tensors
 from vit_jax.inference import exported, stored
 from vit_jax.models.description import in_words
+from vit_jax.models.positions import Resampling
 from vit_jax.schema import ConfigError
 
 # Which layout a file gets that is not told: of those that have a place for the model, the first.
@@ -48,13 +50,19 @@ def main() -> None:
   parser.add_argument("--ema", action="store_true", help="take the moving average of a workdir")
   parser.add_argument("--heads", type=int, help="attention heads, where IN packs them and has an unusual number")
   parser.add_argument("--image-size", type=_size, help="pixels, or HEIGHT,WIDTH, where IN does not say it")
+  parser.add_argument(
+    "--resampling",
+    choices=typing.get_args(Resampling),
+    help="rule for position tables at another resolution, if not that of the publisher; stored in OUT",
+  )
   arguments = parser.parse()
   paths = arguments.paths
   if arguments.heads is not None and not 0 < arguments.heads < 2**15:
     raise ConfigError(f"--heads: {arguments.heads}; allowed: a whole number from 1 to {2**15 - 1}")
   if len(paths) != (1 if arguments.inspect else 2):
     raise ConfigError(f"{len(paths)} paths; write `IN OUT`, or `--inspect FILE`")
-  hints = {key: value for key in ("heads", "image_size") if (value := getattr(arguments, key)) is not None}
+  given = ("heads", "image_size", "resampling")
+  hints = {key: value for key in given if (value := getattr(arguments, key)) is not None}
   if arguments.inspect:
     print(inspect(paths[0], hints, arguments.ema))
   else:
@@ -189,11 +197,12 @@ def unsaid(tensors: Tensors, description: models.Description, name: str) -> list
 def check_hints(description: models.Description, hints: Mapping) -> None:
   """ConfigError for a flag that the weights contradict, or know nothing of."""
   facts = {"heads": _heads(description), "image_size": description.image_size}
+  facts["resampling"] = description.arguments().get("resampling")
   for key, value in hints.items():
     if _sides(facts[key]) != _sides(value):
       flag = f"--{key.replace('_', '-')}"
       known = "heads that are not packed, or none" if facts[key] is None else f"{key}={facts[key]}"
-      shown = value if isinstance(value, int) else ",".join(map(str, value))
+      shown = value if isinstance(value, int | str) else ",".join(map(str, value))
       raise ConfigError(f"{flag}={shown}: the weights are of {description}, which say {known}; leave {flag} out")
 
 
@@ -254,7 +263,7 @@ def facts(shapes: dict, bound: dict) -> dict[str, str]:
     result["size"] = f"width {query[0]}, depth {depth}, heads {query[1]}, hidden {hidden}"
   tokens = {"pool/score/kernel": "seqpool", "pool/probe": "map", "distillation": "distilled", "cls": "cls"}
   result["pool"] = bound.get("pool") or next((word for path, word in tokens.items() if path in shapes), "gap")
-  words = ("registers", "position", "pre_logits", "gelu", "eps", "norm_order", "stages", "padding")
+  words = ("registers", "position", "pre_logits", "gelu", "eps", "norm_order", "stages", "padding", "resampling")
   result |= {word: str(bound[word]) for word in words if bound.get(word) not in (None, 0)}
   if "rotary" in bound and bound["rotary"].name != "none":
     result["rotary"] = in_words(bound["rotary"])

@@ -7,6 +7,7 @@ import scipy.ndimage
 from tests import modules
 from vit_jax import models
 from vit_jax.importers import layout, surgery
+from vit_jax.importers.resampling import resample
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 
@@ -24,36 +25,6 @@ def described(name="ViT-Ti/8", image_size=32, classes=3, **arguments):
 def drawn(description, seed=0):
   rng = np.random.default_rng(seed)
   return {path: rng.standard_normal(shape).astype(np.float32) for path, shape in layout.shapes(description).items()}
-
-
-@pytest.mark.parametrize(("old", "new"), [((4, 4), (7, 7)), ((14, 14), (24, 24)), ((3, 5), (6, 2)), ((24, 14), (1, 1))])
-def test_zoom_is_scipys_on_any_grid(old, new):
-  given = table(*old)
-  scale = [b / a for a, b in zip(old, new, strict=True)]
-  expected = scipy.ndimage.zoom(given.reshape(*old, -1), (*scale, 1), order=1)
-  assert expected.shape[:2] == new
-  np.testing.assert_allclose(surgery.resample(given, old, new), expected.reshape(-1, 5), atol=1e-6)
-
-
-@pytest.mark.parametrize("method", ["bilinear", "bicubic"])
-@pytest.mark.parametrize(("old", "new"), [((4, 4), (7, 7)), ((13, 13), (23, 23)), ((5, 3), (2, 6)), ((8, 8), (3, 3))])
-def test_pixel_centred_methods_are_those_of_torch(method, old, new):
-  torch = pytest.importorskip("torch")
-  given = table(*old)
-  planes = torch.tensor(given.reshape(1, *old, -1)).permute(0, 3, 1, 2)
-  resized = torch.nn.functional.interpolate(planes, size=new, mode=method, align_corners=False)
-  expected = resized.permute(0, 2, 3, 1).reshape(-1, 5).numpy()
-  np.testing.assert_allclose(surgery.resample(given, old, new, method), expected, atol=2e-6)
-
-
-@pytest.mark.parametrize("method", ["zoom", "bilinear", "bicubic"])
-def test_the_same_grid_changes_nothing(method):
-  np.testing.assert_allclose(surgery.resample(table(4, 6), (4, 6), (4, 6), method), table(4, 6), atol=1e-6)
-
-
-def test_a_table_that_is_no_such_grid_is_refused():
-  with pytest.raises(ValueError, match="12 rows is no grid of 3 x 3"):
-    surgery.resample(table(3, 4), (3, 3), (4, 4))
 
 
 def test_grids_follow_the_proportions_of_the_image():
@@ -82,9 +53,9 @@ def test_another_resolution_keeps_the_class_token_and_resamples_the_rest(size):
   fitted, notes = surgery.fit(arrays, have, want)
   rows, columns = (8, 8) if size == 64 else (2, 5)
   np.testing.assert_array_equal(fitted["position/table"][0], arrays["position/table"][0])
-  expected = surgery.resample(arrays["position/table"][1:], (4, 4), (rows, columns))
+  expected = resample(arrays["position/table"][1:], (4, 4), (rows, columns))
   np.testing.assert_array_equal(fitted["position/table"][1:], expected)
-  assert notes == [f"position/table: 4 x 4 resampled to {rows} x {columns}"]
+  assert notes == [f"position/table: 4 x 4 resampled to {rows} x {columns} (zoom)"]
   assert {path: array.shape for path, array in fitted.items()} == layout.shapes(want)
 
 
@@ -101,7 +72,7 @@ def test_compact_models_are_resampled_as_their_code_does():
   have, want = (Description(Choice("cct_2_3x2_32", sizes), size, 3) for size in (32, 48))
   arrays = drawn(have)
   fitted, _ = surgery.fit(arrays, have, want)
-  expected = surgery.resample(arrays["position/table"], (8, 8), (12, 12), "bilinear")
+  expected = resample(arrays["position/table"], (8, 8), (12, 12), "bilinear")
   np.testing.assert_array_equal(fitted["position/table"], expected)
 
 
@@ -173,7 +144,7 @@ def test_relative_tables_of_swin_follow_the_window():
   arrays = drawn(have)
   fitted, notes = surgery.fit(arrays, have, want)
   path = next(path for path in arrays if path.endswith("attention/table"))
-  np.testing.assert_array_equal(fitted[path], surgery.resample(arrays[path], (7, 7), (15, 15), "bicubic"))
+  np.testing.assert_array_equal(fitted[path], resample(arrays[path], (7, 7), (15, 15), "bicubic"))
   assert "resampled" in notes[0]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tests.parity.compare import Result, compare
-from vit_jax.importers import surgery
+from vit_jax.importers import resampling
 from vit_jax.importers import vit as importer
 from vit_jax.models import positions
 
@@ -30,5 +30,5 @@ def check(file: pathlib.Path) -> Iterator[Result]:
       rows, columns = ((int(sizes[i]), int(sizes[i + 1] or sizes[i])) for i in (2, 4))
       leading, table = int(sizes[6] is not None), arrays[key.removesuffix("_out") + "_in"][0]
       method, tolerance = ("zoom", 1e-6) if sizes[1] else ("bilinear", 2e-6)
-      resampled = surgery.resample(table[leading:], rows, columns, method)
+      resampled = resampling.resample(table[leading:], rows, columns, method)
       yield compare(name, np.concatenate([table[:leading], resampled])[None], expected, tolerance)

@@ -8,48 +8,9 @@ from typing import Literal
 import numpy as np
 
 from vit_jax.importers import layout, tables
+from vit_jax.importers.resampling import resample
 from vit_jax.models import Description
 from vit_jax.schema import ConfigError
-
-Method = Literal["zoom", "bilinear", "bicubic"]
-
-
-def resample(table: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: Method = "zoom") -> np.ndarray:
-  """[rows * columns, D] on the grid `old` -> the same on the grid `new`.
-
-  zoom: linear, corners stay corners, as scipy.ndimage.zoom of order 1 (vit_jax, big_vision). bilinear: linear between
-  centres of pixels, without smoothing when it gets smaller (compact transformers). bicubic: cubic convolution with
-  a = -0.75 between centres of pixels (Swin).
-  """
-  if table.shape[0] != old[0] * old[1]:
-    raise ValueError(f"a table of {table.shape[0]} rows is no grid of {old[0]} x {old[1]}")
-  down, right = (_weights(a, b, method) for a, b in zip(old, new, strict=True))
-  grid = table.reshape(*old, -1).astype(np.float64)
-  return np.einsum("ra,sb,abd->rsd", down, right, grid, optimize=True).reshape(-1, table.shape[1]).astype(np.float32)
-
-
-def _weights(old: int, new: int, method: Method) -> np.ndarray:
-  """[new, old]: how much of each old row is in each new one."""
-  if method == "zoom":
-    centre = np.arange(new) * ((old - 1) / max(new - 1, 1))
-  else:
-    # Rounded to float32 as PyTorch does, once after the product: a coordinate of 20 is then off by a millionth.
-    centre = np.float32(np.float64(np.float32(old / new)) * (np.arange(new) + 0.5) - 0.5).astype(np.float64)
-  if method != "bicubic":
-    centre = np.clip(centre, 0, old - 1)
-  first = np.floor(centre).astype(int)
-  taps = (-1, 0, 1, 2) if method == "bicubic" else (0, 1)
-  result = np.zeros((new, old))
-  for tap in taps:
-    distance = np.abs(centre - (first + tap))
-    share = _cubic(distance) if method == "bicubic" else 1 - distance
-    np.add.at(result, (np.arange(new), np.clip(first + tap, 0, old - 1)), share)
-  return result
-
-
-def _cubic(x, a=-0.75):
-  near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
-  return np.where(x <= 1, near, np.where(x < 2, far, 0))
 
 
 def grid(tokens: int, image_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -134,7 +95,7 @@ def _fit_head(arrays, have, want, head, shapes):
 
 def _fit_grids(arrays, have, want, shapes):
   """(arrays with the tables of positions resampled to the grids of `want`, notes)."""
-  tokens, family = want.published.order.positioned, want.published.family
+  tokens, method = want.published.order.positioned, want.arguments().get("resampling", "zoom")
   result, notes = dict(arrays), []
   for path, array in arrays.items():
     if path not in shapes or array.shape == shapes[path]:
@@ -145,17 +106,17 @@ def _fit_grids(arrays, have, want, shapes):
         continue
       old = grid(array.shape[0] - leading, have.image_size)
       new = grid(shapes[path][0] - leading, want.image_size)
-      rest = resample(array[leading:], old, new, "bilinear" if family == "compact" else "zoom")
+      rest = resample(array[leading:], old, new, method)
       result[path] = np.concatenate([array[:leading], rest])
     elif re.fullmatch(r"(blocks/\d+/)?position/(rows|columns)", path) and array.shape[1] == shapes[path][1]:
       old, new = ((rows[0], 1) for rows in (array.shape, shapes[path]))
-      result[path] = resample(array, old, new)
+      result[path] = resample(array, old, new, method)
     elif path.endswith("attention/table"):
       old, new = (2 * (math.isqrt(rows[0]),) for rows in (array.shape, shapes[path]))
-      result[path] = resample(array, old, new, "bicubic")
+      result[path] = resample(array, old, new, method)
     else:
       continue
-    notes.append(f"{path}: {old[0]} x {old[1]} resampled to {new[0]} x {new[1]}")
+    notes.append(f"{path}: {old[0]} x {old[1]} resampled to {new[0]} x {new[1]} ({method})")
   return result, notes
 
 

@@ -130,6 +130,7 @@ LAYOUTS = (
   Layout(
     name="dinov2",
     family="vit",
+    resampling="bicubic_offset",
     rows=_without_head(TIMM_ROWS),
     recognises=_dinov2,
     describe=lambda tensors, hints: describe_timm(tensors, hints, rows=("learned", 1)),

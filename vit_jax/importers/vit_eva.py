@@ -195,6 +195,7 @@ LAYOUTS = (
   Layout(
     name="timm",
     family="vit",
+    resampling="bicubic_antialiased",
     rows=EVA02_ROWS,
     recognises=lambda tensors: _recognised(tensors) and "blocks.0.attn.q_proj.weight" in tensors,
     describe=_describe,
@@ -206,6 +207,7 @@ LAYOUTS = (
   Layout(
     name="timm",
     family="vit",
+    resampling="bicubic_antialiased",
     rows=DINOV3_ROWS,
     recognises=_recognised,
     fits=lambda tensors, hints: _eva(tensors, hints) and _centred(tensors, hints),
@@ -218,6 +220,7 @@ LAYOUTS = (
   Layout(
     name="timm",
     family="vit",
+    resampling="bicubic_antialiased",
     rows=TURNED_ROWS,
     recognises=_recognised,
     fits=_eva,

@@ -203,6 +203,7 @@ LAYOUTS = (
   Layout(
     name="vit_jax",
     family="vit",
+    resampling="zoom",
     rows=_flax(_TABLE, **_PUBLISHED),
     recognises=lambda tensors: _google(tensors) and _old_table(tensors),
     describe=_describe_flax,
@@ -213,6 +214,7 @@ LAYOUTS = (
   Layout(
     name="big_vision",
     family="vit",
+    resampling="zoom",
     rows=_flax("pos_embedding", **_PER_CLASS),
     recognises=_google,
     describe=_describe_flax,

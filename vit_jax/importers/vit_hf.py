@@ -89,6 +89,7 @@ LAYOUTS = (
   Layout(
     name="hf",
     family="vit",
+    resampling="bicubic",
     rows=HF_ROWS,
     recognises=lambda tensors: any(n.endswith("embeddings.patch_embeddings.projection.weight") for n in tensors),
     describe=_describe_hf,

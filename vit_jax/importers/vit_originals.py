@@ -107,6 +107,7 @@ LAYOUTS = (
   Layout(
     name="eva02",
     family="vit",
+    resampling="bicubic",
     rows=TURNED_ROWS,
     recognises=lambda tensors: {"mlp.w12.weight", "attn.qkv.weight"} <= first_block(tensors) and "cls_token" in tensors,
     describe=lambda tensors, hints: describe_timm(tensors, hints, modern.EVA02),
@@ -121,6 +122,7 @@ LAYOUTS = (
   Layout(
     name="eva02",
     family="vit",
+    resampling="bicubic",
     rows=EVA02_ROWS,
     recognises=lambda tensors: (
       {"mlp.w1.weight", "attn.q_proj.weight"} <= first_block(tensors) and "cls_token" in tensors
@@ -137,6 +139,7 @@ LAYOUTS = (
   Layout(
     name="rope_vit",
     family="vit",
+    resampling="bicubic",
     rows=TURNED_ROWS,
     recognises=lambda tensors: "freqs" in tensors and "gamma_1" in first_block(tensors),
     describe=lambda tensors, hints: describe_timm(tensors, hints, modern.MIXED),
@@ -150,6 +153,7 @@ LAYOUTS = (
   Layout(
     name="deit3",
     family="vit",
+    resampling="bicubic",
     rows=_DEIT3_ROWS,
     recognises=_deit3,
     fits=_is_deit3,
@@ -162,6 +166,7 @@ LAYOUTS = (
   Layout(
     name="vit5",
     family="vit",
+    resampling="bicubic",
     rows=TURNED_ROWS,
     recognises=lambda tensors: (
       {"gamma_1", "attn.q_norm.weight", "norm1.weight"} <= first_block(tensors)

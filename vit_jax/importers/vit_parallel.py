@@ -79,6 +79,7 @@ LAYOUTS = (
   Layout(
     name="timm",
     family="vit",
+    resampling="bicubic_antialiased",
     rows=TIMM_ROWS,
     recognises=lambda tensors: "patch_embed.proj.weight" in tensors and "blocks.0.in_proj.weight" in tensors,
     describe=lambda tensors, hints: describe_timm(tensors, hints, norm_order="parallel"),

@@ -85,6 +85,7 @@ LAYOUTS = (
   Layout(
     name="hf",
     family="vit",
+    resampling="bicubic",
     rows=SIGLIP_ROWS,
     recognises=lambda tensors: any(
       name.removeprefix("vision_model.") == "embeddings.patch_embedding.weight" for name in tensors

@@ -263,6 +263,7 @@ LAYOUTS = (
   Layout(
     name="timm",
     family="vit",
+    resampling="bicubic_antialiased",
     rows=TIMM_ROWS,
     recognises=lambda tensors: "patch_embed.proj.weight" in tensors and "blocks.0.attn.qkv.weight" in tensors,
     describe=describe_timm,

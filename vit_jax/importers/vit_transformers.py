@@ -225,6 +225,7 @@ LAYOUTS = (
   Layout(
     name="hf",
     family="vit",
+    resampling="bicubic",
     rows=DINOV2_ROWS,
     recognises=lambda tensors: any(name.endswith("encoder.layer.0.layer_scale1.lambda1") for name in tensors),
     describe=_describe_dinov2,

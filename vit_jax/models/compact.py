@@ -69,6 +69,7 @@ def compact(
   rngs: Keys,
   *,
   position: Literal["learned", "sine", "none"] = "learned",
+  resampling: positions.Resampling = "bilinear",
   norm_order: Literal["official", "pre"] = "official",
   kernel: Annotated[int, Range(1, 64)] | None = None,
   convolutions: Annotated[int, Range(0, 8)] | None = None,
@@ -89,6 +90,7 @@ def compact(
 
   `pool` is what the head reads: the class token, which exists for "cls" only, or a mean of the others by learned
   weights. `registers` are tokens that no pooling reads and that have no position (Darcet et al. 2024).
+  `resampling` is how importers resample a learned table to another resolution: see `positions.Resampling`.
   """
   replaced = {"kernel": kernel, "convolutions": convolutions, "pool": pool}
   variant = variant._replace(**{key: value for key, value in replaced.items() if value is not None})

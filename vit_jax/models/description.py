@@ -8,8 +8,9 @@ from vit_jax.models import table
 from vit_jax.models.published.model import Published
 from vit_jax.schema import Choice, ConfigError
 
-# How a model is computed and regularised is not what it is.
+# How a model is computed and regularised is not what it is, nor is how its weights are made to fit another resolution.
 _BESIDE = (
+  "resampling",
   *("scan", "remat", "dtype", "dropout", "attention_dropout", "stochastic_depth"),
   *("stochastic_depth_rates", "momentum", "head_bias", "head_std"),
 )

@@ -15,6 +15,7 @@ from vit_jax.models.attention import Attention
 from vit_jax.models.intermediates import record
 from vit_jax.models.output import Output, check_shape, classified
 from vit_jax.models.parameters import Keys
+from vit_jax.models.positions import Resampling
 from vit_jax.models.published.swin import PATCH, Size
 from vit_jax.models.sizes import Blocks, Dtype, Width, sides
 from vit_jax.models.transformer import Block
@@ -154,6 +155,7 @@ def swin(
   depths: tuple[Blocks, ...] | None = None,
   heads: tuple[Width, ...] | None = None,
   window: Annotated[int, schema.Range(2, 2**10)] | None = None,
+  resampling: Resampling = "bicubic",
   dtype: Dtype = "float32",
   remat: stack.Remat = "none",
 ) -> Swin:
@@ -161,7 +163,8 @@ def swin(
 
   The published models were trained on ImageNet with `stochastic_depth` 0.2 (tiny), 0.3 (small) and 0.5 (base). It grows
   linearly from the first block to the last. Every second block shifts its windows by half a window. A side of a map
-  that is not longer than the window is one window, and not shifted.
+  that is not longer than the window is one window, and not shifted. `resampling` is how importers resample the tables
+  to another window: see `positions.Resampling`.
   """
   row = Size(width or row.width, depths or row.depths, heads or row.heads)
   window = window or published_window

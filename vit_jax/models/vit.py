@@ -45,6 +45,7 @@ def vit(
   ] = "learned",
   position_at: Literal["input", "each", "shared"] = "input",
   rotary: Annotated[Choice, ROTARY] = Choice("none"),
+  resampling: positions.Resampling = "zoom",
   stages: tuple[Blocks, ...] | None = None,
   attention: Formulation = "xla",
   qk_norm: Literal["none", "layer", "rms"] = "none",
@@ -94,6 +95,8 @@ def vit(
       block with a table of its own, or in front of each the same table, shared.
     rotary: positions by which queries and keys are turned, beside those that are added: "axial" (rope-vit, EVA-02),
       "mixed" (rope-vit's learned ones) or "dinov3".
+    resampling: how importers resample learned tables to another resolution: see `positions.Resampling`. Files have the
+      rule of their publisher, unless a config sets another one.
     stages: puts a ResNet with so many units in each stage in front of the patches.
     attention: "fused" is one kernel on TPUs (see `fused_attention`), with the same weights.
     qk_norm: of the queries and keys of each head (Dehghani et al. 2023), before they are turned.

@@ -18,7 +18,8 @@ VIT5 = Choice("axial", {"temperature": 10_000.0, "reference": 0, "registers": 10
 
 
 def _vit(row, patch, image_size, classes=1000, **defaults):
-  return published("vit:vit", row, patch, image_size=image_size, classes=classes, **{"gelu": "erf"} | defaults)
+  defaults = {"gelu": "erf", "resampling": "bicubic_antialiased"} | defaults
+  return published("vit:vit", row, patch, image_size=image_size, classes=classes, **defaults)
 
 
 _DEIT3 = {
@@ -218,6 +219,7 @@ _VIT5 = {
     qkv_bias="none",
     norm="rms",
     layer_scale=1e-4,
+    resampling="bicubic",
   )
   for word, size in (("small", "S"), ("base", "B"), ("large", "L"))
 }

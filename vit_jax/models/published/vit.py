@@ -44,7 +44,9 @@ NAMES = {
   **{f"ViT-{size}/{patch}": published("vit:vit", row, patch) for size, row in SIZES.items() for patch in PATCHES},
   **{name: published("vit:vit", SIZES[size], patch, stages=stages) for name, (size, patch, stages) in HYBRIDS.items()},
   **{
-    f"vit_{word}_patch{patch}_{side}": published("vit:vit", SIZES[size], patch, gelu="erf", image_size=side)
+    f"vit_{word}_patch{patch}_{side}": published(
+      "vit:vit", SIZES[size], patch, gelu="erf", resampling="bicubic_antialiased", image_size=side
+    )
     for word, (size, patches, sides_) in _TIMM.items()
     for patch in patches
     for side in sides_
@@ -52,7 +54,7 @@ NAMES = {
   },
   **{
     f"deit_{word}{distilled and '_distilled'}_patch16_{side}": published(
-      "vit:vit", SIZES[size], 16, gelu="erf", pool=distilled or "cls", image_size=side
+      "vit:vit", SIZES[size], 16, gelu="erf", resampling="bicubic_antialiased", pool=distilled or "cls", image_size=side
     )
     for word, size in (("tiny", "Ti"), ("small", "S"), ("base", "B"))
     for distilled in ("", "distilled")
@@ -60,7 +62,7 @@ NAMES = {
   },
   **{
     f"google/vit-{word}-patch{patch}-{side}": published(
-      "vit:vit", SIZES[size], patch, gelu="erf", eps=1e-12, image_size=side
+      "vit:vit", SIZES[size], patch, gelu="erf", eps=1e-12, resampling="bicubic", image_size=side
     )
     for word, size, patch, side in (
       ("base", "B", 16, 224),
@@ -73,7 +75,7 @@ NAMES = {
   },
   **{
     f"google/vit-{word}-patch{patch}-224-in21k": published(
-      "vit:vit", SIZES[size], patch, gelu="erf", eps=1e-12, pre_logits=SIZES[size][0], classes=0
+      "vit:vit", SIZES[size], patch, gelu="erf", eps=1e-12, resampling="bicubic", pre_logits=SIZES[size][0], classes=0
     )
     for word, size, patch in (
       ("base", "B", 16),

@@ -1,0 +1,90 @@
+"""Position tables resampled to another grid, with the rule of each publisher."""
+
+import math
+
+import numpy as np
+
+from vit_jax.models.positions import Resampling
+
+OFFSET = 0.1  # patches that DINO and DINOv2 add to each side, to avoid rounding errors in the number of rows
+
+
+def resample(table: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: Resampling = "zoom") -> np.ndarray:
+  """Resamples a position table to another grid.
+
+  Args:
+    table: [rows * columns, D] of the grid `old`, row by row.
+    old: (rows, columns).
+    new: (rows, columns) of the result. An equal grid returns an equal table.
+    method: see `positions.Resampling`.
+
+  Returns:
+    [rows * columns, D] of the grid `new`, float32.
+
+  Raises:
+    ValueError: the table does not have as many rows as the grid has cells.
+  """
+  if table.shape[0] != old[0] * old[1]:
+    raise ValueError(f"a table of {table.shape[0]} rows is no grid of {old[0]} x {old[1]}")
+  if old == new:
+    return table.astype(np.float32)
+  # Along an axis that keeps its length the offset moves the centres, as in the published code.
+  down, right = (_weights(a, b, method) for a, b in zip(old, new, strict=True))
+  grid = table.reshape(*old, -1).astype(np.float64)
+  return np.einsum("ra,sb,abd->rsd", down, right, grid, optimize=True).reshape(-1, table.shape[1]).astype(np.float32)
+
+
+def _weights(old: int, new: int, method: Resampling) -> np.ndarray:
+  """Returns [new, old]: the share of each old row in each new row."""
+  match method:
+    case "zoom":
+      return _interpolated(np.arange(new) * ((old - 1) / max(new - 1, 1)), old, "linear")
+    case "bilinear":
+      return _interpolated(_centres(new, old / new), old, "linear")
+    case "bicubic":
+      return _interpolated(_centres(new, old / new), old, "cubic")
+    case "bicubic_offset":
+      # With a scale factor PyTorch takes its inverse, not the ratio of the lengths.
+      return _interpolated(_centres(new, 1 / ((new + OFFSET) / old)), old, "cubic")
+    case "bicubic_antialiased":
+      return _antialiased(old, new, 2, lambda x: _cubic(x, a=-0.5))
+    case "bilinear_antialiased":
+      return _antialiased(old, new, 1, lambda x: np.maximum(1 - x, 0))
+
+
+def _centres(new, scale):
+  """Returns the centres of new rows in units of old ones, rounded to float32 as PyTorch does, after the product."""
+  return np.float32(np.float64(np.float32(scale)) * (np.arange(new) + 0.5) - 0.5).astype(np.float64)
+
+
+def _interpolated(centre, old, kind):
+  """Returns the weights of the two or four old rows next to each centre; the rows at the border repeat."""
+  if kind == "linear":
+    centre = np.clip(centre, 0, old - 1)
+  first = np.floor(centre).astype(int)
+  result = np.zeros((len(centre), old))
+  for tap in (-1, 0, 1, 2) if kind == "cubic" else (0, 1):
+    distance = np.abs(centre - (first + tap))
+    share = _cubic(distance, a=-0.75) if kind == "cubic" else 1 - distance
+    np.add.at(result, (np.arange(len(centre)), np.clip(first + tap, 0, old - 1)), share)
+  return result
+
+
+def _antialiased(old, new, radius, kernel):
+  """Returns weights of a kernel that widens when the grid shrinks; those inside the grid sum to one."""
+  scale = np.float32(old / new)  # as PyTorch computes it
+  wide = max(scale, np.float32(1))
+  result = np.zeros((new, old))
+  for row in range(new):
+    centre = scale * np.float32(row + 0.5)
+    first = max(math.floor(centre - radius * wide + 0.5), 0)
+    last = min(math.floor(centre + radius * wide + 0.5), old)
+    shares = kernel(np.abs(np.arange(first, last) - centre + 0.5) / wide)
+    result[row, first:last] = shares / shares.sum()
+  return result
+
+
+def _cubic(x, a):
+  """Cubic convolution (Keys 1981) at distances x >= 0."""
+  near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
+  return np.where(x <= 1, near, np.where(x < 2, far, 0))
