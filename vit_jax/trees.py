@@ -37,7 +37,7 @@ def unflatten(tree, leaves: Mapping[str, Any]):
   """The tree with its leaves replaced by those of the same name; both must have the same names."""
   names = flatten(tree).keys()
   if names != leaves.keys():
-    missing, extra = sorted(names - leaves.keys()), sorted(leaves.keys() - names)
+    missing, extra = (sorted(names, key=_order) for names in (names - leaves.keys(), leaves.keys() - names))
     raise ValueError(
       f"leaves do not fit the tree: {len(missing)} missing {missing[:5]}, {len(extra)} extra {extra[:5]}"
     )

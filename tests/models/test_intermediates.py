@@ -103,3 +103,23 @@ def test_without_a_capture_nothing_is_kept_and_threads_do_not_see_each_other(pai
 
   _, found = models.capture(inner, "tokens")(modules.images())
   assert list(found) == ["tokens"] and len(seen) == 1
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_e5_layers_keep_their_numeric_order_through_transformations(scan):
+  model = modules.model(scan=scan, depth=12)
+  captured = models.capture(model, "blocks/*/out", "blocks/*/attention/weights")
+  _, inside = captured(modules.images())
+  by_number = [f"blocks/{layer}/out" for layer in range(12)]
+  for found in (
+    inside,
+    jax.jit(captured)(modules.images())[1],
+    jax.tree.map(np.asarray, inside),
+    jax.device_get(inside),
+    jax.vmap(captured)(modules.images()[:, None])[1],
+  ):
+    assert [name for name in found if name.endswith("/out")] == by_number
+  found = jax.jit(captured)(modules.images())[1]
+  stacked = np.stack([value for name, value in found.items() if name.endswith("/out")])
+  for layer in range(12):
+    np.testing.assert_allclose(stacked[layer], inside[f"blocks/{layer}/out"], rtol=1e-3, atol=1e-4)

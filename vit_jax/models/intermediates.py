@@ -4,6 +4,7 @@
 names are local ("attention/weights"); outside they are "blocks/3/attention/weights", scanned or not.
 """
 
+import collections
 import contextlib
 import contextvars
 import re
@@ -21,7 +22,8 @@ class Recorder:
   """Collects the values whose names are wanted, and all names."""
 
   def __init__(self, wanted: Callable[[str], bool]):
-    self.wanted, self.names, self.values = wanted, [], {}
+    # JAX sorts the keys of a dict as text when it leaves a jit: 0, 1, 10, 2. An OrderedDict keeps its order.
+    self.wanted, self.names, self.values = wanted, [], collections.OrderedDict()
     self.trace = jax.extend.core.get_opaque_trace_state()
 
   def add(self, name: str, x: Shaped[Tensor, "..."] | None) -> None:
@@ -89,11 +91,19 @@ def scope(prefix: str) -> Iterator[None]:
 
 
 def capture(function: Callable, *patterns: str) -> Callable:
-  """`function`, returning (output, {name: value}) for the intermediates whose whole name matches a pattern.
+  """Returns `function` with another result: (output, intermediates).
 
-  A pattern is a regular expression or a glob, whose * stays between slashes: "blocks/*/attention/weights".
-  The function is a model or anything that calls one model once; transformations go outside, jax.jit(capture(...)).
-  Raises ConfigError for a pattern that matches nothing.
+  Args:
+    function: a model, or a function that calls one model once. Transformations go outside: jax.jit(capture(...)).
+    *patterns: regular expressions or globs of whole names. A * of a glob does not match a slash:
+      "blocks/*/attention/weights".
+
+  Returns:
+    A function with the arguments of `function`. The intermediates are an `OrderedDict` {name: value} in the order in
+    which the model computes them, so layer 2 precedes layer 10, also after jax.jit.
+
+  Raises:
+    ConfigError: when the returned function is called, if a pattern matches nothing.
   """
   expressions = {pattern: [_glob(pattern), *_regular(pattern)] for pattern in patterns}
 
