@@ -31,7 +31,7 @@ from einops import rearrange
 
 from benchmarks import children
 from benchmarks.sides import CLASSES, CLIP, DECAY, RATE, SIDE, Side
-from vit_jax import build, cli, config, files, hardware, schema, trees
+from vit_jax import build, cli, config, files, flops, hardware, schema, trees
 from vit_jax.data import catalog
 
 WARM = 3  # steps after compilation; also, our head starts at zero, and products with zeros draw less power
@@ -120,7 +120,7 @@ def measure(model: str, args: argparse.Namespace) -> dict:
       f"which both keep their memory; take a smaller one, such as --batch={max(1, args.batch // 2)}"
     ) from error
   peak = hardware.peak(device)
-  mfu = {name: rate * parts.flops_per_image / peak if peak else None for name, rate in rates.items()}
+  mfu = {name: rate * flops.TRAINING * parts.forward_flops / peak if peak else None for name, rate in rates.items()}
   return {
     "model": model,
     "batch": args.batch,

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import checkpoints, evals, hardware, identity, importers, mesh, models, optim, rng, steps, tasks
+from vit_jax import checkpoints, evals, flops, hardware, identity, importers, mesh, models, optim, rng, steps, tasks
 from vit_jax.config import Run
 from vit_jax.data import augment, catalog, loader, stream
 from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.digests import sha256
-from vit_jax.importers import surgery
+from vit_jax.importers import adoption, surgery
 from vit_jax.models import overview
 from vit_jax.schema import ConfigError, Duration, arguments, at, bind, lookup, make
 from vit_jax.tasks import cost
@@ -57,7 +57,7 @@ class Parts:
   batch_shapes: dict[str, jax.ShapeDtypeStruct]
   batches: Callable[[int], DeviceBatches]  # from a step on
   evals: dict[str, Eval]
-  flops_per_image: int  # forward and backward, of what the task learns by; 0 where nothing is trained
+  forward_flops: int  # of the task for one image, two for each multiply-accumulate; 0 if nothing is trained
 
   def compile(self):
     """The train step for these shapes, compiled: (state, batch, frozen) -> (state, metrics)."""
@@ -104,15 +104,22 @@ class Parts:
   def overview(self) -> str:
     """The parameters in a dozen lines, and how large the run is."""
     params = {path: leaf for path, leaf in self.state_shapes.params.items() if path not in self.model.statistics}
-    flops, order = self.flops_per_image / 1e9, self.images.order.about
+    arithmetic, order = flops.in_words(self.forward_flops), self.images.order.about
     return (
-      f"{overview.table(params)}\n{self.run.model.name}: {count(params):,} parameters, {flops:.3g} GFLOP an image; "
-      f"{self.examples:,} images{order}, batch {self.run.batch}, {self.total:,} steps on {_device_text(self.mesh)}"
+      f"{overview.table(params)}\n{self.run.model.name}: {count(params):,} parameters, {arithmetic}; "
+      f"{self.examples:,} images{order}, batch {self.run.batch}, {self.total:,} steps on {mesh.in_words(self.mesh)}"
     )
 
 
-def complete(run: Run) -> Run:
-  """The run with every name looked up and every argument checked and filled in."""
+def complete(run: Run, adopt: bool = True) -> Run:
+  """Returns the run with every name looked up, and every argument checked and filled in.
+
+  Args:
+    run: resolved.
+    adopt: whether arguments that the run does not set are those of the weights in `init.from`, before the defaults:
+      see `importers.adoption`. False for a run that a workdir stores, which has adopted them before.
+  """
+  run = adoption.adopt(run) if adopt else run
   # Their tables are on higher floors than `config.Run`, whose annotations cannot name them.
   parts = {}
   with at("config.model"):
@@ -186,7 +193,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
     },
     batches=functools.partial(_train_batches, run, examples, opened, mesh.batch(grid)),
     evals=_evals(run, subject, steps_of),
-    flops_per_image=0,
+    forward_flops=0,
   )
   if not training:
     return parts
@@ -195,7 +202,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   key = jax.eval_shape(lambda: rng.key(0))
   drawn = jax.eval_shape(task.examples, parts.batch_shapes, parts.frozen_shapes, key, state_shapes.step)
   alone = make_task(run, models.functional(model.description), grid, steps_of)
-  return dataclasses.replace(parts, flops_per_image=3 * cost.forward_flops(alone.objective, shapes, drawn))
+  return dataclasses.replace(parts, forward_flops=cost.forward_flops(alone.objective, shapes, drawn))
 
 
 def description(run: Run, classes: Sequence[str]) -> models.Description:
@@ -214,7 +221,8 @@ def make_task(run: Run, model: models.Model, grid: jax.sharding.Mesh, steps_of: 
       return augment.build(dtype, run.seed, patch, steps_of, **arguments(run.data, augment.build))
 
   pixels = functools.partial(augment.pixels, **arguments(run.data, augment.pixels))
-  supplied = tasks.Supplied(model, patch, augmentation, functools.partial(_frozen, run, grid), pixels)
+  normalised = arguments(run.data, augment.pixels)
+  supplied = tasks.Supplied(model, patch, augmentation, functools.partial(_frozen, run, grid), pixels, normalised)
   with at("config.task"):
     return make(run.task, tasks.TASKS, supplied)
 
@@ -310,8 +318,3 @@ def _check_memory(run, grid, shapes, shardings):
       f"parameters, gradients and optimizer alone; a {device.device_kind} has {limit / 2**30:.1f} GiB. Spread it with "
       "config.mesh.fsdp, or take a smaller model"
     )
-
-
-def _device_text(grid):
-  axes = ", ".join(f"{axis}={size}" for axis, size in grid.shape.items() if size > 1) or "no axis split"
-  return f"{grid.devices.size} x {grid.devices.flat[0].device_kind} ({axes})"

@@ -25,13 +25,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax import checkpoints, cli, files, importers, models, paths, runtime
+from vit_jax import checkpoints, cli, files, flops, importers, models, paths, runtime
 from vit_jax.importers import architectures, containers, layout, processing
 from vit_jax.importers.tensors import Tensors
 from vit_jax.inference import exported, stored
 from vit_jax.models.description import in_words
 from vit_jax.models.positions import Resampling
 from vit_jax.schema import ConfigError
+from vit_jax.tasks import cost
 
 # Which layout a file gets that is not told: of those that have a place for the model, the first.
 PREFERRED = {".npz": ("vit_jax", "big_vision", "compact", "timm"), ".safetensors": ("timm", "compact", "big_vision")}
@@ -245,6 +246,7 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool = False) -> str:
     "resolution": _pixels(description.image_size) + f", {description.channels} channels",
     "classes": str(description.classes or "none: no head"),
     "parameters": f"{sum(int(np.prod(shape)) for shape in shapes.values()):,}",
+    "arithmetic": flops.in_words(cost.of_model(description)),
     "config": description.flags(),
     **({"images": "; ".join(notes)} if notes else {}),
   }

@@ -1,20 +1,40 @@
-"""FLOPs of a function, counted in its jaxpr."""
+"""FLOPs of a function, counted in its jaxpr.
+
+One definition holds everywhere: a multiply-accumulate is two FLOPs, and "GFLOP an image" is the forward pass of one
+image. Other quantities are named: a train step has forward and backward pass, three times as much (`TRAINING`).
+"""
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.extend.core
 
+TRAINING = 3  # forward and backward pass, in forward passes
 
-def count(function, *args) -> int:
-  """FLOPs of the matrix products and convolutions of a function, from its jaxpr; loops count each turn.
 
-  XLA's own count takes a loop's body once, and counts recomputation: this is the model's arithmetic, for MFU.
+def in_words(forward: int) -> str:
+  """Returns the FLOPs of a forward pass as text: "35.2 GFLOP an image (forward pass)"."""
+  return f"{forward / 1e9:.3g} GFLOP an image (forward pass)"
+
+
+def count(function: Callable, *args: object) -> int:
+  """Counts the FLOPs of the matrix products and convolutions of a function.
+
+  XLA's own count takes the body of a loop once, and counts recomputation. This is the model's arithmetic, for MFU.
+
+  Args:
+    function: traced, not computed.
+    *args: its arguments, or their shapes.
+
+  Returns:
+    FLOPs, two for each multiply-accumulate. Loops count each turn.
   """
   return _count(jax.make_jaxpr(function)(*args).jaxpr)
 
 
 def _count(jaxpr):
+  """Returns the FLOPs of a jaxpr and of all that it calls."""
   total = 0
   for equation in jaxpr.eqns:
     turns = equation.params["length"] if equation.primitive.name == "scan" else 1

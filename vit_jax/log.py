@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 import numpy as np
 
-from vit_jax import build, checkpoints, clock, config, hardware, metrics, runtime, selection, writer
+from vit_jax import build, checkpoints, clock, config, flops, hardware, metrics, runtime, selection, writer
 from vit_jax.data import crops
 from vit_jax.data.images import ImageError, Images
 from vit_jax.evals import Outcome
@@ -176,7 +176,7 @@ class Log:
     """A lap's rates, with those of a chip."""
     devices = self._parts.mesh.devices
     per_chip, peak = rates["images_per_second"] / devices.size, hardware.peak(devices.flat[0])
-    utilisation = {"mfu": per_chip * self._parts.flops_per_image / peak} if peak else {}
+    utilisation = {"mfu": per_chip * flops.TRAINING * self._parts.forward_flops / peak} if peak else {}
     return rates | {"images_per_second_per_chip": per_chip} | utilisation
 
   def _fetch(self, step):

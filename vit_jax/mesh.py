@@ -261,3 +261,9 @@ def bytes_per_device(shapes, shardings) -> int:
     return math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
   return sum(jax.tree.leaves(jax.tree.map(size, shapes, shardings)))
+
+
+def in_words(grid: jax.sharding.Mesh) -> str:
+  """Returns the devices of a mesh and how they are split: "8 x TPU v3 (data=8)"."""
+  axes = ", ".join(f"{axis}={size}" for axis, size in grid.shape.items() if size > 1) or "no axis split"
+  return f"{grid.devices.size} x {grid.devices.flat[0].device_kind} ({axes})"

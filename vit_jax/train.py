@@ -33,6 +33,7 @@ from vit_jax import (
 )
 from vit_jax.corpora import checking
 from vit_jax.data import catalog, sources
+from vit_jax.importers import adoption
 from vit_jax.runtime import say
 
 # What a restart in the same workdir may change.
@@ -63,7 +64,8 @@ def main() -> None:
   workdir, overrides = arguments.workdir, arguments.overrides
 
   run = build.complete(config.resolve(flags.load(arguments.config, overrides)))
-  changes = changes_of(flags.load(arguments.config), run, overrides)
+  own = build.complete(config.resolve(flags.load(arguments.config, overrides)), adopt=False)
+  changes = changes_of(flags.load(arguments.config), own, overrides)
   if arguments.profile < 0:
     raise schema.ConfigError(f"--profile: {arguments.profile} is not a number of steps")
 
@@ -85,6 +87,8 @@ def main() -> None:
       before = files.read_json(workdir / "result.json")
       say(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, as it stands")
       for line in changes:
+        say(f"  {line}")
+      for line in [] if has_state or not run.init.from_ else adoption.notes(run.init.from_, own, run):
         say(f"  {line}")
       if arguments.parameters:
         say(cli.parameters(parts.state_shapes.params, parts.model.statistics))
@@ -124,32 +128,40 @@ def note_recipe(workdir: pathlib.Path, file: str, changes: list[str]) -> None:
 def changes_of(file, run: config.Run, overrides: dict[str, str]) -> list[str]:
   """What the flags made of the file's own run; of a file that needs flags to be a run, the flags."""
   try:
-    before = build.complete(config.resolve(file))
+    before = build.complete(config.resolve(file), adopt=False)
   except schema.ConfigError:
     return [f"{key}: {value}" for key, value in overrides.items()]
   return trees.diff(schema.plain(before), schema.plain(run))
 
 
 def as_begun(file: str, overrides: dict[str, str], run: config.Run, workdir: pathlib.Path) -> config.Run:
-  """The run, or where its workdir was begun before some keys were there, with what that run did, unless a config says.
+  """Returns the run with what the run in its workdir did, for keys that the config does not set.
+
+  These are keys that did not exist or had another default when that run started, and settings that it adopted from
+  the weights that it started from. So a restart needs neither the file of weights nor the same file.
 
   Args:
     file: of the config.
     overrides: flags.
     run: that both make.
-    workdir: whose first process's files count.
+    workdir: the files of the first process count.
   """
-  older = {}
+  stored = {}
   if runtime.process() == 0 and workdir.is_dir():
-    older = renames.kept(identity.stored_config(workdir, checkpoints.about(workdir, identity.check) or {}) or {})
-  older = json.loads(runtime.gather(json.dumps(older), "older")[0])
-  editable = flags.load(file, overrides)
+    stored = identity.stored_config(workdir, checkpoints.about(workdir, identity.check) or {}) or {}
+  before = {"older": renames.kept(stored), "adopted": adoption.recorded(renames.run(stored))}
+  before = json.loads(runtime.gather(json.dumps(before), "older")[0])
+  older, editable = before["older"], flags.load(file, overrides)
   missing = [key for key in older if flags.has(editable, key.rpartition(".")[0]) and not flags.has(editable, key)]
-  if not (older := {key: older[key] for key in missing}):
+  older = {key: older[key] for key in missing}
+  if not older and not before["adopted"]:
     return run
   for key, text in older.items():
     say(f"config.{key}={text}, as in the run that {workdir} holds, which was begun with other defaults")
-  return build.complete(config.resolve(flags.load(file, overrides | older)))
+  resolved = config.resolve(flags.load(file, overrides | older))
+  if before["adopted"]:
+    return build.complete(adoption.with_settings(resolved, before["adopted"]), adopt=False)
+  return build.complete(resolved)
 
 
 def bad_images(run: config.Run, source: sources.Source) -> str | None:
@@ -183,7 +195,7 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
       )
     return None
   with contextlib.suppress(schema.ConfigError):  # keys that are new since then have their defaults
-    before = schema.plain(build.complete(config.resolve(renames.run(before))))
+    before = schema.plain(build.complete(config.resolve(renames.run(before)), adopt=False))
   now = schema.plain(parts.run)
   differences = [line for line in trees.diff(before, now) if not may_change(line.partition(":")[0])]
   if differences:

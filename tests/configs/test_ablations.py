@@ -11,8 +11,8 @@ import pytest
 
 from tests import recipes, runs
 from vit_jax import build, checkpoints, config, flags, loop, mesh
-from vit_jax.reports import scaling
 from vit_jax.sweeps import study
+from vit_jax.tasks import cost
 
 FIVE = ("ablations/block", "ablations/optimizer")  # with so many seeds
 NAMES = [name for name in recipes.NAMES if name.startswith("ablations/")]
@@ -36,7 +36,7 @@ def test_shapes_cost_the_same_within_five_per_cent(tmp_path):
   costs = {}
   for trial in trials("ablations/shape", tmp_path):
     run = build.complete(config.resolve(flags.load(recipes.path("ablations/shape"), trial.flags)))
-    _, costs[run.model.args["depth"]] = scaling.of_model(build.description(run, range(10)))
+    costs[run.model.args["depth"]] = cost.of_model(build.description(run, range(10)))
   assert sorted(costs) == [1, 2, 4, 8, 16]
   middle = costs[4]
   assert all(abs(cost / middle - 1) < 0.05 for cost in costs.values()), costs

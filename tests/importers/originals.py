@@ -10,8 +10,11 @@ from vit_jax.models.published import modern
 
 
 def shown(description):
-  """The arguments of a model that a file shows, without sizes, which other names may have already."""
-  sizes = ("layer_scale", "width", "depth", "heads", "hidden")
+  """The arguments of a model that a file shows, without sizes, which other names may have already.
+
+  Also without the rule for positions at another resolution, which is that of the publisher: see test_resampling.
+  """
+  sizes = ("layer_scale", "width", "depth", "heads", "hidden", "resampling")
   return {key: value for key, value in description.arguments().items() if key not in sizes}
 
 

@@ -188,3 +188,27 @@ def test_a7_a_rule_of_the_config_replaces_that_of_the_file():
   fitted, _ = surgery.fit(found.read(), found.description, want, "keep")
   table = found.read()["position/table"]
   np.testing.assert_array_equal(fitted["position/table"][1:], resample(table[1:], (4, 4), (6, 6), "bilinear"))
+
+
+def test_a7_every_layout_of_a_vit_has_the_rule_of_its_publisher():
+  rules = {}
+  for one in importers.layouts():
+    if one.family == "vit":
+      rules.setdefault(one.name, set()).add(one.resampling)
+  assert rules == {
+    "vit_jax": {"zoom"},
+    "big_vision": {"zoom"},
+    "hf": {"bicubic", None},  # DINOv3 has no table
+    "timm": {"bicubic_antialiased"},
+    "dinov2": {"bicubic_offset"},  # and antialiased with registers
+    "dinov3": {None},
+    **{name: {"bicubic"} for name in ("eva02", "rope_vit", "deit3", "vit5")},
+  }
+  names = {
+    "cct_7_3x2_32": "bilinear",
+    "ViT-B/16": "zoom",
+    "deit3_base_patch16_224": "bicubic_antialiased",
+    "swin_tiny_patch4_window7_224": "bicubic",
+    "google/vit-base-patch16-224": "bicubic",
+  }
+  assert {name: models.bind(Choice(name)).args["resampling"] for name in names} == names

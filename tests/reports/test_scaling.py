@@ -28,7 +28,7 @@ def macs(width, tokens=5, patches=4, depth=2):
 
 def test_parameters_macs_and_compute_are_those_counted_by_hand(one):
   size = scaling.size(dataclasses.replace(one, description=vit(32)))
-  assert size.macs == macs(32)
+  assert size.forward == 2 * macs(32) / 1e9
   assert size.flops == 6 * macs(32) * 12 * 16
   block = 4 * 32 * 32 + 4 * 32 + 8 * 32 * 32 + 5 * 32 + 4 * 32
   assert size.parameters == 768 * 32 + 32 + 5 * 32 + 32 + 2 * block + 2 * 32 + 330
@@ -37,7 +37,9 @@ def test_parameters_macs_and_compute_are_those_counted_by_hand(one):
 def test_only_what_differs_is_drawn(one):
   small, large = (dataclasses.replace(one, name=str(w), description=vit(w), records=1437) for w in (32, 64))
   charts, table = scaling.chapter([small, large]).parts
-  assert len(charts.svgs) == 3, "training FLOPs, parameters and MACs; core-hours and images are the same"
+  assert len(charts.svgs) == 3, (
+    "training FLOPs, parameters, FLOPs of a forward pass; core-hours and images are the same"
+  )
   assert table.rows[0][:2] == ["32", "90.00 %"] and table.rows[1][4] == f"{scaling.size(large).parameters:,}"
   assert not scaling.chapter([small]).parts
 

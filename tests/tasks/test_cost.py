@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax import models
+from vit_jax import flops, models
 from vit_jax.schema import Choice
 from vit_jax.tasks import cost
 from vit_jax.tasks.masked_autoencoder import MaskedAutoencoder
@@ -49,3 +49,12 @@ def test_a_masked_autoencoder_costs_a_quarter_of_the_patches_and_its_decoder():
   flops = measured(MaskedAutoencoder)
   assert flops == pytest.approx(encoder + decoder, rel=1e-3)
   assert flops < 0.6 * measured(MaskedPatches)
+
+
+def test_e6_a_forward_pass_of_b16_is_the_sum_of_its_matrices_and_the_published_figure():
+  model = models.Description(Choice("ViT-B/16"), 224, 1000).bound()
+  tokens = N + 1  # with the class token
+  by_hand = EMBEDDING + of_blocks(tokens, D, H, L) + 2 * D * 1000
+  assert cost.of_model(model) == by_hand
+  assert by_hand / 2e9 == pytest.approx(17.6, abs=0.05)  # published in multiply-accumulates
+  assert flops.in_words(by_hand) == "35.1 GFLOP an image (forward pass)"

@@ -128,7 +128,7 @@ def run_of(workdir: pathlib.Path) -> config.Run | None:
   if own is None:
     return None
   try:
-    return build.complete(config.resolve(renames.run(own)))
+    return build.complete(config.resolve(renames.run(own)), adopt=False)
   except ConfigError as error:
     raise ConfigError(f"{workdir / 'config.json'} is no run of this code: {error}") from error
 

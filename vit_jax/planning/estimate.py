@@ -250,14 +250,12 @@ def _run_estimate(plan, parts, slice_, price, host_rate):
   hours = parts.total * plan.pace / 3600
   measured = evaluations.of(parts)
   working = plan.step_seconds - plan.shares["links"]
-  forward = (
-    run.batch / (working * evaluations.share(parts, plan.flops * plan.devices)) if parts.flops_per_image else 0.0
-  )
+  forward = run.batch / (working * evaluations.share(parts, plan.flops * plan.devices)) if parts.forward_flops else 0.0
   slowest = min(forward, host_rate * plan.hosts)
   return dataclasses.replace(
     plan,
     images_per_second_per_chip=images / slice_.chips,
-    mfu=images * parts.flops_per_image / (plan.devices * slice_.chip.peak),
+    mfu=images * flops.TRAINING * parts.forward_flops / (plan.devices * slice_.chip.peak),
     hours=hours,
     device_hours=parts.total * plan.step_seconds / 3600,
     evaluations={name: each and each._asdict() for name, each in measured.items()},

@@ -29,7 +29,7 @@ def _of(parts, choice, every):
 
 def share(parts: build.Parts, flops: float) -> float:
   """Of a train step of so many FLOPs on all devices, the forward pass of its batch; a third without recomputation."""
-  return parts.flops_per_image / 3 * parts.run.batch / flops
+  return parts.forward_flops * parts.run.batch / flops
 
 
 def hours(evaluations: dict[str, Evaluation | None], images_per_second: float) -> float:

@@ -35,7 +35,7 @@ _COLUMNS = (  # heading, what stands there
   ("args GiB", lambda p: f"{p.hbm_arguments / 2**30:.2f}"),
   ("temp GiB", lambda p: f"{p.hbm_temporaries / 2**30:.2f}"),
   ("of GiB", lambda p: f"{p.hbm_limit / 2**30:.2f}"),
-  ("TFLOP", lambda p: f"{p.flops / 1e12:.2f}"),
+  ("step TFLOP", lambda p: f"{p.flops / 1e12:.2f}"),
   ("GB", lambda p: f"{p.bytes / 1e9:.1f}"),
   ("links MB", lambda p: f"{sum(c['moved'] for c in p.collectives.values()) / 1e6:,.0f}"),
   ("step ms", lambda p: f"{p.step_seconds * 1e3:,.1f}"),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import files, importers, runtime
+from vit_jax import files, importers, models, runtime, trees
 from vit_jax.data.images import ImageError
 from vit_jax.inference import predictor
 from vit_jax.metrics import is_share
@@ -22,6 +22,7 @@ from vit_jax.schema import ConfigError, amount
 from vit_jax.selection import shown
 from vit_jax.sweeps import results
 from vit_jax.sweeps.trials import is_record, text
+from vit_jax.tasks import cost
 
 NAME = "report.html"  # of the page in a workdir
 LONGEST = 60  # characters of a name
@@ -174,11 +175,11 @@ def _of_weights(run, of_several, images, limit) -> list[Chapter]:
 def _of_file(place, images) -> list[Chapter]:
   """What a file of weights is, and what is inside of it."""
   use = predictor.load(place)
-  parameters, flops = scaling.of_model(use.description)
+  parameters = trees.count(models.functional(use.description).shapes())
   rows = [
     ["model", use.description.model.name],
     ["parameters", f"{parameters:,}"],
-    ["MACs an image", f"{flops // 2:,}"],
+    ["GFLOP an image (forward pass)", f"{cost.of_model(use.description) / 1e9:.3g}"],
     ["pixels", str(use.description.image_size)],
     ["classes", ", ".join([f"{len(use.classes):,}", *map(fitted, use.classes[:5]), *["…"] * (len(use.classes) > 5)])],
   ]

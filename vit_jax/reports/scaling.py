@@ -1,13 +1,10 @@
 """Accuracy against what it costs, across runs: compute, parameters, multiplications, images, images of a class."""
 
-import functools
 import itertools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
-import numpy as np
 from matplotlib.ticker import LogLocator
 
 from vit_jax import flops, models, trees
@@ -18,6 +15,7 @@ from vit_jax.reports.page import Chapter, Charts, Part, Table
 from vit_jax.reports.recorded import Recorded
 from vit_jax.reports.verdict import shared_headline, text
 from vit_jax.selection import shown
+from vit_jax.tasks import cost
 
 NAMED = 12  # points that have room for their names
 _LINES = [f"{line}{marker}" for marker in "os^D" for line in ("-", "--", ":", "-.")]
@@ -28,17 +26,17 @@ class Size(NamedTuple):
   """Of a model, and of a run of it."""
 
   parameters: int
-  macs: int  # multiplications and additions in pairs, of one image's forward pass
-  flops: float  # of the whole training: 3 x forward, which is 2 FLOPs a pair
+  forward: float  # GFLOP of one image, forward pass, two for each multiply-accumulate
+  flops: float  # of the whole training: forward and backward
   images: int  # different ones to train on
   core_hours: float
 
 
 AXES = {
   "core_hours": "core-hours",
-  "flops": "training FLOPs",
+  "flops": "training FLOPs (forward and backward)",
   "parameters": "parameters",
-  "macs": "MACs an image",
+  "forward": "GFLOP an image (forward)",
   "images": "images to train on",
 }
 
@@ -70,19 +68,10 @@ def chapter(runs: Sequence[Recorded]) -> Chapter:
 
 def size(run: Recorded) -> Size:
   """How large a run's model is, and what its training took; zeros where no checkpoint says what it was."""
-  parameters, flops = of_model(run.description) if run.description else (0, 0)
-  seen = run.steps * run.run.batch
-  return Size(parameters, flops // 2, 3.0 * flops * seen, run.records or 0, run.core_hours)
-
-
-@functools.cache
-def of_model(description: models.Description) -> tuple[int, int]:
-  """Parameters, and FLOPs of one image's forward pass."""
-  model, size = models.functional(description), description.image_size
-  sides = (size, size) if isinstance(size, int) else size
-  image = jax.ShapeDtypeStruct((1, *sides, description.channels), np.float32)
-  forward = flops.count(lambda params, images: model.outputs(params, images)[0].logits, model.shapes(), image)
-  return trees.count(model.shapes()), forward
+  forward = cost.of_model(run.description) if run.description else 0
+  parameters = trees.count(models.functional(run.description).shapes()) if run.description else 0
+  training = float(flops.TRAINING * forward * run.steps * run.run.batch)
+  return Size(parameters, forward / 1e9, training, run.records or 0, run.core_hours)
 
 
 def few_shot(run: Recorded) -> dict[str, list[tuple[int, float]]]:
@@ -147,7 +136,7 @@ def _row(run, each, metric):
     f"{each.core_hours:,.3g}",
     f"{each.flops:.3g}",
     f"{each.parameters:,}",
-    f"{each.macs:.3g}",
+    f"{each.forward:.3g}",
     f"{each.images:,}",
   ]
   return [run.name, text(metric, run.figures[metric]), *counts]

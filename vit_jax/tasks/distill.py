@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import losses, models
+from vit_jax.data import augment
+from vit_jax.data.augment import Channels, Scales
 from vit_jax.schema import Choice, ConfigError, Fraction, Positive, Probability, make
 from vit_jax.shapes import Array, Count, Float, PRNGKey, Tensor
 from vit_jax.tasks.classify import Classify
@@ -52,8 +54,11 @@ class Distill:
 
   Args:
     teacher: file of weights or workdir; any model with as many classes, at any resolution. It sees the very images
-      that the student sees, augmented and normalised as the student's.
+      that the student sees, augmented alike, but normalised as in its own training.
     ema: take the average of the weights, which a workdir may hold.
+    teacher_mean: with which the teacher's images are normalised. The default is that of the teacher's file or run. None
+      takes that of the student's images.
+    teacher_std: the standard deviation, likewise.
     targets: what is learned from the teacher: `hard`, its best class, or `soft`, its probabilities.
     weight: of the teacher's part. The paper takes 0.5 with hard targets, 0.1 with soft ones at temperature 3.
     loss: of the labels; as classification has it.
@@ -64,6 +69,8 @@ class Distill:
   _: dataclasses.KW_ONLY
   teacher: str
   ema: bool = False
+  teacher_mean: Channels | None = None
+  teacher_std: Scales | None = None
   targets: Annotated[Choice, TARGETS] = Choice("hard")
   weight: Fraction = 0.5
   loss: Literal["softmax", "sigmoid", "mean_sigmoid"] = "softmax"
@@ -103,8 +110,19 @@ class Distill:
   def examples(self, batch: Rows, frozen: Params, key: PRNGKey, step: Count) -> Rows:
     """Those of classification, and the teacher's logits [B, V]."""
     examples = self.labels.augmented(batch, key, step, self.patch)
-    outputs, _ = self.frozen.model.outputs(frozen, examples["image"], None)
+    outputs, _ = self.frozen.model.outputs(frozen, self._of_teacher(examples["image"]), None)
     return examples | {"teacher": outputs.logits}
+
+  def _of_teacher(self, images):
+    """Returns the images normalised as those of the teacher; unchanged, bit by bit, if both are normalised alike."""
+    if self.teacher_mean is None and self.teacher_std is None:
+      return images
+    own, names = self.supplied.normalised, ("mean", "std")
+    given = dict(zip(names, (self.teacher_mean, self.teacher_std), strict=True))
+    theirs = {name: tuple(own[name] if given[name] is None else given[name]) for name in names}
+    if theirs == {name: tuple(own[name]) for name in names}:
+      return images
+    return augment.normalise(255 * self.supplied.pixels(images), images.dtype, **theirs)
 
   def objective(self, params: Params, examples: Rows, key: PRNGKey | None) -> Objective:
     """The loss, and of all heads together top-1 and the share of images for which the teacher says the same."""

@@ -36,6 +36,7 @@ class Supplied(NamedTuple):
   augment: Callable  # (patch) -> (key, images uint8, targets, draws, step) -> (images, targets); see `data.augment`
   freeze: Callable[[str, str, bool], Frozen]  # (key of the config, path of weights, their average or not)
   pixels: Callable  # normalised images, or such cut into patches -> values 0..1, float32
+  normalised: Mapping[str, Sequence[float]] = {}  # mean and std with which the images are normalised
 
 
 class Task(Protocol):

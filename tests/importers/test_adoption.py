@@ -1,0 +1,165 @@
+"""What a run adopts from the weights that it starts from, and from a teacher, unless its config says otherwise."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests import runs, small_weights
+from vit_jax import build, config, flags, identity, renames, schema, train
+from vit_jax.importers import adoption, normalisation
+from vit_jax.schema import Choice
+from vit_jax.sweeps.study import Study
+
+IMAGENET = {key: list(values) for key, values in normalisation.IMAGENET.items()}
+DEIT = {"pretrained_cfg": IMAGENET | {"crop_pct": 0.9, "interpolation": "bicubic", "input_size": [3, 32, 32]}}
+HALVES = {"mean": [0.5] * 3, "std": [0.5] * 3}
+SIGLIP = {"model_args": {"act_layer": "gelu_tanh"}}  # as timm writes it
+SIGLIP |= {"pretrained_cfg": HALVES | {"crop_pct": 1.0, "interpolation": "bicubic", "input_size": [3, 32, 32]}}
+SMALL = {"width": 64, "depth": 2, "heads": 2, "hidden": 96}
+
+
+def deit(folder):
+  folder.mkdir(exist_ok=True)
+  return small_weights.file(folder, small_weights.described(gelu="erf"), **DEIT)
+
+
+def siglip(folder):
+  folder.mkdir(exist_ok=True)
+  return small_weights.file(folder, small_weights.described(gelu="tanh", pool="map"), **SIGLIP)
+
+
+def resolved(path, model=(), **data):
+  """A run that starts from weights, and sets nothing else than it is given."""
+  return config.resolve(
+    config.recipe(
+      model={"name": "ViT-S/8", **SMALL, **dict(model)},
+      data={"name": "digits", "image_size": 48, **data},
+      optim={"name": "sgd", "lr": 0.1},
+      total="1ep",
+      batch=16,
+      init={"from": str(path)},
+    )
+  )
+
+
+def chosen(run):
+  return {key: run.model.args[key] for key in ("gelu", "eps", "resampling")} | {
+    key: run.data.args[key] for key in ("mean", "std", "test_crop")
+  }
+
+
+def test_e4_a_run_from_weights_like_those_of_deit_adopts_their_settings(tmp_path):
+  before = resolved(deit(tmp_path))
+  run = build.complete(before)
+  assert chosen(run) == {
+    "gelu": "erf",
+    "eps": 1e-6,
+    "resampling": "bicubic_antialiased",
+    "mean": normalisation.IMAGENET["mean"],
+    "std": normalisation.IMAGENET["std"],
+    "test_crop": Choice("torchvision", {"ratio": 0.9, "interpolation": "bicubic"}),
+  }
+  assert run.evals["test"].args["data"] is None  # measured on the run's own data, prepared alike
+  own = build.complete(before, adopt=False)
+  [note] = adoption.notes(before.init.from_, own, run)
+  assert "model.gelu=erf" in note and "data.mean=(0.485,0.456,0.406)" in note and "data.test_crop.ratio=0.9" in note
+  assert "To override: --config.model.gelu=tanh" in note and "--config.data.mean=(0.5,0.5,0.5)" in note
+
+
+def test_e4_a_run_from_weights_like_those_of_siglip_adopts_their_settings(tmp_path):
+  run = build.complete(resolved(siglip(tmp_path), {"pool": "map", "gelu": "erf"}))
+  assert chosen(run) | {"gelu": "tanh", "resampling": "zoom"} == chosen(build.complete(resolved("none"))) | {
+    "test_crop": Choice("torchvision", {"ratio": 1.0, "interpolation": "bicubic"})
+  }
+  assert run.model.args["gelu"] == "erf"  # which the config sets
+  assert build.complete(resolved(siglip(tmp_path), {"pool": "map"})).model.args["gelu"] == "tanh"
+  named = {"name": "vit_small_patch16_224", "pool": "map"}  # whose own default is erf
+  assert build.complete(resolved(siglip(tmp_path), named)).model.args["gelu"] == "tanh"
+
+
+def test_e4_what_the_config_sets_stays_and_the_note_has_the_flags_of_the_file(tmp_path):
+  before = resolved(deit(tmp_path), {"gelu": "tanh", "eps": 1e-5}, mean=(0.1, 0.2, 0.3), test_crop={"name": "resize"})
+  run = build.complete(before)
+  assert chosen(run) | {"std": None, "resampling": None} == {
+    "gelu": "tanh",
+    "eps": 1e-5,
+    "mean": (0.1, 0.2, 0.3),
+    "test_crop": Choice("resize", {"interpolation": "area"}),
+    "std": None,
+    "resampling": None,
+  }
+  assert run.data.args["std"] == normalisation.IMAGENET["std"]
+  [note] = adoption.notes(before.init.from_, build.complete(before, adopt=False), run)
+  assert "the config sets model.gelu=tanh model.eps=1e-05 data.mean=(0.1,0.2,0.3)" in note
+  assert "To adopt its values: --config.model.gelu=erf --config.model.eps=1e-06 --config.data.mean=(0.485" in note
+
+
+@pytest.mark.parametrize("path", ["gone.npz", "damaged.npz", None])
+def test_e4_weights_that_cannot_be_read_and_other_families_change_nothing(tmp_path, path):
+  (tmp_path / "damaged.npz").write_bytes(b"PK\x03\x04")
+  before = resolved(deit(tmp_path) if path is None else tmp_path / path)
+  if path is None:
+    before = config.dataclasses.replace(before, model=Choice("Mixer-S/16"))
+  assert build.complete(before) == build.complete(before, adopt=False)
+
+
+def test_e4_a_workdir_gives_the_settings_of_its_run(tmp_path, monkeypatch):
+  data = {"name": "folder", "image_size": 32, "mean": [0.1] * 3, "std": [0.2] * 3}
+  data["test_crop"] = {"name": "centre", "resize": 40}
+  about = {"model": small_weights.described(gelu="erf").to_json(), "identity": {"config": {"data": data}}}
+  (tmp_path / "checkpoints").mkdir()
+  monkeypatch.setattr(adoption.checkpoints, "about", lambda *_: about)
+  run = build.complete(resolved(tmp_path))
+  assert (run.model.args["gelu"], run.data.args["mean"], run.data.args["std"]) == ("erf", (0.1,) * 3, (0.2,) * 3)
+  assert run.data.args["test_crop"].args["resize"] == 60  # of images of 48 px
+
+
+def test_e4_a_restart_without_the_file_is_the_same_run(tmp_path, monkeypatch):
+  file = deit(tmp_path / "weights")
+  recipe, flagged = str(runs.ROOT / "configs/finetune.py:digits,ViT-S/8,48"), {"init.from": str(file)}
+  flagged |= {f"model.{key}": str(value) for key, value in SMALL.items()}
+  first = build.complete(config.resolve(flags.load(recipe, flagged)))
+  assert first.model.args["gelu"] == "erf"
+  monkeypatch.setattr(identity, "stored_config", lambda *_: json.loads(config.dumps(first)))
+  file.unlink()
+  absent = build.complete(config.resolve(flags.load(recipe, flagged)))
+  assert absent.model.args["gelu"] == "tanh"
+  assert train.as_begun(recipe, flagged, absent, tmp_path) == first
+  assert renames.run(json.loads(config.dumps(first))) == schema.plain(first)
+  older = schema.plain(absent)  # a run from before, which adopted nothing, also goes on as it was
+  monkeypatch.setattr(identity, "stored_config", lambda *_: older)
+  deit(tmp_path / "weights")
+  now = build.complete(config.resolve(flags.load(recipe, flagged)))
+  assert schema.plain(train.as_begun(recipe, flagged, now, tmp_path)) == older
+
+
+def test_e4_trials_of_a_sweep_adopt_what_their_runs_adopt(tmp_path):
+  recipe, flagged = str(runs.ROOT / "configs/finetune.py:digits,ViT-S/8,48"), {"init.from": str(deit(tmp_path))}
+  flagged |= {f"model.{key}": str(value) for key, value in SMALL.items()}
+  trials = Study(recipe, flagged, config.Sweep([{"optim.lr": 0.1}, {"optim.lr": 0.2}]), tmp_path / "sweep").trials()
+  for trial in trials:
+    assert trial.config == config.dumps(build.complete(config.resolve(flags.load(recipe, trial.flags))))
+    assert json.loads(trial.config)["model"]["gelu"] == "erf"
+
+
+def test_e4_a_teacher_keeps_its_own_normalisation(tmp_path):
+  before = config.resolve(
+    config.recipe(
+      model={"name": "ViT-S/8", **SMALL},
+      data={"name": "digits", "image_size": 32},
+      optim={"name": "sgd", "lr": 0.1},
+      task={"name": "distill", "teacher": str(deit(tmp_path))},
+      total="1ep",
+      batch=16,
+    )
+  )
+  run = build.complete(before)
+  assert run.task.args["teacher_mean"] == normalisation.IMAGENET["mean"]
+  assert run.task.args["teacher_std"] == normalisation.IMAGENET["std"]
+  assert run.data.args["mean"] == (0.5,) * 3 and run.model.args["gelu"] == "tanh"  # those of the student
+  stored = json.loads(config.dumps(build.complete(before, adopt=False)))
+  assert adoption.recorded(stored) == {"task": {"teacher_mean": None, "teacher_std": None}}
+  del stored["task"]["teacher_mean"], stored["task"]["teacher_std"]
+  assert adoption.recorded(stored) == {"task": {"teacher_mean": None, "teacher_std": None}}
+  assert np.all(np.asarray(run.task.args["teacher_std"]) > 0)

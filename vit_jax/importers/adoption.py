@@ -1,0 +1,162 @@
+"""Settings that a run adopts from the weights that it starts from, unless its config sets them.
+
+With another activation, another epsilon of the norms, or images that are normalised or cropped in another way, weights
+give other logits, and no shape shows it.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax import checkpoints, files, importers, paths, schema
+from vit_jax.config import Run
+from vit_jax.importers import normalisation, processing
+from vit_jax.models import Description, table
+from vit_jax.schema import Choice, ConfigError
+
+KEYS = {"model": ("gelu", "eps", "padding", "resampling"), "data": ("mean", "std", "test_crop")}
+Settings = dict[str, dict[str, Any]]  # group of the config -> {key: value}
+
+
+def adopt(run: Run) -> Run:
+  """Returns the run with the settings of the weights in `init.from`, unless the config sets them.
+
+  Args:
+    run: resolved, but not completed: its choices have the arguments that the config sets, and no others.
+
+  Returns:
+    The run. It is unchanged if it starts from no weights, or if these cannot be read: an error follows when the run
+    loads them.
+  """
+  size = str(run.data.args.get("image_size", ""))
+  settings = of_weights(run.init.from_, run.model.name, int(size) if size.isdecimal() else None)
+  if run.task.name == "distill" and isinstance(path := run.task.args.get("teacher"), str):
+    settings["task"] = of_teacher(path)
+  return with_settings(run, settings)
+
+
+def of_teacher(path: str) -> dict[str, Any]:
+  """Returns mean and std of the images of a teacher, as arguments of the task; {} if its file cannot be read."""
+  try:
+    _, data = _known(paths.path(path), None)
+  except (ConfigError, OSError):
+    return {}
+  return {f"teacher_{key}": data[key] for key in ("mean", "std") if key in data}
+
+
+def with_settings(run: Run, settings: Settings) -> Run:
+  """Returns the run with these settings in the place of those that it does not set."""
+  changed = {}
+  for group, values in settings.items():
+    choice = getattr(run, group)
+    changed[group] = Choice(choice.name, {**values, **choice.args})
+  return dataclasses.replace(run, **changed)
+
+
+def recorded(stored: Mapping[str, Any]) -> Settings:
+  """Returns the settings that a run recorded, of the keys that it may have adopted.
+
+  Args:
+    stored: the config of a workdir as JSON values.
+
+  Returns:
+    {group: {key: value}}, or {} if the run adopted nothing. Runs from before a teacher had its own normalisation have
+    None for it, which stands for that of the student.
+  """
+  result = {}
+  if (task := stored.get("task") or {}).get("name") == "distill":
+    result["task"] = {key: task.get(key) for key in ("teacher_mean", "teacher_std")}
+  if not (stored.get("init") or {}).get("from"):
+    return result
+  groups = {group: stored.get(group) or {} for group in KEYS}
+  return result | {
+    group: {key: groups[group][key] for key in keys if key in groups[group]} for group, keys in KEYS.items()
+  }
+
+
+def of_weights(path: str | None, model: str, image_size: int | None) -> Settings:
+  """Returns the settings with which weights were trained.
+
+  Args:
+    path: a file of weights or a workdir; None has no settings.
+    model: name of the model that starts from them. Another family than that of the weights adopts nothing.
+    image_size: side of the run's images, for a crop in pixels.
+
+  Returns:
+    {group: {key: value}} of what the weights, or the JSON beside them, say; {} if they cannot be read.
+  """
+  if path is None:
+    return {}
+  try:
+    description, data = _known(paths.path(path), image_size)
+    if description.published.family != table.find(model).family:
+      return {}
+  except (ConfigError, OSError):
+    return {}
+  bound = description.arguments()
+  return {"model": {key: bound[key] for key in KEYS["model"] if key in bound}, "data": data}
+
+
+def notes(path: str, own: Run, run: Run) -> list[str]:
+  """Returns a line about the settings of weights that a run adopts, or does not because its config sets others.
+
+  Args:
+    path: of the weights.
+    own: the completed run without adoption.
+    run: the completed run.
+  """
+  settings = of_weights(path, run.model.name, run.data.args["image_size"])
+  adopted, kept = [], []
+  for group, key in [(group, key) for group, values in settings.items() for key in values]:
+    before, now = (getattr(one, group).args[key] for one in (own, run))
+    if before != now:
+      adopted.append((f"{group}.{key}", now, before))
+    elif _plain(settings[group][key]) != _plain(now) and key != "test_crop":
+      kept.append((f"{group}.{key}", settings[group][key], now))
+  result = []
+  if adopted:
+    taken = " ".join(flag(key, now) for key, now, _ in adopted)
+    others = " ".join(flag(key, before) for key, _, before in adopted)
+    result.append(f"adopted from {path}: {taken.replace('--config.', '')}. To override: {others}")
+  if kept:
+    theirs = " ".join(flag(key, value) for key, value, _ in kept)
+    ours = " ".join(flag(key, now) for key, _, now in kept).replace("--config.", "")
+    result.append(f"the config sets {ours}, unlike {path}. To adopt its values: {theirs}")
+  return ["; ".join(result)] if result else []
+
+
+def flag(key: str, value: Any) -> str:
+  """Returns the flags that set a key of the config: "--config.model.gelu=erf"."""
+  if isinstance(value, Choice):
+    return " ".join([f"--config.{key}.name={value.name}", *(flag(f"{key}.{k}", v) for k, v in value.args.items())])
+  return f"--config.{key}={str(value).replace(' ', '')}"
+
+
+def _plain(value):
+  return schema.plain(value)
+
+
+def _known(path, image_size) -> tuple[Description, dict[str, Any]]:
+  """Returns the model of weights, and mean, std and test crop of their images."""
+  if importers.is_workdir(path):
+    about = checkpoints.about(path) or {}
+    description = Description.from_json(about.get("model")).unscanned()
+    stored = about["identity"]["config"] if "identity" in about else files.read_json(path / "config.json") or {}
+    if data := stored.get("data"):
+      return description, _data({key: data[key] for key in ("mean", "std") if key in data}, data.get("test_crop"),
+                                data.get("image_size"), image_size)  # fmt: skip
+    beside = processing.from_json(about["use"]) if "use" in about else processing.Beside()
+    return description, _data(dict(beside.normalised), beside.crop, beside.size, image_size)
+  recognised = importers.inspect(path)
+  beside = recognised.beside
+  crop_size = beside.size or recognised.description.image_size
+  return recognised.description, _data(normalisation.published(recognised), beside.crop, crop_size, image_size)
+
+
+def _data(normalised, crop, size, image_size) -> dict[str, Any]:
+  """Returns arguments of data: mean and std of three channels, and the crop for images of a size."""
+  result = {key: tuple(values) for key, values in normalised.items() if len(values) == 3}
+  if crop is not None:
+    crop = crop if isinstance(crop, Choice) else Choice(crop["name"], {k: v for k, v in crop.items() if k != "name"})
+    result["test_crop"] = processing.at_size(crop, size, image_size) if image_size and isinstance(size, int) else crop
+  return result
