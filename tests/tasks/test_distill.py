@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import shutil
@@ -14,6 +15,7 @@ import scipy.special
 
 from tests import runs
 from vit_jax import build, checkpoints, loop, models, trees
+from vit_jax.data import augment
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.tasks.distill import Distill
 from vit_jax.tasks.task import Frozen, Supplied
@@ -224,3 +226,18 @@ def test_a2_a_teacher_without_finite_logits_gives_no_finite_loss(monkeypatch, ta
   monkeypatch.setitem(LOGITS, "teacher", broken)
   loss, metrics = objective(task(targets=Choice(targets)))
   assert np.isnan(loss) and np.isnan(metrics["teacher_agreement"]) and np.isfinite(metrics["top1"])
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 4, 3), (2, 5, 4 * 4 * 3)], ids=["whole", "cut"])
+def test_e4_a_teacher_sees_images_normalised_as_its_own(shape):
+  own = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+  theirs = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+  supplied = Supplied(Fixed(("student",)), None, None, None, functools.partial(augment.pixels, **own), own)
+  distill = Distill(supplied, teacher="a", teacher_mean=theirs["mean"], teacher_std=theirs["std"])
+  pixels = np.random.default_rng(0).integers(0, 256, shape)
+  images = augment.normalise(pixels, **own)
+  channels = pixels.reshape(-1, 3) / 255
+  expected = ((channels - theirs["mean"]) / theirs["std"]).reshape(shape)
+  np.testing.assert_allclose(distill._of_teacher(images), expected, atol=1e-5)
+  for same in ({}, {"teacher_mean": own["mean"]}, {"teacher_mean": own["mean"], "teacher_std": own["std"]}):
+    assert Distill(supplied, teacher="a", **same)._of_teacher(images) is images
