@@ -5,8 +5,8 @@
 32 images a core, bfloat16, unrolled, with mixup, metrics, AdamW (bfloat16 first moment) and a moving average of the
 weights. The peer has neither mixup nor average; neither clips. `step_seconds` is the compiler's estimate of cycles of
 every operation plus the kernels' static schedules, without collectives, which it does not price; `links_seconds` is
-these. `--images` finds out what fits, `--remat` what it costs in FLOPs. Needs `pip install -e '.[tpu]'` and no TPU. L/16
-compiles in half a minute to two on two cores.
+these. `--images` finds out what fits, `--remat` what it costs in FLOPs. Needs `pip install -e '.[tpu]'` and no TPU.
+L/16 compiles in half a minute to two minutes on two cores.
 """
 
 import argparse

@@ -5,8 +5,8 @@ Command:   python -m vit_jax.train --config=configs/noisy_student.py:digits,teac
            python -m vit_jax.train --config=configs/noisy_student.py:digits,student --workdir=runs/student \\
                --config.data.path=runs/labels
            and from runs/student again, as often as it helps: each round is the last two commands. On the digits, 100 of
-           which have labels, `python -m benchmarks.self_training` runs two rounds with three seeds. imagenet,teacher and
-           imagenet,student are ViT-B/16 and L/16: the teacher labels JFT-300M or whatever images you have, with
+           which have labels, `python -m benchmarks.self_training` runs two rounds with three seeds. imagenet,teacher
+           and imagenet,student are ViT-B/16 and L/16: the teacher labels JFT-300M or whatever images you have, with
            --data.name=jft300m --data.path=DIR --split=train added to evaluate
 Hardware:  digits: two CPU cores. ImageNet: none published for a ViT
 Result:    digits: docs/results.md. Published on ImageNet with JFT-300M, of EfficientNets: B7 85.0 to 86.9 %, L2 88.4 %

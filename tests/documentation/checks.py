@@ -1,4 +1,4 @@
-"""Ways in which a documented command is checked without running it; each raises an error for a command that is wrong."""
+"""Ways to check a documented command without running it; each raises an error for a wrong command."""
 
 import argparse
 import contextlib

@@ -38,7 +38,8 @@ def of_markdown(text: str) -> list[str]:
   blocks, prose = split(text)
   found = [command for block in blocks for command in of_block(block)]
   for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", prose):
-    found += of_block(re.sub(r"\s+", " ", span))
+    if " " in span:  # more than the name of a program
+      found += of_block(re.sub(r"\s+", " ", span))
   return found
 
 

@@ -1,0 +1,47 @@
+"""Makes a small folder of photographs to try training on: python examples/photographs.py photos
+
+The folder gets three classes, `china`, `flower` and `hopper`, with 45 crops of 64 x 64 pixels each in `train` and 11 in
+`test`. The crops are cut without overlap from three photographs: two that scikit-learn ships and one that matplotlib
+ships. Nothing is downloaded. An existing folder is not changed.
+"""
+
+import pathlib
+import sys
+
+import matplotlib.cbook
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_sample_image
+
+SIDE, CROPS, EVERY = 64, 56, 5  # pixels; crops of each photograph; one crop of 5 is for test
+
+
+def photographs() -> dict[str, np.ndarray]:
+  """Returns the photographs by class, uint8 [H, W, 3]."""
+  hopper = matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)
+  return {
+    "china": load_sample_image("china.jpg"),
+    "flower": load_sample_image("flower.jpg"),
+    "hopper": np.asarray(Image.open(hopper).convert("RGB")),
+  }
+
+
+def main(folder: str) -> None:
+  """Writes the folder."""
+  root = pathlib.Path(folder)
+  if root.exists():
+    sys.exit(f"error: {root} already exists. Name another folder, or remove it")
+  for name, pixels in photographs().items():
+    rows, columns = pixels.shape[0] // SIDE, pixels.shape[1] // SIDE
+    for number in range(min(CROPS, rows * columns)):
+      top, left = SIDE * (number // columns), SIDE * (number % columns)
+      file = root / ("test" if number % EVERY == EVERY - 1 else "train") / name / f"{number:03d}.jpg"
+      file.parent.mkdir(parents=True, exist_ok=True)
+      Image.fromarray(pixels[top : top + SIDE, left : left + SIDE]).save(file, quality=95)
+  print(f"{root}: {len(list(root.rglob('*.jpg')))} photographs of 3 classes")
+
+
+if __name__ == "__main__":
+  if len(sys.argv) != 2:
+    sys.exit("usage: python examples/photographs.py FOLDER")
+  main(sys.argv[1])

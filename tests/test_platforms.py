@@ -1,0 +1,62 @@
+"""JAX starts on the CPU, without libtpu's errors, if there is no TPU and no other accelerator."""
+
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+
+import pytest
+
+from vit_jax import platforms
+
+
+@pytest.fixture
+def installed(monkeypatch):
+  """Modules that are installed."""
+  names = {"libtpu"}
+  spec = importlib.machinery.ModuleSpec("x", None)
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name in names else None)
+  monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ())
+  return names
+
+
+def selected(root, **environment):
+  platforms.select(environment, str(root))
+  return environment.get("JAX_PLATFORMS")
+
+
+def device(root, vendor, number):
+  folder = root / "sys/bus/pci/devices/0000:00:05.0"
+  folder.mkdir(parents=True)
+  (folder / "vendor").write_text(f"{vendor}\n")
+  (folder / "device").write_text(f"{number}\n")
+
+
+def test_f8_without_a_tpu_libtpu_is_not_started(installed, tmp_path):
+  assert selected(tmp_path) == "cpu"
+  device(tmp_path, "0x1ae0", "0x0042")  # the network card of Google's machines
+  assert selected(tmp_path) == "cpu"
+
+
+def test_f8_the_users_choice_and_other_accelerators_are_kept(installed, tmp_path):
+  assert selected(tmp_path, JAX_PLATFORMS="tpu") == "tpu"
+  assert selected(tmp_path, JAX_PLATFORMS="") == ""
+  installed.add("jax_plugins")
+  assert selected(tmp_path) is None
+
+
+def test_f8_without_libtpu_nothing_is_set(installed, tmp_path):
+  installed.clear()
+  assert selected(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["dev/accel0", "dev/vfio/0"])
+def test_f8_an_attached_tpu_is_used(installed, tmp_path, name):
+  (tmp_path / name).parent.mkdir(parents=True)
+  (tmp_path / name).touch()
+  assert selected(tmp_path) is None
+
+
+def test_f8_a_tpu_on_the_bus_or_in_the_environment_is_used(installed, tmp_path):
+  assert selected(tmp_path, TPU_WORKER_ID="0") is None
+  device(tmp_path, "0x1ae0", "0x0063")
+  assert selected(tmp_path) is None

@@ -1,0 +1,43 @@
+"""Selection of JAX's platform before JAX starts, on machines that have the TPU's compiler but no TPU."""
+
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+from collections.abc import MutableMapping
+
+_GOOGLE, _NETWORK_CARD = "0x1ae0", "0x0042"  # PCI vendor, and its device that is no TPU
+
+
+def select(environment: MutableMapping[str, str] = os.environ, root: str = "/") -> None:
+  """Sets JAX_PLATFORMS=cpu if libtpu is installed, no TPU is attached, and JAX has no other accelerator.
+
+  Otherwise JAX would try to start libtpu first, which prints errors on each start. A value that the user set is kept.
+
+  Args:
+    environment: to be read and changed.
+    root: of the file system that is looked at.
+  """
+  if "JAX_PLATFORMS" in environment or importlib.util.find_spec("libtpu") is None or tpu_attached(environment, root):
+    return
+  # CUDA, ROCm and the like come as plug-ins.
+  if importlib.util.find_spec("jax_plugins") is None and not importlib.metadata.entry_points(group="jax_plugins"):
+    environment["JAX_PLATFORMS"] = "cpu"
+
+
+def tpu_attached(environment: MutableMapping[str, str], root: str = "/") -> bool:
+  """Returns whether device files, PCI devices or variables of Cloud TPU show that this machine has a TPU."""
+  if any(name.startswith("TPU_") for name in environment):
+    return True
+  if any(any(pathlib.Path(root).glob(pattern)) for pattern in ("dev/accel*", "dev/vfio/[0-9]*")):
+    return True
+  return any(_is_tpu(device) for device in pathlib.Path(root, "sys/bus/pci/devices").glob("*"))
+
+
+def _is_tpu(device: pathlib.Path) -> bool:
+  """Returns whether a PCI device is a TPU."""
+  try:
+    vendor, number = ((device / name).read_text().strip() for name in ("vendor", "device"))
+  except OSError:  # a device that is being removed
+    return False
+  return vendor == _GOOGLE and number != _NETWORK_CARD
