@@ -112,27 +112,6 @@ def test_a_misspelt_bucket_is_not_made(bucket):
   assert not path.exists()
 
 
-def test_bytes_are_added_in_objects_of_a_bounded_size(bucket, monkeypatch):
-  monkeypatch.setattr(files.Chunks, "SIZE", 50)
-  lines = [f"line {i}\n".encode() for i in range(30)]
-  chunks = files.appended(bucket / "m.jsonl")
-  for line in lines[:17]:
-    chunks.add(line)
-  assert not (bucket / "m.jsonl.0002").exists()  # nothing of the last object before a flush
-  chunks.close()
-  again = files.appended(bucket / "m.jsonl")
-  for line in lines[17:]:
-    again.add(line)
-  again.close()
-  objects = sorted(bucket.iterdir())
-  assert b"".join(path.read_bytes() for path in objects) == b"".join(lines)
-  assert [path.name for path in objects] == ["m.jsonl", *(f"m.jsonl.{i:04d}" for i in range(1, len(objects)))]
-  assert max(path.stat().length for path in objects) < 60
-  # From the end, as a restart does.
-  again.keep(lambda content: b"".join(line for line in content.splitlines(True) if int(line.split()[1]) < 9))
-  assert b"".join(path.read_bytes() for path in sorted(bucket.iterdir())) == b"".join(lines[:9])
-
-
 def test_what_is_cut_short_leaves_the_object_that_was_there(bucket):
   files.write_text(bucket / "a.csv", "old")
   with pytest.raises(KeyboardInterrupt), files.replacing(bucket / "a.csv") as partial:

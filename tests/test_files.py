@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import time
 
 import pytest
@@ -32,6 +33,14 @@ def test_what_is_cut_short_leaves_what_was_there(tmp_path, error, before):
     raise error
   assert [f.name for f in tmp_path.iterdir()] == (["result.json"] if before else [])
   assert not before or file.read_text() == before
+
+
+def test_g_a_name_of_any_length_that_the_disk_takes_is_replaced(tmp_path):
+  for name in ("n" * 255, "\u00e9" * 127, "n" * 200, "n" * 201):
+    files.write_text(tmp_path / name, name)
+    files.write_text(tmp_path / name, name)
+    assert (tmp_path / name).read_text() == name
+  assert len(os.listdir(tmp_path)) == 4
 
 
 def test_the_size_of_a_file_is_known_where_there_is_one(tmp_path):

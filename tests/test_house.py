@@ -12,7 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
   {"schema", "config", "renames", "flags", "trees", "rng", "numerics", "paths", "buckets", "files", "disk", "locks",
-   "shapes", "platforms", "json_text", "intervals"},
+   "shapes", "platforms", "json_text", "intervals", "ownership", "appending"},
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests",
    "selection"},
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures",
@@ -29,6 +29,7 @@ GROUND = {
   "buckets",
   "disk",
   "locks",
+  "ownership",
   "files",
   "json_text",
   "mesh",

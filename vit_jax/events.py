@@ -15,7 +15,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from vit_jax import files
+from vit_jax import appending
 
 _STRING = 7  # DT_STRING of types.proto
 
@@ -32,7 +32,7 @@ class EventFile:
     with self._attempt():
       folder.mkdir(parents=True, exist_ok=True)
       name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}{ending}"
-      self._file = files.appended(folder / name)
+      self._file = appending.appended(folder / name)
       self._write(file_version="brain.Event:2")
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import csv
 import errno
 import hashlib
-import itertools
 import json
 import lzma
 import os
@@ -13,13 +12,12 @@ import re
 import shutil
 import struct
 import tempfile
-import time
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from vit_jax import disk, locks, paths
+from vit_jax import disk, locks, ownership, paths
 from vit_jax.json_text import JSON_BYTES as JSON_BYTES
 from vit_jax.json_text import parse_json as parse_json
 from vit_jax.schema import ConfigError, show
@@ -46,11 +44,23 @@ DAMAGE = (  # what NumPy and zipfile raise of damaged or hostile files, beside O
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path, before: Callable[[], None] | None = None) -> Iterator[pathlib.Path]:
-  """A path on a disk to write to, which takes the place of `path` at the end; of one in a bucket, a copy does.
+  """Yields a temporary path on a disk to write to; its content takes the place of `path` when the context ends.
 
-  A reader, or a restart after a kill, sees the old file or the new one, never a part; what raises leaves the old one.
-  Several may write at once, each to a file of its own. `before` is called when all is written, by one process of a
-  disk's folder at a time, which then takes the place; what it raises leaves the old file.
+  A reader, or a restart after a kill, sees the old file or the new one, never a part. An exception inside the context
+  keeps the old file. Several processes may write at once, each to a temporary file of its own. An object in a bucket is
+  replaced by one upload.
+
+  The new file keeps the mode of the old one, and its owner and group where this account may set them. Without an old
+  file the mode follows the umask. If `path` is a symbolic link, the file that it leads to is replaced, and the link
+  stays. Access control lists, extended attributes and hard links are not kept.
+
+  Args:
+    path: the file to replace.
+    before: called when all is written, by one process of the folder at a time, which then replaces the file. An
+      exception that it raises keeps the old file.
+
+  Raises:
+    OSError: the file cannot be written, nothing was written, or `path` is no regular file.
   """
   if paths.in_bucket(path):
     with tempfile.TemporaryDirectory(prefix="vit_jax_") as folder:
@@ -60,21 +70,25 @@ def replacing(path: pathlib.Path, before: Callable[[], None] | None = None) -> I
         before()
       copy(partial, path)
     return
-  with disk.writing(path), locks.partial(path) as partial:
-    try:
-      os.utime(partial, (0, 0))  # writing, and opening to write, change that
-      yield partial
-      if not partial.stat().st_mtime_ns:
-        raise FileNotFoundError(errno.ENOENT, "nothing was written", str(path))
-      with partial.open("rb") as file:
-        os.fsync(file.fileno())
-      with locks.alone(path.parent) if before else contextlib.nullcontext():
-        if before:
-          before()
-        os.replace(partial, path)
-    finally:
-      with contextlib.suppress(OSError):  # of what went wrong before, if anything
-        partial.unlink()
+  with disk.writing(path):
+    target = ownership.find_target(path)
+    with locks.partial(target) as partial:
+      try:
+        mode = ownership.take_mode(target, partial)
+        os.utime(partial, (0, 0))  # writing, and opening to write, change that
+        yield partial
+        if not partial.stat().st_mtime_ns:
+          raise FileNotFoundError(errno.ENOENT, "nothing was written", str(path))
+        ownership.set_mode(partial, mode)
+        with partial.open("rb") as file:
+          os.fsync(file.fileno())
+        with locks.alone(target.parent) if before else contextlib.nullcontext():
+          if before:
+            before()
+          os.replace(partial, target)
+      finally:
+        with contextlib.suppress(OSError):  # of what went wrong before, if anything
+          partial.unlink()
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
@@ -185,86 +199,6 @@ def size(path: pathlib.Path) -> int | None:
   except FileNotFoundError:
     return None
   return status.length if paths.in_bucket(path) else status.st_size
-
-
-class Lines:
-  """A file of a disk to which bytes are added: a resource. A reader sees at once what was added."""
-
-  def __init__(self, path: pathlib.Path):
-    self._path, self._file = path, open(path, "ab", buffering=0)
-
-  def add(self, data: bytes) -> None:
-    """OSError, with the name of the file, for what cannot be written, or where the file is gone."""
-    with disk.writing(self._path):
-      disk.check_there(self._path, self._file.fileno())
-      while data:  # of a full disk the first write takes a part
-        data = data[self._file.write(data) :]
-
-  def flush(self) -> None:
-    """Nothing is kept back."""
-
-  def close(self) -> None:
-    """Ends the file."""
-    with disk.writing(self._path):
-      self._file.close()
-
-
-class Chunks:
-  """The same for a bucket, whose objects cannot grow: the last one is written anew, `path`, `path`.0001 and so on.
-
-  What is added is in the bucket after `flush`; by itself that is done at most every `PAUSE` seconds, so that what it
-  costs has a bound, however long the run is: 100 kB a second, 0.1 requests a second.
-  """
-
-  SIZE, PAUSE = 2**20, 10.0  # bytes of an object; seconds, and a bucket takes one write a second of an object
-
-  def __init__(self, path: pathlib.Path):
-    self._path, self._content, self._new = path, bytearray(), False
-    self._number = next(number for number in itertools.count() if not self._object(number + 1).exists())
-    self._content += content(self._object(self._number)) or b""
-    self._written = time.monotonic()
-
-  def _object(self, number):
-    return self._path.with_name(f"{self._path.name}.{number:04d}") if number else self._path
-
-  def keep(self, chosen: Callable[[bytes], bytes]) -> None:
-    """Keeps of each object what `chosen` says, from the last one back to the first of which something is kept."""
-    while True:
-      kept = chosen(bytes(self._content))
-      if kept != self._content:
-        self._content, self._new = bytearray(kept), True
-      if kept or not self._number:
-        return self.flush()
-      self._object(self._number).unlink(missing_ok=True)
-      self._number -= 1
-      self._content, self._new = bytearray(content(self._object(self._number)) or b""), False
-
-  def add(self, data: bytes) -> None:
-    """OSError where the bucket fails, or has failed for longer than `buckets.patience`."""
-    if len(self._content) >= self.SIZE:
-      self.flush()
-      self._number, self._content = self._number + 1, bytearray()
-    self._content += data
-    self._new = True
-    if time.monotonic() - self._written >= self.PAUSE:
-      self.flush()
-
-  def flush(self) -> None:
-    """Brings what was added into the bucket."""
-    if self._new:
-      path = self._object(self._number)
-      with disk.writing(path):
-        path.write_bytes(bytes(self._content))
-      self._new, self._written = False, time.monotonic()
-
-  def close(self) -> None:
-    """Ends with a flush."""
-    self.flush()
-
-
-def appended(path: pathlib.Path) -> Lines | Chunks:
-  """A file to add to, on a disk or in a bucket."""
-  return Chunks(path) if paths.in_bucket(path) else Lines(path)
 
 
 def write_csv(path: pathlib.Path, rows: Iterable[Sequence]) -> None:

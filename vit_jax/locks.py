@@ -2,17 +2,22 @@
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import pathlib
 from collections.abc import Iterator
+
+LONGEST = 200  # bytes of a file name to which a suffix can be added; file systems take 255
 
 
 @contextlib.contextmanager
 def partial(path: pathlib.Path) -> Iterator[pathlib.Path]:
   """A file beside `path` that nobody else writes to: locked, and where a kill has left one, that one."""
-  number = 0
+  number, name = 0, path.name
+  if len(os.fsencode(name)) > LONGEST:
+    name = hashlib.sha256(os.fsencode(name)).hexdigest()
   while True:
-    own = path.with_name(f".{path.name}.{number}.partial" if number else f".{path.name}.partial")
+    own = path.with_name(f".{name}.{number}.partial" if number else f".{name}.partial")
     with own.open("ab") as file:
       try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,7 @@ import tempfile
 
 import jax
 
-from vit_jax import events, files, paths, runtime
+from vit_jax import appending, events, files, paths, runtime
 from vit_jax.schema import ConfigError
 
 
@@ -26,7 +26,7 @@ class Writer:
     chosen = functools.partial(_kept, start=start, again=again)
     if not paths.in_bucket(file):
       _drop_after(file, chosen)
-    self._lines = files.appended(file)
+    self._lines = appending.appended(file)
     if paths.in_bucket(file):
       self._lines.keep(chosen)
     self._events = events.EventFile(workdir / "tensorboard")

@@ -5,15 +5,13 @@ import hashlib
 import io
 import itertools
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from vit_jax.data import local_files
 from vit_jax.data.readers import listing
-from vit_jax.files import local_cache
+from vit_jax.files import local_cache, replacing
 
 VERSION = 3  # of what is kept, and of what is checked while files are looked through
 # Seconds since the last change of a file before its scan is kept. Some file systems count times in steps of up to 2 s,
@@ -76,14 +74,8 @@ def _keep(kept, arrays):
   try:
     kept.parent.mkdir(parents=True, exist_ok=True)
     # Several processes of this machine may write the same, each to a file of its own; one that is damaged is made anew.
-    with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=".", suffix=".partial", delete=False) as file:
-      try:
-        file.write(hashlib.sha256(data.getbuffer()).digest() + data.getbuffer())
-        file.close()
-        os.replace(file.name, kept)
-      except OSError:
-        os.unlink(file.name)
-        raise
+    with replacing(kept) as partial:
+      partial.write_bytes(hashlib.sha256(data.getbuffer()).digest() + data.getbuffer())
   except OSError as error:
     logging.warning("%s cannot be kept (%s): the next run looks through the files again", kept, error)
 
