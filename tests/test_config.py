@@ -52,13 +52,13 @@ def test_a_measurement_has_limits_and_no_keys_of_a_run():
     ("bacth", "1", r"config.bacth: unknown key.*value '1'.*Did you mean 'batch'"),
     ("mehs.data", "1", r"no group 'mehs'. Did you mean --config.mesh.data\?$"),
     ("mehs.x", "1", r"no group 'mehs'. Did you mean 'mesh'"),
-    ("batch", "many", r"config.batch: cannot read 'many'"),
-    ("batch", "6.5", r"config.batch: 6.5 is a float; it takes a int"),
+    ("batch", "many", r"config.batch: expected an integer of at least 1, got 'many'. Write a value such as 128$"),
+    ("batch", "6.5", r"config.batch: expected an integer of at least 1, got '6.5'"),
     ("batch", "0", r"config.batch: 0 is out of range; allowed: \[1"),
-    ("batch", "True", r"config.batch: True is a bool"),
+    ("batch", "True", r"config.batch: expected an integer of at least 1, got 'True'"),
     ("total", "5 epochs", r"config.total: '5 epochs' is not a duration"),
     ("seed", "-1", r"config.seed: -1 is out of range"),
-    ("seed", "none", r"config.seed: cannot read"),
+    ("seed", "none", r"config.seed: expected an integer of at least 0, got 'none'. Write a value such as 1$"),
     ("model", "ViT-S/16", r"config.model: 'ViT-S/16' is not a choice; write dict\(name="),
     ("mesh", "3", r"config.mesh: '3' is not a set of named values"),
     ("optim.", "3", r"ends in a dot"),
@@ -88,7 +88,10 @@ def test_a_key_that_stands_elsewhere_is_named_there(key, says):
 
 
 def test_a_missing_field_is_named():
-  with pytest.raises(ConfigError, match=r"config.batch: missing; a Run needs it"):
+  with pytest.raises(
+    ConfigError,
+    match=r"config.batch: missing. Give the number of images in a step, such as 128: --config.batch=\.\.\.$",
+  ):
     resolve(recipe(model=dict(name="m"), data=dict(name="d"), optim=dict(name="o"), total="1ep"))
 
 
@@ -102,7 +105,10 @@ def test_what_a_recipe_leaves_to_its_user_must_be_given():
   assert edited.init.ema is False
   with pytest.raises(ConfigError) as error:
     resolve(edited)
-  missing = "config.init.from: missing; an Init needs it. Add it to the config or as --config.init.from=..."
+  missing = (
+    "config.init.from: missing. Give the weights to start from, a workdir or a file such as B_16.npz: "
+    "--config.init.from=..."
+  )
   assert str(error.value) == missing
   for copied in (copy.deepcopy(edited), edited.copy_and_resolve_references(), edited.to_dict()):
     with pytest.raises(ConfigError, match=r"config\.init\.from: missing"):

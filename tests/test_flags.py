@@ -26,10 +26,10 @@ def test_a_change_without_a_value_is_refused():
     ("def get_config(): return undefined", "NameError"),
     ("def get_config(", "SyntaxError"),
     ("x = 1", "defines no get_config"),
-    ("import nothing_of_that_name", "ModuleNotFoundError"),
-    ("class Odd(Exception): pass\nraise Odd('why')", "c.py, line 2: Odd: why"),
+    ("import nothing_of_that_name as get_config", "ModuleNotFoundError"),
+    ("class Odd(Exception): get_config = 1\nraise Odd('why')", "c.py, line 2: Odd: why"),
     ("def get_config():\n  raise MemoryError", "c.py, line 2: MemoryError"),
-    ("raise SystemExit(0)", "SystemExit"),
+    ("raise SystemExit(0)\nget_config = None", "SystemExit"),
     ("def get_config(): return get_config()", "RecursionError"),
     ("a = '\0'", "null bytes"),
   ],
@@ -69,7 +69,7 @@ def test_what_a_config_file_says_itself_is_said_as_it_is(tmp_path, monkeypatch):
 
 
 def test_an_interrupt_inside_a_config_file_is_an_interrupt(tmp_path):
-  (tmp_path / "c.py").write_text("raise KeyboardInterrupt")
+  (tmp_path / "c.py").write_text("raise KeyboardInterrupt\nget_config = None")
   with pytest.raises(KeyboardInterrupt):
     flags.load(str(tmp_path / "c.py"))
 

@@ -12,12 +12,13 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
   {"schema", "config", "renames", "flags", "trees", "rng", "numerics", "paths", "buckets", "files", "disk", "locks",
-   "shapes", "platforms", "json_text", "intervals", "ownership", "appending"},
+   "shapes", "platforms", "json_text", "intervals", "ownership", "appending", "extensions"},
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests",
    "selection"},
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures",
    "identity", "corpora", "validation"},
-  {"build", "log", "measuring", "evaluation", "loop", "planning", "sweeps", "preview", "inference"},
+  {"build", "log", "measuring", "evaluation", "loop", "planning", "sweeps", "preview", "inference",
+   "register"},
   {"reports"},
   {"cli", "__main__", "train", "evaluate", "predict", "fewshot", "sweep", "plan", "prepare", "convert", "report"},
 )  # fmt: skip
@@ -32,6 +33,7 @@ GROUND = {
   "ownership",
   "files",
   "json_text",
+  "extensions",
   "mesh",
   "runtime",
   "events",
@@ -177,7 +179,7 @@ def test_no_module_catches_everything():
   assert catching == {
     "vit_jax/checkpoints/reading.py",
     "vit_jax/checkpoints/store.py",
-    "vit_jax/flags.py",
+    "vit_jax/extensions/running.py",
     "vit_jax/data/prefetch.py",
     "vit_jax/reports/report.py",
   }

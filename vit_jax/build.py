@@ -19,12 +19,12 @@ from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.digests import sha256
 from vit_jax.importers import adoption, surgery
 from vit_jax.models import overview
-from vit_jax.schema import ConfigError, Duration, arguments, at, bind, lookup, make
+from vit_jax.schema import ConfigError, Derived, Duration, arguments, at, bind, lookup, make
 from vit_jax.tasks import cost
 from vit_jax.trees import count
 from vit_jax.validation import with_evaluations, with_share
 
-OPTIM = {name: (*functions, steps.accumulated, steps.train_step) for name, functions in optim.RULES.items()}
+OPTIM = Derived(optim.RULES, lambda name, functions: (*functions, steps.accumulated, steps.train_step))
 
 
 class Eval(NamedTuple):

@@ -2,6 +2,8 @@
 
 import argparse
 import contextlib
+import dataclasses
+import difflib
 import logging
 import os
 import pathlib
@@ -11,12 +13,14 @@ from typing import Any
 
 import jax
 
-from vit_jax import disk, flags, hardware, paths, runtime, schema
+from vit_jax import config, disk, extensions, flags, hardware, paths, runtime, schema
 from vit_jax.metrics import is_share
 from vit_jax.runtime import platforms, say, streams
-from vit_jax.schema import ConfigError, nearest
+from vit_jax.schema import ConfigError, aliases
+from vit_jax.schema.errors import some
 
 CONFIG = "file, or file:argument; --config.KEY=VALUE changes a value"  # help of --config
+IMPORT = "Python file or module that registers readers, tasks, models or evaluations; may be repeated"
 PARAMETERS = "print the table of all parameters too"  # help of --parameters
 
 
@@ -39,6 +43,7 @@ class Parser(argparse.ArgumentParser):
       formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     self.data = data
+    self.add_argument("--import", action="append", default=[], dest="imports", metavar="FILE", help=IMPORT)
 
   def parse(self, words: Sequence[str] | None = None) -> argparse.Namespace:
     """Values by flag, and `overrides` and `data`, the {KEY: TEXT}; of the command line, or of other `words`."""
@@ -53,8 +58,16 @@ class Parser(argparse.ArgumentParser):
       arguments, unknown = self.parse_known_args(words, argparse.Namespace(overrides=overrides, data=data))
     if unknown:
       flag = unknown[0].partition("=")[0]
+      groups = [field.name for field in dataclasses.fields(config.Run)] if configurable else []
       advice = " Values of the config are --config.KEY=VALUE." if configurable else ""
-      raise ConfigError(f"unknown flag {flag!r}.{nearest(flag, known)}{advice}")
+      suggestion = aliases.of_flag(flag, known, groups)
+      if not suggestion and (near := difflib.get_close_matches(flag, [each for each in known if each != "--help"], 1)):
+        suggestion = f" Did you mean {near[0]!r}?"
+      allowed = f"{suggestion} Allowed: {some(known)}."
+      raise ConfigError(f"unknown flag {flag!r}.{allowed}{advice}")
+    extensions.import_installed()
+    for text in arguments.imports:
+      extensions.import_named(text)
     return arguments
 
   def error(self, message: str):

@@ -145,16 +145,32 @@ def _editable(kind, fields):
 
 def resolve(config: Mapping, kind: type = Run):
   """Checked, frozen Run (or Measurement) of an editable config; ConfigError for unknown keys, types and ranges."""
+  _check_kind(config, kind)
   with schema.at("config"):
     try:
       return schema.convert(config, kind)
     except schema.UnknownKeyError as error:
-      elsewhere = places.advice(config, error.place.removeprefix("config."))
-      raise schema.UnknownKeyError(error.message + elsewhere, error.place) from None
+      key = error.place.removeprefix("config.")
+      elsewhere = places.advice(config, key)
+      message = error.bare + elsewhere if elsewhere else error.message
+      raise schema.UnknownKeyError(message, error.place) from None
     except ml_collections.config_dict.RequiredValueError as error:
       raise ConfigError(f"a placeholder has no value: {error}") from error
     except RecursionError:
       raise ConfigError("a value contains itself, or is nested deeper than any that there is") from None
+
+
+def _check_kind(config, kind):
+  """ConfigError that names the right command, if the config is for another one."""
+  if kind is Run and is_measurement(config):
+    raise ConfigError(places.MEASURES)
+  if kind is Measurement and {"checkpoint", "task"} <= set(config):
+    raise ConfigError(places.TRAINS)
+
+
+def is_measurement(config: Mapping) -> bool:
+  """Returns whether an editable config is one of `measurement`, and not one of `recipe`."""
+  return places.is_measurement(config)
 
 
 def dumps(run: Run) -> str:

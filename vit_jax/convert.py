@@ -25,7 +25,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax import checkpoints, cli, files, flops, importers, models, paths, runtime
+from vit_jax import checkpoints, cli, extensions, files, flops, importers, models, paths, runtime
 from vit_jax.importers import architectures, containers, layout, processing
 from vit_jax.importers.tensors import Tensors
 from vit_jax.inference import exported, stored
@@ -106,7 +106,8 @@ def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints:
     arrays = {name: np.asarray(array) for name, array in use.arrays.items()}
     with runtime.locked(target, "another OUT"):
       check_absent(target)
-      checkpoints.write_weights(target, arrays, {"model": description.to_json(), "use": about["use"]})
+      own = {"extensions": extensions.record({description.model.name})}
+      checkpoints.write_weights(target, arrays, {"model": description.to_json(), "use": about["use"], **own})
     return "\n".join([f"{target}: checkpoint of {description}, {count(use.arrays):,} parameters", *remarks])
   chosen = importers.layout_of(description, name) if name else preferred(description, suffix)
   tensors = layout.written(chosen, use.arrays, description)

@@ -136,7 +136,7 @@ def of_workdir(run: config.Run, workdir: pathlib.Path, image_size: int | None) -
     return dataclasses.replace(run, init=config.Init())
   resized = {
     name: schema.Choice(choice.name, {**choice.args, "data": stored.at_size(choice.args["data"], image_size)})
-    if choice.args["data"]
+    if choice.args.get("data")
     else choice
     for name, choice in run.evals.items()
   }

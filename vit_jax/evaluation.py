@@ -18,10 +18,11 @@ Intervals = dict[str, tuple[float, float]]  # figure -> (low, high)
 def headline(evals: Mapping[str, Choice]) -> tuple[str, Choice]:
   """The evaluation by accuracy called test, with its name, or else the first; of a run without one, a default one.
 
-  Where none is by accuracy, one of what is hidden counts. Not just the first: what a workdir keeps is sorted by name,
-  and "real" would come before "test".
+  Without one by accuracy, one of what is hidden counts, then one that goes over a split. The first is not enough: a
+  workdir stores evaluations in order of their names, and "real" would come before "test".
   """
   kinds = [{name: c for name, c in evals.items() if c.name == kind} for kind in ("accuracy", "masked")]
+  kinds.append({name: c for name, c in evals.items() if "split" in c.args})  # which a user registered
   fitting = next(filter(None, kinds), {})
   name = "test" if "test" in fitting else next(iter(fitting), "test")
   return name, fitting.get(name, Choice("accuracy"))

@@ -20,6 +20,7 @@ from vit_jax.corpora.screen import Screen
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome
 from vit_jax.evals.dense import Details as Dense
+from vit_jax.evals.fewshot import Details as FewShot
 from vit_jax.runtime import say
 
 
@@ -55,10 +56,14 @@ def main() -> None:
           outcomes[name] = evaluation(measured.params, watch.poll)
       except ImageError as error:
         raise schema.ConfigError(str(error)) from error
-      if details := outcomes[name].details:  # of the first process
+      details = outcomes[name].details
+      if isinstance(details, Dense | FewShot):  # of the first process
         for note in dict.fromkeys((details.train.note, details.test.note)):
           runtime.note(note)
-        {Dense: report_dense}.get(type(details), report)(name, outcomes[name])
+        (report_dense if isinstance(details, Dense) else report)(name, outcomes[name])
+      elif choices[name].name not in ("fewshot", "dense"):
+        say(f"\n{name}")
+        cli.table(outcomes[name].figures)
     if jax.process_index() == 0:
       write(outcomes, arguments.weights, arguments.json, arguments.write_predictions)
 
@@ -155,6 +160,8 @@ def as_json(outcome: Outcome) -> dict:
   if isinstance(details, Dense):
     splits = {"train": details.train.split, "test": details.test.split}
     return {"figures": outcome.figures, **splits, "iou": details.iou, "pixels": details.pixels.tolist()}
+  if not isinstance(details, FewShot):
+    return {"figures": outcome.figures}
   episodes = [
     {key: value for key, value in episode._asdict().items() if key != "predicted"} for episode in details.episodes
   ]

@@ -1,14 +1,14 @@
 """From the command line to an editable config: files, `--config.KEY=VALUE`, and what is wrong with either."""
 
-import importlib.util
+import ast
 import pathlib
-import traceback
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import ml_collections
 
-from vit_jax.schema import ConfigError, Text, nearest, places, show
+from vit_jax import extensions
+from vit_jax.schema import ConfigError, Text, aliases, nearest, places, show
 
 DEPTH = 16  # words of a key; those that there are have up to 7
 
@@ -18,41 +18,71 @@ def module(path: str) -> tuple[types.ModuleType, str]:
   path, _, argument = path.partition(":")
   file = pathlib.Path(path)
   if not file.is_file():
-    others = sorted(str(other) for other in file.parent.glob("*.py") if other.is_file())
-    kind = f"{show(path)} is a folder, not a file" if file.is_dir() else f"no file {show(path)}"
-    raise ConfigError(f"--config: {kind}.{nearest(path, others)}")
-  spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
-  if spec is None:
-    raise ConfigError(f"--config: {path!r} is not a Python file")
-  loaded = importlib.util.module_from_spec(spec)
-  called(path, spec.loader.exec_module, loaded)
+    raise ConfigError(_not_a_file(path))
+  if file.suffix != ".py":
+    raise ConfigError(f"--config: {path!r} is not a Python file. A config ends in .py, such as configs/digits.py")
+  if not _may_define(file, "get_config"):
+    raise ConfigError(
+      f"--config: {path} defines no get_config(), so that it is no config and was not run. See configs/digits.py"
+    )
+  loaded = extensions.run_file(file)
   if not callable(getattr(loaded, "get_config", None)):
-    raise ConfigError(f"--config: {path} defines no get_config(); see configs/digits.py")
+    raise ConfigError(f"--config: {path} defines no get_config(). See configs/digits.py")
   return loaded, argument
 
 
-def called(path: str, function: Callable, *arguments):
-  """What a function of a config file returns; ConfigError for whatever goes wrong in it, which is a program."""
+def _not_a_file(path):
+  """Returns the message for a --config that is no file: the nearest file, or where recipes are."""
+  file = pathlib.Path(path)
+  if file.is_dir():
+    advice = " A run that exists is given as --workdir" if (file / "config.json").exists() else ""
+    kind = f"{show(path)} is a folder, not a file.{advice or ' Name a Python file in it'}"
+  else:
+    kind = f"no file {show(path)}"
+  beside = [str(other) for other in sorted(file.parent.glob("*.py")) if other.is_file()]
+  known = _recipes()
+  wanted = file.name.removesuffix(".py")
+  named = [other for other in [*beside, *known] if wanted and pathlib.Path(other).stem == wanted]
+  if named:
+    return f"--config: {kind}. Did you mean {show(named[0])}?"
+  if near := nearest(path, beside) or nearest(path, known):
+    return f"--config: {kind}.{near}"
+  return (
+    f"--config: {kind}. The recipes are in the folder configs/ of the repository, which pip does not install: run the "
+    "command in a clone of it, or write a file that defines get_config(), see docs/experiments.md"
+  )
+
+
+def _recipes():
+  """Returns the shipped config files, relative to the current folder if they are in it; none outside of a clone."""
+  folder = pathlib.Path(__file__).parent.parent / "configs"
+  here = pathlib.Path.cwd()
+  files = sorted(folder.rglob("*.py")) if (folder / "digits.py").is_file() else []
+  return [str(file.relative_to(here) if file.is_relative_to(here) else file) for file in files]
+
+
+def _may_define(file, name):
+  """Returns whether a Python file defines, assigns or imports a name; also True if it cannot be parsed."""
   try:
-    return function(*arguments)
-  except ConfigError:
-    raise
-  except (Exception, SystemExit) as error:  # the file is the user's program, and raises what it likes
-    file = pathlib.Path(path.partition(":")[0]).name
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if pathlib.Path(f.filename).name == file]
-    # An error that the file raises itself is in words for the user.
-    words = isinstance(error, ValueError) and frames and frames[-1].line.startswith("raise")
-    line = f", line {frames[-1].lineno}" if frames and not words else ""
-    what = str(error) if words else f"{type(error).__name__}: {error}"
-    raise ConfigError(f"--config: {path}{line}: {what}") from error
+    tree = ast.parse(file.read_bytes())
+  except (SyntaxError, ValueError, RecursionError, MemoryError):
+    return True  # running it reports the mistake
+  return any(
+    (isinstance(node, ast.FunctionDef) and node.name == name)
+    or (isinstance(node, ast.Name) and node.id == name)
+    or (isinstance(node, ast.alias) and name in (node.asname, node.name))
+    or (isinstance(node, ast.alias) and node.name == "*")
+    for node in ast.walk(tree)
+  )
 
 
 def load(path: str, overrides: Mapping[str, str] | None = None) -> ml_collections.ConfigDict:
   """The editable config of a file, `configs/digits.py` or `configs/folder.py:ViT-S/16`, edited by flags {key: text}."""
   loaded, argument = module(path)
-  config = called(path, loaded.get_config, *([argument] if argument else []))
+  config = extensions.called(path, loaded.get_config, *([argument] if argument else []))
   if not isinstance(config, ml_collections.ConfigDict):
-    raise ConfigError(f"--config: get_config() of {path} returned a {type(config).__name__}, not recipe(...)")
+    advice = ". Return it from sweep(), and use python -m vit_jax.sweep" if type(config).__name__ == "Sweep" else ""
+    raise ConfigError(f"--config: get_config() of {path} returned a {type(config).__name__}, not recipe(...){advice}")
   for key, text in (overrides or {}).items():
     edit(config, key, text)
   return config
@@ -70,8 +100,10 @@ def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     part = config.get(name) if name in config else None
     if not isinstance(part, ml_collections.ConfigDict):
       place = ".".join(["config", *parents[:depth]])
+      if not depth and places.is_measurement(whole):
+        raise ConfigError(places.MEASURES)
       groups = [k for k, v in config.items() if isinstance(v, ml_collections.ConfigDict)]
-      elsewhere = "" if depth else places.advice(whole, key)
+      elsewhere = "" if depth else places.advice(whole, key) or aliases.of_group(key)
       raise ConfigError(f"--config.{key}: {place} has no group {show(name)}.{elsewhere or nearest(name, groups)}")
     config = part
   if not last:

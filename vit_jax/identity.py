@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from vit_jax import config, files, numerics, schema
+from vit_jax import config, extensions, files, numerics, schema
 from vit_jax.data import samples, sources, stream
 from vit_jax.schema.errors import readable
 
@@ -85,6 +85,7 @@ def of(run: config.Run, source: sources.Source, grid: jax.sharding.Mesh) -> dict
       "fingerprint": source.fingerprint()._asdict(),
       "samples": samples.of(source),
     },
+    "extensions": extensions.record(schema.choices(run)),
   } | numerics.record(grid, code())
 
 
@@ -122,6 +123,7 @@ def alike(now: Mapping) -> dict[str, Any]:
   return {
     "data": {"records": data["records"], "classes": sources.digest(data["classes"])[:12]} | of_files,
     "contents of some images": contents,
+    "extensions": {pathlib.Path(row["file"]).name: row["sha256"][:12] for row in now["extensions"]},
     "packages": now["packages"],
     "settings": now["settings"],
   }
@@ -172,6 +174,8 @@ def notes(before: Mapping | None, now: Mapping) -> list[str]:
     return ["warning: the checkpoint does not record its data, order, packages and devices. They are not compared."]
   lines = [f"data accepted as they are now: {line}" for line in _other_files(before["data"], now["data"])]
   lines += [f"warning: {line}" for line in numerics.differences(before, now)]
+  changes = extensions.changes(before.get("extensions", []), now["extensions"])
+  lines += [f"warning: {line}. Results may differ from those of the uninterrupted run." for line in changes]
   return [readable(line) for line in lines]
 
 
@@ -183,6 +187,7 @@ def check(about: Mapping) -> None:
   wrong += [name for name in _LATER if name in later and not _fits(later[name], _LATER[name])]
   if wrong:
     raise ValueError(f"it says of {', '.join(wrong)} what no run does: {str(about.get(wrong[0]))[:80]}")
+  extensions.check(about.get("identity", {}).get("extensions", []))
 
 
 def _fits(value, form):

@@ -29,7 +29,7 @@ def complete(measurement: Measurement, image_size: int | None) -> dict[str, Choi
       if choice.name == "accuracy":
         raise ConfigError("'accuracy' needs the weights' own classes; use vit_jax.evaluate", "name")
       choices[name] = evals.bind(choice, evals.EVALS, {"image_size": image_size} if image_size else {})
-      if choices[name].args["data"] is None:
+      if choices[name].args.get("data", choice) is None:  # an evaluation of the weights alone takes no data
         raise ConfigError("missing; name a dataset: dict(name='cifar100')", "data")
   return choices
 

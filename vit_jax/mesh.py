@@ -143,10 +143,16 @@ def parameters(table: Table, shapes: Mapping[str, jax.ShapeDtypeStruct], mesh) -
 def _spec(table, path, shape, mesh):
   rows = [axes for pattern, axes in table if re.fullmatch(pattern, path)]
   if len(rows) != 1:
-    raise ValueError(f"parameter {path!r} matches {len(rows)} rows of its model's sharding table; it needs exactly one")
+    raise schema.ConfigError(
+      f"parameter {path!r} matches {len(rows)} rows of the sharding table of its model or task; it needs exactly one. "
+      "Change the pattern of a row"
+    )
   axes = (None,) * (len(shape) - len(rows[0])) + tuple(rows[0])
   if len(axes) != len(shape):
-    raise ValueError(f"parameter {path!r} has shape {shape}, its row of the sharding table {rows[0]}")
+    raise schema.ConfigError(
+      f"parameter {path!r} has the shape {shape}, and its row of the sharding table {rows[0]}. Give it an axis or None "
+      "for each dimension"
+    )
   return PartitionSpec(
     *(axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in zip(axes, shape, strict=True))
   )

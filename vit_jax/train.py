@@ -19,6 +19,7 @@ from vit_jax import (
   cli,
   clock,
   config,
+  extensions,
   files,
   flags,
   hardware,
@@ -83,7 +84,7 @@ def main() -> None:
       weights = None if has_state else loop.starting_weights(parts)
     with runtime.claim(workdir, watch.leave):
       if runtime.process() == 0:
-        note_recipe(workdir, arguments.config, changes)
+        note_recipe(workdir, arguments.config, changes, parts.identity["extensions"])
       before = files.read_json(workdir / "result.json")
       say(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, as it stands")
       for line in changes:
@@ -116,11 +117,11 @@ def first_batch(run: config.Run, source: sources.Source) -> dict[str, bytes]:
   return {"first batch": preview.picture(run, source)}
 
 
-def note_recipe(workdir: pathlib.Path, file: str, changes: list[str]) -> None:
-  """Writes the config file, its docstring, what the flags changed, the command and the processor, for the report."""
+def note_recipe(workdir: pathlib.Path, file: str, changes: list[str], used: list[dict]) -> None:
+  """Writes the config file, its docstring, what flags changed, the command, the processor, and the extensions used."""
   command = shlex.join(["python", "-m", "vit_jax.train", *sys.argv[1:]])
   about = {"config": file, "about": flags.module(file)[0].__doc__, "changes": changes, "command": command}
-  about["processor"] = hardware.processor()
+  about |= {"processor": hardware.processor(), "extensions": used}
   if files.read_json(workdir / identity.RECIPE) != about:
     files.write_text(workdir / identity.RECIPE, json.dumps(about, indent=2) + "\n")
 
@@ -195,6 +196,7 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
       )
     return None
   with contextlib.suppress(schema.ConfigError):  # keys that are new since then have their defaults
+    extensions.restore_of(workdir, about)
     before = schema.plain(build.complete(config.resolve(renames.run(before)), adopt=False))
   now = schema.plain(parts.run)
   differences = [line for line in trees.diff(before, now) if not may_change(line.partition(":")[0])]

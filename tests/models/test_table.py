@@ -87,8 +87,11 @@ def test_any_patch_size_works():
     ("cct_2_3x2_33", r"unknown name 'cct_2_3x2_33'. Did you mean 'cct_2_3x2_32'"),
     ("ViT-S16", r"unknown name 'ViT-S16'. Did you mean 'ViT-S/16'"),
     ("cct_14_7x2_224_sine", r"unknown name"),
-    ("resnet50", r"unknown name 'resnet50'. None is like it. All \d+: .*vit_jax.models.names\(\)"),
-    ("swin_t", r"Did you mean 'swin_tiny_patch4_window7_224'\? Near it: (swin_[a-z0-9_]*(, )?)*\. All"),
+    (
+      "resnet50",
+      r"unknown name 'resnet50'. Did you mean 'R50x1'\? Similar: R50x1. All \d+: .*vit_jax.models.names\(\)",
+    ),
+    ("swin_t", r"Did you mean 'swin_tiny_patch4_window7_224'\? Similar: (swin_[a-z0-9_]*(, )?)*\. All"),
     ("", r"unknown name ''"),
   ],
 )

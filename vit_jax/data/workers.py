@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from vit_jax import extensions
 from vit_jax.data import images
 from vit_jax.data.images import ImageError
 from vit_jax.schema import ConfigError
@@ -79,6 +80,7 @@ class Pool:
       line.far.close()
       os.close(line.file)
     with contextlib.suppress(OSError):  # it is dead already, which is seen by who asks it for something
+      lines[0].connection.send(extensions.active())
       lines[0].connection.send(opened)
     return process
 
@@ -173,6 +175,7 @@ def main(size: int, parent: int, descriptors: list[int]) -> None:
   connections = [multiprocessing.connection.Connection(number) for number in descriptors[::2]]
   memories = [mmap.mmap(number, size) for number in descriptors[1::2]]
   try:
+    extensions.adopt(connections[0].recv())  # before the data, whose reader may be the user's
     chunks = connections[0].recv()()
     lines = [threading.Thread(target=_serve, args=(chunks, *line)) for line in zip(connections, memories, strict=True)]
   except (ConfigError, OSError) as error:  # the trainer could open it: its bucket has gone since, or its files changed

@@ -4,7 +4,7 @@ An evaluation is a function of (subject, *, ...) that gives (params, poll) -> Ou
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax import schema
 from vit_jax.data import augment, loader, stream
@@ -17,11 +17,13 @@ from vit_jax.evals.dense import dense
 from vit_jax.evals.fewshot import fewshot
 from vit_jax.evals.masked import masked
 from vit_jax.evals.subject import Outcome, Screen, Subject
-from vit_jax.schema import Choice, ConfigError, Duration, arguments, at, lookup
+from vit_jax.schema import Choice, ConfigError, Derived, Duration, arguments, at, lookup
 
 __all__ = [
   "EVALS",
+  "KINDS",
   "REPEATED",
+  "Kind",
   "Outcome",
   "Screen",
   "Subject",
@@ -38,8 +40,22 @@ def interval(steps_of: Callable[[Duration], int], *, every: Duration = Duration(
   return max(1, steps_of(every))
 
 
-EVALS = {"accuracy": accuracy, "fewshot": fewshot, "dense": dense, "masked": masked}
-REPEATED = {name: (function, interval) for name, function in EVALS.items()}  # during a run
+class Kind(NamedTuple):
+  """An evaluation that a config can choose."""
+
+  measure: Callable  # (subject, *, keys of the config) -> (params, poll) -> Outcome
+  figures: Callable[[Mapping[str, Any]], list[str]]  # bound arguments -> names of the figures that it measures
+
+
+# One row for each evaluation; the two tables below follow from it.
+KINDS = {
+  "accuracy": Kind(accuracy, lambda args: _accuracy.figure_names(args["data"], args["classes"])),
+  "fewshot": Kind(fewshot, lambda args: _fewshot.figure_names(args["shots"], args["seeds"], args["probes"])),
+  "dense": Kind(dense, lambda args: list(_dense.FIGURES)),
+  "masked": Kind(masked, lambda args: _masked.figure_names()),
+}
+EVALS = Derived(KINDS, lambda name, kind: kind.measure)
+REPEATED = Derived(KINDS, lambda name, kind: (kind.measure, interval))  # during a run
 
 
 def make(choice: Choice, subject: Subject) -> Callable:
@@ -72,11 +88,5 @@ def bind(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Ch
 
 
 def figure_names(choice: Choice) -> list[str]:
-  """The figures that a bound choice gives; of `masked` one of its metrics, whichever the task has."""
-  if choice.name == "fewshot":
-    return _fewshot.figure_names(*(choice.args[name] for name in ("shots", "seeds", "probes")))
-  if choice.name == "dense":
-    return list(_dense.FIGURES)
-  if choice.name == "masked":
-    return _masked.figure_names()
-  return _accuracy.figure_names(choice.args["data"], choice.args["classes"])
+  """Returns the names of the figures that a bound choice measures; for `masked` those of all tasks."""
+  return list(KINDS[choice.name].figures(choice.args))

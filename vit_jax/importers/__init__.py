@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import checkpoints, paths, schema
+from vit_jax import checkpoints, extensions, paths, schema
 from vit_jax.importers import containers, hub, layout, surgery, tables
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.importers.processing import Beside
@@ -152,6 +152,7 @@ def _load(path, hints, ema, likely=None):
   """What `load` gives, and what else is known of a file; `likely` as of `inspect`."""
   if is_workdir(path):
     arrays, about = checkpoints.read_weights(path, ema)
+    extensions.restore_of(path, about)
     try:
       finite.check_weights({f"parameter {name}": array for name, array in arrays.items()})
     except ConfigError as error:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from vit_jax import models
+from vit_jax import extensions, models
 from vit_jax.data import augment, decoding
 from vit_jax.data.images import ImageError, text_of
 from vit_jax.data.readers import places
@@ -150,6 +150,7 @@ def load(path: str | pathlib.Path, ema: bool = False, image_size: int | None = N
     ema: take the moving average of a workdir.
     image_size: side of the images, if not that of the weights; positions are resampled.
   """
+  extensions.import_installed()
   use = stored.load(path, ema, image_size)
   paths = models.functional(use.description).shapes()
   params = {name: jnp.asarray(array) for name, array in surgery.stack(use.arrays, tuple(paths)).items()}

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import build, checkpoints, config, evals, identity, importers, paths, renames, schema
+from vit_jax import build, checkpoints, config, evals, extensions, files, identity, importers, paths, renames, schema
 from vit_jax.data import augment, loader, stream
 from vit_jax.importers import normalisation, processing, surgery
 from vit_jax.importers.processing import Beside
@@ -108,6 +108,7 @@ def normalised(path: str | pathlib.Path) -> dict[str, tuple[float, ...]]:
   if not importers.is_workdir(path):
     return normalisation.published(importers.inspect(path))
   about = checkpoints.about(path) or {}
+  extensions.restore_of(path, about)
   data = _of_workdir(path, Description.from_json(about.get("model")))[0]
   return {key: data.args[key] for key in ("mean", "std")}
 
@@ -127,6 +128,7 @@ def run_of(workdir: pathlib.Path) -> config.Run | None:
   own = identity.stored_config(workdir, about)
   if own is None:
     return None
+  extensions.restore_of(workdir, about or files.read_json(workdir / identity.RECIPE) or {})
   try:
     return build.complete(config.resolve(renames.run(own)), adopt=False)
   except ConfigError as error:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from flax import nnx
 
 from vit_jax import schema
+from vit_jax.models import spellings
 from vit_jax.models.parameters import Rows
 from vit_jax.models.published import bit, compact, efficientnet, mixer, modern, swin, vit
 from vit_jax.models.published.model import Published
@@ -48,8 +49,9 @@ def find(name: str) -> Published:
     return TABLE[name]
   made = vit.any_patch(name)
   if made is None:
-    near = similar(name)
-    advice = f"Did you mean {near[0]!r}? Near it: {', '.join(near)}." if near else "None is like it."
+    guess = spellings.nearest(name, TABLE)
+    near = list(dict.fromkeys([guess, *similar(name)] if guess else similar(name)))
+    advice = f"Did you mean {near[0]!r}? Similar: {', '.join(near)}." if near else "There is no similar name."
     raise schema.ConfigError(
       f"unknown name {name!r}. {advice} All {len(TABLE)}: python -c 'import vit_jax; print(*vit_jax.models.names())'; "
       "among them ViT-S/16, R50+B/16, deit_tiny_patch16_224, cct_7_3x1_32, Mixer-B/16, R50x1, efficientnet_b0, "

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from einops import rearrange
 
-from vit_jax import build, config, mesh, models, rng, tasks
+from vit_jax import build, config, losses, mesh, models, rng, tasks
 from vit_jax.config import Run
 from vit_jax.corpora import survey
 from vit_jax.data import catalog, crops, decoding, loader
@@ -68,7 +68,7 @@ def first(run: Run, source: Source, count: int = COUNT) -> tuple[list[Example], 
 
 def _task(run, source) -> tasks.Task:
   """The run's task: of one with a teacher the part that learns from labels; without smoothing, which is no share."""
-  kept = {key: value for key, value in run.task.args.items() if key == "loss"}
+  kept = {key: value for key, value in run.task.args.items() if key == "loss" and value in losses.LOSSES}
   choice = bind(Choice("classify", kept), lookup(tasks.TASKS, "classify"), tasks.TASKS)
   run = dataclasses.replace(run, task=choice)
   total = run.total.steps(run.batch, len(source))

@@ -10,125 +10,72 @@ import collections.abc
 import dataclasses
 import functools
 import inspect
-import math
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import ml_collections
 
-from vit_jax.schema import patterns, signatures, texts
+from vit_jax.schema import aliases, expected, patterns, signatures, texts
 from vit_jax.schema.errors import ConfigError, UnknownKeyError, at, nearest, place, show
+from vit_jax.schema.kinds import (
+  Choice,
+  Count,
+  Duration,
+  Fraction,
+  Momentum,
+  NonNegative,
+  Pattern,
+  Positive,
+  Probability,
+  Range,
+  Required,
+  required,
+)
 from vit_jax.schema.signatures import keywords
+from vit_jax.schema.tables import Derived, Table, lookup
 from vit_jax.schema.texts import Text
 from vit_jax.schema.texts import amount as amount
+from vit_jax.schema.values import choices, default_of, plain, word
 
-# Types that a signature may use.
-
-
-class Range(NamedTuple):
-  """Closed interval, or open at an end: annotation for numbers, `Annotated[float, Range(0, 1)]`."""
-
-  low: float = -math.inf
-  high: float = math.inf
-  open_low: bool = False
-  open_high: bool = False
-
-  def __contains__(self, value):
-    above = value > self.low if self.open_low else value >= self.low
-    return above and (value < self.high if self.open_high else value <= self.high)
-
-  def __str__(self):
-    return f"{'(' if self.open_low else '['}{self.low}, {self.high}{')' if self.open_high else ']'}"
-
-
-Count = Annotated[int, Range(1, 2**40)]
-Positive = Annotated[float, Range(0, math.inf, open_low=True, open_high=True)]
-NonNegative = Annotated[float, Range(0, math.inf, open_high=True)]
-Fraction = Annotated[float, Range(0, 1)]
-Probability = Annotated[float, Range(0, 1, open_high=True)]  # of dropping: 1 would drop everything
-Momentum = Annotated[float, Range(0, 1, open_high=True)]  # of a moving average: 1 would never move
-Pattern = typing.NewType("Pattern", str)  # a regular expression over a whole parameter path, see `patterns`
-
-
-class Required(str):
-  """The place of a value that a recipe leaves to its user; `resolve` asks for it by name."""
-
-
-required = Required("required: no value yet")
-
-
-class Duration(str):
-  """A length of training: steps ("500", "10k"), epochs ("90ep"), examples ("2Mex") or a share of the run ("5%")."""
-
-  _FORM = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([kM]?)(st|ep|ex|%)?")
-
-  def __new__(cls, value):
-    text = value.strip() if isinstance(value, str) else show(value)
-    match = cls._FORM.fullmatch(text)
-    if isinstance(value, bool) or not match:
-      raise ConfigError(f"{show(value)} is not a duration; write steps as 500 or '10k', else '90ep', '2Mex' or '5%'")
-    self = super().__new__(cls, text)
-    number, scale, unit = match.groups()
-    self.amount = float(number) * {"": 1, "k": 1_000, "M": 1_000_000}[scale]
-    self.unit = unit or "st"
-    if self.amount > 2**53:
-      raise ConfigError(f"{show(text)} is longer than any run; allowed: up to 2**53 of a unit")
-    return self
-
-  def steps(self, batch: int, examples: int, total: int | None = None) -> int:
-    """Nearest number of steps of `batch` examples, at least one unless the duration is zero.
-
-    `examples` is the size of one epoch, `total` the steps of the whole run (needed for a percentage).
-    """
-    if self.unit == "%" and total is None:
-      raise ConfigError(f"{self!s} of what? The length of the run itself takes steps, 'ep' or 'ex'")
-    scale = {"st": 1, "ep": examples / batch, "ex": 1 / batch, "%": (total or 0) / 100}[self.unit]
-    return max(round(self.amount * scale), 1) if self.amount else 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-  """A name from a table, and keyword arguments for the function it names."""
-
-  name: str
-  args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-def word(field: dataclasses.Field) -> str:
-  """The word for a field in a config: `from_` is `from`, which Python keeps for itself."""
-  return field.name.rstrip("_")
-
-
-def plain(value):
-  """Dicts, lists and scalars of a Run or a part of it, ready for JSON and for comparison."""
-  match value:
-    case Choice():
-      return {"name": value.name} | {k: plain(v) for k, v in value.args.items()}
-    case _ if dataclasses.is_dataclass(value):
-      return {word(f): plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    case Mapping() | ml_collections.ConfigDict():
-      return {k: plain(v) for k, v in value.items()}
-    case tuple() | list():
-      return [plain(v) for v in value]
-    case str():
-      return str(value)
-  return value
+__all__ = [
+  "Choice",
+  "ConfigError",
+  "Count",
+  "Derived",
+  "Duration",
+  "Fraction",
+  "Momentum",
+  "NonNegative",
+  "Pattern",
+  "Positive",
+  "Probability",
+  "Range",
+  "Required",
+  "Table",
+  "Text",
+  "UnknownKeyError",
+  "arguments",
+  "at",
+  "bind",
+  "choices",
+  "convert",
+  "default_of",
+  "keywords",
+  "lookup",
+  "make",
+  "nearest",
+  "place",
+  "plain",
+  "preset",
+  "required",
+  "show",
+  "word",
+]
 
 
 # Names and arguments, checked against tables and signatures.
-
-
-Table = Mapping[str, Callable | tuple[Callable, ...]]  # by name; the first of several makes what is chosen
-
-
-def lookup(table: Table, name: str) -> tuple[Callable, ...]:
-  """The functions that `name` stands for, or an error with the nearest spelling."""
-  if name not in table:
-    raise ConfigError(f"unknown name {show(name)}.{nearest(name, table)}", "name")
-  return table[name] if isinstance(table[name], tuple) else (table[name],)
 
 
 def bind(choice: Choice, functions: tuple[Callable, ...], table: Table | None = None) -> Choice:
@@ -167,22 +114,47 @@ def _fields(values: Mapping, entries: Mapping, owner: str, no_default, others: T
   for key in values:
     if key not in entries:
       advice = signatures.advice(key, values[key], entries, others or {})
-      raise UnknownKeyError(f"unknown key for {owner}, value {show(plain(values[key]))}.{advice}", str(key))
+      problem = f"unknown key for {owner}, value {show(plain(values[key]))}."
+      bare = problem + signatures.allowed(entries)
+      known = signatures.is_certain(key, entries, others or {})  # where it belongs, and not only what is spelled alike
+      elsewhere = "" if known else aliases.of_key(place(str(key)))
+      raise UnknownKeyError(bare + elsewhere if elsewhere else problem + advice, str(key), "" if known else bare)
   result = {}
   for key, (kind, default) in entries.items():
     absent = isinstance(values[key], Required) if key in values else default is no_default
     if absent:
-      raise ConfigError(f"missing; {owner} needs it. Add it to the config or as --{place(key)}=...", key)
+      raise ConfigError(_missing(place(key), owner), key)
     value = values.get(key, default)
     if isinstance(default, Choice) and isinstance(value, Mapping | ml_collections.ConfigDict) and "name" not in value:
       value = {"name": default.name, **default.args, **value}  # other arguments of what is the default
     with at(key):
-      result[key] = convert(value, kind)
+      try:
+        result[key] = convert(value, kind)
+      except _TypeMismatch as error:  # of the value itself: one inside of a list has its place in the message
+        if error.place != place():
+          raise
+        raise ConfigError(_mismatch(value, kind)) from None
   return result
 
 
-def default_of(field):
-  return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+class _TypeMismatch(ConfigError):
+  """A value that is not of the type of its key."""
+
+
+def _mismatch(value, kind):
+  """Returns the message for a value of another type: what the key expects, what it got, an example."""
+  example = aliases.example(place()) or expected.example(kind)
+  shown = show(str(value) if isinstance(value, Text) else plain(value))
+  advice = f" Write a value such as {example}" if example else ""
+  return f"expected {expected.in_words(kind)}, got {shown}.{advice}"
+
+
+def _missing(key, owner):
+  """Returns the message for a key without a value: what to give, and how."""
+  if what := aliases.wanted(key):
+    is_choice = key in ("config.model", "config.data", "config.optim")
+    return f"missing. Give {what}: --{key}{'.name=NAME' if is_choice else '=...'}"
+  return f"missing; {owner} needs it. Add it to the config or as --{key}=..."
 
 
 def convert(value, kind, table: Table | None = None):
@@ -249,7 +221,9 @@ def _dataclass(value, kind):
     return value
   fields = dataclasses.fields(kind)
   if not isinstance(value, Mapping | ml_collections.ConfigDict):
-    raise ConfigError(f"{show(value)} is not a set of named values; keys: {[word(field) for field in fields]}")
+    names, remark = [word(field) for field in fields], aliases.REMARKS.get(aliases.word(place()))
+    advice = f". {remark}" if remark else f". Write --{place(names[0])}=..." if place() else ""
+    raise ConfigError(f"{show(value)} is not a set of named values; keys: {names}{advice}")
   hints = typing.get_type_hints(kind, include_extras=True)
   entries = {word(field): (hints[field.name], default_of(field)) for field in fields}
   owner = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
@@ -271,9 +245,16 @@ def _tuple(value, kinds):
   try:
     read = texts.literal(value)
   except ConfigError as error:
-    raise ConfigError(f"{error.message}{_as_list(value, kinds[0])}") from None
+    if advice := _as_list(value, kinds[0]):
+      raise ConfigError(f"{error.message}{advice}") from None
+    raise ConfigError(_not_a_list(f"expected a list, got {show(str(value))}", kinds)) from None
   if not isinstance(read, tuple | list):
-    raise ConfigError(f"{show(read)} is not a list of values{_as_list(read, kinds[0])}")
+    advice = _as_list(read, kinds[0])
+    raise ConfigError(
+      f"{show(read)} is not a list of values{advice}"
+      if advice
+      else _not_a_list(f"{show(read)} is not a list of values", kinds)
+    )
   value = read
   if kinds[-1] is Ellipsis:
     kinds = (kinds[0],) * len(value)
@@ -284,6 +265,12 @@ def _tuple(value, kinds):
     with at(f"[{i}]"):
       result.append(convert(entry, kind))
   return tuple(result)
+
+
+def _not_a_list(problem, kinds):
+  """Returns the message for a value where a list of numbers, or of other lists, is expected."""
+  example = aliases.example(place()) or expected.example(tuple[kinds])
+  return f"{problem}. Write a value such as {example}" if example else problem
 
 
 def _as_list(value, kind):
@@ -299,7 +286,10 @@ def _scalar(value, kind):
     if kind is Pattern:
       patterns.check(value)
     return str(value)
-  value = texts.number(value) if kind is float else texts.literal(value)
+  try:
+    value = texts.number(value) if kind is float else texts.literal(value)
+  except ConfigError as error:
+    raise _TypeMismatch(error.message) from None
   fits = {
     bool: isinstance(value, bool),
     int: isinstance(value, int) and not isinstance(value, bool),
@@ -308,5 +298,5 @@ def _scalar(value, kind):
   if kind is float and fits and not abs(value) < 2**1023:
     raise ConfigError(f"{show(value)} is not a finite number")
   if not fits:
-    raise ConfigError(f"{show(value)} is a {type(value).__name__}; it takes a {getattr(kind, '__name__', kind)}")
+    raise _TypeMismatch(f"expected {expected.in_words(kind)}, got {show(value)}")
   return kind(value)

@@ -48,7 +48,17 @@ class ConfigError(ValueError):
 
 
 class UnknownKeyError(ConfigError):
-  """A key that nothing takes at its place."""
+  """A key that nothing takes at its place.
+
+  Args:
+    message: with a suggestion of a key at the same place.
+    key: as of ConfigError.
+    bare: the message without that suggestion, for a caller that knows a better one.
+  """
+
+  def __init__(self, message: str, key: str = "", bare: str = ""):
+    super().__init__(message, key)
+    self.bare = readable(bare or message)
 
 
 class NotFiniteError(ConfigError):
@@ -81,8 +91,10 @@ def some(names: Iterable, most: int = 40) -> str:
 
 
 def nearest(word: str, allowed: Iterable) -> str:
-  """' Did you mean ...?' or nothing, and what is allowed: the end of every error about a name."""
+  """Returns " Did you mean ...?" for a similar name, and the allowed names; "" if there is none to choose from."""
   allowed = [str(a) for a in allowed]
+  if not allowed:
+    return ""
   word = word[:SHOWN] if isinstance(word, str) else show(word)
   close = difflib.get_close_matches(word, allowed, n=1, cutoff=0.5)
-  return (f" Did you mean {show(close[0])}?" if close else "") + f" Allowed: {some(allowed) or 'nothing'}."
+  return (f" Did you mean {show(close[0])}?" if close else "") + f" Allowed: {some(allowed)}."

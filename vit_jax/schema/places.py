@@ -8,6 +8,22 @@ DEPTH = 16  # of groups in each other; configs have up to 7
 MOST = 3  # places that a message names
 
 
+# Messages for a config of another command.
+MEASURES = (
+  "--config: it measures given weights and trains nothing. Use python -m vit_jax.fewshot with this --config and "
+  "--weights=PATH"
+)
+TRAINS = (
+  "--config: it trains a model. Use python -m vit_jax.train with this --config and --workdir=DIR, or "
+  "python -m vit_jax.evaluate with this --config and --weights=PATH"
+)
+
+
+def is_measurement(config: Mapping | ml_collections.ConfigDict) -> bool:
+  """Returns whether a config is for `vit_jax.fewshot`: it has a key that no run has."""
+  return "image_size" in config and "checkpoint" not in config
+
+
 def elsewhere(config: Mapping | ml_collections.ConfigDict, key: str) -> list[str]:
   """Other keys of a config that end as a dotted key does, or that it would be in a group of that name; at most `MOST`.
 

@@ -5,6 +5,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vit_jax.schema import aliases
 from vit_jax.schema.errors import nearest, some
 
 
@@ -26,9 +27,23 @@ def advice(key: str, value, entries: Mapping[str, tuple], others: Mapping[str, C
   functions = {name: entry if isinstance(entry, tuple) else (entry,) for name, entry in others.items()}
   takers = [name for name, each in functions.items() if any(key in keywords(function) for function in each)]
   if takers:
-    return f" {some(takers)} take{'s' * (len(takers) == 1)} it. Allowed: {some(entries) or 'nothing'}."
+    return f" {some(takers)} take{'s' * (len(takers) == 1)} it.{allowed(entries)}"
+  if (name := aliases.here(key, entries)) is not None:
+    return f" Did you mean {name!r}?{allowed(entries)}"
   fitting = [name for name, (kind, _) in entries.items() if isinstance(value, str) and value in _words(kind)]
   return f" Did you mean {fitting[0]!r}? Allowed: {some(entries)}." if len(fitting) == 1 else nearest(key, entries)
+
+
+def is_certain(key: str, entries: Mapping[str, tuple], others: Mapping[str, Callable | tuple]) -> bool:
+  """Returns whether `advice` knows what the key is meant for, and does not guess by its spelling."""
+  every = [entry if isinstance(entry, tuple) else (entry,) for entry in others.values()]
+  taken = any(key in keywords(function) for functions in every for function in functions)
+  return taken or aliases.here(key, entries) is not None
+
+
+def allowed(entries: Mapping[str, tuple]) -> str:
+  """Returns the end of an error about a key: which keys there are."""
+  return f" Allowed: {some(entries)}." if entries else " It takes no key."
 
 
 def _words(kind) -> list:

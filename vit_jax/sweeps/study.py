@@ -8,7 +8,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax import build, config, evals, flags, paths, schema, selection
+import ml_collections
+
+from vit_jax import build, config, evals, extensions, flags, paths, schema, selection
 from vit_jax.config import Changes, Sweep
 from vit_jax.data import catalog, sources
 from vit_jax.schema import ConfigError
@@ -199,9 +201,12 @@ def sweep_of(path: str) -> Sweep:
   """
   module, argument = flags.module(path)
   if not callable(getattr(module, "sweep", None)):
-    raise ConfigError(f"--config: {path} defines no sweep(); see configs/finetune.py")
+    raise ConfigError(
+      f"--config: {path} defines no sweep(). Run it once with python -m {_verb_of(path, module, argument)}, or define "
+      "sweep(), see configs/digits.py"
+    )
   takes = bool(inspect.signature(module.sweep).parameters)
-  sweep = flags.called(path, module.sweep, *([argument] if argument and takes else []))
+  sweep = extensions.called(path, module.sweep, *([argument] if argument and takes else []))
   if isinstance(sweep, list | tuple):
     sweep = Sweep(sweep, decide=None)
   if not isinstance(sweep, Sweep):
@@ -209,6 +214,13 @@ def sweep_of(path: str) -> Sweep:
       f"--config: sweep() of {path} returned {sweep!r}; allowed: a Sweep or a list of changes, see vit_jax/config.py"
     )
   return sweep
+
+
+def _verb_of(path, module, argument):
+  """Returns the command for a config file without a sweep."""
+  config_of_file = extensions.called(path, module.get_config, *([argument] if argument else []))
+  is_mapping = isinstance(config_of_file, Mapping | ml_collections.ConfigDict)
+  return "vit_jax.fewshot" if is_mapping and config.is_measurement(config_of_file) else "vit_jax.train"
 
 
 def as_flags(changes: Changes, base: Mapping[str, Any]) -> dict[str, str]:

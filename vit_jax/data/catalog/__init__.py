@@ -44,15 +44,20 @@ def _loading(row):
   return schema.preset(loader.batches, exif=row.exif)
 
 
-# The keys of `config.data` by name: those of the reader, and of what is made of its images.
-READERS = {name: schema.preset(row.reader, name, row, **_defaults(row)) for name, row in CATALOG.items()}
-
-
 def _weight(*, weight: Annotated[float, schema.Range(1e-9, 1e12)] = 1.0) -> float:
   return weight
 
 
-PARTS = {name: (reader, _weight) for name, reader in READERS.items()}  # of a mixture
+def _reader(name, row):
+  """The reader of a row, with what the row knows filled in."""
+  return schema.preset(row.reader, name, row, **_defaults(row))
+
+
+# All tables below follow from `CATALOG`: a row that is added to it, also by `vit_jax.register`, is in all of them.
+_COMPOSED = ("mixture", "pseudo_labelled")  # of other datasets, and so no part of a mixture
+# The keys of `config.data` by name: those of the reader, and of what is made of its images.
+READERS = schema.Derived(CATALOG, _reader)
+PARTS = schema.Derived(CATALOG, lambda name, row: (READERS[name], _weight), without=_COMPOSED)  # of a mixture
 
 
 def _mixture(
@@ -140,25 +145,23 @@ def _pseudo_labelled(
   return mixture.mixture(name, splits.spec(split), [source, pseudo], [1.0, ratio], "same", None)
 
 
-CATALOG["mixture"] = Row(_mixture)
-CATALOG["pseudo_labelled"] = Row(_pseudo_labelled)
-READERS["mixture"] = schema.preset(_mixture, _open_part, "mixture", CATALOG["mixture"])
-READERS["pseudo_labelled"] = schema.preset(_pseudo_labelled, _open_part, "pseudo_labelled", CATALOG["pseudo_labelled"])
-DATA = {
-  name: (
-    reader,
-    _training(CATALOG[name]),
+CATALOG["mixture"] = Row(schema.preset(_mixture, _open_part))
+CATALOG["pseudo_labelled"] = Row(schema.preset(_pseudo_labelled, _open_part))
+DATA = schema.Derived(
+  CATALOG,
+  lambda name, row: (
+    READERS[name],
+    _training(row),
     stream.eval_examples,
-    _loading(CATALOG[name]),
+    _loading(row),
     loader.processes,
     augment.build,
-  )
-  for name, reader in READERS.items()
-}
+  ),
+)
 # The same for data that are measured and not trained on.
-EVAL_DATA = {
-  name: (reader, stream.eval_examples, _loading(CATALOG[name]), augment.normalise) for name, reader in READERS.items()
-}
+EVAL_DATA = schema.Derived(
+  CATALOG, lambda name, row: (READERS[name], stream.eval_examples, _loading(row), augment.normalise)
+)
 
 
 def about(name: str) -> str:

@@ -42,6 +42,33 @@ class Published:
     return importlib.import_module(f"vit_jax.models.{self.family}")
 
 
+@dataclasses.dataclass(frozen=True)
+class Registered(Published):
+  """A name that a user registered, with the tables that a family's module holds for other names.
+
+  Its family is called "extension", of which importers know no layout: its weights are read and written as checkpoints.
+  """
+
+  maker: Callable
+  rows: tuple
+  parameters: tuple
+
+  @property
+  def make(self) -> Callable:
+    """The registered function."""
+    return self.maker
+
+  @property
+  def sharding(self) -> tuple:
+    """The registered sharding table."""
+    return self.rows
+
+  @property
+  def order(self) -> tuple:
+    """The registered order of parameters."""
+    return self.parameters
+
+
 def published(function: str, *row, image_size: int = 224, classes: int = 1000, **defaults) -> Published:
   """The model that a "family:function" makes of a row and of defaults of its own."""
   return Published(function, row, defaults, image_size, classes)

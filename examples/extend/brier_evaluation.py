@@ -1,0 +1,41 @@
+"""An evaluation: the Brier score (Brier 1950), the mean squared distance of probabilities and labels."""
+
+import functools
+from collections.abc import Callable
+from typing import Annotated
+
+import jax
+import numpy as np
+
+from vit_jax import register
+from vit_jax.data import catalog
+from vit_jax.evals.subject import Outcome, Subject, open_source, rows
+from vit_jax.schema import Choice
+
+
+@register.evaluation("brier", figures=("brier_loss", "images"))
+def brier(
+  subject: Subject,
+  *,
+  data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
+  split: str = "test",
+) -> Callable:
+  """Returns (params, poll) -> the score over a split of images with one label, from 0 to 2.
+
+  Args:
+    subject: the model and the data of the run.
+    data: another dataset with the same classes.
+    split: "train", "val" or "test", or a split of the dataset.
+  """
+  source = open_source(subject, data, split, "split")
+  predict = subject.predictions(data, logits=True)
+
+  def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
+    size = subject.images_at_once(None)
+    of_images = rows(functools.partial(predict, params), subject.batches(data, source, size), poll, size)
+    probabilities = np.asarray(jax.nn.softmax(of_images["logits"]))
+    targets = np.eye(probabilities.shape[1])[of_images["label"]]
+    score = float(np.mean(np.sum((probabilities - targets) ** 2, axis=1)))
+    return Outcome({"brier_loss": score, "images": len(targets)}, None)
+
+  return measure

@@ -1,0 +1,111 @@
+"""The record of a run imports files again only where the rules allow it."""
+
+import logging
+import sys
+
+import pytest
+
+from tests.extension_files import clean, forget, recorded, written  # noqa: F401  a fixture
+from vit_jax import extensions
+from vit_jax.schema import ConfigError
+from vit_jax.tasks import TASKS
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+
+def test_f1_modules_next_to_a_file_are_imported_and_recorded_by_name(tmp_path):
+  helper = written(tmp_path, stem="own_helper_module")
+  config = tmp_path / "config.py"
+  config.write_text("import own_helper_module\n")
+  extensions.run_file(config)
+  (row,) = extensions.record({"own_task", "adamw"})
+  assert row["file"] == str(helper) and row["module"] == "own_helper_module" and row["names"] == ["task own_task"]
+  assert extensions.record({"adamw"}) == []
+
+
+def test_f1_a_file_that_the_user_ran_before_is_imported_again(tmp_path, caplog):
+  rows = recorded(written(tmp_path))
+  assert "own_task" not in TASKS
+  extensions.restore(rows, tmp_path / "run")
+  assert "own_task" in TASKS and not caplog.records
+
+
+def test_f1_a_module_is_imported_again_by_its_name(tmp_path):
+  package = tmp_path / "own_package_of_tests"
+  written(package, stem="inner")
+  (package / "__init__.py").write_text("")
+  (tmp_path / "config.py").write_text("import own_package_of_tests.inner\n")
+  extensions.run_file(tmp_path / "config.py")
+  rows = extensions.record({"own_task"})
+  forget()
+  del sys.modules["own_package_of_tests"]
+  sys.path.remove(str(tmp_path))
+  extensions.restore(rows, tmp_path / "run")
+  assert TASKS["own_task"].__module__ == "own_package_of_tests.inner"
+
+
+@pytest.mark.parametrize("case", ["another user", "another place", "inside the workdir", "not there", "no file"])
+def test_f1_no_record_runs_code_that_the_user_did_not_run(tmp_path, monkeypatch, case):
+  file = written(tmp_path / "run" if case == "inside the workdir" else tmp_path)
+  (row,) = recorded(file)
+  match case:
+    case "another user":
+      monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    case "another place":
+      row["file"] = str(written(tmp_path / "else"))
+    case "not there":
+      file.unlink()
+    case "no file":
+      row["file"] = ""
+  reason = {
+    "another user": "you did not use",
+    "another place": "You did not use",
+    "inside the workdir": "is inside the workdir",
+    "not there": "no file",
+    "no file": "a session without a file",
+  }[case]
+  with pytest.raises(ConfigError) as error:
+    extensions.restore([row], tmp_path / "run")
+  said = str(error.value)
+  assert reason.lower() in said.lower() and "the task 'own_task'" in said and "Add --import=" in said
+  assert said.startswith(str(tmp_path / "run")) and "\n" not in said and "own_task" not in TASKS
+  extensions.import_named(str(written(tmp_path / "given")))  # the user names it
+  extensions.restore([row], tmp_path / "run")
+
+
+def test_f1_the_module_of_a_record_is_not_believed(tmp_path):
+  (row,) = recorded(written(tmp_path))
+  (tmp_path / "module_of_an_attacker.py").write_text("raise SystemExit('run')")
+  sys.path.append(str(tmp_path))
+  extensions.restore([row | {"module": "module_of_an_attacker"}], tmp_path / "run")
+  assert "own_task" in TASKS and "module_of_an_attacker" not in sys.modules
+
+
+def test_f1_a_change_since_training_is_a_warning(tmp_path, caplog):
+  file = written(tmp_path)
+  rows = recorded(file)
+  file.write_text(file.read_text() + "# more\n")
+  with caplog.at_level(logging.WARNING):
+    extensions.restore(rows, tmp_path / "run")
+    extensions.restore(rows, tmp_path / "run")
+  assert [record.message for record in caplog.records] == [
+    f"{file} changed since the run in {tmp_path / 'run'} used it: results may differ"
+  ]
+  now = extensions.record({"own_task"})
+  assert extensions.changes(rows, now) == [f"{file} changed"] and extensions.changes(now, now) == []
+
+
+def test_f1_a_name_that_the_file_does_not_register_any_longer_is_an_error(tmp_path):
+  file = written(tmp_path)
+  rows = recorded(file)
+  file.write_text("")
+  with pytest.raises(ConfigError, match="It does not register the name any longer"):
+    extensions.restore(rows, tmp_path / "run")
+
+
+@pytest.mark.parametrize("row", [3, {}, {"file": 3, "module": "", "sha256": "", "names": []}, None])
+def test_f1_a_record_of_another_form_is_refused(tmp_path, row):
+  with pytest.raises(ValueError, match="its record of extensions is not valid"):
+    extensions.check([row])
+  with pytest.raises(ConfigError, match="Take a workdir that a run wrote"):
+    extensions.restore_of(tmp_path, {"identity": {"extensions": [row]}})

@@ -1,0 +1,118 @@
+"""Names of other frameworks, and what they are called here."""
+
+import pytest
+
+from tests import recipes
+from vit_jax import build, config, flags
+from vit_jax.schema import ConfigError, UnknownKeyError, aliases
+
+# Other choices that have a key which those of the base config do not have.
+NAMES = {"optim.momentum": {"optim.name": "sgd"}, "model.remat": {"model.scan": "true"}}
+
+
+def base(**changes):
+  """A run on a folder with a plain ViT, as its file and flags make it."""
+  edited = flags.load(recipes.path("folder"), {"data.path": "x", "init.from": "x"})
+  for key, text in changes.items():
+    flags.edit(edited, key, text)
+  return edited
+
+
+@pytest.mark.parametrize(("key", "example"), sorted(set(aliases.KEYS.values())))
+def test_f2_every_key_that_is_suggested_exists_and_takes_its_example(key, example):
+  edited = base(**NAMES.get(key, {}))
+  flags.edit(edited, key, example.strip("'"))
+  build.complete(config.resolve(edited))
+
+
+def message(changes, verb=config.Run):
+  with pytest.raises(ConfigError) as error:
+    build.complete(config.resolve(base(**changes), verb))
+  return str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("word", "flag"),
+  [
+    ("learning_rate", "optim.lr"), ("lr", "optim.lr"), ("epochs", "total"), ("num_epochs", "total"),
+    ("batch_size", "batch"), ("weight_decay", "optim.weight_decay"), ("wd", "optim.weight_decay"),
+    ("warmup_steps", "optim.warmup"), ("warmup_epochs", "optim.warmup"), ("image_size", "data.image_size"),
+    ("img_size", "data.image_size"), ("crop_size", "data.image_size"), ("data_dir", "data.path"),
+    ("dataset", "data.name"), ("optimizer", "optim.name"), ("scheduler", "optim.schedule.name"),
+    ("dropout", "model.dropout"), ("drop_path", "model.stochastic_depth"),
+    ("label_smoothing", "task.label_smoothing"), ("mixup", "data.mixing.name"), ("cutmix", "data.mixing.name"),
+    ("ema_decay", "optim.ema"), ("grad_clip", "optim.clip"), ("precision", "model.dtype"), ("bf16", "model.dtype"),
+    ("num_workers", "data.workers"), ("pretrained", "init.from"), ("optim.learning_rate", "lr"),
+    ("data.batch_size", "batch"), ("model.img_size", "data.image_size"), ("data.data_dir", "path"),
+    ("model.drop_path", "stochastic_depth"), ("LR", "optim.lr"),
+  ],
+)  # fmt: skip
+def test_f2_a_name_of_another_framework_is_answered_with_the_key(word, flag):
+  said = message({word: "1"})
+  assert said.startswith(f"config.{word}: unknown key") and said.count("Did you mean") == 1
+  assert f"Did you mean --config.{flag}" in said or f"Did you mean '{flag}'" in said
+
+
+@pytest.mark.parametrize(
+  ("word", "advice"),
+  [
+    ("num_classes", "The number of classes follows from the data"),
+    ("model.num_classes", "The number of classes follows from the data"),
+    ("output_dir", "Did you mean the flag --workdir=DIR?"),
+    ("log_dir", "Did you mean the flag --workdir=DIR?"),
+    ("resume", "The same command with the same --workdir resumes a run"),
+    ("checkpoint", "The same command with the same --workdir resumes a run"),
+    ("gpus", "All devices are used"),
+  ],
+)
+def test_f2_a_name_without_a_key_is_answered_with_what_to_do(word, advice):
+  said = message({word: "1"})
+  assert advice in said and "Did you mean '" not in said
+
+
+@pytest.mark.parametrize(
+  ("key", "flag"),
+  [
+    ("optimizer.lr", "optim.lr"), ("optimizer.type", "optim.name"), ("dataset.path", "data.path"),
+    ("scheduler.warmup_steps", "optim.warmup"), ("trainer.max_epochs", "total"), ("augmentation.mixup",
+    "data.mixing.name"), ("optimizer.foo", "optim.foo"),
+  ],
+)  # fmt: skip
+def test_f2_a_group_of_another_framework_is_answered_with_the_group(key, flag):
+  with pytest.raises(ConfigError, match=rf"^--config.{key}: config has no group .*Did you mean --config.{flag}\b"):
+    base(**{key: "1"})
+
+
+@pytest.mark.parametrize(
+  ("flag", "advice"),
+  [
+    ("--data.path", " Did you mean --config.data.path?"),
+    ("--optim.lr", " Did you mean --config.optim.lr?"),
+    ("--lr", " Did you mean --config.optim.lr=1e-3?"),
+    ("--learning-rate", " Did you mean --config.optim.lr=1e-3?"),
+    ("--seed", " Did you mean --config.seed?"),
+    ("--model", " Did you mean --config.model.name=NAME?"),
+    ("--output_dir", " Did you mean --workdir=DIR?"),
+    ("--no_report", " Did you mean '--no-report'?"),
+    ("--zzz", ""),
+  ],
+)
+def test_f2_an_unknown_flag_is_answered_with_the_key_or_flag(flag, advice):
+  assert aliases.of_flag(flag, ["--workdir", "--config", "--no-report"], ["model", "data", "optim", "seed"]) == advice
+
+
+def test_f2_a_command_without_a_config_gets_no_key_of_one():
+  assert aliases.of_flag("--lr", ["--weights"], []) == ""
+  assert aliases.of_flag("--checkpoint", ["--weights"], []) == " Did you mean --weights=PATH?"
+
+
+def test_f2_a_key_of_the_config_itself_counts_before_a_name_of_others():
+  edited = config.recipe(data=dict(name="d", width=3), optim=1, model=1, total=1, batch=1, width=2)
+  with pytest.raises(UnknownKeyError, match=r"Did you mean --config.data.width\?$"):
+    config.resolve(edited)
+
+
+def test_f2_what_a_recipe_leaves_open_is_named_in_words():
+  assert aliases.wanted("config.init.from").startswith("the weights to start from")
+  assert aliases.wanted("config.evals.pets.data.path").startswith("the folder")
+  assert aliases.wanted("config.model.depth") is None

@@ -1,0 +1,38 @@
+"""Functions whose parameters are to be keys of a config."""
+
+import pytest
+
+from vit_jax.schema import ConfigError, Fraction, at, checks
+
+
+def test_f1_a_function_with_usable_types_passes():
+  def function(first, *, share: Fraction = 0.5, name: str | None = None, needed: int):
+    """No type is needed for what the run supplies."""
+
+  checks.check_types(function)
+
+
+def untyped(*, width=3): ...
+
+
+def unusable(*, width: dict): ...
+
+
+def unknown(*, width: "NoSuchType"): ...  # noqa: F821
+
+
+def wrong(*, width: Fraction = 2.0): ...
+
+
+@pytest.mark.parametrize(
+  ("function", "problem"),
+  [
+    (untyped, r"^config.x.width: it has no type. Write width: int"),
+    (unusable, r"^config.x.width: a config cannot contain a <class 'dict'>. Use int"),
+    (unknown, r"^config.x: its annotations cannot be read \(name 'NoSuchType' is not defined\)"),
+    (wrong, r"^config.x.width: 2.0 is out of range"),
+  ],
+)
+def test_f1_another_function_is_refused_at_its_parameter(function, problem):
+  with pytest.raises(ConfigError, match=problem), at("config.x"):
+    checks.check_types(function)

@@ -1,0 +1,32 @@
+"""Values of a config as plain data."""
+
+import dataclasses
+
+from vit_jax.schema import Choice, Duration, choices, default_of, plain, word
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """A part of a config."""
+
+  from_: str | None = None
+  inner: Choice = Choice("a", {"b": Choice("c"), "d": (Choice("e"),)})
+  several: dict = dataclasses.field(default_factory=lambda: {"x": Choice("f", {"n": 1})})
+
+
+def test_a_part_of_a_config_is_plain_data():
+  assert plain(Part()) == {
+    "from": None,
+    "inner": {"name": "a", "b": {"name": "c"}, "d": [{"name": "e"}]},
+    "several": {"x": {"name": "f", "n": 1}},
+  }
+  assert type(plain(Duration("5ep"))) is str
+
+
+def test_f1_the_names_of_all_choices_are_found():
+  assert choices(Part()) == {"a", "c", "e", "f"}
+
+
+def test_fields_have_words_and_defaults():
+  first, _, last = dataclasses.fields(Part)
+  assert word(first) == "from" and default_of(first) is None and default_of(last)["x"].name == "f"

@@ -1,0 +1,166 @@
+"""The four examples of docs/extend.md, from training to a sweep."""
+
+import dataclasses
+import inspect
+import json
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import vit_jax
+from tests import runs
+from tests.extension_files import forget
+from vit_jax import build, checkpoints, config, extensions, flags, identity, loop, models, register, tasks
+from vit_jax.schema import ConfigError
+
+EXAMPLE = runs.ROOT / "examples/extend"
+
+
+@pytest.fixture(autouse=True)
+def own_names(monkeypatch):
+  """Nothing is registered when a test begins."""
+  monkeypatch.setattr(sys, "path", list(sys.path))
+  forget()
+  yield
+  forget()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+  """An .npz file for the reader of the examples: 64 images to train on and 16 to test."""
+  path, draw = tmp_path_factory.mktemp("arrays") / "digits.npz", np.random.default_rng(0)
+  arrays = {}
+  for split, count in (("train", 64), ("test", 16)):
+    arrays[f"{split}_images"] = draw.integers(0, 255, (count, 16, 16, 3), np.uint8)
+    arrays[f"{split}_labels"] = draw.integers(0, 3, count)
+  np.savez(path, **arrays, classes=["a", "b", "c"])
+  return path
+
+
+def keys(data):
+  return {
+    "data.path": str(data), "data.image_size": "16", "batch": "16", "total": "6", "checkpoint.every": "2",
+    "model.width": "8", "evals.test.every": "3", "evals.calibration.every": "3",
+  }  # fmt: skip
+
+
+def parts(data, devices=8, **changes):
+  """The run of examples/extend/config.py on some of the fake devices."""
+  run = build.complete(config.resolve(flags.load(str(EXAMPLE / "config.py"), keys(data) | changes)))
+  return build.build(run, jax.devices()[:devices])
+
+
+@pytest.mark.heavy
+def test_f1_the_examples_are_built_as_built_in_choices_are(data):
+  made = parts(data, **{"mesh.data": "4", "mesh.fsdp": "2"})
+  assert "fsdp" in str(made.state_shapes.params["embedding/kernel"].sharding.spec)
+  assert {row["names"][0] for row in made.identity["extensions"]} == {
+    "reader arrays", "model patch_mlp", "task focal", "evaluation brier",
+  }  # fmt: skip
+  assert "patch_mlp" in made.overview() and models.create("patch_mlp", classes=3).head.kernel.shape == (64, 3)
+  with pytest.raises(ConfigError, match=r"config\.task\.gama: unknown key for 'focal'.*Did you mean 'gamma'"):
+    parts(data, **{"task.gama": "1"})
+
+
+@pytest.mark.heavy
+def test_f1_a_parameter_without_a_row_in_the_sharding_table_is_one_line(data):
+  parts(data)
+  row = models.table.TABLE["patch_mlp"]
+  models.table.TABLE["patch_mlp"] = dataclasses.replace(row, rows=row.rows[1:])
+  with pytest.raises(ConfigError, match=r"parameter 'embedding/kernel' matches 0 rows of the sharding table"):
+    parts(data)
+
+
+@pytest.mark.heavy
+def test_f1_gamma_zero_is_the_cross_entropy():
+  extensions.run_file(EXAMPLE / "config.py")
+  supplied = tasks.Supplied(None, None, None, None, None)
+  logits, targets = np.array([[2.0, 0.0, -1.0]], np.float32), np.array([[0.0, 1.0, 0.0]], np.float32)
+  entropy = -np.log(np.exp(0.0) / np.exp(logits[0]).sum())
+  assert tasks.TASKS["focal"](supplied, gamma=0.0).cross_entropy(logits, targets)[0] == pytest.approx(entropy, rel=1e-5)
+  focal = (1 - np.exp(-entropy)) ** 2 * entropy
+  assert tasks.TASKS["focal"](supplied).cross_entropy(logits, targets)[0] == pytest.approx(focal, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+  """(workdir, result) of a run of the examples, uninterrupted."""
+  workdir = tmp_path_factory.mktemp("run") / "whole"
+  result = loop.train(parts(data, devices=1), workdir)
+  forget()
+  return workdir, result
+
+
+@pytest.mark.heavy
+def test_f1_a_killed_run_continues_to_the_same_bits(data, trained, tmp_path):
+  with pytest.raises(InterruptedError):
+    loop.train(runs.dying(parts(data, devices=1), 4), tmp_path / "run")
+  forget()
+  again = loop.train(parts(data, devices=1), tmp_path / "run")
+  assert again["weights_sha256"] == trained[1]["weights_sha256"]
+  assert again["calibration/brier_loss"] == trained[1]["calibration/brier_loss"]
+
+
+@pytest.mark.heavy
+def test_f1_figures_are_those_of_numpy(data, trained):
+  model = vit_jax.load(trained[0])  # imports the four files again
+  assert {name for _, name in extensions.registered()} == {"arrays", "patch_mlp", "focal", "brier"}
+  stored = np.load(data)
+  images = list(stored["test_images"])
+  shares = np.stack([one.probabilities for one in model.predict(images)])
+  order = np.stack([one.numbers for one in model.predict(images)])
+  probabilities = np.take_along_axis(shares, np.argsort(order, axis=1), axis=1)
+  brier = ((probabilities - np.eye(3)[stored["test_labels"]]) ** 2).sum(1).mean()
+  assert trained[1]["calibration/brier_loss"] == pytest.approx(brier, rel=1e-4)
+  assert trained[1]["top1"] == pytest.approx((order[:, 0] == stored["test_labels"]).mean())
+  assert model.classes == ("a", "b", "c")
+
+
+@pytest.mark.heavy
+def test_f1_every_verb_opens_the_run_in_a_process_of_its_own(data, trained, tmp_path):
+  workdir, _ = trained
+  photo = runs.ROOT / "docs/digits.png"
+  sweep = [f"--config.{key}={value}" for key, value in (keys(data) | {"total": "1"}).items()]
+  said = runs.finish(
+    runs.several(
+      ["predict", f"--weights={workdir}", str(photo)],
+      ["evaluate", f"--workdir={workdir}"],
+      ["convert", str(workdir), str(tmp_path / "weights")],
+      ["convert", "--inspect", str(tmp_path / "weights")],
+      ["report", str(workdir), f"--out={tmp_path / 'report.html'}"],
+      ["sweep", f"--config={EXAMPLE / 'config.py'}", f"--workdir={tmp_path / 'sweep'}", *sweep],
+    )
+  )
+  assert said.count("exit 0") == 6, said
+  assert "calibration/brier_loss" in said and "checkpoint of patch_mlp" in said
+  record = json.loads((tmp_path / "sweep/sweep.json").read_text())
+  assert [trial["status"] for trial in record["trials"]] == ["done", "done"]
+
+
+@pytest.mark.heavy
+def test_f1_input_processes_have_the_reader_of_the_user(data, tmp_path):
+  with_workers = loop.train(parts(data, devices=1, **{"data.workers": "1", "total": "2"}), tmp_path / "workers")
+  without = loop.train(parts(data, devices=1, **{"data.workers": "0", "total": "2"}), tmp_path / "threads")
+  assert with_workers["weights_sha256"] == without["weights_sha256"]
+
+
+@pytest.mark.heavy
+def test_f1_a_change_of_the_code_is_noted_at_a_restart(data, trained):
+  about = checkpoints.about(trained[0], identity.check)
+  assert len(about["identity"]["extensions"]) == 4
+  now = json.loads(json.dumps(about["identity"]))
+  now["extensions"][0]["sha256"] = "0" * 64
+  (line,) = [line for line in identity.notes(about["identity"], now) if "changed" in line]
+  assert pathlib.Path(now["extensions"][0]["file"]).name in line and "Results may differ" in line
+  assert identity.alike(now | {"data": now["data"]}) != identity.alike(about["identity"])
+
+
+def test_f1_the_page_shows_the_examples_as_they_are():
+  page = (runs.ROOT / "docs/extend.md").read_text()
+  for name in ("array_reader", "patch_mlp", "focal_task", "brier_evaluation", "config"):
+    assert f"examples/extend/{name}.py" in page
+  for decorator in register.__all__:
+    assert f"register.{decorator}" in page and inspect.getdoc(getattr(register, decorator))

@@ -1,0 +1,36 @@
+"""The files that this user ran on this machine: what may be imported again without being named."""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+
+from vit_jax import files
+from vit_jax.extensions.names import Extension
+from vit_jax.schema import ConfigError
+
+
+def remember(extensions: Iterable[Extension]) -> None:
+  """Notes that this user ran these files, in the cache directory of the user."""
+  for extension in dict.fromkeys(extensions):
+    if extension.file and remembered(extension.file) != extension:
+      with contextlib.suppress(OSError, RuntimeError):  # without a home directory --import is needed each time
+        note = _note(extension.file)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(note, json.dumps(extension._asdict()) + "\n")
+
+
+def remembered(file: str) -> Extension | None:
+  """Returns the extension as this user ran it before; None if the user did not, or does not own the file."""
+  try:
+    note = files.read_json(_note(file))
+    own = os.stat(file).st_uid in (os.getuid(), 0)
+  except (ConfigError, OSError, RuntimeError):
+    return None
+  same = isinstance(note, dict) and note.get("file") == file and isinstance(note.get("module"), str)
+  return Extension(file, note["module"]) if own and same else None
+
+
+def _note(file):
+  return files.local_cache("extensions") / hashlib.sha256(os.fsencode(file)).hexdigest()[:32]

@@ -1,0 +1,151 @@
+"""The record of extensions in a run: which files registered the names that it uses, and how they are imported again."""
+
+import hashlib
+import logging
+import os
+import pathlib
+import shlex
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from vit_jax import paths
+from vit_jax.extensions import memory, names, running
+from vit_jax.extensions.names import Extension
+from vit_jax.schema import ConfigError, show
+
+
+def record(choices: Collection[str]) -> list[dict[str, Any]]:
+  """Returns the files that registered any of these names, as JSON values, to be stored with a run.
+
+  Args:
+    choices: names that the run uses.
+  """
+  used: dict[Extension, list[str]] = {}
+  for kind, name in names.registered():
+    if name in choices:
+      used.setdefault(names.registration(kind, name), []).append(f"{kind} {name}")
+  return [
+    {"file": each.file, "module": each.module, "sha256": _digest(each.file), "names": words}
+    for each, words in used.items()
+  ]
+
+
+def check(recorded: Any) -> None:
+  """ValueError for a record that `record` does not return."""
+  form = {"file": str, "module": str, "sha256": str, "names": list}
+  rows = recorded if isinstance(recorded, list) else [None]
+  for row in rows:
+    fits = isinstance(row, dict) and all(isinstance(row.get(key), kind) for key, kind in form.items())
+    if not fits or not all(isinstance(name, str) and " " in name for name in row["names"]):
+      raise ValueError(f"its record of extensions is not valid: {str(recorded)[:80]}")
+
+
+def restore(recorded: Any, origin: str | os.PathLike) -> None:
+  """Imports the files of a record again, as far as the rules of this module allow it.
+
+  Warns about a file that changed since it was recorded.
+
+  Args:
+    recorded: what `record` returned; None for a run that used none.
+    origin: the workdir that holds the record, for messages. Files inside it are never imported.
+
+  Raises:
+    ConfigError: with the flag to use, if a file may not be imported or does not exist.
+  """
+  if not recorded:
+    return
+  check(recorded)
+  running.import_installed()
+  refused = {}
+  for row in recorded:
+    missing = _missing(row)
+    if missing and (problem := _refusal(row["file"], origin)):
+      refused[row["file"]] = problem, missing
+  if refused:
+    raise ConfigError(_advice(refused), str(origin))
+  for row in recorded:
+    if _missing(row):
+      running.import_again(
+        memory.remembered(row["file"])
+      )  # with the module name that this user used: a record may name any other
+    if gone := _missing(row):
+      raise ConfigError(_advice({row["file"]: ("it does not register the name any longer", gone)}), str(origin))
+    _warn_of_change(row["sha256"], [names.registration(*key).file for key in _keys(row)], origin)
+
+
+def _keys(row):
+  """Returns (kind, name) of each name in a row of a record."""
+  return [tuple(name.split(" ", 1)) for name in row["names"]]
+
+
+def _missing(row):
+  """Returns (kind, name) of the names in a row of a record that are not registered now."""
+  return [key for key in _keys(row) if names.registration(*key) is None]
+
+
+def restore_of(workdir: pathlib.Path, about: Mapping) -> None:
+  """Imports the user's files that a workdir depends on, see `restore`.
+
+  Args:
+    workdir: of a run, or of weights that `convert` wrote.
+    about: what its newest checkpoint records, or its recipe.json.
+
+  Raises:
+    ConfigError: if a file may not be imported, or the record is not valid.
+  """
+  try:
+    restore(about.get("extensions") or about.get("identity", {}).get("extensions"), workdir)
+  except ConfigError:
+    raise
+  except ValueError as error:
+    raise ConfigError(f"{workdir}: {error}. Take a workdir that a run wrote") from error
+
+
+def _advice(refused):
+  """Returns the message for files {path: (reason, names)} that are not imported."""
+  words = [f"the {kind} {show(name)}" for _, missing in refused.values() for kind, name in missing]
+  reason, _ = next(iter(refused.values()))
+  flags = " ".join(f"--import={shlex.quote(file) if os.path.isfile(file) else 'FILE.py'}" for file in refused)
+  return f"it uses {' and '.join(words)}. {reason[0].upper()}{reason[1:]}. Add {flags}, or import the code before"
+
+
+def _refusal(file, origin):
+  """Returns why a recorded file is not imported; None if it may be imported."""
+  if not file:
+    return "it was registered in a session without a file"
+  if not os.path.isfile(file):
+    return f"there is no file {show(file)}"
+  workdir = paths.parse(origin)
+  if not paths.in_bucket(workdir) and pathlib.Path(file).resolve().is_relative_to(workdir.resolve()):
+    return f"{show(file)} is inside the workdir, so that it is not imported by itself"
+  if memory.remembered(file) is None:
+    return f"you did not use {show(file)} on this machine before, so that it is not imported by itself"
+  return None
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn_of_change(digest, now, origin):
+  for file in dict.fromkeys(now):
+    if _digest(file) != digest and (file, digest) not in _warned:
+      _warned.add((file, digest))
+      logging.warning("%s changed since the run in %s used it: results may differ", file or "an extension", origin)
+
+
+def changes(before: Iterable[Mapping], now: Iterable[Mapping]) -> list[str]:
+  """Returns a line for each extension whose content differs between two records."""
+  digests = {name: row["sha256"] for row in before for name in row["names"]}
+  return [
+    f"{row['file']} changed"
+    for row in now
+    if any(digests.get(name, row["sha256"]) != row["sha256"] for name in row["names"])
+  ]
+
+
+def _digest(file):
+  """Returns the SHA-256 of a file; "" if it does not exist."""
+  try:
+    return hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest() if file else ""
+  except OSError:
+    return ""

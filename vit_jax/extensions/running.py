@@ -1,0 +1,154 @@
+"""Running the files of users: config files, extensions that are named, extensions of installed packages."""
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterable
+
+from vit_jax.extensions import memory, names
+from vit_jax.extensions.names import Extension
+from vit_jax.schema import ConfigError, nearest, show
+
+GROUP = "vit_jax.extensions"  # of entry points
+_loaded: dict[pathlib.Path, tuple[bytes, types.ModuleType]] = {}  # files that were run by their path
+
+
+def called(path: str, function: Callable, *arguments, flag: str = "--config"):
+  """Calls a function of a user's file; ConfigError with the file, the line and the reason for any error in it."""
+  try:
+    return function(*arguments)
+  except ConfigError:
+    raise
+  except (Exception, SystemExit) as error:  # the file is the user's program and may raise anything
+    name = pathlib.Path(path.partition(":")[0]).name
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if pathlib.Path(f.filename).name == name]
+    # An error that the file raises itself has a message for the user.
+    own = isinstance(error, ValueError) and frames and (frames[-1].line or "").startswith("raise")
+    line = f", line {frames[-1].lineno}" if frames and not own else ""
+    problem = str(error) if own else f"{type(error).__name__}: {error}"
+    raise ConfigError(f"{flag}: {path}{line}: {problem}") from error
+
+
+def run_file(path: str | os.PathLike, flag: str = "--config", remember: bool = True) -> types.ModuleType:
+  """Runs a Python file once and returns its module.
+
+  The folder of the file is appended to Python's import path, so that the file can import modules next to it. A file
+  that changed since it was run is run again, and replaces the names that it registered.
+
+  Args:
+    path: of the file.
+    flag: that named it, for messages.
+    remember: note that the user ran this file and the extensions that it imports, see `restore`.
+
+  Raises:
+    ConfigError: for anything that the file raises.
+  """
+  file = pathlib.Path(path).resolve()
+  content = file.read_bytes()
+  if file in _loaded and _loaded[file][0] == content:
+    return _loaded[file][1]
+  digest = hashlib.sha256(os.fsencode(file)).hexdigest()[:8]
+  spec = importlib.util.spec_from_file_location(f"config_{file.stem}_{digest}", file)
+  if spec is None or spec.loader is None:
+    raise ConfigError(f"{flag}: {str(path)!r} is not a Python file. Name a file that ends in .py")
+  module = importlib.util.module_from_spec(spec)
+  names.forget(str(file))
+  before = set(names.registered())
+  _import_from(file.parent)
+  names.note_module(module.__name__)
+  sys.modules[module.__name__] = module  # dataclasses and type hints of the file look it up there
+  try:
+    called(str(path), spec.loader.exec_module, module, flag=flag)
+  except ConfigError:
+    del sys.modules[module.__name__]
+    names.forget(str(file))
+    raise
+  _loaded[file] = content, module
+  if remember:
+    memory.remember(names.registration(*key) for key in names.registered() if key not in before)
+  return module
+
+
+def import_named(text: str) -> None:
+  """Imports what `--import=TEXT` names: a Python file, or a module on Python's import path.
+
+  Raises:
+    ConfigError: if there is no such file or module, it fails, or it registers nothing.
+  """
+  before = names.registered()
+  if text.endswith(".py") or os.sep in text:
+    file = pathlib.Path(text)
+    if not file.is_file():
+      near = sorted(str(other) for other in file.parent.glob("*.py"))
+      raise ConfigError(f"--import: no file {show(text)}.{nearest(text, near) if near else ' Name a Python file.'}")
+    run_file(file, "--import")
+    found = any(extension.file == str(file.resolve()) for extension in names.extensions())
+  else:
+    with _missing_module(text):
+      called(text, importlib.import_module, text, flag="--import")
+    found = any(extension.module.partition(".")[0] == text.partition(".")[0] for extension in names.extensions())
+  if not found and names.registered() == before:
+    raise ConfigError(f"--import: {text} registers nothing. Use the decorators of vit_jax.register, see docs/extend.md")
+  memory.remember(names.extensions())
+
+
+@functools.cache
+def import_installed() -> None:
+  """Imports the modules of installed packages that have an entry point in the group `vit_jax.extensions`, once."""
+  for point in importlib.metadata.entry_points(group=GROUP):
+    package = f"{point.dist.name} {point.dist.version}" if point.dist else "an installed package"
+    called(point.value, point.load, flag=f"extension {point.name!r} of {package}")
+
+
+def import_again(extension: Extension) -> None:
+  """Imports a file by its module name, or runs it by its path."""
+  file = pathlib.Path(extension.file)
+  if not extension.module:
+    run_file(file, "--import", remember=False)
+    return
+  levels = len(extension.module.split(".")) - (file.name == "__init__.py")
+  _import_from(file.parents[levels - 1] if levels else file.parent.parent)
+  found = sys.modules.get(extension.module)
+  if found is not None and getattr(found, "__file__", None) and pathlib.Path(found.__file__).resolve() != file:
+    raise ConfigError(
+      f"the module {extension.module!r} is {found.__file__} here, and the run used {file}. Rename one of the two files"
+    )
+  called(str(file), importlib.import_module, extension.module, flag="--import")
+
+
+def active() -> list[Extension]:
+  """Returns the files of all registered names, for another process of this run."""
+  return [extension for extension in names.extensions() if extension.file]
+
+
+def adopt(extensions: Iterable[Extension]) -> None:
+  """Imports what `active` returned in the process that started this one."""
+  import_installed()
+  known = names.extensions()
+  for extension in extensions:
+    if extension not in known:
+      import_again(Extension(*extension))
+
+
+@contextlib.contextmanager
+def _missing_module(name):
+  """Turns the error for a module that does not exist into one that says how to name a file."""
+  if importlib.util.find_spec(name.partition(".")[0]) is None:
+    raise ConfigError(
+      f"--import: no module {show(name)} on Python's import path. Name a file, --import=FILE.py, or install its package"
+    )
+  yield
+
+
+def _import_from(folder):
+  """Appends a folder to Python's import path, behind all others."""
+  if str(folder) not in sys.path:
+    sys.path.append(str(folder))

@@ -1,0 +1,289 @@
+"""Registration of a user's own readers, datasets, tasks, models, evaluations, optimizers and schedules.
+
+A registered name behaves as a built-in name: its keyword-only parameters are the keys of the config, with their types
+and defaults, and a mistake in a config is one line. `docs/extend.md` shows an example of each decorator.
+
+Example:
+  from vit_jax import register
+
+  @register.evaluation("confidence", figures=("mean", "images"))
+  def confidence(subject, *, split: str = "test"):
+    ...
+"""
+
+import dataclasses
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from vit_jax import evals, extensions, models, optim, schema, tasks
+from vit_jax.data import augment, catalog, loader, stream
+from vit_jax.data.rows import Row
+from vit_jax.models import parameters, table
+from vit_jax.models.published.model import Registered
+from vit_jax.optim import schedules
+from vit_jax.schema import ConfigError, checks, nearest, show
+
+__all__ = ["dataset", "evaluation", "model", "optimizer", "reader", "schedule", "task"]
+
+Decorated = TypeVar("Decorated", bound=Callable)  # a decorator returns what it decorates
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_./+-]*")
+_RESERVED = ("none", "default")  # words that have a meaning as a value in a flag
+_ROW = {field.name for field in dataclasses.fields(Row)} - {"reader"}
+_TASK = ("headline", "classes", "patch", "frozen", "sharding", "init", "examples", "objective", "predict")
+
+
+def reader(name: str, **facts) -> Callable[[Decorated], Decorated]:
+  """Registers a reader: a function that opens a split of labelled images.
+
+  The function is called as `function(name, row, split, **keys)`, with the registered name, its row of the catalog and
+  "train", "val", "test" or a split string. It returns a `vit_jax.data.sources.Source`. Its keyword-only parameters are
+  keys of `config.data`; it needs `train`, `val` and `test`, the split strings that a config may set.
+
+  Args:
+    name: the value of `config.data.name`.
+    **facts: fields of `vit_jax.data.rows.Row` that hold for all data of this reader, such as `exif=True`.
+
+  Returns:
+    A decorator, which returns the function unchanged.
+
+  Raises:
+    ConfigError: for a bad or used name, an unknown fact, or a signature that the config cannot use.
+  """
+
+  def decorate(function):
+    _check_signature("reader", function, ("name", "row", "split"), ("train", "val", "test"))
+    others = (stream.train_examples, stream.eval_examples, loader.batches, loader.processes, augment.build)
+    _check_free("reader", function, ("weight",), *others)
+    _add("reader", name, catalog.CATALOG, _row("reader", function, facts), function)
+    return function
+
+  return decorate
+
+
+def dataset(name: str, like: str, **facts) -> None:
+  """Registers a dataset: a name for an existing reader with other facts and defaults.
+
+  Args:
+    name: the value of `config.data.name`.
+    like: the name of a reader or dataset whose reader opens this one, such as "folder" or "tfds".
+    **facts: fields of `vit_jax.data.rows.Row`, such as `classes=3` and `splits={"train": 900}`, which a plan without
+      data needs, and defaults of the reader's keys, such as `path="/data/birds"`.
+
+  Raises:
+    ConfigError: for a bad or used name, an unknown reader, or an unknown fact.
+  """
+  if like not in catalog.PARTS:
+    raise ConfigError(f"register.dataset: unknown reader {show(like)}.{nearest(like, catalog.PARTS)}")
+  function = catalog.CATALOG[like].reader
+  keys = {key: value for key, value in facts.items() if key in schema.keywords(function) and key not in _ROW}
+  known = {field.name: getattr(catalog.CATALOG[like], field.name) for field in dataclasses.fields(Row)}
+  rest = {key: value for key, value in facts.items() if key not in keys}
+  own = {key: value for key, value in known.items() if key not in ("reader", "builder")} | rest
+  _add("reader", name, catalog.CATALOG, _row("dataset", schema.preset(function, **keys), own), None)
+
+
+def task(name: str) -> Callable[[Decorated], Decorated]:
+  """Registers a task: what is learned from a batch, see `vit_jax.tasks.Task`.
+
+  The decorated class, or a function that returns such an object, is called with `vit_jax.tasks.Supplied` and the keys
+  of `config.task`, which are its keyword-only parameters.
+
+  Args:
+    name: the value of `config.task.name`.
+
+  Returns:
+    A decorator, which returns the class unchanged.
+
+  Raises:
+    ConfigError: for a bad or used name, a missing member of `vit_jax.tasks.Task`, or a signature that the config cannot
+      use.
+  """
+
+  def decorate(made):
+    if inspect.isclass(made):
+      known = {*dir(made), *getattr(made, "__dataclass_fields__", ())}
+      if lacking := [member for member in _TASK if member not in known]:
+        raise ConfigError(f"register.task: {made.__name__} lacks {', '.join(lacking)}. See vit_jax/tasks/task.py")
+      if not isinstance(getattr(made, "classes", None), bool):
+        raise ConfigError(f"register.task: {made.__name__}.classes is no class attribute. Set it to True or False")
+    _check_signature("task", made, ("supplied",))
+    _add("task", name, tasks.TASKS, made, made)
+    return made
+
+  return decorate
+
+
+def model(
+  name: str,
+  *,
+  image_size: int,
+  classes: int = 1000,
+  sharding: models.Rows = (),
+  order: parameters.Order = parameters.ORDER,
+) -> Callable[[Decorated], Decorated]:
+  """Registers a model: a function that builds a Flax NNX module.
+
+  The function is called as `function(image_size, channels, classes, rngs, **keys)`. Its keyword-only parameters are the
+  keys of `config.model`; it needs `dtype: Dtype`. The module needs a method `outputs(images, key, **masks)` that
+  returns `vit_jax.models.Output`; see `vit_jax.models.output.classified`. With `classes=0` the module has no head.
+
+  Args:
+    name: the value of `config.model.name`.
+    image_size: side of the images in pixels that `models.create` uses by default.
+    classes: number of classes that `models.create` uses by default.
+    sharding: rows (regular expression of a whole parameter path, mesh axis of each dimension) in addition to those that
+      all models share (`vit_jax.models.parameters.SHARDING`). Exactly one row must match each parameter.
+    order: which parameters precede, form and follow the blocks, for `layer_decay` and new heads.
+
+  Returns:
+    A decorator, which returns the function unchanged.
+
+  Raises:
+    ConfigError: for a bad or used name, a bad sharding table, or a signature that the config cannot use.
+  """
+  for row in sharding:
+    if not (isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], tuple)):
+      raise ConfigError(
+        f"register.model: {show(row)} is no row of a sharding table. Write (r'head/kernel', ('fsdp', None))"
+      )
+
+  def decorate(function):
+    _check_signature("model", function, ("image_size", "channels", "classes", "rngs"), ("dtype",))
+    rows = (*sharding, *(row for row in parameters.SHARDING if row[0] not in {pattern for pattern, _ in sharding}))
+    row = Registered("extension:" + name, (), {}, image_size, classes, function, rows, order)
+    _add("model", name, table.TABLE, row, function)
+    return function
+
+  return decorate
+
+
+def evaluation(
+  name: str, *, figures: Sequence[str] | Callable[[Mapping[str, Any]], list[str]]
+) -> Callable[[Decorated], Decorated]:
+  """Registers an evaluation: a function of a `vit_jax.evals.Subject` that prepares a measurement.
+
+  The function is called as `function(subject, **keys)` before training starts, and returns a function
+  `(params, poll) -> vit_jax.evals.Outcome`, which is called at each evaluation. Its keyword-only parameters are the
+  keys of the entry in `config.evals`.
+
+  Args:
+    name: the `name` of an entry in `config.evals`.
+    figures: the names of its figures, or a function that returns them for the bound arguments. A sweep may decide by
+      any of them. Figures whose names end in "loss" or "rmse" are numbers, all others are shares from 0 to 1.
+
+  Returns:
+    A decorator, which returns the function unchanged.
+
+  Raises:
+    ConfigError: for a bad or used name, or a signature that the config cannot use.
+  """
+  names = figures if callable(figures) else functools.partial(_constant, list(figures))
+
+  def decorate(function):
+    _check_signature("evaluation", function, ("subject",))
+    _check_free("evaluation", function, (), evals.interval)
+    _add("evaluation", name, evals.KINDS, evals.Kind(function, names), function)
+    return function
+
+  return decorate
+
+
+def optimizer(name: str) -> Callable[[Decorated], Decorated]:
+  """Registers an update rule: a function of keyword-only parameters that returns an `optax.GradientTransformation`.
+
+  The rule turns gradients into a direction. Learning rate, schedule, weight decay, clipping and frozen parameters are
+  the same for all rules, see `vit_jax.optim.optimizer`.
+
+  Args:
+    name: the value of `config.optim.name`.
+
+  Returns:
+    A decorator, which returns the function unchanged.
+  """
+
+  def decorate(function):
+    _check_signature("optimizer", function, ())
+    _check_free("optimizer", function, (), optim.optimizer)
+    _add("optimizer", name, optim.RULES, (function, optim.optimizer), function)
+    return function
+
+  return decorate
+
+
+def schedule(name: str) -> Callable[[Decorated], Decorated]:
+  """Registers a schedule: a function `(peak, total, warmup, steps, **keys)` that returns `step -> learning rate`.
+
+  `peak` is `config.optim.lr`, `total` and `warmup` are numbers of steps, and `steps` converts a `schema.Duration`.
+
+  Args:
+    name: the value of `config.optim.schedule.name`.
+
+  Returns:
+    A decorator, which returns the function unchanged.
+  """
+
+  def decorate(function):
+    _check_signature("schedule", function, ("peak", "total", "warmup", "steps"))
+    _add("schedule", name, schedules.SCHEDULES, function, function)
+    return function
+
+  return decorate
+
+
+def _constant(names, args):
+  """Returns the names, whatever the arguments are."""
+  del args
+  return names
+
+
+def _row(kind, function, facts):
+  """Returns the row of the catalog; ConfigError for a fact that no row has."""
+  for key in facts:
+    if key not in _ROW:
+      raise ConfigError(f"register.{kind}: unknown fact {show(key)}.{nearest(key, sorted(_ROW))}")
+  return Row(function, **facts)
+
+
+def _add(kind, name, names, entry, made):
+  """Puts the entry into its table, under the name of the file that called this module."""
+  if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
+    raise ConfigError(f"register.{kind}: {show(name)} is no name. Use letters, digits and _./+-, with a letter first")
+  frame = sys._getframe(1)
+  while frame.f_globals.get("__name__") == __name__:
+    frame = frame.f_back
+  definition = f"{getattr(made, '__qualname__', kind)}:{frame.f_lineno}"
+  extensions.add(kind, name, names, entry, frame.f_globals, definition)
+
+
+def _check_signature(kind, function, positional: Sequence[str], needed: Sequence[str] = ()) -> None:
+  """ConfigError unless a function takes these positional parameters, and keyword-only ones with usable types."""
+  called = getattr(function, "__name__", show(function))
+  if not callable(function):
+    raise ConfigError(f"register.{kind}: {called} is not a function or class. Put the decorator above one")
+  given = inspect.signature(function).parameters.values()
+  first = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
+  rest = [p for p in given if p not in first and p.kind is not p.KEYWORD_ONLY]
+  if len(first) != len(positional) or rest:
+    form = ", ".join([*positional, "*", *(needed or ["..."])])
+    raise ConfigError(
+      f"register.{kind}: {called}{inspect.signature(function)} has other parameters than a {kind}. "
+      f"Write def {called}({form}), with all keys of the config after *"
+    )
+  keys = schema.keywords(function)
+  if lacking := [key for key in needed if key not in keys]:
+    raise ConfigError(f"register.{kind}: {called} lacks the keyword-only parameter {lacking[0]!r}. Add it after *")
+  with schema.at(f"register.{kind}: {called}"):
+    checks.check_types(function)
+
+
+def _check_free(kind, function, words: Sequence[str], *others: Callable) -> None:
+  """ConfigError for a key that the config has already beside those of the function."""
+  taken = {*words, *(key for other in others for key in schema.keywords(other))}
+  if used := [key for key in schema.keywords(function) if key in taken]:
+    raise ConfigError(
+      f"register.{kind}: {function.__name__} has the parameter {used[0]!r}, which every {kind} has already. Rename it"
+    )

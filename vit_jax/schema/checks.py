@@ -1,0 +1,25 @@
+"""Checks of functions whose keyword-only parameters are to be keys of a config."""
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable
+
+from vit_jax.schema import at, convert, expected, keywords
+from vit_jax.schema.errors import ConfigError
+
+
+def check_types(function: Callable) -> None:
+  """ConfigError unless each keyword-only parameter has a type that a config can contain, and a default of that type."""
+  try:
+    hints = typing.get_type_hints(function, include_extras=True)
+  except (NameError, TypeError, SyntaxError) as error:
+    raise ConfigError(f"its annotations cannot be read ({error}). Import the types that they name") from error
+  for key, default in keywords(function).items():
+    if key not in hints:
+      raise ConfigError(f"it has no type. Write {key}: int, or another type", key)
+    if not expected.is_supported(hints[key]):
+      raise ConfigError(f"a config cannot contain a {hints[key]}. Use int, float, bool, str, Literal or tuple", key)
+    if default not in (inspect.Parameter.empty, dataclasses.MISSING):
+      with at(key):
+        convert(default, hints[key])

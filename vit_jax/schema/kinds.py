@@ -1,0 +1,79 @@
+"""Types that a signature may use: ranges of numbers, patterns, durations, choices."""
+
+import dataclasses
+import math
+import re
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
+
+from vit_jax.schema.errors import ConfigError, show
+
+
+class Range(NamedTuple):
+  """Closed interval, or open at an end: annotation for numbers, `Annotated[float, Range(0, 1)]`."""
+
+  low: float = -math.inf
+  high: float = math.inf
+  open_low: bool = False
+  open_high: bool = False
+
+  def __contains__(self, value):
+    above = value > self.low if self.open_low else value >= self.low
+    return above and (value < self.high if self.open_high else value <= self.high)
+
+  def __str__(self):
+    return f"{'(' if self.open_low else '['}{self.low}, {self.high}{')' if self.open_high else ']'}"
+
+
+Count = Annotated[int, Range(1, 2**40)]
+Positive = Annotated[float, Range(0, math.inf, open_low=True, open_high=True)]
+NonNegative = Annotated[float, Range(0, math.inf, open_high=True)]
+Fraction = Annotated[float, Range(0, 1)]
+Probability = Annotated[float, Range(0, 1, open_high=True)]  # of dropping: 1 would drop everything
+Momentum = Annotated[float, Range(0, 1, open_high=True)]  # of a moving average: 1 would never move
+Pattern = typing.NewType("Pattern", str)  # a regular expression over a whole parameter path, see `patterns`
+
+
+class Required(str):
+  """The place of a value that a recipe leaves to its user; `resolve` asks for it by name."""
+
+
+required = Required("required: no value yet")
+
+
+class Duration(str):
+  """A length of training: steps ("500", "10k"), epochs ("90ep"), examples ("2Mex") or a share of the run ("5%")."""
+
+  _FORM = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([kM]?)(st|ep|ex|%)?")
+
+  def __new__(cls, value):
+    text = value.strip() if isinstance(value, str) else show(value)
+    match = cls._FORM.fullmatch(text)
+    if isinstance(value, bool) or not match:
+      raise ConfigError(f"{show(value)} is not a duration; write steps as 500 or '10k', else '90ep', '2Mex' or '5%'")
+    self = super().__new__(cls, text)
+    number, scale, unit = match.groups()
+    self.amount = float(number) * {"": 1, "k": 1_000, "M": 1_000_000}[scale]
+    self.unit = unit or "st"
+    if self.amount > 2**53:
+      raise ConfigError(f"{show(text)} is longer than any run; allowed: up to 2**53 of a unit")
+    return self
+
+  def steps(self, batch: int, examples: int, total: int | None = None) -> int:
+    """Nearest number of steps of `batch` examples, at least one unless the duration is zero.
+
+    `examples` is the size of one epoch, `total` the steps of the whole run (needed for a percentage).
+    """
+    if self.unit == "%" and total is None:
+      raise ConfigError(f"{self!s} of what? The length of the run itself takes steps, 'ep' or 'ex'")
+    scale = {"st": 1, "ep": examples / batch, "ex": 1 / batch, "%": (total or 0) / 100}[self.unit]
+    return max(round(self.amount * scale), 1) if self.amount else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """A name from a table, and keyword arguments for the function it names."""
+
+  name: str
+  args: Mapping[str, Any] = dataclasses.field(default_factory=dict)

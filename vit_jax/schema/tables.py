@@ -1,0 +1,50 @@
+"""Tables of names: what a config can choose from, and tables that are computed from another table."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from vit_jax.schema.errors import ConfigError, nearest, show
+
+Table = Mapping[str, Callable | tuple[Callable, ...]]  # by name; the first of several makes what is chosen
+
+
+class Derived(Mapping):
+  """A table with one entry for each entry of another table, computed when it is read.
+
+  A name that is added to the other table is at once a name of this table, so that registration takes one line.
+  """
+
+  def __init__(self, base: Mapping[str, Any], make: Callable[[str, Any], Any], without: tuple[str, ...] = ()):
+    """Derives a table.
+
+    Args:
+      base: the other table, which may grow.
+      make: computes an entry from (name, entry of `base`).
+      without: names of `base` that this table leaves out.
+    """
+    self._base, self._make, self._without = base, make, frozenset(without)
+    self._made: dict[str, tuple[Any, Any]] = {}  # name -> (entry of base, entry of this table)
+
+  def __getitem__(self, name: str) -> Any:
+    if name in self._without:
+      raise KeyError(name)
+    entry = self._base[name]
+    if name not in self._made or self._made[name][0] is not entry:
+      self._made[name] = entry, self._make(name, entry)
+    return self._made[name][1]
+
+  def __iter__(self) -> Iterator[str]:
+    return (name for name in self._base if name not in self._without)
+
+  def __len__(self) -> int:
+    return sum(1 for _ in self)
+
+  def __contains__(self, name: object) -> bool:
+    return name in self._base and name not in self._without
+
+
+def lookup(table: Table, name: str) -> tuple[Callable, ...]:
+  """Returns the functions that `name` stands for; ConfigError with the nearest spelling for an unknown name."""
+  if name not in table:
+    raise ConfigError(f"unknown name {show(name)}.{nearest(name, table)}", "name")
+  return table[name] if isinstance(table[name], tuple) else (table[name],)
