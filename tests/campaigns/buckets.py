@@ -27,6 +27,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1 --xla_backen
 
 from tests import runs
 from tests.buckets import BUCKET, Server
+from tests.campaigns.choice import choose
 from tests.campaigns.group import free_port
 from vit_jax import paths
 from vit_jax.corpora.builders import prepare
@@ -284,7 +285,7 @@ def main() -> int:
   """Runs the situations; 1 if any failed."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.buckets", description=__doc__)
   parser.add_argument("words", nargs="*", help="only situations whose names hold one of these")
-  words = parser.parse_args().words
+  chosen = choose(parser, SITUATIONS, parser.parse_args().words)
   counts = {"passed": 0, "failed": 0}
   with tempfile.TemporaryDirectory() as name, Server() as server:
     os.environ |= {"TFDS_DATA_DIR": f"{name}/data", "JAX_COMPILATION_CACHE_DIR": f"{name}/programs"}
@@ -294,7 +295,7 @@ def main() -> int:
     with Run(whole) as run:
       run.ends(0)
     for number, (title, situation) in enumerate(SITUATIONS.items()):
-      if words and not any(word in title for word in words):
+      if title not in chosen:
         continue
       before = server.counts
       began, workdir = time.monotonic(), paths.path(f"gs://{BUCKET}/run{number}")

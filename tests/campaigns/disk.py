@@ -22,6 +22,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
 
 from tests import runs
+from tests.campaigns.choice import choose
 from tests.campaigns.troubles import (
   STEPS,
   Failed,
@@ -258,7 +259,7 @@ def main() -> int:
   """Runs the situations; 1 if any failed."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.disk", description=__doc__)
   parser.add_argument("words", nargs="*", help="only situations whose names hold one of these")
-  words = parser.parse_args().words
+  chosen = choose(parser, SITUATIONS, parser.parse_args().words)
   counts = {"passed": 0, "failed": 0, "skipped": 0}
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
@@ -267,7 +268,7 @@ def main() -> int:
     prepare("digits")
     runs.finish(started(folder / "whole"))
     for number, (title, situation) in enumerate(SITUATIONS.items()):
-      if words and not any(word in title for word in words):
+      if title not in chosen:
         continue
       verdict, said = attempt(situation, folder / f"disk{number}", folder / "whole")
       counts[verdict] += 1

@@ -27,6 +27,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
 
 from tests import hostile, hostile_paths, runs
+from tests.campaigns.choice import choose
 from vit_jax import cli
 from vit_jax.corpora import builders
 
@@ -39,7 +40,7 @@ def main() -> int:
   """Runs every case; the exit code."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.files", description=__doc__)
   parser.add_argument("words", nargs="*", help="of the names of cases")
-  words = parser.parse_args().words
+  chosen = choose(parser, (case[0] for case in cases(pathlib.Path("run"))), parser.parse_args().words)
   warnings.filterwarnings("ignore", message=".*os.fork")
   passed = failed = 0
   with tempfile.TemporaryDirectory() as name:
@@ -54,7 +55,7 @@ def main() -> int:
     child(lambda: run(["train", *runs.words(root / "run", total=2)]), root / "log")
     assert (root / "run/result.json").exists(), (root / "log").read_text()
     for case in cases(root / "run"):
-      if words and not any(word in case[0] for word in words):
+      if case[0] not in chosen:
         continue
       problem = attempt(case, root)
       failed, passed = failed + bool(problem), passed + (not problem)

@@ -24,6 +24,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import numpy as np
 
 from tests import hostile_images
+from tests.campaigns.choice import choose
 from tests.image_files import encode, picture
 from vit_jax import schema
 from vit_jax.data import catalog, crops, decoding, loader, sources, stream
@@ -36,19 +37,18 @@ TOGETHER = 2**30
 LARGE = {"png of 10,000 squared": (240, TOGETHER // 2**20 + SMALL)}  # seen in 21 and 35 s on two busy cores
 COUNT, PLACE = 2000, 7  # records, and which of them is the hostile one: one in 1000 may be skipped
 SIZE, THREADS = 64, 4
+NAMES = *hostile_images.REFUSED, *hostile_images.NO_FILES, *hostile_images.WHOLE
 
 
 def main() -> int:
   """Runs all, prints a line each; the exit code."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.images", description=__doc__)
   parser.add_argument("words", nargs="*", help="of names")
-  words = parser.parse_args().words
+  names = choose(parser, NAMES, parser.parse_args().words)
   warnings.filterwarnings("ignore", message=".*fork.*")  # no thread has started yet
   decoding.MEMORY = decoding.Memory(TOGETHER)
   failed = passed = 0
-  for name in (*hostile_images.REFUSED, *hostile_images.NO_FILES, *hostile_images.WHOLE):
-    if words and not any(word in name for word in words):
-      continue
+  for name in names:
     wrong, report = attempt(name)
     failed, passed = failed + bool(wrong), passed + (not wrong)
     print(f"{'FAIL' if wrong else 'ok':<5} {name:<45} {report}", *wrong, sep="\n        " if wrong else "", flush=True)

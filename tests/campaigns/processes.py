@@ -1,10 +1,11 @@
-"""Runs of four processes with two devices each, disturbed: python -m tests.campaigns.processes [SCENARIO ...]
+"""Runs of four processes with two devices each, disturbed: python -m tests.campaigns.processes [WORD ...]
 
 Each scenario is a disturbance, the exit codes and words that must follow from it within a time, and, where the run can
 go on, a restart whose weights must be those of an undisturbed run, bit for bit on the same devices. Prints `N passed, M
 failed`; exit code 1 if any failed. Takes about half a minute a scenario on two cores.
 """
 
+import argparse
 import os
 import pathlib
 import re
@@ -30,6 +31,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 import cv2
 import numpy as np
 
+from tests.campaigns.choice import choose
 from tests.campaigns.group import COUNT, Group, finish, others, result
 
 SCENARIOS: dict[str, Callable[[pathlib.Path], None]] = {}
@@ -269,8 +271,10 @@ def stale_multislice_variables(folder):
 
 
 def main() -> int:
-  """Runs the scenarios that were named, or all; the exit code."""
-  failed, names = 0, sys.argv[1:] or list(SCENARIOS)
+  """Runs the scenarios whose names contain a word of the command line, or all; returns the exit code."""
+  parser = argparse.ArgumentParser("python -m tests.campaigns.processes", description=__doc__)
+  parser.add_argument("words", nargs="*", help="only scenarios whose names contain one of these")
+  failed, names = 0, choose(parser, SCENARIOS, parser.parse_args().words)
   with tempfile.TemporaryDirectory() as root:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{root}/programs"
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
