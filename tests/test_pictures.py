@@ -66,7 +66,7 @@ def test_no_class_name_breaks_a_picture(tmp_path):
   [
     ("x" * 24, "x" * 24),
     ("x" * 25, "x" * 23 + "…"),
-    ("猫" * 30, "猫" * 23 + "…"),
+    ("Ж" * 30, "Ж" * 23 + "…"),
     ("two\n  lines", "two lines"),
     ("caf\udce9", "caf?"),
   ],
@@ -134,3 +134,20 @@ def test_a_sheet_has_every_image_with_its_words_and_no_more():
   assert middle[3].tolist() == [255, 255, 255]
   assert (pixels[int(side) : int(side + 2 * line), : int(side)] < 200).any()  # words
   assert pictures.png(pictures.sheet([], []), 50)[:4] == b"\x89PNG"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+  ("name", "drawn"),
+  [
+    ("cat 🐈", "cat U+1F408"),
+    ("猫", "U+732B"),
+    ("caf\u00e9 \u0416 \u03b1", "caf\u00e9 \u0416 \u03b1"),
+    ("\udce9", "?"),
+    ("🐈" * 9, "U+1F408U+1F408U+1F408…"),
+    ("a\0b", "aU+0000b"),
+  ],
+)
+def test_f5_characters_that_the_font_lacks_become_their_numbers(name, drawn):
+  assert pictures.shortened(name) == drawn
+  assert len(pictures.png(pictures.sheet([None], [[name]]), 40)) > 100  # without a warning of a missing glyph

@@ -1,12 +1,13 @@
 """Pictures of what a model does, drawn without a display: a confusion matrix, images with words below them."""
 
+import functools
 import io
 import math
 import pathlib
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
@@ -97,9 +98,7 @@ def sheet(images: Sequence[np.ndarray | None], words: Sequence[Sequence[str]], c
 def png(figure: Figure, dpi: int) -> bytes:
   """A figure as the bytes of a PNG."""
   FigureCanvasAgg(figure)
-  with warnings.catch_warnings(), io.BytesIO() as file:
-    # A character that the font lacks is drawn as a box.
-    warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+  with io.BytesIO() as file:
     figure.savefig(file, format="png", dpi=dpi)
     return file.getvalue()
 
@@ -113,6 +112,32 @@ def _number(axes, share):
 
 
 def shortened(name: str, most: int = LONGEST) -> str:
-  """The name on one line of at most so many characters that can be drawn; what is not UTF-8 becomes question marks."""
-  name = " ".join(name.encode("utf-8", "replace").decode().split())
-  return name if len(name) <= most else name[: most - 1] + "…"
+  """Returns a name on one line of at most `most` characters that can be drawn, see `drawable`."""
+  characters = [drawable(character) for character in " ".join(name.split())]
+  if sum(map(len, characters)) <= most:
+    return "".join(characters)
+  kept = ""
+  for character in characters:
+    if len(kept) + len(character) >= most:
+      break
+    kept += character
+  return kept + "…"
+
+
+def drawable(text: str) -> str:
+  """Returns a text of characters that the font can draw.
+
+  Each other character becomes its number in Unicode, such as U+1F431, and half of a surrogate pair a question mark.
+  """
+  font = _font()
+  characters = text.encode("utf-8", "replace").decode()
+  return "".join(
+    character if character == "\n" or font.get_char_index(ord(character)) else f"U+{ord(character):04X}"
+    for character in characters
+  )
+
+
+@functools.cache
+def _font():
+  """The font of all pictures, which matplotlib has with it."""
+  return font_manager.get_font(font_manager.findfont("DejaVu Sans"))

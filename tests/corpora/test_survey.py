@@ -142,3 +142,12 @@ def test_without_the_library_of_hashes_all_else_is_looked_at(seen, monkeypatch):
   monkeypatch.setattr(duplicates, "_library", missing)
   kinds = survey.offenders(looked_at(source), SIDE)
   assert kinds["pairs of near-duplicates"].count == 0 and kinds["tiny"].count == 1
+
+
+def test_f5_huge_images_are_harmless_and_have_a_remedy(seen):
+  _, found = seen
+  kinds = survey.offenders(found, SIDE)
+  assert [name for name, kind in kinds.items() if kind.harmless] == ["huge"]
+  assert kinds["huge"].about == (
+    "over 100 times the 1,024 pixels that the model sees. `prepare --size=64` makes smaller, faster copies"
+  )

@@ -124,3 +124,11 @@ def test_an_unreadable_image_has_its_error_where_others_have_labels(monkeypatch,
   )
   assert "torn" in words and "no label" not in words
   assert "tiny: 9, the worst 1 here, more in the JSON file" in words
+
+
+def test_f5_what_is_harmless_is_named_in_gray_and_what_is_not_in_red():
+  looks = [(2.0, [Look(1, (0,), 4000, 3000)])]
+  for harmless, colour in ((True, sheet._GREY), (False, sheet._RED)):
+    items, _ = sheet._kind("huge", Kind("words", 1, looks, harmless), [(None,)], source(["cat"]))
+    title = next(item for item in items if isinstance(item, sheet.Text) and item.words == "huge: 1")
+    assert title.colour == colour

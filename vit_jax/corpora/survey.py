@@ -17,6 +17,7 @@ LARGEST = 2**20  # images of a sample: what is remembered of them takes 300 MB
 COUNTED = 2**20  # records whose labels are all counted, if these cost no reading of images
 # Levels of 255. Of an image of one colour JPEG leaves the noise of its rounding, below 1; a scan of a blank page has 2.
 ONE_COLOUR = 3.0
+HARMLESS = ("huge",)  # what stands out and is no mistake: each photograph of a telephone, for a small model
 _SMALL = 64  # pixels of the side on which colours are compared
 
 
@@ -43,11 +44,19 @@ class Look(NamedTuple):
 
 
 class Kind(NamedTuple):
-  """Images that stand out in one way: in words, how many, and (severity, the image or a pair), the worst first."""
+  """Images that stand out in one way.
+
+  Attributes:
+    about: the criterion, and the remedy.
+    count: number of such images.
+    worst: (severity, the image or a pair), the worst first.
+    harmless: the images cost time, but are no mistake.
+  """
 
   about: str
   count: int
   worst: list[tuple[float, tuple[Look, ...]]]
+  harmless: bool = False
 
 
 def sample(length: int, count: int, seed: int) -> list[int]:
@@ -123,7 +132,8 @@ def offenders(looked_at: Sequence[Look], image_size: int, worst: int = 100) -> d
       [(image_size / look.side, look) for look in whole if 2 * look.side < image_size],
     ),
     "huge": (
-      f"over 100 times the {pixels:,} pixels that the model sees, all decoded",
+      f"over 100 times the {pixels:,} pixels that the model sees. `prepare --size={2 * image_size}` makes smaller, "
+      "faster copies",
       [(share, look) for look in whole if (share := look.height * look.width / pixels) > 100],
     ),
     "extreme aspect": (
@@ -138,7 +148,8 @@ def offenders(looked_at: Sequence[Look], image_size: int, worst: int = 100) -> d
   result = {}
   for name, (about, images) in kinds.items():
     images.sort(key=lambda one: (-one[0], one[1].record))
-    result[name] = Kind(about, len(images), [(severity, (look,)) for severity, look in images[:worst]])
+    some = [(severity, (look,)) for severity, look in images[:worst]]
+    result[name] = Kind(about, len(images), some, name in HARMLESS)
   close = pairs([look for look in whole if look.hash is not None and look.spread >= ONE_COLOUR])
   # Of pairs that are equally alike those first whose labels contradict each other.
   close.sort(key=lambda pair: (pair[0], set(pair[1].labels) == set(pair[2].labels), pair[1].record))

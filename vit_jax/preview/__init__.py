@@ -78,6 +78,7 @@ def _lines(path, source, examples, classes, looked_at, kinds):
     f"{len(counts):,} classes in {sheet.of(counted, source)}: most {most}, least {least}, "
     f"{int(np.sum(counts == 0)):,} without images",
     f"of {sheet.of(looked_at, source)}: {words}{unhashed}",
+    *(f"note: {kind.count:,} {name}: {kind.about}" for name, kind in kinds.items() if kind.harmless and kind.count),
   ]
 
 
@@ -113,4 +114,4 @@ def _kind(kind: survey.Kind, source: Source) -> dict:
     return {"record": look.record, "image": source.called(look.record)} | about
 
   worst = [{"severity": round(severity, 4), "images": [one(look) for look in looks]} for severity, looks in kind.worst]
-  return {"about": kind.about, "count": kind.count, "worst": worst}
+  return {"about": kind.about, "count": kind.count, "harmless": kind.harmless, "worst": worst}

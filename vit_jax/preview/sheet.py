@@ -2,7 +2,6 @@
 
 import pathlib
 import textwrap
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from vit_jax import files
 from vit_jax.config import Run
 from vit_jax.corpora.survey import Kind
 from vit_jax.data.sources import Source
-from vit_jax.pictures import LONGEST, shortened
+from vit_jax.pictures import LONGEST, drawable, shortened
 from vit_jax.preview.batch import Example
 
 # In pixels.
@@ -85,9 +84,7 @@ def draw(
   left, right = EDGE + 40, WIDTH - 400
   bars = figure.add_axes((left / WIDTH, 1 - (top + CHART) / height, (right - left) / WIDTH, CHART / height))
   _bars(bars, classes[0], source.classes)
-  with warnings.catch_warnings(), files.replacing(path) as partial:
-    # A character that the font lacks is drawn as a box.
-    warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+  with files.replacing(path) as partial:
     figure.savefig(partial, format="png", dpi=DPI)
 
 
@@ -204,7 +201,8 @@ def _kind(name, kind, pictures, source):
     x, shown = x + wide * COLUMN, shown + 1
   width = max(width, x)
   more = f", the worst {shown} here, more in the JSON file" if shown < kind.count else ""
-  items.append(Text(0, 0, f"{name}: {kind.count:,}{more}", width, _RED, 8.5, bold=True))
+  colour = _GREY if kind.harmless else _RED
+  items.append(Text(0, 0, f"{name}: {kind.count:,}{more}", width, colour, 8.5, bold=True))
   items.append(Text(0, LINE, kind.about, width, _GREY, 7))
   return items, width
 
@@ -225,7 +223,7 @@ def _draw_text(page, text):
   drawn = page.text(
     text.x,
     text.y,
-    text.words,
+    drawable(text.words),
     fontsize=text.size,
     color=text.colour,
     va="top",
