@@ -100,7 +100,7 @@ def test_the_keys_of_a_dataset_are_those_that_its_reader_reads(name):
     tfds.catalogued: set(),
     tfds.own_copy: {"labels"},
     tfds.any_builder: {"builder", "labels"},
-    folder.folder: {"holdout", "split_seed"},
+    folder.folder: {"holdout", "split_seed", "validation"},
     tars.tars: {"classes", "label", "labels"},
     manifest.manifest: {"classes", "labels"},
     parquet.parquet: {"classes", "image", "label", "labels"},

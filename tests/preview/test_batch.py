@@ -78,7 +78,7 @@ def test_a_bad_image_is_said_or_replaced_as_the_run_would(tmp_path):
   root = folders.folder(tmp_path, 8)
   for file in (root / "train/cat").iterdir():
     file.write_bytes(file.read_bytes()[:100] if file.name in ("0.jpg", "1.jpg") else file.read_bytes())
-  run = runs.run("configs/folder.py", runs.IMAGENET, data__path=root, batch=16, data__test="train")
+  run = runs.run("configs/folder.py", runs.IMAGENET, data__path=root, batch=16, data__test="train", data__validation=0)
   run = dataclasses.replace(run, evals={})
   source = catalog.open_split(run.data, "train")
   ends, _ = batch.first(run, source)
