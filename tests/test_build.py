@@ -93,6 +93,11 @@ def test_flops_are_those_of_the_published_model():
   assert parts.forward_flops / 2 == pytest.approx(0.035e9, rel=0.02)  # 0.035 G multiply-adds, with attention
 
 
+def test_e6_the_overview_names_the_definition_of_its_flops():
+  parts = runs.parts(1)
+  assert f"{parts.forward_flops / 1e9:.3g} GFLOP an image (forward pass); " in parts.overview()
+
+
 @pytest.mark.parametrize("frozen", ["['blocks/.*']", "['embedding/.*', 'position/table']"])
 def test_frozen_parameters_hold_no_optimizer_state_and_stay(frozen):
   parts = runs.parts(8, optim__frozen=frozen, **{"mesh.fsdp": 2})

@@ -116,6 +116,18 @@ def test_inspection_says_what_a_user_needs(tmp_path):
   assert int(rows["parameters"].replace(",", "")) == sum(np.prod(s) for s in layout.shapes(VIT).values())
 
 
+def test_e6_an_inspection_has_the_flops_of_a_forward_pass_and_the_rule_for_positions(tmp_path):
+  written(tmp_path / "a.npz")
+  rows = dict(line.split(maxsplit=1) for line in convert.inspect(tmp_path / "a.npz", {}).splitlines())
+  assert rows["arithmetic"].endswith(" GFLOP an image (forward pass)")
+  tokens, width, hidden = 17, 64, 96
+  macs = 16 * 8 * 8 * 3 * width + 2 * (4 * tokens * width**2 + 2 * tokens**2 * width + 2 * tokens * width * hidden)
+  assert float(rows["arithmetic"].split()[0]) == pytest.approx(2 * (macs + width * 3) / 1e9, rel=5e-3)
+  assert rows["resampling"] == "zoom"
+  with pytest.raises(ConfigError, match="--resampling=bicubic: the weights are of"):
+    convert.check_hints(VIT, {"resampling": "bicubic"})
+
+
 def test_the_flags_of_an_inspection_make_the_model(tmp_path):
   described = Description(Choice("R26+S/32", SMALL | {"stages": (1, 2), "pre_logits": 6}), 64, 3)
   written(tmp_path / "a.npz", "vit_jax", described)

@@ -1,5 +1,7 @@
 """vit_jax/probes.py against least squares of NumPy and scikit-learn, and draws counted by hand."""
 
+import re
+
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -193,3 +195,12 @@ def test_logistic_regression_of_shares_is_that_of_pixels_in_scikit_learn(l2):
 def test_shares_that_teach_nothing_are_an_error(name, change, says):
   with pytest.raises(ConfigError, match=says):
     probes.OF_SHARES[name](*change(*of_patches()))
+
+
+@pytest.mark.parametrize("scale", [1e30, -1e38])
+def test_a2_features_whose_lengths_overflow_are_refused(scale):
+  features = np.ones((4, 3), np.float32)
+  probes.check_finite(features)
+  features[2, 1] = scale
+  with pytest.raises(ConfigError, match=re.escape(f"features are as large as {abs(scale):.3g}")):
+    probes.check_finite(features)

@@ -45,11 +45,21 @@ def draw(labels: Labels, classes: int, shots: int, seed: int) -> Integer[np.ndar
 
 
 def check_finite(features: Features) -> None:
-  """ConfigError where they are not, which no probe can use."""
+  """Checks that a probe can use features.
+
+  Args:
+    features: [N, D].
+
+  Raises:
+    ConfigError: a feature is NaN or infinite, or so large that the length of a row overflows float32.
+  """
   if not np.isfinite(features).all():
     raise schema.ConfigError(
       "features are not finite: the weights are damaged or the model overflows; try dtype=float32"
     )
+  largest = max(float(features.max(initial=0)), -float(features.min(initial=0)))
+  if largest**2 * features.shape[-1] > np.finfo(np.float32).max:
+    raise schema.ConfigError(f"features are as large as {largest:.3g}, so their lengths overflow; check the weights")
 
 
 def ridge(features: Features, labels: Labels, classes: int, l2: Sequence[float] = (1024.0,)) -> list[Probe]:

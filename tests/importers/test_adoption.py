@@ -93,6 +93,7 @@ def test_e4_what_the_config_sets_stays_and_the_note_has_the_flags_of_the_file(tm
   [note] = adoption.notes(before.init.from_, build.complete(before, adopt=False), run)
   assert "the config sets model.gelu=tanh model.eps=1e-05 data.mean=(0.1,0.2,0.3)" in note
   assert "To adopt its values: --config.model.gelu=erf --config.model.eps=1e-06 --config.data.mean=(0.485" in note
+  assert "--config.data.test_crop.name=torchvision --config.data.test_crop.ratio=0.9" in note
 
 
 @pytest.mark.parametrize("path", ["gone.npz", "damaged.npz", None])

@@ -136,11 +136,21 @@ def test_a7_files_of_transformers_give_its_features_at_another_resolution(tmp_pa
     compare(at_size(tmp_path, side), theirs, images)
 
 
+TIMM = (
+  "vit_tiny_patch16_224",
+  "deit3_small_patch16_224",
+  "eva02_tiny_patch14_224",
+  "vit_base_patch14_dinov2",
+  "vit_base_patch14_reg4_dinov2",
+  "vit_small_patch16_dinov3",
+  "vit_small_patch16_rope_ape_224",
+  "vit_small_patch16_rope_mixed_ape_224",
+)
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("side", [56, 24])
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit3_small_patch16_224", "eva02_tiny_patch14_224",
-                                  "vit_base_patch14_dinov2", "vit_base_patch14_reg4_dinov2", "vit_small_patch16_dinov3",
-                                  "vit_small_patch16_rope_ape_224", "vit_small_patch16_rope_mixed_ape_224"])  # fmt: skip
+@pytest.mark.parametrize("name", TIMM)
 def test_a7_files_of_timm_give_its_logits_at_another_resolution(tmp_path, name, side):
   timm = peers.timm()
   sizes = {"img_size": 40, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 5}

@@ -111,7 +111,7 @@ def notes(path: str, own: Run, run: Run) -> list[str]:
     before, now = (getattr(one, group).args[key] for one in (own, run))
     if before != now:
       adopted.append((f"{group}.{key}", now, before))
-    elif _plain(settings[group][key]) != _plain(now) and key != "test_crop":
+    elif _differ(settings[group][key], now):
       kept.append((f"{group}.{key}", settings[group][key], now))
   result = []
   if adopted:
@@ -132,8 +132,11 @@ def flag(key: str, value: Any) -> str:
   return f"--config.{key}={str(value).replace(' ', '')}"
 
 
-def _plain(value):
-  return schema.plain(value)
+def _differ(theirs, ours):
+  """Returns whether values differ; of a choice the arguments that weights state count, for others have defaults."""
+  if isinstance(theirs, Choice):
+    return theirs.name != ours.name or any(_differ(value, ours.args.get(key)) for key, value in theirs.args.items())
+  return schema.plain(theirs) != schema.plain(ours)
 
 
 def _known(path, image_size) -> tuple[Description, dict[str, Any]]:
