@@ -13,10 +13,12 @@ import numpy as np
 from PIL import Image, PngImagePlugin
 
 from tests.image_files import encode, picture
+from tests.made_images import bmp, gif, gif_frame, tiff
 
 PngImagePlugin.MAX_TEXT_CHUNK = 2**26  # Pillow is asked for the pixels, not for its opinion
 Image.MAX_IMAGE_PIXELS = None
 EOI = b"\xff\xd9"
+NUMBERS, GRAYS = np.arange(64).reshape(8, 8) % 16, np.arange(16)[:, None] * [17, 16, 15]
 
 
 # PNG by hand.
@@ -130,6 +132,12 @@ REFUSED: dict[str, Callable[[], bytes]] = {
   },
   "tiff of 64-bit offsets": lambda: encode(picture(), "TIFF", big_tiff=True),
   "tiff of fractions": lambda: encode(Image.fromarray(picture()[..., 0].astype(np.float32)), "TIFF"),
+  "jpeg of 12 bits": lambda: (data := jpeg())[: (at := data.index(b"\xff\xc0") + 4)] + b"\x0c" + data[at + 1 :],
+  "bmp whose masks share bits": lambda: bmp([bytes(32)] * 8, 8, 8, 32, compression=3, masks=(0xFF, 0xFF, 0xFF00)),
+  "bmp with run lengths without an end": lambda: bmp(b"\4\1" * 2, 8, 8, 8, compression=1, palette=GRAYS),
+  "gif without a palette": lambda: gif(8, 8, gif_frame(NUMBERS)),
+  "gif cut": lambda: cut(gif(8, 8, gif_frame(NUMBERS), palette=GRAYS), 0.8),
+  "tiff of other inks": lambda: tiff(np.zeros((8, 8, 4), int), 8, 5, tags={332: (3, [2])}),
   "openexr": lambda: b"v/1\x01\x02\x00\x00\x00" + bytes(300),
   "text": lambda: b"404 Not Found\n",
   "nothing": lambda: b"",
@@ -157,6 +165,16 @@ WHOLE: dict[str, Callable[[], bytes]] = {
   "png with 10 MB of text": lambda: png(
     8, 8, zlib.compress(bytes(72)), extra=chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(10**7)))
   ),
+  "bmp with channels of five and six bits": lambda: bmp(
+    [row.astype("<u2").tobytes() for row in np.arange(64).reshape(8, 8) * 0x11 * 61 % 2**16],
+    *(8, 8, 16),
+    compression=3,
+    masks=(0xF800, 0x7E0, 0x1F),
+  ),
+  "gif with a background outside its palette": lambda: gif(8, 8, gif_frame(NUMBERS), palette=GRAYS, background=99),
+  "transparent gif": lambda: gif(8, 8, gif_frame(NUMBERS, transparent=3), palette=GRAYS, background=9),
+  "interlaced gif": lambda: gif(8, 8, gif_frame(NUMBERS, interlaced=True), palette=GRAYS),
+  "tiff of 16 bits in planes": lambda: tiff(picture()[..., ::-1].astype(int) * 257, 16, 2, planes=True, deflated=True),
   "panorama": lambda: jpeg(60, 5_400),
   "png of 10,000 squared": lambda: black(10_000, 10_000, depth=1),
 }

@@ -146,3 +146,19 @@ def test_a_jpeg_that_libjpeg_does_not_decode_to_eight_bits_is_refused_with_its_r
   data[at : at + 1] = change[1]
   with pytest.raises(headers.DecodeError, match=reason):
     headers.read(bytes(data))
+
+
+@pytest.mark.parametrize(
+  ("data", "name"),
+  [
+    (b"\0\0\0\x18ftypheic" + bytes(99), "HEIC"),
+    (b"\0\0\0\x20ftypavif" + bytes(99), "AVIF"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(99), "JPEG 2000"),
+    (b"\xff\x4f\xff\x51" + bytes(99), "JPEG 2000"),
+    (hostile_images.REFUSED["openexr"](), "OpenEXR"),
+    (encode(picture(), "ICO"), "icon"),
+  ],
+)
+def test_a_format_that_is_not_read_is_named(data, name):
+  with pytest.raises(headers.DecodeError, match=f"a file in the format {name}, which is not read. Convert it to PNG"):
+    headers.read(data)

@@ -19,7 +19,7 @@ MASKS = {16: (0x7C00, 0x03E0, 0x001F), 32: (0xFF0000, 0x00FF00, 0x0000FF)}
 WINDOWS, CORE, SHORTEST, OS2 = (40, 52, 56, 108, 124), 12, 16, 64  # bytes of headers
 # Compressed bytes are read by a loop of Python, which takes 4 s for so many.
 LONGEST = 2**24
-_VALUES = 2**22  # pixels whose channels are computed together
+_VALUES = 2**18  # pixels that are computed together, so that their temporary arrays stay small
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,22 +58,24 @@ class Layout:
 
   def decode(self, data: bytes) -> np.ndarray:
     """Returns the pixels, uint8 [H, W, 3] RGB. Raises DecodeError for damaged files."""
+    image = np.empty((self.height, self.width, 3), np.uint8)
     if self.bits in PALETTES:
       table = np.zeros((256, 3), np.uint8)  # a number outside the palette is black
       first, count, size = self.palette
       stored = np.frombuffer(data, np.uint8, count * size, first).reshape(count, size)
       table[:count] = stored[:, 2::-1]
-      return table[self.numbers(data)]
-    image = np.empty((self.height, self.width, 3), np.uint8)
+      numbers = self.numbers(data)
+      for some in self._slices():
+        image[some] = table[numbers[some]]
+      return image
     rows = self._rows(data)
     if self.bits == 24:
       image[:] = rows[:, : 3 * self.width].reshape(self.height, self.width, 3)[..., ::-1]
       return image
     pixels = rows.view(f"<u{self.bits // 8}")[:, : self.width]
-    step = max(1, _VALUES // self.width)
-    for first in range(0, self.height, step):
+    for some in self._slices():
       for channel, mask in enumerate(self.masks):
-        image[first : first + step, :, channel] = _channel(pixels[first : first + step], mask)
+        image[some, :, channel] = _channel(pixels[some], mask)
     return image
 
   def numbers(self, data: bytes) -> np.ndarray:
@@ -88,6 +90,11 @@ class Layout:
     for place in range(per_byte):
       image[:, place::per_byte] = rows >> (8 - self.bits * (place + 1)) & (1 << self.bits) - 1
     return image[:, : self.width]
+
+  def _slices(self):
+    """Slices of rows whose pixels are computed together."""
+    step = max(1, _VALUES // self.width)
+    return [slice(first, first + step) for first in range(0, self.height, step)]
 
   def _rows(self, data):
     """The bytes of each row, the top row first: uint8 [H, stride]."""

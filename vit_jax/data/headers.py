@@ -46,6 +46,23 @@ SEGMENTS, CHUNKS, SCANS = 10_000, 2**17, 100
 _PIXEL = 6  # bytes: OpenCV copies what it has decoded once
 _INFLATE = 1032  # bytes that deflate makes of one at the most: 258 of a length and a distance of one bit each
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
+# Offset and first bytes of formats that are not read, to name them in the error.
+_OTHERS = (
+  (4, b"ftypavif", "AVIF"),
+  (4, b"ftyphe", "HEIC"),
+  (4, b"ftypmif1", "HEIC"),
+  (4, b"ftyp", "MP4"),
+  (4, b"jP  \r\n\x87\n", "JPEG 2000"),
+  (0, b"\xff\x4f\xff\x51", "JPEG 2000"),
+  (4, b"JXL \r\n\x87\n", "JPEG XL"),
+  (0, b"\xff\x0a", "JPEG XL"),
+  (0, b"8BPS", "Photoshop"),
+  (0, b"v/1\x01", "OpenEXR"),
+  (0, b"#?RADIANCE", "Radiance HDR"),
+  (0, b"\0\0\1\0", "icon"),
+  (0, b"%PDF", "PDF"),
+  (0, b"\x59\xa6\x6a\x95", "Sun raster"),
+)
 
 
 def read(data: bytes) -> Header:
@@ -80,6 +97,9 @@ def _header(data) -> Header:
     return _webp(data)
   if data.startswith(tiff.BEGINNINGS):
     return _tiff(data)
+  for at, beginning, name in _OTHERS:
+    if data.startswith(beginning, at):
+      raise DecodeError(f"a file in the format {name}, which is not read. Convert it to PNG or JPEG")
   raise DecodeError(
     f"not a complete image; {len(data)} bytes that begin with {data[:8]!r}, where a JPEG, PNG, GIF, BMP, WebP or TIFF "
     "file begins otherwise"
