@@ -18,8 +18,8 @@ def test_a_run_starts_from_weights_by_a_word_that_python_keeps_for_itself():
   c = recipe(model=dict(name="m"), data=dict(name="d"), optim=dict(name="o"), total=1, batch=1, init={"from": "x.npz"})
   flags.edit(c, "init.head", "new")
   run = resolve(c)
-  assert (run.init.from_, run.init.head, run.init.ema) == ("x.npz", "new", False)
-  assert schema.plain(run)["init"] == {"from": "x.npz", "head": "new", "ema": False}
+  assert (run.init.from_, run.init.head, run.init.ema) == ("x.npz", "new", None)
+  assert schema.plain(run)["init"] == {"from": "x.npz", "head": "new", "ema": None, "prefix": None}
   assert resolve(json.loads(config.dumps(run))) == run
   flags.edit(c, "init.from", "default")
   assert resolve(c).init.from_ is None
@@ -102,7 +102,7 @@ def test_what_a_recipe_leaves_to_its_user_must_be_given():
 
   edited = file()
   assert str(edited.init["from"]) == schema.plain(edited)["init"]["from"] == str(required)
-  assert edited.init.ema is False
+  assert edited.init.ema is None
   with pytest.raises(ConfigError) as error:
     resolve(edited)
   missing = (

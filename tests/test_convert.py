@@ -150,11 +150,12 @@ def test_the_flags_of_an_inspection_make_the_model(tmp_path):
       ["{}/a.npz", "{}/b.pth"],
       r"cannot write '\.pth'; allowed: \.npz, \.safetensors, \.stablehlo, \.onnx, or a directory",
     ),
-    (["{}/a.npz", "{}/none/b.npz"], "there is no directory"),
+    (["{}/c.npz", "{}/none/b.npz"], "no file"),
+    (["{}/a.npz", "{}/a.npz/b.npz"], "a.npz is not a folder. Choose another path"),
     (["{}/a.npz", "{}/b.npz", "--layout=compact"], "'compact' is not known for ViT-"),
     (["{}/a.npz", "{}/b", "--layout=timm"], "a directory holds a checkpoint of ours, which has no layout"),
-    (["{}/a.npz", "{}/b.npz", "--ema"], "a moving average is in workdirs only"),
-    (["--inspect", "{}/a.npz", "--ema"], "a moving average is in workdirs only"),
+    (["{}/a.npz", "{}/b.npz", "--ema"], "the file has no averaged weights"),
+    (["--inspect", "{}/a.npz", "--ema"], "the file has no averaged weights"),
     (["--inspect", "{}/a.npz", "--image-size=112"], "--image-size=112: .*image_size=32; leave --image-size out"),
     (["--inspect", "{}/a.npz", "--image-size=64,24"], "--image-size=64,24: .*image_size=32; leave --image-size out"),
     (["{}/a.npz", "{}/b.npz", "--image-size=112"], "--image-size=112: .*image_size=32; leave --image-size out"),
@@ -163,7 +164,7 @@ def test_the_flags_of_an_inspection_make_the_model(tmp_path):
     (["{}/a.npz"], "1 paths; write `IN OUT`"),
     (["--inspect", "{}/a.npz", "{}/a.npz"], "2 paths"),
     (["--inspect", "{}/c.npz"], "no file"),
-    (["--inspect", "{}"], "no file"),
+    (["--inspect", "{}"], "no weights in the folder"),
     (["--inspect", "{}/run"], "has no checkpoint that can be read"),
   ],
 )
@@ -272,7 +273,7 @@ def test_a_run_starts_from_another_runs_workdir_and_its_average(tmp_path):
     (["--config.init.form=x"], "config.init.form: unknown key for an Init, value 'x'. Did you mean 'from'"),
     (["--config.init.head=old"], "config.init.head: 'old' is not a choice"),
     (["--config.init.from={}", "--config.model.depth=3"], "missing: blocks/2/"),
-    (["--config.init.from={}", "--config.init.ema=true"], "a moving average is in workdirs only"),
+    (["--config.init.from={}", "--config.init.ema=true"], "the file has no averaged weights"),
   ],
 )
 def test_weights_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, start, flags, says, monkeypatch):

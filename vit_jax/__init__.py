@@ -19,12 +19,12 @@ os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
 os.environ.setdefault("TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS", "10")
 
 
-def load(path: str | os.PathLike, ema: bool = False, image_size: int | None = None):
+def load(path: str | os.PathLike, ema: bool | None = None, image_size: int | None = None, prefix: str | None = None):
   """The model of a workdir or of any file of weights, with `predict`, `features`, `preprocess`, `classes`, `logits`.
 
   See `vit_jax.inference.predictor.load`, which this is.
   """
-  return importlib.import_module("vit_jax.inference.predictor").load(path, ema, image_size)
+  return importlib.import_module("vit_jax.inference.predictor").load(path, ema, image_size, prefix)
 
 
 def __getattr__(name: str):

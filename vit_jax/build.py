@@ -227,13 +227,14 @@ def make_task(run: Run, model: models.Model, grid: jax.sharding.Mesh, steps_of: 
     return make(run.task, tasks.TASKS, supplied)
 
 
-def _frozen(run, grid, key, path, ema) -> tasks.Frozen:
+def _frozen(run, grid, key, path, ema, prefix) -> tasks.Frozen:
   """The weights in a file or workdir, of any model, for images of the run's size; only names and shapes are read."""
   with at(f"config.{key}"):
-    description, load = importers.frozen(path, run.data.args["image_size"], run.model.args["dtype"], ema)
+    size, dtype = run.data.args["image_size"], run.model.args["dtype"]
+    description, load, notes = importers.frozen(path, size, dtype, ema, prefix)
   model = models.functional(description).on(grid)
   shardings = mesh.parameters(models.sharding(description.model.name), model.shapes(), grid)
-  return tasks.Frozen(model, mesh.sharded(model.shapes(), shardings), load, key, path)
+  return tasks.Frozen(model, mesh.sharded(model.shapes(), shardings), load, key, path, notes)
 
 
 def _state(run, model, task, transformation, params, grid):
@@ -271,7 +272,7 @@ def _weights(init, description, paths):
   """What `config.init` names, as host arrays under the paths of the model, which may be scanned."""
   if init.from_ is None:
     return {}, []
-  arrays, notes = importers.fitted(init.from_, description, init.head, init.ema)
+  arrays, notes = importers.fitted(init.from_, description, init.head, init.ema, init.prefix)
   return surgery.stack(arrays, paths), [f"weights of {init.from_}", *notes]
 
 

@@ -78,6 +78,16 @@ class Parser(argparse.ArgumentParser):
     raise ConfigError(message.removeprefix("argument "))
 
 
+def add_weight_options(parser: argparse.ArgumentParser) -> None:
+  """Adds --ema, --no-ema and --prefix, which select weights of a file or workdir that holds several."""
+  parser.add_argument(
+    "--ema",
+    action=argparse.BooleanOptionalAction,
+    help="read averaged weights, or raw ones; default: averaged ones if a file has them, raw ones of a workdir",
+  )
+  parser.add_argument("--prefix", metavar="NAME", help="read the model whose names begin so, of a file with several")
+
+
 def path(text: str, bare: bool = False) -> pathlib.Path:
   """A path on a disk, or gs:// in a bucket, or with `bare` a bucket; as a `type` of argparse."""
   try:

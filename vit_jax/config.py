@@ -82,11 +82,20 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Init:
-  """Start from the weights of a file or workdir; `auto` keeps a head of as many classes; `ema` takes the average."""
+  """The weights a run starts from.
+
+  Args:
+    from_: a file of weights or a workdir.
+    head: `auto` keeps a head with the same number of classes, `keep` requires it, `new` starts a new one.
+    ema: true takes averaged weights, false raw ones. By default averaged ones of a file that has them, and raw ones of
+      a workdir.
+    prefix: the beginning of the names to read, of a file with several models.
+  """
 
   from_: str | None = None
   head: Literal["auto", "keep", "new"] = "auto"
-  ema: bool = False
+  ema: bool | None = None
+  prefix: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,12 +119,16 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-  """What is measured of given weights: evaluations with data of their own, at `image_size` or that of the weights."""
+  """What is measured of given weights: evaluations with data of their own, at `image_size` or that of the weights.
+
+  `ema` and `prefix` select the weights of a file or workdir, as those of `Init`.
+  """
 
   evals: Mapping[str, Choice]
   batch: Annotated[int, Range(1, 2**16)] = 128
   image_size: Count | None = None
-  ema: bool = False
+  ema: bool | None = None
+  prefix: str | None = None
   mesh: Mesh = Mesh()
   limits: Limits = Limits()
 

@@ -48,7 +48,7 @@ def main() -> None:
     help="names and shapes of OUT: vit_jax, big_vision, bit, timm, hf, compact, dinov2, dinov3, deit3, rope_vit, "
     "eva02, vit5; stablehlo, onnx",
   )
-  parser.add_argument("--ema", action="store_true", help="take the moving average of a workdir")
+  cli.add_weight_options(parser)
   parser.add_argument("--heads", type=int, help="attention heads, where IN packs them and has an unusual number")
   parser.add_argument("--image-size", type=_size, help="pixels, or HEIGHT,WIDTH, where IN does not say it")
   parser.add_argument(
@@ -65,9 +65,9 @@ def main() -> None:
   given = ("heads", "image_size", "resampling")
   hints = {key: value for key in given if (value := getattr(arguments, key)) is not None}
   if arguments.inspect:
-    print(inspect(paths[0], hints, arguments.ema))
+    print(inspect(paths[0], hints, arguments.ema, arguments.prefix))
   else:
-    print(convert(*paths, arguments.layout, hints, arguments.ema))
+    print(convert(*paths, arguments.layout, hints, arguments.ema, arguments.prefix))
 
 
 def _size(text):
@@ -80,7 +80,14 @@ def _size(text):
   return sides[0] if len(sides) == 1 else sides
 
 
-def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints: dict, ema: bool = False) -> str:
+def convert(
+  source: pathlib.Path,
+  target: pathlib.Path,
+  name: str | None,
+  hints: dict,
+  ema: bool | None = None,
+  prefix: str | None = None,
+) -> str:
   """Writes the weights of `source` to `target` in the layout `name`; a line that says what was done."""
   suffix = target.suffix.lower()
   allowed = (*containers.WRITTEN, *exported.FORMATS)
@@ -93,11 +100,16 @@ def convert(source: pathlib.Path, target: pathlib.Path, name: str | None, hints:
   if suffix == "" and name:
     raise ConfigError(f"--layout={name}: a directory holds a checkpoint of ours, which has no layout; name a file")
   check_absent(target)
-  if not paths.in_bucket(target) and not target.absolute().parent.is_dir():
-    raise ConfigError(f"{target}: there is no directory {target.absolute().parent}")
-  if suffix in exported.FORMATS:
-    return export(source, target, hints, ema)
-  use = stored.read(source, ema, hints)
+  with paths.new_folders(target.parent):
+    if suffix in exported.FORMATS:
+      return export(source, target, hints, ema, prefix)
+    return _write(source, target, name, hints, ema, prefix)
+
+
+def _write(source, target, name, hints, ema, prefix):
+  """Writes weights to `target`, whose folder exists, as `convert` does."""
+  suffix = target.suffix.lower()
+  use = stored.read(source, ema, hints, prefix)
   check_hints(use.description, hints)
   description, said = use.description, stored.travelling(use)
   about = {**description.to_json(), "use": processing.to_json(said)}
@@ -170,10 +182,12 @@ def some_names(documents) -> str:
   return " and ".join(file.name for file in documents)
 
 
-def export(source: pathlib.Path, target: pathlib.Path, hints: dict, ema: bool) -> str:
+def export(
+  source: pathlib.Path, target: pathlib.Path, hints: dict, ema: bool | None = None, prefix: str | None = None
+) -> str:
   """Writes the model of `source` as a program; lines that say what was done."""
   exported.check(target)
-  use = stored.load(source, ema, hints=hints)
+  use = stored.load(source, ema, hints=hints, prefix=prefix)
   check_hints(use.description, hints)
   apart = exported.write(use, target, functools.partial(check_new, target))
   described = exported.beside(target)
@@ -226,16 +240,15 @@ def preferred(description: models.Description, suffix: str) -> layout.Layout:
   return known[next((name for name in PREFERRED[suffix] if name in known), next(iter(known)))]
 
 
-def inspect(path: pathlib.Path, hints: dict, ema: bool = False) -> str:
+def inspect(path: pathlib.Path, hints: dict, ema: bool | None = None, prefix: str | None = None) -> str:
   """A table: layout, family, model, sizes, head, resolution, classes, parameters, and the flags for a config."""
   if importers.is_workdir(path):
-    description, arrays = importers.load(path, hints, ema)
-    kind, stored, notes = "checkpoint of vit_jax", f"{len(arrays)} arrays", []
+    description, arrays = importers.load(path, hints, ema, prefix)
+    kind, stored, notes, images = "checkpoint of vit_jax", f"{len(arrays)} arrays", [], []
   else:
-    importers.check_average(path, ema)
-    recognised = importers.inspect(path, hints)
+    recognised = importers.inspect(path, hints, ema=ema, prefix=prefix)
     description, kind = recognised.description, f"{recognised.layout.name} names ({path.suffix})"
-    stored, notes = f"{len(recognised.tensors)} tensors", recognised.notes
+    stored, notes, images = f"{len(recognised.tensors)} tensors", recognised.notes, recognised.image_notes()
     recognised.check()
   shapes, bound = layout.shapes(description), description.arguments()
   check_hints(description, hints)
@@ -249,9 +262,9 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool = False) -> str:
     "parameters": f"{sum(int(np.prod(shape)) for shape in shapes.values()):,}",
     "arithmetic": flops.in_words(cost.of_model(description)),
     "config": description.flags(),
-    **({"images": "; ".join(notes)} if notes else {}),
+    **({"images": "; ".join(images)} if images else {}),
   }
-  return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
+  return "\n".join([*(f"{key:<12}{value}" for key, value in rows.items()), *(f"note: {note}" for note in notes)])
 
 
 def facts(shapes: dict, bound: dict) -> dict[str, str]:

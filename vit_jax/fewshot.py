@@ -44,10 +44,10 @@ def main() -> None:
   again = "starts it again" + ", but for the features of splits that are done" * keeps
   with runtime.joined(measurement.limits, again) as watch:
     with watch.phase("restore"):
-      description, arrays = loaded(arguments.weights, measurement)
+      description, arrays, notes = loaded(arguments.weights, measurement)
     measured = measuring.build(measurement, description, arrays, jax.devices(), screen=screen)
     say(f"{arguments.weights}: {description.model.name}")
-    for note in measured.notes:
+    for note in (*notes, *measured.notes):
       say(f"  {note}")
     outcomes = {}
     for name, evaluation in measured.evals.items():
@@ -68,11 +68,11 @@ def main() -> None:
       write(outcomes, arguments.weights, arguments.json, arguments.write_predictions)
 
 
-def loaded(path: str, measurement: config.Measurement):
-  """What the file describes and its parameters; ConfigError on every process if any cannot read it."""
+def loaded(path: str, measurement: config.Measurement) -> importers.Weights:
+  """The weights of the file or workdir; ConfigError on every process if any cannot read it."""
   weights, problem = None, None
   try:
-    weights = importers.load(path, ema=measurement.ema)
+    weights = importers.read(path, ema=measurement.ema, prefix=measurement.prefix)
   except schema.ConfigError as error:
     problem = f"--weights: {error}"
   runtime.agree(problem)

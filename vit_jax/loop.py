@@ -142,6 +142,8 @@ def opened(
   with watch.phase("restore"):
     state, about = first_state(parts, store, timer, weights)
     frozen, frozen_digests = parts.frozen(about.get("frozen"))
+    for note in parts.task.frozen.notes if frozen else ():
+      say(f"{parts.task.frozen.path}: {note}")
   start = int(state.step)
   batches = parts.batches(start)
   phase = functools.partial(in_phase, watch, timer)

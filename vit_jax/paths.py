@@ -1,12 +1,15 @@
 """A user's text as a path: on a disk, or in a bucket of Google Cloud Storage."""
 
+import contextlib
 import functools
 import os
 import pathlib
 import re
+from collections.abc import Iterator
 
 from etils import epath
 
+from vit_jax import extras
 from vit_jax.schema import ConfigError, show
 
 BUCKET = "gs://"
@@ -80,7 +83,7 @@ def prepare():
     import fsspec
     import gcsfs  # noqa: F401 - whether it can be
   except ImportError as error:
-    raise ConfigError(f"buckets need the extra gcs: pip install -e '.[gcs]' ({error})") from error
+    raise ConfigError(f"buckets need {extras.advice('gcs')} ({error})") from error
   from vit_jax import buckets  # a second, only for those who use them
 
   buckets.patience()  # what it says is checked before anything waits
@@ -108,3 +111,35 @@ def check_bucket(name: str) -> None:
     buckets.FileSystem().call("GET", "b/{}/o", name, maxResults=1)
   except FileNotFoundError as error:
     raise ConfigError(f"there is no bucket {name!r}, or this account may not see it") from error
+
+
+@contextlib.contextmanager
+def new_folders(folder: pathlib.Path) -> Iterator[None]:
+  """Creates a folder of a disk and those above it that are missing; removes them again if the body raises.
+
+  Args:
+    folder: to create. A folder of a bucket needs no creation.
+
+  Raises:
+    ConfigError: if a file is in the place of one of the folders.
+    OSError: if a folder cannot be created.
+  """
+  missing = []
+  if not in_bucket(folder):
+    above = folder.absolute()
+    while not above.is_dir():
+      if above.exists() or above.is_symlink():
+        raise ConfigError(f"{folder}: {above} is not a folder. Choose another path")
+      missing.append(above)
+      above = above.parent
+  made, done = [], False
+  try:
+    for each in reversed(missing):
+      each.mkdir(exist_ok=True)
+      made.append(each)
+    yield
+    done = True
+  finally:
+    with contextlib.suppress(OSError):  # another process wrote into them
+      for each in () if done else reversed(made):
+        each.rmdir()

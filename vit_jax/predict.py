@@ -41,7 +41,7 @@ def main() -> None:
     choices=typing.get_args(models.Features),
     help="--features of what: head unless given; class token, mean of the patches, both",
   )
-  parser.add_argument("--ema", action="store_true", help="take the moving average of a workdir")
+  cli.add_weight_options(parser)
   parser.add_argument(
     "--image-size", type=cli.number(schema.Count), metavar="N", help="side in pixels, if not that of the weights"
   )
@@ -85,7 +85,7 @@ def _words(paths) -> list[str]:
 def _loaded(arguments) -> stored.Stored:
   """The weights of the command line."""
   try:
-    return stored.load(arguments.weights, arguments.ema, arguments.image_size)
+    return stored.load(arguments.weights, arguments.ema, arguments.image_size, prefix=arguments.prefix)
   except schema.ConfigError as error:
     raise schema.ConfigError(f"--weights: {error}") from error
 

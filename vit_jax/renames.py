@@ -15,7 +15,7 @@ def run(values: Mapping) -> dict:
   Keys and values that have another name now get it; keys that were accepted without effect are left out. Configs and
   flags of users do not come here: there a word of before is an error.
   """
-  result = dict(values)
+  result = {**values, **{key: _selection(values[key]) for key in ("init", "task") if key in values}}
   if isinstance(stored := result.get("model"), Mapping):
     result["model"] = model(stored)
   if isinstance(optim := result.get("optim"), Mapping) and "decay" in optim:
@@ -25,6 +25,13 @@ def run(values: Mapping) -> dict:
   if isinstance(evals := result.get("evals"), Mapping):
     result["evals"] = {name: _evaluation(choice) for name, choice in evals.items()}
   return result
+
+
+def _selection(values):
+  """`init` or a task without `ema`: false if it has no `prefix`: false was the default before `prefix` existed."""
+  if not isinstance(values, Mapping) or values.get("ema") is not False or "prefix" in values:
+    return values
+  return {key: value for key, value in values.items() if key != "ema"}
 
 
 def _evaluation(choice):

@@ -101,7 +101,8 @@ def test_state_dicts_of_torch_are_found_in_their_wrappers(tmp_path, name, wrappe
   state["module.c"] = state["module.c"].to(torch.bfloat16)
   whole = {wrapper: state, "epoch": 3, "arch": "x"} if wrapper else state
   torch.save(whole, tmp_path / name, _use_new_zipfile_serialization=not old_format)
-  same(containers.read(tmp_path / name)[0])
+  prefix = f"{wrapper}.module." if wrapper else "module."
+  same({key.removeprefix(prefix): tensor for key, tensor in containers.read(tmp_path / name)[0].items()})
 
 
 def test_a_torch_file_of_something_else_is_refused(tmp_path):
@@ -117,7 +118,7 @@ def test_a_torch_file_of_something_else_is_refused(tmp_path):
 def test_torch_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch):
   monkeypatch.setitem(__import__("sys").modules, "torch", None)
   (tmp_path / "x.pth").write_bytes(b"1")
-  with pytest.raises(ConfigError, match=r"need the extra torch: pip install 'vit_jax\[torch\]'"):
+  with pytest.raises(ConfigError, match=r"need the extra torch: pip install -e '\.\[torch\]'"):
     containers.read(tmp_path / "x.pth")
 
 
@@ -156,7 +157,9 @@ def test_a_damaged_file_is_one_error(tmp_path, name, data):
   [
     ("weights.npz", r"no file .*weights\.npz'\. Did you mean '.*weight\.npz'"),
     ("x.h5", r"cannot read '\.h5'; allowed: \.npz, \.safetensors, \.pth"),
-    (".", r"no file '.*model\.safetensors'. '.*' is neither a workdir, with checkpoints/, nor a folder"),
+    (".", r"no weights in the folder '.*': neither checkpoints/, .* It has .*runs, .*weight\.npz: name one of them$"),
+    ("data1", r"no weights in the folder '.*data1': .* Name a file of weights or a workdir$"),
+    ("model.safetensors", r"no file '.*model\.safetensors'\. Allowed: \.npz, .*, or a workdir$"),
     ("nowhere/x.npz", r"no file .*x\.npz'\. Allowed: \.npz, .*, or a workdir$"),
     ("run", r"no file .*run'\. Did you mean '.*runs'"),
     ("code.npz", r"no file .*code\.npz'\. Allowed: "),

@@ -97,10 +97,11 @@ def test_a_model_in_several_files_is_read_as_one_by_its_folder_index_or_any_file
   assert all(np.array_equal(tensors[key], arrays[key]) for key in arrays)
 
 
-def test_a_file_whose_index_is_gone_is_read_alone(tmp_path):
+def test_a5_one_of_several_files_whose_index_is_gone_is_not_read_as_a_model(tmp_path):
   sharded(tmp_path)
   (tmp_path / "model.safetensors.index.json").unlink()
-  assert containers.read(tmp_path / "model-00001-of-00002.safetensors")[0].keys() == {"a", "b"}
+  with pytest.raises(ConfigError, match=r"model-00001-of-00002\.safetensors: is one of 2 files of a model"):
+    containers.read(tmp_path / "model-00001-of-00002.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_a_file_whose_index_is_gone_is_read_alone(tmp_path):
     ({"a": "model.bin"}, "allowed: a .safetensors beside it for each tensor"),
     ({"a": 3}, "allowed: a .safetensors beside it for each tensor"),
     ({"a": "model-00002-of-00002.safetensors"}, "'a' is not in model-00002-of-00002.safetensors, as it says"),
-    ({"a": "model-00003-of-00003.safetensors"}, "model-00003-of-00003.safetensors: cannot be read"),
+    ({"a": "model-00003-of-00003.safetensors"}, "lists no tensor of model-00001-of-00003.safetensors"),
   ],
 )
 def test_an_index_that_lies_is_one_error(tmp_path, places, says):

@@ -70,8 +70,8 @@ def test_a_model_of_oblong_images_asks_for_a_side(tmp_path):
   assert stored.load(path, image_size=40).description.image_size == 40
 
 
-def test_an_average_is_in_workdirs_only(tmp_path):
-  with pytest.raises(ConfigError, match="moving average"):
+def test_an_average_is_required_of_a_file_that_has_none(tmp_path):
+  with pytest.raises(ConfigError, match="the file has no averaged weights"):
     stored.load(small_weights.file(tmp_path), ema=True)
 
 

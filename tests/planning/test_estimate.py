@@ -123,7 +123,7 @@ def test_the_compiler_s_words_on_memory_are_understood():
 def test_without_the_compiler_the_error_names_the_extra(monkeypatch):
   monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
   with (
-    pytest.raises(schema.ConfigError, match=r"not installed; run: pip install -e '.\[tpu\]'"),
+    pytest.raises(schema.ConfigError, match=r"needs the extra tpu: pip install -e '.\[tpu\]'"),
     estimate.compiler(False),
   ):
     pass

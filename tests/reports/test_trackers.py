@@ -130,7 +130,9 @@ def test_mistakes_say_what_to_do(tmp_path, monkeypatch):
   with pytest.raises(ConfigError, match=r"unknown tracker 'wndb'. Did you mean 'wandb'"):
     trackers.export(tmp_path, "wndb")
   monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
-  with pytest.raises(ConfigError, match=r"mlflow is not installed; run: pip install -e '.\[mlflow\]'"):
+  with pytest.raises(
+    ConfigError, match=r"mlflow is not installed. It comes with the extra mlflow: pip install -e '.\[mlflow\]'"
+  ):
     trackers.export(tmp_path, "mlflow")
   monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name)
   with pytest.raises(ConfigError, match="holds no run that has measured anything"):

@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vit_jax import paths, runtime
+from vit_jax import extras, paths, runtime
 from vit_jax.corpora import making, work
 from vit_jax.corpora.plan import Options, Plan
 from vit_jax.corpora.write import check_rejected, whole
@@ -77,7 +77,7 @@ def _library():
   try:
     import apache_beam as beam
   except ImportError as error:
-    raise ConfigError(f"--beam needs the extra beam: pip install -e '.[beam]' ({error})") from error
+    raise ConfigError(f"--beam needs {extras.advice('beam')} ({error})") from error
   return beam
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import cv2
 import numpy as np
 
-from vit_jax import files
+from vit_jax import extras, files
 from vit_jax.corpora import conversion
 from vit_jax.data import crops
 from vit_jax.data.sources import Source
@@ -46,7 +46,7 @@ def _library():
     import imagehash
     from PIL import Image
   except ImportError as error:
-    raise ConfigError(f"--dedup-against needs the extra dedup: pip install -e '.[dedup]' ({error})") from error
+    raise ConfigError(f"--dedup-against needs {extras.advice('dedup')} ({error})") from error
   return imagehash, Image
 
 

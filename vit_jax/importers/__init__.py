@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import checkpoints, extensions, paths, schema
-from vit_jax.importers import containers, hub, layout, surgery, tables
+from vit_jax.importers import containers, hub, layout, row_names, subtrees, surgery, tables
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.importers.processing import Beside
 from vit_jax.importers.tensors import Tensor
@@ -55,6 +55,10 @@ class Recognised(NamedTuple):
   notes: list[str]
   beside: Beside = Beside()
 
+  def image_notes(self) -> list[str]:
+    """Notes on how the images of these weights were normalised, as flags for a config."""
+    return hub.notes(self.beside.normalised)
+
   def read(self) -> dict[str, np.ndarray]:
     """All parameters by our paths, float32, layer by layer; ConfigError for a tensor too few, too many or misshapen."""
     return layout.read(self.layout, self.tensors, self.description)
@@ -68,7 +72,9 @@ class Recognised(NamedTuple):
     layout.match(self.layout, self.tensors, self.description)
 
 
-def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recognised:
+def recognise(
+  tensors: Tensors, hints: Mapping[str, Any] | None = None, ema: bool | None = None, prefix: str | None = None
+) -> Recognised:
   """The layout of the tensors and the model they are of; ConfigError for tensors of no known model.
 
   Args:
@@ -76,6 +82,8 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
     hints: what tensors do not show: heads, norm_eps, gelu ("tanh", "erf"), padding, image_size, name; input_size, where
       nothing else says the image size. With `width`, heads are those of models of that width only. What is `said` must
       be true of the model.
+    ema: True requires averaged weights, False raw ones; see `subtrees.choose`.
+    prefix: the beginning of the names to read, of a file with several models.
   """
   hints = dict(hints or {})
   if isinstance(hints.get("image_size"), list):
@@ -83,7 +91,7 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
   header = Description.from_json(hints["description"]) if "description" in hints else None
   if header:
     hints["image_size"] = header.image_size
-  tensors = containers.without_prefix(dict(tensors))
+  tensors, taken = subtrees.choose(dict(tensors), _recognising, ema, prefix)
   if odd := next(filter(re.compile(r"\d{5}").search, tensors), None):
     raise ConfigError(f"a tensor is called {show(odd)}; no model has so many layers")
   for candidate in layouts():
@@ -95,17 +103,19 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
       ):
         continue
       named = candidate.canonical(tensors, hints)
+      row_names.check_dimensions(candidate, named)
       description = _stored(header, candidate, named) if header else candidate.describe(named, hints)
-      description = _with_resampling(description, candidate, hints, header)
+      description = tables.with_resampling(description, candidate, hints, header)
       hub.check(description, hints.get("said", {}))
       said = hub.beside(hints)
-      notes = [*hub.notes(said.normalised), *layout.notes(candidate, named, hints)]
+      notes = [*taken, *layout.notes(candidate, named, hints)]
       return Recognised(candidate, description, named, notes, said)
     except ConfigError:
       raise
     except (KeyError, StopIteration) as error:
       raise ConfigError(f"the tensors look like a {candidate.family} of {candidate.name}, but lack {error}") from error
     except (ArithmeticError, IndexError, TypeError, ValueError) as error:
+      row_names.check_dimensions(candidate, tensors)
       raise ConfigError(
         f"the tensors look like a {candidate.family} of {candidate.name}, but their shapes do not: {error}"
       ) from error
@@ -115,16 +125,9 @@ def recognise(tensors: Tensors, hints: Mapping[str, Any] | None = None) -> Recog
   )
 
 
-def _with_resampling(description, candidate, hints, header):
-  """Returns the description with the publisher's rule for position tables, unless the file's header has one."""
-  rule = hints.get("resampling")
-  if rule is None and not header and (rule := candidate.resampling) and description.arguments().get("registers"):
-    # DINOv2 with registers, by its authors and in Transformers.
-    rule = {"dinov2": "bicubic_antialiased", "hf": "bicubic_antialiased"}.get(candidate.name, rule)
-  if rule is None or description.arguments().get("resampling", rule) == rule:
-    return description
-  args = {**description.model.args, "resampling": rule}
-  return description.replaced(model=Choice(description.model.name, args))
+def _recognising(tensors):
+  """The first layout that recognises the tensors by their names; None if no layout does."""
+  return next((candidate for candidate in layouts() if candidate.recognises(tensors)), None)
 
 
 def _stored(header, candidate, named):
@@ -139,57 +142,96 @@ def _stored(header, candidate, named):
 
 
 def load(
-  path: str | pathlib.Path, hints: Mapping[str, Any] | None = None, ema: bool = False
+  path: str | pathlib.Path,
+  hints: Mapping[str, Any] | None = None,
+  ema: bool | None = None,
+  prefix: str | None = None,
 ) -> tuple[Description, dict[str, np.ndarray]]:
-  """What a file of weights holds, or the newest checkpoint of a workdir, and its parameters by our paths.
+  """Reads a file of weights, or the newest checkpoint of a workdir.
 
-  `ema` takes the moving average that a workdir may hold beside the parameters.
+  Args:
+    path: of the file or the workdir.
+    hints: as of `recognise`.
+    ema: True requires averaged weights, False raw ones. By default averaged ones of a file that has them, and raw ones
+      of a workdir.
+    prefix: the beginning of the names to read, of a file with several models.
+
+  Returns:
+    The description of the model and its parameters by our paths, float32. `read` returns notes as well.
+
+  Raises:
+    ConfigError: if the file cannot be read as one known model.
   """
-  return _load(paths.path(path), hints, ema)[:2]
+  return read(path, hints, ema, prefix)[:2]
 
 
-def _load(path, hints, ema, likely=None):
-  """What `load` gives, and what else is known of a file; `likely` as of `inspect`."""
+class Weights(NamedTuple):
+  """A model, its parameters by our paths, and notes for the user about how they were read."""
+
+  description: Description
+  arrays: dict[str, np.ndarray]
+  notes: list[str]
+
+
+def read(
+  path: str | pathlib.Path,
+  hints: Mapping[str, Any] | None = None,
+  ema: bool | None = None,
+  prefix: str | None = None,
+  likely: Mapping[str, Any] | None = None,
+) -> Weights:
+  """Does the same as `load`, and returns notes for the user; `likely` as of `inspect`."""
+  path = paths.path(path)
   if is_workdir(path):
-    arrays, about = checkpoints.read_weights(path, ema)
+    check_prefix(path, prefix)
+    arrays, about = checkpoints.read_weights(path, bool(ema))
     extensions.restore_of(path, about)
     try:
       finite.check_weights({f"parameter {name}": array for name, array in arrays.items()})
     except ConfigError as error:
       raise NotFiniteError(f"{path}: {error}") from error
     description = Description.from_json(about.get("model")).unscanned()
-    return description, surgery.unstack(arrays, layout.shapes(description)), []
-  check_average(path, ema)
-  recognised = inspect(path, hints, likely)
+    return Weights(description, surgery.unstack(arrays, layout.shapes(description)), [])
+  recognised = inspect(path, hints, likely, ema, prefix)
   try:
-    return recognised.description, recognised.read(), recognised.notes
+    return Weights(recognised.description, recognised.read(), [*recognised.notes, *recognised.image_notes()])
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 
 
-def check_average(path: pathlib.Path, ema: bool) -> None:
-  """ConfigError where the moving average of a file is wanted."""
-  if ema:
-    raise ConfigError(f"{path}: a moving average is in workdirs only; a file has one set of weights; leave it out")
+def check_prefix(workdir: pathlib.Path, prefix: str | None) -> None:
+  """ConfigError for a prefix in a workdir, whose checkpoints hold one model."""
+  if prefix is not None:
+    raise ConfigError(f"{workdir}: a workdir holds one model. Leave the prefix {show(prefix)} out")
 
 
-def frozen(
-  path: str, image_size: int, dtype: str, ema: bool = False
-) -> tuple[Description, Callable[[], dict[str, np.ndarray]]]:
+class FrozenWeights(NamedTuple):
+  """A model, a function that reads its weights, and notes for the user."""
+
+  description: Description
+  load: Callable[[], dict[str, np.ndarray]]
+  notes: list[str]
+
+
+def frozen(path: str, image_size: int, dtype: str, ema: bool | None = None, prefix: str | None = None) -> FrozenWeights:
   """The model in a file or workdir, for images of a size and computed in `dtype`, and a function reading its weights.
 
-  Of a file only names and shapes are read before that.
+  Only names and shapes are read from a file before that function is called.
   """
-  have = load(path, ema=ema)[0] if is_workdir(paths.path(path)) else inspect(path).description
+  if is_workdir(paths.path(path)):
+    have, _, notes = read(path, None, ema, prefix)
+  else:
+    recognised = inspect(path, ema=ema, prefix=prefix)
+    have, notes = recognised.description, recognised.notes
   want = have.replaced(image_size=image_size).bound()
   if "dtype" in want.model.args:
     want = want.replaced(model=Choice(want.model.name, {**want.model.args, "dtype": dtype}))
 
   def arrays():
-    _, tensors = load(path, ema=ema)
+    _, tensors = load(path, ema=ema, prefix=prefix)
     return surgery.fit(tensors, have, want, "keep")[0]
 
-  return want, arrays
+  return FrozenWeights(want, arrays, notes)
 
 
 def is_workdir(path: pathlib.Path) -> bool:
@@ -199,7 +241,7 @@ def is_workdir(path: pathlib.Path) -> bool:
 
 
 def fitted(
-  path: str, want: Description, head: str = "auto", ema: bool = False
+  path: str, want: Description, head: str = "auto", ema: bool | None = None, prefix: str | None = None
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """A file's parameters made to fit the model `want`, layer by layer, and what was done; see `surgery.fit`."""
   shapes = layout.shapes(want)
@@ -207,7 +249,7 @@ def fitted(
   likely = {} if isinstance(want.image_size, int) else {"image_size": want.image_size}
   if query := shapes.get("blocks/0/attention/query/kernel"):
     likely |= {"width": query[0], "heads": query[1]}
-  have, arrays, known = _load(paths.path(path), None, ema, likely)
+  have, arrays, known = read(path, None, ema, prefix, likely)
   try:
     fitting, notes = surgery.fit(arrays, have, want, head)
     return fitting, [*notes, *known]
@@ -216,14 +258,26 @@ def fitted(
 
 
 def inspect(
-  path: str | pathlib.Path, hints: Mapping[str, Any] | None = None, likely: Mapping[str, Any] | None = None
+  path: str | pathlib.Path,
+  hints: Mapping[str, Any] | None = None,
+  likely: Mapping[str, Any] | None = None,
+  ema: bool | None = None,
+  prefix: str | None = None,
 ) -> Recognised:
-  """As `recognise`, of a file; its tensors are not read yet. `likely` are hints of what nothing else says."""
+  """Does the same as `recognise` for a file, without reading the values of its tensors.
+
+  Args:
+    path: of the file.
+    hints: as of `recognise`.
+    likely: hints that count if nothing else gives the value.
+    ema: as of `load`.
+    prefix: as of `load`.
+  """
   tensors, beside = containers.read(paths.path(path))
   known = beside | dict(hints or {})
   guessed = {key: value for key, value in (likely or {}).items() if key != "width" or "heads" not in known}
   try:
-    return recognise(tensors, guessed | known)
+    return recognise(tensors, guessed | known, ema, prefix)
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 

@@ -17,10 +17,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from vit_jax import files, paths
+from vit_jax import extras, files, paths
 from vit_jax.importers import hub, safetensors_files
 from vit_jax.importers.tensors import Tensor, Tensors, bytes_of, check_size, guarded, reading
 from vit_jax.schema import ConfigError, show
+from vit_jax.schema.errors import some
 
 TORCH = (".pth", ".pt", ".bin", ".ckpt", ".zip")  # torch.save, whatever the name
 READ = (".npz", ".safetensors", *TORCH)
@@ -28,30 +29,20 @@ WRITTEN = (".npz", ".safetensors")
 
 # Hugging Face's models of several files: the list of these, and one of them.
 _INDEX, _SHARD = ".safetensors.index.json", re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors")
+_PART = re.compile(r".+-\d{5}-of-(\d{5})\.\w+")
 
 # Refused before anything is allocated: more members than any model has tensors, and longer headers than NumPy allows
 # once it has read them.
 MEMBERS, HEADER = 10_000, 2**14
 
-# Where training codes keep the weights beside other things.
-_WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "module", "net", "params", "teacher")
-# What stands in front of every name in some files; of several the longest that fits.
-_PREFIXES = (
-  "opt/target/",
-  "params/img/",
-  "params/",
-  "target/",
-  "img/",
-  "module.",
-  "model.",
-  "state_dict.",
-  "backbone.",
-  "visual.",
-)
+_AGAIN = "Save or download the file again"
+# Levels of dictionaries and lists inside each other, and dictionaries, lists and tensors of a file of PyTorch.
+_DEPTH, _NODES = 16, 200_000
 
 
 def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
   """(tensors by name, hints of what stands beside them); ConfigError for what is no file of weights."""
+  given = path
   with reading(path):
     path = _of_folder(path) if path.is_dir() else path
     if (shard := _SHARD.fullmatch(path.name)) and (index := path.with_name(f"{shard[1]}{_INDEX}")).is_file():
@@ -60,10 +51,11 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
   if not there and paths.in_bucket(path):
     raise ConfigError(f"no object {str(path)!r} in the bucket")
   if not there:
-    raise ConfigError(f"no file {str(path)!r}.{_advice(path)}")
+    raise ConfigError(_nothing_at(given))
+  _check_whole(path)
   if path.name.endswith(_INDEX):
     tensors, hints = safetensors_files.read_sharded(path)
-    return without_prefix(tensors), hints
+    return tensors, hints
   suffix = path.suffix.lower()
   if suffix not in READ:
     raise ConfigError(f"{path}: cannot read {path.suffix or 'a file without ending'!r}; allowed: {', '.join(READ)}")
@@ -80,14 +72,29 @@ def _of_folder(path):
   return index if index.is_file() and not (path / "model.safetensors").is_file() else path / "model.safetensors"
 
 
-def _advice(path):
-  """What is called like a path that is not there and may be weights; for a folder, that it has none."""
-  if path.parent.is_dir() and path.name == "model.safetensors":
-    return f" {str(path.parent)!r} is neither a workdir, with checkpoints/, nor a folder of Hugging Face"
+def _nothing_at(path):
+  """The error for a path without weights: similar names for a missing file, the weights in a folder."""
   with reading(path):
-    beside = [each for each in path.parent.glob("*") if _may_be_weights(each)]
-  near = difflib.get_close_matches(path.name, [each.name for each in beside], n=1)
-  return f" Did you mean {str(path.parent / near[0])!r}?" if near else f" Allowed: {', '.join(READ)}, or a workdir"
+    if folder := path.is_dir():
+      beside = sorted(str(each) for each in path.glob("*") if _may_be_weights(each))
+    else:
+      beside = [each.name for each in path.parent.glob("*") if _may_be_weights(each)]
+  if folder:
+    has = f"It has {some(beside, 5)}: name one of them" if beside else "Name a file of weights or a workdir"
+    return f"no weights in the folder {str(path)!r}: neither checkpoints/, of a workdir, nor model.safetensors. {has}"
+  near = difflib.get_close_matches(path.name, beside, n=1)
+  advice = f"Did you mean {str(path.parent / near[0])!r}?" if near else f"Allowed: {', '.join(READ)}, or a workdir"
+  return f"no file {str(path)!r}. {advice}"
+
+
+def _check_whole(path):
+  """ConfigError for one of several files of a model, if their index is missing or is not read here."""
+  part = _PART.fullmatch(path.name)
+  if part and int(part[1]) > 1:
+    raise ConfigError(
+      f"{path}: is one of {int(part[1])} files of a model. Files of .safetensors are read together if their "
+      f"{_INDEX.removeprefix('.')} is in the same folder; save others as one file"
+    )
 
 
 def _may_be_weights(path):
@@ -99,6 +106,7 @@ def _may_be_weights(path):
 def _read(path, suffix):
   """What `read` gives, of a file on a disk."""
   with reading(path):
+    _check_content(path)
     match suffix:
       case ".npz":
         tensors, about = _npz(path), {}
@@ -109,12 +117,27 @@ def _read(path, suffix):
     check_size(path, bytes_of(tensors))
   if not tensors:
     raise ConfigError(f"{path}: holds no tensors")
-  return without_prefix(tensors), hub.hints(path) | about
+  return tensors, hub.hints(path) | about
+
+
+def _check_content(path):
+  """ConfigError for what is often in the place of weights: no bytes, a pointer of Git LFS, a web page."""
+  with path.open("rb") as file:
+    start = file.read(64).lstrip().lower()
+  if not start:
+    raise ConfigError(f"{path}: cannot be read: it is empty. {_AGAIN}")
+  if start.startswith(b"version https://git-lfs"):
+    raise ConfigError(f"{path}: cannot be read: it is a pointer of Git LFS to the weights. Get them with: git lfs pull")
+  if start.startswith((b"<!doctype html", b"<html")):
+    raise ConfigError(f"{path}: cannot be read: it is a web page. Download the file itself, not the page about it")
 
 
 def _npz(path):
   result = {}
-  archive = zipfile.ZipFile(path)
+  try:
+    archive = zipfile.ZipFile(path)
+  except zipfile.BadZipFile as error:
+    raise ConfigError(f"{path}: cannot be read: it is truncated, or no .npz file ({error}). {_AGAIN}") from error
   for member in _members(path, archive, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
     name = member.filename.removesuffix(".npy")
     with archive.open(member) as whole:
@@ -143,9 +166,14 @@ def _members(path, archive, *compressions):
   members = archive.infolist()
   if len(members) > MEMBERS:
     raise ConfigError(f"{path}: has {len(members):,} members; allowed: {MEMBERS:,}")
+  names = set()
   for member in members:
     if member.compress_type not in compressions:
       raise ConfigError(f"{path}: {member.filename} is compressed, as no such file of weights is")
+    name = member.filename.removesuffix(".npy")
+    if name in names:
+      raise ConfigError(f"{path}: two members are called {show(name)}, and readers differ in which they take. {_AGAIN}")
+    names.add(name)
   check_size(path, sum(member.file_size for member in members))
   return members
 
@@ -159,61 +187,70 @@ def _torch(path):
   try:
     import torch
   except ImportError:
-    raise ConfigError(
-      f"{path}: files of PyTorch need the extra torch: pip install 'vit_jax[torch]'; or take a .safetensors file"
-    ) from None
+    raise ConfigError(f"{path}: files of PyTorch need {extras.advice('torch')}; or take a .safetensors file") from None
   # weights_only: tensors and plain containers, no code. Old files are no zip archives and cannot be mapped.
   mapped = zipfile.is_zipfile(path)
+  with path.open("rb") as file:
+    start = file.read(2)
   if mapped:
     with zipfile.ZipFile(path) as archive:
       _members(path, archive, zipfile.ZIP_STORED)
   try:
     loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
   except pickle.UnpicklingError as error:  # whose text advises to load it all the same
+    if not mapped and start == b"PK":
+      raise ConfigError(f"{path}: cannot be read: it is truncated, its end is missing. {_AGAIN}") from None
     what = re.search(r"GLOBAL [\w.]+|Unsupported operand \d+", str(error))
     more = what[0] if what else "no pickle of tensors"
     raise ConfigError(
       f"{path}: cannot be read: it is damaged or holds more than tensors ({more}), which is never unpickled, for it "
       "may run any program; take the weights as .safetensors, or as a state dict of tensors alone"
     ) from None
-  for _ in _WRAPPERS:  # of which some may be inside of others, but none inside of itself
-    if not isinstance(loaded, Mapping):
-      raise ConfigError(f"{path}: holds a {type(loaded).__name__}, not a state dict of tensors by name")
-    tensors = {str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
-    inside = [loaded[key] for key in _WRAPPERS if isinstance(loaded.get(key), Mapping)]
-    if tensors or not inside:
-      break
-    loaded = inside[0]
-  else:
-    raise ConfigError(f"{path}: holds no tensors, only mappings inside of mappings")
-  for name, tensor in tensors.items():
+  if not isinstance(loaded, Mapping):
+    raise ConfigError(f"{path}: holds a {type(loaded).__name__}, not a state dict of tensors by name")
+  tensors: dict[str, Any] = {}
+  for name, tensor in _flattened(path, loaded, torch.Tensor):
+    if name in tensors:
+      raise ConfigError(f"{path}: two tensors are called {show(name)}. Save the file again with one of them")
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
       raise ConfigError(f"{path}: {name} has the shape {show(tuple(tensor.shape))}, and fewer values than that")
+    tensors[name] = tensor
 
   def values(tensor):
     tensor = tensor.detach()
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().numpy()
 
-  kinds = {torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
+  def kind(tensor):
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name == "bfloat16":
+      return ml_dtypes.bfloat16
+    return name if name in np.sctypeDict else f"V{tensor.element_size()}"
+
   return {
-    name: Tensor(
-      tensor.shape,
-      kinds.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch."),
-      guarded(path, lambda tensor=tensor: values(tensor)),
-    )
+    name: Tensor(tensor.shape, kind(tensor), guarded(path, lambda tensor=tensor: values(tensor)))
     for name, tensor in tensors.items()
   }
 
 
-def without_prefix(tensors):
-  """The tensors whose names have the prefix, without it; all of them where there is none."""
-  for prefix in _PREFIXES:
-    if prefix == "model." and "embeddings.patch_embeddings.weight" in tensors:
-      continue  # Transformers' DINOv3, with its layers in `model.layer.` and the rest beside
-    chosen = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-    if chosen:
-      return without_prefix(chosen)
-  return tensors
+def _flattened(path, loaded, kind):
+  """(name, tensor) of all tensors of type `kind` in dictionaries and lists, whose keys are joined with "."."""
+  levels, nodes = [("", loaded)], 0
+  for _ in range(_DEPTH):
+    below = []
+    for prefix, value in levels:
+      for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+        if isinstance(inner, kind):
+          yield f"{prefix}{key}", inner
+        elif isinstance(inner, Mapping | list | tuple):
+          below.append((f"{prefix}{key}.", inner))
+        else:
+          continue
+        nodes += 1
+        if nodes > _NODES:
+          raise ConfigError(f"{path}: holds more than {_NODES:,} tensors, dictionaries and lists")
+    if not (levels := below):
+      return
+  raise ConfigError(f"{path}: holds dictionaries and lists in more than {_DEPTH} levels")
 
 
 def write(path: pathlib.Path, tensors: Tensors, about: dict, before: Callable[[], None] | None = None) -> None:

@@ -214,7 +214,21 @@ def _labels(config):
   if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
     key = "id2label" if named else "label_names"
     raise ConfigError(f"{key} is {show(config[key])}; allowed: a name for each class, from 0 on")
+  if named:
+    _check_numbers(_mapping(config, "label2id"), names)
   return () if all(map(_DEFAULT_NAME.fullmatch, names)) else tuple(names)
+
+
+def _check_numbers(numbers, names):
+  """ConfigError for a label2id that contradicts the names of id2label. It may lack names, or numbers of equal names."""
+  for name, number in numbers.items():
+    text = str(number)
+    known = text.isdecimal() and type(number) in (int, str) and int(text) < len(names)
+    if not known or names[int(text)] != name:
+      other = f"id2label calls class {text} {show(names[int(text)])}" if known else "id2label has no such class"
+      raise ConfigError(
+        f"label2id gives {show(name)} the number {show(number)}, but {other}. Correct one of them, or remove label2id"
+      )
 
 
 def _mapping(config, key):

@@ -119,7 +119,7 @@ def _entry(row, expressions, path, shape, ours):
   if any(p not in ours for p in needed):
     return None
   name = row.theirs.format(**numbers, **{f"{key}1": value + 1 for key, value in numbers.items()})
-  theirs, here = map(_groups, row.pattern.split("->"))
+  theirs, here = map(groups, row.pattern.split("->"))
   shape = shape if len(paths) == 1 else (len(paths), *shape)
   assert len(here) == len(shape), (row, shape)
   lengths = {}
@@ -131,7 +131,7 @@ def _entry(row, expressions, path, shape, ours):
   return Entry(name, outside, paths, row.pattern, lengths)
 
 
-def _groups(side):
+def groups(side: str) -> list[list[str]]:
   """The names of the axes that make up each dimension."""
   return [group.strip("()").split() for group in re.findall(r"\([^)]*\)|\S+", side)]
 

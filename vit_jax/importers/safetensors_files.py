@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,10 +20,7 @@ from vit_jax.schema import ConfigError, show
 
 def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
   """(tensors by name, the hints that a header of ours has)."""
-  with path.open("rb") as start:
-    length = int.from_bytes(start.read(8), "little")
-  if length > files.JSON_BYTES:
-    raise ConfigError(f"{path}: has a header of {length:,} bytes; allowed: {files.JSON_BYTES:,}")
+  _check_header(path)
   file = safetensors.safe_open(path, framework="np")
   result = {}
 
@@ -47,12 +45,52 @@ _KINDS |= {"I16": "i2", "I8": "i1", "U8": "u1", "BOOL": "?"}
 _WRITTEN = {np.dtype(kind): name for name, kind in _KINDS.items()}
 
 
+def _check_header(path):
+  """ConfigError for a header in which a name occurs twice, or which does not match the size of the file."""
+  size = path.stat().st_size
+  with path.open("rb") as file:
+    start = file.read(8)
+    length = int.from_bytes(start, "little")
+    if length > files.JSON_BYTES:
+      raise ConfigError(f"{path}: has a header of {length:,} bytes; allowed: {files.JSON_BYTES:,}")
+    text = file.read(length)
+  if len(start) < 8 or len(text) < length:
+    raise ConfigError(f"{path}: cannot be read: it is truncated, within its header. {_AGAIN}")
+  try:
+    header = files.parse_json(text)
+  except ValueError as error:
+    raise ConfigError(f"{path}: cannot be read: its header is no JSON of tensors ({error})") from error
+  ends = [_end(entry) for name, entry in header.items() if name != "__metadata__"] if isinstance(header, dict) else []
+  promised, held = max(ends, default=0), size - 8 - length
+  if promised > held:
+    raise ConfigError(
+      f"{path}: cannot be read: it is truncated. Its header lists {promised:,} bytes of tensors, of which {held:,} are "
+      f"in the file. {_AGAIN}"
+    )
+  if promised < held:
+    raise ConfigError(
+      f"{path}: cannot be read: {held - promised:,} bytes follow the last tensor that its header lists. {_AGAIN}"
+    )
+
+
+_AGAIN = "Save or download the file again"
+
+
+def _end(entry):
+  """Where the values of a tensor end, by its entry in a header; 0 for no such entry, which the library refuses."""
+  offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+  return offsets[1] if isinstance(offsets, list) and len(offsets) == 2 and type(offsets[1]) is int else 0
+
+
 def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
   """(tensors by name, hints of what stands beside) of a model in several files, which an index lists by tensor."""
   places = (files.read_json(index) or {}).get("weight_map")
   if not isinstance(places, Mapping) or not all(isinstance(name, str) and _plain(name) for name in places.values()):
     raise ConfigError(f"{index}: weight_map is {show(places)}; allowed: a .safetensors beside it for each tensor")
+  if not places:
+    raise ConfigError(f"{index}: lists no tensors")
   shards = sorted(set(places.values()))
+  _check_numbers(index, shards)
   local = files.local(index, (*hub.BESIDE, *shards))
   held = {}
   for shard in shards:
@@ -62,11 +100,23 @@ def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]
       check_size(path, bytes_of(held[shard]))
   if lost := [name for name, shard in places.items() if name not in held[shard]]:
     raise ConfigError(f"{index}: {show(lost[0])} is not in {places[lost[0]]}, as it says")
-  if not places:
-    raise ConfigError(f"{index}: lists no tensors")
+  for shard, tensors in held.items():
+    if others := [name for name in tensors if places.get(name) != shard]:
+      where = places.get(others[0])
+      twice = f"is in {where} and in {shard}" if where else f"is in {shard}, and the index does not list it"
+      raise ConfigError(f"{index}: {show(others[0])} {twice}. Save the files again, with each tensor in one of them")
   return {name: held[shard][name] for name, shard in places.items()}, hub.hints(
     local.with_name(index.name.removesuffix(".index.json"))
   )
+
+
+def _check_numbers(index, shards):
+  """ConfigError for an index without one of the files NAME-00001-of-00003 to NAME-00003-of-00003."""
+  numbered = [match for match in map(re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors").fullmatch, shards) if match]
+  for stem, count in {(match[1], match[3]) for match in numbered}:
+    listed = {int(match[2]) for match in numbered if (match[1], match[3]) == (stem, count)}
+    if lost := sorted(set(range(1, min(int(count), 10_000) + 1)) - listed):
+      raise ConfigError(f"{index}: lists no tensor of {stem}-{lost[0]:05}-of-{count}.safetensors. {_AGAIN}")
 
 
 def _plain(name):

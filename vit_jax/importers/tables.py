@@ -1,5 +1,8 @@
 """Tables of positions: with a row for the tokens in front of the patches, or for the patches alone; the same model."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from vit_jax.importers.tensors import Tensors
@@ -34,3 +37,17 @@ def with_position(description: Description, position: str | None) -> Description
   if other is None or description.arguments().get("position") != other:
     return description
   return description.replaced(model=Choice(description.model.name, {**description.model.args, "position": position}))
+
+
+def with_resampling(
+  description: Description, candidate: Any, hints: Mapping[str, Any], header: Description | None
+) -> Description:
+  """Returns the description with the publisher's rule for position tables, unless the file's header has one."""
+  rule = hints.get("resampling")
+  if rule is None and not header and (rule := candidate.resampling) and description.arguments().get("registers"):
+    # DINOv2 with registers, by its authors and in Transformers.
+    rule = {"dinov2": "bicubic_antialiased", "hf": "bicubic_antialiased"}.get(candidate.name, rule)
+  if rule is None or description.arguments().get("resampling", rule) == rule:
+    return description
+  args = {**description.model.args, "resampling": rule}
+  return description.replaced(model=Choice(description.model.name, args))

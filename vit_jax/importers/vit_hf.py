@@ -11,6 +11,7 @@ from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 
 _HF = "vit.encoder.layer.{l}"
+_FIRST = "embeddings.patch_embeddings.projection.weight"  # after "vit.", or alone in a file without a head
 HF_ROWS = (
   Row("vit.embeddings.cls_token", "cls", "1 1 d -> d"),
   Row("vit.embeddings.position_embeddings", "position/table", "1 n d -> n d"),
@@ -91,7 +92,7 @@ LAYOUTS = (
     family="vit",
     resampling="bicubic",
     rows=HF_ROWS,
-    recognises=lambda tensors: any(n.endswith("embeddings.patch_embeddings.projection.weight") for n in tensors),
+    recognises=lambda tensors: any(f"{prefix}{_FIRST}" in tensors for prefix in ("vit.", "")),
     describe=_describe_hf,
     canonical=_hf_names,
     beside=_hf_config,

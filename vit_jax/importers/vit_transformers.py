@@ -94,9 +94,13 @@ DINOV3_ROWS = (
 # Other generations of names.
 
 
-def _bare(tensors: Tensors, *prefixes: str) -> Tensors:
-  """The tensors without what stands in front of the names of a model with a head."""
-  for prefix in prefixes:
+_BARE = ("dinov2.", "dinov2_with_registers.")  # in front of the names of a model with a head
+_SCALE = "encoder.layer.0.layer_scale1.lambda1"
+
+
+def _bare(tensors: Tensors) -> Tensors:
+  """The tensors with the names of a model without a head."""
+  for prefix in _BARE:
     tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
   return tensors
 
@@ -107,9 +111,7 @@ def _dinov2_names(tensors: Tensors, hints: Mapping) -> Tensors:
       "a classifier of DINOv2 reads class token and mean of the patches, side by side, which no head here does; "
       "convert the model without it: Dinov2Model.from_pretrained(...).save_pretrained(...)"
     )
-  return folded(
-    _without_none(_bare(tensors, "dinov2.", "dinov2_with_registers.")), "embeddings.cls_token", _TABLE, hints
-  )
+  return folded(_without_none(_bare(tensors)), "embeddings.cls_token", _TABLE, hints)
 
 
 def _dinov3_names(tensors: Tensors, hints: Mapping) -> Tensors:
@@ -227,7 +229,7 @@ LAYOUTS = (
     family="vit",
     resampling="bicubic",
     rows=DINOV2_ROWS,
-    recognises=lambda tensors: any(name.endswith("encoder.layer.0.layer_scale1.lambda1") for name in tensors),
+    recognises=lambda tensors: any(f"{prefix}{_SCALE}" in tensors for prefix in ("", *_BARE)),
     describe=_describe_dinov2,
     canonical=_dinov2_names,
     finish=_dino_finish,

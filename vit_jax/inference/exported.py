@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from vit_jax import files, models, schema
+from vit_jax import extras, files, models, schema
 from vit_jax.data import augment
 from vit_jax.inference import graph, operators
 from vit_jax.inference.stored import Stored
@@ -105,7 +105,7 @@ def _onnx():
     import onnx
     import onnxruntime
   except ImportError:
-    raise ConfigError("OUT.onnx needs the extra onnx: pip install 'vit_jax[onnx]'; or write OUT.stablehlo") from None
+    raise ConfigError(f"OUT.onnx needs {extras.advice('onnx')}; or write OUT.stablehlo") from None
   return onnx, onnxruntime
 
 

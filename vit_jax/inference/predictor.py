@@ -140,18 +140,22 @@ class Predictor:
         yield np.pad(squares, ((0, size - len(squares)), (0, 0), (0, 0), (0, 0)))
 
 
-def load(path: str | pathlib.Path, ema: bool = False, image_size: int | None = None) -> Predictor:
+def load(
+  path: str | pathlib.Path, ema: bool | None = None, image_size: int | None = None, prefix: str | None = None
+) -> Predictor:
   """The model of a workdir, or of any file that `python -m vit_jax.convert` reads, on the first device.
 
   Images are prepared as for the run's own evaluation, see `stored.load`. ConfigError for what is no model.
 
   Args:
     path: of the workdir or the file, also in a bucket.
-    ema: take the moving average of a workdir.
+    ema: True takes averaged weights, False raw ones. By default averaged ones of a file that has them, raw ones of a
+      workdir.
     image_size: side of the images, if not that of the weights; positions are resampled.
+    prefix: the beginning of the names to read, of a file with several models.
   """
   extensions.import_installed()
-  use = stored.load(path, ema, image_size)
+  use = stored.load(path, ema, image_size, prefix=prefix)
   paths = models.functional(use.description).shapes()
   params = {name: jnp.asarray(array) for name, array in surgery.stack(use.arrays, tuple(paths)).items()}
   return Predictor(use.description, use.classes, params, use.data, use.loss, tuple(use.notes))

@@ -28,9 +28,10 @@ class Stored(NamedTuple):
 
 def load(
   path: str | pathlib.Path,
-  ema: bool = False,
+  ema: bool | None = None,
   image_size: int | None = None,
   hints: Mapping[str, Any] | None = None,
+  prefix: str | None = None,
 ) -> Stored:
   """The weights of a workdir or of any file that `importers.load` reads.
 
@@ -39,11 +40,13 @@ def load(
 
   Args:
     path: also in a bucket.
-    ema: take the moving average of a workdir.
+    ema: True takes averaged weights, False raw ones. By default averaged ones of a file that has them, raw ones of a
+      workdir.
     image_size: side of the images, if not that of the weights; positions are resampled.
     hints: what the tensors of a file do not show, as of `importers.recognise`.
+    prefix: the beginning of the names to read, of a file with several models.
   """
-  use = read(path, ema, hints)
+  use = read(path, ema, hints, prefix)
   size = image_size or use.description.image_size
   if not isinstance(size, int) or use.description.channels != 3:
     raise ConfigError(
@@ -62,18 +65,22 @@ def load(
   return Stored(wanted, dict(arrays), data, names, use.loss, [*use.notes, *done])
 
 
-def read(path: str | pathlib.Path, ema: bool = False, hints: Mapping[str, Any] | None = None) -> Stored:
+def read(
+  path: str | pathlib.Path,
+  ema: bool | None = None,
+  hints: Mapping[str, Any] | None = None,
+  prefix: str | None = None,
+) -> Stored:
   """As `load`, of images of any shape and size; `classes` is empty where nobody says names.
 
   What a file holds is read when it is needed, and not kept.
   """
   path = paths.path(path)
   if importers.is_workdir(path):
-    description, arrays = importers.load(path, hints, ema)
+    description, arrays = importers.load(path, hints, ema, prefix)
     data, loss, names, notes = _of_workdir(path, description)
   else:
-    importers.check_average(path, ema)
-    recognised = importers.inspect(path, hints)
+    recognised = importers.inspect(path, hints, ema=ema, prefix=prefix)
     description = recognised.description
     try:
       arrays = recognised.lazily()
@@ -81,6 +88,7 @@ def read(path: str | pathlib.Path, ema: bool = False, hints: Mapping[str, Any] |
       raise ConfigError(f"{path}: {error}") from error
     usual = normalisation.usual(recognised.layout.name, description)
     data, loss, names, notes = _said(path, recognised.beside, description, usual)
+    notes = [*recognised.notes, *notes]
   if not description.classes:  # pre-trained without labels, on data that may well have names
     names = ()
   elif names and len(names) != description.classes:
@@ -102,20 +110,24 @@ def at_size(data: Choice, size: int) -> Choice:
   return Choice(data.name, {**data.args, "image_size": size, "test_crop": crop})
 
 
-def normalised(path: str | pathlib.Path) -> dict[str, tuple[float, ...]]:
+def normalised(
+  path: str | pathlib.Path, ema: bool | None = None, prefix: str | None = None
+) -> dict[str, tuple[float, ...]]:
   """{"mean", "std"} of the images that weights are for, as `load` has them; the weights themselves are not read."""
   path = paths.path(path)
   if not importers.is_workdir(path):
-    return normalisation.published(importers.inspect(path))
+    return normalisation.published(importers.inspect(path, ema=ema, prefix=prefix))
   about = checkpoints.about(path) or {}
   extensions.restore_of(path, about)
   data = _of_workdir(path, Description.from_json(about.get("model")))[0]
   return {key: data.args[key] for key in ("mean", "std")}
 
 
-def other_normalisation(weights: str | pathlib.Path, data: Choice) -> str | None:
+def other_normalisation(
+  weights: str | pathlib.Path, data: Choice, ema: bool | None = None, prefix: str | None = None
+) -> str | None:
   """A line where data are normalised otherwise than the images of weights, which costs points; else None."""
-  wanted = {key: tuple(values) for key, values in normalised(weights).items()}
+  wanted = {key: tuple(values) for key, values in normalised(weights, ema, prefix).items()}
   other = {key: values for key, values in wanted.items() if data.args[key] != values}
   if not other:
     return None

@@ -19,7 +19,7 @@ import jax
 from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 
-from vit_jax import build, config, flops, hardware, schema
+from vit_jax import build, config, extras, flops, hardware, schema
 from vit_jax.data import catalog
 from vit_jax.planning import evaluations, feed, hlo
 
@@ -98,7 +98,7 @@ def compiler(kernels: bool) -> Iterator[pathlib.Path]:
   Yields the folder to which it writes them.
   """
   if importlib.util.find_spec("libtpu") is None:
-    raise schema.ConfigError("the TPU's compiler is not installed; run: pip install -e '.[tpu]'")
+    raise schema.ConfigError(f"the TPU's compiler needs {extras.advice('tpu')}")
   jax.config.update("jax_platforms", "cpu")
   for name, value in (
     ("TPU_SKIP_MDS_QUERY", "1"),  # it would ask the network what machine this is

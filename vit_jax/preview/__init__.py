@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 
-from vit_jax import files, pictures
+from vit_jax import extras, files, pictures
 from vit_jax.config import Run
 from vit_jax.corpora import survey
 from vit_jax.corpora.screen import Screen
@@ -67,7 +67,7 @@ def picture(run: Run, source: Source) -> bytes:
 def _lines(path, source, examples, classes, looked_at, kinds):
   counts, counted = classes
   words = ", ".join(f"{name} {kind.count:,}" for name, kind in kinds.items() if kind.count) or "nothing stands out"
-  unhashed = "" if survey.hashable() else "; near-duplicates need the extra dedup: pip install -e '.[dedup]'"
+  unhashed = "" if survey.hashable() else f"; near-duplicates need {extras.advice('dedup')}"
   most, least = (
     f"{source.classes[i].encode('utf-8', 'replace').decode()!r} {counts[i]:,}"
     for i in (counts.argmax(), counts.argmin())

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax import files, paths, selection
+from vit_jax import extras, files, paths, selection
 from vit_jax.schema import ConfigError, nearest, show
 
 NOTES = "exports.json"
@@ -59,7 +59,7 @@ def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pat
     allowed = "1 to 100 letters, digits, '-', '_', '.' and spaces, with a letter or digit among them"
     raise ConfigError(f"--project is {show(project)}; allowed: {allowed}")
   if importlib.util.find_spec(to) is None:
-    raise ConfigError(f"{to} is not installed; run: pip install -e '.[{to}]'")
+    raise ConfigError(f"{to} is not installed. It comes with {extras.advice(to)}")
   config, lines = files.read_json(workdir / "config.json"), list(rows(workdir))
   if config is None or not lines:
     raise ConfigError(f"{workdir} holds no run that has measured anything (config.json, metrics.jsonl)")

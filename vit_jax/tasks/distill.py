@@ -55,7 +55,9 @@ class Distill:
   Args:
     teacher: file of weights or workdir; any model with as many classes, at any resolution. It sees the very images
       that the student sees, augmented alike, but normalised as in its own training.
-    ema: take the average of the weights, which a workdir may hold.
+    ema: true takes averaged weights, false raw ones. By default averaged ones of a file that has them, and raw ones of
+      a workdir.
+    prefix: the beginning of the names to read, of a file with several models.
     teacher_mean: with which the teacher's images are normalised. The default is that of the teacher's file or run. None
       takes that of the student's images.
     teacher_std: the standard deviation, likewise.
@@ -68,7 +70,8 @@ class Distill:
   supplied: Supplied
   _: dataclasses.KW_ONLY
   teacher: str
-  ema: bool = False
+  ema: bool | None = None
+  prefix: str | None = None
   teacher_mean: Channels | None = None
   teacher_std: Scales | None = None
   targets: Annotated[Choice, TARGETS] = Choice("hard")
@@ -88,7 +91,7 @@ class Distill:
   @functools.cached_property
   def frozen(self) -> Frozen:
     """The teacher, of which only names and shapes are read here; ConfigError for one with other classes."""
-    frozen = self.supplied.freeze("task.teacher", self.teacher, self.ema)
+    frozen = self.supplied.freeze("task.teacher", self.teacher, self.ema, self.prefix)
     classes = self.supplied.model.description.classes
     if frozen.model.description.classes != classes:
       raise ConfigError(

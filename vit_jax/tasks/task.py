@@ -26,6 +26,7 @@ class Frozen(NamedTuple):
   load: Callable[[], dict[str, np.ndarray]]  # reads the weights, on the host
   key: str  # of the config, whose value is `path`
   path: str
+  notes: list[str]  # for the user, on how the weights are read
 
 
 class Supplied(NamedTuple):
@@ -34,7 +35,7 @@ class Supplied(NamedTuple):
   model: models.Model  # the one that is trained
   patch: int | None  # side of the patches that its images may come cut into
   augment: Callable  # (patch) -> (key, images uint8, targets, draws, step) -> (images, targets); see `data.augment`
-  freeze: Callable[[str, str, bool], Frozen]  # (key of the config, path of weights, their average or not)
+  freeze: Callable[[str, str, bool | None, str | None], Frozen]  # (key of the config, path, ema, prefix)
   pixels: Callable  # normalised images, or such cut into patches -> values 0..1, float32
   normalised: Mapping[str, Sequence[float]] = {}  # mean and std with which the images are normalised
 

@@ -1,0 +1,68 @@
+"""Files of PyTorch as training codes save them: all of their tensors, beside timm's own loader."""
+
+import numpy as np
+import pytest
+
+from tests import peers
+from tests.importers.test_subtrees import ARRAYS, AVERAGE, BODY, HEAD, HINTS, RAW, under
+from vit_jax import importers
+from vit_jax.importers import containers
+from vit_jax.schema import ConfigError
+
+
+def torch_files():
+  """Names and contents of files as training codes save them, whose model timm finds too."""
+  plain, average = ({name: tensor.copy() for name, tensor in tensors.items()} for tensors in (RAW, AVERAGE))
+  state = {"state": {i: {"exp_avg": np.ones(3, np.float32)} for i in range(4)}, "param_groups": [{"lr": 0.1}]}
+  yield "plain", plain
+  yield "state_dict", {"state_dict": plain, "epoch": 3, "optimizer": state}
+  yield "state_dict_ema", {"state_dict": plain, "state_dict_ema": average, "arch": "x", "optimizer": state}
+  yield "model_ema", {"model": plain, "model_ema": average, "optimizer": state}
+  yield "model", {"model": plain, "args": None, "scaler": {"scale": 1.0}}
+  yield "compiled", under("_orig_mod.", plain)
+  yield "parallel and compiled", under("module._orig_mod.", plain)
+  yield "compiled average", {"state_dict": under("_orig_mod.", plain), "state_dict_ema": under("module.", average)}
+
+
+def in_torch(torch, value):
+  if isinstance(value, dict):
+    return {key: in_torch(torch, inner) for key, inner in value.items()}
+  return torch.tensor(value) if isinstance(value, np.ndarray) else value
+
+
+@pytest.mark.parametrize(
+  ("name", "content"), list(torch_files()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a4_a6_the_tensors_are_those_that_timm_loads(tmp_path, name, content):
+  timm = peers.timm()
+  import torch
+
+  path = tmp_path / "checkpoint.pth"
+  torch.save(in_torch(torch, content), path)
+  theirs = timm.models.load_state_dict(path)
+  recognised = importers.inspect(path, HINTS)
+  assert recognised.tensors.keys() == theirs.keys() == RAW.keys()
+  for key, tensor in theirs.items():
+    np.testing.assert_array_equal(np.asarray(recognised.tensors[key]), tensor.numpy())
+  raw = timm.models.load_state_dict(path, use_ema=False)
+  if "_ema" in name or "average" in name:
+    ours = importers.inspect(path, HINTS, ema=False).tensors
+    assert all(np.array_equal(np.asarray(ours[key]), tensor.numpy()) for key, tensor in raw.items())
+    assert "left out" in "".join(recognised.notes) or name == "compiled average"
+
+
+def test_a5_nested_dictionaries_and_lists_of_a_torch_file_are_all_listed(tmp_path):
+  torch = pytest.importorskip("torch")
+  content = {"model": in_torch(torch, BODY), "shadow_params": [torch.ones(2)] * 3, "classifier": in_torch(torch, {
+    "weight": HEAD["head.weight"], "bias": HEAD["head.bias"]})}  # fmt: skip
+  torch.save(content | {"optimizer_states": [{"state": {0: {"m": torch.ones(2)}}}]}, tmp_path / "x.ckpt")
+  description, arrays, notes = importers.read(tmp_path / "x.ckpt", HINTS)
+  assert description.classes == 7 and np.array_equal(arrays["head/bias"], ARRAYS["head/bias"])
+  assert notes[-1] == "left out, not part of this model: shadow_params.* (3 tensors), optimizer_states.0.state.0.m"
+
+
+def test_two_tensors_of_one_name_in_nested_dictionaries_are_refused(tmp_path):
+  torch = pytest.importorskip("torch")
+  torch.save({"head": {"bias": torch.ones(2)}, "head.bias": torch.zeros(2)}, tmp_path / "x.pth")
+  with pytest.raises(ConfigError, match=r"two tensors are called 'head\.bias'"):
+    containers.read(tmp_path / "x.pth")

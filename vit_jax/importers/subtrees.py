@@ -1,0 +1,295 @@
+"""Selection of one model's tensors in a file that holds several models, other states, or prefixed names.
+
+Training codes save a model under prefixes such as `module._orig_mod.` and `student.backbone.`. They save it beside
+averaged weights, optimizer states, losses and decoders. A *tree* is a set of tensors whose names match a known layout
+after a common prefix is removed. One tree is read. All other tensors are read as parts of that model, listed, or
+refused.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from vit_jax.importers import row_names
+from vit_jax.importers.layout import Layout, Tensors
+from vit_jax.schema import ConfigError, show
+from vit_jax.schema.errors import some
+
+Known = Callable[[Tensors], Layout | None]  # tensors -> the first layout that recognises them
+
+# Names that wrappers of PyTorch put in front of the names of the module that they wrap, at any depth.
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "_fpw_module")
+# Words of a prefix, split at "_", that mark averaged weights.
+_AVERAGED = {"ema", "swa", "averaged", "average", "avg", "shadow", "polyak"}
+# The order in which timm's `load_state_dict` looks for weights.
+_TIMM = ("state_dict_ema", "model_ema", "state_dict", "model")
+_OPTIMIZER = re.compile(r"optim.*|opt_state.*|mu|nu|exp_avg.*|.*momentum.*buffer.*|grads?")
+# Modules beside a model, by the first word of their names. None of them changes the output of the image model.
+_SEPARATE = re.compile(
+  r"optim.*|opt_states?|.*loss.*|n_averaged|num_updates|decay|global_step|epoch|decoder.*|predictor.*|projector.*"
+  r"|text|text_model|txt|logit_scale|logit_bias"
+)
+# Tensors that change the output of the layers they belong to.
+_ADAPTER = re.compile(r"(^|[._/])(lora|loha|lokr|dora|ia3|hada|boft|adapters?|adaptmlp|prompts?|vpt)([._/A-Z]|$)")
+# Usual names of a linear classifier, besides the name in the layout.
+_HEADS = ("head", "classifier", "fc", "linear", "head.fc", "cls_head", "cls_head.fc", "linear_head", "heads.head")
+_END = {".": ("weight", "bias"), "/": ("kernel", "bias")}
+
+
+class Chosen(NamedTuple):
+  """The tensors of one model, by names without prefix, and notes about the choice for the user."""
+
+  tensors: Tensors
+  notes: list[str]
+
+
+class _File(NamedTuple):
+  """The tensors of a file by names without the words of wrappers, and the original names."""
+
+  tensors: Tensors
+  names: Mapping[str, str]
+  words: set[str]
+
+
+def choose(tensors: Tensors, known: Known, ema: bool | None = None, prefix: str | None = None) -> Chosen:
+  """Selects the tensors of one model.
+
+  If several trees match, averaged weights are preferred, as timm does. `teacher` counts as the average of `student`.
+
+  Args:
+    tensors: all tensors of a file by name. Levels of nested dictionaries are joined with ".".
+    known: returns the first layout that recognises some tensors, or None.
+    ema: True requires averaged weights, False requires weights that are not averaged.
+    prefix: the beginning of the names to read, for a file with several models.
+
+  Returns:
+    The tensors of the model and notes that name the prefix, other models, and everything that is left out. If nothing
+    matches a layout, all tensors unchanged.
+
+  Raises:
+    ConfigError: if the choice is ambiguous, if no tree is as requested, or if the file holds LoRA or other adapters,
+      which would change the output of the model.
+  """
+  file, trees = _find(tensors, known)
+  chosen = _select(file, trees, ema, prefix) if trees else ""
+  others = {name for root, names in trees.items() if root != chosen for name in names}
+  _check_adapters(file.names[name] for name in file.tensors if name not in others)
+  if not trees:
+    return Chosen(tensors, [])
+  own = set(trees[chosen])
+  tree = {name.removeprefix(chosen): file.tensors[name] for name in trees[chosen]}
+  outside = [name for name in file.tensors if name not in others | own]
+  more = _belonging(tree, outside, chosen, known(tree))
+  left_out = [file.names[name] for name in outside if name not in more]
+  notes = [*_removed(file, chosen, trees[chosen]), *_others(file, trees, chosen)]
+  if more:
+    notes.append(f"read from outside of the prefix: {some(sorted(file.names[name] for name in more), 6)}")
+  if left_out:
+    notes.append(f"left out, not part of this model: {_groups(left_out)}")
+  return Chosen(tree | {ours: file.tensors[name] for name, ours in more.items()}, notes)
+
+
+# Trees.
+
+
+def _find(tensors, known) -> tuple[_File, dict[str, list[str]]]:
+  """The file with the names without wrappers that give the most trees, and the names of the tensors of each tree."""
+  best = _File(tensors, {name: name for name in tensors}, set()), {}
+  everywhere, parallel = frozenset(_WRAPPERS), frozenset({"module"})
+  for words, inside in ((everywhere, parallel), ((), everywhere | parallel), (everywhere, ()), ((), ())):
+    names = {_unwrapped(name, words, inside): name for name in tensors}
+    if len(names) < len(tensors):  # two copies of a model, one of them wrapped: the wrapper is a prefix
+      continue
+    file = _File({name: tensors[original] for name, original in names.items()}, names, {*words, *inside})
+    trees = _trees(file.tensors, known)
+    if len(trees) > len(best[1]):
+      best = file, trees
+  return best
+
+
+def _unwrapped(name, words, inside):
+  """A name without some words, and without those of `inside` that are not at its beginning."""
+  parts = [part for part in name.split(".") if part not in words]
+  start = next((i for i, part in enumerate(parts) if part not in inside), 0)
+  return ".".join([*parts[:start], *(part for part in parts[start:] if part not in inside)])
+
+
+def _trees(tensors, known) -> dict[str, list[str]]:
+  """{prefix: names of the tensors of a tree}. A tree inside another belongs to it only if that needs it."""
+  below: dict[str, list[str]] = {"": list(tensors)}
+  for name in tensors:
+    for match in re.finditer(r"[./]", name):
+      below.setdefault(name[: match.end()], []).append(name)
+
+  def matches(root, names):
+    return known({name[len(root) :]: tensors[name] for name in names}) is not None
+
+  roots = [root for root, names in below.items() if not _is_optimizer(root) and matches(root, names)]
+  result, absorbed = {}, set()
+  for root in sorted(roots, key=len):
+    if root in absorbed:
+      continue
+    inner = [other for other in roots if other != root and other.startswith(root) and other not in absorbed]
+    separate = []
+    for other in inner:
+      without = [name for name in below[root] if not name.startswith(other)]
+      if matches(root, without):
+        separate.append(other)
+      else:
+        absorbed.add(other)
+    apart = tuple(separate)
+    result[root] = [name for name in below[root] if not name.startswith(apart) and not _is_separate(name, root)]
+  return result
+
+
+def _is_optimizer(root):
+  words = re.split(r"[./]", root)
+  return any(map(_OPTIMIZER.fullmatch, words)) or (words[0] == "opt" and words[1:2] != ["target"])
+
+
+def _is_separate(name, root):
+  return _SEPARATE.fullmatch(re.split(r"[./]", name[len(root) :])[0]) is not None
+
+
+# Which tree is read.
+
+
+def _select(file, trees, ema, prefix) -> str:
+  """The prefix of the tree to read; ConfigError if it is not determined."""
+  roots = list(trees)
+  if prefix is not None:
+    given = prefix.rstrip("./")
+    roots = [root for root in trees if given in _beginnings(root) | _beginnings(_original(file, root, trees[root]))]
+    if not roots:
+      raise ConfigError(f"no model under the prefix {show(prefix)}; {_listed(file, trees, trees)}")
+  averaged = [root for root in roots if _is_averaged(root, trees)]
+  raw = [root for root in roots if root not in averaged]
+  if ema is not None:
+    roots = averaged if ema else raw
+    if not roots:
+      lacking, flag = ("averaged", "--ema or ema=true") if ema else ("raw", "--no-ema or ema=false")
+      raise ConfigError(f"the file has no {lacking} weights; {_listed(file, trees, trees)}. Leave {flag} out")
+  elif averaged and all(_same_shapes(file, trees, one, raw) for one in averaged):
+    roots = averaged
+  ranked = sorted(roots, key=_rank)
+  if len(ranked) > 1 and _rank(ranked[0]) == _rank(ranked[1]):
+    raise ConfigError(
+      f"several models are in one file; {_listed(file, trees, ranked)}. Choose one: --prefix=NAME, or prefix beside "
+      "the path in a config, such as init.prefix"
+    )
+  return ranked[0]
+
+
+def _is_averaged(root, trees):
+  words = [word for word in re.split(r"[./]", root) if word]
+  if "teacher" in words and any("student" in re.split(r"[./]", other) for other in trees):
+    return True
+  return any(_AVERAGED & set(word.lower().split("_")) for word in words)
+
+
+def _same_shapes(file, trees, root, others):
+  """Whether a tree may be the average of one of the others, or there are no others."""
+  tree = {name.removeprefix(root): tuple(file.tensors[name].shape) for name in trees[root]}
+  for other in others:
+    shapes = {name.removeprefix(other): tuple(file.tensors[name].shape) for name in trees[other]}
+    if all(shapes.get(name, shape) == shape for name, shape in tree.items()):
+      return True
+  return not others
+
+
+def _rank(root):
+  first = re.split(r"[./]", root)[0]
+  return _TIMM.index(first) if first in _TIMM else len(_TIMM)
+
+
+def _beginnings(root):
+  """All beginnings of a prefix that end at a separator, without it. Of no prefix, the empty one."""
+  return {root[: match.start()] for match in re.finditer(r"[./]", root)} or {""}
+
+
+def _original(file, root, names):
+  """The prefix of a tree as it is in the file, with the words of wrappers."""
+  prefixes = [_before(file, root, file.names[name]) for name in names]
+  first, last = min(prefixes), max(prefixes)
+  length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+  return first[: 1 + max(first.rfind(".", 0, length), first.rfind("/", 0, length))]
+
+
+def _before(file, root, original):
+  """The beginning of an original name that became the prefix of a tree, and wrappers that follow it."""
+  result, kept = "", ""
+  for token in re.findall(r"[^./]*[./]", original):
+    if kept != root and root.startswith(kept + token):
+      kept += token
+    elif token[:-1] not in file.words:
+      break
+    result += token
+  return result
+
+
+# What else the file holds.
+
+
+def _check_adapters(names: Iterable[str]) -> None:
+  """ConfigError for LoRA and other adapters."""
+  if found := list(filter(_ADAPTER.search, names)):
+    raise ConfigError(
+      f"the file holds {len(found)} tensors of LoRA or other adapters, such as {some(found, 2)}. They change what the "
+      "model computes, and are not read. Merge them into the weights, in peft by model.merge_and_unload(), and save "
+      "the file again"
+    )
+
+
+def _belonging(tree, outside, root, layout) -> dict[str, str]:
+  """{name: name in the layout} of tensors outside the prefix that are parts of the model, such as its classifier."""
+  result = {}
+  named = row_names.pattern(layout)
+  own = next((row.theirs for row in layout.rows if row.ours == "head/kernel"), None)
+  for enclosing in sorted({"", *(f"{root[: m.end()]}" for m in re.finditer(r"[./]", root))} - {root}, key=len)[::-1]:
+    near = {name[len(enclosing) :]: name for name in outside if name.startswith(enclosing) and name not in result}
+    result |= {name: ours for ours, name in near.items() if named.fullmatch(ours) and ours not in tree}
+    if own is None or own in {*tree, *result.values()} or any(f"head.{end}" in tree for end in _END["."]):
+      continue
+    stem, separator = re.fullmatch(r"(.*)([./])\w+", own).groups()
+    weight, bias = _END[separator]
+    for head in _HEADS:
+      if {f"{head}{separator}{weight}", f"{head}{separator}{bias}"} <= near.keys():
+        result |= {near[f"{head}{separator}{end}"]: f"{stem}{separator}{end}" for end in (weight, bias)}
+        break
+  return result
+
+
+def _removed(file, root, names) -> list[str]:
+  """Notes on what is removed from the names of a tree."""
+  prefix = _original(file, root, names)
+  notes = [f"read without the prefix {show(prefix)}"] if prefix else []
+  inside = [name for name in names if file.names[name] != prefix + name.removeprefix(root)]
+  found = {word for name in inside for word in file.names[name][len(prefix) :].split(".")} & file.words
+  return notes + ([f"read without {', '.join(sorted(found))} inside of names"] if found else [])
+
+
+def _others(file, trees, chosen) -> list[str]:
+  """Notes on averages, and on the models that are not read."""
+  others = [root for root in trees if root != chosen]
+  averaged, kinds = _is_averaged(chosen, trees), [_is_averaged(root, trees) for root in others]
+  choice = "--prefix, or prefix in a config"
+  if kinds == [not averaged]:
+    choice = "--no-ema, or ema=false in a config" if averaged else "--ema, or ema=true in a config"
+  also = f"{_listed(file, trees, others, 'also in the file')}; to read that: {choice}"
+  return ["these are averaged weights"] * averaged + [also] * bool(others)
+
+
+def _listed(file, trees, roots, title="the file has"):
+  """The prefixes and numbers of tensors of trees."""
+  prefixes = [(_original(file, root, trees[root]), len(trees[root])) for root in roots]
+  words = (f"{show(prefix) if prefix else 'names without prefix'} ({count} tensors)" for prefix, count in prefixes)
+  return f"{title} {some(words, 8)}"
+
+
+def _groups(names) -> str:
+  """Names of tensors, counted by the first word of several that share it."""
+  starts = {name: re.match(r"[^./]*[./]?", name)[0] for name in names}
+  count = Counter(starts.values())
+  words = (name if count[start] < 3 else f"{start}* ({count[start]} tensors)" for name, start in starts.items())
+  return some(dict.fromkeys(words), 12)
