@@ -1,6 +1,6 @@
 """The optional dependencies of setup.py, in messages for the user."""
 
-EXTRAS = ("beam", "dedup", "gcs", "gpu", "mlflow", "onnx", "torch", "tpu", "trackio", "wandb")
+EXTRAS = ("beam", "bench", "dedup", "gcs", "gpu", "mlflow", "onnx", "torch", "tpu", "trackio", "wandb")
 
 
 def command(extra: str) -> str:
@@ -10,5 +10,5 @@ def command(extra: str) -> str:
 
 
 def advice(extra: str) -> str:
-  """Names an extra and the command that installs it: "the extra gcs: pip install -e '.[gcs]'"."""
+  """Names an extra and the command that installs it."""
   return f"the extra {extra}: {command(extra)}"

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from tests import peers
+from tests import peers, small_weights
 from vit_jax import convert, importers, models
+from vit_jax.importers import containers
 
 pytestmark = pytest.mark.heavy
 # One of each kind that timm builds; `SMALL` and what else its class takes are said to it.
@@ -72,3 +73,20 @@ def test_timm_computes_the_same_of_its_files_and_of_ours(tmp_path, name):
   back = timm.create_model(said["architecture"], num_classes=said["num_classes"], **said.get("model_args", {})).eval()
   back.load_state_dict(timm.models.load_state_dict(tmp_path / "ours/model.safetensors"), strict=True)
   np.testing.assert_array_equal(computed(back), expected)
+
+
+def test_f11_timm_loads_the_folder_that_convert_writes(tmp_path, monkeypatch):
+  timm = peers.timm()
+  import torch
+
+  described = small_weights.described(gelu="erf", pool="gap")
+  source = small_weights.file(tmp_path, described)
+  containers.write(tmp_path / "in.safetensors", containers.read(source)[0], described.to_json())
+  monkeypatch.chdir(tmp_path)
+  convert.convert(tmp_path / "in.safetensors", tmp_path / "exported/model.safetensors", "timm", {})
+  model = timm.create_model("local-dir:exported", pretrained=True).eval()  # as docs/experiments.md has it
+  images = torch.randn(2, 3, 32, 32)
+  ours = models.functional(described).create(small_weights.arrays(described))
+  logits = np.asarray(ours(images.permute(0, 2, 3, 1).numpy()))
+  with torch.no_grad():
+    np.testing.assert_allclose(model(images).numpy(), logits, rtol=0, atol=2e-5 * abs(logits).max())

@@ -42,7 +42,7 @@ class Fixed:
 
 
 def task(names=("student",), **arguments):
-  def freeze(key, path, ema):
+  def freeze(key, path, ema, prefix):
     return Frozen(Fixed(("teacher",)), {}, dict, key, path)
 
   def augment(key, images, targets, draws, step):

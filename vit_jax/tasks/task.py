@@ -26,7 +26,7 @@ class Frozen(NamedTuple):
   load: Callable[[], dict[str, np.ndarray]]  # reads the weights, on the host
   key: str  # of the config, whose value is `path`
   path: str
-  notes: list[str]  # for the user, on how the weights are read
+  notes: Sequence[str] = ()  # for the user, on how the weights are read
 
 
 class Supplied(NamedTuple):

@@ -1,0 +1,154 @@
+"""Every verb that reads weights selects them by the same rule and options, and prints what it selected."""
+
+import argparse
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import vit_jax
+from tests import runs, small_weights
+from vit_jax import config, convert, fewshot, flags, importers, loop, predict, renames
+from vit_jax.inference import stored
+from vit_jax.schema import ConfigError
+
+MODEL = small_weights.described()
+RAW = small_weights.arrays(MODEL)
+AVERAGE = {path: array + np.float32(1) for path, array in RAW.items()}
+LISTED = "left out, not part of this model: dino_loss.center"
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+  """A file with raw and averaged weights of a model, its loss beside them, and what a config.json says."""
+  tensors = {"dino_loss.center": np.ones(3, np.float32)}
+  for prefix, arrays in (("model.", RAW), ("model_ema.", AVERAGE)):
+    tensors |= {prefix + name: tensor for name, tensor in importers.export(arrays, MODEL, "timm").items()}
+  folder = tmp_path_factory.mktemp("both")
+  beside = '{"architecture": "vit_small_patch8_224", "model_args": {"num_heads": 2, "act_layer": "gelu_tanh"}}'
+  (folder / "config.json").write_text(beside)
+  safetensors.numpy.save_file({name: np.ascontiguousarray(t) for name, t in tensors.items()}, folder / "w.safetensors")
+  return folder / "w.safetensors"
+
+
+def selected(arrays) -> str:
+  """Which of the weights these are."""
+  key = "blocks/0/mlp/up/kernel"
+  assert np.array_equal(arrays[key], AVERAGE[key]) or np.array_equal(arrays[key], RAW[key])
+  return "averaged" if np.array_equal(arrays[key], AVERAGE[key]) else "raw"
+
+
+CHOICES = [
+  ({}, "averaged"),
+  ({"ema": True}, "averaged"),
+  ({"ema": False}, "raw"),
+  ({"prefix": "model"}, "raw"),
+  ({"prefix": "model_ema."}, "averaged"),
+]
+each_choice = pytest.mark.parametrize(("choice", "expected"), CHOICES)
+
+
+def as_flags(choice):
+  words = {("ema", True): "--ema", ("ema", False): "--no-ema"}
+  return [words.get((key, value), f"--{key}={value}") for key, value in choice.items()]
+
+
+def check_notes(notes, expected):
+  text = "\n".join(notes)
+  assert LISTED in text and "also in the file" in text
+  assert ("these are averaged weights" in text) == (expected == "averaged")
+
+
+@each_choice
+def test_a4_convert_and_inspect(both, tmp_path, monkeypatch, capsys, choice, expected):
+  target = tmp_path / "new/folder/out.npz"
+  monkeypatch.setattr("sys.argv", ["convert", str(both), str(target), *as_flags(choice)])
+  convert.main()
+  check_notes(capsys.readouterr().out.splitlines(), expected)
+  assert selected(importers.load(target)[1]) == expected
+  monkeypatch.setattr("sys.argv", ["convert", "--inspect", str(both), *as_flags(choice)])
+  convert.main()
+  check_notes(capsys.readouterr().out.splitlines(), expected)
+
+
+@each_choice
+def test_a4_predict(both, monkeypatch, choice, expected):
+  asked = argparse.Namespace(weights=str(both), image_size=None, **{"ema": None, "prefix": None} | choice)
+  use = predict._loaded(asked)
+  check_notes(use.notes, expected)
+  assert selected(use.arrays) == expected
+  assert stored.normalised(both, **choice).keys() == {"mean", "std"}
+
+
+@pytest.mark.heavy
+def test_a4_the_model_in_python(both):
+  for choice, expected in CHOICES[1:4]:
+    model = vit_jax.load(both, **choice)
+    check_notes(model.notes, expected)
+    assert selected(model.params) == expected
+
+
+@each_choice
+def test_a4_probes(both, choice, expected):
+  measured = config.resolve(flags.load(str(runs.ROOT / "configs/fewshot.py:digits"), {}), config.Measurement)
+  measured = config.dataclasses.replace(measured, **choice)
+  weights = fewshot.loaded(str(both), measured)
+  check_notes(weights.notes, expected)
+  assert selected(weights.arrays) == expected
+
+
+@each_choice
+def test_a4_a_run_that_starts_from_weights(both, choice, expected):
+  words = {f"init.{key}": str(value).lower() for key, value in choice.items()} | {"init.from": str(both)}
+  init = config.resolve(flags.load(str(runs.ROOT / "configs/digits.py"), words)).init
+  arrays, notes = importers.fitted(init.from_, MODEL, init.head, init.ema, init.prefix)
+  check_notes(notes, expected)
+  assert selected(arrays) == expected
+
+
+@each_choice
+def test_a4_a_teacher(both, choice, expected):
+  frozen = importers.frozen(str(both), 32, "float32", **choice)
+  check_notes(frozen.notes, expected)
+  assert selected(frozen.load()) == expected
+
+
+@pytest.mark.heavy
+def test_a4_a_run_with_a_teacher_prints_what_it_read(tmp_path, capsys):
+  model = small_weights.described(classes=10)
+  tensors = {f"model_ema.{name}": t for name, t in importers.export(small_weights.arrays(model), model, "timm").items()}
+  safetensors.numpy.save_file(
+    {name: np.ascontiguousarray(t) for name, t in tensors.items()}, tmp_path / "t.safetensors"
+  )
+  teacher = {"task__teacher": str(tmp_path / "t.safetensors"), "task__ema": True}
+  loop.train(runs.parts(1, total=1, task__name="distill", **teacher), tmp_path / "run")
+  assert f"{tmp_path}/t.safetensors: these are averaged weights" in capsys.readouterr().out
+
+
+def test_a4_a_workdir_has_no_prefix(tmp_path):
+  (tmp_path / "checkpoints").mkdir()
+  with pytest.raises(ConfigError, match=r"a workdir holds one model\. Leave the prefix 'model' out"):
+    importers.load(tmp_path, prefix="model")
+
+
+def test_configs_of_before_have_no_choice_of_averages():
+  before = {"init": {"from": "x", "head": "auto", "ema": False}, "task": {"name": "distill", "ema": False}}
+  assert renames.run(before) == {"init": {"from": "x", "head": "auto"}, "task": {"name": "distill"}}
+  now = {"init": {"from": "x", "ema": False, "prefix": None}, "task": {"name": "distill", "ema": True}}
+  assert renames.run(now) == now
+
+
+# Folders that are missing.
+
+
+@pytest.mark.heavy
+def test_f7_a_missing_folder_is_created_and_left_out_if_the_conversion_fails(both, tmp_path):
+  convert.convert(both, tmp_path / "a/b/c.safetensors", None, {})
+  assert sorted(path.name for path in (tmp_path / "a/b").iterdir()) == ["c.safetensors", "config.json"]
+  convert.convert(both, tmp_path / "a/d/workdir", None, {})
+  assert importers.is_workdir(tmp_path / "a/d/workdir")
+  damaged = tmp_path / "damaged.safetensors"
+  damaged.write_bytes(both.read_bytes()[:-1])
+  with pytest.raises(ConfigError, match="it is truncated"):
+    convert.convert(damaged, tmp_path / "e/f/g.npz", None, {})
+  assert not (tmp_path / "e").exists()
