@@ -230,11 +230,10 @@ def make_task(run: Run, model: models.Model, grid: jax.sharding.Mesh, steps_of: 
 def _frozen(run, grid, key, path, ema, prefix) -> tasks.Frozen:
   """The weights in a file or workdir, of any model, for images of the run's size; only names and shapes are read."""
   with at(f"config.{key}"):
-    size, dtype = run.data.args["image_size"], run.model.args["dtype"]
-    description, load, notes = importers.frozen(path, size, dtype, ema, prefix)
-  model = models.functional(description).on(grid)
-  shardings = mesh.parameters(models.sharding(description.model.name), model.shapes(), grid)
-  return tasks.Frozen(model, mesh.sharded(model.shapes(), shardings), load, key, path, notes)
+    have = importers.frozen(path, run.data.args["image_size"], run.model.args["dtype"], ema, prefix)
+  model = models.functional(have.description).on(grid)
+  shardings = mesh.parameters(models.sharding(have.description.model.name), model.shapes(), grid)
+  return tasks.Frozen(model, mesh.sharded(model.shapes(), shardings), have.load, key, path, have.notes)
 
 
 def _state(run, model, task, transformation, params, grid):
