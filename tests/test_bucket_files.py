@@ -67,7 +67,7 @@ def test_what_is_wrong_with_weights_in_a_bucket_is_said_of_the_object(tmp_path, 
 def test_a_teacher_s_workdir_may_be_in_a_bucket(bucket):
   arrays = {path: np.zeros(shape, np.float32) for path, shape in importers.layout.shapes(VIT).items()}
   checkpoints.write_weights(bucket, arrays, {"model": VIT.to_json()})
-  description, read = importers.frozen(str(bucket), 32, "float32")
+  description, read, _ = importers.frozen(str(bucket), 32, "float32")
   assert description.model.name == VIT.model.name
   assert sorted(read()) == sorted(arrays)
   assert checkpoints.damage(str(bucket)) == ""
