@@ -235,3 +235,40 @@ def test_a_large_image_is_not_overtaken_by_small_ones_for_ever():
   for thread in (large, small):
     thread.join(20)
   assert order == [10, 1]
+
+
+# Colours of JPEGs.
+
+ADOBE = b"\xff\xee\0\x0eAdobe\0d\0\0\0\0"
+
+
+def renamed(data, names):
+  """A JPEG whose components have other names."""
+  changed, frame, scan = bytearray(data), data.index(b"\xff\xc0"), data.index(b"\xff\xda")
+  for number, name in enumerate(names):
+    changed[frame + 10 + 3 * number] = changed[scan + 5 + 2 * number] = name
+  return bytes(changed)
+
+
+def marked(transform, jfif):
+  """A JPEG of three channels with Adobe's marker, and perhaps with that of JFIF."""
+  data = encode(picture(150, 203), "JPEG", quality=90)
+  return data[: 20 if jfif else 2] + ADOBE + bytes([transform]) + data[20:]
+
+
+COLOURED = {
+  "RGB that Pillow writes": lambda: encode(picture(150, 203), "JPEG", keep_rgb=True),
+  **{f"Adobe {i}, JFIF {j}": lambda i=i, j=j: marked(i, j) for i in (0, 1) for j in (False, True)},
+  "components R, G, B": lambda: renamed(encode(picture(150, 203), "JPEG")[:2] + encode(picture(150, 203), "JPEG")[20:],
+                                        b"RGB"),
+  "components 0, 1, 2": lambda: renamed(encode(picture(150, 203), "JPEG"), b"\0\1\2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COLOURED)
+def test_jpegs_of_all_colour_markers_have_the_pixels_that_pillow_sees_whole_and_by_boxes(name):
+  data = COLOURED[name]()
+  whole = decoded(data)
+  np.testing.assert_array_equal(whole, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+  for box, pixels in boxes(data, 20):
+    np.testing.assert_array_equal(pixels, whole[box])

@@ -38,7 +38,7 @@ FULL = {
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_a_frame_that_fills_the_screen_has_the_colours_of_its_numbers(name):
+def test_b4_a_frame_that_fills_the_screen_has_the_colours_of_its_numbers(name):
   np.testing.assert_array_equal(decoded(FULL[name]), PIXELS)
   np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(FULL[name])).convert("RGB")), PIXELS)
 
