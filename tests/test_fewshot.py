@@ -83,7 +83,13 @@ def test_probes_of_a_whole_split_are_printed_with_their_images(tmp_path):
   several = [["fewshot", f"--config=configs/probes.py:{kind},digits", *told, f"--json={files[kind]}"] for kind in files]
   said = runs.finish(runs.several(*several, XDG_CACHE_HOME=str(tmp_path)))
   assert "10 classes, all images of 'train[:200]', 360 images of 'test'" in said
-  assert re.findall(r"^  (knn\d+) .*%$", said, re.MULTILINE) == ["knn10", "knn20", "knn100", "knn200"]
+  assert re.findall(r"^  (knn\d+) .*% \[[\d.]+, [\d.]+\]$", said, re.MULTILINE) == [
+    "knn10",
+    "knn20",
+    "knn100",
+    "knn200",
+  ]
+  assert "95 % interval (Wilson) of one draw" in said  # E1
   assert "neighbours of" not in said  # 200 of 200
   found = {kind: json.loads(file.read_text())["evals"]["digits"] for kind, file in files.items()}
   few = found["linear"]["episodes"][0]["images"]

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.heavy
 
 
 def test_a_run_that_was_begun_under_another_default_goes_on_with_it(tmp_path, monkeypatch, capsys):
-  file, flagged = str(runs.ROOT / "configs/folder.py:cct_2_3x2_32"), {"data.path": "/photos"}
+  file, flagged = str(runs.ROOT / "configs/folder.py:cct_2_3x2_32"), {"data.path": "/photos", "data.validation": "0"}
   run = build.complete(config.resolve(flags.load(file, flagged)))
   assert run.evals["test"].args["every"] == "20%"
   stored = schema.plain(run)

@@ -19,7 +19,7 @@ from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.digests import sha256
 from vit_jax.importers import adoption, surgery
 from vit_jax.models import overview
-from vit_jax.schema import ConfigError, Derived, Duration, arguments, at, bind, lookup, make
+from vit_jax.schema import ConfigError, Derived, Duration, amount, arguments, at, bind, lookup, make
 from vit_jax.tasks import cost
 from vit_jax.trees import count
 from vit_jax.validation import with_evaluations, with_share
@@ -107,7 +107,8 @@ class Parts:
     arithmetic, order = flops.in_words(self.forward_flops), self.images.order.about
     return (
       f"{overview.table(params)}\n{self.run.model.name}: {count(params):,} parameters, {arithmetic}; "
-      f"{self.examples:,} images{order}, batch {self.run.batch}, {self.total:,} steps on {mesh.in_words(self.mesh)}"
+      f"{amount(self.examples, 'image')}{order}, batch {self.run.batch}, {amount(self.total, 'step')} on "
+      f"{mesh.in_words(self.mesh)}"
     )
 
 
@@ -300,7 +301,7 @@ def _check_batch(run, grid, examples):
   if run.batch % (shards * micro):
     unit = shards * micro
     near = sorted({max(unit, run.batch // unit * unit), -(-run.batch // unit) * unit})
-    parts = f"{shards} devices (mesh axes data and fsdp)" + (
+    parts = f"{amount(shards, 'device')} (mesh axes data and fsdp)" + (
       f" and {micro} micro-batches (config.optim.accumulate)" if micro > 1 else ""
     )
     raise ConfigError(f"config.batch: {run.batch} does not divide over {parts}; nearest that do: {near}")

@@ -31,7 +31,7 @@ from vit_jax.importers.tensors import Tensors
 from vit_jax.inference import exported, stored
 from vit_jax.models.description import in_words
 from vit_jax.models.positions import Resampling
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
 from vit_jax.tasks import cost
 
 # Which layout a file gets that is not told: of those that have a place for the model, the first.
@@ -134,7 +134,8 @@ def _write(source, target, name, hints, ema, prefix):
   remarks += [f"note: {note}" for note in ([] if chosen.beside else unsaid(tensors, description, target.name))]
   if suffix == ".safetensors":
     remarks += [f"note: {note}" for note in architectures.notes(chosen, description, said)]
-  named = f"{target}: {description} as {chosen.name} names it, {len(tensors)} tensors, {count(use.arrays):,} parameters"
+  named = f"{target}: {description} as {chosen.name} names it, {amount(len(tensors), 'tensor')}, "
+  named += amount(count(use.arrays), "parameter")
   return "\n".join([named, *([f"beside it {some_names(documents)}"] if documents else []), *remarks])
 
 
@@ -244,11 +245,11 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool | None = None, prefix: st
   """A table: layout, family, model, sizes, head, resolution, classes, parameters, and the flags for a config."""
   if importers.is_workdir(path):
     description, arrays = importers.load(path, hints, ema, prefix)
-    kind, stored, notes, images = "checkpoint of vit_jax", f"{len(arrays)} arrays", [], []
+    kind, stored, notes, images = "checkpoint of vit_jax", amount(len(arrays), "array"), [], []
   else:
     recognised = importers.inspect(path, hints, ema=ema, prefix=prefix)
     description, kind = recognised.description, f"{recognised.layout.name} names ({path.suffix})"
-    stored, notes, images = f"{len(recognised.tensors)} tensors", recognised.notes, recognised.image_notes()
+    stored, notes, images = amount(len(recognised.tensors), "tensor"), recognised.notes, recognised.image_notes()
     recognised.check()
   shapes, bound = layout.shapes(description), description.arguments()
   check_hints(description, hints)

@@ -22,6 +22,7 @@ from vit_jax.evals import Outcome
 from vit_jax.evals.dense import Details as Dense
 from vit_jax.evals.fewshot import Details as FewShot
 from vit_jax.runtime import say
+from vit_jax.schema import amount
 
 
 def main() -> None:
@@ -81,7 +82,7 @@ def loaded(path: str, measurement: config.Measurement) -> importers.Weights:
 
 def screen(split: str, images: int, size: int) -> Screen:
   """Says what is computed of a split, and shows how many of its images are done."""
-  say(f"  {split}: {images:,} images to compute, {size} at a time (batch)")
+  say(f"  {split}: {amount(images, 'image')} to compute, {size} at a time (batch)")
   return Screen(split, images)
 
 
@@ -89,8 +90,8 @@ def report_dense(name: str, outcome: Outcome) -> None:
   """The figures of a dense probe, and the IoU of each class."""
   figures, details = outcome.figures, outcome.details
   say(
-    f"\n{name}: {len(details.classes)} classes of pixels, from {len(details.train):,} images of "
-    f"{details.train.split!r}, {figures['images']:,} of {details.test.split!r}"
+    f"\n{name}: {amount(len(details.classes), 'class', 'classes')} of pixels, from "
+    f"{amount(len(details.train), 'image')} of {details.train.split!r}, {figures['images']:,} of {details.test.split!r}"
   )
   say(f"  mean IoU {figures['mean_iou']:.2%}, pixels right {figures['pixel_accuracy']:.2%}")
   for label, iou in details.iou.items():
@@ -105,12 +106,15 @@ def report(name: str, outcome: Outcome) -> None:
   single = intervals.of_figures(outcome.figures)
   shots = {episode.shots: episode.images for episode in episodes}
   drawn = (
-    f"all images of {train_split.split!r}" if "all" in shots else f"drawn from {train_split.split!r} by {seeds} seeds"
+    f"all images of {train_split.split!r}"
+    if "all" in shots
+    else f"drawn from {train_split.split!r} by {amount(seeds, 'seed')}"
   )
-  say(f"\n{name}: {len(train_split.classes)} classes, {drawn}, "
-      f"{outcome.figures['images']:,} images of {test_split.split!r}")  # fmt: skip
+  say(f"\n{name}: {amount(len(train_split.classes), 'class', 'classes')}, {drawn}, "
+      f"{amount(outcome.figures['images'], 'image')} of {test_split.split!r}")  # fmt: skip
   say(
-    f"  {'':<12}" + "".join(f"{f'{images:,} images' if k == 'all' else f'{k}-shot':>22}" for k, images in shots.items())
+    f"  {'':<12}"
+    + "".join(f"{amount(images, 'image') if k == 'all' else f'{k}-shot':>22}" for k, images in shots.items())
   )
   for k, images in shots.items():
     if k != "all" and images < k * len(train_split.classes):
@@ -129,7 +133,7 @@ def report(name: str, outcome: Outcome) -> None:
   if single:
     say(f"  [low, high]: 95 % interval ({intervals.WILSON}) of one draw")
   if len(single) < len({episode.name for episode in episodes}):
-    say(f"  ±: standard deviation over {seeds} draws; the images that they are scored on are the same")
+    say(f"  ±: standard deviation over {amount(seeds, 'draw')}; the images that they are scored on are the same")
 
 
 def in_numbers(name: str) -> list:

@@ -32,7 +32,7 @@ from vit_jax.data.workers import WorkerError
 from vit_jax.evals import outcomes
 from vit_jax.log import Log, due, not_finite
 from vit_jax.runtime import say
-from vit_jax.schema import ConfigError, plain
+from vit_jax.schema import ConfigError, amount, plain
 from vit_jax.schema.errors import NotFiniteError
 
 
@@ -65,7 +65,7 @@ def train(
     run, state = opened(resources, parts, workdir, profile, watch, weights, began)
     run.log.begin(pictures or {})
     watch.step = step = int(state.step)
-    say(f"continues at step {step} of {parts.total}" if step else f"{parts.total} steps to go")
+    say(f"continues at step {step} of {parts.total}" if step else f"{amount(parts.total, 'step')} to go")
     try:
       if not run.evaluated:  # a stop had cut it short
         evaluate(run, due(parts, step), step, state)
@@ -174,7 +174,7 @@ def finished(workdir: pathlib.Path, total: int) -> dict | None:
     return None
   if not isinstance(result.get("images_per_second", ""), int | float | None):  # not as it was written: measure again
     return None
-  say(f"finished before, {total} steps: nothing to do")
+  say(f"finished before, {amount(total, 'step')}: nothing to do")
   return result
 
 
@@ -218,7 +218,7 @@ def chosen(parts: build.Parts, figures: Mapping[str, float]) -> dict:
   """Returns the intervals of a result's proportions, and which figure ranks the run; see `selection.about`."""
   counts = selection.measurements({name: each.every for name, each in parts.evals.items()}, parts.total)
   return {
-    "intervals": intervals.of_figures(figures),
+    "intervals": {name: list(ends) for name, ends in intervals.of_figures(figures).items()},  # as JSON has them
     "selection": selection.about(plain(parts.run), figures, counts),
   }
 

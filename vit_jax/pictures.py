@@ -13,6 +13,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from vit_jax import files
+from vit_jax.schema import amount
 
 DPI = 150
 NAMED, NUMBERED = 50, 20  # classes up to which there is room for names, and for numbers in the cells
@@ -54,7 +55,7 @@ def confusion_figure(matrix: np.ndarray, names: Sequence[str]) -> Figure:
   bar.set_label("share of the label's images")
   images = int(matrix.sum())
   axes.set(xlabel="prediction", ylabel="label")
-  axes.set_title(f"{images:,} images, top-1 {100 * np.trace(matrix) / max(images, 1):.2f} %")
+  axes.set_title(f"{amount(images, 'image')}, top-1 {100 * np.trace(matrix) / max(images, 1):.2f} %")
   if classes <= NAMED:
     short = [shortened(name) for name in names]
     # A name with two dollar signs is no formula.

@@ -23,6 +23,7 @@ from vit_jax.corpora.screen import Screen
 from vit_jax.inference import batches, inputs, output, stored
 from vit_jax.inference.batches import Row
 from vit_jax.runtime import say
+from vit_jax.schema import amount
 from vit_jax.schema.errors import readable, some
 
 EXIT_BAD = 1  # some files are bad; all others are predicted
@@ -111,7 +112,7 @@ def _finish(computed: Iterator[list[Row]], count: int, classes, out) -> list[str
   for line in lines:
     say(line)
   rate = count / max(1e-3, time.monotonic() - began)
-  say(f"  {count:,} files, {rate:,.0f} a second with compiling" + (f", in {out}" if out else ""))
+  say(f"  {amount(count, 'file')}, {rate:,.0f} a second with compiling" + (f", in {out}" if out else ""))
   return bad
 
 

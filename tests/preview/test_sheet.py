@@ -79,7 +79,7 @@ def test_bars_are_as_high_as_classes_are_large(classes):
 def test_classes_are_listed_from_both_ends():
   counts = np.array([5, 0, 90, 7, 7, 1, 2, 3, 4, 6, 8, 9])
   words = [text.words.split() for text in sheet._extremes(counts, list("abcdefghijkl"), 0)]
-  assert words[0][-4:] == ["1", "classes", "without", "images"]
+  assert words[0][-4:] == ["1", "class", "without", "images"]
   rows = [tuple(line) for line in words[1:] if len(line) == 2]
   assert rows[:2] == [("90", "c"), ("9", "l")] and rows[-2:] == [("1", "f"), ("0", "b")]
   assert len(rows) == len(set(rows)) == 10

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from vit_jax import files, paths, schema
 from vit_jax.corpora import making, plan
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
 from vit_jax.schema.errors import readable, some
 
 PLAN, INFO = "prepare.json", "dataset_info.json"  # INFO says that a corpus is whole, and is written last
@@ -143,8 +143,9 @@ def summary(reports: Mapping[str, Sequence[making.Report]], classes: Sequence[st
   for name, each in of_splits.items():
     few, many = (pick((each.classes[i], label) for i, label in enumerate(classes)) for pick in (min, max))
     lines.append(
-      f"{name}: {each.records:,} images in {len(reports[name])} files, {each.bytes / 2**20:,.0f} MiB; "
-      f"{len(classes):,} classes of {few[0]:,} ({schema.show(few[1])}) to {many[0]:,} ({schema.show(many[1])})"
+      f"{name}: {amount(each.records, 'image')} in {amount(len(reports[name]), 'file')}, "
+      f"{each.bytes / 2**20:,.0f} MiB; {amount(len(classes), 'class', 'classes')} of {few[0]:,} "
+      f"({schema.show(few[1])}) to {many[0]:,} ({schema.show(many[1])})"
     )
   if everything.done:
     lines.append(", ".join(f"{count:,} {word}" for word, count in sorted(everything.done.items())))

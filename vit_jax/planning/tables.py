@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from vit_jax.planning.estimate import WRITE_RATE, Plan
+from vit_jax.schema import amount
 
 METHOD = f"""\
 step   the compiler's estimate of cycles of every operation, at the chip's clock, plus the time on the links.
@@ -73,7 +74,7 @@ def _input_bound(plan):
 
 def _evaluations(plan):
   """What they are, and how long they take; of those that go over no split, that they are not in it."""
-  known = [f"{name} {e['times']:,} x {e['images']:,} images" for name, e in plan.evaluations.items() if e]
+  known = [f"{name} {e['times']:,} x {amount(e['images'], 'image')}" for name, e in plan.evaluations.items() if e]
   unknown = [f"{name} not counted" for name, e in plan.evaluations.items() if not e]
   return f"evaluations: {plan.evaluation_hours:,.2f} hours more: {', '.join(known + unknown)}"
 

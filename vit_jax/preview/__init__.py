@@ -13,7 +13,7 @@ from vit_jax.data import catalog, crops, loader
 from vit_jax.data.images import ImageError, Images
 from vit_jax.data.sources import Source
 from vit_jax.preview import batch, sheet
-from vit_jax.schema import arguments, at, plain
+from vit_jax.schema import amount, arguments, at, plain
 
 SAMPLE = 4096  # images that are looked at, unless a flag says otherwise
 LISTED = 100  # of a kind of images that stand out, in the JSON file
@@ -73,9 +73,9 @@ def _lines(path, source, examples, classes, looked_at, kinds):
     for i in (counts.argmax(), counts.argmin())
   )
   return [
-    f"{path}: {len(examples)} images of the first batch, as the model will see them; numbers in "
+    f"{path}: {amount(len(examples), 'image')} of the first batch, as the model will see them; numbers in "
     f"{path.with_suffix('.json').name}",
-    f"{len(counts):,} classes in {sheet.of(counted, source)}: most {most}, least {least}, "
+    f"{amount(len(counts), 'class', 'classes')} in {sheet.of(counted, source)}: most {most}, least {least}, "
     f"{int(np.sum(counts == 0)):,} without images",
     f"of {sheet.of(looked_at, source)}: {words}{unhashed}",
     *(f"note: {kind.count:,} {name}: {kind.about}" for name, kind in kinds.items() if kind.harmless and kind.count),

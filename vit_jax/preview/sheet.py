@@ -17,6 +17,7 @@ from vit_jax.corpora.survey import Kind
 from vit_jax.data.sources import Source
 from vit_jax.pictures import LONGEST, drawable, shortened
 from vit_jax.preview.batch import Example
+from vit_jax.schema import amount
 
 # In pixels.
 DPI, WIDTH, EDGE = 100, 1600, 20
@@ -127,7 +128,8 @@ def about(run: Run, source: Source, exact: bool) -> str:
   changes = [f"crop {args['crop'].name}", *["flip"] * args["flip"], *(f"{key} {args[key].name}" for key in changes)]
   smoothing = run.task.args.get("label_smoothing")
   return (
-    f"{len(source):,} images, {len(source.classes):,} classes.  Left the image, right what the model sees of it in the "
+    f"{amount(len(source), 'image')}, {amount(len(source.classes), 'class', 'classes')}.  Left the image, right what "
+    f"the model sees of it in the "
     f"first step: seed {run.seed}, batch {run.batch:,}, {args['image_size']} pixels, {', '.join(changes)}"
     + (f"; labels before smoothing by {smoothing:g}" if smoothing else "")
     + ("" if exact else "; mixed with other shares than the run's")
@@ -136,7 +138,7 @@ def about(run: Run, source: Source, exact: bool) -> str:
 
 def of(count: int, source: Source) -> str:
   """So many of the images, in words."""
-  return f"all {count:,} images" if count == len(source) else f"{count:,} of {len(source):,} images"
+  return f"all {amount(count, 'image')}" if count == len(source) else f"{count:,} of {len(source):,} images"
 
 
 def _batch(examples, source, y):
@@ -170,7 +172,8 @@ def _extremes(counts, names, y):
   order = np.argsort(-counts, kind="stable")
   least = order[::-1][: min(_LISTED, max(0, len(order) - _LISTED))][::-1]
   lines = [
-    f"median {np.median(counts):,.6g}, mean {counts.mean():,.1f}; {np.sum(counts == 0):,} classes without images"
+    f"median {np.median(counts):,.6g}, mean {counts.mean():,.1f}; "
+    f"{amount(int(np.sum(counts == 0)), 'class', 'classes')} without images"
   ]
   lines += [f"{counts[i]:>9,}  {shortened(names[i])}" for i in order[:_LISTED]]
   lines += ["        …"] * (len(order) > 2 * _LISTED) + [f"{counts[i]:>9,}  {shortened(names[i])}" for i in least]

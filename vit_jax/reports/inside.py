@@ -17,7 +17,7 @@ from vit_jax.inference.predictor import Predictor
 from vit_jax.models import finite, resnet, swin
 from vit_jax.models.transformer import Transformer
 from vit_jax.reports import attention, embeddings, heatmaps, page
-from vit_jax.schema import Choice, arguments
+from vit_jax.schema import Choice, amount, arguments
 from vit_jax.schema.errors import NotFiniteError
 
 _ANNOUNCED = r"logits|embedding|(.*/)?attention/weights|pool/weights"  # every model has logits
@@ -263,7 +263,7 @@ def _positions(similarity, title):
 def _distances(inside, side, count, title):
   about = (
     "How far away heads look: pixels between a patch and the others, weighted by its attention, mean over patches and "
-    f"{count} pictures, as in figure 7 (right) of the same paper. Tokens that are no patches are left out."
+    f"{amount(count, 'picture')}, as in figure 7 (right) of the same paper. Tokens that are no patches are left out."
   )
   drawn = heatmaps.distances(inside.distance, inside.alike, side, f"{title} distance")
   return page.Chart("Attention distance by layer and head", drawn, about)

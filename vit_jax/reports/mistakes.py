@@ -13,6 +13,7 @@ from vit_jax.evals.accuracy import Details
 from vit_jax.intervals import METHODS, NONE
 from vit_jax.reports import drawing, page, reliability
 from vit_jax.reports.drawing import fitted
+from vit_jax.schema import amount
 
 TITLE = "What it got wrong"
 NAMED, NUMBERED = 50, 20  # classes up to which there is room for names, and for numbers in the cells
@@ -50,10 +51,10 @@ def chapter(
   if not count:
     return page.Chapter(TITLE, [page.Words(f"{_split(source)} has no image that could be scored.")])
   right = _right(predictions)
-  all_ = f"all {count:,}" if whole in (None, count) else f"{count:,} of {whole:,}"
-  words = f"{_split(source)}, {all_} images: {right.sum():,} right, {count - right.sum():,} wrong. {about}".strip()
+  all_ = f"all {amount(count, 'image')}" if whole in (None, count) else f"{count:,} of {amount(whole, 'image')}"
+  words = f"{_split(source)}, {all_}: {right.sum():,} right, {count - right.sum():,} wrong. {about}".strip()
   if predictions.label.ndim == 2:
-    words += f" An image has up to {source.labels} labels, and is right where the best class is one of them."
+    words += f" An image has up to {amount(source.labels, 'label')}, and is right where the best class is one of them."
   counts, taken = metrics.per_class(predictions, len(names)), _confused(predictions, right)
   parts = [
     _figures(predictions, len(names), intervals or {}, way),

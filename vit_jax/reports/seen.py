@@ -14,7 +14,7 @@ from vit_jax.data.sources import Source
 from vit_jax.preview import batch, sheet
 from vit_jax.reports import drawing, page
 from vit_jax.reports.drawing import fitted
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
 
 TITLE = "What the model saw"
 PICTURES, SIDE = 20, 96  # images of the batch, CSS pixels of each of a pair
@@ -97,7 +97,7 @@ def _classes(source, images, counted):
   if none := int(np.sum(images == 0)):
     about += f"; {none:,} of {len(images):,} classes have none"
   if source.labels > 1:
-    about += f"; an image has up to {source.labels} labels"
+    about += f"; an image has up to {amount(source.labels, 'label')}"
   if source.corpora:
     about += "; a mixture draws by its weights, and so sees other shares"
   chart = page.Chart("Images of each class", _drawn(images[order], [source.classes[i] for i in order]), f"{about}.")

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax import extras, files, paths, selection
-from vit_jax.schema import ConfigError, nearest, show
+from vit_jax.schema import ConfigError, amount, nearest, show
 
 NOTES = "exports.json"
 BATCH = 500  # metrics in a request to MLflow, which takes 1,000
@@ -67,7 +67,7 @@ def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pat
   note = notes.get(to) or {"id": _identity(workdir, config), "step": -1, "rows": 0}
   fresh = _after(lines, note["step"], note["rows"])
   if not fresh:
-    return f"{workdir}: {to} has all {len(lines):,} lines"
+    return f"{workdir}: {to} has all {amount(len(lines), 'line')}"
   folder = folder or (files.local_cache("trackers") if paths.in_bucket(workdir) else workdir.absolute().parent)
   folder.mkdir(parents=True, exist_ok=True)
   name = f"{workdir.name}-{note['id'][:6]}"

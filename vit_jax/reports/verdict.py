@@ -44,7 +44,7 @@ def core_hours(run: Recorded) -> str:
 def state(run: Recorded) -> str:
   """How far a run is."""
   if run.result:
-    return f"finished, {run.steps:,} steps"
+    return f"finished, {amount(run.steps, 'step')}"
   return f"not finished: step {run.steps:,}" + (f" of {run.total:,} ({run.steps / run.total:.0%})" if run.total else "")
 
 

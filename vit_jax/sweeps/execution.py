@@ -136,7 +136,9 @@ def settle(trial: Trial, code: int, log: pathlib.Path) -> None:
   elif stopped and trial.attempts < ATTEMPTS:
     trial.status = "waiting"
   elif code < 0:
-    trial.error = f"ended {trial.attempts} times by signal {signal.Signals(-code).name}; out of memory? See {log}"
+    trial.error = (
+      f"ended {amount(trial.attempts, 'time')} by signal {signal.Signals(-code).name}; out of memory? See {log}"
+    )
 
 
 def last_error(log: pathlib.Path) -> str:

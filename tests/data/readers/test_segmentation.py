@@ -70,7 +70,7 @@ def test_images_and_masks_that_stand_alone_are_left_out_and_counted(tmp_path):
   (tmp_path / "images/train/e.jpg").write_bytes(image(5))
   source = opened(path)
   assert [source.identify(i) for i in range(len(source))] == ["images/train/c.png"]
-  assert "2 images with masks; left out: 2 images without a mask, 1 masks without an image" in source.note
+  assert "2 images with masks; left out: 2 images without a mask, 1 mask without an image" in source.note
 
 
 def test_other_folders_and_numbers_as_in_voc_and_ade(tmp_path):

@@ -10,7 +10,7 @@ from vit_jax.data import sources
 from vit_jax.data.readers import places
 from vit_jax.data.readers.labels import class_names
 from vit_jax.data.readers.tree import Tree
-from vit_jax.schema import ConfigError, Fraction, Range, at
+from vit_jax.schema import ConfigError, Fraction, Range, amount, at
 
 Number = Annotated[int, Range(0, 255)]
 
@@ -124,8 +124,8 @@ def _found(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:
       "images/train/x.jpg and masks/train/x.png",
       "path",
     )
-  note = f"{str(tree.root.root)!r}: {sum(map(len, result.values())):,} images with masks; left out: "
-  return result, f"{note}{alone[0]:,} images without a mask, {alone[1]:,} masks without an image"
+  note = f"{str(tree.root.root)!r}: {amount(sum(map(len, result.values())), 'image')} with masks; left out: "
+  return result, f"{note}{amount(alone[0], 'image')} without a mask, {amount(alone[1], 'mask')} without an image"
 
 
 def _by_stem(tree, above, split) -> dict[str, str]:

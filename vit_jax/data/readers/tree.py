@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vit_jax.data.readers import places
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 SHOWN = 10  # extensions of ignored files
@@ -80,7 +80,7 @@ class Tree:
     if inner:
       words.append(f"{len(inner):,} folder{'s' * (len(inner) > 1)} inside of classes, as {inner[0]!r}")
     return (
-      f"{str(self.root.root)!r}: {used.total():,} images, {', '.join(counted(used, SHOWN))}; "
+      f"{str(self.root.root)!r}: {amount(used.total(), 'image')}, {', '.join(counted(used, SHOWN))}; "
       f"ignored: {', '.join(words) or 'nothing'}"
     )
 
