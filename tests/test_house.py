@@ -16,7 +16,7 @@ FLOORS = (
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests",
    "selection"},
   {"runtime", "checkpoints", "tasks", "steps", "events", "writer", "clock", "evals", "importers", "pictures",
-   "identity", "corpora", "validation"},
+   "identity", "corpora", "validation", "capacity"},
   {"build", "log", "measuring", "evaluation", "loop", "planning", "sweeps", "preview", "inference",
    "register"},
   {"reports"},

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import checkpoints, evals, flops, hardware, identity, importers, mesh, models, optim, rng, steps, tasks
+from vit_jax import checkpoints, evals, flops, identity, importers, mesh, models, optim, rng, steps, tasks
+from vit_jax.capacity import check_batch, check_memory
 from vit_jax.config import Run
 from vit_jax.data import augment, catalog, loader, stream
 from vit_jax.data.device_batches import DeviceBatches
@@ -149,7 +150,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   grid = mesh.make(run.mesh, devices)
   with at("config.data"):
     source = loader.stamped_once(open_split(run.data, "train"))
-  _check_batch(run, grid, len(source) if training else run.batch)
+  check_batch(run, grid, len(source) if training else run.batch)
   total = run.total.steps(run.batch, source.epoch_length)
   if not 0 < total < 2**31:
     raise ConfigError(f"config.total: {run.total!s} is {total:,} steps of {run.batch} images; allowed: 1 to 2**31 - 1")
@@ -251,7 +252,7 @@ def _state(run, model, task, transformation, params, grid):
     ema=mesh.averages(shapes.ema, params, grid),
     optimizer=mesh.optimizer(transformation, shapes.params, params, grid),
   )
-  _check_memory(run, grid, shapes, shardings)
+  check_memory(run, grid, shapes, shardings)
   return jax.jit(init, out_shardings=shardings), mesh.sharded(shapes, shardings)
 
 
@@ -290,32 +291,3 @@ def _evals(run, subject, steps_of) -> dict[str, Eval]:
       every = evals.interval(steps_of, **arguments(choice, evals.interval))
       result[name] = Eval(every, evals.make(choice, subject))
   return result
-
-
-def _check_batch(run, grid, examples):
-  shards, micro = mesh.batch_shards(grid), run.optim.args["accumulate"]
-  if run.batch > examples:
-    raise ConfigError(
-      f"config.batch: {run.batch} is more than the {examples} images of {run.data.args['train']!r}; set a smaller one"
-    )
-  if run.batch % (shards * micro):
-    unit = shards * micro
-    near = sorted({max(unit, run.batch // unit * unit), -(-run.batch // unit) * unit})
-    parts = f"{amount(shards, 'device')} (mesh axes data and fsdp)" + (
-      f" and {micro} micro-batches (config.optim.accumulate)" if micro > 1 else ""
-    )
-    raise ConfigError(f"config.batch: {run.batch} does not divide over {parts}; nearest that do: {near}")
-
-
-def _check_memory(run, grid, shapes, shardings):
-  """A state that cannot fit is an error before anything is allocated; activations come on top."""
-  device = grid.devices.flat[0]
-  limit = hardware.memory(device)
-  gradients = mesh.bytes_per_device(shapes.params, shardings.params)
-  needed = mesh.bytes_per_device(shapes, shardings) + gradients
-  if limit and needed > limit:
-    raise ConfigError(
-      f"config.model: {run.model.name} needs {needed / 2**30:.1f} GiB on each of {grid.devices.size} devices for "
-      f"parameters, gradients and optimizer alone; a {device.device_kind} has {limit / 2**30:.1f} GiB. Spread it with "
-      "config.mesh.fsdp, or take a smaller model"
-    )

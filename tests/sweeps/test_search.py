@@ -112,13 +112,16 @@ def test_the_first_request_counts_and_what_saves_is_left_in_peace():
 
 
 ON_A_TERMINAL = """
-import faulthandler, os, pathlib, signal, sys
+import faulthandler, io, os, pathlib, signal, sys
 faulthandler.register(signal.SIGUSR2, file=(pathlib.Path(sys.argv[1]) / "stacks").open("w"))
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
 terminal = os.open(sys.argv[2], os.O_RDWR | os.O_NOCTTY)
 for descriptor in range(3):
   os.dup2(terminal, descriptor)
+# Those of before may seek, which a terminal cannot. Without a buffer nothing is left to write to a closed one.
+raw = [os.fdopen(descriptor, "wb", 0, closefd=False) for descriptor in (1, 2)]
+sys.stdout, sys.stderr = (io.TextIOWrapper(each, write_through=True) for each in raw)
 from tests.sweeps import studies
 from vit_jax import cli
 from vit_jax.sweeps import execution, pool, record, search
