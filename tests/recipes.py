@@ -5,7 +5,7 @@ import jax
 import numpy as np
 
 from tests import runs
-from vit_jax import build, config, flags
+from vit_jax import build, config, flags, schema
 from vit_jax.data import catalog, sources
 
 CONFIGS = runs.ROOT / "configs"
@@ -41,6 +41,25 @@ def load(name, **changes):
 def run(name, **changes):
   """The same as a complete run."""
   return build.complete(config.resolve(load(name, **changes)))
+
+
+def needed(name: str, values: dict[str, str]) -> dict[str, str]:
+  """Returns the flags {key: text} without which a shipped config is no run, with the text that `values` has for a key.
+
+  Errors about missing values name the keys, so that a new recipe needs no entry in a list. KeyError for a key that
+  `values` lacks.
+  """
+  given: dict[str, str] = {}
+  while True:
+    try:
+      run(name, **given)
+    except schema.ConfigError as error:
+      key = error.place.removeprefix("config.")
+      if not error.message.startswith("missing") or key in given:
+        raise
+      given[key] = values[key]
+    else:
+      return given
 
 
 def known(name, **changes):

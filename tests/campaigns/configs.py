@@ -88,9 +88,7 @@ def shipped(photos: str) -> list[tuple[str, dict[str, str], dict[str, object]]]:
   names = [f"{name}:{argument}" for name in recipes.NAMES for argument in ARGUMENTS.get(name, ())]
   names += [f"finetune:cifar10,{model},224" for model in MODELS]
   for name in [*recipes.NAMES, *names]:
-    needed = {"init.from": "weights.npz"} if "finetune" in name else {}
-    needed |= {"data.path": photos} if "folder" in name or ",student" in name else {}
-    result.append((name, needed))
+    result.append((name, recipes.needed(name, {"init.from": "weights.npz", "data.path": photos})))
   return [(name, needed, mutations.keys(recipes.run(name, **needed))) for name, needed in result]
 
 

@@ -97,6 +97,13 @@ def test_a_choice_that_the_file_does_not_mention_can_be_made_by_a_flag(flag):
   assert name in config.dumps(recipes.run("digits", **{key: name}))
 
 
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_d3_the_campaign_knows_what_each_recipe_leaves_to_its_user(name):
+  given = recipes.needed(name, {"init.from": "weights.npz", "data.path": "photos"})
+  assert ("init.from" in given) == (name in ("finetune", "vtab")) and ("data.path" in given) == (name == "folder")
+  assert recipes.run(name, **given).batch
+
+
 # As a user starts them.
 
 
