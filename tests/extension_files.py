@@ -38,6 +38,7 @@ def forget():
     name.remove()
   names._names.clear()
   running._loaded.clear()
+  running._given.clear()
   records._warned.clear()
 
 

@@ -7,6 +7,7 @@ import re
 import jax
 import pytest
 
+from tests.runs import ROOT
 from vit_jax import cli, runtime
 from vit_jax.__main__ import VERBS
 from vit_jax.schema import ConfigError, Fraction
@@ -115,3 +116,46 @@ def test_a_table_has_shares_losses_and_counts_and_intervals(capsys):
 def test_a_workdir_that_is_no_unicode_is_refused():
   with pytest.raises(argparse.ArgumentTypeError, match=r"'runs/caf\\udce9' is no Unicode"):
     cli.directory("runs/caf\udce9")
+
+
+# A config of another command, or a flag of another program, is answered with what to use.
+
+TRAIN = ["--workdir=/nowhere/run"]
+OF_ANOTHER_COMMAND = {
+  "train": ("train", ["--config=configs/fewshot.py", *TRAIN], r"python -m vit_jax\.fewshot"),
+  "train, changed": ("train", ["--config=configs/probes.py", "--config.optim.lr=1", *TRAIN], r"vit_jax\.fewshot"),
+  "train, with a model": ("train", ["--config=configs/fewshot.py", "--config.model=x", *TRAIN], r"vit_jax\.fewshot"),
+  "plan": ("plan", ["--config=configs/probes.py", "--topology=v3-8"], r"python -m vit_jax\.fewshot"),
+  "sweep of a measurement": ("sweep", ["--config=configs/fewshot.py", *TRAIN], r"no sweep\(\).*vit_jax\.fewshot"),
+  "sweep of one run": ("sweep", ["--config=configs/folder.py", *TRAIN], r"no sweep\(\).*vit_jax\.train"),
+  "fewshot": ("fewshot", ["--config=configs/digits.py", "--weights=x"], r"vit_jax\.train .*vit_jax\.evaluate"),
+  "fewshot of a sweep": ("fewshot", ["--config=configs/vtab.py", "--weights=x"], r"vit_jax\.train"),
+  "evaluate": ("evaluate", ["--config=configs/fewshot.py", "--weights=x"], r"python -m vit_jax\.fewshot"),
+}
+
+
+@pytest.mark.parametrize("case", OF_ANOTHER_COMMAND)
+def test_d8_a_config_of_another_command_names_that_command(case, monkeypatch):
+  verb, words, says = OF_ANOTHER_COMMAND[case]
+  monkeypatch.chdir(ROOT)
+  monkeypatch.setattr("sys.argv", [verb, *words])
+  with pytest.raises(ConfigError, match=rf"^--config: .*{says}"):
+    importlib.import_module(f"vit_jax.{verb}").main()
+
+
+@pytest.mark.parametrize(
+  ("flag", "meant"),
+  [
+    ("--data.path=/x", "--config.data.path"),
+    ("--lr=1e-3", "--config.optim.lr=1e-3"),
+    ("--epochs=3", "--config.total=90ep"),
+    ("--output-dir=x", "--workdir=DIR"),
+    ("--no_report", "'--no-report'"),
+    ("--work-dri=x", "'--workdir'"),
+  ],
+)
+def test_f2_an_unknown_flag_is_answered_with_what_was_meant(flag, meant, monkeypatch):
+  monkeypatch.setattr("sys.argv", ["train", "--config=a", *TRAIN, flag])
+  name = flag.partition("=")[0]
+  with pytest.raises(ConfigError, match=rf"^unknown flag '{name}'\. Did you mean {re.escape(meant)}\?"):
+    importlib.import_module("vit_jax.train").main()

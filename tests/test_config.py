@@ -126,3 +126,10 @@ def test_what_a_recipe_leaves_to_its_user_must_be_given():
 def test_the_resolved_config_survives_json():
   run = resolve(small())
   assert resolve(json.loads(config.dumps(run))) == run
+
+
+def test_d3_an_empty_key_is_an_error_at_the_config():
+  edited = recipe(model=dict(name="m"), data=dict(name="d"), optim=dict(name="o"), total=1, batch=1)
+  edited[""] = 3
+  with pytest.raises(ConfigError, match=r"^config: unknown key for a Run, value 3\."):
+    resolve(edited)

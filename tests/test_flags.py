@@ -102,3 +102,76 @@ def test_flags_alone_make_a_choice():
   chosen = flags.choice({"name": "folder", "path": "/photos", "test_crop.name": "centre"}, "data")
   assert chosen.to_dict() == {"name": "folder", "path": "/photos", "test_crop": {"name": "centre"}}
   assert flags.choice({}, "data").to_dict() == {}
+
+
+# What a --config that is no config is answered with.
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+  """A folder with recipes, in which commands are started."""
+  monkeypatch.setattr(flags, "__file__", str(tmp_path / "vit_jax/flags.py"))
+  monkeypatch.chdir(tmp_path)
+  for name in ("digits", "folder", "ablations/position"):
+    file = tmp_path / f"configs/{name}.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("def get_config(): ...\n")
+  return tmp_path
+
+
+@pytest.mark.parametrize(
+  ("path", "meant"),
+  [
+    ("config/folder.py", "configs/folder.py"),
+    ("configs/folder", "configs/folder.py"),
+    ("folder.py", "configs/folder.py"),
+    ("digits", "configs/digits.py"),
+    ("position.py", "configs/ablations/position.py"),
+    ("configs/digit.py", "configs/digits.py"),
+    ("configs/folder:ViT-S/16", "configs/folder.py"),
+  ],
+)
+def test_f2_a_wrong_path_is_answered_with_the_nearest_recipe(clone, path, meant):
+  with pytest.raises(ConfigError, match=rf"^--config: no file '{path.partition(':')[0]}'\. Did you mean '{meant}'\?"):
+    flags.load(path)
+
+
+def test_f2_a_recipe_is_found_from_another_folder(clone, tmp_path_factory, monkeypatch):
+  monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+  with pytest.raises(ConfigError, match=rf"Did you mean '{clone}/configs/digits\.py'\?"):
+    flags.load("configs/digits.py")
+
+
+def test_d6_without_recipes_a_message_names_where_they_are(tmp_path, monkeypatch):
+  monkeypatch.setattr(flags, "__file__", str(tmp_path / "site-packages/vit_jax/flags.py"))
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(ConfigError) as error:
+    flags.load("configs/digits.py")
+  said = str(error.value)
+  assert said.startswith(
+    "--config: no file 'configs/digits.py'. The recipes are in the folder configs/ of the repository"
+  )
+  assert "Allowed" not in said and "docs/extend.md" in said
+
+
+@pytest.mark.parametrize(
+  ("name", "body", "says"),
+  [
+    ("notes.md", "# Notes", r"'notes\.md' is not a Python file\. A config ends in \.py"),
+    ("run.py", "open('made', 'w')", r"run\.py defines no get_config\(\), so that it is no config and was not run"),
+    ("both.py", "from vit_jax.config import Sweep\ndef get_config(): return Sweep([{'seed': 1}], decide=None)",
+     r"returned a Sweep, not recipe\(\.\.\.\)\. Return it from sweep\(\), and use python -m vit_jax\.sweep"),
+  ],
+)  # fmt: skip
+def test_d8_a_file_that_is_no_config_is_named_and_not_run(tmp_path, monkeypatch, name, body, says):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / name).write_text(body)
+  with pytest.raises(ConfigError, match=says):
+    flags.load(name)
+  assert not (tmp_path / "made").exists()
+
+
+def test_d8_a_workdir_is_no_config(tmp_path):
+  (tmp_path / "config.json").write_text("{}")
+  with pytest.raises(ConfigError, match=r"is a folder, not a file\. A run that exists is given as --workdir"):
+    flags.load(str(tmp_path))

@@ -163,10 +163,10 @@ def resolve(config: Mapping, kind: type = Run):
     try:
       return schema.convert(config, kind)
     except schema.UnknownKeyError as error:
-      key = error.place.removeprefix("config.")
+      key = error.place.removeprefix("config").removeprefix(".")  # which may be empty
       elsewhere = places.advice(config, key)
       message = error.bare + elsewhere if elsewhere else error.message
-      raise schema.UnknownKeyError(message, error.place) from None
+      raise schema.UnknownKeyError(message, key) from None
     except ml_collections.config_dict.RequiredValueError as error:
       raise ConfigError(f"a placeholder has no value: {error}") from error
     except RecursionError:

@@ -88,7 +88,12 @@ def shipped(photos: str) -> list[tuple[str, dict[str, str], dict[str, object]]]:
   names = [f"{name}:{argument}" for name in recipes.NAMES for argument in ARGUMENTS.get(name, ())]
   names += [f"finetune:cifar10,{model},224" for model in MODELS]
   for name in [*recipes.NAMES, *names]:
-    result.append((name, recipes.needed(name, {"init.from": "weights.npz", "data.path": photos})))
+    needed = recipes.needed(name, {"init.from": "weights.npz", "data.path": photos})
+    run = recipes.run(name, **needed)
+    unit = len(jax.devices()) * run.optim.args["accumulate"]
+    if run.batch % unit:  # a recipe for fewer devices
+      needed["batch"] = str(-(-run.batch // unit) * unit)
+    result.append((name, needed))
   return [(name, needed, mutations.keys(recipes.run(name, **needed))) for name, needed in result]
 
 

@@ -50,8 +50,10 @@ class Subject:
   def predictions(self, data: Choice | None, logits: bool, classes: tuple[int, ...] | None = None) -> Callable:
     """(params, batch) -> rows of `metrics.Predictions` for the whole batch, on every process.
 
-    Only the logits of these `classes` compete; None: all do.
+    Only the logits of these `classes` compete; None: all do. ConfigError if nothing but features can be measured.
     """
+    if self.predict is None:
+      raise ConfigError("it needs what the weights predict, and here only features are measured; use vit_jax.evaluate")
 
     def rows(params, images, labels):
       predicted = self.predict(params, images, labels, classes)

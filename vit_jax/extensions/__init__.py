@@ -13,7 +13,7 @@ A record alone never causes code to run. A recorded file is imported again only 
 
 from vit_jax.extensions.names import Extension, add, registered
 from vit_jax.extensions.records import changes, check, record, restore, restore_of
-from vit_jax.extensions.running import active, adopt, called, import_installed, import_named, run_file
+from vit_jax.extensions.running import active, adopt, called, import_flags, import_installed, import_named, run_file
 
 __all__ = [
   "Extension",
@@ -23,6 +23,7 @@ __all__ = [
   "called",
   "changes",
   "check",
+  "import_flags",
   "import_installed",
   "import_named",
   "record",

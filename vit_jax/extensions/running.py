@@ -19,6 +19,7 @@ from vit_jax.schema import ConfigError, nearest, show
 
 GROUP = "vit_jax.extensions"  # of entry points
 _loaded: dict[pathlib.Path, tuple[bytes, types.ModuleType]] = {}  # files that were run by their path
+_given: list[str] = []  # what the user named: files as they were written, and modules
 
 
 def called(path: str, function: Callable, *arguments, flag: str = "--config"):
@@ -72,8 +73,11 @@ def run_file(path: str | os.PathLike, flag: str = "--config", remember: bool = T
     names.forget(str(file))
     raise
   _loaded[file] = content, module
+  made = [key for key in names.registered() if key not in before]
+  if made:
+    _give(str(path))
   if remember:
-    memory.remember(names.registration(*key) for key in names.registered() if key not in before)
+    memory.remember(names.registration(*key) for key in made)
   return module
 
 
@@ -97,6 +101,7 @@ def import_named(text: str) -> None:
     found = any(extension.module.partition(".")[0] == text.partition(".")[0] for extension in names.extensions())
   if not found and names.registered() == before:
     raise ConfigError(f"--import: {text} registers nothing. Use the decorators of vit_jax.register, see docs/extend.md")
+  _give(text)
   memory.remember(names.extensions())
 
 
@@ -127,6 +132,16 @@ def import_again(extension: Extension) -> None:
 def active() -> list[Extension]:
   """Returns the files of all registered names, for another process of this run."""
   return [extension for extension in names.extensions() if extension.file]
+
+
+def import_flags() -> list[str]:
+  """Returns the flags with which another command has the names of this process; none if no file registered a name."""
+  return [f"--import={text}" for text in _given] if names.extensions() else []
+
+
+def _give(text):
+  if text not in _given:
+    _given.append(text)
 
 
 def adopt(extensions: Iterable[Extension]) -> None:

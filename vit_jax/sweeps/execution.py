@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from vit_jax import files, runtime
+from vit_jax import extensions, files, runtime
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, amount
 from vit_jax.sweeps import pool
@@ -24,13 +24,15 @@ CONTINUED = (runtime.EXIT_PREEMPTED, runtime.EXIT_HANG, runtime.EXIT_INTERRUPTED
 def train_command(file: str, trial: Trial) -> list[str]:
   """The command that trains a trial of a config file, or continues it."""
   overrides = [f"--config.{key}={text}" for key, text in trial.flags.items()]
-  return ["python", "-m", "vit_jax.train", f"--config={file}", f"--workdir={trial.workdir}", "--no-report", *overrides]
+  command = ["python", "-m", "vit_jax.train", f"--config={file}", f"--workdir={trial.workdir}", "--no-report"]
+  return [*command, *extensions.import_flags(), *overrides]
 
 
 def evaluate_command(trial: Trial) -> list[str]:
   """The command that measures a finished trial on test, into a workdir of its own."""
   trained = trial.workdir.parent.parent / "trials" / trial.name
-  return ["python", "-m", "vit_jax.evaluate", f"--workdir={trained}", "--split=test", f"--report={trial.workdir}"]
+  command = ["python", "-m", "vit_jax.evaluate", f"--workdir={trained}", "--split=test", f"--report={trial.workdir}"]
+  return [*command, *extensions.import_flags()]
 
 
 def run(
