@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import re
 
 import jax
@@ -95,6 +96,23 @@ def test_exit_codes(error, code, says, capsys):
     cli.main(raising(error))
   assert ended.value.code == code
   assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("error", "says"),
+  [
+    (MemoryError(), "error: out of memory. Free memory of this machine, or raise the limit (ulimit -v)\n"),
+    (RuntimeError("can't start new thread"), "error: no further thread can be started. Raise the limit of processes"),
+  ],
+)
+def test_g_without_memory_or_threads_a_program_ends_at_once(error, says, monkeypatch, capsys):
+  def leave(code):
+    raise SystemExit(f"at once with {code}")
+
+  monkeypatch.setattr(os, "_exit", leave)
+  with pytest.raises(SystemExit, match="at once with 2"):
+    cli.main(raising(error))
+  assert capsys.readouterr().err.startswith(says)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), jax.errors.JaxRuntimeError("INTERNAL")])

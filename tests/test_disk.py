@@ -78,12 +78,21 @@ def test_a_save_that_the_disk_refuses_is_an_error_that_names_the_last_whole_chec
 def test_a_save_that_failed_in_the_background_is_an_error_at_the_next(tmp_path):
   g = grid(1)
   store = checkpoints.Checkpoints(tmp_path, mesh.replicated(g))
+  store.save(1, large(1, g), {})  # which returns when it is complete
   with limited(30_000):
-    store.save(1, large(1, g), {})
+    store.save(2, large(2, g), {})
     while store._manager.is_saving_in_progress():
       time.sleep(0.05)
-  with pytest.raises(OSError, match="File too large; there is none before it"):
-    store.save(2, large(2, g), {})
+  with pytest.raises(OSError, match="File too large; the last whole one is step 1"):
+    store.save(3, large(3, g), {})
+  settled(store)
+
+
+def test_a1_a_first_save_that_fails_in_the_background_is_an_error_at_once(tmp_path):
+  g = grid(1)
+  store = checkpoints.Checkpoints(tmp_path, mesh.replicated(g))
+  with limited(30_000), pytest.raises(OSError, match="File too large; there is none before it"):
+    store.save(1, large(1, g), {})
   settled(store)
 
 

@@ -6,8 +6,12 @@ before it is asked for.
 
 import importlib
 import os
+import sys
 
-from vit_jax import platforms
+from vit_jax import platforms, resources
+
+if sys.argv[:1] == ["-m"]:  # `python -m vit_jax.VERB`, before its libraries are imported
+  resources.check()
 
 platforms.select()
 # Read by libraries when they first meet a path of a bucket. By default etils asks TensorFlow for it, whose seconds of

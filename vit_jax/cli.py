@@ -174,12 +174,14 @@ def main(verb: Callable[[], None]) -> None:
   try:
     platforms.check_names()
     verb()
-  except (ConfigError, runtime.Stop, OSError, KeyboardInterrupt, jax.errors.JaxRuntimeError) as error:
+  except (ConfigError, runtime.Stop, OSError, KeyboardInterrupt, RuntimeError, MemoryError) as error:
     code, message = runtime.ending(error)
     if not message:
       raise
     with contextlib.suppress(OSError):  # the full disk may be that of the log
       print(message, file=sys.stderr, flush=True)
+    if isinstance(error, MemoryError | RuntimeError) and not isinstance(error, jax.errors.JaxRuntimeError):
+      os._exit(code)  # without memory or threads libraries may wait without end when the interpreter ends
     sys.exit(code)
 
 

@@ -18,6 +18,11 @@ ADVICE = {
   errno.EROFS: "it is mounted read-only: mount it for writing",
   errno.EACCES: "change its owner or its rights",
   errno.EPERM: "change its owner or its rights",
+  errno.EIO: "check the disk (dmesg names its errors)",
+  errno.EMFILE: "raise the limit of open files (ulimit -n)",
+  errno.ENFILE: "raise the limit of open files of this machine",
+  errno.EAGAIN: "raise the limit of processes (ulimit -u)",
+  errno.ENOMEM: "free memory, or raise the limit (ulimit -v)",
   errno.EHOSTDOWN: "see whether network and bucket are there",
 }
 # Orbax asks for the bucket itself too, which the first of them does not allow.

@@ -30,6 +30,8 @@ def test_the_table_of_the_readme_is_the_contract():
     (OSError(28, "No space left on device"), 2),
     (runtime.Stop(44, "not finite"), 44),
     (KeyboardInterrupt(), 130),
+    (MemoryError(), 2),
+    (RuntimeError("can't start new thread"), 2),
     (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"), 2),
     (jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed: Connection reset by peer"), 134),
   ],
@@ -41,7 +43,9 @@ def test_an_error_ends_with_its_code_and_a_line(error, code):
   assert "\n" not in message
 
 
-@pytest.mark.parametrize("error", [KeyError("x"), jax.errors.JaxRuntimeError("INTERNAL: our fault"), ValueError("x")])
+@pytest.mark.parametrize(
+  "error", [KeyError("x"), RuntimeError("x"), jax.errors.JaxRuntimeError("INTERNAL: our fault"), ValueError("x")]
+)
 def test_a_bug_keeps_its_traceback(error):
   assert runtime.ending(error) == (1, "")
 

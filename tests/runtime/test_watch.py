@@ -235,3 +235,18 @@ def test_a_watch_ends_what_does_not_end():
   time.sleep(4)
   paused.send_signal(signal.SIGCONT)
   assert ended(paused)[0] == 0
+
+
+def test_g_a_watchdog_that_cannot_start_ends_the_run_and_until_it_runs_the_c_library_watches(monkeypatch):
+  armed = []
+
+  def refuse(thread):
+    raise RuntimeError("can't start new thread")
+
+  monkeypatch.setattr(watch.faulthandler, "dump_traceback_later", lambda *words, **named: armed.append((words, named)))
+  monkeypatch.setattr(watch.threading.Thread, "start", refuse)
+  with pytest.raises(RuntimeError) as error, runtime.Watch(config.Limits(start=7)):
+    pytest.fail("nothing may run without a watchdog")
+  monkeypatch.undo()
+  assert armed == [((7,), {"exit": True, "file": 2})]
+  assert runtime.ending(error.value)[0] == 2

@@ -24,7 +24,8 @@ EXIT_PEER = 134
 EXITS = {
   EXIT_DONE: ("all steps are done, saved and measured; `result.json` is there", "nothing"),
   EXIT_BUG: ("a bug of ours, with a traceback; or Python itself stood still", "report it; the same command continues"),
-  EXIT_CONFIG: ("a mistake in config, flags or data, a full disk, a bucket that is gone, a workdir in use", "mend what "
+  EXIT_CONFIG: ("a mistake in config, flags or data, a full disk, a bucket that is gone, a workdir in use, too low a "
+                "limit of the system (`ulimit`)", "mend what "
                 "the line says"),
   EXIT_PREEMPTED: ("asked to stop (SIGTERM, or a closed terminal)", "the same command continues"),
   EXIT_HANG: ("something took longer than `config.limits` allow, or a device is held by another program", "read the "
@@ -79,6 +80,10 @@ def ending(error: BaseException, alone: bool = True) -> tuple[int, str]:
     return EXIT_MISSING if missing else EXIT_CONFIG, f"error: {text}"
   if isinstance(error, OSError):  # a full or read-only disk, a path that cannot be
     return EXIT_CONFIG, f"error: {readable(disk.trouble(error))}"
+  if isinstance(error, MemoryError):
+    return EXIT_CONFIG, "error: out of memory. Free memory of this machine, or raise the limit (ulimit -v)"
+  if isinstance(error, RuntimeError) and text == "can't start new thread":
+    return EXIT_CONFIG, "error: no further thread can be started. Raise the limit of processes (ulimit -u, or pids.max)"
   if isinstance(error, KeyboardInterrupt):
     return EXIT_INTERRUPTED, "interrupted; the same command starts or continues it"
   if isinstance(error, jax.errors.JaxRuntimeError):

@@ -110,8 +110,14 @@ class Watch:
         signal.signal(number, self._on_signal)
       if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, file=2)
+    # If the thread cannot run, this ends the program, with the stacks and code 1; the thread sets it anew.
+    faulthandler.dump_traceback_later(self.limits.start, exit=True, file=2)
     self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
-    self._thread.start()
+    try:
+      self._thread.start()
+    except RuntimeError:  # no thread, so nothing may run
+      self._release()
+      raise
     return self
 
   def __exit__(self, kind, error, _):
@@ -134,14 +140,18 @@ class Watch:
     self._stopping, self._asked, self._request = True, time.monotonic(), (code, message)
 
   def _close(self):
+    self._closed.set()
+    os.write(self._pipe[1], b".")
+    self._thread.join()
+    self._release()
+
+  def _release(self):
+    """Restores the handlers of signals and closes what is open, but for the thread."""
     if self._in_main:
       signal.set_wakeup_fd(self._pipe_before)
       for number, before in self._before.items():
         signal.signal(number, before or signal.SIG_DFL)
     faulthandler.cancel_dump_traceback_later()
-    self._closed.set()
-    os.write(self._pipe[1], b".")
-    self._thread.join()
     if self._peers:
       self._peers.close()
     for end in self._pipe:

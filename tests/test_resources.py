@@ -1,0 +1,84 @@
+"""A start that lacks open files, address space or threads is one line and exit code 2, before anything is imported."""
+
+import os
+import resource
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests import runs
+from vit_jax import resources
+
+
+def limited(number, value, *words):
+  """Starts Python with a lower limit of the operating system."""
+  return subprocess.run(
+    [sys.executable, *words],
+    cwd=runs.ROOT,
+    preexec_fn=lambda: resource.setrlimit(number, (value, value)),
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+
+
+@pytest.mark.heavy  # a process
+@pytest.mark.parametrize(
+  ("number", "value", "message"),
+  [
+    (resource.RLIMIT_AS, 2**30, "this process may use 1.0 GiB of address space; at least "),
+    (resource.RLIMIT_AS, 3 * 2**30, "this process may use 3.0 GiB of address space; at least "),
+    (
+      resource.RLIMIT_NOFILE,
+      40,
+      "this process may open 40 files; at least 64 are needed. Raise the limit (ulimit -n)",
+    ),
+  ],
+)
+@pytest.mark.parametrize("verb", ["train", "predict"])
+def test_g_a_start_with_a_low_limit_is_one_line(verb, number, value, message):
+  ended = limited(number, value, "-m", f"vit_jax.{verb}", "--help")
+  assert (ended.returncode, ended.stdout) == (2, "")
+  assert ended.stderr.startswith(f"error: {message}") and len(ended.stderr.splitlines()) == 1
+
+
+FEW = """
+import os, resource
+from vit_jax import resources
+resource.setrlimit(resource.RLIMIT_NPROC, (30, 30))
+os.setuid(54321)
+resources.check()
+"""
+
+
+@pytest.mark.heavy  # a process
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another account, which only root may")
+def test_g_few_process_ids_are_one_line():
+  ended = subprocess.run([sys.executable, "-c", FEW], cwd=runs.ROOT, capture_output=True, text=True, timeout=60)
+  assert ended.returncode == 2
+  assert ended.stderr.startswith("error: only 29 threads can be started; ") and len(ended.stderr.splitlines()) == 1
+
+
+def test_g_threads_that_were_started_end_in_any_case(monkeypatch):
+  before, start = threading.active_count(), threading.Thread.start
+
+  def refuse(thread):
+    if threading.active_count() >= before + 5:
+      raise RuntimeError("can't start new thread")
+    start(thread)
+
+  monkeypatch.setattr(threading.Thread, "start", refuse)
+  assert resources.problem().startswith("only 5 threads can be started; ")
+  assert threading.active_count() == before
+
+
+@pytest.mark.heavy  # a process
+def test_g_a_program_with_enough_goes_on_and_may_open_more_files():
+  code = "import resource; from vit_jax import resources; print(resources.problem(), resource.getrlimit(7))"
+  code = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (32, 1000)); {code}".replace(
+    "getrlimit(7)", "getrlimit(resource.RLIMIT_NOFILE)"
+  )
+  ended = subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT, capture_output=True, text=True, timeout=60)
+  assert ended.stdout == "None (1000, 1000)\n", ended.stderr
