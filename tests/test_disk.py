@@ -88,14 +88,6 @@ def test_a_save_that_failed_in_the_background_is_an_error_at_the_next(tmp_path):
   settled(store)
 
 
-def test_a1_a_first_save_that_fails_in_the_background_is_an_error_at_once(tmp_path):
-  g = grid(1)
-  store = checkpoints.Checkpoints(tmp_path, mesh.replicated(g))
-  with limited(30_000), pytest.raises(OSError, match="File too large; there is none before it"):
-    store.save(1, large(1, g), {})
-  settled(store)
-
-
 def test_what_is_no_error_of_the_disk_passes_as_it_is(tmp_path):
   g = grid(1)
   store = checkpoints.Checkpoints(tmp_path, mesh.replicated(g))
