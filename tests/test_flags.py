@@ -175,3 +175,22 @@ def test_d8_a_workdir_is_no_config(tmp_path):
   (tmp_path / "config.json").write_text("{}")
   with pytest.raises(ConfigError, match=r"is a folder, not a file\. A run that exists is given as --workdir"):
     flags.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+  ("folder", "text", "split"),
+  [
+    ("a", "a/x.py", ("a/x.py", "")),
+    ("a", "a/x.py:ViT-S/16", ("a/x.py", "ViT-S/16")),
+    ("gs:", "gs:/x.py:B,i1k", ("gs:/x.py", "B,i1k")),
+    ("a:b", "a:b/x.py", ("a:b/x.py", "")),
+    ("a.py:", "a.py:/x.py:y.py:z", ("a.py:/x.py", "y.py:z")),
+    ("a", "gone:/x.py:B", ("gone:/x.py", "B")),
+    ("a", "gone:B", ("gone", "B")),
+  ],
+)
+def test_c_a_config_file_ends_before_its_argument_whatever_colons_there_are(folder, text, split, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / folder).mkdir()
+  (tmp_path / folder / "x.py").touch()
+  assert flags.split(text) == split

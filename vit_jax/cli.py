@@ -97,15 +97,10 @@ def path(text: str, bare: bool = False) -> pathlib.Path:
 
 
 def directory(text: str) -> pathlib.Path:
-  """Parses the path of a directory that verbs write to; as a `type` of argparse."""
+  """Returns the path of a directory that is written to, such as a --workdir; as a `type` of argparse."""
   if not text.strip():
     raise argparse.ArgumentTypeError("is empty; name a directory")
-  try:
-    str(pathlib.Path(text).absolute()).encode()
-  except UnicodeEncodeError:
-    raise argparse.ArgumentTypeError(
-      f"{text!a} is no Unicode, which checkpoints cannot be written to; name another"
-    ) from None
+  check_unicode(text)
   return path(text)
 
 
@@ -119,6 +114,22 @@ def workdir(text: str) -> pathlib.Path:
   except ConfigError as error:
     raise argparse.ArgumentTypeError(str(error)) from error
   return parsed
+
+
+def data_directory(text: str) -> pathlib.Path:
+  """Returns the path of a --data_dir, which may be a whole bucket; as a `type` of argparse."""
+  check_unicode(text)
+  return path(text, bare=True)
+
+
+def check_unicode(text: str) -> None:
+  """ArgumentTypeError for a path with bytes that are not UTF-8: checkpoints and ArrayRecord files cannot have one."""
+  try:
+    str(pathlib.Path(text).absolute()).encode()
+  except UnicodeEncodeError:
+    raise argparse.ArgumentTypeError(
+      f"{text!a} is not Unicode, which checkpoints and prepared data require. Name another directory"
+    ) from None
 
 
 def number(kind: Any) -> Callable[[str], Any]:

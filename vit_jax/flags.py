@@ -15,7 +15,7 @@ DEPTH = 16  # words of a key; those that there are have up to 7
 
 def module(path: str) -> tuple[types.ModuleType, str]:
   """The module of a config file given as `path` or `path:argument`, and the argument ("" where there is none)."""
-  path, _, argument = path.partition(":")
+  path, argument = split(path)
   file = pathlib.Path(path)
   if not file.is_file():
     raise ConfigError(_not_a_file(path))
@@ -29,6 +29,21 @@ def module(path: str) -> tuple[types.ModuleType, str]:
   if not callable(getattr(loaded, "get_config", None)):
     raise ConfigError(f"--config: {path} defines no get_config(). See configs/digits.py")
   return loaded, argument
+
+
+def split(text: str) -> tuple[str, str]:
+  """Returns (file, argument) of a --config, `FILE` or `FILE:ARGUMENT`; an argument that is not given is "".
+
+  The names of directories may contain a colon: the file ends at the first colon before which there is a file, or else
+  at the first `.py:`.
+  """
+  colons = [position for position, letter in enumerate(text) if letter == ":"]
+  for position in [*colons, len(text)]:
+    if pathlib.Path(text[:position]).is_file():
+      return text[:position], text[position + 1 :]
+  first = text.find(".py:")
+  position = first + 3 if first >= 0 else colons[0] if colons else len(text)
+  return text[:position], text[position + 1 :]
 
 
 def _not_a_file(path):

@@ -16,7 +16,6 @@ decodes every image of a folder, lists those that are bad, with exit code 1 if t
 """
 
 import argparse
-import functools
 import os
 import sys
 from collections.abc import Mapping
@@ -133,7 +132,7 @@ def main() -> None:
   )
   parser.add_argument(
     "--data_dir",
-    type=functools.partial(cli.path, bare=True),
+    type=cli.data_directory,
     help="TFDS data directory; default $TFDS_DATA_DIR, else ~/tensorflow_datasets",
   )
   parser.add_argument("--size", type=count, help="pixels of an image's smaller side, at most; default as they are")

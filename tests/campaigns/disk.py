@@ -162,7 +162,7 @@ def tensorboard_is_a_file(disk: pathlib.Path, whole: pathlib.Path) -> str:
 
 def no_unicode(disk: pathlib.Path, whole: pathlib.Path) -> str:
   workdir = pathlib.Path(os.fsdecode(os.fsencode(disk) + b"/caf\xe9"))
-  line = refused(started(workdir), "--workdir: ", "no Unicode")
+  line = refused(started(workdir), "--workdir: ", "not Unicode")
   expect(not workdir.exists(), "something was written")
   return line
 
@@ -232,7 +232,7 @@ SITUATIONS = {
   "replaced": gone_at(4, replaced),
   "checkpoints removed": gone_at(8, lambda workdir: shutil.rmtree(workdir / "checkpoints")),
   "TensorBoard's folder is a file": tensorboard_is_a_file,
-  "a name that is no Unicode": no_unicode,
+  "a name that is not Unicode": no_unicode,
   "log on the full disk": log_on_the_full_disk,
   "programs on a full disk": programs_on_a_full_disk,
 }

@@ -29,7 +29,7 @@ def called(path: str, function: Callable, *arguments, flag: str = "--config"):
   except ConfigError:
     raise
   except (Exception, SystemExit) as error:  # the file is the user's program and may raise anything
-    name = pathlib.Path(path.partition(":")[0]).name
+    name = pathlib.Path(path.partition(".py:")[0]).with_suffix(".py").name
     frames = [f for f in traceback.extract_tb(error.__traceback__) if pathlib.Path(f.filename).name == name]
     # An error that the file raises itself has a message for the user.
     own = isinstance(error, ValueError) and frames and (frames[-1].line or "").startswith("raise")

@@ -6,7 +6,7 @@ import pathlib
 import tempfile
 from collections.abc import Sequence
 
-from vit_jax import files, paths, selection
+from vit_jax import files, flags, paths, selection
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, plain
 from vit_jax.sweeps import results, suite
@@ -26,8 +26,8 @@ class Record:
     self.study, self.trials = study, trials
     self.best: Setting | None = None
     self.last_runs: list[Trial] = []
-    path, colon, argument = study.file.partition(":")
-    file = f"{pathlib.Path(path).resolve()}{colon}{argument}"
+    path, argument = flags.split(study.file)
+    file = f"{pathlib.Path(path).resolve()}:{argument}".removesuffix(":")
     self._about = {"config": file, "flags": dict(study.overrides), "decide": study.sweep.decide}
     self._earlier = files.read_json(study.workdir / "sweep.json") or self._about
     for kind in ("trials", "final"):
