@@ -192,14 +192,14 @@ def _torch(path):
   mapped = zipfile.is_zipfile(path)
   with path.open("rb") as file:
     start = file.read(2)
+  if not mapped and start == b"PK":
+    raise ConfigError(f"{path}: cannot be read: it is truncated, its end is missing. {_AGAIN}")
   if mapped:
     with zipfile.ZipFile(path) as archive:
       _members(path, archive, zipfile.ZIP_STORED)
   try:
     loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
   except pickle.UnpicklingError as error:  # whose text advises to load it all the same
-    if not mapped and start == b"PK":
-      raise ConfigError(f"{path}: cannot be read: it is truncated, its end is missing. {_AGAIN}") from None
     what = re.search(r"GLOBAL [\w.]+|Unsupported operand \d+", str(error))
     more = what[0] if what else "no pickle of tensors"
     raise ConfigError(
