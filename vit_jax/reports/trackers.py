@@ -211,7 +211,8 @@ def _mlflow(what: Export) -> str:
       client.set_terminated(identity, status="FAILED")
     raise
   client.set_terminated(identity)
-  return f"{address}, experiment {what.project!r}; see: mlflow ui --backend-store-uri={address}"
+  show = f"pip install mlflow, then mlflow ui --backend-store-uri={address}"  # mlflow-skinny has no page
+  return f"{address}, experiment {what.project!r}; to see it: {show}"
 
 
 def _mlflow_name(key: str) -> str:
