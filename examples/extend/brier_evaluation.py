@@ -32,7 +32,8 @@ def brier(
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
     size = subject.images_at_once(None)
-    of_images = rows(functools.partial(predict, params), subject.batches(data, source, size), poll, size)
+    images = subject.batches(data, source, size)
+    of_images = rows(functools.partial(predict, params), images, poll, size, source.called)  # names for messages
     probabilities = np.asarray(jax.nn.softmax(of_images["logits"]))
     targets = np.eye(probabilities.shape[1])[of_images["label"]]
     score = float(np.mean(np.sum((probabilities - targets) ** 2, axis=1)))
