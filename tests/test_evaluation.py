@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -73,3 +74,20 @@ def test_a2_a_checkpoint_with_a_weight_that_is_not_finite_is_refused(tmp_path):
     evaluation.restored(parts, tmp_path)
   with pytest.raises(ConfigError, match=r"parameter head/bias is not finite at \[1\] \(nan\)"):
     importers.load(tmp_path)
+
+
+@pytest.mark.heavy
+def test_g13_a_run_whose_classes_were_in_another_order_is_not_measured(tmp_path):
+  parts = runs.parts(1)
+  about = json.loads(json.dumps({"identity": parts.identity, "order": {"positions": [], "records": []}}))
+  about |= {"frozen": {}, "evaluated": True, "step_seconds": 0.0, "pending": {"steps": 0, "sums": {}}}
+  about |= {"images": 0, "seconds": 0.0, "train_seconds": 0.0}
+  classes = about["identity"]["data"]["classes"]
+  classes[1:3] = classes[2], classes[1]
+  with contextlib.closing(checkpoints.Checkpoints(tmp_path, mesh.replicated(parts.mesh))) as store:
+    store.save(1, parts.init(), about)
+    store.wait()
+  with pytest.raises(
+    ConfigError, match=r"classes in another order than the data have now \('2' is number 1 and 2, '1'"
+  ):
+    evaluation.restored(parts, tmp_path)

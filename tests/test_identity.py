@@ -110,6 +110,25 @@ def test_other_records_are_named_and_never_accepted(photos, change):
     assert "take another --workdir" in objection and "--accept-data" not in objection
 
 
+def test_g13_another_order_of_classes_ends_a_restart_with_their_names(tmp_path):
+  for name in (f"{label}/{i}.png" for label in range(12) for i in range(2)):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(image(1))
+  orders = [
+    folder("folder", sources.Row(folder), "train", path=str(tmp_path), class_order=o) for o in ("text", "numeric")
+  ]
+  before, now = (described(made)["data"] for made in orders)
+  for accept in (False, True):
+    objection = identity.objection(before, now, accept)
+    assert "the classes are in another order: '10' is number 2 and 10" in objection
+  assert identity.objection(now, now) is None
+
+
+def test_c3_two_unicode_forms_of_a_class_are_one():
+  data = {"classes": ["caf\u00e9"], "records": 0, "samples": [], "fingerprint": sources.Fingerprint()._asdict()}
+  assert identity.objection(data, data | {"classes": ["cafe\u0301"]}) is None
+
+
 @pytest.mark.parametrize("change", FILES)
 def test_other_files_of_the_same_records_are_named_and_can_be_accepted(photos, change):
   before = described(source(photos))

@@ -28,7 +28,10 @@ def test_words_of_before_are_read_as_todays():
     "data": {"name": "digits", "flip": True},
     "evals": {
       "test": {"name": "accuracy", "data": None},
-      "own": {"name": "fewshot", "data": {"name": "folder", "path": "x", "holdout": 0.3, "exif": False}},
+      "own": {
+        "name": "fewshot",
+        "data": {"name": "folder", "path": "x", "holdout": 0.3, "exif": False, "class_order": "text"},
+      },
     },
     "seed": 3,
   }
@@ -52,9 +55,9 @@ def test_a_stored_config_of_today_stays_as_it_is():
 def test_a_run_of_before_on_files_of_cameras_goes_on_without_exif():
   own = {"name": "accuracy", "data": {"name": "manifest", "path": "x"}}
   stored = {"data": {"name": "folder"}, "evals": {"own": own, "test": {"name": "accuracy", "data": None}}}
-  assert renames.kept(stored) == {
-    "data.validation": "0", "data.exif": "false", "evals.own.data.exif": "false",
-  }  # fmt: skip
+  order = {"data.class_order": "text", "evals.own.data.class_order": "text"}
+  exif = {"data.exif": "false", "evals.own.data.exif": "false"}
+  assert renames.kept(stored) == {"data.validation": "0"} | exif | order
   assert renames.kept(renames.run(stored)) == renames.kept({"data": {"name": "digits"}}) == renames.kept({}) == {}
   assert renames.run(stored)["data"]["exif"] is False
   assert renames.run({"data": {"name": "folder", "exif": True}})["data"]["exif"] is True
@@ -65,3 +68,13 @@ def test_a_run_of_before_on_files_of_cameras_goes_on_without_exif():
 def test_a_run_of_before_goes_on_evaluating_as_often():
   evals = {"test": {"name": "accuracy", "every": "10%"}, "own": {"name": "accuracy", "every": "20%"}}
   assert renames.kept({"evals": evals}) == {"evals.test.every": "10%"}
+
+
+@pytest.mark.parametrize("name", ["folder", "manifest", "tars", "parquet"])
+def test_g13_a_run_of_before_keeps_the_order_of_its_classes(name):
+  stored = {"data": {"name": name, "exif": False, "validation": 0.0}}
+  assert renames.run(stored)["data"]["class_order"] == "text"
+  assert renames.kept(stored) == {"data.class_order": "text"}
+  now = {"data": {"name": name, "exif": False, "validation": 0.0, "class_order": "numeric"}}
+  assert renames.run(now) == now and renames.kept(now) == {}
+  assert renames.kept({"data": {"name": "digits"}}) == {}

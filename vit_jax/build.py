@@ -169,7 +169,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   with at("config.data"):
     opened = functools.partial(catalog.train_examples, run.data, run.seed, task.patch if training else None, run.batch)
     examples = opened(source)
-  subject = evals.Subject(model, grid, run.data, run.batch, open_split, task.predict)
+  subject = evals.Subject(model, grid, run.data, run.batch, open_split, task.predict, source.classes)
   save_every, keep_every = max(1, steps_of(run.checkpoint.every)), run.checkpoint.keep_every
   parts = Parts(
     run=run,

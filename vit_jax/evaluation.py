@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping
 
 from vit_jax import build, checkpoints, identity, mesh, metrics, steps
+from vit_jax.data import class_names
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, outcomes
 from vit_jax.evals.accuracy import Details
@@ -36,7 +37,7 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
     workdir: its directory.
 
   Raises:
-    ConfigError: there is no checkpoint.
+    ConfigError: there is no checkpoint, or classes have changed their positions since training.
     NotFiniteError: a parameter or its moving average is NaN or infinite.
   """
   store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)
@@ -47,8 +48,15 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
   state, about = saved
   named = {"parameter": state.params, "moving average of": state.ema}
   finite.check_weights({f"{kind} {path}": value for kind, arrays in named.items() for path, value in arrays.items()})
-  if "identity" in about and (other := identity.other_data(about["identity"]["data"], parts.identity["data"])):
-    logging.warning("the run was trained on other data than are there now: %s", "; ".join(other))
+  if "identity" in about:
+    before, now = about["identity"]["data"], parts.identity["data"]
+    if moved := class_names.moved(before["classes"], now["classes"]):
+      raise ConfigError(
+        f"{workdir} was trained with the classes in another order than the data have now ({moved}, counted from 0). "
+        "Bring the data back as they were, or train again"
+      )
+    if other := identity.other_data(before, now):
+      logging.warning("the data have changed since training: %s", "; ".join(other))
   return state
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from vit_jax import config, extensions, files, numerics, schema
-from vit_jax.data import samples, sources, stream
+from vit_jax.data import class_names, samples, sources, stream
 from vit_jax.schema.errors import readable
 
 RECIPE = "recipe.json"  # in a workdir: which config file it is of, and what that says of itself
@@ -221,14 +221,15 @@ def _other_records(before, now):
 
 
 def _other_classes(before, now):
-  """Lines on classes: those that are gone or new, one that has another name."""
+  """Returns lines on classes that are gone, new, renamed or in another order; names are compared in normal form."""
+  before, now = (list(map(class_names.normal, each)) for each in (before, now))
   gone, new = [name for name in before if name not in set(now)], [name for name in now if name not in set(before)]
   if len(gone) == len(new) == 1:
     return [f"class {_short(gone[0])} is now {_short(new[0])}"]
   lines = [
     f"{_count(len(names), 'class')} {what}: {_some(names)}" for names, what in ((gone, "gone"), (new, "new")) if names
   ]
-  return lines or (["the classes are in another order"] if before != now else [])
+  return lines or ([f"the classes are in another order: {class_names.moved(before, now)}"] if before != now else [])
 
 
 def _other_files(before, now):

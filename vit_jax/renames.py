@@ -5,6 +5,8 @@ from collections.abc import Mapping
 _DECAYS = {"adamw": "times_lr", "decoupled": "independent"}
 _CAMERAS = ("folder", "manifest")  # data whose EXIF counts by default, and did not before the key was there
 _HELD_OUT = ("folder",)  # data with a validation share, which was no key before
+# Readers that take the classes from the data. They sorted names by their characters before the key was there.
+_NAMED = ("folder", "manifest", "tars", "parquet")
 _EVERY = "10%"  # from one evaluation to the next, before the default was 20 %
 _AUGMENTATION = ("crop", "flip", "policy", "warp", "mixing", "erasing")
 
@@ -53,8 +55,10 @@ def _without_idle(data, *idle):
 
 
 def _as_read(data):
-  """Data with what decides how their images are read, where that was no key."""
-  return {**data, "exif": False} if data.get("name") in _CAMERAS and "exif" not in data else data
+  """Returns data with the values of keys that did not exist when the run was started."""
+  before = {"exif": False} if data.get("name") in _CAMERAS else {}
+  before |= {"class_order": "text"} if data.get("name") in _NAMED else {}
+  return before | data
 
 
 def _as_split(data):
@@ -75,6 +79,7 @@ def kept(stored: Mapping) -> dict[str, str]:
   if isinstance(data := now.get("data"), Mapping) and "validation" in data and "validation" not in stored["data"]:
     keys["data.validation"] = "0"
   for group, (before, data) in groups.items():
-    if isinstance(data, Mapping) and "exif" in data and "exif" not in before:
-      keys[f"{group}.exif"] = "false"
+    for key in ("exif", "class_order") if isinstance(data, Mapping) else ():
+      if key in data and key not in before:
+        keys[f"{group}.{key}"] = str(data[key]).lower()
   return keys

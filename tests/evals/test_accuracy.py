@@ -20,7 +20,7 @@ def source(length, classes, labels=1):
   return sources.Source("made", "test", names, length, lambda i: (b"", 0), str, labels)
 
 
-def subject(found, classes, batches):
+def subject(found, classes, batches, names=None):
   """A model that says what `found` {name: rows} holds, over batches of row numbers."""
   return types.SimpleNamespace(
     predictions=lambda data, logits, classes=None: (
@@ -31,6 +31,7 @@ def subject(found, classes, batches):
     batches=lambda data, source, size: (batch for batch in batches),
     images_at_once=lambda size: size or 4,
     classes=classes,
+    names=tuple(map(str, range(classes))) if names is None else names,
   )
 
 
@@ -205,3 +206,10 @@ def test_a_run_of_any_length_evaluates_a_handful_of_times_unless_it_says_more(to
   every = evals.interval(steps_of)
   assert len(range(every, total, every)) + 1 <= 5
   assert evals.interval(steps_of, every=schema.Duration("1%")) == max(1, total // 100)
+
+
+def test_g13_classes_at_other_positions_than_in_training_are_refused():
+  found = {"label": np.zeros(1, np.int64)}
+  with pytest.raises(schema.ConfigError, match=r"at other positions .*'2' is number 1 and 2, '1' is number 2 and 1"):
+    evals.accuracy(subject(found, 3, [], names=("0", "2", "1")))
+  evals.accuracy(subject(found, 3, [], names=("zero", "one", "two")))  # other names of the same classes

@@ -33,14 +33,6 @@ def check_classes(classes: Sequence[str]) -> None:
     raise ConfigError(f"several classes are called {some(map(repr, twice), 5)}; rename them")
 
 
-def alike(classes: Sequence[str]) -> list[list[str]]:
-  """Groups of classes that differ only in case: two of one meaning, or, of letters, two that are meant."""
-  groups = collections.defaultdict(list)
-  for name in classes:
-    groups[name.casefold()].append(name)
-  return [group for group in groups.values() if len(group) > 1]
-
-
 def _unicode(name):
   try:
     name.encode()

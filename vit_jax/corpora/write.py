@@ -16,7 +16,6 @@ from vit_jax.corpora.plan import Options, Plan
 from vit_jax.data import catalog, sources
 from vit_jax.data.sources import Source
 from vit_jax.schema import ConfigError
-from vit_jax.schema.errors import some
 
 FEW = 5  # images that may be rejected of any corpus, however small
 CHUNK = 256  # test images of a task
@@ -78,8 +77,6 @@ def _begun(name, data, root):
   with schema.at("data"):
     description.check_classes(source.classes)
   runtime.note(source.note)
-  for group in description.alike(source.classes):
-    runtime.say(f"note: classes that differ only in case stay apart: {some(map(repr, group))}")
   return source, work.Folders.of(root, name)
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from vit_jax.data import sources
+from vit_jax.data import class_names, sources
 from vit_jax.data.readers import index
 from vit_jax.data.readers.labels import packed, unpacked
 from vit_jax.data.sources import Corpus, Fingerprint, Runs, Source
@@ -65,7 +65,7 @@ def mixture(
     _epoch(names, parts, weights, epoch),
     of_part(lambda part, i: f"{names[part]}/{parts[part].called(i)}"),
     of_part(joined.shares) if any(part.shares for part in parts) else None,
-    "\n".join(filter(None, (part.note for part in parts))),
+    "\n".join(filter(None, dict.fromkeys((*(part.note for part in parts), class_names.note(together))))),
   )
 
 

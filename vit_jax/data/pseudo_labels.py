@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import files
-from vit_jax.data import samples, sources
+from vit_jax.data import class_names, samples, sources
 from vit_jax.data.sources import Fingerprint, Source
 from vit_jax.schema import ConfigError, show
 
@@ -202,7 +202,7 @@ def labelled(name: str, split: str, source: Source, folder: pathlib.Path, plan: 
     part,
     name=name,
     split=split,
-    classes=plan.classes,
+    classes=tuple(map(class_names.normal, plan.classes)),
     read=lambda i: (part.read(i)[0], label(i)),
     read_label=label,
     labels=count,

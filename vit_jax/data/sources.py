@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax import schema
+from vit_jax.data import class_names
 from vit_jax.data.rows import Row as Row  # the word that readers know it by
 from vit_jax.schema import at, place
 
@@ -257,10 +258,10 @@ def located(parts: Sequence[tuple[str, range]], i: int) -> tuple[str, int]:
 def assemble(
   name, spec, classes, parts, read, place, identify, fingerprint, labels=1, read_label=None, runs=None, remote=False
 ) -> Source:
-  """One source over parts of splits.
+  """Returns one source over parts of splits, with a note if names of classes look alike.
 
   All functions but `fingerprint` take a split and a record number of all of it; of `runs` the reading one a split and
-  the numbers of the first and after the last.
+  the numbers of the first and after the last. Names of `classes` are stored in normal form (`class_names.normal`).
   """
 
   locate = functools.partial(located, parts)
@@ -282,7 +283,7 @@ def assemble(
   return Source(
     name,
     spec,
-    tuple(classes),
+    tuple(map(class_names.normal, classes)),
     length,
     lambda i: read(*locate(i)),
     describe,
@@ -293,7 +294,13 @@ def assemble(
     tuple(parts),
     runs._replace(read=several) if runs else None,
     remote,
+    note=class_names.note(tuple(map(class_names.normal, classes))),
   )
+
+
+def noted(source: Source, *notes: str) -> Source:
+  """Returns the source with more notes, a line each; empty ones are ignored."""
+  return dataclasses.replace(source, note="\n".join(filter(None, (*notes, source.note))))
 
 
 def digest(values: Sequence) -> str:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from vit_jax import metrics
-from vit_jax.data import catalog, sources
+from vit_jax.data import catalog, class_names, sources
 from vit_jax.evals.subject import Outcome, Subject, open_source, rows
 from vit_jax.schema import Choice, ConfigError, Range, at, place
 
@@ -53,6 +53,12 @@ def accuracy(
     )
   if len(source.classes) != subject.classes:
     raise ConfigError(f"{split!r} has {len(source.classes)} classes, the model {subject.classes}", "split")
+  if subject.names and (moved := class_names.moved(subject.names, source.classes)):
+    raise ConfigError(
+      f"{split!r} has classes of the training data at other positions ({moved}, counted from 0). Give both readers the "
+      "same list of classes",
+      "data" if data else "split",
+    )
   with at("classes"):
     competing, way = _competing(subject.data(data), classes)
   predict = subject.predictions(data, source.labels > 1 if logits is None else logits, competing)

@@ -31,6 +31,7 @@ class Subject:
   batch: int  # images at a time, unless an evaluation says otherwise
   open_split: Callable[[Choice, str], sources.Source]  # of data and a split
   predict: Callable | None = None  # `tasks.Task.predict`; None: only features are measured
+  names: tuple[str, ...] = ()  # of the classes of the run's own data; () if they are unknown
   screen: Screen | None = None  # where it is shown how many images are done; None: nowhere
   programs: dict = dataclasses.field(default_factory=dict, compare=False, repr=False)  # compiled once, shared
 

@@ -90,6 +90,55 @@ def test_what_is_no_label_is_refused(form, label, tmp_path):
     opened(form, written(form, tmp_path, given), test="train")
 
 
+def class_of_each(source):
+  return [source.classes[label] for label in labels(source)]
+
+
+@each_form
+@pytest.mark.parametrize("kind", [int, str])
+def test_g13_labels_that_are_numbers_mean_the_same_classes_in_every_form(form, kind, tmp_path):
+  values = [(i * 7) % 12 for i in range(COUNT)]
+  written(form, tmp_path / "data", [kind(value) for value in values])
+  source = opened(form, tmp_path / "data", test="train")
+  assert source.classes == tuple(map(str, range(12))) and labels(source) == values
+  names = tmp_path / "classes.txt"
+  names.write_text("".join(f"animal {i}\n" for i in range(12)))
+  source = opened(form, tmp_path / "data", test="train", classes=str(names))
+  assert class_of_each(source) == [f"animal {value}" for value in values]
+  names.write_text("".join(f"{i}\n" for i in sorted(map(str, range(12)))))
+  if kind is str:  # in JSON and Parquet a text is a name
+    source = opened(form, tmp_path / "data", test="train", classes=str(names))
+    assert class_of_each(source) == [str(value) for value in values]
+  else:
+    with pytest.raises(
+      schema.ConfigError, match=r"config\.data\.classes: labels are numbers, as 0 at .*000\d|row|line"
+    ):
+      opened(form, tmp_path / "data", test="train", classes=str(names))
+
+
+def test_g13_digits_in_a_cls_mean_what_a_number_in_json_means(tmp_path):
+  names = tmp_path / "classes.txt"
+  for i, form in enumerate(("cls", "txt", "json")):
+    members = []
+    for number in range(4):
+      text = f'{{"label": {number}}}' if form == "json" else f"{number}\n"
+      members += [(f"{number}.png", FILES[number]), (f"{number}.{form}", text.encode())]
+    forms.tar(tmp_path / f"{i}/train-0.tar", members)
+    names.write_text("a\nb\nc\nd\n")
+    source = forms.opened("tars", tmp_path / str(i), test="train", classes=str(names))
+    assert class_of_each(source) == ["a", "b", "c", "d"]
+    names.write_text("0\n2\n1\n3\n")
+    with pytest.raises(
+      schema.ConfigError, match="2 may mean '2', number 1 of the list, or the class at position 2, '1'"
+    ):
+      forms.opened("tars", tmp_path / str(i), test="train", classes=str(names))
+
+
+def test_g13_the_names_of_a_parquet_schema_are_numbered_by_position(tmp_path):
+  forms.parquet(tmp_path, FILES[:4], [0, 1, 2, 1], names=["10", "0", "1"])
+  assert class_of_each(opened("parquet", tmp_path, test="train")) == ["10", "0", "1", "0"]
+
+
 @each_form
 def test_a_run_goes_on_where_it_was_and_on_two_hosts_as_on_one(form, tmp_path, monkeypatch):
   monkeypatch.setattr(images, "KEEP", 0)

@@ -15,9 +15,74 @@ def collected(values):
   return found.arrays()
 
 
-def resolved(files, classes=None, most=1):
+def resolved(files, classes=None, most=1, **options):
+  def where(file, i):
+    return f"file {file}, record {i}"
+
   with schema.at("config.data"):
-    return labels.resolve([collected(f) for f in files], classes, most, lambda file, i: f"file {file}, record {i}")
+    return labels.resolve([collected(f) for f in files], classes, most, where, **options)
+
+
+def meant(values, classes, **options):
+  """The names of the classes that labels mean."""
+  names, (found,) = resolved([values], classes, **options)
+  return [names[found[i]] for i in range(len(values))]
+
+
+SHUFFLED = ["0", "1", "10", "11", "2"]
+
+
+@pytest.mark.parametrize(
+  ("values", "classes", "names"),
+  [
+    ([2, 0], ["cat", "dog", "owl"], ["owl", "cat"]),
+    (["2", "0", "dog"], ["cat", "dog", "owl"], ["owl", "cat", "dog"]),
+    (["2", "0"], ["0", "1", "2"], ["2", "0"]),
+    ([2, 0], ["0", "1", "2", "else"], ["2", "0"]),
+    ([3], ["0", "1", "2", "else"], ["else"]),
+    (["2", "10"], SHUFFLED, ["2", "10"]),
+    ([2020, 2019, 0], ["2019", "2020", "2021"], ["2020", "2019", "2019"]),
+    (["2020"], ["2019", "2020"], ["2020"]),
+    ([2, 1], ["00", "01", "02"], ["02", "01"]),
+  ],
+)
+def test_g13_a_list_of_classes_decides_what_a_number_means(values, classes, names):
+  assert meant(values, classes) == names
+
+
+@pytest.mark.parametrize("classes", [SHUFFLED, ["1", "2", "3"], ["cat", "0"], ["b", "2", "a"], ["00", "02", "01"]])
+def test_g13_a_number_that_may_mean_two_classes_is_refused_with_the_fix(classes):
+  with pytest.raises(schema.ConfigError, match=r"the class at position .*other names, such as 'class ") as caught:
+    resolved([[0, 1]], classes)
+  assert caught.value.place == "config.data.classes"
+  assert "file 0, record 0" in caught.value.message
+  assert meant([0, 1], classes, positions=True) == classes[:2]  # ClassLabel defines numbers as positions
+
+
+@pytest.mark.parametrize(
+  ("values", "classes"),
+  [(["3"], ["a", "b", "c"]), (["2"], ["0", "1"]), ([3], ["0", "1", "2"]), ([5], ["2019", "2020"])],
+)
+def test_g13_a_number_that_means_no_class_is_refused(values, classes):
+  with pytest.raises(schema.ConfigError, match=r"file 0, record 0: label '?.'? is (none of the classes|out of range)"):
+    resolved([values], classes)
+
+
+def test_g13_names_in_use_are_sorted_by_value_and_numbers_are_positions():
+  texts = [str(i) for i in (11, 10, 2, 1, 0, 3, 4, 5, 6, 7, 8, 9)]
+  expected = tuple(map(str, range(12)))
+  assert resolved([texts])[0] == resolved([[int(text) for text in texts]])[0] == expected
+  assert meant(texts, None) == texts
+  assert resolved([texts], order="text")[0] == tuple(sorted(expected))
+
+
+def test_c3_names_in_two_unicode_forms_are_one_class():
+  nfc, nfd = "caf\u00e9", "cafe\u0301"
+  names, (one, two) = resolved([[nfc, "a"], [nfd, "a"]])
+  assert names == ("a", nfc) and (one[0], two[0]) == (1, 1)
+  assert meant([nfd, nfc], [nfc]) == meant([nfd, nfc], [nfd]) == [nfc, nfc]
+  assert labels.note([collected([nfc]), collected([nfd])]).endswith("each taken as one: 'cafe\\u0301' and 'caf\\xe9'")
+  assert labels.note([collected([nfc]), collected([nfc, "a"])]) == ""
 
 
 def test_labels_of_many_forms_are_those_that_were_added():
@@ -78,6 +143,29 @@ def test_classes_are_a_number_or_a_file(tmp_path):
   for wrong in ("0", "99999999", str(tmp_path / "none.txt"), str(tmp_path)):
     with pytest.raises(schema.ConfigError, match=r"allowed: 1 to|or give their number"):
       labels.class_names(wrong)
+
+
+@pytest.mark.parametrize("char", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e"])
+def test_g_lines_of_a_file_of_classes_end_at_line_feeds_only(tmp_path, char):
+  file = tmp_path / "names.txt"
+  file.write_bytes(f"cat{char}s\r\ndog\n{char}\n".encode())
+  assert labels.class_names(str(file)) == (f"cat{char}s", "dog", char)
+
+
+def test_g_a_carriage_return_alone_ends_no_line(tmp_path):
+  file = tmp_path / "names.txt"
+  file.write_bytes(b"cat\rdog\r")
+  with pytest.raises(schema.ConfigError, match=r"inside of a line; end lines with"):
+    labels.class_names(str(file))
+
+
+def test_c3_a_file_of_classes_has_each_name_in_one_unicode_form(tmp_path):
+  file = tmp_path / "names.txt"
+  file.write_text("caf\u00e9\ncafe\u0301\n", "utf-8")
+  with pytest.raises(schema.ConfigError, match="twice"):
+    labels.class_names(str(file))
+  file.write_text("cafe\u0301\n", "utf-8")
+  assert labels.class_names(str(file)) == ("caf\u00e9",)
 
 
 @pytest.mark.parametrize("label", [0, 2**31 - 1, (), (4,), (1, 2, 3)])

@@ -4,7 +4,7 @@ import logging
 from typing import Annotated
 
 from vit_jax import paths, schema
-from vit_jax.data import augment, loader, mixture, pseudo_labels, sources, stream
+from vit_jax.data import augment, class_names, loader, mixture, pseudo_labels, sources, stream
 from vit_jax.data.catalog import imagenet, licences, small, vtab
 from vit_jax.data.readers import folder, manifest, parquet, segmentation, tars, tfds
 from vit_jax.data.rows import Row
@@ -132,7 +132,7 @@ def _pseudo_labelled(
         f"{path} holds no labels; write them: python -m vit_jax.evaluate --workdir=TEACHER --split=SPLIT "
         f"--write-labels={path}"
       )
-    if plan.classes != source.classes:
+    if tuple(map(class_names.normal, plan.classes)) != source.classes:
       raise schema.ConfigError(
         f"{path} has labels of {len(plan.classes)} classes, {show(plan.classes[0])} first; those of labelled are "
         f"{len(source.classes)}, {show(source.classes[0])} first. Take a teacher of the same classes"

@@ -1,4 +1,4 @@
-"""Image folders as sources: which files are records, their classes, splits and order."""
+"""Image folders as sources: files that are records, their classes, splits and order."""
 
 import collections
 import dataclasses
@@ -6,7 +6,7 @@ import hashlib
 from typing import Annotated
 
 from vit_jax import paths
-from vit_jax.data import sources
+from vit_jax.data import class_names, sources
 from vit_jax.data.readers import places
 from vit_jax.data.readers.tree import EXTENSIONS, Tree, counted, extension
 from vit_jax.schema import ConfigError, Fraction, Range, at, place
@@ -27,10 +27,13 @@ def folder(
   holdout: Fraction = 0.2,
   validation: Annotated[float, Range(0, 0.5)] = 0.0,
   split_seed: Annotated[int, Range(0, 2**31 - 1)] = 0,
+  class_order: class_names.Order = "numeric",
 ) -> sources.Source:
   """Opens a split of the image folder `path`, `<split>/<class>/*.jpg` or `<class>/*.jpg`.
 
-  Classes are numbered in order of name. Files are drawn by hashes of (split_seed, class, file), whatever the order in
+  Names of class folders are compared in Unicode's form NFC.
+
+  Files are drawn by hashes of (split_seed, class, file), whatever the order in
   which the file system lists them. The seed of the run must not move its test images. The records of a split are in an
   order of which any slice is a stratified sample. All splits that the config names have the same classes.
 
@@ -47,6 +50,7 @@ def folder(
       folder of validation images. A class of three files or more gives at least one and keeps at least one; smaller
       classes give none. A run on a folder has 0.1 by default, 0 switches it off.
     split_seed: of the draws.
+    class_order: of the classes: "numeric", numbers by value, or "text", so that "10" comes before "2".
 
   Raises:
     ConfigError: no such folder, a mixed layout, other classes in another split, no file to hold out.
@@ -56,14 +60,20 @@ def folder(
   tree = Tree(root)
   top = tree.folders()
   if _holds_classes(tree, top):
-    classes, drawn, above, advice = top, _held_out(tree, top, holdout, split_seed), (), ""
+    folders = {"": _class_folders(tree, "", class_order)}
+    drawn, above, advice = _held_out(tree, folders[""].values(), holdout, split_seed), (), ""
   else:
     if validation and val is None:
       splits = dataclasses.replace(splits, val=next((name for name in VALIDATION if name in top), None))
-    drawn, classes = _split_folders(tree, top, (splits.spec(split), *splits.specs().values()), split_seed)
+    folders = _split_folders(tree, top, (splits.spec(split), *splits.specs().values()), class_order)
+    drawn = {part: [] for part in top} | {
+      part: [_drawn(split_seed, tree, name, f"{part}/") for name in named.values()] for part, named in folders.items()
+    }
     above = [part for part in drawn if drawn[part]]
     advice = "" if above else _too_high(tree, top, splits)
-  note = tree.about([f"{part}/{name}" for part in above for name in classes] or classes, ("", *above))
+  classes = tuple(next(iter(folders.values()), ()))
+  used = [f"{part}/{name}" if part else name for part, named in folders.items() for name in named.values()]
+  note = tree.about(used or top, ("", *above))
   if validation and splits.val is None:
     drawn, held = _with_validation(drawn, train, validation)
     note += f"; {held:,} of the {train} images are held out for validation as 'val' (validation={validation:g})"
@@ -95,7 +105,7 @@ def folder(
     read_label=lambda part, i: files[part][i][1],
     remote=isinstance(root, places.Bucket),
   )
-  return dataclasses.replace(source, note=note)
+  return sources.noted(source, note)
 
 
 def _opened(path) -> places.Disk | places.Bucket:
@@ -177,21 +187,31 @@ def _with_validation(drawn, train, share):
   return drawn | parts, sum(counts)
 
 
-def _split_folders(tree, splits, specs, seed):
-  """What is drawn of the splits that `specs` name, and the classes, which all of these splits must share."""
+def _split_folders(tree, splits, specs, order):
+  """{split: {class: its folder}} of the splits that `specs` name; all of them must have the same classes."""
   names = sources.split_names(specs)
   used = [split for split in splits if split in names or "all" in names]
-  classes = {split: tree.folders(split) for split in used}
+  folders = {split: _class_folders(tree, split, order) for split in used}
   for split in used[1:]:
-    if classes[split] != classes[used[0]]:
-      odd = sorted(set(classes[split]) ^ set(classes[used[0]]))
+    if odd := class_names.differing(folders[used[0]], folders[split]):
       raise ConfigError(
         f"splits {used[0]!r} and {split!r} of {str(tree.root.root)!r} differ in classes {odd[:5]}", "path"
       )
-  drawn = {split: [] for split in splits}
-  for split in used:
-    drawn[split] = [_drawn(seed, tree, name, f"{split}/") for name in classes[split]]
-  return drawn, classes[used[0]] if used else []
+  return folders
+
+
+def _class_folders(tree, split, order) -> dict[str, str]:
+  """{class: the name of its folder} of a split, in order of class; ConfigError if a class has two folders."""
+  folders = {}
+  for name in tree.folders(split):
+    other = folders.setdefault(class_names.normal(name), name)
+    if other != name:
+      raise ConfigError(
+        f"folders {other!a} and {name!a} in {str(tree.root.root / split)!r} have one name in two Unicode forms; move "
+        "the images of one into the other",
+        "path",
+      )
+  return {name: folders[name] for name in class_names.ordered(folders, order)}
 
 
 def _drawn(seed, tree, name, split=""):

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from vit_jax.data import sources
+from vit_jax.data.class_names import Order
 from vit_jax.data.readers import index, listing
-from vit_jax.data.readers.labels import Labels, packed, resolve, unpacked
+from vit_jax.data.readers.labels import Labels, note, packed, resolve, unpacked
 
 Where = Callable[[listing.Files, int, index.Arrays, int], str]  # (files, file, its arrays, record of it) in words
 
@@ -50,7 +51,10 @@ def resolved(
   classes: Sequence[str] | None,
   most: int,
   where: Where,
+  *,
   stored: Callable = index.Extents,
+  order: Order = "numeric",
+  positions: bool = False,
 ) -> tuple[tuple[str, ...], dict[str, Records]]:
   """The classes of some splits together, and the records of each.
 
@@ -61,9 +65,12 @@ def resolved(
     most: labels of an image.
     where: (files, file, its arrays, record of it) in words, for errors.
     stored: (files, arrays) -> what has the bytes of records, as `index.Extents`.
+    order: as of `labels.resolve`, like `positions`.
   """
   flat = [(files, file, each) for files, arrays in parts.values() for file, each in enumerate(arrays)]
-  classes, numbered = resolve([each for _, _, each in flat], classes, most, lambda i, record: where(*flat[i], record))
+  classes, numbered = resolve(
+    [each for _, _, each in flat], classes, most, lambda i, record: where(*flat[i], record), order, positions
+  )
   numbered = iter(numbered)
   records = {
     part: Records(stored(files, arrays), arrays, list(itertools.islice(numbered, len(arrays))))
@@ -119,7 +126,7 @@ def source(
     stored, label = unpacked(data)
     return content("", stored), label
 
-  return sources.assemble(
+  made = sources.assemble(
     name,
     spec,
     classes,
@@ -133,6 +140,7 @@ def source(
     runs=sources.Runs(lambda part, *ends: records[part].run(*ends), parse, together) if together else None,
     remote=remote,
   )
+  return sources.noted(made, note([arrays for each in records.values() for arrays in each.arrays]))
 
 
 def _fingerprint(parts, records, about, beside):

@@ -1,4 +1,14 @@
-"""Labels of records, compact: collected while files are scanned, numbers or names, one or several of an image."""
+"""Labels of records, compact: collected while files are scanned, numbers or names, one or several of an image.
+
+All readers follow one rule. A label is a number (an integer in JSON or Parquet, digits in a `.cls` or `.txt` of a tar)
+or a text (also the name of a folder).
+
+Without a list of classes, numbers are positions, so that the classes are 0 to the largest number in use. Texts are
+names, and the classes are the names in use. Names that are numbers are sorted by value.
+
+With a list, a text is a name of the list, or a position if no name of the list is a number. A number is a position, or
+a name if it is too large for a position. If the list has numbers as names at other positions, a number is refused.
+"""
 
 import array
 import dataclasses
@@ -9,6 +19,7 @@ from typing import Annotated
 import numpy as np
 
 from vit_jax import paths
+from vit_jax.data.class_names import Order, normal, number, ordered
 from vit_jax.schema import ConfigError, Range, at, nearest, show
 
 Most = Annotated[int, Range(1, 4096)]  # labels of one image
@@ -70,17 +81,30 @@ Where = Callable[[int, int], str]  # (file, record) in words
 
 
 def resolve(
-  files: Sequence[Mapping[str, np.ndarray]], classes: Sequence[str] | None, most: int, where: Where
+  files: Sequence[Mapping[str, np.ndarray]],
+  classes: Sequence[str] | None,
+  most: int,
+  where: Where,
+  order: Order = "numeric",
+  positions: bool = False,
 ) -> tuple[tuple[str, ...], list[Labels]]:
-  """The classes, and the labels of each file's records.
+  """Resolves the labels of files to positions in one list of classes, by the rule above.
 
   Args:
-    files: what `Collected.arrays` gave of each.
-    classes: their names in order; None: the names that there are, sorted, or numbers up to the largest.
+    files: the result of `Collected.arrays` for each file.
+    classes: names in order; None: the names in use, in `order`, or numbers up to the largest.
     most: labels of an image; more than one makes all of them tuples.
-    where: file and record, for errors.
+    where: (file, record) -> words, for errors.
+    order: of names in use, see `class_names.ordered`.
+    positions: whether the format defines numbers as positions in `classes`, whatever the names are.
+
+  Returns:
+    (the classes, the labels of each file's records).
+
+  Raises:
+    ConfigError: a label has no class, or may mean either of two.
   """
-  names = [_names(file) for file in files]
+  names = [[normal(name) for name in names_in(file)] for file in files]
   numbered = [i for i, file in enumerate(files) if len(file["numbers"]) and not names[i]]
   if any(names) and numbered:
     named = next(i for i, some in enumerate(names) if some)
@@ -91,17 +115,44 @@ def resolve(
       i = next(i for i in numbered if files[i]["numbers"].max() >= NAMES)
       record = _record(files[i], int(np.argmax(files[i]["numbers"] >= NAMES)))
       raise ConfigError(f"{where(i, record)}: label {largest:,}; allowed: below {NAMES:,}. Is it an id?")
-    classes = sorted(set().union(*names)) if any(names) else map(str, range(largest + 1))
-  classes = tuple(classes)
+    classes = ordered(set().union(*names), order) if any(names) else map(str, range(largest + 1))
+  classes = tuple(map(normal, classes))
   if not classes:
     raise ConfigError("there is no label, and so no class")
-  index = {name: number for number, name in enumerate(classes)}
+  meaning = _Meaning(classes, positions)
   return classes, [
-    _resolved(file, names[i], index, most, lambda record, i=i: where(i, record)) for i, file in enumerate(files)
+    _resolved(file, names[i], meaning, most, lambda record, i=i: where(i, record)) for i, file in enumerate(files)
   ]
 
 
-def _resolved(file, names, index, most, where) -> Labels:
+class _Meaning:
+  """The positions that numbers and texts have in a list of classes."""
+
+  def __init__(self, classes: Sequence[str], positions: bool):
+    self.classes = classes
+    self._index = {name: position for position, name in enumerate(classes)}
+    numbers = {value: i for i, name in enumerate(classes) if (value := number(name)) is not None}
+    self._numbers = {} if positions else numbers
+    # (number, position) of the first class whose name is the position of another class.
+    self.ambiguous = next(((n, i) for n, i in self._numbers.items() if n < len(classes) and n != i), None)
+
+  def of_name(self, name: str) -> int | None:
+    """Returns the position of a text; None if it has none."""
+    if name in self._index:
+      return self._index[name]
+    value = None if self._numbers else number(name)
+    return value if value is not None and value < len(self.classes) else None
+
+  def of_numbers(self, numbers: np.ndarray) -> np.ndarray:
+    """Returns the positions of numbers, -1 of those that have none."""
+    result = numbers.copy()
+    far = numbers >= len(self.classes)
+    values, inverse = np.unique(numbers[far], return_inverse=True)
+    result[far] = np.array([self._numbers.get(int(value), -1) for value in values], np.int32)[inverse]
+    return result
+
+
+def _resolved(file, names, meaning, most, where) -> Labels:
   numbers, counts = file["numbers"], file["counts"]
   ends = _ends(file)
 
@@ -109,13 +160,27 @@ def _resolved(file, names, index, most, where) -> Labels:
     raise ConfigError(f"{where(_record(file, at))}: {reason}")
 
   if names:
-    if unknown := [number for number, name in enumerate(names) if name not in index]:
-      at, name = int(np.flatnonzero(numbers == unknown[0])[0]), names[unknown[0]]
-      refuse(at, f"label {show(name)} is none of the classes.{nearest(name, list(index)[:1000])}")
-    numbers = np.array([index[name] for name in names], np.int32)[numbers]
-  elif len(numbers) and numbers.max() >= len(index):
-    at = int(np.argmax(numbers >= len(index)))
-    refuse(at, f"label {numbers[at]} is out of range; allowed: 0 to {len(index) - 1}, the number of classes less one")
+    found = [meaning.of_name(name) for name in names]
+    if None in found:
+      unknown = found.index(None)
+      at, name = int(np.flatnonzero(numbers == unknown)[0]), names[unknown]
+      refuse(at, f"label {show(name)} is none of the classes.{nearest(name, list(meaning.classes[:1000]))}")
+    numbers = np.array(found, np.int32)[numbers]
+  elif len(numbers):
+    if meaning.ambiguous:
+      value, position = meaning.ambiguous
+      raise ConfigError(
+        f"labels are numbers, as {numbers[0]} at {where(_record(file, 0))}, and so are names of classes: {value} may "
+        f"mean {show(meaning.classes[position])}, number {position} of the list, or the class at position {value}, "
+        f"{show(meaning.classes[value])}. If labels are positions, give the classes other names, such as "
+        f"'class {value}'. If labels are names, write them as texts in JSON or Parquet, or leave out `classes`",
+        "classes",
+      )
+    known = meaning.of_numbers(numbers)
+    if known.min() < 0:
+      at, count = int(np.argmin(known)), len(meaning.classes)
+      refuse(at, f"label {numbers[at]} is out of range; allowed: 0 to {count - 1}, the number of classes less one")
+    numbers = known
   if ends is not None:
     if most == 1:
       record = int(np.argmax(counts != 1))
@@ -138,7 +203,8 @@ def _record(file, at):
   return at if ends is None else int(np.searchsorted(ends, at, "right")) - 1
 
 
-def _names(file):
+def names_in(file: Mapping[str, np.ndarray]) -> list[str]:
+  """Returns the names that the labels of a file have, as they are written; none if the labels are numbers."""
   text = bytes(file["names"]).decode("utf-8", "surrogatepass")
   if not text:
     return []
@@ -147,7 +213,15 @@ def _names(file):
 
 
 def class_names(text: str | None) -> tuple[str, ...] | None:
-  """The classes that the key `classes` says: their number, or a text file with a name a line; None for None."""
+  """Returns the classes that the key `classes` gives; None for None.
+
+  Args:
+    text: the number of classes, or the path of a text file in UTF-8 with one name a line. Lines end at \\n or \\r\\n
+      and nowhere else. Blanks and tabs around a name are ignored, and so are empty lines at the end.
+
+  Raises:
+    ConfigError: the file cannot be read, a line is empty, or a name occurs twice.
+  """
   if text is None:
     return None
   with at("classes"):
@@ -156,24 +230,40 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
         raise ConfigError(f"{text} classes; allowed: 1 to {NAMES:,}")
       return tuple(map(str, range(int(text))))
     try:
-      lines = paths.expand(paths.path(text)).read_text("utf-8-sig").splitlines()
+      lines = paths.path(text).expanduser().read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeError) as error:
       raise ConfigError(f"no names of classes can be read from {show(text)}: {error}; or give their number") from error
-    while lines and not lines[-1].strip():
-      lines.pop()
-    names = tuple(line.strip() for line in lines)
+    # `str.splitlines` would end lines at ten more characters, which names may contain.
+    names = [normal(line.removesuffix("\r").strip(" \t")) for line in lines]
+    while names and not names[-1]:
+      names.pop()
     if not names or "" in names:
       line = names.index("") + 1 if names else 1
       raise ConfigError(f"{text}, line {line}, has no name; write one class a line")
+    if broken := next((name for name in names if "\r" in name), None):
+      raise ConfigError(f"{text} has {show(broken)} with \\r inside of a line; end lines with \\n or \\r\\n")
     if again := repeated(names):
       raise ConfigError(f"{text} has {show(again)} twice; write each class once")
-    return names
+    return tuple(names)
 
 
 def repeated(names: Sequence[str]) -> str | None:
-  """The first name that was there before; None where each is there once."""
+  """Returns the first name that occurs a second time, in whatever Unicode form; None if there is none."""
   seen = set()
-  return next((name for name in names if name in seen or seen.add(name)), None)
+  return next((name for name in names if normal(name) in seen or seen.add(normal(name))), None)
+
+
+def note(files: Sequence[Mapping[str, np.ndarray]]) -> str:
+  """Returns a line about names that labels have in several Unicode forms, which are one class; "" if there are none."""
+  forms = {}
+  for file in files:
+    for name in names_in(file):
+      forms.setdefault(normal(name), set()).add(name)
+  several = [sorted(group) for group in forms.values() if len(group) > 1]
+  shown = "; ".join(" and ".join(map(ascii, group)) for group in several[:5])
+  return f"{len(several):,} names of classes are written in several Unicode forms, each taken as one: {shown}" * bool(
+    several
+  )
 
 
 # A label in front of what is stored: what is read as a run is to be told from nothing but its bytes.

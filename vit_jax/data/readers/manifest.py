@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax import paths
 from vit_jax.data import local_files, sources
+from vit_jax.data.class_names import Order
 from vit_jax.data.readers import index, indexed, listing, places
 from vit_jax.data.readers.labels import Collected, Most, class_names
 from vit_jax.files import JSON_BYTES, parse_json
@@ -30,6 +31,7 @@ def manifest(
   val: str | None = None,
   test: str = "test",
   classes: str | int | None = None,
+  class_order: Order = "numeric",
   labels: Most = 1,
 ) -> sources.Source:
   """A split of JSON lines: {"path": "a/1.jpg", "label": "cat"}, or "bytes" in base64 instead of a path.
@@ -48,15 +50,16 @@ def manifest(
     train: split string.
     val: split string.
     test: split string.
-    classes: a text file with their names, one a line, or their number; by default the names in use, sorted, or the
-      largest number in use in the splits of the config.
+    classes: a text file with their names, one a line, or their number; by default the names in use, or the numbers up
+      to the largest in the splits of the config. See `labels` for what a label means.
+    class_order: of names in use: "numeric", numbers by value, or "text", so that "10" comes before "2".
     labels: the most that one image has.
   """
   splits, named = sources.Splits(train, val, test), class_names(classes)
   files = listing.listed(path, SUFFIXES, "a manifest of JSON lines")
   known = _by_split(files, index.made("manifest", files, functools.partial(_scan, files), len(files.names) > 1))
   used = indexed.used(known, splits, split, named is None)
-  names, records = indexed.resolved({part: known[part] for part in used}, named, labels, _where)
+  names, records = indexed.resolved({part: known[part] for part in used}, named, labels, _where, order=class_order)
   parts = splits.select(split, indexed.sizes(records, known))
   kinds = {str(kind) for part, _ in parts for arrays in records[part].arrays for kind in arrays["kinds"]}
   return indexed.source(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data import sources
+from vit_jax.data.class_names import Order
 from vit_jax.data.readers import index, indexed, listing
 from vit_jax.data.readers.labels import Collected, Most, class_names, repeated
 from vit_jax.data.readers.row_groups import RowGroups, described, opened
@@ -31,6 +32,7 @@ def parquet(
   val: str | None = None,
   test: str = "test",
   classes: str | int | None = None,
+  class_order: Order = "numeric",
   image: str | None = None,
   label: str | None = None,
   labels: Most = 1,
@@ -50,7 +52,8 @@ def parquet(
     val: split string.
     test: split string.
     classes: a text file with their names, one a line, or their number; by default those of the schema, else the names
-      in use, sorted, or the largest number in use in the splits of the config.
+      in use, or the numbers up to the largest in the splits of the config. See `labels` for what a label means.
+    class_order: of names in use: "numeric", numbers by value, or "text", so that "10" comes before "2".
     image: the column; by default the one that the schema calls an image, or "image".
     label: the column; by default the one that the schema calls a class, or "label".
     labels: the most that one image has.
@@ -58,7 +61,8 @@ def parquet(
   splits, named = sources.Splits(train, val, test), class_names(classes)
   files = listing.listed(path, (".parquet",), "Parquet files")
   tables, (columns, kind) = listing.by_split(files), _columns(files, image, label)
-  if named is None and columns.classes:
+  stated = named is None and bool(columns.classes)  # ClassLabel: integers are positions in its names
+  if stated:
     if again := repeated(columns.classes):
       raise ConfigError(
         f"{files.path(0)} has class {show(again)} twice; give their number, or a file of names", "classes"
@@ -73,7 +77,7 @@ def parquet(
     for part in indexed.used(tables, splits, split, named is None)
   }
   stored = functools.partial(RowGroups, columns.image)
-  names, records = indexed.resolved(known, named, labels, _where, stored)
+  names, records = indexed.resolved(known, named, labels, _where, stored=stored, order=class_order, positions=stated)
   parts = splits.select(split, indexed.sizes(records, tables))
   rows = np.concatenate([arrays["rows"] for part, _ in parts for arrays in records[part].arrays])
   return indexed.source(

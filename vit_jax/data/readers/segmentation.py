@@ -6,9 +6,8 @@ import os
 from typing import Annotated
 
 from vit_jax import paths
-from vit_jax.data import sources
-from vit_jax.data.readers import places
-from vit_jax.data.readers.labels import class_names
+from vit_jax.data import class_names, sources
+from vit_jax.data.readers import labels, places
 from vit_jax.data.readers.tree import Tree
 from vit_jax.schema import ConfigError, Fraction, Range, amount, at
 
@@ -57,7 +56,7 @@ def segmentation(
   with at("path"):
     root = _opened(path)
   tree, splits = Tree(root), sources.Splits(train, val, test)
-  names = class_names(classes)
+  names = labels.class_names(classes)
   found, note = _found(tree, images, masks)
   if "" in found:
     found = _held_out(found[""], holdout, split_seed)
@@ -92,7 +91,7 @@ def segmentation(
     remote=isinstance(root, places.Bucket),
   )
   of_pixels = sources.Masks(tuple(names), lambda i: root.read(pair(i)[1]), values, ignored)
-  return dataclasses.replace(source, masks=of_pixels, note=note)
+  return sources.noted(dataclasses.replace(source, masks=of_pixels), note, class_names.note(names))
 
 
 def _opened(path) -> places.Disk | places.Bucket:

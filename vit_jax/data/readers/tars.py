@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data import sources
+from vit_jax.data.class_names import Order
 from vit_jax.data.readers import index, indexed, listing
 from vit_jax.data.readers.labels import NAMES, Collected, Most, class_names
 from vit_jax.data.readers.tree import EXTENSIONS
@@ -39,6 +40,7 @@ def tars(
   val: str | None = None,
   test: str = "test",
   classes: str | int | None = None,
+  class_order: Order = "numeric",
   label: str = "label",
   labels: Most = 1,
 ) -> sources.Source:
@@ -55,8 +57,9 @@ def tars(
     train: split string.
     val: split string.
     test: split string.
-    classes: a text file with their names, one a line, or their number; by default the names in use, sorted, or the
-      largest number in use in the splits of the config.
+    classes: a text file with their names, one a line, or their number; by default the names in use, or the numbers up
+      to the largest in the splits of the config. See `labels` for what a label means.
+    class_order: of names in use: "numeric", numbers by value, or "text", so that "10" comes before "2".
     label: what the label is called in a sample's json, where it has no cls; without both it is what the txt says.
     labels: the most that one image has; more than one allows lists in json.
   """
@@ -70,7 +73,7 @@ def tars(
     )
     for part in indexed.used(shards, splits, split, named is None)
   }
-  names, records = indexed.resolved(known, named, labels, _where)
+  names, records = indexed.resolved(known, named, labels, _where, order=class_order)
   parts = splits.select(split, indexed.sizes(records, shards))
   return indexed.source(
     *(name, splits.spec(split), names, parts, records, labels, _where),

@@ -1,0 +1,64 @@
+"""Names of classes: numbers by value, one Unicode form, names that look alike."""
+
+import random
+import unicodedata
+
+import pytest
+
+from vit_jax.data import class_names
+
+NFC, NFD = "caf\u00e9", "cafe\u0301"
+
+
+def test_g13_numbers_are_sorted_by_value_and_come_first():
+  names = [str(i) for i in range(-3, 120)]
+  shuffled = random.Random(0).sample(names, len(names))
+  assert class_names.ordered(shuffled) == tuple(names)
+  mixed = ["b", "10", "2.5", "2", "-1", "n01440764", "1e3", "0x5", "007", ".5", "+4", "a"]
+  assert class_names.ordered(mixed) == ("-1", ".5", "2", "2.5", "+4", "007", "10", "0x5", "1e3", "a", "b", "n01440764")
+  assert class_names.ordered(["2", "10", "1"], "text") == ("1", "10", "2")
+  assert class_names.ordered(["01", "1", "1.0", "0"]) == ("0", "01", "1", "1.0")
+
+
+def test_g13_names_without_numbers_are_sorted_as_before():
+  names = ["n02", "n01", "Zebra", "ant", "class 10", "class 2", "\u00e9", "_x", "\u0661"]
+  assert class_names.ordered(names) == tuple(sorted(names))
+  long = ["1" * 200, "2" * 100, "9"]
+  assert class_names.ordered(long) == ("9", "2" * 100, "1" * 200)
+
+
+def test_c3_two_unicode_forms_are_one_name():
+  assert NFC != NFD and class_names.ordered([NFC, NFD]) == (NFC,)
+  assert class_names.differing([NFC, "a"], [NFD, "b"]) == ["a", "b"]
+  assert class_names.normal("no\udcffunicode") == "no\udcffunicode"
+
+
+@pytest.mark.parametrize(
+  ("one", "other"),
+  [
+    *(("cat", "Cat"), ("cat", "cat "), ("a  b", "a b"), ("cat", "c\u200bat"), ("cat", "\uff43\uff41\uff54")),
+    *(("cat", "cat\ufeff"), ("a b", "a\u00a0b"), ("1", "01"), ("1", "1.0"), ("stra\u00dfe", "STRASSE")),
+    *((NFC, NFD.upper()), ("x\ufe0f", "x"), ("\ufb01n", "fin"), ("soft", "so\u00adft"), ("10", "\uff11\uff10")),
+  ],
+)
+def test_g_names_that_look_alike_are_noted(one, other):
+  assert class_names.alike([one, "dog", other, one]) == [[one, other]]
+  assert class_names.note([one, "dog", other]).endswith(f"look alike and stay apart: {one!a} and {other!a}")
+
+
+def test_names_that_look_different_are_not_noted():
+  assert class_names.note([str(i) for i in range(1000)]) == ""
+  assert class_names.note(["a", "b", "\u00e4", "\u00e9", "e", "1", "-1", "0.1", "", "\u0430\u0431"]) == ""
+
+
+def test_g13_names_at_other_positions_are_named():
+  assert class_names.moved(["0", "1", "10", "2"], ["0", "1", "2", "10"]) == (
+    "'10' is number 2 and 3, '2' is number 3 and 2"
+  )
+  assert class_names.moved([NFC, "b"], [NFD, "b"]) == class_names.moved(["a", "b"], ["x", "y"]) == ""
+  assert class_names.moved(["crane", "a", "crane"], ["crane", "a", "crane"]) == ""
+
+
+def test_the_normal_form_is_that_of_unicode():
+  for name in ("\u1e9b\u0323", "\uac00", NFD, "\u212b"):
+    assert unicodedata.is_normalized("NFC", class_names.normal(name))
