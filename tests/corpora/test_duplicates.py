@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import photographs
+from tests.corpora import folders
 from tests.image_files import decoded
 from vit_jax.corpora import duplicates
 from vit_jax.schema import ConfigError
@@ -93,3 +94,9 @@ def test_a_test_image_of_no_use_is_an_error():
 
   with pytest.raises(ConfigError, match=r"--dedup-against: set, record 4: not a complete image"):
     duplicates.hashes(Source(), 4)
+
+
+def test_d10_a_split_of_duplicates_alone_names_the_test_set_and_the_fix(tmp_path):
+  path = folders.folder(tmp_path / "photos", 3)
+  with pytest.raises(ConfigError, match=r"no image is left in split 'train': 6 of its 6 images are duplicates"):
+    folders.made(path, tmp_path / "data", against=(str(path),), distance=6)

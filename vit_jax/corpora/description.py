@@ -64,6 +64,13 @@ def describe(
   """
   for split in made.splits:
     empty = [number for number, report in enumerate(reports[split.name]) if not report.records]
+    left_out = sum(len(report.duplicates) for report in reports[split.name])
+    if left_out and len(empty) == split.shards:
+      raise ConfigError(
+        f"no image is left in split {split.name!r}: {left_out:,} of its {len(split):,} images are duplicates of "
+        f"{', '.join(made.options.against)}. Leave this test set out of --dedup-against, lower --dedup-distance, or "
+        "give input without this split"
+      )
     if empty:
       raise ConfigError(
         f"no image is left for {len(empty)} of the {split.shards} files of split {split.name!r}; mend the input, or "
