@@ -15,7 +15,7 @@ import jax
 
 from vit_jax import config, disk, extensions, flags, hardware, paths, runtime, schema
 from vit_jax.metrics import is_share
-from vit_jax.runtime import platforms, say, streams
+from vit_jax.runtime import devices, say, streams
 from vit_jax.schema import ConfigError, aliases
 from vit_jax.schema.errors import some
 
@@ -183,7 +183,7 @@ def main(verb: Callable[[], None]) -> None:
   streams.repair()
   quiet()
   try:
-    platforms.check_names()
+    devices.check_names()
     verb()
   except (ConfigError, runtime.Stop, OSError, KeyboardInterrupt, RuntimeError, MemoryError) as error:
     code, message = runtime.ending(error)

@@ -12,7 +12,7 @@ import jax
 from jax._src import distributed
 
 from vit_jax import files, numerics, rng
-from vit_jax.runtime import clusters, exchange, peers, platforms
+from vit_jax.runtime import clusters, devices, exchange, peers
 from vit_jax.runtime.exits import EXIT_HANG, EXIT_PEER, Stop, tell
 from vit_jax.schema import ConfigError
 
@@ -67,7 +67,7 @@ def check_devices() -> None:
     ConfigError: JAX cannot start a platform, the number of all devices is not VITJAX_DEVICES, or two processes have
       different numbers of devices.
   """
-  platforms.open_devices()
+  devices.open_devices()
   expected, counts = os.environ.get("VITJAX_DEVICES"), exchange.gather(str(jax.local_device_count()), "devices")
   per_process = ", ".join(f"process {number}: {count}" for number, count in enumerate(counts))
   if expected and expected != str(jax.device_count()):

@@ -5,7 +5,7 @@ import glob
 import jax
 import pytest
 
-from vit_jax.runtime import platforms
+from vit_jax.runtime import devices
 from vit_jax.schema import ConfigError
 
 
@@ -21,7 +21,7 @@ from vit_jax.schema import ConfigError
 def test_c6_an_unknown_platform_is_one_line(text, message, monkeypatch):
   monkeypatch.setenv("JAX_PLATFORMS", text)
   with pytest.raises(ConfigError) as error:
-    platforms.check_names()
+    devices.check_names()
   assert message in str(error.value) and "\n" not in str(error.value)
   assert "unset JAX_PLATFORMS" in str(error.value)
 
@@ -30,13 +30,13 @@ def test_c6_an_unknown_platform_is_one_line(text, message, monkeypatch):
 def test_c6_cuda_without_a_gpu_is_one_line(monkeypatch):
   monkeypatch.setenv("JAX_PLATFORMS", "cuda")
   with pytest.raises(ConfigError, match=r"JAX_PLATFORMS='cuda': no NVIDIA GPU is visible\. Set JAX_PLATFORMS=cpu"):
-    platforms.check_names()
+    devices.check_names()
 
 
 @pytest.mark.parametrize("text", ["", "cpu", "cuda,cpu", "tpu,cpu"])
 def test_c6_known_platforms_pass(text, monkeypatch):
   monkeypatch.setenv("JAX_PLATFORMS", text)
-  platforms.check_names()
+  devices.check_names()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("Unable to initialize backend 'tpu': none\nmore"), AssertionError()])
@@ -47,5 +47,5 @@ def test_c6_a_platform_that_does_not_start_is_one_line(error, monkeypatch):
   monkeypatch.setenv("JAX_PLATFORMS", "tpu")
   monkeypatch.setattr(jax, "local_devices", devices)
   with pytest.raises(ConfigError, match=r"JAX_PLATFORMS='tpu': JAX cannot start \((Unable|no device)") as caught:
-    platforms.open_devices()
+    devices.open_devices()
   assert "\n" not in str(caught.value)
