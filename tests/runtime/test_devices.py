@@ -41,11 +41,11 @@ def test_c6_known_platforms_pass(text, monkeypatch):
 
 @pytest.mark.parametrize("error", [RuntimeError("Unable to initialize backend 'tpu': none\nmore"), AssertionError()])
 def test_c6_a_platform_that_does_not_start_is_one_line(error, monkeypatch):
-  def devices():
+  def fail():
     raise error
 
   monkeypatch.setenv("JAX_PLATFORMS", "tpu")
-  monkeypatch.setattr(jax, "local_devices", devices)
+  monkeypatch.setattr(jax, "local_devices", fail)
   with pytest.raises(ConfigError, match=r"JAX_PLATFORMS='tpu': JAX cannot start \((Unable|no device)") as caught:
     devices.open_devices()
   assert "\n" not in str(caught.value)
