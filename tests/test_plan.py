@@ -1,6 +1,7 @@
 """The plan command: its mistakes, and one plan from flags to the table."""
 
 import json
+import re
 
 import pytest
 
@@ -44,3 +45,15 @@ def test_a_plan_is_printed_and_written(tmp_path, monkeypatch, capsys):
   assert [p["rented"] for p in plans] == ["v3-8", "v3-32"]
   assert {p["data_path"] for p in plans} == {"gs://bkt/data"}
   assert all("1023" in p["problem"] and p["problem"] in printed for p in plans)
+
+
+def test_f4_lines_of_progress_are_on_stderr(monkeypatch, capsys):
+  small = [f"--config.{key}={text}" for key, text in (runs.IMAGENET | {"batch": "1023"}).items()]
+  assert plan.INTERVAL == 15
+  monkeypatch.setattr("sys.argv", ["plan", CONFIG, *small, "--topology=v3-8"])
+  monkeypatch.setattr(plan, "INTERVAL", 0.001)
+  plan.main()
+  printed, lines = capsys.readouterr()
+  assert "elapsed" not in printed
+  assert re.search(r"^ViT-S/16: counting the parameters, 0:0\d elapsed$", lines, re.M)
+  assert re.search(r"^v3-8, ViT-S/16: [a-zT ][a-zAPTU ]+, 0:0\d elapsed$", lines, re.M)

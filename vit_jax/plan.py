@@ -3,9 +3,10 @@
 Compiles the very train step of the config with the TPU's own compiler (pip install -e '.[tpu]'; no TPU is needed) and
 says for each slice whether it fits, how long a step takes and what limits it, and what the whole run will need. The
 data may be absent: the catalog knows how many images there are. `--search` looks for the fastest mesh,
-rematerialisation and micro-batches that fit. A run whose hosts cannot feed their chips is named: give the images that
-one host was measured to make in a second as `--host-rate`, else its cores are what is known of it. Nothing here ran on
-a TPU: what the figures mean is printed below them.
+rematerialisation and micro-batches that fit. While a program compiles, a line on the standard error stream reports
+every 15 seconds what is compiled, and for how long. A run whose hosts cannot feed their chips is named: give the images
+that one host was measured to make in a second as `--host-rate`, else its cores are what is known of it. Nothing here
+ran on a TPU: what the figures mean is printed below them.
 """
 
 import argparse
@@ -19,17 +20,24 @@ from vit_jax import build, cli, config, files, flags, hardware, models, paths
 from vit_jax.data import catalog
 from vit_jax.models import overview
 from vit_jax.planning import estimate, search, tables
+from vit_jax.planning.progress import Progress
 from vit_jax.schema import ConfigError
 from vit_jax.trees import count
+
+INTERVAL = 15.0  # seconds between two lines about progress
 
 
 def main() -> None:
   """Reads flags, plans on each slice, prints the table."""
   args, slices, run = parse()
-  describe(run, args.parameters)
   plans = []
-  with estimate.compiler(kernels=run.model.args.get("attention") == "fused") as schedules:
-    make_plan = functools.partial(estimate.make_plan, schedules=schedules, price=args.price, host_rate=args.host_rate)
+  kernels = run.model.args.get("attention") == "fused"
+  with Progress().printed(INTERVAL) as progress, estimate.compiler(kernels) as schedules:
+    progress.start(f"{run.model.name}: counting the parameters")
+    describe(run, args.parameters)
+    make_plan = functools.partial(
+      estimate.make_plan, schedules=schedules, price=args.price, host_rate=args.host_rate, start=progress.start
+    )
     for slice_ in slices:
       made = []
       for plan in search.candidates(run, slice_, make_plan) if args.search else [make_plan(run, slice_)]:

@@ -26,9 +26,23 @@ def schedules():
 V3 = hardware.topology("v3-8")
 
 
+ACTIVITIES = []
+
+
 @pytest.fixture(scope="module")
 def planned(schedules):
-  return estimate.make_plan(runs.imagenet(), V3, schedules, price=2.0, host_rate=1e9)  # no device waits
+  rates = {"price": 2.0, "host_rate": 1e9}  # no device waits
+  return estimate.make_plan(runs.imagenet(), V3, schedules, **rates, start=ACTIVITIES.append)
+
+
+def test_f4_each_long_activity_is_named_before_it_starts(planned):
+  names = ["loading the TPU compiler", "building the train step", "compiling the train step"]
+  assert [f"v3-8, ViT-S/16: {name}" for name in [*names, "reading the compiled program"]] == ACTIVITIES
+
+
+def test_f4_the_name_contains_the_choices_of_a_search():
+  run = runs.imagenet(mesh__fsdp=8, model__scan=True, model__remat="full", optim__accumulate=2)
+  assert estimate._label(run, V3) == "v3-8, ViT-S/16, fsdp=8, remat=full, accumulate=2"
 
 
 def test_a_plan_agrees_with_a_compile_of_the_same_step(planned):

@@ -13,7 +13,7 @@ import pathlib
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 from jax.experimental import topologies
@@ -146,10 +146,9 @@ def make_plan(
   schedules: pathlib.Path,
   price: float | None = None,
   host_rate: float | None = None,
+  start: Callable[[str], None] = lambda activity: None,
 ) -> Plan:
-  """Compiles the train step of a run for a slice and says what the run would need.
-
-  What does not fit, or does not divide, is a plan too, with a `problem`.
+  """Compiles the train step of a run for a slice and estimates what the run would need.
 
   Args:
     run: a completed run; its data may be absent.
@@ -157,19 +156,27 @@ def make_plan(
     schedules: the folder of `compiler`; it is emptied.
     price: of a chip for an hour.
     host_rate: images a second that one host makes, as measured; estimated from its cores if None.
+    start: is called with a description of each activity that takes long, before it starts.
+
+  Returns:
+    The plan. Its `problem` is set if the run does not fit or its sizes do not divide.
   """
+  label = _label(run, slice_)
+  start(f"{label}: loading the TPU compiler")
   tpus = devices(slice_)
   wanted = ", ".join(f"{axis}={size}" for axis, size in schema.plain(run.mesh).items() if size != 1)
   plan = Plan(
     slice_.name, slice_.rented, len(tpus), slice_.hosts, wanted or "data=1",
     data_path=run.data.args.get("path"), hbm_limit=slice_.chip.memory,
   )  # fmt: skip
+  start(f"{label}: building the train step")
   try:
     parts = build.build(run, tpus, catalog.known_split)
   except schema.ConfigError as error:
     return dataclasses.replace(plan, problem=str(error))
   sizes = ", ".join(f"{axis}={size}" for axis, size in parts.mesh.shape.items() if size > 1)
   plan = dataclasses.replace(plan, mesh=sizes or "data=1", steps=parts.total)
+  start(f"{label}: compiling the train step")
   began = time.perf_counter()
   try:
     compiled = parts.compile()
@@ -179,11 +186,20 @@ def make_plan(
       raise
     return _too_large(plan, str(error), time.perf_counter() - began)
   finally:
+    start(f"{label}: reading the compiled program")
     cycles = hlo.kernel_cycles(schedules)
     for file in schedules.iterdir():  # hundreds of megabytes, and not of the next program
       file.unlink()
   plan = _step_estimate(plan, parts, compiled, slice_.chip, cycles)
   return _run_estimate(plan, parts, slice_, price, host_rate)
+
+
+def _label(run, slice_):
+  """The slice, the model and the choices of a search, as in "v3-32, ViT-L/16, fsdp=8, remat=full"."""
+  mesh = [f"{axis}={size}" for axis, size in schema.plain(run.mesh).items() if size not in (-1, 1)]
+  remat, accumulate = run.model.args.get("remat", "none"), run.optim.args["accumulate"]
+  choices = [f"remat={remat}"] * (remat != "none") + [f"accumulate={accumulate}"] * (accumulate != 1)
+  return ", ".join([slice_.rented, run.model.name, *mesh, *choices])
 
 
 def _too_large(plan, message, seconds):

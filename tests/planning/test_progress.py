@@ -1,0 +1,50 @@
+"""Lines about the progress of long work: their text, their interval and their end."""
+
+import threading
+import time
+
+import pytest
+
+from vit_jax.planning import progress
+
+
+def test_f4_a_line_names_the_activity_and_its_own_time():
+  now = [100.0]
+  lines = progress.Progress(lambda: now[0])
+  lines.start("v3-32: building")
+  now[0] += 7.9
+  assert lines.line() == "v3-32: building, 0:07 elapsed"
+  lines.start("v3-32: compiling")
+  now[0] += 605.0
+  assert lines.line() == "v3-32: compiling, 10:05 elapsed"
+
+
+def test_f4_lines_appear_on_stderr_until_the_work_ends(capsys):
+  lines = progress.Progress(lambda: 0.0)
+  printed = ""
+  with lines.printed(0.01):
+    lines.start("compiling")
+    deadline = time.monotonic() + 10
+    while printed.count("compiling, 0:00 elapsed\n") < 3 and time.monotonic() < deadline:
+      time.sleep(0.01)
+      got = capsys.readouterr()
+      assert got.out == ""
+      printed += got.err
+  assert printed.count("compiling, 0:00 elapsed\n") >= 3
+  capsys.readouterr()
+  time.sleep(0.05)
+  assert capsys.readouterr().err == "" and "progress" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_f4_work_that_takes_less_than_the_interval_prints_nothing_and_is_not_delayed(capsys):
+  began = time.monotonic()
+  with progress.Progress().printed(15.0) as lines:
+    lines.start("compiling")
+  assert time.monotonic() - began < 5
+  assert capsys.readouterr().err == ""
+
+
+def test_f4_an_error_of_the_work_ends_the_lines():
+  with pytest.raises(ValueError, match="work"), progress.Progress().printed(0.01):
+    raise ValueError("work")
+  assert "progress" not in [thread.name for thread in threading.enumerate()]
