@@ -198,7 +198,7 @@ def test_val_is_what_the_config_says_or_a_split_of_that_name(tmp_path):
     ("digits", {"train": "train[:99"}, "train", "'train[:99' is not a split"),
     ("digits", {"test": "test[:2000]"}, "test", "which has 360 records"),
     ("digits", {"on_error": "ignore"}, "on_error", "'ignore' is not a choice"),
-    ("folder", {}, "path", "Add it to the config or as --config.data.path="),
+    ("folder", {}, "path", "missing. Give the folder, files or bucket with the data: --config.data.path="),
     ("folder", {"path": ""}, "path", "no folder ''"),
     ("tfds", {}, "builder", "such as 'cifar10:3.0.2'"),
   ],
