@@ -36,7 +36,7 @@ def test_two_at_once_are_both_served(tmp_path):
   [
     ("--data.name=foldr", r"data\.name: unknown name 'foldr'\. Did you mean 'folder'"),
     ("--data.path=/x", r"data\.name: missing; --data\.name=READER .*: .*folder"),
-    ("--data.name=folder", r"data\.path: missing; .*--data\.path="),
+    ("--data.name=folder", r"data\.path: missing\. .*--data\.path="),
     ("--data.name=folder --data.pth=/x", r"data\.pth: unknown key for 'folder'.*Did you mean 'path'"),
     ("--data.name=folder --data.path=/x --data.holdout=2", r"data\.holdout: 2.* out of range"),
     ("--data.name=folder --data.path=/nowhere", r"data\.path: no folder '/nowhere'"),

@@ -76,7 +76,7 @@ def test_fine_tuning_takes_a_model_and_pixels():
 @pytest.mark.parametrize("name", PROTOCOL)
 def test_fine_tuning_from_scratch_is_a_mistake(name, photos):
   file = recipes.load(f"finetune:{name}", data__path=photos)
-  with pytest.raises(schema.ConfigError, match=r"^config\.init\.from: missing; .* --config\.init\.from="):
+  with pytest.raises(schema.ConfigError, match=r"^config\.init\.from: missing\. .* --config\.init\.from="):
     config.resolve(file)
   overrides = {"init.from": "weights.npz", "data.path": str(photos)}
   run = recipes.run(f"finetune:{name}", init__from="weights.npz", data__path=photos)

@@ -54,7 +54,7 @@ def test_d13_every_flag_of_a_verb_is_documented(verb):
 
 @pytest.mark.parametrize("verb", launch_flags.VERBS)
 def test_d13_every_flag_of_launch_is_documented_on_its_page(verb):
-  page = (extraction.ROOT / "docs/pods.md").read_text()
+  page = (extraction.ROOT / "docs/launch.md").read_text()
   assert [names for names in flags_of_launch(verb) if not any(documented(name, page) for name in names)] == []
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.schema.errors import NotFiniteError, show
-from vit_jax.shapes import Array, Bool, Shaped, Tensor
+from vit_jax.shapes import Array, Bool, Int, Shaped, Tensor
 
 FLAG = "finite/"  # prefix of the flag of an output
 ADVICE = "The weights may be damaged, or the computation overflows. Check the weights, or compute in dtype=float32"
@@ -32,12 +32,14 @@ def flagged(outputs: Mapping[str, Shaped[Tensor, "B ..."]]) -> dict[str, Bool[Ar
   }
 
 
-def checked(rows: dict[str, np.ndarray], positions: np.ndarray, name: Callable[[int], str]) -> dict[str, np.ndarray]:
+def checked(
+  rows: dict[str, Shaped[np.ndarray, "B ..."]], positions: Int[np.ndarray, " B"], name: Callable[[int], str]
+) -> dict[str, Shaped[np.ndarray, "B ..."]]:
   """Checks and removes the flags that `flagged` added.
 
   Args:
     rows: {name: array}, with one row per image and flags among them.
-    positions: record numbers of the images, int [N].
+    positions: record numbers of the images, int [B].
     name: returns the name of a record, for the message.
 
   Returns:
@@ -79,7 +81,7 @@ def check_weights(arrays: Mapping[str, Shaped[Tensor, "..."]]) -> None:
   )
 
 
-def place(array: np.ndarray) -> str:
+def place(array: Shaped[np.ndarray, "..."]) -> str:
   """Returns the index and the value of the first value that is not finite: "[3, 0] (nan)"."""
   index = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
   return f"{[int(i) for i in index]} ({float(array[index])})"

@@ -211,7 +211,7 @@ def _mlflow(what: Export) -> str:
       client.set_terminated(identity, status="FAILED")
     raise
   client.set_terminated(identity)
-  show = f"pip install mlflow, then mlflow ui --backend-store-uri={address}"  # mlflow-skinny has no page
+  show = f"install the package mlflow, then mlflow ui --backend-store-uri={address}"  # mlflow-skinny has no page
   return f"{address}, experiment {what.project!r}; to see it: {show}"
 
 
