@@ -148,14 +148,19 @@ def make(command: str) -> None:
   assert done.returncode == 0 and done.stdout.strip(), f"{command}: {done.stderr}"
 
 
-def pip(command: str) -> None:
-  """Finds the extras that a command installs in setup.py."""
-  (source,) = [word for word in words(command.replace("$*", "test")) if word.startswith(".")] or ["."]
+def packaging() -> dict:
+  """Returns the arguments that setup.py gives to setuptools."""
   given = {}
   with mock.patch("setuptools.setup", lambda **keywords: given.update(keywords)), contextlib.chdir(ROOT):
     exec(compile((ROOT / "setup.py").read_text(), "setup.py", "exec"), {})
+  return given
+
+
+def pip(command: str) -> None:
+  """Finds the extras that a command installs in setup.py."""
+  (source,) = [word for word in words(command.replace("$*", "test")) if word.startswith(".")] or ["."]
   extras = re.sub(r"[.\[\]]", "", source)
-  unknown = {*extras.split(",")} - {*given["extras_require"], ""}
+  unknown = {*extras.split(",")} - {*packaging()["extras_require"], ""}
   assert not unknown, f"{command}: there is no extra {unknown}"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import sqlite3
 import subprocess
 import sys
@@ -83,6 +84,13 @@ def expected(workdir):
 READ = {"wandb": wandb_rows, "mlflow": mlflow_rows, "trackio": trackio_rows}
 
 
+ADVICE = {
+  "wandb": "upload with: wandb sync",
+  "mlflow": "install the package mlflow, then mlflow ui --backend-store-uri=sqlite:///",  # the extra has no web page
+  "trackio": "look at it with: trackio show --project=vit_jax",
+}
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("to", trackers.TRACKERS)
 def test_every_row_arrives_once_while_a_run_goes_on(to, tmp_path, monkeypatch):
@@ -96,7 +104,9 @@ def test_every_row_arrives_once_while_a_run_goes_on(to, tmp_path, monkeypatch):
       monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
   workdir = tmp_path / "run"
   write(workdir, 7)
-  assert "9 of 9 lines to" in trackers.export(workdir, to)
+  message = trackers.export(workdir, to)
+  assert "9 of 9 lines to" in message
+  assert ADVICE[to] in message  # D5
   assert f"{to} has all 9 lines" in trackers.export(workdir, to)
   before = expected(workdir)
   write(workdir, 5, extra=1.0)  # back at a checkpoint: the steps that it makes again are there
@@ -120,6 +130,15 @@ def test_e2_a_tracker_is_given_what_ranks_the_run(tmp_path, monkeypatch):
   monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name)
   trackers.export(tmp_path / "run", "trackio")
   assert sent[0].config["ranked_by"] == {"metric": "val/top1", "split": "val"}
+
+
+def test_d5_the_extra_mlflow_is_the_package_without_a_web_page():
+  """The message of an export advises another package for that reason; see also docs/runs.md."""
+  root = pathlib.Path(__file__).parents[2]
+  extra = re.search(r"^MLFLOW = (\[.*?\])", (root / "setup.py").read_text(), re.M)[1]
+  assert "mlflow-skinny" in extra and not re.search(r'"mlflow[><=]', extra)
+  page = " ".join((root / "docs/runs.md").read_text().split())
+  assert "`pip install mlflow` in any environment, then `mlflow ui --backend-store-uri=" in page
 
 
 def test_a_nested_config_is_flat():

@@ -1,0 +1,51 @@
+"""Lists and numbers that the pages state are those of the code."""
+
+import re
+
+import pytest
+
+from tests.documentation import extraction
+from tests.documentation.checks import packaging
+from vit_jax import train
+from vit_jax.corpora.builders import MADE
+from vit_jax.data import catalog
+from vit_jax.data.catalog import vtab
+
+
+def page(name):
+  """Returns a page of the documentation with single spaces between its words."""
+  return " ".join((extraction.ROOT / name).read_text().split())
+
+
+def number(name, pattern):
+  """Returns the numbers that a pattern finds in a page, one for each group."""
+  (found,) = re.findall(pattern, page(name))
+  return tuple(int(each) for each in ([found] if isinstance(found, str) else found))
+
+
+def test_d12_docs_runs_lists_every_key_that_a_restart_may_change():
+  (sentence,) = re.findall(r"may change only these keys: (.*?`)\. ", page("docs/runs.md"))
+  assert sorted(re.findall(r"`([^`]+)`", sentence)) == sorted(train.MAY_CHANGE)
+
+
+def test_d12_questions_name_every_extra():
+  (answer,) = re.findall(r"\*\*Which installation\?\*\*(.*?)\*\*It does not", page("docs/questions.md"))
+  named = {*re.findall(r"`(\w+)`", answer), *re.findall(r"'\.\[(\w+)\]'", answer)}
+  assert packaging()["extras_require"].keys() - named == set()
+
+
+def test_d12_datasets_are_counted_as_the_catalog_has_them():
+  stored = [name for name, row in catalog.CATALOG.items() if row.builder and name not in MADE]
+  others = [name for name, row in catalog.CATALOG.items() if not row.builder and row.classes is not None]
+  pattern = r"all (\d+) that TFDS knows; the (\d+) others"
+  assert number("docs/results.md", pattern) == (len(stored), len(others))
+
+
+def test_d12_tasks_of_vtab_are_counted():
+  assert number("README.md", r"VTAB's (\d+) tasks") == (len(vtab.TASKS),)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_d12_models_of_the_fixtures_are_counted(name):
+  described = {file.name.split(".")[0] for file in (extraction.ROOT / "tests/parity/fixtures/models").iterdir()}
+  assert number(name, r"(\d+) published models, and tables") == (len(described),)
