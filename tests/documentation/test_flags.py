@@ -1,6 +1,7 @@
 """Every flag of every verb and of `launch` is described in the pages."""
 
 import argparse
+import dataclasses
 import re
 from unittest import mock
 
@@ -8,7 +9,7 @@ import pytest
 
 from launch import flags as launch_flags
 from tests.documentation import checks, extraction
-from vit_jax import cli
+from vit_jax import cli, config
 from vit_jax.__main__ import VERBS
 
 TEXT = "\n".join(page.read_text() for page in extraction.PAGES)
@@ -61,3 +62,24 @@ def test_d13_every_flag_of_launch_is_documented_on_its_page(verb):
 def test_d13_the_flags_of_a_verb_are_found():
   assert {"--workdir", "--no-report"} <= flags_of_verb("train") and ["--hosts"] in flags_of_launch("run")
   assert documented("--workdir") and not documented("--work") and not documented("--no-such-flag")
+
+
+def inline_flags():
+  """Returns {(page, flag or first part of its key)} of inline code that starts with a flag, without its verb."""
+  found = set()
+  for page in extraction.PAGES:
+    prose = extraction.split(page.read_text())[1]
+    for span in re.findall(r"(?<!`)`(--[^`]+)`(?!`)", prose):
+      found |= {(page.name, flag) for flag in re.findall(r"(?:^|\s)--([\w-]+(?:\.\w+)?)", span)}
+  return found
+
+
+def test_flags_in_prose_exist():
+  known = {flag.removeprefix("--") for verb in VERBS for flag in flags_of_verb(verb)}
+  known |= {name.removeprefix("--") for verb in launch_flags.VERBS for names in flags_of_launch(verb) for name in names}
+  keys = {field.name for kind in (config.Run, config.Measurement) for field in dataclasses.fields(kind)}
+  known |= {f"config.{key}" for key in keys} | {"config.KEY", "help", "topology"}
+  unknown = [
+    (page, flag) for page, flag in sorted(inline_flags()) if flag not in known and not flag.startswith("data.")
+  ]
+  assert unknown == []
