@@ -50,7 +50,7 @@ def test_a_recipe_takes_two_steps_and_measures_every_image(name):
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", DATA)
 def test_a_config_builds_as_it_is(name, local):
-  run = recipes.run(name, **local[name], **({"batch": 24} if name == "folder" else {}))
+  run = recipes.run(name, **local[name], **({"batch": 16} if name == "folder" else {}))
   parts = build.build(run, jax.devices())
   assert parts.total > 0
   assert run.model.name in parts.overview()
