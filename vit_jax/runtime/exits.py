@@ -24,8 +24,8 @@ EXIT_PEER = 134
 EXITS = {
   EXIT_DONE: ("all steps are done, saved and measured; `result.json` is there", "nothing"),
   EXIT_BUG: ("a bug of ours, with a traceback; or Python itself stood still", "report it; the same command continues"),
-  EXIT_CONFIG: ("a mistake in config, flags or data, a full disk, a bucket that is gone, a workdir in use, too low a "
-                "limit of the system (`ulimit`)", "mend what "
+  EXIT_CONFIG: ("a mistake in config, flags or data, a full disk, a bucket that is gone, a workdir in use, a "
+                "system limit that is too low (`ulimit`)", "mend what "
                 "the line says"),
   EXIT_PREEMPTED: ("asked to stop (SIGTERM, or a closed terminal)", "the same command continues"),
   EXIT_HANG: ("something took longer than `config.limits` allow, or a device is held by another program", "read the "
