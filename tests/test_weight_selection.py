@@ -127,7 +127,7 @@ def test_a4_a_run_with_a_teacher_prints_what_it_read(tmp_path, capsys):
 
 def test_a4_a_workdir_has_no_prefix(tmp_path):
   (tmp_path / "checkpoints").mkdir()
-  with pytest.raises(ConfigError, match=r"a workdir holds one model\. Leave the prefix 'model' out"):
+  with pytest.raises(ConfigError, match=r"a workdir contains one model\. Remove the prefix 'model'"):
     importers.load(tmp_path, prefix="model")
 
 

@@ -241,7 +241,7 @@ def evaluate(
 
 
 def interval_notes(measured: dict[str, Outcome], intervals: dict[str, Intervals]) -> list[str]:
-  """Returns lines that state the method of the intervals, and which figures have none because of their images."""
+  """Returns lines that state the method of the intervals and list the figures without an interval."""
   if not intervals:
     return []
   without = [

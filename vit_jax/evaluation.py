@@ -53,7 +53,7 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
     if moved := class_names.moved(before["classes"], now["classes"]):
       raise ConfigError(
         f"{workdir} was trained with the classes in another order than the data have now ({moved}, counted from 0). "
-        "Bring the data back as they were, or train again"
+        "Restore the data as they were, or train again"
       )
     if other := identity.other_data(before, now):
       logging.warning("the data have changed since training: %s", "; ".join(other))

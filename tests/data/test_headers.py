@@ -160,5 +160,5 @@ def test_a_jpeg_that_libjpeg_does_not_decode_to_eight_bits_is_refused_with_its_r
   ],
 )
 def test_a_format_that_is_not_read_is_named(data, name):
-  with pytest.raises(headers.DecodeError, match=f"a file in the format {name}, which is not read. Convert it to PNG"):
+  with pytest.raises(headers.DecodeError, match=f"in the format {name}, which is not supported. Convert it to PNG"):
     headers.read(data)

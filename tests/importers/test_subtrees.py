@@ -118,12 +118,12 @@ def test_a4_averaged_weights_are_preferred_and_named(tmp_path, raw, averaged):
 def test_a4_averaged_weights_alone_are_read(tmp_path, prefix):
   apart, classes, notes = read(tmp_path, under(prefix, AVERAGE))
   assert (apart, classes) == (1, 7) and "these are averaged weights" in notes
-  with pytest.raises(ConfigError, match=r"the file has no raw weights; the file has '.*ema.*'.* Leave --no-ema"):
+  with pytest.raises(ConfigError, match=r"the file has no raw weights; the file has '.*ema.*'.* Remove --no-ema"):
     read(tmp_path, under(prefix, AVERAGE), ema=False)
 
 
 def test_a4_an_average_that_is_not_there_is_an_error(tmp_path):
-  with pytest.raises(ConfigError, match=r"no averaged weights; the file has 'model\.' \(32 tensors\)\. Leave --ema"):
+  with pytest.raises(ConfigError, match=r"no averaged weights; the file has 'model\.' \(32 tensors\)\. Remove --ema"):
     read(tmp_path, under("model."), ema=True)
 
 

@@ -14,9 +14,9 @@ _SIGNATURE = 8  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class Still:
-  """The image of a PNG's IDAT chunks, which programs show that know no animations.
+  """The image of a PNG's IDAT chunks, which programs without support for animations show.
 
-  It may be no frame of the animation. OpenCV would return the first frame.
+  This image may differ from all frames of the animation. OpenCV would return the first frame.
   """
 
   memory: int  # bytes that decoding takes at most

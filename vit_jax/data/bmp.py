@@ -13,11 +13,11 @@ import numpy as np
 from vit_jax.data.tiff import DecodeError
 
 RGB, RLE8, RLE4, BITFIELDS, ALPHABITFIELDS = 0, 1, 2, 3, 6  # compressions that are read
-PALETTES = (1, 2, 4, 8)  # bits of a pixel that is a number of a palette's colour
-# By bits of a pixel without masks in the file: masks of red, green and blue.
+PALETTES = (1, 2, 4, 8)  # bits of a pixel that is an index into the palette
+# Masks of red, green and blue by the bits of a pixel, for files without masks.
 MASKS = {16: (0x7C00, 0x03E0, 0x001F), 32: (0xFF0000, 0x00FF00, 0x0000FF)}
 WINDOWS, CORE, SHORTEST, OS2 = (40, 52, 56, 108, 124), 12, 16, 64  # bytes of headers
-# Compressed bytes are read by a loop of Python, which takes 4 s for so many.
+# Compressed bytes are read by a Python loop, which takes 4 s for this number of bytes.
 LONGEST = 2**24
 _VALUES = 2**18  # pixels that are computed together, so that their temporary arrays stay small
 
@@ -99,7 +99,7 @@ class Layout:
   def _rows(self, data):
     """The bytes of each row, the top row first: uint8 [H, stride]."""
     end = self.start + self.stride * self.height
-    if len(data) < end:  # the last row may lack the bytes that fill it up
+    if len(data) < end:  # the last row may lack its padding
       data = bytes(memoryview(data)[self.start :]) + bytes(end - len(data))
     else:
       data = memoryview(data)[self.start : end]
@@ -111,7 +111,7 @@ def read(data: bytes) -> Layout:
   """Reads the headers of a BMP file.
 
   Raises:
-    DecodeError: the file is shorter than its pixels, or has a form that is not read.
+    DecodeError: the file is shorter than its pixels, or has a form that is not supported.
     struct.error: the headers are cut off.
   """
   start, size = unpack_from("<II", data, 10)
@@ -143,7 +143,7 @@ def read(data: bytes) -> Layout:
 
 
 def _check_form(bits, compression, top_down):
-  """Raises DecodeError for forms that are not read."""
+  """Raises DecodeError for forms that are not supported."""
   forms = {RGB: (*PALETTES, 16, 24, 32), RLE8: (8,), RLE4: (4,)}
   if bits not in forms.get(compression, ()):
     raise DecodeError(f"a BMP of {bits} bits a pixel with compression {compression}. Convert it to PNG")

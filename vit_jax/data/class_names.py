@@ -45,7 +45,7 @@ def number(name: str) -> int | None:
 
 
 def alike(names: Iterable[str]) -> list[list[str]]:
-  """Returns groups of different names that a reader takes for one.
+  """Returns groups of different names that a person may mistake for one name.
 
   They differ in case, blanks, full-width or compatibility forms, characters without a width, or leading zeros.
   """
@@ -56,7 +56,7 @@ def alike(names: Iterable[str]) -> list[list[str]]:
 
 
 def _skeleton(name):
-  """Returns what two names that look alike have in common."""
+  """Returns a text that is equal for names that look alike."""
   if not name.isascii():
     name = unicodedata.normalize("NFKC", name)
     name = "".join(char for char in name if unicodedata.category(char) != "Cf" and not _selects(char))
@@ -66,12 +66,12 @@ def _skeleton(name):
 
 
 def _selects(char):
-  """Whether a character is without a width: a joiner, or a selector of a variant of the one before."""
+  """Returns whether a character has no width: a joiner or a variation selector."""
   return char == "\u034f" or "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
 
 
 def differing(names: Sequence[str], others: Sequence[str]) -> list[str]:
-  """Returns the names, in normal form, that only one of two lists has."""
+  """Returns the names, in normal form, that are in only one of two lists."""
   return sorted(set(map(normal, names)) ^ set(map(normal, others)))
 
 
@@ -87,9 +87,9 @@ def note(names: Sequence[str]) -> str:
 
 
 def moved(names: Sequence[str], others: Sequence[str]) -> str:
-  """Returns words about names that two lists have at different positions; "" if there are none.
+  """Returns a text about names that have different positions in two lists; "" if there are none.
 
-  Names that a list has twice are ignored.
+  Names that occur twice in a list are ignored.
   """
   first, second = ({normal(name): i for i, name in enumerate(each)} for each in (names, others))
   counts = [collections.Counter(map(normal, each)) for each in (names, others)]

@@ -151,7 +151,8 @@ def decode(data: bytes, header: Header) -> np.ndarray:
 def _guarded(data, header) -> bytes:
   """The file, a JPEG without its end marker.
 
-  libjpeg paints gray what is missing before an end marker. Without one, it waits for more, and OpenCV returns no image.
+  If pixels are missing before the end marker, libjpeg paints them gray. Without an end marker libjpeg waits for more
+  bytes, and OpenCV returns no image.
   """
   return data if header.end is None else _without_end(data, header)
 

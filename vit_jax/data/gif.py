@@ -71,7 +71,7 @@ class _Frame(NamedTuple):
   end: int
 
   def alone(self, data):
-    """A GIF with this frame alone, opaque, on a screen of its size, with a palette that has all numbers."""
+    """Returns a GIF with only this frame, opaque, on a screen of its size, and with a palette of 256 colours."""
     screen = BEGINNINGS[1] + pack("<HHBBB", self.width, self.height, 0, 0, 0)
     image = pack("<BHHHHB", _IMAGE, 0, 0, self.width, self.height, 0x80 | 0x40 * self.interlaced | 7)
     colours = self.palette.ljust(3 * _MOST, b"\0")  # a number outside the palette is black

@@ -46,7 +46,7 @@ SEGMENTS, CHUNKS, SCANS = 10_000, 2**17, 100
 _PIXEL = 6  # bytes: OpenCV copies what it has decoded once
 _INFLATE = 1032  # bytes that deflate makes of one at the most: 258 of a length and a distance of one bit each
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# Offset and first bytes of formats that are not read, to name them in the error.
+# Offset and first bytes of formats that are not supported, to name them in the error.
 _OTHERS = (
   (4, b"ftypavif", "AVIF"),
   (4, b"ftyphe", "HEIC"),
@@ -99,7 +99,7 @@ def _header(data) -> Header:
     return _tiff(data)
   for at, beginning, name in _OTHERS:
     if data.startswith(beginning, at):
-      raise DecodeError(f"a file in the format {name}, which is not read. Convert it to PNG or JPEG")
+      raise DecodeError(f"a file in the format {name}, which is not supported. Convert it to PNG or JPEG")
   raise DecodeError(
     f"not a complete image; {len(data)} bytes that begin with {data[:8]!r}, where a JPEG, PNG, GIF, BMP, WebP or TIFF "
     "file begins otherwise"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 # Bytes of the largest image file: any image that is allowed by default has fewer, if it is compressed at all.
 LARGEST = 2**28
-# A digest covers all bytes of a file up to WHOLE bytes, and of a larger one BLOCKS blocks of BLOCK bytes.
+# A digest covers all bytes of a file of up to WHOLE bytes, and BLOCKS blocks of BLOCK bytes of a larger file.
 WHOLE, BLOCKS, BLOCK = 2**18, 8, 2**14
 _KINDS = {"d": "a folder", "p": "a named pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
@@ -52,7 +52,7 @@ def stamps(files: Sequence[str]) -> list[tuple[int | None, int | None]]:
 
 
 class Version(NamedTuple):
-  """Values of which at least one changes when a file is replaced or written to.
+  """Values that identify a file and its content. At least one of them changes when the file is replaced or written to.
 
   Size and time of modification alone do not: `cp -p`, `rsync -t` and `os.utime` restore the time, and a label can
   change without a change of size. No program can set the time of status change (`changed`).

@@ -34,7 +34,7 @@ def read(images: Images, record: int, size: int) -> UInt8[np.ndarray, "S S"] | N
 
 
 def pixels(data: bytes, max_pixels: int, max_aspect: float) -> UInt8[np.ndarray, "H W"]:
-  """Reads the numbers in a file of one channel as they are stored: no gray is scaled, and no orientation counts.
+  """Reads the numbers in a file of one channel as they are stored, without scaling gray or applying an orientation.
 
   Args:
     data: the bytes of a PNG, GIF, BMP or TIFF file.
@@ -42,7 +42,7 @@ def pixels(data: bytes, max_pixels: int, max_aspect: float) -> UInt8[np.ndarray,
     max_aspect: limit of the longer side over the shorter one.
 
   Returns:
-    The values of gray pixels, or the places of pixels in a palette.
+    The values of gray pixels, or the palette indices of pixels.
 
   Raises:
     DecodeError: the file is damaged, exceeds a limit, or has more than one channel or more than eight bits.
@@ -67,11 +67,11 @@ def _stored(data, layout):
     return layout.numbers(data)
   try:
     with Image.open(io.BytesIO(data)) as image:
-      # Pillow scales gray of 2 and 4 bits. A PNG has the bits of a sample and the type of its colours here.
+      # Pillow scales gray of 2 and 4 bits. These bytes of a PNG contain the bits of a sample and the colour type.
       bits, colours = data[24:26] if data.startswith(b"\x89PNG") else (8, 0)
       scale = 255 // ((1 << bits) - 1) if image.mode == "L" and colours == 0 else 1
       return np.asarray(image).astype(np.uint8) // scale, image.mode
-  except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's, for what is torn or huge
+  except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's errors for damaged or huge files
     raise DecodeError(str(error)) from error
 
 

@@ -11,7 +11,7 @@ def decode(data: bytes, memory: int) -> np.ndarray:
 
   Args:
     data: the bytes of the file.
-    memory: number of bytes that decoding takes at most. It tells a lack of memory from a damaged file.
+    memory: number of bytes that decoding takes at most. It distinguishes a lack of memory from a damaged file.
 
   Returns:
     uint8 [H, W, 3], the pixels in the order in which the file stores them.
@@ -33,6 +33,6 @@ def decode(data: bytes, memory: int) -> np.ndarray:
 
 
 def no_memory(error: BaseException | None) -> bool:
-  """Returns whether an error reports too little memory, which is no fault of the image."""
+  """Returns whether an error reports a lack of memory, which is not a defect of the image."""
   # OpenCV's `error.code` is an attribute of the class: that of the last error of any thread.
   return isinstance(error, MemoryError) or (isinstance(error, cv2.error) and "(-4:Insufficient memory)" in str(error))

@@ -12,7 +12,7 @@ from PIL import TiffImagePlugin
 
 # What Pillow raises for files and metadata that are damaged.
 DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error, OverflowError)
-# It warns of odd metadata; `warnings.catch_warnings` is not safe in threads.
+# Pillow warns of unusual metadata; `warnings.catch_warnings` is not safe in threads.
 warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 # Pillow's own reader of files without compression gives wrong colours for separate planes of 16 bits or of reversed bit
 # order, and does not compare the sizes of strips with those of the image. libtiff does both.
@@ -46,7 +46,7 @@ class Page(NamedTuple):
     height: number of rows as the file stores them.
     width: pixels in a row as the file stores them.
     memory: bytes of memory that decoding takes at most.
-    least: bytes that so many pixels take at least.
+    least: the smallest number of bytes in which a file can store this number of pixels.
     orientation: 1 to 8, as EXIF counts.
     bits: of a sample.
     inverted: zero is white.
@@ -65,10 +65,10 @@ class Page(NamedTuple):
   def decode(self, data: bytes) -> np.ndarray:
     """Returns the pixels as they are stored, uint8 [H, W, 3] RGB.
 
-    Transparency is ignored. Colours that were multiplied with it are divided by it. Of 16 bits the upper eight count.
+    Transparency is ignored. Colours that were multiplied by alpha are divided by alpha. The upper 8 of 16 bits count.
 
     Raises:
-      DecodeError: the page is damaged, or has a form that Pillow does not read.
+      DecodeError: the page is damaged, or has a form that Pillow does not support.
     """
     with _reported():
       image = self._load(data)
@@ -94,7 +94,7 @@ class Page(NamedTuple):
       return np.asarray(image).astype(np.uint8) // scale, image.mode
 
   def _load(self, data):
-    """Pillow's image, not turned."""
+    """Returns Pillow's image without applying the orientation."""
     if self.patches:
       patched = bytearray(data)
       for at, entry in self.patches:
@@ -107,7 +107,7 @@ class Page(NamedTuple):
 
 @contextlib.contextmanager
 def _reported():
-  """Makes a DecodeError of what Pillow raises."""
+  """Converts errors of Pillow to DecodeError."""
   try:
     yield
   except SyntaxError as error:
@@ -132,8 +132,8 @@ _READ = (0, 1, 2, 3, 5)  # colours: gray, RGB, a palette, of a printer
 _OF_PALETTE, _CMYK, _YCBCR = 3, 5, 6  # colours
 _JPEG = 7  # the compression that YCbCr is read with
 _DIFFERENCES = (5, 8, 32946, 34925, 50000)  # compressions that may have a predictor
-# Compressions that are read, and how many bytes one byte has at most, None if it is not known: none, three of fax
-# machines, of which a bit may be a row, LZW, JPEG, two of deflate, PackBits, LZMA, ZSTD.
+# Supported compressions: none, three of fax machines, LZW, JPEG, two of deflate, PackBits, LZMA, ZSTD. The value is the
+# largest number of bytes that one compressed byte may represent, None if unknown (in a fax, one bit may be a row).
 _RATIOS = {1: 1, 2: None, 3: None, 4: None, 5: 4096, _JPEG: 2048, 8: 1032, 32946: 1032, 32773: 64, 34925: None,
            50000: None}  # fmt: skip
 _PIXEL = 24  # bytes: a strip may be the whole image, of four samples with 16 bits, beside the image and its copies
@@ -238,14 +238,14 @@ def page(data: bytes) -> Page:
 
 
 def _listed(bits):
-  """The different numbers in words."""
+  """Returns the different numbers as text."""
   return " and ".join(map(str, sorted({*bits.tolist()})))
 
 
 def _patches(said):
-  """(offset, bytes) of entries without an orientation and without XMP.
+  """Returns (offset, bytes) of directory entries that replace the orientation and the XMP.
 
-  Pillow turns an image by both, and reads an orientation of any type.
+  Pillow would apply both, and accepts an orientation of any type.
   """
   plain = {_ORIENTATION: struct.pack(f"{said.order}HIHH", 3, 1, 1, 0), _XMP: struct.pack(f"{said.order}HIB3x", 1, 1, 0)}
   return tuple((said.entries[tag].at - 6, entry) for tag, entry in plain.items() if tag in said.entries)
@@ -254,7 +254,7 @@ def _patches(said):
 def _check_pieces(data, offsets, sizes, needed, compression):
   """Raises DecodeError unless all strips or tiles are in the file, with `needed` bytes if they are not compressed.
 
-  Those of JPEG must have their end.
+  JPEG strips and tiles must have an end marker.
   """
   count = len(needed)
   if min(len(offsets), len(sizes)) < count or not sizes[:count].min():

@@ -54,7 +54,7 @@ class Subject:
     Only the logits of these `classes` compete; None: all do. ConfigError if nothing but features can be measured.
     """
     if self.predict is None:
-      raise ConfigError("it needs what the weights predict, and here only features are measured; use vit_jax.evaluate")
+      raise ConfigError("it needs predictions, but this command measures only features. Use vit_jax.evaluate")
 
     def rows(params, images, labels):
       predicted = self.predict(params, images, labels, classes)

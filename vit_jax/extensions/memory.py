@@ -1,4 +1,4 @@
-"""The files that this user ran on this machine: what may be imported again without being named."""
+"""Files that this user ran on this machine, and that may therefore be imported again without a flag."""
 
 import contextlib
 import hashlib

@@ -39,7 +39,7 @@ def add(kind: str, name: str, table: Any, entry: Any, namespace: Mapping[str, An
     definition: what is registered, to notice two definitions of one name.
 
   Raises:
-    ConfigError: if the name is built in, or something else registered it.
+    ConfigError: if the name is built in, or another definition registered it.
   """
   file = str(pathlib.Path(path).resolve()) if (path := namespace.get("__file__")) else ""
   module = str(namespace.get("__name__", ""))
@@ -62,7 +62,7 @@ def registered() -> list[tuple[str, str]]:
 
 
 def registration(kind: str, name: str) -> Extension | None:
-  """Returns the file that registered a name; None for a name that nothing registered."""
+  """Returns the file that registered a name; None for a name that is not registered."""
   return _names[kind, name].extension if (kind, name) in _names else None
 
 

@@ -1,4 +1,4 @@
-"""The record of extensions in a run: which files registered the names that it uses, and how they are imported again."""
+"""Records of the extension files that a run uses, and their import when the run is used again."""
 
 import hashlib
 import logging
@@ -31,7 +31,7 @@ def record(choices: Collection[str]) -> list[dict[str, Any]]:
 
 
 def check(recorded: Any) -> None:
-  """ValueError for a record that `record` does not return."""
+  """Raises ValueError for a record that does not have the form that `record` returns."""
   form = {"file": str, "module": str, "sha256": str, "names": list}
   rows = recorded if isinstance(recorded, list) else [None]
   for row in rows:
@@ -41,7 +41,7 @@ def check(recorded: Any) -> None:
 
 
 def restore(recorded: Any, origin: str | os.PathLike) -> None:
-  """Imports the files of a record again, as far as the rules of this module allow it.
+  """Imports the files of a record again if the rules of this package allow it.
 
   Warns about a file that changed since it was recorded.
 
@@ -67,7 +67,7 @@ def restore(recorded: Any, origin: str | os.PathLike) -> None:
     if _missing(row):
       running.import_again(
         memory.remembered(row["file"])
-      )  # with the module name that this user used: a record may name any other
+      )  # under the module name that this user used: the record may contain any name
     if gone := _missing(row):
       raise ConfigError(_advice({row["file"]: ("it does not register the name any longer", gone)}), str(origin))
     _warn_of_change(row["sha256"], [names.registration(*key).file for key in _keys(row)], origin)
@@ -84,7 +84,7 @@ def _missing(row):
 
 
 def restore_of(workdir: pathlib.Path, about: Mapping) -> None:
-  """Imports the user's files that a workdir depends on, see `restore`.
+  """Imports the user's files that a workdir requires, see `restore`.
 
   Args:
     workdir: of a run, or of weights that `convert` wrote.
@@ -106,20 +106,20 @@ def _advice(refused):
   words = [f"the {kind} {show(name)}" for _, missing in refused.values() for kind, name in missing]
   reason, _ = next(iter(refused.values()))
   flags = " ".join(f"--import={shlex.quote(file) if os.path.isfile(file) else 'FILE.py'}" for file in refused)
-  return f"it uses {' and '.join(words)}. {reason[0].upper()}{reason[1:]}. Add {flags}, or import the code before"
+  return f"it uses {' and '.join(words)}. {reason[0].upper()}{reason[1:]}. Add {flags}, or import the code first"
 
 
 def _refusal(file, origin):
   """Returns why a recorded file is not imported; None if it may be imported."""
   if not file:
-    return "it was registered in a session without a file"
+    return "it was registered by code without a file, such as a notebook"
   if not os.path.isfile(file):
     return f"there is no file {show(file)}"
   workdir = paths.parse(origin)
   if not paths.in_bucket(workdir) and pathlib.Path(file).resolve().is_relative_to(workdir.resolve()):
-    return f"{show(file)} is inside the workdir, so that it is not imported by itself"
+    return f"{show(file)} is inside the workdir and is not imported automatically"
   if memory.remembered(file) is None:
-    return f"you did not use {show(file)} on this machine before, so that it is not imported by itself"
+    return f"you did not use {show(file)} on this machine before, so it is not imported automatically"
   return None
 
 

@@ -1,4 +1,4 @@
-"""Running the files of users: config files, extensions that are named, extensions of installed packages."""
+"""Execution of users' files: config files, extensions named by flags, and extensions of installed packages."""
 
 import contextlib
 import functools
@@ -135,7 +135,7 @@ def active() -> list[Extension]:
 
 
 def import_flags() -> list[str]:
-  """Returns the flags with which another command has the names of this process; none if no file registered a name."""
+  """Returns the flags that give another command the names of this process; none if no file registered a name."""
   return [f"--import={text}" for text in _given] if names.extensions() else []
 
 
@@ -155,7 +155,7 @@ def adopt(extensions: Iterable[Extension]) -> None:
 
 @contextlib.contextmanager
 def _missing_module(name):
-  """Turns the error for a module that does not exist into one that says how to name a file."""
+  """Replaces the error for a missing module by one that explains how to name a file."""
   if importlib.util.find_spec(name.partition(".")[0]) is None:
     raise ConfigError(
       f"--import: no module {show(name)} on Python's import path. Name a file, --import=FILE.py, or install its package"

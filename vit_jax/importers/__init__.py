@@ -200,9 +200,9 @@ def read(
 
 
 def check_prefix(workdir: pathlib.Path, prefix: str | None) -> None:
-  """ConfigError for a prefix in a workdir, whose checkpoints hold one model."""
+  """Raises ConfigError for a prefix with a workdir, whose checkpoints contain one model."""
   if prefix is not None:
-    raise ConfigError(f"{workdir}: a workdir holds one model. Leave the prefix {show(prefix)} out")
+    raise ConfigError(f"{workdir}: a workdir contains one model. Remove the prefix {show(prefix)}")
 
 
 class FrozenWeights(NamedTuple):

@@ -1,7 +1,7 @@
 """Settings that a run adopts from the weights that it starts from, unless its config sets them.
 
-With another activation, another epsilon of the norms, or images that are normalised or cropped in another way, weights
-give other logits, and no shape shows it.
+With another activation, another epsilon of the norms, or another normalisation or crop of the images, the same weights
+give different logits. No shape differs, so no other check reports the mistake.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def of_teacher(path: str) -> dict[str, Any]:
 
 
 def with_settings(run: Run, settings: Settings) -> Run:
-  """Returns the run with these settings in the place of those that it does not set."""
+  """Returns the run with these settings for the keys that the run does not set."""
   changed = {}
   for group, values in settings.items():
     choice = getattr(run, group)
@@ -54,14 +54,14 @@ def with_settings(run: Run, settings: Settings) -> Run:
 
 
 def recorded(stored: Mapping[str, Any]) -> Settings:
-  """Returns the settings that a run recorded, of the keys that it may have adopted.
+  """Returns the recorded settings of a run for the keys that it may have adopted.
 
   Args:
     stored: the config of a workdir as JSON values.
 
   Returns:
-    {group: {key: value}}, or {} if the run adopted nothing. Runs from before a teacher had its own normalisation have
-    None for it, which stands for that of the student.
+    {group: {key: value}}, or {} if the run adopted nothing. Older runs have None for the normalisation of a teacher,
+    which means that of the student.
   """
   result = {}
   if (task := stored.get("task") or {}).get("name") == "distill":
@@ -79,11 +79,11 @@ def of_weights(path: str | None, model: str, image_size: int | None) -> Settings
 
   Args:
     path: a file of weights or a workdir; None has no settings.
-    model: name of the model that starts from them. Another family than that of the weights adopts nothing.
+    model: name of the model that starts from the weights. A model of another family adopts no settings.
     image_size: side of the run's images, for a crop in pixels.
 
   Returns:
-    {group: {key: value}} of what the weights, or the JSON beside them, say; {} if they cannot be read.
+    {group: {key: value}} as stated by the weights or by the JSON file next to them; {} if they cannot be read.
   """
   if path is None:
     return {}
@@ -98,7 +98,7 @@ def of_weights(path: str | None, model: str, image_size: int | None) -> Settings
 
 
 def notes(path: str, own: Run, run: Run) -> list[str]:
-  """Returns a line about the settings of weights that a run adopts, or does not because its config sets others.
+  """Returns lines about the settings that a run adopts from weights, and those that its config sets otherwise.
 
   Args:
     path: of the weights.
@@ -133,7 +133,7 @@ def flag(key: str, value: Any) -> str:
 
 
 def _differ(theirs, ours):
-  """Returns whether values differ; of a choice the arguments that weights state count, for others have defaults."""
+  """Returns whether values differ; for a choice only the arguments that the weights state are compared."""
   if isinstance(theirs, Choice):
     return theirs.name != ours.name or any(_differ(value, ours.args.get(key)) for key, value in theirs.args.items())
   return schema.plain(theirs) != schema.plain(ours)

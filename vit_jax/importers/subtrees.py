@@ -1,9 +1,9 @@
 """Selection of one model's tensors in a file that holds several models, other states, or prefixed names.
 
-Training codes save a model under prefixes such as `module._orig_mod.` and `student.backbone.`. They save it beside
-averaged weights, optimizer states, losses and decoders. A *tree* is a set of tensors whose names match a known layout
-after a common prefix is removed. One tree is read. All other tensors are read as parts of that model, listed, or
-refused.
+Training programs save a model under prefixes such as `module._orig_mod.` and `student.backbone.`. The same file may
+contain averaged weights, optimizer states, losses and decoders. A *tree* is a set of tensors whose names match a known
+layout after a common prefix is removed. One tree is read. Every other tensor is read as a part of that model, listed,
+or refused.
 """
 
 import re
@@ -25,7 +25,7 @@ _AVERAGED = {"ema", "swa", "averaged", "average", "avg", "shadow", "polyak"}
 # The order in which timm's `load_state_dict` looks for weights.
 _TIMM = ("state_dict_ema", "model_ema", "state_dict", "model")
 _OPTIMIZER = re.compile(r"optim.*|opt_state.*|mu|nu|exp_avg.*|.*momentum.*buffer.*|grads?")
-# Modules beside a model, by the first word of their names. None of them changes the output of the image model.
+# Modules other than the model, by the first word of their names. They do not change the output of the image model.
 _SEPARATE = re.compile(
   r"optim.*|opt_states?|.*loss.*|n_averaged|num_updates|decay|global_step|epoch|decoder.*|predictor.*|projector.*"
   r"|text|text_model|txt|logit_scale|logit_bias"
@@ -94,7 +94,7 @@ def choose(tensors: Tensors, known: Known, ema: bool | None = None, prefix: str 
 
 
 def _find(tensors, known) -> tuple[_File, dict[str, list[str]]]:
-  """The file with the names without wrappers that give the most trees, and the names of the tensors of each tree."""
+  """Returns the file without the wrapper words whose removal gives the most trees, and the tensor names by tree."""
   best = _File(tensors, {name: name for name in tensors}, set()), {}
   everywhere, parallel = frozenset(_WRAPPERS), frozenset({"module"})
   for words, inside in ((everywhere, parallel), ((), everywhere | parallel), (everywhere, ()), ((), ())):
@@ -109,14 +109,14 @@ def _find(tensors, known) -> tuple[_File, dict[str, list[str]]]:
 
 
 def _unwrapped(name, words, inside):
-  """A name without some words, and without those of `inside` that are not at its beginning."""
+  """Returns a name without `words`; the words of `inside` are kept at the beginning of the name."""
   parts = [part for part in name.split(".") if part not in words]
   start = next((i for i, part in enumerate(parts) if part not in inside), 0)
   return ".".join([*parts[:start], *(part for part in parts[start:] if part not in inside)])
 
 
 def _trees(tensors, known) -> dict[str, list[str]]:
-  """{prefix: names of the tensors of a tree}. A tree inside another belongs to it only if that needs it."""
+  """Returns {prefix: tensor names of a tree}. A tree inside another tree belongs to it only if that one needs it."""
   below: dict[str, list[str]] = {"": list(tensors)}
   for name in tensors:
     for match in re.finditer(r"[./]", name):
@@ -152,11 +152,11 @@ def _is_separate(name, root):
   return _SEPARATE.fullmatch(re.split(r"[./]", name[len(root) :])[0]) is not None
 
 
-# Which tree is read.
+# Selection of the tree to read.
 
 
 def _select(file, trees, ema, prefix) -> str:
-  """The prefix of the tree to read; ConfigError if it is not determined."""
+  """Returns the prefix of the tree to read; raises ConfigError if the rules do not determine it."""
   roots = list(trees)
   if prefix is not None:
     given = prefix.rstrip("./")
@@ -169,14 +169,14 @@ def _select(file, trees, ema, prefix) -> str:
     roots = averaged if ema else raw
     if not roots:
       lacking, flag = ("averaged", "--ema or ema=true") if ema else ("raw", "--no-ema or ema=false")
-      raise ConfigError(f"the file has no {lacking} weights; {_listed(file, trees, trees)}. Leave {flag} out")
+      raise ConfigError(f"the file has no {lacking} weights; {_listed(file, trees, trees)}. Remove {flag}")
   elif averaged and all(_same_shapes(file, trees, one, raw) for one in averaged):
     roots = averaged
   ranked = sorted(roots, key=_rank)
   if len(ranked) > 1 and _rank(ranked[0]) == _rank(ranked[1]):
     raise ConfigError(
-      f"several models are in one file; {_listed(file, trees, ranked)}. Choose one: --prefix=NAME, or prefix beside "
-      "the path in a config, such as init.prefix"
+      f"several models are in one file; {_listed(file, trees, ranked)}. Choose one: --prefix=NAME, or the key prefix "
+      "next to the path in a config, such as init.prefix"
     )
   return ranked[0]
 
@@ -189,7 +189,7 @@ def _is_averaged(root, trees):
 
 
 def _same_shapes(file, trees, root, others):
-  """Whether a tree may be the average of one of the others, or there are no others."""
+  """Returns whether a tree may be the average of another tree, or whether there is no other tree."""
   tree = {name.removeprefix(root): tuple(file.tensors[name].shape) for name in trees[root]}
   for other in others:
     shapes = {name.removeprefix(other): tuple(file.tensors[name].shape) for name in trees[other]}
@@ -204,7 +204,7 @@ def _rank(root):
 
 
 def _beginnings(root):
-  """All beginnings of a prefix that end at a separator, without it. Of no prefix, the empty one."""
+  """Returns all beginnings of a prefix that end at a separator, without the separator."""
   return {root[: match.start()] for match in re.finditer(r"[./]", root)} or {""}
 
 
@@ -228,21 +228,21 @@ def _before(file, root, original):
   return result
 
 
-# What else the file holds.
+# Other contents of the file.
 
 
 def _check_adapters(names: Iterable[str]) -> None:
-  """ConfigError for LoRA and other adapters."""
+  """Raises ConfigError for LoRA and other adapters."""
   if found := list(filter(_ADAPTER.search, names)):
     raise ConfigError(
-      f"the file holds {len(found)} tensors of LoRA or other adapters, such as {some(found, 2)}. They change what the "
-      "model computes, and are not read. Merge them into the weights, in peft by model.merge_and_unload(), and save "
-      "the file again"
+      f"the file holds {len(found)} tensors of LoRA or other adapters, such as {some(found, 2)}. They change the "
+      "output of the model, and are not supported. Merge them into the weights, in peft with "
+      "model.merge_and_unload(), and save the file again"
     )
 
 
 def _belonging(tree, outside, root, layout) -> dict[str, str]:
-  """{name: name in the layout} of tensors outside the prefix that are parts of the model, such as its classifier."""
+  """Returns {name: name in the layout} of tensors outside the prefix that belong to the model."""
   result = {}
   named = row_names.pattern(layout)
   own = next((row.theirs for row in layout.rows if row.ours == "head/kernel"), None)
@@ -261,7 +261,7 @@ def _belonging(tree, outside, root, layout) -> dict[str, str]:
 
 
 def _removed(file, root, names) -> list[str]:
-  """Notes on what is removed from the names of a tree."""
+  """Returns notes on the words that are removed from the names of a tree."""
   prefix = _original(file, root, names)
   notes = [f"read without the prefix {show(prefix)}"] if prefix else []
   inside = [name for name in names if file.names[name] != prefix + name.removeprefix(root)]
@@ -270,7 +270,7 @@ def _removed(file, root, names) -> list[str]:
 
 
 def _others(file, trees, chosen) -> list[str]:
-  """Notes on averages, and on the models that are not read."""
+  """Returns notes on averages and on the models that are not read."""
   others = [root for root in trees if root != chosen]
   averaged, kinds = _is_averaged(chosen, trees), [_is_averaged(root, trees) for root in others]
   choice = "--prefix, or prefix in a config"
@@ -281,14 +281,14 @@ def _others(file, trees, chosen) -> list[str]:
 
 
 def _listed(file, trees, roots, title="the file has"):
-  """The prefixes and numbers of tensors of trees."""
+  """Returns the prefixes of trees and their numbers of tensors."""
   prefixes = [(_original(file, root, trees[root]), len(trees[root])) for root in roots]
   words = (f"{show(prefix) if prefix else 'names without prefix'} ({count} tensors)" for prefix, count in prefixes)
   return f"{title} {some(words, 8)}"
 
 
 def _groups(names) -> str:
-  """Names of tensors, counted by the first word of several that share it."""
+  """Returns names of tensors. Names that share their first word are counted together."""
   starts = {name: re.match(r"[^./]*[./]?", name)[0] for name in names}
   count = Counter(starts.values())
   words = (name if count[start] < 3 else f"{start}* ({count[start]} tensors)" for name, start in starts.items())

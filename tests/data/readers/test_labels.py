@@ -81,7 +81,7 @@ def test_c3_names_in_two_unicode_forms_are_one_class():
   names, (one, two) = resolved([[nfc, "a"], [nfd, "a"]])
   assert names == ("a", nfc) and (one[0], two[0]) == (1, 1)
   assert meant([nfd, nfc], [nfc]) == meant([nfd, nfc], [nfd]) == [nfc, nfc]
-  assert labels.note([collected([nfc]), collected([nfd])]).endswith("each taken as one: 'cafe\\u0301' and 'caf\\xe9'")
+  assert labels.note([collected([nfc]), collected([nfd])]).endswith("as one class: 'cafe\\u0301' and 'caf\\xe9'")
   assert labels.note([collected([nfc]), collected([nfc, "a"])]) == ""
 
 

@@ -65,7 +65,7 @@ def test_a_name_with_braces_is_that_file(tmp_path):
 @pytest.mark.parametrize(
   ("path", "kind", "message"),
   [
-    ("a/x-{0..3}.tar", sources.AbsentError, "there is no 'x-3.tar'"),
+    ("a/x-{0..3}.tar", sources.AbsentError, "no file matches 'x-3.tar'"),
     ("nowhere", sources.AbsentError, "nothing is at"),
     ("a/*.zip", sources.AbsentError, "no tar shards"),
     ("a/x-{5..1}.tar", schema.ConfigError, "'{5..1}' in a path is no range"),

@@ -12,7 +12,7 @@ from vit_jax.data.readers.tree import EXTENSIONS, Tree, counted, extension
 from vit_jax.schema import ConfigError, Fraction, Range, at, place
 
 VALIDATION = ("val", "valid", "validation", "dev")  # folders of validation images, in this order
-FEWEST = 3  # files of a class that gives one for validation
+FEWEST = 3  # the smallest number of files of a class that contributes to validation
 
 
 def folder(
@@ -31,11 +31,11 @@ def folder(
 ) -> sources.Source:
   """Opens a split of the image folder `path`, `<split>/<class>/*.jpg` or `<class>/*.jpg`.
 
-  Names of class folders are compared in Unicode's form NFC.
+  Names of class folders are compared in Unicode normalization form NFC.
 
-  Files are drawn by hashes of (split_seed, class, file), whatever the order in
-  which the file system lists them. The seed of the run must not move its test images. The records of a split are in an
-  order of which any slice is a stratified sample. All splits that the config names have the same classes.
+  Files are drawn by hashes of (split_seed, class, file), independent of the order in which the file system lists them
+  and of the seed of the run. The records of a split are ordered so that any slice is a stratified sample. All splits
+  that the config names have the same classes.
 
   Args:
     name: of the data.
@@ -47,8 +47,8 @@ def folder(
     test: split string.
     holdout: without split folders, the share of the files of each class that become "test".
     validation: the share of the training files of each class that become "val", if `val` is not set and there is no
-      folder of validation images. A class of three files or more gives at least one and keeps at least one; smaller
-      classes give none. A run on a folder has 0.1 by default, 0 switches it off.
+      folder of validation images. A class of three files or more contributes at least one and keeps at least one.
+      Smaller classes contribute none. A run on a folder has 0.1 by default; 0 disables it.
     split_seed: of the draws.
     class_order: of the classes: "numeric", numbers by value, or "text", so that "10" comes before "2".
 
@@ -170,16 +170,16 @@ def _held_out(tree, classes, holdout, seed):
 
 
 def _with_validation(drawn, train, share):
-  """What is drawn, with a part of each class of `train` as "val", and how many files that are."""
+  """Returns the drawn files with a share of each class of `train` as "val", and the number of files in "val"."""
   if train not in drawn:
     raise ConfigError(
-      f"{share:g} of which images? {train!r} is no whole split. Set `val`, or set this to 0", "validation"
+      f"images are held out of a whole split only, but `train` is {train!r}. Set `val`, or set this to 0", "validation"
     )
   counts = [max(1, round(len(images) * share)) if len(images) >= FEWEST else 0 for images in drawn[train]]
   if drawn[train] and not any(counts):
     raise ConfigError(
-      f"no class of {train!r} has {FEWEST} images, so none can be held out for validation. Set this to 0, and choose "
-      "nothing by the test images",
+      f"no class of {train!r} has {FEWEST} images, so none can be held out for validation. Set this to 0, and do not "
+      "choose settings by the test images",
       "validation",
     )
   pairs = list(zip(drawn[train], counts, strict=True))
@@ -188,7 +188,7 @@ def _with_validation(drawn, train, share):
 
 
 def _split_folders(tree, splits, specs, order):
-  """{split: {class: its folder}} of the splits that `specs` name; all of them must have the same classes."""
+  """Returns {split: {class: its folder}} of the splits in `specs`, all of which must have the same classes."""
   names = sources.split_names(specs)
   used = [split for split in splits if split in names or "all" in names]
   folders = {split: _class_folders(tree, split, order) for split in used}
@@ -201,14 +201,14 @@ def _split_folders(tree, splits, specs, order):
 
 
 def _class_folders(tree, split, order) -> dict[str, str]:
-  """{class: the name of its folder} of a split, in order of class; ConfigError if a class has two folders."""
+  """Returns {class: name of its folder} of a split, in class order. Raises ConfigError if a class has two folders."""
   folders = {}
   for name in tree.folders(split):
     other = folders.setdefault(class_names.normal(name), name)
     if other != name:
       raise ConfigError(
         f"folders {other!a} and {name!a} in {str(tree.root.root / split)!r} have one name in two Unicode forms; move "
-        "the images of one into the other",
+        "the images of one folder into the other",
         "path",
       )
   return {name: folders[name] for name in class_names.ordered(folders, order)}

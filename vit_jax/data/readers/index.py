@@ -13,7 +13,7 @@ from vit_jax.data import local_files
 from vit_jax.data.readers import listing
 from vit_jax.files import local_cache, replacing
 
-VERSION = 3  # of what is kept, and of what is checked while files are looked through
+VERSION = 3  # of the cache entries and of the checks during a scan
 # Seconds since the last change of a file before its scan is kept. Some file systems count times in steps of up to 2 s,
 # so that a second change within a step leaves the time as it is.
 SETTLED = 2.0
@@ -26,8 +26,8 @@ Arrays = dict[str, np.ndarray]
 def made(kind: str, files: listing.Files, scan: Callable[[int], Arrays], about: object = None) -> list[Arrays]:
   """Returns what `scan` finds in each file, from the cache if the file has not changed since it was scanned.
 
-  The cache is keyed by the version of a file, see `listing.Files.version`: two files never share an entry, and neither
-  do two contents of one file.
+  The cache is keyed by the version of a file, see `listing.Files.version`. Different files, and different contents of
+  one file, never share an entry.
 
   Args:
     kind: name of the result, part of the key.

@@ -96,13 +96,13 @@ def resolve(
     most: labels of an image; more than one makes all of them tuples.
     where: (file, record) -> words, for errors.
     order: of names in use, see `class_names.ordered`.
-    positions: whether the format defines numbers as positions in `classes`, whatever the names are.
+    positions: whether the format defines numbers as positions in `classes`, also if names are numbers.
 
   Returns:
     (the classes, the labels of each file's records).
 
   Raises:
-    ConfigError: a label has no class, or may mean either of two.
+    ConfigError: a label has no class, or may mean two different classes.
   """
   names = [[normal(name) for name in names_in(file)] for file in files]
   numbered = [i for i, file in enumerate(files) if len(file["numbers"]) and not names[i]]
@@ -144,7 +144,7 @@ class _Meaning:
     return value if value is not None and value < len(self.classes) else None
 
   def of_numbers(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns the positions of numbers, -1 of those that have none."""
+    """Returns the positions of numbers; -1 for a number without a position."""
     result = numbers.copy()
     far = numbers >= len(self.classes)
     values, inverse = np.unique(numbers[far], return_inverse=True)
@@ -248,22 +248,22 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
 
 
 def repeated(names: Sequence[str]) -> str | None:
-  """Returns the first name that occurs a second time, in whatever Unicode form; None if there is none."""
+  """Returns the first name that occurs twice, also in two Unicode forms; None if there is none."""
   seen = set()
   return next((name for name in names if normal(name) in seen or seen.add(normal(name))), None)
 
 
 def note(files: Sequence[Mapping[str, np.ndarray]]) -> str:
-  """Returns a line about names that labels have in several Unicode forms, which are one class; "" if there are none."""
+  """Returns a line about class names that labels contain in several Unicode forms; "" if there are none."""
   forms = {}
   for file in files:
     for name in names_in(file):
       forms.setdefault(normal(name), set()).add(name)
   several = [sorted(group) for group in forms.values() if len(group) > 1]
   shown = "; ".join(" and ".join(map(ascii, group)) for group in several[:5])
-  return f"{len(several):,} names of classes are written in several Unicode forms, each taken as one: {shown}" * bool(
-    several
-  )
+  if not several:
+    return ""
+  return f"{len(several):,} names of classes are written in several Unicode forms, which count as one class: {shown}"
 
 
 # A label in front of what is stored: what is read as a run is to be told from nothing but its bytes.

@@ -48,7 +48,7 @@ class Files:
     return self.stamps[file][0]
 
   def version(self, file: int) -> tuple:
-    """Returns values of which at least one changes when the file does: see `local_files.Version`, `buckets.version`."""
+    """Returns values that identify the content of a file: see `local_files.Version`, `buckets.version`."""
     return (self.path(file), *self.versions[file]) if self.remote else local_files.version(self.path(file))
 
   def settled(self, file: int, seconds: float) -> bool:
@@ -137,7 +137,7 @@ class _Stream(io.RawIOBase):
 
 
 def listed(path: str, suffixes: Sequence[str], what: str) -> Files:
-  """Returns the files that a path stands for.
+  """Returns the files that a path specifies.
 
   Args:
     path: a file, a folder, or a pattern such as train-{0000..1023}.tar (see `patterns`), on a disk or in a bucket. A
@@ -147,7 +147,7 @@ def listed(path: str, suffixes: Sequence[str], what: str) -> Files:
 
   Raises:
     sources.AbsentError: there is no such file.
-    ConfigError: `path` is empty, no pattern, or stands for an empty file.
+    ConfigError: `path` is empty, is not a valid pattern, or specifies an empty file.
   """
   with at("path"):
     named = paths.expand(paths.parse(path, bare=True))
@@ -201,8 +201,8 @@ def split_of(name: str) -> str:
 def by_split(files: Files) -> dict[str, Files]:
   """Returns the files of each split.
 
-  Raises ConfigError if files of one split are in several folders, unless a pattern chose them: below a folder they may
-  be several versions of one dataset.
+  Raises ConfigError if the files of one split are in several folders, unless a pattern chose them. Several folders may
+  contain several versions of one dataset.
   """
   by_name = {}
   for file in range(len(files.names)):
@@ -217,7 +217,7 @@ def by_split(files: Files) -> dict[str, Files]:
 
 
 def _exists(path):
-  """Whether there is a file or folder of exactly this name."""
+  """Returns whether there is a file or folder with exactly this name."""
   if not paths.in_bucket(paths.parse(path, bare=True)):
     return os.path.lexists(path)
 

@@ -18,7 +18,7 @@ Entries = Callable[[str], list[tuple[str, bool]]]  # folder -> (name, whether it
 
 
 def split(path: str, exists: Callable[[str], bool]) -> tuple[str, str]:
-  """Splits a path in front of the first component that has to be matched.
+  """Splits a path before the first component that is a pattern.
 
   A component with special characters is taken literally if the file system has it under exactly this name.
 
@@ -27,7 +27,7 @@ def split(path: str, exists: Callable[[str], bool]) -> tuple[str, str]:
     exists: whether a path exists.
 
   Returns:
-    (the path above the pattern, the pattern); the pattern is "" if nothing has to be matched.
+    (the path above the pattern, the pattern); the pattern is "" if no component is a pattern.
   """
   words = path.split("/")
   start = 3 if path.startswith(paths.BUCKET) else 0
@@ -39,7 +39,7 @@ def split(path: str, exists: Callable[[str], bool]) -> tuple[str, str]:
 
 
 def alternatives(pattern: str) -> list[str]:
-  """Returns all patterns that braces abbreviate: {a,b}, {0000..1023}. Raises ConfigError if they are too many."""
+  """Returns all patterns that braces abbreviate: {a,b}, {0000..1023}. Raises ConfigError if there are too many."""
   match = next((match for match in _BRACES.finditer(pattern) if match[1] is not None), None)
   if not match:
     return [pattern]
@@ -53,31 +53,32 @@ def alternatives(pattern: str) -> list[str]:
     words = match[1].split(",")
   rests = alternatives(after)
   if len(words) * len(rests) > ALTERNATIVES:
-    raise ConfigError(f"{show(pattern)} stands for more than a million files", "path")
+    raise ConfigError(f"{show(pattern)} has more than a million alternatives. Use fewer braces", "path")
   return [before + word + rest for word in words for rest in rests]
 
 
 def matches(pattern: str, entries: Entries) -> dict[str, bool]:
-  """Returns what matches a pattern below a folder.
+  """Returns the files and folders below a folder that match a pattern.
 
   As in a shell, a name that begins with a dot is matched only by a component that begins with a dot.
 
   Args:
-    pattern: from the folder on.
-    entries: what is in the folder "", and in folders below it.
+    pattern: relative to the folder.
+    entries: lists the folder "" and the folders below it.
 
   Returns:
-    {name from the folder on: whether it is a folder}.
+    {name relative to the folder: whether it is a folder}.
 
   Raises:
-    sources.AbsentError: one of the alternatives of braces matches nothing.
+    sources.AbsentError: an alternative in braces matches no file.
   """
   listed, result = functools.cache(lambda folder: dict(entries(folder))), {}
   all_of = alternatives(pattern)
   for one in all_of:
     found = dict(_below("", one.split("/"), listed))
     if not found and len(all_of) > 1:
-      raise sources.AbsentError(f"there is no {show(one)}, one of {show(pattern)}; bring it back", "path")
+      problem = f"no file matches {show(one)}, an alternative of {show(pattern)}. Restore it, or change the pattern"
+      raise sources.AbsentError(problem, "path")
     result |= found
   return result
 

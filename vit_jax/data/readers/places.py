@@ -47,7 +47,7 @@ class Disk(NamedTuple):
   root: pathlib.Path
 
   def is_file(self) -> bool:
-    """Returns whether the root is a file and no folder."""
+    """Returns whether the root is a file and not a folder."""
     return self.root.is_file()
 
   def above(self) -> "Disk":
@@ -69,7 +69,7 @@ class Disk(NamedTuple):
     return local_files.stamps([f"{self.root}/{file}" for file in files])
 
   def versions(self, files: Sequence[str]) -> tuple[tuple, ...]:
-    """Nothing: the version of a file on a disk is asked when it is used, see `local_files.version`."""
+    """Returns (): the version of a file on a disk is determined when it is used, see `local_files.version`."""
     return ()
 
   def read(self, file: str) -> bytes:
@@ -87,7 +87,7 @@ class Bucket(NamedTuple):
 
   @classmethod
   def listed(cls, root: pathlib.Path) -> "Bucket":
-    """Returns what is there now. Raises OSError."""
+    """Returns a listing of the current content. Raises OSError."""
     from vit_jax import buckets
 
     start, objects, folders, described = str(root).removeprefix(paths.BUCKET), {}, {}, {}
@@ -101,7 +101,7 @@ class Bucket(NamedTuple):
     return cls(root, objects, folders, described)
 
   def is_file(self) -> bool:
-    """Returns whether the root is an object and no folder."""
+    """Returns whether the root is an object and not a folder."""
     return "" in self.objects
 
   def above(self) -> "Bucket":
@@ -122,7 +122,7 @@ class Bucket(NamedTuple):
     return [self.objects.get(file, (None, None)) for file in files]
 
   def versions(self, files: Sequence[str]) -> tuple[tuple, ...]:
-    """The version of each file, see `buckets.version`."""
+    """Returns the version of each file, see `buckets.version`."""
     return tuple(self.described[file] for file in files)
 
   def read(self, file: str) -> bytes:
