@@ -1,4 +1,4 @@
-"""Everything besides config and data that decides the random draws and the bits of a run, recorded and compared."""
+"""Record of everything except config and data that affects the random draws and the bits of a run."""
 
 import importlib.metadata
 import os

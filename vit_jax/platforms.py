@@ -16,11 +16,11 @@ def select(environment: MutableMapping[str, str] = os.environ, root: str = "/") 
 
   Args:
     environment: to be read and changed.
-    root: of the file system that is looked at.
+    root: root of the file system to inspect.
   """
   if "JAX_PLATFORMS" in environment or importlib.util.find_spec("libtpu") is None or tpu_attached(environment, root):
     return
-  # CUDA, ROCm and the like come as plug-ins.
+  # Support for CUDA, ROCm and other accelerators is installed as plug-ins.
   if importlib.util.find_spec("jax_plugins") is None and not importlib.metadata.entry_points(group="jax_plugins"):
     environment["JAX_PLATFORMS"] = "cpu"
 

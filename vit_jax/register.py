@@ -235,7 +235,7 @@ def schedule(name: str) -> Callable[[Decorated], Decorated]:
 
 
 def _constant(names, args):
-  """Returns the names, whatever the arguments are."""
+  """Returns the names without regard to the arguments."""
   del args
   return names
 
@@ -260,7 +260,7 @@ def _add(kind, name, names, entry, made):
 
 
 def _check_signature(kind, function, positional: Sequence[str], needed: Sequence[str] = ()) -> None:
-  """ConfigError unless a function takes these positional parameters, and keyword-only ones with usable types."""
+  """Raises ConfigError unless a function has these positional parameters, and keyword-only ones of usable types."""
   called = getattr(function, "__name__", show(function))
   if not callable(function):
     raise ConfigError(f"register.{kind}: {called} is not a function or class. Put the decorator above one")
@@ -281,7 +281,7 @@ def _check_signature(kind, function, positional: Sequence[str], needed: Sequence
 
 
 def _check_free(kind, function, words: Sequence[str], *others: Callable) -> None:
-  """ConfigError for a key that the config has already beside those of the function."""
+  """Raises ConfigError if a parameter of the function has the name of another key of the config."""
   taken = {*words, *(key for other in others for key in schema.keywords(other))}
   if used := [key for key in schema.keywords(function) if key in taken]:
     raise ConfigError(

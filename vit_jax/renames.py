@@ -30,7 +30,7 @@ def run(values: Mapping) -> dict:
 
 
 def _selection(values):
-  """`init` or a task without `ema`: false if it has no `prefix`: false was the default before `prefix` existed."""
+  """Removes `ema=False` from `init` or a task without `prefix`: False was the default before `prefix` existed."""
   if not isinstance(values, Mapping) or values.get("ema") is not False or "prefix" in values:
     return values
   return {key: value for key, value in values.items() if key != "ema"}
@@ -62,7 +62,7 @@ def _as_read(data):
 
 
 def _as_split(data):
-  """Data without the validation share that they have by default now."""
+  """Returns data with `validation` 0 if the key is missing: its present default did not exist before."""
   missing = data.get("name") in _HELD_OUT and "validation" not in data
   return {**data, "validation": 0.0} if missing else data
 

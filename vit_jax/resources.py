@@ -1,6 +1,6 @@
 """Limits of the operating system that a start needs: open files, address space, threads.
 
-Libraries in C++ that get no thread or no memory abort or wait without end, so a start with too little is refused first.
+C++ libraries abort or wait forever if they get no thread or no memory. Therefore a start with low limits is refused.
 Only the standard library is imported here.
 """
 
@@ -21,7 +21,7 @@ def check() -> None:
   """Ends the program with exit code 2 and one line if a limit is too low for any verb."""
   if found := problem():
     print(f"error: {found}", file=sys.stderr, flush=True)
-    # The interpreter's own end may need what is missing.
+    # The shutdown of the interpreter may itself need threads or memory.
     os._exit(2)
 
 
@@ -66,7 +66,7 @@ def _used():
 
 
 def _threads(needed):
-  """Starts so many threads at once, and ends them."""
+  """Starts this number of threads at the same time, and ends them."""
   done, started = threading.Event(), []
   try:
     for _ in range(needed):

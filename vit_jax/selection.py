@@ -1,7 +1,7 @@
 """The figure that ranks runs, trials and settings: one of the validation split if it is measured, else one of test.
 
-Every output that ranks uses `criterion`, and names the split and the metric. Runs are given as plain configs, the JSON
-values of config.json.
+Every output that ranks runs uses `criterion`, and names the split and the metric. Runs are passed as plain configs, the
+JSON values of config.json.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,9 +32,10 @@ def split_of(choice: Mapping[str, Any]) -> str | None:
 
 
 def role(run: Mapping[str, Any], evaluation: str) -> str:
-  """Returns the split that an evaluation of a plain run measures: "val", "test", or in its own words.
+  """Returns the split that an evaluation of a plain run measures: "val", "test", or another split as text.
 
-  A slice of the run's own data is a validation split if `data.val` says so, or if the evaluation is called like one.
+  A slice of the run's own data is a validation split if `data.val` names it, or if the evaluation has a name such as
+  "val".
   """
   choice, data = (run.get("evals") or {}).get(evaluation), run.get("data") or {}
   if not isinstance(choice, Mapping):
@@ -53,7 +54,7 @@ def role_of(run: Mapping[str, Any], metric: str) -> str:
 
 
 def criterion(run: Mapping[str, Any], figures: Iterable[str]) -> Criterion | None:
-  """Returns the figure that ranks a run, of those that it has; None if it has none.
+  """Returns the figure that ranks a run, chosen from its own figures; None if the run has no figures.
 
   Top-1 comes before other figures, the validation split before the test split, the weights before their average.
 
@@ -72,8 +73,8 @@ def criterion(run: Mapping[str, Any], figures: Iterable[str]) -> Criterion | Non
 def shared(runs: Sequence[tuple[Mapping[str, Any], Iterable[str]]]) -> Criterion | None:
   """Returns the criterion of several runs, (plain config, figures) each; runs without figures do not count.
 
-  It is a figure of the validation split only if all of them have it. Otherwise it is the one that most of them have,
-  top-1 on test before others.
+  It is a figure of the validation split only if all runs have that figure. Otherwise it is the figure that most runs
+  have, and top-1 on test is preferred.
   """
   runs = [(run, list(figures)) for run, figures in runs]
   runs = [(run, figures) for run, figures in runs if figures]

@@ -1,4 +1,4 @@
-"""How far probabilities can be believed: a reliability diagram, its bins, and tests of what the images can show."""
+"""Calibration of predicted probabilities: a reliability diagram, its bins, and statistical tests."""
 
 from typing import NamedTuple
 
@@ -91,7 +91,7 @@ def parts(bins: Bins, confidence: np.ndarray, right: np.ndarray) -> list[page.Pa
 
 
 def _words(bins, tests):
-  """The calibration error and the means, each with what its test allows to conclude."""
+  """Returns text about the calibration error and the means, with the conclusion of each test."""
   total = max(int(bins.images.sum()), 1)
   error = float(np.abs(bins.right - bins.confidence).sum() / total)
   share, mean = bins.right.sum() / total, bins.confidence.sum() / total

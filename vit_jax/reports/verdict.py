@@ -99,7 +99,7 @@ def measured_on_test(run: Recorded) -> tuple[int, int]:
 
 
 def _origin(run) -> Table:
-  """The command of a run, where, when and how long it ran."""
+  """Returns a table with the command, the workdir, the devices, the start and the duration of a run."""
   kind, count = run.devices.get("kind"), run.devices.get("count", 0)
   processor = run.recipe.get("processor") if isinstance(run.recipe.get("processor"), str) else ""
   seconds, command = sum(run.seconds.values()), run.recipe.get("command")
@@ -191,7 +191,7 @@ def _setting(run) -> Table:
 
 
 def ranked(runs: Sequence[Recorded]) -> list[Recorded]:
-  """Sorts runs by their shared criterion, best first; of equals that with the lower loss, and those without it last."""
+  """Sorts runs by their shared criterion, best first, then by loss. Runs without the criterion come last."""
   metric = shared_headline(runs)
 
   def order(run):
@@ -207,8 +207,8 @@ def ranked(runs: Sequence[Recorded]) -> list[Recorded]:
 def criterion(runs: Sequence[Recorded]) -> Criterion | None:
   """Returns the figure that runs are compared by, see `selection.shared`; None if they have none in common.
 
-  Figures of different tasks measure different things, whatever their names. Such runs are compared by the few-shot
-  probe of most images that all of them have, or not at all.
+  Figures of different tasks are not comparable, even if their names are equal. Such runs are compared by the few-shot
+  probe with the most images that all runs have. Without such a probe they are not compared.
   """
   chosen = selection.shared([(plain(run.run), run.figures) for run in runs])
   tasks = {(run.run.task.name, str(plain(run.run.task).get("targets"))) for run in runs}
@@ -226,7 +226,7 @@ def shared_headline(runs: Sequence[Recorded]) -> str | None:
 
 
 def _best(runs, chosen) -> str:
-  """Which run is best, by what, whether its lead is more than noise, and on which split the choice was made."""
+  """Returns text that names the best run, the criterion and its split, and states whether the lead is significant."""
   metric, order = chosen.metric, ranked(runs)
   words = f"The best of {len(runs)} runs by {chosen} is {order[0].name}: {_with_interval(order[0], metric)}."
   if len(order) > 1:

@@ -1,4 +1,4 @@
-"""The variables by which a cluster manager (Slurm, Open MPI) places a process, as JAX reads them."""
+"""Environment variables with which a cluster manager (Slurm, Open MPI) places a process, as JAX reads them."""
 
 import dataclasses
 import os
@@ -58,7 +58,7 @@ def use_all_local_devices(cluster: Cluster | None) -> None:
 
 
 def _slurm() -> Cluster | None:
-  """The placement of a Slurm task, by the variables that JAX needs too."""
+  """Returns the placement of a Slurm task from the variables that JAX also requires."""
   needed = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
   further = ("SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS")
   if not all(name in os.environ for name in needed):
@@ -73,7 +73,7 @@ def _slurm() -> Cluster | None:
 
 
 def _open_mpi() -> Cluster | None:
-  """The placement of a process of mpirun."""
+  """Returns the placement of a process of mpirun."""
   needed = ("OMPI_MCA_orte_hnp_uri", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
   if not all(name in os.environ for name in needed):
     return None
@@ -84,7 +84,7 @@ def _open_mpi() -> Cluster | None:
 
 
 def _number(name: str) -> int:
-  """The whole number in an environment variable."""
+  """Returns the whole number in an environment variable."""
   text = os.environ[name]
   if not (text.isascii() and text.isdigit()):
     raise ConfigError(f"{name}: expected a whole number, got {text!r}. Unset it, or set {ALONE} to run one process.")

@@ -1,4 +1,4 @@
-"""Standard streams that a program can use, whatever the shell, the service manager or the locale made of them."""
+"""Repair of standard streams that the shell, the service manager or the locale left unusable."""
 
 import os
 import sys
@@ -9,20 +9,20 @@ NAMES = ("stdin", "stdout", "stderr")
 def repair() -> None:
   """Opens closed standard streams on the null device, and makes printing independent of the encoding.
 
-  A file that the program opens would otherwise get the number of the closed stream, and what a C library prints would
-  be written into that file. Characters outside the encoding (`PYTHONIOENCODING=latin-1`, names that are no Unicode)
-  are printed as escapes such as \\xe9 instead of ending the program.
+  Otherwise a file that the program opens would get the descriptor of the closed stream, and the output of C libraries
+  would be written to that file. Characters outside the encoding (`PYTHONIOENCODING=latin-1`, file names that are not
+  valid Unicode) are printed as escapes such as \\xe9 instead of raising an error.
   """
   for number, name in enumerate(NAMES):
     if getattr(sys, name) is None:
       setattr(sys, name, open(_null(number), "w" if number else "r"))
   for stream in (sys.stdout, sys.stderr):
-    if hasattr(stream, "reconfigure"):  # not if a test or a notebook put another object there
+    if hasattr(stream, "reconfigure"):  # tests and notebooks replace the streams by objects without this method
       stream.reconfigure(errors="backslashreplace")
 
 
 def _null(number: int) -> int:
-  """A descriptor of the null device: `number` itself if it is free."""
+  """Returns a descriptor of the null device: `number` itself if it is free."""
   descriptor = os.open(os.devnull, os.O_RDWR)
   try:
     os.fstat(number)

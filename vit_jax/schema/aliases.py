@@ -1,4 +1,4 @@
-"""Names that other frameworks use, and what they are called here: the source of suggestions in messages.
+"""Names that other frameworks use, with their equivalents here: the source of suggestions in messages.
 
 A suggestion is never applied by itself: a config that contains another name is an error.
 """
@@ -162,7 +162,7 @@ GROUPS: dict[str, str] = {
   **dict.fromkeys(("loss", "criterion", "objective"), "task"),
   **dict.fromkeys(("parallel", "sharding", "distributed"), "mesh"),
 }
-# Keys that a recipe leaves to the user: what to give.
+# Descriptions of the values that a recipe requires from the user.
 WANTED: dict[str, str] = {
   "init.from": "the weights to start from, a workdir or a file such as B_16.npz",
   "data.path": "the folder, files or bucket with the data",
@@ -245,6 +245,6 @@ def example(key: str) -> str:
 
 
 def wanted(key: str) -> str | None:
-  """Returns what a key is to contain that has no default, if it is known."""
+  """Returns a description of the value of a key without a default, if it is known."""
   words = key.removeprefix("config.").split(".")
   return next((WANTED[tail] for i in range(len(words)) if (tail := ".".join(words[i:])) in WANTED), None)

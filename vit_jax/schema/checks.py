@@ -1,4 +1,4 @@
-"""Checks of functions whose keyword-only parameters are to be keys of a config."""
+"""Checks of functions whose keyword-only parameters become keys of a config."""
 
 import dataclasses
 import inspect

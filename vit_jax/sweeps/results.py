@@ -66,8 +66,8 @@ def lead(first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, flo
   Args:
     first: figures of each run of the best setting.
     second: figures of each run of the next one.
-    metric: that they are compared by.
-    name: what the next one is called.
+    metric: name of the figure to compare.
+    name: name of the next setting.
   """
   values = [[each[metric] for each in side if metric in each] for side in (first, second)]
   if not all(values):
