@@ -1,10 +1,12 @@
 """Config files and flags: what is read, and that what is wrong with them is said in one line."""
 
+import re
+
 import ml_collections
 import pytest
 
 from vit_jax import flags
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, Text
 
 
 def test_changes_are_read_in_both_forms_and_other_words_left():
@@ -96,6 +98,29 @@ def test_a_config_says_which_keys_it_has():
   config = ml_collections.ConfigDict({"optim": {"lr": 0.1}, "seed": 0})
   assert flags.has(config, "optim.lr") and flags.has(config, "seed") and flags.has(config, "optim")
   assert not any(flags.has(config, key) for key in ("optim.ema", "data", "seed.x", "data.exif"))
+
+
+@pytest.mark.parametrize(
+  "parts",
+  [
+    ({"name": "tars"}, {"name": "folder", "path": "x"}),
+    [{"name": "tars"}, {"name": "folder", "path": "x"}],
+    Text("[dict(name='tars'), dict(name='folder', path='x')]"),
+  ],
+)
+def test_a_position_in_a_key_is_an_entry_of_a_list(parts):
+  config = ml_collections.ConfigDict({"data": {"name": "mixture", "parts": parts}}, type_safe=False)
+  assert flags.has(config, "data.parts[1].path") and flags.has(config, "data.parts[0]")
+  assert not any(flags.has(config, f"data.{key}") for key in ("parts[0].path", "parts[2]", "name[0]", "x[0]"))
+  flags.edit(config, "data.parts[1].class_order", "text")
+  flags.edit(config, "data.parts[0].crop.name", "none")
+  assert [part.to_dict() for part in config.data.parts] == [
+    {"name": "tars", "crop": {"name": "none"}},
+    {"name": "folder", "path": "x", "class_order": "text"},
+  ]
+  for key in ("parts[2]", "name[0]", "prats[0]"):
+    with pytest.raises(ConfigError, match=rf"config.data has no group '{re.escape(key)}'"):
+      flags.edit(config, f"data.{key}.weight", "3")
 
 
 def test_flags_alone_make_a_choice():

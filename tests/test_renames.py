@@ -1,4 +1,4 @@
-"""Words of before in stored configs."""
+"""Migrations of stored configs."""
 
 import copy
 
@@ -78,3 +78,53 @@ def test_g13_a_run_of_before_keeps_the_order_of_its_classes(name):
   now = {"data": {"name": name, "exif": False, "validation": 0.0, "class_order": "numeric"}}
   assert renames.run(now) == now and renames.kept(now) == {}
   assert renames.kept({"data": {"name": "digits"}}) == {}
+
+
+OLD = {
+  "parts": [{"name": "tars", "path": "a", "weight": 2.0}, {"name": "cifar10"}, {"name": "folder", "path": "b"}],
+  "name": "mixture",
+}
+
+
+def test_g13_data_inside_of_data_keep_the_order_of_their_classes():
+  labelled = {"name": "pseudo_labelled", "labelled": {"name": "folder"}, "images": {"name": "parquet"}, "path": "p"}
+  deep = {"name": "pseudo_labelled", "labelled": OLD, "images": None, "exif": False}
+  stored = {"data": labelled, "evals": {"own": {"name": "fewshot", "data": OLD}, "deep": {"data": deep}}}
+  before = copy.deepcopy(stored)
+  now = renames.run(stored)
+  assert stored == before
+  assert now["data"]["labelled"] == {"name": "folder", "class_order": "text"}
+  assert now["data"]["images"] == {"name": "parquet", "class_order": "text"}
+  parts = now["evals"]["own"]["data"]["parts"]
+  assert (
+    parts
+    == now["evals"]["deep"]["data"]["labelled"]["parts"]
+    == [
+      {"name": "tars", "path": "a", "weight": 2.0, "class_order": "text"},
+      {"name": "cifar10"},
+      {"name": "folder", "path": "b", "class_order": "text"},
+    ]
+  )
+  keys = ["data.labelled", "data.images"]
+  keys += [f"evals.{name}.parts[{i}]" for name in ("own.data", "deep.data.labelled") for i in (0, 2)]
+  assert renames.kept(stored) == {f"{key}.class_order": "text" for key in keys}
+  assert renames.run(now) == now and renames.kept(now) == {}
+
+
+def test_g13_a_run_that_set_the_order_keeps_it():
+  parts = [{"name": "tars", "class_order": "numeric"}]
+  data = {"name": "mixture", "parts": parts, "exif": False}
+  assert renames.run({"data": data}) == {"data": data} and renames.kept({"data": data}) == {}
+
+
+@pytest.mark.parametrize("parts", [3, None, {}, "x", [3, None, "x", []], [[{"name": "tars"}]]])
+def test_damaged_parts_are_left_for_the_schema_to_refuse(parts):
+  stored = {"data": {"name": "mixture", "parts": parts}}
+  assert renames.run(stored) == stored and renames.kept(stored) == {}
+  with pytest.raises(ConfigError):
+    resolve(renames.run(stored))
+
+
+def test_keys_of_a_reader_stay_if_the_run_is_newer_than_their_removal_elsewhere():
+  data = {"name": "segmentation", "path": "x", "holdout": 0.3, "split_seed": 1, "images": "i", "exif": False}
+  assert renames.run({"data": data}) == {"data": data}

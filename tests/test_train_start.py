@@ -24,6 +24,29 @@ def test_a_run_that_was_begun_under_another_default_goes_on_with_it(tmp_path, mo
   assert train.as_begun(file, explicit, run, tmp_path) == run
 
 
+def test_g13_a_run_on_a_mixture_keeps_the_order_of_classes_of_each_part(tmp_path, monkeypatch, capsys):
+  file, parts = str(runs.ROOT / "configs/digits.py"), "[dict(name='folder', path='x'), dict(name='cifar10')]"
+  flagged = {"data.name": "mixture", "data.parts": parts}
+  run = build.complete(config.resolve(flags.load(file, flagged)))
+  assert run.data.args["parts"][0].args["class_order"] == "numeric"
+  stored = schema.plain(run)
+  del stored["data"]["parts"][0]["class_order"]
+  monkeypatch.setattr(identity, "stored_config", lambda *_: stored)
+  parts = train.as_begun(file, flagged, run, tmp_path).data.args["parts"]
+  assert (parts[0].args["class_order"], parts[1]) == ("text", run.data.args["parts"][1])
+  assert "config.data.parts[0].class_order=text, as in the run that" in capsys.readouterr().out
+  explicit = flagged | {"data.parts[0].class_order": "numeric"}
+  assert train.as_begun(file, explicit, run, tmp_path) == run
+
+
+def test_settings_of_an_older_run_on_other_data_are_ignored(tmp_path, monkeypatch, capsys):
+  file = str(runs.ROOT / "configs/digits.py")
+  run = build.complete(config.resolve(flags.load(file)))
+  monkeypatch.setattr(identity, "stored_config", lambda *_: {"data": {"name": "folder", "path": "x"}})
+  begun = train.as_begun(file, {}, run, tmp_path)  # `objection` reports that the data are others
+  assert begun.data.args == run.data.args | {"exif": False} and "class_order" not in capsys.readouterr().out
+
+
 @pytest.mark.skipif(not pathlib.Path("/proc/self").exists(), reason="needs a directory in which nothing can be made")
 def test_a_workdir_that_cannot_be_made_is_an_error_before_anything_is_read(monkeypatch):
   monkeypatch.setattr(build, "build", None)

@@ -2,15 +2,17 @@
 
 import ast
 import pathlib
+import re
 import types
 from collections.abc import Mapping, Sequence
 
 import ml_collections
 
 from vit_jax import extensions
-from vit_jax.schema import ConfigError, Text, aliases, nearest, places, show
+from vit_jax.schema import ConfigError, Text, aliases, nearest, places, show, texts
 
 DEPTH = 16  # words of a key; those that there are have up to 7
+_ENTRY = re.compile(r"([^\[\]]+)\[([0-9]{1,4})\]")  # "parts[0]", an entry of a list
 
 
 def module(path: str) -> tuple[types.ModuleType, str]:
@@ -104,15 +106,24 @@ def load(path: str, overrides: Mapping[str, str] | None = None) -> ml_collection
 
 
 def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
-  """Sets `--config.optim.lr=1e-3` (key "optim.lr") in place; the text `default` removes a value that the file gives."""
+  """Sets `--config.optim.lr=1e-3` (key "optim.lr") in place.
+
+  Args:
+    config: the config to change.
+    key: words with dots between them. A word with a position, "data.parts[0].weight", is an entry of a list.
+    text: the value. `default` removes a value that the file gives.
+
+  Raises:
+    ConfigError: the config has no such group or entry.
+  """
   *parents, last = key.split(".")
   if len(parents) > DEPTH:
     raise ConfigError(f"--config.{show(key)}: there is no key of {len(parents) + 1} words")
   whole = config
   for depth, name in enumerate(parents):
-    if depth and name and name not in config and text != "default":
+    if depth and name and name not in config and text != "default" and not _ENTRY.fullmatch(name):
       config[name] = ml_collections.ConfigDict(type_safe=False)  # a choice that the file leaves at its default
-    part = config.get(name) if name in config else None
+    part = _part(config, name)
     if not isinstance(part, ml_collections.ConfigDict):
       place = ".".join(["config", *parents[:depth]])
       if not depth and places.is_measurement(whole):
@@ -129,6 +140,32 @@ def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     del config[last]
 
 
+def _part(config, name):
+  """Returns a value of a config, or an entry of a list in it, which becomes editable; None if there is none."""
+  entry = _ENTRY.fullmatch(name)
+  if not entry or name in config:
+    return config.get(name) if name in config else None
+  values = _entries(config, entry[1])
+  if int(entry[2]) >= len(values):
+    return None
+  config[entry[1]] = tuple(_editable(value) for value in values)
+  return config[entry[1]][int(entry[2])]
+
+
+def _entries(config, name):
+  """Returns the entries of a list, which a flag may have given as text; none for any other value."""
+  value = config.get(name) if name in config else None
+  try:
+    value = texts.literal(value)
+  except ConfigError:  # reported when the value is converted
+    return ()
+  return value if isinstance(value, tuple | list) else ()
+
+
+def _editable(value):
+  return ml_collections.ConfigDict(value, type_safe=False) if isinstance(value, dict) else value
+
+
 def choice(changes: Mapping[str, str], group: str) -> ml_collections.ConfigDict:
   """What flags alone choose, {"name": "folder", "path": "/photos"} of `--data.name=folder --data.path=/photos`."""
   config = ml_collections.ConfigDict({group: ml_collections.ConfigDict(type_safe=False)})
@@ -137,12 +174,18 @@ def choice(changes: Mapping[str, str], group: str) -> ml_collections.ConfigDict:
   return config[group]
 
 
-def has(config: ml_collections.ConfigDict, key: str) -> bool:
-  """Whether a config has a value for a key such as "optim.lr"."""
+def has(config: ml_collections.ConfigDict | Mapping, key: str) -> bool:
+  """Returns whether a config has a value for a key such as "optim.lr" or "data.parts[0].weight"."""
   for name in key.split("."):
-    if not isinstance(config, ml_collections.ConfigDict) or name not in config:
+    if not isinstance(config, ml_collections.ConfigDict | Mapping):
       return False
-    config = config[name]
+    entry = _ENTRY.fullmatch(name)
+    if name in config:
+      config = config[name]
+    elif entry and int(entry[2]) < len(entries := _entries(config, entry[1])):
+      config = entries[int(entry[2])]
+    else:
+      return False
   return True
 
 

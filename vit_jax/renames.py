@@ -1,10 +1,11 @@
-"""Words that stored configs have and that are others now: workdirs and files of weights of before go on being read."""
+"""Migrations of stored configs: keys, values and defaults that have changed since a workdir or a file was written."""
 
 from collections.abc import Mapping
 
 _DECAYS = {"adamw": "times_lr", "decoupled": "independent"}
 _CAMERAS = ("folder", "manifest")  # data whose EXIF counts by default, and did not before the key was there
 _HELD_OUT = ("folder",)  # data with a validation share, which was no key before
+_INSIDE = ("parts", "labelled", "images")  # keys of data whose values may be data, or lists of data
 # Readers that take the classes from the data. They sorted names by their characters before the key was there.
 _NAMED = ("folder", "manifest", "tars", "parquet")
 _EVERY = "10%"  # from one evaluation to the next, before the default was 20 %
@@ -12,10 +13,13 @@ _AUGMENTATION = ("crop", "flip", "policy", "warp", "mixing", "erasing")
 
 
 def run(values: Mapping) -> dict:
-  """A run as a workdir stores it, in today's words, so that workdirs of before can be continued and measured.
+  """Returns a stored run as today's code reads it, so that older workdirs can be continued and evaluated.
 
-  Keys and values that have another name now get it; keys that were accepted without effect are left out. Configs and
-  flags of users do not come here: there a word of before is an error.
+  Renamed keys and values get their new names. Keys that were accepted without effect are removed. Configs and flags of
+  users are not migrated: an old name in them is an error.
+
+  Args:
+    values: the config of the run, as a workdir stores it.
   """
   result = {**values, **{key: _selection(values[key]) for key in ("init", "task") if key in values}}
   if isinstance(stored := result.get("model"), Mapping):
@@ -47,8 +51,19 @@ def model(values: Mapping) -> dict:
   return {{"head": "pool"}.get(key, key): value for key, value in values.items()}
 
 
+def source(values: Mapping) -> dict:
+  """Returns a data choice that only opens images, such as that of pseudo labels, as today's code reads it.
+
+  Args:
+    values: the name and the arguments of a reader, as they are stored.
+  """
+  return _in_order(values)
+
+
 def _without_idle(data, *idle):
-  """Data without the keys that their reader never looked at."""
+  """Data without the keys that their reader ignored. Data with the key `exif` are newer and have no such keys."""
+  if "exif" in data:
+    return data
   idle += () if data.get("name") == "folder" else ("holdout", "split_seed")
   idle += tuple(key for key in ("builder", "labels") if data.get(key) is None)
   return {key: value for key, value in data.items() if key not in idle}
@@ -57,8 +72,20 @@ def _without_idle(data, *idle):
 def _as_read(data):
   """Returns data with the values of keys that did not exist when the run was started."""
   before = {"exif": False} if data.get("name") in _CAMERAS else {}
-  before |= {"class_order": "text"} if data.get("name") in _NAMED else {}
-  return before | data
+  return before | _in_order(data)
+
+
+def _in_order(data):
+  """Returns data, and the data inside of them, with the order of classes that their readers had."""
+  before = {"class_order": "text"} if data.get("name") in _NAMED else {}
+  return before | data | {key: _each(_in_order, data[key]) for key in _INSIDE if key in data}
+
+
+def _each(function, value):
+  """Applies a function to a mapping, or to each mapping in a list; other values stay as they are."""
+  if isinstance(value, list | tuple):
+    return [function(each) if isinstance(each, Mapping) else each for each in value]
+  return function(value) if isinstance(value, Mapping) else value
 
 
 def _as_split(data):
@@ -68,7 +95,14 @@ def _as_split(data):
 
 
 def kept(stored: Mapping) -> dict[str, str]:
-  """{key: text} of what a run as a workdir stores it has no key for, or another default, and what it goes on with."""
+  """Returns the settings of a stored run that it had without a key for them, or by a default that is another now.
+
+  Args:
+    stored: the config of the run, as a workdir stores it.
+
+  Returns:
+    {key: text}, as flags would set them. A key inside of a list has a position, "data.parts[0].class_order".
+  """
   now, keys = run(stored), {}
   groups = {"data": (stored.get("data"), now.get("data"))}
   for name, choice in now["evals"].items() if isinstance(now.get("evals"), Mapping) else ():
@@ -79,7 +113,18 @@ def kept(stored: Mapping) -> dict[str, str]:
   if isinstance(data := now.get("data"), Mapping) and "validation" in data and "validation" not in stored["data"]:
     keys["data.validation"] = "0"
   for group, (before, data) in groups.items():
-    for key in ("exif", "class_order") if isinstance(data, Mapping) else ():
-      if key in data and key not in before:
-        keys[f"{group}.{key}"] = str(data[key]).lower()
+    keys |= _added(group, before, data)
+  return keys
+
+
+def _added(group, before, data) -> dict[str, str]:
+  """{key: text} of what `_as_read` has added to data and to the data inside of them."""
+  if not isinstance(data, Mapping):
+    return {}
+  keys = {f"{group}.{key}": str(data[key]).lower() for key in ("exif", "class_order") if key in data.keys() - before}
+  for key in data.keys() & set(_INSIDE):
+    one, several = f"{group}.{key}", isinstance(data[key], list)
+    pairs = zip(before[key], data[key], strict=True) if several else [(before[key], data[key])]
+    for i, pair in enumerate(pairs):
+      keys |= _added(f"{one}[{i}]" if several else one, *pair)
   return keys

@@ -153,12 +153,17 @@ def as_begun(file: str, overrides: dict[str, str], run: config.Run, workdir: pat
   before = {"older": renames.kept(stored), "adopted": adoption.recorded(renames.run(stored))}
   before = json.loads(runtime.gather(json.dumps(before), "older")[0])
   older, editable = before["older"], flags.load(file, overrides)
-  missing = [key for key in older if flags.has(editable, key.rpartition(".")[0]) and not flags.has(editable, key)]
+  whole = schema.plain(run)  # has each key that its choices take, so that those of other choices are left out
+  missing = [
+    key
+    for key in older
+    if flags.has(whole, key) and flags.has(editable, key.rpartition(".")[0]) and not flags.has(editable, key)
+  ]
   older = {key: older[key] for key in missing}
   if not older and not before["adopted"]:
     return run
   for key, text in older.items():
-    say(f"config.{key}={text}, as in the run that {workdir} holds, which was begun with other defaults")
+    say(f"config.{key}={text}, as in the run that {workdir} holds, which was started with other defaults")
   resolved = config.resolve(flags.load(file, overrides | older))
   if before["adopted"]:
     return build.complete(adoption.with_settings(resolved, before["adopted"]), adopt=False)

@@ -57,7 +57,7 @@ def images(tmp_path):
 def labels(images, tmp_path):
   """(folder, plan) of labels in shards of four: the class of image i is i % 3, its probability i / 10."""
   about = (10, images.fingerprint(), pseudo_labels.contents(images))
-  plan = Plan({"name": "manifest"}, "train", *about, NAMES, "w", 1, shard=4)
+  plan = Plan({"name": "manifest", "class_order": "numeric"}, "train", *about, NAMES, "w", 1, shard=4)
   folder = tmp_path / "labels"
   folder.mkdir()
   (folder / pseudo_labels.PLAN).write_text(plan.to_json())
@@ -96,6 +96,14 @@ def test_a_folder_is_read_as_it_was_written(labels):
   classes, probabilities = (values[:, 0] for values in pseudo_labels.kept(folder, plan, None, 1))
   np.testing.assert_array_equal(classes, np.arange(10) % 3)
   np.testing.assert_array_equal(probabilities, (np.arange(10) / 10).astype(np.float16))
+
+
+def test_g13_a_plan_from_before_keeps_the_order_of_classes_of_its_images(labels):
+  folder, plan = labels
+  older = dataclasses.replace(plan, data={"name": "manifest", "path": "x"})
+  (folder / pseudo_labels.PLAN).write_text(older.to_json())
+  assert pseudo_labels.read_plan(folder).data == {"name": "manifest", "path": "x", "class_order": "text"}
+  assert pseudo_labels.read_plan(folder).digest() == plan.digest()
 
 
 @pytest.mark.parametrize(("number", "probability"), [(3, 0.5), (-1, 0.5), (0, 1.5), (0, np.nan)])

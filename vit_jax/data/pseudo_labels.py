@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import files
+from vit_jax import files, renames
 from vit_jax.data import class_names, samples, sources
 from vit_jax.data.sources import Fingerprint, Source
 from vit_jax.schema import ConfigError, show
@@ -58,7 +58,11 @@ class Choice(NamedTuple):
 
 
 def read_plan(folder: pathlib.Path) -> Plan | None:
-  """The plan in a folder; None where there is none. ConfigError for one that says something else."""
+  """Returns the plan in a folder, with its data as today's code reads them; None if there is none.
+
+  Raises:
+    ConfigError: the file is not a plan of labels.
+  """
   values = files.read_json(folder / PLAN)
   if values is None:
     return None
@@ -74,7 +78,7 @@ def read_plan(folder: pathlib.Path) -> Plan | None:
         raise ValueError(f"{key}={show(value)}")
     if not classes or not isinstance(values["classes"], list) or not isinstance(plan.data, Mapping):
       raise ValueError(f"classes={show(values['classes'])}, data={show(plan.data)}")
-    return plan
+    return dataclasses.replace(plan, data=renames.source(plan.data))
   except (KeyError, TypeError, ValueError) as error:
     raise ConfigError(
       f"{folder / PLAN} is no plan of labels ({error}); take a folder of evaluate --write-labels"
