@@ -6,6 +6,7 @@ import os
 
 from vit_jax import files, paths, runtime, schema
 from vit_jax.data import catalog, digits, glyphs, scenes
+from vit_jax.data.readers import features as feature_classes
 from vit_jax.data.readers import tfds
 
 MADE = {"digits": digits, "glyphs": glyphs, "scenes": scenes}  # here, of what an installed library ships or of nothing
@@ -108,6 +109,7 @@ def _write(name, row, root, data_dir):
   if name in MADE:
     _make(name, MADE[name], row.segments, root)
   else:
+    feature_classes.refuse_imports()
     try:
       builder = tensorflow_datasets.builder(row.builder, data_dir=root, file_format="array_record", try_gcs=False)
       builder.download_and_prepare()

@@ -11,7 +11,7 @@ from google.protobuf import json_format
 
 from vit_jax import paths
 from vit_jax.data import sources
-from vit_jax.data.readers import places, shards, tfrecords
+from vit_jax.data.readers import features, places, shards, tfrecords
 from vit_jax.data.readers.labels import Most
 from vit_jax.data.readers.records import understood
 from vit_jax.schema import ConfigError, at, place
@@ -156,6 +156,7 @@ def _opened(row, path, advice):
     missing = f"dataset {builder!r} is not in {data_dir(path)}" if builder else f"no dataset_info.json in {path!r}"
     missing = missing if builder or path else "path: missing"
     raise sources.AbsentError(f"{missing}; {advice}")
+  features.refuse_imports()
   with _described(folder, advice):
     prepared = tfds.builder_from_directory(folder)
   info, again = prepared.info, f"remove it and {advice}" if builder else advice
@@ -178,6 +179,8 @@ def _described(folder, advice):
 
   try:
     yield
+  except ConfigError:
+    raise
   except (
     *(tfds.core.registered.DatasetNotFoundError, json_format.ParseError, OSError, RecursionError),
     *(ValueError, TypeError, LookupError, AttributeError),

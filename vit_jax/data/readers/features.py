@@ -1,0 +1,29 @@
+"""A guard for the classes that a prepared dataset names: TFDS would import any module named in its `features.json`."""
+
+from vit_jax.schema import ConfigError, show
+
+TRUSTED = "tensorflow_datasets."  # modules that an installed package has, not the data
+
+
+def refuse_imports() -> None:
+  """Makes TFDS refuse feature classes that are neither its own nor imported already, for the rest of the process.
+
+  A dataset is data: code next to it must not run because a file names it. A user's own class is available after the
+  user's code has imported it, for example by `--import`.
+  """
+  import tensorflow_datasets as tfds
+
+  connector = tfds.features.FeatureConnector
+  if getattr(connector.cls_from_name, "__func__", None) is not _trusted_class:
+    _trusted_class.original = connector.cls_from_name.__func__
+    connector.cls_from_name = classmethod(_trusted_class)
+
+
+def _trusted_class(cls: type, python_class_name: str) -> type:
+  """TFDS's `cls_from_name` without imports; ConfigError for a class of another module."""
+  if python_class_name not in cls._registered_features and not python_class_name.startswith(TRUSTED):
+    raise ConfigError(
+      f"features.json names the class {show(python_class_name)}, which is not part of tensorflow_datasets and is not "
+      "imported. Data never decide what is imported: import the module yourself with --import, if you trust it"
+    )
+  return _trusted_class.original(cls, python_class_name)
