@@ -18,13 +18,12 @@ import ml_dtypes
 import numpy as np
 
 from vit_jax import extras, files, paths
-from vit_jax.importers import hub, safetensors_files
+from vit_jax.importers import content, hub, safetensors_files
+from vit_jax.importers.content import AGAIN, READ
 from vit_jax.importers.tensors import Tensor, Tensors, bytes_of, check_size, guarded, reading
 from vit_jax.schema import ConfigError, show
 from vit_jax.schema.errors import some
 
-TORCH = (".pth", ".pt", ".bin", ".ckpt", ".zip")  # torch.save, whatever the name
-READ = (".npz", ".safetensors", *TORCH)
 WRITTEN = (".npz", ".safetensors")
 
 # Hugging Face's models of several files: the list of these, and one of them.
@@ -35,7 +34,6 @@ _PART = re.compile(r".+-\d{5}-of-(\d{5})\.\w+")
 # once it has read them.
 MEMBERS, HEADER = 10_000, 2**14
 
-_AGAIN = "Save or download the file again"
 # Levels of dictionaries and lists inside each other, and dictionaries, lists and tensors of a file of PyTorch.
 _DEPTH, _NODES = 16, 200_000
 
@@ -56,12 +54,12 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
   if path.name.endswith(_INDEX):
     tensors, hints = safetensors_files.read_sharded(path)
     return tensors, hints
-  suffix = path.suffix.lower()
-  if suffix not in READ:
-    raise ConfigError(f"{path}: cannot read {path.suffix or 'a file without ending'!r}; allowed: {', '.join(READ)}")
+  if not content.ending(path):  # before anything is copied from a bucket
+    with reading(path):
+      content.recognise(path)
   local = files.local(path, (*hub.BESIDE, f"{path.stem}.json"))
   try:
-    return _read(local, suffix)
+    return _read(local)
   except ConfigError as error:
     raise ConfigError(str(error).replace(str(local), str(path))) from error
 
@@ -100,14 +98,13 @@ def _check_whole(path):
 def _may_be_weights(path):
   if path.is_dir():
     return (path / "checkpoints").is_dir() or _of_folder(path).is_file()
-  return path.suffix.lower() in READ and path.is_file()
+  return bool(content.ending(path)) and path.is_file()
 
 
-def _read(path, suffix):
+def _read(path):
   """What `read` gives, of a file on a disk."""
   with reading(path):
-    _check_content(path)
-    match suffix:
+    match content.recognise(path):
       case ".npz":
         tensors, about = _npz(path), {}
       case ".safetensors":
@@ -120,24 +117,12 @@ def _read(path, suffix):
   return tensors, hub.hints(path) | about
 
 
-def _check_content(path):
-  """ConfigError for what is often in the place of weights: no bytes, a pointer of Git LFS, a web page."""
-  with path.open("rb") as file:
-    start = file.read(64).lstrip().lower()
-  if not start:
-    raise ConfigError(f"{path}: cannot be read: it is empty. {_AGAIN}")
-  if start.startswith(b"version https://git-lfs"):
-    raise ConfigError(f"{path}: cannot be read: it is a pointer of Git LFS to the weights. Get them with: git lfs pull")
-  if start.startswith((b"<!doctype html", b"<html")):
-    raise ConfigError(f"{path}: cannot be read: it is a web page. Download the file itself, not the page about it")
-
-
 def _npz(path):
   result = {}
   try:
     archive = zipfile.ZipFile(path)
   except zipfile.BadZipFile as error:
-    raise ConfigError(f"{path}: cannot be read: it is truncated, or no .npz file ({error}). {_AGAIN}") from error
+    raise ConfigError(f"{path}: cannot be read: it is truncated, or no .npz file ({error}). {AGAIN}") from error
   for member in _members(path, archive, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
     name = member.filename.removesuffix(".npy")
     with archive.open(member) as whole:
@@ -172,7 +157,7 @@ def _members(path, archive, *compressions):
       raise ConfigError(f"{path}: {member.filename} is compressed, as no such file of weights is")
     name = member.filename.removesuffix(".npy")
     if name in names:
-      raise ConfigError(f"{path}: two members are called {show(name)}, and readers differ in which they take. {_AGAIN}")
+      raise ConfigError(f"{path}: two members are called {show(name)}, and readers differ in which they take. {AGAIN}")
     names.add(name)
   check_size(path, sum(member.file_size for member in members))
   return members
@@ -193,7 +178,7 @@ def _torch(path):
   with path.open("rb") as file:
     start = file.read(2)
   if not mapped and start == b"PK":
-    raise ConfigError(f"{path}: cannot be read: it is truncated, its end is missing. {_AGAIN}")
+    raise ConfigError(f"{path}: cannot be read: it is truncated, its end is missing. {AGAIN}")
   if mapped:
     with zipfile.ZipFile(path) as archive:
       _members(path, archive, zipfile.ZIP_STORED)
