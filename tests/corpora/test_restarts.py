@@ -1,6 +1,7 @@
 """Corpora whose making ends before its time, or whose input or work changes meanwhile: the same bytes, or an error."""
 
 import contextlib
+import os
 import shutil
 
 import pytest
@@ -88,6 +89,50 @@ def test_a_test_set_that_changes_is_an_error(photos, tmp_path):
 
   with pytest.raises(ConfigError, match=r"--dedup-against: test sets have changed .* remove .*\.work"):
     write.whole("corpus", folders.choice(photos), plan.Options(against=(str(others),)), tmp_path / "data", shards)
+
+
+def replaced(file, seed):
+  """Gives a file other content, of the size and the time of modification that it had."""
+  status = file.stat()
+  content = encode(picture(40, 50, seed=seed), "JPEG", quality=50).ljust(status.st_size, b"\0")
+  assert len(content) == status.st_size
+  file.write_bytes(content)
+  os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("while_made", [False, True])
+def test_g7_a_test_image_that_is_replaced_with_equal_size_and_time_is_an_error(
+  photos, tmp_path, monkeypatch, while_made
+):
+  others = folders.folder(tmp_path / "others", 3)
+  options = {"against": (str(others),), "distance": 2}
+  file = others / "train/cat/1.jpg"
+  if while_made:
+    real = write._write_shards
+    monkeypatch.setattr(write, "_write_shards", lambda *given: [real(*given), replaced(file, 77)][0])
+    with pytest.raises(ConfigError, match=r"--dedup-against: files of test sets were written to while .* Run the same"):
+      folders.made(photos, tmp_path, **options)
+    monkeypatch.undo()
+  else:
+    with monkeypatch.context() as patch:
+      stopped(patch, 2)  # the plan and a shard
+      with pytest.raises(KeyboardInterrupt):
+        folders.made(photos, tmp_path, **options)
+    replaced(file, 77)
+  with pytest.raises(ConfigError, match=r"--dedup-against: test sets have changed .* remove .*\.work"):
+    folders.made(photos, tmp_path, **options)
+
+
+def test_g7_test_images_that_were_copied_with_their_times_are_compared_by_their_hashes(photos, tmp_path, monkeypatch):
+  others = folders.folder(tmp_path / "others", 3)
+  options = {"against": (str(others),), "distance": 2}
+  with monkeypatch.context() as patch:
+    stopped(patch, 2)
+    with pytest.raises(KeyboardInterrupt):
+      folders.made(photos, tmp_path, **options)
+  others.rename(tmp_path / "original")
+  shutil.copytree(tmp_path / "original", others)  # with times of modification
+  assert folders.made(photos, tmp_path, **options)[0].startswith("corpus is prepared")
 
 
 def test_one_process_opens_its_input_once_and_compares_it_at_the_end(photos, tmp_path, monkeypatch):

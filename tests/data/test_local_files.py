@@ -27,6 +27,18 @@ def test_stamps_are_those_of_each_file_and_none_of_what_cannot_be_asked(tmp_path
   assert local_files.stamp(names[0]) == (0, 1) != stamps[0]
 
 
+def test_g7_states_change_with_the_content_although_size_and_time_do_not(tmp_path):
+  file = tmp_path / "a"
+  file.write_bytes(b"one")
+  before = local_files.states([str(file), str(tmp_path / "absent"), "a\0b"])
+  status = file.stat()
+  assert before == [(status.st_ino, 3, status.st_mtime_ns, status.st_ctime_ns), None, None]
+  file.write_bytes(b"two")
+  os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+  (after,) = local_files.states([str(file)])
+  assert after[:3] == before[0][:3] and after != before[0]
+
+
 def test_a_file_that_is_replaced_by_a_pipe_is_closed_again(tmp_path):
   os.mkfifo(tmp_path / "x.jpg")
   before = len(os.listdir("/proc/self/fd"))

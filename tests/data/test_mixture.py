@@ -9,7 +9,7 @@ import pytest
 from tests import forms
 from tests.streams import PLAIN, file, same, train
 from vit_jax import rng, schema
-from vit_jax.data import catalog, images, loader, mixed, readahead, repeats, sources, stream
+from vit_jax.data import catalog, images, loader, mixed, mixture, readahead, repeats, sources, stream
 from vit_jax.schema import Choice, ConfigError
 
 
@@ -48,6 +48,16 @@ def test_records_are_those_of_the_parts_with_classes_joined_by_name(parts):
                                                    "tars/photos-test-0000.tar/000000.png"]  # fmt: skip
   with pytest.raises(IndexError):
     source.read(190)
+
+
+def test_notes_are_those_of_the_parts_and_of_all_classes(parts):
+  source = opened([parts[0], parts[0] | {"weight": 3}])
+  part = forms.opened(parts[0]["name"], parts[0]["path"], test="train")
+  assert source.note == part.note and source.masks is None
+  one, other = (dataclasses.replace(part, note=note, classes=(name,)) for note, name in (("n", "Cat"), ("m", "cat")))
+  joined = mixture.mixture("both", "train", [one, other], [1, 1], "union", None)
+  assert joined.note.split("\n")[:2] == ["n", "m"] and "'Cat' and 'cat'" in joined.note and joined.masks is None
+  assert len(sources.subset(joined, [0])) == 1
 
 
 def test_classes_must_be_the_same_where_the_config_says_so(parts):

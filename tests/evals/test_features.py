@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import types
 
 import numpy as np
@@ -97,6 +98,17 @@ def test_a_folder_that_cannot_be_written_costs_only_the_cache(tmp_path, caplog):
   _, found = extracted(Model(), [5], tmp_path / "file" / "features.npz")
   assert found.tolist() == [[5, 25]]
   assert "are not kept" in caplog.text
+
+
+def test_g7_features_of_a_replaced_image_of_equal_size_and_time_are_computed_again(tmp_path):
+  file = tmp_path / "1.jpg"
+  file.write_bytes(b"one")
+  source = dataclasses.replace(SOURCE, files=lambda: [str(file)])
+  before, status = features.cache_file("a", DATA, source), file.stat()
+  assert features.cache_file("a", DATA, source) == before
+  file.write_bytes(b"two")
+  os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+  assert features.cache_file("a", DATA, source) != before
 
 
 def test_the_name_follows_from_all_that_features_depend_on_and_nothing_else(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ import numpy as np
 from vit_jax import files, paths, schema
 from vit_jax.corpora import duplicates, making
 from vit_jax.corpora.plan import Options, Plan, Split, numbers, opened
-from vit_jax.data import catalog
+from vit_jax.data import catalog, versions
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice
 
@@ -181,20 +181,38 @@ def reopened(made: Plan, folders: Folders) -> Source:
   return source
 
 
-def read_hashes(folders: Folders) -> tuple[np.ndarray, np.ndarray] | None:
-  """(hashes of all test images, how many each test set has); None where they are not there, or damaged."""
+class Hashed(NamedTuple):
+  """Hashes of all test images."""
+
+  values: np.ndarray  # uint64 [2 * images], of each image as it is and mirrored
+  counts: np.ndarray  # int64 [test sets], images of each
+  versions: tuple[str, ...]  # of the test sets when they were hashed, see `versions.of`
+
+
+def test_set_versions(options: Options) -> tuple[str, ...]:
+  """Returns the version of each test set as it is now."""
+  return tuple(versions.of(test_set(text)) for text in options.against)
+
+
+def write_hashes(folders: Folders, hashed: Hashed) -> None:
+  """Keeps hashes beside a corpus until it is whole."""
+  with files.replacing(folders.hashes) as partial, partial.open("wb") as file:
+    np.savez(file, hashes=hashed.values, counts=hashed.counts, versions=np.array(hashed.versions))
+
+
+def read_hashes(folders: Folders) -> Hashed | None:
+  """Returns the hashes that are kept beside a corpus; None if the file is missing or damaged."""
   try:
     with np.load(files.local(folders.hashes)) as kept:
-      return kept["hashes"], kept["counts"]
+      return Hashed(kept["hashes"], kept["counts"], tuple(kept["versions"].tolist()))
   except (FileNotFoundError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
     return None
 
 
 def read_index(folders: Folders, options: Options) -> duplicates.Index:
   """The index of the hashes that are kept beside a corpus."""
-  hashes, counts = read_hashes(folders)
-  names = []
-  for text, count in zip(options.against, counts, strict=True):
+  hashed, names = read_hashes(folders), []
+  for text, count in zip(options.against, hashed.counts, strict=True):
     source = test_set(text)
     names += [(text, source.identify(number), number) for number in range(count)]
-  return duplicates.Index(hashes, names, options.distance)
+  return duplicates.Index(hashed.values, names, options.distance)

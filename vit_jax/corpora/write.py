@@ -102,9 +102,12 @@ def _digests(options):
 
 
 def _hash_test_sets(made, folders, count):
-  """Writes the hashes of the test sets, unless they are there."""
+  """Writes the hashes of the test sets, unless they exist for the test sets as they are now."""
   against = made.options.against
-  if not against or work.read_hashes(folders) is not None:
+  if not against:
+    return
+  now, before = work.test_set_versions(made.options), work.read_hashes(folders)
+  if before is not None and before.versions == now:
     return
   lengths = [len(work.test_set(text)) for text in against]
   tasks = [
@@ -116,9 +119,10 @@ def _hash_test_sets(made, folders, count):
     prepare = functools.partial(work.Worker, made, folders)
     with processes.done(prepare, tasks, min(count, len(tasks)), lambda task, words: shown.add(words)) as results:
       by_task = dict(results)
-  hashes = [value for task in tasks for value in by_task[task]]
-  with files.replacing(folders.hashes) as partial, partial.open("wb") as file:
-    np.savez(file, hashes=np.array(hashes, np.uint64), counts=np.array(lengths))
+  hashes = np.array([value for task in tasks for value in by_task[task]], np.uint64)
+  if before is not None and not np.array_equal(before.values, hashes):
+    _refuse_changed(folders)  # shards were compared with the images of before
+  work.write_hashes(folders, work.Hashed(hashes, np.array(lengths), now))
 
 
 def _write_shards(count, max_rejected, made, source, folders):
@@ -188,13 +192,22 @@ def _finished(made, source, folders, reports):
 
 
 def _check_unchanged(made, folders):
-  """ConfigError where the input or a test set is another by now: a file may be of either."""
+  """ConfigError if the input or a test set has changed, so that a shard may be of either content."""
   work.reopened(made, folders)
   if _digests(made.options) != made.against:
+    _refuse_changed(folders)
+  if made.options.against and work.read_hashes(folders).versions != work.test_set_versions(made.options):
     raise ConfigError(
-      f"test sets have changed since this corpus was begun; remove {folders.work}, and run the same command again",
+      "files of test sets were written to while this corpus was made. Run the same command again, which compares them",
       "--dedup-against",
     )
+
+
+def _refuse_changed(folders):
+  raise ConfigError(
+    f"test sets have changed since this corpus was started; remove {folders.work}, and run the same command again",
+    "--dedup-against",
+  )
 
 
 def _picture(test_set, record):

@@ -36,15 +36,38 @@ def stamp(file: str | os.PathLike) -> tuple[int, int]:
 
 
 def stamps(files: Sequence[str]) -> list[tuple[int | None, int | None]]:
-  """`stamp` of each file, of many at once, for a file server takes its time; (None, None) without such a file."""
+  """Returns the `stamp` of each file; (None, None) for a file that does not exist."""
+  return [(None, None) if status is None else (status.st_size, status.st_mtime_ns) for status in _statuses(files)]
+
+
+def states(files: Sequence[str]) -> list[tuple[int, ...] | None]:
+  """Returns values of each file of which at least one changes when the file is replaced or written to.
+
+  No file is read. No program can set the time of status change, which `cp -p` and `touch` set to now. The number of the
+  device is left out: it changes when a machine is started again.
+
+  Args:
+    files: names of files on a disk.
+
+  Returns:
+    (inode, size in bytes, time of modification in ns, time of status change in ns) of each file; None for a file that
+    does not exist.
+  """
+  return [
+    status and (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns) for status in _statuses(files)
+  ]
+
+
+def _statuses(files) -> list[os.stat_result | None]:
+  """Returns the status of each file, with several requests at once, because a file server answers slowly."""
 
   def ask(first):
     result = []
     for file in files[first : first + 1000]:
       try:
-        result.append(stamp(file))
-      except (OSError, ValueError):  # it shows when it is read; a name may hold a character of code 0
-        result.append((None, None))
+        result.append(os.stat(file))
+      except (OSError, ValueError):  # reported when the file is read; a name may have a character of code 0
+        result.append(None)
     return result
 
   with concurrent.futures.ThreadPoolExecutor(16) as pool:

@@ -65,7 +65,8 @@ def mixture(
     _epoch(names, parts, weights, epoch),
     of_part(lambda part, i: f"{names[part]}/{parts[part].called(i)}"),
     of_part(joined.shares) if any(part.shares for part in parts) else None,
-    "\n".join(filter(None, dict.fromkeys((*(part.note for part in parts), class_names.note(together))))),
+    note="\n".join(filter(None, dict.fromkeys((*(part.note for part in parts), class_names.note(together))))),
+    files=lambda: [file for part in parts for file in part.files()],
   )
 
 

@@ -106,6 +106,7 @@ class Source:
   masks: Masks | None = None
   note: str = ""  # which files are records and which are not, to be said once
   key: str = "config.data"  # where a config says how it is read, for advice
+  files: Callable[[], Sequence[str]] = tuple  # on a disk, that records are read from
 
   def __len__(self):
     return self.length

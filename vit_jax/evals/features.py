@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from vit_jax import files, models, runtime
-from vit_jax.data import augment, sources, stream
+from vit_jax.data import augment, sources, stream, versions
 from vit_jax.evals.subject import Subject, rows
 from vit_jax.schema import Choice, arguments
 
@@ -56,17 +56,23 @@ def extract(
 
 
 def cache_file(identity: str, data: Choice, source: sources.Source, kind: models.Features = "head") -> pathlib.Path:
-  """Where features are kept: a name that follows from the version of this code, model, weights, preparation, images,
-  and the kind of features.
+  """Returns the file in which features are kept. You can remove such files at any time.
 
-  Any of these files may be removed at any time.
+  Its name follows from the version of this code, the model, its weights, the preparation and the version of the images
+  (`versions.of`), and the kind of features.
+
+  Args:
+    identity: of the model and its weights, see `Subject.identity`.
+    data: how images are prepared, bound.
+    source: the images.
+    kind: of the features.
   """
   origin = {
     "code": importlib.metadata.version("vit_jax"),
     "model": identity,
     "prepared": arguments(data, stream.eval_examples, augment.normalise) | {"exif": data.args["exif"]},
     "split": source.split,
-    "data": source.fingerprint(),
+    "data": versions.of(source),
     "features": kind,
   }
   name = hashlib.sha256(json.dumps(origin, sort_keys=True, default=repr).encode()).hexdigest()

@@ -72,8 +72,8 @@ def folder(
     above = [part for part in drawn if drawn[part]]
     advice = "" if above else _too_high(tree, top, splits)
   classes = tuple(next(iter(folders.values()), ()))
-  used = [f"{part}/{name}" if part else name for part, named in folders.items() for name in named.values()]
-  note = tree.about(used or top, ("", *above))
+  of_classes = [f"{part}/{name}" if part else name for part, named in folders.items() for name in named.values()]
+  note = tree.about(of_classes or top, ("", *above))
   if validation and splits.val is None:
     drawn, held = _with_validation(drawn, train, validation)
     note += f"; {held:,} of the {train} images are held out for validation as 'val' (validation={validation:g})"
@@ -86,8 +86,11 @@ def folder(
     key = split if split in ("train", "val", "test") else ""
     raise sources.SplitError(error.message + advice, key) from None
 
+  def used():
+    return [record for part, numbers in parts for record in files[part][numbers.start : numbers.stop]]
+
   def fingerprint():
-    records = [record for part, numbers in parts for record in files[part][numbers.start : numbers.stop]]
+    records = used()
     names = [file for file, _ in records]
     sizes, times = zip(*root.stamps(names), strict=True)
     return sources.Fingerprint(*map(sources.digest, (records, sorted(names), sizes, times)))
@@ -105,6 +108,7 @@ def folder(
     read_label=lambda part, i: files[part][i][1],
     remote=isinstance(root, places.Bucket),
   )
+  source = dataclasses.replace(source, files=lambda: root.on_disk([file for file, _ in used()]))
   return sources.noted(source, note)
 
 

@@ -5,7 +5,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
-from vit_jax.data import sources
+from vit_jax.data import local_files, sources
 from vit_jax.data.class_names import Order
 from vit_jax.data.readers import index, listing
 from vit_jax.data.readers.labels import Labels, note, packed, resolve, unpacked
@@ -98,7 +98,7 @@ def source(
   content: Callable[[str, bytes], bytes] = lambda file, stored: stored,
   identify: Callable[[str, Records, int], str] = lambda part, records, i: f"{part}/{i}",
   about: tuple = (),
-  beside: Callable[[Records, range], list] = lambda records, numbers: [],
+  beside: Callable[[Records, range], list[str]] = lambda records, numbers: [],
 ) -> sources.Source:
   """The source of parts of splits, whose records are known.
 
@@ -115,7 +115,7 @@ def source(
     content: (file, what is stored of a record) -> its image; OSError for none. The file is "" in a run of neighbours.
     identify: (split, its records, number) -> the name of a record.
     about: what else decides the records.
-    beside: (records of a split, some of their numbers) -> (bytes, time of last change) of files that these name.
+    beside: (records of a split, some of their numbers) -> the files on a disk that these records name.
   """
 
   def read(part, i):
@@ -140,6 +140,7 @@ def source(
     runs=sources.Runs(lambda part, *ends: records[part].run(*ends), parse, together) if together else None,
     remote=remote,
   )
+  made = dataclasses.replace(made, files=lambda: _files(parts, records, beside))
   return sources.noted(made, note([arrays for each in records.values() for arrays in each.arrays]))
 
 
@@ -150,6 +151,13 @@ def _fingerprint(parts, records, about, beside):
     files = records[part].extents.files
     names += [*files.names, *(hashlib.sha256(each.numbers).hexdigest() for each in records[part].labels)]
     stamps += files.stamps
-  stamps += [stamp for part, numbers in parts for stamp in beside(records[part], numbers)]
+  stamps += local_files.stamps([file for part, numbers in parts for file in beside(records[part], numbers)])
   sizes, times = zip(*stamps, strict=True)
   return sources.Fingerprint(sources.digest([parts, about, *names]), "", sources.digest(sizes), sources.digest(times))
+
+
+def _files(parts, records, beside):
+  """The files on a disk of some splits, and those that their records name."""
+  own = [records[part].extents.files for part in dict.fromkeys(part for part, _ in parts)]
+  listed = [files.path(file) for files in own if not files.remote for file in range(len(files.names))]
+  return listed + [file for part, numbers in parts for file in beside(records[part], numbers)]

@@ -9,7 +9,7 @@ import itertools
 import numpy as np
 
 from vit_jax import paths
-from vit_jax.data import local_files, sources
+from vit_jax.data import sources
 from vit_jax.data.class_names import Order
 from vit_jax.data.readers import index, indexed, listing, places
 from vit_jax.data.readers.labels import Collected, Most, class_names
@@ -17,7 +17,7 @@ from vit_jax.files import JSON_BYTES, parse_json
 from vit_jax.schema import ConfigError, show
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
-TOGETHER = 1000  # lines that are read at one go for the stamps of their images
+TOGETHER = 1000  # lines that are read at once for the names of their images
 BLOCK = 2**20  # bytes that are read at a time while a manifest is looked through
 
 
@@ -68,7 +68,7 @@ def manifest(
     remote=files.remote or "bucket" in kinds,
     content=lambda file, line: _image(file, _parsed(line)),
     identify=_identify,
-    beside=_stamps,
+    beside=_named,
   )
 
 
@@ -77,8 +77,8 @@ def _identify(part, records, i):
   return str(line.get("id", line.get("path", f"{part}/{i}")))
 
 
-def _stamps(records, numbers):
-  """(size, time of change) of the images that records name on a disk; in a bucket each would cost a request."""
+def _named(records, numbers):
+  """The images that records name on a disk; in a bucket, each would cost a request."""
   kinds = {str(kind) for arrays in records.arrays for kind in arrays["kinds"]}
   if "path" not in kinds or records.extents.files.remote:
     return []
@@ -89,7 +89,7 @@ def _stamps(records, numbers):
       about = _parsed(line)
       if "path" in about:
         named.append(places.beside(records.extents.file(i), about["path"]))
-  return local_files.stamps([path for path in named if not path.startswith(paths.BUCKET)])
+  return [path for path in named if not path.startswith(paths.BUCKET)]
 
 
 def _image(manifest, about):

@@ -66,7 +66,11 @@ class Disk(NamedTuple):
 
   def stamps(self, files: Sequence[str]) -> list[tuple[int | None, int | None]]:
     """(bytes, time of last change) of files."""
-    return local_files.stamps([f"{self.root}/{file}" for file in files])
+    return local_files.stamps(self.on_disk(files))
+
+  def on_disk(self, files: Sequence[str]) -> list[str]:
+    """Returns the whole names of files that are on a disk."""
+    return [f"{self.root}/{file}" for file in files]
 
   def versions(self, files: Sequence[str]) -> tuple[tuple, ...]:
     """Returns (): the version of a file on a disk is determined when it is used, see `local_files.version`."""
@@ -120,6 +124,10 @@ class Bucket(NamedTuple):
   def stamps(self, files: Sequence[str]) -> list[tuple[int | None, str | None]]:
     """As of a `Disk`."""
     return [self.objects.get(file, (None, None)) for file in files]
+
+  def on_disk(self, files: Sequence[str]) -> list[str]:
+    """Returns []: a bucket is not a disk."""
+    return []
 
   def versions(self, files: Sequence[str]) -> tuple[tuple, ...]:
     """Returns the version of each file, see `buckets.version`."""

@@ -73,10 +73,13 @@ def segmentation(
     part, number = sources.located(parts, i)
     return found[part][number]
 
+  def used():
+    return [file for part, numbers in parts for both in found[part][numbers.start : numbers.stop] for file in both]
+
   def fingerprint():
-    used = [file for part, numbers in parts for both in found[part][numbers.start : numbers.stop] for file in both]
-    sizes, times = zip(*root.stamps(used), strict=True)
-    return sources.Fingerprint(*map(sources.digest, (used, sorted(used), sizes, times)))
+    names = used()
+    sizes, times = zip(*root.stamps(names), strict=True)
+    return sources.Fingerprint(*map(sources.digest, (names, sorted(names), sizes, times)))
 
   source = sources.assemble(
     name,
@@ -91,7 +94,9 @@ def segmentation(
     remote=isinstance(root, places.Bucket),
   )
   of_pixels = sources.Masks(tuple(names), lambda i: root.read(pair(i)[1]), values, ignored)
-  return sources.noted(dataclasses.replace(source, masks=of_pixels), note, class_names.note(names))
+  return sources.noted(
+    dataclasses.replace(source, masks=of_pixels, files=lambda: root.on_disk(used())), note, class_names.note(names)
+  )
 
 
 def _opened(path) -> places.Disk | places.Bucket:

@@ -143,7 +143,8 @@ def open_prepared(
     row.segments.ignored,
   )
   named = (lambda i: stored_in(i, records.name)) if records.name else None
-  return dataclasses.replace(source, read_name=named, masks=masks)
+  files = tuple if remote else lambda: sorted(map(str, folder.iterdir()))
+  return dataclasses.replace(source, read_name=named, masks=masks, files=files)
 
 
 def _opened(row, path, advice):
