@@ -180,7 +180,11 @@ def test_other_classes_and_other_sizes_are_refused():
     ({"data": {"name": "digits"}, "split": "train[:9"}, "split", "'train[:9' is not a split"),
     ({"data": {"name": "digits", "test": "tests"}}, "data.test", "Did you mean 'test'"),
     ({"data": {"name": "digits", "flip": True}}, "data.flip", "unknown key for 'digits'"),
-    ({"data": {"name": "folder"}}, "data.path", "Add it to the config or as --config.evals.it.data.path="),
+    (
+      {"data": {"name": "folder"}},
+      "data.path",
+      "Give the folder, files or bucket with the data: --config.evals.it.data.path=",
+    ),
     (
       {"data": {"name": "digits", "test_crop": {"name": "centre", "resize": 9}}},
       "data.test_crop.resize",

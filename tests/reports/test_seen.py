@@ -82,7 +82,9 @@ def test_the_first_batch_stands_in_the_page_with_names_and_shares(tmp_path):
   broken = next((root / "train" / HOSTILE[0]).iterdir())
   broken.write_bytes(broken.read_bytes()[:100])
   mixing = {"data.mixing.name": "mixup_cutmix", "data.image_size": "32"}
-  run = runs.run("configs/folder.py", runs.IMAGENET | mixing, data__path=root, batch=40, data__test="train")
+  run = runs.run(
+    "configs/folder.py", runs.IMAGENET | mixing, data__path=root, batch=40, data__test="train", data__validation=0
+  )
   source = catalog.open_split(run.data, "train")
   chapter = seen.chapter(run, source, 40)
   examples, _ = batch.first(run, source, 40)

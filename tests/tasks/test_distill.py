@@ -213,7 +213,9 @@ def test_a_mistake_names_its_place(teacher, changes, said):
 
 def test_a_teacher_of_other_classes_is_refused():
   ten = dataclasses.replace(Fixed(("teacher",)), description=models.Description(Choice("fixed"), 4, 10))
-  supplied = Supplied(Fixed(("student",)), None, None, lambda key, path, ema: Frozen(ten, {}, dict, key, path), None)
+  supplied = Supplied(
+    Fixed(("student",)), None, None, lambda key, path, *selection: Frozen(ten, {}, dict, key, path), None
+  )
   with pytest.raises(ConfigError, match=r"config\.task\.teacher: .* 10 classes.* 7"):
     _ = Distill(supplied, teacher="teacher.npz").frozen
 
