@@ -126,8 +126,8 @@ def recognise(
 
 
 def _recognising(tensors):
-  """The first layout that recognises the tensors by their names; None if no layout does."""
-  return next((candidate for candidate in layouts() if candidate.recognises(tensors)), None)
+  """Returns the layouts that recognise the tensors by their names."""
+  return [candidate for candidate in layouts() if candidate.recognises(tensors)]
 
 
 def _stored(header, candidate, named):

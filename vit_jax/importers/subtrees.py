@@ -8,20 +8,18 @@ or refused.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from vit_jax.importers import row_names
+from vit_jax.importers import averages, row_names
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.schema import ConfigError, show
 from vit_jax.schema.errors import some
 
-Known = Callable[[Tensors], Layout | None]  # tensors -> the first layout that recognises them
+Known = Callable[[Tensors], Sequence[Layout]]  # tensors -> the layouts that recognise them
 
 # Names that wrappers of PyTorch put in front of the names of the module that they wrap, at any depth.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "_fpw_module")
-# Words of a prefix, split at "_", that mark averaged weights.
-_AVERAGED = {"ema", "swa", "averaged", "average", "avg", "shadow", "polyak"}
 # The order in which timm's `load_state_dict` looks for weights.
 _TIMM = ("state_dict_ema", "model_ema", "state_dict", "model")
 _OPTIMIZER = re.compile(r"optim.*|opt_state.*|mu|nu|exp_avg.*|.*momentum.*buffer.*|grads?")
@@ -56,10 +54,11 @@ def choose(tensors: Tensors, known: Known, ema: bool | None = None, prefix: str 
   """Selects the tensors of one model.
 
   If several trees match, averaged weights are preferred, as timm does. `teacher` counts as the average of `student`.
+  An average must have the parameters of its raw weights; only the head may be missing.
 
   Args:
     tensors: all tensors of a file by name. Levels of nested dictionaries are joined with ".".
-    known: returns the first layout that recognises some tensors, or None.
+    known: returns the layouts that recognise some tensors.
     ema: True requires averaged weights, False requires weights that are not averaged.
     prefix: the beginning of the names to read, for a file with several models.
 
@@ -72,17 +71,17 @@ def choose(tensors: Tensors, known: Known, ema: bool | None = None, prefix: str 
       which would change the output of the model.
   """
   file, trees = _find(tensors, known)
-  chosen = _select(file, trees, ema, prefix) if trees else ""
+  chosen = _select(file, trees, known, ema, prefix) if trees else ""
   others = {name for root, names in trees.items() if root != chosen for name in names}
   _check_adapters(file.names[name] for name in file.tensors if name not in others)
   if not trees:
     return Chosen(tensors, [])
   own = set(trees[chosen])
-  tree = {name.removeprefix(chosen): file.tensors[name] for name in trees[chosen]}
+  tree = _tensors(file, trees, chosen)
   outside = [name for name in file.tensors if name not in others | own]
-  more = _belonging(tree, outside, chosen, known(tree))
+  more = _belonging(tree, outside, chosen, known(tree)[0])
   left_out = [file.names[name] for name in outside if name not in more]
-  notes = [*_removed(file, chosen, trees[chosen]), *_others(file, trees, chosen)]
+  notes = [*_removed(file, chosen, trees[chosen]), *_others(file, trees, chosen, known)]
   if more:
     notes.append(f"read from outside of the prefix: {some(sorted(file.names[name] for name in more), 6)}")
   if left_out:
@@ -123,7 +122,7 @@ def _trees(tensors, known) -> dict[str, list[str]]:
       below.setdefault(name[: match.end()], []).append(name)
 
   def matches(root, names):
-    return known({name[len(root) :]: tensors[name] for name in names}) is not None
+    return bool(known({name[len(root) :]: tensors[name] for name in names}))
 
   roots = [root for root, names in below.items() if not _is_optimizer(root) and matches(root, names)]
   result, absorbed = {}, set()
@@ -155,7 +154,7 @@ def _is_separate(name, root):
 # Selection of the tree to read.
 
 
-def _select(file, trees, ema, prefix) -> str:
+def _select(file, trees, known, ema, prefix) -> str:
   """Returns the prefix of the tree to read; raises ConfigError if the rules do not determine it."""
   roots = list(trees)
   if prefix is not None:
@@ -163,39 +162,42 @@ def _select(file, trees, ema, prefix) -> str:
     roots = [root for root in trees if given in _beginnings(root) | _beginnings(_original(file, root, trees[root]))]
     if not roots:
       raise ConfigError(f"no model under the prefix {show(prefix)}; {_listed(file, trees, trees)}")
-  averaged = [root for root in roots if _is_averaged(root, trees)]
+  averaged = [root for root in roots if averages.is_averaged(root, trees)]
   raw = [root for root in roots if root not in averaged]
+  differences = [] if ema is False else _differences(file, trees, averaged, raw, known)
   if ema is not None:
     roots = averaged if ema else raw
     if not roots:
       lacking, flag = ("averaged", "--ema or ema=true") if ema else ("raw", "--no-ema or ema=false")
       raise ConfigError(f"the file has no {lacking} weights; {_listed(file, trees, trees)}. Remove {flag}")
-  elif averaged and all(_same_shapes(file, trees, one, raw) for one in averaged):
+  elif averaged and not differences:
     roots = averaged
   ranked = sorted(roots, key=_rank)
-  if len(ranked) > 1 and _rank(ranked[0]) == _rank(ranked[1]):
+  if differences or (len(ranked) > 1 and _rank(ranked[0]) == _rank(ranked[1])):
+    several = [root for root in trees if root in averaged or root in raw] if differences else ranked
+    text = ". ".join([f"several models are in one file; {_listed(file, trees, several)}", *differences])
+    advice = "--no-ema for the raw weights, " if differences else ""
     raise ConfigError(
-      f"several models are in one file; {_listed(file, trees, ranked)}. Choose one: --prefix=NAME, or the key prefix "
-      "next to the path in a config, such as init.prefix"
+      f"{text}. Choose one: {advice}--prefix=NAME, or the key prefix next to the path in a config, such as init.prefix"
     )
   return ranked[0]
 
 
-def _is_averaged(root, trees):
-  words = [word for word in re.split(r"[./]", root) if word]
-  if "teacher" in words and any("student" in re.split(r"[./]", other) for other in trees):
-    return True
-  return any(_AVERAGED & set(word.lower().split("_")) for word in words)
+def _differences(file, trees, averaged, raw, known) -> list[str]:
+  """Returns a sentence for each averaged tree that is the average of no raw tree; [] without raw trees."""
+  result = []
+  for one in averaged:
+    found = [(other, averages.difference(_tensors(file, trees, one), _tensors(file, trees, other), known))
+             for other in raw]  # fmt: skip
+    if found and all(difference for _, difference in found):
+      other, difference = found[0]
+      names = (_named(file, root, trees[root]) for root in (one, other))
+      result.append("{} cannot be the average of {}: {}".format(*names, difference))
+  return result
 
 
-def _same_shapes(file, trees, root, others):
-  """Returns whether a tree may be the average of another tree, or whether there is no other tree."""
-  tree = {name.removeprefix(root): tuple(file.tensors[name].shape) for name in trees[root]}
-  for other in others:
-    shapes = {name.removeprefix(other): tuple(file.tensors[name].shape) for name in trees[other]}
-    if all(shapes.get(name, shape) == shape for name, shape in tree.items()):
-      return True
-  return not others
+def _tensors(file, trees, root):
+  return {name.removeprefix(root): file.tensors[name] for name in trees[root]}
 
 
 def _rank(root):
@@ -269,22 +271,29 @@ def _removed(file, root, names) -> list[str]:
   return notes + ([f"read without {', '.join(sorted(found))} inside of names"] if found else [])
 
 
-def _others(file, trees, chosen) -> list[str]:
+def _others(file, trees, chosen, known) -> list[str]:
   """Returns notes on averages and on the models that are not read."""
   others = [root for root in trees if root != chosen]
-  averaged, kinds = _is_averaged(chosen, trees), [_is_averaged(root, trees) for root in others]
+  averaged, kinds = averages.is_averaged(chosen, trees), [averages.is_averaged(root, trees) for root in others]
+  raw = [root for root, kind in zip(others, kinds, strict=True) if not kind]
   choice = "--prefix, or prefix in a config"
   if kinds == [not averaged]:
     choice = "--no-ema, or ema=false in a config" if averaged else "--ema, or ema=true in a config"
   also = f"{_listed(file, trees, others, 'also in the file')}; to read that: {choice}"
-  return ["these are averaged weights"] * averaged + [also] * bool(others)
+  differences = _differences(file, trees, [chosen], raw, known) if averaged else []
+  return ["these are averaged weights"] * averaged + [also] * bool(others) + differences
 
 
 def _listed(file, trees, roots, title="the file has"):
   """Returns the prefixes of trees and their numbers of tensors."""
-  prefixes = [(_original(file, root, trees[root]), len(trees[root])) for root in roots]
-  words = (f"{show(prefix) if prefix else 'names without prefix'} ({count} tensors)" for prefix, count in prefixes)
+  words = (f"{_named(file, root, trees[root])} ({len(trees[root])} tensors)" for root in roots)
   return f"{title} {some(words, 8)}"
+
+
+def _named(file, root, names):
+  """Returns the prefix of a tree as users read it."""
+  prefix = _original(file, root, names)
+  return show(prefix) if prefix else "names without prefix"
 
 
 def _groups(names) -> str:

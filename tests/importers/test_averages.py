@@ -1,0 +1,78 @@
+"""vit_jax/importers/averages.py: which weights are the average of others. The choice of one is in test_subtrees."""
+
+import numpy as np
+import pytest
+
+from tests import small_weights
+from tests.importers.test_subtrees import AVERAGE, HEAD, RAW, read, saved, under
+from vit_jax import importers
+from vit_jax.importers import averages
+from vit_jax.importers.layout import Layout
+from vit_jax.schema import ConfigError
+
+
+def known(tensors) -> list[Layout]:
+  return [layout for layout in importers.layouts() if layout.recognises(tensors)]
+
+
+@pytest.mark.parametrize(
+  ("root", "averaged"),
+  [("ema.", True), ("state_dict_ema.", True), ("net/EMA_params/", True), ("schema.", False), ("teacher.", False)],
+)
+def test_words_of_a_prefix_mark_averages(root, averaged):
+  assert averages.is_averaged(root, [root, ""]) == averaged
+  assert averages.is_averaged("teacher.", ["teacher.", "student."])
+
+
+def without(*starts):
+  return {name: tensor for name, tensor in AVERAGE.items() if not name.startswith(starts)}
+
+
+PARTIAL = {
+  "a block": (without("blocks.1."), r"it lacks blocks\.1\.attn\.proj\.bias, .* \(12"),
+  "biases": ({n: t for n, t in AVERAGE.items() if not n.endswith("qkv.bias")}, r"it lacks blocks\.0\.attn\.qkv\.bias"),
+  "a norm": (without("norm."), r"it lacks norm\.bias, norm\.weight"),
+  "more": (AVERAGE | {"blocks.0.ls1.gamma": AVERAGE["norm.bias"]}, r"it also has blocks\.0\.ls1\.gamma"),
+  "classes": (AVERAGE | {n: t[:2] for n, t in HEAD.items()}, r"head\.\w+ has the shape \(2,.*instead of \(7,"),
+}
+
+
+@pytest.mark.parametrize("partial", PARTIAL)
+@pytest.mark.parametrize(
+  ("raw", "averaged"), [("", "ema."), ("state_dict.", "state_dict_ema."), ("student.", "teacher.")]
+)
+def test_a5_an_average_that_lacks_parameters_is_refused_with_their_names(tmp_path, partial, raw, averaged):
+  tensors, says = PARTIAL[partial]
+  both = under(raw) | under(averaged, tensors)
+  for ema in (None, True):
+    with pytest.raises(ConfigError, match=rf"'{averaged}' cannot be the average of .*: {says}") as error:
+      read(tmp_path, both, ema=ema)
+    assert "Choose one: --no-ema for the raw weights, --prefix=NAME" in str(error.value)
+  assert read(tmp_path, both, ema=False)[0] == 0
+
+
+def test_a5_a_partial_average_that_a_prefix_selects_is_read_with_a_note(tmp_path):
+  both = under("model.") | under("ema.", PARTIAL["a block"][0])
+  weights = importers.read(saved(tmp_path, both), {"heads": 2}, prefix="ema")
+  assert not any("blocks/1/" in path for path in weights.arrays)
+  assert any("'ema.' cannot be the average of 'model.': it lacks blocks.1." in note for note in weights.notes)
+
+
+@pytest.mark.parametrize("layout", ["timm", "hf", "vit_jax", "big_vision"])
+def test_a5_the_blocks_of_every_layout_are_compared(layout):
+  description = small_weights.described(gelu="erf", eps=1e-6)
+  raw = importers.export(small_weights.arrays(description), description, layout)
+  assert averages.difference(raw, raw, known) is None
+  fewer = {
+    name: tensor for name, tensor in raw.items() if not {"1", "encoderblock_1"} & set(name.replace("/", ".").split("."))
+  }
+  assert len(fewer) < len(raw)
+  assert "it lacks" in averages.difference(fewer, raw, known)
+  headless = {name: tensor for name, tensor in raw.items() if not name.startswith(("head", "classifier"))}
+  assert len(headless) == len(raw) - 2 and averages.difference(headless, raw, known) is None
+
+
+def test_a5_tensors_that_are_no_parameters_do_not_count():
+  buffers = {"relative_position_index": np.zeros(3, np.int64), "extra.state": np.zeros((), np.float32)}
+  assert averages.difference(RAW, RAW | buffers, known) is None
+  assert averages.difference(RAW | buffers, RAW, known) is None

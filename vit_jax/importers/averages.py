@@ -1,0 +1,67 @@
+"""Averaged weights: the prefixes that mark them, and the comparison of an average with raw weights."""
+
+import re
+from collections.abc import Callable, Collection, Sequence
+
+from vit_jax.importers import row_names
+from vit_jax.importers.layout import Layout
+from vit_jax.importers.tensors import Tensors
+from vit_jax.schema.errors import some
+
+# Words of a prefix, split at "_", that mark averaged weights.
+_WORDS = {"ema", "swa", "averaged", "average", "avg", "shadow", "polyak"}
+_LISTED = 4  # names in a message
+
+
+def is_averaged(root: str, roots: Collection[str]) -> bool:
+  """Returns whether a prefix marks averaged weights; `teacher` does if another prefix contains `student`."""
+  words = [word for word in re.split(r"[./]", root) if word]
+  if "teacher" in words and any("student" in re.split(r"[./]", other) for other in roots):
+    return True
+  return any(_WORDS & set(word.lower().split("_")) for word in words)
+
+
+def difference(average: Tensors, raw: Tensors, known: Callable[[Tensors], Sequence[Layout]]) -> str | None:
+  """Returns the reason why tensors cannot be the average of other tensors.
+
+  An average has the same parameters with the same shapes. Only the head may be missing, in either of them.
+
+  Args:
+    average: tensors by names without prefix.
+    raw: tensors by names without prefix.
+    known: returns the layouts that recognise some tensors.
+
+  Returns:
+    The reason in a few words, or None if there is no difference.
+  """
+  (ours, our_head), (theirs, their_head) = _shapes(average, known(average)), _shapes(raw, known(raw))
+  reasons = [
+    f"{verb} {some(sorted(names), _LISTED)}"
+    for verb, names in (
+      ("it lacks", theirs.keys() - ours.keys() - their_head),
+      ("it also has", ours.keys() - theirs.keys() - our_head),
+    )
+    if names
+  ]
+  if reasons:
+    return " and ".join(reasons)
+  if other := next((name for name in ours if name in theirs and ours[name] != theirs[name]), None):
+    return f"{some([other])} has the shape {ours[other]} instead of {theirs[other]}"
+  return None
+
+
+def _shapes(tensors, layouts):
+  """Returns ({name: shape} of the tensors that have a row, by the names of the rows; the names of the head)."""
+  try:
+    named = layouts[0].canonical(tensors, {})
+  except (ArithmeticError, LookupError, StopIteration, TypeError, ValueError):  # incomplete: names as they are
+    named = tensors
+  result, head = {}, set()
+  for layout in layouts:
+    pattern = row_names.pattern(layout)
+    for name, tensor in named.items():
+      if match := pattern.fullmatch(name):
+        result[name] = tuple(tensor.shape)
+        if layout.rows[match.lastindex - 1].paths[0].partition("/")[0] in ("head", "head_distillation"):
+          head.add(name)
+  return result, head
