@@ -7,6 +7,7 @@ import pytest
 
 from tests import modules
 from vit_jax import models
+from vit_jax.models import parameters
 
 
 def test_layers_are_counted_from_the_logits_down():
@@ -29,6 +30,12 @@ def test_a_scanned_stack_has_a_number_for_each_layer():
       np.testing.assert_array_equal(layers.ravel(), [one[f"blocks/{i}/{rest}"] for i in range(3)])
     else:
       assert layers == one[path]
+
+
+def test_newcomer_1_a_parameter_that_the_order_does_not_contain_has_no_number():
+  shapes = {path: np.zeros(1) for path in ("emb/kernel", "blocks/0/mlp/kernel", "head/kernel", "embedding/kernel")}
+  expected = {"emb/kernel": None, "blocks/0/mlp/kernel": 1, "head/kernel": 0, "embedding/kernel": 2}
+  assert parameters.layers_above(parameters.ORDER, shapes) == expected
 
 
 @pytest.mark.parametrize("name", ["R26x1", "swin_tiny_patch4_window7_224", "efficientnet_b0"])

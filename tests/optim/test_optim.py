@@ -181,6 +181,15 @@ def test_layer_decay_needs_blocks_that_are_alike():
     optim.create(choice, example()[0], 10, lambda duration: 1)
 
 
+def test_newcomer_1_layer_decay_names_a_parameter_that_the_order_of_layers_does_not_contain():
+  choice = bound("adamw", {"lr": 1e-2, "layer_decay": 0.5})
+  paths = list(example()[0])
+  above = dict.fromkeys(paths, 0) | {paths[1]: None}
+  with pytest.raises(ConfigError, match=rf"no place for the parameter '{paths[1]}'\. Pass order= to register\.model"):
+    optim.create(choice, example()[0], 10, lambda duration: 1, layers_above=above)
+  optim.create(bound("adamw", {"lr": 1e-2}), example()[0], 10, lambda duration: 1, layers_above=above)
+
+
 def test_a_bound_choice_holds_every_default_and_binds_to_itself():
   choice = bound("lion", {"lr": 1, "schedule": {"name": "rsqrt"}})
   assert choice.args["lr"] == 1.0 and choice.args["b2"] == 0.99 and choice.args["layer_decay"] is None

@@ -11,7 +11,7 @@ A record alone never causes code to run. A recorded file is imported again only 
 - This user ran it before on this machine, from the same path. Such paths are kept in the cache directory of the user.
 """
 
-from vit_jax.extensions.names import Extension, add, registered
+from vit_jax.extensions.names import Extension, add, registered, registration
 from vit_jax.extensions.records import changes, check, record, restore, restore_of
 from vit_jax.extensions.running import active, adopt, called, import_flags, import_installed, import_named, run_file
 
@@ -28,6 +28,7 @@ __all__ = [
   "import_named",
   "record",
   "registered",
+  "registration",
   "restore",
   "restore_of",
   "run_file",

@@ -9,10 +9,11 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax import mesh, rng, trees
-from vit_jax.models import activations, parameters
+from vit_jax import extensions, mesh, rng, trees
+from vit_jax.models import activations, contract, parameters
 from vit_jax.models.description import Description
 from vit_jax.models.output import Features, Output, features_of
+from vit_jax.models.published.model import Registered
 from vit_jax.shapes import Array, Float, Integer, PRNGKey, Shaped, Tensor
 
 
@@ -36,8 +37,8 @@ class Model:
     """Shapes and types of the parameters by path."""
     return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in trees.flatten(self._abstract).items()}
 
-  def layers_above(self) -> dict[str, int | Float[np.ndarray, "L ..."]] | None:
-    """Layers between each parameter and the logits, by path: see `parameters.layers_above`."""
+  def layers_above(self) -> dict[str, int | Float[np.ndarray, "L ..."] | None] | None:
+    """Returns the layers between each parameter and the logits, by path: see `parameters.layers_above`."""
     return parameters.layers_above(self.description.published.order, self.shapes())
 
   def create(self, params: Mapping[str, Shaped[Tensor | jax.ShapeDtypeStruct, "..."]]) -> nnx.Module:
@@ -82,16 +83,28 @@ class Model:
 
 def functional(description: Description) -> Model:
   """The described model; ConfigError for arguments that no model has."""
-  return _functional(description.bound())
+  row = description.published
+  # A session may register a name again, with other code.
+  return _functional(description.bound(), row.maker if isinstance(row, Registered) else None)
 
 
 @functools.lru_cache(maxsize=64)
-def _functional(description):
-  module = nnx.eval_shape(lambda: _make(description, rng.key(0)))
+def _functional(description, registered):
+  name = description.model.name
+  file = extensions.registration("model", name).file if registered else ""
+  call = functools.partial(extensions.called, file, flag=f"model {name}") if file else _call
+  module = call(nnx.eval_shape, lambda: _make(description, rng.key(0)))
   graph, abstract = nnx.split(module)
   statistics = frozenset(trees.flatten(nnx.filter_state(abstract, nnx.BatchStat)))
-  patch, prefix = getattr(module, "patch", None), getattr(module, "prefix", {})
+  patch, prefix = contract.patch_of(module), contract.prefix_of(name, module)
+  if registered:
+    sizes = (description.image_size, description.channels, description.classes, description.model.args["dtype"])
+    call(contract.check_outputs, name, module, *sizes, prefix)
   return Model(description, statistics, patch, prefix, graph, abstract)
+
+
+def _call(function, *arguments):
+  return function(*arguments)
 
 
 def _make(description, key):

@@ -37,11 +37,12 @@ ORDER = Order(
 
 def layers_above(
   order: Order, shapes: Mapping[str, Shaped[Tensor, "..."] | jax.ShapeDtypeStruct]
-) -> dict[str, int | Float[np.ndarray, "L ..."]] | None:
-  """Layers between each parameter and the logits, by path; None for a model whose blocks are not all alike.
+) -> dict[str, int | Float[np.ndarray, "L ..."] | None] | None:
+  """Returns the number of layers between each parameter and the logits, by path.
 
-  Of L blocks the last has 1 above it, the first L, and what comes before them L + 1; what comes after them has 0. For
-  a stack of scanned blocks it is an array [L, 1, ...], one number for each.
+  Of L blocks, the last has the number 1 and the first the number L. Parameters before the blocks have L + 1, and those
+  after them 0. A stack of scanned blocks has an array [L, 1, ...], with one number for each block. A path that matches
+  no pattern of `order` has None. The result is None for a model whose blocks are not all alike.
   """
   pattern = re.compile(order.blocks)
   blocks = {path: match[1] for path in shapes if pattern.groups and (match := pattern.fullmatch(path))}
@@ -55,7 +56,9 @@ def layers_above(
         return depth - int(blocks[path])
       below = np.arange(depth, dtype=np.float32).reshape(-1, *[1] * (len(shapes[path].shape) - 1))
       return depth - below
-    return depth + 1 if re.fullmatch(order.before, path) else 0
+    if re.fullmatch(order.before, path):
+      return depth + 1
+    return 0 if re.fullmatch(order.after, path) or re.fullmatch(order.head, path) else None
 
   return {path: above(path) for path in shapes}
 

@@ -127,6 +127,8 @@ class Transformer(nnx.Module):
     rngs: keys for the blocks.
   """
 
+  accepts_patches = True  # see `contract.patch_of`
+
   def __init__(
     self,
     shape: tuple[int, int, int],

@@ -32,7 +32,7 @@ from vit_jax.schema import (
 
 Precision = Literal["float32", "bfloat16"]
 # Layers between a parameter and the logits, by path; of a scanned stack an array with a number for each of its layers.
-LayersAbove = Mapping[str, int | np.ndarray] | None
+LayersAbove = Mapping[str, int | np.ndarray | None] | None
 
 
 def create(
@@ -92,6 +92,12 @@ def optimizer(
   if layer_decay is not None:
     if layers_above is None:
       raise ConfigError("this model's layers are not alike; use lr_multipliers", "layer_decay")
+    if unknown := [path for path in paths if path in layers_above and layers_above[path] is None]:
+      raise ConfigError(
+        f"the order of this model's layers has no place for the parameter {unknown[0]!r}. "
+        "Pass order= to register.model",
+        "layer_decay",
+      )
     scales = {path: scale * _power(layer_decay, layers_above.get(path, 0)) for path, scale in scales.items()}
   decays = {}
   if weight_decay:

@@ -14,24 +14,26 @@ from flax import nnx
 from vit_jax import models
 from vit_jax.data import augment
 from vit_jax.inference.predictor import Predictor
-from vit_jax.models import finite, resnet, swin
+from vit_jax.models import compact, finite, resnet, swin
+from vit_jax.models.intermediates import record
+from vit_jax.models.published.model import Registered
 from vit_jax.models.transformer import Transformer
 from vit_jax.reports import attention, embeddings, heatmaps, page
 from vit_jax.schema import Choice, amount, arguments
 from vit_jax.schema.errors import NotFiniteError
 
-_ANNOUNCED = r"logits|embedding|(.*/)?attention/weights|pool/weights"  # every model has logits
+_CALLED = "inside/logits"  # an announcement of this module: a user's model may announce nothing
+_ANNOUNCED = rf"{_CALLED}|embedding|(.*/)?attention/weights|pool/weights"
 _LAYER = r"(blocks|stages/\d+/blocks)/\d+/attention/weights"
 _DRAWN, _HEADS = 8, 16  # pictures, and heads of one of them, that a chapter shows
-_COMPUTED = {"attention": "xla", "dtype": "float32"}  # the fused kernel never has weights
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Inside:
   """What is inside a model, and what it makes of B pictures: float32. What it has not is None, with the reason."""
 
-  filters: np.ndarray  # [K, P, P, 3], components of the filters that see pixels: `embeddings.filters`
-  shares: np.ndarray  # [K], of the filters' variance
+  filters: np.ndarray | None  # [K, P, P, 3], components of the filters that see pixels: `embeddings.filters`
+  shares: np.ndarray | None  # [K], of the filters' variance
   similarity: np.ndarray | None  # [h, w, h, w], of position embeddings: `embeddings.similarity`
   distance: np.ndarray | None  # [L, H], pixels, mean over pictures: `attention.distance`; NaN beyond a layer's heads
   alike: np.ndarray | None  # [L], the distance of a head that attends to all it sees alike
@@ -65,13 +67,15 @@ def of(predictor: Predictor, squares: Sequence[np.ndarray]) -> Inside:
   module = model.create(predictor.params)
   normalised = arguments(predictor.data, augment.normalise)
   look = jax.jit(functools.partial(_look, model, _cuts(module), _leading(module), normalised))
-  seen = [jax.device_get(look(predictor.params, square[None])) for square in squares]
+  shown = squares if isinstance(module, (Transformer, swin.Swin)) else ()  # others do not announce attention
+  seen = [jax.device_get(look(predictor.params, square[None])) for square in shown]
   for number, one in enumerate(seen):
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(one)):
       raise NotFiniteError(f"picture {number}: attention is not finite. {finite.ADVICE}")
-  filters, shares = embeddings.filters(np.asarray(_first(module)))
+  kernel = _first(module, model.description.channels)
+  filters, shares = (None, None) if kernel is None else embeddings.filters(np.asarray(kernel))
   values = {"filters": filters, "shares": shares, "similarity": _similarity(module)} | _gathered(seen)
-  return Inside(**values, absent=_absent(model.description, module, values, len(seen)))
+  return Inside(**values, absent=_absent(model.description, module, values, len(squares)))
 
 
 def chapter(
@@ -92,7 +96,7 @@ def chapter(
   except NotFiniteError as error:
     return page.Chapter(title, [page.Words(f"{error}.")], str(predictor.description))
   side = predictor.description.image_size
-  parts = [_filters(inside)]
+  parts = [] if inside.filters is None else [_filters(inside)]
   if inside.similarity is not None:
     parts.append(_positions(inside.similarity, title))
   if inside.distance is not None:
@@ -112,10 +116,11 @@ def _broken(predictor) -> str:
 
 
 def _plain(description):
-  """The same model, computed so that it announces its attention."""
-  args = description.arguments()
-  changes = {key: value for key, value in _COMPUTED.items() if key in args}
-  return description.replaced(model=Choice(description.model.name, {**args, **changes}))
+  """Returns the same model in float32, and without the fused kernel, which does not announce its attention."""
+  args = description.arguments() | {"dtype": "float32"}
+  if args.get("attention") == "fused":
+    args["attention"] = "xla"
+  return description.replaced(model=Choice(description.model.name, args))
 
 
 def _leading(module: nnx.Module) -> int:
@@ -132,14 +137,19 @@ def _cuts(module: nnx.Module) -> list[tuple]:
   return [(block.attention.window, block.attention.shift) for stage in module.stages for block in stage.blocks]
 
 
-def _first(module: nnx.Module) -> jax.Array:
-  """The kernel that sees pixels, [P, P, C, D], as it is applied."""
+def _first(module: nnx.Module, channels: int) -> jax.Array | None:
+  """Returns the kernel that sees pixels, [P, P, C, D], as it is applied; None if no attribute has one."""
   stem = getattr(module, "stem", None)
-  root = getattr(module if stem is None else stem, "root", None)
-  if root is not None:
-    return resnet.standardised(root.kernel[...], root.divisor)
-  layer = module.embedding if stem is None else stem
-  return getattr(layer, "convolutions", [layer])[0].kernel[...]
+  layer = getattr(module if stem is None else stem, "root", None)
+  if layer is None:
+    layer = getattr(module, "embedding", None) if stem is None else stem
+  if isinstance(layer, compact.Convolutions):
+    layer = layer.convolutions[0]
+  variable = getattr(layer, "kernel", None)
+  kernel = variable[...] if isinstance(variable, nnx.Variable) else None
+  if kernel is None or kernel.ndim != 4 or kernel.shape[2] != channels:
+    return None
+  return resnet.standardised(kernel, layer.divisor) if isinstance(layer, resnet.StandardisedConv) else kernel
 
 
 def _similarity(module):
@@ -157,15 +167,15 @@ def _look(model, cuts, leading, normalised, params, square) -> dict:
   """Of uint8 [1, S, S, 3] whatever the model has: distance and alike by layer, maps, rollout, pooling."""
 
   def logits(images):
-    return model.outputs(params, images)[0].logits
+    return record(_CALLED, model.outputs(params, images)[0].logits)
 
   _, announced = models.capture(logits, _ANNOUNCED)(augment.normalise(square, **normalised))
   layers = [weights for name, weights in announced.items() if re.fullmatch(_LAYER, name)]
-  if not layers:
-    return {}
   side = square.shape[1]
   if cuts:
     return _windows(layers, cuts, side)
+  if not layers or "embedding" not in announced:  # a subclass may compute outputs in its own way
+    return {}
   count = announced["embedding"].shape[1]
   grid = (math.isqrt(count),) * 2
   learned, pooling = _pooling(announced, leading, layers[0].shape[-1], count)
@@ -216,19 +226,27 @@ def _gathered(seen: list[dict]) -> dict[str, np.ndarray | None]:
 
 
 def _absent(description, module, values, pictures) -> dict[str, str]:
-  """Why the model has not what is None."""
+  """Returns the reason for each value that is None."""
   name, position = description.model.name, description.model.args.get("position")
+  own = isinstance(description.published, Registered) and not isinstance(module, (Transformer, swin.Swin))
+  unknown = f"{name} is not built from vit_jax.models.transformer.Transformer: its positions and attention are unknown."
   reasons = {"similarity": f"{name} adds no position embeddings to its tokens."}
-  if isinstance(module, swin.Swin):
+  reasons |= dict.fromkeys(
+    ("filters", "shares"), f"{name} has no layer `embedding` or `stem` with a kernel [P, P, {description.channels}, D]."
+  )
+  if own:
+    reasons["similarity"] = unknown
+  elif isinstance(module, swin.Swin):
     reasons["similarity"] = f"{name} has a bias for each offset inside a window, and no position embeddings."
   elif position == "relative":
     reasons["similarity"] = f"{name} has relative positions inside its attention, and no position embeddings."
   elif not isinstance(module, Transformer):
     reasons["similarity"] = f"{name} has no tokens, and so no position embeddings."
-  if not pictures:
+  nothing = f"{name} has no attention."
+  if own:
+    nothing = unknown
+  elif not pictures:
     nothing = "Where a model looks is measured with pictures, and there are none."
-  else:
-    nothing = f"{name} has no attention."
   reasons |= dict.fromkeys(("distance", "alike", "maps", "rollout", "pooling"), nothing)
   if values["distance"] is not None:
     shifted = f"{name} attends inside windows that shift from layer to layer, and no token stands for the output."

@@ -88,7 +88,7 @@ class MaskedAutoencoder:
     grid = tuple(n // side for n in sides(model.description.image_size))
     outputs = side**2 * model.description.channels
     sizes = (masking.width(model), outputs, grid, self.width, self.depth, self.heads)
-    return decoder.Decoder("task/decoder", *sizes, args["dtype"], args["scan"], args["remat"])
+    return decoder.Decoder("task/decoder", *sizes, args["dtype"], args.get("scan", False), args.get("remat", "none"))
 
   def init(self, key: PRNGKey) -> Params:
     """The decoder's."""

@@ -46,5 +46,7 @@ def count(model: models.Model) -> int:
 
 
 def width(model: models.Model) -> int:
-  """Of the model's tokens."""
-  return model.shapes()["embedding/bias"].shape[-1]
+  """Returns the number of features of each of the model's tokens."""
+  size, channels = sides(model.description.image_size), model.description.channels
+  images = jax.ShapeDtypeStruct((1, *size, channels), model.description.model.args["dtype"])
+  return jax.eval_shape(lambda *given: model.outputs(*given)[0].tokens, model.shapes(), images).shape[-1]

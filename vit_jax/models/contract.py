@@ -1,0 +1,100 @@
+"""What the package requires of the module that a model's function builds, in particular of a user's.
+
+Every module needs a method `outputs`. The attributes `accepts_patches`, `patch` and `prefix` are optional.
+`docs/extend.md` lists all requirements.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.models.output import Output
+from vit_jax.models.sizes import sides
+from vit_jax.schema import ConfigError, show
+from vit_jax.shapes import Float, Tensor
+
+BATCH = 2  # images of the check: an operation that mixes up images and channels then has another shape
+
+
+def patch_of(module: nnx.Module) -> int | None:
+  """Returns the side of the patches into which images may be cut before the module sees them, or None.
+
+  The attribute `patch` alone has no effect, because a module may store its patch size for its own use.
+  """
+  return module.patch if getattr(module, "accepts_patches", False) is True else None
+
+
+def prefix_of(name: str, module: nnx.Module) -> Mapping[str, int]:
+  """Returns the number of tokens in front of the patches, by name; {} for a module without the attribute `prefix`.
+
+  Raises:
+    ConfigError: if the attribute `prefix` has another meaning.
+  """
+  prefix = getattr(module, "prefix", {})
+  valid = isinstance(prefix, Mapping) and all(
+    isinstance(token, str) and type(count) is int and count > 0 for token, count in prefix.items()
+  )
+  if not valid:
+    raise ConfigError(
+      f"model {name}: the attribute `prefix` of {type(module).__name__} must be a dictionary with the number of tokens "
+      f"in front of the patches by name, such as {{'cls': 1}}, and it is {show(prefix)}. Rename an attribute that has "
+      "another meaning"
+    )
+  return prefix
+
+
+def check_outputs(
+  name: str,
+  module: nnx.Module,
+  image_size: int | tuple[int, int],
+  channels: int,
+  classes: int,
+  dtype: str,
+  prefix: Mapping[str, int],
+) -> None:
+  """Raises ConfigError unless `module.outputs` returns an `Output` of the right shapes. Nothing is computed.
+
+  Args:
+    name: of the model, for messages.
+    module: with real or abstract parameters.
+    image_size: side of the images, or (height, width), in pixels.
+    channels: of the images.
+    classes: number of classes; 0 for a module without a head.
+    dtype: type of the images.
+    prefix: tokens in front of the patches by name.
+  """
+  if not callable(getattr(module, "outputs", None)):
+    raise ConfigError(
+      f"model {name}: {type(module).__name__} has no method outputs(images, key). Add one that returns "
+      "vit_jax.models.Output; see vit_jax.models.output.classified"
+    )
+  graph, state = nnx.split(module)
+
+  def outputs(state: nnx.State, images: Float[Tensor, "B H W C"]) -> Output:
+    result = nnx.merge(graph, state).outputs(images, None)
+    if not isinstance(result, Output):
+      raise ConfigError(
+        f"model {name}: outputs of {type(module).__name__} returned a {type(result).__name__}. Return a "
+        "vit_jax.models.Output, which vit_jax.models.output.classified(tokens, features, head) builds"
+      )
+    return result
+
+  result = jax.eval_shape(outputs, state, jax.ShapeDtypeStruct((BATCH, *sides(image_size), channels), dtype))
+  width = result.features.shape[-1]
+  expected = {"features": (BATCH, width), "logits": (BATCH, classes or width)}
+  for field, shape in expected.items():
+    _check_shape(name, field, getattr(result, field).shape, shape)
+  tokens = result.tokens.shape
+  if len(tokens) != 3 or tokens[0] != BATCH or tokens[1] <= sum(prefix.values()):
+    least = f"more than {sum(prefix.values())} tokens" if prefix else "tokens"
+    raise ConfigError(f"model {name}: outputs.tokens has the shape {tokens}. It must be [images, {least}, width]")
+  if result.logits.dtype != jnp.float32:
+    raise ConfigError(f"model {name}: outputs.logits has the type {result.logits.dtype}. Convert it to float32")
+
+
+def _check_shape(name, field, found, expected):
+  """ConfigError for another shape."""
+  if found != expected:
+    raise ConfigError(f"model {name}: outputs.{field} has the shape {found} for {BATCH} images. It must be {expected}")
