@@ -11,8 +11,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = (
-  {"schema", "config", "renames", "flags", "trees", "rng", "numerics", "paths", "buckets", "files", "disk", "locks",
-   "shapes", "platforms", "json_text", "intervals", "ownership", "appending", "extensions", "extras",
+  {"schema", "archives", "config", "renames", "flags", "trees", "rng", "numerics", "paths", "buckets", "files", "disk",
+   "locks", "shapes", "platforms", "json_text", "intervals", "ownership", "appending", "extensions", "extras",
    "resources"},
   {"losses", "metrics", "probes", "optim", "mesh", "models", "data", "hardware", "flops", "digests",
    "selection"},

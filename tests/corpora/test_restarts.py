@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from tests import archive_files
 from tests.corpora import folders
 from tests.image_files import encode, picture
 from vit_jax import runtime
@@ -183,13 +184,19 @@ def test_reports_of_a_plan_that_is_gone_are_not_believed(photos, corpus, tmp_pat
   assert folders.shards(tmp_path) == folders.shards(corpus)
 
 
-def test_hashes_that_are_damaged_are_made_again(photos, tmp_path, monkeypatch):
+@pytest.mark.parametrize("damage", ["cut", "a name twice"])
+def test_hashes_that_are_damaged_are_made_again(photos, tmp_path, monkeypatch, damage):
   options = {"against": (str(folders.folder(tmp_path / "others", 3)),), "distance": 2}
   with monkeypatch.context() as patch:
     stopped(patch, 1)  # the plan
     with pytest.raises(KeyboardInterrupt):
       folders.made(photos, tmp_path, **options)
-  (tmp_path / "corpus/.1.0.0.work/hashes.npz").write_bytes(b"PK")
+  file = tmp_path / "corpus/.1.0.0.work/hashes.npz"
+  if damage == "cut":
+    file.write_bytes(b"PK")
+  else:
+    archive_files.repeat(file, "hashes")
+  assert work.read_hashes(work.Folders.of(tmp_path, "corpus")) is None
   assert folders.made(photos, tmp_path, **options)[0].startswith("corpus is prepared")
 
 

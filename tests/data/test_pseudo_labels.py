@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from tests import forms
+from tests import archive_files, forms
 from tests.streams import file
 from vit_jax import schema
 from vit_jax.data import catalog, pseudo_labels, sources, stream
@@ -127,7 +127,7 @@ def test_a_plan_with_numbers_that_are_none_is_refused(labels, key, value):
 
 
 @pytest.mark.parametrize(
-  "harm", ["missing", "cut", "empty", "longer", "pipe", "boundless", "an array", "of another plan"]
+  "harm", ["missing", "cut", "empty", "longer", "pipe", "boundless", "an array", "of another plan", "a name twice"]
 )
 def test_a_file_that_is_not_whole_is_named_with_what_to_do(labels, harm):
   folder, plan = labels
@@ -150,6 +150,10 @@ def test_a_file_that_is_not_whole_is_named_with_what_to_do(labels, harm):
     with zipfile.ZipFile(shard, "w") as archive:
       archive.writestr("classes.npy", claims.getvalue())
       archive.writestr("probabilities.npy", claims.getvalue())
+  elif harm == "a name twice":
+    shard.write_bytes(content)
+    assert pseudo_labels.read_shard(shard, plan, 4) is not None
+    archive_files.repeat(shard, "classes")
   elif harm != "missing":
     shard.write_bytes(content[: len(content) // 2] if harm == "cut" else b"")
   assert pseudo_labels.read_shard(shard, plan, 4) is None

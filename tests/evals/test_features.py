@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 
+from tests import archive_files
 from vit_jax.data import sources
 from vit_jax.evals import features
 from vit_jax.schema import Choice
@@ -83,6 +84,14 @@ def test_a_damaged_file_is_said_and_made_anew(tmp_path, damage, caplog):
   assert len(model.computed) == 4
   extracted(model, [5, 7], file)
   assert len(model.computed) == 4
+
+
+def test_g_a_file_in_which_a_name_occurs_twice_is_made_anew(tmp_path, caplog):
+  file, model = tmp_path / "features.npz", Model()
+  extracted(model, [5], file)
+  archive_files.repeat(file, "features")
+  extracted(model, [5], file)
+  assert "two members are called 'features'" in caplog.text and model.computed == [5, 5]
 
 
 def test_arrays_that_are_pickled_are_not_loaded(tmp_path, caplog):

@@ -1,16 +1,14 @@
 """Files of weights that are truncated, or that say two things: each is one error that names the reason."""
 
-import io
 import json
 import struct
-import warnings
 import zipfile
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from tests import hostile
+from tests import archive_files, hostile
 from tests.importers.test_safetensors_files import sharded
 from vit_jax import importers
 from vit_jax.importers import containers
@@ -98,21 +96,9 @@ def test_g_a_key_that_occurs_twice_beside_weights_is_refused(tmp_path, name):
     containers.read(tmp_path)
 
 
-def members(*names):
-  """An archive whose members have these names, duplicates included."""
-  array = io.BytesIO()
-  np.save(array, np.ones(3, np.float32))
-  file = io.BytesIO()
-  with zipfile.ZipFile(file, "w") as archive, warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    for name in names:
-      archive.writestr(name, array.getvalue())
-  return file.getvalue()
-
-
 @pytest.mark.parametrize("names", [("a.npy", "a.npy"), ("a.npy", "b.npy", "a.npy"), ("a.npy", "a")])
 def test_g_a_name_that_occurs_twice_in_an_npz_file_is_refused(tmp_path, names):
-  (tmp_path / "x.npz").write_bytes(members(*names))
+  (tmp_path / "x.npz").write_bytes(archive_files.archive(*names))
   refused(tmp_path / "x.npz", "two members are called 'a'")
 
 

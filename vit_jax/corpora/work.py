@@ -7,13 +7,12 @@ import hashlib
 import json
 import pathlib
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import files, paths, schema
+from vit_jax import archives, files, paths, schema
 from vit_jax.corpora import duplicates, making
 from vit_jax.corpora.plan import Options, Plan, Split, numbers, opened
 from vit_jax.data import catalog, versions
@@ -203,9 +202,9 @@ def write_hashes(folders: Folders, hashed: Hashed) -> None:
 def read_hashes(folders: Folders) -> Hashed | None:
   """Returns the hashes that are kept beside a corpus; None if the file is missing or damaged."""
   try:
-    with np.load(files.local(folders.hashes)) as kept:
-      return Hashed(kept["hashes"], kept["counts"], tuple(kept["versions"].tolist()))
-  except (FileNotFoundError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+    values, counts, versions = archives.load(files.local(folders.hashes), "hashes", "counts", "versions")
+    return Hashed(values, counts, tuple(versions.tolist()))
+  except (FileNotFoundError, *files.DAMAGE):
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import files, renames
+from vit_jax import archives, files, renames
 from vit_jax.data import class_names, samples, sources
 from vit_jax.data.sources import Fingerprint, Source
 from vit_jax.schema import ConfigError, show
@@ -94,8 +94,8 @@ def read_shard(file: pathlib.Path, plan: Plan, records: int) -> tuple[np.ndarray
   if not file.is_file():  # a pipe would be waited for
     return None
   try:
-    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
-      classes, probabilities, digest = (arrays[name] for name in ("classes", "probabilities", "plan"))
+    with file.open("rb") as opened:
+      classes, probabilities, digest = archives.load(opened, "classes", "probabilities", "plan")
   except files.DAMAGE:
     return None
   shape = (records, plan.kept)

@@ -5,13 +5,12 @@ import importlib.metadata
 import json
 import logging
 import pathlib
-import zipfile
 from collections.abc import Callable
 
 import jax
 import numpy as np
 
-from vit_jax import files, models, runtime
+from vit_jax import archives, files, models, runtime
 from vit_jax.data import augment, sources, stream, versions
 from vit_jax.evals.subject import Subject, rows
 from vit_jax.schema import Choice, arguments
@@ -82,14 +81,14 @@ def cache_file(identity: str, data: Choice, source: sources.Source, kind: models
 def _read(file):
   """Record numbers and features in the cache; none where there is no file, or none that can be read."""
   try:
-    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
-      position, features = arrays["position"], arrays["features"]
+    with file.open("rb") as opened:
+      position, features = archives.load(opened, "position", "features")
     if features.ndim == 2 and position.shape == features.shape[:1] and np.isfinite(features).all():
       return position, features
     reason = "its arrays do not fit together"
   except FileNotFoundError:
     return np.zeros(0, np.int64), None
-  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+  except (OSError, *files.DAMAGE) as error:
     reason = str(error)
   logging.warning("features in %s cannot be read (%s); they are computed again", file, reason)
   return np.zeros(0, np.int64), None

@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from vit_jax import extras, files, paths
+from vit_jax import archives, extras, files, paths
 from vit_jax.importers import content, hub, safetensors_files
 from vit_jax.importers.content import AGAIN, READ
 from vit_jax.importers.tensors import Tensor, Tensors, bytes_of, check_size, guarded, reading
@@ -124,7 +124,7 @@ def _npz(path):
   except zipfile.BadZipFile as error:
     raise ConfigError(f"{path}: cannot be read: it is truncated, or no .npz file ({error}). {AGAIN}") from error
   for member in _members(path, archive, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-    name = member.filename.removesuffix(".npy")
+    name = archives.array_name(member)
     with archive.open(member) as whole:
       file = io.BytesIO(whole.read(HEADER))  # NumPy inflates whatever length a header has, and then refuses it
       version = np.lib.format.read_magic(file)
@@ -151,14 +151,11 @@ def _members(path, archive, *compressions):
   members = archive.infolist()
   if len(members) > MEMBERS:
     raise ConfigError(f"{path}: has {len(members):,} members; allowed: {MEMBERS:,}")
-  names = set()
   for member in members:
     if member.compress_type not in compressions:
       raise ConfigError(f"{path}: {member.filename} is compressed, as no such file of weights is")
-    name = member.filename.removesuffix(".npy")
-    if name in names:
-      raise ConfigError(f"{path}: two members are called {show(name)}, and readers differ in which they take. {AGAIN}")
-    names.add(name)
+  if again := archives.repeated(members):
+    raise ConfigError(f"{path}: two members are called {show(again)}, and readers differ in which they take. {AGAIN}")
   check_size(path, sum(member.file_size for member in members))
   return members
 

@@ -57,7 +57,10 @@ def test_folders_inside_are_part_of_the_name(tmp_path):
     ([("1.jpg", PNG), ("1.cls", b"0"), ("2.cls", b"0")], "sample '2', has no image"),
     ([("1.jpg", PNG), ("1.png", PNG), ("1.cls", b"0")], "has 2 images"),
     ([("1.jpg", PNG), ("1.cls", b"0"), ("1.jpg", PNG)], r"has member '1\.jpg' twice"),
-    ([("1.jpg", PNG), ("1.cls", b"0"), ("2.jpg", PNG), ("2.cls", b"0"), ("1.jpg", PNG)], "has sample '1' twice"),
+    (
+      [("1.jpg", PNG), ("1.cls", b"0"), ("2.jpg", PNG), ("2.cls", b"0"), ("./1.jpg", PNG)],
+      r"has sample '1' twice, the members '1\.jpg' and '\./1\.jpg'\. Members of one sample must be neighbours",
+    ),
     ([("1.jpg", PNG), ("1.json", b"{label: 0}")], r"'1\.json' is no JSON"),
     ([("1.jpg", PNG), ("1.json", b"[" * 2000)], r"'1\.json' is no JSON"),
     ([("1.jpg", PNG), ("1.cls", b"\xff")], r"'1\.cls' is no text"),
@@ -80,6 +83,31 @@ def test_a_shard_of_another_shape_is_one_line_with_shard_and_member(tmp_path, me
   with pytest.raises(schema.ConfigError, match=message) as caught:
     tars(tmp_path)
   assert caught.value.place == "config.data.path" and str(tmp_path / "train-0.tar") in caught.value.message
+
+
+# Two names of one file, of which a copy on a disk has only the second.
+SAME = [("1.jpg", "./1.jpg"), ("a/1.jpg", "a//1.jpg"), ("a/1.jpg", "./a/./1.jpg"), ("1.jpg", "/1.jpg"),
+        ("a/1.jpg", "b/../a/1.jpg")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other"), [*SAME, *(pair[::-1] for pair in SAME)])
+@pytest.mark.parametrize("between", [[], [("2.jpg", PNG), ("2.cls", b"0")]])
+def test_g_two_names_of_one_member_are_refused(tmp_path, one, other, between):
+  def written(name, label):
+    return [(name, PNG), (name.replace("jpg", "cls"), label)]
+
+  tar(tmp_path / "train-0.tar", [*written(one, b"0"), *between, *written(other, b"1")])
+  with pytest.raises(schema.ConfigError, match="twice") as caught:
+    tars(tmp_path)
+  assert repr(one) in caught.value.message and repr(other) in caught.value.message
+  tar(tmp_path / "train-0.tar", [(one, PNG), (other.replace("jpg", "cls"), b"1")])  # which are one sample
+  assert numbers(tars(tmp_path)) == [(PNG, 1)] and names(tars(tmp_path)) == [f"train-0.tar/{one}"]
+
+
+def test_g_two_labels_of_one_sample_are_refused(tmp_path):
+  tar(tmp_path / "train-0.tar", [("1.jpg", PNG), ("1.cls", b"0"), ("./1.cls", b"1")])
+  with pytest.raises(schema.ConfigError, match=r"member '\./1\.cls' twice, the first time as '1\.cls'"):
+    tars(tmp_path)
 
 
 def test_a_mark_of_the_byte_order_is_no_part_of_a_label(tmp_path):

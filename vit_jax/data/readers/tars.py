@@ -8,6 +8,7 @@ What has a longer ending, as `10.seg.png`, is not read.
 import array
 import functools
 import os
+import posixpath
 import re
 import tarfile
 from typing import NamedTuple
@@ -94,9 +95,17 @@ def _where(files, file, arrays, record):
 
 def _member(arrays, record):
   """The name of a record's image in its shard."""
-  ends = arrays["name_ends"]
-  name = arrays["names_of_members"][ends[record - 1] if record else 0 : ends[record]]
-  return bytes(name).decode("utf-8", "surrogateescape")
+  return _name(arrays["names_of_members"], arrays["name_ends"], record)
+
+
+def _name(members, ends, record):
+  """A name among all names, one after the other, that end there."""
+  return bytes(members[ends[record - 1] if record else 0 : ends[record]]).decode("utf-8", "surrogateescape")
+
+
+def _normal(name):
+  """The name of a member without what a file system ignores: "./a//1.jpg" and "/a/1.jpg" are "a/1.jpg"."""
+  return posixpath.normpath(name).lstrip("/")
 
 
 # Looking through a shard.
@@ -105,8 +114,9 @@ def _member(arrays, record):
 class _Sample(NamedTuple):
   """Members that are called alike."""
 
-  key: str
-  images: dict[str, tuple[int, int]]  # (first byte, bytes) by member
+  key: str  # as of `_normal`
+  first: str  # the first member
+  images: dict[str, tuple[str, int, int]]  # (member, first byte, bytes) by normal name
   texts: dict[str, tuple[str, bytes]]  # (member, content) by extension
 
 
@@ -114,15 +124,20 @@ def _scan(files, label, file):
   """Where the images of a shard are, their names and labels; ConfigError that names shard and member."""
   path = files.path(file)
   members, starts, lengths = bytearray(), array.array("q"), array.array("q")
-  ends, labels, seen, longer = array.array("q"), Collected(), set(), {}
+  ends, labels, seen, longer = array.array("q"), Collected(), {}, {}
   for sample in _samples(path, files.stream(file, BLOCK), longer):
     if sample.key in seen:
-      raise ConfigError(f"{path} has sample {sample.key!r} twice; its members are to be neighbours", "path")
-    seen.add(sample.key)
+      before = _name(members, ends, seen[sample.key])
+      raise ConfigError(
+        f"{path} has sample {sample.key!r} twice, the members {before!r} and {sample.first!r}. Members of one sample "
+        "must be neighbours; remove or rename one of two samples",
+        "path",
+      )
+    seen[sample.key] = len(ends)
     if len(sample.images) != 1:
       there = f"{len(sample.images)} images, {sorted(sample.images)}" if sample.images else "no image"
       raise ConfigError(f"{path}, sample {sample.key!r}, has {there}; allowed: one of {', '.join(IMAGES)}", "path")
-    ((member, (start, size)),) = sample.images.items()
+    ((member, start, size),) = sample.images.values()
     starts.append(start)
     lengths.append(size)
     members += member.encode("utf-8", "surrogateescape")
@@ -165,26 +180,28 @@ def _samples(path, file, longer):
   """The samples of an open shard in order; {(sample, name up to the last dot): {ending: member}} of `longer` names."""
   sample = None
   for member in _members(path, file):
-    folder, base = os.path.split(member.name)
+    name = _normal(member.name)
+    folder, base = posixpath.split(name)
     stem, _, extension = base.partition(".")
     extension = extension.lower()
     if stem and "." in extension and member.isreg():
-      before, _, last = member.name.rpartition(".")
+      before, _, last = name.rpartition(".")
       if last.lower() in (*IMAGES, *TEXTS):
-        longer.setdefault((os.path.join(folder, stem), before), {})[last.lower()] = member.name
+        longer.setdefault((posixpath.join(folder, stem), before), {})[last.lower()] = member.name
     if not stem or extension not in (*IMAGES, *TEXTS) or member.isdir():
       continue
     if not member.isreg() or member.issparse():
       raise ConfigError(f"{path}, member {member.name!r}, is a link or no regular file; write its content", "path")
-    key = os.path.join(folder, stem)
+    key = posixpath.join(folder, stem)
     if sample is None or sample.key != key:
       if sample:
         yield sample
-      sample = _Sample(key, {}, {})
-    if member.name in sample.images or extension in sample.texts:
-      raise ConfigError(f"{path} has member {member.name!r} twice", "path")
+      sample = _Sample(key, member.name, {}, {})
+    if before := sample.images.get(name) or sample.texts.get(extension):
+      both = "" if before[0] == member.name else f", the first time as {before[0]!r}"
+      raise ConfigError(f"{path} has member {member.name!r} twice{both}. Remove or rename one of them", "path")
     if extension in IMAGES:
-      sample.images[member.name] = member.offset_data, member.size
+      sample.images[name] = member.name, member.offset_data, member.size
       continue
     if member.size > TEXT_BYTES:
       raise ConfigError(f"{path}, member {member.name!r}, has {member.size:,} bytes; allowed: {TEXT_BYTES:,}", "path")
