@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from vit_jax import schema, selection
 from vit_jax.data import catalog
+from vit_jax.data.readers import folder
 from vit_jax.schema import Choice
 
-SHARE = 0.1  # of the images of each class
 _MEASURING = ("accuracy", "masked")  # evaluations of one split
 
 
@@ -27,7 +27,7 @@ def with_share(data: Choice, evals: Mapping[str, Choice]) -> Choice:
     return data
   if "validation" in data.args or data.args.get("val") is not None or data.args.get("train", "train") != "train":
     return data
-  return Choice(data.name, {**data.args, "validation": SHARE}) if _on(selection.TEST, data, evals) else data
+  return Choice(data.name, {**data.args, "validation": folder.SHARE}) if _on(selection.TEST, data, evals) else data
 
 
 def with_evaluations(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Choice]:

@@ -131,6 +131,21 @@ def test_a_flat_folder_is_checked_too(tmp_path):
   assert count == 1 and any("no run can read it yet: no images" in line for line in lines)
 
 
+@pytest.mark.parametrize("empty", [False, True])
+def test_newcomer_2_a_folder_too_high_cannot_be_read_by_a_run(tmp_path, empty):
+  for file in ("photos/a/1.png", "photos/b/1.png"):
+    (tmp_path / file).parent.mkdir(parents=True)
+    for number in range(5):
+      (tmp_path / file).with_stem(str(number)).write_bytes(GOOD)
+  if empty:
+    (tmp_path / "empty").mkdir()
+  lines, count = checking.check(tmp_path)
+  assert count == 0
+  [line] = [line for line in lines if line.startswith("no run can read it yet: no split 'train'.")]
+  assert f"name '{tmp_path}/photos' as config.data.path" in line
+  assert not any("no run" in line for line in checking.check(tmp_path / "photos")[0])
+
+
 def test_a_folder_without_images_or_that_is_not_there_is_an_error(tmp_path):
   for path, message in ((tmp_path, "no image"), (tmp_path / "x", "no folder")):
     with pytest.raises(schema.ConfigError, match=f"--check: {message}"):

@@ -18,6 +18,7 @@ from vit_jax.corpora.screen import Screen
 from vit_jax.data import catalog, decoding, images, local_files
 from vit_jax.data.images import ImageError, Images
 from vit_jax.data.readers import tree
+from vit_jax.data.readers.folder import SHARE
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice, ConfigError, at, make
 
@@ -198,10 +199,10 @@ def _classes(names: Sequence[str], bad: dict[int, str]) -> list[str]:
 
 
 def _layout(root: pathlib.Path) -> list[str]:
-  """A line on why no run could read the folder as it is."""
+  """Returns a line with the reason why a run with the default settings cannot read the folder, if it cannot."""
   try:
-    with at("data"):
-      make(Choice("folder", {"path": str(root)}), catalog.READERS, "all")
+    with at("config.data"):
+      make(Choice("folder", {"path": str(root), "validation": SHARE}), catalog.READERS, "train")
   except ConfigError as error:
     return [f"no run can read it yet: {error.message}"]
   return []

@@ -72,13 +72,41 @@ def test_other_split_names_and_slices(tmp_path):
       "",
       r"If 'b/x/1.png' is an image of the class 'x', name '{0}/b' as config\.data\.path",
     ),
+    (
+      ("b/x/1.png", "b/y/1.png", "empty/", "other/empty/"),
+      "",
+      r"no split 'train'.* If 'b/x/1.png' is an image of the class 'x', name '{0}/b' as config\.data\.path",
+    ),
+    (("a/b/x/1.png", "a/b/y/1.png", "c/"), "", r"If 'a/b/x/1.png' is an image .* 'x', name '{0}/a/b' as config"),
+    (("a/b/train/x/1.png", "a/c/x/1.png"), "", r" '{0}/a/b' has 'train': name that folder as config\.data\.path"),
     (("x/1.png",), "x", r"'{0}/x'/<class> or /<split>/<class>; it holds images itself: name the folder above it"),
   ],
 )
 def test_a_folder_too_high_or_too_low_says_which_one_to_name(tmp_path, files, inside, advice):
-  write(tmp_path, *files)
-  with pytest.raises(schema.ConfigError, match=advice.format(tmp_path)):
-    folder(tmp_path / inside)
+  write(tmp_path, *(file for file in files if not file.endswith("/")))
+  for empty in (file for file in files if file.endswith("/")):
+    (tmp_path / empty).mkdir(parents=True)
+  for validation in (0.0, 0.1):  # of a run by default
+    with pytest.raises(schema.ConfigError, match=advice.format(tmp_path)):
+      folder(tmp_path / inside, validation=validation)
+
+
+def test_newcomer_2_without_a_single_best_folder_none_is_named(tmp_path):
+  write(tmp_path, "a/x/1.png", "b/x/1.png")
+  with pytest.raises(schema.ConfigError, match=r"no split 'train'. Allowed: a, b\.$"):
+    folder(tmp_path, validation=0.1)
+
+
+def test_newcomer_2_an_empty_class_folder_is_named_with_the_remedy(tmp_path):
+  write(tmp_path, *(f"a/{i}.png" for i in range(5)))
+  (tmp_path / "b").mkdir()
+  with pytest.raises(schema.ConfigError, match=rf"'{tmp_path}/b' holds no image .*\. The folder is empty: remove it"):
+    folder(tmp_path, validation=0.1)
+
+
+def test_newcomer_2_test_images_alone_need_no_validation_images(tmp_path):
+  write(tmp_path, *(f"test/a/{i}.png" for i in range(5)))
+  assert len(folder(tmp_path, "test", validation=0.1)) == 5
 
 
 def test_class_folders_are_split_by_seed_whatever_the_file_system_says(tmp_path, monkeypatch):

@@ -12,6 +12,8 @@ from vit_jax.data.readers.tree import EXTENSIONS, Tree, counted, extension
 from vit_jax.schema import ConfigError, Fraction, Range, at, place
 
 VALIDATION = ("val", "valid", "validation", "dev")  # folders of validation images, in this order
+SHARE = 0.1  # of the training images of each class, which a run holds out for validation by default
+DEEP, LOOKED = 3, 1000  # levels and folders in which a better path is sought, for an error
 FEWEST = 3  # the smallest number of files of a class that contributes to validation
 
 
@@ -74,7 +76,8 @@ def folder(
   classes = tuple(next(iter(folders.values()), ()))
   of_classes = [f"{part}/{name}" if part else name for part, named in folders.items() for name in named.values()]
   note = tree.about(of_classes or top, ("", *above))
-  if validation and splits.val is None:
+  absent = sources.split_names([train]) - drawn.keys()  # an error below, which names the folder to take
+  if validation and splits.val is None and not absent:
     drawn, held = _with_validation(drawn, train, validation)
     note += f"; {held:,} of the {train} images are held out for validation as 'val' (validation={validation:g})"
   files = {part: _spread(images) for part, images in drawn.items()}
@@ -84,7 +87,7 @@ def folder(
     if not advice:
       raise
     key = split if split in ("train", "val", "test") else ""
-    raise sources.SplitError(error.message + advice, key) from None
+    raise sources.SplitError(f"{error.message.removesuffix('.')}.{advice}", key) from None
 
   def used():
     return [record for part, numbers in parts for record in files[part][numbers.start : numbers.stop]]
@@ -151,14 +154,24 @@ def _holds_classes(tree, top):
 
 
 def _too_high(tree, top, splits):
-  """Which folder to name, where the folders of the root are no splits but one of them has some, or has classes."""
+  """Returns advice to name a folder further inside: the only one on the highest level that has splits or classes."""
   wanted = sources.split_names(splits.specs().values())
-  for name in top:
-    inner, path = tree.folders(name), f"{tree.root.root}/{name}"
-    if parts := [part for part in inner if part in wanted and tree.folders(f"{name}/{part}")]:
-      return f" {path!r} has {', '.join(map(repr, parts))}: name that folder as {place('path')}"
-    if len(top) == 1 and (image := next(filter(None, (tree.example(f"{name}/{each}", 0) for each in inner)), None)):
-      return f" If {image!r} is an image of the class {image.split('/')[1]!r}, name {path!r} as {place('path')}"
+  level, looked = top, 0
+  for _ in range(DEEP):
+    found, below = [], []
+    for name in level[: LOOKED - looked]:
+      inner, path = tree.folders(name), f"{tree.root.root}/{name}"
+      below += [f"{name}/{each}" for each in inner]
+      if parts := [part for part in inner if part in wanted and tree.folders(f"{name}/{part}")]:
+        found.append((True, f" {path!r} has {', '.join(map(repr, parts))}: name that folder as {place('path')}"))
+      elif image := next(filter(None, (tree.example(f"{name}/{each}", 0) for each in inner)), None):
+        label = image.split("/")[-2]
+        words = f" If {image!r} is an image of the class {label!r}, name {path!r} as {place('path')}"
+        found.append((False, words))
+    if found:
+      surest = [words for has_splits, words in found if has_splits] or [words for _, words in found]
+      return surest[0] if len(surest) == 1 else ""
+    level, looked = below, looked + len(level)
   return ""
 
 
@@ -244,6 +257,8 @@ def _required(tree, folder):
   if images:
     return images
   message = f"class folder {f'{tree.root.root}/{folder}'!r} holds no image ({', '.join(EXTENSIONS)})"
+  if not others and not inner:
+    raise ConfigError(f"{message}. The folder is empty: remove it, or move images into it", "path")
   if others:
     message += f", but {', '.join(counted(collections.Counter(map(extension, others)), 5))}"
   if inner and (deep := tree.example(folder, 2)):
