@@ -1,5 +1,7 @@
 """The list of verbs, and the package before anything of it is asked for."""
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -40,3 +42,13 @@ def test_importing_the_package_imports_nothing_large():
   code = "import vit_jax; print(vit_jax.models.names('*cct_2*')[0], hasattr(vit_jax, 'modles'))"
   said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
   assert said == "cct_2_3x2_32 False\n"
+
+
+@pytest.mark.heavy
+def test_g_ctrl_c_during_the_imports_ends_a_verb_without_a_traceback(tmp_path):
+  (tmp_path / "jax.py").write_text("import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)")
+  environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+  ended = subprocess.run(
+    [sys.executable, "-m", "vit_jax.train", "--help"], env=environment, capture_output=True, text=True
+  )
+  assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")

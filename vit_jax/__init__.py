@@ -6,12 +6,16 @@ before it is asked for.
 
 import importlib
 import os
+import signal
 import sys
 
 from vit_jax import platforms, resources
 
 if sys.argv[:1] == ["-m"]:  # `python -m vit_jax.VERB`, before its libraries are imported
   resources.check()
+  if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+    # Ctrl-C during the imports ends the program without a traceback. `cli.main` restores Python's handler.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 platforms.select()
 # Read by libraries when they first meet a path of a bucket. By default etils asks TensorFlow for it, whose seconds of

@@ -1,12 +1,14 @@
 """What verbs share: flags, the table of figures, exit codes."""
 
 import argparse
+import atexit
 import contextlib
 import dataclasses
 import difflib
 import logging
 import os
 import pathlib
+import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -180,6 +182,8 @@ def table(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None 
 
 def main(verb: Callable[[], None]) -> None:
   """Runs a verb as a program: users' mistakes become one clear line and an exit code, bugs keep their traceback."""
+  if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as during the imports, see `vit_jax/__init__.py`
+    signal.signal(signal.SIGINT, signal.default_int_handler)
   streams.repair()
   quiet()
   try:
@@ -189,6 +193,8 @@ def main(verb: Callable[[], None]) -> None:
     code, message = runtime.ending(error)
     if not message:
       raise
+    # Python restores the default handler when it ends, so that a second Ctrl-C would replace the exit code.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # the full disk may be that of the log
       print(message, file=sys.stderr, flush=True)
     if isinstance(error, MemoryError | RuntimeError) and not isinstance(error, jax.errors.JaxRuntimeError):

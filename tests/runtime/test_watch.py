@@ -174,7 +174,11 @@ WITHOUT_STEPS = PROGRAM.replace("evaluation=3)", "evaluation=99), again='starts 
 @pytest.mark.heavy
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_program_without_checkpoints_waits_for_no_batch_and_speaks_of_none(times):
-  inside_c = "import ctypes; watch._durations['evaluation'].append(100.0); ctypes.CDLL(None).sleep(600)"
+  # The first Ctrl-C ends the call in C. The second one arrives while Python shuts down, which takes a second here.
+  inside_c = (
+    "import atexit, ctypes; atexit.register(time.sleep, 1); watch._durations['evaluation'].append(100.0)\n"
+    "    ctypes.CDLL(None).sleep(600)"
+  )
   process = started("evaluation", inside_c, WITHOUT_STEPS)
   time.sleep(0.5)
   for _ in range(times):
