@@ -108,7 +108,7 @@ def test_more_weights_than_a_file_holds_are_refused(tmp_path, monkeypatch):
 
 def test_without_the_extra_a_line_says_what_to_install(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "onnxruntime", None)
-  with pytest.raises(ConfigError, match=r"vit_jax\[onnx\]"):
+  with pytest.raises(ConfigError, match=r"pip install -e '\.\[onnx\]'"):
     convert.convert(tmp_path / "none.npz", tmp_path / "a.onnx", None, {})
 
 
