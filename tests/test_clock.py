@@ -185,6 +185,22 @@ def test_bytes_that_are_no_text_begin_a_new_account(tmp_path):
   assert Clock(tmp_path / "goodput.json").goodput()["attempts"] == 1
 
 
+def test_newcomer_3_each_speed_states_what_it_includes(timed):
+  timer = Clock()
+  work(timer, "compile", 20.0)
+  timer.lap(0)
+  for name, seconds in (("step", 7.0), ("data", 1.0), ("save", 2.0), ("evaluation", 3.0)):
+    work(timer, name, seconds)
+  timer.lap(440)
+  lines = [" ".join(line.split()) for line in clock.summary(timer.train_seconds, timer.rate)]
+  assert lines == [
+    "training 33.0 s compilation, steps, evaluations and saves",
+    "images a second 55 steps alone, without the first",
+  ]
+  assert timer.train_seconds == 20 + 7 + 1 + 2 + 3 and timer.rate == 440 / (7 + 1)
+  assert len(clock.summary(33.0, None)) == 1 and "  2.5  " in clock.summary(33.0, 2.5)[1]
+
+
 def test_the_table_has_a_line_for_what_took_time():
   goodput = {"goodput": 0.75, "attempts": 2, "steps": 75.0, "data_loading_sync": 0.01, clock.LOST: 25.0}
   goodput[clock.BETWEEN] = 3.0

@@ -121,7 +121,7 @@ class Clock:
 
   @property
   def train_seconds(self) -> float:
-    """Seconds of all that was done for the run's steps: compilation, evaluations and saves as well."""
+    """Seconds of compilation, steps, waiting for data, evaluations and saves, without the start of the process."""
     if self._stopped is not None:
       return self._stopped
     now = self._now()
@@ -129,7 +129,7 @@ class Clock:
 
   @property
   def rate(self) -> float | None:
-    """Images a second over all laps; None before the first whole lap."""
+    """Images per second of all laps: only steps and waiting for data count. None before the first whole lap."""
     return self.images / self.seconds if self.images and self.seconds else None
 
   # The account.
@@ -185,6 +185,20 @@ def began(file: pathlib.Path) -> float | None:
   """
   _, attempts = _read(file)
   return attempts[0]["began"] if attempts else None
+
+
+def summary(seconds: float, rate: float | None) -> list[str]:
+  """Returns lines for the screen with the two speeds of a run, each with what it includes.
+
+  Args:
+    seconds: `Clock.train_seconds`.
+    rate: `Clock.rate`.
+  """
+  lines = [f"  {'training':<24}{seconds:>10,.1f} s   compilation, steps, evaluations and saves"]
+  if rate is not None:
+    steps = "steps alone, without the first"
+    lines.append(f"  {'images a second':<24}{rate:>10,.{0 if rate >= 10 else 1}f}     {steps}")
+  return lines
 
 
 def lines(goodput: dict[str, float]) -> list[str]:

@@ -98,8 +98,8 @@ def main() -> None:
   cli.table(result)
   if chosen := selection.sentence(result.get("selection", {})):
     say(f"  {chosen}")
-  rate = result["images_per_second"]
-  say(f"  {'training':<24}{result['train_seconds']:>8.1f} s" + (f"   {rate:,.0f} images/s" if rate else ""))
+  for line in clock.summary(result["train_seconds"], result["images_per_second"]):
+    say(line)
   for line in clock.lines(result["goodput"]) if "goodput" in result else ():  # older results have none
     say(line)
   say(f"\n  figures   {workdir / 'result.json'}\n  curves    tensorboard --logdir={workdir / 'tensorboard'}")
