@@ -32,7 +32,22 @@ def test_flags_and_changes_of_the_config_come_together(parser):
 @pytest.mark.parametrize(
   ("words", "says"),
   [
-    (["--workdri=x"], "unknown flag '--workdri'. Did you mean '--workdir'"),
+    (["--workdri=x"], "unknown flag '--workdri'. Did you mean --workdir=x?"),
+    (["--workdri", "a b"], "unknown flag '--workdri'. Did you mean --workdir='a b'?"),
+    (
+      ["--batch-size", "32", "--lr", "5e-4", "--workdir=b"],
+      "unknown flags '--batch-size', '--lr'. Did you mean --config.batch=32 --config.optim.lr=5e-4? Allowed: ",
+    ),
+    (
+      ["--batch-size=32", "--no-such", "--amp", "--lr"],
+      "unknown flags '--batch-size', '--no-such', '--amp', '--lr'. "
+      "Did you mean --config.batch=32 --config.model.dtype=bfloat16 --config.optim.lr=1e-3? Allowed: ",
+    ),
+    (
+      ["--config=a", "--workdir=b", "-lr", "1e-4", "-x"],
+      "unknown flags '-lr', '-x'. Did you mean --config.optim.lr=1e-4?",
+    ),
+    (["--min-lr", "-1", "--profile=1"], "unknown flag '--min-lr'. Did you mean --config.optim.schedule.end=-1?"),
     (["--work=x"], "unknown flag '--work'"),  # never abbreviated
     (["--config=a", "--workdir=b", "stray"], "unknown flag 'stray'"),
     (["--config=a", "--workdir=b", "--profile=x"], "--profile: invalid int value: 'x'"),
@@ -164,12 +179,12 @@ def test_d8_a_config_of_another_command_names_that_command(case, monkeypatch):
 @pytest.mark.parametrize(
   ("flag", "meant"),
   [
-    ("--data.path=/x", "--config.data.path"),
-    ("--lr=1e-3", "--config.optim.lr=1e-3"),
-    ("--epochs=3", "--config.total=90ep"),
-    ("--output-dir=x", "--workdir=DIR"),
-    ("--no_report", "'--no-report'"),
-    ("--work-dri=x", "'--workdir'"),
+    ("--data.path=/x", "--config.data.path=/x"),
+    ("--lr=5e-4", "--config.optim.lr=5e-4"),
+    ("--epochs=3", "--config.total=3ep"),
+    ("--output-dir=x", "--workdir=x"),
+    ("--no_report", "--no-report"),
+    ("--work-dri=x", "--workdir=x"),
   ],
 )
 def test_f2_an_unknown_flag_is_answered_with_what_was_meant(flag, meant, monkeypatch):

@@ -50,7 +50,7 @@ def test_a_measurement_has_limits_and_no_keys_of_a_run():
   ("key", "text", "says"),
   [
     ("bacth", "1", r"config.bacth: unknown key.*value '1'.*Did you mean 'batch'"),
-    ("mehs.data", "1", r"no group 'mehs'. Did you mean --config.mesh.data\?$"),
+    ("mehs.data", "1", r"no group 'mehs'. Did you mean --config.mesh.data=1\?$"),
     ("mehs.x", "1", r"no group 'mehs'. Did you mean 'mesh'"),
     ("batch", "many", r"config.batch: expected an integer of at least 1, got 'many'. Write a value such as 128$"),
     ("batch", "6.5", r"config.batch: expected an integer of at least 1, got '6.5'"),
@@ -75,9 +75,9 @@ def test_a_mistake_names_the_place_the_value_and_what_is_allowed(key, text, says
 @pytest.mark.parametrize(
   ("key", "says"),
   [
-    ("width", r"config.width: unknown key.*Did you mean --config.data.width\?$"),
-    ("optim.data.width", r"config has no group 'optim'. Did you mean --config.data.width\?$"),
-    ("crop.name", r"config has no group 'crop'. Did you mean --config.data.crop.name\?$"),
+    ("width", r"config.width: unknown key.*Did you mean --config.data.width=1\?$"),
+    ("optim.data.width", r"config has no group 'optim'. Did you mean --config.data.width=1\?$"),
+    ("crop.name", r"config has no group 'crop'. Did you mean --config.data.crop.name=1\?$"),
   ],
 )
 def test_a_key_that_stands_elsewhere_is_named_there(key, says):

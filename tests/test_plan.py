@@ -22,7 +22,7 @@ CONFIG = f"--config={runs.ROOT}/configs/vit_s16_i1k.py"
     (["--topology=v3-8", "--host-rate=fast"], "--host-rate: ", "'fast'"),
     (["--topology=v3-8", "--json=/no/such/plan.json"], "--json: there is no folder /no/such", "make it"),
     (["--topology=v3-8", "--config.model.nmae=x"], "config.model.nmae", "Allowed: "),
-    (["--topology=v3-8", "--serch"], "'--serch'", "'--search'"),
+    (["--topology=v3-8", "--serch"], "'--serch'", "Did you mean --search?"),
   ],
 )
 def test_a_mistake_is_one_line(flags, place, suggestion, monkeypatch):

@@ -127,7 +127,7 @@ class Terminal:
     (["a.jpg", "--features"], "--features: write them where"),
     (["a.jpg", "--out=p.txt"], ".txt is not a format"),
     (["a.jpg", "--batch=0"], "--batch: 0 is out of range"),
-    (["a.jpg", "--weigths=a"], "Did you mean '--weights'"),
+    (["a.jpg", "--weigths=a"], "Did you mean --weights=a?"),
   ],
 )
 def test_a_mistake_is_one_line_before_anything_is_read(words, says, monkeypatch):

@@ -5,9 +5,11 @@ import atexit
 import contextlib
 import dataclasses
 import difflib
+import itertools
 import logging
 import os
 import pathlib
+import re
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +20,7 @@ import jax
 from vit_jax import config, disk, extensions, flags, hardware, paths, runtime, schema
 from vit_jax.metrics import is_share
 from vit_jax.runtime import devices, say, streams
-from vit_jax.schema import ConfigError, aliases
+from vit_jax.schema import ConfigError, suggestions
 from vit_jax.schema.errors import some
 
 CONFIG = "file, or file:argument; --config.KEY=VALUE changes a value"  # help of --config
@@ -51,22 +53,17 @@ class Parser(argparse.ArgumentParser):
     """Values by flag, and `overrides` and `data`, the {KEY: TEXT}; of the command line, or of other `words`."""
     overrides, words = flags.overrides(sys.argv[1:] if words is None else words)
     data, words = flags.overrides(words, "data") if self.data else ({}, words)
-    known = [flag for flag in self._option_string_actions if flag.startswith("--")]
-    # Before what is missing: that may be what was misspelt.
-    unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in [*known, "--"]]
+    known = {flag: action.nargs != 0 for flag, action in self._option_string_actions.items() if flag[:2] == "--"}
     configurable = not {"--config", "--show"}.isdisjoint(known)
-    unknown += [f"--config.{key}" for key in overrides if not configurable]
+    # Before what is missing: that may be what was misspelt.
+    unknown = _unknown(words, known)
+    unknown += [(f"--config.{key}", text) for key, text in overrides.items() if not configurable]
     if not unknown:
-      arguments, unknown = self.parse_known_args(words, argparse.Namespace(overrides=overrides, data=data))
+      arguments, rest = self.parse_known_args(words, argparse.Namespace(overrides=overrides, data=data))
+      unknown = _unknown(rest, {}, "-") or [(word, "") for word in rest]
     if unknown:
-      flag = unknown[0].partition("=")[0]
       groups = [field.name for field in dataclasses.fields(config.Run)] if configurable else []
-      advice = " Values of the config are --config.KEY=VALUE." if configurable else ""
-      suggestion = aliases.of_flag(flag, known, groups)
-      if not suggestion and (near := difflib.get_close_matches(flag, [each for each in known if each != "--help"], 1)):
-        suggestion = f" Did you mean {near[0]!r}?"
-      allowed = f"{suggestion} Allowed: {some(known)}."
-      raise ConfigError(f"unknown flag {flag!r}.{allowed}{advice}")
+      raise ConfigError(_refusal(dict(unknown), known, groups))
     extensions.import_installed()
     for text in arguments.imports:
       extensions.import_named(text)
@@ -78,6 +75,40 @@ class Parser(argparse.ArgumentParser):
     if missing != message:
       raise ConfigError(f"{missing}: missing; --help says what it is")
     raise ConfigError(message.removeprefix("argument "))
+
+
+def _unknown(words: Sequence[str], known: Collection[str], dashes: str = "--") -> list[tuple[str, str]]:
+  """Returns each unknown flag with its value: the text behind "=", or the next word unless that is a flag."""
+  words = list(words[: words.index("--")] if "--" in words else words)
+  result = []
+  for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+    flag, equals, text = word.partition("=")
+    if _is_flag(word, dashes) and flag not in known:
+      result.append((flag, text if equals else "" if _is_flag(following) else following))
+  return result
+
+
+def _is_flag(word, dashes="-"):
+  """Returns whether a word is a flag, and not a number such as -1."""
+  return word.startswith(dashes) and not re.match(r"-[\d.]|-$", word)
+
+
+def _refusal(unknown: Mapping[str, str], known: Mapping[str, bool], groups: Collection[str]) -> str:
+  """Returns the message for unknown flags {flag: value}: what to write instead, and which flags there are."""
+  found = [_suggestion(*each, known, groups) for each in unknown.items()]
+  allowed = f" Allowed: {some(known)}."
+  advice = " Values of the config are --config.KEY=VALUE." if groups else ""
+  flags = f"flag{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"
+  return f"unknown {flags}.{suggestions.together(found)}{allowed}{advice}"
+
+
+def _suggestion(flag, value, known, groups):
+  """Returns what to write instead of an unknown flag, of another framework or misspelt."""
+  found = suggestions.of_flag(flag, value, known, groups)
+  if found == suggestions.Suggestion():
+    near = difflib.get_close_matches(flag, [each for each in known if each != "--help"], 1)
+    return suggestions.of_flag(near[0], value, known, groups) if near else found
+  return found
 
 
 def add_weight_options(parser: argparse.ArgumentParser) -> None:

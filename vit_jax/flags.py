@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import ml_collections
 
 from vit_jax import extensions
-from vit_jax.schema import ConfigError, Text, aliases, nearest, places, show, texts
+from vit_jax.schema import ConfigError, Text, nearest, places, show, suggestions, texts
 
 DEPTH = 16  # words of a key; those that there are have up to 7
 _ENTRY = re.compile(r"([^\[\]]+)\[([0-9]{1,4})\]")  # "parts[0]", an entry of a list
@@ -129,7 +129,7 @@ def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
       if not depth and places.is_measurement(whole):
         raise ConfigError(places.MEASURES)
       groups = [k for k, v in config.items() if isinstance(v, ml_collections.ConfigDict)]
-      elsewhere = "" if depth else places.advice(whole, key) or aliases.of_group(key)
+      elsewhere = "" if depth else places.advice(whole, key, text) or str(suggestions.of_group(key, text))
       raise ConfigError(f"--config.{key}: {place} has no group {show(name)}.{elsewhere or nearest(name, groups)}")
     config = part
   if not last:

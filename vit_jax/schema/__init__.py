@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 import ml_collections
 
-from vit_jax.schema import aliases, expected, patterns, signatures, texts
+from vit_jax.schema import aliases, expected, patterns, signatures, suggestions, texts
 from vit_jax.schema.errors import ConfigError, UnknownKeyError, at, nearest, place, show
 from vit_jax.schema.kinds import (
   Choice,
@@ -117,7 +117,7 @@ def _fields(values: Mapping, entries: Mapping, owner: str, no_default, others: T
       problem = f"unknown key for {owner}, value {show(plain(values[key]))}."
       bare = problem + signatures.allowed(entries)
       known = signatures.is_certain(key, entries, others or {})  # where it belongs, and not only what is spelled alike
-      elsewhere = "" if known else aliases.of_key(place(str(key)))
+      elsewhere = "" if known else str(suggestions.of_key(place(str(key)), suggestions.typed(values[key])))
       raise UnknownKeyError(bare + elsewhere if elsewhere else problem + advice, str(key), "" if known else bare)
   result = {}
   for key, (kind, default) in entries.items():

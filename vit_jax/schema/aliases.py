@@ -45,7 +45,7 @@ KEYS: dict[str, tuple[str, str]] = {
   ),
   **dict.fromkeys(("ema_decay", "ema", "model_ema", "model_ema_decay", "ema_rate"), ("optim.ema", "0.9999")),
   **dict.fromkeys(("layer_decay", "layerwise_lr_decay", "layer_lr_decay"), ("optim.layer_decay", "0.75")),
-  **dict.fromkeys(("freeze", "frozen", "freeze_layers"), ("optim.frozen", "'[\"blocks/.*\"]'")),
+  **dict.fromkeys(("freeze", "frozen", "freeze_layers"), ("optim.frozen", '["blocks/.*"]')),
   **dict.fromkeys(
     ("image_size", "img_size", "imgsize", "crop_size", "input_size", "resolution", "res", "crop_pct_size"),
     ("data.image_size", "224"),
@@ -56,8 +56,8 @@ KEYS: dict[str, tuple[str, str]] = {
     ("data.path", "DIR"),
   ),
   **dict.fromkeys(("dataset", "dataset_name", "data_name", "data_set", "task_name"), ("data.name", "folder")),
-  **dict.fromkeys(("val_split", "validation_split", "valid_split"), ("data.val", "'train[90%:]'")),
-  **dict.fromkeys(("train_split",), ("data.train", "'train[:90%]'")),
+  **dict.fromkeys(("val_split", "validation_split", "valid_split"), ("data.val", "train[90%:]")),
+  **dict.fromkeys(("train_split",), ("data.train", "train[:90%]")),
   **dict.fromkeys(("test_split", "eval_split"), ("data.test", "test")),
   **dict.fromkeys(
     ("num_workers", "workers", "n_workers", "dataloader_num_workers", "loader_workers", "num_proc"),
@@ -71,8 +71,8 @@ KEYS: dict[str, tuple[str, str]] = {
   **dict.fromkeys(("random_erasing", "reprob", "random_erase", "erasing"), ("data.erasing.name", "random")),
   **dict.fromkeys(("hflip", "horizontal_flip", "flip"), ("data.flip", "true")),
   **dict.fromkeys(("crop_pct",), ("data.test_crop.name", "centre")),
-  **dict.fromkeys(("mean", "image_mean"), ("data.mean", "'(0.485,0.456,0.406)'")),
-  **dict.fromkeys(("std", "image_std"), ("data.std", "'(0.229,0.224,0.225)'")),
+  **dict.fromkeys(("mean", "image_mean"), ("data.mean", "(0.485,0.456,0.406)")),
+  **dict.fromkeys(("std", "image_std"), ("data.std", "(0.229,0.224,0.225)")),
   **dict.fromkeys(("arch", "architecture", "model_name", "backbone", "network", "variant", "encoder"),
                   ("model.name", "ViT-S/16")),
   **dict.fromkeys(("dropout", "drop", "drop_rate", "dropout_rate", "proj_drop"), ("model.dropout", "0.1")),
@@ -149,6 +149,21 @@ REMARKS: dict[str, str] = {
   ),
   **dict.fromkeys(("patch_size", "patch"), "The patch size is part of the model's name: --config.model.name=ViT-S/16"),
 }  # fmt: skip
+# Numbers elsewhere that are a choice with an argument here: the name elsewhere -> (the choice, key of the number).
+NUMBERS: dict[str, tuple[str, str]] = {
+  **dict.fromkeys(("mixup", "mixup_alpha"), ("mixup", "data.mixing.alpha")),
+  **dict.fromkeys(("cutmix", "cutmix_alpha"), ("cutmix", "data.mixing.alpha")),
+  "mixup_p": ("mixup", "data.mixing.probability"),
+  "cutmix_p": ("cutmix", "data.mixing.probability"),
+  **dict.fromkeys(("rand_augment", "randaugment", "randaug", "ra"), ("randaugment", "data.policy.magnitude")),
+  **dict.fromkeys(("random_erasing", "reprob", "random_erase", "erasing"), ("random", "data.erasing.probability")),
+  "crop_pct": ("torchvision", "data.test_crop.ratio"),
+}
+# Values elsewhere -> the value here, of a key here.
+VALUES: dict[str, dict[str, str]] = {
+  "model.dtype": {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "32": "float32", "float32": "float32"},
+  "model.pool": {"avg": "gap", "mean": "gap", "token": "cls"},
+}
 # Groups of keys: the name elsewhere -> the group here.
 GROUPS: dict[str, str] = {
   **dict.fromkeys(("optimizer", "optimiser", "opt", "optimization"), "optim"),
@@ -187,55 +202,6 @@ def here(key: str, allowed: Collection[str]) -> str | None:
   """Returns the key, among those that are allowed at its place, that a key of another framework stands for."""
   target = KEYS.get(word(str(key)), ("",))[0].rpartition(".")[2]
   return target if target in allowed else None
-
-
-def of_key(key: str) -> str:
-  """Returns " Did you mean ...?" for a dotted key that is called otherwise here; "" for a name without another one."""
-  name = word(key)
-  if name in KEYS and KEYS[name][0] != key.removeprefix("config."):
-    return f" Did you mean --config.{KEYS[name][0]}={KEYS[name][1]}?"
-  if name in FLAGS:
-    return f" Did you mean the flag {FLAGS[name]}?"
-  return f" {REMARKS[name]}." if name in REMARKS else ""
-
-
-def of_group(key: str) -> str:
-  """Returns " Did you mean --config....?" for a dotted key in a group that has another name here; else ""."""
-  first, _, rest = key.partition(".")
-  if (group := GROUPS.get(first.lower())) is None:
-    return of_key(key)
-  last = KEYS.get(word(rest), ("",))[0]
-  if last.partition(".")[0] == group.partition(".")[0]:
-    return f" Did you mean --config.{last}?"
-  return f" Did you mean --config.{group}.{'name' if rest in ('type', 'kind', 'class', '_target_') else rest}?"
-
-
-def of_flag(flag: str, known: Collection[str], groups: Collection[str]) -> str:
-  """Returns " Did you mean ...?" for a flag that a command does not have; "" without a suggestion.
-
-  Args:
-    flag: as the user wrote it, without a value.
-    known: flags of the command.
-    groups: keys of the config of the command, which may be groups; none for a command without a config.
-  """
-  name, key = word(flag), flag.lstrip("-")
-  spelt = f"--{key.lower().replace('_', '-')}"
-  if spelt in known:
-    return f" Did you mean {spelt!r}?"
-  if name in FLAGS and FLAGS[name].partition("=")[0] in known:
-    return f" Did you mean {FLAGS[name]}?"
-  if "--weights" in known and (name in _WEIGHTS or KEYS.get(name, ("",))[0] == "init.from"):
-    return " Did you mean --weights=PATH?"
-  if not groups:
-    return ""
-  first, dot, _ = key.partition(".")
-  if first in groups:
-    is_choice = not dot and first in ("model", "data", "optim", "task")
-    return f" Did you mean --config.{key}{'.name=NAME' if is_choice else ''}?"
-  return of_group(key) if dot else of_key(key)
-
-
-_WEIGHTS = ("model", "checkpoint", "model_path", "resume")  # of commands that read weights
 
 
 def example(key: str) -> str:

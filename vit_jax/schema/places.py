@@ -1,8 +1,11 @@
 """Where in a config a key stands that was looked for in another place."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 
 import ml_collections
+
+from vit_jax.schema.suggestions import typed
 
 DEPTH = 16  # of groups in each other; configs have up to 7
 MOST = 3  # places that a message names
@@ -44,10 +47,27 @@ def elsewhere(config: Mapping | ml_collections.ConfigDict, key: str) -> list[str
   return []
 
 
-def advice(config: Mapping | ml_collections.ConfigDict, key: str) -> str:
-  """' Did you mean ...?' with flags for the places, or nothing."""
+def advice(config: Mapping | ml_collections.ConfigDict, key: str, value: str | None = None) -> str:
+  """Returns " Did you mean ...?" with flags for the places of `elsewhere`, or nothing.
+
+  Args:
+    config: in which the key is sought.
+    key: as the user wrote it.
+    value: of the key; by default the value that the config has there.
+  """
+  text = _value(config, key) if value is None else value
+  ending = f"={shlex.quote(text)}" if text else ""
   places = elsewhere(config, key)
-  return f" Did you mean {' or '.join(f'--config.{place}' for place in places)}?" if places else ""
+  return f" Did you mean {' or '.join(f'--config.{place}{ending}' for place in places)}?" if places else ""
+
+
+def _value(config, key):
+  """Returns the value of a dotted key as a user would type it; "" if it is a group, or absent."""
+  for name in key.split("."):
+    if not isinstance(config, Mapping | ml_collections.ConfigDict) or name not in config:
+      return ""
+    config = config[name]
+  return typed(config)
 
 
 def _items(config, above: str = "", depth: int = 0) -> Iterator[tuple[str, bool]]:

@@ -5,7 +5,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vit_jax.schema import aliases
+from vit_jax.schema import aliases, suggestions
 from vit_jax.schema.errors import nearest, some
 
 
@@ -28,8 +28,8 @@ def advice(key: str, value, entries: Mapping[str, tuple], others: Mapping[str, C
   takers = [name for name, each in functions.items() if any(key in keywords(function) for function in each)]
   if takers:
     return f" {some(takers)} take{'s' * (len(takers) == 1)} it.{allowed(entries)}"
-  if (name := aliases.here(key, entries)) is not None:
-    return f" Did you mean {name!r}?{allowed(entries)}"
+  if (here := suggestions.here(key, suggestions.typed(value), entries)) is not None:
+    return f" Did you mean {here!r}?{allowed(entries)}"
   fitting = [name for name, (kind, _) in entries.items() if isinstance(value, str) and value in _words(kind)]
   return f" Did you mean {fitting[0]!r}? Allowed: {some(entries)}." if len(fitting) == 1 else nearest(key, entries)
 

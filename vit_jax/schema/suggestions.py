@@ -1,0 +1,172 @@
+"""Suggestions for keys and flags of other frameworks: flags to paste, with the value that the user gave."""
+
+import math
+import re
+import shlex
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from vit_jax.schema import aliases
+from vit_jax.schema.aliases import FLAGS, GROUPS, KEYS, NUMBERS, REMARKS, VALUES, word
+from vit_jax.schema.errors import ConfigError
+from vit_jax.schema.kinds import Duration
+
+WEIGHTS = ("model", "checkpoint", "model_path", "resume")  # flags elsewhere of commands that read weights
+NAMED = ("model", "data", "optim", "task")  # groups that are a choice by name
+SWITCHED_OFF = ("data.mixing.name", "data.erasing.name")  # choices for which the number 0 means none
+_SWITCH = ("true", "false", "yes", "no", "on", "off", "none")
+_DURATIONS = ("total", "optim.warmup", "checkpoint.every", "evals.test.every")
+_TRIPLE = re.compile(r"[(\[]?\s*([-+.\de]+)[\s,]+([-+.\de]+)[\s,]+([-+.\de]+)\s*[)\]]?")
+
+
+class Suggestion(NamedTuple):
+  """What to write instead: flags for a shell, or a remark; both are empty if there is no suggestion."""
+
+  flags: tuple[str, ...] = ()
+  remark: str = ""
+
+  def __str__(self) -> str:
+    """Returns the suggestion as the end of a message, which begins with a space."""
+    return together([self])
+
+
+def together(suggestions: Collection[Suggestion]) -> str:
+  """Returns several suggestions as the end of one message: all flags on one line to paste, then the remarks."""
+  flags = [flag for each in suggestions for flag in each.flags]
+  remarks = "".join(f" {each.remark}." for each in suggestions if each.remark)
+  return (f" Did you mean {' '.join(flags)}?" if flags else "") + remarks
+
+
+def typed(value: Any) -> str:
+  """Returns a value of a config as a user would type it in a flag; "" for a group or a list."""
+  if isinstance(value, bool):
+    return str(value).lower()
+  return str(value) if isinstance(value, str | int | float) else ""
+
+
+def here(key: str, value: str, allowed: Collection[str]) -> str | None:
+  """Returns KEY=VALUE for a name of another framework whose key is allowed at the same place; see `aliases.here`."""
+  name = aliases.here(key, allowed)
+  return name and f"{name}={_translated(word(key), value)[0][1]}"
+
+
+def of_key(key: str, value: str = "") -> Suggestion:
+  """Returns the suggestion for a dotted key that has another name here.
+
+  Args:
+    key: as the user wrote it.
+    value: as the user wrote it; "" without one, or if it is a group.
+  """
+  name = word(key)
+  if name in KEYS and KEYS[name][0] != key.removeprefix("config."):
+    return Suggestion(tuple(f"--config.{target}={shlex.quote(text)}" for target, text in _translated(name, value)))
+  if name in FLAGS:
+    return Suggestion((_with_value(FLAGS[name], value),))
+  return Suggestion(remark=REMARKS.get(name, ""))
+
+
+def of_group(key: str, value: str = "") -> Suggestion:
+  """Returns the suggestion for a dotted key in a group that has another name here; see `of_key`."""
+  first, _, rest = key.partition(".")
+  if (group := GROUPS.get(first.lower())) is None:
+    return of_key(key, value)
+  last, pairs = KEYS.get(word(rest), ("",))[0], ()
+  if last.partition(".")[0] == group.partition(".")[0]:
+    pairs = _translated(word(rest), value) if value else [(last, "")]
+  else:
+    pairs = [(f"{group}.{'name' if rest in ('type', 'kind', 'class', '_target_') else rest}", value)]
+  return Suggestion(tuple(f"--config.{target}" + (f"={shlex.quote(text)}" if text else "") for target, text in pairs))
+
+
+def of_flag(flag: str, value: str, known: Mapping[str, bool], groups: Collection[str]) -> Suggestion:
+  """Returns the suggestion for a flag that a command does not have.
+
+  Args:
+    flag: as the user wrote it, without its value.
+    value: of the flag, or the word after the flag; "" without one.
+    known: flags of the command, and whether each takes a value.
+    groups: keys of the config of the command, which may be groups; none for a command without a config.
+  """
+  name, key = word(flag), flag.lstrip("-")
+  spelt = f"--{key.lower().replace('_', '-')}"
+  if spelt in known:
+    return Suggestion((spelt + (f"={shlex.quote(value)}" if value and known[spelt] else ""),))
+  if name in FLAGS and FLAGS[name].partition("=")[0] in known:
+    return Suggestion((_with_value(FLAGS[name], value),))
+  if "--weights" in known and (name in WEIGHTS or KEYS.get(name, ("",))[0] == "init.from"):
+    return Suggestion((_with_value("--weights=PATH", value),))
+  if not groups or name in FLAGS:
+    return Suggestion()
+  first, dot, _ = key.partition(".")
+  if first in groups:
+    if not dot and first in NAMED:
+      return Suggestion((_with_value(f"--config.{key}.name=NAME", value),))
+    return Suggestion((f"--config.{key}" + (f"={shlex.quote(value)}" if value else ""),))
+  return of_group(key, value) if dot else of_key(key, value)
+
+
+def _with_value(flag, value):
+  """Returns `--flag=EXAMPLE` with the user's value instead of the example, unless the value is only a switch."""
+  if not value or value.lower() in _SWITCH:
+    return flag
+  return f"{flag.partition('=')[0]}={shlex.quote(value)}"
+
+
+def _translated(name, value) -> list[tuple[str, str]]:
+  """Returns (key, value) for a name of another framework; the example of the key if the value does not fit it."""
+  key, example = KEYS[name]
+  number = _number(value)
+  if name in NUMBERS and number is not None:
+    choice, argument = NUMBERS[name]
+    if number == 0 and key in SWITCHED_OFF:
+      return [(key, "none")]
+    return [(key, choice), (argument, value)]
+  if key in _DURATIONS:
+    text = _duration(name, value)
+  elif key in ("data.mean", "data.std"):
+    match = _TRIPLE.fullmatch(value)
+    text = f"({','.join(match.groups())})" if match else ""
+  elif key == "data.flip":
+    text = value.lower() if value.lower() in ("true", "false") else {None: "", 0.0: "false"}.get(number, "true")
+  elif key in VALUES:
+    text = VALUES[key].get(value.lower(), "" if key == "model.dtype" or not _is_word(value) else value)
+  elif key == "optim.frozen":
+    text = value if value.startswith("[") else ""
+  elif _number(example) is not None:
+    text = value if number is not None else ""
+  elif example in ("DIR", "PATH"):
+    text = "" if value.lower() in _SWITCH else value
+  else:
+    text = value if _is_word(value) else ""
+    if key.endswith(".name") and key not in ("data.name", "model.name"):  # names here are words in small letters
+      text = text.lower() if text.isidentifier() else ""
+  return [(key, text or example)]
+
+
+def _number(text):
+  """Returns the finite number that a text is; None for other texts."""
+  try:
+    number = float(text)
+  except ValueError:
+    return None
+  return number if math.isfinite(number) else None
+
+
+def _is_word(text):
+  """Returns whether a text may be a name, which begins with a letter, and not a switch."""
+  return text[:1].isalpha() and text.lower() not in _SWITCH
+
+
+def _duration(name, value):
+  """Returns a length of training in the units of this package: epochs and shares have a unit; "" for other texts."""
+  number = _number(value)
+  if number is not None:
+    if number < 0:
+      return ""
+    if name.endswith("ratio"):
+      return f"{100 * number:g}%"
+    return (f"{number:.0f}" if number.is_integer() else value) + ("ep" if "epoch" in name else "")
+  try:
+    return str(Duration(value))
+  except ConfigError:
+    return ""
