@@ -140,6 +140,70 @@ def test_memory_does_not_grow_with_what_lines_hold(tmp_path):
   assert now < 40 * count + 2**20 and peak < 80 * count + 2**22
 
 
+CAT, DOG = {"path": "a/1.png", "label": "cat"}, {"path": "a/1.png", "label": "dog"}
+SPELLINGS = ["a/1.png", "./a/1.png", "a//1.png", "a/../a/1.png", "{root}/a/1.png", "link/1.png"]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_g_one_image_with_two_labels_is_refused_with_both_lines(tmp_path, spelling):
+  (tmp_path / "a").mkdir()
+  (tmp_path / "link").symlink_to("a")
+  file = write(tmp_path, {"path": "b.png", "label": "cat"}, CAT, DOG | {"path": spelling.format(root=tmp_path)})
+  with pytest.raises(schema.ConfigError) as caught:
+    manifest(file)
+  assert caught.value.place == "config.data.path"
+  assert f"{file}, line 2 ('cat') and {file}, line 3 ('dog') give one image two labels. Rem" in caught.value.message
+  (tmp_path / "link").unlink()
+  (tmp_path / "link").mkdir()  # now another folder, although the manifest was scanned before
+  if spelling == "link/1.png":
+    assert manifest(file).note == ""
+
+
+def test_g_two_labels_in_two_manifests_of_a_split_are_refused_and_in_two_splits_are_not(tmp_path):
+  for name, line in (("train-0", CAT), ("train-1", DOG), ("test-0", DOG)):
+    (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+  with pytest.raises(schema.ConfigError) as caught:
+    manifest(tmp_path, test="test")
+  assert f"{tmp_path}/train-0.jsonl, line 1 ('cat') and {tmp_path}/train-1.jsonl, line 1 ('dog')" in str(caught.value)
+  assert manifest(tmp_path, "test", test="test").label(0) == 1
+  (tmp_path / "train-1.jsonl").write_text(json.dumps(CAT) + "\n")
+  assert manifest(tmp_path, test="test").classes == ("cat", "dog")
+
+
+def test_g_one_set_of_labels_in_another_order_is_one_label(tmp_path):
+  lines = [{"path": "1.png", "label": label} for label in (["a", "b"], ["b", "a", "a"], ["a"])]
+  assert "1 line of 'train' repeats" in manifest(write(tmp_path, *lines[:2]), labels=3).note
+  with pytest.raises(schema.ConfigError, match=r"line 1 \('a', 'b'\) and .*line 3 \('a'\) give one image two labels"):
+    manifest(write(tmp_path, *lines), labels=3)
+
+
+@pytest.mark.parametrize("key", ["path", "bytes"])
+def test_g_lines_that_repeat_an_image_are_counted_in_a_note(tmp_path, key):
+  values = [base64.b64encode(image(i)).decode() if key == "bytes" else f"{i}.png" for i in (0, 1, 0, 1, 1, 2)]
+  file = write(tmp_path, *({key: value, "label": 3} for value in values))
+  example = f"{file}, line 3, which repeats {file}, line 1"
+  assert manifest(file).note == f"3 lines of 'train' repeat an image with the same label, such as {example}"
+  file = write(tmp_path, *({key: value, "label": i} for i, value in enumerate(values)))
+  with pytest.raises(schema.ConfigError, match=r"line 1 \('0'\) and .*line 3 \('2'\) .*; 3 lines of 'train' do so\."):
+    manifest(file)
+
+
+def test_g_images_that_are_in_training_and_test_data_are_counted_in_a_note(tmp_path):
+  lines = [{"path": f"{i % 7}.png", "label": 0, "split": "train" if i < 5 else "test"} for i in range(10)]
+  file = write(tmp_path, *lines, {"path": "8.png", "label": 0, "split": "val"})
+  source = manifest(file, test="test", val="val")
+  assert source.note == (
+    f"data overlap: 3 images of test are also in the training data, such as {file}, line 1 and {file}, line 8. "
+    "Figures on such images do not show how well a model generalises"
+  )
+  assert manifest(file, "test", test="test").note == ""  # a run prints the note of its training data
+  assert manifest(file, train="train[:2]", test="train[2:]").note == ""
+  assert manifest(file, train="test[:2]", test="test[1:]").note == ""  # of which other code reports the common records
+  repeated = write(tmp_path, *({"path": f"{i % 3}.png", "label": 0} for i in range(6)))
+  source = manifest(repeated, train="train[:3]", test="train[4:]")
+  assert "data overlap: 2 images of test are" in source.note and "line 2 and" in source.note
+
+
 @pytest.mark.heavy
 def test_lines_and_images_may_be_in_a_bucket(bucket, bucket_server, tmp_path):
   forms.inline(tmp_path, [image(i) for i in range(40)], [i % 3 for i in range(40)])
@@ -150,9 +214,10 @@ def test_lines_and_images_may_be_in_a_bucket(bucket, bucket_server, tmp_path):
   assert [there.runs.parse(data) for data in there.runs.read(3, 35)] == numbers(here)[3:35]
   assert bucket_server.counts["GET"] == asked + 1
   (bucket / "paths/b/1.png").write_bytes(image(1))
+  (bucket / "paths/b/2.png").write_bytes(image(2))
   (bucket / "paths/m.jsonl").write_text(
-    f'{{"path": "b/1.png", "label": 0}}\n{{"path": "{bucket}/paths/b/1.png", "label": 1}}\n'
+    f'{{"path": "b/1.png", "label": 0}}\n{{"path": "{bucket}/paths/b/2.png", "label": 1}}\n'
   )
-  assert numbers(manifest(bucket / "paths/m.jsonl")) == [(image(1), 0), (image(1), 1)]
+  assert numbers(manifest(bucket / "paths/m.jsonl")) == [(image(1), 0), (image(2), 1)]
   file = write(tmp_path, {"path": f"{bucket}/paths/b/1.png", "label": 0})
   assert numbers(manifest(file)) == [(image(1), 0)] and manifest(file).remote

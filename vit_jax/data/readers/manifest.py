@@ -5,16 +5,17 @@ import base64
 import binascii
 import functools
 import itertools
+import os
 
 import numpy as np
 
 from vit_jax import paths
 from vit_jax.data import sources
 from vit_jax.data.class_names import Order
-from vit_jax.data.readers import index, indexed, listing, places
+from vit_jax.data.readers import copies, index, indexed, listing, places
 from vit_jax.data.readers.labels import Collected, Most, class_names
 from vit_jax.files import JSON_BYTES, parse_json
-from vit_jax.schema import ConfigError, show
+from vit_jax.schema import ConfigError, amount, show
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
 TOGETHER = 1000  # lines that are read at once for the names of their images
@@ -39,7 +40,8 @@ def manifest(
   A label is a name, a number, or with `labels` above 1 a list of either, also an empty one. A line may have an "id",
   which names it in predictions, and a "split"; without it the line is of the split that its file's name says (see
   `listing.split_of`) where `path` stands for several files, and of "train" where it is one. Records are in order of
-  the lines. Every line is looked at when the data are opened the first time; what stays in memory is 16 bytes of it.
+  the lines. Two lines of a split that give one image different labels are an error. Every line is read when the data
+  are opened the first time; 24 bytes of each stay in memory.
 
   Args:
     name: of the data.
@@ -62,7 +64,8 @@ def manifest(
   names, records = indexed.resolved({part: known[part] for part in used}, named, labels, _where, order=class_order)
   parts = splits.select(split, indexed.sizes(records, known))
   kinds = {str(kind) for part, _ in parts for arrays in records[part].arrays for kind in arrays["kinds"]}
-  return indexed.source(
+  again = [_check_labels(names, records[part], part) for part in dict.fromkeys(part for part, _ in parts)]
+  source = indexed.source(
     *(name, splits.spec(split), names, parts, records, labels, _where),
     together=int(files.remote and kinds == {"bytes"}),
     remote=files.remote or "bucket" in kinds,
@@ -70,6 +73,7 @@ def manifest(
     identify=_identify,
     beside=_named,
   )
+  return sources.noted(source, *again, *(_overlaps(splits, known) if split == "train" else ()))
 
 
 def _identify(part, records, i):
@@ -144,9 +148,65 @@ def _chosen(arrays, code):
   return arrays | {
     "starts": arrays["starts"][mine],
     "sizes": arrays["sizes"][mine],
+    "keys": arrays["keys"][mine],
     "numbers": arrays["numbers"][of_labels],
     "counts": counts[mine] if len(counts) else counts,
   }
+
+
+# Images that occur more than once.
+
+
+def _check_labels(classes, records, split):
+  """Returns a note on images that a split has more than once; ConfigError for one with two labels."""
+  pairs = copies.repeats(_keys(records.arrays))
+  if not len(pairs):
+    return ""
+
+  def label(record):
+    labels = records.label(record)
+    return sorted(set(labels)) if isinstance(labels, tuple) else [labels]
+
+  def words(record):
+    return f"{_where(*records.locate(record))} ({', '.join(show(classes[each]) for each in label(record)) or 'none'})"
+
+  def current_key(record):  # links to folders may have changed since the manifest was scanned
+    files, file, _, _ = records.locate(record)
+    return _Key(files.path(file))(_parsed(records.extents.read(record, record + 1)[0]))
+
+  odd = [(one, other) for one, other in pairs.tolist() if label(one) != label(other)]
+  first = next((pair for pair in odd if current_key(pair[0]) == current_key(pair[1])), None)
+  if first:
+    more = f"; {amount(len(odd), 'line')} of {split!r} do so" * (len(odd) > 1)
+    raise ConfigError(
+      f"{words(first[0])} and {words(first[1])} give one image two labels{more}. Remove the wrong line. For an image "
+      "of several classes, write one line with a list of them",
+      "path",
+    )
+  one, other = (_where(*records.locate(each)) for each in pairs[0].tolist())
+  what = f"{amount(len(pairs), 'line')} of {split!r} {'repeats' if len(pairs) == 1 else 'repeat'} an image"
+  return f"{what} with the same label, such as {other}, which repeats {one}"
+
+
+def _overlaps(splits, known):
+  """Notes on images that are both in the training data and in other data of the config."""
+
+  def words(record):
+    split, number = record
+    files, arrays = known[split]
+    file, i = index.locate(index.firsts(len(each["starts"]) for each in arrays), number)
+    return _where(files, file, arrays[file], i)
+
+  found = copies.overlaps(splits, {split: _keys(arrays) for split, (_, arrays) in known.items()})
+  return [
+    copies.overlap_note(role, len(pairs), f"{words(pairs[0].one)} and {words(pairs[0].other)}")
+    for role, pairs in found.items()
+    if pairs
+  ]
+
+
+def _keys(arrays):
+  return np.concatenate([np.zeros(0, np.int64), *(each["keys"] for each in arrays)])
 
 
 # Looking through a manifest.
@@ -154,9 +214,9 @@ def _chosen(arrays, code):
 
 def _scan(files, file):
   """Where the lines of a manifest are, their labels and splits; ConfigError that names file and line."""
-  starts, sizes, labels = array.array("q"), array.array("q"), Collected()
+  starts, sizes, keys, labels = array.array("q"), array.array("q"), array.array("q"), Collected()
   default = files.split(file) if len(files.names) > 1 else "train"
-  at, splits, codes, kinds = 0, {}, array.array("H"), set()
+  at, splits, codes, kinds, key = 0, {}, array.array("H"), set(), _Key(files.path(file))
   with files.stream(file, BLOCK) as stream:
     for number in itertools.count(1):
       line = stream.readline(JSON_BYTES + 2)
@@ -164,7 +224,7 @@ def _scan(files, file):
         break
       if line.strip():
         try:
-          split, kind = _checked(line, labels)
+          about, split, kind = _checked(line, labels)
           if split is not None and (not sources.is_split_name(split) or len(splits) >= 1000):
             raise ValueError(
               f"split {show(split)}; allowed: up to 1,000 names of letters, digits and - . _ but for 'all', as 'train'"
@@ -173,6 +233,7 @@ def _scan(files, file):
           raise ConfigError(f"{files.path(file)}, line {number:,}: {error}", "path") from error
         starts.append(at)
         sizes.append(len(line))
+        keys.append(key(about))
         codes.append(splits.setdefault(split or default, len(splits)))
         kinds.add(kind)
       at += len(line)
@@ -181,14 +242,37 @@ def _scan(files, file):
   return labels.arrays() | {
     "starts": np.array(starts, np.int64),
     "sizes": np.array(sizes, np.uint32),
+    "keys": np.array(keys, np.int64),
     "split_codes": np.array(codes if len(splits) > 1 else [], np.uint16),
     "splits": np.frombuffer("\n".join(splits).encode("utf-8", "surrogatepass"), np.uint8),
     "kinds": np.array(sorted(kinds)),
   }
 
 
+class _Key:
+  """Keys of lines, equal for lines of one image: of one path in whatever spelling, or of the same bytes."""
+
+  def __init__(self, manifest: str):
+    self._manifest = manifest
+    self._resolved = functools.lru_cache(2**16)(os.path.realpath)  # of folders, which many images share
+
+  def __call__(self, about: dict) -> int:
+    """Returns the key of a line; see `copies`."""
+    if "bytes" in about:
+      return copies.key(f"bytes {about['bytes']}")
+    path = places.beside(self._manifest, about["path"])
+    if path.startswith(paths.BUCKET) or "\0" in path:  # objects of a bucket have one spelling
+      return copies.key(f"path {path}")
+    folder, name = os.path.split(path)
+    try:
+      folder = self._resolved(folder)
+    except (OSError, UnicodeEncodeError):  # reported when the image is read
+      folder = os.path.normpath(folder)
+    return copies.key(f"path {folder}/{name}")
+
+
 def _checked(line, labels):
-  """(split or None, where its image is) of a line, whose label is added to `labels`; ValueError."""
+  """(content, split or None, where its image is) of a line, whose label is added to `labels`; ValueError."""
   about = parse_json(line)
   if not isinstance(about, dict):
     raise ValueError(f'{show(about)} is no JSON object; write {{"path": ..., "label": ...}}')
@@ -201,4 +285,4 @@ def _checked(line, labels):
   if "label" not in about:
     raise ValueError("it has no 'label'; allowed: a number, a name or a list of them")
   labels.add(about["label"])
-  return about.get("split"), "bucket" if about.get("path", "").startswith(paths.BUCKET) else kind
+  return about, about.get("split"), "bucket" if about.get("path", "").startswith(paths.BUCKET) else kind

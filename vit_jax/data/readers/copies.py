@@ -1,0 +1,106 @@
+"""Records of one image: repeated in a split, or both in the training data and in the data that are measured."""
+
+import contextlib
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.data import sources
+from vit_jax.schema import amount
+
+UNKNOWN = 0  # the key of a record that is equal to no other
+
+
+class Pair(NamedTuple):
+  """Two records of equal key, each as (split, number)."""
+
+  one: tuple[str, int]
+  other: tuple[str, int]
+
+
+def key(text: str) -> int:
+  """Returns a number of 63 bits for a text, never UNKNOWN."""
+  digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+  return int.from_bytes(digest, "little") % (2**63 - 1) + 1
+
+
+def repeats(keys: np.ndarray) -> np.ndarray:
+  """Finds keys that occur more than once.
+
+  Args:
+    keys: int64 [N].
+
+  Returns:
+    int64 [M, 2]: for each record whose key has occurred before, the first record with this key and the record itself.
+    Ordered by the second column.
+  """
+  order = np.argsort(keys, kind="stable")
+  ordered = keys[order]
+  again = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] != UNKNOWN)) + 1
+  pairs = np.stack([order[np.searchsorted(ordered, ordered[again])], order[again]], 1)
+  return pairs[np.argsort(pairs[:, 1])]
+
+
+def overlaps(splits: sources.Splits, keys: Mapping[str, np.ndarray]) -> dict[str, list[Pair]]:
+  """Finds images that are both trained on and measured.
+
+  Records that a config uses for both, such as those of `train="train"` and `test="train[:10]"`, are left out.
+
+  Args:
+    splits: of the config.
+    keys: int64 [N] of each split of the data.
+
+  Returns:
+    {"val" or "test": pairs}. Each pair has the first training record with a key and a measured record with this key.
+  """
+  starts = dict(zip(keys, np.cumsum([0, *map(len, keys.values())]).tolist(), strict=False))
+  names, firsts = list(starts), np.array([*starts.values()])
+  flat = np.concatenate([np.zeros(0, np.int64), *keys.values()])
+
+  def located(i):
+    split = int(np.searchsorted(firsts, i, "right")) - 1
+    while not len(keys[names[split]]):  # splits without records start where the next one starts
+      split -= 1
+    return names[split], i - starts[names[split]]
+
+  used = {}
+  for role in splits.specs():
+    with contextlib.suppress(sources.SplitError):  # reported when this split is opened
+      parts = sources.select(splits.spec(role), {name: len(each) for name, each in keys.items()})
+      used[role] = np.concatenate([starts[part] + np.arange(each.start, each.stop) for part, each in parts])
+  trained, found = used.pop("train", np.zeros(0, np.int64)), {}
+  values, first = np.unique(flat[trained], return_index=True)
+  for role, records in used.items():
+    records = records[(flat[records] != UNKNOWN) & ~np.isin(records, trained) & np.isin(flat[records], values)]
+    ones = trained[first[np.searchsorted(values, flat[records])]]
+    found[role] = [Pair(located(i), located(j)) for i, j in zip(ones.tolist(), records.tolist(), strict=True)]
+  return found
+
+
+def sample(pairs: Sequence[Pair], most: int) -> Sequence[Pair]:
+  """Returns up to `most` pairs, evenly spaced."""
+  return [pairs[i * len(pairs) // most] for i in range(most)] if len(pairs) > most else pairs
+
+
+def overlap_note(role: str, count: int, example: str, compared: int | None = None, alike: int = 0) -> str:
+  """Returns a line on images that are both trained on and measured.
+
+  Args:
+    role: of the measured images, "val" or "test".
+    count: of these images that are also in the training data.
+    example: two records, in words.
+    compared: images that were read and compared; None if equal keys prove that images are equal.
+    alike: images that have the name and size of a training image, of which some were compared.
+  """
+  are = "is" if count == 1 else "are"
+  if compared is None:
+    what, more = f"{amount(count, 'image')} of {role}", ""
+  else:
+    what = f"{count:,} of {amount(compared, 'compared image')} of {role}"
+    more = f" {amount(alike, 'image')} of {role} {'has' if alike == 1 else 'have'} name and size of a training image."
+  return (
+    f"data overlap: {what} {are} also in the training data, such as {example}.{more} Figures on such images do not show "
+    "how well a model generalises"
+  )
