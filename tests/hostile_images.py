@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, PngImagePlugin
 
 from tests.image_files import encode, picture
-from tests.made_images import bmp, gif, gif_frame, tiff
+from tests.made_images import bmp, gif, gif_frame, tiff, tiff_file
 
 PngImagePlugin.MAX_TEXT_CHUNK = 2**26  # Pillow is asked for the pixels, not for its opinion
 Image.MAX_IMAGE_PIXELS = None
@@ -80,6 +80,31 @@ def scans(count: int) -> bytes:
   return data[:-2] + data[last_scan(data) : -2] * count + EOI
 
 
+# TIFF by hand.
+
+
+def one_strip(compression: str, change: Callable[[bytes], bytes]) -> bytes:
+  """A TIFF of one strip, changed to bytes of any length."""
+  image = Image.fromarray(picture(64, 96)).convert("1" if compression.startswith("group") else "RGB")
+  data = encode(image, "TIFF", compression=compression, tiffinfo={278: 64})
+  tags = Image.open(io.BytesIO(data)).tag_v2
+  (start,), (size,) = tags[273], tags[279]
+  numbers = {tag: np.atleast_1d(tags[tag]).tolist() for tag in (256, 257, 258, 259, 262, 277, 278) if tag in tags}
+  entries = {tag: (3, values) for tag, values in numbers.items()}
+  return tiff_file(entries, [change(data[start : start + size])], (273, 279))
+
+
+def flipped(data: bytes) -> bytes:
+  """The bytes with one bit changed behind their middle."""
+  at = 2 * len(data) // 3
+  return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+
+
+def zero_tail(data: bytes) -> bytes:
+  """The bytes with zeros in place of their second half, as a torn download has."""
+  return data[: len(data) // 2].ljust(len(data), b"\0")
+
+
 # What has to be refused, by name: bytes.
 REFUSED: dict[str, Callable[[], bytes]] = {
   "png of 1 x 1,000,000": lambda: black(1, 1_000_000),
@@ -132,6 +157,20 @@ REFUSED: dict[str, Callable[[], bytes]] = {
   },
   "tiff of 64-bit offsets": lambda: encode(picture(), "TIFF", big_tiff=True),
   "tiff of fractions": lambda: encode(Image.fromarray(picture()[..., 0].astype(np.float32)), "TIFF"),
+  **{
+    f"{group} tiff with {what}": lambda group=group, change=change: one_strip(group, change)
+    for group in ("group3", "group4")
+    for what, change in (
+      ("a third of its strip", lambda strip: strip[: len(strip) // 3]),
+      ("a tail of zeros", zero_tail),
+    )
+  },
+  "deflate tiff with a flipped bit": lambda: one_strip("tiff_adobe_deflate", flipped),
+  "deflate tiff without its checksum": lambda: one_strip("tiff_adobe_deflate", lambda strip: strip[:-4]),
+  "lzma tiff without its end": lambda: one_strip("lzma", lambda strip: strip[:-20]),
+  "packbits tiff with a run beyond its rows": lambda: one_strip(
+    "packbits", lambda strip: strip[:-40] + b"\x7f" + strip[-40:]
+  ),
   "jpeg of 12 bits": lambda: (data := jpeg())[: (at := data.index(b"\xff\xc0") + 4)] + b"\x0c" + data[at + 1 :],
   "bmp whose masks share bits": lambda: bmp([bytes(32)] * 8, 8, 8, 32, compression=3, masks=(0xFF, 0xFF, 0xFF00)),
   "bmp with run lengths without an end": lambda: bmp(b"\4\1" * 2, 8, 8, 8, compression=1, palette=GRAYS),
@@ -154,6 +193,8 @@ WHOLE: dict[str, Callable[[], bytes]] = {
   "jpeg with 16 MB of comments": lambda: b"\xff\xd8" + (b"\xff\xfe\xff\xff" + bytes(65_533)) * 250 + jpeg()[2:],
   "png": lambda: encode(picture()),
   "tiff": lambda: encode(picture(), "TIFF"),
+  "group3 tiff": lambda: one_strip("group3", bytes),
+  "group4 tiff": lambda: one_strip("group4", bytes),
   "gif": lambda: encode(picture(), "GIF"),
   "bmp": lambda: encode(picture(), "BMP"),
   "webp": lambda: encode(picture(), "WEBP"),

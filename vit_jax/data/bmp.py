@@ -10,7 +10,7 @@ from struct import unpack_from
 
 import numpy as np
 
-from vit_jax.data.tiff import DecodeError
+from vit_jax.data.errors import DecodeError
 
 RGB, RLE8, RLE4, BITFIELDS, ALPHABITFIELDS = 0, 1, 2, 3, 6  # compressions that are read
 PALETTES = (1, 2, 4, 8)  # bits of a pixel that is an index into the palette

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data import opencv
-from vit_jax.data.tiff import DecodeError
+from vit_jax.data.errors import DecodeError
 
 BEGINNINGS = (b"GIF87a", b"GIF89a")
 BLOCKS = 2**20  # more blocks than any real file has before the end of its first frame

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from vit_jax.data import apng, bmp, gif, tiff
-from vit_jax.data.tiff import DecodeError as DecodeError  # what it is raised as here
+from vit_jax.data.errors import DecodeError as DecodeError  # other modules import it from here
 
 
 class Layout(Protocol):

@@ -3,7 +3,7 @@
 import cv2
 import numpy as np
 
-from vit_jax.data.tiff import DecodeError
+from vit_jax.data.errors import DecodeError
 
 
 def decode(data: bytes, memory: int) -> np.ndarray:

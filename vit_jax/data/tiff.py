@@ -8,7 +8,10 @@ import warnings
 from typing import NamedTuple
 
 import numpy as np
-from PIL import TiffImagePlugin
+from PIL import Image, TiffImagePlugin
+
+from vit_jax.data import strips
+from vit_jax.data.errors import DecodeError
 
 # What Pillow raises for files and metadata that are damaged.
 DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error, OverflowError)
@@ -17,10 +20,6 @@ warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 # Pillow's own reader of files without compression gives wrong colours for separate planes of 16 bits or of reversed bit
 # order, and does not compare the sizes of strips with those of the image. libtiff does both.
 TiffImagePlugin.READ_LIBTIFF = True
-
-
-class DecodeError(ValueError):
-  """Bytes that are not one whole image, or an image that is not allowed."""
 
 
 class Entry(NamedTuple):
@@ -51,6 +50,7 @@ class Page(NamedTuple):
     bits: of a sample.
     inverted: zero is white.
     patches: (offset, bytes) that remove the orientation and the XMP from the directory.
+    strips: the compressed strips or tiles.
   """
 
   height: int
@@ -61,6 +61,7 @@ class Page(NamedTuple):
   bits: int
   inverted: bool
   patches: tuple[tuple[int, bytes], ...]
+  strips: strips.Strips
 
   def decode(self, data: bytes) -> np.ndarray:
     """Returns the pixels as they are stored, uint8 [H, W, 3] RGB.
@@ -94,7 +95,10 @@ class Page(NamedTuple):
       return np.asarray(image).astype(np.uint8) // scale, image.mode
 
   def _load(self, data):
-    """Returns Pillow's image without applying the orientation."""
+    """Returns Pillow's image without applying the orientation. Raises DecodeError for strips that are damaged."""
+    if self.strips.compression in strips.FAX:
+      return Image.fromarray(self.strips.decode_fax(data, self.height, self.width) ^ self.inverted)
+    self.strips.check(data)
     if self.patches:
       patched = bytearray(data)
       for at, entry in self.patches:
@@ -110,6 +114,8 @@ def _reported():
   """Converts errors of Pillow to DecodeError."""
   try:
     yield
+  except DecodeError:
+    raise
   except SyntaxError as error:
     raise DecodeError(f"a TIFF that Pillow cannot read: {error}. Convert it to PNG") from error
   except DAMAGED as error:
@@ -124,18 +130,23 @@ _BIG = (b"II+\0", b"MM\0+")  # whose offsets have 64 bits
 BEGINNINGS = (*_ORDERS, *_BIG)
 _KINDS = {1: "B", 3: "H", 4: "I"}  # of values: bytes, shorts, longs
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _COLOURS, _SAMPLES, _PLANES, _FORMAT = 256, 257, 258, 259, 262, 277, 284, 339
-_PREDICTOR, _PALETTE, _INKS, _XMP = 317, 320, 332, 700
+_FILL_ORDER, _FAX_OPTIONS, _PREDICTOR, _PALETTE, _INKS, _XMP = 266, 292, 317, 320, 332, 700
 _STRIPS = (273, 279)  # offsets, and bytes of each
 _ROWS, _TILE_WIDTH, _TILE_HEIGHT = 278, 322, 323
 _TILES = (324, 325)
 _READ = (0, 1, 2, 3, 5)  # colours: gray, RGB, a palette, of a printer
 _OF_PALETTE, _CMYK, _YCBCR = 3, 5, 6  # colours
-_JPEG = 7  # the compression that YCbCr is read with
-_DIFFERENCES = (5, 8, 32946, 34925, 50000)  # compressions that may have a predictor
+_DIFFERENCES = (
+  strips.LZW,
+  strips.DEFLATE,
+  strips.OLD_DEFLATE,
+  strips.LZMA,
+  strips.ZSTD,
+)  # compressions that may have a predictor
 # Supported compressions: none, three of fax machines, LZW, JPEG, two of deflate, PackBits, LZMA, ZSTD. The value is the
 # largest number of bytes that one compressed byte may represent, None if unknown (in a fax, one bit may be a row).
-_RATIOS = {1: 1, 2: None, 3: None, 4: None, 5: 4096, _JPEG: 2048, 8: 1032, 32946: 1032, 32773: 64, 34925: None,
-           50000: None}  # fmt: skip
+_RATIOS = {strips.NONE: 1, **dict.fromkeys((*strips.FAX, strips.LZMA, strips.ZSTD)), strips.LZW: 4096,
+           strips.JPEG: 2048, strips.DEFLATE: 1032, strips.OLD_DEFLATE: 1032, strips.PACKBITS: 64}  # fmt: skip
 _PIXEL = 24  # bytes: a strip may be the whole image, of four samples with 16 bits, beside the image and its copies
 _TILE = 2**22  # pixels of a tile of an image that has less
 
@@ -199,18 +210,7 @@ def page(data: bytes) -> Page:
     int(values(*each)[0]) for each in ((_HEIGHT,), (_WIDTH,), (_SAMPLES, 1), (_PLANES, 1))
   )
   bits, compression, colours = values(_BITS, 1), int(values(_COMPRESSION, 1)[0]), int(values(_COLOURS)[0])
-  if bits.max() > 16 or bits.min() != bits.max() or (values(_FORMAT, 1) != 1).any():
-    raise DecodeError(f"a TIFF with samples of {_listed(bits)} bits or of fractions; save it with 8 or 16 bits")
-  if colours not in _READ and (colours, compression) != (_YCBCR, _JPEG):
-    raise DecodeError(f"a TIFF with colours of kind {colours}; save it again as RGB")
-  if compression not in _RATIOS:
-    raise DecodeError(f"a TIFF with compression {compression}. Convert it to PNG")
-  if int(values(_PREDICTOR, 1)[0]) not in ((1, 2) if compression in _DIFFERENCES else (1,)):
-    raise DecodeError(f"a TIFF with predictor {values(_PREDICTOR)[0]} and compression {compression}. Convert it to PNG")
-  if colours == _CMYK and values(_INKS, 1)[0] != 1:
-    raise DecodeError("a TIFF with inks other than cyan, magenta, yellow and black; save it again as RGB")
-  if colours == _OF_PALETTE and 0 < values(_PALETTE).max() < 256:
-    raise DecodeError("a TIFF whose palette has colours of 8 bits instead of 16. Convert it to PNG")
+  _check_form(values, bits, samples, compression, colours)
   if said.repeated:
     raise DecodeError("a TIFF whose directory repeats a tag. Convert it to PNG")
   if min(height, width, samples) < 1:
@@ -221,7 +221,8 @@ def page(data: bytes) -> Page:
   if min(across, down) < 1 or (tiled and across * down > max(_TILE, 4 * height * width)):
     raise DecodeError(f"not a complete image; a TIFF in pieces of {across:,} x {down:,} pixels")
   planes = samples if planes == 2 else 1
-  count = math.ceil(width / across) * math.ceil(height / down) * planes
+  columns = math.ceil(width / across)
+  count = columns * math.ceil(height / down) * planes
   if count > PIECES:
     raise DecodeError(f"a TIFF of more than {PIECES:,} strips or tiles")
   row = -(-across * int(bits.max()) * (samples // planes) // 8)
@@ -229,12 +230,37 @@ def page(data: bytes) -> Page:
   if not tiled:
     needed = needed.reshape(planes, -1)
     needed[:, -1] = row * (height - (needed.shape[1] - 1) * down)
-  _check_pieces(data, *map(values, _TILES if tiled else _STRIPS), needed.ravel(), compression)
+    needed = needed.ravel()
+  offsets, sizes = map(values, _TILES if tiled else _STRIPS)
+  _check_pieces(data, offsets, sizes, needed, compression)
+  reversed_bits = compression != strips.JPEG and int(values(_FILL_ORDER, 1)[0]) == 2
+  stored = strips.Strips(
+    *(compression, offsets[:count], sizes[:count], needed, row * down, columns, across, down),
+    *(int(values(_FAX_OPTIONS, 0)[0]), reversed_bits),
+  )
   raw = row * (count * down if tiled else height * planes)
   memory, ratio = _PIXEL * height * width + 8 * across * down, _RATIOS[compression]
   least = raw // ratio if ratio else 1
   turned = _orientation(data, said)
-  return Page(height, width, memory, least, turned, int(bits.max()), colours == 0, _patches(said))
+  return Page(height, width, memory, least, turned, int(bits.max()), colours == 0, _patches(said), stored)
+
+
+def _check_form(values, bits, samples, compression, colours):
+  """Raises DecodeError for samples, colours and compressions that are not decoded exactly."""
+  if bits.max() > 16 or bits.min() != bits.max() or (values(_FORMAT, 1) != 1).any():
+    raise DecodeError(f"a TIFF with samples of {_listed(bits)} bits or of fractions; save it with 8 or 16 bits")
+  if colours not in _READ and (colours, compression) != (_YCBCR, strips.JPEG):
+    raise DecodeError(f"a TIFF with colours of kind {colours}; save it again as RGB")
+  if compression not in _RATIOS:
+    raise DecodeError(f"a TIFF with compression {compression}. Convert it to PNG")
+  if compression in strips.FAX and (bits.max(), samples, colours > 1) != (1, 1, False):
+    raise DecodeError(f"a TIFF with compression {compression}, which is for black and white only. Convert it to PNG")
+  if int(values(_PREDICTOR, 1)[0]) not in ((1, 2) if compression in _DIFFERENCES else (1,)):
+    raise DecodeError(f"a TIFF with predictor {values(_PREDICTOR)[0]} and compression {compression}. Convert it to PNG")
+  if colours == _CMYK and values(_INKS, 1)[0] != 1:
+    raise DecodeError("a TIFF with inks other than cyan, magenta, yellow and black; save it again as RGB")
+  if colours == _OF_PALETTE and 0 < values(_PALETTE).max() < 256:
+    raise DecodeError("a TIFF whose palette has colours of 8 bits instead of 16. Convert it to PNG")
 
 
 def _listed(bits):
@@ -262,7 +288,9 @@ def _check_pieces(data, offsets, sizes, needed, compression):
   ends = offsets[:count] + sizes[:count]
   if ends.max() > len(data):
     raise DecodeError(f"not a complete image; {len(data)} bytes of a TIFF whose pixels end at {ends.max():,}")
-  if compression == 1 and needed.sum() <= len(data) and (sizes[:count] < needed).any():  # fewer bytes: reported later
+  if (
+    compression == strips.NONE and needed.sum() <= len(data) and (sizes[:count] < needed).any()
+  ):  # fewer bytes: reported later
     raise DecodeError("not a complete image; a TIFF with strips or tiles that are shorter than their rows")
-  if compression == _JPEG and any(b"\xff\xd9" not in data[max(0, end - 4) : end] for end in ends.tolist()):
+  if compression == strips.JPEG and any(b"\xff\xd9" not in data[max(0, end - 4) : end] for end in ends.tolist()):
     raise DecodeError("not a complete image; a TIFF with a JPEG that has no end")
