@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -166,7 +167,7 @@ def _refuse_secrets(files):
     if _SECRET_NAMES.fullmatch(pathlib.PurePath(name).name) or _SECRETS.search(content):
       raise LaunchError(
         f"{name} looks like a key, and would be seen by all who may read the bucket: name it in .gitignore (and if it "
-        f"is tracked, run: git rm --cached {name}), and let workers have it by --secret"
+        f"is tracked, run: git rm --cached {shlex.quote(name)}), and let workers have it by --secret"
       )
 
 

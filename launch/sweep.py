@@ -81,8 +81,8 @@ def sweep(run: Run, args, command: "Callable | None" = None) -> int:
     print(f"{trial.run.name} is {trial.ended}; see python -m launch logs {trial.run.name}, and --retry")
   billed = [trial.run for trial in billed.values() if trial.billed]
   for each in billed:
-    print(f"{each.name} {each.left}; delete it with\n  python -m launch down {each.name} --workdir={each.workdir}\n"
-          f"or with the command at the end of {_log(each)}")  # fmt: skip
+    down = shlex.join(["python", "-m", "launch", "down", each.name, f"--workdir={each.workdir}"])
+    print(f"{each.name} {each.left}; delete it with\n  {down}\nor with the command at the end of {_log(each)}")
   return errors.BILLING if billed else errors.GAVE_UP if failed else errors.DONE
 
 

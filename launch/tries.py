@@ -1,6 +1,7 @@
 """The work of a worker: makes ready, starts the program of each try, says how it is, obeys orders, ends itself."""
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -267,5 +268,6 @@ def give_back(run, attempt: int) -> str:
     machine.give_back(name, run.project, zone, run.limits.beat)
     return ""
   except (LaunchError, UnknownError) as error:
-    words = f"gcloud compute tpus queued-resources delete {name} --force --project={run.project} --zone={zone}"
-    return f"the machine could not be given back and costs ({error}); run: {words}"
+    words = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, "--force"]
+    command = shlex.join([*words, f"--project={run.project}", f"--zone={zone}"])
+    return f"the machine could not be given back and costs ({error}); run: {command}"

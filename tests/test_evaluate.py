@@ -22,7 +22,7 @@ pytestmark = pytest.mark.heavy
 
 @pytest.mark.parametrize(
   ("flags", "says"),
-  [(["--workdir={}"], "holds no run"), (["--workdir={}", "--spilt=test"], "Did you mean '--split'")],
+  [(["--workdir={}"], "holds no run"), (["--workdir={}", "--spilt=test"], "Did you mean --split=test?")],
 )
 def test_a_mistake_is_one_line_and_exits_with_2(tmp_path, flags, says):
   message = runs.finish(runs.command("evaluate", *(flag.format(tmp_path) for flag in flags)), 2)
@@ -146,7 +146,7 @@ def test_a_config_that_normalises_otherwise_than_published_weights_is_named(tmp_
   said = {"mean": list(run.data.args["mean"]), "std": [0.1, 0.2, 0.3]}
   evaluate.warn_of_normalisation(str(small_weights.file(tmp_path, pretrained_cfg=said)), run)
   (record,) = caplog.records
-  assert record.getMessage().endswith(": --config.data.std=(0.1,0.2,0.3)")
+  assert record.getMessage().endswith(": --config.data.std='(0.1,0.2,0.3)'")
   caplog.clear()
   (tmp_path / "same").mkdir()
   same = said | {"std": list(run.data.args["std"])}

@@ -147,8 +147,7 @@ def of_workdir(run: config.Run, workdir: pathlib.Path, image_size: int | None) -
 def warn_of_normalisation(weights: str, run: config.Run) -> None:
   """Says where a config normalises images otherwise than those of the weights are: that costs points."""
   if other := stored.other_normalisation(weights, run.data, run.init.ema, run.init.prefix):
-    advice = " ".join(f"--config.data.{word}" for word in other.split())
-    logging.warning("images of such weights are usually normalised otherwise than this config does: %s", advice)
+    logging.warning("images of such weights are usually normalised otherwise than this config does: %s", other)
 
 
 def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> dict[str, schema.Choice]:

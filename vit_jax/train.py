@@ -102,7 +102,8 @@ def main() -> None:
     say(line)
   for line in clock.lines(result["goodput"]) if "goodput" in result else ():  # older results have none
     say(line)
-  say(f"\n  figures   {workdir / 'result.json'}\n  curves    tensorboard --logdir={workdir / 'tensorboard'}")
+  say(f"\n  figures   {workdir / 'result.json'}")
+  say(f"  curves    tensorboard {schema.texts.flag('logdir', workdir / 'tensorboard')}")
   if jax.process_index() == 0 and not arguments.no_report:
     from vit_jax.reports import report  # what draws takes its time
 

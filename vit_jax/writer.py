@@ -10,7 +10,7 @@ import tempfile
 import jax
 
 from vit_jax import appending, events, files, paths, runtime
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, texts
 
 
 class Writer:
@@ -94,7 +94,7 @@ class Trace:
       except (jax.errors.JaxRuntimeError, OSError) as error:
         logging.warning("%s: the trace cannot be written (%s); the run goes on", self._folder, str(error)[:200])
       else:
-        runtime.say(f"wrote a trace; look at it with: tensorboard --logdir={self._folder}")
+        runtime.say(f"wrote a trace; look at it with: tensorboard {texts.flag('logdir', self._folder)}")
 
 
 def _drop_after(path, chosen):

@@ -63,8 +63,8 @@ def test_e4_a_run_from_weights_like_those_of_deit_adopts_their_settings(tmp_path
   assert run.evals["test"].args["data"] is None  # measured on the run's own data, prepared alike
   own = build.complete(before, adopt=False)
   [note] = adoption.notes(before.init.from_, own, run)
-  assert "model.gelu=erf" in note and "data.mean=(0.485,0.456,0.406)" in note and "data.test_crop.ratio=0.9" in note
-  assert "To override: --config.model.gelu=tanh" in note and "--config.data.mean=(0.5,0.5,0.5)" in note
+  assert "model.gelu=erf" in note and "data.mean='(0.485,0.456,0.406)'" in note and "data.test_crop.ratio=0.9" in note
+  assert "To override: --config.model.gelu=tanh" in note and "--config.data.mean='(0.5,0.5,0.5)'" in note
 
 
 def test_e4_a_run_from_weights_like_those_of_siglip_adopts_their_settings(tmp_path):
@@ -91,8 +91,8 @@ def test_e4_what_the_config_sets_stays_and_the_note_has_the_flags_of_the_file(tm
   }
   assert run.data.args["std"] == normalisation.IMAGENET["std"]
   [note] = adoption.notes(before.init.from_, build.complete(before, adopt=False), run)
-  assert "the config sets model.gelu=tanh model.eps=1e-05 data.mean=(0.1,0.2,0.3)" in note
-  assert "To adopt its values: --config.model.gelu=erf --config.model.eps=1e-06 --config.data.mean=(0.485" in note
+  assert "the config sets model.gelu=tanh model.eps=1e-05 data.mean='(0.1,0.2,0.3)'" in note
+  assert "To adopt its values: --config.model.gelu=erf --config.model.eps=1e-06 --config.data.mean='(0.485" in note
   assert "--config.data.test_crop.name=torchvision --config.data.test_crop.ratio=0.9" in note
 
 

@@ -51,7 +51,7 @@ def test_other_normalisations_of_the_images_are_said(tmp_path):
     json.dumps({"image_mean": [0.4, 0.5, 0.6], "image_std": [0.5] * 3})
   )
   recognised = importers.inspect(tmp_path)
-  assert recognised.image_notes() == ["its images were normalised with --config.data.mean=(0.4,0.5,0.6)"]
+  assert recognised.image_notes() == ["its images were normalised with --config.data.mean='(0.4,0.5,0.6)'"]
   assert recognised.image_notes()[0] in importers.fitted(str(tmp_path), recognised.description)[1]
 
 

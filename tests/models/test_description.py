@@ -30,7 +30,7 @@ def test_words_of_before_are_read():
 def test_a_line_and_flags_say_what_makes_another_model_than_the_name():
   description = Description(Choice("ViT-S/8", {"depth": 2, "stages": (1, 2), "dropout": 0.1, "gelu": "tanh"}), 32, 0)
   assert str(description) == "ViT-S/8, stages=(1, 2), depth=2 (32 px, no classes)"
-  assert description.flags() == "--config.model.name=ViT-S/8 --config.model.stages=(1,2) --config.model.depth=2"
+  assert description.flags() == "--config.model.name=ViT-S/8 --config.model.stages='(1,2)' --config.model.depth=2"
 
 
 def test_a_choice_in_a_model_is_said_with_its_arguments():

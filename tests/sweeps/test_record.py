@@ -1,6 +1,7 @@
 """The record of a sweep: what is written and recalled, the table and the picture at its end."""
 
 import json
+import shlex
 import statistics
 
 import pytest
@@ -65,6 +66,13 @@ def test_the_table_has_the_means_of_the_settings_and_the_metrics_of_the_last_run
   assert [setting["figures"]["val/top1"] for setting in written["settings"]] == [[0.5, 0.7], [0.8, 0.9], []]
   assert [run["figures"]["top1"] for run in written["final"]] == [0.91, 0.93]
   assert (tmp_path / "sweep.png").stat().st_size > 1000
+
+
+def test_newcomer_5_the_command_for_settings_can_be_pasted(tmp_path, capsys):
+  workdir = tmp_path / "my sweeps [é]"
+  record_of(workdir, trials(workdir / "trials")).close()
+  [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  settings  ")]
+  assert shlex.split(line.partition("   (")[0]) == ["settings", "tensorboard", f"--logdir={workdir}"]
 
 
 def test_what_is_done_or_has_failed_is_recalled_and_what_was_running_is_not(tmp_path):

@@ -20,7 +20,7 @@ from vit_jax.data.images import ImageError, Images
 from vit_jax.data.readers import tree
 from vit_jax.data.readers.folder import SHARE
 from vit_jax.data.sources import Source
-from vit_jax.schema import Choice, ConfigError, at, make
+from vit_jax.schema import Choice, ConfigError, at, make, texts
 
 SECONDS = 3.0  # that a check may take at the start of a run
 RATE, EACH = 4e7, 5e-4  # bytes of JPEGs a second that a core decodes, and seconds of Python's lock for each file
@@ -113,7 +113,7 @@ def objection(data: Choice, splits: Iterable[Source], root: pathlib.Path) -> str
   return "\n  ".join(
     [
       f"{len(lines):,} of {records:,} images in {str(root)!r} are bad. Mend them, set them aside with `python -m "
-      f"vit_jax.prepare --check={root} --move-bad=DIR`, or {advice}:",
+      f"vit_jax.prepare {texts.flag('check', root)} --move-bad=DIR`, or {advice}:",
       *lines,
     ]
   )

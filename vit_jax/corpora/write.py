@@ -4,7 +4,6 @@ import functools
 import json
 import math
 import pathlib
-import shlex
 import shutil
 from collections.abc import Callable
 
@@ -15,7 +14,7 @@ from vit_jax.corpora import conversion, description, duplicates, making, plan, p
 from vit_jax.corpora.plan import Options, Plan
 from vit_jax.data import catalog, sources
 from vit_jax.data.sources import Source
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, texts
 
 FEW = 5  # images that may be rejected of any corpus, however small
 CHUNK = 256  # test images of a task
@@ -187,7 +186,7 @@ def _finished(made, source, folders, reports):
     opened = functools.cache(work.test_set)
     duplicates.page(folders.corpus / "duplicates.html", rows, lambda row: _picture(opened(row["of"]), row["record"]))
   description.describe(folders.corpus, made, source.classes, by_split)
-  trained = f"train on it with --config.data.name=tfds --config.data.path={shlex.quote(str(folders.corpus))}"
+  trained = f"train on it with --config.data.name=tfds {texts.flag('config.data.path', folders.corpus)}"
   return [f"{made.name} is prepared at {folders.corpus}", *description.summary(by_split, source.classes), trained]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax import archives, files, renames
 from vit_jax.data import class_names, samples, sources
 from vit_jax.data.sources import Fingerprint, Source
-from vit_jax.schema import ConfigError, show
+from vit_jax.schema import ConfigError, show, texts
 
 PLAN = "labels.json"
 SHARD = 2**16  # records of a file: 300 million take 4,578 files
@@ -130,7 +130,9 @@ def kept(folder: pathlib.Path, plan: Plan, records: np.ndarray | None, count: in
   for name, of_shard in plan.shards():
     shard = read_shard(folder / name, plan, len(of_shard))
     if shard is None:
-      raise ConfigError(f"{folder / name} is missing or damaged; run evaluate --write-labels={folder} again to its end")
+      raise ConfigError(
+        f"{folder / name} is missing or damaged; run evaluate {texts.flag('write-labels', folder)} again to its end"
+      )
     rows = slice(*np.searchsorted(records, (of_shard.start, of_shard.stop)))
     for values, stored in zip((classes, probabilities), shard, strict=True):
       values[rows] = stored[records[rows] - of_shard.start, :count]

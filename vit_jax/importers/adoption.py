@@ -12,7 +12,7 @@ from vit_jax import checkpoints, files, importers, paths, schema
 from vit_jax.config import Run
 from vit_jax.importers import normalisation, processing
 from vit_jax.models import Description, table
-from vit_jax.schema import Choice, ConfigError
+from vit_jax.schema import Choice, ConfigError, texts
 
 KEYS = {"model": ("gelu", "eps", "padding", "resampling"), "data": ("mean", "std", "test_crop")}
 Settings = dict[str, dict[str, Any]]  # group of the config -> {key: value}
@@ -129,7 +129,7 @@ def flag(key: str, value: Any) -> str:
   """Returns the flags that set a key of the config: "--config.model.gelu=erf"."""
   if isinstance(value, Choice):
     return " ".join([f"--config.{key}.name={value.name}", *(flag(f"{key}.{k}", v) for k, v in value.args.items())])
-  return f"--config.{key}={str(value).replace(' ', '')}"
+  return texts.flag(f"config.{key}", value)
 
 
 def _differ(theirs, ours):

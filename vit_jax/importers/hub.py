@@ -14,7 +14,7 @@ from vit_jax import files
 from vit_jax.importers import hub_transformers, layout, processing, vit_arguments
 from vit_jax.importers.processing import Beside
 from vit_jax.models import Description
-from vit_jax.schema import Choice, ConfigError, nearest, show
+from vit_jax.schema import Choice, ConfigError, nearest, show, texts
 
 # Theirs -> ours. Transformers' other names of the tanh form differ in how they round.
 _GELU = {
@@ -144,9 +144,7 @@ def _as_said(choice, said):
 
 def notes(images: Mapping[str, tuple[float, ...]]) -> list[str]:
   """What a config should say of images that are normalised in another way than is usual here."""
-  flags = [
-    f"--config.data.{key}={str(value).replace(' ', '')}" for key, value in images.items() if value != _NORMALISED[key]
-  ]
+  flags = [texts.flag(f"config.data.{key}", value) for key, value in images.items() if value != _NORMALISED[key]]
   return [f"its images were normalised with {' '.join(flags)}"] if flags else []
 
 

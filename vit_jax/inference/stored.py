@@ -126,12 +126,12 @@ def normalised(
 def other_normalisation(
   weights: str | pathlib.Path, data: Choice, ema: bool | None = None, prefix: str | None = None
 ) -> str | None:
-  """A line where data are normalised otherwise than the images of weights, which costs points; else None."""
+  """Returns flags with the normalisation of the weights' images if the data have another one, which costs accuracy."""
   wanted = {key: tuple(values) for key, values in normalised(weights, ema, prefix).items()}
   other = {key: values for key, values in wanted.items() if data.args[key] != values}
   if not other:
     return None
-  return " ".join(f"{key}={str(values).replace(' ', '')}" for key, values in other.items())
+  return " ".join(schema.texts.flag(f"config.data.{key}", values) for key, values in other.items())
 
 
 def run_of(workdir: pathlib.Path) -> config.Run | None:

@@ -74,8 +74,7 @@ class Description:
         chosen |= {f"{key}.name": value.name} | {f"{key}.{inner}": one for inner, one in value.args.items()}
       else:
         chosen[key] = value
-    # A list in a flag takes no spaces, so that no shell cuts it.
-    return " ".join(f"--config.model.{key}={str(value).replace(' ', '')}" for key, value in chosen.items())
+    return " ".join(schema.texts.flag(f"config.model.{key}", value) for key, value in chosen.items())
 
   def __str__(self):
     """One line: model, arguments, sizes."""

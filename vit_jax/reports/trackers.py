@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax import extras, files, paths, selection
-from vit_jax.schema import ConfigError, amount, nearest, show
+from vit_jax.schema import ConfigError, amount, nearest, show, texts
 
 NOTES = "exports.json"
 BATCH = 500  # metrics in a request to MLflow, which takes 1,000
@@ -174,7 +174,8 @@ def _wandb(what: Export) -> str:
     for step, figures in what.rows:
       run.log(figures, step=step)
   if mode == "offline":
-    return f"{what.folder / 'wandb'}, offline; upload with: wandb sync {pathlib.Path(run.dir).parent}"
+    upload = shlex.join(["wandb", "sync", str(pathlib.Path(run.dir).parent)])
+    return f"{what.folder / 'wandb'}, offline; upload with: {upload}"
   return str(run.url)
 
 
@@ -211,8 +212,8 @@ def _mlflow(what: Export) -> str:
       client.set_terminated(identity, status="FAILED")
     raise
   client.set_terminated(identity)
-  show = f"install the package mlflow, then mlflow ui --backend-store-uri={address}"  # mlflow-skinny has no page
-  return f"{address}, experiment {what.project!r}; to see it: {show}"
+  show = f"mlflow ui {texts.flag('backend-store-uri', address)}"  # mlflow-skinny has no page
+  return f"{address}, experiment {what.project!r}; to see it: install the package mlflow, then {show}"
 
 
 def _mlflow_name(key: str) -> str:
@@ -232,7 +233,7 @@ def _trackio(what: Export) -> str:
   for step, figures in what.rows:
     run.log(figures, step=step)
   run.finish()
-  return f"Trackio's project {what.project!r}; look at it with: trackio show --project={shlex.quote(what.project)}"
+  return f"Trackio's project {what.project!r}; look at it with: trackio show {texts.flag('project', what.project)}"
 
 
 TRACKERS = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}

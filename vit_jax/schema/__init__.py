@@ -210,7 +210,7 @@ def _choice(value, table):
     allowed = isinstance(value, str) and (value.isidentifier() if table is None else value in table)
     name = str(value) if allowed else "..."
     names = "" if allowed or table is None else f".{nearest(value, table)}"
-    flag = f"--{place('name')}={name if allowed else 'NAME'}"
+    flag = texts.flag(place("name"), name if allowed else "NAME")
     raise ConfigError(f"{show(plain(value))} is not a choice; write dict(name={name!r}, ...), or {flag}{names}")
   # Nested choices keep their own form until their table is known.
   return Choice(str(value["name"]), {k: v for k, v in value.items() if k != "name"})
@@ -278,7 +278,7 @@ def _as_list(value, kind):
   if kind not in (str, Pattern) or not place():
     return ""
   word = value if isinstance(value, str) and not set(value) & set("'\"[") else "..."
-  return f"""; write --{place()}='["{word}"]'"""
+  return f"""; write {texts.flag(place(), f'["{word}"]')}"""
 
 
 def _scalar(value, kind):

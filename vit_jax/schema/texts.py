@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 from typing import Any
 
 from vit_jax.schema.errors import ConfigError, show
@@ -16,6 +17,12 @@ class Text(str):
 def amount(number: int, noun: str, plural: str = "") -> str:
   """Returns a number with its noun: "1 trial", "1,437 trials"; `plural` if that is not the noun with an s."""
   return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def flag(key: str, value: Any) -> str:
+  """Returns `--KEY=VALUE` for a shell: quoted if necessary, and a list without spaces."""
+  text = str(value).replace(" ", "") if isinstance(value, tuple | list) else str(value)
+  return f"--{key}={shlex.quote(text)}"
 
 
 def number(value: Any) -> Any:

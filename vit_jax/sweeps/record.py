@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from vit_jax import files, flags, paths, selection
 from vit_jax.runtime import say
-from vit_jax.schema import ConfigError, plain
+from vit_jax.schema import ConfigError, plain, texts
 from vit_jax.sweeps import results, suite
 from vit_jax.sweeps.study import Study
 from vit_jax.sweeps.trials import Setting, Trial, is_record, settings, text
@@ -106,7 +106,8 @@ class Record:
         rows = [(trial.changes, trial.figures[metric]) for trial in measured]
         pictures.effects(rows, keys, str(chosen), workdir / "sweep.png")
       board.write(workdir, self.trials, keys, metrics, chosen)
-      say(f"  picture   {workdir / 'sweep.png'}\n  settings  tensorboard --logdir={workdir}, page HParams")
+      say(f"  picture   {workdir / 'sweep.png'}")
+      say(f"  settings  tensorboard {texts.flag('logdir', workdir)}   (page HParams)")
 
   def _groups(self, metric) -> dict[str, list[float]]:
     """The values of a metric by setting; what differs between settings is what they are called by."""

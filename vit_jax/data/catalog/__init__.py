@@ -130,7 +130,7 @@ def _pseudo_labelled(
     if plan is None:
       raise sources.AbsentError(
         f"{path} holds no labels; write them: python -m vit_jax.evaluate --workdir=TEACHER --split=SPLIT "
-        f"--write-labels={path}"
+        f"{schema.texts.flag('write-labels', path)}"
       )
     if tuple(map(class_names.normal, plan.classes)) != source.classes:
       raise schema.ConfigError(

@@ -14,7 +14,7 @@ from vit_jax.data import sources
 from vit_jax.data.readers import features, places, shards, tfrecords
 from vit_jax.data.readers.labels import Most
 from vit_jax.data.readers.records import understood
-from vit_jax.schema import ConfigError, at, place
+from vit_jax.schema import ConfigError, at, place, texts
 
 
 def data_dir(path: str | None) -> pathlib.Path:
@@ -79,7 +79,7 @@ def any_builder(
 def remedy(name: str, row: sources.Row, path: str | None) -> str:
   """What to do where a dataset is absent or of no use."""
   if row.builder:
-    return f"prepare it with: python -m vit_jax.prepare {name}" + (f" --data_dir={path}" if path else "")
+    return f"prepare it with: python -m vit_jax.prepare {name}" + (f" {texts.flag('data_dir', path)}" if path else "")
   if row.classes:
     return (
       f"give your own copy of {name}, which has no public builder: --{place('path')}=DIR, a TFDS directory (with "

@@ -1,0 +1,68 @@
+"""Printed commands: a value in them is quoted for a shell, so that they can be pasted."""
+
+import ast
+import re
+import shlex
+
+import pytest
+
+from tests.runs import ROOT
+from vit_jax.importers import adoption, hub
+from vit_jax.models import Description
+from vit_jax.schema import Choice, texts
+
+WORDS = ast.List | ast.Tuple | ast.ListComp | ast.GeneratorExp | ast.Starred  # words of a command, not a text
+# Values that need no quotes, because they are numbers, or names with a restricted spelling.
+PLAIN = {
+  "vit_jax/convert.py": {"name"},
+  "vit_jax/corpora/survey.py": {"2 * image_size"},
+  "vit_jax/measuring.py": {"224 if size > 224 else 'N'"},
+  "vit_jax/planning/estimate.py": {"folder"},  # of XLA, no shell
+  "launch/__main__.py": {"run.backend"},
+  "launch/check.py": {"run.backend", "math.ceil(1.3 * plan['hours'] + 1)"},
+  "launch/flags.py": {"workdir", "_absolute(word.partition('=')[2])"},  # a word of a command; a mention
+  "launch/spec.py": {"run.backend"},
+  "launch/supervise.py": {"run.max_hours"},
+  "launch/backends/gke.py": {"self._selector(attempt)"},  # a word of a command
+}
+FILES = [file for folder in ("vit_jax", "launch") for file in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def unquoted(tree):
+  """Yields the values that follow `--flag=` in a text without shlex."""
+  parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+  for node in ast.walk(tree):
+    if isinstance(node, ast.JoinedStr) and not isinstance(parents[node], WORDS):
+      for text, value in zip(node.values, node.values[1:], strict=False):
+        if isinstance(text, ast.Constant) and isinstance(value, ast.FormattedValue):
+          source = ast.unparse(value.value)
+          if re.search(r"--[\w.-]+=$", text.value) and "shlex." not in source:
+            yield source
+
+
+@pytest.mark.parametrize("file", [file.relative_to(ROOT) for file in FILES], ids=str)
+def test_newcomer_5_no_text_contains_a_flag_with_an_unquoted_value(file):
+  found = set(unquoted(ast.parse((ROOT / file).read_text())))
+  assert found <= PLAIN.get(str(file), set()), "use vit_jax.schema.texts.flag, or shlex"
+
+
+def test_newcomer_5_the_check_finds_an_unquoted_value():
+  assert list(unquoted(ast.parse("say(f'tensorboard --logdir={workdir}')"))) == ["workdir"]
+  assert not list(unquoted(ast.parse("run([f'--logdir={workdir}'])\nsay(f'--logdir={shlex.quote(workdir)}')")))
+
+
+VALUES = ("runs/a", "my runs/[1] é", "it's", "$HOME/`id`", "a;b&c", 'say "x"', "")
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_newcomer_5_a_flag_survives_a_shell(value):
+  assert shlex.split(texts.flag("logdir", value)) == [f"--logdir={value}"]
+  assert shlex.split(texts.flag("mean", (0.5, 0.25))) == ["--mean=(0.5,0.25)"]
+
+
+def test_newcomer_5_flags_in_notes_survive_a_shell():
+  [note] = hub.notes({"mean": (0.4, 0.5, 0.6), "std": (0.5, 0.5, 0.5)})
+  assert shlex.split(note)[-1] == "--config.data.mean=(0.4,0.5,0.6)"
+  description = Description(Choice("ViT-S/8", {"stages": (1, 2)}), 32, 3)
+  assert "--config.model.stages=(1,2)" in shlex.split(description.flags())
+  assert shlex.split(adoption.flag("data.std", (1, 2))) == ["--config.data.std=(1,2)"]
