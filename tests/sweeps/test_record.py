@@ -70,6 +70,7 @@ def test_the_table_has_the_means_of_the_settings_and_the_metrics_of_the_last_run
 
 def test_newcomer_5_the_command_for_settings_can_be_pasted(tmp_path, capsys):
   workdir = tmp_path / "my sweeps [é]"
+  workdir.mkdir()
   record_of(workdir, trials(workdir / "trials")).close()
   [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  settings  ")]
   assert shlex.split(line.partition("   (")[0]) == ["settings", "tensorboard", f"--logdir={workdir}"]
