@@ -94,8 +94,8 @@ def test_c1_each_alternative_of_braces_must_match(tree, pattern):
 @pytest.mark.parametrize("form", ["tars", "parquet", "inline"])
 def test_c1_readers_take_files_of_several_folders_that_a_pattern_chose(tmp_path, form, monkeypatch):
   write, reader = forms.FORMS[form]
-  for folder, values in (("d1", [0, 1]), ("d2", [2, 1])):
-    write(tmp_path / folder, [streams.file(i) for i in range(2)], values)
+  for first, folder, values in ((0, "d1", [0, 1]), (2, "d2", [2, 1])):
+    write(tmp_path / folder, [streams.file(first + i) for i in range(2)], values)
   monkeypatch.chdir(tmp_path)
   pattern = {"tars": "d*/*.tar", "parquet": "./d?/data/*.parquet", "inline": "d[12]/*.jsonl"}[form]
   assert labels(forms.opened(reader, pattern, test="train")) == [0, 1, 2, 1]
