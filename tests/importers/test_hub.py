@@ -33,7 +33,7 @@ def test_heads_of_a_config_json_are_not_those_that_a_run_would_like(tmp_path):
   want = have.replaced(model=type(have.model)(have.model.name, {**have.model.args, "heads": 2}))
   with pytest.raises(ConfigError, match=r"the file holds ViT-.* heads=4.*; this model is ViT-") as error:
     importers.fitted(str(tmp_path), want)
-  assert "Mend" not in str(error.value) and "--config.model.heads=4" in str(error.value)
+  assert "config.json" not in str(error.value) and "--config.model.heads=4" in str(error.value)
 
 
 def test_a_run_of_another_width_is_told_so_and_the_config_json_is_believed(tmp_path):
@@ -42,7 +42,7 @@ def test_a_run_of_another_width_is_told_so_and_the_config_json_is_believed(tmp_p
   want = Description(Choice("ViT-Ti/16"), 32, 3)
   with pytest.raises(ConfigError, match=r"the file holds ViT-.*; this model is ViT-Ti/16") as error:
     importers.fitted(str(tmp_path), want)
-  assert "Mend" not in str(error.value)
+  assert "config.json" not in str(error.value)
 
 
 def test_other_normalisations_of_the_images_are_said(tmp_path):

@@ -8,7 +8,7 @@ from PIL import Image
 
 from vit_jax import schema
 from vit_jax.data import crops
-from vit_jax.importers import processing
+from vit_jax.importers import hub_preprocessor, processing
 from vit_jax.importers.processing import Beside
 from vit_jax.schema import Choice, ConfigError
 
@@ -39,7 +39,7 @@ def test_a_crop_comes_back_from_hubs_with_the_same_pixels(name, arguments):
   beside = said(name, **arguments)
   expected = cut(beside.crop, IMAGE)
   of_timm, _ = processing.of_timm({**processing.for_timm(beside), "input_size": [3, 224, 224]})
-  of_transformers, _ = processing.of_transformers(processing.for_transformers(beside))
+  of_transformers = hub_preprocessor.read(hub_preprocessor.written(beside)).beside.crop
   np.testing.assert_array_equal(cut(of_timm, IMAGE), expected)
   np.testing.assert_array_equal(cut(of_transformers, IMAGE), expected)
 
@@ -47,7 +47,7 @@ def test_a_crop_comes_back_from_hubs_with_the_same_pixels(name, arguments):
 @pytest.mark.parametrize(("name", "arguments"), CROPS[:1] + CROPS[3:4])
 def test_what_is_written_for_transformers_gives_the_pixels_with_pillow(name, arguments):
   beside = said(name, **arguments)
-  written = processing.for_transformers(beside)
+  written = hub_preprocessor.written(beside)
   size = written["size"]["width"], written["size"]["height"]
   scaled = np.array(Image.fromarray(IMAGE).resize(size, Image.Resampling(written["resample"])))
   margin = (size[0] - 224) // 2
@@ -68,17 +68,16 @@ def test_a_ratio_stands_for_the_pixels(large):
 
 def test_published_processors_are_read():
   vit = {"do_resize": True, "size": 224, "resample": 2, "feature_extractor_type": "ViTFeatureExtractor"}
-  assert processing.of_transformers(vit)[0] == Choice("resize", {"interpolation": "bilinear"})
+  assert hub_preprocessor.read(vit).beside.crop == Choice("resize", {"interpolation": "bilinear"})
   bit = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, "resample": 3}
   bit |= {"do_center_crop": True, "crop_size": {"height": 224, "width": 224}}
-  assert processing.of_transformers(bit)[0] == Choice("torchvision", {"ratio": 0.875, "interpolation": "bicubic"})
-  assert processing.of_transformers({"size": {"shortest_edge": 256}}) == (None, None)
+  assert hub_preprocessor.read(bit).beside.crop == Choice("torchvision", {"ratio": 0.875, "interpolation": "bicubic"})
 
 
 @pytest.mark.parametrize("values", [{"size": "x"}, {"size": {"height": 0}}, {"size": [1]}], ids=str)
 def test_nonsense_of_a_processor_is_named(values):
   with pytest.raises(ConfigError, match="size is"):
-    processing.of_transformers(values)
+    hub_preprocessor.read(values)
 
 
 HUGE = 10**400
@@ -87,8 +86,8 @@ HUGE = 10**400
 @pytest.mark.parametrize(
   ("read", "values", "parts"),
   [
-    (processing.of_transformers, {"resample": [3], "size": 224}, ["resample is [3]", "3 (bicubic)"]),
-    (processing.of_transformers, {"resample": {}, "size": 224}, ["resample is {}", "2 (bilinear)"]),
+    (hub_preprocessor.read, {"resample": [3], "size": 224}, ["resample is [3]", "3 (bicubic)"]),
+    (hub_preprocessor.read, {"resample": {}, "size": 224}, ["resample is {}", "2 (bilinear)"]),
     (processing.from_json, {"test_crop": {"name": [1]}}, ["test_crop is {'name': [1]}", "torchvision"]),
     (processing.from_json, {"probabilities": ["softmax"]}, ["probabilities is ['softmax']", "sigmoid"]),
     (processing.from_json, {"mean": [HUGE] * 3}, ["mean is [1000", "a number for each channel"]),
@@ -106,8 +105,8 @@ def test_a_value_of_another_kind_is_named_with_what_is_allowed(read, values, par
 def test_images_are_scaled_to_ten_times_a_crop_at_most(kind):
   values = {"size": {"shortest_edge": 65535}, "do_center_crop": True, "crop_size": 1, "image_processor_type": kind}
   with pytest.raises(ConfigError, match=r"size is {'shortest_edge': 65535}, with a crop_size of 1.*ten times"):
-    processing.of_transformers(values)
-  crop = processing.of_transformers({**values, "size": 2240, "crop_size": 224, "image_processor_type": "Bit"})[0]
+    hub_preprocessor.read(values)
+  crop = hub_preprocessor.read({**values, "size": 2240, "crop_size": 224}).beside.crop
   cut(crop, IMAGE)
 
 

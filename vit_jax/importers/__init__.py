@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import checkpoints, extensions, paths, schema
-from vit_jax.importers import containers, hub, layout, row_names, subtrees, surgery, tables
+from vit_jax.importers import containers, contradictions, hub, layout, row_names, subtrees, surgery, tables
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.importers.processing import Beside
 from vit_jax.importers.tensors import Tensor
@@ -81,7 +81,7 @@ def recognise(
     tensors: by the names in the file.
     hints: what tensors do not show: heads, norm_eps, gelu ("tanh", "erf"), padding, image_size, name; input_size, where
       nothing else says the image size. With `width`, heads are those of models of that width only. What is `said` must
-      be true of the model.
+      be true of the model, see `contradictions.check`. `notes` are returned.
     ema: True requires averaged weights, False raw ones; see `subtrees.choose`.
     prefix: the beginning of the names to read, of a file with several models.
   """
@@ -106,9 +106,9 @@ def recognise(
       row_names.check_dimensions(candidate, named)
       description = _stored(header, candidate, named) if header else candidate.describe(named, hints)
       description = tables.with_resampling(description, candidate, hints, header)
-      hub.check(description, hints.get("said", {}))
+      contradictions.check(description, hints)
       said = hub.beside(hints)
-      notes = [*taken, *layout.notes(candidate, named, hints)]
+      notes = [*taken, *layout.notes(candidate, named, hints), *hints.get("notes", [])]
       return Recognised(candidate, description, named, notes, said)
     except ConfigError:
       raise

@@ -6,7 +6,7 @@ timm builds a model from the name of an architecture and arguments; a model that
 from collections import Counter
 from typing import Any
 
-from vit_jax.importers import processing, vit_arguments
+from vit_jax.importers import hub_preprocessor, processing, vit_arguments
 from vit_jax.importers.layout import Layout
 from vit_jax.importers.processing import Beside
 from vit_jax.models import Description, table
@@ -53,7 +53,7 @@ def _transformers(config, description, said):
   if description.classes:
     several = said.loss not in (None, "softmax")
     config["problem_type"] = "multi_label_classification" if several else "single_label_classification"
-  prepared = processing.for_transformers(said) if _square(description, said) else None
+  prepared = hub_preprocessor.written(said) if _square(description, said) else None
   return {"config.json": config} | ({"preprocessor_config.json": prepared} if prepared else {})
 
 

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax import files
-from vit_jax.importers import hub_transformers, layout, processing, vit_arguments
+from vit_jax.importers import hub_preprocessor, hub_transformers, processing, vit_arguments
 from vit_jax.importers.processing import Beside
-from vit_jax.models import Description
-from vit_jax.schema import Choice, ConfigError, nearest, show, texts
+from vit_jax.schema import ConfigError, nearest, show, texts
 
 # Theirs -> ours. Transformers' other names of the tanh form differ in how they round.
 _GELU = {
@@ -58,7 +57,8 @@ def beside(hints: Mapping[str, Any]) -> Beside:
 def hints(weights: pathlib.Path) -> dict[str, Any]:
   """What the files beside a file of weights say, as `importers.recognise` takes it; ConfigError for nonsense.
 
-  `said` are those of the values that must be true of the model, `beside` what is said of images and classes.
+  `said` are those of the values that must be true of the model, `beside` what is said of images and classes,
+  `prepared_side` the size of the images that a preprocessor makes, and `notes` are lines for the user.
   """
   if weights.suffix.lower() == ".npz":
     return {"name": weights.name} | _own(weights.with_suffix(".json"))
@@ -75,9 +75,10 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
     loss = "sigmoid" if config.get("problem_type") == "multi_label_classification" else None
     built_for = _input_size(flat, _mapping(config, "model_args"))
   with within(prepared):
-    images |= processing.normalised(preparation, "image_mean", "image_std")
+    prepared_as = hub_preprocessor.read(preparation)
+    images |= prepared_as.beside.normalised
     if crop is None:
-      crop, size = processing.of_transformers(preparation)
+      crop, size = prepared_as.beside.crop, prepared_as.beside.size
     arguments = _mapping(config, "model_args")
     normed = next((arguments[key] for key in ("fc_norm", "use_fc_norm") if key in arguments), None)
   words = {"heads": "heads", "eps": "norm_eps", "gelu": "gelu", "image_size": "image_size"}
@@ -87,6 +88,7 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
   )
   if built_for is not None:
     read["input_size"] = built_for  # of a table of positions the tensors show it better
+  read |= {"notes": prepared_as.notes, "prepared_side": prepared_as.side}
   return {"name": name, **read, "said": said, "beside": Beside(images, crop, size, labels, loss)}
 
 
@@ -110,36 +112,6 @@ def _own(file):
     return {}
   with within(file):
     return own(values["vit_jax"]) if "vit_jax" in values else {}
-
-
-def check(description: Description, said: Mapping[str, Any]) -> None:
-  """ConfigError unless what is said is true of the model."""
-  if not said:
-    return
-  shapes, bound = layout.shapes(description), description.arguments()
-  facts = {"channels": description.channels, "image_size": description.image_size, "pool": bound.get("pool") or "gap"}
-  facts |= {key: bound[key] for key in ("gelu", "eps", "registers", "mlp", "qkv_bias") if key in bound}
-  if facts["pool"] == "distilled":
-    facts["pool"] = "cls"
-  if "embedding/kernel" in shapes:
-    facts["patch"] = shapes["embedding/kernel"][0]
-  if query := shapes.get("blocks/0/attention/query/kernel"):
-    facts |= {"width": query[0], "heads": query[1], "hidden": shapes["blocks/0/mlp/up/kernel"][1]}
-    facts["depth"] = len({path.split("/")[1] for path in shapes if path.startswith("blocks/")})
-  facts["norm_order"] = bound.get("norm_order")
-  facts["rotary"] = _as_said(bound.get("rotary"), said.get("rotary"))
-  for key, value in said.items():
-    if facts.get(key) != value:
-      raise ConfigError(
-        f"config.json beside it says {key}={show(value)}; the tensors are those of {description} with "
-        f"{key}={show(facts.get(key))}. Mend or remove config.json"
-      )
-
-
-def _as_said(choice, said):
-  """A choice with the arguments only that are said too, where it is the same."""
-  same = choice is not None and said is not None and choice.name == said.name
-  return Choice(choice.name, {key: choice.args[key] for key in said.args}) if same else choice
 
 
 def notes(images: Mapping[str, tuple[float, ...]]) -> list[str]:

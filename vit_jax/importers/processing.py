@@ -1,6 +1,7 @@
-"""What travels with weights beside the model: how images are prepared and what classes are called, read and written.
+"""The preparation of images and the names of classes that accompany weights, read and written.
 
-In three forms: Transformers' preprocessor_config.json, timm's pretrained_cfg, and our own JSON, which alone says all.
+There are three forms: our own JSON, which alone contains everything, timm's pretrained_cfg, and Transformers'
+preprocessor_config.json, which is in `hub_preprocessor`.
 """
 
 import math
@@ -12,8 +13,6 @@ from vit_jax import losses, schema
 from vit_jax.data import crops
 from vit_jax.schema import Choice, ConfigError, show
 
-_SQUASHING = ("ViT", "DeiT", "Beit", "BEiT")  # processors of Transformers that take one number for both sides
-_RESAMPLE = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "area"}  # Pillow's numbers
 _TIMM = {"lanczos": "lanczos", "bilinear": "bilinear", "bicubic": "bicubic", "box": "area"}
 _NEAREST = {"bilinear_aliased": "bilinear", "bicubic_aliased": "bicubic"}  # of those that hubs know
 
@@ -95,88 +94,28 @@ def of_timm(config: Mapping) -> tuple[Choice | None, int | None]:
     raise ConfigError(
       f"input_size is {show(sides)}; allowed: channels, height and width, each side of 1 to {2**16 - 1} pixels"
     )
-  return _squashed(math.floor(sides[2] / share), sides[2], interpolation), sides[2]
+  return squashed(math.floor(sides[2] / share), sides[2], interpolation), sides[2]
 
 
-def of_transformers(config: Mapping) -> tuple[Choice | None, int | None]:
-  """(test crop, size of the images that it is for) by a preprocessor_config.json; None where it is none of ours."""
-  code, kind = config.get("resample", 2), config.get("image_processor_type")
-  if isinstance(code, list | Mapping):
-    ours = ", ".join(f"{number} ({name})" for number, name in _RESAMPLE.items())
-    raise ConfigError(f"resample is {show(code)}; allowed: one of {ours}")
-  interpolation = _RESAMPLE.get(code)
-  kind = kind or config.get("feature_extractor_type") or "ViT"
-  squashing = isinstance(kind, str) and kind.startswith(_SQUASHING)
-  size = config.get("size")
-  if config.get("do_resize") is False or interpolation is None or size is None:
-    return None, None
-  large, squashed = _side(size, "size")
-  squashed = squashing if squashed is None else squashed
-  cut = _side(config["crop_size"], "crop_size")[0] if config.get("do_center_crop") and "crop_size" in config else None
-  if cut is None:
-    return (Choice("resize", {"interpolation": interpolation}), None) if squashed else (None, None)
-  if large is None or large < cut:
-    return None, None
-  if large > 10 * cut:
-    raise ConfigError(f"size is {show(size)}, with a crop_size of {cut}; allowed: up to ten times the crop_size")
-  if squashed:
-    return _squashed(large, cut, interpolation), cut
-  return Choice("torchvision", {"ratio": ratio(cut, large), "interpolation": interpolation}), None
-
-
-def _squashed(large, cut, interpolation):
-  """The centre of an image that is squashed to a larger square."""
+def squashed(large: int, cut: int, interpolation: str) -> Choice:
+  """Returns the crop of the central square of `cut` pixels from an image that is squashed to a square of `large`."""
   if large == cut:
     return Choice("resize", {"interpolation": interpolation})
   return Choice("centre", {"resize": large, "squash": True, "interpolation": interpolation})
 
 
-def _side(value, key):
-  """(a side, whether both sides become it) of a size; the latter None where it is the processor's, as of a number."""
-  if type(value) is int:
-    value, squashed = {"shortest_edge": value}, None
-  else:
-    squashed = isinstance(value, Mapping) and "height" in value
-  sides = list(value.values()) if isinstance(value, Mapping) else []
-  if not 0 < len(sides) <= 2 or not all(type(side) is int and 0 < side < 2**16 for side in sides):
-    raise ConfigError(
-      f"{key} is {show(value)}; allowed: shortest_edge, or height and width, of 1 to {2**16 - 1} pixels"
-    )
-  return (sides[0] if len(set(sides)) == 1 else None), squashed
-
-
 def for_timm(beside: Beside) -> dict[str, Any]:
   """The keys of timm's pretrained_cfg that say the crop."""
-  large, squash = _large(beside)
-  kind = next(name for name, ours in _TIMM.items() if ours == _known(beside.crop))
+  large, squash = scaled(beside)
+  kind = next(name for name, ours in _TIMM.items() if ours == interpolation_of(beside.crop))
   share = 1.0 if large == beside.size else ratio(beside.size, large)
   if beside.crop.name == "torchvision":
     share = beside.crop.args["ratio"]
   return {"interpolation": kind, "crop_pct": share, "crop_mode": "squash" if squash else "center"}
 
 
-def for_transformers(beside: Beside) -> dict[str, Any]:
-  """A preprocessor_config.json, of the processor that does what our test crop does."""
-  large, squash = _large(beside)
-  square, cut = {"height": large, "width": large}, large != beside.size or not squash
-  kind = "DeiTImageProcessor" if squash else "BitImageProcessor"
-  return {
-    "image_processor_type": kind if cut else "ViTImageProcessor",
-    "do_convert_rgb": True,
-    "do_resize": True,
-    "size": square if squash else {"shortest_edge": large},
-    "resample": next(code for code, ours in _RESAMPLE.items() if ours == _known(beside.crop)),
-    "do_center_crop": cut,
-    **({"crop_size": {"height": beside.size, "width": beside.size}} if cut else {}),
-    "do_rescale": True,
-    "rescale_factor": 1 / 255,
-    "do_normalize": True,
-    **{f"image_{key}": list(values) for key, values in beside.normalised.items()},
-  }
-
-
-def _large(beside):
-  """(side to which an image is scaled before it is cut, whether both sides are)."""
+def scaled(beside: Beside) -> tuple[int, bool]:
+  """Returns (side to which an image is scaled before the crop, whether both sides are)."""
   args, size = beside.crop.args, beside.size
   if beside.crop.name == "resize":
     return size, True
@@ -185,7 +124,8 @@ def _large(beside):
   return args["resize"] or round(size / 0.875), args["squash"]
 
 
-def _known(crop):
+def interpolation_of(crop: Choice) -> str:
+  """Returns the interpolation of a crop in the words of hubs."""
   kind = crop.args["interpolation"]
   return _NEAREST.get(kind, kind)
 
@@ -198,13 +138,13 @@ def ratio(cut: int, large: int) -> float:
 
 def notes(beside: Beside, transformers: bool) -> list[str]:
   """What the forms of hubs, Transformers' or timm's, cannot say of the crop."""
-  kind, known, result = beside.crop.args["interpolation"], _known(beside.crop), []
+  kind, known, result = beside.crop.args["interpolation"], interpolation_of(beside.crop), []
   if kind == "area":
     text = "interpolation=area is written as Pillow's box; theirs is nearest where an image grows, ours bilinear"
     result = [f"{text}, so pixels differ a little"]
   elif kind != known:
     result = [f"interpolation={kind} is written as {known}; theirs smooths where an image shrinks, ours does not"]
-  large, squash = _large(beside)
+  large, squash = scaled(beside)
   if beside.crop.name == ("torchvision" if transformers else "centre") and not (squash and large == beside.size):
     who = "Transformers" if transformers else "timm"
     result.append(f"{who} rounds the margins of the central square otherwise: on some images it is a pixel off")
