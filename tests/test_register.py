@@ -1,6 +1,8 @@
 """Registration by users: names behave as built-in ones, and a mistake is one line."""
 
 import dataclasses
+import pathlib
+import re
 import sys
 
 import numpy as np
@@ -154,7 +156,23 @@ MISTAKES = {
   "a reserved name": (lambda: register.reader("none")(reader), r"'none' is no name"),
   "an unknown reader": (
     lambda: register.dataset("own", "foldr"),
-    r"^register\.dataset: unknown reader 'foldr'\. Did you mean 'folder'\?",
+    r"^register\.dataset: unknown reader 'foldr'\. Did you mean 'folder'\?.* If 'foldr' is a reader of your own",
+  ),
+  "a dataset with a bad name": (
+    lambda: register.dataset("my digits", "folder"),
+    r"^register\.dataset: 'my digits' is no name\. Use letters",
+  ),
+  "a dataset with an unknown fact": (
+    lambda: register.dataset("own", "folder", clases=3),
+    r"^register\.dataset: unknown fact 'clases'\. Did you mean 'classes'\?",
+  ),
+  "a built-in dataset": (
+    lambda: register.dataset("digits", "folder"),
+    r"^register\.dataset: 'digits' is a name of vit_jax itself",
+  ),
+  "a model with a bad name": (
+    lambda: register.model("a b", image_size=8)(model),
+    r"^register\.model: 'a b' is no name",
   ),
   "no task": (lambda: register.task("own")(NoTask), r"^register\.task: NoTask lacks headline, classes, patch, frozen,"),
   "no dtype": (
@@ -172,8 +190,10 @@ MISTAKES = {
 @pytest.mark.parametrize("case", MISTAKES)
 def test_f1_a_mistake_in_a_registration_is_one_line(case):
   attempt, problem = MISTAKES[case]
-  with pytest.raises(ConfigError, match=problem) as error:
+  here = rf"^{re.escape(str(pathlib.Path(__file__).relative_to(pathlib.Path.cwd())))}, line \d+: register\."
+  with pytest.raises(ConfigError, match=here) as error:
     attempt()
+  assert re.search(problem, str(error.value).partition(": ")[2])
   assert "\n" not in str(error.value) and extensions.registered() == []
 
 
@@ -191,9 +211,30 @@ def test_f1_one_name_is_registered_once(tmp_path):
   (tmp_path / "a.py").write_text(source("own"))
   (tmp_path / "b.py").write_text(source("own"))
   extensions.run_file(tmp_path / "a.py")
-  with pytest.raises(ConfigError, match=rf"register\.schedule: {tmp_path}/a\.py already registered 'own'\. Choose"):
+  with pytest.raises(
+    ConfigError,
+    match=rf"^{tmp_path}/b\.py, line 3: register\.schedule: {tmp_path}/a\.py already registered 'own'\. Choose",
+  ):
     extensions.run_file(tmp_path / "b.py")
   twice = source("two", "register.schedule('two')(lambda peak, total, warmup, steps: None)")
   (tmp_path / "c.py").write_text(twice)
   with pytest.raises(ConfigError, match=r"already registered 'two'"):
     extensions.run_file(tmp_path / "c.py")
+
+
+def test_newcomer_6_a_mistake_has_the_file_and_the_line_of_the_call(tmp_path, monkeypatch):
+  file = tmp_path / "own.py"
+  file.write_text('from vit_jax import register\n\nregister.dataset(\n  "my digits", "my_arrays", path="x"\n)\n')
+  with pytest.raises(
+    ConfigError, match=rf"^{file}, line 3: register\.dataset: unknown reader 'my_arrays'\..* If 'my_ar"
+  ):
+    extensions.run_file(file)
+  file.write_text(file.read_text().replace("my_arrays", "folder"))
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(ConfigError, match=r"^own\.py, line 3: register\.dataset: 'my digits' is no name\."):
+    extensions.run_file(file)
+
+
+def test_newcomer_6_code_without_a_file_has_no_place():
+  with pytest.raises(ConfigError, match=r"^register\.dataset: 'a b' is no name\."):
+    exec(compile("register.dataset('a b', 'folder')", "<cell>", "exec"), {"register": register})

@@ -14,8 +14,10 @@ Example:
 import dataclasses
 import functools
 import inspect
+import pathlib
 import re
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -77,13 +79,15 @@ def dataset(name: str, like: str, **facts) -> None:
     ConfigError: for a bad or used name, an unknown reader, or an unknown fact.
   """
   if like not in catalog.PARTS:
-    raise ConfigError(f"register.dataset: unknown reader {show(like)}.{nearest(like, catalog.PARTS)}")
+    own = f" If {show(like)} is a reader of your own, register it before its datasets." if _is_name(like) else ""
+    raise _error("dataset", f"unknown reader {show(like)}.{nearest(like, catalog.PARTS)}{own}")
   function = catalog.CATALOG[like].reader
   keys = {key: value for key, value in facts.items() if key in schema.keywords(function) and key not in _ROW}
   known = {field.name: getattr(catalog.CATALOG[like], field.name) for field in dataclasses.fields(Row)}
   rest = {key: value for key, value in facts.items() if key not in keys}
   own = {key: value for key, value in known.items() if key not in ("reader", "builder")} | rest
-  _add("reader", name, catalog.CATALOG, _row("dataset", schema.preset(function, **keys), own), None)
+  row = _row("dataset", schema.preset(function, **keys), own)
+  _add("reader", name, catalog.CATALOG, row, None, by="dataset")
 
 
 def task(name: str) -> Callable[[Decorated], Decorated]:
@@ -107,9 +111,9 @@ def task(name: str) -> Callable[[Decorated], Decorated]:
     if inspect.isclass(made):
       known = {*dir(made), *getattr(made, "__dataclass_fields__", ())}
       if lacking := [member for member in _TASK if member not in known]:
-        raise ConfigError(f"register.task: {made.__name__} lacks {', '.join(lacking)}. See vit_jax/tasks/task.py")
+        raise _error("task", f"{made.__name__} lacks {', '.join(lacking)}. See vit_jax/tasks/task.py")
       if not isinstance(getattr(made, "classes", None), bool):
-        raise ConfigError(f"register.task: {made.__name__}.classes is no class attribute. Set it to True or False")
+        raise _error("task", f"{made.__name__}.classes is no class attribute. Set it to True or False")
     _check_signature("task", made, ("supplied",))
     _add("task", name, tasks.TASKS, made, made)
     return made
@@ -147,9 +151,7 @@ def model(
   """
   for row in sharding:
     if not (isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], tuple)):
-      raise ConfigError(
-        f"register.model: {show(row)} is no row of a sharding table. Write (r'head/kernel', ('fsdp', None))"
-      )
+      raise _error("model", f"{show(row)} is no row of a sharding table. Write (r'head/kernel', ('fsdp', None))")
 
   def decorate(function):
     _check_signature("model", function, ("image_size", "channels", "classes", "rngs"), ("dtype",))
@@ -244,39 +246,66 @@ def _row(kind, function, facts):
   """Returns the row of the catalog; ConfigError for a fact that no row has."""
   for key in facts:
     if key not in _ROW:
-      raise ConfigError(f"register.{kind}: unknown fact {show(key)}.{nearest(key, sorted(_ROW))}")
+      raise _error(kind, f"unknown fact {show(key)}.{nearest(key, sorted(_ROW))}")
   return Row(function, **facts)
 
 
-def _add(kind, name, names, entry, made):
-  """Puts the entry into its table, under the name of the file that called this module."""
-  if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
-    raise ConfigError(f"register.{kind}: {show(name)} is no name. Use letters, digits and _./+-, with a letter first")
-  frame = sys._getframe(1)
-  while frame.f_globals.get("__name__") == __name__:
-    frame = frame.f_back
+def _add(kind, name, names, entry, made, by=None):
+  """Puts the entry into its table, under the name of the file that called this module; `by` is the called function."""
+  if not _is_name(name):
+    raise _error(by or kind, f"{show(name)} is no name. Use letters, digits and _./+-, with a letter first")
+  frame = _caller()
   definition = f"{getattr(made, '__qualname__', kind)}:{frame.f_lineno}"
-  extensions.add(kind, name, names, entry, frame.f_globals, definition)
+  extensions.add(kind, name, names, entry, frame.f_globals, definition, _place(by or kind))
+
+
+def _is_name(name):
+  """Returns whether a name may be registered."""
+  return isinstance(name, str) and bool(_NAME.fullmatch(name)) and name not in _RESERVED
+
+
+def _caller() -> types.FrameType:
+  """Returns the frame of the user's code that called this module."""
+  frame = sys._getframe(1)
+  while frame.f_back and frame.f_globals.get("__name__") == __name__:
+    frame = frame.f_back
+  return frame
+
+
+def _place(function: str) -> str:
+  """Returns the file, the line and the called function, as the beginning of a message."""
+  frame = _caller()
+  file = pathlib.Path(frame.f_code.co_filename)
+  here = pathlib.Path.cwd()
+  if not file.is_file():  # a notebook
+    return f"register.{function}"
+  return f"{file.relative_to(here) if file.is_relative_to(here) else file}, line {frame.f_lineno}: register.{function}"
+
+
+def _error(function, problem) -> ConfigError:
+  """Returns the error of a call of `register.FUNCTION`, with the place of the call."""
+  return ConfigError(f"{_place(function)}: {problem}")
 
 
 def _check_signature(kind, function, positional: Sequence[str], needed: Sequence[str] = ()) -> None:
   """Raises ConfigError unless a function has these positional parameters, and keyword-only ones of usable types."""
   called = getattr(function, "__name__", show(function))
   if not callable(function):
-    raise ConfigError(f"register.{kind}: {called} is not a function or class. Put the decorator above one")
+    raise _error(kind, f"{called} is not a function or class. Put the decorator above one")
   given = inspect.signature(function).parameters.values()
   first = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
   rest = [p for p in given if p not in first and p.kind is not p.KEYWORD_ONLY]
   if len(first) != len(positional) or rest:
     form = ", ".join([*positional, "*", *(needed or ["..."])])
-    raise ConfigError(
-      f"register.{kind}: {called}{inspect.signature(function)} has other parameters than a {kind}. "
-      f"Write def {called}({form}), with all keys of the config after *"
+    raise _error(
+      kind,
+      f"{called}{inspect.signature(function)} has other parameters than a {kind}. Write def {called}({form}), with all "
+      "keys of the config after *",
     )
   keys = schema.keywords(function)
   if lacking := [key for key in needed if key not in keys]:
-    raise ConfigError(f"register.{kind}: {called} lacks the keyword-only parameter {lacking[0]!r}. Add it after *")
-  with schema.at(f"register.{kind}: {called}"):
+    raise _error(kind, f"{called} lacks the keyword-only parameter {lacking[0]!r}. Add it after *")
+  with schema.at(f"{_place(kind)}: {called}"):
     checks.check_types(function)
 
 
@@ -284,6 +313,5 @@ def _check_free(kind, function, words: Sequence[str], *others: Callable) -> None
   """Raises ConfigError if a parameter of the function has the name of another key of the config."""
   taken = {*words, *(key for other in others for key in schema.keywords(other))}
   if used := [key for key in schema.keywords(function) if key in taken]:
-    raise ConfigError(
-      f"register.{kind}: {function.__name__} has the parameter {used[0]!r}, which every {kind} has already. Rename it"
-    )
+    name = function.__name__
+    raise _error(kind, f"{name} has the parameter {used[0]!r}, which every {kind} has already. Rename it")

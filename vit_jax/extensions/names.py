@@ -27,7 +27,15 @@ _names: dict[tuple[str, str], Name] = {}  # (kind, name)
 _by_path: set[str] = {"__main__"}  # names of modules that Python cannot import by name
 
 
-def add(kind: str, name: str, table: Any, entry: Any, namespace: Mapping[str, Any], definition: str) -> None:
+def add(
+  kind: str,
+  name: str,
+  table: Any,
+  entry: Any,
+  namespace: Mapping[str, Any],
+  definition: str,
+  place: str = "",
+) -> None:
   """Puts an entry under a name into a table.
 
   Args:
@@ -37,21 +45,24 @@ def add(kind: str, name: str, table: Any, entry: Any, namespace: Mapping[str, An
     entry: of the table.
     namespace: globals of the module that registers the name.
     definition: what is registered, to notice two definitions of one name.
+    place: beginning of an error message: the file, the line and the function that the user called. By default
+      the function alone.
 
   Raises:
     ConfigError: if the name is built in, or another definition registered it.
   """
+  place = place or f"register.{kind}"
   file = str(pathlib.Path(path).resolve()) if (path := namespace.get("__file__")) else ""
   module = str(namespace.get("__name__", ""))
   extension = Extension(file, "" if module in _by_path or not file else module)
   before = _names.get((kind, name))
   if before is None and name in table:
-    raise ConfigError(f"register.{kind}: {name!r} is a name of vit_jax itself. Choose another name")
+    raise ConfigError(f"{place}: {name!r} is a name of vit_jax itself. Choose another name")
   if before is not None:
     again = before.extension.file == file and (before.namespace is not namespace or before.definition == definition)
     if not again:
       where = before.extension.file or "this session"
-      raise ConfigError(f"register.{kind}: {where} already registered {name!r}. Choose another name")
+      raise ConfigError(f"{place}: {where} already registered {name!r}. Choose another name")
   table[name] = entry
   _names[kind, name] = Name(extension, namespace, definition, lambda: table.pop(name, None))
 
