@@ -4,7 +4,7 @@ from setuptools import find_packages, setup
 
 TPU = ["jax[tpu]>=0.10.2,<0.12"]  # with the compiler, which plans use and tests too; it needs no TPU
 GCS = ["gcsfs>=2026.9,<2027"]  # runs and data in buckets; with fsspec, aiohttp, requests and google-auth
-TORCH = ["torch>=2.13,<2.14"]  # .pth and .bin files, a second formulation in tests, the peer in benchmarks/
+TORCH = ["torch>=2.13,<2.14"]  # a second formulation in tests, the peer in benchmarks/
 DEDUP = ["imagehash>=4.3.2,<5"]  # perceptual hashes, for `prepare --dedup-against`
 TRANSFORMERS = ["transformers>=5.24,<6"]  # Hugging Face's own models, which tests compute beside ours
 TIMM = ["timm>=1.0.31,<1.1", "torchvision>=0.28,<0.29"]  # models that tests compute beside ours; timm imports the other

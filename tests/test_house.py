@@ -194,7 +194,7 @@ def test_what_is_imported_is_what_setup_asks_for():
       "tensorflow_datasets": "tensorflow-datasets", "ml_collections": "ml-collections", "clu": "clu",
       "einops": "einops", "numpy": "numpy", "cv2": "opencv-python-headless", "sklearn": "scikit-learn",
       "scipy": "scipy",
-      "tensorflow": "tensorflow-cpu", "safetensors": "safetensors", "ml_dtypes": "ml_dtypes", "torch": "torch",
+      "tensorflow": "tensorflow-cpu", "safetensors": "safetensors", "ml_dtypes": "ml_dtypes",
       "matplotlib": "matplotlib", "rich": "rich", "tensorboard": "tensorboard", "jaxtyping": "jaxtyping",
       "google": "protobuf", "array_record": "array_record", "etils": "etils", "fsspec": "gcsfs", "gcsfs": "gcsfs",
       "aiohttp": "gcsfs", "requests": "gcsfs", "nvidia": "nvidia-nvimgcodec-cu12",

@@ -5,7 +5,7 @@
 
 IN is a workdir of ours, or a file as vit_jax, big_vision, BiT, timm, Hugging Face, Compact-Transformers or the authors
 of DINOv2, DINOv3, DeiT III, rope-vit, EVA-02 and ViT-5 have them:
-.npz, .safetensors, and with the extra torch .pth, .pt and .bin, of which nothing but tensors is unpickled. OUT is
+.npz, .safetensors, or a file of PyTorch such as .pth, .pth.tar and .bin, whose code is never run. OUT is
 .npz, .safetensors, or a directory: a workdir with one checkpoint, which `--weights` and `init.from` take. A tensor that
 has no place in OUT is an error; nothing is written then, and nothing is ever overwritten. From file to file tensors go
 one by one: memory holds a few of the largest. Names of classes, size, crop, mean and std of the images go with the
@@ -26,7 +26,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from vit_jax import checkpoints, cli, extensions, files, flops, importers, models, paths, runtime
-from vit_jax.importers import architectures, containers, layout, processing
+from vit_jax.importers import architectures, containers, content, layout, processing
 from vit_jax.importers.tensors import Tensors
 from vit_jax.inference import exported, stored
 from vit_jax.models.description import in_words
@@ -248,7 +248,10 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool | None = None, prefix: st
     kind, stored, notes, images = "checkpoint of vit_jax", amount(len(arrays), "array"), [], []
   else:
     recognised = importers.inspect(path, hints, ema=ema, prefix=prefix)
-    description, kind = recognised.description, f"{recognised.layout.name} names ({path.suffix})"
+    description, kind = (
+      recognised.description,
+      f"{recognised.layout.name} names ({content.ending(path) or path.suffix})",
+    )
     stored, notes, images = amount(len(recognised.tensors), "tensor"), recognised.notes, recognised.image_notes()
     recognised.check()
   shapes, bound = layout.shapes(description), description.arguments()

@@ -7,6 +7,7 @@ from tests.documentation import extraction
 
 # The first line of an excerpt that cannot be executed alone -> the file that has all of it, and a test that runs it.
 EXCERPTS = {
+  "checkpoint = torch.load": ("tests/importers/test_torch_files.py", "tests/importers/test_torch_files.py"),
   "import timm": ("tests/importers/test_timm.py", "tests/importers/test_timm.py"),
   '@register.reader("arrays")': ("examples/extend/array_reader.py", "tests/test_register_examples.py"),
   '@register.task("focal")': ("examples/extend/focal_task.py", "tests/test_register_examples.py"),

@@ -115,13 +115,6 @@ def test_a_torch_file_of_something_else_is_refused(tmp_path):
     containers.read(tmp_path / "x.pth")
 
 
-def test_torch_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch):
-  monkeypatch.setitem(__import__("sys").modules, "torch", None)
-  (tmp_path / "x.pth").write_bytes(b"1")
-  with pytest.raises(ConfigError, match=r"need the extra torch: pip install -e '\.\[torch\]'"):
-    containers.read(tmp_path / "x.pth")
-
-
 def broken():
   """(file name, bytes) of files that are none."""
   whole = io.BytesIO()

@@ -1,5 +1,8 @@
 """Files of PyTorch as training codes save them: all of their tensors, beside timm's own loader."""
 
+import argparse
+import pathlib
+
 import numpy as np
 import pytest
 
@@ -19,6 +22,11 @@ def torch_files():
   yield "state_dict_ema", {"state_dict": plain, "state_dict_ema": average, "arch": "x", "optimizer": state}
   yield "model_ema", {"model": plain, "model_ema": average, "optimizer": state}
   yield "model", {"model": plain, "args": None, "scaler": {"scale": 1.0}}
+  yield "arguments", {"model": plain, "args": argparse.Namespace(lr=1, out=pathlib.PurePosixPath("runs")), "epoch": 3}
+  yield (
+    "arguments and state_dict_ema",
+    {"state_dict": plain, "state_dict_ema": average, "args": argparse.Namespace(), "optimizer": state},
+  )
   yield "compiled", under("_orig_mod.", plain)
   yield "parallel and compiled", under("module._orig_mod.", plain)
   yield "compiled average", {"state_dict": under("_orig_mod.", plain), "state_dict_ema": under("module.", average)}
@@ -37,14 +45,14 @@ def test_a4_a6_the_tensors_are_those_that_timm_loads(tmp_path, name, content):
   timm = peers.timm()
   import torch
 
-  path = tmp_path / "checkpoint.pth"
+  path = tmp_path / "model_best.pth.tar"
   torch.save(in_torch(torch, content), path)
-  theirs = timm.models.load_state_dict(path)
+  theirs = timm.models.load_state_dict(path, weights_only=False)
   recognised = importers.inspect(path, HINTS)
   assert recognised.tensors.keys() == theirs.keys() == RAW.keys()
   for key, tensor in theirs.items():
     np.testing.assert_array_equal(np.asarray(recognised.tensors[key]), tensor.numpy())
-  raw = timm.models.load_state_dict(path, use_ema=False)
+  raw = timm.models.load_state_dict(path, use_ema=False, weights_only=False)
   if "_ema" in name or "average" in name:
     ours = importers.inspect(path, HINTS, ema=False).tensors
     assert all(np.array_equal(np.asarray(ours[key]), tensor.numpy()) for key, tensor in raw.items())

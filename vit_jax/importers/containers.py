@@ -1,6 +1,6 @@
-"""Containers of tensors: .npz and .safetensors read and written, .pth and .bin read. Nothing but tensors is unpickled.
+"""Containers of tensors: .npz and .safetensors are read and written, files of PyTorch are read.
 
-Files are opened lazily: names, shapes and types first, the values of a tensor when it is wanted.
+Names, shapes and types are read first, and the values of a tensor when they are needed. Nothing is unpickled.
 """
 
 import difflib
@@ -8,17 +8,16 @@ import io
 import json
 import math
 import pathlib
-import pickle
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from vit_jax import archives, extras, files, paths
-from vit_jax.importers import content, hub, safetensors_files
+from vit_jax import archives, files, paths
+from vit_jax.importers import content, hub, members, safetensors_files, torch_files
 from vit_jax.importers.content import AGAIN, READ
 from vit_jax.importers.tensors import Tensor, Tensors, bytes_of, check_size, guarded, reading
 from vit_jax.schema import ConfigError, show
@@ -30,12 +29,7 @@ WRITTEN = (".npz", ".safetensors")
 _INDEX, _SHARD = ".safetensors.index.json", re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors")
 _PART = re.compile(r".+-\d{5}-of-(\d{5})\.\w+")
 
-# Refused before anything is allocated: more members than any model has tensors, and longer headers than NumPy allows
-# once it has read them.
-MEMBERS, HEADER = 10_000, 2**14
-
-# Levels of dictionaries and lists inside each other, and dictionaries, lists and tensors of a file of PyTorch.
-_DEPTH, _NODES = 16, 200_000
+HEADER = 2**14  # bytes: longer ones are refused before NumPy allocates what they claim
 
 
 def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
@@ -103,6 +97,7 @@ def _may_be_weights(path):
 
 def _read(path):
   """What `read` gives, of a file on a disk."""
+  notes: list[str] = []
   with reading(path):
     match content.recognise(path):
       case ".npz":
@@ -110,11 +105,12 @@ def _read(path):
       case ".safetensors":
         tensors, about = safetensors_files.read(path)
       case _:
-        tensors, about = _torch(path), {}
+        (tensors, notes), about = torch_files.read(path), {}
     check_size(path, bytes_of(tensors))
   if not tensors:
     raise ConfigError(f"{path}: holds no tensors")
-  return tensors, hub.hints(path) | about
+  beside = hub.hints(path)
+  return tensors, {**beside, **about, "notes": [*notes, *beside.get("notes", [])]}
 
 
 def _npz(path):
@@ -123,7 +119,7 @@ def _npz(path):
     archive = zipfile.ZipFile(path)
   except zipfile.BadZipFile as error:
     raise ConfigError(f"{path}: cannot be read: it is truncated, or no .npz file ({error}). {AGAIN}") from error
-  for member in _members(path, archive, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+  for member in members.check(path, archive, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
     name = archives.array_name(member)
     with archive.open(member) as whole:
       file = io.BytesIO(whole.read(HEADER))  # NumPy inflates whatever length a header has, and then refuses it
@@ -146,93 +142,9 @@ def _npz(path):
   return result
 
 
-def _members(path, archive, *compressions):
-  """What is in an archive; ConfigError for more than weights are, or packed otherwise."""
-  members = archive.infolist()
-  if len(members) > MEMBERS:
-    raise ConfigError(f"{path}: has {len(members):,} members; allowed: {MEMBERS:,}")
-  for member in members:
-    if member.compress_type not in compressions:
-      raise ConfigError(f"{path}: {member.filename} is compressed, as no such file of weights is")
-  if again := archives.repeated(members):
-    raise ConfigError(f"{path}: two members are called {show(again)}, and readers differ in which they take. {AGAIN}")
-  check_size(path, sum(member.file_size for member in members))
-  return members
-
-
 def _bfloat16(array):
   """NumPy's own format forgets what bfloat16 is, and says two bytes."""
   return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
-
-
-def _torch(path):
-  try:
-    import torch
-  except ImportError:
-    raise ConfigError(f"{path}: files of PyTorch need {extras.advice('torch')}; or take a .safetensors file") from None
-  # weights_only: tensors and plain containers, no code. Old files are no zip archives and cannot be mapped.
-  mapped = zipfile.is_zipfile(path)
-  with path.open("rb") as file:
-    start = file.read(2)
-  if not mapped and start == b"PK":
-    raise ConfigError(f"{path}: cannot be read: it is truncated, its end is missing. {AGAIN}")
-  if mapped:
-    with zipfile.ZipFile(path) as archive:
-      _members(path, archive, zipfile.ZIP_STORED)
-  try:
-    loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-  except pickle.UnpicklingError as error:  # whose text advises to load it all the same
-    what = re.search(r"GLOBAL [\w.]+|Unsupported operand \d+", str(error))
-    more = what[0] if what else "no pickle of tensors"
-    raise ConfigError(
-      f"{path}: cannot be read: it is damaged or holds more than tensors ({more}), which is never unpickled, for it "
-      "may run any program; take the weights as .safetensors, or as a state dict of tensors alone"
-    ) from None
-  if not isinstance(loaded, Mapping):
-    raise ConfigError(f"{path}: holds a {type(loaded).__name__}, not a state dict of tensors by name")
-  tensors: dict[str, Any] = {}
-  for name, tensor in _flattened(path, loaded, torch.Tensor):
-    if name in tensors:
-      raise ConfigError(f"{path}: two tensors are called {show(name)}. Save the file again with one of them")
-    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-      raise ConfigError(f"{path}: {name} has the shape {show(tuple(tensor.shape))}, and fewer values than that")
-    tensors[name] = tensor
-
-  def values(tensor):
-    tensor = tensor.detach()
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().numpy()
-
-  def kind(tensor):
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name == "bfloat16":
-      return ml_dtypes.bfloat16
-    return name if name in np.sctypeDict else f"V{tensor.element_size()}"
-
-  return {
-    name: Tensor(tensor.shape, kind(tensor), guarded(path, lambda tensor=tensor: values(tensor)))
-    for name, tensor in tensors.items()
-  }
-
-
-def _flattened(path, loaded, kind):
-  """(name, tensor) of all tensors of type `kind` in dictionaries and lists, whose keys are joined with "."."""
-  levels, nodes = [("", loaded)], 0
-  for _ in range(_DEPTH):
-    below = []
-    for prefix, value in levels:
-      for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-        if isinstance(inner, kind):
-          yield f"{prefix}{key}", inner
-        elif isinstance(inner, Mapping | list | tuple):
-          below.append((f"{prefix}{key}.", inner))
-        else:
-          continue
-        nodes += 1
-        if nodes > _NODES:
-          raise ConfigError(f"{path}: holds more than {_NODES:,} tensors, dictionaries and lists")
-    if not (levels := below):
-      return
-  raise ConfigError(f"{path}: holds dictionaries and lists in more than {_DEPTH} levels")
 
 
 def write(path: pathlib.Path, tensors: Tensors, about: dict, before: Callable[[], None] | None = None) -> None:

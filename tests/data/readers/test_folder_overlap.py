@@ -56,8 +56,9 @@ def test_g_at_most_32_pairs_are_read_and_nothing_without_a_common_name(tmp_path,
   stamps = reader.places.Disk.stamps
   monkeypatch.setattr(reader.places.Disk, "stamps", lambda self, some: stamped.extend(some) or stamps(self, some))
   lines = note(write(tmp_path / "same", same), val="val")
-  assert ["32 of 32 compared images of val are", "32 of 32 compared images of test are"] == [
-    line.removeprefix("data overlap: ").partition(" also")[0] for line in lines
+  assert [line.removeprefix("data overlap: ").partition(" also")[0] for line in lines] == [
+    "32 of 32 compared images of val are",
+    "32 of 32 compared images of test are",
   ]
   assert "50 images of test have" in lines[1] and len(read) == 128
   read.clear()

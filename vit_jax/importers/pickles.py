@@ -1,0 +1,262 @@
+"""Pickles parsed as data: no module is imported and no function is called, whatever a pickle refers to.
+
+`pickletools` of the standard library splits a pickle into instructions. They are carried out here on plain values
+only: numbers, texts, dictionaries, lists, and placeholders for everything else. Loading a pickle by `pickle` instead
+would call any function that it names.
+"""
+
+import dataclasses
+import itertools
+import pickle
+import pickletools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+# More than files of weights have, and little enough to read in seconds.
+_INSTRUCTIONS, _LONGEST = 10_000_000, 2**28
+# Functions that start programs, run code or change files. No file of weights calls them, so a file that does is an
+# attack and is refused. Safety does not depend on this list, because no function of a pickle is ever called.
+_ATTACK = re.compile(
+  r"(os|posix|nt|sys|shutil|socket|importlib|runpy|pty|webbrowser)\.[a-z]\w*|(subprocess|commands|ctypes)\..*"
+  r"|(builtins|__builtin__)\.(eval|exec|execfile|compile|open|__import__|breakpoint|input)|_?io\.(open|FileIO)"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Name:
+  """A class or function that a pickle refers to: its module and its own name, as in "argparse.Namespace"."""
+
+  full: str
+
+
+class Placeholder:
+  """An object that was not created: what a pickle would have called, and everything that it would have been given.
+
+  Attributes:
+    name: of the class or function.
+    arguments: of its call.
+    state: that the object would have had: usually a dictionary of its attributes.
+    items: of a kind of dictionary.
+    elements: of a kind of list.
+  """
+
+  __slots__ = ("arguments", "elements", "items", "name", "state")
+
+  def __init__(self, name: str, arguments: tuple):
+    self.name, self.arguments = name, arguments
+    self.state: Any = None
+    self.items: dict = {}
+    self.elements: list = []
+
+  def __repr__(self):
+    return f"<{self.name}>"
+
+
+UNKNOWN = object()  # returned by a `build` for a call that it does not know
+Build = Callable[[str, tuple], Any]  # (name of a class or function, arguments) -> value
+
+
+def load(file: BinaryIO, build: Build, storage: Callable[[Any], Any]) -> Any:
+  """Parses the pickle that starts at the position of a file, and leaves the position behind it.
+
+  Args:
+    file: opened for reading bytes.
+    build: returns the value of a call, or UNKNOWN, which leaves a `Placeholder`.
+    storage: returns the value for a persistent id, by which torch.save refers to the values of tensors.
+
+  Returns:
+    The value, with placeholders for all objects that `build` does not know.
+
+  Raises:
+    pickle.UnpicklingError: if the pickle is damaged or too long, or calls functions as attacks do.
+  """
+  machine = _Machine(build, storage)
+  instructions = pickletools.genops(_Bounded(file))  # type: ignore[arg-type]
+  for code, argument, _ in itertools.islice(instructions, _INSTRUCTIONS):
+    if code.name == "STOP":
+      return machine.stack.pop()
+    machine.run(code.name, argument)
+  raise pickle.UnpicklingError(f"its pickle has more than {_INSTRUCTIONS:,} instructions")
+
+
+class _Bounded:
+  """A file that refuses to read more at once than values of a pickle have, before memory is allocated."""
+
+  def __init__(self, file):
+    self.file, self.tell = file, file.tell
+
+  def read(self, size):
+    if size > _LONGEST:
+      raise pickle.UnpicklingError(f"its pickle has a value of {size:,} bytes; allowed: {_LONGEST:,}")
+    return self.file.read(size)
+
+  def readline(self):
+    return self.file.readline(2**16)
+
+
+_MARK = object()
+# Instructions whose argument is a value.
+_VALUES = {
+  *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING"),
+  *("SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "UNICODE", "SHORT_BINUNICODE"),
+  *("BINUNICODE", "BINUNICODE8"),
+}
+_MAKERS: Mapping[str, Callable[[], Any]] = {
+  "NONE": lambda: None,
+  "NEWTRUE": lambda: True,
+  "NEWFALSE": lambda: False,
+  "EMPTY_TUPLE": tuple,
+  "EMPTY_LIST": list,
+  "EMPTY_DICT": dict,
+  "EMPTY_SET": list,
+  "MARK": lambda: _MARK,
+}
+# Containers that are made as such.
+_PLAIN: Mapping[str, Callable[..., Any]] = {
+  **dict.fromkeys(("collections.OrderedDict", "collections.Counter", "builtins.dict", "__builtin__.dict"), dict),
+  **dict.fromkeys(("builtins.set", "builtins.frozenset", "__builtin__.set", "__builtin__.frozenset"), list),
+  "collections.defaultdict": lambda *factory: {},
+}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_IGNORED = {"PROTO", "FRAME"}
+
+
+class _Machine:
+  """The stack and the memo of a pickle, and what its instructions do to them. Sets are lists."""
+
+  def __init__(self, build: Build, storage: Callable[[Any], Any]):
+    self.build, self.storage = build, storage
+    self.stack: list = []
+    self.memo: dict[int, Any] = {}
+
+  def run(self, name: str, argument: Any) -> None:
+    """Carries out one instruction."""
+    if name in _VALUES:
+      self.stack.append(argument)
+    elif name in _MAKERS:
+      self.stack.append(_MAKERS[name]())
+    elif name in _TUPLES:
+      self.stack.append(tuple(self._pop(_TUPLES[name])))
+    elif name not in _IGNORED:
+      self._run(name, argument)
+
+  def _run(self, name, argument):
+    stack = self.stack
+    match name:
+      case "PUT" | "BINPUT" | "LONG_BINPUT":
+        self.memo[argument] = stack[-1]
+      case "MEMOIZE":
+        self.memo[len(self.memo)] = stack[-1]
+      case "GET" | "BINGET" | "LONG_BINGET":
+        stack.append(self.memo[argument])
+      case "GLOBAL":
+        stack.append(_named(*argument.split(" ", 1)))
+      case "STACK_GLOBAL":
+        stack.append(_named(*self._pop(2)))
+      case "BINPERSID":
+        stack.append(self.storage(stack.pop()))
+      case "POP":
+        stack.pop()
+      case "DUP":
+        stack.append(stack[-1])
+      case "APPEND" | "SETITEM" | "BUILD" | "REDUCE" | "NEWOBJ" | "NEWOBJ_EX":
+        self._change(name, self._pop({"SETITEM": 2, "NEWOBJ_EX": 2}.get(name, 1)))
+      case _:
+        self._since_mark(name, argument)
+
+  def _since_mark(self, name, argument):
+    """Carries out an instruction on the values since the last mark."""
+    if name not in ("POP_MARK", "TUPLE", "LIST", "DICT", "FROZENSET", "APPENDS", "ADDITEMS", "SETITEMS", "INST", "OBJ"):
+      raise pickle.UnpicklingError(f"its pickle has the instruction {name}, which no file of weights needs")
+    start = next((i for i in range(len(self.stack) - 1, -1, -1) if self.stack[i] is _MARK), None)
+    if start is None:
+      raise pickle.UnpicklingError("its pickle takes values that are not there")
+    values = self.stack[start + 1 :]
+    del self.stack[start:]
+    match name:
+      case "TUPLE" | "FROZENSET":
+        self.stack.append(tuple(values))
+      case "LIST":
+        self.stack.append(values)
+      case "DICT":
+        self.stack.append(_pairs(values))
+      case "APPENDS" | "ADDITEMS":
+        self._change("APPEND", values)
+      case "SETITEMS":
+        self._change("SETITEM", values)
+      case "INST":
+        self.stack.append(self._called(_named(*argument.split(" ", 1)), tuple(values)))
+      case "OBJ":
+        self.stack.append(self._called(values[0], tuple(values[1:])))
+
+  def _change(self, name, values):
+    """Carries out an instruction on the value on top of the stack."""
+    target = self.stack[-1]
+    match name:
+      case "APPEND":
+        _typed(target, list, "elements").extend(values)
+      case "SETITEM":
+        _typed(target, dict, "items").update(_pairs(values))
+      case "BUILD":  # the attributes of a dictionary, such as the versions of modules in a state dict, are left out
+        if isinstance(target, Placeholder):
+          target.state = values[0]
+        elif not isinstance(target, dict):
+          raise pickle.UnpicklingError(f"its pickle sets the state of a {type(target).__name__}")
+      case "NEWOBJ_EX":
+        self.stack[-1] = self._called(target, (*_tuple(values[0]), values[1]))
+      case _:
+        self.stack[-1] = self._called(target, _tuple(values[0]))
+
+  def _called(self, target, arguments):
+    """The value of a call, or a placeholder for it."""
+    if not isinstance(target, Name | Placeholder):
+      raise pickle.UnpicklingError(f"its pickle calls a {type(target).__name__}")
+    name = target.full if isinstance(target, Name) else target.name
+    if _ATTACK.fullmatch(name):
+      raise AttackError(name)
+    if name in _PLAIN and isinstance(target, Name):
+      return _PLAIN[name](*arguments)
+    value = self.build(name, arguments) if isinstance(target, Name) else UNKNOWN
+    return Placeholder(name, arguments) if value is UNKNOWN else value
+
+  def _pop(self, count):
+    values = self.stack[-count:]
+    if len(values) < count or any(value is _MARK for value in values):
+      raise pickle.UnpicklingError("its pickle takes values that are not there")
+    del self.stack[-count:]
+    return values
+
+
+class AttackError(pickle.UnpicklingError):
+  """A pickle that would start a program, run code or change files. Its argument is the name of the function."""
+
+
+def _named(module, name):
+  if not isinstance(module, str) or not isinstance(name, str):
+    raise pickle.UnpicklingError("its pickle has a name that is no text")
+  return Name(f"{module}.{name}")
+
+
+def _pairs(values):
+  if len(values) % 2:
+    raise pickle.UnpicklingError("its pickle has a key without a value")
+  for key in values[::2]:  # a hash of tuples inside of tuples would need any amount of time and of stack
+    if isinstance(key, tuple) and any(isinstance(part, tuple) for part in key):
+      raise pickle.UnpicklingError("its pickle has a key of tuples inside of a tuple")
+  return dict(zip(values[::2], values[1::2], strict=True))
+
+
+def _tuple(value):
+  if not isinstance(value, tuple):
+    raise pickle.UnpicklingError(f"its pickle calls a function with a {type(value).__name__} of arguments")
+  return value
+
+
+def _typed(target, kind, attribute):
+  """The container that an instruction changes: the value itself, or that of a placeholder."""
+  if isinstance(target, Placeholder):
+    return getattr(target, attribute)
+  if not isinstance(target, kind):
+    raise pickle.UnpicklingError(f"its pickle changes a {type(target).__name__} as if it were a {kind.__name__}")
+  return target

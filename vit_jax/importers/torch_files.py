@@ -1,0 +1,131 @@
+"""Files of torch.save, read without PyTorch and without running anything in them.
+
+A file holds a pickle, parsed by `pickles`, and the values of the tensors: as members of a zip archive, or before
+PyTorch 1.6 one after the other behind the pickle. The format is that of `torch/serialization.py`.
+"""
+
+import functools
+import pathlib
+import re
+import zipfile
+from collections.abc import Mapping
+from typing import BinaryIO
+
+from vit_jax.importers import members, pickles, torch_tensors
+from vit_jax.importers.content import AGAIN
+from vit_jax.importers.tensors import Tensor
+from vit_jax.importers.torch_tensors import Storage, clean
+from vit_jax.schema import ConfigError, show
+from vit_jax.schema.errors import some
+
+_MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001  # of files before PyTorch 1.6
+_PICKLE = 2**28  # bytes; values of tensors are outside of it
+
+
+def read(path: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
+  """Reads names and shapes of all tensors in a file.
+
+  Levels of dictionaries, lists and objects are joined with ".". The parameters and buffers of a pickled module have
+  the names of its state dict.
+
+  Args:
+    path: a file on a disk.
+
+  Returns:
+    The tensors by name, whose values are read when they are needed, and notes for the user.
+
+  Raises:
+    ConfigError: if the file is damaged, holds no dictionary or object, or calls functions as attacks do.
+  """
+  called: dict[str, None] = {}
+  with path.open("rb") as file:
+    zipped = file.read(2) == b"PK"
+    file.seek(0)
+    try:
+      loaded, starts = (_zipped if zipped else _in_sequence)(path, file, functools.partial(torch_tensors.build, called))
+    except pickles.AttackError as error:
+      raise ConfigError(
+        f"{path}: cannot be read: it calls {show(str(error))}, which no file of weights needs. It was not called. Do "
+        "not load the file by other programs, and get the weights from another source"
+      ) from error
+  tensors = torch_tensors.find(path, loaded, starts)
+  objects = [name for name in called if not _PLAIN.fullmatch(name)]
+  note = f"objects in the file were read as data, without running their code: {some(objects, 6)}"
+  return tensors, [note] * bool(objects)
+
+
+# Numbers and texts that pickles make by calls.
+_PLAIN = re.compile(
+  r"torch\.(Size|device)|_codecs\.encode|numpy\.dtype|numpy\.(_?core)\.multiarray\.(scalar|_reconstruct)"
+)
+
+
+# The two forms of a file. Both return the pickled value, and by key where values start and how many bytes there are.
+
+
+def _zipped(path, file, build):
+  try:
+    archive = zipfile.ZipFile(file)
+  except zipfile.BadZipFile:
+    raise ConfigError(f"{path}: cannot be read: it is truncated, its end is missing. {AGAIN}") from None
+  found = {member.filename: member for member in archive.infolist()}
+  roots = [name.removesuffix("data.pkl") for name in found if name.split("/")[1:] == ["data.pkl"]]
+  if len(roots) != 1:
+    raise ConfigError(f"{path}: is a zip archive without a model of PyTorch. If a file of weights is in it, unpack it")
+  root = roots[0]
+  if f"{root}constants.pkl" in found:
+    raise ConfigError(f"{path}: is a program of TorchScript, which is not run. {clean(path)}")
+  members.check(path, archive, zipfile.ZIP_STORED)
+  if (order := f"{root}byteorder") in found and archive.read(order) != b"little":
+    raise ConfigError(f"{path}: its bytes are in the order of another machine. {clean(path)}")
+  start, size = _place(file, found[f"{root}data.pkl"])
+  if size > _PICKLE:
+    raise ConfigError(f"{path}: has a pickle of {size:,} bytes beside its tensors; allowed: {_PICKLE:,}")
+  file.seek(start)
+  loaded = pickles.load(file, build, torch_tensors.refer)
+  prefix = f"{root}data/"
+  return loaded, {
+    name.removeprefix(prefix): _place(file, member) for name, member in found.items() if name.startswith(prefix)
+  }
+
+
+def _place(file: BinaryIO, member: zipfile.ZipInfo) -> tuple[int, int]:
+  """(where the bytes of a stored member start, their number)."""
+  file.seek(member.header_offset)
+  header = file.read(30)
+  if header[:4] != b"PK\3\4":
+    raise zipfile.BadZipFile(f"{show(member.filename)} is not where the directory of the archive has it")
+  names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+  return member.header_offset + 30 + names, member.file_size
+
+
+def _in_sequence(path, file, build):
+  """A file from before PyTorch 1.6: three values about the file, the pickled value, keys, and values by key."""
+  storages: dict[str, Storage] = {}
+
+  def storage(pid):
+    if isinstance(pid, tuple) and pid[:1] == ("module",) and len(pid) > 1:  # a class with the text of its source
+      return pid[1]
+    made = torch_tensors.refer(pid)
+    return storages.setdefault(made.key, made)._replace(first=made.first)
+
+  magic = pickles.load(file, build, storage)
+  version = pickles.load(file, build, storage) if magic == _MAGIC else None
+  if version != _VERSION:
+    raise ConfigError(f"{path}: is a pickle, but not one that torch.save wrote. {clean(path)}")
+  system = pickles.load(file, build, storage)
+  if isinstance(system, Mapping) and system.get("little_endian", True) is not True:
+    raise ConfigError(f"{path}: its bytes are in the order of another machine. {clean(path)}")
+  loaded, keys = pickles.load(file, build, storage), pickles.load(file, build, storage)
+  starts, position, end = {}, file.tell(), path.stat().st_size
+  for key in keys:
+    file.seek(position)
+    count = int.from_bytes(file.read(8), "little", signed=True)
+    known = storages[key].dtype
+    if known is None or count < 0:
+      raise ConfigError(f"{path}: has values of a type that is not read. {clean(path)}")
+    starts[key] = position + 8, count * known.itemsize
+    position = sum(starts[key])
+    if position > end:
+      raise ConfigError(f"{path}: cannot be read: it is truncated within its tensors. {AGAIN}")
+  return loaded, starts
