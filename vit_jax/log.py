@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +10,7 @@ import jax
 import numpy as np
 
 from vit_jax import build, checkpoints, clock, config, flops, hardware, metrics, runtime, selection, writer
-from vit_jax.data import crops
+from vit_jax.data import crops, loader
 from vit_jax.data.images import ImageError, Images
 from vit_jax.evals import Outcome
 from vit_jax.evals.accuracy import Details
@@ -157,16 +156,15 @@ class Log:
     self._writer.flush()
 
   def _advise(self, waited):
-    """Says once what helps where this share of the time was spent waiting for data, line after line."""
+    """Prints once what helps, if this share of the time was spent waiting for data in several lines in a row."""
     self._waits = (self._waits + 1 if waited > WAITING else 0) if self._waits >= 0 else -1
     if self._waits == WAITS:
       self._waits = -1
-      data, cores = self._parts.run.data.args, os.cpu_count()
-      workers, threads = (data[key] if data[key] is not None else "by the cores" for key in ("workers", "threads"))
-      say(
-        f"{waited:.0%} of the time is spent waiting for data: raise --config.data.workers (now {workers}) or .threads "
-        f"(now {threads}), up to the {cores} cores of this machine; a restart may change both"
-      )
+      data, images = self._parts.run.data.args, self._parts.images
+      threads = loader.thread_count(data["threads"], images.requests)
+      workers = loader.worker_count(data["workers"], len(images.source))
+      remedy = loader.remedy(threads, workers, images.requests)
+      say(f"{waited:.0%} of the time is spent waiting for data, with {remedy}")
 
   def close(self) -> None:
     """Ends the files."""

@@ -92,3 +92,35 @@ def test_a_host_of_many_cores_has_workers_for_many_records(monkeypatch, count, r
   assert (made.count if made else 0) == workers
   assert loader.processes(None, records, workers=5).count == 5
   assert loader.processes(None, records, workers=0) is None
+
+
+@pytest.mark.parametrize(
+  ("cores", "threads", "workers", "requests", "expected"),
+  [
+    (2, 2, 0, False, "0 workers and 2 threads on 2 cores. More of either do not help. Make the image files smaller"),
+    (16, 16, 0, False, "0 workers and 16 threads on 16 cores. Raise --config.data.workers to up to 5; a restart"),
+    (16, 4, 5, False, "5 workers and 4 threads on 16 cores. Raise --config.data.threads to up to 16; a restart"),
+    (
+      16,
+      4,
+      1,
+      False,
+      "1 worker and 4 threads on 16 cores. Raise --config.data.workers to up to 5 and --config.data.threads",
+    ),
+    (16, 16, 5, False, "5 workers and 16 threads on 16 cores. More of either do not help."),
+    (1, 32, 0, True, "0 workers and 32 threads on 1 core. Raise --config.data.threads to up to 256; a restart"),
+  ],
+)
+def test_newcomer_7_a_run_that_waits_is_told_its_numbers_and_what_can_be_raised(
+  cores, threads, workers, requests, expected, monkeypatch
+):
+  monkeypatch.setattr(loader, "cores", lambda: cores)
+  assert loader.remedy(threads, workers, requests).startswith(expected)
+
+
+def test_newcomer_7_present_numbers_are_those_of_the_loader(monkeypatch):
+  monkeypatch.setattr(loader, "cores", lambda: 16)
+  assert loader.thread_count(None, False) == 16 and loader.thread_count(None, True) == 32
+  assert loader.thread_count(3, True) == 3 and loader.worker_count(2, 10) == 2 and loader.worker_count(999, 10) == 256
+  assert loader.worker_count(None, loader.MANY) == 5 and loader.worker_count(None, loader.MANY - 1) == 0
+  assert loader.processes(list, loader.MANY).count == 5 and loader.processes(list, 10) is None

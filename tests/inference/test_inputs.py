@@ -76,6 +76,16 @@ def test_paths_come_one_a_line_also_such_as_are_no_unicode(photos):
   assert listed("-", stdin=stdin).files == [os.fsdecode(odd), f"{photos}/a-b/1.bmp", "/nowhere/x.jpg"]
 
 
+def test_newcomer_7_standard_input_without_a_path_is_named(tmp_path):
+  for stdin in (b"", b"\n\r\n\n"):
+    with pytest.raises(ConfigError, match=r"^PATH: no path came on standard input\. Name files, folders or"):
+      listed("-", stdin=stdin)
+  with pytest.raises(ConfigError, match=r"^no image in \['-'\]"):
+    listed("-", stdin=os.fsencode(tmp_path))
+  with pytest.raises(ConfigError, match=r"^no image in \["):
+    listed(tmp_path, "-")
+
+
 def test_a_word_that_is_nothing_is_an_error_with_the_nearest_right_one(photos):
   with pytest.raises(ConfigError, match=r"there is no '.*/b\.jgp'\. Did you mean '.*/b\.JPG'\?"):
     listed(photos / "b.jgp")
@@ -86,8 +96,6 @@ def test_a_word_that_is_nothing_is_an_error_with_the_nearest_right_one(photos):
 def test_where_there_is_no_image_what_there_is_is_said(photos):
   with pytest.raises(ConfigError, match=r"no image in .*only other files \(1 without extension, 1 \.txt\).*\.jpg"):
     listed(photos / "z")
-  with pytest.raises(ConfigError, match=r"no image in \['-'\]; name"):
-    listed("-")
 
 
 @pytest.mark.heavy

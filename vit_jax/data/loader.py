@@ -125,7 +125,7 @@ def batches(
     prefetch: batches made before they are asked for, which hide pauses of a disk or a bucket; 2, or up to 16 where
       fewer do not keep all threads busy, unless given.
   """
-  threads = threads or max(REQUESTS if examples.requests else 2, cores())
+  threads = thread_count(threads, examples.requests)
   assert getattr(examples.order, "batch", size) == size
   options = size, tuple(map(int, rows)), start, (on_error, max_pixels, max_aspect, exif, max_bad)
   chunks = _chunks(lambda: examples, *options)
@@ -178,11 +178,42 @@ def processes(
   Each takes 2.3 s of a core to start and 220 MB, those of a Python with JAX. The images are the same. Unless given,
   there are none for fewer than MANY records or on less than 8 cores, else one for three cores.
   """
+  if workers is not None and workers > 2 * cores():
+    logging.warning("%d data.workers on %d cores: more than one a core only wait for each other", workers, cores())
+  count = worker_count(workers, records)
+  return Workers(opened, count) if count else None
+
+
+def thread_count(threads: int | None, requests: bool) -> int:
+  """Returns the number of threads that read and decode: `threads`, or the default if it is None."""
+  return threads or max(REQUESTS if requests else 2, cores())
+
+
+def worker_count(workers: int | None, records: int) -> int:
+  """Returns the number of processes that make batches: `workers`, or the default if it is None."""
   if workers is None:
     workers = cores() // CORES_OF_A_WORKER if records >= MANY and cores() >= 8 else 0
-  elif workers > 2 * cores():
-    logging.warning("%d data.workers on %d cores: more than one a core only wait for each other", workers, cores())
-  return Workers(opened, min(workers, 256)) if workers else None
+  return min(workers, 256)
+
+
+def remedy(threads: int, workers: int, requests: bool) -> str:
+  """Returns what helps a run that waits for its data: the present numbers, and those that can be raised.
+
+  Args:
+    threads: present number, of all workers together.
+    workers: present number.
+    requests: whether each image is a request to a server, so that threads mostly wait for answers.
+  """
+  numbers = [schema.amount(*each) for each in ((workers, "worker"), (threads, "thread"), (cores(), "core"))]
+  present = "{} and {} on {}".format(*numbers)
+  limits = {"workers": (workers, cores() // CORES_OF_A_WORKER), "threads": (threads, 256 if requests else cores())}
+  higher = [f"--config.data.{key} to up to {most}" for key, (now, most) in limits.items() if now < most]
+  if higher:
+    return f"{present}. Raise {' and '.join(higher)}; a restart may change both"
+  return (
+    f"{present}. More of either do not help. Make the image files smaller once (`prepare --size`), or use a cheaper "
+    "augmentation"
+  )
 
 
 class Batches(Iterator):

@@ -30,11 +30,18 @@ def listed(words: Iterable[str], stdin: BinaryIO) -> Inputs:
 
   A word is a file, whatever its name; a folder, of which all images below count, and neither files nor folders whose
   name begins with a dot; a manifest of JSON lines, each with a "path" that begins at the manifest's folder; or "-",
-  paths of these on `stdin`, one a line. ConfigError for a word that is nothing, for a line that has no path, and where
-  there is no image; a file of `stdin` or of a manifest that is not there shows when it is read.
+  paths of these on `stdin`, one a line. A file of `stdin` or of a manifest that does not exist is reported when it is
+  read.
+
+  Raises:
+    ConfigError: a word names nothing, a line has no path, no path came on `stdin`, or there is no image.
   """
-  ignored = collections.Counter()
-  files = [file for word in words for file in _named(word, stdin, ignored)]
+  ignored, words, came = collections.Counter(), list(words), []
+  files = [file for word in words for file in _named(word, stdin, ignored, came)]
+  if not files and not came and set(words) == {STDIN}:
+    raise ConfigError(
+      "PATH: no path came on standard input. Name files, folders or a manifest (.jsonl), or pipe paths, one a line"
+    )
   if not files:
     other = ", ".join(f"{count:,} {suffix or 'without extension'}" for suffix, count in sorted(ignored.items()))
     raise ConfigError(
@@ -44,13 +51,14 @@ def listed(words: Iterable[str], stdin: BinaryIO) -> Inputs:
   return Inputs(files, dict(ignored))
 
 
-def _named(word, stdin, ignored) -> Iterator[str]:
-  """The files that a word of the command line means."""
+def _named(word, stdin, ignored, came) -> Iterator[str]:
+  """Yields the files that a word of the command line names; `came` collects the paths that came on `stdin`."""
   if word != STDIN:
     yield from _below(word, ignored, asked=True)
     return
   for line in stdin:
     if text := os.fsdecode(line.rstrip(b"\r\n")):
+      came.append(text)
       yield from _below(text, ignored, asked=False)
 
 
