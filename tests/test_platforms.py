@@ -3,6 +3,9 @@
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -60,3 +63,34 @@ def test_f8_a_tpu_on_the_bus_or_in_the_environment_is_used(installed, tmp_path):
   assert selected(tmp_path, TPU_WORKER_ID="0") is None
   device(tmp_path, "0x1ae0", "0x0063")
   assert selected(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+  ("error", "said"),
+  [
+    ("invalid truth value 'maybe' for environment 'JAX_ENABLE_X64'", "error: JAX_ENABLE_X64='maybe': JAX refuses it"),
+    ('Invalid value "maybe" for JAX flag jax_enable_x64', "error: JAX_ENABLE_X64='maybe': JAX refuses it"),
+    ("invalid literal", "error: JAX_ENABLE_X64='maybe', JAX_LOG_COMPILES='1': JAX refuses it (invalid literal)"),
+  ],
+)
+def test_g_a_value_that_jax_refuses_is_one_line(error, said, monkeypatch, capsys):
+  def fail(name):
+    raise ValueError(error)
+
+  monkeypatch.setattr(importlib, "import_module", fail)
+  with pytest.raises(SystemExit) as ended:
+    platforms.import_jax({"JAX_ENABLE_X64": "maybe", "JAX_LOG_COMPILES": "1", "HOME": "/"})
+  (line,) = capsys.readouterr().err.splitlines()
+  assert ended.value.code == 2 and line.startswith(said) and line.endswith("Correct the value, or unset it.")
+
+
+@pytest.mark.heavy
+def test_g_a_verb_is_refused_before_its_imports_if_jax_refuses_a_variable():
+  ended = subprocess.run(
+    [sys.executable, "-m", "vit_jax.train", "--config=configs/digits.py"],
+    env=os.environ | {"JAX_NUM_CPU_DEVICES": "abc"},
+    capture_output=True,
+    text=True,
+  )
+  assert ended.returncode == 2 and ended.stdout == ""
+  assert ended.stderr.startswith("error: JAX_NUM_CPU_DEVICES='abc': JAX refuses it (") and ended.stderr.count("\n") == 1

@@ -25,6 +25,8 @@ os.environ.setdefault("EPATH_USE_TF", "false")
 os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "20")
 os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
 os.environ.setdefault("TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS", "10")
+if sys.argv[:1] == ["-m"] and "." in sys.orig_argv[-len(sys.argv)]:  # a verb, and not the list of verbs
+  platforms.import_jax()
 
 
 def load(path: str | os.PathLike, ema: bool | None = None, image_size: int | None = None, prefix: str | None = None):

@@ -19,7 +19,7 @@ import jax
 
 from vit_jax import config, disk, extensions, flags, hardware, paths, runtime, schema
 from vit_jax.metrics import is_share
-from vit_jax.runtime import devices, say, streams
+from vit_jax.runtime import devices, say, settings, streams
 from vit_jax.schema import ConfigError, suggestions
 from vit_jax.schema.errors import some
 
@@ -219,6 +219,7 @@ def main(verb: Callable[[], None]) -> None:
   quiet()
   try:
     devices.check_names()
+    settings.check()
     verb()
   except (ConfigError, runtime.Stop, OSError, KeyboardInterrupt, RuntimeError, MemoryError) as error:
     code, message = runtime.ending(error)

@@ -1,10 +1,11 @@
-"""Selection of JAX's platform before JAX starts, on machines that have the TPU's compiler but no TPU."""
+"""Preparation of the first import of JAX: its platform without a TPU, and environment variables that it refuses."""
 
 import importlib.metadata
 import importlib.util
 import os
 import pathlib
-from collections.abc import MutableMapping
+import sys
+from collections.abc import Mapping, MutableMapping
 
 _GOOGLE, _NETWORK_CARD = "0x1ae0", "0x0042"  # PCI vendor, and its device that is no TPU
 
@@ -23,6 +24,22 @@ def select(environment: MutableMapping[str, str] = os.environ, root: str = "/") 
   # Support for CUDA, ROCm and other accelerators is installed as plug-ins.
   if importlib.util.find_spec("jax_plugins") is None and not importlib.metadata.entry_points(group="jax_plugins"):
     environment["JAX_PLATFORMS"] = "cpu"
+
+
+def import_jax(environment: Mapping[str, str] = os.environ) -> None:
+  """Imports JAX. Ends the program with exit code 2 and one line if JAX refuses the value of a variable.
+
+  Args:
+    environment: that JAX reads.
+  """
+  try:
+    importlib.import_module("jax")
+  except ValueError as error:
+    names = [name for name in environment if name.startswith("JAX_")]
+    named = [name for name in names if name.lower() in str(error).lower()]
+    values = ", ".join(f"{name}={environment[name]!a}" for name in named or names)
+    print(f"error: {values}: JAX refuses it ({error}). Correct the value, or unset it.", file=sys.stderr, flush=True)
+    sys.exit(2)
 
 
 def tpu_attached(environment: MutableMapping[str, str], root: str = "/") -> bool:

@@ -49,3 +49,14 @@ def test_c6_a_platform_that_does_not_start_is_one_line(error, monkeypatch):
   with pytest.raises(ConfigError, match=r"JAX_PLATFORMS='tpu': JAX cannot start \((Unable|no device)") as caught:
     devices.open_devices()
   assert "\n" not in str(caught.value)
+
+
+def test_g_the_deprecated_variable_that_selects_an_absent_platform_is_named(monkeypatch):
+  def fail():
+    raise RuntimeError("Unknown backend: 'gpu' requested")
+
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  monkeypatch.setenv("JAX_PLATFORM_NAME", "gpu")
+  monkeypatch.setattr(jax, "local_devices", fail)
+  with pytest.raises(ConfigError, match=r"^JAX_PLATFORM_NAME='gpu': JAX cannot start .*\. Unset JAX_PLATFORM_NAME\.$"):
+    devices.open_devices()

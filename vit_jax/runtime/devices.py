@@ -9,6 +9,7 @@ from jax._src import hardware_utils, xla_bridge  # no public function lists plat
 from vit_jax.schema import ConfigError
 
 VARIABLE = "JAX_PLATFORMS"
+OTHERS = ("JAX_PLATFORM_NAME", "JAX_XLA_BACKEND")  # deprecated variables that select a platform too
 ADVICE = f"Set {VARIABLE}=cpu, or unset {VARIABLE} to use what this machine has."
 
 
@@ -42,4 +43,7 @@ def open_devices() -> None:
     jax.local_devices()
   except (RuntimeError, AssertionError) as error:  # JAX asserts that one of the platforms has started
     reason = str(error).splitlines()[0] if str(error) else "no device of the requested platforms is visible"
-    raise ConfigError(f"{VARIABLE}={os.environ.get(VARIABLE, '')!r}: JAX cannot start ({reason}). {ADVICE}") from error
+    names = [name for name in OTHERS if os.environ.get(name)] or [VARIABLE]
+    values = ", ".join(f"{name}={os.environ.get(name, '')!r}" for name in names)
+    advice = ADVICE if names == [VARIABLE] else f"Unset {' and '.join(names)}."
+    raise ConfigError(f"{values}: JAX cannot start ({reason}). {advice}") from error

@@ -1,0 +1,120 @@
+"""Settings of JAX and flags of XLA with which nothing can be compiled or run are refused in one line."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from vit_jax import cli
+from vit_jax.runtime import settings
+from vit_jax.schema import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch):
+  """The environment of a user who sets nothing."""
+  for name in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES"):
+    monkeypatch.delenv(name, raising=False)
+
+
+def other(name):
+  """A value of a setting that is refused."""
+  text = {
+    "jax_default_device": "gpu",
+    "jax_numpy_dtype_promotion": "strict",
+    "jax_numpy_rank_promotion": "raise",
+    "jax_transfer_guard": "disallow_explicit",
+  }
+  generic = (value for part, value in (("guard", "disallow"), ("checking", "raise")) if part in name)
+  return text.get(name, next(generic, True))
+
+
+@pytest.mark.parametrize("name", settings.REFUSED)
+def test_g_a_setting_with_which_nothing_can_be_compiled_or_run_is_one_line(name, capsys):
+  before = getattr(jax.config, name)
+  settings.check()
+  jax.config.update(name, other(name))
+  try:
+    with pytest.raises(SystemExit) as ended:
+      cli.main(lambda: pytest.fail("the verb was called"))
+  finally:
+    jax.config.update(name, before)
+  (line,) = capsys.readouterr().err.splitlines()
+  assert ended.value.code == 2
+  assert line.startswith(f"error: {name.upper()}={other(name)}: ") and line.endswith(f". Unset {name.upper()}.")
+
+
+def test_g_guards_that_only_log_are_allowed():
+  with jax.transfer_guard("log"):
+    settings.check()
+
+
+@pytest.mark.parametrize(
+  ("variable", "value"),
+  [
+    ("JAX_NUM_CPU_DEVICES", "0"),
+    ("JAX_NUM_CPU_DEVICES", "-5"),
+    ("XLA_FLAGS", "--xla_force_host_platform_device_count=0"),
+    ("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_force_host_platform_device_count=-1"),
+  ],
+)
+def test_g_a_number_of_devices_below_one_is_one_line_that_names_its_variable(variable, value, monkeypatch):
+  monkeypatch.setenv(variable, value)
+  with pytest.raises(ConfigError, match=r"is no number of devices\. Set it to 1 or more") as error:
+    settings.check()
+  assert str(error.value).startswith(f"{variable}={value!r}: ")
+
+
+@pytest.mark.parametrize(
+  ("variable", "value"),
+  [
+    ("JAX_NUM_CPU_DEVICES", "-1"),  # as if it was unset
+    ("JAX_NUM_CPU_DEVICES", "10"),
+    ("XLA_FLAGS", "--xla_force_host_platform_device_count=0 --xla_force_host_platform_device_count=8"),
+    ("XLA_FLAGS", "--xla_force_host_platform_device_count=10 --xla_dump_to=0"),
+  ],
+)
+def test_g_other_numbers_of_devices_pass(variable, value, monkeypatch):
+  monkeypatch.setenv(variable, value)
+  settings.check()
+
+
+FLAGS = {
+  "--xla_nonsense=1": "Unknown flag in XLA_FLAGS: --xla_nonsense=1",
+  "--xla_backend_optimization_level=0 --xla_a=1 --xla_b=2": "--xla_a=1 --xla_b=2",
+  "--xla_cpu_enable_fast_math=maybe": "Couldn't interpret value maybe for flag xla_cpu_enable_fast_math",
+  "nofile": 'Could not open file "nofile"',
+  "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=2": None,
+  "": None,
+}
+PROGRAM = """
+import json, os, sys
+from vit_jax.runtime import settings
+for flags in json.loads(sys.argv[1]):
+  os.environ["XLA_FLAGS"] = flags
+  try:
+    settings.check()
+    print(json.dumps(None))
+  except ValueError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+@pytest.mark.heavy
+def test_g_flags_that_xla_refuses_are_one_line_each():
+  """In a process where JAX has not started, as XLA parses its flags once."""
+  words = [sys.executable, "-W", "error", "-c", PROGRAM, json.dumps(list(FLAGS))]
+  ended = subprocess.run(
+    words, env=os.environ | {"XLA_FLAGS": "", "TF_CPP_MIN_LOG_LEVEL": "0"}, capture_output=True, text=True, check=True
+  )
+  said = [json.loads(line) for line in ended.stdout.splitlines()]
+  assert ended.stderr == "" and len(said) == len(FLAGS)
+  for (flags, reason), line in zip(FLAGS.items(), said, strict=True):
+    if reason is None:
+      assert line is None
+    else:
+      assert line.startswith(f"XLA_FLAGS={flags!r}: ") and reason in line and "\n" not in line
+      assert line.endswith(". Correct XLA_FLAGS, or unset it.")
