@@ -64,6 +64,8 @@ EXAMPLES = [  # layout, model, image size, classes
   ("vit5", "ViT-S/8", VIT5 | {"qkv_bias": "none", "qk_norm": "rms"}, 32, 3),
   ("hf", "ViT-S/8", SMALL | {"gelu": "erf", "eps": 1e-12}, 32, 3),
   ("hf", "ViT-S/8", SMALL | {"gelu": "erf", "eps": 1e-12, "pre_logits": 64}, 32, 0),
+  ("hf", "ViT-S/8", SMALL | {"gelu": "erf", "eps": 1e-12, "pool": "distilled"}, 32, 3),
+  ("hf", "ViT-S/8", SMALL | {"gelu": "erf", "eps": 1e-12, "registers": 1, "position": "learned_all"}, 32, 3),
   ("compact", "cct_7_3x1_32", {}, 32, 10),
   ("compact", "cct_2_3x2_32_sine", {}, 32, 10),
   ("compact", "cct_2_3x2_32", COMPACT | {"position": "none"}, 32, 7),

@@ -4,9 +4,8 @@ test_layout."""
 import numpy as np
 import pytest
 
-from tests import peers
 from tests.importers.test_layout import GIANT, HF_DINOV3, MODERN, example
-from vit_jax import convert, importers, models
+from vit_jax import importers
 from vit_jax.importers import layout
 from vit_jax.schema import Choice, ConfigError
 
@@ -92,53 +91,3 @@ def test_a_bias_of_the_key_alone_is_no_model_here():
 def test_what_transformers_cannot_say_of_these_models_is_refused(arguments, size, says):
   with pytest.raises(ConfigError, match=says):
     tensors_of(arguments, size)
-
-
-SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
-TOWER = SIZES | {"intermediate_size": 96}
-# Models of Transformers, their configs, and these models' arguments.
-THEIRS = {
-  "Dinov2Model": ("Dinov2Config", SIZES | {"mlp_ratio": 2}),
-  "Dinov2Model of a giant": ("Dinov2Config", SIZES | {"use_swiglu_ffn": True, "layer_norm_eps": 1e-5}),
-  "Dinov2WithRegistersModel": ("Dinov2WithRegistersConfig", SIZES | {"mlp_ratio": 2, "qkv_bias": False}),
-  "DINOv3ViTModel": ("DINOv3ViTConfig", TOWER | {"num_register_tokens": 4}),
-  "DINOv3ViTModel with a gate": (
-    "DINOv3ViTConfig",
-    TOWER | {"use_gated_mlp": True, "hidden_act": "silu", "query_bias": False, "value_bias": False, "rope_theta": 50.0},
-  ),
-  "SiglipVisionModel": ("SiglipVisionConfig", TOWER),
-  "SiglipForImageClassification": (
-    "SiglipConfig",
-    {"vision_config": TOWER | {"vision_use_head": False}, "num_labels": 5},
-  ),
-}
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("case", THEIRS)
-def test_transformers_computes_the_same_of_its_files_and_of_ours(tmp_path, case):
-  transformers = peers.transformers()
-  import torch
-
-  kind, (config, arguments) = getattr(transformers, case.split()[0]), THEIRS[case]
-  model = kind(getattr(transformers, config)(**arguments)).eval()
-  draw = torch.Generator().manual_seed(0)
-  with torch.no_grad():
-    for parameter in model.parameters():
-      parameter.copy_(0.2 * torch.randn(parameter.shape, generator=draw))
-  images = torch.randn((2, 3, 32, 32), generator=draw)
-
-  def computed(model):
-    with torch.no_grad():
-      output = model(pixel_values=images)
-    return (output.logits if "logits" in output else output.pooler_output).numpy()
-
-  model.save_pretrained(tmp_path / "theirs")
-  description, arrays = importers.load(tmp_path / "theirs")
-  ours = models.functional(description).create(arrays)(images.permute(0, 2, 3, 1).numpy())
-  np.testing.assert_allclose(ours, computed(model), rtol=0, atol=1e-5)
-  (tmp_path / "ours").mkdir()
-  convert.convert(tmp_path / "theirs", tmp_path / "ours/model.safetensors", "hf", {})
-  back, report = kind.from_pretrained(tmp_path / "ours", output_loading_info=True)
-  assert not any(report.values())
-  np.testing.assert_array_equal(computed(back.eval()), computed(model))

@@ -44,10 +44,12 @@ def with_resampling(
 ) -> Description:
   """Returns the description with the publisher's rule for position tables, unless the file's header has one."""
   rule = hints.get("resampling")
-  if rule is None and not header and (rule := candidate.resampling) and description.arguments().get("registers"):
+  bound = description.arguments()
+  with_registers = bound.get("registers") and bound["position"] != "learned_all"  # which has DeiT's token as a register
+  if rule is None and not header and (rule := candidate.resampling) and with_registers:
     # DINOv2 with registers, by its authors and in Transformers.
     rule = {"dinov2": "bicubic_antialiased", "hf": "bicubic_antialiased"}.get(candidate.name, rule)
-  if rule is None or description.arguments().get("resampling", rule) == rule:
+  if rule is None or bound.get("resampling", rule) == rule:
     return description
   args = {**description.model.args, "resampling": rule}
   return description.replaced(model=Choice(description.model.name, args))

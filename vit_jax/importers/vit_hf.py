@@ -1,65 +1,102 @@
-"""Names of Vision Transformers in Hugging Face's state dicts of ViT."""
+"""Names of Vision Transformers in Hugging Face's state dicts of ViT and DeiT, in files and in memory."""
 
 from collections.abc import Mapping
 
 from vit_jax.importers.hub_transformers import kind
 from vit_jax.importers.layout import Layout, Row, Tensors, shapes, torch_conv, torch_linear, torch_norm
-from vit_jax.importers.vit import ATTENTION, count, describe, heads_of
+from vit_jax.importers.vit import ATTENTION, count, describe, heads_of, with_words
 from vit_jax.importers.vit_torch import PLAIN, out
-from vit_jax.importers.vit_transformers import folded
+from vit_jax.importers.vit_transformers import MEMORY, folded
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 
-_HF = "vit.encoder.layer.{l}"
 _FIRST = "embeddings.patch_embeddings.projection.weight"  # after "vit.", or alone in a file without a head
-HF_ROWS = (
-  Row("vit.embeddings.cls_token", "cls", "1 1 d -> d"),
-  Row("vit.embeddings.position_embeddings", "position/table", "1 n d -> n d"),
-  *torch_conv("vit.embeddings.patch_embeddings.projection", "embedding"),
-  *torch_norm(f"{_HF}.layernorm_before", "blocks/{l}/norm1"),
-  *(
-    row
-    for part in ATTENTION
-    for row in (
-      Row(f"{_HF}.attention.attention.{part}.weight", f"blocks/{{l}}/attention/{part}/kernel", "(h k) d -> d h k"),
-      Row(f"{_HF}.attention.attention.{part}.bias", f"blocks/{{l}}/attention/{part}/bias", "(h k) -> h k"),
-    )
-  ),
-  *out(f"{_HF}.attention.output.dense", "blocks/{l}/attention/out"),
-  *torch_norm(f"{_HF}.layernorm_after", "blocks/{l}/norm2"),
-  *torch_linear(f"{_HF}.intermediate.dense", "blocks/{l}/mlp/up"),
-  *torch_linear(f"{_HF}.output.dense", "blocks/{l}/mlp/down"),
-  *torch_norm("vit.layernorm", "norm"),
-  *torch_linear("vit.pooler.dense", "pre_logits"),
+_MEMORY = MEMORY | {"layers": "encoder.layer", "mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"}
+
+
+def _rows(top: str) -> tuple[Row, ...]:
+  """The rows of a model whose names start with `top`."""
+  block = f"{top}.encoder.layer.{{l}}"
+  return (
+    Row(f"{top}.embeddings.cls_token", "cls", "1 1 d -> d"),
+    Row(f"{top}.embeddings.position_embeddings", "position/table", "1 n d -> n d"),
+    *torch_conv(f"{top}.embeddings.patch_embeddings.projection", "embedding"),
+    *torch_norm(f"{block}.layernorm_before", "blocks/{l}/norm1"),
+    *(
+      row
+      for part in ATTENTION
+      for row in (
+        Row(f"{block}.attention.attention.{part}.weight", f"blocks/{{l}}/attention/{part}/kernel", "(h k) d -> d h k"),
+        Row(f"{block}.attention.attention.{part}.bias", f"blocks/{{l}}/attention/{part}/bias", "(h k) -> h k"),
+      )
+    ),
+    *out(f"{block}.attention.output.dense", "blocks/{l}/attention/out"),
+    *torch_norm(f"{block}.layernorm_after", "blocks/{l}/norm2"),
+    *torch_linear(f"{block}.intermediate.dense", "blocks/{l}/mlp/up"),
+    *torch_linear(f"{block}.output.dense", "blocks/{l}/mlp/down"),
+    *torch_norm(f"{top}.layernorm", "norm"),
+    *torch_linear(f"{top}.pooler.dense", "pre_logits"),
+  )
+
+
+HF_ROWS = (*_rows("vit"), *torch_linear("classifier", "head"))
+# DeiT has two classifiers, or one that reads the class token alone. Then the distillation token is a register here.
+_BOTH = "head_distillation/kernel"
+DEIT_ROWS = (
+  *_rows("deit"),
+  Row("deit.embeddings.distillation_token", "distillation", "1 1 d -> d"),
+  Row("deit.embeddings.distillation_token", "registers", "1 r d -> r d"),
+  *(row._replace(beside=_BOTH) for row in torch_linear("cls_classifier", "head")),
+  *torch_linear("distillation_classifier", "head_distillation"),
   *torch_linear("classifier", "head"),
 )
 
 
-def _hf_names(tensors: Tensors, hints: Mapping) -> Tensors:
+def _named(top: str, tensors: Tensors) -> Tensors:
+  """The tensors by the names of the rows, from those of a model without a head and of a model in memory."""
   bare = any(name.startswith("embeddings.") for name in tensors)  # saved without a head
-  named = {f"vit.{name}" if bare else name: tensor for name, tensor in tensors.items()}
-  return folded(named, "vit.embeddings.cls_token", "vit.embeddings.position_embeddings", hints)
+  return with_words({f"{top}.{name}" if bare else name: tensor for name, tensor in tensors.items()}, _MEMORY)
 
 
-def _describe_hf(tensors: Tensors, hints: Mapping) -> Description:
-  width, channels, patch, _ = tensors["vit.embeddings.patch_embeddings.projection.weight"].shape
-  depth = count(r"vit\.encoder\.layer\.(\d+)\.", tensors)
-  hidden = tensors["vit.encoder.layer.0.intermediate.dense.weight"].shape[0]
+def _hf_names(tensors: Tensors, hints: Mapping) -> Tensors:
+  return folded(_named("vit", tensors), "vit.embeddings.cls_token", "vit.embeddings.position_embeddings", hints)
+
+
+def _describe(top: str, tensors: Tensors, hints: Mapping, leading: int, **rest) -> Description:
+  """The model whose names start with `top`."""
+  width, channels, patch, _ = tensors[f"{top}.{_FIRST}"].shape
+  depth = count(rf"{top}\.encoder\.layer\.(\d+)\.", tensors)
+  hidden = tensors[f"{top}.encoder.layer.0.intermediate.dense.weight"].shape[0]
   return describe(
     (patch, patch, channels, width),
     (width, depth, heads_of(width, depth, hidden, hints), hidden),
-    tensors["vit.embeddings.position_embeddings"],
+    tensors[f"{top}.embeddings.position_embeddings"],
     tensors.get("classifier.bias"),
     hints,
-    leading=1,
-    pre_logits=width if "vit.pooler.dense.bias" in tensors else None,
+    leading=leading,
+    pre_logits=width if f"{top}.pooler.dense.bias" in tensors else None,
     gelu=hints.get("gelu", "erf"),
     eps=hints.get("norm_eps", 1e-12),
+    **rest,
   )
 
 
+def _describe_deit(tensors: Tensors, hints: Mapping) -> Description:
+  if "cls_classifier.bias" in tensors:
+    classes = {**tensors, "classifier.bias": tensors["cls_classifier.bias"]}
+    return _describe("deit", classes, hints, leading=2)
+  return _describe("deit", tensors, hints, leading=1, before=2, registers=1, position="learned_all")
+
+
+def _is_deit(description: Description) -> bool:
+  """Whether a model has a distillation token, or one that is as good: a register with a position."""
+  bound = description.arguments()
+  token = bound["pool"] == "cls" and (bound["registers"], bound["position"]) == (1, "learned_all")
+  return kind(description) is None and (bound["pool"] == "distilled" or token)
+
+
 def _hf_finish(arrays: dict, description: Description) -> dict:
-  if "vit.pooler.dense.bias" in arrays and "classifier.bias" in arrays:
+  if arrays.keys() & {"vit.pooler.dense.bias", "deit.pooler.dense.bias"} and "classifier.bias" in arrays:
     raise ConfigError("layout 'hf' has no place for pre_logits before a head: its classifier reads the class token")
   return arrays
 
@@ -68,9 +105,11 @@ def _hf_config(description: Description) -> dict:
   """What Hugging Face's library reads beside the tensors to build the model."""
   bound, ours = description.arguments(), shapes(description)
   width, heads, _ = ours["blocks/0/attention/query/kernel"]
+  model = "DeiT" if _is_deit(description) else "ViT"
+  classifier = "ForImageClassificationWithTeacher" if bound["pool"] == "distilled" else "ForImageClassification"
   return {
-    "architectures": ["ViTForImageClassification" if description.classes else "ViTModel"],
-    "model_type": "vit",
+    "architectures": [model + (classifier if description.classes else "Model")],
+    "model_type": model.lower(),
     "hidden_size": width,
     "num_hidden_layers": len({path.split("/")[1] for path in ours if path.startswith("blocks/")}),
     "num_attention_heads": heads,
@@ -91,14 +130,30 @@ LAYOUTS = (
     name="hf",
     family="vit",
     resampling="bicubic",
+    rows=DEIT_ROWS,
+    recognises=lambda tensors: any(f"{top}embeddings.distillation_token" in tensors for top in ("deit.", "")),
+    describe=_describe_deit,
+    canonical=lambda tensors, hints: _named("deit", tensors),
+    beside=_hf_config,
+    finish=_hf_finish,
+    computes=PLAIN | {"pool": ("cls", "distilled"), "rotary": Choice("none"), "qkv_bias": "all"},
+    untaken=r"deit\.embeddings\.mask_token",
+    position="learned",
+    holds=_is_deit,
+  ),
+  Layout(
+    name="hf",
+    family="vit",
+    resampling="bicubic",
     rows=HF_ROWS,
     recognises=lambda tensors: any(f"{prefix}{_FIRST}" in tensors for prefix in ("vit.", "")),
-    describe=_describe_hf,
+    describe=lambda tensors, hints: _describe("vit", tensors, hints, leading=1),
     canonical=_hf_names,
     beside=_hf_config,
     finish=_hf_finish,
     computes=PLAIN | {"pool": "cls", "rotary": Choice("none"), "qkv_bias": "all"},
+    untaken=r"vit\.embeddings\.mask_token",
     position="learned",
-    holds=lambda description: kind(description) is None,
+    holds=lambda description: kind(description) is None and not _is_deit(description),
   ),
 )

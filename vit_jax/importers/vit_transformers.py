@@ -19,7 +19,8 @@ from vit_jax.importers.layout import (
   torch_linear,
   torch_norm,
 )
-from vit_jax.importers.vit import ATTENTION, count, describe, described, fold_token, heads_of
+from vit_jax.importers.tensors import joined
+from vit_jax.importers.vit import ATTENTION, count, describe, described, fold_token, heads_of, with_words
 from vit_jax.importers.vit_torch import PLAIN, out
 from vit_jax.models import Description
 from vit_jax.models.published import modern
@@ -93,6 +94,13 @@ DINOV3_ROWS = (
 
 # Other generations of names.
 
+# Transformers 5 has other names in memory than in its files. A state dict that torch.save writes has those in memory.
+MEMORY = {
+  "attention.q_proj": "attention.attention.query",
+  "attention.k_proj": "attention.attention.key",
+  "attention.v_proj": "attention.attention.value",
+  "attention.o_proj": "attention.output.dense",
+}
 
 _BARE = ("dinov2.", "dinov2_with_registers.")  # in front of the names of a model with a head
 _SCALE = "encoder.layer.0.layer_scale1.lambda1"
@@ -111,7 +119,18 @@ def _dinov2_names(tensors: Tensors, hints: Mapping) -> Tensors:
       "a classifier of DINOv2 reads class token and mean of the patches, side by side, which no head here does; "
       "convert the model without it: Dinov2Model.from_pretrained(...).save_pretrained(...)"
     )
-  return folded(_without_none(_bare(tensors)), "embeddings.cls_token", _TABLE, hints)
+  named = _gates(with_words(_without_none(_bare(tensors)), MEMORY | {"mlp.down_proj": "mlp.weights_out"}))
+  return folded(named, "embeddings.cls_token", _TABLE, hints)
+
+
+def _gates(tensors: Tensors) -> Tensors:
+  """The tensors with gate and up of each SwiGLU in one, as files have them. In memory they are apart."""
+  result = dict(tensors)
+  for name in tensors:
+    if ".mlp.gate_proj." in name:
+      parts = [result.pop(name), result.pop(name.replace("gate_proj", "up_proj"))]
+      result[name.replace("gate_proj", "weights_in")] = joined(parts)
+  return result
 
 
 def _dinov3_names(tensors: Tensors, hints: Mapping) -> Tensors:

@@ -1,0 +1,96 @@
+"""Models of Transformers as it saves them, and as torch.save writes them from memory: their outputs are those here."""
+
+import numpy as np
+import pytest
+
+from tests import peers
+from vit_jax import convert, importers, models
+
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+TOWER = SIZES | {"intermediate_size": 96}
+GATED = {"use_gated_mlp": True, "hidden_act": "silu", "query_bias": False, "value_bias": False, "rope_theta": 50.0}
+# Models of Transformers, their configs, and these models' arguments.
+THEIRS = {
+  "ViTForImageClassification": ("ViTConfig", TOWER | {"num_labels": 5}),
+  "ViTModel": ("ViTConfig", TOWER),
+  "DeiTForImageClassification": ("DeiTConfig", TOWER | {"num_labels": 5}),
+  "DeiTForImageClassificationWithTeacher": ("DeiTConfig", TOWER | {"num_labels": 5}),
+  "DeiTModel": ("DeiTConfig", TOWER),
+  "Dinov2Model": ("Dinov2Config", SIZES | {"mlp_ratio": 2}),
+  "Dinov2Model of a giant": ("Dinov2Config", SIZES | {"use_swiglu_ffn": True, "layer_norm_eps": 1e-5}),
+  "Dinov2WithRegistersModel": ("Dinov2WithRegistersConfig", SIZES | {"mlp_ratio": 2, "qkv_bias": False}),
+  "DINOv3ViTModel": ("DINOv3ViTConfig", TOWER | {"num_register_tokens": 4}),
+  "DINOv3ViTModel with a gate": ("DINOv3ViTConfig", TOWER | GATED),
+  "SiglipVisionModel": ("SiglipVisionConfig", TOWER),
+  "SiglipForImageClassification": (
+    "SiglipConfig",
+    {"vision_config": TOWER | {"vision_use_head": False}, "num_labels": 5},
+  ),
+}
+# Models that are read, and written as another one.
+OTHERS = {
+  "ViTMAEModel": ("ViTMAEConfig", TOWER | {"mask_ratio": 0.0}),
+  "ViTMSNModel": ("ViTMSNConfig", TOWER),
+}
+BOTH = THEIRS | OTHERS
+
+
+def made(case):
+  """(class, model with random parameters, images) of a case."""
+  transformers = peers.transformers()
+  import torch
+
+  config, arguments = BOTH[case]
+  kind = getattr(transformers, case.split()[0])
+  model = kind(getattr(transformers, config)(**arguments)).eval()
+  draw = torch.Generator().manual_seed(0)
+  with torch.no_grad():
+    for parameter in model.parameters():
+      parameter.copy_(0.2 * torch.randn(parameter.shape, generator=draw))
+  return kind, model, torch.randn((2, 3, 32, 32), generator=draw)
+
+
+def computed(model, images):
+  """The logits of a model of Transformers, else the features that it pools, else the class token."""
+  import torch
+
+  with torch.no_grad():
+    output = model(pixel_values=images)
+  for name in ("logits", "pooler_output"):
+    if output.get(name) is not None:
+      return output[name].numpy()
+  return output.last_hidden_state[:, 0].numpy()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("case", BOTH)
+def test_transformers_computes_the_same_of_its_files_and_of_ours(tmp_path, case):
+  kind, model, images = made(case)
+  expected = computed(model, images)
+  model.save_pretrained(tmp_path / "theirs")
+  description, arrays = importers.load(tmp_path / "theirs")
+  ours = models.functional(description).create(arrays)(images.permute(0, 2, 3, 1).numpy())
+  np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+  if case in OTHERS:
+    return
+  (tmp_path / "ours").mkdir()
+  convert.convert(tmp_path / "theirs", tmp_path / "ours/model.safetensors", "hf", {})
+  back, report = kind.from_pretrained(tmp_path / "ours", output_loading_info=True)
+  assert not any(report.values())
+  np.testing.assert_array_equal(computed(back.eval(), images), expected)
+
+
+@pytest.mark.parametrize("case", BOTH)
+def test_a5_state_dicts_of_transformers_in_memory_are_read_as_its_files(tmp_path, case):
+  _, model, _ = made(case)
+  import torch
+
+  model.save_pretrained(tmp_path / "files")
+  description, arrays = importers.load(tmp_path / "files")
+  torch.save(model.state_dict(), tmp_path / "memory.pth")
+  args = description.arguments()
+  hints = {"heads": 4, "norm_eps": args["eps"], "gelu": args["gelu"], "image_size": 32, "turning": args["rotary"]}
+  known, found = importers.load(tmp_path / "memory.pth", hints)
+  assert known.arguments() == args and known.classes == description.classes and found.keys() == arrays.keys()
+  for path, array in arrays.items():
+    np.testing.assert_array_equal(found[path], array, err_msg=path)
