@@ -195,7 +195,7 @@ def test_newcomer_3_each_speed_states_what_it_includes(timed):
   lines = [" ".join(line.split()) for line in clock.summary(timer.train_seconds, timer.rate)]
   assert lines == [
     "training 33.0 s compilation, steps, evaluations and saves",
-    "images a second 55 steps alone, without the first",
+    "images a second 55 steps and waiting for data, without the first step",
   ]
   assert timer.train_seconds == 20 + 7 + 1 + 2 + 3 and timer.rate == 440 / (7 + 1)
   assert len(clock.summary(33.0, None)) == 1 and "  2.5  " in clock.summary(33.0, 2.5)[1]

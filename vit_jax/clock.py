@@ -196,7 +196,7 @@ def summary(seconds: float, rate: float | None) -> list[str]:
   """
   lines = [f"  {'training':<24}{seconds:>10,.1f} s   compilation, steps, evaluations and saves"]
   if rate is not None:
-    steps = "steps alone, without the first"
+    steps = "steps and waiting for data, without the first step"
     lines.append(f"  {'images a second':<24}{rate:>10,.{0 if rate >= 10 else 1}f}     {steps}")
   return lines
 

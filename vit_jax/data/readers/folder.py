@@ -10,13 +10,12 @@ import numpy as np
 
 from vit_jax import paths
 from vit_jax.data import class_names, sources
-from vit_jax.data.readers import copies, places
-from vit_jax.data.readers.tree import EXTENSIONS, Tree, counted, extension
-from vit_jax.schema import ConfigError, Fraction, Range, at, place
+from vit_jax.data.readers import copies, folder_layout, places
+from vit_jax.data.readers.tree import Tree
+from vit_jax.schema import ConfigError, Fraction, Range, at
 
 VALIDATION = ("val", "valid", "validation", "dev")  # folders of validation images, in this order
 SHARE = 0.1  # of the training images of each class, which a run holds out for validation by default
-DEEP, LOOKED = 3, 1000  # levels and folders in which a better path is sought, for an error
 FEWEST = 3  # the smallest number of files of a class that contributes to validation
 # Pairs of images of equal name and size that are read to find out whether training and test data overlap.
 COMPARED, COMPARED_IN_BUCKET = 32, 4
@@ -66,7 +65,7 @@ def folder(
   root = _opened(path)
   tree = Tree(root)
   top = tree.folders()
-  if _holds_classes(tree, top):
+  if folder_layout.holds_classes(tree, top):
     folders = {"": _class_folders(tree, "", class_order)}
     drawn, above, advice = _held_out(tree, folders[""].values(), holdout, split_seed), (), ""
   else:
@@ -77,7 +76,7 @@ def folder(
       part: [_drawn(split_seed, tree, name, f"{part}/") for name in named.values()] for part, named in folders.items()
     }
     above = [part for part in drawn if drawn[part]]
-    advice = "" if above else _too_high(tree, top, splits)
+    advice = "" if above else folder_layout.too_high(tree, top, splits)
   classes = tuple(next(iter(folders.values()), ()))
   of_classes = [f"{part}/{name}" if part else name for part, named in folders.items() for name in named.values()]
   note = tree.about(of_classes or top, ("", *above))
@@ -138,47 +137,6 @@ def _opened(path) -> places.Disk | places.Bucket:
   if not path or not root.is_dir():
     raise ConfigError(f"no folder {path!r}; name one with {known}", "path")
   return places.Disk(root)
-
-
-def _holds_classes(tree, top):
-  """Whether the folders of the root hold images, so that they are classes; otherwise they are splits."""
-  holding = [folder for folder in top if tree.entries(folder).images]
-  nested = [folder for folder in top if tree.folders(folder)]
-  where = repr(str(tree.root.root))
-  if not nested and not holding:
-    loose = "; it holds images itself: name the folder above it" if tree.entries().images else ""
-    raise ConfigError(f"no images ({', '.join(EXTENSIONS)}) in {where}/<class> or /<split>/<class>{loose}", "path")
-  if nested and holding:
-    flat, deep = tree.example(holding[0], 0), tree.example(f"{nested[0]}/{tree.folders(nested[0])[0]}", 1)
-    raise ConfigError(
-      f"{where} mixes layouts: {holding[0]!r} holds images, as {flat!r}, and {nested[0]!r} holds folders, as "
-      f"{deep or f'{nested[0]}/{tree.folders(nested[0])[0]}'!r}; move what is too deep up, or away, until all is "
-      "<class>/*.jpg, or all <split>/<class>/*.jpg",
-      "path",
-    )
-  return bool(holding)
-
-
-def _too_high(tree, top, splits):
-  """Returns advice to name a folder further inside: the only one on the highest level that has splits or classes."""
-  wanted = sources.split_names(splits.specs().values())
-  level, looked = top, 0
-  for _ in range(DEEP):
-    found, below = [], []
-    for name in level[: LOOKED - looked]:
-      inner, path = tree.folders(name), f"{tree.root.root}/{name}"
-      below += [f"{name}/{each}" for each in inner]
-      if parts := [part for part in inner if part in wanted and tree.folders(f"{name}/{part}")]:
-        found.append((True, f" {path!r} has {', '.join(map(repr, parts))}: name that folder as {place('path')}"))
-      elif image := next(filter(None, (tree.example(f"{name}/{each}", 0) for each in inner)), None):
-        label = image.split("/")[-2]
-        words = f" If {image!r} is an image of the class {label!r}, name {path!r} as {place('path')}"
-        found.append((False, words))
-    if found:
-      surest = [words for has_splits, words in found if has_splits] or [words for _, words in found]
-      return surest[0] if len(surest) == 1 else ""
-    level, looked = below, looked + len(level)
-  return ""
 
 
 def _held_out(tree, classes, holdout, seed):
@@ -244,7 +202,7 @@ def _drawn(seed, tree, name, split=""):
     return hashlib.blake2b(f"{seed}/{name}/{file}".encode("utf-8", "surrogateescape")).digest()
 
   folder = f"{split}{name}"
-  return sorted((draw(file), f"{folder}/{file}") for file in _required(tree, folder))
+  return sorted((draw(file), f"{folder}/{file}") for file in folder_layout.images_of(tree, folder))
 
 
 def _spread(drawn):
@@ -291,20 +249,3 @@ def _equal(content, pair):
     return content(pair.one) == content(pair.other)
   except OSError:  # reported when the image is used
     return False
-
-
-def _required(tree, folder):
-  """The images of a class."""
-  images, others, inner = tree.entries(folder)
-  if images:
-    return images
-  message = f"class folder {f'{tree.root.root}/{folder}'!r} holds no image ({', '.join(EXTENSIONS)})"
-  if not others and not inner:
-    raise ConfigError(f"{message}. The folder is empty: remove it, or move images into it", "path")
-  if others:
-    message += f", but {', '.join(counted(collections.Counter(map(extension, others)), 5))}"
-  if inner and (deep := tree.example(folder, 2)):
-    above = f"{tree.root.root}/{folder.rpartition('/')[0] or folder}"
-    message += f"; there are some deeper, as {deep!r}: move them up"
-    message += f", or where all classes are so deep, take {above!r} as the path"
-  raise ConfigError(message, "path")

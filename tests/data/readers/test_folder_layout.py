@@ -1,0 +1,80 @@
+"""Layouts of image folders, and paths that are one folder too high or too low."""
+
+import pytest
+
+from tests.data.readers.test_folder import folder, write
+from vit_jax import schema
+
+
+@pytest.mark.parametrize(
+  ("files", "inside", "advice"),
+  [
+    (("b/train/x/1.png", "b/test/x/1.png", "c/d/e/1.png"), "", r"'{0}/b' has 'test', 'train': name that folder as"),
+    (
+      ("b/x/1.png", "b/y/1.png"),
+      "",
+      r"If 'b/x/1.png' is an image of the class 'x', name '{0}/b' as config\.data\.path",
+    ),
+    (
+      ("b/x/1.png", "b/y/1.png", "empty/", "other/empty/"),
+      "",
+      r"no split 'train'.* If 'b/x/1.png' is an image of the class 'x', name '{0}/b' as config\.data\.path",
+    ),
+    (("a/b/x/1.png", "a/b/y/1.png", "c/"), "", r"If 'a/b/x/1.png' is an image .* 'x', name '{0}/a/b' as config"),
+    (("a/b/train/x/1.png", "a/c/x/1.png"), "", r" '{0}/a/b' has 'train': name that folder as config\.data\.path"),
+    (
+      ("x/1.png", "x/sub/1.png", "y/1.png"),
+      "x",
+      r"'{0}/x' holds 1 image itself, as '1.png', and its only class would be 'sub'; name the folder above",
+    ),
+    (("x/1.png",), "x", r"'{0}/x'/<class> or /<split>/<class>; it holds images itself: name the folder above it"),
+  ],
+)
+def test_a_folder_too_high_or_too_low_says_which_one_to_name(tmp_path, files, inside, advice):
+  write(tmp_path, *(file for file in files if not file.endswith("/")))
+  for empty in (file for file in files if file.endswith("/")):
+    (tmp_path / empty).mkdir(parents=True)
+  for validation in (0.0, 0.1):  # of a run by default
+    with pytest.raises(schema.ConfigError, match=advice.format(tmp_path)):
+      folder(tmp_path / inside, validation=validation)
+
+
+def test_newcomer_2_without_a_single_best_folder_none_is_named(tmp_path):
+  write(tmp_path, "a/x/1.png", "b/x/1.png")
+  with pytest.raises(schema.ConfigError, match=r"no split 'train'. Allowed: a, b\.$"):
+    folder(tmp_path, validation=0.1)
+
+
+def test_newcomer_2_an_empty_class_folder_is_named_with_the_remedy(tmp_path):
+  write(tmp_path, *(f"a/{i}.png" for i in range(5)))
+  (tmp_path / "b").mkdir()
+  with pytest.raises(schema.ConfigError, match=rf"'{tmp_path}/b' holds no image .*\. The folder is empty: remove it"):
+    folder(tmp_path, validation=0.1)
+
+
+def test_newcomer_2_test_images_alone_need_no_validation_images(tmp_path):
+  write(tmp_path, *(f"test/a/{i}.png" for i in range(5)))
+  assert len(folder(tmp_path, "test", validation=0.1)) == 5
+
+
+@pytest.mark.parametrize(
+  ("files", "message"),
+  [
+    ((), "no images"),
+    (("readme.txt",), "no images"),
+    (("train/a/1.png", "train/b/1.png", "test/a/1.png"), r"differ in classes \['b'\]"),
+    (("train/a/1.png", "train/b/1.txt", "test/a/1.png", "test/b/1.png"), "train/b' holds no image"),
+    (("a/1.png", "b/1.txt"), "b' holds no image"),
+    (("a/1.png", "b/1.heic", "b/2.HEIC"), "b' holds no image .*, but 2 .heic"),
+    (("a/1.png", "b/c/1.png"), "mixes layouts: 'a' holds images, as 'a/1.png', and 'b' .* as 'b/c/1.png'; move"),
+    (("a/1.png", "b/c/d/1.txt"), "mixes layouts: 'a' holds images, as 'a/1.png', and 'b' holds folders, as 'b/c'"),
+    (("train/a/1.png", "train/b/c/1.png"), "train/b' holds no image .* deeper, as 'train/b/c/1.png': move them up"),
+    (("1.png", "2.png"), "no images"),
+    (("a/1.png", "b/1.png"), "holds no record"),
+  ],
+)
+def test_a_folder_of_another_shape_is_one_clear_error(tmp_path, files, message):
+  write(tmp_path, *files)
+  with pytest.raises(schema.ConfigError, match=message) as caught:
+    folder(tmp_path, "test")
+  assert "config.data" in str(caught.value)

@@ -1,0 +1,94 @@
+"""The layout of an image folder: whether its folders are classes or splits, and errors that name the right folder."""
+
+import collections
+import pathlib
+from collections.abc import Sequence
+
+from vit_jax.data import sources
+from vit_jax.data.readers.tree import EXTENSIONS, Tree, counted, extension
+from vit_jax.schema import ConfigError, amount, place
+
+DEEP, LOOKED = 3, 1000  # levels and folders in which a better path is sought, for an error
+
+
+def holds_classes(tree: Tree, top: Sequence[str]) -> bool:
+  """Returns whether the folders of the root are classes, because they contain images; otherwise they are splits.
+
+  Args:
+    tree: of the root.
+    top: its folders.
+
+  Raises:
+    ConfigError: there are no images where they are expected, or the layouts are mixed.
+  """
+  holding = [folder for folder in top if tree.entries(folder).images]
+  nested = [folder for folder in top if tree.folders(folder)]
+  where = repr(str(tree.root.root))
+  if not nested and not holding:
+    advice = "; it holds images itself: name the folder above it" if tree.entries().images else ""
+    raise ConfigError(f"no images ({', '.join(EXTENSIONS)}) in {where}/<class> or /<split>/<class>{advice}", "path")
+  loose = tree.entries().images
+  if len(holding) == 1 and not nested and loose:
+    own = pathlib.PurePath(str(tree.root.root)).name
+    raise ConfigError(
+      f"{where} holds {amount(len(loose), 'image')} itself, as {loose[0]!r}, and its only class would be "
+      f"{holding[0]!r}; name the folder above it if {own!r} is a class, or move these images away",
+      "path",
+    )
+  if nested and holding:
+    flat, deep = tree.example(holding[0], 0), tree.example(f"{nested[0]}/{tree.folders(nested[0])[0]}", 1)
+    raise ConfigError(
+      f"{where} mixes layouts: {holding[0]!r} holds images, as {flat!r}, and {nested[0]!r} holds folders, as "
+      f"{deep or f'{nested[0]}/{tree.folders(nested[0])[0]}'!r}; move what is too deep up, or away, until all is "
+      "<class>/*.jpg, or all <split>/<class>/*.jpg",
+      "path",
+    )
+  return bool(holding)
+
+
+def too_high(tree: Tree, top: Sequence[str], splits: sources.Splits) -> str:
+  """Returns advice to name a folder further inside: the only one on the highest level that has splits or classes.
+
+  Args:
+    tree: of the root.
+    top: its folders, none of which is a split that the config names.
+    splits: that the config names.
+
+  Returns:
+    The end of a message, which begins with a space; "" if no folder, or several, would fit.
+  """
+  wanted = sources.split_names(splits.specs().values())
+  level, looked = top, 0
+  for _ in range(DEEP):
+    found, below = [], []
+    for name in level[: LOOKED - looked]:
+      inner, path = tree.folders(name), f"{tree.root.root}/{name}"
+      below += [f"{name}/{each}" for each in inner]
+      if parts := [part for part in inner if part in wanted and tree.folders(f"{name}/{part}")]:
+        found.append((True, f" {path!r} has {', '.join(map(repr, parts))}: name that folder as {place('path')}"))
+      elif image := next(filter(None, (tree.example(f"{name}/{each}", 0) for each in inner)), None):
+        label = image.split("/")[-2]
+        words = f" If {image!r} is an image of the class {label!r}, name {path!r} as {place('path')}"
+        found.append((False, words))
+    if found:
+      surest = [words for has_splits, words in found if has_splits] or [words for _, words in found]
+      return surest[0] if len(surest) == 1 else ""
+    level, looked = below, looked + len(level)
+  return ""
+
+
+def images_of(tree: Tree, folder: str) -> list[str]:
+  """Returns the names of the images of a class folder; ConfigError with the likely reason if there are none."""
+  images, others, inner = tree.entries(folder)
+  if images:
+    return images
+  message = f"class folder {f'{tree.root.root}/{folder}'!r} holds no image ({', '.join(EXTENSIONS)})"
+  if not others and not inner:
+    raise ConfigError(f"{message}. The folder is empty: remove it, or move images into it", "path")
+  if others:
+    message += f", but {', '.join(counted(collections.Counter(map(extension, others)), 5))}"
+  if inner and (deep := tree.example(folder, 2)):
+    above = f"{tree.root.root}/{folder.rpartition('/')[0] or folder}"
+    message += f"; there are some deeper, as {deep!r}: move them up"
+    message += f", or where all classes are so deep, take {above!r} as the path"
+  raise ConfigError(message, "path")
