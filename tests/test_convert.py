@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -131,9 +132,8 @@ def test_e6_an_inspection_has_the_flops_of_a_forward_pass_and_the_rule_for_posit
 def test_the_flags_of_an_inspection_make_the_model(tmp_path):
   described = Description(Choice("R26+S/32", SMALL | {"stages": (1, 2), "pre_logits": 6}), 64, 3)
   written(tmp_path / "a.npz", "vit_jax", described)
-  words = dict(line.split(maxsplit=1) for line in convert.inspect(tmp_path / "a.npz", {}).splitlines())[
-    "config"
-  ].split()
+  lines = dict(line.split(maxsplit=1) for line in convert.inspect(tmp_path / "a.npz", {}).splitlines())
+  words = shlex.split(lines["config"])
   arguments = {word.split("=")[0].rpartition(".")[2]: word.split("=")[1] for word in words}
   name = arguments.pop("name")
   from vit_jax.schema import Text

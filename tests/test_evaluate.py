@@ -5,6 +5,7 @@ import csv
 import json
 import re
 
+import jax
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_matrix, f1_score
@@ -139,6 +140,25 @@ def test_weights_are_measured_with_a_recipe_that_asks_for_weights(trained):
   changes = ["--config.model.depth=1", "--config.model.width=16", "--config.model.heads=1", "--config.model.hidden=16"]
   said = runs.finish(runs.command("evaluate", *words, *changes, "--config.data.image_size=32"))
   assert "images                          64" in said
+
+
+def test_g_weights_with_classes_in_another_order_are_measured_by_the_names_of_the_classes(tmp_path):
+  prepare("digits")
+  names = [str(i) for i in reversed(range(10))]
+  path = small_weights.file(tmp_path, small_weights.described(10, gelu="erf"), label_names=names)
+  overrides = {"init.from": str(path), "init.head": "keep", "data.image_size": "32", "model.name": "ViT-S/8"}
+  sizes = {"width": 64, "depth": 2, "heads": 2, "hidden": 96}
+  overrides |= {f"model.{key}": str(value) for key, value in sizes.items()}
+  run = build.complete(config.resolve(flags.load("configs/finetune.py:digits", overrides)))
+  parts = build.build(run, jax.devices()[:1], training=False)
+  params = evaluate.imported(parts, False).params
+  stored = small_weights.arrays(small_weights.described(10, gelu="erf"))
+  for key in ("head/kernel", "head/bias"):
+    np.testing.assert_array_equal(params[key], stored[key][..., ::-1])  # the order of the data is "0" to "9"
+  np.testing.assert_array_equal(params["norm/scale"], stored["norm/scale"])
+  (tmp_path / "config.json").write_text(json.dumps({"label_names": [*names[1:], "ten"]}))
+  with pytest.raises(ConfigError, match=r"--weights: .*classes of the weights are at other positions .*\('8'"):
+    evaluate.imported(parts, False)
 
 
 def test_a_config_that_normalises_otherwise_than_published_weights_is_named(tmp_path, caplog):

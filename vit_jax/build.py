@@ -159,7 +159,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
     return duration.steps(run.batch, source.epoch_length, total)
 
   model = models.functional(description(run, source.classes)).on(grid)
-  task = make_task(run, model, grid, steps_of)
+  task = make_task(run, model, grid, steps_of, source.classes)
   shapes = model.shapes() | jax.eval_shape(lambda: task.init(rng.key(0)))
   params = mesh.parameters((*models.sharding(run.model.name), *task.sharding), shapes, grid)
   with at("config.optim"):
@@ -185,7 +185,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
     schedule=schedule,
     model=model,
     task=task,
-    weights=functools.partial(_weights, run.init, model.description, tuple(model.shapes())),
+    weights=functools.partial(_weights, run.init, model.description, tuple(model.shapes()), source.classes),
     init=init,
     step=step,
     state_shapes=state_shapes,
@@ -203,7 +203,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   jax.eval_shape(step, state_shapes, parts.batch_shapes, parts.frozen_shapes)
   key = jax.eval_shape(lambda: rng.key(0))
   drawn = jax.eval_shape(task.examples, parts.batch_shapes, parts.frozen_shapes, key, state_shapes.step)
-  alone = make_task(run, models.functional(model.description), grid, steps_of)
+  alone = make_task(run, models.functional(model.description), grid, steps_of, source.classes)
   return dataclasses.replace(parts, forward_flops=cost.forward_flops(alone.objective, shapes, drawn))
 
 
@@ -213,8 +213,10 @@ def description(run: Run, classes: Sequence[str]) -> models.Description:
   return models.Description(run.model, run.data.args["image_size"], head)
 
 
-def make_task(run: Run, model: models.Model, grid: jax.sharding.Mesh, steps_of: Callable) -> tasks.Task:
-  """What the run learns from a batch."""
+def make_task(
+  run: Run, model: models.Model, grid: jax.sharding.Mesh, steps_of: Callable, classes: Sequence[str]
+) -> tasks.Task:
+  """Makes the task of a run on data of these classes."""
   patch = model.patch if run.data.args["warp"].name == "none" else None  # a warp needs whole images
 
   def augmentation(patch):
@@ -224,15 +226,16 @@ def make_task(run: Run, model: models.Model, grid: jax.sharding.Mesh, steps_of: 
 
   pixels = functools.partial(augment.pixels, **arguments(run.data, augment.pixels))
   normalised = arguments(run.data, augment.pixels)
-  supplied = tasks.Supplied(model, patch, augmentation, functools.partial(_frozen, run, grid), pixels, normalised)
+  freeze = functools.partial(_frozen, run, grid, classes)
+  supplied = tasks.Supplied(model, patch, augmentation, freeze, pixels, normalised)
   with at("config.task"):
     return make(run.task, tasks.TASKS, supplied)
 
 
-def _frozen(run, grid, key, path, ema, prefix) -> tasks.Frozen:
+def _frozen(run, grid, classes, key, path, ema, prefix) -> tasks.Frozen:
   """The weights in a file or workdir, of any model, for images of the run's size; only names and shapes are read."""
   with at(f"config.{key}"):
-    have = importers.frozen(path, run.data.args["image_size"], run.model.args["dtype"], ema, prefix)
+    have = importers.frozen(path, run.data.args["image_size"], run.model.args["dtype"], ema, prefix, classes)
   model = models.functional(have.description).on(grid)
   shardings = mesh.parameters(models.sharding(have.description.model.name), model.shapes(), grid)
   return tasks.Frozen(model, mesh.sharded(model.shapes(), shardings), have.load, key, path, have.notes)
@@ -269,11 +272,11 @@ def _step(run, model, task, transformation, state_shapes, grid):
   return jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh.replicated(grid)))
 
 
-def _weights(init, description, paths):
+def _weights(init, description, paths, classes):
   """What `config.init` names, as host arrays under the paths of the model, which may be scanned."""
   if init.from_ is None:
     return {}, []
-  arrays, notes = importers.fitted(init.from_, description, init.head, init.ema, init.prefix)
+  arrays, notes = importers.fitted(init.from_, description, init.head, init.ema, init.prefix, classes)
   return surgery.stack(arrays, paths), [f"weights of {init.from_}", *notes]
 
 

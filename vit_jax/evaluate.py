@@ -177,7 +177,8 @@ def imported(parts: build.Parts, own: bool) -> steps.State:
   shapes, init = parts.state_shapes, parts.run.init
   arrays, averages = loop.starting_weights(parts, "--weights"), {}
   if shapes.ema and own:
-    fitted, _ = importers.fitted(init.from_, parts.model.description, init.head, ema=True)
+    classes = parts.images.source.classes
+    fitted, _ = importers.fitted(init.from_, parts.model.description, init.head, ema=True, classes=classes)
     averages = surgery.stack(fitted, tuple(shapes.ema))
   params = {path: mesh.place(arrays[path], shape.sharding) for path, shape in shapes.params.items()}
   ema = {path: mesh.place(averages[path], shapes.ema[path].sharding) for path in averages}

@@ -228,13 +228,6 @@ def test_another_order_of_norms_is_no_model_of_the_official_code():
     layout.write(written, arrays, description)
 
 
-def test_layouts_of_other_families_are_refused_with_those_there_are():
-  with pytest.raises(ConfigError, match=r"'tim' is not known for ViT-S/16. Did you mean 'timm'"):
-    importers.layout_of(Description(Choice("ViT-S/16"), 224, 10), "tim")
-  with pytest.raises(ConfigError, match=r"Allowed: compact"):
-    importers.layout_of(Description(Choice("cct_2_3x2_32"), 32, 10), "timm")
-
-
 def test_a_row_packs_several_parameters_in_order_and_counts_from_one_where_asked():
   one = Row("stage{i1}.qk", ("s/{i}/q", "s/{i}/k"), "(t h) d -> t d h")
   made = layout.Layout("x", "vit", (one,), bool, bool)

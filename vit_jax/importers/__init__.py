@@ -3,47 +3,35 @@
 `recognise` tells what a file's tensors are, `load` reads all of them or none, `export` names them for another code.
 """
 
-import functools
-import importlib
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import checkpoints, extensions, paths, schema
-from vit_jax.importers import containers, contradictions, hub, layout, row_names, subtrees, surgery, tables
+from vit_jax import checkpoints, extensions, paths
+from vit_jax.importers import (
+  class_order,
+  containers,
+  contradictions,
+  hub,
+  layout,
+  row_names,
+  subtrees,
+  surgery,
+  tables,
+)
+from vit_jax.importers.known import export as export
+from vit_jax.importers.known import layout_of as layout_of
+from vit_jax.importers.known import layouts as layouts
+from vit_jax.importers.known import layouts_of as layouts_of
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.importers.processing import Beside
 from vit_jax.importers.tensors import Tensor
 from vit_jax.models import Description, finite
 from vit_jax.schema import Choice, ConfigError, show
 from vit_jax.schema.errors import NotFiniteError, some
-
-# Files of this folder that have layouts, in the order in which these are tried.
-_FILES = (
-  "vit_google",
-  "vit_transformers",
-  "vit_siglip",
-  "vit_hf",
-  "vit_dino",
-  "vit_originals",
-  "vit_eva",
-  "vit_parallel",
-  "vit_torch",
-  "compact",
-  "mixer",
-  "bit",
-  "swin",
-  "efficientnet",
-)
-
-
-@functools.cache
-def layouts() -> tuple[Layout, ...]:
-  """All layouts; their files are imported when they are first asked for."""
-  return tuple(one for name in _FILES for one in importlib.import_module(f"vit_jax.importers.{name}").LAYOUTS)
 
 
 class Recognised(NamedTuple):
@@ -171,6 +159,7 @@ class Weights(NamedTuple):
   description: Description
   arrays: dict[str, np.ndarray]
   notes: list[str]
+  classes: tuple[str, ...]  # names, in the order of the outputs; () if they are unknown
 
 
 def read(
@@ -191,10 +180,12 @@ def read(
     except ConfigError as error:
       raise NotFiniteError(f"{path}: {error}") from error
     description = Description.from_json(about.get("model")).unscanned()
-    return Weights(description, surgery.unstack(arrays, layout.shapes(description)), [])
+    parameters = surgery.unstack(arrays, layout.shapes(description))
+    return Weights(description, parameters, [], class_order.stored(about))
   recognised = inspect(path, hints, likely, ema, prefix)
   try:
-    return Weights(recognised.description, recognised.read(), [*recognised.notes, *recognised.image_notes()])
+    notes = [*recognised.notes, *recognised.image_notes()]
+    return Weights(recognised.description, recognised.read(), notes, recognised.beside.labels)
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 
@@ -213,25 +204,35 @@ class FrozenWeights(NamedTuple):
   notes: list[str]
 
 
-def frozen(path: str, image_size: int, dtype: str, ema: bool | None = None, prefix: str | None = None) -> FrozenWeights:
+def frozen(
+  path: str,
+  image_size: int,
+  dtype: str,
+  ema: bool | None = None,
+  prefix: str | None = None,
+  classes: Sequence[str] = (),
+) -> FrozenWeights:
   """The model in a file or workdir, for images of a size and computed in `dtype`, and a function reading its weights.
 
-  Only names and shapes are read from a file before that function is called.
+  Only names and shapes are read from a file before that function is called. `classes` as of `fitted`.
   """
   if is_workdir(paths.path(path)):
-    have, _, notes = read(path, None, ema, prefix)
+    have, _, notes, names = read(path, None, ema, prefix)
   else:
     recognised = inspect(path, ema=ema, prefix=prefix)
-    have, notes = recognised.description, recognised.notes
+    have, notes, names = recognised.description, recognised.notes, recognised.beside.labels
   want = have.replaced(image_size=image_size).bound()
   if "dtype" in want.model.args:
     want = want.replaced(model=Choice(want.model.name, {**want.model.args, "dtype": dtype}))
 
   def arrays():
     _, tensors = load(path, ema=ema, prefix=prefix)
-    return surgery.fit(tensors, have, want, "keep")[0]
+    return class_order.arranged(surgery.fit(tensors, have, want, "keep")[0], want, names, classes)[0]
 
-  return FrozenWeights(want, arrays, notes)
+  try:
+    return FrozenWeights(want, arrays, [*notes, *class_order.arranged({}, want, names, classes)[1]])
+  except ConfigError as error:
+    raise ConfigError(f"{path}: {error}") from error
 
 
 def is_workdir(path: pathlib.Path) -> bool:
@@ -241,18 +242,28 @@ def is_workdir(path: pathlib.Path) -> bool:
 
 
 def fitted(
-  path: str, want: Description, head: str = "auto", ema: bool | None = None, prefix: str | None = None
+  path: str,
+  want: Description,
+  head: str = "auto",
+  ema: bool | None = None,
+  prefix: str | None = None,
+  classes: Sequence[str] = (),
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-  """A file's parameters made to fit the model `want`, layer by layer, and what was done; see `surgery.fit`."""
+  """A file's parameters made to fit the model `want`, layer by layer, and what was done; see `surgery.fit`.
+
+  A head that is kept gets its outputs at the positions of the `classes` of the data, see `class_order.arranged`.
+  """
   shapes = layout.shapes(want)
   # Heads do not show in tensors; they are most likely those of the model that is wanted, if widths are the same.
   likely = {} if isinstance(want.image_size, int) else {"image_size": want.image_size}
   if query := shapes.get("blocks/0/attention/query/kernel"):
     likely |= {"width": query[0], "heads": query[1]}
-  have, arrays, known = read(path, None, ema, prefix, likely)
+  have, arrays, known, names = read(path, None, ema, prefix, likely)
   try:
     fitting, notes = surgery.fit(arrays, have, want, head)
-    return fitting, [*notes, *known]
+    kept = head != "new" and have.classes == want.classes
+    fitting, moved = class_order.arranged(fitting, want, names if kept else (), classes, strict=head == "keep")
+    return fitting, [*notes, *moved, *known]
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 
@@ -280,32 +291,3 @@ def inspect(
     return recognise(tensors, guessed | known, ema, prefix)
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
-
-
-def export(arrays: Mapping[str, np.ndarray], description: Description, name: str) -> dict[str, np.ndarray]:
-  """The tensors of a file in the layout of that name."""
-  return layout.write(layout_of(description, name), arrays, description)
-
-
-def layout_of(description: Description, name: str) -> Layout:
-  """The layout of that name for the described model, or a ConfigError with those that have a place for it."""
-  family = [one for one in layouts() if one.family == description.published.family]
-  if name not in (one.name for one in family):
-    raise ConfigError(
-      f"layout {name!r} is not known for {description.model.name}.{schema.nearest(name, _names(description))}"
-    )
-  held = [one for one in family if one.name == name and one.holds(description)]
-  why = layout.refusal(held[-1], description) if held else f"layout {name!r} has no place for {description}"
-  if why:
-    raise ConfigError(f"{why}; allowed: {', '.join(_names(description)) or 'none but a directory, which is a workdir'}")
-  return held[-1]
-
-
-def layouts_of(description: Description) -> list[Layout]:
-  """The layouts in which models of this family are published, and that have a place for this one."""
-  family = [one for one in layouts() if one.family == description.published.family and one.holds(description)]
-  return [one for one in family if layout.refusal(one, description) is None]
-
-
-def _names(description):
-  return dict.fromkeys(one.name for one in layouts_of(description))

@@ -78,7 +78,7 @@ def _task(run, source) -> tasks.Task:
 
   grid = mesh.make(config.Mesh(), jax.devices()[:1])
   model = models.functional(build.description(run, source.classes)).on(grid)
-  return build.make_task(run, model, grid, steps_of)
+  return build.make_task(run, model, grid, steps_of, source.classes)
 
 
 def _rows(batch, count):

@@ -67,6 +67,6 @@ def test_g_a_note_has_counts_and_an_example():
     f"data overlap: 1 image of val is also in the training data, such as a and b. {end}"
   )
   assert copies.overlap_note("test", 3, "a and b", 32, 5000) == (
-    "data overlap: 3 of 32 compared images of test are also in the training data, such as a and b. 5,000 images of test "
-    f"have name and size of a training image. {end}"
+    "data overlap: 3 of 32 compared images of test are also in the training data, such as a and b. 5,000 images of "
+    f"test have name and size of a training image. {end}"
   )

@@ -1,0 +1,21 @@
+"""Layouts by name and model."""
+
+import pytest
+
+from tests.importers.test_layout import SMALL
+from vit_jax import importers
+from vit_jax.models import Description
+from vit_jax.schema import Choice, ConfigError
+
+
+def test_layouts_of_other_families_are_refused_with_those_there_are():
+  with pytest.raises(ConfigError, match=r"'tim' is not known for ViT-S/16. Did you mean 'timm'"):
+    importers.layout_of(Description(Choice("ViT-S/16"), 224, 10), "tim")
+  with pytest.raises(ConfigError, match=r"Allowed: compact"):
+    importers.layout_of(Description(Choice("cct_2_3x2_32"), 32, 10), "timm")
+
+
+def test_a_layout_that_cannot_hold_a_model_is_refused_with_those_that_can():
+  model = Description(Choice("ViT-S/8", SMALL | {"mlp": "swiglu_normed", "rotary": Choice("dinov3")}), 32, 3)
+  with pytest.raises(ConfigError, match=r"'timm' has no place for ViT-S/8, .* allowed: "):
+    importers.layout_of(model, "timm")
