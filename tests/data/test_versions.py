@@ -2,12 +2,13 @@
 
 import os
 import pathlib
+import time
 
 import pytest
 
 from tests import forms
 from tests.image_files import encode, picture
-from vit_jax.data import catalog, sources, versions
+from vit_jax.data import catalog, local_files, sources, versions
 from vit_jax.schema import Choice
 
 IMAGES = [encode(picture(8, 8, seed=i), "BMP") for i in range(6)]  # of one size
@@ -87,3 +88,51 @@ def test_g7_a_renamed_folder_keeps_its_version_and_a_copy_does_not(tmp_path):
   (tmp_path / "b/train/a/0.bmp").rename(tmp_path / "0.bmp")
   (tmp_path / "b/train/a/0.bmp").write_bytes((tmp_path / "0.bmp").read_bytes())
   assert versions.of(opened(choice | {"path": str(tmp_path / "b")})) != before
+
+
+@pytest.fixture
+def disk(tmp_path):
+  """Names of 100 files."""
+  names = [str(tmp_path / f"{i:03}") for i in range(100)]
+  for name in names:
+    pathlib.Path(name).write_text("x")
+  time.sleep(0.05)  # the kernel counts times of files in steps of up to 10 ms
+  return names
+
+
+@pytest.mark.parametrize("numbers", [[0], [1], [99], [50, 1], range(1, 100)], ids=str)
+def test_g_some_files_of_a_disk_that_changed_are_noticed_and_the_last_is_named(disk, numbers):
+  before = versions.of_disks(disk)
+  assert [(each["files"], len(each["some"])) for each in before] == [(100, versions.SOME)]
+  assert versions.replaced(before, versions.of_disks(disk)) == []
+  for i in numbers:
+    pathlib.Path(disk[i]).chmod(0o600)
+  last = max(numbers, key=lambda i: (os.stat(disk[i]).st_ctime_ns, i))
+  assert versions.replaced(before, versions.of_disks(disk)) == [disk[last]]
+
+
+def test_g_files_of_a_disk_that_changed_all_are_a_copy(disk):
+  before = versions.of_disks(disk)
+  for name in disk:
+    pathlib.Path(name).chmod(0o600)
+  assert versions.replaced(before, versions.of_disks(disk)) == []
+
+
+def test_g_each_disk_is_compared_by_itself(disk, monkeypatch):
+  """Half of the files are on a second disk, which gets another number and new copies, or one new copy."""
+  numbers = {name: 7 + (i % 2) for i, name in enumerate(disk)}
+  times = dict.fromkeys(disk, 1)
+  monkeypatch.setattr(local_files, "changes", lambda files: [(numbers[name], times[name]) for name in files])
+  before = versions.of_disks(disk)
+  assert [each["files"] for each in before] == [50, 50]
+  numbers |= dict.fromkeys(disk[1::2], 9)
+  times |= {name: 2 + i for i, name in enumerate(disk[1::2])}
+  assert versions.replaced(before, versions.of_disks(disk)) == []
+  times |= dict.fromkeys(disk[1::2], 1) | {disk[5]: 2}
+  assert versions.replaced(before, versions.of_disks(disk)) == [disk[5]]
+  numbers |= dict.fromkeys(disk, 7)  # all on one disk
+  assert versions.replaced(before, versions.of_disks(disk)) == []
+
+
+def test_g_a_file_that_does_not_exist_and_no_files_are_no_disk(tmp_path):
+  assert versions.of_disks([]) == versions.of_disks([str(tmp_path / "x")]) == []

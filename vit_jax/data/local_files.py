@@ -58,6 +58,11 @@ def states(files: Sequence[str]) -> list[tuple[int, ...] | None]:
   ]
 
 
+def changes(files: Sequence[str]) -> list[tuple[int, int] | None]:
+  """Returns (number of the device, time of status change in ns) of each file; None for a file that does not exist."""
+  return [status and (status.st_dev, status.st_ctime_ns) for status in _statuses(files)]
+
+
 def _statuses(files) -> list[os.stat_result | None]:
   """Returns the status of each file, with several requests at once, because a file server answers slowly."""
 

@@ -16,9 +16,9 @@ def of(source: Source) -> list[dict[str, Any]]:
   return [_sample(source, i) for i in spread(len(source))]
 
 
-def spread(length: int) -> list[int]:
-  """A few numbers below `length`, evenly spaced."""
-  return sorted({int(i) for i in np.linspace(0, length - 1, COUNT).round()})
+def spread(length: int, count: int = COUNT) -> list[int]:
+  """Returns up to `count` numbers below `length`, evenly spaced."""
+  return sorted({int(i) for i in np.linspace(0, length - 1, count).round()})
 
 
 def _sample(source, i):

@@ -1,0 +1,32 @@
+"""A small image folder and the description that a checkpoint has of it."""
+
+import dataclasses
+import json
+
+import jax
+
+from tests import runs
+from tests.image_files import image
+from vit_jax import config, identity, mesh
+from vit_jax.data import sources
+from vit_jax.data.readers.folder import folder
+
+
+def write(path):
+  """Writes two classes of 20 images to a folder, and returns it."""
+  for number, name in enumerate(f"{label}/{i}.png" for label in "ab" for i in range(20)):
+    file = path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(image(number))
+  return path
+
+
+def source(path, **changes):
+  """Returns the training split of the folder."""
+  return dataclasses.replace(folder("folder", sources.Row(folder), "train", path=str(path)), **changes)
+
+
+def described(made, devices=8):
+  """Returns what a checkpoint contains, as it is read."""
+  grid = mesh.make(config.Mesh(), jax.devices()[:devices])
+  return json.loads(json.dumps(identity.of(runs.run(), made, grid)))
