@@ -24,11 +24,12 @@ def clean(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
   monkeypatch.setattr(sys, "path", list(sys.path))
   forget()
-  before = set(sys.modules)
   yield
   forget()
-  for name in set(sys.modules) - before:
-    del sys.modules[name]
+  # Only the test's own modules: a second import of others would make second classes of the same names.
+  for name, module in list(sys.modules.items()):
+    if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+      del sys.modules[name]
 
 
 def forget():

@@ -70,7 +70,7 @@ MISTAKES = {  # what is changed; the key that the error is at; the value, what i
   "a key of another optimizer": (
     {"optim.momentum": "0.9"}, "optim.momentum", "value '0.9'", "sgd, adafactor, muon take it", "Allowed: b1, b2",
   ),
-  "a key whose value is another's": ({"model.pooling": "cls"}, "model.pooling", "Did you mean 'pool'"),
+  "a key whose value is another's": ({"model.pooling": "cls"}, "model.pooling", "Did you mean 'pool=cls'"),
   "a pattern without end": (
     {"optim.decay_on": "[('(a+)+b', 1.0)]"}, "optim.decay_on[0][0]", "'(a+)+b'", "several patterns",
   ),
