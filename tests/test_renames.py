@@ -128,3 +128,5 @@ def test_damaged_parts_are_left_for_the_schema_to_refuse(parts):
 def test_keys_of_a_reader_stay_if_the_run_is_newer_than_their_removal_elsewhere():
   data = {"name": "segmentation", "path": "x", "holdout": 0.3, "split_seed": 1, "images": "i", "exif": False}
   assert renames.run({"data": data}) == {"data": data}
+  own = {"name": "users_own", "holdout": 0.3, "labels": None, "exif": False}  # registered by a user
+  assert renames.run({"data": own, "evals": {"a": {"data": own}}}) == {"data": own, "evals": {"a": {"data": own}}}

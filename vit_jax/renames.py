@@ -5,6 +5,7 @@ from collections.abc import Mapping
 _DECAYS = {"adamw": "times_lr", "decoupled": "independent"}
 _CAMERAS = ("folder", "manifest")  # data whose EXIF counts by default, and did not before the key was there
 _HELD_OUT = ("folder",)  # data with a validation share, which was no key before
+_OF_ALL = {"holdout", "split_seed", "builder", "labels"}  # keys that all data had, whatever their reader
 _INSIDE = ("parts", "labelled", "images")  # keys of data whose values may be data, or lists of data
 # Readers that take the classes from the data. They sorted names by their characters before the key was there.
 _NAMED = ("folder", "manifest", "tars", "parquet")
@@ -61,8 +62,8 @@ def source(values: Mapping) -> dict:
 
 
 def _without_idle(data, *idle):
-  """Data without the keys that their reader ignored. Data with the key `exif` are newer and have no such keys."""
-  if "exif" in data:
+  """Data without the keys that their reader ignored. Newer data have `exif`, and only keys that their reader has."""
+  if "exif" in data and not data.keys() >= _OF_ALL:
     return data
   idle += () if data.get("name") == "folder" else ("holdout", "split_seed")
   idle += tuple(key for key in ("builder", "labels") if data.get(key) is None)
