@@ -48,9 +48,10 @@ setup(
     "numpy>=2.0,<3",
     "ml_dtypes>=0.5,<0.7",  # bfloat16 in files
     "safetensors>=0.6,<0.9",
-    "opencv-python-headless>=5,<6",  # older ones pass truncated JPEGs without a word
+    "opencv-python-headless>=5,<6",  # decodes PNG and WebP, resizes and warps
+    "simplejpeg>=1.9,<2",  # decodes JPEGs as OpenCV does, and reports the warnings of libjpeg, which OpenCV ignores
     "pillow>=11,<14",  # what files say of themselves; scales and blurs as the published recipes in PyTorch do
-    # Decodes a part of a JPEG on the CPU, with the pixels that OpenCV gives it; without it all is decoded.
+    # Decodes a box of a JPEG on the CPU, with the pixels of the whole image. Without it the whole image is decoded.
     "nvidia-nvimgcodec-cu12>=0.9,<0.10; sys_platform == 'linux' and platform_machine == 'x86_64'",
     "scikit-learn>=1.5,<2",  # the bundled digits; probes by neighbours and logistic regression
     "scipy>=1.14,<2",  # L-BFGS, of probes of patches; JAX and scikit-learn need it too

@@ -70,6 +70,18 @@ def cut(data: bytes, share: float, end=b"") -> bytes:
   return data[: int(share * len(data))] + end
 
 
+def without_interval(data: bytes) -> bytes:
+  """A JPEG without the data between two restart markers."""
+  first = re.search(rb"\xff\xd1", data).start()
+  return data[:first] + data[data.index(b"\xff\xd2", first) :]
+
+
+def zeros_inside(data: bytes) -> bytes:
+  """The bytes with zeros in the middle."""
+  middle = len(data) // 2
+  return data[:middle] + bytes(64) + data[middle + 64 :]
+
+
 def last_scan(data: bytes) -> int:
   return data.rindex(b"\xff\xda")
 
@@ -138,6 +150,18 @@ REFUSED: dict[str, Callable[[], bytes]] = {
   "cmyk jpeg cut, with its end": lambda: cut(jpeg(mode="CMYK"), 0.7, EOI),
   "progressive jpeg cut, with its end": lambda: cut(jpeg(progressive=True), 0.3, EOI),
   "progressive jpeg without its last scan": lambda: (data := jpeg(progressive=True))[: last_scan(data)] + EOI,
+  "jpeg with bytes before its end": lambda: jpeg()[:-2] + b"abc" * 9 + EOI,
+  "jpeg without one of its intervals": lambda: without_interval(jpeg(restart_marker_rows=1)),
+  "progressive jpeg without one of its intervals": lambda: without_interval(
+    jpeg(restart_marker_rows=1, progressive=True)
+  ),
+  "jpeg with a restart marker and no intervals": lambda: (
+    cut(jpeg(), 0.6, b"\xff\xd3") + jpeg()[int(0.6 * len(jpeg())) :]
+  ),
+  "progressive jpeg with zeros inside": lambda: zeros_inside(jpeg(progressive=True)),
+  "jpeg in a tiff without one of its intervals": lambda: one_strip(
+    "jpeg", lambda strip: without_interval(jpeg(64, 96, restart_marker_rows=1))
+  ),
   "jpeg without a scan": lambda: (data := jpeg())[: last_scan(data)] + EOI,
   "jpeg of which half is zeros": lambda: cut(jpeg(480, 640), 0.5, bytes(20_000)),
   "jpeg of 500 scans": lambda: scans(500),
@@ -189,6 +213,8 @@ WHOLE: dict[str, Callable[[], bytes]] = {
   "progressive cmyk jpeg": lambda: jpeg(mode="CMYK", progressive=True),
   "jpeg with restarts": lambda: jpeg(restart_marker_blocks=3),
   "jpeg that ends in the gray of missing data": lambda: encode(np.full((90, 70, 3), 128, np.uint8), "JPEG"),
+  "jpeg with bytes between its segments": lambda: jpeg()[:20] + b"abc" + jpeg()[20:],
+  "jpeg with an unknown version": lambda: jpeg()[:11] + b"\7" + jpeg()[12:],
   "jpeg with another behind": lambda: jpeg() + jpeg(60, 80),
   "jpeg with 16 MB of comments": lambda: b"\xff\xd8" + (b"\xff\xfe\xff\xff" + bytes(65_533)) * 250 + jpeg()[2:],
   "png": lambda: encode(picture()),

@@ -56,13 +56,13 @@ def decoded(data, exif=False):
 
 
 def boxes(data, count=60, exif=False):
-  """(box, its pixels or None where they are refused) for random boxes of a file."""
-  header, draw = decoding.check(data, 2**30, 2**30, exif), np.random.default_rng(len(data))
+  """Yields (box, its pixels or None if refused) for random boxes, of which the first decodes the whole file."""
+  image, draw = decoding.Picture(data, decoding.check(data, 2**30, 2**30, exif)), np.random.default_rng(len(data))
   for _ in range(count):
-    sides = decoding.Picture(data, header).shape[:2]
+    sides = image.shape[:2]
     (top, bottom), (left, right) = (sorted(draw.choice(side + 1, 2, replace=False)) for side in sides)
     box = slice(int(top), int(bottom)), slice(int(left), int(right))
     try:
-      yield box, decoding.Picture(data, header)[box]
+      yield box, image[box]
     except decoding.DecodeError:
       yield box, None

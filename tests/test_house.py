@@ -198,7 +198,7 @@ def test_what_is_imported_is_what_setup_asks_for():
       "matplotlib": "matplotlib", "rich": "rich", "tensorboard": "tensorboard", "jaxtyping": "jaxtyping",
       "google": "protobuf", "array_record": "array_record", "etils": "etils", "fsspec": "gcsfs", "gcsfs": "gcsfs",
       "aiohttp": "gcsfs", "requests": "gcsfs", "nvidia": "nvidia-nvimgcodec-cu12",
-      "PIL": "pillow", "jinja2": "jinja2", "altair": "altair", "vl_convert": "vl-convert-python",
+      "PIL": "pillow", "simplejpeg": "simplejpeg", "jinja2": "jinja2", "altair": "altair", "vl_convert": "vl-convert-python",
       "pyarrow": "pyarrow", "imagehash": "imagehash", "apache_beam": "apache-beam",
       "wandb": "wandb", "mlflow": "mlflow-skinny", "trackio": "trackio",
       "onnx": "onnx", "onnxruntime": "onnxruntime",

@@ -66,6 +66,7 @@ PACKAGES = {"jax": BOTH, "jaxlib": BOTH, "flax": BOTH, "grain": BOTH, "numpy": B
     "ml_dtypes",
     "opencv-python-headless",
     "pillow",
+    "simplejpeg",
     "scipy",
     "nvidia-nvimgcodec-cu12",
     "jax-cuda12-plugin",

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
+from tests import hostile_images
 from tests.image_files import encode, picture
 from tests.made_images import bmp, chunk, gif, gif_frame, png, tiff
 from vit_jax import schema
 from vit_jax.corpora import checking, conversion
-from vit_jax.data import catalog, crops, loader, stream
-from vit_jax.data.images import Images
+from vit_jax.data import catalog, crops, images, loader, stream
+from vit_jax.data.errors import DecodeError
 from vit_jax.inference.preparation import Preparation
 
 SIDE = 24
@@ -78,8 +79,8 @@ def test_b1_to_b4_each_verb_has_the_pixels_that_the_format_defines(source, name)
   np.testing.assert_array_equal(preparation.file(data), expected)  # predict and the report
   np.testing.assert_array_equal(conversion.convert(data).pixels, expected)  # prepare, on one machine or many
   for exif in (False, True):
-    images = Images(source, "raise", 10**6, 100, exif)
-    whole, _ = images.prepared(record(source, name), np.asarray)  # --show and --check
+    account = images.Images(source, "raise", 10**6, 100, exif)
+    whole, _ = account.prepared(record(source, name), np.asarray)  # --show and --check
     np.testing.assert_array_equal(whole, expected)
 
 
@@ -95,10 +96,46 @@ def test_b1_to_b4_training_and_evaluation_have_the_same_pixels(source):
   testing = stream.eval_examples(source, image_size=SIDE, test_crop=schema.Choice("resize"))
   for examples in (training, testing):
     batches = loader.batches(examples, len(FILES), range(len(FILES)))
-    images = list(next(batches)["image"])
+    taken = list(next(batches)["image"])
     batches.close()
     for _, expected in FILES.values():
-      assert sum(np.array_equal(image, expected) for image in images) == 1
+      assert sum(np.array_equal(image, expected) for image in taken) == 1
+
+
+DAMAGED = {
+  name: hostile_images.REFUSED[name]()
+  for name in (
+    "jpeg without one of its intervals",
+    "jpeg with bytes before its end",
+    "progressive jpeg with zeros inside",
+    "group4 tiff with a tail of zeros",
+    "deflate tiff with a flipped bit",
+    "packbits tiff with a run beyond its rows",
+  )
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_b1_each_verb_refuses_a_file_that_contradicts_itself(name, tmp_path, monkeypatch):
+  data = DAMAGED[name]
+  preparation = Preparation(SIDE, crops.TEST_CROPS["resize"](SIDE), 10**6, 100, True)
+  with pytest.raises(DecodeError, match="not a complete image"):
+    preparation.file(data)  # predict and the report
+  with pytest.raises(DecodeError, match="not a complete image"):
+    conversion.convert(data)  # prepare
+  (tmp_path / "train/a").mkdir(parents=True)
+  (tmp_path / "train/a/x.jpg").write_bytes(data)
+  lines, bad = checking.check(tmp_path)  # prepare --check
+  assert bad == 1 and "bad: train/a/x.jpg: not a complete image" in lines[0]
+  monkeypatch.setattr(images, "KEEP", 0)  # as of data that are larger than memory
+  photos = catalog.open_split(schema.Choice("folder", {"path": str(tmp_path), "test": "train"}), "train")
+  training = stream.train_examples(photos, 0, image_size=SIDE)  # in which a box is cropped
+  testing = stream.eval_examples(photos, image_size=SIDE)
+  for examples in (training, testing):
+    batches = loader.batches(examples, 1, range(1))
+    with pytest.raises(images.ImageError, match=r"train/a/x.jpg'\): not a complete image"):
+      next(batches)
+    batches.close()
 
 
 def test_b1_check_reports_no_bad_image_and_names_what_a_run_refuses(folder, tmp_path):

@@ -1,5 +1,6 @@
 """Images by record: bad ones are named or skipped, whatever is wrong with them; what is being read is known."""
 
+import dataclasses
 import errno
 import threading
 import time
@@ -12,7 +13,7 @@ from tests import hostile_images
 from tests.image_files import decoded, encode, picture, tagged
 from tests.streams import PLAIN, file, records, source, train
 from vit_jax import schema
-from vit_jax.data import catalog, crops, images, loader, prefetch, sources, stream
+from vit_jax.data import catalog, crops, decoding, images, loader, prefetch, sources, stream
 
 SMALL = [name for name in hostile_images.REFUSED if "32,767" not in name]
 
@@ -55,6 +56,45 @@ def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path, nam
     assert "it is a named pipe, not a regular file" in str(caught.value)
   if name == "100 GB with holes":
     assert "it has 100,000,000,000 bytes; allowed: 268,435,456" in str(caught.value)
+
+
+def corner(image):
+  """A box far from the end of the file."""
+  return np.array(image[10:40, 20:60])
+
+
+def test_b1_a_jpeg_is_decoded_as_a_whole_when_it_is_first_read_and_later_by_boxes(monkeypatch):
+  data, whole = hostile_images.jpeg(), []
+  monkeypatch.setattr(images, "KEEP", 0)  # or the decoded image is kept in memory
+  decode = decoding.decode
+  monkeypatch.setattr(decoding, "decode", lambda *args: whole.append(1) or decode(*args))
+  several = of(lambda i: (data, 0), "raise", 20)
+  for i in (3, 9, 3, 8, 9, 3):
+    np.testing.assert_array_equal(several.prepared(i, corner)[0], decoded(data)[10:40, 20:60])
+  assert len(whole) - 6 == (3 if decoding.nvimgcodec else 6)  # six are of the test itself
+
+
+def test_b1_damage_outside_of_a_box_is_found_each_time(monkeypatch):
+  monkeypatch.setattr(images, "KEEP", 0)
+  data = hostile_images.cut(hostile_images.jpeg(), 0.9, hostile_images.EOI)
+  raising, skipping = of(lambda i: (data, 0), "raise"), of(lambda i: (data, 0), "skip", 1000)
+  for _ in range(3):
+    with pytest.raises(images.ImageError, match="record 0: not a complete image; libjpeg reports: Corrupt JPEG data"):
+      raising.prepared(0, corner)
+    assert skipping.prepared(7, corner) is None
+
+
+def test_b1_records_of_public_data_may_have_bytes_before_the_end():
+  data = hostile_images.REFUSED["jpeg with bytes before its end"]()
+  mixed = dataclasses.replace(of(lambda i: (data, 0), "raise", 2).source, is_published=lambda i: i == 1)
+  account = images.Images(mixed, "raise", 10**6, 100)
+  np.testing.assert_array_equal(account.prepared(1, same)[0], decoded(hostile_images.jpeg()))
+  with pytest.raises(images.ImageError, match="extraneous bytes before marker 0xd9"):
+    account.prepared(0, same)
+  swapped = images.Images(sources.subset(mixed, [1, 0]), "raise", 10**6, 100)
+  assert swapped.prepared(0, same)
+  with pytest.raises(images.ImageError):
+    swapped.prepared(1, same)
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])

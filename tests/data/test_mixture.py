@@ -50,6 +50,14 @@ def test_records_are_those_of_the_parts_with_classes_joined_by_name(parts):
     source.read(190)
 
 
+def test_b1_a_record_of_a_mixture_is_public_if_that_of_its_part_is(parts):
+  assert opened(parts).is_published is None
+  one, other = (forms.opened(part["name"], part["path"], test="train") for part in parts[:2])
+  one = dataclasses.replace(one, is_published=lambda i: i == 3)
+  joined = mixture.mixture("both", "train", [other, one], [1, 1], "union", None)
+  assert [i for i in range(len(joined)) if joined.is_published(i)] == [len(other) + 3]
+
+
 def test_notes_are_those_of_the_parts_and_of_all_classes(parts):
   source = opened([parts[0], parts[0] | {"weight": 3}])
   part = forms.opened(parts[0]["name"], parts[0]["path"], test="train")

@@ -53,7 +53,7 @@ def test_of_a_turned_jpeg_a_box_is_decoded_alone(monkeypatch):
   alone = decoding._box
   monkeypatch.setattr(decoding, "_box", lambda data, region: regions.append(region) or alone(data, region))
   monkeypatch.setattr(decoding, "decode", None)
-  picture = decoding.Picture(data, decoding.check(data, 2**30, 2**30, exif=True))
+  picture = decoding.Picture(data, decoding.check(data, 2**30, 2**30, exif=True), is_whole=True)
   if decoding.nvimgcodec is None:
     pytest.skip("there is no decoder of boxes")
   # Orientation 6: the first row of the file is the last column that is shown.

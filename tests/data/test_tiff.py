@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.image_files import ORIENTATION, decoded, encode, picture
+from tests.image_files import decoded, encode, picture
 from tests.made_images import scaled, tiff_file
 from tests.made_images import tiff as made
-from vit_jax.data import headers, tiff
+from vit_jax.data import exif, headers
 from vit_jax.data.headers import DecodeError
 
 PACKED = {
@@ -129,9 +129,9 @@ def test_a_truncated_file_is_an_error(packed, share):
 @pytest.mark.parametrize("packed", ["lzw", "deflate", "jpeg"])
 def test_a_strip_that_was_never_written_is_an_error(packed):
   data = bytearray(stored(picture(300, 400), PACKED[packed]))
-  page = tiff.directory(bytes(data))
-  last = tiff._values(bytes(data), page.order, page.entries[273])[-1]
-  size = tiff._values(bytes(data), page.order, page.entries[279])[-1]
+  page = exif.directory(bytes(data))
+  last = page.values(bytes(data), 273)[-1]
+  size = page.values(bytes(data), 279)[-1]
   data[last : last + size] = bytes(int(size))
   with pytest.raises(DecodeError, match="not a complete image"):
     decoded(bytes(data))
@@ -172,7 +172,7 @@ def test_bytes_that_were_changed_at_random_are_refused_or_decoded():
   draw = np.random.default_rng(0)
   for packed in PACKED:
     data = stored(picture(20, 30), PACKED[packed])
-    table = tiff.directory(data).entries[256].at
+    table = exif.directory(data).entries[256].at
     for i in range(150):
       changed = bytearray(data)
       for _ in range(2):
@@ -184,16 +184,6 @@ def test_bytes_that_were_changed_at_random_are_refused_or_decoded():
           assert header.layout.decode(bytes(changed)).shape == (header.height, header.width, 3)
       except DecodeError:
         pass
-
-
-def test_exif_ends_where_its_bytes_do():
-  exif = Image.Exif()
-  exif[ORIENTATION] = 6
-  data = exif.tobytes()
-  assert tiff.orientation(data) == tiff.orientation(memoryview(data)[6:]) == 6
-  assert [tiff.orientation(data[:length]) for length in range(len(data) - 4)].count(6) <= 1
-  for length in range(len(data)):
-    assert tiff.orientation(data[:length]) in (1, 6)
 
 
 # Files by the specification, against arithmetic.

@@ -12,16 +12,12 @@ from collections.abc import Iterator
 import cv2
 import numpy as np
 
-from vit_jax.data import headers, opencv
+from vit_jax.data import headers, jpeg, opencv
 from vit_jax.data.headers import DecodeError, Header
 from vit_jax.data.opencv import no_memory as no_memory
 
-# Eight bytes of ones, which libjpeg looks at behind the last block; no code of a block is all ones.
-_BEHIND = b"\xff\x00" * 8
-
 # Columns of a box that is decoded alone: in one of four or fewer libjpeg does not smooth the colours.
 _NARROW = 16
-
 
 if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
   # glibc gives the pages of an image back to the kernel, which has to clear others for the next one: blending two
@@ -112,15 +108,28 @@ class Memory:
 MEMORY = Memory(2**31)
 
 
-def check(data: bytes, max_pixels: int, max_aspect: float, exif: bool = False) -> Header:
-  """The header of an image file that may be decoded; DecodeError, with the reason, for any other.
+def check(data: bytes, max_pixels: int, max_aspect: float, exif: bool = False, lenient: bool = False) -> Header:
+  """Reads the header of an image file, and checks it against the limits.
 
-  With `exif` an image that its camera calls turned or mirrored is decoded upright, else as it is stored.
+  Args:
+    data: the bytes of the file.
+    max_pixels: limit of the number of pixels.
+    max_aspect: limit of the longer side over the shorter one.
+    exif: an image that its camera calls turned or mirrored is decoded upright, and not as it is stored.
+    lenient: decode a JPEG although libjpeg warns about its coded data, unless rows are missing.
+
+  Returns:
+    The header, which `decode` and `Picture` take.
+
+  Raises:
+    DecodeError: the file is damaged, exceeds a limit, or has a form that is not supported.
   """
   header = headers.read(data)
   if header.orientation != 1:  # its copy that is turned has room too
     memory = header.memory + 3 * header.height * header.width
     header = header._replace(memory=memory) if exif else header._replace(orientation=1)
+  if lenient and isinstance(header.layout, jpeg.Photo):
+    header = header._replace(layout=header.layout._replace(lenient=True))
   height, width, *_ = header
   if height * width > max_pixels:
     raise DecodeError(f"{width:,} x {height:,} pixels; allowed: up to data.max_pixels={max_pixels:,} in all")
@@ -132,29 +141,26 @@ def check(data: bytes, max_pixels: int, max_aspect: float, exif: bool = False) -
 
 
 def decode(data: bytes, header: Header) -> np.ndarray:
-  """RGB image [H, W, 3], uint8, of a checked file; gray, palette and CMYK are converted, alpha ignored.
+  """Decodes a checked file, of an animation the first frame, of a TIFF the first page.
 
-  It is turned as its header says. Of an animation it is the first frame, of a TIFF the first page.
+  Args:
+    data: the bytes of the file.
+    header: of the same file.
 
-  Raises DecodeError with the reason. A truncated file is an error, also one that has its end marker: of JPEGs with one
-  scan all that lack more than the last three blocks of 64 samples; of progressive ones all whose scans do not bring
-  each coefficient to its last bit, but not those that lack a part of the last scan. MemoryError is none of the file.
+  Returns:
+    uint8 [H, W, 3] RGB, turned as the header states. Gray, palettes and CMYK are converted, and alpha is ignored.
+
+  Raises:
+    DecodeError: the file is truncated, or its contents contradict each other. For a JPEG, libjpeg reports an error or
+      a warning about the coded data. A progressive JPEG that lacks a part of its last scan may be accepted.
+    MemoryError: the process has too little memory.
   """
-  image = header.layout.decode(data) if header.layout else opencv.decode(_guarded(data, header), header.memory)
+  image = header.layout.decode(data) if header.layout else opencv.decode(data, header.memory)
   if image.shape[:2] != (header.height, header.width):
     raise DecodeError(
       f"its header promises {header.height} rows of {header.width} pixels, and it has {image.shape[:2]}"
     )
   return upright(image, header.orientation)
-
-
-def _guarded(data, header) -> bytes:
-  """The file, a JPEG without its end marker.
-
-  If pixels are missing before the end marker, libjpeg paints them gray. Without an end marker libjpeg waits for more
-  bytes, and OpenCV returns no image.
-  """
-  return data if header.end is None else _without_end(data, header)
 
 
 # By orientation, how a transposed or stored image is mirrored: across, and down (EXIF 2.32, section 4.6.4 A).
@@ -174,34 +180,44 @@ def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
   return cv2.flip(pixels, _FLIPS[_MIRRORED[orientation]]) if orientation in _MIRRORED else pixels
 
 
-def _without_end(data, header) -> bytes:
-  """A JPEG file without its end marker, and what stands behind it."""
-  return b"".join((memoryview(data)[: header.end], _BEHIND))
-
-
 class Picture:
-  """A checked image file as an array [H, W, 3]; of a JPEG only the box that is asked for is decoded, where that works.
+  """A checked image file as an array [H, W, 3]. A box of a JPEG can be decoded alone.
 
-  `picture[top:bottom, left:right]` gives an array, as does `np.asarray(picture)`. Both raise DecodeError. A box has the
-  pixels that `decode` gives it, but a truncated file is an error only if its box lacks more than the last three blocks.
+  `picture[top:bottom, left:right]` returns an array, as does `np.asarray(picture)`. Both raise what `decode` raises. A
+  box has the pixels that `decode` gives it.
+
+  The first box of a file is cut out of the whole image, because damage outside of the box must be found too. If the
+  whole file was decoded before, only the rows and columns of the box are decoded.
+
+  Attributes:
+    shape: (H, W, 3) as the image is shown.
+    is_whole: the whole file was decoded without an error.
   """
 
-  def __init__(self, data: bytes, header: Header):
-    self._data, self._header = data, header
+  def __init__(self, data: bytes, header: Header, is_whole: bool = False):
+    """Describes a file without decoding it.
+
+    Args:
+      data: the bytes of the file.
+      header: of the same file.
+      is_whole: the whole file was decoded without an error before.
+    """
+    self._data, self._header, self.is_whole = data, header, is_whole
     height, width = header.height, header.width
     self.shape = (width, height, 3) if _is_transposed(header.orientation) else (height, width, 3)
 
   def __array__(self, dtype=None, copy=None) -> np.ndarray:
-    return decode(self._data, self._header)
+    pixels = decode(self._data, self._header)
+    self.is_whole = True
+    return pixels
 
   def __getitem__(self, box: tuple[slice, slice]) -> np.ndarray:
     top, bottom, left, right = self._stored(box)
-    # Up to the last row a decoder wants the end marker, which it shall not have.
-    if nvimgcodec and self._header.regions and bottom < self._header.height and right - left >= _NARROW:
-      pixels = _box(_without_end(self._data, self._header), nvimgcodec.Region(top, left, bottom, right))
+    if self.is_whole and nvimgcodec and self._header.regions and right - left >= _NARROW:
+      pixels = _box(self._data, nvimgcodec.Region(top, left, bottom, right))
       if pixels is not None:
         return upright(pixels, self._header.orientation)
-    return decode(self._data, self._header)[box]
+    return np.asarray(self)[box]
 
   def _stored(self, box):
     """(top, bottom, left, right) of a box in the image as the file stores it."""

@@ -49,6 +49,7 @@ class Images:
     self.reasons: dict[int, str] = {}
     self.problem: ImageError | None = None
     self.kept = {}  # small images and their labels, by record
+    self._whole = np.zeros(-(-len(source) // 8), np.uint8)  # a bit for each record that was decoded as a whole
     self._reads = {}  # by thread: the record, and when it began
     self._lock = threading.Lock()
 
@@ -93,13 +94,27 @@ class Images:
         return prepare(image), label
     data, label = self.source.read(record)
     with decoding.core():
-      header = decoding.check(data, *self.bounds)
+      published = self.source.is_published is not None and self.source.is_published(record)
+      header = decoding.check(data, *self.bounds, lenient=published)
       with decoding.MEMORY.share(header.memory + 2 * len(data)):  # the file's bytes, of a JPEG twice
         if 3 * header.height * header.width * len(self.source) > KEEP:
-          return prepare(decoding.Picture(data, header)), label
+          picture = decoding.Picture(data, header, self._is_whole(record))
+          made = prepare(picture)
+          if picture.is_whole:
+            self._set_whole(record)
+          return made, label
         image = decoding.decode(data, header)
         self.kept[record] = image, label
         return prepare(image), label
+
+  def _is_whole(self, record):
+    """Returns whether the whole image of a record was decoded before, so that a box of it is enough now."""
+    return bool(self._whole[record >> 3] >> (record & 7) & 1)
+
+  def _set_whole(self, record):
+    """Remembers that the whole image of a record was decoded."""
+    with self._lock:
+      self._whole[record >> 3] |= 1 << (record & 7)
 
   @contextlib.contextmanager
   def _being_read(self, record):

@@ -7,11 +7,12 @@ run that is too long. The checks here read each strip to its end.
 import lzma
 import zlib
 from collections.abc import Iterator
+from struct import error as StructError
 from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data import ccitt
+from vit_jax.data import ccitt, jpeg
 from vit_jax.data.errors import DecodeError
 
 NONE, LZW, JPEG, DEFLATE, OLD_DEFLATE, PACKBITS, LZMA, ZSTD = 1, 5, 7, 8, 32946, 32773, 34925, 50000
@@ -35,6 +36,7 @@ class Strips(NamedTuple):
     down: rows of a strip with all rows.
     options: value of the tag T4Options.
     is_reversed: the first pixel of a byte is in the low bit.
+    tables: a JPEG without an image, with the tables of all strips; b"" if each strip has its own.
   """
 
   compression: int
@@ -47,6 +49,7 @@ class Strips(NamedTuple):
   down: int
   options: int
   is_reversed: bool
+  tables: bytes = b""
 
   def read(self, data: bytes) -> Iterator[bytes]:
     """Yields the compressed bytes of each strip, with the first bit in the high bit of a byte."""
@@ -60,12 +63,23 @@ class Strips(NamedTuple):
     Args:
       data: the bytes of the file.
     """
-    check = _CHECKS.get(self.compression)
+    check = self._check_jpeg if self.compression == JPEG else _CHECKS.get(self.compression)
     if check is None:
       return
     for number, (strip, needed) in enumerate(zip(self.read(data), self.needed.tolist(), strict=True)):
       if reason := check(strip, needed, self.whole):
         raise DecodeError(f"not a complete image; strip or tile {number} of a TIFF {reason}")
+
+  def _check_jpeg(self, strip, needed, whole):
+    """Returns what is wrong with a strip, or None, by decoding it as a file."""
+    file = self.tables[:-2] + strip[2:] if self.tables else strip  # without an end and a beginning in the middle
+    try:
+      jpeg.read(file).decode(file)
+    except DecodeError as error:
+      return f"is damaged: {str(error).removeprefix('not a complete image; ')}"
+    except StructError:
+      return "is cut off"
+    return None
 
   def decode_fax(self, data: bytes, height: int, width: int) -> np.ndarray:
     """Decodes strips of fax codes.

@@ -1,4 +1,4 @@
-"""TIFF files and the directories that EXIF shares with them: the layout of the first page, and its pixels."""
+"""TIFF files: the layout of the first page, and its pixels."""
 
 import contextlib
 import io
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, TiffImagePlugin
 
-from vit_jax.data import strips
+from vit_jax.data import exif, strips
 from vit_jax.data.errors import DecodeError
 
 # What Pillow raises for files and metadata that are damaged.
@@ -20,22 +20,6 @@ warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 # Pillow's own reader of files without compression gives wrong colours for separate planes of 16 bits or of reversed bit
 # order, and does not compare the sizes of strips with those of the image. libtiff does both.
 TiffImagePlugin.READ_LIBTIFF = True
-
-
-class Entry(NamedTuple):
-  """What a directory has under one tag (TIFF 6.0, section 2)."""
-
-  kind: int
-  count: int
-  at: int  # of four bytes: the values, or where these begin
-
-
-class Directory(NamedTuple):
-  """The first directory of a file or of EXIF."""
-
-  order: str  # of bytes, as `struct` has it
-  entries: dict[int, Entry]  # by tag; of a tag that is repeated the first
-  repeated: bool  # a tag has more than one entry
 
 
 class Page(NamedTuple):
@@ -122,27 +106,19 @@ def _reported():
     raise DecodeError(f"not a complete image; Pillow cannot decode the TIFF: {error}") from error
 
 
-ENTRIES, PIECES = 4096, 2**17  # more than any real file has, as of `headers`
+PIECES = 2**17  # more than any real file has
 
-_ORIENTATION = 0x0112
-_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _BIG = (b"II+\0", b"MM\0+")  # whose offsets have 64 bits
-BEGINNINGS = (*_ORDERS, *_BIG)
-_KINDS = {1: "B", 3: "H", 4: "I"}  # of values: bytes, shorts, longs
+BEGINNINGS = (*exif.ORDERS, *_BIG)
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _COLOURS, _SAMPLES, _PLANES, _FORMAT = 256, 257, 258, 259, 262, 277, 284, 339
 _FILL_ORDER, _FAX_OPTIONS, _PREDICTOR, _PALETTE, _INKS, _XMP = 266, 292, 317, 320, 332, 700
 _STRIPS = (273, 279)  # offsets, and bytes of each
-_ROWS, _TILE_WIDTH, _TILE_HEIGHT = 278, 322, 323
+_ROWS, _TILE_WIDTH, _TILE_HEIGHT, _JPEG_TABLES = 278, 322, 323, 347
 _TILES = (324, 325)
 _READ = (0, 1, 2, 3, 5)  # colours: gray, RGB, a palette, of a printer
 _OF_PALETTE, _CMYK, _YCBCR = 3, 5, 6  # colours
-_DIFFERENCES = (
-  strips.LZW,
-  strips.DEFLATE,
-  strips.OLD_DEFLATE,
-  strips.LZMA,
-  strips.ZSTD,
-)  # compressions that may have a predictor
+# Compressions that may have a predictor.
+_DIFFERENCES = (strips.LZW, strips.DEFLATE, strips.OLD_DEFLATE, strips.LZMA, strips.ZSTD)
 # Supported compressions: none, three of fax machines, LZW, JPEG, two of deflate, PackBits, LZMA, ZSTD. The value is the
 # largest number of bytes that one compressed byte may represent, None if unknown (in a fax, one bit may be a row).
 _RATIOS = {strips.NONE: 1, **dict.fromkeys((*strips.FAX, strips.LZMA, strips.ZSTD)), strips.LZW: 4096,
@@ -151,71 +127,29 @@ _PIXEL = 24  # bytes: a strip may be the whole image, of four samples with 16 bi
 _TILE = 2**22  # pixels of a tile of an image that has less
 
 
-def directory(data: bytes | memoryview) -> Directory | None:
-  """The first directory of a TIFF file or of EXIF, as far as it is there; None for anything else."""
-  order, entries, repeated = _ORDERS.get(bytes(data[:4])), {}, False
-  if order is None:
-    return None
-  try:
-    (at,) = struct.unpack_from(f"{order}I", data, 4)
-    (count,) = struct.unpack_from(f"{order}H", data, at)
-    for first in range(at + 2, at + 2 + 12 * min(count, ENTRIES), 12):
-      tag, kind, length, _ = struct.unpack_from(f"{order}HHI4s", data, first)
-      repeated |= tag in entries
-      entries.setdefault(tag, Entry(kind, length, first + 8))
-  except struct.error:  # it is cut off
-    pass
-  return Directory(order, entries, repeated)
-
-
-def orientation(data: bytes | memoryview) -> int:
-  """How EXIF says that an image is turned, 1 to 8; 1 where it is damaged, or has a number that it does not define."""
-  if data[:6] == b"Exif\0\0":
-    data = data[6:]
-  said = directory(data)
-  return _orientation(data, said) if said else 1
-
-
-def _orientation(data, said):
-  entry = said.entries.get(_ORIENTATION)
-  if entry is None or entry.count != 1 or entry.kind not in _KINDS:
-    return 1
-  value = int(_values(data, said.order, entry)[0])
-  return value if 1 <= value <= 8 else 1
-
-
-def _values(data, order, entry) -> np.ndarray:
-  """The whole numbers of an entry. DecodeError where they are none, or not there."""
-  kind = np.dtype(_KINDS.get(entry.kind, "V")).newbyteorder(order)
-  size = entry.count * kind.itemsize
-  at = entry.at if size <= 4 else struct.unpack_from(f"{order}I", data, entry.at)[0]
-  if kind.kind == "V" or not size or at + size > len(data):
-    raise DecodeError(f"not a complete image; {len(data)} bytes of a TIFF, and a directory that goes beyond them")
-  return np.frombuffer(data, kind, entry.count, at).astype(np.int64)
-
-
 def page(data: bytes) -> Page:
   """The first page of a TIFF file. DecodeError unless all of its strips or tiles are there, and can be read."""
   if data[:4] in _BIG:
     raise DecodeError("a BigTIFF, whose offsets have 64 bits; save it again as a usual TIFF")
-  said = directory(data)
+  directory = exif.directory(data)
 
   def values(tag, *default):
-    entry = said.entries.get(tag)
-    if entry is None and not default:
+    if tag in directory.entries:
+      return directory.values(data, tag)
+    if not default:
       raise DecodeError(f"not a complete image; {len(data)} bytes of a TIFF whose directory lacks tag {tag}")
-    return np.array(default) if entry is None else _values(data, said.order, entry)
+    return np.array(default)
 
   height, width, samples, planes = (
     int(values(*each)[0]) for each in ((_HEIGHT,), (_WIDTH,), (_SAMPLES, 1), (_PLANES, 1))
   )
   bits, compression, colours = values(_BITS, 1), int(values(_COMPRESSION, 1)[0]), int(values(_COLOURS)[0])
   _check_form(values, bits, samples, compression, colours)
-  if said.repeated:
+  if directory.repeated:
     raise DecodeError("a TIFF whose directory repeats a tag. Convert it to PNG")
   if min(height, width, samples) < 1:
     raise DecodeError(f"not a complete image; {width} x {height} pixels")
-  tiled = _TILES[0] in said.entries
+  tiled = _TILES[0] in directory.entries
   across, down = (int(values(tag)[0]) for tag in (_TILE_WIDTH, _TILE_HEIGHT)) if tiled else (width, 0)
   down = down if tiled else min(height, int(values(_ROWS, height)[0]))
   if min(across, down) < 1 or (tiled and across * down > max(_TILE, 4 * height * width)):
@@ -236,13 +170,13 @@ def page(data: bytes) -> Page:
   reversed_bits = compression != strips.JPEG and int(values(_FILL_ORDER, 1)[0]) == 2
   stored = strips.Strips(
     *(compression, offsets[:count], sizes[:count], needed, row * down, columns, across, down),
-    *(int(values(_FAX_OPTIONS, 0)[0]), reversed_bits),
+    *(int(values(_FAX_OPTIONS, 0)[0]), reversed_bits, directory.content(data, _JPEG_TABLES)),
   )
   raw = row * (count * down if tiled else height * planes)
   memory, ratio = _PIXEL * height * width + 8 * across * down, _RATIOS[compression]
   least = raw // ratio if ratio else 1
-  turned = _orientation(data, said)
-  return Page(height, width, memory, least, turned, int(bits.max()), colours == 0, _patches(said), stored)
+  turned = directory.orientation(data)
+  return Page(height, width, memory, least, turned, int(bits.max()), colours == 0, _patches(directory), stored)
 
 
 def _check_form(values, bits, samples, compression, colours):
@@ -268,13 +202,16 @@ def _listed(bits):
   return " and ".join(map(str, sorted({*bits.tolist()})))
 
 
-def _patches(said):
+def _patches(directory):
   """Returns (offset, bytes) of directory entries that replace the orientation and the XMP.
 
   Pillow would apply both, and accepts an orientation of any type.
   """
-  plain = {_ORIENTATION: struct.pack(f"{said.order}HIHH", 3, 1, 1, 0), _XMP: struct.pack(f"{said.order}HIB3x", 1, 1, 0)}
-  return tuple((said.entries[tag].at - 6, entry) for tag, entry in plain.items() if tag in said.entries)
+  plain = {
+    exif.ORIENTATION: struct.pack(f"{directory.order}HIHH", 3, 1, 1, 0),
+    _XMP: struct.pack(f"{directory.order}HIB3x", 1, 1, 0),
+  }
+  return tuple((directory.entries[tag].at - 6, entry) for tag, entry in plain.items() if tag in directory.entries)
 
 
 def _check_pieces(data, offsets, sizes, needed, compression):

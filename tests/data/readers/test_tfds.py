@@ -206,6 +206,13 @@ def test_a_builder_directory_of_another_dataset_is_an_error(data_dir):
     opened("cifar10", "train", path=str(data_dir / "shapes" / "1.0.0"))
 
 
+def test_b1_only_data_of_the_catalog_are_public(data_dir):
+  row = catalog.Row(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 5}, 2)
+  source = tfds.catalogued("shapes", row, "train", path=str(data_dir))
+  assert all(source.is_published(i) for i in range(12))
+  assert opened("tfds", "train", path=str(data_dir), builder="shapes").is_published is None
+
+
 def test_sizes_that_differ_from_the_catalog_are_an_error(data_dir):
   row = catalog.Row(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 6}, 2)
   with pytest.raises(schema.ConfigError, match="5 records in 'test', not 6"):

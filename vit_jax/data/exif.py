@@ -1,0 +1,102 @@
+"""Directories of tags, which TIFF files and EXIF share (TIFF 6.0, section 2), and the orientation in them."""
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.data.errors import DecodeError
+
+ENTRIES = 4096  # more than any real file has
+ORDERS = {b"II*\0": "<", b"MM\0*": ">"}  # of bytes, by the beginning of a file
+ORIENTATION = 0x0112  # the tag
+_KINDS = {1: "B", 3: "H", 4: "I"}  # of values: bytes, shorts, longs
+_BYTES = (1, 2, 6, 7)  # types of values of one byte
+
+
+class Entry(NamedTuple):
+  """What a directory has under one tag.
+
+  Attributes:
+    kind: type of the values.
+    count: number of values.
+    at: offset of four bytes: the values, or where these begin.
+  """
+
+  kind: int
+  count: int
+  at: int
+
+
+class Directory(NamedTuple):
+  """The first directory of a file or of EXIF.
+
+  Attributes:
+    order: order of bytes, as `struct` has it.
+    entries: by tag. Of a tag that is repeated, the first one.
+    repeated: a tag has more than one entry.
+  """
+
+  order: str
+  entries: dict[int, Entry]
+  repeated: bool
+
+  def values(self, data: bytes | memoryview, tag: int) -> np.ndarray:
+    """Returns the whole numbers under a tag that the directory has, int64 [N].
+
+    Raises:
+      DecodeError: the values are not whole numbers, or are outside of the file.
+    """
+    entry = self.entries[tag]
+    kind = np.dtype(_KINDS.get(entry.kind, "V")).newbyteorder(self.order)
+    size = entry.count * kind.itemsize
+    at = entry.at if size <= 4 else struct.unpack_from(f"{self.order}I", data, entry.at)[0]
+    if kind.kind == "V" or not size or at + size > len(data):
+      raise DecodeError(f"not a complete image; {len(data)} bytes of a TIFF, and a directory that goes beyond them")
+    return np.frombuffer(data, kind, entry.count, at).astype(np.int64)
+
+  def content(self, data: bytes, tag: int) -> bytes:
+    """Returns the bytes under a tag, of which each is a value; b"" without the tag, or if the file lacks some."""
+    entry = self.entries.get(tag)
+    if entry is None or entry.kind not in _BYTES:
+      return b""
+    at = entry.at if entry.count <= 4 else struct.unpack_from(f"{self.order}I", data, entry.at)[0]
+    found = data[at : at + entry.count]
+    return found if len(found) == entry.count else b""
+
+  def orientation(self, data: bytes | memoryview) -> int:
+    """Returns how the image is turned, 1 to 8; 1 without a valid entry."""
+    entry = self.entries.get(ORIENTATION)
+    if entry is None or entry.count != 1 or entry.kind not in _KINDS:
+      return 1
+    value = int(self.values(data, ORIENTATION)[0])
+    return value if 1 <= value <= 8 else 1
+
+
+def directory(data: bytes | memoryview) -> Directory | None:
+  """Returns the first directory of a TIFF file or of EXIF, as far as it is there; None for anything else."""
+  order, entries, repeated = ORDERS.get(bytes(data[:4])), {}, False
+  if order is None:
+    return None
+  try:
+    (at,) = struct.unpack_from(f"{order}I", data, 4)
+    (count,) = struct.unpack_from(f"{order}H", data, at)
+    for first in range(at + 2, at + 2 + 12 * min(count, ENTRIES), 12):
+      tag, kind, length, _ = struct.unpack_from(f"{order}HHI4s", data, first)
+      repeated |= tag in entries
+      entries.setdefault(tag, Entry(kind, length, first + 8))
+  except struct.error:  # it is cut off
+    pass
+  return Directory(order, entries, repeated)
+
+
+def orientation(data: bytes | memoryview) -> int:
+  """Returns how EXIF states that an image is turned, 1 to 8; 1 if it is damaged, or has a number without a meaning.
+
+  Args:
+    data: EXIF, with or without the name that it has in a JPEG.
+  """
+  if data[:6] == b"Exif\0\0":
+    data = data[6:]
+  found = directory(data)
+  return found.orientation(data) if found else 1

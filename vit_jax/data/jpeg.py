@@ -1,0 +1,243 @@
+"""JPEG files (ITU-T T.81): what their segments contain, and the pixels of files whose coded data are undamaged."""
+
+import re
+from struct import pack, unpack_from
+from typing import NamedTuple
+
+import numpy as np
+import simplejpeg
+
+from vit_jax.data import exif, opencv
+from vit_jax.data.errors import DecodeError
+
+BEGINNING = b"\xff\xd8\xff"
+# More than any real file has: they cost time, and no pixels.
+SEGMENTS, SCANS = 10_000, 100
+
+_SOF, _DHT, _JPG, _DAC = range(0xC0, 0xD0), 0xC4, 0xC8, 0xCC
+_SOI, _EOI, _SOS, _APP0, _APP1, _APP14 = 0xD8, 0xD9, 0xDA, 0xE0, 0xE1, 0xEE
+_HUFFMAN = {0xC0: 2, 0xC1: 2, 0xC2: 1}  # by start of frame: bits that a block has at least
+_COLOURS = (1, 3, 4)  # channels: gray, colours (YCbCr or RGB), colours of a printer (YCCK or CMYK)
+_TRANSFORMS = {3: (0, 1), 4: (0, 2)}  # by channels: values in Adobe's segment; libjpeg takes the last one for others
+_MARKER = re.compile(rb"\xff([\x01-\xfe])")
+_END_OF_SCAN = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # restart markers are part of the data
+_SEQUENTIAL = bytes((0, 63, 0))  # the end of the segment of a scan that is not progressive
+# Eight bytes of ones, which libjpeg looks at behind the last block; no code of a block is all ones.
+_BEHIND = b"\xff\x00" * 8
+
+
+class Frame(NamedTuple):
+  """How a JPEG is coded: its start-of-frame segment.
+
+  Attributes:
+    kind: marker of the segment.
+    bits: of a sample.
+    height: number of rows.
+    width: pixels in a row.
+    names: numbers of its components.
+    blocks: number of blocks of 64 samples, of all components.
+  """
+
+  kind: int
+  bits: int
+  height: int
+  width: int
+  names: list[int]
+  blocks: int
+
+  @property
+  def progressive(self) -> bool:
+    """Whether a scan may have a part of the coefficients."""
+    return self.kind == 0xC2
+
+
+class Photo(NamedTuple):
+  """A JPEG file.
+
+  Attributes:
+    height: number of rows as the file stores them.
+    width: pixels in a row as the file stores them.
+    memory: bytes of memory that decoding takes at most.
+    least: the smallest number of bytes in which a file can store this number of pixels.
+    orientation: 1 to 8, as EXIF counts.
+    scan: offset behind the first marker of a scan, if all coefficients are in one scan; else None.
+    regions: a box can be decoded alone, because all is in one scan with one or three channels.
+    patches: (offset, bytes) that replace what libjpeg warns of although no pixel depends on it.
+    lenient: warnings about the coded data are ignored, as OpenCV and other libraries ignore them.
+  """
+
+  height: int
+  width: int
+  memory: int
+  least: int
+  orientation: int
+  scan: int | None
+  regions: bool
+  patches: tuple[tuple[int, bytes], ...]
+  lenient: bool = False
+
+  def decode(self, data: bytes) -> np.ndarray:
+    """Decodes the whole file.
+
+    Args:
+      data: the bytes of the file.
+
+    Returns:
+      uint8 [H, W, 3] RGB, as the file stores the pixels. Gray and CMYK are converted.
+
+    Raises:
+      DecodeError: libjpeg reports an error, or a warning about the coded data. If `lenient`, rows are missing.
+      MemoryError: the process has too little memory.
+    """
+    if self.patches:
+      data = _patched(data, self.patches)
+    try:
+      return simplejpeg.decode_jpeg(data, "RGB")
+    except RuntimeError as error:  # the only one: no memory for the decoder itself
+      raise MemoryError from error
+    except ValueError as error:
+      text = str(error)
+      if "memory" in text.lower():
+        raise MemoryError(text) from error
+      if self.lenient or "subsampling" in text:
+        return self._decode_with_warnings(data)
+      raise DecodeError(f"not a complete image; libjpeg reports: {text}") from None
+
+  def _decode_with_warnings(self, data):
+    """Decodes a JPEG with OpenCV, which ignores warnings.
+
+    It also decodes sampling factors that TurboJPEG does not know, such as 4x2 and 3x1. If pixels are missing before the
+    end marker, libjpeg paints them gray. Without an end marker libjpeg waits for more bytes, and OpenCV returns no
+    image.
+    """
+    end = -1 if self.scan is None else data.find(b"\xff\xd9", self.scan)  # in coded data there is no such pair
+    return opencv.decode(data if end < 0 else data[:end] + _BEHIND, self.memory)
+
+
+def _patched(data, patches):
+  changed = bytearray(data)
+  for at, part in patches:
+    changed[at : at + len(part)] = part
+  return bytes(changed)
+
+
+def read(data: bytes) -> Photo:
+  """Reads the segments of a JPEG file.
+
+  Args:
+    data: the bytes of the file.
+
+  Returns:
+    What is needed to decode it.
+
+  Raises:
+    DecodeError: the file is cut off in a segment, lacks bits of a coefficient, or has a form that is not supported.
+    struct.error: the file is cut off in a segment.
+  """
+  frame, at, turned, patches, adobe = None, 2, 0, [], None
+  for _ in range(SEGMENTS):
+    marker, at = _marker(data, at, _MARKER, patches)
+    if marker == _SOS:
+      break
+    if marker in (_SOI, _EOI):
+      raise DecodeError("not a complete image; a JPEG without image data")
+    if marker == 0x01 or 0xD0 <= marker <= 0xD7:  # these have no length
+      continue
+    if marker in _SOF and marker not in (_DHT, _JPG, _DAC):
+      frame = _frame(data, at, marker)
+    elif marker == _APP1 and not turned and data[at + 2 : at + 8] == b"Exif\0\0":
+      turned = exif.orientation(memoryview(data)[at + 2 : at + unpack_from(">H", data, at)[0]])
+    elif marker == _APP0 and data[at + 2 : at + 7] == b"JFIF\0" and data[at + 7 : at + 8] != b"\1":
+      patches.append((at + 7, b"\1"))  # a version that libjpeg does not know
+    elif marker == _APP14 and data[at + 2 : at + 7] == b"Adobe":
+      adobe = at + 13
+    at += unpack_from(">H", data, at)[0]
+  else:
+    raise DecodeError(f"a JPEG of more than {SEGMENTS:,} segments")
+  _check_frame(frame)
+  channels = len(frame.names)
+  if adobe is not None and channels in _TRANSFORMS and data[adobe] not in _TRANSFORMS[channels]:
+    patches.append((adobe, pack("B", _TRANSFORMS[channels][-1])))
+  pixels, least = frame.height * frame.width, frame.blocks * _HUFFMAN[frame.kind] // 8
+  if not frame.progressive and data[at + 2 : at + 3] == bytes([channels]):
+    _check_parameters(data, at, patches)
+    memory = (6 if channels < 4 else 8) * pixels  # with the copy that OpenCV makes, or the four channels
+    return Photo(*(frame.height, frame.width, memory, least, turned or 1, at, channels < 4, tuple(patches)))
+  _check_scans(data, at, frame, patches)
+  output = (3 if channels < 4 else 7) * pixels
+  memory = output + max(3 * pixels, 128 * frame.blocks)  # coefficients of 2 bytes
+  return Photo(*(frame.height, frame.width, memory, least, turned or 1, None, False, tuple(patches)))
+
+
+def _check_frame(frame):
+  """Raises DecodeError for a form that is not decoded exactly."""
+  if frame is None:
+    raise DecodeError("not a complete image; a JPEG that does not say its size")
+  if frame.kind not in _HUFFMAN:  # an arithmetic code has no least length, and may hold its own end marker
+    raise DecodeError("a JPEG with an arithmetic code, or lossless; save it again as a usual one")
+  if frame.bits != 8 or len(frame.names) not in _COLOURS:
+    raise DecodeError(
+      f"a JPEG of {len(frame.names)} channels with {frame.bits} bits; allowed: 1, 3 or 4 channels with 8 bits. "
+      "Convert it to PNG"
+    )
+
+
+def _marker(data, at, pattern, patches=None):
+  """Returns the next marker, and the offset behind it.
+
+  libjpeg skips other bytes before a marker, with a warning. `patches` replace them with filling.
+  """
+  match = pattern.search(data, at)
+  if not match:
+    raise DecodeError(f"not a complete image; {len(data)} bytes of a JPEG without an end")
+  if patches is not None and match.start() != at:
+    patches.append((at, b"\xff" * (match.start() - at)))
+  return match[1][0], match.end()
+
+
+def _frame(data, at, kind) -> Frame:
+  bits, height, width, count = unpack_from(">BHHB", data, at + 2)
+  components = [unpack_from("BB", data, at + 8 + 3 * i) for i in range(count)]
+  across, down = [factors >> 4 for _, factors in components], [factors & 15 for _, factors in components]
+  if not count or not min(*across, *down):
+    raise DecodeError("a JPEG whose header has no components")
+  blocks = sum(
+    -(-width * x // (8 * max(across))) * -(-height * y // (8 * max(down))) for x, y in zip(across, down, strict=True)
+  )
+  return Frame(kind, bits, height, width, [name for name, _ in components], blocks)
+
+
+def _check_parameters(data, at, patches):
+  """Patches the last bytes of the segment of a sequential scan. Some cameras write zeros there."""
+  last = at + 3 + 2 * data[at + 2]
+  if data[last : last + 3] != _SEQUENTIAL and len(data) >= last + 3:
+    patches.append((last, _SEQUENTIAL))
+
+
+def _check_scans(data, at, frame, patches):
+  """DecodeError unless all components have come to the last bit by the end marker; `at` is behind the first SOS.
+
+  A coefficient that no scan has is zero; one that has begun and whose last bits are missing was cut off.
+  """
+  missing = {name: [None] * 64 for name in frame.names}  # bits of each coefficient
+  for _ in range(SCANS):
+    length, count = unpack_from(">HB", data, at)
+    names = unpack_from(f"{2 * count}B", data, at + 3)[::2]
+    first, last, bits = unpack_from("BBB", data, at + 3 + 2 * count)
+    if not frame.progressive:
+      _check_parameters(data, at, patches)
+    span = slice(first, last + 1) if frame.progressive else slice(0, 64)
+    for name in names:
+      if name not in missing or last > 63:
+        raise DecodeError("a JPEG with a scan of what its header does not have")
+      coefficients = missing[name][span]
+      missing[name][span] = [bits & 15 if frame.progressive else 0] * len(coefficients)
+    marker, at = _marker(data, at + length, _END_OF_SCAN)
+    while marker not in (_SOS, _EOI):
+      marker, at = _marker(data, at + unpack_from(">H", data, at)[0], _MARKER, patches)
+    if marker == _EOI:
+      break
+  else:
+    raise DecodeError(f"a JPEG of more than {SCANS} scans")
+  if any(bits[0] is None or any(bits) for bits in missing.values()):
+    raise DecodeError("not a complete image; a JPEG that ends before its last scan")
