@@ -19,7 +19,7 @@ def test_files_of_dinov2_give_the_features_of_timms(registers, mlp, chunk):
   description, arrays, tensors = originals.dinov2(registers, mlp, chunk)
   found = importers.recognise(tensors, {"heads": 2})
   assert (found.layout.name, found.description.arguments()["position"]) == ("dinov2", "learned")
-  assert found.notes == ["left out, for only their training has a use for them: mask_token"]
+  assert found.notes == ["left out, used only in training: mask_token"]
   back = found.read()
   np.testing.assert_allclose(outputs(found.description, back), outputs(description, arrays), rtol=2e-4, atol=2e-5)
   again = importers.export(back, found.description, "dinov2")

@@ -2,7 +2,8 @@
 
 import re
 
-from vit_jax.importers.layout import Layout, Row, flax_linear, named
+from vit_jax.importers import published_sizes
+from vit_jax.importers.layout import Layout, Row, flax_linear
 from vit_jax.models import Description
 from vit_jax.models.published import bit
 from vit_jax.models.resnet import WIDTH
@@ -65,7 +66,7 @@ def _describe(tensors, hints, root, head):
   }
   blocks = [int(block) for block, _ in units]
   stages = tuple(blocks.count(block) for block in range(1, max(blocks, default=0) + 1))
-  name, sizes = named(bit.SIZES, (width / WIDTH, stages), ("width_factor", "stages"))
+  name, sizes = published_sizes.nearest(bit.SIZES, (width / WIDTH, stages), ("width_factor", "stages"))
   classes = tensors[head].shape[-1] if head in tensors else 0
   return Description(Choice(name, sizes), hints.get("image_size", 224), classes, channels)
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax.importers.layout import Layout, Row, Tensors, named, torch_conv, torch_linear, torch_norm
+from vit_jax.importers import published_sizes
+from vit_jax.importers.layout import Layout, Row, Tensors, torch_conv, torch_linear, torch_norm
 from vit_jax.models import Description, positions
 from vit_jax.models.compact import side
 from vit_jax.models.published.compact import SIZES, VARIANTS
@@ -51,7 +52,7 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
   # Every variant has heads of width 64.
   heads = hints.get("heads", max(width // 64, 1)) if hints.get("width", width) == width else max(width // 64, 1)
   sizes = (width, depth, heads, hidden)
-  size, overrides = named(SIZES, sizes, ("width", "depth", "heads", "hidden"))
+  size, overrides = published_sizes.nearest(SIZES, sizes, ("width", "depth", "heads", "hidden"))
   position, image_size = _positions(tensors.get(_TABLE), kernel, count, has_cls, hints)
 
   # The name: same tokenizer and pooling first, then size, image size and classes.

@@ -7,7 +7,7 @@ one become those of the other. Reading applies the patterns, writing applies the
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -15,6 +15,7 @@ import numpy as np
 from einops import rearrange
 
 from vit_jax import models
+from vit_jax.importers import unused
 from vit_jax.importers.tables import TABLE, placed
 from vit_jax.importers.tensors import Tensor, Tensors
 from vit_jax.models import Description, finite, positions
@@ -61,7 +62,8 @@ class Layout(NamedTuple):
   # Arguments without which a code that reads this layout computes another model; of a tuple any will do.
   computes: Mapping[str, Any] = {}
   ignored: str = r"(?!)"  # names that carry no parameters
-  untaken: str = r"(?!)"  # names of parameters that only their training has a use for, and that no model here has
+  untaken: str = r"(?!)"  # names of parameters that only training uses, besides mask tokens: see `unused`
+  unneeded: Callable[[Tensors], Mapping[str, Sequence[str]]] = lambda tensors: {}  # other names to leave out, by reason
   # Of several layouts of one name and family: which models are published so, and whether a file may be, where what
   # stands beside it says more than tensors do.
   holds: Callable[[Description], bool] = lambda description: True
@@ -189,8 +191,8 @@ def match(layout: Layout, tensors: Tensors, description: Description) -> list[En
   # A table that the model computes may be stored: of another length in one published file, so it is not compared.
   computed = _computed(layout, description)
   known = {*expected, *(row.theirs for row in layout.rows if computed and row.ours == TABLE)}
-  no_place = re.compile(f"{layout.ignored}|{layout.untaken}")
-  surplus = [name for name in tensors if name not in known and not no_place.fullmatch(name)]
+  known |= {name for names in left_out(layout, tensors).values() for name in names}
+  surplus = [name for name in tensors if name not in known and not re.fullmatch(layout.ignored, name)]
   missing = [name for name in expected if name not in tensors]
   here = [(name, entry, tensors[name]) for name, entry in expected.items() if name in tensors]
   misshapen = [f"{name} {tuple(t.shape)} instead of {entry.shape}" for name, entry, t in here if t.shape != entry.shape]
@@ -211,9 +213,12 @@ def match(layout: Layout, tensors: Tensors, description: Description) -> list[En
 
 def notes(layout: Layout, tensors: Tensors, hints: Mapping[str, Any]) -> list[str]:
   """What a reader of these tensors should know: what is left out, and what they might be of as well."""
-  left_out = [name for name in tensors if re.fullmatch(layout.untaken, name)]
-  result = [f"left out, for only their training has a use for them: {some(left_out, LISTED)}"] if left_out else []
-  return result + layout.doubts(tensors, hints)
+  return unused.notes(left_out(layout, tensors)) + layout.doubts(tensors, hints)
+
+
+def left_out(layout: Layout, tensors: Tensors) -> dict[str, list[str]]:
+  """Returns the names of tensors on which the output does not depend, by reason."""
+  return unused.find(list(tensors), layout.untaken, layout.unneeded(tensors))
 
 
 def _is_float(dtype):
@@ -272,13 +277,6 @@ def _computed(layout, description):
   model = models.functional(description)
   position = getattr(model.create(model.shapes()), "position", None)
   return position if layout.stores_tables and isinstance(position, positions.Fixed) else None
-
-
-def named(sizes: Mapping, values: tuple[int, ...], names: tuple[str, ...]) -> tuple[Any, dict[str, int]]:
-  """(key, overrides): the row of `sizes` that equals the values, else the nearest row and, by name, what differs."""
-  distance = {key: sum(a != b for a, b in zip(row, values, strict=True)) for key, row in sizes.items()}
-  key = min(sizes, key=lambda k: (distance[k], abs(sizes[k][0] - values[0])))
-  return key, {name: b for name, a, b in zip(names, sizes[key], values, strict=True) if a != b}
 
 
 # Rows that come in pairs.

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.importers import layout
+from vit_jax.importers import layout, published_sizes
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.models import Description
 from vit_jax.models.published import mixer
@@ -66,7 +66,7 @@ def _described(sizes, patch, patches, channels, classes, hints):
     raise ConfigError(f"the file holds a Mixer with patch {patch}; allowed: {', '.join(map(str, known))}")
   near = {name: mixer.SIZES[size] for name, (size, gelu) in rows.items() if gelu == hints["gelu"]}
   near = near or {name: mixer.SIZES[size] for name, (size, _) in rows.items()}
-  name, arguments = layout.named(near, sizes, ("width", "depth", "token_hidden", "hidden"))
+  name, arguments = published_sizes.nearest(near, sizes, ("width", "depth", "token_hidden", "hidden"))
   if rows[name][1] != hints["gelu"]:
     arguments["gelu"] = hints["gelu"]
   if hints.get("norm_eps", 1e-6) != 1e-6:

@@ -85,7 +85,7 @@ def choose(tensors: Tensors, known: Known, ema: bool | None = None, prefix: str 
   if more:
     notes.append(f"read from outside of the prefix: {some(sorted(file.names[name] for name in more), 6)}")
   if left_out:
-    notes.append(f"left out, not part of this model: {_groups(left_out)}")
+    notes.append(f"left out, not part of this model: {_groups(left_out, _original(file, chosen, trees[chosen]))}")
   return Chosen(tree | {ours: file.tensors[name] for name, ours in more.items()}, notes)
 
 
@@ -296,9 +296,10 @@ def _named(file, root, names):
   return show(prefix) if prefix else "names without prefix"
 
 
-def _groups(names) -> str:
-  """Returns names of tensors. Names that share their first word are counted together."""
-  starts = {name: re.match(r"[^./]*[./]?", name)[0] for name in names}
+def _groups(names, prefix) -> str:
+  """Returns names of tensors. Names that share their first word, or that after a prefix, are counted together."""
+  words = re.compile(rf"({re.escape(prefix)})?[^./]*[./]?")
+  starts = {name: words.match(name)[0] for name in names}
   count = Counter(starts.values())
-  words = (name if count[start] < 3 else f"{start}* ({count[start]} tensors)" for name, start in starts.items())
-  return some(dict.fromkeys(words), 12)
+  shown = (name if count[start] < 3 else f"{start}* ({count[start]} tensors)" for name, start in starts.items())
+  return some(dict.fromkeys(shown), 12)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.importers import layout
+from vit_jax.importers import layout, published_sizes
 from vit_jax.importers.layout import Layout, Row, Tensors
 from vit_jax.models import Description
 from vit_jax.models.published import swin
@@ -54,7 +54,7 @@ def describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   image_size = hints.get("image_size") or hints.get("input_size") or swin.PATCH * window * 2 ** (len(depths) - 1)
 
   # Of the names with the nearest size the one with this window, if there is one.
-  size, arguments = layout.named(swin.SIZES, (width, depths, heads), ("width", "depths", "heads"))
+  size, arguments = published_sizes.nearest(swin.SIZES, (width, depths, heads), ("width", "depths", "heads"))
   windows = {name: row[1] for name, row in swin.VARIANTS.items() if row[0] == size}
   name = min(windows, key=lambda name: windows[name] != window)
   if windows[name] != window:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from vit_jax import models
-from vit_jax.importers.layout import Tensor, Tensors, named
+from vit_jax.importers import published_sizes
+from vit_jax.importers.layout import Tensor, Tensors
 from vit_jax.models import Description
 from vit_jax.models.published import modern
 from vit_jax.models.published.model import Published
@@ -140,7 +141,7 @@ def describe(
     position: how positions are known, where there need be no table.
     **rest: other arguments of the model; None stands for the default.
   """
-  key, overrides = named(SIZES, row, _SIZE)
+  key, overrides = published_sizes.nearest(SIZES, row, _SIZE)
   patch = patches[0]
   hybrid = {sizes: name for name, sizes in HYBRIDS.items()}.get((key, patch, stages))
   arguments = {

@@ -124,7 +124,7 @@ LAYOUTS = (
     finish=_dinov3_finish,
     computes=PLAIN | {"position": "none", "eps": 1e-5},
     ignored=r"rope_embed\.periods",
-    untaken=r"mask_token|local_cls_norm\..*",
+    untaken=r"local_cls_norm\..*",
     holds=holding(modern.DINOV3, mlp=("gelu", "swiglu"), qkv_bias=("query_value", "none")),
   ),
   Layout(
@@ -137,7 +137,6 @@ LAYOUTS = (
     canonical=_dinov2_names,
     finish=_dinov2_finish,
     computes=PLAIN | {"position": "learned", "qkv_bias": "all", "eps": 1e-6},
-    untaken=r"mask_token",
     position="learned",
     holds=holding(Choice("none"), mlp=("gelu", "swiglu"), pool="cls", norm_order="pre"),
   ),

@@ -53,9 +53,13 @@ def _siglip_names(tensors: Tensors, hints: Mapping) -> Tensors:
       "the tensors are those of SigLIP 2 for images of any shape (NaFlex), which is not built here; take one for a "
       "size, as google/siglip2-base-patch16-224"
     )
-  # A classifier reads the mean, whatever pooling is there too.
-  dropped = f"{_POOL}." if "classifier.weight" in tensors else ()
-  return {name: tensor for name, tensor in tensors.items() if not name.startswith(dropped)}
+  return tensors
+
+
+def _unneeded(tensors: Tensors) -> dict[str, list[str]]:
+  """The pooling beside a classifier, which is that of the model without one."""
+  pooling = [name for name in tensors if name.startswith(f"{_POOL}.")]
+  return {"because the classifier reads the mean of the patches": pooling} if "classifier.weight" in tensors else {}
 
 
 def _describe_siglip(tensors: Tensors, hints: Mapping) -> Description:
@@ -70,7 +74,7 @@ def _describe_siglip(tensors: Tensors, hints: Mapping) -> Description:
     tensors.get("classifier.bias"),
     hints,
     leading=0,
-    pool="map" if f"{_POOL}.probe" in tensors else "gap",
+    pool="map" if f"{_POOL}.probe" in tensors and "classifier.weight" not in tensors else "gap",
     gelu=hints.get("gelu", "tanh"),
     eps=hints.get("norm_eps", 1e-6),
   )
@@ -96,6 +100,7 @@ LAYOUTS = (
     beside=written,
     computes=ONLY | {"rotary": Choice("none"), "qkv_bias": "all"},
     ignored=r"text_model\..*|logit_scale|logit_bias|(vision_model\.)?embeddings\.position_ids",
+    unneeded=_unneeded,
     holds=holds("siglip"),
     position="learned",
   ),

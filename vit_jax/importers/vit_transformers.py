@@ -254,7 +254,6 @@ LAYOUTS = (
     finish=_dino_finish,
     beside=written,
     computes=ONLY | {"position": ("learned", "sincos2d"), "rotary": Choice("none"), "qkv_bias": ("all", "none")},
-    untaken=r"embeddings\.mask_token",
     holds=holds("dinov2"),
     position="learned",
   ),
@@ -268,7 +267,6 @@ LAYOUTS = (
     finish=_dino_finish,
     beside=written,
     computes=ONLY | {"position": "none"},
-    untaken=r"embeddings\.mask_token",
     holds=holds("dinov3"),
   ),
 )
