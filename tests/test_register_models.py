@@ -119,6 +119,21 @@ def test_newcomer_1_an_error_of_the_users_module_has_its_line(file, tmp_path):
 
 
 @pytest.mark.heavy
+def test_newcomer_1_a_model_that_accepts_patches_can_have_them_hidden(file):
+  parts(file)  # registers the reader
+
+  @register.model("cut", image_size=16, sharding=vit.SHARDING)
+  def cut(image_size, channels, classes, rngs, *, heads: int = 2, dtype: str = "float32"):
+    return vit.vit((8, 1, heads, 8), 4, image_size, channels, classes, rngs, dtype=dtype)
+
+  changes = {"model.name": "cut", "evals.test.name": "masked"}
+  small = {"task.width": "8", "task.depth": "1", "task.heads": "2"}
+  for task, own in (("masked_patches", {}), ("masked_autoencoder", small)):
+    made = parts(file, **changes, **{"task.name": task}, **own)
+    assert made.task.patch == 4 and made.batch_shapes["image"].shape == (8, 16, 48) and made.forward_flops > 0
+
+
+@pytest.mark.heavy
 def test_newcomer_1_a_transformer_of_a_user_shows_where_it_looks(tmp_path):
   @register.model("own", image_size=16, classes=3, sharding=vit.SHARDING)
   def own(image_size, channels, classes, rngs, *, dtype: str = "float32"):

@@ -132,8 +132,9 @@ def model(
   """Registers a model: a function that builds a Flax NNX module.
 
   The function is called as `function(image_size, channels, classes, rngs, **keys)`. Its keyword-only parameters are the
-  keys of `config.model`; it needs `dtype: Dtype`. The module needs a method `outputs(images, key, **masks)` that
-  returns `vit_jax.models.Output`; see `vit_jax.models.output.classified`. With `classes=0` the module has no head.
+  keys of `config.model`; it needs `dtype: Dtype`. The module needs a method `outputs(images, key)` that returns
+  `vit_jax.models.Output`; see `vit_jax.models.output.classified`. With `classes=0` the module has no head. No attribute
+  is required; `vit_jax.models.contract` checks those that have a meaning.
 
   Args:
     name: the value of `config.model.name`.
