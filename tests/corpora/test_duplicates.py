@@ -1,5 +1,6 @@
 """Perceptual hashes, and matching them."""
 
+import dataclasses
 import re
 
 import cv2
@@ -7,9 +8,11 @@ import numpy as np
 import pytest
 
 from benchmarks import photographs
+from tests import hostile_images
 from tests.corpora import folders
 from tests.image_files import decoded
 from vit_jax.corpora import duplicates
+from vit_jax.data import sources
 from vit_jax.schema import ConfigError
 
 PHOTOGRAPHS = [decoded(photographs.picture(seed)) for seed in range(6)]
@@ -85,15 +88,20 @@ def test_the_page_shows_pairs_and_obeys_no_name(tmp_path, monkeypatch):
 
 
 def test_a_test_image_of_no_use_is_an_error():
-  class Source:
-    def read(self, i):
-      return b"nothing", 0
-
-    def place(self, i):
-      return f"set, record {i}"
-
+  nothing = sources.Source("set", "test", ("a",), 9, lambda i: (b"nothing", 0), lambda i: f"set, record {i}")
   with pytest.raises(ConfigError, match=r"--dedup-against: set, record 4: not a complete image"):
-    duplicates.hashes(Source(), 4)
+    duplicates.hashes(nothing, 4)
+
+
+def test_b1_a_public_test_image_may_have_bytes_left_over():
+  data = hostile_images.REFUSED["jpeg with bytes before its end"]()
+  private = sources.Source("set", "test", ("a",), 9, lambda i: (data, 0), lambda i: f"set, record {i}")
+  public = dataclasses.replace(private, is_published=lambda i: True)
+  expected = decoded(hostile_images.jpeg())
+  np.testing.assert_array_equal(duplicates.pixels(public, 4), expected)
+  assert duplicates.hashes(public, 4)[0] == duplicates.hashed(expected)
+  with pytest.raises(ConfigError, match=r"set, record 4: .*extraneous bytes"):
+    duplicates.hashes(private, 4)
 
 
 def test_d10_a_split_of_duplicates_alone_names_the_test_set_and_the_fix(tmp_path):

@@ -62,3 +62,13 @@ def test_a_number_outside_the_palette_is_black():
 def test_numbers_without_a_palette_are_refused():
   with pytest.raises(DecodeError):
     decoded(png(DRAW.integers(0, 16, (9, 9, 1)), 8, 3))
+
+
+def test_b1_an_orientation_whose_checksum_is_wrong_is_refused():
+  samples = DRAW.integers(0, 256, (6, 9, 3))
+  turned = chunk(b"eXIf", b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0" + bytes(4))
+  np.testing.assert_array_equal(decoded(png(samples, 8, 2, before=turned), exif=True), np.rot90(samples, 3))
+  flipped = turned[:-9] + bytes([turned[-9] ^ 1]) + turned[-8:]
+  for exif in (False, True):
+    with pytest.raises(DecodeError, match="not a complete image; the checksum of the chunk eXIf of a PNG is wrong"):
+      decoded(png(samples, 8, 2, before=flipped), exif=exif)

@@ -41,7 +41,10 @@ class Converted(NamedTuple):
 
 
 def convert(
-  data: bytes, size: int | None = None, large: contextlib.AbstractContextManager = contextlib.nullcontext()
+  data: bytes,
+  size: int | None = None,
+  large: contextlib.AbstractContextManager = contextlib.nullcontext(),
+  lenient: bool = False,
 ) -> Converted:
   """An image file as a corpus has it. Raises DecodeError for one that is damaged or over the bounds.
 
@@ -49,9 +52,10 @@ def convert(
   many pixels, by area (antialiased), unless it has fewer. Printers' colours (CMYK), GIF, BMP, WebP, TIFF and
   animations, of which the first frame is taken, become RGB. What was changed is a JPEG of quality 95 if it was lossy,
   else a PNG; any other file keeps its bytes, with colour profile and metadata.
-  `large` is held while an image is decoded and encoded that takes more than `LARGE` bytes.
+  `large` is held while an image is decoded and encoded that takes more than `LARGE` bytes. `lenient` is as of
+  `decoding.check`.
   """
-  header = decoding.check(data, MAX_PIXELS, MAX_ASPECT, exif=True)
+  header = decoding.check(data, MAX_PIXELS, MAX_ASPECT, exif=True, lenient=lenient)
   with large if header.memory > LARGE else contextlib.nullcontext():
     return _converted(data, header, size)
 

@@ -131,7 +131,13 @@ def page(path: pathlib.Path, duplicates: Sequence[dict], picture: Callable[[dict
 def hashes(source: Source, number: int) -> list[int]:
   """Hashes of a record: as it is, and mirrored. ConfigError for one of no use: a test set is whole."""
   try:
-    pixels = conversion.convert(source.read(number)[0]).pixels
+    image = pixels(source, number)
   except (OSError, ValueError, cv2.error) as error:
     raise ConfigError(f"{source.place(number)}: {error}", "--dedup-against") from error
-  return [hashed(pixels), hashed(cv2.flip(pixels, 1))]
+  return [hashed(image), hashed(cv2.flip(image, 1))]
+
+
+def pixels(source: Source, number: int) -> np.ndarray:
+  """Returns the pixels of a record of a test set, uint8 [H, W, 3]. Raises what reading and decoding raise."""
+  data, _ = source.read(number)
+  return conversion.convert(data, lenient=source.is_published(number)).pixels

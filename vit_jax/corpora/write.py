@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vit_jax import files, paths, runtime, schema
-from vit_jax.corpora import conversion, description, duplicates, making, plan, processes, screen, work
+from vit_jax.corpora import description, duplicates, making, plan, processes, screen, work
 from vit_jax.corpora.plan import Options, Plan
 from vit_jax.data import catalog, sources
 from vit_jax.data.sources import Source
@@ -210,8 +210,7 @@ def _refuse_changed(folders):
 
 
 def _picture(test_set, record):
-  data, _ = test_set.read(record)
-  return duplicates.shown(conversion.convert(data).pixels)
+  return duplicates.shown(duplicates.pixels(test_set, record))
 
 
 def _clear(folders):

@@ -1,5 +1,6 @@
 """What an image file says of itself, before anything is decoded: its size, and the memory that decoding takes."""
 
+import zlib
 from struct import error as StructError
 from struct import unpack_from
 from typing import NamedTuple, Protocol
@@ -127,6 +128,7 @@ def _png(data) -> Header:
     if name == apng.CHUNK:
       still = apng.Still(_PIXEL * height * width)
     elif name == b"eXIf":
+      _check_chunk(data, at, length)
       turned = exif.orientation(memoryview(data)[at + 8 : at + 8 + length])
     at += 12 + length
     if at > len(data):
@@ -137,6 +139,15 @@ def _png(data) -> Header:
     raise DecodeError(f"a PNG of more than {CHUNKS:,} chunks")
   _check_length(data, height, width, height * (1 + -(-width * depth * _CHANNELS[colour] // 8)) // _INFLATE)
   return Header(height, width, _PIXEL * height * width, orientation=turned, layout=still)
+
+
+def _check_chunk(data, at, length):
+  """Raises DecodeError for a chunk with a wrong checksum. OpenCV checks the chunks that pixels depend on."""
+  if at + 12 + length > len(data):  # cut off, which is reported later
+    return
+  name, checksum = data[at + 4 : at + 8], unpack_from(">I", data, at + 8 + length)[0]
+  if zlib.crc32(memoryview(data)[at + 4 : at + 8 + length]) != checksum:
+    raise DecodeError(f"not a complete image; the checksum of the chunk {name.decode('latin-1')} of a PNG is wrong")
 
 
 # WebP and TIFF.

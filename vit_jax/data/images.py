@@ -94,8 +94,7 @@ class Images:
         return prepare(image), label
     data, label = self.source.read(record)
     with decoding.core():
-      published = self.source.is_published is not None and self.source.is_published(record)
-      header = decoding.check(data, *self.bounds, lenient=published)
+      header = decoding.check(data, *self.bounds, lenient=self.source.is_published(record))
       with decoding.MEMORY.share(header.memory + 2 * len(data)):  # the file's bytes, of a JPEG twice
         if 3 * header.height * header.width * len(self.source) > KEEP:
           picture = decoding.Picture(data, header, self._is_whole(record))

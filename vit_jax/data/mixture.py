@@ -65,7 +65,7 @@ def mixture(
     _epoch(names, parts, weights, epoch),
     of_part(lambda part, i: f"{names[part]}/{parts[part].called(i)}"),
     of_part(joined.shares) if any(part.shares for part in parts) else None,
-    is_published=of_part(joined.is_published) if any(part.is_published for part in parts) else None,
+    is_published=of_part(lambda part, i: parts[part].is_published(i)),
     note="\n".join(filter(None, dict.fromkeys((*(part.note for part in parts), class_names.note(together))))),
     files=lambda: [file for part in parts for file in part.files()],
   )
@@ -100,11 +100,6 @@ class _Joined:
     one = self.parts[part]
     own = one.shares(i) if one.shares else np.ones(one.labels, np.float32)
     return np.pad(own, (0, self.labels - one.labels))
-
-  def is_published(self, part: int, i: int) -> bool:
-    """As `Source.is_published`, of a part."""
-    one = self.parts[part]
-    return one.is_published is not None and one.is_published(i)
 
   def read(self, part: int, i: int) -> tuple[bytes, int | tuple[int, ...]]:
     """As `Source.read`, of a part."""

@@ -105,7 +105,7 @@ class Source:
   )
   masks: Masks | None = None
   note: str = ""  # which files are records and which are not, to be said once
-  is_published: Callable[[int], bool] | None = None  # whether record i is of a public dataset; None: none is
+  is_published: Callable[[int], bool] = lambda i: False  # whether record i is of a public dataset
   key: str = "config.data"  # where a config says how it is read, for advice
   files: Callable[[], Sequence[str]] = tuple  # on a disk, that records are read from
 
@@ -144,7 +144,7 @@ def subset(source: Source, records: Sequence[int]) -> Source:
     epoch=None,
     read_name=at(source.called),
     shares=at(source.shares) if source.shares else None,
-    is_published=at(source.is_published) if source.is_published else None,
+    is_published=at(source.is_published),
     masks=source.masks._replace(read=at(source.masks.read)) if source.masks else None,
   )
 

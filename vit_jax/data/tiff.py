@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, TiffImagePlugin
 
-from vit_jax.data import exif, strips
+from vit_jax.data import strips
 from vit_jax.data.errors import DecodeError
+from vit_jax.data.exif import ORDERS, ORIENTATION, directory
 
 # What Pillow raises for files and metadata that are damaged.
 DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error, OverflowError)
@@ -109,7 +110,7 @@ def _reported():
 PIECES = 2**17  # more than any real file has
 
 _BIG = (b"II+\0", b"MM\0+")  # whose offsets have 64 bits
-BEGINNINGS = (*exif.ORDERS, *_BIG)
+BEGINNINGS = (*ORDERS, *_BIG)
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _COLOURS, _SAMPLES, _PLANES, _FORMAT = 256, 257, 258, 259, 262, 277, 284, 339
 _FILL_ORDER, _FAX_OPTIONS, _PREDICTOR, _PALETTE, _INKS, _XMP = 266, 292, 317, 320, 332, 700
 _STRIPS = (273, 279)  # offsets, and bytes of each
@@ -131,11 +132,11 @@ def page(data: bytes) -> Page:
   """The first page of a TIFF file. DecodeError unless all of its strips or tiles are there, and can be read."""
   if data[:4] in _BIG:
     raise DecodeError("a BigTIFF, whose offsets have 64 bits; save it again as a usual TIFF")
-  directory = exif.directory(data)
+  found = directory(data)
 
   def values(tag, *default):
-    if tag in directory.entries:
-      return directory.values(data, tag)
+    if tag in found.entries:
+      return found.values(data, tag)
     if not default:
       raise DecodeError(f"not a complete image; {len(data)} bytes of a TIFF whose directory lacks tag {tag}")
     return np.array(default)
@@ -145,11 +146,11 @@ def page(data: bytes) -> Page:
   )
   bits, compression, colours = values(_BITS, 1), int(values(_COMPRESSION, 1)[0]), int(values(_COLOURS)[0])
   _check_form(values, bits, samples, compression, colours)
-  if directory.repeated:
+  if found.repeated:
     raise DecodeError("a TIFF whose directory repeats a tag. Convert it to PNG")
   if min(height, width, samples) < 1:
     raise DecodeError(f"not a complete image; {width} x {height} pixels")
-  tiled = _TILES[0] in directory.entries
+  tiled = _TILES[0] in found.entries
   across, down = (int(values(tag)[0]) for tag in (_TILE_WIDTH, _TILE_HEIGHT)) if tiled else (width, 0)
   down = down if tiled else min(height, int(values(_ROWS, height)[0]))
   if min(across, down) < 1 or (tiled and across * down > max(_TILE, 4 * height * width)):
@@ -170,13 +171,13 @@ def page(data: bytes) -> Page:
   reversed_bits = compression != strips.JPEG and int(values(_FILL_ORDER, 1)[0]) == 2
   stored = strips.Strips(
     *(compression, offsets[:count], sizes[:count], needed, row * down, columns, across, down),
-    *(int(values(_FAX_OPTIONS, 0)[0]), reversed_bits, directory.content(data, _JPEG_TABLES)),
+    *(int(values(_FAX_OPTIONS, 0)[0]), reversed_bits, found.content(data, _JPEG_TABLES)),
   )
   raw = row * (count * down if tiled else height * planes)
   memory, ratio = _PIXEL * height * width + 8 * across * down, _RATIOS[compression]
   least = raw // ratio if ratio else 1
-  turned = directory.orientation(data)
-  return Page(height, width, memory, least, turned, int(bits.max()), colours == 0, _patches(directory), stored)
+  turned = found.orientation(data)
+  return Page(height, width, memory, least, turned, int(bits.max()), colours == 0, _patches(found), stored)
 
 
 def _check_form(values, bits, samples, compression, colours):
@@ -202,16 +203,16 @@ def _listed(bits):
   return " and ".join(map(str, sorted({*bits.tolist()})))
 
 
-def _patches(directory):
+def _patches(found):
   """Returns (offset, bytes) of directory entries that replace the orientation and the XMP.
 
   Pillow would apply both, and accepts an orientation of any type.
   """
   plain = {
-    exif.ORIENTATION: struct.pack(f"{directory.order}HIHH", 3, 1, 1, 0),
-    _XMP: struct.pack(f"{directory.order}HIB3x", 1, 1, 0),
+    ORIENTATION: struct.pack(f"{found.order}HIHH", 3, 1, 1, 0),
+    _XMP: struct.pack(f"{found.order}HIB3x", 1, 1, 0),
   }
-  return tuple((directory.entries[tag].at - 6, entry) for tag, entry in plain.items() if tag in directory.entries)
+  return tuple((found.entries[tag].at - 6, entry) for tag, entry in plain.items() if tag in found.entries)
 
 
 def _check_pieces(data, offsets, sizes, needed, compression):

@@ -210,7 +210,7 @@ def test_b1_only_data_of_the_catalog_are_public(data_dir):
   row = catalog.Row(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 5}, 2)
   source = tfds.catalogued("shapes", row, "train", path=str(data_dir))
   assert all(source.is_published(i) for i in range(12))
-  assert opened("tfds", "train", path=str(data_dir), builder="shapes").is_published is None
+  assert not opened("tfds", "train", path=str(data_dir), builder="shapes").is_published(0)
 
 
 def test_sizes_that_differ_from_the_catalog_are_an_error(data_dir):
