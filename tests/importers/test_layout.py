@@ -78,6 +78,7 @@ EXAMPLES = [  # layout, model, image size, classes
   ("big_vision", "R50x1", {"stages": (1, 2)}, 224, 3),
   ("bit", "R50x1", {"stages": (2, 1)}, 224, 3),
   ("timm", "swin_tiny_patch4_window7_224", SWIN, 56, 3),
+  ("hf", "swin_tiny_patch4_window7_224", SWIN, 56, 3),
   ("timm", "tf_efficientnet_b0", {}, 224, 1000),
   ("timm", "efficientnet_b3", {}, 300, 10),
   ("hf", "ViT-S/8", MODERN, 32, 0),

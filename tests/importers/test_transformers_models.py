@@ -8,6 +8,7 @@ from vit_jax import convert, importers, models
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
 TOWER = SIZES | {"intermediate_size": 96}
+SWIN = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "image_size": 32, "patch_size": 4}
 GATED = {"use_gated_mlp": True, "hidden_act": "silu", "query_bias": False, "value_bias": False, "rope_theta": 50.0}
 # Models of Transformers, their configs, and these models' arguments.
 THEIRS = {
@@ -22,6 +23,8 @@ THEIRS = {
   "DINOv3ViTModel": ("DINOv3ViTConfig", TOWER | {"num_register_tokens": 4}),
   "DINOv3ViTModel with a gate": ("DINOv3ViTConfig", TOWER | GATED),
   "SiglipVisionModel": ("SiglipVisionConfig", TOWER),
+  "SwinForImageClassification": ("SwinConfig", SWIN | {"num_labels": 5}),
+  "SwinModel": ("SwinConfig", SWIN),
   "SiglipForImageClassification": (
     "SiglipConfig",
     {"vision_config": TOWER | {"vision_use_head": False}, "num_labels": 5},
@@ -89,7 +92,8 @@ def test_a5_state_dicts_of_transformers_in_memory_are_read_as_its_files(tmp_path
   description, arrays = importers.load(tmp_path / "files")
   torch.save(model.state_dict(), tmp_path / "memory.pth")
   args = description.arguments()
-  hints = {"heads": 4, "norm_eps": args["eps"], "gelu": args["gelu"], "image_size": 32, "turning": args["rotary"]}
+  words = {"norm_eps": "eps", "gelu": "gelu", "turning": "rotary"}
+  hints = {"heads": 4, "image_size": 32} | {hint: args[key] for hint, key in words.items() if key in args}
   known, found = importers.load(tmp_path / "memory.pth", hints)
   assert known.arguments() == args and known.classes == description.classes and found.keys() == arrays.keys()
   for path, array in arrays.items():

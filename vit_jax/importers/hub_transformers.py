@@ -1,4 +1,4 @@
-"""Transformers' config.json of DINOv2, DINOv3 and SigLIP, read and written.
+"""Transformers' config.json of DINOv2, DINOv3, SigLIP and Swin, read; that of the first three, written.
 
 What it leaves out has Transformers' defaults; a value with which another model is meant is an error.
 """
@@ -33,6 +33,8 @@ _DEFAULTS = {
 }
 # Keys of which one value is built.
 _BUILT = {"proj_bias": True, "mlp_bias": True}
+_SWIN = {"patch_size": 4, "mlp_ratio": 4, "qkv_bias": True, "hidden_act": "gelu", "layer_norm_eps": 1e-5}
+_SWIN |= {"use_absolute_embeddings": False}
 _BIASES = {(True, True, True): "all", (True, False, True): "query_value", (False, False, False): "none"}
 # Of coordinates that training moves: theirs, ours, and the value that moves none, where theirs is null.
 _MOVED = (("pos_embed_shift", "shift", 0.0), ("pos_embed_jitter", "jitter", 1.0), ("pos_embed_rescale", "rescale", 1.0))
@@ -50,6 +52,8 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
   """
   config = _tower(config)
   kind = config.get("model_type")
+  if kind == "swin":
+    return _swin(config), {}
   if not isinstance(kind, str) or kind not in _DEFAULTS:
     return config, {}
   config = {**_DEFAULTS[kind], **config}
@@ -78,6 +82,14 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
     if kind == "dinov3_vit" and act not in ("silu", "swish"):
       raise ConfigError(f"hidden_act is {show(act)} with use_gated_mlp; built is 'silu' only")
   return config, said
+
+
+def _swin(config):
+  """What the config of a Swin states that its tensors do not show."""
+  for key, built in _SWIN.items():
+    if config.get(key, built) != built:
+      raise ConfigError(f"{key} is {show(config[key])}; built is {built!r} only")
+  return {key: config[key] for key in ("image_size", "patch_size", "num_channels") if key in config}
 
 
 def _tower(config):

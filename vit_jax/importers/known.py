@@ -16,6 +16,7 @@ from vit_jax.schema import ConfigError
 _FILES = (
   "vit_google",
   "vit_transformers",
+  "swin_hf",
   "vit_siglip",
   "vit_hf",
   "vit_dino",
