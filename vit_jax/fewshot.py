@@ -45,7 +45,8 @@ def main() -> None:
   again = "starts it again" + ", but for the features of splits that are done" * keeps
   with runtime.joined(measurement.limits, again) as watch:
     with watch.phase("restore"):
-      description, arrays, notes = loaded(arguments.weights, measurement)
+      weights = loaded(arguments.weights, measurement)
+      description, arrays, notes = weights.description, weights.arrays, weights.notes
     measured = measuring.build(measurement, description, arrays, jax.devices(), screen=screen)
     say(f"{arguments.weights}: {description.model.name}")
     for note in (*notes, *measured.notes):
