@@ -79,6 +79,10 @@ DAMAGED = {
   "more rows than stated": (taller, "extraneous bytes before marker 0xd9"),
   "no end": (lambda: plain()[:-2], "Premature end of JPEG file"),
   "progressive with zeros": (lambda: overwritten(plain(progressive=True), 0.4), "Corrupt JPEG data"),
+  "progressive without a part of its last scan": (
+    lambda: plain(progressive=True)[:-40] + EOI,
+    "premature end of data segment",
+  ),
   "progressive with an interval lost": (
     lambda: (data := plain(progressive=True, restart_marker_rows=1))[: (at := restarts(data))[2]] + data[at[3] :],
     "Corrupt JPEG data: found marker",

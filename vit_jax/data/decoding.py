@@ -152,7 +152,7 @@ def decode(data: bytes, header: Header) -> np.ndarray:
 
   Raises:
     DecodeError: the file is truncated, or its contents contradict each other. For a JPEG, libjpeg reports an error or
-      a warning about the coded data. A progressive JPEG that lacks a part of its last scan may be accepted.
+      a warning about the coded data, unless the header was read with `lenient`.
     MemoryError: the process has too little memory.
   """
   image = header.layout.decode(data) if header.layout else opencv.decode(data, header.memory)
