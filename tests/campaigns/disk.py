@@ -218,7 +218,7 @@ SITUATIONS = {
   "full at config.json": full_for("config.json"),
   "full at the first save": full_at(0, after_step(1)),
   "full in the middle of the first save": full_at(40_000, after_step(1), "none before it"),
-  "full in the middle of a save": full_at(60_000, after_save(3), "checkpoints"),
+  "full in the middle of a save": full_at(150_000, after_save(3), "checkpoints"),
   "full at a line of metrics": full_at(0, after_save(3)),
   "full at the last save": full_at(30_000, after_save(9)),
   "full at the result": full_for("result.json"),
