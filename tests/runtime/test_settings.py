@@ -1,5 +1,6 @@
 """Settings of JAX and flags of XLA with which nothing can be compiled or run are refused in one line."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -45,6 +46,17 @@ def test_g_a_setting_with_which_nothing_can_be_compiled_or_run_is_one_line(name,
   (line,) = capsys.readouterr().err.splitlines()
   assert ended.value.code == 2
   assert line.startswith(f"error: {name.upper()}={other(name)}: ") and line.endswith(f". Unset {name.upper()}.")
+
+
+def test_g_a_pattern_that_cannot_be_compiled_is_one_line():
+  name = "jax_hlo_source_file_canonicalization_regex"
+  for pattern, wrong in ((".*/", False), ("[", True)):
+    jax.config.update(name, pattern)
+    try:
+      with pytest.raises(ConfigError, match="not a regular expression") if wrong else contextlib.nullcontext():
+        settings.check()
+    finally:
+      jax.config.update(name, None)
 
 
 def test_g_guards_that_only_log_are_allowed():

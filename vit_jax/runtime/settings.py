@@ -49,9 +49,22 @@ def check() -> None:
     value = getattr(value, "value", value)
     if value not in allowed:
       raise ConfigError(f"{name.upper()}={value}: {reason}. Unset {name.upper()}.")
+  _check_pattern()
   _check_cpu_devices()
   if os.environ.get(FLAGS) and not xla_bridge.backends_are_initialized():
     _check_flags()
+
+
+def _check_pattern() -> None:
+  """Checks the regular expression that JAX applies to names of source files when it compiles."""
+  name = "jax_hlo_source_file_canonicalization_regex"
+  pattern = getattr(jax.config, name, None)
+  try:
+    re.compile(pattern or "")
+  except re.error as error:
+    raise ConfigError(
+      f"{name.upper()}={pattern!r}: not a regular expression ({error}). Correct or unset it."
+    ) from error
 
 
 def _check_cpu_devices() -> None:
