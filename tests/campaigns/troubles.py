@@ -125,7 +125,7 @@ def contents(workdir: pathlib.Path) -> dict[str, bytes]:
 
 
 def refused(process: subprocess.Popen, *words: str) -> str:
-  """Returns the one line of a run that ends with exit code 2; TensorBoard may have warned of the same trouble before."""
+  """Returns the one line of a run that ends with exit code 2; TensorBoard may have warned of the same before."""
   _, err = ended(process, 2)
   lines = [line for line in err.splitlines() if not line.endswith(TENSORBOARD)]
   expect(len(lines) == 1, f"{len(lines)} lines: {err[:300]} ... {err[-300:]}")
