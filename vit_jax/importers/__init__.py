@@ -94,9 +94,9 @@ def recognise(
       row_names.check_dimensions(candidate, named)
       description = _stored(header, candidate, named) if header else candidate.describe(named, hints)
       description = tables.with_resampling(description, candidate, hints, header)
-      contradictions.check(description, hints)
+      noted = contradictions.check(description, hints, candidate)
       said = hub.beside(hints)
-      notes = [*taken, *layout.notes(candidate, named, hints), *hints.get("notes", [])]
+      notes = [*taken, *layout.notes(candidate, named, hints), *hints.get("notes", []), *noted]
       return Recognised(candidate, description, named, notes, said)
     except ConfigError:
       raise

@@ -3,59 +3,127 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.importers import hub_transformers, layout
+from vit_jax.importers import hub_timm, hub_transformers, layout
+from vit_jax.importers.layout import Layout
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError, show
 
+# model_type of Transformers -> `hub_transformers.kind` of the models with tensors of layout "hf".
+_TYPES = {
+  **dict.fromkeys(("vit", "deit", "vit_mae", "vit_msn"), None),
+  **dict.fromkeys(("dinov2", "dinov2_with_registers"), "dinov2"),
+  "dinov3_vit": "dinov3",
+  **dict.fromkeys(("siglip", "siglip_vision_model"), "siglip"),
+}
+_ANY = "timm_wrapper"  # of any family: Transformers' wrapper of timm's models
 
-def check(description: Description, hints: Mapping[str, Any]) -> None:
+
+def check(description: Description, hints: Mapping[str, Any], chosen: Layout) -> list[str]:
   """Compares what files next to weights state with the model.
 
   Args:
     description: the model of the tensors.
-    hints: as from `hub.hints`. `said` are the values that must be true of the model, `prepared_side` is the size of
+    hints: as from `hub.hints`. `said` are the values that must be true of the model, `architecture` and `model_type`
+      are names of timm and of Transformers, `meant` are the sizes of the architecture, `prepared_side` is the size of
       the images that a preprocessor makes.
+    chosen: the layout of the tensors.
+
+  Returns:
+    Notes for the user.
 
   Raises:
     ConfigError: for the first statement that is not true.
   """
-  said = hints.get("said") or {}
-  facts = _facts(description, said) if said else {}
+  said, notes = hints.get("said") or {}, []
+  _check_names(description, hints, chosen)
+  facts = _facts(description, said) if said or hints.get("meant") else {}
   for key, value in said.items():
-    if facts.get(key) != value:
-      raise ConfigError(
-        f"config.json next to it states {key}={show(value)}; the tensors are those of {description} with "
-        f"{key}={show(facts.get(key))}. Correct or remove config.json"
-      )
+    if key == "classes" and value and not description.classes:
+      notes.append(f"config.json states {value} classes; the weights have no head")
+    elif facts.get(key) != value:
+      raise _error(description, key, value, facts.get(key))
+  if other := {key: value for key, value in hints.get("meant", {}).items() if facts[key] != value}:
+    means, has = (", ".join(f"{key}={values[key]}" for key in other) for values in (other, facts))
+    notes.append(
+      f"config.json names the architecture {show(hints['architecture'])} with {means}; the weights have {has}"
+    )
   side = hints.get("prepared_side")
   if side not in (None, description.image_size) and (not isinstance(side, int) or _fixed_size(description)):
     raise ConfigError(
       f"preprocessor_config.json next to it makes images of {_pixels(side)}; the tensors are those of a model for "
       f"{_pixels(description.image_size)}. Correct or remove preprocessor_config.json"
     )
+  return notes
+
+
+def _error(description, key, value, fact=None):
+  """Returns the error for a statement of config.json that is not true."""
+  instead = "" if fact is None else f" with {key}={show(fact)}"
+  return ConfigError(
+    f"config.json next to it states {key}={show(value)}; the tensors are those of {description}{instead}. Correct or "
+    "remove config.json"
+  )
+
+
+def _check_names(description, hints, chosen) -> None:
+  """Raises ConfigError for an architecture or a model_type of other models."""
+  family = description.published.family
+  if (kind := hints.get("model_type")) is not None:
+    same = kind in _TYPES if family == "vit" else kind == family
+    if same and (family, chosen.name) == ("vit", "hf"):
+      same = _TYPES[kind] == hub_transformers.kind(description)
+    if not same and kind != _ANY:
+      raise _error(description, "model_type", kind)
+  if (name := hints.get("architecture")) is not None:
+    row = hub_timm.published(name)
+    if hub_timm.family(name) != family or (row and family != "vit" and not _same_shapes(description, name)):
+      raise _error(description, "architecture", name)
 
 
 def _facts(description, said) -> dict[str, Any]:
   """Returns what is true of the model, under the keys of `said`."""
   shapes, bound = layout.shapes(description), description.arguments()
   facts = {"channels": description.channels, "image_size": description.image_size, "pool": bound.get("pool") or "gap"}
+  facts["classes"] = description.classes
   facts |= {key: bound[key] for key in ("gelu", "eps", "registers", "mlp", "qkv_bias") if key in bound}
   if facts["pool"] == "distilled":
     facts["pool"] = "cls"
   if "embedding/kernel" in shapes:
-    facts["patch"] = shapes["embedding/kernel"][0]
+    facts |= {"patch": shapes["embedding/kernel"][0], "width": shapes["embedding/kernel"][-1]}
   if query := shapes.get("blocks/0/attention/query/kernel"):
     facts |= {"width": query[0], "heads": query[1], "hidden": shapes["blocks/0/mlp/up/kernel"][1]}
     facts["depth"] = len({path.split("/")[1] for path in shapes if path.startswith("blocks/")})
+    facts["mlp_ratio"] = _ratio(facts, bound, said)
+  if description.published.family == "vit":
+    facts["has_qkv_bias"], facts["has_qk_norm"] = bound["qkv_bias"] != "none", bound["qk_norm"] != "none"
+    facts["has_class_token"] = facts["pool"] == "cls" or bool(bound["class_token"])
+    facts["has_layer_scale"] = bound["layer_scale"] is not None
   facts["norm_order"] = bound.get("norm_order")
   facts["rotary"] = _as_said(bound.get("rotary"), said.get("rotary"))
   return facts
+
+
+def _ratio(facts, bound, said):
+  """Returns the stated ratio if it gives the hidden width, as timm rounds it; of a gated MLP any ratio may."""
+  stated = said.get("mlp_ratio", 0)
+  same = bound.get("mlp", "gelu") != "gelu" or int(facts["width"] * stated) == facts["hidden"]
+  return stated if same else facts["hidden"] / facts["width"]
 
 
 def _as_said(choice, said):
   """Returns a choice with only the arguments that are stated too, if it has the same name."""
   same = choice is not None and said is not None and choice.name == said.name
   return Choice(choice.name, {key: choice.args[key] for key in said.args}) if same else choice
+
+
+def _same_shapes(description, name):
+  """Returns whether the model has the shapes of a published model, apart from the head."""
+  try:
+    other = Description(Choice(name), description.image_size, description.classes, description.channels)
+    expected = layout.shapes(other)
+  except ConfigError:  # not for images of this size
+    return False
+  return expected == layout.shapes(description)
 
 
 def _fixed_size(description):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax import files
-from vit_jax.importers import hub_preprocessor, hub_transformers, processing, vit_arguments
+from vit_jax.importers import hub_preprocessor, hub_timm, hub_transformers, processing, vit_arguments
 from vit_jax.importers.processing import Beside
 from vit_jax.schema import ConfigError, nearest, show, texts
 
@@ -31,6 +31,9 @@ _COUNTS = {
   "patch_size": "patch",
   "num_channels": "channels",
 }
+# Further counts in the arguments of timm's models, and switches: theirs -> ours.
+_TIMM_COUNTS = {"embed_dim": "width", "depth": "depth", "in_chans": "channels"}
+_TIMM_SWITCHES = {"qkv_bias": "has_qkv_bias", "qk_norm": "has_qk_norm", "class_token": "has_class_token"}
 # Arguments of timm's models that tensors show, or that change nothing when images are classified.
 _SHOWN = {
   *("img_size", "in_chans", "num_classes", "embed_dim", "depth", "mlp_ratio", "class_token", "reg_tokens"),
@@ -65,21 +68,23 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
   file, prepared = map(weights.with_name, BESIDE)
   config, preparation = files.read_json(file) or {}, files.read_json(prepared) or {}
   with within(file):
-    said = _transformers(config) | _timm(_mapping(config, "model_args"))
-    if config.get("global_pool") is not None:
-      said["pool"] = _one_of(config, "global_pool", _POOL)
+    arguments, pretrained = _mapping(config, "model_args"), _mapping(config, "pretrained_cfg")
+    flat = {**config, **pretrained}
+    sizes = hub_timm.sizes(config, arguments)
+    said = _agreed(_transformers(config), _timm(arguments), _timm_itself(config, pretrained))
+    meant = {key: value for key, value in sizes.items() if key not in said}
+    if not isinstance(config.get("model_type"), str | None):
+      raise ConfigError(f"model_type is {show(config['model_type'])}; allowed: a name, such as 'vit'")
     stem = weights.parent.name if weights.stem in ("model", "pytorch_model") else weights.name
-    name = config.get("architecture") if isinstance(config.get("architecture"), str) else stem
-    flat = {**config, **_mapping(config, "pretrained_cfg")}
-    images, (crop, size), labels = processing.normalised(flat, "mean", "std"), processing.of_timm(flat), _labels(flat)
+    images, (crop, size), labels = processing.normalised(flat, "mean", "std"), processing.of_timm(flat), _labels(config)
+    processing.check_range(images, "mean", "std")
     loss = "sigmoid" if config.get("problem_type") == "multi_label_classification" else None
-    built_for = _input_size(flat, _mapping(config, "model_args"))
+    built_for = _input_size(flat, arguments)
   with within(prepared):
     prepared_as = hub_preprocessor.read(preparation)
     images |= prepared_as.beside.normalised
     if crop is None:
       crop, size = prepared_as.beside.crop, prepared_as.beside.size
-    arguments = _mapping(config, "model_args")
     normed = next((arguments[key] for key in ("fc_norm", "use_fc_norm") if key in arguments), None)
   words = {"heads": "heads", "eps": "norm_eps", "gelu": "gelu", "image_size": "image_size"}
   words |= {"norm_order": "norm_order", "rotary": "turning"}
@@ -88,8 +93,16 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
   )
   if built_for is not None:
     read["input_size"] = built_for  # of a table of positions the tensors show it better
-  read |= {"notes": prepared_as.notes, "prepared_side": prepared_as.side}
-  return {"name": name, **read, "said": said, "beside": Beside(images, crop, size, labels, loss)}
+  if "heads" in meant:  # of its own width only
+    read |= {"heads": sizes["heads"], "width": sizes["width"]}
+  read |= {"meant": meant, "notes": [*_alike(labels), *prepared_as.notes], "prepared_side": prepared_as.side}
+  read |= {key: config[key] for key in ("architecture", "model_type") if config.get(key) is not None}
+  return {
+    "name": config.get("architecture") or stem,
+    **read,
+    "said": said,
+    "beside": Beside(images, crop, size, labels, loss),
+  }
 
 
 def own(values: Any) -> dict[str, Any]:
@@ -141,6 +154,8 @@ def _transformers(config):
     if not processing.number(eps) or not 0 < eps < 1:
       raise ConfigError(f"layer_norm_eps is {show(eps)}; allowed: a number between 0 and 1")
     said["eps"] = float(eps)
+  if config.get("num_labels") is not None:
+    said["classes"] = _count(config, "num_labels", low=0)
   for key, built in (("qkv_bias", True), ("pooler_act", "tanh")):
     if config.get(key, built) != built:
       raise ConfigError(f"{key} is {show(config[key])}; built is {built!r} only")
@@ -149,7 +164,19 @@ def _transformers(config):
 
 def _timm(arguments):
   """What the arguments of a timm model say, in our words; ConfigError for one that is not known to be harmless."""
-  said = {ours: _count(arguments, theirs) for theirs, ours in _COUNTS.items() if theirs in arguments}
+  counts = {**_COUNTS, **_TIMM_COUNTS}
+  said = {ours: _count(arguments, theirs) for theirs, ours in counts.items() if theirs in arguments}
+  if key := next((key for key in ("reg_tokens", "num_reg_tokens") if key in arguments), None):
+    said["registers"] = _count(arguments, key, low=0)
+  said |= {ours: _flag(arguments, theirs) for theirs, ours in _TIMM_SWITCHES.items() if theirs in arguments}
+  if "img_size" in arguments:
+    said["image_size"] = _count(arguments, "img_size", oblong=True)
+  if "num_classes" in arguments:
+    said["classes"] = _count(arguments, "num_classes", low=0)
+  if "mlp_ratio" in arguments:
+    said["mlp_ratio"] = _share(arguments)
+  if "init_values" in arguments:
+    said["has_layer_scale"] = arguments["init_values"] is not None
   if "act_layer" in arguments:
     said["gelu"] = _one_of(arguments, "act_layer", _GELU)
   if "global_pool" in arguments:
@@ -167,6 +194,27 @@ def _timm(arguments):
   return said
 
 
+def _timm_itself(config, pretrained):
+  """Returns the statements of timm outside of the arguments. As in timm, the upper level wins over pretrained_cfg."""
+  said = {}
+  if config.get("global_pool") is not None:
+    said["pool"] = _one_of(config, "global_pool", _POOL)
+  for values in (config, pretrained):
+    if values.get("num_classes") is not None:
+      return said | {"classes": _count(values, "num_classes", low=0)}
+  return said
+
+
+def _agreed(*statements):
+  """Returns all statements; ConfigError if two of them contradict each other."""
+  result = {}
+  for said in statements:
+    for key, value in said.items():
+      if result.setdefault(key, value) != value:
+        raise ConfigError(f"it states both {key}={show(result[key])} and {key}={show(value)}. Correct one of them")
+  return result
+
+
 def _input_size(config, arguments):
   """The size of images for which timm builds a model, in pixels; None where nothing is said of it."""
   if "img_size" in arguments:
@@ -176,8 +224,10 @@ def _input_size(config, arguments):
 
 
 def _labels(config):
-  """Names of classes, by number: Transformers' id2label, or timm's label_names."""
-  named, listed = _mapping(config, "id2label"), config.get("label_names")
+  """Names of classes, by number: Transformers' id2label, or timm's label_names, of which the upper level wins."""
+  named = _mapping(config, "id2label")
+  config = {**_mapping(config, "pretrained_cfg"), **config}
+  listed = config.get("label_names")
   if not named and listed is None:
     return ()
   names = listed if not named else [named.get(str(i)) for i in range(len(named))]
@@ -187,6 +237,15 @@ def _labels(config):
   if named:
     _check_numbers(_mapping(config, "label2id"), names)
   return () if all(map(_DEFAULT_NAME.fullmatch, names)) else tuple(names)
+
+
+def _alike(labels):
+  """Returns a note on names that several classes have."""
+  numbers: dict[str, list[int]] = {}
+  for number, name in enumerate(labels):
+    numbers.setdefault(name, []).append(number)
+  alike = [f"{show(name)} ({', '.join(map(str, same))})" for name, same in numbers.items() if len(same) > 1]
+  return [f"config.json gives several classes the same name: {', '.join(alike[:3])}"] if alike else []
 
 
 def _check_numbers(numbers, names):
@@ -208,12 +267,26 @@ def _mapping(config, key):
   return value or {}
 
 
-def _count(config, key, oblong=False):
-  """A whole number from 1, which may stand there for height and width."""
+def _flag(config, key):
+  if not isinstance(config[key], bool):
+    raise ConfigError(f"{key} is {show(config[key])}; allowed: true or false")
+  return config[key]
+
+
+def _share(arguments):
+  """The mlp_ratio of timm: one number."""
+  value = arguments["mlp_ratio"]
+  if not processing.number(value) or not 0 < value < 2**10:
+    raise ConfigError(f"mlp_ratio is {show(value)}; allowed: a number above 0 and below 1024")
+  return float(value)
+
+
+def _count(config, key, oblong=False, low=1):
+  """A whole number from `low`, which may stand there for height and width."""
   value = config[key]
   sides = value if isinstance(value, list) and len(value) == 2 else [value]
-  if not all(type(side) is int and 0 < side < 2**20 for side in sides) or (len(set(sides)) > 1 and not oblong):
-    raise ConfigError(f"{key} is {show(value)}; allowed: a whole number from 1 to {2**20 - 1}")
+  if not all(type(side) is int and low <= side < 2**20 for side in sides) or (len(set(sides)) > 1 and not oblong):
+    raise ConfigError(f"{key} is {show(value)}; allowed: a whole number from {low} to {2**20 - 1}")
   return sides[0] if len(set(sides)) == 1 else tuple(sides)
 
 

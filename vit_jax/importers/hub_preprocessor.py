@@ -138,6 +138,7 @@ def _normalised(config):
     if len(stated) < 2:
       raise ConfigError(f"images are multiplied by {scale / 255:.6g}, without image_mean and image_std. Add both")
     stated = {key: tuple(value / scale for value in values) for key, values in stated.items()}
+  processing.check_range(stated, "image_mean", "image_std")
   return stated
 
 

@@ -16,6 +16,8 @@ from vit_jax.schema import Choice, ConfigError, show
 _TIMM = {"lanczos": "lanczos", "bilinear": "bilinear", "bicubic": "bicubic", "box": "area"}
 _NEAREST = {"bilinear_aliased": "bilinear", "bicubic_aliased": "bicubic"}  # of those that hubs know
 
+_STD = (0.001, 10)  # a std of 1 / 255 is that of pixels that are not rescaled
+
 
 class Beside(NamedTuple):
   """What is said beside weights of images and classes."""
@@ -70,6 +72,23 @@ def normalised(config: Mapping, mean: str, std: str) -> dict[str, tuple[float, .
         raise ConfigError(f"{theirs} is {show(values)}; allowed: a number for each channel")
       result[key] = tuple(map(float, values))
   return result
+
+
+def check_range(values: Mapping[str, tuple[float, ...]], mean: str, std: str) -> None:
+  """Checks that mean and std are for pixels of 0..1.
+
+  Args:
+    values: {"mean", "std"} for pixels of 0..1, or fewer.
+    mean: the name of the mean in a file, for the error.
+    std: the name of the std.
+
+  Raises:
+    ConfigError: for values on another scale, such as 0..255, and for a std near 0.
+  """
+  for key, name, low, high in (("mean", mean, 0, 1), ("std", std, *_STD)):
+    if odd := [value for value in values.get(key, ()) if not low <= value <= high]:
+      advice = ". Divide values for pixels of 0..255 by 255" if odd[0] > high else ""
+      raise ConfigError(f"{name} is {odd[0]:.6g} for pixels of 0..1; allowed: from {low} to {high}{advice}")
 
 
 def number(value: Any) -> bool:

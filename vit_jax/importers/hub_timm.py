@@ -1,0 +1,59 @@
+"""Names of timm's architectures: the family of a model and the sizes that a name means."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.models import table
+from vit_jax.models.published.model import Published
+from vit_jax.schema import ConfigError, show
+
+# Beginnings of names that our table lacks, and the family whose tensors such models have.
+_FAMILIES = (
+  (r"(test_|naflex)?vit\d?(_|$)|deit3?_|eva\d*_|beit\w*_|flexivit_|aimv2_", "vit"),
+  (r"swin_", "swin"),
+  (r"mixer_", "mixer"),
+  (r"resnetv2_", "bit"),
+  (r"(tf_|test_)?efficientnet_", "efficientnet"),
+)
+
+
+def published(architecture: str) -> Published | None:
+  """Returns the row of our table for a name, which may have a tag: "vit_tiny_patch16_224.augreg_in21k"."""
+  return table.TABLE.get(_name(architecture))
+
+
+def family(architecture: str) -> str | None:
+  """Returns the family of the models with this name; None if no model of that name is read here."""
+  if row := published(architecture):
+    return row.family
+  return next((family for start, family in _FAMILIES if re.match(start, _name(architecture))), None)
+
+
+def sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, int]:
+  """Returns the sizes of a ViT that an architecture means.
+
+  Args:
+    config: the JSON values of a config.json.
+    arguments: its `model_args`, which replace sizes.
+
+  Returns:
+    {"width", "depth", "heads", "hidden", "patch"}, or fewer if arguments replace them; {} for unknown names.
+
+  Raises:
+    ConfigError: if the architecture is no text.
+  """
+  name = config.get("architecture")
+  if not isinstance(name, str | None):
+    raise ConfigError(f"architecture is {show(name)}; allowed: a name of timm")
+  row = published(name) if name else None
+  if row is None or row.family != "vit":
+    return {}
+  result = dict(zip(("width", "depth", "heads", "hidden"), row.row[0], strict=True)) | {"patch": row.row[1]}
+  if {"embed_dim", "mlp_ratio"} & arguments.keys():
+    del result["hidden"]
+  return result
+
+
+def _name(architecture):
+  return architecture.removeprefix("timm/").partition(".")[0]
