@@ -79,6 +79,7 @@ def test_flags_in_prose_exist():
   known |= {name.removeprefix("--") for verb in launch_flags.VERBS for names in flags_of_launch(verb) for name in names}
   keys = {field.name for kind in (config.Run, config.Measurement) for field in dataclasses.fields(kind)}
   known |= {f"config.{key}" for key in keys} | {"config.KEY", "help", "topology"}
+  known |= {"xla_backend_extra_options"}  # a flag of XLA
   unknown = [
     (page, flag) for page, flag in sorted(inline_flags()) if flag not in known and not flag.startswith("data.")
   ]
