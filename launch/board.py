@@ -27,7 +27,9 @@ class Attempt:
 
   Args:
     code: the SHA-256 of the bundle.
-    expires: seconds since the epoch at which the attempt ends itself.
+    expires: seconds since the epoch at which the attempt ends itself at the latest, even if it waited in the queue for
+      as long as allowed.
+    seconds: of machine time, counted from when the first worker starts; 0 if only `expires` limits the attempt.
     date: of the packages that workers install, as 2026-11-23T10:00:00Z: none that is newer, so that all workers of all
       attempts have the same; "" for the newest.
   """
@@ -37,6 +39,7 @@ class Attempt:
   code: str
   expires: int
   date: str = ""
+  seconds: int = 0
 
   def dumps(self) -> str:
     """As JSON."""
@@ -114,7 +117,7 @@ class Board:
       raise LaunchError(f"there is no attempt {self._here[1:]} in the run's folder")
     values = _parsed(dict, item)
     found = _parsed(Attempt, item, run=spec.loads(values.get("run", "")))
-    if not 0 < found.expires < 1e11 or found.number < 1:  # seconds, that a calendar has
+    if not 0 < found.expires < 1e11 or found.number < 1 or found.seconds < 0:  # seconds, that a calendar has
       raise UnknownError("a file of the run's folder is none of `launch` (its number or its time)")
     return found
 

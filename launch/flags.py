@@ -203,6 +203,8 @@ def _run_flags(parser):
   add(
     "--max-hours", type=float, help="of machines, all attempts together, after which they end themselves; 24 in a cloud"
   )
+  add("--price", type=float, help="price per chip-hour, in any currency")
+  add("--max-cost", type=float, help="the most that all attempts together may cost; needs --price")
   add("--max-failures", type=int, help="tries without a new checkpoint; 3")
   add("--runtime-version", help="of the TPU VM; by the slice")
   add("--network"), add("--subnetwork"), add("--service-account")
@@ -232,7 +234,6 @@ def _flags_of_run(parser):
 
 
 def _prices(parser):
-  parser.add_argument("--price", type=float, help="of a chip for an hour, in any currency")
   parser.add_argument("--host-rate", type=float, metavar="IMAGES", help="a second, that one host was measured to make")
 
 
@@ -258,6 +259,7 @@ def _of_gc_and_ls(parser):
 def _of_gc(parser):
   _of_gc_and_ls(parser)
   parser.add_argument("--yes", action="store_true", help="delete them")
+  parser.add_argument("--force", action="store_true", help="also machines whose run's directory gives no answer")
   parser.add_argument("--older-than", help="only what was made so long ago: 2h")
 
 
@@ -274,6 +276,16 @@ def _of_logs(parser):
   add("--grep", default="", help="only lines with this text")
 
 
+def _flags_of_down(parser):
+  parser.add_argument("--yes", action="store_true", help="do not ask")
+  parser.add_argument("--force", action="store_true", help="delete even if the run's directory gives no answer")
+
+
+def _flags_of_adopt(parser):
+  parser.add_argument("--force", action="store_true", help="also from one who seems to watch")
+  parser.add_argument("--yes", action="store_true", help="trust the run that the bucket describes; do not ask")
+
+
 def _of_ssh(parser):
   parser.add_argument("-w", "--worker", type=int, default=0)
 
@@ -287,9 +299,9 @@ def _of_render(parser):
 _FLAGS = {
   "run": _flags_of_run, "check": _prices, "sweep": _of_sweep, "ls": _of_ls, "gc": _of_gc, "status": _of_status,
   "logs": _of_logs, "ssh": _of_ssh, "render": _of_render,
-  "down": lambda p: p.add_argument("--yes", action="store_true", help="do not ask"),
+  "down": _flags_of_down,
   "restart": lambda p: p.add_argument("--fresh-vm", action="store_true", help="on other machines"),
-  "adopt": lambda p: p.add_argument("--force", action="store_true", help="also from one who seems to watch"),
+  "adopt": _flags_of_adopt,
   "report": lambda p: p.add_argument("--json", action="store_true"),
 }  # fmt: skip
 

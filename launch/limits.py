@@ -18,6 +18,7 @@ class Limits:
     queue: to wait for capacity.
     provision: from there to machines that are ready.
     start: from there until all workers report.
+    appear: after an answered request, until an answer that there is no such machine is believed.
     install: until they have what the run needs.
     repair: for a node to come back.
     stall: without progress, after which stacks are printed and the try ends; longer than the limits of the run itself.
@@ -33,6 +34,7 @@ class Limits:
   queue: float = 21_600.0
   provision: float = 1200.0
   start: float = 900.0
+  appear: float = 60.0
   install: float = 1800.0
   repair: float = 1800.0
   stall: float = 3600.0

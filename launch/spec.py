@@ -62,6 +62,8 @@ class Run:
     env: variables of the program. secrets: variables and where their values are.
     python: an interpreter on the workers that has what the run needs; by default one is made there.
     owner: who is asked before anybody else deletes it.
+    max_cost: the most that all attempts together may cost, in the currency of `price`; 0 for no limit.
+    price: of one chip for one hour.
   """
 
   name: str
@@ -92,6 +94,8 @@ class Run:
   python: str = ""
   owner: str = dataclasses.field(default_factory=lambda: owner())
   keep_on_fail: bool = False
+  max_cost: float = 0.0
+  price: float = 0.0
   limits: Limits = Limits()
 
   @property
@@ -105,6 +109,22 @@ class Run:
   def devices(self) -> int:
     """JAX devices of all workers; 0 if only they know."""
     return tpus.find(self.tpu).devices * self.slices if self.tpu else 0
+
+  @property
+  def chips(self) -> int:
+    """Chips of all slices; 0 if only the workers know."""
+    return tpus.find(self.tpu).chips * self.slices if self.tpu else 0
+
+  @property
+  def seconds(self) -> float:
+    """Seconds of machine time that all attempts together may take, by `max_hours` and by `max_cost`."""
+    allowed = self.max_hours * 3600
+    if self.max_cost and self.price and self.chips:
+      # A deletion takes a while, during which the machines still cost.
+      allowed = min(
+        allowed, self.max_cost / (self.price * self.chips) * 3600 - self.limits.grace - 2 * self.limits.poll
+      )
+    return max(0.0, allowed)
 
   @property
   def billed(self) -> bool:
@@ -249,9 +269,12 @@ def _fine(text):
 
 def _numbers(run):
   ranges = {"slices": (1, 256), "processes": (1, 64), "max_hours": (0, YEAR), "max_failures": (1, 100)}
+  ranges |= {"max_cost": (0, 1e9), "price": (0, 1e6)}
   for key, (low, high) in ranges.items():
     if not low <= getattr(run, key) <= high:
       raise LaunchError(f"{flag(key)}: {getattr(run, key)}; allowed: {low} to {high}")
+  if run.max_cost and not (run.price and run.chips):
+    raise LaunchError("--max-cost: the cost of a run is not known; give --price, of a chip for an hour, and --tpu")
   for field in dataclasses.fields(Limits):
     value = getattr(run.limits, field.name)
     if not isinstance(value, (int, float)) or not 0 < value < 1e8:

@@ -45,6 +45,7 @@ GROUND = {
   "cli",
 }
 LINES, FUNCTION = 320, 60
+LAUNCH_LINES = 420  # fewer files, each with one subject: what is created, watched and deleted is found in one place
 
 
 def each(files):
@@ -147,7 +148,8 @@ def named(tree):
 
 @each([file.relative_to(ROOT) for file in SOURCES])
 def test_a_file_is_read_at_one_sitting(file):
-  assert len((ROOT / file).read_text().splitlines()) <= LINES
+  most = LAUNCH_LINES if file.parts[0] == "launch" else LINES
+  assert len((ROOT / file).read_text().splitlines()) <= most
 
 
 @each(FILES | LAUNCH)

@@ -47,9 +47,11 @@ class Engine:
   def create(self, attempt: int, expires: int) -> None:
     """See `launch.engine.Engine`. The attempt's code is read from the run's folder: publish it first."""
     self._store = self._store or storage.storage(self._run.folder)
-    code = board.Board(self._store, attempt).attempt().code
+    published = board.Board(self._store, attempt).attempt()
     with tempfile.TemporaryDirectory() as folder:
-      (pathlib.Path(folder) / "startup.sh").write_text(startup(self._run, attempt, code, expires))
+      (pathlib.Path(folder) / "startup.sh").write_text(
+        startup(self._run, attempt, published.code, expires, published.seconds)
+      )
       try:
         gcloud.run(self._request(attempt, expires), folder=folder)
       except gcloud.ExistsError:
@@ -241,12 +243,13 @@ class Engine:
     return [queued.resource(item) for item in ours], failure
 
 
-def startup(run: spec.Run, attempt: int, code: str, expires: int) -> str:
+def startup(run: spec.Run, attempt: int, code: str, expires: int, seconds: int = 0) -> str:
   """The program that every VM of an attempt runs at each boot.
 
   Args:
     code: the SHA-256 of its bundle.
-    expires: seconds since the epoch.
+    expires: seconds since the epoch, the latest end.
+    seconds: from the first boot, after which the machine deletes itself; 0 if only `expires` limits it.
   """
   bucket, _, prefix = run.folder.removeprefix("gs://").partition("/")
   name = f"{prefix.strip('/')}/code/{code}.tgz"
@@ -256,6 +259,10 @@ def startup(run: spec.Run, attempt: int, code: str, expires: int) -> str:
     "CODE": code,
     "ATTEMPT": str(int(attempt)),
     "EXPIRES": str(int(expires)),
+    "SECONDS": str(int(seconds)),
+    "NAME": run.attempt(attempt),
+    "PROJECT": run.project,
+    "ZONE": run.zones[(attempt - 1) % len(run.zones)] if run.zones else "",
   }
   template = (pathlib.Path(__file__).parent.parent / "startup.sh.in").read_text()
   return re.sub("@([A-Z]+)@", lambda match: shlex.quote(values[match[1]]), template)
