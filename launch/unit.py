@@ -205,16 +205,31 @@ def resources(found: list, location: str) -> list:
 
 
 def command(name: str, run: list, grace: float) -> list:
-  """The argument list that starts a unit of systemd.
+  """Returns the argument list that starts a unit of systemd.
 
-  SIGTERM goes to the worker only, which asks its program; a program that is killed for want of memory is the worker's
-  business too.
+  SIGTERM goes to the worker only, which forwards it to its program. If the program is killed because memory ran out,
+  the worker continues and reports it.
+
+  Args:
+    name: of the unit.
+    run: the command of the unit, as words that reach it unchanged.
+    grace: seconds that the program has to stop.
   """
   properties = ("KillMode=mixed", "KillSignal=SIGTERM", f"TimeoutStopSec={grace + 30:.0f}", "OOMPolicy=continue",
                 "Restart=on-abnormal", "RestartSec=2", "LimitNOFILE=100000", "LimitMEMLOCK=infinity")  # fmt: skip
   kept = [f"--setenv={name}={os.environ[name]}" for name in _KEPT if name in os.environ]
   return ["systemd-run", f"--unit={name}", "--collect", "--quiet", f"--working-directory={ROOT}",
-          *(f"--property={each}" for each in properties), *kept, *run]  # fmt: skip
+          *(f"--property={each}" for each in properties), *kept, *escaped(run)]  # fmt: skip
+
+
+def escaped(words: list) -> list:
+  """Returns a command for systemd-run that becomes these words.
+
+  systemd replaces "${NAME}" and "$NAME" in all words but the first, and "$$" becomes "$": systemd.service(5), COMMAND
+  LINES. It does not replace specifiers such as "%h" here: the manager doubles each "%" of a transient unit itself
+  (UNIT_ESCAPE_SPECIFIERS in systemd's dbus-execute.c), so that "%%" would reach the program as "%%".
+  """
+  return [*words[:1], *(word.replace("$", "$$") for word in words[1:])]
 
 
 def _active(name):

@@ -1,9 +1,9 @@
-"""What runs on each host: a worker in the foreground, or as a unit of the machine, how that one is, and its end.
+"""The program on each host: a worker in the foreground, or as a unit of the machine.
 
   python3 -m launch.worker start --folder=gs://BUCKET/runs/a/launch --attempt=1 [--worker=3] [--engine=qr]
 
-`start` makes a unit that does `run`, once however often it is called; `stop` ends it; `look` prints how units are;
-`end` gives the machine back, as a timer does at the end of its time.
+`start` makes a unit that does `run`. If the unit is alive, `start` does nothing. `stop` ends the unit, and `look`
+prints the units of this machine as JSON. On a TPU VM, a timer of startup.sh.in deletes the machine.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main(words=None) -> int:
   """Does what is asked; returns the exit code."""
   options = _parser().parse_args(words)
   try:
-    return {"run": run, "start": start, "stop": stop, "look": look, "end": end}[options.verb](options)
+    return {"run": run, "start": start, "stop": stop, "look": look}[options.verb](options)
   except (LaunchError, UnknownError) as error:
     print(f"launch.worker: {error}", file=sys.stderr)
     return error.code if isinstance(error, LaunchError) else errors.UNKNOWN
@@ -36,7 +36,7 @@ def main(words=None) -> int:
 
 def _parser():
   parser = argparse.ArgumentParser("python3 -m launch.worker", description=__doc__, allow_abbrev=False)
-  parser.add_argument("verb", nargs="?", default="run", choices=("run", "start", "stop", "look", "end"))
+  parser.add_argument("verb", nargs="?", default="run", choices=("run", "start", "stop", "look"))
   parser.add_argument("--folder", default="", help="the run's folder for launch: gs://BUCKET/runs/a/launch")
   parser.add_argument("--attempt", type=int, default=1)
   said = {key: os.environ.get(f"LAUNCH_{key}") or None for key in ("INDEX", "SLICE", "RESTART")}  # of a JobSet's pod
@@ -48,7 +48,6 @@ def _parser():
   parser.add_argument("--home", type=pathlib.Path, default=None, help="by default below XDG_STATE_HOME")
   parser.add_argument("--grace", type=float, default=spec.Limits().grace, help="seconds that a program has to stop")
   parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds to wait for a folder without answer")
-  parser.add_argument("--pause", type=float, default=15.0, help="seconds before `end` asks again, and at first")
   return parser
 
 
@@ -134,17 +133,6 @@ def look(options) -> int:
   if options.folder:
     found = [each for each in found if each.get("folder") == options.folder]
   print(json.dumps(found), flush=True)
-  return 0
-
-
-def end(options) -> int:
-  """Stops the unit, and gives the machine back."""
-  found = _unit(options, _name(options))
-  found.stop(options.grace + 30)
-  if options.engine != "qr":
-    return 0
-  machine.give_back(named(_name(options), options.attempt), pause=options.pause)
-  found.forget()
   return 0
 
 

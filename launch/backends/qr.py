@@ -5,6 +5,7 @@ resource is still billed.
 """
 
 import contextlib
+import math
 import pathlib
 import re
 import shlex
@@ -263,9 +264,14 @@ def startup(run: spec.Run, attempt: int, code: str, expires: int, seconds: int =
     "NAME": run.attempt(attempt),
     "PROJECT": run.project,
     "ZONE": run.zones[(attempt - 1) % len(run.zones)] if run.zones else "",
+    "IDLE": str(math.ceil(run.limits.idle)),
+    "GRACE": str(math.ceil(run.limits.grace) + 60),
   }
+  quoted = {key: shlex.quote(value) for key, value in values.items()}
+  numbers = [f"-{number}" for number in range(run.slices)] if run.slices > 1 else [""]
+  quoted["NODES"] = " ".join(shlex.quote(run.attempt(attempt) + number) for number in numbers)
   template = (pathlib.Path(__file__).parent.parent / "startup.sh.in").read_text()
-  return re.sub("@([A-Z]+)@", lambda match: shlex.quote(values[match[1]]), template)
+  return re.sub("@([A-Z]+)@", lambda match: quoted[match[1]], template)
 
 
 def _labels(run, attempt):

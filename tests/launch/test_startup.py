@@ -16,8 +16,10 @@ import urllib.parse
 
 import pytest
 
+from launch import unit
 from launch.backends import qr
 from tests.launch import cloud
+from tests.launch.systemd import expanded
 
 TOKEN = "ya29.not-to-be-seen"
 HOSTILE = "gs://bkt/a b/'$(touch oops)' @CODE@ \"`x`\"/ü;&"
@@ -26,9 +28,9 @@ WORKER = "import sys, os; open(os.environ['STARTED'], 'a').write('\\0'.join([os.
 RECORD = '#!/bin/sh\nprintf "%s\\0" "$@" >> "{log}"\nprintf "\\n" >> "{log}"\n{then}\n'
 
 
-def script(workdir="gs://bkt/runs/a", code=cloud.CODE, expires=1_795_300_000):
-  """Of the second attempt of a run."""
-  return qr.startup(cloud.run(workdir=workdir), 2, code, expires)
+def script(workdir="gs://bkt/runs/a", code=cloud.CODE, expires=1_795_300_000, seconds=0, **changes):
+  """Returns the script of the second attempt of a run."""
+  return qr.startup(cloud.run(workdir=workdir, **changes), 2, code, expires, seconds)
 
 
 def bundle():
@@ -45,8 +47,9 @@ def bundle():
 class Machine:
   """A VM that is not there: its metadata server, a bucket with one object, its systemd."""
 
-  def __init__(self, folder, name, content, failures=0):
+  def __init__(self, folder, name, content, failures=0, resources=()):
     self.folder, self.name, self.content, self.failures, self.asked = folder, name, content, failures, []
+    self.resources, self.statuses, self.deleted = [*resources], [], []
 
   @contextlib.contextmanager
   def on(self):
@@ -70,6 +73,7 @@ class Machine:
       "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
       "VITJAX_STORAGE": address,
       "VITJAX_METADATA": address,
+      "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{address}/",
       "VITJAX_HOME": str(self.folder / "opt"),
       "VITJAX_PAUSE": "0.05",
       "VITJAX_TRIES": "3",
@@ -86,7 +90,17 @@ class Machine:
     """Runs the program; returns how it ended."""
     file = self.folder / "startup.sh"
     file.write_text(text)
-    return subprocess.run(["bash", file], env=self.environment, cwd=self.folder, capture_output=True, text=True)
+    return self.run(["bash", file])
+
+  def run(self, words):
+    """Runs a command on this machine."""
+    return subprocess.run(
+      words, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+    )
+
+  def ring(self):
+    """Runs the command of the timer that was set last."""
+    return self.run(expanded(command_of(self.words("systemd-run")[-1])))
 
   def words(self, program):
     """The argument lists with which a program has been called."""
@@ -115,7 +129,29 @@ class Machine:
         self.end_headers()
         self.wfile.write(content)
 
+      def do_DELETE(self):
+        machine.deleted.append((self.path, self.headers.get("Authorization", "")))
+        name = self.path.partition("?")[0].removeprefix("/v2/projects/proj-x/locations/europe-west4-a/")
+        status = machine.statuses.pop(0) if machine.statuses else 200 if name in machine.resources else 404
+        if status == 200:
+          machine.resources.remove(name)
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
     return Handler
+
+
+def command_of(timer):
+  """Returns the command that systemd-run was given, after its own flags."""
+  first = next(i for i, word in enumerate(timer) if not word.startswith("-"))
+  return timer[first:]
+
+
+def when_of(timer):
+  """Returns the time of a timer, in seconds since the epoch."""
+  text = next(word.partition("=")[2] for word in timer if word.startswith("--on-calendar="))
+  return calendar.timegm(time.strptime(text, "%Y-%m-%d %H:%M:%S UTC"))
 
 
 needs_curl = pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
@@ -124,13 +160,13 @@ needs_curl = pytest.mark.skipif(not shutil.which("curl"), reason="curl is not in
 @pytest.mark.parametrize("workdir", ["gs://bkt/runs/a", HOSTILE])
 def test_each_value_is_what_it_was(workdir):
   head = script(workdir).partition("# Only tests")[0]
-  words = 'printf "%s\\0" "$folder" "$object" "$code" "$expires" "${worker[@]}"'
+  words = 'printf "%s\\0" "$folder" "$object" "$code" "$expires" "${worker[@]}" "${nodes[@]}"'
   out = subprocess.run(["bash", "-c", f"{head}\n{words}"], capture_output=True, check=True).stdout.decode()
   folder = cloud.run(workdir=workdir).folder
   bucket, _, name = f"{folder}/code/{cloud.CODE}.tgz".removeprefix("gs://").partition("/")
   quoted = urllib.parse.quote(name, safe="")
   assert out.split("\0")[:-1] == [folder, f"{bucket}/o/{quoted}", cloud.CODE, "1795300000",
-                                  f"--folder={folder}", "--attempt=2", "--engine=qr"]  # fmt: skip
+                                  f"--folder={folder}", "--attempt=2", "--engine=qr", "vit-b16-a2"]  # fmt: skip
 
 
 @pytest.mark.parametrize("workdir", ["gs://bkt/runs/a", HOSTILE])
@@ -138,7 +174,7 @@ def test_it_is_bash_without_a_flaw(workdir, tmp_path):
   file = tmp_path / "startup.sh"
   file.write_text(script(workdir))
   assert subprocess.run(["bash", "-n", file], capture_output=True).stderr == b""
-  assert len(file.read_text().splitlines()) < 40
+  assert len(file.read_text().splitlines()) < 80
   if not shutil.which("shellcheck"):
     pytest.skip("shellcheck is not installed: apt-get install shellcheck")
   # Names that look like commands are what HOSTILE is about.
@@ -164,15 +200,12 @@ def test_a_machine_gets_the_code_and_starts_the_worker_at_each_boot(tmp_path, wo
     second = machine.boot(script(workdir, code, expires))
   assert second.returncode == 0 and len(machine.asked) == asked == 2 * (1 + failures)
 
-  # The worker, in its code, both times; and what ends the machine, once.
+  # The worker starts in its code both times. The timer that ends the machine is set once.
   own = [f"--folder={folder}", "--attempt=2", "--engine=qr"]
   home = str(tmp_path / "opt" / code)
   assert (tmp_path / "started").read_text().split("\n")[:-1] == ["\0".join([home, "start", *own])] * 2
   (timer,) = machine.words("systemd-run")
-  assert timer[timer.index("python3") :] == ["python3", "-m", "launch.worker", "end", *own]
-  assert f"--working-directory={home}" in timer and "--property=Restart=on-failure" in timer
-  when = next(word.partition("=")[2] for word in timer if word.startswith("--on-calendar="))
-  assert calendar.timegm(time.strptime(when, "%Y-%m-%d %H:%M:%S UTC")) == expires
+  assert "--property=Restart=on-failure" in timer and when_of(timer) == expires
   assert not (tmp_path / "oops").exists() and not (tmp_path / "opt" / code / "launch/stale.py").exists()
 
   # The token goes to the bucket, and through no argument list.
@@ -186,10 +219,90 @@ def test_other_code_starts_nothing(tmp_path):
   content, code = bundle()
   machine = Machine(tmp_path, f"bkt/o/runs/a/launch/code/{code}.tgz", content[:-1] + b"?")
   with machine.on():
-    result = machine.boot(script(code=code))
+    result = machine.boot(script(code=code, expires=int(time.time()) + 5000))
   assert result.returncode == 1 and f"no code {code}" in result.stderr and "gs://bkt/runs/a" in result.stderr
-  assert not (tmp_path / "started").exists() and not machine.words("systemd-run")
+  assert not (tmp_path / "started").exists()
   assert not (tmp_path / "opt" / code).exists() and len(machine.asked) == 6
+  first, second = machine.words("systemd-run")  # at once, and for `limits.idle` after the failure
+  assert "--unit=vitjax-end" in first and abs(when_of(first) - time.time() - 5000) < 30
+  assert "--unit=vitjax-idle" in second and abs(when_of(second) - time.time() - 1200) < 30
+
+
+@needs_curl
+@pytest.mark.heavy
+@pytest.mark.parametrize("workdir", ["gs://bkt/runs/a", HOSTILE])
+@pytest.mark.parametrize("slices", [1, 2])
+def test_g5_a_machine_without_code_deletes_itself_with_nothing_but_curl(tmp_path, workdir, slices):
+  nodes = ["nodes/vit-b16-a2-0", "nodes/vit-b16-a2-1"] if slices == 2 else ["nodes/vit-b16-a2"]
+  machine = Machine(tmp_path, "none", b"", resources=["queuedResources/vit-b16-a2", *nodes, "nodes/other"])
+  machine.statuses = [503, 403]  # the service is away, and refuses for a while
+  text = script(workdir, "f" * 64, int(time.time()) + 5000, tpu="v5e-16" if slices == 2 else "v3-32", slices=slices)
+  with machine.on():
+    booted = machine.boot(text)
+    assert booted.returncode == 1 and "nothing starts" in booted.stderr
+    assert not (tmp_path / "opt" / ("f" * 64)).exists()
+    before = machine.words("systemctl")
+    done = machine.ring()
+  assert done.returncode == 0, done.stderr
+  assert machine.resources == ["nodes/other"]
+  assert before[0] == ["is-active", "--quiet", "vitjax-end.timer"]
+  assert machine.words("systemctl")[len(before)] == ["stop", unit.Unit("vit-b16-a2", tmp_path).name]
+  assert {header for _, header in machine.deleted} == {f"Bearer {TOKEN}"}
+  assert machine.deleted[0][0].endswith("/queuedResources/vit-b16-a2?force=true")
+  assert not [word for call in machine.words("curl") for word in call if TOKEN in word]
+  assert "HTTP status 503" in done.stderr and "HTTP status 403" in done.stderr
+
+
+@needs_curl
+@pytest.mark.heavy
+def test_g5_the_timer_is_set_before_anything_is_fetched_and_on_a_full_disk(tmp_path):
+  machine = Machine(tmp_path, "none", b"", resources=["queuedResources/vit-b16-a2", "nodes/vit-b16-a2"])
+  with machine.on():
+    (tmp_path / "bin/curl").write_text(f'#!/bin/sh\ntouch -r "{tmp_path}/timer" "{tmp_path}/timer.seen" && exit 7\n')
+    (tmp_path / "bin/mkdir").write_text("#!/bin/sh\necho 'No space left on device' >&2\nexit 1\n")
+    (tmp_path / "bin/mkdir").chmod(0o755)
+    (tmp_path / "opt").mkdir()  # which holds the copy here, in the place of /run
+    assert machine.boot(script(expires=int(time.time()) + 5000)).returncode == 1
+    assert (tmp_path / "timer.seen").exists()
+    (tmp_path / "bin/curl").write_text(f'#!/bin/sh\nexec {shutil.which("curl")} "$@"\n')
+    assert machine.ring().returncode == 0
+  assert machine.resources == []
+
+
+@needs_curl
+@pytest.mark.heavy
+def test_g5_a_machine_without_systemd_deletes_itself_from_a_process(tmp_path):
+  machine = Machine(tmp_path, "none", b"", resources=["queuedResources/vit-b16-a2", "nodes/vit-b16-a2"])
+  with machine.on():
+    for name in ("systemd-run", "systemctl"):
+      (tmp_path / "bin" / name).write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin/sleep").write_text('#!/bin/sh\n[ "$1" -lt 50 ] || : > slept\n')
+    (tmp_path / "bin/sleep").chmod(0o755)
+    assert machine.boot(script(expires=int(time.time()) + 5000)).returncode == 1
+    deadline = time.monotonic() + 20
+    while machine.resources and time.monotonic() < deadline:
+      time.sleep(0.05)
+  assert machine.resources == [] and (tmp_path / "slept").exists()
+
+
+@needs_curl
+@pytest.mark.heavy
+def test_g1_the_time_of_a_machine_counts_from_its_first_boot(tmp_path):
+  content, code = bundle()
+  machine = Machine(tmp_path, f"bkt/o/runs/a/launch/code/{code}.tgz", content)
+  now = int(time.time())
+  text = script(code=code, expires=now + 90_000, seconds=4000)
+  with machine.on():
+    machine.boot(text)
+    (tmp_path / "timer").unlink()  # of a machine that was restarted, 1000 s later
+    booted = tmp_path / "opt/first_boot"
+    booted.write_text(f"{int(booted.read_text()) - 1000}\n")
+    machine.boot(text)
+    (tmp_path / "timer").unlink()
+    booted.write_text("garbage\n")
+    machine.boot(text)
+  first, second, third = map(when_of, machine.words("systemd-run"))
+  assert abs(first - now - 4000) < 30 and abs(second - now - 3000) < 30 and abs(third - now - 4000) < 30
 
 
 @needs_curl
@@ -200,5 +313,4 @@ def test_a_machine_that_wakes_after_its_end_ends_at_once(tmp_path):
   with machine.on():
     machine.boot(script(code=code, expires=int(time.time()) - 5000))
   (timer,) = machine.words("systemd-run")
-  when = next(word.partition("=")[2] for word in timer if word.startswith("--on-calendar="))
-  assert 0 < calendar.timegm(time.strptime(when, "%Y-%m-%d %H:%M:%S UTC")) - time.time() <= 61
+  assert 0 < when_of(timer) - time.time() <= 61

@@ -8,10 +8,13 @@ import threading
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launch import engine, unit
 from launch.errors import LaunchError
 from launch.unit import Unit
+from tests.launch.systemd import expanded
 
 
 def test_a_lock_is_held_by_one_process_and_told_from_a_look(tmp_path):
@@ -98,3 +101,34 @@ def test_a_home_is_somewhere_for_everybody(monkeypatch):
 def test_a_worker_that_ends_at_once_is_said(tmp_path):
   with pytest.raises(LaunchError, match=r"vitjax-vit-a1 ended at once: .*arguments: --nonsense.*worker\.txt"):
     Unit("vit-a1", tmp_path).start(["--nonsense"], 1.0)
+
+
+DOLLARS = [
+  "${HOME}",
+  "$HOME",
+  "$$",
+  "$",
+  "$WORDS",
+  "--folder=gs://b/${HOME}/$x",
+  "100%",
+  "%h",
+  "%%",
+  "a b",
+  "",
+  "$$$HOME",
+]
+
+
+@given(st.lists(st.sampled_from(DOLLARS) | st.text("$%{}HOME ab", max_size=12), max_size=5))
+def test_g_dollar_signs_and_percent_signs_survive_systemd(words):
+  run = ["/usr/bin/python3", "-m", "launch.worker", "run", *words]
+  made = unit.command("vitjax-a-a1", run, 30.0)
+  assert expanded(made[made.index("/usr/bin/python3") :]) == run
+  assert made[: made.index("/usr/bin/python3")].count("--unit=vitjax-a-a1") == 1
+
+
+def test_the_rules_of_systemd_are_those_of_its_manual():
+  """The examples of systemd.service(5), COMMAND LINES, with ONE='one' and TWO='two two'."""
+  variables = {"ONE": "one", "TWO": "two two"}
+  assert expanded(["/bin/echo", "$ONE", "$TWO", "${TWO}"], variables) == ["/bin/echo", "one", "two", "two", "two two"]
+  assert expanded(["/bin/echo", "$$ONE", "$$$$", "a$ONE", "${NONE}x"], variables)[1:] == ["$ONE", "$$", "a$ONE", "x"]

@@ -147,17 +147,6 @@ def test_a_tpu_vm_that_cannot_be_given_back_says_what_costs(tmp_path, server):
     assert "gcloud compute tpus queued-resources delete vit-a1 --force --project=my-project" in lab.report().detail
 
 
-def test_a_timer_stops_the_unit_and_gives_the_machine_back(tmp_path, server):
-  with Lab(tmp_path, WAIT) as lab:
-    tpu(lab, server, **vars(LIMITS))
-    assert done(lab.start(verb="start", engine="qr", worker=None))[0] == 0
-    lab.wait(board.RUNNING)
-    lab.wait(lambda _: "waits" in lab.text())
-    code, text = done(lab.start("--name=vit", "--grace=5", "--pause=0.1", verb="end", engine="qr", worker=None))
-    assert code == 0, text
-    assert deletes(server) and not lab.programs()
-
-
 def test_a_tpu_vm_that_goes_down_keeps_its_last_word(tmp_path, server):
   with Lab(tmp_path, WAIT) as lab:
     tpu(lab, server, **vars(LIMITS))
