@@ -7,28 +7,18 @@ import io
 import json
 import os
 import pathlib
-import re
 import shlex
 import subprocess
 import sys
 import tarfile
 import zlib
 
+from launch import credentials
 from launch.errors import LaunchError
 
 BYTES = 50 * 10**6  # of all files together
 DIFF = 10**6  # characters of it that are kept
 WORKER = "launch/worker.py"  # what workers run
-# Names and contents of what is nobody else's business; a template of an .env has none.
-_SECRET_NAMES = re.compile(
-  r"\.env(\.(?!example$|sample$|template$|dist$).*)?|\.netrc|_netrc|\.pypirc|\.git-credentials|id_(rsa|dsa|ecdsa|ed25519)"
-  r"|.*\.(pem|key|p12|pfx|jks|keystore|kdbx)|(application_default_)?credentials\.(json|db)|kubeconfig",
-  re.IGNORECASE,
-)
-_SECRETS = re.compile(
-  rb"-----BEGIN [A-Z ]*PRIVATE KEY-----|\bAKIA[0-9A-Z]{16}\b|\bAIza[0-9A-Za-z_-]{35}\b|\bgh[pousr]_[0-9A-Za-z]{36}\b"
-  rb"|\bhf_[0-9A-Za-z]{34}\b|\bya29\.[0-9A-Za-z_-]{50}"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +67,7 @@ def make(folder: pathlib.Path) -> Bundle:
   content = _packed(files)
   commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD", fine=(0, 1)).decode().strip()
   diff = _git(root, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD") if commit else b""
-  text = diff.decode(errors="replace")[:DIFF] if not _SECRETS.search(diff) else "not kept, as it shows a key"
+  text = diff.decode(errors="replace")[:DIFF] if not credentials.in_content(diff) else "not kept, as it shows a key"
   sha = hashlib.sha256(content).hexdigest()
   return Bundle(sha, content, tuple(files), commit, bool(diff or untracked or not commit), text, tuple(untracked))
 
@@ -164,7 +154,7 @@ def _refuse_secrets(files):
   for name, (mode, content) in files.items():
     if mode == "link":
       continue
-    if _SECRET_NAMES.fullmatch(pathlib.PurePath(name).name) or _SECRETS.search(content):
+    if credentials.is_secret_file(pathlib.PurePath(name).name, content):
       raise LaunchError(
         f"{name} looks like a key, and would be seen by all who may read the bucket: name it in .gitignore (and if it "
         f"is tracked, run: git rm --cached {shlex.quote(name)}), and let workers have it by --secret"

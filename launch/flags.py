@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from launch import spec, storage, tpus
+from launch import credentials, spec, storage, tpus
 from launch.errors import LaunchError
 
 USE = """Starts runs on TPU VMs, GKE, your own hosts or this machine, keeps them alive, and leaves nothing that costs.
@@ -42,9 +42,6 @@ _CAPACITIES = {
   "on-demand": "kept until it is deleted",
   "flex-start": "waits for its turn, then is kept for up to a week",
 }
-# Words of the name of a variable whose value is nobody else's business; a path is not.
-_SECRET = {"KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "APIKEY"}
-_PATH = {"FILE", "PATH", "DIR"}
 _LONGEST = 2**23  # bytes of a file of --spec, whose arguments may have 2**20
 
 
@@ -121,7 +118,7 @@ def run_of(args: argparse.Namespace, command: Sequence[str]) -> spec.Run:
   values = {key: value for key, value in vars(args).items() if key in names and value is not None}
   values |= {"module": module, "args": tuple(words), "workdir": workdir or args.workdir or ""}
   values |= {"env": _pairs("--env", args.env), "secrets": _pairs("--secret", args.secrets)}
-  _refuse_secrets(args.backend, values["env"])
+  _refuse_secrets(args.backend, values["env"], words)
   limits = {key: spec.duration(text) for key, text in _pairs("--limit", args.limit).items()}
   if args.queue_timeout:
     limits["queue"] = spec.duration(args.queue_timeout)
@@ -169,19 +166,25 @@ def _written(args, command):
   if (workdir := spec.workdir_of(run.args)) and workdir != run.workdir:
     raise LaunchError(f"--spec: {args.spec} has the workdir {run.workdir!r}, and --workdir={workdir} among args; "
                       "write the same")  # fmt: skip
-  _refuse_secrets(run.backend, run.env)
+  _refuse_secrets(run.backend, run.env, run.args)
   return run
 
 
-def _refuse_secrets(backend, env):
-  """LaunchError for a variable that looks like a secret: all who may read the bucket read the run."""
-  for key in env:
-    words = key.upper().split("_")
-    if _SECRET & {*words} and words[-1] not in _PATH and key != "GOOGLE_APPLICATION_CREDENTIALS":
-      there = "k8s:NAME/KEY" if backend == "gke" else "file:/path/on/the/worker"
+def _refuse_secrets(backend, env, args):
+  """Raises a LaunchError for a variable or an argument that looks like a secret: the bucket contains both."""
+  there = "k8s:NAME/KEY" if backend == "gke" else "file:/path/on/the/worker"
+  remedy = "and everybody who may read the bucket could read it. Store it, and name the place"
+  for key, value in env.items():
+    if kind := credentials.of_variable(key, value):
       raise LaunchError(
-        f"--env: {key} looks like a secret, and its value would be in the bucket and in the shell's history; write "
-        f"where it is: --secret {key}=projects/P/secrets/NAME/versions/1, or {key}={there}"
+        f"--env: {key} looks like {kind}, {remedy}: --secret {key}=projects/P/secrets/NAME/versions/1, or "
+        f"--secret {key}={there}"
+      )
+  for word in args:
+    if (kind := credentials.of_value(word)) and kind != "a random key":  # arguments may be hashes and names
+      raise LaunchError(
+        f"-- {word.partition('=')[0][:40] if '=' in word else 'an argument'}: looks like {kind}, {remedy}, so that the "
+        f"program reads it from a variable: --secret NAME=projects/P/secrets/NAME/versions/1, or --secret NAME={there}"
       )
 
 

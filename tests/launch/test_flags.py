@@ -26,6 +26,14 @@ def test_the_command_of_the_documentation_is_understood():
   assert run.workers == 4 and run.devices == 32
 
 
+@pytest.mark.parametrize("verb", flags.SPECIFIED)
+def test_the_most_that_a_run_may_cost_is_a_part_of_the_run(verb):
+  run = asked(verb, *QR[1:], "--max-cost=96.5", "--price=2.5", *TRAIN)
+  assert (run.max_cost, run.price) == (96.5, 2.5) and spec.loads(run.dumps()) == run
+  plain = asked(verb, *QR[1:], *TRAIN)
+  assert (plain.max_cost, plain.price) == (0.0, 0.0)
+
+
 def test_what_is_not_said_follows_from_the_slice_and_the_run():
   run = asked(*QR, *TRAIN)
   assert (run.capacity, run.zones, run.max_hours, run.max_failures) == ("spot", ("europe-west4-a",), 24.0, 3)
@@ -63,6 +71,11 @@ def test_d4_a_local_run_has_an_absolute_workdir_in_the_flag_and_in_the_programs_
     ([*QR, "--config=c.py"], "flags of the program go behind --"),
     ([*QR, "--env=WANDB_API_KEY=abc", *TRAIN], "--secret WANDB_API_KEY=projects/"),
     (["run", "a", "--backend=gke", "--env=HF_TOKEN=abc", *TRAIN], "HF_TOKEN=k8s:NAME/KEY"),
+    ([*QR, "--max-cost=100", *TRAIN], "--max-cost: "),
+    ([*QR, "--max-cost=100", "--price=0", *TRAIN], "--price"),
+    ([*QR, "--max-cost=nan", "--price=1", *TRAIN], "--max-cost: nan; allowed: 0 to"),
+    ([*QR, "--price=-1", *TRAIN], "--price: -1.0; allowed: 0 to"),
+    (["run", "a", "--backend=local", "--max-cost=1", "--price=1", *TRAIN], "--max-cost: "),
     (["run", "vit", "--spec=/no/such.json"], "/no/such.json cannot be read"),
     ([*QR], "nothing to run"),
     ([*QR, "--tpus=v3-8", *TRAIN], "--tpus"),
