@@ -1,4 +1,4 @@
-"""What is wrong with a run before anything is paid for: its code, its config on its slice, its buckets, its hours."""
+"""Checks a run before anything is paid for: credentials, project, code, config, buckets, memory, hours and cost."""
 
 import contextlib
 import importlib.util
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 
-from launch import bundle, errors, findings
+from launch import bundle, errors, findings, preflight
 from launch.errors import LaunchError
 from launch.findings import Finding
 from launch.spec import Run
@@ -19,6 +19,7 @@ from launch.spec import Run
 PLANNED = "vit_jax.train"  # the module whose config and plan are known
 PATIENCE = 3600.0  # seconds for a plan: the compiler takes minutes for a large model
 NEWS = 15.0  # seconds between two lines of one who waits
+TITLES = {"note": "", "ok": "ok: ", "unknown": "unknown: ", "warn": "warning: ", "refuse": "refused: "}
 NEEDED = ("vit_jax", "jax", "libtpu")  # by a plan; to read a config all but the last
 # Reads a config as vit_jax.train does, and prints where it says that the images are.
 _READ = """
@@ -39,22 +40,29 @@ def check(
 ) -> list:
   """Returns findings about a run in the current folder, and prints each one as soon as it is known.
 
-  Cheap checks come first. A refusal ends the check before anything that takes longer: the config is read only if the
-  credentials are there, and the step is compiled for a plan only if nothing was refused. Only Ctrl-C is raised.
+  Cheap checks come first. A refusal ends the check before anything that takes longer: without credentials nothing else
+  is checked, and the step is compiled for a plan only if nothing was refused. Nothing is changed in the cloud. Only
+  Ctrl-C is raised.
 
   Args:
     run: to be checked.
-    price: of a chip for an hour.
-    host_rate: images per second that one host was measured to make.
+    price: per chip-hour; that of the run if None.
+    host_rate: measured images per second of one host.
     code: the bundle that would be sent; it is made if None.
   """
-  titles, found = {"note": "", "warn": "warning: ", "refuse": "refused: "}, []
+  found, price = [], price or run.price
 
   def say(several):
     for finding in several:
-      print(titles[finding.kind] + finding.text, flush=True)
+      print(TITLES[finding.kind] + finding.text, flush=True)
       found.append(finding)
 
+  token = None
+  if run.backend == "qr":
+    token, missing = preflight.credentials()
+    say(missing)
+    if refusal(found):
+      return found
   try:
     code = code or bundle.make(pathlib.Path.cwd())
     root = bundle.repository(pathlib.Path.cwd())
@@ -68,7 +76,9 @@ def check(
   if refusal(found) == errors.USAGE:
     return found
   say(findings.of_bucket(run, "--workdir", run.workdir))
-  if refusal(found) == errors.DENIED:  # no bucket can be asked, and reading the config and planning take time
+  if run.backend in findings.CLOUDS and not refusal(found):
+    say(preflight.of_project(run, token) if run.backend == "qr" else preflight.of_cluster(run))
+  if refusal(found) == errors.DENIED:  # reading the config and planning take time
     return found
   path, read = _config(run, root)
   say(read)
@@ -135,7 +145,13 @@ def _config(run, root):
   text, failed = _answer(words, root, "reading the config")
   if failed:
     return path, [failed]
-  return json.loads(text.splitlines()[-1]) or "", [Finding("note", "config: all its keys and values are understood")]
+  try:
+    folder = json.loads(text.splitlines()[-1]) or ""
+  except (ValueError, IndexError, RecursionError):
+    return path, [Finding("unknown", f"config: it was read with an answer of an unknown form, {text[-80:]!r}")]
+  if not isinstance(folder, str):
+    return path, [Finding("unknown", f"config: its data.path is {str(folder)[:80]}, which is not a text")]
+  return folder, [Finding("note", "config: all its keys and values are understood")]
 
 
 def _plan(run, root, price, host_rate):
@@ -146,13 +162,18 @@ def _plan(run, root, price, host_rate):
   if missing := _missing(NEEDED):
     return [Finding("warn", f"not planned, {missing}; whether it fits is seen on the machines")]
   several = f"{run.slices}x" if run.slices > 1 else ""
-  with tempfile.TemporaryDirectory(prefix="launch_check_") as folder:
-    file = pathlib.Path(folder, "plan.json")
-    words = [sys.executable, "-m", "vit_jax.plan", *_config_words(run.args), f"--json={file}"]
-    words += [f"--topology={several}{run.tpu}"]
-    words += [f"--price={price}"] * (price is not None) + [f"--host-rate={host_rate}"] * (host_rate is not None)
-    _, failed = _answer(words, root, f"planning: compiling the step for {several}{run.tpu}, which takes up to minutes")
-    return [failed] if failed else judged(run, json.loads(file.read_text())[0])
+  try:
+    with tempfile.TemporaryDirectory(prefix="launch_check_") as folder:
+      file = pathlib.Path(folder, "plan.json")
+      words = [sys.executable, "-m", "vit_jax.plan", *_config_words(run.args), f"--json={file}"]
+      words += [f"--topology={several}{run.tpu}"]
+      words += [f"--price={price}"] * bool(price) + [f"--host-rate={host_rate}"] * (host_rate is not None)
+      title = f"planning: compiling the step for {several}{run.tpu}, which takes up to minutes"
+      _, failed = _answer(words, root, title)
+      return [failed] if failed else judged(run, json.loads(file.read_text())[0])
+  except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+    why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return [Finding("unknown", f"plan: it could not be read ({why}); whether the run fits is seen on the machines")]
 
 
 def _missing(names):
@@ -163,6 +184,13 @@ def _missing(names):
 
 def _answer(words, root, what):
   """(what a program of vit_jax prints, or None; the finding where it fails). Says what is waited for, every NEWS s."""
+  try:
+    return _waited(words, root, what)
+  except OSError as error:  # no processes, no files or no space
+    return None, Finding("unknown", f"{what}: could not be started ({error.strerror or error})")
+
+
+def _waited(words, root, what):
   start = time.monotonic()
   with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
     process = subprocess.Popen(

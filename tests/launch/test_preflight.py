@@ -1,0 +1,223 @@
+"""The project of a run is checked by reading only; unexpected answers are unknown and never an error."""
+
+import dataclasses
+import json
+import os
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch import check, preflight, storage
+from launch.errors import DENIED
+from tests.launch import apis, launches, repositories
+
+ACCOUNT = "vit@my-project.iam.gserviceaccount.com"
+RUN = launches.run("qr", zones=("europe-west4-a",), service_account=ACCOUNT, internal_ips=True)
+TITLES = {
+  "permissions", "service account", "self deletion", "APIs", "quota in europe-west4-a", "network", "firewall",
+  "internal addresses in europe-west4", "bucket",
+}  # fmt: skip
+PATHS = {path.rpartition("/")[2]: path for path in apis.GOOD}
+
+
+@pytest.fixture
+def server(monkeypatch):
+  with apis.Server() as server:
+    for name, value in server.environment.items():
+      monkeypatch.setenv(name, value)
+    yield server
+
+
+class Token(storage.Token):
+  """A token that needs no server."""
+
+  def renew(self):
+    self._text, self._until = "abc", float("inf")
+
+
+def found(run=RUN):
+  """Returns {title: finding}."""
+  listed = list(preflight.of_project(run, Token()))
+  assert all("\n" not in each.text for each in listed)
+  return {each.text.partition(":")[0]: each for each in listed}
+
+
+def test_a_project_that_is_set_up_is_ok(server):
+  lines = found()
+  assert lines.keys() == TITLES and {each.kind for each in lines.values()} == {"ok"}
+  assert "128 for spot v3-32, 16 chips" in lines["quota in europe-west4-a"].text
+  assert {header for _, _, header, _ in server.requests} == {"Bearer abc"}
+
+
+def test_no_request_changes_anything(server):
+  found()
+  for answer in (403, 404, b"x", {}):
+    server.answers = dict.fromkeys(server.answers, answer)
+    found()
+  assert len(server.requests) > 40
+  posts = {path.partition("?")[0].rpartition(":")[2] for method, path, _, _ in server.requests if method == "POST"}
+  assert {method for method, *_ in server.requests} == {"GET", "POST"}
+  assert posts == {"testIamPermissions", "getIamPolicy"}
+  bodies = [json.loads(content) for method, _, _, content in server.requests if method == "POST"]
+  assert all(body.keys() <= {"permissions"} for body in bodies)
+  assert not [content for method, _, _, content in server.requests if method == "GET" and content]
+
+
+OFF = {"services": [{"name": "projects/1/services/tpu.googleapis.com", "state": "DISABLED"},
+                    {"name": "projects/1/services/compute.googleapis.com", "state": "ENABLED"},
+                    {"name": "projects/1/services/storage.googleapis.com", "state": "ENABLED"}]}  # fmt: skip
+LESS = {"permissions": ["tpu.nodes.get", "tpu.nodes.list"]}
+QUOTA = json.loads(json.dumps(apis.GOOD[PATHS["consumerQuotaMetrics"]]).replace('"128"', '"8"'))
+SHUT = {
+  "items": [
+    apis.RULE | {"allowed": [{"IPProtocol": "tcp", "ports": ["22", "8470-8479"]}]},
+    apis.RULE | {"direction": "EGRESS"},
+    apis.RULE | {"disabled": True},
+    apis.RULE | {"targetTags": ["other"]},
+    apis.RULE | {"sourceRanges": ["35.235.240.0/20"]},
+  ]
+}
+NO_ACCESS = {"privateIpGoogleAccess": False}
+
+
+@pytest.mark.parametrize(
+  ("name", "answer", "kind", "title", "words"),
+  [
+    (
+      "my-project:testIamPermissions",
+      LESS,
+      "refuse",
+      "permissions",
+      "gcloud projects add-iam-policy-binding my-project",
+    ),
+    ("my-project:testIamPermissions", {}, "refuse", "permissions", "lacks tpu.nodes.create, tpu.nodes.delete"),
+    (f"{ACCOUNT}:testIamPermissions", {}, "refuse", "service account", "--role=roles/iam.serviceAccountUser"),
+    (f"{ACCOUNT}:testIamPermissions", 404, "refuse", "service account", "gcloud iam service-accounts create vit "),
+    ("vitjaxEnd", {"includedPermissions": ["tpu.nodes.delete"]}, "unknown", "self deletion", "roles create vitjaxEnd"),
+    (
+      "my-project:getIamPolicy",
+      {"bindings": []},
+      "unknown",
+      "self deletion",
+      "tpu.queuedResources.delete. Run: gcloud",
+    ),
+    ("services:batchGet", OFF, "refuse", "APIs", "gcloud services enable tpu.googleapis.com --project=my-project"),
+    ("consumerQuotaMetrics", QUOTA, "refuse", "quota in europe-west4-a", "8 for spot v3-32, which needs 16 chips"),
+    ("consumerQuotaMetrics", {"metrics": []}, "unknown", "quota in europe-west4-a", "no limit for spot v3-32"),
+    ("default", 404, "refuse", "network", "gcloud compute networks create default"),
+    ("firewalls", SHUT, "unknown", "firewall", "gcloud compute firewall-rules create vitjax-internal"),
+    ("routers", {}, "unknown", "internal addresses in europe-west4", "gcloud compute routers nats create vitjax"),
+    ("testPermissions", {"permissions": ["storage.objects.get"]}, "refuse", "bucket", "gcloud storage buckets add-iam"),
+  ],
+)
+def test_what_is_missing_is_one_line_with_its_command(server, name, answer, kind, title, words):
+  path = f"/compute/v1/{apis.PROJECT}/global/networks/default" if name == "default" else PATHS[name]
+  server.answers[path] = answer
+  line = found()[title]
+  assert line.kind == kind and words in line.text
+  if "gcloud " in line.text:
+    command = line.text[line.text.index("gcloud ") :]
+    assert all(each.startswith("gcloud ") for each in command.split(" && "))
+    assert "my-project" in shlex.split(command)[0] or "my-project" in command or "bkt" in command
+
+
+def test_hosts_without_any_way_out_are_refused(server):
+  place = f"/compute/v1/{apis.PROJECT}/regions/europe-west4"
+  server.answers |= {f"{place}/subnetworks/default": NO_ACCESS, f"{place}/routers": {"items": []}}
+  line = found()["internal addresses in europe-west4"]
+  assert line.kind == "refuse" and "--enable-private-ip-google-access" in line.text and line.code == DENIED
+
+
+@pytest.mark.parametrize("answer", [None, 500, 403, 401, 429, b"", b"<html>", b"[1]", b"null", b"\xff", b"[" * 10**5])
+def test_an_answer_that_is_none_is_unknown(server, answer):
+  server.answers = dict.fromkeys(server.answers, answer)
+  lines = found()
+  assert {each.kind for each in lines.values()} == {"unknown"} and lines.keys() >= TITLES - {"network"}
+
+
+JSON = st.recursive(
+  st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+  lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([
+    "permissions", "bindings", "role", "members", "includedPermissions", "services", "name", "state", "metrics",
+    "consumerQuotaLimits", "quotaBuckets", "dimensions", "effectiveLimit", "items", "network", "direction", "allowed",
+    "IPProtocol", "ports", "sourceRanges", "nats", "privateIpGoogleAccess",
+  ]), inner, max_size=4),
+  max_leaves=12,
+)  # fmt: skip
+
+
+@given(answers=st.dictionaries(st.sampled_from([*apis.GOOD]), JSON | st.sampled_from([403, 404, 503]), min_size=1))
+def test_any_json_is_a_finding_and_never_an_error(answers):
+  """The answers are given without a server, which would take most of the time."""
+
+  class Google(preflight.Google):
+    def read(self, service, path, body=None):
+      prefix = {"COMPUTE": "/compute/v1/", "STORAGE": "/storage/v1/"}.get(service, "/")
+      answer = (apis.GOOD | answers).get(prefix + path.partition("?")[0], 404)
+      answer = body if answer is apis.GRANT else answer
+      if type(answer) is int:
+        return preflight.Answer(answer, why=f"HTTP status {answer}")
+      return preflight.Answer(200, answer) if isinstance(answer, dict) else preflight.Answer(0, why="no object")
+
+  for each in (preflight.permissions, preflight.service_account, preflight.self_deletion, preflight.apis,
+               preflight.quota, preflight.network, preflight.bucket):  # fmt: skip
+    lines = preflight._known(each, RUN, Google(None))
+    assert lines and all(line.kind in ("ok", "refuse", "unknown") and "\n" not in line.text for line in lines)
+
+
+@pytest.mark.parametrize(
+  ("changes", "text"),
+  [
+    ({"capacity": "on-demand"}, "8 for on-demand v3-32, which needs 16 chips"),
+    ({"capacity": "reserved"}, "no limit for reserved v3-32"),
+    ({"capacity": "flex-start"}, "no limit for flex-start v3-32"),
+    ({"tpu": "v3-8"}, "no limit for spot v3-8"),
+    ({"tpu": "v5e-16"}, "no limit for spot v5e-16"),
+    ({"zones": ("us-east1-d",)}, "0 for spot v3-32, which needs 16 chips"),
+  ],
+)
+def test_a_quota_is_that_of_the_slice_and_the_capacity(server, changes, text):
+  run = dataclasses.replace(RUN, **changes)
+  assert text in found(run)[f"quota in {run.zones[0]}"].text
+
+
+def test_without_a_token_only_other_servers_are_asked(server, monkeypatch):
+  assert {each.kind for each in preflight.of_project(RUN, None)} == {"ok"}
+  for name in server.environment:
+    monkeypatch.delenv(name)
+  assert {each.kind for each in preflight.of_project(RUN, None)} == {"unknown"}
+
+
+def test_f10_missing_credentials_are_refused_before_anything_else(tmp_path, monkeypatch):
+  """Not even the code is packed, which takes seconds."""
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+  monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+  error = "ERROR: (gcloud.auth.print-access-token) You do not currently have an active account selected."
+  repositories.write(tmp_path, {"bin/gcloud": f"#!/bin/sh\necho '{error}' >&2\nexit 1\n"})
+  (tmp_path / "bin/gcloud").chmod(0o755)
+  monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+  (line,) = check.check(RUN)
+  assert line.kind == "refuse" and line.code == DENIED and "run: gcloud auth login" in line.text
+
+
+@pytest.mark.parametrize(
+  ("script", "kind", "words"),
+  [
+    ("exit 0", "ok", "JobSets can be listed"),
+    ("echo 'error: the server does not have jobsets' >&2; exit 1", "unknown", "the server does not have"),
+    ("echo 'Error from server (Forbidden): jobsets is forbidden' >&2; exit 1", "refuse", "ask for the rights"),
+    ("echo 'The connection to the server 10.0.0.1 was refused' >&2; exit 1", "unknown", "was refused"),
+    ("kill -9 $$", "unknown", "kubectl"),
+  ],
+)
+def test_a_cluster_is_asked_for_its_jobsets(tmp_path, monkeypatch, script, kind, words):
+  repositories.write(tmp_path, {"kubectl": f'#!/bin/sh\necho "$@" >> "{tmp_path}/calls"\n{script}\n'})
+  (tmp_path / "kubectl").chmod(0o755)
+  monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+  (line,) = preflight.of_cluster(launches.run("gke", cluster="c"))
+  assert line.kind == kind and words in line.text
+  (call,) = (tmp_path / "calls").read_text().splitlines()
+  assert call.split()[-3:] == ["get", "jobsets.jobset.x-k8s.io", "--output=name"]
