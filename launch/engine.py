@@ -76,7 +76,10 @@ class Engine(Protocol):
     """Where the attempt is or will be: a zone, or whatever says it to people."""
 
   def request(self, attempt: int, expires: int) -> str:
-    """What `create` would ask for, for people; nothing is asked."""
+    """Returns the commands of an attempt as a script of the shell; nothing is executed.
+
+    The script contains the commands that create, inspect and delete the attempt, and that open a shell on a worker.
+    """
 
   def create(self, attempt: int, expires: int) -> None:
     """Asks for what the attempt needs, and for it to end at `expires`, seconds since the epoch.

@@ -69,6 +69,11 @@ def command(*words: str, alpha: bool = False, **flags) -> list:
   return argv
 
 
+def executed(argv: list) -> list:
+  """Returns the argument list that `run` executes for one of `command`."""
+  return [*argv, "--quiet", "--format=json"]
+
+
 def run(argv: list, timeout: float = TIMEOUT, folder: "str | None" = None):
   """What gcloud says, from JSON; None where it says nothing.
 
@@ -85,7 +90,7 @@ def run(argv: list, timeout: float = TIMEOUT, folder: "str | None" = None):
   try:
     # A group of its own, which ends as a whole; and Ctrl-C in a terminal breaks off no request that is on its way.
     process = subprocess.Popen(
-      [*argv, "--quiet", "--format=json"],
+      executed(argv),
       stdin=subprocess.DEVNULL,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,

@@ -45,13 +45,18 @@ def base(context: str, namespace: str) -> list:
   ]
 
 
+def executed(words: list) -> list:
+  """Returns the argument list that `ask` executes for words of `base`."""
+  return [words[0], "--request-timeout=20s", *words[1:]]
+
+
 def ask(words: list, content: str = "") -> str:
   """What a command of `base` prints. LookupError for what is not there, FileExistsError for what is there already.
 
   Args:
     content: for its standard input.
   """
-  words = [words[0], "--request-timeout=20s", *words[1:]]
+  words = executed(words)
   try:
     result = subprocess.run(
       words, input=content, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT

@@ -112,6 +112,24 @@ def _left_out(run, whose, takes):
   return f"# Not in here, as {whose} has nothing for it: {', '.join(missing)}. Nothing ends at --max-hours.\n"
 
 
+def script(*sections: tuple[str, list]) -> str:
+  """Returns commands as a script of the shell.
+
+  Args:
+    sections: a title and its lines, which are argument lists or texts that need no quotes.
+  """
+  texts = []
+  for title, lines in sections:
+    quoted = [line if isinstance(line, str) else shlex.join(line) for line in lines]
+    texts.append("\n".join([f"# {title}", *quoted]))
+  return "\n\n".join(texts)
+
+
+def here(command: str, text: str) -> str:
+  """Returns a command of the shell that reads a text from its standard input."""
+  return f"{command} <<'END_OF_TEXT'\n{text.rstrip()}\nEND_OF_TEXT"
+
+
 def yaml(value) -> str:
   """Lists and dictionaries as YAML, for people; the same value to any parser of YAML."""
   return "\n".join(_lines(value)) + "\n"

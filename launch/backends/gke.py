@@ -30,7 +30,22 @@ class Engine:
 
   def request(self, attempt: int, expires: int) -> str:
     """See engine.Engine."""
-    return f"{shlex.join([*self._base, 'create', '--filename=-'])}\n\n{render.jobset(self._run, attempt, expires)}"
+    name, hosts = self._run.attempt(attempt), self._run.workers
+    create = kubectl.executed([*self._base, "create", "--filename=-", "--output=json"])
+    get = [*self._base, "get"]
+    selector = [f"--selector={self._selector(attempt)}", "--output=json"]
+    delete = [*self._base, "delete", f"{manifests.JOBSETS},configmaps", selector[0], "--ignore-not-found"]
+    pod = [*self._base, "exec", "--stdin", "--tty", "POD", f"--container={manifests.CONTAINER}", "--", "sh"]
+    return render.script(
+      ("create: the JobSet", [render.here(shlex.join(create), render.jobset(self._run, attempt, expires))]),
+      (f"create: a ConfigMap {name} with launch.zip, which names the JobSet by its uid and is its standard input",
+       [f"# {shlex.join(create)}"]),
+      ("inspect", [kubectl.executed([*get, manifests.JOBSETS, name, "--output=json"]),
+                   *(kubectl.executed([*get, kinds, *selector]) for kinds in ("pods", "jobs,pods,configmaps"))]),
+      ("delete", [kubectl.executed([*delete, "--wait=false"])]),
+      (f"ssh: python -m launch ssh {self._run.name} --worker=N, with N from 0 to {hosts - 1}, in the pod of the worker",
+       [pod]),
+    )  # fmt: skip
 
   def create(self, attempt: int, expires: int) -> None:
     """The JobSet, then the ConfigMap that its pods wait for: so it belongs to the JobSet, and goes with it."""

@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import tarfile
 
-from launch import engine, errors, spec, unit
+from launch import engine, errors, render, spec, unit
 from launch.errors import LaunchError, UnknownError
 
 _OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15",
@@ -49,9 +49,16 @@ class Engine:
     return ",".join(self._run.hosts)
 
   def request(self, attempt: int, expires: int) -> str:
-    """The commands that start the workers, which get the package on their standard input."""
-    return "\n".join(shlex.join([*_ssh(host), f"{_remote(self._start(attempt, number))}; exit $?"])
-                     for number, host in enumerate(self._run.hosts))  # fmt: skip
+    """See `launch.engine.Engine`. The package `launch` is the standard input of the commands but those of ssh."""
+    hosts = list(enumerate(self._run.hosts))
+    return render.script(
+      ("the standard input of the commands below", ["package=/dev/null  # a tar.gz of launch/"]),
+      ("create", [_command(host, self._start(attempt, number)) for number, host in hosts]),
+      ("inspect", [_command(host, self._look(attempt)) for _, host in hosts]),
+      ("delete", [_command(host, self._stop(attempt)) for _, host in hosts]),
+      (f"ssh: python -m launch ssh {self._run.name} --worker=N",
+       [self.shell(attempt, number, []) for number, _ in hosts]),
+    )  # fmt: skip
 
   def create(self, attempt: int, expires: int) -> None:
     """Starts the worker of each host, where it does not live; a command that is delivered twice starts one."""
@@ -59,8 +66,7 @@ class Engine:
 
   def look(self, attempt: int) -> engine.Look:
     """READY while all workers live, ABSENT when no host has one."""
-    words = ["look", f"--name={self._run.name}", f"--attempt={attempt}", f"--folder={self._run.folder}"]
-    said = self._each(lambda _: words)
+    said = self._each(lambda _: self._look(attempt))
     found = {number: each[0] for number, text in enumerate(said) if (each := _listing(text, self._run.hosts[number]))}
     return unit.look(found, self._run.workers)
 
@@ -97,6 +103,9 @@ class Engine:
     words = ["start", f"--folder={self._run.folder}", "--patience=30", f"--grace={self._run.limits.grace}"]
     return [*words, f"--attempt={attempt}", f"--worker={number}"]
 
+  def _look(self, attempt):
+    return ["look", f"--name={self._run.name}", f"--attempt={attempt}", f"--folder={self._run.folder}"]
+
   def _stop(self, attempt):
     words = ["stop", f"--name={self._run.name}", f"--attempt={attempt}", f"--folder={self._run.folder}"]
     return [*words, f"--grace={self._run.limits.grace}"]
@@ -124,6 +133,11 @@ def _ask(host, words, deadline=_DEADLINE):
   if result.returncode:
     raise LaunchError(f"{host}: {said or f'exit code {result.returncode}'}", result.returncode)
   return result.stdout.decode(errors="replace")
+
+
+def _command(host, words):
+  """Returns the command of `_ask` for a shell."""
+  return shlex.join([*_ssh(host), f"{_remote(words)}; exit $?"]) + ' <"$package"'
 
 
 def _ssh(host):

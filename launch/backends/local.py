@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from launch import engine, errors, spec, unit
+from launch import engine, errors, render, spec, unit
 from launch.errors import LaunchError, UnknownError
 from launch.worker import named
 
@@ -28,9 +28,16 @@ class Engine:
     return socket.gethostname()
 
   def request(self, attempt: int, expires: int) -> str:
-    """The commands that start the workers."""
-    starts = (shlex.join(self._words("start", attempt, number)) for number in range(self._run.workers))
-    return f"cd {shlex.quote(str(unit.ROOT))}\n" + "\n".join(starts)
+    """See `launch.engine.Engine`. The units are inspected and stopped in this process, as these commands do it."""
+    numbers = range(self._run.workers)
+    look = [sys.executable, "-m", "launch.worker", "look", "--engine=local", f"--name={self._run.name}"]
+    return render.script(
+      ("in this directory", [["cd", str(unit.ROOT)]]),
+      ("create", [self._words("start", attempt, number) for number in numbers]),
+      ("inspect", [[*look, f"--attempt={attempt}", f"--folder={_folder(self._run)}"]]),
+      ("delete", [self._words("stop", attempt, number) for number in numbers]),
+      (f"ssh: python -m launch ssh {self._run.name}", [self.shell(attempt, 0, [])]),
+    )
 
   def create(self, attempt: int, expires: int) -> None:
     """Starts the workers that do not live, which read from the published attempt when they end."""

@@ -13,7 +13,7 @@ import tempfile
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 
-from launch import board, gcloud, queued, spec, storage, tpus
+from launch import board, gcloud, queued, render, spec, storage, tpus
 from launch.engine import ABSENT, DELETING, LOST, READY, Look, Resource
 from launch.errors import DENIED, LaunchError, UnknownError
 
@@ -42,8 +42,25 @@ class Engine:
 
   def request(self, attempt: int, expires: int) -> str:
     """See `launch.engine.Engine`."""
-    script = startup(self._run, attempt, "0" * 64, expires)
-    return f"{shlex.join(self._request(attempt, expires))}\n\n# startup.sh, but for the hash of the code:\n{script}"
+    zone = {"project": self._run.project, "zone": self.location(attempt)}
+    name, names, hosts = self._run.attempt(attempt), self._names(attempt), self._run.workers
+    boot = startup(self._run, attempt, "0" * 64, expires)
+    describe = [gcloud.command("queued-resources", "describe", name, **zone)]
+    describe += [gcloud.command("tpu-vm", "describe", node, **zone) for node in names]
+    listing = [gcloud.command(group, "list", **zone) for group in ("queued-resources", "tpu-vm")]
+    delete = [gcloud.command("queued-resources", "delete", name, **zone, force=True, **{"async": True})]
+    leaked = [gcloud.command("tpu-vm", "delete", node, **zone, **{"async": True}) for node in names]
+    return render.script(
+      ("create: the script of the machines, in which the hash of the code is still missing",
+       [render.here("cat >startup.sh", boot)]),
+      ("create: the request", [gcloud.executed(self._request(attempt, expires))]),
+      ("inspect", map(gcloud.executed, describe)),
+      ("inspect, if one of them is not found: the lists must confirm it", map(gcloud.executed, listing)),
+      ("delete", map(gcloud.executed, delete)),
+      ("delete, if nodes outlive their queued resource", map(gcloud.executed, leaked)),
+      (f"ssh: python -m launch ssh {self._run.name} --worker=N, with N from 0 to {hosts - 1}",
+       [self.shell(attempt, 0, [])]),
+    )  # fmt: skip
 
   def create(self, attempt: int, expires: int) -> None:
     """See `launch.engine.Engine`. The attempt's code is read from the run's folder: publish it first."""
