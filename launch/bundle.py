@@ -14,8 +14,9 @@ import tarfile
 import zlib
 
 from launch import credentials
-from launch.errors import LaunchError
+from launch.errors import LaunchError, UnknownError
 
+PATIENCE = 600.0  # seconds for a command of git, on a slow disk
 BYTES = 50 * 10**6  # of all files together
 DIFF = 10**6  # characters of it that are kept
 WORKER = "launch/worker.py"  # what workers run
@@ -83,11 +84,7 @@ def upload(storage, bundle: Bundle) -> None:
 
 def repository(folder: pathlib.Path) -> pathlib.Path:
   """The root of the git repository that a folder is in. LaunchError where there is none."""
-  words = ["git", "-C", str(folder), "rev-parse", "--show-toplevel"]
-  try:
-    result = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
-  except FileNotFoundError:
-    raise LaunchError("git is not installed; it says which files are the code: apt-get install git") from None
+  result = _call(["git", "-C", str(folder), "rev-parse", "--show-toplevel"])
   if result.returncode:
     why = os.fsdecode(result.stderr).strip().splitlines()[:1]
     installed = " (vit_jax is installed outside of one, and workers get the files that git knows)"
@@ -104,14 +101,36 @@ def _names(root, *flags):
 
 
 def _git(root, *words, fine=(0,)):
-  result = subprocess.run(["git", "-C", str(root), *words], capture_output=True, stdin=subprocess.DEVNULL)
+  result = _call(["git", "-C", str(root), *words])
   if result.returncode not in fine:
     why = os.fsdecode(result.stderr).strip().splitlines()[:1]
     raise LaunchError(f"git {words[0]} failed in {root}: {' '.join(why)}; mend the repository, and start again")
   return result.stdout
 
 
+def _call(words):
+  """Returns the result of git. UnknownError if there is none, LaunchError if git is not installed."""
+  try:
+    return subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, timeout=PATIENCE)
+  except FileNotFoundError:
+    if not os.path.isdir(words[2]):
+      raise LaunchError(f"{words[2]}: the directory does not exist. Change to a clone of vit_jax") from None
+    raise LaunchError("git is not installed; it says which files are the code: apt-get install git") from None
+  except subprocess.TimeoutExpired:
+    raise UnknownError(f"git {words[3]} did not end within {PATIENCE:.0f} s") from None
+  except OSError as error:
+    raise UnknownError(f"git cannot be run: {error.strerror}") from None
+
+
 def _files(root, names):
+  """See `_readable`. LaunchError for what cannot be read."""
+  try:
+    return _readable(root, names)
+  except OSError as error:
+    raise LaunchError(f"{error.filename}: {error.strerror}; make it readable, or name it in .gitignore") from None
+
+
+def _readable(root, names):
   """{name: (mode, bytes or where a link leads)} of what is there; links that leave the tree and other repositories are
   said, and left out."""
   paths, total = {}, 0
@@ -138,10 +157,7 @@ def _files(root, names):
       f"the code has {total / 1e6:,.1f} MB, and a bundle at most {BYTES / 1e6:,.0f}; the largest: {sizes}. "
       "Put data and weights into the bucket, or name them in .gitignore"
     )
-  try:
-    return {name: _content(root / name, size) for name, size in paths.items()}
-  except OSError as error:
-    raise LaunchError(f"{error.filename}: {error.strerror}; make it readable, or name it in .gitignore") from None
+  return {name: _content(root / name, size) for name, size in paths.items()}
 
 
 def _content(path, size):

@@ -12,7 +12,7 @@ import tempfile
 import time
 
 from launch import bundle, errors, findings, preflight
-from launch.errors import LaunchError
+from launch.errors import LaunchError, UnknownError
 from launch.findings import Finding
 from launch.spec import Run
 
@@ -64,9 +64,9 @@ def check(
     if refusal(found):
       return found
   try:
-    code = code or bundle.make(pathlib.Path.cwd())
-    root = bundle.repository(pathlib.Path.cwd())
-  except LaunchError as error:
+    root = bundle.repository(pathlib.Path("."))
+    code = code or bundle.make(root)
+  except (LaunchError, UnknownError) as error:
     say([Finding("refuse", str(error))])
     return found
   say([Finding("note", f"code: {code.words}, {len(code.names):,} files, {len(code.content) / 1e6:,.1f} MB")])

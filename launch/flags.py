@@ -130,7 +130,12 @@ def run_of(args: argparse.Namespace, command: Sequence[str]) -> spec.Run:
 
 def _absolute(workdir: str) -> str:
   """Returns a folder of this machine as an absolute path; a bucket and "" as they are."""
-  return workdir if not workdir or "://" in workdir or workdir.startswith("-") else os.path.abspath(workdir)
+  if not workdir or "://" in workdir or workdir.startswith("-"):
+    return workdir
+  try:
+    return os.path.abspath(workdir)
+  except OSError as error:  # the current directory was deleted
+    raise LaunchError(f"--workdir: {workdir!r} is relative, and the current directory: {error.strerror}") from None
 
 
 def _with_absolute_workdir(words: Sequence[str]) -> list[str]:

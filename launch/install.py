@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Callable
 
-from launch.errors import LaunchError
+from launch.errors import LaunchError, UnknownError
 from launch.spec import Run
 
 BYTES, FILES = 2**30, 100_000  # of a bundle, unpacked
@@ -31,7 +31,7 @@ def code(storage, digest: str, home: pathlib.Path) -> pathlib.Path:
   if not re.fullmatch("[0-9a-f]{64}", digest):
     raise LaunchError(f"{digest[:80]!r} is no SHA-256 of a bundle; start the run again")
   folder = home / "code" / digest
-  if folder.is_dir():  # appeared whole, after its hash was proved
+  if os.path.isdir(folder):  # appeared whole, after its hash was proved
     return folder
   item = storage.read(f"code/{digest}.tgz")
   if item is None:
@@ -51,7 +51,7 @@ def code(storage, digest: str, home: pathlib.Path) -> pathlib.Path:
   except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
     raise LaunchError(f"code/{digest}.tgz is no bundle: {error}") from None
   except OSError as error:
-    if not folder.is_dir():  # another worker of this machine was first
+    if not os.path.isdir(folder):  # another worker of this machine was first
       raise LaunchError(f"code/{digest}.tgz cannot be unpacked below {folder.parent}: {error.strerror}") from None
   finally:
     shutil.rmtree(draft, ignore_errors=True)
@@ -188,9 +188,11 @@ def _turn(path, tick):
       try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         break
-      except OSError:
+      except BlockingIOError:
         tick()
         time.sleep(0.05)
+      except OSError as error:  # a file system without locks
+        raise UnknownError(f"{path}: {error.strerror}") from None
     try:
       yield
     except OSError as error:

@@ -45,8 +45,7 @@ def ask(request: urllib.request.Request, pause: float = 0.5, timeout: float = 20
       with urllib.request.urlopen(request, timeout=timeout) as answer:
         return answer.read()
     except urllib.error.HTTPError as error:
-      with error:
-        text = " ".join(error.read(2000).decode(errors="replace").split())[:200]
+      text = _text(error)
       if error.code == 404:
         return None
       reason = f"{error.code}: {text}"
@@ -55,6 +54,15 @@ def ask(request: urllib.request.Request, pause: float = 0.5, timeout: float = 20
     except (OSError, ValueError, http.client.HTTPException) as error:
       reason = str(getattr(error, "reason", error)) or type(error).__name__
   raise UnknownError(f"{request.full_url} does not answer ({reason})")
+
+
+def _text(error):
+  """Returns the text of an answer with an error status; "" if it breaks off."""
+  try:
+    with error:
+      return " ".join(error.read(2000).decode(errors="replace").split())[:200]
+  except (OSError, ValueError, http.client.HTTPException):
+    return ""
 
 
 def metadata(key: str) -> "str | None":
@@ -74,7 +82,7 @@ def worker(run: Run, attempt: int, number: "int | None", slice_: int = 0) -> int
   hosts = run.workers // run.slices
   if number is None:
     text = metadata("instance/attributes/agent-worker-number")
-    if text is None or not text.strip().isdigit():
+    if text is None or not re.fullmatch(r"\d{1,9}", text.strip(), re.ASCII):
       raise LaunchError(f"the metadata server says no number of this worker ({text!r}); is this a TPU VM?")
     number, slice_ = int(text), _slice(run, attempt) if run.slices > 1 else 0
   if not (0 <= number < hosts and 0 <= slice_ < run.slices):
@@ -106,8 +114,8 @@ def address(engine: str) -> str:
 
 
 def _route():
-  """The address of this machine on its way out; nothing is sent."""
-  with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+  """Returns the address of this machine on its way out; nothing is sent."""
+  with _socket(socket.SOCK_DGRAM) as probe:
     try:
       probe.connect(("192.0.2.1", 9))  # of no one: RFC 5737
       return probe.getsockname()[0]
@@ -115,17 +123,28 @@ def _route():
       return "127.0.0.1"
 
 
+def _socket(kind=socket.SOCK_STREAM):
+  """Returns a new socket. UnknownError if the system has none."""
+  try:
+    return socket.socket(socket.AF_INET, kind)
+  except OSError as error:
+    raise UnknownError(f"this host opens no socket: {error.strerror}") from None
+
+
 def port(engine: str) -> tuple:
   """(a free port for the coordinator, which ones are taken, in words). LaunchError where there is none."""
   if engine in ("local", "hosts"):
-    with socket.socket() as probe:
-      probe.bind(("", 0))
-      return probe.getsockname()[1], ""
+    with _socket() as probe:
+      try:
+        probe.bind(("", 0))
+        return probe.getsockname()[1], ""
+      except OSError as error:
+        raise UnknownError(f"this host has no free port: {error.strerror}") from None
   taken = []
   for number in PORTS:
-    with socket.socket() as probe:
-      probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with _socket() as probe:
       try:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("", number))
         return number, f"port {', '.join(taken)} of this host is in use" if taken else ""
       except OSError:
@@ -139,7 +158,10 @@ def widen(engine: str, root: str = "/") -> str:
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
   if soft != resource.RLIM_INFINITY and soft < wanted:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    try:
+      resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+      notes.append(f"only {soft} files may be open at once ({error})")
   if engine in ("qr", "gke"):
     if wanted < FILES:
       notes.append(f"only {wanted} files may be open at once")
@@ -202,5 +224,5 @@ def secret(name: str) -> str:
     raise LaunchError(f"--secret: there is no {name}; make it, or correct its name")
   try:
     return base64.b64decode(json.loads(answer)["payload"]["data"], validate=True).decode()
-  except (ValueError, KeyError, TypeError) as error:
+  except (ValueError, KeyError, TypeError, RecursionError) as error:
     raise LaunchError(f"--secret: {name} has no value that is text ({type(error).__name__})") from None

@@ -11,6 +11,7 @@ import pathlib
 import zipfile
 
 from launch import spec, tpus
+from launch.errors import UnknownError
 
 GROUP, VERSION = "jobset.x-k8s.io", "v1alpha2"
 JOBSETS = f"jobsets.{GROUP}"
@@ -113,9 +114,12 @@ def labels(run: spec.Run, attempt: int, expires: int) -> dict:
 def archive() -> bytes:
   """The package `launch` as a zip file that Python imports from: the same bytes for the same files."""
   content = io.BytesIO()
-  with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as packed:
-    for path in sorted(_PACKAGE.rglob("*.py")):
-      packed.writestr(zipfile.ZipInfo(f"launch/{path.relative_to(_PACKAGE).as_posix()}"), path.read_bytes(), 8)
+  try:
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as packed:
+      for path in sorted(_PACKAGE.rglob("*.py")):
+        packed.writestr(zipfile.ZipInfo(f"launch/{path.relative_to(_PACKAGE).as_posix()}"), path.read_bytes(), 8)
+  except OSError as error:
+    raise UnknownError(f"{error.filename or _PACKAGE}: {error.strerror}") from None
   return content.getvalue()
 
 

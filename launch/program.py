@@ -11,7 +11,7 @@ import subprocess
 import time
 
 from launch import machine, storage
-from launch.errors import LaunchError
+from launch.errors import LaunchError, UnknownError
 from launch.spec import Run
 
 STATUS = "VITJAX_STATUS"
@@ -191,7 +191,13 @@ def end(mark: str, worker: int = 0) -> list:
   """
   deadline, clean = time.monotonic() + _REAPED, 0
   while clean < 2:  # what forks meanwhile may be missed once
-    marked, below = _marked(mark), _below(worker) if worker else {}
+    try:
+      marked, below = _marked(mark), _below(worker) if worker else {}
+    except OSError as error:  # too many open files, for a while
+      if time.monotonic() > deadline:
+        raise UnknownError(f"the processes of this host cannot be listed: {error.strerror}") from None
+      time.sleep(0.01)
+      continue
     for kill, numbers in ((os.kill, marked), (os.killpg, set(below.values()))):
       for number in numbers:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,6 +1,7 @@
-"""A worker as a unit of its machine, of which there is one however often it is started: of systemd, or a daemon.
+"""A worker as a unit of its machine: of systemd, or a daemon. It is started once, however often `start` is called.
 
-Its folder has a lock that it holds while it lives, and who it is.
+The directory of a unit has a lock, which the worker holds as long as it is alive, and a description of the worker. What
+cannot be read is unknown: an UnknownError, and never the conclusion that there is no worker.
 """
 
 import contextlib
@@ -15,13 +16,15 @@ import sys
 import time
 
 from launch import engine, program
-from launch.errors import LaunchError
+from launch.errors import LaunchError, UnknownError
 
 ROOT = pathlib.Path(__file__).absolute().parent.parent  # of the package
 SYSTEMD = pathlib.Path("/run/systemd/system")  # there where it runs: sd_booted(3)
 PROBED = 0.3  # seconds, longer than `alive` holds a lock
 START = 30.0  # seconds that a worker may take until it has the lock
 # What a unit of systemd keeps of the environment; the rest is not its business.
+_ABSENT = (FileNotFoundError, NotADirectoryError)  # which say that there is no such file
+CALL = 60.0  # seconds for a command of systemd
 _KEPT = ("HOME", "PATH", "LANG", "XDG_STATE_HOME", "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST",
          "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER")  # fmt: skip
 
@@ -37,7 +40,7 @@ def home() -> pathlib.Path:
 
 
 class Unit:
-  """A unit called `name`, as vit-b16-a1, with a folder below `home`."""
+  """A unit with a name, such as vit-b16-a1, and a directory below `home`. All methods may raise an UnknownError."""
 
   def __init__(self, name: str, home: pathlib.Path):
     self.name, self.folder = f"vitjax-{name}", home / "units" / name
@@ -54,19 +57,21 @@ class Unit:
 
   @property
   def about(self) -> "dict | None":
-    """What `make` was told; None where the unit was never made, or is gone."""
+    """The description that `make` wrote; None if there is no such unit, or the description is damaged."""
     try:
-      about = json.loads((self.folder / "about.json").read_text())
-    except (OSError, ValueError):
+      with _known(self.folder):
+        about = json.loads((self.folder / "about.json").read_text())
+    except (*_ABSENT, ValueError, RecursionError):
       return None
     return about if isinstance(about, dict) else None
 
   def forget(self) -> None:
-    """It is gone; its log stays."""
-    (self.folder / "about.json").unlink(missing_ok=True)
+    """Removes the description of a unit that has ended. Its log stays."""
+    with _known(self.folder):
+      (self.folder / "about.json").unlink(missing_ok=True)
 
   def lock(self) -> "int | None":
-    """Takes the lock for this process, until it ends; None where another one has it. LaunchError."""
+    """Takes the lock for this process, until it ends; None if another process has it. LaunchError."""
     try:
       self.folder.mkdir(parents=True, exist_ok=True)
       file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -77,34 +82,39 @@ class Unit:
       try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         break
-      except OSError:
+      except BlockingIOError:
         if time.monotonic() > deadline:
           os.close(file)
           return None
         time.sleep(0.01)
-    os.ftruncate(file, 0)
+      except OSError as error:  # a file system without locks
+        os.close(file)
+        raise UnknownError(f"{self.folder}/lock: {error.strerror}") from None
     with contextlib.suppress(OSError):  # of a full disk; `stop` then finds it only through systemd
+      os.ftruncate(file, 0)
       os.pwrite(file, f"{os.getpid()} {_began(os.getpid())}".encode(), 0)
     return file
 
   def alive(self) -> bool:
-    """Whether a process holds the lock."""
+    """Returns whether a process holds the lock."""
     try:
-      with open(self.folder / "lock") as file:
+      with _known(self.folder), open(self.folder / "lock") as file:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
       return True
-    except OSError:
+    except _ABSENT:
       pass
     return False
 
   def process(self) -> int:
-    """The process that holds the lock; 0 for none."""
+    """Returns the process that holds the lock; 0 if none does, or it could not write its number."""
     try:
-      number, began = (self.folder / "lock").read_text().split()
-    except (OSError, ValueError):
+      with _known(self.folder):
+        number, began = (self.folder / "lock").read_text().split()
+      process = int(number)
+    except (*_ABSENT, ValueError):
       return 0
-    return int(number) if self.alive() and _began(int(number)) == began else 0
+    return process if self.alive() and _began(process) == began else 0
 
   def start(self, words: list, grace: float, systemd: bool = True) -> str:
     """Starts `python -m launch.worker run` with these words, unless it lives; says what was done. LaunchError.
@@ -113,19 +123,22 @@ class Unit:
       grace: seconds that it may take to stop.
       systemd: not where its programs need the environment of this process.
     """
-    self.folder.mkdir(parents=True, exist_ok=True)
-    with open(self.folder / "starting", "a") as turn:
-      fcntl.flock(turn, fcntl.LOCK_EX)
+    with _known(self.folder):
+      self.folder.mkdir(parents=True, exist_ok=True)
+      turn = open(self.folder / "starting", "a")
+    with turn:
+      with _known(self.folder):
+        fcntl.flock(turn, fcntl.LOCK_EX)
       if self.alive():
         return f"{self.name} lives already, process {self.process()}"
       run = [sys.executable, "-m", "launch.worker", "run", *words]
       output, process = self.folder / "worker.txt", None
       if systemd and SYSTEMD.exists() and os.geteuid() == 0:
-        result = subprocess.run(command(self.name, run, grace), capture_output=True, text=True)
+        result = _call(command(self.name, run, grace))
         if result.returncode and not _active(self.name):
           raise LaunchError(f"systemd-run {self.name}: {' '.join(result.stderr.split())[:300]}", 1)
       else:
-        with open(output, "ab") as file:
+        with _known(output), open(output, "ab") as file:
           process = subprocess.Popen(
             run, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
           )
@@ -142,10 +155,10 @@ class Unit:
   def ask(self) -> bool:
     """Asks it to stop, and returns at once: whether there was one to ask."""
     if SYSTEMD.exists() and _active(self.name):
-      subprocess.run(["systemctl", "stop", "--no-block", self.name], capture_output=True, timeout=60)
+      _call(["systemctl", "stop", "--no-block", self.name])
       return True
     if number := self.process():
-      with contextlib.suppress(ProcessLookupError):
+      with contextlib.suppress(ProcessLookupError), _known(self.folder):
         os.kill(number, signal.SIGTERM)
     return bool(number)
 
@@ -157,7 +170,7 @@ class Unit:
       time.sleep(0.02)
     if number := self.process():
       program.end(f"{self.folder}/", number)
-      with contextlib.suppress(ProcessLookupError):
+      with contextlib.suppress(ProcessLookupError), _known(self.folder):
         os.kill(number, signal.SIGKILL)
     left = program.end(f"{self.folder}/")  # also of a worker that was killed
     while self.alive() and time.monotonic() < deadline + 5:
@@ -168,12 +181,17 @@ class Unit:
 def every(home: pathlib.Path, engine: str) -> list:
   """What is known of the units of an engine that were made on this machine, with "alive" and "made", when."""
   found = []
-  for path in sorted(home.glob("units/*/about.json")):
-    unit = Unit(path.parent.name, home)
+  try:
+    with _known(home / "units"):
+      names = sorted(os.listdir(home / "units"))
+  except _ABSENT:
+    return found
+  for name in names:
+    unit = Unit(name, home)
     if (about := unit.about) and about.get("engine") == engine:
-      with contextlib.suppress(FileNotFoundError):  # it is going just now
-        said = _last_line(unit.folder / "worker.txt")
-        found.append(about | {"alive": unit.alive(), "made": path.stat().st_mtime, "said": said})
+      with contextlib.suppress(*_ABSENT), _known(unit.folder):  # it may be removed just now
+        made, said = (unit.folder / "about.json").stat().st_mtime, _last_line(unit.folder / "worker.txt")
+        found.append(about | {"alive": unit.alive(), "made": made, "said": said})
   return found
 
 
@@ -233,8 +251,28 @@ def escaped(words: list) -> list:
 
 
 def _active(name):
-  words = ["systemctl", "is-active", "--quiet", name]
-  return subprocess.run(words, capture_output=True, timeout=60).returncode == 0
+  return _call(["systemctl", "is-active", "--quiet", name]).returncode == 0
+
+
+def _call(words):
+  """Returns the result of a command of systemd. UnknownError if there is none."""
+  try:
+    return subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", timeout=CALL)
+  except subprocess.TimeoutExpired:
+    raise UnknownError(f"{words[0]} did not answer within {CALL:.0f} s") from None
+  except OSError as error:
+    raise UnknownError(f"{words[0]} cannot be run: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _known(path):
+  """Turns an OSError into an UnknownError, except those that are answers: no such file, no such process, a lock."""
+  try:
+    yield
+  except (*_ABSENT, ProcessLookupError, BlockingIOError):
+    raise
+  except OSError as error:
+    raise UnknownError(f"{error.filename or path}: {error.strerror or error}") from None
 
 
 def _began(number):

@@ -32,6 +32,10 @@ def main(words=None) -> int:
   except (LaunchError, UnknownError) as error:
     print(f"launch.worker: {error}", file=sys.stderr)
     return error.code if isinstance(error, LaunchError) else errors.UNKNOWN
+  except OSError as error:  # no space, no processes, no files: the next call may succeed
+    where = f"{error.filename}: " if error.filename else ""
+    print(f"launch.worker: {where}{error.strerror or error}", file=sys.stderr)
+    return errors.UNKNOWN
 
 
 def _parser():

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from launch import bundle
-from launch.errors import LaunchError
+from launch.errors import LaunchError, UnknownError
 from launch.storage import Disk
 from tests.launch import repositories
 
@@ -156,3 +156,31 @@ def test_this_repository_has_what_workers_need():
     pytest.skip("not a clone")
   names = set(bundle._files(ROOT, sorted({*bundle._names(ROOT, "-c")})))
   assert {"setup.py", "launch/storage.py", "vit_jax/train.py", "configs/digits.py"} <= names
+
+
+@pytest.mark.parametrize("script", ["not a program", "#!/no/such/interpreter\n"])
+def test_g6_a_git_that_cannot_be_run_is_unknown(tmp_path, monkeypatch, script):
+  (tmp_path / "git").write_text(script)
+  (tmp_path / "git").chmod(0o755)
+  monkeypatch.setenv("PATH", str(tmp_path))
+  with pytest.raises((UnknownError, LaunchError), match=r"git (cannot be run|is not installed)"):
+    bundle.make(tmp_path)
+
+
+def test_g6_a_git_without_an_answer_is_unknown(tmp_path, monkeypatch):
+  (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 5\n")
+  (tmp_path / "git").chmod(0o755)
+  monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+  monkeypatch.setattr(bundle, "PATIENCE", 0.2)
+  with pytest.raises(UnknownError, match="git rev-parse did not end within"):
+    bundle.make(tmp_path)
+
+
+def test_g6_a_directory_that_was_deleted_is_one_line(tmp_path, monkeypatch):
+  (tmp_path / "gone").mkdir()
+  monkeypatch.chdir(tmp_path / "gone")
+  (tmp_path / "gone").rmdir()
+  for folder in (tmp_path / "gone", pathlib.Path(".")):
+    with pytest.raises(LaunchError, match=r"does not exist|no git repository") as error:
+      bundle.make(folder)
+    assert "\n" not in str(error.value)

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import tempfile
 
 import pytest
 
@@ -182,3 +183,27 @@ def test_vit_jax_itself_judges_the_config_on_its_slice(tmp_path, monkeypatch, ca
   assert "v3-8: fits" in texts(found, "note")[-2] and "cost: " in texts(found, "note")[-1]
   said = capsys.readouterr()
   assert texts(found, "note")[-1] in said.out and " 1 s" in said.err and "planning" in said.err
+
+
+@pytest.mark.parametrize("text", ["", "x", "[1]", "{}", "[" * 10**5, "5"])
+def test_g6_an_answer_of_another_form_is_unknown(here, monkeypatch, text):
+  """A program in the place of vit_jax prints this, and writes it as the plan."""
+  (here / "answer").write_text(text)
+  program = here / "interpreter"
+  program.write_text(f'#!/bin/sh\ncat "{here}/answer"\nfor word; do case $word in --json=*) cp "{here}/answer" '
+                     '"${word#--json=}";; esac; done\n')  # fmt: skip
+  program.chmod(0o755)
+  monkeypatch.setattr(check.sys, "executable", str(program))
+  monkeypatch.setattr(check, "NEEDED", ())
+  run = launches.run("qr", args=("--config=configs/a.py", "--config.data.path=gs://bkt/data"))
+  _, (config,) = check._config(run, here)
+  (plan,) = check._plan(run, here, None, None)
+  assert config.kind in ("unknown", "note") and plan.kind == "unknown" and "could not be read" in plan.text
+
+
+@pytest.mark.parametrize("folder", ["/no/such/directory", "/dev/null", "/proc"])
+def test_g6_without_a_temporary_directory_a_check_is_unknown(here, monkeypatch, folder):
+  monkeypatch.setattr(tempfile, "tempdir", folder)
+  monkeypatch.setattr(check, "NEEDED", ())
+  run = launches.run("qr", args=("--config=configs/a.py", "--config.data.path=gs://bkt/data"))
+  assert [each.kind for each in (*check._config(run, here)[1], *check._plan(run, here, None, None))] == ["unknown"] * 2

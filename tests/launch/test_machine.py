@@ -1,8 +1,12 @@
 """Who a worker is by the metadata server, its ports and limits, secrets, and the end of its machine."""
 
 import base64
+import contextlib
 import json
+import os
+import resource
 import socket
+import urllib.request
 
 import pytest
 
@@ -136,3 +140,37 @@ def test_huge_pages_are_set_or_it_is_said(tmp_path):
   assert file.read_text() == "always"
   assert "transparent huge pages" in machine.widen("gke", str(tmp_path / "none"))
   assert machine.widen("local", str(tmp_path / "none")) == ""
+
+
+def test_g6_without_sockets_a_machine_has_no_port_and_it_is_unknown():
+  """All descriptors are taken, as in a process that leaks them."""
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+  taken = []
+  try:
+    with contextlib.suppress(OSError):
+      while True:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+    for call in (lambda: machine.port("local"), lambda: machine.port("qr"), lambda: machine.address("hosts")):
+      with pytest.raises(UnknownError, match="Too many open files"):
+        call()
+    with pytest.raises(UnknownError, match="does not answer"):
+      machine.ask(urllib.request.Request("http://127.0.0.1:9/"), pause=0.0)
+  finally:
+    for number in taken:
+      os.close(number)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("text", ["", "x", "\u00b2", "1\n2", "9" * 5000, "-1"])
+def test_g6_a_number_of_a_worker_that_is_none_is_an_error(server, text):
+  server.answers["instance/attributes/agent-worker-number"] = text
+  with pytest.raises(LaunchError, match=r"is this a TPU VM|slices of"):
+    machine.worker(RUN, 1, None)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"payload": 1}', '{"payload": {"data": 5}}', "[" * 10**5])
+def test_g6_a_secret_of_another_form_is_an_error(server, text):
+  server.answers["/v1/projects/p/secrets/s/versions/1:access"] = text
+  with pytest.raises(LaunchError, match="has no value that is text"):
+    machine.secret("projects/p/secrets/s/versions/1")

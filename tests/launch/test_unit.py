@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch import engine, unit
-from launch.errors import LaunchError
+from launch.errors import LaunchError, UnknownError
 from launch.unit import Unit
 from tests.launch.systemd import expanded
 
@@ -132,3 +132,48 @@ def test_the_rules_of_systemd_are_those_of_its_manual():
   variables = {"ONE": "one", "TWO": "two two"}
   assert expanded(["/bin/echo", "$ONE", "$TWO", "${TWO}"], variables) == ["/bin/echo", "one", "two", "two", "two two"]
   assert expanded(["/bin/echo", "$$ONE", "$$$$", "a$ONE", "${NONE}x"], variables)[1:] == ["$ONE", "$$", "a$ONE", "x"]
+
+
+@pytest.mark.parametrize("name", ["lock", "about.json"])
+def test_g6_what_cannot_be_read_is_unknown_and_not_absent(tmp_path, name):
+  """A directory in the place of the file, as root may read everything else."""
+  one = Unit("vit-a1", tmp_path)
+  one.make({"run": "vit", "attempt": 1, "engine": "local"})
+  (one.folder / name).unlink(missing_ok=True)
+  (one.folder / name).mkdir()
+  with pytest.raises(UnknownError, match=name):
+    unit.every(tmp_path, "local")
+  assert unit.every(tmp_path / "none", "local") == unit.every(one.folder / name / "x", "local") == []
+
+
+@pytest.mark.parametrize("place", ["starting", "worker.txt"])
+def test_g6_a_start_that_cannot_write_is_unknown(tmp_path, place):
+  one = Unit("vit-a1", tmp_path)
+  (one.folder / place).mkdir(parents=True)
+  with pytest.raises(UnknownError, match=place):
+    one.start([], 1.0)
+
+
+@pytest.mark.parametrize("script", [None, "not a program", "#!/no/such/interpreter\n"])
+def test_g6_a_systemd_that_cannot_be_run_is_unknown(tmp_path, monkeypatch, script):
+  monkeypatch.setattr(unit, "SYSTEMD", tmp_path)
+  monkeypatch.setattr(os, "geteuid", lambda: 0)
+  monkeypatch.setenv("PATH", str(tmp_path))
+  if script:
+    for name in ("systemctl", "systemd-run"):
+      (tmp_path / name).write_text(script)
+      (tmp_path / name).chmod(0o755)
+  one = Unit("vit-a1", tmp_path)
+  for call in (lambda: one.start([], 1.0), one.ask, lambda: one.stop(0.1)):
+    with pytest.raises(UnknownError, match="cannot be run"):
+      call()
+
+
+def test_g6_a_systemd_without_an_answer_is_unknown(tmp_path, monkeypatch):
+  monkeypatch.setattr(unit, "SYSTEMD", tmp_path)
+  monkeypatch.setattr(unit, "CALL", 0.2)
+  (tmp_path / "systemctl").write_text("#!/bin/sh\nexec sleep 5\n")
+  (tmp_path / "systemctl").chmod(0o755)
+  monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+  with pytest.raises(UnknownError, match="systemctl did not answer"):
+    Unit("vit-a1", tmp_path).ask()
