@@ -11,20 +11,21 @@ BILLING = 13
 DETACHED = 42
 INTERRUPTED = 130
 
-# The contract, in order: what a code means, and what to do. The table in docs/pods.md is this one. Codes that are not
-# here are those of the program that ran, of the contract in docs/runs.md.
+# The meaning of each code, and what to do. docs/pods.md has the same table. Other codes are those of the program, which
+# docs/runs.md lists.
 EXITS = {
-  DONE: ("the run is done, and what was made for it is deleted", "nothing"),
-  USAGE: ("a mistake in what was asked for; or in the config of the run", "mend what the line says"),
-  UNKNOWN: ("`ls`, `gc`: a zone or cluster did not answer, and is not empty", "what its line says, or ask again"),
-  NO_CAPACITY: ("no capacity within --queue-timeout; nothing costs", "other --zones, another --tpu, or later"),
-  DENIED: ("quota, permission or credentials", "what the line says; `python -m launch gc` frees quota"),
-  GAVE_UP: ("three tries without a new checkpoint, or --max-hours are used up",
+  DONE: ("the run is complete, and its machines are deleted", "nothing"),
+  USAGE: ("a mistake in the command or in the config of the run", "follow the message"),
+  UNKNOWN: ("`ls`, `gc`: a zone or cluster did not answer, and may not be empty", "follow the message, or try again"),
+  NO_CAPACITY: ("no capacity within --queue-timeout; nothing costs", "use other --zones, another --tpu, or try later"),
+  DENIED: ("quota, permissions or credentials are missing", "follow the message; `python -m launch gc` frees quota"),
+  GAVE_UP: ("three attempts without a new checkpoint, or --max-hours or --max-cost is used up",
     "read the log above; the same command tries again"),
-  BILLING: ("something may still be billed, for its deletion could not be seen", "run the command that is printed"),
-  DETACHED: ("left alone by Ctrl-C, or stopped by `python -m launch stop`: machines go on to cost",
+  BILLING: ("machines may still be billed, because their deletion was not confirmed",
+    "run the command that is printed"),
+  DETACHED: ("no longer watched after Ctrl-C, or stopped by `python -m launch stop`: the machines continue to cost",
     "`python -m launch adopt NAME`, `restart` or `down`"),
-  INTERRUPTED: ("Ctrl-C before anything was made; or of `down` and `gc`", "the same command"),
+  INTERRUPTED: ("Ctrl-C before anything was created, or during `down` or `gc`", "the same command"),
 }  # fmt: skip
 
 
