@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 import shlex
+import shutil
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -121,6 +123,34 @@ def test_what_is_missing_is_one_line_with_its_command(server, name, answer, kind
     command = line.text[line.text.index("gcloud ") :]
     assert all(each.startswith("gcloud ") for each in command.split(" && "))
     assert "my-project" in shlex.split(command)[0] or "my-project" in command or "bkt" in command
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed")
+def test_gcloud_understands_every_command_that_is_printed(server, tmp_path):
+  """By gcloud's own parser; everything is missing in this project."""
+  place = f"/compute/v1/{apis.PROJECT}/regions/europe-west4"
+  server.answers |= {path: {} for path in server.answers if path.endswith("ermissions")}
+  server.answers |= {PATHS["services:batchGet"]: OFF, PATHS["my-project:getIamPolicy"]: {}, PATHS["firewalls"]: {}}
+  texts = [line.text for line in found().values()]
+  server.answers[f"{place}/routers"] = {}
+  texts += [line.text for line in found().values()]
+  server.answers[f"{place}/subnetworks/default"] = NO_ACCESS
+  server.answers |= {f"/compute/v1/{apis.PROJECT}/global/networks/default": 404}
+  server.answers["/v1/projects/-/serviceAccounts/" + f"{ACCOUNT}:testIamPermissions"] = 404
+  texts += [line.text for line in found().values()]
+  server.answers[f"/compute/v1/{apis.PROJECT}/global/networks/default"] = {}
+  texts += [line.text for line in found().values()]
+  printed = {part for text in texts if "un: gcloud " in text for part in text.split("un: ")[1].split(" && ")}
+  commands = [part.replace(preflight.ME, "user:me@example.com") for part in sorted(printed)]
+  assert len(commands) >= 12, commands
+  (tmp_path / "commands").write_text(json.dumps([{"command_string": command} for command in commands]))
+  words = ["gcloud", "meta", "lint-gcloud-commands", f"--commands-file={tmp_path / 'commands'}"]
+  alone = {"CLOUDSDK_CONFIG": str(tmp_path / "config"), "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true"}
+  plain = {key: value for key, value in os.environ.items() if not key.startswith("CLOUDSDK_")}
+  result = subprocess.run(words, capture_output=True, text=True, env=plain | alone, check=True)
+  wrong = [(each["command_string"], each["error_message"]) for each in json.loads(result.stdout) if not each["success"]]
+  assert wrong == []
 
 
 def test_hosts_without_any_way_out_are_refused(server):
