@@ -1,4 +1,4 @@
-"""The command line of `launch`, and the run that it asks for."""
+"""The command line of `launch`, and the run that it describes."""
 
 import argparse
 import dataclasses
@@ -10,51 +10,51 @@ from collections.abc import Sequence
 from launch import credentials, spec, storage, tpus
 from launch.errors import LaunchError
 
-USE = """Starts runs on TPU VMs, GKE, your own hosts or this machine, keeps them alive, and leaves nothing that costs.
+USE = """Starts runs on TPU VMs, GKE, your own hosts or this machine, restarts them, and deletes their machines.
 
   python -m launch run vit-s16 --backend=qr --tpu=v3-32 --zone=europe-west4-a --project=my-project \\
       -- vit_jax.train --config=configs/vit_s16_i1k.py --config.data.path=gs://my-bucket/data \\
                        --workdir=gs://my-bucket/runs/vit-s16
   python -m launch ls | status NAME | logs NAME -f | stop NAME | down NAME | gc
 
-docs/pods.md has the way from an empty project to a run, and what to do at each exit code."""
-# What each verb is for: its help.
+docs/pods.md leads from an empty project to a run, and lists the exit codes. docs/launch.md lists all flags."""
+# The help of each verb.
 VERBS = {
-  "run": "check, start and watch a run; the same command goes on with one that has ended",
-  "check": "say what run would refuse: config, memory, batch, input, bucket, hours and cost",
-  "ls": "all machines that carry our labels, and the runs of this machine that are not over",
-  "status": "attempts, workers and progress of a run",
-  "logs": "what its programs print",
-  "stop": "let the programs save and end, and keep the machines",
-  "down": "delete all that was made for a run, and see that it is gone",
-  "gc": "delete machines that are expired, dead or nobody's; without --yes only list them",
+  "run": "check, start and watch a run; the same command continues a run that has ended",
+  "check": "report what prevents a run: credentials, project, code, config, memory, input, bucket, hours and cost",
+  "ls": "list all machines with our labels, and the runs of this machine that have not ended",
+  "status": "show attempts, workers and progress of a run",
+  "logs": "show the output of the programs of a run",
+  "stop": "let the programs save and exit, and keep the machines",
+  "down": "delete all machines of a run, and verify the deletion",
+  "gc": "delete machines that are expired, dead or abandoned; without --yes only list them",
   "ssh": "run a command on a worker, or open a shell there",
-  "restart": "start the programs again, on the same machines or others",
-  "adopt": "watch a run that another machine, or nobody, has watched",
-  "report": "where the time went",
-  "render": "print the JobSet, the xpk command or the SkyPilot task of a run, and do nothing",
-  "sweep": "run the trials of a sweep as runs, so many at once",
+  "restart": "restart the programs, on the same machines or others",
+  "adopt": "watch a run that another machine started, or that is not watched",
+  "report": "show how the time of a run was spent",
+  "render": "print the JobSet, the xpk command or the SkyPilot task of a run",
+  "sweep": "start the trials of a sweep as runs, several at once",
 }
-SPECIFIED = ("run", "check", "render", "sweep")  # that take a run, and not only its name
+SPECIFIED = ("run", "check", "render", "sweep")  # verbs that take the flags of a run, not only its name
 _CAPACITIES = {
-  "spot": "may be taken away at any time, and costs least; the default",
-  "reserved": "of a reservation of the project",
+  "spot": "may be preempted at any time, and costs least; the default",
+  "reserved": "from a reservation of the project",
   "on-demand": "kept until it is deleted",
-  "flex-start": "waits for its turn, then is kept for up to a week",
+  "flex-start": "waits in a queue, then is kept for up to a week",
 }
 _LONGEST = 2**23  # bytes of a file of --spec, whose arguments may have 2**20
 
 
 class Parser(argparse.ArgumentParser):
-  """Whose mistakes are LaunchErrors."""
+  """A parser that raises a LaunchError for a mistake."""
 
   def error(self, message: str):
-    """One line."""
-    raise LaunchError(f"{message}; {self.prog} --help says what there is")
+    """Raises a LaunchError of one line."""
+    raise LaunchError(f"{message}. See {self.prog} --help")
 
 
 def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-  """(flags, the program's words behind --)."""
+  """Returns the flags, and the words of the program after --."""
   words = list(words)
   command = []
   if "--" in words:
@@ -70,50 +70,50 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     usage = behind and f"python -m launch {verb} NAME {behind}"
     sub = verbs.add_parser(verb, help=text, description=text, usage=usage, allow_abbrev=False)
     if verb not in ("ls", "gc"):
-      sub.add_argument("name", metavar="NAME", help="of the run: small letters, digits and dashes")
+      sub.add_argument("name", metavar="NAME", help="name of the run: lower-case letters, digits and dashes")
     if verb in SPECIFIED:
       _run_flags(sub)
     else:
-      sub.add_argument("--workdir", default="", help="of the run, where this machine knows nothing of it")
+      sub.add_argument("--workdir", default="", help="directory of the run, if this machine has no record of it")
     _FLAGS.get(verb, lambda _: None)(sub)
     flags[verb] = list(sub._option_string_actions)
   args, unknown = parser.parse_known_args(words)
   if unknown:
     raise LaunchError(_unknown(args.verb, unknown[0], flags[args.verb], words, command))
   if command and args.verb not in (*SPECIFIED, "ssh"):
-    raise LaunchError(f"{args.verb}: there is nothing to run; leave out what is behind --")
+    raise LaunchError(f"{args.verb}: there is nothing to run. Remove the words after --")
   return args, command
 
 
 def _unknown(verb, word, flags, words, command):
-  """What to write in place of a word that is no flag."""
+  """Returns a message for a word that is not a flag."""
   takes = verb in (*SPECIFIED, "ssh")
   if not word.startswith("-"):
     at = words.index(word)
     if not takes or command:
-      return f"{verb}: {word!r} is one word too many; python -m launch {verb} --help says what there is"
+      return f"{verb}: {word!r} is one word too many. See python -m launch {verb} --help"
     right = shlex.join(["python", "-m", "launch", *words[:at]]), shlex.join(words[at:])
-    return f"{verb}: {word!r} is a program, and programs are behind --; write\n  {right[0]} -- {right[1]}"
+    return f"{verb}: {word!r} is a program, and programs follow --. Write\n  {right[0]} -- {right[1]}"
   flag = word.partition("=")[0]
   near = difflib.get_close_matches(flag, flags, 1, 0.6)
-  behind = "; flags of the program go behind --" if takes else ""
+  behind = "; flags of the program go after --" if takes else ""
   return f"{verb}: there is no flag {flag}{f'; did you mean {near[0]}?' if near else ''}{behind}"
 
 
 def run_of(args: argparse.Namespace, command: Sequence[str]) -> spec.Run:
-  """The run that the flags ask for. LaunchError for what cannot be."""
+  """Returns the run that the flags describe. Raises a LaunchError for an invalid run."""
   if getattr(args, "spec", None):
     return _written(args, command)
   if not args.backend:
     raise LaunchError(f"--backend: missing; allowed: {', '.join(spec.BACKENDS)}")
   if not command:
-    raise LaunchError(f"{args.verb}: nothing to run; write -- vit_jax.train --config=… --workdir=… behind the flags")
+    raise LaunchError(f"{args.verb}: nothing to run. Write -- vit_jax.train --config=… --workdir=… after the flags")
   module, *words = command
   if args.backend == "local":
     words, args.workdir = _with_absolute_workdir(words), _absolute(args.workdir)
   workdir = spec.workdir_of(words)
   if workdir and args.workdir and workdir != args.workdir:
-    raise LaunchError(f"--workdir: {args.workdir!r} before -- and {workdir!r} behind it; leave out one")
+    raise LaunchError(f"--workdir: {args.workdir!r} before -- and {workdir!r} after it. Remove one of them")
   names = {field.name for field in dataclasses.fields(spec.Run)}
   values = {key: value for key, value in vars(args).items() if key in names and value is not None}
   values |= {"module": module, "args": tuple(words), "workdir": workdir or args.workdir or ""}
@@ -150,27 +150,29 @@ def _with_absolute_workdir(words: Sequence[str]) -> list[str]:
 
 
 def _written(args, command):
-  """The run of a file, which is the user's own: whoever else may write to it would have commands run."""
+  """Returns the run of a file. Nobody else may write the file, as it contains the command that is executed."""
   try:
     content, status = storage.regular(args.spec, _LONGEST + 1)
     if len(content) > _LONGEST:
-      raise LaunchError(f"--spec: {args.spec} has more than {_LONGEST:,} bytes, and is no run")
+      raise LaunchError(f"--spec: {args.spec} has more than {_LONGEST:,} bytes, and is not a run")
     run = spec.loads(content.decode())
   except (OSError, UnicodeDecodeError) as error:
-    why = error.strerror if isinstance(error, OSError) else "it is no text"
+    why = error.strerror if isinstance(error, OSError) else "it is not a text"
     raise LaunchError(f"--spec: {args.spec} cannot be read: {why}") from None
   if status.st_uid != os.getuid() or status.st_mode & 0o077:
     mine = "" if status.st_uid == os.getuid() else "copy it, and "
-    raise LaunchError(f"--spec: {args.spec} must be yours, and others may not read or change it ({mine}chmod 600 it)")
+    raise LaunchError(
+      f"--spec: {args.spec} must be yours, and others may not read or change it. Fix: {mine}chmod 600 it"
+    )
   fields = {field.name for field in dataclasses.fields(spec.Run)} - {"name"}
   others = [spec.flag(key) for key in fields if getattr(args, key, None)]
   if command or args.name != run.name or others or args.limit or args.queue_timeout:
     raise LaunchError(
-      f"--spec: {args.spec} is all of the run {run.name}; write run {run.name} --spec=…, and no more of it"
+      f"--spec: {args.spec} describes the whole run {run.name}. Write run {run.name} --spec=…, without other flags"
     )
   if (workdir := spec.workdir_of(run.args)) and workdir != run.workdir:
     raise LaunchError(f"--spec: {args.spec} has the workdir {run.workdir!r}, and --workdir={workdir} among args; "
-                      "write the same")  # fmt: skip
+                      "Use the same")  # fmt: skip
   _refuse_secrets(run.backend, run.env, run.args)
   return run
 
@@ -196,92 +198,90 @@ def _refuse_secrets(backend, env, args):
 def _run_flags(parser):
   add = parser.add_argument
   zones = ", ".join(f"{kind.zones[0]} for {name}" for name, kind in tpus.GENERATIONS.items())
-  add("--backend", help=f"{', '.join(spec.BACKENDS)}; must be said")
-  add("--tpu", help="a slice: v3-32, v5e-16")
-  add("--slices", type=int, help="how many of them; 1")
-  add("--zone", "--zones", dest="zones", type=_commas, help="of --backend=qr: where, or several with commas between, "
-      f"tried in turn; by default {zones}")  # fmt: skip
-  add("--project", help="of Google Cloud")
-  add("--workdir", default="", help="where the run's files go, of a program that has no such flag itself")
+  add("--backend", help=f"{', '.join(spec.BACKENDS)}; required")
+  add("--tpu", help="type of slice, such as v3-32 or v5e-16")
+  add("--slices", type=int, help="number of slices; 1")
+  add("--zone", "--zones", dest="zones", type=_commas, help="zone of --backend=qr, or several zones separated by "
+      f"commas, which are tried in turn; by default {zones}")  # fmt: skip
+  add("--project", help="project of Google Cloud")
+  add("--workdir", default="", help="directory of the run, for a program without this flag")
   capacities = parser.add_mutually_exclusive_group()
   for capacity in spec.CAPACITIES:
     text = _CAPACITIES[capacity]
     capacities.add_argument(f"--{capacity}", dest="capacity", action="store_const", const=capacity, help=text)
-  add("--queue-timeout", help="how long to wait for capacity; 6h")
-  add(
-    "--max-hours", type=float, help="of machines, all attempts together, after which they end themselves; 24 in a cloud"
-  )
+  add("--queue-timeout", help="longest wait for capacity; 6h")
+  add("--max-hours", type=float, help="hours of machine time, all attempts together; 24 in a cloud")
   add("--price", type=float, help="price per chip-hour, in any currency")
   add("--max-cost", type=float, help="the most that all attempts together may cost; needs --price")
-  add("--max-failures", type=int, help="tries without a new checkpoint; 3")
-  add("--runtime-version", help="of the TPU VM; by the slice")
+  add("--max-failures", type=int, help="attempts without a new checkpoint before the run ends; 3")
+  add("--runtime-version", help="software version of the TPU VM; by default the usual one of the slice")
   add("--network"), add("--subnetwork"), add("--service-account")
-  add("--internal-ips", action="store_true", default=None, help="no address outside; needs Cloud NAT")
-  add("--hosts", type=_commas, help="of --backend=hosts, as ssh takes them, with commas between")
-  add("--processes", type=int, help="of --backend=local; 1")
-  add("--image", help="of --backend=gke, by its digest; it has Python and what the run needs, not the code")
-  add("--queue", help="of Kueue"), add("--namespace"), add("--cluster", help="kubectl's context")
-  add("--env", action="append", metavar="NAME=VALUE", help="a variable of the program")
-  add("--secret", dest="secrets", action="append", metavar="NAME=WHERE", help="one whose value stays where it is: "
-      "projects/P/secrets/S/versions/3, k8s:NAME/KEY, file:/path")  # fmt: skip
-  add("--python", help="an interpreter on the workers that has what the run needs; by default one is made")
+  add("--internal-ips", action="store_true", default=None, help="no external addresses; needs Cloud NAT")
+  add("--hosts", type=_commas, help="hosts of --backend=hosts, as for ssh, separated by commas")
+  add("--processes", type=int, help="number of processes of --backend=local; 1")
+  add("--image", help="image of --backend=gke, by its digest, with Python and all packages")
+  add("--queue", help="queue of Kueue"), add("--namespace"), add("--cluster", help="context of kubectl")
+  add("--env", action="append", metavar="NAME=VALUE", help="environment variable of the program")
+  add("--secret", dest="secrets", action="append", metavar="NAME=WHERE", help="variable whose value the worker reads "
+      "from projects/P/secrets/S/versions/3, k8s:NAME/KEY or file:/path")  # fmt: skip
+  add("--python", help="interpreter on the workers that has all packages; by default one is installed")
   add(
-    "--keep-on-fail", action="store_true", default=None, help="leave the machines after a failure; they go on to cost"
+    "--keep-on-fail", action="store_true", default=None, help="keep the machines after a failure; they continue to cost"
   )
-  add("--owner", help="by default who you are here")
-  add("--limit", action="append", metavar="NAME=DURATION", help="one of launch/spec.py's Limits, as silence=5m")
+  add("--owner", help="name in the labels of the machines; by default your login name")
+  add("--limit", action="append", metavar="NAME=DURATION", help="a limit of launch/limits.py, such as silence=5m")
 
 
 def _flags_of_run(parser):
   add = parser.add_argument
-  add("--spec", metavar="FILE", help="a run as a launch/spec.json has it, in place of all flags of a run and of --")
+  add("--spec", metavar="FILE", help="read the run from a launch/spec.json instead of flags")
   add("--detach", action="store_true", help="watch from a process in the background")
-  add("--dry-run", action="store_true", help="print what would be asked for, and touch nothing")
-  add("--force", action="store_true", help="start what check refuses")
+  add("--dry-run", action="store_true", help="print all commands, and execute none")
+  add("--force", action="store_true", help="start a run that check refuses")
   _prices(parser)
 
 
 def _prices(parser):
-  parser.add_argument("--host-rate", type=float, metavar="IMAGES", help="a second, that one host was measured to make")
+  parser.add_argument("--host-rate", type=float, metavar="IMAGES", help="measured images per second of one host")
 
 
 def _of_sweep(parser):
-  parser.add_argument("--parallel", type=int, default=1, metavar="N", help="runs at once")
+  parser.add_argument("--parallel", type=int, default=1, metavar="N", help="number of runs at the same time")
   parser.add_argument("--retry", action="store_true", help="start failed trials again")
-  parser.add_argument("--force", action="store_true", help="start what check refuses")
+  parser.add_argument("--force", action="store_true", help="start a run that check refuses")
 
 
 def _of_ls(parser):
   _of_gc_and_ls(parser)
-  parser.add_argument("--all", action="store_true", help="also runs of this machine that have ended")
+  parser.add_argument("--all", action="store_true", help="also show runs of this machine that have ended")
   parser.add_argument("--json", action="store_true")
 
 
 def _of_gc_and_ls(parser):
   add = parser.add_argument
   add("--project"), add("--zone", "--zones", dest="zones", type=_commas)
-  add("--cluster", help="kubectl's context"), add("--namespace", default="default")
-  add("--all-users", action="store_true", help="not only yours")
+  add("--cluster", help="context of kubectl"), add("--namespace", default="default")
+  add("--all-users", action="store_true", help="also machines of other owners")
 
 
 def _of_gc(parser):
   _of_gc_and_ls(parser)
   parser.add_argument("--yes", action="store_true", help="delete them")
   parser.add_argument("--force", action="store_true", help="also machines whose run's directory gives no answer")
-  parser.add_argument("--older-than", help="only what was made so long ago: 2h")
+  parser.add_argument("--older-than", help="only machines of at least this age, such as 2h")
 
 
 def _of_status(parser):
-  parser.add_argument("--watch", action="store_true", help="again and again")
+  parser.add_argument("--watch", action="store_true", help="repeat")
   parser.add_argument("--json", action="store_true")
 
 
 def _of_logs(parser):
   add = parser.add_argument
-  add("-f", "--follow", action="store_true", help="and what comes")
-  add("-w", "--worker", default="all", help="a number, or all")
-  add("--attempt", type=int, help="the last one")
-  add("--grep", default="", help="only lines with this text")
+  add("-f", "--follow", action="store_true", help="wait for new lines")
+  add("-w", "--worker", default="all", help="number of the worker, or all")
+  add("--attempt", type=int, help="number of the attempt; by default the last one")
+  add("--grep", default="", help="only lines that contain this text")
 
 
 def _flags_of_down(parser):
@@ -300,15 +300,15 @@ def _of_ssh(parser):
 
 def _of_render(parser):
   forms = parser.add_mutually_exclusive_group()
-  forms.add_argument("--xpk", action="store_true", help="xpk's command in place of the JobSet")
-  forms.add_argument("--skypilot", action="store_true", help="SkyPilot's task in place of the JobSet")
+  forms.add_argument("--xpk", action="store_true", help="print xpk's command instead of the JobSet")
+  forms.add_argument("--skypilot", action="store_true", help="print SkyPilot's task instead of the JobSet")
 
 
 _FLAGS = {
   "run": _flags_of_run, "check": _prices, "sweep": _of_sweep, "ls": _of_ls, "gc": _of_gc, "status": _of_status,
   "logs": _of_logs, "ssh": _of_ssh, "render": _of_render,
   "down": _flags_of_down,
-  "restart": lambda p: p.add_argument("--fresh-vm", action="store_true", help="on other machines"),
+  "restart": lambda p: p.add_argument("--fresh-vm", action="store_true", help="use other machines"),
   "adopt": _flags_of_adopt,
   "report": lambda p: p.add_argument("--json", action="store_true"),
 }  # fmt: skip
@@ -323,7 +323,7 @@ def _pairs(flag, texts):
   for text in texts or ():
     key, equals, value = text.partition("=")
     if not equals or not key:
-      raise LaunchError(f"{flag}: {text[:40]!r} has no NAME=VALUE")
+      raise LaunchError(f"{flag}: {text[:40]!r} is not NAME=VALUE")
     if key in pairs:
       raise LaunchError(f"{flag}: {key} is given twice")
     pairs[key] = value

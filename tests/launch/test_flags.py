@@ -68,7 +68,7 @@ def test_d4_a_local_run_has_an_absolute_workdir_in_the_flag_and_in_the_programs_
     (["run", "vit", "--backnd", "qr", *TRAIN], "did you mean --backend?"),
     (["status", "vit", "--wach"], "did you mean --watch?"),
     (["status", "vit", "more"], "'more' is one word too many"),
-    ([*QR, "--config=c.py"], "flags of the program go behind --"),
+    ([*QR, "--config=c.py"], "flags of the program go after --"),
     ([*QR, "--env=WANDB_API_KEY=abc", *TRAIN], "--secret WANDB_API_KEY=projects/"),
     (["run", "a", "--backend=gke", "--env=HF_TOKEN=abc", *TRAIN], "HF_TOKEN=k8s:NAME/KEY"),
     ([*QR, "--max-cost=100", *TRAIN], "--max-cost: "),
@@ -79,7 +79,7 @@ def test_d4_a_local_run_has_an_absolute_workdir_in_the_flag_and_in_the_programs_
     (["run", "vit", "--spec=/no/such.json"], "/no/such.json cannot be read"),
     ([*QR], "nothing to run"),
     ([*QR, "--tpus=v3-8", *TRAIN], "--tpus"),
-    ([*QR, "--workdir=gs://bkt/b", *TRAIN], "leave out one"),
+    ([*QR, "--workdir=gs://bkt/b", *TRAIN], "Remove one of them"),
     ([*QR, "--env=A", *TRAIN], "NAME=VALUE"),
     ([*QR, "--env=A=1", "--env=A=2", *TRAIN], "twice"),
     ([*QR, "--limit=silense=5m", *TRAIN], "silense"),
@@ -139,9 +139,9 @@ def test_a_run_of_a_file_takes_nothing_else_of_a_run(tmp_path):
   words = ["run", "vit", f"--spec={tmp_path}/run.json", "--force", "--detach"]
   assert asked(*words) == run
   for more in (["--tpu=v3-8"], ["--limit=beat=1s"], ["--queue-timeout=1h"], TRAIN, ["--spot"]):
-    with pytest.raises(LaunchError, match="is all of the run vit"):
+    with pytest.raises(LaunchError, match="describes the whole run vit"):
       asked(*words, *more)
-  with pytest.raises(LaunchError, match="is all of the run vit"):
+  with pytest.raises(LaunchError, match="describes the whole run vit"):
     asked("run", "other", *words[2:])
 
 
