@@ -23,7 +23,7 @@ class Finding:
   """A line for the user.
 
   Args:
-    kind: refuse, warn or note.
+    kind: refuse, warn or note; of a check of the project ok, refuse or unknown.
     code: of what refuses, the exit code of `launch`; DENIED where the rest is worth being looked at all the same.
   """
 
@@ -136,7 +136,7 @@ def of_bucket(run: Run, flag: str, path: str) -> Iterator[Finding]:
   try:
     yield from of_region(run, flag, path, Bucket(path).location(), "refuse" if flag == "--workdir" else "warn")
   except UnknownError as error:
-    yield Finding("warn", f"{flag}: the region of {bucket_of(path)} is not known: {error}")
+    yield Finding("unknown", f"{flag}: the region of {bucket_of(path)} is not known ({error})")
   except LaunchError as error:
     yield Finding("refuse", f"{flag}: {error}", error.code)
 
@@ -153,7 +153,9 @@ def of_region(run: Run, flag: str, path: str, location: str, kind: str) -> Itera
   regions = {zone.rpartition("-")[0] for zone in run.zones} | ({context[1]} if context else set())
   other = sorted(regions - {location})
   if not other:
-    yield Finding("note", f"{flag}: {bucket} is in {location}{', as the machines are' if regions else ''}")
+    yield Finding(
+      "ok" if regions else "note", f"{flag}: {bucket} is in {location}{', as the machines are' if regions else ''}"
+    )
   elif not re.fullmatch(_REGION, location):
     text = f"{flag}: {bucket} is in the multi-region {location}; one in {other[0]} is nearer and cheaper"
     yield Finding("warn", text)

@@ -175,11 +175,14 @@ def _text(value):
 
 
 def _removed(path):
-  """Deletes what a program has left, whatever it is."""
-  if path.is_dir() and not path.is_symlink():
-    shutil.rmtree(path, ignore_errors=True)
-  else:
-    path.unlink(missing_ok=True)
+  """Deletes what a program has left: a file, a link or a directory. UnknownError if it cannot be deleted."""
+  try:
+    if path.is_dir() and not path.is_symlink():
+      shutil.rmtree(path)
+    else:
+      path.unlink(missing_ok=True)
+  except OSError as error:
+    raise UnknownError(f"{error.filename or path}: {error.strerror}") from None
 
 
 def end(mark: str, worker: int = 0) -> list:

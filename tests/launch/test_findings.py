@@ -25,12 +25,12 @@ def test_a_flag_has_the_value_that_the_program_takes(words):
 @pytest.mark.parametrize(
   ("backend", "place", "location", "kind"),
   [
-    ("qr", {"zones": ("europe-west4-a",)}, "europe-west4", "note"),
+    ("qr", {"zones": ("europe-west4-a",)}, "europe-west4", "ok"),
     ("qr", {"zones": ("europe-west4-a",)}, "us-central1", "refuse"),
     ("qr", {"zones": ("europe-west4-a", "us-central1-a")}, "europe-west4", "refuse"),
     ("qr", {"zones": ("europe-west4-a",)}, "eu", "warn"),
     ("qr", {"zones": ("europe-west4-a",)}, "eur4", "warn"),
-    ("gke", {"cluster": "gke_my-project_us-west4-a_tpus"}, "us-west4", "note"),
+    ("gke", {"cluster": "gke_my-project_us-west4-a_tpus"}, "us-west4", "ok"),
     ("gke", {"cluster": "gke_my-project_us-west4_tpus"}, "us-west1", "refuse"),
     ("gke", {"cluster": "kind-tpus"}, "us-west1", "note"),
     ("gke", {}, "us-west1", "note"),
