@@ -1,4 +1,4 @@
-"""How long things may take, and durations as people write them."""
+"""Time limits of a run, and durations such as 90s or 6h."""
 
 import dataclasses
 import re
@@ -8,7 +8,7 @@ from launch.errors import LaunchError
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """Seconds that things may take.
+  """Time limits, in seconds.
 
   Args:
     beat: between two reports of a worker.
@@ -45,8 +45,8 @@ class Limits:
 
 
 def duration(text: str) -> float:
-  """Seconds of "90s", "30m", "6h" or "2d". LaunchError for anything else."""
+  """Returns the seconds of "90s", "30m", "6h" or "2d". Raises a LaunchError for anything else."""
   match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text, re.ASCII)
   if not match or not float(match[1]):
-    raise LaunchError(f"{text[:40]!r} is no duration; write 90s, 30m, 6h or 2d")
+    raise LaunchError(f"{text[:40]!r} is no duration. Write 90s, 30m, 6h or 2d")
   return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]

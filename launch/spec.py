@@ -1,4 +1,4 @@
-"""What a run is asked to be: checked once, written as JSON, the same for every part of `launch`."""
+"""The description of a run: checked once, written as JSON, and read by all modules of `launch`."""
 
 import dataclasses
 import difflib
@@ -43,25 +43,25 @@ _BUCKET = r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/(?!\.{1,2}(/|$))[^/\x00-\x1
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A run: a module with its arguments, where it runs and what it may cost.
+  """A run: a module with its arguments, its machines and its limits.
 
   Args:
-    name: of the run; its attempts are NAME-a1, NAME-a2, …
+    name: name of the run; its attempts are NAME-a1, NAME-a2, …
     backend: one of BACKENDS.
-    module: that is run with Python's -m on every host.
-    args: its arguments, which reach it byte for byte.
+    module: module that Python runs with -m on every host.
+    args: arguments of the module, which reach it byte for byte.
     workdir: gs://… or a folder; reports, logs and code are in `launch` below it.
-    tpu: a slice, v3-32. slices: how many of them.
-    zones: tried in turn, never two at once.
+    tpu: type of slice, such as v3-32. slices: number of slices.
+    zones: zones that are tried in turn, never two at once.
     capacity: one of CAPACITIES.
     max_hours: of machines, all attempts together, after which they end themselves, with or without `launch`; 0 is 24 in
       a cloud, and a year on machines of one's own.
-    max_failures: tries without progress.
-    hosts: of the backend hosts, by ssh. processes: of the backend local.
-    image, queue, namespace, cluster: of the backend gke.
-    env: variables of the program. secrets: variables and where their values are.
-    python: an interpreter on the workers that has what the run needs; by default one is made there.
-    owner: who is asked before anybody else deletes it.
+    max_failures: attempts without a new checkpoint before the run ends.
+    hosts: hosts of the backend hosts, as for ssh. processes: number of processes of the backend local.
+    image, queue, namespace, cluster: image, Kueue queue, namespace and kubectl context of the backend gke.
+    env: variables of the program. secrets: variables and the places of their values.
+    python: interpreter on the workers that has all packages; by default one is installed.
+    owner: name in the labels of the machines; other users do not delete them.
     max_cost: the most that all attempts together may cost, in the currency of `price`; 0 for no limit.
     price: of one chip for one hour.
   """
@@ -100,14 +100,14 @@ class Run:
 
   @property
   def workers(self) -> int:
-    """How many processes it has: one a host."""
+    """Returns the number of processes: one per host."""
     if self.backend == "hosts":
       return len(self.hosts)
     return self.processes if self.backend == "local" else tpus.find(self.tpu).hosts * self.slices
 
   @property
   def devices(self) -> int:
-    """JAX devices of all workers; 0 if only they know."""
+    """Returns the number of JAX devices of all workers; 0 if only the workers know it."""
     return tpus.find(self.tpu).devices * self.slices if self.tpu else 0
 
   @property
@@ -128,35 +128,35 @@ class Run:
 
   @property
   def billed(self) -> bool:
-    """Whether its machines cost while they are there."""
+    """Returns whether the machines are billed while they exist."""
     return self.backend in ("qr", "gke")
 
   @property
   def left(self) -> str:
-    """Of machines that nobody has seen to go."""
+    """Returns words about machines whose deletion was not confirmed."""
     return "may still be billed" if self.billed else "may still be there"
 
   @property
   def folder(self) -> str:
-    """Where its reports, logs, code and journal are."""
+    """Returns the directory of the reports, logs, code and journal."""
     return f"{self.workdir.rstrip('/')}/launch"
 
   @property
   def mark(self) -> str:
-    """Of the run among all of its name: of its folder, as a label may have it."""
+    """Returns a label that separates the run from runs of the same name in other directories."""
     return hashlib.sha256(self.folder.encode(errors="surrogateescape")).hexdigest()[:16]
 
   def attempt(self, number: int) -> str:
-    """The name of an attempt."""
+    """Returns the name of an attempt."""
     return f"{self.name}-a{number}"
 
   def dumps(self) -> str:
-    """As JSON."""
+    """Returns the run as JSON."""
     return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
 
 
 def loads(text: str) -> Run:
-  """The run that `dumps` wrote; checked again, for anybody may have changed it."""
+  """Returns the run that `dumps` wrote. It is checked again, because the file may have been changed."""
   try:
     values = json.loads(text)
     limits = Limits(**values.pop("limits"))
@@ -169,7 +169,7 @@ def loads(text: str) -> Run:
 
 
 def owner() -> str:
-  """The user's name, as a label may have it."""
+  """Returns the name of the user in the form of a label."""
   try:
     name = getpass.getuser()
   except (KeyError, OSError):  # a container's user without a name
@@ -178,7 +178,7 @@ def owner() -> str:
 
 
 def workdir_of(args: Sequence[str]) -> str:
-  """The --workdir among a module's arguments, the last one as argparse has it; "" for none."""
+  """Returns the last --workdir among the arguments of a module, as argparse does; "" for none."""
   found = ""
   for i, word in enumerate(args):
     if word.startswith("--workdir="):
@@ -189,27 +189,27 @@ def workdir_of(args: Sequence[str]) -> str:
 
 
 def flag(key: str) -> str:
-  """What a field is on the command line."""
+  """Returns the flag of a field."""
   others = {"name": "NAME", "module": "-- PROGRAM", "args": "[ARGUMENTS]", "capacity": "--spot", "zones": "--zone"}
   singular = {"limits": "--limit", "secrets": "--secret"}
   return (others | singular).get(key) or "--" + key.replace("_", "-")
 
 
 def checked(run: Run) -> Run:
-  """The run, with the zones and the runtime version that follow from its slice. LaunchError for what cannot be."""
+  """Returns the run with the zones and runtime version of its slice. Raises a LaunchError for an invalid run."""
   _types(run)
   _among("backend", run.backend, BACKENDS)
   account = _ACCOUNTS.get(run.backend, _ACCOUNTS["qr"])
   for key, (shape, words) in (_SHAPES | {"service_account": account}).items():
     value = getattr(run, key)
     if (value or key in ("name", "module", "owner")) and not re.fullmatch(shape, value, re.ASCII):
-      raise LaunchError(f"{flag(key)}: {_short(value)} is not allowed; write {words}")
+      raise LaunchError(f"{flag(key)}: {_short(value)} is not allowed. Write {words}")
   _among("capacity", run.capacity, CAPACITIES)
   lists = (("zones", run.zones, ZONE, "europe-west4-a"), ("hosts", run.hosts, HOST, "alice@10.0.0.2"))
   for key, values, shape, example in lists:
     for value in values:
       if not re.fullmatch(shape, value, re.ASCII):
-        raise LaunchError(f"{flag(key)}: {_short(value)} is not allowed; write one such as {example}")
+        raise LaunchError(f"{flag(key)}: {_short(value)} is not allowed. Write one such as {example}")
   _variables(run)
   _numbers(run)
   _workdir(run)
@@ -217,7 +217,7 @@ def checked(run: Run) -> Run:
 
 
 def _types(run):
-  """ValueError-like mistakes of a file that was changed by hand."""
+  """Raises a LaunchError for a value of a wrong type, which a file may contain that was changed by hand."""
   for field in dataclasses.fields(run):
     value = getattr(run, field.name)
     kind = type(field.default) if field.default is not dataclasses.MISSING else None
@@ -235,35 +235,35 @@ def _types(run):
     if field.name in ("env", "secrets"):
       fine = isinstance(value, dict) and all(isinstance(each, str) for pair in value.items() for each in pair)
     if not fine:
-      raise LaunchError(f"{flag(field.name)}: {_short(value)} is of the wrong kind")
+      raise LaunchError(f"{flag(field.name)}: {_short(value)} has a wrong type")
 
 
 def _variables(run):
   for option, values in (("--env", run.env), ("--secret", run.secrets)):
     for key, value in values.items():
       if not re.fullmatch(_VARIABLE, key, re.ASCII):
-        raise LaunchError(f"{option}: {_short(key)} is no name of a variable; write letters, digits and _")
+        raise LaunchError(f"{option}: {_short(key)} is no name of a variable. Use letters, digits and _")
       if not _fine(value):
-        raise LaunchError(f"{option}: the value of {key} has a zero byte or no encoding, which no variable can have")
+        raise LaunchError(f"{option}: the value of {key} has a zero byte or no encoding. Remove it")
   for key, value in run.secrets.items():
     if not re.fullmatch(_SECRET, value, re.ASCII):
       raise LaunchError(
-        f"--secret: {key} must say where its value is, not the value itself, which would be seen: "
+        f"--secret: {key} must be the place of the value, not the value itself, which others could read. Write "
         "projects/P/secrets/NAME/versions/3, k8s:NAME/KEY or file:/path/on/the/worker"
       )
     if value.startswith("k8s:") != (run.backend == "gke") and not value.startswith("projects/"):
       raise LaunchError(f"--secret: {key}={value}: k8s: is for --backend=gke, file: for the others")
   for word in run.args:
     if not _fine(word):
-      raise LaunchError(f"{_short(word)} has a zero byte or no encoding, which no argument can have")
+      raise LaunchError(f"{_short(word)} has a zero byte or no encoding. Remove it from the argument")
   sizes = [len(word.encode(errors="surrogateescape")) for word in run.args]
   if max(sizes, default=0) >= 2**17 or sum(sizes) > 2**20:  # Linux starts none with more in one, or twice in all
     raise LaunchError(f"the arguments of the program have {sum(sizes):,} bytes, one of them {max(sizes):,}; allowed: "
-                      "1,048,576 in all, 131,071 in one; write them into a file, and name that")  # fmt: skip
+                      "1,048,576 in all, 131,071 in one. Write them into a file, and pass its name")  # fmt: skip
 
 
 def _fine(text):
-  """Whether it is text of a command line: also bytes that are no UTF-8, as Python has these."""
+  """Returns whether a command line may contain a text, which may have surrogates for bytes that are not UTF-8."""
   return re.fullmatch("[^\0\ud800-\udc7f\udd00-\udfff]*", text) is not None
 
 
@@ -274,7 +274,7 @@ def _numbers(run):
     if not low <= getattr(run, key) <= high:
       raise LaunchError(f"{flag(key)}: {getattr(run, key)}; allowed: {low} to {high}")
   if run.max_cost and not (run.price and run.chips):
-    raise LaunchError("--max-cost: the cost of a run is not known; give --price, of a chip for an hour, and --tpu")
+    raise LaunchError("--max-cost: the cost of this run is not known. Add --price=PER_CHIP_HOUR, and --tpu")
   for field in dataclasses.fields(Limits):
     value = getattr(run.limits, field.name)
     if not isinstance(value, (int, float)) or not 0 < value < 1e8:
@@ -285,23 +285,21 @@ def _workdir(run):
   if not run.workdir:
     flags = [word.partition("=")[0] for word in run.args]
     if near := difflib.get_close_matches("--workdir", flags, 1, 0.8):
-      raise LaunchError(f"--workdir: missing; {near[0]} is no flag of {run.module}, did you mean --workdir?")
-    raise LaunchError(
-      "--workdir: missing; give it behind --, as `-- vit_jax.train --workdir=gs://BUCKET/runs/a`, or to launch"
-    )
+      raise LaunchError(f"--workdir: missing. {near[0]} is no flag of {run.module}, did you mean --workdir?")
+    raise LaunchError("--workdir: missing. Add it after --, as in `-- vit_jax.train --workdir=gs://BUCKET/runs/a`")
   in_bucket = run.workdir.startswith("gs:")
   if in_bucket and not re.fullmatch(_BUCKET, run.workdir):
-    raise LaunchError(f"--workdir: {_short(run.workdir)} is no path in a bucket; write gs://BUCKET/NAME")
+    raise LaunchError(f"--workdir: {_short(run.workdir)} is no path in a bucket. Write gs://BUCKET/NAME")
   if not in_bucket and (run.workdir.startswith("-") or "://" in run.workdir or not run.workdir.isprintable()):
-    raise LaunchError(f"--workdir: {_short(run.workdir)} is not allowed; write gs://BUCKET/NAME or a folder")
+    raise LaunchError(f"--workdir: {_short(run.workdir)} is not allowed. Write gs://BUCKET/NAME or a directory")
   if run.backend in ("qr", "gke") and not in_bucket:
     raise LaunchError(
-      f"--workdir: {run.workdir!r} would be deleted with the machines; write gs://BUCKET/NAME, in the region of --zone"
+      f"--workdir: {run.workdir!r} would be deleted with the machines. Write gs://BUCKET/NAME, in the region of --zone"
     )
 
 
 def _placed(run):
-  """With what follows from the slice; and nothing that the backend would ignore."""
+  """Returns the run with values that follow from its slice. Refuses flags that the backend would ignore."""
   needs = {"qr": ("tpu", "project"), "gke": ("tpu", "image"), "hosts": ("hosts",), "local": ()}[run.backend]
   only = {
     "qr": (
@@ -313,11 +311,11 @@ def _placed(run):
   }  # fmt: skip
   for key in needs:
     if not getattr(run, key):
-      raise LaunchError(f"{flag(key)}: missing; --backend={run.backend} needs it")
+      raise LaunchError(f"{flag(key)}: missing. --backend={run.backend} requires it")
   default = {field.name: field.default for field in dataclasses.fields(run)}
   for key in sorted({key for keys in only.values() for key in keys} - {*only[run.backend]}):
     if getattr(run, key) != default[key]:
-      raise LaunchError(f"{flag(key)}: --backend={run.backend} has no use for it; leave it out")
+      raise LaunchError(f"{flag(key)}: --backend={run.backend} has no use for it. Remove it")
   if not run.max_hours:
     run = dataclasses.replace(run, max_hours=24.0 if run.backend in ("qr", "gke") else YEAR)
   if run.backend in ("qr", "gke"):
@@ -328,7 +326,7 @@ def _placed(run):
       run, zones=run.zones or slice_.kind.zones[:1], runtime_version=run.runtime_version or slice_.kind.runtime
     )
   elif run.tpu and run.backend in ("hosts", "local"):
-    raise LaunchError(f"--tpu: --backend={run.backend} takes what the machines have; leave it out")
+    raise LaunchError(f"--tpu: --backend={run.backend} uses the devices of the machines. Remove it")
   return run
 
 
