@@ -49,7 +49,7 @@ def rendered(args, run) -> int:
 
 def ssh(args, command: list[str]) -> int:
   """Runs a command on a worker, or opens a shell there; its exit code."""
-  book = verbs.opened(args.name, args.workdir)
+  book = verbs.confirmed(verbs.opened(args.name, args.workdir))
   run, attempt = book.run, book.state.attempt
   if not 0 <= args.worker < run.workers:
     raise LaunchError(f"--worker: {args.worker}; allowed: 0 to {run.workers - 1}")
@@ -69,6 +69,7 @@ def report(args) -> int:
 def program() -> int:
   """The exit code of the command line; mistakes are one line."""
   sys.stdout, sys.stderr = screen.Screen(sys.stdout), screen.Screen(sys.stderr)
+  screen.catch_interruptions()
   try:
     return main(sys.argv[1:])
   except LaunchError as error:
@@ -78,11 +79,15 @@ def program() -> int:
     print(f"error: no answer: {error}; try again", file=sys.stderr)
     return errors.UNKNOWN
   except KeyboardInterrupt:
+    screen.ignore_interruptions()
     print("interrupted", file=sys.stderr)
-    return errors.INTERRUPTED
+    return verbs.interrupted(sys.argv[1:])
   except BrokenPipeError:  # as behind `| head`
     sys.stdout = None
     return errors.DONE
+  except OSError as error:  # of this machine, as too many open files: what runs goes on
+    print(f"error: {error.filename or 'this machine'}: {error.strerror}; try again", file=sys.stderr)
+    return errors.UNKNOWN
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from launch import spec
 from launch.errors import LaunchError, UnknownError
 
+TIME_ENDED = "its time has ended"  # of a worker whose machine time is used up
 AT_ONCE = 16  # files that are read
 # Phases of a worker. In READY it waits for the others, or for an order.
 INSTALLING, READY, RUNNING, EXITED, ENDED = PHASES = ("installing", "ready", "running", "exited", "ended")
@@ -71,7 +72,7 @@ class Report:
     step, doing: of the program, as it says them: its progress, and "compile", "step", "save", …
     began: the step from which the program goes on in this try, -1 where it has not said so.
     address: HOST:PORT where its program would be the coordinator.
-    clock: seconds since the epoch, by its own clock.
+    clock: seconds since the epoch, by its own clock. started: when the attempt's machine time began.
     tail: the last lines of its log, in EXITED.
   """
 
@@ -88,6 +89,7 @@ class Report:
   address: str = ""
   host: str = ""
   clock: float = 0.0
+  started: float = 0.0
   tail: str = ""
 
 
@@ -120,6 +122,19 @@ class Board:
     if not 0 < found.expires < 1e11 or found.number < 1 or found.seconds < 0:  # seconds, that a calendar has
       raise UnknownError("a file of the run's folder is none of `launch` (its number or its time)")
     return found
+
+  def begin(self, now: float) -> float:
+    """Returns when the machine time of the attempt began: `now` for the first worker that asks."""
+    name = f"{self._here}/began.json"
+    try:
+      self.storage.write(name, json.dumps({"began": now}).encode(), 0)
+    except FileExistsError:
+      item = self.storage.read(name)
+      found = _parsed(dict, item).get("began") if item else None
+      if not isinstance(found, (int, float)) or not 0 < found < 1e11:
+        raise UnknownError(f"{name} has no time") from None
+      return min(now, float(found))
+    return now
 
   def clear(self) -> None:
     """Deletes what an attempt of this number, of a run whose journal is lost, has left."""

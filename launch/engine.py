@@ -27,6 +27,7 @@ class Look:
     code: of FAILED, the exit code of `launch` that it means: NO_CAPACITY, DENIED, USAGE; 0 where the run's own counts.
     hosts: that are there.
     addresses: of the hosts, in their order, where the engine knows them.
+    quota: it is FAILED as a quota is used up.
   """
 
   state: str
@@ -34,6 +35,7 @@ class Look:
   code: int = 0
   hosts: int = 0
   addresses: tuple = ()
+  quota: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

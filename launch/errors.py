@@ -37,5 +37,12 @@ class LaunchError(Exception):
     self.code = code
 
 
+class QuotaError(LaunchError):
+  """A quota is used up, perhaps by machines that are being deleted."""
+
+  def __init__(self, message: str):
+    super().__init__(message, DENIED)
+
+
 class UnknownError(Exception):
   """The answer is not known, as the cloud, a bucket or a host did not give one: what was known before holds."""

@@ -12,9 +12,10 @@ import shlex
 import signal
 import subprocess
 
-from launch.errors import DENIED, NO_CAPACITY, USAGE, LaunchError, UnknownError
+from launch.assumptions import CALL
+from launch.errors import DENIED, NO_CAPACITY, USAGE, LaunchError, QuotaError, UnknownError
 
-TIMEOUT = 180.0  # seconds of a call; gcloud's own tries end after 33
+TIMEOUT = CALL  # gcloud's own tries end after 33 s
 
 # What says that gcloud did not get through, whatever else is said: also while it renews its credentials.
 _AWAY = (
@@ -43,13 +44,6 @@ class AbsentError(Exception):
 
 class ExistsError(Exception):
   """The cloud says that there is such a thing already: ALREADY_EXISTS."""
-
-
-class QuotaError(LaunchError):
-  """A quota is used up, maybe by what waits to be deleted."""
-
-  def __init__(self, message: str):
-    super().__init__(message, DENIED)
 
 
 def command(*words: str, alpha: bool = False, **flags) -> list:
@@ -98,7 +92,11 @@ def run(argv: list, timeout: float = TIMEOUT, folder: "str | None" = None):
       start_new_session=True,
     )
   except FileNotFoundError:
+    if folder and not os.path.isdir(folder):
+      raise UnknownError(f"{folder}: the temporary directory is gone") from None
     raise LaunchError("gcloud is not installed; get it from cloud.google.com/sdk/docs/install", DENIED) from None
+  except OSError as error:
+    raise UnknownError(f"gcloud cannot be run now: {error.strerror}") from None
   try:
     answer, complaint = process.communicate(timeout=timeout)
   except subprocess.TimeoutExpired:
@@ -115,6 +113,34 @@ def run(argv: list, timeout: float = TIMEOUT, folder: "str | None" = None):
     return json.loads(answer) if answer.strip() else None
   except (ValueError, RecursionError):
     raise UnknownError(f"gcloud said what is no JSON: {answer[:80]!r}") from None
+
+
+def listed(group: str, project: str, zone: str) -> list[dict]:
+  """Returns all items of a group in a zone. UnknownError for an answer that is no list of objects with names."""
+  items = run(command(group, "list", project=project, zone=zone))
+  if not isinstance(items, list) or not all(isinstance(i, dict) and isinstance(i.get("name"), str) for i in items):
+    raise UnknownError(f"gcloud listed {group} of {zone} as {str(items)[:80]}")
+  return items
+
+
+def described(group: str, name: str, project: str, zone: str) -> "dict | None":
+  """Returns a queued resource or a node; None if the cloud says that there is none, and its list confirms that."""
+  try:
+    item = run(command(group, "describe", name, project=project, zone=zone))
+  except AbsentError as error:
+    if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", str(error)):
+      raise UnknownError(f"gcloud reports that something other than {name} is absent: {error}") from None
+    if any(last(each) == name for each in listed(group, project, zone)):
+      raise UnknownError(f"{name} is not found, but {zone} lists it") from None
+    return None
+  if not isinstance(item, dict) or last(item) != name:
+    raise UnknownError(f"gcloud described {name} as {str(item)[:80]}")
+  return item
+
+
+def last(item: dict) -> str:
+  """Returns the last word of an item's name, projects/P/locations/ZONE/queuedResources/NAME; "" for none."""
+  return str(item.get("name", "")).rpartition("/")[2]
 
 
 def failure(code: int, text: str) -> Exception:

@@ -2,6 +2,9 @@
 
 Each line holds the state in which the event left the run, so that whoever reads the last one can go on: after a crash,
 or on another machine. Lines are numbered; of two journals the longer one is the newer, as one at a time is written.
+
+Whoever may write to the bucket can change the copy. What a laptop executes (backend, project, hosts, code and module)
+is therefore taken from this machine's own file. A run that only the copy describes is used after `confirm`.
 """
 
 import contextlib
@@ -13,14 +16,15 @@ import re
 import sys
 import time
 
-from launch import spec
+from launch import spec, state
+from launch.assumptions import AT_HOME, IN_FLIGHT, boundary
 from launch.errors import LaunchError, UnknownError
 from launch.state import State
+from launch.storage import regular
 
 COPY = "journal.jsonl"  # in the run's folder
 _KINDS = {"event": str, "time": (int, float), "attempt": int, "try": int, "state": dict}
-IN_FLIGHT = 240.0  # seconds that a request may be on its way: gcloud's deadline here is 180
-AT_HOME = 15.0  # the same on this machine
+_MOST = 2**28  # bytes of a journal
 
 
 def folder() -> pathlib.Path:
@@ -31,7 +35,8 @@ def folder() -> pathlib.Path:
 
 def names() -> list[str]:
   """Runs that have a journal on this machine."""
-  return sorted(path.stem for path in folder().glob("*.jsonl"))
+  with boundary(str(folder())):
+    return sorted(path.stem for path in folder().glob("*.jsonl"))
 
 
 class Journal:
@@ -46,26 +51,64 @@ class Journal:
     if not re.fullmatch(spec.NAME, name, re.ASCII):
       raise LaunchError(f"{name[:80]!r} is no name of a run; write a small letter, then letters, digits and dashes")
     self._path, self._storage = folder() / f"{name}.jsonl", storage
-    self._asked, self._late = {}, {}  # attempts, with when they were asked for at the latest, by time.monotonic()
+    # Attempts, with when they were asked for at the latest, and when a request was answered, by time.monotonic().
+    self._asked, self._late, self._made = {}, {}, {}
     self._behind = False  # the file here lacks events, as the disk is full
     self.read()
 
   def read(self) -> None:
     """Reads it again, as another may have written to it. A disk that is full is said, and holds up nothing."""
-    storage = self._storage
-    self.events = parsed(self._path.read_bytes() if self._path.exists() else b"")
+    storage, self.silent = self._storage, ""
+    self.events = self._own = self._read()
     self._copied = time.monotonic()  # nothing was asked for since, as each request is copied before it is made
     try:
       copy = storage.read(COPY) if storage else None
     except (UnknownError, LaunchError) as error:
       if not self.events:
         raise
-      print(f"the journal of this machine is taken, as the run's folder gives none: {error}", file=sys.stderr)
+      self.silent = str(error)
+      _warn(f"the journal of this machine is used, as the run's directory gives no answer: {error}")
+      self._note_answered()
       return
     self._copied -= copy.age if copy else 0.0  # by the folder's clock: whoever wrote may have a wrong one
     found = parsed(copy.content) if copy else []
     if not self._anothers(found) and len(found) > len(self.events):
       self._take(found)
+    self._note_answered()
+
+  def _read(self):
+    """The events of this machine's file, which may be anything. UnknownError."""
+    try:
+      with boundary(str(self._path), (FileNotFoundError, NotADirectoryError)):
+        return parsed(regular(self._path, _MOST)[0])
+    except (FileNotFoundError, NotADirectoryError):
+      return []
+
+  def _note_answered(self):
+    """Notes requests of others that were answered a short time ago, of machines that nobody has seen."""
+    now, begun = self.now(), {each["attempt"] for each in self.events if each["state"].get("seen")}
+    for attempt in set(self.remaining()) - begun:
+      ages = [now - each["time"] for each in self.events if (each["event"], each["attempt"]) == ("created", attempt)]
+      if ages:
+        self._made.setdefault(attempt, time.monotonic() - max(0.0, ages[-1]))
+
+  def now(self) -> float:
+    """Returns the time of the run's directory, in seconds since the epoch."""
+    return self._storage.clock.now() if self._storage else time.time()
+
+  @property
+  def unconfirmed(self) -> spec.Run | None:
+    """Returns the run that only the run's directory describes; None if this machine's file describes the same run."""
+    mine, theirs = _asked_for(self._own), _asked_for(self.events)
+    return _run(self.events) if theirs != mine else None
+
+  def confirm(self) -> None:
+    """Takes over the run that the run's directory describes, which the user has confirmed."""
+    self._own = self.events
+    try:
+      self._save(self.events)
+    except LaunchError as error:
+      self._say(f"{error}: what the run's directory contains is not written down here")
 
   def _anothers(self, found):
     """Whether the events of the run's folder are another run's, which is over. LaunchError where it is not."""
@@ -89,10 +132,13 @@ class Journal:
         f"first; or set XDG_STATE_HOME to another folder for that of {theirs.workdir}"
       )
     self.events = found
+    if not mine or self.unconfirmed:  # only what the user confirms is written down here
+      self._behind = True
+      return
     try:
       self._save(found)
     except LaunchError as error:
-      self._say(f"{error}: what the run's folder says of {name} is not written down here")
+      self._say(f"{error}: what the run's directory contains of {name} is not written down here")
 
   def _save(self, events):
     """Writes the whole file anew."""
@@ -109,7 +155,7 @@ class Journal:
   def _say(self, text):
     """Says once that the file here falls behind."""
     if not self._behind:
-      print(text, file=sys.stderr)
+      _warn(text)
     self._behind = True
 
   def append(self, event: str, state: State, **facts) -> None:
@@ -118,7 +164,7 @@ class Journal:
     "intent" is written before each request, and copied: whoever ends the run from elsewhere must know of it.
     UnknownError, LaunchError.
     """
-    line = {"number": len(self.events), "time": time.time(), "event": event, "attempt": state.attempt} | facts
+    line = {"number": len(self.events), "time": self.now(), "event": event, "attempt": state.attempt} | facts
     line |= {"try": state.try_, "state": dataclasses.asdict(state)}
     text = json.dumps(line)
     line = json.loads(text)  # as it is read
@@ -132,17 +178,23 @@ class Journal:
         raise LaunchError(f"{error}; nothing is made that is not written down first") from None
       # What was made is known already, and is looked after.
       self._say(f"{error}: {event!r} of {self._path.stem}-a{line['attempt']} is not written down here")
-    self.events.append(line)
+    self.events = [*self.events, line]
+    if "run" in line:
+      self._own = self.events
     if event == "intent":
       self._asked[line["attempt"]] = time.monotonic()
     elif event in ("created", "refused"):
       self._asked.pop(line["attempt"], None)
+    if event == "created" and not state.seen:
+      self._made[line["attempt"]] = time.monotonic()
+    elif event in ("refused", "deleted") or state.seen:
+      self._made.pop(line["attempt"], None)
     try:
       self.copy()
     except (UnknownError, LaunchError) as error:
       if event == "intent":
         raise
-      print(f"the journal's copy is late: {error}", file=sys.stderr)
+      _warn(f"the journal's copy is late: {error}")
 
   def copy(self) -> None:
     """Copies it to the run's folder. UnknownError, LaunchError."""
@@ -151,8 +203,8 @@ class Journal:
 
   @property
   def run(self) -> spec.Run:
-    """What was asked for last. LaunchError where nothing was."""
-    if not (run := _run(self.events)):
+    """What was asked for last, as this machine's own file describes it. LaunchError where nothing was."""
+    if not (run := _run(self._own) or _run(self.events)):
       name = self._path.stem
       if trials := [each for each in names() if re.fullmatch(rf"{name}-[tf]\d+", each)]:
         raise LaunchError(f"{name} is a sweep; its runs are {', '.join(trials)}")
@@ -162,14 +214,17 @@ class Journal:
   @property
   def state(self) -> State:
     """In which the last event left the run."""
-    if not self.events:
-      return State()
-    values = dict(self.events[-1]["state"])
     try:
-      lists = {key: tuple(values[key]) if values[key] is not None else None for key in ("end", "unverified")}
-      return State(**values | lists)
-    except (TypeError, KeyError) as error:
-      raise LaunchError(f"{self._path}: its last line is none that this version writes ({error})") from None
+      return state.loads(self.events[-1]["state"]) if self.events else State()
+    except LaunchError as error:
+      raise LaunchError(
+        f"{self._path}: {error}; python -m launch down {self._path.stem} deletes its machines"
+      ) from None
+
+  @property
+  def code(self) -> str:
+    """Returns the SHA-256 of the code of the run, as this machine's own file names it; "" if it names none."""
+    return (_asked_for(self._own) or _asked_for(self.events) or ("", ""))[1]
 
   def last(self, event: str) -> dict | None:
     """The newest of a kind."""
@@ -195,7 +250,18 @@ class Journal:
   def settled(self, attempt: int) -> bool:
     """Whether what is absent stays so: no request for the attempt can still be on its way."""
     began = [times[attempt] for times in (self._asked, self._late) if attempt in times]
-    return all(time.monotonic() > each + self._flight() for each in began)
+    return all(time.monotonic() > each + self._flight() for each in began) and not self.appears(attempt)
+
+  def appears(self, attempt: int) -> float:
+    """Returns the seconds for which "not found" may still precede the appearance of an attempt that was accepted."""
+    run = _run(self._own) or _run(self.events)
+    if attempt not in self._made or not run or not run.billed:
+      return 0.0
+    return max(0.0, self._made[attempt] + run.limits.appear - time.monotonic())
+
+  def appeared(self, attempt: int) -> None:
+    """Notes that an attempt was seen."""
+    self._made.pop(attempt, None)
 
   def settles(self) -> float:
     """Seconds until no request of any attempt can be on its way; 0 where none is."""
@@ -203,7 +269,7 @@ class Journal:
     return max([0.0, *(each + self._flight() - time.monotonic() for each in began)])
 
   def _flight(self):
-    run = _run(self.events)
+    run = _run(self._own) or _run(self.events)
     return min(IN_FLIGHT, AT_HOME) if run and run.backend == "local" else IN_FLIGHT
 
   def settle(self) -> bool:
@@ -229,7 +295,10 @@ class Journal:
     return False
 
   def _write(self, text, mode, path=None):
+    target = path or self._path
     try:
+      if os.path.lexists(target) and not os.path.isfile(target):  # a pipe would be waited for
+        raise OSError(0, "it is no regular file")
       self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
       with open(path or self._path, f"{mode}b", opener=_private) as file:
         file.write(text.encode())
@@ -237,6 +306,17 @@ class Journal:
         os.fsync(file.fileno())
     except OSError as error:
       raise LaunchError(f"{self._path}: {error.strerror}") from error
+
+
+def _warn(text):
+  """Prints a warning; nobody may read it any longer."""
+  with contextlib.suppress(OSError, ValueError):
+    print(text, file=sys.stderr)
+
+
+def _asked_for(events):
+  """(the run as JSON, the SHA-256 of its code) of the last event that describes one; None for none."""
+  return next(((event["run"], event.get("sha", "")) for event in reversed(events) if "run" in event), None)
 
 
 def _lines(events):
@@ -278,6 +358,8 @@ def parsed(content: bytes) -> list[dict]:
     with contextlib.suppress(ValueError, RecursionError):
       event = json.loads(line)
       whole = isinstance(event, dict) and all(isinstance(event.get(key), kind) for key, kind in _KINDS.items())
+      whole = whole and all(isinstance(event.get(key, ""), str) for key in ("run", "sha", "location", "text"))
+      whole = whole and (event["event"] != "end" or isinstance(event.get("code", 0), int))
       if whole and 0 <= event["time"] < 1e11:  # seconds, that a calendar has
         events.append(event)
   return events

@@ -4,9 +4,10 @@ import re
 import subprocess
 
 from launch import manifests
+from launch.assumptions import CLUSTER_CALL
 from launch.errors import DENIED, USAGE, LaunchError, UnknownError
 
-TIMEOUT = 60.0  # seconds for a command, of which a request may take 20
+TIMEOUT = CLUSTER_CALL  # of which a request may take 20 s
 _INSTALL = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml"
 # Of a network that is away, also for the plugin that gets the token.
 _PASSING = (
@@ -65,6 +66,8 @@ def ask(words: list, content: str = "") -> str:
     raise LaunchError(
       "kubectl is not installed; run: gcloud components install kubectl gke-gcloud-auth-plugin", DENIED
     ) from None
+  except OSError as error:
+    raise UnknownError(f"kubectl cannot be run now: {error.strerror}") from None
   except subprocess.TimeoutExpired:
     raise UnknownError(f"kubectl did not answer within {TIMEOUT:.0f} s") from None
   if result.returncode == 0:

@@ -1,24 +1,26 @@
 """What is there: `ls` and `gc` over the cloud and the journals of this machine, `status` of one run."""
 
 import argparse
+import collections
+import contextlib
 import dataclasses
 import json
 import shlex
 import sys
 import time
 
-from launch import board, engine, errors, journal, removal, spec, verbs
+from launch import board, errors, journal, removal, spec, verbs
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
-from launch.lease import Lease
-from launch.screen import utc
+from launch.journal import Journal
+from launch.lease import Held, Lease
+from launch.removal import ELSEWHERE, Facts
+from launch.screen import say, utc
 from launch.spec import Run
-from launch.state import DELETING, IDLE, OVER, WATCHING
+from launch.state import DELETING, IDLE, OVER, WATCHING, State
 from launch.storage import storage
 from launch.watch import BEATS
 
-# What ends nothing by itself, and holds quota or goes on to cost.
-DEAD = (engine.LOST, engine.FAILED, engine.DONE)
 # Of a run that is not over, for people.
 STAGES = {
   IDLE: "before its next attempt",
@@ -26,12 +28,17 @@ STAGES = {
   DELETING: "its machines are being deleted",
   OVER: "ended",
 }
-ELSEWHERE = "ELSEWHERE"  # watched from another machine, or from none: nobody here knows that it is of no use
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A resource in the cloud, or of a journal of this machine. `flag`: why it may be deleted, or ELSEWHERE, or ""."""
+  """A resource in the cloud, or of a journal of this machine.
+
+  Args:
+    expires: its latest end. chip_hours: of all attempts of its run, -1 if they are not known here.
+    beat: seconds since the last report, -1 for none.
+    flag: why it may be deleted, or ELSEWHERE, or "".
+  """
 
   name: str
   owner: str
@@ -40,8 +47,9 @@ class Row:
   state: str
   hours: float
   expires: str
+  chip_hours: float
   step: int
-  beat: float  # seconds since the last report, -1 for none
+  beat: float
   flag: str
   detail: str
 
@@ -51,7 +59,7 @@ def ls(args: argparse.Namespace) -> int:
 
   UNKNOWN where a zone is silent.
   """
-  found, troubles, unasked = _found(args, args.all)
+  found, troubles, unasked, others = _found(args, args.all)
   rows = [row for row, _, _ in found]
   if args.json:
     print(json.dumps({"resources": [dataclasses.asdict(row) for row in rows], "unknown": troubles}, indent=1))
@@ -60,30 +68,89 @@ def ls(args: argparse.Namespace) -> int:
       _table(rows)
     else:
       kind, answered = "runs" if args.all else "unfinished runs", " where an answer came" * bool(troubles)
-      print(f"no machines and no {kind}{answered}")
-    _tell(troubles, unasked)
+      print(f"no machines{' of yours' * bool(others)} and no {kind}{answered}")
+    _tell(troubles, unasked, others)
   return errors.UNKNOWN if troubles else errors.DONE
 
 
 def gc(args: argparse.Namespace) -> int:
   """Deletes what is expired, dead or nobody's; lists it without --yes. BILLING where a deletion was not seen."""
   oldest = spec.duration(args.older_than) / 3600 if args.older_than else 0.0
-  found, troubles, unasked = _found(args)
-  chosen = [each for each in found if each[0].flag not in ("", ELSEWHERE) and each[0].hours >= oldest]
+  found, troubles, unasked, others = _found(args)
+  spared = ("",) if args.force else ("", ELSEWHERE)
+  mine = [each for each in found if each[2] and (each[0].owner == spec.owner() or args.all_users)]
+  chosen = [each for each in mine if each[0].flag not in spared and each[0].hours >= oldest]
   if chosen:
     _table([row for row, _, _ in chosen])
-  _tell(troubles, unasked)
+  _tell(troubles, unasked, others)
+  if kept := [row.name for row, _, resource in found if resource and row.flag == ELSEWHERE and not args.force]:
+    print(f"{', '.join(kept)}: the directory of the run gives no answer here; --force deletes all the same")
   if not chosen or not args.yes:
     asked = "of what has answered, " * bool(troubles) + "of this machine, " * bool(unasked)
     print("nothing is deleted without --yes" if chosen else f"{asked}nothing is to be deleted")
     return errors.UNKNOWN if troubles else errors.DONE
-  left = [row for row, run, resource in chosen if not removal.removed(engine_of(run), run, resource)]
+  left = [row for row, run, resource in chosen if not _collected(run, resource, args.force)]
   return errors.BILLING if left else errors.UNKNOWN if troubles else errors.DONE
 
 
-def _tell(troubles, unasked):
+def _collected(run, resource, force):
+  """Deletes a machine if it may still be deleted when it is its turn; whether nothing of it may be left."""
+  if force:
+    return removal.removed(engine_of(run), run, resource)
+  try:
+    store = storage(run.folder)
+    lease = Lease(store, BEATS * run.limits.poll)
+    lease.take()  # so that nobody makes an attempt meanwhile
+  except Held as error:
+    say(f"{resource.name}: not deleted: {error}")
+    return True
+  except (UnknownError, LaunchError) as error:
+    say(f"{resource.name}: not deleted: the directory of its run gives no answer ({error})")
+    return False
+
+  def before():
+    if not lease.renew():
+      raise UnknownError("the directory of the run, whose lease is not surely held")
+    facts = _facts(run.name, lease)
+    if removal.judge(resource, facts) in ("", ELSEWHERE):
+      raise Held("another", f" again: {resource.name} is not deleted")
+
+  try:
+    return removal.removed(engine_of(run), run, resource, before=before)
+  except Held as error:
+    say(f"{resource.name}: {error}")
+    return True
+  finally:
+    with contextlib.suppress(UnknownError, LaunchError):
+      lease.give_back()
+
+
+def _facts(name, mine=None):
+  """What the directory of a run contains now; None if it gives no answer.
+
+  Args:
+    mine: a lease of this process, which is no watcher.
+  """
+  try:
+    own = Journal(name)
+    store = storage(own.run.folder)
+    book = Journal(name, store)
+    if book.silent:
+      return None
+    watched = bool(Lease(store, BEATS * own.run.limits.poll).holder()) and mine is None
+    now = store.clock.now() if store.clock.known or own.run.backend == "local" else 0.0
+    settled = not any(not book.settled(attempt) for attempt in book.remaining())
+    return Facts(book.state, book.open, watched, now, settled)
+  except (UnknownError, LaunchError):
+    return None
+
+
+def _tell(troubles, unasked, others):
   for location, why in troubles.items():
     print(f"{location}: UNKNOWN, not empty: {why}")
+  if others:
+    names = ", ".join(f"{count} of {name or 'nobody'}" for name, count in sorted(others.items()))
+    print(f"machines of other owners are there ({names}): --all-users shows them; you are {spec.owner()}")
   if unasked:
     print("no cloud was asked: give --project=PROJECT for Cloud TPU, or --cluster=CONTEXT for GKE")
 
@@ -95,7 +162,7 @@ def status(args: argparse.Namespace) -> int:
     run, state = book.run, book.state
     try:
       reports = board.Board(storage(run.folder), state.attempt).reports(run.workers) if state.attempt else {}
-    except UnknownError as error:
+    except (UnknownError, LaunchError) as error:
       print(f"the workers' reports: {error}")
       reports = {}
     if args.json:
@@ -115,6 +182,17 @@ def _show(book, run, state, reports):
   over = f"ended with {end['code']}: {end['text']}" if end and not book.open else STAGES[state.stage]
   print(f"{run.name}  {run.backend} {run.tpu or run.workers}  {over}")
   print(f"  {shlex.join(['python', '-m', run.module, *run.args])}")
+  if book.unconfirmed:
+    print(
+      f"  its directory describes another run than this machine started: python -m launch adopt {run.name} shows it"
+    )
+  spent = state.spent(book.now())
+  if state.attempt and run.billed:
+    chips = chip_hours(run, state, book.now())
+    cost = f", {chips * run.price:,.2f} at {run.price:g} per chip-hour" if run.price and chips >= 0 else ""
+    text = f"{spent / 3600:,.2f} hours of machines, {chips:,.2f} chip-hours{cost}"
+    live = state.stage in (WATCHING, DELETING) or state.kept
+    print(f"  {text}{f'; {run.attempt(state.attempt)} ends by {utc(state.expires)}' * live}")
   if book.open:
     who = _watcher(run)
     print(f"  watched by {who}" if who else f"  nobody watches it; go on by: python -m launch adopt {run.name}")
@@ -139,15 +217,16 @@ def _watcher(run):
 
 
 def _found(args, over=False):
-  """[(row, run, resource or None)] of the cloud and of journals, {location: why it could not be asked}; and whether no
-  cloud was asked.
+  """[(row, run, resource or None)] of the cloud and of journals, {location: why it could not be asked}; whether no
+  cloud was asked; and {owner: number of machines} of the others.
 
   Args:
     over: also runs that are over.
   """
   books = {name: book for name in journal.names() if (book := _book(name)) and book.events}
   runs = {name: run for name, book in books.items() if (run := _run(book))}
-  found, troubles, seen = {}, {}, set()
+  facts = {name: _facts(name) for name in runs}
+  found, troubles, seen, others = {}, {}, set(), collections.Counter()
   probes = _probes(args, runs.values())
   for probe in probes:
     try:
@@ -156,28 +235,28 @@ def _found(args, over=False):
       resources, silent = (), {f"{probe.backend} {probe.project or probe.cluster}".strip(): str(error)}
     troubles |= silent
     for resource in resources:
-      if resource.owner != spec.owner() and not args.all_users:
-        continue
       run = runs.get(resource.run)
       known = run and _asks_alike(run, probe) and run.mark == resource.mark
+      if not known and resource.owner != spec.owner() and not args.all_users:
+        others[resource.owner] += 1
+        continue
       if not known:
         run = dataclasses.replace(probe, name=resource.run or "unknown")
       if run.backend == "qr":
         run = dataclasses.replace(run, zones=(resource.location,))
       key = resource.location, resource.name, resource.mark  # two runs may have a host in common
       if known or key not in found:
-        found[key] = (_row(resource, books[resource.run] if known else None, run), run, resource)
+        found[key] = (_row(resource, facts[resource.run] if known else None, run, known), run, resource)
       if known:
         seen.add((resource.run, resource.attempt))
   rows = list(found.values())
   for name, run in runs.items():
-    if run.owner == spec.owner() or args.all_users:
-      remaining = books[name].remaining()
-      left = [attempt for attempt in remaining if (name, attempt) not in seen]
-      if not remaining and (over or books[name].open):
-        left = [0]
-      rows += [(_recorded(books[name], run, attempt), run, None) for attempt in left]
-  return rows, troubles, not any(probe.backend in ("qr", "gke") for probe in probes)
+    remaining = books[name].remaining()
+    left = [attempt for attempt in remaining if (name, attempt) not in seen]
+    if not remaining and (over or books[name].open):
+      left = [0]
+    rows += [(_recorded(books[name], run, attempt), run, None) for attempt in left]
+  return rows, troubles, not any(probe.backend in ("qr", "gke") for probe in probes), others
 
 
 def _asks_alike(run, probe):
@@ -202,33 +281,43 @@ def _probes(args, runs):
   return probes.values()
 
 
-def _row(resource, book, run):
-  now = time.time()
-  live = book and book.open and book.state.attempt == resource.attempt and book.state.stage != OVER
-  kept = book and book.state.kept and book.state.attempt == resource.attempt
-  if resource.expires and resource.expires < now:
-    flag = "EXPIRED"
-  elif resource.state in DEAD:
-    flag = resource.detail.upper() or resource.state.upper()
-  elif not book or not book.events:
-    flag = ELSEWHERE
-  else:
-    flag = "" if live or kept else "ORPHAN"
-  step, beat = _step(run, resource.attempt) if book else (-1, -1.0)
+def _row(resource, facts, run, known):
+  now = facts.now if facts and facts.now else time.time()
+  flag = removal.judge(resource, facts)
+  step, beat = _step(run, resource.attempt) if known else (-1, -1.0)
   hours = (now - resource.created) / 3600 if resource.created else 0.0
+  expires, chips = resource.expires, -1.0
+  if facts:
+    chips = chip_hours(run, facts.state, now)
+    if facts.state.attempt == resource.attempt and facts.state.ready:  # since then it is known exactly
+      expires = int(facts.state.expires)
   return Row(resource.name, resource.owner, resource.kind, resource.location, resource.state, round(hours, 2),
-             utc(resource.expires) if resource.expires else "", step, beat, flag, resource.detail)  # fmt: skip
+             utc(expires) if expires else "", chips, step, beat, flag, resource.detail)  # fmt: skip
+
+
+def chip_hours(run: Run, state: State, now: float) -> float:
+  """Returns the chip-hours of all attempts of a run; -1 if its chips are not known."""
+  return round(state.spent(now) / 3600 * run.chips, 2) if run.chips else -1.0
 
 
 def _recorded(book, run, attempt):
   """What was to be made, and is not in the cloud's lists; of attempt 0 the run, which has no machines."""
   intent = next((e for e in book.events if e["event"] == "intent" and e["attempt"] == attempt), {})
-  hours = round((time.time() - intent.get("time", time.time())) / 3600, 2)
-  state, end = "not listed" if attempt else "no machines", book.state.end
-  if not attempt and not book.open and end:
-    state = f"ended with {end[0]}"
+  now = book.now()
+  hours = round((now - intent.get("time", now)) / 3600, 2)
+  word, chips, expires = "not listed" if attempt else "no machines", -1.0, ""
+  try:
+    state = book.state
+    chips = chip_hours(run, state, now)
+    if attempt and attempt == state.attempt and state.expires:
+      expires = utc(state.expires)
+    if not attempt and not book.open and state.end:
+      word = f"ended with {state.end[0]}"
+  except LaunchError as error:
+    print(error, file=sys.stderr)
+    word += ", journal not readable"
   name = run.attempt(attempt) if attempt else run.name
-  return Row(name, run.owner, run.tpu, intent.get("location", ""), state, hours, "", -1, -1.0, "", "")
+  return Row(name, run.owner, run.tpu, intent.get("location", ""), word, hours, expires, chips, -1, -1.0, "", "")
 
 
 def _step(run, attempt):
@@ -243,7 +332,7 @@ def _step(run, attempt):
 
 
 def _table(rows):
-  heads = ("name", "owner", "kind", "location", "state", "hours", "expires", "step", "beat", "flag")
+  heads = ("name", "owner", "kind", "location", "state", "hours", "expires", "chip_hours", "step", "beat", "flag")
   cells = [heads] + [
     tuple("" if value in (-1, -1.0) else f"{value:.0f} s" if key == "beat" else str(value) for key, value in pairs)
     for pairs in ([(key, getattr(row, key)) for key in heads] for row in rows)

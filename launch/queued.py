@@ -9,6 +9,7 @@ import time
 
 from launch import gcloud, tpus
 from launch.engine import DELETING, FAILED, LOST, QUEUED, READY, REPAIRING, STARTING, Look, Resource
+from launch.errors import DENIED
 
 QUEUE_STATES = {
   "CREATING": QUEUED,
@@ -58,8 +59,9 @@ def waiting(item: dict) -> Look:
   """How a queued resource is; READY says that its nodes, which are to be looked at, were made."""
   state = QUEUE_STATES.get(word(item), STARTING)
   if state == FAILED:
-    code, reason = gcloud.failed(item["state"].get("failedData", {}).get("error", {}))
-    return Look(FAILED, reason, code)
+    error = item["state"].get("failedData", {}).get("error", {})
+    code, reason = gcloud.failed(error)
+    return Look(FAILED, reason, code, quota=code == DENIED and "quota" in reason.lower())
   by = item.get("state", {}).get("stateInitiator", "nobody knows whom")
   return Look(state, f"{word(item)}, by {by}" if state == LOST else word(item))
 

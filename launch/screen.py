@@ -1,6 +1,8 @@
 """What people see: lines with the time, and nothing that would command their terminal."""
 
+import contextlib
 import os
+import signal
 import sys
 import time
 
@@ -29,8 +31,23 @@ def say(text: str) -> None:
   """A line with the time, at once."""
   try:
     print(f"{utc(time.time())} {text}", flush=True)
-  except OSError:  # nobody reads any longer: that ends no run
-    sys.stdout = open(os.devnull, "w")
+  except (OSError, ValueError):  # nobody reads any longer, or its encoding has no such letter: that ends no run
+    with contextlib.suppress(OSError):
+      sys.stdout = open(os.devnull, "w")
+
+
+def catch_interruptions() -> None:
+  """Makes SIGTERM and SIGHUP end this process as Ctrl-C does: with a line that names what goes on."""
+  for number in (signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+      signal.signal(number, signal.default_int_handler)
+
+
+def ignore_interruptions() -> None:
+  """Lets this process finish its last lines."""
+  for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    with contextlib.suppress(ValueError):  # not in the main thread
+      signal.signal(number, signal.SIG_IGN)
 
 
 def utc(seconds: float) -> str:

@@ -16,7 +16,8 @@ class State:
 
   Args:
     attempt, try_: the numbers of the current ones, 0 before the first.
-    expires: when the attempt ends itself.
+    expires: when the attempt ends itself; before it is ready, the latest time at which it may.
+    answered: when the last request for it was answered. absent: answers in turn that it is not there.
     stage: one of the stages above; `since` when it began.
     look: the last known state of what the attempt runs on, and `look_since` when it became that.
     seen: it has been there. `ready`: when it was first ready, 0 before.
@@ -44,6 +45,8 @@ class State:
   look_since: float = 0.0
   seen: bool = False
   ready: float = 0.0
+  answered: float = 0.0
+  absent: int = 0
   trouble: float = 0.0
   starting: float = 0.0
   continued: int = 0
@@ -62,6 +65,34 @@ class State:
   end: tuple | None = None
   unverified: tuple = ()
   kept: bool = False
+
+  def spent(self, now: float) -> float:
+    """Returns the seconds for which all attempts have had machines."""
+    live = (self.ready and self.stage in (WATCHING, DELETING)) or self.kept
+    return self.used + (max(0.0, now - self.ready) if live and self.ready else 0.0)
+
+
+def loads(values: Mapping) -> State:
+  """Returns the state of an event in a journal. LaunchError for a field of another type.
+
+  Fields that this version does not know are ignored, for a newer version may have written them.
+  """
+  fields = {field.name: field for field in dataclasses.fields(State)}
+  known = {key: value for key, value in values.items() if key in fields}
+  for key, value in known.items():
+    kind = type(fields[key].default)
+    if key in ("end", "unverified"):
+      known[key] = tuple(value) if isinstance(value, list) else value
+      fine = value is None if key == "end" and value is None else isinstance(known[key], tuple)
+      fine = fine and (key != "unverified" or all(isinstance(each, int) for each in known[key]))
+      fine = fine and (key != "end" or value is None or [type(each) for each in value] == [int, str])
+    elif kind is float:
+      fine = isinstance(value, (int, float)) and abs(value) < 1e12
+    else:
+      fine = isinstance(value, kind) and (kind is not int or abs(value) < 1e12)
+    if not fine:
+      raise LaunchError(f"its last line has {key}={str(value)[:40]!r}, which this version cannot use")
+  return State(**known)
 
 
 @dataclasses.dataclass(frozen=True)

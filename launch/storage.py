@@ -23,6 +23,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+from launch.assumptions import boundary, guarded
 from launch.errors import DENIED, LaunchError, UnknownError
 
 TRIES, TIMEOUT = 5, 20.0  # of a request, and seconds for each
@@ -62,11 +63,39 @@ def regular(path, most: int) -> tuple:
     os.close(number)
 
 
+class Clock:
+  """The time of the service that keeps the files, which its answers show and the monotonic clock continues."""
+
+  def __init__(self):
+    self._offset = None
+
+  def show(self, seconds: float) -> None:
+    """Notes that an answer of just now has this time, in seconds since the epoch."""
+    self._offset = seconds - _monotonic()
+
+  @property
+  def known(self) -> bool:
+    """Returns whether the service has shown its time."""
+    return self._offset is not None
+
+  def now(self) -> float:
+    """Returns the service's time; this machine's if the service has not shown one."""
+    return time.time() if self._offset is None else self._offset + _monotonic()
+
+
+def _monotonic():
+  """Seconds that no change of the clock affects; those of a suspended machine count."""
+  return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class Disk:
-  """Files of a folder. All calls may raise UnknownError."""
+  """Files of a folder. All calls may raise UnknownError.
+
+  `clock` is that of the file system, which several machines may share.
+  """
 
   def __init__(self, folder: str):
-    self._folder = pathlib.Path(folder).absolute()
+    self._folder, self.clock = pathlib.Path(folder).absolute(), Clock()
 
   def read(self, name: str) -> "Item | None":
     """A file; None where there is none."""
@@ -76,7 +105,7 @@ class Disk:
           content, status = file.read(), os.fstat(file.fileno())
       except (FileNotFoundError, NotADirectoryError):
         return None
-    return Item(content, max(0.0, time.time() - status.st_mtime), status.st_mtime_ns)
+    return Item(content, max(0.0, self.clock.now() - status.st_mtime), status.st_mtime_ns)
 
   def write(self, name: str, content: bytes, generation: "int | None" = None) -> int:
     """Writes a file whole; returns its generation. FileExistsError unless it has the one given, 0 for no file."""
@@ -96,6 +125,7 @@ class Disk:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+          self.clock.show(draft.stat().st_mtime)
           if draft.stat().st_mtime_ns <= before:  # generations grow
             os.utime(draft, ns=(before + 1, before + 1))
           made = draft.stat().st_mtime_ns
@@ -122,20 +152,18 @@ class Disk:
       yield
 
 
-@contextlib.contextmanager
 def _known(path):
-  try:
-    yield
-  except FileExistsError:
-    raise
-  except OSError as error:
-    raise UnknownError(f"{path}: {error.strerror or error}") from error
+  return boundary(str(path), (FileExistsError,))
 
 
 class Bucket:
-  """Objects below a name. All calls may raise UnknownError, and LaunchError where the bucket refuses."""
+  """Objects below a name. All calls may raise UnknownError, and LaunchError where the bucket refuses.
+
+  `clock` is the bucket's, by the Date of each answer.
+  """
 
   def __init__(self, folder: str):
+    self.clock = Clock()
     bucket, _, prefix = folder.removeprefix("gs://").partition("/")
     self._bucket, self._prefix = bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
     self._server = os.environ.get("STORAGE_EMULATOR_HOST", _SERVER).rstrip("/")
@@ -143,6 +171,7 @@ class Bucket:
       self._server = f"http://{self._server}"
     self._token = Token() if self._server == _SERVER else None
 
+  @guarded("the bucket", (FileExistsError,))
   def read(self, name: str) -> "Item | None":
     """An object; None where there is none."""
     answer = self._ask("GET", f"/storage/v1/b/{self._bucket}/o/{_quoted(self._prefix + name)}?alt=media")
@@ -152,6 +181,7 @@ class Bucket:
     now, changed = (_seconds(headers.get(key)) for key in ("Date", "Last-Modified"))
     return Item(content, max(0.0, now - changed), int(headers.get("X-Goog-Generation") or 0), now)
 
+  @guarded("the bucket", (FileExistsError,))
   def write(self, name: str, content: bytes, generation: "int | None" = None) -> int:
     """Writes an object whole; returns its generation. FileExistsError unless it has the one given, 0 for no object."""
     condition = "" if generation is None else f"&ifGenerationMatch={generation}"
@@ -171,6 +201,7 @@ class Bucket:
         raise
       return int(found["generation"])
 
+  @guarded("the bucket", (FileExistsError,))
   def names(self, prefix: str = "") -> list:
     """Names of all objects that begin with a prefix, sorted."""
     found, page = [], ""
@@ -185,16 +216,22 @@ class Bucket:
       if not page:
         return sorted(found)
 
+  @guarded("the bucket", (FileExistsError,))
   def delete(self, name: str) -> None:
     """Deletes an object; one that is not there is fine."""
     self._ask("DELETE", f"/storage/v1/b/{self._bucket}/o/{_quoted(self._prefix + name)}")
 
+  @guarded("the bucket", (FileExistsError,))
   def location(self) -> str:
     """The region of the bucket, in small letters: europe-west4, or eu."""
     answer = self._ask("GET", f"/storage/v1/b/{self._bucket}?fields=location")
     if answer is None:
       raise LaunchError(f"gs://{self._bucket}: there is no such bucket; make it, or correct --workdir")
     return _json(answer).get("location", "").lower()
+
+  def _show(self, headers):
+    if seconds := _date(headers):
+      self.clock.show(seconds)
 
   def _ask(self, method, path, content=None, kind="application/octet-stream"):
     """(body, headers) of an answer, None for 404; tried again where that may help."""
@@ -206,12 +243,15 @@ class Bucket:
       request = urllib.request.Request(self._server + path, content, headers, method=method)
       try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+          self._show(answer.headers)
           return answer.read(), answer.headers
       except urllib.error.HTTPError as error:
         with error:
           text = " ".join(error.read(2000).decode(errors="replace").split())[:200]
         reason = f"{error.code}: {text}"
-        if error.code == 404 and method != "POST":
+        if "bucket does not exist" in text:
+          raise LaunchError(f"gs://{self._bucket}: there is no such bucket; make it, or correct --workdir") from None
+        if error.code == 404 and method != "POST" and "<html" not in text.lower():  # as of a network that wants a login
           return None
         if error.code == 412:
           raise FileExistsError(path) from None
@@ -248,19 +288,31 @@ class Token:
         found = json.load(answer)
         self._text, self._until = found["access_token"], time.monotonic() + found["expires_in"] - 120
         return
-    except (OSError, ValueError, KeyError):  # no VM
+    except (OSError, ValueError, TypeError, LookupError, http.client.HTTPException):  # no VM
       pass
     try:
       words = ["gcloud", "auth", "print-access-token", "--quiet"]
       result = subprocess.run(words, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
       raise LaunchError("gcloud is not installed: cloud.google.com/sdk/docs/install", DENIED) from None
+    except OSError as error:
+      raise UnknownError(f"gcloud cannot be run now: {error.strerror}") from None
     except subprocess.TimeoutExpired:
       raise UnknownError("gcloud auth print-access-token did not answer within a minute") from None
     if result.returncode:
       why = re.sub(r"^ERROR: \(\S+\) ", "", (result.stderr.strip().splitlines() or ["it does not say why"])[0])
       raise LaunchError(f"gcloud has no credentials ({why}); run: gcloud auth login", DENIED)
+    if not re.fullmatch(r"[!-~]+", result.stdout.strip()):
+      raise UnknownError("gcloud auth print-access-token printed no token")
     self._text, self._until = result.stdout.strip(), time.monotonic() + 1800
+
+
+def _date(headers):
+  """Seconds since the epoch of an answer's Date; 0 if it has none that can be read."""
+  try:
+    return email.utils.parsedate_to_datetime(headers.get("Date") or "").timestamp()
+  except (ValueError, TypeError, OverflowError):
+    return 0.0
 
 
 def _json(answer):

@@ -8,7 +8,7 @@ budget, which a try that continues from a later checkpoint fills again.
 
 import dataclasses
 
-from launch import board, engine, errors, verdict
+from launch import assumptions, board, engine, errors, verdict
 from launch.spec import Run
 from launch.state import DELETING, IDLE, OVER, WATCHING, Action, Seen, State
 
@@ -29,6 +29,10 @@ def decide(run: Run, restarts: bool, state: State, seen: Seen) -> tuple[State, l
   state = _steady(run, state, seen.now)
   if state.stage == IDLE:
     return _idle(run, state, seen)
+  seen = _credible(run, state, seen)
+  if seen.look:
+    absent = state.absent + 1 if seen.look.state == engine.ABSENT else 0
+    state = dataclasses.replace(state, absent=absent)
   if seen.look and seen.look.state != state.look:
     state = dataclasses.replace(state, look=seen.look.state, look_since=seen.now)
   if state.stage == DELETING:
@@ -44,10 +48,43 @@ def decide(run: Run, restarts: bool, state: State, seen: Seen) -> tuple[State, l
   return _by_look(run, restarts, state, seen) if actions is None else (state, actions)
 
 
+def _credible(run, state, seen):
+  """Returns what is seen without answers that others contradict.
+
+  An answer that a machine is absent may be older than the answer to its request. Health of machines outweighs nothing:
+  as long as all workers report that they run, a cloud that calls their machines ill, lost or gone is not believed.
+  """
+  if not seen.look or seen.look.state == engine.READY:
+    return seen
+  early = seen.now < state.answered + run.limits.appear
+  if seen.look.state == engine.ABSENT and run.billed and not state.seen and state.answered and early:
+    return dataclasses.replace(seen, look=None)
+  if state.stage == WATCHING and seen.look.state not in (engine.FAILED, engine.DONE) and lives(run, state, seen):
+    look = dataclasses.replace(seen.look, state=engine.READY)
+    return dataclasses.replace(seen, look=look if state.ready else None)
+  return seen
+
+
+def lives(run: Run, state: State, seen: Seen) -> bool:
+  """Returns whether every worker has reported of late that its program runs."""
+  reports = (seen.reports or {}).values()
+  fresh = [r for r, age in reports if r.phase == board.RUNNING and age <= assumptions.SIGNS * run.limits.beat]
+  return len(fresh) == run.workers
+
+
+def _latest(run, state):
+  """Returns the seconds from a request to the latest end of its machines: in the queue, until ready, and at work."""
+  limits = run.limits
+  return limits.queue + limits.provision + limits.start + max(0.0, run.seconds - state.used)
+
+
 def _steady(run, state, now):
   """The state, where a clock was set back: nothing has begun after now, or is to wait for longer than it ever would."""
-  begun = {key: min(getattr(state, key), now) for key in ("since", "look_since", "ready", "trouble", "starting")}
-  expires = min(state.expires, now + max(0.0, run.max_hours * 3600 - state.used))
+  begun = {
+    key: min(getattr(state, key), now) for key in ("since", "look_since", "ready", "answered", "trouble", "starting")
+  }
+  allowed = max(0.0, run.seconds - state.used) if state.ready else _latest(run, state)
+  expires = min(state.expires, now + allowed)
   retry = state.retry if state.retry <= now + run.limits.poll * RAREST else now
   pause = state.pause if state.pause <= now + run.limits.pause * LONGEST_PAUSE else now
   return dataclasses.replace(state, **begun, expires=expires, retry=retry, pause=pause)
@@ -61,16 +98,18 @@ def _past(state, seen, grace=0.0):
 
 
 def _idle(run, state, seen):
-  left = run.max_hours * 3600 - state.used
-  if left <= 0 and not state.end:
-    state = _ending(state, errors.GAVE_UP, f"--max-hours={run.max_hours:g} are used up; with more of them it goes on")
+  if run.seconds <= state.used and not state.end:
+    cost = run.seconds < run.max_hours * 3600
+    limit = f"--max-cost={run.max_cost:g} is" if cost else f"--max-hours={run.max_hours:g} are"
+    state = _ending(state, errors.GAVE_UP, f"{limit} used up; with a higher limit the run continues")
   if state.end:
     return dataclasses.replace(state, stage=OVER), []
   if seen.now < state.pause:
     return state, []
   kept = ("failures", "lost", "zone", "used", "continued", "unverified")
   state = State(
-    attempt=state.attempt + 1, try_=1, expires=seen.now + left, stage=WATCHING, since=seen.now, look_since=seen.now,
+    attempt=state.attempt + 1, try_=1, expires=seen.now + _latest(run, state),
+    stage=WATCHING, since=seen.now, look_since=seen.now,
     **{key: getattr(state, key) for key in kept},
   )  # fmt: skip
   return _asked(run, state, seen, "create")
@@ -79,7 +118,7 @@ def _idle(run, state, seen):
 def _deleting(run, state, seen):
   """Asks again and again until it is gone."""
   waited, found = seen.now - state.since, seen.look.state if seen.look else None
-  if found == engine.ABSENT:
+  if found == engine.ABSENT and state.absent >= assumptions.LOOKS:
     return _deleted(state, seen, ())
   state = dataclasses.replace(state, asked=state.asked + 1)
   if waited > run.limits.delete and state.asked > ASKED:  # and not only of a laptop that slept
@@ -88,7 +127,7 @@ def _deleting(run, state, seen):
       text = f"{name} could not be deleted for {waited:.0f} s, and no other is made beside it"
       state = _ending(state, errors.BILLING, text)
     return _deleted(state, seen, (state.attempt,))
-  return (state, []) if found == engine.DELETING else _asked(run, state, seen, "delete")
+  return (state, []) if found in (engine.DELETING, engine.ABSENT) else _asked(run, state, seen, "delete")
 
 
 def _asked(run, state, seen, verb):
@@ -138,7 +177,7 @@ def _by_reports(run, restarts, state, seen):
     return _again(run, state, seen, "preempted", found.text)
   if found.kind == verdict.FINAL:
     return _final(run, state, seen, found)
-  if found.kind == verdict.FRESH and _past(state, seen):
+  if found.kind == verdict.FRESH and (_past(state, seen) or board.TIME_ENDED in found.text):
     return _again(run, state, seen, "expired", "it has ended itself at its end")
   state = dataclasses.replace(state, hangs=state.hangs + (found.code == verdict.HANG))
   return _failed(run, state, seen, found.text, found.tail, fresh=found.kind == verdict.FRESH)
@@ -153,6 +192,8 @@ def _by_look(run, restarts, state, seen):
     if seen.now - state.since > run.limits.queue:
       return _elsewhere(run, state, seen, f"it could not be asked for within {run.limits.queue / 3600:.1f} h")
     return _asked(run, state, seen, "create")
+  if look.state == engine.ABSENT and state.absent < assumptions.LOOKS:
+    return state, []
   state = dataclasses.replace(state, seen=True)
   if look.state == engine.READY:
     return _ready(run, restarts, state, seen)
@@ -174,6 +215,11 @@ def _by_look(run, restarts, state, seen):
 
 def _refused(run, restarts, state, seen, look):
   """The cloud says no, or a JobSet has tried as often as it may."""
+  held = isinstance(seen.refusal, errors.QuotaError) or look.quota
+  if held and state.attempt > 1 and seen.now - state.since < run.limits.queue:  # by an attempt that is being deleted
+    if look is seen.look:  # a request that was accepted, and has failed: it keeps its name
+      return _again(run, state, seen, "quota", f"{look.detail}; waits until earlier machines are gone")
+    return state, []
   if look.code == errors.NO_CAPACITY:
     return _elsewhere(run, state, seen, look.detail)
   if look.code:
@@ -191,8 +237,13 @@ def _refused(run, restarts, state, seen, look):
 def _ready(run, restarts, state, seen):
   """The machines are there: their workers must report, install and start."""
   if not state.ready:
-    state = dataclasses.replace(state, ready=seen.now, starting=seen.now, zone=0)
+    expires = seen.now + max(0.0, run.seconds - state.used)
+    state = dataclasses.replace(state, ready=seen.now, starting=seen.now, zone=0, expires=expires)
     return state, [Action("note", event="ready")]
+  started = [report.started for report, _ in (seen.reports or {}).values() if report.started]
+  if started and state.since <= min(started) < state.ready:  # before anybody looked
+    ready = min(started)
+    state = dataclasses.replace(state, ready=ready, expires=ready + max(0.0, run.seconds - state.used))
   if _past(state, seen, run.limits.grace):  # of workers that nobody hears too
     return _again(run, state, seen, "expired", "it has reached its end, and goes on")
   if seen.reports is None:

@@ -34,6 +34,7 @@ class Tries:
     self.attempt, self.run, self.number, self.engine = attempt, attempt.run, number, engine
     self.limits, self.home, self.unit, self.letters, self.log = attempt.run.limits, home, unit, letters, log
     self.asked, self._looked = asked, 0.0
+    self._clock, self.ends = letters.board.storage.clock, float(attempt.expires)
 
   def work(self, first: int, try_: int) -> int:
     """All tries; the exit code of the worker. Raises End, and LaunchError for what cannot be.
@@ -42,6 +43,10 @@ class Tries:
       first: the last that needs no order.
       try_: the first that this worker has not started, in a life before.
     """
+    if self.attempt.seconds:
+      started = self._known(lambda: self.letters.board.begin(self._clock.now()))
+      self.ends = min(self.ends, started + self.attempt.seconds)
+      self.letters.say(started=started)
     self._install()
     while True:
       try_ = self._meet(try_, first)
@@ -49,7 +54,7 @@ class Tries:
       if self.asked:
         return code
       if self.engine == "gke":  # a JobSet starts the next try, unless this one was stopped
-        return FATAL if self.letters.order.stop or time.time() > self.attempt.expires else code
+        return FATAL if self.letters.order.stop or self._clock.now() > self.ends else code
       try_ = self._next(try_)
 
   # What comes before a program.
@@ -174,10 +179,10 @@ class Tries:
         child.look()
         self.log.trim()
         self.letters.say(**child.progress)
-      order, past = self._order(False), time.time() > self.attempt.expires
+      order, past = self._order(False), self._clock.now() > self.ends
       if not why and (self.asked or past or order.stop or order.try_ > try_):
         why = (signal.Signals(self.asked[0]).name + " to the worker" if self.asked else
-               "its time has ended" if past else
+               board.TIME_ENDED if past else
                "stopped as ordered" if order.stop else f"try {order.try_} is ordered")  # fmt: skip
         child.ask()
         self.letters.say(asked=True)  # at once: a machine that goes down may not say how it ended
@@ -209,8 +214,8 @@ class Tries:
   def _tick(self):
     if self.asked:
       raise End(f"{signal.Signals(self.asked[0]).name} to the worker")
-    if time.time() > self.attempt.expires:
-      raise End("its time has ended")
+    if self._clock.now() > self.ends:
+      raise End(board.TIME_ENDED)
 
   def _pause(self, detail, seconds=None):
     if detail:
@@ -250,7 +255,7 @@ class Tries:
     self.letters.say(phase=board.ENDED, detail=reason)
     self.letters.settle(self._patience())
     deadline = time.monotonic() + (self.limits.idle if failed and self.engine == "qr" else 0.0)
-    while time.monotonic() < deadline and time.time() < self.attempt.expires and not self.letters.order.stop:
+    while time.monotonic() < deadline and self._clock.now() < self.ends and not self.letters.order.stop:
       if self.asked:
         return
       time.sleep(TICK)

@@ -4,11 +4,12 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 import time
 
-from launch import board, bundle, check, errors, journal, kubectl, removal, spec
+from launch import board, bundle, check, errors, journal, kubectl, removal, screen, spec
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
@@ -51,7 +52,7 @@ def run(args, run: Run) -> int:
   book = Journal(run.name, storage(run.folder))
   with Watch(run, book, engine_) as watch:
     if book.open and book.state.stage != OVER:
-      if book.run != run or (book.last("run") or {}).get("sha") != code.sha:
+      if book.unconfirmed or book.run != run or book.code != code.sha:
         raise LaunchError(
           f"{run.name} is under way with other arguments or other code; python -m launch adopt {run.name} goes on with "
           f"those, python -m launch down {run.name} ends it, or take another name"
@@ -95,9 +96,29 @@ def placed(run: Run) -> Run:
   return run
 
 
+def confirmed(book: Journal, yes: bool = False) -> Journal:
+  """Returns a journal whose run may be executed here; the user confirms a run that only its directory describes.
+
+  Whoever may write to the bucket could otherwise choose what this machine runs. LaunchError if the user does not.
+  """
+  if not (run := book.unconfirmed):
+    return book
+  rows = {"backend": run.backend, "project": run.project, "zones": ", ".join(run.zones), "hosts": ", ".join(run.hosts),
+          "cluster": run.cluster, "code": (book.last("run") or {}).get("sha", ""), "workdir": run.workdir,
+          "python": run.python, "program": shlex.join([run.module, *run.args]),
+          "variables": ", ".join(sorted({*run.env, *run.secrets}))}  # fmt: skip
+  lines = [f"  {key:<10}{value}" for key, value in rows.items() if value]
+  print(f"{run.name}: this machine did not start the run that {run.folder} describes:", *lines, sep="\n", flush=True)
+  if not yes and not (sys.stdin.isatty() and input("continue with this run? [y/N] ").strip().lower() == "y"):
+    raise LaunchError(f"{run.name}: not confirmed; python -m launch adopt {run.name} --workdir={run.workdir} --yes "
+                      "confirms the run above")  # fmt: skip
+  book.confirm()
+  return book
+
+
 def adopt(args) -> int:
   """Watches a run whose watcher is gone."""
-  book = opened(args.name, args.workdir)
+  book = confirmed(opened(args.name, args.workdir), args.yes)
   run = book.run
   with Watch(run, book, force=args.force) as watch:
     if not book.open or book.state.stage == OVER:
@@ -107,7 +128,7 @@ def adopt(args) -> int:
 
 def restart(args) -> int:
   """Starts the programs again, on the same machines or others; watches where nobody does."""
-  book = opened(args.name, args.workdir)
+  book = confirmed(opened(args.name, args.workdir))
   run, state = book.run, book.state
   kept = state.stage == OVER and state.kept
   if not kept and (state.stage == OVER or not book.open):
@@ -160,7 +181,7 @@ def stop(args) -> int:
 
 def down(args) -> int:
   """Deletes all that was made for a run, and sees that it is gone. BILLING where that is not seen."""
-  book = opened(args.name, args.workdir)
+  book = confirmed(opened(args.name, args.workdir), args.yes)
   run = book.run
   engine_ = engine_of(run)
   attempts = _alive(engine_, run, book)
@@ -172,23 +193,36 @@ def down(args) -> int:
   try:
     lease.take(force=True)  # or the one who watches would make the next attempt
     book.read()
-  except (UnknownError, LaunchError) as error:  # a bucket that is away shall not keep machines alive
-    untold = error
-    say(f"{run.name}: one who watches it cannot be told: {error}; what is known of is deleted all the same")
+    untold = book.silent
+  except (UnknownError, LaunchError) as error:
+    untold = str(error)
+  if untold and not args.force:
+    return _elsewhere(engine_, run, attempts, untold)
+  if untold:
+    say(f"{run.name}: one who watches it cannot be told: {untold}; what is known of is deleted all the same")
+
+  def before():
+    """Another who has taken over decides from then on."""
+    if not untold and not lease.renew():
+      raise UnknownError("the run's directory gives no answer, and another may have taken over")
 
   def wait(seconds):
     if not untold:
       lease.renew()
     time.sleep(seconds)
 
-  book.taken()
-  past = (0, "deleted by down") if book.open or not book.state.end else book.state.end
+  end = before_end(book)
+  if end:
+    book.taken()
+  past = (0, "deleted by down") if book.open or not (end and end.end) else end.end
   code, text = (0, "deleted by down") if past[0] in (errors.DETACHED, errors.BILLING) else past
   attempts = sorted({*attempts, *book.remaining()})
-  remaining = removal.deleted(engine_, run, attempts, book, wait)
-  clean = removal.swept(engine_, run, book, remaining, wait) and not remaining and not untold
+  remaining = removal.deleted(engine_, run, attempts, book, wait, before)
+  clean = removal.swept(engine_, run, book, remaining, wait, before) and not remaining and not untold
   if attempts or book.open:  # or the end of the run stays what it was
-    state = State(book.state.attempt, stage=OVER, end=(code, text), unverified=tuple(remaining))
+    number = end.attempt if end else max(book.attempts(), default=0)
+    used = {"used": end.used} if end else {}
+    state = State(number, stage=OVER, end=(code, text), unverified=tuple(remaining), **used)
     book.append("end", state, code=code if clean else errors.BILLING, text=text)
   with contextlib.suppress(UnknownError, LaunchError):
     lease.give_back()
@@ -198,7 +232,7 @@ def down(args) -> int:
   if untold:
     say(
       f"{run.name}: who watches it may make the next attempt, as the run's folder does not say it is over; end that "
-      f"one by Ctrl-C, or mend what is said above, then give python -m launch down {run.name} once more"
+      f"one by Ctrl-C, or fix what is reported above, then give python -m launch down {run.name} once more"
     )
   if not clean:
     return errors.BILLING
@@ -206,9 +240,30 @@ def down(args) -> int:
   return errors.DONE
 
 
+def before_end(book: Journal) -> State | None:
+  """Returns the state that a journal's last line shows; None for a line of another version, which is reported."""
+  try:
+    return book.state
+  except LaunchError as error:
+    say(f"{error}; what its events name is deleted")
+    return None
+
+
+def _elsewhere(engine_, run, attempts, why):
+  """Names the machines of a run whose directory gives no answer: another may need them."""
+  say(f"{run.name}: its directory gives no answer ({why}), so another may be watching it: nothing is deleted")
+  for attempt in attempts:
+    say(f"{run.attempt(attempt)} {run.left}; delete it with\n  {engine_.deletion(attempt)}")
+  say(f"python -m launch down {run.name} --force deletes all the same")
+  return errors.BILLING
+
+
 def _alive(engine_, run, book):
   """Attempts that may be there: of the journal and of the cloud."""
-  resources, troubles = engine_.inventory(run.zones)
+  try:
+    resources, troubles = engine_.inventory(run.zones)
+  except (UnknownError, LaunchError) as error:
+    resources, troubles = (), {run.name: str(error)}
   for location, why in troubles.items():
     say(f"{location} could not be asked ({why}); what the journal names is deleted all the same")
   return sorted(
@@ -217,25 +272,45 @@ def _alive(engine_, run, book):
 
 
 def _watched(watch, run):
-  """Watches to the end; Ctrl-C leaves the run alone."""
+  """Watches to the end. An interruption leaves what a kill would leave, and names what goes on."""
+  ended = False
   try:
-    return watch.to_end()
-  except KeyboardInterrupt:
-    watch.leave()
-    _left_alone(watch, run)
-    return errors.DETACHED
-  except (LaunchError, UnknownError) as error:
-    if not isinstance(error, Held):
-      _left_alone(watch, run)
+    code = watch.to_end()
+    ended = True
+    return code
+  except Held:
+    ended = True
     raise
+  except KeyboardInterrupt:
+    return errors.DETACHED
+  finally:
+    if not ended:
+      screen.ignore_interruptions()  # a second one would cut off the line that names the machines
+      _left_alone(run)
 
 
-def _left_alone(watch, run):
-  """Says what goes on without this program, and how to end it."""
-  state = watch.state
-  name = run.attempt(state.attempt) if state.attempt else run.name
-  until = utc(state.expires) if state.expires else "its own limits"
-  say(f"left alone: {name} goes on ({state.look or 'not yet made'}), by {until} at the latest")
+def interrupted(words: list[str]) -> int:
+  """Names the machines that may go on after a command was interrupted; its exit code."""
+  name = next((word for word in words[1:2] if not word.startswith("-")), "")
+  try:
+    book = Journal(name)
+    if words[0] in ("run", "adopt", "restart", "down", "stop") and book.remaining():
+      _left_alone(book.run)
+      return errors.DETACHED
+  except (UnknownError, LaunchError):
+    pass
+  return errors.INTERRUPTED
+
+
+def _left_alone(run):
+  """Names what goes on without this program, by what is written down, and how to end it."""
+  try:
+    book = Journal(run.name)
+    names = ", ".join(map(run.attempt, book.remaining())) or f"{run.name}, which has no machines yet,"
+    until = utc(book.state.expires) if book.state.expires else "its own limits"
+  except (UnknownError, LaunchError):
+    names, until = run.name, "its own limits"
+  say(f"left alone: {names} goes on, until {until} at the latest")
   say(f"  go on watching: python -m launch adopt {run.name}\n  end it:         python -m launch down {run.name}")
 
 

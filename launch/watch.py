@@ -5,7 +5,7 @@ import random
 import statistics
 import time
 
-from launch import board, bundle, engine, errors, removal, supervise, verdict
+from launch import assumptions, board, bundle, engine, errors, removal, supervise, verdict
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
@@ -16,7 +16,6 @@ from launch.state import IDLE, OVER, WATCHING, Seen, State
 from launch.storage import storage
 
 BEATS = 6.0  # looks in the duration of the lease
-SKEW = 60.0  # seconds by which a worker's clock may be wrong
 NEWS = 60.0  # seconds between two lines of progress
 
 
@@ -29,7 +28,7 @@ class Watch:
     self.engine = engine_ or engine_of(run)
     self.state = State()
     self._lease = Lease(self._storage, BEATS * run.limits.poll)
-    self._code = (journal.last("run") or {}).get("sha", "")
+    self._code = journal.code
     self._force = force
     self._said, self._warned, self._garbled = {}, set(), set()
     self._news, self._refusal = 0.0, None
@@ -39,6 +38,8 @@ class Watch:
     self._journal.read()  # another may have watched until now
     self._journal.taken()
     self.state = self._journal.state
+    if abs(skew := time.time() - self._now()) > assumptions.SKEW:
+      say(f"this machine's clock differs by {skew:.0f} s from that of the run's directory; deadlines use the latter")
     self._intended = set(self._journal.remaining())
     return self
 
@@ -48,12 +49,16 @@ class Watch:
     except (UnknownError, LaunchError) as error:
       say(f"the lease is not given back, and free in {BEATS * self._run.limits.poll:.0f} s: {error}")
 
+  def _now(self):
+    """The service's time."""
+    return self._storage.clock.now()
+
   def begin(self, code: bundle.Bundle | None) -> None:
     """Writes down what is asked for, with the code that it runs; None for that of before."""
     before = self.state
     if before.stage == OVER:
       self._clear(before)
-      self.state = State(before.attempt, since=time.time())
+      self.state = State(before.attempt, since=self._now())
     if code:
       bundle.upload(self._storage, code)
       self._code = code.sha
@@ -64,7 +69,7 @@ class Watch:
     attempts = self._journal.remaining()
     if attempts:
       say(f"{', '.join(map(self._run.attempt, attempts))}: of before, and deleted first")
-    if left := removal.deleted(self.engine, self._run, attempts, self._journal, self._wait):
+    if left := removal.deleted(self.engine, self._run, attempts, self._journal, self._wait, self._held):
       names, commands = ", ".join(map(self._run.attempt, left)), "\n  ".join(map(self.engine.deletion, left))
       text = f"{names} could not be deleted, and no other is made beside it"
       state = dataclasses.replace(before, end=(errors.BILLING, text), unverified=tuple(left), kept=False)
@@ -75,15 +80,16 @@ class Watch:
     """Goes on with machines that were kept, by another try."""
     kept = {key: getattr(self.state, key) for key in ("attempt", "expires", "used", "continued")}
     gone = tuple(number for number in self.state.unverified if number != self.state.attempt)
-    self.state = State(**kept, try_=try_, stage=WATCHING, since=time.time(), look_since=time.time(), unverified=gone)
+    self.state = State(**kept, try_=try_, stage=WATCHING, since=self._now(), look_since=self._now(), unverified=gone)
     self._journal.append("resumed", self.state)
 
-  def leave(self) -> None:
-    """Writes down that nobody watches."""
-    self._journal.append("detached", self.state)
-
   def to_end(self) -> int:
-    """Watches until the run is over; the exit code."""
+    """Watches until the run is over; the exit code. LaunchError for a run that nobody here has confirmed."""
+    if self._journal.unconfirmed:
+      raise LaunchError(
+        f"{self._run.name}: its directory describes another run than this machine started; "
+        f"python -m launch adopt {self._run.name} shows the difference"
+      )
     while self.state.stage != OVER:
       if self._lease.renew():
         acted = self.step()
@@ -106,7 +112,7 @@ class Watch:
     state, actions = supervise.decide(self._run, self.engine.restarts, self.state, seen)
     try:
       for action in actions:
-        self._act(action, state)
+        state = self._act(action, state)
     except UnknownError as error:
       self._trouble("acting", f"no answer: {error}; it is tried again")
       return False
@@ -126,13 +132,17 @@ class Watch:
     found, _ = removal.strays(self.engine, self._run, alive)
     for resource in found:
       say(f"{resource.name} has come late in {resource.location}, and is deleted")
-      if not removal.removed(self.engine, self._run, resource, self._wait) and not alive and not self.state.end:
+      if (
+        not removal.removed(self.engine, self._run, resource, self._wait, self._held)
+        and not alive
+        and not self.state.end
+      ):
         text = f"{resource.name} could not be deleted, and no other is made beside it"
         self.state = dataclasses.replace(self.state, end=(errors.BILLING, text))
 
   def _look(self):
     """What is known now."""
-    now, attempt = time.time(), self.state.attempt
+    now, attempt = self._now(), self.state.attempt
     refusal, self._refusal = self._refusal, None
     if self.state.stage == IDLE:
       return Seen(now, None)
@@ -141,8 +151,10 @@ class Watch:
     try:
       look = self.engine.look(attempt)
       self._said.pop("look", None)
-      if look.state != engine.ABSENT and self._journal.asked(attempt):  # which is the answer that was lost
-        self._journal.append("created", self.state)
+      if look.state != engine.ABSENT:
+        if self._journal.asked(attempt):  # the answer that was lost
+          self._journal.append("created", self.state)
+        self._journal.appeared(attempt)
     except (UnknownError, LaunchError) as error:
       self._trouble("look", f"{self._run.attempt(attempt)}: {error}; what runs goes on")
     try:
@@ -161,14 +173,15 @@ class Watch:
       raise UnknownError("the run's folder, whose lease is not surely held")
     files = board.Board(self._storage, state.attempt)
     if action.verb == "create":
-      self._create(state, files)
-    elif action.verb == "delete":
+      return self._create(state, files)
+    if action.verb == "delete":
       try:
         self.engine.delete(state.attempt)
       except (UnknownError, LaunchError) as error:  # the next looks say: what is not deleted is named at the end
         self._trouble("delete", f"{self._run.attempt(state.attempt)} is not deleted: {error}")
     elif action.verb == "order":
       files.give(action.order)
+    return state
 
   def _create(self, state, files):
     """Asks for an attempt, each time written down before: what is made can be found, and when it was asked for last."""
@@ -178,8 +191,9 @@ class Watch:
       files.clear()
     if run.zones:  # so that a machine knows its own
       run = dataclasses.replace(run, zones=(location,))
-    files.publish(board.Attempt(run, state.attempt, self._code, int(state.expires), self._date()))
+    files.publish(board.Attempt(run, state.attempt, self._code, int(state.expires), self._date(), self._seconds(state)))
     self._journal.append("intent", state, location=location)
+    self.state = state  # an interruption from here on must leave what is written down
     self._intended.add(state.attempt)
     if not self._lease.renew():  # who took it meanwhile has not read of this
       raise UnknownError("the run's folder, whose lease is not surely held")
@@ -200,7 +214,13 @@ class Watch:
     if unanswered:
       self._trouble("create", f"no answer: {unanswered}; it is tried again")
     else:
+      state = dataclasses.replace(state, answered=self._now())
       self._journal.append("refused" if self._refusal else "created", state)
+    return state
+
+  def _seconds(self, state):
+    """The machine time of an attempt; at least a second, for 0 is none."""
+    return max(1, int(self._run.seconds - state.used))
 
   def _undo(self, attempt, unanswered, held):
     """Deletes what was made after another had taken over, unless that one knows of it, and goes on with it."""
@@ -215,8 +235,8 @@ class Watch:
 
   def _date(self):
     """When the run was first asked for with this code: of the packages of all its attempts."""
-    first = next(event for event in self._journal.events if event.get("sha") == self._code)
-    return utc(first["time"])
+    times = (event["time"] for event in self._journal.events if event.get("sha") == self._code)
+    return utc(next(times, self._now()))
 
   def _note(self, note):
     if note.tail:
@@ -234,14 +254,14 @@ class Watch:
     remaining = []
     for attempt in state.unverified:
       try:
-        if self.engine.look(attempt).state != engine.ABSENT:
+        if removal.present(self.engine, attempt, self._wait, self._run):
           remaining.append(attempt)
         else:
           self._journal.append("deleted", state, attempt=attempt)
       except (UnknownError, LaunchError) as error:
         say(f"{self._run.attempt(attempt)}: {error}")
         remaining.append(attempt)
-    clean = removal.swept(self.engine, self._run, self._journal, remaining, self._wait)
+    clean = removal.swept(self.engine, self._run, self._journal, remaining, self._wait, self._held)
     self._journal.append("end", state, code=code, text=text)
     say(f"{self._run.name}: {text}")
     for attempt in remaining:
@@ -253,6 +273,11 @@ class Watch:
       return errors.BILLING
     return code
 
+  def _held(self):
+    """Raises UnknownError before a removal if the lease is not surely held, Held if another has it."""
+    if not self._lease.renew():
+      raise UnknownError("the run's directory, whose lease is not surely held")
+
   def _wait(self, seconds):
     """Between two looks at what goes, or may come late."""
     self._lease.renew()
@@ -263,7 +288,7 @@ class Watch:
     skews = {w: report.clock - (now - age) for w, (report, age) in reports.items() if report.clock}
     middle = statistics.median(skews.values()) if len(skews) > 2 else 0.0
     for worker, skew in skews.items():
-      if abs(skew - middle) > SKEW and worker not in self._warned:
+      if abs(skew - middle) > assumptions.SKEW and worker not in self._warned:
         self._warned.add(worker)
         say(f"w{worker:02d}: its clock is wrong by {skew - middle:.0f} s beside the others'")
 

@@ -2,10 +2,11 @@
 
 import importlib
 
+from launch.assumptions import Guarded
 from launch.engine import Engine
 from launch.spec import Run
 
 
 def engine(run: Run) -> Engine:
   """The engine of a run's backend."""
-  return importlib.import_module(f"launch.backends.{run.backend}").Engine(run)
+  return Guarded(importlib.import_module(f"launch.backends.{run.backend}").Engine(run), run.backend)

@@ -11,6 +11,7 @@ from launch.errors import USAGE, LaunchError, UnknownError
 
 # Of a container that waits, what is not just slow.
 _STUCK = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")
+_OWNED = "jobs,pods,configmaps"  # of a JobSet
 _SCALING = ("FailedScaleUp", "NotTriggerScaleUp", "TriggeredScaleUp")  # events of GKE's autoscaler about a pod
 
 
@@ -64,11 +65,18 @@ class Engine:
     try:
       jobset = self._read("get", manifests.JOBSETS, self._run.attempt(attempt))
     except (LookupError, kubectl.NoJobSetError) as error:
-      left = self._selected("jobs,pods,configmaps", attempt)
-      if left and isinstance(error, LaunchError):  # the API server has just started, and knows half of its kinds
+      known = not isinstance(error, LaunchError)
+      left = self._selected(f"{manifests.JOBSETS},{_OWNED}" if known else _OWNED, attempt)
+      if any(item.get("kind") == "JobSet" for item in left) or not re.search(
+        rf"(?<![\w-]){re.escape(self._run.attempt(attempt))}(?![\w-])|JobSet", str(error)
+      ):
+        raise UnknownError(f"{error}, but it is listed, or another object is meant") from error
+      if left and not known:  # the API server has just started, and knows half of its kinds
         raise UnknownError(f"{error}, but pods of {self._run.attempt(attempt)} are there") from error
       names = ", ".join(f"{item['kind'].lower()} {item['metadata']['name']}" for item in left[:3])
       return Look(engine.DELETING, f"the JobSet is gone; still there: {names}") if left else Look(engine.ABSENT)
+    if jobset.get("metadata", {}).get("name") != self._run.attempt(attempt):
+      raise UnknownError(f"kubectl described {self._run.attempt(attempt)} as {str(jobset)[:80]}")
     if attempt in self._taken or not self._mine(jobset, attempt):
       return Look(engine.ABSENT, f"{self._run.attempt(attempt)} is there, but it is {_whose(jobset)}")
     state, detail = stage(jobset)
@@ -117,7 +125,7 @@ class Engine:
     words += ["get", manifests.JOBSETS, "--selector=vitjax=1", "--output=json"]
     words += ["--all-namespaces"] if everywhere else []
     try:
-      items = _parsed(kubectl.ask(words)).get("items", [])
+      items = _items(_parsed(kubectl.ask(words)))
     except (UnknownError, LaunchError) as error:
       return [], {self._location("*" if everywhere else self._run.namespace): str(error)}
     return [self._resource(item) for item in items], {}
@@ -140,7 +148,7 @@ class Engine:
     return _parsed(kubectl.ask([*self._base, *words, "--output=json"]))
 
   def _selected(self, kinds, attempt):
-    return self._read("get", kinds, f"--selector={self._selector(attempt)}").get("items", [])
+    return _items(self._read("get", kinds, f"--selector={self._selector(attempt)}"))
 
   def _selector(self, attempt):
     return ",".join(f"{key}={value}" for key, value in self._marks(attempt).items())
@@ -321,4 +329,14 @@ def _parsed(text):
     value = json.loads(text)
   except ValueError as error:
     raise UnknownError(f"kubectl: an answer that is no JSON ({error})") from error
-  return value if isinstance(value, dict) else {}
+  if not isinstance(value, dict):
+    raise UnknownError(f"kubectl: an answer of another form: {str(value)[:80]}")
+  return value
+
+
+def _items(value):
+  """The items of a list. UnknownError for an answer that is none."""
+  items = value.get("items")
+  if not isinstance(items, list) or not all(isinstance(each, dict) and "metadata" in each for each in items):
+    raise UnknownError(f"kubectl: an answer that is no list: {str(value)[:80]}")
+  return items

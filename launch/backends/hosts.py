@@ -9,17 +9,19 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import shlex
 import subprocess
 import tarfile
 
 from launch import engine, errors, render, spec, unit
+from launch.assumptions import CALL
 from launch.errors import LaunchError, UnknownError
 
 _OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15",
             "-o", "ServerAliveCountMax=4")  # fmt: skip
 _BROKEN = 255  # of ssh: the connection failed, before, while or after the command ran
-_DEADLINE = 180.0  # seconds for a command
+_DEADLINE = CALL  # seconds for a command
 # In a folder named by its hash, which appears whole. Its standard input is the package.
 _BRING = """
 d=${XDG_STATE_HOME:-$HOME/.local/state}/vit_jax/launch/package/$1; shift
@@ -27,8 +29,10 @@ if [ -d "$d" ]; then cat >/dev/null; else
   mkdir -p "$d.$$" && tar -xzf - -C "$d.$$" || exit 1
   mv -T "$d.$$" "$d" 2>/dev/null || { rm -rf "$d.$$"; [ -d "$d" ] || exit 1; }
 fi
-cd "$d" && exec python3 -m launch.worker "$@"
+cd "$d" && printf '\n%s\n' vitjax-answer && exec python3 -m launch.worker "$@"
 """
+_MARK = "\nvitjax-answer\n"  # before it there may be a greeting of the host
+_OURS = re.compile(r"^launch\.worker: ", re.MULTILINE)
 
 
 class Engine:
@@ -125,14 +129,20 @@ def _ask(host, words, deadline=_DEADLINE):
     )
   except subprocess.TimeoutExpired:
     raise UnknownError(f"{host}: no answer within {deadline:.0f} s") from None
+  except FileNotFoundError:
+    raise LaunchError("ssh is not installed; install openssh-client") from None
   except OSError as error:
-    raise LaunchError(f"ssh cannot be run: {error.strerror}; install openssh-client") from None
-  said = " ".join(result.stderr.decode(errors="replace").split())[-400:]
-  if result.returncode in (_BROKEN, errors.UNKNOWN):
+    raise UnknownError(f"ssh cannot be run now: {error.strerror}") from None
+  said = result.stderr.decode(errors="replace")
+  ours, said = _OURS.search(said) is not None, " ".join(said.split())[-400:]
+  if result.returncode in (_BROKEN, errors.UNKNOWN) or (result.returncode not in (0, 126, 127) and not ours):
     raise UnknownError(f"{host}: {said or 'ssh gave no answer'}")
   if result.returncode:
     raise LaunchError(f"{host}: {said or f'exit code {result.returncode}'}", result.returncode)
-  return result.stdout.decode(errors="replace")
+  _, mark, answer = ("\n" + result.stdout.decode(errors="replace")).rpartition(_MARK)
+  if result.returncode == 0 and not mark:
+    raise UnknownError(f"{host}: the answer is incomplete")
+  return answer
 
 
 def _command(host, words):
@@ -151,11 +161,14 @@ def _remote(words):
 
 
 def _listing(text, host):
+  line = text.partition("\n")[0]  # a host may also print something at the end
   try:
-    found = json.loads(text)
-  except ValueError:
-    raise UnknownError(f"{host}: said {text[:200]!r}") from None
-  return [each for each in found if isinstance(each, dict)]
+    found = json.loads(line)
+  except (ValueError, RecursionError):
+    found = None
+  if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+    raise UnknownError(f"{host}: expected a list of workers, got {text[:200]!r}")
+  return found
 
 
 @functools.cache

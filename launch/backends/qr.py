@@ -13,9 +13,9 @@ import tempfile
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 
-from launch import board, gcloud, queued, render, spec, storage, tpus
+from launch import assumptions, board, gcloud, queued, render, spec, storage, tpus
 from launch.engine import ABSENT, DELETING, LOST, READY, Look, Resource
-from launch.errors import DENIED, LaunchError, UnknownError
+from launch.errors import LaunchError, QuotaError, UnknownError
 
 _SCOPES = "https://www.googleapis.com/auth/cloud-platform"
 _FLEX_HOURS = 7 * 24  # docs.cloud.google.com/tpu/docs: flex-start runs up to seven days
@@ -74,8 +74,8 @@ class Engine:
         gcloud.run(self._request(attempt, expires), folder=folder)
       except gcloud.ExistsError:
         self._claim(attempt)
-      except gcloud.QuotaError as error:
-        raise LaunchError(f"{error}\n{self._holders(self.location(attempt))}", DENIED) from None
+      except QuotaError as error:
+        raise QuotaError(f"{error}\n{self._holders(self.location(attempt))}") from None
       except gcloud.AbsentError as error:
         raise LaunchError(
           f"Cloud TPU does not know what was asked for ({error}); see --project, --zone, --tpu"
@@ -84,7 +84,7 @@ class Engine:
   def look(self, attempt: int) -> Look:
     """See `launch.engine.Engine`."""
     name, zone = self._run.attempt(attempt), self.location(attempt)
-    item = _describe("queued-resources", name, self._run.project, zone)
+    item = gcloud.described("queued-resources", name, self._run.project, zone)
     if item is None:
       left = self._leftover(attempt)
       if not left:
@@ -99,7 +99,7 @@ class Engine:
   def delete(self, attempt: int) -> None:
     """See `launch.engine.Engine`. What has its name and not its labels is somebody else's, and stays."""
     name, zone = self._run.attempt(attempt), self.location(attempt)
-    item = _describe("queued-resources", name, self._run.project, zone)
+    item = gcloud.described("queued-resources", name, self._run.project, zone)
     if item is None:
       self._leftover(attempt)
       for node in self._leaked[attempt]:
@@ -110,7 +110,7 @@ class Engine:
   def remove(self, resource: Resource) -> None:
     """Asks for something of the inventory to be deleted, if it still has the labels that it had there."""
     for group in ("queued-resources", "tpu-vm"):
-      item = _describe(group, resource.name, self._run.project, resource.location)
+      item = gcloud.described(group, resource.name, self._run.project, resource.location)
       if item:
         now = queued.resource(item)
         same = (now.run, now.owner, now.attempt) == (resource.run, resource.owner, resource.attempt)
@@ -204,7 +204,7 @@ class Engine:
   def _claim(self, attempt):
     """What has the name must be this attempt, whose creation has been answered by nobody."""
     name, zone = self._run.attempt(attempt), self.location(attempt)
-    item = _describe("queued-resources", name, self._run.project, zone)
+    item = gcloud.described("queued-resources", name, self._run.project, zone)
     if item is None:
       raise UnknownError(f"{name} was there in {zone} a moment ago, and is not")
     if not self._mine(item, attempt):
@@ -213,7 +213,7 @@ class Engine:
   def _holders(self, zone):
     """What holds the quota of a zone without being of use, and how it is freed."""
     try:
-      items = gcloud.run(gcloud.command("queued-resources", "list", project=self._run.project, zone=zone)) or []
+      items = gcloud.listed("queued-resources", self._run.project, zone)
     except (UnknownError, LaunchError, gcloud.AbsentError) as error:
       return f"what holds it could not be listed: {error}"
     idle = [item for item in items if queued.word(item) in ("SUSPENDED", "SUSPENDING", "FAILED")]
@@ -233,7 +233,7 @@ class Engine:
     """[(name, node or None)] of an attempt's slices."""
     names, zone = self._names(attempt), self.location(attempt)
     with ThreadPoolExecutor(min(_AT_ONCE, len(names))) as pool:
-      nodes = pool.map(lambda name: _describe("tpu-vm", name, self._run.project, zone), names)
+      nodes = pool.map(lambda name: gcloud.described("tpu-vm", name, self._run.project, zone), names)
       return list(zip(names, nodes, strict=True))
 
   def _leftover(self, attempt):
@@ -244,21 +244,29 @@ class Engine:
 
   def _locations(self):
     found = gcloud.run(gcloud.command("locations", "list", project=self._run.project))
-    if not found:
+    if not found or not isinstance(found, list):
       raise UnknownError("gcloud lists no zone of Cloud TPU")
-    return tuple(each["locationId"] for each in found)
+    with assumptions.boundary("the list of zones"):
+      return tuple(each["locationId"] for each in found)
 
   def _listed(self, zone):
     """(resources of a zone, as far as it has answered, why it did not or "")."""
     items, failure = [], ""
     for group in ("queued-resources", "tpu-vm"):
       try:
-        items += gcloud.run(gcloud.command(group, "list", project=self._run.project, zone=zone)) or []
+        items += gcloud.listed(group, self._run.project, zone)
       except (UnknownError, LaunchError, gcloud.AbsentError) as error:
         failure = str(error)
-    here = {item["name"] for item in items}
-    ours = [item for item in items if queued.labels(item).get("vitjax") and item.get("queuedResource") not in here]
-    return [queued.resource(item) for item in ours], failure
+    # A node names its queued resource by the number of the project, and the list by the id.
+    here, found = {_place(item["name"]) for item in items}, []
+    for item in items:
+      try:
+        with assumptions.boundary(f"{zone}: {item['name'][-80:]}"):
+          if queued.labels(item).get("vitjax") and _place(item.get("queuedResource", "")) not in here:
+            found.append(queued.resource(item))
+      except UnknownError as error:
+        failure = str(error)
+    return found, failure
 
 
 def startup(run: spec.Run, attempt: int, code: str, expires: int, seconds: int = 0) -> str:
@@ -302,15 +310,9 @@ def _labels(run, attempt):
   }
 
 
-def _describe(group, name, project, zone):
-  """A queued resource or a node; None if the cloud says that there is none."""
-  try:
-    item = gcloud.run(gcloud.command(group, "describe", name, project=project, zone=zone))
-  except gcloud.AbsentError:
-    return None
-  if not isinstance(item, dict) or "name" not in item:
-    raise UnknownError(f"gcloud described {name} as {str(item)[:80]}")
-  return item
+def _place(name):
+  """A resource's name without its project, which may be an id or a number."""
+  return str(name).partition("/locations/")[2]
 
 
 def _delete(group, name, project, zone):

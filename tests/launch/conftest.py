@@ -18,5 +18,7 @@ hypothesis.settings.load_profile("launch")
 def program(tmp_path, monkeypatch):
   """A gcloud that plays a script, in the place of the real one."""
   made = scripted.Gcloud(tmp_path / "program")
+  for group in ("queued-resources", "tpu-vm"):  # which confirms that something is not found
+    made.answers(group, "list", [])
   monkeypatch.setenv("PATH", f"{made.folder}{os.pathsep}{os.environ['PATH']}")
   return made

@@ -13,7 +13,7 @@ from tests.launch.crew import Crew
 from tests.launch.kubernetes_api import Fault
 
 LIMITS = spec.Limits(beat=0.05, poll=0.4, silence=3.0, grace=0.4, pause=0.05, delete=3.0, start=6.0, repair=2.0,
-                     queue=3.0, provision=3.0)  # fmt: skip
+                     queue=3.0, provision=3.0, appear=0.3)  # fmt: skip
 IMAGE = "europe-docker.pkg.dev/p/r/vit@sha256:" + "0" * 64
 
 

@@ -91,12 +91,16 @@ def test_a_machine_of_a_run_that_has_ended_is_an_orphan(cloud, capsys):
   assert collected(capsys, "--yes")[0] == errors.DONE and not cloud.states()
 
 
-def test_anothers_machines_are_not_shown_nor_deleted(cloud, capsys, monkeypatch):
+def test_another_login_name_sees_that_there_are_machines_and_deletes_none(cloud, capsys, monkeypatch, tmp_path):
   begin(cloud)
   cloud.preempt("vit-a1")
   monkeypatch.setattr(spec, "owner", lambda: "bob")
-  assert listed(capsys)[1]["resources"] == []
+  assert [row["owner"] for row in listed(capsys)[1]["resources"]] == ["alice"]  # this machine's journal knows it
   assert "nothing is to be deleted" in collected(capsys, "--yes")[1] and cloud.everything()
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+  assert listed(capsys)[1]["resources"] == []
+  listing.ls(flags.parse(["ls", "--project=proj-x"])[0])
+  assert "no machines of yours" in (said := capsys.readouterr().out) and "1 of alice" in said and "you are bob" in said
   assert len(listed(capsys, "--all-users")[1]["resources"]) == 1
 
 

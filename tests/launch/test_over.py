@@ -88,6 +88,11 @@ def test_down_that_cannot_tell_who_watches_deletes_and_does_not_say_that_all_is_
   (tmp_path / "vit/launch/watcher.json").mkdir()  # the lease cannot be taken
   assert asked("down", "vit", "--yes") == errors.BILLING
   said = capsys.readouterr().out
+  assert "nothing is deleted" in said and "launch.worker stop" in said and "down vit --force" in said
+  made.read()
+  assert made.remaining() == [1]
+  assert asked("down", "vit", "--yes", "--force") == errors.BILLING
+  said = capsys.readouterr().out
   assert "cannot be told" in said and "python -m launch down vit once more" in said and "nothing is left" not in said
   made.read()
   assert made.remaining() == [] and made.events[-1]["code"] == errors.BILLING

@@ -107,7 +107,7 @@ def test_a_suspended_jobset_waits_for_kueue_which_says_why(script):
 def test_only_not_found_is_absent_and_pods_that_are_left_are_being_deleted(script):
   missing = complaint(f'Error from server (NotFound): {JOBSETS} "{NAME}" not found')
   script.answers(f"get {JOBSETS}", missing, missing, complaint("Unable to connect to the server: EOF"))
-  script.answers("get jobs,pods,configmaps", items(pod(2)), items())
+  script.answers(f"get {JOBSETS},jobs,pods,configmaps", items(pod(2)), items())
   look = made().look(1)
   assert look.state == engine.DELETING and f"pod {NAME}-s-0-2-abcde" in look.detail
   assert made().look(1).state == engine.ABSENT

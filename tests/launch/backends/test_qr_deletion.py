@@ -16,7 +16,8 @@ from tests.launch.scripted import Answer, said
 def test_only_when_its_nodes_are_gone_too_is_it_absent(tmp_path, program):
   made, run = engine(tmp_path, **MANY), cloud.run(**MANY)
   program.answers("queued-resources", "describe", GONE)
-  program.answers("tpu-vm", "describe", GONE)
+  for name in (f"vit-b16-a1-{number}" for number in range(3)):
+    program.answers("tpu-vm", "describe", said("NOT_FOUND", f"Resource 'nodes/{name}' was not found"), name=name)
   assert made.look(1).state == ABSENT
   program.answers("tpu-vm", "describe", node(run, "vit-b16-a1-1"), name="vit-b16-a1-1")
   look = made.look(1)
