@@ -9,7 +9,7 @@ import time
 
 from launch import gcloud, tpus
 from launch.engine import DELETING, FAILED, LOST, QUEUED, READY, REPAIRING, STARTING, Look, Resource
-from launch.errors import DENIED
+from launch.errors import DENIED, UnknownError
 
 QUEUE_STATES = {
   "CREATING": QUEUED,
@@ -45,6 +45,13 @@ def labels(item: dict) -> dict:
   """Of a queued resource, which are those of its nodes; or of a node."""
   specs = item.get("tpu", {}).get("nodeSpec") or [{"node": item}]
   return specs[0].get("node", {}).get("labels", {})
+
+
+def check(item: dict) -> None:
+  """Raises UnknownError for a queued resource without labels or state, which are the last that it would lose."""
+  found, state = labels(item), item.get("state")
+  if not isinstance(found, dict) or not found or not isinstance(state, dict) or not isinstance(word(item), str):
+    raise UnknownError(f"{gcloud.last(item)}: a description without labels or state: {str(item)[:80]}")
 
 
 def whose(item: dict) -> str:

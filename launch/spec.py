@@ -122,7 +122,7 @@ class Run:
     if self.max_cost and self.price and self.chips:
       # A deletion takes a while, during which the machines still cost.
       allowed = min(
-        allowed, self.max_cost / (self.price * self.chips) * 3600 - self.limits.grace - 2 * self.limits.poll
+        allowed, self.max_cost / (self.price * self.chips) * 3600 - 2 * self.limits.grace - 8 * self.limits.poll
       )
     return max(0.0, allowed)
 

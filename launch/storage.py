@@ -9,6 +9,7 @@ import dataclasses
 import email.utils
 import errno
 import fcntl
+import functools
 import http.client
 import json
 import os
@@ -83,6 +84,12 @@ class Clock:
     return time.time() if self._offset is None else self._offset + _monotonic()
 
 
+@functools.cache
+def _clock(service):
+  """The clock of a service, which all that asks this service shares."""
+  return Clock()
+
+
 def _monotonic():
   """Seconds that no change of the clock affects; those of a suspended machine count."""
   return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
@@ -95,7 +102,8 @@ class Disk:
   """
 
   def __init__(self, folder: str):
-    self._folder, self.clock = pathlib.Path(folder).absolute(), Clock()
+    self._folder = pathlib.Path(folder).absolute()
+    self.clock = _clock(str(self._folder))
 
   def read(self, name: str) -> "Item | None":
     """A file; None where there is none."""
@@ -163,12 +171,12 @@ class Bucket:
   """
 
   def __init__(self, folder: str):
-    self.clock = Clock()
     bucket, _, prefix = folder.removeprefix("gs://").partition("/")
     self._bucket, self._prefix = bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
     self._server = os.environ.get("STORAGE_EMULATOR_HOST", _SERVER).rstrip("/")
     if "://" not in self._server:
       self._server = f"http://{self._server}"
+    self.clock = _clock(self._server)
     self._token = Token() if self._server == _SERVER else None
 
   @guarded("the bucket", (FileExistsError,))

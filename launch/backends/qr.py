@@ -91,6 +91,7 @@ class Engine:
         return Look(ABSENT)
       detail = ", ".join(f"{node['name'].rpartition('/')[2]} is {queued.word(node)}" for node in left)
       return Look(LOST if self._leaked[attempt] else DELETING, f"{detail}, without its queued resource: it is billed")
+    queued.check(item)
     if not self._mine(item, attempt):
       return Look(ABSENT, f"{name} is there, but it is {queued.whose(item)}")
     look = queued.waiting(item)

@@ -28,12 +28,14 @@ if host in os.environ.get("SSH_AWAY", "").split():
   sys.exit(255)
 home = "{folder}/" + host
 os.makedirs(home, exist_ok=True)
+print("[] Welcome to", host, flush=True)
 code = subprocess.run(["bash", "-c", command], env={{k: v for k, v in os.environ.items() if k != "XDG_STATE_HOME"}} |
   {{"HOME": home}}, cwd=home).returncode
 drops = "{folder}/drops"
 if os.path.exists(drops):
   os.unlink(drops)
   sys.exit(255)
+print("[]")
 sys.exit(255 if code < 0 else code)
 """
 
@@ -57,6 +59,14 @@ def lab(tmp_path, monkeypatch):
 
 def alive(lab, host):
   return unit.Unit("vit-a1", lab.state / host / ".local/state/vit_jax/launch").alive()
+
+
+def test_g15_a_greeting_of_a_host_is_no_part_of_its_answer(lab):
+  made = hosts.Engine(lab.run)
+  assert made.look(1).state == engine.ABSENT and made.inventory(()) == ((), {})
+  with pytest.raises(UnknownError, match="expected a list of workers"):
+    hosts._listing("Welcome\n[]", "one")
+  assert hosts._listing('[{"run": "vit"}]\ngoodbye', "one") == [{"run": "vit"}]
 
 
 def test_hosts_get_the_package_and_one_worker_each(lab):
