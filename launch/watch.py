@@ -91,14 +91,17 @@ class Watch:
         f"python -m launch adopt {self._run.name} shows the difference"
       )
     while self.state.stage != OVER:
-      if self._lease.renew():
-        acted = self.step()
-      else:
-        acted = False
-        self._trouble("lease", "the run's folder does not answer: nothing is done until it does")
+      acted = self.turn()
       if self.state.stage != OVER:
         time.sleep(min(self._run.limits.poll, 1.0 if acted else 1e9) * random.uniform(0.8, 1.2))
-    return self._close()
+    return self.close()
+
+  def turn(self) -> bool:
+    """Looks and acts once if the lease is surely held; whether there was something to do."""
+    if self._lease.renew():
+      return self.step()
+    self._trouble("lease", "the run's folder does not answer: nothing is done until it does")
+    return False
 
   def step(self) -> bool:
     """Looks and acts once; whether there was something to do."""
@@ -247,7 +250,7 @@ class Watch:
       say(f"{self._run.attempt(self.state.attempt)}: try {self.state.try_} on the same machines")
     self._journal.append(note.event, self.state, text=note.text)
 
-  def _close(self):
+  def close(self) -> int:
     """The last look at what may still be there; the exit code."""
     state = self.state
     code, text = state.end

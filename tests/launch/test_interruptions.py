@@ -1,0 +1,237 @@
+"""Defects that were found from outside, by row: unreadable journals, absence, interruptions, health, quota."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from launch import engine, errors, flags, journal, listing, spec, state, verbs
+from launch.errors import LaunchError, QuotaError
+from launch.journal import Journal
+from launch.state import OVER, WATCHING, State
+from launch.storage import storage
+from launch.watch import Watch
+from tests.launch.clouds import Cloud, Engine
+from tests.launch.test_watch import LIMITS, events
+from tests.launch.world import World, run, running
+
+HOUR = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+  before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+  yield
+  for number, handler in before.items():
+    signal.signal(number, handler)
+
+
+@pytest.fixture
+def here(tmp_path):
+  """A run of this machine."""
+  folder = str(tmp_path / "run")
+  return spec.checked(spec.Run("vit", "local", "train", (f"--workdir={folder}",), folder, processes=2, limits=LIMITS))
+
+
+def begun(here):
+  book = Journal("vit", storage(here.folder))
+  book.append("run", State(), run=here.dumps(), sha="c" * 64)
+  book.append("intent", State(attempt=1, try_=1, stage=WATCHING))
+  book.append("created", State(attempt=1, try_=1, stage=WATCHING))
+  return book
+
+
+# G6, G12.
+
+
+@pytest.mark.parametrize("form", ["folder", "pipe", "unreadable field", "garbage", "link to itself"])
+def test_g6_g12_a_journal_of_another_form_hides_no_other_run(here, form, capsys):
+  begun(here)
+  path = journal.folder() / "odd.jsonl"
+  if form == "folder":
+    path.mkdir()
+  elif form == "pipe":
+    os.mkfifo(path)
+  elif form == "link to itself":
+    path.symlink_to(path)
+  elif form == "garbage":
+    path.write_bytes(b"\xff{[\n" * 9)
+  else:
+    odd = dataclasses.replace(here, name="odd", workdir=f"{here.workdir}-odd", args=())
+    book = Journal("odd")
+    book.append("run", State(), run=odd.dumps())
+    book.append("intent", State(attempt=1, stage=WATCHING))
+    path.write_text(path.read_text().replace('"attempt": 1, "try_"', '"attempt": "1", "try_"'))
+  assert listing.ls(flags.parse(["ls"])[0]) in (errors.DONE, errors.UNKNOWN)
+  said = capsys.readouterr()
+  assert "vit-a1" in said.out and ("odd" in said.out + said.err or form == "garbage")
+
+
+def test_g12_down_deletes_what_an_unreadable_journal_names(here, monkeypatch, capsys):
+  begun(here)
+  for path in (journal.folder() / "vit.jsonl", storage(here.folder)._folder / journal.COPY):
+    path.write_text(path.read_text().replace('"attempt": 1, "try_"', '"attempt": "1", "try_"'))
+  with Cloud() as cloud:
+    cloud.states = {1: (engine.READY, 0.0)}
+    monkeypatch.setattr(verbs, "engine_of", lambda asked: Engine(asked, cloud))
+    assert verbs.down(flags.parse(["down", "vit", "--yes"])[0]) == errors.DONE and not cloud.live()
+  assert "launch down vit" in capsys.readouterr().out
+
+
+def test_g6_every_exit_of_a_watcher_names_what_goes_on(here, capsys):
+  class Broken(Engine):
+    def look(self, attempt):
+      raise ZeroDivisionError
+
+  with Cloud() as cloud, Watch(here, Journal("vit", storage(here.folder)), Broken(here, cloud)) as made:
+    made.begin(None)
+    with pytest.raises(ZeroDivisionError):
+      verbs._watched(made, here)
+  assert cloud.made == [1] and "left alone: vit-a1 goes on" in capsys.readouterr().out
+
+
+# G8.
+
+
+def test_g8_absence_within_the_grace_after_an_answered_request_makes_no_second_attempt():
+  world = World(run())
+  world.step()
+  hidden, world.machines = world.machines, {}
+  world.state = dataclasses.replace(world.state, answered=world.now)
+  for _ in range(3):
+    world.step()
+  assert len(world.asked["create"]) == 1
+  world.machines = hidden
+  assert world.to_end().state.end[0] == errors.DONE and world.made == [1]
+
+
+def test_g8_one_answer_that_a_running_attempt_is_absent_changes_nothing():
+  world = World(run(), total=3000).until(running)
+  for _ in range(3):
+    hidden, world.machines = world.machines, {}
+    world.unreadable = {1}
+    world.step()
+    world.machines, world.unreadable = hidden, set()
+    world.step()
+  assert world.state.stage == WATCHING and world.to_end().made == [1]
+
+
+def test_g8_what_was_accepted_a_moment_ago_is_not_settled():
+  asked = run()
+  book = Journal("vit")
+  book.append("run", State(), run=asked.dumps())
+  book.append("intent", State(attempt=1, stage=WATCHING))
+  book.append("created", State(attempt=1, stage=WATCHING))
+  assert not book.settled(1) and 50 < book.appears(1) <= 60 and not Journal("vit").settled(1)
+  book.appeared(1)
+  assert book.settled(1)
+
+
+# G9 and interruptions.
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_g9_an_interruption_of_a_request_leaves_the_intent(here, moment, capsys):
+  class Interrupted(Engine):
+    def create(self, attempt, expires):
+      if moment == "after":
+        super().create(attempt, expires)
+      raise KeyboardInterrupt
+
+  with Cloud() as cloud:
+    book = Journal("vit", storage(here.folder))
+    with Watch(here, book, Interrupted(here, cloud)) as made:
+      made.begin(None)
+      assert verbs._watched(made, here) == errors.DETACHED
+    assert events(here) == ["run", "intent"] and Journal("vit").state.attempt == 1
+    assert "left alone: vit-a1 goes on" in capsys.readouterr().out
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with Watch(here, Journal("vit", storage(here.folder)), Engine(here, cloud)) as made:
+      assert made.state.attempt == 1 and made.to_end() == errors.DONE
+    assert cloud.made == [1] and cloud.most == 1
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_a_command_with_a_line(number, tmp_path):
+  code = "import os, sys, time; from launch import __main__ as m; "
+  code += "m.main = lambda words: (os.kill(os.getpid(), int(words[0])), time.sleep(9)); sys.exit(m.program())"
+  result = subprocess.run([sys.executable, "-c", code, str(int(number))], capture_output=True, text=True, timeout=30)
+  assert result.returncode == errors.INTERRUPTED and result.stderr == "interrupted\n"
+
+
+# G10.
+
+
+@pytest.mark.parametrize("word", [engine.REPAIRING, engine.LOST, engine.STARTING, engine.DELETING])
+def test_g10_workers_that_report_progress_outweigh_the_health_of_their_machines(word):
+  world = World(run(), total=6000).until(running)
+  world.tick_state = world.machines[1].state
+  real = world.seen
+
+  def seen():
+    found = real()
+    return dataclasses.replace(found, look=engine.Look(word, "UNHEALTHY") if running(world) else found.look)
+
+  world.seen = seen
+  assert world.to_end().state.end[0] == errors.DONE and world.made == [1]
+
+
+def test_g10_machines_that_are_lost_and_silent_are_replaced_within_a_minute():
+  world = World(run(), total=3000).until(running)
+  before = world.now
+  world.preempt(False)
+  world.until(lambda w: w.state.stage != WATCHING)
+  assert world.now - before <= 75
+
+
+# G11.
+
+
+@pytest.mark.parametrize("times", [3, 40])
+def test_g11_a_quota_that_is_still_held_after_a_preemption_is_waited_for(times):
+  world = World(run(), total=3000).until(running)
+  world.preempt(True)
+  act, refused = world.act, []
+
+  def refusing(action, state_):
+    if action.verb == "create" and len(refused) < times:
+      refused.append(1)
+      raise QuotaError("Quota limit 'TPUV3' has been exceeded")
+    act(action, state_)
+
+  world.act = refusing
+  assert world.to_end().state.end[0] == errors.DONE and world.made == [1, 2] and len(refused) == times
+
+
+def test_g11_a_quota_that_the_first_attempt_does_not_get_ends_the_run():
+  world = World(run())
+  world.refusal = QuotaError("Quota limit 'TPUV3' has been exceeded")
+  world.step()
+  world.refusal = QuotaError("Quota limit 'TPUV3' has been exceeded")
+  assert world.to_end().state.end[0] == errors.DENIED
+
+
+# Money.
+
+
+def test_a_run_ends_before_it_exceeds_its_cost():
+  asked = run(max_hours=100, max_cost=80.0, price=2.0)  # 16 chips: 2.5 hours
+  world = World(asked, total=10**9)
+  while world.state.stage != OVER:
+    world.step()
+    if running(world) and world.state.ready and world.now - world.state.ready > 1300:
+      world.preempt(True)
+  hours = world.state.used / HOUR
+  assert world.state.end[0] == errors.GAVE_UP and "--max-cost=80" in world.state.end[1]
+  assert 75.0 < hours * asked.chips * asked.price <= 80.0 and len(world.made) > 3
+
+
+def test_a_cost_without_a_price_is_refused():
+  with pytest.raises(LaunchError, match=r"--max-cost.*--price"):
+    run(max_cost=5.0)
+  assert listing.chip_hours(run(), state.State(used=HOUR), 0.0) == 16.0

@@ -1,0 +1,120 @@
+"""Whatever the cloud, the clocks and the processes do, the launcher's promises hold.
+
+The long run is `python -m tests.campaigns.launcher [STEPS]`. Sequences that once failed are tests below.
+"""
+
+import os
+
+import hypothesis
+from hypothesis import stateful
+from hypothesis import strategies as st
+
+from launch import engine, errors
+from launch.journal import Journal
+from tests.launch.universe import ARRIVES, FAULTS, ILL, Universe
+
+LAPTOPS = st.integers(0, 1)
+EXAMPLES = int(os.environ.get("VITJAX_SEQUENCES", "0"))
+STEPS = int(os.environ.get("VITJAX_STEPS", "30"))
+
+
+class Launcher(stateful.RuleBasedStateMachine):
+  """A run that one laptop has started, and all that may happen to it."""
+
+  def __init__(self):
+    super().__init__()
+    self.universe = Universe()
+    self.universe.start(0, begin=True)
+    for _ in range(3):
+      self.universe.turn(0)
+      self.universe.tick(15)
+
+  @stateful.rule(seconds=st.sampled_from([1, 15, 60, 200, 600, 3000, 20000]))
+  def time_passes(self, seconds):
+    self.universe.tick(seconds)
+
+  @stateful.rule(laptop=LAPTOPS, turns=st.integers(1, 12), pause=st.sampled_from([1, 15, 40]))
+  def watch(self, laptop, turns, pause):
+    for _ in range(turns):
+      self.universe.turn(laptop)
+      self.universe.tick(pause)
+
+  @stateful.rule(laptop=LAPTOPS, force=st.booleans())
+  def adopt(self, laptop, force):
+    self.universe.start(laptop, force)
+
+  @stateful.rule(laptop=LAPTOPS, calls=st.integers(1, 30), turns=st.integers(1, 10))
+  def die(self, laptop, calls, turns):
+    """A process dies at any call."""
+    for _ in range(turns):
+      self.universe.kill_at = self.universe.calls + calls
+      self.universe.turn(laptop)
+      self.universe.tick(15)
+    self.universe.kill_at, self.universe.watches[laptop] = 0, None
+
+  @stateful.rule(laptop=LAPTOPS)
+  def gc(self, laptop):
+    self.universe.gc(laptop)
+
+  @stateful.rule(laptop=LAPTOPS)
+  def run_again(self, laptop):
+    self.universe.start(laptop, begin=True)
+
+  @stateful.rule(laptop=LAPTOPS)
+  def down(self, laptop):
+    self.universe.down(laptop)
+
+  @stateful.rule(kind=st.sampled_from(FAULTS), times=st.integers(1, 4), word=st.sampled_from(ILL))
+  def fault(self, kind, times, word):
+    self.universe.fault(kind, times, word)
+
+  @stateful.rule(away=st.booleans())
+  def bucket(self, away):
+    self.universe.away = away
+
+  @stateful.rule(laptop=LAPTOPS, seconds=st.sampled_from([-86400.0, -3600.0, 0.0, 3600.0, 86400.0, 1e7]))
+  def clock_jumps(self, laptop, seconds):
+    self.universe.skews[laptop] = seconds
+
+  @stateful.rule(
+    delay=st.sampled_from([1.0, 30.0, ARRIVES]),
+    queue=st.sampled_from([0.0, 600.0, 20000.0]),
+    removal=st.sampled_from([1.0, 60.0, 800.0, 5000.0]),
+  )
+  def pace(self, delay, queue, removal):
+    self.universe.delay, self.universe.queue, self.universe.removal = delay, queue, removal
+
+  @stateful.rule(word=st.sampled_from([engine.LOST, engine.REPAIRING]))
+  def preempt(self, word):
+    for attempt in self.universe.live():
+      self.universe.machines[attempt].state = word
+      self.universe.machines[attempt].worker = "silent"
+
+  @stateful.rule(what=st.sampled_from(["finished", "crashed", "silent"]))
+  def program(self, what):
+    for attempt in self.universe.live():
+      self.universe.machines[attempt].worker = what
+
+  def teardown(self):
+    """All watchers are gone; when the cloud answers again, `down` leaves nothing."""
+    u = self.universe
+    try:
+      u.watches, u.faults, u.away, u.removal = [None, None], {}, False, 30.0
+      for machine in u.machines.values():
+        machine.gone = min(machine.gone, u.now + 30)
+      u.tick(1.0)
+      code = u.down(0)
+      u.tick(60)
+      assert code == errors.DONE or isinstance(code, Exception), (code, u.said[-2000:])
+      assert not u.live(), u.said[-2000:]
+      with u.on(0):
+        assert not Journal("vit", u.storage("")).remaining()
+    finally:
+      u.close()
+
+
+Launcher.TestCase.settings = hypothesis.settings(
+  max_examples=EXAMPLES or 15, stateful_step_count=STEPS, deadline=None, database=None, derandomize=not EXAMPLES,
+  suppress_health_check=list(hypothesis.HealthCheck),
+)  # fmt: skip
+TestLauncher = Launcher.TestCase

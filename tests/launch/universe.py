@@ -1,0 +1,380 @@
+"""A cloud, a bucket, two laptops and `gc` in virtual time: the real watcher, journal, lease and removal act in it.
+
+Answers may be lost, delayed, duplicated or false, clocks of laptops jump, and processes die at any call.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+from launch import assumptions, board, engine, errors, listing, spec, verbs
+from launch.errors import LaunchError, QuotaError, UnknownError
+from launch.journal import Journal
+from launch.lease import Held
+from launch.state import OVER
+from launch.storage import Clock, Item
+from launch.watch import Watch
+
+START = 1.8e9
+ARRIVES = 200.0  # seconds in which a request takes effect; the launcher assumes assumptions.IN_FLIGHT
+
+
+class Killed(BaseException):
+  """A process is gone between two instructions."""
+
+
+@dataclasses.dataclass
+class Machine:
+  """Of an attempt. `expires` is its label, `seconds` its own limit from `ready` on."""
+
+  attempt: int
+  born: float
+  expires: int
+  seconds: int
+  state: str = engine.QUEUED
+  ready: float = 0.0
+  gone: float = 0.0
+  worker: str = "running"  # or finished, crashed, silent
+  try_: int = 1
+  step: int = 0
+
+
+class Memory:
+  """The run's directory, as one laptop reaches it."""
+
+  def __init__(self, universe: "Universe", clock: Clock):
+    self._universe, self.clock = universe, clock
+
+  def _answer(self):
+    if self._universe.away:
+      raise UnknownError("the bucket is away")
+    self.clock.show(self._universe.now)
+
+  def read(self, name: str) -> Item | None:
+    self._answer()
+    if name not in self._universe.files:
+      return None
+    content, generation, written = self._universe.files[name]
+    return Item(content, self._universe.now - written, generation, self._universe.now)
+
+  def write(self, name: str, content: bytes, generation: int | None = None) -> int:
+    self._universe.call()
+    self._answer()
+    before = self._universe.files.get(name, (b"", 0, 0.0))[1]
+    if generation not in (None, before):
+      raise FileExistsError(name)
+    self._universe.generation += 1
+    self._universe.files[name] = content, self._universe.generation, self._universe.now
+    self._universe.call()
+    if self._universe.take("write lost"):
+      raise UnknownError("the answer to a write is lost")
+    return self._universe.generation
+
+  def names(self, prefix: str = "") -> list[str]:
+    self._answer()
+    return sorted(name for name in self._universe.files if name.startswith(prefix))
+
+  def delete(self, name: str) -> None:
+    self._answer()
+    self._universe.files.pop(name, None)
+
+
+class Engine:
+  """The cloud, as a laptop asks it."""
+
+  restarts = False
+
+  def __init__(self, run: spec.Run, universe: "Universe"):
+    self._run, self._universe = run, universe
+
+  def location(self, attempt: int) -> str:
+    return "europe-west4-a"
+
+  def request(self, attempt: int, expires: int) -> str:
+    return ""
+
+  def create(self, attempt: int, expires: int) -> None:
+    u = self._universe
+    u.call()
+    seconds = board.Board(u.storage(""), attempt).attempt().seconds
+    if u.take("quota"):
+      raise QuotaError("Quota exceeded")
+    if u.take("create refused"):
+      raise UnknownError("503")
+    if u.take("create delayed"):
+      u.arriving.append((u.now + u.delay, attempt, expires, seconds))
+      raise UnknownError("timed out")
+    u.make(attempt, expires, seconds)
+    if u.take("create duplicated"):
+      u.arriving.append((u.now + u.delay, attempt, expires, seconds))
+    u.answered[attempt] = u.now
+    u.call()
+    if u.take("create lost"):
+      raise UnknownError("the answer is lost")
+
+  def look(self, attempt: int) -> engine.Look:
+    u = self._universe
+    u.call()
+    machine = u.machines.get(attempt)
+    if u.take("look unknown"):
+      raise UnknownError("500")
+    if machine and u.now - u.answered.get(attempt, -1e9) < 25 and u.take("look stale"):
+      return engine.Look(engine.ABSENT)
+    false = u.take("look absent")
+    if machine and false and not u.lied:
+      u.lied = True  # the assumption: not twice in turn, beside a list that says the same
+      return engine.Look(engine.ABSENT)
+    u.lied = False
+    if machine and machine.state == engine.READY and u.works(machine) and (word := u.take("look ill")):
+      return engine.Look(word, "UNHEALTHY")
+    return engine.Look(machine.state if machine else engine.ABSENT, "detail" if machine else "")
+
+  def delete(self, attempt: int) -> None:
+    u = self._universe
+    u.call()
+    if u.take("delete refused"):
+      raise UnknownError("500")
+    u.remove(attempt)
+    u.call()
+    if u.take("delete lost"):
+      raise UnknownError("the answer is lost")
+
+  def remove(self, resource: engine.Resource) -> None:
+    self.delete(resource.attempt)
+
+  def deletion(self, attempt: int) -> str:
+    return f"remove {self._run.attempt(attempt)}"
+
+  def inventory(self, zones: tuple) -> tuple:
+    u = self._universe
+    if u.take("list unknown"):
+      return (), {"europe-west4-a": "500"}
+    rows = [engine.Resource(self._run.attempt(m.attempt), "europe-west4-a", "vit", self._run.owner, m.attempt, m.state,
+                            "detail", m.expires, m.born, "v3-8", self._run.mark)
+            for m in u.machines.values()]  # fmt: skip
+    return tuple(rows), {}
+
+  def shell(self, attempt: int, worker: int, words: list[str]) -> list[str]:
+    return words
+
+
+class Universe:
+  """All of it. `check` raises AssertionError as soon as a promise is broken."""
+
+  def __init__(self):
+    self.now, self.generation, self.files, self.machines = START, 0, {}, {}
+    self.arriving, self.answered, self.faults, self.away, self.lied = [], {}, {}, False, False
+    self.delay, self.calls, self.kill_at, self.laptop = 10.0, 0, 0, 0
+    self.queue, self.provision, self.removal = 30.0, 60.0, 30.0
+    self.skews, self.clocks, self.watches = [0.0, 0.0], [Clock(), Clock()], [None, None]
+    self.said, self.downs, self.gone = "", False, set()
+    self._folder = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+    args = ("--config=c.py", "--workdir=gs://bkt/a")
+    self.run = spec.checked(spec.Run("vit", "qr", "vit_jax.train", args, "gs://bkt/a", tpu="v3-8", project="project",
+                                     zones=("europe-west4-a",), max_hours=4.0))  # fmt: skip
+    self._stack = contextlib.ExitStack()
+    for name, change in {
+      "time.time": lambda: self.now + self.skews[self.laptop],
+      "time.monotonic": lambda: self.now - START,
+      "time.clock_gettime": lambda _: self.now - START,
+      "time.sleep": self.tick,
+      "launch.watch.storage": self.storage,
+      "launch.verbs.storage": self.storage,
+      "launch.listing.storage": self.storage,
+      "launch.verbs.engine_of": lambda run: Engine(run, self),
+      "launch.listing.engine_of": lambda run: Engine(run, self),
+      "os.fsync": lambda _: None,
+    }.items():
+      self._stack.enter_context(mock.patch(name, change))
+    self._stack.enter_context(mock.patch.dict(os.environ))
+
+  def close(self) -> None:
+    self._stack.close()
+    shutil.rmtree(self._folder, ignore_errors=True)
+
+  # What the cloud does.
+
+  def storage(self, _: str) -> Memory:
+    return Memory(self, self.clocks[self.laptop])
+
+  def call(self) -> None:
+    """Counts a call, at which the process may die."""
+    self.calls += 1
+    if self.kill_at and self.calls >= self.kill_at:
+      self.kill_at = 0
+      raise Killed
+
+  def take(self, fault: str) -> str:
+    """Returns a fault that is due; "" for none."""
+    due = self.faults.get(fault)
+    return due.pop() if due else ""
+
+  def make(self, attempt: int, expires: int, seconds: int) -> None:
+    if attempt not in self.machines and attempt not in self.gone:  # a name is not given twice: its request is done
+      self.machines[attempt] = Machine(attempt, self.now, expires, seconds)
+    self.check()
+
+  def works(self, machine: Machine) -> bool:
+    """Whether an attempt is healthy, for those who know all."""
+    return machine.state == engine.READY and machine.worker == "running" and self.now - machine.ready > 60
+
+  def remove(self, attempt: int) -> None:
+    machine = self.machines.get(attempt)
+    if not machine or machine.state == engine.DELETING:
+      return
+    over = self.now >= min(machine.expires, machine.ready + machine.seconds if machine.ready else machine.expires)
+    later = any(number > attempt for number in self.machines)
+    assert not self.works(machine) or over or self.downs or later, f"the healthy attempt {attempt} is deleted"
+    machine.state, machine.gone = engine.DELETING, self.now + self.removal
+
+  def tick(self, seconds: float) -> None:
+    """Time passes, in pieces of at most ten seconds."""
+    end = self.now + max(0.0, seconds)
+    while self.now < end:
+      self.now = min(end, self.now + 10.0)
+      for due in [each for each in self.arriving if each[0] <= self.now]:
+        self.arriving.remove(due)
+        self.make(*due[1:])
+      for attempt, m in list(self.machines.items()):
+        self._move(attempt, m)
+      self.check()
+
+  def _move(self, attempt, m):
+    age = self.now - m.born
+    if m.state == engine.DELETING:
+      if self.now >= m.gone:
+        del self.machines[attempt]
+        self.gone.add(attempt)
+      return
+    if self.now > m.expires or (m.ready and self.now > m.ready + m.seconds):  # it ends itself
+      m.state, m.gone = engine.DELETING, self.now + 30
+    elif m.state == engine.QUEUED and age >= self.queue:
+      m.state = engine.STARTING
+    elif m.state == engine.STARTING and age >= self.queue + self.provision:
+      m.state, m.ready = engine.READY, self.now
+    if m.state == engine.READY and m.worker != "silent":
+      self._report(m)
+
+  def _report(self, m):
+    order = board.Board(Memory(self, Clock()), m.attempt)
+    kept = self.away, self.kill_at, self.faults  # the worker is no process of a laptop
+    self.away, self.kill_at, self.faults = False, 0, {}
+    try_ = order.order().try_
+    if try_ > m.try_:
+      m.try_, m.worker = try_, "running"
+    m.step += m.worker == "running"
+    phase = board.RUNNING if m.worker == "running" else board.EXITED
+    code = {"running": None, "finished": 0, "crashed": 1}[m.worker]
+    order.report(board.Report(0, m.try_, phase, exit=code, step=m.step, began=0, clock=self.now, started=m.ready))
+    self.away, self.kill_at, self.faults = kept
+
+  def live(self) -> list[int]:
+    return [attempt for attempt, m in self.machines.items() if m.state != engine.DELETING]
+
+  def check(self) -> None:
+    """Never two live attempts; every resource expires."""
+    assert len(self.live()) <= 1, f"attempts {self.live()} live at once"
+    limits = self.run.limits
+    most = limits.queue + limits.provision + limits.start + self.run.seconds + assumptions.IN_FLIGHT
+    for m in self.machines.values():
+      assert 0 < m.expires <= m.born + most and 0 < m.seconds <= self.run.seconds, f"{m} does not expire"
+
+  # What people and their laptops do.
+
+  @contextlib.contextmanager
+  def on(self, laptop: int) -> Iterator[None]:
+    """Acts on a laptop; what is printed goes to `said`."""
+    self.laptop = laptop
+    os.environ["XDG_STATE_HOME"] = f"{self._folder}/{laptop}"
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+      try:
+        yield
+      finally:
+        self.said += output.getvalue()
+        self.kill_at = 0
+
+  def attempt(self, laptop: int, act: Callable[[], object]) -> object:
+    """What `act` returns on a laptop; "killed" or the error that ends a process."""
+    with self.on(laptop):
+      try:
+        return act()
+      except Killed:
+        self.watches[laptop] = None
+        return "killed"
+      except (UnknownError, LaunchError) as error:
+        self.said += f"error: {error}\n"
+        return error
+
+  def start(self, laptop: int, force: bool = False, begin: bool = False) -> None:
+    """`launch run` or `launch adopt`."""
+
+    def act():
+      book = Journal("vit", self.storage(""))
+      if not begin and (not book.events or not book.open):
+        return
+      verbs.confirmed(book, yes=True)
+      watch = Watch(self.run, book, Engine(self.run, self), force)
+      watch.__enter__()
+      if begin and not (book.open and watch.state.stage != OVER):
+        watch.begin(None)
+      elif not book.open:
+        watch.__exit__()
+        return
+      self.watches[laptop] = watch
+
+    if self.watches[laptop] is None:
+      self.attempt(laptop, act)
+
+  def turn(self, laptop: int) -> None:
+    """One turn of a watcher, if there is one."""
+
+    def act():
+      watch = self.watches[laptop]
+      try:
+        watch.turn()
+        if watch.state.stage == OVER:
+          self.end(watch)
+          self.watches[laptop] = None
+      except (Held, LaunchError):
+        self.watches[laptop] = None
+        raise
+
+    if self.watches[laptop]:
+      self.attempt(laptop, act)
+
+  def end(self, watch: Watch) -> None:
+    """The end of a run: what is alive then is named."""
+    watch.close()
+    watch.__exit__()
+    named = Journal("vit", self.storage("")).state
+    for attempt in self.live():
+      assert attempt in named.unverified or watch.state.end[0] == errors.BILLING, f"attempt {attempt} is not named"
+
+  def gc(self, laptop: int, force: bool = False) -> None:
+    words = argparse.Namespace(yes=True, force=force, older_than="", project="project", zones=(), cluster="",
+                               namespace="default", all_users=True)  # fmt: skip
+    self.attempt(laptop, lambda: listing.gc(words))
+
+  def down(self, laptop: int) -> object:
+    """`launch down`, after which nothing is left, or it is named."""
+    words = argparse.Namespace(name="vit", workdir="gs://bkt/a", yes=True, force=False)
+    self.downs = True
+    try:
+      return self.attempt(laptop, lambda: verbs.down(words))
+    finally:
+      self.downs = False
+
+  def fault(self, kind: str, times: int = 1, word: str = "x") -> None:
+    self.faults.setdefault(kind, []).extend([word] * times)
+
+
+FAULTS = ("quota", "create refused", "create delayed", "create duplicated", "create lost", "look unknown", "look stale",
+          "look absent", "look ill", "delete refused", "delete lost", "list unknown", "write lost")  # fmt: skip
+ILL = (engine.REPAIRING, engine.LOST, engine.STARTING, engine.DELETING, engine.QUEUED)
