@@ -14,6 +14,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 from launch import spec
+from launch.assumptions import guarded
 from launch.errors import LaunchError, UnknownError
 
 TIME_ENDED = "its time has ended"  # of a worker whose machine time is used up
@@ -108,10 +109,12 @@ class Board:
     self.storage, self._here = storage, f"a{number}"
     self.clock, self.unreadable = 0.0, []
 
+  @guarded("the run's directory")
   def publish(self, attempt: Attempt) -> None:
     """For the workers to read."""
     self.storage.write(f"{self._here}/spec.json", attempt.dumps().encode())
 
+  @guarded("the run's directory")
   def attempt(self) -> Attempt:
     """What was published."""
     item = self.storage.read(f"{self._here}/spec.json")
@@ -136,25 +139,30 @@ class Board:
       return min(now, float(found))
     return now
 
+  @guarded("the run's directory")
   def clear(self) -> None:
     """Deletes what an attempt of this number, of a run whose journal is lost, has left."""
     for name in self.storage.names(f"{self._here}/"):
       self.storage.delete(name)
 
+  @guarded("the run's directory")
   def give(self, order: Order) -> None:
     """An order to all workers."""
     self.storage.write(f"{self._here}/order.json", json.dumps(dataclasses.asdict(order)).encode())
 
+  @guarded("the run's directory")
   def order(self) -> Order:
     """The last order; the first try where there is none."""
     item = self.storage.read(f"{self._here}/order.json")
     return _parsed(Order, item) if item else Order()
 
+  @guarded("the run's directory")
   def report(self, report: Report) -> None:
     """Replaces the worker's report."""
     content = json.dumps(dataclasses.asdict(report)).encode()
     self.storage.write(f"{self._here}/w{report.worker:02d}.json", content)
 
+  @guarded("the run's directory")
   def reports(self, workers: int) -> dict:
     """{worker: (report, its age in seconds)} of those that have written one that can be read."""
     with ThreadPoolExecutor(min(AT_ONCE, workers)) as pool:  # of a large slice there are hundreds
@@ -168,6 +176,7 @@ class Board:
     except Garbage:
       return Garbage
 
+  @guarded("the run's directory")
   def seen(self, worker: int) -> "tuple | None":
     """(report, its age in seconds) of one worker; None where it has written none."""
     item = self.storage.read(f"{self._here}/w{worker:02d}.json")
@@ -176,10 +185,12 @@ class Board:
     self.clock = max(self.clock, item.now)
     return _parsed(Report, item, worker=worker), item.age  # whosever it says it is
 
+  @guarded("the run's directory")
   def write_log(self, worker: int, piece: int, content: bytes) -> None:
     """A piece of a worker's log."""
     self.storage.write(f"{self._here}/log/w{worker:02d}.{piece:05d}", content)
 
+  @guarded("the run's directory")
   def pieces(self, worker: int) -> list:
     """Names of the pieces of a worker's log, in their order; whatever else is there is none."""
     names = self.storage.names(prefix := f"{self._here}/log/w{worker:02d}.")

@@ -101,7 +101,7 @@ class Lease:
       return {}, 0, 0.0
     try:
       says = json.loads(item.content)
-    except ValueError:
+    except (ValueError, RecursionError):
       says = None
     return says if isinstance(says, dict) else {"host": "nobody knows whom"}, item.generation, item.age
 

@@ -149,7 +149,10 @@ def removed(
 
 def strays(engine_: engine.Engine, run: Run, spared: list[int]) -> tuple[list[engine.Resource], dict]:
   """(what is there of the run beside the `spared` attempts, {location: why it could not be asked})."""
-  resources, troubles = engine_.inventory(run.zones)
+  try:
+    resources, troubles = engine_.inventory(run.zones)
+  except (UnknownError, LaunchError) as error:
+    resources, troubles = (), {", ".join(run.zones) or run.backend: str(error)}
   mine = [each for each in resources if (each.run, each.owner, each.mark) == (run.name, run.owner, run.mark)]
   return [each for each in mine if each.attempt not in spared and each.state != engine.DELETING], troubles
 
@@ -177,11 +180,11 @@ def swept(
     wait(run.limits.poll)
   book.settle()
   late = book.last("settled") is not None
-  found, troubles = _strays(engine_, run, spared)
+  found, troubles = strays(engine_, run, spared)
   deadline = time.monotonic() + run.limits.delete
   while late and troubles and time.monotonic() < deadline:
     wait(run.limits.poll)
-    found, troubles = _strays(engine_, run, spared)
+    found, troubles = strays(engine_, run, spared)
   for location, why in troubles.items():
     command = f"; look with\n  {engine_.deletion(max(1, _readable(book).attempt))}" if late else ""
     say(f"{location} could not be asked whether anything else of {run.name} is there: {why}{command}")
@@ -189,13 +192,6 @@ def swept(
     say(f"{resource.name} is there in {resource.location}, and is no attempt that this run goes on with")
   left = [resource for resource in found if not removed(engine_, run, resource, wait, before)]
   return not left and not (late and troubles)
-
-
-def _strays(engine_, run, spared):
-  try:
-    return strays(engine_, run, spared)
-  except (UnknownError, LaunchError) as error:
-    return [], {", ".join(run.zones) or run.backend: str(error)}
 
 
 def _readable(book):

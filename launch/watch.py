@@ -38,8 +38,7 @@ class Watch:
     self._journal.read()  # another may have watched until now
     self._journal.taken()
     self.state = self._journal.state
-    if abs(skew := time.time() - self._now()) > assumptions.SKEW:
-      say(f"this machine's clock differs by {skew:.0f} s from that of the run's directory; deadlines use the latter")
+    self._check_own_clock()
     self._intended = set(self._journal.remaining())
     return self
 
@@ -91,7 +90,11 @@ class Watch:
         f"python -m launch adopt {self._run.name} shows the difference"
       )
     while self.state.stage != OVER:
-      acted = self.turn()
+      try:
+        acted = self.turn()
+      except UnknownError as error:
+        acted = False
+        self._trouble("turn", f"no answer: {error}; it is tried again")
       if self.state.stage != OVER:
         time.sleep(min(self._run.limits.poll, 1.0 if acted else 1e9) * random.uniform(0.8, 1.2))
     return self.close()
@@ -116,8 +119,12 @@ class Watch:
     try:
       for action in actions:
         state = self._act(action, state)
-    except UnknownError as error:
-      self._trouble("acting", f"no answer: {error}; it is tried again")
+    except Held:
+      raise
+    except (UnknownError, LaunchError) as error:
+      if isinstance(error, LaunchError) and not self._intended:  # nothing was made yet, and nothing can be
+        raise
+      self._trouble("acting", f"not done: {error}; it is tried again")
       return False
     notes = [action for action in actions if action.verb == "note"]
     if state.continued != self.state.continued and not notes:
@@ -132,7 +139,9 @@ class Watch:
   def _strays(self):
     """Deletes what came of requests without an answer, of which no attempt goes on; the end looks once more."""
     alive = [self.state.attempt] if self.state.stage != IDLE else []
-    found, _ = removal.strays(self.engine, self._run, alive)
+    found, troubles = removal.strays(self.engine, self._run, alive)
+    for location, why in troubles.items():
+      self._trouble("strays", f"{location} could not be asked for machines that came late: {why}")
     for resource in found:
       say(f"{resource.name} has come late in {resource.location}, and is deleted")
       if (
@@ -169,6 +178,7 @@ class Watch:
       self._garbled.add(worker)
       say(f"w{worker:02d}: its report is none that `launch` writes, as if it had not reported")
     self._check_clocks(now, reports or {})
+    self._check_own_clock()
     return Seen(now, look, reports, order, refusal, files.clock)
 
   def _act(self, action, state):
@@ -285,6 +295,15 @@ class Watch:
     """Between two looks at what goes, or may come late."""
     self._lease.renew()
     time.sleep(seconds)
+
+  def _check_own_clock(self):
+    """Reports a difference between this machine's clock and the service's, once until it is gone."""
+    skew = time.time() - self._now()
+    if abs(skew) <= assumptions.SKEW:
+      self._warned.discard("here")
+    elif "here" not in self._warned:
+      self._warned.add("here")
+      say(f"this machine's clock differs by {skew:.0f} s from that of the run's directory; deadlines use the latter")
 
   def _check_clocks(self, now, reports):
     """Says which worker's clock is wrong beside the others'."""

@@ -30,13 +30,14 @@ class Launcher(stateful.RuleBasedStateMachine):
       self.universe.tick(15)
 
   @stateful.rule(seconds=st.sampled_from([1, 15, 60, 200, 600, 3000, 20000]))
-  def time_passes(self, seconds):
+  def laptops_sleep(self, seconds):
     self.universe.tick(seconds)
 
-  @stateful.rule(laptop=LAPTOPS, turns=st.integers(1, 12), pause=st.sampled_from([1, 15, 40]))
-  def watch(self, laptop, turns, pause):
+  @stateful.rule(first=LAPTOPS, turns=st.integers(1, 60), pause=st.sampled_from([1, 15, 40]))
+  def watch(self, first, turns, pause):
     for _ in range(turns):
-      self.universe.turn(laptop)
+      self.universe.turn(first)
+      self.universe.turn(1 - first)
       self.universe.tick(pause)
 
   @stateful.rule(laptop=LAPTOPS, force=st.booleans())
@@ -60,9 +61,18 @@ class Launcher(stateful.RuleBasedStateMachine):
   def run_again(self, laptop):
     self.universe.start(laptop, begin=True)
 
+  @stateful.rule(laptop=LAPTOPS, sure=st.integers(0, 4))
+  def down(self, laptop, sure):
+    if not sure:
+      self.universe.down(laptop)
+
   @stateful.rule(laptop=LAPTOPS)
-  def down(self, laptop):
-    self.universe.down(laptop)
+  def run_and_watch(self, laptop):
+    """Most sequences have a watcher most of the time."""
+    self.universe.start(laptop, begin=True)
+    for _ in range(20):
+      self.universe.turn(laptop)
+      self.universe.tick(15)
 
   @stateful.rule(kind=st.sampled_from(FAULTS), times=st.integers(1, 4), word=st.sampled_from(ILL))
   def fault(self, kind, times, word):
