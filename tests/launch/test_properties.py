@@ -53,8 +53,11 @@ class Launcher(stateful.RuleBasedStateMachine):
       self.universe.tick(15)
     self.universe.kill_at, self.universe.watches[laptop] = 0, None
 
-  @stateful.rule(laptop=LAPTOPS)
-  def gc(self, laptop):
+  @stateful.rule(laptop=LAPTOPS, meanwhile=st.booleans())
+  def gc(self, laptop, meanwhile):
+    """`gc`, perhaps while the other laptop acts between its calls."""
+    if meanwhile:
+      self.universe.fault("other acts", 2, engine.LOST)
     self.universe.gc(laptop)
 
   @stateful.rule(laptop=LAPTOPS)

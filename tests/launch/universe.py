@@ -153,6 +153,7 @@ class Engine:
 
   def inventory(self, zones: tuple) -> tuple:
     u = self._universe
+    u.call()
     if u.take("list unknown"):
       return (), {"europe-west4-a": "500"}
     rows = [engine.Resource(self._run.attempt(m.attempt), "europe-west4-a", "vit", self._run.owner, m.attempt, m.state,
@@ -173,7 +174,8 @@ class Universe:
     self.delay, self.calls, self.kill_at, self.laptop = 10.0, 0, 0, 0
     self.queue, self.provision, self.removal = 30.0, 60.0, 30.0
     self.skews, self.clocks, self.watches = [0.0, 0.0], [Clock(), Clock()], [None, None]
-    self.said, self.downs, self.gone = "", False, set()
+    self._nested = False
+    self.said, self.downs = "", False
     self._folder = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
     args = ("--config=c.py", "--workdir=gs://bkt/a")
     self.run = spec.checked(spec.Run("vit", "qr", "vit_jax.train", args, "gs://bkt/a", tpu="v3-8", project="project",
@@ -204,7 +206,16 @@ class Universe:
     return Memory(self, self.clocks[self.laptop])
 
   def call(self) -> None:
-    """Counts a call, at which the process may die."""
+    """Counts a call, at which the process may die, or another laptop may act."""
+    if not self._nested and (what := self.take("other acts")):
+      mine, kill, self.kill_at, self._nested = self.laptop, self.kill_at, 0, True
+      if what != engine.QUEUED:  # any word of ILL but one
+        self.start(1 - mine, force=what == engine.LOST)
+      for _ in range(8):
+        self.turn(1 - mine)
+        self.tick(15)
+      self.kill_at, self._nested = kill, False
+      self._sit(mine)
     self.calls += 1
     if self.kill_at and self.calls >= self.kill_at:
       self.kill_at = 0
@@ -216,7 +227,7 @@ class Universe:
     return due.pop() if due else ""
 
   def make(self, attempt: int, expires: int, seconds: int) -> None:
-    if attempt not in self.machines and attempt not in self.gone:  # a name is not given twice: its request is done
+    if attempt not in self.machines:
       self.machines[attempt] = Machine(attempt, self.now, expires, seconds)
     self.check()
 
@@ -250,7 +261,6 @@ class Universe:
     if m.state == engine.DELETING:
       if self.now >= m.gone:
         del self.machines[attempt]
-        self.gone.add(attempt)
       return
     if self.now > m.expires or (m.ready and self.now > m.ready + m.seconds):  # it ends itself
       m.state, m.gone = engine.DELETING, self.now + 30
@@ -287,11 +297,14 @@ class Universe:
 
   # What people and their laptops do.
 
+  def _sit(self, laptop):
+    self.laptop = laptop
+    os.environ["XDG_STATE_HOME"] = f"{self._folder}/{laptop}"
+
   @contextlib.contextmanager
   def on(self, laptop: int) -> Iterator[None]:
     """Acts on a laptop; what is printed goes to `said`."""
-    self.laptop = laptop
-    os.environ["XDG_STATE_HOME"] = f"{self._folder}/{laptop}"
+    self._sit(laptop)
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
       try:
@@ -375,6 +388,8 @@ class Universe:
     self.faults.setdefault(kind, []).extend([word] * times)
 
 
-FAULTS = ("quota", "create refused", "create delayed", "create duplicated", "create lost", "look unknown", "look stale",
-          "look absent", "look ill", "delete refused", "delete lost", "list unknown", "write lost")  # fmt: skip
+FAULTS = (
+  "other acts", "quota", "create refused", "create delayed", "create duplicated", "create lost", "look unknown",
+  "look stale", "look absent", "look ill", "delete refused", "delete lost", "list unknown", "write lost",
+)  # fmt: skip
 ILL = (engine.REPAIRING, engine.LOST, engine.STARTING, engine.DELETING, engine.QUEUED)

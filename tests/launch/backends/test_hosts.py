@@ -28,14 +28,15 @@ if host in os.environ.get("SSH_AWAY", "").split():
   sys.exit(255)
 home = "{folder}/" + host
 os.makedirs(home, exist_ok=True)
-print("[] Welcome to", host, flush=True)
+greets = "vitjax-answer" in command
+print(*["[] Welcome to " + host] * greets, flush=True, end="\\n" * greets)
 code = subprocess.run(["bash", "-c", command], env={{k: v for k, v in os.environ.items() if k != "XDG_STATE_HOME"}} |
   {{"HOME": home}}, cwd=home).returncode
 drops = "{folder}/drops"
 if os.path.exists(drops):
   os.unlink(drops)
   sys.exit(255)
-print("[]")
+print(*["[]"] * greets, end="\\n" * greets)
 sys.exit(255 if code < 0 else code)
 """
 
