@@ -1,7 +1,7 @@
 """Long sequences of faults for the launcher: python -m tests.campaigns.launcher [STEPS]
 
 The state machine of tests/launch/test_properties.py with new random sequences, until at least so many steps are done.
-The cloud loses, delays, duplicates and falsifies answers, clocks jump, processes die, and two laptops and gc act at once.
+The cloud loses, delays, duplicates and falsifies answers, clocks jump, processes die, two laptops and gc act at once.
 20,000 steps take a few minutes. Ends with the number of steps; exit code 1 if a promise was broken.
 """
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from launch import engine, errors
 from launch.journal import Journal
-from tests.launch.universe import ARRIVES, FAULTS, ILL, Universe
+from tests.launch.services import FAULTS, ILL
+from tests.launch.universe import ARRIVES, Universe
 
 LAPTOPS = st.integers(0, 1)
 EXAMPLES = int(os.environ.get("VITJAX_SEQUENCES", "0"))

@@ -1,0 +1,153 @@
+"""The cloud and the bucket of `tests.launch.universe`, as one laptop reaches them, with the faults that are due."""
+
+import dataclasses
+
+from launch import board, engine, spec
+from launch.errors import QuotaError, UnknownError
+from launch.storage import Clock, Item
+
+FAULTS = (
+  "other acts", "quota", "create refused", "create delayed", "create duplicated", "create lost", "look unknown",
+  "look stale", "look absent", "look ill", "delete refused", "delete lost", "list unknown", "write lost",
+)  # fmt: skip
+ILL = (engine.REPAIRING, engine.LOST, engine.STARTING, engine.DELETING, engine.QUEUED)
+
+
+class Killed(BaseException):
+  """A process is gone between two instructions."""
+
+
+@dataclasses.dataclass
+class Machine:
+  """Of an attempt. `expires` is its label, `seconds` its own limit from `ready` on."""
+
+  attempt: int
+  born: float
+  expires: int
+  seconds: int
+  state: str = engine.QUEUED
+  ready: float = 0.0
+  gone: float = 0.0
+  worker: str = "running"  # or finished, crashed, silent
+  try_: int = 1
+  step: int = 0
+
+
+class Memory:
+  """The run's directory, as one laptop reaches it."""
+
+  def __init__(self, universe, clock: Clock):
+    self._universe, self.clock = universe, clock
+
+  def _answer(self):
+    if self._universe.away:
+      raise UnknownError("the bucket is away")
+    self.clock.show(self._universe.now)
+
+  def read(self, name: str) -> Item | None:
+    self._answer()
+    if name not in self._universe.files:
+      return None
+    content, generation, written = self._universe.files[name]
+    return Item(content, self._universe.now - written, generation, self._universe.now)
+
+  def write(self, name: str, content: bytes, generation: int | None = None) -> int:
+    self._universe.call()
+    self._answer()
+    before = self._universe.files.get(name, (b"", 0, 0.0))[1]
+    if generation not in (None, before):
+      raise FileExistsError(name)
+    self._universe.generation += 1
+    self._universe.files[name] = content, self._universe.generation, self._universe.now
+    self._universe.call()
+    if self._universe.take("write lost"):
+      raise UnknownError("the answer to a write is lost")
+    return self._universe.generation
+
+  def names(self, prefix: str = "") -> list[str]:
+    self._answer()
+    return sorted(name for name in self._universe.files if name.startswith(prefix))
+
+  def delete(self, name: str) -> None:
+    self._answer()
+    self._universe.files.pop(name, None)
+
+
+class Engine:
+  """The cloud, as a laptop asks it."""
+
+  restarts = False
+
+  def __init__(self, run: spec.Run, universe):
+    self._run, self._universe = run, universe
+
+  def location(self, attempt: int) -> str:
+    return "europe-west4-a"
+
+  def request(self, attempt: int, expires: int) -> str:
+    return ""
+
+  def create(self, attempt: int, expires: int) -> None:
+    u = self._universe
+    u.call()
+    seconds = board.Board(u.storage(""), attempt).attempt().seconds
+    if u.take("quota"):
+      raise QuotaError("Quota exceeded")
+    if u.take("create refused"):
+      raise UnknownError("503")
+    if u.take("create delayed"):
+      u.arriving.append((u.now + u.delay, attempt, expires, seconds))
+      raise UnknownError("timed out")
+    u.make(attempt, expires, seconds)
+    if u.take("create duplicated"):
+      u.arriving.append((u.now + u.delay, attempt, expires, seconds))
+    u.answered[attempt] = u.now
+    u.call()
+    if u.take("create lost"):
+      raise UnknownError("the answer is lost")
+
+  def look(self, attempt: int) -> engine.Look:
+    u = self._universe
+    u.call()
+    machine = u.machines.get(attempt)
+    if u.take("look unknown"):
+      raise UnknownError("500")
+    if machine and u.now - u.answered.get(attempt, -1e9) < 25 and u.take("look stale"):
+      return engine.Look(engine.ABSENT)
+    false = u.take("look absent")
+    if machine and false and not u.lied:
+      u.lied = True  # the assumption: not twice in turn, beside a list that says the same
+      return engine.Look(engine.ABSENT)
+    u.lied = False
+    if machine and machine.state == engine.READY and u.works(machine) and (word := u.take("look ill")):
+      return engine.Look(word, "UNHEALTHY")
+    return engine.Look(machine.state if machine else engine.ABSENT, "detail" if machine else "")
+
+  def delete(self, attempt: int) -> None:
+    u = self._universe
+    u.call()
+    if u.take("delete refused"):
+      raise UnknownError("500")
+    u.remove(attempt)
+    u.call()
+    if u.take("delete lost"):
+      raise UnknownError("the answer is lost")
+
+  def remove(self, resource: engine.Resource) -> None:
+    self.delete(resource.attempt)
+
+  def deletion(self, attempt: int) -> str:
+    return f"remove {self._run.attempt(attempt)}"
+
+  def inventory(self, zones: tuple) -> tuple:
+    u = self._universe
+    u.call()
+    if u.take("list unknown"):
+      return (), {"europe-west4-a": "500"}
+    rows = [engine.Resource(self._run.attempt(m.attempt), "europe-west4-a", "vit", self._run.owner, m.attempt, m.state,
+                            "detail", m.expires, m.born, "v3-8", self._run.mark)
+            for m in u.machines.values()]  # fmt: skip
+    return tuple(rows), {}
+
+  def shell(self, attempt: int, worker: int, words: list[str]) -> list[str]:
+    return words
