@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from launch import check, errors, flags, goodput, listing, logs, render, screen, sweep, verbs
+from launch import check, errors, flags, listing, logs, render, screen, sweep, verbs
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
 
@@ -61,8 +61,8 @@ def ssh(args, command: list[str]) -> int:
 def report(args) -> int:
   """Prints where the time of a run went."""
   book = verbs.opened(args.name, args.workdir)
-  table = goodput.goodput(book.run, book.events)
-  print(json.dumps(table, indent=1) if args.json else goodput.text(table))
+  table = logs.goodput(book.run, book.events)
+  print(json.dumps(table, indent=1) if args.json else logs.text(table))
   return errors.DONE
 
 

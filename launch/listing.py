@@ -11,13 +11,13 @@ import time
 
 from launch import board, errors, journal, removal, spec, verbs
 from launch.backends import engine as engine_of
+from launch.engine import DELETING, IDLE, OVER, WATCHING, State
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
 from launch.lease import Held, Lease
 from launch.removal import ELSEWHERE, Facts
 from launch.screen import say, utc
 from launch.spec import Run
-from launch.state import DELETING, IDLE, OVER, WATCHING, State
 from launch.storage import storage
 from launch.watch import BEATS
 

@@ -18,7 +18,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 
-from launch import errors, kubectl, machine, manifests, storage
+from launch import errors, machine, manifests, storage
 from launch.errors import LaunchError, UnknownError
 from launch.findings import Finding, bucket_of
 from launch.spec import Run
@@ -126,9 +126,9 @@ def of_project(run: Run, token: "storage.Token | None") -> Iterator[Finding]:
 
 def of_cluster(run: Run) -> Iterator[Finding]:
   """Finds whether the cluster of a run of the backend gke answers, knows JobSets and lets the user list them."""
-  words = [*kubectl.base(run.cluster, run.namespace), "get", manifests.JOBSETS, "--output=name"]
+  words = [*manifests.base(run.cluster, run.namespace), "get", manifests.JOBSETS, "--output=name"]
   try:
-    kubectl.ask(words)
+    manifests.ask(words)
     yield Finding("ok", f"cluster: JobSets can be listed in the namespace {run.namespace}")
   except (UnknownError, LookupError, OSError) as error:
     yield _unknown("cluster", _short(error))

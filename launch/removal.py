@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 
 from launch import assumptions, engine
+from launch.engine import OVER, State
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
 from launch.lease import Held
 from launch.screen import say
 from launch.spec import Run
-from launch.state import OVER, State
 
 # States of a machine that ends nothing by itself, and holds quota or continues to cost.
 DEAD = (engine.LOST, engine.FAILED, engine.DONE)

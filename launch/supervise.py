@@ -8,9 +8,9 @@ budget, which a try that continues from a later checkpoint fills again.
 
 import dataclasses
 
-from launch import assumptions, board, engine, errors, verdict
+from launch import assumptions, board, engine, errors
+from launch.engine import DELETING, IDLE, OVER, WATCHING, Action, Seen, State
 from launch.spec import Run
-from launch.state import DELETING, IDLE, OVER, WATCHING, Action, Seen, State
 
 LONGEST_PAUSE = 30  # times limits.pause
 RAREST = 20  # times limits.poll: what was asked for to no effect is asked again, after twice as long each time
@@ -157,30 +157,30 @@ def _by_reports(run, restarts, state, seen):
     )
     return _ordered(run, state, seen, text) if state.anew <= ANEW else _failed(run, state, seen, text, fresh=True)
   waited = seen.now - state.trouble if state.trouble else 0.0
-  found = verdict.judge(run, state.try_, seen.reports, seen.order, waited, state.hangs)
-  if found.kind == verdict.DONE:
+  found = board.judge(run, state.try_, seen.reports, seen.order, waited, state.hangs)
+  if found.kind == board.DONE:
     return _over(run, _ending(state, errors.DONE, "done"), seen, "done", found.text)
-  if found.kind == verdict.STOPPED and restarts:  # a JobSet whose pods have ended keeps no machines
+  if found.kind == board.STOPPED and restarts:  # a JobSet whose pods have ended keeps no machines
     return _over(run, _ending(state, errors.DETACHED, "stopped as ordered"), seen, "stopped", found.text)
-  if found.kind == verdict.STOPPED:
+  if found.kind == board.STOPPED:
     return _kept(_ending(state, errors.DETACHED, "stopped as ordered, its machines are kept"), "stopped", found.text)
   if restarts:  # and decides by itself what is to be tried again
     return state, None
-  if found.kind == verdict.GOING:
+  if found.kind == board.GOING:
     return dataclasses.replace(state, trouble=0.0), None
   if not state.trouble:
     state = dataclasses.replace(state, trouble=seen.now)
   # A machine that is repaired reports again; of those that are going the last words are how they went.
-  if found.kind == verdict.TROUBLE or state.look != engine.READY:
+  if found.kind == board.TROUBLE or state.look != engine.READY:
     return state, None
-  if found.kind == verdict.SAVED:
+  if found.kind == board.SAVED:
     return _again(run, state, seen, "preempted", found.text)
-  if found.kind == verdict.FINAL:
+  if found.kind == board.FINAL:
     return _final(run, state, seen, found)
-  if found.kind == verdict.FRESH and (_past(state, seen) or board.TIME_ENDED in found.text):
+  if found.kind == board.FRESH and (_past(state, seen) or board.TIME_ENDED in found.text):
     return _again(run, state, seen, "expired", "it has ended itself at its end")
-  state = dataclasses.replace(state, hangs=state.hangs + (found.code == verdict.HANG))
-  return _failed(run, state, seen, found.text, found.tail, fresh=found.kind == verdict.FRESH)
+  state = dataclasses.replace(state, hangs=state.hangs + (found.code == board.HANG))
+  return _failed(run, state, seen, found.text, found.tail, fresh=found.kind == board.FRESH)
 
 
 def _by_look(run, restarts, state, seen):
@@ -224,11 +224,11 @@ def _refused(run, restarts, state, seen, look):
     return _elsewhere(run, state, seen, look.detail)
   if look.code:
     return _over(run, _ending(state, look.code, look.detail), seen, "failed", look.detail)
-  first = verdict.first_failure(seen.reports or {})
+  first = board.first_failure(seen.reports or {})
   text = look.detail + (f"; w{first.worker:02d} ended with {first.exit}" if first else "")
   tail = first.tail if first else ""
-  if first and first.exit in verdict.FATAL:
-    return _final(run, state, seen, verdict.Verdict(verdict.FINAL, text, tail, first.exit))
+  if first and first.exit in board.FATAL:
+    return _final(run, state, seen, board.Verdict(board.FINAL, text, tail, first.exit))
   if restarts and state.continued <= max(0, state.reached):
     state = dataclasses.replace(state, failures=run.max_failures - 1)
   return _failed(run, state, seen, text, tail, fresh=True)
@@ -251,7 +251,7 @@ def _ready(run, restarts, state, seen):
   waited, reports = seen.now - state.starting, {w: r for w, (r, _) in seen.reports.items()}
   absent = [w for w in range(run.workers) if w not in reports]
   late = [r for r in reports.values() if r.phase == board.INSTALLING or r.try_ < state.try_]
-  if absent and waited > run.limits.start and not verdict.begun(reports.values(), state.try_):
+  if absent and waited > run.limits.start and not board.begun(reports.values(), state.try_):
     names = ", ".join(f"w{w:02d}" for w in absent[:8])
     return _failed(
       run, state, seen, f"{names}: no sign of life {waited:.0f} s after the machines were ready", fresh=True
@@ -317,7 +317,7 @@ def _failed(run, state, seen, text, tail="", fresh=False):
   state = dataclasses.replace(state, failures=state.failures + 1)
   if state.failures >= run.max_failures:
     text = f"{state.failures} tries without a new checkpoint; the last: {text}"
-    return _final(run, state, seen, verdict.Verdict(verdict.FINAL, text, tail, errors.GAVE_UP))
+    return _final(run, state, seen, board.Verdict(board.FINAL, text, tail, errors.GAVE_UP))
   if fresh:
     return _again(run, state, seen, "failed", text, tail, lost=0)
   return _ordered(run, state, seen, text, tail)

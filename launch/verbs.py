@@ -9,14 +9,14 @@ import subprocess
 import sys
 import time
 
-from launch import board, bundle, check, errors, journal, kubectl, removal, screen, spec
+from launch import board, bundle, check, errors, journal, manifests, removal, screen, spec
 from launch.backends import engine as engine_of
+from launch.engine import OVER, WATCHING, State
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
 from launch.lease import Held, Lease
 from launch.screen import say, utc
 from launch.spec import Run
-from launch.state import OVER, WATCHING, State
 from launch.storage import storage
 from launch.watch import BEATS, Watch
 
@@ -92,7 +92,7 @@ def _free(run, book, engine_):
 def placed(run: Run) -> Run:
   """The run with the cluster that kubectl uses by default, which may be another one tomorrow."""
   if run.backend == "gke" and not run.cluster:
-    return spec.checked(dataclasses.replace(run, cluster=kubectl.context()))
+    return spec.checked(dataclasses.replace(run, cluster=manifests.context()))
   return run
 
 

@@ -5,14 +5,14 @@ import random
 import statistics
 import time
 
-from launch import assumptions, board, bundle, engine, errors, removal, supervise, verdict
+from launch import assumptions, board, bundle, engine, errors, removal, supervise
 from launch.backends import engine as engine_of
+from launch.engine import IDLE, OVER, WATCHING, Seen, State
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
 from launch.lease import Held, Lease
 from launch.screen import say, utc
 from launch.spec import Run
-from launch.state import IDLE, OVER, WATCHING, Seen, State
 from launch.storage import storage
 
 BEATS = 6.0  # looks in the duration of the lease
@@ -322,7 +322,7 @@ class Watch:
     if self._said.get("state") != (text := f"{name}: {seen.look.state}{detail}"):
       self._said["state"] = text
       say(text)
-    text = verdict.progress(self._run, seen.reports or {})
+    text = board.progress(self._run, seen.reports or {})
     at_once = text.partition(", step ")[0]  # steps are said once a minute
     if text and (self._said.get("progress") != at_once or time.monotonic() - self._news > NEWS):
       hint = f" (what they print: python -m launch logs {self._run.name} -f)" * ("progress" not in self._said)

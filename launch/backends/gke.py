@@ -5,7 +5,7 @@ import re
 import shlex
 from datetime import datetime
 
-from launch import engine, kubectl, manifests, render, spec, tpus
+from launch import engine, manifests, render, spec, tpus
 from launch.engine import Look, Resource
 from launch.errors import USAGE, LaunchError, UnknownError
 
@@ -22,7 +22,7 @@ class Engine:
 
   def __init__(self, run: spec.Run):
     self._run = run
-    self._base = kubectl.base(run.cluster, run.namespace)
+    self._base = manifests.base(run.cluster, run.namespace)
     self._taken = set()  # attempts whose names another run has
 
   def location(self, attempt: int) -> str:
@@ -32,7 +32,7 @@ class Engine:
   def request(self, attempt: int, expires: int) -> str:
     """See engine.Engine."""
     name, hosts = self._run.attempt(attempt), self._run.workers
-    create = kubectl.executed([*self._base, "create", "--filename=-", "--output=json"])
+    create = manifests.executed([*self._base, "create", "--filename=-", "--output=json"])
     get = [*self._base, "get"]
     selector = [f"--selector={self._selector(attempt)}", "--output=json"]
     delete = [*self._base, "delete", f"{manifests.JOBSETS},configmaps", selector[0], "--ignore-not-found"]
@@ -41,11 +41,11 @@ class Engine:
       ("create: the JobSet", [render.here(shlex.join(create), render.jobset(self._run, attempt, expires))]),
       (f"create: a ConfigMap {name} with launch.zip, which names the JobSet by its uid and is its standard input",
        [f"# {shlex.join(create)}"]),
-      ("inspect", [kubectl.executed([*get, manifests.JOBSETS, name, "--output=json"]),
-                   *(kubectl.executed([*get, kinds, *selector]) for kinds in ("pods", _OWNED))]),
+      ("inspect", [manifests.executed([*get, manifests.JOBSETS, name, "--output=json"]),
+                   *(manifests.executed([*get, kinds, *selector]) for kinds in ("pods", _OWNED))]),
       ("inspect, if the JobSet is not found: a list must confirm it",
-       [kubectl.executed([*get, f"{manifests.JOBSETS},{_OWNED}", *selector])]),
-      ("delete", [kubectl.executed([*delete, "--wait=false"])]),
+       [manifests.executed([*get, f"{manifests.JOBSETS},{_OWNED}", *selector])]),
+      ("delete", [manifests.executed([*delete, "--wait=false"])]),
       (f"ssh: python -m launch ssh {self._run.name} --worker=N, with N from 0 to {hosts - 1}, in the pod of the worker",
        [pod]),
     )  # fmt: skip
@@ -66,7 +66,7 @@ class Engine:
     """See engine.Engine."""
     try:
       jobset = self._read("get", manifests.JOBSETS, self._run.attempt(attempt))
-    except (LookupError, kubectl.NoJobSetError) as error:
+    except (LookupError, manifests.NoJobSetError) as error:
       known = not isinstance(error, LaunchError)
       left = self._selected(f"{manifests.JOBSETS},{_OWNED}" if known else _OWNED, attempt)
       if any(item.get("kind") == "JobSet" for item in left) or not re.search(
@@ -94,23 +94,23 @@ class Engine:
       return
     words = ["delete", f"{manifests.JOBSETS},configmaps", f"--selector={self._selector(attempt)}"]
     try:
-      kubectl.ask([*self._base, *words, "--ignore-not-found", "--wait=false"])
-    except kubectl.NoJobSetError:  # nothing else is billed; `look` says whether any of it is there
+      manifests.ask([*self._base, *words, "--ignore-not-found", "--wait=false"])
+    except manifests.NoJobSetError:  # nothing else is billed; `look` says whether any of it is there
       return
 
   def remove(self, resource: Resource) -> None:
     """See engine.Engine."""
     namespace = resource.location.rpartition("/")[2]
-    base = kubectl.base(self._run.cluster, namespace)
+    base = manifests.base(self._run.cluster, namespace)
     try:
-      found = _parsed(kubectl.ask([*base, "get", manifests.JOBSETS, resource.name, "--output=json"]))
+      found = _parsed(manifests.ask([*base, "get", manifests.JOBSETS, resource.name, "--output=json"]))
     except LookupError:
       return
     marks = found.get("metadata", {}).get("labels", {})
     now = marks.get("vitjax-run", ""), marks.get("vitjax-owner", ""), _number(marks.get("vitjax-attempt"))
     mark = marks.get("vitjax-folder", "")
     if marks.get("vitjax") and (*now, mark) == (resource.run, resource.owner, resource.attempt, resource.mark):
-      kubectl.ask(
+      manifests.ask(
         [*base, "delete", f"{manifests.JOBSETS},configmaps", resource.name, "--ignore-not-found", "--wait=false"]
       )
 
@@ -127,7 +127,7 @@ class Engine:
     words += ["get", manifests.JOBSETS, "--selector=vitjax=1", "--output=json"]
     words += ["--all-namespaces"] if everywhere else []
     try:
-      items = _items(_parsed(kubectl.ask(words)))
+      items = _items(_parsed(manifests.ask(words)))
     except (UnknownError, LaunchError) as error:
       return [], {self._location("*" if everywhere else self._run.namespace): str(error)}
     return [self._resource(item) for item in items], {}
@@ -144,10 +144,10 @@ class Engine:
     return [*self._base, "exec", *asking, name, f"--container={manifests.CONTAINER}", "--", *(words or ["sh"])]
 
   def _create(self, value):
-    return _parsed(kubectl.ask([*self._base, "create", "--filename=-", "--output=json"], json.dumps(value)))
+    return _parsed(manifests.ask([*self._base, "create", "--filename=-", "--output=json"], json.dumps(value)))
 
   def _read(self, *words):
-    return _parsed(kubectl.ask([*self._base, *words, "--output=json"]))
+    return _parsed(manifests.ask([*self._base, *words, "--output=json"]))
 
   def _selected(self, kinds, attempt):
     return _items(self._read("get", kinds, f"--selector={self._selector(attempt)}"))

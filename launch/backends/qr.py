@@ -13,7 +13,7 @@ import tempfile
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 
-from launch import assumptions, board, gcloud, queued, render, spec, storage, tpus
+from launch import assumptions, board, gcloud, render, spec, storage, tpus
 from launch.engine import ABSENT, DELETING, LOST, READY, Look, Resource
 from launch.errors import LaunchError, QuotaError, UnknownError
 
@@ -89,13 +89,13 @@ class Engine:
       left = self._leftover(attempt)
       if not left:
         return Look(ABSENT)
-      detail = ", ".join(f"{node['name'].rpartition('/')[2]} is {queued.word(node)}" for node in left)
+      detail = ", ".join(f"{node['name'].rpartition('/')[2]} is {gcloud.word(node)}" for node in left)
       return Look(LOST if self._leaked[attempt] else DELETING, f"{detail}, without its queued resource: it is billed")
-    queued.check(item)
+    gcloud.check(item)
     if not self._mine(item, attempt):
-      return Look(ABSENT, f"{name} is there, but it is {queued.whose(item)}")
-    look = queued.waiting(item)
-    return queued.together(self._nodes(attempt), tpus.find(self._run.tpu).hosts) if look.state == READY else look
+      return Look(ABSENT, f"{name} is there, but it is {gcloud.whose(item)}")
+    look = gcloud.waiting(item)
+    return gcloud.together(self._nodes(attempt), tpus.find(self._run.tpu).hosts) if look.state == READY else look
 
   def delete(self, attempt: int) -> None:
     """See `launch.engine.Engine`. What has its name and not its labels is somebody else's, and stays."""
@@ -105,7 +105,7 @@ class Engine:
       self._leftover(attempt)
       for node in self._leaked[attempt]:
         _delete("tpu-vm", node, self._run.project, zone)
-    elif self._mine(item, attempt) and queued.word(item) != "DELETING":
+    elif self._mine(item, attempt) and gcloud.word(item) != "DELETING":
       _delete("queued-resources", name, self._run.project, zone)
 
   def remove(self, resource: Resource) -> None:
@@ -113,9 +113,9 @@ class Engine:
     for group in ("queued-resources", "tpu-vm"):
       item = gcloud.described(group, resource.name, self._run.project, resource.location)
       if item:
-        now = queued.resource(item)
+        now = gcloud.resource(item)
         same = (now.run, now.owner, now.attempt) == (resource.run, resource.owner, resource.attempt)
-        if same and "vitjax" in queued.labels(item) and now.state != DELETING:
+        if same and "vitjax" in gcloud.labels(item) and now.state != DELETING:
           _delete(group, resource.name, self._run.project, resource.location)
         return
 
@@ -209,7 +209,7 @@ class Engine:
     if item is None:
       raise UnknownError(f"{name} was there in {zone} a moment ago, and is not")
     if not self._mine(item, attempt):
-      raise LaunchError(f"{name} in {zone} is taken: it is {queued.whose(item)}; choose another name for the run")
+      raise LaunchError(f"{name} in {zone} is taken: it is {gcloud.whose(item)}; choose another name for the run")
 
   def _holders(self, zone):
     """What holds the quota of a zone without being of use, and how it is freed."""
@@ -217,14 +217,14 @@ class Engine:
       items = gcloud.listed("queued-resources", self._run.project, zone)
     except (UnknownError, LaunchError, gcloud.AbsentError) as error:
       return f"what holds it could not be listed: {error}"
-    idle = [item for item in items if queued.word(item) in ("SUSPENDED", "SUSPENDING", "FAILED")]
+    idle = [item for item in items if gcloud.word(item) in ("SUSPENDED", "SUSPENDING", "FAILED")]
     if not idle:
       return f"no suspended queued resource holds it in {zone}: ask for more, or take another --zone or --tpu"
-    names = ", ".join(f"{queued.resource(item).name} ({queued.word(item)}, {queued.whose(item)})" for item in idle)
+    names = ", ".join(f"{gcloud.resource(item).name} ({gcloud.word(item)}, {gcloud.whose(item)})" for item in idle)
     return f"these hold it until they are deleted: {names}; `python -m launch gc` deletes those of `launch`"
 
   def _mine(self, item, attempt):
-    return _labels(self._run, attempt).items() <= queued.labels(item).items()
+    return _labels(self._run, attempt).items() <= gcloud.labels(item).items()
 
   def _names(self, attempt):
     name, slices = self._run.attempt(attempt), self._run.slices
@@ -240,7 +240,7 @@ class Engine:
   def _leftover(self, attempt):
     """This attempt's nodes, once their queued resource is gone; those that nobody deletes are _leaked."""
     nodes = {name: node for name, node in self._nodes(attempt) if node and self._mine(node, attempt)}
-    self._leaked[attempt] = [name for name, node in nodes.items() if queued.word(node) != "DELETING"]
+    self._leaked[attempt] = [name for name, node in nodes.items() if gcloud.word(node) != "DELETING"]
     return list(nodes.values())
 
   def _locations(self):
@@ -263,8 +263,8 @@ class Engine:
     for item in items:
       try:
         with assumptions.boundary(f"{zone}: {item['name'][-80:]}"):
-          if queued.labels(item).get("vitjax") and _place(item.get("queuedResource", "")) not in here:
-            found.append(queued.resource(item))
+          if gcloud.labels(item).get("vitjax") and _place(item.get("queuedResource", "")) not in here:
+            found.append(gcloud.resource(item))
       except UnknownError as error:
         failure = str(error)
     return found, failure

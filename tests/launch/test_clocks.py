@@ -2,25 +2,25 @@
 
 import pytest
 
-from launch import engine, errors, state
+from launch import engine, errors
 from tests.launch.world import World, run, running
 
 DAY = 86_400.0
 
 
-@pytest.mark.parametrize("stage", [state.IDLE, state.WATCHING, state.DELETING])
+@pytest.mark.parametrize("stage", [engine.IDLE, engine.WATCHING, engine.DELETING])
 def test_a_clock_that_was_a_day_ahead_and_is_set_right_delays_nothing(stage):
   """The second formulation: the same run by a clock that was right all the time, but for what is asked for again."""
 
   def seconds(ahead):
     world = World(run(max_hours=20), total=10**9, boot=1e9)
     world.ahead, world.delete_fails = ahead, 3
-    if stage == state.WATCHING:
+    if stage == engine.WATCHING:
       world.create_fails = 3
       world.until(lambda w: len(w.asked["create"]) == 2)
     else:
       world.until(lambda w: w.state.look == engine.READY).preempt(False)
-      world.until(lambda w: w.state.stage == stage and (stage == state.IDLE or len(w.asked["delete"]) == 2))
+      world.until(lambda w: w.state.stage == stage and (stage == engine.IDLE or len(w.asked["delete"]) == 2))
     world.ahead, before = 0.0, world.now
     world.until(lambda w: w.asked["create"][-1] >= before)
     limits = world.run.limits
@@ -35,7 +35,7 @@ def test_a_clock_that_is_set_back_does_not_hold_up_what_has_a_bound():
   world.ahead = DAY
   world.until(lambda w: w.state.look == engine.READY)
   world.ahead, before = 0.0, world.now
-  world.until(lambda w: w.state.stage == state.DELETING)
+  world.until(lambda w: w.state.stage == engine.DELETING)
   assert world.now - before < run().limits.start + 60 and "no sign of life" in world.said[-1]
 
 
@@ -56,5 +56,5 @@ def test_an_attempt_that_goes_on_behind_its_end_is_deleted_when_another_clock_sa
   world = World(run(max_hours=1), total=10**9).until(running)
   world.bucket = 1e9 + DAY if witness == "the bucket" else 0.0
   world.unreadable = {1} if witness == "nobody" else set()
-  world.until(lambda w: w.state.stage == state.DELETING)
+  world.until(lambda w: w.state.stage == engine.DELETING)
   assert world.notes[-1] == "expired" and 0 <= world.now - world.state.expires - 120 <= 60

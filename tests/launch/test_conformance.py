@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch import errors, journal
+from launch.engine import OVER
 from launch.journal import Journal
 from launch.lease import Held
-from launch.state import OVER
 from launch.storage import storage
 from launch.watch import Watch
 from tests.launch.providers import Gke, Queued

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from launch import board, engine, errors, flags, journal, listing, removal, spec, verbs, watch
+from launch.engine import IDLE, OVER, WATCHING, State
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
 from launch.lease import Lease
 from launch.removal import ELSEWHERE, EXPIRED, ORPHAN, Facts
-from launch.state import IDLE, OVER, WATCHING, State
 from launch.storage import storage
 from launch.watch import Watch
 from tests.launch.clouds import Cloud, Engine

@@ -7,7 +7,7 @@ import time
 import pytest
 from hypothesis import given, strategies
 
-from launch import goodput
+from launch import logs
 from launch.errors import LaunchError
 from tests.launch import launches
 from vit_jax import clock
@@ -43,13 +43,13 @@ def attempt(began, **seconds):
 
 
 def test_names_are_those_of_the_account_of_the_program():
-  assert goodput.PHASES == clock.PHASES and (goodput.LOST, goodput.BETWEEN) == (clock.LOST, clock.BETWEEN)
+  assert logs.PHASES == clock.PHASES and (logs.LOST, logs.BETWEEN) == (clock.LOST, clock.BETWEEN)
 
 
 def test_waits_and_the_programs_own_times_are_one_table(tmp_path):
   first = attempt(150, start=10.0, compile=40.0, step=230.0, save=20.0)
   run = workdir(tmp_path, [first, attempt(600, start=10.0, step=380.0, evaluation=10.0)], lost=30.0)
-  table = goodput.goodput(run, JOURNAL)
+  table = logs.goodput(run, JOURNAL)
   assert table["seconds"] == {
     "queueing": 100.0,
     "setup": 50.0,  # of no TPU
@@ -64,7 +64,7 @@ def test_waits_and_the_programs_own_times_are_one_table(tmp_path):
   }
   assert table["total"] == 1020.0 == sum(table["seconds"].values())
   assert table["goodput"] == 580 / 1020 and table["attempts"] == 2
-  printed = goodput.text(table).splitlines()
+  printed = logs.text(table).splitlines()
   assert printed[0] == "vit-b16: goodput 56.86% of 0:17:00 in 2 attempts"
   assert [line.split() for line in printed[1:3]] == [
     ["steps", "0:09:40", "56.9%"],
@@ -73,7 +73,7 @@ def test_waits_and_the_programs_own_times_are_one_table(tmp_path):
 
 
 def test_without_an_account_the_journal_says_what_it_can(tmp_path):
-  table = goodput.goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
+  table = logs.goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
   assert table["seconds"] == {
     "queueing": 100.0,
     "other": 350.0 + 460.0,
@@ -83,12 +83,12 @@ def test_without_an_account_the_journal_says_what_it_can(tmp_path):
 
 def test_what_was_trained_before_the_run_is_not_of_it(tmp_path):
   run = workdir(tmp_path, [attempt(-5000, step=1000.0), attempt(150, step=850.0)])
-  assert goodput.goodput(run, JOURNAL)["seconds"]["steps"] == 850.0
+  assert logs.goodput(run, JOURNAL)["seconds"]["steps"] == 850.0
 
 
 def test_a_run_that_goes_on_is_counted_until_now(tmp_path, monkeypatch):
   monkeypatch.setattr(time, "time", lambda: T + 400)
-  table = goodput.goodput(workdir(tmp_path, [attempt(150, step=240.0)]), JOURNAL[:4])
+  table = logs.goodput(workdir(tmp_path, [attempt(150, step=240.0)]), JOURNAL[:4])
   assert table["total"] == 400.0
   assert table["seconds"] == {
     "queueing": 100.0,
@@ -114,15 +114,15 @@ def test_the_sum_is_the_time_whatever_the_clocks_say(tmp_path_factory, times, ki
   folder.mkdir(exist_ok=True)
   run = workdir(folder, [attempt(began, step=step, save=save) for began, step, save in programs], lost=lost)
   journal = events((0, "run", 0), *((at, kind, 1) for at, kind in zip(times, kinds, strict=False)), (2000, "end", 1))
-  table = goodput.goodput(run, journal)
+  table = logs.goodput(run, journal)
   assert sum(table["seconds"].values()) == pytest.approx(table["total"], abs=1e-3)
   assert all(value > 0 for value in table["seconds"].values()) and 0 <= table["goodput"] <= 1.000001
 
 
 def test_only_tpus_are_initialized_as_tpus(tmp_path):
   run = workdir(tmp_path, [attempt(150, step=850.0)])
-  assert "setup" in goodput.goodput(run, JOURNAL)["seconds"]
-  on_tpus = goodput.goodput(dataclasses.replace(run, tpu="v3-32"), JOURNAL)["seconds"]
+  assert "setup" in logs.goodput(run, JOURNAL)["seconds"]
+  on_tpus = logs.goodput(dataclasses.replace(run, tpu="v3-32"), JOURNAL)["seconds"]
   assert on_tpus["tpu_initialization"] == 50.0 and "setup" not in on_tpus
 
 
@@ -130,7 +130,7 @@ def test_only_tpus_are_initialized_as_tpus(tmp_path):
 def test_an_account_that_is_none_is_said(tmp_path, content):
   (tmp_path / "goodput.json").write_text(content)
   with pytest.raises(LaunchError, match=r"goodput\.json"):
-    goodput.goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
+    logs.goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 1e308, 10**400, "1", [1], {}, "[" * 10**5])
@@ -138,13 +138,13 @@ def test_an_account_that_is_none_is_said(tmp_path, content):
 def test_a_time_that_is_none_is_said(tmp_path, where, value):
   account = {"attempts": [{"began": 0.0, "seconds": {"step": value if where == "goodput.json" else 1.0}}]}
   texts = {"goodput.json": json.dumps(account | {"older": {"attempts": 0}})}
-  texts["result.json"] = json.dumps({"goodput": {goodput.LOST: value if where == "result.json" else 0.0}})
+  texts["result.json"] = json.dumps({"goodput": {logs.LOST: value if where == "result.json" else 0.0}})
   for name, text in texts.items():
     (tmp_path / name).write_text(value if value == "[" * 10**5 and name == where else text)
   with pytest.raises(LaunchError, match=r"goodput\.json or result\.json is none"):
-    goodput.goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
+    logs.goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
 
 
 def test_a_journal_without_events_is_said():
   with pytest.raises(LaunchError, match="empty"):
-    goodput.goodput(launches.run(), [])
+    logs.goodput(launches.run(), [])

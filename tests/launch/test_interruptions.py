@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from launch import engine, errors, flags, journal, listing, spec, state, verbs
+from launch import engine, errors, flags, journal, listing, spec, verbs
+from launch.engine import OVER, WATCHING, State
 from launch.errors import LaunchError, QuotaError
 from launch.journal import Journal
-from launch.state import OVER, WATCHING, State
 from launch.storage import storage
 from launch.watch import Watch
 from tests.launch.clouds import Cloud, Engine
@@ -234,4 +234,4 @@ def test_a_run_ends_before_it_exceeds_its_cost():
 def test_a_cost_without_a_price_is_refused():
   with pytest.raises(LaunchError, match=r"--max-cost.*--price"):
     run(max_cost=5.0)
-  assert listing.chip_hours(run(), state.State(used=HOUR), 0.0) == 16.0
+  assert listing.chip_hours(run(), engine.State(used=HOUR), 0.0) == 16.0

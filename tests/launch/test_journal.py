@@ -8,9 +8,9 @@ import time
 import pytest
 
 from launch import journal, storage
+from launch.engine import OVER, WATCHING, State
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
-from launch.state import OVER, WATCHING, State
 from tests.launch.world import run
 
 

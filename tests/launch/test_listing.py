@@ -5,8 +5,8 @@ import json
 import pytest
 
 from launch import engine, errors, flags, listing, spec
+from launch.engine import OVER, WATCHING, State
 from launch.journal import Journal
-from launch.state import OVER, WATCHING, State
 from launch.storage import storage
 from launch.watch import Watch
 from tests.launch.providers import Queued

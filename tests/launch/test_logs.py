@@ -4,9 +4,9 @@ import pytest
 
 from launch import flags, logs, spec
 from launch.board import Board
+from launch.engine import State
 from launch.errors import LaunchError
 from launch.journal import Journal
-from launch.state import State
 from launch.storage import storage
 
 

@@ -3,10 +3,10 @@
 import pytest
 
 from launch import errors, flags, listing, spec, verbs
+from launch.engine import DELETING, IDLE, OVER, WATCHING, State
 from launch.errors import LaunchError
 from launch.journal import Journal
 from launch.lease import Lease
-from launch.state import DELETING, IDLE, OVER, WATCHING, State
 from launch.storage import storage
 
 

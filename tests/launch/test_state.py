@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-from launch.state import State
+from launch.engine import State
 
 
 def test_a_state_survives_json():

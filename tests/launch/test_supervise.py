@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch import board, engine, errors, spec
-from launch.state import OVER
+from launch.engine import OVER
 from tests.launch.world import World, run, running
 
 

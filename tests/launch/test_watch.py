@@ -6,10 +6,10 @@ import threading
 import pytest
 
 from launch import board, engine, errors, journal, spec
+from launch.engine import IDLE, OVER
 from launch.errors import LaunchError
 from launch.journal import Journal
 from launch.lease import Held, Lease
-from launch.state import IDLE, OVER
 from launch.storage import storage
 from launch.watch import Watch
 from tests.launch.clouds import Cloud, Engine, Killed

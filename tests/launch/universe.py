@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 from launch import assumptions, board, engine, errors, listing, spec, verbs
+from launch.engine import OVER
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
 from launch.lease import Held
-from launch.state import OVER
 from launch.storage import Clock
 from launch.watch import Watch
 from tests.launch.services import Engine, Killed, Machine, Memory

@@ -3,8 +3,8 @@
 import dataclasses
 
 from launch import board, engine, spec, supervise
+from launch.engine import OVER, Action, Seen, State
 from launch.errors import LaunchError, UnknownError
-from launch.state import OVER, Action, Seen, State
 
 POLL = 15.0
 
