@@ -61,7 +61,7 @@ class Assumption:
 
 TABLE = (
   Assumption(
-    "gcloud create, kubectl create", "exit code 0", "the request was accepted", "not at all",
+    "gcloud create, kubectl create", "exit code 0", "accepted; a duplicate arrives while it exists", "not at all",
     "intent stays open; looked for by name",
   ),
   Assumption(

@@ -4,6 +4,7 @@ It is the mailbox between the watcher and the workers: reports and logs come out
 """
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -39,6 +40,12 @@ class Attempt:
   expires: int
   date: str = ""
   seconds: int = 0
+
+  @property
+  def proof(self) -> str:
+    """Returns a digest of all that a worker executes: the run, but for the zone, and its code."""
+    run = dataclasses.replace(self.run, zones=())
+    return hashlib.sha256(f"{self.code}\n{run.dumps()}".encode(errors="surrogateescape")).hexdigest()
 
   def dumps(self) -> str:
     """As JSON."""

@@ -48,6 +48,7 @@ def _parser():
   parser.add_argument("--slice", type=int, default=said["SLICE"] or 0)
   parser.add_argument("--restart", type=int, default=said["RESTART"] or 0, help="how often a JobSet has started again")
   parser.add_argument("--engine", choices=spec.BACKENDS, default="qr")
+  parser.add_argument("--proof", default="", help="digest of the run and its code, which the directory must have")
   parser.add_argument("--name", default="", help="of the run; by default that of the attempt in the folder")
   parser.add_argument("--home", type=pathlib.Path, default=None, help="by default below XDG_STATE_HOME")
   parser.add_argument("--grace", type=float, default=spec.Limits().grace, help="seconds that a program has to stop")
@@ -107,7 +108,7 @@ def start(options) -> int:
     raise LaunchError(f"{made.name} is there for {before}; give the run another name, or stop that one")
   if not made.about:
     made.make(about)
-  keys = ("folder", "attempt", "slice", "restart", "engine", "patience")
+  keys = ("proof", "folder", "attempt", "slice", "restart", "engine", "patience")
   words = [f"--name={about['run']}", *(f"--{key}={getattr(options, key)}" for key in keys)]
   words += [f"--home={options.home.absolute()}"] if options.home else []
   words += [] if options.worker is None else [f"--worker={options.worker}"]
@@ -157,6 +158,8 @@ def run(options) -> int:
     if (attempt.number, attempt.run.name) != (options.attempt, name):
       raise LaunchError(f"{options.folder} has the attempt {attempt.run.attempt(attempt.number)}, which is not {name}-"
                         f"a{options.attempt}")  # fmt: skip
+    if options.proof not in ("", attempt.proof):
+      raise LaunchError(f"{options.folder}: the run or its code was changed after it was started; nothing is executed")
     number = machine.worker(attempt.run, options.attempt, options.worker, options.slice)
     log = Log(own.folder / "log")
     try_ = max(first, _begun(here, number, own, attempt.run.limits.beat) + 1)

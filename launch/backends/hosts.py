@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import tarfile
 
-from launch import engine, errors, render, spec, unit
+from launch import engine, errors, journal, render, spec, unit
 from launch.assumptions import CALL
 from launch.errors import LaunchError, UnknownError
 
@@ -105,6 +105,7 @@ class Engine:
 
   def _start(self, attempt, number):
     words = ["start", f"--folder={self._run.folder}", "--patience=30", f"--grace={self._run.limits.grace}"]
+    words += [f"--proof={digest}"] if (digest := journal.proof(self._run)) else []
     return [*words, f"--attempt={attempt}", f"--worker={number}"]
 
   def _look(self, attempt):

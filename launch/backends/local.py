@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from launch import engine, errors, render, spec, unit
+from launch import engine, errors, journal, render, spec, unit
 from launch.errors import LaunchError, UnknownError
 from launch.worker import named
 
@@ -113,7 +113,8 @@ class Engine:
       f"--worker={number}",
     ]
     if verb == "start":
-      return [*words, f"--folder={_folder(self._run)}", "--patience=30"]
+      proof = [f"--proof={digest}"] if (digest := journal.proof(self._run)) else []
+      return [*words, f"--folder={_folder(self._run)}", "--patience=30", *proof]
     return [*words, f"--name={self._run.name}", f"--grace={self._run.limits.grace}"]
 
 

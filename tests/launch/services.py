@@ -99,8 +99,8 @@ class Engine:
       u.arriving.append((u.now + u.delay, attempt, expires, seconds))
       raise UnknownError("timed out")
     u.make(attempt, expires, seconds)
-    if u.take("create duplicated"):
-      u.arriving.append((u.now + u.delay, attempt, expires, seconds))
+    if u.take("create duplicated"):  # the assumption: before the machine can be deleted
+      u.arriving.append((u.now + 1.0, attempt, expires, seconds))
     u.answered[attempt] = u.now
     u.call()
     if u.take("create lost"):

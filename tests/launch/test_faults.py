@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 import time
 
 import pytest
 
-from launch import board, engine, errors, flags, journal, listing, removal, spec, verbs, watch
+from launch import backends, board, engine, errors, flags, journal, listing, removal, spec, verbs, watch
 from launch.engine import IDLE, OVER, WATCHING, State
 from launch.errors import LaunchError, UnknownError
 from launch.journal import Journal
@@ -122,6 +124,24 @@ def test_g2_another_machine_that_goes_on_with_the_same_run_needs_no_question(her
   other.append("ready", State(attempt=1, try_=1, stage=WATCHING, ready=1.0))
   book.read()
   assert verbs.confirmed(book) is book and book.events[-1]["event"] == "ready"
+
+
+@pytest.mark.heavy
+def test_g2_a_worker_executes_only_the_run_that_this_machine_started(here, tmp_path):
+  begun(here)
+  files = board.Board(storage(here.folder), 1)
+  attempt = board.Attempt(here, 1, "c" * 64, 2_000_000_000)
+  assert journal.proof(here) == attempt.proof
+  words = backends.engine(here).request(1, 2_000_000_000)
+  assert f"--proof={attempt.proof}" in words
+  for changed in (dataclasses.replace(here, module="evil"), dataclasses.replace(here, args=("--evil",))):
+    files.publish(dataclasses.replace(attempt, run=changed))
+    command = [sys.executable, "-m", "launch.worker", "run", f"--folder={here.folder}", "--worker=0", "--engine=local",
+               "--name=vit", f"--home={tmp_path}/home", f"--proof={attempt.proof}"]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode and "was changed after it was started" in result.stderr
+  files.publish(dataclasses.replace(attempt, code="d" * 64))
+  assert files.attempt().proof != attempt.proof
 
 
 # G3.
