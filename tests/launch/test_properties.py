@@ -132,3 +132,41 @@ Launcher.TestCase.settings = hypothesis.settings(
   suppress_health_check=list(hypothesis.HealthCheck),
 )  # fmt: skip
 TestLauncher = Launcher.TestCase
+
+
+def launcher(*steps):
+  """Plays a sequence of rules, as hypothesis prints them, and checks the promises at its end."""
+  machine = Launcher()
+  try:
+    for name, words in steps:
+      getattr(machine, name)(**words)
+  finally:
+    machine.teardown()
+
+
+def test_the_answer_to_a_write_is_lost_and_the_process_dies():
+  launcher(
+    ("fault", {"kind": "write lost", "times": 1, "word": "lost"}), ("die", {"calls": 1, "laptop": 0, "turns": 3})
+  )
+
+
+def test_a_deletion_that_lasts_longer_than_the_limit_is_finished_by_the_next_down():
+  launcher(("pace", {"delay": 1.0, "queue": 0.0, "removal": 5000.0}), ("down", {"laptop": 0, "sure": 0}))
+
+
+def test_a_delayed_request_of_a_process_that_died_makes_no_second_attempt():
+  preempted = [("preempt", {"word": engine.LOST}), ("watch", {"first": 0, "turns": 10, "pause": 15})]
+  launcher(
+    ("run_and_watch", {"laptop": 0}), ("pace", {"delay": ARRIVES, "queue": 0.0, "removal": 1.0}),
+    ("fault", {"kind": "create delayed", "times": 4, "word": "lost"}), *preempted,
+    ("die", {"calls": 3, "laptop": 0, "turns": 2}), ("adopt", {"laptop": 1, "force": True}),
+    ("watch", {"first": 1, "turns": 40, "pause": 15}), *preempted, ("run_and_watch", {"laptop": 1}),
+  )  # fmt: skip
+
+
+def test_gc_of_another_laptop_between_two_attempts_deletes_nothing_that_is_healthy():
+  launcher(
+    ("run_and_watch", {"laptop": 0}), ("preempt", {"word": engine.LOST}),
+    ("watch", {"first": 0, "turns": 8, "pause": 15}), ("gc", {"laptop": 1, "meanwhile": True}),
+    ("watch", {"first": 0, "turns": 30, "pause": 15}), ("gc", {"laptop": 1, "meanwhile": True}),
+  )  # fmt: skip
