@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import os
 
-from vit_jax import files, paths, runtime, schema
+from vit_jax import extras, files, paths, runtime, schema
 from vit_jax.data import catalog, digits, glyphs, scenes
 from vit_jax.data.readers import features as feature_classes
 from vit_jax.data.readers import tfds
@@ -16,6 +16,7 @@ def prepare(name: str, data_dir: str | None = None) -> str:
   """Makes sure that dataset `name` stands in the TFDS data directory as array_record; says where, in one sentence.
 
   A name of the catalog, or any TFDS builder ("mnist:3.0.1"). Killed halfway, it leaves nothing that looks complete.
+  ConfigError without TensorFlow, before anything is downloaded.
   """
   row = catalog.CATALOG.get(name, catalog.Row(tfds.any_builder, name))
   if not row.builder:
@@ -107,11 +108,13 @@ def _write(name, row, root, data_dir):
   if row.caution:
     runtime.say(f"{name}: " + row.caution.format(manual=os.path.join(root, "downloads", "manual")))
   if name in MADE:
+    extras.check_tensorflow(name)
     _make(name, MADE[name], row.segments, root)
   else:
     feature_classes.refuse_imports()
     try:
       builder = tensorflow_datasets.builder(row.builder, data_dir=root, file_format="array_record", try_gcs=False)
+      extras.check_tensorflow(name)  # TFDS imports it after the download
       builder.download_and_prepare()
     except tensorflow_datasets.core.registered.DatasetNotFoundError:
       known = [
