@@ -55,9 +55,12 @@ def whole(name: str, data: dict, options: Options, root: pathlib.Path, shards: C
   with runtime.locked(folders.work, "another name"):
     if _is_whole(made, folders):  # by a process that held the lock until now
       return said
-    if not made.check(folders.work / "plan.json"):
+    if made.check(folders.work / plan.FILE):
+      made.check_input(source, folders.work)
+    else:
       _clear(folders)  # reports of a plan that is gone say nothing
-      files.write_text(folders.work / "plan.json", json.dumps(made.plain(), indent=1))
+      started = made.plain() | {"contents": plan.contents(source)}
+      files.write_text(folders.work / plan.FILE, json.dumps(started, indent=1))
     if not paths.in_bucket(root):
       folders.corpus.mkdir(exist_ok=True)
     _hash_test_sets(made, folders, count)
