@@ -27,7 +27,7 @@ from vit_jax.schema import amount
 
 def main() -> None:
   """Reads flags and weights, measures, prints the table."""
-  parser = cli.Parser("fewshot", __doc__)
+  parser = cli.Parser("fewshot", __doc__, config_type=config.Measurement)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument("--weights", required=True, help="a file of weights or a workdir")
   parser.add_argument("--json", type=cli.path, metavar="FILE", help="all figures and draws")
