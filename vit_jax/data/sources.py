@@ -108,6 +108,7 @@ class Source:
   is_published: Callable[[int], bool] = lambda i: False  # whether record i is of a public dataset
   key: str = "config.data"  # where a config says how it is read, for advice
   files: Callable[[], Sequence[str]] = tuple  # on a disk, that records are read from
+  objects: Callable[[], Sequence[tuple]] = tuple  # versions of those in a bucket, see `buckets.version`
 
   def __len__(self):
     return self.length

@@ -91,11 +91,12 @@ def folder(
   def used():
     return [record for part, numbers in parts for record in files[part][numbers.start : numbers.stop]]
 
+  def names():
+    return [file for file, _ in used()]
+
   def fingerprint():
-    records = used()
-    names = [file for file, _ in records]
-    sizes, times = zip(*root.stamps(names), strict=True)
-    return sources.Fingerprint(*map(sources.digest, (records, sorted(names), sizes, times)))
+    sizes, times = zip(*root.stamps(names()), strict=True)
+    return sources.Fingerprint(*map(sources.digest, (used(), sorted(names()), sizes, times)))
 
   source = sources.assemble(
     name,
@@ -110,7 +111,7 @@ def folder(
     read_label=lambda part, i: files[part][i][1],
     remote=isinstance(root, places.Bucket),
   )
-  source = dataclasses.replace(source, files=lambda: root.on_disk([file for file, _ in used()]))
+  source = dataclasses.replace(source, files=lambda: root.on_disk(names()), objects=lambda: root.versions(names()))
   return sources.noted(source, note, *notes)
 
 

@@ -97,10 +97,10 @@ def segmentation(
   )
   of_pixels = sources.Masks(tuple(names), lambda i: root.read(pair(i)[1]), values, ignored)
   return sources.noted(
-    dataclasses.replace(source, masks=of_pixels, files=lambda: root.on_disk(used())),
-    note,
-    class_names.note(names),
-    *notes,
+    dataclasses.replace(
+      source, masks=of_pixels, files=lambda: root.on_disk(used()), objects=lambda: root.versions(used())
+    ),
+    *(note, class_names.note(names), *notes),
   )
 
 
