@@ -58,7 +58,7 @@ def with_evaluations(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Cho
 
 
 def _on(split, data, evals) -> dict[str, Choice]:
-  """The evaluations of this split, "val" or "test", of the run's own data."""
+  """Returns the evaluations of this split, "val" or "test", of the data of the run."""
   same = (split, data.args.get(split))
   return {
     name: choice

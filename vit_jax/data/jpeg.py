@@ -47,7 +47,7 @@ class Frame(NamedTuple):
 
   @property
   def progressive(self) -> bool:
-    """Whether a scan may have a part of the coefficients."""
+    """Returns whether a scan may contain only some of the coefficients."""
     return self.kind == 0xC2
 
 
@@ -215,9 +215,19 @@ def _check_parameters(data, at, patches):
 
 
 def _check_scans(data, at, frame, patches):
-  """DecodeError unless all components have come to the last bit by the end marker; `at` is behind the first SOS.
+  """Checks that no scan is missing before the end marker.
 
-  A coefficient that no scan has is zero; one that has begun and whose last bits are missing was cut off.
+  A coefficient that is in no scan is zero. If the last bits of a coefficient are missing, the file was cut off.
+
+  Args:
+    data: the bytes of the file.
+    at: offset behind the first SOS marker.
+    frame: of the file.
+    patches: receives what replaces bytes that libjpeg warns of.
+
+  Raises:
+    DecodeError: a component is in no scan or lacks bits of a coefficient, or there are too many or invalid scans.
+    struct.error: the file is cut off in a segment.
   """
   missing = {name: [None] * 64 for name in frame.names}  # bits of each coefficient
   for _ in range(SCANS):

@@ -33,7 +33,17 @@ HEADER = 2**14  # bytes: longer ones are refused before NumPy allocates what the
 
 
 def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
-  """(tensors by name, hints of what stands beside them); ConfigError for what is no file of weights."""
+  """Reads a file of weights, without the values of its tensors.
+
+  Args:
+    path: a file, or a folder of Hugging Face, on a disk or in a bucket.
+
+  Returns:
+    (tensors by name, hints about the model and its images), with hints of the file and of other files in its folder.
+
+  Raises:
+    ConfigError: the path is no file of weights, or the file is damaged.
+  """
   given = path
   with reading(path):
     path = _of_folder(path) if path.is_dir() else path
@@ -59,13 +69,13 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def _of_folder(path):
-  """The file of weights in a folder of Hugging Face, or that which lists several."""
+  """Returns the file of weights in a folder of Hugging Face, or the index of several files."""
   index = path / f"model{_INDEX}"
   return index if index.is_file() and not (path / "model.safetensors").is_file() else path / "model.safetensors"
 
 
 def _nothing_at(path):
-  """The error for a path without weights: similar names for a missing file, the weights in a folder."""
+  """Returns the message for a path without weights, with similar names or the weights in the folder."""
   with reading(path):
     if folder := path.is_dir():
       beside = sorted(str(each) for each in path.glob("*") if _may_be_weights(each))
@@ -80,7 +90,7 @@ def _nothing_at(path):
 
 
 def _check_whole(path):
-  """ConfigError for one of several files of a model, if their index is missing or is not read here."""
+  """Raises ConfigError for one of several files of a model if their index is missing or not supported."""
   part = _PART.fullmatch(path.name)
   if part and int(part[1]) > 1:
     raise ConfigError(
@@ -96,7 +106,7 @@ def _may_be_weights(path):
 
 
 def _read(path):
-  """What `read` gives, of a file on a disk."""
+  """Reads a file on a disk; see `read`."""
   notes: list[str] = []
   with reading(path):
     match content.recognise(path):
@@ -143,7 +153,7 @@ def _npz(path):
 
 
 def _bfloat16(array):
-  """NumPy's own format forgets what bfloat16 is, and says two bytes."""
+  """Returns the values as bfloat16, which NumPy's format stores as two bytes without a type."""
   return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
 
 
