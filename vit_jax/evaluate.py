@@ -227,7 +227,9 @@ def label(parts: build.Parts, state: steps.State, arguments: argparse.Namespace,
       made = labelling.write(subject, data, source, params, plan, folder, watch.poll)
     except ImageError as error:
       raise schema.ConfigError(str(error)) from error
-  runtime.say(f"{folder}: labels of {len(source):,} images of {own.name}, {source.split!r}; {made:,} made now")
+  runtime.say(
+    f"{folder}: labels of {schema.amount(len(source), 'image')} of {own.name}, {source.split!r}; {made:,} made now"
+  )
 
 
 def evaluate(

@@ -230,7 +230,9 @@ def _other_classes(before, now):
   if len(gone) == len(new) == 1:
     return [f"class {_short(gone[0])} is now {_short(new[0])}"]
   lines = [
-    f"{_count(len(names), 'class')} {what}: {_some(names)}" for names, what in ((gone, "gone"), (new, "new")) if names
+    f"{schema.amount(len(names), 'class', 'classes')} {what}: {_some(names)}"
+    for names, what in ((gone, "gone"), (new, "new"))
+    if names
   ]
   return lines or ([f"the classes are in another order: {class_names.moved(before, now)}"] if before != now else [])
 
@@ -262,7 +264,3 @@ def _some(names: Iterable[str]):
 
 def _short(name):
   return repr(name if len(name) <= 80 else f"{name[:77]}...")
-
-
-def _count(number, noun):
-  return f"{number:,} {noun}{'es' if number != 1 else ''}"

@@ -206,7 +206,7 @@ def test_an_empty_class_is_refused_by_name(tmp_path):
 def test_classes_that_differ_only_in_case_stay_apart_and_are_named(tmp_path, capsys):
   root = folders.folder(tmp_path / "photos", 6, ("cat", "Cat", "dog"))
   folders.made(root, tmp_path / "data")
-  assert "1 groups of classes have names that look alike and stay apart: 'Cat' and 'cat'" in capsys.readouterr().out
+  assert "1 group of classes has names that look alike and stay apart: 'Cat' and 'cat'" in capsys.readouterr().out
   assert folders.source(tmp_path / "data").classes == ("Cat", "cat", "dog")
 
 

@@ -20,7 +20,7 @@ from vit_jax.data.images import ImageError, Images
 from vit_jax.data.readers import tree
 from vit_jax.data.readers.folder import SHARE
 from vit_jax.data.sources import Source
-from vit_jax.schema import Choice, ConfigError, at, make, texts
+from vit_jax.schema import Choice, ConfigError, amount, at, make, texts
 
 SECONDS = 3.0  # that a check may take at the start of a run
 RATE, EACH = 4e7, 5e-4  # bytes of JPEGs a second that a core decodes, and seconds of Python's lock for each file
@@ -148,7 +148,7 @@ def check(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple[list[s
   moved = f", {len(bad) - len(stayed):,} moved to {str(aside)!r}" if aside else ""
   kinds = collections.Counter(tree.extension(name) for name in walked.images)
   lines += [
-    f"{str(root)!r}: {len(source):,} images, {', '.join(tree.counted(kinds, tree.SHOWN))}; ignored: "
+    f"{str(root)!r}: {amount(len(source), 'image')}, {', '.join(tree.counted(kinds, tree.SHOWN))}; ignored: "
     f"{', '.join(tree.counted(walked.ignored, tree.SHOWN)) or 'nothing'}",
     *walked.odd,
     *_classes(walked.images, bad),

@@ -68,7 +68,7 @@ def test_folders_inside_are_part_of_the_name(tmp_path):
     ([("notes.md", b"x")], "holds no image"),
     (
       [("a.b/4.jpg", PNG), ("a.b/4.cls", b"0"), ("a.b/4.edit.jpg", PNG), ("a.b/4.edit.cls", b"1")],
-      r"1 images of no sample, the first 'a\.b/4\.edit\.jpg': .* write it as 'a\.b/4_edit\.jpg'",
+      r"1 image of no sample, the first 'a\.b/4\.edit\.jpg': .* write it as 'a\.b/4_edit\.jpg'",
     ),
     ([("1.jpg", PNG), ("1.cls", b"0"), ("2.v1.png", PNG), ("3.v1.PNG", PNG)], r"2 images .* '2\.v1\.png'.*'2_v1\.png'"),
     ([("1.jpg", PNG), ("1.cls", b"-1")], r"member '1\.jpg': label '-1' is no number of a class; allowed: 0 and above"),

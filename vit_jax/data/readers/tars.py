@@ -21,7 +21,7 @@ from vit_jax.data.readers import index, indexed, listing, overlaps
 from vit_jax.data.readers.labels import NAMES, Collected, Most, class_names
 from vit_jax.data.readers.tree import EXTENSIONS
 from vit_jax.files import parse_json
-from vit_jax.schema import ConfigError, show
+from vit_jax.schema import ConfigError, amount, show
 
 IMAGES = tuple(each.removeprefix(".") for each in EXTENSIONS)
 TEXTS = ("cls", "json", "txt")
@@ -172,7 +172,7 @@ def _check_longer(path, longer, samples):
     stem, extension = os.path.splitext(base)
     better = os.path.join(folder, stem.replace(".", "_") + extension)
     raise ConfigError(
-      f"{path} has {len(unused):,} images of no sample, the first {unused[0]!r}: in WebDataset a sample's name "
+      f"{path} has {amount(len(unused), 'image')} of no sample, the first {unused[0]!r}: in WebDataset a sample's name "
       f"ends at its first dot; write it as {better!r}",
       "path",
     )
