@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 
 from launch.errors import DENIED, LaunchError, UnknownError
+from launch.screen import amount
 from launch.spec import Run
 from launch.storage import Token
 
@@ -78,7 +79,9 @@ def worker(run: Run, attempt: int, number: "int | None", slice_: int = 0) -> int
       raise LaunchError(f"the metadata server says no number of this worker ({text!r}); is this a TPU VM?")
     number, slice_ = int(text), _slice(run, attempt) if run.slices > 1 else 0
   if not (0 <= number < hosts and 0 <= slice_ < run.slices):
-    raise LaunchError(f"worker {number} of slice {slice_}; the run has {run.slices} slices of {hosts} workers")
+    raise LaunchError(
+      f"worker {number} of slice {slice_}; the run has {amount(run.slices, 'slice')} of {amount(hosts, 'worker')}"
+    )
   return slice_ * hosts + number
 
 
@@ -142,7 +145,7 @@ def widen(engine: str, root: str = "/") -> str:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
   if engine in ("qr", "gke"):
     if wanted < FILES:
-      notes.append(f"only {wanted} files may be open at once")
+      notes.append(f"only {amount(wanted, 'file')} may be open at once")
     try:
       if "[always]" not in pathlib.Path(root, _PAGES).read_text():
         pathlib.Path(root, _PAGES).write_text("always")

@@ -9,6 +9,7 @@ import time
 
 from launch import gcloud, tpus
 from launch.engine import DELETING, FAILED, LOST, QUEUED, READY, REPAIRING, STARTING, Look, Resource
+from launch.screen import amount
 
 QUEUE_STATES = {
   "CREATING": QUEUED,
@@ -118,7 +119,7 @@ def _node(name, node, hosts):
     state = STARTING
   if len(addresses) != hosts:
     without = "".join(f", none for worker {i}" for i, address in enumerate(endpoints) if not address)
-    said.append(f"{len(addresses)} of {hosts} hosts have an address{without}")
+    said.append(f"{len(addresses)} of {amount(hosts, 'host')} with an address{without}")
   said += [health] if health not in HEALTHY else []
   said += [node[key] for key in ("healthDescription",) if node.get(key)]
   said += [f"{each.get('symptomType')} of worker {each.get('workerId', '?')}" for each in node.get("symptoms", [])]

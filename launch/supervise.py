@@ -9,6 +9,7 @@ budget, which a try that continues from a later checkpoint fills again.
 import dataclasses
 
 from launch import board, engine, errors, verdict
+from launch.screen import amount
 from launch.spec import Run
 from launch.state import DELETING, IDLE, OVER, WATCHING, Action, Seen, State
 
@@ -265,7 +266,7 @@ def _failed(run, state, seen, text, tail="", fresh=False):
   """Another try, on the same machines or on fresh ones, while the budget lasts."""
   state = dataclasses.replace(state, failures=state.failures + 1)
   if state.failures >= run.max_failures:
-    text = f"{state.failures} tries without a new checkpoint; the last: {text}"
+    text = f"{amount(state.failures, 'try', 'tries')} without a new checkpoint; the last: {text}"
     return _final(run, state, seen, verdict.Verdict(verdict.FINAL, text, tail, errors.GAVE_UP))
   if fresh:
     return _again(run, state, seen, "failed", text, tail, lost=0)

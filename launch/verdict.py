@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from launch import board
+from launch.screen import amount
 from launch.spec import Run
 
 HANG = 43
@@ -104,7 +105,7 @@ def progress(run: Run, reports: Mapping) -> str:
   """What the workers do, for people: how many run, and how far the slowest is. "" where none of them says anything."""
   running = [report for report, _ in reports.values() if report.phase == board.RUNNING]
   others = [report.phase for report, _ in reports.values() if report.phase != board.RUNNING]
-  words = [f"{len(running)} of {run.workers} workers run"] * bool(running)
+  words = [f"{len(running)} of {amount(run.workers, 'worker')} running"] * bool(running)
   words += [f"{others.count(phase)} {phase}" for phase in sorted({*others})]
   if running:
     slowest = min(running, key=lambda report: report.step)

@@ -153,7 +153,9 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   check_batch(run, grid, len(source) if training else run.batch)
   total = run.total.steps(run.batch, source.epoch_length)
   if not 0 < total < 2**31:
-    raise ConfigError(f"config.total: {run.total!s} is {total:,} steps of {run.batch} images; allowed: 1 to 2**31 - 1")
+    raise ConfigError(
+      f"config.total: {run.total!s} is {total:,} steps of {amount(run.batch, 'image')}; allowed: 1 to 2**31 - 1"
+    )
 
   def steps_of(duration: Duration) -> int:
     return duration.steps(run.batch, source.epoch_length, total)

@@ -119,7 +119,7 @@ def report(name: str, outcome: Outcome) -> None:
   )
   for k, images in shots.items():
     if k != "all" and images < k * len(train_split.classes):
-      say(f"  {k}-shot: some classes have fewer than {k} images; {images:,} are trained on")
+      say(f"  {k}-shot: some classes have fewer than {amount(k, 'image')}; {images:,} are trained on")
   for note in outcome.details.notes:
     say(f"  {note}")
   for probe in sorted({episode.probe for episode in episodes}, key=in_numbers):

@@ -205,7 +205,7 @@ def _other_records(before, now):
   """Lines on classes, number, names, labels and order of records."""
   lines = _other_classes(before["classes"], now["classes"])
   if before["records"] != now["records"]:
-    return [*lines, f"{before['records']:,} images are now {now['records']:,}"]
+    return [*lines, f"the number of images was {before['records']:,} and is {now['records']:,}"]
   old, new = before["fingerprint"], now["fingerprint"]
   pairs = list(zip(before["samples"], now["samples"], strict=False))
   moved = [

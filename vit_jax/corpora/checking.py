@@ -112,7 +112,8 @@ def objection(data: Choice, splits: Iterable[Source], root: pathlib.Path) -> str
   advice = "raise --config.data.max_bad" if skipped else "leave them out with --config.data.on_error=skip"
   return "\n  ".join(
     [
-      f"{len(lines):,} of {records:,} images in {str(root)!r} are bad. Mend them, set them aside with `python -m "
+      f"{len(lines):,} of {amount(records, 'image')} in {str(root)!r} "
+      f"{'is' if len(lines) == 1 else 'are'} bad. Mend them, set them aside with `python -m "
       f"vit_jax.prepare {texts.flag('check', root)} --move-bad=DIR`, or {advice}:",
       *lines,
     ]
@@ -195,7 +196,7 @@ def _classes(names: Sequence[str], bad: dict[int, str]) -> list[str]:
   counts.subtract(os.path.dirname(names[i]) for i in bad)
   few = sorted((count, folder) for folder, count in counts.items() if count < FEW)
   some = ", ".join(f"{folder or '.'!r} {count}" for count, folder in few[:SHOWN])
-  return [f"{len(few):,} of {len(counts):,} folders with fewer than {FEW} images: {some}"] if few else []
+  return [f"{len(few):,} of {amount(len(counts), 'folder')} with fewer than {FEW} images: {some}"] if few else []
 
 
 def _layout(root: pathlib.Path) -> list[str]:

@@ -106,7 +106,7 @@ class Maker:
     labels, classes = label if isinstance(label, tuple) else (label,), len(self.source.classes)
     for each in labels:
       if not 0 <= each < classes:
-        raise ValueError(f"label {each} is not one of {classes} classes")
+        raise ValueError(f"label {each} is not one of {amount(classes, 'class', 'classes')}")
     if self.source.labels == 1 and len(labels) != 1:
       raise ValueError(f"{amount(len(labels), 'label')}, where each image has one")
     return labels

@@ -14,7 +14,7 @@ from vit_jax.corpora import description, duplicates, making, plan, processes, sc
 from vit_jax.corpora.plan import Options, Plan
 from vit_jax.data import catalog, sources
 from vit_jax.data.sources import Source
-from vit_jax.schema import ConfigError, texts
+from vit_jax.schema import ConfigError, amount, texts
 
 FEW = 5  # images that may be rejected of any corpus, however small
 CHUNK = 256  # test images of a task
@@ -172,8 +172,8 @@ def _refuse(many, reports, source, limit):
   rows = [row for _, report in sorted(reports.items()) for row in report.rejected][:5]
   examples = "; ".join(f"{row['file']}: {row['reason']}" for row in rows)
   raise ConfigError(
-    f"{many} of {len(source):,} images are rejected; allowed: {limit:,}. Mend them and take another name, or go on "
-    f"with a higher --max-rejected{': ' * bool(examples)}{examples}"
+    f"rejected: {many} of {amount(len(source), 'image')}; allowed: {limit:,}. Mend them and take another name, or "
+    f"go on with a higher --max-rejected{': ' * bool(examples)}{examples}"
   )
 
 

@@ -9,6 +9,7 @@ import simplejpeg
 
 from vit_jax.data import exif, opencv
 from vit_jax.data.errors import DecodeError
+from vit_jax.schema import amount
 
 BEGINNING = b"\xff\xd8\xff"
 # More than any real file has: they cost time, and no pixels.
@@ -177,8 +178,8 @@ def _check_frame(frame):
     raise DecodeError("a JPEG with an arithmetic code, or lossless; save it again as a usual one")
   if frame.bits != 8 or len(frame.names) not in _COLOURS:
     raise DecodeError(
-      f"a JPEG of {len(frame.names)} channels with {frame.bits} bits; allowed: 1, 3 or 4 channels with 8 bits. "
-      "Convert it to PNG"
+      f"a JPEG of {amount(len(frame.names), 'channel')} with {frame.bits} bits; allowed: 1, 3 or 4 "
+      "channels with 8 bits. Convert it to PNG"
     )
 
 

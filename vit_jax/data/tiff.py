@@ -222,7 +222,7 @@ def _check_pieces(data, offsets, sizes, needed, compression):
   """
   count = len(needed)
   if min(len(offsets), len(sizes)) < count or not sizes[:count].min():
-    raise DecodeError(f"not a complete image; a TIFF that lacks some of its {count:,} strips or tiles")
+    raise DecodeError(f"not a complete image; a TIFF without some of its strips or tiles; it needs {count:,}")
   ends = offsets[:count] + sizes[:count]
   if ends.max() > len(data):
     raise DecodeError(f"not a complete image; {len(data)} bytes of a TIFF whose pixels end at {ends.max():,}")

@@ -20,7 +20,7 @@ from vit_jax import archives, files, paths
 from vit_jax.importers import content, hub, members, safetensors_files, torch_files
 from vit_jax.importers.content import AGAIN, READ
 from vit_jax.importers.tensors import Tensor, Tensors, bytes_of, check_size, guarded, reading
-from vit_jax.schema import ConfigError, show
+from vit_jax.schema import ConfigError, amount, show
 from vit_jax.schema.errors import some
 
 WRITTEN = (".npz", ".safetensors")
@@ -94,7 +94,7 @@ def _check_whole(path):
   part = _PART.fullmatch(path.name)
   if part and int(part[1]) > 1:
     raise ConfigError(
-      f"{path}: is one of {int(part[1])} files of a model. Files of .safetensors are read together if their "
+      f"{path}: is one of {amount(int(part[1]), 'file')} of a model. Files of .safetensors are read together if their "
       f"{_INDEX.removeprefix('.')} is in the same folder; save others as one file"
     )
 
@@ -142,7 +142,9 @@ def _npz(path):
     if dtype.hasobject:
       raise ConfigError(f"{path}: {name} holds pickled objects, which are never loaded; allowed: arrays of numbers")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != data:
-      raise ConfigError(f"{path}: {name} is {show(shape)} of {show(dtype)} by its header, but has {data:,} bytes")
+      raise ConfigError(
+        f"{path}: {name} is {show(shape)} of {show(dtype)} by its header, but has {amount(data, 'byte')}"
+      )
 
     def values(member=member):
       with archive.open(member) as file:

@@ -15,7 +15,7 @@ import safetensors
 from vit_jax import files
 from vit_jax.importers import hub
 from vit_jax.importers.tensors import Tensor, Tensors, bytes_of, check_size, guarded, reading
-from vit_jax.schema import ConfigError, show
+from vit_jax.schema import ConfigError, amount, show
 
 
 def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -64,12 +64,13 @@ def _check_header(path):
   promised, held = max(ends, default=0), size - 8 - length
   if promised > held:
     raise ConfigError(
-      f"{path}: cannot be read: it is truncated. Its header lists {promised:,} bytes of tensors, of which {held:,} are "
-      f"in the file. {_AGAIN}"
+      f"{path}: cannot be read: it is truncated. Its header lists {amount(promised, 'byte')} of "
+      f"tensors, of which {held:,} are in the file. {_AGAIN}"
     )
   if promised < held:
     raise ConfigError(
-      f"{path}: cannot be read: {held - promised:,} bytes follow the last tensor that its header lists. {_AGAIN}"
+      f"{path}: cannot be read: it has {amount(held - promised, 'byte')} after the last tensor that its header lists. "
+      f"{_AGAIN}"
     )
 
 

@@ -175,8 +175,8 @@ def _cooldown_steps(cooldown, total, warmup, steps):
   count = steps(cooldown)
   if warmup + count > total:
     raise ConfigError(
-      f"warm-up of {warmup:,} steps and cool-down of {count:,} do not fit a run of {total:,}; shorten warmup or "
-      "schedule.cooldown, or lengthen the run",
+      f"warm-up of {amount(warmup, 'step')} and cool-down of {count:,} do not fit a run of "
+      f"{total:,}; shorten warmup or schedule.cooldown, or lengthen the run",
       "cooldown",
     )
   return count

@@ -77,7 +77,7 @@ def folder(
   absent = sources.split_names([train]) - drawn.keys()  # an error below, which names the folder to take
   if validation and splits.val is None and not absent:
     drawn, held = _with_validation(drawn, train, validation)
-    note += f"; {held:,} of the {train} images are held out for validation as 'val' (validation={validation:g})"
+    note += f"; held out for validation as 'val': {held:,} of the {train} images (validation={validation:g})"
   files = {part: _spread(images) for part, images in drawn.items()}
   notes = overlaps.of_files(root, splits, files) if split == "train" else ()
   try:

@@ -100,4 +100,4 @@ def counted(extensions: collections.Counter, shown: int) -> list[str]:
   known = extensions.most_common()
   words = [f"{count:,} {ascii(kind)[1:-1] or 'without an extension'}" for kind, count in known[:shown]]
   rest = sum(count for _, count in known[shown:])
-  return words + [f"{rest:,} others"] * bool(rest)
+  return words + [amount(rest, "other")] * bool(rest)
