@@ -25,7 +25,9 @@ from launch.spec import Run
 from launch.storage import Token
 
 TRIES = 6  # of a request
-PORTS = range(8476, 8483)  # what the firewall rule of TPU slices opens; JAX's own since 0.8.1 is the last
+# Of the coordinator, the first that is free. The rule in docs/pods.md opens them. JAX's own was 8476, and has been 8482
+# since 0.8.1, which the rules that Cloud TPU makes do not open on some slices (jax-ml/jax issue 35905).
+PORTS = range(8476, 8483)
 SLICES_PORT = 8081  # of the coordinator of slices, libtpu's own
 FILES = 100_000  # open at once
 _PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
