@@ -219,7 +219,7 @@ def _run_flags(parser):
     "--keep-on-fail", action="store_true", default=None, help="leave the machines after a failure; they go on to cost"
   )
   add("--owner", help="by default who you are here")
-  add("--limit", action="append", metavar="NAME=DURATION", help="one of launch/spec.py's Limits, as silence=5m")
+  add("--limit", action="append", metavar="NAME=DURATION", help="a time limit of launch/limits.py, such as silence=5m")
 
 
 def _flags_of_run(parser):

@@ -28,7 +28,7 @@ _BEHIND = b"\xff\x00" * 8
 
 
 class Frame(NamedTuple):
-  """How a JPEG is coded: its start-of-frame segment.
+  """The start-of-frame segment of a JPEG, which describes how the file is coded.
 
   Attributes:
     kind: marker of the segment.
