@@ -128,7 +128,10 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
   except schema.ConfigError as error:
     raise schema.ConfigError(f"--workdir: {error}") from error
   if run is None:
-    raise schema.ConfigError(f"--workdir: {arguments.workdir} holds no run (no config.json); train one first")
+    raise schema.ConfigError(
+      f"--workdir: {arguments.workdir} holds no run (no config.json). Train one first, or measure a file of weights: "
+      "--weights=FILE --config=CONFIG"
+    )
   return run
 
 
