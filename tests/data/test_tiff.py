@@ -243,7 +243,22 @@ def test_colours_that_were_multiplied_with_their_alpha_are_divided_by_it(bits, d
   colours = draw.integers(0, 256, (20, 30, 3)) * alpha // 255
   samples = np.concatenate([colours, alpha], -1) * (257 if bits == 16 else 1)
   expected = np.where(alpha > 0, np.minimum(255, colours * 255 // np.maximum(alpha, 1)), colours)
-  np.testing.assert_array_equal(decoded(made(samples, bits, 2, deflated=deflated, tags={338: (3, [1])})), expected)
+  for planes in (False, True):
+    data = made(samples, bits, 2, planes=planes, deflated=deflated, tags={338: (3, [1])})
+    np.testing.assert_array_equal(decoded(data), expected)
+
+
+@pytest.mark.parametrize("deflated", [False, True])
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize(("channels", "extra"), [(4, []), (5, []), (5, [0])])
+def test_b2_separate_planes_that_no_extra_samples_tag_describes_are_refused(bits, channels, extra, deflated):
+  samples = np.broadcast_to(np.array([100, 50, 20, 128, 77][:channels]) * (257 if bits == 16 else 1), (6, 8, channels))
+  tags = {338: (3, extra)} if extra else {}
+  with pytest.raises(DecodeError, match=f"ExtraSamples tag describes {len(extra)} of the {channels - 3} beyond RGB"):
+    decoded(made(samples, bits, 2, planes=True, deflated=deflated, tags=tags))
+  if channels == 4:
+    together = decoded(made(samples, bits, 2, deflated=deflated, tags=tags))
+    np.testing.assert_array_equal(together, np.broadcast_to([100, 50, 20], (6, 8, 3)))
 
 
 GRAY_SAMPLES = np.zeros((6, 8, 1), np.int64)
