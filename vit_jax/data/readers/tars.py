@@ -254,19 +254,35 @@ def _members(path, file):
 
 
 def _label(sample, key):
-  """The label of a sample; ValueError for none."""
-  if "cls" in sample.texts:
-    return _number(*sample.texts["cls"])
+  """Returns the label of a sample; raises ValueError for none, or if the cls and the json contradict each other."""
+  found = {}
   if "json" in sample.texts:
     try:
       about = parse_json(sample.texts["json"][1])
     except ValueError as error:
       raise ValueError(f"{sample.texts['json'][0]!r} is no JSON ({error})") from error
-    if isinstance(about, dict) and key in about:
-      return about[key]
+    found = about if isinstance(about, dict) else {}
+  if "cls" in sample.texts:
+    label = _number(*sample.texts["cls"])
+    if key in found:
+      _check_same(sample, label, key, found[key])
+    return label
+  if key in found:
+    return found[key]
   if "txt" in sample.texts:
     return _number(*sample.texts["txt"])
   raise ValueError(f"it has no label; allowed: a .cls, {key!r} in a .json, a .txt")
+
+
+def _check_same(sample, label, key, other):
+  """Raises ValueError if the json has another label than the cls. A number and a name cannot be compared."""
+  several = other if isinstance(other, list) else [other]
+  comparable = [each for each in several if type(each) is type(label)]
+  if comparable and label not in comparable:
+    raise ValueError(
+      f"sample {sample.key!r} has label {show(label)} in {sample.texts['cls'][0]!r}, but {key!r} is {show(other)} in "
+      f"{sample.texts['json'][0]!r}. Correct one of them, or set label to another key of the json"
+    )
 
 
 def _number(member, content):
