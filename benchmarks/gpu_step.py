@@ -33,6 +33,7 @@ from benchmarks import children
 from benchmarks.sides import CLASSES, CLIP, DECAY, RATE, SIDE, Side
 from vit_jax import build, cli, config, files, flops, hardware, schema, trees
 from vit_jax.data import catalog
+from vit_jax.schema import amount
 
 WARM = 3  # steps after compilation; also, our head starts at zero, and products with zeros draw less power
 
@@ -116,8 +117,9 @@ def measure(model: str, args: argparse.Namespace) -> dict:
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
       raise
     raise schema.ConfigError(
-      f"--batch: {args.batch} images of ViT-{model} do not fit on a {device.device_kind} for JAX and torch at once, "
-      f"which both keep their memory; take a smaller one, such as --batch={max(1, args.batch // 2)}"
+      f"--batch: ViT-{model} with {amount(args.batch, 'image')} does not fit on a {device.device_kind} "
+      "for JAX and torch at once, which both keep their memory; take a smaller one, such as "
+      f"--batch={max(1, args.batch // 2)}"
     ) from error
   peak = hardware.peak(device)
   mfu = {name: rate * flops.TRAINING * parts.forward_flops / peak if peak else None for name, rate in rates.items()}

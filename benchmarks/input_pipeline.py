@@ -21,8 +21,8 @@ import sys
 import tempfile
 import time
 
-from benchmarks import children, photographs, tf_data
-from vit_jax import cli, files
+from benchmarks import children, photographs
+from vit_jax import cli, extras, files
 from vit_jax.data import catalog, decoding, loader
 from vit_jax.schema import Choice, bind
 
@@ -111,6 +111,9 @@ def main() -> None:
   if args.only:
     return only(*args.only)
   spy = children.program("py-spy", "bench") if args.gil else None  # before minutes of measuring
+  extras.check_tensorflow("benchmarks.input_pipeline")
+  from benchmarks import tf_data  # imports TensorFlow
+
   cores = args.threads or decoding.cores()
   processes = cores + 1  # one is always ready, whoever waits for the trainer to take what it has made
   with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:

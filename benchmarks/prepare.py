@@ -17,7 +17,7 @@ import tempfile
 import time
 
 from benchmarks import children, photographs
-from vit_jax import cli, files, schema
+from vit_jax import cli, extras, files, schema
 from vit_jax.corpora import duplicates, plan, write
 from vit_jax.data import catalog
 
@@ -112,6 +112,7 @@ def main() -> None:
   args = parser.parse_args()
   if args.only:
     return one(*args.only)
+  extras.check_tensorflow("benchmarks.prepare")
   with tempfile.TemporaryDirectory() as folder:
     root = pathlib.Path(folder)
     source = write_photographs(root / "photographs", args.images)

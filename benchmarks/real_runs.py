@@ -24,6 +24,7 @@ import jax
 
 from vit_jax import build, cli, config, files, flags, hardware, models
 from vit_jax.planning import estimate, tables
+from vit_jax.schema import amount
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 SLICE = "v4-64"
@@ -152,7 +153,7 @@ def table(made: list[Row]) -> str:
   if ratios:
     worst = max(ratios, key=lambda ratio: abs(ratio - 1))
     lines.append(
-      f"not limited by their input: {len(ratios)} runs, median ratio {statistics.median(ratios):.2f}, "
+      f"not limited by their input: {amount(len(ratios), 'run')}, median ratio {statistics.median(ratios):.2f}, "
       f"farthest {worst:.2f}"
     )
   return "\n".join(lines)

@@ -17,6 +17,7 @@ import numpy as np
 
 from vit_jax import cli, files
 from vit_jax.data import order
+from vit_jax.schema import amount
 
 RECORDS, CLASSES = 1_281_167, 1000
 STRETCHES, STEPS, TOGETHER = 4, 64, 16  # batches
@@ -71,8 +72,9 @@ def main() -> None:
         row |= {"near": mine["near"], "near_of_permutation": true["near"]}
         rows.append(row)
         print(
-          f"batch {batch:,}, {blocks.groups} groups, windows of {window} x {blocks.size} ({row['images_waiting']:,} "
-          f"images wait), {source} source: variance of class counts {row['class_variance_ratio']:.2f} of a "
+          f"batch {batch:,}, {amount(blocks.groups, 'group')}, windows of {window} x {blocks.size} "
+          f"({row['images_waiting']:,} images wait), {source} source: variance of class counts "
+          f"{row['class_variance_ratio']:.2f} of a "
           f"permutation's, of {TOGETHER} batches {row['class_variance_ratio_of_16_batches']:.2f}; neighbours are "
           f"{mine['distance']:.3f} of the source apart ({true['distance']:.3f}), {mine['near']:.2%} near "
           f"({true['near']:.3%})"

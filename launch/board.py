@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from launch import spec
 from launch.assumptions import guarded
 from launch.errors import LaunchError, UnknownError
+from launch.screen import amount
 from launch.spec import Run
 
 TIME_ENDED = "its time has ended"  # of a worker whose machine time is used up
@@ -316,7 +317,7 @@ def progress(run: Run, reports: Mapping) -> str:
   """What the workers do, for people: how many run, and how far the slowest is. "" where none of them says anything."""
   running = [report for report, _ in reports.values() if report.phase == RUNNING]
   others = [report.phase for report, _ in reports.values() if report.phase != RUNNING]
-  words = [f"{len(running)} of {run.workers} workers run"] * bool(running)
+  words = [f"{len(running)} of {amount(run.workers, 'worker')} running"] * bool(running)
   words += [f"{others.count(phase)} {phase}" for phase in sorted({*others})]
   if running:
     slowest = min(running, key=lambda report: report.step)

@@ -14,6 +14,7 @@ import time
 from launch import bundle, errors, findings, preflight
 from launch.errors import LaunchError, UnknownError
 from launch.findings import Finding
+from launch.screen import amount
 from launch.spec import Run
 
 PLANNED = "vit_jax.train"  # the module whose config and plan are known
@@ -127,7 +128,7 @@ def judged(run: Run, plan: dict) -> list:
 def _hours(plan):
   core_days = plan["core_days"]
   return (
-    f"{plan['steps']:,} steps of {plan['step_seconds'] * 1e3:,.1f} ms, {plan['hours']:,.1f} hours, "
+    f"{amount(plan['steps'], 'step')} of {plan['step_seconds'] * 1e3:,.1f} ms, {plan['hours']:,.1f} hours, "
     f"{core_days:,.{0 if core_days >= 100 else 1}f} core-days, by the compiler's estimate"
   )
 

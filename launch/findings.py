@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from launch import errors, tpus
 from launch.errors import LaunchError, UnknownError
+from launch.screen import amount
 from launch.spec import Run
 from launch.storage import Bucket
 
@@ -72,7 +73,9 @@ def of_slice(run: Run) -> Iterator[Finding]:
     yield Finding("refuse", f"{text} one, or --backend=qr")
   where = f", in {', '.join(run.zones)}" if run.zones else ""
   several = f"{run.slices} x " if run.slices > 1 else ""
-  yield Finding("note", f"machines: {several}{run.tpu}, {slice_.chips} chips of {slice_.hosts} hosts{where}")
+  yield Finding(
+    "note", f"machines: {several}{run.tpu}, {amount(slice_.chips, 'chip')} of {amount(slice_.hosts, 'host')}{where}"
+  )
 
 
 def of_module(run: Run, names: Sequence[str]) -> Iterator[Finding]:

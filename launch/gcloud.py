@@ -19,6 +19,7 @@ from launch import tpus
 from launch.assumptions import CALL
 from launch.engine import DELETING, FAILED, LOST, QUEUED, READY, REPAIRING, STARTING, Look, Resource
 from launch.errors import DENIED, NO_CAPACITY, USAGE, LaunchError, QuotaError, UnknownError
+from launch.screen import amount
 
 TIMEOUT = CALL  # gcloud's own tries end after 33 s
 
@@ -338,7 +339,7 @@ def _node(name, node, hosts):
     state = STARTING
   if len(addresses) != hosts:
     without = "".join(f", none for worker {i}" for i, address in enumerate(endpoints) if not address)
-    said.append(f"{len(addresses)} of {hosts} hosts have an address{without}")
+    said.append(f"{len(addresses)} of {amount(hosts, 'host')} with an address{without}")
   said += [health] if health not in HEALTHY else []
   said += [node[key] for key in ("healthDescription",) if node.get(key)]
   said += [f"{each.get('symptomType')} of worker {each.get('workerId', '?')}" for each in node.get("symptoms", [])]

@@ -20,11 +20,14 @@ import urllib.error
 import urllib.request
 
 from launch.errors import DENIED, LaunchError, UnknownError
+from launch.screen import amount
 from launch.spec import Run
 from launch.storage import Token
 
 TRIES = 6  # of a request
-PORTS = range(8476, 8483)  # what the firewall rule of TPU slices opens; JAX's own since 0.8.1 is the last
+# Of the coordinator, the first that is free. The rule in docs/pods.md opens them. JAX's own was 8476, and has been 8482
+# since 0.8.1, which the rules that Cloud TPU makes do not open on some slices (jax-ml/jax issue 35905).
+PORTS = range(8476, 8483)
 SLICES_PORT = 8081  # of the coordinator of slices, libtpu's own
 FILES = 100_000  # open at once
 _PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
@@ -86,7 +89,9 @@ def worker(run: Run, attempt: int, number: "int | None", slice_: int = 0) -> int
       raise LaunchError(f"the metadata server says no number of this worker ({text!r}); is this a TPU VM?")
     number, slice_ = int(text), _slice(run, attempt) if run.slices > 1 else 0
   if not (0 <= number < hosts and 0 <= slice_ < run.slices):
-    raise LaunchError(f"worker {number} of slice {slice_}; the run has {run.slices} slices of {hosts} workers")
+    raise LaunchError(
+      f"worker {number} of slice {slice_}; the run has {amount(run.slices, 'slice')} of {amount(hosts, 'worker')}"
+    )
   return slice_ * hosts + number
 
 
@@ -164,7 +169,7 @@ def widen(engine: str, root: str = "/") -> str:
       notes.append(f"only {soft} files may be open at once ({error})")
   if engine in ("qr", "gke"):
     if wanted < FILES:
-      notes.append(f"only {wanted} files may be open at once")
+      notes.append(f"only {amount(wanted, 'file')} may be open at once")
     try:
       if "[always]" not in pathlib.Path(root, _PAGES).read_text():
         pathlib.Path(root, _PAGES).write_text("always")

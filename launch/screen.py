@@ -27,6 +27,11 @@ def printable(text: str) -> str:
   return text if text.isprintable() else "".join(c if c.isprintable() or c in "\t\n" else "�" for c in text)
 
 
+def amount(number: int, noun: str, plural: str = "") -> str:
+  """Returns a number with its noun, as `amount` of vit_jax.schema does, which `launch` cannot import."""
+  return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def say(text: str) -> None:
   """A line with the time, at once."""
   try:

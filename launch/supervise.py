@@ -10,6 +10,7 @@ import dataclasses
 
 from launch import assumptions, board, engine, errors
 from launch.engine import DELETING, IDLE, OVER, WATCHING, Action, Seen, State
+from launch.screen import amount
 from launch.spec import Run
 
 LONGEST_PAUSE = 30  # times limits.pause
@@ -316,7 +317,7 @@ def _failed(run, state, seen, text, tail="", fresh=False):
   """Another try, on the same machines or on fresh ones, while the budget lasts."""
   state = dataclasses.replace(state, failures=state.failures + 1)
   if state.failures >= run.max_failures:
-    text = f"{state.failures} tries without a new checkpoint; the last: {text}"
+    text = f"{amount(state.failures, 'try', 'tries')} without a new checkpoint; the last: {text}"
     return _final(run, state, seen, board.Verdict(board.FINAL, text, tail, errors.GAVE_UP))
   if fresh:
     return _again(run, state, seen, "failed", text, tail, lost=0)

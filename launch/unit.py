@@ -17,6 +17,7 @@ import time
 
 from launch import engine, program
 from launch.errors import LaunchError, UnknownError
+from launch.screen import amount
 
 ROOT = pathlib.Path(__file__).absolute().parent.parent  # of the package
 SYSTEMD = pathlib.Path("/run/systemd/system")  # there where it runs: sd_booted(3)
@@ -214,8 +215,9 @@ def resources(found: list, location: str) -> list:
     engine.Resource(
       name=f"{run}-a{attempt}", location=location, run=run, owner=str(units[0].get("owner", "")), attempt=attempt,
       state=engine.READY if all(each["alive"] for each in units) else engine.LOST,
-      detail=f"{sum(each['alive'] for each in units)} of {len(units)} workers live, for {folder}",
-      expires=units[0].get("expires", 0), created=min(each["made"] for each in units), kind=f"{len(units)} processes",
+      detail=f"{sum(each['alive'] for each in units)} of {amount(len(units), 'worker')} alive, for {folder}",
+      expires=units[0].get("expires", 0), created=min(each["made"] for each in units),
+      kind=amount(len(units), "process", "processes"),
       mark=hashlib.sha256(str(folder).encode(errors="surrogateescape")).hexdigest()[:16],
     )
     for (run, attempt, folder), units in attempts.items()

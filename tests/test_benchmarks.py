@@ -98,6 +98,15 @@ def test_a_missing_module_is_named_with_its_extra():
     children.require("no_such_module", "torch")
 
 
+@pytest.mark.parametrize("name", ["bucket_input", "input_pipeline", "prepare"])
+def test_benchmarks_that_write_with_tensorflow_name_the_command_that_installs_it(name, monkeypatch, capsys):
+  importlib.import_module("tensorflow_datasets")  # which imports TensorFlow later
+  monkeypatch.setitem(sys.modules, "tensorflow", None)
+  code, text = ended(monkeypatch, capsys, name)
+  assert (code, len(text.splitlines())) == (2, 1)
+  assert text.startswith(f"error: benchmarks.{name}: TensorFlow is missing (") and "pip install -e ." in text
+
+
 @pytest.mark.heavy
 def test_a_child_that_fails_ends_the_benchmark_with_its_last_line():
   assert children.output([sys.executable, "-c", "print(1)"]) == "1\n"

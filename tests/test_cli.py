@@ -4,6 +4,8 @@ import argparse
 import importlib
 import os
 import re
+import shlex
+from unittest import mock
 
 import jax
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from tests.runs import ROOT
 from vit_jax import cli, runtime
 from vit_jax.__main__ import VERBS
-from vit_jax.schema import ConfigError, Fraction
+from vit_jax.schema import ConfigError, Fraction, aliases
 
 
 @pytest.fixture
@@ -66,6 +68,74 @@ def test_a_mistake_in_the_flags_is_one_line(parser, words, says):
 def test_a_verb_without_a_config_takes_no_changes_of_one():
   with pytest.raises(ConfigError, match=r"unknown flag '--config\.seed'"):
     cli.Parser("convert", "Converts.").parse(["--config.seed=1"])
+
+
+def refused(verb, *words):
+  """Returns the message with which a verb refuses words of the command line."""
+  with mock.patch("sys.argv", [verb, *words]), pytest.raises(ConfigError) as caught:
+    importlib.import_module(f"vit_jax.{verb}").main()
+  return str(caught.value)
+
+
+# Names of other frameworks with values that their keys here accept.
+FOREIGN = {
+  **dict.fromkeys(aliases.KEYS, "3"),
+  **dict.fromkeys(("resume", "checkpoint", "model", "output_dir", "profile", "num_classes", "device"), "3"),
+  "data_dir": "{}/data",
+}
+FORMS = [
+  ("evaluate", "--workdir={}/none"),
+  ("prepare", "no-such-dataset --data_dir={}"),
+  ("prepare", "photos --data.name=folder --data.path={}/none"),
+  ("prepare", "--check={}/none"),
+  ("fewshot", "--config=configs/fewshot.py --weights={}/none.npz"),
+  ("fewshot", "--config=configs/probes.py --weights={}/none.npz"),
+]
+
+
+@pytest.mark.parametrize(("verb", "words"), FORMS)
+def test_a_suggested_flag_is_accepted_by_the_form_of_the_command(verb, words, tmp_path, monkeypatch):
+  monkeypatch.chdir(ROOT)
+  words = words.format(tmp_path).split()
+  suggested = set()
+  for name, value in FOREIGN.items():
+    said = refused(verb, *words, f"--{name.replace('_', '-')}={value.format(tmp_path)}")
+    if match := re.search(r"unknown flag .* Did you mean (--.*?)\? Allowed", said):
+      again = refused(verb, *words, *shlex.split(match[1]))
+      suggested.add(match[1])
+      wrong = (
+        "unknown flag",
+        "unknown key",
+        "it is for",
+        "takes",
+        "with another config",
+        "either",
+        "it measures given weights",
+      )
+      assert not any(text in again for text in wrong), f"{match[1]}: {again}"
+  assert suggested or "--check" in words[0]
+
+
+def test_a_workdir_is_not_answered_with_a_flag_that_it_refuses():
+  said = refused("evaluate", "--workdir=runs/a", "--batch-size=32")
+  assert said == (
+    "unknown flag '--batch-size'. Allowed: --help, --import, --workdir, --image-size, --split, --write-predictions, "
+    "--logits, --report, --write-labels, --labels. --workdir cannot be combined with --config.KEY=VALUE."
+  )
+  said = refused("evaluate", "--weights=a.npz", "--batch-size=32")
+  assert "Did you mean --config.batch=32? Allowed:" in said
+  said = refused("evaluate", "--workdir=runs/a", "--config.batch=32")
+  assert said == (
+    "--config.batch: --workdir uses the config of its run. Leave it out, or measure the run with another config: "
+    "--weights=runs/a --config=FILE"
+  )
+
+
+def test_a_name_of_another_framework_is_answered_with_the_verbs_own_flag():
+  assert "Did you mean --batch=32? Allowed:" in refused("predict", "--weights=a.npz", "--batch-size=32")
+  assert "Did you mean --image-size=96? Allowed:" in refused("predict", "--weights=a.npz", "--img_size", "96")
+  assert "Did you mean --data_dir=/x? Allowed:" in refused("prepare", "digits", "--data-dir=/x")
+  assert "Did you mean" not in refused("predict", "--weights=a.npz", "--lr=1")
 
 
 def test_a_number_of_a_flag_is_what_the_schema_takes(parser):

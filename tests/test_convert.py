@@ -305,7 +305,7 @@ def test_heads_of_the_wanted_model_are_those_of_the_file_only_for_the_same_width
     (["--weights=x"], "give either --workdir"),
     (["--weights=x", "--workdir=y", "--config=configs/digits.py"], "give either --workdir"),
     (["--weights=x.npz", "--config=configs/digits.py"], "--weights: no file 'x.npz'"),
-    (["--workdir=x", "--config.batch=3"], "--config.batch: a workdir has its own config"),
+    (["--workdir=x", "--config.batch=3"], "--config.batch: --workdir uses the config of its run"),
   ],
 )
 def test_evaluate_says_what_it_needs(flags, says, monkeypatch):

@@ -42,9 +42,9 @@ def add_a_class(path):
 
 
 RECORDS = {
-  remove: ["32 images are now 31"],
+  remove: ["the number of images was 32 and is 31"],
   rename_a_class: ["class 'a' is now 'c'", "names, labels or order of images are others: record 0 was"],
-  add_a_class: ["1 class new: 'c'", "32 images are now 34"],
+  add_a_class: ["1 class new: 'c'", "the number of images was 32 and is 34"],
 }
 
 

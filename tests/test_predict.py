@@ -81,7 +81,7 @@ def test_predictions_are_those_of_the_evaluation_of_the_run_by_name(trained, tmp
     np.testing.assert_allclose(predicted["probability"][order], average["probability"], rtol=1e-4)
     assert predicted["features"].shape[0] == 21
   shown = said.rpartition("exit 0")[2]
-  assert "and 2 more" in shown and "1 of 22 files are bad" in shown and "=cat" in shown
+  assert "and 2 more" in shown and "1 of 22 files is bad" in shown and "=cat" in shown
 
 
 @pytest.mark.heavy

@@ -23,6 +23,36 @@ def test_an_unknown_name_ends_with_code_two_and_one_line(tmp_path):
   assert len(result.stderr.strip().splitlines()) == 1
 
 
+# Makes an import of TensorFlow fail in the processes whose PYTHONPATH contains this file.
+MISSING = """
+import sys
+
+class Missing:
+  def find_spec(self, name, path=None, target=None):
+    if name.partition(".")[0] == "tensorflow":
+      raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+@pytest.mark.heavy
+def test_without_tensorflow_it_ends_with_the_command_that_installs_it(tmp_path):
+  (tmp_path / "sitecustomize.py").write_text(MISSING)
+  data, photographs = tmp_path / "data", folders.folder(folders.folder(tmp_path / "photographs"), 4, split="test")
+  for name in ("digits", "scenes", "mnist"):
+    process = runs.command("prepare", name, f"--data_dir={data}", PYTHONPATH=str(tmp_path))
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert errors == (
+      f"error: {name}: TensorFlow is missing (No module named 'tensorflow'), and TensorFlow Datasets needs it to "
+      "write. Run: pip install -e . in the folder with setup.py\n"
+    )
+  assert not [file for file in data.rglob("*") if file.is_file() and file.name != ".prepare.lock"]
+  words = ["photographs", "--data.name=folder", f"--data.path={photographs}", f"--data_dir={data}"]
+  assert "is prepared at" in runs.finish(runs.command("prepare", *words, PYTHONPATH=str(tmp_path)))
+
+
 @pytest.mark.heavy
 def test_two_at_once_are_both_served(tmp_path):
   processes = [runs.command("prepare", "digits", f"--data_dir={tmp_path}") for _ in range(2)]

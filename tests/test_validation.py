@@ -33,7 +33,7 @@ def test_e3_a_folder_has_a_validation_split_and_test_is_measured_once():
     ({"evals__test__every": "5%"}, 0.1, {"val": ("val", "5%"), "test": ("test", "5%")}),
     ({"data__val": "valid"}, 0.0, {"val": ("val", "20%"), "test": ("test", "100%")}),
     ({"data__train": "train[:50%]"}, 0.0, {"test": ("test", "20%")}),
-    ({"evals__test__split": "val"}, 0.0, {"test": ("val", "20%")}),
+    ({"evals__test__split": "val"}, 0.1, {"test": ("val", "20%")}),
     (
       {"evals__val__name": "accuracy", "evals__val__split": "val", "evals__val__every": "50%"},
       0.1,
@@ -74,3 +74,38 @@ def test_e3_data_without_the_key_are_left_alone():
   assert validation.with_share(Choice("folder", {"path": "x"}), {}) == Choice("folder", {"path": "x"})
   masked = validation.with_share(Choice("folder", {}), {"test": Choice("masked", {})})
   assert masked.args == {"validation": 0.1}
+
+
+def test_f2_a_partial_evaluation_keeps_the_other_keys_of_the_default():
+  run = run_of(evals__val__every="10%")
+  expected = run_of(evals__val__name="accuracy", evals__val__split="val", evals__val__every="10%")
+  assert plain(run) == plain(expected)
+  assert splits(run) == {"test": ("test", "100%"), "val": ("val", "10%")}
+  both = run_of(evals__test__every="5%", evals__test__batch="8", evals__val__every="10%")
+  assert splits(both) == {"test": ("test", "5%"), "val": ("val", "10%")}
+  assert both.evals["val"].args["batch"] == 8
+
+
+@pytest.mark.parametrize("name", ["val", "train", "test"])
+def test_f2_an_evaluation_named_like_a_split_measures_it(name):
+  edited = config.recipe(model={"name": "ViT-Ti/16"}, data={"name": "folder", "path": "x"}, optim={"name": "sgd"})
+  edited.update({"total": "1ep", "batch": 8, "evals": {name: {"name": "accuracy"}}})
+  edited.optim.lr = 0.1
+  run = build.complete(config.resolve(edited))
+  assert run.evals[name].args["split"] == name
+  other = build.complete(config.resolve({**edited.to_dict(), "evals": {name: {"name": "accuracy", "split": "all"}}}))
+  assert other.evals[name].args["split"] == "all"
+
+
+def test_f2_an_evaluation_with_data_of_its_own_keeps_its_split():
+  choice = Choice("accuracy", {"data": {"name": "digits"}})
+  assert validation.with_splits(Choice("folder", {}), {"val": choice}) == {"val": choice}
+
+
+@pytest.mark.parametrize("args", [{"split": "val", "every": "50%"}, {"every": "50%"}])
+def test_f2_an_evaluation_of_val_alone_has_the_default_hold_out(args):
+  base = run_of()
+  run = build.complete(
+    runs.changed(base, data=Choice("folder", {"path": "x"}), evals={"val": Choice("accuracy", args)})
+  )
+  assert run.data.args["validation"] == 0.1 and splits(run) == {"val": ("val", "50%")}

@@ -9,32 +9,33 @@ from vit_jax import disk, files, paths
 
 
 class Lines:
-  """A file of a disk to which bytes are added: a resource. A reader sees at once what was added."""
+  """An open file on a disk to which bytes are added. They are visible to readers at once."""
 
   def __init__(self, path: pathlib.Path):
     self._path, self._file = path, open(path, "ab", buffering=0)
 
   def add(self, data: bytes) -> None:
-    """OSError, with the name of the file, for what cannot be written, or where the file is gone."""
+    """Adds bytes. Raises OSError with the name of the file if it was removed or cannot be written."""
     with disk.writing(self._path):
       disk.check_there(self._path, self._file.fileno())
       while data:  # of a full disk the first write takes a part
         data = data[self._file.write(data) :]
 
   def flush(self) -> None:
-    """Nothing is kept back."""
+    """Does nothing, because `add` writes at once."""
 
   def close(self) -> None:
-    """Ends the file."""
+    """Closes the file."""
     with disk.writing(self._path):
       self._file.close()
 
 
 class Chunks:
-  """The same for a bucket, whose objects cannot grow: the last one is written anew, `path`, `path`.0001 and so on.
+  """A sequence of objects in a bucket to which bytes are added: `path`, `path`.0001 and so on.
 
-  What is added is in the bucket after `flush`; by itself that is done at most every `PAUSE` seconds, so that what it
-  costs has a bound, however long the run is: 100 kB a second, 0.1 requests a second.
+  Objects of a bucket cannot grow, so that the last one is written again. Added bytes are in the bucket after `flush`.
+  `add` calls it at most every `PAUSE` seconds. This limits the traffic to 100 kB and 0.1 requests a second, however
+  long the run is.
   """
 
   SIZE, PAUSE = 2**20, 10.0  # bytes of an object; seconds, and a bucket takes one write a second of an object
@@ -49,7 +50,10 @@ class Chunks:
     return self._path.with_name(f"{self._path.name}.{number:04d}") if number else self._path
 
   def keep(self, chosen: Callable[[bytes], bytes]) -> None:
-    """Keeps of each object what `chosen` says, from the last one back to the first of which something is kept."""
+    """Replaces the content of objects by `chosen(content)`, from the last object to the first that keeps content.
+
+    Objects without content are removed, except the first object.
+    """
     while True:
       kept = chosen(bytes(self._content))
       if kept != self._content:
@@ -61,7 +65,7 @@ class Chunks:
       self._content, self._new = bytearray(files.content(self._object(self._number)) or b""), False
 
   def add(self, data: bytes) -> None:
-    """OSError where the bucket fails, or has failed for longer than `buckets.patience`."""
+    """Adds bytes. Raises OSError if the bucket refuses them, or fails for longer than `buckets.patience`."""
     if len(self._content) >= self.SIZE:
       self.flush()
       self._number, self._content = self._number + 1, bytearray()
@@ -71,7 +75,7 @@ class Chunks:
       self.flush()
 
   def flush(self) -> None:
-    """Brings what was added into the bucket."""
+    """Writes the added bytes to the bucket."""
     if self._new:
       path = self._object(self._number)
       with disk.writing(path):
@@ -79,10 +83,10 @@ class Chunks:
       self._new, self._written = False, time.monotonic()
 
   def close(self) -> None:
-    """Ends with a flush."""
+    """Writes the added bytes to the bucket, as `flush` does."""
     self.flush()
 
 
 def appended(path: pathlib.Path) -> Lines | Chunks:
-  """A file to add to, on a disk or in a bucket."""
+  """Opens a file on a disk or in a bucket to which bytes can be added."""
   return Chunks(path) if paths.in_bucket(path) else Lines(path)

@@ -23,7 +23,7 @@ from vit_jax.models import overview
 from vit_jax.schema import ConfigError, Derived, Duration, amount, arguments, at, bind, lookup, make
 from vit_jax.tasks import cost
 from vit_jax.trees import count
-from vit_jax.validation import with_evaluations, with_share
+from vit_jax.validation import with_evaluations, with_share, with_splits
 
 OPTIM = Derived(optim.RULES, lambda name, functions: (*functions, steps.accumulated, steps.train_step))
 
@@ -126,6 +126,7 @@ def complete(run: Run, adopt: bool = True) -> Run:
   parts = {}
   with at("config.model"):
     parts["model"] = models.bind(run.model)
+  run = dataclasses.replace(run, evals=with_splits(run.data, run.evals))
   run = dataclasses.replace(run, data=with_share(run.data, run.evals))
   for key, table in (("data", catalog.DATA), ("optim", OPTIM), ("task", tasks.TASKS)):
     choice = getattr(run, key)
@@ -153,7 +154,9 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   check_batch(run, grid, len(source) if training else run.batch)
   total = run.total.steps(run.batch, source.epoch_length)
   if not 0 < total < 2**31:
-    raise ConfigError(f"config.total: {run.total!s} is {total:,} steps of {run.batch} images; allowed: 1 to 2**31 - 1")
+    raise ConfigError(
+      f"config.total: {run.total!s} is {total:,} steps of {amount(run.batch, 'image')}; allowed: 1 to 2**31 - 1"
+    )
 
   def steps_of(duration: Duration) -> int:
     return duration.steps(run.batch, source.epoch_length, total)

@@ -20,7 +20,8 @@ def check_batch(run: Run, grid: jax.sharding.Mesh, examples: int) -> None:
   shards, micro = mesh.batch_shards(grid), run.optim.args["accumulate"]
   if run.batch > examples:
     raise ConfigError(
-      f"config.batch: {run.batch} is more than the {examples} images of {run.data.args['train']!r}; set a smaller one"
+      f"config.batch: {run.batch} is more than the {amount(examples, 'image')} of {run.data.args['train']!r}; "
+      "set a smaller one"
     )
   if run.batch % (shards * micro):
     unit = shards * micro

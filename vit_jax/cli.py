@@ -24,6 +24,7 @@ from vit_jax.schema import ConfigError, suggestions
 from vit_jax.schema.errors import some
 
 CONFIG = "file, or file:argument; --config.KEY=VALUE changes a value"  # help of --config
+CONFIGS = {"--config", "--show"}  # flags that name a config, which --config.KEY=VALUE changes
 IMPORT = "Python file or module that registers readers, tasks, models or evaluations; may be repeated"
 PARAMETERS = "print the table of all parameters too"  # help of --parameters
 
@@ -37,16 +38,25 @@ class Parser(argparse.ArgumentParser):
     verb: a module of vit_jax such as "train", or the full name of another module.
     description: printed by --help.
     data: also accept `--data.KEY=TEXT`, a choice of data on the command line alone.
+    config_type: what a config file of the program describes.
+    forms: flags of each form of the command, if there are several forms. A flag that is in no form fits all of them.
   """
 
-  def __init__(self, verb: str, description: str, data: bool = False):
+  def __init__(
+    self,
+    verb: str,
+    description: str,
+    data: bool = False,
+    config_type: type = config.Run,
+    forms: Sequence[Collection[str]] = (),
+  ):
     super().__init__(
       f"python -m {verb if '.' in verb else f'vit_jax.{verb}'}",
       allow_abbrev=False,
       description=description,
       formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    self.data = data
+    self.data, self.config_type, self.forms = data, config_type, forms
     self.add_argument("--import", action="append", default=[], dest="imports", metavar="FILE", help=IMPORT)
 
   def parse(self, words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -54,7 +64,7 @@ class Parser(argparse.ArgumentParser):
     overrides, words = flags.overrides(sys.argv[1:] if words is None else words)
     data, words = flags.overrides(words, "data") if self.data else ({}, words)
     known = {flag: action.nargs != 0 for flag, action in self._option_string_actions.items() if flag[:2] == "--"}
-    configurable = not {"--config", "--show"}.isdisjoint(known)
+    configurable = not CONFIGS.isdisjoint(known)
     # Before what is missing: that may be what was misspelt.
     unknown = _unknown(words, known)
     unknown += [(f"--config.{key}", text) for key, text in overrides.items() if not configurable]
@@ -62,12 +72,29 @@ class Parser(argparse.ArgumentParser):
       arguments, rest = self.parse_known_args(words, argparse.Namespace(overrides=overrides, data=data))
       unknown = _unknown(rest, {}, "-") or [(word, "") for word in rest]
     if unknown:
-      groups = [field.name for field in dataclasses.fields(config.Run)] if configurable else []
-      raise ConfigError(_refusal(dict(unknown), known, groups))
+      raise ConfigError(self._refusal(dict(unknown), known, {word.partition("=")[0] for word in words}))
     extensions.import_installed()
     for text in arguments.imports:
       extensions.import_named(text)
     return arguments
+
+  def _refusal(self, unknown: Mapping[str, str], known: Mapping[str, bool], given: Collection[str]) -> str:
+    """Returns the message for unknown flags {flag: value}: what to write instead, and which flags there are.
+
+    Flags of another form of the command than that of the `given` flags are not named.
+    """
+    used = [form for form in self.forms if not given.isdisjoint(form)]
+    others = {flag for form in self.forms if used and form not in used for flag in form}
+    fitting = {flag: takes for flag, takes in known.items() if flag not in others}
+    configs = CONFIGS.intersection(fitting, itertools.chain(*used) if self.forms else fitting)
+    groups = [field.name for field in dataclasses.fields(self.config_type)] if configs else []
+    found = [_suggestion(*each, fitting, groups) for each in unknown.items()]
+    advice = " Values of the config are --config.KEY=VALUE." if groups else ""
+    if used and not groups and not CONFIGS.isdisjoint(known):
+      flag = next(flag for flag in used[0] if flag in given)
+      advice = f" {flag} cannot be combined with --config.KEY=VALUE."
+    flags = f"flag{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"
+    return f"unknown {flags}.{suggestions.together(found)} Allowed: {some(fitting)}.{advice}"
 
   def error(self, message: str):
     """argparse's own errors as ours: what is wrong behind the flag, in one line."""
@@ -93,19 +120,13 @@ def _is_flag(word, dashes="-"):
   return word.startswith(dashes) and not re.match(r"-[\d.]|-$", word)
 
 
-def _refusal(unknown: Mapping[str, str], known: Mapping[str, bool], groups: Collection[str]) -> str:
-  """Returns the message for unknown flags {flag: value}: what to write instead, and which flags there are."""
-  found = [_suggestion(*each, known, groups) for each in unknown.items()]
-  allowed = f" Allowed: {some(known)}."
-  advice = " Values of the config are --config.KEY=VALUE." if groups else ""
-  flags = f"flag{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"
-  return f"unknown {flags}.{suggestions.together(found)}{allowed}{advice}"
-
-
 def _suggestion(flag, value, known, groups):
-  """Returns what to write instead of an unknown flag, of another framework or misspelt."""
+  """Returns what to write instead of an unknown flag, of another framework or misspelt.
+
+  A name of another framework is not compared with the letters of the flags: --batch-size is not --image-size.
+  """
   found = suggestions.of_flag(flag, value, known, groups)
-  if found == suggestions.Suggestion():
+  if found == suggestions.Suggestion() and not suggestions.is_known(flag):
     near = difflib.get_close_matches(flag, [each for each in known if each != "--help"], 1)
     return suggestions.of_flag(near[0], value, known, groups) if near else found
   return found

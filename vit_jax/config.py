@@ -16,7 +16,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax import schema
-from vit_jax.schema import Choice, ConfigError, Count, Duration, Range, places, plain, required, show
+from vit_jax.schema import Choice, ConfigError, Count, Duration, Range, partial, places, plain, required, show
 
 __all__ = ["required"]
 
@@ -161,7 +161,7 @@ def resolve(config: Mapping, kind: type = Run):
   _check_kind(config, kind)
   with schema.at("config"):
     try:
-      return schema.convert(config, kind)
+      return schema.convert(partial.with_names(config) if kind is Run else config, kind)
     except schema.UnknownKeyError as error:
       key = error.place.removeprefix("config").removeprefix(".")  # which may be empty
       elsewhere = places.advice(config, key)

@@ -261,7 +261,7 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool | None = None, prefix: st
     "family": description.published.family,
     "model": description.model.name,
     **facts(shapes, bound),
-    "resolution": _pixels(description.image_size) + f", {description.channels} channels",
+    "resolution": _pixels(description.image_size) + f", {amount(description.channels, 'channel')}",
     "classes": str(description.classes or "none: no head"),
     "parameters": f"{sum(int(np.prod(shape)) for shape in shapes.values()):,}",
     "arithmetic": flops.in_words(cost.of_model(description)),

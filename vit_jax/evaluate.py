@@ -22,6 +22,7 @@ import dataclasses
 import json
 import logging
 import pathlib
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +57,7 @@ from vit_jax.intervals import METHODS, NONE
 
 def main() -> None:
   """Reads flags, restores, measures, prints the table."""
-  parser = cli.Parser("evaluate", __doc__, data=True)
+  parser = cli.Parser("evaluate", __doc__, data=True, forms=(("--workdir",), ("--weights", "--config")))
   parser.add_argument("--workdir", type=cli.directory, help="where the run lives")
   parser.add_argument("--weights", help="a file of weights or a workdir; needs --config")
   parser.add_argument("--config", help=cli.CONFIG)
@@ -119,14 +120,18 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
     return build.complete(config.resolve(flags.load(arguments.config, overrides)))
   if overrides:
     raise schema.ConfigError(
-      f"--config.{next(iter(overrides))}: a workdir has its own config; --split changes the split"
+      f"--config.{next(iter(overrides))}: --workdir uses the config of its run. Leave it out, or measure the run with "
+      f"another config: --weights={shlex.quote(str(arguments.workdir))} --config=FILE"
     )
   try:
     run = stored.run_of(arguments.workdir)
   except schema.ConfigError as error:
     raise schema.ConfigError(f"--workdir: {error}") from error
   if run is None:
-    raise schema.ConfigError(f"--workdir: {arguments.workdir} holds no run (no config.json); train one first")
+    raise schema.ConfigError(
+      f"--workdir: {arguments.workdir} holds no run (no config.json). Train one first, or measure a file of weights: "
+      "--weights=FILE --config=CONFIG"
+    )
   return run
 
 
@@ -189,7 +194,9 @@ def _check_labelling(arguments):
   """ConfigError for flags that do not go together."""
   if not arguments.write_labels:
     if other := ["--labels"] * bool(arguments.labels) + [f"--data.{key}" for key in arguments.data]:
-      raise schema.ConfigError(f"{other[0]}: it is for --write-labels=FOLDER, and without it says nothing")
+      raise schema.ConfigError(
+        f"{other[0]}: it has no effect without --write-labels=FOLDER. Add that flag, or leave it out"
+      )
     return
   if arguments.write_predictions or arguments.report or arguments.logits:
     raise schema.ConfigError("--write-labels measures nothing; leave out --write-predictions, --logits and --report")
@@ -223,7 +230,9 @@ def label(parts: build.Parts, state: steps.State, arguments: argparse.Namespace,
       made = labelling.write(subject, data, source, params, plan, folder, watch.poll)
     except ImageError as error:
       raise schema.ConfigError(str(error)) from error
-  runtime.say(f"{folder}: labels of {len(source):,} images of {own.name}, {source.split!r}; {made:,} made now")
+  runtime.say(
+    f"{folder}: labels of {schema.amount(len(source), 'image')} of {own.name}, {source.split!r}; {made:,} made now"
+  )
 
 
 def evaluate(

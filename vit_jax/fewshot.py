@@ -27,7 +27,7 @@ from vit_jax.schema import amount
 
 def main() -> None:
   """Reads flags and weights, measures, prints the table."""
-  parser = cli.Parser("fewshot", __doc__)
+  parser = cli.Parser("fewshot", __doc__, config_type=config.Measurement)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument("--weights", required=True, help="a file of weights or a workdir")
   parser.add_argument("--json", type=cli.path, metavar="FILE", help="all figures and draws")
@@ -119,7 +119,7 @@ def report(name: str, outcome: Outcome) -> None:
   )
   for k, images in shots.items():
     if k != "all" and images < k * len(train_split.classes):
-      say(f"  {k}-shot: some classes have fewer than {k} images; {images:,} are trained on")
+      say(f"  {k}-shot: some classes have fewer than {amount(k, 'image')}; {images:,} are trained on")
   for note in outcome.details.notes:
     say(f"  {note}")
   for probe in sorted({episode.probe for episode in episodes}, key=in_numbers):

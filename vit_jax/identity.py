@@ -205,7 +205,7 @@ def _other_records(before, now):
   """Lines on classes, number, names, labels and order of records."""
   lines = _other_classes(before["classes"], now["classes"])
   if before["records"] != now["records"]:
-    return [*lines, f"{before['records']:,} images are now {now['records']:,}"]
+    return [*lines, f"the number of images was {before['records']:,} and is {now['records']:,}"]
   old, new = before["fingerprint"], now["fingerprint"]
   pairs = list(zip(before["samples"], now["samples"], strict=False))
   moved = [
@@ -230,7 +230,9 @@ def _other_classes(before, now):
   if len(gone) == len(new) == 1:
     return [f"class {_short(gone[0])} is now {_short(new[0])}"]
   lines = [
-    f"{_count(len(names), 'class')} {what}: {_some(names)}" for names, what in ((gone, "gone"), (new, "new")) if names
+    f"{schema.amount(len(names), 'class', 'classes')} {what}: {_some(names)}"
+    for names, what in ((gone, "gone"), (new, "new"))
+    if names
   ]
   return lines or ([f"the classes are in another order: {class_names.moved(before, now)}"] if before != now else [])
 
@@ -262,7 +264,3 @@ def _some(names: Iterable[str]):
 
 def _short(name):
   return repr(name if len(name) <= 80 else f"{name[:77]}...")
-
-
-def _count(number, noun):
-  return f"{number:,} {noun}{'es' if number != 1 else ''}"

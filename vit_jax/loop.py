@@ -189,7 +189,9 @@ def first_state(
   with timer.phase("restore"):
     saved = store.restore(parts.state_shapes, identity.check)
   if saved and int(saved[0].step) > parts.total:
-    raise ConfigError(f"config.total: {parts.total} steps, but {workdir} has done {int(saved[0].step)} already")
+    raise ConfigError(
+      f"config.total: {amount(parts.total, 'step')}, but {workdir} has done {int(saved[0].step)} already"
+    )
   if jax.process_index() == 0:
     files.write_text(workdir / "config.json", config.dumps(parts.run))
   if saved is None:

@@ -34,7 +34,7 @@ def sizes(wanted: config.Mesh, devices: int) -> tuple[int, ...]:
   shape = [devices // known if size == -1 else size for size in shape]
   if math.prod(shape) != devices:
     raise schema.ConfigError(
-      f"config.mesh: {text} does not fit {devices} devices; the sizes must multiply to {devices} "
+      f"config.mesh: {text} does not fit {schema.amount(devices, 'device')}; the sizes must multiply to {devices} "
       "(data=-1 takes what the others leave)"
     )
   return tuple(shape)

@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from vit_jax.schema import amount
+
 DRAWS = "Random draws differ from those of an uninterrupted run"
 BITS = "Low-order bits may differ from those of an uninterrupted run"
 BOTH = "Random draws and low-order bits may differ from those of an uninterrupted run"
@@ -199,7 +201,7 @@ def _flags(text):
 
 def _devices(devices):
   processes = devices["processes"]
-  return f"{devices['count']} x {devices['kind']} in {processes:,} process{'es' if processes != 1 else ''}"
+  return f"{devices['count']} x {devices['kind']} in {amount(processes, 'process', 'processes')}"
 
 
 def _cpu_fields(file):

@@ -71,7 +71,9 @@ def main() -> None:
       bad = _finish(computed, len(chosen.files), use.classes, arguments.out)
   if bad:
     say(
-      f"  {len(bad):,} of {len(chosen.files):,} files are bad: " + "; ".join(bad[:NAMED]) + "; ..." * (len(bad) > NAMED)
+      f"  {len(bad):,} of {amount(len(chosen.files), 'file')} {'is' if len(bad) == 1 else 'are'} bad: "
+      + "; ".join(bad[:NAMED])
+      + "; ..." * (len(bad) > NAMED)
     )
     sys.exit(EXIT_BAD)
 

@@ -32,6 +32,14 @@ from vit_jax.data.readers import tfds
 from vit_jax.schema.errors import some
 
 OF_A_CORPUS = ("size", "shards", "dedup_against", "beam")  # flags
+FORMS = (  # flags of the three forms of the command
+  (
+    *("--data_dir", "--size", "--shards", "--seed", "--max-rejected", "--processes", "--dedup-against"),
+    *("--dedup-distance", "--beam"),
+  ),
+  ("--show", "--out", "--sample"),
+  ("--check", "--move-bad"),
+)
 
 
 def input_choice(words: Mapping[str, str]) -> dict:
@@ -82,6 +90,11 @@ def check(arguments: argparse.Namespace) -> None:
     sys.exit(1)
 
 
+def _flag(name):
+  """Returns the flag, key of a flag or argument that a name of `argparse` stands for."""
+  return {"name": "NAME", "data_dir": "--data_dir"}.get(name, "--" + (name if "." in name else name.replace("_", "-")))
+
+
 def _allowed(arguments):
   """ConfigError for a flag that the form of the command which is written does not take."""
   if arguments.check is not None:
@@ -98,7 +111,7 @@ def _allowed(arguments):
       raise schema.ConfigError("--move-bad: it is for --check=PATH; see --help")
   values = vars(arguments)
   if odd := [name for name in others if "." in name or values[name] is not None]:
-    raise schema.ConfigError(f"{'NAME' if odd[0] == 'name' else '--' + odd[0].replace('_', '-')}: {form}; see --help")
+    raise schema.ConfigError(f"{_flag(odd[0])}: {form}; see --help")
   if arguments.check is not None:
     return
   if arguments.show is None and arguments.name is None:
@@ -123,7 +136,7 @@ def _lines(arguments):
 
 def main() -> None:
   """Reads flags, prepares, says where."""
-  parser = cli.Parser("prepare", __doc__, data=True)
+  parser = cli.Parser("prepare", __doc__, data=True, forms=FORMS)
   count = cli.number(schema.Count)
   parser.add_argument(
     "name",

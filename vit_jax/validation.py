@@ -9,14 +9,31 @@ from vit_jax import schema, selection
 from vit_jax.data import catalog
 from vit_jax.data.readers import folder
 from vit_jax.schema import Choice
+from vit_jax.schema.partial import MEASURING
 
-_MEASURING = ("accuracy", "masked")  # evaluations of one split
+
+def with_splits(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Choice]:
+  """Returns the evaluations, in which one that is named like a split of the run's data and sets no split measures it.
+
+  Args:
+    data: as the config has it, bound or not.
+    evals: of the run, not bound yet.
+  """
+  slots = ("train", selection.VAL, selection.TEST)
+  splits = {*slots, *(data.args.get(slot) for slot in slots)}
+  return {
+    name: Choice(choice.name, {**choice.args, "split": name})
+    if choice.name in MEASURING and name in splits and not {"split", "data"} & choice.args.keys()
+    else choice
+    for name, choice in evals.items()
+  }
 
 
 def with_share(data: Choice, evals: Mapping[str, Choice]) -> Choice:
   """Returns the data choice with a default `validation` share, if its reader can hold one out and a run needs it.
 
-  A choice that sets `validation`, `val` or another `train` stays as it is, as does one whose `test` is not measured.
+  A choice that sets `validation`, `val` or another `train` stays as it is, as does one that is measured on neither
+  `val` nor `test`.
 
   Args:
     data: as the config has it, not bound yet.
@@ -27,7 +44,8 @@ def with_share(data: Choice, evals: Mapping[str, Choice]) -> Choice:
     return data
   if "validation" in data.args or data.args.get("val") is not None or data.args.get("train", "train") != "train":
     return data
-  return Choice(data.name, {**data.args, "validation": folder.SHARE}) if _on(selection.TEST, data, evals) else data
+  measured = any(_on(split, data, evals) for split in (selection.VAL, selection.TEST))
+  return Choice(data.name, {**data.args, "validation": folder.SHARE}) if measured else data
 
 
 def with_evaluations(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Choice]:
@@ -58,10 +76,10 @@ def with_evaluations(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Cho
 
 
 def _on(split, data, evals) -> dict[str, Choice]:
-  """The evaluations of this split, "val" or "test", of the run's own data."""
+  """Returns the evaluations of this split, "val" or "test", of the data of the run."""
   same = (split, data.args.get(split))
   return {
     name: choice
     for name, choice in evals.items()
-    if choice.name in _MEASURING and selection.split_of(choice.args) in same
+    if choice.name in MEASURING and selection.split_of(choice.args) in same
   }

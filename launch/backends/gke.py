@@ -8,6 +8,7 @@ from datetime import datetime
 from launch import engine, manifests, render, spec, tpus
 from launch.engine import Look, Resource
 from launch.errors import USAGE, LaunchError, UnknownError
+from launch.screen import amount
 
 # Of a container that waits, what is not just slow.
 _STUCK = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")
@@ -210,8 +211,8 @@ class Engine:
     if homeless and len(homeless) == len(current):  # no node is there, and none is billed
       worker, condition = next(iter(homeless.items()))
       why = self._scaling(current[worker]) or condition.get("message", "")
-      return Look(engine.QUEUED, f"{len(homeless)} of {self._run.workers} pods wait for nodes: {why}")
-    details = [f"{len(there)} of {self._run.workers} pods of {name} run"]
+      return Look(engine.QUEUED, f"{len(homeless)} of {amount(self._run.workers, 'pod')} without a node: {why}")
+    details = [f"{len(there)} of {amount(self._run.workers, 'pod')} of {name} running"]
     details += [_again(jobset)] if restarts else []
     details += [text for worker, pod in sorted(current.items()) if (text := _trouble(worker, pod))]
     broken = restarts or "Failed" in phases.values() or any(map(_leaving, pods))

@@ -55,7 +55,7 @@ MISTAKES = {  # what is changed; the key that the error is at; the value, what i
     {"optim.schedule.name": "cosin"}, "optim.schedule.name", "'cosin'", "Did you mean 'cosine'",
   ),
   "a batch that does not divide": ({"batch": "12"}, "batch", "12", "8 devices", "nearest that do: [64]"),
-  "a batch larger than the data": ({"batch": "1440"}, "batch", "1440", "1437"),
+  "a batch larger than the data": ({"batch": "1440"}, "batch", "1440", "1,437"),
   "a patch that does not divide": ({"model.name": "ViT-Ti/5"}, "model", "32", "patch 5", "30, 35"),
   "a split that is not there": ({"data.train": "trian"}, "data.train", "'trian'", "Did you mean 'train'"),
   "a mesh that does not fit": ({"mesh.fsdp": "3"}, "mesh", "fsdp=3", "8 devices"),

@@ -42,7 +42,7 @@ LEFT_OUT = {
     "not a complete image",
   ),
   "zero bytes": (lambda: b"", "the file is empty"),
-  "a page called an image": (lambda: b"<!doctype html>404", "not a complete image; .* begin with b'<!doctyp'"),
+  "a page called an image": (lambda: b"<!doctype html>404", "not a complete image; .* beginning with b'<!doctyp'"),
   "a truncated TIFF": (lambda: hostile_images.REFUSED["tiff cut at 90%"](), "not a complete image; .* pixels end at"),
   "a bomb in PNG": (lambda: hostile_images.REFUSED["png of a sixteenth of the bytes it needs"](), "10,000 x 10,000"),
   "a bomb in JPEG": (lambda: hostile_images.REFUSED["jpeg of 65,500 squared"](), "65,500 x 65,500"),
@@ -206,7 +206,7 @@ def test_an_empty_class_is_refused_by_name(tmp_path):
 def test_classes_that_differ_only_in_case_stay_apart_and_are_named(tmp_path, capsys):
   root = folders.folder(tmp_path / "photos", 6, ("cat", "Cat", "dog"))
   folders.made(root, tmp_path / "data")
-  assert "1 groups of classes have names that look alike and stay apart: 'Cat' and 'cat'" in capsys.readouterr().out
+  assert "1 group of classes has names that look alike and stay apart: 'Cat' and 'cat'" in capsys.readouterr().out
   assert folders.source(tmp_path / "data").classes == ("Cat", "cat", "dog")
 
 

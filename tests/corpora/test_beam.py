@@ -37,7 +37,7 @@ def test_the_files_are_those_of_one_machine(tmp_path, monkeypatch):
     f"corpus is already prepared at {tmp_path}/many/corpus/1.0.0"
   ]
   monkeypatch.setattr(write, "FEW", 0)
-  with pytest.raises(ConfigError, match="3 of 57 images are rejected; allowed: 0"):
+  with pytest.raises(ConfigError, match="rejected: 3 of 57 images; allowed: 0"):
     by_beam(photos, tmp_path / "third", max_rejected=0.0)
   assert not (tmp_path / "third/corpus/1.0.0/dataset_info.json").exists()
 

@@ -116,6 +116,23 @@ def test_what_needs_no_preparing_says_so(name):
     builders.prepare(name)
 
 
+@pytest.mark.parametrize(
+  ("name", "said"),
+  [
+    ("oxford-flowers", "unknown dataset 'oxford-flowers'. Did you mean 'oxford_flowers102'?"),
+    ("../digits", "unknown dataset '../digits'"),
+    ("mnist:abc", "unknown dataset 'mnist:abc'. Did you mean 'mnist'?"),
+    ("mnist:9.9.9", "mnist:9.9.9 cannot be prepared in {}: Dataset mnist cannot be loaded at version 9.9.9, only:"),
+    ("mnist/3", "mnist/3 cannot be prepared in {}: BuilderConfig 3 not found with version 3.0.1. See the catalog"),
+    ("mnist/x=1", "mnist/x=1 cannot be prepared in {}: DatasetBuilder.__init__() got an unexpected keyword argument"),
+  ],
+)  # fmt: skip
+def test_a_name_that_tfds_does_not_have_is_one_line(name, said, tmp_path):
+  with pytest.raises(schema.ConfigError) as caught:
+    builders.prepare(name, str(tmp_path))
+  assert str(caught.value).startswith(said.format(tmp_path)) and "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["imagenet21k", "jft300m", "jft3b"])
 def test_what_tfds_cannot_make_says_how_to_give_it(name, tmp_path):
   with pytest.raises(schema.ConfigError, match=f"your own copy of {name}, .*--config.data.path=DIR"):

@@ -11,6 +11,7 @@ from tests.corpora import folders
 from tests.image_files import encode, picture
 from vit_jax import runtime
 from vit_jax.corpora import making, plan, work, write
+from vit_jax.data import samples
 from vit_jax.schema import ConfigError
 
 
@@ -99,6 +100,46 @@ def replaced(file, seed):
   assert len(content) == status.st_size
   file.write_bytes(content)
   os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("while_made", [False, True])
+@pytest.mark.parametrize(("compared", "words"), [(True, "contents, such as of"), (False, "some files were written to")])
+def test_g7_an_image_that_is_replaced_with_equal_size_and_time_is_an_error(
+  tmp_path, monkeypatch, while_made, compared, words
+):
+  """Also an image that is not among the few whose content is compared."""
+  root, data = folders.folder(tmp_path / "photos", 8), tmp_path / "data"
+  source = plan.opened(folders.choice(root))
+  few, known = {each["name"] for each in samples.of(source)}, source.fingerprint()
+  file = root / next(name for name in map(source.identify, range(len(source))) if (name in few) == compared)
+  refused = pytest.raises(ConfigError, match=rf"the input, '.*photos', has changed .*{words}.*remove .*\.work, and run")
+  if while_made:
+    real = write._write_shards
+    monkeypatch.setattr(write, "_write_shards", lambda *given: [real(*given), replaced(file, 77)][0])
+    with refused:
+      folders.made(root, data)
+    monkeypatch.undo()
+  else:
+    with monkeypatch.context() as patch:
+      stopped(patch, 2)  # the plan and a shard
+      with pytest.raises(KeyboardInterrupt):
+        folders.made(root, data, shards=2)
+    replaced(file, 77)
+  assert plan.opened(folders.choice(root)).fingerprint() == known
+  with refused:
+    folders.made(root, data, shards=None if while_made else 2)
+  assert not (data / "corpus/1.0.0/dataset_info.json").exists()
+
+
+def test_g7_input_that_was_copied_with_its_times_goes_on(photos, corpus, tmp_path, monkeypatch):
+  shutil.copytree(photos, tmp_path / "photos")
+  with monkeypatch.context() as patch:
+    stopped(patch, 2)
+    with pytest.raises(KeyboardInterrupt):
+      folders.made(tmp_path / "photos", tmp_path / "data", shards=3)
+  shutil.copytree(tmp_path / "photos", tmp_path / "copy")
+  folders.made(tmp_path / "copy", tmp_path / "data", shards=3)
+  assert folders.shards(tmp_path / "data") == folders.shards(corpus)
 
 
 @pytest.mark.parametrize("while_made", [False, True])

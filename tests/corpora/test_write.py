@@ -87,7 +87,7 @@ def test_bad_images_are_left_out_up_to_a_bound_and_named(photos, tmp_path):
   root = folders.folder(tmp_path / "photos", 20)
   for i in range(6):
     (root / f"train/cat/bad{i}.jpg").write_bytes(b"garbage")
-  with pytest.raises(ConfigError, match=r"6 of 46 images are rejected; allowed: 5\..*train/cat/bad\d.jpg: not a compl"):
+  with pytest.raises(ConfigError, match=r"rejected: 6 of 46 images; allowed: 5\..*train/cat/bad\d.jpg: not a compl"):
     folders.made(root, tmp_path / "data")
   said = folders.made(root, tmp_path / "data", max_rejected=0.2)  # goes on
   assert any(line.startswith("6 rejected") for line in said)

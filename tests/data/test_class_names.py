@@ -46,6 +46,11 @@ def test_g_names_that_look_alike_are_noted(one, other):
   assert class_names.note([one, "dog", other]).endswith(f"look alike and stay apart: {one!a} and {other!a}")
 
 
+def test_one_group_and_several_groups_of_names_are_counted():
+  assert class_names.note(["a", "A"]).startswith("1 group of classes has names that look alike and stay apart: ")
+  assert class_names.note(["a", "A", "b", "B"]).startswith("2 groups of classes have names that look alike")
+
+
 def test_names_that_look_different_are_not_noted():
   assert class_names.note([str(i) for i in range(1000)]) == ""
   assert class_names.note(["a", "b", "\u00e4", "\u00e9", "e", "1", "-1", "0.1", "", "\u0430\u0431"]) == ""

@@ -209,7 +209,7 @@ def test_more_bad_images_than_five_and_a_thousandth_stop_the_run(count, bad, sto
 
 def test_a_label_outside_of_the_classes_is_an_error_and_not_a_bad_image():
   made = sources.Source("made", "test", ("a",), 5000, lambda i: (file(i), -1), lambda i: f"made, record {i}")
-  with pytest.raises(images.ImageError, match="label -1 is not one of 1 classes"):
+  with pytest.raises(images.ImageError, match="label -1 is not one of 1 class"):
     train(made, 1, 1, on_error="skip")
 
 

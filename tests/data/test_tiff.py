@@ -114,7 +114,7 @@ def test_tiles_are_read_and_one_behind_the_file_is_an_error():
   np.testing.assert_array_equal(decoded(data)[..., 2], gray)
   with pytest.raises(DecodeError, match="pixels end at"):
     decoded(data[:-1])
-  with pytest.raises(DecodeError, match="lacks some of its 4"):
+  with pytest.raises(DecodeError, match="without some of its strips or tiles; it needs 4"):
     decoded(by_hand(80, 60, tile.tobytes(), t322=(3, 48), t323=(3, 32)))
 
 
@@ -148,8 +148,8 @@ GRAY = bytes(4800)
     (by_hand(800_000, 600_000, GRAY, t259=(3, 5)), "take 117,187,500 bytes or more"),
     (by_hand(80, 60, GRAY, t256=None), "lacks tag 256"),
     (by_hand(80, 60, GRAY, t279=None), "lacks tag 279"),
-    (by_hand(80, 60, GRAY, t279=(4, 0)), "lacks some of its 1 strips"),
-    (by_hand(80, 60, GRAY, t278=(4, 1)), "lacks some of its 60 strips"),
+    (by_hand(80, 60, GRAY, t279=(4, 0)), "it needs 1$"),
+    (by_hand(80, 60, GRAY, t278=(4, 1)), "it needs 60$"),
     (by_hand(80, 60, GRAY, t278=(4, 0)), "pieces of 80 x 0"),
     (by_hand(0, 60, GRAY), "0 x 60"),
     (by_hand(80, 2**31, GRAY, t278=(4, 1)), "more than 131,072 strips"),
@@ -243,7 +243,22 @@ def test_colours_that_were_multiplied_with_their_alpha_are_divided_by_it(bits, d
   colours = draw.integers(0, 256, (20, 30, 3)) * alpha // 255
   samples = np.concatenate([colours, alpha], -1) * (257 if bits == 16 else 1)
   expected = np.where(alpha > 0, np.minimum(255, colours * 255 // np.maximum(alpha, 1)), colours)
-  np.testing.assert_array_equal(decoded(made(samples, bits, 2, deflated=deflated, tags={338: (3, [1])})), expected)
+  for planes in (False, True):
+    data = made(samples, bits, 2, planes=planes, deflated=deflated, tags={338: (3, [1])})
+    np.testing.assert_array_equal(decoded(data), expected)
+
+
+@pytest.mark.parametrize("deflated", [False, True])
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize(("channels", "extra"), [(4, []), (5, []), (5, [0])])
+def test_b2_separate_planes_that_no_extra_samples_tag_describes_are_refused(bits, channels, extra, deflated):
+  samples = np.broadcast_to(np.array([100, 50, 20, 128, 77][:channels]) * (257 if bits == 16 else 1), (6, 8, channels))
+  tags = {338: (3, extra)} if extra else {}
+  with pytest.raises(DecodeError, match=f"ExtraSamples tag describes {len(extra)} of the {channels - 3} beyond RGB"):
+    decoded(made(samples, bits, 2, planes=True, deflated=deflated, tags=tags))
+  if channels == 4:
+    together = decoded(made(samples, bits, 2, deflated=deflated, tags=tags))
+    np.testing.assert_array_equal(together, np.broadcast_to([100, 50, 20], (6, 8, 3)))
 
 
 GRAY_SAMPLES = np.zeros((6, 8, 1), np.int64)

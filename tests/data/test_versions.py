@@ -8,7 +8,9 @@ import pytest
 
 from tests import forms
 from tests.image_files import encode, picture
+from vit_jax import buckets, paths
 from vit_jax.data import catalog, local_files, sources, versions
+from vit_jax.data.readers import places
 from vit_jax.schema import Choice
 
 IMAGES = [encode(picture(8, 8, seed=i), "BMP") for i in range(6)]  # of one size
@@ -88,6 +90,47 @@ def test_g7_a_renamed_folder_keeps_its_version_and_a_copy_does_not(tmp_path):
   (tmp_path / "b/train/a/0.bmp").rename(tmp_path / "0.bmp")
   (tmp_path / "b/train/a/0.bmp").write_bytes((tmp_path / "0.bmp").read_bytes())
   assert versions.of(opened(choice | {"path": str(tmp_path / "b")})) != before
+
+
+IN_BUCKETS = {"folder": folder, "segmentation": segmentation} | {
+  form: stored(form) for form in ("paths", "inline", "tars", "parquet")
+}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", [*IN_BUCKETS, "a manifest of a disk"])
+def test_g7_an_object_that_is_written_again_is_another_version(kind, tmp_path, bucket):
+  """Objects of the same names; a manifest is in the bucket with its images, or on the disk."""
+  choice, file = IN_BUCKETS["paths" if kind == "a manifest of a disk" else kind](tmp_path / "a")
+  for each in sorted((tmp_path / "a").rglob("*")):
+    if each.is_file():
+      (bucket / str(each.relative_to(tmp_path / "a"))).write_bytes(each.read_bytes())
+  choice = choice | {"path": str(bucket)}
+  if kind == "a manifest of a disk":
+    lines = (tmp_path / "a/all.jsonl").read_text().replace('"train_', f'"{bucket}/train_')
+    (tmp_path / "own.jsonl").write_text(lines)
+    choice["path"] = str(tmp_path / "own.jsonl")
+  before = versions.of(opened(choice))
+  assert versions.of(opened(choice)) == before
+  there = bucket / str(file.relative_to(tmp_path / "a"))
+  content = bytearray(file.read_bytes())
+  content[len(content) // 2] ^= 1
+  there.write_bytes(bytes(content) if file.suffix in (".bmp", ".png") else file.read_bytes())
+  source = opened(choice)
+  assert versions.of(source) != before and versions.of(sources.subset(source, [0, 1])) != before
+
+
+@pytest.mark.heavy
+def test_g7_versions_of_listed_and_of_single_objects_are_equal(bucket, bucket_server):
+  names = [f"{bucket}/{'ab'[i > 40]}/{i}.png" for i in range(45)]  # 41 of a folder and 4 of another
+  for name in names:
+    paths.path(name).write_bytes(name.encode())
+  asked = bucket_server.counts["GET"]
+  missing = [f"{bucket}/a/x.png", f"{bucket}/c/x.png"]
+  found = places.versions([*names, *missing, names[0]])
+  assert bucket_server.counts["GET"] <= asked + 20
+  assert found[:-3] == [buckets.version(places.file_system().info(name)) for name in names]
+  assert len(set(found[:-3])) == 45 and found[-3:] == [(), (), found[0]] and places.versions([]) == []
 
 
 @pytest.fixture

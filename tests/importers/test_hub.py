@@ -1,13 +1,16 @@
 """JSON beside weights: what is taken from it. What is refused is in test_hostile."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from tests import hostile
-from vit_jax import importers
+from tests import hostile, runs
+from tests.image_files import encode, picture
+from vit_jax import convert, evaluate, importers, predict
+from vit_jax.corpora.builders import prepare
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 
@@ -98,3 +101,49 @@ def test_a_link_to_nothing_beside_weights_is_an_error_and_no_file_is_none(tmp_pa
   (tmp_path / name).symlink_to(leads.replace("config.json", name))
   with pytest.raises(ConfigError, match=f"{name} is a link to .*, where no file is"):
     importers.inspect(weights)
+
+
+DAMAGED = {
+  "truncated": b'{"vit_jax": {"use": {"mean": [0.1',
+  "duplicate keys": b'{"vit_jax": {}, "vit_jax": {}}',
+  "array": b"[]",
+  "empty": b"",
+  "nested": b'{"vit_jax": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+  "binary": b"\xff\xfe\x00",
+  "directory": None,
+  "fifo": None,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+@pytest.mark.parametrize("verb", ["convert", "predict", "evaluate"])
+def test_e4_a_damaged_json_next_to_an_npz_is_one_line(tmp_path, monkeypatch, verb, name):
+  np.savez(tmp_path / "model.npz", **hostile.good("vit_jax"))
+  beside = tmp_path / "model.json"
+  if name == "fifo":
+    os.mkfifo(beside)
+  elif name == "directory":
+    beside.mkdir()
+  else:
+    beside.write_bytes(DAMAGED[name])
+  prepare("digits")
+  (tmp_path / "a.png").write_bytes(encode(picture(32, 32)))
+  weights = tmp_path / "model.npz"
+  module, words = {
+    "convert": (convert, [str(weights), "--inspect"]),
+    "predict": (predict, [f"--weights={weights}", str(tmp_path / "a.png")]),
+    "evaluate": (evaluate, [f"--weights={weights}", f"--config={runs.ROOT / 'configs/finetune.py'}:digits"]),
+  }[verb]
+  monkeypatch.setattr("sys.argv", [verb, *words])
+  with pytest.raises(ConfigError) as error:
+    module.main()
+  message = str(error.value)
+  assert f"{beside} " in message and "mend or remove it" in message and "\n" not in message
+
+
+@pytest.mark.parametrize("values", [{}, {"name": "of another program"}])
+def test_e4_a_json_object_without_our_header_next_to_an_npz_is_ignored(tmp_path, values):
+  np.savez(tmp_path / "model.npz", **hostile.good("vit_jax"))
+  alone = importers.inspect(tmp_path / "model.npz")
+  (tmp_path / "model.json").write_text(json.dumps(values))
+  assert importers.inspect(tmp_path / "model.npz").description == alone.description

@@ -243,7 +243,7 @@ def test_a5_moments_of_an_optimizer_are_no_model(tmp_path):
   ],
 )
 def test_a5_lora_and_other_adapters_are_refused_with_the_fix(tmp_path, name):
-  with pytest.raises(ConfigError, match=r"1 tensors of LoRA or other adapters, such as .* Merge them into the weights"):
+  with pytest.raises(ConfigError, match=r"1 tensor of LoRA or other adapters, such as .* Merge them into the weights"):
     read(tmp_path, under("model.") | {name: np.ones((2, 2), np.float32)})
 
 

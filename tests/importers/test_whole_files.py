@@ -46,7 +46,7 @@ def test_f2_a_truncated_safetensors_file_is_named_as_such(tmp_path, cut, says):
 def test_f2_bytes_after_the_last_tensor_are_refused(tmp_path):
   path = tmp_path / "x.safetensors"
   path.write_bytes(safetensors.numpy.save({"a": np.ones(10, np.float32)}) + b"123")
-  refused(path, "3 bytes follow the last tensor")
+  refused(path, "it has 3 bytes after the last tensor")
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x.safetensors", "x.pth"])

@@ -44,7 +44,7 @@ def test_names_that_transformers_makes_up_are_none(tmp_path):
 def test_names_of_other_classes_are_not_taken_and_said(tmp_path):
   use = stored.load(small_weights.file(tmp_path, id2label={"0": "cat", "1": "dog"}))
   assert use.classes == tuple("0123456")
-  assert "2 names are said for 7 classes; numbers stand for the classes" in use.notes
+  assert "there are 2 names for 7 classes; numbers are used instead" in use.notes
 
 
 @pytest.mark.parametrize(

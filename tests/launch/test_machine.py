@@ -4,6 +4,8 @@ import base64
 import contextlib
 import json
 import os
+import pathlib
+import re
 import resource
 import socket
 import urllib.request
@@ -83,6 +85,17 @@ def test_a_coordinator_has_the_first_free_port_that_the_firewall_opens():
       probe.close()
   assert machine.port("qr") == (8476, "")
   assert machine.port("local")[0] not in machine.PORTS
+
+
+def test_the_firewall_rule_of_the_page_on_pods_opens_the_ports_of_a_run():
+  page = pathlib.Path(__file__).parents[2].joinpath("docs/pods.md").read_text()
+  (rule,) = re.findall(r"--target-tags=vitjax --allow=((?:tcp:[\d-]+,?)+)\n.*subnets", page)
+  ranges = [[int(number) for number in part.split("-")] for part in rule.replace("tcp:", "").split(",")]
+  opened = {number for first, *last in ranges for number in range(first, (last or [first])[0] + 1)}
+  assert {*machine.PORTS, machine.SLICES_PORT} <= opened
+  assert f"{machine.PORTS[0]} to {machine.PORTS[-1]} for the coordinator" in page
+  shown, *_ = re.findall(r"tcp (\d+)-(\d+) ─▶ other hosts", page)
+  assert [int(number) for number in shown] == ranges[0]
 
 
 def test_the_queued_resource_of_the_machine_is_deleted(server):

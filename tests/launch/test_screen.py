@@ -5,6 +5,7 @@ import io
 import pytest
 
 from launch import screen
+from vit_jax.schema import texts
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,10 @@ def test_what_is_said_to_nobody_ends_nothing(monkeypatch):
   screen.say("a")
   screen.say("b")
   screen.sys.stdout.close()
+
+
+@pytest.mark.parametrize("words", [("chip",), ("try", "tries")])
+def test_a_number_has_its_noun_as_in_messages_of_vit_jax(words):
+  amounts = [screen.amount(number, *words) for number in (0, 1, 2, 1437)]
+  assert amounts == [texts.amount(number, *words) for number in (0, 1, 2, 1437)]
+  assert amounts[1] == f"1 {words[0]}" and amounts[3] == f"1,437 {words[-1] if words[1:] else 'chips'}"

@@ -100,10 +100,10 @@ def test_what_was_ordered_to_stop_is_stopped_whatever_its_codes():
   [
     ([], ""),
     ([Report(0), Report(1)], "2 installing"),
-    ([Report(0, 1, RUNNING), Report(1, 1, READY)], "1 of 4 workers run, 1 ready, starting"),
-    ([Report(0, 1, RUNNING, doing="compile"), Report(1, 1, RUNNING, doing="start")], "2 of 4 workers run, compile"),
+    ([Report(0, 1, RUNNING), Report(1, 1, READY)], "1 of 4 workers running, 1 ready, starting"),
+    ([Report(0, 1, RUNNING, doing="compile"), Report(1, 1, RUNNING, doing="start")], "2 of 4 workers running, compile"),
     ([Report(0, 1, RUNNING, step=7, doing="save"), Report(1, 1, RUNNING, step=6, doing="step")],
-     "2 of 4 workers run, step 6, step"),
+     "2 of 4 workers running, step 6, step"),
   ],
 )  # fmt: skip
 def test_progress_is_that_of_the_slowest_and_of_those_that_do_not_run_yet(reports, text):

@@ -88,7 +88,7 @@ def test_a_trial_on_chips_of_its_own_may_stand_beside_another(held, monkeypatch)
 def test_the_number_of_devices_is_that_which_was_asked_for(monkeypatch):
   runtime.check_devices()
   monkeypatch.setenv("VITJAX_DEVICES", "9")
-  with pytest.raises(ConfigError, match="VITJAX_DEVICES: 9 devices expected, there are 8"):
+  with pytest.raises(ConfigError, match="VITJAX_DEVICES: expected 9, found 8 devices"):
     runtime.check_devices()
 
 

@@ -1,5 +1,6 @@
 """Settings of JAX and flags of XLA with which nothing can be compiled or run are refused in one line."""
 
+import ast
 import contextlib
 import json
 import os
@@ -9,7 +10,9 @@ import sys
 import jax
 import pytest
 
+from tests import runs
 from vit_jax import cli
+from vit_jax.__main__ import VERBS
 from vit_jax.runtime import settings
 from vit_jax.schema import ConfigError
 
@@ -130,3 +133,22 @@ def test_g_flags_that_xla_refuses_are_one_line_each():
     else:
       assert line.startswith(f"XLA_FLAGS={flags!r}: ") and reason in line and "\n" not in line
       assert line.endswith(". Correct XLA_FLAGS, or unset it.")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_g_every_verb_runs_below_the_check(verb):
+  last = ast.parse((runs.ROOT / f"vit_jax/{verb}.py").read_text()).body[-1]
+  assert ast.unparse(last).splitlines() == ["if __name__ == '__main__':", "    cli.main(main)"]
+
+
+@pytest.mark.heavy
+def test_g_a_command_with_an_unknown_flag_of_xla_prints_one_line_and_a_python_program_is_ended_by_xla():
+  flags, name = os.environ | {"XLA_FLAGS": "--xla_nonsense=1"}, "Unknown flag in XLA_FLAGS: --xla_nonsense=1"
+  processes = [
+    subprocess.Popen([sys.executable, *words], cwd=runs.ROOT, env=flags, stderr=subprocess.PIPE, text=True)
+    for words in (["-m", "vit_jax.predict"], ["-m", "vit_jax.plan"], ["-c", "import jax, vit_jax; jax.devices()"])
+  ]
+  *commands, program = [(process.communicate()[1], process.returncode) for process in processes]
+  assert commands == [(f"error: XLA_FLAGS='--xla_nonsense=1': {name}. Correct XLA_FLAGS, or unset it.\n", 2)] * 2
+  text, code = program
+  assert code == 1 and name in text

@@ -4,6 +4,7 @@ import itertools
 import json
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from tests import runs
@@ -273,3 +274,46 @@ def test_the_tasks_of_a_suite_whose_data_are_absent_have_not_failed(tmp_path, mo
 def test_a_suite_names_its_task_in_every_row(tmp_path):
   with pytest.raises(ConfigError, match=r"over is 'data\.name'.*all of `trials` and `final` change"):
     studies.study(tmp_path, [{"data.name": "digits"}, {"seed": 1}], over="data.name")
+
+
+FOLDER = """
+from vit_jax.config import Sweep, product, recipe
+
+
+def get_config():
+  return recipe(
+    model=dict(name="vit_2_4_32", depth=1, width=16, heads=2, hidden=16),
+    data=dict(name="folder", path={path!r}, image_size=32),
+    optim=dict(name="sgd", lr=0.1),
+    total=2,
+    batch=4,
+  )
+
+
+def sweep():
+  return Sweep(product({{"optim.lr": (1e-3, 3e-3)}}), final={final})
+"""
+
+
+@pytest.mark.parametrize("overrides", [{}, {"evals.val.every": "1"}, {"evals.test.every": "50%"}])
+@pytest.mark.parametrize("final", [[], [{"data.validation": 0}]])
+def test_f2_the_default_hold_out_of_a_folder_decides(tmp_path, overrides, final):
+  for label in "ab":
+    (tmp_path / "photos" / label).mkdir(parents=True)
+    for index in range(20):
+      PIL.Image.new("L", (32, 32), index * 10 + (label == "b")).save(tmp_path / "photos" / label / f"{index}.png")
+  file = tmp_path / "it.py"
+  file.write_text(FOLDER.format(path=str(tmp_path / "photos"), final=final))
+  made = study.Study(str(file), overrides, study.sweep_of(str(file)), tmp_path)
+  listed = made.trials()
+  made.check(listed)
+  study.check_data(listed, "val/top1")
+  assert [trial.status for trial in listed] == ["waiting"] * 2
+  for trial in listed:
+    run = build.complete(config.resolve(flags.load(str(file), trial.flags)))
+    assert config.dumps(run) == trial.config
+    assert {name: choice.args["split"] for name, choice in run.evals.items()} == {"val": "val"}
+    every = overrides.get("evals.val.every", overrides.get("evals.test.every", "20%"))
+    assert str(run.evals["val"].args["every"]) == every and run.data.args["validation"] == 0.1
+  for trial in made.last_runs(trials.settings(listed, None)[0]) if final else ():
+    assert trial.config is not None and list(json.loads(trial.config)["evals"]) == ["test"]

@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import os
 
-from vit_jax import files, paths, runtime, schema
+from vit_jax import extras, files, paths, runtime, schema
 from vit_jax.data import catalog, digits, glyphs, scenes
 from vit_jax.data.readers import features as feature_classes
 from vit_jax.data.readers import tfds
@@ -16,6 +16,7 @@ def prepare(name: str, data_dir: str | None = None) -> str:
   """Makes sure that dataset `name` stands in the TFDS data directory as array_record; says where, in one sentence.
 
   A name of the catalog, or any TFDS builder ("mnist:3.0.1"). Killed halfway, it leaves nothing that looks complete.
+  ConfigError without TensorFlow, before anything is downloaded.
   """
   row = catalog.CATALOG.get(name, catalog.Row(tfds.any_builder, name))
   if not row.builder:
@@ -101,24 +102,46 @@ def _make(name, module, segments, root):
 
 
 def _write(name, row, root, data_dir):
-  import tensorflow_datasets
-
   check_manual(name, row, root)
   if row.caution:
     runtime.say(f"{name}: " + row.caution.format(manual=os.path.join(root, "downloads", "manual")))
   if name in MADE:
+    extras.check_tensorflow(name)
     _make(name, MADE[name], row.segments, root)
   else:
-    feature_classes.refuse_imports()
+    builder = _builder(name, row, root)
+    extras.check_tensorflow(name)  # TFDS imports it after the download
     try:
-      builder = tensorflow_datasets.builder(row.builder, data_dir=root, file_format="array_record", try_gcs=False)
       builder.download_and_prepare()
-    except tensorflow_datasets.core.registered.DatasetNotFoundError:
-      known = [
-        *(n for n, r in catalog.CATALOG.items() if r.builder),
-        *tensorflow_datasets.list_builders(with_community_datasets=False),
-      ]
-      raise schema.ConfigError(f"unknown dataset {name!r}.{schema.nearest(name, known)}") from None
     except (AssertionError, OSError) as error:  # files to be fetched by hand, as for ImageNet; no network, no space
       raise schema.ConfigError(f"{name} cannot be prepared in {root}: {error}") from error
   return f"{name} is prepared at {tfds.builder_dir(row.builder, data_dir)}"
+
+
+def _builder(name, row, root):
+  """Returns TFDS's builder of a dataset; ConfigError for a name, config or version that TFDS does not have."""
+  import tensorflow_datasets
+
+  feature_classes.refuse_imports()
+  try:
+    tensorflow_datasets.core.naming.parse_builder_name_kwargs(row.builder)
+  except ValueError as error:  # the name has characters that no name has
+    raise schema.ConfigError(_unknown(name)) from error
+  try:
+    return tensorflow_datasets.builder(row.builder, data_dir=root, file_format="array_record", try_gcs=False)
+  except tensorflow_datasets.core.registered.DatasetNotFoundError as error:
+    raise schema.ConfigError(_unknown(name)) from error
+  except (AssertionError, OSError, TypeError, ValueError) as error:  # of its config, version or arguments; no network
+    reason = str(error).splitlines()[0].rpartition('": ')[2].partition(". Here are")[0].rstrip(".")
+    raise schema.ConfigError(f"{name} cannot be prepared in {root}: {reason}. See the catalog of TFDS") from error
+
+
+def _unknown(name):
+  """Returns the message for an unknown dataset, with the nearest names."""
+  import tensorflow_datasets
+
+  names = [
+    *(each for each, other in catalog.CATALOG.items() if other.builder),
+    *tensorflow_datasets.list_builders(with_community_datasets=False),
+  ]
+  return f"unknown dataset {name!r}.{schema.nearest(name, names)}"

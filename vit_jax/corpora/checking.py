@@ -20,7 +20,7 @@ from vit_jax.data.images import ImageError, Images
 from vit_jax.data.readers import tree
 from vit_jax.data.readers.folder import SHARE
 from vit_jax.data.sources import Source
-from vit_jax.schema import Choice, ConfigError, at, make, texts
+from vit_jax.schema import Choice, ConfigError, amount, at, make, texts
 
 SECONDS = 3.0  # that a check may take at the start of a run
 RATE, EACH = 4e7, 5e-4  # bytes of JPEGs a second that a core decodes, and seconds of Python's lock for each file
@@ -112,7 +112,8 @@ def objection(data: Choice, splits: Iterable[Source], root: pathlib.Path) -> str
   advice = "raise --config.data.max_bad" if skipped else "leave them out with --config.data.on_error=skip"
   return "\n  ".join(
     [
-      f"{len(lines):,} of {records:,} images in {str(root)!r} are bad. Mend them, set them aside with `python -m "
+      f"{len(lines):,} of {amount(records, 'image')} in {str(root)!r} "
+      f"{'is' if len(lines) == 1 else 'are'} bad. Mend them, set them aside with `python -m "
       f"vit_jax.prepare {texts.flag('check', root)} --move-bad=DIR`, or {advice}:",
       *lines,
     ]
@@ -148,7 +149,7 @@ def check(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple[list[s
   moved = f", {len(bad) - len(stayed):,} moved to {str(aside)!r}" if aside else ""
   kinds = collections.Counter(tree.extension(name) for name in walked.images)
   lines += [
-    f"{str(root)!r}: {len(source):,} images, {', '.join(tree.counted(kinds, tree.SHOWN))}; ignored: "
+    f"{str(root)!r}: {amount(len(source), 'image')}, {', '.join(tree.counted(kinds, tree.SHOWN))}; ignored: "
     f"{', '.join(tree.counted(walked.ignored, tree.SHOWN)) or 'nothing'}",
     *walked.odd,
     *_classes(walked.images, bad),
@@ -195,7 +196,7 @@ def _classes(names: Sequence[str], bad: dict[int, str]) -> list[str]:
   counts.subtract(os.path.dirname(names[i]) for i in bad)
   few = sorted((count, folder) for folder, count in counts.items() if count < FEW)
   some = ", ".join(f"{folder or '.'!r} {count}" for count, folder in few[:SHOWN])
-  return [f"{len(few):,} of {len(counts):,} folders with fewer than {FEW} images: {some}"] if few else []
+  return [f"{len(few):,} of {amount(len(counts), 'folder')} with fewer than {FEW} images: {some}"] if few else []
 
 
 def _layout(root: pathlib.Path) -> list[str]:

@@ -149,7 +149,9 @@ def summary(reports: Mapping[str, Sequence[making.Report]], classes: Sequence[st
   if everything.done:
     lines.append(", ".join(f"{count:,} {word}" for word, count in sorted(everything.done.items())))
   if everything.duplicates:
-    lines.append(f"{len(everything.duplicates):,} duplicates of test images left out; duplicates.html shows them")
+    lines.append(
+      f"{amount(len(everything.duplicates), 'duplicate')} of test images left out; duplicates.html shows them"
+    )
   kinds = collections.defaultdict(list)
   for row in everything.rejected:
     kinds[re.sub(r"\d[\d,]*", "", row["reason"])[:100]].append(f"{row['file']}: {row['reason'][:200]}")

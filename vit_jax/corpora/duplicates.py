@@ -14,7 +14,7 @@ from vit_jax import extras, files
 from vit_jax.corpora import conversion
 from vit_jax.data import crops
 from vit_jax.data.sources import Source
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
 from vit_jax.schema.errors import readable
 
 BITS = 64
@@ -120,7 +120,7 @@ def page(path: pathlib.Path, duplicates: Sequence[dict], picture: Callable[[dict
     )
     about = f"{html.escape(readable(duplicate['of']))}<br>{duplicate['distance']} of {BITS} bits"
     rows.append(f"<tr>{cells}<td>{about}{'<br>mirrored' if duplicate['mirrored'] else ''}</td></tr>")
-  title = f"{len(duplicates):,} duplicates" + (f", the first {len(rows)}" if len(duplicates) > len(rows) else "")
+  title = amount(len(duplicates), "duplicate") + (f", the first {len(rows)}" if len(duplicates) > len(rows) else "")
   text = io.StringIO()
   text.write(f"<!doctype html><meta charset=utf-8><title>{title}</title><h1>{title}</h1>")
   text.write("<style>td{padding:6px;font:12px sans-serif;max-width:260px;word-wrap:break-word}</style>")

@@ -10,11 +10,12 @@ import cv2
 
 from vit_jax import files, schema
 from vit_jax.corpora import conversion
-from vit_jax.data import catalog, decoding, order, sources
+from vit_jax.data import catalog, decoding, order, samples, sources, versions
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.schema.errors import some
 
+FILE = "plan.json"  # beside a corpus until it is whole: the plan, and `contents` of the input
 FORM = 1  # of what is written: another number is another corpus
 SHARD = 2**28  # bytes: 1,000 files for 256 GiB, and little to do again after a kill
 MOST = 4096  # files, as many as a run keeps open (`readers.shards.OPEN`)
@@ -106,15 +107,48 @@ class Plan:
     )
 
   def check_input(self, source: Source, folder: pathlib.Path) -> None:
-    """ConfigError unless a source that was opened after the plan is the same; `folder` is to be removed then."""
+    """Checks that a source is the input with which this corpus was started.
+
+    Args:
+      source: the input as it is now.
+      folder: the folder of the plan, which the message of the error names.
+
+    Raises:
+      ConfigError: names, sizes, times, classes or contents of the input differ.
+    """
     before = self.fingerprint._asdict() | {"classes": self.classes}
     now = source.fingerprint()._asdict() | {"classes": sources.digest(source.classes)}
-    if changed := [what for what in now if now[what] != before[what]]:
+    changed = [what for what in now if now[what] != before[what]]
+    if not changed and (started := files.read_json(folder / FILE)) and "contents" in started:
+      changed = _other_contents(started["contents"], contents(source))
+    if changed:
       name = schema.show(self.data.get("path") or source.name)
       raise ConfigError(
         f"the input, {name}, has changed since this corpus was begun ({', '.join(changed)}), of which files are "
         f"written already; when nothing changes it any more, remove {folder}, and run the same command again"
       )
+
+
+def contents(source: Source) -> dict:
+  """Describes the contents of the input for `Plan.check_input`, as JSON values.
+
+  The fingerprint does not show that a file was replaced by one of equal size and time of modification. A restart of a
+  run compares the same values, see `identity`.
+  """
+  return {"samples": samples.of(source), "disks": versions.of_disks(source.files())}
+
+
+def _other_contents(before, now):
+  """Returns the differences between two results of `contents`, in words."""
+  pairs = zip(before["samples"], now["samples"], strict=False)
+  changed = [old["name"] for old, new in pairs if old["sha256"] and new["sha256"] and old["sha256"] != new["sha256"]]
+  if changed:
+    return [f"contents, such as of {schema.show(changed[0])}"]
+  return [
+    "some files were written to or replaced, or their permissions, owner or links changed; the last is "
+    f"{schema.show(file)}"
+    for file in versions.replaced(before["disks"], now["disks"])[:1]
+  ]
 
 
 def _difference(key, before, now):

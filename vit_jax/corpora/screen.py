@@ -7,6 +7,7 @@ import time
 from rich import progress
 
 from vit_jax.runtime import process, say
+from vit_jax.schema import amount
 
 EVERY = 30.0  # seconds between two lines
 
@@ -48,7 +49,7 @@ class Screen:
         self._bar.update(self._task, completed=self._done, words=self._words(now))
     elif now - self._said > EVERY:
       self._said = now
-      say(f"{self._what}  {self._done:,}/{self._total:,} images  {self._words(now)}{self._left(now)}")
+      say(f"{self._what}  {self._done:,}/{amount(self._total, 'image')}  {self._words(now)}{self._left(now)}")
 
   @property
   def rejected(self) -> int:

@@ -14,7 +14,7 @@ from vit_jax.corpora import description, duplicates, making, plan, processes, sc
 from vit_jax.corpora.plan import Options, Plan
 from vit_jax.data import catalog, sources
 from vit_jax.data.sources import Source
-from vit_jax.schema import ConfigError, texts
+from vit_jax.schema import ConfigError, amount, texts
 
 FEW = 5  # images that may be rejected of any corpus, however small
 CHUNK = 256  # test images of a task
@@ -55,9 +55,12 @@ def whole(name: str, data: dict, options: Options, root: pathlib.Path, shards: C
   with runtime.locked(folders.work, "another name"):
     if _is_whole(made, folders):  # by a process that held the lock until now
       return said
-    if not made.check(folders.work / "plan.json"):
+    if made.check(folders.work / plan.FILE):
+      made.check_input(source, folders.work)
+    else:
       _clear(folders)  # reports of a plan that is gone say nothing
-      files.write_text(folders.work / "plan.json", json.dumps(made.plain(), indent=1))
+      started = made.plain() | {"contents": plan.contents(source)}
+      files.write_text(folders.work / plan.FILE, json.dumps(started, indent=1))
     if not paths.in_bucket(root):
       folders.corpus.mkdir(exist_ok=True)
     _hash_test_sets(made, folders, count)
@@ -169,8 +172,8 @@ def _refuse(many, reports, source, limit):
   rows = [row for _, report in sorted(reports.items()) for row in report.rejected][:5]
   examples = "; ".join(f"{row['file']}: {row['reason']}" for row in rows)
   raise ConfigError(
-    f"{many} of {len(source):,} images are rejected; allowed: {limit:,}. Mend them and take another name, or go on "
-    f"with a higher --max-rejected{': ' * bool(examples)}{examples}"
+    f"rejected: {many} of {amount(len(source), 'image')}; allowed: {limit:,}. Mend them and take another name, or "
+    f"go on with a higher --max-rejected{': ' * bool(examples)}{examples}"
   )
 
 

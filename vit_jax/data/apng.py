@@ -27,7 +27,7 @@ class Still:
 
 
 def _without_animation(data):
-  """The file without the chunks of an animation. The caller has checked that all chunks are whole."""
+  """Returns the file without the chunks of an animation. The caller has checked that all chunks are whole."""
   kept, at, first = [], _SIGNATURE, 0
   while at < len(data):
     length, name = unpack_from(">I4s", data, at)

@@ -48,12 +48,12 @@ class Layout:
 
   @property
   def memory(self) -> int:
-    """Bytes of memory that decoding takes at most."""
+    """Returns an upper bound of the memory for decoding, in bytes."""
     return 5 * self.height * self.width + 64 * min(_VALUES, self.height * self.width)
 
   @property
   def stride(self) -> int:
-    """Bytes from one row to the next."""
+    """Returns the number of bytes from one row to the next."""
     return (self.width * self.bits + 31) // 32 * 4
 
   def decode(self, data: bytes) -> np.ndarray:
@@ -92,12 +92,12 @@ class Layout:
     return image[:, : self.width]
 
   def _slices(self):
-    """Slices of rows whose pixels are computed together."""
+    """Returns slices of rows whose pixels are computed together."""
     step = max(1, _VALUES // self.width)
     return [slice(first, first + step) for first in range(0, self.height, step)]
 
   def _rows(self, data):
-    """The bytes of each row, the top row first: uint8 [H, stride]."""
+    """Returns the bytes of each row, the top row first: uint8 [H, stride]."""
     end = self.start + self.stride * self.height
     if len(data) < end:  # the last row may lack its padding
       data = bytes(memoryview(data)[self.start :]) + bytes(end - len(data))
@@ -179,7 +179,7 @@ def _check_length(data, layout):
 
 
 def _channel(pixels, mask):
-  """round(v * 255 / (2^n - 1)) of the n bits under a mask: uint8 of the shape of `pixels`."""
+  """Returns round(v * 255 / (2^n - 1)) for the n bits under a mask, uint8 in the shape of `pixels`."""
   shift, top = (mask & -mask).bit_length() - 1, mask // (mask & -mask)
   values = pixels >> pixels.dtype.type(shift) & pixels.dtype.type(top)
   if top == 255:

@@ -58,7 +58,7 @@ def _table(codes, longest):
 
 
 def _lengths(text):
-  """{code: run length} of one colour."""
+  """Returns {code: run length} of one colour."""
   codes = text.split()
   lengths = [*range(64), *range(64, 1729, 64), *range(1792, 2561, 64)]
   return dict(zip([*codes, *_LONG.split()], lengths, strict=True))

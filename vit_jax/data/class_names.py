@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from vit_jax.schema import amount
 from vit_jax.schema.errors import some
 
 Order = Literal["numeric", "text"]
@@ -81,7 +82,8 @@ def note(names: Sequence[str]) -> str:
   if not groups:
     return ""
   shown = "; ".join(" and ".join(map(ascii, group[:SHOWN])) for group in groups[:SHOWN])
-  return f"{len(groups):,} groups of classes have names that look alike and stay apart: {shown}" + (
+  verb = "has" if len(groups) == 1 else "have"
+  return f"{amount(len(groups), 'group')} of classes {verb} names that look alike and stay apart: {shown}" + (
     "; ..." * (len(groups) > SHOWN)
   )
 

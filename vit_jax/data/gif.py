@@ -31,7 +31,7 @@ class Screen:
 
   @property
   def memory(self) -> int:
-    """Bytes of memory that decoding takes at most."""
+    """Returns an upper bound of the memory for decoding, in bytes."""
     return _PIXEL * self.height * self.width
 
   def decode(self, data: bytes) -> np.ndarray:
@@ -85,7 +85,7 @@ def read(data: bytes) -> Screen:
 
 
 def _read_frame(data, screen):
-  """The first frame. Raises DecodeError, and struct.error for a file that is cut off."""
+  """Reads the description of the first frame. Raises DecodeError, and struct.error for a file that is cut off."""
   flags, background = unpack_from("<BB", data, 10)
   shared, at = _palette(data, _SCREEN, flags)
   blocks = 0
@@ -117,14 +117,14 @@ def _read_frame(data, screen):
 
 
 def _palette(data, at, flags):
-  """(colours, offset behind them); no colours if the flags announce none."""
+  """Returns (colours, offset behind them), without colours if the flags announce none."""
   end = at + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
   unpack_from("B", data, end)  # there is more
   return data[at:end], end
 
 
 def _skip(data, at, most):
-  """(offset behind a sequence of sub-blocks, their number)."""
+  """Returns (offset behind a sequence of sub-blocks, their number)."""
   for count in range(most):
     (size,) = unpack_from("B", data, at)
     at += 1 + size

@@ -9,6 +9,7 @@ import numpy as np
 
 from vit_jax.data import apng, bmp, exif, gif, jpeg, tiff
 from vit_jax.data.errors import DecodeError as DecodeError  # other modules import it from here
+from vit_jax.schema import amount
 
 
 class Layout(Protocol):
@@ -73,7 +74,7 @@ def read(data: bytes) -> Header:
   try:
     header = _header(data)
   except StructError:
-    raise DecodeError(f"not a complete image; its header is cut off after {len(data)} bytes") from None
+    raise DecodeError(f"not a complete image; its header is cut off after {amount(len(data), 'byte')}") from None
   if min(header.height, header.width) < 1:
     raise DecodeError(f"not a complete image; {header.width} x {header.height} pixels")
   return header
@@ -100,8 +101,8 @@ def _header(data) -> Header:
     if data.startswith(beginning, at):
       raise DecodeError(f"a file in the format {name}, which is not supported. Convert it to PNG or JPEG")
   raise DecodeError(
-    f"not a complete image; {len(data)} bytes that begin with {data[:8]!r}, where a JPEG, PNG, GIF, BMP, WebP or TIFF "
-    "file begins otherwise"
+    f"not a complete image; {amount(len(data), 'byte')} beginning with {data[:8]!r}, where a JPEG, "
+    "PNG, GIF, BMP, WebP or TIFF file begins otherwise"
   )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.data import decoding
 from vit_jax.data.sources import Source
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
 
 LOG = logging.getLogger(__name__)  # of what is skipped
 
@@ -140,7 +140,8 @@ class Images:
       some = list(self.reasons.values())
     if too_many(len(some), len(self.source), self.max_bad):
       raise self.stop(
-        f"{len(some)} of {len(self.source)} records are bad, over the limit of {100 * self.max_bad:g}% "
+        f"{len(some)} of {amount(len(self.source), 'record')} {'is' if len(some) == 1 else 'are'} "
+        f"bad, over the limit of {100 * self.max_bad:g}% "
         f"({self.source.key}.max_bad) and {BAD_FEW}; mend them: {'; '.join(some[:5])}"
       )
 
@@ -157,7 +158,9 @@ class Images:
     labels = label if isinstance(label, tuple) else (label,)
     outside = [number for number in labels if not 0 <= number < classes]
     if outside:
-      raise self.stop(f"{self.source.place(record)}: label {outside[0]} is not one of {classes} classes")
+      raise self.stop(
+        f"{self.source.place(record)}: label {outside[0]} is not one of {amount(classes, 'class', 'classes')}"
+      )
     if len(labels) > most:
       raise self.stop(
         f"{self.source.place(record)}: {len(labels)} labels, allowed are {most}; set data.labels to {len(labels)} or "

@@ -9,6 +9,7 @@ import simplejpeg
 
 from vit_jax.data import exif, opencv
 from vit_jax.data.errors import DecodeError
+from vit_jax.schema import amount
 
 BEGINNING = b"\xff\xd8\xff"
 # More than any real file has: they cost time, and no pixels.
@@ -27,7 +28,7 @@ _BEHIND = b"\xff\x00" * 8
 
 
 class Frame(NamedTuple):
-  """How a JPEG is coded: its start-of-frame segment.
+  """The start-of-frame segment of a JPEG, which describes how the file is coded.
 
   Attributes:
     kind: marker of the segment.
@@ -47,7 +48,7 @@ class Frame(NamedTuple):
 
   @property
   def progressive(self) -> bool:
-    """Whether a scan may have a part of the coefficients."""
+    """Returns whether a scan may contain only some of the coefficients."""
     return self.kind == 0xC2
 
 
@@ -177,8 +178,8 @@ def _check_frame(frame):
     raise DecodeError("a JPEG with an arithmetic code, or lossless; save it again as a usual one")
   if frame.bits != 8 or len(frame.names) not in _COLOURS:
     raise DecodeError(
-      f"a JPEG of {len(frame.names)} channels with {frame.bits} bits; allowed: 1, 3 or 4 channels with 8 bits. "
-      "Convert it to PNG"
+      f"a JPEG of {amount(len(frame.names), 'channel')} with {frame.bits} bits; allowed: 1, 3 or 4 "
+      "channels with 8 bits. Convert it to PNG"
     )
 
 
@@ -215,9 +216,19 @@ def _check_parameters(data, at, patches):
 
 
 def _check_scans(data, at, frame, patches):
-  """DecodeError unless all components have come to the last bit by the end marker; `at` is behind the first SOS.
+  """Checks that no scan is missing before the end marker.
 
-  A coefficient that no scan has is zero; one that has begun and whose last bits are missing was cut off.
+  A coefficient that is in no scan is zero. If the last bits of a coefficient are missing, the file was cut off.
+
+  Args:
+    data: the bytes of the file.
+    at: offset behind the first SOS marker.
+    frame: of the file.
+    patches: receives what replaces bytes that libjpeg warns of.
+
+  Raises:
+    DecodeError: a component is in no scan or lacks bits of a coefficient, or there are too many or invalid scans.
+    struct.error: the file is cut off in a segment.
   """
   missing = {name: [None] * 64 for name in frame.names}  # bits of each coefficient
   for _ in range(SCANS):

@@ -10,6 +10,7 @@ from vit_jax.data import bmp, decoding, tiff
 from vit_jax.data.headers import DecodeError
 from vit_jax.data.images import Images
 from vit_jax.data.sources import Masks
+from vit_jax.schema import amount
 from vit_jax.shapes import Float, UInt8
 
 NONE = 255  # the class of a pixel of no class
@@ -85,7 +86,7 @@ def numbered(stored: UInt8[np.ndarray, "H W"], masks: Masks) -> UInt8[np.ndarray
   if not known[stored].all():
     first = int(stored[~known[stored]][0])
     raise DecodeError(
-      f"pixels of number {first}; allowed are {some(values)} of {len(masks.classes)} classes, and "
+      f"pixels of number {first}; allowed are {some(values)} of {amount(len(masks.classes), 'class', 'classes')}, and "
       f"{some([*masks.ignored, NONE])} of none"
     )
   return table[stored]

@@ -68,6 +68,7 @@ def mixture(
     is_published=of_part(lambda part, i: parts[part].is_published(i)),
     note="\n".join(filter(None, dict.fromkeys((*(part.note for part in parts), class_names.note(together))))),
     files=lambda: [file for part in parts for file in part.files()],
+    objects=lambda: [version for part in parts for version in part.objects()],
   )
 
 

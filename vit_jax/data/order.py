@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax import schema
 from vit_jax.data import permutation
+from vit_jax.schema import amount
 
 GROUP = 16  # rows of a batch that share their blocks, at least, if a config does not say how many groups there are
 SIZE, WINDOW = 32, 16  # records of a block, blocks of a window
@@ -109,7 +110,7 @@ class Blocks:
   @property
   def about(self) -> str:
     """What is said of it behind the number of images."""
-    return f" in blocks of {self.size}, shuffled over windows of {self.window} blocks"
+    return f" in blocks of {self.size}, shuffled over windows of {amount(self.window, 'block')}"
 
   def record(self, position: int) -> int:
     """The record at a position; 2 us on average."""

@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax import archives, files, renames
 from vit_jax.data import class_names, samples, sources
 from vit_jax.data.sources import Fingerprint, Source
-from vit_jax.schema import ConfigError, show, texts
+from vit_jax.schema import ConfigError, amount, show, texts
 
 PLAN = "labels.json"
 SHARD = 2**16  # records of a file: 300 million take 4,578 files
@@ -179,7 +179,7 @@ def labelled(name: str, split: str, source: Source, folder: pathlib.Path, plan: 
   if len(source) == plan.records and contents(source) != plan.contents:
     changes.append("contents of some images")
   if len(source) != plan.records or changes:
-    what = ", ".join(changes) or f"{len(source):,} images, not {plan.records:,}"
+    what = ", ".join(changes) or f"{amount(len(source), 'image')}, not {plan.records:,}"
     raise ConfigError(f"{folder} labels other images than are there now: {what}; bring them back, or label them anew")
   if choice.per_class is not None and choice.per_class > plan.records:
     raise ConfigError(

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax import schema
 from vit_jax.data import class_names
 from vit_jax.data.rows import Row as Row  # the word that readers know it by
-from vit_jax.schema import at, place
+from vit_jax.schema import amount, at, place
 
 
 class AbsentError(schema.ConfigError):
@@ -108,6 +108,7 @@ class Source:
   is_published: Callable[[int], bool] = lambda i: False  # whether record i is of a public dataset
   key: str = "config.data"  # where a config says how it is read, for advice
   files: Callable[[], Sequence[str]] = tuple  # on a disk, that records are read from
+  objects: Callable[[], Sequence[tuple]] = tuple  # versions of those in a bucket, see `buckets.version`
 
   def __len__(self):
     return self.length
@@ -245,7 +246,7 @@ def _end(value, unit, size, text):
   except (ValueError, OverflowError):
     raise SplitError(f"{text} has no number before or after the colon: {value!r}") from None
   if abs(end) > size:
-    raise SplitError(f"{text} reaches outside of the split, which has {size} records")
+    raise SplitError(f"{text} reaches outside of the split, which has {amount(size, 'record')}")
   return end + size if value.startswith("-") else end
 
 

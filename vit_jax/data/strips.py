@@ -14,6 +14,7 @@ import numpy as np
 
 from vit_jax.data import ccitt, jpeg
 from vit_jax.data.errors import DecodeError
+from vit_jax.schema import amount
 
 NONE, LZW, JPEG, DEFLATE, OLD_DEFLATE, PACKBITS, LZMA, ZSTD = 1, 5, 7, 8, 32946, 32773, 34925, 50000
 FAX = (ccitt.RUNS, ccitt.GROUP3, ccitt.GROUP4)  # values of the tag Compression, as those above
@@ -129,10 +130,10 @@ def _check_stream(stream, strip, needed, whole):
   """Returns what is wrong with a strip, or None, by a decompressor that has the interface of those of Python."""
   length = len(stream.decompress(strip, _limit(whole)))
   if length >= _limit(whole):
-    return f"has more than {needed:,} bytes"
+    return f"has more than {amount(needed, 'byte')}"
   if not stream.eof:
     return "has no end"
-  return f"has {length:,} of {needed:,} bytes" if length < needed else None
+  return f"has {length:,} of {amount(needed, 'byte')}" if length < needed else None
 
 
 def _check_zstd(strip, needed, whole):
@@ -145,8 +146,8 @@ def _check_zstd(strip, needed, whole):
   except OSError as error:
     return f"is damaged: {error}"
   if length >= _limit(whole):
-    return f"has more than {needed:,} bytes"
-  return f"has {length:,} of {needed:,} bytes" if length < needed else None
+    return f"has more than {amount(needed, 'byte')}"
+  return f"has {length:,} of {amount(needed, 'byte')}" if length < needed else None
 
 
 def _check_packbits(strip, needed, whole):
@@ -159,7 +160,7 @@ def _check_packbits(strip, needed, whole):
     if length > whole:
       break
   if at > len(strip) or length < needed:
-    return f"ends after {length:,} of {needed:,} bytes"
+    return f"ends after {length:,} of {amount(needed, 'byte')}"
   return f"has {length:,} or more bytes instead of {needed:,}" if length not in (needed, whole) else None
 
 

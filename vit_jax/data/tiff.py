@@ -112,12 +112,12 @@ PIECES = 2**17  # more than any real file has
 _BIG = (b"II+\0", b"MM\0+")  # whose offsets have 64 bits
 BEGINNINGS = (*ORDERS, *_BIG)
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _COLOURS, _SAMPLES, _PLANES, _FORMAT = 256, 257, 258, 259, 262, 277, 284, 339
-_FILL_ORDER, _FAX_OPTIONS, _PREDICTOR, _PALETTE, _INKS, _XMP = 266, 292, 317, 320, 332, 700
+_FILL_ORDER, _FAX_OPTIONS, _PREDICTOR, _PALETTE, _INKS, _EXTRA, _XMP = 266, 292, 317, 320, 332, 338, 700
 _STRIPS = (273, 279)  # offsets, and bytes of each
 _ROWS, _TILE_WIDTH, _TILE_HEIGHT, _JPEG_TABLES = 278, 322, 323, 347
 _TILES = (324, 325)
 _READ = (0, 1, 2, 3, 5)  # colours: gray, RGB, a palette, of a printer
-_OF_PALETTE, _CMYK, _YCBCR = 3, 5, 6  # colours
+_RGB, _OF_PALETTE, _CMYK, _YCBCR = 2, 3, 5, 6  # colours
 # Compressions that may have a predictor.
 _DIFFERENCES = (strips.LZW, strips.DEFLATE, strips.OLD_DEFLATE, strips.LZMA, strips.ZSTD)
 # Supported compressions: none, three of fax machines, LZW, JPEG, two of deflate, PackBits, LZMA, ZSTD. The value is the
@@ -146,6 +146,12 @@ def page(data: bytes) -> Page:
   )
   bits, compression, colours = values(_BITS, 1), int(values(_COMPRESSION, 1)[0]), int(values(_COLOURS)[0])
   _check_form(values, bits, samples, compression, colours)
+  described = len(values(_EXTRA)) if _EXTRA in found.entries and planes == 2 else 0
+  if colours == _RGB and planes == 2 and described < samples - 3:  # Pillow would divide the colours by the fourth plane
+    raise DecodeError(
+      f"an RGB TIFF with {samples} separate planes whose ExtraSamples tag describes {described} of the "
+      f"{samples - 3} beyond RGB. Convert it to PNG"
+    )
   if found.repeated:
     raise DecodeError("a TIFF whose directory repeats a tag. Convert it to PNG")
   if min(height, width, samples) < 1:
@@ -222,7 +228,7 @@ def _check_pieces(data, offsets, sizes, needed, compression):
   """
   count = len(needed)
   if min(len(offsets), len(sizes)) < count or not sizes[:count].min():
-    raise DecodeError(f"not a complete image; a TIFF that lacks some of its {count:,} strips or tiles")
+    raise DecodeError(f"not a complete image; a TIFF without some of its strips or tiles; it needs {count:,}")
   ends = offsets[:count] + sizes[:count]
   if ends.max() > len(data):
     raise DecodeError(f"not a complete image; {len(data)} bytes of a TIFF whose pixels end at {ends.max():,}")

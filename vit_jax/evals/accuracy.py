@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax import metrics
 from vit_jax.data import catalog, class_names, sources
 from vit_jax.evals.subject import Outcome, Subject, open_source, rows
-from vit_jax.schema import Choice, ConfigError, Range, at, place
+from vit_jax.schema import Choice, ConfigError, Range, amount, at, place
 
 
 class Details(NamedTuple):
@@ -52,7 +52,9 @@ def accuracy(
       "the model has no classes: what it learns is measured by name='masked', its features by 'fewshot'", "name"
     )
   if len(source.classes) != subject.classes:
-    raise ConfigError(f"{split!r} has {len(source.classes)} classes, the model {subject.classes}", "split")
+    raise ConfigError(
+      f"{split!r} has {amount(len(source.classes), 'class', 'classes')}, the model {subject.classes}", "split"
+    )
   if subject.names and (moved := class_names.moved(subject.names, source.classes)):
     raise ConfigError(
       f"{split!r} has classes of the training data at other positions ({moved}, counted from 0). Give both readers the "

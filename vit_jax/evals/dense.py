@@ -19,7 +19,7 @@ from vit_jax import mesh, probes, rng, runtime
 from vit_jax.data import catalog, loader, masks, sources
 from vit_jax.data.images import ImageError, Images
 from vit_jax.evals.subject import Outcome, Subject, open_source, parts
-from vit_jax.schema import Choice, ConfigError, Count, Range, arguments, at, place
+from vit_jax.schema import Choice, ConfigError, Count, Range, amount, arguments, at, place
 
 FIGURES = ["mean_iou", "pixel_accuracy", "images"]
 THREADS = 16  # that read masks
@@ -140,7 +140,9 @@ def _check(subject, data, train, test) -> tuple[str, ...]:
   if train.masks.classes != test.masks.classes:
     raise ConfigError(f"masks of {test.split!r} have other classes than those of {train.split!r}", "test")
   if not 2 <= len(train.masks.classes) <= masks.NONE:
-    raise ConfigError(f"masks of {len(train.masks.classes)} classes; allowed: 2 to {masks.NONE}", "data")
+    raise ConfigError(
+      f"masks of {amount(len(train.masks.classes), 'class', 'classes')}; allowed: 2 to {masks.NONE}", "data"
+    )
   crop = subject.data(data).args["test_crop"].name
   with at(key) if data is not None else contextlib.nullcontext():
     if crop != "resize":

@@ -18,7 +18,7 @@ from vit_jax import probes as tables
 from vit_jax.data import catalog, sources
 from vit_jax.evals.features import cache_file, extract
 from vit_jax.evals.subject import Outcome, Subject, open_source
-from vit_jax.schema import Choice, ConfigError, Count, Range, at, place
+from vit_jax.schema import Choice, ConfigError, Count, Range, amount, at, place
 
 Seed = Annotated[int, Range(0, 2**31 - 1)]
 Shots = tuple[Count, ...] | Literal["all"]
@@ -195,7 +195,7 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
         fitted = tables.PROBES[probe.name](*few, classes, **probe.args)
         if len(fitted) > 1:
           if not len(held):
-            beyond = "a second image" if shots == "all" else f"an image beyond {max(shots)} shots"
+            beyond = "a second image" if shots == "all" else f"an image beyond {amount(max(shots), 'shot')}"
             raise ConfigError(
               f"no class has {beyond} to choose a setting on; give each probe one setting, or fewer shots"
             )

@@ -14,7 +14,7 @@ from vit_jax.data import augment, catalog, pseudo_labels, sources, stream
 from vit_jax.data.pseudo_labels import PLAN, Plan
 from vit_jax.evals import subject as subjects
 from vit_jax.evals.subject import Subject
-from vit_jax.schema import Choice, ConfigError, arguments, plain
+from vit_jax.schema import Choice, ConfigError, amount, arguments, plain
 
 
 def plan(
@@ -134,7 +134,7 @@ def _objection(folder, wanted):
       ("classes", "of other classes"),
       ("kept", "of the other kind, hard or soft"),
       ("split", f"of the split {before.split!r}"),
-      ("records", f"of {before.records:,} images"),
+      ("records", f"of {amount(before.records, 'image')}"),
     )
     if getattr(before, key) != getattr(wanted, key)
   ]

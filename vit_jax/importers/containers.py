@@ -20,7 +20,7 @@ from vit_jax import archives, files, paths
 from vit_jax.importers import content, hub, members, safetensors_files, torch_files
 from vit_jax.importers.content import AGAIN, READ
 from vit_jax.importers.tensors import Tensor, Tensors, bytes_of, check_size, guarded, reading
-from vit_jax.schema import ConfigError, show
+from vit_jax.schema import ConfigError, amount, show
 from vit_jax.schema.errors import some
 
 WRITTEN = (".npz", ".safetensors")
@@ -33,7 +33,17 @@ HEADER = 2**14  # bytes: longer ones are refused before NumPy allocates what the
 
 
 def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
-  """(tensors by name, hints of what stands beside them); ConfigError for what is no file of weights."""
+  """Reads a file of weights, without the values of its tensors.
+
+  Args:
+    path: a file, or a folder of Hugging Face, on a disk or in a bucket.
+
+  Returns:
+    (tensors by name, hints about the model and its images), with hints of the file and of other files in its folder.
+
+  Raises:
+    ConfigError: the path is no file of weights, or the file is damaged.
+  """
   given = path
   with reading(path):
     path = _of_folder(path) if path.is_dir() else path
@@ -59,13 +69,13 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def _of_folder(path):
-  """The file of weights in a folder of Hugging Face, or that which lists several."""
+  """Returns the file of weights in a folder of Hugging Face, or the index of several files."""
   index = path / f"model{_INDEX}"
   return index if index.is_file() and not (path / "model.safetensors").is_file() else path / "model.safetensors"
 
 
 def _nothing_at(path):
-  """The error for a path without weights: similar names for a missing file, the weights in a folder."""
+  """Returns the message for a path without weights, with similar names or the weights in the folder."""
   with reading(path):
     if folder := path.is_dir():
       beside = sorted(str(each) for each in path.glob("*") if _may_be_weights(each))
@@ -80,11 +90,11 @@ def _nothing_at(path):
 
 
 def _check_whole(path):
-  """ConfigError for one of several files of a model, if their index is missing or is not read here."""
+  """Raises ConfigError for one of several files of a model if their index is missing or not supported."""
   part = _PART.fullmatch(path.name)
   if part and int(part[1]) > 1:
     raise ConfigError(
-      f"{path}: is one of {int(part[1])} files of a model. Files of .safetensors are read together if their "
+      f"{path}: is one of {amount(int(part[1]), 'file')} of a model. Files of .safetensors are read together if their "
       f"{_INDEX.removeprefix('.')} is in the same folder; save others as one file"
     )
 
@@ -96,7 +106,7 @@ def _may_be_weights(path):
 
 
 def _read(path):
-  """What `read` gives, of a file on a disk."""
+  """Reads a file on a disk; see `read`."""
   notes: list[str] = []
   with reading(path):
     match content.recognise(path):
@@ -132,7 +142,9 @@ def _npz(path):
     if dtype.hasobject:
       raise ConfigError(f"{path}: {name} holds pickled objects, which are never loaded; allowed: arrays of numbers")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != data:
-      raise ConfigError(f"{path}: {name} is {show(shape)} of {show(dtype)} by its header, but has {data:,} bytes")
+      raise ConfigError(
+        f"{path}: {name} is {show(shape)} of {show(dtype)} by its header, but has {amount(data, 'byte')}"
+      )
 
     def values(member=member):
       with archive.open(member) as file:
@@ -143,7 +155,7 @@ def _npz(path):
 
 
 def _bfloat16(array):
-  """NumPy's own format forgets what bfloat16 is, and says two bytes."""
+  """Returns the values as bfloat16, which NumPy's format stores as two bytes without a type."""
   return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
 
 

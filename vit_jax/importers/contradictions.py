@@ -6,7 +6,7 @@ from typing import Any
 from vit_jax.importers import hub_timm, hub_transformers, layout
 from vit_jax.importers.layout import Layout
 from vit_jax.models import Description
-from vit_jax.schema import Choice, ConfigError, show
+from vit_jax.schema import Choice, ConfigError, amount, show
 
 # model_type of Transformers -> `hub_transformers.kind` of the models with tensors of layout "hf".
 _TYPES = {
@@ -39,7 +39,7 @@ def check(description: Description, hints: Mapping[str, Any], chosen: Layout) ->
   facts = _facts(description, said) if said or hints.get("meant") else {}
   for key, value in said.items():
     if key == "classes" and value and not description.classes:
-      notes.append(f"config.json states {value} classes; the weights have no head")
+      notes.append(f"config.json states {amount(value, 'class', 'classes')}; the weights have no head")
     elif facts.get(key) != value:
       raise _error(description, key, value, facts.get(key))
   if other := {key: value for key, value in hints.get("meant", {}).items() if facts[key] != value}:

@@ -113,16 +113,11 @@ def own(values: Any) -> dict[str, Any]:
 
 
 def _own(file):
-  """What a JSON file that `convert` wrote beside an .npz says; nothing of other files of that name.
+  """Returns the hints of a JSON file that `convert` wrote next to an .npz; {} if its object has no header of ours.
 
-  ConfigError for a link that leads nowhere, which may have been to such a file.
+  Raises ConfigError for any other content: a damaged file may have contained the normalisation and the class names.
   """
-  try:
-    values = files.read_json(file) or {}
-  except ConfigError:
-    if file.is_symlink() and not file.exists():
-      raise
-    return {}
+  values = files.read_json(file) or {}
   with within(file):
     return own(values["vit_jax"]) if "vit_jax" in values else {}
 

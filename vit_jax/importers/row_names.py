@@ -4,7 +4,7 @@ import re
 
 from vit_jax.importers.layout import Layout, groups
 from vit_jax.importers.tensors import Tensors
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
 from vit_jax.schema.errors import some
 
 
@@ -27,6 +27,6 @@ def check_dimensions(layout: Layout, tensors: Tensors) -> None:
       if len(axes) != len(tensor.shape):
         expected = ", ".join(" x ".join(group) for group in axes)
         raise ConfigError(
-          f"tensor {some([name])} has the shape {tuple(tensor.shape)}; files of {layout.name} have {len(axes)} "
-          f"dimensions there: ({expected}). Reshape it, and save the file again"
+          f"tensor {some([name])} has the shape {tuple(tensor.shape)}; files of {layout.name} have "
+          f"{amount(len(axes), 'dimension')} there: ({expected}). Reshape it, and save the file again"
         )

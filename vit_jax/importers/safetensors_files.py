@@ -1,4 +1,4 @@
-"""Files of .safetensors: read tensor by tensor, also where a model is in several, and written so."""
+"""Files of .safetensors, which are read and written tensor by tensor. A model may be in several files."""
 
 import functools
 import json
@@ -15,11 +15,11 @@ import safetensors
 from vit_jax import files
 from vit_jax.importers import hub
 from vit_jax.importers.tensors import Tensor, Tensors, bytes_of, check_size, guarded, reading
-from vit_jax.schema import ConfigError, show
+from vit_jax.schema import ConfigError, amount, show
 
 
 def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-  """(tensors by name, the hints that a header of ours has)."""
+  """Returns (tensors by name, hints); only headers that `write` wrote contain hints."""
   _check_header(path)
   file = safetensors.safe_open(path, framework="np")
   result = {}
@@ -46,7 +46,7 @@ _WRITTEN = {np.dtype(kind): name for name, kind in _KINDS.items()}
 
 
 def _check_header(path):
-  """ConfigError for a header in which a name occurs twice, or which does not match the size of the file."""
+  """Raises ConfigError if a name occurs twice in the header, or the header does not match the size of the file."""
   size = path.stat().st_size
   with path.open("rb") as file:
     start = file.read(8)
@@ -64,12 +64,13 @@ def _check_header(path):
   promised, held = max(ends, default=0), size - 8 - length
   if promised > held:
     raise ConfigError(
-      f"{path}: cannot be read: it is truncated. Its header lists {promised:,} bytes of tensors, of which {held:,} are "
-      f"in the file. {_AGAIN}"
+      f"{path}: cannot be read: it is truncated. Its header lists {amount(promised, 'byte')} of "
+      f"tensors, of which {held:,} are in the file. {_AGAIN}"
     )
   if promised < held:
     raise ConfigError(
-      f"{path}: cannot be read: {held - promised:,} bytes follow the last tensor that its header lists. {_AGAIN}"
+      f"{path}: cannot be read: it has {amount(held - promised, 'byte')} after the last tensor that its header lists. "
+      f"{_AGAIN}"
     )
 
 
@@ -77,13 +78,23 @@ _AGAIN = "Save or download the file again"
 
 
 def _end(entry):
-  """Where the values of a tensor end, by its entry in a header; 0 for no such entry, which the library refuses."""
+  """Returns the end of a tensor's values by its entry in a header; 0 for an entry that the library refuses."""
   offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
   return offsets[1] if isinstance(offsets, list) and len(offsets) == 2 and type(offsets[1]) is int else 0
 
 
 def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-  """(tensors by name, hints of what stands beside) of a model in several files, which an index lists by tensor."""
+  """Reads a model in several files.
+
+  Args:
+    index: the file that lists the file of each tensor.
+
+  Returns:
+    (tensors by name, hints in other files of the folder about the model and its images).
+
+  Raises:
+    ConfigError: the index is damaged, or does not match the files.
+  """
   places = (files.read_json(index) or {}).get("weight_map")
   if not isinstance(places, Mapping) or not all(isinstance(name, str) and _plain(name) for name in places.values()):
     raise ConfigError(f"{index}: weight_map is {show(places)}; allowed: a .safetensors beside it for each tensor")
@@ -111,7 +122,7 @@ def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def _check_numbers(index, shards):
-  """ConfigError for an index without one of the files NAME-00001-of-00003 to NAME-00003-of-00003."""
+  """Raises ConfigError if an index lacks one of the files NAME-00001-of-00003 to NAME-00003-of-00003."""
   numbered = [match for match in map(re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors").fullmatch, shards) if match]
   for stem, count in {(match[1], match[3]) for match in numbered}:
     listed = {int(match[2]) for match in numbered if (match[1], match[3]) == (stem, count)}
@@ -120,15 +131,15 @@ def _check_numbers(index, shards):
 
 
 def _plain(name):
-  """Whether it is the name of a file in the same folder."""
+  """Returns whether this is the name of a .safetensors file in the same folder."""
   return name.endswith(".safetensors") and pathlib.PurePath(name).name == name
 
 
 def write(path: pathlib.Path, tensors: Tensors, metadata: Mapping[str, str]) -> None:
-  """Writes a file tensor by tensor, where the library of the format writes what is in memory as a whole.
+  """Writes a file tensor by tensor. The library of the format needs all tensors in memory.
 
-  See https://github.com/huggingface/safetensors#format. As there the widest types come first, then names in order, and
-  values begin at a multiple of 8 bytes.
+  The order is that of the library (https://github.com/huggingface/safetensors#format): the widest types first, then by
+  name. The values start at a multiple of 8 bytes.
   """
   header, end = {"__metadata__": metadata}, 0
   for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):

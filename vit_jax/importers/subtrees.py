@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from vit_jax.importers import averages, row_names
 from vit_jax.importers.layout import Layout, Tensors
-from vit_jax.schema import ConfigError, show
+from vit_jax.schema import ConfigError, amount, show
 from vit_jax.schema.errors import some
 
 Known = Callable[[Tensors], Sequence[Layout]]  # tensors -> the layouts that recognise them
@@ -237,8 +237,8 @@ def _check_adapters(names: Iterable[str]) -> None:
   """Raises ConfigError for LoRA and other adapters."""
   if found := list(filter(_ADAPTER.search, names)):
     raise ConfigError(
-      f"the file holds {len(found)} tensors of LoRA or other adapters, such as {some(found, 2)}. They change the "
-      "output of the model, and are not supported. Merge them into the weights, in peft with "
+      f"the file holds {amount(len(found), 'tensor')} of LoRA or other adapters, such as {some(found, 2)}. They change "
+      "the output of the model, and are not supported. Merge them into the weights, in peft with "
       "model.merge_and_unload(), and save the file again"
     )
 
@@ -286,7 +286,7 @@ def _others(file, trees, chosen, known) -> list[str]:
 
 def _listed(file, trees, roots, title="the file has"):
   """Returns the prefixes of trees and their numbers of tensors."""
-  words = (f"{_named(file, root, trees[root])} ({len(trees[root])} tensors)" for root in roots)
+  words = (f"{_named(file, root, trees[root])} ({amount(len(trees[root]), 'tensor')})" for root in roots)
   return f"{title} {some(words, 8)}"
 
 

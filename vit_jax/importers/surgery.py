@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax.importers import layout, tables
 from vit_jax.importers.resampling import resample
 from vit_jax.models import Description
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
 
 
 def grid(tokens: int, image_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -74,14 +74,20 @@ def fit(
 def _fit_head(arrays, have, want, head, shapes):
   """(arrays with the head that `want` has, paths that start anew, notes)."""
   if head == "keep" and have.classes != want.classes:
-    known = f"the file's head has {have.classes} classes" if have.classes else "the file has no head for classes"
+    known = (
+      f"the file's head has {amount(have.classes, 'class', 'classes')}"
+      if have.classes
+      else "the file has no head for classes"
+    )
     raise ConfigError(f"{known}, this model {want.classes}; training with init.head=new replaces it")
   if want.classes and head != "new" and have.classes == want.classes:
     return dict(arrays), set(), []
   of_head = re.compile(want.published.order.head).fullmatch
   notes = []
   if want.classes and have.classes:
-    notes.append(f"head: {want.classes} classes start anew; the file's {have.classes} are left out")
+    notes.append(
+      f"head: new weights for {amount(want.classes, 'class', 'classes')}; the file's {have.classes} are left out"
+    )
   anew = {path for path in shapes if of_head(path)}
   arrays = {path: array for path, array in arrays.items() if not of_head(path)}
   if "pre_logits/kernel" not in shapes and arrays.pop("pre_logits/kernel", None) is not None:

@@ -14,7 +14,7 @@ from vit_jax.importers.vit import ATTENTION, count, described, published_as
 from vit_jax.importers.vit_torch import AROUND, PLAIN, describe_timm, finish_timm, mlp, out, packed, with_rows
 from vit_jax.models import Description
 from vit_jax.models.published import modern
-from vit_jax.schema import Choice
+from vit_jax.schema import Choice, amount
 
 # Rows.
 
@@ -100,7 +100,7 @@ def frequencies_apart(tensors: Tensors, name: str = "rope.freqs") -> Tensors:
   whole = tensors[name]
   first, layers, *rest = whole.shape
   if layers != count(r"blocks\.(\d+)\.", tensors):
-    raise ValueError(f"{name} is of {layers} layers")
+    raise ValueError(f"{name} is of {amount(layers, 'layer')}")
   once = []
 
   def layer(i):

@@ -12,7 +12,7 @@ from vit_jax.importers import normalisation, processing, surgery
 from vit_jax.importers.processing import Beside
 from vit_jax.importers.tensors import Tensors
 from vit_jax.models import Description
-from vit_jax.schema import Choice, ConfigError
+from vit_jax.schema import Choice, ConfigError, amount
 
 
 class Stored(NamedTuple):
@@ -50,8 +50,9 @@ def load(
   size = image_size or use.description.image_size
   if not isinstance(size, int) or use.description.channels != 3:
     raise ConfigError(
-      f"{path}: the weights are of images of {use.description.image_size} pixels with {use.description.channels} "
-      "channels; here images are squares in RGB. Name a side: --image-size=N, image_size=N"
+      f"{path}: the weights are of images of {use.description.image_size} pixels with "
+      f"{amount(use.description.channels, 'channel')}; here images are squares in RGB. Name a side: "
+      "--image-size=N, image_size=N"
     )
   wanted = use.description.replaced(image_size=size).bound()
   try:
@@ -92,7 +93,11 @@ def read(
   if not description.classes:  # pre-trained without labels, on data that may well have names
     names = ()
   elif names and len(names) != description.classes:
-    notes = [*notes, f"{len(names)} names are said for {description.classes} classes; numbers stand for the classes"]
+    notes = [
+      *notes,
+      f"there {'is' if len(names) == 1 else 'are'} {amount(len(names), 'name')} for "
+      f"{amount(description.classes, 'class', 'classes')}; numbers are used instead",
+    ]
     names = ()
   return Stored(description, arrays, data, names, loss, notes)
 

@@ -6,7 +6,7 @@ from typing import Any
 from vit_jax import renames, schema
 from vit_jax.models import table
 from vit_jax.models.published.model import Published
-from vit_jax.schema import Choice, ConfigError
+from vit_jax.schema import Choice, ConfigError, amount
 
 # How a model is computed and regularised is not what it is, nor is how its weights are made to fit another resolution.
 _BESIDE = (
@@ -81,7 +81,8 @@ class Description:
     size = self.image_size
     arguments = "".join(f", {key}={in_words(value)}" for key, value in self.essential().items())
     side = f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"
-    return f"{self.model.name}{arguments} ({side}, {self.classes or 'no'} classes)"
+    classes = amount(self.classes, "class", "classes") if self.classes else "no classes"
+    return f"{self.model.name}{arguments} ({side}, {classes})"
 
   def to_json(self) -> dict[str, Any]:
     """The description as JSON values."""

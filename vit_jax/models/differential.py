@@ -7,6 +7,7 @@ from flax import nnx
 
 from vit_jax import schema
 from vit_jax.models.layers import RMSNorm
+from vit_jax.schema import amount
 from vit_jax.shapes import Array, Float, Scalar, Tensor
 
 
@@ -18,7 +19,7 @@ class Difference(nnx.Module):
 
   def __init__(self, size, *, dtype, rngs):
     if size % 2:
-      raise schema.ConfigError(f"model.differential: heads have {size} channels; allowed: an even number")
+      raise schema.ConfigError(f"model.differential: heads have {amount(size, 'channel')}; allowed: an even number")
     draw = nnx.initializers.normal(0.1)
     self.query1, self.key1, self.query2, self.key2 = (
       nnx.Param(draw(rngs.params(), (size // 2,), jnp.float32)) for _ in range(4)

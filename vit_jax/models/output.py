@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.models.intermediates import record
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
 from vit_jax.shapes import Array, Float, Shaped, Tensor
 
 Features = Literal["head", "cls", "patches", "cls_patches"]
@@ -32,7 +32,8 @@ def check_patches(images: Shaped[Tensor, "B H W C"], patch: int, channels: int) 
   """Raises ValueError for images that no whole patches fill, or of other channels."""
   if images.shape[1] % patch or images.shape[2] % patch or images.shape[3] != channels or 0 in images.shape:
     raise ValueError(
-      f"images are {images.shape[1:]} (height, width, channels); allowed: multiples of {patch}, and {channels} channels"
+      f"images are {images.shape[1:]} (height, width, channels); allowed: multiples of {patch}, and "
+      f"{amount(channels, 'channel')}"
     )
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.schema import ConfigError, NonNegative, Positive, Range
+from vit_jax.schema import ConfigError, NonNegative, Positive, Range, amount
 from vit_jax.shapes import Array, Float, PRNGKey, Tensor
 
 Side = Annotated[int, Range(1, 2**12)]
@@ -175,7 +175,7 @@ ROTARY = {"none": none, "axial": Axial, "mixed": Mixed, "dinov3": Centred}
 def _check(rotary, parts):
   if rotary.size % parts:
     raise ConfigError(
-      f"a head has {rotary.size} channels, of which rows and columns turn two at a time; allowed: "
+      f"a head has {amount(rotary.size, 'channel')}, of which rows and columns turn two at a time; allowed: "
       f"multiples of {parts}. Take another width or number of heads"
     )
 

@@ -19,7 +19,7 @@ from vit_jax.models.positions import Resampling
 from vit_jax.models.published.swin import PATCH, Size
 from vit_jax.models.sizes import Blocks, Dtype, Width, sides
 from vit_jax.models.transformer import Block
-from vit_jax.schema import Probability
+from vit_jax.schema import Probability, amount
 from vit_jax.shapes import Bool, Float, Int, PRNGKey, Tensor
 
 EPS = 1e-5
@@ -216,7 +216,7 @@ def _maps(image_sides, window, row):
   """(rows, columns) of the map of each stage; ConfigError where stages, heads or image do not fit."""
   if len(row.depths) != len(row.heads):
     raise schema.ConfigError(
-      f"model: depths {row.depths} are {len(row.depths)} stages, heads {row.heads} are {len(row.heads)}; "
+      f"model: depths {row.depths} are {amount(len(row.depths), 'stage')}, heads {row.heads} are {len(row.heads)}; "
       "give one number for each stage to both"
     )
   for i, heads in enumerate(row.heads):

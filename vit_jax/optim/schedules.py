@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.schema import Choice, ConfigError, Duration, Fraction, NonNegative, Positive, at, make
+from vit_jax.schema import Choice, ConfigError, Duration, Fraction, NonNegative, Positive, amount, at, make
 
 Schedule = Callable
 
@@ -19,7 +19,9 @@ Schedule = Callable
 def create(choice: Choice, peak: float, total: int, warmup: int, steps: Callable[[Duration], int]) -> Schedule:
   """The schedule that a choice names; errors are at the key `schedule` of the place around."""
   if warmup > total:
-    raise ConfigError(f"{warmup:,} steps, but the run has {total:,}; shorten the warm-up or lengthen the run", "warmup")
+    raise ConfigError(
+      f"{amount(warmup, 'step')}, but the run has {total:,}; shorten the warm-up or lengthen the run", "warmup"
+    )
   with at("schedule"):
     return make(choice, SCHEDULES, peak, total, warmup, steps)
 
@@ -173,8 +175,8 @@ def _cooldown_steps(cooldown, total, warmup, steps):
   count = steps(cooldown)
   if warmup + count > total:
     raise ConfigError(
-      f"warm-up of {warmup:,} steps and cool-down of {count:,} do not fit a run of {total:,}; shorten warmup or "
-      "schedule.cooldown, or lengthen the run",
+      f"warm-up of {amount(warmup, 'step')} and cool-down of {count:,} do not fit a run of "
+      f"{total:,}; shorten warmup or schedule.cooldown, or lengthen the run",
       "cooldown",
     )
   return count

@@ -1,4 +1,4 @@
-"""How runs went: their metrics over images seen and over core-hours."""
+"""Curves of the metrics of runs over images seen and over core-hours."""
 
 import functools
 import json
@@ -24,7 +24,7 @@ DRAWN = 4000  # points of all curves of a chart
 
 
 class Panel(NamedTuple):
-  """A chart: what it is called, and the metrics that it draws, the first one in full and others dashed."""
+  """A chart with a title and metrics. The first metric is a full line, the others are dashed."""
 
   title: str
   metrics: Sequence[str]
@@ -36,7 +36,7 @@ BY_HOURS = ("loss", "top-1")
 
 
 def chapter(runs: Sequence[Recorded]) -> Chapter:
-  """Curves of the runs, all in one picture each, over images seen and over core-hours of training."""
+  """Returns the chapter with charts of all runs over images seen and over core-hours of training."""
   runs = [run for run in runs if run.rows]
   parts: list[Part] = []
   about = " and ".join(panel.title for panel in panels(runs) if panel.title in BY_HOURS and len(panel.metrics) > 1)
@@ -54,7 +54,7 @@ def chapter(runs: Sequence[Recorded]) -> Chapter:
 
 
 def panels(runs: Sequence[Recorded]) -> list[Panel]:
-  """The charts for which any run has points."""
+  """Returns the charts for which any run has points."""
   names = dict.fromkeys(key for run in runs for row in run.rows for key in row)
   held_out = [_held_out(runs)[0].get(what) for what in ("loss", "top1")]
   every = [
@@ -72,7 +72,7 @@ def panels(runs: Sequence[Recorded]) -> list[Panel]:
 
 
 def _held_out(runs) -> tuple[dict[str, str], str]:
-  """({"loss" or "top1": its curve}, what the curves are of): the validation split before test, and others last."""
+  """Returns ({"loss" or "top1": metric}, names of their splits). Prefers the validation split, then the test split."""
   ranks, found = {selection.VAL: 0, selection.TEST: 1}, {}
   configs = [plain(run.run) for run in runs]
   roles = {
@@ -93,7 +93,7 @@ def _held_out(runs) -> tuple[dict[str, str], str]:
 
 
 def _probes(names) -> list[Panel]:
-  """Of each few-shot probe, by the most images of a class that it was measured with: the weights, and their average."""
+  """Returns a chart for each few-shot probe, of weights and their average, at its largest number of images a class."""
   most: dict[str, tuple[int, str]] = {}
   for name in names:
     if match := PROBE.fullmatch(name):
@@ -105,7 +105,7 @@ def _probes(names) -> list[Panel]:
 
 
 def drawn(runs: Sequence[Recorded], panel: Panel, over: str) -> str:
-  """SVG of a panel over "images" or "hours"; beyond the colours, runs are faint."""
+  """Returns the SVG of a panel over "images" or "hours". Runs without a colour of their own are faint."""
   with drawing.style():
     figure, [axes] = drawing.figure(3.6, 2.5)
     scale = 100 if panel.percent else 1
@@ -134,7 +134,7 @@ def drawn(runs: Sequence[Recorded], panel: Panel, over: str) -> str:
 
 
 def legend(runs: Sequence[Recorded]) -> str:
-  """SVG of the names of runs, which have no room in a chart."""
+  """Returns the SVG with the names of runs, for charts without room for them."""
   count = min(len(runs), COLOURED)
   with drawing.style():
     figure, [axes] = drawing.figure(3.6, 2.5)
@@ -147,7 +147,7 @@ def legend(runs: Sequence[Recorded]) -> str:
 
 
 def short(count: float) -> str:
-  """A count in few letters: 25M."""
+  """Returns a count in short form, such as 25M."""
   for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
     if abs(count) >= unit:
       return f"{count / unit:.4g}{letter}"
@@ -158,7 +158,7 @@ def short(count: float) -> str:
 
 
 def interactive(runs: Sequence[Recorded]) -> Interactive:
-  """A chart in which metric and axis are chosen, runs picked and values pointed at; without scripts a table."""
+  """Returns a chart in which readers select metric, axis and runs; without scripts, a table."""
   metrics = list(dict.fromkeys(name for panel in panels(runs) for name in panel.metrics))
   most = max(2, min(POINTS, ALL // (len(runs) * len(metrics))))
   rows = [row for run in runs for metric in metrics for row in _points(run, metric, most)]
@@ -210,7 +210,7 @@ def _points(run, metric, most):
 
 
 def _embedded(specification) -> str:
-  """HTML with Vega itself in it. Only `</script>` could end a script early, so `<` is written otherwise."""
+  """Returns HTML that contains Vega. `<` is escaped, because `</script>` would end the script."""
   values = json.dumps(specification).replace("<", "\\u003c")
   options = json.dumps({"renderer": "svg", "actions": False})
   return (
@@ -221,5 +221,5 @@ def _embedded(specification) -> str:
 
 @functools.cache
 def _vega() -> str:
-  """Vega-Lite, Vega and vega-embed as one script."""
+  """Returns Vega-Lite, Vega and vega-embed as one script."""
   return vl_convert.javascript_bundle().replace("</script", "<\\/script")

@@ -95,7 +95,7 @@ def _classes(source, images, counted):
   among = sheet.of(counted, source) + ("" if counted == len(source) else ", drawn at random")
   about = f"In {among}. Median {np.median(images):,.6g}, mean {images.mean():,.1f}"
   if none := int(np.sum(images == 0)):
-    about += f"; {none:,} of {len(images):,} classes have none"
+    about += f"; {none:,} of {amount(len(images), 'class', 'classes')} {'has' if none == 1 else 'have'} none"
   if source.labels > 1:
     about += f"; an image has up to {amount(source.labels, 'label')}"
   if source.corpora:

@@ -14,7 +14,7 @@ from jax._src import distributed
 from vit_jax import files, numerics, rng
 from vit_jax.runtime import clusters, devices, exchange, peers
 from vit_jax.runtime.exits import EXIT_HANG, EXIT_PEER, Stop, tell
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
 
 PORT = "8476"  # JAX's own is 8482 since 0.8.1, which the firewall rule of Cloud TPU slices does not open
 NAMES = ("VITJAX_COORDINATOR", "VITJAX_PROCESSES", "VITJAX_PROCESS")
@@ -71,7 +71,9 @@ def check_devices() -> None:
   expected, counts = os.environ.get("VITJAX_DEVICES"), exchange.gather(str(jax.local_device_count()), "devices")
   per_process = ", ".join(f"process {number}: {count}" for number, count in enumerate(counts))
   if expected and expected != str(jax.device_count()):
-    raise ConfigError(f"VITJAX_DEVICES: {expected} devices expected, there are {jax.device_count()} ({per_process})")
+    raise ConfigError(
+      f"VITJAX_DEVICES: expected {expected}, found {amount(jax.device_count(), 'device')} ({per_process})"
+    )
   if len(set(counts)) > 1:
     raise ConfigError(f"the processes have different numbers of devices: {per_process}; start the same on all hosts")
 

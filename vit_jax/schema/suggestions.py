@@ -14,6 +14,7 @@ from vit_jax.schema.kinds import Duration
 WEIGHTS = ("model", "checkpoint", "model_path", "resume")  # flags elsewhere of commands that read weights
 NAMED = ("model", "data", "optim", "task")  # groups that are a choice by name
 SWITCHED_OFF = ("data.mixing.name", "data.erasing.name")  # choices for which the number 0 means none
+_CHANGES = re.compile(r"--config\.([\w.]+)")
 _SWITCH = ("true", "false", "yes", "no", "on", "off", "none")
 _DURATIONS = ("total", "optim.warmup", "checkpoint.every", "evals.test.every")
 _TRIPLE = re.compile(r"[(\[]?\s*([-+.\de]+)[\s,]+([-+.\de]+)[\s,]+([-+.\de]+)\s*[)\]]?")
@@ -88,21 +89,37 @@ def of_flag(flag: str, value: str, known: Mapping[str, bool], groups: Collection
     groups: keys of the config of the command, which may be groups; none for a command without a config.
   """
   name, key = word(flag), flag.lstrip("-")
-  spelt = f"--{key.lower().replace('_', '-')}"
-  if spelt in known:
+  first, dot, _ = key.partition(".")
+  if not dot and (spelt := next((each for each in known if word(each) == name), None)):
     return Suggestion((spelt + (f"={shlex.quote(value)}" if value and known[spelt] else ""),))
   if name in FLAGS and FLAGS[name].partition("=")[0] in known:
     return Suggestion((_with_value(FLAGS[name], value),))
   if "--weights" in known and (name in WEIGHTS or KEYS.get(name, ("",))[0] == "init.from"):
     return Suggestion((_with_value("--weights=PATH", value),))
+  if not dot and (own := here(name, value, {word(each) for each, takes in known.items() if takes})):
+    return Suggestion((f"--{own.partition('=')[0].replace('_', '-')}={shlex.quote(own.partition('=')[2])}",))
   if not groups or name in FLAGS:
     return Suggestion()
-  first, dot, _ = key.partition(".")
   if first in groups:
     if not dot and first in NAMED:
       return Suggestion((_with_value(f"--config.{key}.name=NAME", value),))
     return Suggestion((f"--config.{key}" + (f"={shlex.quote(value)}" if value else ""),))
-  return of_group(key, value) if dot else of_key(key, value)
+  found = of_group(key, value) if dot else of_key(key, value)
+  if all(_has(target, groups) for target in _CHANGES.findall(str(found))):
+    return found
+  own = None if dot else here(name, value, groups)
+  return Suggestion((f"--config.{own.partition('=')[0]}={shlex.quote(own.partition('=')[2])}",) if own else ())
+
+
+def is_known(flag: str) -> bool:
+  """Returns whether a flag, key or remark of another framework has this name."""
+  return any(word(flag) in table for table in (KEYS, FLAGS, REMARKS))
+
+
+def _has(key, groups):
+  """Returns whether a config of these groups has a key. Only the config of a run has evaluations of known names."""
+  first = key.partition(".")[0]
+  return first in groups and (first != "evals" or "task" in groups)
 
 
 def _with_value(flag, value):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from vit_jax.runtime.watch import PARENT
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
 
 PATIENCE = 120.0  # seconds between a SIGTERM and a SIGKILL: a large state takes its time to be saved
 # Chips of a TPU host that can be a machine of their own, and the box that they are: the driver takes no other shapes.
@@ -77,7 +77,7 @@ def _divided(items, count, what, sizes=None):
   size = len(items) // max(count, 1)
   if not 0 < count <= len(items) or (sizes and size not in sizes):
     fits = [n for n in range(1, len(items) + 1) if not sizes or len(items) // n in sizes]
-    raise ConfigError(f"--parallel: {count} groups of this machine's {len(items)} {what}; allowed: {fits}")
+    raise ConfigError(f"--parallel: {amount(count, 'group')} of this machine's {len(items)} {what}; allowed: {fits}")
   return [items[i * size : (i + 1) * size] for i in range(count)]
 
 

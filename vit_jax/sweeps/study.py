@@ -68,19 +68,20 @@ class Study:
   def _trial(self, changes: Changes) -> Trial:
     decide = self.sweep.decide
 
-    def without_test(run):
+    def without_test(run, base):
       if not decide:
         return {}
       _check_decides(run, decide)
-      return {f"evals.{name}": "default" for name in _on_test(run)}
+      return _filled(run, base) | {f"evals.{name}": "default" for name in _on_test(run)}
 
     return self._run(changes, self.workdir / "trials", without_test)
 
   def _last_run(self, changes: Changes) -> Trial:
     decide = self.sweep.decide
 
-    def with_test(run):
-      _check_decides(run, decide)
+    def with_test(run, base):
+      if decide.partition("/")[0] in run.evals:  # absent if this run holds no images out
+        _check_decides(run, decide)
       on_test = {f"evals.{name}.every": "100%" for name in _on_test(run)}
       on_test = on_test or {"evals.test.name": "accuracy", "evals.test.split": "test"}
       return {f"evals.{decide.partition('/')[0]}": "default"} | on_test
@@ -88,11 +89,11 @@ class Study:
     return self._run(changes, self.workdir / "final", with_test)
 
   def _run(self, changes, folder, evaluations) -> Trial:
-    """The trial of these changes; `evaluations` maps its run to flags that choose what is measured."""
+    """The trial of these changes; `evaluations` maps its run and its config to flags that choose what is measured."""
     texts = dict(self.overrides)
     try:
       texts |= as_flags(changes, schema.plain(flags.load(self.file)))
-      texts |= evaluations(_resolved(self.file, texts))
+      texts |= evaluations(_resolved(self.file, texts), flags.load(self.file, texts))
       text = config.dumps(_resolved(self.file, texts))
     except ConfigError as error:
       name = _digest(json.dumps([texts, schema.plain(dict(changes))], default=str))
@@ -125,6 +126,12 @@ def _on_test(run: config.Run) -> list[str]:
   return [
     name for name, choice in run.evals.items() if selection.split_of(choice.args) in ("test", run.data.args["test"])
   ]
+
+
+def _filled(run: config.Run, base: Mapping[str, Any]) -> dict[str, str]:
+  """Returns flags for the evaluations that the config leaves to defaults: these follow from the evaluation of test."""
+  added = [name for name in run.evals if not flags.has(base, f"evals.{name}.name")]
+  return as_flags({f"evals.{name}": schema.plain(run.evals[name]) for name in added}, {})
 
 
 def _check_decides(run: config.Run, decide: str) -> None:

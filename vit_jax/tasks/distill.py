@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from vit_jax import losses, models
 from vit_jax.data import augment
 from vit_jax.data.augment import Channels, Scales
-from vit_jax.schema import Choice, ConfigError, Fraction, Positive, Probability, make
+from vit_jax.schema import Choice, ConfigError, Fraction, Positive, Probability, amount, make
 from vit_jax.shapes import Array, Count, Float, PRNGKey, Tensor
 from vit_jax.tasks.classify import Classify
 from vit_jax.tasks.task import Frozen, Labels, Objective, Params, Rows, Supplied
@@ -95,8 +95,8 @@ class Distill:
     classes = self.supplied.model.description.classes
     if frozen.model.description.classes != classes:
       raise ConfigError(
-        f"{self.teacher} has {frozen.model.description.classes} classes, the data {classes}; take a teacher that was "
-        "trained on them",
+        f"{self.teacher} has {amount(frozen.model.description.classes, 'class', 'classes')}, the "
+        f"data {classes}; take a teacher that was trained on them",
         "config.task.teacher",
       )
     return frozen

@@ -16,7 +16,7 @@ import numpy as np
 from einops import rearrange, reduce
 
 from vit_jax import losses, models, rng
-from vit_jax.schema import Choice, ConfigError, Fraction, Range, make
+from vit_jax.schema import Choice, ConfigError, Fraction, Range, amount, make
 from vit_jax.shapes import Array, Count, Float, Integer, PRNGKey, Shaped, Tensor
 from vit_jax.tasks import masking
 from vit_jax.tasks.task import Labels, Objective, Params, Rows, Supplied
@@ -48,7 +48,7 @@ def mean_colour(patch: int) -> Target:
 def small_patches(patch: int) -> Target:
   """The patch made 4x4, each of its 16 pixels one of 512 colours."""
   if patch % 4:
-    raise ConfigError(f"a patch of {patch} pixels cannot be made 4x4; take another model, or 'mean_colour'")
+    raise ConfigError(f"a patch of {amount(patch, 'pixel')} cannot be made 4x4; take another model, or 'mean_colour'")
 
   def of(patches):
     return colour(reduce(patches, "b n (y i) (x j) c -> b n (y x) c", "mean", y=4, x=4))

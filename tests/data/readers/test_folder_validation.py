@@ -29,7 +29,10 @@ def test_e3_a_share_of_the_training_images_of_each_class_is_held_out(tmp_path, l
   before = collections.Counter(name.split("/")[-2] for name in whole)
   for label, count in before.items():
     assert held[label] == (max(1, round(count / 10)) if count >= 3 else 0)
-  assert f"; {len(val)} of the train images are held out" in folder(path, validation=0.1).note
+  assert (
+    f"; held out for validation as 'val': {len(val)} of the train images (validation=0.1)"
+    in folder(path, validation=0.1).note
+  )
 
 
 def test_e3_validation_images_follow_from_the_seed_and_their_names_alone(tmp_path):

@@ -31,7 +31,7 @@ def test_names_of_any_length_and_letters_are_read(tmp_path, form):
 
 
 def test_a_label_is_in_cls_or_json_or_txt(tmp_path):
-  members = [("0.jpg", PNG), ("0.cls", b"4"), ("0.json", b'{"label": 9}'), ("1.json", b'{"label": 3, "x": []}')]
+  members = [("0.jpg", PNG), ("0.cls", b"4"), ("0.json", b'{"label": "cat"}'), ("1.json", b'{"label": 3, "x": []}')]
   members += [("1.png", PNG), ("1.txt", b"7"), ("2.txt", b" 2 "), ("2.jpeg", PNG), ("2.json", b"{}")]
   # Neither of these is an image or a label.
   members += [("2.seg.png", b"mask"), ("2.json.gz", b"x"), ("._2.jpg", b"of a Mac"), ("README", b"x")]
@@ -68,7 +68,7 @@ def test_folders_inside_are_part_of_the_name(tmp_path):
     ([("notes.md", b"x")], "holds no image"),
     (
       [("a.b/4.jpg", PNG), ("a.b/4.cls", b"0"), ("a.b/4.edit.jpg", PNG), ("a.b/4.edit.cls", b"1")],
-      r"1 images of no sample, the first 'a\.b/4\.edit\.jpg': .* write it as 'a\.b/4_edit\.jpg'",
+      r"1 image of no sample, the first 'a\.b/4\.edit\.jpg': .* write it as 'a\.b/4_edit\.jpg'",
     ),
     ([("1.jpg", PNG), ("1.cls", b"0"), ("2.v1.png", PNG), ("3.v1.PNG", PNG)], r"2 images .* '2\.v1\.png'.*'2_v1\.png'"),
     ([("1.jpg", PNG), ("1.cls", b"-1")], r"member '1\.jpg': label '-1' is no number of a class; allowed: 0 and above"),
@@ -108,6 +108,28 @@ def test_g_two_labels_of_one_sample_are_refused(tmp_path):
   tar(tmp_path / "train-0.tar", [("1.jpg", PNG), ("1.cls", b"0"), ("./1.cls", b"1")])
   with pytest.raises(schema.ConfigError, match=r"member '\./1\.cls' twice, the first time as '1\.cls'"):
     tars(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("cls", "label"),
+  [(b"0", "1"), (b"0", "[1, 2]"), (b"cat", '"dog"'), (b"4", "9")],
+  ids=["number", "list", "name", "nine"],
+)
+def test_g_a_cls_and_a_json_that_contradict_each_other_are_refused(tmp_path, cls, label):
+  tar(tmp_path / "train-0.tar", [("a/1.jpg", PNG), ("a/1.cls", cls), ("a/1.json", f'{{"label": {label}}}'.encode())])
+  with pytest.raises(schema.ConfigError) as caught:
+    tars(tmp_path, classes="10" if cls.isdigit() else None)
+  message = caught.value.message
+  assert "sample 'a/1' has label" in message and "\n" not in message
+  assert cls.decode() in message and label.strip('"') in message
+
+
+@pytest.mark.parametrize("label", ["1", '"tench"', "[1]", "[0, 1]", "null"])
+def test_g_a_json_that_agrees_with_the_cls_is_accepted(tmp_path, label):
+  tar(tmp_path / "train-0.tar", [("1.jpg", PNG), ("1.cls", b"1"), ("1.json", f'{{"label": {label}}}'.encode())])
+  assert numbers(tars(tmp_path, classes="2")) == [(PNG, 1)]
+  tar(tmp_path / "train-0.tar", [("1.jpg", PNG), ("1.cls", b"1"), ("1.json", b'{"label": 0}')])
+  assert numbers(tars(tmp_path, classes="2", label="class")) == [(PNG, 1)]
 
 
 def test_a_mark_of_the_byte_order_is_no_part_of_a_label(tmp_path):

@@ -57,7 +57,7 @@ def test_an_attempt_from_nothing_to_its_end(cluster):
   assert one.look(1) == engine.Look(engine.QUEUED, f"Kueue: {NO_QUOTA}")
   cluster.wait(NAME)
   cluster.tell(NAME, 0, "FailedScaleUp", "Node scale up failed: GCE out of resources")
-  assert one.look(1).detail == "4 of 4 pods wait for nodes: FailedScaleUp: Node scale up failed: GCE out of resources"
+  assert one.look(1).detail == "4 of 4 pods without a node: FailedScaleUp: Node scale up failed: GCE out of resources"
   cluster.admit(NAME)
   cluster.stick(NAME, 2, "ImagePullBackOff", "Back-off pulling image")
   look = one.look(1)

@@ -9,7 +9,7 @@ from vit_jax.data.catalog import imagenet, licences, small, vtab
 from vit_jax.data.readers import folder, manifest, parquet, segmentation, tars, tfds
 from vit_jax.data.rows import Row
 from vit_jax.data.sources import Splits
-from vit_jax.schema import Choice, bind, lookup, show
+from vit_jax.schema import Choice, amount, bind, lookup, show
 
 # Sizes of images are those of the archives (TFDS checksums) by the images in them, if not said otherwise.
 CATALOG = {
@@ -134,7 +134,8 @@ def _pseudo_labelled(
       )
     if tuple(map(class_names.normal, plan.classes)) != source.classes:
       raise schema.ConfigError(
-        f"{path} has labels of {len(plan.classes)} classes, {show(plan.classes[0])} first; those of labelled are "
+        f"{path} has labels of {amount(len(plan.classes), 'class', 'classes')}, "
+        f"{show(plan.classes[0])} first; those of labelled are "
         f"{len(source.classes)}, {show(source.classes[0])} first. Take a teacher of the same classes"
       )
   with schema.at("images" if images else "path"):

@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data.rows import Rule
+from vit_jax.schema import amount
 
 CLEVR_DISTANCES = (8.0, 8.5, 9.0, 9.5, 10.0)  # of pixel_coords, the depth (clevr.py:45-53)
 KITTI_DISTANCES = (8.0, 20.0, 999.0)  # metres (kitti.py:90-103)
@@ -48,7 +49,7 @@ def bright(data: bytes) -> bytes:
   """A PNG file of zeros and ones as one of 0 and 255 (dsprites.py:95-103); OSError for what is no image."""
   pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) if data else None
   if pixels is None:
-    raise OSError(f"not a complete image; {len(data)} bytes that begin with {data[:8]!r}")
+    raise OSError(f"not a complete image; {amount(len(data), 'byte')} beginning with {data[:8]!r}")
   return cv2.imencode(".png", np.minimum(pixels, 1) * 255)[1].tobytes()
 
 

@@ -1,24 +1,18 @@
 """Image folders as sources: files that are records, their classes, splits and order."""
 
-import collections
 import dataclasses
 import hashlib
-import itertools
 from typing import Annotated
-
-import numpy as np
 
 from vit_jax import paths
 from vit_jax.data import class_names, sources
-from vit_jax.data.readers import copies, folder_layout, places
+from vit_jax.data.readers import folder_layout, overlaps, places
 from vit_jax.data.readers.tree import Tree
 from vit_jax.schema import ConfigError, Fraction, Range, at
 
 VALIDATION = ("val", "valid", "validation", "dev")  # folders of validation images, in this order
 SHARE = 0.1  # of the training images of each class, which a run holds out for validation by default
 FEWEST = 3  # the smallest number of files of a class that contributes to validation
-# Pairs of images of equal name and size that are read to find out whether training and test data overlap.
-COMPARED, COMPARED_IN_BUCKET = 32, 4
 
 
 def folder(
@@ -83,9 +77,9 @@ def folder(
   absent = sources.split_names([train]) - drawn.keys()  # an error below, which names the folder to take
   if validation and splits.val is None and not absent:
     drawn, held = _with_validation(drawn, train, validation)
-    note += f"; {held:,} of the {train} images are held out for validation as 'val' (validation={validation:g})"
+    note += f"; held out for validation as 'val': {held:,} of the {train} images (validation={validation:g})"
   files = {part: _spread(images) for part, images in drawn.items()}
-  notes = _overlaps(root, splits, files) if split == "train" else ()
+  notes = overlaps.of_files(root, splits, files) if split == "train" else ()
   try:
     parts = splits.select(split, {part: len(records) for part, records in files.items()})
   except sources.SplitError as error:
@@ -97,11 +91,12 @@ def folder(
   def used():
     return [record for part, numbers in parts for record in files[part][numbers.start : numbers.stop]]
 
+  def names():
+    return [file for file, _ in used()]
+
   def fingerprint():
-    records = used()
-    names = [file for file, _ in records]
-    sizes, times = zip(*root.stamps(names), strict=True)
-    return sources.Fingerprint(*map(sources.digest, (records, sorted(names), sizes, times)))
+    sizes, times = zip(*root.stamps(names()), strict=True)
+    return sources.Fingerprint(*map(sources.digest, (used(), sorted(names()), sizes, times)))
 
   source = sources.assemble(
     name,
@@ -116,7 +111,7 @@ def folder(
     read_label=lambda part, i: files[part][i][1],
     remote=isinstance(root, places.Bucket),
   )
-  source = dataclasses.replace(source, files=lambda: root.on_disk([file for file, _ in used()]))
+  source = dataclasses.replace(source, files=lambda: root.on_disk(names()), objects=lambda: root.versions(names()))
   return sources.noted(source, note, *notes)
 
 
@@ -213,39 +208,3 @@ def _spread(drawn):
     for rank, (draw, file) in enumerate(files)
   ]
   return [(file, label) for _, _, file, label in sorted(placed)]
-
-
-def _overlaps(root, splits, files):
-  """Notes on images that are both in the training data and in other data of the config, found by name and size."""
-  bases = {part: [file.rpartition("/")[2] for file, _ in records] for part, records in files.items()}
-  times = collections.Counter(itertools.chain(*bases.values()))
-  if len(times) == sum(map(len, bases.values())):
-    return []
-  keys, of_class = ({part: np.full(len(each), copies.UNKNOWN, np.int64) for part, each in bases.items()} for _ in "ab")
-  for part, names in bases.items():
-    some = [i for i, name in enumerate(names) if times[name] > 1]
-    for i, (size, _) in zip(some, root.stamps([files[part][i][0] for i in some]), strict=True):
-      if size is not None:
-        keys[part][i] = copies.key(f"{size} {names[i]}")
-        of_class[part][i] = copies.key(f"{size} {names[i]} {files[part][i][1]}")
-
-  def content(record):
-    return root.read(files[record[0]][record[1]][0])
-
-  notes, most = [], COMPARED_IN_BUCKET if isinstance(root, places.Bucket) else COMPARED
-  better = copies.overlaps(splits, of_class)
-  for role, pairs in copies.overlaps(splits, keys).items():
-    chosen = {pair.other: pair for pair in (*pairs, *better[role])}  # of several, a training image of the same class
-    some = copies.sample([*chosen.values()], most)
-    same = [pair for pair in some if _equal(content, pair)]
-    if same:
-      example = " and ".join(repr(f"{root.root}/{files[part][i][0]}") for part, i in same[0])
-      notes.append(copies.overlap_note(role, len(same), example, len(some), len(chosen)))
-  return notes
-
-
-def _equal(content, pair):
-  try:
-    return content(pair.one) == content(pair.other)
-  except OSError:  # reported when the image is used
-    return False

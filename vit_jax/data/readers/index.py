@@ -13,7 +13,7 @@ from vit_jax.data import local_files
 from vit_jax.data.readers import listing
 from vit_jax.files import local_cache, replacing
 
-VERSION = 5  # of the cache entries and of the checks during a scan
+VERSION = 7  # of the cache entries and of the checks during a scan
 # Seconds since the last change of a file before its scan is kept. Some file systems count times in steps of up to 2 s,
 # so that a second change within a step leaves the time as it is.
 SETTLED = 2.0

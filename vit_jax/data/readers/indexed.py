@@ -99,6 +99,7 @@ def source(
   identify: Callable[[str, Records, int], str] = lambda part, records, i: f"{part}/{i}",
   about: tuple = (),
   beside: Callable[[Records, range], list[str]] = lambda records, numbers: [],
+  objects: Callable[[Records, range], list[tuple]] = lambda records, numbers: [],
 ) -> sources.Source:
   """The source of parts of splits, whose records are known.
 
@@ -116,6 +117,7 @@ def source(
     identify: (split, its records, number) -> the name of a record.
     about: what else decides the records.
     beside: (records of a split, some of their numbers) -> the files on a disk that these records name.
+    objects: the same for versions of the objects in a bucket that these records name.
   """
 
   def read(part, i):
@@ -140,7 +142,9 @@ def source(
     runs=sources.Runs(lambda part, *ends: records[part].run(*ends), parse, together) if together else None,
     remote=remote,
   )
-  made = dataclasses.replace(made, files=lambda: _files(parts, records, beside))
+  made = dataclasses.replace(
+    made, files=lambda: _files(parts, records, beside), objects=lambda: _objects(parts, records, objects)
+  )
   return sources.noted(made, note([arrays for each in records.values() for arrays in each.arrays]))
 
 
@@ -161,3 +165,10 @@ def _files(parts, records, beside):
   own = [records[part].extents.files for part in dict.fromkeys(part for part, _ in parts)]
   listed = [files.path(file) for files in own if not files.remote for file in range(len(files.names))]
   return listed + [file for part, numbers in parts for file in beside(records[part], numbers)]
+
+
+def _objects(parts, records, named):
+  """Returns the versions of the files of some splits in a bucket, and of objects that their records name."""
+  own = [records[part].extents.files for part in dict.fromkeys(part for part, _ in parts)]
+  listed = [version for files in own for version in files.versions]
+  return listed + [version for part, numbers in parts for version in named(records[part], numbers)]

@@ -20,7 +20,7 @@ import numpy as np
 
 from vit_jax import paths
 from vit_jax.data.class_names import Order, normal, number, ordered
-from vit_jax.schema import ConfigError, Range, at, nearest, show
+from vit_jax.schema import ConfigError, Range, amount, at, nearest, show
 
 Most = Annotated[int, Range(1, 4096)]  # labels of one image
 NAMES = 2**20  # different labels of a corpus, at most: more are captions
@@ -184,10 +184,14 @@ def _resolved(file, names, meaning, most, where) -> Labels:
   if ends is not None:
     if most == 1:
       record = int(np.argmax(counts != 1))
-      raise ConfigError(f"{where(record)}: {counts[record]} labels; set labels above 1 to allow such lists", "labels")
+      raise ConfigError(
+        f"{where(record)}: {amount(counts[record], 'label')}; set labels above 1 to allow such lists", "labels"
+      )
     if counts.max() > most:
       record = int(counts.argmax())
-      raise ConfigError(f"{where(record)}: {counts[record]} labels; allowed: {most}, which `labels` sets", "labels")
+      raise ConfigError(
+        f"{where(record)}: {amount(counts[record], 'label')}; allowed: {most}, which `labels` sets", "labels"
+      )
   return Labels(numbers, ends, most > 1)
 
 
@@ -263,7 +267,9 @@ def note(files: Sequence[Mapping[str, np.ndarray]]) -> str:
   shown = "; ".join(" and ".join(map(ascii, group)) for group in several[:5])
   if not several:
     return ""
-  return f"{len(several):,} names of classes are written in several Unicode forms, which count as one class: {shown}"
+  verb = "is" if len(several) == 1 else "are"
+  count = amount(len(several), "name")
+  return f"{count} of classes {verb} written in several Unicode forms, which count as one class: {shown}"
 
 
 # A label in front of what is stored: what is read as a run is to be told from nothing but its bytes.

@@ -10,7 +10,7 @@ import os
 import numpy as np
 
 from vit_jax import paths
-from vit_jax.data import sources
+from vit_jax.data import local_files, sources
 from vit_jax.data.class_names import Order
 from vit_jax.data.readers import copies, index, indexed, listing, places
 from vit_jax.data.readers.labels import Collected, Most, class_names
@@ -72,6 +72,7 @@ def manifest(
     content=lambda file, line: _image(file, _parsed(line)),
     identify=_identify,
     beside=_named,
+    objects=_objects,
   )
   return sources.noted(source, *again, *(_overlaps(splits, known) if split == "train" else ()))
 
@@ -82,9 +83,24 @@ def _identify(part, records, i):
 
 
 def _named(records, numbers):
-  """The images that records name on a disk; in a bucket, each would cost a request."""
+  """Returns the images that records name on a disk. The lines of a manifest in a bucket are not read for this."""
+  if records.extents.files.remote:
+    return []
+  return [path for path in _images(records, numbers) if not path.startswith(paths.BUCKET)]
+
+
+def _objects(records, numbers):
+  """Returns the versions of images that records name in a bucket, and on a disk if the manifest is in a bucket."""
+  named = _images(records, numbers)
+  on_disk = [path for path in named if not path.startswith(paths.BUCKET)] if records.extents.files.remote else []
+  objects = places.versions([path for path in named if path.startswith(paths.BUCKET)])
+  return [*objects, *((state or ()) for state in local_files.states(on_disk))]
+
+
+def _images(records, numbers):
+  """Returns the whole names of the images that records name."""
   kinds = {str(kind) for arrays in records.arrays for kind in arrays["kinds"]}
-  if "path" not in kinds or records.extents.files.remote:
+  if kinds.isdisjoint(("path", "bucket")):
     return []
   named = []
   for first in range(numbers.start, numbers.stop, TOGETHER):
@@ -93,7 +109,7 @@ def _named(records, numbers):
       about = _parsed(line)
       if "path" in about:
         named.append(places.beside(records.extents.file(i), about["path"]))
-  return [path for path in named if not path.startswith(paths.BUCKET)]
+  return named
 
 
 def _image(manifest, about):

@@ -155,6 +155,46 @@ def beside(manifest: str, file: str) -> str:
   return file if file.startswith(paths.BUCKET) else os.path.expanduser(file)
 
 
+def versions(files: Sequence[str]) -> list[tuple[str, ...]]:
+  """Returns the version of each object, see `buckets.version`; () for an object that does not exist.
+
+  Folders of which many objects are wanted are listed, 1,000 objects with a request. Each other object is a request.
+
+  Args:
+    files: whole names of objects, which begin with gs://.
+
+  Raises:
+    OSError: a bucket cannot be reached.
+  """
+  if not files:
+    return []
+  from vit_jax import buckets
+
+  paths.prepare()
+  system, folders = file_system(), {}
+  for file in dict.fromkeys(files):
+    folders.setdefault(file.rpartition("/")[0], []).append(file)
+
+  def of_object(file):
+    try:
+      return file, buckets.version(system.info(file))
+    except FileNotFoundError:  # reported when the image is read
+      return file, ()
+
+  def listed(folder):
+    try:
+      entries = system.ls(folder, detail=True)
+    except FileNotFoundError:
+      return {}
+    return {paths.BUCKET + entry["name"]: buckets.version(entry) for entry in entries if entry["type"] == "file"}
+
+  with futures.ThreadPoolExecutor(ASKED) as pool:
+    large = [folder for folder, some in folders.items() if len(some) > ASKED]
+    known = {file: version for each in pool.map(listed, large) for file, version in each.items()}
+    known |= pool.map(of_object, [file for file in dict.fromkeys(files) if file not in known])
+  return [known[file] for file in files]
+
+
 def content(file: str) -> bytes:
   """The bytes of a file of a disk or a bucket. Raises OSError, also for what no image file is."""
   if "\0" in file:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from google.protobuf import message
 
 from vit_jax.data.rows import Row, Rule
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
 
 Label = int | tuple[int, ...]
 _NAMES = ("id", "file_name", "filename", "image/filename")  # features with the name of the image file, in TFDS's sets
@@ -61,7 +61,7 @@ def understood(row: Row, features) -> Records:
   def mask_of(data):
     encoded = values_of(data)[row.segments.feature].bytes_list.value
     if len(encoded) != 1:
-      raise OSError(f"damaged: a record with {len(encoded)} masks")
+      raise OSError(f"damaged: a record with {amount(len(encoded), 'mask')}")
     return encoded[0]
 
   def changed(data):
@@ -87,7 +87,7 @@ def _stored(key, listed, image, values):
   """(image file, label) of a record's features, of which one is the label."""
   encoded, numbers = values[image].bytes_list.value, tuple(values[key].int64_list.value)
   if len(encoded) != 1 or (len(numbers) != 1 and not listed):
-    raise OSError(f"damaged: a record with {len(encoded)} images and {len(numbers)} labels")
+    raise OSError(f"damaged: a record with {amount(len(encoded), 'image')} and {amount(len(numbers), 'label')}")
   return encoded[0], numbers if listed else numbers[0]
 
 
@@ -99,7 +99,7 @@ def _derived(rule, image, values):
   except (ValueError, IndexError) as error:
     raise OSError(f"damaged: no label follows from {rule.features}: {error}") from error
   if len(encoded) != 1:
-    raise OSError(f"damaged: a record with {len(encoded)} images")
+    raise OSError(f"damaged: a record with {amount(len(encoded), 'image')}")
   return encoded[0], label
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from vit_jax import paths
 from vit_jax.data import class_names, sources
-from vit_jax.data.readers import labels, places
+from vit_jax.data.readers import labels, overlaps, places
 from vit_jax.data.readers.tree import Tree
 from vit_jax.schema import ConfigError, Fraction, Range, amount, at
 
@@ -61,6 +61,8 @@ def segmentation(
   if "" in found:
     found = _held_out(found[""], holdout, split_seed)
   parts = splits.select(split, {part: len(pairs) for part, pairs in found.items()})
+  of_images = {part: [(image, 0) for image, _ in pairs] for part, pairs in found.items()}
+  notes = overlaps.of_files(root, splits, of_images) if split == "train" else ()
   values = tuple(range(first, first + len(names)))
   if both := sorted(set(ignored) & set(values)):
     raise ConfigError(
@@ -95,7 +97,10 @@ def segmentation(
   )
   of_pixels = sources.Masks(tuple(names), lambda i: root.read(pair(i)[1]), values, ignored)
   return sources.noted(
-    dataclasses.replace(source, masks=of_pixels, files=lambda: root.on_disk(used())), note, class_names.note(names)
+    dataclasses.replace(
+      source, masks=of_pixels, files=lambda: root.on_disk(used()), objects=lambda: root.versions(used())
+    ),
+    *(note, class_names.note(names), *notes),
   )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from array_record.python.array_record_module import ArrayRecordReader
 
+from vit_jax.schema import amount
+
 # One request for neighbours of up to 4 MiB together, and about 30 kB of memory that stay; TFDS's own options, for local
 # disks, make one of each record. Opening takes one request, for the last MiB, where the index is.
 OPTIONS = "readahead_buffer_size:4194304,max_parallelism:1"
@@ -88,7 +90,9 @@ class Shards:
       if not reader.ok():
         raise RuntimeError("there is no such file, it is no array_record file, or this account may not read it")
       if reader.num_records() != self._lengths[shard]:
-        raise RuntimeError(f"{reader.num_records()} records, not the {self._lengths[shard]} of dataset_info.json")
+        raise RuntimeError(
+          f"{amount(reader.num_records(), 'record')}, not the {self._lengths[shard]} of dataset_info.json"
+        )
       with self._lock:
         self._open[shard] = reader
         if len(self._open) > OPEN:

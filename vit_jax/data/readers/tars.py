@@ -17,11 +17,11 @@ import numpy as np
 
 from vit_jax.data import sources
 from vit_jax.data.class_names import Order
-from vit_jax.data.readers import index, indexed, listing
+from vit_jax.data.readers import index, indexed, listing, overlaps
 from vit_jax.data.readers.labels import NAMES, Collected, Most, class_names
 from vit_jax.data.readers.tree import EXTENSIONS
 from vit_jax.files import parse_json
-from vit_jax.schema import ConfigError, show
+from vit_jax.schema import ConfigError, amount, show
 
 IMAGES = tuple(each.removeprefix(".") for each in EXTENSIONS)
 TEXTS = ("cls", "json", "txt")
@@ -48,7 +48,7 @@ def tars(
   """A split of tar shards: `path` is their folder, one of them, or a pattern such as imagenet1k-train-{0000..1023}.tar.
 
   The first time, the headers of all shards of a split are read, on a disk 1 MB for 1,000 images, of a bucket all bytes;
-  what they say is kept in this machine's cache, 16 bytes an image and its name.
+  what they say is kept in this machine's cache, 24 bytes an image and its name.
 
   Args:
     name: of the data.
@@ -67,21 +67,21 @@ def tars(
   splits, named = sources.Splits(train, val, test), class_names(classes)
   files = listing.listed(path, (".tar",), "tar shards")
   shards = listing.by_split(files)
-  known = {
-    part: (
-      shards[part],
-      index.made("tars", shards[part], functools.partial(_scan, shards[part], label), (label, IMAGES)),
-    )
-    for part in indexed.used(shards, splits, split, named is None)
-  }
+
+  @functools.cache
+  def scanned(part):
+    return index.made("tars", shards[part], functools.partial(_scan, shards[part], label), (label, IMAGES))
+
+  known = {part: (shards[part], scanned(part)) for part in indexed.used(shards, splits, split, named is None)}
   names, records = indexed.resolved(known, named, labels, _where, order=class_order)
   parts = splits.select(split, indexed.sizes(records, shards))
-  return indexed.source(
+  source = indexed.source(
     *(name, splits.spec(split), names, parts, records, labels, _where),
     together=int(files.remote),
     remote=files.remote,
     identify=_identify,
   )
+  return sources.noted(source, *(overlaps.of_members(splits, shards, scanned, _where) if split == "train" else ()))
 
 
 def _identify(part, records, i):
@@ -124,7 +124,7 @@ def _scan(files, label, file):
   """Where the images of a shard are, their names and labels; ConfigError that names shard and member."""
   path = files.path(file)
   members, starts, lengths = bytearray(), array.array("q"), array.array("q")
-  ends, labels, seen, longer = array.array("q"), Collected(), {}, {}
+  ends, keys, labels, seen, longer = array.array("q"), array.array("q"), Collected(), {}, {}
   for sample in _samples(path, files.stream(file, BLOCK), longer):
     if sample.key in seen:
       before = _name(members, ends, seen[sample.key])
@@ -142,6 +142,7 @@ def _scan(files, label, file):
     lengths.append(size)
     members += member.encode("utf-8", "surrogateescape")
     ends.append(len(members))
+    keys.append(overlaps.member_key(member, size))
     try:
       labels.add(_label(sample, label))
     except ValueError as error:
@@ -153,6 +154,7 @@ def _scan(files, label, file):
     "starts": np.array(starts, np.int64),
     "sizes": np.array(lengths, np.int64),
     "name_ends": np.array(ends, np.int64),
+    "keys": np.array(keys, np.int64),
     "names_of_members": np.frombuffer(bytes(members), np.uint8),
   }
 
@@ -170,7 +172,7 @@ def _check_longer(path, longer, samples):
     stem, extension = os.path.splitext(base)
     better = os.path.join(folder, stem.replace(".", "_") + extension)
     raise ConfigError(
-      f"{path} has {len(unused):,} images of no sample, the first {unused[0]!r}: in WebDataset a sample's name "
+      f"{path} has {amount(len(unused), 'image')} of no sample, the first {unused[0]!r}: in WebDataset a sample's name "
       f"ends at its first dot; write it as {better!r}",
       "path",
     )
@@ -252,19 +254,35 @@ def _members(path, file):
 
 
 def _label(sample, key):
-  """The label of a sample; ValueError for none."""
-  if "cls" in sample.texts:
-    return _number(*sample.texts["cls"])
+  """Returns the label of a sample; raises ValueError for none, or if the cls and the json contradict each other."""
+  found = {}
   if "json" in sample.texts:
     try:
       about = parse_json(sample.texts["json"][1])
     except ValueError as error:
       raise ValueError(f"{sample.texts['json'][0]!r} is no JSON ({error})") from error
-    if isinstance(about, dict) and key in about:
-      return about[key]
+    found = about if isinstance(about, dict) else {}
+  if "cls" in sample.texts:
+    label = _number(*sample.texts["cls"])
+    if key in found:
+      _check_same(sample, label, key, found[key])
+    return label
+  if key in found:
+    return found[key]
   if "txt" in sample.texts:
     return _number(*sample.texts["txt"])
   raise ValueError(f"it has no label; allowed: a .cls, {key!r} in a .json, a .txt")
+
+
+def _check_same(sample, label, key, other):
+  """Raises ValueError if the json has another label than the cls. A number and a name cannot be compared."""
+  several = other if isinstance(other, list) else [other]
+  comparable = [each for each in several if type(each) is type(label)]
+  if comparable and label not in comparable:
+    raise ValueError(
+      f"sample {sample.key!r} has label {show(label)} in {sample.texts['cls'][0]!r}, but {key!r} is {show(other)} in "
+      f"{sample.texts['json'][0]!r}. Correct one of them, or set label to another key of the json"
+    )
 
 
 def _number(member, content):

@@ -14,7 +14,7 @@ from vit_jax.data import sources
 from vit_jax.data.readers import features, places, shards, tfrecords
 from vit_jax.data.readers.labels import Most
 from vit_jax.data.readers.records import understood
-from vit_jax.schema import ConfigError, at, place, texts
+from vit_jax.schema import ConfigError, amount, at, place, texts
 
 
 def data_dir(path: str | None) -> pathlib.Path:
@@ -170,7 +170,7 @@ def _opened(row, path, advice):
   for part, count in row.splits.items() if builder else ():
     size = info.splits[part].num_examples if part in info.splits else "no"
     if size != count:
-      raise ConfigError(f"{folder} has {size} records in {part!r}, not {count}; {again}")
+      raise ConfigError(f"{folder} has {amount(size, 'record')} in {part!r}, not {count}; {again}")
   return folder, prepared
 
 

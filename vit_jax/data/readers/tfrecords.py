@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.data.readers import index, listing
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, amount
 
 BLOCK = 2**12  # bytes that are read at a time while a file of a disk is looked through: records are left out
 HEAD, TAIL = 12, 4  # bytes around a record
@@ -32,7 +32,9 @@ def opened(folder: pathlib.Path, files: Sequence[str], lengths: Sequence[int]) -
   arrays = index.made("TFRecord", listed, functools.partial(_scan, listed))
   for name, each, length in zip(names, arrays, lengths, strict=True):
     if len(each["starts"]) != length:
-      raise ConfigError(f"{folder}/{name} has {len(each['starts'])} records, not the {length} of dataset_info.json")
+      raise ConfigError(
+        f"{folder}/{name} has {amount(len(each['starts']), 'record')}, not the {length} of dataset_info.json"
+      )
   return index.Extents(listed, arrays)
 
 

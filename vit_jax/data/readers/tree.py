@@ -76,9 +76,9 @@ class Tree:
     ignored.update(extension(name) for folder in above for name in self.entries(folder).others)
     words = counted(ignored, SHOWN)
     if loose:
-      words.append(f"{len(loose):,} image{'s' * (len(loose) > 1)} outside of classes, as {loose[0]!r}")
+      words.append(f"{amount(len(loose), 'image')} outside of classes, as {loose[0]!r}")
     if inner:
-      words.append(f"{len(inner):,} folder{'s' * (len(inner) > 1)} inside of classes, as {inner[0]!r}")
+      words.append(f"{amount(len(inner), 'folder')} inside of classes, as {inner[0]!r}")
     return (
       f"{str(self.root.root)!r}: {amount(used.total(), 'image')}, {', '.join(counted(used, SHOWN))}; "
       f"ignored: {', '.join(words) or 'nothing'}"
@@ -100,4 +100,4 @@ def counted(extensions: collections.Counter, shown: int) -> list[str]:
   known = extensions.most_common()
   words = [f"{count:,} {ascii(kind)[1:-1] or 'without an extension'}" for kind, count in known[:shown]]
   rest = sum(count for _, count in known[shown:])
-  return words + [f"{rest:,} others"] * bool(rest)
+  return words + [amount(rest, "other")] * bool(rest)

@@ -10,6 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from vit_jax import schema
+from vit_jax.schema import amount
 from vit_jax.shapes import Tensor
 
 LANES = 128
@@ -44,7 +45,8 @@ def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
   batch, tokens, width = shapes[0]
   if heads < 1 or width % heads or width // heads > LANES:
     raise schema.ConfigError(
-      f"fused attention of width {width} in {heads} heads; allowed: heads of equal size up to {LANES}; {advice}"
+      f"fused attention of width {width} in {amount(heads, 'head')}; allowed: heads of equal size "
+      f"up to {LANES}; {advice}"
     )
   size, rows, itemsize = width // heads, -(-tokens // 16) * 16, query.dtype.itemsize
 
@@ -66,7 +68,9 @@ def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
   chunks = [-(-rows // 16 // n) * 16 for n in range(1, rows // 16 + 1)]
   fitting = [(chunk, lanes) for chunk in chunks for lanes in choices if memory(1, chunk, lanes) <= VMEM]
   if not fitting:
-    raise schema.ConfigError(f"{tokens} tokens in {heads} heads of {size} are too many for fused attention; {advice}")
+    raise schema.ConfigError(
+      f"{tokens} tokens in {amount(heads, 'head')} of {size} are too many for fused attention; {advice}"
+    )
   chunk, lanes = max(fitting)
   most = -(-12 * size // lanes)  # about twelve heads a step keep the matrix unit busy
   images = max(n for n in range(1, most + 1) if batch % n == 0 and memory(n, chunk, lanes) <= VMEM)

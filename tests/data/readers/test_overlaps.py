@@ -1,13 +1,14 @@
-"""Notes on images of a folder that are both trained on and measured."""
+"""Notes on images of folders and tar shards that are both trained on and measured."""
 
 import os
 
 import pytest
 
+from tests import forms
 from tests.image_files import image
 from vit_jax import schema
 from vit_jax.data import catalog
-from vit_jax.data.readers import folder as reader
+from vit_jax.data.readers import overlaps as reader
 
 
 def write(root, files):
@@ -18,9 +19,9 @@ def write(root, files):
   return root
 
 
-def note(path, split="train", **args):
+def note(path, split="train", form="folder", **args):
   """The notes on overlaps."""
-  source = catalog.open_split(schema.Choice("folder", {"path": str(path)} | args), split)
+  source = catalog.open_split(schema.Choice(form, {"path": str(path)} | args), split)
   return [line for line in source.note.split("\n") if line.startswith("data overlap")]
 
 
@@ -77,3 +78,58 @@ def test_g_files_that_cannot_be_read_are_no_overlap(photos):
     (photos / split / "b/3.png").symlink_to("nowhere")
     os.mkfifo(photos / split / "a/9.png")
   assert note(photos) == []
+
+
+def stored(root, form, splits):
+  """Writes {split: {name: content}} in a form, with labels or masks of no meaning."""
+  for split, images in splits.items():
+    if form == "segmentation":
+      write(root, {f"images/{split}/{name}": content for name, content in images.items()})
+      write(root, {f"masks/{split}/{name}": b"mask" for name in images})
+    else:
+      half = len(images) // 2
+      for shard, some in enumerate((list(images.items())[:half], list(images.items())[half:])):
+        samples = [((name, content), (f"{name.partition('.')[0]}.cls", b"0")) for name, content in some]
+        forms.tar(root / f"{split}-{shard}.tar", [member for sample in samples for member in sample])
+  return root
+
+
+def by_loops(splits, role):
+  """(equal images, images of equal name and size) of a role, each compared with the first such training image."""
+  same = alike = 0
+  for name, content in splits[role].items():
+    others = [
+      x for y, x in splits["train"].items() if (y.split("/")[-1], len(x)) == (name.split("/")[-1], len(content))
+    ]
+    same, alike = same + (others[:1] == [content]), alike + bool(others)
+  return same, alike
+
+
+@pytest.mark.parametrize("form", ["segmentation", "tars"])
+def test_g_images_of_tars_and_segmentation_are_compared(tmp_path, form):
+  splits = {
+    "train": {f"{i}.png": image(i) for i in range(8)},
+    "val": {f"{i}.png": bytes(len(image(i))) for i in range(8)},
+    "test": {f"{i}.png": image(i) for i in range(2, 6)} | {f"{i}.png": image(i) + b"x" for i in (0, 1, 6, 7)},
+  }
+  given = {"classes": 2, "val": "val"}
+  root = stored(tmp_path, form, splits)
+  assert by_loops(splits, "val") == (0, 8) and by_loops(splits, "test") == (4, 4)
+  (line,) = note(root, form=form, **given)
+  assert line.startswith("data overlap: 4 of 4 compared images of test are also in the training data, such as ")
+  assert "4 images of test have name and size of a training image" in line
+  example = (
+    f"'{root}/images/train/2.png' and '{root}/images/test/2.png'"
+    if form == "segmentation"
+    else f"{root}/train-0.tar, member '2.png' and {root}/test-0.tar, member '2.png'"
+  )
+  assert example in line
+  assert note(root, "test", form, **given) == [] and note(root, form=form, classes=2, test="train") == []
+
+
+def test_g_a_damaged_shard_of_test_is_an_error_when_test_is_opened(tmp_path):
+  root = stored(tmp_path, "tars", {split: {f"{i}.png": image(i) for i in range(4)} for split in ("train", "test")})
+  (root / "test-1.tar").write_bytes(b"no tar")
+  assert note(root, form="tars", classes=2) == []
+  with pytest.raises(schema.ConfigError, match=r"test-1\.tar"):
+    note(root, "test", "tars", classes=2)

@@ -1,0 +1,108 @@
+"""Notes on images that are both trained on and measured, found by name and size and compared byte by byte."""
+
+import collections
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from vit_jax.data import sources
+from vit_jax.data.readers import copies, index, indexed, listing, places
+from vit_jax.schema import ConfigError
+
+# Pairs of images of equal name and size that are read to find out whether training and test data overlap.
+COMPARED, COMPARED_IN_BUCKET = 32, 4
+
+
+def of_files(
+  root: places.Disk | places.Bucket, splits: sources.Splits, files: Mapping[str, Sequence[tuple[str, int]]]
+) -> list[str]:
+  """Returns notes on files that are both in the training data and in other data of the config.
+
+  Args:
+    root: the folder of the files.
+    splits: of the config.
+    files: (name from the root on, label) of each record, by split.
+  """
+  bases = {part: [file.rpartition("/")[2] for file, _ in records] for part, records in files.items()}
+  times = collections.Counter(itertools.chain(*bases.values()))
+  if len(times) == sum(map(len, bases.values())):
+    return []
+  keys, of_class = ({part: np.full(len(each), copies.UNKNOWN, np.int64) for part, each in bases.items()} for _ in "ab")
+  for part, names in bases.items():
+    some = [i for i, name in enumerate(names) if times[name] > 1]
+    for i, (size, _) in zip(some, root.stamps([files[part][i][0] for i in some]), strict=True):
+      if size is not None:
+        keys[part][i] = copies.key(f"{size} {names[i]}")
+        of_class[part][i] = copies.key(f"{size} {names[i]} {files[part][i][1]}")
+
+  def content(record):
+    return root.read(files[record[0]][record[1]][0])
+
+  def words(record):
+    return repr(f"{root.root}/{files[record[0]][record[1]][0]}")
+
+  pairs, better = copies.overlaps(splits, keys), copies.overlaps(splits, of_class)
+  # Of several training images, one of the same class is compared.
+  chosen = {role: [*{pair.other: pair for pair in (*each, *better[role])}.values()] for role, each in pairs.items()}
+  return _notes(chosen, content, words, isinstance(root, places.Bucket))
+
+
+def of_members(
+  splits: sources.Splits,
+  shards: Mapping[str, listing.Files],
+  scanned: Callable[[str], Sequence[index.Arrays]],
+  where: indexed.Where,
+) -> list[str]:
+  """Returns notes on members of archives that are both in the training data and in other data of the config.
+
+  Args:
+    splits: of the config.
+    shards: the archives of each split.
+    scanned: split -> arrays of each archive, as of `index.Extents`, with "keys" of members, see `member_key`.
+    where: (files, file, its arrays, record of it) in words.
+  """
+  known, wanted = {}, sources.split_names(splits.specs().values())
+  for split in shards:
+    if split in wanted:
+      with contextlib.suppress(ConfigError, OSError):  # reported when this split is opened
+        known[split] = scanned(split)
+  extents = functools.cache(lambda split: index.Extents(shards[split], known[split]))
+
+  def content(record):
+    split, number = record
+    return extents(split).read(number, number + 1)[0]
+
+  def words(record):
+    file, number = extents(record[0]).locate(record[1])
+    return where(shards[record[0]], file, known[record[0]][file], number)
+
+  keys = {split: np.concatenate([each["keys"] for each in arrays]) for split, arrays in known.items()}
+  remote = any(shards[split].remote for split in known)
+  return _notes(copies.overlaps(splits, keys), content, words, remote)
+
+
+def member_key(name: str, size: int) -> int:
+  """Returns the key of a member of an archive: of its name without folders, and its size in bytes."""
+  return copies.key(f"{size} {name.rpartition('/')[2]}")
+
+
+def _notes(found, content, words, remote):
+  """Returns a note on each role of data that has equal images among the `found` pairs, of which some are read."""
+  notes = []
+  for role, pairs in found.items():
+    some = copies.sample(pairs, COMPARED_IN_BUCKET if remote else COMPARED)
+    same = [pair for pair in some if _equal(content, pair)]
+    if same:
+      example = f"{words(same[0].one)} and {words(same[0].other)}"
+      notes.append(copies.overlap_note(role, len(same), example, len(some), len(pairs)))
+  return notes
+
+
+def _equal(content, pair):
+  try:
+    return content(pair.one) == content(pair.other)
+  except OSError:  # reported when the image is used
+    return False

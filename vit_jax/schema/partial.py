@@ -1,0 +1,39 @@
+"""Evaluations of which a config sets some keys: the other keys are those of the evaluation that is the default."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+
+MEASURING = ("accuracy", "masked")  # evaluations of one split
+_GROUPS = Mapping | ml_collections.ConfigDict
+
+
+def with_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Returns an editable config with a name for the evaluations "val" and "test" that set some keys and no `name`.
+
+  The other keys are those of the default: "val" is the first evaluation of test on the split "val", and "test" is an
+  accuracy.
+  """
+  evals = config["evals"] if isinstance(config, _GROUPS) and "evals" in config else None
+  if not isinstance(evals, _GROUPS) or not any(_is_partial(evals.get(name)) for name in ("val", "test")):
+    return config
+  result = dict(evals)
+  if _is_partial(result.get("test")):
+    result["test"] = {"name": "accuracy", **result["test"]}
+  if _is_partial(result.get("val")):
+    others = [each for name, each in result.items() if name != "val" and isinstance(each, _GROUPS)]
+    on_test = [each for each in others if _is_of_test(each)]
+    first = on_test[0] if on_test else {"name": "accuracy"}
+    result["val"] = {**first, "split": "val", **result["val"]}
+  return {**config, "evals": result}
+
+
+def _is_of_test(choice):
+  """Returns whether an evaluation measures the test split of the run's own data."""
+  return choice.get("name") in MEASURING and choice.get("data") is None and choice.get("split", "test") == "test"
+
+
+def _is_partial(choice):
+  """Returns whether a value of a config has keys of an evaluation of the run's own data, but no name."""
+  return isinstance(choice, _GROUPS) and len(choice) > 0 and "name" not in choice and "data" not in choice
