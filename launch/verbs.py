@@ -110,8 +110,8 @@ def confirmed(book: Journal, yes: bool = False) -> Journal:
   lines = [f"  {key:<10}{value}" for key, value in rows.items() if value]
   print(f"{run.name}: this machine did not start the run that {run.folder} describes:", *lines, sep="\n", flush=True)
   if not yes and not (sys.stdin.isatty() and input("continue with this run? [y/N] ").strip().lower() == "y"):
-    raise LaunchError(f"{run.name}: not confirmed; python -m launch adopt {run.name} --workdir={run.workdir} --yes "
-                      "confirms the run above")  # fmt: skip
+    command = f"python -m launch adopt {run.name} --workdir={shlex.quote(run.workdir)} --yes"
+    raise LaunchError(f"{run.name}: not confirmed; {command} confirms the run above")
   book.confirm()
   return book
 
