@@ -1,4 +1,4 @@
-"""What the launcher assumes of every answer from outside, and how it treats an answer that it does not expect.
+"""The assumptions of the launcher about each external answer, and the treatment of unexpected answers.
 
 Every call that leaves this process goes through `boundary`. An unexpected outcome becomes UnknownError: nothing is
 concluded from it, and machines that may cost stay named. The table of docs/launcher.md is printed by
@@ -42,7 +42,7 @@ UNEXPECTED = (
 
 @dataclasses.dataclass(frozen=True)
 class Assumption:
-  """What one answer means.
+  """The meaning of one answer.
 
   Args:
     asked: the command or file.
