@@ -44,7 +44,8 @@ def say(text: str) -> None:
 def catch_interruptions() -> None:
   """Makes SIGTERM and SIGHUP end this process as Ctrl-C does: with a line that names what goes on."""
   for number in (signal.SIGTERM, signal.SIGHUP):
-    if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+    # nohup ignores SIGHUP. SIGTERM is a request also if the caller ignored it, as some containers do.
+    if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
       signal.signal(number, signal.default_int_handler)
 
 

@@ -64,6 +64,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Signals whose handlers a test must leave as they were.
+HANDLED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
 # JAX holds on to every program and every graph; collecting garbage among them takes longer with each test.
 gc.set_threshold(200_000, 50, 1000)
 
@@ -76,6 +80,23 @@ def settle():
   """Frees what can be freed; what is left stays, and no later collection need look at it."""
   gc.collect()
   gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers_are_restored():
+  """Fails a test that leaves other signal handlers or blocked signals, which would change the tests after it."""
+  before = signal_state()
+  yield
+  after = signal_state()
+  for number, handler in before[0].items():
+    signal.signal(number, handler)
+  signal.pthread_sigmask(signal.SIG_SETMASK, before[1])
+  assert after == before, "the test left other signal handlers or blocked signals"
+
+
+def signal_state():
+  """Returns the handlers of the signals in `HANDLED` and the set of blocked signals."""
+  return {number: signal.getsignal(number) for number in HANDLED}, signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 # A test that neither compiles nor starts Python needs no mark, and `make check` runs it. The others are marked `heavy`,

@@ -1,6 +1,7 @@
 """How `python -m launch` ends: one line and a code for whatever goes wrong."""
 
 import importlib
+import signal
 
 import pytest
 
@@ -14,6 +15,15 @@ main = importlib.import_module("launch.__main__")
 def home(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
   monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+  """Restores the signal handlers, which the program sets for itself."""
+  before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+  yield
+  for number, handler in before.items():
+    signal.signal(number, handler)
 
 
 def ended(monkeypatch, capsys, *words):

@@ -117,6 +117,18 @@ def test_what_nohup_ignores_stays_ignored():
     signal.signal(signal.SIGHUP, before)
 
 
+def test_a_sigterm_is_a_request_also_if_the_caller_ignores_it():
+  before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+  try:
+    with runtime.Watch() as watch:
+      os.kill(os.getpid(), signal.SIGTERM)
+      with pytest.raises(runtime.Preempted, match="SIGTERM"):
+        watch.poll()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+  finally:
+    signal.signal(signal.SIGTERM, before)
+
+
 def test_a_save_is_not_interrupted():
   with runtime.Watch() as watch:
     with watch.phase("save"):

@@ -15,19 +15,23 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from vit_jax import config
 from vit_jax.runtime import exchange, exits
 from vit_jax.runtime.peers import Peers
 from vit_jax.runtime.progress import Progress
 
-# Signals that ask a run to stop, and how it then ends. One that is ignored, as by nohup, stays so.
+# Signals that request a stop, with the exit code and the message.
 STOPS = {
   signal.SIGTERM: (exits.EXIT_PREEMPTED, "stopped as asked (SIGTERM)"),
   signal.SIGHUP: (exits.EXIT_PREEMPTED, "stopped as its terminal was closed (SIGHUP)"),
   signal.SIGINT: (exits.EXIT_INTERRUPTED, "interrupted (Ctrl-C)"),
 }
+# Signals that stay ignored if the caller ignores them: nohup does so for SIGHUP, a shell's `&` for SIGINT. SIGTERM is
+# always a request, because a cluster announces a preemption by it and containers may start programs with it ignored.
+OPTIONAL = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 PARENT = "VITJAX_PARENT"  # the process without which a program shall not go on, as a sweep for its trials
 ORPHANED = exits.EXIT_PREEMPTED, "stopped, as the process that started it is gone"
 ACT = 5.0  # seconds after which a SIGTERM has had its effect, unless a step takes longer
@@ -41,6 +45,12 @@ BACKSTOP = 1800.0  # seconds in which not one Python thread ran, after which the
 
 class Preempted(exits.Stop):
   """All processes shall save what is at hand, at this same poll, and end with this code and message."""
+
+
+def current_handlers(numbers: Iterable[int]) -> dict[int, Any]:
+  """Returns the handlers of those of the given signals that a program must handle, see `OPTIONAL`."""
+  handlers = {number: signal.getsignal(number) for number in numbers}
+  return {n: handler for n, handler in handlers.items() if n not in OPTIONAL or handler != signal.SIG_IGN}
 
 
 @contextlib.contextmanager
@@ -59,7 +69,7 @@ def stoppable() -> Iterator[None]:
     code, message = requests[number]
     raise exits.Stop(code, f"{message}; the same command starts or continues it")
 
-  before = {number: handler for number in requests if (handler := signal.getsignal(number)) != signal.SIG_IGN}
+  before = current_handlers(requests)
   for number in before:
     signal.signal(number, stop)
   try:
@@ -105,7 +115,7 @@ class Watch:
     if self._in_main:
       # The byte in the pipe is written by C, at once; the handler waits for the main thread.
       self._pipe_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-      self._before = {number: before for number in STOPS if (before := signal.getsignal(number)) != signal.SIG_IGN}
+      self._before = current_handlers(STOPS)
       for number in self._before:
         signal.signal(number, self._on_signal)
       if hasattr(signal, "SIGUSR2"):

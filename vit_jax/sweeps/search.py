@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from vit_jax import runtime
 from vit_jax.runtime import say
-from vit_jax.runtime.watch import STOPS
+from vit_jax.runtime.watch import STOPS, current_handlers
 from vit_jax.schema import ConfigError
 from vit_jax.sweeps import execution, pool, results
 from vit_jax.sweeps.record import Record
@@ -96,7 +96,7 @@ def stoppable() -> Iterator[Callable[[], None]]:
       code, message = STOPS[asked[0]]
       raise runtime.Stop(code, f"{message}; the same command continues")
 
-  before = {number: handler for number in STOPS if (handler := signal.getsignal(number)) != signal.SIG_IGN}
+  before = current_handlers(STOPS)
   for number in before:
     signal.signal(number, note)
   try:
