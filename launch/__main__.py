@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from launch import check, errors, flags, listing, logs, render, screen, sweep, verbs
+from launch import check, commands, errors, flags, listing, logs, render, screen, sweep
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
 
@@ -16,20 +16,20 @@ def main(words: list[str]) -> int:
   if args.verb in flags.SPECIFIED:
     run = flags.run_of(args, command)
     if args.verb == "run":
-      return verbs.run(args, run)
+      return commands.run(args, run)
     if args.verb == "check":
       code = check.refusal(check.check(run, args.price, args.host_rate))
       print("run would not start this, as of what is refused above" if code else "run would start this", flush=True)
       return code
     if args.verb == "render":
       return rendered(args, run)
-    return sweep.sweep(verbs.placed(run), args)
+    return sweep.sweep(commands.placed(run), args)
   if args.verb == "ssh":
     return ssh(args, command)
   if args.verb == "report":
     return report(args)
-  alone = {"ls": listing.ls, "gc": listing.gc, "status": listing.status, "logs": logs.logs, "stop": verbs.stop,
-           "down": verbs.down, "restart": verbs.restart, "adopt": verbs.adopt}  # fmt: skip
+  alone = {"ls": listing.ls, "gc": listing.gc, "status": listing.status, "logs": logs.logs, "stop": commands.stop,
+           "down": commands.down, "restart": commands.restart, "adopt": commands.adopt}  # fmt: skip
   return alone[args.verb](args)
 
 
@@ -49,7 +49,7 @@ def rendered(args, run) -> int:
 
 def ssh(args, command: list[str]) -> int:
   """Runs a command on a worker, or opens a shell there; its exit code."""
-  book = verbs.confirmed(verbs.opened(args.name, args.workdir))
+  book = commands.confirmed(commands.opened(args.name, args.workdir))
   run, attempt = book.run, book.state.attempt
   if not 0 <= args.worker < run.workers:
     raise LaunchError(f"--worker: {args.worker}; allowed: 0 to {run.workers - 1}")
@@ -60,7 +60,7 @@ def ssh(args, command: list[str]) -> int:
 
 def report(args) -> int:
   """Prints where the time of a run went."""
-  book = verbs.opened(args.name, args.workdir)
+  book = commands.opened(args.name, args.workdir)
   table = logs.goodput(book.run, book.events)
   print(json.dumps(table, indent=1) if args.json else logs.text(table))
   return errors.DONE
@@ -81,7 +81,7 @@ def program() -> int:
   except KeyboardInterrupt:
     screen.ignore_interruptions()
     print("interrupted", file=sys.stderr)
-    return verbs.interrupted(sys.argv[1:])
+    return commands.interrupted(sys.argv[1:])
   except BrokenPipeError:  # as behind `| head`
     sys.stdout = None
     return errors.DONE

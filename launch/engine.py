@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Protocol
 
-from launch import board
+from launch import mailbox
 from launch.errors import LaunchError
 
 # States of what an attempt runs on. Only what the cloud says is not there is ABSENT; a word that nobody knows is
@@ -215,7 +215,7 @@ class Seen:
   now: float
   look: Look | None
   reports: Mapping | None = None
-  order: board.Order | None = None
+  order: mailbox.Order | None = None
   refusal: LaunchError | None = None
   clock: float = 0.0
 
@@ -225,7 +225,7 @@ class Action:
   """One thing to do: "create" or "delete" the attempt, "order" its workers, or "note" an event in the journal."""
 
   verb: str
-  order: board.Order | None = None
+  order: mailbox.Order | None = None
   event: str = ""
   text: str = ""
   tail: str = ""  # of a log, to be shown

@@ -9,11 +9,11 @@ import shlex
 import sys
 import time
 
-from launch import board, errors, journal, removal, spec, verbs
+from launch import commands, errors, event_log, mailbox, removal, spec
 from launch.backends import engine as engine_of
 from launch.engine import DELETING, IDLE, OVER, WATCHING, State
 from launch.errors import LaunchError, UnknownError
-from launch.journal import Journal
+from launch.event_log import EventLog
 from launch.lease import Held, Lease
 from launch.removal import ELSEWHERE, Facts
 from launch.screen import say, utc
@@ -132,9 +132,9 @@ def _facts(name, mine=None):
     mine: a lease of this process, which is no watcher.
   """
   try:
-    own = Journal(name)
+    own = EventLog(name)
     store = storage(own.run.folder)
-    book = Journal(name, store)
+    book = EventLog(name, store)
     if book.silent:
       return None
     watched = bool(Lease(store, BEATS * own.run.limits.poll).holder()) and mine is None
@@ -158,10 +158,10 @@ def _tell(troubles, unasked, others):
 def status(args: argparse.Namespace) -> int:
   """Prints attempts, workers and progress of a run."""
   while True:
-    book = verbs.opened(args.name, args.workdir)
+    book = commands.opened(args.name, args.workdir)
     run, state = book.run, book.state
     try:
-      reports = board.Board(storage(run.folder), state.attempt).reports(run.workers) if state.attempt else {}
+      reports = mailbox.Mailbox(storage(run.folder), state.attempt).reports(run.workers) if state.attempt else {}
     except (UnknownError, LaunchError) as error:
       print(f"the workers' reports: {error}")
       reports = {}
@@ -223,7 +223,7 @@ def _found(args, over=False):
   Args:
     over: also runs that are over.
   """
-  books = {name: book for name in journal.names() if (book := _book(name)) and book.events}
+  books = {name: book for name in event_log.names() if (book := _book(name)) and book.events}
   runs = {name: run for name, book in books.items() if (run := _run(book))}
   facts = {name: _facts(name) for name in runs}
   found, troubles, seen, others = {}, {}, set(), collections.Counter()
@@ -323,7 +323,7 @@ def _recorded(book, run, attempt):
 def _step(run, attempt):
   """(the slowest worker's step, the age of the oldest report); -1 where none is known."""
   try:
-    reports = board.Board(storage(run.folder), attempt).reports(run.workers)
+    reports = mailbox.Mailbox(storage(run.folder), attempt).reports(run.workers)
   except (UnknownError, LaunchError):
     return -1, -1.0
   if not reports:
@@ -345,7 +345,7 @@ def _table(rows):
 def _book(name):
   """A run's journal, as its folder has it where another machine has gone on; None for one that cannot be read."""
   try:
-    return verbs.opened(name)
+    return commands.opened(name)
   except (UnknownError, LaunchError) as error:
     print(error, file=sys.stderr)
     return None

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launch import board, errors, screen, verbs
+from launch import commands, errors, mailbox, screen
 from launch.errors import LaunchError
 from launch.spec import Run
 from launch.storage import storage
@@ -23,7 +23,7 @@ def logs(args: argparse.Namespace) -> int:
   Pieces are printed in the order in which they were written, so that lines of several workers are in order of time to
   within `limits.beat`.
   """
-  book = verbs.opened(args.name, args.workdir)
+  book = commands.opened(args.name, args.workdir)
   run = book.run
   attempt = args.attempt or book.state.attempt
   if attempt not in (attempts := book.attempts()):
@@ -31,10 +31,10 @@ def logs(args: argparse.Namespace) -> int:
       raise LaunchError(f"{run.name}: there was no attempt yet")
     raise LaunchError(f"--attempt: {attempt}; {run.name} has had {', '.join(map(str, attempts))}")
   workers = _workers(args.worker, run.workers)
-  files = board.Board(storage(run.folder), attempt)
+  files = mailbox.Mailbox(storage(run.folder), attempt)
   printed, torn = dict.fromkeys(workers, 0), dict.fromkeys(workers, b"")
   while True:
-    ended = args.follow and _ended(verbs.opened(args.name, args.workdir), attempt)
+    ended = args.follow and _ended(commands.opened(args.name, args.workdir), attempt)
     batch = []
     for worker in workers:
       names = files.pieces(worker)

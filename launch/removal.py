@@ -11,7 +11,7 @@ from collections.abc import Callable
 from launch import assumptions, engine
 from launch.engine import OVER, State
 from launch.errors import LaunchError, UnknownError
-from launch.journal import Journal
+from launch.event_log import EventLog
 from launch.lease import Held
 from launch.screen import say
 from launch.spec import Run
@@ -70,7 +70,7 @@ def deleted(
   engine_: engine.Engine,
   run: Run,
   attempts: list[int],
-  book: Journal | None = None,
+  book: EventLog | None = None,
   wait: Callable[[float], None] = time.sleep,
   before: Callable[[], None] = lambda: None,
 ) -> list[int]:
@@ -160,7 +160,7 @@ def strays(engine_: engine.Engine, run: Run, spared: list[int]) -> tuple[list[en
 def swept(
   engine_: engine.Engine,
   run: Run,
-  book: Journal,
+  book: EventLog,
   spared: list[int],
   wait: Callable[[float], None],
   before: Callable[[], None] = lambda: None,

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from launch import check, errors, journal, spec, storage
+from launch import check, errors, event_log, spec, storage
 from launch.errors import LaunchError, UnknownError
 from launch.lease import Lease
 from launch.spec import Run
@@ -111,7 +111,7 @@ def listed(run: Run, *flags: str) -> list:
 def _verb(run):
   """What is to be done with a trial: one that is under way is watched, and what is left of one that is done deleted."""
   with contextlib.suppress(UnknownError):
-    last = _journal(run)
+    last = _last_event(run)
     if last.get("event", "end") != "end":
       return "adopt"
     return "down" if _left_over(last) and _has_result(run) else "run"
@@ -145,7 +145,7 @@ def _work(trials, args, command, retried):
       retried.add(trial.run.name)
     if trial.ended == FAILED:
       with contextlib.suppress(UnknownError):
-        last = _journal(trial.run)
+        last = _last_event(trial.run)
         trial.billed = _left_over(last) and not last["state"].get("kept")
   _tell(trials)
   while waiting := [trial for trial in trials if not trial.ended]:
@@ -189,7 +189,7 @@ def _settle(trial):
   state = _state(trial.run)
   if state == OPEN:
     with contextlib.suppress(UnknownError):
-      refused = code in (errors.USAGE, errors.BUG, errors.GAVE_UP) and not _journal(trial.run)
+      refused = code in (errors.USAGE, errors.BUG, errors.GAVE_UP) and not _last_event(trial.run)
       if refused or code == errors.BILLING:  # before anything was written down; or what is left is not deleted
         state = FAILED
   if state == OPEN:
@@ -206,7 +206,7 @@ def _state(run):
   """DONE where its workdir has a result, and nothing is left of its machines; FAILED where its journal ends with a code
   for which it is not begun again."""
   with contextlib.suppress(UnknownError):
-    last = _journal(run)
+    last = _last_event(run)
     if _has_result(run):
       return OPEN if _left_over(last) else DONE
     if last.get("event") == "end" and last.get("code") not in (errors.DONE, *PASSING):
@@ -226,10 +226,10 @@ def _left_over(last):
   return isinstance(state, dict) and bool(state.get("unverified"))
 
 
-def _journal(run):
+def _last_event(run):
   """The last event of the journal in its folder; {} for none. UnknownError."""
-  item = storage.storage(run.folder).read(journal.COPY)
-  return (journal.parsed(item.content) or [{}])[-1] if item else {}
+  item = storage.storage(run.folder).read(event_log.COPY)
+  return (event_log.parsed(item.content) or [{}])[-1] if item else {}
 
 
 def _left(run, trials):
@@ -257,7 +257,7 @@ def _tell(trials):
 
 def _log(run):
   """A file for the output of the process that watches a run."""
-  folder = journal.folder()
+  folder = event_log.folder()
   folder.mkdir(parents=True, exist_ok=True)
   return folder / f"{run.name}.sweep.log"
 

@@ -5,11 +5,11 @@ import random
 import statistics
 import time
 
-from launch import assumptions, board, bundle, engine, errors, removal, supervise
+from launch import assumptions, bundle, decisions, engine, errors, mailbox, removal
 from launch.backends import engine as engine_of
 from launch.engine import IDLE, OVER, WATCHING, Seen, State
 from launch.errors import LaunchError, UnknownError
-from launch.journal import Journal
+from launch.event_log import EventLog
 from launch.lease import Held, Lease
 from launch.screen import say, utc
 from launch.spec import Run
@@ -22,24 +22,24 @@ NEWS = 60.0  # seconds between two lines of progress
 class Watch:
   """The one who watches a run; holds the run's lease, and gives it back: a context."""
 
-  def __init__(self, run: Run, journal: Journal, engine_: engine.Engine | None = None, force: bool = False):
+  def __init__(self, run: Run, events: EventLog, engine_: engine.Engine | None = None, force: bool = False):
     """Watches by an engine, by default that of the run's backend; with `force` also where another seems to watch."""
-    self._run, self._journal, self._storage = run, journal, storage(run.folder)
+    self._run, self._event_log, self._storage = run, events, storage(run.folder)
     self.engine = engine_ or engine_of(run)
     self.state = State()
     self._lease = Lease(self._storage, BEATS * run.limits.poll)
-    self._code = journal.code
+    self._code = events.code
     self._force = force
     self._said, self._warned, self._garbled = {}, set(), set()
     self._news, self._refusal = 0.0, None
 
   def __enter__(self):
     self._lease.take(self._force)
-    self._journal.read()  # another may have watched until now
-    self._journal.taken()
-    self.state = self._journal.state
+    self._event_log.read()  # another may have watched until now
+    self._event_log.taken()
+    self.state = self._event_log.state
     self._check_own_clock()
-    self._intended = set(self._journal.remaining())
+    self._intended = set(self._event_log.remaining())
     return self
 
   def __exit__(self, *_):
@@ -61,18 +61,18 @@ class Watch:
     if code:
       bundle.upload(self._storage, code)
       self._code = code.sha
-    self._journal.append("run", self.state, run=self._run.dumps(), sha=self._code)
+    self._event_log.append("run", self.state, run=self._run.dumps(), sha=self._code)
 
   def _clear(self, before):
     """Deletes what was kept, or was not seen to be gone, before anything new comes. LaunchError where it stays."""
-    attempts = self._journal.remaining()
+    attempts = self._event_log.remaining()
     if attempts:
       say(f"{', '.join(map(self._run.attempt, attempts))}: of before, and deleted first")
-    if left := removal.deleted(self.engine, self._run, attempts, self._journal, self._wait, self._held):
+    if left := removal.deleted(self.engine, self._run, attempts, self._event_log, self._wait, self._held):
       names, commands = ", ".join(map(self._run.attempt, left)), "\n  ".join(map(self.engine.deletion, left))
       text = f"{names} could not be deleted, and no other is made beside it"
       state = dataclasses.replace(before, end=(errors.BILLING, text), unverified=tuple(left), kept=False)
-      self._journal.append("end", state, code=errors.BILLING, text=text)
+      self._event_log.append("end", state, code=errors.BILLING, text=text)
       raise LaunchError(f"{text}; delete it with\n  {commands}", errors.BILLING)
 
   def resume(self, try_: int) -> None:
@@ -80,11 +80,11 @@ class Watch:
     kept = {key: getattr(self.state, key) for key in ("attempt", "expires", "used", "continued")}
     gone = tuple(number for number in self.state.unverified if number != self.state.attempt)
     self.state = State(**kept, try_=try_, stage=WATCHING, since=self._now(), look_since=self._now(), unverified=gone)
-    self._journal.append("resumed", self.state)
+    self._event_log.append("resumed", self.state)
 
   def to_end(self) -> int:
     """Watches until the run is over; the exit code. LaunchError for a run that nobody here has confirmed."""
-    if self._journal.unconfirmed:
+    if self._event_log.unconfirmed:
       raise LaunchError(
         f"{self._run.name}: its directory describes another run than this machine started; "
         f"python -m launch adopt {self._run.name} shows the difference"
@@ -108,14 +108,14 @@ class Watch:
 
   def step(self) -> bool:
     """Looks and acts once; whether there was something to do."""
-    if self._journal.settle():
+    if self._event_log.settle():
       self._strays()
-    if self.state.stage == IDLE and not self.state.end and (open_ := self._journal.settles()):
+    if self.state.stage == IDLE and not self.state.end and (open_ := self._event_log.settles()):
       self._trouble("late", f"{self._run.name}: a request that had no answer may still make an attempt; the next one "
                             f"waits until that is settled, {open_:.0f} s at most")  # fmt: skip
       return False
     seen = self._look()
-    state, actions = supervise.decide(self._run, self.engine.restarts, self.state, seen)
+    state, actions = decisions.decide(self._run, self.engine.restarts, self.state, seen)
     try:
       for action in actions:
         state = self._act(action, state)
@@ -128,7 +128,7 @@ class Watch:
       return False
     notes = [action for action in actions if action.verb == "note"]
     if state.continued != self.state.continued and not notes:
-      self._journal.append("progress", state)
+      self._event_log.append("progress", state)
     changed = state.stage != self.state.stage
     self.state = state
     for note in notes:
@@ -159,14 +159,14 @@ class Watch:
     if self.state.stage == IDLE:
       return Seen(now, None)
     look = reports = order = None
-    files = board.Board(self._storage, attempt)
+    files = mailbox.Mailbox(self._storage, attempt)
     try:
       look = self.engine.look(attempt)
       self._said.pop("look", None)
       if look.state != engine.ABSENT:
-        if self._journal.asked(attempt):  # the answer that was lost
-          self._journal.append("created", self.state)
-        self._journal.appeared(attempt)
+        if self._event_log.asked(attempt):  # the answer that was lost
+          self._event_log.append("created", self.state)
+        self._event_log.appeared(attempt)
     except (UnknownError, LaunchError) as error:
       self._trouble("look", f"{self._run.attempt(attempt)}: {error}; what runs goes on")
     try:
@@ -184,7 +184,7 @@ class Watch:
   def _act(self, action, state):
     if not self._lease.renew():  # a call of the cloud's may have taken longer than the lease lasts
       raise UnknownError("the run's folder, whose lease is not surely held")
-    files = board.Board(self._storage, state.attempt)
+    files = mailbox.Mailbox(self._storage, state.attempt)
     if action.verb == "create":
       return self._create(state, files)
     if action.verb == "delete":
@@ -204,8 +204,10 @@ class Watch:
       files.clear()
     if run.zones:  # so that a machine knows its own
       run = dataclasses.replace(run, zones=(location,))
-    files.publish(board.Attempt(run, state.attempt, self._code, int(state.expires), self._date(), self._seconds(state)))
-    self._journal.append("intent", state, location=location)
+    files.publish(
+      mailbox.Attempt(run, state.attempt, self._code, int(state.expires), self._date(), self._seconds(state))
+    )
+    self._event_log.append("intent", state, location=location)
     self.state = state  # an interruption from here on must leave what is written down
     self._intended.add(state.attempt)
     if not self._lease.renew():  # who took it meanwhile has not read of this
@@ -228,7 +230,7 @@ class Watch:
       self._trouble("create", f"no answer: {unanswered}; it is tried again")
     else:
       state = dataclasses.replace(state, answered=self._now())
-      self._journal.append("refused" if self._refusal else "created", state)
+      self._event_log.append("refused" if self._refusal else "created", state)
     return state
 
   def _seconds(self, state):
@@ -237,8 +239,8 @@ class Watch:
 
   def _undo(self, attempt, unanswered, held):
     """Deletes what was made after another had taken over, unless that one knows of it, and goes on with it."""
-    self._journal.read()
-    if self._refusal or (self._journal.open and attempt in self._journal.remaining()):
+    self._event_log.read()
+    if self._refusal or (self._event_log.open and attempt in self._event_log.remaining()):
       return
     name, command = self._run.attempt(attempt), self.engine.deletion(attempt)
     say(f"{name} was asked for after another had ended the run, and is deleted")
@@ -248,7 +250,7 @@ class Watch:
 
   def _date(self):
     """When the run was first asked for with this code: of the packages of all its attempts."""
-    times = (event["time"] for event in self._journal.events if event.get("sha") == self._code)
+    times = (event["time"] for event in self._event_log.events if event.get("sha") == self._code)
     return utc(next(times, self._now()))
 
   def _note(self, note):
@@ -258,7 +260,7 @@ class Watch:
       say(f"{self._run.attempt(self.state.attempt)}: {note.text}")
     if note.event == "again":
       say(f"{self._run.attempt(self.state.attempt)}: try {self.state.try_} on the same machines")
-    self._journal.append(note.event, self.state, text=note.text)
+    self._event_log.append(note.event, self.state, text=note.text)
 
   def close(self) -> int:
     """The last look at what may still be there; the exit code."""
@@ -270,12 +272,12 @@ class Watch:
         if removal.present(self.engine, attempt, self._wait, self._run):
           remaining.append(attempt)
         else:
-          self._journal.append("deleted", state, attempt=attempt)
+          self._event_log.append("deleted", state, attempt=attempt)
       except (UnknownError, LaunchError) as error:
         say(f"{self._run.attempt(attempt)}: {error}")
         remaining.append(attempt)
-    clean = removal.swept(self.engine, self._run, self._journal, remaining, self._wait, self._held)
-    self._journal.append("end", state, code=code, text=text)
+    clean = removal.swept(self.engine, self._run, self._event_log, remaining, self._wait, self._held)
+    self._event_log.append("end", state, code=code, text=text)
     say(f"{self._run.name}: {text}")
     for attempt in remaining:
       kept = attempt == state.attempt and state.kept
@@ -322,7 +324,7 @@ class Watch:
     if self._said.get("state") != (text := f"{name}: {seen.look.state}{detail}"):
       self._said["state"] = text
       say(text)
-    text = board.progress(self._run, seen.reports or {})
+    text = mailbox.progress(self._run, seen.reports or {})
     at_once = text.partition(", step ")[0]  # steps are said once a minute
     if text and (self._said.get("progress") != at_once or time.monotonic() - self._news > NEWS):
       hint = f" (what they print: python -m launch logs {self._run.name} -f)" * ("progress" not in self._said)

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 
-from launch import board, errors, machine, post, program, spec, storage, tries, unit
+from launch import errors, executor, machine, mailbox, program, reporter, service, spec, storage
 from launch.errors import LaunchError, UnknownError
 from launch.log import Log
 
@@ -63,13 +63,13 @@ def named(run: str, attempt: int, number: "int | None" = None) -> str:
 
 def _unit(options, name):
   several = options.worker if options.engine == "local" else None
-  return unit.Unit(named(name, options.attempt, several), (options.home or unit.home()).absolute())
+  return service.Service(named(name, options.attempt, several), (options.home or service.home()).absolute())
 
 
 def _board(options):
   if not options.folder:
     raise LaunchError("--folder: missing; the run's workdir and /launch")
-  return board.Board(storage.storage(options.folder), options.attempt)
+  return mailbox.Mailbox(storage.storage(options.folder), options.attempt)
 
 
 def _patiently(ask, patience, asked=()):
@@ -87,7 +87,7 @@ def _patiently(ask, patience, asked=()):
 def _name(options):
   """The run's name: as a unit of this machine knows it, or else the attempt."""
   mine = (options.folder, options.attempt)
-  found = [each["run"] for each in unit.every((options.home or unit.home()).absolute(), options.engine)
+  found = [each["run"] for each in service.every((options.home or service.home()).absolute(), options.engine)
            if (each.get("folder"), each.get("attempt")) == mine]  # fmt: skip
   return options.name or next(iter(found), "") or _patiently(_board(options).attempt, options.patience).run.name
 
@@ -132,7 +132,7 @@ def stop(options) -> int:
 
 def look(options) -> int:
   """Prints the units of this machine, as JSON: of a run's attempt where it is named, or all."""
-  found = unit.every((options.home or unit.home()).absolute(), options.engine)
+  found = service.every((options.home or service.home()).absolute(), options.engine)
   if options.name:
     found = [each for each in found if (each.get("run"), each.get("attempt")) == (options.name, options.attempt)]
   if options.folder:
@@ -166,18 +166,18 @@ def run(options) -> int:
   except (LaunchError, UnknownError, OSError) as error:
     _last_report(here, options, str(error))
     raise error if not isinstance(error, OSError) else LaunchError(f"{error.filename}: {error.strerror}") from None
-  report = board.Report(number, try_, host=socket.gethostname())
-  with post.opened(options.folder, options.attempt, report, attempt.run.limits.beat, log) as letters:
-    home = (options.home or unit.home()).absolute()
-    made = tries.Tries(attempt, number, options.engine, home, own, letters, log, asked)
+  report = mailbox.Report(number, try_, host=socket.gethostname())
+  with reporter.opened(options.folder, options.attempt, report, attempt.run.limits.beat, log) as letters:
+    home = (options.home or service.home()).absolute()
+    made = executor.Executor(attempt, number, options.engine, home, own, letters, log, asked)
     code = errors.DONE
     try:
       code = made.work(first, try_)
       if not asked and options.engine != "gke":
         made.end("its work is done")
-    except tries.End as reason:
+    except executor.End as reason:
       made.end(str(reason))
-      code = tries.FATAL if options.engine == "gke" and not asked else errors.DONE
+      code = executor.FATAL if options.engine == "gke" and not asked else errors.DONE
     except LaunchError as error:
       made.end(str(error), failed=True)
       code = error.code
@@ -194,7 +194,7 @@ def _begun(here, number, own, beat):
     found = _patiently(lambda: here.seen(number), 4 * beat)
   except UnknownError:  # garbage, or no answer: the machine's own word counts
     return begun
-  if found and (found[0].phase in (board.RUNNING, board.EXITED) or found[0].exit is not None):
+  if found and (found[0].phase in (mailbox.RUNNING, mailbox.EXITED) or found[0].exit is not None):
     begun = max(begun, found[0].try_)
   return begun
 
@@ -202,7 +202,7 @@ def _begun(here, number, own, beat):
 def _last_report(here, options, detail):
   """Says why a worker cannot even begin, if it knows its number."""
   if options.worker is not None:
-    report = board.Report(options.worker, phase=board.ENDED, detail=detail, host=socket.gethostname())
+    report = mailbox.Report(options.worker, phase=mailbox.ENDED, detail=detail, host=socket.gethostname())
     try:
       here.report(dataclasses.replace(report, clock=time.time()))
     except (LaunchError, UnknownError) as error:

@@ -22,7 +22,7 @@ PLAIN = {
   "launch/check.py": {"run.backend", "math.ceil(1.3 * plan['hours'] + 1)"},
   "launch/flags.py": {"workdir", "_absolute(word.partition('=')[2])"},  # a word of a command; a mention
   "launch/spec.py": {"run.backend"},
-  "launch/supervise.py": {"run.max_cost", "run.max_hours"},
+  "launch/decisions.py": {"run.max_cost", "run.max_hours"},
   # Names that launch/spec.py restricts to letters, digits and a few signs, and constants.
   "launch/preflight.py": {"run.project", "name", "member", "role", "region", "ME", "','.join(END)"},
   "launch/backends/gke.py": {"self._selector(attempt)"},  # a word of a command

@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import tarfile
 
-from launch import engine, errors, journal, render, spec, unit
+from launch import engine, errors, event_log, render, service, spec
 from launch.assumptions import CALL
 from launch.errors import LaunchError, UnknownError
 
@@ -72,7 +72,7 @@ class Engine:
     """READY while all workers live, ABSENT when no host has one."""
     said = self._each(lambda _: self._look(attempt))
     found = {number: each[0] for number, text in enumerate(said) if (each := _listing(text, self._run.hosts[number]))}
-    return unit.look(found, self._run.workers)
+    return service.look(found, self._run.workers)
 
   def delete(self, attempt: int) -> None:
     """Stops the workers and their programs, which have `limits.grace` to save."""
@@ -93,7 +93,7 @@ class Engine:
     found, silent = [], {}
     for host in self._run.hosts:
       try:
-        found += unit.resources(_listing(_ask(host, ["look"]), host), host)
+        found += service.resources(_listing(_ask(host, ["look"]), host), host)
       except (UnknownError, LaunchError) as error:
         silent[host] = str(error)
     return tuple(found), silent
@@ -105,7 +105,7 @@ class Engine:
 
   def _start(self, attempt, number):
     words = ["start", f"--folder={self._run.folder}", "--patience=30", f"--grace={self._run.limits.grace}"]
-    words += [f"--proof={digest}"] if (digest := journal.proof(self._run)) else []
+    words += [f"--proof={digest}"] if (digest := event_log.proof(self._run)) else []
     return [*words, f"--attempt={attempt}", f"--worker={number}"]
 
   def _look(self, attempt):
@@ -177,8 +177,8 @@ def package() -> bytes:
   """The package `launch`, as a tar that is the same for the same files."""
   content = io.BytesIO()
   with gzip.GzipFile(fileobj=content, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
-    for path in sorted((unit.ROOT / "launch").rglob("*.py")):
-      member = tarfile.TarInfo(str(path.relative_to(unit.ROOT)))
+    for path in sorted((service.ROOT / "launch").rglob("*.py")):
+      member = tarfile.TarInfo(str(path.relative_to(service.ROOT)))
       data = path.read_bytes()
       member.size, member.mode = len(data), 0o644
       tar.addfile(member, io.BytesIO(data))

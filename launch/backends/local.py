@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from launch import engine, errors, journal, render, spec, unit
+from launch import engine, errors, event_log, render, service, spec
 from launch.errors import LaunchError, UnknownError
 from launch.worker import named
 
@@ -21,7 +21,7 @@ class Engine:
 
   def __init__(self, run: spec.Run):
     check_workdir(run)
-    self._run, self._home = run, unit.home()
+    self._run, self._home = run, service.home()
 
   def location(self, attempt: int) -> str:
     """This machine."""
@@ -32,7 +32,7 @@ class Engine:
     numbers = range(self._run.workers)
     look = [sys.executable, "-m", "launch.worker", "look", "--engine=local", f"--name={self._run.name}"]
     return render.script(
-      ("in this directory", [["cd", str(unit.ROOT)]]),
+      ("in this directory", [["cd", str(service.ROOT)]]),
       ("create", [self._words("start", attempt, number) for number in numbers]),
       ("inspect", [[*look, f"--attempt={attempt}", f"--folder={_folder(self._run)}"]]),
       ("delete", [self._words("stop", attempt, number) for number in numbers]),
@@ -41,7 +41,7 @@ class Engine:
 
   def create(self, attempt: int, expires: int) -> None:
     """Starts the workers that do not live, which read from the published attempt when they end."""
-    starts = [subprocess.Popen(self._words("start", attempt, number), cwd=unit.ROOT, stdin=subprocess.DEVNULL,
+    starts = [subprocess.Popen(self._words("start", attempt, number), cwd=service.ROOT, stdin=subprocess.DEVNULL,
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
               for number in range(self._run.workers)]  # fmt: skip
     deadline, trouble = time.monotonic() + _DEADLINE, None
@@ -63,15 +63,15 @@ class Engine:
   def look(self, attempt: int) -> engine.Look:
     """READY while all workers live, ABSENT when none was made, or all have ended by themselves."""
     mine = (self._run.name, attempt, _folder(self._run))
-    found = {each.get("worker"): each for each in unit.every(self._home, "local")
+    found = {each.get("worker"): each for each in service.every(self._home, "local")
              if (each.get("run"), each.get("attempt"), each.get("folder")) == mine}  # fmt: skip
-    return unit.look(found, self._run.workers)
+    return service.look(found, self._run.workers)
 
   def delete(self, attempt: int) -> None:
     """Stops the workers and their programs, which have `limits.grace` to save."""
     if self.look(attempt).state == engine.ABSENT:
       return
-    units = [unit.Unit(named(self._run.name, attempt, number), self._home) for number in range(self._run.workers)]
+    units = [service.Service(named(self._run.name, attempt, number), self._home) for number in range(self._run.workers)]
     for each in units:
       each.ask()
     left = [each.name for each in units if not each.stop(self._run.limits.grace + 30)]
@@ -82,9 +82,9 @@ class Engine:
 
   def remove(self, resource: engine.Resource) -> None:
     """Stops the workers of a listed attempt; another run of its name in another folder is another machine's."""
-    for each in unit.every(self._home, "local"):
+    for each in service.every(self._home, "local"):
       if (each.get("run"), each.get("attempt"), each.get("owner")) == (resource.run, resource.attempt, resource.owner):
-        found = unit.Unit(named(resource.run, resource.attempt, each["worker"]), self._home)
+        found = service.Service(named(resource.run, resource.attempt, each["worker"]), self._home)
         if not found.stop(self._run.limits.grace + 30):
           raise UnknownError(f"{found.name}: still there")
         found.forget()
@@ -92,11 +92,11 @@ class Engine:
   def deletion(self, attempt: int) -> str:
     """Commands that stop the workers."""
     stops = (shlex.join(self._words("stop", attempt, number)) for number in range(self._run.workers))
-    return f"cd {shlex.quote(str(unit.ROOT))} && " + " && ".join(stops)
+    return f"cd {shlex.quote(str(service.ROOT))} && " + " && ".join(stops)
 
   def inventory(self, zones: tuple) -> tuple:
     """All attempts on this machine."""
-    return tuple(unit.resources(unit.every(self._home, "local"), socket.gethostname())), {}
+    return tuple(service.resources(service.every(self._home, "local"), socket.gethostname())), {}
 
   def shell(self, attempt: int, worker: int, words: list) -> list:
     """The words themselves, for the workers are here."""
@@ -113,7 +113,7 @@ class Engine:
       f"--worker={number}",
     ]
     if verb == "start":
-      proof = [f"--proof={digest}"] if (digest := journal.proof(self._run)) else []
+      proof = [f"--proof={digest}"] if (digest := event_log.proof(self._run)) else []
       return [*words, f"--folder={_folder(self._run)}", "--patience=30", *proof]
     return [*words, f"--name={self._run.name}", f"--grace={self._run.limits.grace}"]
 

@@ -13,7 +13,7 @@ import tempfile
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 
-from launch import assumptions, board, gcloud, render, spec, storage, tpus
+from launch import assumptions, gcloud, mailbox, render, spec, storage, tpus
 from launch.engine import ABSENT, DELETING, LOST, READY, Look, Resource
 from launch.errors import LaunchError, QuotaError, UnknownError
 
@@ -65,7 +65,7 @@ class Engine:
   def create(self, attempt: int, expires: int) -> None:
     """See `launch.engine.Engine`. The attempt's code is read from the run's folder: publish it first."""
     self._store = self._store or storage.storage(self._run.folder)
-    published = board.Board(self._store, attempt).attempt()
+    published = mailbox.Mailbox(self._store, attempt).attempt()
     with tempfile.TemporaryDirectory() as folder:
       (pathlib.Path(folder) / "startup.sh").write_text(
         startup(self._run, attempt, published.code, expires, published.seconds)

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 
-from launch import board, spec, storage, tpus
+from launch import mailbox, spec, storage, tpus
 from tests.launch import rest
 from tests.launch.rest import Refusal, Request
 
@@ -31,7 +31,7 @@ def store(folder, asked: spec.Run, *attempts: int, expires: int = 1_795_300_000)
   """A run's folder in which attempts are published."""
   made = storage.Disk(str(folder))
   for number in attempts or (1,):
-    board.Board(made, number).publish(board.Attempt(asked, number, CODE, expires))
+    mailbox.Mailbox(made, number).publish(mailbox.Attempt(asked, number, CODE, expires))
   return made
 
 

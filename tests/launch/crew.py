@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from launch import board
+from launch import mailbox
 from launch.errors import LaunchError, UnknownError
 
 
@@ -33,7 +33,7 @@ class Crew:
     ordered: Callable[[], int] | None = None,
   ):
     self._board, self._codes, self._steps, self._began, self._beat = (
-      board.Board(storage, attempt), codes, steps, began, beat,
+      mailbox.Mailbox(storage, attempt), codes, steps, began, beat,
     )  # fmt: skip
     self._ended, self._ordered = ended or (lambda _: None), ordered or (lambda: self._board.order().try_)
     self._closed, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
@@ -58,7 +58,7 @@ class Crew:
         count = count or self._board.attempt().run.workers
         wanted, stop = self._ordered(), self._board.order().stop
         if stop and now:
-          self._write([board.Report(w, now, board.EXITED, exit=42) for w in range(count)])
+          self._write([mailbox.Report(w, now, mailbox.EXITED, exit=42) for w in range(count)])
         elif wanted > now and not stop:
           now = wanted
           self.tries.append(now)
@@ -69,7 +69,7 @@ class Crew:
   def _try(self, number, count):
     began = self._began[min(number, len(self._began)) - 1]
     codes = self._codes[min(number, len(self._codes)) - 1]
-    rows = [board.Report(w, number, board.RUNNING, began=began, host=f"h{w}") for w in range(count)]
+    rows = [mailbox.Report(w, number, mailbox.RUNNING, began=began, host=f"h{w}") for w in range(count)]
     for step in range(self._steps):
       if self._closed.is_set() or self._board.order().stop:
         return
@@ -78,7 +78,7 @@ class Crew:
       self.running.set()
       time.sleep(self._beat)
     ends = [codes[min(w, len(codes) - 1)] for w in range(count)]
-    self._write([dataclasses.replace(row, phase=board.EXITED, exit=end, tail=f"the log of {row.worker}")
+    self._write([dataclasses.replace(row, phase=mailbox.EXITED, exit=end, tail=f"the log of {row.worker}")
                  for row, end in zip(rows, ends, strict=True)])  # fmt: skip
     self._ended(ends)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from launch import board, engine, spec
+from launch import engine, mailbox, spec
 from launch.errors import QuotaError, UnknownError
 from launch.storage import Clock, Item
 
@@ -90,7 +90,7 @@ class Engine:
   def create(self, attempt: int, expires: int) -> None:
     u = self._universe
     u.call()
-    seconds = board.Board(u.storage(""), attempt).attempt().seconds
+    seconds = mailbox.Mailbox(u.storage(""), attempt).attempt().seconds
     if u.take("quota"):
       raise QuotaError("Quota exceeded")
     if u.take("create refused"):

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from launch import assumptions, backends, gcloud, journal, removal, supervise
+from launch import assumptions, backends, decisions, event_log, gcloud, removal
 from launch.errors import LaunchError, UnknownError
 from tests.launch import cloud
 from tests.launch.descriptions import item
@@ -23,8 +23,8 @@ def test_the_page_has_the_table_of_the_code():
 
 
 def test_the_constants_of_the_table_are_those_that_are_used():
-  assert gcloud.TIMEOUT is assumptions.CALL and journal.IN_FLIGHT is assumptions.IN_FLIGHT
-  assert removal.assumptions.LOOKS == supervise.assumptions.LOOKS == 2
+  assert gcloud.TIMEOUT is assumptions.CALL and event_log.IN_FLIGHT is assumptions.IN_FLIGHT
+  assert removal.assumptions.LOOKS == decisions.assumptions.LOOKS == 2
 
 
 @pytest.mark.parametrize(

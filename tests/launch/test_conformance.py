@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launch import errors, journal
+from launch import errors, event_log
 from launch.engine import OVER
-from launch.journal import Journal
+from launch.event_log import EventLog
 from launch.lease import Held
 from launch.storage import storage
 from launch.watch import Watch
@@ -30,7 +30,7 @@ def kind(request):
 @pytest.fixture
 def make(kind, bucket_server, tmp_path, monkeypatch, request):
   """Makes clouds of a kind."""
-  monkeypatch.setattr(journal, "IN_FLIGHT", 1.0)
+  monkeypatch.setattr(event_log, "IN_FLIGHT", 1.0)
   with contextlib.ExitStack() as stack:
     count = iter(range(10**6))
 
@@ -46,7 +46,7 @@ def make(kind, bucket_server, tmp_path, monkeypatch, request):
 @contextlib.contextmanager
 def watching(cloud, **words):
   """One who watches."""
-  book = Journal("vit", storage(cloud.run.folder))
+  book = EventLog("vit", storage(cloud.run.folder))
   with Watch(cloud.run, book, **words) as watch:
     if not book.events:
       watch.begin(None)
@@ -82,7 +82,7 @@ def test_1_it_is_written_down_before_it_is_asked_for(make):
   cloud.refuse(503)
   with watching(cloud) as watch:
     watch.step()
-  assert Journal("vit").remaining() == [1] and not cloud.everything()
+  assert EventLog("vit").remaining() == [1] and not cloud.everything()
 
 
 def test_1_what_cannot_be_deleted_ends_with_13_and_the_command(make, capsys):
@@ -92,7 +92,7 @@ def test_1_what_cannot_be_deleted_ends_with_13_and_the_command(make, capsys):
   assert watched(cloud) == errors.BILLING
   said = capsys.readouterr().out
   assert "vit-a1 may still be billed" in said and "delete" in said.split("or with")[1]
-  assert Journal("vit").remaining() == [1]
+  assert EventLog("vit").remaining() == [1]
 
 
 def test_1_a_lost_answer_makes_nothing_twice(make):
@@ -183,7 +183,7 @@ def test_4_an_end_that_another_try_would_repeat_is_the_end(make, code):
 def test_8_another_goes_on_where_one_has_died(make):
   cloud = make()
   cloud.crew(1, steps=30)
-  book = Journal("vit", storage(cloud.run.folder))
+  book = EventLog("vit", storage(cloud.run.folder))
   watch = Watch(cloud.run, book).__enter__()
   watch.begin(None)
   step_until(watch, cloud.crews[0].running.is_set)
@@ -201,7 +201,7 @@ def test_10_a_name_that_is_another_runs_is_not_taken(make):
   with watching(cloud) as watch:
     step_until(watch, cloud.crews[0].running.is_set)
     other = dataclasses.replace(cloud.run, workdir=f"{cloud.run.workdir}-other")
-    with Watch(other, Journal("vit-other", storage(other.folder))) as second:
+    with Watch(other, EventLog("vit-other", storage(other.folder))) as second:
       second.begin(None)
       assert second.to_end() == errors.USAGE
     assert cloud.states()
@@ -223,8 +223,8 @@ def test_whatever_happens_all_that_was_made_is_deleted_or_named(make, faults):
     cloud.lose_answer()
   with contextlib.suppress(Held):
     cause(cloud, faults)
-  code = watched(cloud, force=True) if Journal("vit").open else Journal("vit").last("end")["code"]
-  left = {f"vit-a{number}" for number in Journal("vit").remaining()}
+  code = watched(cloud, force=True) if EventLog("vit").open else EventLog("vit").last("end")["code"]
+  left = {f"vit-a{number}" for number in EventLog("vit").remaining()}
   assert cloud.states().keys() <= left
   assert not left or code == errors.BILLING
 

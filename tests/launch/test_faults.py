@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from launch import backends, board, engine, errors, flags, journal, listing, removal, spec, verbs, watch
+from launch import backends, commands, engine, errors, event_log, flags, listing, mailbox, removal, spec, watch
 from launch.engine import IDLE, OVER, WATCHING, State
 from launch.errors import LaunchError, UnknownError
-from launch.journal import Journal
+from launch.event_log import EventLog
 from launch.lease import Lease
 from launch.removal import ELSEWHERE, EXPIRED, ORPHAN, Facts
 from launch.storage import storage
@@ -60,7 +60,7 @@ def test_g1_what_waits_in_the_queue_has_not_expired():
 
 
 def test_g1_workers_that_waited_have_their_whole_time(tmp_path):
-  files = board.Board(storage(str(tmp_path)), 1)
+  files = mailbox.Mailbox(storage(str(tmp_path)), 1)
   assert files.begin(5000.0) == 5000.0
   assert [files.begin(now) for now in (5000.0, 9000.0, 4000.0)] == [5000.0, 5000.0, 4000.0]
   files.storage.write("a1/began.json", b'{"began": "x"}')
@@ -76,11 +76,11 @@ def forged(book, **changes):
   lines = [dict(event) for event in book.events]
   asked = dataclasses.replace(book.run, **changes).dumps()
   line = {**lines[-1], "event": "run", "run": asked, "sha": "e" * 64}
-  storage(book.run.folder).write(journal.COPY, "".join(json.dumps(e) + "\n" for e in [*lines, line, line]).encode())
+  storage(book.run.folder).write(event_log.COPY, "".join(json.dumps(e) + "\n" for e in [*lines, line, line]).encode())
 
 
 def begun(here):
-  book = Journal("vit", storage(here.folder))
+  book = EventLog("vit", storage(here.folder))
   book.append("run", State(), run=here.dumps(), sha="c" * 64)
   book.append("intent", State(attempt=1, try_=1, stage=WATCHING))
   book.append("created", State(attempt=1, try_=1, stage=WATCHING))
@@ -93,11 +93,11 @@ CHANGES = [{"module": "evil"}, {"args": ("--evil",)}, {"python": "/bin/evil"}, {
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_g2_a_longer_journal_of_the_bucket_decides_nothing_that_is_executed_here(here, change, capsys):
   forged(begun(here), **change)
-  book = verbs.opened("vit")
+  book = commands.opened("vit")
   assert book.run == here and book.code == "c" * 64 and book.unconfirmed != here
-  assert Journal("vit").run == here and len(Journal("vit").events) == 3
+  assert EventLog("vit").run == here and len(EventLog("vit").events) == 3
   with pytest.raises(LaunchError, match="not confirmed"):
-    verbs.adopt(flags.parse(["adopt", "vit"])[0])
+    commands.adopt(flags.parse(["adopt", "vit"])[0])
   said = capsys.readouterr().out
   assert "module" in change or "program" in said
   with Cloud() as cloud, Watch(book.run, book, Engine(here, cloud)) as made:
@@ -109,29 +109,29 @@ def test_g2_a_longer_journal_of_the_bucket_decides_nothing_that_is_executed_here
 def test_g2_a_run_that_only_the_bucket_describes_is_shown_and_confirmed(here, tmp_path, monkeypatch, capsys):
   begun(here)
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
-  book = verbs.opened("vit", here.workdir)
+  book = commands.opened("vit", here.workdir)
   with pytest.raises(LaunchError, match="--yes"):
-    verbs.confirmed(book)
+    commands.confirmed(book)
   said = capsys.readouterr().out
   assert "backend   local" in said and "c" * 64 in said and "program   train --workdir=" in said
-  assert not journal.names()
-  assert verbs.confirmed(book, yes=True).unconfirmed is None and Journal("vit").run == here
+  assert not event_log.names()
+  assert commands.confirmed(book, yes=True).unconfirmed is None and EventLog("vit").run == here
 
 
 def test_g2_another_machine_that_goes_on_with_the_same_run_needs_no_question(here):
   book = begun(here)
-  other = Journal("vit", storage(here.folder))
+  other = EventLog("vit", storage(here.folder))
   other.append("ready", State(attempt=1, try_=1, stage=WATCHING, ready=1.0))
   book.read()
-  assert verbs.confirmed(book) is book and book.events[-1]["event"] == "ready"
+  assert commands.confirmed(book) is book and book.events[-1]["event"] == "ready"
 
 
 @pytest.mark.heavy
 def test_g2_a_worker_executes_only_the_run_that_this_machine_started(here, tmp_path):
   begun(here)
-  files = board.Board(storage(here.folder), 1)
-  attempt = board.Attempt(here, 1, "c" * 64, 2_000_000_000)
-  assert journal.proof(here) == attempt.proof
+  files = mailbox.Mailbox(storage(here.folder), 1)
+  attempt = mailbox.Attempt(here, 1, "c" * 64, 2_000_000_000)
+  assert event_log.proof(here) == attempt.proof
   words = backends.engine(here).request(1, 2_000_000_000)
   assert f"--proof={attempt.proof}" in words
   for changed in (dataclasses.replace(here, module="evil"), dataclasses.replace(here, args=("--evil",))):
@@ -153,11 +153,11 @@ def test_g3_deadlines_follow_the_clock_of_the_runs_directory(here, monkeypatch, 
   before, true = store.clock.now(), time.time()
   monkeypatch.setattr(time, "time", lambda: true + DAY)
   assert abs(store.clock.now() - before) < 5
-  with Cloud() as cloud, Watch(here, Journal("vit", storage(here.folder)), Engine(here, cloud)) as made:
+  with Cloud() as cloud, Watch(here, EventLog("vit", storage(here.folder)), Engine(here, cloud)) as made:
     made.begin(None)
     assert made.to_end() == errors.DONE
   assert "this machine's clock differs by 86400 s" in capsys.readouterr().out
-  assert all(abs(event["time"] - true) < 60 for event in Journal("vit").events)
+  assert all(abs(event["time"] - true) < 60 for event in EventLog("vit").events)
 
 
 def test_g3_nothing_expires_by_the_clock_of_a_laptop():
@@ -207,7 +207,7 @@ def test_g4_gc_reads_journal_and_lease_again_before_a_removal(here, monkeypatch,
     def slow(*words):
       """Another machine goes on with the run after it was listed."""
       rows = found(*words)
-      Journal("vit", storage(here.folder)).append("resumed", State(1, try_=2, stage=WATCHING))
+      EventLog("vit", storage(here.folder)).append("resumed", State(1, try_=2, stage=WATCHING))
       return rows
 
     monkeypatch.setattr(listing, "_found", slow)
@@ -226,7 +226,7 @@ def test_g4_without_an_answer_of_the_runs_directory_only_force_deletes(here, mon
     cloud.states = {1: (engine.LOST, 0.0)}
     monkeypatch.setattr(listing, "engine_of", lambda asked: Engine(asked, cloud))
     monkeypatch.setattr(spec, "owner", lambda: here.owner)
-    copy = storage(here.folder)._folder / journal.COPY
+    copy = storage(here.folder)._folder / event_log.COPY
     copy.unlink(), copy.mkdir()
     assert listing.gc(flags.parse(["gc", "--yes"])[0]) == errors.DONE
     assert "--force deletes all the same" in capsys.readouterr().out and cloud.live() == [1]

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from launch import engine, errors, flags, journal, listing, spec, verbs
+from launch import commands, engine, errors, event_log, flags, listing, spec
 from launch.engine import OVER, WATCHING, State
 from launch.errors import LaunchError, QuotaError
-from launch.journal import Journal
+from launch.event_log import EventLog
 from launch.storage import storage
 from launch.watch import Watch
 from tests.launch.clouds import Cloud, Engine
@@ -38,7 +38,7 @@ def here(tmp_path):
 
 
 def begun(here):
-  book = Journal("vit", storage(here.folder))
+  book = EventLog("vit", storage(here.folder))
   book.append("run", State(), run=here.dumps(), sha="c" * 64)
   book.append("intent", State(attempt=1, try_=1, stage=WATCHING))
   book.append("created", State(attempt=1, try_=1, stage=WATCHING))
@@ -51,7 +51,7 @@ def begun(here):
 @pytest.mark.parametrize("form", ["folder", "pipe", "unreadable field", "garbage", "link to itself"])
 def test_g6_g12_a_journal_of_another_form_hides_no_other_run(here, form, capsys):
   begun(here)
-  path = journal.folder() / "odd.jsonl"
+  path = event_log.folder() / "odd.jsonl"
   if form == "folder":
     path.mkdir()
   elif form == "pipe":
@@ -62,7 +62,7 @@ def test_g6_g12_a_journal_of_another_form_hides_no_other_run(here, form, capsys)
     path.write_bytes(b"\xff{[\n" * 9)
   else:
     odd = dataclasses.replace(here, name="odd", workdir=f"{here.workdir}-odd", args=())
-    book = Journal("odd")
+    book = EventLog("odd")
     book.append("run", State(), run=odd.dumps())
     book.append("intent", State(attempt=1, stage=WATCHING))
     path.write_text(path.read_text().replace('"attempt": 1, "try_"', '"attempt": "1", "try_"'))
@@ -73,12 +73,12 @@ def test_g6_g12_a_journal_of_another_form_hides_no_other_run(here, form, capsys)
 
 def test_g12_down_deletes_what_an_unreadable_journal_names(here, monkeypatch, capsys):
   begun(here)
-  for path in (journal.folder() / "vit.jsonl", storage(here.folder)._folder / journal.COPY):
+  for path in (event_log.folder() / "vit.jsonl", storage(here.folder)._folder / event_log.COPY):
     path.write_text(path.read_text().replace('"attempt": 1, "try_"', '"attempt": "1", "try_"'))
   with Cloud() as cloud:
     cloud.states = {1: (engine.READY, 0.0)}
-    monkeypatch.setattr(verbs, "engine_of", lambda asked: Engine(asked, cloud))
-    assert verbs.down(flags.parse(["down", "vit", "--yes"])[0]) == errors.DONE and not cloud.live()
+    monkeypatch.setattr(commands, "engine_of", lambda asked: Engine(asked, cloud))
+    assert commands.down(flags.parse(["down", "vit", "--yes"])[0]) == errors.DONE and not cloud.live()
   assert "launch down vit" in capsys.readouterr().out
 
 
@@ -87,10 +87,10 @@ def test_g6_every_exit_of_a_watcher_names_what_goes_on(here, capsys):
     def look(self, attempt):
       raise ZeroDivisionError
 
-  with Cloud() as cloud, Watch(here, Journal("vit", storage(here.folder)), Broken(here, cloud)) as made:
+  with Cloud() as cloud, Watch(here, EventLog("vit", storage(here.folder)), Broken(here, cloud)) as made:
     made.begin(None)
     with pytest.raises(ZeroDivisionError):
-      verbs._watched(made, here)
+      commands._watched(made, here)
   assert cloud.made == [1] and "left alone: vit-a1 goes on" in capsys.readouterr().out
 
 
@@ -122,11 +122,11 @@ def test_g8_one_answer_that_a_running_attempt_is_absent_changes_nothing():
 
 def test_g8_what_was_accepted_a_moment_ago_is_not_settled():
   asked = run()
-  book = Journal("vit")
+  book = EventLog("vit")
   book.append("run", State(), run=asked.dumps())
   book.append("intent", State(attempt=1, stage=WATCHING))
   book.append("created", State(attempt=1, stage=WATCHING))
-  assert not book.settled(1) and 50 < book.appears(1) <= 60 and not Journal("vit").settled(1)
+  assert not book.settled(1) and 50 < book.appears(1) <= 60 and not EventLog("vit").settled(1)
   book.appeared(1)
   assert book.settled(1)
 
@@ -143,14 +143,14 @@ def test_g9_an_interruption_of_a_request_leaves_the_intent(here, moment, capsys)
       raise KeyboardInterrupt
 
   with Cloud() as cloud:
-    book = Journal("vit", storage(here.folder))
+    book = EventLog("vit", storage(here.folder))
     with Watch(here, book, Interrupted(here, cloud)) as made:
       made.begin(None)
-      assert verbs._watched(made, here) == errors.DETACHED
-    assert events(here) == ["run", "intent"] and Journal("vit").state.attempt == 1
+      assert commands._watched(made, here) == errors.DETACHED
+    assert events(here) == ["run", "intent"] and EventLog("vit").state.attempt == 1
     assert "left alone: vit-a1 goes on" in capsys.readouterr().out
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with Watch(here, Journal("vit", storage(here.folder)), Engine(here, cloud)) as made:
+    with Watch(here, EventLog("vit", storage(here.folder)), Engine(here, cloud)) as made:
       assert made.state.attempt == 1 and made.to_end() == errors.DONE
     assert cloud.made == [1] and cloud.most == 1
 

@@ -6,7 +6,7 @@ import pytest
 
 from launch import engine, errors, flags, listing, spec
 from launch.engine import OVER, WATCHING, State
-from launch.journal import Journal
+from launch.event_log import EventLog
 from launch.storage import storage
 from launch.watch import Watch
 from tests.launch.providers import Queued
@@ -25,7 +25,7 @@ def cloud(bucket_server, tmp_path, monkeypatch, request):
 def begin(cloud, steps=10**6):
   """A run whose workers run."""
   cloud.crew(1, steps=steps)
-  with Watch(cloud.run, Journal("vit", storage(cloud.run.folder))) as watch:
+  with Watch(cloud.run, EventLog("vit", storage(cloud.run.folder))) as watch:
     watch.begin(None)
     while not (watch.state.begun and watch.state.look == engine.READY):
       watch.step()
@@ -84,7 +84,7 @@ def test_a_machine_that_is_watched_from_elsewhere_is_shown_and_not_collected(clo
 
 def test_a_machine_of_a_run_that_has_ended_is_an_orphan(cloud, capsys):
   begin(cloud)
-  book = Journal("vit")
+  book = EventLog("vit")
   book.append("end", State(attempt=1, stage=OVER, end=(12, "x")), code=12, text="x")
   assert [row["flag"] for row in listed(capsys)[1]["resources"]] == ["ORPHAN"]
   assert "nothing is to be deleted" in collected(capsys, "--older-than=2h", "--yes")[1] and cloud.states()
@@ -136,7 +136,7 @@ def test_status_says_what_was_done_and_how_each_worker_is(cloud, capsys):
 
 def test_a_journal_that_cannot_be_read_hides_no_other(cloud, capsys):
   begin(cloud)
-  book = Journal("odd")
+  book = EventLog("odd")
   book.append("intent", State(attempt=1, stage=WATCHING), location="x")
   listing.ls(flags.parse(["ls", "--project=proj-x"])[0])
   said = capsys.readouterr()

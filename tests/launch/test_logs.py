@@ -3,10 +3,10 @@
 import pytest
 
 from launch import flags, logs, spec
-from launch.board import Board
 from launch.engine import State
 from launch.errors import LaunchError
-from launch.journal import Journal
+from launch.event_log import EventLog
+from launch.mailbox import Mailbox
 from launch.storage import storage
 
 
@@ -14,10 +14,10 @@ from launch.storage import storage
 def files(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
   run = spec.checked(spec.Run("vit", "local", "m", ("--workdir=x",), str(tmp_path / "run"), processes=2))
-  book = Journal("vit")
+  book = EventLog("vit")
   book.append("run", State(), run=run.dumps())
   book.append("intent", State(attempt=1))
-  return Board(storage(run.folder), 1)
+  return Mailbox(storage(run.folder), 1)
 
 
 def printed(capsys, *words):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from launch import errors, flags, listing, spec, verbs
+from launch import commands, errors, flags, listing, spec
 from launch.engine import DELETING, IDLE, OVER, WATCHING, State
 from launch.errors import LaunchError
-from launch.journal import Journal
+from launch.event_log import EventLog
 from launch.lease import Lease
 from launch.storage import storage
 
@@ -19,7 +19,7 @@ def book(tmp_path, *events, name="vit"):
   """A journal with one attempt, which these events follow: (event, state)."""
   folder = str(tmp_path / name)
   run = spec.checked(spec.Run(name, "local", "m", (f"--workdir={folder}",), folder, limits=spec.Limits(delete=0.2)))
-  made = Journal(name, storage(run.folder))
+  made = EventLog(name, storage(run.folder))
   made.append("run", State(), run=run.dumps())
   for event in ("intent", "created"):
     made.append(event, State(attempt=1, stage=WATCHING))
@@ -38,7 +38,7 @@ def ended(tmp_path, *end):
 
 def asked(verb, *words):
   args = flags.parse([verb, *words])[0]
-  return {"ls": listing.ls, "gc": listing.gc, "status": listing.status}.get(verb, getattr(verbs, verb, None))(args)
+  return {"ls": listing.ls, "gc": listing.gc, "status": listing.status}.get(verb, getattr(commands, verb, None))(args)
 
 
 def said(capsys, verb, *words):
@@ -79,7 +79,7 @@ def test_a_run_that_is_over_is_given_again_by_its_own_command(tmp_path, verb):
 
 def test_down_lets_a_run_that_is_done_be_done(tmp_path, capsys):
   before = ended(tmp_path).events
-  assert asked("down", "vit", "--yes") == errors.DONE and Journal("vit").events == before
+  assert asked("down", "vit", "--yes") == errors.DONE and EventLog("vit").events == before
   assert "ended with 0: done" in said(capsys, "status", "vit")
 
 
@@ -109,7 +109,7 @@ def test_down_that_cannot_tell_who_watches_deletes_and_does_not_say_that_all_is_
 def test_down_deletes_what_was_kept_and_the_end_says_how_it_ended(tmp_path, state, end):
   book(tmp_path, ("end", state))
   assert asked("down", "vit", "--yes") == errors.DONE
-  after = Journal("vit")
+  after = EventLog("vit")
   assert after.remaining() == [] and after.state.end == end and not after.state.unverified
   with pytest.raises(LaunchError, match="has no machines"):
     asked("stop", "vit")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from launch import board, program, spec, storage
+from launch import mailbox, program, spec, storage
 from launch.errors import LaunchError
 
 GKE = {"tpu": "v6e-16", "image": "h/p@sha256:" + "0" * 64, "workdir": "gs://bkt/x"}
@@ -130,8 +130,8 @@ def test_what_a_program_says_is_what_a_report_can_hold(child, tmp_path, said, re
   (tmp_path / "s.json").write_text(said)
   child.look()
   assert tuple(child.progress.values()) == reported
-  board.Board(storage.Disk(str(tmp_path)), 1).report(board.Report(0, **child.progress))
-  assert board.Board(storage.Disk(str(tmp_path)), 1).seen(0)[0].step == -1
+  mailbox.Mailbox(storage.Disk(str(tmp_path)), 1).report(mailbox.Report(0, **child.progress))
+  assert mailbox.Mailbox(storage.Disk(str(tmp_path)), 1).seen(0)[0].step == -1
 
 
 @pytest.mark.parametrize("child", ["sleep 60"], indirect=True)

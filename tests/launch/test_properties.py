@@ -10,7 +10,7 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 
 from launch import engine, errors
-from launch.journal import Journal
+from launch.event_log import EventLog
 from tests.launch.services import FAULTS, ILL
 from tests.launch.universe import ARRIVES, Universe
 
@@ -122,7 +122,7 @@ class Launcher(stateful.RuleBasedStateMachine):
       assert code == errors.DONE or isinstance(code, Exception), (code, u.said[-2000:])
       assert not u.live(), u.said[-2000:]
       with u.on(0):
-        assert not Journal("vit", u.storage("")).remaining()
+        assert not EventLog("vit", u.storage("")).remaining()
     finally:
       u.close()
 

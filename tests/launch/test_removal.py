@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from launch import engine, journal, removal, spec
+from launch import engine, event_log, removal, spec
 from launch.engine import WATCHING, State
-from launch.journal import Journal
+from launch.event_log import EventLog
 from tests.launch.clouds import Cloud, Engine
 
 LIMITS = spec.Limits(poll=0.02, delete=0.3)
@@ -22,7 +22,7 @@ def run(tmp_path, monkeypatch):
 
 @pytest.fixture
 def book(run):
-  made = Journal("vit")
+  made = EventLog("vit")
   made.append("run", State(), run=run.dumps())
   for attempt in (1, 2):
     made.append("intent", dataclasses.replace(STATE, attempt=attempt))
@@ -45,7 +45,7 @@ def test_all_attempts_are_deleted_and_where_the_run_stands_stays_written_down(ru
 def test_what_is_absent_and_may_still_come_is_waited_for_longer_than_a_deletion_lasts_and_deleted(
   run, book, monkeypatch
 ):
-  monkeypatch.setattr(journal, "IN_FLIGHT", 0.4)
+  monkeypatch.setattr(event_log, "IN_FLIGHT", 0.4)
   book.append("intent", dataclasses.replace(STATE, attempt=3))
   cloud, began, came = there(), time.monotonic(), []
 
@@ -76,7 +76,7 @@ def test_a_run_that_left_nothing_open_is_not_waited_for(run, book, capsys):
 def test_what_was_asked_for_by_one_who_is_gone_is_waited_for_and_an_answer_to_another_does_not_count(
   run, book, capsys, monkeypatch
 ):
-  monkeypatch.setattr(journal, "IN_FLIGHT", 0.2)
+  monkeypatch.setattr(event_log, "IN_FLIGHT", 0.2)
   book.append("intent", dataclasses.replace(STATE, attempt=3))
   book.taken()
   book.append("created", dataclasses.replace(STATE, attempt=3))

@@ -16,7 +16,7 @@ import urllib.parse
 
 import pytest
 
-from launch import unit
+from launch import service
 from launch.backends import qr
 from tests.launch import cloud
 from tests.launch.systemd import expanded
@@ -246,7 +246,7 @@ def test_g5_a_machine_without_code_deletes_itself_with_nothing_but_curl(tmp_path
   assert done.returncode == 0, done.stderr
   assert machine.resources == ["nodes/other"]
   assert before[0] == ["is-active", "--quiet", "vitjax-end.timer"]
-  assert machine.words("systemctl")[len(before)] == ["stop", unit.Unit("vit-b16-a2", tmp_path).name]
+  assert machine.words("systemctl")[len(before)] == ["stop", service.Service("vit-b16-a2", tmp_path).name]
   assert {header for _, header in machine.deleted} == {f"Bearer {TOKEN}"}
   assert machine.deleted[0][0].endswith("/queuedResources/vit-b16-a2?force=true")
   assert not [word for call in machine.words("curl") for word in call if TOKEN in word]

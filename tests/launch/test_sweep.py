@@ -52,7 +52,7 @@ def test_the_command_of_a_trial_asks_for_that_run_and_shows_nothing_of_it(backen
   )  # fmt: skip
   with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
     patch.setenv("XDG_STATE_HOME", folder)
-    patch.setattr(sweep, "_journal", lambda _: {})  # of a bucket that none is asked for
+    patch.setattr(sweep, "_last_event", lambda _: {})  # of a bucket that none is asked for
     words = sweep._command(run)[3:]
     assert flags.run_of(*flags.parse(words)) == run
     (file,) = pathlib.Path(folder).rglob("*.json")

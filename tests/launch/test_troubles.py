@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from launch import board, program
+from launch import mailbox, program
 from tests.launch import workers
 from tests.launch.workers import Lab
 
@@ -19,7 +19,7 @@ def test_a_bundle_that_was_changed_starts_nothing(tmp_path):
     name = f"code/{lab.digest}.tgz"
     lab.storage.write(name, lab.storage.read(name).content + b"x")
     for number, process in enumerate(lab.starts()):
-      report = lab.wait(board.ENDED, number)
+      report = lab.wait(mailbox.ENDED, number)
       assert "it was changed" in report.detail and report.code == ""
       assert process.wait(10) == 2
     assert "argv" not in lab.text()
@@ -27,9 +27,9 @@ def test_a_bundle_that_was_changed_starts_nothing(tmp_path):
 
 def test_code_that_differs_between_workers_starts_nothing(tmp_path):
   with Lab(tmp_path, processes=2) as lab:
-    lab.board.report(board.Report(1, 1, board.READY, code="0" * 64, address="h:1"))
+    lab.board.report(mailbox.Report(1, 1, mailbox.READY, code="0" * 64, address="h:1"))
     lab.start(worker=0)
-    assert "worker 1 has the bundle 000000000000" in lab.wait(board.ENDED).detail
+    assert "worker 1 has the bundle 000000000000" in lab.wait(mailbox.ENDED).detail
     assert "argv" not in lab.text()
 
 
@@ -38,12 +38,12 @@ def test_garbage_in_the_folder_ends_no_worker(tmp_path):
     lab.storage.write("a1/order.json", b"{")
     lab.storage.write("a1/w01.json", b"[1, 2]")
     lab.start(worker=0)
-    lab.wait(board.READY)
+    lab.wait(mailbox.READY)
     time.sleep(0.3)
     lab.start(worker=1)
-    assert lab.wait(board.EXITED).exit == 0
-    lab.board.give(board.Order(2))
-    lab.wait(lambda report: (report.phase, report.try_) == (board.EXITED, 2))
+    assert lab.wait(mailbox.EXITED).exit == 0
+    lab.board.give(mailbox.Order(2))
+    lab.wait(lambda report: (report.phase, report.try_) == (mailbox.EXITED, 2))
 
 
 def test_a_spec_that_is_none_is_said(tmp_path):
@@ -66,13 +66,13 @@ def test_a_folder_that_does_not_answer_ends_no_program(tmp_path):
   """A folder of the run that is no folder for a while: a program goes on, and what happened is reported later."""
   with Lab(tmp_path, "time.sleep(1); print('through', flush=True); sys.exit(5)") as lab:
     lab.start()
-    lab.wait(board.RUNNING)
+    lab.wait(mailbox.RUNNING)
     os.rename(tmp_path / "run", tmp_path / "away")
     (tmp_path / "run").write_text("")
     time.sleep(1.5)
     (tmp_path / "run").unlink()
     os.rename(tmp_path / "away", tmp_path / "run")
-    assert lab.wait(board.EXITED).exit == 5
+    assert lab.wait(mailbox.EXITED).exit == 5
     lab.wait(lambda _: "through" in lab.text())
 
 
@@ -81,7 +81,7 @@ def test_a_bucket_carries_a_run_also_while_it_fails_now_and_then(tmp_path, bucke
     lab.environment |= bucket_server.environment
     with bucket_server.troubled(busy=0.1, resets=0.05):
       lab.starts()
-      assert [lab.wait(board.EXITED, number, 60).exit for number in range(2)] == [0, 0]
+      assert [lab.wait(mailbox.EXITED, number, 60).exit for number in range(2)] == [0, 0]
       lab.wait(lambda _: "try 1 ended" in lab.text(), seconds=60)
     assert lab.said("variables")
     pieces = lab.board.pieces(0)
@@ -92,7 +92,7 @@ def test_a_bucket_carries_a_run_also_while_it_fails_now_and_then(tmp_path, bucke
 def test_without_a_home_a_program_has_one(tmp_path):
   with Lab(tmp_path) as lab:
     lab.start(HOME=None)
-    lab.wait(board.EXITED)
+    lab.wait(mailbox.EXITED)
     assert os.path.isdir(json.loads(lab.said("variables")[0])["HOME"])
 
 
@@ -102,14 +102,14 @@ def test_a_full_disk_is_said(tmp_path):
     content = workers.bundle(big)
     digest = hashlib.sha256(content).hexdigest()
     lab.storage.write(f"code/{digest}.tgz", content)
-    lab.board.publish(board.Attempt(lab.run, 1, digest, int(time.time() + 99)))
+    lab.board.publish(mailbox.Attempt(lab.run, 1, digest, int(time.time() + 99)))
     command = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6)); "
     command += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     command += "sys.argv = ['w', *sys.argv[1:]]; runpy.run_module('launch.worker', run_name='__main__')"
     words = [os.sys.executable, "-c", command, "run", f"--folder={lab.folder}", "--engine=local", "--worker=0"]
     result = workers.subprocess.run(words, env=lab.environment, cwd=workers.ROOT, capture_output=True, timeout=30)
     assert result.returncode == 2
-    report = lab.wait(board.ENDED)
+    report = lab.wait(mailbox.ENDED)
     assert "File too large" in report.detail
     assert not any((lab.state / "vit_jax/launch/code").iterdir())
     assert not program._marked(str(lab.state))

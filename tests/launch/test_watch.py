@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from launch import board, engine, errors, journal, spec
+from launch import engine, errors, event_log, mailbox, spec
 from launch.engine import IDLE, OVER
 from launch.errors import LaunchError
-from launch.journal import Journal
+from launch.event_log import EventLog
 from launch.lease import Held, Lease
 from launch.storage import storage
 from launch.watch import Watch
@@ -27,7 +27,7 @@ def run(tmp_path, monkeypatch):
 
 def watched(run, cloud):
   """The exit code of one who watches from the beginning."""
-  with Watch(run, Journal(run.name, storage(run.folder)), Engine(run, cloud)) as watch:
+  with Watch(run, EventLog(run.name, storage(run.folder)), Engine(run, cloud)) as watch:
     watch.begin(None)
     return watch.to_end()
 
@@ -38,7 +38,7 @@ def seen(watch):
 
 
 def events(run):
-  return [event["event"] for event in Journal(run.name).events]
+  return [event["event"] for event in EventLog(run.name).events]
 
 
 def test_a_run_is_written_down_made_watched_and_deleted(run, capsys):
@@ -46,17 +46,17 @@ def test_a_run_is_written_down_made_watched_and_deleted(run, capsys):
     assert watched(run, cloud) == errors.DONE
   assert events(run) == ["run", "intent", "created", "ready", "done", "deleted", "end"]
   assert not cloud.states and "vit: done" in capsys.readouterr().out
-  copied = storage(run.folder).read(journal.COPY).content
-  assert copied == (journal.folder() / "vit.jsonl").read_bytes()
+  copied = storage(run.folder).read(event_log.COPY).content
+  assert copied == (event_log.folder() / "vit.jsonl").read_bytes()
 
 
 def test_nothing_is_asked_for_before_it_is_on_the_disk(run):
   class Reading(Engine):
     def create(self, attempt, expires):
-      assert Journal(run.name).remaining() == [attempt]
+      assert EventLog(run.name).remaining() == [attempt]
       super().create(attempt, expires)
 
-  with Cloud() as cloud, Watch(run, Journal(run.name), Reading(run, cloud)) as watch:
+  with Cloud() as cloud, Watch(run, EventLog(run.name), Reading(run, cloud)) as watch:
     watch.begin(None)
     assert watch.to_end() == errors.DONE
 
@@ -71,14 +71,14 @@ def test_the_first_cause_and_its_log_are_shown_and_not_what_followed(run, capsys
 
 @pytest.mark.heavy
 def test_17_whoever_dies_at_whichever_call_another_goes_on_and_nothing_is_left(run, monkeypatch):
-  monkeypatch.setattr(journal, "IN_FLIGHT", 0.1)
+  monkeypatch.setattr(event_log, "IN_FLIGHT", 0.1)
   crews = [{"codes": ((0, 43), (134, 43))}, {}]  # a hang, another on the same machines, then others
   with Cloud(crews) as cloud:
     assert watched(run, cloud) == errors.DONE and cloud.made == [1, 2]
     total = len([call for call in cloud.calls if call != "look"])
   assert total == 8
   for number in range(1, 60, 3):
-    (journal.folder() / "vit.jsonl").unlink()
+    (event_log.folder() / "vit.jsonl").unlink()
     for name in storage(run.folder).names():
       storage(run.folder).delete(name)
     with Cloud(crews) as cloud:
@@ -87,7 +87,7 @@ def test_17_whoever_dies_at_whichever_call_another_goes_on_and_nothing_is_left(r
         code = watched(run, cloud)
       except Killed:
         cloud.kill_at = None
-        with Watch(run, Journal(run.name, storage(run.folder)), Engine(run, cloud), force=True) as watch:
+        with Watch(run, EventLog(run.name, storage(run.folder)), Engine(run, cloud), force=True) as watch:
           code = watch.to_end()
       assert code == errors.DONE and cloud.most == 1 and not cloud.states, number
       assert sorted({*cloud.made}) == [1, 2]
@@ -104,19 +104,19 @@ def test_18_what_cannot_be_deleted_is_named_with_the_command_and_code_13(run, ca
     assert watched(run, cloud) == errors.BILLING
   text = capsys.readouterr().out
   assert "vit-a1 may still be there" in text and "remove vit-a1" in text and "launch down vit" in text
-  assert Journal(run.name).remaining() == [1]
+  assert EventLog(run.name).remaining() == [1]
 
 
 def late(run, cloud, seconds):
   """One who watches is killed while its request is on its way: `seconds` after another has taken over, it is done."""
   cloud.kill_at = cloud.calls.count("create") + 1 + len(cloud.calls)
-  with Watch(run, Journal(run.name, storage(run.folder)), Engine(run, cloud)) as watch, pytest.raises(Killed):
+  with Watch(run, EventLog(run.name, storage(run.folder)), Engine(run, cloud)) as watch, pytest.raises(Killed):
     watch.begin(None)
     watch.to_end()
   cloud.kill_at = None
   timer = threading.Timer(seconds, lambda: cloud.states.update({9: (engine.READY, 0.0)}))
   timer.start()
-  with Watch(run, Journal(run.name, storage(run.folder)), Engine(run, cloud)) as watch:
+  with Watch(run, EventLog(run.name, storage(run.folder)), Engine(run, cloud)) as watch:
     code = watch.to_end()
   timer.join()
   return code
@@ -124,31 +124,31 @@ def late(run, cloud, seconds):
 
 @pytest.mark.parametrize(("seconds", "word"), [(0.1, "has come late"), (0.8, "goes on with")])
 def test_2_what_a_request_of_one_who_was_killed_makes_late_is_deleted(run, capsys, monkeypatch, seconds, word):
-  monkeypatch.setattr(journal, "IN_FLIGHT", 1.0 if seconds > 0.5 else 0.3)
+  monkeypatch.setattr(event_log, "IN_FLIGHT", 1.0 if seconds > 0.5 else 0.3)
   with Cloud([{"steps": 30 if seconds < 0.5 else 1}]) as cloud:
     assert late(run, cloud, seconds) == errors.DONE and not cloud.live()
   assert word in capsys.readouterr().out and "taken" in events(run)
 
 
 def test_what_may_have_come_late_and_cannot_be_asked_for_ends_with_13_and_the_command(run, capsys, monkeypatch):
-  monkeypatch.setattr(journal, "IN_FLIGHT", 0.1)
+  monkeypatch.setattr(event_log, "IN_FLIGHT", 0.1)
   with Cloud() as cloud:
     cloud.silent = {"memory": "503"}
     assert watched(run, cloud) == errors.DONE  # of a run in which nothing was left open it is only said
-    (journal.folder() / "vit.jsonl").unlink(), storage(run.folder).delete(journal.COPY)
+    (event_log.folder() / "vit.jsonl").unlink(), storage(run.folder).delete(event_log.COPY)
     assert late(run, cloud, 0.0) == errors.BILLING
   assert "memory could not be asked" in (said := capsys.readouterr().out) and "remove vit-a" in said
 
 
 def test_a_full_disk_after_the_creation_is_no_refusal_of_the_cloud(run, capsys, monkeypatch):
-  write = Journal._write
+  write = EventLog._write
 
   def full(self, text, *rest):
     if '"created"' in text:
       raise LaunchError(f"{self._path}: No space left on device")
     write(self, text, *rest)
 
-  monkeypatch.setattr(Journal, "_write", full)
+  monkeypatch.setattr(EventLog, "_write", full)
   with Cloud() as cloud:
     assert watched(run, cloud) == errors.DONE and cloud.made == [1] and not cloud.states
   assert "No space left on device: 'created' of vit-a1 is not written down here" in capsys.readouterr().err
@@ -163,13 +163,13 @@ def test_a_refusal_is_an_end_with_the_clouds_words(run, capsys):
 
 def test_25_two_do_not_watch(run):
   with Cloud([{"steps": 10**6}]) as cloud:
-    with Watch(run, Journal(run.name), Engine(run, cloud)) as watch:
+    with Watch(run, EventLog(run.name), Engine(run, cloud)) as watch:
       watch.begin(None)
       for _ in range(5):
         watch.step()
-      with pytest.raises(Held), Watch(run, Journal(run.name), Engine(run, cloud)):
+      with pytest.raises(Held), Watch(run, EventLog(run.name), Engine(run, cloud)):
         pass
-      with Watch(run, Journal(run.name), Engine(run, cloud), force=True), pytest.raises(Held):
+      with Watch(run, EventLog(run.name), Engine(run, cloud), force=True), pytest.raises(Held):
         watch.to_end()
     assert cloud.live() == [1]
 
@@ -183,34 +183,34 @@ def test_a_run_that_was_kept_is_deleted_before_the_next_is_made(run):
 
 def test_one_that_was_stopped_is_resumed_on_its_machines(run):
   with Cloud([{"steps": 60, "began": (0, 5)}]) as cloud:
-    with Watch(run, Journal(run.name), Engine(run, cloud)) as watch:
+    with Watch(run, EventLog(run.name), Engine(run, cloud)) as watch:
       watch.begin(None)
       while not seen(watch):
         watch.step()
-      files = board.Board(storage(run.folder), 1)
-      files.give(board.Order(1, stop=True))
+      files = mailbox.Mailbox(storage(run.folder), 1)
+      files.give(mailbox.Order(1, stop=True))
       assert watch.to_end() == errors.DETACHED and cloud.live() == [1]
-    with Watch(run, Journal(run.name), Engine(run, cloud)) as watch:
+    with Watch(run, EventLog(run.name), Engine(run, cloud)) as watch:
       watch.resume(2)
-      files.give(board.Order(2))
+      files.give(mailbox.Order(2))
       assert watch.to_end() == errors.DONE
   assert cloud.made == [1] and not cloud.states
 
 
 def test_23_a_clock_that_is_wrong_is_said_once(run, capsys):
   run = dataclasses.replace(run, processes=3)
-  with Cloud() as cloud, Watch(run, Journal(run.name), Engine(run, cloud)) as watch:
+  with Cloud() as cloud, Watch(run, EventLog(run.name), Engine(run, cloud)) as watch:
     for _ in range(3):
-      rows = {w: (board.Report(w, clock=1000.0 + 500 * (w == 2)), 0.0) for w in range(3)}
+      rows = {w: (mailbox.Report(w, clock=1000.0 + 500 * (w == 2)), 0.0) for w in range(3)}
       watch._check_clocks(1000.0, rows)
   assert capsys.readouterr().out.count("w02: its clock is wrong by 500 s") == 1
 
 
 def test_a_report_that_cannot_be_read_is_said_once_and_the_others_count(run, capsys):
-  files = board.Board(storage(run.folder), 1)
-  files.report(board.Report(0, step=7))
+  files = mailbox.Mailbox(storage(run.folder), 1)
+  files.report(mailbox.Report(0, step=7))
   files.storage.write("a1/w01.json", b"{")
-  with Cloud() as cloud, Watch(run, Journal(run.name), Engine(run, cloud)) as watch:
+  with Cloud() as cloud, Watch(run, EventLog(run.name), Engine(run, cloud)) as watch:
     watch.state = dataclasses.replace(watch.state, attempt=1, stage="watching")
     found = [watch._look().reports for _ in range(3)]
   assert all({w: report.step for w, (report, _) in each.items()} == {0: 7} for each in found)
@@ -218,9 +218,9 @@ def test_a_report_that_cannot_be_read_is_said_once_and_the_others_count(run, cap
 
 
 def test_reports_of_a_run_that_is_forgotten_do_not_count(run):
-  files = board.Board(storage(run.folder), 1)
+  files = mailbox.Mailbox(storage(run.folder), 1)
   for worker in range(2):
-    files.report(board.Report(worker, 1, board.EXITED, exit=0))
+    files.report(mailbox.Report(worker, 1, mailbox.EXITED, exit=0))
   with Cloud([{"codes": ((44,),)}]) as cloud:
     assert watched(run, cloud) == 44
 
@@ -231,20 +231,20 @@ def test_what_was_not_seen_to_be_gone_goes_before_the_same_command_makes_another
     with pytest.raises(LaunchError, match="vit-a1 could not be deleted, and no other") as found:
       watched(run, cloud)
     assert found.value.code == errors.BILLING and "remove vit-a1" in str(found.value)
-    assert cloud.made == [1] and not Journal(run.name).open and Journal(run.name).remaining() == [1]
+    assert cloud.made == [1] and not EventLog(run.name).open and EventLog(run.name).remaining() == [1]
     cloud.removal = 0.05
     assert watched(run, cloud) == errors.DONE and cloud.made == [1, 2] and cloud.most == 1 and not cloud.states
 
 
 def test_the_next_attempt_waits_until_nothing_can_come_late_and_what_came_is_gone(run, capsys, monkeypatch):
-  monkeypatch.setattr(journal, "IN_FLIGHT", 2.0)
+  monkeypatch.setattr(event_log, "IN_FLIGHT", 2.0)
   with Cloud([{"steps": 10**6}, {"steps": 1}]) as cloud:
-    with Watch(run, Journal(run.name, storage(run.folder)), Engine(run, cloud)) as watch, pytest.raises(Killed):
+    with Watch(run, EventLog(run.name, storage(run.folder)), Engine(run, cloud)) as watch, pytest.raises(Killed):
       watch.begin(None)
       cloud.kill_at = 2
       watch.to_end()
     cloud.kill_at = None
-    with Watch(run, Journal(run.name, storage(run.folder)), Engine(run, cloud)) as watch:
+    with Watch(run, EventLog(run.name, storage(run.folder)), Engine(run, cloud)) as watch:
       while not seen(watch):
         watch.step()
       cloud.resources.close()  # machines that are lost report no more
@@ -263,14 +263,14 @@ def test_what_is_made_after_another_has_ended_the_run_is_deleted_or_named(run, e
   class Asleep(Engine):
     def create(self, attempt, expires):
       Lease(storage(run.folder), 60).take(force=True)
-      book = Journal(run.name, storage(run.folder))
+      book = EventLog(run.name, storage(run.folder))
       if ended:
         book.append("deleted", book.state)
         book.append("end", dataclasses.replace(book.state, stage=OVER, end=(0, "")), code=0, text="")
       super().create(attempt, expires)
       cloud.fail_at = set(fails)
 
-  with Cloud() as cloud, Watch(run, Journal(run.name, storage(run.folder)), Asleep(run, cloud)) as watch:
+  with Cloud() as cloud, Watch(run, EventLog(run.name, storage(run.folder)), Asleep(run, cloud)) as watch:
     watch.begin(None)
     with pytest.raises(Held) as found:
       watch.to_end()

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from launch import bundle, errors, spec
-from launch.board import Board
-from launch.journal import Journal
+from launch.event_log import EventLog
+from launch.mailbox import Mailbox
 from launch.storage import storage
 from launch.watch import Watch
 from tests import runs
@@ -38,7 +38,7 @@ def asked(workdir, **changes):
 
 def watched(run, code, disturb=lambda: None):
   """The exit code of a run, which `disturb` meets on a thread."""
-  with Watch(run, Journal(run.name, storage(run.folder))) as watch:
+  with Watch(run, EventLog(run.name, storage(run.folder))) as watch:
     watch.begin(code)
     thread = threading.Thread(target=disturb)
     thread.start()
@@ -73,9 +73,9 @@ def test_a_preempted_run_ends_in_the_undisturbed_result_bit_for_bit(queued, tmp_
   run = asked("gs://bkt/whole/a", backend="qr", tpu="v5e-16", project="proj-x", zones=("europe-west4-b",))
 
   def preempt():
-    board, deadline = Board(storage(run.folder), 1), time.monotonic() + 300
+    mailbox, deadline = Mailbox(storage(run.folder), 1), time.monotonic() + 300
     while time.monotonic() < deadline:
-      reports = board.reports(4)
+      reports = mailbox.reports(4)
       if len(reports) == 4 and all(3 <= report.step < 14 for report, _ in reports.values()):
         break
       time.sleep(0.1)
@@ -87,9 +87,9 @@ def test_a_preempted_run_ends_in_the_undisturbed_result_bit_for_bit(queued, tmp_
   assert not machines.troubles and not server.live()
   names = [request.query["queuedResourceId"] for request in server.requests if request.verb == "create"]
   assert names == ["vit-a1", "vit-a2"]
-  exits = {report.exit for report, _ in Board(storage(run.folder), 1).reports(4).values()}
+  exits = {report.exit for report, _ in Mailbox(storage(run.folder), 1).reports(4).values()}
   assert exits == {42}
-  codes = {report.code for report, _ in Board(storage(run.folder), 2).reports(4).values()}
+  codes = {report.code for report, _ in Mailbox(storage(run.folder), 2).reports(4).values()}
   assert codes == {code.sha}
 
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "undisturbed"))

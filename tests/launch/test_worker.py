@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from launch import board, spec, unit
+from launch import mailbox, service, spec
 from tests.launch import google, workers
 from tests.launch.workers import LIMITS, Lab, zombies
 
@@ -38,7 +38,7 @@ def test_a_unit_is_started_once_and_outlives_who_started_it(tmp_path):
     assert [code for code, _ in starts] == [0] * 4, starts
     assert sum("is started" in text for _, text in starts) == 1
     assert sum("lives already, process" in text for _, text in starts) == 3
-    lab.wait(board.RUNNING)
+    lab.wait(mailbox.RUNNING)
     (one,) = looked(lab)
     assert (one["run"], one["attempt"], one["worker"], one["alive"]) == ("vit", 1, 0, True)
     assert one["expires"] == lab.attempt.expires and one["folder"] == lab.folder
@@ -51,7 +51,7 @@ def test_a_unit_is_started_once_and_outlives_who_started_it(tmp_path):
     assert code == 0, text
     assert not lab.programs() and looked(lab) == [] and not zombies()
     report = lab.report()
-    assert (report.phase, report.exit) == (board.EXITED, 143)
+    assert (report.phase, report.exit) == (mailbox.EXITED, 143)
     assert done(lab.start("--name=vit", verb="stop"))[0] == 0  # once more
 
 
@@ -59,7 +59,7 @@ def test_a_unit_that_was_killed_is_known_and_started_again(tmp_path):
   with Lab(tmp_path, WAIT) as lab:
     done(lab.start(verb="start"))
     lab.wait(lambda _: "waits" in lab.text())
-    process = unit.Unit("vit-a1-w00", lab.state / "vit_jax/launch").process()
+    process = service.Service("vit-a1-w00", lab.state / "vit_jax/launch").process()
     os.kill(process, signal.SIGKILL)
     deadline = time.monotonic() + 10
     while looked(lab)[0]["alive"]:
@@ -67,8 +67,8 @@ def test_a_unit_that_was_killed_is_known_and_started_again(tmp_path):
     lab.wait(lambda _: not lab.programs())
     code, text = done(lab.start(verb="start"))
     assert code == 0 and "is started" in text
-    assert lab.wait(lambda report: report.phase == board.READY).try_ == 2
-    os.kill(unit.Unit("vit-a1-w00", lab.state / "vit_jax/launch").process(), signal.SIGKILL)
+    assert lab.wait(lambda report: report.phase == mailbox.READY).try_ == 2
+    os.kill(service.Service("vit-a1-w00", lab.state / "vit_jax/launch").process(), signal.SIGKILL)
     assert done(lab.start("--name=vit", verb="stop"))[0] == 0
 
 
@@ -114,7 +114,7 @@ def tpu(lab, server, **limits):
   """Makes the attempt one of a queued resource with one host."""
   values = {"tpu": "v3-8", "project": "my-project", "python": sys.executable, "limits": spec.Limits(**limits)}
   run = spec.checked(spec.Run("vit", "qr", "job", (), "gs://bkt/x", **values))
-  lab.board.publish(board.Attempt(run, 1, lab.digest, lab.attempt.expires))
+  lab.board.publish(mailbox.Attempt(run, 1, lab.digest, lab.attempt.expires))
   lab.environment |= server.environment()
 
 
@@ -128,7 +128,7 @@ def test_a_tpu_vm_gives_itself_back_when_nobody_orders(tmp_path, server):
     process = lab.start(engine="qr", worker=None)
     assert process.wait(20) == 0
     report = lab.report()
-    assert (report.phase, report.exit) == (board.ENDED, 0)
+    assert (report.phase, report.exit) == (mailbox.ENDED, 0)
     assert "limits.idle" in report.detail and "the machine is given back" in report.detail
     assert len(deletes(server)) == 2
     variables = json.loads(lab.said("variables")[0])
@@ -154,7 +154,7 @@ def test_a_tpu_vm_that_goes_down_keeps_its_last_word(tmp_path, server):
     lab.wait(lambda _: "waits" in lab.text())
     process.terminate()
     assert process.wait(10) == 143
-    assert lab.report().phase == board.EXITED and not deletes(server)
+    assert lab.report().phase == mailbox.EXITED and not deletes(server)
 
 
 # systemd, by stand-ins of its commands.
@@ -188,7 +188,7 @@ def test_where_systemd_runs_a_worker_is_a_unit_of_it(tmp_path):
   for name, text in (("systemd-run", RUN), ("systemctl", CONTROL)):
     (tmp_path / "bin" / name).write_text(text.replace("{python}", sys.executable).replace("{folder}", str(tmp_path)))
     (tmp_path / "bin" / name).chmod(0o755)
-  command = f"from launch import unit, worker; import pathlib, sys; unit.SYSTEMD = pathlib.Path({str(tmp_path)!r}); "
+  command = f"from launch import unit, worker; import pathlib, sys; service.SYSTEMD = pathlib.Path({str(tmp_path)!r}); "
   command += "sys.exit(worker.main(sys.argv[1:]))"
   with Lab(tmp_path, WAIT) as lab:
     lab.environment |= {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "JOB_SECRET": "not-in-argv"}
@@ -198,7 +198,7 @@ def test_where_systemd_runs_a_worker_is_a_unit_of_it(tmp_path):
       return subprocess.run(line, env=lab.environment, cwd=workers.ROOT, capture_output=True, text=True, timeout=30)
 
     start = ("start", f"--folder={lab.folder}", "--worker=0", "--grace=7")
-    lab.board.publish(board.Attempt(spec.checked(spec.Run("vit", "hosts", "job", (), str(tmp_path / "run"),
+    lab.board.publish(mailbox.Attempt(spec.checked(spec.Run("vit", "hosts", "job", (), str(tmp_path / "run"),
       hosts=("h",), limits=LIMITS, python=sys.executable)), 1, lab.digest, lab.attempt.expires))  # fmt: skip
     assert "is started" in do(*start).stdout
     assert "lives already" in do(*start).stdout

@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from unittest import mock
 
-from launch import assumptions, board, engine, errors, listing, spec, verbs
+from launch import assumptions, commands, engine, errors, listing, mailbox, spec
 from launch.engine import OVER
 from launch.errors import LaunchError, UnknownError
-from launch.journal import Journal
+from launch.event_log import EventLog
 from launch.lease import Held
 from launch.storage import Clock
 from launch.watch import Watch
@@ -47,9 +47,9 @@ class Universe:
       "time.clock_gettime": lambda _: self.now - START,
       "time.sleep": self.tick,
       "launch.watch.storage": self.storage,
-      "launch.verbs.storage": self.storage,
+      "launch.commands.storage": self.storage,
       "launch.listing.storage": self.storage,
-      "launch.verbs.engine_of": lambda run: Engine(run, self),
+      "launch.commands.engine_of": lambda run: Engine(run, self),
       "launch.listing.engine_of": lambda run: Engine(run, self),
       "os.fsync": lambda _: None,
     }.items():
@@ -132,16 +132,16 @@ class Universe:
       self._report(m)
 
   def _report(self, m):
-    order = board.Board(Memory(self, Clock()), m.attempt)
+    order = mailbox.Mailbox(Memory(self, Clock()), m.attempt)
     kept = self.away, self.kill_at, self.faults  # the worker is no process of a laptop
     self.away, self.kill_at, self.faults = False, 0, {}
     try_ = order.order().try_
     if try_ > m.try_:
       m.try_, m.worker = try_, "running"
     m.step += m.worker == "running"
-    phase = board.RUNNING if m.worker == "running" else board.EXITED
+    phase = mailbox.RUNNING if m.worker == "running" else mailbox.EXITED
     code = {"running": None, "finished": 0, "crashed": 1}[m.worker]
-    order.report(board.Report(0, m.try_, phase, exit=code, step=m.step, began=0, clock=self.now, started=m.ready))
+    order.report(mailbox.Report(0, m.try_, phase, exit=code, step=m.step, began=0, clock=self.now, started=m.ready))
     self.away, self.kill_at, self.faults = kept
 
   def live(self) -> list[int]:
@@ -189,10 +189,10 @@ class Universe:
     """`launch run` or `launch adopt`."""
 
     def act():
-      book = Journal("vit", self.storage(""))
+      book = EventLog("vit", self.storage(""))
       if not begin and (not book.events or not book.open):
         return
-      verbs.confirmed(book, yes=True)
+      commands.confirmed(book, yes=True)
       watch = Watch(self.run, book, Engine(self.run, self), force)
       watch.__enter__()
       if begin and not (book.open and watch.state.stage != OVER):
@@ -226,7 +226,7 @@ class Universe:
     """The end of a run: what is alive then is named."""
     watch.close()
     watch.__exit__()
-    named = Journal("vit", self.storage("")).state
+    named = EventLog("vit", self.storage("")).state
     for attempt in self.live():
       assert attempt in named.unverified or watch.state.end[0] == errors.BILLING, f"attempt {attempt} is not named"
 
@@ -240,7 +240,7 @@ class Universe:
     words = argparse.Namespace(name="vit", workdir="gs://bkt/a", yes=True, force=False)
     self.downs = True
     try:
-      return self.attempt(laptop, lambda: verbs.down(words))
+      return self.attempt(laptop, lambda: commands.down(words))
     finally:
       self.downs = False
 

@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 
-from launch import program, tpus, unit
+from launch import program, service, tpus
 from tests.launch import google
 
 
@@ -45,7 +45,7 @@ class Machines:
     """SIGTERM to what runs on the VMs of a node, and after so many seconds they are no more."""
     self._off.add(name)
     homes = self._booted[name]
-    units = [unit.Unit(path.name, home) for home in homes for path in (home / "units").glob("*")]
+    units = [service.Service(path.name, home) for home in homes for path in (home / "units").glob("*")]
     processes = [each.process() for each in units if each.process()]
     for number in processes if notice else []:
       os.kill(number, signal.SIGTERM)

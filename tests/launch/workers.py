@@ -11,7 +11,7 @@ import sys
 import tarfile
 import time
 
-from launch import board, program, spec, storage, unit
+from launch import mailbox, program, service, spec, storage
 from launch.errors import UnknownError
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -53,10 +53,10 @@ class Lab:
     self.run = spec.checked(spec.Run(**values | changes, limits=limits))
     self.folder, self.state = self.run.folder, folder / "state"
     self.storage = storage.storage(self.folder)
-    self.board = board.Board(self.storage, attempt)
+    self.mailbox = mailbox.Mailbox(self.storage, attempt)
     self.storage.write(f"code/{self.digest}.tgz", content)
-    self.attempt = board.Attempt(self.run, attempt, self.digest, int(time.time() + expires))
-    self.board.publish(self.attempt)
+    self.attempt = mailbox.Attempt(self.run, attempt, self.digest, int(time.time() + expires))
+    self.mailbox.publish(self.attempt)
     self.processes = []
     self.environment = {**os.environ, "XDG_STATE_HOME": str(self.state), "PYTHONPATH": str(ROOT)}
 
@@ -72,7 +72,7 @@ class Lab:
         process.kill()
       process.wait()
       process.stdout.close()
-    units = [unit.Unit(path.name, path.parent.parent) for path in self.state.rglob("units/*")]
+    units = [service.Service(path.name, path.parent.parent) for path in self.state.rglob("units/*")]
     for each in units:
       each.stop(5.0)
     assert not program.end(str(self.state)) and not any(each.alive() for each in units)
@@ -95,9 +95,9 @@ class Lab:
   def report(self, worker=0):
     """What a worker says."""
     with contextlib.suppress(UnknownError):
-      if found := self.board.seen(worker):
+      if found := self.mailbox.seen(worker):
         return found[0]
-    return board.Report(worker)
+    return mailbox.Report(worker)
 
   def wait(self, reached, worker=0, seconds=20.0):
     """The report of a worker when it is as `reached` says, or in that phase."""
@@ -110,7 +110,7 @@ class Lab:
 
   def text(self, worker=0):
     """Its log, as the run's folder has it."""
-    pieces = (self.storage.read(name) for name in self.board.pieces(worker))
+    pieces = (self.storage.read(name) for name in self.mailbox.pieces(worker))
     return b"".join(piece.content for piece in pieces).decode()
 
   def said(self, word, worker=0, count=1):

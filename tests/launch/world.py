@@ -1,8 +1,8 @@
-"""A cloud with workers, in time that does not pass by itself: what `supervise.decide` decides is done here at once."""
+"""A cloud with workers, in time that does not pass by itself: what `decisions.decide` decides is done here at once."""
 
 import dataclasses
 
-from launch import board, engine, spec, supervise
+from launch import decisions, engine, mailbox, spec
 from launch.engine import OVER, Action, Seen, State
 from launch.errors import LaunchError, UnknownError
 
@@ -80,42 +80,42 @@ class World:
         self._work(attempt, seconds)
 
   def _work(self, attempt, seconds):
-    order = self.orders.get(attempt, board.Order())
+    order = self.orders.get(attempt, mailbox.Order())
     rows = self.reports.setdefault(attempt, {})
     for worker in range(self.run.workers):
       report, _ = rows.get(worker, (None, 0.0))
       if report is None or (report.try_ < order.try_ and worker not in self.silent):
-        rows[worker] = (board.Report(worker, order.try_, board.READY, host=f"h{worker}", clock=self.now), self.now)
-    if all(report.phase == board.READY and report.try_ == order.try_ for report, _ in rows.values()):
+        rows[worker] = (mailbox.Report(worker, order.try_, mailbox.READY, host=f"h{worker}", clock=self.now), self.now)
+    if all(report.phase == mailbox.READY and report.try_ == order.try_ for report, _ in rows.values()):
       for worker, (report, _) in rows.items():
-        changes = {"phase": board.RUNNING, "step": self.saved, "began": self.saved}
+        changes = {"phase": mailbox.RUNNING, "step": self.saved, "began": self.saved}
         rows[worker] = (dataclasses.replace(report, **changes), self.now)
       return
     for worker, (report, _) in rows.items():
-      if report.phase == board.RUNNING and worker not in self.frozen:
+      if report.phase == mailbox.RUNNING and worker not in self.frozen:
         self._run(rows, worker, report, seconds, order)
       elif worker not in self.silent:
         rows[worker] = (report, self.now)
-    codes = {report.exit for report, _ in rows.values() if report.phase == board.EXITED}
+    codes = {report.exit for report, _ in rows.values() if report.phase == mailbox.EXITED}
     if codes and codes != {0}:  # the others follow
       for worker, (report, _) in rows.items():
-        if report.phase == board.RUNNING:
-          rows[worker] = (dataclasses.replace(report, phase=board.EXITED, exit=134, clock=self.now), self.now)
+        if report.phase == mailbox.RUNNING:
+          rows[worker] = (dataclasses.replace(report, phase=mailbox.EXITED, exit=134, clock=self.now), self.now)
 
   def _run(self, rows, worker, report, seconds, order):
     step = min(self.total, report.step + int(seconds * self.pace))
     code, at = self.crash.get(worker, (None, 0))
     if order.stop:
-      report = dataclasses.replace(report, phase=board.EXITED, exit=42)
+      report = dataclasses.replace(report, phase=mailbox.EXITED, exit=42)
     elif code is not None and step >= at:
-      report = dataclasses.replace(report, phase=board.EXITED, exit=code, step=at, clock=self.now, tail="the log")
+      report = dataclasses.replace(report, phase=mailbox.EXITED, exit=code, step=at, clock=self.now, tail="the log")
     elif step >= self.total:
-      report = dataclasses.replace(report, phase=board.EXITED, exit=0, step=step)
+      report = dataclasses.replace(report, phase=mailbox.EXITED, exit=0, step=step)
     else:
       report = dataclasses.replace(report, step=step)
     if worker not in self.silent:
       rows[worker] = (report, self.now)
-    if all(r.phase == board.RUNNING for r, _ in rows.values()):
+    if all(r.phase == mailbox.RUNNING for r, _ in rows.values()):
       self.saved = max(self.saved, min(r.step for r, _ in rows.values()) // self.every * self.every)
 
   def preempt(self, notice: bool) -> None:
@@ -124,9 +124,9 @@ class World:
       self.machines[attempt].state, self.machines[attempt].detail = engine.LOST, "SUSPENDED"
       rows = self.reports.get(attempt, {})
       for worker, (report, _) in rows.items():
-        if notice and report.phase == board.RUNNING:
+        if notice and report.phase == mailbox.RUNNING:
           self.saved = max(self.saved, report.step)
-          rows[worker] = (dataclasses.replace(report, phase=board.EXITED, exit=42, asked=True), self.now)
+          rows[worker] = (dataclasses.replace(report, phase=mailbox.EXITED, exit=42, asked=True), self.now)
 
   # What the one who watches sees and does.
 
@@ -142,7 +142,7 @@ class World:
       look = engine.Look(m.state, m.detail, m.code) if m else engine.Look(engine.ABSENT)
     reports = {}
     for worker, (report, at) in self.reports.get(attempt, {}).items():
-      changes = {"clock": at} if report.phase == board.RUNNING else {}  # of each report; in others it is of the end
+      changes = {"clock": at} if report.phase == mailbox.RUNNING else {}  # of each report; in others it is of the end
       if worker not in self.hidden:
         reports[worker] = dataclasses.replace(report, **changes), self.now - at
     if attempt in self.unreadable:
@@ -179,7 +179,7 @@ class World:
 
   def step(self, restarts: bool = False) -> None:
     """Looks, decides, acts, and time passes."""
-    state, actions = supervise.decide(self.run, restarts, self.state, self.seen())
+    state, actions = decisions.decide(self.run, restarts, self.state, self.seen())
     try:
       for action in actions:
         try:
@@ -210,4 +210,4 @@ class World:
 def running(world: World) -> bool:
   """Whether all workers run."""
   rows = world.reports.get(world.state.attempt, {})
-  return bool(rows) and all(report.phase == board.RUNNING for report, _ in rows.values())
+  return bool(rows) and all(report.phase == mailbox.RUNNING for report, _ in rows.values())

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from launch import board, engine, spec, unit
+from launch import engine, mailbox, service, spec
 from launch.backends import hosts
 from launch.errors import LaunchError, UnknownError
 from tests.launch.workers import LIMITS, Lab
@@ -59,7 +59,7 @@ def lab(tmp_path, monkeypatch):
 
 
 def alive(lab, host):
-  return unit.Unit("vit-a1", lab.state / host / ".local/state/vit_jax/launch").alive()
+  return service.Service("vit-a1", lab.state / host / ".local/state/vit_jax/launch").alive()
 
 
 def test_g15_a_greeting_of_a_host_is_no_part_of_its_answer(lab):
@@ -84,7 +84,7 @@ def test_hosts_get_the_package_and_one_worker_each(lab):
     ("vit-a1", "alice@one", engine.READY), ("vit-a1", "two", engine.READY)]  # fmt: skip
   assert not silent
   (package,) = (lab.state / "two/.local/state/vit_jax/launch/package").iterdir()
-  assert (package / "launch/worker.py").read_bytes() == pathlib.Path(unit.ROOT, "launch/worker.py").read_bytes()
+  assert (package / "launch/worker.py").read_bytes() == pathlib.Path(service.ROOT, "launch/worker.py").read_bytes()
   made.delete(1)
   assert made.look(1).state == engine.ABSENT and not lab.programs()
   asked = [json.loads(line) for line in (lab.state / "asked").read_text().splitlines()]
@@ -110,7 +110,7 @@ def test_a_connection_that_breaks_behind_the_command_starts_nothing_twice(lab):
 def test_a_host_that_does_not_answer_is_unknown_and_a_worker_that_died_is_a_loss(lab, monkeypatch):
   made = hosts.Engine(lab.run)
   made.create(1, 0)
-  lab.wait(board.RUNNING)
+  lab.wait(mailbox.RUNNING)
   monkeypatch.setenv("SSH_AWAY", "two")
   for call in (made.look, made.delete):
     with pytest.raises(UnknownError, match="two: ssh gave no answer"):
@@ -119,7 +119,7 @@ def test_a_host_that_does_not_answer_is_unknown_and_a_worker_that_died_is_a_loss
   assert list(silent) == ["two"]
   monkeypatch.delenv("SSH_AWAY")
   made.create(1, 0)  # `delete` had reached the first
-  os.kill(unit.Unit("vit-a1", lab.state / "two/.local/state/vit_jax/launch").process(), 9)
+  os.kill(service.Service("vit-a1", lab.state / "two/.local/state/vit_jax/launch").process(), 9)
   look = made.look(1)
   assert look.state == engine.LOST and "worker 1" in look.detail
   made.delete(1)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from launch import board, engine, spec, unit
+from launch import engine, mailbox, service, spec
 from launch.backends import local
 from launch.errors import LaunchError
 from tests.launch.workers import Lab, zombies
@@ -27,7 +27,7 @@ def lab(tmp_path, monkeypatch):
 
 
 def process(lab, number):
-  return unit.Unit(f"vit-a1-w{number:02d}", lab.state / "vit_jax/launch").process()
+  return service.Service(f"vit-a1-w{number:02d}", lab.state / "vit_jax/launch").process()
 
 
 def test_workers_are_made_once_looked_at_and_deleted(lab):
@@ -68,8 +68,8 @@ def test_workers_that_end_by_themselves_are_gone(lab):
   made = local.Engine(lab.run)
   lab.board.publish(dataclasses.replace(lab.attempt, expires=int(time.time()) + 3))
   made.create(1, 0)
-  lab.wait(board.ENDED)
-  lab.wait(board.ENDED, 1)
+  lab.wait(mailbox.ENDED)
+  lab.wait(mailbox.ENDED, 1)
   deadline = time.monotonic() + 10
   while made.look(1).state != engine.ABSENT:
     assert time.monotonic() < deadline

@@ -5,7 +5,7 @@ import dataclasses
 import threading
 import time
 
-from launch import board, errors, storage
+from launch import errors, mailbox, storage
 from launch.errors import LaunchError, UnknownError
 from launch.log import Log
 
@@ -13,18 +13,18 @@ PIECES = 8  # of the log, at a time
 WORDS = {"detail": 2000, "doing": 100, "tail": 10_000}  # of a report, which hold no secret, and their letters at most
 
 
-class Post:
+class Reporter:
   """Reports and pieces of the log go out every `beat` seconds, and at once where a report says something new.
 
   Orders come in. What does not arrive is brought again the next time. A resource.
   """
 
-  def __init__(self, folder: str, attempt: int, report: board.Report, beat: float, log: Log):
-    self.order, self.trouble = board.Order(), ""
-    self.board = board.Board(storage.storage(folder), attempt)
+  def __init__(self, folder: str, attempt: int, report: mailbox.Report, beat: float, log: Log):
+    self.order, self.trouble = mailbox.Order(), ""
+    self.mailbox = mailbox.Mailbox(storage.storage(folder), attempt)
     self._report, self._beat, self._log, self._piece = report, beat, log, None
     self._turn, self._wanted, self._brought, self._closed = threading.Condition(), 1, 0, False
-    self._thread = threading.Thread(target=self._run, name="post", daemon=True)
+    self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
     self._thread.start()
 
   def check(self) -> None:
@@ -33,7 +33,7 @@ class Post:
       raise LaunchError("what brings its reports and log has ended; why is in worker.txt, or journalctl", errors.BUG)
 
   @property
-  def report(self) -> board.Report:
+  def report(self) -> mailbox.Report:
     """The last one."""
     return self._report
 
@@ -60,7 +60,7 @@ class Post:
       arrived = self._brought >= wanted
     if self._closed:  # the last word of a worker that cannot go on
       with contextlib.suppress(UnknownError, LaunchError):
-        self.board.report(dataclasses.replace(self._report, clock=time.time()))
+        self.mailbox.report(dataclasses.replace(self._report, clock=time.time()))
     return arrived
 
   def close(self) -> None:
@@ -89,9 +89,9 @@ class Post:
         try:
           self._send(report)  # first, for who reads of an end may delete what the log is on
         finally:
-          self.board.report(dataclasses.replace(report, clock=time.time()))
+          self.mailbox.report(dataclasses.replace(report, clock=time.time()))
         try:
-          self.order = self.board.order()
+          self.order = self.mailbox.order()
         finally:  # one that cannot be read holds up nothing else
           with self._turn:
             self._brought = wanted
@@ -105,13 +105,13 @@ class Post:
   def _send(self, report):
     """Pieces of the log. What no program may write any more is sent to its end."""
     if self._piece is None:
-      names = self.board.pieces(report.worker)
+      names = self.mailbox.pieces(report.worker)
       self._piece = int(names[-1].rpartition(".")[2]) + 1 if names else 0
     for _ in range(PIECES):
-      content, end = self._log.piece(last=report.phase != board.RUNNING)
+      content, end = self._log.piece(last=report.phase != mailbox.RUNNING)
       if not content:
         return
-      self.board.write_log(report.worker, self._piece, content)
+      self.mailbox.write_log(report.worker, self._piece, content)
       self._piece += 1
       self._log.sent(end)
 
@@ -119,8 +119,8 @@ class Post:
 @contextlib.contextmanager
 def opened(*words):
   """A post, closed at the end."""
-  post = Post(*words)
+  reporter = Reporter(*words)
   try:
-    yield post
+    yield reporter
   finally:
-    post.close()
+    reporter.close()

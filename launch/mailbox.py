@@ -103,7 +103,7 @@ class Garbage(UnknownError):
   """A file that none of `launch` has written."""
 
 
-class Board:
+class Mailbox:
   """The files of an attempt in a run's folder, which is a `Disk` or `Bucket`. May raise UnknownError.
 
   `clock` is the bucket's time when it last gave a report, 0 for none. `unreadable` are the workers whose reports were

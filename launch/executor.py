@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 
-from launch import board, errors, install, machine, manifests, program
+from launch import errors, install, machine, mailbox, manifests, program
 from launch.errors import LaunchError, UnknownError
 
 TICK = 0.1  # seconds
@@ -18,7 +18,7 @@ class End(Exception):
   """The worker ends itself: its work is done, or cannot be."""
 
 
-class Tries:
+class Executor:
   """The tries of an attempt, as one worker makes them.
 
   Args:
@@ -26,15 +26,15 @@ class Tries:
     number: among all workers.
     engine: local, hosts, qr or gke.
     home: where code and interpreters are. unit: its own, with the lock.
-    letters: its `Post`. log: its `Log`.
+    reporter: its `Reporter`. log: its `Log`.
     asked: the signals that have asked this process to stop, to which a handler adds.
   """
 
-  def __init__(self, attempt, number, engine, home, unit, letters, log, asked):
+  def __init__(self, attempt, number, engine, home, unit, reporter, log, asked):
     self.attempt, self.run, self.number, self.engine = attempt, attempt.run, number, engine
-    self.limits, self.home, self.unit, self.letters, self.log = attempt.run.limits, home, unit, letters, log
+    self.limits, self.home, self.unit, self.reporter, self.log = attempt.run.limits, home, unit, reporter, log
     self.asked, self._looked = asked, 0.0
-    self._clock, self.ends = letters.board.storage.clock, float(attempt.expires)
+    self._clock, self.ends = reporter.mailbox.storage.clock, float(attempt.expires)
 
   def work(self, first: int, try_: int) -> int:
     """All tries; the exit code of the worker. Raises End, and LaunchError for what cannot be.
@@ -44,9 +44,9 @@ class Tries:
       try_: the first that this worker has not started, in a life before.
     """
     if self.attempt.seconds:
-      started = self._known(lambda: self.letters.board.begin(self._clock.now()))
+      started = self._known(lambda: self.reporter.mailbox.begin(self._clock.now()))
       self.ends = min(self.ends, started + self.attempt.seconds)
-      self.letters.say(started=started)
+      self.reporter.say(started=started)
     self._install()
     while True:
       try_ = self._meet(try_, first)
@@ -54,15 +54,15 @@ class Tries:
       if self.asked:
         return code
       if self.engine == "gke":  # a JobSet starts the next try, unless this one was stopped
-        return FATAL if self.letters.order.stop or self._clock.now() > self.ends else code
+        return FATAL if self.reporter.order.stop or self._clock.now() > self.ends else code
       try_ = self._next(try_)
 
   # What comes before a program.
 
   def _install(self):
     note = machine.widen(self.engine)
-    self._say(phase=board.INSTALLING, detail="fetches the code")
-    self.folder = self._known(lambda: install.code(self.letters.board.storage, self.attempt.code, self.home))
+    self._say(phase=mailbox.INSTALLING, detail="fetches the code")
+    self.folder = self._known(lambda: install.code(self.reporter.mailbox.storage, self.attempt.code, self.home))
     self._say(code=self.attempt.code, detail="fetches secrets" if self.run.secrets else "installs packages")
     self.secrets = self._known(lambda: program.secrets(self.run))
     self.log.hide(self.secrets.values())
@@ -96,10 +96,10 @@ class Tries:
         port, note = machine.port(self.engine)
         fresh = {"step": -1, "began": -1, "doing": "", "asked": False, "exit": None, "tail": ""}
         address = f"{self.address}:{port}"
-        self.letters.say(phase=board.READY, try_=try_, address=address, detail=note, **fresh)
+        self.reporter.say(phase=mailbox.READY, try_=try_, address=address, detail=note, **fresh)
       ordered = try_ <= max(order.try_, first) and not order.stop
-      ready = ordered and self.letters.settle(self._patience()) and self._all_ready(try_, met)
-      if ready and not self.letters.order.stop:
+      ready = ordered and self.reporter.settle(self._patience()) and self._all_ready(try_, met)
+      if ready and not self.reporter.order.stop:
         return try_
       if time.monotonic() - since > (max(self.limits.idle, limit) if ordered else self.limits.idle):
         waiting = f"for workers {sorted(set(range(self.run.workers)) - met)}" if ordered else "for an order"
@@ -119,13 +119,13 @@ class Tries:
     """Whether all workers are ready for the try, or further on, with the same code; those that are get into `met`."""
     for other in sorted(set(range(self.run.workers)) - met):
       try:
-        found = self.letters.board.seen(other)
+        found = self.reporter.mailbox.seen(other)
       except (UnknownError, LaunchError):
         return False
-      report, age = found or (board.Report(other), 0.0)
-      if report.try_ != try_ or report.phase not in (board.READY, board.RUNNING, board.EXITED):
+      report, age = found or (mailbox.Report(other), 0.0)
+      if report.try_ != try_ or report.phase not in (mailbox.READY, mailbox.RUNNING, mailbox.EXITED):
         return False
-      if report.phase == board.READY and age > self.limits.silence:
+      if report.phase == mailbox.READY and age > self.limits.silence:
         return False
       if report.code != self.attempt.code:
         raise LaunchError(f"worker {other} has the bundle {report.code[:12]}, this one {self.attempt.code[:12]}")
@@ -145,7 +145,7 @@ class Tries:
     status = self.unit.folder / "status.json"
     variables = program.environment(run, self.number, self.engine, self.coordinator, status, self.folder, self.secrets)
     words = [self.python, "-m", run.module, *run.args]
-    self.letters.say(phase=board.RUNNING, try_=try_, detail="")
+    self.reporter.say(phase=mailbox.RUNNING, try_=try_, detail="")
     child = program.Program(words, self.folder, variables, self.log.path)
     try:
       code, why = self._watch(child, try_)
@@ -156,17 +156,17 @@ class Tries:
     whole = "; ".join(filter(None, (why, meaning, f"processes {left} do not die" if left else "")))
     self.log.say(f"try {try_} ended with {code}{': ' if whole else ''}{whole}")
     asked = child.asked is not None or bool(self.asked)
-    self.letters.say(phase=board.EXITED, asked=asked, exit=code, tail=tail, detail=whole)
-    self.letters.settle(self._patience())
+    self.reporter.say(phase=mailbox.EXITED, asked=asked, exit=code, tail=tail, detail=whole)
+    self.reporter.settle(self._patience())
     return errors.BUG if self.engine == "gke" and code in manifests.FREE and not self._any_asked(try_) else code
 
   def _any_asked(self, try_):
     """Whether any worker's program was asked to stop, after which those of all end; True where nobody knows."""
     try:
-      reports = self.letters.board.reports(self.run.workers).values()
+      reports = self.reporter.mailbox.reports(self.run.workers).values()
     except (UnknownError, LaunchError):
       return True
-    unknown = bool(self.letters.board.unreadable)
+    unknown = bool(self.reporter.mailbox.unreadable)
     return unknown or any(report.asked for report, _ in reports if report.try_ == try_)
 
   def _watch(self, child, try_):
@@ -178,14 +178,14 @@ class Tries:
         self._looked = now
         child.look()
         self.log.trim()
-        self.letters.say(**child.progress)
+        self.reporter.say(**child.progress)
       order, past = self._order(False), self._clock.now() > self.ends
       if not why and (self.asked or past or order.stop or order.try_ > try_):
         why = (signal.Signals(self.asked[0]).name + " to the worker" if self.asked else
-               board.TIME_ENDED if past else
+               mailbox.TIME_ENDED if past else
                "stopped as ordered" if order.stop else f"try {order.try_} is ordered")  # fmt: skip
         child.ask()
-        self.letters.say(asked=True)  # at once: a machine that goes down may not say how it ended
+        self.reporter.say(asked=True)  # at once: a machine that goes down may not say how it ended
       if child.asked and now - child.asked > self.limits.grace:
         child.kill()
       elif stalled is None and not why and now - child.moved > self.limits.stall:
@@ -196,15 +196,15 @@ class Tries:
         child.kill()
       time.sleep(TICK if now - child.moved > 1 else TICK / 5)
     child.look()
-    self.letters.say(**child.progress)
+    self.reporter.say(**child.progress)
     return (program.HANG if stalled else code), why
 
   # Between.
 
   def _order(self, ends=True):
     """The last order. Raises End where the attempt's time has ended, and for a signal; LaunchError for a mistake."""
-    order = self.letters.order
-    self.letters.check()
+    order = self.reporter.order
+    self.reporter.check()
     if ends:
       self._tick()
       if order.stop and self.engine == "gke":  # whose JobSet would start all again
@@ -215,11 +215,11 @@ class Tries:
     if self.asked:
       raise End(f"{signal.Signals(self.asked[0]).name} to the worker")
     if self._clock.now() > self.ends:
-      raise End(board.TIME_ENDED)
+      raise End(mailbox.TIME_ENDED)
 
   def _pause(self, detail, seconds=None):
     if detail:
-      self.letters.say(detail=detail)
+      self.reporter.say(detail=detail)
     deadline = time.monotonic() + (self.limits.beat if seconds is None else seconds)
     while time.monotonic() < deadline:
       self._order()
@@ -231,7 +231,7 @@ class Tries:
 
   def _say(self, **changes):
     self._order()
-    self.letters.say(**changes)
+    self.reporter.say(**changes)
 
   def _note(self, try_):
     """That a try is started, where a start after the machine's sees it."""
@@ -250,19 +250,19 @@ class Tries:
     """
     self.log.say(f"ends: {reason}")
     if self.asked:  # the machine goes down, or somebody stops the unit: what was last said holds
-      self.letters.settle(self._patience())
+      self.reporter.settle(self._patience())
       return
-    self.letters.say(phase=board.ENDED, detail=reason)
-    self.letters.settle(self._patience())
+    self.reporter.say(phase=mailbox.ENDED, detail=reason)
+    self.reporter.settle(self._patience())
     deadline = time.monotonic() + (self.limits.idle if failed and self.engine == "qr" else 0.0)
-    while time.monotonic() < deadline and self._clock.now() < self.ends and not self.letters.order.stop:
+    while time.monotonic() < deadline and self._clock.now() < self.ends and not self.reporter.order.stop:
       if self.asked:
         return
       time.sleep(TICK)
     if self.engine == "qr":
       trouble = give_back(self.run, self.attempt.number)
-      self.letters.say(detail=f"{reason}; {trouble or 'the machine is given back'}")
-      self.letters.settle(self._patience())
+      self.reporter.say(detail=f"{reason}; {trouble or 'the machine is given back'}")
+      self.reporter.settle(self._patience())
     self.unit.forget()
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch import board, engine, errors, spec
+from launch import engine, errors, mailbox, spec
 from launch.engine import OVER
 from tests.launch.world import World, run, running
 
@@ -174,7 +174,7 @@ def test_24_a_node_that_is_repaired_goes_on_and_one_that_is_not_is_replaced():
   world.machines[1].state = engine.REPAIRING
   rows = world.reports[1]
   for worker, (report, at) in rows.items():
-    changes = {"try_": 2, "phase": board.READY} if worker == 3 else {"phase": board.EXITED, "exit": 134}
+    changes = {"try_": 2, "phase": mailbox.READY} if worker == 3 else {"phase": mailbox.EXITED, "exit": 134}
     rows[worker] = (dataclasses.replace(report, **changes), at)
   for _ in range(60):
     world.step()
@@ -191,7 +191,7 @@ def test_24_a_node_that_is_repaired_goes_on_and_one_that_is_not_is_replaced():
 
 def test_a_run_that_is_stopped_keeps_its_machines_and_ends():
   world = World(run(), total=3000).until(running)
-  world.orders[1] = board.Order(1, stop=True)
+  world.orders[1] = mailbox.Order(1, stop=True)
   world.to_end()
   assert world.state.end[0] == errors.DETACHED and world.live() == [1] and world.state.kept
 
@@ -200,7 +200,7 @@ def test_a_jobset_that_is_stopped_keeps_no_machines():
   world = World(run(), total=3000)
   for _ in range(20):
     world.step(restarts=True)
-  world.orders[1] = board.Order(1, stop=True)
+  world.orders[1] = mailbox.Order(1, stop=True)
   while world.state.stage != OVER:
     world.step(restarts=True)
   assert ended(world) == errors.DETACHED and not world.machines
@@ -242,7 +242,9 @@ EVENTS = st.one_of(
   st.tuples(st.just("gone"), st.just(0)),
   st.tuples(st.just("removal"), st.sampled_from([0, 30, 2000, 10**6])),
   st.tuples(st.just("queue"), st.sampled_from([0, 600, 10**6])),
-  st.tuples(st.just("order"), st.sampled_from([board.Order(9), board.Order(1, stop=True), board.Order(1, fresh=True)])),
+  st.tuples(
+    st.just("order"), st.sampled_from([mailbox.Order(9), mailbox.Order(1, stop=True), mailbox.Order(1, fresh=True)])
+  ),
 )
 
 

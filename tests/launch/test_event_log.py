@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from launch import journal, storage
+from launch import event_log, storage
 from launch.engine import OVER, WATCHING, State
 from launch.errors import LaunchError, UnknownError
-from launch.journal import Journal
+from launch.event_log import EventLog
 from tests.launch.world import run
 
 
@@ -23,47 +23,47 @@ STATE = State(attempt=3, try_=2, stage=WATCHING, since=5.5, unverified=(1,), end
 
 
 def test_what_is_appended_is_read_again_with_the_state_and_the_run():
-  book = Journal("vit")
+  book = EventLog("vit")
   book.append("run", State(), run=run().dumps(), sha="ab")
   book.append("intent", STATE, location="europe-west4-a")
-  again = Journal("vit")
+  again = EventLog("vit")
   assert again.state == STATE and again.run == run() and again.last("intent")["location"] == "europe-west4-a"
-  assert [event["number"] for event in again.events] == [0, 1] and again.open and journal.names() == ["vit"]
+  assert [event["number"] for event in again.events] == [0, 1] and again.open and event_log.names() == ["vit"]
 
 
 def test_attempts_that_were_to_be_made_remain_until_they_are_seen_to_be_gone():
-  book = Journal("vit")
+  book = EventLog("vit")
   for attempt in (1, 2, 3):
     book.append("intent", dataclasses.replace(STATE, attempt=attempt))
   book.append("deleted", dataclasses.replace(STATE, attempt=2))
-  assert Journal("vit").remaining() == [1, 3]
+  assert EventLog("vit").remaining() == [1, 3]
   book.append("end", STATE, code=13, text="")
-  assert not Journal("vit").open
+  assert not EventLog("vit").open
 
 
 @pytest.mark.parametrize("torn", [b'{"number": 2, "ti', b"\xff\xfe\x00", b"[]", b"{}", b"nul\n" + b"x" * 1000])
 def test_a_line_that_a_crash_tore_is_left_out_and_the_next_is_written_behind_what_is_whole(torn):
-  book = Journal("vit")
+  book = EventLog("vit")
   book.append("run", State(), run=run().dumps())
-  path = journal.folder() / "vit.jsonl"
+  path = event_log.folder() / "vit.jsonl"
   with open(path, "ab") as file:
     file.write(torn)
-  again = Journal("vit")
+  again = EventLog("vit")
   assert again.events == book.events
   again.append("intent", STATE)
-  assert [event["event"] for event in Journal("vit").events] == ["run", "intent"]
+  assert [event["event"] for event in EventLog("vit").events] == ["run", "intent"]
 
 
 def test_the_copy_in_the_runs_folder_is_gone_on_with_by_another_machine(tmp_path, monkeypatch):
   folder = storage.storage(str(tmp_path / "run"))
-  book = Journal("vit", folder)
+  book = EventLog("vit", folder)
   book.append("run", State(), run=run().dumps())
   book.append("intent", STATE)
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
-  other = Journal("vit", folder)
-  assert other.events == book.events and other.unconfirmed == run() and Journal("vit").events == []
+  other = EventLog("vit", folder)
+  assert other.events == book.events and other.unconfirmed == run() and EventLog("vit").events == []
   other.confirm()
-  assert other.unconfirmed is None and Journal("vit").events == book.events
+  assert other.unconfirmed is None and EventLog("vit").events == book.events
   other.append("deleted", STATE)
   book.read()
   assert book.events == other.events
@@ -82,19 +82,19 @@ class Away(storage.Disk):
 
 def test_a_folder_that_is_away_delays_the_copy_and_no_event(tmp_path, capsys):
   folder = Away(str(tmp_path))
-  book = Journal("vit", folder)
+  book = EventLog("vit", folder)
   book.append("run", State(), run=run().dumps())
-  assert "late" in capsys.readouterr().err and Journal("vit").events == book.events
+  assert "late" in capsys.readouterr().err and EventLog("vit").events == book.events
   folder.away = False
   book.append("intent", STATE)
-  assert len(folder.read(journal.COPY).content.splitlines()) == 2
+  assert len(folder.read(event_log.COPY).content.splitlines()) == 2
 
 
 def test_what_cannot_be_written_down_is_an_error_before_anything_is_made(tmp_path, monkeypatch):
   (tmp_path / "file").write_text("")
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
   with pytest.raises(LaunchError, match="nothing is made that is not written down first"):
-    Journal("vit").append("intent", STATE)
+    EventLog("vit").append("intent", STATE)
 
 
 FULL = LaunchError("vit.jsonl: No space left on device")
@@ -103,81 +103,81 @@ FULL = LaunchError("vit.jsonl: No space left on device")
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_full_disk_is_said_once_and_holds_up_nothing_but_what_would_be_made(tmp_path, monkeypatch, capsys, torn):
   folder = storage.storage(str(tmp_path / "run"))
-  book, path = Journal("vit", folder), journal.folder() / "vit.jsonl"
+  book, path = EventLog("vit", folder), event_log.folder() / "vit.jsonl"
   book.append("run", State(), run=run().dumps())
   book.append("intent", STATE)
   book.append("created", STATE)
   path.write_bytes(b"".join(path.read_bytes().splitlines(True)[:1]) + b'{"number": 9' * torn)
   before = path.read_bytes()
-  write, full = Journal._write, [True]
+  write, full = EventLog._write, [True]
 
   def filled(self, text, mode, *rest):
     if full[0]:
       raise FULL
     write(self, text, mode, *rest)
 
-  monkeypatch.setattr(Journal, "_write", filled)
-  again = Journal("vit", folder)
+  monkeypatch.setattr(EventLog, "_write", filled)
+  again = EventLog("vit", folder)
   assert again.events == book.events and again.remaining() == [3] and path.read_bytes() == before
   again.append("ready", STATE)
   again.append("deleted", STATE)
   assert capsys.readouterr().err.count("No space left") == 1
-  assert [event["event"] for event in Journal("vit", folder).events][-2:] == ["ready", "deleted"]
+  assert [event["event"] for event in EventLog("vit", folder).events][-2:] == ["ready", "deleted"]
   with pytest.raises(LaunchError, match="nothing is made"):
     again.append("intent", dataclasses.replace(STATE, attempt=4))
   full[0] = False
   again.append("end", STATE, code=0, text="")
-  assert journal.parsed(path.read_bytes()) == again.events and len(again.events) == 6
+  assert event_log.parsed(path.read_bytes()) == again.events and len(again.events) == 6
 
 
 def test_who_reads_a_journal_does_not_write_to_it(monkeypatch):
-  book = Journal("vit")
+  book = EventLog("vit")
   book.append("run", State(), run=run().dumps())
-  path = journal.folder() / "vit.jsonl"
+  path = event_log.folder() / "vit.jsonl"
   path.write_bytes(path.read_bytes() + b'{"number"')  # half of what another is writing now
   before = path.read_bytes()
-  assert Journal("vit").events == book.events and path.read_bytes() == before
+  assert EventLog("vit").events == book.events and path.read_bytes() == before
 
 
 @pytest.mark.parametrize("event", ["ready", "end"])
 def test_a_workdir_that_another_run_has_is_refused_by_its_name_until_that_is_over(tmp_path, event):
   folder = storage.storage(str(tmp_path / "w"))
-  first = Journal("first", folder)
+  first = EventLog("first", folder)
   first.append("run", State(), run=dataclasses.replace(run(), name="first").dumps())
   first.append("intent", State(attempt=1))
   first.append(event, State(attempt=1))
   with pytest.raises(LaunchError, match="is that of the run first, which is not over: python -m launch status first"):
-    Journal("second", folder)
-  assert journal.names() == ["first"]
+    EventLog("second", folder)
+  assert event_log.names() == ["first"]
   first.append("deleted", State(attempt=1))
   first.append("end", State(attempt=1, stage=OVER))
-  assert Journal("second", folder).events == []
+  assert EventLog("second", folder).events == []
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "-a", "a" * 99, "a\n"])
 def test_names_that_are_none_reach_no_file(name):
   with pytest.raises(LaunchError, match="no name of a run"):
-    Journal(name)
+    EventLog(name)
 
 
 @pytest.mark.parametrize(("key", "value"), [("colour", "red"), ("attempt", "x"), ("expires", 1e300), ("end", [1])])
 def test_g12_a_state_of_another_version_is_used_without_its_new_fields_and_refused_if_old_ones_differ(key, value):
-  book = Journal("vit")
+  book = EventLog("vit")
   book.append("run", State(), run=run().dumps())
-  path = journal.folder() / "vit.jsonl"
+  path = event_log.folder() / "vit.jsonl"
   line = json.loads(path.read_text())
   line["state"][key] = value
   path.write_text(json.dumps(line) + "\n")
   if key == "colour":
-    assert Journal("vit").state == State()
+    assert EventLog("vit").state == State()
     return
   with pytest.raises(LaunchError, match=rf"vit.jsonl.*{key}.*launch down vit"):
-    _ = Journal("vit").state
+    _ = EventLog("vit").state
 
 
 def test_a_run_that_is_unknown_here_says_where_to_look():
   with pytest.raises(LaunchError, match="no such run on this machine"):
-    _ = Journal("vit").run
+    _ = EventLog("vit").run
 
 
 @pytest.mark.parametrize("clock", [-600.0, 0.0, 86400.0])
@@ -188,25 +188,25 @@ def test_how_long_a_request_is_waited_for_follows_from_the_folders_clock(
   folder, now = storage.storage(str(tmp_path / "run")), time.time()
   with monkeypatch.context() as patch:
     patch.setattr(time, "time", lambda: now + clock)
-    book = Journal("vit", folder)
+    book = EventLog("vit", folder)
     for event in ("intent", "intent"):  # asked for again
       book.append(event, STATE)
-  os.utime(tmp_path / "run" / journal.COPY, (now - age, now - age))
-  other = Journal("vit", folder)
+  os.utime(tmp_path / "run" / event_log.COPY, (now - age, now - age))
+  other = EventLog("vit", folder)
   other.taken()
   assert least <= other.settles() <= most and other.settled(3) == (most == 0)
-  following = Journal("vit", folder)
+  following = EventLog("vit", folder)
   following.taken()  # what was waited for is not waited for again
   assert (following.settles() == 0) == (most == 0)
 
 
 def test_what_is_absent_stays_so_once_no_request_can_be_on_its_way(monkeypatch):
-  book = Journal("vit")
+  book = EventLog("vit")
   book.append("intent", STATE)
   assert not book.settled(3)
   book.append("created", STATE)
   assert book.settled(3)
   book.append("intent", dataclasses.replace(STATE, attempt=4))
   assert not book.settled(4)
-  monkeypatch.setattr(journal, "IN_FLIGHT", -1.0)
+  monkeypatch.setattr(event_log, "IN_FLIGHT", -1.0)
   assert book.settled(4)

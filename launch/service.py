@@ -40,7 +40,7 @@ def home() -> pathlib.Path:
     return pathlib.Path(f"/tmp/vit_jax-{os.getuid()}/launch")
 
 
-class Unit:
+class Service:
   """A unit with a name, such as vit-b16-a1, and a directory below `home`. All methods may raise an UnknownError."""
 
   def __init__(self, name: str, home: pathlib.Path):
@@ -188,11 +188,11 @@ def every(home: pathlib.Path, engine: str) -> list:
   except _ABSENT:
     return found
   for name in names:
-    unit = Unit(name, home)
-    if (about := unit.about) and about.get("engine") == engine:
-      with contextlib.suppress(*_ABSENT), _known(unit.folder):  # it may be removed just now
-        made, said = (unit.folder / "about.json").stat().st_mtime, _last_line(unit.folder / "worker.txt")
-        found.append(about | {"alive": unit.alive(), "made": made, "said": said})
+    service = Service(name, home)
+    if (about := service.about) and about.get("engine") == engine:
+      with contextlib.suppress(*_ABSENT), _known(service.folder):  # it may be removed just now
+        made, said = (service.folder / "about.json").stat().st_mtime, _last_line(service.folder / "worker.txt")
+        found.append(about | {"alive": service.alive(), "made": made, "said": said})
   return found
 
 

@@ -5,39 +5,39 @@ import json
 import pytest
 from hypothesis import given, strategies
 
-from launch.board import Attempt, Board, Order, Report
 from launch.errors import LaunchError, UnknownError
+from launch.mailbox import Attempt, Mailbox, Order, Report
 from launch.storage import Disk
 from tests.launch import launches
 
 
 @pytest.fixture
-def board(tmp_path):
-  return Board(Disk(str(tmp_path)), 2)
+def mailbox(tmp_path):
+  return Mailbox(Disk(str(tmp_path)), 2)
 
 
-def test_what_is_told_comes_back(board):
+def test_what_is_told_comes_back(mailbox):
   attempt = Attempt(launches.run("qr", args=("ä", "$(id)")), 2, "0" * 64, 1_795_300_000)
-  board.publish(attempt)
-  assert board.attempt() == attempt
-  assert board.order() == Order(try_=1, stop=False)
-  board.give(Order(3, stop=True))
-  assert board.order() == Order(3, True)
+  mailbox.publish(attempt)
+  assert mailbox.attempt() == attempt
+  assert mailbox.order() == Order(try_=1, stop=False)
+  mailbox.give(Order(3, stop=True))
+  assert mailbox.order() == Order(3, True)
   report = Report(1, 3, "exited", exit=42, step=7, tail="ä\n\udcff")
-  board.report(report)
-  ((worker, (found, age)),) = board.reports(4).items()
+  mailbox.report(report)
+  ((worker, (found, age)),) = mailbox.reports(4).items()
   assert (worker, found) == (1, report) and 0 <= age < 60
 
 
-def test_pieces_of_a_log_are_in_their_order_beyond_the_tenth(board):
+def test_pieces_of_a_log_are_in_their_order_beyond_the_tenth(mailbox):
   for piece in (0, 2, 10, 9, 100, 1):
-    board.write_log(1, piece, b"x")
-  board.write_log(11, 0, b"of another")
-  assert [int(name.rpartition(".")[2]) for name in board.pieces(1)] == [0, 1, 2, 9, 10, 100]
+    mailbox.write_log(1, piece, b"x")
+  mailbox.write_log(11, 0, b"of another")
+  assert [int(name.rpartition(".")[2]) for name in mailbox.pieces(1)] == [0, 1, 2, 9, 10, 100]
 
 
 def test_attempts_know_nothing_of_each_other(tmp_path):
-  first, second = (Board(Disk(str(tmp_path)), number) for number in (1, 11))
+  first, second = (Mailbox(Disk(str(tmp_path)), number) for number in (1, 11))
   first.report(Report(0))
   first.give(Order(5))
   assert second.reports(1) == {} and second.order() == Order()
@@ -53,13 +53,13 @@ VALUES = strategies.none() | strategies.booleans() | strategies.integers() | str
 @pytest.mark.parametrize("kind", [Report, Order])
 @given(data=strategies.data())
 def test_a_file_that_anybody_changed_is_no_answer_or_one_of_the_right_types(tmp_path_factory, kind, data):
-  board = Board(Disk(str(tmp_path_factory.getbasetemp() / "changed")), 1)
+  mailbox = Mailbox(Disk(str(tmp_path_factory.getbasetemp() / "changed")), 1)
   good = vars(Report(0)) if kind is Report else vars(Order())
   field = data.draw(strategies.sampled_from(sorted(good)))
   content = json.dumps(good | {field: data.draw(VALUES)}).encode()
-  board.storage.write("a1/w00.json" if kind is Report else "a1/order.json", content)
+  mailbox.storage.write("a1/w00.json" if kind is Report else "a1/order.json", content)
   try:
-    found = board.seen(0)[0] if kind is Report else board.order()
+    found = mailbox.seen(0)[0] if kind is Report else mailbox.order()
   except UnknownError as error:
     assert "run's folder" in str(error)
   else:
@@ -68,32 +68,32 @@ def test_a_file_that_anybody_changed_is_no_answer_or_one_of_the_right_types(tmp_
 
 
 @pytest.mark.parametrize("value", ["1" + "0" * 400, "-1" + "0" * 20, "1e400", "NaN", "9" * 5000])
-def test_a_number_that_no_run_could_have_is_no_answer(board, value):
-  board.storage.write("a2/order.json", f'{{"try_": {value}}}'.encode())
-  board.storage.write("a2/w00.json", f'{{"worker": 0, "clock": {value}}}'.encode())
-  for ask in (board.order, lambda: board.seen(0)):
+def test_a_number_that_no_run_could_have_is_no_answer(mailbox, value):
+  mailbox.storage.write("a2/order.json", f'{{"try_": {value}}}'.encode())
+  mailbox.storage.write("a2/w00.json", f'{{"worker": 0, "clock": {value}}}'.encode())
+  for ask in (mailbox.order, lambda: mailbox.seen(0)):
     with pytest.raises(UnknownError):
       ask()
 
 
-def test_a_report_that_cannot_be_read_hides_no_other(board):
+def test_a_report_that_cannot_be_read_hides_no_other(mailbox):
   for worker in range(3):
-    board.report(Report(worker, step=worker))
-  board.storage.write("a2/w01.json", b'{"step": 2000000000000000000}')
-  assert {w: report.step for w, (report, _) in board.reports(4).items()} == {0: 0, 2: 2} and board.unreadable == [1]
-  board.report(Report(1))
-  assert len(board.reports(4)) == 3 and board.unreadable == []
+    mailbox.report(Report(worker, step=worker))
+  mailbox.storage.write("a2/w01.json", b'{"step": 2000000000000000000}')
+  assert {w: report.step for w, (report, _) in mailbox.reports(4).items()} == {0: 0, 2: 2} and mailbox.unreadable == [1]
+  mailbox.report(Report(1))
+  assert len(mailbox.reports(4)) == 3 and mailbox.unreadable == []
 
 
-def test_a_report_is_of_whom_its_name_says(board):
-  board.storage.write("a2/w01.json", b'{"worker": 3, "step": 7}')
-  assert board.seen(1)[0] == Report(1, step=7)
+def test_a_report_is_of_whom_its_name_says(mailbox):
+  mailbox.storage.write("a2/w01.json", b'{"worker": 3, "step": 7}')
+  assert mailbox.seen(1)[0] == Report(1, step=7)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"5", b'{"x": 1}', b"[" * 100_000, b"{", b'[["try_", 1]]'])
-def test_what_is_no_file_of_ours_is_no_answer(board, content):
+def test_what_is_no_file_of_ours_is_no_answer(mailbox, content):
   for name in ("a2/spec.json", "a2/order.json", "a2/w00.json"):
-    board.storage.write(name, content)
-  for ask in (board.attempt, board.order, lambda: board.seen(0)):
+    mailbox.storage.write(name, content)
+  for ask in (mailbox.attempt, mailbox.order, lambda: mailbox.seen(0)):
     with pytest.raises((UnknownError, LaunchError)):
       ask()

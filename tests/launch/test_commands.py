@@ -12,7 +12,7 @@ import time
 import pytest
 
 from launch import errors, program
-from launch.journal import Journal
+from launch.event_log import EventLog
 from tests.launch import repositories
 
 pytestmark = pytest.mark.heavy
@@ -116,7 +116,7 @@ class Home:
 
   def events(self, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(self.folder / "state"))
-    return [event["event"] for event in Journal("vit").events]
+    return [event["event"] for event in EventLog("vit").events]
 
 
 def test_a_run_is_checked_made_watched_and_deleted_and_the_same_command_runs_it_again(home, monkeypatch):
@@ -224,7 +224,7 @@ def test_a_run_in_the_background_is_watched_by_another_process(home):
 def test_what_may_still_be_there_is_looked_at_before_the_run_goes_elsewhere(home, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(home.folder / "state"))
   home.launch(*home.words())
-  book = Journal("vit")
+  book = EventLog("vit")
   book.append("intent", dataclasses.replace(book.state, attempt=2), location="here")
   book.append("created", dataclasses.replace(book.state, attempt=2))
   book.append("end", book.state, code=13, text="")
@@ -238,10 +238,10 @@ def test_a_machine_that_no_journal_knows_is_not_joined_by_another(home):
   first = home.begin(*home.words(job=["--steps=400"]))
   first.send_signal(signal.SIGKILL)
   first.wait()
-  journal = home.folder / "state/vit_jax/launch/vit.jsonl"
-  kept = journal.read_bytes()
-  journal.unlink()
+  event_log = home.folder / "state/vit_jax/launch/vit.jsonl"
+  kept = event_log.read_bytes()
+  event_log.unlink()
   words = [word.replace(str(home.workdir), f"{home.workdir}-b") for word in home.words()]
   code, said = home.launch(*words)
   assert code == errors.USAGE and "vit-a1 is there" in said and "no journal here knows of it" in said
-  journal.write_bytes(kept)
+  event_log.write_bytes(kept)

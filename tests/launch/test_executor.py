@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from launch import board, spec
+from launch import mailbox, spec
 from tests.launch.workers import LIMITS, Lab, kill, zombies
 
 pytestmark = pytest.mark.heavy
@@ -29,7 +29,7 @@ def test_the_first_try_starts_without_an_order_and_all_have_one_coordinator(tmp_
     lab.environment |= {"MEGASCALE_SLICE_ID": "7", "VITJAX_DEVICES": "9", "http_proxy": "x", "TPU_NAME": "old",
                         "JAX_COORDINATOR_PORT": "1"}  # fmt: skip
     lab.starts()
-    reports = [lab.wait(board.EXITED, number) for number in range(3)]
+    reports = [lab.wait(mailbox.EXITED, number) for number in range(3)]
     assert [report.exit for report in reports] == [0, 0, 0]
     assert {report.code for report in reports} == {lab.digest}
     assert all(abs(report.clock - time.time()) < 20 and report.host for report in reports)
@@ -44,17 +44,17 @@ def test_the_first_try_starts_without_an_order_and_all_have_one_coordinator(tmp_
 def test_nothing_starts_until_all_are_ready_and_an_order_starts_the_next_try(tmp_path):
   with Lab(tmp_path, "sys.exit(3)", processes=2) as lab:
     lab.start(worker=0)
-    lab.wait(board.READY)
+    lab.wait(mailbox.READY)
     time.sleep(0.5)
-    assert lab.report().phase == board.READY and "argv" not in lab.text()
+    assert lab.report().phase == mailbox.READY and "argv" not in lab.text()
     lab.start(worker=1)
-    first = lab.wait(board.EXITED)
+    first = lab.wait(mailbox.EXITED)
     assert (first.exit, first.try_) == (3, 1)
-    lab.wait(board.EXITED, 1)
+    lab.wait(mailbox.EXITED, 1)
     time.sleep(0.4)
-    assert lab.report() == lab.report() and lab.report().phase == board.EXITED  # it stays, without an order
-    lab.board.give(board.Order(3))
-    second = lab.wait(lambda report: (report.phase, report.try_) == (board.EXITED, 3))
+    assert lab.report() == lab.report() and lab.report().phase == mailbox.EXITED  # it stays, without an order
+    lab.mailbox.give(mailbox.Order(3))
+    second = lab.wait(lambda report: (report.phase, report.try_) == (mailbox.EXITED, 3))
     assert second.address != first.address
     assert len(lab.said("argv", count=2)) == 2
     assert not zombies()
@@ -65,8 +65,8 @@ def test_a_higher_try_stops_what_runs_with_one_sigterm(tmp_path):
     lab.start()
     lab.wait(lambda _: "waits" in lab.text())
     (tmp_path / "a").touch()
-    lab.board.give(board.Order(2))
-    lab.wait(lambda report: (report.phase, report.try_, report.exit) == (board.EXITED, 2, 0))
+    lab.mailbox.give(mailbox.Order(2))
+    lab.wait(lambda report: (report.phase, report.try_, report.exit) == (mailbox.EXITED, 2, 0))
     lab.wait(lambda _: "try 2 ended" in lab.text())
     assert lab.text().count("asked") == 1
     assert "try 1 ended with 42: try 2 is ordered" in lab.text()
@@ -87,15 +87,15 @@ time.sleep(60)
     lab.wait(lambda _: "waits" in lab.text())
     assert len(lab.programs()) == 4 - 1  # the worker itself has no status file
     lab.wait(lambda _: (tmp_path / "away").exists() and (tmp_path / "away").read_text())
-    lab.board.give(board.Order(1, stop=True))
-    report = lab.wait(board.EXITED)
+    lab.mailbox.give(mailbox.Order(1, stop=True))
+    report = lab.wait(mailbox.EXITED)
     assert report.exit == 137 and "stopped as ordered" in report.detail and "limits.grace" in report.detail
     assert not lab.programs() and not zombies()
     assert not os.path.exists(f"/proc/{(tmp_path / 'away').read_text().strip()}")  # without our variables, and away
     time.sleep(0.3)
-    assert worker.poll() is None and lab.report().phase == board.EXITED  # until the next order, or limits.idle
-    lab.board.give(board.Order(2))
-    lab.wait(lambda report: (report.phase, report.try_) == (board.RUNNING, 2))
+    assert worker.poll() is None and lab.report().phase == mailbox.EXITED  # until the next order, or limits.idle
+    lab.mailbox.give(mailbox.Order(2))
+    lab.wait(lambda report: (report.phase, report.try_) == (mailbox.RUNNING, 2))
 
 
 def test_a_sigterm_to_the_worker_reaches_the_program_once_and_is_no_end_of_the_attempt(tmp_path):
@@ -107,16 +107,16 @@ def test_a_sigterm_to_the_worker_reaches_the_program_once_and_is_no_end_of_the_a
       time.sleep(0.02)
     assert worker.wait(10) == 42
     report = lab.report()
-    assert (report.phase, report.exit, report.asked) == (board.EXITED, 42, True)
+    assert (report.phase, report.exit, report.asked) == (mailbox.EXITED, 42, True)
     assert "SIGTERM to the worker" in report.detail
     assert lab.text().count("asked") == 1
     lab.start()  # the machine is there again
-    again = lab.wait(board.READY)
+    again = lab.wait(mailbox.READY)
     assert again.try_ == 2 and not again.asked
     time.sleep(0.5)
-    assert lab.report().phase == board.READY
-    lab.board.give(board.Order(2))
-    lab.wait(board.RUNNING)
+    assert lab.report().phase == mailbox.READY
+    lab.mailbox.give(mailbox.Order(2))
+    lab.wait(mailbox.RUNNING)
     lab.wait(lambda _: lab.text().count("waits\n") == 2)
 
 
@@ -129,7 +129,7 @@ def test_a_worker_that_is_killed_takes_its_program_along_and_the_next_one_ends_w
     lab.wait(lambda _: len(lab.programs()) == 1)
     lab.storage.delete("a1/w00.json")  # the machine's own note is enough
     lab.start()
-    assert lab.wait(board.READY).try_ == 2
+    assert lab.wait(mailbox.READY).try_ == 2
     assert not lab.programs()
     assert lab.text().count("try 1 of vit-a1") == 1  # no piece twice
 
@@ -148,7 +148,7 @@ stuck()
   with Lab(tmp_path, code, limits=limits) as lab:
     lab.start()
     lab.wait(lambda report: report.step == 2)
-    report = lab.wait(board.EXITED)
+    report = lab.wait(mailbox.EXITED)
     assert (report.exit, report.step, report.began, report.doing) == (43, 3, 0, "step")
     assert "limits.stall" in report.detail
     assert "in stuck" in report.tail
@@ -157,7 +157,7 @@ stuck()
 def test_a_device_that_is_held_is_named(tmp_path):
   with Lab(tmp_path, "print('/dev/accel0 is held by process 77 (python x)', flush=True); sys.exit(43)") as lab:
     lab.start()
-    report = lab.wait(board.EXITED)
+    report = lab.wait(mailbox.EXITED)
     assert (report.exit, report.detail) == (43, "/dev/accel0 is held by process 77 (python x)")
 
 
@@ -165,7 +165,7 @@ def test_arguments_arrive_byte_for_byte(tmp_path):
   args = ("--x=$(touch /tmp/no)", "'; rm -rf ~", '"', "a\nb\r\tc", "", "-", "--", "ä→\U0001f600", "\udcff", "\\", "*")
   with Lab(tmp_path, args=args) as lab:
     lab.start(LC_ALL="C", LANG=None)
-    lab.wait(board.EXITED)
+    lab.wait(mailbox.EXITED)
     assert json.loads(lab.said("argv")[0]) == [*args]
 
 
@@ -185,7 +185,7 @@ sys.exit(43)
   secrets = {"JOB_KEY": f"file:{tmp_path}/secret", "JOB_SHORT": f"file:{tmp_path}/short"}
   with Lab(tmp_path, code, secrets=secrets) as lab:
     lab.start()
-    report = lab.wait(board.EXITED)
+    report = lab.wait(mailbox.EXITED)
     lab.wait(lambda _: "try 1 ended" in lab.text())
     assert report.exit == 43
     for each in (lab.text(), report.tail, report.detail):
@@ -198,13 +198,13 @@ sys.exit(43)
 def test_a_worker_ends_itself_when_its_time_is_over_and_when_nobody_orders(tmp_path):
   with Lab(tmp_path, POLITE, expires=4) as lab:
     worker = lab.start()
-    report = lab.wait(board.ENDED)
+    report = lab.wait(mailbox.ENDED)
     assert (report.exit, report.detail) == (42, "its time has ended")
     assert worker.wait(10) == 0
   limits = spec.Limits(**vars(LIMITS) | {"idle": 0.5})
   with Lab(tmp_path / "b", limits=limits) as lab:
     worker = lab.start()
-    assert "limits.idle" in lab.wait(board.ENDED).detail
+    assert "limits.idle" in lab.wait(mailbox.ENDED).detail
     assert worker.wait(10) == 0
 
 
@@ -215,18 +215,18 @@ def test_a_jobset_restarts_so_the_worker_ends_with_the_code_of_its_program(tmp_p
   code = f"sys.exit(42 if os.path.exists('{tmp_path}/by-itself') else int(sys.argv[1]))"
   with Lab(tmp_path, code, python=os.sys.executable) as lab:
     values = json.loads(run.dumps()) | {"python": os.sys.executable}
-    attempt = board.Attempt(spec.loads(json.dumps(values)), 1, lab.digest, int(time.time() + 99))
-    lab.board.publish(attempt)
+    attempt = mailbox.Attempt(spec.loads(json.dumps(values)), 1, lab.digest, int(time.time() + 99))
+    lab.mailbox.publish(attempt)
     lab.environment |= {"TPU_WORKER_ID": "0", "LAUNCH_INDEX": "0", "LAUNCH_SLICE": "0", "LAUNCH_RESTART": "2"}
     worker = lab.start(engine="gke", worker=None)
     assert worker.wait(20) == 4
     report = lab.report()
-    assert (report.try_, report.exit, report.phase) == (3, 4, board.EXITED)
+    assert (report.try_, report.exit, report.phase) == (3, 4, mailbox.EXITED)
     variables = json.loads(lab.said("variables")[0])
     assert variables["TPU_WORKER_ID"] == "0" and variables["VITJAX_DEVICES"] == "8"
     assert variables["VITJAX_COORDINATOR"].rpartition(":")[2] in map(str, range(8476, 8483))
     (tmp_path / "by-itself").touch()
     assert lab.start("--restart=3", engine="gke").wait(20) == 1  # 42 would start it again for nothing, for ever
     assert (lab.report().exit, lab.report().asked) == (42, False)
-    lab.board.give(board.Order(1, stop=True))
+    lab.mailbox.give(mailbox.Order(1, stop=True))
     assert lab.start("--restart=4", engine="gke").wait(20) == 2  # after which it is not started again

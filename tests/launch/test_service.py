@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch import engine, unit
+from launch import engine, service
 from launch.errors import LaunchError, UnknownError
-from launch.unit import Unit
+from launch.service import Service
 from tests.launch.systemd import expanded
 
 
 def test_a_lock_is_held_by_one_process_and_told_from_a_look(tmp_path):
-  one = Unit("vit-a1", tmp_path)
+  one = Service("vit-a1", tmp_path)
   assert not one.alive() and one.process() == 0
   looking, stop = [], threading.Event()
 
@@ -41,13 +41,13 @@ def test_a_lock_is_held_by_one_process_and_told_from_a_look(tmp_path):
     for thread in threads:
       thread.join()
   held = one.lock()
-  assert Unit("vit-a1", tmp_path).lock() is None
+  assert Service("vit-a1", tmp_path).lock() is None
   os.close(held)
   assert True in looking
 
 
 def test_a_number_that_another_process_has_now_is_not_asked(tmp_path):
-  one = Unit("vit-a1", tmp_path)
+  one = Service("vit-a1", tmp_path)
   other = subprocess.Popen(["sleep", "60"])
   try:
     one.folder.mkdir(parents=True)
@@ -63,17 +63,17 @@ def test_a_number_that_another_process_has_now_is_not_asked(tmp_path):
 
 
 def test_what_was_made_is_known_until_it_is_forgotten(tmp_path):
-  one = Unit("vit-a1-w00", tmp_path)
+  one = Service("vit-a1-w00", tmp_path)
   assert one.about is None
   one.make({"run": "vit", "attempt": 1, "worker": 0, "engine": "local", "folder": "/x", "owner": "me", "expires": 9})
-  Unit("b-a1", tmp_path).make({"run": "b", "attempt": 1, "worker": 0, "engine": "hosts", "folder": "/x"})
-  (found,) = unit.every(tmp_path, "local")
+  Service("b-a1", tmp_path).make({"run": "b", "attempt": 1, "worker": 0, "engine": "hosts", "folder": "/x"})
+  (found,) = service.every(tmp_path, "local")
   assert found["run"] == "vit" and not found["alive"] and abs(found["made"] - time.time()) < 60
-  (resource,) = unit.resources([found], "here")
+  (resource,) = service.resources([found], "here")
   assert (resource.name, resource.state, resource.expires) == ("vit-a1", engine.LOST, 9)
   assert abs(resource.created - time.time()) < 60
   (one.folder / "about.json").write_text("{")
-  assert one.about is None and unit.every(tmp_path, "local") == []
+  assert one.about is None and service.every(tmp_path, "local") == []
   one.forget()
   one.forget()
 
@@ -83,24 +83,24 @@ def test_what_was_made_is_known_until_it_is_forgotten(tmp_path):
   [({}, engine.ABSENT), ({0: True, 1: True}, engine.READY), ({0: True}, engine.LOST), ({0: 0, 1: 1}, engine.LOST)],
 )
 def test_an_attempt_is_ready_while_all_its_units_live(alive, state):
-  look = unit.look({worker: {"alive": value} for worker, value in alive.items()}, 2)
+  look = service.look({worker: {"alive": value} for worker, value in alive.items()}, 2)
   assert (look.state, look.hosts) == (state, sum(map(bool, alive.values())))
 
 
 def test_a_home_is_somewhere_for_everybody(monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", "/s")
-  assert unit.home() == pathlib.Path("/s/vit_jax/launch")
+  assert service.home() == pathlib.Path("/s/vit_jax/launch")
   monkeypatch.delenv("XDG_STATE_HOME")
   monkeypatch.setenv("HOME", "/h")
-  assert unit.home() == pathlib.Path("/h/.local/state/vit_jax/launch")
+  assert service.home() == pathlib.Path("/h/.local/state/vit_jax/launch")
   monkeypatch.setattr(pathlib.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError))
-  assert unit.home().is_absolute()
+  assert service.home().is_absolute()
 
 
 @pytest.mark.heavy
 def test_a_worker_that_ends_at_once_is_said(tmp_path):
   with pytest.raises(LaunchError, match=r"vitjax-vit-a1 ended at once: .*arguments: --nonsense.*worker\.txt"):
-    Unit("vit-a1", tmp_path).start(["--nonsense"], 1.0)
+    Service("vit-a1", tmp_path).start(["--nonsense"], 1.0)
 
 
 DOLLARS = [
@@ -122,7 +122,7 @@ DOLLARS = [
 @given(st.lists(st.sampled_from(DOLLARS) | st.text("$%{}HOME ab", max_size=12), max_size=5))
 def test_g_dollar_signs_and_percent_signs_survive_systemd(words):
   run = ["/usr/bin/python3", "-m", "launch.worker", "run", *words]
-  made = unit.command("vitjax-a-a1", run, 30.0)
+  made = service.command("vitjax-a-a1", run, 30.0)
   assert expanded(made[made.index("/usr/bin/python3") :]) == run
   assert made[: made.index("/usr/bin/python3")].count("--unit=vitjax-a-a1") == 1
 
@@ -137,18 +137,18 @@ def test_the_rules_of_systemd_are_those_of_its_manual():
 @pytest.mark.parametrize("name", ["lock", "about.json"])
 def test_g6_what_cannot_be_read_is_unknown_and_not_absent(tmp_path, name):
   """A directory in the place of the file, as root may read everything else."""
-  one = Unit("vit-a1", tmp_path)
+  one = Service("vit-a1", tmp_path)
   one.make({"run": "vit", "attempt": 1, "engine": "local"})
   (one.folder / name).unlink(missing_ok=True)
   (one.folder / name).mkdir()
   with pytest.raises(UnknownError, match=name):
-    unit.every(tmp_path, "local")
-  assert unit.every(tmp_path / "none", "local") == unit.every(one.folder / name / "x", "local") == []
+    service.every(tmp_path, "local")
+  assert service.every(tmp_path / "none", "local") == service.every(one.folder / name / "x", "local") == []
 
 
 @pytest.mark.parametrize("place", ["starting", "worker.txt"])
 def test_g6_a_start_that_cannot_write_is_unknown(tmp_path, place):
-  one = Unit("vit-a1", tmp_path)
+  one = Service("vit-a1", tmp_path)
   (one.folder / place).mkdir(parents=True)
   with pytest.raises(UnknownError, match=place):
     one.start([], 1.0)
@@ -156,24 +156,24 @@ def test_g6_a_start_that_cannot_write_is_unknown(tmp_path, place):
 
 @pytest.mark.parametrize("script", [None, "not a program", "#!/no/such/interpreter\n"])
 def test_g6_a_systemd_that_cannot_be_run_is_unknown(tmp_path, monkeypatch, script):
-  monkeypatch.setattr(unit, "SYSTEMD", tmp_path)
+  monkeypatch.setattr(service, "SYSTEMD", tmp_path)
   monkeypatch.setattr(os, "geteuid", lambda: 0)
   monkeypatch.setenv("PATH", str(tmp_path))
   if script:
     for name in ("systemctl", "systemd-run"):
       (tmp_path / name).write_text(script)
       (tmp_path / name).chmod(0o755)
-  one = Unit("vit-a1", tmp_path)
+  one = Service("vit-a1", tmp_path)
   for call in (lambda: one.start([], 1.0), one.ask, lambda: one.stop(0.1)):
     with pytest.raises(UnknownError, match="cannot be run"):
       call()
 
 
 def test_g6_a_systemd_without_an_answer_is_unknown(tmp_path, monkeypatch):
-  monkeypatch.setattr(unit, "SYSTEMD", tmp_path)
-  monkeypatch.setattr(unit, "CALL", 0.2)
+  monkeypatch.setattr(service, "SYSTEMD", tmp_path)
+  monkeypatch.setattr(service, "CALL", 0.2)
   (tmp_path / "systemctl").write_text("#!/bin/sh\nexec sleep 5\n")
   (tmp_path / "systemctl").chmod(0o755)
   monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
   with pytest.raises(UnknownError, match="systemctl did not answer"):
-    Unit("vit-a1", tmp_path).ask()
+    Service("vit-a1", tmp_path).ask()

@@ -8,7 +8,7 @@ budget, which a try that continues from a later checkpoint fills again.
 
 import dataclasses
 
-from launch import assumptions, board, engine, errors
+from launch import assumptions, engine, errors, mailbox
 from launch.engine import DELETING, IDLE, OVER, WATCHING, Action, Seen, State
 from launch.screen import amount
 from launch.spec import Run
@@ -69,7 +69,7 @@ def _credible(run, state, seen):
 def lives(run: Run, state: State, seen: Seen) -> bool:
   """Returns whether every worker has reported of late that its program runs."""
   reports = (seen.reports or {}).values()
-  fresh = [r for r, age in reports if r.phase == board.RUNNING and age <= assumptions.SIGNS * run.limits.beat]
+  fresh = [r for r, age in reports if r.phase == mailbox.RUNNING and age <= assumptions.SIGNS * run.limits.beat]
   return len(fresh) == run.workers
 
 
@@ -158,30 +158,30 @@ def _by_reports(run, restarts, state, seen):
     )
     return _ordered(run, state, seen, text) if state.anew <= ANEW else _failed(run, state, seen, text, fresh=True)
   waited = seen.now - state.trouble if state.trouble else 0.0
-  found = board.judge(run, state.try_, seen.reports, seen.order, waited, state.hangs)
-  if found.kind == board.DONE:
+  found = mailbox.judge(run, state.try_, seen.reports, seen.order, waited, state.hangs)
+  if found.kind == mailbox.DONE:
     return _over(run, _ending(state, errors.DONE, "done"), seen, "done", found.text)
-  if found.kind == board.STOPPED and restarts:  # a JobSet whose pods have ended keeps no machines
+  if found.kind == mailbox.STOPPED and restarts:  # a JobSet whose pods have ended keeps no machines
     return _over(run, _ending(state, errors.DETACHED, "stopped as ordered"), seen, "stopped", found.text)
-  if found.kind == board.STOPPED:
+  if found.kind == mailbox.STOPPED:
     return _kept(_ending(state, errors.DETACHED, "stopped as ordered, its machines are kept"), "stopped", found.text)
   if restarts:  # and decides by itself what is to be tried again
     return state, None
-  if found.kind == board.GOING:
+  if found.kind == mailbox.GOING:
     return dataclasses.replace(state, trouble=0.0), None
   if not state.trouble:
     state = dataclasses.replace(state, trouble=seen.now)
   # A machine that is repaired reports again; of those that are going the last words are how they went.
-  if found.kind == board.TROUBLE or state.look != engine.READY:
+  if found.kind == mailbox.TROUBLE or state.look != engine.READY:
     return state, None
-  if found.kind == board.SAVED:
+  if found.kind == mailbox.SAVED:
     return _again(run, state, seen, "preempted", found.text)
-  if found.kind == board.FINAL:
+  if found.kind == mailbox.FINAL:
     return _final(run, state, seen, found)
-  if found.kind == board.FRESH and (_past(state, seen) or board.TIME_ENDED in found.text):
+  if found.kind == mailbox.FRESH and (_past(state, seen) or mailbox.TIME_ENDED in found.text):
     return _again(run, state, seen, "expired", "it has ended itself at its end")
-  state = dataclasses.replace(state, hangs=state.hangs + (found.code == board.HANG))
-  return _failed(run, state, seen, found.text, found.tail, fresh=found.kind == board.FRESH)
+  state = dataclasses.replace(state, hangs=state.hangs + (found.code == mailbox.HANG))
+  return _failed(run, state, seen, found.text, found.tail, fresh=found.kind == mailbox.FRESH)
 
 
 def _by_look(run, restarts, state, seen):
@@ -225,11 +225,11 @@ def _refused(run, restarts, state, seen, look):
     return _elsewhere(run, state, seen, look.detail)
   if look.code:
     return _over(run, _ending(state, look.code, look.detail), seen, "failed", look.detail)
-  first = board.first_failure(seen.reports or {})
+  first = mailbox.first_failure(seen.reports or {})
   text = look.detail + (f"; w{first.worker:02d} ended with {first.exit}" if first else "")
   tail = first.tail if first else ""
-  if first and first.exit in board.FATAL:
-    return _final(run, state, seen, board.Verdict(board.FINAL, text, tail, first.exit))
+  if first and first.exit in mailbox.FATAL:
+    return _final(run, state, seen, mailbox.Verdict(mailbox.FINAL, text, tail, first.exit))
   if restarts and state.continued <= max(0, state.reached):
     state = dataclasses.replace(state, failures=run.max_failures - 1)
   return _failed(run, state, seen, text, tail, fresh=True)
@@ -251,8 +251,8 @@ def _ready(run, restarts, state, seen):
     return state, []
   waited, reports = seen.now - state.starting, {w: r for w, (r, _) in seen.reports.items()}
   absent = [w for w in range(run.workers) if w not in reports]
-  late = [r for r in reports.values() if r.phase == board.INSTALLING or r.try_ < state.try_]
-  if absent and waited > run.limits.start and not board.begun(reports.values(), state.try_):
+  late = [r for r in reports.values() if r.phase == mailbox.INSTALLING or r.try_ < state.try_]
+  if absent and waited > run.limits.start and not mailbox.begun(reports.values(), state.try_):
     names = ", ".join(f"w{w:02d}" for w in absent[:8])
     return _failed(
       run, state, seen, f"{names}: no sign of life {waited:.0f} s after the machines were ready", fresh=True
@@ -318,7 +318,7 @@ def _failed(run, state, seen, text, tail="", fresh=False):
   state = dataclasses.replace(state, failures=state.failures + 1)
   if state.failures >= run.max_failures:
     text = f"{amount(state.failures, 'try', 'tries')} without a new checkpoint; the last: {text}"
-    return _final(run, state, seen, board.Verdict(board.FINAL, text, tail, errors.GAVE_UP))
+    return _final(run, state, seen, mailbox.Verdict(mailbox.FINAL, text, tail, errors.GAVE_UP))
   if fresh:
     return _again(run, state, seen, "failed", text, tail, lost=0)
   return _ordered(run, state, seen, text, tail)
@@ -326,7 +326,7 @@ def _failed(run, state, seen, text, tail="", fresh=False):
 
 def _ordered(run, state, seen, text, tail=""):
   """Another try on the same machines."""
-  order = board.Order(max([state.try_, *(r.try_ - 1 for r, _ in (seen.reports or {}).values())]) + 1)
+  order = mailbox.Order(max([state.try_, *(r.try_ - 1 for r, _ in (seen.reports or {}).values())]) + 1)
   state = dataclasses.replace(state, try_=order.try_, trouble=0.0, starting=seen.now, begun=False)
   return state, [Action("order", order), Action("note", event="again", text=text, tail=tail)]
 

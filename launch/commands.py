@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 
-from launch import board, bundle, check, errors, journal, manifests, removal, screen, spec
+from launch import bundle, check, errors, event_log, mailbox, manifests, removal, screen, spec
 from launch.backends import engine as engine_of
 from launch.engine import OVER, WATCHING, State
 from launch.errors import LaunchError, UnknownError
-from launch.journal import Journal
+from launch.event_log import EventLog
 from launch.lease import Held, Lease
 from launch.screen import say, utc
 from launch.spec import Run
@@ -21,14 +21,14 @@ from launch.storage import storage
 from launch.watch import BEATS, Watch
 
 
-def opened(name: str, workdir: str = "") -> Journal:
+def opened(name: str, workdir: str = "") -> EventLog:
   """The journal of a run that was started here, or whose workdir is named. LaunchError where there is none."""
   if not workdir:
-    return Journal(name, storage(Journal(name).run.folder))
+    return EventLog(name, storage(EventLog(name).run.folder))
   if "://" not in workdir:
     workdir = os.path.abspath(workdir)
   folder = f"{workdir.rstrip('/')}/launch"
-  found = Journal(name, storage(folder))
+  found = EventLog(name, storage(folder))
   if not found.events:
     raise LaunchError(f"--workdir: there is no run {name} in {workdir}")
   if found.run.folder != folder:
@@ -49,7 +49,7 @@ def run(args, run: Run) -> int:
   code = bundle.make(pathlib.Path.cwd())
   if refused := 0 if args.force else check.refusal(check.check(run, args.price, args.host_rate, code)):
     raise LaunchError("not started, as of what is refused above", refused)
-  book = Journal(run.name, storage(run.folder))
+  book = EventLog(run.name, storage(run.folder))
   with Watch(run, book, engine_) as watch:
     if book.open and book.state.stage != OVER:
       if book.unconfirmed or book.run != run or book.code != code.sha:
@@ -96,7 +96,7 @@ def placed(run: Run) -> Run:
   return run
 
 
-def confirmed(book: Journal, yes: bool = False) -> Journal:
+def confirmed(book: EventLog, yes: bool = False) -> EventLog:
   """Returns a journal whose run may be executed here; the user confirms a run that only its directory describes.
 
   Whoever may write to the bucket could otherwise choose what this machine runs. LaunchError if the user does not.
@@ -136,9 +136,9 @@ def restart(args) -> int:
   if not kept and state.stage != WATCHING:
     text = "has no machines now, and makes others by itself while it is watched"
     raise LaunchError(f"{run.name} {text}: python -m launch adopt {run.name}")
-  files = board.Board(storage(run.folder), state.attempt)
+  files = mailbox.Mailbox(storage(run.folder), state.attempt)
   tries = [state.try_, files.order().try_, *(report.try_ for report, _ in files.reports(run.workers).values())]
-  order = board.Order(max(tries) + (not args.fresh_vm), fresh=args.fresh_vm)
+  order = mailbox.Order(max(tries) + (not args.fresh_vm), fresh=args.fresh_vm)
   with contextlib.ExitStack() as stack:
     try:
       watch = stack.enter_context(Watch(run, book))
@@ -160,12 +160,12 @@ def stop(args) -> int:
     raise LaunchError(_over(book, run))
   if book.state.stage != WATCHING:
     raise LaunchError(f"{run.name} has no machines now that could stop; python -m launch down {run.name} ends it")
-  files = board.Board(storage(run.folder), attempt)
-  files.give(board.Order(max(1, files.order().try_), stop=True))
+  files = mailbox.Mailbox(storage(run.folder), attempt)
+  files.give(mailbox.Order(max(1, files.order().try_), stop=True))
   deadline = time.monotonic() + 3 * run.limits.beat + run.limits.grace
   while time.monotonic() < deadline:
     reports = files.reports(run.workers)
-    going = [w for w, (report, _) in reports.items() if report.phase in (board.RUNNING, board.INSTALLING)]
+    going = [w for w, (report, _) in reports.items() if report.phase in (mailbox.RUNNING, mailbox.INSTALLING)]
     if reports and not going:
       codes = ", ".join(f"w{w:02d}: {report.exit}" for w, (report, _) in reports.items())
       kept = "it keeps no machines"
@@ -240,7 +240,7 @@ def down(args) -> int:
   return errors.DONE
 
 
-def before_end(book: Journal) -> State | None:
+def before_end(book: EventLog) -> State | None:
   """Returns the state that a journal's last line shows; None for a line of another version, which is reported."""
   try:
     return book.state
@@ -293,7 +293,7 @@ def interrupted(words: list[str]) -> int:
   """Names the machines that may go on after a command was interrupted; its exit code."""
   name = next((word for word in words[1:2] if not word.startswith("-")), "")
   try:
-    book = Journal(name)
+    book = EventLog(name)
     if words[0] in ("run", "adopt", "restart", "down", "stop") and book.remaining():
       _left_alone(book.run)
       return errors.DETACHED
@@ -305,7 +305,7 @@ def interrupted(words: list[str]) -> int:
 def _left_alone(run):
   """Names what goes on without this program, by what is written down, and how to end it."""
   try:
-    book = Journal(run.name)
+    book = EventLog(run.name)
     names = ", ".join(map(run.attempt, book.remaining())) or f"{run.name}, which has no machines yet,"
     until = utc(book.state.expires) if book.state.expires else "its own limits"
   except (UnknownError, LaunchError):
@@ -316,7 +316,7 @@ def _left_alone(run):
 
 def _detached(run):
   """Goes on in the background."""
-  log = journal.folder() / f"{run.name}.log"
+  log = event_log.folder() / f"{run.name}.log"
   with open(log, "ab") as file:
     words = [sys.executable, "-m", "launch", "adopt", run.name]
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)

@@ -16,7 +16,7 @@ import re
 import sys
 import time
 
-from launch import board, engine, spec
+from launch import engine, mailbox, spec
 from launch.assumptions import AT_HOME, IN_FLIGHT, boundary
 from launch.engine import State
 from launch.errors import LaunchError, UnknownError
@@ -39,7 +39,7 @@ def names() -> list[str]:
     return sorted(path.stem for path in folder().glob("*.jsonl"))
 
 
-class Journal:
+class EventLog:
   """Of one run. `events` are dicts: time (seconds since the epoch), event, attempt, state, and what else it says."""
 
   def __init__(self, name: str, storage=None):
@@ -314,8 +314,8 @@ def proof(run: spec.Run) -> str:
   "" if no file of this machine names the code of the run.
   """
   with contextlib.suppress(UnknownError, LaunchError):
-    if code := Journal(run.name).code:
-      return board.Attempt(run, 1, code, 1).proof
+    if code := EventLog(run.name).code:
+      return mailbox.Attempt(run, 1, code, 1).proof
   return ""
 
 
