@@ -1,7 +1,8 @@
-"""Optimizers and schedules: an update rule by name, and around it clipping, decay, frozen parts and layer-wise rates.
+"""Optimizers: update rules with weight decay, gradient clipping, frozen parameters and layer-wise learning rates.
 
-`RULES` and `schedules.SCHEDULES` are the choices; their keyword-only parameters are the config schema. Parts of the
-network are named by patterns on whole parameter paths (see `trees`); a pattern without effect is an error.
+`RULES` contains the update rules and `schedules.SCHEDULES` the learning rate schedules. The keyword-only parameters of
+their functions are the keys of `config.optim`. Several keys select parameters with patterns for whole parameter paths
+(see `trees`). A pattern that has no effect raises an error.
 """
 
 import re
@@ -31,7 +32,7 @@ from vit_jax.schema import (
 )
 
 Precision = Literal["float32", "bfloat16"]
-# Layers between a parameter and the logits, by path; of a scanned stack an array with a number for each of its layers.
+# {path: number of layers between the parameter and the logits}. A scanned stack has an array, one number per layer.
 LayersAbove = Mapping[str, int | np.ndarray | None] | None
 
 
@@ -43,7 +44,35 @@ def create(
   statistics: frozenset[str] = frozenset(),
   layers_above: LayersAbove = None,
 ):
-  """The `optimizer` of a bound choice for parameters (arrays or shapes) and a run of `total` steps."""
+  """Returns the `optimizer` that a choice names.
+
+  Args:
+    choice: name and arguments from `config.optim`, bound by `schema.bind`.
+    params: nested parameters, as arrays or as shapes.
+    total: number of steps of the run.
+    steps: function that converts a duration to a number of steps.
+    statistics: paths that the model updates itself, such as running averages.
+    layers_above: number of layers between each parameter and the logits, by path. See `models.parameters.layers_above`.
+
+  Returns:
+    The gradient transformation, and the schedule as a function from step to learning rate.
+
+  Raises:
+    ConfigError: if an argument does not fit the model or the run.
+
+  Example:
+    import jax.numpy as jnp
+    import optax
+    from vit_jax import optim, schema
+
+    choice = schema.Choice("adamw", {"lr": 1e-3, "weight_decay": 0.1})
+    choice = schema.bind(choice, optim.RULES["adamw"], optim.RULES)
+    params = {"head": {"kernel": jnp.ones((3, 2)), "bias": jnp.zeros(2)}}
+    transform, schedule = optim.create(choice, params, total=100, steps=int)
+    updates, state = transform.update(params, transform.init(params), params)
+    params = optax.apply_updates(params, updates)
+    float(schedule(50))  # 0.0005, half of the cosine
+  """
   rule, around = lookup(RULES, choice.name)
   if rule is muon:
     matrices.check(trees.flatten(params))
@@ -72,19 +101,49 @@ def optimizer(
   trust_ratio: Literal["none", "decayed", "all"] = "none",
   clip: Positive | None = None,
 ) -> tuple[optax.GradientTransformation, schedules.Schedule]:
-  """The whole transformation of gradients to updates, and the schedule (step -> learning rate) to log beside it.
+  """Returns the complete gradient transformation around an update rule, and its learning rate schedule.
 
-  With u what the rule makes of the clipped gradient, p the parameter, r(t) the schedule, m the multiplier of its path:
+  The update combines these values:
+
+  - u: the result of the rule for the clipped gradient.
+  - p: the parameter.
+  - r(t): the learning rate of the schedule at step t.
+  - m: the learning rate multiplier of the parameter's path.
+
+  The two settings of `decay` compute:
 
     times_lr:    update = -r(t) m (u + weight_decay p)          (torch; Loshchilov & Hutter 2019 with the rate inside)
     independent: update = -r(t) m u - r(t) / lr weight_decay p  (big_vision: here decay is independent of lr)
 
-  `decay_on` and `lr_multipliers` are pairs of pattern and multiplier: the first that matches a whole path counts; what
-  none matches has 0 and 1. `layer_decay` multiplies the rates by layer_decay ** layers_above[path]. `trust_ratio`
-  multiplies what follows m, of "all" parameters or of the "decayed" ones, by |p| over its own norm, for each parameter
-  and layer by itself; it makes LAMB of Adam and LARS of SGD (You et al. 2020). Frozen parameters have no state, update
-  zero, and no part in the norm that `clip` limits. Neither have `statistics`, the paths that the model moves itself;
-  patterns do not see them.
+  Frozen parameters have no optimizer state and an update of zero. They do not count in the norm that `clip` limits. The
+  same holds for `statistics`. Patterns do not see `statistics` at all.
+
+  Args:
+    rule: transformation of gradients to directions, without a learning rate.
+    params: nested parameters, as arrays or as shapes.
+    total: number of steps of the run.
+    steps: function that converts a duration to a number of steps.
+    statistics: paths that the model updates itself.
+    layers_above: number of layers between each parameter and the logits, by path. None for models with unequal layers.
+    lr: peak learning rate.
+    schedule: learning rate as a function of the step.
+    warmup: length of the linear warm-up from 0.
+    weight_decay: decay factor. Each parameter multiplies it by its value in `decay_on`.
+    decay: "times_lr" multiplies the decay by the learning rate. "independent" multiplies it by r(t) / lr.
+    decay_on: pairs of pattern and decay multiplier. The first pattern that matches a path counts. Other paths have 0.
+    frozen: patterns of the parameters that are not trained.
+    lr_multipliers: pairs of pattern and learning rate multiplier. The first match counts. Other paths have 1.
+    layer_decay: multiplies the learning rate of a parameter by layer_decay ** layers_above[path]. None disables it.
+    trust_ratio: multiplies u + weight_decay p ("independent": u) by |p| divided by its own norm. "all" adapts all
+      parameters, "decayed" those with weight decay. Each parameter and each layer of a stack has its own ratio. The
+      ratio turns Adam into LAMB and SGD into LARS (You et al. 2020).
+    clip: limit of the global gradient norm. None disables clipping.
+
+  Returns:
+    The gradient transformation, and the schedule as a function from step to learning rate.
+
+  Raises:
+    ConfigError: if a pattern has no effect, all parameters are frozen, or an argument does not fit the model.
   """
   rate = schedules.create(schedule, lr, total, steps(warmup), steps)
   paths = _trainable(params, statistics)
@@ -123,7 +182,16 @@ def optimizer(
 
 
 def frozen_paths(frozen: Sequence[str], params, statistics: frozenset[str] = frozenset()) -> frozenset[str]:
-  """The paths that no gradient moves: the parameters that the patterns hold, and all statistics."""
+  """Returns the paths that gradients do not update: the frozen parameters and all statistics.
+
+  Args:
+    frozen: patterns for whole parameter paths.
+    params: nested parameters, as arrays or as shapes.
+    statistics: paths that the model updates itself. Patterns do not see them.
+
+  Raises:
+    ConfigError: if a pattern has no effect, or if the patterns match all parameters.
+  """
   paths = _trainable(params, statistics)
   held = _by_pattern("frozen", [(pattern, True) for pattern in frozen], paths, False)
   if all(held.values()):
@@ -139,12 +207,25 @@ def _trainable(params, statistics):
 
 
 def adamw(*, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-8, mu_dtype: Precision = "float32"):
-  """Adam (Kingma & Ba 2015); the W is `weight_decay`. `mu_dtype` stores the first moment."""
+  """Returns the Adam rule (Kingma & Ba 2015). With `weight_decay` of `optimizer` it is AdamW.
+
+  Args:
+    b1: decay rate of the first moment.
+    b2: decay rate of the second moment.
+    eps: added to the root of the second moment.
+    mu_dtype: type in which the first moment is stored.
+  """
   return optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
 
 
 def sgd(*, momentum: Momentum = 0.9, nesterov: bool = False, accumulator_dtype: Precision = "float32"):
-  """Stochastic gradient descent: v = momentum v + g, direction v, or g + momentum v (Nesterov)."""
+  """Returns the rule of stochastic gradient descent with momentum: v = momentum v + g.
+
+  Args:
+    momentum: factor of the accumulated gradient v. With 0 the direction is the gradient g.
+    nesterov: whether the direction is g + momentum v instead of v.
+    accumulator_dtype: type in which v is stored.
+  """
   return optax.trace(momentum, nesterov, accumulator_dtype) if momentum else optax.identity()
 
 
@@ -157,11 +238,18 @@ def adafactor(
   factored_from: Count = 32,
   clipping: Positive | None = None,
 ):
-  """Adafactor as ViT-G's (Zhai et al. 2022, section 3.4), so without rescaling by the size of the parameters.
+  """Returns the Adafactor rule of ViT-G (Zhai et al. 2022, section 3.4).
 
-  Second moments decay by min(b2_cap, 1 - t ** -b2_exponent), t = 1, 2, ..., and are factored over the two largest axes
-  where both have at least `factored_from` entries. Then each array is limited to the root mean square `clipping`, then
-  averaged: momentum m + (1 - momentum) u, without bias correction.
+  Unlike the original Adafactor, the rule does not rescale updates by the size of the parameters.
+
+  Args:
+    b2_exponent: second moments decay by min(b2_cap, 1 - t ** -b2_exponent) at steps t = 1, 2, ...
+    b2_cap: largest decay rate of the second moments.
+    momentum: decay rate of the average of updates, momentum m + (1 - momentum) u, without bias correction. 0 disables
+      the average.
+    momentum_dtype: type in which the average is stored.
+    factored_from: second moments are factored over the two largest axes if both have at least this many entries.
+    clipping: limit of the root mean square of each array, applied before the average. None disables it.
   """
   return optax.chain(
     optax.scale_by_factored_rms(
@@ -175,20 +263,34 @@ def adafactor(
 
 
 def lion(*, b1: Momentum = 0.9, b2: Momentum = 0.99, mu_dtype: Precision = "float32"):
-  """Lion (Chen et al. 2023): the sign of b1 m + (1 - b1) g; then m = b2 m + (1 - b2) g. Wants 3-10 times smaller lr."""
+  """Returns the Lion rule (Chen et al. 2023), which needs a 3 to 10 times smaller `lr` than Adam.
+
+  The direction is the sign of b1 m + (1 - b1) g. Afterwards m becomes b2 m + (1 - b2) g.
+
+  Args:
+    b1: weight of the momentum m in the direction.
+    b2: decay rate of the momentum m.
+    mu_dtype: type in which the momentum is stored.
+  """
   return optax.scale_by_lion(b1, b2, mu_dtype=mu_dtype)
 
 
 def lamb(*, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-6, mu_dtype: Precision = "float32"):
-  """LAMB (You et al. 2020): Adam, and by default the trust ratio of the "decayed" parameters, as in timm and apex.
+  """Returns the Adam rule of LAMB (You et al. 2020). The choice "lamb" sets trust_ratio="decayed", as in timm and apex.
 
-  The paper and Optax adapt "all". What has one tensor there and several here, as query, key and value, has as many
-  ratios.
+  The paper and Optax adapt "all" parameters. Query, key and value have separate tensors and ratios here. Codes that
+  join them in one tensor have one ratio for all three.
+
+  Args:
+    b1: decay rate of the first moment.
+    b2: decay rate of the second moment.
+    eps: added to the root of the second moment.
+    mu_dtype: type in which the first moment is stored.
   """
   return optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
 
 
-ADVICE = {"frozen": """. All but the head: --config.optim.frozen='["(?!head).*"]'"""}  # where a pattern matches nothing
+ADVICE = {"frozen": """. All but the head: --config.optim.frozen='["(?!head).*"]'"""}  # for a pattern without a match
 
 RULES = {rule.__name__: (rule, optimizer) for rule in (adamw, sgd, adafactor, lion, muon)}
 RULES["lamb"] = (lamb, preset(optimizer, trust_ratio="decayed"))
@@ -198,7 +300,7 @@ RULES["lamb"] = (lamb, preset(optimizer, trust_ratio="decayed"))
 
 
 def _by_pattern(key: str, rows: Sequence[tuple[str, object]], paths, default) -> dict[str, object]:
-  """Value of every path by its first matching pattern. Every pattern must be the first for some path."""
+  """Returns the value of every path by its first matching pattern. Every pattern must be the first for some path."""
   patterns = [pattern for pattern, _ in rows]
   first = {path: trees.first_match(patterns, path) for path in paths}
   for i, pattern in enumerate(patterns):
@@ -217,8 +319,8 @@ def _by_pattern(key: str, rows: Sequence[tuple[str, object]], paths, default) ->
 
 
 def _scale(scales):
-  """Updates times the multiplier of their path: a number, or one for each layer of a stack."""
-  # By path, not by a tree of numbers: frozen parts are missing in the tree that arrives here.
+  """Multiplies updates by the multiplier of their path: a number, or one number per layer of a stack."""
+  # Selected by path, because the tree that arrives here does not contain the frozen parameters.
   scales = {path: scale for path, scale in scales.items() if np.any(scale != 1)}
   return optax.stateless(
     lambda updates, _: trees.map_named(lambda path, u: u * scales[path] if path in scales else u, updates)
@@ -226,7 +328,7 @@ def _scale(scales):
 
 
 def _add_decayed(decays):
-  """Updates plus the decay of their path times the parameter."""
+  """Adds the decay of each path times the parameter to the updates."""
   return optax.stateless(
     lambda updates, params: trees.map_named(
       lambda path, u, p: u + decays[path] * p if path in decays else u, updates, params
@@ -235,7 +337,7 @@ def _add_decayed(decays):
 
 
 def _trust(adapted, stacked):
-  """Updates of the adapted paths times |p| / |u|, where neither is 0: timm's, Optax's knows no stacks of layers."""
+  """Multiplies the adapted updates by |p| / |u| if neither is 0. Optax's version does not support stacks of layers."""
 
   def adapt(path, u, p):
     if path not in adapted:
@@ -249,5 +351,5 @@ def _trust(adapted, stacked):
 
 
 def _power(decay, layers):
-  # Of a stack in float32, as its updates are.
+  # A stack uses float32, like its updates.
   return (np.float32(decay) if isinstance(layers, np.ndarray) else decay) ** layers

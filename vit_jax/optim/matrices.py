@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made nearly orthogonal; everything that is no matrix of a block goes by Adam."""
+"""The Muon rule: orthogonalised momentum for the matrices of attention and MLPs, and Adam for all other parameters."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from vit_jax import trees
 from vit_jax.schema import ConfigError, Count, Momentum, Positive
 from vit_jax.shapes import Array, Float, Tensor
 
-# Kernels that are matrices, and how many of their last axes are inputs and outputs: axes before are stacked layers.
+# Patterns of kernels that are matrices, with their numbers of input and output axes. Axes before those are layers.
 MATRICES = (
   (r".*attention/(query|key|value)/kernel", (1, 2)),  # [D, H, K]
   (r".*attention/out/kernel", (2, 1)),  # [H, K, D]
@@ -31,11 +31,20 @@ def muon(
   mu_dtype: Literal["float32", "bfloat16"] = "float32",
   dtype: Literal["float32", "bfloat16"] = "bfloat16",
 ):
-  """Muon (Jordan et al. 2024) for the kernels of attention and MLPs; `b1`, `b2` and `eps` are Adam's for all others.
+  """Returns the Muon rule (Jordan et al. 2024) for kernels of attention and MLPs, with Adam for other parameters.
 
-  A matrix is Nesterov's momentum after `iterations` of Newton-Schulz, all heads together and each layer by itself,
-  times 0.2 sqrt(max(inputs, outputs)): the size of Adam's updates, so that one lr serves both (Liu et al. 2025). It is
-  rounded to `dtype`, as the original's is, in which devices send it to each other.
+  A matrix update is Nesterov momentum after `iterations` Newton-Schulz iterations. All heads form one matrix, and each
+  layer has its own. The factor 0.2 sqrt(max(inputs, outputs)) gives it the size of Adam's updates, so that one learning
+  rate serves both rules (Liu et al. 2025).
+
+  Args:
+    momentum: decay rate of the momentum of matrices.
+    iterations: number of Newton-Schulz iterations.
+    b1: decay rate of Adam's first moment.
+    b2: decay rate of Adam's second moment.
+    eps: added to the root of Adam's second moment.
+    mu_dtype: type in which the momentum and Adam's first moment are stored.
+    dtype: type to which matrix updates are rounded, as in the original code. Devices exchange updates in this type.
   """
 
   def labels(params):
@@ -46,13 +55,24 @@ def muon(
 
 
 def check(paths: Iterable[str]) -> None:
-  """ConfigError unless some of a model's parameters are matrices."""
+  """Checks that some of a model's parameters are matrices.
+
+  Args:
+    paths: all parameter paths of the model.
+
+  Raises:
+    ConfigError: if none of the paths is a matrix of attention or of an MLP.
+  """
   if not any(map(axes, paths)):
     raise ConfigError("this model has no matrices of attention or of MLPs, which 'muon' is for; take 'adamw'", "name")
 
 
 def axes(path: str) -> tuple[int, int] | None:
-  """How many axes of the kernel of this path are inputs and outputs; None where it is no matrix and goes by Adam."""
+  """Returns the numbers of input axes and of output axes of a kernel, or None for a parameter that Adam updates.
+
+  Args:
+    path: whole path of the parameter.
+  """
   first = trees.first_match([pattern for pattern, _ in MATRICES], path)
   return None if first is None else MATRICES[first][1]
 
@@ -62,17 +82,17 @@ def _alone(function, stacks):
 
 
 def _orthogonal(iterations, dtype):
-  """Updates made nearly orthogonal. Matrices of one shape are one stack, of which each device has a part by `spread`.
+  """Makes updates nearly orthogonal. Matrices of one shape form one stack, which `spread` divides among the devices.
 
-  So no matrix is sent while it is iterated on, and the devices share the work.
+  Devices then share the work, and no matrix is sent during its iterations.
   """
   newton_schulz = contrib.scale_by_muon(
     ns_steps=iterations, beta=0.0, nesterov=False, weight_dimension_numbers=contrib.MuonDimensionNumbers(1, 2)
-  )  # without momentum, of which the caller has taken care
+  )  # without momentum, which `muon` applies before
 
   def orthogonal(stack: Float[Tensor, "N R C"]) -> Float[Array, "N R C"]:
     result, _ = newton_schulz.update(stack, newton_schulz.init(stack))
-    return (0.2 * math.sqrt(stack.shape[2]) * result).astype(dtype)  # as large as Adam's updates
+    return (0.2 * math.sqrt(stack.shape[2]) * result).astype(dtype)  # the size of Adam's updates
 
   def update(updates, state, params=None, *, spread: Callable = _alone, **_):
     kernels: dict[str, jax.Array] = {}
@@ -94,7 +114,7 @@ def _orthogonal(iterations, dtype):
 
 
 def _matrices(path, kernel) -> Float[Array, "N R C"]:
-  """A kernel, or a stack of such, as matrices that are no higher than wide."""
+  """Returns a kernel, or a stack of kernels, as matrices that have at least as many columns as rows."""
   inputs, outputs = axes(path)
   first, middle = kernel.ndim - inputs - outputs, kernel.ndim - outputs
   flat = kernel.reshape(-1, math.prod(kernel.shape[first:middle]), math.prod(kernel.shape[middle:]))
@@ -102,6 +122,6 @@ def _matrices(path, kernel) -> Float[Array, "N R C"]:
 
 
 def _kernel(path, matrices: Float[Tensor, "N R C"], shape) -> Float[Array, "..."]:
-  """The inverse of `_matrices`."""
+  """Inverts `_matrices`."""
   outputs = math.prod(shape[-axes(path)[1] :])
   return (matrices if matrices.shape[2] == outputs else matrices.swapaxes(1, 2)).reshape(shape)

@@ -1,8 +1,10 @@
-"""Learning rate by step: warm-up, decay and cool-down, by name.
+"""Learning rate schedules: warm-up, decay and cool-down as functions of the step.
 
-A schedule takes the peak rate, the steps of the run and of its warm-up, and a function that turns durations into
-steps. What it returns maps a step (an int, or a traced scalar) to a float32 rate. `end` and `start` are rates like the
-peak, not shares of it.
+The functions in `SCHEDULES` share four positional arguments: the peak learning rate, the number of steps of the run,
+the number of steps of the warm-up, and a function that converts durations to steps. Each returns a function that maps a
+step (an int or a traced scalar) to a float32 learning rate. The arguments `end` and `start` are absolute learning
+rates, like the peak. They are not fractions of the peak. All schedules begin with a linear warm-up from 0, or from
+`start`.
 """
 
 import math
@@ -17,7 +19,26 @@ Schedule = Callable
 
 
 def create(choice: Choice, peak: float, total: int, warmup: int, steps: Callable[[Duration], int]) -> Schedule:
-  """The schedule that a choice names; errors are at the key `schedule` of the place around."""
+  """Returns the schedule that a choice names.
+
+  Args:
+    choice: name and arguments, a key of `SCHEDULES`.
+    peak: learning rate at the end of the warm-up.
+    total: number of steps of the run.
+    warmup: number of steps of the warm-up.
+    steps: function that converts a duration to a number of steps.
+
+  Raises:
+    ConfigError: if the warm-up is longer than the run, or if an argument of the choice is invalid.
+
+  Example:
+    from vit_jax import schema
+    from vit_jax.optim import schedules
+
+    rate = schedules.create(schema.Choice("cosine"), peak=1e-3, total=100, warmup=10, steps=int)
+    float(rate(5))  # 0.0005, half of the warm-up
+    float(rate(100))  # 0.0
+  """
   if warmup > total:
     raise ConfigError(
       f"{amount(warmup, 'step')}, but the run has {total:,}; shorten the warm-up or lengthen the run", "warmup"
@@ -27,7 +48,12 @@ def create(choice: Choice, peak: float, total: int, warmup: int, steps: Callable
 
 
 def cosine(peak, total, warmup, steps, *, end: NonNegative = 0.0) -> Schedule:
-  """Linear from 0, then half a cosine down to `end` at the last step."""
+  """Returns half a cosine from the peak down to `end` at the last step.
+
+  Args:
+    peak, total, warmup, steps: see the module docstring.
+    end: learning rate at the last step.
+  """
   _check_end(end, peak)
   return lambda step: (
     _warm(step, warmup) * (end + (peak - end) * 0.5 * (1 + jnp.cos(jnp.pi * _progress(step, total, warmup))))
@@ -35,18 +61,34 @@ def cosine(peak, total, warmup, steps, *, end: NonNegative = 0.0) -> Schedule:
 
 
 def linear(peak, total, warmup, steps, *, end: NonNegative = 0.0) -> Schedule:
-  """Linear from 0, then linear down to `end` at the last step."""
+  """Returns a linear decay from the peak down to `end` at the last step.
+
+  Args:
+    peak, total, warmup, steps: see the module docstring.
+    end: learning rate at the last step.
+  """
   return polynomial(peak, total, warmup, steps, power=1.0, end=end)
 
 
 def polynomial(peak, total, warmup, steps, *, power: Positive = 2.0, end: NonNegative = 0.0) -> Schedule:
-  """Linear from 0, then end + (peak - end) (share of steps that remain) ** power."""
+  """Returns the decay end + (peak - end) (fraction of remaining steps) ** power.
+
+  Args:
+    peak, total, warmup, steps: see the module docstring.
+    power: exponent of the fraction of remaining steps.
+    end: learning rate at the last step.
+  """
   _check_end(end, peak)
   return lambda step: _warm(step, warmup) * (end + (peak - end) * (1 - _progress(step, total, warmup)) ** power)
 
 
 def constant(peak, total, warmup, steps, *, cooldown: Duration = Duration("0")) -> Schedule:
-  """Linear from 0, then flat, then linear to 0 over the last steps."""
+  """Returns a constant learning rate with a linear decay to 0 during the cool-down.
+
+  Args:
+    peak, total, warmup, steps: see the module docstring.
+    cooldown: length of the decay at the end of the run.
+  """
   cooldown = _cooldown_steps(cooldown, total, warmup, steps)
   return lambda step: peak * _warm(step, warmup) * _cool(step, total, cooldown)
 
@@ -61,9 +103,15 @@ def rsqrt(
   shift: Duration = Duration("0"),
   cooldown: Duration = Duration("0"),
 ) -> Schedule:
-  """Linear from 0, then peak / sqrt(1 + (t + shift) / timescale), t steps after the warm-up; linear to 0 at the end.
+  """Returns the inverse square root decay peak / sqrt(1 + (t + shift) / timescale), t steps after the warm-up.
 
-  The curve is continuous: with a shift, the warm-up ends below the peak (Zhai et al. 2022, section 3.5).
+  The schedule is continuous. With a shift, the warm-up therefore ends below the peak (Zhai et al. 2022, section 3.5).
+
+  Args:
+    peak, total, warmup, steps: see the module docstring.
+    timescale: number of steps over which the learning rate falls by sqrt(2), without a shift.
+    shift: number of steps added to t.
+    cooldown: length of the linear decay to 0 at the end of the run.
   """
   cooldown = _cooldown_steps(cooldown, total, warmup, steps)
   timescale, shift = float(steps(timescale)), float(steps(shift))
@@ -78,7 +126,13 @@ def rsqrt(
 
 
 def stair(peak, total, warmup, steps, *, at: tuple[Duration, ...], factors: tuple[NonNegative, ...]) -> Schedule:
-  """Linear from 0, then flat; from each point of `at` on, the peak times the factor that belongs to it."""
+  """Returns a piecewise constant learning rate.
+
+  Args:
+    peak, total, warmup, steps: see the module docstring.
+    at: points at which the learning rate changes, in ascending order.
+    factors: the learning rate from each point on, as a factor of the peak.
+  """
   points = [min(steps(point), 2**31 - 1) for point in at]
   if len(points) != len(factors) or points != sorted(points):
     raise ConfigError(
@@ -100,10 +154,17 @@ def epoch_cosine(
   cooldown: Duration = Duration("0"),
   after_warmup: bool = False,
 ) -> Schedule:
-  """timm's: flat within an epoch; linear from `start`, then a cosine, then `end` for the length of the cool-down.
+  """Returns timm's cosine schedule, which is constant within an epoch.
 
-  The cosine is drawn from epoch 0 and the warm-up covers its beginning, so the peak is not quite reached; with
-  `after_warmup` it is drawn from the end of the warm-up.
+  timm's cosine starts at epoch 0, and the warm-up replaces its first epochs. The learning rate then stays slightly
+  below the peak. With `after_warmup` the cosine starts at the end of the warm-up.
+
+  Args:
+    peak, total, warmup, steps: see the module docstring.
+    end: learning rate at the end of the cosine and during the cool-down.
+    start: learning rate at the first step of the warm-up.
+    cooldown: length of the constant phase at the end of the run.
+    after_warmup: whether the cosine starts at the end of the warm-up instead of epoch 0.
   """
   _check_end(end, peak)
   cooldown = _cooldown_steps(cooldown, total, warmup, steps)
@@ -120,7 +181,14 @@ def epoch_cosine(
 def epoch_step(
   peak, total, warmup, steps, *, every: Duration = Duration("30ep"), factor: Fraction = 0.1, start: NonNegative = 0.0
 ) -> Schedule:
-  """timm's: flat within an epoch; linear from `start`, then the peak times factor ** (epoch // every)."""
+  """Returns timm's step schedule: peak * factor ** (epoch // every), constant within an epoch.
+
+  Args:
+    peak, total, warmup, steps: see the module docstring.
+    every: number of epochs between two changes.
+    factor: factor of each change.
+    start: learning rate at the first step of the warm-up.
+  """
   epoch = _epoch(steps)
   every = max(round(steps(every) / epoch), 1)
   return _by_epoch(lambda t: peak * factor ** (t // every), peak, total, warmup, epoch, start)
@@ -151,13 +219,13 @@ def _progress(step, total, warmup):
 
 
 def _table(starts, rates):
-  """rates[i] from step starts[i] on."""
+  """Returns the function that gives rates[i] from step starts[i] on."""
   starts, rates = np.asarray(starts, np.int32), np.asarray(rates, np.float32)
   return lambda step: jnp.asarray(rates)[jnp.searchsorted(starts, jnp.asarray(step, jnp.int32), side="right") - 1]
 
 
 def _epoch(steps):
-  # In whole steps an epoch of few steps would be far off; a million of them are not.
+  # Rounding one short epoch to whole steps would be inaccurate. Rounding a million epochs is not.
   return steps(Duration("1Mep")) / 1e6
 
 
@@ -167,7 +235,7 @@ def _by_epoch(rate, peak, total, warmup, epoch, start):
   warm = round(warmup / epoch)
   epochs = range(math.ceil(total / epoch) + 1)
   rates = [start + t * (peak - start) / warm if t < warm else rate(t) for t in epochs]
-  # The last step of an epoch often reaches into the next; the step belongs to where it begins.
+  # The last step of an epoch often extends into the next epoch. A step belongs to the epoch in which it starts.
   return _table([math.ceil(t * epoch - 1e-6) for t in epochs], rates)
 
 
