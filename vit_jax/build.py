@@ -1,7 +1,7 @@
-"""Assembly: a run and devices to everything that a verb needs. The one place that knows all parts.
+"""Assembly of runs: `build` creates everything that a run needs on given devices.
 
-`complete` checks names and arguments without touching a device; `build` checks what depends on data and devices. Both
-raise ConfigError, before anything is written.
+`complete` checks names and arguments without accessing a device. `build` checks everything that depends on the data and
+the devices. Both raise ConfigError before anything is written. This is the only module that combines all components.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ OPTIM = Derived(optim.RULES, lambda name, functions: (*functions, steps.accumula
 
 
 class Eval(NamedTuple):
-  """An evaluation and how often it is due."""
+  """An evaluation and its interval."""
 
   every: int  # steps
   measure: Callable  # (params, poll) -> evals.Outcome
@@ -37,13 +37,13 @@ class Eval(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """What a run is made of, on given devices."""
+  """The components of a run on given devices."""
 
   run: Run
   mesh: jax.sharding.Mesh
   total: int  # steps of the run
   examples: int  # images of an epoch
-  images: stream.Examples  # that the run trains on
+  images: stream.Examples  # training images
   save_every: int
   log_every: int
   keep: int
@@ -51,33 +51,41 @@ class Parts:
   schedule: Callable  # step -> learning rate
   model: models.Model
   task: tasks.Task
-  weights: Callable  # () -> ({path: host array} of `config.init`, what was done to make them fit in words)
-  init: Callable  # () -> State, born sharded
-  step: Callable  # (state, batch, frozen) -> (state, metrics), jitted; frozen is {} for a task that has none
+  weights: Callable  # () -> ({path: host array} of `config.init`, notes on how they were adapted)
+  init: Callable  # () -> State with sharded arrays
+  step: Callable  # (state, batch, frozen) -> (state, metrics), jitted; frozen may be {}
   state_shapes: steps.State  # with shardings
   batch_shapes: dict[str, jax.ShapeDtypeStruct]
-  batches: Callable[[int], DeviceBatches]  # from a step on
+  batches: Callable[[int], DeviceBatches]  # first step -> batches from that step on
   evals: dict[str, Eval]
-  forward_flops: int  # of the task for one image, two for each multiply-accumulate; 0 if nothing is trained
+  forward_flops: int  # FLOPs of the task's forward pass for one image; 0 without training
 
   def compile(self):
-    """The train step for these shapes, compiled: (state, batch, frozen) -> (state, metrics)."""
+    """Returns the compiled train step: (state, batch, frozen) -> (state, metrics)."""
     return self.step.lower(self.state_shapes, self.batch_shapes, self.frozen_shapes).compile()
 
   @functools.cached_property
   def identity(self) -> dict[str, Any]:
-    """What a state of the run is a state of; see `identity.of`, which looks at the data once."""
+    """The code, data and devices that determine the run's states. The data are examined once, see `identity.of`."""
     return identity.of(self.run, self.images.source, self.mesh)
 
   @property
   def frozen_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of the weights that the task reads and nothing trains, with shardings."""
+    """Shapes with shardings of the weights that the task reads but does not train, by path."""
     return self.task.frozen.shapes if self.task.frozen else {}
 
   def frozen(self, expected: dict[str, str] | None = None) -> tuple[dict[str, jax.Array], dict[str, str]]:
-    """(these weights, read and spread over the devices, {key of the config: SHA-256}); {}, {} for a task without.
+    """Loads the weights that the task reads but does not train.
 
-    ConfigError if they are not those with the `expected` digests, which a checkpoint holds.
+    Args:
+      expected: {key of the config: SHA-256} of the weights, from a checkpoint. None skips the comparison.
+
+    Returns:
+      The weights {path: array}, distributed over the devices, and {key of the config: SHA-256}. Both are empty for a
+      task without such weights.
+
+    Raises:
+      ConfigError: if the weights differ between hosts, or if their digest is not the expected one.
     """
     if not (frozen := self.task.frozen):
       return {}, {}
@@ -93,7 +101,11 @@ class Parts:
     return params, {frozen.key: digest}
 
   def start(self, weights: dict[str, np.ndarray]) -> steps.State:
-    """The state before the first step: drawn, with `weights` in the place of the parameters that they name."""
+    """Returns the state before the first step: random initial values, with given weights in place of some of them.
+
+    Args:
+      weights: {path: host array} of the parameters to replace.
+    """
     state = self.init()
 
     def put(shapes):
@@ -103,7 +115,7 @@ class Parts:
     return dataclasses.replace(state, params=state.params | put(shapes.params), ema=state.ema | put(shapes.ema))
 
   def overview(self) -> str:
-    """The parameters in a dozen lines, and how large the run is."""
+    """Formats the parameters in about a dozen lines, followed by the size of the run."""
     params = {path: leaf for path, leaf in self.state_shapes.params.items() if path not in self.model.statistics}
     arithmetic, order = flops.in_words(self.forward_flops), self.images.order.about
     return (
@@ -114,15 +126,18 @@ class Parts:
 
 
 def complete(run: Run, adopt: bool = True) -> Run:
-  """Returns the run with every name looked up, and every argument checked and filled in.
+  """Returns the run with all names looked up, and all arguments checked and filled in.
 
   Args:
-    run: resolved.
-    adopt: whether arguments that the run does not set are those of the weights in `init.from`, before the defaults:
-      see `importers.adoption`. False for a run that a workdir stores, which has adopted them before.
+    run: a resolved run.
+    adopt: whether the arguments of the weights in `init.from` take precedence over defaults, see `importers.adoption`.
+      Use False for the run that a workdir stores, which already contains these arguments.
+
+  Raises:
+    ConfigError: if a name or an argument is invalid.
   """
   run = adoption.adopt(run) if adopt else run
-  # Their tables are on higher floors than `config.Run`, whose annotations cannot name them.
+  # These choices are bound here, because `config.Run` cannot import their tables, which are in higher layers.
   parts = {}
   with at("config.model"):
     parts["model"] = models.bind(run.model)
@@ -140,13 +155,19 @@ def complete(run: Run, adopt: bool = True) -> Run:
 
 
 def build(run: Run, devices, open_split: Callable = catalog.open_split, training: bool = True) -> Parts:
-  """Everything for a completed run on `devices`, which may be those of a TPU topology that is not there.
+  """Assembles a run on devices, which may be the devices of a TPU topology that is not attached.
 
   Args:
-    run: completed.
-    devices: of the mesh.
-    open_split: (data choice, split) -> the images; a plan takes `catalog.known_split`, which needs none.
-    training: False leaves out what only training needs, the weights that a task keeps frozen among it.
+    run: a completed run.
+    devices: devices of the mesh.
+    open_split: function (data choice, split) -> images. A plan passes `catalog.known_split`, which needs no images.
+    training: whether to build what only training needs, including the frozen weights of the task.
+
+  Returns:
+    All components of the run.
+
+  Raises:
+    ConfigError: if the arguments do not fit the data, the model or the devices.
   """
   grid = mesh.make(run.mesh, devices)
   with at("config.data"):
@@ -183,7 +204,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
     save_every=save_every,
     log_every=max(1, steps_of(run.log.every)),
     keep=run.checkpoint.keep,
-    # In whole saves: only a step that is saved can be kept.
+    # A multiple of the saving interval, because only saved steps can be kept.
     keep_every=keep_every and save_every * max(1, round(steps_of(keep_every) / save_every)),
     schedule=schedule,
     model=model,
@@ -202,7 +223,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   )
   if not training:
     return parts
-  # A mistake in the step shows here, not on the devices.
+  # Tracing the step reports errors here, before the devices are used.
   jax.eval_shape(step, state_shapes, parts.batch_shapes, parts.frozen_shapes)
   key = jax.eval_shape(lambda: rng.key(0))
   drawn = jax.eval_shape(task.examples, parts.batch_shapes, parts.frozen_shapes, key, state_shapes.step)
@@ -211,7 +232,12 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
 
 
 def description(run: Run, classes: Sequence[str]) -> models.Description:
-  """The model of a completed run on data of these classes; without a head where its task learns none."""
+  """Returns the description of a run's model. The model has no head if the task does not train one.
+
+  Args:
+    run: a completed run.
+    classes: class names of the data.
+  """
   head = len(classes) if tasks.TASKS[run.task.name].classes else 0
   return models.Description(run.model, run.data.args["image_size"], head)
 
@@ -219,8 +245,19 @@ def description(run: Run, classes: Sequence[str]) -> models.Description:
 def make_task(
   run: Run, model: models.Model, grid: jax.sharding.Mesh, steps_of: Callable, classes: Sequence[str]
 ) -> tasks.Task:
-  """Makes the task of a run on data of these classes."""
-  patch = model.patch if run.data.args["warp"].name == "none" else None  # a warp needs whole images
+  """Creates the task of a run.
+
+  Args:
+    run: a completed run.
+    model: the model on the mesh.
+    grid: the mesh.
+    steps_of: function that converts a duration to a number of steps.
+    classes: class names of the data.
+
+  Raises:
+    ConfigError: if an argument of the task does not fit the model or the data.
+  """
+  patch = model.patch if run.data.args["warp"].name == "none" else None  # warping requires whole images
 
   def augmentation(patch):
     dtype = np.dtype(run.model.args["dtype"])
@@ -236,7 +273,7 @@ def make_task(
 
 
 def _frozen(run, grid, classes, key, path, ema, prefix) -> tasks.Frozen:
-  """The weights in a file or workdir, of any model, for images of the run's size; only names and shapes are read."""
+  """Describes the weights in a file or workdir, for images of the run's size. Only names and shapes are read."""
   with at(f"config.{key}"):
     have = importers.frozen(path, run.data.args["image_size"], run.model.args["dtype"], ema, prefix, classes)
   model = models.functional(have.description).on(grid)
@@ -245,7 +282,7 @@ def _frozen(run, grid, classes, key, path, ema, prefix) -> tasks.Frozen:
 
 
 def _state(run, model, task, transformation, params, grid):
-  """(jitted () -> State, born sharded; its shapes with shardings), for parameters sharded as `params` says."""
+  """Returns the jitted function () -> State with sharded results, and the state's shapes with shardings."""
 
   def parameters(key):
     return model.init(key) | task.init(rng.stream(run.seed, 0, "task"))
@@ -263,7 +300,7 @@ def _state(run, model, task, transformation, params, grid):
 
 
 def _step(run, model, task, transformation, state_shapes, grid):
-  """The train step, jitted: (state, batch, frozen) -> (state, metrics)."""
+  """Returns the jitted train step: (state, batch, frozen) -> (state, metrics)."""
   with at("config.optim"):
     fixed = optim.frozen_paths(run.optim.args["frozen"], state_shapes.params, model.statistics)
   gradient = steps.gradient(task.objective, fixed)
@@ -276,7 +313,7 @@ def _step(run, model, task, transformation, state_shapes, grid):
 
 
 def _weights(init, description, paths, classes):
-  """What `config.init` names, as host arrays under the paths of the model, which may be scanned."""
+  """Returns the weights of `config.init` as host arrays by path of the model, stacked for scanned layers, and notes."""
   if init.from_ is None:
     return {}, []
   arrays, notes = importers.fitted(init.from_, description, init.head, init.ema, init.prefix, classes)

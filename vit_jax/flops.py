@@ -1,7 +1,7 @@
-"""FLOPs of a function, counted in its jaxpr.
+"""FLOP counts of functions, computed from their jaxprs.
 
-One definition holds everywhere: a multiply-accumulate is two FLOPs, and "GFLOP an image" is the forward pass of one
-image. Other quantities are named: a train step has forward and backward pass, three times as much (`TRAINING`).
+A multiply-accumulate counts as two FLOPs everywhere. "GFLOP an image" means the forward pass of one image. A train step
+has a forward and a backward pass, which take three times as many FLOPs (`TRAINING`).
 """
 
 import math
@@ -10,36 +10,43 @@ from collections.abc import Callable
 import jax
 import jax.extend.core
 
-TRAINING = 3  # forward and backward pass, in forward passes
+TRAINING = 3  # cost of a forward and a backward pass, in forward passes
 
 
 def in_words(forward: int) -> str:
-  """Returns the FLOPs of a forward pass as text: "35.2 GFLOP an image (forward pass)"."""
+  """Formats the FLOPs of a forward pass: "35.2 GFLOP an image (forward pass)"."""
   return f"{forward / 1e9:.3g} GFLOP an image (forward pass)"
 
 
 def count(function: Callable, *args: object) -> int:
   """Counts the FLOPs of the matrix products and convolutions of a function.
 
-  XLA's own count takes the body of a loop once, and counts recomputation. This is the model's arithmetic, for MFU.
+  The count is the arithmetic of the model, as required for MFU. XLA's own count differs: it counts the body of a loop
+  once and includes recomputation.
 
   Args:
-    function: traced, not computed.
+    function: function to trace. It is not executed.
     *args: its arguments, or their shapes.
 
   Returns:
-    FLOPs, two for each multiply-accumulate. Loops count each turn.
+    The number of FLOPs, two for each multiply-accumulate. The body of a loop counts once per iteration.
+
+  Example:
+    import jax.numpy as jnp
+    from vit_jax import flops
+
+    flops.count(jnp.dot, jnp.ones((2, 3)), jnp.ones((3, 4)))  # 48
   """
   return _count(jax.make_jaxpr(function)(*args).jaxpr)
 
 
 def _count(jaxpr):
-  """Returns the FLOPs of a jaxpr and of all that it calls."""
+  """Returns the FLOPs of a jaxpr and of all jaxprs that it calls."""
   total = 0
   for equation in jaxpr.eqns:
     turns = equation.params["length"] if equation.primitive.name == "scan" else 1
     inner = [_count(part) for part in jax.extend.core.jaxprs_in_params(equation.params)]
-    one_of = equation.primitive.name == "cond"  # also what chooses a formulation by platform
+    one_of = equation.primitive.name == "cond"  # conditionals, including the choice of a formulation by platform
     total += turns * (max(inner) if one_of else sum(inner))
     match equation.primitive.name:
       case "dot_general":

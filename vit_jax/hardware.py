@@ -1,6 +1,6 @@
-"""Chips and slices: what one JAX device can do, and the TPU slices that one can rent, by name.
+"""Data of accelerators: memory and speed of one JAX device, and the TPU slices that can be rented, by name.
 
-Figures of Google are per chip; a device is half a chip on TPU v2 and v3, a chip from v4 on.
+Google publishes its figures per chip. A JAX device is half a chip on TPU v2 and v3, and a whole chip from v4 on.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-  """One JAX device. Rates are per second; a TPU's memory is what its compiler lets a program have."""
+  """Memory and rates of one JAX device. Rates are per second. A TPU's memory is what its compiler makes available."""
 
   memory: int  # bytes
   peak: float  # bfloat16 FLOP, dense
@@ -26,9 +26,9 @@ class Chip(NamedTuple):
   network: float = math.nan  # bytes out to other slices
 
 
-# Memory: what libtpu 0.0.42 says that it can use. v2 and v3: Jouppi et al. 2020 (links of 496 and 656 Gbit/s, four a
-# chip); v4: Jouppi et al. 2023; later ones: docs.cloud.google.com/tpu/docs. Their clocks follow from the peak and the
-# number of multipliers. NVIDIA: data sheets.
+# Memory: the usable memory that libtpu 0.0.42 reports. v2 and v3: Jouppi et al. 2020 (links of 496 and 656 Gbit/s, four
+# per chip). v4: Jouppi et al. 2023. Later generations: docs.cloud.google.com/tpu/docs, with clocks computed from the
+# peak and the number of multipliers. NVIDIA: data sheets.
 CHIPS = {
   "TPU v2": Chip(int(7.48 * GIB), 23e12, 350e9, 700e6, 124e9),
   "TPU v3": Chip(int(15.48 * GIB), 61.5e12, 450e9, 940e6, 164e9),
@@ -44,22 +44,23 @@ CHIPS = {
 
 
 class Generation(NamedTuple):
-  """A TPU generation: its slices are grids of chips."""
+  """A TPU generation, with slices that are grids of chips."""
 
   kind: str  # device_kind of its devices
-  cores: int  # that Cloud TPU's name of a slice counts for one chip: v3-32 has 16 chips
-  devices: int  # JAX devices a chip
+  cores: int  # per chip in Cloud TPU's slice names: v3-32 has 16 chips
+  devices: int  # JAX devices per chip
   dimensions: int
-  sizes: tuple[int, ...]  # chips of the slices that are rented
-  vcpus: dict[int, int]  # of a host, by the chips that it has
+  sizes: tuple[int, ...]  # chips of the slices that can be rented
+  vcpus: dict[int, int]  # {chips of a host: its vCPUs}
 
 
 def _doubling(first, last):
   return tuple(first * 2**i for i in range((last // first).bit_length()))
 
 
-# Facts of docs.cloud.google.com/tpu/docs; tested against libtpu, which knows all of these slices. vCPUs: of the VMs
-# on its pages on v5e, v5p and v6e; v2, v3 and v4 have none there, these are what their VMs are known to have.
+# Source: docs.cloud.google.com/tpu/docs. The slices are tested against libtpu, which supports all of them. vCPUs of
+# v5e, v5p and v6e: VM types on the pages of these generations. The pages of v2, v3 and v4 list no vCPUs. Their values
+# are those of the known VMs.
 GENERATIONS = {
   "v2": Generation("TPU v2", 2, 2, 2, (4, 16, 64, 128, 256), {4: 96}),
   "v3": Generation("TPU v3", 2, 2, 2, (4, *_doubling(16, 1024)), {4: 96}),
@@ -71,55 +72,55 @@ GENERATIONS = {
 
 
 class Slice(NamedTuple):
-  """A TPU that one can rent: so many equal slices of a generation, each a grid of chips."""
+  """A TPU that can be rented: a number of equal slices of one generation, each a grid of chips."""
 
-  name: str  # as libtpu has it: "v3:4x4"
+  name: str  # libtpu's name: "v3:4x4"
   generation: str
   grid: tuple[int, ...]
   slices: int = 1
 
   @property
   def rented(self) -> str:
-    """The name by which all output calls it: v3-32, v5e-16 (which Cloud TPU's commands spell v5litepod-16)."""
+    """The name in all output: v3-32 or v5e-16. Cloud TPU's commands write v5litepod-16 for the latter."""
     name = f"{self.generation}-{math.prod(self.grid) * GENERATIONS[self.generation].cores}"
     return f"{self.slices}x{name}" if self.slices > 1 else name
 
   @property
   def chip(self) -> Chip:
-    """One of its devices."""
+    """Data of one of its devices."""
     return CHIPS[GENERATIONS[self.generation].kind]
 
   @property
   def chips(self) -> int:
-    """Of all slices."""
+    """Number of chips of all slices."""
     return math.prod(self.grid) * self.slices
 
   @property
   def cores(self) -> int:
-    """TensorCores, in which published costs of TPU v2, v3, v4 and v5p are counted."""
+    """Number of TensorCores, the unit in which costs of TPU v2, v3, v4 and v5p are published."""
     return self.chips * GENERATIONS[self.generation].cores
 
   @property
   def hosts(self) -> int:
-    """Machines, each of which feeds its own chips."""
+    """Number of host machines. Each host feeds its own chips."""
     whole = math.prod(self.grid)
-    # Hosts have four chips; but a slice of eight of an e generation is one host.
+    # A host has four chips. In the e generations, a slice of eight chips has a single host.
     return self.slices * (1 if whole <= (8 if self.generation.endswith("e") else 4) else whole // 4)
 
   @property
   def vcpus(self) -> int:
-    """Of one host."""
+    """Number of vCPUs of one host."""
     return GENERATIONS[self.generation].vcpus[self.chips // self.hosts]
 
 
 def rentable(generation: str) -> list[Slice]:
-  """The slices of a generation, small ones first: their sides are powers of two, as equal as can be."""
+  """Returns the slices of a generation in ascending size. Their sides are powers of two, and as equal as possible."""
   kind, result = GENERATIONS[generation], []
   for chips in kind.sizes:
     bits = chips.bit_length() - 1
     grid = tuple(sorted(2 ** ((bits + i) // kind.dimensions) for i in range(kind.dimensions)))
     if chips == 4 and kind.dimensions == 3:
-      grid = (2, 2, 1)  # a host, which is flat
+      grid = (2, 2, 1)  # one host, with a flat grid
     result.append(Slice(f"{generation}:{'x'.join(map(str, grid))}", generation, grid))
   return result
 
@@ -128,7 +129,19 @@ _NAME = re.compile(r"(?:(\d+)x)?(v\d[a-z]*)([:-])(.+)")
 
 
 def topology(text: str) -> Slice:
-  """The slice of a name: "v3-32", "v3:4x4", "v5litepod-16"; "2xv5e-256" for two. ValueError for any other."""
+  """Parses the name of a TPU slice: "v3-32", "v3:4x4", "v5litepod-16", or "2xv5e-256" for two slices.
+
+  Args:
+    text: the name.
+
+  Raises:
+    ValueError: if the name is not one of the slices that can be rented.
+
+  Example:
+    from vit_jax import hardware
+
+    hardware.topology("v3-32").grid  # (4, 4)
+  """
   match = _NAME.fullmatch(text.strip())
   generation = match and match[2].replace("v5litepod", "v5e")
   colon = bool(match) and match[3] == ":"
@@ -146,7 +159,7 @@ def topology(text: str) -> Slice:
 
 
 def processor() -> str:
-  """Returns the model name of this machine's CPU; "" if the system does not report one."""
+  """Returns the model name of this machine's CPU, or "" if the system does not report one."""
   with contextlib.suppress(OSError):
     for line in pathlib.Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
       if line.startswith("model name"):
@@ -155,13 +168,16 @@ def processor() -> str:
 
 
 def peak(device) -> float | None:
-  """Peak FLOP/s of a device, None where the chip is not in the table (a CPU, say)."""
+  """Returns the peak bfloat16 FLOP/s of a device, or None if the device is not in the table, such as a CPU."""
   chip = CHIPS.get(device.device_kind)
   return chip.peak if chip else None
 
 
 def memory(device) -> int | None:
-  """Bytes that one device may hold; on a CPU the machine's memory shared by its devices, None where unknown."""
+  """Returns the memory of one device in bytes, or None if unknown.
+
+  CPU devices share the memory of the machine equally.
+  """
   if device.device_kind in CHIPS:
     return CHIPS[device.device_kind].memory
   if device.platform == "cpu" and hasattr(os, "sysconf"):

@@ -1,7 +1,7 @@
-"""Confidence intervals at 95 %: one for proportions, one for their differences, one bootstrap for everything else.
+"""Confidence intervals at 95 % for proportions, for differences, and for all other figures by bootstrap.
 
-A proportion is a share of images that are right, such as top1. Its interval is Wilson's, which is valid at 0 and at 1.
-Other figures (means over classes, calibration error, loss) have the percentile bootstrap over images.
+A proportion is a share of images that are classified correctly, such as top1. Its interval is Wilson's, which is valid
+at 0 and at 1. Other figures (means over classes, calibration error, loss) use the percentile bootstrap over images.
 """
 
 import math
@@ -17,7 +17,7 @@ METHODS = f"95 % intervals: {WILSON} score for shares of images, percentile {BOO
 NONE = "all resamples give the same value, so these images are too few or too alike"
 RESAMPLES = 1000
 _Z = statistics.NormalDist().inv_cdf(0.975)
-_SAME = 1e-9  # width below which the resamples agree
+_SAME = 1e-9  # resamples agree if their interval is narrower than this
 _PROPORTION = re.compile(r"(?:.*[/_])?(?:top1|top5)|(?:.*/)?.+_(?:[1-9]\d*shot|all)")
 
 
@@ -29,7 +29,12 @@ def wilson(share: float, count: int) -> Interval:
     count: number of images, at least 1.
 
   Returns:
-    (low, high), inside of [0, 1]; at a share of 1 the upper end is 1 and the lower end is below 1.
+    (low, high), within [0, 1]. At a share of 1 the upper end is 1 and the lower end is below 1.
+
+  Example:
+    from vit_jax import intervals
+
+    intervals.wilson(0.9, 100)  # (0.826, 0.945)
   """
   middle = (share + _Z * _Z / (2 * count)) / (1 + _Z * _Z / count)
   half = _Z / (1 + _Z * _Z / count) * math.sqrt(share * (1 - share) / count + _Z * _Z / (4 * count * count))
@@ -37,13 +42,19 @@ def wilson(share: float, count: int) -> Interval:
 
 
 def difference(one: float, ones: int, other: float, others: int) -> Interval:
-  """Computes the interval of `one - other`, two proportions of `ones` and `others` images.
+  """Computes the interval of the difference of two proportions.
 
-  This is method 10 of Newcombe 1998 (Statistics in Medicine 17, 873-890), for independent samples. For two models that
-  are measured on the same images it is wider than necessary.
+  This is method 10 of Newcombe 1998 (Statistics in Medicine 17, 873-890), for independent samples. If both models are
+  measured on the same images, the interval is wider than necessary.
+
+  Args:
+    one: first proportion, between 0 and 1.
+    ones: number of images of the first proportion.
+    other: second proportion, between 0 and 1.
+    others: number of images of the second proportion.
 
   Returns:
-    (low, high), inside of [-1, 1].
+    (low, high) of `one - other`, within [-1, 1].
   """
   (low, high), (other_low, other_high) = wilson(one, ones), wilson(other, others)
   gap = one - other
@@ -51,12 +62,17 @@ def difference(one: float, ones: int, other: float, others: int) -> Interval:
 
 
 def welch(one: list[float], other: list[float]) -> Interval:
-  """Computes the interval of the difference of two means of at least two runs each (Welch 1947, Biometrika 34).
+  """Computes the interval of the difference of the means of two groups of runs (Welch 1947, Biometrika 34).
 
-  It covers the noise between runs (seeds), not the choice of the test images.
+  The interval covers the noise between runs (seeds). It does not cover the choice of the test images.
+
+  Args:
+    one: the figure of each run of the first group, at least two.
+    other: the figure of each run of the second group, at least two.
 
   Returns:
-    (low, high) of mean(one) - mean(other); infinite if no run differs from another, which leaves no estimate.
+    (low, high) of mean(one) - mean(other). Both ends are infinite if the runs of each group are equal, because the
+    noise cannot be estimated then.
   """
   from scipy import stats
 
@@ -74,26 +90,27 @@ def bootstrap(
 ) -> dict[str, Interval]:
   """Computes percentile bootstrap intervals over images (Efron and Tibshirani 1993, chapter 13).
 
-  A figure has no interval if all resamples agree: mean_per_class of 20 images that are all right would otherwise have
-  the interval 100 % to 100 %, which claims certainty. If classes have few images, a resample repeats some images and
-  misses others, which shifts means over classes: at 1,000 classes of 5 images a precision_weighted of 0.792 had the
-  interval 0.801 to 0.823.
+  A figure has no interval if all resamples agree. Otherwise, mean_per_class of 20 correctly classified images would
+  have the interval 100 % to 100 %, which claims certainty.
+
+  If classes have few images, a resample repeats some images and omits others. This shifts means over classes. With
+  1,000 classes of 5 images, a precision_weighted of 0.792 had the interval 0.801 to 0.823.
 
   Args:
-    measure: figures by name, of images that count `weights` float64 [count] times each.
+    measure: function from weights, float64 [count], to figures by name. Each image counts as often as its weight.
     count: number of images.
-    resamples: how often `count` images are drawn with replacement; 1 or more.
-    seed: of the draws.
+    resamples: how often `count` images are drawn with replacement, at least 1.
+    seed: seed of the draws.
 
   Returns:
-    {figure: (low, high)}, without the figures whose resamples agree.
+    {figure: (low, high)}, without the figures for which all resamples agree.
   """
   assert resamples > 0, resamples
   draw, resampled = np.random.default_rng(seed), {}
-  # An infinite loss has no interval of its loss (NaN), and is no reason for a warning.
+  # The interval of an infinite loss is NaN, which needs no NumPy warning.
   with np.errstate(invalid="ignore"):
     for _ in range(resamples if count else 0):
-      # How often each image is drawn is multinomial; counting draws takes a quarter of N binomials' time.
+      # These counts have a multinomial distribution. Counting draws takes a quarter of the time of N binomials.
       weights = np.bincount(draw.integers(0, count, count), minlength=count).astype(np.float64)
       for name, value in measure(weights).items():
         resampled.setdefault(name, []).append(value)
@@ -102,7 +119,7 @@ def bootstrap(
 
 
 def is_proportion(name: str) -> bool:
-  """Returns whether a figure of this name is a share of images: top1, val/ema_top5, digits/knn_all."""
+  """Returns whether a figure with this name is a share of images, such as top1, val/ema_top5 or digits/knn_all."""
   return bool(_PROPORTION.fullmatch(name))
 
 
@@ -110,10 +127,10 @@ def of_figures(figures: Mapping[str, float]) -> dict[str, Interval]:
   """Computes the intervals of all proportions among the figures of a result.
 
   Args:
-    figures: by name as result.json has them; "val/images" is the number of images of "val/top1".
+    figures: {name: value} as in result.json. "val/images" is the number of images of "val/top1".
 
   Returns:
-    {figure: (low, high)}. A mean over several draws, which has a figure `<name>_std`, is no proportion of images.
+    {figure: (low, high)}. A mean over several draws has no interval here. It has a figure `<name>_std`.
   """
   result = {}
   for name, value in figures.items():

@@ -1,4 +1,4 @@
-"""The training loop: a run from where it stands to its result."""
+"""The training loop: continues a run from its newest checkpoint until its result is written."""
 
 import contextlib
 import dataclasses
@@ -45,42 +45,50 @@ def train(
   began: float | None = None,
   pictures: Mapping[str, bytes] | None = None,
 ) -> dict:
-  """Trains to the end, from the newest checkpoint where there is one; writes and returns the result.
+  """Trains until the end, starting from the newest checkpoint if there is one.
 
   Args:
-    profile: so many steps are traced for TensorBoard.
-    watch: by default one of its own.
-    weights: {path: host array} to begin with, where there is no checkpoint; by default those that the run names.
-    began: when the program was started, in seconds since the epoch; by default now.
-    pictures: PNGs by name that TensorBoard gets before the first step.
+    parts: the components of the run.
+    workdir: directory of the run.
+    profile: number of steps to profile for TensorBoard.
+    watch: receives requests to stop and enforces time limits. By default a new one is created.
+    weights: {path: host array} of initial weights for a run without a checkpoint. By default those of `config.init`.
+    began: start time of the program in seconds since the epoch. By default the present time.
+    pictures: {name: PNG} for TensorBoard, written before the first step.
 
-  Raises runtime.Stop when asked to stop, and for a value that is not finite; ConfigError for an image that cannot be
-  decoded. The first and the last save before. OSError for a file that cannot be written.
+  Returns:
+    The contents of result.json.
+
+  Raises:
+    runtime.Stop: if the run was asked to stop, if a worker process died, or if a value is not finite. A requested stop
+      saves the state first.
+    ConfigError: if an image cannot be decoded. The state is saved first.
+    OSError: if a file cannot be written.
   """
   if result := finished(workdir, parts.total):
     return result
   with contextlib.ExitStack() as resources:
     watch = watch or resources.enter_context(runtime.Watch(parts.run.limits))
-    resources.enter_context(watch.phase("save"))  # which closes what is open
+    resources.enter_context(watch.phase("save"))  # its time limit applies while resources are closed
     run, state = opened(resources, parts, workdir, profile, watch, weights, began)
     run.log.begin(pictures or {})
     watch.step = step = int(state.step)
     say(f"continues at step {step} of {parts.total}" if step else f"{amount(parts.total, 'step')} to go")
     try:
-      if not run.evaluated:  # a stop had cut it short
+      if not run.evaluated:  # a stop interrupted the evaluation
         evaluate(run, due(parts, step), step, state)
       with run.phase("compile"):
         train_step = parts.compile() if step < parts.total else None
-        runtime.barrier("compiled")  # or the first step would wait for another process's compiler
+        runtime.barrier("compiled")  # keeps waiting for other compilers out of the first step
       with run.phase("step"):
         while step < parts.total:
           with run.phase("data", run.batches.waiting):
             batch = next(run.batches)
-          if run.batches.problem:  # in a batch ahead, so that all processes can stop before it
+          if run.batches.problem:  # reported one batch early, so that all processes can stop before it
             watch.ask(runtime.EXIT_CONFIG, f"error: {run.batches.problem}")
           with run.trace.step(step), jax.transfer_guard("disallow"):
             state, metrics = train_step(state, batch, run.frozen)
-          run.log.write_due(step)  # of the steps before this one, so that the devices always have work
+          run.log.write_due(step)  # writes earlier steps, so that the devices always have work
           watch.step = step = step + 1
           run.log.add(step, metrics, run.batches.skipped)
           if step < parts.total:
@@ -94,22 +102,22 @@ def train(
       figures = evaluate(run, parts.evals, step, state)
       save(run, step, state)
     except (runtime.Preempted, ImageError, WorkerError) as reason:
-      if isinstance(reason, runtime.Preempted) or runtime.alone():  # all must save; one alone has the image
+      if isinstance(reason, runtime.Preempted) or runtime.alone():  # saving needs all processes
         save(run, step, state)
-        run.store.wait()  # before the others hear of the end, and leave
+        run.store.wait()  # before other processes notice the end and exit
       raise ending(reason, step) from reason
-    run.store.wait()  # a run that has a result has its last state too
+    run.store.wait()  # the last state must be saved before the result is written
     return write_result(
       workdir, figures | {"skipped_images": run.batches.skipped} | chosen(parts, figures) | facts(run, state)
     )
 
 
-# What is open while a run trains.
+# Resources of a run.
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """What the loop uses besides the state, and closes at its end."""
+  """The resources that the loop uses in addition to the state. They are closed when the loop ends."""
 
   parts: build.Parts
   watch: runtime.Watch
@@ -120,7 +128,7 @@ class Run:
   batches: DeviceBatches
   frozen: dict[str, jax.Array]
   frozen_digests: dict[str, str]
-  evaluated: bool  # all that was due at the step that the run continues from
+  evaluated: bool  # whether all evaluations at the first step are done
   phase: Callable[..., contextlib.AbstractContextManager]  # `in_phase` by name
 
 
@@ -133,7 +141,15 @@ def opened(
   weights: dict[str, np.ndarray] | None,
   began: float | None,
 ) -> tuple[Run, steps.State]:
-  """A run where it stands, which `resources` close, and its state. The arguments are those of `train`."""
+  """Opens a run and restores its state.
+
+  Args:
+    resources: exit stack that closes the run.
+    parts, workdir, profile, watch, weights, began: see `train`.
+
+  Returns:
+    The opened run, and the newest saved state or the initial state.
+  """
   timer = clock.Clock(workdir / "goodput.json" if jax.process_index() == 0 else None, began)
   resources.callback(timer.close)
   say(parts.overview())
@@ -158,21 +174,33 @@ def opened(
 
 @contextlib.contextmanager
 def in_phase(watch: runtime.Watch, timer: clock.Clock, name: str, detail: Callable[[], str] = str) -> Iterator[None]:
-  """What is inside has the limits of a phase, and its time is the phase's."""
+  """Applies the time limits of a phase to the code inside, and counts its time for that phase.
+
+  Args:
+    watch: enforces the time limits.
+    timer: measures the time of each phase.
+    name: name of the phase.
+    detail: function that returns what the phase waits for, for the message about an exceeded limit.
+  """
   with watch.phase(name, detail), timer.phase(name):
     yield
 
 
-# Where a run begins, and what it ends with.
+# Start and end of a run.
 
 
 def finished(workdir: pathlib.Path, total: int) -> dict | None:
-  """The result of a run of `total` steps that has ended before; None where there is none."""
-  # The first process's, for others may see another disk.
+  """Returns the result of a run that is already finished, or None.
+
+  Args:
+    workdir: directory of the run.
+    total: number of steps of the run. A result with another number is ignored.
+  """
+  # The result of the first process counts, because other processes may see another disk.
   result = json.loads(runtime.gather(json.dumps(files.read_json(workdir / "result.json")), "result")[0])
   if not result or result.get("steps") != total or not isinstance(result.get("train_seconds"), int | float):
     return None
-  if not isinstance(result.get("images_per_second", ""), int | float | None):  # not as it was written: measure again
+  if not isinstance(result.get("images_per_second", ""), int | float | None):  # edited file: measure again
     return None
   say(f"finished before, {amount(total, 'step')}: nothing to do")
   return result
@@ -181,9 +209,18 @@ def finished(workdir: pathlib.Path, total: int) -> dict | None:
 def first_state(
   parts: build.Parts, store: checkpoints.Checkpoints, timer: clock.Clock, weights: dict[str, np.ndarray] | None
 ) -> tuple[steps.State, dict]:
-  """The newest state that is saved, from which the clock goes on, and what is said about it.
+  """Returns the newest saved state and the description in its checkpoint, and resumes the clock from it.
 
-  Without a saved state, that before the first step, and nothing.
+  Without a checkpoint, the function returns the initial state and an empty description.
+
+  Args:
+    parts: the components of the run.
+    store: the checkpoints of the run.
+    timer: the clock of the run.
+    weights: {path: host array} of initial weights. None uses those of `config.init`.
+
+  Raises:
+    ConfigError: if the newest checkpoint has more steps than the run, or if it cannot be used for this run.
   """
   workdir = store.directory.parent
   with timer.phase("restore"):
@@ -204,7 +241,15 @@ def first_state(
 
 
 def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict[str, np.ndarray]:
-  """What `config.init` names, on the host; says what was done. ConfigError on every process if any has one."""
+  """Returns the weights of `config.init` on the host, and prints notes on how they were adapted.
+
+  Args:
+    parts: the components of the run.
+    flag: key or flag that names the weights, for error messages.
+
+  Raises:
+    ConfigError: on every process, if any process cannot read the weights or if the weights differ between processes.
+  """
   weights, notes, problem = {}, [], None
   try:
     weights, notes = parts.weights()
@@ -217,16 +262,26 @@ def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict
 
 
 def chosen(parts: build.Parts, figures: Mapping[str, float]) -> dict:
-  """Returns the intervals of a result's proportions, and which figure ranks the run; see `selection.about`."""
+  """Returns the intervals of a result's proportions, and the figure that ranks the run (see `selection.about`).
+
+  Args:
+    parts: the components of the run.
+    figures: the figures of the last step.
+  """
   counts = selection.measurements({name: each.every for name, each in parts.evals.items()}, parts.total)
   return {
-    "intervals": {name: list(ends) for name, ends in intervals.of_figures(figures).items()},  # as JSON has them
+    "intervals": {name: list(ends) for name, ends in intervals.of_figures(figures).items()},  # lists, as in JSON
     "selection": selection.about(plain(parts.run), figures, counts),
   }
 
 
 def facts(run: Run, state: steps.State) -> dict:
-  """What result.json says beside the figures: how long it took, and of what and to what exactly."""
+  """Returns the entries of result.json other than figures: durations, seed, versions and digests.
+
+  Args:
+    run: the run at its end.
+    state: the last state.
+  """
   parts, timer = run.parts, run.timer
   return {
     "seed": parts.run.seed,
@@ -236,19 +291,29 @@ def facts(run: Run, state: steps.State) -> dict:
     "config_sha256": hashlib.sha256(config.dumps(parts.run).encode()).hexdigest(),
     "weights_sha256": digests.sha256(state.params, mesh.replicated(parts.mesh)),
     "packages": parts.identity["packages"],
-    "goodput": timer.goodput(),  # last: it ends here
+    "goodput": timer.goodput(),  # computed last, because the measured time ends here
   }
 
 
 def write_result(workdir: pathlib.Path, result: dict) -> dict:
-  """The result, which the first process writes."""
+  """Writes result.json on the first process, and returns the result.
+
+  Args:
+    workdir: directory of the run.
+    result: contents of result.json.
+  """
   if jax.process_index() == 0:
     files.write_text(workdir / "result.json", json.dumps(result, indent=2) + "\n")
   return result
 
 
 def ending(reason: Exception, step: int) -> Exception:
-  """The error that a run ends with at `step`: it was asked to stop, an image is bad, or a worker process died."""
+  """Returns the exception with which a run ends before its last step.
+
+  Args:
+    reason: a request to stop, an image that cannot be decoded, or the death of a worker process.
+    step: number of completed steps.
+  """
   advice = f"Step {step} is saved; the same command continues from it"
   if isinstance(reason, WorkerError):
     return runtime.Stop(runtime.EXIT_PEER, f"{reason}. {advice}" if runtime.alone() else str(reason))
@@ -259,24 +324,24 @@ def ending(reason: Exception, step: int) -> Exception:
   return ConfigError(f"{reason}. {advice}" if runtime.alone() else str(reason))
 
 
-# What happens between steps.
+# Actions between steps.
 
 
 def evaluate(run: Run, evals: dict[str, build.Eval], step: int, state: steps.State) -> dict[str, float]:
   """Measures the state at a step, then writes and prints the figures.
 
   Args:
-    run: what is open.
+    run: the open run.
     evals: the evaluations that are due.
-    step: of the state.
-    state: its parameters and their average are measured.
+    step: number of the step.
+    state: state with the parameters and their average, which are both measured.
 
   Returns:
-    The figures under the names of result.json.
+    The figures under their names in result.json.
 
   Raises:
-    Preempted: the run must stop; raised between batches.
-    Stop: an output of the model is NaN or infinite. Exit code 44; the state is not saved.
+    Preempted: if the run must stop. Raised between batches.
+    Stop: if an output of the model is NaN or infinite. The exit code is 44, and the state is not saved.
   """
   if not evals:
     return {}
@@ -287,16 +352,22 @@ def evaluate(run: Run, evals: dict[str, build.Eval], step: int, state: steps.Sta
     except NotFiniteError as error:
       raise not_finite(step, str(error), run.store) from error
     figures = outcomes.figures(measured)
-  run.log.evaluated(step, figures)  # not in that phase, which may be interrupted
+  run.log.evaluated(step, figures)  # outside of the phase, which may be interrupted
   with run.log.phase("evaluation", step):
     run.log.draw(step, measured)
   return figures
 
 
 def save(run: Run, step: int, state: steps.State) -> None:
-  """Saves `step`, and what is said of it, once all its steps are known to be finite; one that is saved already stays.
+  """Saves the state of a step and its description, after checking that the metrics of all steps so far are finite.
 
-  Lines that are due are written before, and what the next one is to hold is saved: so a kill changes no line.
+  A step that is already saved is skipped. Log lines that are due are written first, and the values of the next line are
+  saved. Therefore a kill does not change any line of the log.
+
+  Args:
+    run: the open run.
+    step: number of the step.
+    state: state to save.
   """
   run.log.write_due(step)
   with run.log.phase("save", step):
@@ -306,7 +377,13 @@ def save(run: Run, step: int, state: steps.State) -> None:
 
 
 def description(parts: build.Parts, frozen: dict[str, str], step: int) -> dict:
-  """What a checkpoint of a step says it is a state of; `frozen` are the digests of weights that are."""
+  """Returns the description that a checkpoint stores with its state.
+
+  Args:
+    parts: the components of the run.
+    frozen: {key of the config: SHA-256} of weights that the task reads but does not train.
+    step: number of the step.
+  """
   order = identity.order(parts.images, step * parts.run.batch)
   model = parts.model.description.to_json()
   return {"model": model, "frozen": frozen, "identity": parts.identity, "order": order}

@@ -1,8 +1,8 @@
-"""Devices to a mesh, parameter paths to shardings, host rows to global arrays.
+"""Device meshes, shardings of parameters and batches, and transfers from host rows to global arrays.
 
-The batch is split over the axes `replica`, `data` and `fsdp`, parameters over `fsdp` and `tensor`, by the table that
-stands beside each model. `replica` counts the slices of a multislice run, between which the data-center network is the
-only link: nothing but gradients crosses it. No other file names a PartitionSpec.
+The batch is split over the axes `replica`, `data` and `fsdp`. Parameters are split over `fsdp` and `tensor`, according
+to the sharding table in the file of each model. `replica` counts the slices of a multislice run. Only the data-center
+network connects slices, and only gradients cross it. All PartitionSpecs of the package are in this file.
 """
 
 import math
@@ -20,12 +20,20 @@ from vit_jax import config, schema
 
 AXES = ("replica", "data", "fsdp", "tensor")
 BATCH = ("replica", "data", "fsdp")
-LANES = 128  # of a TPU: the last axis of a matrix is stored in such groups
+LANES = 128  # group size in which a TPU stores the last axis of a matrix
 Table = Sequence[tuple[str, tuple[str | None, ...]]]
 
 
 def sizes(wanted: config.Mesh, devices: int) -> tuple[int, ...]:
-  """Sizes of `AXES` over a number of devices, -1 resolved; ConfigError unless they multiply to it."""
+  """Returns the sizes of `AXES` for a number of devices, with -1 resolved.
+
+  Args:
+    wanted: sizes from the config. One may be -1.
+    devices: number of devices.
+
+  Raises:
+    ConfigError: if the product of the sizes is not the number of devices.
+  """
   shape = [getattr(wanted, axis) for axis in AXES]
   text = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True))
   if 0 in shape or min(shape) < -1 or shape.count(-1) > 1:
@@ -41,9 +49,23 @@ def sizes(wanted: config.Mesh, devices: int) -> tuple[int, ...]:
 
 
 def make(wanted: config.Mesh, devices: Sequence[jax.Device]) -> Mesh:
-  """Mesh over the devices; ConfigError for sizes that do not fit them or that cross slices.
+  """Returns the mesh of the devices.
 
-  Axes are Auto: XLA places the collectives, we place the arrays.
+  Its axes have the type Auto: XLA chooses the collectives, and this package places the arrays.
+
+  Args:
+    wanted: sizes from the config.
+    devices: devices of all processes.
+
+  Raises:
+    ConfigError: if the sizes do not fit the devices, or if an axis other than `replica` crosses slices.
+
+  Example:
+    import jax
+    from vit_jax import config, mesh
+
+    grid = mesh.make(config.Mesh(), jax.devices())
+    mesh.in_words(grid)  # "1 x cpu (no axis split)" on one CPU device
   """
   shape = sizes(wanted, len(devices))
   types = (AxisType.Auto,) * len(AXES)
@@ -54,7 +76,7 @@ def make(wanted: config.Mesh, devices: Sequence[jax.Device]) -> Mesh:
       f"multiple of {slices}: set config.mesh.replica={slices}"
     )
   within = (shape[0] // slices, *shape[1:])
-  # A row of chips may serve two axes: else a mesh of 2 x 8 does not fit 4 x 4 chips.
+  # Two mesh axes may share a row of chips. Otherwise a mesh of 2 x 8 does not fit 4 x 4 chips.
   options = {"devices": devices, "allow_split_physical_axes": True}
   if slices == 1:
     return Mesh(mesh_utils.create_device_mesh(within, **options), AXES, axis_types=types)
@@ -62,32 +84,34 @@ def make(wanted: config.Mesh, devices: Sequence[jax.Device]) -> Mesh:
 
 
 def replicated(mesh) -> NamedSharding:
-  """The whole array on every device."""
+  """Returns the sharding of an array that every device stores completely."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def batch(mesh) -> NamedSharding:
-  """The leading axis over the axes of the batch."""
+  """Returns the sharding of a batch: the first axis is split over the axes of the batch."""
   return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
 def micro_batches(mesh) -> NamedSharding:
-  """[micro-batch, row, ...]: rows over the axes of the batch."""
+  """Returns the sharding of [micro-batch, row, ...]: rows are split over the axes of the batch."""
   return NamedSharding(mesh, PartitionSpec(None, BATCH))
 
 
 def batch_shards(mesh) -> int:
-  """Number of pieces that the batch is split into."""
+  """Returns the number of parts into which the batch is split."""
   return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def per_device(mesh, function: Callable) -> Callable:
-  """The function of global arrays that runs `function` on each device's part: for kernels that XLA cannot split.
+  """Returns a function of global arrays that runs `function` on each device's part.
+
+  It is required for kernels that XLA cannot partition.
 
   Args:
-    mesh: of the devices.
-    function: of arrays [B, N, F], split by rows and, over `tensor`, by features, and [F], split by features; it
-      returns one [B, N, F]. Arrays of other ranks are a KeyError.
+    mesh: mesh of the devices.
+    function: function of arrays [B, N, F] and [F] that returns one array [B, N, F]. Arrays [B, N, F] are split by rows,
+      and over `tensor` by features. Arrays [F] are split over `tensor`. Arrays of other ranks raise a KeyError.
   """
   parts = {3: PartitionSpec(BATCH, None, "tensor"), 1: PartitionSpec("tensor")}
 
@@ -99,10 +123,17 @@ def per_device(mesh, function: Callable) -> Callable:
 
 
 def spread(mesh) -> Callable:
-  """The function (function, stacks [N_i, ...]) -> function of all rows [N, ...], of which each device computes some.
+  """Returns a function that divides the rows of several stacks among the devices.
 
-  `function` takes any number of rows, each by itself, and is run on rows of zeros too. What is sent are rows of which
-  no device has all, before, and the results, after.
+  Each device computes some of the rows. Before the computation, rows that no device stores completely are sent. After
+  the computation, the results are sent to all devices.
+
+  Args:
+    mesh: mesh of the devices.
+
+  Returns:
+    A function (function, stacks [N_i, ...]) -> results [N, ...] of all rows. Its argument `function` takes any number
+    of rows and must treat each row independently. It is also run on rows of zeros.
   """
 
   def run(function, stacks):
@@ -121,7 +152,7 @@ def spread(mesh) -> Callable:
 
 
 def _row(stacks, number):
-  """One of the rows of all stacks, or zeros past the last: the others need not even be computed."""
+  """Returns one row of all stacks, or zeros after the last row. XLA need not compute the other rows."""
   row, first = jnp.zeros_like(stacks[0][0]), 0
   for stack in stacks:
     inside = (number >= first) & (number < first + len(stack))
@@ -131,11 +162,18 @@ def _row(stacks, number):
 
 
 def parameters(table: Table, shapes: Mapping[str, jax.ShapeDtypeStruct], mesh) -> dict[str, NamedSharding]:
-  """Sharding of every parameter, by the one row of `table` whose pattern matches its whole path.
+  """Returns the sharding of every parameter, from the one row of `table` with a pattern that matches its whole path.
 
-  A row gives an axis per dimension of one layer; a stack of scanned layers has one dimension more, in front, that is
-  never split. A dimension that its axis does not divide stays whole. ValueError for a path that no row or several
-  match, or whose row has another rank.
+  A row specifies an axis for each dimension of one layer. A stack of scanned layers has one more dimension in front,
+  which is never split. A dimension that its axis does not divide is not split.
+
+  Args:
+    table: rows (pattern, mesh axis or None for each dimension).
+    shapes: {path: shape} of all parameters.
+    mesh: mesh of the devices.
+
+  Raises:
+    ConfigError: if a path matches no row or several rows, or if its row has another rank.
   """
   return {path: NamedSharding(mesh, _spec(table, path, leaf.shape, mesh)) for path, leaf in shapes.items()}
 
@@ -159,18 +197,32 @@ def _spec(table, path, shape, mesh):
 
 
 def sharded(shapes, shardings):
-  """The shapes of a pytree, with the shardings of one like it."""
+  """Adds shardings to the shapes of a pytree.
+
+  Args:
+    shapes: pytree of shapes.
+    shardings: pytree of shardings with the same structure.
+  """
   return jax.tree.map(
     lambda shape, where: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=where), shapes, shardings
   )
 
 
 def gather(table: Table, mesh, dtype) -> Callable:
-  """The function (path, parameter of one layer) -> the parameter in `dtype`, gathered over `fsdp`.
+  """Returns a function that gathers the parameters of one layer over `fsdp`.
 
-  A parameter that `fsdp` does not split is returned as it is. Others are gathered as a matrix of the split dimension
-  and all others: so [D, H, K], whose layout on a TPU depends on its last sizes, gets that of the whole array. In that
-  of a share every product with it takes up to twice as long.
+  A gathered parameter is treated as a matrix of the split dimension and all other dimensions. The layout of [D, H, K]
+  on a TPU depends on its last sizes. As a matrix, the gathered array gets the layout of a whole array. With the layout
+  of a part, every product with it takes up to twice as long.
+
+  Args:
+    table: sharding table of the model.
+    mesh: mesh of the devices.
+    dtype: type of the gathered parameters.
+
+  Returns:
+    A function (path, parameter of one layer) -> the parameter, gathered in `dtype`. Parameters that `fsdp` does not
+    split are returned unchanged.
   """
 
   def whole(path, array):
@@ -180,7 +232,7 @@ def gather(table: Table, mesh, dtype) -> Callable:
     row = axes.index("fsdp")
     others = [axis for axis in axes if axis != "fsdp"]
     assert row in (0, len(axes) - 1)
-    # The merged dimensions are split as their first one is.
+    # The merged dimension has the split of its first dimension.
     rest = others[0] if others else None
     matrix = (array.shape[0], -1) if row == 0 else (-1, array.shape[-1])
     split, gathered = (("fsdp", rest), (None, rest)) if row == 0 else ((rest, "fsdp"), (rest, None))
@@ -193,11 +245,18 @@ def gather(table: Table, mesh, dtype) -> Callable:
 
 
 def averages(shapes: Mapping[str, jax.ShapeDtypeStruct], shardings: Mapping[str, NamedSharding], mesh):
-  """Shardings of a moving average of the parameters: one axis is split over `data` too, where that divides it.
+  """Returns the shardings of a moving average of the parameters, which is also split over `data` if possible.
 
-  No step reads the average, so nothing is ever gathered, and each device moves its share only: a replicated average
-  would cost 1.6 % of a ViT-B/16's step. It is the axis that stands second to last in a TPU's memory, where the last one
-  has the 128 lanes (of [D, H, K], D has): then the layout of the share is that of the whole, and nothing is copied.
+  Steps do not read the average, so it is never gathered, and each device updates its part only. A replicated average
+  would cost 1.6 % of a ViT-B/16's step.
+
+  The split axis is the second to last in a TPU's memory, where the last one has the 128 lanes. For [D, H, K] it is D.
+  The layout of a part is then the layout of the whole array, and XLA inserts no copies.
+
+  Args:
+    shapes: {path: shape} of the parameters.
+    shardings: {path: sharding} of the parameters.
+    mesh: mesh of the devices.
   """
 
   def split(shape, sharding):
@@ -213,7 +272,16 @@ def averages(shapes: Mapping[str, jax.ShapeDtypeStruct], shardings: Mapping[str,
 
 
 def optimizer(transformation: optax.GradientTransformation, params, shardings, mesh):
-  """Shardings of the optimizer state: like the parameter where the shape is the same, else whole on every device."""
+  """Returns the shardings of the optimizer state.
+
+  A value with the shape of its parameter has the parameter's sharding. All other values are replicated.
+
+  Args:
+    transformation: the optimizer.
+    params: shapes of the parameters.
+    shardings: shardings of the parameters.
+    mesh: mesh of the devices.
+  """
 
   def sharding_of(leaf, param, sharding):
     if isinstance(leaf, optax.MaskedNode):  # a frozen parameter, which has no state
@@ -232,19 +300,27 @@ def optimizer(transformation: optax.GradientTransformation, params, shardings, m
 
 
 def local_rows(sharding: NamedSharding, rows: int) -> np.ndarray:
-  """The rows of a global batch that this process's devices hold, sorted, each once."""
+  """Returns the sorted numbers of the rows of a global batch that the devices of this process store, each once.
+
+  Args:
+    sharding: sharding of the batch.
+    rows: number of rows of the global batch.
+  """
   pieces = sharding.addressable_devices_indices_map((rows,)).values()
   return np.unique(np.concatenate([np.arange(rows)[index] for index in pieces]))
 
 
 def global_array(local: np.ndarray, rows: np.ndarray, total: int, sharding: NamedSharding) -> jax.Array:
-  """The global array [total, ...] of which each process has the rows of its devices.
+  """Builds a global array from the rows that each process provides for its devices.
 
   Args:
-    local: this process's rows, [len(rows), ...].
-    rows: their sorted numbers, those of `local_rows`.
-    total: rows of the global array.
-    sharding: by rows.
+    local: rows of this process, [len(rows), ...].
+    rows: sorted numbers of these rows, from `local_rows`.
+    total: number of rows of the global array.
+    sharding: sharding of the global array by rows.
+
+  Returns:
+    The global array, [total, ...].
   """
 
   def piece(index):
@@ -256,12 +332,22 @@ def global_array(local: np.ndarray, rows: np.ndarray, total: int, sharding: Name
 
 
 def place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-  """The global array of a host array that every process holds whole; each device takes its part."""
+  """Builds a global array from a host array that every process stores completely.
+
+  Args:
+    array: the complete array.
+    sharding: sharding of the global array. Each device receives its part.
+  """
   return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def bytes_per_device(shapes, shardings) -> int:
-  """Bytes that a pytree of shapes takes on one device under its shardings."""
+  """Returns the memory in bytes that a pytree takes on one device.
+
+  Args:
+    shapes: pytree of shapes.
+    shardings: pytree of shardings with the same structure.
+  """
 
   def size(leaf, sharding):
     return math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
@@ -270,6 +356,6 @@ def bytes_per_device(shapes, shardings) -> int:
 
 
 def in_words(grid: jax.sharding.Mesh) -> str:
-  """Returns the devices of a mesh and how they are split: "8 x TPU v3 (data=8)"."""
+  """Formats the devices of a mesh and its axes: "8 x TPU v3 (data=8)"."""
   axes = ", ".join(f"{axis}={size}" for axis, size in grid.shape.items() if size > 1) or "no axis split"
   return f"{grid.devices.size} x {grid.devices.flat[0].device_kind} ({axes})"

@@ -1,6 +1,7 @@
-"""Classification metrics from the predictions of a split, each image once; predictions and confusion matrices as files.
+"""Classification metrics of the predictions of a split, and files with predictions and confusion matrices.
 
-Shapes: N images, K labels an image, V classes.
+Every image of the split counts once. In shapes, N is the number of images, K the number of labels of an image, and V
+the number of classes.
 """
 
 import functools
@@ -20,32 +21,32 @@ BINS = 15  # of confidence, as Guo et al. 2017
 
 
 def is_share(metric: str) -> bool:
-  """Whether a metric is printed as per cent."""
+  """Returns whether a metric is printed as a percentage."""
   return not metric.endswith(("loss", "rmse"))
 
 
 class Predictions(NamedTuple):
-  """What a model says of N images, in the order of their split."""
+  """The predictions of a model for the N images of a split, in the order of the split."""
 
   position: np.ndarray  # int64 [N]: record number in the split
-  label: np.ndarray  # int [N], or [N, K] padded with -1 where an image may have several labels
+  label: np.ndarray  # int [N], or [N, K] padded with -1 if images can have several labels
   best: np.ndarray  # int [N, k <= 5], best class first
   confidence: np.ndarray  # float32 [N]: probability of the best class
   loss: np.ndarray  # float32 [N]
   logits: np.ndarray | None = None  # float32 [N, V]
-  probability: np.ndarray | None = None  # float32 [N, k]: of the best
+  probability: np.ndarray | None = None  # float32 [N, k]: probabilities of the best classes
 
 
 class Counts(NamedTuple):
-  """Images by class, int64 [V] each; an image with several labels counts for each of them."""
+  """Numbers of images by class, int64 [V] each. An image with several labels counts for each of them."""
 
-  right: np.ndarray  # whose best class it is, and it is a label
-  guessed: np.ndarray  # whose best class it is
-  true: np.ndarray  # that have it as a label
+  right: np.ndarray  # images for which the class is predicted and is a label
+  guessed: np.ndarray  # images for which the class is predicted
+  true: np.ndarray  # images that have the class as a label
 
   @property
   def rates(self) -> dict[str, np.ndarray]:
-    """Precision, recall and F1, float64 [V] each; 0 of a class that was not predicted or does not occur."""
+    """Precision, recall and F1 by name, float64 [V] each. The value is 0 for classes without predictions or labels."""
     return {
       "precision": self.right / np.maximum(self.guessed, 1),
       "recall": self.right / np.maximum(self.true, 1),
@@ -54,32 +55,57 @@ class Counts(NamedTuple):
 
 
 class Bins(NamedTuple):
-  """Images by the probability of their best class, [BINS] each."""
+  """Sums over images, grouped by the probability of their best class, [BINS] each."""
 
-  images: np.ndarray  # int64: how many
-  right: np.ndarray  # float64: how many of them are right
+  images: np.ndarray  # int64: number of images
+  right: np.ndarray  # float64: number of correctly classified images
   confidence: np.ndarray  # float64: sum of their probabilities
 
 
 class _Images(NamedTuple):
-  """What metrics need of the images, prepared once for any number of weightings."""
+  """The values of all images that metrics need. They are computed once for any number of weightings."""
 
   classes: int
-  owner: np.ndarray  # image of each label; a label that an image has twice is there once
+  owner: np.ndarray  # image of each label; repeated labels of an image are contained once
   label: np.ndarray  # class of each label
   guess: np.ndarray  # best class of each image
-  top1: np.ndarray  # 1.0 where the best class is one of the image's labels
-  top5: np.ndarray  # 1.0 where any of the best five is
+  top1: np.ndarray  # 1.0 if the best class is one of the image's labels
+  top5: np.ndarray  # 1.0 if any of the best five classes is one of the image's labels
   loss: np.ndarray
-  bin: np.ndarray  # of confidence
-  gap: np.ndarray  # right or not, less confidence
+  bin: np.ndarray  # bin of confidence
+  gap: np.ndarray  # 1 or 0 for right or wrong, minus confidence
 
 
 def measure(predictions: Predictions, classes: int) -> dict[str, float]:
-  """Metrics of all images by name: those of `_metrics`, average precision where it is defined, the number of images.
+  """Computes all metrics of a split.
 
-  `average_precision` is the mean over classes that occur of scikit-learn's `average_precision_score`, for images that
-  may have several labels, if their logits are there. Without images every metric is 0.
+  - top1, top5: share of images for which the best class, or one of the best five, is a label.
+  - loss: mean loss.
+  - mean_per_class: mean recall of the classes that occur as labels, scikit-learn's `balanced_accuracy_score`.
+  - precision, recall, f1: averaged over classes (suffix _macro), or weighted by class size (suffix _weighted).
+  - calibration_error: expected calibration error (Guo et al. 2017, eq. 3).
+  - average_precision: mean of scikit-learn's `average_precision_score` over the classes that occur. It is computed only
+    if images can have several labels and their logits are available.
+
+  Args:
+    predictions: predictions for N images.
+    classes: number of classes V.
+
+  Returns:
+    {metric: value}, and the number of images as "images". Without images every metric is 0.
+
+  Raises:
+    NotFiniteError: if the confidence of an image is NaN or infinite.
+
+  Example:
+    import numpy as np
+    from vit_jax import metrics
+
+    predictions = metrics.Predictions(
+      position=np.arange(2), label=np.array([0, 1]), best=np.array([[0, 1], [0, 1]]),
+      confidence=np.array([0.9, 0.6]), loss=np.array([0.1, 0.9]),
+    )
+    metrics.measure(predictions, classes=2)["top1"]  # 0.5
   """
   images = _images(predictions, classes)
   metrics = _metrics(images, np.ones(len(images.guess)))
@@ -93,14 +119,14 @@ def intervals(
 ) -> dict[str, confidence.Interval]:
   """Computes the 95 % interval of each metric by the method that `interval_method` names.
 
-  `images` does not vary. `average_precision` has no interval: a bootstrap would sort every class `resamples` times. A
-  metric also has none if all resamples agree, see `intervals.bootstrap`.
+  `images` has no interval, because it does not vary. `average_precision` has no interval, because a bootstrap would
+  sort every class `resamples` times. Other metrics have no interval if all resamples agree, see `intervals.bootstrap`.
 
   Args:
-    predictions: of N images.
-    classes: number of classes.
-    resamples: how often N images are drawn with replacement; 1 or more.
-    seed: of the draws.
+    predictions: predictions for N images.
+    classes: number of classes V.
+    resamples: how often N images are drawn with replacement, at least 1.
+    seed: seed of the draws.
 
   Returns:
     {metric: (low, high)}.
@@ -108,7 +134,7 @@ def intervals(
   images = _images(predictions, classes)
   count = len(images.guess)
   result = confidence.bootstrap(functools.partial(_metrics, images), count, resamples, seed)
-  of = {"top1": count, "top5": count, "recall_weighted": len(images.owner)}  # a share of so many
+  of = {"top1": count, "top5": count, "recall_weighted": len(images.owner)}  # sizes of the samples of the proportions
   for name, value in _metrics(images, np.ones(count)).items():
     if _is_proportion(name, predictions) and of[name]:
       result[name] = confidence.wilson(min(value, 1.0), of[name])
@@ -118,7 +144,12 @@ def intervals(
 def interval_method(name: str, predictions: Predictions) -> str:
   """Returns the method of a metric's interval: Wilson for shares of images, the bootstrap for every other metric.
 
-  With one label an image, recall_weighted is the share of labelled images that are right, which is a proportion too.
+  If each image has one label, recall_weighted is the share of correctly classified labelled images. It is then a
+  proportion too.
+
+  Args:
+    name: name of the metric.
+    predictions: predictions from which the metric is computed.
   """
   return confidence.WILSON if _is_proportion(name, predictions) else confidence.BOOTSTRAP
 
@@ -128,15 +159,24 @@ def _is_proportion(name, predictions):
 
 
 def per_class(predictions: Predictions, classes: int) -> Counts:
-  """Images of each class, of which precision, recall and F1 of `measure` are made."""
+  """Counts the images of each class, from which precision, recall and F1 are computed.
+
+  Args:
+    predictions: predictions for N images.
+    classes: number of classes V.
+  """
   images = _images(predictions, classes)
   return Counts(*(count.astype(np.int64) for count in _counts(images, np.ones(len(images.guess)))))
 
 
 def calibration(predictions: Predictions, classes: int) -> Bins:
-  """Images in BINS equal bins of confidence, (i / BINS, (i + 1) / BINS].
+  """Groups images into `BINS` equal bins of confidence, (i / BINS, (i + 1) / BINS].
 
-  The `calibration_error` of `measure` is the sum over bins of |right - confidence| / N.
+  The `calibration_error` of `measure` is the sum over bins of |right - confidence|, divided by N.
+
+  Args:
+    predictions: predictions for N images.
+    classes: number of classes V.
   """
   images = _images(predictions, classes)
   sums = (np.bincount(images.bin, weights, BINS) for weights in (images.top1, images.top1 - images.gap))
@@ -144,9 +184,17 @@ def calibration(predictions: Predictions, classes: int) -> Bins:
 
 
 def confusion(predictions: Predictions, classes: int) -> np.ndarray:
-  """Images by label and prediction, int64 [V, V]: a row is a label, a column the best class.
+  """Computes the confusion matrix.
 
-  An image without a label (-1) is in no row. Raises ConfigError where images may have several labels.
+  Args:
+    predictions: predictions for N images. Images without a label (-1) are ignored.
+    classes: number of classes V.
+
+  Returns:
+    Numbers of images, int64 [V, V]. Rows are labels and columns are predicted classes.
+
+  Raises:
+    ConfigError: if images can have several labels.
   """
   if predictions.label.ndim != 1:
     raise ConfigError(
@@ -160,19 +208,24 @@ def confusion(predictions: Predictions, classes: int) -> np.ndarray:
 
 
 def mistakes(predictions: Predictions, count: int) -> np.ndarray:
-  """Rows of the `count` worst mistakes: images whose best class is none of their labels, the surest first."""
+  """Returns the row numbers of the misclassified images with the highest confidence, in descending order.
+
+  Args:
+    predictions: predictions for N images. Images without a label are ignored.
+    count: largest number of rows.
+  """
   labels = predictions.label if predictions.label.ndim == 2 else predictions.label[:, None]
   wrong = np.flatnonzero(~(predictions.best[:, :1] == labels).any(axis=1) & (labels >= 0).any(axis=1))
   return wrong[np.argsort(-predictions.confidence[wrong], kind="stable")][:count]
 
 
 def _images(predictions: Predictions, classes: int) -> _Images:
-  """Labels without repetitions and hits, which no weights change."""
+  """Prepares the values that do not depend on weights, with repeated labels removed."""
   labels = np.sort(predictions.label if predictions.label.ndim == 2 else predictions.label[:, None], axis=1)
   labels[:, 1:][labels[:, 1:] == labels[:, :-1]] = -1  # a label counts once
   assert labels.max(initial=-1) < classes, (labels.max(), classes)
   owner, column = np.nonzero(labels >= 0)
-  # Column by column: all at once would take N x 5 x K bytes.
+  # Columns are compared one at a time. All columns at once would take N x 5 x K bytes.
   hits = np.stack([(labels == guess[:, None]).any(1) for guess in predictions.best.T], axis=1)
   confidence = predictions.confidence.astype(np.float64)
   if not np.isfinite(confidence).all():
@@ -186,20 +239,18 @@ def _images(predictions: Predictions, classes: int) -> _Images:
     top1=hits[:, 0].astype(np.float64),
     top5=hits.any(1).astype(np.float64),
     loss=predictions.loss.astype(np.float64),
-    # (i / 15, (i + 1) / 15] by comparison: ceil(15 x) rounds at the edges.
+    # Bins (i / 15, (i + 1) / 15] are found by comparison, because ceil(15 x) has rounding errors at the edges.
     bin=np.clip(np.searchsorted(np.arange(BINS + 1) / BINS, confidence) - 1, 0, BINS - 1),
     gap=hits[:, 0] - confidence,
   )
 
 
 def _metrics(images: _Images, weights: np.ndarray) -> dict[str, float]:
-  """Metrics of images that count `weights` [N] times each, whole numbers.
+  """Returns the metrics of `measure`, where each image counts `weights` [N] times.
 
-  top1, top5: share whose best class, or any of the best five, is a label; loss: mean. mean_per_class: scikit-learn's
-  `balanced_accuracy_score`, mean recall of the classes that occur as a label. Precision, recall and F1, averaged over
-  classes (macro) or by class size (weighted), are those of `precision_recall_fscore_support(..., zero_division=0)`:
-  classes that occur neither as a label nor as a prediction are left out. calibration_error: sum over bins of
-  |right - confidence| / N (Guo et al. 2017, eq. 3).
+  Precision, recall and F1 are those of `precision_recall_fscore_support(..., zero_division=0)`. Classes that occur
+  neither as a label nor as a prediction are ignored. The calibration error is the sum over bins of |right - confidence|
+  / N.
   """
   counts = _counts(images, weights)
   present = (counts.true + counts.guessed) > 0
@@ -216,7 +267,7 @@ def _metrics(images: _Images, weights: np.ndarray) -> dict[str, float]:
 
 
 def _counts(images: _Images, weights: np.ndarray) -> Counts:
-  """Images by class, float64 [V], that count `weights` [N] times each."""
+  """Returns numbers of images by class, float64 [V], where each image counts `weights` [N] times."""
   right = np.bincount(images.guess, weights * images.top1, images.classes)
   guessed = np.bincount(images.guess, weights, images.classes)
   return Counts(right, guessed, np.bincount(images.label, weights[images.owner], images.classes))
@@ -227,23 +278,24 @@ def _mean(values):
 
 
 def _average_precision(images: _Images, logits: np.ndarray) -> float:
-  """Mean over classes of sum over labels of precision at that label's logit / labels.
+  """Returns the mean over classes of the average precision.
 
-  Images of equal logit are taken together, as scikit-learn does; so no order of images is needed, only counts of
-  logits that are as high, which two sorts by value give.
+  The average precision of a class is the mean, over its labelled images, of the precision at the logit of the image.
+  Images with equal logits are counted together, as in scikit-learn. Therefore only numbers of logits that are at least
+  as high are needed. Two sorts by value provide them.
   """
   own = np.argsort(images.label, kind="stable")
   parts = np.split(images.owner[own], np.cumsum(np.bincount(images.label, minlength=images.classes))[:-1])
   precisions = []
   for start in range(0, images.classes, 64):
-    # Columns are copied 64 at a time: one by one, each would read all of the logits from memory.
+    # Columns are copied in groups of 64. Copied one by one, each would read all logits from memory.
     block = np.ascontiguousarray(logits[:, start : start + 64].T)
     for column, owners in zip(block, parts[start : start + 64], strict=True):
       if not len(owners):
         continue
       scores, everyone = np.sort(column[owners]), np.sort(column)
       right = len(scores) - np.searchsorted(scores, scores)
-      # NaN sorts last, and would pass for the highest.
+      # NaN is sorted last and would count as the highest logit.
       precisions.append(
         np.nan if np.isnan(everyone[-1]) else np.mean(right / (len(column) - np.searchsorted(everyone, scores)))
       )
@@ -251,18 +303,24 @@ def _average_precision(images: _Images, logits: np.ndarray) -> float:
 
 
 def write(predictions: Predictions, ids: Sequence[str], path: pathlib.Path, classes: Sequence[str] = ()) -> None:
-  """Writes one row an image, in the order of the predictions, as .csv or .npz.
+  """Writes predictions as .csv or .npz, one row for each image.
 
-  CSV: id, label (several with a space between), top1 to topk, confidence, loss; with `classes` label_name (several with
-  | between) and name1 to namek, and where they are there probability1 to probabilityk and logit_0 to logit_{V-1}. Names
-  are those of `files.csv_name`. NPZ: arrays id, label, best, confidence, loss, classes, probability and logits. Both
-  give back every float32 exactly.
+  Both formats restore every float32 value exactly. The CSV columns are:
+
+  - id, label (several are separated by spaces), top1 to topk, confidence, loss.
+  - with `classes`: label_name (several are separated by |), name1 to namek. Names are encoded by `files.csv_name`.
+  - if available: probability1 to probabilityk and logit_0 to logit_{V-1}.
+
+  The NPZ arrays are id, label, best, confidence, loss, classes, probability and logits.
 
   Args:
-    predictions: of N images.
-    ids: a name for each of them, N.
-    path: ConfigError for another suffix, or where there is no such folder.
-    classes: their names, V.
+    predictions: predictions for N images.
+    ids: an identifier for each image, N.
+    path: file to write.
+    classes: class names, V.
+
+  Raises:
+    ConfigError: if the suffix is another one or the directory does not exist.
   """
   files.check_path(path)
   assert len(ids) == len(predictions.best), (len(ids), len(predictions.best))
@@ -270,16 +328,22 @@ def write(predictions: Predictions, ids: Sequence[str], path: pathlib.Path, clas
     columns = {name: value for name, value in predictions._asdict().items() if name != "position" and value is not None}
     if classes:
       columns["classes"] = np.array(classes, dtype=str)
-    with files.replacing(path) as partial, partial.open("wb") as file:  # a file: NumPy would add a suffix to a name
+    with files.replacing(path) as partial, partial.open("wb") as file:  # NumPy adds a suffix to file names
       np.savez_compressed(file, id=np.array(ids, dtype=str), **columns)
   else:
     files.write_csv(path, _rows(predictions, ids, classes))
 
 
 def write_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
-  """Writes a confusion matrix [V, V] as CSV: class names in the first row and column, a row for each label.
+  """Writes a confusion matrix as CSV, with class names in the first row and in the first column.
 
-  ConfigError for another suffix than .csv, or where there is no such folder.
+  Args:
+    matrix: numbers of images, [V, V]. Each row is a label.
+    names: class names, V.
+    path: file to write.
+
+  Raises:
+    ConfigError: if the suffix is not .csv or the directory does not exist.
   """
   files.check_path(path, (".csv",))
   assert matrix.shape == (len(names), len(names)), (matrix.shape, len(names))
@@ -292,7 +356,7 @@ def _rows(predictions, ids, classes):
   labels = predictions.label if predictions.label.ndim == 2 else predictions.label[:, None]
   best = range(1, predictions.best.shape[1] + 1)
   names = ["label_name", *(f"name{i}" for i in best)] if classes else []
-  # Columns of float32, by the arrays that they are of.
+  # {array: its columns} of the optional float32 arrays.
   floats = {"probability": [f"probability{i}" for i in best], "logits": []}
   if predictions.logits is not None:
     floats["logits"] = [f"logit_{i}" for i in range(predictions.logits.shape[1])]
@@ -313,5 +377,5 @@ def _rows(predictions, ids, classes):
 
 
 def _digits(values):
-  """Numbers as texts; nine digits tell any two float32 apart."""
+  """Formats numbers with nine digits, which identify every float32 value."""
   return [format(float(value), ".9g") for value in values]

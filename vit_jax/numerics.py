@@ -1,4 +1,4 @@
-"""Record of everything except config and data that affects the random draws and the bits of a run."""
+"""A record of everything except the config and the data that affects the random draws and the bits of a run."""
 
 import importlib.metadata
 import os
@@ -15,12 +15,12 @@ from vit_jax.schema import amount
 DRAWS = "Random draws differ from those of an uninterrupted run"
 BITS = "Low-order bits may differ from those of an uninterrupted run"
 BOTH = "Random draws and low-order bits may differ from those of an uninterrupted run"
-# Settings of JAX by their name in `jax.config`, each with the consequence of another value. They are compared by value,
-# whether an environment variable (JAX_ENABLE_X64), a flag or the program set them.
+# {setting of `jax.config`: consequence of another value}. Values are compared regardless of how they were set: by an
+# environment variable (JAX_ENABLE_X64), a flag or the program.
 SETTINGS = {
   "jax_enable_x64": DRAWS,
   "jax_random_seed_offset": DRAWS,
-  "jax_threefry_partitionable": DRAWS,  # `runtime.start` sets it; another program may not
+  "jax_threefry_partitionable": DRAWS,  # `runtime.start` sets it, but other programs may not
   "jax_high_dynamic_range_gumbel": DRAWS,
 } | dict.fromkeys(
   (
@@ -58,9 +58,9 @@ VARIABLES = (
   "DNNL_MAX_CPU_ISA",
   "ONEDNN_MAX_CPU_ISA",
 )
-# Flags of XLA that change no bits: where it writes what it compiles. The number of devices is compared by itself.
+# XLA flags that do not affect results: dump directories, and the number of devices, which is compared separately.
 _INERT = ("--xla_dump", "--xla_force_host_platform_device_count")
-# Packages that compute, with the consequence of another version.
+# {package that affects results: consequence of another version}.
 PACKAGES = {"jax": BOTH, "jaxlib": BOTH, "flax": BOTH, "grain": BOTH, "numpy": BOTH} | dict.fromkeys(
   (
     "libtpu",
@@ -88,12 +88,12 @@ def record(grid: jax.sharding.Mesh, code: str) -> dict[str, Any]:
   """Returns the packages, settings and hardware of this process as JSON values.
 
   Args:
-    grid: the mesh that the run computes on.
+    grid: the mesh of the run.
     code: the version of this package's code.
   """
   device = grid.devices.flat[0]
   host = {"cpu": cpu_model(), "features": cpu_features(), "backend": " ".join(device.client.platform_version.split())}
-  if device.platform == "cpu":  # XLA divides its work among as many threads as there are cores
+  if device.platform == "cpu":  # XLA uses one thread per core
     host["cores"] = cores()
   return {
     "packages": {"vit_jax": code} | {name: version for name in PACKAGES if (version := _version(name))},
@@ -105,7 +105,7 @@ def record(grid: jax.sharding.Mesh, code: str) -> dict[str, Any]:
 
 
 def settings() -> dict[str, str]:
-  """Returns the values of JAX's `SETTINGS` that this version of JAX has."""
+  """Returns the values of the JAX settings in `SETTINGS` that this version of JAX has."""
   values = jax.config.values
   return {name: str(getattr(values[name], "value", values[name])) for name in SETTINGS if name in values}
 
@@ -116,13 +116,21 @@ def cores() -> int:
 
 
 def cpu_model(file: str = "/proc/cpuinfo") -> str:
-  """Returns the name of the CPU."""
+  """Returns the name of the CPU.
+
+  Args:
+    file: file with the format of /proc/cpuinfo.
+  """
   found = _cpu_fields(file)
   return found.get("model name") or found.get("CPU part") or platform.processor() or platform.machine()
 
 
 def cpu_features(file: str = "/proc/cpuinfo") -> list[str]:
-  """Returns the vector instructions of the CPU, by which XLA and OpenCV choose their code; empty if unknown."""
+  """Returns the vector instructions of the CPU, from which XLA and OpenCV select their code. Empty if unknown.
+
+  Args:
+    file: file with the format of /proc/cpuinfo.
+  """
   found = _cpu_fields(file)
   return sorted(
     name for name in (found.get("flags") or found.get("Features") or "").split() if name.startswith(_VECTORS)
@@ -130,10 +138,10 @@ def cpu_features(file: str = "/proc/cpuinfo") -> list[str]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-  """Returns one line for each difference between two records of `record`: what, before, now, consequence.
+  """Returns one line for each difference between two records: the item, its two values and the consequence.
 
   Args:
-    before: the record in a checkpoint. An older one may lack entries, which are not compared.
+    before: the record in a checkpoint. Entries that an older record lacks are not compared.
     now: the record of this process.
   """
   return [
@@ -142,7 +150,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _changes(before, now) -> Iterator[tuple[str, str, str, str]]:
-  """Yields (what, before, now, consequence) for each difference."""
+  """Yields (item, value before, value now, consequence) for each difference."""
   old, new = before["packages"], now["packages"]
   known = {**old, **new} if "settings" in before else dict.fromkeys(("vit_jax", *_OLDER))
   for name in known:
@@ -167,7 +175,7 @@ def _changes(before, now) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _settings(before):
-  """Returns the settings in a record. An older one has a single one, as the environment variable that sets it."""
+  """Returns the settings in a record. An older record contains one setting, under its environment variable."""
   if "settings" in before:
     return before["settings"]
   if "JAX_DEFAULT_MATMUL_PRECISION" not in before.get("flags", {}):
@@ -176,7 +184,7 @@ def _settings(before):
 
 
 def _variables(before, now):
-  """Yields the differences of environment variables; of flags of XLA, one for each flag."""
+  """Yields the differences of environment variables. XLA_FLAGS and LIBTPU_INIT_ARGS are compared flag by flag."""
   for name in VARIABLES:
     if name not in before or before[name] == now[name]:
       continue
@@ -190,7 +198,7 @@ def _variables(before, now):
 
 
 def _flags(text):
-  """Returns {flag: value} of a variable that holds flags; the last one of a name counts, as for XLA."""
+  """Returns {flag: value} of a variable that contains flags. The last value of a repeated flag counts, as in XLA."""
   try:
     words = shlex.split(text)
   except ValueError:  # an unclosed quote
@@ -205,7 +213,7 @@ def _devices(devices):
 
 
 def _cpu_fields(file):
-  """Returns the fields of the first CPU in a file such as /proc/cpuinfo; empty on systems without it."""
+  """Returns the fields of the first CPU in a file such as /proc/cpuinfo. Empty on systems without the file."""
   try:
     first = pathlib.Path(file).read_text(errors="replace").partition("\n\n")[0]
   except OSError:
@@ -215,7 +223,7 @@ def _cpu_fields(file):
 
 
 def _version(name):
-  """Returns the version of a package; None if it is not installed."""
+  """Returns the version of a package, or None if it is not installed."""
   try:
     return importlib.metadata.version(name)
   except importlib.metadata.PackageNotFoundError:

@@ -1,6 +1,7 @@
-"""Probes of frozen features: which images are drawn, the closed-form regression (big_vision's), and others.
+"""Probes of frozen features: selection of training images, ridge regression in closed form (big_vision), and others.
 
-Features and labels are host arrays. Sums are float64: eigenvalues of a Gram matrix span more than float32 holds.
+Features and labels are host arrays. Sums are computed in float64, because the eigenvalues of a Gram matrix span more
+than the precision of float32.
 """
 
 import dataclasses
@@ -15,11 +16,11 @@ from vit_jax import schema
 from vit_jax.schema import Count, Positive
 from vit_jax.shapes import Float, Integer, Num, Shaped
 
-BIAS = 100.0  # the appended constant: a penalty on its weight hardly matters
-# [N, D] and [N]; other shapes are errors of whoever runs this, which `ridge` and `draw` explain.
+BIAS = 100.0  # appended constant, so large that the penalty on its weight hardly matters
+# Shapes [N, D] and [N]. The types accept other shapes, for which `ridge` and `draw` raise errors with an explanation.
 Features, Labels = Num[np.ndarray, "..."], Shaped[np.ndarray, "..."]
 
-ROWS = 8192  # standardised at a time, so that a million images need no second copy of their features
+ROWS = 8192  # rows that are standardised at once, so that a million images need no second copy of their features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,14 +29,25 @@ class Probe:
 
   mean: Float[np.ndarray, " D"]
   deviation: Float[np.ndarray, " D"]
-  weights: Float[np.ndarray, "D+1 V"]  # float32; the last row belongs to the constant
+  weights: Float[np.ndarray, "D+1 V"]  # float32; the last row is the weight of the constant
 
 
 def draw(labels: Labels, classes: int, shots: int, seed: int) -> Integer[np.ndarray, " drawn"]:
-  """Numbers of `shots` random images of each class, class by class; of a class that has fewer, all.
+  """Draws a number of random images of each class.
 
-  The draw follows from labels [N] and seed alone, and one of fewer shots is part of one of more. ConfigError for labels
-  that are no classes, or no shots.
+  The draw depends only on the labels and the seed. A draw with fewer shots is a subset of a draw with more shots.
+
+  Args:
+    labels: class numbers, (N,).
+    classes: number of classes.
+    shots: number of images of each class. If a class has fewer images, all of them are drawn.
+    seed: seed of the draw.
+
+  Returns:
+    Numbers of the drawn images, class by class.
+
+  Raises:
+    ConfigError: if labels are not class numbers, or if `shots` is less than 1.
   """
   labels = _labels(labels, classes)
   if shots < 1:
@@ -48,10 +60,10 @@ def check_finite(features: Features) -> None:
   """Checks that a probe can use features.
 
   Args:
-    features: [N, D].
+    features: features, (N, D).
 
   Raises:
-    ConfigError: a feature is NaN or infinite, or so large that the length of a row overflows float32.
+    ConfigError: if a feature is NaN or infinite, or so large that the length of a row overflows float32.
   """
   if not np.isfinite(features).all():
     raise schema.ConfigError(
@@ -63,18 +75,23 @@ def check_finite(features: Features) -> None:
 
 
 def ridge(features: Features, labels: Labels, classes: int, l2: Sequence[float] = (1024.0,)) -> list[Probe]:
-  """For each penalty the W that minimises |X W - Y|^2 + l2 |W|^2.
+  """Fits ridge regressions: for each penalty, the W that minimises |X W - Y|^2 + l2 |W|^2.
 
-  X are the features, less their mean and over their standard deviation + 1e-5, and a constant `BIAS`; Y is 1 for the
-  label and -1 elsewhere. The normal equations have as many unknowns as there are rows or columns, whichever are fewer.
+  X contains the features, minus their mean and divided by their standard deviation + 1e-5, and a constant column
+  `BIAS`. Y is 1 for the label and -1 for the other classes. The normal equations have as many unknowns as X has rows or
+  columns, whichever is smaller.
 
   Args:
-    features: [N, D], finite.
-    labels: [N].
-    classes: V.
-    l2: penalties above 0.
+    features: features, (N, D).
+    labels: class numbers, (N,).
+    classes: number of classes V.
+    l2: penalties, above 0.
 
-  ConfigError for anything else.
+  Returns:
+    One probe for each penalty.
+
+  Raises:
+    ConfigError: if features, labels or penalties are invalid, or if there are no images.
   """
   labels = _labels(labels, classes)
   if features.ndim != 2 or len(features) != len(labels):
@@ -94,7 +111,15 @@ def ridge(features: Features, labels: Labels, classes: int, l2: Sequence[float] 
 
 
 def scores(probe: Probe, features: Float[np.ndarray, "M D"]) -> Float[np.ndarray, "M V"]:
-  """Scores of features: the largest is that of the predicted class."""
+  """Computes the scores of features. The largest score of a row belongs to the predicted class.
+
+  Args:
+    probe: the classifier.
+    features: features, (M, D).
+
+  Returns:
+    Scores, (M, V).
+  """
   parts = (_standardised(part, probe.mean, probe.deviation).astype(np.float32) for part in _parts(features))
   return np.concatenate([part @ probe.weights for part in parts])
 
@@ -111,12 +136,12 @@ def _parts(rows):
 
 
 def _standardised(features, mean, deviation):
-  """[N, D] -> [N, D + 1], with the constant."""
+  """Returns standardised features with the constant column: [N, D] -> [N, D + 1]."""
   return np.concatenate([(features - mean) / deviation, np.full((len(features), 1), BIAS)], axis=1)
 
 
 def _primal(features, labels, classes, mean, deviation, l2):
-  """W = (X'X + l2)^-1 X'Y. Of Y only sums over classes are needed: X'Y = 2 (sum of the class) - (sum of all)."""
+  """Returns W = (X'X + l2)^-1 X'Y. The sums of each class suffice for X'Y = 2 (sum of the class) - (sum of all)."""
   width = features.shape[1] + 1
   gram, sums = np.zeros((width, width)), np.zeros((classes, width))
   for rows, classes_of_rows in zip(_parts(features), _parts(labels), strict=True):
@@ -130,18 +155,33 @@ def _primal(features, labels, classes, mean, deviation, l2):
 
 
 def _dual(features, labels, classes, mean, deviation, l2):
-  """W = X' (X X' + l2)^-1 Y: the same, where rows are fewer than columns."""
+  """Returns W = X' (X X' + l2)^-1 Y, the same solution, for fewer rows than columns."""
   x = _standardised(features, mean, deviation)
   targets = 2.0 * np.eye(classes)[labels] - 1
   gram = x @ x.T
   return [x.T @ np.linalg.solve(gram + penalty * np.eye(len(x)), targets) for penalty in l2]
 
 
-# Probes of rows whose label is shares of classes, as those of the pixels of a patch. A config can name them.
+# Probes for rows that are labelled with shares of classes, such as the classes of the pixels of a patch. A config
+# selects them by name.
 
 
 def ridge_of_shares(features: Features, shares: Features, *, l2: Positive = 1024.0) -> Probe:
-  """As `ridge`, of pixels that share the features of their patch: minimises sum share |x W - y|^2 + l2 |W|^2."""
+  """Fits a ridge regression to pixels that share the features of their patch.
+
+  It minimises the sum over patches and classes of share |x W - y|^2, plus l2 |W|^2.
+
+  Args:
+    features: features of N patches, (N, D).
+    shares: share of each class in the pixels of each patch, (N, V).
+    l2: penalty of the weights.
+
+  Returns:
+    The fitted probe.
+
+  Raises:
+    ConfigError: if fewer than two classes occur, or if a feature is not finite.
+  """
   mean, deviation, weight = _weighted(features, shares)
   width, classes = features.shape[1] + 1, shares.shape[1]
   gram, targets = np.zeros((width, width)), np.zeros((width, classes))
@@ -153,11 +193,23 @@ def ridge_of_shares(features: Features, shares: Features, *, l2: Positive = 1024
 
 
 def logistic_of_shares(features: Features, shares: Features, *, l2: Positive = 1.0) -> Probe:
-  """Logistic regression of standardised features, by L-BFGS: minimises sum share -log p + l2 |W|^2 / 2, and one exists.
+  """Fits a logistic regression to pixels that share the features of their patch, by L-BFGS.
 
-  The constant has no penalty, as in scikit-learn. Sums are float32, of the first device of this process.
+  It minimises the sum over patches and classes of -share log p, plus l2 |W|^2 / 2. The constant column has no penalty,
+  as in scikit-learn. Sums are computed in float32 on the first device of this process.
+
+  Args:
+    features: features of N patches, (N, D). They are standardised.
+    shares: share of each class in the pixels of each patch, (N, V).
+    l2: penalty of the weights. Because it is positive, the minimum exists.
+
+  Returns:
+    The fitted probe.
+
+  Raises:
+    ConfigError: if fewer than two classes occur, or if a feature is not finite.
   """
-  from scipy.optimize import minimize  # a tenth of a second, for those who probe
+  from scipy.optimize import minimize  # takes 0.1 s, so only probes import it
 
   mean, deviation, weight = _weighted(features, shares)
   total, shape = weight.sum(), (features.shape[1] + 1, shares.shape[1])
@@ -175,7 +227,7 @@ def logistic_of_shares(features: Features, shares: Features, *, l2: Positive = 1
       value, slope = loss(jnp.asarray(flat.reshape(shape), jnp.float32), x, of_rows)
       return float(value), np.asarray(slope, np.float64).ravel()
 
-    # Below these steps the sums themselves are no more exact.
+    # With smaller tolerances, the rounding errors of the sums dominate.
     found = minimize(objective, np.zeros(np.prod(shape)), jac=True, method="L-BFGS-B",
                      options={"maxiter": 1000, "maxfun": 2000, "ftol": 1e-8, "gtol": 1e-6})  # fmt: skip
   weights = found.x.reshape(shape)
@@ -187,7 +239,10 @@ OF_SHARES = {"logistic": logistic_of_shares, "ridge": ridge_of_shares}
 
 
 def _weighted(features, shares):
-  """(mean, deviation, weights [N]) of rows that weigh the sum of their shares; ConfigError without two classes."""
+  """Returns mean, deviation and weights [N] of rows, weighted by the sums of their shares.
+
+  Raises a ConfigError if fewer than two classes occur.
+  """
   weight = shares.sum(1, dtype=np.float64)
   if np.count_nonzero(shares.sum(0)) < 2:
     raise schema.ConfigError("rows show fewer than two classes; a probe needs two")
@@ -199,13 +254,13 @@ def _weighted(features, shares):
 
 
 def affine(probe: Probe) -> tuple[Float[np.ndarray, "D V"], Float[np.ndarray, " V"]]:
-  """(kernel, bias) of the scores of features as they are."""
+  """Returns the kernel (D, V) and the bias (V,) with which a probe scores features that are not standardised."""
   kernel = probe.weights[:-1] / probe.deviation[:, None]
   return kernel, BIAS * probe.weights[-1] - probe.mean @ kernel
 
 
-# The probes that a config can name. Each takes features [N, D], labels [N], the number of classes, and a grid of values
-# for one argument; it returns for each of these values (value, classifier of features [M, D] -> classes [M]).
+# Probes that a config selects by name. Each takes features [N, D], labels [N], the number of classes, and a grid of
+# values for one argument. For each value it returns a pair (value, classifier: features [M, D] -> classes [M]).
 
 Fitted = tuple[float, Callable[[Float[np.ndarray, "M D"]], Integer[np.ndarray, " M"]]]
 
@@ -213,7 +268,20 @@ Fitted = tuple[float, Callable[[Float[np.ndarray, "M D"]], Integer[np.ndarray, "
 def ridge_probe(
   features: Features, labels: Labels, classes: int, *, l2: tuple[Positive, ...] = (1024.0,)
 ) -> list[Fitted]:
-  """Regularised least squares to {-1, +1}, in closed form: `ridge`; 1024 is big_vision's penalty for any shots."""
+  """Fits ridge regressions to targets of -1 and 1 in closed form, see `ridge`.
+
+  Args:
+    features: features, (N, D).
+    labels: class numbers, (N,).
+    classes: number of classes.
+    l2: penalties. big_vision uses 1024 for all numbers of shots.
+
+  Returns:
+    A pair (penalty, classifier) for each penalty.
+
+  Raises:
+    ConfigError: if features or labels are invalid.
+  """
   fitted = ridge(features, labels, classes, l2)
   return [
     (penalty, lambda x, probe=probe: scores(probe, x).argmax(1)) for penalty, probe in zip(l2, fitted, strict=True)
@@ -229,12 +297,27 @@ def nearest_neighbours(
   weights: Literal["distance", "softmax"] = "distance",
   temperature: Positive = 0.07,
 ) -> list[Fitted]:
-  """The class with most weight among the nearest images by angle, of which all are looked at.
+  """Builds classifiers that predict the class with the largest weight among the nearest images by angle.
 
-  By "distance" each weighs one over its distance, as in scikit-learn; by "softmax" the exponential of its cosine over
-  the `temperature`, as in DINO (Caron et al. 2021), which has 10, 20, 100 and 200 neighbours and no standardisation.
+  The search is exhaustive. DINO (Caron et al. 2021) uses weights="softmax" with 10, 20, 100 and 200 neighbours and
+  without standardisation.
+
+  Args:
+    features: features, (N, D).
+    labels: class numbers, (N,).
+    classes: number of classes.
+    neighbours: numbers of neighbours.
+    weights: "distance" weights a neighbour by one over its distance, as in scikit-learn. "softmax" weights it by the
+      exponential of its cosine divided by `temperature`.
+    temperature: divisor of the cosines for "softmax".
+
+  Returns:
+    A pair (number of neighbours, classifier) for each number.
+
+  Raises:
+    ConfigError: if there are no images.
   """
-  from sklearn.neighbors import NearestNeighbors  # half a second, for those who probe
+  from sklearn.neighbors import NearestNeighbors  # takes 0.5 s, so only probes import it
 
   if not len(labels):
     raise schema.ConfigError("a probe needs at least one image; there is none of any class")
@@ -243,7 +326,7 @@ def nearest_neighbours(
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
   def weighed(distance):
-    if weights == "softmax":  # of unit vectors the cosine is 1 - distance^2 / 2, and the largest cancels
+    if weights == "softmax":  # the cosine of unit vectors is 1 - distance^2 / 2; the largest cancels
       square = np.square(distance)
       return np.exp((square[:, :1] - square) / (2 * temperature))
     same = distance == 0
@@ -262,7 +345,20 @@ def nearest_neighbours(
 
 
 def logistic(features: Features, labels: Labels, classes: int, *, l2: tuple[Positive, ...] = (1.0,)) -> list[Fitted]:
-  """Logistic regression of standardised features, by L-BFGS to convergence; |W|^2 l2 / 2 is added (scikit-learn)."""
+  """Fits logistic regressions of standardised features by L-BFGS until convergence (scikit-learn).
+
+  Args:
+    features: features, (N, D).
+    labels: class numbers, (N,).
+    classes: number of classes.
+    l2: penalties. Each adds |W|^2 l2 / 2 to the loss.
+
+  Returns:
+    A pair (penalty, classifier) for each penalty.
+
+  Raises:
+    ConfigError: if the labels contain fewer than two classes.
+  """
   from sklearn.linear_model import LogisticRegression
   from sklearn.pipeline import make_pipeline
   from sklearn.preprocessing import StandardScaler

@@ -1,17 +1,29 @@
-"""Arrays in signatures: `Float[Tensor, "B N D"]` has that type and shape, and equal letters are equal sizes.
+"""Array types for signatures: `Float[Tensor, "B N D"]` is a floating-point array of shape [B, N, D].
 
-The tests check every call of models, losses, tasks, augmentation and probes (see `tests/conftest.py`); a run checks
-nothing. Letters: B batch; H, W, C an image or a map; P side of a patch; N, M, T tokens; D width, F hidden width, K size
-of a head; V classes. `*B` stands for any number of axes, `...` for any that are not compared.
+Equal letters in a signature are equal sizes. The tests check every call of models, losses, tasks, augmentation and
+probes (see `tests/conftest.py`). A run checks no shapes.
+
+The letters are:
+
+- B: batch.
+- H, W, C: height, width and channels of an image or of a feature map.
+- P: side of a patch.
+- N, M, T: tokens.
+- D: width.
+- F: hidden width.
+- K: size of a head.
+- V: classes.
+
+`*B` represents any number of axes. `...` represents axes that are not compared.
 """
 
 import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Integer, Key, Num, Shaped, UInt8, UInt32
 
-Tensor = jax.Array | np.ndarray  # of the device or of the host
+Tensor = jax.Array | np.ndarray  # on a device or on the host
 PRNGKey = Key[Array, ""]
-Scalar = float | np.floating | Float[Tensor, ""]  # known before the program is compiled, or traced
+Scalar = float | np.floating | Float[Tensor, ""]  # a constant of the compiled program, or a traced value
 Count = int | Integer[Tensor, ""]
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""State, the train step and what it is made of: pure functions over flat dicts of parameters, `{path: array}`."""
+"""The training state and the train step: pure functions of flat parameters, `{path: array}`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,25 +15,37 @@ from vit_jax.schema import Count, Momentum
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-  """All that a checkpoint holds. Data order and random keys follow from `step`."""
+  """The complete contents of a checkpoint. Data order and random keys follow from `step`."""
 
-  step: jax.Array  # int32 scalar: steps done
-  params: dict[str, jax.Array]  # with the statistics of batch norms, which no gradient moves
-  ema: dict[str, jax.Array]  # moving average of params; empty where the run keeps none
+  step: jax.Array  # int32 scalar: number of completed steps
+  params: dict[str, jax.Array]  # including the statistics of batch norms, which gradients do not update
+  ema: dict[str, jax.Array]  # moving average of params; empty if the run does not average
   optimizer: optax.OptState
 
 
 def init(seed: int, parameters: Callable, transformation: optax.GradientTransformation, averaged: bool) -> State:
-  """State before the first step. `parameters(key)` draws the parameters."""
+  """Returns the state before the first step.
+
+  Args:
+    seed: seed of the run.
+    parameters: function that draws the parameters from a key, as {path: array}.
+    transformation: the optimizer.
+    averaged: whether the state contains a moving average of the parameters.
+  """
   params = parameters(rng.stream(seed, 0, "init"))
   ema = {path: value.copy() for path, value in params.items()} if averaged else {}
   return State(jnp.zeros((), jnp.int32), params, ema, transformation.init(params))
 
 
 def gradient(loss: Callable, frozen: frozenset[str]) -> Callable:
-  """(params, examples, key) -> (gradients, metrics, statistics), of a task's loss.
+  """Returns a function that computes the gradients of a task's loss.
 
-  Frozen parameters get zeros and cost no backward pass.
+  Args:
+    loss: function (params, examples, key) -> (loss, (metrics, statistics)).
+    frozen: paths of the parameters that are not trained. Their gradients are zeros and need no backward pass.
+
+  Returns:
+    A function (params, examples, key) -> (gradients, metrics, statistics).
   """
 
   def function(params, examples, key):
@@ -47,10 +59,15 @@ def gradient(loss: Callable, frozen: frozenset[str]) -> Callable:
 
 
 def accumulated(gradient: Callable, sharding: jax.sharding.Sharding, *, accumulate: Count = 1) -> Callable:
-  """Mean of all that `gradient` gives over micro-batches, one after another, each with its own dropout key.
+  """Returns a function that averages the results of `gradient` over micro-batches, which it computes one after another.
 
-  Of `accumulate` micro-batches number i is every such row from row i on, so each device cuts its own rows and none
-  move.
+  Each micro-batch has its own dropout key. Micro-batch i contains the rows i, i + accumulate, i + 2 accumulate, ...
+  Each device therefore splits its own rows, and no rows move.
+
+  Args:
+    gradient: function (params, examples, key) -> pytree of arrays.
+    sharding: sharding of the examples as [micro-batch, row, ...].
+    accumulate: number of micro-batches. 1 returns `gradient` unchanged.
   """
   if accumulate == 1:
     return gradient
@@ -82,11 +99,21 @@ def train_step(
   *,
   ema: Momentum | None = None,
 ) -> Callable:
-  """(state, batch, frozen) -> (state, metrics): one optimizer step, a function of its arguments alone.
+  """Returns the function that performs one optimizer step. Its result depends only on its arguments.
 
-  `frozen` {path: array} are weights that the task reads and nothing trains, such as a teacher's. `hold` pins
-  {path: parameter} where the parameters are; `spread`, for rules that want it, shares out a function of rows as
-  `mesh.spread` does. `ema` is the decay of the moving average of a state that has one.
+  Args:
+    seed: seed of the run.
+    examples: function (batch, frozen, key, step) -> examples, which augments the images.
+    gradient: function (params, examples, key) -> (gradients, metrics, statistics).
+    transformation: the optimizer.
+    hold: function that constrains {path: parameter} to the shardings of the parameters.
+    spread: function that divides a function of rows among devices, see `mesh.spread`. Update rules that support it
+      receive it as an extra argument.
+    ema: decay of the moving average. It is required if the state contains an average.
+
+  Returns:
+    A function (state, batch, frozen) -> (state, metrics). `frozen` {path: array} are weights that the task reads but
+    does not train, such as those of a teacher.
   """
 
   update, extra = optax.with_extra_args_support(transformation).update, {"spread": spread} if spread else {}
@@ -98,10 +125,12 @@ def train_step(
     gradients, metrics, statistics = gradient(state.params, drawn, rng.stream(seed, state.step, "dropout"))
     updates, optimizer = update(gradients, state.optimizer, state.params, **extra)
     params = optax.apply_updates(state.params, updates) | statistics
-    # Held: the average is split over more devices, and XLA would split the whole update with it and gather the result.
+    # The average is split over more devices than the parameters. Without `hold`, XLA would split the whole update in
+    # the same way and gather its result.
     held = hold(params) if state.ema else {}
     averages = {path: ema * mean + (1 - ema) * held[path] for path, mean in state.ema.items()}
-    # Not the norm of the updates: XLA would write them all to memory for it, which costs 2.5 % of a ViT-B/16's step.
+    # The norm of the updates is not reported. XLA would write all updates to memory for it, which costs 2.5 % of a
+    # ViT-B/16's step.
     metrics |= {"gradient_norm": optax.tree.norm(gradients)}
     return State(state.step + 1, params, averages, optimizer), metrics
 

@@ -1,4 +1,4 @@
-"""Pytrees by path: names such as `blocks/0/mlp/up/kernel`, patterns, counts, and differences that print well."""
+"""Pytrees addressed by path: names such as `blocks/0/mlp/up/kernel`, patterns, counts and readable differences."""
 
 import difflib
 import math
@@ -15,10 +15,13 @@ _ABSENT = object()
 
 
 def name(path: Sequence) -> str:
-  """The path of a leaf, as `jax.tree_util` gives it, with slashes; list indices are numbers.
+  """Returns the name of a leaf: the keys of its path, joined with slashes.
 
-  Flax's variables are nodes of their own, and their array is the attribute `value`: that last step is left out, so a
-  module's state and the plain dict made of it have the same names.
+  List indices become numbers. Flax variables are nodes that store their array in the attribute `value`. This last key
+  is omitted, so that the state of a module and the plain dict made from it have equal names.
+
+  Args:
+    path: key path of the leaf, as `jax.tree_util` returns it.
   """
   if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "value":
     path = path[:-1]
@@ -26,7 +29,10 @@ def name(path: Sequence) -> str:
 
 
 def flatten(tree) -> dict[str, Any]:
-  """Leaf by name, sorted: numbers in a path count as numbers, so `blocks/2` stands before `blocks/10`."""
+  """Returns {name: leaf} of a pytree, sorted by name.
+
+  Numbers in a path are sorted by value, so `blocks/2` precedes `blocks/10`.
+  """
   pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
   leaves = {name(path): leaf for path, leaf in pairs}
   assert len(leaves) == len(pairs), "two leaves have the same name"
@@ -34,7 +40,15 @@ def flatten(tree) -> dict[str, Any]:
 
 
 def unflatten(tree, leaves: Mapping[str, Any]):
-  """The tree with its leaves replaced by those of the same name; both must have the same names."""
+  """Returns the tree with every leaf replaced by the value of the same name.
+
+  Args:
+    tree: pytree that defines the structure.
+    leaves: {name: value} with exactly the names of the tree.
+
+  Raises:
+    ValueError: if names are missing or unknown.
+  """
   names = flatten(tree).keys()
   if names != leaves.keys():
     missing, extra = (sorted(names, key=_order) for names in (names - leaves.keys(), leaves.keys() - names))
@@ -45,12 +59,21 @@ def unflatten(tree, leaves: Mapping[str, Any]):
 
 
 def map_named(function: Callable, tree, *rest):
-  """A tree of `function(name, leaf, *leaves of rest)`."""
+  """Maps a function over a pytree and passes it the name of each leaf.
+
+  Args:
+    function: called as `function(name, leaf, *leaves of rest)`.
+    tree: pytree that defines the structure.
+    *rest: pytrees of the same structure.
+
+  Returns:
+    The tree of the results.
+  """
   return jax.tree_util.tree_map_with_path(lambda path, *leaves: function(name(path), *leaves), tree, *rest)
 
 
 def _word(entry):
-  for attribute in ("key", "idx", "name"):  # dict and flattened, sequence, attribute
+  for attribute in ("key", "idx", "name"):  # keys of dicts and flattened nodes, of sequences, of attributes
     if hasattr(entry, attribute):
       return str(getattr(entry, attribute))
   raise TypeError(f"a path entry of unknown kind {type(entry).__name__}: {entry!r}")
@@ -64,13 +87,24 @@ def _order(text):
 
 
 def first_match(patterns: Iterable[str], path: str) -> int | None:
-  """Index of the first pattern that matches the whole path."""
+  """Returns the index of the first pattern that matches a whole path, or None.
+
+  Args:
+    patterns: regular expressions.
+    path: name of a leaf.
+  """
   return next((i for i, pattern in enumerate(patterns) if re.fullmatch(pattern, path)), None)
 
 
 def nearest(pattern: str, paths: Iterable[str], count: int = 5) -> list[str]:
-  """The paths that are spelled most like the pattern: what its author may have meant."""
-  # Without the operators of regular expressions, which would count as wrong letters.
+  """Returns the paths with the most similar spelling to a pattern, for suggestions in error messages.
+
+  Args:
+    pattern: regular expression that matches no path.
+    paths: names of all leaves.
+    count: largest number of results.
+  """
+  # Operators of regular expressions are removed, because they would count as spelling differences.
   plain = re.sub(r"\\.|[.*+?^$|()\[\]{}]", "", pattern)
   paths = list(paths)
   ratio = {path: difflib.SequenceMatcher(None, plain, path).ratio() for path in paths}
@@ -81,7 +115,7 @@ def nearest(pattern: str, paths: Iterable[str], count: int = 5) -> list[str]:
 
 
 def count(tree) -> int:
-  """Number of values in all arrays (or shapes) of the tree."""
+  """Returns the total number of values in all arrays or shapes of a pytree."""
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
@@ -89,12 +123,17 @@ def count(tree) -> int:
 
 
 def diff(old, new) -> list[str]:
-  """Lines such as `optim.lr: 0.001 -> 0.01`, one for each value that differs between two nested dicts."""
+  """Returns a line such as `optim.lr: 0.001 -> 0.01` for each value that differs between two nested dicts."""
   return [f"{path}: {_show(before)} -> {_show(after)}" for path, before, after in _changes(old, new, "")]
 
 
 def leaves(tree: Mapping, path: str = "") -> Iterator[tuple[str, Any]]:
-  """Pairs such as ("optim.lr", 0.01) of nested dicts; what is no dict is a leaf."""
+  """Yields pairs such as ("optim.lr", 0.01) for the leaves of nested dicts.
+
+  Args:
+    tree: nested dicts. Every other value is a leaf.
+    path: prefix of all names.
+  """
   for key, value in tree.items():
     inside = f"{path}.{key}" if path else str(key)
     yield from leaves(value, inside) if isinstance(value, Mapping) else [(inside, value)]
@@ -110,7 +149,7 @@ def _changes(old, new, path):
 
 
 def _differ(old, new):
-  # 1 and True are equal in Python, and 1 and 1.0; in a config the first pair is not.
+  # Python considers 1, 1.0 and True equal. In a config, 1 and True differ, while 1 and 1.0 are equal.
   return old != new or isinstance(old, bool) != isinstance(new, bool)
 
 
