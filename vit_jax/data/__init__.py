@@ -1,1 +1,1 @@
-"""Images in, batches out: the catalog of datasets, sources, the stream of batches, augmentation on the device."""
+"""The data pipeline: the catalog of datasets, readers, image decoding, batches, and augmentation on the device."""

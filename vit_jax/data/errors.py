@@ -1,5 +1,5 @@
-"""The error that every decoder of image files raises."""
+"""The error that all decoders of image files raise."""
 
 
 class DecodeError(ValueError):
-  """The bytes are not one whole image, or the image is not allowed."""
+  """An image file that is damaged, incomplete, or not allowed."""

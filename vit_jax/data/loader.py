@@ -1,7 +1,7 @@
-"""Batches of a stream of examples, made ahead by threads, of this process or of worker processes.
+"""Batches of a stream of examples, made in advance by threads of this process or by worker processes.
 
-A batch is a dict of arrays [b, ...] of what an example has. A process asks for the rows of the global batches that its
-devices need, so the stream is the same for any number of processes, workers and threads.
+A batch is a dict of arrays `(b, ...)`, one for each array of an example. Each process requests the rows of the global
+batches that its devices need. The stream is therefore the same for any number of processes, workers and threads.
 """
 
 import collections
@@ -24,27 +24,32 @@ from vit_jax.data.stream import Examples
 from vit_jax.data.workers import Pool
 
 Threads = Annotated[int, schema.Range(1, 256)]
-Pixels = Annotated[int, schema.Range(1, 2**30)]  # OpenCV decodes no more
+Pixels = Annotated[int, schema.Range(1, 2**30)]  # limit of OpenCV
 OnError = Literal["raise", "skip"]
 
-# Rows that one task of a thread makes: many enough to drown what handing it over costs, few enough to share a batch.
+# Rows per task of a thread: enough to make the overhead of a task negligible, and few enough to share a batch.
 CHUNK = 32
 
-# Threads where each image is a request: of 50 ms they bring 640 a second.
+# Threads if each image is a request. With requests of 50 ms, they read 640 images per second.
 REQUESTS = 32
 
-# Records of a training set from which on worker processes are the default, and the cores of each. An image of 224
-# pixels takes 2.3 ms of a core, and Python's lock is held 0.39 ms of it (`python -m benchmarks.input_pipeline --gil`):
-# six cores would share a lock that is always held, three find it free half of the time.
+# MANY is the number of training records from which worker processes are the default. Each worker has three cores. An
+# image of 224 pixels takes 2.3 ms of a core and holds Python's lock for 0.39 ms (`python -m benchmarks.input_pipeline
+# --gil`). With six cores per process the lock would always be held. With three cores the lock is free half of the
+# time.
 MANY, CORES_OF_A_WORKER = 2**17, 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-  """Batches in chunks of up to CHUNK rows, numbered from the first one of step 0 on: each is made at one go.
+  """Batches in chunks of up to `CHUNK` rows, which are numbered from step 0 on. Each chunk is made by one task.
 
-  `rows` are those wanted of each global batch of `size` examples; `images` are those of the source of the examples,
-  whose files are read `ahead` where these are far away.
+  Attributes:
+    examples: examples of the batches.
+    size: number of examples of a global batch.
+    rows: rows of each global batch that this process needs.
+    images: decoded images of the source of the examples.
+    ahead: reader that requests remote files in advance.
   """
 
   examples: Examples
@@ -55,7 +60,7 @@ class Chunks:
 
   @functools.cached_property
   def parts(self) -> list[np.ndarray]:
-    """The rows of each chunk of a batch: those that share what is read together stay together."""
+    """Rows of each chunk of a batch. Rows that share records that are read together stay together."""
     count, unit = len(self.rows), self.examples.order.rows
     chunks = max(1, -(-count // max(CHUNK, unit)))
     return np.split(
@@ -64,15 +69,24 @@ class Chunks:
 
   @property
   def steps(self) -> int | None:
-    """Of examples with an end: the batches that hold them; the last one is filled up."""
+    """Number of batches for examples with an end, including a last batch that is filled up. None: without end."""
     return None if self.examples.length is None else -(-self.examples.length // self.size)
 
   def empty(self, rows: int) -> dict[str, np.ndarray]:
-    """Arrays for so many rows."""
+    """Returns uninitialised arrays for `rows` examples, by name."""
     return {name: np.empty((rows, *shape), kind) for name, (shape, kind) in self.examples.shapes.items()}
 
   def fill(self, index: int, arrays: dict[str, np.ndarray], ended: Callable[[], bool]) -> None:
-    """Makes a chunk in these arrays, unless it has `ended` before. Raises ImageError."""
+    """Makes a chunk in the given arrays.
+
+    Args:
+      index: number of the chunk.
+      arrays: arrays of the chunk's rows, by name.
+      ended: function that returns whether to stop before the chunk is complete.
+
+    Raises:
+      ImageError: if an image is bad and bad images are not skipped.
+    """
     step, part = divmod(index, len(self.parts))
     positions = [step * self.size + int(row) for row in self.parts[part]]
     self.ahead.expect(positions, self.images.kept)
@@ -84,7 +98,7 @@ class Chunks:
         array[i] = value
 
   def place(self, index: int) -> str:
-    """What a chunk is, in words."""
+    """Returns a description of a chunk for messages."""
     return f"images of step {index // len(self.parts)}"
 
 
@@ -103,27 +117,43 @@ def batches(
   threads: Threads | None = None,
   prefetch: Annotated[int, schema.Range(1, 256)] | None = None,
 ) -> "Batches":
-  """Batches from step `start` on: the given rows of each global batch of `size` examples.
+  """Returns an iterator over batches from step `start` on, with the given rows of each global batch.
 
-  Of examples with an end, the last batch is filled up, so that all processes see equally many batches.
+  If the examples have an end, the last batch is filled up. All processes therefore get the same number of batches.
 
   Args:
-    examples: what the batches are made of.
-    size: of a global batch.
-    rows: those of it that are wanted here.
-    start: step.
-    workers: processes that make them; without any this one does.
-    on_error: a bad image, which cannot be read, decoded or prepared, stops the run with its name; with "skip" it is
-      left to the examples, and `skipped` counts it.
-    max_pixels: an image with more is bad. The default is what decodes to 512 MiB, as in Pillow.
-    max_aspect: an image whose one side is more times the other is bad; panoramas reach 20.
-    max_bad: the share of a split's records that may be skipped; five always may, and not all.
-    exif: an image that its camera calls turned or mirrored is made upright, as people see it; else it is as it is
-      stored, as TensorFlow and torchvision see it, with which results on ImageNet were published.
-    threads: that read and decode, of all workers together; as many as the process has cores, or REQUESTS where each
-      image is a request, unless given. With more than it has cores a process is slower: they wait for Python's lock.
-    prefetch: batches made before they are asked for, which hide pauses of a disk or a bucket; 2, or up to 16 where
-      fewer do not keep all threads busy, unless given.
+    examples: examples of the batches.
+    size: number of examples of a global batch.
+    rows: rows of the global batch that this process needs.
+    start: first step.
+    workers: processes that make the batches. None: threads of this process make them.
+    on_error: treatment of a bad image, which cannot be read, decoded or prepared. "raise" stops the run and names the
+      image. "skip" leaves the image to the examples and counts it in `skipped`.
+    max_pixels: largest number of pixels of an image. Larger images are bad. The default decodes to 512 MiB, as in
+      Pillow.
+    max_aspect: largest ratio of the longer to the shorter side. Other images are bad. Panoramas have ratios up to 20.
+    max_bad: largest fraction of a split's records that may be skipped. Five records may always be skipped, but never
+      all.
+    exif: whether images are rotated and mirrored according to their EXIF data. If False, images are used as stored,
+      like in TensorFlow and torchvision. Published results on ImageNet used images as stored.
+    threads: number of threads that read and decode, in all workers together. Default: the number of cores, or at least
+      `REQUESTS` if each image is a request. More threads than cores slow a process down, because they wait for
+      Python's lock.
+    prefetch: number of batches that are made in advance to hide pauses of a disk or a bucket. Default: 2, or up to 16
+      if fewer do not keep all threads busy.
+
+  Returns:
+    The iterator. Call its method `close` at the end.
+
+  Example:
+    from vit_jax import schema
+    from vit_jax.data import catalog, loader, stream
+
+    choice = schema.bind(schema.Choice("digits"), catalog.DATA["digits"], catalog.DATA)
+    examples = stream.eval_examples(catalog.open_split(choice, "test"), image_size=32)
+    batches = loader.batches(examples, size=8, rows=range(8))
+    next(batches)["image"].shape  # (8, 32, 32, 3)
+    batches.close()
   """
   threads = thread_count(threads, examples.requests)
   assert getattr(examples.order, "batch", size) == size
@@ -138,7 +168,9 @@ def batches(
 
 
 def _chunks(opened, size, rows, start, bounds, workers=1, known=None):
-  """The chunks of the examples that are opened, here or in one of so many workers, to which their data are `known`."""
+  """Returns the chunks of the opened examples. If `known` is given, checks that the data are those that the trainer
+  opened.
+  """
   examples = opened()
   if known is not None:
     _check_same(examples.source, *known)
@@ -147,12 +179,12 @@ def _chunks(opened, size, rows, start, bounds, workers=1, known=None):
 
 
 def stamped_once(source: sources.Source) -> sources.Source:
-  """A source whose fingerprint is that of when it was asked for first: a file server takes its time for many files."""
+  """Returns a source that computes its fingerprint only once, because file servers need long for many files."""
   return dataclasses.replace(source, fingerprint=functools.cache(source.fingerprint))
 
 
 def _check_same(source, fingerprint, classes):
-  """ConfigError for data that are others than when the trainer opened them, seconds ago."""
+  """Raises ConfigError if the data differ from those that the trainer opened seconds ago."""
   changes = fingerprint.changes(source.fingerprint())
   if sources.digest(source.classes) != classes:
     changes.append("classes")
@@ -164,7 +196,12 @@ def _check_same(source, fingerprint, classes):
 
 
 class Workers(NamedTuple):
-  """How many processes make batches, and what gives them the examples: `opened` can be pickled."""
+  """The worker processes that make batches.
+
+  Attributes:
+    opened: function that returns the examples in a worker. It can be pickled.
+    count: number of processes.
+  """
 
   opened: Callable[[], Examples]
   count: int
@@ -173,10 +210,16 @@ class Workers(NamedTuple):
 def processes(
   opened: Callable[[], Examples], records: int, *, workers: Annotated[int, schema.Range(0, 256)] | None = None
 ) -> Workers | None:
-  """The `workers` that make batches for training, where one process's Python is too slow; None for 0.
+  """Returns the worker processes that make training batches, or None if this process makes them.
 
-  Each takes 2.3 s of a core to start and 220 MB, those of a Python with JAX. The images are the same. Unless given,
-  there are none for fewer than MANY records or on less than 8 cores, else one for three cores.
+  Workers help if Python's lock limits one process. Each worker needs 2.3 s of a core to start and 220 MB for a Python
+  process with JAX. The images do not depend on the number of workers.
+
+  Args:
+    opened: function that returns the examples in a worker. It can be pickled.
+    records: number of records of the training set.
+    workers: number of processes. 0: no worker processes. Default: 0 with fewer than `MANY` records or fewer than 8
+      cores, else one worker for three cores.
   """
   if workers is not None and workers > 2 * cores():
     logging.warning("%d data.workers on %d cores: more than one a core only wait for each other", workers, cores())
@@ -185,24 +228,34 @@ def processes(
 
 
 def thread_count(threads: int | None, requests: bool) -> int:
-  """Returns the number of threads that read and decode: `threads`, or the default if it is None."""
+  """Returns the number of threads that read and decode.
+
+  Args:
+    threads: number of threads. None: the default.
+    requests: whether each image is a request to a server.
+  """
   return threads or max(REQUESTS if requests else 2, cores())
 
 
 def worker_count(workers: int | None, records: int) -> int:
-  """Returns the number of processes that make batches: `workers`, or the default if it is None."""
+  """Returns the number of worker processes that make batches.
+
+  Args:
+    workers: number of processes. None: the default.
+    records: number of records of the training set.
+  """
   if workers is None:
     workers = cores() // CORES_OF_A_WORKER if records >= MANY and cores() >= 8 else 0
   return min(workers, 256)
 
 
 def remedy(threads: int, workers: int, requests: bool) -> str:
-  """Returns what helps a run that waits for its data: the present numbers, and those that can be raised.
+  """Returns advice for a run that waits for its data: the present settings, and those that can be raised.
 
   Args:
-    threads: present number, of all workers together.
-    workers: present number.
-    requests: whether each image is a request to a server, so that threads mostly wait for answers.
+    threads: present number of threads, in all workers together.
+    workers: present number of worker processes.
+    requests: whether each image is a request to a server. Threads then mostly wait for answers.
   """
   numbers = [schema.amount(*each) for each in ((workers, "worker"), (threads, "thread"), (cores(), "core"))]
   present = "{} and {} on {}".format(*numbers)
@@ -217,11 +270,19 @@ def remedy(threads: int, workers: int, requests: bool) -> str:
 
 
 class Batches(Iterator):
-  """Batches made ahead by threads, or by a pool of processes, which `close` ends."""
+  """An iterator over batches that threads or worker processes make in advance. `close` stops them.
+
+  Args:
+    chunks: chunks of the batches.
+    start: first step.
+    threads: number of threads, if there is no pool.
+    prefetch: number of batches that are made in advance. None: 2, or up to 16 if fewer do not keep all threads busy.
+    pool: worker processes that make the chunks.
+  """
 
   def __init__(self, chunks: Chunks, start: int, threads: int, prefetch: int | None, pool: Pool | None = None):
     self._chunks, self._pool, self._step, count = chunks, pool, start, len(chunks.parts)
-    self._batches = collections.defaultdict(lambda: chunks.empty(len(chunks.rows)))  # by step, those under way
+    self._batches = collections.defaultdict(lambda: chunks.empty(len(chunks.rows)))  # unfinished batches by step
     self._lock = threading.Lock()
     ends = np.cumsum([0, *map(len, chunks.parts)])
     fill = pool.fill if pool else chunks.fill
@@ -234,7 +295,7 @@ class Batches(Iterator):
 
     threads = len(pool.lines) if pool else threads
     stop = 2**62 if chunks.steps is None else chunks.steps * count
-    # All threads are busy, with up to 16 batches, also where a batch is few chunks.
+    # Up to 16 batches are in progress, so that all threads are busy even if a batch has few chunks.
     ahead = prefetch * count if prefetch else max(2 * count, min(threads, 16 * count))
     self._filled = Prefetch(work, range(start * count, stop), min(threads, ahead), ahead)
 
@@ -247,20 +308,22 @@ class Batches(Iterator):
 
   @property
   def skipped(self) -> int:
-    """Different records that were bad, among those that this process has read ahead so far."""
+    """Number of different bad records among those that this process has read so far."""
     return len(self._chunks.images.reasons)
 
   @property
   def problem(self) -> ImageError | None:
-    """The first error that any thread met, also if the batch that it belongs to was not asked for yet."""
+    """First error of any thread, even if the batch with the error was not requested yet. None: no error."""
     return self._chunks.images.problem
 
   def reading(self) -> list[tuple[str, float]]:
-    """(place, seconds) of what is being read and prepared now, what takes longest first."""
+    """Returns (description, seconds) of the images that are being read and prepared, the longest-running first."""
     return self._pool.reading() if self._pool else self._chunks.images.reading()
 
   def close(self) -> None:
-    """Ends threads and processes, except for those that never come back from a read; the iterator is then of no use."""
+    """Stops threads and processes, except those that never return from a read. The iterator cannot be used
+    afterwards.
+    """
     if self._pool:
       self._pool.close()
     self._filled.close()

@@ -1,4 +1,4 @@
-"""What is known of a dataset before any of its files is opened: a row of the catalog."""
+"""Rows of the catalog: the facts that are known about a dataset before any of its files is opened."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -6,50 +6,82 @@ from collections.abc import Callable, Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """A label that no feature of a record holds, but that follows from some.
+  """A rule that computes labels from other features of a record.
 
-  `label` takes the numbers of each feature, flat as TFDS stores them, and gives a class; -1 where there is none.
+  Attributes:
+    features: names of the features. "objects/location" is a feature inside a list of objects.
+    label: function of the numbers of each feature, flat as TFDS stores them. It returns a class, or -1 without a
+      class.
+    names: names of the classes.
   """
 
-  features: tuple[str, ...]  # "objects/location" for one inside of a list
+  features: tuple[str, ...]
   label: Callable[..., int]
-  names: tuple[str, ...]  # of the classes
+  names: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-  """The feature of a record that is its mask, and the number that each class has in it."""
+  """The feature of a record that contains its segmentation mask.
+
+  Attributes:
+    feature: name of the feature.
+    values: pixel value of each class, by class name.
+    ignored: pixel values without a class, in addition to 255.
+  """
 
   feature: str
   values: Mapping[str, int]
-  ignored: tuple[int, ...] = ()  # numbers of no class, beside 255
+  ignored: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A dataset of the catalog: its reader, the TFDS builder with its version, and facts, where these are known.
+  """A dataset of the catalog.
 
-  A plan needs the facts. Without a builder they are those of a set that TFDS cannot make: `path` names the user's own
-  copy.
+  Planning needs the facts of a row. A row without a builder describes a dataset that TFDS cannot prepare. For it,
+  `path` in the config names the user's own copy.
+
+  Attributes:
+    reader: function (name, row, split, *, keys of the config) that returns a `Source`.
+    builder: TFDS builder with its version.
+    splits: number of images of each split.
+    classes: number of classes.
+    train: default split string for training.
+    test: default split string for testing.
+    labels: largest number of labels of an image.
+    image_bytes: size of a typical image file, from which the required read rate of a host is estimated.
+    slices: split strings of named slices, such as "val200".
+    label: feature that contains the label, or the rule that computes it. None: the only label feature, or "label".
+    segments: feature of the segmentation masks, if records have masks.
+    image: function that is applied to an image file before it is decoded.
+    subset: numbers of the classes that occur, if not all classes occur.
+    metric: name of the metric that is published for the dataset.
+    flip: whether a mirror image has the same label.
+    crop: whether a crop of an image has the same label.
+    exif: default of the config key `exif`: whether images are rotated according to their EXIF data.
+    manual: files and directories that must be in downloads/manual before the dataset can be prepared.
+    steps: instructions for getting the files of `manual`.
+    caution: further information for users who prepare the dataset.
   """
 
-  reader: Callable  # (name, row, split, *, keys of the config) -> Source
+  reader: Callable
   builder: str | None = None
-  splits: Mapping[str, int] = dataclasses.field(default_factory=dict)  # images
+  splits: Mapping[str, int] = dataclasses.field(default_factory=dict)
   classes: int | None = None
-  train: str = "train"  # split strings, unless a config says otherwise
+  train: str = "train"
   test: str = "test"
-  labels: int = 1  # the most that one image has
-  image_bytes: int | None = None  # of a typical stored image, for the rate at which a host must read
-  slices: Mapping[str, str] = dataclasses.field(default_factory=dict)  # split strings that have a name: val200
-  label: str | Rule | None = None  # the feature that is the label; None: the only one, or "label"
-  segments: Segments | None = None  # where records have masks
-  image: Callable[[bytes], bytes] | None = None  # what is done to an image file before it is decoded
-  subset: tuple[int, ...] | None = None  # the classes that occur, where these are not all
-  metric: str = "top-1 accuracy"  # that is published
-  flip: bool = True  # whether a mirror image has the same label
-  crop: bool = True  # whether a part of an image has the same label
-  exif: bool = False  # whether images are turned as EXIF says, unless a config says otherwise
-  manual: tuple[str, ...] = ()  # files and folders that have to be in downloads/manual before it is prepared
-  steps: str = ""  # how they get there
-  caution: str = ""  # what else to know before it is prepared
+  labels: int = 1
+  image_bytes: int | None = None
+  slices: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  label: str | Rule | None = None
+  segments: Segments | None = None
+  image: Callable[[bytes], bytes] | None = None
+  subset: tuple[int, ...] | None = None
+  metric: str = "top-1 accuracy"
+  flip: bool = True
+  crop: bool = True
+  exif: bool = False
+  manual: tuple[str, ...] = ()
+  steps: str = ""
+  caution: str = ""

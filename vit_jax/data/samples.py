@@ -1,4 +1,4 @@
-"""A few records of a source, whose contents stand for those of all: what no size and no time of change shows."""
+"""Samples of a source: hashes of a few records, which detect changes that file sizes and times do not show."""
 
 import hashlib
 from typing import Any
@@ -12,19 +12,27 @@ COUNT = 8
 
 
 def of(source: Source) -> list[dict[str, Any]]:
-  """Number, name, label and SHA-256 of a few records, evenly spaced; no hash of one that cannot be read."""
+  """Describes a few evenly spaced records of a source, as JSON values.
+
+  Args:
+    source: the source to sample.
+
+  Returns:
+    For each record its number `record`, its `name`, its `label` and the `sha256` of its image file. The label and the
+    hash are None if the record cannot be read.
+  """
   return [_sample(source, i) for i in spread(len(source))]
 
 
 def spread(length: int, count: int = COUNT) -> list[int]:
-  """Returns up to `count` numbers below `length`, evenly spaced."""
+  """Returns up to `count` evenly spaced numbers from 0 to `length` - 1."""
   return sorted({int(i) for i in np.linspace(0, length - 1, count).round()})
 
 
 def _sample(source, i):
   try:
     content, label = source.read(i)
-  except OSError:  # that shows when it is trained on
+  except OSError:  # training reports unreadable records
     content, label = None, None
   hashed = None if content is None else hashlib.sha256(content).hexdigest()
   return {"record": i, "name": source.identify(i), "label": plain(label), "sha256": hashed}

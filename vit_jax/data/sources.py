@@ -1,4 +1,4 @@
-"""Sources: labelled image files by record number, undecoded; their split strings; what is known of a dataset."""
+"""Sources, which read undecoded image files and labels by record number, and the split strings that select records."""
 
 import contextlib
 import dataclasses
@@ -12,32 +12,39 @@ import numpy as np
 
 from vit_jax import schema
 from vit_jax.data import class_names
-from vit_jax.data.rows import Row as Row  # the word that readers know it by
+from vit_jax.data.rows import Row as Row  # readers use this name
 from vit_jax.schema import amount, at, place
 
 
 class AbsentError(schema.ConfigError):
-  """The data are not there; says how to get them."""
+  """An error for missing data. The message explains how to get them."""
 
 
 class UnreachableError(AbsentError):
-  """Whether the data are there is not known: their bucket cannot be used, is not there, or does not answer."""
+  """An error for data in a bucket that does not exist, does not answer, or cannot be used."""
 
 
 class SplitError(schema.ConfigError):
-  """A split string means nothing here: it is misspelled, or the dataset has no such split."""
+  """An error for a split string that is misspelled or names a split that the dataset does not have."""
 
 
 class Fingerprint(NamedTuple):
-  """Digests of what is known of the records of a split without reading them; "" where nothing is."""
+  """Digests of the records of a split, computed without reading images. A digest is "" if it is unknown.
 
-  names: str = ""  # of records with their labels, or of files of many records; in their order
-  members: str = ""  # the same in order of the alphabet
-  sizes: str = ""  # of files
-  times: str = ""  # of the last change of files
+  Attributes:
+    names: digest of names and labels of records in their order, or of names of files that contain many records.
+    members: the same in alphabetical order.
+    sizes: digest of file sizes.
+    times: digest of modification times.
+  """
+
+  names: str = ""
+  members: str = ""
+  sizes: str = ""
+  times: str = ""
 
   def changes(self, now: "Fingerprint") -> list[str]:
-    """What is another `now`, in words."""
+    """Returns descriptions of the digests that differ between this fingerprint and `now`. Ignores `members`."""
     words = {
       "names": "names, labels or order of images",
       "sizes": "sizes of files",
@@ -47,41 +54,85 @@ class Fingerprint(NamedTuple):
 
 
 class Runs(NamedTuple):
-  """Records as they are stored, neighbours at one go."""
+  """Access to neighbouring records, which are read together.
 
-  read: Callable[[int, int], list[bytes]]  # (first, stop); OSError, with an errno if it is not the data's fault
-  parse: Callable[[bytes], tuple[bytes, int | tuple[int, ...]]]  # a record to what `Source.read` gives
-  together: int = 1  # neighbours that are stored as one: whoever wants one of them reads them all
+  Attributes:
+    read: function (first, stop) that returns the stored records. It raises OSError, with an errno unless the data are
+      damaged.
+    parse: function from a stored record to the result of `Source.read`.
+    together: number of neighbouring records that are stored as a unit. Reading one of them reads all of them.
+  """
+
+  read: Callable[[int, int], list[bytes]]
+  parse: Callable[[bytes], tuple[bytes, int | tuple[int, ...]]]
+  together: int = 1
 
 
 class Masks(NamedTuple):
-  """The class of each pixel of a record's image, as an image file of its own, which only dense probes read.
+  """Segmentation masks: an image file for each record that contains the class of each pixel. Only dense probes read
+  them.
 
-  A pixel is the number of its class, or 255 where it is of none; where `values` are given, the number that a class has
-  in the files.
+  Attributes:
+    classes: names of the classes.
+    read: function from a record number to an image file with one channel. It raises OSError.
+    values: pixel value of each class in the files. None: the value is the number of the class. 255 means no class.
+    ignored: pixel values without a class, in addition to 255.
   """
 
   classes: tuple[str, ...]
-  read: Callable[[int], bytes]  # record -> image file of one channel; OSError
+  read: Callable[[int], bytes]
   values: tuple[int, ...] | None = None
-  ignored: tuple[int, ...] = ()  # numbers of no class, beside 255
+  ignored: tuple[int, ...] = ()
 
 
 class Corpus(NamedTuple):
-  """One of several corpora of a mixture."""
+  """A dataset that is part of a mixture.
+
+  Attributes:
+    name: name of the dataset.
+    records: its record numbers in the mixture.
+    weight: relative number of examples that are drawn from it.
+    together: value of `Runs.together`, or 0 without `Runs`.
+  """
 
   name: str
-  records: range  # of the mixture
-  weight: float  # of its share of the examples
-  together: int  # as of `Runs`, 0 where it has none
+  records: range
+  weight: float
+  together: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Records of one split: `read(i)` gives (image file, label), or OSError, and may be called from many threads at once.
+  """The records of one split of a dataset.
 
-  A label is a number, or a tuple of up to `labels` numbers where the dataset has lists of them. `identify(i)` names
-  record i in files of predictions; `fingerprint()` changes when the data do, whose contents it does not read.
+  Functions that take a record number may be called from many threads at the same time.
+
+  Attributes:
+    name: name of the dataset.
+    split: split string.
+    classes: names of the classes.
+    length: number of records.
+    read: function from a record number to (image file, label). It raises OSError. A label is a number, or a tuple of
+      up to `labels` numbers.
+    place: function from a record number to a description of its origin, for error messages.
+    labels: largest number of labels of an image.
+    identify: function from a record number to the record's name in files of predictions.
+    fingerprint: function that returns digests, which change if the data change. It does not read images.
+    read_label: function from a record number to its label, if this is cheaper than `read`.
+    parts: splits of the dataset with their record numbers, if known.
+    runs: access to neighbouring records, if reading them together is cheaper.
+    remote: whether reading a record is a request to a server.
+    corpora: datasets of a mixture.
+    epoch: number of examples of an epoch. None: each record once.
+    read_name: function from a record number to the name of its image file, if the record contains the name.
+    shares: function from a record number to the weights of its labels, float32 `(labels,)`. None: all labels count
+      fully.
+    masks: segmentation masks.
+    note: description of which files are records, which is printed once.
+    is_published: function that returns whether a record belongs to a public dataset.
+    key: config key that defines how the data are read, for advice in messages.
+    files: function that returns the names of the local files from which records are read.
+    objects: function that returns versions of the objects in a bucket, see `buckets.version`.
   """
 
   name: str
@@ -89,46 +140,51 @@ class Source:
   classes: tuple[str, ...]
   length: int
   read: Callable[[int], tuple[bytes, int | tuple[int, ...]]]
-  place: Callable[[int], str]  # where record i comes from, in words, for errors
-  labels: int = 1  # the most that one image has
+  place: Callable[[int], str]
+  labels: int = 1
   identify: Callable[[int], str] = str
   fingerprint: Callable[[], Fingerprint] = Fingerprint
-  read_label: Callable[[int], int | tuple[int, ...]] | None = None  # where it costs less than `read`
-  parts: tuple[tuple[str, range], ...] = ()  # splits of the dataset and their records, where these are known
-  runs: Runs | None = None  # where neighbouring records cost one request and not one each
-  remote: bool = False  # a record is a request to a server
-  corpora: tuple[Corpus, ...] = ()  # of a mixture
-  epoch: int | None = None  # examples of an epoch, if it is not each record once
-  read_name: Callable[[int], str] | None = None  # the name of its image file, where that is stored in the record
-  shares: Callable[[int], np.ndarray] | None = (
-    None  # float32 [labels]: how much each of record i's counts; None: all of it
-  )
+  read_label: Callable[[int], int | tuple[int, ...]] | None = None
+  parts: tuple[tuple[str, range], ...] = ()
+  runs: Runs | None = None
+  remote: bool = False
+  corpora: tuple[Corpus, ...] = ()
+  epoch: int | None = None
+  read_name: Callable[[int], str] | None = None
+  shares: Callable[[int], np.ndarray] | None = None
   masks: Masks | None = None
-  note: str = ""  # which files are records and which are not, to be said once
-  is_published: Callable[[int], bool] = lambda i: False  # whether record i is of a public dataset
-  key: str = "config.data"  # where a config says how it is read, for advice
-  files: Callable[[], Sequence[str]] = tuple  # on a disk, that records are read from
-  objects: Callable[[], Sequence[tuple]] = tuple  # versions of those in a bucket, see `buckets.version`
+  note: str = ""
+  is_published: Callable[[int], bool] = lambda i: False
+  key: str = "config.data"
+  files: Callable[[], Sequence[str]] = tuple
+  objects: Callable[[], Sequence[tuple]] = tuple
 
   def __len__(self):
     return self.length
 
   @property
   def epoch_length(self) -> int:
-    """Examples of an epoch."""
+    """Number of examples of an epoch."""
     return self.epoch or self.length
 
   def label(self, i: int) -> int | tuple[int, ...]:
-    """The label of record i; its image is not decoded, and if possible not read."""
+    """Returns the label of record i. Does not decode the image, and does not read it if labels are stored
+    separately.
+    """
     return self.read_label(i) if self.read_label else self.read(i)[1]
 
   def called(self, i: int) -> str:
-    """The name of record i for a person: the one that is stored in it, which has to be read, or else `identify(i)`."""
+    """Returns a readable name of record i: the name that is stored in the record, or else `identify(i)`."""
     return self.read_name(i) if self.read_name else self.identify(i)
 
 
 def subset(source: Source, records: Sequence[int]) -> Source:
-  """The given records of a source, in the given order."""
+  """Returns a source with a selection of records.
+
+  Args:
+    source: the source to select from.
+    records: record numbers, in the new order.
+  """
 
   def at(function):
     return lambda i: function(int(records[i]))
@@ -140,7 +196,7 @@ def subset(source: Source, records: Sequence[int]) -> Source:
     place=at(source.place),
     identify=at(source.identify),
     read_label=at(source.label),
-    runs=None,  # neighbours here need not be neighbours there
+    runs=None,  # neighbours in the subset are not always neighbours in the source
     corpora=(),
     epoch=None,
     read_name=at(source.called),
@@ -151,7 +207,7 @@ def subset(source: Source, records: Sequence[int]) -> Source:
 
 
 def share(one: Source, other: Source) -> bool:
-  """Whether two sources of one dataset have a record in common."""
+  """Returns whether two sources of the same dataset have a record in common."""
   return any(
     split == there and max(mine.start, theirs.start) < min(mine.stop, theirs.stop)
     for split, mine in one.parts
@@ -159,17 +215,18 @@ def share(one: Source, other: Source) -> bool:
   )
 
 
-# Split strings.
-
 _PART = re.compile(r"([\w.-]+)(?:\[(-?[\d_.]*)(%?):(-?[\d_.]*)(%?)\])?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-  """The split strings that a config has for "train", "val" and "test"; any other name of a split is a split string.
+  """The split strings that a config defines for "train", "val" and "test".
 
-  `val` decides between settings, so that test images need not; without it, "val" is the dataset's split of that name.
-  `slices` are parts of splits that have a name of their own, as VTAB's "val200".
+  Attributes:
+    train: split string for training.
+    val: split string for choosing between settings. None: "val" is the dataset's split of that name.
+    test: split string for the final evaluation.
+    slices: split strings of named slices, such as VTAB's "val200".
   """
 
   train: str
@@ -178,16 +235,28 @@ class Splits:
   slices: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def specs(self) -> dict[str, str]:
-    """Those that the config has."""
+    """Returns the split strings that the config defines, by name."""
     return {key: spec for key in ("train", "val", "test") if (spec := getattr(self, key))}
 
   def spec(self, split: str) -> str:
-    """The split string that a name stands for, with every slice written out."""
+    """Returns the split string of a split, with named slices replaced by their definitions.
+
+    Args:
+      split: "train", "val", "test" or a split string.
+    """
     parts = self.specs().get(split, split).split("+")
     return "+".join(self.slices.get(part.strip(), part) for part in parts)
 
   def select(self, split: str, sizes: Mapping[str, int]) -> list[tuple[str, range]]:
-    """Parts of a split by its name; errors are at the key of the config that names it, if one does."""
+    """Returns the parts of a split. See `select`.
+
+    Args:
+      split: "train", "val", "test" or a split string.
+      sizes: number of records of each split of the dataset.
+
+    Raises:
+      SplitError: if the split does not exist. The error names the config key that defines the split.
+    """
     try:
       with at(split) if split in ("train", "val", "test") else contextlib.nullcontext():
         return select(self.spec(split), sizes, self.slices)
@@ -198,16 +267,40 @@ class Splits:
       raise SplitError(f"{error.message} {advice}", "val") from None
 
   def check(self, sizes: Mapping[str, int]) -> None:
-    """Raises SplitError for what the config has and a dataset of these sizes has not."""
+    """Checks that a dataset has all splits of the config.
+
+    Args:
+      sizes: number of records of each split of the dataset.
+
+    Raises:
+      SplitError: if a split does not exist.
+    """
     for key in self.specs():
       self.select(key, sizes)
 
 
 def select(spec: str, sizes: Mapping[str, int], slices: Iterable[str] = ()) -> list[tuple[str, range]]:
-  """Parts of a split string, in order: "train", "train[:99%]", "train[10:-20]", "train+test[50%:]", "all".
+  """Returns the parts of a split string, in order.
 
-  Percentages round to the nearest record, as in TFDS, so that `[:99%]` and `[99%:]` never overlap and lose nothing.
-  An error about an unknown name has those of `slices` among the allowed ones.
+  Percentages are rounded to the nearest record, as in TFDS. `[:99%]` and `[99%:]` therefore never overlap and omit no
+  record.
+
+  Args:
+    spec: split string, such as "train", "train[:99%]", "train[10:-20]", "train+test[50%:]" or "all".
+    sizes: number of records of each split.
+    slices: names of slices, which are listed in the error for an unknown name.
+
+  Returns:
+    Pairs of a split and a range of its record numbers.
+
+  Raises:
+    SplitError: if the split string is invalid, names an unknown split, or selects no record.
+
+  Example:
+    from vit_jax.data import sources
+
+    sources.select("train[90%:]+test", {"train": 100, "test": 20})
+    # [("train", range(90, 100)), ("test", range(0, 20))]
   """
   parts = []
   for text in spec.split("+") if spec.strip() != "all" else sizes:
@@ -229,12 +322,12 @@ def select(spec: str, sizes: Mapping[str, int], slices: Iterable[str] = ()) -> l
 
 
 def is_split_name(text: str) -> bool:
-  """Whether a split may be called so: else a split string would mean something else by it."""
+  """Returns whether a text can be the name of a split. Other texts have a different meaning in split strings."""
   return bool((match := _PART.fullmatch(text)) and match[1] == text and text != "all")
 
 
 def split_names(specs: Iterable[str]) -> set[str]:
-  """The names in split strings, whether or not there are such splits: "train[:99%]+test" has train and test."""
+  """Returns the names in split strings: "train" and "test" for "train[:99%]+test". The splits need not exist."""
   return {match[1] for spec in specs for text in spec.split("+") if (match := _PART.fullmatch(text.strip()))}
 
 
@@ -251,7 +344,15 @@ def _end(value, unit, size, text):
 
 
 def located(parts: Sequence[tuple[str, range]], i: int) -> tuple[str, int]:
-  """(split, record number of all of it) of record i of parts of splits."""
+  """Returns (split, record number in the split) of a record of a sequence of parts.
+
+  Args:
+    parts: pairs of a split and a range of its record numbers, as returned by `select`.
+    i: record number in the sequence of parts.
+
+  Raises:
+    IndexError: if the parts have fewer records.
+  """
   for split, numbers in parts:
     if i < len(numbers):
       return split, numbers[i]
@@ -262,10 +363,24 @@ def located(parts: Sequence[tuple[str, range]], i: int) -> tuple[str, int]:
 def assemble(
   name, spec, classes, parts, read, place, identify, fingerprint, labels=1, read_label=None, runs=None, remote=False
 ) -> Source:
-  """Returns one source over parts of splits, with a note if names of classes look alike.
+  """Returns one source over several parts of splits. Adds a note if names of classes look alike.
 
-  All functions but `fingerprint` take a split and a record number of all of it; of `runs` the reading one a split and
-  the numbers of the first and after the last. Names of `classes` are stored in normal form (`class_names.normal`).
+  All functions except `fingerprint` take a split and a record number in the complete split. `runs.read` takes a split,
+  the first record number, and the number after the last record.
+
+  Args:
+    name: name of the dataset.
+    spec: split string.
+    classes: names of the classes, which are stored in normal form (`class_names.normal`).
+    parts: pairs of a split and a range of its record numbers.
+    read: see `Source.read`.
+    place: description of a record, which follows the name, split and record number in messages.
+    identify: see `Source.identify`.
+    fingerprint: see `Source.fingerprint`.
+    labels: largest number of labels of an image.
+    read_label: see `Source.read_label`.
+    runs: see `Source.runs`.
+    remote: whether reading a record is a request to a server.
   """
 
   locate = functools.partial(located, parts)
@@ -303,13 +418,19 @@ def assemble(
 
 
 def noted(source: Source, *notes: str) -> Source:
-  """Returns the source with more notes, a line each; empty ones are ignored."""
+  """Returns the source with additional notes, one per line. Ignores empty notes."""
   return dataclasses.replace(source, note="\n".join(filter(None, (*notes, source.note))))
 
 
 def digest(values: Sequence) -> str:
-  """SHA-256 of the representations: those of strings show every character, also of names that are no Unicode."""
+  """Returns the SHA-256 of the representations of values, in hexadecimal digits.
+
+  Representations of strings show every character, also in names that are not valid Unicode.
+
+  Args:
+    values: values of types with a stable `repr`.
+  """
   hashed = hashlib.sha256()
-  for first in range(0, len(values), 1000):  # many at once takes a third of the time
+  for first in range(0, len(values), 1000):  # hashing many values at once takes a third of the time
     hashed.update(repr(values[first : first + 1000]).encode())
   return hashed.hexdigest()

@@ -1,9 +1,13 @@
-"""Examples as a pure function of (seed, position): shuffled without end for training, once in order for evaluation.
+"""Streams of examples as a pure function of (seed, position).
 
-An example has image uint8 [S, S, 3] and label int32 [], or [K] padded with -1 where an image has up to K labels. For
-training also draw uint32 [], which augmentation on the device follows from, and where labels count in parts share
-float32 [K], how much each does; for evaluation mask float32 []. The global stream has one position per example,
-step * batch + row.
+Training examples are shuffled and repeat without end. Evaluation examples occur once, in order. The global stream has
+one position per example, step * batch + row. An example contains these arrays:
+
+- image: uint8 `(S, S, 3)`.
+- label: int32 `()`, or `(K,)` padded with -1 if an image can have up to K labels.
+- draw (training): uint32 `()`, the seed of the augmentation on the device.
+- share (training, only with weighted labels): float32 `(K,)`, the weight of each label.
+- mask (evaluation): float32 `()`, 0 for examples without an image.
 """
 
 import dataclasses
@@ -23,31 +27,39 @@ from vit_jax.data.repeats import Repeated
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice, ConfigError, Range, at, make
 
-TRIES = 100  # of images of the same corpus that might stand in for a bad one
-Shapes = dict[str, tuple[tuple[int, ...], type]]  # shape and type of what a batch holds of each example
+TRIES = 100  # attempts to replace a bad image by one of the same corpus
+Shapes = dict[str, tuple[tuple[int, ...], type]]  # shape and type of each array of an example
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-  """Examples by position, a pure function of it and of the records of a source."""
+  """Examples as a pure function of their position and of the records of a source.
+
+  Attributes:
+    source: source of the records.
+    order: order of the records.
+    example: function (`Images.prepared`, position) that returns the arrays of an example, in the order of `shapes`.
+    shapes: shape and type of each array.
+    length: number of examples. None: without end.
+  """
 
   source: Source
-  order: Order | Mixed | Repeated  # of the records
-  example: Callable  # (`Images.prepared`, position) -> values of what `shapes` names, in its order
+  order: Order | Mixed | Repeated
+  example: Callable
   shapes: Shapes
-  length: int | None  # None: without end
+  length: int | None
 
   def record(self, position: int) -> int:
-    """The record at a position."""
+    """Returns the record number at a position."""
     return self.order.record(position)
 
   def epochs(self, position: int) -> dict[str, float]:
-    """How many epochs each corpus of a mixture has seen before a position, by name."""
+    """Returns the number of epochs that each corpus of a mixture has completed before a position, by name."""
     return mixed.epochs(self.source.corpora, position)
 
   @property
   def requests(self) -> bool:
-    """Whether each record is a request to a server."""
+    """Whether reading a record is a request to a server."""
     order = self.order.inner if isinstance(self.order, Repeated) else self.order
     orders = order.orders if isinstance(order, Mixed) else (order,)
     return self.source.remote and (self.source.runs is None or any(isinstance(each, Records) for each in orders))
@@ -66,14 +78,36 @@ def train_examples(
   flip: bool = True,
   policy: Annotated[Choice, policies.POLICIES] = Choice("none"),
 ) -> Examples:
-  """Epochs without end, each a new permutation of the records, in an order that may depend on the size of the `batch`.
+  """Returns training examples in epochs without end. Each epoch is a new permutation of the records.
 
-  Of a mixture each corpus has epochs of its own, and so has its part in what follows.
+  In a mixture each corpus has its own epochs. The image, `draw` and the record that replaces a bad one depend only on
+  (seed, epoch, record).
 
-  An example is cropped, mirrored half of the time with `flip`, then changed by the `policy`, and with `patch` P cut
-  into patches: images are [S, S, 3], or [N, P*P*3], patches row by row, each as row, column, channel. All of it, and
-  `draw`, follows from (seed, epoch, record). So does the record that replaces a bad one. With `repeats` each record
-  stands so many times in a batch, drawn anew each time, and comes in one epoch of as many: see `repeats.Repeated`.
+  Args:
+    source: source of the records.
+    seed: seed of the run.
+    patch: side P of a patch in pixels. Images are then patches `(N, P * P * 3)`, row by row, and each patch has the
+      order (row, column, channel). None: images are `(S, S, 3)`.
+    batch: size of the global batch. The order of the records may depend on it.
+    order: order of the records, see `order`.
+    repeats: number of times that a record occurs in a batch, each time with different augmentation. A record then
+      occurs in one of `repeats` epochs, see `repeats.Repeated`.
+    image_size: side S of the images in pixels.
+    crop: random crop, see `crops`.
+    flip: whether images are mirrored with probability 0.5.
+    policy: augmentation policy, which is applied last, see `policies`.
+
+  Raises:
+    ConfigError: if an argument is invalid, such as `repeats` larger than `batch`.
+
+  Example:
+    from vit_jax import schema
+    from vit_jax.data import catalog, stream
+
+    choice = schema.bind(schema.Choice("digits"), catalog.DATA["digits"], catalog.DATA)
+    source = catalog.open_split(choice, "train")
+    examples = stream.train_examples(source, seed=0, batch=8, image_size=32)
+    examples.record(0), examples.record(len(source))  # first record of the first and of the second epoch
   """
   ordered = _ordered(source, batch, seed, order, repeats)
   with at("crop"):
@@ -111,7 +145,7 @@ def train_examples(
 
 
 def _ordered(source, batch, seed, order, repeats):
-  """The order of the records of a source, or of each corpus of a mixture, with their repeats."""
+  """Returns the order of the records of a source or of each corpus of a mixture, including repeats."""
   if repeats > batch:
     raise ConfigError(f"{repeats} copies of a record do not fit a batch of {batch}; allowed: 1 to {batch}", "repeats")
   with at("order"):
@@ -128,7 +162,9 @@ def _patches(image, side):
 
 
 def _replacements(source, seed, visit, record):
-  """Records that may stand in for a bad one, without end: of its corpus, and in case all of that is bad, of any."""
+  """Yields records that can replace a bad one, without end: first of the same corpus, after `TRIES` attempts of any
+  corpus.
+  """
   draw = rng.draws(seed, "replace", visit, record)
   for tries in itertools.count():
     some = mixed.alike(source, record) if tries < TRIES else range(len(source))
@@ -141,7 +177,16 @@ def eval_examples(
   image_size: crops.Size = 224,
   test_crop: Annotated[Choice, crops.TEST_CROPS] = Choice("resize"),
 ) -> Examples:
-  """Each record once, in order. A bad one has mask 0: nothing can stand in for a test image."""
+  """Returns each record once, in order. Bad records have mask 0 and are not replaced, because a test image is unique.
+
+  Args:
+    source: source of the records.
+    image_size: side S of the images in pixels.
+    test_crop: resize and crop of the images, see `crops`.
+
+  Raises:
+    ConfigError: if an argument of `test_crop` is invalid.
+  """
   with at("test_crop"):
     cut = make(test_crop, crops.TEST_CROPS, image_size)
   image, label = (image_size, image_size, 3), _label_shape(source)

@@ -1,21 +1,21 @@
-"""Changes of the files of a source: its version, for caches, and whether some of its files were replaced."""
+"""Versions of the files of a source: a digest for caches, and detection of replaced files."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.data import local_files, samples, sources
 
-SOME = 32  # files of a disk whose times of status change are recorded one by one
+SOME = 32  # number of files per disk with individually recorded times of status change
 
 
 def of(source: sources.Source) -> str:
-  """Returns a digest that changes if an image changes, also if it is replaced by one of equal size and time.
+  """Returns a digest that changes if an image changes, even if the new file has the same size and modification time.
 
-  The version belongs to the files of this machine: copies of them have another one. It decides whether a cached result
-  is used. Whether data are those of a run is decided by fingerprints, see `identity`. No image is read.
+  The version belongs to the files of this machine. Copies of the files have a different version. It decides whether a
+  cached result is used. Fingerprints decide whether data belong to a run, see `identity`. No image is read.
 
   Args:
-    source: as a reader opened it.
+    source: an opened source.
   """
   return sources.digest([source.fingerprint(), *local_files.states(list(source.files())), *source.objects()])
 
@@ -23,11 +23,11 @@ def of(source: sources.Source) -> str:
 def of_disks(files: Sequence[str]) -> list[dict[str, Any]]:
   """Describes when the status of files changed last, as JSON values. No file is read.
 
-  No program can set the time of status change. Writing to a file, replacing it, and changes of permissions, owner or
-  links set it to now.
+  Programs cannot set the time of status change. Writing to a file, replacing it, and changes of permissions, owner or
+  links set it to the current time.
 
   Args:
-    files: names of files on disks; a file that does not exist is ignored.
+    files: names of local files. A file that does not exist is ignored.
 
   Returns:
     For each disk, in the order of the files: the number of `files`, a digest of all `times`, the times of `some` files
@@ -51,12 +51,12 @@ def of_disks(files: Sequence[str]) -> list[dict[str, Any]]:
 def replaced(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
   """Returns the name of a changed file of each disk on which some files changed and others did not.
 
-  A copy to another disk and `chmod -R` change the times of all files of a disk, so that they are not reported. Disks
+  A copy to another disk and `chmod -R` change the times of all files of a disk. These changes are not reported. Disks
   are compared in their order, and only if they contain as many files as before.
 
   Args:
     before: the result of `of_disks` at an earlier time.
-    now: the result for the same files at present.
+    now: the result of `of_disks` for the same files at present.
   """
   return [
     new["last"]

@@ -1,4 +1,8 @@
-"""The datasets: one row each. A row names the reader and states what is known before any file is opened."""
+"""The catalog of datasets, with one row per dataset, and the functions that open a dataset.
+
+A row names the reader of the dataset. It also contains the facts that are known before any file is opened. To add a
+dataset, add a row to `CATALOG` or call `vit_jax.register`.
+"""
 
 import logging
 from typing import Annotated
@@ -11,7 +15,8 @@ from vit_jax.data.rows import Row
 from vit_jax.data.sources import Splits
 from vit_jax.schema import Choice, amount, bind, lookup, show
 
-# Sizes of images are those of the archives (TFDS checksums) by the images in them, if not said otherwise.
+# `image_bytes` is the size of the archive (TFDS checksums) divided by its number of images, except where a row notes
+# otherwise.
 CATALOG = {
   **small.ROWS,
   **vtab.ROWS,
@@ -26,12 +31,12 @@ CATALOG = {
 
 
 def _defaults(row):
-  """What a row says of keys that its reader has."""
+  """Returns the row's values for keys that its reader has."""
   return {key: getattr(row, key) for key in ("train", "test", "labels") if key in schema.keywords(row.reader)}
 
 
 def _training(row):
-  """How training sees images: cropped and mirrored, unless that changes the labels of the row."""
+  """Returns the function of training examples, without flips and crops that would change the labels of the row."""
   return schema.preset(
     stream.train_examples,
     **({} if row.flip else {"flip": False}),
@@ -40,7 +45,7 @@ def _training(row):
 
 
 def _loading(row):
-  """How images are decoded: those of a camera, which nobody has published results on, as people see them."""
+  """Returns `loader.batches` with the row's default of `exif`."""
   return schema.preset(loader.batches, exif=row.exif)
 
 
@@ -49,15 +54,16 @@ def _weight(*, weight: Annotated[float, schema.Range(1e-9, 1e12)] = 1.0) -> floa
 
 
 def _reader(name, row):
-  """The reader of a row, with what the row knows filled in."""
+  """Returns the reader of a row with the row's own values filled in."""
   return schema.preset(row.reader, name, row, **_defaults(row))
 
 
-# All tables below follow from `CATALOG`: a row that is added to it, also by `vit_jax.register`, is in all of them.
-_COMPOSED = ("mixture", "pseudo_labelled")  # of other datasets, and so no part of a mixture
-# The keys of `config.data` by name: those of the reader, and of what is made of its images.
+# The tables below are derived from `CATALOG`. They include rows that `vit_jax.register` adds later.
+_COMPOSED = ("mixture", "pseudo_labelled")  # they consist of other datasets
+# The keys of `config.data` that the reader of each dataset supports.
 READERS = schema.Derived(CATALOG, _reader)
-PARTS = schema.Derived(CATALOG, lambda name, row: (READERS[name], _weight), without=_COMPOSED)  # of a mixture
+# The keys of each part of a mixture.
+PARTS = schema.Derived(CATALOG, lambda name, row: (READERS[name], _weight), without=_COMPOSED)
 
 
 def _mixture(
@@ -73,11 +79,25 @@ def _mixture(
   val: str | None = None,
   test: str = "test",
 ) -> sources.Source:
-  """Several datasets by weights, dict(name="imagenet21k", weight=2, ...): how many of the examples are drawn of each.
+  """Opens a mixture of several datasets and draws examples from each in proportion to its weight.
 
-  Each is permuted anew in every epoch of its own. "90ep" are 90 times as many examples as all parts have images, or
-  with `epoch`, the name of a part, so many that this part is seen 90 times. `classes` are the "union" by name, or the
-  "same" in all parts. `train`, `val` and `test` are what is asked of every part.
+  The images of each dataset are permuted again in each epoch of that dataset.
+
+  Args:
+    open_part: function of a part's choice and a split string that opens the part.
+    name: name of the mixture.
+    row: row of the catalog.
+    split: "train", "val", "test" or a split string.
+    parts: datasets with their weights, such as `dict(name="imagenet21k", weight=2)`. Weights are relative.
+    classes: "union" joins the classes of the parts by name. "same" requires equal classes in all parts.
+    epoch: name of a part. An epoch then ends when this part has been seen once, so that "90ep" shows its images 90
+      times. By default an epoch has as many examples as all parts have images.
+    train: split string that is used for training, for every part.
+    val: split string that is used for validation, for every part.
+    test: split string that is used for testing, for every part.
+
+  Raises:
+    ConfigError: if `parts` is empty, or if a part cannot be opened.
   """
   splits, opened = Splits(train, val, test), []
   if not parts:
@@ -111,13 +131,28 @@ def _pseudo_labelled(
   val: str | None = None,
   test: str = "test",
 ) -> sources.Source:
-  """Labelled images, and to train on also images with a teacher's labels (Noisy Student, Xie et al. 2020).
+  """Opens labelled images and, for training, adds images with a teacher's labels (Noisy Student, Xie et al. 2020).
 
-  `path` is the folder that `evaluate --write-labels` wrote. `ratio` images with its labels are drawn for each labelled
-  one: those whose best class has at least the `minimum` probability, and with `per_class` so many of each class, the
-  surest ones, or what there is of it several times. `soft` labels are the best classes with their probabilities.
-  `images` says where the images are, if no longer where they were labelled. `train`, `val` and `test` are what is asked
-  of the labelled ones.
+  Args:
+    open_part: function of a choice and a split string that opens a dataset.
+    name: name of the mixture.
+    row: row of the catalog.
+    split: "train", "val", "test" or a split string. Only "train" includes pseudo-labelled images.
+    path: directory that `evaluate --write-labels` wrote.
+    labelled: dataset with labels.
+    images: location of the pseudo-labelled images, if they have moved since the teacher labelled them.
+    ratio: number of pseudo-labelled images that are drawn for each labelled image.
+    minimum: lowest probability of the best class with which an image is used.
+    per_class: number of images per class. The images with the highest probabilities are used. A class with fewer
+      images repeats them.
+    soft: whether labels are the best classes with their probabilities, instead of the best class alone.
+    train: split string that is used for training, for `labelled`.
+    val: split string that is used for validation, for `labelled`.
+    test: split string that is used for testing, for `labelled`.
+
+  Raises:
+    AbsentError: if `path` contains no labels.
+    ConfigError: if the classes of the teacher and of `labelled` differ.
   """
   splits = Splits(train, val, test)
   with schema.at("labelled"):
@@ -159,14 +194,14 @@ DATA = schema.Derived(
     augment.build,
   ),
 )
-# The same for data that are measured and not trained on.
+# The same for data that are only evaluated.
 EVAL_DATA = schema.Derived(
   CATALOG, lambda name, row: (READERS[name], stream.eval_examples, _loading(row), augment.normalise)
 )
 
 
 def about(name: str) -> str:
-  """What the catalog knows of a set, on one line: "" of one whose data alone say what they are."""
+  """Returns a one-line description of a dataset, or "" if the catalog has no facts about it."""
   row = CATALOG.get(name)
   if row is None or row.classes is None:
     return ""
@@ -183,19 +218,51 @@ def about(name: str) -> str:
 
 
 def open_split(choice: Choice, split: str) -> sources.Source:
-  """The source of a data choice; `split` is "train", "val" or "test", as the choice has them, or a split string."""
+  """Opens a split of a dataset.
+
+  Args:
+    choice: name and arguments from `config.data`, bound by `schema.bind`.
+    split: "train", "val" or "test" for the split that the choice defines, or a split string such as "train[:99%]".
+
+  Returns:
+    The source, which reads undecoded image files and labels by record number.
+
+  Raises:
+    AbsentError: if the data are missing. The message explains how to get them.
+    SplitError: if the dataset has no such split.
+    ConfigError: if the data do not fit the choice.
+
+  Example:
+    from vit_jax import schema
+    from vit_jax.data import catalog
+
+    choice = schema.bind(schema.Choice("digits"), catalog.DATA["digits"], catalog.DATA)
+    source = catalog.open_split(choice, "train[:100]")
+    len(source)  # 100
+    image_file, label = source.read(0)
+  """
   return schema.make(choice, DATA, split)
 
 
 def train_examples(choice: Choice, seed: int, patch: int | None, batch: int, source: sources.Source | None = None):
-  """`stream.train_examples` of the choice's "train", which is opened unless it is given as `source`."""
+  """Returns the training examples of a dataset. See `stream.train_examples`.
+
+  Args:
+    choice: name and arguments from `config.data`, bound by `schema.bind`.
+    seed: seed of the run.
+    patch: side of a patch in pixels, to get images as patches. None: images as pixels.
+    batch: size of the global batch.
+    source: the opened split "train", if it is already open.
+  """
   source = open_split(choice, "train") if source is None else source
   _warn_of_changed_labels(choice)
   return stream.train_examples(source, seed, patch, batch, **schema.arguments(choice, stream.train_examples))
 
 
 def _warn_of_changed_labels(choice):
-  """Of parts of a mixture, whose rows cannot have a say in how all of it is augmented."""
+  """Warns about parts of a mixture with labels that crops or flips change. A mixture has one augmentation for all
+  parts.
+  """
   crops = choice.args["crop"].name != "resize"
   for part in choice.args.get("parts", ()):
     row = CATALOG[part.name]
@@ -210,23 +277,32 @@ def _warn_of_changed_labels(choice):
 
 
 def known_split(choice: Choice, split: str, prefix: str = "") -> sources.Source:
-  """As `open_split`, or where data are absent, what the catalog knows of them: enough for a plan, and an error to read.
+  """Returns the result of `open_split`, or a source without images if the data are missing.
 
-  Data that are there and cannot be used are an error, as are absent data that no row describes. Classes of absent data
-  are numbers behind the `prefix`.
+  The source without images is sufficient for planning. It has the number of images and classes from the catalog. The
+  names of its classes are numbers after the `prefix`. Reading an image raises the error of the missing data.
+
+  Args:
+    choice: name and arguments from `config.data`.
+    split: "train", "val", "test" or a split string.
+    prefix: text before the number of each class.
+
+  Raises:
+    AbsentError: if the data are missing and the catalog has no facts about them.
+    ConfigError: if the data exist but cannot be used.
   """
   if choice.name == "mixture":
     same = choice.args.get("classes") == "same"
 
     def open_part(part, split):
-      return known_split(part, split, "" if same else f"{part.name} ")  # none is known to be one of another part
+      return known_split(part, split, "" if same else f"{part.name} ")  # classes of different parts may differ
 
     known = {"mixture": (schema.preset(_mixture, open_part, "mixture", CATALOG["mixture"]), *DATA["mixture"][1:])}
     return schema.make(choice, known, split)
   try:
     return open_split(choice, split)
   except sources.AbsentError as error:
-    if choice.name == "pseudo_labelled":  # of the same classes; steps do not depend on how many there are
+    if choice.name == "pseudo_labelled":  # the classes are the same, and steps do not depend on the number of images
       known = bind(choice, lookup(DATA, choice.name)).args
       splits = Splits(known["train"], known["val"], known["test"])
       return known_split(known["labelled"], splits.spec(split))

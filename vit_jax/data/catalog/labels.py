@@ -1,6 +1,7 @@
-"""Labels that VTAB makes of other features (task_adaptation, data/; d7630d3), and images that it changes.
+"""Labels that VTAB computes from other features, and a correction of image brightness.
 
-Distances lie in (t_i, t_(i+1)], and the class is i: at a threshold exactly it is the nearer one.
+Source: task_adaptation, data/; d7630d3. Class i contains the distances in (t_i, t_(i+1)]. A distance equal to a
+threshold belongs to the nearer class.
 """
 
 import bisect
@@ -13,40 +14,60 @@ import numpy as np
 from vit_jax.data.rows import Rule
 from vit_jax.schema import amount
 
-CLEVR_DISTANCES = (8.0, 8.5, 9.0, 9.5, 10.0)  # of pixel_coords, the depth (clevr.py:45-53)
+CLEVR_DISTANCES = (8.0, 8.5, 9.0, 9.5, 10.0)  # thresholds of the depth in pixel_coords (clevr.py:45-53)
 KITTI_DISTANCES = (8.0, 20.0, 999.0)  # metres (kitti.py:90-103)
-NO_VEHICLE = 1000.0  # metres, beyond all thresholds
-VEHICLES = 3  # the first types of objects: Car, Van, Truck
+NO_VEHICLE = 1000.0  # metres, larger than all thresholds
+VEHICLES = 3  # types of objects below this number are vehicles: Car, Van, Truck
 
 
 def clevr_count(coordinates: Sequence[float]) -> int:
-  """Objects less 3, of pixel_coords of all of them, three numbers each (clevr.py:32-34); -1 without objects."""
+  """Returns the number of objects minus 3, or -1 without objects (clevr.py:32-34).
+
+  Args:
+    coordinates: `pixel_coords` of all objects, three numbers per object.
+  """
   return max(len(coordinates) // 3 - 3, -1)
 
 
 def clevr_distance(coordinates: Sequence[float]) -> int:
-  """Class of the depth of the nearest object, by the same numbers; -1 without objects."""
+  """Returns the class of the depth of the nearest object, or -1 without objects.
+
+  Args:
+    coordinates: `pixel_coords` of all objects, three numbers per object. The third number is the depth.
+  """
   return bisect.bisect_left(CLEVR_DISTANCES, min(coordinates[2::3])) if coordinates else -1
 
 
 def kitti_distance(types: Sequence[int], locations: Sequence[float]) -> int:
-  """Class of the distance of the nearest vehicle along the camera's axis; of locations, three metres an object."""
+  """Returns the class of the distance of the nearest vehicle along the camera's axis.
+
+  Args:
+    types: type of each object. Types below `VEHICLES` are vehicles.
+    locations: position of each object, three numbers in metres per object. The third number is the distance.
+  """
   depths = [depth for kind, depth in zip(types, locations[2::3], strict=True) if kind < VEHICLES]
   return bisect.bisect_left(KITTI_DISTANCES, min(depths, default=NO_VEHICLE))
 
 
 def dsprites_location(position: Sequence[int]) -> int:
-  """The 32 places from left to right, two by two."""
+  """Returns the class of a horizontal position: 32 positions from left to right, two per class."""
   return position[0] // 2
 
 
 def dsprites_orientation(orientation: Sequence[int]) -> int:
-  """The 40 angles in 16 classes of 3, 2, 3, 2, ... (dsprites.py:58-65)."""
+  """Returns the class of one of 40 angles. The 16 classes contain 3, 2, 3, 2, ... angles (dsprites.py:58-65)."""
   return int(orientation[0] / 2.5)
 
 
 def bright(data: bytes) -> bytes:
-  """A PNG file of zeros and ones as one of 0 and 255 (dsprites.py:95-103); OSError for what is no image."""
+  """Returns a PNG file with pixels 0 and 255 for a PNG file with pixels 0 and 1 (dsprites.py:95-103).
+
+  Args:
+    data: the image file.
+
+  Raises:
+    OSError: if the data are not a complete image.
+  """
   pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) if data else None
   if pixels is None:
     raise OSError(f"not a complete image; {amount(len(data), 'byte')} beginning with {data[:8]!r}")

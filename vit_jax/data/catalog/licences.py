@@ -1,9 +1,12 @@
-"""Under which licence a set's images may be used, by TFDS's name, where that could be read; TFDS itself says none."""
+"""Licences of the images of TFDS datasets. TFDS does not contain this information.
+
+The table contains the datasets with a published licence.
+"""
 
 _IMAGENET = "image-net.org's terms of access: non-commercial research and education"
 
 LICENCES = {
-  "clevr": "CC BY 4.0",  # LICENSE.txt in its archive
+  "clevr": "CC BY 4.0",  # LICENSE.txt in the archive
   "eurosat": "MIT",  # phelber/EuroSAT; the card of torchgeo/eurosat
   "imagenet_a": "MIT",  # hendrycks/natural-adv-examples
   "imagenet_sketch": "MIT",  # HaohanWang/ImageNet-Sketch
@@ -11,7 +14,7 @@ LICENCES = {
   "imagenet2012": _IMAGENET,
   "imagenet2012_subset": _IMAGENET,
   "imagenet2012_fewshot": _IMAGENET,
-  "imagenet2012_real": _IMAGENET,  # the images; the labels have their own, google-research/reassessed-imagenet
+  "imagenet2012_real": _IMAGENET,  # the images; licence of the labels: google-research/reassessed-imagenet
   "imagenet2012_multilabel": _IMAGENET,
   "imagenet2012_corrupted": _IMAGENET,
   "kitti": "CC BY-NC-SA 3.0",  # cvlibs.net/datasets/kitti
@@ -22,6 +25,10 @@ LICENCES = {
 
 
 def licence(builder: str | None) -> str:
-  """That of a TFDS builder, "name/config:version", or where to look for it."""
+  """Returns the licence of the images of a dataset, or a hint where to find it.
+
+  Args:
+    builder: name of the TFDS builder, "name/config:version". None: a dataset without a public builder.
+  """
   name = (builder or "").partition(":")[0].partition("/")[0]
   return LICENCES.get(name, "not known here; see the page of the set" if builder else "that of your copy")

@@ -1,4 +1,6 @@
-"""Small sets that VTAB does not have: digits, generated signs and scenes, CIFAR-10, and two of big_vision's suite."""
+"""Small datasets outside VTAB: digits, generated signs and scenes, CIFAR-10, and two datasets of big_vision's
+suite.
+"""
 
 from vit_jax.data import scenes
 from vit_jax.data.readers import tfds
@@ -12,7 +14,7 @@ ROWS = {
     10,
     image_bytes=1_900,  # measured
   ),
-  "glyphs": Row(  # generated, to pre-train on: see data/glyphs.py
+  "glyphs": Row(  # generated, for pre-training: see data/glyphs.py
     tfds.catalogued,
     "glyphs:1.0.0",
     {"train": 20_000, "test": 2_000},
@@ -20,7 +22,7 @@ ROWS = {
     flip=False,
     image_bytes=1_000,
   ),
-  "scenes": Row(  # generated, with masks: see data/scenes.py
+  "scenes": Row(  # generated, with segmentation masks: see data/scenes.py
     tfds.catalogued,
     "scenes:1.0.0",
     {"train": 2_500, "test": 500},
@@ -33,7 +35,7 @@ ROWS = {
     "cifar10:3.0.2",
     {"train": 50_000, "test": 10_000},
     10,
-    image_bytes=2_500,  # PNG, of at most 3,072 bytes of pixels
+    image_bytes=2_500,  # PNG of at most 3,072 bytes of pixels
   ),
   "cars196": Row(
     tfds.catalogued,
@@ -49,7 +51,7 @@ ROWS = {
     "uc_merced:2.0.0",
     {"train": 2100},
     21,
-    train="train[:1000]",  # as big_vision cuts it: evaluators/fewshot_lsr.py
+    train="train[:1000]",  # the splits of big_vision: evaluators/fewshot_lsr.py
     test="train[1000:]",
     image_bytes=158_000,  # 332 MB
   ),

@@ -1,8 +1,11 @@
-"""VTAB-1k: 19 tasks of three groups, each of 800 images to train on and 200 to choose by (task_adaptation, d7630d3).
+"""The VTAB-1k benchmark: 19 tasks in three groups, with 800 training and 200 validation images each.
 
-The slices are positions in the order in which TFDS stores a set, so that they are VTAB's images only in files that the
-same builder made; "train1000" is both together. All tasks are scored by top-1 accuracy. Which changes of an image keep
-its label is from Kolesnikov et al. 2020, appendix F; VTAB itself changes none.
+Source: task_adaptation, d7630d3. The slices are positions in the order in which TFDS stores a dataset. They select
+VTAB's images only from files that the same builder made. The slice "train1000" contains both the training and the
+validation images. The score of all tasks is top-1 accuracy.
+
+The rows specify which augmentations keep the labels, according to Kolesnikov et al. 2020, appendix F. VTAB itself does
+not augment images.
 """
 
 from typing import NamedTuple
@@ -13,13 +16,18 @@ from vit_jax.data.rows import Row, Segments
 
 
 class Task(NamedTuple):
-  """A task as the leaderboard has it."""
+  """A task of the VTAB leaderboard.
+
+  Attributes:
+    title: name on the leaderboard.
+    group: "natural", "specialized" or "structured".
+  """
 
   title: str
-  group: str  # natural, specialized or structured
+  group: str
 
 
-TASKS = {  # by row, in the order of Dosovitskiy et al. 2021, table 9
+TASKS = {  # by row name, in the order of Dosovitskiy et al. 2021, table 9
   "caltech101": Task("Caltech101", "natural"),
   "cifar100": Task("CIFAR-100", "natural"),
   "dtd": Task("DTD", "natural"),
@@ -43,7 +51,7 @@ TASKS = {  # by row, in the order of Dosovitskiy et al. 2021, table 9
 
 
 def _row(builder, splits, classes, image_bytes, val, test="test", **more) -> Row:
-  """A row whose slice "val200" is the split string `val`."""
+  """Returns a row for VTAB. `val` is the split string of the slice "val200"."""
   both = f"train[:800]+{val}"
   slices = {"train800": "train[:800]", "val200": val, "train800val200": both, "train1000": both}
   return Row(tfds.catalogued, builder, splits, classes, test=test, image_bytes=image_bytes, slices=slices, **more)
@@ -61,7 +69,7 @@ _DSPRITES = dict(
   builder="dsprites:2.0.0",
   splits={"train": 737_280},
   classes=16,
-  image_bytes=300,  # PNG, of 64 x 64 pixels of one bit
+  image_bytes=300,  # PNG with 64 x 64 one-bit pixels
   val="train[589824:590024]",
   train="train[:663552]",
   test="train[663552:]",
@@ -71,8 +79,9 @@ _DSPRITES = dict(
 _SMALLNORB = dict(
   builder="smallnorb:2.0.0",
   splits={"train": 24_300, "test": 24_300},
-  image_bytes=5_400,  # 262 MB of two pictures each, of which the first is used
-  # Train and test are of different toys; these 200 are of test's, and its other half is the test.
+  image_bytes=5_400,  # 262 MB with two pictures per record; only the first picture is used
+  # The toys of train and test differ. VTAB validates on 200 images of test, and the second half of test is the test
+  # set.
   val="test[:200]",
   test="test[50%:]",
 )
@@ -91,7 +100,7 @@ ROWS = {
     "cifar100:3.0.2",
     {"train": 50_000, "test": 10_000},
     100,
-    2_500,  # PNG, of at most 3,072 bytes of pixels
+    2_500,  # PNG of at most 3,072 bytes of pixels
     "train[45000:45200]",
   ),
   "dtd": _row(
@@ -105,18 +114,18 @@ ROWS = {
     "validation[:200]",
   ),
   "oxford_iiit_pet": _row(
-    "oxford_iiit_pet:4.0.0",  # VTAB has 3.*, which TFDS no longer knows
+    "oxford_iiit_pet:4.0.0",  # VTAB uses 3.*, which TFDS no longer supports
     {"train": 3680, "test": 3669},
     37,
     108_000,  # 792 MB
     "train[2944:3144]",
-    segments=Segments("segmentation_mask", {"pet": 1, "background": 2}, ignored=(3,)),  # 3 lies between them
+    segments=Segments("segmentation_mask", {"pet": 1, "background": 2}, ignored=(3,)),  # 3 is the border between them
   ),
   "sun397": _row(
     "sun397/tfds:4.0.0",
     {"train": 76_128, "validation": 10_875, "test": 21_750},
     397,
-    30_000,  # assumed: shrunk to 120,000 pixels
+    30_000,  # assumed: images reduced to 120,000 pixels
     "validation[:200]",
     caution="39 GB; its host, vision.princeton.edu, no longer answers (2025). An archive SUN397.tar.gz of "
     "39,077,296,924 bytes, and Partitions.zip, are taken from {manual}",
@@ -150,7 +159,7 @@ ROWS = {
     "resisc45:3.0.0",
     {"train": 31_500},
     45,
-    13_000,  # assumed: JPEG of 256 x 256
+    13_000,  # assumed: JPEG with 256 x 256 pixels
     "train[18900:19100]",
     train="train[:25200]",
     test="train[25200:]",
@@ -161,7 +170,7 @@ ROWS = {
     "diabetic_retinopathy_detection/btgraham-300:3.0.0",
     {"train": 35_126, "validation": 10_906, "test": 42_670},
     5,
-    20_000,  # assumed: JPEG of about 540 x 540 at quality 72
+    20_000,  # assumed: JPEG with about 540 x 540 pixels at quality 72
     "validation[:200]",
     manual=("train", "test", "sample", "trainLabels.csv"),
     steps="fetch all archives from https://www.kaggle.com/c/diabetic-retinopathy-detection/data, every part of them "
@@ -180,7 +189,7 @@ ROWS = {
   "dsprites_location": _row(label=labels.DSPRITES_LOCATION, crop=False, **_DSPRITES),
   "dsprites_orientation": _row(label=labels.DSPRITES_ORIENTATION, **_DSPRITES),
   "kitti_distance": _row(
-    "kitti:3.3.0",  # VTAB has 3.1.0; 3.2.0 holds the same (task_adaptation, issue 18)
+    "kitti:3.3.0",  # VTAB uses 3.1.0; 3.2.0 contains the same images (task_adaptation, issue 18)
     {"train": 6347, "validation": 423, "test": 711},
     4,
     838_000,  # 12.6 GB
