@@ -1,4 +1,4 @@
-"""The processes of a run: how they start, agree, watch each other, are asked to stop, and end."""
+"""Start, agreement, supervision and exit codes of the processes of a run."""
 
 import contextlib
 import errno
@@ -64,32 +64,52 @@ __all__ = [
 
 @contextlib.contextmanager
 def joined(limits: config.Limits | None = None, again: str | None = None) -> Iterator[Watch]:
-  """Joins the processes of the run, see `start`, and watches them: what is inside ends by the contract of `EXITS`.
+  """Joins the processes of a run and supervises them while the context is open.
 
-  `again` as of a `Watch`: what the same command does after a stop, of a program without checkpoints.
+  An error or an exceeded limit inside the context ends the program with one of the exit codes in `EXITS`. See `start`
+  for the environment variables that place a process.
+
+  Args:
+    limits: the limits in seconds. The default is `config.Limits()`.
+    again: what the same command does after a stop, for a program without checkpoints. See `Watch`.
+
+  Yields:
+    The `Watch` that supervises the program.
+
+  Raises:
+    ConfigError: the processes cannot join, or their devices are wrong. See `start` and `check_devices`.
+
+  Example:
+    from vit_jax import config, runtime
+
+    with runtime.joined(config.Limits(step=600.0)) as watch:
+      for step in range(3):
+        watch.step = step
+        watch.poll()
   """
   limits = limits or config.Limits()
-  start(limits.start, int(limits.peer) + 40)  # JAX's own watch, which aborts, comes second
+  start(limits.start, int(limits.peer) + 40)  # JAX's own watchdog aborts the process, so it must react later than ours
   with Watch(limits, again) as watch:
     check_devices()
     yield watch
     with watch.phase("save"):
-      barrier("done")  # while the first process writes, the others give signs of life
+      barrier("done")  # the other processes must send signs of life while the first process writes
 
 
 def note(text: str) -> None:
-  """As `say`, where there is something to say."""
+  """Prints a line with `say` unless the text is empty."""
   if text:
     say(text)
 
 
 def say(text: str) -> None:
-  """Prints a line at once, on the first process only."""
+  """Prints a line without delay, on the first process only."""
   if process() == 0:
     try:
       print(text, flush=True)
     except OSError as error:
       if error.errno not in (errno.EPIPE, errno.EIO):
         raise
-      # Nobody reads any longer, as behind `| head` or on a terminal that was closed: that ends no training.
+      # The reader has gone, for example behind `| head` or after the terminal was closed. Training must not end because
+      # of it.
       sys.stdout = open(os.devnull, "w")

@@ -7,7 +7,7 @@ import jax
 
 from vit_jax.schema import ConfigError
 
-ALONE = "VITJAX_PROCESSES=1"  # the setting that runs one process, whatever the cluster manager set
+ALONE = "VITJAX_PROCESSES=1"  # the setting that runs one process and ignores the cluster manager
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Cluster:
   """A placement by a cluster manager.
 
   Attributes:
-    name: of the cluster manager.
+    name: name of the cluster manager.
     count: number of processes of the job.
     process: index of this process.
     local: number of processes on this host, or None if unknown.
@@ -42,16 +42,22 @@ def detect() -> Cluster | None:
   """Returns the placement that JAX would take from Slurm or Open MPI, or None.
 
   A Slurm step with one task inside a larger job (SLURM_STEP_NUM_TASKS=1, as in the shell of `salloc`) counts as one
-  process: SLURM_NTASKS then describes the whole job, whose other tasks do not run this program.
+  process. SLURM_NTASKS then describes the whole job, and its other tasks do not run this program.
 
   Raises:
-    ConfigError: a variable that counts processes is no whole number.
+    ConfigError: a variable that counts processes is not a whole number.
   """
   return _slurm() or _open_mpi()
 
 
 def use_all_local_devices(cluster: Cluster | None) -> None:
-  """Gives the only process of a host all of its GPUs; JAX would give it one, by the index of its task."""
+  """Gives the only process of a host all GPUs of this host.
+
+  Without this setting JAX would give the process one GPU, selected by the index of its task.
+
+  Args:
+    cluster: the placement of this process, or None.
+  """
   if cluster and cluster.local == 1 and "JAX_LOCAL_DEVICE_IDS" not in os.environ:
     for name in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
       jax.config.update(name, "all")

@@ -1,7 +1,7 @@
-"""What the processes of a run tell each other: texts through JAX's coordinator, and arrays, `from_first`, by devices.
+"""Exchange of texts (through JAX's coordinator) and of arrays (`from_first`, through the devices) between processes.
 
-All functions here are called by all processes in the same order. They wait for the others without a limit of their
-own: the watchdog has one, and `missing` tells it for whom, but for the arrays.
+All processes must call these functions in the same order. The functions wait for the other processes without a limit of
+their own. The watchdog has a limit, and `missing` reports which processes are awaited, except for arrays.
 """
 
 import contextlib
@@ -20,47 +20,62 @@ from vit_jax.schema import ConfigError
 
 ROOT = "vit_jax/"
 _numbers = itertools.count()
-_waiting = ("", frozenset())  # name of an exchange, and the processes that have not come to it yet
+_waiting = ("", frozenset())  # name of an exchange, and the processes that have not reached it yet
 
 
 class Store:
-  """The coordinator's table of texts: what one process writes, all can read."""
+  """The coordinator's table of texts. Each process can read what any process writes."""
 
   def __init__(self):
     self._client = distributed.global_state.client
 
   def set(self, key: str, text: str) -> None:
-    """Writes or replaces."""
+    """Writes a text, and replaces an earlier one."""
     self._client.key_value_set(ROOT + key, text, allow_overwrite=True)
 
   def propose(self, key: str, text: str) -> None:
-    """Writes unless a process was first."""
+    """Writes a text unless another process has already written one."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):
       self._client.key_value_set(ROOT + key, text)
 
   def all(self, folder: str) -> dict[str, str]:
-    """Texts by the rest of their keys, of those that begin with `folder`."""
+    """Returns all texts of a folder.
+
+    Args:
+      folder: the first part of the keys.
+
+    Returns:
+      {key without the folder: text}.
+    """
     start = f"{ROOT}{folder}/"
     return {key.removeprefix(start): text for key, text in self._client.key_value_dir_get(start)}
 
 
 def count() -> int:
-  """How many processes the run has. As for all here, JAX's devices are not asked for, which would take them."""
+  """Returns the number of processes of the run.
+
+  Like all functions of this module, it does not query JAX's devices, because a query would acquire them.
+  """
   return distributed.global_state.num_processes if distributed.global_state.client else 1
 
 
 def alone() -> bool:
-  """Whether there is one process."""
+  """Returns true if the run has one process."""
   return count() == 1
 
 
 def process() -> int:
-  """The number of this process."""
+  """Returns the index of this process."""
   return distributed.global_state.process_id if distributed.global_state.client else 0
 
 
 def gather(text: str, name: str) -> list[str]:
-  """The texts of all processes, in their order; `name` says in errors what for."""
+  """Returns the texts of all processes, in the order of their indices.
+
+  Args:
+    text: the text of this process.
+    name: the purpose of the exchange, for error messages.
+  """
   global _waiting
   if alone():
     return [text]
@@ -78,18 +93,25 @@ def gather(text: str, name: str) -> list[str]:
 
 
 def missing() -> str:
-  """For whom this process waits, in words; empty if for nobody."""
+  """Returns a phrase that names the processes for which this process waits, or "" if it does not wait."""
   name, absent = _waiting
   return f"waiting at {name!r} for process {', '.join(map(str, sorted(absent)))}" if absent else ""
 
 
 def barrier(name: str) -> None:
-  """Returns when all processes are here."""
+  """Waits until all processes have called this function with the same name."""
   gather("", name)
 
 
 def agree(problem: str | None) -> None:
-  """Raises ConfigError in every process if any of them has a problem, so that none waits for one that has left."""
+  """Raises an error on every process if any process has a problem, so that no process waits for one that has ended.
+
+  Args:
+    problem: the problem of this process, or None.
+
+  Raises:
+    ConfigError: at least one process has a problem.
+  """
   problems = [json.loads(text) for text in gather(json.dumps(problem), "agreement")]
   if problem:
     raise ConfigError(problem)
@@ -99,7 +121,14 @@ def agree(problem: str | None) -> None:
 
 
 def compare(facts: Mapping) -> None:
-  """ConfigError in every process unless all have the same facts, a JSON object; says which differs in what."""
+  """Checks that all processes have the same facts.
+
+  Args:
+    facts: a JSON object.
+
+  Raises:
+    ConfigError: raised on every process if the facts differ. The message lists up to 5 differences of each process.
+  """
   texts = gather(json.dumps(facts, sort_keys=True), "comparison")
   first = json.loads(texts[0])
   differences = [
@@ -117,12 +146,16 @@ def compare(facts: Mapping) -> None:
 
 
 def from_first(values: np.ndarray) -> np.ndarray:
-  """The first process's values, bit for bit, on all; every process gives an array of that shape and type.
+  """Returns the first process's values on all processes, bit for bit.
 
-  The devices carry them: there may be a value for each image of a data set, too many for the coordinator.
+  The devices transport the values. There may be one value per image of a dataset, which is too much for the
+  coordinator.
+
+  Args:
+    values: an array. Every process must pass one of the same shape and type.
   """
   if alone():
     return values
-  # As bytes: JAX would round float64.
+  # The array is sent as bytes because JAX would round float64.
   content = multihost_utils.broadcast_one_to_all(np.frombuffer(values.tobytes(), np.uint8))
   return np.frombuffer(np.asarray(content, np.uint8).tobytes(), values.dtype).reshape(values.shape)

@@ -1,4 +1,7 @@
-"""How a program ends: exit codes that a launcher can act on, the same on every process if they are `SHARED`."""
+"""Exit codes of a program, and the conversion of exceptions to exit codes and messages.
+
+A launcher can act on the codes. The codes in `SHARED` are the same on every process of a run.
+"""
 
 import contextlib
 import os
@@ -20,7 +23,7 @@ EXIT_NOT_FINITE = 44
 EXIT_MISSING = 45
 EXIT_INTERRUPTED = 130
 EXIT_PEER = 134
-# The contract, in order: what a code means, and what to do. The table in docs/runs.md is this one.
+# The exit codes, in this order: meaning, and what to do. docs/runs.md contains the same table.
 EXITS = {
   EXIT_DONE: ("all steps are done, saved and measured; `result.json` is there", "nothing"),
   EXIT_BUG: ("a bug of ours, with a traceback; or Python itself stood still", "report it; the same command continues"),
@@ -39,17 +42,23 @@ EXITS = {
   137: ("killed by the system (SIGKILL), often for want of memory", "see `dmesg`; the same command continues"),
   143: ("SIGTERM before the processes had joined", "the same command starts it"),
 }  # fmt: skip
-# Ends that hold for all processes: those that are told of one end alike. Of others they know that a peer died.
+# Exit codes that all processes share if they were informed of the end. Other processes only know that a peer died.
 SHARED = (EXIT_CONFIG, EXIT_PREEMPTED, EXIT_NOT_FINITE, EXIT_MISSING)
 
 IN_USE = "is in use by process"  # in the error of a workdir that another process holds
 
-# How XLA's collectives and the coordinator say that a process is gone.
+# Phrases by which XLA's collectives and the coordinator report that a process has gone.
 _GONE = ("Gloo", "closed by peer", "reset by peer", "coordination service", "remote process exited", "heartbeat")
 
 
 def tell(text: str) -> None:
-  """Writes to standard error what a program ends with; one that is closed, full or read by nobody delays it by 2 s."""
+  """Writes the last message of a program to standard error.
+
+  If standard error is closed or full, or if its reader has stopped, the call returns after 2 s.
+
+  Args:
+    text: the message, with its line break.
+  """
 
   def write():
     left = text.encode(errors="replace")
@@ -63,7 +72,12 @@ def tell(text: str) -> None:
 
 
 class Stop(Exception):
-  """Ends the program with a message and an exit code of the contract above."""
+  """A request to end the program with a message and an exit code.
+
+  Args:
+    code: one of the keys of `EXITS`.
+    message: one line for the user.
+  """
 
   def __init__(self, code: int, message: str):
     super().__init__(message)
@@ -71,14 +85,29 @@ class Stop(Exception):
 
 
 def ending(error: BaseException, alone: bool = True) -> tuple[int, str]:
-  """(exit code, message) of what ends a program; "" where a traceback says more. `alone`: there is one process."""
+  """Returns the exit code and the message for an exception that ends a program.
+
+  Args:
+    error: the exception.
+    alone: true if the program has one process.
+
+  Returns:
+    (exit code, message). The message is "" if the traceback is more informative.
+
+  Example:
+    from vit_jax import runtime
+    from vit_jax.schema import ConfigError
+
+    code, message = runtime.ending(ConfigError("config.batch: expected a positive number, got 0. Use 64."))
+    assert code == runtime.EXIT_CONFIG
+  """
   text = str(error)
   if isinstance(error, Stop):
     return error.code, text
   if isinstance(error, ConfigError):
     missing = isinstance(error, AbsentError) and not isinstance(error, UnreachableError)
     return EXIT_MISSING if missing else EXIT_CONFIG, f"error: {text}"
-  if isinstance(error, OSError):  # a full or read-only disk, a path that cannot be
+  if isinstance(error, OSError):  # for example a full or read-only disk, or an impossible path
     return EXIT_CONFIG, f"error: {readable(disk.trouble(error))}"
   if isinstance(error, MemoryError):
     return EXIT_CONFIG, "error: out of memory. Free memory of this machine, or raise the limit (ulimit -v)"

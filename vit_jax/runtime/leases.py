@@ -1,7 +1,8 @@
-"""Who holds a workdir in a bucket, which has no locks: an object, written on conditions, that its holder renews.
+"""Leases on workdirs in buckets, which have no locks.
 
-A holder that is killed renews it no longer. Once its age, by the bucket's own clock, is above `duration` it is free; at
-once if the holder was a process of this machine, which knows that it has ended.
+A lease is an object that its holder writes conditionally and renews. A holder that was killed no longer renews its
+lease. The lease is free when its age, measured by the bucket's own clock, exceeds `duration`. It is free immediately if
+the holder was a process of this machine that has ended.
 """
 
 import contextlib
@@ -25,19 +26,23 @@ _PART = "--==0==\r\nContent-Type: {}\r\n\r\n{}\r\n"
 
 
 def duration() -> float:
-  """Seconds after which a lease that nobody renews is free."""
+  """Returns the number of seconds after which a lease that is not renewed is free."""
   return buckets.seconds("VITJAX_LEASE", 60.0)
 
 
 class Lease:
-  """The lease on an object: a resource. Another one who holds it is a ConfigError."""
+  """A held lease on an object, renewed by a thread until `close`."""
 
   def __init__(self, file: pathlib.Path, leave: Callable[[int, str], None]):
-    """Takes the lease; one that is neither renewed nor free yet is waited for.
+    """Takes the lease. Waits for a lease that is neither renewed nor free yet.
 
     Args:
       file: the object, gs://...
-      leave: ends the program with an exit code and a message, from a thread: the lease is lost, or the bucket.
+      leave: ends the program with an exit code and a message. It is called from a thread if the lease or the bucket is
+        lost.
+
+    Raises:
+      ConfigError: another process holds the lease and renews it.
     """
     self._file, self._leave, self._duration = file, leave, duration()
     self._object = _Object(file, skip_instance_cache=True)
@@ -47,7 +52,7 @@ class Lease:
       "process": _identity(os.getpid()),
     }
     self._object.file_system.fenced = False
-    self._renewal = _clock()  # seconds at which the last one was asked for
+    self._renewal = _clock()  # time in seconds of the last request for a renewal
     self._generation = self._taken()
     buckets.FENCES.append(self._holds)
     self._closed = threading.Event()
@@ -55,23 +60,23 @@ class Lease:
     self._thread.start()
 
   def close(self) -> None:
-    """Gives the lease back, where the bucket is there to take it."""
+    """Returns the lease, if the bucket is reachable."""
     self._closed.set()
-    self._object.file_system.away = True  # all is tried once
+    self._object.file_system.away = True  # a closing lease makes one attempt per request
     self._thread.join()
     buckets.FENCES.remove(self._holds)
     with contextlib.suppress(OSError):
       self._object.remove(self._generation)
 
   def _taken(self):
-    """The generation of the lease, once it is ours."""
+    """Takes the lease and returns its generation."""
     first = None
     while True:
       says, generation, age = self._object.read()
-      if says.get("token") == self._mine["token"]:  # the answer to our own write was lost
+      if says.get("token") == self._mine["token"]:  # the lease is already ours, but the answer to our write was lost
         return generation
       if not says or age > self._duration or _ended(says["process"]):
-        with contextlib.suppress(FileExistsError):  # another was faster
+        with contextlib.suppress(FileExistsError):  # another process was faster
           self._renewal = _clock()
           return self._object.write(self._mine, generation)
         continue
@@ -89,12 +94,12 @@ class Lease:
       time.sleep(min(1.0, self._duration / 20))
 
   def _run(self):
-    """Renews the lease, on the thread."""
+    """Renews the lease periodically, on the thread."""
     while not self._closed.wait(self._duration / BEATS if self._holds() else 0.1):
       began = _clock()
       try:
         generation = self._renewed()
-      except (OSError, ValueError, LookupError, TypeError) as error:  # or what the bucket answers cannot be understood
+      except (OSError, ValueError, LookupError, TypeError) as error:  # or the answer cannot be parsed
         if self._closed.is_set():
           return
         said = disk.trouble(error) if isinstance(error, OSError) else f"{self._file}: {type(error).__name__} {error}"
@@ -105,21 +110,22 @@ class Lease:
       self._generation, self._renewal = generation, began
 
   def _holds(self):
-    """Whether nobody else can have the lease yet. What this process writes later waits for the next renewal.
+    """Returns true if no other process can have the lease yet. Otherwise writes wait for the next renewal.
 
-    It may have been cut off, or stopped, for so long that another run went on; half of the duration is left for writes
-    that are under way. Only the arrays of a checkpoint do not wait: without their last object they are none.
+    This process may have been disconnected or suspended for so long that another run took over. Half of the duration
+    remains for writes that are in progress. Only the arrays of a checkpoint do not wait, because without its last
+    object a checkpoint is not valid.
     """
     return _clock() - self._renewal < self._duration / 2
 
   def _renewed(self):
-    """The next generation. Leaves, with None, where another one has the lease, as after a stop of this program."""
+    """Returns the next generation. If another process has the lease, ends the program and returns None."""
     try:
       return self._object.write(self._mine, self._generation)
     except FileExistsError:
       says, generation, _ = self._object.read()
       if says.get("token") == self._mine["token"]:
-        return generation  # the answer to a write before was lost
+        return generation  # the answer to an earlier write was lost
       why = f"{self._file} is gone: another run had taken it over, and is done, or the workdir was removed"
       if says:
         why = f"{self._file.parent} was taken over by process {says['holder']}, as this one had not renewed its lease"
@@ -128,25 +134,25 @@ class Lease:
 
 
 def _clock():
-  """Seconds, also of the time that the machine was asleep, where the system says that."""
+  """Returns seconds that include the time during which the machine was suspended, if the system can measure it."""
   return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def holder(file: pathlib.Path) -> str | None:
-  """The process that holds a lease now, in words; None if it is free."""
+  """Returns a phrase that names the process that holds a lease now, or None if the lease is free."""
   says, _, age = _Object(file).read()
   return says["holder"] if says and age <= duration() and not _ended(says["process"]) else None
 
 
 class _Object:
-  """An object of a bucket with a few words about it, replaced on the condition that it is of a certain generation."""
+  """An object of a bucket with metadata, replaced only if it still has a given generation."""
 
   def __init__(self, file, **options):
     self.file_system = buckets.FileSystem(**options)
     self._bucket, _, self._name = str(file).removeprefix("gs://").partition("/")
 
   def read(self):
-    """(words, generation, seconds since it was written); {}, "0" and 0 where there is none."""
+    """Returns (metadata, generation, seconds since it was written), or ({}, "0", 0) if the object does not exist."""
     try:
       headers, content = self.file_system.call("GET", "b/{}/o/{}", self._bucket, self._name)
     except FileNotFoundError:
@@ -154,11 +160,11 @@ class _Object:
     values = json.loads(content)
     now = email.utils.parsedate_to_datetime(headers["Date"])
     age = (now - datetime.datetime.fromisoformat(values["updated"])).total_seconds()
-    age = max(0.0, age)  # the first is in whole seconds
+    age = max(0.0, age)  # the header Date has a resolution of one second, so the difference may be negative
     return {"holder": "unknown", "token": "", "process": ""} | values.get("metadata", {}), values["generation"], age
 
   def write(self, words, generation):
-    """The new generation; FileExistsError where it is not of the one that is given."""
+    """Returns the new generation. Raises FileExistsError if the object does not have the given generation."""
     about = json.dumps({"name": self._name, "metadata": words})
     body = _PART.format("application/json", about) + _PART.format("text/plain", f"{words['holder']}\n") + "--==0==--"
     answer = self.file_system.call(
@@ -173,12 +179,12 @@ class _Object:
     return answer["generation"]
 
   def remove(self, generation):
-    """Unless another has written it."""
+    """Removes the object if it has the given generation."""
     self.file_system.call("DELETE", "b/{}/o/{}", self._bucket, self._name, ifGenerationMatch=generation)
 
 
 def _identity(process: int | str) -> str:
-  """A process of a running Linux: its boot, its namespace, its number and when it began; "" of one that has ended."""
+  """Returns the boot, namespace, number and start time of a Linux process, or "" if it has ended."""
   try:
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     state, *words = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -188,7 +194,7 @@ def _identity(process: int | str) -> str:
 
 
 def _ended(identity: str) -> bool:
-  """Whether a process was one of this machine, and runs no longer."""
+  """Returns true if the process was one of this machine and has ended."""
   mine, words = _identity(os.getpid()).split(), identity.split()
   ours = len(words) == 4 == len(mine) and words[:2] == mine[:2] and words[2].isdecimal()
   return ours and _identity(words[2]) != identity

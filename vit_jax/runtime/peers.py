@@ -1,4 +1,4 @@
-"""What a process knows of the others: whether they live, where they are, why they ended, and when all shall stop."""
+"""Exchange of signs of life, positions, reasons for an end, and requests to stop between the processes of a run."""
 
 import atexit
 import contextlib
@@ -13,45 +13,59 @@ import jax
 
 from vit_jax.runtime import exchange, exits
 
-PAUSE = 0.25  # seconds between looks at the store
-LINGER = 5.0  # seconds that process 0, which has the store, stays for the others to read why it ends
-GRACE = 2.0  # seconds that this process has to end by itself for the same reason as another
+PAUSE = 0.25  # seconds between two reads of the store
+LINGER = 5.0  # seconds that process 0, which owns the store, waits so that the others can read why it ends
+GRACE = 2.0  # seconds that this process has to end by itself for the same reason as another process
 _runs = itertools.count()
 _failed = None  # (Peers, exit code) of a run that ended with an error
 
 
 class Peers:
-  """A thread that writes signs of life to the store of all processes, and reads those of the others: a resource."""
+  """A thread that writes signs of life to the store of all processes and reads those of the others.
+
+  Args:
+    patience: seconds of silence after which a process counts as dead.
+
+  Attributes:
+    status: the current position of this process, as text.
+    asked: (code, message) of the first request to stop, made by any process, or None.
+  """
 
   def __init__(self, patience: float):
-    """`patience`: seconds of silence after which a process is taken for dead."""
     global _failed
     _failed = None
-    self.status = ""  # where this process is, in words
-    self.asked = None  # (code, message) of the first request to stop, by any process
+    self.status = ""  # the current position of this process, as text
+    self.asked = None  # (code, message) of the first request to stop, made by any process
     self._patience = patience
     self._store, self._folder = exchange.Store(), f"run{next(_runs)}"
     self._me, self._others = exchange.process(), [i for i in range(exchange.count()) if i != exchange.process()]
     self._polls = 0
-    self._last = None  # the poll to stop at
-    self._mine = None  # own poll at the time of the request
+    self._last = None  # the poll at which all processes stop
+    self._mine = None  # this process's poll at the time of the request
     self._turn = threading.Condition()
-    self._seen = {i: (None, time.monotonic(), "") for i in self._others}  # sign of life, since when, status
+    self._seen = {i: (None, time.monotonic(), "") for i in self._others}  # sign of life, time of its arrival, status
     self._heard = time.monotonic()
-    self._ends = {}  # process -> (code, message), of those that ended by themselves
-    self._ended = None  # since when any has
+    self._ends = {}  # process -> (code, message), for processes that ended for their own reason
+    self._ended = None  # time at which the first process ended
     self._closed = threading.Event()
     _end_without_waiting()
     self._thread = threading.Thread(target=self._run, name="peers", daemon=True)
     self._thread.start()
 
   def close(self) -> None:
-    """Ends the thread, unless process 0 leaves it without an answer."""
+    """Ends the thread, unless it waits for an answer of process 0."""
     self._closed.set()
     self._thread.join(2 * PAUSE)
 
   def ask(self, code: int, message: str) -> None:
-    """Asks all processes to stop; the first request counts. Returns at once; the next poll waits for the answers."""
+    """Asks all processes to stop. Only the first request counts.
+
+    Returns without delay. The next poll waits for the answers of the other processes.
+
+    Args:
+      code: exit code of all processes.
+      message: reason for the stop.
+    """
     with self._turn:
       self._mine = self._polls if self._mine is None else self._mine
     threading.Thread(target=self._propose, args=(json.dumps([code, message]),), daemon=True).start()
@@ -62,10 +76,17 @@ class Peers:
       self._store.propose(f"{self._folder}/stop", request)
 
   def request_at(self, poll: int) -> tuple[int, str] | None:
-    """The request to stop, if all processes shall stop at their poll of this number.
+    """Returns the request to stop, if all processes must stop at this poll.
 
-    While they are agreeing on it this waits: each has said how far it is, and goes no further until the largest is
-    known. The threads speak for themselves, so no process waits for one that is inside a step.
+    While the processes agree on the poll, this call waits. Each process reports its number of polls and does not
+    continue until the largest number is known. The threads of the processes report these numbers, so that no process
+    waits for another one that is inside a step.
+
+    Args:
+      poll: number of this poll.
+
+    Returns:
+      (code, message), or None.
     """
     with self._turn:
       self._polls = poll
@@ -73,7 +94,11 @@ class Peers:
       return self.asked if self._last is not None and poll >= self._last else None
 
   def reason(self, wait: float) -> tuple[int, str] | None:
-    """Why another process ended, as an end of this one; waits a while for it to be said."""
+    """Returns the exit code and message for this process if another process has ended, or None.
+
+    Args:
+      wait: seconds to wait for the other process's reason.
+    """
     deadline = time.monotonic() + wait
     while not self._ends and time.monotonic() < deadline:
       time.sleep(PAUSE)
@@ -84,11 +109,11 @@ class Peers:
     return code if code in exits.SHARED else exits.EXIT_PEER, text
 
   def lost(self) -> tuple[int, str] | None:
-    """(code, message) to end with, where another process has ended or is silent."""
+    """Returns (code, message) to end with if another process has ended or is silent, or None."""
     now = time.monotonic()
     if self._ended and now - self._ended > GRACE:
       return self.reason(0.0)
-    # The store, which process 0 has, must have answered to show that another one says nothing.
+    # A silent process can only be detected while process 0, which owns the store, answers.
     silent = self._silent()
     if now - self._heard > self._patience:
       silent = [0]
@@ -101,27 +126,36 @@ class Peers:
     )
 
   def _silent(self):
-    """Processes that give no sign of life, though the store answers."""
+    """Returns the processes that send no sign of life although the store answers."""
     return [i for i, (_, since, _) in self._seen.items() if self._heard - since > self._patience]
 
   def behind(self, polls: int) -> str:
-    """Which processes are not as far as this one, in words."""
+    """Returns a phrase that compares the positions of the other processes with the position of this one.
+
+    Args:
+      polls: number of polls of this process.
+    """
     texts = [f"process {i} is at {status}" for i, (_, _, status) in self._seen.items() if status]
     return f"this one is at poll {polls}, " + ", ".join(texts) if texts else ""
 
   def end(self, code: int, message: str) -> None:
-    """Tells the others how this process ends."""
+    """Reports to the other processes how this process ends.
+
+    Args:
+      code: exit code of this process.
+      message: reason for the end. At most 2000 characters are sent.
+    """
     global _failed
     _failed = self, code
     follows = bool(self._ends)
     text = json.dumps([code, message[:2000], follows])
-    # On a thread, as process 0 may not answer.
+    # On a thread, because process 0 may not answer.
     teller = threading.Thread(target=self._tell, args=(text,), daemon=True)
     teller.start()
     teller.join(3.0)
 
   def linger(self) -> None:
-    """Process 0 waits until the others that live have read why it ends, for they lose the store with it."""
+    """Waits on process 0 until the other living processes have read why it ends, because the store ends with it."""
     deadline = time.monotonic() + LINGER
     while self._me == 0 and time.monotonic() < deadline:
       with contextlib.suppress(jax.errors.JaxRuntimeError):
@@ -133,7 +167,7 @@ class Peers:
     with contextlib.suppress(jax.errors.JaxRuntimeError):
       self._store.set(f"{self._folder}/end/{self._me}", text)
 
-  # On the thread.
+  # Methods below run on the thread.
 
   def _run(self):
     for sign in itertools.count():
@@ -144,7 +178,7 @@ class Peers:
           self._store.set(f"{self._folder}/life/{self._me}", json.dumps([sign, self.status]))
         self._read(self._store.all(self._folder))
       except jax.errors.JaxRuntimeError:
-        continue  # `lost` says so if it lasts
+        continue  # a failure that persists is reported by `lost`
       self._heard = time.monotonic()
 
   def _read(self, table):
@@ -161,12 +195,12 @@ class Peers:
       self._agree(table, tuple(json.loads(text)))
 
   def _agree(self, table, request):
-    """The poll to stop at is the one after the largest that any process has come to."""
+    """Answers a request to stop. All processes stop at the poll after the largest one that any process has reached."""
     with self._turn:
       self.asked = request
       is_new = self._mine is None
       self._mine = self._polls if is_new else self._mine
-    if is_new:  # not under the lock: process 0 may not answer
+    if is_new:  # outside the lock, because process 0 may not answer
       self._store.set(f"{self._folder}/at/{self._me}", str(self._mine))
       return
     with self._turn:
@@ -177,12 +211,12 @@ class Peers:
 
 
 def failure() -> int | None:
-  """The exit code of this process, where it is ending with an error that the others have been told of."""
+  """Returns the exit code of this process if it ends with an error that the other processes know, or None."""
   return _failed[1] if _failed else None
 
 
 def _leave_at_exit():
-  """Before JAX's own, which would wait for processes that do not come."""
+  """Ends the process before JAX's exit callback, which would wait for processes that do not come."""
   if _failed:
     peers, code = _failed
     peers.linger()
@@ -193,4 +227,4 @@ def _leave_at_exit():
 
 def _end_without_waiting():
   atexit.unregister(_leave_at_exit)
-  atexit.register(_leave_at_exit)  # last registered, first called
+  atexit.register(_leave_at_exit)  # the callback that is registered last runs first

@@ -1,4 +1,4 @@
-"""How the processes of a run find each other, and what they say when one of them does not come."""
+"""Start of the processes of a run: placement, joining, and checks of the devices."""
 
 import ctypes
 import functools
@@ -16,22 +16,29 @@ from vit_jax.runtime import clusters, devices, exchange, peers
 from vit_jax.runtime.exits import EXIT_HANG, EXIT_PEER, Stop, tell
 from vit_jax.schema import ConfigError, amount
 
-PORT = "8476"  # JAX's own is 8482 since 0.8.1, which the firewall rule of Cloud TPU slices does not open
+PORT = "8476"  # JAX uses 8482 since 0.8.1, but the firewall rule of Cloud TPU slices does not open that port
 NAMES = ("VITJAX_COORDINATOR", "VITJAX_PROCESSES", "VITJAX_PROCESS")
-CHIPS = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")  # libtpu's word for the chips of this process, and its older one
+# libtpu's current and older variable for the chips of this process
+CHIPS = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
 _started = False
 
 
 def start(patience: float = 900.0, heartbeat: int = 100) -> None:
-  """Joins the other processes of a run, if there are any; called before any use of a device.
+  """Joins the other processes of a run, if there are any. Must be called before any use of a device.
 
-  VITJAX_COORDINATOR (host:port), VITJAX_PROCESSES and VITJAX_PROCESS place a process by hand; VITJAX_PROCESSES=1 alone
-  runs one process. Without them JAX asks the cluster that it finds (Cloud TPU, Slurm, Open MPI, Kubernetes), else the
-  process is alone. VITJAX_DEVICES is the number of devices that all processes must have together.
+  VITJAX_COORDINATOR (host:port), VITJAX_PROCESSES and VITJAX_PROCESS place a process manually. VITJAX_PROCESSES=1 alone
+  runs one process. Without these variables, JAX queries the cluster that it finds (Cloud TPU, Slurm, Open MPI,
+  Kubernetes). If it finds no cluster, the process runs alone. VITJAX_DEVICES is the number of devices that all
+  processes must have together.
 
   Args:
-    patience: seconds to wait for the others; then the program ends with EXIT_HANG and says who is missing.
-    heartbeat: seconds of silence after which JAX's coordinator takes a process for dead.
+    patience: seconds to wait for the other processes. After that time the program reports the missing processes and
+      ends with EXIT_HANG.
+    heartbeat: seconds of silence after which JAX's coordinator considers a process dead.
+
+  Raises:
+    ConfigError: a variable is invalid, or the coordinator cannot start.
+    Stop: another program holds a TPU of this host.
   """
   global _started
   if _started:
@@ -79,9 +86,13 @@ def check_devices() -> None:
 
 
 def placement() -> tuple[str, int, int] | None:
-  """Returns the coordinator, the number of processes and the index of this one, if the environment defines them."""
+  """Returns the coordinator, the number of processes and the index of this one, if the environment defines them.
+
+  Raises:
+    ConfigError: the variables are incomplete or invalid.
+  """
   values = [os.environ.get(name) for name in NAMES]
-  if values == [None, "1", None]:  # one process, whatever a cluster manager set
+  if values == [None, "1", None]:  # one process, independent of a cluster manager
     return "", 1, 0
   if not any(values):
     return None
@@ -98,9 +109,12 @@ def placement() -> tuple[str, int, int] | None:
 
 
 def check_slices() -> None:
-  """Drops MEGASCALE_* that an earlier job on several slices left; ConfigError where they are half set.
+  """Removes MEGASCALE_* variables that an earlier job on several slices left in the environment.
 
-  With a stale coordinator among them libtpu waits for slices that are not there.
+  With an old coordinator among these variables, libtpu would wait for slices that do not exist.
+
+  Raises:
+    ConfigError: only some of the required variables are set.
   """
   values = {name: value for name, value in os.environ.items() if name.startswith("MEGASCALE_")}
   needed = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
@@ -113,10 +127,16 @@ def check_slices() -> None:
 
 
 def check_devices_free(root: str = "/") -> None:
-  """Stop with EXIT_HANG if another program holds a TPU of this host, which would otherwise be waited for.
+  """Checks that no other program holds a TPU of this host, because this program would wait for the device.
 
-  A process that is given some of the chips (TPU_VISIBLE_CHIPS) has others beside it. The files are not looked at then:
-  those below /dev/vfio are numbered by IOMMU group and not by chip.
+  If the environment assigns some of the chips to this process (TPU_VISIBLE_CHIPS), other processes may use the rest.
+  The check is then skipped, because files below /dev/vfio are numbered by IOMMU group and not by chip.
+
+  Args:
+    root: directory that contains `dev` and `proc`.
+
+  Raises:
+    Stop: another program holds a device. The exit code is EXIT_HANG.
   """
   devices = {str(path) for pattern in ("dev/accel*", "dev/vfio/[0-9]*") for path in pathlib.Path(root).glob(pattern)}
   if not devices or any(map(os.environ.get, CHIPS)) or os.environ.get("JAX_PLATFORMS") == "cpu":
@@ -128,17 +148,17 @@ def check_devices_free(root: str = "/") -> None:
       if device not in devices or process == str(os.getpid()):
         continue
       command = pathlib.Path(root, "proc", process, "cmdline").read_text(errors="replace").replace("\0", " ")[:100]
-    except OSError:  # it has ended, or is somebody else's
+    except OSError:  # the process has ended, or belongs to another user
       continue
     raise Stop(EXIT_HANG, f"{device} is held by process {process} ({command.strip()}); stop it: kill {process}")
 
 
 def _join(initialize):
-  """Joins the processes that are placed or found; none is fine."""
+  """Joins the other processes, or runs alone if JAX finds no cluster."""
   try:
     initialize()
   except ValueError as error:
-    if "coordinator_address" not in str(error):  # no cluster: the process is alone
+    if "coordinator_address" not in str(error):  # no cluster was found, so the process is alone
       raise
   except jax.errors.JaxRuntimeError as error:
     address = distributed.global_state.coordinator_address
@@ -149,7 +169,7 @@ def _join(initialize):
 
 
 class _Patience:
-  """Ends the program if what is inside takes too long: JAX would abort, and name nobody. A context."""
+  """A context that ends the program if its body takes too long. JAX would abort without naming a process."""
 
   def __init__(self, seconds, cluster):
     self._seconds = seconds
@@ -193,7 +213,11 @@ class _Patience:
 
 
 def connected(port: int) -> list[str]:
-  """Addresses of the clients of a local TCP port, on Linux."""
+  """Returns the addresses (host:port) of the clients of a local TCP port. Supports Linux only.
+
+  Args:
+    port: number of the port.
+  """
   result = set()
   for table in ("/proc/net/tcp", "/proc/net/tcp6"):
     if os.path.exists(table):
@@ -201,38 +225,41 @@ def connected(port: int) -> list[str]:
         rows = [line.split() for line in lines][1:]
       for _, here, there, status, *_ in rows:
         if int(here.rpartition(":")[2], 16) == port and status == "01":  # established
-          host = there.rpartition(":")[0][-8:]  # IPv4, also as an IPv6 address, is in its last four bytes, reversed
+          # the last four bytes are the IPv4 address in reverse order, also within an IPv6 address
+          host = there.rpartition(":")[0][-8:]
           number = int(there.rpartition(":")[2], 16)
           result.add(f"{socket.inet_ntoa(bytes.fromhex(host)[::-1])}:{number}")
   return sorted(result)
 
 
 def _last_words(text):
-  """Where the process is aborted, by JAX's coordinator as another one died, the pages of C++ get a last line.
+  """Installs a handler that writes a last line after C++ messages when this process is aborted.
 
-  A failed check inside XLA or another library is the same signal; the pages alone say which it was. Python's own
-  handlers do not run there: the signal comes out of C code that never returns.
+  JAX's coordinator aborts the process if another one died. A failed check inside XLA or another library raises the same
+  signal, and only the C++ messages show the cause. Python's own handlers do not run, because the signal comes from C
+  code that never returns.
   """
   kind = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
   @kind
   def end(_):
-    if (code := peers.failure()) is not None:  # it is ending, and process 0 was first
+    if (code := peers.failure()) is not None:  # it is ending already, but process 0 ended first
       os._exit(code)
     os.write(2, text.encode())
     os._exit(EXIT_PEER)
 
-  _last_words.kept = end  # C holds no reference
+  _last_words.kept = end  # C holds no reference, so Python must
   handle = ctypes.CDLL(None).signal
   handle.argtypes = (ctypes.c_int, kind)
   handle(6, end)
 
 
 def _cpu_devices() -> None:
-  """One CPU device per core, up to 8: XLA runs small operations on one core, so a batch is faster cut over several.
+  """Sets one CPU device per core, up to 8, unless the user has set a number.
 
-  A power of two, that batches divide; the user's own setting goes first. Measured on two cores with CCT-2/3x2, batch
-  64: 533 images/s on two devices, 407 on one.
+  XLA runs small operations on one core, so that a batch is faster if it is divided among several devices. The number is
+  a power of two, because it must divide batch sizes. Measured on two cores with CCT-2/3x2, batch 64: 533 images/s on
+  two devices, 407 on one.
   """
   chosen = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
   if not chosen and "JAX_NUM_CPU_DEVICES" not in os.environ:
@@ -240,9 +267,10 @@ def _cpu_devices() -> None:
 
 
 def _keep_programs() -> None:
-  """Compiled programs are kept for the next start, in JAX_COMPILATION_CACHE_DIR or in ~/.cache/vit_jax.
+  """Caches compiled programs for the next start, in JAX_COMPILATION_CACHE_DIR or in ~/.cache/vit_jax.
 
-  A restart of a large model then takes seconds instead of minutes. The directory may be shared, also a bucket.
+  A restart of a large model then takes seconds instead of minutes. Machines may share the directory, and it may be in a
+  bucket.
   """
   if jax.config.jax_compilation_cache_dir is None:
     jax.config.update("jax_compilation_cache_dir", str(files.cache("programs")))

@@ -1,18 +1,18 @@
-"""What a program says of its progress to the one that started it, in the file that VITJAX_STATUS names."""
+"""Progress reports for the program that started this one, in the file that the variable VITJAX_STATUS names."""
 
 import json
 import os
 import pathlib
 import time
 
-EVERY = 1.0  # seconds between two writes, at least
+EVERY = 1.0  # minimum interval between two writes in seconds
 
 
 class Progress:
-  """Writes {"step", "began", "doing", "polls"} where it has changed, at most once a second; only with VITJAX_STATUS.
+  """A writer of {"step", "began", "doing", "polls"}. Without VITJAX_STATUS it has no effect.
 
-  A reader, which is `launch.worker`, sees a whole file or none. What cannot be written is left out: it says only how
-  far a run is, and ends none.
+  The file is written after changes, at most once a second. A reader such as `launch.worker` always sees a complete file
+  or no file. A failed write is ignored, because a progress report must not end a run.
   """
 
   def __init__(self):
@@ -21,9 +21,14 @@ class Progress:
     self._written, self._next, self._began = None, 0.0, -1
 
   def say(self, step: int, doing: str, polls: int) -> None:
-    """The step that is done, -1 before there is a state; the phase; a number that grows with progress within a step.
+    """Writes the progress if it has changed.
 
-    "began" is the first step that was said, from which the run goes on.
+    The entry "began" of the file is the first `step` that was reported. It shows at which step the run resumed.
+
+    Args:
+      step: the last completed step, or -1 before a state exists.
+      doing: the current phase.
+      polls: a number that grows with progress within a step.
     """
     self._began = step if self._began < 0 else self._began
     now, text = time.monotonic(), {"step": step, "began": self._began, "doing": doing, "polls": polls}
@@ -35,5 +40,5 @@ class Progress:
       partial.write_text(json.dumps(text))
       os.replace(partial, self._path)
       self._written = text
-    except OSError:  # a disk that is full or gone; the next write may succeed
+    except OSError:  # the disk is full or unavailable, but the next write may succeed
       self._path = self._path if self._path.parent.is_dir() else None

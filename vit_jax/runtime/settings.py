@@ -1,6 +1,6 @@
 """Checks of settings of JAX and XLA under which no program can be compiled or run.
 
-`numerics.SETTINGS` contains settings that change results, `devices` checks the platforms.
+`numerics.SETTINGS` contains settings that change results. The module `devices` checks the platforms.
 """
 
 import os
@@ -8,14 +8,15 @@ import re
 import signal
 
 import jax
-from jax._src import xla_bridge  # no public function tells whether JAX has started
+from jax._src import xla_bridge  # no public function returns this state
 from jax._src.lib import xla_client
 
 from vit_jax.schema import ConfigError
 
 FLAGS, NUMBER = "XLA_FLAGS", "JAX_NUM_CPU_DEVICES"
-PARSING = 10  # seconds after which flags that are not parsed pass unchecked
-_LINE = re.compile(r"[EF]\d{4} .*?\] (?!Check failed)(.*)")  # of absl's log: an error, or a fatal error
+PARSING = 10  # seconds after which flags that are still being parsed are accepted unchecked
+# a line of absl's log that reports an error or a fatal error
+_LINE = re.compile(r"[EF]\d{4} .*?\] (?!Check failed)(.*)")
 # Settings of JAX with the values under which programs can be compiled and run, and the effect of any other value.
 _OFF = (False,)
 _CHECKS = ("ignore",), "checks of values cannot be compiled into the programs"
@@ -42,7 +43,7 @@ def check() -> None:
   """Checks the settings of JAX and, unless JAX has started, the flags of XLA.
 
   Raises:
-    ConfigError: with one of the values programs cannot be compiled or run.
+    ConfigError: programs cannot be compiled or run with one of the values.
   """
   for name, (allowed, reason) in REFUSED.items():
     value = jax.config.values.get(name, allowed[0])
@@ -68,7 +69,7 @@ def _check_pattern() -> None:
 
 
 def _check_cpu_devices() -> None:
-  """Checks the numbers of CPU devices that variables define. A wrong one is reported as a failure of the platform."""
+  """Checks the variables that define a number of CPU devices. JAX reports wrong numbers as failures of the platform."""
   for variable, pattern in ((NUMBER, r"(?!-1$)(.*)"), (FLAGS, r".*--xla_force_host_platform_device_count=(\S*)")):
     match = re.match(pattern, os.environ.get(variable, ""), re.DOTALL)
     if match and re.fullmatch(r"0+|-\d+", match[1]):
@@ -87,7 +88,7 @@ def _check_flags() -> None:
       os.dup2(ends[1], 2)
       xla_client.CompileOptions()
     finally:
-      os.kill(os.getpid(), signal.SIGKILL)  # nothing else of this process may run twice
+      os.kill(os.getpid(), signal.SIGKILL)  # the rest of this process must not run twice
   os.close(ends[1])
   with open(ends[0], encoding="utf-8", errors="replace") as pipe:
     log = pipe.read()

@@ -1,7 +1,7 @@
-"""Watches a run from threads of its own: requests to stop, waits that take too long, and the other processes.
+"""A watchdog that handles requests to stop, waits that exceed a limit, and lost processes.
 
-The program's main thread may be inside XLA or a file system for minutes, where no Python code of it runs: what has to
-be seen within seconds is seen here.
+The main thread may be inside XLA or a file system for minutes without running Python code. A thread of the watchdog
+therefore reacts within seconds.
 """
 
 import collections
@@ -29,35 +29,61 @@ STOPS = {
   signal.SIGHUP: (exits.EXIT_PREEMPTED, "stopped as its terminal was closed (SIGHUP)"),
   signal.SIGINT: (exits.EXIT_INTERRUPTED, "interrupted (Ctrl-C)"),
 }
-# Signals that stay ignored if the caller ignores them: nohup does so for SIGHUP, a shell's `&` for SIGINT. SIGTERM is
-# always a request, because a cluster announces a preemption by it and containers may start programs with it ignored.
+# Signals that stay ignored if the caller ignores them. nohup ignores SIGHUP, and a shell's `&` ignores SIGINT. SIGTERM
+# is always a request, because clusters announce a preemption with it and containers may start programs that ignore it.
 OPTIONAL = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-PARENT = "VITJAX_PARENT"  # the process without which a program shall not go on, as a sweep for its trials
+PARENT = "VITJAX_PARENT"  # the process that must be alive, for example a sweep for its trials
 ORPHANED = exits.EXIT_PREEMPTED, "stopped, as the process that started it is gone"
-ACT = 5.0  # seconds after which a SIGTERM has had its effect, unless a step takes longer
-# Phases in which a single process may be stopped in the middle: they change nothing.
+ACT = 5.0  # seconds after which a SIGTERM must have had its effect, unless a step takes longer
+# Phases in which a single process may be interrupted at any point, because they change no state.
 INTERRUPTIBLE = ("data", "evaluation")
-# And those that are left at once, also from inside C: what is saved is all that there is.
+# Phases that are left at once, even inside C code, because there is no unsaved state.
 BEFORE_STEPS = ("start", "compile", "restore")
-PAUSED = 2.0  # seconds between two looks after which the whole process was stopped, as by Ctrl-Z; they do not count
-BACKSTOP = 1800.0  # seconds in which not one Python thread ran, after which the C library ends the process
+# Seconds between two checks after which the process counts as suspended (Ctrl-Z). That time counts towards no limit.
+PAUSED = 2.0
+BACKSTOP = 1800.0  # seconds without activity of any Python thread, after which the C library ends the process
 
 
 class Preempted(exits.Stop):
-  """All processes shall save what is at hand, at this same poll, and end with this code and message."""
+  """A request to save the state and exit, raised on every process at the same poll.
+
+  Args:
+    code: exit code of the process.
+    message: reason for the stop.
+  """
 
 
 def current_handlers(numbers: Iterable[int]) -> dict[int, Any]:
-  """Returns the handlers of those of the given signals that a program must handle, see `OPTIONAL`."""
+  """Returns the current handlers of the signals that a program must handle.
+
+  A signal in `OPTIONAL` is omitted if it is ignored.
+
+  Args:
+    numbers: numbers of the signals.
+
+  Returns:
+    {number: handler}. A handler that C code installed is None.
+  """
   handlers = {number: signal.getsignal(number) for number in numbers}
   return {n: handler for n, handler in handlers.items() if n not in OPTIONAL or handler != signal.SIG_IGN}
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-  """For a program without steps to save: inside, a request to stop raises Stop in the main thread, wherever that is.
+  """Turns requests to stop into exceptions, for a program that has no steps to save.
 
-  So what has to be closed is closed. Ctrl-C is Python's KeyboardInterrupt, as ever.
+  Inside the context, SIGTERM, SIGHUP and SIGQUIT raise an exception at the current position of the main thread. The
+  program can therefore close its resources. Ctrl-C raises Python's KeyboardInterrupt as usual. In other threads the
+  context has no effect.
+
+  Raises:
+    Stop: a signal was received. The exit code is EXIT_PREEMPTED.
+
+  Example:
+    from vit_jax import runtime
+
+    with runtime.stoppable(), open("/tmp/rows.csv", "w") as file:
+      print("image,label", file=file)
   """
   if threading.current_thread() is not threading.main_thread():
     yield
@@ -80,15 +106,21 @@ def stoppable() -> Iterator[None]:
 
 
 class Watch:
-  """Ends the program, with a code of the contract and a line, where a limit is passed: a context.
+  """A context that ends the program with an exit code and a message if a limit is exceeded.
 
-  Inside, SIGTERM and Ctrl-C are requests to stop, on whichever process; a second Ctrl-C ends it at once. All processes
-  call `poll` at the same points: between steps and between batches of an evaluation. `step` is the last that is done,
-  set by the loop; with the phase it is said to who started the program, see `Progress`.
+  Inside the context, SIGTERM, SIGHUP and Ctrl-C on any process request a stop. A second Ctrl-C ends the program at
+  once. All processes must call `poll` at the same points: between steps, and between batches of an evaluation.
+
+  Args:
+    limits: the limits in seconds. The default is `config.Limits()`.
+    again: what the same command does after a stop, for a program without checkpoints. Such a program is stopped without
+      waiting for a save. By default the program continues from its last checkpoint.
+
+  Attributes:
+    step: the last completed step, set by the loop. It is reported together with the phase, see `Progress`.
   """
 
   def __init__(self, limits: config.Limits | None = None, again: str | None = None):
-    """`again`: what the same command does after a stop, of a program without checkpoints, which none waits for."""
     self.limits = limits or config.Limits()
     self._saves = again is None
     self._again = f"the same command {'continues from the last checkpoint' if self._saves else again}"
@@ -96,10 +128,10 @@ class Watch:
     self.step = -1
     self._phase, self._since, self._detail = "start", time.monotonic(), str
     self._durations = collections.defaultdict(lambda: collections.deque(maxlen=100))  # seconds between polls, by phase
-    self._polled = None, 0.0  # phase and time of the last
+    self._polled = None, 0.0  # phase and time of the last poll
     self._polls = 0
     self._request = None  # (code, message) of a stop
-    self._asked = None  # when
+    self._asked = None  # time of the request
     self._stopping = False
     self._reported = False
     self._interrupts = 0
@@ -113,19 +145,19 @@ class Watch:
       os.set_blocking(end, False)
     self._in_main = threading.current_thread() is threading.main_thread()
     if self._in_main:
-      # The byte in the pipe is written by C, at once; the handler waits for the main thread.
+      # C code writes the byte to the pipe at once, while the Python handler waits for the main thread.
       self._pipe_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
       self._before = current_handlers(STOPS)
       for number in self._before:
         signal.signal(number, self._on_signal)
       if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, file=2)
-    # If the thread cannot run, this ends the program, with the stacks and code 1; the thread sets it anew.
+    # If the thread cannot run, this timer prints the stacks and ends the program with code 1. The thread resets it.
     faulthandler.dump_traceback_later(self.limits.start, exit=True, file=2)
     self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
     try:
       self._thread.start()
-    except RuntimeError:  # no thread, so nothing may run
+    except RuntimeError:  # without the watchdog the program must not run
       self._release()
       raise
     return self
@@ -135,7 +167,11 @@ class Watch:
     self._close()
 
   def report(self, kind, error, _) -> None:
-    """Tells the other processes of an error that ends this one: as an exit callback, before anything is closed."""
+    """Reports an error that ends this process to the other processes.
+
+    Register this method as an exit callback, so that it runs before any resource is closed. The arguments are those of
+    a context manager's `__exit__`.
+    """
     if error is None or not self._peers or self._reported:
       return
     self._reported = True
@@ -146,7 +182,7 @@ class Watch:
       exits.tell("".join(traceback.format_exception(error)))
       self.leave(code, f"this is a bug; {self._again}")
     self._peers.end(code, message)
-    # Closing may have to wait for the others, which are leaving.
+    # Closing may have to wait for the other processes, which are ending too.
     self._stopping, self._asked, self._request = True, time.monotonic(), (code, message)
 
   def _close(self):
@@ -156,7 +192,7 @@ class Watch:
     self._release()
 
   def _release(self):
-    """Restores the handlers of signals and closes what is open, but for the thread."""
+    """Restores the signal handlers and closes all resources except the thread."""
     if self._in_main:
       signal.set_wakeup_fd(self._pipe_before)
       for number, before in self._before.items():
@@ -169,9 +205,11 @@ class Watch:
 
   @contextlib.contextmanager
   def phase(self, name: str, detail: Callable[[], str] = str) -> Iterator[None]:
-    """What is inside has the limit of that name; `detail` says what it waits for.
+    """Applies the limit of a phase to the body of the context.
 
-    Phases: those of `config.Limits`, and "data", which has the limit of a step.
+    Args:
+      name: a field of `config.Limits`, or "data", which has the limit of a step.
+      detail: returns a phrase that describes what the phase waits for.
     """
     before = self._phase, self._detail
     self._enter(name, detail)
@@ -184,7 +222,11 @@ class Watch:
     self._phase, self._detail, self._since = name, detail, time.monotonic()
 
   def poll(self) -> None:
-    """Raises Preempted where the run shall stop, at the same call in every process."""
+    """Raises an error if the run must stop, at the same call on every process.
+
+    Raises:
+      Preempted: the run must save its state and exit.
+    """
     now, (phase, before) = time.monotonic(), self._polled
     if phase == self._phase:
       self._durations[phase].append(now - before)
@@ -196,14 +238,19 @@ class Watch:
       raise self._preempted(*request)
 
   def ask(self, code: int, message: str) -> None:
-    """Asks all processes to stop at one of the next polls, and to end with `code` and `message`."""
+    """Requests that all processes stop at one of the next polls.
+
+    Args:
+      code: exit code of the processes.
+      message: reason for the stop.
+    """
     if self._request is None:
       self._request, self._asked = (code, message), time.monotonic()
       if self._peers:
         self._peers.ask(code, message)
 
   def _on_signal(self, number, _):
-    """In the main thread, between two operations of Python; with other processes the thread below asks them."""
+    """Handles a signal in a run of one process. Otherwise the watchdog's thread informs the others."""
     if self._peers:
       return
     self.ask(*STOPS[number])
@@ -214,7 +261,7 @@ class Watch:
   def _preempted(self, code, message):
     return Preempted(code, message if self._saves else f"{message}; {self._again}")
 
-  # On the thread.
+  # Methods below run on the watchdog's thread.
 
   def _run(self):
     armed, last, progress = -BACKSTOP, time.monotonic(), Progress()
@@ -249,7 +296,7 @@ class Watch:
       self.leave(*end)
 
   def _check_stop(self, now):
-    """Ends a program that cannot act on a request to stop."""
+    """Ends a program that cannot react to a request to stop."""
     if self._asked is None:
       return
     waited, (code, message) = now - self._asked, self._request or self._peers.asked
@@ -266,7 +313,7 @@ class Watch:
       self.leave(code, f"{message} during {self._phase}, which did not end; {self._again}")
 
   def _patience(self):
-    """Seconds that a phase may take to see a request to stop, after which there may be a save."""
+    """Returns the seconds that a phase may take to react to a request to stop, before a save."""
     if self._phase == "save":
       return self.limits.stop
     return max(ACT - 1, 2 * self._pace(self._phase)) if self._saves else ACT - 1
@@ -286,11 +333,16 @@ class Watch:
                                 f"the stacks of all threads are above; {self._later}")  # fmt: skip
 
   def _pace(self, phase):
-    """Median seconds between polls."""
+    """Returns the median of the seconds between polls."""
     return statistics.median(tuple(self._durations[{"data": "step"}.get(phase, phase)]) or (0.0,))
 
   def leave(self, code: int, message: str) -> None:
-    """Ends the program, whatever the main thread is doing; from any thread."""
+    """Ends the program immediately, from any thread, in any state of the main thread.
+
+    Args:
+      code: exit code of this process.
+      message: reason for the end. It is printed and sent to the other processes.
+    """
     try:
       where = f"process {exchange.process()}: " if self._peers else ""
       exits.tell(f"{where}{message}\n")
@@ -302,7 +354,7 @@ class Watch:
 
 
 def _stacks():
-  """Of all threads. Not by faulthandler, which would hold all of them where nobody reads what it writes."""
+  """Returns the stacks of all threads. faulthandler would block every thread if its output is not read."""
   names = {thread.ident: thread.name for thread in threading.enumerate()}
   frames = sys._current_frames().items()
   stacks = (f"thread {names.get(i, i)}, last call below:\n{''.join(traceback.format_stack(f))}" for i, f in frames)

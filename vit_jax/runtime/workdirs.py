@@ -1,4 +1,4 @@
-"""Who holds a workdir: one run at a time, by a lock that dies with its process, or in a bucket by a lease."""
+"""Exclusive use of a workdir: a lock that the system releases with its process, or a lease in a bucket."""
 
 import contextlib
 import fcntl
@@ -25,10 +25,26 @@ def _exit(code, message):
 def claim(
   workdir: pathlib.Path, leave: Callable[[int, str], None] = _exit, otherwise: str = "another --workdir"
 ) -> Iterator[None]:
-  """Holds the workdir for this run; a second one is refused, with `otherwise` as what to take.
+  """Reserves the workdir for this run while the context is open, and rejects a second run.
 
-  The lock dies with the process, however it dies; a lease in a bucket is free after `leases.duration`. A lease that is
-  lost, as the bucket is, ends the program by `leave`, with an exit code and a message.
+  The system releases the lock when the process ends for any reason. A lease in a bucket is free after
+  `leases.duration`. All processes of the run must enter the context.
+
+  Args:
+    workdir: the directory. It is created if necessary.
+    leave: ends the program with an exit code and a message. It is called if the lease or the bucket is lost.
+    otherwise: the alternative that the error message suggests.
+
+  Raises:
+    ConfigError: another run uses the workdir.
+
+  Example:
+    import pathlib
+    from vit_jax import runtime
+
+    workdir = pathlib.Path("/tmp/run")
+    with runtime.claim(workdir):
+      print(runtime.holder(workdir))
   """
   if exchange.process() != 0:
     exchange.agree(None)
@@ -52,9 +68,14 @@ def claim(
 
 @contextlib.contextmanager
 def locked(workdir: pathlib.Path, otherwise: str = "another --workdir") -> Iterator[None]:
-  """As `claim`, for a program of one process that touches no device; ConfigError if another holds the workdir.
+  """Reserves the workdir like `claim`, for a program of one process that uses no device.
 
-  `otherwise` is what the error advises to take.
+  Args:
+    workdir: the directory. It is created if necessary.
+    otherwise: the alternative that the error message suggests.
+
+  Raises:
+    ConfigError: another run uses the workdir.
   """
   if paths.in_bucket(workdir):
     with contextlib.closing(leases().Lease(workdir / "lock", _exit)):
@@ -68,7 +89,13 @@ def locked(workdir: pathlib.Path, otherwise: str = "another --workdir") -> Itera
 
 
 def obstacle(workdir: pathlib.Path) -> str | None:
-  """Why a workdir that is not there cannot be made on this disk, in words; None where it can, which is tried."""
+  """Returns the reason why a workdir cannot be created on this disk, or None if it can be created or exists.
+
+  The check creates and removes a temporary directory. Workdirs in buckets are not checked.
+
+  Args:
+    workdir: the directory.
+  """
   if paths.in_bucket(workdir) or workdir.exists():
     return None
   above = next(each for each in workdir.absolute().parents if each.exists())
@@ -81,7 +108,11 @@ def obstacle(workdir: pathlib.Path) -> str | None:
 
 
 def holder(workdir: pathlib.Path) -> str | None:
-  """The process that holds a workdir now, in words; None if it is free."""
+  """Returns a phrase that names the process that holds a workdir now, or None if the workdir is free.
+
+  Args:
+    workdir: a directory on a disk or in a bucket.
+  """
   if paths.in_bucket(workdir):
     return leases().holder(workdir / "lock")
   try:
@@ -95,21 +126,21 @@ def holder(workdir: pathlib.Path) -> str | None:
 
 
 def leases():
-  """The module, which needs gcsfs."""
+  """Returns the module `leases`, imported late because it needs gcsfs."""
   from vit_jax.runtime import leases
 
   return leases
 
 
 def _opened(path):
-  """The file, made where there is none."""
+  """Opens the lock file, and creates it if necessary."""
   if path.exists() and not path.is_file():
     raise ConfigError(f"{path} is no regular file; remove it")
   return open(path, "a+")
 
 
 def _lock(file, workdir, otherwise="another --workdir"):
-  """Locks the file, or says who holds it."""
+  """Locks the file, or returns an error message that names the holder."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
@@ -118,5 +149,6 @@ def _lock(file, workdir, otherwise="another --workdir"):
     return f"{workdir} {exits.IN_USE} {holder}; wait for it, stop it, or take {otherwise}"
   with disk.writing(workdir / "lock"):
     file.truncate(0)
-    os.write(file.fileno(), f"{os.getpid()} on {socket.gethostname()}\n".encode())  # nothing is left for the close
+    # written without a buffer, so that closing the file cannot fail
+    os.write(file.fileno(), f"{os.getpid()} on {socket.gethostname()}\n".encode())
   return None
