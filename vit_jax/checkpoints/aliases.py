@@ -1,4 +1,4 @@
-"""Paths of checkpoint folders that Orbax and TensorStore can use, whatever the name of the workdir."""
+"""Paths of checkpoint folders that Orbax and TensorStore can use, for any name of the workdir."""
 
 import contextlib
 import os
@@ -9,17 +9,24 @@ from collections.abc import Iterator
 from vit_jax import paths
 from vit_jax.schema import ConfigError, show
 
-# Names that both libraries use unchanged. Orbax takes `[1]` for a pattern and `gs:/` for a bucket, and it resolves
-# `..` without following links. TensorStore takes a backslash for a slash.
+# Names that both libraries use unchanged. Orbax interprets `[1]` as a pattern and `gs:/` as a bucket, and it resolves
+# `..` without following links. TensorStore interprets a backslash as a slash.
 _PLAIN = re.compile(r"[\w./+=@,~ -]*")
-# The longest path that leaves room for the names that Orbax adds below the folder. Linux allows 4,095 bytes.
+# The longest path that leaves space for the names that Orbax adds below the folder. Linux allows 4,095 bytes.
 _LONGEST = 3500
 _OPEN_FOLDERS = pathlib.Path("/proc/self/fd")  # Linux: each open folder of this process by its descriptor
 _OBJECTS = re.compile(r"[\w./+=@,~: -]*")
 
 
 def check_name(workdir: pathlib.Path) -> None:
-  """Raises ConfigError for a workdir whose name checkpoints cannot be saved under, before anything is written."""
+  """Checks that checkpoints can be saved under the name of a workdir. Writes no file.
+
+  Args:
+    workdir: the directory or the path of a bucket.
+
+  Raises:
+    ConfigError: checkpoints cannot be saved under this name.
+  """
   if paths.in_bucket(workdir):
     if wrong := sorted(set(_OBJECTS.sub("", os.fspath(workdir)))):
       raise ConfigError(
@@ -37,11 +44,14 @@ def check_name(workdir: pathlib.Path) -> None:
 def usable(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields a path of `folder` that Orbax and TensorStore can use, valid inside the context.
 
-  Yields the absolute path if its name is plain, and the path of a bucket unchanged. For any other name the folder is
-  opened, and its path in /proc/self/fd is yielded.
+  A plain absolute path and the path of a bucket are yielded unchanged. For any other name, the folder is opened and its
+  path in /proc/self/fd is yielded.
 
   Args:
     folder: an existing folder, or the path of a bucket.
+
+  Yields:
+    The path.
 
   Raises:
     OSError: the folder does not exist or cannot be opened.
@@ -60,6 +70,6 @@ def usable(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _is_plain(path):
-  """Returns True if both libraries use the absolute path of a disk unchanged."""
+  """Returns true if both libraries use the absolute path of a disk unchanged."""
   text = os.fspath(path)
   return bool(_PLAIN.fullmatch(text)) and ".." not in path.parts and len(os.fsencode(text)) <= _LONGEST

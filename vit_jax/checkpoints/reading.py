@@ -1,4 +1,4 @@
-"""What a checkpoint holds, read without changing anything: the weights of a workdir, and what is said about them."""
+"""Reading of the weights and the description of the checkpoints in a workdir, without changing files."""
 
 import contextlib
 import errno
@@ -23,11 +23,27 @@ from vit_jax.checkpoints import aliases
 from vit_jax.schema import ConfigError
 
 SAMPLE = 2**24  # bytes of the largest array that is read back after a save
-Check = Callable[[dict], None]  # raises ValueError for what is said about a state and cannot be used
+Check = Callable[[dict], None]  # raises ValueError if the description of a state cannot be used
 
 
 def about(workdir: pathlib.Path, check: Check = lambda about: None) -> dict | None:
-  """What is said about the newest state of a workdir, without reading it; None where nothing is that can be used."""
+  """Returns the description of the newest usable state of a workdir without reading the state, or None.
+
+  Args:
+    workdir: directory of a run.
+    check: raises ValueError if a description cannot be used.
+
+  Returns:
+    The JSON object that was passed to `Checkpoints.save`, or None if no checkpoint has a usable description.
+
+  Example:
+    import pathlib
+    from vit_jax import checkpoints
+
+    workdir = pathlib.Path("/tmp/run")
+    if checkpoints.exist(workdir):
+      print(checkpoints.about(workdir))
+  """
   for step in reversed(whole_steps(workdir)):
     said, problem = attempt(lambda step=step: read_sealed(workdir / "checkpoints" / str(step), check))
     if not problem:
@@ -36,8 +52,12 @@ def about(workdir: pathlib.Path, check: Check = lambda about: None) -> dict | No
 
 
 def whole_steps(workdir: pathlib.Path) -> list[int]:
-  """Steps that a workdir has whole, oldest first."""
-  # In a bucket no folder takes another name at the end: a whole one has an object that says so.
+  """Returns the steps with a complete checkpoint in a workdir, oldest first.
+
+  Args:
+    workdir: directory of a run.
+  """
+  # In a bucket a folder is not renamed when it is complete. An object marks a complete checkpoint instead.
   whole = ocp.utils.is_checkpoint_finalized if paths.in_bucket(workdir) else pathlib.Path.exists
   with contextlib.suppress(FileNotFoundError, NotADirectoryError):
     folders = [path for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal()]
@@ -46,12 +66,20 @@ def whole_steps(workdir: pathlib.Path) -> list[int]:
 
 
 def exist(workdir: pathlib.Path) -> bool:
-  """Whether a workdir holds checkpoints; an empty folder is a start that was killed."""
+  """Returns true if a workdir contains a complete checkpoint. An empty folder results from a start that was killed.
+
+  Args:
+    workdir: directory of a run.
+  """
   return bool(whole_steps(workdir))
 
 
 def begun(workdir: pathlib.Path) -> bool:
-  """Whether a workdir holds nothing but what a first save that failed or was killed has left."""
+  """Returns true if a workdir contains only files of a first save that failed or was killed.
+
+  Args:
+    workdir: an existing directory.
+  """
   if not {path.name for path in workdir.iterdir()} <= {"checkpoints", "lock"}:
     return False
   with contextlib.suppress(FileNotFoundError):
@@ -60,9 +88,19 @@ def begun(workdir: pathlib.Path) -> bool:
 
 
 def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[str, np.ndarray], dict]:
-  """(parameters by path, about) of the newest readable checkpoint, on the host and without its optimizer.
+  """Reads the weights of the newest readable checkpoint to the host, without the optimizer state.
 
-  `averaged` takes the moving average instead. ConfigError where there is none, or none that can be read.
+  A warning names newer checkpoints that cannot be read.
+
+  Args:
+    workdir: directory of a run.
+    averaged: true reads the moving average of the weights.
+
+  Returns:
+    ({path: array} of the parameters, description of the state).
+
+  Raises:
+    ConfigError: no checkpoint can be read, or it contains no moving average.
   """
   bad = []
   for step in reversed(whole_steps(workdir)):
@@ -78,7 +116,17 @@ def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[st
 
 
 def damage(workdir: str) -> str:
-  """Why the newest state of a workdir cannot be read, as the end of a sentence; "" where it can, or is none."""
+  """Returns the reason why the newest state of a workdir cannot be read, for the end of a sentence.
+
+  Args:
+    workdir: directory of a run.
+
+  Returns:
+    The reason in brackets, or "" if the state can be read or does not exist.
+
+  Raises:
+    OSError: the bucket failed.
+  """
   if not (steps := whole_steps(paths.path(workdir))):
     return ""
   folder = paths.path(workdir) / "checkpoints" / str(steps[-1])
@@ -87,7 +135,7 @@ def damage(workdir: str) -> str:
 
 
 def _read_part(folder, part):
-  """Arrays whose path begins with `part`, verified, and what is said about them."""
+  """Returns the verified arrays with a path that starts with `part`, and the description of the state."""
   said = read_sealed(folder)
   with aliases.usable(folder) as usable:
     tree = ocp.PyTreeCheckpointHandler().metadata(usable / "state")
@@ -102,13 +150,13 @@ def _read_part(folder, part):
 
 
 def check_readable(folder: pathlib.Path) -> None:
-  """Raises an error unless a save can be restored, as far as a cheap test shows.
+  """Checks that a save can be restored, as far as an inexpensive test shows.
 
   Reads the description, the manifest and the bytes of two arrays: the smallest one, and the largest one of at most
-  `SAMPLE` bytes, which in a run of several processes is likely to be divided among them.
+  `SAMPLE` bytes. In a run of several processes this larger array is probably divided among them.
 
   Args:
-    folder: of the save, as `aliases.usable` gives it.
+    folder: folder of the save, as yielded by `aliases.usable`.
 
   Raises:
     ValueError: the save is incomplete or contains other bytes than the state that was saved.
@@ -125,16 +173,27 @@ def check_readable(folder: pathlib.Path) -> None:
 
 
 def _read_arrays(state, wanted):
-  """Reads arrays to the host: those of the metadata `wanted`, by path."""
+  """Reads the arrays described by the metadata `wanted` to the host."""
   items = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in wanted.items()}
   on_host = {path: ocp.RestoreArgs(restore_type=np.ndarray) for path in items}
-  # The handlers themselves: a manager's `restore` would wait for all other processes at its end.
+  # The handlers are used directly because a manager's `restore` waits for all other processes at its end.
   arguments = ocp.args.PyTreeRestore(item=items, restore_args=on_host, partial_restore=True)
   return ocp.PyTreeCheckpointHandler().restore(state, args=arguments)
 
 
 def same(arrays: dict[str, np.ndarray], path: str | None) -> dict[str, np.ndarray]:
-  """The arrays that each process has read from `path`, on a disk of its own perhaps; ConfigError if they differ."""
+  """Checks that all processes have read the same arrays, possibly from different disks, and returns them.
+
+  Args:
+    arrays: {path: array} that this process has read.
+    path: file or workdir of the arrays, for the error message.
+
+  Returns:
+    `arrays`, unchanged.
+
+  Raises:
+    ConfigError: the arrays of two processes differ.
+  """
   of_each = [] if runtime.alone() else runtime.gather(digests.on_host(arrays)[:12], "weights")
   if len(set(of_each)) > 1:
     raise ConfigError(f"{path} holds other weights on each host (SHA-256 {', '.join(of_each)}); copy one to all")
@@ -142,14 +201,26 @@ def same(arrays: dict[str, np.ndarray], path: str | None) -> dict[str, np.ndarra
 
 
 def attempt(read: Callable[[], Any], nothing: Any = None) -> tuple[Any, str | None]:
-  """(what `read` gives, None), or (nothing, why a checkpoint cannot be read). What the user can mend is raised."""
+  """Calls `read` and returns its result, or the reason why a checkpoint cannot be read.
+
+  Args:
+    read: reads a checkpoint.
+    nothing: the result after a failure.
+
+  Returns:
+    (result of `read`, None), or (`nothing`, reason).
+
+  Raises:
+    ConfigError: `read` raised it, because the user can fix the error.
+    OSError: the bucket failed, which gives no information on the checkpoint.
+  """
   try:
     with _quiet_threads():
       return read(), None
   except ConfigError:
     raise
-  except Exception as error:  # Orbax raises plain Exception too, and any of them means the same here
-    if (number := disk.of_bucket(error)) not in (None, errno.ENOENT):  # which says nothing of the checkpoint
+  except Exception as error:  # Orbax also raises plain Exception, and each exception has the same meaning here
+    if (number := disk.of_bucket(error)) not in (None, errno.ENOENT):  # an error of the bucket, not of the checkpoint
       raise OSError(number, f"a checkpoint cannot be read: {' '.join(str(error).split())[:200]}", "gs://") from error
     sys.unraisablehook = disk.unraisable
     text, _, _ = str(error).partition(" See full TensorStore details")
@@ -157,7 +228,15 @@ def attempt(read: Callable[[], Any], nothing: Any = None) -> tuple[Any, str | No
 
 
 def seal(about: dict, fingerprint: dict[str, jax.Array]) -> dict:
-  """What is written beside a state: JSON values `about` it and the fingerprint of its arrays, with their SHA-256."""
+  """Returns the JSON object that is stored with a state.
+
+  Args:
+    about: JSON values that describe the state.
+    fingerprint: {path: digest} of the state's arrays.
+
+  Returns:
+    The description, the fingerprint, and the SHA-256 of both.
+  """
   said = {"run": about, "fingerprint": _values(fingerprint)}
   return said | {"sha256": _sha256(said)}
 
@@ -167,15 +246,24 @@ def _values(fingerprint):
 
 
 def _sha256(said):
-  """Of what is said about a state, and of its fingerprint."""
+  """Returns the SHA-256 of a state's description and fingerprint."""
   covered = {"run": said["run"], "fingerprint": said["fingerprint"]}
   return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
 
 
 def read_sealed(folder: pathlib.Path, check: Check = lambda about: None) -> dict:
-  """What `seal` gave for the checkpoint in a folder, checked; those of before have no SHA-256.
+  """Reads and checks the object that `seal` returned for a checkpoint. Old checkpoints have no SHA-256.
 
-  Raises ValueError, and what Orbax raises.
+  Args:
+    folder: folder of the checkpoint.
+    check: raises ValueError if the description cannot be used.
+
+  Returns:
+    The object with the keys "run" and "fingerprint".
+
+  Raises:
+    ValueError: the object is damaged or cannot be used.
+    Exception: Orbax raises errors of many types.
   """
   said = ocp.JsonCheckpointHandler().restore(folder / "about")
   if not isinstance(said["run"], dict) or not isinstance(said["fingerprint"], dict):
@@ -187,7 +275,15 @@ def read_sealed(folder: pathlib.Path, check: Check = lambda about: None) -> dict
 
 
 def verify(fingerprint: dict[str, jax.Array], said: dict) -> None:
-  """ValueError unless the arrays' fingerprint is the one that was saved."""
+  """Checks that the fingerprint of arrays equals the saved one.
+
+  Args:
+    fingerprint: {path: digest} of the arrays.
+    said: the object that `read_sealed` returned.
+
+  Raises:
+    ValueError: the arrays differ from those that were saved.
+  """
   actual, expected = _values(fingerprint), said["fingerprint"]
   if changed := sorted(path for path in actual if actual[path] != expected.get(path)):
     raise ValueError(f"the bytes of {', '.join(changed[:3])} are not those that were saved")
@@ -195,13 +291,13 @@ def verify(fingerprint: dict[str, jax.Array], said: dict) -> None:
 
 @contextlib.contextmanager
 def _quiet_threads():
-  """Drops what Orbax's background threads print when a read fails: pages, beside the one error that is raised."""
+  """Suppresses the messages of Orbax's background threads after a failed read. One error is raised instead."""
   hooks = sys.unraisablehook, threading.excepthook
   sys.unraisablehook = threading.excepthook = lambda _: None
   try:
     yield
   except BaseException:
-    gc.collect()  # coroutines that were never finished complain when they are collected
+    gc.collect()  # coroutines that did not finish print messages when they are collected
     raise
   finally:
     sys.unraisablehook, threading.excepthook = hooks

@@ -1,4 +1,4 @@
-"""The checkpoints of a run by Orbax: saved asynchronously and atomically, and the newest that can be read restored."""
+"""Checkpoints of a run with Orbax: asynchronous and atomic saves, and restoring of the newest readable checkpoint."""
 
 import contextlib
 import errno
@@ -23,23 +23,43 @@ from vit_jax.checkpoints.reading import Check, attempt, check_readable, read_sea
 
 
 class _Manager(ocp.CheckpointManager):
-  """Orbax's, which asks JAX about preemption by step; here `runtime.Watch` does, by poll."""
+  """Orbax's manager without its check for preemption by step. `runtime.Watch` checks by poll instead."""
 
   def reached_preemption(self, step):
     return False
 
 
 def _meet(key: str, timeout_ms: int) -> None:
-  """Waits for all processes at a point of a save; one that has failed waits for none, and `runtime` tells them."""
+  """Waits for all processes during a save. A failed process does not wait, and `runtime` informs the others."""
   if sys.exc_info()[1] is None:
     ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 class Checkpoints:
-  """The checkpoints of one workdir, `checkpoints/<step>`: a resource, closed when the run ends.
+  """The checkpoints of one workdir, `checkpoints/<step>`. Must be closed when the run ends.
 
-  A save is read back before it is completed, and older saves are removed only then. See `check_readable`. Raises
-  ConfigError for a workdir whose name checkpoints cannot be saved under.
+  A save is read back before it is completed, and older saves are removed only afterwards. See `check_readable`.
+
+  Args:
+    workdir: directory of the run.
+    replicated: sharding that places an array on all devices.
+    keep: number of the newest checkpoints that are kept.
+    keep_every: additionally keeps each checkpoint with a step divisible by this number.
+    read_only: true prevents any change of the directory.
+
+  Raises:
+    ConfigError: checkpoints cannot be saved under the name of the workdir.
+
+  Example:
+    import contextlib, pathlib
+    import jax
+    from vit_jax import checkpoints
+
+    replicated = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with contextlib.closing(checkpoints.Checkpoints(pathlib.Path("/tmp/run"), replicated)) as store:
+      store.save(1, {"kernel": jax.numpy.ones((2, 3))}, {"note": "a test"})
+      abstract = {"kernel": jax.ShapeDtypeStruct((2, 3), "float32", sharding=replicated)}
+      state, about = store.restore(abstract)
   """
 
   def __init__(
@@ -51,14 +71,14 @@ class Checkpoints:
     read_only: bool = False,
   ):
     self.directory = workdir / "checkpoints"
-    self._proven = False  # a save of this process has been read back
+    self._proven = False  # true after a save of this process has been read back
     self._saving = 0  # the step of the newest save
     options = ocp.CheckpointManagerOptions(
       max_to_keep=keep,
       keep_period=keep_every,
       create=not read_only,
       read_only=read_only,
-      # Where a folder cannot be made in the background, Orbax's other threads wait for it for five minutes.
+      # If folders are created in the background and one fails, Orbax's other threads wait for five minutes.
       async_options=ocp.options.AsyncOptions(
         create_directories_asynchronously=False, barrier_sync_fn=_meet, post_finalization_callback=self._read_back
       ),
@@ -79,14 +99,14 @@ class Checkpoints:
       self._resources = resources.pop_all()
 
   def steps(self) -> list[int]:
-    """Steps that have a complete checkpoint, oldest first."""
+    """Returns the steps that have a complete checkpoint, oldest first."""
     return sorted(self._manager.all_steps())
 
   def save(self, step: int, state: Any, about: dict) -> None:
-    """Starts to save a state, and returns once the arrays are copied off the devices.
+    """Starts to save a state, and returns when the arrays have been copied from the devices.
 
-    The first save of a process returns once it is complete and was read back, so that a workdir that cannot be
-    restored ends the run at once.
+    The first save of a process returns when it is complete and has been read back. A workdir that cannot be restored
+    therefore ends the run at once.
 
     Args:
       step: the number of the save.
@@ -94,13 +114,13 @@ class Checkpoints:
       about: JSON values that describe the state.
 
     Raises:
-      OSError: this save or the one before could not be written or could not be read back.
+      OSError: this save or the previous one could not be written or read back.
     """
     arrays = trees.flatten(state)
     said = seal(about, self._fingerprint(arrays))
     disk.check_there(self.directory, self._descriptor)
     with self._writing():
-      self._manager.wait_until_finished()  # before the step of the save that is read back changes
+      self._manager.wait_until_finished()  # before the step changes, because the read-back of the last save uses it
       self._saving = step
       self._manager.save(
         step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(said))
@@ -110,8 +130,8 @@ class Checkpoints:
       self._proven = True
 
   def _read_back(self):
-    """Raises OSError unless the save can be read that is about to be completed. Called by Orbax in process 0."""
-    folder = self._usable / str(self._saving)  # in a bucket, where an object marks a save as complete
+    """Raises OSError if the save that is about to be completed cannot be read. Called by Orbax in process 0."""
+    folder = self._usable / str(self._saving)  # the final folder in a bucket, where an object marks a save as complete
     if not paths.in_bucket(folder):
       started = [path for path in self._usable.iterdir() if path.name.startswith(f"{self._saving}.")]
       (folder,) = [path for path in started if ocp.utils.is_tmp_checkpoint(epath.Path(path))]
@@ -120,15 +140,21 @@ class Checkpoints:
       raise OSError(errno.EIO, f"what was written cannot be read back ({problem})", str(self.directory))
 
   def restore(self, state: Any, check: Check = lambda about: None) -> tuple[Any, dict] | None:
-    """The newest readable (state, about), None where there is no checkpoint yet.
+    """Restores the newest readable checkpoint.
 
-    Newer ones that cannot be read are renamed to `<step>.unreadable` and named in a warning. Where none can be read
-    everything stays as it is, and the program ends. All processes take the same one: what one of them cannot read, none
-    does, and none waits for another while it reads.
+    Newer checkpoints that cannot be read are renamed to `<step>.unreadable` and named in a warning. All processes
+    restore the same step: a checkpoint that one process cannot read is skipped by all. No process waits for another one
+    while it reads.
 
     Args:
-      state: abstract, with the shapes and shardings that are wanted.
-      check: raises ValueError for an `about` that cannot be used; its checkpoint counts as unreadable.
+      state: an abstract state with the required shapes and shardings.
+      check: raises ValueError if a description cannot be used. Its checkpoint then counts as unreadable.
+
+    Returns:
+      (state, description), or None if the workdir contains no checkpoint yet.
+
+    Raises:
+      Stop: no checkpoint can be read. The files are left unchanged.
     """
     bad = []
     for step in reversed(json.loads(runtime.gather(json.dumps(self.steps()), "checkpoints")[0])):
@@ -149,7 +175,7 @@ class Checkpoints:
     )
 
   def _read(self, step, state, check):
-    """((state, about), None) of one step, or (None, why it cannot be read), the same on all processes."""
+    """Returns ((state, about), None) for a step, or (None, problem). The result is the same on all processes."""
     folder, wanted = self._usable / str(step), trees.flatten(state)
 
     def read():
@@ -158,7 +184,7 @@ class Checkpoints:
 
     (said, arrays), problem = attempt(read, (None, None))
     problem = _shared(problem)
-    if not problem:  # the fingerprint is computed by all processes together
+    if not problem:  # all processes compute the fingerprint together
       _, problem = attempt(lambda: verify(self._fingerprint(arrays), said))
       problem = _shared(problem)
     return (None, problem) if problem else ((trees.unflatten(state, arrays), said["run"]), None)
@@ -181,12 +207,20 @@ class Checkpoints:
     self._manager.reload()
 
   def wait(self) -> None:
-    """Returns when the last save is on disk; OSError where the disk failed."""
+    """Waits until the last save is on disk.
+
+    Raises:
+      OSError: the disk failed.
+    """
     with self._writing():
       self._manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits as `wait` does, and frees the background threads."""
+    """Waits like `wait` and releases the background threads.
+
+    Raises:
+      OSError: the disk failed.
+    """
     try:
       with self._writing():
         self._manager.close()
@@ -195,27 +229,27 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _writing(self):
-    """An error of the disk becomes an OSError that says which checkpoint is the last whole one; a reader's passes."""
+    """Converts errors of the disk to an OSError that names the last complete checkpoint, unless this is a reader."""
     try:
       yield
-    except Exception as error:  # Orbax and TensorStore raise the disk's errors as their own
+    except Exception as error:  # Orbax and TensorStore raise errors of the disk as their own types
       if self._read_only or (number := disk.number(error)) is None:
         raise
       disk.check_there(self.directory, self._descriptor)
       try:
         steps = whole_steps(self.directory.parent)
         last = f"the last whole one is step {steps[-1]}" if steps else "there is none before it"
-      except OSError:  # the bucket's own, again
+      except OSError:  # the bucket fails again
         last = "the last whole one stays as it is"
       said = f"a checkpoint could not be saved: {getattr(error, 'strerror', None) or os.strerror(number)}; {last}"
       raise OSError(number, said, str(self.directory)) from error
 
 
 def _remove_unfinished(directory):
-  """Takes away what saves that were killed have left.
+  """Removes the files of saves that were killed.
 
-  Before the manager is made, which would do so in the background while all processes list the folder: in a bucket it is
-  gone when it is empty.
+  This must happen before the manager exists. The manager would remove the files in the background while all processes
+  list the folder, and in a bucket a folder disappears when it is empty.
   """
   if jax.process_index() == 0 and directory.exists():
     folders = [epath.Path(folder) for folder in directory.iterdir()]
@@ -226,13 +260,22 @@ def _remove_unfinished(directory):
 
 
 def _shared(problem):
-  """The problem of this process, or else of another."""
+  """Returns the problem of this process, or the first problem of another process."""
   others = enumerate(runtime.gather(problem or "", "restore"))
   return problem or next((f"in process {i}: {other}" for i, other in others if other), None)
 
 
 def write_weights(workdir: pathlib.Path, params: dict[str, np.ndarray], about: dict) -> None:
-  """A checkpoint of parameters alone, as step 0 of a workdir."""
+  """Saves parameters without optimizer state as the checkpoint of step 0 of a workdir.
+
+  Args:
+    workdir: the directory. It is created if necessary.
+    params: {path: array}.
+    about: JSON values that describe the weights.
+
+  Raises:
+    OSError: the checkpoint could not be written.
+  """
   whole = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   with contextlib.closing(Checkpoints(workdir, whole)) as store:
     store.save(0, {"step": jnp.zeros((), jnp.int32), "params": jax.device_put(params, whole)}, about)
