@@ -1,9 +1,9 @@
-"""The schema of configs: types that a signature may use, choices by name, and how values are checked against them.
+"""Schema of configs: the types that a signature may use, choices by name, and the checks of values.
 
-Wherever a config makes a choice, it gives a name and arguments: `dict(name="adamw", lr=1e-3)`. The name stands in a
-table, and the keyword-only parameters of the functions that the table has for it are the schema: which arguments exist,
-their types, ranges and defaults. Positional parameters are what the run itself supplies. An argument that is a choice
-again names its table in the annotation, `crop: Annotated[Choice, CROPS]`. So there is no second list of keys to keep.
+A choice in a config consists of a name and arguments: `dict(name="adamw", lr=1e-3)`. A table maps the name to
+functions. The keyword-only parameters of these functions are the schema: they define the arguments with their types,
+ranges and defaults. Positional parameters are supplied by the run. If an argument is a choice too, its annotation
+contains the table: `crop: Annotated[Choice, CROPS]`. A second list of keys is therefore not needed.
 """
 
 import collections.abc
@@ -75,13 +75,19 @@ __all__ = [
 ]
 
 
-# Names and arguments, checked against tables and signatures.
-
-
 def bind(choice: Choice, functions: tuple[Callable, ...], table: Table | None = None) -> Choice:
-  """The choice with all arguments checked and all defaults filled in, by the keyword-only parameters of `functions`.
+  """Checks all arguments of a choice and adds the defaults.
 
-  Which other name of the `table` takes an argument that this one does not is part of the error.
+  Args:
+    choice: a name with arguments.
+    functions: functions that define the arguments by their keyword-only parameters.
+    table: the table of the choice. The error for an unknown argument lists the other names of the table that accept it.
+
+  Returns:
+    A choice with a value for every argument.
+
+  Raises:
+    ConfigError: an argument is unknown, missing or invalid.
   """
   entries = {}
   for function in functions:
@@ -91,32 +97,68 @@ def bind(choice: Choice, functions: tuple[Callable, ...], table: Table | None = 
 
 
 def make(choice: Choice, table: Table, *supplied):
-  """What the first function that a choice names makes of what the run supplies and of the choice's arguments."""
+  """Calls the first function that a choice names.
+
+  Args:
+    choice: a name with arguments. The arguments are checked first.
+    table: the table of the choice.
+    *supplied: positional arguments of the function.
+
+  Returns:
+    The result of the function.
+
+  Raises:
+    ConfigError: the name or an argument is unknown, missing or invalid.
+
+  Example:
+    from vit_jax import schema
+
+    def linear(steps: int, *, end: schema.Fraction = 0.0):
+      return [1 + (end - 1) * step / steps for step in range(steps + 1)]
+
+    values = schema.make(schema.Choice("linear", {"end": 0.5}), {"linear": linear}, 2)
+    assert values == [1.0, 0.75, 0.5]
+  """
   functions = lookup(table, choice.name)
   return functions[0](*supplied, **arguments(bind(choice, functions), functions[0]))
 
 
 def arguments(choice: Choice, *functions: Callable) -> dict[str, Any]:
-  """The arguments of a bound choice that belong to the functions."""
+  """Returns the arguments of a bound choice that belong to the given functions.
+
+  Args:
+    choice: a choice that `bind` returned.
+    *functions: some of the functions with which it was bound.
+
+  Returns:
+    {name: value}.
+  """
   return {name: choice.args[name] for function in functions for name in keywords(function)}
 
 
 def preset(function: Callable, *first, **defaults) -> Callable:
-  """The function with its first arguments filled in and some defaults replaced: as a schema it is like any other."""
+  """Returns a function with some arguments filled in and some defaults replaced. It can be used as a schema.
+
+  Args:
+    function: a function with annotations.
+    *first: values of the first positional parameters.
+    **defaults: new defaults of keyword parameters.
+  """
   made = functools.partial(function, *first, **defaults)
-  # A partial hides them, and the module that their names are of.
+  # A partial object hides the annotations, and the module in which their names are defined.
   made.__annotations__ = typing.get_type_hints(function, include_extras=True)
   return made
 
 
 def _fields(values: Mapping, entries: Mapping, owner: str, no_default, others: Table | None = None) -> dict[str, Any]:
-  """Values of all entries {key: (type, default)}, converted; `values` may name nothing else."""
+  """Converts the values of all entries {key: (type, default)}. Every key in `values` must be an entry."""
   for key in values:
     if key not in entries:
       advice = signatures.advice(key, values[key], entries, others or {})
       problem = f"unknown key for {owner}, value {show(plain(values[key]))}."
       bare = problem + signatures.allowed(entries)
-      known = signatures.is_certain(key, entries, others or {})  # where it belongs, and not only what is spelled alike
+      # the correct place of the key is known, not only a similar spelling
+      known = signatures.is_certain(key, entries, others or {})
       elsewhere = "" if known else str(suggestions.of_key(place(str(key)), suggestions.typed(values[key])))
       raise UnknownKeyError(bare + elsewhere if elsewhere else problem + advice, str(key), "" if known else bare)
   result = {}
@@ -126,11 +168,12 @@ def _fields(values: Mapping, entries: Mapping, owner: str, no_default, others: T
       raise ConfigError(_missing(place(key), owner), key)
     value = values.get(key, default)
     if isinstance(default, Choice) and isinstance(value, Mapping | ml_collections.ConfigDict) and "name" not in value:
-      value = {"name": default.name, **default.args, **value}  # other arguments of what is the default
+      value = {"name": default.name, **default.args, **value}  # the user sets other arguments of the default choice
     with at(key):
       try:
         result[key] = convert(value, kind)
-      except _TypeMismatch as error:  # of the value itself: one inside of a list has its place in the message
+      # not for the value itself, because the message already contains the place of an item in a list
+      except _TypeMismatch as error:
         if error.place != place():
           raise
         raise ConfigError(_mismatch(value, kind)) from None
@@ -138,11 +181,11 @@ def _fields(values: Mapping, entries: Mapping, owner: str, no_default, others: T
 
 
 class _TypeMismatch(ConfigError):
-  """A value that is not of the type of its key."""
+  """An error for a value that does not have the type of its key."""
 
 
 def _mismatch(value, kind):
-  """Returns the message for a value of another type: what the key expects, what it got, an example."""
+  """Returns the message for a value of the wrong type: the expected type, the value, and an example."""
   example = aliases.example(place()) or expected.example(kind)
   shown = show(str(value) if isinstance(value, Text) else plain(value))
   advice = f" Write a value such as {example}" if example else ""
@@ -150,7 +193,7 @@ def _mismatch(value, kind):
 
 
 def _missing(key, owner):
-  """Returns the message for a key without a value: what to give, and how."""
+  """Returns the message for a key without a value: the meaning of the value, and how to provide it."""
   if what := aliases.wanted(key):
     is_choice = key in ("config.model", "config.data", "config.optim")
     return f"missing. Give {what}: --{key}{'.name=NAME' if is_choice else '=...'}"
@@ -158,9 +201,25 @@ def _missing(key, owner):
 
 
 def convert(value, kind, table: Table | None = None):
-  """The value as the annotated type `kind`, or a ConfigError that names the place, the value and what is allowed.
+  """Converts a value to an annotated type.
 
-  `table` is that of a choice, where it is known.
+  Args:
+    value: a value of a config, or a `Text` from a flag.
+    kind: the type.
+    table: the table of names if the type is `Choice` and the table is known.
+
+  Returns:
+    The converted value. Choices are bound if their table is known.
+
+  Raises:
+    ConfigError: the value does not have the type or is out of range. The message contains the place of the value in the
+      config and the allowed values.
+
+  Example:
+    from vit_jax import schema
+
+    assert schema.convert(schema.Text("5%"), schema.Fraction) == 0.05
+    assert schema.convert((1, 2), tuple[int, ...]) == (1, 2)
   """
   origin, args = typing.get_origin(kind), typing.get_args(kind)
   if origin is Annotated:
@@ -170,9 +229,9 @@ def convert(value, kind, table: Table | None = None):
     if is_none and type(None) in args:
       return None
     words = [word for each in args[1:] if typing.get_origin(each) is Literal for word in typing.get_args(each)]
-    if isinstance(value, str) and value in words:  # a word beside values of another kind
+    if isinstance(value, str) and value in words:  # a word that is allowed as an alternative to values of another type
       return str(value)
-    if str in args and int in args and isinstance(value, int):  # a number among words, as it would be typed
+    if str in args and int in args and isinstance(value, int):  # a number among allowed words, as a user would type it
       value = str(value)
     return convert(value, next(a for a in args if a is not type(None)), table)
   if origin is Literal:
@@ -193,7 +252,7 @@ def convert(value, kind, table: Table | None = None):
 
 
 def _annotated(value, annotation):
-  """The converted value, checked against a range, or bound by a table of choices."""
+  """Checks a converted value against a range, or binds a choice with its table."""
   if value is None:
     return None
   if isinstance(annotation, Mapping):
@@ -212,7 +271,7 @@ def _choice(value, table):
     names = "" if allowed or table is None else f".{nearest(value, table)}"
     flag = texts.flag(place("name"), name if allowed else "NAME")
     raise ConfigError(f"{show(plain(value))} is not a choice; write dict(name={name!r}, ...), or {flag}{names}")
-  # Nested choices keep their own form until their table is known.
+  # Nested choices keep their form until their table is known.
   return Choice(str(value["name"]), {k: v for k, v in value.items() if k != "name"})
 
 
@@ -268,13 +327,13 @@ def _tuple(value, kinds):
 
 
 def _not_a_list(problem, kinds):
-  """Returns the message for a value where a list of numbers, or of other lists, is expected."""
+  """Returns the message for a value where a list of numbers, or a list of lists, is expected."""
   example = aliases.example(place()) or expected.example(tuple[kinds])
   return f"{problem}. Write a value such as {example}" if example else problem
 
 
 def _as_list(value, kind):
-  """How a list of words with this one is written in a flag, where words are wanted."""
+  """Returns advice for writing a list that contains this word as a flag, if a list of words is expected."""
   if kind not in (str, Pattern) or not place():
     return ""
   word = value if isinstance(value, str) and not set(value) & set("'\"[") else "..."

@@ -1,11 +1,11 @@
-"""Names that other frameworks use, with their equivalents here: the source of suggestions in messages.
+"""Names that other frameworks use, with their equivalents here. Error messages use them for suggestions.
 
-A suggestion is never applied by itself: a config that contains another name is an error.
+A suggestion is never applied automatically. A config that contains another name is an error.
 """
 
 from collections.abc import Collection
 
-# Keys of a config: the name elsewhere -> (key here, example of its value).
+# Keys of a config: {name in another framework: (key here, example of its value)}.
 KEYS: dict[str, tuple[str, str]] = {
   **dict.fromkeys(
     ("learning_rate", "lr", "base_lr", "blr", "max_lr", "peak_lr", "learningrate", "init_lr"), ("optim.lr", "1e-3")
@@ -111,7 +111,7 @@ KEYS: dict[str, tuple[str, str]] = {
   **dict.fromkeys(("fsdp", "zero", "shard"), ("mesh.fsdp", "-1")),
   **dict.fromkeys(("tensor_parallel", "tp", "model_parallel"), ("mesh.tensor", "2")),
 }  # fmt: skip
-# Names that are a flag of the command and no key of a config: the name elsewhere -> the flag here.
+# Names that correspond to a flag of the command and not to a key of a config: {name elsewhere: flag here}.
 FLAGS: dict[str, str] = {
   **dict.fromkeys(
     ("output_dir", "output", "log_dir", "logdir", "out_dir", "save_dir", "work_dir", "exp_dir", "checkpoint_dir",
@@ -121,7 +121,7 @@ FLAGS: dict[str, str] = {
   **dict.fromkeys(("config_file", "cfg", "conf", "recipe"), "--config=FILE"),
   **dict.fromkeys(("profiler", "trace", "profile"), "--profile=STEPS"),
 }  # fmt: skip
-# Names that have no key here, with the reason.
+# Names without a key here, with the reason.
 REMARKS: dict[str, str] = {
   **dict.fromkeys(
     ("num_classes", "n_classes", "classes", "nb_classes", "num_labels", "n_class"),
@@ -149,7 +149,7 @@ REMARKS: dict[str, str] = {
   ),
   **dict.fromkeys(("patch_size", "patch"), "The patch size is part of the model's name: --config.model.name=ViT-S/16"),
 }  # fmt: skip
-# Numbers elsewhere that are a choice with an argument here: the name elsewhere -> (the choice, key of the number).
+# Numbers elsewhere that correspond to a choice with an argument here: {name elsewhere: (choice, key of the number)}.
 NUMBERS: dict[str, tuple[str, str]] = {
   **dict.fromkeys(("mixup", "mixup_alpha"), ("mixup", "data.mixing.alpha")),
   **dict.fromkeys(("cutmix", "cutmix_alpha"), ("cutmix", "data.mixing.alpha")),
@@ -159,12 +159,12 @@ NUMBERS: dict[str, tuple[str, str]] = {
   **dict.fromkeys(("random_erasing", "reprob", "random_erase", "erasing"), ("random", "data.erasing.probability")),
   "crop_pct": ("torchvision", "data.test_crop.ratio"),
 }
-# Values elsewhere -> the value here, of a key here.
+# Values of a key here: {key: {value elsewhere: value here}}.
 VALUES: dict[str, dict[str, str]] = {
   "model.dtype": {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "32": "float32", "float32": "float32"},
   "model.pool": {"avg": "gap", "mean": "gap", "token": "cls"},
 }
-# Groups of keys: the name elsewhere -> the group here.
+# Groups of keys: {name elsewhere: group here}.
 GROUPS: dict[str, str] = {
   **dict.fromkeys(("optimizer", "optimiser", "opt", "optimization"), "optim"),
   **dict.fromkeys(("dataset", "datasets", "dataloader", "data_loader", "input", "datamodule"), "data"),
@@ -194,23 +194,28 @@ WANTED: dict[str, str] = {
 
 
 def word(key: str) -> str:
-  """Returns the last word of a dotted key or a flag, as the tables of this module spell it."""
+  """Returns the last word of a dotted key or a flag, spelled as in the tables of this module."""
   return key.lstrip("-").partition("=")[0].rpartition(".")[2].lower().replace("-", "_")
 
 
 def here(key: str, allowed: Collection[str]) -> str | None:
-  """Returns the key, among those that are allowed at its place, that a key of another framework stands for."""
+  """Returns the allowed key that corresponds to a key of another framework, or None.
+
+  Args:
+    key: a key or flag of another framework.
+    allowed: the keys that are allowed at this place.
+  """
   target = KEYS.get(word(str(key)), ("",))[0].rpartition(".")[2]
   return target if target in allowed else None
 
 
 def example(key: str) -> str:
-  """Returns an example of the value of a key; "" for a key of which this module has none."""
+  """Returns an example of the value of a key, or "" if this module contains no example."""
   key = key.removeprefix("config.")
   return next((text for target, text in KEYS.values() if target == key and text not in ("PATH", "DIR")), "")
 
 
 def wanted(key: str) -> str | None:
-  """Returns a description of the value of a key without a default, if it is known."""
+  """Returns a description of the value of a key without a default, or None if the key is unknown."""
   words = key.removeprefix("config.").split(".")
   return next((WANTED[tail] for i in range(len(words)) if (tail := ".".join(words[i:])) in WANTED), None)

@@ -1,4 +1,4 @@
-"""Checks of functions whose keyword-only parameters become keys of a config."""
+"""Checks of functions with keyword-only parameters that become keys of a config."""
 
 import dataclasses
 import inspect
@@ -10,7 +10,14 @@ from vit_jax.schema.errors import ConfigError
 
 
 def check_types(function: Callable) -> None:
-  """ConfigError unless each keyword-only parameter has a type that a config can contain, and a default of that type."""
+  """Checks that every keyword-only parameter has a type that a config can contain, and a default of that type.
+
+  Args:
+    function: the function to check.
+
+  Raises:
+    ConfigError: a type is missing, unreadable or not supported, or a default does not have its type.
+  """
   try:
     hints = typing.get_type_hints(function, include_extras=True)
   except (NameError, TypeError, SyntaxError) as error:

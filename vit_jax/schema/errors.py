@@ -1,4 +1,4 @@
-"""Mistakes of users: what is wrong, at which key of the config, and what is allowed instead."""
+"""Errors of users: the problem, the key of the config, and the allowed values."""
 
 import contextlib
 import contextvars
@@ -8,11 +8,18 @@ from collections.abc import Iterable, Iterator
 import ml_collections
 
 _PLACE = contextvars.ContextVar("place", default="")
-SHOWN, LONGEST = 200, 2000  # characters of a value in a message, and of a whole message
+SHOWN, LONGEST = 200, 2000  # maximum number of characters of a value in a message, and of a whole message
 
 
 def place(key: str = "") -> str:
-  """Dotted keys of the config up to what `at` says, and `key` of it: "config.data.crop"; "" outside of a config."""
+  """Returns the dotted key of the current position in the config, such as "config.data.crop".
+
+  Args:
+    key: a key relative to the current position, or a complete key that starts with "config.".
+
+  Returns:
+    The position set by `at`, extended by `key`. Outside a config it is `key`.
+  """
   around = _PLACE.get()
   if not around or not key or key.startswith("config."):
     return key or around
@@ -21,7 +28,18 @@ def place(key: str = "") -> str:
 
 @contextlib.contextmanager
 def at(key: str) -> Iterator[None]:
-  """Errors inside are at this key of the place around; a key that begins with "config." is a whole place."""
+  """Sets the position in the config for errors that are raised inside the context.
+
+  Args:
+    key: a key relative to the surrounding position, or a complete key that starts with "config.".
+
+  Example:
+    from vit_jax import schema
+
+    with schema.at("config.optim"), schema.at("lr"):
+      error = schema.ConfigError("expected a positive number, got -1.0. Use a value such as 1e-3.")
+    assert str(error).startswith("config.optim.lr: expected")
+  """
   token = _PLACE.set(place(key))
   try:
     yield
@@ -30,13 +48,18 @@ def at(key: str) -> Iterator[None]:
 
 
 class ConfigError(ValueError):
-  """A mistake in a config, a flag or the environment that the user can mend: says what, value, allowed, what to do.
+  """An error in a config, a flag or the environment that the user can fix.
 
-  Whatever is in it, a terminal shows it and does not obey it, and it can be read: see `readable`.
+  The message contains the problem, the value, the allowed values and the fix. Control characters and long values are
+  replaced so that a terminal displays the message safely, see `readable`.
 
   Args:
-    message: all but the place.
-    key: what is wrong, seen from the place around (see `at`).
+    message: the message without the position.
+    key: the wrong key, relative to the current position (see `at`).
+
+  Attributes:
+    message: the readable message without the position.
+    place: the dotted key of the position, or "".
   """
 
   def __init__(self, message: str, key: str = ""):
@@ -48,12 +71,12 @@ class ConfigError(ValueError):
 
 
 class UnknownKeyError(ConfigError):
-  """A key that nothing takes at its place.
+  """An error for a key that is not accepted at its position.
 
   Args:
-    message: with a suggestion of a key at the same place.
-    key: as of ConfigError.
-    bare: the message without that suggestion, for a caller that knows a better one.
+    message: the message, with a suggestion of a key at the same position.
+    key: the wrong key, as for ConfigError.
+    bare: the message without that suggestion, for a caller that has a better one.
   """
 
   def __init__(self, message: str, key: str = "", bare: str = ""):
@@ -62,11 +85,19 @@ class UnknownKeyError(ConfigError):
 
 
 class NotFiniteError(ConfigError):
-  """Weights, or outputs of a model, that contain NaN or an infinite value."""
+  """An error for weights or outputs of a model that contain NaN or an infinite value."""
 
 
 def readable(text: str, most: int = LONGEST) -> str:
-  """The text without the middle of what is too long, and with characters that are not printed as escapes."""
+  """Returns a text that can be printed safely.
+
+  Args:
+    text: any text.
+    most: maximum number of characters.
+
+  Returns:
+    The text with the middle of a long text removed, and with characters that cannot be printed as escapes.
+  """
   if len(text) > most:
     text = f"{text[: most * 3 // 5]}... ({len(text):,} characters) ...{text[-most // 5 :]}"
   if text.isprintable():
@@ -75,23 +106,36 @@ def readable(text: str, most: int = LONGEST) -> str:
 
 
 def show(value) -> str:
-  """A value as messages have it: as Python writes it, with little of what is long."""
+  """Returns a value as Python writes it, shortened for a message."""
   if isinstance(value, ml_collections.ConfigDict):
-    value = value.to_dict()  # which is written as lines of YAML with the names of our classes
+    value = value.to_dict()  # otherwise the text would be lines of YAML with the names of our classes
   try:
     return readable(repr(value), SHOWN)
-  except ValueError:  # of a number of more than 4,300 digits
+  except ValueError:  # a number with more than 4,300 digits
     return f"a {type(value).__name__} that is too long to print"
 
 
 def some(names: Iterable, most: int = 40) -> str:
-  """Names with commas between; of many the first, and how many there are."""
+  """Returns names separated by commas. A long list is shortened and followed by the total number.
+
+  Args:
+    names: the names.
+    most: maximum number of names in the text.
+  """
   names = [readable(str(name), SHOWN).replace("\n", "\\n") for name in names]
   return ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")
 
 
 def nearest(word: str, allowed: Iterable) -> str:
-  """Returns " Did you mean ...?" for a similar name, and the allowed names; "" if there is none to choose from."""
+  """Returns " Did you mean ...?" for a similar name, and the allowed names.
+
+  Args:
+    word: the unknown name.
+    allowed: the allowed names.
+
+  Returns:
+    A text for the end of a message, or "" if no names are allowed.
+  """
   allowed = [str(a) for a in allowed]
   if not allowed:
     return ""

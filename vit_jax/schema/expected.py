@@ -1,4 +1,4 @@
-"""Annotated types in words: which types a config can contain, what a key expects, and an example of it."""
+"""Descriptions of annotated types: the types that a config can contain, the expected values, and examples."""
 
 import collections.abc
 import dataclasses
@@ -23,7 +23,7 @@ EXAMPLES = {int: "2", float: "0.1", bool: "true", "Duration": "10ep"}
 
 
 def is_supported(kind: Any) -> bool:
-  """Returns whether a config can contain values of an annotated type."""
+  """Returns true if a config can contain values of an annotated type."""
   origin, args = typing.get_origin(kind), typing.get_args(kind)
   if origin is Annotated:
     return is_supported(args[0])
@@ -39,7 +39,7 @@ def is_supported(kind: Any) -> bool:
 
 
 def in_words(kind: Any) -> str:
-  """Returns what a key of this type expects: "an integer from 1 to 1024", "a number above 0, or none"."""
+  """Returns a description of a type, such as "an integer from 1 to 1024" or "a number above 0, or none"."""
   origin, args = typing.get_origin(kind), typing.get_args(kind)
   if origin is Annotated:
     bounds = "" if isinstance(args[1], Mapping) else _bounds(args[1])
@@ -56,7 +56,7 @@ def in_words(kind: Any) -> str:
 
 
 def example(kind: Any) -> str:
-  """Returns a value of this type as a flag contains it; "" for a type without an example."""
+  """Returns an example of a type as it is written in a flag, or "" if this module contains no example."""
   origin, args = typing.get_origin(kind), typing.get_args(kind)
   if origin in (types.UnionType, typing.Union):
     return next((text for part in args if (text := example(part))), "")
@@ -78,8 +78,8 @@ def _holds(interval, value):
 
 
 def _bounds(interval):
-  """Returns the range of a number in words, with a space in front."""
-  # A bound above a billion only keeps out slips of the finger.
+  """Returns the range of a number in words, with a leading space."""
+  # A bound above a billion only prevents typing errors, so messages omit it.
   low, high = (f"{end:.10g}" if abs(end) < 1e9 else "" for end in (interval.low, interval.high))
   above = "above" if interval.open_low else "from"
   if low and high:

@@ -1,4 +1,4 @@
-"""Types that a signature may use: ranges of numbers, patterns, durations, choices."""
+"""Types that a signature may use: ranges of numbers, patterns, durations and choices."""
 
 import dataclasses
 import math
@@ -11,7 +11,14 @@ from vit_jax.schema.errors import ConfigError, show
 
 
 class Range(NamedTuple):
-  """Closed interval, or open at an end: annotation for numbers, `Annotated[float, Range(0, 1)]`."""
+  """An interval of numbers for annotations: `Annotated[float, Range(0, 1)]`.
+
+  Attributes:
+    low: the lower bound.
+    high: the upper bound.
+    open_low: true excludes the lower bound.
+    open_high: true excludes the upper bound.
+  """
 
   low: float = -math.inf
   high: float = math.inf
@@ -30,20 +37,37 @@ Count = Annotated[int, Range(1, 2**40)]
 Positive = Annotated[float, Range(0, math.inf, open_low=True, open_high=True)]
 NonNegative = Annotated[float, Range(0, math.inf, open_high=True)]
 Fraction = Annotated[float, Range(0, 1)]
-Probability = Annotated[float, Range(0, 1, open_high=True)]  # of dropping: 1 would drop everything
-Momentum = Annotated[float, Range(0, 1, open_high=True)]  # of a moving average: 1 would never move
-Pattern = typing.NewType("Pattern", str)  # a regular expression over a whole parameter path, see `patterns`
+Probability = Annotated[float, Range(0, 1, open_high=True)]  # a probability of dropping: 1 would drop everything
+# the momentum of a moving average: 1 would never change the average
+Momentum = Annotated[float, Range(0, 1, open_high=True)]
+Pattern = typing.NewType("Pattern", str)  # a regular expression for a whole parameter path, see `patterns`
 
 
 class Required(str):
-  """The place of a value that a recipe leaves to its user; `resolve` asks for it by name."""
+  """A placeholder for a value that a recipe requires from its user. `resolve` reports the missing key by name."""
 
 
 required = Required("required: no value yet")
 
 
 class Duration(str):
-  """A length of training: steps ("500", "10k"), epochs ("90ep"), examples ("2Mex") or a share of the run ("5%")."""
+  """A length of training: steps ("500", "10k"), epochs ("90ep"), examples ("2Mex") or a share of the run ("5%").
+
+  Args:
+    value: the text, or a number of steps.
+
+  Attributes:
+    amount: the number in the unit.
+    unit: "st", "ep", "ex" or "%".
+
+  Raises:
+    ConfigError: the text is not a duration.
+
+  Example:
+    from vit_jax import schema
+
+    assert schema.Duration("90ep").steps(batch=1024, examples=1_281_167) == 112_603
+  """
 
   _FORM = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([kM]?)(st|ep|ex|%)?")
 
@@ -61,9 +85,15 @@ class Duration(str):
     return self
 
   def steps(self, batch: int, examples: int, total: int | None = None) -> int:
-    """Nearest number of steps of `batch` examples, at least one unless the duration is zero.
+    """Returns the nearest number of steps. It is at least one unless the duration is zero.
 
-    `examples` is the size of one epoch, `total` the steps of the whole run (needed for a percentage).
+    Args:
+      batch: examples in one step.
+      examples: examples in one epoch.
+      total: steps of the whole run. Required for a percentage.
+
+    Raises:
+      ConfigError: the duration is a percentage and `total` is None.
     """
     if self.unit == "%" and total is None:
       raise ConfigError(f"{self!s} of what? The length of the run itself takes steps, 'ep' or 'ex'")
@@ -73,7 +103,12 @@ class Duration(str):
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """A name from a table, and keyword arguments for the function it names."""
+  """A name from a table with keyword arguments for the function that it names.
+
+  Args:
+    name: a name in a table.
+    args: {argument: value}.
+  """
 
   name: str
   args: Mapping[str, Any] = dataclasses.field(default_factory=dict)

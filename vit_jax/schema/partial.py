@@ -1,19 +1,22 @@
-"""Evaluations of which a config sets some keys: the other keys are those of the evaluation that is the default."""
+"""Completion of evaluations for which a config sets only some keys. The other keys come from the default evaluation."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
 
-MEASURING = ("accuracy", "masked")  # evaluations of one split
+MEASURING = ("accuracy", "masked")  # evaluations that measure one split
 _GROUPS = Mapping | ml_collections.ConfigDict
 
 
 def with_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
-  """Returns an editable config with a name for the evaluations "val" and "test" that set some keys and no `name`.
+  """Returns an editable config in which the evaluations "val" and "test" have a name.
 
-  The other keys are those of the default: "val" is the first evaluation of test on the split "val", and "test" is an
-  accuracy.
+  An evaluation without `name` that sets other keys is completed. By default, "val" is the first evaluation of the test
+  split, applied to the split "val", and "test" is an accuracy.
+
+  Args:
+    config: the config as the user wrote it.
   """
   evals = config["evals"] if isinstance(config, _GROUPS) and "evals" in config else None
   if not isinstance(evals, _GROUPS) or not any(_is_partial(evals.get(name)) for name in ("val", "test")):
@@ -30,10 +33,10 @@ def with_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_of_test(choice):
-  """Returns whether an evaluation measures the test split of the run's own data."""
+  """Returns true if an evaluation measures the test split of the run's own data."""
   return choice.get("name") in MEASURING and choice.get("data") is None and choice.get("split", "test") == "test"
 
 
 def _is_partial(choice):
-  """Returns whether a value of a config has keys of an evaluation of the run's own data, but no name."""
+  """Returns true if a value of a config has keys of an evaluation of the run's own data, but no name."""
   return isinstance(choice, _GROUPS) and len(choice) > 0 and "name" not in choice and "data" not in choice

@@ -1,7 +1,7 @@
-"""Regular expressions of users: which of them Python matches within bounds, whatever the text.
+"""Check of users' regular expressions: Python must match them in bounded time for any text.
 
-Python's engine tries one way of matching after the other, and `(a+)+b` has 2 ** n of them. So the ways are counted
-before: what may be repeated, and has several ways itself, multiplies them. RE2, which needs no such bound, has no
+Python's engine tries one way of matching after another, and `(a+)+b` has 2 ** n ways. The ways are therefore counted in
+advance. A repeated part multiplies the ways of the part itself. RE2 needs no such limit, but it does not support
 `(?!head).*`.
 """
 
@@ -12,13 +12,20 @@ from re import _parser as parser
 
 from vit_jax.schema.errors import ConfigError, show
 
-LENGTH = 64  # characters of the longest path that is matched; those of models have up to 50
+LENGTH = 64  # characters of the longest path that is matched; paths of models have up to 50
 WAYS = 10**6  # three times `.*`, or about a millisecond
 _REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
 
 
 def check(pattern: str) -> None:
-  """ConfigError for what is no regular expression, or one that could take longer than `WAYS` tries of a path."""
+  """Checks that a pattern is a regular expression that needs at most `WAYS` attempts to match a path.
+
+  Args:
+    pattern: the regular expression.
+
+  Raises:
+    ConfigError: the pattern is invalid, too long or too slow.
+  """
   if len(pattern) > 1000:
     raise ConfigError(f"{show(pattern)} is too long for a pattern; allowed: 1,000 characters")
   try:
@@ -34,7 +41,7 @@ def check(pattern: str) -> None:
 
 
 def _ways(items) -> float:
-  """An upper bound of the ways in which a parsed sequence can match at one place."""
+  """Returns an upper bound of the number of ways in which a parsed sequence can match at one position."""
   return math.prod(map(_ways_of, items), start=1.0)
 
 
@@ -47,7 +54,7 @@ def _ways_of(item) -> float:
   inside, times = _ways(body), min(high, LENGTH)
   if high <= 1:
     return high - low + inside
-  if not body.getwidth()[0]:  # what may be empty can be repeated without getting on
+  if not body.getwidth()[0]:  # a body that may match the empty text can be repeated without progress
     return math.inf
   if inside == 1:
     return times - min(low, times) + 1
@@ -55,7 +62,7 @@ def _ways_of(item) -> float:
 
 
 def _sequences(value):
-  """The sequences inside a parsed item, of whatever kind: a branch has them in a list, a group in a tuple."""
+  """Returns the sequences inside a parsed item of any type. A branch has a list of them, a group a tuple."""
   if isinstance(value, parser.SubPattern):
     return [value]
   return [part for one in value for part in _sequences(one)] if isinstance(value, list | tuple) else []

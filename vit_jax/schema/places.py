@@ -1,4 +1,4 @@
-"""Where in a config a key stands that was looked for in another place."""
+"""Search for the place in a config at which a misplaced key would be correct."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -7,8 +7,8 @@ import ml_collections
 
 from vit_jax.schema.suggestions import typed
 
-DEPTH = 16  # of groups in each other; configs have up to 7
-MOST = 3  # places that a message names
+DEPTH = 16  # maximum depth of nested groups; configs have up to 7
+MOST = 3  # maximum number of places that a message names
 
 
 # Messages for a config of another command.
@@ -23,15 +23,27 @@ TRAINS = (
 
 
 def is_measurement(config: Mapping | ml_collections.ConfigDict) -> bool:
-  """Returns whether a config is for `vit_jax.fewshot`: it has a key that no run has."""
+  """Returns true if a config is for `vit_jax.fewshot`: it has a key that no training run has.
+
+  Args:
+    config: an editable config.
+  """
   return "image_size" in config and "checkpoint" not in config
 
 
 def elsewhere(config: Mapping | ml_collections.ConfigDict, key: str) -> list[str]:
-  """Other keys of a config that end as a dotted key does, or that it would be in a group of that name; at most `MOST`.
+  """Returns other places in a config for a misplaced key.
 
-  Of "data.path" the first may be "evals.pets.data.path", also where the group "evals.pets.data" has no path yet. As
-  many of the last words as possible count; "name" alone, which every choice has, does not.
+  A place is a key with the same last words, or a key that could be added to a group of that name. For "data.path" the
+  first result may be "evals.pets.data.path", even if the group "evals.pets.data" has no path yet. As many of the last
+  words as possible must match. The word "name" alone does not count because every choice has it.
+
+  Args:
+    config: the config in which the key is sought.
+    key: a dotted key.
+
+  Returns:
+    Dotted keys, at most `MOST`.
   """
   groups = dict(_items(config))
   words = key.split(".")
@@ -48,12 +60,12 @@ def elsewhere(config: Mapping | ml_collections.ConfigDict, key: str) -> list[str
 
 
 def advice(config: Mapping | ml_collections.ConfigDict, key: str, value: str | None = None) -> str:
-  """Returns " Did you mean ...?" with flags for the places of `elsewhere`, or nothing.
+  """Returns " Did you mean ...?" with flags for the places of `elsewhere`, or "".
 
   Args:
-    config: in which the key is sought.
-    key: as the user wrote it.
-    value: of the key; by default the value that the config has there.
+    config: the config in which the key is sought.
+    key: the key as the user wrote it.
+    value: the value of the key. The default is the value that the config contains at this key.
   """
   text = _value(config, key) if value is None else value
   ending = f"={shlex.quote(text)}" if text else ""
@@ -62,7 +74,7 @@ def advice(config: Mapping | ml_collections.ConfigDict, key: str, value: str | N
 
 
 def _value(config, key):
-  """Returns the value of a dotted key as a user would type it; "" if it is a group, or absent."""
+  """Returns the value of a dotted key as a user would type it, or "" if it is a group or absent."""
   for name in key.split("."):
     if not isinstance(config, Mapping | ml_collections.ConfigDict) or name not in config:
       return ""
@@ -71,7 +83,7 @@ def _value(config, key):
 
 
 def _items(config, above: str = "", depth: int = 0) -> Iterator[tuple[str, bool]]:
-  """(dotted key, whether it is a group) of all keys; a value that is not given yet is a key too."""
+  """Yields (dotted key, true if it is a group) for all keys. Keys without a value are included."""
   if depth > DEPTH:
     return
   editable = isinstance(config, ml_collections.ConfigDict)

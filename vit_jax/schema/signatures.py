@@ -1,4 +1,4 @@
-"""What the signatures of functions say: their keyword-only parameters, and what an unknown one was meant for."""
+"""Keyword-only parameters of functions, and advice for unknown ones."""
 
 import inspect
 import typing
@@ -10,19 +10,21 @@ from vit_jax.schema.errors import nearest, some
 
 
 def keywords(function: Callable) -> dict[str, Any]:
-  """The keyword-only parameters of a function and their defaults."""
+  """Returns the keyword-only parameters of a function with their defaults, as {name: default}."""
   parameters = inspect.signature(function).parameters.values()
   return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def advice(key: str, value, entries: Mapping[str, tuple], others: Mapping[str, Callable | tuple]) -> str:
-  """The end of the error about an unknown key: who takes it, which key takes its value, or which is spelled like it.
+  """Returns advice for the end of an error about an unknown key.
+
+  The advice names the functions that accept the key, or else the key that accepts the value, or else a similar key.
 
   Args:
-    key: that is not among the entries.
-    value: that it has.
-    entries: {key: (type, default)}, those that are allowed.
-    others: functions by other names, of which some may take the key.
+    key: the key, which is not among the entries.
+    value: the value of the key.
+    entries: {key: (type, default)} of the allowed keys.
+    others: {name: functions} of the other choices, which may accept the key.
   """
   functions = {name: entry if isinstance(entry, tuple) else (entry,) for name, entry in others.items()}
   takers = [name for name, each in functions.items() if any(key in keywords(function) for function in each)]
@@ -35,17 +37,23 @@ def advice(key: str, value, entries: Mapping[str, tuple], others: Mapping[str, C
 
 
 def is_certain(key: str, entries: Mapping[str, tuple], others: Mapping[str, Callable | tuple]) -> bool:
-  """Returns whether `advice` knows what the key is meant for, and does not guess by its spelling."""
+  """Returns true if `advice` knows the meaning of the key and does not guess it from the spelling.
+
+  Args:
+    key: the key, which is not among the entries.
+    entries: {key: (type, default)} of the allowed keys.
+    others: {name: functions} of the other choices, which may accept the key.
+  """
   every = [entry if isinstance(entry, tuple) else (entry,) for entry in others.values()]
   taken = any(key in keywords(function) for functions in every for function in functions)
   return taken or aliases.here(key, entries) is not None
 
 
 def allowed(entries: Mapping[str, tuple]) -> str:
-  """Returns the end of an error about a key: which keys there are."""
+  """Returns the end of an error about a key: the list of the allowed keys."""
   return f" Allowed: {some(entries)}." if entries else " It takes no key."
 
 
 def _words(kind) -> list:
-  """What a Literal allows, or one that may be None."""
+  """Returns the allowed values of a Literal, or of an optional Literal."""
   return [word for part in (kind, *typing.get_args(kind)) for word in typing.get_args(part)]

@@ -11,9 +11,9 @@ from vit_jax.schema.aliases import FLAGS, GROUPS, KEYS, NUMBERS, REMARKS, VALUES
 from vit_jax.schema.errors import ConfigError
 from vit_jax.schema.kinds import Duration
 
-WEIGHTS = ("model", "checkpoint", "model_path", "resume")  # flags elsewhere of commands that read weights
-NAMED = ("model", "data", "optim", "task")  # groups that are a choice by name
-SWITCHED_OFF = ("data.mixing.name", "data.erasing.name")  # choices for which the number 0 means none
+WEIGHTS = ("model", "checkpoint", "model_path", "resume")  # flags in other frameworks' commands that read weights
+NAMED = ("model", "data", "optim", "task")  # groups that are a choice with a name
+SWITCHED_OFF = ("data.mixing.name", "data.erasing.name")  # choices that the number 0 switches off
 _CHANGES = re.compile(r"--config\.([\w.]+)")
 _SWITCH = ("true", "false", "yes", "no", "on", "off", "none")
 _DURATIONS = ("total", "optim.warmup", "checkpoint.every", "evals.test.every")
@@ -21,13 +21,18 @@ _TRIPLE = re.compile(r"[(\[]?\s*([-+.\de]+)[\s,]+([-+.\de]+)[\s,]+([-+.\de]+)\s*
 
 
 class Suggestion(NamedTuple):
-  """What to write instead: flags for a shell, or a remark; both are empty if there is no suggestion."""
+  """A correction for a message. It is empty if there are neither flags nor a remark.
+
+  Attributes:
+    flags: flags for a shell.
+    remark: a sentence without its full stop.
+  """
 
   flags: tuple[str, ...] = ()
   remark: str = ""
 
   def __str__(self) -> str:
-    """Returns the suggestion as the end of a message, which begins with a space."""
+    """Returns the suggestion as the end of a message, with a leading space."""
     return together([self])
 
 
@@ -39,14 +44,20 @@ def together(suggestions: Collection[Suggestion]) -> str:
 
 
 def typed(value: Any) -> str:
-  """Returns a value of a config as a user would type it in a flag; "" for a group or a list."""
+  """Returns a value of a config as a user would type it in a flag, or "" for a group or a list."""
   if isinstance(value, bool):
     return str(value).lower()
   return str(value) if isinstance(value, str | int | float) else ""
 
 
 def here(key: str, value: str, allowed: Collection[str]) -> str | None:
-  """Returns KEY=VALUE for a name of another framework whose key is allowed at the same place; see `aliases.here`."""
+  """Returns KEY=VALUE for a name of another framework if the equivalent key is allowed, or None.
+
+  Args:
+    key: a key or flag of another framework.
+    value: the value that the user gave.
+    allowed: the keys that are allowed at this place, see `aliases.here`.
+  """
   name = aliases.here(key, allowed)
   return name and f"{name}={_translated(word(key), value)[0][1]}"
 
@@ -55,8 +66,8 @@ def of_key(key: str, value: str = "") -> Suggestion:
   """Returns the suggestion for a dotted key that has another name here.
 
   Args:
-    key: as the user wrote it.
-    value: as the user wrote it; "" without one, or if it is a group.
+    key: the key as the user wrote it.
+    value: the value as the user wrote it, or "" without a value or for a group.
   """
   name = word(key)
   if name in KEYS and KEYS[name][0] != key.removeprefix("config."):
@@ -67,7 +78,12 @@ def of_key(key: str, value: str = "") -> Suggestion:
 
 
 def of_group(key: str, value: str = "") -> Suggestion:
-  """Returns the suggestion for a dotted key in a group that has another name here; see `of_key`."""
+  """Returns the suggestion for a dotted key in a group that has another name here.
+
+  Args:
+    key: the key as the user wrote it.
+    value: the value as the user wrote it, or "" without a value or for a group.
+  """
   first, _, rest = key.partition(".")
   if (group := GROUPS.get(first.lower())) is None:
     return of_key(key, value)
@@ -83,10 +99,10 @@ def of_flag(flag: str, value: str, known: Mapping[str, bool], groups: Collection
   """Returns the suggestion for a flag that a command does not have.
 
   Args:
-    flag: as the user wrote it, without its value.
-    value: of the flag, or the word after the flag; "" without one.
-    known: flags of the command, and whether each takes a value.
-    groups: keys of the config of the command, which may be groups; none for a command without a config.
+    flag: the flag as the user wrote it, without its value.
+    value: the value of the flag, the word after the flag, or "".
+    known: {flag of the command: true if it takes a value}.
+    groups: keys of the command's config, which may be groups. Empty for a command without a config.
   """
   name, key = word(flag), flag.lstrip("-")
   first, dot, _ = key.partition(".")
@@ -112,12 +128,12 @@ def of_flag(flag: str, value: str, known: Mapping[str, bool], groups: Collection
 
 
 def is_known(flag: str) -> bool:
-  """Returns whether a flag, key or remark of another framework has this name."""
+  """Returns true if a flag, key or remark of another framework has this name."""
   return any(word(flag) in table for table in (KEYS, FLAGS, REMARKS))
 
 
 def _has(key, groups):
-  """Returns whether a config of these groups has a key. Only the config of a run has evaluations of known names."""
+  """Returns true if a config with these groups has a key. Only a run's config has evaluations with known names."""
   first = key.partition(".")[0]
   return first in groups and (first != "evals" or "task" in groups)
 
@@ -130,7 +146,7 @@ def _with_value(flag, value):
 
 
 def _translated(name, value) -> list[tuple[str, str]]:
-  """Returns (key, value) for a name of another framework; the example of the key if the value does not fit it."""
+  """Returns (key, value) pairs for a name of another framework. A value that does not fit is replaced by an example."""
   key, example = KEYS[name]
   number = _number(value)
   if name in NUMBERS and number is not None:
@@ -155,13 +171,13 @@ def _translated(name, value) -> list[tuple[str, str]]:
     text = "" if value.lower() in _SWITCH else value
   else:
     text = value if _is_word(value) else ""
-    if key.endswith(".name") and key not in ("data.name", "model.name"):  # names here are words in small letters
+    if key.endswith(".name") and key not in ("data.name", "model.name"):  # the other names are lower-case words
       text = text.lower() if text.isidentifier() else ""
   return [(key, text or example)]
 
 
 def _number(text):
-  """Returns the finite number that a text is; None for other texts."""
+  """Returns the finite number that a text represents, or None."""
   try:
     number = float(text)
   except ValueError:
@@ -170,12 +186,12 @@ def _number(text):
 
 
 def _is_word(text):
-  """Returns whether a text may be a name, which begins with a letter, and not a switch."""
+  """Returns true if a text may be a name: it starts with a letter and is not a switch."""
   return text[:1].isalpha() and text.lower() not in _SWITCH
 
 
 def _duration(name, value):
-  """Returns a length of training in the units of this package: epochs and shares have a unit; "" for other texts."""
+  """Returns a length of training in the units of this package, or "" for other texts. Epochs and shares get a unit."""
   number = _number(value)
   if number is not None:
     if number < 0:

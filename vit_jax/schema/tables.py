@@ -1,17 +1,17 @@
-"""Tables of names: what a config can choose from, and tables that are computed from another table."""
+"""Tables of names that a config can choose from, and tables that are computed from another table."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vit_jax.schema.errors import ConfigError, nearest, show
 
-Table = Mapping[str, Callable | tuple[Callable, ...]]  # by name; the first of several makes what is chosen
+Table = Mapping[str, Callable | tuple[Callable, ...]]  # functions by name; the first one of several makes the object
 
 
 class Derived(Mapping):
   """A table with one entry for each entry of another table, computed when it is read.
 
-  A name that is added to the other table is at once a name of this table, so that registration takes one line.
+  A name that is added to the other table is immediately a name of this table. Registration therefore takes one line.
   """
 
   def __init__(self, base: Mapping[str, Any], make: Callable[[str, Any], Any], without: tuple[str, ...] = ()):
@@ -20,7 +20,7 @@ class Derived(Mapping):
     Args:
       base: the other table, which may grow.
       make: computes an entry from (name, entry of `base`).
-      without: names of `base` that this table leaves out.
+      without: names of `base` that this table omits.
     """
     self._base, self._make, self._without = base, make, frozenset(without)
     self._made: dict[str, tuple[Any, Any]] = {}  # name -> (entry of base, entry of this table)
@@ -44,7 +44,15 @@ class Derived(Mapping):
 
 
 def lookup(table: Table, name: str) -> tuple[Callable, ...]:
-  """Returns the functions that `name` stands for; ConfigError with the nearest spelling for an unknown name."""
+  """Returns the functions of a name in a table.
+
+  Args:
+    table: {name: function or functions}.
+    name: the name to look up.
+
+  Raises:
+    ConfigError: the name is unknown. The message contains the closest name.
+  """
   if name not in table:
     raise ConfigError(f"unknown name {show(name)}.{nearest(name, table)}", "name")
   return table[name] if isinstance(table[name], tuple) else (table[name],)

@@ -1,4 +1,4 @@
-"""Values as typed in a flag, which the schema gives their types."""
+"""Conversion of values that were typed in a flag."""
 
 import ast
 import re
@@ -11,27 +11,33 @@ _PERCENT = re.compile(r"(\d+(?:\.\d*)?) ?%")
 
 
 class Text(str):
-  """A value as typed in a flag; the schema decides what it is."""
+  """A value as it was typed in a flag. The schema determines its type."""
 
 
 def amount(number: int, noun: str, plural: str = "") -> str:
-  """Returns a number with its noun: "1 trial", "1,437 trials"; `plural` if that is not the noun with an s."""
+  """Returns a number with its noun, such as "1 trial" or "1,437 trials".
+
+  Args:
+    number: the number.
+    noun: the noun in the singular.
+    plural: the plural, if it is not the noun with an s.
+  """
   return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def flag(key: str, value: Any) -> str:
-  """Returns `--KEY=VALUE` for a shell: quoted if necessary, and a list without spaces."""
+  """Returns `--KEY=VALUE` for a shell, quoted if necessary. A list is written without spaces."""
   text = str(value).replace(" ", "") if isinstance(value, tuple | list) else str(value)
   return f"--{key}={shlex.quote(text)}"
 
 
 def number(value: Any) -> Any:
-  """As `literal`, and "5%" is 0.05."""
+  """Converts a Text like `literal`. A percentage such as "5%" becomes 0.05."""
   percent = _PERCENT.fullmatch(value) if isinstance(value, Text) else None
   return float(percent[1]) / 100 if percent else literal(value)
 
 
-class _Dicts(ast.NodeTransformer):  # dict(name="a") becomes {"name": "a"}: configs are written so
+class _Dicts(ast.NodeTransformer):  # configs write dict(name="a"), which this class converts to {"name": "a"}
   def visit_Call(self, node):
     self.generic_visit(node)
     if not (
@@ -42,7 +48,14 @@ class _Dicts(ast.NodeTransformer):  # dict(name="a") becomes {"name": "a"}: conf
 
 
 def literal(value: Any) -> Any:
-  """What a Text says, a number, a list or the like; any other value as it is. ConfigError for a Text that says none."""
+  """Converts a Text to a number, list or other literal. Any other value is returned unchanged.
+
+  Args:
+    value: a Text, or a value of another type.
+
+  Raises:
+    ConfigError: the Text is not a literal.
+  """
   if not isinstance(value, Text):
     return value
   try:

@@ -9,12 +9,12 @@ from vit_jax.schema.kinds import Choice
 
 
 def word(field: dataclasses.Field) -> str:
-  """The word for a field in a config: `from_` is `from`, which Python keeps for itself."""
+  """Returns the key of a field in a config. The field `from_` has the key `from`, which is a keyword of Python."""
   return field.name.rstrip("_")
 
 
 def plain(value):
-  """Dicts, lists and scalars of a Run or a part of it, ready for JSON and for comparison."""
+  """Converts a Run or one of its values to dicts, lists and scalars, for JSON and for comparison."""
   match value:
     case Choice():
       return {"name": value.name} | {k: plain(v) for k, v in value.args.items()}
@@ -30,7 +30,7 @@ def plain(value):
 
 
 def choices(value) -> set[str]:
-  """Returns the names of all choices in a Run or a part of it."""
+  """Returns the names of all choices in a Run or in one of its values."""
   match value:
     case Choice():
       return {value.name}.union(*map(choices, value.args.values()))
@@ -44,4 +44,5 @@ def choices(value) -> set[str]:
 
 
 def default_of(field):
+  """Returns the default of a dataclass field, or MISSING if the field has no default."""
   return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
