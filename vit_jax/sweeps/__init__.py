@@ -1,1 +1,1 @@
-"""The parts of a sweep: its trials, the processes that train them, the ranking of what came out, the record."""
+"""Components of a sweep: its trials, the processes that train them, the ranking of the results, and the record."""

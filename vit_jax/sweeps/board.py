@@ -1,4 +1,4 @@
-"""What TensorBoard's HParams page shows of a sweep: what each trial changes, and which figures to compare."""
+"""Data of a sweep for TensorBoard's HParams page: the changes of each trial and the figures to compare."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from vit_jax.schema import plain
 from vit_jax.selection import Criterion, shown
 from vit_jax.sweeps.trials import Trial
 
-ENDING = ".hparams"  # of the names of its files
+ENDING = ".hparams"  # end of the names of these files
 
 
 def write(
@@ -21,14 +21,16 @@ def write(
   metrics: Sequence[str],
   ranked_by: Criterion | None = None,
 ) -> None:
-  """Adds a file to the sweep's `tensorboard`, and one to that of each trial which is done; once, if called again.
+  """Adds a file to the sweep's `tensorboard` directory, and one to that of each completed trial.
+
+  A directory that already contains the file is left unchanged.
 
   Args:
-    workdir: of the sweep.
-    trials: those of it; each has scalars of its own in `tensorboard` of its workdir.
-    keys: of the config, that the trials change.
-    metrics: figures as results name them, "val/top1", or "top1" of the evaluation called test.
-    ranked_by: the one of them that ranks the settings, which is listed first and described so.
+    workdir: workdir of the sweep.
+    trials: trials of the sweep. Each trial stores its scalars in the directory `tensorboard` of its workdir.
+    keys: keys of the config that the trials change.
+    metrics: names of figures as in results: "val/top1", or "top1" for the evaluation called test.
+    ranked_by: the figure that ranks the settings. It is listed first and described as such.
   """
   changed = [summary_v2.HParam(key) for key in keys]
   first = [ranked_by.metric] if ranked_by else []
@@ -48,13 +50,18 @@ def write(
 
 
 def values(changes: Mapping, keys: Sequence[str]) -> dict[str, bool | int | float | str]:
-  """What a trial changes, as HParams takes it: a choice as its text."""
+  """Returns the changes of a trial for HParams, with each choice as text.
+
+  Args:
+    changes: changes of the trial.
+    keys: keys to include.
+  """
   changed = {key: plain(changes[key]) for key in keys if key in changes}
   return {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in changed.items()}
 
 
 def _end():
-  """The summary that ends a trial."""
+  """Returns the summary that marks the end of a trial."""
   content = plugin_data_pb2.HParamsPluginData(
     session_end_info=plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS)
   )

@@ -1,4 +1,4 @@
-"""Trials are run until none is left: as processes, whose exit codes and result files say what became of each."""
+"""Execution of trials as processes. Exit codes and result files determine the status of each trial."""
 
 import contextlib
 import math
@@ -16,20 +16,29 @@ from vit_jax.sweeps.record import Record
 from vit_jax.sweeps.screen import Screen
 from vit_jax.sweeps.trials import Trial
 
-ATTEMPTS = 3  # at a trial that a signal ends: out of memory, or somebody's kill
-# Exit codes after which the same command continues a trial; 143 is a SIGTERM before it has begun.
+ATTEMPTS = 3  # attempts for a trial that ends by a signal: out of memory, or a kill by a user
+# Exit codes after which the same command continues a trial. 143 is a SIGTERM before the trial has started.
 CONTINUED = (runtime.EXIT_PREEMPTED, runtime.EXIT_HANG, runtime.EXIT_INTERRUPTED, runtime.EXIT_PEER, 143)
 
 
 def train_command(file: str, trial: Trial) -> list[str]:
-  """The command that trains a trial of a config file, or continues it."""
+  """Returns the command that trains a trial of a config file, or continues it.
+
+  Args:
+    file: the config file, with its argument if it takes one.
+    trial: the trial.
+  """
   overrides = [f"--config.{key}={text}" for key, text in trial.flags.items()]
   command = ["python", "-m", "vit_jax.train", f"--config={file}", f"--workdir={trial.workdir}", "--no-report"]
   return [*command, *extensions.import_flags(), *overrides]
 
 
 def evaluate_command(trial: Trial) -> list[str]:
-  """The command that measures a finished trial on test, into a workdir of its own."""
+  """Returns the command that evaluates a completed trial on the test split, in a separate workdir.
+
+  Args:
+    trial: the trial, with the workdir of the evaluation.
+  """
   trained = trial.workdir.parent.parent / "trials" / trial.name
   command = ["python", "-m", "vit_jax.evaluate", f"--workdir={trained}", "--split=test", f"--report={trial.workdir}"]
   return [*command, *extensions.import_flags()]
@@ -42,16 +51,19 @@ def run(
   command_of: Callable[[Trial], list[str]],
   poll: Callable[[], None],
 ) -> None:
-  """Runs the waiting trials, one on each group of devices at a time, until all have ended.
+  """Runs the waiting trials until all have ended, with at most one trial on each group of devices.
 
-  The record is written after each change. Where `poll` raises, the trials are asked to save and stop.
+  The record is written after each change. If `poll` raises, the trials are asked to save and stop.
 
   Args:
-    record: where changes are written.
-    trials: those to run; others of the record stay as they are.
-    groups: devices of one trial each.
-    command_of: the command of a trial; its first word is replaced by this Python.
-    poll: raises `runtime.Stop` where the sweep shall stop; it is asked several times a second.
+    record: the record that stores the changes.
+    trials: trials to run. Other trials of the record are not changed.
+    groups: device groups, each for one trial.
+    command_of: returns the command of a trial. The first word is replaced by this Python.
+    poll: raises `runtime.Stop` if the sweep must stop. It is called several times a second.
+
+  Raises:
+    Stop: `poll` raised it.
   """
   by_name = {trial.name: trial for trial in trials}
   screen = Screen(trials, record.study.sweep.decide, record.log)
@@ -64,7 +76,8 @@ def run(
         record.write()
         screen.changed(by_name[name])
       waiting = [trial for trial in trials if trial.status == "waiting"]
-      elsewhere = sum(held(trial, screen) for trial in waiting)  # on devices of ours
+      # trials that run on our devices but belong to another process
+      elsewhere = sum(held(trial, screen) for trial in waiting)
       for trial in waiting:
         if trial.error or len(processes.names) + elsewhere >= len(groups):
           continue
@@ -79,9 +92,14 @@ def run(
 
 
 def held(trial: Trial, screen: Screen) -> bool:
-  """Whether another process trains it now: one of a killed sweep that is saving, or one that --render was used for.
+  """Returns true if another process trains the trial now.
 
-  The trial's error names it for as long.
+  This may be a process of a killed sweep that is still saving, or a process started from the output of --render. The
+  trial's error then names the process.
+
+  Args:
+    trial: the trial.
+    screen: the screen that displays changes.
   """
   holder = runtime.holder(trial.workdir)
   before, trial.error = trial.error, f"held by process {holder}" if holder else ""
@@ -92,7 +110,7 @@ def held(trial: Trial, screen: Screen) -> bool:
 
 @contextlib.contextmanager
 def _stopping(processes: pool.Pool):
-  """Says what a stop waits for."""
+  """Prints what a stop waits for."""
   try:
     yield
   except runtime.Stop:
@@ -101,9 +119,21 @@ def _stopping(processes: pool.Pool):
 
 
 def take_result(trial: Trial) -> bool:
-  """Takes over the result of a trial, if its workdir has one; fails it if the result is another config's."""
+  """Reads the result of a trial from its workdir, if there is one, and updates the trial.
+
+  The trial fails if the result belongs to another config.
+
+  Args:
+    trial: the trial to update.
+
+  Returns:
+    True if the workdir contains a result or a run with another config.
+
+  Raises:
+    ConfigError: the result file has no figures.
+  """
   trained = files.read_json(trial.workdir / "result.json")
-  tested = files.read_json(trial.workdir / "figures.json")  # of `evaluate_command`, which trains nothing
+  tested = files.read_json(trial.workdir / "figures.json")  # written by `evaluate_command`, which does not train
   if trained is None and tested is None:
     return False
   own = trial.workdir / "config.json"
@@ -122,11 +152,16 @@ def take_result(trial: Trial) -> bool:
 
 
 def settle(trial: Trial, code: int, log: pathlib.Path) -> None:
-  """Sets the status of a trial whose process has ended with this exit code (below 0: by that signal).
+  """Sets the status of a trial after its process has ended.
 
-  One that was asked to stop or stood still, that a signal ended, or that met another process in its workdir waits to be
-  continued from its last checkpoint, `ATTEMPTS` times at most. That process may have left by now: so its error counts,
-  not its lock.
+  A trial that was stopped, hung, was ended by a signal, or found another process in its workdir waits to be continued
+  from its last checkpoint. It is started at most `ATTEMPTS` times. The other process may have ended by now. Its error
+  message is therefore decisive, and not its lock.
+
+  Args:
+    trial: the trial to update.
+    code: exit code of the process. A negative number is a signal.
+    log: log file of the process.
   """
   trial.fail(last_error(log))
   stopped = code < 0 or code in CONTINUED or runtime.IN_USE in trial.error
@@ -144,7 +179,11 @@ def settle(trial: Trial, code: int, log: pathlib.Path) -> None:
 
 
 def last_error(log: pathlib.Path) -> str:
-  """The last error in a log, else its last line."""
+  """Returns the last error in a log, or the last line if there is no error.
+
+  Args:
+    log: an existing log file.
+  """
   lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
   last = next((line for line in reversed(lines[-40:]) if line.startswith("error:")), lines[-1] if lines else "")
   return last.removeprefix("error:").strip()[:500]

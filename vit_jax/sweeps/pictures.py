@@ -1,4 +1,4 @@
-"""The picture of a sweep: its settings side by side, or which of its keys matters; drawn without a display."""
+"""Plots of a sweep that need no display: settings side by side, and the influence of each key."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,21 @@ from vit_jax import files
 from vit_jax.pictures import DPI, shortened
 from vit_jax.schema import amount
 
-ROWS, LONGEST = 40, 48  # settings that are drawn side by side, and characters of the name of one, at most
-NUMBERED = ("seed", "data.split_seed")  # keys whose numbers are names: 2 is not between 1 and 3
+ROWS, LONGEST = 40, 48  # maximum number of settings in one picture, and of characters in the name of a setting
+NUMBERED = ("seed", "data.split_seed")  # keys with numbers that serve as names: 2 is not between 1 and 3
 Row = tuple[Mapping[str, object], float]  # changes of a trial, its metric
 
 
 def compared(groups: Mapping[str, Sequence[float]], metric: str, path: pathlib.Path) -> None:
-  """Draws a PNG with a row for each setting, in their order: its trials, their mean and standard deviation (n - 1).
+  """Draws a PNG with one row per setting: its trials, their mean and their standard deviation (n - 1).
 
   Args:
-    groups: the metric of each trial of a setting, by what the setting is called.
-    metric: its name.
-    path: of the picture.
+    groups: {name of a setting: metric of each trial}, in the order of the rows.
+    metric: name of the metric.
+    path: path of the picture.
+
+  Raises:
+    ConfigError: the path does not end in .png, or it cannot be written.
   """
   files.check_path(path, (".png",))
   assert groups and all(groups.values())
@@ -43,9 +46,18 @@ def compared(groups: Mapping[str, Sequence[float]], metric: str, path: pathlib.P
 
 
 def effects(rows: Sequence[Row], keys: Sequence[str], metric: str, path: pathlib.Path) -> None:
-  """Draws a PNG with a panel for each key: the metric of all trials over the key's values, and their means.
+  """Draws a PNG with one panel per key: the metric of all trials over the key's values, and the means.
 
-  The panels' titles and order are the share of the metric's variance that the key's values explain, one key at a time.
+  Titles and order of the panels show the share of the metric's variance that each key explains on its own.
+
+  Args:
+    rows: (changes, metric) of each trial.
+    keys: keys of the config.
+    metric: name of the metric.
+    path: path of the picture.
+
+  Raises:
+    ConfigError: the path does not end in .png, or it cannot be written.
   """
   files.check_path(path, (".png",))
   assert rows and keys
@@ -63,9 +75,9 @@ def effects(rows: Sequence[Row], keys: Sequence[str], metric: str, path: pathlib
 
 
 def _panel(axes, groups, key):
-  """Draws the metrics of each value of a key, and their means, which a line joins where the values have an order."""
+  """Draws the metrics of each value of a key, and their means. A line joins the means if the values have an order."""
   numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in groups)
-  # Numbers stand where they belong if there is room for them, names and few numbers side by side.
+  # Numbers are drawn to scale if there are many of them. Names and few numbers are drawn at equal distances.
   to_scale = numeric and len(groups) > 6 and key not in NUMBERED
   positions = list(groups) if to_scale else range(len(groups))
   for position, metrics in zip(positions, groups.values(), strict=True):
@@ -83,7 +95,14 @@ def _panel(axes, groups, key):
 
 
 def explained(rows: Sequence[Row], key: str) -> float:
-  """Variance of the means by the key's value over the whole variance, each trial counting once (eta squared)."""
+  """Returns the share of the metric's variance that a key explains (eta squared).
+
+  It is the variance of the means per value, divided by the total variance. Each trial has the same weight.
+
+  Args:
+    rows: (changes, metric) of each trial.
+    key: a key of the config.
+  """
   metrics = np.array([metric for _, metric in rows])
   whole = np.sum((metrics - metrics.mean()) ** 2)
   groups = _by_value(rows, key).values()
@@ -92,7 +111,7 @@ def explained(rows: Sequence[Row], key: str) -> float:
 
 
 def _by_value(rows, key):
-  """{value of the key: metrics}, numbers in order and first."""
+  """Returns {value of the key: metrics}, with numbers in order and before other values."""
   groups = {}
   for changes, metric in rows:
     value = changes.get(key, "as it is")

@@ -1,4 +1,7 @@
-"""Commands side by side, each on a group of this machine's devices that no other has; this process itself uses none."""
+"""A pool of commands that run at the same time on disjoint groups of this machine's devices.
+
+The process of the pool itself uses no device.
+"""
 
 import dataclasses
 import os
@@ -13,12 +16,13 @@ from collections.abc import Sequence
 from vit_jax.runtime.watch import PARENT
 from vit_jax.schema import ConfigError, amount
 
-PATIENCE = 120.0  # seconds between a SIGTERM and a SIGKILL: a large state takes its time to be saved
-# Chips of a TPU host that can be a machine of their own, and the box that they are: the driver takes no other shapes.
+PATIENCE = 120.0  # seconds between a SIGTERM and a SIGKILL; saving a large state takes time
+# Numbers of chips of a TPU host that can form a machine, with the shape. The driver accepts no other shapes.
 _TPU_BOXES = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
-# Becomes the command, on its cores. On Linux it first asks for a SIGTERM when the process that started it is killed: it
-# then saves, and rents nothing any longer; elsewhere the run's own watch sees that (`watch.PARENT`). (A function for
-# after the fork would be shorter, and is not safe beside JAX's threads.)
+# A program that replaces itself by the command, on the given cores. On Linux it first requests a SIGTERM for the case
+# that its parent process is killed. The command then saves and no longer occupies a rented machine. On other systems
+# the run's own watchdog detects this case (`watch.PARENT`). A function that runs after the fork would be shorter, but
+# it is not safe together with JAX's threads.
 _LAUNCH = """
 import ctypes, os, signal, sys
 parent, cores, *command = sys.argv[1:]
@@ -35,16 +39,25 @@ _ASK = "import jax; d = jax.local_devices(); print(d[0].platform, len({getattr(x
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """Devices for one command: variables of its environment, and the cores that it may use (empty: all)."""
+  """Devices for one command.
+
+  Attributes:
+    environment: environment variables that select the devices.
+    cores: CPU cores that the command may use. Empty means all.
+  """
 
   environment: dict[str, str] = dataclasses.field(default_factory=dict)
   cores: tuple[int, ...] = ()
 
 
 def groups(count: int) -> list[Group]:
-  """Disjoint groups of the local devices, equally large: TPU chips, GPUs, or else CPU cores.
+  """Divides the local devices into disjoint groups of equal size: TPU chips, GPUs, or else CPU cores.
 
-  One group is the whole machine. ConfigError for a count that the devices cannot be divided into.
+  Args:
+    count: number of groups. One group is the whole machine.
+
+  Raises:
+    ConfigError: the devices cannot be divided into this number of groups.
   """
   if count == 1:
     return [Group()]
@@ -62,7 +75,7 @@ def groups(count: int) -> list[Group]:
 
 
 def _devices():
-  """Platform and number of local devices, by a process of its own: whoever asks JAX holds the devices."""
+  """Returns platform and number of local devices. A separate process queries JAX, because a query holds them."""
   if os.environ.get("JAX_PLATFORMS") == "cpu":
     return "cpu", 0
   answer = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True)
@@ -73,7 +86,7 @@ def _devices():
 
 
 def _divided(items, count, what, sizes=None):
-  """Equal parts of the items, what is left over dropped; `sizes` are those that a part may have."""
+  """Divides items into equal parts and drops the remainder. `sizes` contains the allowed sizes of a part."""
   size = len(items) // max(count, 1)
   if not 0 < count <= len(items) or (sizes and size not in sizes):
     fits = [n for n in range(1, len(items) + 1) if not sizes or len(items) // n in sizes]
@@ -89,7 +102,8 @@ def _tpu(chips):
     "TPU_VISIBLE_CHIPS": ",".join(map(str, chips)),
     "TPU_CHIPS_PER_PROCESS_BOUNDS": _TPU_BOXES[len(chips)],
     "TPU_PROCESS_BOUNDS": "1,1,1",
-    # Else each of them would take itself for the host's one process, with one coordinator for all.
+    # Without these variables each process would consider itself the host's only process, and all would use one
+    # coordinator.
     "VITJAX_COORDINATOR": f"127.0.0.1:{port}",
     "VITJAX_PROCESSES": "1",
     "VITJAX_PROCESS": "0",
@@ -97,7 +111,11 @@ def _tpu(chips):
 
 
 class Pool:
-  """Runs commands, as many at a time as there are groups: a resource whose `close` leaves none of them running."""
+  """A pool that runs one command per group. `close` ends all running commands.
+
+  Args:
+    groups: the device groups.
+  """
 
   def __init__(self, groups: Sequence[Group]):
     self._free = list(groups)
@@ -105,21 +123,27 @@ class Pool:
 
   @property
   def has_room(self) -> bool:
-    """Whether a group is free."""
+    """Returns true if a group is free."""
     return bool(self._free)
 
   @property
   def names(self) -> list[str]:
-    """Of the commands that are running."""
+    """Returns the names of the running commands."""
     return list(self._running)
 
   def start(self, name: str, command: Sequence[str], log: pathlib.Path) -> None:
-    """Starts a command on a free group, of which there must be one; what it prints is added to `log`."""
+    """Starts a command on a free group. Requires that a group is free.
+
+    Args:
+      name: name of the command in this pool.
+      command: program and arguments.
+      log: file to which the output is appended.
+    """
     group = self._free.pop(0)
     launch = [sys.executable, "-c", _LAUNCH, str(os.getpid()), ",".join(map(str, group.cores))]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
-      # In a session of its own: Ctrl-C reaches this process alone, which asks the others to save and stop.
+      # In a session of its own, so that only this process receives Ctrl-C. It then asks the others to save and stop.
       process = subprocess.Popen(
         [*launch, *command],
         stdin=subprocess.DEVNULL,
@@ -131,7 +155,7 @@ class Pool:
     self._running[name] = process, group
 
   def finished(self) -> dict[str, int]:
-    """Exit codes, by name, of those that ended since the last call."""
+    """Returns {name: exit code} of the commands that ended since the last call."""
     codes = {name: process.poll() for name, (process, _) in self._running.items()}
     ended = {name: code for name, code in codes.items() if code is not None}
     for name in ended:
@@ -139,7 +163,11 @@ class Pool:
     return ended
 
   def close(self) -> dict[str, int]:
-    """Asks all to stop (SIGTERM), and ends those that have not after `PATIENCE` seconds; their exit codes."""
+    """Sends SIGTERM to all commands, and kills those that run after `PATIENCE` seconds.
+
+    Returns:
+      {name: exit code} of the commands.
+    """
     for process, _ in self._running.values():
       process.send_signal(signal.SIGTERM)
     deadline, codes = time.monotonic() + PATIENCE, {}

@@ -1,4 +1,4 @@
-"""What a sweep leaves in its workdir: sweep.json after each change; at its end sweep.md and sweep.png."""
+"""Output files of a sweep in its workdir: sweep.json after each change, sweep.md and sweep.png at the end."""
 
 import hashlib
 import json
@@ -15,11 +15,14 @@ from vit_jax.sweeps.trials import Setting, Trial, is_record, settings, text
 
 
 class Record:
-  """What is known of a study, kept in sweep.json of its workdir.
+  """The state of a study, stored in sweep.json of its workdir.
 
   Args:
-    study: what is recorded. ConfigError if the workdir holds the record of another.
-    trials: those of the study.
+    study: the study to record.
+    trials: trials of the study.
+
+  Raises:
+    ConfigError: the workdir contains the record of another study, or a damaged record.
   """
 
   def __init__(self, study: Study, trials: list[Trial]):
@@ -43,7 +46,7 @@ class Record:
       )
 
   def log(self, trial: Trial) -> pathlib.Path:
-    """Where a trial's output goes, on a disk: a bucket gets it at the trial's end, by `keep_log`."""
+    """Returns the path of a trial's log on a disk. `keep_log` copies it to a bucket when the trial ends."""
     workdir = self.study.workdir
     if paths.in_bucket(workdir):
       mark = hashlib.sha256(str(workdir).encode()).hexdigest()[:12]
@@ -51,16 +54,20 @@ class Record:
     return workdir / "logs" / f"{trial.workdir.parent.name}-{trial.name}.log"
 
   def keep_log(self, trial: Trial) -> None:
-    """Copies the output of a trial that has ended into the bucket, if the sweep is in one."""
+    """Copies the log of a trial that has ended into the bucket, if the sweep is in a bucket."""
     log = self.log(trial)
     if paths.in_bucket(self.study.workdir):
       files.copy(log, self.study.workdir / "logs" / log.name)
 
   def restore(self, trials: list[Trial], retry: bool) -> None:
-    """Takes over what earlier sessions recorded of the trials, by name.
+    """Restores trials from the record of earlier sessions, by name.
 
-    That is of those that are done and, unless `retry`, of those that were started and failed or diverged. One that has
-    failed before it was started is judged anew.
+    Completed trials are restored. Unless `retry` is true, trials that were started and then failed or diverged are
+    restored too. A trial that failed before its start is evaluated again.
+
+    Args:
+      trials: `self.trials` or `self.last_runs`.
+      retry: true tries failed and diverged trials again.
     """
     kind = "final" if trials is self.last_runs else "trials"
     earlier = {record.get("name"): record for record in self._earlier.get(kind, ())}
@@ -87,7 +94,7 @@ class Record:
     files.write_text(self.study.workdir / "sweep.json", json.dumps(record, indent=2, default=str) + "\n")
 
   def close(self) -> None:
-    """Writes and prints the table, and draws the picture."""
+    """Writes sweep.json and sweep.md, prints the table, and draws sweep.png."""
     self.write()
     workdir, metrics = self.study.workdir, self._shown()
     report = self._report(metrics)
@@ -97,7 +104,7 @@ class Record:
     metric = chosen and chosen.metric
     measured = [trial for trial in self.trials if metric in trial.figures]
     if keys := results.varied(measured):
-      from vit_jax.sweeps import board, pictures  # TensorBoard and matplotlib take their time
+      from vit_jax.sweeps import board, pictures  # TensorBoard and matplotlib are slow to import
 
       groups = self._groups(metric)
       if self.study.sweep.decide is None and 1 < len(groups) <= pictures.ROWS:
@@ -110,7 +117,7 @@ class Record:
       say(f"  settings  tensorboard {texts.flag('logdir', workdir)}   (page HParams)")
 
   def _groups(self, metric) -> dict[str, list[float]]:
-    """The values of a metric by setting; what differs between settings is what they are called by."""
+    """Returns {name of a setting: values of a metric}. The names contain only keys that differ between settings."""
     keys = results.varied(self.trials)
     named = {}
     for setting in settings(self.trials, self.study.sweep.over):
@@ -120,11 +127,11 @@ class Record:
     return named
 
   def _metrics(self) -> Sequence[str]:
-    """All metrics that any trial has, in order."""
+    """Returns all metrics that any trial has, in order."""
     return dict.fromkeys(name for trial in self.trials for name in trial.figures)
 
   def _shown(self) -> list[str]:
-    """The metrics of the table, the one that ranks first."""
+    """Returns the metrics of the table. The first one ranks the settings."""
     if decide := self.study.sweep.decide:
       return list(dict.fromkeys([decide, f"{decide.rpartition('/')[0]}/loss"]))
     chosen = results.criterion(self.trials, None)
@@ -132,7 +139,7 @@ class Record:
     return list(dict.fromkeys([chosen.metric, *names])) if chosen else names
 
   def _report(self, metrics) -> str:
-    """The text of sweep.md."""
+    """Returns the text of sweep.md."""
     over = self.study.sweep.over
     parts = [results.table(self.trials, metrics, self.best, over), *results.choice(self.trials, self.study.sweep)]
     if over and (runs := self.last_runs if self.study.sweep.decide else self.trials):

@@ -1,4 +1,4 @@
-"""What came of a sweep's trials: settings ranked by a metric, tables with mean and standard deviation over seeds."""
+"""Results of a sweep: settings ranked by a metric, and tables with mean and standard deviation over seeds."""
 
 import json
 import math
@@ -14,11 +14,11 @@ from vit_jax.sweeps.trials import Setting, Trial, count, measured, settings, tex
 
 
 def ranked(candidates: Sequence[Setting], decide: str) -> list[Setting]:
-  """Ranks settings by the mean of a metric, the best first. Of equal settings, that with the lower loss is first.
+  """Ranks settings by the mean of a metric, best first. Equal settings are ordered by their loss.
 
   Args:
-    candidates: settings. Those with unfinished trials are left out, and those whose metric is not finite.
-    decide: the metric.
+    candidates: settings. A setting with unfinished trials or a metric that is not finite is omitted.
+    decide: name of the metric.
   """
   sign = 1 if decide.endswith(FALLING) else -1
   evaluation, loss = decide.rpartition("/")[0], "ema_loss" if "/ema_" in f"/{decide}" else "loss"
@@ -35,7 +35,16 @@ def ranked(candidates: Sequence[Setting], decide: str) -> list[Setting]:
 
 
 def criterion(trials: Sequence[Trial], decide: str | None) -> selection.Criterion | None:
-  """Returns the figure that ranks trials: what the sweep decides by, else one of the validation split, else of test."""
+  """Returns the figure that ranks trials.
+
+  Args:
+    trials: trials of a sweep.
+    decide: the figure by which the sweep decides. Without it, a figure of the validation split is preferred to one of
+      the test split.
+
+  Returns:
+    The figure with its split, or None if no trial has a figure.
+  """
   plain_configs = [(json.loads(trial.config or "{}"), trial.figures) for trial in trials]
   if decide is None:
     return selection.shared(plain_configs)
@@ -43,7 +52,15 @@ def criterion(trials: Sequence[Trial], decide: str | None) -> selection.Criterio
 
 
 def choice(trials: Sequence[Trial], sweep: Sweep) -> list[str]:
-  """Returns what ranks the settings, and whether the best one leads by more than noise; nothing before any figure."""
+  """Describes the figure that ranks the settings, and tests if the lead of the best one exceeds noise.
+
+  Args:
+    trials: trials of the sweep.
+    sweep: the sweep.
+
+  Returns:
+    One paragraph, or an empty list before any figure exists.
+  """
   chosen = criterion(trials, sweep.decide)
   if chosen is None or not any(chosen.metric in trial.figures for trial in trials):
     return []
@@ -61,11 +78,11 @@ def choice(trials: Sequence[Trial], sweep: Sweep) -> list[str]:
 
 
 def lead(first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, float]], metric: str, name: str) -> str:
-  """Returns a sentence on whether the best setting is better than the next one by more than noise.
+  """Returns a sentence that compares the best setting with the next one and accounts for noise.
 
   Args:
     first: figures of each run of the best setting.
-    second: figures of each run of the next one.
+    second: figures of each run of the next setting.
     metric: name of the figure to compare.
     name: name of the next setting.
   """
@@ -89,13 +106,23 @@ def lead(first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, flo
 
 
 def varied(trials: Sequence[Trial]) -> list[str]:
-  """Keys whose values differ between trials, or are not in all of them."""
+  """Returns the keys with values that differ between trials or are missing in some trials."""
   keys = dict.fromkeys(key for trial in trials for key in trial.changes)
   return [key for key in keys if len({repr(trial.changes.get(key)) for trial in trials}) > 1]
 
 
 def mean_and_deviation(values: Sequence[float], share: bool = True) -> str:
-  """91.25 ± 0.31 (3): mean, standard deviation (n - 1) and count; per cent for a share."""
+  """Formats values as mean, standard deviation (n - 1) and count: "91.25 ± 0.31 (3)".
+
+  Args:
+    values: the values.
+    share: true formats the values as percentages.
+
+  Example:
+    from vit_jax.sweeps import results
+
+    assert results.mean_and_deviation([0.9, 0.92]) == "91.00 ± 1.41 (2)"
+  """
   if not values:
     return "-"
   scale, digits = (100, 2) if share else (1, 4)
@@ -105,9 +132,16 @@ def mean_and_deviation(values: Sequence[float], share: bool = True) -> str:
 
 
 def table(trials: Sequence[Trial], metrics: Sequence[str], best: Setting | None, over: str | None = None) -> str:
-  """Markdown: a row for each setting with mean ± standard deviation (number of trials) of the metrics; the best bold.
+  """Returns a Markdown table with one row per setting, and the best setting in bold.
 
-  Where trials are of the tasks that differ in the key `over`, without the deviation, which would be that of the tasks.
+  A cell contains the mean ± the standard deviation (number of trials) of a metric. With `over`, the deviation is
+  omitted because it would measure the difference between tasks.
+
+  Args:
+    trials: trials of the sweep.
+    metrics: metrics of the columns.
+    best: the best setting, or None.
+    over: key with the tasks of a suite as values, or None.
   """
   keys = [key for key in varied(trials) if key not in ("seed", over)]
   head = [
@@ -128,7 +162,7 @@ def table(trials: Sequence[Trial], metrics: Sequence[str], best: Setting | None,
 
 
 def final_table(runs: Sequence[Trial]) -> str:
-  """Markdown: the metrics of the last runs on test, one a row."""
+  """Returns a Markdown table of the last runs on the test split, with one metric per row."""
   names = ("top1", "top5", "mean_per_class", "f1_macro", "loss", "ema_top1", "ema_loss")
   values = {name: [trial.figures[name] for trial in runs if name in trial.figures] for name in names}
   rows = [[selection.shown(name), mean_and_deviation(values[name], is_share(name))] for name in names if values[name]]
@@ -136,7 +170,11 @@ def final_table(runs: Sequence[Trial]) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-  """A Markdown table of cells, the first row its head, in columns that a terminal shows straight."""
+  """Returns a Markdown table with columns that are aligned in a terminal.
+
+  Args:
+    rows: rows of cells. The first row is the header.
+  """
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in rows]
   return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])

@@ -1,4 +1,4 @@
-"""The trials of a sweep while they run: a live table on a terminal, elsewhere a line for each change."""
+"""Display of running trials: a live table in a terminal, otherwise one line per change."""
 
 import contextlib
 import pathlib
@@ -20,13 +20,13 @@ _ORDER = ("running", "failed", "diverged", "absent", "done", "waiting")
 
 
 class Screen:
-  """Shows trials until it is closed; a context manager.
+  """A context that displays trials.
 
   Args:
-    trials: all of them, in the order of their numbers.
-    metric: figure by which the sweep decides; a trial without it, or of a sweep that decides nothing, shows the figure
-      of `selection.criterion`.
-    log_of: the file that a trial's output goes to, whose last line is shown while it runs.
+    trials: all trials, in the order of their numbers.
+    metric: figure by which the sweep decides. If it is None or a trial does not have it, the trial shows the figure of
+      `selection.criterion`.
+    log_of: returns the log file of a trial. Its last line is shown while the trial runs.
   """
 
   def __init__(self, trials: Sequence[Trial], metric: str | None, log_of: Callable[[Trial], pathlib.Path]):
@@ -50,22 +50,22 @@ class Screen:
         live.stop()
 
   def changed(self, trial: Trial) -> None:
-    """Says what became of a trial."""
+    """Prints the new status of a trial if the output is not a terminal."""
     if not self._live:
       number = f"{self._trials.index(trial) + 1}/{len(self._trials)}"
       outcome = self._value(trial) or trial.error
       say(f"{time.strftime('%H:%M:%S')}  {trial.status:<9} {number}  {trial}  {outcome}".rstrip())
 
   def refresh(self) -> None:
-    """Draws the table anew."""
+    """Redraws the table."""
     if self._live:
       try:
         self._live.update(self.table(), refresh=True)
-      except OSError:  # the terminal was closed, which ends no sweep
+      except OSError:  # the terminal was closed, which must not end the sweep
         self._close()
 
   def table(self) -> rich.table.Table:
-    """A row for each trial, those that run first; the title counts them."""
+    """Returns a table with a row for each trial, running trials first. The title contains the counts."""
     minutes = (time.monotonic() - self._began) / 60
     order = ("done", "running", "waiting", "failed", "diverged", "absent")
     table = rich.table.Table(title=f"{count(self._trials, order)}, {minutes:.0f} min", expand=True)
@@ -79,7 +79,7 @@ class Screen:
     return table
 
   def _value(self, trial):
-    """The figure of a trial with its name: "val/top1 90.57 %"; "" before there is one."""
+    """Returns the figure of a trial with its name, such as "val/top1 90.57 %", or "" if the trial has no figure."""
     name = self._metric
     if name not in trial.figures:
       chosen = results.criterion([trial], None)
@@ -91,7 +91,10 @@ class Screen:
 
 
 def last_line(log: pathlib.Path) -> str:
-  """The last line of a log, empty where there is none; a progress bar's carriage returns end lines too."""
+  """Returns the last line of a log, or "" if the log does not exist.
+
+  A carriage return, as printed by progress bars, also ends a line.
+  """
   with contextlib.suppress(OSError), log.open("rb") as file:
     file.seek(max(0, log.stat().st_size - 2000))
     lines = re.split(r"[\r\n]+", file.read().decode(errors="replace").rstrip())

@@ -1,4 +1,4 @@
-"""A whole sweep: its trials are run, the best setting is chosen and scored on test."""
+"""Execution of a complete sweep: run the trials, choose the best setting, and evaluate it on the test split."""
 
 import contextlib
 import functools
@@ -16,16 +16,17 @@ from vit_jax.sweeps.trials import Setting, Trial, measured, settings, text
 
 
 def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retry: bool) -> None:
-  """Runs a study from wherever its workdir stands to its end.
+  """Runs a study from the state in its workdir to its end.
 
   Args:
-    study: what to run.
-    trials: those of the study; they are changed in place.
-    groups: devices of one trial each.
-    retry: whether trials that failed or diverged in an earlier session are tried again.
+    study: the study to run.
+    trials: trials of the study. They are changed in place.
+    groups: device groups, each for one trial.
+    retry: true tries trials again that failed or diverged in an earlier session.
 
-  Raises ConfigError where nothing was chosen or measured, or another process holds the workdir; `runtime.Stop` on
-  Ctrl-C, SIGTERM or a closed terminal, after which the same call continues.
+  Raises:
+    ConfigError: no setting could be chosen or measured, or another process uses the workdir.
+    Stop: Ctrl-C, SIGTERM or a closed terminal requested a stop. The same call continues the study.
   """
   train = functools.partial(execution.train_command, study.file)
   with runtime.locked(study.workdir), stoppable() as poll:
@@ -52,9 +53,17 @@ def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retr
 
 
 def last_runs(study: Study, trials: Sequence[Trial], decide: bool) -> tuple[Setting | None, list[Trial]]:
-  """(the best setting, what is scored on test) where the workdirs of all possible trials say that they are done.
+  """Returns the best setting and the runs to evaluate on the test split, if all possible trials are done.
 
-  With `decide` those that are done suffice. Takes their results.
+  The results are read from the workdirs of the trials.
+
+  Args:
+    study: the study.
+    trials: trials of the study. They are changed in place.
+    decide: true accepts a study in which only some trials are done.
+
+  Returns:
+    (best setting, runs), or (None, []) if no setting can be chosen.
   """
   possible = [trial for trial in trials if trial.config is not None]
   finished = [trial.status == "done" or execution.take_result(trial) for trial in possible]
@@ -65,7 +74,16 @@ def last_runs(study: Study, trials: Sequence[Trial], decide: bool) -> tuple[Sett
 
 
 def collect(study: Study, trials: list[Trial], decide: bool) -> None:
-  """Takes what others have finished of a study, and trains nothing; leaves its record and table. See `last_runs`."""
+  """Collects the completed results of a study without training, and writes its record and table.
+
+  Args:
+    study: the study.
+    trials: trials of the study. They are changed in place.
+    decide: true accepts a study in which only some trials are done, see `last_runs`.
+
+  Raises:
+    ConfigError: no trial is done, or another process uses the workdir.
+  """
   with runtime.locked(study.workdir):
     record = Record(study, trials)
     record.restore(trials, retry=False)
@@ -79,14 +97,17 @@ def collect(study: Study, trials: list[Trial], decide: bool) -> None:
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[Callable[[], None]]:
-  """Inside, SIGTERM, Ctrl-C and a closed terminal are requests to stop: what is yielded then raises `runtime.Stop`.
+  """Turns SIGTERM, Ctrl-C and a closed terminal into requests to stop while the context is open.
 
-  The first request counts; after it a Ctrl-C alone is heard, which ends it without waiting for the trials.
+  The first request counts. After it, only Ctrl-C has an effect: it ends the program without waiting for the trials.
+
+  Yields:
+    A function that raises `runtime.Stop` after a request.
   """
   asked = []
 
   def note(number, _):
-    # Raising here would be lost in the callbacks that Python itself makes, of a garbage collection for one.
+    # An exception here could be raised and lost in callbacks of Python itself, for example of garbage collection.
     if asked and number == signal.SIGINT:
       raise KeyboardInterrupt
     asked.append(number)

@@ -1,4 +1,4 @@
-"""Which runs a sweep consists of: its trials as configs, and those that are scored on test at its end."""
+"""Runs of a sweep: its trials as configs, and the runs that are evaluated on the test split at its end."""
 
 import dataclasses
 import hashlib
@@ -24,8 +24,8 @@ class Study:
   Args:
     file: the config file, with its argument if it takes one.
     overrides: flags {key: text} for every run.
-    sweep: trials, the metric that decides and the last runs.
-    workdir: where the sweep lives.
+    sweep: trials, the metric that decides, and the last runs.
+    workdir: directory of the sweep.
   """
 
   file: str
@@ -34,17 +34,21 @@ class Study:
   workdir: pathlib.Path
 
   def trials(self) -> list[Trial]:
-    """A trial for each of the sweep's changes, without those that make the same config.
+    """Returns a trial for each of the sweep's changes, without duplicates of the same config.
 
-    Changes that make no config are trials that have failed. Where a metric decides, the evaluations on test images are
-    left out.
+    Changes that do not result in a valid config become failed trials. If a metric decides, the trials omit evaluations
+    on test images.
     """
     return _different(self._trial(changes) for changes in self.sweep.trials)
 
   def last_runs(self, best: Setting) -> list[Trial]:
-    """The runs to score on test: those that `final` lists, with the best setting, else the best setting's own trials.
+    """Returns the runs to evaluate on the test split.
 
-    Those that `final` lists are not measured by the evaluation that decides, whose images they may train on.
+    These are the runs that `final` lists, with the changes of the best setting. They omit the evaluation that decides,
+    because they may train on its images. If `final` is empty, the runs are the best setting's own trials.
+
+    Args:
+      best: the best setting.
     """
     folder, over = self.workdir / "final", self.sweep.over
     if not self.sweep.final:
@@ -54,7 +58,14 @@ class Study:
     return _different(self._last_run({**best.changes, **changes}) for changes in rows)
 
   def check(self, trials: Sequence[Trial]) -> None:
-    """Raises ConfigError if flags and trials give the same key, no trial is possible, or the last runs are not."""
+    """Checks that flags and trials set different keys, and that trials and last runs are possible.
+
+    Args:
+      trials: trials of the study.
+
+    Raises:
+      ConfigError: a check fails.
+    """
     for key in self.overrides:
       tried = [name for changes in [*self.sweep.trials, *self.sweep.final] for name in changes]
       if any(key == name or key.startswith(f"{name}.") for name in tried):
@@ -80,7 +91,7 @@ class Study:
     decide = self.sweep.decide
 
     def with_test(run, base):
-      if decide.partition("/")[0] in run.evals:  # absent if this run holds no images out
+      if decide.partition("/")[0] in run.evals:  # absent if this run does not hold out images
         _check_decides(run, decide)
       on_test = {f"evals.{name}.every": "100%" for name in _on_test(run)}
       on_test = on_test or {"evals.test.name": "accuracy", "evals.test.split": "test"}
@@ -89,7 +100,7 @@ class Study:
     return self._run(changes, self.workdir / "final", with_test)
 
   def _run(self, changes, folder, evaluations) -> Trial:
-    """The trial of these changes; `evaluations` maps its run and its config to flags that choose what is measured."""
+    """Returns the trial of these changes. `evaluations` maps its run and config to flags that select evaluations."""
     texts = dict(self.overrides)
     try:
       texts |= as_flags(changes, schema.plain(flags.load(self.file)))
@@ -107,7 +118,7 @@ def _digest(text):
 
 
 def _different(trials):
-  """The first trial of each name."""
+  """Returns the first trial of each name."""
   first = {}
   for trial in trials:
     first.setdefault(trial.name, trial)
@@ -118,24 +129,21 @@ def _resolved(file, texts):
   return build.complete(config.resolve(flags.load(file, texts)))
 
 
-# What decides.
-
-
 def _on_test(run: config.Run) -> list[str]:
-  """Names of the evaluations that look at the test split of the run's own data."""
+  """Returns the names of the evaluations that use the test split of the run's own data."""
   return [
     name for name, choice in run.evals.items() if selection.split_of(choice.args) in ("test", run.data.args["test"])
   ]
 
 
 def _filled(run: config.Run, base: Mapping[str, Any]) -> dict[str, str]:
-  """Returns flags for the evaluations that the config leaves to defaults: these follow from the evaluation of test."""
+  """Returns flags for the evaluations that the config leaves to defaults, which depend on the evaluation of test."""
   added = [name for name in run.evals if not flags.has(base, f"evals.{name}.name")]
   return as_flags({f"evals.{name}": schema.plain(run.evals[name]) for name in added}, {})
 
 
 def _check_decides(run: config.Run, decide: str) -> None:
-  """Raises ConfigError unless `decide` is a metric of an evaluation of the run that looks at no test images."""
+  """Raises ConfigError unless `decide` is a metric of an evaluation of the run that uses no test images."""
   name, _, metric = decide.partition("/")
   if name not in run.evals or not metric:
     raise ConfigError(
@@ -150,17 +158,32 @@ def _check_decides(run: config.Run, decide: str) -> None:
 
 
 def check_possible(trials: Sequence[Trial]) -> None:
-  """Raises ConfigError, with the first reason, if all trials have failed."""
+  """Raises an error with the first reason if all trials have failed.
+
+  Args:
+    trials: trials of a study.
+
+  Raises:
+    ConfigError: all trials have failed.
+  """
   if all(trial.status in ("failed", "absent") for trial in trials):
     errors = list(dict.fromkeys(trial.error for trial in trials))
     raise ConfigError(errors[0] if len(errors) == 1 else f"no trial is possible; the first: {errors[0]}")
 
 
 def check_data(trials: Sequence[Trial], decide: str | None, over: str | None = None) -> None:
-  """Fails each trial whose data or weights are absent, or that decides by images of its test or training split.
+  """Checks the data and weights of each trial, and marks trials that are not possible as failed.
 
-  Opens every dataset once. Where `over` names the tasks of a suite, those whose data are absent have not failed. Raises
-  ConfigError if no trial is left.
+  A trial fails if its data or weights are absent, or if it decides by images of its test or training split. Each
+  dataset is opened once.
+
+  Args:
+    trials: the trials. They are changed in place.
+    decide: the figure by which the sweep decides, or None.
+    over: key with the tasks of a suite as values. A task with absent data then counts as absent and not as failed.
+
+  Raises:
+    ConfigError: no trial remains.
   """
   opened = {}
 
@@ -198,13 +221,16 @@ def _check_data(run, decide, open_split):
       )
 
 
-# From a config file, and back to flags.
-
-
 def sweep_of(path: str) -> Sweep:
-  """The sweep of a config file, `file` or `file:argument`; its `sweep` takes the argument if it takes any.
+  """Returns the sweep of a config file.
 
-  A plain list of changes is a sweep in which nothing is chosen.
+  A plain list of changes becomes a sweep that does not choose a setting.
+
+  Args:
+    path: `file` or `file:argument`. The file's function `sweep` gets the argument if it has a parameter.
+
+  Raises:
+    ConfigError: the file defines no sweep, or returns a value of another type.
   """
   module, argument = flags.module(path)
   if not callable(getattr(module, "sweep", None)):
@@ -231,9 +257,22 @@ def _verb_of(path, module, argument):
 
 
 def as_flags(changes: Changes, base: Mapping[str, Any]) -> dict[str, str]:
-  """Changes as `--config.KEY=VALUE` has them, {key: text}, for a config whose own values are `base`.
+  """Converts changes to flags of a command, `--config.KEY=VALUE`.
 
-  A choice replaces the one of the config: of that, keys which the new one does not give return to their defaults.
+  A choice replaces the choice of the config. Keys that only the old choice sets return to their defaults.
+
+  Args:
+    changes: {key: value}.
+    base: values of the config.
+
+  Returns:
+    {key: text}.
+
+  Example:
+    from vit_jax.sweeps import study
+
+    flags = study.as_flags({"optim.lr": 0.1, "optim.schedule": {"name": "constant"}}, {})
+    assert flags == {"optim.lr": "0.1", "optim.schedule.name": "constant"}
   """
   texts = {}
   for key, value in changes.items():

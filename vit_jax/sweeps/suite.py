@@ -1,7 +1,7 @@
-"""What came of the tasks of a suite: a column each, means of groups and of all; of VTAB as its papers have them.
+"""Results of the tasks of a suite: one column per task, and means as in the papers on VTAB.
 
-Means are of percentages, unweighted: of a group over its tasks, of all over all tasks, which is not the mean of the
-groups (VTAB's leaderboard). A task's own figure is the mean of its runs.
+The means are unweighted means of percentages. The mean of a group is over its tasks. The total mean is over all tasks,
+which differs from the mean of the groups (VTAB's leaderboard). The figure of a task is the mean of its runs.
 """
 
 import json
@@ -12,15 +12,15 @@ from vit_jax.data.catalog import vtab
 from vit_jax.sweeps.results import markdown
 from vit_jax.sweeps.trials import Trial
 
-METRIC = "top1"  # of all tasks of VTAB, those with classes of unequal size too
+METRIC = "top1"  # used for all tasks of VTAB, including those with classes of unequal size
 
 
 def report(runs: Sequence[Trial], trials: Sequence[Trial], over: str) -> str:
-  """Markdown: a table of the tasks on test, by the `runs` of the chosen setting, and which are missing and why.
+  """Returns a Markdown table of the tasks on the test split, followed by a list of missing tasks with the reasons.
 
   Args:
-    runs: measured on test.
-    trials: all of the sweep, whose values of the key `over` are the tasks.
+    runs: runs of the chosen setting, measured on the test split.
+    trials: all trials of the sweep. Their values of the key `over` are the tasks.
     over: the key.
   """
   tasks = list(dict.fromkeys(trial.changes[over] for trial in trials))
@@ -34,15 +34,16 @@ def report(runs: Sequence[Trial], trials: Sequence[Trial], over: str) -> str:
 
 
 def table(figures: Mapping[str, Sequence[float]], tasks: Sequence[str], model: str) -> str:
-  """Markdown of one row: a column for each of the tasks, "-" for one without figures, and one for each mean.
+  """Returns a Markdown table of one row, with a column for each task and each mean.
 
-  A mean says of how many tasks it is where some are missing; with equally many runs of each task it has their standard
-  deviation (n - 1), that of the means of the first runs, of the second, ...
+  A task without figures is shown as "-". If tasks are missing, the title of a mean contains the number of tasks that it
+  includes. If each task has the same number of runs, a mean has a standard deviation (n - 1). It is the deviation
+  between the means over the first runs, the second runs, and so on.
 
   Args:
-    figures: {task: of each run}, shares of one.
-    tasks: all of the suite, in order.
-    model: what the row is called.
+    figures: {task: figure of each run} as fractions of one.
+    tasks: all tasks of the suite, in order.
+    model: title of the row.
   """
   head, row = ["model"], [model]
   for task in tasks:
@@ -79,6 +80,6 @@ def _models(runs):
 
 
 def _reason(task, trials, over):
-  """What the first of its trials that has ended without a figure says; the end of it is what to do."""
+  """Returns the error of the first trial of a task that ended without a figure, or the trial's status."""
   own = [trial for trial in trials if trial.changes[over] == task]
   return next((trial.error for trial in own if trial.error), own[0].status)

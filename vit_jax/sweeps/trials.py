@@ -1,4 +1,4 @@
-"""A trial of a sweep and how far it is; a setting, whose trials differ in their seed alone."""
+"""Trials of a sweep with their status, and settings: groups of trials that differ only in their seed."""
 
 import dataclasses
 import json
@@ -14,18 +14,20 @@ _RECORDED = {"name": "", "status": "", "error": "", "figures": {}, "seconds": 0.
 
 @dataclasses.dataclass
 class Trial:
-  """One run of a sweep, and how far it is.
+  """One run of a sweep, with its status.
 
   Args:
-    name: a digest of the whole config, so that the same run has the same name in every process.
-    changes: what the sweep changes in the config file.
-    flags: the same as {key: text} of `--config.KEY=VALUE`, with the flags of the sweep itself.
-    workdir: where it is trained, or measured.
-    config: the resolved config as JSON text; None where the changes make no valid config, which `error` explains.
-    status: waiting, running, done, failed, diverged, or absent, as are the data of a suite's task.
-    figures: metrics of the result, {"val/top1": 0.93}.
-    seconds: of training.
-    attempts: how often it was started.
+    name: a digest of the whole config. The same run has the same name in every process.
+    changes: changes that the sweep makes to the config file.
+    flags: the changes as {key: text} of `--config.KEY=VALUE`, together with the flags of the sweep.
+    workdir: directory in which the trial is trained or evaluated.
+    config: the resolved config as JSON text. It is None if the changes result in an invalid config.
+    status: waiting, running, done, failed, diverged or absent. Absent means that the data of a suite's task are
+      missing.
+    error: reason of a failure, or "".
+    figures: metrics of the result, such as {"val/top1": 0.93}.
+    seconds: training time.
+    attempts: number of starts.
   """
 
   name: str
@@ -43,22 +45,31 @@ class Trial:
     return text(self.changes)
 
   def fail(self, error: str, status: str = "failed") -> None:
-    """Ends the trial, with the reason."""
+    """Ends the trial.
+
+    Args:
+      error: the reason.
+      status: the new status.
+    """
     self.status, self.error = status, error
 
   def to_json(self) -> dict[str, Any]:
-    """The trial as JSON values, for sweep.json."""
+    """Returns the trial as JSON values for sweep.json."""
     recorded = {name: getattr(self, name) for name in _RECORDED}
     return {"changes": plain(dict(self.changes)), "workdir": str(self.workdir)} | recorded
 
   def restore(self, record: dict[str, Any]) -> None:
-    """Takes over status, figures and attempts from what `to_json` made of an earlier session's trial."""
+    """Restores status, figures and attempts from the JSON values of an earlier session's trial.
+
+    Args:
+      record: the result of `to_json`.
+    """
     for name in _RECORDED:
       setattr(self, name, record.get(name, getattr(self, name)))
 
 
 def is_record(values) -> bool:
-  """Whether JSON values are what `Trial.to_json` makes, as far as `Trial.restore` reads them."""
+  """Returns true if JSON values can be passed to `Trial.restore`."""
   if not isinstance(values, dict):
     return False
   kinds = {name: int | float if isinstance(blank, float) else type(blank) for name, blank in _RECORDED.items()}
@@ -68,22 +79,31 @@ def is_record(values) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """Trials that differ in their seed alone, and in the task of a suite."""
+  """Trials that differ only in their seed and in the task of a suite.
 
-  changes: Changes  # without the seed and the task
+  Attributes:
+    changes: the common changes.
+    trials: the trials.
+  """
+
+  changes: Changes  # changes without the seed and the task
   trials: list[Trial]
 
   @property
   def done(self) -> bool:
-    """Whether all of its trials are done."""
+    """Returns true if all trials of the setting are done."""
     return all(trial.status == "done" for trial in self.trials)
 
   def values(self, metric: str) -> list[float]:
-    """A metric of each trial that has it."""
+    """Returns a metric of each trial that has it."""
     return [trial.figures[metric] for trial in self.trials if metric in trial.figures]
 
   def to_json(self, metrics: Sequence[str]) -> dict[str, Any]:
-    """The setting as JSON values, with these metrics of every trial."""
+    """Returns the setting as JSON values.
+
+    Args:
+      metrics: metrics to include, for every trial.
+    """
     return {
       "changes": plain(dict(self.changes)),
       "trials": [trial.name for trial in self.trials],
@@ -92,7 +112,12 @@ class Setting:
 
 
 def settings(trials: Sequence[Trial], over: str | None = None) -> list[Setting]:
-  """The trials grouped by what they change except for the seed and the task, the key `over`; in order."""
+  """Groups trials by their changes except the seed and the task. The order is preserved.
+
+  Args:
+    trials: trials of a sweep.
+    over: key with the tasks of a suite as values, or None.
+  """
   groups: dict[str, Setting] = {}
   for trial in trials:
     changes = {key: value for key, value in trial.changes.items() if key not in ("seed", over)}
@@ -102,17 +127,27 @@ def settings(trials: Sequence[Trial], over: str | None = None) -> list[Setting]:
 
 
 def measured(trials: Sequence[Trial], over: str | None) -> list[Trial]:
-  """The trials of those tasks of which any is done; all of them where `over` names no tasks."""
+  """Returns the trials of the tasks for which at least one trial is done, or all trials if `over` is None.
+
+  Args:
+    trials: trials of a sweep.
+    over: key with the tasks of a suite as values, or None.
+  """
   done = [trial.changes[over] for trial in trials if trial.status == "done"] if over else []
   return [trial for trial in trials if over is None or trial.changes[over] in done]
 
 
 def count(trials: Sequence[Trial], statuses: Sequence[str]) -> str:
-  """How many trials have each of these statuses, without noughts: "3 done, 1 failed"."""
+  """Returns the number of trials per status, without zeros: "3 done, 1 failed".
+
+  Args:
+    trials: trials of a sweep.
+    statuses: statuses to count, in order.
+  """
   counts = {status: sum(trial.status == status for trial in trials) for status in statuses}
   return ", ".join(f"{number} {status}" for status, number in counts.items() if number)
 
 
 def text(changes: Changes) -> str:
-  """Changes on a line: optim.lr=0.01 seed=1."""
+  """Returns changes on one line: "optim.lr=0.01 seed=1"."""
   return " ".join(f"{key}={plain(value)}" for key, value in changes.items()) or "as it stands"
