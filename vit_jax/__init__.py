@@ -1,7 +1,7 @@
 """Vision Transformers in JAX: from a config file to a trained, evaluated, restartable model.
 
-`vit_jax.load("runs/a")` is a model to use; `python -m vit_jax` lists what else there is. Nothing large is imported
-before it is asked for.
+`vit_jax.load("runs/a")` loads a trained model. `python -m vit_jax` lists the commands. Large libraries are imported
+only when they are needed.
 """
 
 import importlib
@@ -18,27 +18,46 @@ if sys.argv[:1] == ["-m"]:  # `python -m vit_jax.VERB`, before its libraries are
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 platforms.select()
-# Read by libraries when they first meet a path of a bucket. By default etils asks TensorFlow for it, whose seconds of
-# import nothing else needs, and whose requests are retried in ways that nobody can change.
+# Libraries read this variable when they first use the path of a bucket. By default etils calls TensorFlow, which takes
+# seconds to import, is not needed for anything else, and has a retry policy that cannot be changed.
 os.environ.setdefault("EPATH_USE_TF", "false")
-# TensorStore waits without end for a server that stands still; after this it tries again.
+# TensorStore has no timeout for a server that stops responding. With these variables it retries after 20 s.
 os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "20")
 os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
 os.environ.setdefault("TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS", "10")
-if sys.argv[:1] == ["-m"] and "." in sys.orig_argv[-len(sys.argv)]:  # a verb, and not the list of verbs
+if sys.argv[:1] == ["-m"] and "." in sys.orig_argv[-len(sys.argv)]:  # a verb, not the list of verbs
   platforms.import_jax()
 
 
 def load(path: str | os.PathLike, ema: bool | None = None, image_size: int | None = None, prefix: str | None = None):
-  """The model of a workdir or of any file of weights, with `predict`, `features`, `preprocess`, `classes`, `logits`.
+  """Loads the model of a workdir or of any supported weight file.
 
-  See `vit_jax.inference.predictor.load`, which this is.
+  The function is `vit_jax.inference.predictor.load`.
+
+  Args:
+    path: a workdir, or a weight file.
+    ema: if true, load the averaged weights. If false, load the raw weights. The default is the averaged weights of a
+      file that contains them, and the raw weights of a workdir.
+    image_size: image size in pixels. By default the size that the weights were trained with. Position embeddings are
+      resampled if the size differs.
+    prefix: common prefix of the array names of one model, for a file that contains several models.
+
+  Returns:
+    A `Predictor`: `predict`, `features`, `preprocess`, `classes`, and the pure function `logits`.
+
+  Raises:
+    ConfigError: the path does not contain a model.
+
+  Example:
+    model = vit_jax.load("runs/a")
+    best = model.predict("photo.jpg")  # the five best classes
+    print(best.names[0], best.probabilities[0])
   """
   return importlib.import_module("vit_jax.inference.predictor").load(path, ema, image_size, prefix)
 
 
 def __getattr__(name: str):
-  """`vit_jax.models`, imported when it is first asked for."""
+  """Imports `vit_jax.models` at its first use."""
   if name != "models":
     raise AttributeError(f"module 'vit_jax' has no attribute {name!r}")
   return importlib.import_module("vit_jax.models")

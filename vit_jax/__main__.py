@@ -11,7 +11,14 @@ VERBS = ("train", "evaluate", "predict", "fewshot", "sweep", "plan", "prepare", 
 
 
 def main(words: list[str]) -> int:
-  """Prints the verbs with a line each, or how the one is called that `words` begin with; the exit code."""
+  """Prints the list of verbs, or the correct command for a verb that was written without a dot.
+
+  Args:
+    words: arguments of the command line, without the name of the program.
+
+  Returns:
+    The exit code: 0 for the list, 2 for a user error.
+  """
   verb, *rest = words or ["--help"]
   if verb in ("-h", "--help", "help"):
     print("Vision Transformers in JAX. Each verb is a module; --help says its flags:\n")
@@ -28,7 +35,10 @@ def main(words: list[str]) -> int:
 
 
 def line(verb: str) -> str:
-  """The first line of a verb's docstring, without a command; the file is read and not imported."""
+  """Returns the first line of a verb's module docstring, without the command.
+
+  The file is parsed and not imported, because imports take seconds.
+  """
   source = pathlib.Path(__file__).with_name(f"{verb}.py").read_text()
   return ast.get_docstring(ast.parse(source)).partition("\n")[0].partition(": python -m")[0].rstrip(".")
 

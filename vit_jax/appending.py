@@ -1,4 +1,4 @@
-"""Files to which lines are added, on a disk and in a bucket."""
+"""Files that grow by appended bytes, on a disk or in a bucket."""
 
 import itertools
 import pathlib
@@ -9,16 +9,24 @@ from vit_jax import disk, files, paths
 
 
 class Lines:
-  """An open file on a disk to which bytes are added. They are visible to readers at once."""
+  """A file on a disk that is open for appending. Readers see the appended bytes at once.
+
+  Args:
+    path: the file. It is created if it does not exist.
+  """
 
   def __init__(self, path: pathlib.Path):
     self._path, self._file = path, open(path, "ab", buffering=0)
 
   def add(self, data: bytes) -> None:
-    """Adds bytes. Raises OSError with the name of the file if it was removed or cannot be written."""
+    """Appends bytes.
+
+    Raises:
+      OSError: the file was removed or cannot be written. The error contains the name of the file.
+    """
     with disk.writing(self._path):
       disk.check_there(self._path, self._file.fileno())
-      while data:  # of a full disk the first write takes a part
+      while data:  # a disk that is almost full accepts only the first bytes
         data = data[self._file.write(data) :]
 
   def flush(self) -> None:
@@ -31,14 +39,17 @@ class Lines:
 
 
 class Chunks:
-  """A sequence of objects in a bucket to which bytes are added: `path`, `path`.0001 and so on.
+  """A sequence of objects in a bucket to which bytes are appended: `path`, `path`.0001 and so on.
 
-  Objects of a bucket cannot grow, so that the last one is written again. Added bytes are in the bucket after `flush`.
-  `add` calls it at most every `PAUSE` seconds. This limits the traffic to 100 kB and 0.1 requests a second, however
-  long the run is.
+  Objects in a bucket cannot grow, so the last object is written again as a whole. Appended bytes are in the bucket
+  after `flush`. `add` calls `flush` at most every `PAUSE` seconds. This limits the traffic to 100 kB and 0.1 requests
+  per second, for runs of any length.
+
+  Args:
+    path: the first object. Existing objects are continued.
   """
 
-  SIZE, PAUSE = 2**20, 10.0  # bytes of an object; seconds, and a bucket takes one write a second of an object
+  SIZE, PAUSE = 2**20, 10.0  # bytes per object; seconds (a bucket accepts one write per second and object)
 
   def __init__(self, path: pathlib.Path):
     self._path, self._content, self._new = path, bytearray(), False
@@ -50,9 +61,12 @@ class Chunks:
     return self._path.with_name(f"{self._path.name}.{number:04d}") if number else self._path
 
   def keep(self, chosen: Callable[[bytes], bytes]) -> None:
-    """Replaces the content of objects by `chosen(content)`, from the last object to the first that keeps content.
+    """Filters the content, from the last object back to the last object that keeps content.
 
     Objects without content are removed, except the first object.
+
+    Args:
+      chosen: returns the bytes to keep of the content of one object.
     """
     while True:
       kept = chosen(bytes(self._content))
@@ -65,7 +79,11 @@ class Chunks:
       self._content, self._new = bytearray(files.content(self._object(self._number)) or b""), False
 
   def add(self, data: bytes) -> None:
-    """Adds bytes. Raises OSError if the bucket refuses them, or fails for longer than `buckets.patience`."""
+    """Appends bytes.
+
+    Raises:
+      OSError: the bucket refuses the bytes, or fails for longer than `buckets.patience`.
+    """
     if len(self._content) >= self.SIZE:
       self.flush()
       self._number, self._content = self._number + 1, bytearray()
@@ -75,7 +93,7 @@ class Chunks:
       self.flush()
 
   def flush(self) -> None:
-    """Writes the added bytes to the bucket."""
+    """Writes the appended bytes to the bucket."""
     if self._new:
       path = self._object(self._number)
       with disk.writing(path):
@@ -83,10 +101,10 @@ class Chunks:
       self._new, self._written = False, time.monotonic()
 
   def close(self) -> None:
-    """Writes the added bytes to the bucket, as `flush` does."""
+    """Writes the appended bytes to the bucket, like `flush`."""
     self.flush()
 
 
 def appended(path: pathlib.Path) -> Lines | Chunks:
-  """Opens a file on a disk or in a bucket to which bytes can be added."""
+  """Opens a file on a disk or in a bucket for appending."""
   return Chunks(path) if paths.in_bucket(path) else Lines(path)

@@ -1,6 +1,6 @@
-"""Archives of arrays (.npz): files in which two members have one name are refused.
+"""Reading of array archives (.npz). Files that contain two members with the same name are refused.
 
-Readers differ in which of two members of one name they take: NumPy takes the last one, `unzip` asks.
+Readers choose differently between two members with the same name: NumPy takes the last one, `unzip` asks the user.
 """
 
 import os
@@ -18,7 +18,7 @@ def array_name(member: zipfile.ZipInfo) -> str:
 
 
 def repeated(members: list[zipfile.ZipInfo]) -> str | None:
-  """Returns the first name of an array that two members have; None if there is none."""
+  """Returns the first array name that two members share, or None if all names differ."""
   names = set()
   for member in members:
     name = array_name(member)
@@ -29,18 +29,19 @@ def repeated(members: list[zipfile.ZipInfo]) -> str | None:
 
 
 def load(file: str | os.PathLike | BinaryIO, *names: str) -> tuple[np.ndarray, ...]:
-  """Reads arrays of an .npz file. Nothing is unpickled.
+  """Reads arrays of an .npz file. Pickled objects are refused.
 
   Args:
-    file: on a disk, or open for reading.
-    names: of the arrays.
+    file: path on a disk, or a file that is open for reading.
+    *names: names of the arrays.
 
   Returns:
     The arrays, in the order of `names`.
 
   Raises:
-    ValueError: two members have one name. For damaged files also the other exceptions in `files.DAMAGE`.
+    ValueError: two members have the same name, or an array is a pickled object.
     OSError: the file cannot be read.
+    Exception: the file is damaged: any of the exceptions in `files.DAMAGE`.
   """
   with zipfile.ZipFile(file) as archive:
     if again := repeated(archive.infolist()):

@@ -1,7 +1,7 @@
-"""Buckets as a file system of fsspec: gcsfs, with other rules of what is tried again and for how long.
+"""An fsspec file system for buckets: gcsfs with a different retry policy.
 
-gcsfs tries six times, half a minute; a bucket may be away for longer. It remembers listings, which other processes
-change. And it makes buckets.
+gcsfs differs from the needs of training in three points. It retries six times within half a minute, but a bucket may
+be unavailable for longer. It caches listings, which other processes change. It creates missing buckets.
 """
 
 import asyncio
@@ -21,11 +21,12 @@ from gcsfs import core, retry
 
 from vit_jax.schema import ConfigError
 
-# A server that stands still is asked again; a whole request may take as long as its bytes need.
+# A request is retried if the server stops responding. The total time of a request is not limited, because it depends on
+# the size of the object.
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=20)
-LONGEST = 16.0  # seconds between two tries
-NOTICED = 10.0  # seconds after which it is said that a bucket does not answer
-# What may be gone with the next try: connections that break or stand still, and servers that say so.
+LONGEST = 16.0  # maximum number of seconds between two attempts
+NOTICED = 10.0  # seconds after which a warning reports that a bucket does not respond
+# Errors that may be transient: connections that break or stop responding, and servers that report such a problem.
 _PASSING = (
   aiohttp.ClientError,
   asyncio.TimeoutError,
@@ -34,18 +35,30 @@ _PASSING = (
   retry.ChecksumError,
 )
 _REFUSED = (401, 403)
-# Each says whether this process may still write. Where one says no, writes wait until it says yes: see `leases`.
+# Each function returns whether this process may still write. Writes wait until all of them return true: see `leases`.
 FENCES: list[Callable[[], bool]] = []
 _once = core.GCSFileSystem._request.__wrapped__
 
 
 def patience() -> float:
-  """Seconds that a bucket may be away before that is an error: less than a step may take by `config.limits`."""
+  """Returns how many seconds a bucket may be unavailable before an error is raised.
+
+  The default of 240 s is below the time limit of a step in `config.limits`. The environment variable VITJAX_PATIENCE
+  changes it.
+  """
   return seconds("VITJAX_PATIENCE", 240.0)
 
 
 def seconds(name: str, default: float) -> float:
-  """What a variable of the environment says, or else the default; ConfigError for what is no number of seconds."""
+  """Reads a number of seconds from an environment variable.
+
+  Args:
+    name: name of the variable.
+    default: value to use if the variable is unset or empty.
+
+  Raises:
+    ConfigError: the value is not a number between 0 and 1e6.
+  """
   text = os.environ.get(name) or str(default)
   try:
     if 0 < (value := float(text)) < 1e6:
@@ -56,30 +69,37 @@ def seconds(name: str, default: float) -> float:
 
 
 def version(about: Mapping) -> tuple[str, ...]:
-  """Returns what identifies the contents of an object, from its description by gcsfs (`info`, `find`).
+  """Returns the properties that identify the content of an object.
 
-  The generation is a new number for each write (https://cloud.google.com/storage/docs/metadata); the digests are for
-  servers that imitate buckets and have no generations. The time of change has whole seconds in some clients.
+  The generation is a new number for each write (https://cloud.google.com/storage/docs/metadata). The digests are for
+  servers that imitate buckets and have no generations. The time of change has a resolution of one second in some
+  clients.
+
+  Args:
+    about: description of the object by gcsfs (`info`, `find`).
   """
   return tuple(str(about.get(key, "")) for key in ("generation", "etag", "md5Hash", "crc32c", "size", "updated"))
 
 
 class FileSystem(core.GCSFileSystem):
-  """gs:// for fsspec, and so for etils, Orbax and TFDS."""
+  """The file system for gs:// paths in fsspec, and thereby in etils, Orbax and TFDS."""
 
   def __init__(self, *arguments, **options):
     ours = {"use_listings_cache": False, "requests_timeout": TIMEOUT}
     if os.environ.get("STORAGE_EMULATOR_HOST"):
       ours["token"] = "anon"
-    self._said = False  # that it does not answer
-    self.fenced = True  # by FENCES
-    self.away = False  # since a request for which the patience ran out: the next ones are tried once
+    self._said = False  # whether the user was warned that the bucket does not respond
+    self.fenced = True  # whether writes wait for FENCES
+    self.away = False  # whether the patience ran out for the last request; further requests are then tried once
     super().__init__(*arguments, **ours | options)
 
   async def _request(self, method, path, *arguments, **options):
-    """One request, tried again with growing pauses while a bucket is away.
+    """Sends a request and retries it with growing pauses while the bucket is unavailable.
 
-    PermissionError where the bucket refuses, FileNotFoundError for what is not there, OSError after `patience`.
+    Raises:
+      PermissionError: the bucket refuses the request.
+      FileNotFoundError: the object or the bucket does not exist.
+      OSError: the bucket answers with a permanent error, or does not respond for longer than `patience`.
     """
     began, pause = time.monotonic(), 0.25
     while True:
@@ -90,7 +110,7 @@ class FileSystem(core.GCSFileSystem):
         self.away = self._said = False
         return answer
       except FileNotFoundError as error:
-        if method == "DELETE" and pause > 0.25:  # by a try before, whose answer was lost
+        if method == "DELETE" and pause > 0.25:  # an earlier attempt deleted the object, and its answer was lost
           return 204, {}, None, b""
         absent = "there is no such object, or no such bucket"
         raise FileNotFoundError(errno.ENOENT, absent, _name(path, *arguments)) from error
@@ -120,34 +140,34 @@ class FileSystem(core.GCSFileSystem):
       pause = min(2 * pause, LONGEST)
 
   def _open(self, path, mode="rb", **options):
-    """A file whose reads are gcsfs's; what is written is uploaded at the end, whole.
+    """Opens a file. Reads use gcsfs. Written bytes are uploaded as a whole when the file is closed.
 
-    gcsfs begins an upload of parts for each text, which cannot be tried again once its last answer is lost.
+    gcsfs starts a resumable upload for each text. Such an upload cannot be retried after its last answer was lost.
     """
     return _Upload(self, path) if mode == "wb" else super()._open(path, mode=mode, **options)
 
   async def _isdir(self, path):
-    """gcsfs takes whatever goes wrong for no."""
+    """Returns whether the path is a directory. gcsfs would return False for every error."""
     try:
       return (await self._info(path))["type"] == "directory"
     except FileNotFoundError:
       return False
 
   async def _mkdir(self, path, **_):
-    """Nothing: folders are names of objects, and a misspelt path makes no bucket."""
+    """Does nothing. Directories are prefixes of object names, and a misspelt path must not create a bucket."""
 
   async def _makedirs(self, path, exist_ok=False):
-    """Nothing, as above."""
+    """Does nothing, like `_mkdir`."""
 
   def mkdir(self, path, **_):
-    """Nothing, as above."""
+    """Does nothing, like `_mkdir`."""
 
   def makedirs(self, path, exist_ok=False):
-    """Nothing, as above."""
+    """Does nothing, like `_mkdir`."""
 
 
 class _Upload(io.BytesIO):
-  """Bytes that become an object when they are closed, but for an error inside its context."""
+  """A buffer that is uploaded as an object when it is closed. An error inside its context cancels the upload."""
 
   def __init__(self, file_system, path):
     super().__init__()
@@ -161,7 +181,7 @@ class _Upload(io.BytesIO):
   def close(self):
     if not self.closed:
       content = self.getvalue()
-      super().close()  # before what may fail: Python closes what it forgets, and would try again
+      super().close()  # before the upload, which may fail: Python closes forgotten files and would upload again
       self._file_system.pipe_file(self._path, content)
 
 
@@ -171,7 +191,7 @@ def _refusal(path, arguments, reason):
 
 
 def _name(path, *arguments):
-  """gs:// and the bucket of a request, with the object where its path says it."""
+  """Returns the gs:// name of the bucket of a request, and of the object if the arguments contain it."""
   if path.startswith("b/") and arguments:
     return "gs://" + "/".join(str(each) for each in arguments[:2])
   bucket = re.search(r"/b/([^/?]+)", path)

@@ -1,4 +1,4 @@
-"""Limits of the devices: whether a batch divides over them, and whether a state fits into their memory."""
+"""Checks of device limits: divisibility of the batch over the devices, and memory for the training state."""
 
 from typing import Any
 
@@ -10,12 +10,15 @@ from vit_jax.schema import ConfigError, amount
 
 
 def check_batch(run: Run, grid: jax.sharding.Mesh, examples: int) -> None:
-  """Raises ConfigError if a batch has more images than there are, or does not divide over the devices.
+  """Raises an error if a batch is larger than the training set or cannot be divided over the devices.
 
   Args:
-    run: completed.
-    grid: mesh of the run.
-    examples: images to train on.
+    run: a completed run.
+    grid: device mesh of the run.
+    examples: number of training images.
+
+  Raises:
+    ConfigError: the batch is too large, or not divisible by the number of shards times micro-batches.
   """
   shards, micro = mesh.batch_shards(grid), run.optim.args["accumulate"]
   if run.batch > examples:
@@ -33,13 +36,18 @@ def check_batch(run: Run, grid: jax.sharding.Mesh, examples: int) -> None:
 
 
 def check_memory(run: Run, grid: jax.sharding.Mesh, shapes: Any, shardings: Any) -> None:
-  """Raises ConfigError if the state cannot fit, before anything is allocated; activations come on top.
+  """Raises an error if the training state cannot fit, before memory is allocated.
+
+  The estimate contains parameters, gradients and optimizer state. Activations need additional memory.
 
   Args:
-    run: completed.
-    grid: mesh of the run.
-    shapes: those of the state, a `steps.State`.
-    shardings: likewise.
+    run: a completed run.
+    grid: device mesh of the run.
+    shapes: a `steps.State` with the shapes of its arrays.
+    shardings: a `steps.State` with the shardings of its arrays.
+
+  Raises:
+    ConfigError: the state needs more memory per device than the device has.
   """
   device = grid.devices.flat[0]
   limit = hardware.memory(device)

@@ -1,4 +1,4 @@
-"""What verbs share: flags, the table of figures, exit codes."""
+"""Functions shared by all verbs: parsing of flags, printing of tables, and exit codes."""
 
 import argparse
 import atexit
@@ -30,16 +30,17 @@ PARAMETERS = "print the table of all parameters too"  # help of --parameters
 
 
 class Parser(argparse.ArgumentParser):
-  """The flags of a program; a mistake in them is a ConfigError.
+  """A parser for the flags of a program. It reports mistakes as ConfigError.
 
   If `--config` or `--show` is among the flags, `--config.KEY=TEXT` is accepted too.
 
   Args:
-    verb: a module of vit_jax such as "train", or the full name of another module.
-    description: printed by --help.
-    data: also accept `--data.KEY=TEXT`, a choice of data on the command line alone.
-    config_type: what a config file of the program describes.
-    forms: flags of each form of the command, if there are several forms. A flag that is in no form fits all of them.
+    verb: name of a module of vit_jax such as "train", or the full name of another module.
+    description: text that --help prints.
+    data: if true, accept `--data.KEY=TEXT` too, which describes data without a config file.
+    config_type: type that a config file of the program returns.
+    forms: flags of each form of the command, if the command has several forms. A flag that is not in any form fits all
+      of them.
   """
 
   def __init__(
@@ -60,12 +61,22 @@ class Parser(argparse.ArgumentParser):
     self.add_argument("--import", action="append", default=[], dest="imports", metavar="FILE", help=IMPORT)
 
   def parse(self, words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Values by flag, and `overrides` and `data`, the {KEY: TEXT}; of the command line, or of other `words`."""
+    """Parses the command line and imports extensions.
+
+    Args:
+      words: arguments to parse. By default those of the command line.
+
+    Returns:
+      A namespace with the value of each flag. Its attributes `overrides` and `data` map KEY to TEXT.
+
+    Raises:
+      ConfigError: a flag is unknown or missing, or has an invalid value.
+    """
     overrides, words = flags.overrides(sys.argv[1:] if words is None else words)
     data, words = flags.overrides(words, "data") if self.data else ({}, words)
     known = {flag: action.nargs != 0 for flag, action in self._option_string_actions.items() if flag[:2] == "--"}
     configurable = not CONFIGS.isdisjoint(known)
-    # Before what is missing: that may be what was misspelt.
+    # Unknown flags are reported before missing flags, because a missing flag may be a misspelt one.
     unknown = _unknown(words, known)
     unknown += [(f"--config.{key}", text) for key, text in overrides.items() if not configurable]
     if not unknown:
@@ -79,9 +90,14 @@ class Parser(argparse.ArgumentParser):
     return arguments
 
   def _refusal(self, unknown: Mapping[str, str], known: Mapping[str, bool], given: Collection[str]) -> str:
-    """Returns the message for unknown flags {flag: value}: what to write instead, and which flags there are.
+    """Returns the message for unknown flags: a suggestion for each, and the supported flags.
 
-    Flags of another form of the command than that of the `given` flags are not named.
+    Flags of another form of the command than that of the `given` flags are not listed.
+
+    Args:
+      unknown: maps each unknown flag to its value.
+      known: maps each supported flag to whether it takes a value.
+      given: all flags on the command line.
     """
     used = [form for form in self.forms if not given.isdisjoint(form)]
     others = {flag for form in self.forms if used and form not in used for flag in form}
@@ -97,7 +113,7 @@ class Parser(argparse.ArgumentParser):
     return f"unknown {flags}.{suggestions.together(found)} Allowed: {some(fitting)}.{advice}"
 
   def error(self, message: str):
-    """argparse's own errors as ours: what is wrong behind the flag, in one line."""
+    """Raises argparse's errors as ConfigError: one line that starts with the flag."""
     missing = message.removeprefix("the following arguments are required: ")
     if missing != message:
       raise ConfigError(f"{missing}: missing; --help says what it is")
@@ -105,7 +121,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _unknown(words: Sequence[str], known: Collection[str], dashes: str = "--") -> list[tuple[str, str]]:
-  """Returns each unknown flag with its value: the text behind "=", or the next word unless that is a flag."""
+  """Returns each unknown flag with its value: the text behind "=", or the next word if that is not a flag."""
   words = list(words[: words.index("--")] if "--" in words else words)
   result = []
   for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
@@ -121,9 +137,9 @@ def _is_flag(word, dashes="-"):
 
 
 def _suggestion(flag, value, known, groups):
-  """Returns what to write instead of an unknown flag, of another framework or misspelt.
+  """Returns the replacement for an unknown flag that is misspelt or belongs to another framework.
 
-  A name of another framework is not compared with the letters of the flags: --batch-size is not --image-size.
+  Flags of other frameworks are not compared by spelling: --batch-size does not mean --image-size.
   """
   found = suggestions.of_flag(flag, value, known, groups)
   if found == suggestions.Suggestion() and not suggestions.is_known(flag):
@@ -133,7 +149,7 @@ def _suggestion(flag, value, known, groups):
 
 
 def add_weight_options(parser: argparse.ArgumentParser) -> None:
-  """Adds --ema, --no-ema and --prefix, which select weights of a file or workdir that holds several."""
+  """Adds --ema, --no-ema and --prefix, which select one of several sets of weights in a file or workdir."""
   parser.add_argument(
     "--ema",
     action=argparse.BooleanOptionalAction,
@@ -143,7 +159,15 @@ def add_weight_options(parser: argparse.ArgumentParser) -> None:
 
 
 def path(text: str, bare: bool = False) -> pathlib.Path:
-  """A path on a disk, or gs:// in a bucket, or with `bare` a bucket; as a `type` of argparse."""
+  """Parses a path on a disk or in a bucket (gs://), as a `type` of argparse.
+
+  Args:
+    text: the path.
+    bare: if true, accept a bucket without an object name.
+
+  Raises:
+    argparse.ArgumentTypeError: the path is invalid.
+  """
   try:
     return paths.path(text, bare)
   except ConfigError as error:
@@ -151,7 +175,11 @@ def path(text: str, bare: bool = False) -> pathlib.Path:
 
 
 def directory(text: str) -> pathlib.Path:
-  """Returns the path of a directory that is written to, such as a --workdir; as a `type` of argparse."""
+  """Parses the path of an output directory, such as --workdir, as a `type` of argparse.
+
+  Raises:
+    argparse.ArgumentTypeError: the path is empty, invalid or not Unicode.
+  """
   if not text.strip():
     raise argparse.ArgumentTypeError("is empty; name a directory")
   check_unicode(text)
@@ -159,8 +187,12 @@ def directory(text: str) -> pathlib.Path:
 
 
 def workdir(text: str) -> pathlib.Path:
-  """Parses the path of a --workdir that checkpoints are saved in; as a `type` of argparse."""
-  from vit_jax import checkpoints  # Orbax takes a second, which other verbs do not need
+  """Parses the path of a --workdir for checkpoints, as a `type` of argparse.
+
+  Raises:
+    argparse.ArgumentTypeError: the path is invalid, or checkpoints cannot be saved in a directory of this name.
+  """
+  from vit_jax import checkpoints  # Orbax takes a second to import, and other verbs do not need it
 
   parsed = directory(text)
   try:
@@ -171,13 +203,20 @@ def workdir(text: str) -> pathlib.Path:
 
 
 def data_directory(text: str) -> pathlib.Path:
-  """Returns the path of a --data_dir, which may be a whole bucket; as a `type` of argparse."""
+  """Parses the path of a --data_dir, which may be a whole bucket, as a `type` of argparse.
+
+  Raises:
+    argparse.ArgumentTypeError: the path is invalid or not Unicode.
+  """
   check_unicode(text)
   return path(text, bare=True)
 
 
 def check_unicode(text: str) -> None:
-  """ArgumentTypeError for a path with bytes that are not UTF-8: checkpoints and ArrayRecord files cannot have one."""
+  """Raises ArgumentTypeError for a path that is not valid UTF-8.
+
+  Checkpoints and ArrayRecord files cannot have such a path.
+  """
   try:
     str(pathlib.Path(text).absolute()).encode()
   except UnicodeEncodeError:
@@ -187,7 +226,11 @@ def check_unicode(text: str) -> None:
 
 
 def number(kind: Any) -> Callable[[str], Any]:
-  """A `type` of argparse: what the schema takes for this kind of number."""
+  """Returns a `type` of argparse that parses a number with the rules of the schema.
+
+  Args:
+    kind: type annotation of the number, such as `schema.Fraction`.
+  """
 
   def parse(text):
     try:
@@ -199,10 +242,13 @@ def number(kind: Any) -> Callable[[str], Any]:
 
 
 def slices(text: str) -> list[hardware.Slice]:
-  """Returns the slices of TPUs that a flag names, as a `type` of argparse.
+  """Parses names of TPU slices, as a `type` of argparse.
 
   Args:
-    text: names with commas between, such as "v3-32,v3:4x4,2xv5e-256".
+    text: names separated by commas, such as "v3-32,v3:4x4,2xv5e-256".
+
+  Raises:
+    argparse.ArgumentTypeError: a name is unknown.
   """
   try:
     return [hardware.topology(name) for name in text.split(",")]
@@ -211,8 +257,13 @@ def slices(text: str) -> list[hardware.Slice]:
 
 
 def parameters(shapes: Mapping[str, jax.ShapeDtypeStruct], besides: Collection[str]) -> str:
-  """The table of all parameters, {path: shape}, `besides` some paths: a line for each."""
-  from clu import parameter_overview  # for those who ask
+  """Returns a table of parameters with one line for each.
+
+  Args:
+    shapes: maps the path of each parameter to its shape.
+    besides: paths to omit.
+  """
+  from clu import parameter_overview  # imported only for this option
 
   return parameter_overview.get_parameter_overview(
     {path: shape for path, shape in shapes.items() if path not in besides}, include_stats=False
@@ -220,7 +271,12 @@ def parameters(shapes: Mapping[str, jax.ShapeDtypeStruct], besides: Collection[s
 
 
 def table(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None = None) -> None:
-  """Prints figures {name: value}, as result.json names them, with their `intervals` {name: (low, high)}."""
+  """Prints figures in the form of result.json, one line for each.
+
+  Args:
+    figures: maps the name of each figure to its value.
+    intervals: maps names to 95 % confidence intervals (low, high).
+  """
   say("")
   for name, value in figures.items():
     label = f"  {name:<24}"
@@ -233,8 +289,12 @@ def table(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None 
 
 
 def main(verb: Callable[[], None]) -> None:
-  """Runs a verb as a program: users' mistakes become one clear line and an exit code, bugs keep their traceback."""
-  if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as during the imports, see `vit_jax/__init__.py`
+  """Runs a verb as a program. A user error prints one line and sets the exit code; a bug prints its traceback.
+
+  Args:
+    verb: main function of the verb.
+  """
+  if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # the handler during the imports, see `vit_jax/__init__.py`
     signal.signal(signal.SIGINT, signal.default_int_handler)
   streams.repair()
   quiet()
@@ -246,22 +306,22 @@ def main(verb: Callable[[], None]) -> None:
     code, message = runtime.ending(error)
     if not message:
       raise
-    # Python restores the default handler when it ends, so that a second Ctrl-C would replace the exit code.
+    # Python restores the default handler at exit, so a second Ctrl-C would replace the exit code.
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError):  # the full disk may be that of the log
+    with contextlib.suppress(OSError):  # stderr may be a file on the full disk
       print(message, file=sys.stderr, flush=True)
     if isinstance(error, MemoryError | RuntimeError) and not isinstance(error, jax.errors.JaxRuntimeError):
-      os._exit(code)  # without memory or threads libraries may wait without end when the interpreter ends
+      os._exit(code)  # libraries may block forever at interpreter exit if memory or threads are exhausted
     sys.exit(code)
 
 
 def quiet() -> None:
-  """Shows our warnings, and of the libraries' only errors that they do not raise as well."""
+  """Shows our warnings, and hides library messages that repeat raised errors."""
   logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
   logging.getLogger("tensorflow").setLevel(logging.ERROR)
-  # Of a save that fails, Orbax's threads print pages beside the error that is raised; of an image, Beam's do.
+  # If a save fails, Orbax's threads print pages in addition to the raised error. Beam does the same for an image.
   for library in ("absl", "asyncio", "apache_beam.runners.common"):
     logging.getLogger(library).setLevel(logging.CRITICAL)
   sys.unraisablehook = disk.unraisable
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it would print a page on every start
+  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # otherwise TensorFlow prints a page of messages at every start
