@@ -1,4 +1,4 @@
-"""Where the time of a run goes, over all its attempts; how fast its steady steps are."""
+"""Accounting of the time of a run over all its attempts, and throughput of its steady steps."""
 
 import contextlib
 import json
@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from vit_jax import disk, files, paths
 
-# Phases of an attempt, with the names that ml-goodput-measurement's BadputType has for all but the steps. One that it
-# has no name for, evaluation, is among its custom events.
+# Phases of an attempt. All but the steps have the names of ml-goodput-measurement's BadputType. The library has no name
+# for evaluation, which it counts as a custom event.
 PHASES = {
-  "start": "training_prep",  # imports, devices, the data, building, drawing the first weights
+  "start": "training_prep",  # imports, devices, data, construction of the model, initial weights
   "compile": "program_startup",
   "restore": "unproductive_checkpoint_restore_time",
   "step": "steps",
@@ -24,20 +24,34 @@ PHASES = {
   "other": "other",
 }
 LOST, BETWEEN = "wasted_progress_from_disruption", "infrastructure_recovery_from_disruption"
-TRAINING = ("compile", "step", "data", "evaluation", "save")  # of `train_seconds`
-KEPT = 50  # attempts in the file; older ones are summed up
-PAUSE = 10.0  # seconds between two writes to a bucket, which takes one a second
+TRAINING = ("compile", "step", "data", "evaluation", "save")  # phases that count as `train_seconds`
+KEPT = 50  # attempts in the file; older attempts are summed up
+PAUSE = 10.0  # seconds between two writes to a bucket, which accepts one write per second
 
 
 class Clock:
-  """Knows at every moment what an attempt at a run is doing, and adds up the seconds of each phase.
+  """A clock that knows the current phase of an attempt and sums up the seconds of each phase.
 
-  What the attempts before this one took is in a file of the workdir, replaced at each line of the log and around each
-  phase that is not a step's. So a kill leaves an account that ends at most one line before, or in a bucket `PAUSE`.
+  A file in the workdir stores the account of all attempts. It is replaced at each line of the log, and before and after
+  each phase except steps and data. After a kill, the account therefore ends at most one line of the log earlier, or
+  `PAUSE` earlier in a bucket.
+
+  Args:
+    file: file that stores the account. If None, the account is not stored.
+    began: start of the process in seconds since the epoch. The default is the current time.
+
+  Attributes:
+    images: images of the steady steps.
+    seconds: seconds of the steady steps.
+
+  Example:
+    clock = Clock()
+    with clock.phase("step"):
+      time.sleep(1)
+    print(clock.goodput()["steps"])  # 1.0
   """
 
   def __init__(self, file: pathlib.Path | None = None, began: float | None = None):
-    """`file` keeps the account, None: nobody does; the process `began` then, in seconds since the epoch, or now."""
     now = time.time()
     self._file, self._began = file, now if began is None else min(began, now)
     self._older, self._attempts = _read(file) if file else _nothing()
@@ -51,13 +65,18 @@ class Clock:
     self._phase, self._since = "start", time.perf_counter()
     self._written = -math.inf
     self.images, self.seconds = 0, 0.0  # of steady steps
-    self._carried = self._lost = 0.0  # seconds of steps: in the state that the attempt goes on from; done in vain
+    self._carried = self._lost = 0.0  # seconds of steps that the restored state contains, and of steps that are lost
     self._train_seconds, self._stopped = 0.0, None
     self._lap_began = None
     self.resume({})
 
   def resume(self, counts: dict[str, float], running: bool = True) -> None:
-    """Goes on from the `counts` of a saved state; it is not `running` where the last step is done."""
+    """Continues from the counts of a restored checkpoint.
+
+    Args:
+      counts: result of `counts` at the time of the checkpoint.
+      running: whether there are steps left to train.
+    """
     self.images, self.seconds = counts.get("images", 0), counts.get("seconds", 0.0)
     self._carried = counts.get("step_seconds", 0.0)
     before = [self._older["seconds"], *(each["seconds"] for each in self._attempts)]
@@ -66,7 +85,7 @@ class Clock:
     self._stopped = None if running else self._train_seconds
 
   def counts(self) -> dict[str, float]:
-    """What a clock that goes on from the state of now is made of."""
+    """Returns the counts from which `resume` continues after a restart from the current state."""
     return {
       "images": self.images,
       "seconds": self.seconds,
@@ -78,7 +97,11 @@ class Clock:
 
   @contextlib.contextmanager
   def phase(self, name: str) -> Iterator[None]:
-    """What is done inside is of this phase, but for phases inside of it."""
+    """Attributes the time inside the context to a phase, except the time of nested phases.
+
+    Args:
+      name: a key of `PHASES`.
+    """
     before = self._enter(name)
     try:
       if name not in ("step", "data"):
@@ -90,25 +113,33 @@ class Clock:
       self.write()
 
   def _enter(self, name):
-    """The phase before, whose seconds are added up."""
+    """Adds up the seconds of the current phase, enters another phase, and returns the previous one."""
     now = time.perf_counter()
     self._seconds[self._phase] += now - self._since
     before, self._phase, self._since = self._phase, name, now
     return before
 
   def _now(self):
-    """Seconds of each phase until now."""
+    """Returns the seconds of each phase until now."""
     return self._seconds | {self._phase: self._seconds[self._phase] + time.perf_counter() - self._since}
 
   def stop(self) -> None:
-    """Ends `train_seconds`: the last step is done."""
+    """Ends the count of `train_seconds` after the last step."""
     self._stopped = self.train_seconds
     self._enter("other")
 
   # Rates.
 
   def lap(self, images: int) -> dict[str, float]:
-    """Rates since the last lap, in which `images` were trained on; the first lap only starts the clock."""
+    """Returns the throughput and the share of data waiting since the last lap.
+
+    Args:
+      images: number of training images since the last lap.
+
+    Returns:
+      A dict with `images_per_second`, and `data_wait` between 0 and 1. The first lap only starts the clock and returns
+      an empty dict.
+    """
     now, began = self._now(), self._lap_began
     self._lap_began = now
     if began is None:
@@ -129,16 +160,19 @@ class Clock:
 
   @property
   def rate(self) -> float | None:
-    """Images per second of all laps: only steps and waiting for data count. None before the first whole lap."""
+    """Images per second of all laps, or None before the first complete lap.
+
+    Only steps and waiting for data count.
+    """
     return self.images / self.seconds if self.images and self.seconds else None
 
   # The account.
 
   def goodput(self) -> dict[str, float]:
-    """Seconds of the whole run by what they went to, and `goodput`, the steps' share of them.
+    """Returns the seconds of the whole run by purpose, and `goodput`, the share of the steps.
 
-    What steps cost that a kill undid is not theirs. The time between attempts is beside the sum and the share: nobody
-    knows whose it is.
+    Steps that a kill made void count as lost, not as steps. The time between attempts is reported separately. It is not
+    part of the sum and the share, because its cause is unknown.
     """
     attempts = [self._older, *self._attempts, self._attempt()]
     seconds = {title: sum(each["seconds"][name] for each in attempts) for name, title in PHASES.items()}
@@ -149,9 +183,13 @@ class Clock:
     return {"goodput": share, "attempts": number, **seconds, BETWEEN: sum(each["waited"] for each in attempts)}
 
   def write(self, pause: float = PAUSE) -> None:
-    """Replaces the file; in a bucket once in `pause` seconds, and not with every line of the log.
+    """Replaces the file.
 
-    FileNotFoundError if its folder is gone, or another is in its place.
+    Args:
+      pause: minimum number of seconds between two writes to a bucket. A disk is written at each call.
+
+    Raises:
+      FileNotFoundError: the directory of the file was removed or replaced.
     """
     if self._file and not (paths.in_bucket(self._file) and time.perf_counter() - self._written < pause):
       self._written = time.perf_counter()
@@ -160,7 +198,10 @@ class Clock:
       files.write_text(self._file, json.dumps({"older": older, "attempts": attempts}) + "\n")
 
   def close(self) -> None:
-    """Writes where that is possible: what ended the run, if anything did, says so itself."""
+    """Writes the file if possible.
+
+    Errors are suppressed, because the error that ended the run is reported elsewhere.
+    """
     with contextlib.suppress(OSError):
       self.write(pause=0.0)
     if self._file:
@@ -171,7 +212,14 @@ class Clock:
 
 
 def spent(file: pathlib.Path) -> tuple[int, dict[str, float], float]:
-  """What the account in a file adds up to: attempts, seconds of each phase, and seconds between attempts."""
+  """Sums up the account in a file.
+
+  Args:
+    file: the file of a `Clock`.
+
+  Returns:
+    The number of attempts, the seconds of each phase, and the seconds between attempts.
+  """
   older, attempts = _read(file)
   every = [older, *attempts]
   seconds = {name: sum(each["seconds"][name] for each in every) for name in PHASES}
@@ -179,20 +227,21 @@ def spent(file: pathlib.Path) -> tuple[int, dict[str, float], float]:
 
 
 def began(file: pathlib.Path) -> float | None:
-  """Returns when the first attempt in the account of a file began, in seconds since the epoch; None without any.
+  """Returns the start of the first attempt in the account of a file, in seconds since the epoch.
 
-  An account keeps the last `KEPT` attempts, so that of a run of more it is the first of these.
+  An account stores the last `KEPT` attempts. For a run with more attempts, the result is the start of the oldest stored
+  attempt. For a file without attempts it is None.
   """
   _, attempts = _read(file)
   return attempts[0]["began"] if attempts else None
 
 
 def summary(seconds: float, rate: float | None) -> list[str]:
-  """Returns lines for the screen with the two speeds of a run, each with what it includes.
+  """Returns lines for the screen with the two speeds of a run and an explanation of each.
 
   Args:
-    seconds: `Clock.train_seconds`.
-    rate: `Clock.rate`.
+    seconds: value of `Clock.train_seconds`.
+    rate: value of `Clock.rate`.
   """
   lines = [f"  {'training':<24}{seconds:>10,.1f} s   compilation, steps, evaluations and saves"]
   if rate is not None:
@@ -202,7 +251,11 @@ def summary(seconds: float, rate: float | None) -> list[str]:
 
 
 def lines(goodput: dict[str, float]) -> list[str]:
-  """The table for the screen."""
+  """Returns the table of the goodput for the screen.
+
+  Args:
+    goodput: result of `Clock.goodput`.
+  """
   titles = {title: name for name, title in PHASES.items()} | {LOST: "lost steps"}
   seconds = {name: goodput.get(title, 0.0) for title, name in titles.items()}
   total, number, between = sum(seconds.values()), goodput["attempts"], goodput.get(BETWEEN, 0.0)
@@ -212,7 +265,10 @@ def lines(goodput: dict[str, float]) -> list[str]:
 
 
 def program_began() -> float:
-  """When this process began, in seconds since the epoch; where the system does not say, now."""
+  """Returns the start of this process in seconds since the epoch.
+
+  The result is the current time if the system does not report the start.
+  """
   try:
     ticks = int(pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
@@ -226,7 +282,7 @@ def _nothing():
 
 
 def _read(file):
-  """(the sum of older attempts, those that are kept) of a file; a new account where there is none that can be used."""
+  """Reads (sum of older attempts, stored attempts). Returns a new account if the file is missing or damaged."""
   text = files.content(file)
   if text is None:
     return _nothing()
@@ -242,7 +298,7 @@ def _read(file):
 
 
 def _times(record, *names):
-  """The named times of a record, and its seconds. ValueError for what is no time."""
+  """Returns the named times and the seconds of a record, or raises ValueError if one is not a valid time."""
   times = {name: float(record[name]) for name in names}
   seconds = {name: float(record["seconds"][name]) for name in PHASES}
   if not all(math.isfinite(value) and value >= 0 for value in (*times.values(), *seconds.values())):
@@ -251,7 +307,7 @@ def _times(record, *names):
 
 
 def _folded(older, attempts):
-  """The same with at most KEPT attempts; the others are in the sum."""
+  """Moves all but the newest KEPT attempts into the sum of older attempts."""
   for each in attempts[:-KEPT]:
     seconds = {name: older["seconds"][name] + each["seconds"][name] for name in PHASES}
     older = {"attempts": older["attempts"] + 1, "waited": older["waited"] + each["waited"], "seconds": seconds}

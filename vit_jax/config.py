@@ -1,8 +1,9 @@
-"""What a config file returns: a run, a measurement of weights, a sweep; editable as ConfigDicts, frozen when checked.
+"""Schemas of config files: a training run, a measurement of weights, and a sweep.
 
-A config file defines `get_config(argument)` and returns `recipe(...)`. Flags edit that ConfigDict, `resolve` checks it.
-A `sweep()` beside it returns a `Sweep`, or a list of changes: {"optim.lr": 0.01, "seed": 1}, dotted keys of the config
-and their values, which may be choices, dict(name="cosine", end=0.0).
+A config file defines `get_config(argument)` and returns `recipe(...)`, an editable ConfigDict. Flags edit the
+ConfigDict. `resolve` checks it and returns a frozen value. A config file may also define `sweep()`, which returns a
+`Sweep` or a list of changes such as {"optim.lr": 0.01, "seed": 1}. The keys are dotted keys of the config. The values
+may be choices such as dict(name="cosine", end=0.0).
 """
 
 import dataclasses
@@ -25,9 +26,15 @@ __all__ = ["required"]
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-  """Sizes of the device mesh; -1 takes the rest.
+  """Sizes of the axes of the device mesh. An axis of size -1 takes the remaining devices.
 
-  The batch is split over `replica`, `data` and `fsdp`, parameters over `fsdp` and `tensor`; `replica` counts slices.
+  The batch is split over `replica`, `data` and `fsdp`. Parameters are split over `fsdp` and `tensor`.
+
+  Args:
+    replica: number of slices.
+    data: number of shards of the batch, each with all parameters.
+    fsdp: number of shards of the batch that also share the parameters.
+    tensor: number of shards of each layer.
   """
 
   replica: Annotated[int, Range(-1, 2**20)] = 1
@@ -38,7 +45,13 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """Save `every` so often and at the end; keep the newest `keep`, and those at about every `keep_every`."""
+  """Intervals of checkpoints. The last step is always saved.
+
+  Args:
+    every: interval between two checkpoints.
+    keep: number of the newest checkpoints to keep.
+    keep_every: approximate interval between further checkpoints to keep.
+  """
 
   every: Duration = Duration("10%")
   keep: Count = 2
@@ -47,7 +60,11 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-  """Write training metrics `every` so often."""
+  """Interval of the training log.
+
+  Args:
+    every: interval between two records of the training metrics.
+  """
 
   every: Duration = Duration("2%")
 
@@ -57,17 +74,19 @@ Seconds = Annotated[float, Range(0.1, 1e7)]
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """Seconds that a run may take for something before it ends, with exit code 43 or as said; see `runtime.EXITS`.
+  """Time limits of a run in seconds.
+
+  A run that exceeds a limit ends with exit code 43 unless noted otherwise; see `runtime.EXITS`.
 
   Args:
     start: until all processes have joined, and until everything is built.
-    compile: of the train step.
-    restore: of a checkpoint, or of weights to begin with.
-    step: between two steps, a batch of images included; at least ten times the median.
-    evaluation: of a batch, and what follows the last one.
+    compile: compilation of the train step.
+    restore: reading of a checkpoint, or of initial weights.
+    step: between two steps, including loading of the batch; use at least ten times the median.
+    evaluation: of one batch, and of the computation after the last batch.
     save: of a checkpoint, and of closing all files.
-    stop: after a request to stop, until the state is saved; the code is that of the request, 42, 130 or 2.
-    peer: of silence of another process; the code is 134.
+    stop: from a stop request until the state is saved; the exit code is that of the request, 42, 130 or 2.
+    peer: without a sign of life from another process; the exit code is 134.
   """
 
   start: Seconds = 900.0
@@ -82,14 +101,14 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Init:
-  """The weights a run starts from.
+  """The weights from which a run starts.
 
   Args:
-    from_: a file of weights or a workdir.
-    head: `auto` keeps a head with the same number of classes, `keep` requires it, `new` starts a new one.
-    ema: true takes averaged weights, false raw ones. By default averaged ones of a file that has them, and raw ones of
-      a workdir.
-    prefix: the beginning of the names to read, of a file with several models.
+    from_: a weight file or a workdir.
+    head: `auto` keeps a head with the same number of classes, `keep` requires it, `new` initializes a new head.
+    ema: true reads averaged weights, false reads raw weights. The default is averaged weights of a file that contains
+      them, and raw weights of a workdir.
+    prefix: common prefix of the array names of one model, for a file that contains several models.
   """
 
   from_: str | None = None
@@ -100,7 +119,23 @@ class Init:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """Everything that decides a training run. With the code and the devices it determines every bit of the result."""
+  """A training run. Together with the code and the devices, it determines every bit of the result.
+
+  Args:
+    model: the model and its arguments.
+    data: the dataset, its splits, and the preparation of images.
+    optim: the optimizer and its schedule.
+    total: length of the training.
+    batch: images per step, over all devices.
+    seed: seed of all random numbers.
+    init: weights to start from.
+    task: the training objective.
+    evals: evaluations by name.
+    mesh: sizes of the device mesh.
+    checkpoint: intervals of checkpoints.
+    log: interval of the training log.
+    limits: time limits.
+  """
 
   model: Choice
   data: Choice
@@ -119,9 +154,16 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-  """What is measured of given weights: evaluations with data of their own, at `image_size` or that of the weights.
+  """Evaluations of given weights, each with its own data.
 
-  `ema` and `prefix` select the weights of a file or workdir, as those of `Init`.
+  Args:
+    evals: evaluations by name.
+    batch: images per batch.
+    image_size: image size in pixels; the default is that of the weights.
+    ema: selects averaged or raw weights, see `Init`.
+    prefix: selects one of several models in a file, see `Init`.
+    mesh: sizes of the device mesh.
+    limits: time limits.
   """
 
   evals: Mapping[str, Choice]
@@ -134,12 +176,32 @@ class Measurement:
 
 
 def recipe(**fields) -> ml_collections.ConfigDict:
-  """The editable view of a run: what a config file returns. Nothing is checked before `resolve`."""
+  """Returns the editable form of a `Run`, which a config file must return.
+
+  Values are not checked before `resolve`.
+
+  Args:
+    **fields: fields of `Run`. Groups such as `mesh` may be dicts with some of their keys.
+
+  Example:
+    def get_config(argument=None):
+      return recipe(
+        model=dict(name="ViT-S/16"),
+        data=dict(name="folder", path="photos", image_size=224),
+        optim=dict(name="adamw", lr=1e-3),
+        total="90ep",
+        batch=1024,
+      )
+  """
   return _editable(Run, fields)
 
 
 def measurement(**fields) -> ml_collections.ConfigDict:
-  """The editable view of a measurement of weights, for `vit_jax.fewshot`."""
+  """Returns the editable form of a `Measurement`, for `vit_jax.fewshot`.
+
+  Args:
+    **fields: fields of `Measurement`.
+  """
   return _editable(Measurement, fields)
 
 
@@ -157,7 +219,18 @@ def _editable(kind, fields):
 
 
 def resolve(config: Mapping, kind: type = Run):
-  """Checked, frozen Run (or Measurement) of an editable config; ConfigError for unknown keys, types and ranges."""
+  """Checks an editable config and returns a frozen value.
+
+  Args:
+    config: result of `recipe` or `measurement`.
+    kind: `Run` or `Measurement`.
+
+  Returns:
+    An instance of `kind`.
+
+  Raises:
+    ConfigError: a key is unknown, or a value has the wrong type, is out of range or is missing.
+  """
   _check_kind(config, kind)
   with schema.at("config"):
     try:
@@ -174,7 +247,7 @@ def resolve(config: Mapping, kind: type = Run):
 
 
 def _check_kind(config, kind):
-  """ConfigError that names the right command, if the config is for another one."""
+  """Raises ConfigError with the right command if the config is for another command."""
   if kind is Run and is_measurement(config):
     raise ConfigError(places.MEASURES)
   if kind is Measurement and {"checkpoint", "task"} <= set(config):
@@ -182,33 +255,38 @@ def _check_kind(config, kind):
 
 
 def is_measurement(config: Mapping) -> bool:
-  """Returns whether an editable config is one of `measurement`, and not one of `recipe`."""
+  """Returns whether an editable config was made by `measurement` rather than `recipe`."""
   return places.is_measurement(config)
 
 
 def dumps(run: Run) -> str:
-  """The resolved config as JSON text with sorted keys; its hash names the run."""
+  """Returns the resolved config as JSON text with sorted keys. The hash of this text identifies the run."""
   return json.dumps(plain(run), indent=2, sort_keys=True) + "\n"
 
 
 # Sweeps.
 
 Changes = Mapping[str, Any]
-TRIALS = 100_000  # of a sweep, at most
+TRIALS = 100_000  # maximum number of trials of a sweep
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-  """Trials of a config, and what becomes of them.
+  """Trials of a config, and the selection of the best setting.
 
   Args:
-    trials: changes of the config, one for each trial. Trials that differ in their seed alone are one setting.
-    decide: the figure, of a split that is not the test split, whose mean over seeds is highest for the best setting.
-      None compares the settings and chooses none; then each trial is measured by all evaluations of the config.
-    final: changes, on top of the best setting's, of runs that are trained again and measured on test, such as
-      {"data.train": "train", "seed": 1} where the protocol ends with all training images. None: the best setting's
-      own trials are measured on test.
-    over: a key whose values are the tasks of a suite, as "data.name": one setting for all, by the mean of `decide`.
+    trials: changes of the config, one for each trial. Trials that differ only in their seed belong to one setting.
+    decide: figure that selects the best setting by its highest mean over seeds. It must belong to a split other than
+      the test split. If None, the settings are compared without a selection, and all evaluations of the config measure
+      each trial.
+    final: changes of further runs, on top of those of the best setting. These runs are trained and measured on test.
+      An example is {"data.train": "train", "seed": 1} if the protocol ends with training on all images. If empty, the
+      trials of the best setting are measured on test.
+    over: a key that enumerates the tasks of a suite, such as "data.name". One setting is selected for all tasks, by the
+      mean of `decide`.
+
+  Raises:
+    ConfigError: a field has the wrong type, or the fields contradict each other.
   """
 
   trials: Sequence[Changes]
@@ -235,14 +313,32 @@ class Sweep:
 
 
 def product(values: Mapping[str, Iterable]) -> list[Changes]:
-  """Every combination: product({"optim.lr": (0.01, 0.03), "seed": range(3)}) are six trials, seeds moving first."""
+  """Returns all combinations of values. The last key changes fastest.
+
+  Args:
+    values: maps keys of the config to their values.
+
+  Raises:
+    ConfigError: a value is not a list, or there are more than `TRIALS` combinations.
+
+  Example:
+    trials = product({"optim.lr": (0.01, 0.03), "seed": range(3)})
+    assert len(trials) == 6
+  """
   columns = [_column(key, column) for key, column in values.items()]
   _check_count(math.prod(map(len, columns)))
   return [dict(zip(values, row, strict=True)) for row in itertools.product(*columns)]
 
 
 def zipped(values: Mapping[str, Iterable]) -> list[Changes]:
-  """The first of each, the second of each, ...: all keys have equally many values."""
+  """Returns one trial for each position in the lists of values.
+
+  Args:
+    values: maps keys of the config to lists of equal length.
+
+  Raises:
+    ConfigError: a value is not a list, or the lengths differ.
+  """
   columns = {key: _column(key, column) for key, column in values.items()}
   lengths = {key: len(column) for key, column in columns.items()}
   if len(set(lengths.values())) > 1:
@@ -264,9 +360,15 @@ def _check_count(trials):
 
 
 def sample(count: int, values: Mapping[str, Any], seed: int = 0) -> list[Changes]:
-  """So many random trials; a value is a sequence to choose from, or a range of numbers: `uniform`, `log_uniform`.
+  """Returns random trials. A larger count extends the trials of a smaller count with the same seed.
 
-  They follow from the seed; of a larger count the first are the same.
+  Args:
+    count: number of trials.
+    values: maps keys of the config to a sequence to choose from, or to `uniform(...)` or `log_uniform(...)`.
+    seed: seed of the random numbers.
+
+  Raises:
+    ConfigError: a value is neither a sequence nor a range, or `count` exceeds `TRIALS`.
   """
   _check_count(count)
   generator = np.random.default_rng(seed)
@@ -281,12 +383,20 @@ class _Interval:
 
 
 def uniform(low: float, high: float) -> _Interval:
-  """Numbers between low and high, for `sample`."""
+  """Returns a range for `sample` with uniformly distributed numbers between `low` and `high`."""
   return _interval(low, high, False)
 
 
 def log_uniform(low: float, high: float) -> _Interval:
-  """Numbers between low and high whose logarithm is uniform, for `sample`: rates, penalties."""
+  """Returns a range for `sample` with log-uniformly distributed numbers, such as learning rates and weight decays.
+
+  Args:
+    low: lower limit, above 0.
+    high: upper limit.
+
+  Raises:
+    ConfigError: `low` is not positive or not below `high`.
+  """
   return _interval(low, high, True)
 
 
@@ -301,7 +411,7 @@ def _drawn(generator, key, value):
   if isinstance(value, _Interval):
     ends = np.log([value.low, value.high]) if value.logarithmic else np.array([value.low, value.high])
     drawn = ends[0] + share * (ends[1] - ends[0])
-    # Four digits: settings that are read, typed and compared.
+    # Four significant digits are easy to read, type and compare.
     return float(f"{np.exp(drawn) if value.logarithmic else drawn:.4g}")
   if not isinstance(value, Sequence) or isinstance(value, str) or not value:
     raise ConfigError(

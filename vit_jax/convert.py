@@ -1,17 +1,20 @@
-"""Weights from one code to another, and what a file holds.
+"""Converts weights between frameworks, and inspects weight files.
 
     python -m vit_jax.convert IN OUT [--layout=timm]
     python -m vit_jax.convert --inspect FILE
 
-IN is a workdir of ours, or a file as vit_jax, big_vision, BiT, timm, Hugging Face, Compact-Transformers or the authors
-of DINOv2, DINOv3, DeiT III, rope-vit, EVA-02 and ViT-5 have them:
-.npz, .safetensors, or a file of PyTorch such as .pth, .pth.tar and .bin, whose code is never run. OUT is
-.npz, .safetensors, or a directory: a workdir with one checkpoint, which `--weights` and `init.from` take. A tensor that
-has no place in OUT is an error; nothing is written then, and nothing is ever overwritten. From file to file tensors go
-one by one: memory holds a few of the largest. Names of classes, size, crop, mean and std of the images go with the
-weights: in the file, and as hubs read them beside it. OUT.stablehlo is the model as a program with its weights, for
-CPUs, CUDA and TPUs, and OUT.onnx for ONNX Runtime and others (extra onnx);
-they need nothing of vit_jax: see `inference.exported`.
+IN is a workdir of vit_jax or a weight file. Supported layouts are those of vit_jax, big_vision, BiT, timm, Hugging
+Face and Compact-Transformers, and of the authors of DINOv2, DINOv3, DeiT III, rope-vit, EVA-02 and ViT-5. Supported
+formats are .npz, .safetensors, and PyTorch files such as .pth, .pth.tar and .bin. Code in PyTorch files is never run.
+
+OUT is an .npz or .safetensors file, or a directory. A directory becomes a workdir with one checkpoint, which
+`--weights` and `init.from` accept. A tensor that the layout of OUT does not support is an error. Errors leave no
+output, and existing files are never overwritten. Tensors are copied one by one between files, so memory holds only a
+few of the largest. Class names, image size, crop, mean and std are stored with the weights: in the file, and in the
+JSON files next to it that model hubs read.
+
+OUT.stablehlo is a program with the model and its weights, for CPUs, CUDA and TPUs. OUT.onnx is a program for ONNX
+Runtime and others (extra onnx). Both run without vit_jax: see `inference.exported`.
 """
 
 import argparse
@@ -34,12 +37,12 @@ from vit_jax.models.positions import Resampling
 from vit_jax.schema import ConfigError, amount
 from vit_jax.tasks import cost
 
-# Which layout a file gets that is not told: of those that have a place for the model, the first.
+# Default layouts of output files: the first that supports the model.
 PREFERRED = {".npz": ("vit_jax", "big_vision", "compact", "timm"), ".safetensors": ("timm", "compact", "big_vision")}
 
 
 def main() -> None:
-  """Reads flags; converts or inspects."""
+  """Reads the flags, then converts or inspects."""
   parser = cli.Parser("convert", __doc__)
   parser.add_argument("paths", nargs="+", metavar="PATH", type=cli.path, help="IN and OUT, or FILE")
   parser.add_argument("--inspect", action="store_true", help="say what a file holds, and the config that selects it")
@@ -88,7 +91,22 @@ def convert(
   ema: bool | None = None,
   prefix: str | None = None,
 ) -> str:
-  """Writes the weights of `source` to `target` in the layout `name`; a line that says what was done."""
+  """Writes weights to a new file or directory.
+
+  Args:
+    source: a workdir or a weight file.
+    target: path of the output. Its suffix selects the format. A path without a suffix becomes a workdir.
+    name: name of the layout. The default depends on the format and the model.
+    hints: facts that the file does not contain: `heads`, `image_size` and `resampling`.
+    ema: selects averaged or raw weights.
+    prefix: selects one of several models in a file.
+
+  Returns:
+    Text for the screen that describes the output.
+
+  Raises:
+    ConfigError: the source cannot be read, the target exists, or the layout does not support the model.
+  """
   suffix = target.suffix.lower()
   allowed = (*containers.WRITTEN, *exported.FORMATS)
   if suffix not in ("", *allowed):
@@ -107,7 +125,7 @@ def convert(
 
 
 def _write(source, target, name, hints, ema, prefix):
-  """Writes weights to `target`, whose folder exists, as `convert` does."""
+  """Writes weights to `target` in an existing directory, like `convert`."""
   suffix = target.suffix.lower()
   use = stored.read(source, ema, hints, prefix)
   check_hints(use.description, hints)
@@ -125,7 +143,9 @@ def _write(source, target, name, hints, ema, prefix):
   tensors = layout.written(chosen, use.arrays, description)
   documents = beside(target, chosen, description, said, about)
 
-  def place():  # once all values are read, which may be found damaged; the weights come last, and with what is beside
+  # Runs after all values were read, because reading may reveal damage. The weights are written last, so that they never
+  # exist without the documents.
+  def place():
     check_new(target, documents)
     files.write_together(documents)
 
@@ -140,7 +160,10 @@ def _write(source, target, name, hints, ema, prefix):
 
 
 def beside(target: pathlib.Path, chosen: layout.Layout, description: models.Description, said, about) -> dict:
-  """{path: JSON} of what goes with a file of weights. Hubs have it under fixed names; an .npz has OUT.json, our own."""
+  """Returns the JSON documents that accompany a weight file: {path: text}.
+
+  Model hubs use fixed file names. An .npz file has its own document, OUT.json.
+  """
   if target.suffix.lower() == ".npz":
     documents = {target.with_suffix(".json"): {"vit_jax": about}}
   else:
@@ -151,22 +174,29 @@ def beside(target: pathlib.Path, chosen: layout.Layout, description: models.Desc
 
 
 def check_absent(target: pathlib.Path) -> None:
-  """ConfigError where something is there that is no empty folder, nor what a checkpoint that was cut short has left."""
+  """Raises ConfigError if the target exists. Empty directories and leftovers of an interrupted save are allowed."""
   if target.suffix == "" and target.is_dir():
     there = any(target.iterdir()) and not checkpoints.begun(target)
   else:
-    there = target.exists() or os.path.lexists(target)  # also a link that leads nowhere
+    there = target.exists() or os.path.lexists(target)  # also true for a dangling link
   if there:
     raise ConfigError(f"{target} is there already; name another, or remove it")
 
 
 def check_new(target: pathlib.Path, documents: Mapping[pathlib.Path, str]) -> None:
-  """ConfigError where a file is there, or another's document, or where these would be taken for those of others.
+  """Checks that writing a weight file and its documents does not affect other files.
 
-  A document with the very text is what a conversion has left that was killed before it put the weights beside it.
+  A document with identical text is allowed. A conversion that was killed before it wrote the weights leaves one.
+
+  Args:
+    target: the weight file.
+    documents: result of `beside`.
+
+  Raises:
+    ConfigError: a file exists already, or readers would take a document for that of another weight file.
   """
   check_absent(target)
-  hubs = target.suffix.lower() in containers.READ[1:]  # an .npz has a document of its own, and so has a program
+  hubs = target.suffix.lower() in containers.READ[1:]  # an .npz file has its own document, like a program
   others = [file for file in target.parent.glob("*") if file.suffix.lower() in containers.READ[1:] and hubs]
   for file, text in documents.items():
     left = not others and file.is_file() and files.content(file) == text.encode()
@@ -179,14 +209,28 @@ def check_new(target: pathlib.Path, documents: Mapping[pathlib.Path, str]) -> No
 
 
 def some_names(documents) -> str:
-  """The names of files, in words."""
+  """Joins the names of files with "and"."""
   return " and ".join(file.name for file in documents)
 
 
 def export(
   source: pathlib.Path, target: pathlib.Path, hints: dict, ema: bool | None = None, prefix: str | None = None
 ) -> str:
-  """Writes the model of `source` as a program; lines that say what was done."""
+  """Writes a model as a program, .stablehlo or .onnx, and compares its logits with those of the model.
+
+  Args:
+    source: a workdir or a weight file.
+    target: path of the output.
+    hints: facts that the file does not contain: `heads`, `image_size` and `resampling`.
+    ema: selects averaged or raw weights.
+    prefix: selects one of several models in a file.
+
+  Returns:
+    Text for the screen with the largest difference of the logits.
+
+  Raises:
+    ConfigError: the source cannot be read, or the target exists.
+  """
   exported.check(target)
   use = stored.load(source, ema, hints=hints, prefix=prefix)
   check_hints(use.description, hints)
@@ -198,7 +242,7 @@ def export(
 
 
 def unsaid(tensors: Tensors, description: models.Description, name: str) -> list[str]:
-  """What a reader takes for something else that has only the tensors, and the file's name."""
+  """Returns notes on properties that readers would guess wrongly from the tensors and the file name alone."""
   try:
     recognised = importers.recognise(tensors, {"name": name}).description
   except ConfigError as error:
@@ -212,7 +256,7 @@ def unsaid(tensors: Tensors, description: models.Description, name: str) -> list
 
 
 def check_hints(description: models.Description, hints: Mapping) -> None:
-  """ConfigError for a flag that the weights contradict, or know nothing of."""
+  """Raises ConfigError for a flag that contradicts the weights or does not apply to them."""
   facts = {"heads": _heads(description), "image_size": description.image_size}
   facts["resampling"] = description.arguments().get("resampling")
   for key, value in hints.items():
@@ -234,7 +278,15 @@ def _heads(description):
 
 
 def preferred(description: models.Description, suffix: str) -> layout.Layout:
-  """The layout that a file of this ending is expected to have, of those that have a place for the model."""
+  """Returns the default layout of a format for a model.
+
+  Args:
+    description: the model.
+    suffix: suffix of the output file.
+
+  Raises:
+    ConfigError: no layout supports the model.
+  """
   known = {one.name: one for one in importers.layouts_of(description)}
   if not known:
     raise ConfigError(f"no layout has a place for {description}; name a directory, for a checkpoint of ours")
@@ -242,7 +294,19 @@ def preferred(description: models.Description, suffix: str) -> layout.Layout:
 
 
 def inspect(path: pathlib.Path, hints: dict, ema: bool | None = None, prefix: str | None = None) -> str:
-  """A table: layout, family, model, sizes, head, resolution, classes, parameters, and the flags for a config."""
+  """Describes a weight file as a table for the screen.
+
+  The table contains layout, family, model, sizes, head, resolution, classes, parameters, and the flags for a config.
+
+  Args:
+    path: a workdir or a weight file.
+    hints: facts that the file does not contain: `heads`, `image_size` and `resampling`.
+    ema: selects averaged or raw weights.
+    prefix: selects one of several models in a file.
+
+  Raises:
+    ConfigError: the file cannot be read or is not recognised.
+  """
   if importers.is_workdir(path):
     description, arrays = importers.load(path, hints, ema, prefix)
     kind, stored, notes, images = "checkpoint of vit_jax", amount(len(arrays), "array"), [], []
@@ -272,7 +336,12 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool | None = None, prefix: st
 
 
 def facts(shapes: dict, bound: dict) -> dict[str, str]:
-  """What shapes and arguments say of a transformer: patch, size, pooling, positions. Nothing of other models."""
+  """Returns facts about a transformer as text: patch, size, pooling and positions. Other models give an empty dict.
+
+  Args:
+    shapes: maps the path of each parameter to its shape.
+    bound: arguments of the model.
+  """
   result = {}
   if "embedding/kernel" in shapes:
     result["patch"] = str(shapes["embedding/kernel"][0])
@@ -295,7 +364,7 @@ def _pixels(size):
 
 
 def count(arrays: Tensors) -> int:
-  """Values in all arrays."""
+  """Returns the number of values in all arrays."""
   return sum(math.prod(array.shape) for array in arrays.values())
 
 

@@ -1,4 +1,4 @@
-"""Digests of arrays: fingerprints that devices compute, and SHA-256 of their bytes."""
+"""Digests of arrays: fingerprints that devices compute, and SHA-256 of the bytes."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,10 +9,17 @@ import numpy as np
 
 
 def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """Path -> uint32: the array's words, each mixed with its place, summed modulo 2**32.
+  """Computes a fingerprint of each array on its devices.
 
-  Integer sums do not depend on order, so the same values give the same fingerprint on every mesh. The mixing is that of
-  MurmurHash3's finalizer (Appleby 2011), so that any changed bit changes the sum.
+  A fingerprint is the sum modulo 2**32 of the words of an array, each mixed with its position. Integer sums do not
+  depend on the order, so equal values have equal fingerprints on every mesh. The mixing function is the finalizer of
+  MurmurHash3 (Appleby 2011), so any changed bit changes the sum.
+
+  Args:
+    arrays: maps paths to arrays with elements of 1, 2 or 4 bytes.
+
+  Returns:
+    Maps the same paths to uint32 scalars.
   """
 
   def mixed(x):
@@ -36,7 +43,12 @@ def fingerprint_on_host(array: np.ndarray) -> int:
 
 
 def sha256(params: dict[str, jax.Array], replicated: jax.sharding.Sharding) -> str:
-  """SHA-256 over the parameters' little-endian bytes in path order; gathers one parameter at a time."""
+  """Returns the SHA-256 digest of the little-endian bytes of all parameters in path order, as hexadecimal text.
+
+  Args:
+    params: maps paths to arrays, which may be sharded. One array at a time is gathered.
+    replicated: sharding of an array that is complete on every device.
+  """
   gather = jax.jit(lambda x: x, out_shardings=replicated)
   digest = hashlib.sha256()
   for _, value in sorted(params.items()):
@@ -46,7 +58,7 @@ def sha256(params: dict[str, jax.Array], replicated: jax.sharding.Sharding) -> s
 
 
 def on_host(arrays: Mapping[str, np.ndarray]) -> str:
-  """SHA-256 over the bytes of arrays on the host, and their paths, in path order."""
+  """Returns the SHA-256 digest of paths and bytes of arrays on the host, in path order, as hexadecimal text."""
   digest = hashlib.sha256()
   for path, array in sorted(arrays.items()):
     digest.update(path.encode() + np.ascontiguousarray(array).tobytes())

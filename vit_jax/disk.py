@@ -1,4 +1,4 @@
-"""What is said when a disk or a bucket fails: which file, what is wrong with it, what to do."""
+"""Error messages for failures of disks and buckets: the file, the problem, and a fix."""
 
 import contextlib
 import errno
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from vit_jax import paths
 
-# What to do about an error of the disk.
+# Advice for each error number.
 ADVICE = {
   errno.ENOSPC: "the disk is full: make room (df shows where)",
   errno.EDQUOT: "your quota is used up: make room (quota shows how much)",
@@ -25,14 +25,14 @@ ADVICE = {
   errno.ENOMEM: "free memory, or raise the limit (ulimit -v)",
   errno.EHOSTDOWN: "see whether network and bucket are there",
 }
-# Orbax asks for the bucket itself too, which the first of them does not allow.
+# Orbax also reads the metadata of the bucket, which the first role does not allow.
 REFUSED = "give this account the roles Storage Object User and Storage Legacy Bucket Reader for the bucket"
-# How libraries that raise neither an OSError nor a number name what a bucket answered.
+# Texts of libraries that raise neither an OSError nor a number for the answer of a bucket.
 _ANSWERS = {
   "PERMISSION_DENIED": errno.EACCES,
   "UNAUTHENTICATED": errno.EACCES,
   "UNAVAILABLE": errno.EHOSTDOWN,
-  "ABORTED: All": errno.EHOSTDOWN,  # tries have failed
+  "ABORTED: All": errno.EHOSTDOWN,  # all retry attempts of TensorStore failed
   "DEADLINE_EXCEEDED": errno.EHOSTDOWN,
   "NOT_FOUND": errno.ENOENT,
 }
@@ -40,8 +40,8 @@ _CODES = {401: errno.EACCES, 403: errno.EACCES, 404: errno.ENOENT, 429: errno.EH
 
 
 def trouble(error: OSError) -> str:
-  """The file, what is wrong with it and what to do, in one line."""
-  # Some libraries raise an OSError that is a text and nothing else.
+  """Returns one line with the file, the problem and the advice for an error."""
+  # Some libraries raise an OSError that contains only a text.
   text = str(error) if error.errno is None else error.strerror
   name = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
   advice = ADVICE.get(error.errno, "mend it")
@@ -52,7 +52,11 @@ def trouble(error: OSError) -> str:
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[None]:
-  """Gives an OSError the name of the file; of its own a failed write names none."""
+  """Adds the file name to an OSError. A failed write does not contain it.
+
+  Args:
+    path: the file that is written inside the context.
+  """
   try:
     yield
   except OSError as error:
@@ -62,20 +66,32 @@ def writing(path: pathlib.Path) -> Iterator[None]:
 
 
 def hold(path: pathlib.Path) -> int | None:
-  """A descriptor of a folder for `check_there`; None in a bucket, which has no folders that could be moved."""
+  """Opens a directory for `check_there`.
+
+  Returns:
+    A file descriptor, or None for a bucket, which has no directories that could be moved.
+  """
   return None if paths.in_bucket(path) else os.open(path, os.O_RDONLY)
 
 
 def release(descriptor: int | None) -> None:
-  """Closes what `hold` gave."""
+  """Closes the descriptor that `hold` returned."""
   if descriptor is not None:
     os.close(descriptor)
 
 
 def check_there(path: pathlib.Path, descriptor: int | None) -> None:
-  """FileNotFoundError if `path` leads no longer to what is open as `descriptor`: what is written there would be lost.
+  """Checks that a path still leads to the file or directory that is open as `descriptor`.
 
-  The descriptor is held open, so that a file system that numbers files as it meets them keeps the number.
+  Otherwise written data would be lost. The descriptor stays open, so that a file system that numbers files at their
+  first use keeps the number.
+
+  Args:
+    path: the path.
+    descriptor: result of `hold`, or the descriptor of an open file. None disables the check.
+
+  Raises:
+    FileNotFoundError: the file or directory was removed, moved or replaced.
   """
   if descriptor is None:
     return
@@ -86,18 +102,18 @@ def check_there(path: pathlib.Path, descriptor: int | None) -> None:
 
 
 def of_bucket(error: BaseException) -> int | None:
-  """The number of the error that a bucket answered with, or of one that does not answer; None for any other error."""
+  """Returns the error number for an error of a bucket, or None for any other error."""
   if isinstance(error, OSError) and error.errno and str(error.filename).startswith(paths.BUCKET):
     return error.errno
   if answer := next((code for word, code in _ANSWERS.items() if word in str(error)[:60]), None):
     return answer
-  if (code := _CODES.get(getattr(error, "code", None))) is not None:  # of HTTP
+  if (code := _CODES.get(getattr(error, "code", None))) is not None:  # HTTP status
     return code
   return of_bucket(error.__cause__) if error.__cause__ else None
 
 
 def number(error: BaseException) -> int | None:
-  """The number of the operating system's error that this one is or was made of; None for an error of a program."""
+  """Returns the error number of the operating system that caused an exception, or None for a programming error."""
   if isinstance(error, OSError) and error.errno:
     return error.errno
   if text := re.search(r"os_error_code='(\d+)'", str(error)):
@@ -106,9 +122,9 @@ def number(error: BaseException) -> int | None:
 
 
 def unraisable(event) -> None:
-  """A `sys.unraisablehook`: Python's own, but for reads and writes of TensorStore that end after another has failed.
+  """A `sys.unraisablehook` that hides errors of TensorStore's requests that end after another request has failed.
 
-  They find the loop closed that asked for them, and the one error is raised already.
+  These requests find their event loop closed, and the first error was raised already.
   """
   if str(event.exc_value) != "Event loop is closed":
     sys.__unraisablehook__(event)

@@ -1,20 +1,21 @@
-"""Measures weights, with 95 % intervals: a run's own, or any file's on the data of a config.
+"""Evaluates weights, with 95 % intervals: those of a run, or of any file on the data of a config.
 
     python -m vit_jax.evaluate --workdir=runs/digits [--split=test]
     python -m vit_jax.evaluate --weights=PATH --config=FILE [--config.KEY=VALUE] [--split=test]
     python -m vit_jax.evaluate --workdir=runs/teacher --write-labels=FOLDER --split='train[100:]' [--data.KEY=VALUE]
 
-Nothing is written unless asked for: --write-predictions=FILE, .csv or .npz, has a row for each image, --logits the
-logits in it too; --report=DIR gets figures.json with the intervals, and confusion.png and confusion.csv.
+By default no file is written. --write-predictions=FILE (.csv or .npz) writes a row for each image, and --logits adds
+the logits to it. --report=DIR writes figures.json with the intervals, confusion.png and confusion.csv.
 
-A run's newest checkpoint, on the split that the run was evaluated on and on the same devices, gives the figures of the
-end of training. PATH is any file that `vit_jax.convert` reads, or a workdir; its head is kept, so the config must have
-as many classes, and its positions are resampled to the config's resolution. --image-size=N measures at another one, of
-a run too: positions are resampled as `init.from` does, and a test crop in pixels grows with the images.
+--workdir evaluates the newest checkpoint of a run. On the same split and the same devices, the figures equal those at
+the end of training. PATH is any file that `vit_jax.convert` reads, or a workdir. The head of the weights is kept, so
+the config must have the same number of classes. Positions are resampled to the resolution of the config.
+--image-size=N evaluates at another resolution, also for a run. Positions are then resampled as with `init.from`, and a
+test crop in pixels grows with the images.
 
---write-labels measures nothing: the weights, or their average where the run keeps one, label every image of a split, of
-the run's data or of others that --data.name and its keys say, for a student to train on: docs/experiments.md. The same
-command goes on after a kill.
+--write-labels writes labels for a student instead of figures: docs/experiments.md. The weights, or their average if
+the run has one, label every image of a split. The images are those of the run, or of the dataset that --data.name and
+further --data keys select. After a kill, the same command continues.
 """
 
 import argparse
@@ -56,7 +57,7 @@ from vit_jax.intervals import METHODS, NONE
 
 
 def main() -> None:
-  """Reads flags, restores, measures, prints the table."""
+  """Reads the flags, restores the weights, measures them and prints the table."""
   parser = cli.Parser("evaluate", __doc__, data=True, forms=(("--workdir",), ("--weights", "--config")))
   parser.add_argument("--workdir", type=cli.directory, help="where the run lives")
   parser.add_argument("--weights", help="a file of weights or a workdir; needs --config")
@@ -109,7 +110,14 @@ def main() -> None:
 
 
 def run_of(arguments: argparse.Namespace) -> config.Run:
-  """The run that the flags name: a workdir's own, or that of a config with weights."""
+  """Returns the run that the flags select: that of a workdir, or that of a config with weights.
+
+  Args:
+    arguments: parsed flags.
+
+  Raises:
+    ConfigError: the flags contradict each other, or the workdir does not contain a run.
+  """
   if bool(arguments.workdir) == bool(arguments.weights) or bool(arguments.weights) != bool(arguments.config):
     raise schema.ConfigError("give either --workdir=DIR of a run, or --weights=PATH and --config=FILE")
   overrides = arguments.overrides
@@ -136,7 +144,14 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
 
 
 def of_workdir(run: config.Run, workdir: pathlib.Path, image_size: int | None) -> config.Run:
-  """A run as it is measured: its checkpoint is read as it is, or at another size as any weights are."""
+  """Returns a run prepared for evaluation at an image size.
+
+  Args:
+    run: the run of a workdir.
+    workdir: the workdir.
+    image_size: size in pixels. At the size of the run, its checkpoint is restored unchanged. At another size, the
+      checkpoint is imported like any other weights.
+  """
   if image_size in (None, run.data.args["image_size"]):
     return dataclasses.replace(run, init=config.Init())
   resized = {
@@ -150,13 +165,19 @@ def of_workdir(run: config.Run, workdir: pathlib.Path, image_size: int | None) -
 
 
 def warn_of_normalisation(weights: str, run: config.Run) -> None:
-  """Says where a config normalises images otherwise than those of the weights are: that costs points."""
+  """Warns if a config normalises images differently from the weights, which reduces the accuracy."""
   if other := stored.other_normalisation(weights, run.data, run.init.ema, run.init.prefix):
     logging.warning("images of such weights are usually normalised otherwise than this config does: %s", other)
 
 
 def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> dict[str, schema.Choice]:
-  """A run's evaluations, or with a split its headline on that split, under the name test."""
+  """Selects the evaluations to run.
+
+  Args:
+    evals: evaluations of a run by name.
+    split: if given, only the headline evaluation runs, on this split and with the name "test".
+    logits: whether evaluations by accuracy collect logits.
+  """
   kept = dict(evals)
   if split:
     _, headline = evaluation.headline(evals)
@@ -169,15 +190,18 @@ def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> 
 
 
 def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
-  """The newest readable checkpoint of the run in --workdir."""
+  """Restores the newest readable checkpoint of the run in --workdir, with errors that name the flag."""
   with schema.at("--workdir"):
     return evaluation.restored(parts, workdir)
 
 
 def imported(parts: build.Parts, own: bool) -> steps.State:
-  """The weights that the run starts from, without optimizer; every parameter comes from the file.
+  """Imports the weights from which the run starts, without an optimizer. The file must contain every parameter.
 
-  `own` says that they are the run's, at another size: then with the average that it may keep.
+  Args:
+    parts: the run.
+    own: whether the weights belong to the run itself, at another size. Then the average is imported too, if there is
+      one.
   """
   shapes, init = parts.state_shapes, parts.run.init
   arrays, averages = loop.starting_weights(parts, "--weights"), {}
@@ -191,7 +215,7 @@ def imported(parts: build.Parts, own: bool) -> steps.State:
 
 
 def _check_labelling(arguments):
-  """ConfigError for flags that do not go together."""
+  """Raises ConfigError for flags that cannot be combined."""
   if not arguments.write_labels:
     if other := ["--labels"] * bool(arguments.labels) + [f"--data.{key}" for key in arguments.data]:
       raise schema.ConfigError(
@@ -207,7 +231,17 @@ def _check_labelling(arguments):
 
 
 def label(parts: build.Parts, state: steps.State, arguments: argparse.Namespace, watch: runtime.Watch) -> None:
-  """Writes labels of the state's weights, or of their average, for the images that the flags name."""
+  """Writes labels for the images that the flags select, computed with the averaged weights if there are any.
+
+  Args:
+    parts: the run.
+    state: weights of the run.
+    arguments: parsed flags.
+    watch: the watch of the process.
+
+  Raises:
+    ConfigError: the weights have no head, the dataset is not named, or an image cannot be decoded.
+  """
   run, data = parts.run, None
   if not parts.model.description.classes:
     raise schema.ConfigError("--write-labels: the weights have no head, and so no class to label with")
@@ -238,7 +272,17 @@ def label(parts: build.Parts, state: steps.State, arguments: argparse.Namespace,
 def evaluate(
   parts: build.Parts, state: steps.State, name, poll: Callable[[], None]
 ) -> tuple[dict[str, Outcome], dict[str, Intervals]]:
-  """Measures a state's weights and prints the figures; returns what `evaluation.measured` does."""
+  """Measures the weights of a state and prints the figures.
+
+  Args:
+    parts: the run.
+    state: its weights.
+    name: title of the table.
+    poll: called after each batch; raises an exception to stop.
+
+  Returns:
+    The result of `evaluation.measured`.
+  """
   measures = {name: each.measure for name, each in parts.evals.items()}
   measured, intervals = evaluation.measured(measures, state, poll)
   runtime.say(f"{name}, step {int(state.step)} of {parts.total}" if state.step else str(name))
@@ -250,7 +294,7 @@ def evaluate(
 
 
 def interval_notes(measured: dict[str, Outcome], intervals: dict[str, Intervals]) -> list[str]:
-  """Returns lines that state the method of the intervals and list the figures without an interval."""
+  """Returns lines with the method of the intervals and the figures that have no interval."""
   if not intervals:
     return []
   without = [
@@ -263,7 +307,7 @@ def interval_notes(measured: dict[str, Outcome], intervals: dict[str, Intervals]
 
 
 def named(values: dict[str, dict[str, Any]]) -> dict[str, Any]:
-  """Returns values of figures by prefix, such as intervals, under the names of result.json."""
+  """Returns values that are grouped by prefix, such as intervals, with the names of result.json."""
   return {prefix + figure: value for prefix, these in values.items() for figure, value in these.items()}
 
 
@@ -273,7 +317,16 @@ def write(
   predictions_file: pathlib.Path | None,
   folder: pathlib.Path | None,
 ) -> None:
-  """The files that were asked for; where several splits or weights were measured, names say which: FILE-val-ema.csv."""
+  """Writes the requested files.
+
+  If several splits or weights were measured, file names contain the prefix, such as FILE-val-ema.csv.
+
+  Args:
+    measured: outcomes by prefix.
+    intervals: intervals by prefix.
+    predictions_file: file for a row per image, or None.
+    folder: directory for the report, or None.
+  """
   if folder:
     folder.mkdir(parents=True, exist_ok=True)
   for prefix in intervals:

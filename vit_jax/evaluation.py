@@ -1,4 +1,4 @@
-"""Assembly of an evaluation: the newest state of a run, and what its evaluations measure of it, with intervals."""
+"""Evaluation of a run: restores its newest checkpoint and measures it, with intervals."""
 
 import contextlib
 import logging
@@ -17,13 +17,18 @@ Intervals = dict[str, tuple[float, float]]  # figure -> (low, high)
 
 
 def headline(evals: Mapping[str, Choice]) -> tuple[str, Choice]:
-  """The evaluation by accuracy called test, with its name, or else the first; of a run without one, a default one.
+  """Returns the main evaluation of a run and its name.
 
-  Without one by accuracy, one of what is hidden counts, then one that goes over a split. The first is not enough: a
-  workdir stores evaluations in order of their names, and "real" would come before "test".
+  The order of preference is: an accuracy evaluation, a masked-image evaluation, then any evaluation with a split.
+  Within each group, the name "test" is preferred, then the first name. A run without any of these gets a default
+  accuracy evaluation. The first evaluation alone is not a suitable rule: a workdir stores evaluations in order of their
+  names, and "real" would precede "test".
+
+  Args:
+    evals: evaluations of a run by name.
   """
   kinds = [{name: c for name, c in evals.items() if c.name == kind} for kind in ("accuracy", "masked")]
-  kinds.append({name: c for name, c in evals.items() if "split" in c.args})  # which a user registered
+  kinds.append({name: c for name, c in evals.items() if "split" in c.args})  # evaluations that a user registered
   fitting = next(filter(None, kinds), {})
   name = "test" if "test" in fitting else next(iter(fitting), "test")
   return name, fitting.get(name, Choice("accuracy"))
@@ -37,7 +42,7 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
     workdir: its directory.
 
   Raises:
-    ConfigError: there is no checkpoint, or classes have changed their positions since training.
+    ConfigError: there is no checkpoint, or the order of the classes has changed since training.
     NotFiniteError: a parameter or its moving average is NaN or infinite.
   """
   store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)
@@ -63,9 +68,19 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
 def measured(
   measures: Mapping[str, Callable], state: steps.State, poll: Callable[[], None]
 ) -> tuple[dict[str, Outcome], dict[str, Intervals]]:
-  """Outcomes of evaluations of a state, and intervals of those by accuracy, both by what the figures' names begin with.
+  """Measures a state with all evaluations.
 
-  ConfigError for an image that cannot be decoded. The arguments are those of `outcomes.measure`.
+  Args:
+    measures: functions that measure parameters, by name of the evaluation.
+    state: the weights.
+    poll: called after each batch; raises an exception to stop.
+
+  Returns:
+    The outcomes of all evaluations, and the intervals of the accuracy evaluations. Both are keyed by the prefix of the
+    figures' names.
+
+  Raises:
+    ConfigError: an image cannot be decoded.
   """
   try:
     result = outcomes.measure(measures, state.params, state.ema, poll)
@@ -76,11 +91,16 @@ def measured(
 
 
 def intervals(details: Details) -> Intervals:
-  """Computes the 95 % intervals of figures by accuracy, under their names; see `metrics.intervals`."""
+  """Computes the 95 % intervals of the figures of an accuracy evaluation; see `metrics.intervals`."""
   ends = metrics.intervals(details.predictions, len(details.source.classes))
   return {details.way + figure: each for figure, each in ends.items()}
 
 
 def methods(details: Details, names: Iterable[str]) -> dict[str, str]:
-  """Returns the method of each interval, {figure: "Wilson" or "bootstrap"}, for figures of these names."""
+  """Returns the method of each interval, "Wilson" or "bootstrap".
+
+  Args:
+    details: details of an accuracy evaluation.
+    names: names of figures.
+  """
   return {name: metrics.interval_method(name.removeprefix(details.way), details.predictions) for name in names}

@@ -1,4 +1,7 @@
-"""TensorBoard's event files, written without TensorFlow, whose import takes longer than many a run's start."""
+"""Writing of TensorBoard event files without TensorFlow.
+
+The import of TensorFlow takes longer than the start of many runs.
+"""
 
 import contextlib
 import io
@@ -21,13 +24,16 @@ _STRING = 7  # DT_STRING of types.proto
 
 
 class EventFile:
-  """A new event file in a folder: a resource with a close. What goes wrong with it is one warning, and no error."""
+  """A new event file in a directory. An error causes one warning, and further records are dropped.
+
+  TensorBoard reads the files of a directory in the order of their names, which start with the time.
+
+  Args:
+    folder: directory of the file. It is created if it does not exist.
+    ending: suffix of the file name.
+  """
 
   def __init__(self, folder: pathlib.Path, ending: str = ""):
-    """TensorBoard reads the files of a folder in the order of their names, which begin with the time.
-
-    `ending` is that of the name.
-    """
     self._folder, self._file = folder, None
     with self._attempt():
       folder.mkdir(parents=True, exist_ok=True)
@@ -36,24 +42,46 @@ class EventFile:
       self._write(file_version="brain.Event:2")
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
-    """Adds one point to the curve of each scalar; a reader sees it at once, in a bucket a little later."""
+    """Appends one point to the curve of each scalar. On a disk, readers see it at once; in a bucket after a delay.
+
+    Args:
+      step: step of the points.
+      scalars: maps names of curves to values.
+    """
     values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in scalars.items()]
     self.summary(step, Summary(value=values))
 
   def image(self, step: int, name: str, png: bytes) -> None:
-    """Adds a picture, the bytes of a PNG."""
-    width, height = struct.unpack(">II", png[16:24])  # of the first chunk, after the signature
+    """Appends an image.
+
+    Args:
+      step: step of the image.
+      name: tag of the image.
+      png: bytes of a PNG file.
+    """
+    width, height = struct.unpack(">II", png[16:24])  # in the first chunk, after the signature
     encoded = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
     self.summary(step, Summary(value=[Summary.Value(tag=name, image=encoded)]))
 
   def text(self, step: int, name: str, markdown: str) -> None:
-    """Adds a text."""
+    """Appends a Markdown text.
+
+    Args:
+      step: step of the text.
+      name: tag of the text.
+      markdown: the text.
+    """
     about = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
     tensor = TensorProto(dtype=_STRING, string_val=[markdown.encode(errors="replace")])
     self.summary(step, Summary(value=[Summary.Value(tag=name, metadata=about, tensor=tensor)]))
 
   def summary(self, step: int, summary: Summary) -> None:
-    """Adds what is made already."""
+    """Appends a summary.
+
+    Args:
+      step: step of the summary.
+      summary: the protocol buffer.
+    """
     if self._file:
       with self._attempt():
         self._write(step=step, summary=summary)
@@ -64,14 +92,14 @@ class EventFile:
     self._file.add(record.getvalue())
 
   def flush(self) -> None:
-    """Brings all points into the bucket, if it is one."""
+    """Uploads all records if the file is in a bucket."""
     if self._file:
       with self._attempt():
         self._file.flush()
 
   @contextlib.contextmanager
   def _attempt(self) -> Iterator[None]:
-    """Warns of an OSError, after which nothing is written."""
+    """Warns of an OSError and closes the file."""
     try:
       yield
     except OSError as error:
@@ -80,8 +108,8 @@ class EventFile:
       self.close()
 
   def close(self) -> None:
-    """Ends the file."""
+    """Closes the file. Later records are dropped."""
     file, self._file = self._file, None
     if file:
-      with contextlib.suppress(OSError):  # each point was flushed, or warned of
+      with contextlib.suppress(OSError):  # each record was flushed, or its loss was reported
         file.close()

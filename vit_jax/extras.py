@@ -1,4 +1,4 @@
-"""The optional dependencies of setup.py, and TensorFlow, which may be uninstalled, in messages for the user."""
+"""Installation advice for messages: the optional dependencies in setup.py, and TensorFlow, which may be uninstalled."""
 
 from vit_jax.schema import ConfigError
 
@@ -6,24 +6,27 @@ EXTRAS = ("beam", "bench", "dedup", "gcs", "gpu", "mlflow", "onnx", "torch", "tp
 
 
 def command(extra: str) -> str:
-  """The command that installs an extra, to run in the folder with setup.py. The package is not on PyPI."""
+  """Returns the command that installs an extra, to be run in the directory with setup.py.
+
+  The package is not on PyPI.
+  """
   assert extra in EXTRAS, extra
   return f"pip install -e '.[{extra}]'"
 
 
 def advice(extra: str) -> str:
-  """Names an extra and the command that installs it."""
+  """Returns the name of an extra and the command that installs it."""
   return f"the extra {extra}: {command(extra)}"
 
 
 def check_tensorflow(use: str) -> None:
-  """Imports TensorFlow, with which TensorFlow Datasets writes datasets.
+  """Imports TensorFlow, which TensorFlow Datasets needs to write datasets.
 
   Args:
-    use: what needs TensorFlow, such as the name of a dataset, for the message.
+    use: the feature that needs TensorFlow, such as the name of a dataset. It starts the message.
 
   Raises:
-    ConfigError: TensorFlow is not installed, or it cannot be imported.
+    ConfigError: tensorFlow is not installed or cannot be imported.
   """
   try:
     import tensorflow  # noqa: F401

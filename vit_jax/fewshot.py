@@ -1,12 +1,13 @@
-"""Probes of frozen features: python -m vit_jax.fewshot --config=configs/fewshot.py --weights=PATH
+"""Evaluates frozen features by probes: python -m vit_jax.fewshot --config=configs/fewshot.py --weights=PATH
 
-PATH is any file of weights that `vit_jax.convert` reads, or a workdir. Nothing is trained but the probes: mean top-1
-and standard deviation over the seeds that draw the images. Features are kept under a hash of weights, preparation and
-images, so the next call with other shots, seeds or probes computes only what is new. configs/probes.py has those of
-whole splits, by nearest neighbours and linear, and the dense one, which tells the class of each pixel.
+PATH is any weight file that `vit_jax.convert` reads, or a workdir. Only the probes are trained. The table contains the
+mean top-1 and its standard deviation over the seeds that draw the images. Features are cached under a hash of weights,
+preparation and images. A later call with other shots, seeds or probes computes only features that are not cached.
+configs/probes.py has probes on whole splits (nearest neighbours and linear), and the dense probe, which classifies
+each pixel.
 
---json=FILE gets every draw with its figure and the names of the drawn images, of a dense probe the IoU of each class;
---write-predictions=FILE.csv a row for each test image: id, label, and the class that each probe predicts.
+--json=FILE writes every draw with its figure and the names of the drawn images, and the IoU of each class for a dense
+probe. --write-predictions=FILE.csv writes a row for each test image: id, label, and the prediction of each probe.
 """
 
 import json
@@ -26,7 +27,7 @@ from vit_jax.schema import amount
 
 
 def main() -> None:
-  """Reads flags and weights, measures, prints the table."""
+  """Reads the flags and weights, measures, and prints the table."""
   parser = cli.Parser("fewshot", __doc__, config_type=config.Measurement)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument("--weights", required=True, help="a file of weights or a workdir")
@@ -37,7 +38,7 @@ def main() -> None:
     if path:
       files.check_path(path, (suffix,))
   measurement = config.resolve(flags.load(arguments.config, arguments.overrides), config.Measurement)
-  choices = measuring.complete(measurement, measurement.image_size)  # mistakes show before the weights, which give it
+  choices = measuring.complete(measurement, measurement.image_size)  # errors are raised before the weights are read
   if arguments.write_predictions and (without := [name for name, c in choices.items() if c.name != "fewshot"]):
     raise schema.ConfigError(f"--write-predictions: {', '.join(without)} predicts no class of an image; leave it out")
 
@@ -59,7 +60,7 @@ def main() -> None:
       except ImageError as error:
         raise schema.ConfigError(str(error)) from error
       details = outcomes[name].details
-      if isinstance(details, Dense | FewShot):  # of the first process
+      if isinstance(details, Dense | FewShot):  # only the first process has details
         for note in dict.fromkeys((details.train.note, details.test.note)):
           runtime.note(note)
         (report_dense if isinstance(details, Dense) else report)(name, outcomes[name])
@@ -71,7 +72,15 @@ def main() -> None:
 
 
 def loaded(path: str, measurement: config.Measurement) -> importers.Weights:
-  """The weights of the file or workdir; ConfigError on every process if any cannot read it."""
+  """Reads the weights of a file or workdir.
+
+  Args:
+    path: the file or workdir.
+    measurement: selects averaged weights and one of several models.
+
+  Raises:
+    ConfigError: a process cannot read the weights. All processes raise it.
+  """
   weights, problem = None, None
   try:
     weights = importers.read(path, ema=measurement.ema, prefix=measurement.prefix)
@@ -82,13 +91,24 @@ def loaded(path: str, measurement: config.Measurement) -> importers.Weights:
 
 
 def screen(split: str, images: int, size: int) -> Screen:
-  """Says what is computed of a split, and shows how many of its images are done."""
+  """Prints the number of images of a split to compute, and returns their progress display.
+
+  Args:
+    split: name of the split.
+    images: number of images to compute.
+    size: batch size.
+  """
   say(f"  {split}: {amount(images, 'image')} to compute, {size} at a time (batch)")
   return Screen(split, images)
 
 
 def report_dense(name: str, outcome: Outcome) -> None:
-  """The figures of a dense probe, and the IoU of each class."""
+  """Prints the figures of a dense probe and the IoU of each class.
+
+  Args:
+    name: name of the evaluation.
+    outcome: its result.
+  """
   figures, details = outcome.figures, outcome.details
   say(
     f"\n{name}: {amount(len(details.classes), 'class', 'classes')} of pixels, from "
@@ -100,7 +120,12 @@ def report_dense(name: str, outcome: Outcome) -> None:
 
 
 def report(name: str, outcome: Outcome) -> None:
-  """One evaluation's table: a line for each probe, a column for each number of shots."""
+  """Prints the table of a few-shot evaluation: one line for each probe, one column for each number of shots.
+
+  Args:
+    name: name of the evaluation.
+    outcome: its result.
+  """
   episodes = outcome.details.episodes
   train_split, test_split = outcome.details.train, outcome.details.test
   seeds = len({episode.seed for episode in episodes})
@@ -138,12 +163,19 @@ def report(name: str, outcome: Outcome) -> None:
 
 
 def in_numbers(name: str) -> list:
-  """Sorts names as words and numbers: knn20 stands before knn100."""
+  """Returns a sort key that orders numbers in names by value: knn20 precedes knn100."""
   return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 def write(outcomes: dict[str, Outcome], weights: str, json_file: pathlib.Path | None, predictions: pathlib.Path | None):
-  """The files that were asked for; with several evaluations a predictions file for each, FILE-pets.csv."""
+  """Writes the requested files. With several evaluations there is one predictions file for each, such as FILE-pets.csv.
+
+  Args:
+    outcomes: results by name of the evaluation.
+    weights: path of the weights.
+    json_file: file for figures and draws, or None.
+    predictions: file for predictions, or None.
+  """
   if json_file:
     text = json.dumps({"weights": weights, "evals": {name: as_json(each) for name, each in outcomes.items()}}, indent=2)
     files.write_text(json_file, text + "\n")
@@ -160,7 +192,7 @@ def write(outcomes: dict[str, Outcome], weights: str, json_file: pathlib.Path | 
 
 
 def as_json(outcome: Outcome) -> dict:
-  """An outcome's values: figures, each episode, and which images each seed drew, class by class."""
+  """Converts an outcome to JSON values: figures, episodes, and the images that each seed drew for each class."""
   details = outcome.details
   if isinstance(details, Dense):
     splits = {"train": details.train.split, "test": details.test.split}
@@ -172,7 +204,7 @@ def as_json(outcome: Outcome) -> dict:
   ]
   return {
     "figures": outcome.figures,
-    "intervals": intervals.of_figures(outcome.figures),  # Wilson, of one draw
+    "intervals": intervals.of_figures(outcome.figures),  # Wilson intervals of one draw
     "train": details.train.split,
     "test": details.test.split,
     "episodes": episodes,
