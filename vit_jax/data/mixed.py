@@ -1,8 +1,9 @@
-"""The order of a mixture: which corpus each position is of, by weights, and each corpus in an order of its own.
+"""The order of records in a mixture: weights select the corpus of each position, and each corpus has its own order.
 
-Nothing is remembered from one position to the next. The rows of a batch are cut into groups, as `order.Blocks` has
-them, or are one group; of each, the corpora take turns such that in any stretch of it each has its weight's share, but
-for rounding. A group has its part of every epoch of a corpus: each record comes once an epoch of its corpus.
+The order is a function of the position and needs no state. The rows of a batch are divided into groups as in
+`order.Blocks`, or form one group. Within a group, the corpora take turns. Each corpus gets its share of any sequence
+of turns, up to rounding. Each group gets a part of every epoch of a corpus. Each record occurs once in an epoch of its
+corpus.
 """
 
 import dataclasses
@@ -17,17 +18,26 @@ from vit_jax.data.order import ORDERS, Blocks, Records, Run, distinct
 from vit_jax.data.sources import Corpus, Source
 from vit_jax.schema import Choice, make
 
-# Positions of a group of which the turns are shuffled: else of two corpora with equal weights every other row would be
-# of the first, and a row would always be mixed with one of the other corpus (mixup).
+# Number of successive positions of a group among which the turns are shuffled. Otherwise every second row would
+# belong to the first of two corpora with equal weights. Mixup would then always mix rows of different corpora.
 LOT = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixed:
-  """The orders of several corpora, by weights."""
+  """The orders of several corpora, combined by weights.
+
+  Attributes:
+    orders: order of each corpus.
+    firsts: number of the first record of each corpus in the mixture.
+    weights: integer weight of each corpus.
+    batch: number of records of a global batch, without repeats.
+    seed: seed of the turns.
+    groups: number of groups into which the rows of a batch are divided.
+  """
 
   orders: tuple[Records | Blocks, ...]
-  firsts: tuple[int, ...]  # the record of the mixture that each corpus begins with
+  firsts: tuple[int, ...]
   weights: tuple[int, ...]
   batch: int
   seed: int
@@ -36,32 +46,33 @@ class Mixed:
 
   @property
   def rows(self) -> int:
-    """How many rows of a batch share what is read together."""
+    """Number of rows of a batch that share records that are read together."""
     return self.batch // self.groups if any(isinstance(each, Blocks) for each in self.orders) else 1
 
   @property
   def about(self) -> str:
-    """What is said of it behind the number of images."""
+    """Description of the order, which follows the number of images in messages."""
     shares = ", ".join(f"{weight / sum(self.weights):.1%}" for weight in self.weights)
     return f", mixed {shares}{next((each.about for each in self.orders if each.about), '')}"
 
   def record(self, position: int) -> int:
-    """The record at a position."""
+    """Returns the record number at a position."""
     corpus, group, index = self.turn(position)
     made = self.orders[corpus]
     epoch, index = permutation.locate(made.length, index, group, self.groups)
     return self.firsts[corpus] + made.at(epoch, group, index)
 
   def visit(self, position: int) -> int:
-    """A number that no other position of this record has: the epoch of its corpus."""
+    """Returns a number that differs between all positions of the same record: the epoch of the corpus."""
     corpus, group, index = self.turn(position)
     return permutation.locate(self.orders[corpus].length, index, group, self.groups)[0]
 
   @functools.cached_property
   def turn(self) -> Callable[[int], tuple[int, int, int]]:
-    """position -> (corpus, group, how many positions of this group were of it before, in the order of turns).
+    """Cached function from a position to (corpus, group, number of earlier positions of this corpus in the group).
 
-    It takes about as long as `order.Records.record`, and is asked for several times.
+    The earlier positions are counted in the order of turns. The function takes about as long as `order.Records.record`
+    and is called several times per position.
     """
     return functools.lru_cache(maxsize=2**12)(self._turn)
 
@@ -74,7 +85,11 @@ class Mixed:
     return corpus, group, before[corpus]
 
   def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Run]]:
-    """As of `Blocks`."""
+    """Returns a function that yields the runs to read next. See `order.Blocks.schedule`.
+
+    Args:
+      start: position from which the records are used.
+    """
     waiting = {}
 
     def due(positions):
@@ -94,7 +109,7 @@ class Mixed:
     return due
 
   def _runs(self, corpus, group, start):
-    """(index at which it is to be read, run) of a corpus in a group, from a position on, without end."""
+    """Yields (index at which to read, run) of a corpus in a group, from a position on, without end."""
     made, first = self.orders[corpus], self.firsts[corpus]
     index = self._counts(group, self._from(group, start) // LOT * LOT)[corpus]
     for epoch, ahead, run in made.runs(group, *permutation.locate(made.length, index, group, self.groups)):
@@ -103,20 +118,21 @@ class Mixed:
       yield begin + ahead, Run(first + run.first, first + run.stop, wanted)
 
   def _place(self, position):
-    """(group, how many positions it had before)."""
+    """Returns (group, number of earlier positions of the group)."""
     (step, row), rows = divmod(position, self.batch), self.batch // self.groups
     group, row = divmod(row, rows)
     return group, step * rows + row
 
   def _from(self, group, start):
-    """How many positions a group had before a position of any group."""
+    """Returns the number of positions that a group has before `start`."""
     (step, row), rows = divmod(start, self.batch), self.batch // self.groups
     return step * rows + min(max(row - group * rows, 0), rows)
 
   def _counts(self, group, index):
-    """How many of the first so many turns of a group each corpus has.
+    """Returns the number of turns that each corpus has among the first `index` turns of a group.
 
-    The first has its share of them, rounded down from where a phase begins; the next has its share of what is left.
+    The first corpus gets its share, rounded down after a random phase is added. The next corpus gets its share of the
+    remaining turns.
     """
     counts, left = [], index
     for weight, rest, phase in _phases(self.weights, self.seed, group):
@@ -127,7 +143,7 @@ class Mixed:
 
 @functools.lru_cache(maxsize=2**12)
 def _phases(weights, seed, group):
-  """(weight, sum of it and of those behind it, phase below the sum) of each corpus."""
+  """Returns (weight, sum of this and the following weights, random phase below the sum) of each corpus."""
   draw = rng.draws(seed, "mixture", group)
   sums = [sum(weights[i:]) for i in range(len(weights))]
   return [(weight, rest, int(draw.random() * rest)) for weight, rest in zip(weights, sums, strict=True)]
@@ -140,21 +156,29 @@ def _shuffled(seed, group, lot):
 
 
 def order(choice: Choice, corpora: Sequence[Corpus], batch: int, seed: int, copies: int = 1) -> Mixed:
-  """The order of a mixture, each of its corpora in an order of the table `ORDERS`; of records without their copies."""
+  """Returns the order of a mixture.
+
+  Args:
+    choice: order of each corpus, from the table `ORDERS`.
+    corpora: corpora of the mixture, with their weights.
+    batch: number of rows of a global batch.
+    seed: seed of the run.
+    copies: number of times that each record occurs in a batch. The order contains each record once.
+  """
   lengths = [len(corpus.records) for corpus in corpora]
   made = [
     make(choice, ORDERS, length, batch, _seed(seed, i), corpus.together, copies)
     for i, (length, corpus) in enumerate(zip(lengths, corpora, strict=True))
   ]
   groups = max(each.groups for each in made)
-  # Each group needs a record of each corpus.
+  # Each group needs at least one record of each corpus.
   groups = max(count for count in range(1, groups + 1) if batch % count == 0 and count <= min(lengths))
   own = distinct(batch, groups, copies)
   orders = [
     dataclasses.replace(each, groups=groups, **({"batch": own, "even": True} if isinstance(each, Blocks) else {}))
     for each in made
   ]
-  exact = [fractions.Fraction(str(corpus.weight)) for corpus in corpora]  # 0.7 is seven tenths
+  exact = [fractions.Fraction(str(corpus.weight)) for corpus in corpora]  # exactly 7/10 for 0.7
   unit = math.lcm(*(weight.denominator for weight in exact))
   weights = [int(weight * unit) for weight in exact]
   firsts = [corpus.records.start for corpus in corpora]
@@ -162,16 +186,16 @@ def order(choice: Choice, corpora: Sequence[Corpus], batch: int, seed: int, copi
 
 
 def _seed(seed, corpus):
-  """Two corpora of one length are not permuted alike."""
+  """Returns the seed of a corpus. Corpora of equal length need different permutations."""
   return int(rng.generator(seed, "corpus", corpus).integers(2**31))
 
 
 def alike(source: Source, record: int) -> range:
-  """The records of the corpus that a record is of; of other data than mixtures all of them."""
+  """Returns the record numbers of the corpus that contains a record, or all record numbers outside of mixtures."""
   return next((corpus.records for corpus in source.corpora if record in corpus.records), range(len(source)))
 
 
 def epochs(corpora: Sequence[Corpus], position: int) -> dict[str, float]:
-  """How many epochs each corpus has seen before a position, by name."""
+  """Returns the number of epochs that each corpus has completed before a position, by name."""
   total = sum(corpus.weight for corpus in corpora)
   return {corpus.name: position * corpus.weight / total / len(corpus.records) for corpus in corpora}

@@ -1,4 +1,8 @@
-"""Mixings: (key, images, targets, step) -> (images, targets), mixed; images become float32, 0..255."""
+"""Mixing of images and targets within a batch: mixup, CutMix, and their combination.
+
+A mixing is a function (key, images, targets, step) that returns (images, targets). The images it returns are float32,
+from 0 to 255.
+"""
 
 from collections.abc import Callable
 from typing import Literal
@@ -13,11 +17,16 @@ from vit_jax.shapes import Array, Count, Float, Int, Num, PRNGKey, Scalar, Shape
 
 Mode = Literal["batch", "pair", "elem"]
 
-BETA_CANDIDATES = 16  # each accepted with probability 0.95 or more: all rejected once in 10^20 draws
+BETA_CANDIDATES = 16  # each is accepted with probability 0.95 or more; all are rejected once in 10^20 draws
 
 
 def no_mixing(patch: int | None, steps_of: Callable) -> Callable:
-  """Images and targets as they are."""
+  """Returns a mixing that changes neither images nor targets.
+
+  Args:
+    patch: side of a patch in pixels if images are patches. Not used.
+    steps_of: function that converts a duration to a number of steps. Not used.
+  """
   return lambda key, images, targets, step: (images, targets)
 
 
@@ -32,11 +41,23 @@ def mixup(
   share: Literal["any", "larger"] = "any",
   off_after: Duration | None = None,
 ) -> Callable:
-  """Each example mixed with its partner, with a share from Beta(alpha, alpha) (Zhang et al. 2017).
+  """Returns the mixing of each example with its partner, with a share from Beta(alpha, alpha) (Zhang et al. 2017).
 
-  One draw for the "batch", for each "pair" of partners or for each "elem", made with `probability` and not from
-  `off_after` on: timm's forms, where the partner is the batch "reversed". big_vision's is the example before,
-  "rolled", and the "larger" share for the image itself; across devices it moves one row instead of all.
+  timm mixes with the "reversed" batch. big_vision mixes with the preceding example ("rolled") and gives the image
+  itself the "larger" share. Across devices, "rolled" moves one row, and "reversed" moves all rows.
+
+  Args:
+    patch: side of a patch in pixels if images are patches. None: images are pixels.
+    steps_of: function that converts a duration to a number of steps.
+    alpha: parameter of the Beta distribution.
+    mode: number of draws. "batch": one draw per batch. "pair": one per pair of partners. "elem": one per example.
+    probability: probability with which a draw mixes.
+    partner: partner of each example. "reversed": the batch in reverse order. "rolled": the preceding example.
+    share: "any" uses the drawn share. "larger" uses the larger of the share and 1 - share for the image itself.
+    off_after: duration after which images are no longer mixed. None: mixed until the end.
+
+  Raises:
+    ConfigError: if mode="pair" is combined with partner="rolled", or if `off_after` is 0.
   """
   if (mode, partner) == ("pair", "rolled"):
     raise schema.ConfigError("'pair' with partner='rolled', which makes no pairs; take partner='reversed'", "mode")
@@ -59,9 +80,20 @@ def cutmix(
   probability: Fraction = 1.0,
   off_after: Duration | None = None,
 ) -> Callable:
-  """A box of each image replaced by its partner's, of area 1 - Beta(alpha, alpha) (Yun et al. 2019).
+  """Returns the mixing that replaces a box of each image by its partner's (Yun et al. 2019).
 
-  `mode`, `probability` and `off_after` are those of `mixup`.
+  The area of the box is 1 - Beta(alpha, alpha) of the image. The partner is the batch in reverse order.
+
+  Args:
+    patch: side of a patch in pixels if images are patches. None: images are pixels.
+    steps_of: function that converts a duration to a number of steps.
+    alpha: parameter of the Beta distribution.
+    mode: number of draws, see `mixup`.
+    probability: probability with which a draw mixes.
+    off_after: duration after which images are no longer mixed. None: mixed until the end.
+
+  Raises:
+    ConfigError: if `off_after` is 0.
   """
 
   def draw(key, count, images):
@@ -82,7 +114,23 @@ def mixup_cutmix(
   probability: Fraction = 1.0,
   off_after: Duration | None = None,
 ) -> Callable:
-  """Cutmix with probability `switch`, else mixup: one of the two for each draw. The rest is as in `mixup`."""
+  """Returns the mixing that uses CutMix with probability `switch`, else mixup. Each draw chooses one of the two.
+
+  The partner is the batch in reverse order.
+
+  Args:
+    patch: side of a patch in pixels if images are patches. None: images are pixels.
+    steps_of: function that converts a duration to a number of steps.
+    mixup_alpha: parameter of the Beta distribution of mixup.
+    cutmix_alpha: parameter of the Beta distribution of CutMix.
+    switch: probability of CutMix.
+    mode: number of draws, see `mixup`.
+    probability: probability with which a draw mixes.
+    off_after: duration after which images are no longer mixed. None: mixed until the end.
+
+  Raises:
+    ConfigError: if `off_after` is 0.
+  """
 
   def draw(key, count, images):
     switch_key, share_key, centre_key = jax.random.split(key, 3)
@@ -96,7 +144,7 @@ def mixup_cutmix(
 
 
 def _mixing(draw, steps_of, mode, probability, partner, off_after):
-  """The mixing whose `draw(key, count, images)` gives weights, `count` of what broadcasts with an image, and shares."""
+  """Returns a mixing for `draw(key, count, images)`, a function that returns weights for `count` images, and shares."""
   if off_after is not None and not off_after.amount:
     raise schema.ConfigError("0 would never mix; None mixes to the end, name='none' not at all", "off_after")
   last = None if off_after is None else min(steps_of(off_after), 2**31 - 1)
@@ -112,7 +160,7 @@ def _mixing(draw, steps_of, mode, probability, partner, off_after):
     mixed = jax.random.uniform(chance_key, (count,)) < chance
     weight, share = jnp.where(_one_each(mixed, images), weight, 1), jnp.where(mixed, share, 1)
     if mode == "pair":
-      # The second of a pair stands as far from the end as the first from the beginning.
+      # One partner is as far from the beginning of the batch as the other from its end.
       weight, share = (jnp.concatenate([x, x[: batch // 2][::-1]]) for x in (weight, share))
     return blend(images, targets, weight, share, partner)
 
@@ -120,12 +168,12 @@ def _mixing(draw, steps_of, mode, probability, partner, off_after):
 
 
 def _one_each(values, images):
-  """[b] -> what broadcasts with images: one value for each."""
+  """Reshapes values (B,) so that they broadcast with images."""
   return values.reshape(-1, *[1] * (images.ndim - 1))
 
 
 def _cut(key, share, images, patch):
-  """Weights, 0 inside and 1 outside of boxes around uniform centres, and what they keep [b], for shares [b]."""
+  """Returns weights (0 inside, 1 outside of boxes around uniform centres) and the remaining shares, for shares (B,)."""
   height, width = coordinates.sides(images, patch)
   centre = jnp.floor(jax.random.uniform(key, (*share.shape, 2)) * jnp.array([height, width])).astype(jnp.int32)
   box, kept = jax.vmap(cut_box, (None, None, 0, 0))(height, width, share, centre)
@@ -135,9 +183,18 @@ def _cut(key, share, images, patch):
 def cut_box(
   height: int, width: int, share: Scalar, centre: Int[Tensor, "2"]
 ) -> tuple[tuple[Int[Array, ""], Int[Array, ""], Int[Array, ""], Int[Array, ""]], Float[Array, ""]]:
-  """The box (top, left, height, width) that leaves about `share` of an image, and the share that it leaves.
+  """Returns the box that leaves about `share` of an image, and the share that it really leaves.
 
-  It has sides int(H sqrt(1 - share)) and int(W sqrt(1 - share)) around `centre`, and is clipped at the border.
+  The box has the sides int(H sqrt(1 - share)) and int(W sqrt(1 - share)). It is clipped at the border of the image.
+
+  Args:
+    height: height H of the image in pixels.
+    width: width W of the image in pixels.
+    share: share of the image to leave, from 0 to 1.
+    centre: row and column of the centre of the box.
+
+  Returns:
+    The box (top, left, height, width), and the share of the image outside of it.
   """
   ends = []
   for side, middle in ((height, centre[0]), (width, centre[1])):
@@ -150,12 +207,12 @@ def cut_box(
 
 
 def reversed_batch(rows: Shaped[Tensor, " B *row"]) -> Shaped[Tensor, " B *row"]:
-  """The last row is the partner of the first."""
+  """Returns the batch in reverse order. The last row is the partner of the first."""
   return rows[::-1]
 
 
 def rolled_batch(rows: Shaped[Tensor, " B *row"]) -> Shaped[Array, " B *row"]:
-  """Each row's partner is the one before, the last of the first."""
+  """Returns the batch moved by one row. The partner of each row is the preceding row, cyclically."""
   return jnp.roll(rows, 1, axis=0)
 
 
@@ -166,9 +223,14 @@ def blend(
   share: Scalar | Float[Tensor, "#B"],
   partner: Callable = reversed_batch,
 ) -> tuple[Float[Array, " B *image"], Float[Array, "B V"]]:
-  """`weight` (what broadcasts with images) of each image, `share` of its target, in float32.
+  """Returns weighted sums of images and of targets with those of their partners, in float32.
 
-  The rest is the `partner`'s.
+  Args:
+    images: (B, ...).
+    targets: (B, V).
+    weight: weight of each image, broadcast with `images`. The partner has the weight 1 - weight.
+    share: share of each target. The target of the partner has the share 1 - share.
+    partner: function from a batch to the batch of partners.
   """
   share = jnp.reshape(share, (-1, 1))
   others = partner(images).astype(jnp.float32)
@@ -176,19 +238,24 @@ def blend(
 
 
 def beta(key: PRNGKey, alpha: Scalar | Float[Tensor, "..."], shape: tuple[int, ...]) -> Float[Array, "..."]:
-  """Draws of the given shape from Beta(alpha, alpha), without a loop; `alpha` is a number or has that shape.
+  """Draws from Beta(alpha, alpha) without a loop.
 
-  As a ratio of two Gamma draws in logarithms, so that no small alpha makes it 0 / 0. `jax.random.beta` rejects in
-  loops around the generator, which TPUs compile and run slowly.
+  The result is the ratio of two Gamma draws, computed with logarithms so that a small alpha cannot lead to 0 / 0.
+  `jax.random.beta` rejects candidates in loops around the random generator. TPUs compile and run these loops slowly.
+
+  Args:
+    key: random key.
+    alpha: a number, or an array of the given shape.
+    shape: shape of the result.
   """
   first, second = (_log_gamma(part, alpha, shape) for part in jax.random.split(key))
   return jax.nn.sigmoid(first - second)
 
 
 def _log_gamma(key, alpha, shape):
-  """Logarithms of draws from Gamma(alpha), by Gamma(alpha + 1) U^(1 / alpha) (Marsaglia and Tsang 2000).
+  """Draws logarithms from Gamma(alpha), as Gamma(alpha + 1) U^(1 / alpha) (Marsaglia and Tsang 2000).
 
-  The method's loop as candidates side by side, of which the first accepted one is taken.
+  Instead of the loop of the method, several candidates are drawn in parallel, and the first accepted one is used.
   """
   normal_key, accept_key, boost_key = jax.random.split(key, 3)
   scale = jnp.asarray(alpha, jnp.float32) + 2 / 3

@@ -1,4 +1,4 @@
-"""Several sources as one, by weights: one space of classes, and records numbered through all of them."""
+"""Mixtures: several sources as one, with weights, a common set of classes, and consecutive record numbers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,21 +14,25 @@ from vit_jax.schema import ConfigError, show
 from vit_jax.schema.errors import some
 
 Classes = Literal["union", "same"]
-RATIO = 10**6  # of the largest to the smallest weight: a smaller share is not seen in a run
+RATIO = 10**6  # largest ratio of two weights; a run does not see a smaller share
 
 
 def mixture(
   name: str, split: str, parts: Sequence[Source], weights: Sequence[float], classes: Classes, epoch: str | None
 ) -> Source:
-  """The records of all parts, one part after the other.
+  """Returns a source with the records of all parts, one part after the other.
 
   Args:
-    name: of the mixture.
-    split: of it.
-    parts: at least one.
-    weights: of the examples that are drawn of each, whatever its size; see `mixed`.
-    classes: "union", by name, in the order of the parts; or "same", where those of all parts must be.
-    epoch: the part by name of which an epoch of the run is one; None: as many examples as there are records.
+    name: name of the mixture.
+    split: split string of the mixture.
+    parts: at least one source.
+    weights: relative number of examples that are drawn from each part, independent of its size. See `mixed`.
+    classes: "union" joins the classes by name, in the order of the parts. "same" requires equal classes in all parts.
+    epoch: name of a part. An epoch of the mixture is then one epoch of this part. None: an epoch has as many examples
+      as the mixture has records.
+
+  Raises:
+    ConfigError: if weights differ too much, if classes differ with "same", or if no part has the name `epoch`.
   """
   names = _names(parts)
   if max(weights) > RATIO * min(weights):
@@ -74,41 +78,41 @@ def mixture(
 
 @dataclasses.dataclass(frozen=True)
 class _Joined:
-  """The records of all parts."""
+  """The records of all parts. `numbers` contains the number in the mixture of each class of each part."""
 
   name: str
   parts: tuple[Source, ...]
   firsts: list[int]
-  numbers: list[list[int]]  # of each part's classes among all
+  numbers: list[list[int]]
   classes: int
   labels: int
 
   def locate(self, i: int) -> tuple[int, int]:
-    """(part, record of it)."""
+    """Returns (part, record number in the part)."""
     if not 0 <= i < self.firsts[-1]:
       raise IndexError(f"record {i} is past the end of {self.name}")
     return index.locate(self.firsts, i)
 
   def renumbered(self, part: int, label: int | tuple[int, ...]) -> int | tuple[int, ...]:
-    """A label of a part as one of the mixture."""
+    """Converts a label of a part to a label of the mixture."""
     several, numbers = label if isinstance(label, tuple) else (label,), self.numbers[part]
-    # One that is none of the classes is for `Images` to refuse, whose error names the record.
+    # An unknown class is refused by `Images`, which names the record in its error.
     of_all = tuple(numbers[n] if 0 <= n < len(numbers) else self.classes for n in several)
     return of_all if self.labels > 1 or len(of_all) != 1 else of_all[0]
 
   def shares(self, part: int, i: int) -> np.ndarray:
-    """As `Source.shares`, of a part; all of it where that has none."""
+    """Returns the weights of a record's labels. All labels of a part without weights count fully."""
     one = self.parts[part]
     own = one.shares(i) if one.shares else np.ones(one.labels, np.float32)
     return np.pad(own, (0, self.labels - one.labels))
 
   def read(self, part: int, i: int) -> tuple[bytes, int | tuple[int, ...]]:
-    """As `Source.read`, of a part."""
+    """Returns the image file and label of a record of a part."""
     data, label = self.parts[part].read(i)
     return data, self.renumbered(part, label)
 
   def run(self, first: int, stop: int) -> list[bytes]:
-    """As `Runs.read`: each record with its part in front."""
+    """Reads neighbouring records. Each one is preceded by the number of its part."""
     result = []
     while first < stop:
       part, i = self.locate(first)
@@ -118,7 +122,7 @@ class _Joined:
     return result
 
   def parse(self, data: bytes) -> tuple[bytes, int | tuple[int, ...]]:
-    """As `Runs.parse`."""
+    """Parses a record from `run`."""
     part = int.from_bytes(data[:2], "little")
     runs = self.parts[part].runs
     image, label = (runs.parse if runs else unpacked)(data[2:])
@@ -126,20 +130,20 @@ class _Joined:
 
 
 def _run(part, first, stop):
-  """Neighbours of a part as they are stored, or read one by one and `packed`."""
+  """Returns neighbouring records of a part as stored, or `packed` if they must be read one by one."""
   if part.runs:
     return part.runs.read(first, stop)
   return [packed(label, data) for data, label in map(part.read, range(first, stop))]
 
 
 def _names(parts):
-  """Those of the parts, with a number where two have the same."""
+  """Returns the names of the parts, with a number after repeated names."""
   names = [part.name for part in parts]
   return [each if names.index(each) == i else f"{each}_{names[: i + 1].count(each)}" for i, each in enumerate(names)]
 
 
 def _classes(names, parts, classes):
-  """(all classes, the numbers among them of each part's classes)."""
+  """Returns all classes, and for each part the numbers of its classes among them."""
   first = parts[0].classes
   for name, part in zip(names, parts, strict=True):
     if classes == "same" and part.classes != first:
@@ -154,7 +158,7 @@ def _classes(names, parts, classes):
 
 
 def _epoch(names, parts, weights, epoch):
-  """Examples of an epoch of the run."""
+  """Returns the number of examples of an epoch of the mixture, or None for the number of records."""
   if epoch is None:
     return None
   if epoch not in names:

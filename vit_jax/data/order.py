@@ -1,7 +1,7 @@
-"""The order of records: which one stands at each position of a stream, a pure function of the position.
+"""Orders of records: the record number at each position of a stream, as a pure function of the position.
 
-An epoch has as many positions as there are records, and each record once. Nothing is remembered from one position to
-the next, so that a run may start anywhere, and every process computes the order of its own rows.
+An epoch has as many positions as there are records, and contains each record once. Orders have no state. A run can
+therefore start at any position, and every process can compute the order of its own rows.
 """
 
 import dataclasses
@@ -15,13 +15,19 @@ from vit_jax import schema
 from vit_jax.data import permutation
 from vit_jax.schema import amount
 
-GROUP = 16  # rows of a batch that share their blocks, at least, if a config does not say how many groups there are
-SIZE, WINDOW = 32, 16  # records of a block, blocks of a window
-LARGEST = 4096  # records of a block
+GROUP = 16  # smallest number of rows of a group by default
+SIZE, WINDOW = 32, 16  # default number of records of a block, and of blocks of a window
+LARGEST = 4096  # largest number of records of a block
 
 
 class Run(NamedTuple):
-  """Neighbouring records, `first` to `stop`, of which some are wanted: those that no position before the start had."""
+  """Neighbouring records that are read together.
+
+  Attributes:
+    first: number of the first record.
+    stop: number after the last record.
+    wanted: records that are used. Records that positions before the start have used are missing.
+  """
 
   first: int
   stop: int
@@ -30,36 +36,55 @@ class Run(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-  """A new permutation of all records every epoch."""
+  """An order with a new permutation of all records in every epoch.
+
+  Attributes:
+    length: number of records.
+    seed: seed of the permutations.
+    groups: number of groups that get a part of every epoch, for mixtures.
+    rows: number of rows of a batch that share records that are read together.
+    copies: number of rows per record in a batch.
+    about: description of the order, which follows the number of images in messages.
+  """
 
   length: int
   seed: int
-  groups: int = 1  # that each have a part of every epoch, where a mixture asks for it
-  rows = 1  # of a batch that share what is read together
-  copies = 1  # of a record in a batch
-  about = ""  # as words behind the number of images
+  groups: int = 1
+  rows = 1
+  copies = 1
+  about = ""
 
   def record(self, position: int) -> int:
-    """The record at a position."""
+    """Returns the record number at a position."""
     epoch, index = divmod(position, self.length)
     return permutation.entry(index, self.length, self.seed, epoch)
 
   def at(self, epoch: int, group: int, index: int) -> int:
-    """The record at an index of a group's part of an epoch."""
+    """Returns the record number at an index of a group's part of an epoch.
+
+    Args:
+      epoch: number of the epoch.
+      group: number of the group.
+      index: index within the part.
+    """
     return self.record(epoch * self.length + permutation.part(self.length, epoch, group, self.groups)[index])
 
   def visit(self, position: int) -> int:
-    """A number that no other position of this record has: the epoch."""
+    """Returns a number that differs between all positions of the same record: the epoch."""
     return position // self.length
 
   def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Run]]:
-    """As of `Blocks`; nothing is worth reading together."""
+    """Returns a function that yields no runs, because records are read one by one."""
     return lambda positions: ()
 
 
 @dataclasses.dataclass(frozen=True)
 class InOrder:
-  """Each record once, in order; positions past the end have none."""
+  """The order for evaluation: each record once, by number. Positions past the end have no record.
+
+  Attributes:
+    length: number of records.
+  """
 
   length: int
   rows = 1
@@ -67,11 +92,11 @@ class InOrder:
   about = ""
 
   def record(self, position: int) -> int:
-    """The record at a position."""
+    """Returns the record number at a position."""
     return position
 
   def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Run]]:
-    """As of `Blocks`: positions that are neighbours are records that are."""
+    """Returns a function that yields runs of neighbouring positions. See `Blocks.schedule`."""
 
     def due(positions):
       there = np.array([position for position in positions if position < self.length], np.int64)
@@ -84,54 +109,78 @@ class InOrder:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-  """Blocks of neighbouring records in a new permutation every epoch, shuffled over windows of several blocks.
+  """An order of blocks of neighbouring records, for storage in which neighbours are cheaper to read together.
 
-  The global batch is cut into groups of neighbouring rows. All blocks of the epoch, permuted, stand in one line, of
-  which each group has the part that fits its positions, whatever the epoch's length is; where two parts meet in a
-  block, each has its records of it. A group's part is cut into windows of equal size, and each window is shuffled. So
-  a block is of one group, and of one process as long as processes have whole groups. Where the first block begins is
-  drawn every epoch, so that neighbours do not stay together.
+  Every epoch has a new permutation of the blocks. Records are shuffled over windows of several blocks:
+
+  1. The rows of a global batch are divided into groups of neighbouring rows.
+  2. The permuted blocks of an epoch form one sequence. Each group gets the section that fits its positions in the
+  epoch, for any length of the epoch. If a block crosses the border of two sections, each group gets its records of the
+  block.
+  3. Each section is divided into windows of equal size, and the records of each window are shuffled.
+
+  Except at borders, a block is thus used by one group. It is also used by one process if processes have whole groups.
+  The first record of the first block is drawn in every epoch, so that neighbours do not always share a block.
+
+  Attributes:
+    length: number of records.
+    batch: number of records of a global batch, without repeats.
+    seed: seed of the permutations.
+    size: number of records of a block.
+    window: number of blocks of a window.
+    groups: number of groups.
+    even: whether sections are those of `permutation.part`, independent of the batch. Used for mixtures.
   """
 
-  length: int  # records
+  length: int
   batch: int
   seed: int
-  size: int  # records of a block
-  window: int  # blocks
+  size: int
+  window: int
   groups: int
-  even: bool = False  # groups have parts as `permutation.part` says, whatever the batch: for mixtures
+  even: bool = False
   copies = 1
 
   @property
   def rows(self) -> int:
-    """How many rows of a batch share what is read together: those of a group."""
+    """Number of rows of a batch that share records that are read together: those of a group."""
     return self.batch // self.groups
 
   @property
   def about(self) -> str:
-    """What is said of it behind the number of images."""
+    """Description of the order, which follows the number of images in messages."""
     return f" in blocks of {self.size}, shuffled over windows of {amount(self.window, 'block')}"
 
   def record(self, position: int) -> int:
-    """The record at a position; 2 us on average."""
+    """Returns the record number at a position. Takes 2 us on average."""
     return self.at(*self._locate(position))
 
   def at(self, epoch: int, group: int, index: int) -> int:
-    """The record at an index of a group's part of an epoch."""
+    """Returns the record number at an index of a group's section of an epoch.
+
+    Args:
+      epoch: number of the epoch.
+      group: number of the group.
+      index: index within the section.
+    """
     part = self._parts(epoch, group)
     window = ((index + 1) * part.windows - 1) // part.positions
     first, records = self._windows(epoch, group, window)
     return int(records[index - first])
 
   def visit(self, position: int) -> int:
-    """A number that no other position of this record has: the epoch."""
+    """Returns a number that differs between all positions of the same record: the epoch."""
     return position // self.length
 
   def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Run]]:
-    """The function of the next positions, of whichever rows, that gives the runs to read now, each once.
+    """Returns a function of the next positions that yields the runs to read now, each run once.
 
-    Positions of a group are expected to rise, from `start` on, but a few. A run is given a window and a quarter before
-    the group is there, so that at any time about as many records wait as a window has.
+    The positions may be those of any rows. Positions of a group must increase from `start` on, apart from small
+    differences. A run is yielded one and a quarter windows before the group reaches it. At any time, about as many
+    records wait as a window has.
+
+    Args:
+      start: position from which the records are used.
     """
     waiting = {}
 
@@ -151,7 +200,13 @@ class Blocks:
     return due
 
   def runs(self, group: int, epoch: int, index: int) -> Iterator[tuple[int, int, Run]]:
-    """(epoch, index at which it is to be read, run) of a group from there on, without end."""
+    """Yields (epoch, index at which to read, run) of a group, without end.
+
+    Args:
+      group: number of the group.
+      epoch: first epoch.
+      index: index in the group's section of the first epoch from which records are used.
+    """
     while True:
       part = self._parts(epoch, group)
       begin, done = 0, frozenset()
@@ -170,7 +225,7 @@ class Blocks:
       epoch, index = epoch + 1, 0
 
   def _locate(self, position):
-    """(epoch, group, how many positions this group had in the epoch before)."""
+    """Returns (epoch, group, number of earlier positions of the group in the epoch)."""
     step, row = divmod(position, self.batch)
     rows = self.batch // self.groups
     group = row // rows
@@ -178,7 +233,7 @@ class Blocks:
     return epoch, group, step * rows + row - group * rows - self._parts(epoch, group).before
 
   def _first(self, group, start):
-    """(epoch, index) of a group's first position from `start` on."""
+    """Returns (epoch, index) of a group's first position from `start` on."""
     rows = self.batch // self.groups
     step, row = divmod(start, self.batch)
     row = max(row, group * rows)
@@ -189,10 +244,10 @@ class Blocks:
 
   @functools.cached_property
   def _parts(self):
-    """(epoch, group) -> its `_Part`; kept for a few epochs."""
+    """Function (epoch, group) that returns the section of the group. It is cached for a few epochs."""
 
     def positions(end, groups):
-      """How many positions before `end` are of the first so many groups."""
+      """Returns the number of positions before `end` that belong to the first `groups` groups."""
       return end // self.batch * groups * rows + min(end % self.batch, groups * rows)
 
     @functools.lru_cache(maxsize=4 * self.groups)
@@ -210,7 +265,9 @@ class Blocks:
 
   @functools.cached_property
   def _windows(self):
-    """(epoch, group, window) -> (index of its first position, records of its positions); kept for a few windows."""
+    """Function (epoch, group, window) that returns (index of the first position, record numbers), with a small
+    cache.
+    """
 
     @functools.lru_cache(maxsize=4 * self.groups)
     def records(epoch, group, window):
@@ -225,40 +282,55 @@ class Blocks:
     return records
 
   def _neighbours(self, epoch, at, stop):
-    """The records in a piece of a block of the line, as (first, stop): two where it goes round the end."""
+    """Returns the records in a section of a block as (first, stop) pairs: two pairs if the block wraps around."""
     first = (self._offset(epoch) + self._block(epoch, at // self.size) * self.size + at % self.size) % self.length
     last = first + stop - at
     return [(first, last)] if last <= self.length else [(first, self.length), (0, last - self.length)]
 
   def _block(self, epoch, block):
-    """Which block stands there in the line; what is less than a block stands at its end."""
+    """Returns the block at a position of the permuted sequence. An incomplete block stays at the end."""
     whole = self.length // self.size
     if block >= whole:
       return block
     return permutation.of_blocks(block, whole, self.seed, epoch)
 
   def _offset(self, epoch):
-    """The record that the first block begins with."""
+    """Returns the first record of the first block."""
     return permutation.epoch_seed(self.seed, epoch) * self.length >> 32
 
 
 class _Part(NamedTuple):
-  """What a group has of the line of an epoch."""
+  """The section of an epoch that belongs to a group.
 
-  before: int  # positions of the group before this epoch
-  first: int  # place in the line
+  Attributes:
+    before: number of positions of the group before this epoch.
+    first: position of the section in the permuted sequence.
+    positions: number of positions of the section.
+    windows: number of windows of the section.
+  """
+
+  before: int
+  first: int
   positions: int
   windows: int
 
 
 Order = Records | InOrder | Blocks
 
-# The table: (records, batch, seed, neighbours that are stored together, 0 where they are no cheaper, copies of each
-# record in a batch, *, ...) -> order of the records that a batch has, without their copies.
+# Functions of `ORDERS` have the parameters (length, batch, seed, together, copies, *, ...). The order that they
+# return contains each record of a batch once, without its copies.
 
 
 def records(length: int, batch: int, seed: int, together: int, copies: int = 1) -> Records:
-  """All records of the split at random: for local disks, and for what is small."""
+  """Returns the order of all records at random. It suits local disks and small datasets.
+
+  Args:
+    length: number of records.
+    batch: number of rows of a global batch. Not used.
+    seed: seed of the run.
+    together: number of neighbouring records that are stored together. Not used.
+    copies: number of rows per record in a batch. Not used.
+  """
   return Records(length, seed)
 
 
@@ -273,19 +345,26 @@ def blocks(
   window: Annotated[int, schema.Range(1, 65_536)] = WINDOW,
   groups: Annotated[int, schema.Range(1, 65_536)] | None = None,
 ) -> Blocks:
-  """Blocks of `size` records, each read at one go and shuffled with `window` others: for buckets.
+  """Returns an order of blocks of `size` records, which are read together and shuffled over `window` blocks.
+
+  It suits data in buckets.
 
   Args:
-    length: records.
-    batch: of all processes together.
-    seed: of the run.
-    together: neighbours that are stored together, 0 where neighbours are no cheaper than others.
-    copies: of each record in a batch; see `repeats`.
-    size: records that are read at once: a request each.
-    window: blocks over which the records are shuffled. All groups together hold size * window * groups images, of
-      which each process has the share of its rows.
-    groups: of neighbouring rows, into which the batch is cut; more than there are processes, which share no block
-      then. Without it as many as have 16 rows or more, or records. They, and nothing of the machines, decide the order.
+    length: number of records.
+    batch: number of rows of a global batch, of all processes together.
+    seed: seed of the run.
+    together: number of neighbouring records that are stored together, or 0 if neighbours are not cheaper to read. Not
+      used.
+    copies: number of rows per record in a batch, see `repeats`.
+    size: number of records that are read with one request.
+    window: number of blocks over which the records are shuffled. All groups together hold size * window * groups
+      images in memory. Each process holds its share by rows.
+    groups: number of groups of neighbouring rows into which a batch is divided. With at least as many groups as
+      processes, processes do not share blocks. Default: the largest number with at least 16 rows or records per group.
+      The order depends on the groups, but not on the number of machines.
+
+  Raises:
+    ConfigError: if `groups` does not divide `batch`.
   """
   if groups is None:
     groups = max(count for count in range(1, max(1, batch // (GROUP * copies)) + 1) if batch % count == 0)
@@ -297,14 +376,27 @@ def blocks(
 
 
 def distinct(batch: int, groups: int, copies: int) -> int:
-  """Records of a batch: of every group's rows one for each so many copies, and for what is left of them."""
+  """Returns the number of different records of a batch.
+
+  Args:
+    batch: number of rows of a batch.
+    groups: number of groups into which the rows are divided.
+    copies: number of rows per record. The last record of a group may have fewer rows.
+  """
   return groups * -(-(batch // groups) // copies)
 
 
 def auto(length: int, batch: int, seed: int, together: int, copies: int = 1) -> Records | Blocks:
-  """`blocks` where neighbours are cheaper read together, as in a bucket, of at least as many as are stored together.
+  """Returns `blocks` if neighbours are cheaper to read together, as in a bucket, else `records`.
 
-  Else `records`. Of larger blocks a window has fewer, so that no more images wait.
+  A block has at least `together` records. A window of larger blocks has fewer blocks, so that no more images wait.
+
+  Args:
+    length: number of records.
+    batch: number of rows of a global batch.
+    seed: seed of the run.
+    together: number of neighbouring records that are stored together, or 0 if neighbours are not cheaper to read.
+    copies: number of rows per record in a batch, see `repeats`.
   """
   if not together:
     return records(length, batch, seed, together)

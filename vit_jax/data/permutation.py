@@ -1,4 +1,4 @@
-"""Permutations of an epoch: of any length by a function of the index, of few blocks by a table."""
+"""Permutations of an epoch: by a function of the index for any length, and by a table for a few blocks."""
 
 import functools
 
@@ -7,41 +7,81 @@ from grain.experimental import index_shuffle
 
 from vit_jax import rng
 
-# Grain's function finds its place in at least 2^16 numbers: of 2^15 blocks or more 6 us, of 500 blocks 0.1 ms, of 10
-# 5 ms. Up to here all numbers are drawn at once instead, which takes up to 5 ms an epoch.
+# Largest number of blocks for which a table is used. Grain's function permutes at least 2^16 numbers. It takes 6 us
+# for 2^15 blocks or more, 0.1 ms for 500 blocks, and 5 ms for 10 blocks. Drawing a table takes up to 5 ms per epoch.
 TABLE = 2**16
 
 
 def entry(index: int, length: int, seed: int, epoch: int) -> int:
-  """What a permutation of the numbers below `length` has at an index."""
+  """Returns the entry at an index of a permutation of the numbers below `length`.
+
+  Args:
+    index: position in the permutation.
+    length: number of entries.
+    seed: seed of the run.
+    epoch: number of the epoch. Each epoch has its own permutation.
+  """
   return index_shuffle(index, max_index=length - 1, seed=epoch_seed(seed, epoch), rounds=4)
 
 
 def of_blocks(block: int, blocks: int, seed: int, epoch: int) -> int:
-  """The same of blocks, from a table where they are few."""
+  """Returns the entry at an index of a permutation of blocks. Uses a table for up to `TABLE` blocks.
+
+  Args:
+    block: position in the permutation.
+    blocks: number of blocks.
+    seed: seed of the run.
+    epoch: number of the epoch.
+  """
   if blocks <= TABLE:
     return int(_table(blocks, seed, epoch)[block])
   return entry(block, blocks, seed, epoch)
 
 
 def drawn(size: int, seed: int, name: str, *numbers: int) -> np.ndarray:
-  """Of the numbers below `size`, from bits that no version of NumPy changes (NEP 19), as its `permutation` may."""
+  """Draws a permutation of the numbers below `size`.
+
+  It uses raw bits, which are the same in all versions of NumPy (NEP 19). NumPy's `permutation` may change.
+
+  Args:
+    size: number of entries.
+    seed: seed of the run.
+    name: name of the random stream.
+    numbers: further numbers on which the permutation depends, such as the epoch.
+  """
   return np.argsort(rng.generator(seed, name, *numbers).bit_generator.random_raw(size), kind="stable")
 
 
-# An epoch in parts, one for each group: of all epochs together a group has its share of records, but for less than one.
+# The following functions divide an epoch into parts, one per group. Over all epochs, each group gets its share of the
+# records, with an error below one record.
 
 
 def begin(length: int, epoch: int, group: int, groups: int) -> int:
-  """How many records a group has of all epochs before; of all groups together that are epoch * length (Hermite)."""
+  """Returns the number of records that a group gets in all earlier epochs.
+
+  The sum over all groups is epoch * length (Hermite's identity).
+
+  Args:
+    length: number of records of an epoch.
+    epoch: number of the epoch.
+    group: number of the group.
+    groups: number of groups.
+  """
   return (epoch * length + group) // groups
 
 
 def part(length: int, epoch: int, group: int, groups: int) -> range:
-  """What a group has of an epoch; the groups' parts follow each other."""
+  """Returns the indices of an epoch that a group gets. The parts of successive groups follow each other.
+
+  Args:
+    length: number of records of an epoch.
+    epoch: number of the epoch.
+    group: number of the group.
+    groups: number of groups.
+  """
 
   def before(records):
-    """What the groups before this one have of the first epochs, with so many records."""
+    """Returns how many of the first `records` records of all epochs belong to the groups before this one."""
     each, left = divmod(records, groups)
     return group * each + max(0, group + left - groups)
 
@@ -50,14 +90,21 @@ def part(length: int, epoch: int, group: int, groups: int) -> range:
 
 
 def locate(length: int, index: int, group: int, groups: int) -> tuple[int, int]:
-  """(epoch, index in the group's part of it) of what a group has at an index of all epochs."""
+  """Returns (epoch, index in the group's part of the epoch) for an index in all records of a group.
+
+  Args:
+    length: number of records of an epoch.
+    index: index of a record among those that the group gets in all epochs.
+    group: number of the group.
+    groups: number of groups.
+  """
   epoch = ((index + 1) * groups - group - 1) // length
   return epoch, index - begin(length, epoch, group, groups)
 
 
-@functools.lru_cache(maxsize=64)  # the corpora of a mixture are in epochs of their own
+@functools.lru_cache(maxsize=64)  # the corpora of a mixture can be in different epochs
 def epoch_seed(seed: int, epoch: int) -> int:
-  """What the permutations of an epoch follow from, below 2^32."""
+  """Returns the seed of the permutations of an epoch, below 2^32."""
   return int(rng.generator(seed, "order", epoch).integers(2**32))
 
 

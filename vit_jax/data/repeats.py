@@ -1,4 +1,4 @@
-"""Repeated augmentation: each record several times in a batch, every time with other draws.
+"""Repeated augmentation: each record occurs several times in a batch, with different augmentation each time.
 
 Source: Hoffer et al. 2020 (arXiv:1901.09335), in the form of DeiT's sampler.
 """
@@ -12,48 +12,59 @@ from vit_jax.data.order import Blocks, Records, Run
 
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-  """An order whose every record fills `copies` neighbouring rows of a batch.
+  """An order in which every record fills `copies` neighbouring rows of a batch.
 
-  The length of an epoch stays that of the dataset, in positions, as in DeiT: it has one record in `copies`, each so
-  many times, and all have had their turn after `copies` epochs, in which no record comes more often than another. (In
-  DeiT each epoch draws its records anew, and some wait longer.) Where the rows of a batch, or of a group of `Blocks`,
-  are no multiple of `copies`, the last record of them has fewer, and all have had their turn a little earlier.
+  An epoch has as many positions as the dataset has records, as in DeiT. It therefore contains only one of `copies`
+  records, and each of these `copies` times. After `copies` epochs, all records have occurred equally often. (DeiT
+  selects records independently in each epoch, so some records wait longer.)
+
+  The rows of a batch, or of a group of `Blocks`, need not be a multiple of `copies`. In this case the last record of
+  these rows has fewer copies, and all records have occurred slightly earlier.
+
+  Attributes:
+    inner: order of the records without copies. Its batch contains the first copy of each record.
+    batch: number of rows of a global batch.
+    copies: number of rows per record.
   """
 
-  inner: Records | Blocks | Mixed  # of the records, each once: of the first rows of all copies
+  inner: Records | Blocks | Mixed
   batch: int
   copies: int
 
   @property
   def rows(self) -> int:
-    """How many rows of a batch share what is read together: those of a group."""
+    """Number of rows of a batch that share records that are read together."""
     return self._group if self.inner.rows > 1 else 1
 
   @property
   def about(self) -> str:
-    """What is said of it behind the number of images."""
+    """Description of the order, which follows the number of images in messages."""
     return f"{self.inner.about}, each {self.copies} times in a batch"
 
   def record(self, position: int) -> int:
-    """The record at a position."""
+    """Returns the record number at a position."""
     return self.inner.record(self._locate(position)[0])
 
   def visit(self, position: int) -> int:
-    """A number that no other position of this record has."""
+    """Returns a number that differs between all positions of the same record."""
     inner, copy = self._locate(position)
     return self.inner.visit(inner) * self.copies + copy
 
   def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Run]]:
-    """As of `Blocks`; each run once for all copies of its records."""
+    """Returns a function that yields the runs to read next, each once for all copies. See `order.Blocks.schedule`.
+
+    Args:
+      start: position from which the records are used.
+    """
     due = self.inner.schedule(self._locate(start)[0])
     return lambda positions: due(list(dict.fromkeys(self._locate(position)[0] for position in positions)))
 
   @property
   def _group(self):
-    """Rows whose records are theirs alone."""
+    """Number of rows of a group. Groups do not share records."""
     return self.batch // self.inner.groups
 
   def _locate(self, position):
-    """(position in `inner`, which copy)."""
+    """Returns (position in `inner`, number of the copy)."""
     group, row = divmod(position, self._group)
     return group * -(-self._group // self.copies) + row // self.copies, row % self.copies

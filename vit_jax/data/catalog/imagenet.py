@@ -55,9 +55,7 @@ def _part(builder, train) -> Row:
 
 
 def _test_set(builder, images, **more) -> Row:
-  """Returns a row of images that are only evaluated. Its "train" is the same split, so that a model can be built
-  for it.
-  """
+  """Returns a row of images that are only evaluated. "train" is the same split, as models need one to be built."""
   split = next(iter(images))
   return Row(tfds.catalogued, builder, images, 1000, train=split, test=split, **{"image_bytes": _PHOTOGRAPH} | more)
 

@@ -1,5 +1,5 @@
-"""Readers: one file for each way in which labelled images are stored.
+"""Readers of datasets, with one file for each storage format.
 
-A reader is (name, row, split, *, ...) -> Source, for a name of the catalog and its row; its keyword-only parameters are
-the keys of `config.data` that it understands.
+A reader is a function (name, row, split, *, ...) that returns a `Source`. `name` and `row` come from the catalog. The
+keyword-only parameters are the keys of `config.data` that the reader supports.
 """

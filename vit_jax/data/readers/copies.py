@@ -1,4 +1,4 @@
-"""Records of one image: repeated in a split, or both in the training data and in the data that are measured."""
+"""Detection of equal records: images that are repeated in a split, or are both in training and evaluation data."""
 
 import contextlib
 import hashlib
@@ -10,18 +10,18 @@ import numpy as np
 from vit_jax.data import sources
 from vit_jax.schema import amount
 
-UNKNOWN = 0  # the key of a record that is equal to no other
+UNKNOWN = 0  # key of a record that does not equal any other
 
 
 class Pair(NamedTuple):
-  """Two records of equal key, each as (split, number)."""
+  """Two records with equal keys, each as (split, record number)."""
 
   one: tuple[str, int]
   other: tuple[str, int]
 
 
 def key(text: str) -> int:
-  """Returns a number of 63 bits for a text, never UNKNOWN."""
+  """Returns the key of a text: a number of 63 bits, which is never `UNKNOWN`."""
   digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
   return int.from_bytes(digest, "little") % (2**63 - 1) + 1
 
@@ -30,11 +30,11 @@ def repeats(keys: np.ndarray) -> np.ndarray:
   """Finds keys that occur more than once.
 
   Args:
-    keys: int64 [N].
+    keys: key of each record, int64 (N,).
 
   Returns:
-    int64 [M, 2]: for each record whose key has occurred before, the first record with this key and the record itself.
-    Ordered by the second column.
+    int64 (M, 2), a row for each record with a key that occurred before. It contains the first record with this key and
+    the record itself. Rows are ordered by the second column.
   """
   order = np.argsort(keys, kind="stable")
   ordered = keys[order]
@@ -44,16 +44,17 @@ def repeats(keys: np.ndarray) -> np.ndarray:
 
 
 def overlaps(splits: sources.Splits, keys: Mapping[str, np.ndarray]) -> dict[str, list[Pair]]:
-  """Finds images that are both trained on and measured.
+  """Finds images that are used both for training and for evaluation.
 
-  Records that a config uses for both, such as those of `train="train"` and `test="train[:10]"`, are left out.
+  Records that the config itself uses for both, such as those of `train="train"` and `test="train[:10]"`, are omitted.
 
   Args:
-    splits: of the config.
-    keys: int64 [N] of each split of the data.
+    splits: split strings of the config.
+    keys: key of each record, int64 (N,), for each split of the data.
 
   Returns:
-    {"val" or "test": pairs}. Each pair has the first training record with a key and a measured record with this key.
+    {"val" or "test": pairs}. Each pair has the first training record with a key and an evaluation record with this
+    key.
   """
   starts = dict(zip(keys, np.cumsum([0, *map(len, keys.values())]).tolist(), strict=False))
   names, firsts = list(starts), np.array([*starts.values()])
@@ -80,19 +81,19 @@ def overlaps(splits: sources.Splits, keys: Mapping[str, np.ndarray]) -> dict[str
 
 
 def sample(pairs: Sequence[Pair], most: int) -> Sequence[Pair]:
-  """Returns up to `most` pairs, evenly spaced."""
+  """Returns up to `most` evenly spaced pairs."""
   return [pairs[i * len(pairs) // most] for i in range(most)] if len(pairs) > most else pairs
 
 
 def overlap_note(role: str, count: int, example: str, compared: int | None = None, alike: int = 0) -> str:
-  """Returns a line on images that are both trained on and measured.
+  """Returns a line about images that are used both for training and for evaluation.
 
   Args:
-    role: of the measured images, "val" or "test".
-    count: of these images that are also in the training data.
-    example: two records, in words.
-    compared: images that were read and compared; None if equal keys prove that images are equal.
-    alike: images that have the name and size of a training image, of which some were compared.
+    role: use of the evaluation images, "val" or "test".
+    count: number of these images that are also in the training data.
+    example: description of two records.
+    compared: number of images that were read and compared. None if equal keys prove that images are equal.
+    alike: number of images with the name and size of a training image. Only some of them were compared.
   """
   are = "is" if count == 1 else "are"
   if compared is None:

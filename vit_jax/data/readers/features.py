@@ -1,15 +1,15 @@
-"""A guard for the classes that a prepared dataset names: TFDS would import any module named in its `features.json`."""
+"""Protection against the import of modules that the `features.json` of a prepared dataset names."""
 
 from vit_jax.schema import ConfigError, show
 
-TRUSTED = "tensorflow_datasets."  # modules that an installed package has, not the data
+TRUSTED = "tensorflow_datasets."  # prefix of modules of the installed package
 
 
 def refuse_imports() -> None:
-  """Makes TFDS refuse feature classes that are neither its own nor imported already, for the rest of the process.
+  """Makes TFDS refuse feature classes that are neither its own nor already imported, for the rest of the process.
 
-  A dataset is data: code next to it must not run because a file names it. A user's own class is available after the
-  user's code has imported it, for example by `--import`.
+  A dataset is data: code next to it must not run because a file names it. A user's own class is available if the
+  user's code has imported it before, for example with `--import`.
   """
   import tensorflow_datasets as tfds
 
@@ -20,7 +20,7 @@ def refuse_imports() -> None:
 
 
 def _trusted_class(cls: type, python_class_name: str) -> type:
-  """TFDS's `cls_from_name` without imports; ConfigError for a class of another module."""
+  """Replaces TFDS's `cls_from_name`, without imports. Raises ConfigError for a class of another module."""
   if python_class_name not in cls._registered_features and not python_class_name.startswith(TRUSTED):
     raise ConfigError(
       f"features.json names the class {show(python_class_name)}, which is not part of tensorflow_datasets and is not "

@@ -1,4 +1,4 @@
-"""Image folders as sources: files that are records, their classes, splits and order."""
+"""The reader of image folders: it finds the files, classes and splits, and determines the order of the records."""
 
 import dataclasses
 import hashlib
@@ -10,9 +10,10 @@ from vit_jax.data.readers import folder_layout, overlaps, places
 from vit_jax.data.readers.tree import Tree
 from vit_jax.schema import ConfigError, Fraction, Range, at
 
-VALIDATION = ("val", "valid", "validation", "dev")  # folders of validation images, in this order
-SHARE = 0.1  # of the training images of each class, which a run holds out for validation by default
-FEWEST = 3  # the smallest number of files of a class that contributes to validation
+# Names of directories with validation images, in order of preference.
+VALIDATION = ("val", "valid", "validation", "dev")
+SHARE = 0.1  # default share of the training images of each class that a run holds out for validation
+FEWEST = 3  # smallest number of files of a class that contributes to validation
 
 
 def folder(
@@ -29,31 +30,50 @@ def folder(
   split_seed: Annotated[int, Range(0, 2**31 - 1)] = 0,
   class_order: class_names.Order = "numeric",
 ) -> sources.Source:
-  """Opens a split of the image folder `path`, `<split>/<class>/*.jpg` or `<class>/*.jpg`.
+  """Opens a split of the image folder `path`, which contains `<split>/<class>/*.jpg` or `<class>/*.jpg`.
 
-  Names of class folders are compared in Unicode normalization form NFC.
+  Names of class directories are compared in Unicode normalization form NFC.
 
-  Files are drawn by hashes of (split_seed, class, file), independent of the order in which the file system lists them
-  and of the seed of the run. The records of a split are ordered so that any slice is a stratified sample. All splits
-  that the config names have the same classes.
+  Files are drawn by hashes of (split_seed, class, file). The draw depends neither on the order in which the file
+  system lists them nor on the seed of the run. Records are ordered so that any slice of a split is a stratified
+  sample. All splits that the config names must have the same classes.
 
   Args:
-    name: of the data.
-    row: of the catalog.
+    name: name of the dataset.
+    row: row of the catalog.
     split: "train", "val", "test" or a split string.
-    path: on a disk or in a bucket.
-    train: split string.
-    val: split string. By default a folder called val, valid, validation or dev, if `validation` is above 0.
-    test: split string.
-    holdout: without split folders, the share of the files of each class that become "test".
-    validation: the share of the training files of each class that become "val", if `val` is not set and there is no
-      folder of validation images. A class of three files or more contributes at least one and keeps at least one.
-      Smaller classes contribute none. A run on a folder has 0.1 by default; 0 disables it.
-    split_seed: of the draws.
-    class_order: of the classes: "numeric", numbers by value, or "text", so that "10" comes before "2".
+    path: directory on a disk or in a bucket.
+    train: split string for training.
+    val: split string for validation. Default: a directory called val, valid, validation or dev, if `validation` is
+      above 0.
+    test: split string for testing.
+    holdout: share of the files of each class that becomes "test", if `path` has no directories of splits.
+    validation: share of the training files of each class that becomes "val". It applies if `val` is not set and `path`
+      has no directory of validation images. A class of three files or more contributes at least one file and keeps at
+      least one. Smaller classes contribute no files. Runs on a folder use 0.1 by default. 0 disables it.
+    split_seed: seed of the draws.
+    class_order: order of the classes. "numeric" sorts numbers by value. "text" sorts "10" before "2".
 
   Raises:
-    ConfigError: no such folder, a mixed layout, other classes in another split, no file to hold out.
+    AbsentError: if `path` does not exist or is empty.
+    ConfigError: if the layout is mixed, if another split has other classes, or if no file can be held out.
+    SplitError: if the split does not exist.
+
+  Example:
+    import pathlib
+    import tempfile
+
+    import cv2
+    import numpy as np
+    from vit_jax.data import rows
+    from vit_jax.data.readers import folder
+
+    with tempfile.TemporaryDirectory() as path:
+      for file in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"):
+        pathlib.Path(path, file).parent.mkdir(exist_ok=True)
+        cv2.imwrite(f"{path}/{file}", np.zeros((32, 32, 3), np.uint8))
+      source = folder.folder("pets", rows.Row(folder.folder), "train", path=path, holdout=0.5)
+    source.classes, len(source)  # ("cat", "dog"), 2
   """
   splits = sources.Splits(train, val, test)
   root = _opened(path)
@@ -74,7 +94,7 @@ def folder(
   classes = tuple(next(iter(folders.values()), ()))
   of_classes = [f"{part}/{name}" if part else name for part, named in folders.items() for name in named.values()]
   note = tree.about(of_classes or top, ("", *above))
-  absent = sources.split_names([train]) - drawn.keys()  # an error below, which names the folder to take
+  absent = sources.split_names([train]) - drawn.keys()  # reported below, with the right directory
   if validation and splits.val is None and not absent:
     drawn, held = _with_validation(drawn, train, validation)
     note += f"; held out for validation as 'val': {held:,} of the {train} images (validation={validation:g})"
@@ -116,7 +136,7 @@ def folder(
 
 
 def _opened(path) -> places.Disk | places.Bucket:
-  """The folder that `path` names."""
+  """Opens the directory `path`."""
   with at("path"):
     root = paths.expand(paths.parse(path, bare=True))
   known = "<split>/<class>/*.jpg or <class>/*.jpg"
@@ -135,7 +155,7 @@ def _opened(path) -> places.Disk | places.Bucket:
 
 
 def _held_out(tree, classes, holdout, seed):
-  """What is drawn of class folders: of each class the share `holdout` for "test"."""
+  """Divides the files of each class into "test", with the share `holdout`, and "train"."""
   drawn = {"train": [], "test": []}
   for label in classes:
     images = _drawn(seed, tree, label)
@@ -164,7 +184,7 @@ def _with_validation(drawn, train, share):
 
 
 def _split_folders(tree, splits, specs, order):
-  """Returns {split: {class: its folder}} of the splits in `specs`, all of which must have the same classes."""
+  """Returns {split: {class: its directory}} of the splits in `specs`, all of which must have the same classes."""
   names = sources.split_names(specs)
   used = [split for split in splits if split in names or "all" in names]
   folders = {split: _class_folders(tree, split, order) for split in used}
@@ -177,7 +197,7 @@ def _split_folders(tree, splits, specs, order):
 
 
 def _class_folders(tree, split, order) -> dict[str, str]:
-  """Returns {class: name of its folder} of a split, in class order. Raises ConfigError if a class has two folders."""
+  """Returns {class: its directory} of a split, in class order. Raises ConfigError if a class has two directories."""
   folders = {}
   for name in tree.folders(split):
     other = folders.setdefault(class_names.normal(name), name)
@@ -191,7 +211,7 @@ def _class_folders(tree, split, order) -> dict[str, str]:
 
 
 def _drawn(seed, tree, name, split=""):
-  """(hash, file) of a class's images, in order of the hash."""
+  """Returns (hash, file) of the images of a class, ordered by hash."""
 
   def draw(file):
     return hashlib.blake2b(f"{seed}/{name}/{file}".encode("utf-8", "surrogateescape")).digest()
@@ -201,7 +221,7 @@ def _drawn(seed, tree, name, split=""):
 
 
 def _spread(drawn):
-  """Records (file, label) of a split, in which the files of each class, as drawn, are evenly spaced."""
+  """Returns the records (file, label) of a split. The files of each class are evenly spaced and keep their order."""
   placed = [
     ((rank + 0.5) / len(files), draw, file, label)
     for label, files in enumerate(drawn)

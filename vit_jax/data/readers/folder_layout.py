@@ -1,4 +1,4 @@
-"""The layout of an image folder: whether its folders are classes or splits, and errors that name the right folder."""
+"""The layout of an image folder: detection of directories of classes or splits, and advice for wrong paths."""
 
 import collections
 import pathlib
@@ -8,18 +8,18 @@ from vit_jax.data import sources
 from vit_jax.data.readers.tree import EXTENSIONS, Tree, counted, extension
 from vit_jax.schema import ConfigError, amount, place
 
-DEEP, LOOKED = 3, 1000  # levels and folders in which a better path is sought, for an error
+DEEP, LOOKED = 3, 1000  # for advice in errors: number of levels and of directories to search for a better path
 
 
 def holds_classes(tree: Tree, top: Sequence[str]) -> bool:
-  """Returns whether the folders of the root are classes, because they contain images; otherwise they are splits.
+  """Returns whether the directories of the root are classes, because they contain images. Otherwise they are splits.
 
   Args:
-    tree: of the root.
-    top: its folders.
+    tree: the root.
+    top: names of the directories in the root.
 
   Raises:
-    ConfigError: there are no images where they are expected, or the layouts are mixed.
+    ConfigError: if the expected directories contain no images, or if the layouts are mixed.
   """
   holding = [folder for folder in top if tree.entries(folder).images]
   nested = [folder for folder in top if tree.folders(folder)]
@@ -47,15 +47,15 @@ def holds_classes(tree: Tree, top: Sequence[str]) -> bool:
 
 
 def too_high(tree: Tree, top: Sequence[str], splits: sources.Splits) -> str:
-  """Returns advice to name a folder further inside: the only one on the highest level that has splits or classes.
+  """Returns advice to use a directory further inside, if only one on the highest level has splits or classes.
 
   Args:
-    tree: of the root.
-    top: its folders, none of which is a split that the config names.
-    splits: that the config names.
+    tree: the root.
+    top: names of the directories in the root. They do not contain a split that the config names.
+    splits: split strings of the config.
 
   Returns:
-    The end of a message, which begins with a space; "" if no folder, or several, would fit.
+    The end of a message, which starts with a space. "" if no directory fits, or several fit.
   """
   wanted = sources.split_names(splits.specs().values())
   level, looked = top, 0
@@ -78,7 +78,15 @@ def too_high(tree: Tree, top: Sequence[str], splits: sources.Splits) -> str:
 
 
 def images_of(tree: Tree, folder: str) -> list[str]:
-  """Returns the names of the images of a class folder; ConfigError with the likely reason if there are none."""
+  """Returns the names of the images of a class directory.
+
+  Args:
+    tree: the root.
+    folder: path of the class directory, relative to the root.
+
+  Raises:
+    ConfigError: if the directory contains no images. The message contains the likely reason.
+  """
   images, others, inner = tree.entries(folder)
   if images:
     return images

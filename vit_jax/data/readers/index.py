@@ -1,4 +1,4 @@
-"""Positions of the records in files: found by reading a file once, and kept in this machine's cache."""
+"""Indices of files: positions of records, found by a single scan of a file, and a local cache for the results."""
 
 import bisect
 import hashlib
@@ -13,27 +13,27 @@ from vit_jax.data import local_files
 from vit_jax.data.readers import listing
 from vit_jax.files import local_cache, replacing
 
-VERSION = 7  # of the cache entries and of the checks during a scan
-# Seconds since the last change of a file before its scan is kept. Some file systems count times in steps of up to 2 s,
-# so that a second change within a step leaves the time as it is.
+VERSION = 7  # version of the cache entries and of the checks during a scan
+# Time in seconds since the last change of a file before its scan is cached. Some file systems have a time resolution
+# of 2 s. A second change within this interval would not change the modification time.
 SETTLED = 2.0
-LARGE = 2**30  # bytes of files from which on it is said that they are read
-DIGEST = 32  # bytes of SHA-256, in front of what is kept: any damage is seen, whatever the format makes of it
-BETWEEN = 2**16  # bytes between two neighbours, at most, that are read to spare a request
+LARGE = 2**30  # total size of files in bytes above which a message announces the scan
+DIGEST = 32  # bytes of the SHA-256 digest at the start of a cache entry, which detects any damage
+BETWEEN = 2**16  # largest gap in bytes between two records that are read with one request
 Arrays = dict[str, np.ndarray]
 
 
 def made(kind: str, files: listing.Files, scan: Callable[[int], Arrays], about: object = None) -> list[Arrays]:
-  """Returns what `scan` finds in each file, from the cache if the file has not changed since it was scanned.
+  """Returns the result of `scan` for each file, from the cache if the file has not changed since the last scan.
 
-  The cache is keyed by the version of a file, see `listing.Files.version`. Different files, and different contents of
-  one file, never share an entry.
+  The key of a cache entry contains the version of the file, see `listing.Files.version`. Different files, and
+  different contents of one file, never share an entry.
 
   Args:
-    kind: name of the result, part of the key.
-    files: the files to scan, several at a time.
-    scan: file number -> arrays by name.
-    about: other values on which the arrays depend.
+    kind: name of the result, which is part of the key.
+    files: the files to scan. Several files are scanned in parallel.
+    scan: function from a file number to arrays by name.
+    about: further values on which the arrays depend.
 
   Returns:
     The arrays of each file, in order.
@@ -57,7 +57,7 @@ def made(kind: str, files: listing.Files, scan: Callable[[int], Arrays], about: 
 
 
 def _read(kept):
-  """The arrays of a file; None where it is not there or not what was written: they are made anew."""
+  """Returns the arrays of a cache entry, or None if it is missing or damaged."""
   try:
     digest, data = (whole := kept.read_bytes())[:DIGEST], whole[DIGEST:]
   except OSError:
@@ -73,7 +73,7 @@ def _keep(kept, arrays):
   np.savez(data, **arrays)
   try:
     kept.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes of this machine may write the same, each to a file of its own; one that is damaged is made anew.
+    # Several processes may write the same entry, each to its own temporary file. A damaged entry is created again.
     with replacing(kept) as partial:
       partial.write_bytes(hashlib.sha256(data.getbuffer()).digest() + data.getbuffer())
   except OSError as error:
@@ -81,21 +81,30 @@ def _keep(kept, arrays):
 
 
 def firsts(lengths: Iterable[int]) -> list[int]:
-  """The first record of each of several files, one after the other, and how many there are in all."""
+  """Returns the first record number of each of several consecutive files, followed by the total number of records."""
   return [0, *itertools.accumulate(map(int, lengths))]
 
 
 def locate(firsts: Sequence[int], record: int) -> tuple[int, int]:
-  """(file, number in it) of a record."""
+  """Returns (file, record number in the file) of a record.
+
+  Args:
+    firsts: result of the function `firsts`.
+    record: record number in all files.
+  """
   file = bisect.bisect_right(firsts, record) - 1
   return file, record - firsts[file]
 
 
 class Extents:
-  """Records of files as bytes, by number through all files; neighbours in a file with one request."""
+  """Records of files as bytes, numbered consecutively in all files. Neighbouring records are read with one request.
+
+  Args:
+    files: the files.
+    arrays: for each file, "starts" and "sizes" of its records in bytes.
+  """
 
   def __init__(self, files: listing.Files, arrays: Sequence[Arrays]):
-    """`arrays` have "starts" and "sizes" of the records of each file, in bytes."""
     self.files = files
     self._arrays = [(each["starts"], each["sizes"]) for each in arrays]
     self._firsts = firsts(len(starts) for starts, _ in self._arrays)
@@ -104,15 +113,19 @@ class Extents:
     return self._firsts[-1]
 
   def locate(self, record: int) -> tuple[int, int]:
-    """(file, number in it) of a record."""
+    """Returns (file, record number in the file) of a record."""
     return locate(self._firsts, record)
 
   def file(self, record: int) -> str:
-    """The file that a record is in."""
+    """Returns the path of the file that contains a record."""
     return self.files.path(self.locate(record)[0])
 
   def read(self, first: int, stop: int) -> list[bytes]:
-    """Records `first` to `stop`. Raises OSError."""
+    """Returns the records from `first` up to, but not including, `stop`.
+
+    Raises:
+      OSError: if a file cannot be read, or if a record is larger than `local_files.LARGEST`.
+    """
     result = []
     while first < stop:
       file, number = self.locate(first)
@@ -126,7 +139,7 @@ class Extents:
     return result
 
   def _pieces(self, file, starts, sizes):
-    """Pieces of a file: those that are close together with one read."""
+    """Reads pieces of a file. Pieces with small gaps share one read."""
     result, low = [], 0
     for i in range(1, len(starts) + 1):
       if i == len(starts) or not 0 <= starts[i] - starts[i - 1] - sizes[i - 1] <= BETWEEN:

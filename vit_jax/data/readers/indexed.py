@@ -1,4 +1,4 @@
-"""A split of indexed files as a source: what has to be known for it, its classes, its records with their labels."""
+"""Sources of indexed files: required splits, classes, and records with their labels."""
 
 import dataclasses
 import hashlib
@@ -10,11 +10,19 @@ from vit_jax.data.class_names import Order
 from vit_jax.data.readers import index, listing
 from vit_jax.data.readers.labels import Labels, note, packed, resolve, unpacked
 
-Where = Callable[[listing.Files, int, index.Arrays, int], str]  # (files, file, its arrays, record of it) in words
+# (files, file, its arrays, record in the file) -> description.
+Where = Callable[[listing.Files, int, index.Arrays, int], str]
 
 
 def used(by_split: Mapping[str, object], splits: sources.Splits, split: str, shared: bool) -> list[str]:
-  """The splits that must be known to open one of them; with `shared` classes all that the config names."""
+  """Returns the splits that must be scanned to open one of them.
+
+  Args:
+    by_split: mapping with the names of all splits of the data.
+    splits: split strings of the config.
+    split: the split to open.
+    shared: whether the classes are those of all splits that the config names. All these splits must then be scanned.
+  """
   names = sources.split_names([splits.spec(split), *(splits.specs().values() if shared else ())])
   everything = "all" in {splits.spec(split).strip()}
   return [name for name in by_split if name in names or everything]
@@ -22,27 +30,33 @@ def used(by_split: Mapping[str, object], splits: sources.Splits, split: str, sha
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-  """Records of a split with their labels."""
+  """The records of a split with their labels.
 
-  extents: index.Extents  # or what reads like it
-  arrays: Sequence[index.Arrays]  # of each file
-  labels: Sequence[Labels]  # of each file
+  Attributes:
+    extents: `index.Extents`, or an object with the same methods.
+    arrays: arrays of each file.
+    labels: labels of each file.
+  """
+
+  extents: index.Extents
+  arrays: Sequence[index.Arrays]
+  labels: Sequence[Labels]
 
   def __len__(self):
     return len(self.extents)
 
   def locate(self, record: int) -> tuple[listing.Files, int, index.Arrays, int]:
-    """(files, file, its arrays, number in it) of a record."""
+    """Returns (files, file, its arrays, record number in the file) of a record."""
     file, number = self.extents.locate(record)
     return self.extents.files, file, self.arrays[file], number
 
   def label(self, record: int) -> int | tuple[int, ...]:
-    """The label of a record."""
+    """Returns the label of a record."""
     file, number = self.extents.locate(record)
     return self.labels[file][number]
 
   def run(self, first: int, stop: int) -> list[bytes]:
-    """Records `first` to `stop`, each `packed`."""
+    """Returns the records from `first` up to, but not including, `stop`. Each one is `packed` with its label."""
     return [packed(self.label(i), data) for i, data in enumerate(self.extents.read(first, stop), first)]
 
 
@@ -56,16 +70,19 @@ def resolved(
   order: Order = "numeric",
   positions: bool = False,
 ) -> tuple[tuple[str, ...], dict[str, Records]]:
-  """The classes of some splits together, and the records of each.
+  """Returns the common classes of several splits, and the records of each split.
 
   Args:
-    parts: files of each split and what is known of each file: of its bytes as of `index.Extents`, of labels as of
-      `labels.Collected`.
-    classes: as of `labels.resolve`, like `most`.
-    most: labels of an image.
-    where: (files, file, its arrays, record of it) in words, for errors.
-    stored: (files, arrays) -> what has the bytes of records, as `index.Extents`.
-    order: as of `labels.resolve`, like `positions`.
+    parts: files of each split with the arrays of each file, for `index.Extents` and from `labels.Collected`.
+    classes: names of the classes, see `labels.resolve`.
+    most: largest number of labels of an image.
+    where: function (files, file, its arrays, record in the file) that describes a record, for errors.
+    stored: function (files, arrays) that returns the bytes of records, such as `index.Extents`.
+    order: order of the classes, see `labels.resolve`.
+    positions: whether numbers are positions in `classes`, see `labels.resolve`.
+
+  Raises:
+    ConfigError: if a label has no class or is ambiguous.
   """
   flat = [(files, file, each) for files, arrays in parts.values() for file, each in enumerate(arrays)]
   classes, numbered = resolve(
@@ -80,7 +97,12 @@ def resolved(
 
 
 def sizes(records: Mapping[str, Records], names: Sequence[str]) -> dict[str, int]:
-  """Records of each split by name, 0 of those that nobody asked for: what `Splits.select` takes."""
+  """Returns the number of records of each split for `Splits.select`. Splits that were not scanned have 0 records.
+
+  Args:
+    records: records of the scanned splits.
+    names: names of all splits.
+  """
   return {name: len(records[name]) if name in records else 0 for name in names}
 
 
@@ -101,23 +123,26 @@ def source(
   beside: Callable[[Records, range], list[str]] = lambda records, numbers: [],
   objects: Callable[[Records, range], list[tuple]] = lambda records, numbers: [],
 ) -> sources.Source:
-  """The source of parts of splits, whose records are known.
+  """Returns the source of parts of splits with known records.
 
   Args:
-    name: of the data.
+    name: name of the dataset.
     spec: split string.
-    classes: of all splits.
-    parts: of the split string.
-    records: of each split, as of `resolved`.
-    labels: the most that one image has.
-    where: for errors.
-    together: neighbours that are stored together, as of `sources.Runs`; 0 where they are no cheaper than others.
-    remote: whether a record is a request.
-    content: (file, what is stored of a record) -> its image; OSError for none. The file is "" in a run of neighbours.
-    identify: (split, its records, number) -> the name of a record.
-    about: what else decides the records.
-    beside: (records of a split, some of their numbers) -> the files on a disk that these records name.
-    objects: the same for versions of the objects in a bucket that these records name.
+    classes: names of the classes of all splits.
+    parts: parts of the split string, from `Splits.select`.
+    records: records of each split, from `resolved`.
+    labels: largest number of labels of an image.
+    where: function (files, file, its arrays, record in the file) that describes a record, for errors.
+    together: number of neighbours that are stored together, see `sources.Runs`. 0 if neighbours are not cheaper to
+      read.
+    remote: whether reading a record is a request to a server.
+    content: function (file, stored bytes of a record) that returns the image. It raises OSError without an image. The
+      file is "" if records are read as a run.
+    identify: function (split, its records, number) that returns the name of a record.
+    about: further values that determine the records, for the fingerprint.
+    beside: function (records of a split, range of numbers) that returns the local files that these records name.
+    objects: function (records of a split, range of numbers) that returns the versions of bucket objects that these
+      records name.
   """
 
   def read(part, i):
@@ -149,7 +174,7 @@ def source(
 
 
 def _fingerprint(parts, records, about, beside):
-  """Of the files of some splits, as they were listed, of those that they name, and of all labels."""
+  """Returns the fingerprint of the files of some splits, of the files that they name, and of all labels."""
   names, stamps = [], []
   for part in dict.fromkeys(part for part, _ in parts):
     files = records[part].extents.files
@@ -161,14 +186,14 @@ def _fingerprint(parts, records, about, beside):
 
 
 def _files(parts, records, beside):
-  """The files on a disk of some splits, and those that their records name."""
+  """Returns the local files of some splits, and those that their records name."""
   own = [records[part].extents.files for part in dict.fromkeys(part for part, _ in parts)]
   listed = [files.path(file) for files in own if not files.remote for file in range(len(files.names))]
   return listed + [file for part, numbers in parts for file in beside(records[part], numbers)]
 
 
 def _objects(parts, records, named):
-  """Returns the versions of the files of some splits in a bucket, and of objects that their records name."""
+  """Returns the versions of the bucket files of some splits, and of objects that their records name."""
   own = [records[part].extents.files for part in dict.fromkeys(part for part, _ in parts)]
   listed = [version for files in own for version in files.versions]
   return listed + [version for part, numbers in parts for version in named(records[part], numbers)]

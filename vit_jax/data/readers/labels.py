@@ -1,13 +1,14 @@
-"""Labels of records, compact: collected while files are scanned, numbers or names, one or several of an image.
+"""Labels of records: collection during a scan of files, in a compact form, and conversion to class numbers.
 
-All readers follow one rule. A label is a number (an integer in JSON or Parquet, digits in a `.cls` or `.txt` of a tar)
-or a text (also the name of a folder).
+All readers use the same rules. A label is a number or a text. Numbers are integers in JSON or Parquet, and digits in a
+`.cls` or `.txt` of a tar. Names of directories are texts. An image has one or several labels.
 
-Without a list of classes, numbers are positions, so that the classes are 0 to the largest number in use. Texts are
-names, and the classes are the names in use. Names that are numbers are sorted by value.
+Without a list of classes, numbers are positions. The classes are then 0 to the largest used number. Texts are names,
+and the classes are the used names. Names that are numbers are sorted by value.
 
-With a list, a text is a name of the list, or a position if no name of the list is a number. A number is a position, or
-a name if it is too large for a position. If the list has numbers as names at other positions, a number is refused.
+With a list of classes, a text is a name of the list. If no name of the list is a number, a text can also be a
+position. A number is a position, or a name if it is too large for a position. Numbers are refused if the list has
+numbers as names at other positions.
 """
 
 import array
@@ -22,18 +23,25 @@ from vit_jax import paths
 from vit_jax.data.class_names import Order, normal, number, ordered
 from vit_jax.schema import ConfigError, Range, amount, at, nearest, show
 
-Most = Annotated[int, Range(1, 4096)]  # labels of one image
-NAMES = 2**20  # different labels of a corpus, at most: more are captions
+Most = Annotated[int, Range(1, 4096)]  # largest number of labels of one image
+NAMES = 2**20  # largest number of different labels of a dataset; more are probably captions
 
 
 class Collected:
-  """Labels of the records of one file, while it is scanned."""
+  """The labels of the records of one file, collected during a scan."""
 
   def __init__(self):
     self._numbers, self._counts, self._names = array.array("i"), array.array("H"), {}
 
   def add(self, value) -> None:
-    """The label of the next record: a number, a name, or a list of either. ValueError for anything else."""
+    """Adds the label of the next record.
+
+    Args:
+      value: a number, a name, or a list of either.
+
+    Raises:
+      ValueError: if the value is not a valid label, or if numbers and names are mixed.
+    """
     several = value if isinstance(value, list) else [value]
     if len(several) >= 2**16:
       raise ValueError(f"{len(several):,} labels of one image")
@@ -54,7 +62,13 @@ class Collected:
     raise ValueError(f"label {show(value)} is not {kind}")
 
   def arrays(self) -> dict[str, np.ndarray]:
-    """All of it: `numbers` of the labels, in the order of `names` where they have such, and `counts` of each record."""
+    """Returns all labels as arrays.
+
+    Returns:
+      `numbers`: int32, of all labels in order. They are indices into `names`, or the labels themselves.
+      `counts`: uint16, number of labels of each record. Empty if each record has one label.
+      `names`: uint8, the escaped names. Empty if labels are numbers.
+    """
     counts = np.frombuffer(self._counts, np.uint16) if self._counts else np.zeros(0, np.uint16)
     numbers = np.frombuffer(self._numbers, np.int32) if self._numbers else np.zeros(0, np.int32)
     names = "\n".join(name.replace("\\", "\\\\").replace("\n", "\\n") for name in self._names)
@@ -64,11 +78,18 @@ class Collected:
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-  """Labels by record: numbers of classes, or tuples of them."""
+  """Labels by record number: class numbers, or tuples of class numbers.
 
-  numbers: np.ndarray  # int32, of all records one after the other
-  ends: np.ndarray | None  # int64 [records + 1], where those of each begin and end; None: each has one
-  listed: bool  # whether they are tuples
+  Attributes:
+    numbers: class numbers of all records in order, int32.
+    ends: start of the labels of each record, followed by the total, int64 (records + 1,). None if each record has one
+      label.
+    listed: whether labels are tuples.
+  """
+
+  numbers: np.ndarray
+  ends: np.ndarray | None
+  listed: bool
 
   def __getitem__(self, record: int) -> int | tuple[int, ...]:
     if self.ends is None:
@@ -77,7 +98,7 @@ class Labels:
     return tuple(self.numbers[self.ends[record] : self.ends[record + 1]].tolist())
 
 
-Where = Callable[[int, int], str]  # (file, record) in words
+Where = Callable[[int, int], str]  # (file, record) -> description
 
 
 def resolve(
@@ -88,21 +109,21 @@ def resolve(
   order: Order = "numeric",
   positions: bool = False,
 ) -> tuple[tuple[str, ...], list[Labels]]:
-  """Resolves the labels of files to positions in one list of classes, by the rule above.
+  """Converts the labels of files to positions in one list of classes. See the rules of the module.
 
   Args:
-    files: the result of `Collected.arrays` for each file.
-    classes: names in order; None: the names in use, in `order`, or numbers up to the largest.
-    most: labels of an image; more than one makes all of them tuples.
-    where: (file, record) -> words, for errors.
-    order: of names in use, see `class_names.ordered`.
-    positions: whether the format defines numbers as positions in `classes`, also if names are numbers.
+    files: results of `Collected.arrays`, one per file.
+    classes: names of the classes in order. None: the used names in `order`, or the numbers up to the largest.
+    most: largest number of labels of an image. If it is more than one, all labels are tuples.
+    where: function (file, record) that describes a record, for errors.
+    order: order of used names, see `class_names.ordered`.
+    positions: whether the format defines numbers as positions in `classes`, even if names are numbers.
 
   Returns:
     (the classes, the labels of each file's records).
 
   Raises:
-    ConfigError: a label has no class, or may mean two different classes.
+    ConfigError: if a label has no class, or may refer to two different classes.
   """
   names = [[normal(name) for name in names_in(file)] for file in files]
   numbered = [i for i, file in enumerate(files) if len(file["numbers"]) and not names[i]]
@@ -133,18 +154,18 @@ class _Meaning:
     self._index = {name: position for position, name in enumerate(classes)}
     numbers = {value: i for i, name in enumerate(classes) if (value := number(name)) is not None}
     self._numbers = {} if positions else numbers
-    # (number, position) of the first class whose name is the position of another class.
+    # (number, position) of the first class with a name that is the position of another class
     self.ambiguous = next(((n, i) for n, i in self._numbers.items() if n < len(classes) and n != i), None)
 
   def of_name(self, name: str) -> int | None:
-    """Returns the position of a text; None if it has none."""
+    """Returns the position of a text, or None without a position."""
     if name in self._index:
       return self._index[name]
     value = None if self._numbers else number(name)
     return value if value is not None and value < len(self.classes) else None
 
   def of_numbers(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns the positions of numbers; -1 for a number without a position."""
+    """Returns the positions of numbers. The position of an unknown number is -1."""
     result = numbers.copy()
     far = numbers >= len(self.classes)
     values, inverse = np.unique(numbers[far], return_inverse=True)
@@ -196,19 +217,19 @@ def _resolved(file, names, meaning, most, where) -> Labels:
 
 
 def _ends(file):
-  """Where the labels of each record begin and end, int64 [records + 1]; None where each has one."""
+  """Returns the start of the labels of each record, int64 (records + 1,), or None if each record has one label."""
   counts = file["counts"]
   return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]) if len(counts) else None
 
 
 def _record(file, at):
-  """The record that a label is of."""
+  """Returns the record that a label belongs to."""
   ends = _ends(file)
   return at if ends is None else int(np.searchsorted(ends, at, "right")) - 1
 
 
 def names_in(file: Mapping[str, np.ndarray]) -> list[str]:
-  """Returns the names that the labels of a file have, as they are written; none if the labels are numbers."""
+  """Returns the names of the labels of a file as written, or an empty list if the labels are numbers."""
   text = bytes(file["names"]).decode("utf-8", "surrogatepass")
   if not text:
     return []
@@ -217,14 +238,14 @@ def names_in(file: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def class_names(text: str | None) -> tuple[str, ...] | None:
-  """Returns the classes that the key `classes` gives; None for None.
+  r"""Returns the classes that the config key `classes` specifies, or None for None.
 
   Args:
-    text: the number of classes, or the path of a text file in UTF-8 with one name a line. Lines end at \\n or \\r\\n
-      and nowhere else. Blanks and tabs around a name are ignored, and so are empty lines at the end.
+    text: the number of classes, or the path of a text file in UTF-8 with one name per line. Lines end at \n or \r\n
+      only. Spaces and tabs around a name, and empty lines at the end, are ignored.
 
   Raises:
-    ConfigError: the file cannot be read, a line is empty, or a name occurs twice.
+    ConfigError: if the file cannot be read, if a line is empty, or if a name occurs twice.
   """
   if text is None:
     return None
@@ -252,13 +273,17 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
 
 
 def repeated(names: Sequence[str]) -> str | None:
-  """Returns the first name that occurs twice, also in two Unicode forms; None if there is none."""
+  """Returns the first name that occurs twice, also in two Unicode forms, or None if all names differ."""
   seen = set()
   return next((name for name in names if normal(name) in seen or seen.add(normal(name))), None)
 
 
 def note(files: Sequence[Mapping[str, np.ndarray]]) -> str:
-  """Returns a line about class names that labels contain in several Unicode forms; "" if there are none."""
+  """Returns a line about class names that occur in several Unicode forms, or "" if all names have one form.
+
+  Args:
+    files: results of `Collected.arrays`, one per file.
+  """
   forms = {}
   for file in files:
     for name in names_in(file):
@@ -272,18 +297,18 @@ def note(files: Sequence[Mapping[str, np.ndarray]]) -> str:
   return f"{count} of classes {verb} written in several Unicode forms, which count as one class: {shown}"
 
 
-# A label in front of what is stored: what is read as a run is to be told from nothing but its bytes.
+# The label precedes the stored bytes, because `Runs.parse` gets only the bytes of a record.
 
 
 def packed(label: int | tuple[int, ...], data: bytes) -> bytes:
-  """Both as bytes."""
+  """Returns the label followed by the data, as bytes."""
   if isinstance(label, tuple):
     return struct.pack(f"<i{len(label)}i", len(label), *label) + data
   return struct.pack("<ii", -1, label) + data
 
 
 def unpacked(data: bytes) -> tuple[bytes, int | tuple[int, ...]]:
-  """(what was stored, label)."""
+  """Returns (data, label) for the result of `packed`."""
   count = struct.unpack_from("<i", data)[0]
   if count < 0:
     return data[8:], struct.unpack_from("<i", data, 4)[0]

@@ -1,4 +1,4 @@
-"""Files of many records: the files below a path, the split of each, and reads of their bytes."""
+"""Listings of files with many records: the files at a path, the split of each file, and reads of their bytes."""
 
 import concurrent.futures
 import contextvars
@@ -19,44 +19,70 @@ from vit_jax.data.readers import patterns, places
 from vit_jax.schema import ConfigError, at, show
 from vit_jax.schema.errors import some
 
-DEPTH = 4  # of folders below the one that is named
-OPEN = 256  # files of a disk that are open at a time; a process may have 1,024
-STREAMED = 2**23  # bytes of a request for what is read on and on: it takes as long to begin as for 4 MB
+DEPTH = 4  # levels of directories below the given one
+OPEN = 256  # number of local files that are open at the same time; a process may have 1,024
+STREAMED = 2**23  # bytes per request for sequential reads; starting a request takes as long as transferring 4 MB
 
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-  """Files below one folder, on a disk or in a bucket, in order of name; for many threads at once."""
+  """Files below one directory, on a disk or in a bucket, sorted by name. Many threads may use them at the same time.
+
+  Files are numbered from 0 in the order of `names`.
+
+  Attributes:
+    root: the directory.
+    names: paths of the files, relative to the root.
+    stamps: (bytes, modification time) of each file.
+    versions: version of each object of a bucket, see `buckets.version`. Empty on a disk.
+    matched: whether a pattern chose the files.
+  """
 
   root: pathlib.Path
-  names: tuple[str, ...]  # from the root on
-  stamps: tuple[tuple, ...]  # (bytes, time of last change) of each
-  versions: tuple[tuple, ...] = ()  # of each object of a bucket, see `buckets.version`
-  matched: bool = False  # whether a pattern chose each of them
+  names: tuple[str, ...]
+  stamps: tuple[tuple, ...]
+  versions: tuple[tuple, ...] = ()
+  matched: bool = False
 
   @property
   def remote(self) -> bool:
-    """Whether they are in a bucket."""
+    """Whether the files are in a bucket."""
     return paths.in_bucket(self.root)
 
   def path(self, file: int) -> str:
-    """The whole name of a file."""
+    """Returns the complete path of a file."""
     return f"{self.root}/{self.names[file]}"
 
   def size(self, file: int) -> int:
-    """Bytes of a file."""
+    """Returns the size of a file in bytes."""
     return self.stamps[file][0]
 
   def version(self, file: int) -> tuple:
-    """Returns values that identify the content of a file: see `local_files.Version`, `buckets.version`."""
+    """Returns values that identify the content of a file. See `local_files.Version` and `buckets.version`."""
     return (self.path(file), *self.versions[file]) if self.remote else local_files.version(self.path(file))
 
   def settled(self, file: int, seconds: float) -> bool:
-    """Returns whether another change of the file would change its version: on a disk, if the last one is older."""
+    """Returns whether another change of a file would change its version.
+
+    On a disk, this requires that the last change is old enough.
+
+    Args:
+      file: number of the file.
+      seconds: time since the last change after which a local file is settled.
+    """
     return self.remote or abs(time.time() - os.stat(self.path(file)).st_ctime) >= seconds
 
   def read(self, file: int, first: int, stop: int) -> bytes:
-    """Bytes `first` to `stop` of a file. OSError that names it, without an errno where it is shorter than that."""
+    """Returns the bytes from `first` up to, but not including, `stop` of a file.
+
+    Args:
+      file: number of the file.
+      first: position of the first byte.
+      stop: position after the last byte.
+
+    Raises:
+      OSError: if the file cannot be read. The error has no errno if the file is shorter than `stop`.
+    """
     if self.remote:
       data = places.file_system().cat_file(self.path(file), start=first, end=stop)
     else:
@@ -70,32 +96,44 @@ class Files:
     return data
 
   def stream(self, file: int, block: int) -> io.BufferedReader:
-    """A file to be read from its beginning, of a disk so many bytes at a time, of a bucket STREAMED."""
+    """Returns a buffered stream of a file for sequential reads.
+
+    Args:
+      file: number of the file.
+      block: bytes per read on a disk. A request to a bucket reads `STREAMED` bytes.
+    """
     return io.BufferedReader(self.opened(file), STREAMED if self.remote else block)
 
   def opened(self, file: int) -> io.RawIOBase:
-    """A file of which each read is one."""
+    """Returns an unbuffered stream of a file. Each read of the stream is a read of the file or a request."""
     return _Stream(self, file)
 
   def split(self, file: int) -> str:
-    """The split that a file is of, by its name."""
+    """Returns the split of a file according to its name. See `split_of`."""
     return split_of(self.names[file])
 
   def chosen(self, numbers: Sequence[int]) -> "Files":
-    """Some of the files."""
+    """Returns a selection of the files.
+
+    Args:
+      numbers: numbers of the files, in the new order.
+    """
     some = (tuple(values[i] for i in numbers if values) for values in (self.names, self.stamps, self.versions))
     return Files(self.root, *some, self.matched)
 
   def each(self, function) -> list:
-    """function(file) of all files, of many at once; the first error ends it."""
+    """Returns the results of `function(file)` for the numbers of all files. Several files are processed in parallel.
+
+    The first error ends the call and is raised.
+    """
     with concurrent.futures.ThreadPoolExecutor(places.ASKED if self.remote else 8) as pool:
-      # Errors name the key of the config that is around here, which a thread would not know.
+      # Errors contain the current config key, which is stored in the context. A new thread does not have this context.
       waiting = [pool.submit(contextvars.copy_context().run, function, file) for file in range(len(self.names))]
       return [each.result() for each in waiting]
 
   @functools.cached_property
   def _open(self):
-    """file -> the open file; one that is closed here stays open for the threads that read from it."""
+    """Function that returns an open file. Threads can still read from a file that has left the cache."""
     lock = threading.Lock()
 
     @functools.lru_cache(maxsize=OPEN)
@@ -110,7 +148,7 @@ class Files:
 
 
 class _Stream(io.RawIOBase):
-  """A file of a list as a stream."""
+  """A file of `Files` as a stream."""
 
   def __init__(self, files, file):
     self._files, self._file, self._size, self._at = files, file, files.size(file), 0
@@ -140,14 +178,14 @@ def listed(path: str, suffixes: Sequence[str], what: str) -> Files:
   """Returns the files that a path specifies.
 
   Args:
-    path: a file, a folder, or a pattern such as train-{0000..1023}.tar (see `patterns`), on a disk or in a bucket. A
-      file or folder that exists under exactly this name is not taken as a pattern.
-    suffixes: of the files that count below a folder.
-    what: name of the files, for errors.
+    path: a file, a directory, or a pattern such as train-{0000..1023}.tar (see `patterns`), on a disk or in a bucket.
+      A file or directory that exists under exactly this name is not interpreted as a pattern.
+    suffixes: suffixes of the files to find in a directory.
+    what: description of the files, for errors.
 
   Raises:
-    sources.AbsentError: there is no such file.
-    ConfigError: `path` is empty, is not a valid pattern, or specifies an empty file.
+    sources.AbsentError: if no file matches.
+    ConfigError: if `path` is empty, is not a valid pattern, or specifies an empty file.
   """
   with at("path"):
     named = paths.expand(paths.parse(path, bare=True))
@@ -177,7 +215,15 @@ def listed(path: str, suffixes: Sequence[str], what: str) -> Files:
 
 
 def named(root: pathlib.Path, names: Sequence[str]) -> Files:
-  """Returns files of a folder by name. Raises FileNotFoundError if one of them does not exist."""
+  """Returns files of a directory by name.
+
+  Args:
+    root: the directory, on a disk or in a bucket.
+    names: paths of the files, relative to the directory.
+
+  Raises:
+    FileNotFoundError: if one of the files does not exist.
+  """
   tree = places.reached(root, lambda: _tree(root))
   stamps = tree.stamps(names)
   if absent := [name for name, stamp in zip(names, stamps, strict=True) if stamp[0] is None]:
@@ -186,10 +232,11 @@ def named(root: pathlib.Path, names: Sequence[str]) -> Files:
 
 
 def split_of(name: str) -> str:
-  """The split that the name of a file says: the last word of the file without numbers, else of its folder.
+  """Returns the split that a file belongs to, according to its name.
 
-  "train" of train-00000-of-00002.parquet (Hugging Face's), imagenet1k-train-0000.tar (timm's) and train/0000.tar; also
-  of a file of which no word is left.
+  The split is the last word of the file's name without numbers, or else of the name of its directory. It is "train"
+  for train-00000-of-00002.parquet (Hugging Face), imagenet1k-train-0000.tar (timm) and train/0000.tar. It is also
+  "train" if the names contain no word.
   """
   for part in reversed(pathlib.PurePosixPath(name).parts):
     stem = re.sub(r"[-_.]?\d+-of-\d+(-[0-9a-f]+)?$", "", re.sub(r"(\.[A-Za-z]+)+$", "", part))
@@ -201,8 +248,9 @@ def split_of(name: str) -> str:
 def by_split(files: Files) -> dict[str, Files]:
   """Returns the files of each split.
 
-  Raises ConfigError if the files of one split are in several folders, unless a pattern chose them. Several folders may
-  contain several versions of one dataset.
+  Raises:
+    ConfigError: if the files of one split are in several directories, unless a pattern chose them. Several directories
+      may contain several versions of one dataset.
   """
   by_name = {}
   for file in range(len(files.names)):
@@ -217,7 +265,7 @@ def by_split(files: Files) -> dict[str, Files]:
 
 
 def _exists(path):
-  """Returns whether there is a file or folder with exactly this name."""
+  """Returns whether there is a file or directory with exactly this name."""
   if not paths.in_bucket(paths.parse(path, bare=True)):
     return os.path.lexists(path)
 
@@ -229,7 +277,7 @@ def _exists(path):
 
 
 def _tree(root) -> places.Disk | places.Bucket:
-  """The files at or below a path."""
+  """Returns the disk or bucket at a path. Raises AbsentError if the path does not exist."""
   if paths.in_bucket(root):
     return places.Bucket.listed(root)
   if not root.is_dir() and not root.is_file():
@@ -238,7 +286,7 @@ def _tree(root) -> places.Disk | places.Bucket:
 
 
 def _below(tree, folder, suffixes) -> list[str]:
-  """The files below a folder whose names end in one of the suffixes; on a disk, those up to DEPTH folders down."""
+  """Returns the files below a directory that have one of the suffixes. On a disk, searches up to `DEPTH` levels."""
   start = f"{folder}/" if folder else ""
   if isinstance(tree, places.Bucket):
     names = [name for name in tree.objects if name.startswith(start)]

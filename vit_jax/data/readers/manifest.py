@@ -1,4 +1,4 @@
-"""Manifests as sources: files of JSON lines, each of which names an image file or holds one, with its labels."""
+"""The reader of manifests: files of JSON lines, each with labels and the path or the content of an image file."""
 
 import array
 import base64
@@ -18,8 +18,8 @@ from vit_jax.files import JSON_BYTES, parse_json
 from vit_jax.schema import ConfigError, amount, show
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
-TOGETHER = 1000  # lines that are read at once for the names of their images
-BLOCK = 2**20  # bytes that are read at a time while a manifest is looked through
+TOGETHER = 1000  # number of lines that are read together for the names of their images
+BLOCK = 2**20  # bytes per read during a scan of a manifest
 
 
 def manifest(
@@ -35,27 +35,36 @@ def manifest(
   class_order: Order = "numeric",
   labels: Most = 1,
 ) -> sources.Source:
-  """A split of JSON lines: {"path": "a/1.jpg", "label": "cat"}, or "bytes" in base64 instead of a path.
+  """Opens a split of JSON lines such as {"path": "a/1.jpg", "label": "cat"}.
 
-  A label is a name, a number, or with `labels` above 1 a list of either, also an empty one. A line may have an "id",
-  which names it in predictions, and a "split"; without it the line is of the split that its file's name says (see
-  `listing.split_of`) where `path` stands for several files, and of "train" where it is one. Records are in order of
-  the lines. Two lines of a split that give one image different labels are an error. Every line is read when the data
-  are opened the first time; 24 bytes of each stay in memory.
+  A line has the "path" of an image, or its "bytes" in base64. The "label" is a name or a number. If `labels` is above
+  1, it can also be a list of names or numbers, which may be empty. Optional keys are:
+
+  - "id": name of the record in predictions.
+  - "split": split of the record. By default the split follows from the file's name (see `listing.split_of`) if `path`
+    specifies several files. Otherwise it is "train".
+
+  Records have the order of the lines. Two lines of a split that give one image different labels are an error. All
+  lines are read when the data are opened for the first time. 24 bytes per line remain in memory.
 
   Args:
-    name: of the data.
-    row: of the catalog.
+    name: name of the dataset.
+    row: row of the catalog.
     split: "train", "val", "test" or a split string.
-    path: a file, a folder of *.jsonl, or a pattern, on a disk or in a bucket. Paths of images begin there, at the
-      folder of their file, unless they begin with / or gs://.
-    train: split string.
-    val: split string.
-    test: split string.
-    classes: a text file with their names, one a line, or their number; by default the names in use, or the numbers up
-      to the largest in the splits of the config. See `labels` for what a label means.
-    class_order: of names in use: "numeric", numbers by value, or "text", so that "10" comes before "2".
-    labels: the most that one image has.
+    path: a file, a directory with *.jsonl, or a pattern, on a disk or in a bucket. Paths of images are relative to the
+      directory of the manifest, unless they start with / or gs://.
+    train: split string for training.
+    val: split string for validation.
+    test: split string for testing.
+    classes: a text file with one name per line, or the number of classes. Default: the used names, or the numbers up
+      to the largest in the splits of the config. See `labels` for the meaning of labels.
+    class_order: order of used names. "numeric" sorts numbers by value. "text" sorts "10" before "2".
+    labels: largest number of labels of an image.
+
+  Raises:
+    AbsentError: if `path` contains no manifests.
+    ConfigError: if a line is invalid, or if labels contradict each other.
+    SplitError: if the split does not exist.
   """
   splits, named = sources.Splits(train, val, test), class_names(classes)
   files = listing.listed(path, SUFFIXES, "a manifest of JSON lines")
@@ -83,14 +92,14 @@ def _identify(part, records, i):
 
 
 def _named(records, numbers):
-  """Returns the images that records name on a disk. The lines of a manifest in a bucket are not read for this."""
+  """Returns the local images that records name. If the manifest is in a bucket, its lines are not read for this."""
   if records.extents.files.remote:
     return []
   return [path for path in _images(records, numbers) if not path.startswith(paths.BUCKET)]
 
 
 def _objects(records, numbers):
-  """Returns the versions of images that records name in a bucket, and on a disk if the manifest is in a bucket."""
+  """Returns the versions of bucket objects that records name, and of local images if the manifest is in a bucket."""
   named = _images(records, numbers)
   on_disk = [path for path in named if not path.startswith(paths.BUCKET)] if records.extents.files.remote else []
   objects = places.versions([path for path in named if path.startswith(paths.BUCKET)])
@@ -98,7 +107,7 @@ def _objects(records, numbers):
 
 
 def _images(records, numbers):
-  """Returns the whole names of the images that records name."""
+  """Returns the complete paths of the images that records name."""
   kinds = {str(kind) for arrays in records.arrays for kind in arrays["kinds"]}
   if kinds.isdisjoint(("path", "bucket")):
     return []
@@ -113,7 +122,7 @@ def _images(records, numbers):
 
 
 def _image(manifest, about):
-  """The image of a line of a manifest. Raises OSError."""
+  """Returns the image of a line of a manifest. Raises OSError."""
   if "bytes" in about:
     try:
       return base64.b64decode(about["bytes"], validate=True)
@@ -125,12 +134,12 @@ def _image(manifest, about):
 def _parsed(text):
   try:
     return parse_json(text)
-  except ValueError as error:  # it was JSON when the manifest was opened
+  except ValueError as error:  # the line was valid JSON when the manifest was opened
     raise OSError(f"its line in the manifest is no JSON ({error}): the file was changed") from error
 
 
 def _where(files, file, arrays, record):
-  """The line of a record, counted from 1."""
+  """Returns the file and line number of a record. The first line has number 1."""
   stop, at, line = int(arrays["starts"][record]), 0, 1
   while at < stop:
     block = files.read(file, at, min(stop, at + BLOCK))
@@ -139,7 +148,7 @@ def _where(files, file, arrays, record):
 
 
 def _by_split(files, arrays):
-  """{split: (files that have it, what is known of its records in each)}."""
+  """Returns {split: (files with records of the split, arrays of its records in each file)}."""
   numbers = {}
   for file, each in enumerate(arrays):
     for code, split in enumerate(_split_names(each)):
@@ -155,7 +164,7 @@ def _split_names(arrays):
 
 
 def _chosen(arrays, code):
-  """What is known of the records of one split, of all in a file."""
+  """Returns the arrays of the records of one split in a file."""
   if not len(arrays["split_codes"]):
     return arrays
   mine = arrays["split_codes"] == code
@@ -170,11 +179,11 @@ def _chosen(arrays, code):
   }
 
 
-# Images that occur more than once.
+# Repeated images.
 
 
 def _check_labels(classes, records, split):
-  """Returns a note on images that a split has more than once; ConfigError for one with two labels."""
+  """Returns a note on repeated images of a split. Raises ConfigError for an image with two different labels."""
   pairs = copies.repeats(_keys(records.arrays))
   if not len(pairs):
     return ""
@@ -186,7 +195,7 @@ def _check_labels(classes, records, split):
   def words(record):
     return f"{_where(*records.locate(record))} ({', '.join(show(classes[each]) for each in label(record)) or 'none'})"
 
-  def current_key(record):  # links to folders may have changed since the manifest was scanned
+  def current_key(record):  # links to directories may have changed since the scan
     files, file, _, _ = records.locate(record)
     return _Key(files.path(file))(_parsed(records.extents.read(record, record + 1)[0]))
 
@@ -205,7 +214,7 @@ def _check_labels(classes, records, split):
 
 
 def _overlaps(splits, known):
-  """Notes on images that are both in the training data and in other data of the config."""
+  """Returns notes on images that are both in the training data and in other data of the config."""
 
   def words(record):
     split, number = record
@@ -225,11 +234,11 @@ def _keys(arrays):
   return np.concatenate([np.zeros(0, np.int64), *(each["keys"] for each in arrays)])
 
 
-# Looking through a manifest.
+# Scan of a manifest.
 
 
 def _scan(files, file):
-  """Where the lines of a manifest are, their labels and splits; ConfigError that names file and line."""
+  """Returns positions, labels and splits of the lines of a manifest. Raises ConfigError with file and line."""
   starts, sizes, keys, labels = array.array("q"), array.array("q"), array.array("q"), Collected()
   default = files.split(file) if len(files.names) > 1 else "train"
   at, splits, codes, kinds, key = 0, {}, array.array("H"), set(), _Key(files.path(file))
@@ -266,29 +275,29 @@ def _scan(files, file):
 
 
 class _Key:
-  """Keys of lines, equal for lines of one image: of one path in whatever spelling, or of the same bytes."""
+  """Keys of lines. Lines have equal keys if their images have the same resolved path or the same bytes."""
 
   def __init__(self, manifest: str):
     self._manifest = manifest
-    self._resolved = functools.lru_cache(2**16)(os.path.realpath)  # of folders, which many images share
+    self._resolved = functools.lru_cache(2**16)(os.path.realpath)  # cached by directory, because many images share one
 
   def __call__(self, about: dict) -> int:
-    """Returns the key of a line; see `copies`."""
+    """Returns the key of a line, see `copies`."""
     if "bytes" in about:
       return copies.key(f"bytes {about['bytes']}")
     path = places.beside(self._manifest, about["path"])
-    if path.startswith(paths.BUCKET) or "\0" in path:  # objects of a bucket have one spelling
+    if path.startswith(paths.BUCKET) or "\0" in path:  # objects of a bucket have only one path
       return copies.key(f"path {path}")
     folder, name = os.path.split(path)
     try:
       folder = self._resolved(folder)
-    except (OSError, UnicodeEncodeError):  # reported when the image is read
+    except (OSError, UnicodeEncodeError):  # errors are reported when the image is read
       folder = os.path.normpath(folder)
     return copies.key(f"path {folder}/{name}")
 
 
 def _checked(line, labels):
-  """(content, split or None, where its image is) of a line, whose label is added to `labels`; ValueError."""
+  """Checks a line and adds its label to `labels`. Returns (content, split or None, location of the image)."""
   about = parse_json(line)
   if not isinstance(about, dict):
     raise ValueError(f'{show(about)} is no JSON object; write {{"path": ..., "label": ...}}')

@@ -1,4 +1,4 @@
-"""Notes on images that are both trained on and measured, found by name and size and compared byte by byte."""
+"""Notes on images in both training and evaluation data, found by name and size and compared byte by byte."""
 
 import collections
 import contextlib
@@ -12,7 +12,7 @@ from vit_jax.data import sources
 from vit_jax.data.readers import copies, index, indexed, listing, places
 from vit_jax.schema import ConfigError
 
-# Pairs of images of equal name and size that are read to find out whether training and test data overlap.
+# Number of pairs of images with equal name and size that are read to detect an overlap of training and test data.
 COMPARED, COMPARED_IN_BUCKET = 32, 4
 
 
@@ -22,9 +22,9 @@ def of_files(
   """Returns notes on files that are both in the training data and in other data of the config.
 
   Args:
-    root: the folder of the files.
-    splits: of the config.
-    files: (name from the root on, label) of each record, by split.
+    root: the directory of the files.
+    splits: split strings of the config.
+    files: for each split, (path relative to the root, label) of each record.
   """
   bases = {part: [file.rpartition("/")[2] for file, _ in records] for part, records in files.items()}
   times = collections.Counter(itertools.chain(*bases.values()))
@@ -45,7 +45,7 @@ def of_files(
     return repr(f"{root.root}/{files[record[0]][record[1]][0]}")
 
   pairs, better = copies.overlaps(splits, keys), copies.overlaps(splits, of_class)
-  # Of several training images, one of the same class is compared.
+  # If several training images match, one of the same class is preferred for the comparison.
   chosen = {role: [*{pair.other: pair for pair in (*each, *better[role])}.values()] for role, each in pairs.items()}
   return _notes(chosen, content, words, isinstance(root, places.Bucket))
 
@@ -59,10 +59,10 @@ def of_members(
   """Returns notes on members of archives that are both in the training data and in other data of the config.
 
   Args:
-    splits: of the config.
+    splits: split strings of the config.
     shards: the archives of each split.
-    scanned: split -> arrays of each archive, as of `index.Extents`, with "keys" of members, see `member_key`.
-    where: (files, file, its arrays, record of it) in words.
+    scanned: function from a split to the arrays of each archive, for `index.Extents`, with "keys" from `member_key`.
+    where: function (files, file, its arrays, record in the file) that describes a record.
   """
   known, wanted = {}, sources.split_names(splits.specs().values())
   for split in shards:
@@ -85,12 +85,12 @@ def of_members(
 
 
 def member_key(name: str, size: int) -> int:
-  """Returns the key of a member of an archive: of its name without folders, and its size in bytes."""
+  """Returns the key of a member of an archive: from its name without directories, and its size in bytes."""
   return copies.key(f"{size} {name.rpartition('/')[2]}")
 
 
 def _notes(found, content, words, remote):
-  """Returns a note on each role of data that has equal images among the `found` pairs, of which some are read."""
+  """Returns a note on each role with equal images among the `found` pairs. Only some pairs are read."""
   notes = []
   for role, pairs in found.items():
     some = copies.sample(pairs, COMPARED_IN_BUCKET if remote else COMPARED)

@@ -1,7 +1,8 @@
-"""Parquet datasets of Hugging Face's image form as sources, where they are.
+"""The reader of Parquet datasets in Hugging Face's image format.
 
-An image is a struct of bytes and path, or bytes; a label a number, a name, or a list of either. Names of classes are in
-the key "huggingface" of the schema (https://huggingface.co/docs/datasets, features Image and ClassLabel).
+An image is a struct of bytes and path, or only bytes. A label is a number, a name, or a list of either. Names of
+classes come from the key "huggingface" of the schema (https://huggingface.co/docs/datasets, features Image and
+ClassLabel).
 """
 
 import functools
@@ -19,7 +20,7 @@ from vit_jax.files import parse_json
 from vit_jax.schema import ConfigError, nearest, show
 from vit_jax.schema.errors import some
 
-LARGE_GROUP = 2**29  # bytes from which on a row group is named: each thread may hold one
+LARGE_GROUP = 2**29  # size in bytes above which a row group causes a warning; each thread may hold one in memory
 
 
 def parquet(
@@ -37,31 +38,36 @@ def parquet(
   label: str | None = None,
   labels: Most = 1,
 ) -> sources.Source:
-  """A split of Parquet files: `path` is their folder, one of them, or a pattern such as data/train-*.parquet.
+  """Opens a split of Parquet files.
 
-  What can be read by itself is a row group, of about 100 images. So the order is one of blocks of that size by itself;
-  with order=records each image costs a row group. Labels are read when the data are opened, and kept in this machine's
-  cache.
+  The smallest unit that can be read is a row group of about 100 images. The default order therefore uses blocks of
+  that size. With order=records, each image requires a row group to be read. Labels are read when the data are opened,
+  and are stored in this machine's cache.
 
   Args:
-    name: of the data.
-    row: of the catalog.
-    split: "train", "val", "test" or a split string; which split a file is of, its name says, see `listing.split_of`.
-    path: on a disk or in a bucket.
-    train: split string.
-    val: split string.
-    test: split string.
-    classes: a text file with their names, one a line, or their number; by default those of the schema, else the names
-      in use, or the numbers up to the largest in the splits of the config. See `labels` for what a label means.
-    class_order: of names in use: "numeric", numbers by value, or "text", so that "10" comes before "2".
-    image: the column; by default the one that the schema calls an image, or "image".
-    label: the column; by default the one that the schema calls a class, or "label".
-    labels: the most that one image has.
+    name: name of the dataset.
+    row: row of the catalog.
+    split: "train", "val", "test" or a split string. The split of a file follows from its name, see `listing.split_of`.
+    path: a directory, a file, or a pattern such as data/train-*.parquet, on a disk or in a bucket.
+    train: split string for training.
+    val: split string for validation.
+    test: split string for testing.
+    classes: a text file with one name per line, or the number of classes. Default: the classes of the schema, else the
+      used names, or the numbers up to the largest in the splits of the config. See `labels` for the meaning of labels.
+    class_order: order of used names. "numeric" sorts numbers by value. "text" sorts "10" before "2".
+    image: name of the column of images. Default: the column with the feature Image, or "image".
+    label: name of the column of labels. Default: the column with the feature ClassLabel, or "label".
+    labels: largest number of labels of an image.
+
+  Raises:
+    AbsentError: if `path` contains no Parquet files.
+    ConfigError: if a file is damaged, a column is missing or ambiguous, or a label is invalid.
+    SplitError: if the split does not exist.
   """
   splits, named = sources.Splits(train, val, test), class_names(classes)
   files = listing.listed(path, (".parquet",), "Parquet files")
   tables, (columns, kind) = listing.by_split(files), _columns(files, image, label)
-  stated = named is None and bool(columns.classes)  # ClassLabel: integers are positions in its names
+  stated = named is None and bool(columns.classes)  # with ClassLabel, integers are positions in its names
   if stated:
     if again := repeated(columns.classes):
       raise ConfigError(
@@ -93,7 +99,13 @@ def _where(files, file, arrays, record):
 
 
 class _Columns(NamedTuple):
-  """Which columns have images and labels, as words of a nested name, and the names of classes, if they are stated."""
+  """The columns of images and labels.
+
+  Attributes:
+    image: path of the image column, such as ("image", "bytes").
+    label: name of the label column.
+    classes: names of the classes in the schema. Empty without names.
+  """
 
   image: tuple[str, ...]
   label: str
@@ -101,7 +113,7 @@ class _Columns(NamedTuple):
 
 
 def _columns(files, image, label):
-  """(of the first of the files, the type of its images); the others must have the same columns."""
+  """Returns (columns, type of the images) of the first file. Other files must have the same columns."""
   with _whole(files, 0), opened(files, 0) as table:
     schema = table.schema_arrow
   features = _features(schema)
@@ -123,7 +135,7 @@ def _check_single(path, schema, columns):
 
 
 def _image(column, kind):
-  """The words of a column of images of a type; None for another type."""
+  """Returns the path of the bytes in a column of images, or None if the type is unsupported."""
   import pyarrow
 
   struct = pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
@@ -134,7 +146,7 @@ def _image(column, kind):
 
 
 def _chosen(key, name, names, fitting):
-  """The column that a config names, or the only one that fits."""
+  """Returns the column that the config names, or the only suitable one."""
   if name is None and key in names and (key in fitting or not fitting):
     name = key
   if name is None and len(fitting) == 1:
@@ -147,7 +159,7 @@ def _chosen(key, name, names, fitting):
 
 
 def _features(schema):
-  """What Hugging Face's library says of the columns, {} where it says nothing."""
+  """Returns the column features that Hugging Face's library stored, or {} without them."""
   try:
     about = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = about["info"]["features"]
@@ -157,7 +169,7 @@ def _features(schema):
 
 
 def _feature(feature):
-  """A feature, or that of which it is a list; {} for what is none."""
+  """Returns a feature, or the feature of the items of a list, or {} for other values."""
   if isinstance(feature, dict) and feature.get("_type") in ("Sequence", "List", "LargeList"):
     feature = feature.get("feature")
   if isinstance(feature, list) and len(feature) == 1:
@@ -175,7 +187,7 @@ def _classes(feature):
 
 
 def _scan(files, columns, first, file):
-  """Rows of the row groups of a file, and the labels; ConfigError that names file and row, and what the `first` has."""
+  """Returns the labels and the number of rows of each row group. Raises ConfigError with file and row."""
   labels = Collected()
   with _whole(files, file), opened(files, file) as table:
     footer, names, features = table.metadata, table.schema_arrow.names, _features(table.schema_arrow)

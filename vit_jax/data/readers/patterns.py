@@ -1,4 +1,4 @@
-"""Shell patterns in paths: `*`, `?` and `[...]` within a component, and braces as WebDataset and Bash write them."""
+"""Shell patterns in paths: `*`, `?` and `[...]` within a component, and braces like in WebDataset and Bash."""
 
 import fnmatch
 import functools
@@ -9,25 +9,25 @@ from vit_jax import paths
 from vit_jax.data import sources
 from vit_jax.schema import ConfigError, show
 
-ALTERNATIVES = 10**6  # of braces
+ALTERNATIVES = 10**6  # largest number of alternatives of braces
 ESCAPES = "For one of these characters itself, write it in brackets: [[], [*], [?] or [{]."
 _SPECIAL = re.compile(r"[*?\[{]")
-# A set of characters, in which braces are characters like others, or an innermost pair of braces.
+# A set of characters, in which braces have no special meaning, or an innermost pair of braces.
 _BRACES = re.compile(r"\[!?\]?[^\]/]*\]|\{([^{}]*)\}")
-Entries = Callable[[str], list[tuple[str, bool]]]  # folder -> (name, whether it is a folder) of what is in it
+Entries = Callable[[str], list[tuple[str, bool]]]  # directory -> (name, whether it is a directory) of each entry
 
 
 def split(path: str, exists: Callable[[str], bool]) -> tuple[str, str]:
   """Splits a path before the first component that is a pattern.
 
-  A component with special characters is taken literally if the file system has it under exactly this name.
+  A component with special characters is taken literally if a file or directory with exactly this name exists.
 
   Args:
-    path: a path on a disk or in a bucket; the name of a bucket is never a pattern.
-    exists: whether a path exists.
+    path: a path on a disk or in a bucket. The name of a bucket is never a pattern.
+    exists: function that returns whether a path exists.
 
   Returns:
-    (the path above the pattern, the pattern); the pattern is "" if no component is a pattern.
+    (path above the pattern, pattern). The pattern is "" if no component is a pattern.
   """
   words = path.split("/")
   start = 3 if path.startswith(paths.BUCKET) else 0
@@ -39,7 +39,11 @@ def split(path: str, exists: Callable[[str], bool]) -> tuple[str, str]:
 
 
 def alternatives(pattern: str) -> list[str]:
-  """Returns all patterns that braces abbreviate: {a,b}, {0000..1023}. Raises ConfigError if there are too many."""
+  """Returns all patterns that braces such as {a,b} and {0000..1023} abbreviate.
+
+  Raises:
+    ConfigError: if a range is invalid, or if there are more than a million alternatives.
+  """
   match = next((match for match in _BRACES.finditer(pattern) if match[1] is not None), None)
   if not match:
     return [pattern]
@@ -58,19 +62,19 @@ def alternatives(pattern: str) -> list[str]:
 
 
 def matches(pattern: str, entries: Entries) -> dict[str, bool]:
-  """Returns the files and folders below a folder that match a pattern.
+  """Returns the files and directories below a directory that match a pattern.
 
-  As in a shell, a name that begins with a dot is matched only by a component that begins with a dot.
+  As in a shell, a name that starts with a dot only matches a component that starts with a dot.
 
   Args:
-    pattern: relative to the folder.
-    entries: lists the folder "" and the folders below it.
+    pattern: pattern relative to the directory.
+    entries: function that lists the directory "" and the directories below it.
 
   Returns:
-    {name relative to the folder: whether it is a folder}.
+    {name relative to the directory: whether it is a directory}.
 
   Raises:
-    sources.AbsentError: an alternative in braces matches no file.
+    sources.AbsentError: if an alternative in braces matches no file.
   """
   listed, result = functools.cache(lambda folder: dict(entries(folder))), {}
   all_of = alternatives(pattern)
@@ -84,10 +88,10 @@ def matches(pattern: str, entries: Entries) -> dict[str, bool]:
 
 
 def _below(folder, words, entries) -> Iterator[tuple[str, bool]]:
-  """(name, whether it is a folder) of what matches the components of a pattern, from a folder on."""
+  """Yields (name, whether it is a directory) of each match of the components of a pattern, starting at a directory."""
   word, *others = words
   names = entries(folder)
-  if word in ("", ".", ".."):  # a second slash, this folder, the one above
+  if word in ("", ".", ".."):  # a second slash, this directory, its parent
     fitting = [(word, True)]
   elif _SPECIAL.search(word):
     hidden = word.startswith(".")

@@ -1,4 +1,4 @@
-"""Where datasets lie, on a disk or in a bucket: what is there, and whether it can be reached."""
+"""Directories of datasets on a disk or in a bucket: listing, reading, versions, and checks that a bucket responds."""
 
 import functools
 import os
@@ -11,15 +11,23 @@ from vit_jax import paths
 from vit_jax.data import local_files, sources
 from vit_jax.schema import ConfigError, show
 
-ASKED = 32  # files of a bucket at a time: of 3,000, each 50 ms away, it takes 5 s
+ASKED = 32  # number of parallel requests to a bucket; 3,000 files with a latency of 50 ms take 5 s
 
 
 def reached(root: os.PathLike, ask: Callable[[], Any]) -> Any:
-  """What `ask()` says of a path; sources.UnreachableError where its bucket says nothing."""
+  """Returns `ask()` for a path on a disk or in a bucket.
+
+  Args:
+    root: the path.
+    ask: function that accesses the path.
+
+  Raises:
+    sources.UnreachableError: if the bucket does not exist, does not answer or refuses access.
+  """
   if not paths.in_bucket(root):
     return ask()
   try:
-    paths.prepare()  # also in workers, to which nobody gives another path in a bucket
+    paths.prepare()  # also required in workers, which may not have used a bucket before
     paths.check_bucket(paths.bucket(root))
     return ask()
   except ConfigError as error:
@@ -29,7 +37,10 @@ def reached(root: os.PathLike, ask: Callable[[], Any]) -> Any:
 
 
 def stamps(files: Sequence[pathlib.Path]) -> list[tuple[int, int]]:
-  """(bytes, time of last change) of files of a disk or a bucket, of many at once; of a bucket in whole seconds."""
+  """Returns (bytes, modification time) of files on a disk or in a bucket. Queries many files in parallel.
+
+  Modification times of objects in a bucket are in whole seconds.
+  """
 
   def ask(file):
     if not paths.in_bucket(file):
@@ -42,52 +53,59 @@ def stamps(files: Sequence[pathlib.Path]) -> list[tuple[int, int]]:
 
 
 class Disk(NamedTuple):
-  """A folder of a disk."""
+  """A directory on a disk. Paths of its methods are relative to `root`."""
 
   root: pathlib.Path
 
   def is_file(self) -> bool:
-    """Returns whether the root is a file and not a folder."""
+    """Returns whether the root is a file instead of a directory."""
     return self.root.is_file()
 
   def above(self) -> "Disk":
-    """Returns the folder of the root."""
+    """Returns the parent directory of the root."""
     return Disk(self.root.parent)
 
   def entries(self, folder: str) -> list[tuple[str, bool]]:
-    """(name, whether it is a folder) of what is in a folder, given from the root on."""
+    """Returns (name, whether it is a directory) of each entry of a directory."""
     with os.scandir(self.root / folder) as entries:
       return [(entry.name, _is_folder(entry)) for entry in entries]
 
   def contains_itself(self, folder: str) -> bool:
-    """Whether a folder is a link to one that it is in."""
+    """Returns whether a directory is a link to a directory that contains it."""
     path = self.root / folder
     return path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve())
 
   def stamps(self, files: Sequence[str]) -> list[tuple[int | None, int | None]]:
-    """(bytes, time of last change) of files."""
+    """Returns (bytes, modification time) of files."""
     return local_files.stamps(self.on_disk(files))
 
   def on_disk(self, files: Sequence[str]) -> list[str]:
-    """Returns the whole names of files that are on a disk."""
+    """Returns the complete paths of files that are on a disk."""
     return [f"{self.root}/{file}" for file in files]
 
   def versions(self, files: Sequence[str]) -> tuple[tuple, ...]:
-    """Returns (): the version of a file on a disk is determined when it is used, see `local_files.version`."""
+    """Returns (). The version of a local file is determined when it is used, see `local_files.version`."""
     return ()
 
   def read(self, file: str) -> bytes:
-    """The content of a file. Raises OSError."""
+    """Returns the content of a file. Raises OSError."""
     return local_files.contents(self.root / file)
 
 
 class Bucket(NamedTuple):
-  """A folder of a bucket, listed once, a request for 1,000 objects; each file that is read is one more."""
+  """A directory in a bucket. Listing it needs one request per 1,000 objects, and each read is another request.
+
+  Attributes:
+    root: the directory.
+    objects: (bytes, modification time) by path relative to the root. "" is the root itself if it is an object.
+    folders: for each directory, whether each of its entries is a directory.
+    described: `buckets.version` by path relative to the root.
+  """
 
   root: pathlib.Path
-  objects: dict[str, tuple[int, str]]  # (bytes, time of last change) by name, from the root on; "" is the root itself
-  folders: dict[str, dict[str, bool]]  # whether it is a folder, by name, by folder
-  described: dict[str, tuple[str, ...]]  # `buckets.version` by name
+  objects: dict[str, tuple[int, str]]
+  folders: dict[str, dict[str, bool]]
+  described: dict[str, tuple[str, ...]]
 
   @classmethod
   def listed(cls, root: pathlib.Path) -> "Bucket":
@@ -105,28 +123,28 @@ class Bucket(NamedTuple):
     return cls(root, objects, folders, described)
 
   def is_file(self) -> bool:
-    """Returns whether the root is an object and not a folder."""
+    """Returns whether the root is an object instead of a directory."""
     return "" in self.objects
 
   def above(self) -> "Bucket":
-    """Returns the folder of an object, with this object alone in it."""
+    """Returns the parent directory of an object, with only this object."""
     name = self.root.name
     return Bucket(self.root.parent, {name: self.objects[""]}, {"": {name: False}}, {name: self.described[""]})
 
   def entries(self, folder: str) -> list[tuple[str, bool]]:
-    """As of a `Disk`."""
+    """Returns (name, whether it is a directory) of each entry of a directory."""
     return list(self.folders.get(folder, {}).items())
 
   def contains_itself(self, folder: str) -> bool:
-    """As of a `Disk`."""
+    """Returns False, because buckets have no links."""
     return False
 
   def stamps(self, files: Sequence[str]) -> list[tuple[int | None, str | None]]:
-    """As of a `Disk`."""
+    """Returns (bytes, modification time) of files, or (None, None) for an object that does not exist."""
     return [self.objects.get(file, (None, None)) for file in files]
 
   def on_disk(self, files: Sequence[str]) -> list[str]:
-    """Returns []: a bucket is not a disk."""
+    """Returns [], because a bucket has no local files."""
     return []
 
   def versions(self, files: Sequence[str]) -> tuple[tuple, ...]:
@@ -134,7 +152,7 @@ class Bucket(NamedTuple):
     return tuple(self.described[file] for file in files)
 
   def read(self, file: str) -> bytes:
-    """As of a `Disk`."""
+    """Returns the content of a file. Raises OSError."""
     if self.objects[file][0] > local_files.LARGEST:
       raise OSError(f"it has {self.objects[file][0]:,} bytes; allowed: {local_files.LARGEST:,}")
     return file_system().cat_file(f"{self.root}/{file}")
@@ -142,29 +160,29 @@ class Bucket(NamedTuple):
 
 @functools.cache
 def file_system():
-  """Buckets, for requests of our own."""
+  """Returns the file system of buckets that direct requests use."""
   from vit_jax import buckets
 
   return buckets.FileSystem()
 
 
 def beside(manifest: str, file: str) -> str:
-  """The path of a file that a manifest names, from the manifest's folder on unless it is a whole one."""
+  """Returns the path of a file that a manifest names. Relative paths start at the directory of the manifest."""
   if not file.startswith(paths.BUCKET):
     file = os.path.join(os.path.dirname(manifest), file)
   return file if file.startswith(paths.BUCKET) else os.path.expanduser(file)
 
 
 def versions(files: Sequence[str]) -> list[tuple[str, ...]]:
-  """Returns the version of each object, see `buckets.version`; () for an object that does not exist.
+  """Returns the version of each object, see `buckets.version`, or () for an object that does not exist.
 
-  Folders of which many objects are wanted are listed, 1,000 objects with a request. Each other object is a request.
+  A directory with many requested objects is listed, with 1,000 objects per request. Each other object is a request.
 
   Args:
-    files: whole names of objects, which begin with gs://.
+    files: complete paths of objects, which start with gs://.
 
   Raises:
-    OSError: a bucket cannot be reached.
+    OSError: if a bucket cannot be reached.
   """
   if not files:
     return []
@@ -178,7 +196,7 @@ def versions(files: Sequence[str]) -> list[tuple[str, ...]]:
   def of_object(file):
     try:
       return file, buckets.version(system.info(file))
-    except FileNotFoundError:  # reported when the image is read
+    except FileNotFoundError:  # errors are reported when the image is read
       return file, ()
 
   def listed(folder):
@@ -196,7 +214,14 @@ def versions(files: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def content(file: str) -> bytes:
-  """The bytes of a file of a disk or a bucket. Raises OSError, also for what no image file is."""
+  """Returns the content of an image file on a disk or in a bucket.
+
+  Args:
+    file: complete path of the file.
+
+  Raises:
+    OSError: if the file cannot be read, is larger than `local_files.LARGEST`, or has an invalid path.
+  """
   if "\0" in file:
     raise OSError("its path has a character of code 0")
   if not file.startswith(paths.BUCKET):
@@ -214,5 +239,5 @@ def content(file: str) -> bytes:
 def _is_folder(entry):
   try:
     return entry.is_dir()
-  except OSError:  # a link to itself
+  except OSError:  # for example, a link to itself
     return False

@@ -1,4 +1,4 @@
-"""What a record that TFDS stored says: an image file and a label, by the dataset's features and a row's rule."""
+"""Conversion of TFDS records to image files and labels, by the features of the dataset and the row of the catalog."""
 
 import functools
 import os
@@ -11,22 +11,39 @@ from vit_jax.data.rows import Row, Rule
 from vit_jax.schema import ConfigError, amount
 
 Label = int | tuple[int, ...]
-_NAMES = ("id", "file_name", "filename", "image/filename")  # features with the name of the image file, in TFDS's sets
+_NAMES = ("id", "file_name", "filename", "image/filename")  # features of TFDS datasets with the name of the image file
 
 
 class Records(NamedTuple):
-  """How the records of a dataset are understood."""
+  """Functions that parse the records of a dataset.
+
+  Attributes:
+    classes: names of the classes.
+    listed: whether labels are tuples.
+    parse: function from a record to (image file, label). It raises OSError for damaged records.
+    label: function from a record to its label, if it is cheaper than `parse`.
+    name: function from a record to the name of its image file, if records contain it.
+    mask: function from a record to the file of its segmentation mask, if records contain one.
+  """
 
   classes: tuple[str, ...]
-  listed: bool  # whether a label is a tuple
-  parse: Callable[[bytes], tuple[bytes, Label]]  # a record to image file and label; OSError for anything else
-  label: Callable[[bytes], Label] | None  # a record to its label, where that is less work
-  name: Callable[[bytes], str] | None  # a record to the name of its image file, where that is stored
-  mask: Callable[[bytes], bytes] | None  # a record to the file of its mask, where it has one
+  listed: bool
+  parse: Callable[[bytes], tuple[bytes, Label]]
+  label: Callable[[bytes], Label] | None
+  name: Callable[[bytes], str] | None
+  mask: Callable[[bytes], bytes] | None
 
 
 def understood(row: Row, features) -> Records:
-  """The records of a dataset with these TFDS features; ConfigError where an image or a label is not among them."""
+  """Returns the functions that parse the records of a dataset.
+
+  Args:
+    row: row of the catalog, which specifies the features of label and mask, and changes of the image.
+    features: TFDS features of the dataset.
+
+  Raises:
+    ConfigError: if the features do not contain the image, the label or the mask.
+  """
   import tensorflow_datasets as tfds
   from tensorflow_datasets.proto import tf_example_pb2
 
@@ -49,7 +66,7 @@ def understood(row: Row, features) -> Records:
     )
 
   def values_of(data):
-    # As TFDS has them in protobuf, without its own parser, which takes 200 us where this takes 40.
+    # Parsed with TFDS's protobuf type (40 us) instead of TFDS's own parser (200 us).
     try:
       return tf_example_pb2.Example.FromString(data).features.feature
     except message.Error as error:
@@ -77,14 +94,14 @@ def understood(row: Row, features) -> Records:
 
 
 def _name(key, data):
-  """The name of an image file that is stored in a record; names of files need not be UTF-8."""
+  """Returns the name of the image file that a record contains. Names of files need not be UTF-8."""
   from tensorflow_datasets.proto import tf_example_pb2
 
   return os.fsdecode(tf_example_pb2.Example.FromString(data).features.feature[key].bytes_list.value[0])
 
 
 def _stored(key, listed, image, values):
-  """(image file, label) of a record's features, of which one is the label."""
+  """Returns (image file, label) of the features of a record with a label feature."""
   encoded, numbers = values[image].bytes_list.value, tuple(values[key].int64_list.value)
   if len(encoded) != 1 or (len(numbers) != 1 and not listed):
     raise OSError(f"damaged: a record with {amount(len(encoded), 'image')} and {amount(len(numbers), 'label')}")
@@ -92,7 +109,7 @@ def _stored(key, listed, image, values):
 
 
 def _derived(rule, image, values):
-  """The same where the label follows from some features."""
+  """Returns (image file, label) of the features of a record. A rule computes the label."""
   encoded = values[image].bytes_list.value
   try:
     label = rule.label(*(_numbers(values[feature]) for feature in rule.features))
@@ -104,13 +121,13 @@ def _derived(rule, image, values):
 
 
 def _numbers(feature):
-  """All numbers of a feature of tf.train.Example, whatever their type."""
+  """Returns all numbers of a feature of tf.train.Example, of any type."""
   kind = feature.WhichOneof("kind")
   return list(getattr(feature, kind).value) if kind else []
 
 
 def _key(features, kind):
-  """The feature of a kind, or for labels the list of that kind; "image" and "label" before others."""
+  """Returns the feature of a type, or for labels also a list of that type. Prefers "image" and "label"."""
 
   def fits(feature):
     return isinstance(feature, kind) or (preferred == "label" and isinstance(getattr(feature, "feature", None), kind))

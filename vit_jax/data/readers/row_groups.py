@@ -1,4 +1,4 @@
-"""Images of Parquet files by number: row groups, read once for many threads, of which the last few are kept."""
+"""Images of Parquet files by record number. Row groups are read once for many threads, and the last ones are cached."""
 
 import collections
 import contextlib
@@ -11,18 +11,22 @@ from vit_jax.data import local_files
 from vit_jax.data.readers import index, listing
 from vit_jax.schema import ConfigError
 
-KEPT = 2**28  # bytes of row groups that stay in memory, but for one
-FOOTERS = 64  # files whose description stays in memory
+KEPT = 2**28  # bytes of row groups that remain in memory, in addition to the last one
+FOOTERS = 64  # number of files with footers that remain in memory
 
 
 class RowGroups:
-  """The images of the rows of files, by number through all of them; row groups that were read last are kept.
+  """The images of the rows of Parquet files, numbered consecutively in all files. Caches the last row groups.
 
-  For many threads at once: a row group is read by one of them, and the others wait for it.
+  Many threads may use it at the same time. One thread reads a row group, and the others wait for it.
+
+  Args:
+    column: path of the image column, such as ("image", "bytes").
+    files: the files.
+    arrays: for each file, "rows" with the number of rows of each row group.
   """
 
   def __init__(self, column: tuple[str, ...], files: listing.Files, arrays: Sequence[index.Arrays]):
-    """`column` is that of the images, as words; `arrays` have "rows" of the row groups of each file."""
     self._column, self.files = column, files
     self._firsts = index.firsts(each["rows"].sum() for each in arrays)
     self._groups = [index.firsts(each["rows"]) for each in arrays]
@@ -34,11 +38,15 @@ class RowGroups:
     return self._firsts[-1]
 
   def locate(self, record: int) -> tuple[int, int]:
-    """(file, row) of a record."""
+    """Returns (file, row) of a record."""
     return index.locate(self._firsts, record)
 
   def read(self, first: int, stop: int) -> list[bytes]:
-    """The images of records `first` to `stop`. Raises OSError."""
+    """Returns the images of the records from `first` up to, but not including, `stop`.
+
+    Raises:
+      OSError: if a row group cannot be read, or if an image is missing or larger than `local_files.LARGEST`.
+    """
     result = []
     for record in range(first, stop):
       file, number = self.locate(record)
@@ -52,7 +60,7 @@ class RowGroups:
     return result
 
   def _group(self, file, group):
-    """The column of a row group."""
+    """Returns the column of a row group."""
     with self._lock:
       mine = (file, group) not in self._kept
       future = self._kept.setdefault((file, group), Future())
@@ -63,7 +71,7 @@ class RowGroups:
       except (OSError, MemoryError) as error:
         future.set_exception(error)
       finally:
-        if not _is_read(future):  # another time it may be there
+        if not _is_read(future):  # a later attempt may succeed
           with self._lock:
             self._kept.pop((file, group), None)
           future.cancel()
@@ -71,7 +79,7 @@ class RowGroups:
     return future.result()
 
   def _forget(self):
-    """Lets go of row groups until the others have few bytes."""
+    """Removes the oldest row groups from the cache until the remaining ones fit."""
     with self._lock:
       done = [(key, future.result().nbytes) for key, future in self._kept.items() if _is_read(future)]
       size = sum(bytes_ for _, bytes_ in done)
@@ -88,7 +96,7 @@ class RowGroups:
     with described(lambda text: OSError(f"{where}, cannot be read: {text}"), MemoryError):
       with opened(self.files, file, self._footer(file)) as table:
         rows = table.read_row_group(group, columns=[".".join(self._column)], use_threads=False)
-      column = rows.column(self._column[0])  # a column called "image.bytes" comes with them
+      column = rows.column(self._column[0])  # the result also contains a column called "image.bytes", if there is one
       for field in self._column[1:]:
         column = pyarrow.compute.struct_field(column, field)
       return column
@@ -99,7 +107,13 @@ def _is_read(future):
 
 
 def opened(files: listing.Files, file: int, footer=None):
-  """A Parquet file, open; a `footer` that is known is not read again. Of a bucket a column is one request."""
+  """Opens a Parquet file. In a bucket, each column is one request.
+
+  Args:
+    files: the files.
+    file: number of the file.
+    footer: metadata of the file, if already known, to avoid reading them again.
+  """
   import pyarrow
   from pyarrow import parquet as format_
 
@@ -109,9 +123,13 @@ def opened(files: listing.Files, file: int, footer=None):
 
 @contextlib.contextmanager
 def described(error_of: Callable[[str], Exception], besides: type[Exception] = ConfigError) -> Iterator[None]:
-  """What pyarrow raises of a damaged file becomes the error that is made of its text.
+  """Converts errors of pyarrow for damaged files.
 
-  Errors that are one of `besides`, and those of the disk or the bucket, which have an errno, stay as they are.
+  Errors of the disk or the bucket, which have an errno, are not converted.
+
+  Args:
+    error_of: function from a text to the exception to raise.
+    besides: type of exceptions that are not converted.
   """
   import pyarrow
 

@@ -1,4 +1,4 @@
-"""Folders of images with masks as sources: `images/x.jpg` and `masks/x.png`, for dense probes."""
+"""The reader of images with segmentation masks, `images/x.jpg` and `masks/x.png`, for dense probes."""
 
 import dataclasses
 import hashlib
@@ -31,27 +31,32 @@ def segmentation(
   holdout: Fraction = 0.2,
   split_seed: Annotated[int, Range(0, 2**31 - 1)] = 0,
 ) -> sources.Source:
-  """A split of the folder `path`: each mask, `masks/[<split>/]x.png`, with its image, `images/[<split>/]x.jpg`.
+  """Opens a split of a directory with pairs of a mask, `masks/[<split>/]x.png`, and an image, `images/[<split>/]x.jpg`.
 
-  A mask has one channel of numbers, also as places in a palette; 255 is no class. Masks without an image and images
-  without a mask are left out, and counted in a note. Without folders of splits the share `holdout` of the images is
-  "test", those with the smallest hashes. Images have no class of their own: all have the label 0.
+  A mask has one channel of numbers, which may be indices of a palette. 255 means no class. Masks without an image and
+  images without a mask are ignored and counted in a note. Images have no class of their own and have the label 0.
 
   Args:
-    name: of the data.
-    row: of the catalog.
+    name: name of the dataset.
+    row: row of the catalog.
     split: "train", "val", "test" or a split string.
-    path: a folder, on a disk or in a bucket.
-    classes: a text file with the names of the classes of pixels, one a line, or their number.
-    images: the folder of images in it; JPEGImages in Pascal VOC's.
-    masks: that of masks; SegmentationClass in Pascal VOC's.
-    first: the number of the first class in masks: 1 where 0 is no class, as in ADE20K's, with ignored=(0,).
-    ignored: numbers of no class in masks, beside 255.
-    train: split string.
-    val: split string.
-    test: split string.
-    holdout: share of the images that are "test" where there are no folders of splits.
-    split_seed: of the hashes.
+    path: directory on a disk or in a bucket.
+    classes: a text file with the names of the classes of pixels, one per line, or the number of classes.
+    images: name of the directory of images in `path`. Pascal VOC uses JPEGImages.
+    masks: name of the directory of masks in `path`. Pascal VOC uses SegmentationClass.
+    first: pixel value of the first class. Use 1 with ignored=(0,) if 0 means no class, as in ADE20K.
+    ignored: pixel values without a class, in addition to 255.
+    train: split string for training.
+    val: split string for validation.
+    test: split string for testing.
+    holdout: share of the images that becomes "test" without directories of splits. Images with the smallest
+      hashes are used.
+    split_seed: seed of the hashes.
+
+  Raises:
+    AbsentError: if `path` does not exist.
+    ConfigError: if a directory is missing, if no mask has an image, or if pixel values are ambiguous.
+    SplitError: if the split does not exist.
   """
   with at("path"):
     root = _opened(path)
@@ -105,7 +110,7 @@ def segmentation(
 
 
 def _opened(path) -> places.Disk | places.Bucket:
-  """The folder that `path` names."""
+  """Opens the directory `path`."""
   root = paths.expand(paths.parse(path, bare=True))
   if paths.in_bucket(root):
     return places.reached(root, lambda: places.Bucket.listed(root))
@@ -115,7 +120,7 @@ def _opened(path) -> places.Disk | places.Bucket:
 
 
 def _found(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:
-  """({split, or "" without folders of splits: (image, mask)s in order of name}, what is left out in words)."""
+  """Returns (image, mask) pairs by split, and a note on ignored files. Without split directories, the split is ""."""
   top = tree.folders()
   for key, folder in (("images", images), ("masks", masks)):
     if folder.split("/")[0] not in top:
@@ -138,7 +143,7 @@ def _found(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:
 
 
 def _by_stem(tree, above, split) -> dict[str, str]:
-  """{name without suffix: file} of the images in a folder of splits; none where there is no such folder."""
+  """Returns {name without suffix: file} of the images of a split, which are empty if the split has no directory."""
   if split and split not in tree.folders(above):
     return {}
   files, result = tree.entries(os.path.join(above, split)).images, {}
@@ -150,7 +155,7 @@ def _by_stem(tree, above, split) -> dict[str, str]:
 
 
 def _held_out(pairs, holdout, seed) -> dict[str, list[tuple[str, str]]]:
-  """The share `holdout` of them as "test", the others as "train", both in order of their hashes."""
+  """Divides the pairs into "test", with the share `holdout`, and "train". Both are in the order of their hashes."""
 
   def draw(pair):
     return hashlib.blake2b(f"{seed}/{pair[0]}".encode("utf-8", "surrogateescape")).digest()

@@ -1,4 +1,4 @@
-"""Records of array_record files in a bucket, neighbours with one request; files are opened when they are needed."""
+"""Records of array_record files in a bucket. Neighbours are read with one request, and files are opened on demand."""
 
 import bisect
 import collections
@@ -13,33 +13,42 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from vit_jax.schema import amount
 
-# One request for neighbours of up to 4 MiB together, and about 30 kB of memory that stay; TFDS's own options, for local
-# disks, make one of each record. Opening takes one request, for the last MiB, where the index is.
+# Neighbours of up to 4 MiB are read with one request, and about 30 kB of memory remain in use. TFDS's own options are
+# for local disks and cause one request per record. Opening a file takes one request, for the last MiB, which contains
+# the index.
 OPTIONS = "readahead_buffer_size:4194304,max_parallelism:1"
-# Files that are open at a time. Of each stay 10 bytes a record: of 300 million in 3,000 files 3 GB, and no more however
-# long a run is. Of more files those that were not read for longest are closed, which makes two requests of most runs.
+# Number of files that are open at the same time. An open file needs 10 bytes per record: 3 GB for 300 million records
+# in 3,000 files, for any duration of a run. If there are more files, the least recently used ones are closed. Most
+# runs of neighbours then require two requests.
 OPEN = 4096
-# Google's client tries again for 15 minutes by itself where a bucket does not answer or says so (429, 503). This is for
-# what it gives up: answers that break off, files of which it was said that they are not there.
+# Google's client itself retries for 15 minutes if a bucket does not answer or answers 429 or 503. These pauses are
+# for errors that it does not retry: incomplete answers, and files that are temporarily reported as missing.
 PAUSES = (0.1, 0.5, 2.0, 8.0)  # seconds
 
 
 class Shards:
-  """The records of a split by number; for many threads at once."""
+  """The records of a split by number. Many threads may use it at the same time.
+
+  Files are opened when they are needed.
+
+  Args:
+    files: paths of the files.
+    lengths: number of records of each file.
+  """
 
   def __init__(self, files: Sequence[str], lengths: Sequence[int]):
-    """Opens nothing; `lengths` are the numbers of records in the files."""
     self._files, self._lengths = list(files), list(lengths)
     self._starts = [0, *itertools.accumulate(lengths)]
     self._open: collections.OrderedDict[int, ArrayRecordReader] = collections.OrderedDict()
     self._opening = collections.defaultdict(threading.Lock)
     self._lock = threading.Lock()
-    self._said: set[int] = set()  # files of which it was said that they are tried again
+    self._said: set[int] = set()  # files with a logged warning about a retry
 
   def read(self, first: int, stop: int) -> list[bytes]:
-    """Records `first` to `stop`, a request for each file that they are in.
+    """Returns the records from `first` up to, but not including, `stop`, with one request per file.
 
-    OSError that names the file and its records; with an errno, unless the file is damaged.
+    Raises:
+      OSError: if a file cannot be read. The error has an errno unless the file is damaged.
     """
     found = []
     while first < stop:
@@ -50,11 +59,11 @@ class Shards:
     return found
 
   def file(self, record: int) -> str:
-    """The file that a record is in."""
+    """Returns the path of the file that contains a record."""
     return self._files[bisect.bisect_right(self._starts, record) - 1]
 
   def _tried(self, shard, first, stop):
-    """Records of one file; another try, with the file opened again, where that may help."""
+    """Returns records of one file. Opens the file again and retries if this may help."""
     began = time.monotonic()
     for pause in (*PAUSES, None):
       try:
@@ -63,14 +72,14 @@ class Shards:
         assert len(found) == stop - first
         self._said.discard(shard)
         return found
-      except (RuntimeError, ValueError, IndexError) as error:  # array_record's
+      except (RuntimeError, ValueError, IndexError) as error:  # errors of array_record
         self._forget(shard)
         reason, damaged = str(error).splitlines()[0], "orrupt" in str(error)
       where = f"{self._files[shard]}, records {first} to {stop - 1}"
-      if damaged and pause != PAUSES[0]:  # also an answer that was cut short can look like that
+      if damaged and pause != PAUSES[0]:  # an incomplete answer can cause the same error
         raise OSError(f"{where}: {reason}")
       if pause is not None:
-        if shard not in self._said:  # once: many threads want records of it
+        if shard not in self._said:  # warns once, because many threads read records of the file
           self._said.add(shard)
           logging.warning("%s: %s; trying again in %.1f s", where, reason, pause)
         time.sleep(pause)
@@ -78,10 +87,10 @@ class Shards:
     raise OSError(errno.EIO, f"{where}: {reason}; tried {len(PAUSES) + 1} times in {seconds:.0f} s")
 
   def _reader(self, shard):
-    """The file, open."""
+    """Returns the open file."""
     with self._lock:
       opening = self._opening[shard]
-    with opening:  # one thread opens it, and no thread waits for another file
+    with opening:  # one thread opens a file, and threads that need other files do not wait
       with self._lock:
         if shard in self._open:
           self._open.move_to_end(shard)

@@ -1,8 +1,8 @@
-"""Tar shards of WebDataset as sources, where they are: no member is extracted, and any record is read by itself.
+"""The reader of WebDataset tar shards. It reads single records without extracting the archive.
 
-A sample is the neighbouring members that are called alike up to the first dot of their name: `n01440764_10.jpg`,
-`n01440764_10.cls` (https://github.com/webdataset/webdataset). As timm has ImageNet: `cls` a number, json a "label".
-What has a longer ending, as `10.seg.png`, is not read.
+A sample consists of neighbouring members with the same name up to the first dot, such as `n01440764_10.jpg` and
+`n01440764_10.cls` (https://github.com/webdataset/webdataset). As in timm's version of ImageNet, `cls` contains a
+number, and `json` contains a "label". Members with a longer extension, such as `10.seg.png`, are not read.
 """
 
 import array
@@ -25,9 +25,9 @@ from vit_jax.schema import ConfigError, amount, show
 
 IMAGES = tuple(each.removeprefix(".") for each in EXTENSIONS)
 TEXTS = ("cls", "json", "txt")
-TEXT_BYTES = 2**20  # of a file with a label
-BLOCK = 2**14  # bytes that are read at a time while a shard of a disk is looked through: images are left out
-BEHIND = 2**20  # zeros that may follow the end, up to
+TEXT_BYTES = 2**20  # largest size of a file with a label, in bytes
+BLOCK = 2**14  # bytes per read during a scan of a local shard; the content of images is skipped
+BEHIND = 2**20  # largest number of zero bytes after the end of the archive
 _NUMERIC = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
@@ -45,24 +45,32 @@ def tars(
   label: str = "label",
   labels: Most = 1,
 ) -> sources.Source:
-  """A split of tar shards: `path` is their folder, one of them, or a pattern such as imagenet1k-train-{0000..1023}.tar.
+  """Opens a split of tar shards.
 
-  The first time, the headers of all shards of a split are read, on a disk 1 MB for 1,000 images, of a bucket all bytes;
-  what they say is kept in this machine's cache, 24 bytes an image and its name.
+  When a split is opened for the first time, the headers of all its shards are read. This reads 1 MB per 1,000 images
+  on a disk, and all bytes from a bucket. The result is stored in this machine's cache, with 24 bytes and the name of
+  each image.
 
   Args:
-    name: of the data.
-    row: of the catalog.
-    split: "train", "val", "test" or a split string; which split a shard is of, its name says, see `listing.split_of`.
-    path: on a disk or in a bucket.
-    train: split string.
-    val: split string.
-    test: split string.
-    classes: a text file with their names, one a line, or their number; by default the names in use, or the numbers up
-      to the largest in the splits of the config. See `labels` for what a label means.
-    class_order: of names in use: "numeric", numbers by value, or "text", so that "10" comes before "2".
-    label: what the label is called in a sample's json, where it has no cls; without both it is what the txt says.
-    labels: the most that one image has; more than one allows lists in json.
+    name: name of the dataset.
+    row: row of the catalog.
+    split: "train", "val", "test" or a split string. The split of a shard follows from its name, see
+      `listing.split_of`.
+    path: a directory, a shard, or a pattern such as imagenet1k-train-{0000..1023}.tar, on a disk or in a bucket.
+    train: split string for training.
+    val: split string for validation.
+    test: split string for testing.
+    classes: a text file with one name per line, or the number of classes. Default: the used names, or the numbers up
+      to the largest in the splits of the config. See `labels` for the meaning of labels.
+    class_order: order of used names. "numeric" sorts numbers by value. "text" sorts "10" before "2".
+    label: key of the label in the json of a sample. It is used for samples without a cls. Samples without a cls and
+      this key use their txt.
+    labels: largest number of labels of an image. A number above 1 allows lists in json.
+
+  Raises:
+    AbsentError: if `path` contains no shards.
+    ConfigError: if a shard is damaged, or if a sample or a label is invalid.
+    SplitError: if the split does not exist.
   """
   splits, named = sources.Splits(train, val, test), class_names(classes)
   files = listing.listed(path, (".tar",), "tar shards")
@@ -94,34 +102,41 @@ def _where(files, file, arrays, record):
 
 
 def _member(arrays, record):
-  """The name of a record's image in its shard."""
+  """Returns the name of a record's image in its shard."""
   return _name(arrays["names_of_members"], arrays["name_ends"], record)
 
 
 def _name(members, ends, record):
-  """A name among all names, one after the other, that end there."""
+  """Returns a name from the concatenated names of all members."""
   return bytes(members[ends[record - 1] if record else 0 : ends[record]]).decode("utf-8", "surrogateescape")
 
 
 def _normal(name):
-  """The name of a member without what a file system ignores: "./a//1.jpg" and "/a/1.jpg" are "a/1.jpg"."""
+  """Returns the normalised name of a member: "a/1.jpg" for "./a//1.jpg" and "/a/1.jpg"."""
   return posixpath.normpath(name).lstrip("/")
 
 
-# Looking through a shard.
+# Scan of a shard.
 
 
 class _Sample(NamedTuple):
-  """Members that are called alike."""
+  """Members with the same name up to the first dot.
 
-  key: str  # as of `_normal`
-  first: str  # the first member
-  images: dict[str, tuple[str, int, int]]  # (member, first byte, bytes) by normal name
-  texts: dict[str, tuple[str, bytes]]  # (member, content) by extension
+  Attributes:
+    key: the common name, as normalised by `_normal`.
+    first: name of the first member.
+    images: (member, first byte, bytes) by normalised name.
+    texts: (member, content) by extension.
+  """
+
+  key: str
+  first: str
+  images: dict[str, tuple[str, int, int]]
+  texts: dict[str, tuple[str, bytes]]
 
 
 def _scan(files, label, file):
-  """Where the images of a shard are, their names and labels; ConfigError that names shard and member."""
+  """Returns positions, names and labels of the images of a shard. Raises ConfigError with shard and member."""
   path = files.path(file)
   members, starts, lengths = bytearray(), array.array("q"), array.array("q")
   ends, keys, labels, seen, longer = array.array("q"), array.array("q"), Collected(), {}, {}
@@ -160,7 +175,7 @@ def _scan(files, label, file):
 
 
 def _check_longer(path, longer, samples):
-  """ConfigError for images that were meant as samples, where the first dot of a name is not that of its ending."""
+  """Raises ConfigError for images that were probably meant as samples but have a dot within their names."""
   unused = [
     member
     for (key, _), by_extension in longer.items()
@@ -179,7 +194,7 @@ def _check_longer(path, longer, samples):
 
 
 def _samples(path, file, longer):
-  """The samples of an open shard in order; {(sample, name up to the last dot): {ending: member}} of `longer` names."""
+  """Yields the samples of an open shard. Adds members with longer extensions to `longer`, by name without the last."""
   sample = None
   for member in _members(path, file):
     name = _normal(member.name)
@@ -214,21 +229,21 @@ def _samples(path, file, longer):
 
 
 class _Headers:
-  """A file of which no more is read at a time than any header takes: a long name may be said to have 2^40 bytes."""
+  """A file with limited reads, because the header of a long name may claim a size of 2^40 bytes."""
 
   def __init__(self, file):
     self._file = file
     self.tell, self.seek = file.tell, file.seek
 
   def read(self, size):
-    """So many bytes; ReadError for too many."""
+    """Reads `size` bytes. Raises ReadError for more than a header can need."""
     if not 0 <= size <= TEXT_BYTES:
       raise tarfile.ReadError(f"a header of {size:,} bytes")
     return self._file.read(size)
 
 
 def _members(path, file):
-  """The headers of a tar; ConfigError unless it is whole. Of what it holds nothing is looked at."""
+  """Yields the headers of a tar. Raises ConfigError if the tar is damaged. Does not check the content of members."""
   end, size = 0, file.seek(0, os.SEEK_END)
   file.seek(0)
   try:
@@ -236,16 +251,17 @@ def _members(path, file):
       while member := tar.next():
         if member.size < 0 or tar.offset > size:
           raise tarfile.ReadError(f"a member of {member.size:,} bytes, of a file of {size:,}")
-        tar.members.clear()  # a shard may have millions
+        tar.members.clear()  # a shard may have millions of members
         yield member
         end = tar.offset
       end = tar.offset
-  # Sizes and names are whatever a header says: seeking to 2^64 is a ValueError, 3,000 names of one member recurse.
+  # Damaged headers can contain any sizes and names. A seek to 2^64 raises ValueError, and 3,000 names of one member
+  # raise RecursionError.
   except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
     raise ConfigError(
       f"{path} is no whole tar, at byte {end:,} ({error}); allowed: tars that are not compressed", "path"
     ) from error
-  # Python's reader takes a damaged header for the end.
+  # Python's reader interprets a damaged header as the end of the archive.
   file.seek(end)
   if (behind := file.read(BEHIND)).strip(b"\0") or len(behind) == BEHIND:
     raise ConfigError(f"{path} is damaged at byte {end:,}: neither a header nor the end is there", "path")
@@ -254,7 +270,7 @@ def _members(path, file):
 
 
 def _label(sample, key):
-  """Returns the label of a sample; raises ValueError for none, or if the cls and the json contradict each other."""
+  """Returns the label of a sample. Raises ValueError if it is missing, or if cls and json contradict each other."""
   found = {}
   if "json" in sample.texts:
     try:
@@ -275,7 +291,7 @@ def _label(sample, key):
 
 
 def _check_same(sample, label, key, other):
-  """Raises ValueError if the json has another label than the cls. A number and a name cannot be compared."""
+  """Raises ValueError if json and cls have different labels. A number and a name cannot be compared."""
   several = other if isinstance(other, list) else [other]
   comparable = [each for each in several if type(each) is type(label)]
   if comparable and label not in comparable:
@@ -286,7 +302,7 @@ def _check_same(sample, label, key, other):
 
 
 def _number(member, content):
-  """A number or a name, as it is written in a member."""
+  """Returns the number or name that a member contains."""
   try:
     text = content.decode("utf-8-sig").strip()
   except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Datasets that TFDS prepared, as sources."""
+"""The reader of datasets that TFDS prepared."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from vit_jax.schema import ConfigError, amount, at, place, texts
 
 
 def data_dir(path: str | None) -> pathlib.Path:
-  """The TFDS data directory: `path`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets; on a disk or in a bucket."""
+  """Returns the TFDS data directory, on a disk or in a bucket: `path`, $TFDS_DATA_DIR, or ~/tensorflow_datasets."""
   with at("path"):
     return paths.expand(paths.parse(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets", bare=True))
 
@@ -33,9 +33,24 @@ def catalogued(
   val: str | None = None,
   test: str = "test",
 ) -> sources.Source:
-  """A dataset of the catalog; `path` is a TFDS data directory ($TFDS_DATA_DIR, ~/tensorflow_datasets) or one of it."""
+  """Opens a dataset of the catalog.
+
+  Args:
+    name: name of the dataset.
+    row: row of the catalog.
+    split: "train", "val", "test" or a split string.
+    path: TFDS data directory, or the directory of one dataset. Default: $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+    train: split string for training.
+    val: split string for validation.
+    test: split string for testing.
+
+  Raises:
+    AbsentError: if the dataset is not prepared.
+    ConfigError: if the files are damaged or differ from the row.
+    SplitError: if the split does not exist.
+  """
   splits = sources.Splits(train, val, test, row.slices)
-  splits.check(row.splits)  # a misspelled split shows before the data are looked for
+  splits.check(row.splits)  # detects a misspelled split before the data are opened
   source = open_prepared(name, row, path, row.labels, split, splits)
   return dataclasses.replace(source, is_published=lambda i: True)
 
@@ -51,7 +66,23 @@ def own_copy(
   test: str = "test",
   labels: Most = 1,
 ) -> sources.Source:
-  """The user's copy in `path` of a dataset that has no public builder; `labels` is the most that an image has."""
+  """Opens the user's copy of a dataset that has no public builder.
+
+  Args:
+    name: name of the dataset.
+    row: row of the catalog.
+    split: "train", "val", "test" or a split string.
+    path: directory of the dataset.
+    train: split string for training.
+    val: split string for validation.
+    test: split string for testing.
+    labels: largest number of labels of an image.
+
+  Raises:
+    AbsentError: if the dataset does not exist.
+    ConfigError: if the files are damaged or not in a supported format.
+    SplitError: if the split does not exist.
+  """
   return open_prepared(name, row, path, labels, split, sources.Splits(train, val, test))
 
 
@@ -67,9 +98,23 @@ def any_builder(
   test: str = "test",
   labels: Most = 1,
 ) -> sources.Source:
-  """Any prepared dataset, by the name of its TFDS `builder`, by the directory `path` of one version, or by both.
+  """Opens any prepared dataset, by its TFDS builder, by its directory, or by both.
 
-  `labels` is the most that an image has, where they are lists.
+  Args:
+    name: name of the catalog's row, which is used without a `builder`.
+    row: row of the catalog.
+    split: "train", "val", "test" or a split string.
+    builder: name of the TFDS builder.
+    path: directory of one version of the dataset, or the TFDS data directory.
+    train: split string for training.
+    val: split string for validation.
+    test: split string for testing.
+    labels: largest number of labels of an image, if labels are lists.
+
+  Raises:
+    AbsentError: if the dataset is not prepared.
+    ConfigError: if neither `builder` nor `path` is given, or if the files are damaged.
+    SplitError: if the split does not exist.
   """
   if not (builder or path):
     raise ConfigError("missing; a TFDS name such as 'cifar10:3.0.2', or path= its builder directory", "builder")
@@ -78,7 +123,13 @@ def any_builder(
 
 
 def remedy(name: str, row: sources.Row, path: str | None) -> str:
-  """What to do where a dataset is absent or of no use."""
+  """Returns advice for a dataset that is missing or cannot be used.
+
+  Args:
+    name: name of the dataset.
+    row: row of the catalog.
+    path: directory from the config.
+  """
   if row.builder:
     return f"prepare it with: python -m vit_jax.prepare {name}" + (f" {texts.flag('data_dir', path)}" if path else "")
   if row.classes:
@@ -92,11 +143,24 @@ def remedy(name: str, row: sources.Row, path: str | None) -> str:
 def open_prepared(
   name: str, row: sources.Row, path: str | None, labels: int, split: str, splits: sources.Splits
 ) -> sources.Source:
-  """A split of the prepared dataset of a row; `path` is a data directory or the builder directory.
+  """Opens a split of a prepared dataset.
 
-  Files are `array_record`, which have an index, or `tfrecord`, of which one is made (see `tfrecords`). With a builder
-  the row's sizes must be those of the files; without one, what the user's copy says goes before. `labels` is the most
-  that an image has where they are lists. Errors say how to prepare `name`; AbsentError if there is no such dataset.
+  Files have the format `array_record`, which has an index, or `tfrecord`, which is indexed here (see `tfrecords`). If
+  the row has a builder, the number of records must match the row. Otherwise the numbers of the user's copy are used.
+  Errors explain how to prepare the dataset.
+
+  Args:
+    name: name of the dataset, for advice.
+    row: row of the catalog.
+    path: TFDS data directory, or the directory of the dataset.
+    labels: largest number of labels of an image, if labels are lists.
+    split: "train", "val", "test" or a split string.
+    splits: split strings of the config.
+
+  Raises:
+    AbsentError: if the dataset does not exist.
+    ConfigError: if the files are damaged, differ from the row, or are not in a supported format.
+    SplitError: if the split does not exist.
   """
   advice = remedy(name, row, path)
   folder, prepared = _opened(row, path, advice)
@@ -110,7 +174,7 @@ def open_prepared(
   def fetch(part, i):
     try:
       return stored[part].read(i, i + 1)[0]
-    except RuntimeError as error:  # array_record's, for a damaged file
+    except RuntimeError as error:  # error of array_record for a damaged file
       raise OSError(f"{folder} is damaged: {str(error).splitlines()[0]}") from error
 
   def parse(data, understand=records.parse):
@@ -149,7 +213,7 @@ def open_prepared(
 
 
 def _opened(row, path, advice):
-  """(the directory of a dataset, TFDS's builder of it), whose name, format and sizes are those of the row."""
+  """Returns (directory of a dataset, its TFDS builder) after checking that name, format and sizes match the row."""
   import tensorflow_datasets as tfds
 
   builder = row.builder
@@ -176,7 +240,7 @@ def _opened(row, path, advice):
 
 @contextlib.contextmanager
 def _described(folder, advice):
-  """What TFDS raises of files that do not describe a dataset becomes one line: values in them are of any type."""
+  """Converts errors of TFDS for invalid files to one line. Values in damaged files can have any type."""
   import tensorflow_datasets as tfds
 
   try:
@@ -193,17 +257,17 @@ def _described(folder, advice):
 
 @dataclasses.dataclass(frozen=True)
 class _Local:
-  """Records of a split on a local disk, one by one."""
+  """Records of a split on a local disk, which are read one by one."""
 
   records: Sequence[bytes]
 
   def read(self, first: int, stop: int) -> list[bytes]:
-    """Records `first` to `stop`."""
+    """Returns the records from `first` up to, but not including, `stop`."""
     return [self.records[i] for i in range(first, stop)]
 
 
 def _stored(prepared, folder, part):
-  """The records of a split as they are stored, by number."""
+  """Returns the stored records of a split by number."""
   import tensorflow_datasets as tfds
 
   split = prepared.info.splits[part]
@@ -215,7 +279,7 @@ def _stored(prepared, folder, part):
 
 
 def _fingerprint(folder, parts):
-  """Of the files of a TFDS directory; which of their records belong to the split is among the names."""
+  """Returns the fingerprint of the files of a TFDS directory. The digest of names includes the parts of the split."""
   files = sorted(folder.iterdir(), key=lambda file: file.name)
   names = sources.digest([folder.parts[-2:], parts, *(file.name for file in files)])
   sizes, times = zip(*places.stamps(files), strict=True)
@@ -223,16 +287,25 @@ def _fingerprint(folder, parts):
 
 
 def builder_dir(builder: str | None, path: str | None):
-  """Directory with dataset_info.json: `path` itself, or the highest version of `builder` in the data directory.
+  """Returns the directory with dataset_info.json: `path` itself, or the highest version of `builder` in it.
 
-  None if there is none; sources.AbsentError for a bucket that is not there or cannot be reached.
+  Args:
+    builder: name of the TFDS builder, with or without a version.
+    path: directory of the dataset, or the TFDS data directory.
+
+  Returns:
+    The directory, or None if it does not exist.
+
+  Raises:
+    sources.UnreachableError: if the bucket does not exist or cannot be reached.
   """
   root = data_dir(path)
   return places.reached(root, lambda: _builder_dir(root, builder, path))
 
 
 def _builder_dir(root, builder, path):
-  import tensorflow_datasets as tfds  # 0.3 s, only for runs that read TFDS; it does not import TensorFlow
+  # Imported here because the import takes 0.3 s, and only runs that read TFDS need it. It does not import TensorFlow.
+  import tensorflow_datasets as tfds
 
   if path and (root / "dataset_info.json").exists():
     return root

@@ -1,8 +1,8 @@
-"""Records of TFRecord files by number: where each begins is known from the lengths in front of them.
+"""Records of TFRecord files by number, with an index that is made from the lengths of the records.
 
-A record is its length (8 bytes, little-endian), 4 bytes of checksum, the bytes, and 4 bytes of checksum
-(https://www.tensorflow.org/tutorials/load_data/tfrecord). The checksums are not compared: lengths must lead to the end
-of the file, in as many steps as the dataset has records there, and what is damaged inside of a record shows when it is
+A record consists of its length (8 bytes, little-endian), 4 bytes of checksum, the data, and 4 bytes of checksum
+(https://www.tensorflow.org/tutorials/load_data/tfrecord). Checksums are not compared. Instead, the lengths must lead
+to the end of the file, and the number of records must match the dataset. Damaged data are detected when a record is
 parsed or decoded.
 """
 
@@ -17,15 +17,23 @@ import numpy as np
 from vit_jax.data.readers import index, listing
 from vit_jax.schema import ConfigError, amount
 
-BLOCK = 2**12  # bytes that are read at a time while a file of a disk is looked through: records are left out
-HEAD, TAIL = 12, 4  # bytes around a record
+BLOCK = 2**12  # bytes per read during a scan of a local file; the data of records are skipped
+HEAD, TAIL = 12, 4  # bytes before and after the data of a record
 
 
 def opened(folder: pathlib.Path, files: Sequence[str], lengths: Sequence[int]) -> index.Extents:
-  """The records of files of a folder, `lengths` in number, on a disk or in a bucket; ConfigError for damaged files.
+  """Returns the records of files on a disk or in a bucket.
 
-  The first time all files are looked through, those of a bucket from end to end; what is found is kept in this
-  machine's cache, 16 bytes a record.
+  All files are scanned the first time. Files in a bucket are read completely for this. The result is stored in this
+  machine's cache, with 16 bytes per record.
+
+  Args:
+    folder: directory of the files.
+    files: paths of the files. Only their names are used.
+    lengths: number of records of each file.
+
+  Raises:
+    ConfigError: if a file is damaged or has another number of records.
   """
   names = tuple(pathlib.PurePosixPath(file).name for file in files)
   listed = listing.named(folder, names)
@@ -39,7 +47,7 @@ def opened(folder: pathlib.Path, files: Sequence[str], lengths: Sequence[int]) -
 
 
 def _scan(files, file):
-  """Where the records of a file are."""
+  """Returns the positions of the records of a file."""
   starts, sizes, at = array.array("q"), array.array("q"), 0
   with files.stream(file, BLOCK) as stream:
     while at < files.size(file):

@@ -1,4 +1,4 @@
-"""What is in the folders of an image folder: images, other files, folders; and links that lead back."""
+"""The content of an image folder: images, other files, directories, and links that lead back to a parent directory."""
 
 import collections
 import dataclasses
@@ -10,29 +10,45 @@ from vit_jax.data.readers import places
 from vit_jax.schema import ConfigError, amount
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-SHOWN = 10  # extensions of ignored files
+SHOWN = 10  # number of extensions of ignored files that are reported
 
 
 class Entries(NamedTuple):
-  """Names in one folder, in order; what is hidden is left out."""
+  """Sorted names of the entries of a directory, without hidden ones.
+
+  Attributes:
+    images: files with the extension of an image.
+    others: other files.
+    folders: directories.
+  """
 
   images: list[str]
-  others: list[str]  # files that are not called images
+  others: list[str]
   folders: list[str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-  """An image folder; each folder in it is listed once."""
+  """An image folder, which lists each of its directories only once.
+
+  Attributes:
+    root: the directory on a disk or in a bucket.
+    listed: entries of the directories that were listed so far.
+  """
 
   root: places.Disk | places.Bucket
   listed: dict[str, Entries] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
   def entries(self, folder: str = "") -> Entries:
-    """What a folder has, given from the root on."""
+    """Returns the entries of a directory.
+
+    Args:
+      folder: path relative to the root.
+    """
     if folder not in self.listed:
       names = sorted(entry for entry in self.root.entries(folder) if not entry[0].startswith("."))
-      # Anything that is called an image is one: a dangling link or an unreadable file is an error when it is read.
+      # Every file with the extension of an image is an image. A broken link or an unreadable file raises an
+      # error when it is read.
       self.listed[folder] = Entries(
         [name for name, is_folder in names if is_image(name) and not is_folder],
         [name for name, is_folder in names if not is_image(name) and not is_folder],
@@ -41,7 +57,14 @@ class Tree:
     return self.listed[folder]
 
   def folders(self, folder: str = "") -> list[str]:
-    """Those in a folder; ConfigError for one that contains itself."""
+    """Returns the names of the directories in a directory.
+
+    Args:
+      folder: path relative to the root.
+
+    Raises:
+      ConfigError: if one of them is a link to a directory that contains it.
+    """
     names = self.entries(folder).folders
     for name in names:
       inner = os.path.join(folder, name)
@@ -53,7 +76,12 @@ class Tree:
     return names
 
   def example(self, folder: str, deep: int) -> str | None:
-    """The first image in a folder, or in those inside of it, so many levels down; None without any."""
+    """Returns the first image in a directory or in its subdirectories, or None if they contain no image.
+
+    Args:
+      folder: path relative to the root.
+      deep: number of levels of subdirectories to search.
+    """
     entries = self.entries(folder)
     if entries.images:
       return f"{folder}/{entries.images[0]}"
@@ -62,9 +90,11 @@ class Tree:
     return next(filter(None, inside), None)
 
   def about(self, classes: Iterable[str], above: Iterable[str]) -> str:
-    """How many files of each extension are used, those in the folders of `classes`, and what is ignored, on a line.
+    """Returns a one-line summary of the used and ignored files by extension.
 
-    `above`: the folders that these are in.
+    Args:
+      classes: directories with used files.
+      above: directories that contain the directories of classes.
     """
     used, ignored, inner = collections.Counter(), collections.Counter(), []
     for folder in classes:
@@ -86,17 +116,22 @@ class Tree:
 
 
 def is_image(name: str) -> bool:
-  """Whether a file is called an image."""
+  """Returns whether a file has the extension of an image."""
   return name.lower().endswith(EXTENSIONS)
 
 
 def extension(name: str) -> str:
-  """Of a file, in small letters; "" without one."""
+  """Returns the extension of a file in lower case, or "" without an extension."""
   return os.path.splitext(name)[1].lower()
 
 
 def counted(extensions: collections.Counter, shown: int) -> list[str]:
-  """["1,200 .jpg", "3 .heic"], the most frequent first; of more than `shown` the others as one."""
+  """Returns descriptions such as ["1,200 .jpg", "3 .heic"], the most frequent first.
+
+  Args:
+    extensions: number of files of each extension.
+    shown: largest number of extensions. The files of all others are counted together.
+  """
   known = extensions.most_common()
   words = [f"{count:,} {ascii(kind)[1:-1] or 'without an extension'}" for kind, count in known[:shown]]
   rest = sum(count for _, count in known[shown:])
