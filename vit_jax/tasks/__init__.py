@@ -1,6 +1,8 @@
-"""Stages of training by name: a stage is a value, made of what the run supplies and of the arguments of `config.task`.
+"""Stages of training, by name.
 
-The keyword-only fields of the classes in `TASKS` are the schema of these arguments.
+A stage (task) is a value that is built from the objects that the run supplies and from the arguments of `config.task`.
+The keyword-only fields of the classes in `TASKS` define these arguments. `Task` is the protocol that every stage
+implements.
 """
 
 from vit_jax.tasks.classify import Classify

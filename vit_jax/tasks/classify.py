@@ -1,4 +1,4 @@
-"""Classification."""
+"""Classification with soft or hard labels."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,17 +16,26 @@ from vit_jax.tasks.task import Frozen, Labels, Objective, Params, Rows, Supplied
 
 @dataclasses.dataclass(frozen=True)
 class Classify:
-  """Cross-entropy to soft targets [B, V]: the labels, as augmentation mixed them, smoothed.
+  """A classification task: cross-entropy between logits and soft targets (B, V).
 
-  An image with several labels has a target of one for each with a sigmoid loss, and equal shares of one with softmax;
-  where data say how much each counts, as a teacher's do, targets are that, with softmax of a sum of one.
+  The targets are the labels after mixing and label smoothing. For an image with several labels, a sigmoid loss has a
+  target of one for each label. Softmax divides one equally among the labels. If the data provide a share for each
+  label, as a teacher's labels do, these shares are the targets. Softmax then scales the shares of an image to a sum of
+  one.
 
   Args:
-    loss: "sigmoid" sums over classes, as big_vision; "mean_sigmoid" is their mean, timm's binary cross-entropy. The
-      difference is one of scale, which clipping sees.
-    label_smoothing: share of the targets that is spread over all classes.
-    target_threshold: of a sigmoid loss; targets above it count as one and the others as zero. With 0 all labels of
-      mixed images count in full, as in DeiT III. Accuracy goes by the targets as they were.
+    supplied: the objects that the run supplies, such as the model.
+    loss: "softmax", "sigmoid" or "mean_sigmoid". "sigmoid" sums the binary cross-entropy over classes, as in
+      big_vision. "mean_sigmoid" averages it over classes, as timm's binary cross-entropy does. The two differ only in
+      scale, which matters for gradient clipping.
+    label_smoothing: share of the targets that is spread evenly over all classes.
+    target_threshold: threshold for the targets of a sigmoid loss. Targets above the threshold become one and the others
+      become zero. With 0, all labels of mixed images count in full, as in DeiT III. Accuracy uses the targets before
+      thresholding. None keeps the targets.
+
+  Raises:
+    ConfigError: if `target_threshold` is combined with softmax, or if label smoothing alone raises every class above
+      the threshold.
   """
 
   supplied: Supplied
@@ -57,25 +66,53 @@ class Classify:
 
   @property
   def patch(self) -> int | None:
-    """Images come cut if the model takes them so."""
+    """Returns the side of the patches that images are cut into, or None for whole images."""
     return self.supplied.patch
 
   def init(self, key: PRNGKey) -> Params:
-    """No parameters beside the model's."""
+    """Returns no parameters, because the task trains only the model."""
     return {}
 
   def examples(self, batch: Rows, frozen: Params, key: PRNGKey, step: Count) -> Rows:
-    """Augmented images, and targets [B, V]."""
+    """Returns augmented images and their targets.
+
+    Args:
+      batch: the batch with "image" (uint8), "label" and "draw", and optionally "share" for each label.
+      frozen: unused, because the task has no frozen model.
+      key: random key of the step.
+      step: number of the step.
+
+    Returns:
+      {"image": augmented images, "target": targets (B, V)}.
+    """
     return self.augmented(batch, key, step, self.patch)
 
   def augmented(self, batch: Rows, key: PRNGKey, step: Count, patch: int | None) -> Rows:
-    """The examples for images that come cut into patches of a side, or whole."""
+    """Returns the same examples as `examples`, for images cut into patches of a given side.
+
+    Args:
+      batch: the batch, as for `examples`.
+      key: random key of the step.
+      step: number of the step.
+      patch: side of the patches in pixels. None means whole images.
+    """
     targets = self._targets(batch["label"], batch.get("share"))
     images, targets = self.supplied.augment(patch)(key, batch["image"], targets, batch["draw"], step)
     return {"image": images, "target": losses.smooth(targets, self.label_smoothing)}
 
   def objective(self, params: Params, examples: Rows, key: PRNGKey | None) -> Objective:
-    """Mean cross-entropy; the metric is top-1, of the label with the largest target."""
+    """Returns the mean cross-entropy and top-1 accuracy.
+
+    A prediction is correct if it is the label with the largest target.
+
+    Args:
+      params: parameters by path.
+      examples: the result of `examples`.
+      key: random key of dropout and stochastic depth, or None for evaluation.
+
+    Returns:
+      The loss, and a pair of {"top1": accuracy} and the statistics that the model has updated.
+    """
     outputs, statistics = self.supplied.model.outputs(params, examples["image"], key)
     hits = losses.best_is_positive(outputs.logits, examples["target"])
     loss = jnp.mean(self.cross_entropy(outputs.logits, examples["target"]))
@@ -84,14 +121,23 @@ class Classify:
   def predict(
     self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
   ) -> Rows:
-    """Loss without smoothing, the best five classes with their probabilities, that of the best alone too, logits.
+    """Returns the predictions for each image, without label smoothing.
 
-    Of `classes` alone, where they are not all: the logits of others become so low that they take no part.
+    Args:
+      params: parameters by path.
+      images: normalised images.
+      labels: labels (B,) or (B, K).
+      classes: classes to choose from. The logits of all other classes are set to -1e9. None means all classes.
+
+    Returns:
+      The rows "loss" (B,), "best" (B, K), "probability" (B, K), "confidence" (B,) and "logits" (B, V). "best" contains
+      the K best classes, with K = 5 or the number of classes if that is smaller. "probability" contains their
+      probabilities, and "confidence" the highest probability of the image.
     """
     logits = self.supplied.model.outputs(params, images, None)[0].logits
     if classes is not None:
       competing = np.isin(np.arange(logits.shape[-1]), classes)
-      logits = jnp.where(competing, logits, -1e9)  # not infinite: 0 times that is no number
+      logits = jnp.where(competing, logits, -1e9)  # -inf would make 0 * -inf = NaN in the loss
     _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))
     probabilities = losses.PROBABILITIES[self.loss](logits)
     return {
@@ -103,7 +149,12 @@ class Classify:
     }
 
   def cross_entropy(self, logits: Float[Tensor, "*B V"], targets: Float[Tensor, "*B V"]) -> Float[Array, "*B"]:
-    """Of each image, by the loss of that name."""
+    """Returns the cross-entropy of each image for the configured loss, after thresholding the targets.
+
+    Args:
+      logits: logits (..., V).
+      targets: targets (..., V).
+    """
     if self.target_threshold is not None:
       targets = (targets > self.target_threshold).astype(targets.dtype)
     return losses.LOSSES[self.loss](logits, targets)

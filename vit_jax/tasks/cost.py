@@ -1,4 +1,7 @@
-"""FLOPs of the forward pass of a task and of a model; a masked autoencoder costs less than its model."""
+"""FLOPs of the forward pass of a task and of a model.
+
+The two differ if a task uses only a part of its model: a masked autoencoder costs less than its model.
+"""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -15,12 +18,12 @@ def forward_flops(
   """Counts the FLOPs of the forward pass of a task for one example.
 
   Args:
-    objective: of a task, of a model without a mesh, over which one image cannot be split.
-    params: shapes by path, the task's own among them.
-    examples: shapes of a batch of what `task.examples` gives.
+    objective: objective of a task. Its model must have no mesh, because one image cannot be split over devices.
+    params: shapes of all parameters by path, including those of the task.
+    examples: shapes of a batch that `task.examples` returns.
 
   Returns:
-    FLOPs, two for each multiply-accumulate.
+    The number of FLOPs. Each multiply-accumulate counts as two.
   """
   shapes = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in params.items()}
   one = {name: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for name, leaf in examples.items()}
@@ -29,7 +32,17 @@ def forward_flops(
 
 @functools.cache
 def of_model(description: models.Description) -> int:
-  """Counts the FLOPs of the forward pass of a model for one image, two for each multiply-accumulate."""
+  """Counts the FLOPs of the forward pass of a model for one image.
+
+  Each multiply-accumulate counts as two FLOPs.
+
+  Example:
+    from vit_jax import models, schema
+    from vit_jax.tasks import cost
+
+    description = models.Description(schema.Choice("ViT-B/16"), image_size=224, classes=1000)
+    cost.of_model(description) / 1e9  # 35.1 GFLOPs
+  """
   model, size = models.functional(description), description.image_size
   sides = (size, size) if isinstance(size, int) else size
   image = jax.ShapeDtypeStruct((1, *sides, description.channels), np.float32)

@@ -1,9 +1,9 @@
-"""Distillation: a student learns from labels and from a teacher's predictions of the same images (Touvron et al. 2021).
+"""Distillation: a student learns from labels and from a teacher's predictions (Touvron et al. 2021).
 
     --config.task.name=distill --config.task.teacher=PATH [--config.task.targets.name=soft]
 
-PATH is a file of weights or a workdir, as `config.init.from` takes them. A student with a distillation token learns the
-labels with one head and the teacher with the other; another student learns both with its one head.
+PATH is a weight file or a workdir, as for `config.init.from`. A student with a distillation token has two heads: one
+learns the labels, the other learns from the teacher. Any other student learns both with its single head.
 """
 
 import dataclasses
@@ -24,7 +24,11 @@ from vit_jax.tasks.task import Frozen, Labels, Objective, Params, Rows, Supplied
 
 
 def hard() -> Callable:
-  """Cross-entropy to the teacher's best class (equation 3 of the paper)."""
+  """Cross-entropy to the teacher's best class (equation 3 of the paper).
+
+  Returns:
+    A function of student and teacher logits (B, V) that returns the divergence of each image (B,).
+  """
 
   def divergence(student: Float[Tensor, "B V"], teacher: Float[Tensor, "B V"]) -> Float[Array, " B"]:
     best = jax.nn.one_hot(jnp.argmax(teacher, -1), teacher.shape[-1], dtype=jnp.float32)
@@ -34,9 +38,16 @@ def hard() -> Callable:
 
 
 def soft(*, temperature: Positive = 3.0) -> Callable:
-  """Kullback-Leibler divergence from the teacher's probabilities at a temperature, times its square (equation 2).
+  """Kullback-Leibler divergence from the teacher's probabilities at a temperature, multiplied by temperature squared.
 
-  The mean over images, as the paper has it; DeiT's code divides by the number of classes besides.
+  This is equation 2 of the paper. The loss is averaged over images, as in the paper. DeiT's code also divides by the
+  number of classes.
+
+  Args:
+    temperature: divisor of the logits of student and teacher.
+
+  Returns:
+    A function of student and teacher logits (B, V) that returns the divergence of each image (B,).
   """
 
   def divergence(student: Float[Tensor, "B V"], teacher: Float[Tensor, "B V"]) -> Float[Array, " B"]:
@@ -50,21 +61,22 @@ TARGETS = {"hard": hard, "soft": soft}
 
 @dataclasses.dataclass(frozen=True)
 class Distill:
-  """(1 - weight) times the loss of classification + weight times the distance of the student from the teacher.
+  """A distillation task: (1 - weight) * classification loss + weight * divergence from the teacher.
 
   Args:
-    teacher: file of weights or workdir; any model with as many classes, at any resolution. It sees the very images
-      that the student sees, augmented alike, but normalised as in its own training.
-    ema: true takes averaged weights, false raw ones. By default averaged ones of a file that has them, and raw ones of
-      a workdir.
-    prefix: the beginning of the names to read, of a file with several models.
-    teacher_mean: with which the teacher's images are normalised. The default is that of the teacher's file or run. None
-      takes that of the student's images.
-    teacher_std: the standard deviation, likewise.
-    targets: what is learned from the teacher: `hard`, its best class, or `soft`, its probabilities.
-    weight: of the teacher's part. The paper takes 0.5 with hard targets, 0.1 with soft ones at temperature 3.
-    loss: of the labels; as classification has it.
-    label_smoothing: of the labels.
+    supplied: the objects that the run supplies, such as the student.
+    teacher: weight file or workdir. The teacher must have as many classes as the data, but may have any resolution. It
+      sees exactly the augmented images that the student sees, with the normalisation of its own training.
+    ema: true selects averaged weights, false selects raw weights. The default is averaged weights for a file that
+      contains them, and raw weights for a workdir.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+    teacher_mean: mean with which the teacher's images are normalised. The default comes from the teacher's file or run.
+      None selects the mean of the student's images.
+    teacher_std: standard deviation with which the teacher's images are normalised, with the same default as the mean.
+    targets: `hard` to learn the teacher's best class, or `soft` to learn its probabilities.
+    weight: weight of the teacher's loss. The paper uses 0.5 for hard targets and 0.1 for soft targets at temperature 3.
+    loss: loss of the labels, as in classification.
+    label_smoothing: share of the label targets that is spread evenly over all classes.
   """
 
   supplied: Supplied
@@ -85,12 +97,16 @@ class Distill:
 
   @functools.cached_property
   def labels(self) -> Classify:
-    """The part that learns from labels, and all that is predicted."""
+    """The classification task that learns from the labels and makes all predictions."""
     return Classify(self.supplied, loss=self.loss, label_smoothing=self.label_smoothing)
 
   @functools.cached_property
   def frozen(self) -> Frozen:
-    """The teacher, of which only names and shapes are read here; ConfigError for one with other classes."""
+    """The teacher. Only its names and shapes are read at this point.
+
+    Raises:
+      ConfigError: if the teacher has a different number of classes.
+    """
     frozen = self.supplied.freeze("task.teacher", self.teacher, self.ema, self.prefix)
     classes = self.supplied.model.description.classes
     if frozen.model.description.classes != classes:
@@ -103,21 +119,31 @@ class Distill:
 
   @property
   def patch(self) -> int | None:
-    """Images come cut where both models take them so."""
+    """Returns the side of the patches if student and teacher use the same patches, otherwise None for whole images."""
     return self.supplied.patch if self.supplied.patch == self.frozen.model.patch else None
 
   def init(self, key: PRNGKey) -> Params:
-    """No parameters beside the model's."""
+    """Returns no parameters, because the task trains only the student."""
     return {}
 
   def examples(self, batch: Rows, frozen: Params, key: PRNGKey, step: Count) -> Rows:
-    """Those of classification, and the teacher's logits [B, V]."""
+    """Returns the examples of classification together with the teacher's logits.
+
+    Args:
+      batch: the batch, as for `Classify.examples`.
+      frozen: the teacher's weights by path.
+      key: random key of the step.
+      step: number of the step.
+
+    Returns:
+      {"image": augmented images, "target": targets (B, V), "teacher": logits (B, V)}.
+    """
     examples = self.labels.augmented(batch, key, step, self.patch)
     outputs, _ = self.frozen.model.outputs(frozen, self._of_teacher(examples["image"]), None)
     return examples | {"teacher": outputs.logits}
 
   def _of_teacher(self, images):
-    """Returns the images normalised as those of the teacher; unchanged, bit by bit, if both are normalised alike."""
+    """Returns the images with the teacher's normalisation; bit-identical if both normalisations are equal."""
     if self.teacher_mean is None and self.teacher_std is None:
       return images
     own, names = self.supplied.normalised, ("mean", "std")
@@ -128,14 +154,27 @@ class Distill:
     return augment.normalise(255 * self.supplied.pixels(images), images.dtype, **theirs)
 
   def objective(self, params: Params, examples: Rows, key: PRNGKey | None) -> Objective:
-    """The loss, and of all heads together top-1 and the share of images for which the teacher says the same."""
+    """Returns the loss, top-1 accuracy and the agreement with the teacher.
+
+    The metrics use the logits of all heads together. The loss and the agreement are NaN if the teacher's logits are not
+    finite.
+
+    Args:
+      params: parameters of the student by path.
+      examples: the result of `examples`.
+      key: random key of dropout and stochastic depth, or None for evaluation.
+
+    Returns:
+      The loss, and a pair of metrics and the statistics that the student has updated. The metric "teacher_agreement" is
+      the share of images for which student and teacher have the same best class.
+    """
     outputs, statistics = self.supplied.model.outputs(params, examples["image"], key)
     labels_head = outputs.heads.get("head", outputs.logits)
     teacher_head = outputs.heads.get("head_distillation", outputs.logits)
     divergence = make(self.targets, TARGETS)
     loss = (1 - self.weight) * self.labels.cross_entropy(labels_head, examples["target"])
     loss += self.weight * divergence(teacher_head, examples["teacher"])
-    # The best class of a teacher without finite logits would be class 0. NaN stops the run.
+    # The argmax of non-finite logits would silently be class 0. A NaN loss stops the run.
     known = jnp.isfinite(examples["teacher"]).all(-1)
     loss = jnp.where(known, loss, jnp.nan)
     agree = jnp.argmax(outputs.logits, -1) == jnp.argmax(examples["teacher"], -1)
@@ -148,5 +187,12 @@ class Distill:
   def predict(
     self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
   ) -> Rows:
-    """As classification: the teacher is not asked."""
+    """Returns the predictions of the student, as in classification. The teacher is not evaluated.
+
+    Args:
+      params: parameters of the student by path.
+      images: normalised images.
+      labels: labels (B,) or (B, K).
+      classes: classes to choose from. None means all classes.
+    """
     return self.labels.predict(params, images, labels, classes)

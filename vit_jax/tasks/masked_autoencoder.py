@@ -1,8 +1,8 @@
-"""Masked autoencoding (He et al. 2022): the encoder sees a quarter of the patches, a decoder tells the others' pixels.
+"""Masked autoencoding (He et al. 2022): the encoder sees a quarter of the patches, and a decoder predicts the rest.
 
     --config.task.name=masked_autoencoder [--config.task.depth=4]
 
-No label is looked at, and the model has no head; evaluations are `masked` and `fewshot`.
+The task ignores labels, and the model has no head. Use the evaluations `masked` and `fewshot`.
 """
 
 import dataclasses
@@ -25,16 +25,20 @@ from vit_jax.tasks.task import Labels, Objective, Params, Rows, Supplied
 
 @dataclasses.dataclass(frozen=True)
 class MaskedAutoencoder:
-  """Mean squared error of the pixels of hidden patches.
+  """A masked autoencoding task: mean squared error of the pixels of hidden patches.
 
-  The decoder computes as the model does: its type, `scan` and `remat` are the model's.
+  The decoder uses the dtype, `scan` and `remat` of the model.
 
   Args:
-    share: of the patches of each image that are hidden.
-    normalised: whether pixels are told as differences from the mean of their patch, in its standard deviations.
-    width: of the decoder's tokens, a multiple of 4 for positions of sines.
-    depth: of the decoder, in blocks.
-    heads: of its attention.
+    supplied: the objects that the run supplies, such as the model.
+    share: share of the patches of each image that are hidden.
+    normalised: normalise the pixels of each patch by the mean and standard deviation of the patch.
+    width: width of the decoder's tokens. It must be a multiple of `heads`, and of 4 for sinusoidal positions.
+    depth: number of blocks of the decoder.
+    heads: number of attention heads of the decoder.
+
+  Raises:
+    ConfigError: if the model cannot encode a subset of the patches, or if an argument is out of range.
   """
 
   supplied: Supplied
@@ -53,7 +57,7 @@ class MaskedAutoencoder:
   def __post_init__(self):
     masking.check(self.supplied.model)
     args = self.supplied.model.description.bound().model.args
-    if "heads" not in args or args.get("position") == "relative":  # heads: tokens meet by attention, however many
+    if "heads" not in args or args.get("position") == "relative":  # only attention accepts any number of tokens
       name = self.supplied.model.description.model.name
       raise ConfigError(f"{name} needs every patch to be there; take 'masked_patches', or another model", "name")
     if args.get("position_at", "input") != "input":
@@ -69,7 +73,7 @@ class MaskedAutoencoder:
 
   @property
   def patch(self) -> int | None:
-    """Images come cut where they may."""
+    """Returns the side of the patches that images are cut into, or None for whole images."""
     return self.supplied.patch
 
   @property
@@ -82,7 +86,7 @@ class MaskedAutoencoder:
 
   @functools.cached_property
   def decoder(self) -> decoder.Decoder:
-    """What tells pixels of tokens."""
+    """The decoder that predicts pixels from tokens."""
     model = self.supplied.model
     args, side = model.description.bound().model.args, model.patch
     grid = tuple(n // side for n in sides(model.description.image_size))
@@ -91,30 +95,60 @@ class MaskedAutoencoder:
     return decoder.Decoder("task/decoder", *sizes, args["dtype"], args.get("scan", False), args.get("remat", "none"))
 
   def init(self, key: PRNGKey) -> Params:
-    """The decoder's."""
+    """Returns the initial parameters of the decoder."""
     return self.decoder.init(key)
 
   def examples(self, batch: Rows, frozen: Params, key: PRNGKey, step: Count) -> Rows:
-    """Augmented images, and "order" [B, N], the numbers of patches: first those that are seen."""
+    """Returns augmented images and a random order of the patches of each image.
+
+    Args:
+      batch: the batch with "image" (uint8) and "draw".
+      frozen: unused, because the task has no frozen model.
+      key: random key of the step.
+      step: number of the step.
+
+    Returns:
+      {"image": augmented images, "order": patch numbers (B, N)}. The visible patches come first.
+    """
     none = jnp.zeros((len(batch["image"]), 1))
     images, _ = self.supplied.augment(self.patch)(key, batch["image"], none, batch["draw"], step)
     return {"image": images, "order": masking.orders(masking.drawn(key), len(images), self._patches)}
 
   def objective(self, params: Params, examples: Rows, key: PRNGKey | None) -> Objective:
-    """Mean squared error over all hidden patches; the metric is the mean of their roots."""
+    """Returns the mean squared error over all hidden patches.
+
+    Args:
+      params: parameters by path, including those of the decoder.
+      examples: the result of `examples`.
+      key: random key of dropout and stochastic depth, or None for evaluation.
+
+    Returns:
+      The loss, and a pair of {"rmse": mean over patches of the root of the error} and the updated statistics of the
+      model.
+    """
     squared, statistics = self._squared(params, examples, key)
     return jnp.mean(squared), ({"rmse": jnp.mean(jnp.sqrt(squared))}, statistics)
 
   def predict(
     self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
   ) -> Rows:
-    """Loss and metric of each image, of which the same patches are hidden."""
+    """Returns the loss and the metric of each image, with the same hidden patches for all images.
+
+    Args:
+      params: parameters by path, including those of the decoder.
+      images: normalised images.
+      labels: unused.
+      classes: unused.
+
+    Returns:
+      {"loss": (B,), "rmse": (B,)}.
+    """
     order = masking.same(masking.orders(rng.key(0), 1, self._patches)[0], len(images))
     squared, _ = self._squared(params, {"image": images, "order": order}, None)
     return {"loss": squared.mean(1), "rmse": jnp.sqrt(squared).mean(1)}
 
   def _squared(self, params, examples, key):
-    """(mean squared error of each hidden patch [B, N - M], statistics)."""
+    """Returns (mean squared error of each hidden patch (B, hidden), statistics of the model)."""
     images, order = examples["image"], examples["order"]
     visible, hidden = order[:, : self._visible], order[:, self._visible :]
     model = self.supplied.model
@@ -126,7 +160,13 @@ class MaskedAutoencoder:
     return jnp.square(of_hidden[0].astype(jnp.float32) - of_hidden[1]).mean(-1), statistics
 
   def targets(self, images: Float[Tensor, "B ..."]) -> Float[Array, "B N PPC"]:
-    """What is to be told of each patch: pixels as the model sees them, or normalised by patch (sample variance)."""
+    """Returns the values to predict for each patch: its pixels, as the model sees them.
+
+    With `normalised`, the pixels are normalised by the mean and sample variance of the patch.
+
+    Args:
+      images: normalised images (B, H, W, C), or patches (B, N, P*P*C).
+    """
     patches = masking.patches(images.astype(jnp.float32), self.supplied.model.patch)
     values = rearrange(patches, "b n i j c -> b n (i j c)")
     if not self.normalised:

@@ -1,8 +1,9 @@
-"""Masked patch prediction (Dosovitskiy et al. 2021, appendix B.1.2): tokens of corrupted patches tell what was there.
+"""Masked patch prediction: the model predicts the content of corrupted patches.
 
     --config.task.name=masked_patches [--config.task.targets=small_patches]
 
-No label is looked at, and the model has no head; evaluations are `masked` and `fewshot`.
+The source is Dosovitskiy et al. 2021, appendix B.1.2. The task ignores labels, and the model has no head. Use the
+evaluations `masked` and `fewshot`.
 """
 
 import dataclasses
@@ -21,23 +22,34 @@ from vit_jax.shapes import Array, Count, Float, Integer, PRNGKey, Shaped, Tensor
 from vit_jax.tasks import masking
 from vit_jax.tasks.task import Labels, Objective, Params, Rows, Supplied
 
-LEVELS = 8  # of a channel: three bits
+LEVELS = 8  # levels per channel: three bits
 COLOURS = LEVELS**3
 HEAD, TOKEN = "task/head", "task/mask_token"
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """What is told of a patch."""
+  """A quantity that is predicted for each corrupted patch.
 
-  outputs: int  # numbers that tell it
+  Attributes:
+    outputs: number of outputs that the linear head has for each patch.
+    metric: name of the metric.
+    of: function from patches (B, N, P, P, C) with values in 0..1 to targets (B, N, ...).
+    compare: function from predictions (B, M, outputs) and targets (B, M, ...) to the loss (B, M) and the metric (B, M).
+  """
+
+  outputs: int
   metric: str
-  of: Callable  # patches [B, N, P, P, C], values 0..1 -> targets [B, N, ...]
-  compare: Callable  # (predicted [B, M, outputs], targets [B, M, ...]) -> (loss [B, M], metric [B, M])
+  of: Callable
+  compare: Callable
 
 
 def mean_colour(patch: int) -> Target:
-  """The mean colour of 3 bits a channel, one of 512 classes: the paper's choice."""
+  """Returns the target of the paper: the mean colour with 3 bits per channel, as one of 512 classes.
+
+  Args:
+    patch: side of the patches in pixels.
+  """
 
   def of(patches):
     return colour(reduce(patches, "b n i j c -> b n c", "mean"))
@@ -46,7 +58,14 @@ def mean_colour(patch: int) -> Target:
 
 
 def small_patches(patch: int) -> Target:
-  """The patch made 4x4, each of its 16 pixels one of 512 colours."""
+  """Returns a target with 16 colours: the patch is reduced to 4x4 pixels, each with one of 512 colours.
+
+  Args:
+    patch: side of the patches in pixels, a multiple of 4.
+
+  Raises:
+    ConfigError: if the side is not a multiple of 4.
+  """
   if patch % 4:
     raise ConfigError(f"a patch of {amount(patch, 'pixel')} cannot be made 4x4; take another model, or 'mean_colour'")
 
@@ -61,7 +80,13 @@ def small_patches(patch: int) -> Target:
 
 
 def pixels(patch: int) -> Target:
-  """All pixels, by the mean squared distance; the metric is its root, in values of 0..1."""
+  """Returns a target with all pixels, compared by the mean squared error.
+
+  The metric is the root of the error, for pixel values in 0..1.
+
+  Args:
+    patch: side of the patches in pixels.
+  """
 
   def of(patches):
     return rearrange(patches, "b n i j c -> b n (i j c)")
@@ -77,7 +102,11 @@ TARGETS = {"mean_colour": mean_colour, "small_patches": small_patches, "pixels":
 
 
 def colour(values: Float[Tensor, "*B 3"]) -> Integer[Array, "*B"]:
-  """The class of a colour, values of 0..1: red, green, blue of 8 levels each, red first."""
+  """Returns the class of each colour, with 8 levels per channel and red as the most significant digit.
+
+  Args:
+    values: red, green and blue (..., 3) in 0..1.
+  """
   levels = jnp.clip(jnp.floor(values * LEVELS), 0, LEVELS - 1).astype(jnp.int32)
   return levels @ jnp.array([LEVELS**2, LEVELS, 1])
 
@@ -89,13 +118,20 @@ def _cross_entropy(logits, classes):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedPatches:
-  """Mean loss over the corrupted patches of telling what they show, from the encoder's tokens by one linear map.
+  """A masked patch prediction task: a linear head predicts corrupted patches from the encoder's tokens.
+
+  The loss is the mean over the corrupted patches.
 
   Args:
-    targets: what is told: `mean_colour`, `small_patches` or `pixels`.
-    share: of the patches of each image that are corrupted, and that count.
-    masked: share of these whose embedding becomes the mask token, which is learned.
-    swapped: share of these whose embedding becomes that of another patch of the image. The others stay.
+    supplied: the objects that the run supplies, such as the model.
+    targets: quantity to predict: `mean_colour`, `small_patches` or `pixels`.
+    share: share of the patches of each image that are corrupted and contribute to the loss.
+    masked: share of the corrupted patches that are replaced by the learned mask token.
+    swapped: share of the corrupted patches that get the embedding of another patch of the image. The remaining
+      corrupted patches keep their own embedding.
+
+  Raises:
+    ConfigError: if the model's tokens are not patches, or if an argument is out of range.
   """
 
   supplied: Supplied
@@ -121,17 +157,17 @@ class MaskedPatches:
 
   @functools.cached_property
   def target(self) -> Target:
-    """What is told of a patch."""
+    """The quantity that is predicted for each patch."""
     return make(self.targets, TARGETS, self.supplied.model.patch)
 
   @property
   def headline(self) -> str:
-    """Accuracy of colours, or root mean square of the errors of pixels."""
+    """Returns the name of the metric: "accuracy" of colours, or "rmse" of pixels."""
     return self.target.metric
 
   @property
   def patch(self) -> int | None:
-    """Images come cut where they may."""
+    """Returns the side of the patches that images are cut into, or None for whole images."""
     return self.supplied.patch
 
   @property
@@ -143,7 +179,7 @@ class MaskedPatches:
     return round(self.share * self._patches)
 
   def init(self, key: PRNGKey) -> Params:
-    """The mask token, and the linear map."""
+    """Returns the initial mask token and the initial linear head."""
     width = masking.width(self.supplied.model)
     keys = jax.random.split(key)
     return {
@@ -153,15 +189,28 @@ class MaskedPatches:
     }
 
   def examples(self, batch: Rows, frozen: Params, key: PRNGKey, step: Count) -> Rows:
-    """Augmented images, and the masks of `masks`."""
+    """Returns augmented images and the masks from `masks`.
+
+    Args:
+      batch: the batch with "image" (uint8) and "draw".
+      frozen: unused, because the task has no frozen model.
+      key: random key of the step.
+      step: number of the step.
+    """
     none = jnp.zeros((len(batch["image"]), 1))
     images, _ = self.supplied.augment(self.patch)(key, batch["image"], none, batch["draw"], step)
     return {"image": images} | self.masks(masking.drawn(key), len(images))
 
   def masks(self, key: PRNGKey, batch: int) -> Rows:
-    """ "corrupted" [B, M], numbers of the patches that count, and "instead" [B, M], of those whose embedding they get.
+    """Draws the corrupted patches of each image and their replacements.
 
-    Number N stands for the mask token.
+    Args:
+      key: random key.
+      batch: number of images.
+
+    Returns:
+      {"corrupted": (B, M), "instead": (B, M)}. "corrupted" contains the numbers of the corrupted patches. "instead"
+      contains the numbers of the patches that provide the new embeddings, and the number N for the mask token.
     """
     order, kind, other = jax.random.split(key, 3)
     corrupted = masking.orders(order, batch, self._patches)[:, : self._corrupted]
@@ -171,20 +220,36 @@ class MaskedPatches:
     return {"corrupted": corrupted, "instead": jnp.where(draw < self.masked, self._patches, swapped)}
 
   def objective(self, params: Params, examples: Rows, key: PRNGKey | None) -> Objective:
-    """Mean loss and metric over all corrupted patches."""
+    """Returns the mean loss and metric over all corrupted patches.
+
+    Args:
+      params: parameters by path, including the mask token and the linear head.
+      examples: the result of `examples`.
+      key: random key of dropout and stochastic depth, or None for evaluation.
+
+    Returns:
+      The loss, and a pair of {name of the metric: value} and the statistics that the model has updated.
+    """
     loss, metric, statistics = self._compared(params, examples, key)
     return jnp.mean(loss), ({self.headline: jnp.mean(metric)}, statistics)
 
   def predict(
     self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
   ) -> Rows:
-    """Loss and metric of each image, whose masks are the same for all images."""
+    """Returns the loss and the metric of each image, with the same masks for all images.
+
+    Args:
+      params: parameters by path, including the mask token and the linear head.
+      images: normalised images.
+      labels: unused.
+      classes: unused.
+    """
     masks = {name: masking.same(rows[0], len(images)) for name, rows in self.masks(rng.key(0), 1).items()}
     loss, metric, _ = self._compared(params, {"image": images} | masks, None)
     return {"loss": loss.mean(1), self.headline: metric.mean(1)}
 
   def _compared(self, params, examples, key):
-    """(loss [B, M], metric [B, M], statistics) of the corrupted patches."""
+    """Returns (loss (B, M), metric (B, M), statistics) of the corrupted patches."""
     images, corrupted = examples["image"], examples["corrupted"]
     corrupt = functools.partial(_corrupt, params[TOKEN], corrupted, examples["instead"])
     outputs, statistics = self.supplied.model.outputs(params, images, key, corrupt=corrupt)
@@ -195,12 +260,12 @@ class MaskedPatches:
 
 
 def _rows(x: Shaped[Tensor, "B N *x"], numbers: Integer[Tensor, "B M"]) -> Shaped[Array, "B M *x"]:
-  """Rows of each image by their numbers."""
+  """Returns the rows of each image with the given numbers."""
   return jnp.take_along_axis(x, numbers.reshape(*numbers.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
 def _corrupt(token, corrupted, instead, embeddings: Float[Tensor, "B N D"]) -> Float[Array, "B N D"]:
-  """The embeddings, those of the corrupted patches by what stands instead."""
+  """Returns the embeddings after replacing those of the corrupted patches."""
   batch, patches, width = embeddings.shape
   tokens = jnp.broadcast_to(token.astype(embeddings.dtype), (batch, 1, width))
   numbers = jnp.broadcast_to(np.arange(patches), (batch, patches))

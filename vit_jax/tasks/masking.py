@@ -1,4 +1,4 @@
-"""What stages that hide patches share: which models have them, images as patches, and the draw of those that count."""
+"""Functions for tasks that hide patches: a check of the model, images as patches, and random choices of patches."""
 
 import jax
 import jax.numpy as jnp
@@ -11,42 +11,58 @@ from vit_jax.shapes import Array, Float, Integer, PRNGKey, Tensor
 
 
 def check(model: models.Model) -> None:
-  """ConfigError unless the model's tokens are patches of the image."""
+  """Raises ConfigError if the model's tokens are not patches of the image."""
   if model.patch is None:
     name = model.description.model.name
     raise ConfigError(f"the tokens of {name} are no patches of the image; take a ViT such as ViT-B/16 or vit_2_4_32")
 
 
 def patches(images: Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"], patch: int) -> Float[Tensor, "B N P P C"]:
-  """Images, or such that are cut already, as patches row by row."""
+  """Returns the patches of images, row by row.
+
+  Args:
+    images: whole images (B, H, W, C), or images already cut into patches (B, N, P*P*C).
+    patch: side of the patches in pixels.
+  """
   if images.ndim == 3:
     return rearrange(images, "b n (i j c) -> b n i j c", i=patch, j=patch)
   return rearrange(images, "b (y i) (x j) c -> b (y x) i j c", i=patch, j=patch)
 
 
 def orders(key: PRNGKey, batch: int, patches: int) -> Integer[Array, "B N"]:
-  """A permutation of the numbers of patches for each image."""
+  """Returns a random permutation of the patch numbers for each image.
+
+  Args:
+    key: random key.
+    batch: number of images.
+    patches: number of patches of an image.
+  """
   return jnp.argsort(jax.random.uniform(key, (batch, patches)), axis=1)
 
 
 def drawn(key: PRNGKey) -> PRNGKey:
-  """The key of the masks, of that of a step's augmentation."""
-  return jax.random.fold_in(key, 0x6D61736B)  # any number that no augmentation folds in
+  """Derives the random key of the masks from the key of the step's augmentation."""
+  return jax.random.fold_in(key, 0x6D61736B)  # any number that the augmentation does not fold in
 
 
 def same(order: Integer[Tensor, " N"], batch: int) -> Integer[Array, "B N"]:
-  """One order for all images: what is measured so depends on no batch."""
+  """Returns the same order for all images, so that evaluation results do not depend on the batch.
+
+  Args:
+    order: patch numbers (N,).
+    batch: number of images.
+  """
   return jnp.broadcast_to(order, (batch, len(order)))
 
 
 def count(model: models.Model) -> int:
-  """Patches of an image."""
+  """Returns the number of patches of an image."""
   height, width = sides(model.description.image_size)
   return height * width // model.patch**2
 
 
 def width(model: models.Model) -> int:
-  """Returns the number of features of each of the model's tokens."""
+  """Returns the number of features of each token of the model."""
   size, channels = sides(model.description.image_size), model.description.channels
   images = jax.ShapeDtypeStruct((1, *size, channels), model.description.model.args["dtype"])
   return jax.eval_shape(lambda *given: model.outputs(*given)[0].tokens, model.shapes(), images).shape[-1]
