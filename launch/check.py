@@ -70,7 +70,7 @@ def check(
   except (LaunchError, UnknownError) as error:
     say([Finding("refuse", str(error))])
     return found
-  say([Finding("note", f"code: {code.words}, {len(code.names):,} files, {len(code.content) / 1e6:,.1f} MB")])
+  say([Finding("note", f"code: {code.words}, {amount(len(code.names), 'file')}, {len(code.content) / 1e6:,.1f} MB")])
   say(findings.of_slice(run))
   say(findings.of_module(run, code.names))
   say(findings.of_files(run, root, code.names))

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from launch import errors, machine, manifests, storage
 from launch.errors import LaunchError, UnknownError
 from launch.findings import Finding, bucket_of
+from launch.screen import amount
 from launch.spec import Run
 
 TIMEOUT = 15.0  # seconds for an answer
@@ -235,9 +236,11 @@ def quota(run: Run, google: Google) -> Iterator[Finding]:
       yield _unknown(title, f"no limit for {kind} is listed; see IAM & Admin, Quotas, in the console")
     elif limit is not None and limit < run.chips:
       remedy = "Request more under IAM & Admin, Quotas, in the console, or use another --zone or --tpu"
-      yield Finding("refuse", f"{title}: {limit} for {kind}, which needs {run.chips} chips. {remedy}", errors.DENIED)
+      yield Finding(
+        "refuse", f"{title}: {limit} for {kind}, which needs {amount(run.chips, 'chip')}. {remedy}", errors.DENIED
+      )
     else:
-      yield Finding("ok", f"{title}: {'no limit' if limit is None else limit} for {kind}, {run.chips} chips")
+      yield Finding("ok", f"{title}: {'no limit' if limit is None else limit} for {kind}, {amount(run.chips, 'chip')}")
 
 
 def _limits(run, values):

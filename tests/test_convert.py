@@ -161,7 +161,7 @@ def test_the_flags_of_an_inspection_make_the_model(tmp_path):
     (["{}/a.npz", "{}/b.npz", "--image-size=112"], "--image-size=112: .*image_size=32; leave --image-size out"),
     (["--inspect", "{}/a.npz", "--heads=4"], "--heads=4: .* heads=2; leave --heads out"),
     (["--inspect", "{}/a.npz", "--heads=32768"], "--heads: 32768; allowed: a whole number from 1 to 32767"),
-    (["{}/a.npz"], "1 paths; write `IN OUT`"),
+    (["{}/a.npz"], "1 path; write `IN OUT`"),
     (["--inspect", "{}/a.npz", "{}/a.npz"], "2 paths"),
     (["--inspect", "{}/c.npz"], "no file"),
     (["--inspect", "{}"], "no weights in the folder"),

@@ -90,7 +90,7 @@ def test_probes_of_a_whole_split_are_printed_with_their_images(tmp_path):
     "knn200",
   ]
   assert "95 % interval (Wilson) of one draw" in said  # E1
-  assert "neighbours of" not in said  # 200 of 200
+  assert "as neighbours" not in said  # 200 of 200
   found = {kind: json.loads(file.read_text())["evals"]["digits"] for kind, file in files.items()}
   few = found["linear"]["episodes"][0]["images"]
   assert 100 <= few < 120 and "200 images" in said and f"{few} images" in said  # ten of a class, or half, are held out

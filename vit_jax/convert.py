@@ -64,7 +64,7 @@ def main() -> None:
   if arguments.heads is not None and not 0 < arguments.heads < 2**15:
     raise ConfigError(f"--heads: {arguments.heads}; allowed: a whole number from 1 to {2**15 - 1}")
   if len(paths) != (1 if arguments.inspect else 2):
-    raise ConfigError(f"{len(paths)} paths; write `IN OUT`, or `--inspect FILE`")
+    raise ConfigError(f"{amount(len(paths), 'path')}; write `IN OUT`, or `--inspect FILE`")
   given = ("heads", "image_size", "resampling")
   hints = {key: value for key in given if (value := getattr(arguments, key)) is not None}
   if arguments.inspect:

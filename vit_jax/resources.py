@@ -41,7 +41,7 @@ def _files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     soft = wanted
   if soft != resource.RLIM_INFINITY and soft < FILES:
-    return f"this process may open {soft} files; at least {FILES} are needed. Raise the limit (ulimit -n)"
+    return f"the limit of open files is {soft}; at least {FILES} are needed. Raise the limit (ulimit -n)"
   return None
 
 
@@ -75,8 +75,8 @@ def _threads(needed):
       started.append(thread)
   except (RuntimeError, MemoryError):
     return (
-      f"only {len(started)} threads can be started; {needed} are needed. Raise the limit of processes (ulimit -u, or "
-      "pids.max of the container), or end other processes of this account"
+      f"only {len(started)} of the {needed} threads that are needed can be started. Raise the limit of processes "
+      "(ulimit -u, or pids.max of the container), or end other processes of this account"
     )
   finally:
     done.set()

@@ -35,7 +35,7 @@ def test_tfds_reads_it(tmp_path, labels):
 
 
 def test_a_shard_without_an_image_is_refused_and_nothing_looks_whole(tmp_path):
-  with pytest.raises(ConfigError, match="no image is left for 1 of the 2 files of split 'train'"):
+  with pytest.raises(ConfigError, match="no image is left for 1 of 2 files of split 'train'"):
     described(tmp_path, {"train": [report(3), report(0, 9)]})
   assert not (tmp_path / "dataset_info.json").exists()
 

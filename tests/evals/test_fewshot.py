@@ -139,8 +139,8 @@ def test_more_neighbours_than_images_are_said(weights):
   measured = measuring.build(wanted(probes=probes, seeds=(0,)), *weights, jax.devices()[:1])
   notes = measured.evals["digits"](measured.params, lambda: None).details.notes
   assert notes == [
-    "knn11: 11 neighbours of 10 images are all of them",
-    "knn90: 90 neighbours of 10, 40 images are all of them",
+    "knn11: draws of fewer than 11 images, with 10, use all of them as neighbours",
+    "knn90: draws of fewer than 90 images, with 10, 40, use all of them as neighbours",
   ]
 
 

@@ -39,4 +39,4 @@ def test_a2_the_first_weight_that_is_not_finite_is_named(value, place):
   finite.check_weights({"a": place(good)})
   with pytest.raises(NotFiniteError) as error:
     finite.check_weights({"a": place(good), "b": place(bad), "c": place(bad)})
-  assert f"b is not finite at [1, 2] ({float(value)}), and 1 more are not finite" in str(error.value)
+  assert f"b is not finite at [1, 2] ({float(value)}) (not finite: 2 of 3 arrays)" in str(error.value)

@@ -29,7 +29,7 @@ def test_one_run_has_its_figures_costs_and_losses(tmp_path):
   assert cells["Figures", "loss"] == ["0.5000", ""]
   assert cells["Cost", "images seen"] == ["192"]
   assert cells["Cost", "core-hours, with start and evaluations"] == ["0.08"]
-  assert cells["Cost", "planned on v3-32"] == ["72 core-hours, 2.5 hours"]
+  assert cells["Cost", "planned on v3-32"] == ["core-hours: 72, hours: 2.5"]
   assert cells["Where the time went", "restarts"] == ["1"]
   assert cells["Where the time went", "of the steps, done in vain"] == ["3.0 s"]
   assert cells["Where the time went", "between attempts"] == ["14.0 s"]

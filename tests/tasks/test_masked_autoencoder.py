@@ -111,7 +111,7 @@ MISTAKES = [
   ({"width": 18}, {}, "18; allowed: multiples of 4 and of heads=2"),
   ({"heads": 3}, {}, "16; allowed: multiples of 4 and of heads=3"),
   ({"share": 0.99}, {}, "leaves none to see"),
-  ({"share": 0.01}, {}, "none to tell"),
+  ({"share": 0.01}, {}, "none to predict"),
 ]
 
 

@@ -67,14 +67,14 @@ def describe(
     left_out = sum(len(report.duplicates) for report in reports[split.name])
     if left_out and len(empty) == split.shards:
       raise ConfigError(
-        f"no image is left in split {split.name!r}: {left_out:,} of its {len(split):,} images are duplicates of "
-        f"{', '.join(made.options.against)}. Leave this test set out of --dedup-against, lower --dedup-distance, or "
-        "give input without this split"
+        f"no image is left in split {split.name!r}: {left_out:,} of {amount(len(split), 'image')} are "
+        f"left out as duplicates of {', '.join(made.options.against)}. Leave this test set out of --dedup-against, "
+        "lower --dedup-distance, or give input without this split"
       )
     if empty:
       raise ConfigError(
-        f"no image is left for {len(empty)} of the {split.shards} files of split {split.name!r}; mend the input, or "
-        "take fewer --shards"
+        f"no image is left for {len(empty)} of {amount(split.shards, 'file')} of split {split.name!r}; mend "
+        "the input, or take fewer --shards"
       )
   of_splits = {name: making.total(each) for name, each in reports.items()}
   everything = making.total(of_splits.values())

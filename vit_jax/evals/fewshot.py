@@ -221,5 +221,8 @@ def _notes(probes, episodes) -> list[str]:
   for name, probe in probes.items():
     most = max(probe.args.get("neighbours", (0,)))
     if few := sorted({episode.images for episode in episodes if episode.probe == name and episode.images < most}):
-      notes.append(f"{name}: {most} neighbours of {', '.join(f'{count:,}' for count in few)} images are all of them")
+      notes.append(
+        f"{name}: draws of fewer than {most} images, with {', '.join(f'{count:,}' for count in few)}, use all of them "
+        "as neighbours"
+      )
   return notes

@@ -75,7 +75,7 @@ def check_weights(arrays: Mapping[str, Shaped[Tensor, "..."]]) -> None:
   first = ""
   if not isinstance(array, jax.Array) or array.is_fully_addressable:
     first = f" at {place(np.asarray(array))}"
-  more = f", and {len(broken) - 1:,} more are not finite" if len(broken) > 1 else ""
+  more = f" (not finite: {len(broken):,} of {len(arrays):,} arrays)" if len(broken) > 1 else ""
   raise NotFiniteError(
     f"{broken[0]} is not finite{first}{more}. Use another copy of the weights, or another checkpoint"
   )

@@ -200,7 +200,7 @@ def _kind(name, kind, pictures, source):
       items.append(Text(left, below + LINE, _labels(look.labels, source), colour=_RED if odd else "black"))
       items.append(Text(left, below + 2 * LINE, f"{look.width:,} x {look.height:,}", colour=_GREY))
       if number:
-        items.append(Text(left, below + 3 * LINE, f"{severity:.0f} bits differ", colour=_GREY))
+        items.append(Text(left, below + 3 * LINE, f"bits that differ: {severity:.0f}", colour=_GREY))
     x, shown = x + wide * COLUMN, shown + 1
   width = max(width, x)
   more = f", the worst {shown} here, more in the JSON file" if shown < kind.count else ""

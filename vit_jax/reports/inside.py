@@ -112,7 +112,9 @@ def chapter(
 def _broken(predictor) -> str:
   """Says which weights are not finite, if any are."""
   paths = [path for path, value in predictor.params.items() if not bool(jnp.isfinite(value).all())]
-  return f"{len(paths)} of {len(predictor.params)} parameters are not finite, {paths[0]} among them." if paths else ""
+  if not paths:
+    return ""
+  return f"Parameters that are not finite: {len(paths):,} of {len(predictor.params):,}, such as {paths[0]}."
 
 
 def _plain(description):

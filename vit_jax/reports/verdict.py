@@ -155,7 +155,7 @@ def _cost(run) -> Table:
   ]
   for plan in run.plans:
     rows.append(
-      [f"planned on {plan['rented']}", f"{24 * plan['core_days']:,.3g} core-hours, {plan['hours']:,.3g} hours"]
+      [f"planned on {plan['rented']}", f"core-hours: {24 * plan['core_days']:,.3g}, hours: {plan['hours']:,.3g}"]
     )
   return Table("Cost", ["", ""], rows)
 
@@ -228,7 +228,7 @@ def shared_headline(runs: Sequence[Recorded]) -> str | None:
 def _best(runs, chosen) -> str:
   """Returns text that names the best run, the criterion and its split, and states whether the lead is significant."""
   metric, order = chosen.metric, ranked(runs)
-  words = f"The best of {len(runs)} runs by {chosen} is {order[0].name}: {_with_interval(order[0], metric)}."
+  words = f"The best of {amount(len(runs), 'run')} by {chosen} is {order[0].name}: {_with_interval(order[0], metric)}."
   if len(order) > 1:
     words += " " + results.lead([order[0].figures], [order[1].figures], metric, order[1].name)
   if chosen.split == selection.TEST:

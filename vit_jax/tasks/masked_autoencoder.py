@@ -17,7 +17,7 @@ from einops import rearrange
 from vit_jax import models, rng
 from vit_jax.models import decoder
 from vit_jax.models.sizes import Depth, Width, sides
-from vit_jax.schema import ConfigError, Range
+from vit_jax.schema import ConfigError, Range, amount
 from vit_jax.shapes import Array, Count, Float, PRNGKey, Tensor
 from vit_jax.tasks import masking
 from vit_jax.tasks.task import Labels, Objective, Params, Rows, Supplied
@@ -69,7 +69,9 @@ class MaskedAutoencoder:
     if self.width % 4 or self.width % self.heads:
       raise ConfigError(f"{self.width}; allowed: multiples of 4 and of heads={self.heads}", "width")
     if not 0 < self._visible < self._patches:
-      raise ConfigError(f"{self.share} of {self._patches} patches leaves none to see, or none to tell", "share")
+      raise ConfigError(
+        f"{self.share} of {amount(self._patches, 'patch', 'patches')} leaves none to see, or none to predict", "share"
+      )
 
   @property
   def patch(self) -> int | None:

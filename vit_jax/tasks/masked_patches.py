@@ -153,7 +153,7 @@ class MaskedPatches:
     if self.masked + self.swapped > 1:
       raise ConfigError(f"{self.swapped}, and masked is {self.masked}: together more than all", "swapped")
     if not self._corrupted:
-      raise ConfigError(f"{self.share} of {self._patches} patches is less than one", "share")
+      raise ConfigError(f"{self.share} of {amount(self._patches, 'patch', 'patches')} is less than one", "share")
 
   @functools.cached_property
   def target(self) -> Target:

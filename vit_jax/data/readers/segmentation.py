@@ -74,7 +74,10 @@ def segmentation(
       f"{both[0]} is class {names[both[0] - first]!r} too; a number is of a class or of none", "ignored"
     )
   if first + len(names) > 255:
-    raise ConfigError(f"{len(names)} classes from {first} on do not fit below 255, which is no class", "classes")
+    raise ConfigError(
+      f"{amount(len(names), 'class', 'classes')} from {first} on, but numbers end at 254, because 255 is no class",
+      "classes",
+    )
 
   def pair(i):
     part, number = sources.located(parts, i)
