@@ -106,5 +106,5 @@ def test_b1_a_public_test_image_may_have_bytes_left_over():
 
 def test_d10_a_split_of_duplicates_alone_names_the_test_set_and_the_fix(tmp_path):
   path = folders.folder(tmp_path / "photos", 3)
-  with pytest.raises(ConfigError, match=r"no image is left in split 'train': 6 of its 6 images are duplicates"):
+  with pytest.raises(ConfigError, match=r"no image is left in split 'train': 6 of 6 images are left out as duplicates"):
     folders.made(path, tmp_path / "data", against=(str(path),), distance=6)
