@@ -1,8 +1,8 @@
-"""A corpus by Apache Beam, on many machines: the plan of one machine, carried out by TFDS's Beam writer.
+"""Writing of a corpus on many machines with Apache Beam. The plan is the same as on one machine.
 
-A piece of the order of records is an element of the pipeline. The same functions make its records, which are keyed by
-their places in the order; TFDS's writer groups them by shards, and writes each in the order of the keys. So the shards
-are the same as those of one machine, byte by byte.
+An element of the pipeline is a part of the record order. The same functions as on one machine make its records. The key
+of a record is its position in the order. TFDS's Beam writer groups records by shards and writes each shard in the order
+of the keys. The shards are therefore equal to those of one machine, byte for byte.
 """
 
 import contextlib
@@ -30,17 +30,32 @@ def write(
   words: Sequence[str],
   max_rejected: float = 0.01,
 ) -> list[str]:
-  """As `write.write`; `words` are flags of Beam's pipeline, such as --runner=DataflowRunner.
+  """Writes a corpus with a Beam pipeline, see `write.write`.
 
-  What Beam has begun and not ended it does again: its shards are written at its end. A corpus is whole, or over the
-  bound of rejected images, when the pipeline has ended. Raises ConfigError without the extra beam.
+  An interrupted pipeline starts again from the beginning, because it writes the shards at its end. The corpus is
+  complete when the pipeline has ended. The number of rejected images is also checked at that time.
+
+  Args:
+    name: name of the dataset.
+    data: a choice of the catalog's READERS, bound and plain. All of its splits are written.
+    options: processing of the images.
+    root: the TFDS data directory.
+    words: flags of Beam's pipeline, such as --runner=DataflowRunner.
+    max_rejected: fraction of the images that may be rejected. 5 images may always be rejected.
+
+  Returns:
+    Lines that describe the result.
+
+  Raises:
+    ConfigError: as for `write.write`, or Apache Beam is not installed (extra beam).
+    OSError: the disk or bucket of the corpus failed.
   """
   _library()
   return whole(name, data, options, root, functools.partial(_write_shards, words, max_rejected))
 
 
 def _write_shards(words, max_rejected, made, source, folders):
-  """Writes all shards; their reports."""
+  """Writes all shards and returns their reports."""
   beam = _library()
   text = json.dumps([*map(str, folders), made.plain()])
   writers = [_writer(made, folders, split) for split in made.splits]
@@ -61,7 +76,7 @@ def _write_shards(words, max_rejected, made, source, folders):
 
 
 def _raise_own(made, folders, kind, error, trace):
-  """Raises an error of ours as it was: Beam raises it anew with words about its steps, or as a bug."""
+  """Raises an error of this package in its original form. Beam adds a description of its steps, or reports a bug."""
   if error is None:
     return
   chain = [error]
@@ -69,8 +84,8 @@ def _raise_own(made, folders, kind, error, trace):
     chain.append(following)
   own = [each for each in chain if isinstance(each, (ConfigError, runtime.Stop, OSError, KeyboardInterrupt))]
   if own:
-    raise [each for each in own if type(each) is type(own[0])][-1]  # the one that had no such words
-  work.reopened(made, folders)  # an error of another machine is a text
+    raise [each for each in own if type(each) is type(own[0])][-1]  # the original error, which Beam has not extended
+  work.reopened(made, folders)  # an error of another machine arrives as text only
 
 
 def _library():
@@ -104,7 +119,7 @@ def _add(pipeline, text, number, split, writer):
 
 
 def _piece(piece, text) -> Iterator[Any]:
-  """Records of a piece by their places in the order of the split, and its report by its shard."""
+  """Yields the records of a piece with their positions in the order of the split, and its report with its shard."""
   import apache_beam as beam
 
   number, shard, first = piece
@@ -120,7 +135,7 @@ def _piece(piece, text) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=1)
 def _worker(text) -> work.Worker:
-  """What this process makes records with; what it has open stays open."""
+  """Returns the worker of this process, which keeps its files open."""
   corpus, beside, values = json.loads(text)
   return work.Worker(Plan.read(values), work.Folders(*map(paths.parse, (corpus, beside))))
 
@@ -133,35 +148,35 @@ def _keep(pieces, text, number):
   worker.folders.write_report(worker.plan.splits[number], shard, making.total(in_order))
 
 
-# TFDS's writer.
+# Use of TFDS's writer.
 
 
 @dataclasses.dataclass(frozen=True)
 class _Serialised:
-  """A serializer for records that are."""
+  """A serializer for records that are already serialized."""
 
   def serialize_example(self, example: bytes) -> bytes:
-    """The record as it is."""
+    """Returns the record unchanged."""
     return example
 
 
 @dataclasses.dataclass(frozen=True)
 class _ExampleWriter:
-  """Writes shards as one machine does."""
+  """A writer of shards that uses the same function as on one machine."""
 
   def write(self, path, examples) -> None:
-    """(key, record) in the order of the keys."""
+    """Writes (key, record) pairs that are in the order of the keys."""
     making.write(paths.parse(path), (record for _, record in examples))
 
 
 def _writer(made, folders, split):
-  """TFDS's writer of a split, with keys that are places in its order."""
+  """Returns TFDS's writer of a split, with positions in its order as keys."""
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core import writer
   from tensorflow_datasets.core.utils import shard_utils
 
   class Writer(writer.BeamWriter):
-    """Its shards end where those of the plan do, also where the last records are left out."""
+    """A writer with the shard limits of the plan, even if the last records are omitted."""
 
     def _assign_shard(self, key_serialized_example, num_shards, largest_key):
       return super()._assign_shard(key_serialized_example, num_shards, [len(split) - 1])

@@ -1,4 +1,4 @@
-"""A dataset of the catalog, or of any TFDS builder, written once to a disk or a bucket."""
+"""Preparation of a dataset of the catalog, or of any TFDS builder, on a disk or in a bucket."""
 
 import contextlib
 import fcntl
@@ -9,14 +9,24 @@ from vit_jax.data import catalog, digits, glyphs, scenes
 from vit_jax.data.readers import features as feature_classes
 from vit_jax.data.readers import tfds
 
-MADE = {"digits": digits, "glyphs": glyphs, "scenes": scenes}  # here, of what an installed library ships or of nothing
+MADE = {"digits": digits, "glyphs": glyphs, "scenes": scenes}  # made from an installed library or without data
 
 
 def prepare(name: str, data_dir: str | None = None) -> str:
-  """Makes sure that dataset `name` stands in the TFDS data directory as array_record; says where, in one sentence.
+  """Prepares a dataset as array_record in the TFDS data directory, unless it exists.
 
-  A name of the catalog, or any TFDS builder ("mnist:3.0.1"). Killed halfway, it leaves nothing that looks complete.
-  ConfigError without TensorFlow, before anything is downloaded.
+  An interrupted preparation leaves no files that look complete.
+
+  Args:
+    name: a name of the catalog, or any TFDS builder such as "mnist:3.0.1".
+    data_dir: the TFDS data directory. The default is $TFDS_DATA_DIR, or ~/tensorflow_datasets.
+
+  Returns:
+    A sentence with the location of the dataset.
+
+  Raises:
+    ConfigError: the name is unknown, files must be downloaded manually, or TensorFlow is missing. The check precedes
+      any download.
   """
   row = catalog.CATALOG.get(name, catalog.Row(tfds.any_builder, name))
   if not row.builder:
@@ -30,7 +40,7 @@ def prepare(name: str, data_dir: str | None = None) -> str:
       return _copy(name, row.builder, root)
     with _alone(root):
       folder = tfds.builder_dir(row.builder, data_dir)
-      if folder is None:  # else another process has just done it
+      if folder is None:  # otherwise another process has just prepared it
         return _write(name, row, root, data_dir)
   tfds.open_prepared(name, row, data_dir, row.labels, "all", catalog.Splits("train", None, "test"))
   return f"{name} is already prepared at {folder}"
@@ -38,7 +48,7 @@ def prepare(name: str, data_dir: str | None = None) -> str:
 
 @contextlib.contextmanager
 def _alone(root):
-  """One process at a time prepares in a directory; others wait. The lock dies with the process."""
+  """Ensures that one process at a time prepares in a directory. Others wait. The lock ends with the process."""
   try:
     os.makedirs(root, exist_ok=True)
     file = open(os.path.join(root, ".prepare.lock"), "a")
@@ -50,7 +60,7 @@ def _alone(root):
 
 
 def _copy(name, builder, root):
-  """Prepares on a disk, as TFDS can, and copies to a bucket what is not there yet; the last file says it is whole."""
+  """Prepares on a disk, as TFDS requires, and copies missing files to a bucket. The last file marks a complete copy."""
   disk = tfds.data_dir(None)
   if paths.in_bucket(disk):  # $TFDS_DATA_DIR
     disk = tfds.data_dir("~/tensorflow_datasets")
@@ -65,7 +75,16 @@ def _copy(name, builder, root):
 
 
 def check_manual(name: str, row: catalog.Row, root: os.PathLike) -> None:
-  """ConfigError, before anything is downloaded, with what is missing of the files that are fetched by hand, and how."""
+  """Checks that the files of a manual download exist, before any download starts.
+
+  Args:
+    name: name of the dataset.
+    row: its row of the catalog.
+    root: the TFDS data directory.
+
+  Raises:
+    ConfigError: files are missing. The message contains the steps of the manual download.
+  """
   manual = os.path.join(root, "downloads", "manual")
   missing = [part for part in row.manual if not os.path.exists(os.path.join(manual, part))]
   if missing:
@@ -76,7 +95,7 @@ def check_manual(name: str, row: catalog.Row, root: os.PathLike) -> None:
 
 
 def _make(name, module, segments, root):
-  """Writes a set of `MADE`, version 1.0.0; it appears there, complete, in one rename at the end."""
+  """Writes a dataset of `MADE` in version 1.0.0. One rename at the end makes it visible when it is complete."""
   import tensorflow_datasets as tfds
 
   tfds.disable_progress_bar()
@@ -96,7 +115,7 @@ def _make(name, module, segments, root):
       file_format="array_record",
       disable_shuffling=True,
     )
-  except (OSError, RuntimeError) as error:  # of the latter TFDS makes what its writer meets, such as a full disk
+  except (OSError, RuntimeError) as error:  # TFDS raises RuntimeError for errors of its writer, such as a full disk
     said = str(error.__cause__ or error).splitlines()[0]
     raise schema.ConfigError(f"{name} cannot be prepared in {root}: {said}; the same command begins again") from error
 
@@ -113,31 +132,32 @@ def _write(name, row, root, data_dir):
     extras.check_tensorflow(name)  # TFDS imports it after the download
     try:
       builder.download_and_prepare()
-    except (AssertionError, OSError) as error:  # files to be fetched by hand, as for ImageNet; no network, no space
+    # missing files of a manual download, as for ImageNet, no network, or no space
+    except (AssertionError, OSError) as error:
       raise schema.ConfigError(f"{name} cannot be prepared in {root}: {error}") from error
   return f"{name} is prepared at {tfds.builder_dir(row.builder, data_dir)}"
 
 
 def _builder(name, row, root):
-  """Returns TFDS's builder of a dataset; ConfigError for a name, config or version that TFDS does not have."""
+  """Returns TFDS's builder of a dataset. Raises ConfigError for an unknown name, config or version."""
   import tensorflow_datasets
 
   feature_classes.refuse_imports()
   try:
     tensorflow_datasets.core.naming.parse_builder_name_kwargs(row.builder)
-  except ValueError as error:  # the name has characters that no name has
+  except ValueError as error:  # the name contains characters that are not allowed in names
     raise schema.ConfigError(_unknown(name)) from error
   try:
     return tensorflow_datasets.builder(row.builder, data_dir=root, file_format="array_record", try_gcs=False)
   except tensorflow_datasets.core.registered.DatasetNotFoundError as error:
     raise schema.ConfigError(_unknown(name)) from error
-  except (AssertionError, OSError, TypeError, ValueError) as error:  # of its config, version or arguments; no network
+  except (AssertionError, OSError, TypeError, ValueError) as error:  # wrong config, version or arguments, or no network
     reason = str(error).splitlines()[0].rpartition('": ')[2].partition(". Here are")[0].rstrip(".")
     raise schema.ConfigError(f"{name} cannot be prepared in {root}: {reason}. See the catalog of TFDS") from error
 
 
 def _unknown(name):
-  """Returns the message for an unknown dataset, with the nearest names."""
+  """Returns the message for an unknown dataset, with the closest names."""
   import tensorflow_datasets
 
   names = [

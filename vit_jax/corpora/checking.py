@@ -1,4 +1,4 @@
-"""Every image of a folder decoded before anything is paid for: which are bad, and where they are set aside."""
+"""Checks that decode every image of a folder: detection of bad images, and moving them to another folder."""
 
 import collections
 import concurrent.futures
@@ -22,30 +22,41 @@ from vit_jax.data.readers.folder import SHARE
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice, ConfigError, amount, at, make, texts
 
-SECONDS = 3.0  # that a check may take at the start of a run
-RATE, EACH = 4e7, 5e-4  # bytes of JPEGs a second that a core decodes, and seconds of Python's lock for each file
-FEW = 10  # images; of a class with fewer there is little to learn
-SHOWN = 20  # such classes
-BOUNDS = conversion.MAX_PIXELS, conversion.MAX_ASPECT  # that a run has by default
-TOGETHER = 64  # images between two words about how far it is
+SECONDS = 3.0  # maximum duration of a check at the start of a run
+# bytes of JPEGs that a core decodes per second, and seconds per file during which Python's lock is held
+RATE, EACH = 4e7, 5e-4
+FEW = 10  # a class with fewer images is difficult to learn
+SHOWN = 20  # maximum number of such classes in the output
+BOUNDS = conversion.MAX_PIXELS, conversion.MAX_ASPECT  # default limits of a run
+TOGETHER = 64  # images between two progress reports
 
 
 class Walked(NamedTuple):
-  """What is in a folder and in those inside of it, by names from the folder on, in order; nothing that is hidden."""
+  """Files of a folder and its subfolders, without hidden files.
+
+  Attributes:
+    images: paths of the images relative to the folder, in order.
+    ignored: number of other files by extension.
+    odd: messages about folders that were not searched.
+  """
 
   images: list[str]
-  ignored: collections.Counter  # extensions of other files
-  odd: list[str]  # lines on folders that were not looked into
+  ignored: collections.Counter  # number of other files by extension
+  odd: list[str]  # messages about folders that were not searched
 
 
 def problems(made: Images, seen: Callable[[int, int], None] = lambda records, bad: None) -> dict[int, str]:
-  """{record: what is wrong with it} of all records, each of which is decoded whole, by all cores.
+  """Decodes all records completely, on all cores, and returns the problems.
 
   Args:
-    made: is to raise what is wrong with a record.
-    seen: hears how many more were done, and how many of these are bad.
+    made: images that raise an error for a bad record.
+    seen: called with the number of records that were decoded since the last call, and the number of bad ones.
 
-  Raises ImageError for what may be the disk's fault: no image is bad for that.
+  Returns:
+    {record: problem}.
+
+  Raises:
+    ImageError: an error that the disk may have caused. The image may be correct.
   """
   result = {}
   with concurrent.futures.ThreadPoolExecutor(max(2, decoding.cores())) as pool:
@@ -67,11 +78,16 @@ def _problem(made, record):
   return None
 
 
-# At the start of a run.
+# Check at the start of a run.
 
 
 def is_quick(source: Source, root: pathlib.Path) -> bool:
-  """Whether all files of an image folder can be decoded in about `SECONDS`, by their number and sizes."""
+  """Returns true if all files of an image folder can be decoded in about `SECONDS`, according to their sizes.
+
+  Args:
+    source: a split of the folder.
+    root: path of the folder.
+  """
   left = SECONDS - EACH * len(source)
   if source.remote or left < 0:
     return False
@@ -80,15 +96,18 @@ def is_quick(source: Source, root: pathlib.Path) -> bool:
 
 
 def objection(data: Choice, splits: Iterable[Source], root: pathlib.Path) -> str | None:
-  """All bad images of the splits of an image folder, and what to do, if they are reason not to begin; None if not.
+  """Checks all images of an image folder before a run starts.
 
-  Where bad images are skipped, each is a warning, and too many of them are a reason. Splits that take longer are not
-  looked at.
+  If bad images are skipped, each one causes a warning, and only too many of them are a problem. A split that takes too
+  long to decode is not checked.
 
   Args:
-    data: the folder, bound.
-    splits: of it.
-    root: where it is.
+    data: the bound data choice of the folder.
+    splits: splits of the folder.
+    root: path of the folder.
+
+  Returns:
+    A message with all bad images and advice, or None if the run can start.
   """
   skipped, bad, records, too_many = data.args["on_error"] == "skip", {}, 0, False
   for source in splits:
@@ -120,13 +139,23 @@ def objection(data: Choice, splits: Iterable[Source], root: pathlib.Path) -> str
   )
 
 
-# By itself.
+# Check as a command.
 
 
 def check(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple[list[str], int]:
-  """(lines about a folder, how many of its images are bad), which are moved to `aside` where that is wanted.
+  """Checks all images of a folder, and optionally moves the bad ones to another folder.
 
-  Raises ConfigError for folders that cannot be, ImageError and OSError where a disk fails.
+  Args:
+    root: the folder.
+    aside: destination for bad images, or None to leave them.
+
+  Returns:
+    (lines that describe the folder, number of bad images).
+
+  Raises:
+    ConfigError: a folder is missing or unsuitable.
+    ImageError: the disk failed while an image was read.
+    OSError: a disk failed.
   """
   if paths.in_bucket(root) or (aside and paths.in_bucket(aside)):
     raise ConfigError("--check: it is for folders of a disk; a bucket's images are checked where they are prepared")
@@ -161,7 +190,14 @@ def check(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple[list[s
 
 
 def walk(root: pathlib.Path) -> Walked:
-  """What is in a folder, each folder once: a link to one that was seen, or that it is in, is not followed."""
+  """Searches a folder and its subfolders for images.
+
+  Each folder is searched once. A link to a folder that was already searched, or that contains the link, is not
+  followed.
+
+  Args:
+    root: the folder.
+  """
   result, seen = Walked([], collections.Counter(), []), {}
 
   def enter(folder):
@@ -191,7 +227,7 @@ def walk(root: pathlib.Path) -> Walked:
 
 
 def _classes(names: Sequence[str], bad: dict[int, str]) -> list[str]:
-  """Lines on folders of which few images are whole."""
+  """Returns lines on folders with few good images."""
   counts = collections.Counter(os.path.dirname(name) for name in names)
   counts.subtract(os.path.dirname(names[i]) for i in bad)
   few = sorted((count, folder) for folder, count in counts.items() if count < FEW)
@@ -200,7 +236,7 @@ def _classes(names: Sequence[str], bad: dict[int, str]) -> list[str]:
 
 
 def _layout(root: pathlib.Path) -> list[str]:
-  """Returns a line with the reason why a run with the default settings cannot read the folder, if it cannot."""
+  """Returns a line with the reason why a run with default settings cannot read the folder, or an empty list."""
   try:
     with at("config.data"):
       make(Choice("folder", {"path": str(root), "validation": SHARE}), catalog.READERS, "train")
@@ -213,15 +249,23 @@ _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.EML
 
 
 def set_aside(root: pathlib.Path, aside: pathlib.Path, name: str) -> str | None:
-  """Moves a file to the same name in another folder, perhaps of another disk; why it did not, in words.
+  """Moves a file to the same relative path in another folder, possibly on another disk.
 
-  A file that is there already is never replaced.
+  An existing file is never replaced.
+
+  Args:
+    root: folder of the file.
+    aside: the other folder.
+    name: path of the file relative to `root`.
+
+  Returns:
+    None, or a message if the file was not moved.
   """
   file, target = root / name, aside / name
   try:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-      os.link(file, target, follow_symlinks=False)  # where a file has this name it fails
+      os.link(file, target, follow_symlinks=False)  # fails if a file with this name exists
     except OSError as error:
       if error.errno not in _NO_LINKS:
         raise
@@ -234,7 +278,7 @@ def set_aside(root: pathlib.Path, aside: pathlib.Path, name: str) -> str | None:
 
 
 def _copy(file, target):
-  """A file or a link as it is, under a name that is free. OSError, and then nothing is left of it."""
+  """Copies a file, or a link as a link, to an unused name. On OSError no partial copy remains."""
   if file.is_symlink():
     os.symlink(os.readlink(file), target)
     return

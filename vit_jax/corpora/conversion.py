@@ -1,4 +1,4 @@
-"""One image file on its way into a corpus: verified, upright, resized, and encoded anew only where it must be."""
+"""Conversion of an image file for a corpus: verified, upright, resized, and encoded again only if necessary."""
 
 import contextlib
 import io
@@ -13,27 +13,40 @@ from vit_jax.data import decoding
 from vit_jax.data.decoding import DecodeError
 from vit_jax.data.tiff import DAMAGED
 
-# Larger ones are refused before they are decoded, by the bounds that a run has by default (`loader.batches`).
+# Larger images are refused before they are decoded, with the default limits of a run (`loader.batches`).
 MAX_PIXELS, MAX_ASPECT = 178_956_970, 100.0
-# Bytes of memory from which on the processes of a machine decode one image at a time: 44 million pixels; of those that
-# telephones make, 12 million, all cores decode one each.
+# Above this number of bytes (44 million pixels) the processes of a machine decode one image at a time. For photographs
+# of phones (12 million pixels), all cores decode one image each.
 LARGE = 2**28
-# Of libjpeg, with colours at half the resolution, as cameras have it; Pillow's documentation advises none above 95.
+# Quality of libjpeg, with colours at half the resolution, as in cameras. Pillow's documentation advises against values
+# above 95.
 QUALITY = 95
-# What is kept as it is where nothing else has to be done: what TFDS, Pillow and OpenCV all decode to the same pixels.
-KEPT = ("JPEG", "MPO", "PNG")  # MPO: a JPEG with further pictures behind it, as telephones make
+# Formats that are kept if no other change is needed. TFDS, Pillow and OpenCV decode them to the same pixels.
+KEPT = ("JPEG", "MPO", "PNG")  # MPO is a JPEG followed by further pictures, as made by phones
 
 
 class About(NamedTuple):
-  """What a file says of itself besides its size."""
+  """Properties of a file's content except its size.
 
-  form: str  # as Pillow calls it; "" if it knows none
+  Attributes:
+    form: name of the format in Pillow, or "" if Pillow does not know it.
+    mode: Pillow's mode, such as "RGB" or "CMYK".
+    animated: true if the file contains several frames.
+  """
+
+  form: str  # name of the format in Pillow, or "" if Pillow does not know it
   mode: str
   animated: bool
 
 
 class Converted(NamedTuple):
-  """A file for the corpus, its pixels uint8 [H, W, 3] before they were encoded, and what was done: words, sorted."""
+  """A file for the corpus.
+
+  Attributes:
+    data: bytes of the file.
+    pixels: `(H, W, 3)`, uint8, before encoding.
+    done: sorted words for the changes: "rotated", "resized", "encoded".
+  """
 
   data: bytes
   pixels: np.ndarray
@@ -46,14 +59,29 @@ def convert(
   large: contextlib.AbstractContextManager = contextlib.nullcontext(),
   lenient: bool = False,
 ) -> Converted:
-  """An image file as a corpus has it. Raises DecodeError for one that is damaged or over the bounds.
+  """Converts an image file for a corpus.
 
-  All of it is decoded. One that EXIF calls turned or mirrored is made upright. With `size` its smaller side becomes so
-  many pixels, by area (antialiased), unless it has fewer. Printers' colours (CMYK), GIF, BMP, WebP, TIFF and
-  animations, of which the first frame is taken, become RGB. What was changed is a JPEG of quality 95 if it was lossy,
-  else a PNG; any other file keeps its bytes, with colour profile and metadata.
-  `large` is held while an image is decoded and encoded that takes more than `LARGE` bytes. `lenient` is as of
-  `decoding.check`.
+  The whole file is decoded. An image with an EXIF orientation is made upright. CMYK images, GIF, BMP, WebP, TIFF and
+  the first frame of animations become RGB. A changed image is stored as a JPEG of quality 95 if it was lossy, otherwise
+  as a PNG. An unchanged file keeps its bytes, including colour profile and metadata.
+
+  Args:
+    data: bytes of the image file.
+    size: number of pixels of the smaller side, resized by area (antialiased). Images that are already smaller keep
+      their size. None never resizes.
+    large: a lock that is held while an image that needs more than `LARGE` bytes is decoded and encoded.
+    lenient: as for `decoding.check`.
+
+  Raises:
+    DecodeError: the image is damaged or exceeds the limits.
+
+  Example:
+    import numpy as np
+    from vit_jax.corpora import conversion
+
+    file = conversion.encode(np.zeros((300, 400, 3), np.uint8), lossy=True)
+    converted = conversion.convert(file, size=150)
+    assert converted.pixels.shape == (150, 200, 3) and converted.done == ("resized",)
   """
   header = decoding.check(data, MAX_PIXELS, MAX_ASPECT, exif=True, lenient=lenient)
   with large if header.memory > LARGE else contextlib.nullcontext():
@@ -78,13 +106,17 @@ def _converted(data, header, size):
 
 
 def inspect(data: bytes) -> About:
-  """Form, mode and animation of a file that has passed `decoding.check`; defaults where its metadata are damaged.
+  """Returns format, mode and animation of a file that has passed `decoding.check`.
 
-  Pillow reads no pixels for it.
+  Pillow reads no pixels for this purpose. If the metadata are damaged, the result contains defaults.
+
+  Args:
+    data: bytes of the file.
   """
   try:
     with warnings.catch_warnings():
-      warnings.simplefilter("ignore")  # of large images, which have been checked, and of odd metadata
+      # warnings about large images, which have been checked, and about unusual metadata
+      warnings.simplefilter("ignore")
       image = Image.open(io.BytesIO(data))
       return About(
         image.format, image.mode, image.format in ("GIF", "PNG", "WEBP") and getattr(image, "is_animated", False)
@@ -94,7 +126,15 @@ def inspect(data: bytes) -> About:
 
 
 def encode(pixels: np.ndarray, lossy: bool) -> bytes:
-  """RGB pixels uint8 [H, W, 3] as a JPEG of `QUALITY`, or as a PNG."""
+  """Encodes RGB pixels as a JPEG of `QUALITY`, or as a PNG.
+
+  Args:
+    pixels: `(H, W, 3)`, uint8.
+    lossy: true selects JPEG.
+
+  Raises:
+    DecodeError: the image is too large for a JPEG.
+  """
   form, options = (".jpg", [cv2.IMWRITE_JPEG_QUALITY, QUALITY]) if lossy else (".png", [])
   if lossy and max(pixels.shape) > 65_535:
     raise DecodeError(f"{pixels.shape[1]:,} x {pixels.shape[0]:,} pixels; a JPEG has up to 65,535 a side")

@@ -1,4 +1,4 @@
-"""What stands beside the shards of a corpus: the description that TFDS reads, counts, and what was left out."""
+"""Files that describe a corpus next to its shards: TFDS's description, counts, and lists of omitted images."""
 
 import collections
 import json
@@ -12,17 +12,31 @@ from vit_jax.corpora import making, plan
 from vit_jax.schema import ConfigError, amount
 from vit_jax.schema.errors import readable, some
 
-PLAN, INFO = "prepare.json", "dataset_info.json"  # INFO says that a corpus is whole, and is written last
+PLAN, INFO = "prepare.json", "dataset_info.json"  # INFO marks a corpus as complete and is written last
 
 
 def check_name(name: str) -> None:
-  """ConfigError for what TFDS would not call a dataset."""
+  """Checks that TFDS accepts a name of a dataset.
+
+  Args:
+    name: the name.
+
+  Raises:
+    ConfigError: TFDS would not accept the name.
+  """
   if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
     raise ConfigError(f"{name!r} is no name of a dataset; allowed: small letters, digits and _, a letter first")
 
 
 def check_classes(classes: Sequence[str]) -> None:
-  """ConfigError for names that TFDS cannot keep, a line each in a text file, or that are there twice."""
+  """Checks that TFDS can store the names of classes, as lines of a text file, and that they are different.
+
+  Args:
+    classes: the names.
+
+  Raises:
+    ConfigError: a name cannot be stored or occurs twice.
+  """
   for name in classes:
     if not name or name != name.strip() or "\n" in name or "\r" in name or not _unicode(name):
       raise ConfigError(
@@ -42,7 +56,12 @@ def _unicode(name):
 
 
 def features(classes: Sequence[str], labels: int):
-  """TFDS features of a corpus; with more than one label an image has a list of them."""
+  """Returns the TFDS features of a corpus.
+
+  Args:
+    classes: names of the classes.
+    labels: maximum number of labels of an image. With more than one, an image has a list of labels.
+  """
   import tensorflow_datasets as tfds
 
   label = tfds.features.ClassLabel(names=classes)
@@ -50,7 +69,7 @@ def features(classes: Sequence[str], labels: int):
     {
       "image": tfds.features.Image(shape=(None, None, 3)),  # JPEG or PNG
       "label": tfds.features.Sequence(label) if labels > 1 else label,
-      "id": tfds.features.Text(),  # of the input: a file's name
+      "id": tfds.features.Text(),  # identifier of the input, for example the name of a file
     }
   )
 
@@ -58,9 +77,16 @@ def features(classes: Sequence[str], labels: int):
 def describe(
   corpus: pathlib.Path, made: plan.Plan, classes: Sequence[str], reports: Mapping[str, Sequence[making.Report]]
 ) -> None:
-  """Writes what stands beside the shards.
+  """Writes the files that describe a corpus.
 
-  `reports` are those of each split's shards, in order. ConfigError for a shard without images.
+  Args:
+    corpus: folder of the corpus.
+    made: the plan.
+    classes: names of the classes.
+    reports: {split: reports of its shards, in order}.
+
+  Raises:
+    ConfigError: a shard contains no images.
   """
   for split in made.splits:
     empty = [number for number, report in enumerate(reports[split.name]) if not report.records]
@@ -98,7 +124,7 @@ def describe(
 
 
 def _describe_to_tfds(corpus, made, classes, reports):
-  """Writes TFDS's files, the one that says that all is there as the last."""
+  """Writes TFDS's files. The file that marks the corpus as complete is written last."""
   import tensorflow_datasets as tfds
 
   with tempfile.TemporaryDirectory(prefix="vit_jax_") as folder:
@@ -136,7 +162,12 @@ def _describe_to_tfds(corpus, made, classes, reports):
 
 
 def summary(reports: Mapping[str, Sequence[making.Report]], classes: Sequence[str]) -> list[str]:
-  """Lines for the screen: images and classes of each split, what was done to them, and what was left out, by reason."""
+  """Returns lines for the screen: images and classes of each split, changes, and omitted images by reason.
+
+  Args:
+    reports: {split: reports of its shards}.
+    classes: names of the classes.
+  """
   lines, of_splits = [], {name: making.total(each) for name, each in reports.items()}
   everything = making.total(of_splits.values())
   for name, each in of_splits.items():

@@ -1,4 +1,4 @@
-"""Images of a corpus that are in a test set: perceptual hashes, matched without comparing each with each."""
+"""Detection of test images in a corpus by perceptual hashes, without comparing all pairs of hashes."""
 
 import base64
 import html
@@ -18,21 +18,29 @@ from vit_jax.schema import ConfigError, amount
 from vit_jax.schema.errors import readable
 
 BITS = 64
-# Bits in which two pictures of one thing may differ. Of 300 generated photographs that were saved again with quality
-# 30, made a third or twice as large, or squashed to a square, all differ in at most 4; of those cut by 2 %, or made a
-# quarter brighter, 98.7 % in at most 6; cut by a tenth, 19 %. Of 499,500 pairs of different ones none in less than 12.
+# Maximum number of bits in which two versions of an image may differ. Measured with 300 generated photographs: versions
+# that were saved again with quality 30, scaled to a third or to twice the size, or squashed to a square all differ in
+# at most 4 bits. Of versions that were cropped by 2 % or made a quarter brighter, 98.7 % differ in at most 6 bits. Of
+# versions that were cropped by a tenth, 19 % do. All 499,500 pairs of different photographs differ in at least 12 bits.
 DISTANCE = 6
-SIDE, SHOWN = 160, 200  # pixels of a picture on the page, and pairs on it
+SIDE, SHOWN = 160, 200  # pixels of the longer side of a picture on the page, and maximum number of pairs
 
 
 def hashed(pixels: np.ndarray) -> int:
-  """The 64 bits of an image's perceptual hash (imagehash's `phash`).
+  """Returns the 64 bits of an image's perceptual hash (`phash` of the package imagehash).
 
-  Signs of the lowest frequencies of the gray image of 32 x 32 pixels: what saving again, another size or other light
-  change little. Hashes of averages and gradients take cropping and gamma worse, and match skies with skies.
+  The bits are signs of the lowest frequencies of the grey image of 32 x 32 pixels. Saving again, another size or other
+  light change few of them. Hashes of averages and gradients are less robust to cropping and gamma, and they match
+  different images of skies.
+
+  Args:
+    pixels: `(H, W, 3)`, uint8.
+
+  Raises:
+    ConfigError: imagehash is not installed (extra dedup).
   """
   imagehash, Image = _library()
-  # Shrunk by area first: the hash has 32 pixels a side, and Pillow would filter all of a large image.
+  # The image is first reduced by area, because the hash has 32 pixels a side and Pillow would filter the whole image.
   height, width = pixels.shape[:2]
   if min(height, width) > 256:
     short = 256 / min(height, width)
@@ -51,14 +59,18 @@ def _library():
 
 
 class Index:
-  """Hashes of test images, by parts of their bits.
+  """An index of hashes of test images, by parts of their bits.
 
-  Of two hashes that differ in at most d bits, cut into d + 1 parts, one part is the same. So a hash is compared with
-  those that share a part with it: of 50,000, at distance 6, with about 700.
+  If two hashes that differ in at most d bits are cut into d + 1 parts, at least one part is equal. A hash is therefore
+  compared only with hashes that share a part with it: with about 700 of 50,000 at distance 6.
+
+  Args:
+    hashes: hashes of the images. Each image has two: unchanged, and mirrored.
+    names: (test set, id, record) of each image.
+    distance: maximum number of different bits.
   """
 
   def __init__(self, hashes: Sequence[int], names: Sequence[tuple[str, str, int]], distance: int):
-    """`names` are (test set, id, record) of each image, which has two hashes: as it is, and mirrored."""
     self._hashes, self._names, self.distance = np.array(hashes, np.uint64), list(names), distance
     edges = np.linspace(0, BITS, distance + 2).round().astype(int)
     self._parts = [(int(low), (1 << int(high - low)) - 1) for low, high in itertools.pairwise(edges)]
@@ -72,9 +84,14 @@ class Index:
     return len(self._hashes)
 
   def nearest(self, value: int, besides: int | None = None) -> tuple[int, int] | None:
-    """(number, distance) of the nearest hash, the first of several, or None where all are farther than allowed.
+    """Returns the nearest hash within the allowed distance.
 
-    The hash of number `besides` does not count.
+    Args:
+      value: a hash.
+      besides: number of a hash that is ignored.
+
+    Returns:
+      (number, distance) of the nearest hash, the first one of several, or None.
     """
     best = None
     for (low, mask), (keys, rows) in zip(self._parts, self._tables, strict=True):
@@ -94,7 +111,14 @@ class Index:
     return None if best is None else best[::-1]
 
   def match(self, pixels: np.ndarray) -> dict | None:
-    """Of which test image an image is a duplicate; None for the most."""
+    """Returns the test image of which an image is a duplicate, or None.
+
+    Args:
+      pixels: `(H, W, 3)`, uint8.
+
+    Returns:
+      {"of": test set, "image": id, "record": number, "distance": bits, "mirrored": bool}, or None.
+    """
     nearest = self.nearest(hashed(pixels))
     if nearest is None:
       return None
@@ -104,14 +128,20 @@ class Index:
 
 
 def shown(pixels: np.ndarray) -> dict:
-  """A small picture of an image, for the page."""
+  """Returns a thumbnail of an image for the page, as {"picture": JPEG in base64}."""
   small = cv2.cvtColor(crops.small(pixels, SIDE), cv2.COLOR_RGB2BGR)
   _, data = cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, 80])
   return {"picture": base64.b64encode(data.tobytes()).decode()}
 
 
 def page(path: pathlib.Path, duplicates: Sequence[dict], picture: Callable[[dict], dict]) -> None:
-  """Writes an HTML page of pairs side by side, with their pictures in it; `picture` gives that of the test image."""
+  """Writes an HTML page that shows pairs of duplicates side by side. The file includes the pictures.
+
+  Args:
+    path: path of the page.
+    duplicates: the duplicates, with pictures. The first `SHOWN` are shown.
+    picture: returns the picture of the test image of a duplicate.
+  """
   rows = []
   for duplicate in duplicates[:SHOWN]:
     cells = "".join(
@@ -129,7 +159,15 @@ def page(path: pathlib.Path, duplicates: Sequence[dict], picture: Callable[[dict
 
 
 def hashes(source: Source, number: int) -> list[int]:
-  """Hashes of a record: as it is, and mirrored. ConfigError for one of no use: a test set is whole."""
+  """Returns the two hashes of a record of a test set: unchanged, and mirrored.
+
+  Args:
+    source: the test set.
+    number: number of the record.
+
+  Raises:
+    ConfigError: the image cannot be read or decoded. A test set must be complete.
+  """
   try:
     image = pixels(source, number)
   except (OSError, ValueError, cv2.error) as error:
@@ -138,6 +176,6 @@ def hashes(source: Source, number: int) -> list[int]:
 
 
 def pixels(source: Source, number: int) -> np.ndarray:
-  """Returns the pixels of a record of a test set, uint8 [H, W, 3]. Raises what reading and decoding raise."""
+  """Returns the pixels of a record of a test set, `(H, W, 3)`, uint8. Raises the errors of reading and decoding."""
   data, _ = source.read(number)
   return conversion.convert(data, lenient=source.is_published(number)).pixels

@@ -1,4 +1,4 @@
-"""The records of a corpus: which images are left out and why, and how what stays is written."""
+"""Creation of the records of a corpus: rejection of bad images, removal of duplicates, and writing."""
 
 import collections
 import contextlib
@@ -18,36 +18,57 @@ from vit_jax.data.images import OF_A_FILE, text_of
 from vit_jax.data.sources import Source
 from vit_jax.schema import ConfigError, amount
 
-# TFDS's own option, a record at a time, without compression: image files have theirs, and writing takes 0.36 ms a file
-# of 90 kB instead of 0.63.
+# TFDS's own options: one record per group, without compression, because image files are compressed. Writing a file of
+# 90 kB takes 0.36 ms instead of 0.63 ms.
 ARRAY_RECORD = "group_size:1,uncompressed"
-TOGETHER = order.SIZE * order.WINDOW  # records that are read at one go: the blocks of a window of `plan.ordered`
+TOGETHER = order.SIZE * order.WINDOW  # records that are read at a time: the blocks of a window of `plan.ordered`
 
 
 class Record(NamedTuple):
-  """What became of a record of the input: what is written of it, or why it is left out."""
+  """The result for a record of the input: the record to write, or the reason for its omission.
 
-  name: str  # of the input's record
-  data: bytes | None = None  # serialised, None where it is left out
+  Attributes:
+    name: identifier of the input's record.
+    data: serialized record, or None if it is omitted.
+    labels: classes of the image.
+    done: changes to the image.
+    rejected: the reason for a rejection, or None.
+    duplicate: the test image that equals this image, or None.
+  """
+
+  name: str  # identifier of the input's record
+  data: bytes | None = None  # serialized record, or None if it is omitted
   labels: tuple[int, ...] = ()
-  done: tuple[str, ...] = ()  # to its image
-  rejected: str | None = None  # why
-  duplicate: dict | None = None  # of which test image
+  done: tuple[str, ...] = ()  # changes to the image
+  rejected: str | None = None  # the reason for a rejection
+  duplicate: dict | None = None  # the test image that equals this image
 
 
 @dataclasses.dataclass(frozen=True)
 class Maker:
-  """Makes records for a corpus: a resource of one process, as the input is open in it."""
+  """A maker of records for a corpus, used by one process because it keeps the input open.
+
+  Args:
+    source: the input.
+    size: see `conversion.convert`.
+    index: index of the test images to omit, or None.
+    large: a lock that is held while a large image is decoded.
+  """
 
   source: Source
   size: int | None = None
-  index: duplicates.Index | None = None  # of the images that are left out
+  index: duplicates.Index | None = None  # index of the images to omit
   large: Any = dataclasses.field(default_factory=contextlib.nullcontext)  # held while a large image is decoded
 
   def record(self, number: int, read: Callable[[], tuple]) -> Record:
-    """One record; `read` gives its file and label.
+    """Makes one record.
 
-    Raises ConfigError for trouble with memory, or the disk or bucket of the input, which may be gone with the next try.
+    Args:
+      number: number of the record in the input.
+      read: returns the file and the label of the record.
+
+    Raises:
+      ConfigError: memory is not sufficient, or the input's disk or bucket failed. A new attempt may succeed.
     """
     name = self.source.identify(number)
     try:
@@ -68,7 +89,13 @@ class Maker:
       return Record(name, rejected=text_of(error))
 
   def records(self, numbers: Iterable[int]) -> Iterator[Record]:
-    """Records by their numbers, in this order; neighbours are read together where that is cheaper."""
+    """Yields records by their numbers, in the given order.
+
+    Neighbouring records are read together if this is cheaper for the input.
+
+    Args:
+      numbers: numbers of the records in the input.
+    """
     if self.source.runs is None:
       for number in numbers:
         yield self.record(number, lambda number=number: self.source.read(number))
@@ -82,7 +109,7 @@ class Maker:
     yield from self._together(waiting)
 
   def _together(self, numbers):
-    """Records of which many are neighbours."""
+    """Yields records from numbers of which many are neighbours."""
     stored = {}
     for first, stop in neighbours(numbers):
       try:
@@ -92,7 +119,7 @@ class Maker:
       except OSError as error:
         if error.errno not in OF_A_FILE:
           raise ConfigError(f"{self.source.place(first)}: {text_of(error)}; see whether it is there") from error
-    for number in numbers:  # of a block that is damaged each record is tried alone
+    for number in numbers:  # the records of a damaged block are tried one by one
       data = stored.pop(number, None)
       yield self.record(
         number,
@@ -113,7 +140,11 @@ class Maker:
 
 
 def neighbours(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-  """(first, stop) of the runs of neighbouring numbers, at most a block of them each."""
+  """Yields (first, stop) for runs of neighbouring numbers. A run has at most the length of a block.
+
+  Args:
+    numbers: numbers in any order.
+  """
   first = stop = None
   for number in sorted(set(numbers)):
     if first is not None and (number != stop or stop - first == order.SIZE):
@@ -125,7 +156,13 @@ def neighbours(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def serialised(image: bytes, labels: tuple[int, ...], name: str) -> bytes:
-  """A record as TFDS has it, an Example of image, label and id; always the same bytes."""
+  """Returns a record in TFDS's form: an Example of image, label and id. Equal arguments result in equal bytes.
+
+  Args:
+    image: bytes of the image file.
+    labels: classes of the image.
+    name: identifier of the record.
+  """
   from tensorflow_datasets.proto import tf_example_pb2
 
   example = tf_example_pb2.Example()
@@ -137,7 +174,7 @@ def serialised(image: bytes, labels: tuple[int, ...], name: str) -> bytes:
 
 
 def _encoded(name):
-  """A name as bytes: those of a file that is called so, and of halves of pairs, which JSON may have, as UTF-8 would."""
+  """Returns a name as bytes. The bytes of file names are restored, and unpaired surrogates from JSON are kept."""
   try:
     return os.fsencode(name)
   except UnicodeEncodeError:
@@ -145,7 +182,15 @@ def _encoded(name):
 
 
 def write(path: pathlib.Path, records: Iterable[bytes]) -> None:
-  """Replaces an array_record file, see `files.replacing`. OSError, with the number, where it cannot be written."""
+  """Replaces an array_record file, see `files.replacing`.
+
+  Args:
+    path: path of the file.
+    records: serialized records.
+
+  Raises:
+    OSError: the file cannot be written.
+  """
   from array_record.python.array_record_module import ArrayRecordWriter
 
   with files.replacing(path) as partial, disk.writing(path):
@@ -165,7 +210,7 @@ def write(path: pathlib.Path, records: Iterable[bytes]) -> None:
 
 
 def _numbered(error):
-  """An error of array_record, which says what went wrong in words of the C library, with its number."""
+  """Converts an error of array_record, which contains a message of the C library, to an OSError with its number."""
   text = str(error)
   number = next((number for number in errno.errorcode if f" {os.strerror(number)};" in text), errno.EIO)
   return OSError(number, os.strerror(number) if number != errno.EIO else text)
@@ -173,18 +218,28 @@ def _numbered(error):
 
 @dataclasses.dataclass
 class Report:
-  """What is known of records that were made: counts, and lines of those that were left out."""
+  """Counts of the records that were made, and descriptions of omitted ones.
+
+  Attributes:
+    records: number of records that were written.
+    bytes: total size of these records.
+    size: size of their file in bytes, or 0 before it is written.
+    classes: number of images per class.
+    done: number of images per change.
+    rejected: {"file", "reason"} of each rejected record.
+    duplicates: the file and the test image of each duplicate.
+  """
 
   records: int = 0
   bytes: int = 0
-  size: int = 0  # bytes of their file; 0 before it is written
+  size: int = 0  # bytes of the file; 0 before it is written
   classes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
   done: collections.Counter = dataclasses.field(default_factory=collections.Counter)
   rejected: list[dict] = dataclasses.field(default_factory=list)
   duplicates: list[dict] = dataclasses.field(default_factory=list)
 
   def add(self, record: Record) -> None:
-    """Counts one."""
+    """Counts a record."""
     if record.data is not None:
       self.records += 1
       self.bytes += len(record.data)
@@ -196,18 +251,18 @@ class Report:
       self.rejected.append({"file": record.name, "reason": record.rejected})
 
   def plain(self) -> dict:
-    """As JSON has it."""
+    """Returns the report as JSON values."""
     return vars(self) | {"classes": sorted(self.classes.items()), "done": dict(sorted(self.done.items()))}
 
   @classmethod
   def read(cls, values: dict) -> "Report":
-    """What `plain` gave."""
+    """Returns the report that `plain` converted to JSON values."""
     counters = {key: collections.Counter(dict(values[key])) for key in ("classes", "done")}
     return cls(**values | counters)
 
 
 def total(reports: Iterable[Report]) -> Report:
-  """Several reports as one, their lines in the same order."""
+  """Returns the sum of several reports. Lists of omitted records are joined in order."""
   result = Report()
   for report in reports:
     result.records += report.records

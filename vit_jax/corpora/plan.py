@@ -1,4 +1,4 @@
-"""The plan of a corpus, written before all else: what is read, what is made of it, which records each file has."""
+"""The plan of a corpus, written first: the input, the processing, and the records of each file."""
 
 import dataclasses
 import functools
@@ -15,29 +15,44 @@ from vit_jax.data.sources import Source
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.schema.errors import some
 
-FILE = "plan.json"  # beside a corpus until it is whole: the plan, and `contents` of the input
-FORM = 1  # of what is written: another number is another corpus
-SHARD = 2**28  # bytes: 1,000 files for 256 GiB, and little to do again after a kill
-MOST = 4096  # files, as many as a run keeps open (`readers.shards.OPEN`)
-# Small corpora are cut finer, so that several cores have something to do: a file has this many images then.
+FILE = "plan.json"  # the plan and `contents` of the input, stored next to a corpus until it is complete
+FORM = 1  # version of the output: another number results in another corpus
+SHARD = 2**28  # bytes of a file: 1,000 files for 256 GiB, and little work is repeated after a kill
+MOST = 4096  # maximum number of files, because a run keeps this number open (`readers.shards.OPEN`)
+# Small corpora are divided further, so that several cores have work. A file then has this number of images.
 FEW, CORES = 500, 64
-SAMPLE = 64  # images that the size of a split is estimated by
+SAMPLE = 64  # images that are read to estimate the size of a split
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """What is made of the images, besides what the flags of the input say."""
+  """Options for the processing of the images, except those of the input.
 
-  size: int | None = None  # pixels of the smaller side, at most
-  shards: int | None = None  # files of each split
-  seed: int = 0  # of the order of records
-  against: tuple[str, ...] = ()  # test sets whose images are left out
-  distance: int = 0  # bits in which the hashes of two pictures of one thing may differ
+  Attributes:
+    size: maximum number of pixels of the smaller side, or None to keep all sizes.
+    shards: number of files of each split, or None to derive it from the size.
+    seed: seed of the order of records.
+    against: test sets. Duplicates of their images are omitted.
+    distance: maximum number of bits in which the hashes of duplicates differ.
+  """
+
+  size: int | None = None  # maximum number of pixels of the smaller side
+  shards: int | None = None  # number of files of each split
+  seed: int = 0  # seed of the order of records
+  against: tuple[str, ...] = ()  # test sets with images to omit
+  distance: int = 0  # maximum number of bits in which the hashes of duplicates differ
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """A split of the corpus: the records `first` to `stop` of the input, in so many shards."""
+  """A split of the corpus: the records `first` to `stop` of the input (exclusive), divided into shards.
+
+  Attributes:
+    name: name of the split.
+    first: number of the first record.
+    stop: number after the last record.
+    shards: number of files.
+  """
 
   name: str
   first: int
@@ -48,19 +63,38 @@ class Split:
     return self.stop - self.first
 
   def positions(self, shard: int) -> range:
-    """Places in the order of the split that are a shard's; as TFDS cuts ordered keys (`shuffle.get_bucket_number`)."""
+    """Returns the positions of a shard in the order of the split.
+
+    TFDS divides ordered keys in the same way (`shuffle.get_bucket_number`).
+
+    Args:
+      shard: number of the shard.
+    """
     starts = [-(-number * (len(self) - 1) // self.shards) for number in (shard, shard + 1)]
     return range(starts[0], len(self) if shard == self.shards - 1 else starts[1])
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """All that decides the bytes of a corpus."""
+  """All settings that determine the bytes of a corpus.
+
+  Attributes:
+    name: name of the dataset.
+    data: the choice of the input as plain data.
+    fingerprint: names, sizes and times of the input's files.
+    classes: a digest of the names of the classes.
+    labels: maximum number of labels of an image.
+    splits: the splits.
+    options: options for the processing.
+    against: (name, digest) of the test sets.
+    quality: quality of JPEGs.
+    form: version of the output.
+  """
 
   name: str
-  data: dict  # the choice of the input, plain
+  data: dict  # the choice of the input as plain data
   fingerprint: sources.Fingerprint
-  classes: str  # a digest of their names
+  classes: str  # a digest of the names
   labels: int
   splits: tuple[Split, ...]
   options: Options
@@ -69,12 +103,12 @@ class Plan:
   form: int = FORM
 
   def plain(self) -> dict:
-    """As JSON has it."""
+    """Returns the plan as JSON values."""
     return json.loads(json.dumps(dataclasses.asdict(self) | {"fingerprint": self.fingerprint._asdict()}))
 
   @classmethod
   def read(cls, values: dict) -> "Plan":
-    """The plan that `plain` wrote."""
+    """Returns the plan that `plain` converted to JSON values."""
     fields = {
       "fingerprint": sources.Fingerprint(**values["fingerprint"]),
       "splits": tuple(Split(**split) for split in values["splits"]),
@@ -84,9 +118,16 @@ class Plan:
     return cls(**values | fields)
 
   def check(self, file: pathlib.Path) -> bool:
-    """Whether the file has this plan; False where there is no file, ConfigError for any other plan.
+    """Compares this plan with a stored one. The location of the input may differ, but not its contents.
 
-    Where the input lies may change, what is in it may not.
+    Args:
+      file: the stored plan.
+
+    Returns:
+      True if the file contains this plan, false if the file does not exist.
+
+    Raises:
+      ConfigError: the file contains another plan or is damaged.
     """
     if not file.exists():
       return False
@@ -110,8 +151,8 @@ class Plan:
     """Checks that a source is the input with which this corpus was started.
 
     Args:
-      source: the input as it is now.
-      folder: the folder of the plan, which the message of the error names.
+      source: the input in its present state.
+      folder: the folder of the plan, which the error message names.
 
     Raises:
       ConfigError: names, sizes, times, classes or contents of the input differ.
@@ -132,7 +173,7 @@ class Plan:
 def contents(source: Source) -> dict:
   """Describes the contents of the input for `Plan.check_input`, as JSON values.
 
-  The fingerprint does not show that a file was replaced by one of equal size and time of modification. A restart of a
+  The fingerprint does not reveal that a file was replaced by one of equal size and modification time. A restart of a
   run compares the same values, see `identity`.
   """
   return {"samples": samples.of(source), "disks": versions.of_disks(source.files())}
@@ -163,7 +204,15 @@ def _difference(key, before, now):
 
 
 def splits(source: Source, options: Options) -> tuple[Split, ...]:
-  """The splits of a source that has all of them, with their shards."""
+  """Returns the splits of a corpus, with their numbers of shards.
+
+  Args:
+    source: the input with all of its splits.
+    options: options for the processing.
+
+  Raises:
+    ConfigError: memory is not sufficient to read an image.
+  """
   ranges, first = {}, 0
   for name, numbers in source.parts or (("train", range(len(source))),):
     assert name not in ranges, name
@@ -177,39 +226,58 @@ def splits(source: Source, options: Options) -> tuple[Split, ...]:
 
 
 def _shards(source, first, stop, size):
-  """Files of a split, from the bytes that a few of its images will have."""
+  """Returns the number of files of a split, estimated from the sizes of a few images."""
   lengths = []
   for number in range(first, stop, max(1, (stop - first) // SAMPLE)):
     try:
       data, _ = source.read(number)
       lengths.append(len(conversion.convert(data, size).data if size else data))
     except (OSError, ValueError, MemoryError, cv2.error) as error:
-      if decoding.no_memory(error):  # without this image the files might be fewer
+      if decoding.no_memory(error):  # without this image the number of files might be smaller
         raise ConfigError(f"{source.place(number)}: not enough memory; it takes a machine with more") from error
-      # Any other is seen again, and reported, when its shard is made.
+      # Any other error occurs again, and is reported, when the shard is made.
   total = (stop - first) * sum(lengths) / max(1, len(lengths))
   return max(1, min(MOST, round(total / SHARD)), min(CORES, (stop - first) // FEW))
 
 
 @functools.lru_cache(maxsize=16)
 def ordered(split: Split, seed: int, together: bool):
-  """The order of a split's records: a permutation, or with `together`, where neighbours are cheaper, one of blocks.
+  """Returns the order of a split's records: a permutation of records, or of blocks of records.
 
-  Blocks of 32 are shuffled over windows of 16 of them (`order.blocks`), so that each is read once. A file is read back
-  by neighbours too, of which a run shuffles only so many: were they those of the input, often sorted by class, a batch
-  would have few classes.
+  Blocks of 32 are shuffled over windows of 16 blocks (`order.blocks`), so that each block is read once. A run that
+  reads the corpus also reads neighbours together and shuffles only a limited number of them. If neighbours came from
+  the input, which is often sorted by class, a batch would contain few classes.
+
+  Args:
+    split: the split.
+    seed: seed of the order.
+    together: true shuffles blocks, for an input in which neighbouring records are cheaper to read.
   """
   return order.auto(len(split), 1, seed, together)
 
 
 def numbers(split: Split, positions: range, seed: int, together: bool) -> Iterator[int]:
-  """Numbers, in the input, of the records at places in the order of a split."""
+  """Returns the input's record numbers at positions in the order of a split.
+
+  Args:
+    split: the split.
+    positions: positions in the order.
+    seed: seed of the order.
+    together: see `ordered`.
+  """
   ranks = ordered(split, seed, together)
   return (split.first + int(ranks.record(position)) for position in positions)
 
 
 def opened(data: dict) -> Source:
-  """The input: all splits of a data choice, as one source."""
+  """Opens the input: all splits of a data choice, as one source.
+
+  Args:
+    data: a choice of the catalog's READERS as plain data.
+
+  Raises:
+    ConfigError: the input is missing or unsuitable.
+  """
   with schema.at("data"):
     choice = Choice(data["name"], {key: value for key, value in data.items() if key != "name"})
     return schema.make(choice, catalog.READERS, "all")

@@ -1,4 +1,4 @@
-"""Worker processes that do tasks, one each at a time, and say how far they are."""
+"""Worker processes that each execute one task at a time and report their progress."""
 
 import contextlib
 import ctypes
@@ -18,21 +18,22 @@ from typing import Any
 from vit_jax import runtime
 from vit_jax.schema import ConfigError
 
-_PDEATHSIG = 1  # PR_SET_PDEATHSIG: the signal that comes when the process that started this one ends
+_PDEATHSIG = 1  # PR_SET_PDEATHSIG: the signal that this process receives when its parent ends
 
-# Seconds between two looks at workers, and without a word of one after which it is named, and ended. A request to a
-# bucket is tried for 240.
+# Seconds between two checks of the workers, seconds of silence after which a worker is named, and seconds after which
+# it is killed. A request to a bucket is repeated for 240 s.
 LOOK, QUIET, LIMIT = 1.0, 60.0, 900.0
-# What a terminal or a machine that shuts down sends to all processes: the first one ends the others.
+# Signals that a terminal or a machine that shuts down sends to all processes. The first process handles them and ends
+# the others.
 FOR_THE_FIRST = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-# (task, say) -> result; `say` takes anything that can be pickled.
+# (task, say) -> result. The argument `say` sends any object that can be pickled.
 Work = Callable[[Any, Callable[[Any], None]], Any]
 
 
 @dataclasses.dataclass
 class _Worker:
-  """A worker as the first process sees it."""
+  """A worker as seen by the first process."""
 
   process: multiprocessing.process.BaseProcess
   task: Any
@@ -47,20 +48,37 @@ def done(
   heard: Callable[[Any, Any], None],
   named: Callable[[Any], str] = str,
 ) -> Iterator[Iterator[tuple[Any, Any]]]:
-  """(task, result) of all tasks, as they end, for as long as the context lasts. One process does them in this one.
+  """Executes tasks in worker processes and yields an iterator over the results, in the order in which tasks end.
+
+  With fewer than two processes, the tasks run in this process. The workers are killed when the context ends.
 
   Args:
-    prepare: makes the work of one process of a lock that all have; can be pickled.
-    tasks: that can be pickled; none of them None.
-    processes: how many.
-    heard: gets a task and whatever its work says.
-    named: a task in words.
+    prepare: called with a lock that all processes share, returns the function that executes tasks. It must be
+      picklable.
+    tasks: picklable objects other than None.
+    processes: number of worker processes.
+    heard: called with a task and each of its progress reports.
+    named: returns a description of a task.
+
+  Yields:
+    An iterator of (task, result).
 
   Raises:
-    ConfigError, OSError: of the work.
-    runtime.Stop: a process has died, or has said nothing for `LIMIT` seconds.
+    ConfigError: raised by a task.
+    OSError: raised by a task.
+    Stop: a process has died, or has not reported for `LIMIT` seconds.
+
+  Example:
+    import functools
+    from vit_jax.corpora import processes
+
+    def square(lock):
+      return lambda task, report: task**2
+
+    with processes.done(square, [1, 2, 3], 1, heard=print) as results:
+      assert list(results) == [(1, 1), (2, 4), (3, 9)]
   """
-  context = multiprocessing.get_context("spawn")  # threads, also those of libraries, survive no fork
+  context = multiprocessing.get_context("spawn")  # threads, including those of libraries, do not survive a fork
   if processes < 2:
     yield _alone(prepare(context.Lock()), tasks, heard)
     return
@@ -70,20 +88,20 @@ def done(
   finally:
     mine = [process for process in multiprocessing.active_children() if process not in others]
     for process in mine:
-      process.kill()  # it holds nothing but half a file
+      process.kill()  # it has only part of a file, which is not yet visible
     for process in mine:
-      process.join(10)  # one that waits for a disk in the kernel takes longer
+      process.join(10)  # a process that waits for a disk in the kernel takes longer
 
 
 def _alone(work, tasks, heard):
-  """(task, result) of tasks that this process does."""
+  """Yields (task, result) of tasks that this process executes."""
   for task in tasks:
     yield task, work(task, lambda words, task=task: heard(task, words))
 
 
 def _together(context, prepare, tasks, processes, heard, named):
-  """(task, result) of tasks that so many processes do."""
-  workers = {}  # that have a task, by connection
+  """Yields (task, result) of tasks that worker processes execute."""
+  workers = {}  # workers with a task, by connection
   for task in itertools.islice(tasks, processes):
     near, far = context.Pipe()
     process = context.Process(target=_serve, args=(prepare, far, os.getpid()), daemon=True)
@@ -94,7 +112,7 @@ def _together(context, prepare, tasks, processes, heard, named):
   while workers:
     before = time.monotonic()
     ready = multiprocessing.connection.wait(list(workers), LOOK)
-    # Of a program that was stopped as a whole, as by Ctrl-Z, the pause does not count.
+    # If the whole program was suspended, as by Ctrl-Z, the pause does not count.
     _check_silence(workers.values(), min(time.monotonic() - before, 2 * LOOK), named)
     for connection in ready:
       worker = workers[connection]
@@ -114,7 +132,7 @@ def _together(context, prepare, tasks, processes, heard, named):
 
 
 def _check_silence(workers, seconds, named):
-  """Says which worker has said nothing for long, after so many seconds more; Stop where it is too long."""
+  """Adds to the silence of the workers. Reports a worker that is silent for long, and raises Stop at the limit."""
   for worker in workers:
     before, worker.silent = worker.silent, worker.silent + seconds
     about = f"worker process {worker.process.pid} has said nothing for"
@@ -141,11 +159,11 @@ def _received(connection, process):
     ) from None
 
 
-# In a worker.
+# Functions below run in a worker.
 
 
 def _serve(prepare, connection, parent):
-  """Does tasks until the pipe ends."""
+  """Executes tasks until the pipe is closed."""
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

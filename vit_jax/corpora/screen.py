@@ -1,4 +1,4 @@
-"""How far a corpus is, on a terminal as a bar, elsewhere as a line now and then."""
+"""Progress of the preparation of a corpus: a bar in a terminal, otherwise a line every 30 s."""
 
 import contextlib
 import sys
@@ -13,7 +13,15 @@ EVERY = 30.0  # seconds between two lines
 
 
 class Screen:
-  """Shows images, images/s, what is left out, and the time that is left; a context manager."""
+  """A context that displays images, images/s, omitted images and the remaining time.
+
+  Args:
+    what: the name in front of the figures.
+    total: total number of images.
+    done: number of images that an earlier start has completed.
+    rejected: number of images that it rejected.
+    duplicates: number of duplicates that it omitted.
+  """
 
   def __init__(self, what: str, total: int, done: int = 0, rejected: int = 0, duplicates: int = 0):
     self._what, self._total, self._start, self._done = what, total, done, done
@@ -40,7 +48,13 @@ class Screen:
         self._bar.stop()
 
   def add(self, records: int, rejected: int = 0, duplicates: int = 0) -> None:
-    """Counts."""
+    """Adds completed images and updates the display.
+
+    Args:
+      records: number of completed images.
+      rejected: number of rejected images among them.
+      duplicates: number of omitted duplicates among them.
+    """
     self._done += records
     self._left_out = [self._left_out[0] + rejected, self._left_out[1] + duplicates]
     now = time.monotonic()
@@ -53,7 +67,7 @@ class Screen:
 
   @property
   def rejected(self) -> int:
-    """So far."""
+    """Returns the number of images that have been rejected so far."""
     return self._left_out[0]
 
   def _rate(self, now):

@@ -1,4 +1,4 @@
-"""A look at the images of a source: how many of each class, and which ones stand out."""
+"""Survey of the images of a source: number of images per class, and conspicuous images."""
 
 import concurrent.futures
 from collections.abc import Callable, Iterable, Sequence
@@ -13,44 +13,54 @@ from vit_jax.data.images import ImageError, Images, text_of
 from vit_jax.data.sources import Source
 from vit_jax.schema import ConfigError
 
-LARGEST = 2**20  # images of a sample: what is remembered of them takes 300 MB
-COUNTED = 2**20  # records whose labels are all counted, if these cost no reading of images
-# Levels of 255. Of an image of one colour JPEG leaves the noise of its rounding, below 1; a scan of a blank page has 2.
+LARGEST = 2**20  # maximum number of images of a sample: their `Look`s take 300 MB
+COUNTED = 2**20  # maximum number of records with labels that are all counted, if this requires no reading of images
+# Levels of 255. JPEG adds rounding noise below 1 to an image of one colour, and a scan of a blank page has 2.
 ONE_COLOUR = 3.0
-HARMLESS = ("huge",)  # what stands out and is no mistake: each photograph of a telephone, for a small model
+HARMLESS = ("huge",)  # criteria that are no mistakes, such as photographs of phones for a small model
 _SMALL = 64  # pixels of the side on which colours are compared
 
 
 class Look(NamedTuple):
-  """What is known of an image."""
+  """Facts about an image.
+
+  Attributes:
+    record: number of the record.
+    labels: classes of the image.
+    height: height in pixels.
+    width: width in pixels.
+    spread: standard deviation, in levels of 255, of the channel that varies most.
+    hash: perceptual hash, or None if imagehash is not installed (extra dedup).
+    error: the reason why the image cannot be used, or None.
+  """
 
   record: int
   labels: tuple[int, ...] = ()
   height: int = 0
   width: int = 0
   spread: float = 0.0  # standard deviation, in levels of 255, of the channel that varies most
-  hash: int | None = None  # None without the extra that has hashes
-  error: str | None = None  # why the image is of no use
+  hash: int | None = None  # None if imagehash is not installed (extra dedup)
+  error: str | None = None  # the reason why the image cannot be used
 
   @property
   def side(self) -> int:
-    """The shorter side."""
+    """Returns the length of the shorter side in pixels."""
     return min(self.height, self.width)
 
   @property
   def aspect(self) -> float:
-    """The longer side over the shorter."""
+    """Returns the ratio of the longer side to the shorter side."""
     return max(self.height, self.width) / self.side
 
 
 class Kind(NamedTuple):
-  """Images that stand out in one way.
+  """Images that meet one criterion.
 
   Attributes:
     about: the criterion, and the remedy.
-    count: number of such images.
-    worst: (severity, the image or a pair), the worst first.
-    harmless: the images cost time, but are no mistake.
+    count: number of these images.
+    worst: (severity, the image or a pair), worst first.
+    harmless: true if the images take time but are no mistake.
   """
 
   about: str
@@ -60,19 +70,31 @@ class Kind(NamedTuple):
 
 
 def sample(length: int, count: int, seed: int) -> list[int]:
-  """So many different records of a split, in order, or all there are: one at random of each equal part."""
+  """Returns numbers of different records in order: a random one of each of `count` equal parts of a split.
+
+  Args:
+    length: number of records of the split.
+    count: number of records to select. All are selected if there are fewer.
+    seed: seed of the selection.
+  """
   if count >= length:
     return list(range(length))
-  # Not at equal distances: readers may order records so that their classes take turns.
+  # Records at equal distances are avoided, because readers may order records so that classes alternate.
   within = rng.generator(seed, "survey").random(count).tolist()
   ends = [i * length // count for i in range(count + 1)]
   return [low + int(part * (high - low)) for part, low, high in zip(within, ends[:-1], ends[1:], strict=True)]
 
 
 def looks(images: Images, records: Sequence[int], seen: Callable[[int], None] = lambda count: None) -> list[Look]:
-  """Decodes each of these records whole, many at once; `seen` hears of each part that is done. ConfigError as reading.
+  """Decodes records completely and returns facts about the images.
 
-  `images` is to raise what is wrong with a record; all that is kept of one is a `Look`.
+  Args:
+    images: images that raise an error for a bad record.
+    records: numbers of the records.
+    seen: called with the number of images in each completed part.
+
+  Raises:
+    ConfigError: memory is not sufficient to read an image.
   """
   hashed, result = hashable(), []
   threads = max(loader.REQUESTS if images.source.remote else 2, decoding.cores())
@@ -85,7 +107,7 @@ def looks(images: Images, records: Sequence[int], seen: Callable[[int], None] = 
 
 
 def hashable() -> bool:
-  """Whether the extra that has perceptual hashes is installed."""
+  """Returns true if imagehash is installed (extra dedup)."""
   try:
     duplicates.hashed(np.zeros((8, 8, 3), np.uint8))
   except ConfigError:
@@ -105,23 +127,29 @@ def _look(images, record, hashed):
 
 def _facts(pixels, hashed):
   height, width = pixels.shape[:2]
-  small = crops.scale(pixels, min(height, _SMALL), min(width, _SMALL))  # averages, which have less of a file's noise
+  small = crops.scale(pixels, min(height, _SMALL), min(width, _SMALL))  # averages, which reduce the noise of a file
   spread = float(small.reshape(-1, 3).std(axis=0).max())
   return height, width, spread, duplicates.hashed(pixels) if hashed else None
 
 
 def reason(error: ImageError) -> str:
-  """What is wrong with an image, in a few words, without its name."""
+  """Returns a short description of an image's problem, without the name of the image."""
   return text_of(error.__cause__ or error)
 
 
-# What stands out.
+# Conspicuous images.
 
 
 def offenders(looked_at: Sequence[Look], image_size: int, worst: int = 100) -> dict[str, Kind]:
-  """{name: images that stand out in this way}, for a model that sees squares of `image_size`; of each kind the worst.
+  """Returns the images that meet the criteria for conspicuous images. An image may meet several.
 
-  An image may be of several kinds.
+  Args:
+    looked_at: facts about the images.
+    image_size: side of the square images of a model, in pixels.
+    worst: maximum number of images to return for each criterion.
+
+  Returns:
+    {name of the criterion: images}.
   """
   whole = [look for look in looked_at if look.error is None]
   pixels = image_size**2
@@ -151,7 +179,7 @@ def offenders(looked_at: Sequence[Look], image_size: int, worst: int = 100) -> d
     some = [(severity, (look,)) for severity, look in images[:worst]]
     result[name] = Kind(about, len(images), some, name in HARMLESS)
   close = pairs([look for look in whole if look.hash is not None and look.spread >= ONE_COLOUR])
-  # Of pairs that are equally alike those first whose labels contradict each other.
+  # Among equally similar pairs, those with contradictory labels come first.
   close.sort(key=lambda pair: (pair[0], set(pair[1].labels) == set(pair[2].labels), pair[1].record))
   about = f"perceptual hashes of nearest neighbours differ in at most {duplicates.DISTANCE} of {duplicates.BITS} bits"
   worse = [(float(distance), (one, other)) for distance, one, other in close[:worst]]
@@ -159,7 +187,14 @@ def offenders(looked_at: Sequence[Look], image_size: int, worst: int = 100) -> d
 
 
 def pairs(looked_at: Sequence[Look]) -> list[tuple[int, Look, Look]]:
-  """(bits that differ, image, the one most like it) of images that have one within `duplicates.DISTANCE`; once each."""
+  """Returns pairs of near-duplicates: each image with its nearest neighbour within `duplicates.DISTANCE`.
+
+  Args:
+    looked_at: facts about images with hashes.
+
+  Returns:
+    (number of different bits, image, image) without repetitions.
+  """
   index = duplicates.Index([look.hash for look in looked_at], [], duplicates.DISTANCE)
   result = {}
   for number, look in enumerate(looked_at):
@@ -170,11 +205,21 @@ def pairs(looked_at: Sequence[Look]) -> list[tuple[int, Look, Look]]:
   return list(result.values())
 
 
-# Classes.
+# Numbers of images per class.
 
 
 def counts(source: Source, looked_at: Iterable[Look]) -> tuple[np.ndarray, int]:
-  """Images of each class [V], and of how many records: of all whose labels are at hand, else of those looked at."""
+  """Counts the images of each class.
+
+  Counts all records if their labels are available without reading images, otherwise only the given images.
+
+  Args:
+    source: the source.
+    looked_at: facts about some of its images.
+
+  Returns:
+    (counts `(V,)`, number of records that were counted).
+  """
   if source.read_label and not source.remote and len(source) <= COUNTED:
     labels, records = map(source.label, range(len(source))), len(source)
   else:

@@ -1,4 +1,4 @@
-"""What a process does for a corpus: hashes of test images, and shards, each written whole with its report."""
+"""Tasks of a process for a corpus: hashes of test images, and complete shards with their reports."""
 
 import contextlib
 import dataclasses
@@ -19,11 +19,17 @@ from vit_jax.data import catalog, versions
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice
 
-EVERY = 0.5  # seconds between two words about a shard
+EVERY = 0.5  # seconds between two reports about a shard
 
 
 class Hashes(NamedTuple):
-  """A task: the hashes of some records of a test set."""
+  """A task that computes the hashes of some records of a test set.
+
+  Attributes:
+    test_set: name or path of the test set.
+    first: number of the first record.
+    stop: number after the last record.
+  """
 
   test_set: str
   first: int
@@ -34,33 +40,54 @@ class Hashes(NamedTuple):
 
 
 class Shard(NamedTuple):
-  """A task: a file of the corpus."""
+  """A task that makes a file of the corpus.
+
+  Attributes:
+    split: number of the split.
+    number: number of the shard.
+  """
 
   split: int
   number: int
 
 
 class Folders(NamedTuple):
-  """Where a corpus is written, and what is kept beside it until it is whole."""
+  """The folder of a corpus, and the folder of its temporary files.
+
+  Attributes:
+    corpus: folder of the corpus.
+    work: folder of files that are kept until the corpus is complete.
+  """
 
   corpus: pathlib.Path
   work: pathlib.Path
 
   @classmethod
   def of(cls, root: pathlib.Path, name: str) -> "Folders":
-    """In the TFDS data directory `root`."""
+    """Returns the folders of a corpus in a TFDS data directory.
+
+    Args:
+      root: the TFDS data directory.
+      name: name of the dataset.
+    """
     return cls(root / name / "1.0.0", root / name / ".1.0.0.work")
 
   def shard(self, name: str, split: Split, number: int) -> pathlib.Path:
-    """The file of a shard, as TFDS calls it."""
+    """Returns the path of a shard with TFDS's name.
+
+    Args:
+      name: name of the dataset.
+      split: the split.
+      number: number of the shard.
+    """
     return self.corpus / f"{name}-{split.name}.array_record-{number:05d}-of-{split.shards:05d}"
 
   def report(self, split: Split, number: int) -> pathlib.Path:
-    """The file with the report of a shard."""
+    """Returns the path of a shard's report."""
     return self.work / f"{split.name}-{number:05d}-of-{split.shards:05d}.json"
 
   def read_report(self, split: Split, number: int) -> making.Report | None:
-    """The report of a shard; None where it is not there, or damaged."""
+    """Reads the report of a shard, or returns None if it is missing or damaged."""
     try:
       kept = json.loads(files.content(self.report(split, number)) or b"{}")
     except (ValueError, RecursionError):
@@ -70,19 +97,34 @@ class Folders(NamedTuple):
     return making.Report.read(kept)
 
   def read_whole(self, name: str, split: Split, number: int) -> making.Report | None:
-    """The report of a shard that is there with the size that it has; None of any other, which has to be made."""
+    """Reads the report of a complete shard. The size of the shard must match its report.
+
+    Args:
+      name: name of the dataset.
+      split: the split.
+      number: number of the shard.
+
+    Returns:
+      The report, or None if the shard must be made.
+    """
     report = self.read_report(split, number)
     there = report is not None and report.size == files.size(self.shard(name, split, number))
     return report if there else None
 
   def write_report(self, split: Split, number: int, report: making.Report) -> None:
-    """Says what is in a shard, and with its size that it is whole."""
+    """Writes the report of a shard. Its entry `size` shows that the shard is complete.
+
+    Args:
+      split: the split.
+      number: number of the shard.
+      report: the report.
+    """
     plain = report.plain()
     files.write_text(self.report(split, number), json.dumps(plain | {"sha256": _digest(plain)}))
 
   @property
   def hashes(self) -> pathlib.Path:
-    """Of the test sets."""
+    """Returns the path of the hashes of the test sets."""
     return self.work / "hashes.npz"
 
 
@@ -91,10 +133,15 @@ def _digest(plain):
 
 
 def test_set(text: str) -> Source:
-  """The test images that a word of --dedup-against means.
+  """Opens the test images that a value of --dedup-against names.
 
-  Of a dataset of the catalog those of its test split, where $TFDS_DATA_DIR says; of the path of an image folder or of a
-  prepared dataset, with dataset_info.json, all.
+  Args:
+    text: a dataset of the catalog, or the path of an image folder or of a prepared dataset with dataset_info.json. A
+      dataset of the catalog is read from $TFDS_DATA_DIR, and only its test split is used. A path stands for all of its
+      images.
+
+  Raises:
+    ConfigError: the dataset or folder does not exist.
   """
   with schema.at("--dedup-against"):
     if text in catalog.CATALOG and catalog.CATALOG[text].classes:
@@ -109,17 +156,30 @@ def test_set(text: str) -> Source:
 
 @dataclasses.dataclass(frozen=True)
 class Worker:
-  """Does tasks; what they read is opened once in each process."""
+  """A function that executes tasks. Each process opens the input and the test sets once.
+
+  Args:
+    plan: plan of the corpus.
+    folders: folders of the corpus.
+    large: see `making.Maker`.
+    input: the open input, if the plan was made in this process.
+  """
 
   plan: Plan
   folders: Folders
   large: Any = dataclasses.field(default_factory=contextlib.nullcontext)  # see `making.Maker`
-  input: Source | None = None  # open already, where the plan was made in this process
+  input: Source | None = None  # the open input, if the plan was made in this process
 
   def __call__(self, task: Hashes | Shard, say: Callable) -> Any:
-    """The hashes, or the report of a shard; says (records, rejected, duplicates) of those that it has done since.
+    """Executes a task.
 
-    Of hashes it says how many images they are of.
+    Args:
+      task: the task.
+      say: called with the progress since the last call: (records, rejected, duplicates) of a shard, or the number of
+        hashed images.
+
+    Returns:
+      The hashes, or the report of the shard.
     """
     if isinstance(task, Hashes):
       source, hashes = self._test_set(task.test_set), []
@@ -136,7 +196,7 @@ class Worker:
     return report
 
   def _kept(self, split, positions, report, say):
-    """The serialised records that stay, counted."""
+    """Yields the serialized records that are kept, and counts all records."""
     said, last = (0, 0, 0), time.monotonic()
     for count, record in enumerate(self.records(split, positions), 1):
       report.add(record)
@@ -148,59 +208,83 @@ class Worker:
         yield record.data
 
   def records(self, split: Split, positions: range) -> Iterator[making.Record]:
-    """What becomes of the records at places in the order of a split."""
+    """Yields the records at positions in the order of a split.
+
+    Args:
+      split: the split.
+      positions: positions in its order.
+    """
     together = self.source.runs is not None
     return self.maker.records(numbers(split, positions, self.plan.options.seed, together))
 
   @functools.cached_property
   def source(self) -> Source:
-    """The input."""
+    """Returns the input."""
     return self.input or reopened(self.plan, self.folders)
 
   @functools.cached_property
   def maker(self) -> making.Maker:
-    """What makes its records."""
+    """Returns the maker of the records."""
     return making.Maker(self.source, self.plan.options.size, self.index, self.large)
 
   @functools.cached_property
   def index(self) -> duplicates.Index | None:
-    """Of the test images."""
+    """Returns the index of the test images, or None without test sets."""
     return read_index(self.folders, self.plan.options) if self.plan.options.against else None
 
   @functools.cached_property
   def _test_set(self):
-    """`test_set`, of which each stays open."""
+    """Returns `test_set` with a cache, so that each test set is opened once."""
     return functools.cache(test_set)
 
 
 def reopened(made: Plan, folders: Folders) -> Source:
-  """The input, opened again. ConfigError unless it is what the plan was made of."""
+  """Opens the input of a plan again and checks that it has not changed.
+
+  Args:
+    made: the plan.
+    folders: folders of the corpus.
+
+  Raises:
+    ConfigError: the input has changed or is missing.
+  """
   source = opened(made.data)
   made.check_input(source, folders.work)
   return source
 
 
 class Hashed(NamedTuple):
-  """Hashes of all test images."""
+  """Hashes of all test images.
 
-  values: np.ndarray  # uint64 [2 * images], of each image as it is and mirrored
-  counts: np.ndarray  # int64 [test sets], images of each
-  versions: tuple[str, ...]  # of the test sets when they were hashed, see `versions.of`
+  Attributes:
+    values: `(2 * images,)`, uint64. Each image has two hashes: unchanged, and mirrored.
+    counts: number of images of each test set, int64.
+    versions: versions of the test sets when they were hashed, see `versions.of`.
+  """
+
+  values: np.ndarray  # uint64 [2 * images], for each image unchanged and mirrored
+  counts: np.ndarray  # int64 [test sets], number of images
+  versions: tuple[str, ...]  # versions of the test sets when they were hashed, see `versions.of`
 
 
 def test_set_versions(options: Options) -> tuple[str, ...]:
-  """Returns the version of each test set as it is now."""
+  """Returns the present version of each test set."""
   return tuple(versions.of(test_set(text)) for text in options.against)
 
 
 def write_hashes(folders: Folders, hashed: Hashed) -> None:
-  """Keeps hashes beside a corpus until it is whole."""
+  """Stores hashes next to a corpus until it is complete.
+
+  Args:
+    folders: folders of the corpus.
+    hashed: the hashes.
+  """
   with files.replacing(folders.hashes) as partial, partial.open("wb") as file:
     np.savez(file, hashes=hashed.values, counts=hashed.counts, versions=np.array(hashed.versions))
 
 
 def read_hashes(folders: Folders) -> Hashed | None:
-  """Returns the hashes that are kept beside a corpus; None if the file is missing or damaged."""
+  """Reads the hashes that are stored next to a corpus, or returns None if the file is missing or damaged."""
   try:
     values, counts, versions = archives.load(files.local(folders.hashes), "hashes", "counts", "versions")
     return Hashed(values, counts, tuple(versions.tolist()))
@@ -209,7 +293,12 @@ def read_hashes(folders: Folders) -> Hashed | None:
 
 
 def read_index(folders: Folders, options: Options) -> duplicates.Index:
-  """The index of the hashes that are kept beside a corpus."""
+  """Reads the index of the hashes that are stored next to a corpus.
+
+  Args:
+    folders: folders of the corpus.
+    options: options of the corpus.
+  """
   hashed, names = read_hashes(folders), []
   for text, count in zip(options.against, hashed.counts, strict=True):
     source = test_set(text)

@@ -1,4 +1,4 @@
-"""A corpus from any reader's source, written once and whole by all cores of a machine."""
+"""Writing of a corpus from the source of any reader, with all cores of a machine."""
 
 import functools
 import json
@@ -16,7 +16,7 @@ from vit_jax.data import catalog, sources
 from vit_jax.data.sources import Source
 from vit_jax.schema import ConfigError, amount, texts
 
-FEW = 5  # images that may be rejected of any corpus, however small
+FEW = 5  # images that may be rejected in a corpus of any size
 CHUNK = 256  # test images of a task
 Reports = dict[work.Shard, making.Report]
 
@@ -24,41 +24,61 @@ Reports = dict[work.Shard, making.Report]
 def write(
   name: str, data: dict, options: Options, root: pathlib.Path, count: int, max_rejected: float = 0.01
 ) -> list[str]:
-  """Writes the corpus `name` 1.0.0 into the TFDS data directory `root`, or goes on where it was killed; says how.
+  """Writes the corpus `name` in version 1.0.0 into the TFDS data directory, or continues after a kill.
 
-  Its bytes follow from the input and the options, whatever the number of processes. Shards appear under their names
-  when they are whole, `dataset_info.json` when all are.
+  The bytes of a corpus depend only on the input and the options, not on the number of processes. A shard becomes
+  visible under its name when it is complete. `dataset_info.json` is written when all shards are complete.
 
   Args:
-    name: of the dataset.
-    data: a choice of the catalog's READERS, bound and plain; all of its splits are written.
-    options: what is made of the images.
+    name: name of the dataset.
+    data: a choice of the catalog's READERS, bound and plain. All of its splits are written.
+    options: options for the processing of the images.
     root: the TFDS data directory.
-    count: processes.
-    max_rejected: share of the images that may be rejected before it stops; 5 always may.
+    count: number of processes.
+    max_rejected: fraction of the images that may be rejected. 5 images may always be rejected.
+
+  Returns:
+    Lines that describe the result.
 
   Raises:
-    ConfigError: input that is not there, other input or options than before, too many rejected images, in use.
-    OSError: the disk or the bucket of the corpus.
+    ConfigError: the input is missing, input or options have changed, too many images were rejected, or another process
+      uses the folder.
+    OSError: the disk or bucket of the corpus failed.
   """
   return whole(name, data, options, root, functools.partial(_write_shards, count, max_rejected), count)
 
 
 def whole(name: str, data: dict, options: Options, root: pathlib.Path, shards: Callable, count: int = 1) -> list[str]:
-  """As `write`, but for the shards, which `shards(plan, source, folders)` writes, and whose `Reports` it gives."""
+  """Writes a corpus like `write`, with a given function for the shards.
+
+  Args:
+    name: name of the dataset.
+    data: a choice of the catalog's READERS, bound and plain.
+    options: options for the processing of the images.
+    root: the TFDS data directory.
+    shards: called with (plan, source, folders), writes the shards and returns `Reports`.
+    count: number of processes that compute hashes.
+
+  Returns:
+    Lines that describe the result.
+
+  Raises:
+    ConfigError: as for `write`.
+    OSError: the disk or bucket of the corpus failed.
+  """
   source, folders = _begun(name, data, root)
   made = _planned(name, data, source, options)
   said = [f"{name} is already prepared at {folders.corpus}"]
   if _is_whole(made, folders):
-    _remove(folders)  # of one that was killed at its last step
+    _remove(folders)  # the folder of a process that was killed at its last step
     return said
   with runtime.locked(folders.work, "another name"):
-    if _is_whole(made, folders):  # by a process that held the lock until now
+    if _is_whole(made, folders):  # completed by a process that held the lock until now
       return said
     if made.check(folders.work / plan.FILE):
       made.check_input(source, folders.work)
     else:
-      _clear(folders)  # reports of a plan that is gone say nothing
+      _clear(folders)  # reports of a removed plan are meaningless
       started = made.plain() | {"contents": plan.contents(source)}
       files.write_text(folders.work / plan.FILE, json.dumps(started, indent=1))
     if not paths.in_bucket(root):
@@ -71,7 +91,7 @@ def whole(name: str, data: dict, options: Options, root: pathlib.Path, shards: C
 
 
 def _begun(name, data, root):
-  """The input, all of its splits, and the folders of the corpus; ConfigError for names that cannot be."""
+  """Returns the input with all of its splits, and the folders. Raises ConfigError for unsuitable names."""
   description.check_name(name)
   if name in catalog.CATALOG and catalog.CATALOG[name].builder:
     raise ConfigError(f"{name!r} is the catalog's own, of other images; take another name")
@@ -83,7 +103,7 @@ def _begun(name, data, root):
 
 
 def _is_whole(made, folders):
-  """Whether the corpus of a plan is there; ConfigError where another dataset is."""
+  """Returns true if the corpus of a plan is complete. Raises ConfigError if the folder contains another dataset."""
   if not (folders.corpus / description.INFO).exists():
     return False
   if not made.check(folders.corpus / description.PLAN):
@@ -99,12 +119,12 @@ def _planned(name, data, source, options):
 
 
 def _digests(options):
-  """(test set, digest of what is known of its files) of each."""
+  """Returns (test set, digest of its files) for each test set."""
   return tuple((text, sources.digest(work.test_set(text).fingerprint())) for text in options.against)
 
 
 def _hash_test_sets(made, folders, count):
-  """Writes the hashes of the test sets, unless they exist for the test sets as they are now."""
+  """Writes the hashes of the test sets, unless they exist for the present state of the test sets."""
   against = made.options.against
   if not against:
     return
@@ -123,12 +143,12 @@ def _hash_test_sets(made, folders, count):
       by_task = dict(results)
   hashes = np.array([value for task in tasks for value in by_task[task]], np.uint64)
   if before is not None and not np.array_equal(before.values, hashes):
-    _refuse_changed(folders)  # shards were compared with the images of before
+    _refuse_changed(folders)  # shards were compared with the earlier images
   work.write_hashes(folders, work.Hashed(hashes, np.array(lengths), now))
 
 
 def _write_shards(count, max_rejected, made, source, folders):
-  """Writes the shards that are not there; the reports of all."""
+  """Writes the missing shards and returns the reports of all shards."""
   tasks = [work.Shard(i, number) for i, split in enumerate(made.splits) for number in range(split.shards)]
   kept = {task: folders.read_whole(made.name, made.splits[task.split], task.number) for task in tasks}
   reports = {task: report for task, report in kept.items() if report is not None}
@@ -143,7 +163,7 @@ def _write_shards(count, max_rejected, made, source, folders):
 
     def heard(task, words):
       shown.add(*words)
-      if shown.rejected > 2 * limit:  # some shards are not done, and none need be done any more
+      if shown.rejected > 2 * limit:  # some shards are not done, and need not be done
         _refuse(f"more than {2 * limit:,}", reports, source, limit)
 
     check_rejected(reports, source, max_rejected)
@@ -156,19 +176,28 @@ def _write_shards(count, max_rejected, made, source, folders):
 
 
 def check_rejected(reports: Reports, source: Source, max_rejected: float) -> None:
-  """ConfigError where more images are rejected than may be."""
+  """Checks the number of rejected images.
+
+  Args:
+    reports: reports of completed shards.
+    source: the input.
+    max_rejected: fraction of the images that may be rejected.
+
+  Raises:
+    ConfigError: too many images were rejected.
+  """
   rejected, limit = sum(len(report.rejected) for report in reports.values()), _allowed(source, max_rejected)
   if rejected > limit:
     _refuse(f"{rejected:,}", reports, source, limit)
 
 
 def _allowed(source, max_rejected):
-  """How many images may be rejected."""
+  """Returns the number of images that may be rejected."""
   return max(FEW, math.floor(max_rejected * len(source)))
 
 
 def _refuse(many, reports, source, limit):
-  """ConfigError with the first of the files that were rejected."""
+  """Raises ConfigError with the first rejected files."""
   rows = [row for _, report in sorted(reports.items()) for row in report.rejected][:5]
   examples = "; ".join(f"{row['file']}: {row['reason']}" for row in rows)
   raise ConfigError(
@@ -178,7 +207,7 @@ def _refuse(many, reports, source, limit):
 
 
 def _finished(made, source, folders, reports):
-  """Writes what stands beside the shards, the last of it that all is whole; lines about it."""
+  """Writes the files next to the shards, and last the one that marks the corpus as complete. Returns a summary."""
   _check_unchanged(made, folders)
   by_split = {
     split.name: [reports[work.Shard(i, number)] for number in range(split.shards)]
@@ -194,7 +223,7 @@ def _finished(made, source, folders, reports):
 
 
 def _check_unchanged(made, folders):
-  """ConfigError if the input or a test set has changed, so that a shard may be of either content."""
+  """Raises ConfigError if the input or a test set has changed, because shards may then have different contents."""
   work.reopened(made, folders)
   if _digests(made.options) != made.against:
     _refuse_changed(folders)
@@ -217,13 +246,13 @@ def _picture(test_set, record):
 
 
 def _clear(folders):
-  """Removes what was kept beside the corpus, but for the lock."""
+  """Removes the temporary files next to the corpus, except the lock."""
   for file in folders.work.iterdir():
     if file.name != "lock":
       file.unlink(missing_ok=True)
 
 
 def _remove(folders):
-  """Removes the folder of a corpus that is whole, with its lock."""
+  """Removes the folder of temporary files of a complete corpus, including its lock."""
   if not paths.in_bucket(folders.work):
     shutil.rmtree(folders.work, ignore_errors=True)
