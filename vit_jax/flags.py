@@ -1,4 +1,4 @@
-"""From the command line to an editable config: files, `--config.KEY=VALUE`, and what is wrong with either."""
+"""Loading of config files, and edits by `--config.KEY=VALUE` flags."""
 
 import ast
 import pathlib
@@ -11,12 +11,22 @@ import ml_collections
 from vit_jax import extensions
 from vit_jax.schema import ConfigError, Text, nearest, places, show, suggestions, texts
 
-DEPTH = 16  # words of a key; those that there are have up to 7
-_ENTRY = re.compile(r"([^\[\]]+)\[([0-9]{1,4})\]")  # "parts[0]", an entry of a list
+DEPTH = 16  # maximum number of words in a key; existing keys have up to 7
+_ENTRY = re.compile(r"([^\[\]]+)\[([0-9]{1,4})\]")  # an entry of a list, such as "parts[0]"
 
 
 def module(path: str) -> tuple[types.ModuleType, str]:
-  """The module of a config file given as `path` or `path:argument`, and the argument ("" where there is none)."""
+  """Runs a config file.
+
+  Args:
+    path: the file, with an optional argument: `FILE` or `FILE:ARGUMENT`.
+
+  Returns:
+    The module of the file, and the argument, which is "" by default.
+
+  Raises:
+    ConfigError: the file does not exist, is not a Python file, or does not define `get_config`.
+  """
   path, argument = split(path)
   file = pathlib.Path(path)
   if not file.is_file():
@@ -34,10 +44,16 @@ def module(path: str) -> tuple[types.ModuleType, str]:
 
 
 def split(text: str) -> tuple[str, str]:
-  """Returns (file, argument) of a --config, `FILE` or `FILE:ARGUMENT`; an argument that is not given is "".
+  """Splits the value of --config, `FILE` or `FILE:ARGUMENT`.
 
-  The names of directories may contain a colon: the file ends at the first colon before which there is a file, or else
-  at the first `.py:`.
+  Names of directories may contain a colon. The file name ends at the first colon that follows the name of an existing
+  file, or else at the first `.py:`.
+
+  Args:
+    text: the value of the flag.
+
+  Returns:
+    The file and the argument, which is "" by default.
   """
   colons = [position for position, letter in enumerate(text) if letter == ":"]
   for position in [*colons, len(text)]:
@@ -49,7 +65,7 @@ def split(text: str) -> tuple[str, str]:
 
 
 def _not_a_file(path):
-  """Returns the message for a --config that is no file: the nearest file, or where recipes are."""
+  """Returns the message for a --config that is not a file. It names a similar file or the location of the recipes."""
   file = pathlib.Path(path)
   if file.is_dir():
     advice = " A run that exists is given as --workdir" if (file / "config.json").exists() else ""
@@ -71,7 +87,7 @@ def _not_a_file(path):
 
 
 def _recipes():
-  """Returns the shipped config files, relative to the current folder if they are in it; none outside of a clone."""
+  """Returns the shipped config files, relative to the current directory if possible, or [] outside of a clone."""
   folder = pathlib.Path(__file__).parent.parent / "configs"
   here = pathlib.Path.cwd()
   files = sorted(folder.rglob("*.py")) if (folder / "digits.py").is_file() else []
@@ -79,11 +95,11 @@ def _recipes():
 
 
 def _may_define(file, name):
-  """Returns whether a Python file defines, assigns or imports a name; also True if it cannot be parsed."""
+  """Returns whether a Python file defines, assigns or imports a name, or cannot be parsed."""
   try:
     tree = ast.parse(file.read_bytes())
   except (SyntaxError, ValueError, RecursionError, MemoryError):
-    return True  # running it reports the mistake
+    return True  # running the file reports the error
   return any(
     (isinstance(node, ast.FunctionDef) and node.name == name)
     or (isinstance(node, ast.Name) and node.id == name)
@@ -94,7 +110,22 @@ def _may_define(file, name):
 
 
 def load(path: str, overrides: Mapping[str, str] | None = None) -> ml_collections.ConfigDict:
-  """The editable config of a file, `configs/digits.py` or `configs/folder.py:ViT-S/16`, edited by flags {key: text}."""
+  """Loads a config file and applies flags.
+
+  Args:
+    path: the file, with an optional argument: `configs/digits.py` or `configs/folder.py:ViT-S/16`.
+    overrides: maps keys such as "optim.lr" to their values as text.
+
+  Returns:
+    The editable config, see `config.recipe`.
+
+  Raises:
+    ConfigError: the file is not a config, or a flag does not fit the config.
+
+  Example:
+    editable = load("configs/digits.py", {"optim.lr": "1e-3"})
+    run = config.resolve(editable)
+  """
   loaded, argument = module(path)
   config = extensions.called(path, loaded.get_config, *([argument] if argument else []))
   if not isinstance(config, ml_collections.ConfigDict):
@@ -106,12 +137,13 @@ def load(path: str, overrides: Mapping[str, str] | None = None) -> ml_collection
 
 
 def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
-  """Sets `--config.optim.lr=1e-3` (key "optim.lr") in place.
+  """Sets a value in place, as the flag `--config.optim.lr=1e-3` does.
 
   Args:
     config: the config to change.
-    key: words with dots between them. A word with a position, "data.parts[0].weight", is an entry of a list.
-    text: the value. `default` removes a value that the file gives.
+    key: words separated by dots, such as "optim.lr". A word with an index is an entry of a list, such as
+      "data.parts[0].weight".
+    text: the value. `default` removes a value that the file sets.
 
   Raises:
     ConfigError: the config has no such group or entry.
@@ -141,7 +173,7 @@ def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
 
 
 def _part(config, name):
-  """Returns a value of a config, or an entry of a list in it, which becomes editable; None if there is none."""
+  """Returns a value of a config, or an entry of a list, made editable. Returns None if it does not exist."""
   entry = _ENTRY.fullmatch(name)
   if not entry or name in config:
     return config.get(name) if name in config else None
@@ -153,7 +185,7 @@ def _part(config, name):
 
 
 def _entries(config, name):
-  """Returns the entries of a list, which a flag may have given as text; none for any other value."""
+  """Returns the entries of a list, which a flag may have set as text. Other values have no entries."""
   value = config.get(name) if name in config else None
   try:
     value = texts.literal(value)
@@ -167,7 +199,18 @@ def _editable(value):
 
 
 def choice(changes: Mapping[str, str], group: str) -> ml_collections.ConfigDict:
-  """What flags alone choose, {"name": "folder", "path": "/photos"} of `--data.name=folder --data.path=/photos`."""
+  """Builds a choice from flags alone: `--data.name=folder --data.path=/photos`.
+
+  Args:
+    changes: maps keys to texts, such as {"name": "folder", "path": "/photos"}.
+    group: name of the group, such as "data".
+
+  Returns:
+    The editable choice.
+
+  Raises:
+    ConfigError: a key is invalid.
+  """
   config = ml_collections.ConfigDict({group: ml_collections.ConfigDict(type_safe=False)})
   for key, text in changes.items():
     edit(config, f"{group}.{key}", text)
@@ -175,7 +218,12 @@ def choice(changes: Mapping[str, str], group: str) -> ml_collections.ConfigDict:
 
 
 def has(config: ml_collections.ConfigDict | Mapping, key: str) -> bool:
-  """Returns whether a config has a value for a key such as "optim.lr" or "data.parts[0].weight"."""
+  """Returns whether a config has a value for a key.
+
+  Args:
+    config: the config.
+    key: key such as "optim.lr" or "data.parts[0].weight".
+  """
   for name in key.split("."):
     if not isinstance(config, ml_collections.ConfigDict | Mapping):
       return False
@@ -190,7 +238,20 @@ def has(config: ml_collections.ConfigDict | Mapping, key: str) -> bool:
 
 
 def overrides(words: Sequence[str], group: str = "config") -> tuple[dict[str, str], list[str]]:
-  """`--config.optim.lr=1e-3` and `--config.optim.lr 1e-3` as {"optim.lr": "1e-3"}, and the other words as they are."""
+  """Separates flags of a group from other arguments of the command line.
+
+  Both `--config.optim.lr=1e-3` and `--config.optim.lr 1e-3` are accepted.
+
+  Args:
+    words: arguments of the command line.
+    group: name of the group.
+
+  Returns:
+    The flags as {"optim.lr": "1e-3"}, and the other arguments.
+
+  Raises:
+    ConfigError: the last flag has no value.
+  """
   changes, others, words = {}, [], list(words)
   while words:
     word = words.pop(0)

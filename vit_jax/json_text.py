@@ -1,4 +1,4 @@
-"""JSON texts that come from elsewhere, read within bounds and without ambiguity."""
+"""Parsing of JSON texts from untrusted sources, with limits and without ambiguity."""
 
 import json
 import re
@@ -7,7 +7,8 @@ from typing import Any
 
 from vit_jax.schema import show
 
-JSON_BYTES, JSON_DEPTH = 2**24, 64  # more than any JSON of ours has, or of the codes whose weights are read
+# above the values of all JSON files of this project, and of the projects that publish weights
+JSON_BYTES, JSON_DEPTH = 2**24, 64
 
 
 def parse_json(data: bytes) -> Any:
@@ -17,7 +18,7 @@ def parse_json(data: bytes) -> Any:
     data: the text, with or without a byte order mark.
 
   Returns:
-    The value as Python represents it.
+    The value as Python objects.
 
   Raises:
     ValueError: `data` is not JSON, is longer than JSON_BYTES, is nested deeper than JSON_DEPTH, or has an object in
@@ -26,7 +27,8 @@ def parse_json(data: bytes) -> Any:
   if len(data) > JSON_BYTES:
     raise ValueError(f"it is longer than {JSON_BYTES:,} bytes")
   text = data.decode("utf-8-sig")
-  if text.count("[") + text.count("{") > JSON_DEPTH:  # Python would recurse, in C and then wherever the value goes
+  # Python recurses in C for each level, and later code recurses too.
+  if text.count("[") + text.count("{") > JSON_DEPTH:
     depth, bare = 0, re.sub(r'"[^"]*"', "", re.sub(r"\\.", "", text))  # without strings
     for bracket in re.finditer(r"[\[\]{}]", bare):
       depth += 1 if bracket[0] in "[{" else -1
@@ -36,7 +38,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-  """Returns the object of some pairs; raises ValueError if a key occurs twice."""
+  """Builds an object from pairs. Raises ValueError if a key occurs twice."""
   result = dict(pairs)
   if len(result) < len(pairs):
     seen = set()

@@ -1,4 +1,4 @@
-"""Locks of a disk that die with their process: on a file to be written, and on what a folder holds."""
+"""File locks that end with their process: for a file that is being written, and for a directory."""
 
 import contextlib
 import fcntl
@@ -7,12 +7,18 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-LONGEST = 200  # bytes of a file name to which a suffix can be added; file systems take 255
+LONGEST = 200  # longest file name in bytes to which a suffix can be added; file systems allow 255
 
 
 @contextlib.contextmanager
 def partial(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """A file beside `path` that nobody else writes to: locked, and where a kill has left one, that one."""
+  """Yields a locked temporary file next to `path`, to which only this process writes.
+
+  A file that an earlier, killed process left is used again.
+
+  Args:
+    path: the file that the temporary file will replace.
+  """
   number, name = 0, path.name
   if len(os.fsencode(name)) > LONGEST:
     name = hashlib.sha256(os.fsencode(name)).hexdigest()
@@ -26,13 +32,13 @@ def partial(path: pathlib.Path) -> Iterator[pathlib.Path]:
         continue
       except OSError:  # a file system without locks
         pass
-      if _leads(own, file):  # or it has its place by now, and this name is free
+      if _leads(own, file):  # otherwise another process has renamed the file, and the name is free again
         yield own
         return
 
 
 def _leads(path, file):
-  """Whether a path leads to the open file."""
+  """Returns whether a path leads to the open file."""
   try:
     return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
   except FileNotFoundError:
@@ -41,7 +47,13 @@ def _leads(path, file):
 
 @contextlib.contextmanager
 def alone(folder: pathlib.Path) -> Iterator[None]:
-  """Waits until no other process is in such a block for this folder; on a file system without locks it does not."""
+  """Waits until no other process is in a context of this function for the same directory.
+
+  On a file system without locks, the context is entered at once.
+
+  Args:
+    folder: the directory.
+  """
   descriptor = os.open(folder, os.O_RDONLY)
   try:
     with contextlib.suppress(OSError):

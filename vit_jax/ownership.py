@@ -1,4 +1,4 @@
-"""Owner, group and mode of a file that another one replaces, and the file behind a symbolic link."""
+"""Preservation of owner, group and mode when a file is replaced, and resolution of symbolic links."""
 
 import contextlib
 import errno
@@ -8,7 +8,11 @@ import stat
 
 
 def find_target(path: pathlib.Path) -> pathlib.Path:
-  """Returns the file that a path on a disk leads to, which need not exist; OSError for a link to itself."""
+  """Returns the file that a path on a disk leads to, which need not exist.
+
+  Raises:
+    OSError: the path is a link to itself.
+  """
   if not path.is_symlink():
     return path
   target = pathlib.Path(os.path.realpath(path))
@@ -20,7 +24,7 @@ def find_target(path: pathlib.Path) -> pathlib.Path:
 def take_mode(target: pathlib.Path, partial: pathlib.Path) -> int:
   """Gives a temporary file the owner, group and mode of the file that it will replace.
 
-  Until `set_mode` is called with the result, the owner may read and write the temporary file in any case.
+  Until `set_mode` is called with the result, the owner can always read and write the temporary file.
 
   Args:
     target: the file to replace, which need not exist.
@@ -44,15 +48,20 @@ def take_mode(target: pathlib.Path, partial: pathlib.Path) -> int:
     try:
       os.chown(partial, old.st_uid, old.st_gid)
     except PermissionError:
-      mode &= 0o777  # another owner gets no right to act as this one
-      with contextlib.suppress(PermissionError):  # of a group that this account is not in
+      mode &= 0o777  # drops setuid and setgid, because the new file has another owner
+      with contextlib.suppress(PermissionError):  # this account may not be in the group
         os.chown(partial, -1, old.st_gid)
   set_mode(partial, mode | stat.S_IRUSR | stat.S_IWUSR)
   return mode
 
 
 def set_mode(path: pathlib.Path, mode: int) -> None:
-  """Sets the mode of a file, unless it has that already; some file systems allow no change."""
+  """Sets the mode of a file if it differs. File systems that do not allow the change are ignored.
+
+  Args:
+    path: the file.
+    mode: permission bits.
+  """
   if stat.S_IMODE(os.stat(path).st_mode) != mode:
     with contextlib.suppress(PermissionError):
       os.chmod(path, mode)

@@ -1,4 +1,4 @@
-"""A user's text as a path: on a disk, or in a bucket of Google Cloud Storage."""
+"""Paths that users provide: on a disk, or in a bucket of Google Cloud Storage."""
 
 import contextlib
 import functools
@@ -16,7 +16,23 @@ BUCKET = "gs://"
 
 
 def path(text: str | os.PathLike, bare: bool = False) -> pathlib.Path:
-  """The path that a user means, see `parse`. ConfigError also where its bucket, gcsfs or credentials are missing."""
+  """Parses a path and checks that its bucket can be used.
+
+  Args:
+    text: a path on a disk, or gs://BUCKET/NAME.
+    bare: whether to accept a bucket without a name.
+
+  Returns:
+    A `pathlib.Path`, or an `epath.Path` for a bucket.
+
+  Raises:
+    ConfigError: the path is invalid, or the bucket, gcsfs or credentials are missing.
+    OSError: the bucket refuses the request or does not respond.
+
+  Example:
+    workdir = path("runs/digits")
+    assert not in_bucket(workdir)
+  """
   parsed = parse(text, bare)
   if in_bucket(parsed):
     try:
@@ -28,9 +44,17 @@ def path(text: str | os.PathLike, bare: bool = False) -> pathlib.Path:
 
 
 def parse(text: str | os.PathLike, bare: bool = False) -> pathlib.Path:
-  """A path on a disk, or for gs://BUCKET/NAME in a bucket (an `epath.Path`), whether or not that can be used.
+  """Parses a path without any check of its bucket.
 
-  ConfigError for other schemes, and for a bucket without a name in it, which `bare` allows.
+  Args:
+    text: a path on a disk, or gs://BUCKET/NAME.
+    bare: whether to accept a bucket without a name.
+
+  Returns:
+    A `pathlib.Path`, or an `epath.Path` for a bucket.
+
+  Raises:
+    ConfigError: the scheme is unknown, or the path in the bucket is invalid.
   """
   text = os.fspath(text)
   scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text)
@@ -46,25 +70,25 @@ def parse(text: str | os.PathLike, bare: bool = False) -> pathlib.Path:
 
 
 def in_bucket(path: os.PathLike) -> bool:
-  """Whether a path is in a bucket, where objects are replaced whole and there are no folders."""
+  """Returns whether a path is in a bucket, where objects are replaced as a whole and directories do not exist."""
   return os.fspath(path).startswith(BUCKET)
 
 
 def bucket(path: os.PathLike) -> str:
-  """The name of the bucket that a path is in."""
+  """Returns the name of the bucket of a path."""
   return os.fspath(path).removeprefix(BUCKET).partition("/")[0]
 
 
 def absolute(path: pathlib.Path) -> pathlib.Path:
-  """From the root of the disk, or as it is in a bucket: etils would put the current folder in front."""
+  """Returns the absolute path. A path in a bucket is unchanged, because etils would prepend the current directory."""
   return path if in_bucket(path) else path.absolute()
 
 
 def expand(path: pathlib.Path) -> pathlib.Path:
-  """Returns the path with the home directory in place of a leading `~` or `~USER`.
+  """Replaces a leading `~` or `~USER` by the home directory.
 
   Raises:
-    ConfigError: there is no such user, or this user has no home directory.
+    ConfigError: the user does not exist or has no home directory.
   """
   try:
     return path.expanduser()
@@ -78,15 +102,21 @@ def expand(path: pathlib.Path) -> pathlib.Path:
 
 @functools.cache
 def prepare():
-  """Makes sure, once and before a path is used, that buckets can be, by our own requests; ConfigError if not."""
+  """Prepares the process for paths in buckets. Only the first call has an effect.
+
+  fsspec then uses the requests of `vit_jax.buckets`.
+
+  Raises:
+    ConfigError: gcsfs or credentials are missing, or VITJAX_PATIENCE is invalid.
+  """
   try:
     import fsspec
-    import gcsfs  # noqa: F401 - whether it can be
+    import gcsfs  # noqa: F401 - tests whether gcsfs can be imported
   except ImportError as error:
     raise ConfigError(f"buckets need {extras.advice('gcs')} ({error})") from error
-  from vit_jax import buckets  # a second, only for those who use them
+  from vit_jax import buckets  # takes a second, so it is imported only for buckets
 
-  buckets.patience()  # what it says is checked before anything waits
+  buckets.patience()  # checks the environment variable early
   for protocol in ("gs", "gcs"):
     fsspec.register_implementation(protocol, "vit_jax.buckets.FileSystem", clobber=True)
   if os.environ.get("STORAGE_EMULATOR_HOST"):
@@ -104,7 +134,15 @@ def prepare():
 
 @functools.cache
 def check_bucket(name: str) -> None:
-  """ConfigError where there is no such bucket; asks once. OSError where it refuses or does not answer."""
+  """Checks that a bucket exists. The result is cached for each bucket.
+
+  Args:
+    name: name of the bucket.
+
+  Raises:
+    ConfigError: the bucket does not exist.
+    OSError: the bucket refuses the request or does not respond.
+  """
   from vit_jax import buckets
 
   try:
@@ -115,14 +153,14 @@ def check_bucket(name: str) -> None:
 
 @contextlib.contextmanager
 def new_folders(folder: pathlib.Path) -> Iterator[None]:
-  """Creates a folder of a disk and those above it that are missing; removes them again if the body raises.
+  """Creates a directory and its missing parents. Removes them again if the body raises an exception.
 
   Args:
-    folder: to create. A folder of a bucket needs no creation.
+    folder: the directory to create. A directory in a bucket needs no creation.
 
   Raises:
-    ConfigError: if a file is in the place of one of the folders.
-    OSError: if a folder cannot be created.
+    ConfigError: one of the parents is a file.
+    OSError: a directory cannot be created.
   """
   missing = []
   if not in_bucket(folder):
