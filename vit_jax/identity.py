@@ -1,8 +1,8 @@
-"""What a checkpoint is a state of: config, data, order of the images, packages, devices; and what is another now.
+"""Provenance of a checkpoint: config, data, order of images, packages and devices, and comparisons with the present.
 
-A state is continued only if config, data and order are the same. Other packages or devices may change bits. Names,
-labels, sizes and times of the data are compared, and the contents of a few records. The contents of all files are never
-read.
+A run is continued only if config, data and order are the same. Other packages or devices may change low-order bits.
+The comparison covers names, labels, sizes and times of the data, and the contents of a few records. Reading the
+contents of all files would take too long.
 """
 
 import functools
@@ -19,8 +19,8 @@ from vit_jax import config, extensions, files, numerics, schema
 from vit_jax.data import class_names, samples, sources, stream, versions
 from vit_jax.schema.errors import readable
 
-RECIPE = "recipe.json"  # in a workdir: which config file it is of, and what that says of itself
-SHOWN = 5  # of things that differ
+RECIPE = "recipe.json"  # file in a workdir: its config file, and the description of the config
+SHOWN = 5  # maximum number of differences to list
 
 
 def _is_count(value):
@@ -43,7 +43,7 @@ def _are_texts(values):
   return isinstance(values, dict) and all(isinstance(value, str) for value in values.values())
 
 
-# The form of what a checkpoint says; those of before say only how far the run was.
+# The schema of a checkpoint's metadata. Older checkpoints contain only the progress of the run.
 _COUNTS = dict.fromkeys(("images", "seconds", "train_seconds"), _is_count)
 _FORM = {
   "identity": {
@@ -63,8 +63,9 @@ _FORM = {
   "step_seconds": _is_count,
   "pending": {"steps": int, "sums": _are_sums},
 }
-_DISKS = {"disks": [{"files": int, "times": str, "some": [int], "last": str}]}  # of the data, which older ones lack
-# The form of what older checkpoints lack.
+# part of the data, absent in older checkpoints
+_DISKS = {"disks": [{"files": int, "times": str, "some": [int], "last": str}]}
+# The schema of metadata that older checkpoints lack.
 _LATER = {
   "settings": _are_texts,
   "flags": _are_texts,
@@ -73,10 +74,15 @@ _LATER = {
 
 
 def of(run: config.Run, source: sources.Source, grid: jax.sharding.Mesh) -> dict[str, Any]:
-  """What a state of the run is a state of, as JSON values.
+  """Returns the provenance of a run as JSON values.
 
-  Asks twice for the status of each file of an image folder and reads `samples.COUNT` records. For 200,000 files that
-  takes 3 s of a core, as long as to list them. Up to 16 requests are sent to a file server at once.
+  The function requests the status of each file of an image folder twice and reads `samples.COUNT` records. For 200,000
+  files that takes 3 s of a core, as long as listing them. Up to 16 requests are sent to a file server at the same time.
+
+  Args:
+    run: a completed run.
+    source: the training images.
+    grid: device mesh of the run.
   """
   return {
     "config": schema.plain(run),
@@ -93,7 +99,10 @@ def of(run: config.Run, source: sources.Source, grid: jax.sharding.Mesh) -> dict
 
 @functools.cache
 def code() -> str:
-  """SHA-256, its beginning, of this package's files as they are on the disk: a version, also between releases."""
+  """Returns a version of this package that also changes between releases.
+
+  The version is the first 12 digits of the SHA-256 of the package's files on the disk.
+  """
   folder = pathlib.Path(__file__).parent
   hashed = hashlib.sha256()
   for file in sorted(folder.rglob("*.py")):
@@ -102,15 +111,25 @@ def code() -> str:
 
 
 def stored_config(workdir: pathlib.Path, about: Mapping) -> dict | None:
-  """The config of the run in a workdir: that of its checkpoint, which says this `about` itself.
+  """Returns the config of the run in a workdir, or None if there is no config.
 
-  config.json, which anybody may edit, counts where there is none, and for checkpoints of before.
+  The config in the checkpoint takes precedence, because users may edit config.json. The file config.json is used if
+  there is no checkpoint, and for older checkpoints without a config.
+
+  Args:
+    workdir: the workdir.
+    about: metadata of the newest checkpoint.
   """
   return about["identity"]["config"] if "identity" in about else files.read_json(workdir / "config.json")
 
 
 def order(images: stream.Examples, position: int) -> dict[str, list[int]]:
-  """Which records are at a few positions of the epoch that a position is in, and of the next one."""
+  """Returns the records at a few positions of the current and the next epoch.
+
+  Args:
+    images: the training images.
+    position: number of images trained on so far.
+  """
   length = len(images.source)
   first = position // length * length
   positions = [start + i for start in (first, first + length) for i in samples.spread(length)]
@@ -118,7 +137,11 @@ def order(images: stream.Examples, position: int) -> dict[str, list[int]]:
 
 
 def alike(now: Mapping) -> dict[str, Any]:
-  """Returns what all processes of a run must have in common: its data without times of change, packages, settings."""
+  """Returns the values that all processes of a run must share: data without times of change, packages, and settings.
+
+  Args:
+    now: result of `of`.
+  """
   data = now["data"]
   of_files = {name: value[:12] for name, value in data["fingerprint"].items() if name != "times"}
   contents = sources.digest([(each["name"], each["sha256"]) for each in data["samples"]])[:12]
@@ -132,17 +155,22 @@ def alike(now: Mapping) -> dict[str, Any]:
 
 
 def other_data(before: Mapping, now: Mapping) -> list[str]:
-  """Lines on how the data `before` differ from those that are there `now`: what `of` has in `data`."""
+  """Describes differences of two datasets, one line for each.
+
+  Args:
+    before: the field `data` of an earlier result of `of`.
+    now: the same field of the present result.
+  """
   return _other_records(before, now) or _other_files(before, now)
 
 
 def objection(before: Mapping, now: Mapping, accept: bool = False) -> str | None:
-  """Why a state that is of the data `before` is not continued on those that are there `now`; None where it is.
+  """Returns the reason why a state cannot be continued on the present data, or None if it can.
 
   Args:
-    before: what a checkpoint has of `of`, in `data`.
-    now: the same of today.
-    accept: continue if sizes, times or contents of the files of the same records changed.
+    before: the field `data` of `of` in the checkpoint.
+    now: the same field of the present result.
+    accept: whether to accept changed sizes, times or contents of files, provided the records are the same.
   """
   lines = _other_records(before, now)
   advice = "bring them back, or take another --workdir"
@@ -156,7 +184,12 @@ def objection(before: Mapping, now: Mapping, accept: bool = False) -> str | None
 
 
 def other_order(before: Mapping, images: stream.Examples) -> str | None:
-  """Why a state is not continued whose `order` was this one; None where it is."""
+  """Returns the reason why a state cannot be continued because the order of images changed, or None if it can.
+
+  Args:
+    before: result of `order` in the checkpoint.
+    images: the training images.
+  """
   pairs = zip(before["positions"], before["records"], strict=False)
   moved = [(i, record, now) for i, record in pairs if (now := int(images.record(i))) != record]
   if not moved:
@@ -169,8 +202,8 @@ def notes(before: Mapping | None, now: Mapping) -> list[str]:
   """Returns a line for each difference that does not prevent a run from being continued.
 
   Args:
-    before: what a checkpoint has of `of`; None for an older checkpoint that has no such record.
-    now: the same of this process.
+    before: result of `of` in the checkpoint, or None for an older checkpoint without it.
+    now: result of `of` for this process.
   """
   if before is None:
     return ["warning: the checkpoint does not record its data, order, packages and devices. They are not compared."]
@@ -182,7 +215,7 @@ def notes(before: Mapping | None, now: Mapping) -> list[str]:
 
 
 def check(about: Mapping) -> None:
-  """ValueError for what a checkpoint says, where it is not in the form that a run writes."""
+  """Raises ValueError if the metadata of a checkpoint do not have the form that a run writes."""
   form = _COUNTS | (_FORM if "identity" in about else {})
   wrong = [name for name in form if not _fits(about.get(name), form[name])]
   later = about["identity"] if "identity" in about and not wrong else {}
@@ -202,7 +235,7 @@ def _fits(value, form):
 
 
 def _other_records(before, now):
-  """Lines on classes, number, names, labels and order of records."""
+  """Returns lines on differences in classes, number, names, labels and order of records."""
   lines = _other_classes(before["classes"], now["classes"])
   if before["records"] != now["records"]:
     return [*lines, f"the number of images was {before['records']:,} and is {now['records']:,}"]
@@ -224,7 +257,7 @@ def _other_records(before, now):
 
 
 def _other_classes(before, now):
-  """Returns lines on classes that are gone, new, renamed or in another order; names are compared in normal form."""
+  """Returns lines on removed, new, renamed or reordered classes. Names are compared in Unicode normal form."""
   before, now = (list(map(class_names.normal, each)) for each in (before, now))
   gone, new = [name for name in before if name not in set(now)], [name for name in now if name not in set(before)]
   if len(gone) == len(new) == 1:
@@ -238,7 +271,7 @@ def _other_classes(before, now):
 
 
 def _other_files(before, now):
-  """Lines on sizes, times of change, contents and replaced files of the same records."""
+  """Returns lines on sizes, times of change, contents and replaced files of the same records."""
   old, new = before["fingerprint"], now["fingerprint"]
   lines = [
     f"{what} of files are others"

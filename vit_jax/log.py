@@ -1,4 +1,4 @@
-"""What steps measure: fetched from the devices late, checked, and written and printed as means."""
+"""The training log. Metrics of steps are fetched from the devices with a delay, checked, averaged, and written."""
 
 import collections
 import contextlib
@@ -17,19 +17,36 @@ from vit_jax.evals.accuracy import Details
 from vit_jax.runtime import say
 from vit_jax.schema import Choice
 
-WAITING, WAITS = 0.1, 3  # share of the time that is too much, and of so many lines in a row
-DRAWING = 0.01  # share of a run's time that pictures may take before its end
-CLASSES, MISTAKES, TILE = 1000, 24, 96  # at most so many of each in a picture; pixels of an image
-AHEAD = 4  # steps that the devices may be behind this program
+# share of the time spent waiting for data that triggers advice, and the required number of consecutive lines
+WAITING, WAITS = 0.1, 3
+DRAWING = 0.01  # maximum share of a run's time for pictures before its end
+# maximum number of classes and of mistakes in a picture; size of a tile in pixels
+CLASSES, MISTAKES, TILE = 1000, 24, 96
+AHEAD = 4  # maximum number of steps by which the devices may lag behind this program
 
 
 def due(parts: build.Parts, step: int) -> dict[str, build.Eval]:
-  """The evaluations of a step before the last one."""
+  """Returns the evaluations that are due at a step before the last one.
+
+  Args:
+    parts: the run.
+    step: number of completed steps.
+  """
   return {name: each for name, each in parts.evals.items() if 0 < step < parts.total and step % each.every == 0}
 
 
 class Log:
-  """The lines of a run: a resource."""
+  """The log of a run. It must be closed.
+
+  Args:
+    parts: the run.
+    workdir: directory of the log files.
+    start: step from which the run continues.
+    timer: clock of the attempt.
+    phase: context manager that marks a phase of the run by name.
+    store: checkpoints of the run.
+    about: metadata of the restored checkpoint.
+  """
 
   def __init__(
     self,
@@ -41,7 +58,6 @@ class Log:
     store: checkpoints.Checkpoints,
     about: dict,
   ):
-    """`start`: step that the run continues from, and what is said `about` it. `store` knows which steps are saved."""
     self.clock, self._phase = timer, phase
     self._parts, self._start, self._store = parts, start, store
     self._writer = writer.Writer(
@@ -49,29 +65,50 @@ class Log:
     )
     self._pending = collections.deque()  # (step, metrics on the devices), not fetched yet
     saved = about.get("pending", {"steps": 0, "sums": {}})
-    self._sums = collections.defaultdict(float, saved["sums"])  # {metric: sum} over steps fetched and not written yet
-    self._summed = saved["steps"]  # so many
+    # {metric: sum} over steps that were fetched and not written yet
+    self._sums = collections.defaultdict(float, saved["sums"])
+    self._summed = saved["steps"]  # number of these steps
     self._lap_began = self._seen = start  # step
     self._skipped = 0
     self._evaluated = None  # step
     self._drawing = 0.0  # seconds
-    self._waits = 0  # lines in a row in which the devices waited for data; below 0: that was said
+    self._waits = 0  # consecutive lines in which the devices waited for data; negative after the advice was printed
 
   def add(self, step: int, metrics: dict[str, jax.Array], skipped: int) -> None:
-    """What `step` measured, which the devices may not have done yet, and how many images were skipped so far."""
+    """Adds the metrics of a step, which the devices may not have completed.
+
+    Args:
+      step: number of the step.
+      metrics: scalars on the devices by name.
+      skipped: number of images skipped so far.
+    """
     self._pending.append((step, metrics))
     self._skipped = skipped
-    if len(self._pending) > AHEAD:  # the clock of the watch is that of the devices, and a stop comes within few steps
+    # The devices must not lag far behind: the watch measures their progress, and a stop must take effect within a few
+    # steps.
+    if len(self._pending) > AHEAD:
       jax.block_until_ready(self._pending[-1 - AHEAD][1])
 
   def progress(self, step: int) -> dict:
-    """How far the run is at a step: its time, what the next line is to hold, whether evaluations due there are done."""
+    """Returns the progress to store in a checkpoint.
+
+    It contains times, sums for the next line, and whether all evaluations that are due are done.
+
+    Args:
+      step: step of the checkpoint.
+    """
     pending = {"steps": self._summed, "sums": dict(self._sums)}
     evaluated = self._evaluated == step or not due(self._parts, step)
     return self.clock.counts() | {"pending": pending, "evaluated": evaluated}
 
   def write_due(self, step: int) -> None:
-    """Writes the steps up to `step` if a line is due there. The first step starts the clock: it was compilation."""
+    """Writes the means up to `step` if a line is due there.
+
+    The first step only starts the clock, because it includes the compilation.
+
+    Args:
+      step: number of completed steps.
+    """
     if step == self._seen:
       return
     if step == self._start + 1:
@@ -84,7 +121,11 @@ class Log:
     self._seen = step
 
   def write(self, step: int) -> None:
-    """Writes and prints means over the steps since the last line, up to `step`, and rates."""
+    """Writes and prints the rates, and the means over the steps since the last line.
+
+    Args:
+      step: number of completed steps.
+    """
     self._fetch(step)
     self._seen = step
     if not self._summed:
@@ -119,27 +160,48 @@ class Log:
 
   @contextlib.contextmanager
   def phase(self, name: str, step: int) -> Iterator[None]:
-    """A phase after `step`: waits until all steps are done, and checks them."""
+    """Marks a phase after a step. All steps are completed and checked first.
+
+    Args:
+      name: name of the phase.
+      step: number of completed steps.
+    """
     self._fetch(step)
     with self._phase(name):
       yield
 
   def evaluated(self, step: int, figures: dict[str, float]) -> None:
-    """Writes figures, and prints the most telling ones."""
+    """Writes all figures of an evaluation and prints the main ones.
+
+    Args:
+      step: number of completed steps.
+      figures: values by name.
+    """
     self._evaluated = step
     self._writer.write(step, {selection.shown(name): value for name, value in figures.items()})
     shown = [name for name in figures if name.endswith(("top1", "loss", "shot"))]
     say(f"{step:>7}  evaluated: " + "  ".join(f"{selection.shown(name)} {figures[name]:.4f}" for name in shown))
 
   def begin(self, pictures: Mapping[str, bytes]) -> None:
-    """Gives TensorBoard the config and `pictures`, bytes of PNGs by name, where the run begins with its first step."""
+    """Writes the config and pictures to TensorBoard if the run starts at its first step.
+
+    Args:
+      pictures: maps names to bytes of PNG files.
+    """
     if self._start == 0:
       self._writer.text(0, "config", f"```\n{config.dumps(self._parts.run)}```")
       for name, png in pictures.items():
         self._writer.image(0, name, png)
 
   def draw(self, step: int, measured: Mapping[str, Outcome]) -> None:
-    """Gives TensorBoard pictures of what was measured: at the end, and before it while they take next to no time."""
+    """Writes pictures of an evaluation to TensorBoard.
+
+    Before the end of the run, pictures are omitted if they have taken more than 1 % of the training time.
+
+    Args:
+      step: number of completed steps.
+      measured: outcomes by prefix.
+    """
     if jax.process_index() != 0 or (step < self._parts.total and self._drawing > DRAWING * self.clock.train_seconds):
       return
     began = time.perf_counter()
@@ -152,11 +214,11 @@ class Log:
     self._drawing += time.perf_counter() - began
 
   def flush(self) -> None:
-    """Brings what was written where a restart finds it."""
+    """Makes all written data available for a restart."""
     self._writer.flush()
 
   def _advise(self, waited):
-    """Prints once what helps, if this share of the time was spent waiting for data in several lines in a row."""
+    """Prints advice once if waiting for data has taken too large a share of the time in several consecutive lines."""
     self._waits = (self._waits + 1 if waited > WAITING else 0) if self._waits >= 0 else -1
     if self._waits == WAITS:
       self._waits = -1
@@ -167,18 +229,18 @@ class Log:
       say(f"{waited:.0%} of the time is spent waiting for data, with {remedy}")
 
   def close(self) -> None:
-    """Ends the files."""
+    """Closes the files."""
     self._writer.close()
 
   def _rates(self, rates):
-    """A lap's rates, with those of a chip."""
+    """Adds the rates of a chip to the rates of a lap."""
     devices = self._parts.mesh.devices
     per_chip, peak = rates["images_per_second"] / devices.size, hardware.peak(devices.flat[0])
     utilisation = {"mfu": per_chip * flops.TRAINING * self._parts.forward_flops / peak} if peak else {}
     return rates | {"images_per_second_per_chip": per_chip} | utilisation
 
   def _fetch(self, step):
-    """Brings what was measured up to `step` from the devices, which finish that step, and checks it."""
+    """Fetches the metrics up to `step` from the devices, which complete that step, and checks them."""
     steps = []
     while self._pending and self._pending[0][0] <= step:
       steps.append(self._pending.popleft())
@@ -191,8 +253,16 @@ class Log:
 
 
 def pictures_of(details: Details, data: Choice) -> dict[str, bytes]:
-  """PNGs by name of what was predicted of `data`: confusion of classes, and the worst mistakes; together below 1 MB."""
-  from vit_jax import pictures  # half a second, and not of the start
+  """Draws predictions: the confusion matrix, and the worst mistakes.
+
+  Args:
+    details: details of an accuracy evaluation.
+    data: the data choice of the evaluated images.
+
+  Returns:
+    Maps names to bytes of PNG files, together less than 1 MB.
+  """
+  from vit_jax import pictures  # the import takes half a second and is not needed at the start
 
   source, predictions, _ = details
   drawn, classes = {}, source.classes
@@ -206,7 +276,7 @@ def pictures_of(details: Details, data: Choice) -> dict[str, bytes]:
       record = int(predictions.position[row])
       try:
         tile = images.prepared(record, lambda image: crops.small(np.asarray(image), TILE))[0]
-      except ImageError:  # it went since it was measured
+      except ImageError:  # the file was removed after the evaluation
         tile = None
       labels = [classes[label] for label in np.atleast_1d(predictions.label[row]) if label >= 0]
       guess = f"{predictions.confidence[row]:.0%} {classes[predictions.best[row, 0]]}"
@@ -220,12 +290,12 @@ def check_finite(step: int, metrics: dict[str, np.ndarray], store: checkpoints.C
   """Ends the run if a metric of a step is NaN or infinite.
 
   Args:
-    step: of the metrics.
-    metrics: {name: scalar}.
-    store: the checkpoints, to name the last good one.
+    step: step of the metrics.
+    metrics: scalars by name.
+    store: checkpoints, to name the last good one.
 
   Raises:
-    runtime.Stop: with exit code 44.
+    runtime.Stop: a metric is not finite. The exit code is 44.
   """
   wrong = {name: float(value) for name, value in metrics.items() if not np.isfinite(value)}
   if wrong:
@@ -233,7 +303,13 @@ def check_finite(step: int, metrics: dict[str, np.ndarray], store: checkpoints.C
 
 
 def not_finite(step: int, problem: str, store: checkpoints.Checkpoints) -> runtime.Stop:
-  """Returns the exception that ends a run at a step because of NaN or infinite values, with exit code 44."""
+  """Returns the exception that ends a run because of NaN or infinite values, with exit code 44.
+
+  Args:
+    step: step of the values.
+    problem: description of the values.
+    store: checkpoints, to name the last good one.
+  """
   store.wait()
   saved = store.steps()
   return runtime.Stop(

@@ -1,4 +1,4 @@
-"""Assembly of a measurement: evaluations of a file's weights by their features, each with data of its own."""
+"""Assembly of a measurement: evaluations of the features of given weights, each with its own data."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,22 +14,39 @@ from vit_jax.schema import Choice, ConfigError, at
 
 
 class Parts(NamedTuple):
-  """What a measurement is made of, on given devices."""
+  """A measurement that is ready to run on its devices.
+
+  Attributes:
+    params: parameters by path.
+    evals: functions (params, poll) -> `evals.Outcome`, by name.
+    notes: lines on the image size, and on changes of the weights.
+  """
 
   params: dict[str, jax.Array]
-  evals: dict[str, Callable]  # (params, poll) -> evals.Outcome
-  notes: list[str]  # at which size images are measured, and what was done to the weights
+  evals: dict[str, Callable]
+  notes: list[str]
 
 
 def complete(measurement: Measurement, image_size: int | None) -> dict[str, Choice]:
-  """The evaluations with every argument checked, for a model of images of this size; None: it is not known yet."""
+  """Checks every argument of the evaluations.
+
+  Args:
+    measurement: the measurement.
+    image_size: image size of the model, or None if it is not known yet.
+
+  Returns:
+    The bound evaluations by name.
+
+  Raises:
+    ConfigError: an argument is invalid, or an evaluation has no data.
+  """
   choices = {}
   for name, choice in measurement.evals.items():
     with at(f"config.evals.{name}"):
       if choice.name == "accuracy":
         raise ConfigError("'accuracy' needs the weights' own classes; use vit_jax.evaluate", "name")
       choices[name] = evals.bind(choice, evals.EVALS, {"image_size": image_size} if image_size else {})
-      if choices[name].args.get("data", choice) is None:  # an evaluation of the weights alone takes no data
+      if choices[name].args.get("data", choice) is None:  # an evaluation of the weights alone has no parameter `data`
         raise ConfigError("missing; name a dataset: dict(name='cifar100')", "data")
   return choices
 
@@ -42,15 +59,18 @@ def build(
   open_split: Callable = catalog.open_split,
   screen: evals.Screen | None = None,
 ) -> Parts:
-  """Everything for a measurement on `devices`, of the weights of a file, which lose their head.
+  """Builds a measurement of the weights of a file. The head of the weights is removed.
 
   Args:
-    measurement: as the config says it.
-    description: of the file's model.
+    measurement: a resolved measurement.
+    description: the model of the file.
     arrays: its parameters by path, layer by layer.
-    devices: of the mesh.
-    open_split: (data choice, split) -> the images.
-    screen: where it is shown how many images are done.
+    devices: devices of the mesh.
+    open_split: function (data choice, split) that opens the images.
+    screen: display of the number of completed images.
+
+  Raises:
+    ConfigError: an argument is invalid, or the weights are for images that are not square.
   """
   size = measurement.image_size or description.image_size
   if not isinstance(size, int):
@@ -72,7 +92,7 @@ def build(
 
 
 def _size(measurement, size):
-  """A note of the side of images, and where it is the weights' own how another is taken."""
+  """Returns a note on the image size. If it is the size of the weights, the note names the flag that changes it."""
   if measurement.image_size:
     return f"images of {size} px (config.image_size)"
   return (

@@ -1,12 +1,14 @@
-"""Plans a run on TPUs that are not there: python -m vit_jax.plan --config=configs/vit_i21k.py:L/16 --topology=v3-32
+"""Plans a run on TPUs that are not attached: python -m vit_jax.plan --config=configs/vit_i21k.py:L/16 --topology=v3-32
 
-Compiles the very train step of the config with the TPU's own compiler (pip install -e '.[tpu]'; no TPU is needed) and
-says for each slice whether it fits, how long a step takes and what limits it, and what the whole run will need. The
-data may be absent: the catalog knows how many images there are. `--search` looks for the fastest mesh,
-rematerialisation and micro-batches that fit. While a program compiles, a line on the standard error stream reports
-every 15 seconds what is compiled, and for how long. A run whose hosts cannot feed their chips is named: give the images
-that one host was measured to make in a second as `--host-rate`, else its cores are what is known of it. Nothing here
-ran on a TPU: what the figures mean is printed below them.
+The command compiles the train step of the config with the TPU compiler (pip install -e '.[tpu]'). No TPU is needed.
+For each slice it reports whether the run fits, the time of a step and its bottleneck, and the requirements of the
+whole run. The data need not be present, because the catalog contains the number of images. `--search` searches for the
+fastest mesh, rematerialisation and micro-batches that fit. While a program compiles, a line on standard error reports
+every 15 seconds what is compiled, and for how long.
+
+The report names runs whose hosts cannot feed their chips. Pass the measured number of images that one host prepares
+per second as `--host-rate`. By default it is estimated from the cores of the host. The figures are not measurements on
+a TPU. Their meaning is printed below the table.
 """
 
 import argparse
@@ -28,7 +30,7 @@ INTERVAL = 15.0  # seconds between two lines about progress
 
 
 def main() -> None:
-  """Reads flags, plans on each slice, prints the table."""
+  """Reads the flags, plans each slice and prints the table."""
   args, slices, run = parse()
   plans = []
   kernels = run.model.args.get("attention") == "fused"
@@ -43,14 +45,21 @@ def main() -> None:
       for plan in search.candidates(run, slice_, make_plan) if args.search else [make_plan(run, slice_)]:
         print(tables.line(plan), flush=True)
         made.append(plan)
-        if args.json:  # after each, so that none is lost to whatever happens to the next
+        if args.json:  # after each plan, so that an error in the next one loses no result
           files.write_text(args.json, json.dumps([dataclasses.asdict(p) for p in plans + made], indent=2) + "\n")
       plans += search.ranked(made)
   print(f"\n{tables.table(plans)}\n\n{tables.METHOD}")
 
 
 def parse() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
-  """The flags, with the slices and the run that they name; ConfigError for a mistake in them."""
+  """Parses the flags.
+
+  Returns:
+    The flags, the slices and the run.
+
+  Raises:
+    ConfigError: a flag or the config is invalid.
+  """
   parser = cli.Parser("plan", __doc__)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument(
@@ -77,13 +86,18 @@ def parse() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
     )
   if args.json and not paths.in_bucket(args.json) and not args.json.absolute().parent.is_dir():
     raise ConfigError(f"--json: there is no folder {args.json.absolute().parent}; make it first")
-  overrides = args.overrides | {"init.from": "none"}  # a plan reads no weights; a recipe may ask for some
+  overrides = args.overrides | {"init.from": "none"}  # a plan reads no weights, although the recipe may require some
   return args, args.topology, build.complete(config.resolve(flags.load(args.config, overrides)))
 
 
 def describe(run: config.Run, whole: bool) -> None:
-  """Prints the parameters of the model in a dozen lines, with `whole` all of them too; nothing where it cannot be."""
-  with contextlib.suppress(ConfigError):  # which is the problem of every plan then
+  """Prints a summary of the model's parameters. Prints no output if the model cannot be built.
+
+  Args:
+    run: a completed run.
+    whole: whether to print the table of all parameters too.
+  """
+  with contextlib.suppress(ConfigError):  # every plan reports this error
     model = models.functional(build.description(run, catalog.known_split(run.data, "train").classes))
     shapes = {path: shape for path, shape in model.shapes().items() if path not in model.statistics}
     if whole:

@@ -7,16 +7,16 @@ import pathlib
 import sys
 from collections.abc import Mapping, MutableMapping
 
-_GOOGLE, _NETWORK_CARD = "0x1ae0", "0x0042"  # PCI vendor, and its device that is no TPU
+_GOOGLE, _NETWORK_CARD = "0x1ae0", "0x0042"  # PCI vendor, and its network card, which is not a TPU
 
 
 def select(environment: MutableMapping[str, str] = os.environ, root: str = "/") -> None:
   """Sets JAX_PLATFORMS=cpu if libtpu is installed, no TPU is attached, and JAX has no other accelerator.
 
-  Otherwise JAX would try to start libtpu first, which prints errors on each start. A value that the user set is kept.
+  Otherwise JAX would try to start libtpu first, which prints errors at each start. A value that the user set is kept.
 
   Args:
-    environment: to be read and changed.
+    environment: environment variables to read and change.
     root: root of the file system to inspect.
   """
   if "JAX_PLATFORMS" in environment or importlib.util.find_spec("libtpu") is None or tpu_attached(environment, root):
@@ -27,10 +27,10 @@ def select(environment: MutableMapping[str, str] = os.environ, root: str = "/") 
 
 
 def import_jax(environment: Mapping[str, str] = os.environ) -> None:
-  """Imports JAX. Ends the program with exit code 2 and one line if JAX refuses the value of a variable.
+  """Imports JAX. If JAX refuses an environment variable, the program prints one line and ends with exit code 2.
 
   Args:
-    environment: that JAX reads.
+    environment: the environment variables of JAX.
   """
   try:
     importlib.import_module("jax")
@@ -43,7 +43,12 @@ def import_jax(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def tpu_attached(environment: MutableMapping[str, str], root: str = "/") -> bool:
-  """Returns whether device files, PCI devices or variables of Cloud TPU show that this machine has a TPU."""
+  """Returns whether device files, PCI devices or variables of Cloud TPU show that this machine has a TPU.
+
+  Args:
+    environment: environment variables.
+    root: root of the file system to inspect.
+  """
   if any(name.startswith("TPU_") for name in environment):
     return True
   if any(any(pathlib.Path(root).glob(pattern)) for pattern in ("dev/accel*", "dev/vfio/[0-9]*")):

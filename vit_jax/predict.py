@@ -1,13 +1,15 @@
-"""Predicts classes of images by any weights: python -m vit_jax.predict --weights=runs/a photos/ [--out=classes.csv]
+"""Predicts classes of images with any weights: python -m vit_jax.predict --weights=runs/a photos/ [--out=classes.csv]
 
-A PATH is an image file; a folder, of which all images below count; a manifest of JSON lines, {"path": "a.jpg"}; or -,
-paths on stdin, one a line, which are read too where there is no PATH. Weights are a run's workdir, or any file that
-`vit_jax.convert` reads. Images are prepared as for the run's own evaluation, or as the publisher of the file says.
+A PATH is an image file, a directory that is searched recursively for images, or a manifest of JSON lines such as
+{"path": "a.jpg"}. The PATH - reads paths from standard input, one per line, which is also the default without a PATH.
+Weights are the workdir of a run, or any file that `vit_jax.convert` reads. Images are prepared as in the evaluation of
+the run, or as the publisher of the file specifies.
 
---out=FILE.csv, .jsonl or .npz has a row for each file in the order of the PATHs, folders in order of name: the best
-five classes by name with their probabilities, or the reason why the file is bad; with --features also what goes into
-the head (.jsonl, .npz), or with --features-of=cls, patches or cls_patches the class token after the last norm, the mean
-of the patches, or both. Without it the first rows are shown. Exit code 1 says that there were bad files.
+--out=FILE.csv, .jsonl or .npz has a row for each file, in the order of the PATHs. Directories are read in order of
+file names. A row contains the best five classes with their probabilities, or the reason why the file is bad.
+--features adds the input of the head (.jsonl, .npz). --features-of=cls, patches or cls_patches adds the class token
+after the last norm, the mean of the patches, or both. Without --out the first rows are printed. Exit code 1 means that
+some files are bad.
 """
 
 import contextlib
@@ -26,12 +28,12 @@ from vit_jax.runtime import say
 from vit_jax.schema import amount
 from vit_jax.schema.errors import readable, some
 
-EXIT_BAD = 1  # some files are bad; all others are predicted
-NAMED = 5  # bad files on the screen
+EXIT_BAD = 1  # some files are bad; all others have predictions
+NAMED = 5  # maximum number of bad files on the screen
 
 
 def main() -> None:
-  """Reads flags and weights, predicts, writes."""
+  """Reads the flags and weights, predicts and writes."""
   parser = cli.Parser("predict", __doc__)
   parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, manifests, or - for paths on stdin")
   parser.add_argument("--weights", required=True, help="a file of weights or a workdir")
@@ -64,7 +66,7 @@ def main() -> None:
       raise schema.ConfigError(f"--weights: {arguments.weights} has no head, and so predicts no class; add --features")
     if features:
       with schema.at("--features-of"):
-        models.functional(use.description).features_of(features)  # an error before anything is read or written
+        models.functional(use.description).features_of(features)  # raises an error before files are read or written
     _introduce(arguments.weights, use, chosen)
     with watch.phase("evaluation"):
       computed = batches.predictions(use, chosen.files, jax.local_devices(), features, watch.poll, arguments.batch)
@@ -79,14 +81,14 @@ def main() -> None:
 
 
 def _words(paths) -> list[str]:
-  """The PATHs, or where there are none stdin, if anything may come from it."""
+  """Returns the PATHs, or standard input if there are none and input is piped."""
   if not paths and (sys.stdin is None or sys.stdin.isatty()):
     raise schema.ConfigError("no PATH; name files, folders, a manifest (.jsonl), or pipe paths into it, one a line")
   return paths or [inputs.STDIN]
 
 
 def _loaded(arguments) -> stored.Stored:
-  """The weights of the command line."""
+  """Loads the weights of the command line."""
   try:
     return stored.load(arguments.weights, arguments.ema, arguments.image_size, prefix=arguments.prefix)
   except schema.ConfigError as error:
@@ -94,7 +96,7 @@ def _loaded(arguments) -> stored.Stored:
 
 
 def _introduce(weights, use, chosen) -> None:
-  """Says what is used, and of which files nothing is."""
+  """Prints the model and its notes, and the number of ignored files."""
   say(f"{weights}: {use.description}")
   for note in use.notes:
     say(f"  {readable(note)}")
@@ -103,7 +105,7 @@ def _introduce(weights, use, chosen) -> None:
 
 
 def _finish(computed: Iterator[list[Row]], count: int, classes, out) -> list[str]:
-  """Writes or shows all rows, and says how fast that was; words about those that are bad."""
+  """Writes or prints all rows and the throughput. Returns descriptions of the bad files."""
   bad, began = [], time.monotonic()
   with contextlib.ExitStack() as stack:
     screen = stack.enter_context(Screen("predict", count))
@@ -119,7 +121,7 @@ def _finish(computed: Iterator[list[Row]], count: int, classes, out) -> list[str
 
 
 def _counted(computed: Iterable[list[Row]], screen: Screen, bad: list[str]) -> Iterator[Row]:
-  """The rows, one by one, counted on the screen; those that are bad go to `bad` in words."""
+  """Yields the rows one by one, counts them on the screen, and appends descriptions of bad files to `bad`."""
   for some_rows in computed:
     reasons = [f"{readable(row.file)} ({readable(row.reason)})" for row in some_rows if row.reason is not None]
     bad += reasons
