@@ -1,8 +1,12 @@
-"""Models: `functional` makes one of a description, as pure functions; `create` makes a module, for interactive use.
+"""Image models: Vision Transformers, compact transformers, MLP-Mixer, Swin, EfficientNet and BiT.
 
-A model maps images [B, H, W, C], normalised, and a random key (None: evaluation) to logits [B, V] in float32; with no
-classes, to features. Its state is `nnx.Param`, and `nnx.BatchStat` for averages that training keeps beside gradients.
-`published/` lists the names of each family, `table` finds them; `capture` gives access to intermediates.
+`functional` converts a description to a model with pure functions. `create` returns a Flax module for interactive use.
+
+A model maps normalised images [B, H, W, C] and a random key to logits [B, V] in float32. A key of None selects
+evaluation. A model without classes returns features instead of logits. Its state consists of `nnx.Param`, and of
+`nnx.BatchStat` for running averages that the forward pass updates in training.
+
+The modules in `published/` list the names of each family, and `table` looks them up. `capture` returns intermediates.
 """
 
 from flax import nnx
@@ -40,15 +44,29 @@ def create(
   rngs: Keys | None = None,
   **arguments,
 ) -> nnx.Module:
-  """A model for interactive use; image size and classes are the published ones unless given.
+  """Creates a model for interactive use.
 
   Args:
-    name: one of `names()`, or another spelling under which the model is published.
-    image_size: side of square images in pixels, or (height, width) for the families that allow it.
-    channels: of the images.
-    classes: number of classes; 0 leaves the head out, and the model gives what would go into it.
-    rngs: the source of initial values.
-    **arguments: of the model, as in `config.model`.
+    name: one of `names()`, or another name under which the model is published.
+    image_size: side of square images in pixels, or (height, width) if the family supports it. The default is the
+      published size.
+    channels: number of image channels.
+    classes: number of classes. With 0 the model has no head and returns features. The default is the published number.
+    rngs: source of the keys for initial values. The default is a fixed key.
+    **arguments: arguments of the model, as in `config.model`.
+
+  Returns:
+    The module. It is called as `module(images, key)`.
+
+  Raises:
+    ConfigError: if the name or an argument is invalid.
+
+  Example:
+    import jax.numpy as jnp
+    from vit_jax import models
+
+    model = models.create("ViT-Ti/16", image_size=64, classes=10, depth=2)
+    model(jnp.zeros((1, 64, 64, 3))).shape  # (1, 10)
   """
   with schema.at("model"):
     row = find(name)

@@ -1,4 +1,4 @@
-"""Sharding of activations: set by whoever traces a model on a mesh, read by the model, which names no axis of it."""
+"""Sharding of activations. The code that traces a model on a mesh sets it, so that models name no mesh axis."""
 
 import contextlib
 import contextvars
@@ -13,11 +13,11 @@ from vit_jax.shapes import Float, Tensor
 
 
 class Sharding(NamedTuple):
-  """How activations are sharded while a model is traced."""
+  """The sharding of activations while a model is traced."""
 
-  stream: jax.sharding.Sharding  # of [B, ...], the batch axis in front
-  gather: Callable  # (path, parameter of one layer) -> the parameter, whole where it is split for storage only
-  per_device: Callable  # function of one device's [B, N, F] and [F] arrays -> function of the global ones
+  stream: jax.sharding.Sharding  # sharding of [B, ...], with the batch axis first
+  gather: Callable  # (path, parameter of one layer) -> the parameter, gathered if it is split for storage only
+  per_device: Callable  # function of one device's [B, N, F] and [F] arrays -> function of global arrays
 
 
 _sharding: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar("sharding", default=None)
@@ -25,14 +25,15 @@ _sharding: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar("sha
 
 @contextlib.contextmanager
 def sharded(stream: jax.sharding.Sharding, gather: Callable, per_device: Callable) -> Iterator[None]:
-  """A model that is traced inside constrains its activations.
+  """Constrains the activations of every model that is traced inside.
 
-  XLA does not carry the batch axis into a scanned layer whose parameters are split: ViT-L/16 doubled its FLOPs.
+  XLA does not propagate the batch axis into a scanned layer with split parameters. Without constraints the FLOPs of
+  ViT-L/16 doubled.
 
   Args:
-    stream: sharding of the stream [B, ...] after every layer.
-    gather: function (path, parameter of one layer) -> the parameter as the layer computes with it.
-    per_device: function that makes of a function of one device's [B, N, F] and [F] arrays one of the global arrays.
+    stream: sharding of the activations [B, ...] after every layer.
+    gather: function (path, parameter of one layer) -> the parameter with which the layer computes.
+    per_device: converts a function of one device's arrays [B, N, F] and [F] to a function of global arrays.
   """
   token = _sharding.set(Sharding(stream, gather, per_device))
   try:
@@ -42,13 +43,18 @@ def sharded(stream: jax.sharding.Sharding, gather: Callable, per_device: Callabl
 
 
 def constrain(x: Float[Tensor, " B *x"]) -> Float[Tensor, " B *x"]:
-  """The stream under the constraint of its sharding; without a mesh x itself."""
+  """Applies the sharding constraint to activations (B, ...). Without a mesh they are returned unchanged."""
   sharding = _sharding.get()
   return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding.stream)
 
 
 def gather(prefix: str, params: nnx.State) -> nnx.State:
-  """The parameters of one layer, whose paths begin with `prefix`, as its computation wants them."""
+  """Returns the parameters of one layer as its computation needs them.
+
+  Args:
+    prefix: prefix of the paths of the layer.
+    params: parameters of the layer.
+  """
   sharding = _sharding.get()
   if sharding is None:
     return params
@@ -56,6 +62,9 @@ def gather(prefix: str, params: nnx.State) -> nnx.State:
 
 
 def per_device(function: Callable) -> Callable:
-  """The function for global arrays [B, N, F] and [F], run on each device's part; without a mesh the function itself."""
+  """Returns a function of global arrays [B, N, F] and [F] that runs `function` on each device's part.
+
+  Without a mesh, `function` itself is returned.
+  """
   sharding = _sharding.get()
   return function if sharding is None else sharding.per_device(function)

@@ -1,4 +1,4 @@
-"""Batch normalisation, the one layer here whose forward pass in training leaves something behind."""
+"""Batch normalisation, the only layer that updates its state in the forward pass."""
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +8,18 @@ from vit_jax.shapes import Array, Float, PRNGKey, Tensor
 
 
 class BatchNorm(nnx.Module):
-  """(x - mean) / sqrt(var + eps) * scale + bias (Ioffe & Szegedy 2015), computed in float32.
+  """Batch normalisation: (x - mean) / sqrt(var + eps) * scale + bias (Ioffe & Szegedy 2015), computed in float32.
 
-  With a key, in training, mean and biased variance are those of x over all axes but the last: of the global batch,
-  however it is split over devices. The running ones become (1 - momentum) old + momentum new, as in PyTorch, the new
-  variance unbiased. Without a key the running ones normalise, and stay.
+  With a key (training), mean and biased variance are computed over all axes of x except the last. They are those of the
+  global batch, regardless of its distribution over devices. The running averages become (1 - momentum) old + momentum
+  new, with the unbiased variance, as in PyTorch. Without a key (evaluation), the running averages are used and not
+  updated.
+
+  Args:
+    width: size of the last axis.
+    eps: added to the variance.
+    momentum: weight of the new statistics in the running averages.
+    dtype: type of the result.
   """
 
   def __init__(self, width, *, eps, momentum, dtype):
@@ -29,10 +36,10 @@ class BatchNorm(nnx.Module):
     return x.astype(self.dtype)
 
   def _measure(self, x):
-    """Mean and biased variance of the batch, which also move the running ones."""
+    """Returns mean and biased variance of the batch, and updates the running averages."""
     axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
     mean = x.mean(axes)
-    # Of the differences, in a second pass: E[x^2] - E[x]^2 loses the digits of a channel far from zero.
+    # A second pass over the differences is required. E[x^2] - E[x]^2 is inaccurate for channels far from zero.
     var = jnp.square(x - mean).mean(axes)
     for running, new in ((self.mean, mean), (self.var, var * (count / max(count - 1, 1)))):
       running.set_value((1 - self.momentum) * running[...] + self.momentum * new)

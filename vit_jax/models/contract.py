@@ -1,4 +1,4 @@
-"""What the package requires of the module that a model's function builds, in particular of a user's.
+"""Requirements for the module that a model's function returns, which matter most for user-defined models.
 
 Every module needs a method `outputs`. The attributes `accepts_patches`, `patch` and `prefix` are optional.
 `docs/extend.md` lists all requirements.
@@ -15,11 +15,11 @@ from vit_jax.models.sizes import sides
 from vit_jax.schema import ConfigError, amount, show
 from vit_jax.shapes import Float, Tensor
 
-BATCH = 2  # images of the check: an operation that mixes up images and channels then has another shape
+BATCH = 2  # number of images in the check: differs from 1, so that operations that confuse axes change the shape
 
 
 def patch_of(module: nnx.Module) -> int | None:
-  """Returns the side of the patches into which images may be cut before the module sees them, or None.
+  """Returns the side of the patches into which images may be cut before the module receives them, or None.
 
   The attribute `patch` alone has no effect, because a module may store its patch size for its own use.
   """
@@ -27,7 +27,11 @@ def patch_of(module: nnx.Module) -> int | None:
 
 
 def prefix_of(name: str, module: nnx.Module) -> Mapping[str, int]:
-  """Returns the number of tokens in front of the patches, by name; {} for a module without the attribute `prefix`.
+  """Returns {name: number} of the tokens in front of the patches. Empty for a module without the attribute `prefix`.
+
+  Args:
+    name: name of the model, for messages.
+    module: the module.
 
   Raises:
     ConfigError: if the attribute `prefix` has another meaning.
@@ -54,16 +58,19 @@ def check_outputs(
   dtype: str,
   prefix: Mapping[str, int],
 ) -> None:
-  """Raises ConfigError unless `module.outputs` returns an `Output` of the right shapes. Nothing is computed.
+  """Checks that `module.outputs` returns an `Output` with the required shapes, without any computation.
 
   Args:
-    name: of the model, for messages.
-    module: with real or abstract parameters.
+    name: name of the model, for messages.
+    module: module with real or abstract parameters.
     image_size: side of the images, or (height, width), in pixels.
-    channels: of the images.
-    classes: number of classes; 0 for a module without a head.
+    channels: number of image channels.
+    classes: number of classes. 0 for a module without a head.
     dtype: type of the images.
-    prefix: tokens in front of the patches by name.
+    prefix: {name: number} of the tokens in front of the patches.
+
+  Raises:
+    ConfigError: if the method is missing, or if a shape or a type is wrong.
   """
   if not callable(getattr(module, "outputs", None)):
     raise ConfigError(
@@ -95,6 +102,6 @@ def check_outputs(
 
 
 def _check_shape(name, field, found, expected):
-  """ConfigError for another shape."""
+  """Raises a ConfigError if the shapes differ."""
   if found != expected:
     raise ConfigError(f"model {name}: outputs.{field} has the shape {found} for {BATCH} images. It must be {expected}")

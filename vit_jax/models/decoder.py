@@ -1,4 +1,4 @@
-"""The decoder of a masked autoencoder (He et al. 2022): the tokens of some patches to all patches."""
+"""The decoder of a masked autoencoder (He et al. 2022), which predicts all patches from visible ones."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from vit_jax.shapes import Array, Float, Integer, PRNGKey, Shaped, Tensor
 
 
 class _Module(nnx.Module):
-  """[B, T + M, D] -> [B, N, O]: tokens of the patches that were seen, with prefix tokens in front, to all patches."""
+  """The decoder's network: [B, T + M, D] -> [B, N, O], from T prefix tokens and M visible patches to all N patches."""
 
   def __init__(self, inputs, outputs, grid, *, width, heads, blocks, dtype, rngs):
     common = {"dtype": dtype, "rngs": rngs}
@@ -43,12 +43,25 @@ class _Module(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-  """Pure functions of parameters by path, which begin with `path`."""
+  """A decoder as pure functions of flat parameters. All parameter paths start with `path`.
+
+  Args:
+    path: prefix of the parameter paths.
+    inputs: width of the encoder's tokens.
+    outputs: number of predicted values of each patch.
+    grid: numbers of rows and columns of patches.
+    width: width of the decoder's tokens.
+    depth: number of blocks.
+    heads: number of attention heads.
+    dtype: type of the computation.
+    scan: whether the blocks are scanned.
+    remat: rematerialisation policy, a key of `stack.POLICIES`.
+  """
 
   path: str
-  inputs: int  # width of the encoder's tokens
-  outputs: int  # of each patch
-  grid: tuple[int, int]  # rows and columns of patches
+  inputs: int
+  outputs: int
+  grid: tuple[int, int]
   width: int
   depth: int
   heads: int
@@ -57,7 +70,11 @@ class Decoder:
   remat: str
 
   def init(self, key: PRNGKey) -> dict[str, Shaped[Array, "..."]]:
-    """Initial parameters."""
+    """Returns initial parameters by path.
+
+    Args:
+      key: random key.
+    """
     state = trees.flatten(nnx.state(self._make(rng.Keys(key))))
     return {f"{self.path}/{path}": value for path, value in state.items()}
 
@@ -68,13 +85,16 @@ class Decoder:
     visible: Integer[Tensor, "B M"],
     restore: Integer[Tensor, "B N"],
   ) -> Float[Array, "B N O"]:
-    """What is predicted of every patch.
+    """Predicts the values of every patch.
 
     Args:
-      params: by path; others among them are ignored.
-      tokens: of the encoder, prefix tokens in front, then those of the visible patches.
-      visible: their numbers.
-      restore: where each patch stands in (visible patches, hidden patches).
+      params: {path: array}. Other paths are ignored.
+      tokens: tokens of the encoder, (B, T, D): prefix tokens, then visible patches.
+      visible: numbers of the visible patches, (B, M).
+      restore: position of each patch in (visible patches, hidden patches), (B, N).
+
+    Returns:
+      Predictions, (B, N, O).
     """
     graph, abstract = nnx.split(nnx.eval_shape(lambda: self._make(rng.Keys(rng.key(0)))))
     own = {path: params[f"{self.path}/{path}"] for path in trees.flatten(abstract)}
@@ -96,7 +116,7 @@ class Decoder:
     return _Module(self.inputs, self.outputs, self.grid, **sizes)
 
 
-# Rows of a sharding table besides those that all blocks have.
+# Rows of the sharding table, in addition to the rows that all blocks share.
 SHARDING = (
   (r".*/decoder/(embedding|prediction)/kernel", ("fsdp", None)),
   (r".*/decoder/((embedding|prediction)/bias|mask_token)", (None,)),

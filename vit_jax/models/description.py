@@ -1,4 +1,4 @@
-"""Which model: a name with arguments, and the sizes it is made for."""
+"""Descriptions of models: a name with arguments, and the sizes of images and outputs."""
 
 import dataclasses
 from typing import Any
@@ -8,7 +8,7 @@ from vit_jax.models import table
 from vit_jax.models.published.model import Published
 from vit_jax.schema import Choice, ConfigError, amount
 
-# How a model is computed and regularised is not what it is, nor is how its weights are made to fit another resolution.
+# Arguments for computation, regularisation, initial values and resampling of weights do not identify a model.
 _BESIDE = (
   "resampling",
   *("scan", "remat", "dtype", "dropout", "attention_dropout", "stochastic_depth"),
@@ -17,7 +17,7 @@ _BESIDE = (
 
 
 def in_words(value: Any) -> str:
-  """An argument in a line; of a choice its name, and its own in brackets."""
+  """Formats an argument. A Choice becomes `name (key=value ...)`."""
   if not isinstance(value, Choice):
     return str(value)
   own = " ".join(f"{key}={one}" for key, one in value.args.items())
@@ -26,7 +26,14 @@ def in_words(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-  """A model by name and arguments, for images of a size; no classes means no head."""
+  """A model by name and arguments, for images of a certain size.
+
+  Args:
+    model: name and arguments of the model.
+    image_size: side of square images in pixels, or (height, width).
+    classes: number of classes. 0 for a model without a head.
+    channels: number of image channels.
+  """
 
   model: Choice
   image_size: int | tuple[int, int]
@@ -34,40 +41,44 @@ class Description:
   channels: int = 3
 
   def __hash__(self):
-    # Of equal descriptions equal; arguments are a dict, which has none.
+    # Equal descriptions have equal hashes. The arguments are a dict, which cannot be hashed, so their keys are used.
     return hash((self.model.name, tuple(self.model.args), self.image_size, self.classes, self.channels))
 
   @property
   def published(self) -> Published:
-    """What the name stands for."""
+    """The row of the model table that the name selects."""
     with schema.at("model"):
       return table.find(self.model.name)
 
   def replaced(self, **changes) -> "Description":
-    """The description with other values."""
+    """Returns the description with other values."""
     return dataclasses.replace(self, **changes)
 
   def bound(self) -> "Description":
-    """The description with every argument of the model checked and filled in; ConfigError for what is not allowed."""
+    """Returns the description with all arguments of the model checked and filled in.
+
+    Raises:
+      ConfigError: if the name or an argument is invalid.
+    """
     with schema.at("model"):
       return self.replaced(model=table.bind(self.model))
 
   def unscanned(self) -> "Description":
-    """The same model with parameters layer by layer, as importers have them."""
+    """Returns the same model with separate parameters for each layer, as importers require."""
     args = {key: value for key, value in self.model.args.items() if key != "scan"}
     return self.replaced(model=Choice(self.model.name, args))
 
   def arguments(self) -> dict[str, Any]:
-    """All arguments of the model, with defaults filled in."""
+    """Returns all arguments of the model, including defaults."""
     return dict(self.bound().model.args)
 
   def essential(self) -> dict[str, Any]:
-    """The arguments that make another model than the name alone."""
+    """Returns the arguments that change the model compared to its name alone."""
     default = self.replaced(model=Choice(self.model.name)).arguments()
     return {key: value for key, value in self.arguments().items() if key not in _BESIDE and value != default[key]}
 
   def flags(self) -> str:
-    """The flags that select the model in a config."""
+    """Returns the command-line flags that select the model in a config."""
     chosen = {"name": self.model.name}
     for key, value in self.essential().items():
       if isinstance(value, Choice):
@@ -77,7 +88,7 @@ class Description:
     return " ".join(schema.texts.flag(f"config.model.{key}", value) for key, value in chosen.items())
 
   def __str__(self):
-    """One line: model, arguments, sizes."""
+    """Formats the model, its essential arguments and its sizes in one line."""
     size = self.image_size
     arguments = "".join(f", {key}={in_words(value)}" for key, value in self.essential().items())
     side = f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"
@@ -85,12 +96,19 @@ class Description:
     return f"{self.model.name}{arguments} ({side}, {classes})"
 
   def to_json(self) -> dict[str, Any]:
-    """The description as JSON values."""
+    """Returns the description as JSON values."""
     return schema.plain(self)
 
   @classmethod
   def from_json(cls, values: Any) -> "Description":
-    """The description that `to_json` gave these values for; ConfigError for others."""
+    """Returns the description for values that `to_json` returned.
+
+    Args:
+      values: JSON values, which may be from an older version.
+
+    Raises:
+      ConfigError: if the values do not describe a model.
+    """
     try:
       model, size = renames.model(values["model"]), values["image_size"]
       sides = [size] if isinstance(size, int) else list(size)

@@ -1,5 +1,4 @@
-"""Differential attention (Ye et al. 2024, arXiv:2410.05258): what one half of a head's channels attends to, less a part
-of what the other half does."""
+"""Differential attention (Ye et al. 2024, arXiv:2410.05258): the difference of two attention maps in each head."""
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -12,9 +11,15 @@ from vit_jax.shapes import Array, Float, Scalar, Tensor
 
 
 class Difference(nnx.Module):
-  """norm(first - lambda second) (1 - start), of the contexts of both halves of each head.
+  """The combination of the contexts of both halves of each head: norm(first - lambda second) (1 - start).
 
-  lambda = exp(q1 k1) - exp(q2 k2) + start with learned vectors, and start = 0.8 - 0.6 exp(-0.3 l) in block l from 0.
+  lambda = exp(q1 k1) - exp(q2 k2) + start with learned vectors q and k. In block l, counted from 0, start = 0.8 - 0.6
+  exp(-0.3 l).
+
+  Args:
+    size: number of channels of a head, which must be even.
+    dtype: type of the result.
+    rngs: source of keys.
   """
 
   def __init__(self, size, *, dtype, rngs):
@@ -27,7 +32,7 @@ class Difference(nnx.Module):
     self.norm = RMSNorm(size, eps=1e-5, dtype=dtype)
 
   def __call__(self, context: Float[Tensor, "B M HH K"], number: Scalar) -> Float[Array, "B M HH//2 K"]:
-    """The halves of a head follow each other; `number` is that of the block."""
+    """Combines contexts in which the halves of a head are adjacent. `number` is the number of the block."""
     start = 0.8 - 0.6 * jnp.exp(-0.3 * jnp.asarray(number, jnp.float32))
     first, second = (
       jnp.exp(jnp.sum(query[...] * key[...])) for query, key in ((self.query1, self.key1), (self.query2, self.key2))

@@ -1,6 +1,7 @@
-"""Checks that weights and model outputs are finite. NaN and infinite values are an error, never a figure.
+"""Checks that weights and model outputs are finite. NaN and infinite values raise an error and are never reported.
 
-`top_k` and `argmax` of NaN return class 0. Without these checks, top-1 of a broken model is the share of class 0.
+`top_k` and `argmax` of NaN return class 0. Without these checks, the top-1 accuracy of a broken model would be the
+share of class 0.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ def flagged(outputs: Mapping[str, Shaped[Tensor, "B ..."]]) -> dict[str, Bool[Ar
     outputs: {name: array}, with one row per image.
 
   Returns:
-    {"finite/NAME": bool [B]}, False for an image of which any value is NaN or infinite.
+    {"finite/NAME": bool [B]}. The flag is False if any value of the image is NaN or infinite.
   """
   return {
     FLAG + name: jnp.isfinite(value).all(axis=tuple(range(1, value.ndim)))
@@ -38,7 +39,7 @@ def checked(
   """Checks and removes the flags that `flagged` added.
 
   Args:
-    rows: {name: array}, with one row per image and flags among them.
+    rows: {name: array} with one row per image, including the flags.
     positions: record numbers of the images, int [B].
     name: returns the name of a record, for the message.
 
@@ -46,7 +47,7 @@ def checked(
     The rows without flags.
 
   Raises:
-    NotFiniteError: an output of an image is not finite. The message names the first image and the output.
+    NotFiniteError: if an output of an image is not finite. The message names the first image and the output.
   """
   flags = {key.removeprefix(FLAG): value for key, value in rows.items() if key.startswith(FLAG)}
   for output, finite in sorted(flags.items(), key=lambda item: item[0] != "logits"):
@@ -60,10 +61,10 @@ def check_weights(arrays: Mapping[str, Shaped[Tensor, "..."]]) -> None:
   """Checks that all weights are finite.
 
   Args:
-    arrays: {name: array}, on the host or spread over devices. Names are those of the message: "parameter head/bias".
+    arrays: {name: array}, on the host or distributed over devices. The message uses the names: "parameter head/bias".
 
   Raises:
-    NotFiniteError: a weight is NaN or infinite. The message names the first one.
+    NotFiniteError: if a weight is NaN or infinite. The message names the first one.
   """
   on_devices = {path: array for path, array in arrays.items() if isinstance(array, jax.Array)}
   finite = jax.device_get(_finite_on_devices(on_devices)) if on_devices else {}
@@ -89,5 +90,5 @@ def place(array: Shaped[np.ndarray, "..."]) -> str:
 
 @jax.jit
 def _finite_on_devices(arrays):
-  """Returns {path: whether all values are finite}, compiled as one program."""
+  """Returns for each path whether all values are finite, compiled as one program."""
   return {path: jnp.isfinite(array).all() for path, array in arrays.items()}

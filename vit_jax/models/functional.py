@@ -1,4 +1,4 @@
-"""A model as a value: pure functions of flat parameters {path: array}. Outside models/ nothing else of Flax is seen."""
+"""Models as pure functions of flat parameters, {path: array}. Only models/ depends on other parts of Flax."""
 
 import contextlib
 import dataclasses
@@ -19,30 +19,38 @@ from vit_jax.shapes import Array, Float, Integer, PRNGKey, Shaped, Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A described model. `functional` makes it; its methods are pure and may be traced."""
+  """A model with pure methods that may be traced. `functional` creates it."""
 
   description: Description  # bound
-  statistics: frozenset[str]  # paths that the model moves itself, among the parameters: running averages
-  patch: int | None  # images may come cut into patches of this side
-  prefix: Mapping[str, int]  # tokens in front of the patches, by name, in order
+  statistics: frozenset[str]  # paths of parameters that the model updates itself: running averages
+  patch: int | None  # side of the patches into which images may be cut; None: not supported
+  prefix: Mapping[str, int]  # number of tokens in front of the patches by name, in order
   _graph: nnx.GraphDef = dataclasses.field(repr=False)
   _abstract: nnx.State = dataclasses.field(repr=False)
   sharded: Callable = dataclasses.field(default=contextlib.nullcontext, repr=False)  # context of its tracing
 
   def init(self, key: PRNGKey) -> dict[str, Shaped[Array, "..."]]:
-    """Initial parameters by path, statistics among them."""
+    """Returns initial parameters by path, including statistics.
+
+    Args:
+      key: random key.
+    """
     return trees.flatten(nnx.state(_make(self.description, key)))
 
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and types of the parameters by path."""
+    """Returns shapes and types of the parameters by path."""
     return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in trees.flatten(self._abstract).items()}
 
   def layers_above(self) -> dict[str, int | Float[np.ndarray, "L ..."] | None] | None:
-    """Returns the layers between each parameter and the logits, by path: see `parameters.layers_above`."""
+    """Returns the number of layers between each parameter and the logits, see `parameters.layers_above`."""
     return parameters.layers_above(self.description.published.order, self.shapes())
 
   def create(self, params: Mapping[str, Shaped[Tensor | jax.ShapeDtypeStruct, "..."]]) -> nnx.Module:
-    """The module with these parameters, for interactive use; others, of a task, are left out."""
+    """Returns the module with given parameters, for interactive use.
+
+    Args:
+      params: {path: array}. Paths of other components, such as a task's decoder, are ignored.
+    """
     own = {path: params[path] for path in trees.flatten(self._abstract)}
     return nnx.merge(self._graph, trees.unflatten(self._abstract, own))
 
@@ -53,14 +61,19 @@ class Model:
     key: PRNGKey | None = None,
     **masks: Callable | Integer[Tensor, "B M"],
   ) -> tuple[Output, dict[str, Float[Array, "..."]]]:
-    """(what the model computes of images, {path: statistic after these images}).
+    """Computes the outputs for a batch of images.
 
     Args:
-      params: all parameters by path; others among them are ignored.
-      images: normalised; where `patch` is not None, they may come cut into patches.
-      key: of dropout and stochastic depth, for training; None means evaluation, which moves no statistic.
-      **masks: of a Transformer whose tokens are patches: `corrupt`, a function [B, N, D] -> [B, N, D] of their
-        embeddings before positions are added, and `visible` [B, M], the numbers of those that the blocks see.
+      params: {path: array} of all parameters. Other paths are ignored.
+      images: normalised images, (B, H, W, C). If `patch` is not None, they may be cut into patches, (B, N, P P C).
+      key: random key of dropout and stochastic depth, for training. None selects evaluation, which updates no
+        statistics.
+      **masks: arguments for Transformers with patches as tokens. `corrupt` is a function [B, N, D] -> [B, N, D] that
+        changes the embeddings before positions are added. `visible` (B, M) contains the numbers of the patches that the
+        blocks process.
+
+    Returns:
+      The outputs, and {path: statistic} after this batch.
     """
     module = self.create(params)
     with self.sharded():
@@ -68,11 +81,19 @@ class Model:
     return output, trees.flatten(nnx.state(module, nnx.BatchStat))
 
   def features_of(self, kind: Features) -> Callable[[Output], Float[Array, "B F"]]:
-    """What is taken of an image, of an output: see `output.features_of`."""
+    """Returns the function from an output to the features of each image, see `output.features_of`.
+
+    Args:
+      kind: kind of features.
+    """
     return features_of(kind, self.prefix)
 
   def on(self, grid: jax.sharding.Mesh) -> "Model":
-    """The same model, whose activations are sharded over a mesh wherever it is traced."""
+    """Returns the same model with activations that are sharded over a mesh.
+
+    Args:
+      grid: the mesh.
+    """
     choice = self.description.model
     gather = mesh.gather(self.description.published.sharding, grid, np.dtype(choice.args["dtype"]))
     per_device = functools.partial(mesh.per_device, grid)
@@ -82,9 +103,27 @@ class Model:
 
 
 def functional(description: Description) -> Model:
-  """The described model; ConfigError for arguments that no model has."""
+  """Returns the model of a description.
+
+  Args:
+    description: name, arguments and sizes.
+
+  Raises:
+    ConfigError: if an argument is invalid, or if a registered model violates its contract.
+
+  Example:
+    import jax
+    import jax.numpy as jnp
+    from vit_jax import models, schema
+
+    choice = schema.Choice("ViT-Ti/16", {"depth": 2})
+    model = models.functional(models.Description(choice, image_size=64, classes=10))
+    params = model.init(jax.random.key(0))
+    output, statistics = model.outputs(params, jnp.zeros((1, 64, 64, 3)))
+    output.logits.shape  # (1, 10)
+  """
   row = description.published
-  # A session may register a name again, with other code.
+  # The registered function is part of the cache key, because a session may register a name again with other code.
   return _functional(description.bound(), row.maker if isinstance(row, Registered) else None)
 
 

@@ -1,7 +1,7 @@
-"""Intermediates by name: the model announces them with `record`, whoever wants some of them wraps a call in `capture`.
+"""Access to intermediates by name: models announce values with `record`, and `capture` returns selected ones.
 
-`record` also gives the value its name for rematerialisation policies, so one name serves both. Inside a stack of layers
-names are local ("attention/weights"); outside they are "blocks/3/attention/weights", scanned or not.
+`record` also names the value for rematerialisation policies. Inside a stack of layers, names are local
+("attention/weights"). Outside they are "blocks/3/attention/weights", whether or not the stack is scanned.
 """
 
 import collections
@@ -19,17 +19,30 @@ from vit_jax.shapes import Shaped, Tensor
 
 
 class Recorder:
-  """Collects the values whose names are wanted, and all names."""
+  """A collection of the requested values and of all names.
+
+  Args:
+    wanted: returns whether the value with a name is stored.
+  """
 
   def __init__(self, wanted: Callable[[str], bool]):
-    # JAX sorts the keys of a dict as text when it leaves a jit: 0, 1, 10, 2. An OrderedDict keeps its order.
+    # An OrderedDict keeps its order. JAX sorts the keys of a dict that leaves a jit as text: 0, 1, 10, 2.
     self.wanted, self.names, self.values = wanted, [], collections.OrderedDict()
     self.trace = jax.extend.core.get_opaque_trace_state()
 
   def add(self, name: str, x: Shaped[Tensor, "..."] | None) -> None:
+    """Adds a value.
+
+    Args:
+      name: name of the value, which must be unique.
+      x: the value, or None if it was not requested.
+
+    Raises:
+      ConfigError: if the name was recorded before, or if the value belongs to an inner JAX transformation.
+    """
     if name in self.names:
       raise schema.ConfigError(f"capture: {name!r} is recorded twice; capture a function that calls the model once")
-    # A value from an inner jit, grad or vmap would leak out of it; JAX itself notices much later, with a riddle.
+    # A value from an inner jit, grad or vmap would leak. JAX detects leaks much later, with an unclear message.
     if self.trace != jax.extend.core.get_opaque_trace_state():
       raise schema.ConfigError(
         f"capture: {name!r} is computed inside a jit, grad or vmap inside the captured function; "
@@ -44,7 +57,12 @@ _recorder: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar("rec
 
 
 def record(name: str, x: Shaped[Tensor, "*x"]) -> Shaped[Tensor, "*x"]:
-  """The value itself, announced under `name` to captures and to rematerialisation policies."""
+  """Announces a value under a name to captures and to rematerialisation policies, and returns the value.
+
+  Args:
+    name: name of the value.
+    x: the value.
+  """
   x = checkpoint_name(x, name)
   if recorder := _recorder.get():
     recorder.add(name, x)
@@ -62,9 +80,13 @@ def _recording(recorder):
 
 @contextlib.contextmanager
 def layer(prefixes: Iterable[str]) -> Iterator[Recorder]:
-  """Recorder of one layer's local names, which are wanted if any prefix makes them so.
+  """Provides a recorder for the local names of one layer.
 
-  The caller returns its `values` out of the scan or checkpoint that runs the layer, and hands them to `publish`.
+  The caller must return the recorder's `values` from the scan or checkpoint that runs the layer, and pass them to
+  `publish`.
+
+  Args:
+    prefixes: prefixes of the layers. A local name is requested if its global name is requested for any prefix.
   """
   outer = _recorder.get()
   if outer is None:
@@ -76,7 +98,13 @@ def layer(prefixes: Iterable[str]) -> Iterator[Recorder]:
 
 
 def publish(prefix: str, names: Iterable[str], values: dict[str, Shaped[Tensor, "..."]]) -> None:
-  """Announces what a `layer` recorded, under global names."""
+  """Announces the values of a `layer` under their global names.
+
+  Args:
+    prefix: prefix of the layer.
+    names: all local names.
+    values: {local name: value} of the requested values.
+  """
   if recorder := _recorder.get():
     for name in names:
       recorder.add(prefix + name, values.get(name))
@@ -84,26 +112,34 @@ def publish(prefix: str, names: Iterable[str], values: dict[str, Shaped[Tensor, 
 
 @contextlib.contextmanager
 def scope(prefix: str) -> Iterator[None]:
-  """Puts `prefix` in front of every name recorded inside."""
+  """Adds a prefix to all names that are recorded inside."""
   with layer([prefix]) as recorder:
     yield
   publish(prefix, recorder.names, recorder.values)
 
 
 def capture(function: Callable, *patterns: str) -> Callable:
-  """Returns `function` with another result: (output, intermediates).
+  """Returns a function that returns both the output of `function` and its intermediates.
 
   Args:
     function: a model, or a function that calls one model once. Transformations go outside: jax.jit(capture(...)).
-    *patterns: regular expressions or globs of whole names. A * of a glob does not match a slash:
+    *patterns: regular expressions or globs for whole names. In a glob, * does not match a slash:
       "blocks/*/attention/weights".
 
   Returns:
-    A function with the arguments of `function`. The intermediates are an `OrderedDict` {name: value} in the order in
-    which the model computes them, so layer 2 precedes layer 10, also after jax.jit.
+    A function with the arguments of `function`. It returns (output, intermediates). The intermediates are an
+    `OrderedDict` {name: value} in the order of computation. Layer 2 therefore precedes layer 10, also after jax.jit.
 
   Raises:
-    ConfigError: when the returned function is called, if a pattern matches nothing.
+    ConfigError: when the returned function is called, if a pattern matches no name.
+
+  Example:
+    import jax.numpy as jnp
+    from vit_jax import models
+
+    model = models.create("ViT-Ti/16", image_size=64, classes=10, depth=2)
+    logits, found = models.capture(model, "blocks/*/attention/weights")(jnp.zeros((1, 64, 64, 3)))
+    found["blocks/0/attention/weights"].shape  # (1, 3, 17, 17)
   """
   expressions = {pattern: [_glob(pattern), *_regular(pattern)] for pattern in patterns}
 
@@ -135,5 +171,5 @@ def _glob(pattern):
 def _regular(pattern):
   try:
     return [re.compile(pattern)]
-  except re.error:  # only a glob, such as "*/weights"
+  except re.error:  # valid only as a glob, such as "*/weights"
     return []

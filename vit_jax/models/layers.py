@@ -1,6 +1,7 @@
-"""Parts that every Vision Transformer is made of: functions without parameters, then modules.
+"""Building blocks of all Vision Transformers: functions without parameters, then modules.
 
-Parameters are float32; `dtype` is what is computed in. A random key of None means evaluation: nothing is dropped.
+Parameters are float32, and `dtype` is the type of the computation. A random key of None selects evaluation, without
+dropout.
 """
 
 import functools
@@ -23,14 +24,18 @@ zeros = nnx.initializers.zeros_init()
 
 @jax.custom_jvp
 def gelu(x: Float[Tensor, "*x"]) -> Float[Tensor, "*x"]:
-  """x times the normal distribution function of x, by erf and in float32 whatever the dtype."""
+  """Computes GELU exactly, x times the normal distribution function of x, with erf and in float32 for every dtype.
+
+  Args:
+    x: array of any shape.
+  """
   wide = x.astype(jnp.float32)
   return (wide * _normal_distribution(wide)).astype(x.dtype)
 
 
 @gelu.defjvp
 def _gelu_jvp(primals, tangents):
-  # The slope is kept for the backward pass in place of x: erf and the exponential are computed once.
+  # The backward pass stores the slope instead of x, so that erf and the exponential are computed only once.
   (x,), (tangent,) = primals, tangents
   wide = x.astype(jnp.float32)
   below = _normal_distribution(wide)
@@ -46,18 +51,31 @@ GELU = {"tanh": jax.nn.gelu, "erf": gelu}
 
 
 def dropout(x: Float[Tensor, "*x"], rate: float, key: PRNGKey | None) -> Float[Tensor, "*x"]:
-  """Zeroes each element with probability `rate`, to 1/65536, and scales the others to keep the mean."""
+  """Zeroes each element with probability `rate`, and scales the others so that the mean is unchanged.
+
+  Args:
+    x: array of any shape.
+    rate: probability, rounded to a multiple of 1/65536.
+    key: random key. None disables dropout.
+  """
   keep = max(round((1 - rate) * 65536), 1)
   if key is None or keep == 65536:
     return x
-  # Drawing is what dropout costs: 16 bits an element, two from each word, last axis first so that batches stay split.
+  # Drawing bits dominates the cost of dropout. Each element takes 16 bits, so a word serves two neighbours on the last
+  # axis. Batches then stay sharded.
   words = jax.random.bits(key, (*x.shape[:-1], (x.shape[-1] + 1) // 2), jnp.uint32)
   bits = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
   return jnp.where(bits < keep, x * (65536 / keep), 0)
 
 
 def drop_path(x: Float[Tensor, " B *x"], rate: Scalar, key: PRNGKey | None) -> Float[Tensor, " B *x"]:
-  """Stochastic depth: as `dropout`, but whole examples; `rate` may be traced (Huang et al. 2016)."""
+  """Applies stochastic depth (Huang et al. 2016): dropout of whole examples.
+
+  Args:
+    x: output of a branch, (B, ...).
+    rate: probability, which may be traced.
+    key: random key. None disables dropout.
+  """
   if key is None or (not isinstance(rate, jax.Array) and rate == 0):
     return x
   keep = 1 - rate
@@ -73,20 +91,42 @@ def residual(
   key: PRNGKey | None,
   number: int,
 ) -> Float[Tensor, " B *x"]:
-  """x + branch, which is dropped by elements at `rate` with key `number`, by examples at `path_rate` with the next."""
+  """Adds a branch to the stream, with dropout of its elements and stochastic depth.
+
+  Args:
+    x: the stream, (B, ...).
+    branch: output of the branch, (B, ...).
+    rate: probability of dropping an element. It uses the key `number`.
+    path_rate: probability of dropping an example. It uses the key `number` + 1.
+    key: random key from which both keys are derived. None disables dropout.
+    number: number of the first key.
+  """
   return x + drop_path(dropout(branch, rate, fold(key, number)), path_rate, fold(key, number + 1))
 
 
 def fold(key: PRNGKey | None, number: int) -> PRNGKey | None:
-  """Key number `number` derived from `key`; None stays None."""
+  """Derives a key by number. A key of None stays None.
+
+  Args:
+    key: random key.
+    number: number of the derived key.
+  """
   return None if key is None else jax.random.fold_in(key, number)
 
 
 class Linear(nnx.Module):
-  """[..., *inputs] -> [..., *outputs]; the initialiser sees the kernel as a matrix.
+  """A linear map between several axes: [..., *inputs] -> [..., *outputs].
 
-  `softmax` says that the output feeds a softmax which a bias shifts as a whole. The bias then changes nothing, and the
-  rounding noise that would be its gradient, which Adam scales up to full steps, is cut off.
+  Args:
+    inputs: sizes of the input axes.
+    outputs: sizes of the output axes.
+    bias: whether a bias is added.
+    softmax: whether the output feeds a softmax that the bias shifts as a whole. The bias then has no effect, and its
+      gradient is stopped. It would be rounding noise, which Adam scales up to full steps.
+    kernel_init: initialiser of the kernel, which it sees as a matrix.
+    bias_init: initialiser of the bias.
+    dtype: type of the computation.
+    rngs: source of keys.
   """
 
   def __init__(self, inputs, outputs, *, bias=True, softmax=False, kernel_init=xavier, bias_init=zeros, dtype, rngs):
@@ -96,7 +136,10 @@ class Linear(nnx.Module):
     self.bias = nnx.Param(bias_init(rngs.params(), tuple(outputs), jnp.float32)) if bias else None
 
   def __call__(self, x: Float[Tensor, "..."], scale: Scale = None) -> Float[Tensor, "..."]:
-    """`scale` [D], of the last axis, is taken into kernel and bias: a pass over what they give would cost more."""
+    """Applies the map. A `scale` [D] multiplies the outputs along their last axis.
+
+    The scale is multiplied into kernel and bias, because a separate pass over the outputs would cost more.
+    """
     y = jnp.tensordot(x.astype(self.dtype), self._scaled(self.kernel, scale), self.rank)
     if self.bias is None:
       return y
@@ -104,7 +147,16 @@ class Linear(nnx.Module):
     return y + (jax.lax.stop_gradient(bias) if self.softmax else bias)
 
   def flat(self, x: Float[Tensor, "*B I"], bias: bool = True, scale: Scale = None) -> Float[Tensor, "*B O"]:
-    """The same with inputs as one axis and outputs as one. For kernels that want it so."""
+    """Applies the map to inputs and outputs that are each merged into one axis, for kernels with this layout.
+
+    Args:
+      x: inputs, (*B, I).
+      bias: whether to add the bias.
+      scale: factors of the outputs, or None.
+
+    Returns:
+      Outputs, (*B, O).
+    """
     kernel = _matrix(self._scaled(self.kernel, scale), self.rank)
     y = jnp.einsum("...i,oi->...o" if self.rank == 1 else "...i,io->...o", x.astype(self.dtype), kernel)
     return y + self._scaled(self.bias, scale).reshape(-1) if bias else y
@@ -115,10 +167,11 @@ class Linear(nnx.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _matrix(kernel, rank):
-  """[D, H, K] -> [H K, D] (rank 1: D is the input), [H, K, D] -> [H K, D] (rank 2), as XLA has both in a TPU's memory.
+  """Reshapes a kernel to [H K, D], from [D, H, K] (rank 1, D is the input) or from [H, K, D] (rank 2).
 
-  The gradient has the kernel's shape before anything else is done with it. Otherwise XLA would begin the optimizer's
-  update with matrices and end it with the three dimensions of the state, by way of memory: 7 ms of a ViT-L/16's step.
+  XLA stores both in this layout in a TPU's memory. The gradient is reshaped to the kernel's shape immediately.
+  Otherwise XLA would start the optimizer's update with matrices and end it with three dimensions. The conversion
+  through memory takes 7 ms of a ViT-L/16's step.
   """
   matrix = kernel.reshape(math.prod(kernel.shape[:rank]), -1)
   return matrix.T if rank == 1 else matrix
@@ -136,10 +189,19 @@ _matrix.defvjp(_matrix_forward, _matrix_backward)
 
 
 class PatchEmbedding(nnx.Module):
-  """One linear map of every patch, of images or of patches that are cut already.
+  """A linear map of every patch, for images or for patches that are already cut.
 
-  Patches stand row by row, and in a patch row, column, channel. On a TPU it pays to have the host cut them: otherwise
-  the image is copied into another layout first, 1.5 % of a ViT-B/16's step.
+  Patches are ordered row by row. The values of a patch are ordered by row, column and channel. On a TPU, patches should
+  be cut on the host. Otherwise the image is first copied into another layout, which takes 1.5 % of a ViT-B/16's step.
+
+  Args:
+    channels: number of image channels.
+    width: width of the tokens.
+    patch: side of a patch in pixels.
+    kernel_init: initialiser of the kernel.
+    bias_init: initialiser of the bias.
+    dtype: type of the computation.
+    rngs: source of keys.
   """
 
   def __init__(self, channels, width, patch, *, kernel_init, bias_init=zeros, dtype, rngs):
@@ -157,7 +219,13 @@ class PatchEmbedding(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-  """Normalises the last axis with the biased variance; statistics in float32 whatever `dtype` is."""
+  """Layer normalisation of the last axis with the biased variance. Statistics are float32 for every `dtype`.
+
+  Args:
+    width: size of the last axis.
+    eps: added to the variance.
+    dtype: type of the result.
+  """
 
   def __init__(self, width, *, eps, dtype):
     self.eps, self.dtype = eps, dtype
@@ -171,15 +239,21 @@ class LayerNorm(nnx.Module):
     if exact:
       variance = jnp.square(x - mean).mean(-1, keepdims=True)
     else:
-      # Both moments in one pass over x, which costs 2 % less of a step. What cancels here is below what x has lost when
-      # it was rounded to eight bits.
+      # Computing both moments in one pass over x saves 2 % of a step. The cancellation error is below the error of
+      # rounding x to eight bits.
       variance = jnp.maximum(jnp.square(x).mean(-1, keepdims=True) - jnp.square(mean), 0)
     x = (x - mean) * jax.lax.rsqrt(variance + self.eps)
     return (x * self.scale[...] + self.bias[...]).astype(self.dtype)
 
 
 class RMSNorm(nnx.Module):
-  """Divides the last axis by its root mean square (Zhang and Sennrich 2019); statistics in float32."""
+  """Division of the last axis by its root mean square (Zhang and Sennrich 2019). Statistics are float32.
+
+  Args:
+    width: size of the last axis.
+    eps: added to the mean square.
+    dtype: type of the result.
+  """
 
   def __init__(self, width, *, eps, dtype):
     self.eps, self.dtype = eps, dtype
@@ -195,12 +269,28 @@ NORMS = {"layer": LayerNorm, "rms": RMSNorm}
 
 
 def layer_scale(width: int, value: float | None) -> tuple[nnx.Param, nnx.Param] | None:
-  """Initial factors of both branches of a block; None for None."""
+  """Returns the factors of both branches of a block (LayerScale), or None.
+
+  Args:
+    width: number of channels.
+    value: initial value of all factors. None disables LayerScale.
+  """
   return None if value is None else tuple(nnx.Param(jnp.full(width, value, jnp.float32)) for _ in range(2))
 
 
 class Mlp(nnx.Module):
-  """Two linear maps, with GELU of a hidden width between them."""
+  """A multilayer perceptron: two linear maps with GELU between them.
+
+  Args:
+    width: width of inputs and outputs.
+    hidden: hidden width.
+    dropout: dropout rate of the hidden layer.
+    gelu: "tanh" for the approximation, "erf" for the exact function.
+    kernel_init: initialiser of the kernels.
+    bias_init: initialiser of the biases.
+    dtype: type of the computation.
+    rngs: source of keys.
+  """
 
   def __init__(
     self, width, hidden, *, dropout=0.0, gelu: Literal["tanh", "erf"], kernel_init=xavier, bias_init=zeros, dtype, rngs
@@ -213,13 +303,24 @@ class Mlp(nnx.Module):
   def __call__(
     self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None, scale: Scale = None
   ) -> Float[Tensor, "*B D"]:
-    """With `scale` the result is scaled."""
+    """Applies the MLP. A `scale` [D] multiplies the outputs."""
     x = GELU[self.gelu](record("mlp/hidden", self.up(x)))
     return record("mlp/out", self.down(dropout(x, self.dropout, key), scale))
 
 
 class SwiGLU(nnx.Module):
-  """down(silu(gate(x)) * up(x)), of a hidden width (Shazeer 2020), normalised before it goes down if so."""
+  """The gated MLP down(silu(gate(x)) * up(x)) (Shazeer 2020).
+
+  Args:
+    width: width of inputs and outputs.
+    hidden: hidden width.
+    norm: norm of the hidden layer, or None.
+    dropout: dropout rate of the hidden layer.
+    kernel_init: initialiser of the kernels.
+    bias_init: initialiser of the biases.
+    dtype: type of the computation.
+    rngs: source of keys.
+  """
 
   def __init__(
     self,
@@ -242,7 +343,7 @@ class SwiGLU(nnx.Module):
   def __call__(
     self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None, scale: Scale = None
   ) -> Float[Tensor, "*B D"]:
-    """With `scale` the result is scaled."""
+    """Applies the MLP. A `scale` [D] multiplies the outputs."""
     x = jax.nn.silu(record("mlp/gate", self.gate(x))) * record("mlp/hidden", self.up(x))
     x = x if self.norm is None else self.norm(x)
     return record("mlp/out", self.down(dropout(x, self.dropout, key), scale))

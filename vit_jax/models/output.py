@@ -1,4 +1,4 @@
-"""What a model computes of images, of any family."""
+"""The output type of all model families, and the features that can be computed from it."""
 
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
@@ -14,22 +14,39 @@ Features = Literal["head", "cls", "patches", "cls_patches"]
 
 
 class Output(NamedTuple):
-  """Everything that a stage of training may want of one forward pass."""
+  """The results of one forward pass, for all stages of training."""
 
-  tokens: Float[Array, "B N D"]  # after the last norm, prefix tokens in front; of a convolutional model its last map
-  features: Float[Array, "B D"]  # that go into the head
-  logits: Float[Array, "B V"]  # float32; the features where the model has no head
-  heads: dict[str, Float[Array, "B V"]]  # float32, of each head by its name; `logits` are their mean
+  tokens: Float[Array, "B N D"]  # tokens after the last norm, prefix tokens first, or the last feature map
+  features: Float[Array, "B D"]  # inputs of the head
+  logits: Float[Array, "B V"]  # float32; equal to the features if the model has no head
+  heads: dict[str, Float[Array, "B V"]]  # float32 logits of each head by name; `logits` is their mean
 
 
 def check_shape(images: Shaped[Tensor, "B ..."], *shapes: tuple[int, ...] | None) -> None:
-  """Raises ValueError for images that have, without the batch axis, none of the shapes."""
+  """Checks the shape of images.
+
+  Args:
+    images: images, (B, ...).
+    *shapes: allowed shapes without the batch axis. The first one is shown in the message.
+
+  Raises:
+    ValueError: if the images have none of the shapes.
+  """
   if images.shape[1:] not in shapes:
     raise ValueError(f"images are {images.shape[1:]} (height, width, channels); the model was built for {shapes[0]}")
 
 
 def check_patches(images: Shaped[Tensor, "B H W C"], patch: int, channels: int) -> None:
-  """Raises ValueError for images that no whole patches fill, or of other channels."""
+  """Checks that images consist of whole patches and have the right number of channels.
+
+  Args:
+    images: images, (B, H, W, C).
+    patch: side of a patch in pixels.
+    channels: required number of channels.
+
+  Raises:
+    ValueError: if a side is not a positive multiple of the patch, or if the number of channels differs.
+  """
   if images.shape[1] % patch or images.shape[2] % patch or images.shape[3] != channels or 0 in images.shape:
     raise ValueError(
       f"images are {images.shape[1:]} (height, width, channels); allowed: multiples of {patch}, and "
@@ -40,24 +57,37 @@ def check_patches(images: Shaped[Tensor, "B H W C"], patch: int, channels: int) 
 def classified(
   tokens: Float[Array, "B N D"] | Float[Array, "B H W D"], features: Float[Array, "B F"], head: nnx.Module | None
 ) -> Output:
-  """The output of a model with at most one head, of tokens or of a map."""
+  """Builds the output of a model that has at most one head.
+
+  Args:
+    tokens: tokens (B, N, D), or a feature map (B, H, W, D).
+    features: inputs of the head, (B, F).
+    head: module from features to logits, or None.
+  """
   logits = record("logits", (features if head is None else head(features)).astype(jnp.float32))
   heads = {} if head is None else {"head": logits}
   return Output(tokens.reshape(tokens.shape[0], -1, tokens.shape[-1]), features, logits, heads)
 
 
 def features_of(kind: Features, prefix: Mapping[str, int]) -> Callable[[Output], Float[Array, "B F"]]:
-  """What is taken of an image: the function from an output to it.
+  """Returns the function from an output to the features of each image.
 
-  "head" is what goes into the head. The others are of the tokens after the last norm, float32: "cls" the class token,
-  "patches" the mean of the patches, or of the places of a map, "cls_patches" both, one behind the other (DINO, Caron et
-  al. 2021; DINOv2, Oquab et al. 2023). Where the last norm is of what is pooled, tokens are as the blocks leave them.
+  The kinds are:
+
+  - "head": the input of the head.
+  - "cls": the class token.
+  - "patches": the mean of the patches, or of the positions of a feature map.
+  - "cls_patches": the class token and the mean of the patches, concatenated.
+
+  The last three are float32 and use the tokens after the last norm (DINO, Caron et al. 2021; DINOv2, Oquab et al.
+  2023). If the last norm is applied after pooling, they use the output of the blocks.
 
   Args:
-    kind: of features.
-    prefix: how many tokens of which name are in front of the patches.
+    kind: kind of features.
+    prefix: {name: number} of the tokens in front of the patches.
 
-  ConfigError for a class token that the model does not have.
+  Raises:
+    ConfigError: if the kind needs a class token that the model does not have.
   """
   if "cls" in kind and "cls" not in prefix:
     raise ConfigError(f"{kind!r} has a class token, and the model has none; allowed: 'head', 'patches'")

@@ -1,4 +1,4 @@
-"""The parameters of a model in a dozen lines: by module, layers that are alike on one line."""
+"""A table of a model's parameters in about a dozen lines, grouped by module with similar layers merged."""
 
 import math
 import re
@@ -8,11 +8,15 @@ import jax
 
 from vit_jax.shapes import Shaped, Tensor
 
-LINES = 12  # of modules, at most; but a model may have more of them side by side
+LINES = 12  # largest number of groups, unless even the coarsest grouping has more
 
 
 def table(shapes: Mapping[str, Shaped[Tensor, "..."] | jax.ShapeDtypeStruct]) -> str:
-  """A line for each group of parameters, {path: shape}: how many tensors and numbers it has, and its share of all."""
+  """Formats one line for each group of parameters: number of tensors, number of values and share of all values.
+
+  Args:
+    shapes: {path: shape} of the parameters.
+  """
   for name_of in _NAMES:
     groups = sizes(shapes, name_of)
     if len(groups) <= LINES:
@@ -28,7 +32,12 @@ def table(shapes: Mapping[str, Shaped[Tensor, "..."] | jax.ShapeDtypeStruct]) ->
 
 
 def sizes(shapes: Mapping[str, jax.ShapeDtypeStruct], name_of: Callable) -> dict[str, list[int]]:
-  """{group: sizes of its tensors}, with the numbers of its layers, as blocks/0-11/mlp; `name_of` names a path's."""
+  """Returns {group: sizes of its tensors}. A group's name contains the range of its layers: blocks/0-11/mlp.
+
+  Args:
+    shapes: {path: shape} of the parameters.
+    name_of: function from the components of a path to the name of its group, with # for numbers.
+  """
   members: dict[str, list[str]] = {}
   for path in shapes:
     members.setdefault(name_of(path.split("/")), []).append(path)
@@ -36,7 +45,7 @@ def sizes(shapes: Mapping[str, jax.ShapeDtypeStruct], name_of: Callable) -> dict
 
 
 def _modules(deep):
-  """What names the group of a path: its first so many modules, every layer alike."""
+  """Returns the function that names a group by the first `deep` modules of a path, with # for layer numbers."""
 
   def name(parts):
     merged = ["#" if part.isdigit() else part for part in (parts[:-1] or parts)]
@@ -47,7 +56,7 @@ def _modules(deep):
 
 
 def _stages(parts):
-  """The first module and its number, if it has one."""
+  """Returns the first module of a path, with its number if it has one."""
   return "/".join(parts[: 2 if len(parts) > 2 and parts[1].isdigit() else 1])
 
 
@@ -55,7 +64,7 @@ _NAMES = (_modules(3), _modules(2), _stages, _modules(1))  # from the finest to 
 
 
 def _numbered(name, paths):
-  """The name with the numbers that its paths have, for each #."""
+  """Replaces each # in a name by the range of numbers in the paths."""
   for i in [i for i, part in enumerate(name.split("/")) if part == "#"]:
     numbers = sorted({int(path.split("/")[i]) for path in paths})
     span = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])

@@ -1,4 +1,4 @@
-"""Parameters by path: how each is sharded, and where it stands on the way from the image to the logits."""
+"""Properties of parameters by path: their sharding, and their position between the image and the logits."""
 
 import re
 from collections.abc import Mapping
@@ -11,21 +11,21 @@ from flax import nnx
 from vit_jax import rng
 from vit_jax.shapes import Float, Shaped, Tensor
 
-Keys = rng.Keys | nnx.Rngs  # where initial values come from
+Keys = rng.Keys | nnx.Rngs  # sources of keys for initial values
 Rows = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 
 class Order(NamedTuple):
-  """Patterns of whole paths, of which one matches each parameter of a model."""
+  """Patterns for whole paths. Each parameter of a model matches one of the first four."""
 
-  before: str  # the blocks: what makes tokens of the image
-  blocks: str  # where all blocks are alike, group 1 is the number of one; a scanned stack has none
-  after: str  # the blocks: the last norm, and what makes features of tokens
-  head: str  # what makes logits of features, and has a size for each class
-  positioned: tuple[str, ...] = ()  # tokens in front of the patches that have a row each in the table of positions
+  before: str  # parameters before the blocks, which convert images to tokens
+  blocks: str  # if all blocks are alike, group 1 is the block's number; empty in a scanned stack
+  after: str  # parameters after the blocks: the last norm and pooling
+  head: str  # parameters with shapes that depend on the number of classes
+  positioned: tuple[str, ...] = ()  # prefix tokens that have a row in the table of positions
 
 
-# Of all models made of a `transformer.Transformer`.
+# The order of all models that use `transformer.Transformer`.
 ORDER = Order(
   before=r"(stem|embedding|position|cls|distillation|registers)(/.*)?",
   blocks=r"blocks/(?:(\d+)/)?.*",
@@ -40,9 +40,16 @@ def layers_above(
 ) -> dict[str, int | Float[np.ndarray, "L ..."] | None] | None:
   """Returns the number of layers between each parameter and the logits, by path.
 
-  Of L blocks, the last has the number 1 and the first the number L. Parameters before the blocks have L + 1, and those
-  after them 0. A stack of scanned blocks has an array [L, 1, ...], with one number for each block. A path that matches
-  no pattern of `order` has None. The result is None for a model whose blocks are not all alike.
+  In a model with L blocks, the last block has the number 1 and the first block the number L. Parameters before the
+  blocks have the number L + 1, and parameters after them 0. A scanned stack has an array [L, 1, ...] with one number
+  per block.
+
+  Args:
+    order: patterns of the model.
+    shapes: {path: shape} of all parameters.
+
+  Returns:
+    {path: number}, with None for paths that match no pattern. None if the blocks of the model are not all alike.
   """
   pattern = re.compile(order.blocks)
   blocks = {path: match[1] for path in shapes if pattern.groups and (match := pattern.fullmatch(path))}
@@ -63,7 +70,7 @@ def layers_above(
   return {path: above(path) for path in shapes}
 
 
-# Rows shared by the tables of all families: whole parameter path -> mesh axis of each dimension.
+# Rows shared by the sharding tables of all families: whole parameter path -> mesh axis of each dimension.
 SHARDING = (
   (r".*attention/(query|key|value)/kernel", ("fsdp", "tensor", None)),
   (r".*attention/(query|key|value)/bias", ("tensor", None)),
@@ -75,7 +82,7 @@ SHARDING = (
   (r".*mlp/(gate|up)/bias", ("tensor",)),
   (r".*mlp/down/kernel", ("tensor", "fsdp")),
   (r".*(attention/out|mlp/down)/bias", (None,)),
-  (r".*norm[12]?/(scale|bias)", (None,)),  # of queries and keys too
+  (r".*norm[12]?/(scale|bias)", (None,)),  # including the norms of queries and keys
   (r".*layer_scale[12]", (None,)),
   (r"cls|distillation|pool/probe", (None,)),
   (r"registers", (None, None)),

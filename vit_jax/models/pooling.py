@@ -1,4 +1,4 @@
-"""From tokens to one vector an image: pooling by attention."""
+"""Pooling of tokens to one vector per image by attention."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,18 @@ from vit_jax.shapes import Array, Float, Tensor
 
 
 class Map(nnx.Module):
-  """A learned probe attends to all tokens, then x + mlp(norm(x)) (Zhai et al. 2022)."""
+  """Multi-head attention pooling: a learned probe attends to all tokens, then x + mlp(norm(x)) (Zhai et al. 2022).
+
+  Args:
+    width: width of the tokens.
+    heads: number of attention heads.
+    hidden: hidden width of the MLP.
+    eps: epsilon of the norm.
+    gelu: formulation of GELU, see `layers.Mlp`.
+    bias_init: initialiser of the MLP's biases.
+    dtype: type of the computation.
+    rngs: source of keys.
+  """
 
   def __init__(self, width, heads, hidden, *, eps, gelu, bias_init, dtype, rngs):
     self.probe = nnx.Param(xavier(rngs.params(), (1, width), jnp.float32)[0])
@@ -27,7 +38,14 @@ class Map(nnx.Module):
 
 
 class SeqPool(nnx.Module):
-  """Mean weighted by a softmax over tokens of a linear score (Hassani et al. 2021)."""
+  """Sequence pooling: the mean of the tokens, weighted by a softmax of a linear score (Hassani et al. 2021).
+
+  Args:
+    width: width of the tokens.
+    kernel_init: initialiser of the score's kernel.
+    dtype: type of the computation.
+    rngs: source of keys.
+  """
 
   def __init__(self, width, *, kernel_init, dtype, rngs):
     self.score = Linear((width,), (1,), softmax=True, kernel_init=kernel_init, dtype=dtype, rngs=rngs)

@@ -1,4 +1,4 @@
-"""Position embeddings: tables added to the tokens, of a sequence or of a grid; fixed tables are no parameters."""
+"""Position embeddings: tables that are added to the tokens of a sequence or a grid. Fixed tables are not parameters."""
 
 import functools
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from flax import nnx
 
 from vit_jax.shapes import Float, Tensor
 
-# How a learned table is resampled when weights are used at another resolution; see `importers.resampling`.
-#   zoom: linear, corners stay corners: scipy.ndimage.zoom of order 1 (vision_transformer, big_vision).
+# Methods of resampling a learned table to another resolution, see `importers.resampling`:
+#   zoom: linear with aligned corners, scipy.ndimage.zoom of order 1 (vision_transformer, big_vision).
 #   bilinear: PyTorch, align_corners=False (compact transformers).
 #   bilinear_antialiased: PyTorch with antialias=True.
 #   bicubic: PyTorch, align_corners=False, a = -0.75 (DeiT III, EVA-02, rope-vit, Swin, and ViT, DeiT, SigLIP and DINOv2
@@ -24,32 +24,61 @@ Resampling = Literal["zoom", "bilinear", "bilinear_antialiased", "bicubic", "bic
 
 @functools.cache
 def sine(tokens: int, width: int) -> Float[np.ndarray, "{tokens} {width}"]:
-  """Fixed 1-D table (Vaswani et al. 2017): angle p / 10000^(2 (i // 2) / D), sine for even i, cosine for odd."""
+  """Returns the fixed 1-D table of Vaswani et al. 2017.
+
+  The angle of position p and channel i is p / 10000^(2 (i // 2) / D). Even channels contain its sine, odd channels its
+  cosine.
+
+  Args:
+    tokens: number of tokens.
+    width: number of channels D.
+  """
   index = np.arange(width)
-  # The angles are rounded to float32 first, as the published compact transformers do: they reach hundreds.
+  # The angles reach hundreds. They are rounded to float32 first, as in the published compact transformers.
   angles = (np.arange(tokens)[:, None] / 10000 ** (2 * (index // 2) / width)).astype(np.float32)
   return np.where(index % 2, np.cos(angles), np.sin(angles)).astype(np.float32)
 
 
 @functools.cache
 def sincos2d(rows: int, columns: int, width: int) -> Float[np.ndarray, "{rows*columns} {width}"]:
-  """Fixed 2-D table: sin x, cos x, sin y, cos y of D/4 frequencies each (Chen et al. 2021)."""
+  """Returns the fixed 2-D table of Chen et al. 2021: sin x, cos x, sin y, cos y of D/4 frequencies each.
+
+  Args:
+    rows: number of rows of patches.
+    columns: number of columns of patches.
+    width: number of channels D.
+  """
   y, x = np.mgrid[:rows, :columns].reshape(2, -1, 1)
-  # With one frequency the published formula divides by zero; that frequency is 1.
+  # With a single frequency the published formula divides by zero. That frequency is 1.
   frequencies = 10000.0 ** -(np.arange(width // 4) / max(width // 4 - 1, 1))
   parts = [np.sin(x * frequencies), np.cos(x * frequencies), np.sin(y * frequencies), np.cos(y * frequencies)]
   return np.concatenate(parts, axis=1).astype(np.float32)
 
 
 def skipping(table: Float[Tensor, "T D"], first: int, count: int) -> Float[Tensor, "T+{count} D"]:
-  """The table with `count` rows of zeros from row `first` on, for tokens that have no position."""
+  """Inserts rows of zeros into a table, for tokens without a position.
+
+  Args:
+    table: positions, (T, D).
+    first: number of the first inserted row.
+    count: number of inserted rows.
+
+  Returns:
+    The table, (T + count, D).
+  """
   if not count:
     return table
   return jnp.concatenate([table[:first], jnp.zeros((count, table.shape[1])), table[first:]])
 
 
 class Fixed(nnx.Module):
-  """A computed table, which is not a parameter. `leading` rows of zeros come first, for a class token."""
+  """A computed table, which is not a parameter.
+
+  Args:
+    table: function that computes the table from sizes.
+    sizes: arguments of `table`. The last one is the width.
+    leading: number of rows of zeros in front, for tokens such as the class token.
+  """
 
   def __init__(self, table: Callable[..., np.ndarray], sizes: tuple[int, ...], *, leading: int = 0):
     self.table, self.sizes, self.leading = table, sizes, leading
@@ -58,12 +87,20 @@ class Fixed(nnx.Module):
     return np.pad(self.table(*self.sizes), ((self.leading, 0), (0, 0)))
 
   def of(self, grid: tuple[int, int]) -> Float[np.ndarray, "T D"]:
-    """The table of another grid, (rows, columns)."""
+    """Returns the table for another grid (rows, columns)."""
     return np.pad(self.table(*grid, self.sizes[-1]), ((self.leading, 0), (0, 0)))
 
 
 class Learned(nnx.Module):
-  """One free vector a token. `leading` as in Fixed."""
+  """A table with one learned vector per token.
+
+  Args:
+    tokens: number of learned rows.
+    width: number of channels.
+    leading: number of rows of zeros in front, for tokens such as the class token.
+    std: standard deviation of the initial values.
+    rngs: source of keys.
+  """
 
   def __init__(self, tokens, width, *, leading: int = 0, std, rngs):
     self.table = nnx.Param(std * jax.random.normal(rngs.params(), (tokens, width), jnp.float32))
@@ -74,7 +111,16 @@ class Learned(nnx.Module):
 
 
 class Factored(nnx.Module):
-  """A free vector of width D/2 for the column, then one for the row. `leading` as in Fixed."""
+  """A table with a learned vector of width D/2 for each column, followed by one for each row.
+
+  Args:
+    rows: number of rows of patches.
+    columns: number of columns of patches.
+    width: number of channels D.
+    leading: number of rows of zeros in front, for tokens such as the class token.
+    std: standard deviation of the initial values.
+    rngs: source of keys.
+  """
 
   def __init__(self, rows, columns, width, *, leading, std, rngs):
     self.columns = nnx.Param(std * jax.random.normal(rngs.params(), (columns, width // 2), jnp.float32))

@@ -1,19 +1,28 @@
-"""Sizes that a config may choose, and what an image of a size makes of them."""
+"""Types for sizes in configs, and functions that derive sizes from them."""
 
 from typing import Annotated, Literal
 
 from vit_jax import schema
 
 Dtype = Literal["float32", "bfloat16"]
-# The bounds are far above any sensible model; they keep a slip of the finger from becoming an allocation error.
+# The bounds are far above any sensible model. They turn a typing error into a clear message instead of a failed
+# allocation.
 Width = Annotated[int, schema.Range(1, 2**15)]
 Depth = Annotated[int, schema.Range(1, 1024)]
 Hidden = Annotated[int, schema.Range(1, 2**17)]
-Blocks = Annotated[int, schema.Range(1, 256)]  # of one stage of several
+Blocks = Annotated[int, schema.Range(1, 256)]  # number of blocks of one stage
 
 
 def size(row: tuple[int, int, int, int], **overrides: int | None) -> tuple[int, int, int, int]:
-  """(width, depth, heads, hidden) of a row with overrides where given; ConfigError if heads do not divide width."""
+  """Returns (width, depth, heads, hidden) of a row, with overrides applied.
+
+  Args:
+    row: published sizes.
+    **overrides: width, depth, heads and hidden. None keeps the published value.
+
+  Raises:
+    ConfigError: if the width is not a multiple of the number of heads.
+  """
   names = ("width", "depth", "heads", "hidden")
   width, depth, heads, hidden = (
     overrides[name] if overrides[name] is not None else value for name, value in zip(names, row, strict=True)
@@ -27,12 +36,20 @@ def size(row: tuple[int, int, int, int], **overrides: int | None) -> tuple[int, 
 
 
 def sides(image_size: int | tuple[int, int]) -> tuple[int, int]:
-  """(height, width) of images by one side or by both."""
+  """Returns (height, width) of an image size that may be a single side."""
   return (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
 
 
 def grid(image_size: int | tuple[int, int], patch: int) -> tuple[int, int]:
-  """(rows, columns) of patches; ConfigError if the patch does not divide the image."""
+  """Returns the numbers of rows and columns of patches.
+
+  Args:
+    image_size: side of square images in pixels, or (height, width).
+    patch: side of a patch in pixels.
+
+  Raises:
+    ConfigError: if a side is not a multiple of the patch.
+  """
   for side in sides(image_size):
     if side % patch:
       below = side // patch * patch

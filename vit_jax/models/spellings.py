@@ -1,4 +1,4 @@
-"""Names of models as other libraries write them, and the nearest name here, for suggestions."""
+"""Model names of other libraries and their closest names here, for suggestions in error messages."""
 
 import re
 from collections.abc import Collection
@@ -13,7 +13,7 @@ _LETTERS = {
   "so400m": "So400m",
 }  # fmt: skip
 _SIZE = f"({'|'.join(sorted(_SIZES, key=len, reverse=True))})"
-# A name in small letters with _ between its words -> the name here, with {size}, {letter}, {patch}; the first counts.
+# (pattern for a lower-case name with underscores, template of the name here, default patch). The first match counts.
 _RULES = (
   (rf"dinov2_with_registers_{_SIZE}.*", "vit_{size}_patch14_reg4_dinov2", 14),
   (rf"dinov2_(?:vit_?)?{_SIZE}(?:_?14)?(?:_(?:reg|with_registers).*)", "vit_{size}_patch14_reg4_dinov2", 14),
@@ -33,11 +33,12 @@ _RESNETS = {18: "R26x1", 26: "R26x1", 34: "R26x1", 50: "R50x1", 101: "R101x1", 1
 
 
 def nearest(name: str, names: Collection[str]) -> str | None:
-  """Returns the name here that a name of another library most likely stands for; None without one.
+  """Returns the name here that most likely corresponds to a name of another library, or None.
 
   Args:
-    name: such as "vit_b_16" (torchvision), "ViT-B-16" (open_clip), "facebook/dinov2-base" (Hugging Face), "vit_tiny".
-    names: those that exist. A Vision Transformer may have any patch size.
+    name: a name such as "vit_b_16" (torchvision), "ViT-B-16" (open_clip), "facebook/dinov2-base" (Hugging Face) or
+      "vit_tiny".
+    names: existing names. A Vision Transformer may also have any other patch size.
   """
   spelt, alike = _plain(name), {_plain(other): other for other in reversed(list(names))}
   if spelt in alike:
@@ -54,13 +55,13 @@ def nearest(name: str, names: Collection[str]) -> str | None:
 
 
 def _plain(name):
-  """Returns a name in small letters, without its owner, with _ between its words."""
-  own = name if re.search(r"/\d+$", name) else name.rpartition("/")[2]  # of ViT-B/16 all
+  """Returns a name in lower case, without its owner, and with underscores between words."""
+  own = name if re.search(r"/\d+$", name) else name.rpartition("/")[2]  # ViT-B/16 has no owner
   return re.sub(r"[-/. ]", "_", own.partition(":")[2] or own).lower()
 
 
 def _filled(form, match, patch):
-  """Returns the name that a form makes of the groups of a match."""
+  """Fills the groups of a match into a name template."""
   groups = [group for group in match.groups() if group]
   size = _SIZES.get(groups[0], groups[0])
   large = size in ("huge", "giant", "gigantic") and patch == 16

@@ -1,4 +1,4 @@
-"""Models by name: the published names of all families, other spellings of them, and what a name stands for."""
+"""Lookup of models by name: the published names of all families, and their other spellings."""
 
 import difflib
 import fnmatch
@@ -17,10 +17,10 @@ TABLE: dict[str, Published] = {
   name: row for family in (vit, modern, compact, mixer, bit, swin, efficientnet) for name, row in family.NAMES.items()
 }
 
-_FAMILY = "'s family"  # in errors, behind one of its names
-ALIKE = 0.75  # share of the letters of two names that one has made the other by mistake
+_FAMILY = "'s family"  # suffix of a model's name in error messages
+ALIKE = 0.75  # names with at least this similarity ratio are considered typing errors of each other
 
-# Other spellings under which a model is published -> the name here: files of vit_jax, AugReg and BiT, hubs.
+# Other published spellings -> the name here: files of vit_jax, AugReg and BiT, and model hubs.
 _SPELLINGS = (
   (r"(?:ViT-)?(mu|Ti|S|M|B|L|So400m|H|g|g-opt|G|G-opt|e)_(\d+)", r"ViT-\1/\2"),
   (r"R(\d*)\+?(?:ViT-|_)(Ti|S|B|L)_(\d+)", r"R\1+\2/\3"),
@@ -33,15 +33,30 @@ _SPELLINGS = (
 
 
 def names(pattern: str = "*") -> list[str]:
-  """The names that a pattern such as "*cct*" fits, with * and ? for any letters, in order of the table.
+  """Returns the names that match a pattern, in the order of the table.
 
-  "ViT-<size>/<patch>" exists for every patch size, of which only the usual ones are listed.
+  "ViT-<size>/<patch>" exists for every patch size. The list contains only the usual ones.
+
+  Args:
+    pattern: pattern with * and ? for any letters, such as "*cct*".
+
+  Example:
+    from vit_jax import models
+
+    models.names("cct_14*")  # ["cct_14_7x2_224", "cct_14_7x2_384", "cct_14_7x2_384_fl"]
   """
   return [name for name in TABLE if fnmatch.fnmatchcase(name, pattern)]
 
 
 def find(name: str) -> Published:
-  """The row of a name, or a ConfigError with the nearest names."""
+  """Returns the published model of a name.
+
+  Args:
+    name: a name in the table, or another spelling of it.
+
+  Raises:
+    ConfigError: if the name is unknown. The message contains the most similar names.
+  """
   for pattern, spelling in _SPELLINGS:
     if name not in TABLE and re.fullmatch(pattern, name):
       name = re.sub(pattern, spelling, name)
@@ -62,7 +77,14 @@ def find(name: str) -> Published:
 
 
 def similar(name: str, most: int = 8) -> list[str]:
-  """Names of the same family, as their first word says it, or spelt almost alike: the nearest first."""
+  """Returns names of the same family, or with almost the same spelling, in descending order of similarity.
+
+  Names belong to the same family if they begin with the same letters.
+
+  Args:
+    name: an unknown name.
+    most: largest number of results.
+  """
   spelt = name.lower()
 
   def likeness(other):
@@ -75,26 +97,30 @@ def similar(name: str, most: int = 8) -> list[str]:
 
 
 def _first_word(name):
-  """The letters with which a name begins, if they are enough to name a family."""
+  """Returns the letters at the start of a name if there are enough of them to identify a family, otherwise ""."""
   letters = re.match("[a-z]*", name.lower().removeprefix("timm/").removeprefix("tf_"))[0]
   return letters if len(letters) > 2 else ""
 
 
 def lookup(name: str) -> Callable[..., nnx.Module]:
-  """The function of a name, or a ConfigError with the nearest names."""
+  """Returns the function that creates the model of a name. Raises a ConfigError if the name is unknown."""
   return find(name).make
 
 
 def bind(choice: schema.Choice) -> schema.Choice:
-  """The choice with every argument of the model checked and filled in; ConfigError for what is not allowed.
+  """Returns the choice with all arguments of the model checked and filled in.
 
-  Of an argument that other families have the error says which.
+  Args:
+    choice: name and arguments of the model.
+
+  Raises:
+    ConfigError: if the name or an argument is invalid. For an argument of other families, the message lists them.
   """
   return schema.bind(choice, (lookup(choice.name),), _Families())
 
 
 class _Families(Mapping):
-  """{"ViT-mu/8's family": function} with the first name of each; it is imported where it is asked for."""
+  """{"ViT-mu/8's family": function} with the first name of each family. A family is imported when it is accessed."""
 
   def __getitem__(self, family):
     return lookup(family.removesuffix(_FAMILY))
@@ -108,8 +134,9 @@ class _Families(Mapping):
 
 
 def sharding(name: str) -> Rows:
-  """Rows (regular expression, mesh axis of each dimension) for the parameters of a model; one row fits each whole path.
+  """Returns the sharding table of a model: rows (regular expression, mesh axis of each dimension).
 
-  A row is written for one layer. In a scanned stack a parameter has one more dimension, in front, which is not split.
+  Exactly one row matches each whole parameter path. A row is written for one layer. In a scanned stack, a parameter has
+  one more dimension in front, which is not split.
   """
   return find(name).sharding
