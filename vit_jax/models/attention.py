@@ -1,4 +1,4 @@
-"""Attention, and what its softmax costs in the backward pass."""
+"""Multi-head attention, with a faster backward pass of its softmax."""
 
 from typing import Literal
 
@@ -18,24 +18,39 @@ from vit_jax.models.rotary import turn
 from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
 Formulation = Literal["xla", "fused"]
-Bias = Literal["all", "query_value", "none"]  # of the projections of query, key and value
+Bias = Literal["all", "query_value", "none"]  # projections that have a bias
 
 
 class Attention(nnx.Module):
-  """Multi-head attention of x to the memory, by default to itself.
+  """Multi-head attention of x to a memory, by default to itself: out(softmax(q k^T / sqrt(K)) v).
 
-  out(softmax((q k^T + q r^T) / sqrt(K)) v). With `relative` = N the r are learned vectors of the offsets between
-  query and key (Shaw et al. 2018), one set for all heads; row j is the offset p_q - p_k = N - 1 - j. A `bias` that
-  broadcasts to [B, H, M, N] is added to what goes into the softmax.
+  Relative positions, normalisation, rotation and `difference` support self-attention only. In contrast to "xla", the
+  formulation "fused" records no logits and no weights, because the kernel does not store them.
 
-  Queries and keys are normalised over the K channels of each head by `query_norm` and `key_norm` (Dehghani et al.
-  2023), then turned by `rotary`, a value of `rotary.ROTARY`, for the patches at the `coordinates`, which are the last
-  tokens; between them and the first `leading` ones are registers. `context_norm` normalises what goes into the last
-  projection (Fang et al. 2023). With a `difference` each head has two halves, which attend apart. These are of
-  self-attention only.
+  Args:
+    width: width of the tokens.
+    heads: number of heads.
+    dropout: dropout rate of the attention weights.
+    bias: projections that have a bias: "all", "query_value" or "none".
+    kernel_init: initialiser of the projections.
+    relative: number of tokens N. Adds q r^T / sqrt(K) to the logits, with learned vectors r of the offsets between
+      query and key, shared by all heads (Shaw et al. 2018). Row j of r belongs to the offset p_q - p_k = N - 1 - j.
+      None disables relative positions.
+    query_norm: norm of the queries over the K channels of each head (Dehghani et al. 2023), or None.
+    key_norm: norm of the keys, or None.
+    context_norm: norm of the input of the last projection (Fang et al. 2023), or None.
+    difference: combines the two halves of each head, which attend separately. None disables differential attention.
+    out_bias: whether the last projection has a bias.
+    rotary: a value of `rotary.ROTARY`. It rotates queries and keys of patches after their norms. None disables
+      rotation.
+    leading: number of tokens before the registers, which are not rotated. The patches are the last tokens.
+    formulation: "xla", or "fused" for the TPU kernel of `fused_attention`. The kernel supports self-attention without
+      relative positions, bias, dropout and `difference`.
+    dtype: type of the computation.
+    rngs: source of keys.
 
-  `formulation` "fused" is the TPU kernel of `fused_attention`: of a token sequence to itself, without offsets and bias
-  and without dropout. It announces no logits and weights, for it never has them.
+  Raises:
+    ConfigError: if "fused" does not support the other arguments.
   """
 
   def __init__(
@@ -67,12 +82,12 @@ class Attention(nnx.Module):
       raise schema.ConfigError("model: attention 'fused' has no halves of heads, as differential=true; take 'xla'")
     size = width // heads
     linear = {"kernel_init": kernel_init, "dtype": dtype, "rngs": rngs}
-    softmax = key_norm is None and rotary is None  # nothing comes between the keys' bias and the softmax
+    softmax = key_norm is None and rotary is None  # the keys' bias reaches the softmax unchanged
     self.query = Linear((width,), (heads, size), bias=bias != "none", **linear)
     self.key = Linear((width,), (heads, size), bias=bias == "all", softmax=softmax, **linear)
     self.value = Linear((width,), (heads, size), bias=bias != "none", **linear)
     self.out = Linear((heads, size), (width,), bias=out_bias, **linear)
-    size = size // 2 if difference else size  # of what attends for itself
+    size = size // 2 if difference else size  # size of a head, or of half a head
     draw = nnx.initializers.normal(0.02)
     self.offsets = nnx.Param(draw(rngs.params(), (2 * relative - 1, size), jnp.float32)) if relative else None
     frequencies = None if rotary is None else rotary.init(rngs.params())
@@ -92,7 +107,20 @@ class Attention(nnx.Module):
     scale: Scale = None,
     number: Scalar | None = None,
   ) -> Float[Array, "B M D"]:
-    """With `scale` [D] the result is scaled. `number` is that of the block, where a difference wants it."""
+    """Computes attention.
+
+    Args:
+      x: tokens of the queries, (B, M, D).
+      memory: tokens of keys and values, (B, N, D). None means x.
+      key: random key of dropout. None disables dropout.
+      bias: added to the logits. It must broadcast to (B, H, M, N).
+      coordinates: positions of the patches for `rotary`, (*B, P, 2).
+      scale: factors of the result, (D,), or None.
+      number: number of the block, required by `difference`.
+
+    Returns:
+      Attended tokens, (B, M, D).
+    """
     if self.formulation == "fused":
       assert memory is None and bias is None
       out = self.out.flat(self._normed(record("attention/context", self._fused(x, coordinates))), scale=scale)
@@ -107,7 +135,7 @@ class Attention(nnx.Module):
     return context if self.context_norm is None else self.context_norm(context)
 
   def _placed(self, query, keys, coordinates):
-    """Query and keys [B, N, H, K], normalised and turned."""
+    """Returns normalised and rotated queries and keys, [B, N, H, K]."""
     if self.query_norm is not None:
       query, keys = self.query_norm(query), self.key_norm(keys)
     if self.rotary is None:
@@ -116,11 +144,11 @@ class Attention(nnx.Module):
     return turn(query, angles), turn(keys, angles)
 
   def _angles(self, tokens: int, coordinates: Float[Tensor, "*B P 2"]) -> Float[Tensor, "*B N #H K2"]:
-    """By which each token is turned: those in front of the patches too."""
+    """Returns the rotation angles of all tokens, including the tokens in front of the patches."""
     angles = self.rotary.angles(coordinates, None if self.frequencies is None else self.frequencies[...])
     registers = self.rotary.of_registers(tokens - angles.shape[-3] - self.leading)
     prefix = np.concatenate([np.zeros((self.leading, 1, self.rotary.size // 2), np.float32), registers])
-    xp = np if isinstance(angles, np.ndarray) else jnp  # known before the program is, or not
+    xp = np if isinstance(angles, np.ndarray) else jnp  # constant angles stay constants
     return xp.concatenate(
       [xp.broadcast_to(prefix, (*angles.shape[:-3], len(prefix), *angles.shape[-2:])), angles], axis=-3
     )
@@ -148,12 +176,13 @@ class Attention(nnx.Module):
     return checkpoint_name(context, "attention/averaged")
 
   def _fused(self, x, coordinates):
-    """[B, N, D] -> [B, N, H * K]. The kernel adds the biases of query and value.
+    """Computes contexts with the kernel: [B, N, D] -> [B, N, H * K]. The kernel adds the biases of query and value.
 
-    That of the key changes nothing, unless keys are normalised or turned: then it is added before. The kernel does both
-    where it can: not with angles that are computed in the program, and not with means.
+    The bias of the key has no effect unless keys are normalised or rotated. In these cases it is added before the
+    kernel. The kernel normalises and rotates if possible. It supports neither angles that are computed in the program
+    nor norms with means.
     """
-    from vit_jax.models.kernels import fused_attention, placing  # loads Pallas, which nothing else needs
+    from vit_jax.models.kernels import fused_attention, placing  # imported here, because it loads Pallas
 
     heads, size = self.query.kernel.shape[-2:]
     turned, normed = self.rotary is not None, self.query_norm is not None
@@ -161,7 +190,7 @@ class Attention(nnx.Module):
     inside = placing.fits(size) and isinstance(angles, np.ndarray | None)
     inside = inside and (not normed or isinstance(self.query_norm, RMSNorm))
     outside = (turned or normed) and not inside
-    added = {"query": outside, "key": turned or normed, "value": False}  # biases that the kernel does not add
+    added = {"query": outside, "key": turned or normed, "value": False}  # biases that are added before the kernel
     query, keys, values = (
       record(f"attention/{name}", linear.flat(x, bias=added[name] and linear.bias is not None))
       for name, linear in (("query", self.query), ("key", self.key), ("value", self.value))
@@ -180,7 +209,7 @@ class Attention(nnx.Module):
       given |= {name: jnp.tile(norm.scale[...], heads) for name, norm in norms.items()}
 
     def kernel(query, key, value, *arrays):
-      # One device's part, which may have some of the heads only.
+      # Arrays of one device, which may contain only some of the heads.
       named = dict(zip(given, arrays, strict=True))
       gains = tuple(named[name] for name in named if name.startswith("gain")) or None
       biases = named.get("query"), named.get("value")
@@ -191,17 +220,25 @@ class Attention(nnx.Module):
 
 @jax.custom_vjp
 def averaged(logits: Float[Tensor, "B H M N"], values: Float[Tensor, "B N H K"]) -> Float[Array, "B M H K"]:
-  """softmax(logits) times values.
+  """Computes softmax(logits) times values, with a custom backward pass.
 
-  The gradient of the softmax, p (dp - sum_n p dp), takes its sum from the result: sum_n p dp = sum_k c dc. That is K
-  numbers instead of N, and nothing of size N x N is read for it: 2.4 % of a ViT-B/16's step by the TPU's compiler.
+  The gradient of the softmax is p (dp - sum_n p dp). Its sum follows from the result c, because sum_n p dp = sum_k c
+  dc. This sum has K terms instead of N, and no array of size N x N is read for it. It saves 2.4 % of a ViT-B/16's step,
+  according to the TPU compiler.
+
+  Args:
+    logits: logits, (B, H, M, N).
+    values: values, (B, N, H, K).
+
+  Returns:
+    Contexts, (B, M, H, K).
   """
   return _averaged_forward(logits, values)[0]
 
 
 def _averaged_forward(logits, values):
   weights = jax.nn.softmax(logits, axis=-1)
-  # Rematerialisation sees what this function keeps for the backward pass, and not the name that its result gets later.
+  # The name is required here. Rematerialisation sees the residuals of this function, but not names given later.
   context = checkpoint_name(jnp.einsum("bhqn,bnhk->bqhk", weights, values), "attention/averaged")
   return context, (weights, values, context)
 
@@ -218,9 +255,17 @@ averaged.defvjp(_averaged_forward, _averaged_backward)
 
 
 def relative_logits(query: Float[Tensor, "B N H K"], offsets: Float[Tensor, "2*N-1 K"]) -> Float[Array, "B H N N"]:
-  """Query p times the vector of its offset to key n, row N - 1 - p + n."""
+  """Computes the product of each query p with the vector of its offset to key n, row N - 1 - p + n.
+
+  Args:
+    query: queries, (B, N, H, K).
+    offsets: vectors of the offsets, (2 N - 1, K).
+
+  Returns:
+    Logits, (B, H, N, N).
+  """
   n = query.shape[1]
   scores = jnp.einsum("bqhk,ok->bhqo", query, offsets)
-  # Row p must move left by p. One column of padding, read with one column less per row, does just that.
+  # Row p must be shifted left by p. Padding by one column and reshaping to rows with one column less does this.
   flat = jnp.pad(scores, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(*scores.shape[:2], 2 * n * n)
   return flat[..., : n * (2 * n - 1)].reshape(*scores.shape[:2], n, 2 * n - 1)[..., n - 1 :]

@@ -1,7 +1,7 @@
-"""Rotary positions: queries and keys are turned, two channels at a time, by angles that follow from where a patch is.
+"""Rotary positions: queries and keys are rotated, two channels at a time, by angles that depend on the patch position.
 
-Channel i of a head is turned with channel i + K / 2. Codes that turn neighbours, 2 i with 2 i + 1, have the same model
-with channels in another order, which importers change. Class and distillation tokens are not turned.
+Channel i of a head is rotated with channel i + K / 2. Other codes rotate the neighbours 2 i and 2 i + 1. These are the
+same models with channels in another order, which importers convert. Class and distillation tokens are not rotated.
 """
 
 import dataclasses
@@ -20,17 +20,18 @@ Side = Annotated[int, Range(1, 2**12)]
 
 @dataclasses.dataclass(frozen=True)
 class Axial:
-  """Half of the pairs turn by the row of a patch, the others by its column, with K / 4 fixed frequencies each.
+  """Rotation of half of the channel pairs by row and of the other half by column, with K / 4 fixed frequencies each.
 
   Args:
-    heads: of attention.
-    size: K, channels of a head.
-    grid: (rows, columns) of the images that the model is built for.
-    temperature: frequency i is this to the power of -4 i / K.
-    first: which coordinate the first half of the pairs turns by.
-    reference: side of the grid on which other grids are laid: coordinates then run to this side whatever the image.
-      None leaves them whole numbers; 0 takes the side that the model is built for.
-    registers: the temperature by which registers turn, that have places on a square of their own; None: they stay.
+    heads: number of attention heads.
+    size: number of channels K of a head.
+    grid: (rows, columns) of patches for which the model is built.
+    temperature: frequency i is temperature ** (-4 i / K).
+    first: coordinate of the first half of the pairs.
+    reference: number of rows and columns to which the coordinates of every grid are scaled. None disables scaling. 0
+      uses the model's own grid.
+    registers: temperature for the rotation of registers, which are placed on a separate square. None: registers are not
+      rotated.
   """
 
   heads: int
@@ -46,19 +47,46 @@ class Axial:
     _check(self, 4)
 
   def coordinates(self, rows: int, columns: int, key: PRNGKey | None) -> Float[np.ndarray, "{rows*columns} 2"]:
-    """(row, column) of each patch."""
+    """Returns the (row, column) of each patch, scaled to the reference grid.
+
+    Args:
+      rows: number of rows of patches.
+      columns: number of columns of patches.
+      key: random key of training, which is not used.
+
+    Returns:
+      Coordinates, (rows * columns, 2).
+    """
     sides = self.grid if self.reference == 0 else (self.reference or rows, self.reference or columns)
     return _grid(*(np.arange(n) * (side / n) for n, side in zip((rows, columns), sides, strict=True)))
 
   def init(self, key: PRNGKey) -> None:
-    """No parameters."""
+    """Returns None, because there are no parameters."""
 
   def angles(self, coordinates: Float[Tensor, "*B N 2"], frequencies: None) -> Float[Tensor, "*B N 1 K2"]:
-    """Of each pair of channels."""
+    """Returns the angle of each pair of channels.
+
+    Args:
+      coordinates: coordinates of the patches, (*B, N, 2).
+      frequencies: None.
+
+    Returns:
+      Angles, (*B, N, 1, K / 2).
+    """
     return _axial(coordinates, self.temperature, self.size, self.first)
 
   def of_registers(self, count: int) -> Float[np.ndarray, "{count} 1 K2"]:
-    """Angles of the registers."""
+    """Returns the angles of the registers.
+
+    Args:
+      count: number of registers.
+
+    Returns:
+      Angles, (count, 1, K / 2).
+
+    Raises:
+      ConfigError: if registers are rotated and their number is not a square.
+    """
     if self.registers is None:
       return np.zeros((count, 1, self.size // 2), np.float32)
     side = math.isqrt(count)
@@ -69,13 +97,13 @@ class Axial:
 
 @dataclasses.dataclass(frozen=True)
 class Mixed:
-  """Every pair turns by row and column, with frequencies that each head of each layer learns (Heo et al. 2024).
+  """Rotation of every channel pair by row and column, with frequencies that each head learns (Heo et al. 2024).
 
   Args:
-    heads: of attention.
-    size: K, channels of a head.
-    grid: (rows, columns) of the images that the model is built for.
-    temperature: of the initial frequencies.
+    heads: number of attention heads.
+    size: number of channels K of a head.
+    grid: (rows, columns) of patches for which the model is built.
+    temperature: temperature of the initial frequencies.
   """
 
   heads: int
@@ -88,11 +116,27 @@ class Mixed:
     _check(self, 4)
 
   def coordinates(self, rows: int, columns: int, key: PRNGKey | None) -> Float[np.ndarray, "{rows*columns} 2"]:
-    """(row, column) of each patch."""
+    """Returns the (row, column) of each patch.
+
+    Args:
+      rows: number of rows of patches.
+      columns: number of columns of patches.
+      key: random key of training, which is not used.
+
+    Returns:
+      Coordinates, (rows * columns, 2).
+    """
     return _grid(np.arange(rows), np.arange(columns))
 
   def init(self, key: PRNGKey) -> Float[Array, "2 H K2"]:
-    """Frequencies of columns and rows: axial ones, turned by an angle of each head's own."""
+    """Returns initial frequencies of columns and rows: axial ones, rotated by a random angle of each head.
+
+    Args:
+      key: random key.
+
+    Returns:
+      Frequencies, (2, H, K / 2).
+    """
     turn = jax.random.uniform(key, (self.heads, 1), maxval=2 * math.pi)
     size = self.temperature ** (-4 * np.arange(self.size // 4) / self.size)
     across = [size * jnp.cos(turn), size * jnp.cos(turn + math.pi / 2)]
@@ -102,28 +146,36 @@ class Mixed:
   def angles(
     self, coordinates: Float[Tensor, "*B N 2"], frequencies: Float[Tensor, "2 H K2"]
   ) -> Float[Array, "*B N H K2"]:
-    """Of each pair of channels."""
+    """Returns the angle of each pair of channels.
+
+    Args:
+      coordinates: coordinates of the patches, (*B, N, 2).
+      frequencies: frequencies of columns and rows, (2, H, K / 2).
+
+    Returns:
+      Angles, (*B, N, H, K / 2).
+    """
     row, column = (jnp.asarray(coordinates)[..., i, None, None] for i in range(2))
     return column * frequencies[0] + row * frequencies[1]
 
   def of_registers(self, count: int) -> Float[np.ndarray, "{count} 1 K2"]:
-    """Registers stay."""
+    """Returns angles of zero, (count, 1, K / 2), because registers are not rotated."""
     return np.zeros((count, 1, self.size // 2), np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Centred:
-  """Axial, on coordinates from -1 to 1 whatever the grid, which training moves (DINOv3, Siméoni et al. 2025).
+  """Axial rotation with coordinates from -1 to 1 for every grid, perturbed in training (DINOv3, Siméoni et al. 2025).
 
   Args:
-    heads: of attention.
-    size: K, channels of a head.
-    grid: (rows, columns) of the images that the model is built for.
-    temperature: pair i turns once round in this to the power of 4 i / K.
-    normalise: "separate": each side of an image runs from -1 to 1; "max", "min": the longer or the shorter one does.
-    shift: in training both coordinates of all patches move by up to this, each by its own draw.
-    jitter: in training both are scaled by up to this factor or its inverse, each by its own draw.
-    rescale: the same with one draw for both.
+    heads: number of attention heads.
+    size: number of channels K of a head.
+    grid: (rows, columns) of patches for which the model is built.
+    temperature: the period of pair i is temperature ** (4 i / K).
+    normalise: side of an image that extends from -1 to 1: both ("separate"), the longer ("max") or the shorter ("min").
+    shift: largest random shift of the coordinates in training, drawn for each axis.
+    jitter: largest random factor of the coordinates in training, or its inverse, drawn for each axis.
+    rescale: largest random factor of the coordinates in training, or its inverse, drawn once for both axes.
   """
 
   heads: int
@@ -140,7 +192,16 @@ class Centred:
     _check(self, 4)
 
   def coordinates(self, rows: int, columns: int, key: PRNGKey | None) -> Float[Tensor, "{rows*columns} 2"]:
-    """(row, column) of each patch's centre; with a key moved, all images of a batch alike."""
+    """Returns the (row, column) of the centre of each patch.
+
+    Args:
+      rows: number of rows of patches.
+      columns: number of columns of patches.
+      key: random key of the perturbations, which are the same for all images of a batch. None disables them.
+
+    Returns:
+      Coordinates, (rows * columns, 2).
+    """
     sides = {"separate": (rows, columns), "max": [max(rows, columns)] * 2, "min": [min(rows, columns)] * 2}
     steps = ((np.arange(n) + 0.5) / side for n, side in zip((rows, columns), sides[self.normalise], strict=True))
     places = 2 * _grid(*steps) - 1
@@ -154,19 +215,27 @@ class Centred:
     return places
 
   def init(self, key: PRNGKey) -> None:
-    """No parameters."""
+    """Returns None, because there are no parameters."""
 
   def angles(self, coordinates: Float[Tensor, "*B N 2"], frequencies: None) -> Float[Tensor, "*B N 1 K2"]:
-    """Of each pair of channels."""
+    """Returns the angle of each pair of channels.
+
+    Args:
+      coordinates: coordinates of the patches, (*B, N, 2).
+      frequencies: None.
+
+    Returns:
+      Angles, (*B, N, 1, K / 2).
+    """
     return _axial(2 * math.pi * coordinates, self.temperature, self.size, "rows")
 
   def of_registers(self, count: int) -> Float[np.ndarray, "{count} 1 K2"]:
-    """Registers stay."""
+    """Returns angles of zero, (count, 1, K / 2), because registers are not rotated."""
     return np.zeros((count, 1, self.size // 2), np.float32)
 
 
 def none(heads: int, size: int, grid: tuple[int, int]) -> None:
-  """Nothing is turned."""
+  """Returns None, which disables rotation."""
 
 
 ROTARY = {"none": none, "axial": Axial, "mixed": Mixed, "dinov3": Centred}
@@ -181,12 +250,12 @@ def _check(rotary, parts):
 
 
 def _grid(rows, columns):
-  """[N, 2] of the coordinates of rows and columns, row by row."""
+  """Returns the coordinates of all patches, [N, 2], row by row."""
   return np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2).astype(np.float32)
 
 
 def _axial(coordinates, temperature, size, first):
-  """Angles [..., N, 1, K / 2]: those of one coordinate, then those of the other."""
+  """Returns angles [..., N, 1, K / 2]: those of the first coordinate, then those of the second."""
   frequencies = (temperature ** (-4 * np.arange(size // 4) / size)).astype(np.float32)
   order = (0, 1) if first == "rows" else (1, 0)
   xp = jnp if isinstance(coordinates, jax.Array) else np
@@ -194,7 +263,15 @@ def _axial(coordinates, temperature, size, first):
 
 
 def turn(x: Float[Tensor, "B N H K"], angles: Float[Tensor, "*#B N #H K2"]) -> Float[Array, "B N H K"]:
-  """Each pair of channels by its angle, computed in float32."""
+  """Rotates each pair of channels by its angle, computed in float32.
+
+  Args:
+    x: queries or keys, (B, N, H, K).
+    angles: angles, (*B, N, H or 1, K / 2).
+
+  Returns:
+    Rotated values, (B, N, H, K).
+  """
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

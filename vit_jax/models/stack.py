@@ -1,4 +1,4 @@
-"""A stack of equal layers, unrolled or scanned, rematerialised by a named policy. All ways give the same numbers."""
+"""Stacks of equal layers, unrolled or scanned, with rematerialisation policies. All variants give equal results."""
 
 import dataclasses
 import functools
@@ -17,37 +17,57 @@ from vit_jax.shapes import Float, PRNGKey, Tensor
 _policies = jax.checkpoint_policies
 _projections = ("attention/query", "attention/key", "attention/value", "attention/averaged", "attention/out")
 
-# What is kept from the forward pass of a layer for its backward pass; everything else is computed again.
+# Values that the forward pass of a layer stores for its backward pass. All other values are recomputed.
 POLICIES = {
-  "none": None,  # no rematerialisation: whatever the backward pass reads is kept
-  "full": _policies.nothing_saveable,  # only the layer's input
-  "dots": _policies.dots_saveable,  # every matrix product, attention scores too
-  # Products with parameters, and what attention gives; its scores are computed again: 0.8 % of a ViT-B/16's FLOPs.
+  "none": None,  # no rematerialisation: stores everything that the backward pass reads
+  "full": _policies.nothing_saveable,  # stores only the layer's input
+  "dots": _policies.dots_saveable,  # stores all matrix products, including attention scores
+  # Stores products with parameters and attention's results. Recomputing scores takes 0.8 % of a ViT-B/16's FLOPs.
   "projections": _policies.save_only_these_names(*_projections, "mlp/gate", "mlp/hidden", "mlp/out"),
-  "attention": _policies.save_only_these_names(*_projections, "attention/logits"),  # the MLP is computed again
+  "attention": _policies.save_only_these_names(*_projections, "attention/logits"),  # recomputes the MLP
   "mlp": _policies.save_only_these_names(
     "attention/out", "mlp/gate", "mlp/hidden", "mlp/out"
-  ),  # the attention is computed again
+  ),  # recomputes the attention
 }
 Remat = Literal["none", "full", "dots", "projections", "attention", "mlp"]
-Dropping = Literal["growing", "equal"]  # how the rate of stochastic depth goes over the layers
+Dropping = Literal["growing", "equal"]  # distribution of stochastic depth rates over the layers
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-  """What a stack is made of, and how it is run."""
+  """The blocks of a stack, and how they are computed.
 
-  block: Callable[[Keys], nnx.Module]  # makes one
+  Args:
+    block: function that creates one block from a source of keys.
+    depth: number of blocks.
+    scan: whether the blocks are one module with a leading axis, which is compiled once.
+    remat: rematerialisation policy, a key of `POLICIES`.
+    stochastic_depth: rate of stochastic depth at the last block.
+    dropping: distribution of the rate over the blocks.
+    numbered: whether each block receives its number.
+  """
+
+  block: Callable[[Keys], nnx.Module]
   depth: int
-  scan: bool  # whether they are one module with a leading axis, and compiled once
-  remat: str  # a key of POLICIES
-  stochastic_depth: float  # rate at the last
+  scan: bool
+  remat: str
+  stochastic_depth: float
   dropping: Dropping = "growing"
-  numbered: bool = False  # whether a block is told its number
+  numbered: bool = False
 
 
 def build(layer: Callable[[Keys], nnx.Module], depth: int, *, scan: bool, rngs: Keys) -> nnx.Module:
-  """`depth` layers with the same initial numbers: a list, or for `scan` one layer with a leading axis of layers."""
+  """Creates a stack of layers. Scanned and unrolled stacks have the same initial values.
+
+  Args:
+    layer: function that creates one layer from a source of keys.
+    depth: number of layers.
+    scan: whether to create one module with a leading axis of layers instead of a list.
+    rngs: source of keys.
+
+  Returns:
+    The stack.
+  """
   keys = jax.random.split(rngs.params(), depth)
   if not scan:
     return nnx.List([layer(rng.Keys(key)) for key in keys])
@@ -56,12 +76,23 @@ def build(layer: Callable[[Keys], nnx.Module], depth: int, *, scan: bool, rngs: 
 
 
 def growing(stochastic_depth: float, depth: int) -> Float[np.ndarray, " {depth}"]:
-  """Rates of dropping a layer's branches, from 0 at the first layer linearly to `stochastic_depth`."""
+  """Returns rates that grow linearly from 0 at the first layer to `stochastic_depth` at the last layer.
+
+  Args:
+    stochastic_depth: rate at the last layer.
+    depth: number of layers.
+  """
   return np.linspace(0, stochastic_depth, depth).astype(np.float32)
 
 
 def rates(stochastic_depth: float, depth: int, dropping: Dropping) -> Float[np.ndarray, " {depth}"]:
-  """Rates of dropping a layer's branches: `growing`, or the same in every layer."""
+  """Returns the stochastic depth rate of each layer.
+
+  Args:
+    stochastic_depth: rate at the last layer.
+    depth: number of layers.
+    dropping: "growing" for a linear increase from 0, "equal" for the same rate in all layers.
+  """
   return growing(stochastic_depth, depth) if dropping == "growing" else np.full(depth, stochastic_depth, np.float32)
 
 
@@ -77,9 +108,21 @@ def run(
   numbered: bool = False,
   **places: Float[Tensor, "..."],
 ) -> Float[Tensor, " B *x"]:
-  """The stream through all layers: layer(x + added, key, rate, **places) with key number l and rates[l].
+  """Computes all layers: layer l is called as layer(x + added, key_l, rates[l], **places).
 
-  `added` of None adds nothing; `places` are the same for all layers, of which each gets its `number` too if so.
+  Args:
+    layers: stack from `build`.
+    x: the stream, (B, ...).
+    key: random key, from which the keys of the layers are derived. None disables dropout.
+    rates: stochastic depth rate of each layer, (depth,).
+    remat: rematerialisation policy, a key of `POLICIES`.
+    name: prefix of the names of intermediates.
+    added: added to the stream before every layer, or None.
+    numbered: whether each layer receives its `number`.
+    **places: arguments that are the same for all layers.
+
+  Returns:
+    The stream after the last layer, (B, ...).
   """
   own = {"number": np.arange(len(rates), dtype=np.float32)} if numbered else {}
   keys = None if key is None else jax.vmap(functools.partial(jax.random.fold_in, key))(np.arange(len(rates)))
@@ -91,10 +134,10 @@ def run(
 def _unrolled(layers, x, keys, rates, remat, name, added, places, own):
   for i, layer in enumerate(layers):
     graph, params = nnx.split(layer)
-    # The rate stays a constant, so that a layer of rate 0 draws nothing.
+    # The rate stays a constant, so that a layer with rate 0 draws no random numbers.
     of_layer = places | {key: values[i] for key, values in own.items()}
     call, names = _layer(graph, [f"{name}/{i}/"], added, of_layer, rate=rates[i])
-    # Without a loop between forward and backward pass XLA would merge the second computation with the first.
+    # No loop separates forward and backward pass, so XLA would merge the recomputation with the first computation.
     x, values = _checkpointed(call, remat, prevent_cse=True)(params, x, None if keys is None else keys[i])
     intermediates.publish(f"{name}/{i}/", names, values)
   return x
@@ -113,7 +156,10 @@ def _scanned(layers, x, keys, rates, remat, name, added, places, own):
 
 
 def _layer(graph, prefixes, added, places, **constants):
-  """The layer as a function (params, x, key, rate) -> (x, recorded values), and the list of names that a call fills."""
+  """Returns the layer as a function (params, x, key, rate) -> (x, recorded values), and the list of recorded names.
+
+  The list is filled by a call of the function.
+  """
   names = []
 
   def call(params, x, key, rate, **own):

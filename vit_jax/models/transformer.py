@@ -1,4 +1,4 @@
-"""The computation that all Vision Transformers share; vit.py, compact.py and mixer.py choose its parts."""
+"""The computation that all Vision Transformers share. vit.py, compact.py and mixer.py choose its components."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,30 +16,35 @@ from vit_jax.models.output import Output, check_patches, check_shape, classified
 from vit_jax.models.parameters import Keys
 from vit_jax.shapes import Array, Float, Integer, PRNGKey, Scalar, Tensor
 
-Images = Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"]  # whole, or cut into patches
+Images = Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"]  # whole images, or images cut into patches
 PREFIX = ("cls", "distillation", "registers")  # tokens in front of the patches, in this order
 Order = Literal["pre", "official", "parallel", "post"]
 
 
 class Block(nnx.Module):
-  """Attention, then MLP, each added to the stream.
+  """A Transformer block: attention, then an MLP, each added to the stream s.
 
-  order "pre" normalises the input of each branch (Dosovitskiy et al. 2021, eq. 2-3). order "official" is that of the
-  published compact transformers, where the second norm overwrites the stream itself:
-  s = s + attention(norm1(s)); s = norm2(s); s = s + mlp(s). order "parallel" adds both branches of one norm at once,
-  under one layer scale: s = s + attention(norm1(s)) + mlp(norm1(s)) (Dehghani et al. 2023). order "post" normalises
-  what the branches give: s = s + norm1(attention(s)); s = s + norm2(mlp(s)).
+  The order of norms and branches is one of these:
+
+    pre:       s = s + attention(norm1(s));  s = s + mlp(norm2(s))
+    official:  s = s + attention(norm1(s));  s = norm2(s);  s = s + mlp(s)
+    parallel:  s = s + attention(norm1(s)) + mlp(norm1(s))
+    post:      s = s + norm1(attention(s));  s = s + norm2(mlp(s))
+
+  "pre" is the order of Dosovitskiy et al. 2021, eq. 2-3. "official" is the order of the published compact transformers,
+  in which the second norm replaces the stream itself. "parallel" (Dehghani et al. 2023) has one norm and one layer
+  scale for both branches.
 
   Args:
-    norm1: of the input of `attention`.
+    norm1: norm of `attention`.
     attention: module (x, key=key, ...) -> [B, N, D].
-    norm2: of the input of `mlp`; None where both have one.
+    norm2: norm of `mlp`. None if both branches share `norm1`.
     mlp: module (x, key=key) -> [B, N, D].
-    order: of norms and branches.
-    layer_scale: initial factor of both branches, one for each channel (Touvron et al. 2021b); None has no factors.
-    dropout: rate, of both branches.
-    position: () -> [T, D], added to the stream before anything else; None adds nothing.
-    registers: (first, count) of tokens that have no row in it.
+    order: order of norms and branches.
+    layer_scale: factors of each channel for both branches (Touvron et al. 2021b), or None.
+    dropout: dropout rate of both branches.
+    position: module () -> [T, D] of positions that are added to the stream before the branches, or None.
+    registers: (first, count) of the tokens without a row in `position`.
   """
 
   def __init__(
@@ -65,13 +70,23 @@ class Block(nnx.Module):
   def __call__(
     self, x: Float[Tensor, " B *N D"], key: PRNGKey | None = None, path_rate: Scalar = np.float32(0), **places
   ) -> Float[Array, " B *N D"]:
-    """The stream after this block; `places` are where patches are, and its own number, as attention wants it."""
+    """Computes the block.
+
+    Args:
+      x: the stream, (B, N, D).
+      key: random key of dropout. None disables dropout.
+      path_rate: rate of stochastic depth.
+      **places: arguments of attention, such as the positions of patches and the block's number.
+
+    Returns:
+      The stream, (B, N, D).
+    """
 
     def add(stream, branch, number):
       return residual(stream, branch, self.dropout, path_rate, key, number)
 
     def scaled(branch, x, scale, draw, **arguments):
-      # What has no such factors knows nothing of them.
+      # Branches without factors may not support the argument.
       factors = {} if scale is None else {"scale": scale[...]}
       return branch(x, key=fold(key, draw), **factors, **arguments)
 
@@ -96,35 +111,41 @@ def _times(branch, scale):
 
 
 class Transformer(nnx.Module):
-  """Images -> logits, float32.
+  """A Vision Transformer: images -> logits in float32.
 
-  Tokens of the embedding of the image, or of what a stem makes of it, row by row; prefix tokens in front; positions;
-  blocks; norm; pool; head. With a distillation token (Touvron et al. 2021a) the logits are the mean of two heads.
-  Registers (Darcet et al. 2024), which no pooling reads, have no position where the table has no rows for them.
-  Without a head the result is the features.
-  Where `patch` is not None, images may also come cut into patches [B, N, P P C], as `layers.PatchEmbedding` has them.
-  Where positions are computed, not learned, whole images may have any size that patches fill.
-  `key` is the key of all dropout; None means evaluation.
+  The forward pass has these steps:
+
+  - The stem, if any, converts the image to a feature map. The embedding converts it to tokens, row by row.
+  - Prefix tokens are inserted in front, and positions are added.
+  - Blocks, norm, pooling and head follow.
+
+  With a distillation token (Touvron et al. 2021a) the logits are the mean of two heads. Registers (Darcet et al. 2024)
+  are ignored by pooling. They have no position if the table contains no rows for them. Without a head the result is the
+  features.
+
+  If `patch` is not None, images may also be cut into patches [B, N, P P C], as described in `layers.PatchEmbedding`. If
+  positions are computed instead of learned, whole images may have any size that is a multiple of the patch. `key` is
+  the random key of all dropout, and None selects evaluation.
 
   Args:
     shape: height, width and channels of the images.
-    stem: what stands between image and embedding, if anything.
-    embedding: image or map -> [B, ..., D].
-    prefix: tokens by names of `PREFIX`: cls [D], distillation [D], registers [R, D].
-    position: () -> [T, D], of class and distillation token, if there are any, of registers or not, and of patches; None
-      adds nothing.
-    position_at: "input" adds it once, "shared" again in front of every block.
-    rotary: a value of `rotary.ROTARY`, which says where patches are that attention turns; None: it turns none.
-    resizable: whether nothing in the blocks belongs to one size of images.
-    blocks: of which a stack is made.
-    norm: of all tokens after the last block, if any.
-    pool: "cls", "gap", or a module [B, N, D] -> [B, D] of the patches.
-    pool_norm: of what is pooled, if any.
-    pre_logits: a layer with tanh before the head, if any.
-    head: features -> logits; None: no classes.
-    head_distillation: of the distillation token.
-    dropout: rate, of the tokens.
-    rngs: keys for the blocks.
+    stem: module before the embedding, or None.
+    embedding: module from an image or feature map to [B, ..., D].
+    prefix: tokens by name, see `PREFIX`: cls [D], distillation [D], registers [R, D].
+    position: module () -> [T, D] of positions for class token and distillation token (if present), possibly registers,
+      and patches. None adds no positions.
+    position_at: "input" adds positions once, "shared" adds them again before every block.
+    rotary: a value of `rotary.ROTARY`, which provides the coordinates of patches for attention. None disables rotation.
+    resizable: whether the blocks support images of any size.
+    blocks: description of the stack of blocks.
+    norm: norm of all tokens after the last block, or None.
+    pool: "cls", "gap", or a module [B, N, D] -> [B, D] that pools the patches.
+    pool_norm: norm after pooling, or None.
+    pre_logits: layer before the head, followed by tanh, or None.
+    head: module from features to logits, or None.
+    head_distillation: head of the distillation token, or None.
+    dropout: dropout rate of the tokens.
+    rngs: source of keys for the blocks.
   """
 
   accepts_patches = True  # see `contract.patch_of`
@@ -170,7 +191,7 @@ class Transformer(nnx.Module):
 
   @property
   def prefix(self) -> dict[str, int]:
-    """How many tokens of which name are in front of the patches, in order."""
+    """{name: number} of the tokens in front of the patches, in their order."""
     tokens = {name: getattr(self, name) for name in PREFIX}
     return {name: math.prod(token.shape[:-1]) for name, token in tokens.items() if token is not None}
 
@@ -181,7 +202,20 @@ class Transformer(nnx.Module):
     corrupt: Callable | None = None,
     visible: Integer[Tensor, "B M"] | None = None,
   ) -> Output:
-    """Everything that is computed of images; see `functional.Model.outputs`."""
+    """Computes the outputs for a batch of images.
+
+    Args:
+      images: whole images (B, H, W, C), or patches (B, N, P P C).
+      key: random key of dropout. None selects evaluation.
+      corrupt: function of the embeddings [B, N, D] that is applied before positions are added, or None.
+      visible: numbers of the patches that the blocks process, (B, M). None means all patches.
+
+    Returns:
+      Tokens, features and logits.
+
+    Raises:
+      ValueError: if the model does not support the size of the images.
+    """
     grid = self._grid(images)
 
     # Tokens.
@@ -218,7 +252,7 @@ class Transformer(nnx.Module):
     return Output(tokens, features, logits, heads)
 
   def _grid(self, images):
-    """(rows, columns) of the patches; ValueError for images of a size that the model does not take."""
+    """Returns (rows, columns) of the patches. Raises a ValueError for images of an unsupported size."""
     height, width, channels = self.shape
     if self.patch is None:
       check_shape(images, self.shape)
@@ -231,7 +265,7 @@ class Transformer(nnx.Module):
     return height // self.patch, width // self.patch
 
   def _with_prefix(self, patches, grid):
-    """([B, T + N, D] prefix tokens and patches with positions, T, what every block adds to them or None)."""
+    """Returns prefix tokens and patches with positions [B, T + N, D], T, and the positions for every block or None."""
     batch, _, width = patches.shape
     names, counts = tuple(self.prefix), tuple(self.prefix.values())
     x = patches
@@ -242,7 +276,7 @@ class Transformer(nnx.Module):
     if self.position is None:
       return x, sum(counts), None
     table = self.position.of(grid) if self.resizable else self.position()
-    if self.registers is not None:  # which come last of the prefix, and mostly have no position
+    if self.registers is not None:  # registers are the last prefix tokens, and most models give them no position
       table = positions.skipping(table, sum(counts[:-1]), x.shape[1] - table.shape[0])
     table = jnp.asarray(table, x.dtype)
     return (x + table, sum(counts), None) if self.position_at == "input" else (x, sum(counts), table)
@@ -257,7 +291,17 @@ class Transformer(nnx.Module):
 def prefix_tokens(
   width: int, *, cls: bool, distillation: bool = False, registers: int = 0, rngs: Keys
 ) -> dict[str, nnx.Param]:
-  """Tokens in front of the patches, by name. Registers begin as in timm and DINOv2, near zero and all different."""
+  """Creates the tokens in front of the patches, by name.
+
+  Registers have small, different initial values, as in timm and DINOv2. The other tokens are initialised with zeros.
+
+  Args:
+    width: width of the tokens.
+    cls: whether there is a class token.
+    distillation: whether there is a distillation token.
+    registers: number of registers.
+    rngs: source of keys.
+  """
   tokens = {}
   if cls:
     tokens["cls"] = nnx.Param(jnp.zeros(width))
