@@ -1,1 +1,1 @@
-"""Kernels in Pallas, and how they are tiled."""
+"""Attention kernels in Pallas, and their tiling."""

@@ -1,16 +1,20 @@
 """Multi-head attention as one TPU kernel, forward and backward, for the short sequences of image models.
 
-Scores and weights stay in the chip's vector memory: nothing of [N, N] is written to HBM. Why it is laid out so:
+Scores and weights stay in the chip's vector memory. No array of size N x N is written to HBM. The layout has these
+reasons:
 
-- A word of 32 bits holds a bfloat16 of two neighbouring tokens. Cut by shift and mask, even tokens come before odd
-  ones, which attention does not mind; unpacked in order they took half of the kernel's cycles on a v3.
-- Heads stay where they lie in [B, N, heads * K]. A head covers at most two groups of 128 lanes and no lane in both, so
-  one select gathers it into 128 lanes, rotated. Query, key and value are rotated alike, and their products are right
-  once foreign lanes are zero in one factor.
-- Foreign lanes of the value are one: the matrix unit then sums the exponentials of a row on the side, for K <= 64.
-- The forward pass keeps that sum's logarithm for the backward pass, [B, N, 128] in float32 for all heads of a step.
-- The compiler schedules about in the order of the program. So the next head's scores are asked for, and its lanes
-  loaded, while the matrix unit has work for this one, and a step takes as many heads as memory allows.
+- A 32-bit word contains the bfloat16 values of two neighbouring tokens. Separated by shift and mask, even tokens
+  precede odd ones, which does not affect attention. Unpacking in order took half of the kernel's cycles on a v3.
+- Heads keep their layout in [B, N, heads * K]. A head covers at most two groups of 128 lanes, and no lane in both. One
+  select therefore gathers it into 128 lanes, in rotated order. Query, key and value are rotated alike. Their products
+  are correct if the lanes of other heads are zero in one factor.
+- The lanes of other heads are one in the value. For K <= 64, the matrix unit then also sums the exponentials of each
+  row.
+- The forward pass stores the logarithm of that sum for the backward pass, [B, N, 128] in float32 for all heads of a
+  step.
+- The compiler schedules operations approximately in program order. Therefore the program loads the next head's lanes
+  and computes its scores while the matrix unit is busy with the present head. A step processes as many heads as memory
+  allows.
 """
 
 import functools
@@ -28,7 +32,7 @@ from vit_jax.models.kernels import placing, tiling
 from vit_jax.models.kernels.placing import Placed, Placing
 from vit_jax.shapes import Array, Float, Tensor
 
-BASE = math.log2(math.e)  # the chip's exponential has base 2
+BASE = math.log2(math.e)  # converts to base 2, because the chip's exponential has base 2
 
 
 def fused_attention(
@@ -42,18 +46,33 @@ def fused_attention(
   angles: Float[np.ndarray, "N K2"] | None = None,
   eps: float = 1e-6,
 ) -> Float[Array, "*query"]:
-  """softmax((q + b) k^T / sqrt(K)) v + c for each of the heads, three times [B, N, heads * K] -> the same.
+  """Computes softmax((q + b) k^T / sqrt(K)) v + c for each head.
 
-  Biases are float32 [heads * K] or None; a key bias would change nothing. The softmax is float32. The others are
-  bfloat16 or float32, and products are what a TPU makes of float32 by default: operands rounded to bfloat16, sums in
-  float32. (Mosaic takes no bfloat16 right-hand side on v3, and float32 operands are one pass on v3 to v6e alike.)
+  The softmax is float32. Products have the precision of float32 products on a TPU by default: operands rounded to
+  bfloat16 and sums in float32. (Mosaic does not support a bfloat16 right-hand side on v3, and float32 operands take one
+  pass on v3 to v6e.)
 
-  With `gains` [heads * K] of queries and keys both are divided by the root mean square of each head's channels first;
-  with `angles` [N, K / 2] channel i is then turned with channel i + K / 2, as `rotary.turn` does. Heads are then of 2,
-  4, ... or 128 channels. No gradient passes through the angles.
+  On platforms other than TPU the kernel is interpreted, which is slow. XLA cannot partition the kernel. Under a mesh it
+  must be called inside `jax.shard_map`.
 
-  Elsewhere than on a TPU the kernel is interpreted, which is slow. XLA cannot partition it: under a mesh it belongs
-  into `jax.shard_map`. Raises ConfigError for shapes and dtypes that it is not made for.
+  Args:
+    query: queries q, bfloat16 or float32, (B, N, heads * K).
+    key: keys k, (B, N, heads * K).
+    value: values v, (B, N, heads * K).
+    query_bias: bias b, float32 (heads * K,), or None. A bias of the keys would have no effect.
+    value_bias: bias c, float32 (heads * K,), or None.
+    heads: number of heads.
+    gains: factors of queries and keys, (heads * K,) each. If given, queries and keys are first divided by the root mean
+      square of each head's channels. None disables the norm.
+    angles: rotation angles of each token, (N, K / 2). Channel i is rotated with channel i + K / 2 after the norm, see
+      `rotary.turn`. They receive no gradient. None disables rotation.
+    eps: added to the mean square by the norm.
+
+  Returns:
+    Contexts of the type of `query`, (B, N, heads * K).
+
+  Raises:
+    ConfigError: if the kernel does not support the shapes or types. Norm and rotation require K = 2, 4, ..., 128.
   """
   placed = Placing(None if gains is None else eps, angles is not None)
   layout = tiling.cut(query, key, value, heads, placed.operands > 0)
@@ -79,10 +98,11 @@ def fused_attention(
 
 
 def _reader(refs, query_bias, layout, placed):
-  """-> load(image, group), read(image, head), place(image, group).
+  """Returns the functions load(image, group), read(image, head) and place(image, group).
 
-  The first two give 128 lanes of each of `refs`: the first, queries, with bias and softmax's scale, keys as they are;
-  both as `placed` makes them. The third gives both before and after that, and by what they were divided.
+  `load` and `read` return 128 lanes of each of `refs`. Queries include bias and the scale of the softmax. Queries and
+  keys are normalised and rotated as specified by `placed`. `place` returns queries and keys before and after these
+  operations, and the factors of the norm.
   """
 
   @functools.cache
@@ -106,7 +126,10 @@ def _reader(refs, query_bias, layout, placed):
 
 
 def _schedule(layout):
-  """Image, head, its number in the step, the groups of lanes that it completes; and the first three of what follows."""
+  """Returns pairs of a job (image, head, number of the head, groups that it completes) and the next job.
+
+  The next job lacks its groups, and is None after the last job.
+  """
   heads = tiling.heads(layout)
   jobs = []
   for image in range(layout.images):
@@ -121,7 +144,7 @@ def _product(a, b, over_a, over_b):
 
 
 def _scores(query, key, layout):
-  """[chunk, rows], -infinity where no key is."""
+  """Returns scores [chunk, rows], which are -infinity for padding instead of keys."""
   scores = _product(query, key, 1, 1)
   if layout.tokens == layout.rows:
     return scores
@@ -152,7 +175,7 @@ def _forward_kernel(query, key, value, query_bias, value_bias, *refs, layout, pl
     sums = _product(weights, jnp.where(head.mask, values, 1.0), 1, 0)
     if following:
       begun = begin(*following)
-    # With few foreign lanes, bringing their sum to the head's own costs more than summing again.
+    # With few lanes of other heads, copying the sum from them costs more than summing again.
     few = layout.size > tiling.LANES // 2
     total = weights.sum(-1, keepdims=True) if few else tiling.spread(sums, head, layout.size)
     tiling.scatter(head, sums * pl.reciprocal(total, approx=layout.packed), out)
@@ -165,7 +188,7 @@ def _forward_kernel(query, key, value, query_bias, value_bias, *refs, layout, pl
 
 
 def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, layout, placed):
-  """`context` is the gradient of what this name says elsewhere; results are gradients, those of biases for an image."""
+  """Computes gradients. `context` contains the gradient of the context. Bias gradients are sums over one image."""
   extra, results = refs[: placed.operands], refs[placed.operands :]
   d_query, d_key, d_value, d_query_bias, d_value_bias, *rest = results
   of_gains, sums = (rest[:2], rest[2:]) if placed.eps is not None else ((), rest)
@@ -173,7 +196,7 @@ def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, 
   load, read, place = _reader((query, key, value, context), query_bias, layout, made)
 
   def begin(image, head, number):
-    """Weights, gradients of scores, and what they are multiplied with."""
+    """Returns weights, gradients of scores, and the arrays with which they are multiplied."""
     queries, keys, values, contexts = read(image, head)
     scores = _scores(jnp.where(head.mask, queries, 0.0), keys, layout)
     weights = jnp.exp2(scores - normalizer[image, :, number : number + 1])
@@ -198,7 +221,7 @@ def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, 
         (of_query, of_key), gains = made.backward((of_query, of_key), *place(image, group), group)
         if gains:
           tiling.add(of_gains[0], index, gains[0], layout)
-          of_gains[1][index] = gains[1]  # of the sum so far: the last one is that of all queries
+          of_gains[1][index] = gains[1]  # gradient from the sum so far; the last chunk writes the final value
       for ref, x in ((d_query, of_query), (d_key, of_key), (d_value, of_value)):
         tiling.store(ref, image, group, x, layout)
       for ref, x in ((d_query_bias, of_query), (d_value_bias, load(image, group)[3])):
@@ -209,11 +232,20 @@ def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, 
 
 
 def _call(kernel, name, layout, placed, products, operands, outputs, scratch=0):
-  """Runs a kernel on pairs of kind and array, into pairs of kind and shape, by steps of the grid.
+  """Runs a kernel over the steps of the grid.
 
-  Kinds are all tokens, a chunk of them, one row for all of them, a bias, a number for each head and token, a table of
-  all tokens or of a chunk for 128 lanes, a matrix of these. `products` is how many matrix products there are, `scratch`
-  how many arrays add up over chunks.
+  Each array has a kind, which determines its block: all tokens, a chunk of tokens, one row for all tokens, a bias, a
+  number for each head and token, a table of all tokens or of a chunk for 128 lanes, or a matrix of 128 x 128.
+
+  Args:
+    kernel: the kernel.
+    name: name of the kernel in profiles.
+    layout: layout of the arrays.
+    placed: operations on queries and keys.
+    products: number of matrix products, for the cost estimate.
+    operands: pairs (kind, array).
+    outputs: pairs (kind, shape).
+    scratch: number of arrays that are summed over chunks.
   """
   images, chunk, width = layout.images, layout.chunk, layout.lanes
   specs = {
@@ -248,12 +280,15 @@ def _call(kernel, name, layout, placed, products, operands, outputs, scratch=0):
 
 
 def _row(x):
-  """[1, F], with zeros up to whole groups of lanes: beyond an array may be no number, which products would spread."""
+  """Returns [1, F], padded with zeros to whole groups of lanes.
+
+  Memory after an array may contain NaN, which products would spread.
+  """
   return jnp.pad(x, (0, -len(x) % tiling.LANES))[None]
 
 
 def _extra(gains, tables, kinds):
-  """Pairs of kind and array, as `placing.operands` made them, of gains and of what is no gain."""
+  """Returns pairs (kind, array) in the order of `placing.operands`, from separate gains and other arrays."""
   gains, tables = iter(gains), iter(tables)
   return [(kind, _row(next(gains)) if kind == "bias" else next(tables)) for kind in kinds]
 
@@ -274,7 +309,7 @@ def _attend(query, key, value, query_bias, value_bias, gains, tables, layout, pl
 
 
 def _attend_forward(query, key, value, query_bias, value_bias, gains, tables, layout, placed, kinds):
-  # Under the name by which rematerialisation keeps what attention gives, as in attention.py.
+  # The name by which rematerialisation policies store attention's results, as in attention.py.
   context, normalizer = (
     checkpoint_name(x, "attention/averaged")
     for x in _forward(query, key, value, query_bias, value_bias, gains, tables, layout, placed, kinds, keep=True)

@@ -1,8 +1,9 @@
-"""What a kernel of attention does to queries and keys before their products: root mean square norm, then rotation.
+"""Normalisation and rotation of queries and keys inside of attention kernels: RMS norm, then rotary positions.
 
-Both work on 128 lanes at once, which are whole heads of up to 128 channels. Sums over the channels of a head, which
-then stand in all its lanes, and the exchange of its two halves are products with a constant matrix: eight tokens take
-the matrix units four cycles of a v3, where a reduction or a rotation of lanes takes eight.
+Both process 128 lanes at once, which contain whole heads of up to 128 channels. Two operations are products with
+constant matrices: the sum over the channels of a head, with its result in all lanes of the head, and the exchange of
+its two halves. On a TPU v3, one product takes four cycles of the matrix units for eight tokens. A reduction or a
+rotation of lanes takes eight cycles.
 """
 
 from collections.abc import Sequence
@@ -15,23 +16,23 @@ import numpy as np
 from vit_jax.models.kernels import tiling
 from vit_jax.shapes import Float, Tensor
 
-Lanes = Float[Tensor, "_ 128"]  # queries may be fewer than keys
+Lanes = Float[Tensor, "_ 128"]  # there may be fewer queries than keys
 
 
 class Placing(NamedTuple):
-  """What is done: a norm with this epsilon, if any; a rotation."""
+  """The operations on queries and keys."""
 
   eps: float | None
   turned: bool
 
   @property
   def operands(self) -> int:
-    """How many arrays a kernel takes for it: `operands` makes them."""
+    """Number of arrays that a kernel needs for these operations, see the function `operands`."""
     return 3 * (self.eps is not None) + 5 * self.turned
 
 
 def fits(size: int) -> bool:
-  """Whether heads of this size fill groups of lanes."""
+  """Returns whether heads with `size` channels fill groups of lanes."""
   return tiling.LANES % size == 0 and size % 2 == 0
 
 
@@ -41,7 +42,14 @@ def operands(
   gains: tuple[Float[Tensor, " F"], ...],
   angles: Float[np.ndarray, "N K2"] | None,
 ) -> list[tuple[str, Float[Tensor, "..."]]]:
-  """Pairs of kind and array, in the order in which `Placed` reads them."""
+  """Returns the arrays that a kernel needs, as pairs (kind, array) in the order in which `Placed` reads them.
+
+  Args:
+    placing: the operations.
+    layout: layout of the kernel's arrays.
+    gains: factors of queries and keys after the norm, (F,) each. Empty without a norm.
+    angles: rotation angles of each token, (N, K / 2), or None.
+  """
   made, size = [], layout.size
   lane = np.arange(tiling.LANES)
   if placing.eps is not None:
@@ -56,14 +64,17 @@ def operands(
     second = lane % size >= size // 2
     from_first = (
       lane[:, None] == lane - size // 2
-    ) & second  # the first half comes to the second, the second to it, negative
+    ) & second  # moves the first half to the second, and the negative second half to the first
     from_second = (lane[:, None] == lane + size // 2) & ~second
     made.append(("constant", jnp.asarray(from_first.astype(np.float32) - from_second)))
   return made
 
 
 def _arranged(table, rows, packed):
-  """[N, 128] as `tiling.load` has tokens, `rows` at a time: even ones first where two are packed in a word."""
+  """Arranges a table [N, 128] like tokens from `tiling.load`, `rows` at a time.
+
+  If two tokens are packed in a word, even tokens come first.
+  """
   table = np.pad(table, ((0, -len(table) % rows), (0, 0)))
   if packed:
     table = table.reshape(-1, rows // 2, 2, tiling.LANES).swapaxes(1, 2)
@@ -71,9 +82,13 @@ def _arranged(table, rows, packed):
 
 
 class Placed:
-  """Functions of one group of lanes, in a kernel that was given `operands`.
+  """The operations on one group of lanes, inside of a kernel that received `operands`.
 
-  Queries and keys go through the matrix unit together, so that it loads each constant once for both.
+  Queries and keys pass through the matrix unit together, so that it loads each constant once for both.
+
+  Args:
+    placing: the operations.
+    refs: references to the arrays from `operands`.
   """
 
   def __init__(self, placing: Placing, refs):
@@ -84,12 +99,20 @@ class Placed:
     self.tables, self.exchange = ((turning[:2], turning[2:4]), turning[4]) if placing.turned else (None, None)
 
   def forward(self, pair: Sequence[Lanes], group: int) -> tuple[list[Lanes], list[Lanes] | None]:
-    """(queries and keys, normalised and turned; what they were divided by, for `backward`)."""
+    """Normalises and rotates queries and keys.
+
+    Args:
+      pair: queries and keys, (rows, 128) each.
+      group: number of the group of lanes.
+
+    Returns:
+      Normalised and rotated queries and keys, and the factors of the norm for `backward` (None without a norm).
+    """
     rates = None
     if self.eps is not None:
-      # A power of two, which two units beside the vector unit compute: a reciprocal root takes ten of its instructions.
+      # exp2 and log2 run on two other units than the vector unit. A reciprocal root takes ten vector instructions.
       rates = [jnp.exp2(-0.5 * jnp.log2(squares + self.eps)) for squares in _products([x * x for x in pair], self.mean)]
-      pair = [x * gain for x, gain in zip(pair, self._gains(group), strict=True)]  # does not wait for the rates
+      pair = [x * gain for x, gain in zip(pair, self._gains(group), strict=True)]  # independent of the rates
     if self.turned:
       exchanged = _products(pair, self.exchange)
       pair = [x * cos[...] + y * sin[...] for x, y, (cos, sin) in zip(pair, exchanged, self.tables, strict=True)]
@@ -103,9 +126,20 @@ class Placed:
     rates: Sequence[Lanes] | None,
     group: int,
   ) -> tuple[list[Lanes], list[Lanes]]:
-    """(gradients of queries and keys as they were, those of the gains [1, 128], if any) for those of `forward`."""
+    """Computes gradients from the gradients of the results of `forward`.
+
+    Args:
+      gradients: gradients of the normalised and rotated queries and keys.
+      pair: queries and keys before `forward`.
+      placed: queries and keys after `forward`.
+      rates: factors of the norm from `forward`.
+      group: number of the group of lanes.
+
+    Returns:
+      Gradients of queries and keys, and gradients of their gains, [1, 128] each (empty without a norm).
+    """
     if self.eps is not None:
-      # The radial part, by the queries and keys that were made: a rotation changes no inner product.
+      # The radial part, computed from rotated queries and keys, because rotations preserve inner products.
       means = _products([gradient * x for gradient, x in zip(gradients, placed, strict=True)], self.mean)
     if self.turned:
       sines = [gradient * sin[...] for gradient, (_, sin) in zip(gradients, self.tables, strict=True)]
@@ -126,7 +160,7 @@ class Placed:
 
 
 def _products(pair, constant):
-  """Both [R, 128] times the matrix."""
+  """Returns the products of two arrays [R, 128] with a constant matrix."""
   rows = pair[0].shape[0]
   both = jax.lax.dot_general(
     jnp.concatenate(pair), constant[...], (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32

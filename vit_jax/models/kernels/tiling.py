@@ -1,4 +1,4 @@
-"""How the arrays of attention lie in a TPU: heads in groups of 128 lanes, tokens in 32-bit words, steps of a grid."""
+"""The layout of attention's arrays in a TPU: heads in groups of 128 lanes, tokens in 32-bit words, steps of a grid."""
 
 import functools
 import math
@@ -14,26 +14,37 @@ from vit_jax.schema import amount
 from vit_jax.shapes import Tensor
 
 LANES = 128
-VMEM = 15.5 * 2**20  # bytes for a step, of 16 MiB
-SPILLED = 8, 14  # bytes that the compiler lays aside for a score, and for an element of 128 lanes of a head: measured
-ODD = -0x10000  # mask of the bfloat16 in a word's upper half
+VMEM = 15.5 * 2**20  # bytes available to a step, of 16 MiB
+SPILLED = 8, 14  # bytes that the compiler spills per score, and per element of 128 lanes of a head, measured
+ODD = -0x10000  # mask of the bfloat16 in the upper half of a word
 
 
 class Layout(NamedTuple):
-  """How arrays are cut: a step takes `images` by `lanes` of `rows` tokens, and of the queries `chunk` tokens."""
+  """The partition of the arrays: each step processes `lanes` of `rows` tokens of `images`, and `chunk` query tokens."""
 
   tokens: int
   size: int  # K
   width: int  # heads * K
-  packed: bool  # bfloat16, two tokens in a word
-  rows: int  # tokens, filled up to whole tiles
+  packed: bool  # whether a word contains bfloat16 values of two tokens
+  rows: int  # number of tokens, rounded up to whole tiles
   chunk: int
   images: int
   lanes: int
 
 
 def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
-  """The layout of [B, N, heads * K]; ConfigError where there is none. `placed`: there are tables of tokens too."""
+  """Returns the layout for queries, keys and values.
+
+  Args:
+    query: queries, (B, N, heads * K).
+    key: keys, (B, N, heads * K).
+    value: values, (B, N, heads * K).
+    heads: number of heads.
+    placed: whether the kernel also needs tables of all tokens for rotation.
+
+  Raises:
+    ConfigError: if the kernel does not support the shapes or types, or if the tokens do not fit into memory.
+  """
   advice = 'or take attention="xla"'
   shapes, dtypes = [x.shape for x in (query, key, value)], {x.dtype.name for x in (query, key, value)}
   if len(set(shapes)) > 1 or len(shapes[0]) != 3 or 0 in shapes[0]:
@@ -51,15 +62,18 @@ def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
   size, rows, itemsize = width // heads, -(-tokens // 16) * 16, query.dtype.itemsize
 
   def memory(images, chunk, lanes):
-    """Bytes of the backward pass: arrays of this step and the next, sums over chunks, the unrolled program's."""
+    """Returns the memory of the backward pass in bytes.
+
+    It includes the arrays of this step and the next, sums over chunks, and the spilled values of the unrolled program.
+    """
     arrays = 2 * itemsize * lanes * (4 * rows + 3 * chunk) + 2 * 4 * LANES * chunk
     sums = 2 * 4 * lanes * rows if chunk < rows else 0
     scores, head = chunk * -(-rows // LANES) * LANES, rows * LANES
     spilled = (min(lanes, width) // size) * (SPILLED[0] * scores + SPILLED[1] * head)
-    tables = 2 * 2 * 4 * LANES * (rows + chunk) if placed else 0  # of cosines and sines, this step's and the next's
+    tables = 2 * 2 * 4 * LANES * (rows + chunk) if placed else 0  # cosines and sines of this step and the next
     return images * (arrays + sums + spilled) + tables
 
-  # Whole heads in whole groups of lanes that divide the width, or all of the width; queries uncut where possible.
+  # Lanes are whole groups with whole heads that divide the width, or the whole width. Queries are not cut if possible.
   unit = math.lcm(size, LANES)
   choices = [lanes for lanes in range(unit, width, unit) if width % lanes == 0] + [-(-width // LANES) * LANES]
   choices = [
@@ -72,13 +86,13 @@ def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
       f"{tokens} tokens in {amount(heads, 'head')} of {size} are too many for fused attention; {advice}"
     )
   chunk, lanes = max(fitting)
-  most = -(-12 * size // lanes)  # about twelve heads a step keep the matrix unit busy
+  most = -(-12 * size // lanes)  # about twelve heads per step keep the matrix unit busy
   images = max(n for n in range(1, most + 1) if batch % n == 0 and memory(n, chunk, lanes) <= VMEM)
   return Layout(tokens, size, width, "bfloat16" in dtypes, rows, chunk, images, lanes)
 
 
 class Head(NamedTuple):
-  """Where a head lies: its mask [1, 128] in each group of lanes, the union of these, the lane after its last."""
+  """The lanes of a head: its mask [1, 128] in each group, the union of the masks, and the lane after its last one."""
 
   groups: dict
   mask: jax.Array
@@ -86,12 +100,12 @@ class Head(NamedTuple):
 
 
 def lane() -> jax.Array:
-  """Numbers of lanes, [1, 128]."""
+  """Returns the numbers of the lanes, [1, 128]."""
   return jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
 
 
 def heads(layout: Layout) -> list[Head]:
-  """The heads of a step."""
+  """Returns the heads of a step."""
   found = []
   for number in range(min(layout.lanes, layout.width) // layout.size):
     group, start = divmod(number * layout.size, LANES)
@@ -104,32 +118,57 @@ def heads(layout: Layout) -> list[Head]:
 
 
 def at(group: int) -> slice:
-  """The lanes of a group."""
+  """Returns the slice of the lanes of a group."""
   return slice(group * LANES, (group + 1) * LANES)
 
 
 def gather(head: Head, groups: dict) -> Tensor:
-  """The 128 lanes among which a head's are, from the groups it lies in."""
+  """Returns 128 lanes that contain all lanes of a head.
+
+  Args:
+    head: the head.
+    groups: {number of a group: its lanes [rows, 128]}.
+  """
   first, *second = head.groups
   return jnp.where(head.groups[first], groups[first], groups[second[0]]) if second else groups[first]
 
 
 def scatter(head: Head, x: Tensor, groups: dict):
-  """Writes a head's lanes of [rows, 128] into its groups."""
+  """Writes the lanes of a head into its groups.
+
+  Args:
+    head: the head.
+    x: 128 lanes that contain those of the head, [rows, 128].
+    groups: {number of a group: its lanes [rows, 128]}, which is modified.
+  """
   for group, mask in head.groups.items():
     groups[group] = jnp.where(mask, x, groups.get(group, 0.0))
 
 
 def spread(x: Tensor, head: Head, size: int) -> jax.Array:
-  """Copies what stands in all lanes foreign to a head, of size 64 or less, into its own."""
+  """Copies a value from the lanes of other heads to the lanes of a head.
+
+  Args:
+    x: lanes [rows, 128] with the same value in all lanes outside of the head.
+    head: the head.
+    size: size of the head, at most 64.
+  """
   return jnp.where(head.mask, pltpu.roll(x, LANES - size, 1), x)
 
 
 def load(ref, image: int, group: int, layout: Layout) -> jax.Array:
-  """One group of lanes, float32 [rows, 128], zero beyond the last token and the last lane."""
+  """Loads one group of lanes as float32 [rows, 128], with zeros after the last token and the last lane.
+
+  Args:
+    ref: reference to an array in memory.
+    image: number of the image in the step.
+    group: number of the group of lanes.
+    layout: layout of the array.
+  """
   words = pltpu.bitcast(ref[image, :, at(group)], jnp.int32)
   rows, part = words.shape[0], ref.shape[1] < layout.rows
-  # Beyond an array's end is anything, so it is cut off bit by bit, in the one tile where it ends if that is known.
+  # Memory after the end of an array contains arbitrary bits, which are masked. If the end is known, only its tile is
+  # masked.
   tokens = layout.tokens - pl.program_id(2) * layout.chunk if part else layout.tokens
   full, half = (tokens >> 1, tokens & 1) if layout.packed else (tokens, 0)
   edge = 0 if part else full // 8 * 8
@@ -145,16 +184,32 @@ def load(ref, image: int, group: int, layout: Layout) -> jax.Array:
 
 
 def store(ref, image: int, group: int, x: Tensor, layout: Layout):
-  """Writes what `load` reads."""
+  """Stores one group of lanes, the inverse of `load`.
+
+  Args:
+    ref: reference to an array in memory.
+    image: number of the image in the step.
+    group: number of the group of lanes.
+    x: values, float32 [rows, 128].
+    layout: layout of the array.
+  """
   if layout.packed:
-    # Half a last place up, then cut: rounding to even, but for exact ties, in a quarter of its operations.
+    # Adding half a unit in the last place and truncating equals rounding to even, except for exact ties. It takes a
+    # quarter of the operations.
     even, odd = jnp.split(pltpu.bitcast(x, jnp.int32) + 0x8000, 2)
     x = pltpu.bitcast(jax.lax.shift_right_logical(even, 16) | (odd & ODD), jnp.bfloat16)
   ref[image, :, at(group)] = x
 
 
 def add(ref, index, x: Tensor, layout: Layout) -> jax.Array:
-  """Sums over the chunks of queries in `ref`; -> the sum so far."""
+  """Adds values to the sum over chunks of queries in `ref`, and returns the sum so far.
+
+  Args:
+    ref: reference to the sums.
+    index: index of the sum.
+    x: values of this chunk.
+    layout: layout of the arrays.
+  """
   if layout.chunk < layout.rows:
     x += jnp.where(pl.program_id(2) == 0, 0.0, ref[index])
   ref[index] = x

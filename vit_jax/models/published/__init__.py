@@ -1,1 +1,1 @@
-"""Names and facts of published models, one file for each family of `vit_jax/models/`; no family is imported here."""
+"""Names and properties of published models, one file per family of `vit_jax/models/`. No family is imported here."""

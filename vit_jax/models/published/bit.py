@@ -2,7 +2,7 @@
 
 from vit_jax.models.published.model import published
 
-SIZES = {  # factor of all widths, units of each stage
+SIZES = {  # factor of all widths, number of units of each stage
   "R26x1": (1, (2, 2, 2, 2)),
   "R50x1": (1, (3, 4, 6, 3)),
   "R50x3": (3, (3, 4, 6, 3)),

@@ -1,4 +1,4 @@
-"""Published compact transformers: ViT-Lite, CVT and CCT in the sizes and under the names of the official code."""
+"""Published compact transformers: ViT-Lite, CVT and CCT, with the sizes and names of the official code."""
 
 from typing import Literal, NamedTuple
 
@@ -14,7 +14,16 @@ SIZES = {  # width, depth, heads, hidden
 
 
 class Variant(NamedTuple):
-  """A published model: size, kernel of the tokenizer and its number of convolutions (0: patches), pooling, task."""
+  """A published compact transformer.
+
+  Args:
+    size: key of `SIZES`.
+    kernel: kernel size of the tokenizer.
+    convolutions: number of convolutions of the tokenizer. 0 means patches.
+    pool: pooling of the tokens.
+    image_size: side of the images in pixels.
+    classes: number of classes.
+  """
 
   size: int
   kernel: int
@@ -42,7 +51,7 @@ _conv_variants = {
   "cct_14_7x2_384": Variant(14, 7, 2, "seqpool", 384, 1000),
   "cct_14_7x2_384_fl": Variant(14, 7, 2, "seqpool", 384, 102),
 }
-# Every variant but the largest also exists with a fixed table: cct_7_3x1_32_sine, cct_7_3x1_32_sine_c100.
+# All variants except the largest also exist with a fixed table: cct_7_3x1_32_sine, cct_7_3x1_32_sine_c100.
 VARIANTS = {  # name -> variant, position
   **{name: (variant, "learned") for name, variant in (_patch_variants | _conv_variants).items()},
   **{

@@ -1,4 +1,4 @@
-"""Published EfficientNets: the stages of the smallest, the factors of all sizes, and names as timm has them."""
+"""Published EfficientNets: the stages of the smallest size, the factors of all sizes, and timm's names."""
 
 import math
 from typing import NamedTuple
@@ -7,7 +7,14 @@ from vit_jax.models.published.model import published
 
 
 class Size(NamedTuple):
-  """A published size: factors of all widths and of the blocks of each stage, image size, dropout before the head."""
+  """A published size.
+
+  Args:
+    width: factor of all widths.
+    depth: factor of the number of blocks of each stage.
+    image_size: side of the images in pixels.
+    dropout: dropout rate before the head.
+  """
 
   width: float
   depth: float
@@ -16,7 +23,15 @@ class Size(NamedTuple):
 
 
 class Stage(NamedTuple):
-  """Equal blocks, of which the first has the stride, as in the smallest size (Tan & Le 2019, table 1)."""
+  """A stage of equal blocks in the smallest size (Tan & Le 2019, table 1). Only the first block has the stride.
+
+  Args:
+    kernel: size of the depthwise kernels.
+    stride: stride of the first block.
+    expansion: expansion factor of the blocks.
+    width: number of output channels.
+    blocks: number of blocks.
+  """
 
   kernel: int
   stride: int
@@ -49,14 +64,25 @@ STAGES = (
 
 
 def channels_of(base: int, factor: float) -> int:
-  """`base` channels times `factor`, rounded to a multiple of 8, and up where that would lose more than a tenth."""
+  """Returns `base` channels times `factor`, rounded to a multiple of 8.
+
+  Rounding down by more than a tenth is replaced by rounding up.
+
+  Args:
+    base: number of channels of the smallest size.
+    factor: factor of all widths.
+  """
   wanted = base * factor
   rounded = max(8, int(wanted + 4) // 8 * 8)
   return rounded + 8 if rounded < 0.9 * wanted else rounded
 
 
 def blocks_of(depth_factor: float) -> tuple[int, ...]:
-  """Blocks of each stage."""
+  """Returns the number of blocks of each stage, rounded up.
+
+  Args:
+    depth_factor: factor of the numbers of blocks.
+  """
   return tuple(math.ceil(stage.blocks * depth_factor) for stage in STAGES)
 
 

@@ -1,4 +1,4 @@
-"""Published MLP-Mixers: sizes, and names as Google and timm have them."""
+"""Published MLP-Mixers: sizes, and the names of Google and timm."""
 
 from vit_jax.models.published.model import published
 
@@ -8,7 +8,7 @@ SIZES = {  # width, depth, hidden of the token MLP, hidden of the channel MLP: o
   "L": (1024, 24, 512, 4096),
   "H": (1280, 32, 640, 5120),
 }
-# Google trained with the tanh form of GELU; timm's names for the same weights compute the erf form.
+# Google trained with the tanh form of GELU. The models with timm's names compute the erf form for the same weights.
 VARIANTS = {  # name -> size, patch, gelu
   **{f"Mixer-{size}/{patch}": (size, patch, "tanh") for size in "SBL" for patch in (32, 16)},
   "Mixer-H/14": ("H", 14, "tanh"),

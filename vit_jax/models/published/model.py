@@ -1,4 +1,4 @@
-"""A published model as a value: which function makes it, of what, and the sizes with which it was published."""
+"""Published models as values: the function that creates a model, its arguments and its published sizes."""
 
 import dataclasses
 import importlib
@@ -10,17 +10,25 @@ from vit_jax import schema
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-  """One name. Its family, a file of `vit_jax/models/`, is imported when its function or a table of it is asked for."""
+  """One published name. Its family, a file of `vit_jax/models/`, is imported when its function or a table is accessed.
 
-  function: str  # "family:function"
-  row: tuple  # positional arguments of the function, before what a run supplies
-  defaults: Mapping[str, Any]  # arguments that differ from the function's own defaults
+  Args:
+    function: "family:function".
+    row: positional arguments of the function, before those that a run supplies.
+    defaults: arguments that differ from the function's own defaults.
+    image_size: published side of the images in pixels.
+    classes: published number of classes.
+  """
+
+  function: str
+  row: tuple
+  defaults: Mapping[str, Any]
   image_size: int
   classes: int
 
   @property
   def family(self) -> str:
-    """The file that the function is in; importers know the tensor names of a family."""
+    """The file that contains the function. Importers know the tensor names of each family."""
     return self.function.partition(":")[0]
 
   @property
@@ -30,12 +38,12 @@ class Published:
 
   @property
   def sharding(self) -> tuple:
-    """Rows (regular expression of a whole parameter path, mesh axis of each dimension): see `parameters`."""
+    """The sharding table: rows (regular expression of a whole path, mesh axis of each dimension), see `parameters`."""
     return self._module().SHARDING
 
   @property
   def order(self) -> tuple:
-    """Where parameters stand between image and logits: see `parameters.Order`."""
+    """The order of parameters between image and logits, see `parameters.Order`."""
     return self._module().ORDER
 
   def _module(self):
@@ -44,9 +52,15 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class Registered(Published):
-  """A name that a user registered, with the tables that a family's module holds for other names.
+  """A name that a user registered, with the tables that other names read from the module of their family.
 
-  Its family is called "extension", of which importers know no layout: its weights are read and written as checkpoints.
+  The family is "extension". Importers know no tensor names of this family, so its weights are read and written as
+  checkpoints.
+
+  Args:
+    maker: the registered function.
+    rows: the sharding table.
+    parameters: the order of parameters.
   """
 
   maker: Callable
@@ -70,5 +84,13 @@ class Registered(Published):
 
 
 def published(function: str, *row, image_size: int = 224, classes: int = 1000, **defaults) -> Published:
-  """The model that a "family:function" makes of a row and of defaults of its own."""
+  """Returns the published model for a function and its arguments.
+
+  Args:
+    function: "family:function".
+    *row: positional arguments of the function, before those that a run supplies.
+    image_size: published side of the images in pixels.
+    classes: published number of classes.
+    **defaults: arguments that differ from the function's own defaults.
+  """
   return Published(function, row, defaults, image_size, classes)

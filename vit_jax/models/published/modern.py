@@ -1,6 +1,7 @@
-"""Published Vision Transformers with today's blocks: sizes, and names as timm and ViT-5 have them.
+"""Published Vision Transformers with modern blocks: sizes, and the names of timm and ViT-5.
 
-Of DeiT III, DINOv2, DINOv3, SigLIP and SigLIP 2, timm's recipes with registers (SBB), rope-vit, EVA-02 and ViT-5.
+The models are DeiT III, DINOv2, DINOv3, SigLIP, SigLIP 2, timm's recipes with registers (SBB), rope-vit, EVA-02 and
+ViT-5.
 """
 
 import itertools
@@ -9,9 +10,9 @@ from vit_jax.models.published.model import published
 from vit_jax.models.published.vit import SIZES
 from vit_jax.schema import Choice
 
-# Rotary positions, by who has them.
+# Rotary positions by publisher.
 DINOV3 = Choice("dinov3", {"temperature": 100.0})
-EVA02 = Choice("axial", {"temperature": 10_000.0, "reference": 16})  # and timm's own
+EVA02 = Choice("axial", {"temperature": 10_000.0, "reference": 16})  # also of timm's own models
 ROPE_VIT = Choice("axial", {"temperature": 100.0, "first": "columns"})
 MIXED = Choice("mixed", {"temperature": 10.0})
 VIT5 = Choice("axial", {"temperature": 10_000.0, "reference": 0, "registers": 100.0})
@@ -49,7 +50,7 @@ _DINOV2 = {
   for registers in ("", "reg4_")
 }
 
-# timm pools the patches; the authors' own code takes the class token.
+# timm pools the patches. The authors' code uses the class token.
 _DINOV3 = {
   f"vit_{word}_patch16_dinov3{biased}": _vit(
     row,
@@ -78,7 +79,7 @@ _DINOV3 = {
   for biased in kinds
 }
 
-# timm computes the erf form of GELU but for its newest names; the authors' code the tanh form in all.
+# timm computes the erf form of GELU, except for its newest names. The authors' code always computes the tanh form.
 _SIGLIP = {
   f"vit_{word}_patch{patch}_siglip_{gap}{side}": _vit(
     SIZES[size], patch, side // patch * patch, 0, pool="gap" if gap else "map", gelu=gelu

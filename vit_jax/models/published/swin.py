@@ -1,4 +1,4 @@
-"""Published Swin Transformers: sizes, and names as timm and Microsoft have them."""
+"""Published Swin Transformers: sizes, and the names of timm and Microsoft."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,13 @@ PATCH = 4
 
 
 class Size(NamedTuple):
-  """Channels of the first stage, which double from stage to stage, and blocks and heads of each stage."""
+  """A published size.
+
+  Args:
+    width: number of channels of the first stage, which doubles in each stage.
+    depths: number of blocks of each stage.
+    heads: number of attention heads of each stage.
+  """
 
   width: int
   depths: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Published Vision Transformers: sizes, and names as Google, timm, DeiT and Hugging Face have them."""
+"""Published Vision Transformers: sizes, and the names of Google, timm, DeiT and Hugging Face."""
 
 import re
 
@@ -20,8 +20,8 @@ SIZES = {  # width, depth, heads, hidden: one row is one model
   "G-opt": (1536, 48, 16, 8192),
   "e": (1792, 56, 16, 15360),
 }
-PATCHES = (8, 14, 16, 32)  # listed; any other works too
-HYBRIDS = {  # name -> size, patch on the ResNet's map, units of its stages (none: its root alone)
+PATCHES = (8, 14, 16, 32)  # patch sizes that are listed; any other is also supported
+HYBRIDS = {  # name -> size, patch on the ResNet's feature map, units of its stages (empty: only the root)
   "R+Ti/16": ("Ti", 8, ()),
   "R26+S/32": ("S", 1, (2, 2, 2, 2)),
   "R26+B/32": ("B", 1, (2, 2, 2, 2)),
@@ -29,7 +29,7 @@ HYBRIDS = {  # name -> size, patch on the ResNet's map, units of its stages (non
   "R50+L/32": ("L", 1, (3, 4, 6, 3)),
 }
 
-_TIMM = {  # timm's word -> size, patches and image sizes that it lists
+_TIMM = {  # timm's size -> size, patches and image sizes in timm's names
   "tiny": ("Ti", (16,), (224, 384)),
   "small": ("S", (8, 16, 32), (224, 384)),
   "medium": ("M", (16, 32), (224, 256)),
@@ -91,7 +91,14 @@ _ANY_PATCH = re.compile(r"ViT-([A-Za-z0-9-]+)/(.*)")
 
 
 def any_patch(name: str) -> Published | None:
-  """The model of "ViT-<size>/<patch>" for any patch; None for a name of another form."""
+  """Returns the model of "ViT-<size>/<patch>" for any patch size, or None for a name of another form.
+
+  Args:
+    name: name of a model.
+
+  Raises:
+    ConfigError: if the size is unknown, or if the patch is not a positive integer.
+  """
   match = _ANY_PATCH.fullmatch(name)
   if not match:
     return None
