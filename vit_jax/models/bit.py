@@ -1,6 +1,6 @@
 """BiT: ResNet version 2 with group norm and standardised weights (Kolesnikov et al. 2020; units: He et al. 2016b).
 
-As published there is no dropout and no stochastic depth. Padding is symmetric, unlike in the hybrids' version 1.
+As published, BiT has no dropout and no stochastic depth. Padding is symmetric, unlike in version 1 of the hybrids.
 """
 
 from typing import Annotated
@@ -31,7 +31,15 @@ _DIVISOR = "sqrt(var + 1e-10)"
 
 
 class Unit(nnx.Module):
-  """Bottleneck, each convolution after its norm and ReLU."""
+  """A bottleneck unit, in which norm and ReLU precede each convolution.
+
+  Args:
+    channels: number of input channels.
+    width: number of inner channels. The unit returns 4 * width channels.
+    stride: stride of the 3x3 convolution.
+    dtype: type of the computation.
+    rngs: source of keys.
+  """
 
   def __init__(self, channels, width, stride, *, dtype, rngs):
     make = {"divisor": _DIVISOR, "dtype": dtype, "rngs": rngs}
@@ -53,9 +61,18 @@ class Unit(nnx.Module):
 
 
 class ResNet(nnx.Module):
-  """Images -> logits, float32: root, stages, norm, ReLU, mean over space, head.
+  """A BiT model, images -> logits in float32: root, stages, norm, ReLU, spatial mean and head.
 
-  Without a head the result is the features. Nothing is random: `key` is there as in other models and not read.
+  Without a head the result is the features. The model is deterministic. It accepts `key` for compatibility with other
+  models, but does not use it.
+
+  Args:
+    shape: height, width and channels of the images.
+    width: number of channels of the root.
+    stages: number of units of each stage.
+    classes: number of classes. 0 omits the head.
+    dtype: type of the computation.
+    rngs: source of keys.
   """
 
   def __init__(self, shape: tuple[int, int, int], width: int, stages: tuple[int, ...], classes: int, *, dtype, rngs):
@@ -71,10 +88,18 @@ class ResNet(nnx.Module):
     return self.outputs(images, key).logits
 
   def outputs(self, images: Float[Tensor, "B H W C"], key: PRNGKey | None = None) -> Output:
-    """Everything that is computed of images."""
+    """Computes the outputs for a batch of images.
+
+    Args:
+      images: images, (B, H, W, C).
+      key: not used.
+
+    Raises:
+      ValueError: if the images have another shape than the model.
+    """
     check_shape(images, self.shape)
-    # No norm and no ReLU here: the pool sees negative numbers. The first BiT code and timm surround them by zeros,
-    # big_vision by -infinity, as here; it moves logits by 1e-3.
+    # Without norm and ReLU, the pool sees negative numbers. The first BiT code and timm pad them with zeros. big_vision
+    # and this code pad with -infinity. The logits differ by 1e-3.
     x = record("root", max_pool(self.root(images)))
     x = resnet.run(self.stages, x, "stages")
     tokens = jax.nn.relu(self.norm(x))
@@ -93,7 +118,21 @@ def bit(
   width_factor: Annotated[float, schema.Range(0.5, 64)] | None = None,
   dtype: Dtype = "float32",
 ) -> ResNet:
-  """[B, H, W, C] -> [B, V]. Units of each stage and factor of all widths, where given, replace those of the size."""
+  """Creates a BiT model: [B, H, W, C] -> [B, V].
+
+  Args:
+    row: factor of all widths, and number of units of each stage.
+    image_size: side of square images in pixels, or (height, width).
+    channels: number of image channels.
+    classes: number of classes. 0 omits the head.
+    rngs: source of keys for initial values.
+    stages: number of units of each stage. None keeps the published numbers.
+    width_factor: factor of all widths. None keeps the published factor.
+    dtype: type of the computation. Parameters are float32.
+
+  Raises:
+    ConfigError: if the channels cannot be divided into 32 equal groups.
+  """
   factor = row[0] if width_factor is None else width_factor
   width = round(resnet.WIDTH * factor)
   if width != resnet.WIDTH * factor or width % resnet.GROUPS:

@@ -1,6 +1,7 @@
-"""Compact transformers: ViT-Lite, CVT and CCT (Hassani et al. 2021), as the official code builds and trains them.
+"""Compact transformers: ViT-Lite, CVT and CCT (Hassani et al. 2021), as in the official code.
 
-Its block order differs from the paper's and every published checkpoint needs it; norm_order="pre" is what was meant.
+The official code has another block order than the paper, and all published checkpoints need it. norm_order="pre" is the
+order of the paper.
 """
 
 import itertools
@@ -33,10 +34,19 @@ _normal = nnx.initializers.normal(0.02)
 
 
 class Convolutions(nnx.Module):
-  """Several times a convolution without bias, 3x3 max-pooling and ReLU."""
+  """A convolutional tokenizer: repeated convolution without bias, 3x3 max-pooling and ReLU.
+
+  Args:
+    channels: number of image channels.
+    width: width of the tokens.
+    kernel: size of the kernels.
+    count: number of convolutions.
+    dtype: type of the computation.
+    rngs: source of keys.
+  """
 
   def __init__(self, channels, width, kernel, count, *, dtype, rngs):
-    widths = [channels, *[64] * (count - 1), width]  # 64 in between, whatever the model
+    widths = [channels, *[64] * (count - 1), width]  # all models have 64 channels in between
     stride, padding = max(1, kernel // 2 - 1), max(1, kernel // 2)
     he = nnx.initializers.variance_scaling(2.0, "fan_in", "normal")
     self.convolutions = nnx.List(
@@ -48,12 +58,18 @@ class Convolutions(nnx.Module):
 
   def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B X Y D"]:
     for convolution in self.convolutions:
-      x = jax.nn.relu(max_pool(convolution(x)))  # commutes with pooling, on a quarter of the pixels
+      x = jax.nn.relu(max_pool(convolution(x)))  # ReLU commutes with pooling, and here it sees a quarter of the pixels
     return x
 
 
 def side(image_size: int, kernel: int, convolutions: int) -> int:
-  """Tokens along one side of what `Convolutions` gives."""
+  """Returns the number of tokens along one side of the feature map of `Convolutions`.
+
+  Args:
+    image_size: side of the image in pixels.
+    kernel: size of the kernels.
+    convolutions: number of convolutions.
+  """
   stride, padding = max(1, kernel // 2 - 1), max(1, kernel // 2)
   for _ in range(convolutions):
     image_size = (image_size + 2 * padding - kernel) // stride + 1
@@ -86,11 +102,38 @@ def compact(
   scan: bool = False,
   remat: stack.Remat = "none",
 ) -> Transformer:
-  """[B, H, W, C] -> [B, V]. Kernel, convolutions, pool and sizes, where given, replace those of the variant.
+  """Creates a compact transformer: [B, H, W, C] -> [B, V].
 
-  `pool` is what the head reads: the class token, which exists for "cls" only, or a mean of the others by learned
-  weights. `registers` are tokens that no pooling reads and that have no position (Darcet et al. 2024).
-  `resampling` is how importers resample a learned table to another resolution: see `positions.Resampling`.
+  The arguments `kernel`, `convolutions`, `pool`, `width`, `depth`, `heads` and `hidden` replace the values of the
+  variant if they are not None.
+
+  Args:
+    variant: published model.
+    image_size: side of square images in pixels, or (height, width).
+    channels: number of image channels.
+    classes: number of classes. 0 omits the head.
+    rngs: source of keys for initial values.
+    position: "learned", "sine" for a fixed table, or "none".
+    resampling: method by which importers resample a learned table to another resolution, see `positions.Resampling`.
+    norm_order: order of norms and branches, see `transformer.Block`.
+    kernel: size of the tokenizer's kernels.
+    convolutions: number of convolutions of the tokenizer. 0 cuts patches with the side `kernel`.
+    pool: input of the head. "cls" adds and reads a class token. "seqpool" reads the mean of the tokens with learned
+      weights.
+    registers: number of tokens that pooling ignores and that have no position (Darcet et al. 2024).
+    dropout: dropout rate of the tokens, of the MLPs and of each branch.
+    attention_dropout: dropout rate of the attention weights.
+    stochastic_depth: rate of stochastic depth at the last block.
+    width: width of the tokens.
+    depth: number of blocks.
+    heads: number of attention heads.
+    hidden: hidden width of the MLPs.
+    dtype: type of the computation. Parameters are float32.
+    scan: whether the blocks form one stack, which is compiled once.
+    remat: rematerialisation policy, see `stack.POLICIES`.
+
+  Raises:
+    ConfigError: if sizes do not fit each other.
   """
   replaced = {"kernel": kernel, "convolutions": convolutions, "pool": pool}
   variant = variant._replace(**{key: value for key, value in replaced.items() if value is not None})
@@ -137,12 +180,12 @@ def compact(
 
 
 def _tokenizer(variant, image_size, channels, width, common):
-  """(module, number of tokens that it makes of an image)."""
+  """Returns the tokenizer and the number of its tokens for an image."""
   kernel, count = variant.kernel, variant.convolutions
   if count:
     tokens = math.prod(side(n, kernel, count) for n in sides(image_size))
     return Convolutions(channels, width, kernel, count, **common), tokens
-  # PyTorch's default for a convolution's bias, which the official code leaves in place.
+  # PyTorch's default for the bias of a convolution, which the official code uses.
   bound = 1 / math.sqrt(channels * kernel * kernel)
   draw = {
     "kernel_init": nnx.initializers.variance_scaling(2.0, "fan_in", "normal"),

@@ -1,4 +1,4 @@
-"""Convolution and max-pooling, each as fast as XLA allows on every platform."""
+"""Convolution and max-pooling, in the formulation that is fastest with XLA on each platform."""
 
 import functools
 from collections.abc import Iterator
@@ -21,15 +21,23 @@ def conv(
   padding: int | Literal["same"],
   groups: int = 1,
 ) -> Float[Tensor, "B X Y D"]:
-  """Convolution with zero padding.
+  """Computes a convolution with zero padding.
 
-  Padding is symmetric by a number of pixels, or "same" as TensorFlow has it: as much as makes H' = ceil(H / stride),
-  the odd pixel below and to the right. Groups are 1 or, for a convolution of each channel by itself, C = D.
+  Args:
+    x: feature map, (B, H, W, C).
+    kernel: kernel, (P, P, C / groups, D).
+    stride: stride in both directions.
+    padding: number of pixels on each side, or "same" as in TensorFlow. "same" pads so that the output height is ceil(H
+      / stride), with an odd pixel below and to the right.
+    groups: 1, or the number of channels C = D for a depthwise convolution.
+
+  Returns:
+    Feature map, (B, X, Y, D).
   """
   borders = [(padding, padding)] * 2
   if padding == "same":
     borders = [same(side, kernel.shape[0], stride) for side in x.shape[1:3]]
-  # XLA's CPU convolutions are slow in the backward pass, and 8 times slower still inside a loop.
+  # XLA's CPU convolutions are slow in the backward pass, and 8 times slower inside a loop.
   return jax.lax.platform_dependent(
     x,
     kernel,
@@ -39,7 +47,13 @@ def conv(
 
 
 def same(side: int, size: int, stride: int) -> tuple[int, int]:
-  """Pixels of padding before and after a side for "same"."""
+  """Returns the numbers of padding pixels before and after a side for "same".
+
+  Args:
+    side: length of the side.
+    size: size of the kernel.
+    stride: stride of the convolution.
+  """
   total = max((-(-side // stride) - 1) * stride + size - side, 0)
   return total // 2, total - total // 2
 
@@ -56,7 +70,7 @@ def _conv(x, kernel, *, stride, borders, groups):
 
 
 def _shifted(x, size, stride, borders) -> Iterator[jax.Array]:
-  """The padded image shifted for each weight of a kernel, row by row: size * size times [B, H', W', C]."""
+  """Yields the padded image, shifted for each weight of a kernel row by row: size * size arrays [B, H', W', C]."""
   x = jnp.pad(x, ((0, 0), *borders, (0, 0)))
   rows, columns = ((side - size) // stride + 1 for side in x.shape[1:3])
   for i in range(size):
@@ -65,10 +79,10 @@ def _shifted(x, size, stride, borders) -> Iterator[jax.Array]:
 
 
 def _conv_as_product(x, kernel, *, stride, borders):
-  """The same as one matrix product of shifted copies of the image, side by side, with the flattened kernel."""
+  """Computes `_conv` as one matrix product of concatenated shifted copies of the image with the flattened kernel."""
   size, (_, height, width, _) = kernel.shape[0], x.shape
   if size == stride and borders == [(0, 0)] * 2 and not (height % size or width % size):
-    # Patches beside each other are a reshape; as so many shifted copies they take seconds to compile.
+    # Non-overlapping patches need only a reshape. Shifted copies of them would take seconds to compile.
     patches = rearrange(x, "b (h i) (w j) c -> b h w (i j c)", i=size, j=size)
     return patches @ rearrange(kernel, "i j c d -> (i j c) d")
   patches = jnp.concatenate(list(_shifted(x, kernel.shape[0], stride, borders)), -1)
@@ -77,17 +91,24 @@ def _conv_as_product(x, kernel, *, stride, borders):
 
 
 def _conv_as_sum(x, kernel, *, stride, borders):
-  """The same for a kernel [P, P, 1, C] on each channel by itself: a sum of shifted copies."""
+  """Computes a depthwise `_conv` with a kernel [P, P, 1, C] as a sum of shifted copies."""
   weights = rearrange(kernel, "i j 1 c -> (i j) c")
   return sum(view * row for view, row in zip(_shifted(x, kernel.shape[0], stride, borders), weights, strict=True))
 
 
 @jax.custom_vjp
 def max_pool(x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B (H+1)//2 (W+1)//2 C"]:
-  """Maximum over 3x3 with stride 2; the border is -infinity.
+  """Computes the maximum over 3x3 windows with stride 2. The border is -infinity.
 
-  The gradient goes to the first maximum of a window in row-major order, as in PyTorch. XLA's own backward pass
-  (select-and-scatter) takes over a third of a CCT's step on a CPU; this one takes a few additions of shifted arrays.
+  The gradient is passed to the first maximum of a window in row-major order, as in PyTorch. XLA's own backward pass
+  (select-and-scatter) takes more than a third of a CCT's step on a CPU. This one needs a few additions of shifted
+  arrays.
+
+  Args:
+    x: feature map, (B, H, W, C).
+
+  Returns:
+    Feature map, (B, (H + 1) // 2, (W + 1) // 2, C).
   """
   border = ((0, 0), (1, 1), (1, 1), (0, 0))
   return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), border)
@@ -102,7 +123,7 @@ def _max_pool_forward(x):
   for i, view in enumerate(views[1:], 1):
     index = jnp.where(view > best, jnp.uint8(i), index)
     best = jnp.maximum(best, view)
-  size = jnp.zeros((0, height, width))  # an empty array brings the static shape to the backward pass
+  size = jnp.zeros((0, height, width))  # an empty array passes the static shape to the backward pass
   return best, (index, size)
 
 
@@ -113,16 +134,17 @@ def _max_pool_backward(saved, gradient):
   index, gradient = jnp.pad(index, after, constant_values=9), jnp.pad(gradient, after)
 
   def share(i, j, down=0, right=0):
-    """Gradient of the windows `down`, `right` of here whose maximum stands at their row i, column j."""
+    """Returns the gradient of the windows shifted by (down, right) that have their maximum at row i, column j."""
     part = (slice(None), slice(down, down + rows), slice(right, right + columns))
     return jnp.where(index[part] == 3 * i + j, gradient[part], 0)
 
-  # A pixel lies in one window, two or four, by the parity of its row and column; window and image start one apart.
+  # A pixel is in one, two or four windows, depending on the parity of its row and column. The first window starts one
+  # pixel before the image.
   even_even = share(1, 1)
   even_odd = share(1, 2) + share(1, 0, right=1)
   odd_even = share(2, 1) + share(0, 1, down=1)
   odd_odd = share(2, 2) + share(2, 0, right=1) + share(0, 2, down=1) + share(0, 0, down=1, right=1)
-  # Interleaved by stacking on the axes where they end up: XLA's CPU then needs no transposition.
+  # Stacking on the final axes interleaves the pixels without a transposition on XLA's CPU backend.
   pixels = jnp.stack([jnp.stack([even_even, even_odd], 3), jnp.stack([odd_even, odd_odd], 3)], 2)
   return (rearrange(pixels, "b h i w j c -> b (h i) (w j) c")[:, :height, :width],)
 
@@ -131,15 +153,36 @@ max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
 def max_pool_same(x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B (H+1)//2 (W+1)//2 C"]:
-  """As `max_pool` with TensorFlow's padding "same": on an even side windows begin at the first pixel, not before it."""
+  """Computes `max_pool` with TensorFlow's padding "same": on an even side, the first window starts at the first pixel.
+
+  Args:
+    x: feature map, (B, H, W, C).
+
+  Returns:
+    Feature map, (B, (H + 1) // 2, (W + 1) // 2, C).
+  """
   before = [1 - side % 2 for side in x.shape[1:3]]
-  # One pixel more in front moves the windows of an even side by one; the first window is then one too many.
+  # One more pixel in front shifts the windows of an even side by one. The first window is then removed.
   x = jnp.pad(x, ((0, 0), *((n, 0) for n in before), (0, 0)), constant_values=-jnp.inf)
   return max_pool(x)[:, before[0] :, before[1] :]
 
 
 class Conv(nnx.Module):
-  """A convolution with parameters; padding and groups as in `conv`."""
+  """A convolution with parameters, see `conv`.
+
+  Args:
+    channels: number of input channels.
+    width: number of output channels.
+    size: size of the kernel.
+    stride: stride in both directions.
+    padding: number of pixels on each side, or "same".
+    groups: 1, or the number of channels for a depthwise convolution.
+    bias: whether a bias is added.
+    kernel_init: initialiser of the kernel.
+    bias_init: initialiser of the bias.
+    dtype: type of the computation.
+    rngs: source of keys.
+  """
 
   def __init__(
     self,

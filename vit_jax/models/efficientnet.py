@@ -1,7 +1,7 @@
 """EfficientNet (Tan & Le 2019): inverted bottlenecks with squeeze-excitation, scaled in width, depth and image size.
 
-Every size exists twice: `tf_efficientnet_*` computes as the authors' TensorFlow code does, with its padding and its
-epsilon, `efficientnet_*` with those of PyTorch. The tensors of both have the same names and shapes.
+Every size exists twice. `tf_efficientnet_*` uses the padding and the epsilon of the authors' TensorFlow code.
+`efficientnet_*` uses those of PyTorch. The tensors of both have the same names and shapes.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from vit_jax.schema import Fraction, Positive, Probability
 from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
 ORDER = parameters.Order(before=r"stem(_norm)?/.*", blocks=r"stages/.*", after=r"top(_norm)?/.*", head=r"head/.*")
-# A block is split as an MLP is: its expanded channels over "tensor".
+# A block is split like an MLP, with the expanded channels over "tensor".
 SHARDING = (
   (r"stem/kernel", (None, None, None, "fsdp")),
   (r"(stem|top|stages/.*/project)_norm/(scale|bias|mean|var)", (None,)),
@@ -38,17 +38,29 @@ SHARDING = (
   (r"head/bias", (None,)),
 )
 
-# Of the original code, which counts the outputs of a convolution; a depthwise one has one for each of its inputs.
+# Initialisers of the original code, with fan-out. A depthwise convolution has one output for each of its inputs.
 _he = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 _he_depthwise = nnx.initializers.variance_scaling(2.0, "fan_in", "normal")
 _uniform = nnx.initializers.variance_scaling(1 / 3, "fan_out", "uniform")  # within +-1 / sqrt(V)
 
 
 class Block(nnx.Module):
-  """Inverted bottleneck (Sandler et al. 2018) with squeeze-excitation.
+  """An inverted bottleneck (Sandler et al. 2018) with squeeze-excitation.
 
-  Expansion to F = expansion * C channels (none if that is C), depthwise convolution, gate, projection; with a shortcut
-  where the shape stays. The gate is a function of the means over space, through C / 4 channels (Hu et al. 2018).
+  It consists of an expansion to F = expansion * C channels, a depthwise convolution, a gate and a projection. If the
+  shape does not change, a shortcut is added. The gate is computed from the spatial means, through C / 4 channels (Hu et
+  al. 2018).
+
+  Args:
+    channels: number of input channels C.
+    width: number of output channels.
+    kernel: size of the depthwise kernel.
+    stride: stride of the depthwise convolution.
+    expansion: expansion factor. With 1 the expansion is omitted.
+    padding: "symmetric" or "same", see `convolution.conv`.
+    norm: function from a width to a norm.
+    dtype: type of the computation.
+    rngs: source of keys.
   """
 
   def __init__(self, channels, width, kernel, stride, expansion, *, padding, norm: Callable, dtype, rngs):
@@ -92,10 +104,22 @@ def _border(kernel, padding):
 
 
 class EfficientNet(nnx.Module):
-  """Images -> logits, float32: stem, stages of blocks, top, mean over space, head.
+  """An EfficientNet, images -> logits in float32: stem, stages of blocks, top, spatial mean and head.
 
-  Without a head the result is the features. `key` is the key of all dropout, and makes batch norms use and follow
-  the batch; None means evaluation.
+  Without a head the result is the features. `key` is the random key of all dropout. With a key, batch norms use and
+  track the statistics of the batch. None selects evaluation.
+
+  Args:
+    shape: height, width and channels of the images.
+    width_factor: factor of all widths.
+    stages: number of blocks of each stage.
+    classes: number of classes. 0 omits the head.
+    padding: "symmetric" or "same", see `convolution.conv`.
+    norm: function from a width to a norm.
+    dropout: dropout rate of the features.
+    stochastic_depth: rate of stochastic depth that would follow after the last block.
+    dtype: type of the computation.
+    rngs: source of keys.
   """
 
   def __init__(
@@ -136,11 +160,20 @@ class EfficientNet(nnx.Module):
     return self.outputs(images, key).logits
 
   def outputs(self, images: Float[Tensor, "B H W C"], key: PRNGKey | None = None) -> Output:
-    """Everything that is computed of images."""
+    """Computes the outputs for a batch of images.
+
+    Args:
+      images: images, (B, H, W, C).
+      key: random key of dropout. None selects evaluation.
+
+    Raises:
+      ValueError: if the images have another shape than the model.
+    """
     check_shape(images, self.shape)
     x = record("stem", jax.nn.silu(self.stem_norm(self.stem(images), key)))
 
-    # The rate of dropping a block grows linearly with its number, and would reach the full one just after the last.
+    # The rate of stochastic depth grows linearly with the block's number. It would reach its maximum after the last
+    # block.
     names = [(i, j) for i, stage in enumerate(self.stages) for j in range(len(stage))]
     for number, (i, j) in enumerate(names):
       rate = self.stochastic_depth * number / len(names)
@@ -171,10 +204,25 @@ def efficientnet(
   stochastic_depth: Probability = 0.2,
   dtype: Dtype = "float32",
 ) -> EfficientNet:
-  """[B, H, W, C] -> [B, V].
+  """Creates an EfficientNet: [B, H, W, C] -> [B, V].
 
-  `stages`, where given, are the blocks of each stage, of which there may be fewer than seven, instead of what
-  `depth_factor` makes. `eps` and `momentum` are those of batch norms: PyTorch's momentum, the weight of the new.
+  Args:
+    image_size: side of square images in pixels, or (height, width).
+    channels: number of image channels.
+    classes: number of classes. 0 omits the head.
+    rngs: source of keys for initial values.
+    width_factor: factor of all widths.
+    depth_factor: factor of the number of blocks of each stage.
+    stages: number of blocks of each of up to seven stages, instead of those from `depth_factor`.
+    padding: "symmetric", or "same" as in TensorFlow.
+    eps: epsilon of the batch norms.
+    momentum: weight of the new statistics in the running averages of batch norms, as in PyTorch.
+    dropout: dropout rate of the features.
+    stochastic_depth: rate of stochastic depth that would follow after the last block.
+    dtype: type of the computation. Parameters are float32.
+
+  Raises:
+    ConfigError: if the number of stages is invalid.
   """
   stages = blocks_of(depth_factor) if stages is None else stages
   if not 0 < len(stages) <= len(STAGES):

@@ -1,4 +1,4 @@
-"""MLP-Mixer (Tolstikhin et al. 2021): MLPs across patches and across channels in turn, and no attention."""
+"""MLP-Mixer (Tolstikhin et al. 2021): alternating MLPs across patches and across channels, without attention."""
 
 from typing import Literal
 
@@ -30,10 +30,17 @@ _lecun = nnx.initializers.lecun_normal()
 
 
 class Block(nnx.Module):
-  """x + tokens(norm1(x)^T)^T, then x + mlp(norm2(x)) (eq. 1), called as `transformer.Block`.
+  """A Mixer block: x + tokens(norm1(x)^T)^T, then x + mlp(norm2(x)) (eq. 1). It is called like `transformer.Block`.
 
-  The token MLP is the same for every channel; its weights are made for N tokens. What it records is "tokens/mlp/...",
-  and rematerialisation treats both MLPs alike.
+  All channels share the token MLP, and its weights depend on the number of tokens N. Its intermediates have the prefix
+  "tokens/mlp/". Rematerialisation treats both MLPs alike.
+
+  Args:
+    norm1: norm of the token MLP.
+    tokens: MLP across tokens.
+    norm2: norm of the channel MLP.
+    mlp: MLP across channels.
+    dropout: dropout rate of both branches.
   """
 
   def __init__(self, norm1, tokens, norm2, mlp, *, dropout):
@@ -70,10 +77,33 @@ def mixer(
   scan: bool = False,
   remat: stack.Remat = "none",
 ) -> Transformer:
-  """[B, H, W, C] -> [B, V]. Width, depth and the hidden widths, where given, replace those of the size.
+  """Creates an MLP-Mixer: [B, H, W, C] -> [B, V].
 
-  Weights fit one image size, since the token MLP has a weight for every patch. There are no positions: it tells patches
-  apart by itself. `eps` is that of the layer norms.
+  The weights fit one image size only, because the token MLP has a weight for every patch. Positions are not needed,
+  because the token MLP distinguishes the patches. `width`, `depth`, `token_hidden` and `hidden` replace the values of
+  the size if they are not None.
+
+  Args:
+    row: (width, depth, token_hidden, hidden) of the size.
+    patch: side of a patch in pixels.
+    image_size: side of square images in pixels, or (height, width).
+    channels: number of image channels.
+    classes: number of classes. 0 omits the head.
+    rngs: source of keys for initial values.
+    gelu: formulation of GELU, the approximation "tanh" or the exact "erf".
+    eps: epsilon of the layer norms.
+    dropout: dropout rate of the tokens, of the MLPs and of each branch.
+    stochastic_depth: rate of stochastic depth at the last block.
+    width: width of the tokens.
+    depth: number of blocks.
+    token_hidden: hidden width of the token MLPs.
+    hidden: hidden width of the channel MLPs.
+    dtype: type of the computation. Parameters are float32.
+    scan: whether the blocks form one stack, which is compiled once.
+    remat: rematerialisation policy, see `stack.POLICIES`.
+
+  Raises:
+    ConfigError: if the image size is not a multiple of the patch.
   """
   sizes = (width, depth, token_hidden, hidden)
   width, depth, token_hidden, hidden = (b if a is None else a for a, b in zip(sizes, row, strict=True))

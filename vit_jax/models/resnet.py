@@ -1,6 +1,7 @@
-"""Residual networks with group norm and standardised weights: parts, and the version-1 ResNet in front of hybrids.
+"""Residual networks with group norm and standardised weights: layers, and the version-1 ResNet stem of hybrids.
 
-Hybrids: Dosovitskiy et al. 2021, section 3.1; version 2 is in bit.py. Norms and standardisation compute in float32.
+Source of the hybrids: Dosovitskiy et al. 2021, section 3.1. Version 2 is in bit.py. Norms and standardisation are
+computed in float32.
 """
 
 from collections.abc import Callable
@@ -15,32 +16,51 @@ from vit_jax.models.convolution import conv, max_pool_same
 from vit_jax.models.intermediates import record
 from vit_jax.shapes import Float, Tensor
 
-GROUPS = 32  # of a group norm, whatever the width
+GROUPS = 32  # groups of a group norm, for every width
 WIDTH = 64  # channels of the root, and of the first stage's 3x3 convolutions
 
-# By what a centred kernel is divided. The two published codes differ, visibly in the logits.
+# Divisors of a centred kernel. The two published codes differ, which affects the logits visibly.
 DIVISORS = {
-  # A channel of equal weights has no gradient through its root: the smallest normal number keeps out inf * 0.
+  # For a channel of equal weights, the gradient of the root would be inf * 0. The smallest normal number prevents this.
   "std + 1e-5": lambda variance: jnp.sqrt(jnp.maximum(variance, jnp.finfo(jnp.float32).tiny)) + 1e-5,
   "sqrt(var + 1e-10)": lambda variance: jnp.sqrt(variance + 1e-10),
 }
 Divisor = Literal["std + 1e-5", "sqrt(var + 1e-10)"]
 
-STEM_SHARDING = (  # beside `parameters.SHARDING`, which has the other norms
-  # Standardisation is over all axes but the last: a split one needs no communication.
+STEM_SHARDING = (  # in addition to `parameters.SHARDING`, which contains the other norms
+  # Standardisation averages over all axes except the last. Splitting the last axis needs no communication.
   (r"stem/(root|stages/.*)/kernel", (None, None, None, "fsdp")),
   (r"stem/stages/.*/norm3/(scale|bias)", (None,)),
 )
 
 
 def standardised(kernel: Float[Tensor, "P P C D"], divisor: Divisor) -> Float[Tensor, "P P C D"]:
-  """The kernel with mean 0 and, but for an epsilon, variance 1 of each output (Qiao et al. 2019)."""
+  """Standardises a kernel to mean 0 and, except for an epsilon, variance 1 of each output (Qiao et al. 2019).
+
+  Args:
+    kernel: kernel, (P, P, C, D).
+    divisor: formula of the divisor, a key of `DIVISORS`.
+
+  Returns:
+    The kernel, (P, P, C, D).
+  """
   centred = kernel - kernel.mean((0, 1, 2))
   return centred / DIVISORS[divisor](jnp.square(centred).mean((0, 1, 2)))
 
 
 class StandardisedConv(nnx.Module):
-  """A convolution without bias; padding as in `convolution.conv`."""
+  """A convolution with a standardised kernel and without bias.
+
+  Args:
+    channels: number of input channels.
+    width: number of output channels.
+    size: size of the kernel.
+    stride: stride in both directions.
+    padding: number of pixels on each side, or "same", see `convolution.conv`.
+    divisor: formula of the divisor, a key of `DIVISORS`.
+    dtype: type of the computation.
+    rngs: source of keys.
+  """
 
   def __init__(self, channels, width, size, stride, padding, *, divisor: Divisor, dtype, rngs):
     self.stride, self.padding, self.divisor, self.dtype = stride, padding, divisor, dtype
@@ -53,7 +73,14 @@ class StandardisedConv(nnx.Module):
 
 
 class GroupNorm(nnx.Module):
-  """Normalises over space and the channels of each of 32 groups (Wu and He 2018)."""
+  """Group normalisation over space and the channels of each of 32 groups (Wu and He 2018).
+
+  Args:
+    width: number of channels, a multiple of 32.
+    eps: added to the variance.
+    scale: initial factor of all channels.
+    dtype: type of the result.
+  """
 
   def __init__(self, width, *, eps, scale=1.0, dtype):
     assert width % GROUPS == 0, width
@@ -69,17 +96,23 @@ class GroupNorm(nnx.Module):
 
 
 def _mean(x):
-  """[B, H, W, C] -> [B, 1, 1, C]: the mean of each channel's group."""
-  # Over space first. An image with a last axis of C / 32 channels would lie badly in a TPU's tiles of 128.
+  """Returns the mean of each channel's group: [B, H, W, C] -> [B, 1, 1, C]."""
+  # Averaging over space comes first, because a feature map with a last axis of C / 32 channels wastes a TPU's tiles of
+  # 128.
   groups = reduce(x.mean((1, 2)), "b (g k) -> b g", "mean", g=GROUPS)
   return repeat(groups, "b g -> b 1 1 (g k)", k=x.shape[-1] // GROUPS)
 
 
 def build(unit: Callable[[int, int, int], nnx.Module], width: int, stages: tuple[int, ...]) -> nnx.List:
-  """All stages, each a list of unit(channels, width, stride) that gives 4 * width channels.
+  """Creates the stages of a ResNet. From one stage to the next, the width doubles and the sides are halved.
 
-  `stages` has the number of units of each. From one stage to the next the width doubles, and the first unit's stride
-  of 2 halves the sides.
+  Args:
+    unit: function (channels, width, stride) -> unit that returns 4 * width channels.
+    width: width of the first stage.
+    stages: number of units of each stage.
+
+  Returns:
+    A list of stages, which are lists of units.
   """
   channels, result = width, []
   for i, units in enumerate(stages):
@@ -91,7 +124,16 @@ def build(unit: Callable[[int, int, int], nnx.Module], width: int, stages: tuple
 
 
 def run(stages: nnx.List, x: Float[Tensor, "B H W C"], name: str) -> Float[Tensor, "B X Y D"]:
-  """The map after all units; that after unit j of stage i is recorded as <name>/<i>/<j>."""
+  """Computes all units. The output of unit j of stage i is recorded as <name>/<i>/<j>.
+
+  Args:
+    stages: stages from `build`.
+    x: feature map, (B, H, W, C).
+    name: prefix of the recorded names.
+
+  Returns:
+    Feature map, (B, X, Y, D).
+  """
   for i, stage in enumerate(stages):
     for j, unit in enumerate(stage):
       x = record(f"{name}/{i}/{j}", unit(x))
@@ -99,7 +141,12 @@ def run(stages: nnx.List, x: Float[Tensor, "B H W C"], name: str) -> Float[Tenso
 
 
 def out_channels(width: int, stages: tuple[int, ...]) -> int:
-  """Channels of the map that `run` gives for one of `width` channels."""
+  """Returns the number of channels after `run`.
+
+  Args:
+    width: width of the first stage.
+    stages: number of units of each stage.
+  """
   return 4 * width * 2 ** (len(stages) - 1) if stages else width
 
 
@@ -107,7 +154,15 @@ def out_channels(width: int, stages: tuple[int, ...]) -> int:
 
 
 class Unit(nnx.Module):
-  """Bottleneck, ReLU after the sum (He et al. 2016a)."""
+  """A bottleneck unit with ReLU after the sum (He et al. 2016a).
+
+  Args:
+    channels: number of input channels.
+    width: number of inner channels. The unit returns 4 * width channels.
+    stride: stride of the 3x3 convolution.
+    dtype: type of the computation.
+    rngs: source of keys.
+  """
 
   def __init__(self, channels, width, stride, *, dtype, rngs):
     make = {"divisor": "std + 1e-5", "dtype": dtype, "rngs": rngs}
@@ -130,9 +185,13 @@ class Unit(nnx.Module):
 
 
 class Stem(nnx.Module):
-  """What a hybrid sees instead of the image: a map of `stem_sides` and `stem_width`.
+  """The stem of a hybrid: it converts images to a feature map of `stem_sides` and `stem_width`.
 
-  `stages` has the number of units of each stage; () is the root alone.
+  Args:
+    channels: number of image channels.
+    stages: number of units of each stage. () is the root alone.
+    dtype: type of the computation.
+    rngs: source of keys.
   """
 
   def __init__(self, channels, stages, *, dtype, rngs):
@@ -146,12 +205,17 @@ class Stem(nnx.Module):
 
 
 def stem_sides(sides: tuple[int, int], stages: tuple[int, ...]) -> tuple[int, int]:
-  """(rows, columns) of what a stem gives for images of (height, width)."""
-  halvings = 2 + max(len(stages) - 1, 0)  # each rounds up, which one division does as well
+  """Returns (rows, columns) of a stem's feature map.
+
+  Args:
+    sides: (height, width) of the images in pixels.
+    stages: number of units of each stage.
+  """
+  halvings = 2 + max(len(stages) - 1, 0)  # rounding up in each halving equals rounding up in one division
   height, width = (-(-side // 2**halvings) for side in sides)
   return height, width
 
 
 def stem_width(stages: tuple[int, ...]) -> int:
-  """Channels of what a stem gives."""
+  """Returns the number of channels of a stem's feature map."""
   return out_channels(WIDTH, stages)

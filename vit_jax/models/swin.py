@@ -1,4 +1,4 @@
-"""Swin Transformer (Liu et al. 2021): attention inside windows that shift from block to block, on maps that shrink."""
+"""Swin Transformer (Liu et al. 2021): attention in windows that shift between blocks, on feature maps that shrink."""
 
 import itertools
 from typing import Annotated
@@ -33,11 +33,17 @@ SHARDING = (
   (r".*downsample/reduction/kernel", ("fsdp", None)),
 )
 
-_normal = nnx.initializers.normal(0.02)  # published as truncated, at a hundred deviations
+_normal = nnx.initializers.normal(0.02)  # the published code truncates it at 100 standard deviations, without effect
 
 
 class Merge(nnx.Module):
-  """Four neighbours side by side, column by column, then norm and a linear map."""
+  """Merging of 2 x 2 neighbours into one token: concatenation column by column, norm and linear map.
+
+  Args:
+    width: number of input channels.
+    dtype: type of the computation.
+    rngs: source of keys.
+  """
 
   def __init__(self, width, *, dtype, rngs):
     self.norm = layers.LayerNorm(4 * width, eps=EPS, dtype=dtype)
@@ -48,11 +54,20 @@ class Merge(nnx.Module):
 
 
 class WindowAttention(Attention):
-  """Attention in windows of (rows, columns).
+  """Attention inside windows.
 
-  Windows begin at row and column 0, or at `shift`; at the border they are then cut, and tokens do not see across it.
-  For every head, `table` holds a bias for each offset of query to key, (rows, columns) from (1 - window) on.
-  What is recorded has the windows of an image in the place of the image: [B * windows, N, ...].
+  Windows start at row and column 0, or at `shift`. Shifted windows are cut at the border, and tokens do not attend
+  across it. `table` contains a bias for each head and each offset from query to key. Offsets are (rows, columns),
+  starting at 1 - window. Recorded intermediates have windows in place of images: [B * windows, N, ...].
+
+  Args:
+    width: width of the tokens.
+    heads: number of heads.
+    window: (rows, columns) of a window.
+    shift: (rows, columns) by which windows are shifted.
+    dropout: dropout rate of the attention weights.
+    dtype: type of the computation.
+    rngs: source of keys.
   """
 
   def __init__(self, width, heads, window, shift, *, dropout, dtype, rngs):
@@ -64,12 +79,12 @@ class WindowAttention(Attention):
   def __call__(self, x: Float[Tensor, "B H W D"], key: PRNGKey | None = None) -> Float[Tensor, "B H W D"]:
     batch, height, width, _ = x.shape
     p, q = self.window
-    # The cut windows of both ends of the map share one full window, in which a mask keeps them apart.
+    # The cut windows at both ends of the map share one full window. A mask separates them.
     x = jnp.roll(x, [-step for step in self.shift], axis=(1, 2)) if any(self.shift) else x
     x = rearrange(x, "b (h p) (w q) d -> (b h w) (p q) d", p=p, q=q)
     bias = rearrange(self.table[...][offsets(self.window)], "m n h -> h m n")
     if any(self.shift):
-      # The published code takes 100 away where a token is not seen.
+      # The published code subtracts 100 from the logits of masked tokens.
       mask = jnp.where(seen((height, width), self.window, self.shift), 0, -100)
       bias = bias + mask[:, None]
       bias = jnp.broadcast_to(bias, (batch, *bias.shape)).reshape(-1, *bias.shape[1:])
@@ -79,7 +94,14 @@ class WindowAttention(Attention):
 
 
 def offsets(window: tuple[int, int]) -> Int[np.ndarray, "N N"]:
-  """The row of a table of positions for each query and key of a window of rows * columns tokens."""
+  """Returns the row of the position table for each pair of query and key in a window.
+
+  Args:
+    window: (rows, columns) of the window, with N = rows * columns tokens.
+
+  Returns:
+    Row numbers, (N, N).
+  """
   rows, columns = window
   row, column = np.mgrid[:rows, :columns].reshape(2, -1)
   down, right = row[:, None] - row, column[:, None] - column
@@ -87,15 +109,29 @@ def offsets(window: tuple[int, int]) -> Int[np.ndarray, "N N"]:
 
 
 def seen(extent: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> Bool[np.ndarray, "windows N N"]:
-  """Whether query and key of a window on the rolled map come from the same side of both its seams."""
-  # 1 for rows and columns that were rolled around.
+  """Returns whether query and key of a window are on the same side of both seams of the rolled feature map.
+
+  Args:
+    extent: (rows, columns) of the feature map.
+    window: (rows, columns) of a window, with N = rows * columns tokens.
+    shift: (rows, columns) by which the feature map is rolled.
+
+  Returns:
+    A mask, (windows, N, N).
+  """
+  # 1 for rows and columns that wrapped around.
   rows, columns = ((np.arange(side) + step) // side for side, step in zip(extent, shift, strict=True))
   numbers = rearrange(2 * rows[:, None] + columns, "(h p) (w q) -> (h w) (p q)", p=window[0], q=window[1])
   return numbers[:, :, None] == numbers[:, None, :]
 
 
 class Stage(nnx.Module):
-  """Blocks on a map, whose neighbours may be merged first."""
+  """Blocks on one feature map, optionally preceded by merging.
+
+  Args:
+    downsample: module that merges neighbours, or None.
+    blocks: list of blocks.
+  """
 
   def __init__(self, downsample, blocks):
     self.downsample, self.blocks = downsample, nnx.List(blocks)
@@ -109,9 +145,20 @@ class Stage(nnx.Module):
 
 
 class Swin(nnx.Module):
-  """Images -> logits, float32: patches, stages, norm, mean, head. Without a head, the features.
+  """A Swin Transformer, images -> logits in float32: patches, stages, norm, spatial mean and head.
 
-  `key` is the key of all dropout; None means evaluation.
+  Without a head the result is the features. `key` is the random key of all dropout. None selects evaluation.
+
+  Args:
+    shape: height, width and channels of the images.
+    embedding: module from images to the first feature map.
+    embedding_norm: norm of the first feature map.
+    stages: list of stages.
+    norm: norm after the last stage.
+    head: module from features to logits, or None.
+    dropout: dropout rate of the tokens.
+    stochastic_depth: rate of stochastic depth at the last block.
+    remat: rematerialisation policy, see `stack.POLICIES`.
   """
 
   def __init__(self, shape, *, embedding, embedding_norm, stages, norm, head, dropout, stochastic_depth, remat):
@@ -124,13 +171,21 @@ class Swin(nnx.Module):
     return self.outputs(images, key).logits
 
   def outputs(self, images: Float[Tensor, "B H W C"], key: PRNGKey | None = None) -> Output:
-    """Everything that is computed of images."""
+    """Computes the outputs for a batch of images.
+
+    Args:
+      images: images, (B, H, W, C).
+      key: random key of dropout. None selects evaluation.
+
+    Raises:
+      ValueError: if the images have another shape than the model.
+    """
     check_shape(images, self.shape)
 
     x = record("embedding", self.embedding_norm(self.embedding(images)))
     x = record("tokens", layers.dropout(x, self.dropout, layers.fold(key, 0)))
 
-    # One law of rates over the blocks of all stages.
+    # The rates grow linearly over the blocks of all stages.
     ends = list(itertools.accumulate(len(stage.blocks) for stage in self.stages))
     rates = np.split(stack.growing(self.stochastic_depth, ends[-1]), ends[:-1])
     for i, (stage, rate) in enumerate(zip(self.stages, rates, strict=True)):
@@ -159,12 +214,33 @@ def swin(
   dtype: Dtype = "float32",
   remat: stack.Remat = "none",
 ) -> Swin:
-  """[B, H, W, C] -> [B, V]. Width, blocks and heads of the stages and the window, where given, replace the published.
+  """Creates a Swin Transformer: [B, H, W, C] -> [B, V].
 
-  The published models were trained on ImageNet with `stochastic_depth` 0.2 (tiny), 0.3 (small) and 0.5 (base). It grows
-  linearly from the first block to the last. Every second block shifts its windows by half a window. A side of a map
-  that is not longer than the window is one window, and not shifted. `resampling` is how importers resample the tables
-  to another window: see `positions.Resampling`.
+  Every second block shifts its windows by half a window. If a side of a feature map is not longer than the window, it
+  is one window and is not shifted. `width`, `depths`, `heads` and `window` replace the published values if they are not
+  None.
+
+  Args:
+    row: published widths, depths and heads.
+    published_window: published side of the windows.
+    image_size: side of square images in pixels, or (height, width).
+    channels: number of image channels.
+    classes: number of classes. 0 omits the head.
+    rngs: source of keys for initial values.
+    dropout: dropout rate of the tokens, of the MLPs and of each branch.
+    attention_dropout: dropout rate of the attention weights.
+    stochastic_depth: rate at the last block, with a linear increase from the first block. The published models used 0.2
+      (tiny), 0.3 (small) and 0.5 (base) on ImageNet.
+    width: number of channels of the first stage, which doubles in each stage.
+    depths: number of blocks of each stage.
+    heads: number of attention heads of each stage.
+    window: side of the windows, in tokens.
+    resampling: method by which importers resample the tables to another window, see `positions.Resampling`.
+    dtype: type of the computation. Parameters are float32.
+    remat: rematerialisation policy, see `stack.POLICIES`.
+
+  Raises:
+    ConfigError: if stages, heads, window and image size do not fit each other.
   """
   row = Size(width or row.width, depths or row.depths, heads or row.heads)
   window = window or published_window
@@ -192,7 +268,7 @@ def swin(
     )
 
   def uniform(key, shape, dtype):
-    # PyTorch's default for kernel and bias of a convolution, which the published code leaves in place.
+    # PyTorch's default for kernel and bias of a convolution, which the published code uses.
     bound = (channels * PATCH**2) ** -0.5
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
@@ -213,7 +289,7 @@ def swin(
 
 
 def _maps(image_sides, window, row):
-  """(rows, columns) of the map of each stage; ConfigError where stages, heads or image do not fit."""
+  """Returns (rows, columns) of each stage's feature map. Raises a ConfigError if stages, heads or image do not fit."""
   if len(row.depths) != len(row.heads):
     raise schema.ConfigError(
       f"model: depths {row.depths} are {amount(len(row.depths), 'stage')}, heads {row.heads} are {len(row.heads)}; "
@@ -240,7 +316,7 @@ def _maps(image_sides, window, row):
 
 
 def _map_sides(side, window, stages):
-  """Length of a side of each stage's map, or None if it cannot be halved, or divided into windows, without rest."""
+  """Returns the side of each stage's feature map, or None if it cannot be halved or divided into windows evenly."""
   maps = [side // (PATCH * 2**i) for i in range(stages)]
   even = side and side % (PATCH * 2 ** (stages - 1)) == 0
   return maps if even and all(n <= window or n % window == 0 for n in maps) else None

@@ -1,6 +1,6 @@
-"""ViT (Dosovitskiy et al. 2021; sizes: Zhai et al. 2022), hybrids with a ResNet in front, DeiT (Touvron et al. 2021).
+"""ViT (Dosovitskiy et al. 2021; sizes: Zhai et al. 2022), hybrids with a ResNet stem, and DeiT (Touvron et al. 2021).
 
-Defaults are those of the published image models of Google; names as in timm and on Hugging Face bring their own.
+The defaults are those of Google's published image models. Names of timm and Hugging Face have their own defaults.
 """
 
 import functools
@@ -75,60 +75,68 @@ def vit(
   scan: bool = False,
   remat: stack.Remat = "none",
 ) -> Transformer:
-  """[B, H, W, C] -> [B, V]. Width, depth, heads and hidden, where given, replace those of the size.
+  """Creates a Vision Transformer: [B, H, W, C] -> [B, V].
+
+  The arguments `width`, `depth`, `heads` and `hidden` replace the values of the size if they are not None.
 
   Args:
     row: (width, depth, heads, hidden) of the size.
-    patch: side of a patch, in pixels of the image or of the ResNet's map.
-    image_size: side of square images, or (height, width).
-    channels: of the images.
-    classes: 0 leaves the head out.
-    rngs: of initial values.
-    pool: what the head reads; the others than "cls" and "distilled" read the patches. "distilled" has a distillation
-      token beside the class token, and the logits are the mean of two heads.
-    class_token: whether there is one where the head does not read it, as in DINOv3; None: there is not.
-    registers: tokens that no pooling reads (Darcet et al. 2024), without a position unless that is "learned_all".
-    position: "learned" has a vector for class and distillation token and each patch, "learned_patches" for the patches
-      alone (DeiT III), "learned_all" for registers too; "sincos2d" and "factored" belong to the patches; "relative"
-      lives in the attention and counts every token.
-    position_at: where positions are added (Dosovitskiy et al. 2021, appendix D.4): once to the tokens, in front of each
-      block with a table of its own, or in front of each the same table, shared.
-    rotary: positions by which queries and keys are turned, beside those that are added: "axial" (rope-vit, EVA-02),
-      "mixed" (rope-vit's learned ones) or "dinov3".
-    resampling: how importers resample learned tables to another resolution: see `positions.Resampling`. Files have the
-      rule of their publisher, unless a config sets another one.
-    stages: puts a ResNet with so many units in each stage in front of the patches.
-    attention: "fused" is one kernel on TPUs (see `fused_attention`), with the same weights.
-    qk_norm: of the queries and keys of each head (Dehghani et al. 2023), before they are turned.
-    qkv_bias: which of the projections of query, key and value have a bias.
-    context_norm: whether what goes into attention's last projection is normalised (EVA-02's CLIP).
-    differential: whether heads have two halves, of which one takes away from what the other attends to (Ye et al.
-      2024). With "parallel" the projections after both branches then have one bias, as in timm's code.
-    mlp: "swiglu" has three matrices (Shazeer 2020), "swiglu_normed" a norm in front of the last of them (EVA-02).
-    gelu: how it is computed.
-    norm: of the stream: with mean and bias, or the root mean square alone (Zhang and Sennrich 2019).
-    norm_order: "pre" is Dosovitskiy's, "post" normalises what branches give, "parallel" has one norm for both branches,
-      which are added at once.
-    norm_pooled: whether the last norm is of what is pooled, not of all tokens.
-    eps: of the norms.
-    dropout: rate, of tokens and of what each block adds to them.
-    attention_dropout: rate, of attention's weights.
-    stochastic_depth: rate at the last block.
-    stochastic_depth_rates: "growing" linearly from 0 at the first block, as in DeiT, or "equal" in all, as in DeiT III.
-    layer_scale: initial factor of what each block adds.
-    pre_logits: width of a layer with tanh before the head.
-    head_bias: initial, of every class.
-    head_std: standard deviation of the head's initial kernel, 0.02 in timm and DeiT. LAMB, whose steps are shares of a
-      kernel's norm, would take thousands of steps to leave 0.
-    width: of the tokens.
+    patch: side of a patch, in pixels of the image or of the ResNet's feature map.
+    image_size: side of square images in pixels, or (height, width).
+    channels: number of image channels.
+    classes: number of classes. 0 omits the head.
+    rngs: source of keys for initial values.
+    pool: input of the head. "cls" reads the class token. "distilled" adds a distillation token with a second head, and
+      the logits are the mean of both heads. The other values pool the patches.
+    class_token: whether a class token exists if the head does not read it, as in DINOv3. None means no.
+    registers: number of tokens that pooling ignores (Darcet et al. 2024). They have a position only with "learned_all".
+    position: "learned" has a vector for class token, distillation token and each patch. "learned_patches" has vectors
+      for patches only (DeiT III), "learned_all" also for registers. "sincos2d" and "factored" apply to patches.
+      "relative" adds positions in the attention and counts every token.
+    position_at: where positions are added (Dosovitskiy et al. 2021, appendix D.4): once to the tokens ("input"), before
+      each block with separate tables ("each"), or before each block with the same table ("shared").
+    rotary: rotary positions of queries and keys, in addition to added positions: "axial" (rope-vit, EVA-02), "mixed"
+      (learned, rope-vit) or "dinov3".
+    resampling: method by which importers resample learned tables to another resolution, see `positions.Resampling`.
+      Files use the method of their publisher unless a config sets another one.
+    stages: number of units in each stage of a ResNet stem before the patches. None omits the stem.
+    attention: "xla", or "fused" for one kernel on TPUs (see `fused_attention`). The weights are the same.
+    qk_norm: norm of the queries and keys of each head (Dehghani et al. 2023), applied before rotation.
+    qkv_bias: projections of query, key and value that have a bias.
+    context_norm: whether the input of attention's last projection is normalised (EVA-02's CLIP).
+    differential: whether each head subtracts the attention of its second half from that of its first half (Ye et al.
+      2024). With "parallel", the last projections of both branches then share one bias, as in timm's code.
+    mlp: "gelu", "swiglu" with three matrices (Shazeer 2020), or "swiglu_normed" with a norm before the last matrix
+      (EVA-02).
+    gelu: formulation of GELU, the approximation "tanh" or the exact "erf".
+    norm: type of the norms of the stream: "layer", or "rms" without mean and bias (Zhang and Sennrich 2019).
+    norm_order: "pre" is the order of Dosovitskiy et al. "post" normalises the outputs of branches. "parallel" has one
+      norm for both branches, which are added at once.
+    norm_pooled: whether the last norm is applied after pooling instead of to all tokens.
+    eps: epsilon of the norms.
+    dropout: dropout rate of the tokens and of each branch.
+    attention_dropout: dropout rate of the attention weights.
+    stochastic_depth: rate of stochastic depth at the last block.
+    stochastic_depth_rates: "growing" increases the rate linearly from 0 at the first block, as in DeiT. "equal" uses
+      the same rate in all blocks, as in DeiT III.
+    layer_scale: initial factor of each branch (LayerScale). None disables the factors.
+    pre_logits: width of a layer with tanh before the head. None omits the layer.
+    head_bias: initial bias of every class.
+    head_std: standard deviation of the head's initial kernel, 0.02 in timm and DeiT. LAMB takes steps proportional to
+      the norm of a kernel, so it would need thousands of steps to leave 0.
+    width: width of the tokens.
     depth: number of blocks.
-    heads: of attention.
-    hidden: width inside an MLP.
-    hidden_multiple: of SwiGLU, whose width is then two thirds of `hidden`, for as many parameters, rounded up to a
-      multiple of this (DINOv2 and DINOv3: 8 to 128); None takes `hidden` as it is.
-    dtype: of computation; parameters are float32.
-    scan: whether the blocks are one stack, and compiled once.
-    remat: what the backward pass computes again; see `stack.POLICIES`.
+    heads: number of attention heads.
+    hidden: hidden width of the MLPs.
+    hidden_multiple: if set, the hidden width of SwiGLU is two thirds of `hidden`, rounded up to a multiple of this
+      number (8 to 128 in DINOv2 and DINOv3). The number of parameters then stays the same. None uses `hidden`
+      unchanged.
+    dtype: type of the computation. Parameters are float32.
+    scan: whether the blocks form one stack, which is compiled once.
+    remat: rematerialisation policy, see `stack.POLICIES`.
+
+  Raises:
+    ConfigError: if arguments exclude each other or do not fit the image size.
   """
   _check(pool, pre_logits, position, position_at, mlp, hidden_multiple)
   width, depth, heads, hidden = size(row, width=width, depth=depth, heads=heads, hidden=hidden)
@@ -139,7 +147,7 @@ def vit(
   common = {"dtype": compute, "rngs": rngs}
   lecun, of_mlp = nnx.initializers.lecun_normal(), {"bias_init": nnx.initializers.normal(1e-6)}
   tables = functools.partial(_positions, position, rows, columns, width, leading, registers)
-  apart = heads * (1 + differential)  # what attends for itself: heads, or halves of them
+  apart = heads * (1 + differential)  # units with separate attention: heads, or halves of heads
   turning = _rotary(rotary, apart, width // apart, (rows, columns), registers)
   of_attention = {"dropout": attention_dropout, "bias": qkv_bias, "rotary": turning, "leading": leading}
   of_attention |= {"formulation": attention, "out_bias": not (differential and norm_order == "parallel")}
@@ -198,7 +206,7 @@ def _stem(channels, stages, common):
 
 
 def _rotary(choice, heads, channels, patches, registers):
-  """The rotary positions of a choice, None for none; ConfigError for registers that cannot be turned so."""
+  """Returns the rotary positions of a choice, or None. Raises a ConfigError if they do not support the registers."""
   with schema.at("model.rotary"):
     made = schema.make(choice, ROTARY, heads, channels, patches)
     if made is not None:
@@ -207,7 +215,7 @@ def _rotary(choice, heads, channels, patches, registers):
 
 
 def _norms(norm_of, width, heads, qk_norm, context_norm):
-  """Norms inside of an attention, by their names there."""
+  """Returns the norms inside of an attention, by argument name."""
   names = () if qk_norm == "none" else ("query_norm", "key_norm")
   norms = {name: norm_of(width // heads, qk_norm) for name in names}
   return norms | ({"context_norm": norm_of(width)} if context_norm else {})
@@ -229,14 +237,14 @@ def _pooling(pool, width, of_map, common):
 
 
 def _head(width, classes, std, bias, common):
-  """From features to logits; None without classes."""
+  """Returns a linear head, or None without classes."""
   kernel = nnx.initializers.normal(std) if std else layers.zeros
   made = layers.Linear((width,), (classes,), kernel_init=kernel, bias_init=nnx.initializers.constant(bias), **common)
   return made if classes else None
 
 
 def _check(pool, pre_logits, position, position_at, mlp, hidden_multiple):
-  """Raises ConfigError for arguments that exclude each other."""
+  """Raises a ConfigError for arguments that exclude each other."""
   if hidden_multiple and mlp == "gelu":
     raise schema.ConfigError(
       f"model.hidden_multiple: {hidden_multiple} is for SwiGLU, and mlp is 'gelu'; leave it out, or take mlp='swiglu'"
