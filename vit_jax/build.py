@@ -29,36 +29,64 @@ OPTIM = Derived(optim.RULES, lambda name, functions: (*functions, steps.accumula
 
 
 class Eval(NamedTuple):
-  """An evaluation and its interval."""
+  """An evaluation and its interval.
 
-  every: int  # steps
-  measure: Callable  # (params, poll) -> evals.Outcome
+  Attributes:
+    every: interval in steps.
+    measure: function (params, poll) -> evals.Outcome. It calls `poll` between batches.
+  """
+
+  every: int
+  measure: Callable
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """The components of a run on given devices."""
+  """The components of a run on given devices.
+
+  Attributes:
+    run: the completed run.
+    mesh: the device mesh.
+    total: number of steps of the run.
+    examples: number of images of an epoch.
+    images: training images.
+    save_every: interval of checkpoints in steps.
+    log_every: interval of log lines in steps.
+    keep: number of newest checkpoints to keep.
+    keep_every: interval in steps of checkpoints that are kept in addition, or None.
+    schedule: function from step to learning rate.
+    model: the model on the mesh.
+    task: the task.
+    weights: function () -> ({path: host array} of `config.init`, notes on how they were adapted).
+    init: function () -> State with sharded arrays.
+    step: jitted function (state, batch, frozen) -> (state, metrics). `frozen` is {} for tasks without frozen weights.
+    state_shapes: shapes of the state, with shardings.
+    batch_shapes: {name: shape} of a batch, with shardings.
+    batches: function from the first step to the batches from that step on.
+    evals: {name: evaluation}.
+    forward_flops: FLOPs of the task's forward pass for one image, two for each multiply-accumulate. 0 without training.
+  """
 
   run: Run
   mesh: jax.sharding.Mesh
-  total: int  # steps of the run
-  examples: int  # images of an epoch
-  images: stream.Examples  # training images
+  total: int
+  examples: int
+  images: stream.Examples
   save_every: int
   log_every: int
   keep: int
   keep_every: int | None
-  schedule: Callable  # step -> learning rate
+  schedule: Callable
   model: models.Model
   task: tasks.Task
-  weights: Callable  # () -> ({path: host array} of `config.init`, notes on how they were adapted)
-  init: Callable  # () -> State with sharded arrays
-  step: Callable  # (state, batch, frozen) -> (state, metrics), jitted; frozen may be {}
-  state_shapes: steps.State  # with shardings
+  weights: Callable
+  init: Callable
+  step: Callable
+  state_shapes: steps.State
   batch_shapes: dict[str, jax.ShapeDtypeStruct]
-  batches: Callable[[int], DeviceBatches]  # first step -> batches from that step on
+  batches: Callable[[int], DeviceBatches]
   evals: dict[str, Eval]
-  forward_flops: int  # FLOPs of the task's forward pass for one image; 0 without training
+  forward_flops: int
 
   def compile(self):
     """Returns the compiled train step: (state, batch, frozen) -> (state, metrics)."""

@@ -16,14 +16,23 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-  """Memory and rates of one JAX device. Rates are per second. A TPU's memory is what its compiler makes available."""
+  """Memory and rates of one JAX device. Rates are per second.
 
-  memory: int  # bytes
-  peak: float  # bfloat16 FLOP, dense
-  bandwidth: float = math.nan  # bytes of memory
-  clock: float = math.nan  # cycles
-  links: float = math.nan  # bytes out to other chips of the slice, all links together
-  network: float = math.nan  # bytes out to other slices
+  Attributes:
+    memory: memory in bytes. For a TPU it is the memory that the compiler makes available.
+    peak: dense bfloat16 FLOPs.
+    bandwidth: bytes read from or written to memory.
+    clock: cycles.
+    links: bytes sent to other chips of the slice, over all links together.
+    network: bytes sent to other slices.
+  """
+
+  memory: int
+  peak: float
+  bandwidth: float = math.nan
+  clock: float = math.nan
+  links: float = math.nan
+  network: float = math.nan
 
 
 # Memory: the usable memory that libtpu 0.0.42 reports. v2 and v3: Jouppi et al. 2020 (links of 496 and 656 Gbit/s, four
@@ -44,14 +53,23 @@ CHIPS = {
 
 
 class Generation(NamedTuple):
-  """A TPU generation, with slices that are grids of chips."""
+  """A TPU generation, with slices that are grids of chips.
 
-  kind: str  # device_kind of its devices
-  cores: int  # per chip in Cloud TPU's slice names: v3-32 has 16 chips
-  devices: int  # JAX devices per chip
+  Attributes:
+    kind: `device_kind` of its devices.
+    cores: cores of a chip in Cloud TPU's slice names. For example, v3-32 has 16 chips.
+    devices: number of JAX devices per chip.
+    dimensions: dimensions of the grid.
+    sizes: numbers of chips of the slices that can be rented.
+    vcpus: {number of chips of a host: its vCPUs}.
+  """
+
+  kind: str
+  cores: int
+  devices: int
   dimensions: int
-  sizes: tuple[int, ...]  # chips of the slices that can be rented
-  vcpus: dict[int, int]  # {chips of a host: its vCPUs}
+  sizes: tuple[int, ...]
+  vcpus: dict[int, int]
 
 
 def _doubling(first, last):
@@ -72,9 +90,16 @@ GENERATIONS = {
 
 
 class Slice(NamedTuple):
-  """A TPU that can be rented: a number of equal slices of one generation, each a grid of chips."""
+  """A TPU that can be rented: a number of equal slices of one generation, each a grid of chips.
 
-  name: str  # libtpu's name: "v3:4x4"
+  Attributes:
+    name: libtpu's name, such as "v3:4x4".
+    generation: key of `GENERATIONS`.
+    grid: sides of the grid of chips.
+    slices: number of slices.
+  """
+
+  name: str
   generation: str
   grid: tuple[int, ...]
   slices: int = 1
@@ -114,7 +139,10 @@ class Slice(NamedTuple):
 
 
 def rentable(generation: str) -> list[Slice]:
-  """Returns the slices of a generation in ascending size. Their sides are powers of two, and as equal as possible."""
+  """Returns the slices of a generation, from the smallest to the largest.
+
+  Their sides are powers of two, and as equal as possible.
+  """
   kind, result = GENERATIONS[generation], []
   for chips in kind.sizes:
     bits = chips.bit_length() - 1

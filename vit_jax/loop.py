@@ -117,7 +117,21 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """The resources that the loop uses in addition to the state. They are closed when the loop ends."""
+  """The resources that the loop uses in addition to the state. They are closed when the loop ends.
+
+  Attributes:
+    parts: the components of the run.
+    watch: receives requests to stop and enforces time limits.
+    timer: measures the time of each phase.
+    store: the checkpoints.
+    log: the log of figures.
+    trace: the profile.
+    batches: the training batches.
+    frozen: {path: array} of weights that the task reads but does not train.
+    frozen_digests: {key of the config: SHA-256} of these weights.
+    evaluated: whether all evaluations at the first step are done.
+    phase: the function `in_phase`, which takes the name of a phase.
+  """
 
   parts: build.Parts
   watch: runtime.Watch
@@ -128,8 +142,8 @@ class Run:
   batches: DeviceBatches
   frozen: dict[str, jax.Array]
   frozen_digests: dict[str, str]
-  evaluated: bool  # whether all evaluations at the first step are done
-  phase: Callable[..., contextlib.AbstractContextManager]  # `in_phase` by name
+  evaluated: bool
+  phase: Callable[..., contextlib.AbstractContextManager]
 
 
 def opened(

@@ -211,9 +211,9 @@ def sharded(shapes, shardings):
 def gather(table: Table, mesh, dtype) -> Callable:
   """Returns a function that gathers the parameters of one layer over `fsdp`.
 
-  A gathered parameter is treated as a matrix of the split dimension and all other dimensions. The layout of [D, H, K]
-  on a TPU depends on its last sizes. As a matrix, the gathered array gets the layout of a whole array. With the layout
-  of a part, every product with it takes up to twice as long.
+  A parameter is gathered as a matrix, with the split dimension and all other dimensions as its two axes. The layout of
+  [D, H, K] on a TPU depends on its last sizes. Gathered as a matrix, the parameter has the layout of an unsplit array.
+  Otherwise it would keep the layout of a part, and every product with it would take up to twice as long.
 
   Args:
     table: sharding table of the model.

@@ -17,7 +17,7 @@ from vit_jax.schema import ConfigError
 from vit_jax.schema.errors import NotFiniteError
 
 FALLING = ("loss", "rmse", "calibration_error")  # metrics that are better when they are lower
-BINS = 15  # of confidence, as Guo et al. 2017
+BINS = 15  # number of confidence bins, as in Guo et al. 2017
 
 
 def is_share(metric: str) -> bool:
@@ -26,23 +26,39 @@ def is_share(metric: str) -> bool:
 
 
 class Predictions(NamedTuple):
-  """The predictions of a model for the N images of a split, in the order of the split."""
+  """The predictions of a model for the N images of a split, in the order of the split.
 
-  position: np.ndarray  # int64 [N]: record number in the split
-  label: np.ndarray  # int [N], or [N, K] padded with -1 if images can have several labels
-  best: np.ndarray  # int [N, k <= 5], best class first
-  confidence: np.ndarray  # float32 [N]: probability of the best class
-  loss: np.ndarray  # float32 [N]
-  logits: np.ndarray | None = None  # float32 [N, V]
-  probability: np.ndarray | None = None  # float32 [N, k]: probabilities of the best classes
+  Attributes:
+    position: record number of each image in the split, int64 [N].
+    label: label of each image, int [N]. If images can have several labels, int [N, K] padded with -1.
+    best: best classes of each image in descending order, int [N, k] with k up to 5.
+    confidence: probability of the best class, float32 [N].
+    loss: loss of each image, float32 [N].
+    logits: logits, float32 [N, V], or None.
+    probability: probabilities of the best classes, float32 [N, k], or None.
+  """
+
+  position: np.ndarray
+  label: np.ndarray
+  best: np.ndarray
+  confidence: np.ndarray
+  loss: np.ndarray
+  logits: np.ndarray | None = None
+  probability: np.ndarray | None = None
 
 
 class Counts(NamedTuple):
-  """Numbers of images by class, int64 [V] each. An image with several labels counts for each of them."""
+  """Numbers of images by class, int64 [V] each. An image with several labels counts for each of them.
 
-  right: np.ndarray  # images for which the class is predicted and is a label
-  guessed: np.ndarray  # images for which the class is predicted
-  true: np.ndarray  # images that have the class as a label
+  Attributes:
+    right: images for which the class is predicted and is a label.
+    guessed: images for which the class is predicted.
+    true: images that have the class as a label.
+  """
+
+  right: np.ndarray
+  guessed: np.ndarray
+  true: np.ndarray
 
   @property
   def rates(self) -> dict[str, np.ndarray]:
@@ -55,11 +71,17 @@ class Counts(NamedTuple):
 
 
 class Bins(NamedTuple):
-  """Sums over images, grouped by the probability of their best class, [BINS] each."""
+  """Sums over images, grouped by the probability of their best class, [BINS] each.
 
-  images: np.ndarray  # int64: number of images
-  right: np.ndarray  # float64: number of correctly classified images
-  confidence: np.ndarray  # float64: sum of their probabilities
+  Attributes:
+    images: number of images, int64.
+    right: number of correctly classified images, float64.
+    confidence: sum of the probabilities of the best classes, float64.
+  """
+
+  images: np.ndarray
+  right: np.ndarray
+  confidence: np.ndarray
 
 
 class _Images(NamedTuple):
@@ -222,7 +244,7 @@ def mistakes(predictions: Predictions, count: int) -> np.ndarray:
 def _images(predictions: Predictions, classes: int) -> _Images:
   """Prepares the values that do not depend on weights, with repeated labels removed."""
   labels = np.sort(predictions.label if predictions.label.ndim == 2 else predictions.label[:, None], axis=1)
-  labels[:, 1:][labels[:, 1:] == labels[:, :-1]] = -1  # a label counts once
+  labels[:, 1:][labels[:, 1:] == labels[:, :-1]] = -1  # repeated labels count once
   assert labels.max(initial=-1) < classes, (labels.max(), classes)
   owner, column = np.nonzero(labels >= 0)
   # Columns are compared one at a time. All columns at once would take N x 5 x K bytes.

@@ -25,11 +25,17 @@ ROWS = 8192  # rows that are standardised at once, so that a million images need
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-  """A linear classifier of standardised features."""
+  """A linear classifier of standardised features.
+
+  Attributes:
+    mean: mean of each feature, (D,).
+    deviation: divisor of each feature, (D,).
+    weights: float32 weights, (D + 1, V). The last row is the weight of the constant.
+  """
 
   mean: Float[np.ndarray, " D"]
   deviation: Float[np.ndarray, " D"]
-  weights: Float[np.ndarray, "D+1 V"]  # float32; the last row is the weight of the constant
+  weights: Float[np.ndarray, "D+1 V"]
 
 
 def draw(labels: Labels, classes: int, shots: int, seed: int) -> Integer[np.ndarray, " drawn"]:

@@ -15,11 +15,18 @@ from vit_jax.schema import Count, Momentum
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-  """The complete contents of a checkpoint. Data order and random keys follow from `step`."""
+  """The complete contents of a checkpoint. Data order and random keys follow from `step`.
 
-  step: jax.Array  # int32 scalar: number of completed steps
-  params: dict[str, jax.Array]  # including the statistics of batch norms, which gradients do not update
-  ema: dict[str, jax.Array]  # moving average of params; empty if the run does not average
+  Attributes:
+    step: number of completed steps, int32 scalar.
+    params: {path: array}, including the statistics of batch norms, which gradients do not update.
+    ema: moving average of params. Empty if the run does not average.
+    optimizer: state of the optimizer.
+  """
+
+  step: jax.Array
+  params: dict[str, jax.Array]
+  ema: dict[str, jax.Array]
   optimizer: optax.OptState
 
 

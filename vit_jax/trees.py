@@ -123,7 +123,12 @@ def count(tree) -> int:
 
 
 def diff(old, new) -> list[str]:
-  """Returns a line such as `optim.lr: 0.001 -> 0.01` for each value that differs between two nested dicts."""
+  """Returns a line such as `optim.lr: 0.001 -> 0.01` for each value that differs between two nested dicts.
+
+  Args:
+    old: nested dict of the first values.
+    new: nested dict of the second values.
+  """
   return [f"{path}: {_show(before)} -> {_show(after)}" for path, before, after in _changes(old, new, "")]
 
 

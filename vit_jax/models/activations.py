@@ -13,11 +13,17 @@ from vit_jax.shapes import Float, Tensor
 
 
 class Sharding(NamedTuple):
-  """The sharding of activations while a model is traced."""
+  """The sharding of activations while a model is traced.
 
-  stream: jax.sharding.Sharding  # sharding of [B, ...], with the batch axis first
-  gather: Callable  # (path, parameter of one layer) -> the parameter, gathered if it is split for storage only
-  per_device: Callable  # function of one device's [B, N, F] and [F] arrays -> function of global arrays
+  Attributes:
+    stream: sharding of [B, ...], with the batch axis first.
+    gather: function (path, parameter of one layer) -> the parameter, gathered if it is split for storage only.
+    per_device: function of one device's [B, N, F] and [F] arrays -> function of global arrays.
+  """
+
+  stream: jax.sharding.Sharding
+  gather: Callable
+  per_device: Callable
 
 
 _sharding: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar("sharding", default=None)

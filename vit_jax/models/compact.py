@@ -1,7 +1,7 @@
 """Compact transformers: ViT-Lite, CVT and CCT (Hassani et al. 2021), as in the official code.
 
-The official code has another block order than the paper, and all published checkpoints need it. norm_order="pre" is the
-order of the paper.
+The block order of the official code differs from the paper. All published checkpoints need the official order.
+norm_order="pre" is the order of the paper.
 """
 
 import itertools

@@ -19,7 +19,7 @@ BATCH = 2  # number of images in the check: differs from 1, so that operations t
 
 
 def patch_of(module: nnx.Module) -> int | None:
-  """Returns the side of the patches into which images may be cut before the module receives them, or None.
+  """Returns the patch size of a module that accepts images cut into patches, otherwise None.
 
   The attribute `patch` alone has no effect, because a module may store its patch size for its own use.
   """

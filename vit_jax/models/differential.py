@@ -32,7 +32,15 @@ class Difference(nnx.Module):
     self.norm = RMSNorm(size, eps=1e-5, dtype=dtype)
 
   def __call__(self, context: Float[Tensor, "B M HH K"], number: Scalar) -> Float[Array, "B M HH//2 K"]:
-    """Combines contexts in which the halves of a head are adjacent. `number` is the number of the block."""
+    """Combines the contexts of both halves of each head.
+
+    Args:
+      context: contexts (B, M, 2 H, K). The two halves of a head follow each other.
+      number: number of the block, starting at 0.
+
+    Returns:
+      Contexts of the heads, (B, M, H, K).
+    """
     start = 0.8 - 0.6 * jnp.exp(-0.3 * jnp.asarray(number, jnp.float32))
     first, second = (
       jnp.exp(jnp.sum(query[...] * key[...])) for query, key in ((self.query1, self.key1), (self.query2, self.key2))

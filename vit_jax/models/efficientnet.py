@@ -117,7 +117,7 @@ class EfficientNet(nnx.Module):
     padding: "symmetric" or "same", see `convolution.conv`.
     norm: function from a width to a norm.
     dropout: dropout rate of the features.
-    stochastic_depth: rate of stochastic depth that would follow after the last block.
+    stochastic_depth: rate of stochastic depth. Block i of n, counted from 0, has the rate stochastic_depth * i / n.
     dtype: type of the computation.
     rngs: source of keys.
   """
@@ -218,7 +218,7 @@ def efficientnet(
     eps: epsilon of the batch norms.
     momentum: weight of the new statistics in the running averages of batch norms, as in PyTorch.
     dropout: dropout rate of the features.
-    stochastic_depth: rate of stochastic depth that would follow after the last block.
+    stochastic_depth: rate of stochastic depth. Block i of n, counted from 0, has the rate stochastic_depth * i / n.
     dtype: type of the computation. Parameters are float32.
 
   Raises:

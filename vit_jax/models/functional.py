@@ -19,15 +19,23 @@ from vit_jax.shapes import Array, Float, Integer, PRNGKey, Shaped, Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A model with pure methods that may be traced. `functional` creates it."""
+  """A model with pure methods that may be traced. `functional` creates it.
 
-  description: Description  # bound
-  statistics: frozenset[str]  # paths of parameters that the model updates itself: running averages
-  patch: int | None  # side of the patches into which images may be cut; None: not supported
-  prefix: Mapping[str, int]  # number of tokens in front of the patches by name, in order
+  Attributes:
+    description: name, arguments and sizes, with all defaults filled in.
+    statistics: paths of parameters that the model updates itself, such as running averages.
+    patch: side of the patches into which images may be cut, or None if this is not supported.
+    prefix: {name: number} of the tokens in front of the patches, in their order.
+    sharded: function that returns the context manager for tracing the model.
+  """
+
+  description: Description
+  statistics: frozenset[str]
+  patch: int | None
+  prefix: Mapping[str, int]
   _graph: nnx.GraphDef = dataclasses.field(repr=False)
   _abstract: nnx.State = dataclasses.field(repr=False)
-  sharded: Callable = dataclasses.field(default=contextlib.nullcontext, repr=False)  # context of its tracing
+  sharded: Callable = dataclasses.field(default=contextlib.nullcontext, repr=False)
 
   def init(self, key: PRNGKey) -> dict[str, Shaped[Array, "..."]]:
     """Returns initial parameters by path, including statistics.

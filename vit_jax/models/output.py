@@ -14,12 +14,19 @@ Features = Literal["head", "cls", "patches", "cls_patches"]
 
 
 class Output(NamedTuple):
-  """The results of one forward pass, for all stages of training."""
+  """The results of one forward pass, for all stages of training.
 
-  tokens: Float[Array, "B N D"]  # tokens after the last norm, prefix tokens first, or the last feature map
-  features: Float[Array, "B D"]  # inputs of the head
-  logits: Float[Array, "B V"]  # float32; equal to the features if the model has no head
-  heads: dict[str, Float[Array, "B V"]]  # float32 logits of each head by name; `logits` is their mean
+  Attributes:
+    tokens: tokens after the last norm, prefix tokens first, or the last feature map, (B, N, D).
+    features: inputs of the head, (B, D).
+    logits: float32 logits, (B, V). Equal to the features if the model has no head.
+    heads: {name: float32 logits of a head}, (B, V) each. `logits` is their mean.
+  """
+
+  tokens: Float[Array, "B N D"]
+  features: Float[Array, "B D"]
+  logits: Float[Array, "B V"]
+  heads: dict[str, Float[Array, "B V"]]
 
 
 def check_shape(images: Shaped[Tensor, "B ..."], *shapes: tuple[int, ...] | None) -> None:

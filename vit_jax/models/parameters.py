@@ -16,13 +16,22 @@ Rows = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 
 class Order(NamedTuple):
-  """Patterns for whole paths. Each parameter of a model matches one of the first four."""
+  """Patterns for whole parameter paths. Each parameter of a model matches one of the first four.
 
-  before: str  # parameters before the blocks, which convert images to tokens
-  blocks: str  # if all blocks are alike, group 1 is the block's number; empty in a scanned stack
-  after: str  # parameters after the blocks: the last norm and pooling
-  head: str  # parameters with shapes that depend on the number of classes
-  positioned: tuple[str, ...] = ()  # prefix tokens that have a row in the table of positions
+  Attributes:
+    before: parameters before the blocks, which convert images to tokens.
+    blocks: parameters of the blocks. If all blocks are alike, group 1 is the block's number. It is empty in a scanned
+      stack.
+    after: parameters after the blocks: the last norm and pooling.
+    head: parameters with shapes that depend on the number of classes.
+    positioned: names of the prefix tokens that have a row in the table of positions.
+  """
+
+  before: str
+  blocks: str
+  after: str
+  head: str
+  positioned: tuple[str, ...] = ()
 
 
 # The order of all models that use `transformer.Transformer`.

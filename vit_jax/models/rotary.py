@@ -173,9 +173,11 @@ class Centred:
     grid: (rows, columns) of patches for which the model is built.
     temperature: the period of pair i is temperature ** (4 i / K).
     normalise: side of an image that extends from -1 to 1: both ("separate"), the longer ("max") or the shorter ("min").
-    shift: largest random shift of the coordinates in training, drawn for each axis.
-    jitter: largest random factor of the coordinates in training, or its inverse, drawn for each axis.
-    rescale: largest random factor of the coordinates in training, or its inverse, drawn once for both axes.
+    shift: in training, a random number between -shift and shift is added to the coordinates, drawn for each axis.
+    jitter: in training, coordinates are multiplied by a random factor between 1 / jitter and jitter, drawn for each
+      axis.
+    rescale: in training, coordinates are multiplied by a random factor between 1 / rescale and rescale, drawn once for
+      both axes.
   """
 
   heads: int
@@ -235,7 +237,11 @@ class Centred:
 
 
 def none(heads: int, size: int, grid: tuple[int, int]) -> None:
-  """Returns None, which disables rotation."""
+  """Returns None, which disables rotation.
+
+  Args:
+    heads, size, grid: not used.
+  """
 
 
 ROTARY = {"none": none, "axial": Axial, "mixed": Mixed, "dinov3": Centred}

@@ -93,8 +93,8 @@ def vit(
     position: "learned" has a vector for class token, distillation token and each patch. "learned_patches" has vectors
       for patches only (DeiT III), "learned_all" also for registers. "sincos2d" and "factored" apply to patches.
       "relative" adds positions in the attention and counts every token.
-    position_at: where positions are added (Dosovitskiy et al. 2021, appendix D.4): once to the tokens ("input"), before
-      each block with separate tables ("each"), or before each block with the same table ("shared").
+    position_at: where positions are added (Dosovitskiy et al. 2021, appendix D.4). "input" adds them once to the
+      tokens. "each" adds a separate table before each block. "shared" adds the same table before each block.
     rotary: rotary positions of queries and keys, in addition to added positions: "axial" (rope-vit, EVA-02), "mixed"
       (learned, rope-vit) or "dinov3".
     resampling: method by which importers resample learned tables to another resolution, see `positions.Resampling`.
@@ -128,8 +128,8 @@ def vit(
     depth: number of blocks.
     heads: number of attention heads.
     hidden: hidden width of the MLPs.
-    hidden_multiple: if set, the hidden width of SwiGLU is two thirds of `hidden`, rounded up to a multiple of this
-      number (8 to 128 in DINOv2 and DINOv3). The number of parameters then stays the same. None uses `hidden`
+    hidden_multiple: reduces the hidden width of SwiGLU to two thirds of `hidden`, rounded up to a multiple of this
+      number. The number of parameters then stays the same. DINOv2 and DINOv3 use 8 to 128. None uses `hidden`
       unchanged.
     dtype: type of the computation. Parameters are float32.
     scan: whether the blocks form one stack, which is compiled once.

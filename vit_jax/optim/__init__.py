@@ -203,7 +203,7 @@ def _trainable(params, statistics):
   return {path: leaf for path, leaf in trees.flatten(params).items() if path not in statistics}
 
 
-# Update rules: gradients to directions, without learning rate.
+# Update rules: transformations of gradients to directions, without a learning rate.
 
 
 def adamw(*, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-8, mu_dtype: Precision = "float32"):

@@ -1,10 +1,15 @@
 """Learning rate schedules: warm-up, decay and cool-down as functions of the step.
 
-The functions in `SCHEDULES` share four positional arguments: the peak learning rate, the number of steps of the run,
-the number of steps of the warm-up, and a function that converts durations to steps. Each returns a function that maps a
-step (an int or a traced scalar) to a float32 learning rate. The arguments `end` and `start` are absolute learning
-rates, like the peak. They are not fractions of the peak. All schedules begin with a linear warm-up from 0, or from
-`start`.
+The functions in `SCHEDULES` share four positional arguments:
+
+- peak: the peak learning rate.
+- total: the number of steps of the run.
+- warmup: the number of steps of the warm-up.
+- steps: a function that converts a duration to a number of steps.
+
+Each returns a function that maps a step (an int or a traced scalar) to a float32 learning rate. The arguments `end` and
+`start` are absolute learning rates, like the peak. They are not fractions of the peak. All schedules begin with a
+linear warm-up from 0, or from `start`.
 """
 
 import math

@@ -234,8 +234,15 @@ def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, 
 def _call(kernel, name, layout, placed, products, operands, outputs, scratch=0):
   """Runs a kernel over the steps of the grid.
 
-  Each array has a kind, which determines its block: all tokens, a chunk of tokens, one row for all tokens, a bias, a
-  number for each head and token, a table of all tokens or of a chunk for 128 lanes, or a matrix of 128 x 128.
+  Each array has a kind, which determines the block that a step receives:
+
+  - all: all tokens.
+  - chunk: a chunk of the tokens.
+  - row: one row for all tokens.
+  - bias: a bias.
+  - number: a number for each head and token.
+  - table, chunk table: a table of all tokens, or of a chunk, for 128 lanes.
+  - constant: a matrix of 128 x 128.
 
   Args:
     kernel: the kernel.

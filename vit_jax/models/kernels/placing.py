@@ -1,9 +1,13 @@
 """Normalisation and rotation of queries and keys inside of attention kernels: RMS norm, then rotary positions.
 
-Both process 128 lanes at once, which contain whole heads of up to 128 channels. Two operations are products with
-constant matrices: the sum over the channels of a head, with its result in all lanes of the head, and the exchange of
-its two halves. On a TPU v3, one product takes four cycles of the matrix units for eight tokens. A reduction or a
-rotation of lanes takes eight cycles.
+The norm and the rotation process 128 lanes at once. These lanes contain whole heads of up to 128 channels. Two
+operations are computed as products with a constant matrix:
+
+- The sum over the channels of a head, which writes its result to all lanes of the head.
+- The exchange of the two halves of a head.
+
+On a TPU v3, such a product takes four cycles of the matrix units for eight tokens. A reduction or a rotation of lanes
+takes eight cycles.
 """
 
 from collections.abc import Sequence
@@ -20,7 +24,12 @@ Lanes = Float[Tensor, "_ 128"]  # there may be fewer queries than keys
 
 
 class Placing(NamedTuple):
-  """The operations on queries and keys."""
+  """The operations on queries and keys.
+
+  Attributes:
+    eps: epsilon of the norm, or None without a norm.
+    turned: whether queries and keys are rotated.
+  """
 
   eps: float | None
   turned: bool

@@ -20,13 +20,24 @@ ODD = -0x10000  # mask of the bfloat16 in the upper half of a word
 
 
 class Layout(NamedTuple):
-  """The partition of the arrays: each step processes `lanes` of `rows` tokens of `images`, and `chunk` query tokens."""
+  """The partition of the arrays. Each step of the grid processes a part of them.
+
+  Attributes:
+    tokens: number of tokens.
+    size: size K of a head.
+    width: heads * K.
+    packed: whether a 32-bit word contains bfloat16 values of two tokens.
+    rows: number of tokens, rounded up to whole tiles.
+    chunk: number of query tokens of a step.
+    images: number of images of a step.
+    lanes: number of lanes of a step.
+  """
 
   tokens: int
-  size: int  # K
-  width: int  # heads * K
-  packed: bool  # whether a word contains bfloat16 values of two tokens
-  rows: int  # number of tokens, rounded up to whole tiles
+  size: int
+  width: int
+  packed: bool
+  rows: int
   chunk: int
   images: int
   lanes: int
@@ -92,7 +103,13 @@ def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
 
 
 class Head(NamedTuple):
-  """The lanes of a head: its mask [1, 128] in each group, the union of the masks, and the lane after its last one."""
+  """The lanes of a head.
+
+  Attributes:
+    groups: {number of a group of lanes: mask [1, 128] of the head in this group}.
+    mask: union of the masks, [1, 128].
+    end: number of the lane after the last one.
+  """
 
   groups: dict
   mask: jax.Array
