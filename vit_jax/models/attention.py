@@ -33,9 +33,9 @@ class Attention(nnx.Module):
     dropout: dropout rate of the attention weights.
     bias: projections that have a bias: "all", "query_value" or "none".
     kernel_init: initialiser of the projections.
-    relative: number of tokens N. Adds q r^T / sqrt(K) to the logits (Shaw et al. 2018). r contains a learned vector for
-      each offset between query and key, shared by all heads. Row j belongs to the offset p_q - p_k = N - 1 - j. None
-      disables relative positions.
+    relative: number of tokens N. Adds q r^T / sqrt(K) to the logits (Shaw et al. 2018). All heads share r, which has a
+      learned vector for each offset. Row j belongs to the offset p_q - p_k = N - 1 - j. None disables relative
+      positions.
     query_norm: norm of the queries over the K channels of each head (Dehghani et al. 2023), or None.
     key_norm: norm of the keys, or None.
     context_norm: norm of the input of the last projection (Fang et al. 2023), or None.

@@ -161,8 +161,8 @@ def epoch_cosine(
 ) -> Schedule:
   """Returns timm's cosine schedule, which is constant within an epoch.
 
-  timm's cosine starts at epoch 0, and the warm-up replaces its first epochs. The learning rate then stays slightly
-  below the peak. With `after_warmup` the cosine starts at the end of the warm-up.
+  timm's cosine starts at epoch 0, and the warm-up replaces its first epochs. Therefore the learning rate does not quite
+  reach the peak. With `after_warmup` the cosine starts at the end of the warm-up.
 
   Args:
     peak, total, warmup, steps: see the module docstring.
