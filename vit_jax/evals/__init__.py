@@ -1,6 +1,6 @@
-"""Evaluations: each measures the weights every so often during a run, and at its end.
+"""Evaluations that measure the weights periodically during a run and at its end.
 
-An evaluation is a function of (subject, *, ...) that gives (params, poll) -> Outcome.
+An evaluation is a function (subject, *, ...) that returns a function (params, poll) -> Outcome.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,18 +36,28 @@ __all__ = [
 
 
 def interval(steps_of: Callable[[Duration], int], *, every: Duration = Duration("20%")) -> int:
-  """Steps of a run from one measurement to the next; there is always one at its end."""
+  """Returns the number of steps between two measurements of a run. A measurement always takes place at the end.
+
+  Args:
+    steps_of: converts a duration to steps.
+    every: duration between two measurements.
+  """
   return max(1, steps_of(every))
 
 
 class Kind(NamedTuple):
-  """An evaluation that a config can choose."""
+  """An evaluation that a config can choose.
 
-  measure: Callable  # (subject, *, keys of the config) -> (params, poll) -> Outcome
-  figures: Callable[[Mapping[str, Any]], list[str]]  # bound arguments -> names of the figures that it measures
+  Attributes:
+    measure: (subject, *, keys of the config) -> (params, poll) -> Outcome.
+    figures: returns the names of the measured figures for bound arguments.
+  """
+
+  measure: Callable
+  figures: Callable[[Mapping[str, Any]], list[str]]
 
 
-# One row for each evaluation; the two tables below follow from it.
+# One row for each evaluation. The two tables below are derived from it.
 KINDS = {
   "accuracy": Kind(accuracy, lambda args: _accuracy.figure_names(args["data"], args["classes"])),
   "fewshot": Kind(fewshot, lambda args: _fewshot.figure_names(args["shots"], args["seeds"], args["probes"])),
@@ -55,26 +65,44 @@ KINDS = {
   "masked": Kind(masked, lambda args: _masked.figure_names()),
 }
 EVALS = Derived(KINDS, lambda name, kind: kind.measure)
-REPEATED = Derived(KINDS, lambda name, kind: (kind.measure, interval))  # during a run
+REPEATED = Derived(KINDS, lambda name, kind: (kind.measure, interval))  # for evaluations during a run
 
 
 def make(choice: Choice, subject: Subject) -> Callable:
-  """The function (params, poll) -> Outcome of a bound choice."""
+  """Returns the function (params, poll) -> Outcome of a bound choice.
+
+  Args:
+    choice: an evaluation with all of its arguments.
+    subject: the model and its data.
+  """
   function, *_ = lookup(EVALS, choice.name)
   return function(subject, **arguments(choice, function))
 
 
 def preparation(data: Choice) -> dict[str, Any]:
-  """How images of a bound data choice are prepared: other data as these, unless an evaluation says otherwise.
+  """Returns the arguments that determine how images of a bound data choice are prepared.
 
-  Whether EXIF counts is a fact of each dataset by itself.
+  Other data are prepared in the same way unless an evaluation defines another preparation. The argument `exif` is
+  omitted because it is a property of each dataset.
+
+  Args:
+    data: a bound data choice.
   """
   prepared = arguments(data, stream.eval_examples, loader.batches, augment.normalise)
   return {key: value for key, value in prepared.items() if key != "exif"}
 
 
 def bind(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Choice:
-  """The choice with every argument checked and filled in; other data are `prepared` as the {argument: value} say."""
+  """Checks all arguments of an evaluation and adds the defaults.
+
+  Args:
+    choice: the evaluation.
+    table: `EVALS` or `REPEATED`.
+    prepared: {argument: value} for the preparation of other data, see `preparation`.
+
+  Raises:
+    ConfigError: an argument is invalid, or the other data have another image size than the model.
+  """
   with at("data"):
     data = schema.convert(choice.args.get("data"), Choice | None)
   if data is not None:
@@ -88,5 +116,15 @@ def bind(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Ch
 
 
 def figure_names(choice: Choice) -> list[str]:
-  """Returns the names of the figures that a bound choice measures; for `masked` those of all tasks."""
+  """Returns the names of the figures that a bound choice measures. For `masked` these are the figures of all tasks.
+
+  Args:
+    choice: a bound evaluation.
+
+  Example:
+    from vit_jax import evals
+    from vit_jax.schema import Choice
+
+    assert evals.figure_names(Choice("dense")) == ["mean_iou", "pixel_accuracy", "images"]
+  """
   return list(KINDS[choice.name].figures(choice.args))

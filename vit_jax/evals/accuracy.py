@@ -1,4 +1,4 @@
-"""Classification figures over a split: every image once, on any number of devices and processes."""
+"""Classification figures for a split. Each image is used once, on any number of devices and processes."""
 
 import functools
 from collections.abc import Callable
@@ -14,11 +14,17 @@ from vit_jax.schema import Choice, ConfigError, Range, amount, at, place
 
 
 class Details(NamedTuple):
-  """What the figures are made of."""
+  """The data from which the figures were computed.
+
+  Attributes:
+    source: the images.
+    predictions: the predictions for the images.
+    way: prefix of the names of figures if the competing classes must be named.
+  """
 
   source: sources.Source
   predictions: metrics.Predictions
-  way: str = ""  # what the names of figures begin with, where it has to be said which classes compete
+  way: str = ""
 
 
 def accuracy(
@@ -30,21 +36,25 @@ def accuracy(
   logits: bool | None = None,
   classes: Literal["all", "subset"] = "all",
 ) -> Callable:
-  """Builds the function (params, poll) -> Outcome: figures of `metrics.measure` over a split, with all predictions.
+  """Builds a function (params, poll) -> Outcome that returns the figures of `metrics.measure` and all predictions.
 
   If images may have several labels, images without a label are not scored (ReaL's rule, Beyer et al. 2020). The
   function raises NotFiniteError if the logits of an image are NaN or infinite.
 
   Args:
     subject: the model and its data.
-    data: another dataset with the same classes; images are prepared as the run's own.
-    split: "train", "val" or "test" as the data name them, or a split of the dataset.
-    batch: images at a time.
-    logits: keep the logits of all classes, 4 bytes each on every host: for average precision, which images with several
-      labels have, and for files of predictions. None keeps them where images may have several labels.
-    classes: of data in which not all occur, as ImageNet-A and -R, whose logits compete: those of "all", or of the
-      "subset" that occurs alone. Figures differ by many points, so of such data their names say which: 1000_way_top1,
-      200_way_top1.
+    data: another dataset with the same classes. Its images are prepared like those of the run.
+    split: "train", "val" or "test" as named by the data, or a split of the dataset.
+    batch: images per batch.
+    logits: keep the logits of all classes, which take 4 bytes each on every host. They are required for average
+      precision of images with several labels, and for files of predictions. By default they are kept if images may have
+      several labels.
+    classes: classes with competing logits, for data in which only some classes occur, such as ImageNet-A and -R. "all"
+      uses all classes, and "subset" only those that occur. The figures differ by many points, so their names contain
+      the number of classes: 1000_way_top1, 200_way_top1.
+
+  Raises:
+    ConfigError: the model or the data are unsuitable.
   """
   source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), place()
   if not subject.classes:
@@ -80,14 +90,19 @@ def accuracy(
 
 
 def figure_names(data: Choice | None, classes: str) -> list[str]:
-  """The figures of `accuracy` for such arguments, in order; `data` of None has all classes."""
+  """Returns the names of the figures of `accuracy`, in order.
+
+  Args:
+    data: the other dataset, or None for the run's own data, in which all classes occur.
+    classes: the argument of `accuracy`.
+  """
   nothing = metrics.Predictions(*(np.zeros(shape, np.int64) for shape in (0, 0, (0, 1), 0, 0)))
   way = _competing(data, classes)[1] if data else ""
   return [_name(way, name) for name in [*metrics.measure(nothing, 1), "average_precision"]]
 
 
 def _competing(data, classes):
-  """(the classes that compete or None for all, what figures begin with); ConfigError where there is no subset."""
+  """Returns (the competing classes, or None for all; prefix of the figures). Raises ConfigError without a subset."""
   row = catalog.CATALOG.get(data.name)
   if row is None or row.subset is None:
     if classes == "subset":

@@ -1,10 +1,11 @@
-"""Dense probes: linear classifiers of frozen patch tokens, for the class of each pixel, by intersection over union.
+"""Dense probes: linear classifiers of frozen patch tokens that predict the class of each pixel.
 
-As DINOv2 and DINOv3 measure (Oquab et al. 2023, section 7.4), simplified to what has one exact answer. Tokens after the
-last norm are standardised, as a batch norm does in theirs; instead of thousands of steps of AdamW the cross-entropy of
-the shares of classes in each patch has its minimum by L-BFGS, so that every pixel counts by the features of its patch.
-Scores are scaled bilinearly to the pixels of the image and compared with the mask. Images are squashed whole, without
-windows that slide or augmentation, and so are their masks.
+The protocol follows DINOv2 and DINOv3 (Oquab et al. 2023, section 7.4), simplified so that the result is exact. Tokens
+after the last norm are standardised, like the batch norm in those papers. The papers train for thousands of steps with
+AdamW. Here L-BFGS minimises the cross-entropy with the fractions of classes in each patch, so that every pixel
+contributes with the features of its patch. Scores are resized bilinearly to the pixels of the image and compared with
+the mask by intersection over union. Whole images and masks are resized to a square, without sliding windows or
+augmentation.
 """
 
 import concurrent.futures
@@ -22,20 +23,27 @@ from vit_jax.evals.subject import Outcome, Subject, open_source, parts
 from vit_jax.schema import Choice, ConfigError, Count, Range, amount, arguments, at, place
 
 FIGURES = ["mean_iou", "pixel_accuracy", "images"]
-THREADS = 16  # that read masks
+THREADS = 16  # threads that read masks
 
 
 class Details(NamedTuple):
-  """What the figures are made of, on the first process."""
+  """The data from which the figures were computed, on the first process.
+
+  Attributes:
+    classes: names of the classes.
+    pixels: `(V, V)`, int64. Number of pixels by true and predicted class.
+    train: images to which the probe was fitted.
+    test: images on which it was measured.
+  """
 
   classes: tuple[str, ...]
-  pixels: np.ndarray  # int64 [V, V]: of which class, and taken for which
+  pixels: np.ndarray
   train: sources.Source
   test: sources.Source
 
   @property
   def iou(self) -> dict[str, float | None]:
-    """Intersection over union of each class; None of one that neither masks nor predictions have."""
+    """Returns the intersection over union of each class, or None if masks and predictions do not contain it."""
     values = intersection_over_union(self.pixels).tolist()
     return {name: None if np.isnan(value) else value for name, value in zip(self.classes, values, strict=True)}
 
@@ -50,20 +58,24 @@ def dense(
   patches: Count = 2**18,
   batch: Annotated[int, Range(1, 2**16)] | None = None,
 ) -> Callable:
-  """(params, poll) -> mean IoU over classes, and the share of pixels that are right.
+  """Builds a function (params, poll) -> Outcome with the mean IoU over classes and the fraction of correct pixels.
 
-  Intersections and unions are summed over the whole split. The mean is over classes that its masks have, or that were
-  predicted. Pixels of no class, 255 in masks, count nowhere.
+  Intersections and unions are summed over the whole split. The mean is over the classes that occur in the masks or the
+  predictions. Pixels without a class (255 in masks) are ignored.
 
   Args:
     subject: the model and its data.
-    data: a dataset with masks, squashed whole (test_crop "resize").
-    train: the split that the probe is fitted to, each image once.
-    test: the split that it is measured on.
-    probe: "logistic", or "ridge", least squares in closed form, which misses classes that are rare; `l2` is the penalty
-      on the weights, of standardised tokens, for each of which the labelled share of its patch counts.
-    patches: to fit it to, at most, equally many of each image, drawn at random; of width 768 the default takes 0.8 GB.
-    batch: images at a time.
+    data: a dataset with masks. Whole images must be resized (test_crop "resize").
+    train: the split to which the probe is fitted. Each image is used once.
+    test: the split on which the probe is measured.
+    probe: "logistic", or "ridge" for least squares in closed form, which does not predict rare classes. `l2` is the
+      penalty on the weights of standardised tokens. Each token is weighted by the labelled fraction of its patch.
+    patches: maximum number of patches for the fit. The same number is drawn at random from each image. For width 768
+      the default needs 0.8 GB.
+    batch: images per batch.
+
+  Raises:
+    ConfigError: the data have no suitable masks or splits.
   """
   size, here = subject.images_at_once(batch), place()
   sources_of = {key: open_source(subject, data, split, key) for key, split in (("train", train), ("test", test))}
@@ -108,28 +120,52 @@ def dense(
 
 
 def confusion(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-  """How many pixels [V, V] are of which class, and are taken for which; those of no class are left out."""
+  """Counts pixels by true and predicted class. Pixels without a class are ignored.
+
+  Args:
+    truth: true classes, of any shape. Values of `classes` and above stand for no class.
+    predicted: predicted classes, of the same shape.
+    classes: number of classes V.
+
+  Returns:
+    `(V, V)`, int64.
+
+  Example:
+    import numpy as np
+    from vit_jax.evals.dense import confusion, intersection_over_union
+
+    pixels = confusion(np.array([0, 1, 1, 255]), np.array([0, 1, 0, 1]), 2)
+    assert pixels.tolist() == [[1, 0], [1, 1]]
+    assert intersection_over_union(pixels).tolist() == [0.5, 0.5]
+  """
   of_class = truth < classes
   numbers = truth[of_class].astype(np.int64) * classes + predicted[of_class]
   return np.bincount(numbers, minlength=classes**2).reshape(classes, classes)
 
 
 def intersection_over_union(pixels: np.ndarray) -> np.ndarray:
-  """[V] of a confusion [V, V]; NaN for a class that is neither there nor predicted."""
+  """Computes the intersection over union of each class.
+
+  Args:
+    pixels: confusion matrix `(V, V)`.
+
+  Returns:
+    `(V,)`. NaN for a class that occurs in neither masks nor predictions.
+  """
   both = np.diag(pixels)
   union = pixels.sum(0) + pixels.sum(1) - both
   return np.where(union > 0, both / np.maximum(union, 1), np.nan)
 
 
 def _figures(pixels) -> tuple[float, float]:
-  """(mean IoU, pixel accuracy); of no pixel NaN."""
+  """Returns (mean IoU, pixel accuracy), or NaN if there are no pixels."""
   if not pixels.sum():
     return np.nan, np.nan
   return float(np.nanmean(intersection_over_union(pixels))), float(np.trace(pixels) / pixels.sum())
 
 
 def _check(subject, data, train, test) -> tuple[str, ...]:
-  """The classes of the masks; ConfigError for what cannot be measured."""
+  """Returns the classes of the masks. Raises ConfigError for data that cannot be measured."""
   key = "config.data" if data is None else "data"
   for source in (train, test):
     if source.masks is None:
@@ -155,9 +191,10 @@ def _check(subject, data, train, test) -> tuple[str, ...]:
 
 
 def _with_masks(compute, subject, data, source, size, poll) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
-  """(rows of a batch, masks uint8 [N, S, S]) of a split on the first process, without bad ones; the others get none.
+  """Yields (rows, masks `(N, S, S)`, uint8) of each batch on the first process, without bad images.
 
-  A bad mask is a ConfigError on all, when all have computed what they share.
+  Other processes yield no values. After all processes have computed their rows, a bad mask raises ConfigError on each
+  of them.
   """
   wanted = arguments(subject.data(data), loader.batches)
   account = ("on_error", "max_pixels", "max_aspect", "exif", "max_bad")
@@ -179,13 +216,13 @@ def _with_masks(compute, subject, data, source, size, poll) -> Iterator[tuple[di
 
 
 def _drawn(record, patches, count) -> np.ndarray:
-  """Numbers of so many patches of a record's image, at least one; of as many as there are, all."""
+  """Returns the numbers of randomly drawn patches of a record's image: `count`, but at least one and at most all."""
   draws = rng.generator(0, "patches of a dense probe", record)
   return np.sort(draws.permutation(patches)[: max(1, count)])
 
 
 def _fitted(learnt, classes, probe) -> tuple[np.ndarray, np.ndarray]:
-  """(kernel [D, V], bias [V]) of the probe, of (tokens, shares) of each image."""
+  """Fits the probe to (tokens, fractions) of each image. Returns (kernel `(D, V)`, bias `(V,)`)."""
   if not learnt:
     raise ConfigError("there is no image with a mask that can be decoded", "train")
   tokens, shares = (np.concatenate(each) for each in zip(*learnt, strict=True))

@@ -1,4 +1,4 @@
-"""Frozen features of a dataset's images: each image once for given weights, kept on disk where that is asked for."""
+"""Extraction of frozen features: each image is computed once per set of weights, with an optional cache on disk."""
 
 import hashlib
 import importlib.metadata
@@ -27,10 +27,27 @@ def extract(
   file: pathlib.Path | None,
   kind: models.Features = "head",
 ) -> tuple[np.ndarray, np.ndarray]:
-  """(record numbers [N], features [N, D]) of the `wanted` records, without those that cannot be decoded.
+  """Returns the features of selected records, except those that cannot be decoded.
 
-  What is in the cache `file` is not computed again; the rest is, by all processes, and added to it. Only the first
-  process returns all of them: the others need not see its file.
+  Features in the cache file are not computed again. All processes compute the others, which are then added to the file.
+  Only the first process returns all features, because other processes may not have access to the file.
+
+  Args:
+    subject: the model.
+    data: the data choice of the images, or None for the run's own.
+    source: the images.
+    wanted: numbers of the records, `(N,)`.
+    params: {path: parameter}.
+    poll: called between batches. Raises an exception to stop.
+    size: images per batch.
+    file: the cache file, or None.
+    kind: type of the features.
+
+  Returns:
+    (record numbers `(N,)`, features `(N, D)`).
+
+  Raises:
+    NotFiniteError: a feature is NaN or infinite.
   """
   first = jax.process_index() == 0
   known, kept = _read(file) if file and first else (np.zeros(0, np.int64), None)
@@ -48,23 +65,23 @@ def extract(
     known, kept = position[order], features[order]
     if file and first:
       _write(file, known, kept)
-  if kept is None:  # nothing to compute, and another process has the file
+  if kept is None:  # all features are cached, and another process has the file
     return np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
   use = np.isin(known, wanted)
   return known[use], kept[use]
 
 
 def cache_file(identity: str, data: Choice, source: sources.Source, kind: models.Features = "head") -> pathlib.Path:
-  """Returns the file in which features are kept. You can remove such files at any time.
+  """Returns the path of the cache file of features. These files may be removed at any time.
 
-  Its name follows from the version of this code, the model, its weights, the preparation and the version of the images
-  (`versions.of`), and the kind of features.
+  The name depends on the version of this code, the model, its weights, the preparation, the version of the images
+  (`versions.of`), and the type of features.
 
   Args:
-    identity: of the model and its weights, see `Subject.identity`.
-    data: how images are prepared, bound.
+    identity: identifies the model and its weights, see `Subject.identity`.
+    data: the bound data choice, which defines the preparation of images.
     source: the images.
-    kind: of the features.
+    kind: type of the features.
   """
   origin = {
     "code": importlib.metadata.version("vit_jax"),
@@ -79,7 +96,7 @@ def cache_file(identity: str, data: Choice, source: sources.Source, kind: models
 
 
 def _read(file):
-  """Record numbers and features in the cache; none where there is no file, or none that can be read."""
+  """Returns record numbers and features of the cache, or an empty array and None if the file is missing or damaged."""
   try:
     with file.open("rb") as opened:
       position, features = archives.load(opened, "position", "features")
@@ -95,7 +112,7 @@ def _read(file):
 
 
 def _write(file, position, features):
-  """Replaces the file at once, so that a kill leaves the old one; a full disk costs the cache, not the figures."""
+  """Replaces the file atomically, so that a kill leaves the old one. A full disk only prevents caching."""
   try:
     file.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(file) as partial, partial.open("wb") as opened:

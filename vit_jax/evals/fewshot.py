@@ -1,9 +1,10 @@
-"""Probes: classifiers of frozen features, from a few images of a class (Dosovitskiy et al. 2021, section 4.1), or all.
+"""Probes: classifiers of frozen features from a few images per class, or from all images of a split.
 
-big_vision's protocol: for each seed, k images of each class are drawn, 1 among 5 among 10 among 25; features are
-standardised by those images and classified by regularised least squares. The drawn images follow from (seed, labels of
-the split) alone, whatever the devices, processes and batches. From all images of a split k-NN and linear probes are
-those of DINO and DINOv2.
+The few-shot protocol is that of big_vision (Dosovitskiy et al. 2021, section 4.1). For each seed, k images of each
+class are drawn: the image for 1 shot is among those for 5, which are among those for 10 and 25. Features are
+standardised with these images and classified by regularised least squares. The drawn images depend only on the seed and
+the labels of the split, not on devices, processes or batches. With all images of a split, k-NN and linear probes follow
+DINO and DINOv2.
 """
 
 import functools
@@ -25,32 +26,52 @@ Shots = tuple[Count, ...] | Literal["all"]
 
 
 class Episode(NamedTuple):
-  """One draw, and what a probe made of it."""
+  """One draw of images, and the result of a probe.
+
+  Attributes:
+    probe: name of the probe.
+    shots: images per class, or "all".
+    seed: seed of the draw.
+    images: number of training images.
+    setting: setting of the probe: the penalty, or the number of neighbours.
+    top1: fraction of test images with a correct prediction.
+    predicted: class of each test image, `(M,)`.
+  """
 
   probe: str
   shots: int | Literal["all"]
   seed: int
-  images: int  # trained on
-  setting: float  # of the probe: the penalty, the number of neighbours
+  images: int
+  setting: float
   top1: float
-  predicted: np.ndarray  # class of each test image [M]
+  predicted: np.ndarray
 
   @property
   def name(self) -> str:
-    """The figure that this is one of."""
+    """Returns the name of the figure to which this episode contributes."""
     return _name(self.probe, self.shots)
 
 
 class Details(NamedTuple):
-  """What the figures are made of, on the first process."""
+  """The data from which the figures were computed, on the first process.
+
+  Attributes:
+    episodes: one episode per probe, number of shots and seed.
+    train: images from which training images were drawn.
+    test: test images.
+    drawn: {seed: record numbers of the largest number of shots, class by class}.
+    label: label of each test image, `(M,)`.
+    position: record number of each test image, `(M,)`.
+    notes: differences between the requested and the actual probes.
+  """
 
   episodes: list[Episode]
   train: sources.Source
   test: sources.Source
-  drawn: dict[int, np.ndarray]  # seed -> record numbers that the most shots were, class by class
-  label: np.ndarray  # of each test image [M]
-  position: np.ndarray  # record number of each test image [M]
-  notes: list[str]  # what of the probes is not as it was asked for
+  drawn: dict[int, np.ndarray]
+  label: np.ndarray
+  position: np.ndarray
+  notes: list[str]
 
 
 def fewshot(
@@ -67,30 +88,36 @@ def fewshot(
   cache: bool = False,
   batch: Annotated[int, Range(1, 2**16)] | None = None,
 ) -> Callable:
-  """(params, poll) -> mean top-1 over seeds for each probe and number of shots, `_std` its standard deviation (n - 1).
+  """Builds a function (params, poll) -> Outcome with the mean top-1 over seeds, for each probe and number of shots.
+
+  A figure with the suffix `_std` is the standard deviation (n - 1) over seeds.
 
   Args:
     subject: the model and its data.
-    data: a dataset, with any classes; images are prepared as the run's own unless it says otherwise.
-    train: the split that images are drawn from.
-    test: the split that probes are scored on, each image once.
-    features: "head" is what goes into the head, "cls" the class token after the last norm, "patches" the mean of the
-      patches, "cls_patches" both, one behind the other.
-    shots: images of each class to train on; classes that have fewer give all of theirs. "all" trains once, on all
-      images but those that are held out.
-    seeds: one draw each; of "all" the first alone counts, and draws no more than what is held out.
-    probes: by name, choices of `probes.PROBES`. Of several penalties (or neighbours) the best on held-out shots is
-      taken, for each draw by itself.
-    held_out: images of each class to choose on, drawn after the most `shots` and never trained on; of "all" at most
-      half of a class.
-    cache: keep features on disk, under a hash of weights, preparation and images.
-    batch: images at a time.
+    data: a dataset with any classes. Its images are prepared like those of the run, unless the choice defines another
+      preparation.
+    train: the split from which training images are drawn.
+    test: the split on which probes are scored. Each image is used once.
+    features: "head" is the input of the head, "cls" the class token after the last norm, "patches" the mean of the
+      patch tokens, and "cls_patches" the concatenation of both.
+    shots: training images per class. Classes with fewer images contribute all of them. "all" trains once, on all images
+      except those that are held out.
+    seeds: seeds, with one draw each. For "all" only the first seed is used, which draws the held-out images.
+    probes: {name: choice of `probes.PROBES`}. If a probe has several penalties (or numbers of neighbours), the best one
+      on held-out images is used, separately for each draw.
+    held_out: images per class for choosing a setting. They are drawn after the largest number of `shots` and never used
+      for training. For "all" they are at most half of a class.
+    cache: store features on disk, under a hash of weights, preparation and images.
+    batch: images per batch.
+
+  Raises:
+    ConfigError: the data or the arguments are unsuitable.
   """
   size, here = subject.images_at_once(batch), place()
   sides = {key: open_source(subject, data, split, key) for key, split in (("train", train), ("test", test))}
   classes = len(sides["train"].classes)
   _check(sides, shots, seeds, probes)
-  subject.features(data, features)  # a model without a class token shows before anything is computed
+  subject.features(data, features)  # a model without a class token causes an error before any computation
   grids = [values for probe in probes.values() for values in probe.args.values() if isinstance(values, tuple)]
   choosing = held_out if any(len(values) > 1 for values in grids) else 0
   labels = {side: functools.cache(functools.partial(_labels, source)) for side, source in sides.items()}
@@ -123,7 +150,13 @@ def fewshot(
 
 
 def figure_names(shots: Shots, seeds: tuple[int, ...], probes: Iterable[str]) -> list[str]:
-  """The figures of `fewshot`, in order."""
+  """Returns the names of the figures of `fewshot`, in order.
+
+  Args:
+    shots: argument of `fewshot`.
+    seeds: argument of `fewshot`.
+    probes: names of the probes.
+  """
   means = [_name(name, k) for name in probes for k in _sizes(shots)]
   ends = ("", "_std") if len(seeds) > 1 and shots != "all" else ("",)
   return [name + end for name in means for end in ends] + ["images"]
@@ -138,7 +171,7 @@ def _sizes(shots):
 
 
 def _draw(labels, classes, shots, choosing, seed) -> tuple[np.ndarray, np.ndarray]:
-  """(record numbers to train on, class by class; those that are held out) of one seed."""
+  """Returns (training record numbers, class by class; held-out record numbers) of one seed."""
   most = len(labels) if shots == "all" else max(shots)
   numbers = tables.draw(labels, classes, most + choosing, seed)
   rank = _ranks(labels[numbers])
@@ -149,12 +182,12 @@ def _draw(labels, classes, shots, choosing, seed) -> tuple[np.ndarray, np.ndarra
 
 
 def _ranks(labels):
-  """The place of each of some labels, which stand class by class, within its class."""
+  """Returns the position of each label within its class. The labels must be sorted by class."""
   return np.arange(len(labels)) - np.searchsorted(labels, labels)
 
 
 def _check(sides, shots, seeds, probes):
-  """Raises ConfigError for what cannot be measured."""
+  """Raises ConfigError for data or arguments that cannot be measured."""
   train, test = sides.values()
   if train.classes != test.classes:
     raise ConfigError(f"{test.split!r} has other classes than {train.split!r}", "test")
@@ -170,12 +203,12 @@ def _check(sides, shots, seeds, probes):
 
 
 def _labels(source) -> np.ndarray:
-  """The label of every record; no image is decoded for it."""
+  """Returns the labels of all records, without decoding images."""
   return np.fromiter((source.label(i) for i in range(len(source))), np.int64, len(source))
 
 
 def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
-  """The outcome, from (record numbers, features) of both sides and what each seed drew and held out."""
+  """Fits and scores all probes, and returns the outcome."""
   (position, x), (test_position, test_x) = extracted["train"], extracted["test"]
   if not len(test_position):
     raise ConfigError("there is no test image that can be decoded")
@@ -188,8 +221,8 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
     held = np.flatnonzero(np.isin(position, held_out))
     for k in _sizes(shots):
       drawn_here = numbers if k == "all" else numbers[rank < k]
-      rows = np.flatnonzero(np.isin(position, drawn_here))  # those that can be decoded
-      # Of a whole split no second copy.
+      rows = np.flatnonzero(np.isin(position, drawn_here))  # images that can be decoded
+      # A whole split is not copied.
       few = (x, label) if len(rows) == len(x) else (x[rows], label[rows])
       for name, probe in probes.items():
         fitted = tables.PROBES[probe.name](*few, classes, **probe.args)
@@ -199,7 +232,8 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
             raise ConfigError(
               f"no class has {beyond} to choose a setting on; give each probe one setting, or fewer shots"
             )
-          fitted.sort(key=lambda one: -np.mean(one[1](x[held]) == label[held]))  # stable: of equals the first
+          # The sort is stable: the first one of equal settings is used.
+          fitted.sort(key=lambda one: -np.mean(one[1](x[held]) == label[held]))
         setting, predict = fitted[0]
         predicted = predict(test_x)
         episodes.append(Episode(name, k, seed, len(rows), setting, float(np.mean(predicted == truth)), predicted))
@@ -216,7 +250,7 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
 
 
 def _notes(probes, episodes) -> list[str]:
-  """A line for each probe of more neighbours than some draw has images, all of which are then asked."""
+  """Returns a line for each k-NN probe with more neighbours than training images. It then uses all images."""
   notes = []
   for name, probe in probes.items():
     most = max(probe.args.get("neighbours", (0,)))

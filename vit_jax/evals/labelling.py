@@ -1,4 +1,4 @@
-"""Labels of a teacher for all images of a split, written shard by shard: a kill costs one shard."""
+"""Labelling of all images of a split by a teacher. Labels are written in shards, so that a kill loses one shard."""
 
 import functools
 import hashlib
@@ -26,16 +26,16 @@ def plan(
   params: dict[str, jax.Array],
   soft: bool,
 ) -> Plan:
-  """What the labels are of.
+  """Returns a description of the labels: images, classes and weights.
 
   Args:
     subject: the teacher.
-    data: that it labels; None: its own.
-    opened: how a reader opens them again, as `origin` says it.
-    source: their images.
-    classes: the teacher's.
-    params: its weights.
-    soft: whether to keep `pseudo_labels.BEST` classes of an image, or one.
+    data: the data to label, or None for the teacher's own data.
+    opened: description with which a reader opens the data again, see `origin`.
+    source: the images.
+    classes: names of the teacher's classes.
+    params: {path: parameter} of the teacher.
+    soft: true keeps `pseudo_labels.BEST` classes of an image, false keeps one.
   """
   seen = arguments(subject.data(data), stream.eval_examples, augment.normalise)
   weights = hashlib.sha256(f"{subject.identity(params)} {json.dumps(seen, sort_keys=True, default=repr)}".encode())
@@ -45,7 +45,16 @@ def plan(
 
 
 def origin(data: Choice) -> dict:
-  """How a reader opens the images of bound data again, plain; of a student's data, those that have labels."""
+  """Returns a description with which a reader opens the images of bound data again, as plain data.
+
+  For a student's data, the result describes the images that have labels.
+
+  Args:
+    data: a bound data choice.
+
+  Raises:
+    ConfigError: the data are a mixture.
+  """
   if data.name == "pseudo_labelled":
     return origin(data.args["labelled"])
   if data.name == "mixture":
@@ -64,10 +73,22 @@ def write(
   folder: pathlib.Path,
   poll: Callable[[], None],
 ) -> int:
-  """Labels every image that is not labelled yet; how many those were. Memory holds one shard.
+  """Labels all images that are not labelled yet, and returns the number of these images.
 
-  All processes compute, the first one reads and writes the folder. ConfigError, on each of them, where the folder holds
-  labels by other weights or of other images.
+  All processes compute predictions, and the first process reads and writes the folder. One shard at a time is held in
+  memory.
+
+  Args:
+    subject: the teacher.
+    data: the data to label, or None for the teacher's own data.
+    source: the images.
+    params: {path: parameter} of the teacher.
+    wanted: the plan.
+    folder: folder of the labels.
+    poll: called between batches. Raises an exception to stop.
+
+  Raises:
+    ConfigError: the folder contains labels of other weights or images. Raised on all processes.
   """
   first = jax.process_index() == 0
   stop = _objection(folder, wanted) if first else ""
@@ -82,7 +103,7 @@ def write(
   if done == len(shards):
     return 0
   size = subject.images_at_once(None)
-  start = shards[done][1].start // size * size  # the same batches as without a kill: the same bits
+  start = shards[done][1].start // size * size  # the same batches as without a kill, and therefore the same bits
   rest = sources.subset(source, range(start, wanted.records)) if start else source
   compute = functools.partial(subject.predictions(data, False), params)
   made = subjects.parts(compute, subject.batches(data, rest, size), poll, size, rest.called)
@@ -93,7 +114,7 @@ def write(
       if rows is None:
         break
       record = rows["position"] + start
-      reached = int(record[-1]) + 1 if len(record) else start  # none could be decoded
+      reached = int(record[-1]) + 1 if len(record) else start  # no image of the batch could be decoded
       waiting.append({"best": rows["best"], "probability": rows["probability"], "record": record, "reached": reached})
     if first:
       pseudo_labels.write_shard(folder / name, wanted, *_shard(waiting, records, wanted.kept))
@@ -102,7 +123,7 @@ def write(
 
 
 def _shard(waiting, records, kept):
-  """(classes [N, K], probabilities [N, K]) of the records of a file, of batches that hold them."""
+  """Returns (classes `(N, K)`, probabilities `(N, K)`) of the records of a file, from the batches that contain them."""
   classes, probabilities = np.zeros((len(records), kept), np.int32), np.zeros((len(records), kept), np.float16)
   for rows in waiting:
     inside = (rows["record"] >= records.start) & (rows["record"] < records.stop)
@@ -112,7 +133,7 @@ def _shard(waiting, records, kept):
 
 
 def _done(folder, wanted, shards):
-  """How many files from the first on are there: what comes after one that is not is made again, to the same bytes."""
+  """Returns the number of consecutive complete files. Files after a missing one are made again, with the same bytes."""
   for number, (name, records) in enumerate(shards):
     if pseudo_labels.read_shard(folder / name, wanted, len(records)) is None:
       return number
@@ -120,7 +141,7 @@ def _done(folder, wanted, shards):
 
 
 def _objection(folder, wanted):
-  """Why nothing is written into a folder, or nothing."""
+  """Returns the reason why labels must not be written into a folder, or ""."""
   try:
     before = pseudo_labels.read_plan(folder)
   except ConfigError as error:
@@ -139,7 +160,8 @@ def _objection(folder, wanted):
     if getattr(before, key) != getattr(wanted, key)
   ]
   same_split = (before.split, before.records) == (wanted.split, wanted.records)
-  changes = before.fingerprint.changes(wanted.fingerprint) if same_split else []  # those of another split follow
+  # If the split differs, that explains all other differences.
+  changes = before.fingerprint.changes(wanted.fingerprint) if same_split else []
   changes += ["contents of some images"] if same_split and before.contents != wanted.contents else []
   what += [f"of other data, {', '.join(changes)}"] if changes else []
   return f"{folder} holds labels {'; '.join(what or ['of other data'])}; take another folder, or remove this one"

@@ -1,4 +1,4 @@
-"""What stages that hide patches learn, measured over a split: every image once, on any number of devices."""
+"""Evaluation of tasks that mask patches, over a split. Each image is used once, on any number of devices."""
 
 import functools
 from collections.abc import Callable
@@ -18,13 +18,18 @@ def masked(
   split: str = "test",
   batch: Annotated[int, Range(1, 2**16)] | None = None,
 ) -> Callable:
-  """(params, poll) -> mean loss and metric of the task over the images of a split, with the same masks for all.
+  """Builds a function (params, poll) -> Outcome with the mean loss and metric of the task over a split.
+
+  Every measurement uses the same masks.
 
   Args:
     subject: the model and its data.
-    data: another dataset; images are prepared as the run's own.
-    split: "train", "val" or "test" as the data name them, or a split of the dataset.
-    batch: images at a time.
+    data: another dataset. Its images are prepared like those of the run.
+    split: "train", "val" or "test" as named by the data, or a split of the dataset.
+    batch: images per batch.
+
+  Raises:
+    ConfigError: the task does not mask patches.
   """
   if subject.classes or subject.predict is None:
     raise ConfigError("the model has classes and hides no patches; take 'accuracy'", "name")
@@ -42,5 +47,5 @@ def masked(
 
 
 def figure_names() -> list[str]:
-  """The figures of any task: it has one of `accuracy` and `rmse`."""
+  """Returns the names of the figures of all tasks. A task has either `accuracy` or `rmse`."""
   return ["loss", "accuracy", "rmse", "images"]

@@ -1,4 +1,4 @@
-"""All evaluations of a state, of its weights and of their average, under the names of result.json."""
+"""Measurement of the weights and their moving average by all evaluations, with the names of result.json."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,14 +13,17 @@ def measure(
   average: dict[str, jax.Array],
   poll: Callable[[], None],
 ) -> dict[str, Outcome]:
-  """Outcomes by what their figures begin with: nothing for the evaluation called test, `<name>/` for others; then
-  `ema_` for the average of the weights.
+  """Runs all evaluations on the weights and on their moving average.
 
   Args:
     evals: functions (params, poll) -> Outcome by name.
     params: {path: parameter}.
-    average: {path: moving average}, or nothing.
-    poll: called between batches; raises to stop.
+    average: {path: moving average}, or empty.
+    poll: called between batches. Raises an exception to stop.
+
+  Returns:
+    {prefix of the figures: outcome}. The prefix is "" for the evaluation called test and `<name>/` for others, followed
+    by `ema_` for the average.
   """
   outcomes = {}
   if evals and average:
@@ -33,11 +36,28 @@ def measure(
 
 
 def gathered(params: dict[str, jax.Array], average: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """An average, which is spread over more devices, sharded as the parameters: once, not by every batch."""
+  """Gives an average, which is distributed over more devices, the sharding of the parameters.
+
+  This happens once per measurement instead of once per batch.
+
+  Args:
+    params: {path: parameter}.
+    average: {path: moving average}.
+  """
   shardings = {path: params[path].sharding for path in average}
   return jax.jit(lambda arrays: arrays, out_shardings=shardings)(average)
 
 
 def figures(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
-  """All figures under the names of result.json."""
+  """Returns all figures with the names of result.json.
+
+  Args:
+    outcomes: the result of `measure`.
+
+  Example:
+    from vit_jax.evals import Outcome, outcomes
+
+    measured = {"": Outcome({"top1": 0.9}, None), "val/ema_": Outcome({"top1": 0.8}, None)}
+    assert outcomes.figures(measured) == {"top1": 0.9, "val/ema_top1": 0.8}
+  """
   return {prefix + name: value for prefix, outcome in outcomes.items() for name, value in outcome.figures.items()}

@@ -1,4 +1,4 @@
-"""What evaluations measure, what they give, and the rows that a model makes of the images of a split."""
+"""Inputs and results of evaluations, and computation of a model's outputs for the images of a split."""
 
 import contextlib
 import dataclasses
@@ -18,40 +18,64 @@ from vit_jax.data import augment, device_batches, loader, sources, stream
 from vit_jax.models import finite
 from vit_jax.schema import Choice, ConfigError, arguments, at, place
 
-Screen = Callable[[str, int, int], contextlib.AbstractContextManager]  # (of what, images, at a time): has add(images)
+# (name, images, batch size) -> a context with a method add(images)
+Screen = Callable[[str, int, int], contextlib.AbstractContextManager]
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-  """A model on a mesh, and the data that it is measured on. A `data` of None stands for the run's own."""
+  """A model on a mesh, and the data on which it is measured. In its methods, `data=None` stands for the run's own data.
+
+  Attributes:
+    model: the model.
+    mesh: the devices.
+    own: data of the run, or None if every evaluation defines its data.
+    batch: images per batch, unless an evaluation defines another number.
+    open_split: opens a split of data.
+    predict: `tasks.Task.predict`, or None if only features are measured.
+    names: names of the classes of the run's own data, or () if they are unknown.
+    screen: displays the number of completed images, or None for no display.
+    programs: compiled programs, shared by evaluations.
+  """
 
   model: models.Model
   mesh: jax.sharding.Mesh
-  own: Choice | None  # the run's data; None: every evaluation brings its own
-  batch: int  # images at a time, unless an evaluation says otherwise
-  open_split: Callable[[Choice, str], sources.Source]  # of data and a split
-  predict: Callable | None = None  # `tasks.Task.predict`; None: only features are measured
-  names: tuple[str, ...] = ()  # of the classes of the run's own data; () if they are unknown
-  screen: Screen | None = None  # where it is shown how many images are done; None: nowhere
-  programs: dict = dataclasses.field(default_factory=dict, compare=False, repr=False)  # compiled once, shared
+  own: Choice | None
+  batch: int
+  open_split: Callable[[Choice, str], sources.Source]
+  predict: Callable | None = None
+  names: tuple[str, ...] = ()
+  screen: Screen | None = None
+  programs: dict = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
   @property
   def classes(self) -> int:
-    """Of the model's head."""
+    """Returns the number of classes of the model's head."""
     return self.model.description.classes
 
   def data(self, data: Choice | None) -> Choice:
-    """The data, or the run's own."""
+    """Returns the data, or the run's own data for None."""
     return self.own if data is None else data
 
   def source(self, data: Choice | None, split: str) -> sources.Source:
-    """The images of a split: "train", "val" or "test" as the data name them, or a split of the dataset."""
+    """Opens the images of a split.
+
+    Args:
+      data: a data choice, or None for the run's own.
+      split: "train", "val" or "test" as named by the data, or a split of the dataset.
+    """
     return self.open_split(self.data(data), split)
 
   def predictions(self, data: Choice | None, logits: bool, classes: tuple[int, ...] | None = None) -> Callable:
-    """(params, batch) -> rows of `metrics.Predictions` for the whole batch, on every process.
+    """Returns a function (params, batch) -> rows of `metrics.Predictions` for the whole batch, on every process.
 
-    Only the logits of these `classes` compete; None: all do. ConfigError if nothing but features can be measured.
+    Args:
+      data: a data choice, or None for the run's own.
+      logits: true includes the logits in the rows.
+      classes: the classes with competing logits, or None for all.
+
+    Raises:
+      ConfigError: only features can be measured.
     """
     if self.predict is None:
       raise ConfigError("it needs predictions, but this command measures only features. Use vit_jax.evaluate")
@@ -64,7 +88,15 @@ class Subject:
     return self._program(("logits" if logits else "best", classes), data, rows)
 
   def features(self, data: Choice | None, kind: models.Features = "head") -> Callable:
-    """(params, batch) -> "features" [B, D], on every process; ConfigError for a kind that the model does not have."""
+    """Returns a function (params, batch) -> {"features": `(B, D)`} on every process.
+
+    Args:
+      data: a data choice, or None for the run's own.
+      kind: type of the features.
+
+    Raises:
+      ConfigError: the model does not have this type of features.
+    """
     of_image = self.model.features_of(kind)
 
     def rows(params, images, labels):
@@ -74,13 +106,21 @@ class Subject:
     return self._program(("features", kind), data, rows)
 
   def tokens(self, data: Choice | None) -> Callable:
-    """(params, batch) -> "tokens" [B, P, P, D] of square images, float32, on every process."""
+    """Returns a function (params, batch) -> {"tokens": `(B, P, P, D)`, float32} for square images, on every process.
+
+    Args:
+      data: a data choice, or None for the run's own.
+    """
     return self._program("tokens", data, self._map)
 
   def segments(self, data: Choice | None) -> Callable:
-    """((params, kernel [D, V], bias [V]), batch) -> "classes" [B, S, S] uint8, on every process.
+    """Returns a function ((params, kernel, bias), batch) -> {"classes": `(B, S, S)`, uint8} on every process.
 
-    Scores of tokens, scaled to the pixels of the images (bilinear, corners not aligned); of each pixel the best class.
+    The kernel has shape `(D, V)` and the bias `(V,)`. The scores of tokens are resized to the pixels of the images
+    (bilinear, corners not aligned). The result is the best class of each pixel.
+
+    Args:
+      data: a data choice, or None for the run's own.
     """
 
     def rows(parameters, images, labels):
@@ -94,7 +134,11 @@ class Subject:
 
   @functools.cached_property
   def map_shape(self) -> tuple[int, int, int]:
-    """(P, P, D) of the patches of an image, or of the last map. ConfigError where they are no square."""
+    """Returns the shape (P, P, D) of an image's patch tokens, or of the last feature map.
+
+    Raises:
+      ConfigError: the patches do not form a square.
+    """
     size, dtype = self.model.description.image_size, self.model.description.model.args["dtype"]
     images = jax.ShapeDtypeStruct((self.batch, size, size, self.model.description.channels), dtype)
     tokens = jax.eval_shape(lambda *of: self.model.outputs(*of)[0].tokens, self.model.shapes(), images)
@@ -109,7 +153,13 @@ class Subject:
     return made | finite.flagged(made)
 
   def batches(self, data: Choice | None, source: sources.Source, size: int) -> device_batches.DeviceBatches:
-    """Batches of `size` images that cover the source once, padded; to be closed."""
+    """Returns padded batches that contain each image of the source once. The caller must close them.
+
+    Args:
+      data: a data choice, or None for the run's own.
+      source: the images.
+      size: images per batch.
+    """
     split = mesh.batch(self.mesh)
     rows = mesh.local_rows(split, size)
     examples = stream.eval_examples(source, **arguments(self.data(data), stream.eval_examples))
@@ -118,7 +168,13 @@ class Subject:
 
   @contextlib.contextmanager
   def counting(self, source: sources.Source, size: int, poll: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """`poll` for `parts` of the source's batches, which also shows on the screen how many of the images are done."""
+    """Yields a version of `poll` for `parts` that also displays the number of completed images.
+
+    Args:
+      source: the images.
+      size: images per batch.
+      poll: called before each batch.
+    """
     if self.screen is None:
       yield poll
       return
@@ -128,14 +184,21 @@ class Subject:
       def counted():
         nonlocal polls
         poll()
-        if polls > 1:  # one batch is computed, and one before it is not fetched yet
+        if polls > 1:  # one batch is being computed, and the batch before it has not been fetched yet
           screen.add(size)
         polls += 1
 
       yield counted
 
   def images_at_once(self, size: int | None) -> int:
-    """`size`, or by default the run's batch; ConfigError if the devices cannot share it evenly."""
+    """Returns the number of images per batch.
+
+    Args:
+      size: the number, or None for the run's batch size.
+
+    Raises:
+      ConfigError: the number is not a multiple of the number of devices that share a batch.
+    """
     chosen, shards = size or self.batch, mesh.batch_shards(self.mesh)
     if chosen % shards:
       key = "batch" if size else "config.batch"
@@ -143,12 +206,16 @@ class Subject:
     return chosen
 
   def identity(self, params: dict[str, jax.Array]) -> str:
-    """A text that changes with the model and with any bit of its weights, and not with the devices."""
+    """Returns a text that changes with the model and with any bit of its weights, but not with the devices.
+
+    Args:
+      params: {path: parameter}.
+    """
     model = json.dumps(self.model.description.to_json(), sort_keys=True)
     return f"{model} {digests.sha256(params, mesh.replicated(self.mesh))}"
 
   def _program(self, kind, data, rows):
-    """`rows(params, images, labels)` compiled for batches; shared by data that are normalised alike."""
+    """Returns `rows(params, images, labels)`, compiled for batches. Data with equal normalisation share a program."""
     normalisation = arguments(self.data(data), augment.normalise)
     key = (kind, *normalisation.values())
     if key not in self.programs:
@@ -164,9 +231,23 @@ class Subject:
 
 
 def resized_best(scores: jax.Array, size: int) -> jax.Array:
-  """[V, B, P, P] -> the number uint8 of the best class at each pixel [B, S, S], S = `size`; of equals the first.
+  """Resizes scores to an image and returns the best class of each pixel.
 
-  Class by class: the scores of all at every pixel would take V times the memory.
+  Classes are resized one by one, because the scores of all V classes at every pixel would need V times the memory.
+
+  Args:
+    scores: `(V, B, P, P)`.
+    size: side S of the image in pixels.
+
+  Returns:
+    `(B, S, S)`, uint8. If scores are equal, the first class is returned.
+
+  Example:
+    import jax.numpy as jnp
+    from vit_jax.evals import subject
+
+    scores = jnp.array([[[[0.0]]], [[[1.0]]]])
+    assert subject.resized_best(scores, 2).tolist() == [[[1, 1], [1, 1]]]
   """
 
   def better(best, candidate):
@@ -181,7 +262,17 @@ def resized_best(scores: jax.Array, size: int) -> jax.Array:
 
 
 def open_source(subject: Subject, data: Choice | None, split: str, key: str) -> sources.Source:
-  """The source of an evaluation's split, which its own `key` names; what cannot be prepared is an error too."""
+  """Opens the split of an evaluation and checks that its images can be prepared.
+
+  Args:
+    subject: the model and its data.
+    data: a data choice, or None for the run's own.
+    split: the split.
+    key: key of the evaluation that contains the split, for messages.
+
+  Raises:
+    ConfigError: the split does not exist, or its images cannot be prepared.
+  """
   try:
     with at("config.data" if data is None else "data"):
       source = dataclasses.replace(subject.source(data, split), key=place())
@@ -189,21 +280,30 @@ def open_source(subject: Subject, data: Choice | None, split: str, key: str) -> 
   except sources.SplitError as error:
     if split in ("train", "val", "test"):
       raise
-    raise sources.SplitError(error.message, key) from None  # the data know nothing of this split string
+    raise sources.SplitError(error.message, key) from None  # the data do not contain this split string
   return source
 
 
 class Outcome(NamedTuple):
-  """Figures of one measurement, and what they were made of."""
+  """Result of one measurement.
+
+  Attributes:
+    figures: {name: value}.
+    details: the data from which the figures were computed, for example metrics.Predictions.
+  """
 
   figures: dict[str, float]
-  details: object  # metrics.Predictions and the like
+  details: object
 
 
 def rows(
   compute: Callable, batches: Iterator, poll: Callable[[], None], size: int, name: Callable[[int], str]
 ) -> dict[str, np.ndarray]:
-  """Computes all batches; see `parts`. Returns {name: array} for all images together."""
+  """Computes all batches and returns {name: array} for all images together. The arguments are those of `parts`.
+
+  Raises:
+    NotFiniteError: an output of an image is NaN or infinite.
+  """
   computed = list(parts(compute, batches, poll, size, name))
   return {name: np.concatenate([part[name] for part in computed]) for name in computed[0]}
 
@@ -211,13 +311,13 @@ def rows(
 def parts(
   compute: Callable, batches: Iterator, poll: Callable[[], None], size: int, name: Callable[[int], str]
 ) -> Iterator[dict[str, np.ndarray]]:
-  """Computes batches, and fetches each one while the devices work on the next.
+  """Computes batches, and fetches each one while the devices work on the next one.
 
   Args:
     compute: program batch -> rows, with `mask` and with the flags of `finite.flagged`.
-    batches: of images; closed at the end.
-    poll: called before each batch; raises an exception to stop.
-    size: images of a batch.
+    batches: batches of images. They are closed at the end.
+    poll: called before each batch. Raises an exception to stop.
+    size: images per batch.
     name: returns the name of a record, for errors.
 
   Yields:
