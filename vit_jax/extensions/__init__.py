@@ -1,14 +1,14 @@
-"""Files of users that extend this package: they are imported, recorded with a run, and imported again.
+"""Import and records of users' files that extend this package.
 
 A file extends the package if it calls a function of `vit_jax.register`. It may be a config file, a module, or a module
-of an installed package. The record of a run contains the path, the module name and the SHA-256 of each file whose names
-the run uses.
+of an installed package. If a run uses names that a file registered, the record of the run contains the file's path,
+module name and SHA-256.
 
 A record alone never causes code to run. A recorded file is imported again only if one of these conditions holds:
 
 - The user named it on the command line (`--config`, `--import`).
 - It belongs to an installed package with an entry point in the group `vit_jax.extensions`.
-- This user ran it before on this machine, from the same path. Such paths are kept in the cache directory of the user.
+- This user ran it before on this machine, from the same path. These paths are stored in the user's cache directory.
 """
 
 from vit_jax.extensions.names import Extension, add, registered, registration

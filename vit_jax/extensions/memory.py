@@ -1,4 +1,4 @@
-"""Files that this user ran on this machine, and that may therefore be imported again without a flag."""
+"""Record of the files that this user ran on this machine. They may be imported again without a flag."""
 
 import contextlib
 import hashlib
@@ -12,17 +12,28 @@ from vit_jax.schema import ConfigError
 
 
 def remember(extensions: Iterable[Extension]) -> None:
-  """Notes that this user ran these files, in the cache directory of the user."""
+  """Records in the user's cache directory that this user ran these files.
+
+  Args:
+    extensions: the files.
+  """
   for extension in dict.fromkeys(extensions):
     if extension.file and remembered(extension.file) != extension:
-      with contextlib.suppress(OSError, RuntimeError):  # without a home directory --import is needed each time
+      with contextlib.suppress(OSError, RuntimeError):  # without a home directory, --import is required each time
         note = _note(extension.file)
         note.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(note, json.dumps(extension._asdict()) + "\n")
 
 
 def remembered(file: str) -> Extension | None:
-  """Returns the extension as this user ran it before; None if the user did not, or does not own the file."""
+  """Returns the extension as this user ran it before.
+
+  Args:
+    file: absolute path of the file.
+
+  Returns:
+    The extension, or None if this user did not run the file or does not own it.
+  """
   try:
     note = files.read_json(_note(file))
     own = os.stat(file).st_uid in (os.getuid(), 0)

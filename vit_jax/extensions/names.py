@@ -8,19 +8,31 @@ from vit_jax.schema import ConfigError
 
 
 class Extension(NamedTuple):
-  """A file that registered names."""
+  """A file that registered names.
 
-  file: str  # absolute path; "" for code without a file, such as a notebook
-  module: str  # name under which Python imports it; "" for a file that is run by its path, such as a config
+  Attributes:
+    file: absolute path, or "" for code without a file, such as a notebook.
+    module: name under which Python imports the file, or "" for a file that is run by its path, such as a config.
+  """
+
+  file: str
+  module: str
 
 
 class Name(NamedTuple):
-  """A registered name, and the code that registered it."""
+  """A registered name, and the code that registered it.
+
+  Attributes:
+    extension: the file.
+    namespace: globals of the module that registered the name.
+    definition: qualified name and line of the registered object.
+    remove: removes the name from its table.
+  """
 
   extension: Extension
-  namespace: Mapping[str, Any]  # globals of the module that registered it
-  definition: str  # qualified name and line of what is registered
-  remove: Callable[[], None]  # takes the name out of its table
+  namespace: Mapping[str, Any]
+  definition: str
+  remove: Callable[[], None]
 
 
 _names: dict[tuple[str, str], Name] = {}  # (kind, name)
@@ -36,20 +48,27 @@ def add(
   definition: str,
   place: str = "",
 ) -> None:
-  """Puts an entry under a name into a table.
+  """Adds an entry to a table under a new name.
 
   Args:
-    kind: "reader", "model", ...
-    name: new in the table, unless the same file registered it before and is run again.
-    table: of all names of this kind.
-    entry: of the table.
+    kind: type of the entry, such as "reader" or "model".
+    name: the name. It must be new in the table, unless the same file registered it before and is run again.
+    table: table of all names of this type.
+    entry: the entry.
     namespace: globals of the module that registers the name.
-    definition: what is registered, to notice two definitions of one name.
-    place: beginning of an error message: the file, the line and the function that the user called. By default
-      the function alone.
+    definition: identifies the registered object, to detect two definitions of one name.
+    place: start of an error message: the file, the line and the function that the user called. The default is the
+      function alone.
 
   Raises:
-    ConfigError: if the name is built in, or another definition registered it.
+    ConfigError: the name is built in, or another definition registered it.
+
+  Example:
+    from vit_jax.extensions import add, registered
+
+    table = {}
+    add("reader", "mine", table, entry=print, namespace=globals(), definition="print")
+    assert table == {"mine": print} and ("reader", "mine") in registered()
   """
   place = place or f"register.{kind}"
   file = str(pathlib.Path(path).resolve()) if (path := namespace.get("__file__")) else ""
@@ -68,26 +87,31 @@ def add(
 
 
 def registered() -> list[tuple[str, str]]:
-  """Returns (kind, name) of all names that users registered, in order."""
+  """Returns (kind, name) of all names that users registered, in order of registration."""
   return list(_names)
 
 
 def registration(kind: str, name: str) -> Extension | None:
-  """Returns the file that registered a name; None for a name that is not registered."""
+  """Returns the file that registered a name, or None if the name is not registered.
+
+  Args:
+    kind: type of the entry.
+    name: the name.
+  """
   return _names[kind, name].extension if (kind, name) in _names else None
 
 
 def extensions() -> list[Extension]:
-  """Returns the files of all registered names, in order."""
+  """Returns the files of all registered names, in order of registration."""
   return list(dict.fromkeys(each.extension for each in _names.values()))
 
 
 def note_module(module: str) -> None:
-  """Notes that Python cannot import a module by its name, because it was run by the path of its file."""
+  """Records that Python cannot import a module by its name, because it was run by the path of its file."""
   _by_path.add(module)
 
 
 def forget(file: str) -> None:
-  """Removes the names that a file registered, before it is run again."""
+  """Removes the names that a file registered, before the file is run again."""
   for key in [key for key, each in _names.items() if file and each.extension.file == file]:
     _names.pop(key).remove()

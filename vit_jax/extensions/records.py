@@ -1,4 +1,4 @@
-"""Records of the extension files that a run uses, and their import when the run is used again."""
+"""Records of the extension files that a run uses, and import of these files when the run is used again."""
 
 import hashlib
 import logging
@@ -15,10 +15,13 @@ from vit_jax.schema import ConfigError, show
 
 
 def record(choices: Collection[str]) -> list[dict[str, Any]]:
-  """Returns the files that registered any of these names, as JSON values, to be stored with a run.
+  """Returns the files that registered any of the given names, as JSON values to be stored with a run.
 
   Args:
     choices: names that the run uses.
+
+  Returns:
+    A list of {"file", "module", "sha256", "names"}.
   """
   used: dict[Extension, list[str]] = {}
   for kind, name in names.registered():
@@ -31,7 +34,14 @@ def record(choices: Collection[str]) -> list[dict[str, Any]]:
 
 
 def check(recorded: Any) -> None:
-  """Raises ValueError for a record that does not have the form that `record` returns."""
+  """Checks that a record has the form that `record` returns.
+
+  Args:
+    recorded: JSON values.
+
+  Raises:
+    ValueError: the record has another form.
+  """
   form = {"file": str, "module": str, "sha256": str, "names": list}
   rows = recorded if isinstance(recorded, list) else [None]
   for row in rows:
@@ -41,16 +51,17 @@ def check(recorded: Any) -> None:
 
 
 def restore(recorded: Any, origin: str | os.PathLike) -> None:
-  """Imports the files of a record again if the rules of this package allow it.
+  """Imports the files of a record again if the rules of this package permit it.
 
-  Warns about a file that changed since it was recorded.
+  A warning is logged if a file has changed since it was recorded.
 
   Args:
-    recorded: what `record` returned; None for a run that used none.
-    origin: the workdir that holds the record, for messages. Files inside it are never imported.
+    recorded: the result of `record`, or None for a run without extensions.
+    origin: the workdir that contains the record, for messages. Files inside it are never imported.
 
   Raises:
-    ConfigError: with the flag to use, if a file may not be imported or does not exist.
+    ConfigError: a file may not be imported or does not exist. The message contains the flag to use.
+    ValueError: the record has another form than the result of `record`.
   """
   if not recorded:
     return
@@ -87,11 +98,11 @@ def restore_of(workdir: pathlib.Path, about: Mapping) -> None:
   """Imports the user's files that a workdir requires, see `restore`.
 
   Args:
-    workdir: of a run, or of weights that `convert` wrote.
-    about: what its newest checkpoint records, or its recipe.json.
+    workdir: workdir of a run, or of weights that `convert` wrote.
+    about: description of its newest checkpoint, or contents of its recipe.json.
 
   Raises:
-    ConfigError: if a file may not be imported, or the record is not valid.
+    ConfigError: a file may not be imported, or the record is not valid.
   """
   try:
     restore(about.get("extensions") or about.get("identity", {}).get("extensions"), workdir)
@@ -110,7 +121,7 @@ def _advice(refused):
 
 
 def _refusal(file, origin):
-  """Returns why a recorded file is not imported; None if it may be imported."""
+  """Returns the reason why a recorded file is not imported, or None if it may be imported."""
   if not file:
     return "it was registered by code without a file, such as a notebook"
   if not os.path.isfile(file):
@@ -134,7 +145,12 @@ def _warn_of_change(digest, now, origin):
 
 
 def changes(before: Iterable[Mapping], now: Iterable[Mapping]) -> list[str]:
-  """Returns a line for each extension whose content differs between two records."""
+  """Returns a line for each extension with different content in two records.
+
+  Args:
+    before: the earlier record.
+    now: the present record.
+  """
   digests = {name: row["sha256"] for row in before for name in row["names"]}
   return [
     f"{row['file']} changed"
@@ -144,7 +160,7 @@ def changes(before: Iterable[Mapping], now: Iterable[Mapping]) -> list[str]:
 
 
 def _digest(file):
-  """Returns the SHA-256 of a file; "" if it does not exist."""
+  """Returns the SHA-256 of a file, or "" if the file does not exist."""
   try:
     return hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest() if file else ""
   except OSError:

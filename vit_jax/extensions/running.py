@@ -17,18 +17,31 @@ from vit_jax.extensions import memory, names
 from vit_jax.extensions.names import Extension
 from vit_jax.schema import ConfigError, nearest, show
 
-GROUP = "vit_jax.extensions"  # of entry points
+GROUP = "vit_jax.extensions"  # group of entry points
 _loaded: dict[pathlib.Path, tuple[bytes, types.ModuleType]] = {}  # files that were run by their path
-_given: list[str] = []  # what the user named: files as they were written, and modules
+_given: list[str] = []  # files as the user wrote them, and modules
 
 
 def called(path: str, function: Callable, *arguments, flag: str = "--config"):
-  """Calls a function of a user's file; ConfigError with the file, the line and the reason for any error in it."""
+  """Calls a function of a user's file and converts errors.
+
+  Args:
+    path: the file, for messages.
+    function: the function.
+    *arguments: its arguments.
+    flag: the flag that named the file, for messages.
+
+  Returns:
+    The result of the function.
+
+  Raises:
+    ConfigError: the function raised an error. The message contains the file, the line and the reason.
+  """
   try:
     return function(*arguments)
   except ConfigError:
     raise
-  except (Exception, SystemExit) as error:  # the file is the user's program and may raise anything
+  except (Exception, SystemExit) as error:  # the file is the user's program and may raise any error
     name = pathlib.Path(path.partition(".py:")[0]).with_suffix(".py").name
     frames = [f for f in traceback.extract_tb(error.__traceback__) if pathlib.Path(f.filename).name == name]
     # An error that the file raises itself has a message for the user.
@@ -42,15 +55,23 @@ def run_file(path: str | os.PathLike, flag: str = "--config", remember: bool = T
   """Runs a Python file once and returns its module.
 
   The folder of the file is appended to Python's import path, so that the file can import modules next to it. A file
-  that changed since it was run is run again, and replaces the names that it registered.
+  that has changed since it was run is run again, and replaces the names that it registered.
 
   Args:
-    path: of the file.
-    flag: that named it, for messages.
-    remember: note that the user ran this file and the extensions that it imports, see `restore`.
+    path: path of the file.
+    flag: the flag that named the file, for messages.
+    remember: true records that the user ran this file and the extensions that it imports, see `restore`.
 
   Raises:
-    ConfigError: for anything that the file raises.
+    ConfigError: the file raised an error.
+
+  Example:
+    import pathlib
+    from vit_jax import extensions
+
+    file = pathlib.Path("/tmp/my_config.py")
+    file.write_text("BATCH = 64")
+    assert extensions.run_file(file).BATCH == 64
   """
   file = pathlib.Path(path).resolve()
   content = file.read_bytes()
@@ -65,7 +86,7 @@ def run_file(path: str | os.PathLike, flag: str = "--config", remember: bool = T
   before = set(names.registered())
   _import_from(file.parent)
   names.note_module(module.__name__)
-  sys.modules[module.__name__] = module  # dataclasses and type hints of the file look it up there
+  sys.modules[module.__name__] = module  # dataclasses and type hints of the file search this table for it
   try:
     called(str(path), spec.loader.exec_module, module, flag=flag)
   except ConfigError:
@@ -82,10 +103,13 @@ def run_file(path: str | os.PathLike, flag: str = "--config", remember: bool = T
 
 
 def import_named(text: str) -> None:
-  """Imports what `--import=TEXT` names: a Python file, or a module on Python's import path.
+  """Imports the file or module that `--import=TEXT` names.
+
+  Args:
+    text: a Python file, or a module on Python's import path.
 
   Raises:
-    ConfigError: if there is no such file or module, it fails, or it registers nothing.
+    ConfigError: the file or module does not exist, fails, or does not register a name.
   """
   before = names.registered()
   if text.endswith(".py") or os.sep in text:
@@ -107,14 +131,25 @@ def import_named(text: str) -> None:
 
 @functools.cache
 def import_installed() -> None:
-  """Imports the modules of installed packages that have an entry point in the group `vit_jax.extensions`, once."""
+  """Imports the modules of installed packages that have an entry point in the group `vit_jax.extensions`, once.
+
+  Raises:
+    ConfigError: a module raised an error.
+  """
   for point in importlib.metadata.entry_points(group=GROUP):
     package = f"{point.dist.name} {point.dist.version}" if point.dist else "an installed package"
     called(point.value, point.load, flag=f"extension {point.name!r} of {package}")
 
 
 def import_again(extension: Extension) -> None:
-  """Imports a file by its module name, or runs it by its path."""
+  """Imports a file by its module name, or runs it by its path.
+
+  Args:
+    extension: the file.
+
+  Raises:
+    ConfigError: the file fails, or another file has its module name.
+  """
   file = pathlib.Path(extension.file)
   if not extension.module:
     run_file(file, "--import", remember=False)
@@ -135,7 +170,7 @@ def active() -> list[Extension]:
 
 
 def import_flags() -> list[str]:
-  """Returns the flags that give another command the names of this process; none if no file registered a name."""
+  """Returns the flags with which another command registers the names of this process. Empty without extensions."""
   return [f"--import={text}" for text in _given] if names.extensions() else []
 
 
@@ -145,7 +180,14 @@ def _give(text):
 
 
 def adopt(extensions: Iterable[Extension]) -> None:
-  """Imports what `active` returned in the process that started this one."""
+  """Imports the files that `active` returned in the process that started this one.
+
+  Args:
+    extensions: the files.
+
+  Raises:
+    ConfigError: a file fails.
+  """
   import_installed()
   known = names.extensions()
   for extension in extensions:
@@ -155,7 +197,7 @@ def adopt(extensions: Iterable[Extension]) -> None:
 
 @contextlib.contextmanager
 def _missing_module(name):
-  """Replaces the error for a missing module by one that explains how to name a file."""
+  """Replaces the error for a missing module by an error that explains how to name a file."""
   if importlib.util.find_spec(name.partition(".")[0]) is None:
     raise ConfigError(
       f"--import: no module {show(name)} on Python's import path. Name a file, --import=FILE.py, or install its package"
@@ -164,6 +206,6 @@ def _missing_module(name):
 
 
 def _import_from(folder):
-  """Appends a folder to Python's import path, behind all others."""
+  """Appends a folder to the end of Python's import path."""
   if str(folder) not in sys.path:
     sys.path.append(str(folder))
